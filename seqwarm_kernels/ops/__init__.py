@@ -1,0 +1,14 @@
+"""The operators: their schemas, their plain reference, and whichever other implementations exist here."""
+
+from . import backends
+from .alibi_attention import autograd as _autograd  # noqa: F401
+from .alibi_attention import reference as _alibi_attention_reference  # noqa: F401
+from .alibi_attention import schema as alibi_attention_schema
+from .resize_batch import reference as _resize_batch_reference  # noqa: F401
+from .resize_batch import schema as resize_batch_schema
+
+backends.load_extension()
+for _operator in ("resize_batch", "resize_batch_out"):
+    backends.register(_operator, resize_batch_schema.BACKENDS)
+for _operator in ("alibi_attention", "alibi_attention_varlen"):
+    backends.register(_operator, alibi_attention_schema.BACKENDS)

@@ -1,0 +1,42 @@
+"""Ties every backend's forward operator to its backward: `register_autograd` makes the autograd.Function."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from ..library import differentiable, overload
+from .schema import BACKENDS
+
+_NUM_DIFFERENTIABLE = 4  # query, key, value, slopes come first
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    tensors = [entry for entry in inputs if isinstance(entry, Tensor)]
+    ctx.save_for_backward(*tensors, *output)
+    ctx.arguments = [None if isinstance(entry, Tensor) else entry for entry in inputs]
+    ctx.is_tensor = [isinstance(entry, Tensor) for entry in inputs]
+
+
+def _backward(operator: str, backend: str) -> Any:
+    def backward(ctx: Any, grad_out: Tensor, grad_lse: Tensor) -> tuple[Tensor | None, ...]:
+        *tensors, out, lse = ctx.saved_tensors
+        remaining = iter(tensors)
+        arguments = [
+            next(remaining) if is_tensor else entry
+            for entry, is_tensor in zip(ctx.arguments, ctx.is_tensor, strict=True)
+        ]
+        slopes_need_grad = ctx.needs_input_grad[3]
+        *gradients, grad_slopes = overload(f"{operator}_backward", backend)(
+            grad_out, grad_lse, out, lse, slopes_need_grad, *arguments
+        )
+        without_gradient = [None] * (len(arguments) - _NUM_DIFFERENTIABLE)
+        return (*gradients, grad_slopes if slopes_need_grad else None, *without_gradient)
+
+    return backward
+
+
+for _operator in ("alibi_attention", "alibi_attention_varlen"):
+    for _backend in BACKENDS:
+        differentiable(_operator, _backend, _backward(_operator, _backend), _setup_context)

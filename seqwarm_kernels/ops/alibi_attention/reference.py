@@ -1,0 +1,276 @@
+"""What ALiBi attention means, in plain PyTorch: dense, and exact for every `skip_tolerance`.
+
+    score[i, j] = scale · q_i · k_j − slope · |position_i − j|      where j is visible to i, else −∞
+    lse[i]      = log Σ_j exp(score[i, j])                          −∞ where i sees no key
+    weight      = exp(score − lse)                                  0 where i sees no key
+    out[i]      = Σ_j weight[i, j] · keep[i, j] / (1 − dropout_p) · v_j
+
+All of it in float32, in float64 for float64 input.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import wraps
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..library import implement
+from .dropout import keep_mask
+from .schema import DenseOptions, VarlenOptions, accumulation_dtype
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """What is known of every (query, key) pair before scores are: each broadcasts to (..., H, Sq, Sk)."""
+
+    distance: Tensor
+    visible: Tensor
+    keep: Tensor | None  # dropout: already divided by 1 − dropout_p
+
+
+def forward(
+    query: Tensor, key: Tensor, value: Tensor, slopes: Tensor, pairs: Pairs, scale: float
+) -> tuple[Tensor, Tensor]:
+    """query (..., Hq, Sq, D), key and value (..., Hkv, Sk, D), slopes (..., Hq) -> out, lse"""
+    key, value = _repeat_heads(key, query), _repeat_heads(value, query)
+    scores = _scores(query, key, slopes, pairs, scale)
+    lse = scores.logsumexp(dim=-1)
+    weights = _weights(scores, lse)
+    return (weights if pairs.keep is None else weights * pairs.keep) @ value, lse
+
+
+def backward(
+    grad_out: Tensor,
+    grad_lse: Tensor,
+    lse: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    slopes: Tensor,
+    pairs: Pairs,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Gradients for query, key, value, and for slopes one for each leading index of query: (..., Hq)"""
+    num_kv_heads = key.shape[-3]
+    key, value = _repeat_heads(key, query), _repeat_heads(value, query)
+    weights = _weights(_scores(query, key, slopes, pairs, scale), lse)
+    grad_weights = grad_out @ value.mT
+    kept_weights = weights
+    if pairs.keep is not None:
+        grad_weights, kept_weights = grad_weights * pairs.keep, weights * pairs.keep
+    row_term = (weights * grad_weights).sum(-1) - grad_lse.masked_fill(lse == float("-inf"), 0)
+    grad_scores = weights * (grad_weights - row_term[..., None])
+    grad_query = scale * grad_scores @ key
+    grad_key = scale * grad_scores.mT @ query
+    grad_value = kept_weights.mT @ grad_out
+    grad_slopes = -(grad_scores * pairs.distance).sum((-1, -2))
+    return grad_query, _sum_heads(grad_key, num_kv_heads), _sum_heads(grad_value, num_kv_heads), grad_slopes
+
+
+def _scores(query: Tensor, key: Tensor, slopes: Tensor, pairs: Pairs, scale: float) -> Tensor:
+    scores = (scale * query) @ key.mT - slopes[..., None, None] * pairs.distance
+    return scores.masked_fill(~pairs.visible, float("-inf"))
+
+
+def _weights(scores: Tensor, lse: Tensor) -> Tensor:
+    return (scores - lse.masked_fill(lse == float("-inf"), 0)[..., None]).exp()
+
+
+def _repeat_heads(tensor: Tensor, query: Tensor) -> Tensor:
+    """Grouped-query attention: each key head serves Hq / Hkv neighbouring query heads."""
+    return tensor.repeat_interleave(query.shape[-3] // tensor.shape[-3], dim=-3)
+
+
+def _sum_heads(gradient: Tensor, num_kv_heads: int) -> Tensor:
+    return gradient.unflatten(-3, (num_kv_heads, -1)).sum(-3)
+
+
+def _visible(offset: Tensor, causal: bool, window: int | None) -> Tensor:
+    """`offset` is position − j."""
+    visible = torch.ones_like(offset, dtype=torch.bool)
+    if causal:
+        visible = visible & (offset >= 0)
+    if window is not None:
+        visible = visible & (offset.abs() <= window)
+    return visible
+
+
+def _keep(options: DenseOptions | VarlenOptions, head: Tensor, i: Tensor, j: Tensor) -> Tensor | None:
+    if options.dropout_seed is None:
+        return None
+    mask = keep_mask(options.dropout_p, options.dropout_seed, head[..., None, None], i[:, None], j)
+    return mask / (1 - options.dropout_p)
+
+
+def _dense_pairs(query: Tensor, key: Tensor, options: DenseOptions) -> Pairs:
+    batch_size, num_heads, query_length, _ = query.shape
+    i = torch.arange(query_length, device=query.device)
+    j = torch.arange(key.shape[2], device=query.device)
+    offset = i[:, None] + options.query_offset - j
+    if options.query_start is not None:
+        offset = offset + options.query_start.view(-1, 1, 1, 1)
+    visible = _visible(offset, options.causal, options.window)
+    if options.segment_length is not None:
+        visible = visible & (i[:, None] // options.segment_length == j // options.segment_length)
+    if options.key_padding_mask is not None:
+        visible = visible & options.key_padding_mask[:, None, None, :]
+    head = torch.arange(batch_size * num_heads, device=query.device).view(batch_size, num_heads)
+    return Pairs(offset.abs(), visible, _keep(options, head, i, j))
+
+
+class _Sequence(NamedTuple):
+    """One sequence of a packed batch: its slice of the queries, of the keys, and its slopes."""
+
+    queries: slice
+    keys: slice
+    slopes: Tensor
+    pairs: Pairs
+
+
+def _sequences(num_heads: int, slopes: Tensor, options: VarlenOptions) -> Iterator[_Sequence]:
+    device = slopes.device
+    head = torch.arange(num_heads, device=device)
+    ends_q, ends_k = options.cu_seqlens_q.tolist(), options.cu_seqlens_k.tolist()
+    for index, (queries, keys) in enumerate(zip(pairwise(ends_q), pairwise(ends_k), strict=True)):
+        i = torch.arange(*queries, device=device)
+        j = torch.arange(*keys, device=device)
+        offset = (i[:, None] - queries[1]) - (j - keys[1])  # the last query meets the last key
+        pairs = Pairs(offset.abs(), _visible(offset, options.causal, options.window), _keep(options, head, i, j))
+        yield _Sequence(slice(*queries), slice(*keys), slopes if slopes.dim() == 1 else slopes[index], pairs)
+
+
+def _upcast(*tensors: Tensor) -> list[Tensor]:
+    """The tensors in the dtype that the first one is accumulated in."""
+    dtype = accumulation_dtype(tensors[0].dtype)
+    return [tensor.to(dtype) for tensor in tensors]
+
+
+def _hide(tensor: Tensor, key_padding_mask: Tensor | None) -> Tensor:
+    """Zeros for masked keys and values: what stands there may be NaN, and 0 · NaN is not 0."""
+    return tensor if key_padding_mask is None else tensor.masked_fill(~key_padding_mask[:, None, :, None], 0)
+
+
+def _cast_like(gradients: Iterable[Tensor], tensors: Iterable[Tensor]) -> tuple[Tensor, ...]:
+    return tuple(gradient.to(tensor.dtype) for gradient, tensor in zip(gradients, tensors, strict=True))
+
+
+def _without_autocast(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Autocast would lower the products inside, which are in the accumulation dtype on purpose."""
+
+    @wraps(function)
+    def run(*arguments: Any) -> Any:
+        with torch.autocast(arguments[0].device.type, enabled=False):
+            return function(*arguments)
+
+    return run
+
+
+@_without_autocast
+def alibi_attention(query: Tensor, key: Tensor, value: Tensor, slopes: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    options = DenseOptions(*rest)
+    hidden = options.key_padding_mask
+    q, k, v, m = _upcast(query, _hide(key, hidden), _hide(value, hidden), slopes)
+    out, lse = forward(q, k, v, m, _dense_pairs(q, k, options), options.scale)
+    return out.to(query.dtype), lse
+
+
+@_without_autocast
+def alibi_attention_backward(
+    grad_out: Tensor,
+    grad_lse: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    slopes_need_grad: bool,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    slopes: Tensor,
+    *rest: Any,
+) -> tuple[Tensor, ...]:
+    options = DenseOptions(*rest)
+    hidden = options.key_padding_mask
+    g, q, k, v, m = _upcast(grad_out, query, _hide(key, hidden), _hide(value, hidden), slopes)
+    *gradients, grad_slopes = backward(g, grad_lse, lse, q, k, v, m, _dense_pairs(q, k, options), options.scale)
+    if not slopes_need_grad:
+        grad_slopes = grad_slopes.new_empty(0)
+    elif slopes.dim() == 1:
+        grad_slopes = grad_slopes.sum(0)
+    return _cast_like([*gradients, grad_slopes], [query, key, value, slopes])
+
+
+@_without_autocast
+def alibi_attention_varlen(
+    query: Tensor, key: Tensor, value: Tensor, slopes: Tensor, *rest: Any
+) -> tuple[Tensor, Tensor]:
+    options = VarlenOptions(*rest)
+    q, k, v, m = _upcast(query, key, value, slopes)
+    out = torch.zeros_like(q)
+    lse = q.new_full((q.shape[1], q.shape[0]), float("-inf"))
+    for sequence in _sequences(q.shape[1], m, options):
+        q_part, k_part, v_part = _heads_first(sequence, q, k, v)
+        out_part, lse_part = forward(q_part, k_part, v_part, sequence.slopes, sequence.pairs, options.scale)
+        out[sequence.queries] = out_part.transpose(0, 1)
+        lse[:, sequence.queries] = lse_part
+    return out.to(query.dtype), lse
+
+
+@_without_autocast
+def alibi_attention_varlen_backward(
+    grad_out: Tensor,
+    grad_lse: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    slopes_need_grad: bool,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    slopes: Tensor,
+    *rest: Any,
+) -> tuple[Tensor, ...]:
+    options = VarlenOptions(*rest)
+    g, q, k, v, m = _upcast(grad_out, query, key, value, slopes)
+    grad_query, grad_key, grad_value = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
+    grad_slopes = []
+    for sequence in _sequences(q.shape[1], m, options):
+        queries, keys = sequence.queries, sequence.keys
+        q_part, k_part, v_part = _heads_first(sequence, q, k, v)
+        *gradients, grad_slopes_part = backward(
+            g[queries].transpose(0, 1),
+            grad_lse[:, queries],
+            lse[:, queries],
+            *(q_part, k_part, v_part, sequence.slopes, sequence.pairs, options.scale),
+        )
+        for whole, part, tokens in zip(
+            (grad_query, grad_key, grad_value), gradients, (queries, keys, keys), strict=True
+        ):
+            whole[tokens] = part.transpose(0, 1)
+        grad_slopes.append(grad_slopes_part)
+    total = _collect(grad_slopes, slopes) if slopes_need_grad else slopes.new_empty(0)
+    return _cast_like([grad_query, grad_key, grad_value, total], [query, key, value, slopes])
+
+
+def _heads_first(sequence: _Sequence, query: Tensor, key: Tensor, value: Tensor) -> list[Tensor]:
+    parts = query[sequence.queries], key[sequence.keys], value[sequence.keys]
+    return [part.transpose(0, 1) for part in parts]
+
+
+def _collect(by_sequence: list[Tensor], slopes: Tensor) -> Tensor:
+    """(B, Hq), or (Hq) where all sequences share their slopes."""
+    if not by_sequence:
+        return torch.zeros_like(slopes)
+    stacked = torch.stack(by_sequence)
+    return stacked if slopes.dim() == 2 else stacked.sum(0)
+
+
+for _function in (
+    alibi_attention,
+    alibi_attention_backward,
+    alibi_attention_varlen,
+    alibi_attention_varlen_backward,
+):
+    implement(_function.__name__, "reference", _function)

@@ -1,0 +1,108 @@
+"""Schemas and fake implementations of `seqwarm::alibi_attention`, its varlen form, and their backward.
+
+What the public functions leave to a default is decided before: slopes and scale are given, and positions are
+spelt out: query i of row b stands at `query_start[b] + query_offset + i` (query_start None: 0), key j at j.
+`dropout_seed` is a () int64 tensor when dropout_p > 0; dropout.py defines the mask that it stands for.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..library import define
+
+BACKENDS = ("reference",)
+
+_TENSORS = "Tensor query, Tensor key, Tensor value, Tensor slopes"
+_DENSE = (
+    "Tensor? query_start, Tensor? key_padding_mask, Tensor? dropout_seed, SymInt query_offset, bool causal, "
+    "float scale, SymInt? segment_length, SymInt? window, float dropout_p, float skip_tolerance"
+)
+_VARLEN = (
+    "Tensor cu_seqlens_q, Tensor cu_seqlens_k, Tensor? dropout_seed, SymInt max_seqlen_q, SymInt max_seqlen_k, "
+    "bool causal, float scale, SymInt? window, float dropout_p, float skip_tolerance"
+)
+_BACKWARD = "Tensor grad_out, Tensor grad_lse, Tensor out, Tensor lse, bool slopes_need_grad"
+_OUTPUTS = "(Tensor out, Tensor lse)"
+_GRADIENTS = "(Tensor grad_query, Tensor grad_key, Tensor grad_value, Tensor grad_slopes)"
+
+
+class DenseOptions(NamedTuple):
+    """The operator's arguments after query (B, Hq, Sq, D), key, value (B, Hkv, Sk, D), slopes (Hq) or (B, Hq)."""
+
+    query_start: Tensor | None  # (B) or (1)
+    key_padding_mask: Tensor | None  # (B, Sk) bool
+    dropout_seed: Tensor | None
+    query_offset: int
+    causal: bool
+    scale: float
+    segment_length: int | None
+    window: int | None
+    dropout_p: float
+    skip_tolerance: float
+
+
+class VarlenOptions(NamedTuple):
+    """The operator's arguments after query (Tq, Hq, D), key, value (Tk, Hkv, D), slopes (Hq) or (B, Hq)."""
+
+    cu_seqlens_q: Tensor  # (B + 1) int32
+    cu_seqlens_k: Tensor  # (B + 1) int32
+    dropout_seed: Tensor | None
+    max_seqlen_q: int
+    max_seqlen_k: int
+    causal: bool
+    scale: float
+    window: int | None
+    dropout_p: float
+    skip_tolerance: float
+
+
+def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def _fake_dense(query: Tensor, key: Tensor, value: Tensor, slopes: Tensor, *options: object) -> tuple[Tensor, Tensor]:
+    """out (B, Hq, Sq, D), lse (B, Hq, Sq)"""
+    return query.new_empty(query.shape), query.new_empty(query.shape[:-1], dtype=accumulation_dtype(query.dtype))
+
+
+def _fake_varlen(query: Tensor, key: Tensor, value: Tensor, slopes: Tensor, *options: object) -> tuple[Tensor, Tensor]:
+    """out (T, Hq, D), lse (Hq, T)"""
+    tokens, heads, _ = query.shape
+    return query.new_empty(query.shape), query.new_empty((heads, tokens), dtype=accumulation_dtype(query.dtype))
+
+
+def _fake_backward(
+    grad_out: Tensor,
+    grad_lse: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    slopes_need_grad: bool,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    slopes: Tensor,
+    *options: object,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Gradients as their tensors; grad_slopes has no element where it was not asked for."""
+    grad_slopes = slopes.new_empty(slopes.shape if slopes_need_grad else (0,))
+    return query.new_empty(query.shape), key.new_empty(key.shape), value.new_empty(value.shape), grad_slopes
+
+
+define("alibi_attention", f"({_TENSORS}, {_DENSE}) -> {_OUTPUTS}", BACKENDS, fake=_fake_dense)
+define("alibi_attention_varlen", f"({_TENSORS}, {_VARLEN}) -> {_OUTPUTS}", BACKENDS, fake=_fake_varlen)
+define(
+    "alibi_attention_backward",
+    f"({_BACKWARD}, {_TENSORS}, {_DENSE}) -> {_GRADIENTS}",
+    BACKENDS,
+    fake=_fake_backward,
+)
+define(
+    "alibi_attention_varlen_backward",
+    f"({_BACKWARD}, {_TENSORS}, {_VARLEN}) -> {_GRADIENTS}",
+    BACKENDS,
+    fake=_fake_backward,
+)

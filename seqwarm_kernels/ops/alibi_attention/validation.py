@@ -1,0 +1,130 @@
+"""Checks of the input of `alibi_attention` and `alibi_attention_varlen`: shapes, dtypes and devices, no values."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ...checks import check_int, check_real, check_share
+
+DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+MAX_HEAD_DIM = 256
+
+
+def check_are_tensors(**tensors: object) -> None:
+    for name, tensor in tensors.items():
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"{name} must be a tensor, got {type(tensor).__name__}")
+
+
+def check_query_key_value(query: Tensor, key: Tensor, value: Tensor, layout: str) -> None:
+    """`layout` names the dimensions, head_dim last: what the error says is wanted."""
+    rank = layout.count(",") + 1
+    for name, tensor in (("query", query), ("key", key), ("value", value)):
+        if tensor.dim() != rank:
+            raise ValueError(f"{name} must be {layout}, got shape {tuple(tensor.shape)}")
+        if tensor.dtype not in DTYPES:
+            raise TypeError(f"{name} must be float32, float16, bfloat16 or float64, got {tensor.dtype}")
+        if tensor.dtype != query.dtype:
+            raise TypeError(f"{name} must have the query's dtype {query.dtype}, got {tensor.dtype}")
+        check_device(name, tensor, query)
+    if key.shape != value.shape:
+        raise ValueError(f"value must have the key's shape {tuple(key.shape)}, got {tuple(value.shape)}")
+    _check_head_dim(query, key)
+
+
+def _check_head_dim(query: Tensor, key: Tensor) -> None:
+    head_dim = query.shape[-1]
+    if not 1 <= head_dim <= MAX_HEAD_DIM:
+        raise ValueError(f"query must have a head_dim from 1 to {MAX_HEAD_DIM}, got {head_dim}")
+    if key.shape[-1] != head_dim:
+        raise ValueError(f"key must have the query's head_dim {head_dim}, got {key.shape[-1]}")
+
+
+def check_batch(query: Tensor, key: Tensor) -> None:
+    if key.shape[0] != query.shape[0]:
+        raise ValueError(f"key must have the query's batch size {query.shape[0]}, got {key.shape[0]}")
+
+
+def check_heads(query_heads: int, key_heads: int) -> None:
+    if key_heads < 1 or query_heads < 1 or query_heads % key_heads:
+        raise ValueError(
+            f"query must have a multiple of the key's number of heads, got {query_heads} query heads "
+            f"and {key_heads} key heads"
+        )
+
+
+def check_device(name: str, tensor: Tensor, query: Tensor) -> None:
+    if tensor.device != query.device:
+        raise ValueError(f"{name} must be on the query's device {query.device}, got {tensor.device}")
+
+
+def check_slopes(slopes: Tensor, query: Tensor, batch_size: int, num_heads: int) -> None:
+    if not isinstance(slopes, Tensor) or not slopes.is_floating_point():
+        got = slopes.dtype if isinstance(slopes, Tensor) else type(slopes).__name__
+        raise TypeError(f"slopes must be a floating-point tensor, got {got}")
+    if tuple(slopes.shape) not in ((num_heads,), (batch_size, num_heads)):
+        raise ValueError(
+            f"slopes must be ({num_heads},) or ({batch_size}, {num_heads}): one for each query head, "
+            f"got {tuple(slopes.shape)}"
+        )
+    check_device("slopes", slopes, query)
+
+
+def check_options(scale: float, window: int | None, dropout_p: float, skip_tolerance: float) -> None:
+    check_real("scale", scale)
+    if window is not None:
+        check_int("window", window, minimum=0)
+    check_share("dropout_p", dropout_p)
+    check_share("skip_tolerance", skip_tolerance)
+
+
+def check_key_padding_mask(mask: Tensor, query: Tensor, key: Tensor) -> None:
+    if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
+        got = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
+        raise TypeError(f"key_padding_mask must be a bool tensor, True where a key is attended, got {got}")
+    wanted = (key.shape[0], key.shape[2])
+    if tuple(mask.shape) != wanted:
+        raise ValueError(f"key_padding_mask must be (batch, key_length) {wanted}, got {tuple(mask.shape)}")
+    check_device("key_padding_mask", mask, query)
+
+
+def check_query_start(query_start: int | Tensor, query: Tensor) -> None:
+    if not isinstance(query_start, Tensor):
+        check_int("query_start", query_start)
+        return
+    if query_start.dtype not in (torch.int32, torch.int64):
+        raise TypeError(f"query_start must be an int or an int32 or int64 tensor, got {query_start.dtype}")
+    if query_start.dim() > 1 or query_start.numel() not in (1, query.shape[0]):
+        raise ValueError(
+            f"query_start must be one position or one for each of the {query.shape[0]} rows, "
+            f"got shape {tuple(query_start.shape)}"
+        )
+    check_device("query_start", query_start, query)
+
+
+def check_segment_length(segment_length: int, query_start: int | Tensor | None, query: Tensor, key: Tensor) -> None:
+    check_int("segment_length", segment_length, minimum=1)
+    if query_start is not None:
+        raise ValueError("query_start must be None with segment_length: positions count from each row's start")
+    if query.shape[2] != key.shape[2]:
+        raise ValueError(
+            f"key must be as long as query with segment_length, got {query.shape[2]} queries and {key.shape[2]} keys"
+        )
+
+
+def check_cu_seqlens(name: str, cu_seqlens: Tensor, query: Tensor) -> None:
+    if not isinstance(cu_seqlens, Tensor) or cu_seqlens.dtype != torch.int32:
+        got = cu_seqlens.dtype if isinstance(cu_seqlens, Tensor) else type(cu_seqlens).__name__
+        raise TypeError(f"{name} must be an int32 tensor, got {got}")
+    if cu_seqlens.dim() != 1 or cu_seqlens.numel() < 1:
+        raise ValueError(f"{name} must be (batch + 1,), got shape {tuple(cu_seqlens.shape)}")
+    check_device(name, cu_seqlens, query)
+
+
+def check_same_batch(cu_seqlens_q: Tensor, cu_seqlens_k: Tensor) -> None:
+    if cu_seqlens_q.numel() != cu_seqlens_k.numel():
+        raise ValueError(
+            f"cu_seqlens_k must be for as many sequences as cu_seqlens_q, {cu_seqlens_q.numel() - 1}, "
+            f"got {cu_seqlens_k.numel() - 1}"
+        )

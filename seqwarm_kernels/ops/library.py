@@ -1,0 +1,39 @@
+"""The `seqwarm` operator library: one schema for an operator, one overload for each of its implementations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+LIBRARY = torch.library.Library("seqwarm", "DEF")
+
+
+def define(operator: str, signature: str, backends: tuple[str, ...], *, fake: Callable[..., Any]) -> None:
+    """Register `seqwarm::operator.<backend>` for every backend, with one signature and one fake.
+
+    No tag is set and no argument may be called `mode`: torch's functionalisation of mutable operators passes
+    arguments by name and has a parameter of that name itself.
+    """
+    for backend in backends:
+        LIBRARY.define(f"{operator}.{backend}{signature}")
+        torch.library.register_fake(f"seqwarm::{operator}.{backend}", fake, lib=LIBRARY)
+
+
+def implement(operator: str, backend: str, function: Callable[..., Any]) -> None:
+    """Register a Python implementation that serves every device."""
+    LIBRARY.impl(f"{operator}.{backend}", function, "CompositeExplicitAutograd")
+
+
+def overload(operator: str, backend: str) -> torch._ops.OpOverload:
+    """The callable `torch.ops.seqwarm.<operator>.<backend>`."""
+    return getattr(getattr(torch.ops.seqwarm, operator), backend)
+
+
+def differentiable(
+    operator: str, backend: str, backward: Callable[..., Any], setup_context: Callable[..., Any]
+) -> None:
+    """Make an autograd.Function of the operator and its backward."""
+    name = f"seqwarm::{operator}.{backend}"
+    torch.library.register_autograd(name, backward, setup_context=setup_context, lib=LIBRARY)

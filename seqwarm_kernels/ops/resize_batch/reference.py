@@ -1,0 +1,106 @@
+"""What `resize_batch` means, in plain PyTorch: an index map from the slots of new rows to source tokens."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..library import implement
+from .schema import Kind, allocate, new_rows
+
+
+class SourceMap(NamedTuple):
+    """Where each slot of the new batch takes its token from; all (B', L)."""
+
+    row: Tensor
+    position: Tensor  # at or beyond S: there is no such token, the slot is filled
+    repeated: Tensor  # the token stands in an earlier new row already
+
+
+def source_map(
+    batch_size: int, source_length: int, new_length: int, rule: str, attention_mask: Tensor | None, device: torch.device
+) -> SourceMap:
+    rows = new_rows(batch_size, source_length, new_length, rule)
+    new_row = torch.arange(rows, device=device)[:, None]
+    slot = torch.arange(new_length, device=device).expand(rows, new_length)
+    if rule == "flatten":
+        token = new_row * new_length + slot
+        return SourceMap(token // source_length, token % source_length, torch.zeros_like(token, dtype=torch.bool))
+
+    chunks = rows // max(batch_size, 1)
+    row = (new_row // max(chunks, 1)).expand_as(slot)
+    chunk_start = new_row % max(chunks, 1) * new_length
+    if rule == "reshape_overlap":
+        position = chunk_start.clamp(max=source_length - new_length) + slot
+    else:
+        position = chunk_start + slot
+    if rule == "truncate_keep_last":
+        assert attention_mask is not None
+        last_valid = last_valid_position(attention_mask)[:, None]
+        position = torch.where((slot == new_length - 1) & (last_valid > slot), last_valid, position)
+    return SourceMap(row, position, position < chunk_start)
+
+
+def last_valid_position(attention_mask: Tensor) -> Tensor:
+    """(B,): the position of each row's last valid token, -1 where it has none."""
+    count = torch.arange(1, attention_mask.shape[1] + 1, device=attention_mask.device)
+    return ((attention_mask != 0) * count).amax(dim=1) - 1
+
+
+def resize(tensor: Tensor, source: SourceMap, kind: int, fill_value: float) -> Tensor:
+    """One tensor of the new batch."""
+    if kind == Kind.ROW:
+        return tensor[source.row[:, 0]]
+    length = tensor.shape[1]
+    position = source.position.clamp(max=length - 1)
+    if kind == Kind.SQUARE:
+        return tensor[source.row[:, :, None], position[:, :, None], position[:, None, :]]
+    filled = source.position >= length
+    if kind == Kind.LABEL:
+        filled = filled | source.repeated
+    taken = tensor[source.row, position]
+    return taken.masked_fill(filled.view(*filled.shape, *[1] * (taken.dim() - 2)), fill_value)
+
+
+def row_info(source: SourceMap, attention_mask: Tensor | None, source_length: int) -> list[Tensor]:
+    """valid_lengths (B') int32, position_ids (B', L) int64, num_valid_tokens () int64."""
+    valid = source.position < source_length
+    if attention_mask is not None:
+        valid = valid & (attention_mask[source.row, source.position.clamp(max=source_length - 1)] != 0)
+    before = valid.cumsum(dim=1) - 1
+    return [valid.sum(dim=1, dtype=torch.int32), before.masked_fill(~valid, 0), valid.sum()]
+
+
+def resize_batch_out(
+    inputs: list[Tensor],
+    attention_mask: Tensor | None,
+    batch_size: int,
+    source_length: int,
+    new_length: int,
+    rule: str,
+    kinds: list[int],
+    fill_values: list[float],
+    return_info: bool,
+    outputs: list[Tensor],
+) -> None:
+    new_length = min(new_length, source_length)
+    if not outputs:
+        return
+    source = source_map(batch_size, source_length, new_length, rule, attention_mask, outputs[0].device)
+    results = [resize(*entry) for entry in zip(inputs, [source] * len(inputs), kinds, fill_values, strict=True)]
+    if return_info:
+        results += row_info(source, attention_mask, source_length)
+    for output, result in zip(outputs, results, strict=True):
+        output.copy_(result)
+
+
+def resize_batch(*arguments: object) -> list[Tensor]:
+    outputs = allocate(*arguments)  # type: ignore[arg-type]
+    resize_batch_out(*arguments, outputs)  # type: ignore[call-arg, arg-type]
+    return outputs
+
+
+implement("resize_batch", "reference", resize_batch)
+implement("resize_batch_out", "reference", resize_batch_out)

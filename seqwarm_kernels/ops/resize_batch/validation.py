@@ -1,0 +1,238 @@
+"""Checks of the input of `resize_batch`. They read names, shapes, dtypes and devices, never values."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .schema import Kind
+
+MODES = ("truncate", "reshape", "flatten")
+REMAINDERS = ("drop", "pad", "overlap")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What the tensors of a batch have in common, and how each takes part."""
+
+    batch_size: int
+    source_length: int
+    kinds: dict[str, Kind]
+
+
+def resizing_rule(mode: str, remainder: str, keep_last_token: bool) -> str:
+    """The operator's rule for the caller's mode, remainder and keep_last_token."""
+    if mode not in MODES:
+        raise ValueError(f"mode must be one of {', '.join(MODES)}, got {mode!r}")
+    if remainder not in REMAINDERS:
+        raise ValueError(f"remainder must be one of {', '.join(REMAINDERS)}, got {remainder!r}")
+    if remainder != "drop" and mode != "reshape":
+        raise ValueError(f"remainder={remainder!r} needs mode='reshape', got mode={mode!r}")
+    if keep_last_token and mode != "truncate":
+        raise ValueError(f"keep_last_token needs mode='truncate', got mode={mode!r}")
+    if mode == "truncate":
+        return "truncate_keep_last" if keep_last_token else "truncate"
+    return "flatten" if mode == "flatten" else f"reshape_{remainder}"
+
+
+def check_names(argument: str, names: Iterable[str] | None, batch: Mapping[str, object]) -> None:
+    """Names that an argument gives must be those of tensors in the batch."""
+    if isinstance(names, str):
+        raise TypeError(f"{argument} must be a collection of names, got the string {names!r}")
+    for name in names or ():
+        if not isinstance(batch.get(name), Tensor):
+            raise ValueError(f"{argument} names {name!r}, the tensors of the batch are {tensor_names(batch)}")
+
+
+def tensor_names(batch: Mapping[str, object]) -> list[str]:
+    return [name for name, value in batch.items() if isinstance(value, Tensor)]
+
+
+def batch_layout(
+    batch: Mapping[str, object],
+    *,
+    mode: str,
+    seq_dim: int,
+    keys: Collection[str] | None,
+    mask_keys: Collection[str] | None,
+) -> Layout:
+    """Which tensors take part and as what, and the B and S that they agree on."""
+    if seq_dim not in (0, 1):
+        raise ValueError(f"seq_dim must be 1 for (batch, sequence, ...) or 0 for (sequence, batch, ...), got {seq_dim}")
+    check_names("keys", keys, batch)
+    check_names("mask_keys", mask_keys, batch)
+    taking_part = {
+        name: value
+        for name, value in batch.items()
+        if isinstance(value, Tensor) and value.dim() > 0 and (keys is None or name in keys)
+    }
+    kinds = {name: _kind(name, tensor, seq_dim, mask_keys) for name, tensor in taking_part.items()}
+    _check_supported(taking_part, kinds, mode, seq_dim)
+    batch_size, source_length = _common_sizes(taking_part, kinds, seq_dim)
+    if mode == "truncate":  # rows stay as they are, so a vector of any length may stay
+        kinds = {n: kind for n, kind in kinds.items() if kind != Kind.ROW or len(taking_part[n]) == batch_size}
+    _check_rows(taking_part, kinds, batch_size)
+    _check_tensors(taking_part)
+    return Layout(batch_size, source_length, kinds)
+
+
+def _kind(name: str, tensor: Tensor, seq_dim: int, mask_keys: Collection[str] | None) -> Kind:
+    if tensor.dim() == 1:
+        return Kind.ROW
+    if _is_square_mask(tensor) and is_mask(name, mask_keys):
+        return Kind.SQUARE
+    return Kind.LABEL if name == "labels" or name.endswith("_labels") else Kind.SEQUENCE
+
+
+def is_mask(name: str, mask_keys: Collection[str] | None) -> bool:
+    return name.endswith("_mask") if mask_keys is None else name in mask_keys
+
+
+def _is_square_mask(tensor: Tensor) -> bool:
+    """(B, S, S) or (B, 1, S, S)."""
+    has_right_rank = tensor.dim() == 3 or (tensor.dim() == 4 and tensor.shape[1] == 1)
+    return has_right_rank and tensor.shape[-1] == tensor.shape[-2]
+
+
+def _check_supported(tensors: dict[str, Tensor], kinds: dict[str, Kind], mode: str, seq_dim: int) -> None:
+    for name, kind in kinds.items():
+        shape = tuple(tensors[name].shape)
+        if kind == Kind.SQUARE and mode != "truncate":
+            raise ValueError(
+                f"mode={mode!r} cannot resize {name!r}: a mask {shape} over pairs of tokens would need a mask for "
+                "each new row; drop it from the batch, or pass a (batch, sequence) mask"
+            )
+        if kind == Kind.SQUARE and seq_dim != 1:
+            raise ValueError(f"seq_dim must be 1 with the mask {name!r} {shape} over pairs of tokens, got {seq_dim}")
+        if kind == Kind.ROW and mode == "flatten":
+            raise ValueError(
+                f"mode='flatten' cannot resize {name!r} {shape}: an entry for each row has no place among rows "
+                "that are cut from one stream; leave it out with keys=, or use mode='reshape'"
+            )
+
+
+def _common_sizes(tensors: dict[str, Tensor], kinds: dict[str, Kind], seq_dim: int) -> tuple[int, int]:
+    """(B, S) of every tensor with a sequence dimension."""
+    sizes = {}
+    for name, kind in kinds.items():
+        shape = tensors[name].shape
+        if kind == Kind.SQUARE:
+            sizes[name] = (shape[0], shape[-1])
+        elif kind != Kind.ROW:
+            sizes[name] = (shape[1 - seq_dim], shape[seq_dim])
+    if not sizes:
+        raise ValueError(
+            f"batch must hold a tensor with a sequence dimension to resize, got {_describe(tensors) or 'none'}"
+        )
+    first = next(iter(sizes.values()))
+    if any(size != first for size in sizes.values()):
+        raise ValueError(
+            "the tensors of batch must agree on batch size and sequence length, got "
+            f"{_describe({name: tensors[name] for name in sizes})}; name those to resize with keys="
+        )
+    if first[1] == 0:
+        raise ValueError(f"batch must have a sequence length of at least 1, got {_describe(tensors)}")
+    return first
+
+
+def _check_rows(tensors: dict[str, Tensor], kinds: dict[str, Kind], batch_size: int) -> None:
+    for name, kind in kinds.items():
+        if kind == Kind.ROW and tensors[name].shape[0] != batch_size:
+            raise ValueError(
+                f"mode='reshape' repeats {name!r} for each new row: it must have {batch_size} entries, one for each "
+                f"row, got {tensors[name].shape[0]}; leave it out with keys="
+            )
+
+
+def _check_tensors(tensors: dict[str, Tensor]) -> None:
+    devices = {name: str(tensor.device) for name, tensor in tensors.items()}
+    if len(set(devices.values())) > 1:
+        raise ValueError(f"the tensors of batch must be on one device, got {devices}")
+    for name, tensor in tensors.items():
+        if tensor.layout != torch.strided:
+            raise TypeError(f"batch[{name!r}] must be a dense tensor, got layout {tensor.layout}")
+
+
+def _describe(tensors: dict[str, Tensor]) -> str:
+    return ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in tensors.items())
+
+
+def row_mask(batch: Mapping[str, object], layout: Layout, seq_dim: int) -> Tensor | None:
+    """The (B, S) attention mask of the batch, or None where it has none."""
+    mask = batch.get("attention_mask")
+    if not isinstance(mask, Tensor) or mask.dim() != 2:
+        return None
+    mask = mask if seq_dim == 1 else mask.transpose(0, 1)
+    return mask if tuple(mask.shape) == (layout.batch_size, layout.source_length) else None
+
+
+def check_keep_last(rule: str, attention_mask: Tensor | None) -> None:
+    if rule == "truncate_keep_last" and attention_mask is None:
+        raise ValueError(
+            "keep_last_token needs the batch to hold an 'attention_mask' (batch, sequence), "
+            "to know which token is the last of its row"
+        )
+
+
+def check_no_gradient(name: str, tensor: Tensor) -> None:
+    if tensor.requires_grad and torch.is_grad_enabled():
+        raise ValueError(
+            f"batch[{name!r}] requires a gradient, and a copy carries none: detach it, or cut it where views "
+            "do (copy=False with mode 'truncate')"
+        )
+
+
+def fill_value(name: str, kind: Kind, dtype: torch.dtype, pad_values: Mapping[str, float] | None) -> float:
+    """What a slot without a token holds: the caller's value, else −100 for labels and 0 for the rest."""
+    given = (pad_values or {}).get(name, -100 if kind == Kind.LABEL else 0)
+    if not isinstance(given, (bool, int, float)):
+        raise TypeError(f"pad_values[{name!r}] must be a number, got {type(given).__name__}")
+    if dtype == torch.bool:
+        fits = given in (0, 1)
+    elif dtype.is_floating_point or dtype.is_complex:
+        fits = True
+    else:
+        limits = torch.iinfo(dtype)
+        fits = given == given // 1 and limits.min <= given <= limits.max
+    if not fits:
+        raise ValueError(f"pad_values[{name!r}] must fit {dtype}, got {given}")
+    return given
+
+
+def check_storage(name: str, out: Mapping[str, Tensor], source: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """The first elements of out[name], as a contiguous tensor of `shape`."""
+    storage = out.get(name)
+    if not isinstance(storage, Tensor):
+        raise ValueError(f"out must hold a tensor {name!r} to write to, its names are {list(out)}")
+    needed = torch.Size(shape).numel()
+    if storage.dtype != source.dtype or storage.device != source.device:
+        raise ValueError(
+            f"out[{name!r}] must be {source.dtype} on {source.device}, got {storage.dtype} on {storage.device}"
+        )
+    if not storage.is_contiguous() or storage.numel() < needed:
+        raise ValueError(
+            f"out[{name!r}] must be contiguous with at least {needed} elements for {tuple(shape)}, "
+            f"got {storage.numel()}{'' if storage.is_contiguous() else ', not contiguous'}"
+        )
+    return storage.view(-1)[:needed].view(shape)
+
+
+def check_no_overlap(carved: Mapping[str, Tensor], sources: Mapping[str, Tensor]) -> None:
+    """No output may share memory with an input or with another output."""
+    spans = [(f"out[{name!r}]", _span(tensor)) for name, tensor in carved.items()]
+    for index, (name, (start, stop)) in enumerate(spans):
+        others = spans[:index] + [(f"batch[{key!r}]", _span(tensor)) for key, tensor in sources.items()]
+        for other, (other_start, other_stop) in others:
+            if start < other_stop and other_start < stop:
+                raise ValueError(f"{name} must not share memory with {other}")
+
+
+def _span(tensor: Tensor) -> tuple[int, int]:
+    """The addresses from the first to past the last element of a tensor."""
+    if tensor.numel() == 0:
+        return 0, 0
+    reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.data_ptr(), tensor.data_ptr() + (reach + 1) * tensor.element_size()

@@ -1,0 +1,28 @@
+import os
+
+import pytest
+import torch
+from hypothesis import settings
+
+settings.register_profile("default", deadline=None, derandomize=bool(os.environ.get("CI")), print_blob=True)
+settings.load_profile("default")
+
+
+@pytest.fixture(autouse=True)
+def _fixed_seed():
+    torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _fresh_compiler():
+    """Each test that compiles starts without graphs of others."""
+    yield
+    torch._dynamo.reset()
+
+
+def pytest_collection_modifyitems(items):
+    if torch.cuda.is_available():
+        return
+    for item in items:
+        if "gpu" in item.keywords:
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))

@@ -1,0 +1,112 @@
+"""Packed sequences against the same sequences attended one by one."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from seqwarm_kernels import alibi_attention, alibi_attention_varlen
+from seqwarm_kernels.ops import backends
+
+SERVING = [name for name in backends.BACKENDS if backends.why_not("alibi_attention_varlen", name, "cpu") is None]
+pytestmark = pytest.mark.parametrize("backend", SERVING)
+
+
+def cumulated(lengths):
+    return torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
+
+
+def packed_inputs(lengths_q, lengths_k, heads=(4, 2), head_dim=5, unused=0):
+    query = torch.randn(sum(lengths_q) + unused, heads[0], head_dim, dtype=torch.float64, requires_grad=True)
+    key = torch.randn(sum(lengths_k) + unused, heads[1], head_dim, dtype=torch.float64, requires_grad=True)
+    value = torch.randn(sum(lengths_k) + unused, heads[1], head_dim, dtype=torch.float64, requires_grad=True)
+    return query, key, value
+
+
+def attend_packed(inputs, lengths_q, lengths_k, slopes, **options):
+    longest = max(lengths_q, default=0), max(lengths_k, default=0)
+    return alibi_attention_varlen(
+        *inputs, cumulated(lengths_q), cumulated(lengths_k), *longest, slopes, return_lse=True, **options
+    )
+
+
+def attend_one_by_one(inputs, lengths_q, lengths_k, slopes, **options):
+    query, key, value = inputs
+    outs, sums = [torch.zeros(0, *query.shape[1:], dtype=query.dtype)], [torch.zeros(query.shape[1], 0)]
+    parts = zip(query.split(lengths_q), key.split(lengths_k), value.split(lengths_k), strict=True)
+    for index, part in enumerate(parts):
+        row = [tensor.transpose(0, 1)[None] for tensor in part]
+        own = slopes if slopes.dim() == 1 else slopes[index]
+        out, lse = alibi_attention(*row, own, return_lse=True, backend="reference", **options)
+        outs.append(out[0].transpose(0, 1))
+        sums.append(lse[0])
+    return torch.cat(outs), torch.cat(sums, 1)
+
+
+@settings(max_examples=60)
+@given(data=st.data())
+def test_equals_the_sequences_one_by_one(backend, data):
+    draw = data.draw
+    num_sequences = draw(st.integers(0, 4))
+    lengths_q = draw(st.lists(st.integers(0, 6), min_size=num_sequences, max_size=num_sequences))
+    lengths_k = draw(
+        st.one_of(st.just(lengths_q), st.just([length + 2 for length in lengths_q]), st.just(lengths_q[::-1]))
+    )
+    torch.manual_seed(draw(st.integers(0, 1000)))
+    inputs = packed_inputs(lengths_q, lengths_k)
+    slopes = torch.randn(draw(st.sampled_from([(4,), (num_sequences, 4)])), dtype=torch.float64, requires_grad=True)
+    options = {"causal": draw(st.booleans()), "window": draw(st.none() | st.integers(0, 4))}
+
+    out, lse = attend_packed(inputs, lengths_q, lengths_k, slopes, backend=backend, **options)
+    expected, expected_lse = attend_one_by_one(inputs, lengths_q, lengths_k, slopes, **options)
+    torch.testing.assert_close(out, expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(lse, expected_lse.to(lse.dtype), rtol=1e-12, atol=1e-12)
+
+    weights, seen = torch.randn_like(out), lse.isfinite()
+    leaves = [*inputs, slopes]
+    got = torch.autograd.grad((out * weights).sum() + lse[seen].sum(), leaves)
+    objective = (expected * weights).sum() + expected_lse[seen].sum()
+    wanted = torch.autograd.grad(objective, leaves, allow_unused=True) if objective.requires_grad else [None] * 4
+    for gradient, want, leaf in zip(got, wanted, leaves, strict=True):
+        torch.testing.assert_close(gradient, torch.zeros_like(leaf) if want is None else want, rtol=1e-11, atol=1e-11)
+
+
+def test_gradcheck(backend):
+    lengths_q, lengths_k = [3, 0, 4], [5, 1, 4]
+    inputs = packed_inputs(lengths_q, lengths_k, head_dim=3)
+    slopes = torch.rand(3, 4, dtype=torch.float64, requires_grad=True)
+
+    def attend(query, key, value, slopes):
+        torch.manual_seed(1)
+        return attend_packed(
+            (query, key, value), lengths_q, lengths_k, slopes, window=3, dropout_p=0.3, backend=backend
+        )
+
+    assert torch.autograd.gradcheck(attend, (*inputs, slopes))
+
+
+def test_tokens_of_no_sequence_give_zeros(backend):
+    inputs = packed_inputs([3], [3], unused=2)
+    out, lse = attend_packed(inputs, [3], [3], torch.rand(4, dtype=torch.float64), backend=backend)
+    assert (out[3:] == 0).all()
+    assert (lse[:, 3:] == float("-inf")).all()
+    (grad_value,) = torch.autograd.grad(out.sum(), [inputs[2]])
+    assert (grad_value[3:] == 0).all()
+
+
+def test_dropout_differs_from_sequence_to_sequence(backend):
+    query, key, value = (torch.ones(16, 2, 3, dtype=torch.float64) for _ in range(3))
+    slopes = torch.zeros(2, dtype=torch.float64)
+    out, _ = attend_packed((query, key, value), [8, 8], [8, 8], slopes, dropout_p=0.5, backend=backend)
+    assert not torch.equal(out[:8], out[8:])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_dtypes(backend, dtype):
+    inputs = [tensor.detach().to(dtype) for tensor in packed_inputs([3, 5], [3, 5])]
+    slopes = torch.rand(4)
+    out, lse = attend_packed(inputs, [3, 5], [3, 5], slopes, backend=backend)
+    assert out.dtype == dtype
+    assert lse.dtype == torch.float32
+    exact, _ = attend_one_by_one([tensor.double() for tensor in inputs], [3, 5], [3, 5], slopes.double())
+    assert (out.double() - exact).abs().max() <= torch.finfo(dtype).eps * exact.abs().max()

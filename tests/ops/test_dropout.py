@@ -1,0 +1,39 @@
+import pytest
+import torch
+
+from seqwarm_kernels.ops.alibi_attention.dropout import keep_mask, philox
+
+#: Known answers of Philox-4x32-10, from the Random123 distribution: counter, key, output.
+KNOWN_ANSWERS = [
+    ((0, 0, 0, 0), (0, 0), (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
+    ((0xFFFFFFFF,) * 4, (0xFFFFFFFF,) * 2, (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD)),
+    (
+        (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344),
+        (0xA4093822, 0x299F31D0),
+        (0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1),
+    ),
+]
+
+
+@pytest.mark.parametrize(("counter", "key", "output"), KNOWN_ANSWERS)
+def test_philox_gives_the_known_answers(counter, key, output):
+    seed = key[1] << 32 | key[0]
+    seed = torch.tensor(seed - 2**64 if seed >= 2**63 else seed)
+    assert tuple(int(word) for word in philox(seed, *map(torch.tensor, counter))) == output
+
+
+def test_four_neighbouring_keys_share_a_counter():
+    seed = torch.tensor(12345)
+    head, query = torch.tensor(3), torch.tensor(5)
+    for group in range(3):
+        words = philox(seed, torch.tensor(group), query, head, torch.tensor(0))
+        for lane, word in enumerate(words):
+            kept = keep_mask(0.5, seed, head, query, torch.tensor(4 * group + lane))
+            assert bool(kept) == (int(word) >= 2**31)
+
+
+@pytest.mark.parametrize("dropout_p", [0.0, 0.1, 0.5, 0.999])
+def test_share_kept(dropout_p):
+    key, query = torch.arange(400), torch.arange(400)[:, None]
+    kept = keep_mask(dropout_p, torch.tensor(7), torch.tensor(0), query, key)
+    assert kept.double().mean().item() == pytest.approx(1 - dropout_p, abs=0.01)

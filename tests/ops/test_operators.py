@@ -1,0 +1,239 @@
+"""What torch asks of every operator: schema, fake, autograd; torch.compile without recompiles; autocast."""
+
+import pytest
+import torch
+from torch._dynamo.utils import counters
+
+from seqwarm_kernels import alibi_attention, alibi_attention_varlen, alibi_slopes, resize_batch
+from seqwarm_kernels.ops import backends
+from seqwarm_kernels.ops.alibi_attention.schema import DenseOptions, VarlenOptions
+from seqwarm_kernels.ops.library import overload
+from seqwarm_kernels.ops.resize_batch.schema import RULES, Kind, allocate
+
+CU_SEQLENS = torch.tensor([0, 3, 3, 7], dtype=torch.int32)
+
+
+def serving(operator):
+    return [name for name in backends.BACKENDS if backends.why_not(operator, name, "cpu") is None]
+
+
+def on_every_backend(operator):
+    return pytest.mark.parametrize("backend", serving(operator))
+
+
+DENSE_OPTIONS = {
+    "plain": DenseOptions(None, None, None, 0, True, 0.5, None, None, 0.0, 0.0),
+    "all": DenseOptions(
+        torch.tensor([1, 2]), torch.rand(2, 6) > 0.3, torch.tensor(5), 0, False, 0.5, None, 3, 0.1, 2**-24
+    ),
+    "segments": DenseOptions(None, None, None, 0, True, 0.5, 4, None, 0.0, 0.0),
+}
+
+
+@pytest.mark.parametrize("slopes_shape", [(4,), (2, 4)])
+@pytest.mark.parametrize("options", DENSE_OPTIONS)
+@on_every_backend("alibi_attention")
+def test_opcheck_attention(backend, options, slopes_shape):
+    query = torch.randn(2, 4, 6, 5, requires_grad=True)
+    key, value = (torch.randn(2, 2, 6, 5, requires_grad=True) for _ in range(2))
+    slopes = torch.rand(slopes_shape, requires_grad=True)
+    torch.library.opcheck(overload("alibi_attention", backend), (query, key, value, slopes, *DENSE_OPTIONS[options]))
+
+
+@on_every_backend("alibi_attention_varlen")
+def test_opcheck_varlen(backend):
+    query = torch.randn(7, 4, 5, requires_grad=True)
+    key, value = (torch.randn(7, 2, 5, requires_grad=True) for _ in range(2))
+    slopes = torch.rand(3, 4, requires_grad=True)
+    options = VarlenOptions(CU_SEQLENS, CU_SEQLENS, torch.tensor(5), 4, 4, True, 0.5, 2, 0.1, 0.0)
+    torch.library.opcheck(overload("alibi_attention_varlen", backend), (query, key, value, slopes, *options))
+
+
+@pytest.mark.parametrize("slopes_need_grad", [True, False])
+@on_every_backend("alibi_attention")
+def test_opcheck_backward(backend, slopes_need_grad):
+    query, key, value, slopes = torch.randn(2, 4, 6, 5), torch.randn(2, 2, 6, 5), torch.randn(2, 2, 6, 5), torch.rand(4)
+    arguments = (query, key, value, slopes, *DENSE_OPTIONS["all"])
+    out, lse = overload("alibi_attention", backend)(*arguments)
+    torch.library.opcheck(
+        overload("alibi_attention_backward", backend), (out, lse, out, lse, slopes_need_grad, *arguments)
+    )
+
+
+@pytest.mark.parametrize("slopes_need_grad", [True, False])
+@on_every_backend("alibi_attention_varlen")
+def test_opcheck_varlen_backward(backend, slopes_need_grad):
+    query, key, value, slopes = torch.randn(7, 4, 5), torch.randn(7, 2, 5), torch.randn(7, 2, 5), torch.rand(4)
+    options = VarlenOptions(CU_SEQLENS, CU_SEQLENS, None, 4, 4, True, 0.5, 2, 0.0, 0.0)
+    arguments = (query, key, value, slopes, *options)
+    out, lse = overload("alibi_attention_varlen", backend)(*arguments)
+    lse = lse.nan_to_num(neginf=0)
+    torch.library.opcheck(
+        overload("alibi_attention_varlen_backward", backend), (out, lse, out, lse, slopes_need_grad, *arguments)
+    )
+
+
+@pytest.mark.parametrize("rule", RULES)
+@on_every_backend("resize_batch")
+def test_opcheck_resize(backend, rule):
+    inputs = [torch.arange(22).view(2, 11), torch.randn(2, 11, 3)]
+    mask = torch.ones(2, 11, dtype=torch.bool)
+    arguments = (inputs, mask, 2, 11, 4, rule, [Kind.LABEL, Kind.SEQUENCE], [-100, 0.0], True)
+    torch.library.opcheck(overload("resize_batch", backend), arguments)
+    outputs = [torch.zeros_like(output) for output in allocate(*arguments)]
+    torch.library.opcheck(overload("resize_batch_out", backend), (*arguments, outputs))
+
+
+def num_graphs():
+    return counters["stats"]["unique_graphs"]
+
+
+def check_compiles_like_eager(function, inputs_by_length, most_recompiles=1):
+    """No graph break, the same results, and at most the one recompile that makes shapes dynamic."""
+    compiled = torch.compile(function, fullgraph=True)
+    before = num_graphs()
+    for inputs in inputs_by_length:
+        torch.manual_seed(0)
+        expected = function(*inputs)
+        torch.manual_seed(0)
+        torch.testing.assert_close(compiled(*inputs), expected)
+    assert num_graphs() - before <= 1 + most_recompiles
+
+
+TEN_LENGTHS = range(8, 88, 8)
+
+
+@on_every_backend("alibi_attention")
+def test_attention_compiles_once_for_a_ramp(backend):
+    def attend_and_differentiate(query, key, value, slopes):
+        out = alibi_attention(query, key, value, slopes, return_lse=True, backend=backend)
+        return out[0].sum() + out[1].sum()
+
+    def inputs(length):
+        return [torch.randn(2, heads, length, 5, requires_grad=True) for heads in (4, 2, 2)] + [alibi_slopes(4)]
+
+    check_compiles_like_eager(attend_and_differentiate, [inputs(length) for length in TEN_LENGTHS])
+
+
+@on_every_backend("alibi_attention")
+def test_attention_in_a_compiled_training_step(backend):
+    """Forward and backward through the compiled graph, with every option that is a tensor or a number."""
+
+    def attend(query, key, value, slopes, mask, segment_length):
+        return alibi_attention(
+            query, key, value, slopes, key_padding_mask=mask, segment_length=segment_length, window=40, backend=backend
+        )
+
+    compiled = torch.compile(attend, fullgraph=True)
+    before = num_graphs()
+    for length in TEN_LENGTHS:
+        inputs = [torch.randn(2, heads, 80, 5, requires_grad=True) for heads in (4, 2, 2)]
+        slopes = alibi_slopes(4).requires_grad_()
+        mask = torch.rand(2, 80) > 0.2
+        got = torch.autograd.grad(compiled(*inputs, slopes, mask, length).sum(), [*inputs, slopes])
+        wanted = torch.autograd.grad(attend(*inputs, slopes, mask, length).sum(), [*inputs, slopes])
+        torch.testing.assert_close(got, wanted)
+    assert num_graphs() - before <= 2
+
+
+@on_every_backend("alibi_attention")
+def test_defaults_and_dropout_compile(backend):
+    def attend(query, key, value):
+        return alibi_attention(query, key, value, dropout_p=0.2, causal=False, backend=backend)
+
+    def inputs(length):
+        return [torch.randn(2, heads, length, 5) for heads in (4, 2, 2)]
+
+    compiled = torch.compile(attend, fullgraph=True)
+    before = num_graphs()
+    for length in TEN_LENGTHS:
+        out = compiled(*inputs(length))
+        assert out.isfinite().all()
+    assert num_graphs() - before <= 2
+
+
+@on_every_backend("alibi_attention_varlen")
+def test_varlen_compiles_once_for_a_ramp(backend):
+    def attend(query, key, value, cu_seqlens, longest):
+        return alibi_attention_varlen(
+            query, key, value, cu_seqlens, cu_seqlens, longest, longest, window=30, backend=backend
+        )
+
+    def inputs(length):
+        tensors = [torch.randn(3 * length, heads, 5) for heads in (4, 2, 2)]
+        return [*tensors, torch.arange(4, dtype=torch.int32) * length, length]
+
+    check_compiles_like_eager(attend, [inputs(length) for length in TEN_LENGTHS])
+
+
+RESIZE_OPTIONS = [
+    {"mode": "truncate"},
+    {"mode": "truncate", "keep_last_token": True},
+    {"mode": "reshape"},
+    {"mode": "reshape", "remainder": "pad"},
+    {"mode": "reshape", "remainder": "overlap"},
+    {"mode": "flatten"},
+]
+
+
+@pytest.mark.parametrize("options", RESIZE_OPTIONS, ids=str)
+@on_every_backend("resize_batch")
+def test_resize_compiles_once_for_a_ramp(backend, options):
+    """Up to and beyond the full length."""
+
+    def resize(input_ids, attention_mask, labels, seq_len):
+        batch = {"input_ids": input_ids, "attention_mask": attention_mask, "labels": labels}
+        resized, info = resize_batch(batch, seq_len, return_info=True, backend=backend, **options)
+        return resized["input_ids"] * 2, resized["labels"], resized["attention_mask"], info.num_valid_tokens
+
+    input_ids = torch.arange(160).view(2, 80)
+    mask = torch.arange(80) < torch.tensor([[70], [35]])
+    inputs = [(input_ids, mask, input_ids.clone(), length) for length in [*TEN_LENGTHS, 100]]
+    check_compiles_like_eager(resize, inputs)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("compiled", [False, True])
+@on_every_backend("alibi_attention")
+def test_autocast_casts_query_key_value_and_leaves_slopes(backend, dtype, compiled):
+    query, key, value = (torch.randn(2, 4, 16, 8, requires_grad=True) for _ in range(3))
+    slopes = (alibi_slopes(4) * 1.001).requires_grad_()  # 1.001 is not a bfloat16
+
+    def attend(query, key, value, slopes):
+        return alibi_attention(query, key, value, slopes, return_lse=True, backend=backend)
+
+    with torch.autocast("cpu", dtype=dtype):
+        out, lse = (torch.compile(attend, fullgraph=True) if compiled else attend)(query, key, value, slopes)
+    low = [tensor.to(dtype) for tensor in (query, key, value)]
+    expected, expected_lse = attend(*low, slopes)
+    assert out.dtype == dtype
+    assert lse.dtype == torch.float32
+    torch.testing.assert_close(out, expected, rtol=0, atol=0)
+    torch.testing.assert_close(lse, expected_lse, rtol=0, atol=0)
+    leaves = [query, key, value, slopes]
+    gradients = torch.autograd.grad(out.float().sum(), leaves)
+    assert [gradient.dtype for gradient in gradients] == [torch.float32] * 4
+    torch.testing.assert_close(gradients, torch.autograd.grad(expected.float().sum(), leaves), rtol=0, atol=0)
+
+
+@on_every_backend("alibi_attention")
+def test_autocast_leaves_float64(backend):
+    query, key, value = (torch.randn(1, 2, 5, 4, dtype=torch.float64) for _ in range(3))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = alibi_attention(query, key, value, backend=backend)
+    torch.testing.assert_close(out, alibi_attention(query, key, value, backend=backend), rtol=0, atol=0)
+
+
+@on_every_backend("alibi_attention")
+def test_checkpointing_replays_the_dropout(backend):
+    inputs = [torch.randn(1, 2, 9, 4, dtype=torch.float64, requires_grad=True) for _ in range(3)]
+
+    def attend(*tensors):
+        return alibi_attention(*tensors, dropout_p=0.5, backend=backend)
+
+    def gradients(function):
+        torch.manual_seed(5)
+        return torch.autograd.grad(function().square().sum(), inputs)
+
+    recomputed = gradients(lambda: torch.utils.checkpoint.checkpoint(attend, *inputs, use_reentrant=False))
+    torch.testing.assert_close(recomputed, gradients(lambda: attend(*inputs)), rtol=0, atol=0)

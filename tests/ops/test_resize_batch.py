@@ -1,0 +1,278 @@
+"""resize_batch on every backend that serves CPU tensors here, against lists cut by hand in plain Python."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from seqwarm_kernels import resize_batch
+from seqwarm_kernels.ops import backends
+
+SERVING = [name for name in backends.BACKENDS if backends.why_not("resize_batch", name, "cpu") is None]
+pytestmark = pytest.mark.parametrize("backend", SERVING)
+
+METHODS = [
+    {"mode": "truncate"},
+    {"mode": "truncate", "keep_last_token": True},
+    {"mode": "reshape", "remainder": "drop"},
+    {"mode": "reshape", "remainder": "pad"},
+    {"mode": "reshape", "remainder": "overlap"},
+    {"mode": "flatten"},
+]
+NOTHING = None
+
+
+def cut_rows(rows, seq_len, mode, remainder="drop", keep_last_token=False, last_valid=()):
+    """New rows of (row, position, is_repeated) or NOTHING, by the words of the documentation."""
+    tokens = [[(r, p, False) for p in range(length)] for r, length in enumerate(rows)]
+    source_length = rows[0] if rows else 0
+    if seq_len >= source_length:
+        return tokens
+    if mode == "flatten":
+        stream = [token for row in tokens for token in row]
+        return [stream[i : i + seq_len] for i in range(0, len(stream) - seq_len + 1, seq_len)]
+    if mode == "truncate":
+        cut = [row[:seq_len] for row in tokens]
+        if keep_last_token:
+            for r, last in enumerate(last_valid):
+                if last >= seq_len:
+                    cut[r][-1] = (r, last, False)
+        return cut
+    cut = []
+    for row in tokens:
+        pieces = [row[i : i + seq_len] for i in range(0, len(row), seq_len)]
+        missing = seq_len - len(pieces[-1])
+        if missing and remainder == "drop":
+            pieces.pop()
+        elif missing and remainder == "pad":
+            pieces[-1] = pieces[-1] + [NOTHING] * missing
+        elif missing and remainder == "overlap":
+            again = [(r, p, True) for r, p, _ in row[len(row) - seq_len : len(row) - seq_len + missing]]
+            pieces[-1] = again + pieces[-1]
+        cut += pieces
+    return cut
+
+
+def taken(tensor, cut, seq_len, fill_value, fill_repeats=False):
+    rows = []
+    for row in cut:
+        slots = [
+            torch.full_like(tensor[0, 0], fill_value)
+            if slot is NOTHING or (fill_repeats and slot[2])
+            else tensor[slot[0], slot[1]]
+            for slot in row
+        ]
+        rows.append(torch.stack(slots))
+    return torch.stack(rows) if rows else tensor.new_empty(0, min(seq_len, tensor.shape[1]), *tensor.shape[2:])
+
+
+def some_batch(batch_size, length, valid_lengths=None):
+    token = torch.arange(batch_size * length).view(batch_size, length)
+    valid = torch.randint(0, length + 1, (batch_size,)) if valid_lengths is None else torch.tensor(valid_lengths)
+    return {
+        "input_ids": token + 1000,
+        "attention_mask": (torch.arange(length) < valid[:, None]).long(),
+        "labels": token + 5000,
+        "embeddings": torch.randn(batch_size, length, 3, dtype=torch.float16),
+        "flags": torch.rand(batch_size, length) > 0.5,
+        "scores": torch.randn(batch_size, length, 2, 2, dtype=torch.float64),
+        "bytes": token.to(torch.uint8),
+    }
+
+
+def check(batch, seq_len, method, backend, **more):
+    before = {name: value.clone() for name, value in batch.items()}
+    resized, info = resize_batch(batch, seq_len, return_info=True, backend=backend, **method, **more)
+    lengths = batch["attention_mask"].long()
+    positions = torch.arange(1, lengths.shape[1] + 1)
+    last_valid = ((lengths * positions).amax(1) - 1).tolist() if len(lengths) else []
+    cut = cut_rows([lengths.shape[1]] * len(lengths), seq_len, **method, last_valid=last_valid)
+    for name, tensor in batch.items():
+        assert torch.equal(tensor, before[name]), f"{name} was changed"
+        is_label = name == "labels"
+        expected = taken(tensor, cut, seq_len, -100 if is_label else 0, fill_repeats=is_label)
+        torch.testing.assert_close(resized[name], expected, rtol=0, atol=0)
+    valid = taken(batch["attention_mask"], cut, seq_len, 0) != 0
+    check_info(info, valid)
+    return resized
+
+
+def check_info(info, valid):
+    assert info.valid_lengths.dtype == torch.int32
+    assert info.position_ids.dtype == torch.int64
+    assert info.valid_lengths.tolist() == [sum(row) for row in valid.tolist()]
+    expected = [[sum(row[:t]) if row[t] else 0 for t in range(len(row))] for row in valid.tolist()]
+    assert info.position_ids.tolist() == expected
+    assert info.num_valid_tokens.item() == valid.sum().item()
+
+
+@pytest.mark.parametrize("copy", [True, False])
+@pytest.mark.parametrize("method", METHODS, ids=str)
+@pytest.mark.parametrize("seq_len", [1, 2, 3, 5, 7, 10, 11, 12, 100])
+def test_every_method_at_every_length(backend, method, seq_len, copy):
+    check(some_batch(3, 11), seq_len, method, backend, copy=copy)
+
+
+@pytest.mark.parametrize("method", METHODS, ids=str)
+def test_a_batch_of_zero_rows(backend, method):
+    resized = check(some_batch(0, 11), 4, method, backend)
+    assert resized["embeddings"].shape == (0, 4, 3)
+
+
+@settings(max_examples=100)
+@given(data=st.data())
+def test_no_token_is_lost_or_doubled_but_as_the_method_says(backend, data):
+    batch_size, length = data.draw(st.integers(0, 5)), data.draw(st.integers(1, 40))
+    seq_len, method = data.draw(st.integers(1, 45)), data.draw(st.sampled_from(METHODS))
+    torch.manual_seed(data.draw(st.integers(0, 1000)))
+    batch = some_batch(batch_size, length)
+    resized = check(batch, seq_len, method, backend, copy=data.draw(st.booleans()))
+    tokens = resized["input_ids"].flatten().tolist()
+    tokens = [token for token in tokens if token != 0]
+    all_tokens = set(batch["input_ids"].flatten().tolist())
+    assert set(tokens) <= all_tokens
+    if method.get("remainder") in ("pad", "overlap"):
+        assert set(tokens) == all_tokens
+    if method.get("remainder") == "overlap":
+        counted = resized["labels"][resized["labels"] != -100].tolist()
+        assert sorted(counted) == sorted(batch["labels"].flatten().tolist())
+    else:
+        assert len(tokens) == len(set(tokens))
+
+
+def test_the_example_of_composers_method_card(backend):
+    """2 rows of 56 tokens at a sequence length of 8 become 14 rows, row by row."""
+    batch = {"input_ids": torch.arange(112).view(2, 56)}
+    resized = resize_batch(batch, 8, mode="reshape", backend=backend)["input_ids"]
+    assert resized.shape == (14, 8)
+    assert resized.tolist() == [list(range(8 * row, 8 * row + 8)) for row in range(14)]
+    assert (resized[:7] < 56).all()
+    assert (resized[7:] >= 56).all()
+
+
+def test_rows_of_30_at_8(backend):
+    batch = {"input_ids": torch.arange(60).view(2, 30)}
+    dropped = resize_batch(batch, 8, mode="reshape", backend=backend)["input_ids"]
+    assert dropped.shape == (6, 8)
+    assert dropped[:, 0].tolist() == [0, 8, 16, 30, 38, 46]
+    stream = resize_batch(batch, 8, mode="flatten", backend=backend)["input_ids"]
+    assert stream.flatten().tolist() == list(range(56))  # one stream: rows run into each other, the tail is dropped
+    assert stream.shape == (7, 8)
+
+
+@pytest.mark.parametrize("method", METHODS, ids=str)
+def test_any_strides(backend, method):
+    contiguous = some_batch(4, 11)
+    strided = {
+        name: tensor.transpose(0, -1).contiguous().transpose(0, -1) if tensor.dim() > 2 else tensor.t().contiguous().t()
+        for name, tensor in contiguous.items()
+    }
+    strided["bytes"] = contiguous["bytes"].repeat_interleave(2, 1)[:, ::2]
+    strided["input_ids"] = contiguous["input_ids"][:1].expand(4, 11)
+    contiguous["input_ids"] = strided["input_ids"].contiguous()
+    for copy in (True, False):
+        results = [resize_batch(b, 4, backend=backend, copy=copy, **method) for b in (strided, contiguous)]
+        for name in contiguous:
+            assert torch.equal(results[0][name], results[1][name]), name
+
+
+def test_a_vector_of_another_length_stays_under_truncate(backend):
+    batch = {"input_ids": torch.arange(22).view(2, 11), "class_weights": torch.rand(5)}
+    assert resize_batch(batch, 4, backend=backend)["class_weights"] is batch["class_weights"]
+
+
+def test_1d_tensors(backend):
+    batch = {"input_ids": torch.arange(22).view(2, 11), "weight": torch.tensor([0.5, 2.0]), "scale": torch.tensor(3.0)}
+    for copy in (True, False):
+        options = {"backend": backend, "copy": copy}
+        assert resize_batch(batch, 4, **options)["weight"].tolist() == [0.5, 2.0]
+        assert resize_batch(batch, 4, mode="reshape", **options)["weight"].tolist() == [0.5, 0.5, 2.0, 2.0]
+        padded = resize_batch(batch, 4, mode="reshape", remainder="pad", **options)
+        assert padded["weight"].tolist() == [0.5] * 3 + [2.0] * 3
+        assert padded["scale"].item() == 3
+
+
+@pytest.mark.parametrize("shape", [(2, 9, 9), (2, 1, 9, 9)])
+def test_square_masks(backend, shape):
+    square = torch.randint(0, 2, shape)
+    batch = {"input_ids": torch.arange(18).view(2, 9), "attention_mask": square, "features": torch.randn(2, 9, 9)}
+    for copy in (True, False):
+        cut = resize_batch(batch, 4, copy=copy, backend=backend)
+        assert torch.equal(cut["attention_mask"], square[..., :4, :4])
+        assert torch.equal(cut["features"], batch["features"][:, :4])
+
+
+def test_square_masks_keep_the_last_token_in_both_dimensions(backend):
+    pairs = torch.arange(2 * 6 * 6).view(2, 6, 6)
+    batch = {"attention_mask": torch.tensor([[1, 1, 1, 1, 1, 0], [1, 1, 0, 0, 0, 0]]), "pair_mask": pairs}
+    cut = resize_batch(batch, 3, keep_last_token=True, backend=backend)
+    assert torch.equal(cut["pair_mask"][0], pairs[0][[0, 1, 4]][:, [0, 1, 4]])
+    assert torch.equal(cut["pair_mask"][1], pairs[1, :3, :3])
+    assert cut["attention_mask"].tolist() == [[1, 1, 1], [1, 1, 0]]
+
+
+def test_mask_keys_name_other_square_masks(backend):
+    batch = {"ids": torch.zeros(2, 5), "bias": torch.arange(50).view(2, 5, 5)}
+    assert resize_batch(batch, 2, backend=backend)["bias"].shape == (2, 2, 5)
+    assert torch.equal(resize_batch(batch, 2, mask_keys=["bias"], backend=backend)["bias"], batch["bias"][:, :2, :2])
+
+
+def test_pad_values(backend):
+    batch = {
+        "input_ids": torch.ones(1, 5, dtype=torch.int32),
+        "labels": torch.ones(1, 5, dtype=torch.int64),
+        "embeddings": torch.ones(1, 5, 2),
+        "flags": torch.zeros(1, 5, dtype=torch.bool),
+        "lm_labels": torch.ones(1, 5, dtype=torch.int16),
+    }
+    pad_values = {"input_ids": 7, "embeddings": -0.5, "flags": True, "labels": -1}
+    padded = resize_batch(batch, 3, mode="reshape", remainder="pad", pad_values=pad_values, backend=backend)
+    assert padded["input_ids"].tolist() == [[1, 1, 1], [1, 1, 7]]
+    assert padded["labels"].tolist() == [[1, 1, 1], [1, 1, -1]]
+    assert padded["lm_labels"].tolist() == [[1, 1, 1], [1, 1, -100]]
+    assert padded["embeddings"][1, 2].tolist() == [-0.5, -0.5]
+    assert padded["flags"].tolist() == [[False] * 3, [False, False, True]]
+    lapped = resize_batch(batch, 3, mode="reshape", remainder="overlap", pad_values=pad_values, backend=backend)
+    assert lapped["labels"].tolist() == [[1, 1, 1], [-1, 1, 1]]
+
+
+@pytest.mark.parametrize("method", METHODS, ids=str)
+def test_sequence_first(backend, method):
+    batch = some_batch(3, 11)
+    first = {name: tensor.transpose(0, 1).contiguous() for name, tensor in batch.items()}
+    for copy in (True, False):
+        expected, info = resize_batch(batch, 4, backend=backend, return_info=True, **method)
+        got, got_info = resize_batch(first, 4, seq_dim=0, backend=backend, return_info=True, copy=copy, **method)
+        for name in batch:
+            assert torch.equal(got[name], expected[name].transpose(0, 1))
+        assert all(torch.equal(*pair) for pair in zip(got_info, info, strict=True))
+
+
+@pytest.mark.parametrize("method", METHODS, ids=str)
+def test_out_is_written_and_keeps_its_addresses(backend, method):
+    batch = some_batch(3, 12)
+    out = {name: torch.full((2 * tensor.numel(),), 99, dtype=tensor.dtype) for name, tensor in batch.items()}
+    for seq_len in (5, 3, 12):
+        expected = resize_batch(batch, seq_len, backend=backend, **method)
+        got = resize_batch(batch, seq_len, out=out, backend=backend, **method)
+        for name in batch:
+            assert torch.equal(got[name], expected[name])
+            assert got[name].is_contiguous()
+            assert got[name].data_ptr() == out[name].data_ptr()
+            assert (out[name][expected[name].numel() :] == torch.full_like(out[name][:1], 99)).all() or seq_len != 5
+
+
+def test_info_without_a_mask(backend):
+    batch = {"input_ids": torch.arange(10).view(2, 5)}
+    for copy in (True, False):
+        _, info = resize_batch(batch, 3, return_info=True, copy=copy, backend=backend)
+        check_info(info, torch.ones(2, 3, dtype=torch.bool))
+        _, info = resize_batch(batch, 3, mode="reshape", remainder="pad", return_info=True, copy=copy, backend=backend)
+        check_info(info, torch.tensor([[1, 1, 1], [1, 1, 0]] * 2, dtype=torch.bool))
+
+
+def test_info_counts_left_padding(backend):
+    batch = {"attention_mask": torch.tensor([[0, 0, 1, 1, 1]])}
+    _, info = resize_batch(batch, 4, return_info=True, backend=backend)
+    assert info.valid_lengths.tolist() == [2]
+    assert info.position_ids.tolist() == [[0, 0, 0, 1]]

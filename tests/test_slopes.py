@@ -1,0 +1,79 @@
+import math
+
+import pytest
+import torch
+
+from seqwarm_kernels import alibi_bias, alibi_slopes
+
+
+def slopes_of_the_paper(num_heads):
+    """As the appendix of Press et al. writes it."""
+
+    def power_of_two(n):
+        start = 2 ** (-(2 ** -(math.log2(n) - 3)))
+        return [start * start**i for i in range(n)]
+
+    if math.log2(num_heads).is_integer():
+        return power_of_two(num_heads)
+    closest = 2 ** math.floor(math.log2(num_heads))
+    return power_of_two(closest) + slopes_of_the_paper(2 * closest)[0::2][: num_heads - closest]
+
+
+@pytest.mark.parametrize("num_heads", [*range(1, 34), 40, 64, 71, 96, 128])
+def test_slopes_are_those_of_the_paper(num_heads):
+    slopes = alibi_slopes(num_heads)
+    assert slopes.dtype == torch.float32
+    torch.testing.assert_close(slopes, torch.tensor(slopes_of_the_paper(num_heads)), rtol=1e-6, atol=0)
+
+
+def test_eight_heads_exactly():
+    assert alibi_slopes(8).tolist() == [2.0**-i for i in range(1, 9)]
+
+
+@pytest.mark.parametrize("num_heads", [0, -1])
+def test_no_heads(num_heads):
+    with pytest.raises(ValueError, match=f"num_heads must be at least 1, got {num_heads}"):
+        alibi_slopes(num_heads)
+
+
+@pytest.mark.parametrize("num_heads", [2.0, True, "8", None])
+def test_num_heads_is_an_int(num_heads):
+    with pytest.raises(TypeError, match="num_heads must be an int"):
+        alibi_slopes(num_heads)
+
+
+@pytest.mark.parametrize(
+    ("query_length", "key_length", "query_start"), [(3, 5, None), (4, 4, 0), (2, 6, -3), (2, 3, 9)]
+)
+def test_bias(query_length, key_length, query_start):
+    slopes = alibi_slopes(3)
+    start = key_length - query_length if query_start is None else query_start
+    both = alibi_bias(slopes, query_length, key_length, causal=False, query_start=query_start)
+    causal = alibi_bias(slopes, query_length, key_length, query_start=query_start)
+    assert both.shape == causal.shape == (3, query_length, key_length)
+    for h in range(3):
+        for i in range(query_length):
+            for j in range(key_length):
+                penalty = -slopes[h].item() * abs(start + i - j)
+                assert both[h, i, j].item() == pytest.approx(penalty)
+                assert causal[h, i, j].item() == (pytest.approx(penalty) if j <= start + i else float("-inf"))
+
+
+def test_bias_takes_slopes_for_each_row():
+    slopes = torch.rand(2, 3, dtype=torch.float64)
+    bias = alibi_bias(slopes, 4, 5)
+    assert bias.shape == (2, 3, 4, 5)
+    torch.testing.assert_close(bias[1], alibi_bias(slopes[1], 4, 5), rtol=0, atol=0)
+
+
+def test_bias_rejects_bad_input():
+    with pytest.raises(TypeError, match="slopes must be a floating-point tensor, got torch.int64"):
+        alibi_bias(torch.tensor([1]), 2, 2)
+    with pytest.raises(ValueError, match=r"slopes must be \(num_heads,\) or \(batch, num_heads\), got \(\)"):
+        alibi_bias(torch.tensor(0.5), 2, 2)
+    with pytest.raises(ValueError, match="query_length must be at least 0, got -1"):
+        alibi_bias(alibi_slopes(2), -1, 2)
+    with pytest.raises(TypeError, match="key_length must be an int"):
+        alibi_bias(alibi_slopes(2), 1, 2.5)
+    with pytest.raises(TypeError, match="query_start must be an int"):
+        alibi_bias(alibi_slopes(2), 1, 2, query_start=0.5)
