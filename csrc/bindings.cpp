@@ -1,0 +1,26 @@
+// The Python module seqwarm_kernels._C. Importing it registers the operators' kernels; their schemas are
+// defined in Python (seqwarm_kernels/ops). The module itself only says what it was built with.
+
+#include <pybind11/pybind11.h>
+
+namespace py = pybind11;
+
+namespace {
+
+py::dict build_info() {
+  py::dict info;
+  info["torch"] = SEQWARM_TORCH_VERSION;
+#ifdef SEQWARM_CUDA_VERSION
+  info["cuda"] = SEQWARM_CUDA_VERSION;
+#else
+  info["cuda"] = py::none();
+#endif
+  info["compiler"] = SEQWARM_COMPILER;
+  return info;
+}
+
+}  // namespace
+
+PYBIND11_MODULE(_C, module) {
+  module.def("build_info", &build_info, "The torch, CUDA toolkit and compiler that this extension was built with.");
+}

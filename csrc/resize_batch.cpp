@@ -1,0 +1,288 @@
+// The host's part of seqwarm::resize_batch: checks of the arguments, outputs, and tensors described as bytes.
+
+#include "resize_batch.h"
+
+#include <ATen/ops/scalar_tensor.h>
+#include <c10/util/Exception.h>
+
+#include <array>
+#include <cstring>
+#include <utility>
+
+namespace seqwarm {
+namespace {
+
+constexpr std::array<std::pair<std::string_view, Rule>, 6> rules{{
+    {"truncate", Rule::Truncate},
+    {"truncate_keep_last", Rule::TruncateKeepLast},
+    {"reshape_drop", Rule::ReshapeDrop},
+    {"reshape_pad", Rule::ReshapePad},
+    {"reshape_overlap", Rule::ReshapeOverlap},
+    {"flatten", Rule::Flatten},
+}};
+
+Rule rule_named(std::string_view name) {
+  for (const auto& [known, rule] : rules) {
+    if (known == name) {
+      return rule;
+    }
+  }
+  TORCH_CHECK_VALUE(false, "resize_batch: unknown rule '", name, "'");
+}
+
+bool is_truncation(Rule rule) {
+  return rule == Rule::Truncate || rule == Rule::TruncateKeepLast;
+}
+
+int64_t chunks_of(Rule rule, int64_t source_length, int64_t new_length) {
+  if (is_truncation(rule)) {
+    return 1;
+  }
+  const bool rounds_up = rule == Rule::ReshapePad || rule == Rule::ReshapeOverlap;
+  return (source_length + (rounds_up ? new_length - 1 : 0)) / new_length;
+}
+
+ResizePlan plan_of(const ResizeArguments& arguments) {
+  TORCH_CHECK_VALUE(
+      arguments.batch_size >= 0 && arguments.source_length >= 1 && arguments.new_length >= 1,
+      "resize_batch: batch_size must be at least 0, source_length and new_length at least 1, got ",
+      arguments.batch_size, ", ", arguments.source_length, " and ", arguments.new_length);
+  const Rule rule = rule_named(arguments.rule);
+  const int64_t new_length = std::min(arguments.new_length, arguments.source_length);
+  const int64_t chunks = chunks_of(rule, arguments.source_length, new_length);
+  const int64_t new_rows = rule == Rule::Flatten ? arguments.batch_size * arguments.source_length / new_length
+                                                 : arguments.batch_size * chunks;
+  return {rule, arguments.batch_size, arguments.source_length, new_length, chunks, new_rows};
+}
+
+Kind kind_of(int64_t number) {
+  TORCH_CHECK_VALUE(number >= 0 && number <= 3, "resize_batch: unknown kind ", number);
+  return static_cast<Kind>(number);
+}
+
+const at::Tensor& any_tensor(const ResizeArguments& arguments) {
+  TORCH_CHECK_VALUE(
+      !arguments.inputs.empty() || arguments.attention_mask.has_value(), "resize_batch: there is no tensor to resize");
+  return arguments.inputs.empty() ? *arguments.attention_mask : arguments.inputs[0];
+}
+
+std::vector<int64_t> output_shape(const ResizePlan& plan, const at::Tensor& input, Kind kind) {
+  if (kind == Kind::Row) {
+    return {plan.new_rows};
+  }
+  std::vector<int64_t> shape = input.sizes().vec();
+  shape[0] = plan.new_rows;
+  shape[1] = plan.new_length;
+  if (kind == Kind::Square) {
+    shape[2] = plan.new_length;
+  }
+  return shape;
+}
+
+void check_input(const ResizePlan& plan, const at::Tensor& input, Kind kind, const c10::Device& device) {
+  const at::IntArrayRef sizes = input.sizes();
+  bool fits = !sizes.empty() && sizes[0] == plan.batch_size;
+  if (kind == Kind::Row) {
+    fits = fits && sizes.size() == 1 && plan.rule != Rule::Flatten;
+  } else {
+    fits = fits && sizes.size() >= 2 && sizes[1] == plan.source_length;
+  }
+  if (kind == Kind::Square) {
+    fits = fits && sizes.size() == 3 && sizes[2] == plan.source_length && is_truncation(plan.rule);
+  }
+  TORCH_CHECK_VALUE(
+      fits, "resize_batch: an input of shape ", sizes, " and kind ", static_cast<int>(kind), " does not fit batch_size ",
+      plan.batch_size, ", source_length ", plan.source_length, " and the rule");
+  TORCH_CHECK_VALUE(input.device() == device, "resize_batch: all tensors must be on ", device);
+}
+
+void check_arguments(const ResizePlan& plan, const ResizeArguments& arguments) {
+  const size_t count = arguments.inputs.size();
+  TORCH_CHECK_VALUE(
+      arguments.kinds.size() == count && arguments.fill_values.size() == count,
+      "resize_batch: there must be a kind and a fill value for each of the ", count, " inputs");
+  const c10::Device device = any_tensor(arguments).device();
+  for (size_t index = 0; index < count; ++index) {
+    check_input(plan, arguments.inputs[index], kind_of(arguments.kinds[index]), device);
+  }
+  if (arguments.attention_mask.has_value()) {
+    check_input(plan, *arguments.attention_mask, Kind::Sequence, device);
+    TORCH_CHECK_VALUE(arguments.attention_mask->dim() == 2, "resize_batch: attention_mask must have two dimensions");
+  }
+  TORCH_CHECK_VALUE(
+      plan.rule != Rule::TruncateKeepLast || arguments.attention_mask.has_value(),
+      "resize_batch: truncate_keep_last needs an attention_mask");
+}
+
+void check_output(const at::Tensor& output, at::IntArrayRef shape, at::ScalarType dtype, const c10::Device& device) {
+  TORCH_CHECK_VALUE(
+      output.sizes() == shape && output.scalar_type() == dtype && output.device() == device && output.is_contiguous(),
+      "resize_batch: an output must be a contiguous ", dtype, " tensor of shape ", shape, " on ", device, ", got ",
+      output.scalar_type(), " ", output.sizes(), " on ", output.device(),
+      output.is_contiguous() ? "" : ", not contiguous");
+}
+
+struct Features {
+  int64_t count;
+  int64_t stride;  // in elements
+};
+
+// The feature dimensions of (B, S, features...) as one, where one stride can describe them.
+std::optional<Features> collapse_features(const at::Tensor& input) {
+  Features features{1, 1};
+  for (int64_t dim = input.dim() - 1; dim >= 2; --dim) {
+    const int64_t size = input.size(dim);
+    if (size == 1) {
+      continue;
+    }
+    if (features.count == 1) {
+      features.stride = input.stride(dim);
+    } else if (input.stride(dim) != features.count * features.stride) {
+      return std::nullopt;
+    }
+    features.count *= size;
+  }
+  return features;
+}
+
+// Join units while the tensor allows it: fewer and wider loads.
+void widen_units(ResizeEntry& entry) {
+  const auto address = reinterpret_cast<uintptr_t>(entry.input) | reinterpret_cast<uintptr_t>(entry.output);
+  const auto alignment =
+      address | static_cast<uintptr_t>(entry.row_stride) | static_cast<uintptr_t>(entry.position_stride);
+  while (entry.unit_size < 16 && entry.unit_stride == entry.unit_size && entry.token_units % 2 == 0 &&
+         alignment % (2 * entry.unit_size) == 0) {
+    std::memcpy(entry.fill + entry.unit_size, entry.fill, entry.unit_size);
+    entry.unit_size *= 2;
+    entry.unit_stride *= 2;
+    entry.token_units /= 2;
+    entry.row_units /= 2;
+  }
+}
+
+bool may_fill(Rule rule, Kind kind) {
+  return (rule == Rule::ReshapePad && kind != Kind::Row) || (rule == Rule::ReshapeOverlap && kind == Kind::Label);
+}
+
+// `input` is replaced by a contiguous copy where strides cannot describe it.
+ResizeEntry describe_entry(
+    const ResizePlan& plan, at::Tensor& input, const at::Tensor& output, Kind kind, const at::Scalar& fill_value) {
+  Features features{1, 0};
+  if (kind == Kind::Square) {
+    features = {plan.new_length, input.stride(2)};
+  } else if (kind != Kind::Row) {
+    std::optional<Features> collapsed = collapse_features(input);
+    if (!collapsed.has_value()) {
+      input = input.contiguous();
+      collapsed = collapse_features(input);
+    }
+    features = *collapsed;
+  }
+  const auto item_size = static_cast<int64_t>(input.element_size());
+  ResizeEntry entry{};
+  entry.input = static_cast<const char*>(input.const_data_ptr());
+  entry.output = static_cast<char*>(output.mutable_data_ptr());
+  entry.row_stride = input.stride(0) * item_size;
+  entry.position_stride = kind == Kind::Row ? 0 : input.stride(1) * item_size;
+  entry.unit_stride = features.stride * item_size;
+  entry.token_units = features.count;
+  entry.row_units = features.count * (kind == Kind::Row ? 1 : plan.new_length);
+  entry.unit_size = static_cast<int32_t>(item_size);
+  entry.kind = kind;
+  if (may_fill(plan.rule, kind)) {
+    const at::Tensor item = at::scalar_tensor(fill_value, at::TensorOptions(input.scalar_type()).device(at::kCPU));
+    std::memcpy(entry.fill, item.const_data_ptr(), item_size);
+  }
+  if (kind == Kind::Sequence || kind == Kind::Label) {
+    widen_units(entry);
+  }
+  return entry;
+}
+
+uint64_t value_bits_of(at::ScalarType dtype) {
+  switch (dtype) {
+    case at::kHalf:
+    case at::kBFloat16:
+      return 0x7fff;
+    case at::kFloat:
+      return 0x7fffffff;
+    case at::kDouble:
+      return 0x7fffffffffffffff;
+    default:
+      return ~uint64_t{0};
+  }
+}
+
+// `mask` is replaced by a comparison with zero where its bits do not tell.
+MaskView describe_mask(at::Tensor& mask) {
+  const at::ScalarType dtype = mask.scalar_type();
+  const bool bits_tell = at::isIntegralType(dtype, /*includeBool=*/true) || value_bits_of(dtype) != ~uint64_t{0};
+  if (!bits_tell) {
+    mask = mask.ne(0);
+  }
+  const auto item_size = static_cast<int64_t>(mask.element_size());
+  return {
+      static_cast<const char*>(mask.const_data_ptr()), mask.stride(0) * item_size, mask.stride(1) * item_size,
+      static_cast<int32_t>(item_size), value_bits_of(mask.scalar_type())};
+}
+
+InfoOutput describe_info(const ResizePlan& plan, at::TensorList outputs, const c10::Device& device) {
+  check_output(outputs[0], {plan.new_rows}, at::kInt, device);
+  check_output(outputs[1], {plan.new_rows, plan.new_length}, at::kLong, device);
+  check_output(outputs[2], {}, at::kLong, device);
+  return {
+      outputs[0].mutable_data_ptr<int32_t>(), outputs[1].mutable_data_ptr<int64_t>(),
+      outputs[2].mutable_data_ptr<int64_t>()};
+}
+
+}  // namespace
+
+std::vector<at::Tensor> allocate_outputs(const ResizeArguments& arguments) {
+  const ResizePlan plan = plan_of(arguments);
+  check_arguments(plan, arguments);
+  std::vector<at::Tensor> outputs;
+  for (size_t index = 0; index < arguments.inputs.size(); ++index) {
+    const at::Tensor& input = arguments.inputs[index];
+    outputs.push_back(input.new_empty(output_shape(plan, input, kind_of(arguments.kinds[index]))));
+  }
+  if (arguments.return_info) {
+    const at::Tensor& like = any_tensor(arguments);
+    outputs.push_back(like.new_empty({plan.new_rows}, at::kInt));
+    outputs.push_back(like.new_empty({plan.new_rows, plan.new_length}, at::kLong));
+    outputs.push_back(like.new_empty({}, at::kLong));
+  }
+  return outputs;
+}
+
+ResizeCall describe_call(const ResizeArguments& arguments, at::TensorList outputs) {
+  const ResizePlan plan = plan_of(arguments);
+  check_arguments(plan, arguments);
+  const size_t count = arguments.inputs.size();
+  TORCH_CHECK_VALUE(
+      outputs.size() == count + (arguments.return_info ? 3 : 0), "resize_batch: there must be an output for each of the ",
+      count, " inputs", arguments.return_info ? " and three for the info" : "", ", got ", outputs.size());
+
+  ResizeCall call{plan, {}, {}, {}, any_tensor(arguments).device(), {}};
+  for (size_t index = 0; index < count; ++index) {
+    at::Tensor input = arguments.inputs[index];
+    const Kind kind = kind_of(arguments.kinds[index]);
+    const at::Tensor& output = outputs[index];
+    check_output(output, output_shape(plan, input, kind), input.scalar_type(), call.device);
+    if (output.numel() == 0) {
+      continue;
+    }
+    call.entries.push_back(describe_entry(plan, input, output, kind, arguments.fill_values[index]));
+    call.copies.push_back(std::move(input));
+  }
+  if (arguments.attention_mask.has_value()) {
+    at::Tensor mask = *arguments.attention_mask;
+    call.mask = describe_mask(mask);
+    call.copies.push_back(std::move(mask));
+  }
+  if (arguments.return_info) {
+    call.info = describe_info(plan, outputs.slice(count), call.device);
+  }
+  return call;
+}
+
+}  // namespace seqwarm
