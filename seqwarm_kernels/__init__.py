@@ -1,0 +1,24 @@
+"""Sequence-length warmup and ALiBi attention for PyTorch: when, what, compute, memory."""
+
+from .allocator import AllocatorReport, warmup_allocator
+from .attention import alibi_attention, alibi_attention_varlen
+from .batch import ResizeInfo, resize_batch
+from .schedule import Milestone, SequenceLengthScheduler, discrete, root
+from .slopes import alibi_bias, alibi_slopes
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AllocatorReport",
+    "Milestone",
+    "ResizeInfo",
+    "SequenceLengthScheduler",
+    "alibi_attention",
+    "alibi_attention_varlen",
+    "alibi_bias",
+    "alibi_slopes",
+    "discrete",
+    "resize_batch",
+    "root",
+    "warmup_allocator",
+]

@@ -1,0 +1,123 @@
+"""A batch of the size that training will see, and the call of a model with it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, MutableMapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .ops.resize_batch.schema import SEQUENCE_DIMS, Kind
+from .ops.resize_batch.validation import batch_layout
+
+#: What a model is called with: keyword arguments by name, positional ones, or one tensor.
+ExampleBatch = Mapping[str, Any] | Sequence[Tensor] | Tensor
+
+
+def guess_batch(model: nn.Module, batch_size: int, length: int, device: torch.device) -> dict[str, Tensor]:
+    """Token ids for a Hugging Face language model, or for a model whose first layer is an embedding.
+
+    Raises:
+        ValueError: the model is neither.
+    """
+    parameters = list(signature(model))
+    first_layer = next((module for module in model.modules() if not list(module.children())), None)
+    vocabulary = _vocabulary_of_config(model) if "input_ids" in parameters else None
+    if vocabulary is None and isinstance(first_layer, nn.Embedding):
+        return {parameters[0]: torch.randint(first_layer.num_embeddings, (batch_size, length), device=device)}
+    if vocabulary is None:
+        raise ValueError(
+            f"cannot guess the inputs of {type(model).__name__}: it has no config with a vocabulary, and its first "
+            f"layer is {type(first_layer).__name__}, not Embedding; pass example_batch"
+        )
+    input_ids = torch.randint(vocabulary, (batch_size, length), device=device)
+    batch = {"input_ids": input_ids}
+    if "attention_mask" in parameters:
+        batch["attention_mask"] = torch.ones_like(input_ids)
+    if "labels" in parameters and model.get_output_embeddings() is not None:  # type: ignore[operator]
+        batch["labels"] = input_ids
+    return batch
+
+
+def _vocabulary_of_config(model: nn.Module) -> int | None:
+    config = getattr(unwrapped(model), "config", None)
+    if config is None or getattr(config, "is_encoder_decoder", False):
+        return None
+    return getattr(config, "vocab_size", None)
+
+
+def stretched(
+    batch: MutableMapping[str, Any], batch_size: int | None, length: int, keys: Sequence[str] | None
+) -> dict[str, Any]:
+    """The batch's own rows and tokens, repeated to (batch_size, length); masks become all ones."""
+    layout = batch_layout(batch, mode="truncate", seq_dim=1, keys=keys, mask_keys=None)
+    if layout.batch_size == 0:
+        raise ValueError("example_batch must have at least one row, got 0")
+    result = dict(batch)
+    for name, kind in layout.kinds.items():
+        tensor = batch[name]
+        row = torch.arange(batch_size or layout.batch_size, device=tensor.device) % layout.batch_size
+        column = torch.arange(length, device=tensor.device) % layout.source_length
+        result[name] = tensor.index_select(0, row)
+        leading = tensor.dim() - 3 if kind == Kind.SQUARE else 0  # (B, 1, S, S)
+        for dim in SEQUENCE_DIMS[kind]:
+            result[name] = result[name].index_select(dim + leading, column)
+        if name.endswith("_mask") and not tensor.is_floating_point():
+            result[name] = torch.ones_like(result[name])
+    return result
+
+
+def as_mapping(batch: ExampleBatch) -> dict[str, Any]:
+    """Positional arguments under their numbers, so that one code path resizes all."""
+    if isinstance(batch, Mapping):
+        return dict(batch)
+    if isinstance(batch, Tensor):
+        return {"0": batch}
+    if isinstance(batch, (list, tuple)) and all(isinstance(entry, Tensor) for entry in batch):
+        return {str(index): tensor for index, tensor in enumerate(batch)}
+    raise TypeError(
+        f"example_batch must be a mapping, a tensor, or a tuple or list of tensors, got {type(batch).__name__}"
+    )
+
+
+def as_given(mapping: dict[str, Any], batch: ExampleBatch) -> ExampleBatch:
+    """The reverse of `as_mapping`."""
+    if isinstance(batch, Mapping):
+        return mapping
+    return mapping["0"] if isinstance(batch, Tensor) else tuple(mapping.values())
+
+
+def call_model(model: nn.Module, batch: ExampleBatch) -> Any:
+    """A mapping goes by the names that `forward` has, or whole where it has none of them and one parameter.
+
+    Of a tuple goes as much as `forward` takes: the rest (labels) is for the loss function.
+    """
+    if isinstance(batch, Tensor):
+        return model(batch)
+    parameters = signature(model)
+    kinds = [parameter.kind for parameter in parameters.values()]
+    if not isinstance(batch, Mapping):
+        takes_all = inspect.Parameter.VAR_POSITIONAL in kinds
+        return model(*(batch if takes_all else batch[: len(parameters)]))
+    if inspect.Parameter.VAR_KEYWORD in kinds:
+        return model(**batch)
+    named = {name: value for name, value in batch.items() if name in parameters}
+    if not named and len(parameters) == 1:
+        return model(batch)
+    return model(**named)
+
+
+def signature(model: nn.Module) -> Mapping[str, inspect.Parameter]:
+    """The parameters of `forward`, of the model inside any wrapper."""
+    return inspect.signature(unwrapped(model).forward).parameters
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The user's module inside torch.compile's or DistributedDataParallel's."""
+    for attribute in ("_orig_mod", "module"):
+        inner = getattr(model, attribute, None)
+        if isinstance(inner, nn.Module) and type(model).__module__.startswith("torch."):
+            return unwrapped(inner)
+    return model

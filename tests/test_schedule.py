@@ -1,0 +1,246 @@
+import json
+import math
+import random
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import seqwarm_kernels as sw
+from seqwarm_kernels import SequenceLengthScheduler, discrete, root
+
+NUM_RANDOM_CONFIGURATIONS = 200
+
+
+def random_settings(seed):
+    rng = random.Random(seed)
+    low = rng.randint(1, 300)
+    return {
+        "min_seq_length": low,
+        "max_seq_length": low + rng.choice([0, rng.randint(0, 3000)]),
+        "duration": rng.choice([1, rng.randint(1, 50), rng.randint(1, 10**9)]),
+        "step_size": rng.choice([1, 8, 64, rng.randint(1, 400)]),
+        "unit": rng.choice(["step", "token", "sample"]),
+    }
+
+
+def some_progress(settings, seed):
+    rng = random.Random(seed + 1)
+    duration = settings["duration"]
+    return sorted({0, duration - 1, duration, 2 * duration, *(rng.randint(0, duration) for _ in range(50))})
+
+
+def length_by_the_formula(settings, share):
+    low, high, step = (settings[name] for name in ("min_seq_length", "max_seq_length", "step_size"))
+    return min(high, low + step * math.floor((high - low) * share / step))
+
+
+def check_ends_and_range(scheduler, progresses):
+    low, high, duration = scheduler.min_seq_length, scheduler.max_seq_length, scheduler.duration
+    lengths = [scheduler.seq_length_at(n) for n in progresses]
+    assert all(low <= length <= high for length in lengths)
+    assert lengths == sorted(lengths)
+    assert scheduler.seq_length_at(duration) == high
+    assert scheduler.seq_length_at(10 * duration + 1) == high
+
+
+def check_round_trips(make, progresses):
+    for progress in progresses:
+        scheduler, restored = make(), make()
+        scheduler.step(progress)
+        restored.load_state_dict(json.loads(json.dumps(scheduler.state_dict())))
+        assert restored.progress == progress
+        assert restored.seq_length == scheduler.seq_length == scheduler.seq_length_at(progress)
+
+
+@pytest.mark.parametrize("seed", range(NUM_RANDOM_CONFIGURATIONS))
+def test_linear(seed):
+    settings = random_settings(seed)
+    scheduler, progresses = SequenceLengthScheduler(**settings), some_progress(settings, seed)
+    assert scheduler.seq_length_at(0) == settings["min_seq_length"]
+    check_ends_and_range(scheduler, progresses)
+    check_round_trips(lambda: SequenceLengthScheduler(**settings), progresses)
+    for n in progresses:
+        if n < settings["duration"]:
+            assert scheduler.seq_length_at(n) == length_by_the_formula(settings, Fraction(n, settings["duration"]))
+
+
+@pytest.mark.parametrize("seed", range(NUM_RANDOM_CONFIGURATIONS))
+def test_root(seed):
+    settings = random_settings(seed)
+    degree = random.Random(seed).choice([1, 2, 3, 0.5, 1.7])
+    scheduler, progresses = SequenceLengthScheduler(**settings, pacing=root(degree)), some_progress(settings, seed)
+    assert scheduler.seq_length_at(0) == settings["min_seq_length"]
+    check_ends_and_range(scheduler, progresses)
+    check_round_trips(lambda: SequenceLengthScheduler(**settings, pacing=root(degree)), progresses)
+    for n in progresses:
+        if n < settings["duration"]:
+            share = (n / settings["duration"]) ** (1 / degree)
+            assert scheduler.seq_length_at(n) == length_by_the_formula(settings, share)
+
+
+@pytest.mark.parametrize("seed", range(NUM_RANDOM_CONFIGURATIONS))
+def test_discrete(seed):
+    rng = random.Random(seed)
+    settings = random_settings(seed)
+    lengths = sorted(
+        rng.randint(settings["min_seq_length"], settings["max_seq_length"]) for _ in range(rng.randint(0, 5))
+    )
+    lengths = [settings["min_seq_length"], *lengths]
+    stages = [(rng.randint(1, 1000), length) for length in lengths]
+    settings["duration"] = sum(units for units, _ in stages) + rng.choice([0, rng.randint(0, 500)])
+    scheduler, progresses = SequenceLengthScheduler(**settings, pacing=discrete(stages)), some_progress(settings, seed)
+    assert scheduler.seq_length_at(0) == settings["min_seq_length"]
+    check_ends_and_range(scheduler, progresses)
+    check_round_trips(lambda: SequenceLengthScheduler(**settings, pacing=discrete(stages)), progresses)
+    by_unit = [length for units, length in stages for _ in range(units)]
+    for n in progresses:
+        assert scheduler.seq_length_at(n) == (by_unit[n] if n < len(by_unit) else settings["max_seq_length"])
+
+
+def test_linear_is_exact_where_floats_are_not():
+    # 0.1 + 0.2 style: 3 / 10 of 30 is 9 exactly, float64 makes it 8.999...
+    scheduler = SequenceLengthScheduler(1, 101, duration=1000, step_size=1)
+    assert [scheduler.seq_length_at(n) for n in range(0, 1000, 10)] == list(range(1, 101))
+
+
+def test_a_pacing_of_ones_own_is_clamped():
+    scheduler = SequenceLengthScheduler(8, 64, duration=10, pacing=lambda x: 3 * float(x) - 1)
+    assert [scheduler.seq_length_at(n) for n in range(11)] == [8, 8, 8, 8, 16, 32, 48, 64, 64, 64, 64]
+
+
+def test_a_pacing_that_is_no_number():
+    scheduler = SequenceLengthScheduler(8, 64, duration=10, pacing=lambda x: float("nan"))
+    with pytest.raises(ValueError, match="pacing must return a finite number, got nan at progress 3"):
+        scheduler.seq_length_at(3)
+
+
+def test_duration_zero_is_full_length_at_once():
+    scheduler = SequenceLengthScheduler(8, 1024, duration=0)
+    assert scheduler.seq_length == 1024
+    assert scheduler.milestones() == [(0, 1024)]
+
+
+def test_a_duration_shorter_than_the_number_of_lengths_jumps():
+    scheduler = SequenceLengthScheduler(8, 1024, duration=3)
+    assert [scheduler.seq_length_at(n) for n in range(5)] == [8, 344, 680, 1024, 1024]
+    assert scheduler.milestones() == [(0, 8), (1, 344), (2, 680), (3, 1024)]
+
+
+def test_step_counts_units():
+    scheduler = SequenceLengthScheduler(8, 16, duration=100, unit="token")
+    assert scheduler.step(99) == 8
+    assert scheduler.step() == 16
+    assert scheduler.progress == 100
+
+
+pacings = st.sampled_from(["linear", root(2), root(0.5), lambda x: float(x) ** 2])
+
+
+@given(
+    low=st.integers(1, 50),
+    extra=st.integers(0, 200),
+    duration=st.integers(0, 300),
+    step=st.integers(1, 20),
+    pacing=pacings,
+)
+def test_milestones_are_all_changes(low, extra, duration, step, pacing):
+    scheduler = SequenceLengthScheduler(low, low + extra, duration=duration, step_size=step, pacing=pacing)
+    changes = [(0, scheduler.seq_length_at(0))]
+    for n in range(1, duration + 2):
+        if scheduler.seq_length_at(n) != changes[-1][1]:
+            changes.append((n, scheduler.seq_length_at(n)))
+    assert scheduler.milestones() == changes
+
+
+def test_milestones_of_a_pacing_that_falls():
+    scheduler = SequenceLengthScheduler(8, 64, duration=1000, pacing=lambda x: abs(math.sin(20 * float(x))))
+    visited = {scheduler.seq_length_at(n) for n in range(1001)}
+    assert {milestone.seq_length for milestone in scheduler.milestones()} == visited
+
+
+def test_milestones_of_a_billion_tokens_are_found_quickly():
+    milestones = SequenceLengthScheduler(8, 1024, duration=10**12, unit="token").milestones()
+    assert [length for _, length in milestones] == list(range(8, 1025, 8))
+
+
+def test_resize():
+    import torch
+
+    scheduler = SequenceLengthScheduler(8, 32, duration=100)
+    batch = {"input_ids": torch.arange(64).view(2, 32)}
+    assert scheduler.resize(batch)["input_ids"].tolist() == batch["input_ids"][:, :8].tolist()
+    assert scheduler.resize(batch, mode="reshape")["input_ids"].shape == (8, 8)
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "message"),
+    [
+        ({"min_seq_length": 0}, ValueError, "min_seq_length must be at least 1, got 0"),
+        (
+            {"min_seq_length": 9, "max_seq_length": 8},
+            ValueError,
+            "max_seq_length must be at least min_seq_length 9, got 8",
+        ),
+        ({"max_seq_length": 10.0}, TypeError, "max_seq_length must be an int, got float"),
+        ({"duration": -1}, ValueError, "duration must not be negative, got -1"),
+        ({"duration": float("inf")}, ValueError, "duration must be finite"),
+        ({"duration": "30%"}, TypeError, "duration must be a real number, got str"),
+        ({"step_size": 0}, ValueError, "step_size must be at least 1, got 0"),
+        ({"unit": "epoch"}, ValueError, "unit must be one of step, token, sample, got 'epoch'"),
+        ({"pacing": "quadratic"}, ValueError, "pacing must be 'linear', .* got 'quadratic'"),
+        (
+            {"pacing": discrete([(60, 8), (60, 16)])},
+            ValueError,
+            "duration must cover the stages of pacing, 120 units, got 100",
+        ),
+        ({"pacing": discrete([(10, 4)])}, ValueError, "got a stage of 4"),
+    ],
+)
+def test_bad_settings(settings, error, message):
+    with pytest.raises(error, match=message):
+        SequenceLengthScheduler(**{"duration": 100, **settings})
+
+
+def test_bad_pacings():
+    with pytest.raises(ValueError, match="degree must be positive, got 0"):
+        root(0)
+    with pytest.raises(TypeError, match="degree must be a real number"):
+        root("2")
+    with pytest.raises(ValueError, match="units of a stage must be at least 1, got 0"):
+        discrete([(0, 8)])
+    with pytest.raises(ValueError, match=r"the lengths of stages must not fall, got \[64, 32\]"):
+        discrete([(10, 64), (10, 32)])
+
+
+def test_bad_progress():
+    scheduler = SequenceLengthScheduler(duration=10)
+    with pytest.raises(ValueError, match="n must be at least 0, got -1"):
+        scheduler.step(-1)
+    with pytest.raises(TypeError, match="n must be an int"):
+        scheduler.step(0.5)
+    with pytest.raises(ValueError, match="progress must not be negative"):
+        scheduler.seq_length_at(-1)
+    assert scheduler.progress == 0
+
+
+def test_state_of_another_configuration_changes_nothing():
+    scheduler = SequenceLengthScheduler(8, 64, duration=10, pacing=root(2))
+    scheduler.step(3)
+    state = scheduler.state_dict()
+    for name, value in (("duration", 20), ("pacing", "linear"), ("unit", "token"), ("max_seq_length", 128)):
+        with pytest.raises(ValueError, match=f"state_dict is of another configuration: {name} is"):
+            scheduler.load_state_dict({**state, "progress": 7, name: value})
+    with pytest.raises(ValueError, match="state_dict must have the entries"):
+        scheduler.load_state_dict({"progress": 7})
+    with pytest.raises(TypeError, match="progress must be an int"):
+        scheduler.load_state_dict({**state, "progress": "7"})
+    with pytest.raises(TypeError, match="state_dict must be a mapping"):
+        scheduler.load_state_dict(None)
+    assert scheduler.progress == 3
+
+
+def test_state_is_plain():
+    state = sw.SequenceLengthScheduler(duration=0.3 * 1000).state_dict()
+    assert all(isinstance(value, (int, float, str)) for value in state.values())
