@@ -1,0 +1,7 @@
+"""`python -m seqwarm_kernels`."""
+
+import sys
+
+from .cli import main
+
+sys.exit(main())

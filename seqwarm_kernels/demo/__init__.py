@@ -1,0 +1,1 @@
+"""`python -m seqwarm_kernels demo`: one small GPT trained twice, with and without sequence-length warmup."""

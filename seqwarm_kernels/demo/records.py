@@ -1,0 +1,120 @@
+"""What was measured at each evaluation, and what a comparison of the two runs says."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+BASELINE = "baseline"
+WARMUP = "warmup"
+RUNS = (BASELINE, WARMUP)
+
+#: Above this ratio of speeds at the same length, the machine was doing something else during one of the runs.
+SPEED_TOLERANCE = 1.1
+
+
+@dataclass(frozen=True)
+class Record:
+    """One evaluation of one run. Seconds count training only. Losses are nats for each byte."""
+
+    run: str
+    step: int
+    tokens: int
+    seconds: float
+    seq_length: int  #: of the last training step, the next one's before the first
+    learning_rate: float  #: of the last training step, 0 before the first
+    train_loss: float | None  #: mean since the evaluation before, at the lengths trained on
+    validation_loss: float  #: at the full length
+
+
+@dataclass(frozen=True)
+class Crossing:
+    """Where a run first reached a loss."""
+
+    seconds: float
+    tokens: float
+
+
+def first_reaches(records: Sequence[Record], loss: float) -> Crossing | None:
+    """On straight lines between evaluations; None if the loss stays above."""
+    if records[0].validation_loss <= loss:
+        return Crossing(records[0].seconds, records[0].tokens)
+    for before, after in pairwise(records):
+        if after.validation_loss <= loss:
+            way = (before.validation_loss - loss) / (before.validation_loss - after.validation_loss)
+            return Crossing(
+                seconds=before.seconds + way * (after.seconds - before.seconds),
+                tokens=before.tokens + way * (after.tokens - before.tokens),
+            )
+    return None
+
+
+def full_length_speed(records: Sequence[Record]) -> float | None:
+    """Tokens a second while training at the full length; None if no two evaluations enclose only that."""
+    full_length = records[-1].seq_length
+    pairs = [(a, b) for a, b in pairwise(records) if a.seq_length == b.seq_length == full_length]
+    seconds = sum(after.seconds - before.seconds for before, after in pairs)
+    return sum(after.tokens - before.tokens for before, after in pairs) / seconds if seconds else None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Both finished runs, measured against the baseline's final loss."""
+
+    baseline: list[Record]
+    warmup: list[Record]
+
+    @staticmethod
+    def of(records: Sequence[Record]) -> Comparison:
+        baseline, warmup = ([record for record in records if record.run == run] for run in RUNS)
+        return Comparison(baseline, warmup)
+
+    @property
+    def target(self) -> float:
+        return self.baseline[-1].validation_loss
+
+    @property
+    def baseline_crossing(self) -> Crossing:
+        """At its end, or before it where its loss rose again: both runs are judged by the same rule."""
+        crossing = first_reaches(self.baseline, self.target)
+        assert crossing is not None  # its last record is at the target
+        return crossing
+
+    @property
+    def warmup_crossing(self) -> Crossing | None:
+        return first_reaches(self.warmup, self.target)
+
+    def speed_warning(self) -> str | None:
+        """Both runs do the same work at the full length: if one did it faster, its seconds say little."""
+        speeds = full_length_speed(self.baseline), full_length_speed(self.warmup)
+        if None in speeds or max(speeds) <= SPEED_TOLERANCE * min(speeds):  # type: ignore[type-var, operator]
+            return None
+        return (
+            f"The machine was not equally fast during both runs: at the full length the baseline trained on "
+            f"{speeds[0]:,.0f} tokens a second, the warmup run on {speeds[1]:,.0f}. Trust the tokens, not "
+            f"the seconds, or run again on a quiet machine."
+        )
+
+    def headline(self) -> str:
+        """The result in one sentence."""
+        ours, theirs = self.warmup_crossing, self.baseline_crossing
+        if ours is None:
+            last = self.warmup[-1]
+            return (
+                f"Sequence-length warmup did not reach the baseline's final validation loss of "
+                f"{self.target:.4f}: it ended at {last.validation_loss:.4f} after {last.seconds:.1f} s of "
+                f"training (baseline: {self.baseline[-1].seconds:.1f} s) and as many tokens."
+            )
+        return (
+            f"Sequence-length warmup reached the baseline's final validation loss of {self.target:.4f} "
+            f"{_sooner(ours.seconds, theirs.seconds)} in seconds ({ours.seconds:.1f} s instead of "
+            f"{theirs.seconds:.1f} s) and {_sooner(ours.tokens, theirs.tokens)} in tokens "
+            f"({ours.tokens / 1e6:.2f} M instead of {theirs.tokens / 1e6:.2f} M)."
+        )
+
+
+def _sooner(ours: float, theirs: float) -> str:
+    if ours <= theirs:
+        return f"{theirs / ours:.2f} times sooner" if ours else "at once"
+    return f"{ours / theirs:.2f} times later" if theirs else "later"

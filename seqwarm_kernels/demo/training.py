@@ -1,0 +1,183 @@
+"""One run: a model trained to the end of its token budget, evaluated on the way."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from ..allocator import AllocatorReport, warmup_allocator
+from ..schedule import SequenceLengthScheduler
+from .batches import Batch, training_batch, validation_set
+from .model import build_model, next_byte_loss
+from .records import WARMUP, Record
+from .settings import Settings
+from .text import Corpus
+
+GRADIENT_NORM = 1.0
+
+
+def learning_rate(tokens: int, settings: Settings) -> float:
+    """A short linear warmup, then a cosine to zero, by tokens.
+
+    Not by steps: while sequences are short a step holds few tokens, and a decay by steps would have fallen
+    far before the model has seen its share of the text.
+    """
+    share = tokens / settings.total_tokens
+    if share < settings.learning_rate_warmup:
+        return settings.peak_learning_rate * share / settings.learning_rate_warmup
+    way = (share - settings.learning_rate_warmup) / (1 - settings.learning_rate_warmup)
+    return settings.peak_learning_rate * (1 + math.cos(math.pi * way)) / 2
+
+
+def make_scheduler(run: str, settings: Settings) -> SequenceLengthScheduler:
+    """The one difference between the two runs."""
+    return SequenceLengthScheduler(
+        min_seq_length=settings.min_seq_length,
+        max_seq_length=settings.seq_length,
+        duration=settings.length_warmup * settings.total_tokens if run == WARMUP else 0,
+        step_size=settings.length_step_size,
+        unit="token",
+    )
+
+
+class Trainer:
+    """Model, optimizer, schedule and the place in the text; all of it in `state_dict`."""
+
+    def __init__(self, run: str, settings: Settings, corpus: Corpus) -> None:
+        self.run = run
+        self.settings = settings
+        self.text = corpus.training
+        self.validation = validation_set(corpus.validation, settings.validation_windows, settings.seq_length)
+        self.device = torch.device(settings.device)
+        self.model = build_model(settings.layers, settings.heads, settings.width, settings.seed, settings.device)
+        self.optimizer = torch.optim.AdamW(
+            self.model.parameters(), lr=0.0, betas=(0.9, 0.95), weight_decay=settings.weight_decay, fused=True
+        )
+        self.scheduler = make_scheduler(run, settings)
+        self.steps = 0
+        self.tokens = 0
+        self.seconds = 0.0
+        self.last_seq_length = self.scheduler.seq_length
+        self.evaluations = 0
+
+    def warm_allocator(self) -> AllocatorReport:
+        """Once-only costs fall here, and so on neither run's clock."""
+        return warmup_allocator(
+            self.model,
+            self.settings.seq_length,
+            example_batch=self._to_device(self._full_batch()),
+            loss_fn=next_byte_loss,
+            optimizer=self.optimizer,
+            autocast_dtype=self.settings.autocast_dtype,
+            scheduler=self.scheduler,
+        )
+
+    def train(self, progress: tqdm[Any]) -> Iterator[Record]:
+        """Train to the end; yields at each evaluation, when `state_dict` is worth saving."""
+        for point in self.settings.evaluation_points()[self.evaluations :]:
+            train_loss = self._train_until(point, progress)
+            validation_loss = self._evaluate()
+            self.evaluations += 1
+            yield Record(
+                run=self.run,
+                step=self.steps,
+                tokens=self.tokens,
+                seconds=self.seconds,
+                seq_length=self.last_seq_length,
+                learning_rate=learning_rate(self.tokens, self.settings),
+                train_loss=train_loss,
+                validation_loss=validation_loss,
+            )
+
+    def _train_until(self, tokens: int, progress: tqdm[Any]) -> float | None:
+        """The mean loss of the tokens trained on, None if there were none. The clock runs only here."""
+        before = self.tokens
+        loss_sum = torch.zeros((), device=self.device)
+        self._synchronize()
+        started = time.perf_counter()
+        while self.tokens < tokens:
+            loss, count = self._step()
+            loss_sum += loss * count
+            progress.update(count)
+        self._synchronize()
+        self.seconds += time.perf_counter() - started
+        return None if self.tokens == before else loss_sum.item() / (self.tokens - before)
+
+    def _step(self) -> tuple[Tensor, int]:
+        """One optimizer step at the length of now: its loss and how many tokens it learned from."""
+        self.last_seq_length = self.scheduler.seq_length
+        batch = self.scheduler.resize(self._full_batch())
+        count = min(batch["labels"].numel(), self.settings.total_tokens - self.tokens)
+        batch["labels"].view(-1)[count:] = -100  # so that both runs end on the same token
+        batch = self._to_device(batch)
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate(self.tokens + count, self.settings)
+        with self._autocast():
+            loss = next_byte_loss(self.model(batch["input_ids"]), batch)
+        self.optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), GRADIENT_NORM)
+        self.optimizer.step()
+        self.scheduler.step(count)
+        self.steps += 1
+        self.tokens += count
+        return loss.detach(), count
+
+    @torch.no_grad()
+    def _evaluate(self) -> float:
+        """Mean validation loss at the full length, in both runs."""
+        self.model.eval()
+        rows = len(self.validation["labels"])
+        total = 0.0
+        for start in range(0, rows, self.settings.batch_size):
+            part = slice(start, start + self.settings.batch_size)
+            batch = self._to_device({name: tensor[part] for name, tensor in self.validation.items()})
+            with self._autocast():
+                loss = next_byte_loss(self.model(batch["input_ids"]), batch)
+            total += loss.item() * len(batch["labels"])
+        self.model.train()
+        return total / rows
+
+    def _full_batch(self) -> Batch:
+        settings = self.settings
+        return training_batch(self.text, settings.seed, self.steps, settings.batch_size, settings.seq_length)
+
+    def _to_device(self, batch: Batch) -> Batch:
+        return {name: tensor.to(self.device) for name, tensor in batch.items()}
+
+    def _autocast(self) -> AbstractContextManager[Any]:
+        dtype = self.settings.autocast_dtype
+        return nullcontext() if dtype is None else torch.autocast(self.device.type, dtype=dtype)
+
+    def _synchronize(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that the rest of the run depends on, in tensors and plain values."""
+        return {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "scheduler": self.scheduler.state_dict(),
+            "random_cpu": torch.get_rng_state(),
+            "random_cuda": torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None,
+            "counts": [self.steps, self.tokens, self.evaluations, self.last_seq_length],
+            "seconds": self.seconds,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.scheduler.load_state_dict(state["scheduler"])
+        torch.set_rng_state(state["random_cpu"])
+        if state["random_cuda"] is not None:
+            torch.cuda.set_rng_state(state["random_cuda"], self.device)
+        self.steps, self.tokens, self.evaluations, self.last_seq_length = state["counts"]
+        self.seconds = state["seconds"]

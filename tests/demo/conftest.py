@@ -1,0 +1,29 @@
+import argparse
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from seqwarm_kernels.demo import command
+
+
+@pytest.fixture
+def text_file(tmp_path: Path) -> Path:
+    """Some ten thousand bytes of real text in one file."""
+    path = tmp_path / "text.py"
+    path.write_text(inspect.getsource(argparse)[:30_000])
+    return path
+
+
+@pytest.fixture
+def demo(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., int]:
+    """The command with these options, run in an empty folder; returns its exit code."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*options: object) -> int:
+        parser = argparse.ArgumentParser()
+        command.add_arguments(parser)
+        return command.run(parser.parse_args([str(option) for option in options]))
+
+    return run

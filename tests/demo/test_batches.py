@@ -1,0 +1,39 @@
+import pytest
+import torch
+
+from seqwarm_kernels.demo.batches import training_batch, validation_set
+
+TEXT = torch.arange(1000, dtype=torch.int16)  # every token tells its place
+
+
+def test_batch_depends_on_seed_and_step_alone():
+    batch = training_batch(TEXT, seed=3, step=7, batch_size=4, seq_length=16)
+    torch.rand(5)
+    again = training_batch(TEXT, seed=3, step=7, batch_size=4, seq_length=16)
+    assert all(torch.equal(batch[name], again[name]) for name in batch)
+    for seed, step in ((3, 8), (4, 7)):
+        other = training_batch(TEXT, seed, step, batch_size=4, seq_length=16)
+        assert not torch.equal(batch["input_ids"], other["input_ids"])
+
+
+def test_drawing_a_batch_leaves_the_random_stream_alone():
+    before = torch.get_rng_state()
+    training_batch(TEXT, seed=0, step=0, batch_size=4, seq_length=16)
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_label_is_the_next_token():
+    batch = training_batch(TEXT, seed=0, step=0, batch_size=64, seq_length=990)
+    assert torch.equal(batch["labels"], batch["input_ids"] + 1)
+    assert batch["input_ids"].min() == 0  # the first and the last window are drawn
+    assert batch["labels"].max() == 999
+
+
+@pytest.mark.parametrize(("count", "expected"), [(5, 5), (1000, 62)])
+def test_validation_windows_cover_the_text_without_overlap(count, expected):
+    batch = validation_set(TEXT, count, seq_length=16)
+    starts = batch["input_ids"][:, 0]
+    assert len(starts) == expected
+    assert (starts.diff() >= 16).all()
+    assert starts[0] == 0
+    assert batch["labels"][-1, -1] == 999

@@ -1,0 +1,80 @@
+import pytest
+
+from seqwarm_kernels.demo.records import (
+    BASELINE,
+    WARMUP,
+    Comparison,
+    Crossing,
+    Record,
+    first_reaches,
+    full_length_speed,
+)
+
+
+def records(run, points, seq_length=8):
+    """From (seconds, tokens, validation loss)."""
+    return [Record(run, 0, tokens, seconds, seq_length, 0.0, None, loss) for seconds, tokens, loss in points]
+
+
+FALLING = [(0.0, 0, 5.0), (10.0, 100, 3.0), (20.0, 200, 2.0)]
+
+
+@pytest.mark.parametrize(
+    ("loss", "expected"),
+    [
+        (5.5, Crossing(0.0, 0)),
+        (4.0, Crossing(5.0, 50)),
+        (3.0, Crossing(10.0, 100)),
+        (2.25, Crossing(17.5, 175)),
+        (2.0, Crossing(20.0, 200)),
+        (1.9, None),
+    ],
+)
+def test_crossing_lies_on_the_line_between_evaluations(loss, expected):
+    assert first_reaches(records(BASELINE, FALLING), loss) == expected
+
+
+def test_first_crossing_counts():
+    bouncing = [(0.0, 0, 5.0), (1.0, 10, 2.0), (2.0, 20, 4.0), (3.0, 30, 1.0)]
+    assert first_reaches(records(BASELINE, bouncing), 2.0) == Crossing(1.0, 10)
+
+
+def test_headline_tells_how_much_sooner():
+    warmup = [(0.0, 0, 5.0), (4.0, 100, 2.0), (16.0, 200, 1.5)]
+    headline = Comparison.of(records(BASELINE, FALLING) + records(WARMUP, warmup)).headline()
+    assert "2.0000 5.00 times sooner in seconds (4.0 s instead of 20.0 s)" in headline
+    assert "2.00 times sooner in tokens" in headline
+
+
+def test_headline_admits_later():
+    warmup = [(0.0, 0, 5.0), (40.0, 100, 2.0)]
+    headline = Comparison.of(records(BASELINE, FALLING) + records(WARMUP, warmup)).headline()
+    assert "2.00 times later in seconds" in headline
+
+
+def test_headline_admits_not_reached():
+    warmup = [(0.0, 0, 5.0), (15.0, 200, 2.1)]
+    headline = Comparison.of(records(BASELINE, FALLING) + records(WARMUP, warmup)).headline()
+    assert "did not reach" in headline
+    assert "2.1000 after 15.0 s" in headline
+
+
+def test_baseline_that_rose_again_is_judged_by_its_first_crossing():
+    overfitted = [(0.0, 0, 5.0), (10.0, 100, 1.0), (20.0, 200, 3.0)]
+    comparison = Comparison.of(records(BASELINE, overfitted) + records(WARMUP, FALLING))
+    assert comparison.baseline_crossing == Crossing(5.0, 50)
+
+
+def test_speed_counts_full_length_alone():
+    short = records(WARMUP, [(0.0, 0, 5.0), (9.0, 10, 4.0)], seq_length=4)
+    full = records(WARMUP, [(10.0, 100, 3.0), (12.0, 300, 2.0)])
+    assert full_length_speed(short + full) == 100
+    assert full_length_speed([*short, full[0]]) is None
+
+
+def test_a_machine_that_changed_its_speed_is_told():
+    baseline = records(BASELINE, FALLING)
+    same = records(WARMUP, FALLING)
+    twice = records(WARMUP, [(seconds / 2, tokens, loss) for seconds, tokens, loss in FALLING])
+    assert Comparison.of(baseline + same).speed_warning() is None
+    assert "10 tokens a second, the warmup run on 20" in Comparison.of(baseline + twice).speed_warning()

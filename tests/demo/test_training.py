@@ -1,0 +1,117 @@
+from dataclasses import replace
+
+import pytest
+import torch
+from tqdm import tqdm
+
+from seqwarm_kernels.demo.model import GPT, build_model, next_byte_loss
+from seqwarm_kernels.demo.records import BASELINE, RUNS, WARMUP
+from seqwarm_kernels.demo.settings import CPU_QUICK
+from seqwarm_kernels.demo.text import read_corpus
+from seqwarm_kernels.demo.training import Trainer, learning_rate
+
+TINY = replace(CPU_QUICK, steps=6, seq_length=40, batch_size=3, layers=2, heads=2, width=16, validation_windows=4)
+
+
+@pytest.fixture
+def corpus(text_file):
+    return read_corpus((str(text_file),), TINY.seq_length)
+
+
+def train(trainer):
+    return list(trainer.train(tqdm(disable=True)))
+
+
+def test_learning_rate_rises_then_falls_by_tokens():
+    total = TINY.total_tokens
+    warm = round(TINY.learning_rate_warmup * total)
+    assert learning_rate(0, TINY) == 0
+    assert learning_rate(warm, TINY) == pytest.approx(TINY.peak_learning_rate)
+    assert learning_rate(warm // 2, TINY) == pytest.approx(TINY.peak_learning_rate * (warm // 2) / warm)
+    middle = round((warm + total) / 2)
+    assert learning_rate(middle, TINY) == pytest.approx(TINY.peak_learning_rate / 2, rel=1e-2)
+    assert learning_rate(total, TINY) == pytest.approx(0, abs=1e-12)
+
+
+def test_both_runs_have_the_same_learning_rate_at_the_same_tokens(corpus):
+    for run in RUNS:
+        trainer = Trainer(run, TINY, corpus)
+        for record in train(trainer):
+            assert record.learning_rate == learning_rate(record.tokens, TINY)
+        assert trainer.optimizer.param_groups[0]["lr"] == learning_rate(TINY.total_tokens, TINY)
+
+
+def test_both_runs_end_on_the_same_token(corpus):
+    baseline, warmup = (Trainer(run, TINY, corpus) for run in RUNS)
+    of_baseline, of_warmup = train(baseline), train(warmup)
+    assert of_baseline[-1].tokens == of_warmup[-1].tokens == TINY.total_tokens == 6 * 3 * 40
+    assert of_baseline[-1].step == TINY.steps < of_warmup[-1].step
+    assert {record.seq_length for record in of_baseline} == {40}
+    assert of_warmup[0].seq_length == 8
+    assert of_warmup[-1].seq_length == 40
+
+
+def test_both_runs_start_from_the_same_weights(corpus):
+    baseline, warmup = (Trainer(run, TINY, corpus).model.state_dict() for run in RUNS)
+    assert all(torch.equal(baseline[name], warmup[name]) for name in baseline)
+
+
+def test_evaluations_are_at_the_points_or_within_a_step_behind(corpus):
+    points = TINY.evaluation_points()
+    assert points[0] == 0
+    assert points[-1] == TINY.total_tokens
+    for run in RUNS:
+        reached = [record.tokens for record in train(Trainer(run, TINY, corpus))]
+        assert len(reached) == len(points)
+        assert all(0 <= tokens - point < 3 * 40 for tokens, point in zip(reached, points, strict=True))
+
+
+@pytest.mark.parametrize("run", RUNS)
+@pytest.mark.parametrize("stop_after", [1, 3])
+def test_state_holds_all_that_the_rest_depends_on(corpus, run, stop_after):
+    unbroken = train(Trainer(run, TINY, corpus))
+    first = Trainer(run, TINY, corpus)
+    records = first.train(tqdm(disable=True))
+    for _ in range(stop_after):
+        next(records)
+    second = Trainer(run, TINY, corpus)
+    second.warm_allocator()  # as the command does; it must leave no trace
+    second.load_state_dict(first.state_dict())
+    rest = train(second)
+    assert [replace(record, seconds=0) for record in rest] == [
+        replace(record, seconds=0) for record in unbroken[stop_after:]
+    ]
+    assert rest[0].seconds > first.seconds
+
+
+def test_warmup_passes_every_length_of_the_schedule(corpus):
+    assert Trainer(BASELINE, TINY, corpus).warm_allocator().lengths == (40,)
+    assert Trainer(WARMUP, TINY, corpus).warm_allocator().lengths == (40, 32, 24, 16, 8)
+
+
+def test_seconds_leave_evaluation_out(corpus, monkeypatch):
+    clock = iter(range(1000))
+    monkeypatch.setattr("seqwarm_kernels.demo.training.time.perf_counter", lambda: next(clock))
+    assert [record.seconds for record in train(Trainer(BASELINE, TINY, corpus))] == [1, 2, 3, 4, 5, 6, 7]
+
+
+def test_model_looks_back_alone():
+    model = build_model(layers=2, heads=2, width=16, seed=0, device="cpu")
+    tokens = torch.randint(256, (1, 12))
+    changed = tokens.clone()
+    changed[0, 8:] = 7
+    assert torch.equal(model(tokens)[:, :8], model(changed)[:, :8])
+    assert not torch.equal(model(tokens)[:, 8:], model(changed)[:, 8:])
+
+
+def test_model_has_no_position_embedding_and_ties_its_embedding():
+    names = [name for name, _ in GPT(layers=1, heads=2, width=16).named_parameters()]
+    assert [name for name in names if "embedding" in name] == ["embedding.weight"]
+
+
+def test_ignored_labels_do_not_count():
+    logits = torch.randn(2, 4, 256)
+    labels = torch.randint(256, (2, 4))
+    cut = labels.clone()
+    cut[1] = -100
+    assert next_byte_loss(logits, {"labels": cut}) == next_byte_loss(logits[:1], {"labels": labels[:1]})

@@ -1,0 +1,133 @@
+"""What setup.py decides to build. Nothing is compiled here."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+SETUP = Path(__file__).parents[1] / "setup.py"
+
+
+@pytest.fixture
+def build(monkeypatch):
+    """setup.py as a module, with none of its variables set."""
+    for name in ("SEQWARM_EXTENSION", "SEQWARM_CUDA", "CUDA_HOME", "CXX"):
+        monkeypatch.delenv(name, raising=False)
+    spec = importlib.util.spec_from_file_location("seqwarm_setup", SETUP)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def complete(build, monkeypatch):
+    """A machine that has all but CUDA."""
+    found = build.Torch(Path("torch"), "2.13.0+cpu", None)
+    monkeypatch.setattr(build, "usable_torch", lambda: found)
+    return found
+
+
+def write_nvcc(folder: Path, release: str) -> Path:
+    nvcc = folder / "nvcc"
+    nvcc.write_text(f"#!/bin/sh\necho 'Cuda compilation tools, release {release}, V{release}.88'\n")
+    nvcc.chmod(0o755)
+    return nvcc
+
+
+def test_finds_torch_as_it_calls_itself(build):
+    found = build.find_torch()
+    assert found.version == torch.__version__
+    assert found.cuda == torch.version.cuda
+    assert found.folder == Path(torch.__file__).parent
+
+
+@pytest.mark.parametrize("name", ["SEQWARM_EXTENSION", "SEQWARM_CUDA"])
+def test_other_values_are_errors(build, monkeypatch, name):
+    monkeypatch.setenv(name, "yes")
+    with pytest.raises(SystemExit, match=f"{name} must be 0, 1 or auto, got 'yes'"):
+        build.decide()
+
+
+def test_error_ends_a_build_without_a_traceback(tmp_path):
+    environment = {**os.environ, "SEQWARM_EXTENSION": "maybe"}
+    finished = subprocess.run(
+        [sys.executable, SETUP, "build_ext", "--build-temp", tmp_path, "--build-lib", tmp_path],
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=False,
+    )
+    assert finished.returncode != 0
+    assert "SEQWARM_EXTENSION must be 0, 1 or auto, got 'maybe'" in finished.stderr
+    assert "Traceback" not in finished.stderr
+
+
+def test_extension_can_be_left_out(build, monkeypatch, capsys):
+    monkeypatch.setenv("SEQWARM_EXTENSION", "0")
+    assert build.decide() is None
+    assert "SEQWARM_EXTENSION=0" in capsys.readouterr().err
+
+
+def test_cuda_needs_the_extension(build, monkeypatch):
+    monkeypatch.setenv("SEQWARM_EXTENSION", "0")
+    monkeypatch.setenv("SEQWARM_CUDA", "1")
+    with pytest.raises(SystemExit, match="SEQWARM_CUDA=1 needs the extension"):
+        build.decide()
+
+
+def test_without_torch(build, monkeypatch, capsys):
+    monkeypatch.setattr(build, "find_torch", lambda: None)
+    assert build.decide() is None
+    assert "--no-build-isolation" in capsys.readouterr().err
+
+
+def test_without_a_compiler(build, monkeypatch, capsys, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert build.decide() is None
+    assert "a C++ compiler" in capsys.readouterr().err
+
+
+def test_given_compiler_is_missing(build, monkeypatch):
+    monkeypatch.setenv("CXX", "no-such-compiler -O1")
+    assert build.find_compiler() is None
+
+
+@pytest.mark.parametrize("name", ["SEQWARM_EXTENSION", "SEQWARM_CUDA"])
+def test_required_and_missing(build, monkeypatch, name, tmp_path):
+    monkeypatch.setenv(name, "1")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(SystemExit, match=r"cannot be built: missing: .*a C\+\+ compiler"):
+        build.decide()
+
+
+def test_cuda_part_is_left_out_for_a_cpu_torch(build, monkeypatch, complete, capsys):
+    assert build.decide() == (complete, None)
+    assert "torch 2.13.0+cpu is not built for CUDA" in capsys.readouterr().err
+    monkeypatch.setenv("SEQWARM_CUDA", "1")
+    with pytest.raises(SystemExit, match="not built for CUDA"):
+        build.decide()
+
+
+def test_cuda_part_needs_nvcc(build, monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(build.Skip, match="nvcc is neither in CUDA_HOME/bin nor on PATH"):
+        build.usable_nvcc(build.Torch(Path("torch"), "2.13.0+cu130", "13.0"))
+
+
+@pytest.mark.parametrize("release", ["13.0", "13.2"])
+def test_nvcc_of_the_same_major_version_serves(build, monkeypatch, tmp_path, release):
+    (tmp_path / "bin").mkdir()
+    nvcc = write_nvcc(tmp_path / "bin", release)
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+    assert build.usable_nvcc(build.Torch(Path("torch"), "2.13.0+cu130", "13.0")) == str(nvcc)
+
+
+def test_nvcc_of_another_major_version_does_not(build, monkeypatch, tmp_path):
+    write_nvcc(tmp_path, "12.8")
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    with pytest.raises(build.Skip, match=r"is CUDA 12\.8, torch 2\.13\.0\+cu130 is built for CUDA 13\.0"):
+        build.usable_nvcc(build.Torch(Path("torch"), "2.13.0+cu130", "13.0"))

@@ -1,0 +1,21 @@
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_train_plain():
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    script = ROOT / "examples" / "train_plain.py"
+    done = subprocess.run(
+        [sys.executable, script, "--steps", "20"], env=environment, capture_output=True, text=True, check=True
+    )
+    lines = [line.split() for line in done.stdout.splitlines() if line.startswith("step")]
+    lengths = [int(words[3]) for words in lines]
+    losses = [float(words[5]) for words in lines]
+    assert lengths[0] == 16
+    assert lengths == sorted(lengths)
+    assert lengths[-1] == 128
+    assert losses[-1] < losses[0] - 1
