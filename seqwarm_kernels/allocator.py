@@ -99,6 +99,8 @@ def warmup_allocator(
     Raises:
         ValueError: the inputs of the model cannot be guessed, or an argument does not fit.
     """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
     check_int("max_len", max_len, minimum=1)
     if batch_size is not None:
         check_int("batch_size", batch_size, minimum=1)

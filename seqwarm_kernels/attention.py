@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from .checks import check_int
+from .checks import check_bool, check_int
 from .ops import backends
 from .ops.alibi_attention import validation
 from .ops.alibi_attention.schema import DenseOptions, VarlenOptions
@@ -76,6 +76,8 @@ def alibi_attention(
         slopes = alibi_slopes(num_heads, device=query.device)
     validation.check_slopes(slopes, query, batch_size, num_heads)
     scale = 1 / math.sqrt(head_dim) if scale is None else scale
+    check_bool("causal", causal)
+    check_bool("return_lse", return_lse)
     validation.check_options(scale, window, dropout_p, skip_tolerance)
     if key_padding_mask is not None:
         validation.check_key_padding_mask(key_padding_mask, query, key)
@@ -156,6 +158,8 @@ def alibi_attention_varlen(
         slopes = alibi_slopes(num_heads, device=query.device)
     validation.check_slopes(slopes, query, cu_seqlens_q.numel() - 1, num_heads)
     scale = 1 / math.sqrt(head_dim) if scale is None else scale
+    check_bool("causal", causal)
+    check_bool("return_lse", return_lse)
     validation.check_options(scale, window, dropout_p, skip_tolerance)
 
     options = VarlenOptions(

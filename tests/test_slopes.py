@@ -67,7 +67,7 @@ def test_bias_takes_slopes_for_each_row():
 
 
 def test_bias_rejects_bad_input():
-    with pytest.raises(TypeError, match="slopes must be a floating-point tensor, got torch.int64"):
+    with pytest.raises(TypeError, match=r"slopes must be a floating-point tensor, got torch.int64"):
         alibi_bias(torch.tensor([1]), 2, 2)
     with pytest.raises(ValueError, match=r"slopes must be \(num_heads,\) or \(batch, num_heads\), got \(\)"):
         alibi_bias(torch.tensor(0.5), 2, 2)

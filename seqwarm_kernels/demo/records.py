@@ -92,12 +92,12 @@ class Comparison:
             return None
         return (
             f"The machine was not equally fast during both runs: at the full length the baseline trained on "
-            f"{speeds[0]:,.0f} tokens a second, the warmup run on {speeds[1]:,.0f}. Trust the tokens, not "
-            f"the seconds, or run again on a quiet machine."
+            f"{speeds[0]:,.0f} tokens a second, the warmup run on {speeds[1]:,.0f}. Run again on a quiet "
+            f"machine to compare seconds."
         )
 
     def headline(self) -> str:
-        """The result in one sentence."""
+        """The result in a sentence; no ratio of seconds where they cannot be compared."""
         ours, theirs = self.warmup_crossing, self.baseline_crossing
         if ours is None:
             last = self.warmup[-1]
@@ -106,12 +106,14 @@ class Comparison:
                 f"{self.target:.4f}: it ended at {last.validation_loss:.4f} after {last.seconds:.1f} s of "
                 f"training (baseline: {self.baseline[-1].seconds:.1f} s) and as many tokens."
             )
-        return (
-            f"Sequence-length warmup reached the baseline's final validation loss of {self.target:.4f} "
-            f"{_sooner(ours.seconds, theirs.seconds)} in seconds ({ours.seconds:.1f} s instead of "
-            f"{theirs.seconds:.1f} s) and {_sooner(ours.tokens, theirs.tokens)} in tokens "
-            f"({ours.tokens / 1e6:.2f} M instead of {theirs.tokens / 1e6:.2f} M)."
-        )
+        tokens = f"{ours.tokens / 1e6:.2f} M instead of {theirs.tokens / 1e6:.2f} M"
+        seconds = f"{ours.seconds:.1f} s instead of {theirs.seconds:.1f} s"
+        in_tokens = f"{_sooner(ours.tokens, theirs.tokens)} in tokens ({tokens})"
+        in_seconds = f"{_sooner(ours.seconds, theirs.seconds)} in seconds ({seconds})"
+        reached = f"Sequence-length warmup reached the baseline's final validation loss of {self.target:.4f}"
+        if self.speed_warning() is not None:
+            return f"{reached} {in_tokens}. The seconds, {seconds}, cannot be compared."
+        return f"{reached} {in_seconds} and {in_tokens}."
 
 
 def _sooner(ours: float, theirs: float) -> str:

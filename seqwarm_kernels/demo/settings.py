@@ -80,11 +80,11 @@ class Settings:
         return Settings(**{**values, "text": tuple(values["text"])})
 
 
-#: Chosen so that both runs together take about four minutes on 2 cores.
+#: Chosen so that both runs together take three to four minutes on 2 cores.
 CPU = Settings(
     device="cpu",
     quick=False,
-    steps=800,
+    steps=700,
     seq_length=256,
     batch_size=8,
     layers=3,
@@ -163,7 +163,9 @@ def _device(name: str | None) -> str:
     if name != "cpu" and not (kind == "cuda" and (index.isdecimal() or name == "cuda")):
         raise ValueError(f"--device must be cpu, cuda or cuda:INDEX, got {name}")
     if kind == "cuda" and int(index or 0) >= torch.cuda.device_count():
-        raise ValueError(f"--device {name} is not there: PyTorch sees {torch.cuda.device_count()} CUDA devices")
+        raise ValueError(
+            f"--device {name} is not there: PyTorch sees {torch.cuda.device_count()} CUDA devices"
+        )
     return name
 
 

@@ -77,4 +77,9 @@ def test_a_machine_that_changed_its_speed_is_told():
     same = records(WARMUP, FALLING)
     twice = records(WARMUP, [(seconds / 2, tokens, loss) for seconds, tokens, loss in FALLING])
     assert Comparison.of(baseline + same).speed_warning() is None
-    assert "10 tokens a second, the warmup run on 20" in Comparison.of(baseline + twice).speed_warning()
+    comparison = Comparison.of(baseline + twice)
+    assert "10 tokens a second, the warmup run on 20" in comparison.speed_warning()
+    assert comparison.headline().endswith(
+        "1.00 times sooner in tokens (0.00 M instead of 0.00 M). "
+        "The seconds, 10.0 s instead of 20.0 s, cannot be compared."
+    )

@@ -1,0 +1,179 @@
+"""What resize_batch takes, gives back and refuses; its results are tested by backend in tests/ops."""
+
+from collections import OrderedDict, UserDict, defaultdict
+from collections.abc import MutableMapping
+from types import MappingProxyType
+
+import pytest
+import torch
+
+from seqwarm_kernels import resize_batch
+
+
+class Encoding(UserDict):
+    """As transformers' BatchEncoding: attributes beside the data."""
+
+    def __init__(self, data, encodings=None):
+        super().__init__(data)
+        self.encodings = encodings
+
+
+class OwnMapping(MutableMapping):
+    def __init__(self, entries):
+        self.entries = dict(entries)
+
+    def __getitem__(self, name):
+        return self.entries[name]
+
+    def __setitem__(self, name, value):
+        self.entries[name] = value
+
+    def __delitem__(self, name):
+        del self.entries[name]
+
+    def __iter__(self):
+        return iter(self.entries)
+
+    def __len__(self):
+        return len(self.entries)
+
+
+def entries():
+    return {"input_ids": torch.arange(20).view(2, 10), "names": ["a", "b"], "labels": torch.arange(20).view(2, 10)}
+
+
+@pytest.mark.parametrize("make", [dict, OrderedDict, Encoding, OwnMapping, lambda e: defaultdict(list, e)])
+def test_the_type_comes_back_and_the_input_stays(make):
+    batch = make(entries())
+    resized = resize_batch(batch, 4)
+    assert type(resized) is type(batch)
+    assert list(resized) == list(batch)
+    assert resized["input_ids"].shape == (2, 4)
+    assert resized["names"] is batch["names"]
+    assert batch["input_ids"].shape == (2, 10)
+
+
+def test_attributes_of_the_batch_are_kept():
+    resized = resize_batch(Encoding(entries(), encodings="kept"), 4)
+    assert resized.encodings == "kept"
+
+
+@pytest.mark.parametrize("seq_len", [4, 10, 50])
+def test_copies_own_their_memory_and_views_do_not(seq_len):
+    batch = entries()
+    tensor = batch["input_ids"]
+    assert resize_batch(batch, seq_len)["input_ids"].untyped_storage().data_ptr() != tensor.untyped_storage().data_ptr()
+    for mode in ("truncate", "reshape", "flatten"):
+        view = resize_batch(batch, seq_len, mode=mode, copy=False)["input_ids"]
+        shares = view.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr()
+        assert shares == (mode != "reshape" or 10 % seq_len in (0, 10))
+
+
+def test_views_carry_gradients():
+    embeddings = torch.randn(2, 10, 3, requires_grad=True)
+    view = resize_batch({"inputs_embeds": embeddings}, 4, copy=False)["inputs_embeds"]
+    (gradient,) = torch.autograd.grad(view.sum(), embeddings)
+    assert gradient.sum().item() == 2 * 4 * 3
+
+
+def test_keys_leave_the_rest_alone():
+    batch = {**entries(), "pixel_values": torch.randn(2, 3, 8, 8), "weight": torch.rand(2)}
+    resized = resize_batch(batch, 5, mode="reshape", keys=["input_ids", "labels"])
+    assert resized["input_ids"].shape == resized["labels"].shape == (4, 5)
+    assert resized["pixel_values"] is batch["pixel_values"]
+    assert resized["weight"] is batch["weight"]
+
+
+@pytest.mark.parametrize(
+    "batch", [None, [torch.ones(2, 3)], torch.ones(2, 3), MappingProxyType({"x": torch.ones(2, 3)})]
+)
+def test_a_batch_is_a_mutable_mapping(batch):
+    with pytest.raises(TypeError, match="batch must be a mutable mapping of names to tensors, got"):
+        resize_batch(batch, 2)
+
+
+IDS = torch.arange(20).view(2, 10)
+BAD_CALLS = [
+    ({}, {"seq_len": 0}, ValueError, "seq_len must be at least 1, got 0"),
+    ({}, {"seq_len": -4}, ValueError, "seq_len must be at least 1, got -4"),
+    ({}, {"seq_len": 4.0}, TypeError, "seq_len must be an int, got float"),
+    ({}, {"mode": "cut"}, ValueError, "mode must be one of truncate, reshape, flatten, got 'cut'"),
+    (
+        {},
+        {"mode": "reshape", "remainder": "keep"},
+        ValueError,
+        "remainder must be one of drop, pad, overlap, got 'keep'",
+    ),
+    ({}, {"remainder": "pad"}, ValueError, "remainder='pad' needs mode='reshape', got mode='truncate'"),
+    ({}, {"seq_dim": 2}, ValueError, "seq_dim must be 1 .* got 2"),
+    ({}, {"keep_last_token": True}, ValueError, "keep_last_token needs the batch to hold an 'attention_mask'"),
+    ({}, {"keep_last_token": True, "mode": "reshape"}, ValueError, "keep_last_token needs mode='truncate'"),
+    ({}, {"keys": ["tokens"]}, ValueError, r"keys names 'tokens', the tensors of the batch are \['input_ids'\]"),
+    ({}, {"keys": "input_ids"}, TypeError, "keys must be a collection of names, got the string 'input_ids'"),
+    ({}, {"mask_keys": ["m"]}, ValueError, "mask_keys names 'm'"),
+    ({}, {"pad_values": {"labels": 1}}, ValueError, "pad_values names 'labels'"),
+    ({}, {"pad_values": {"input_ids": "x"}}, TypeError, r"pad_values\['input_ids'\] must be a number, got str"),
+    ({}, {"pad_values": {"input_ids": 0.5}}, ValueError, r"pad_values\['input_ids'\] must fit torch.int64, got 0.5"),
+    ({"labels": IDS.byte()}, {}, ValueError, r"pad_values\['labels'\] must fit torch.uint8, got -100"),
+    ({}, {"backend": "triton"}, ValueError, "backend='triton' cannot serve this call"),
+    ({}, {"backend": "fast"}, ValueError, "backend must be None or one of"),
+    (
+        {"labels": torch.ones(2, 9), "weight": torch.ones(2)},
+        {},
+        ValueError,
+        r"must agree on batch size and sequence length, got input_ids \(2, 10\), labels \(2, 9\); .*keys=",
+    ),
+    ({"labels": torch.ones(3, 10)}, {}, ValueError, r"must agree on batch size .* labels \(3, 10\)"),
+    ({"weight": torch.ones(5)}, {"mode": "reshape"}, ValueError, "'weight' for each new row: it must have 2 entries"),
+    ({"weight": torch.ones(2)}, {"mode": "flatten"}, ValueError, "mode='flatten' cannot resize 'weight'"),
+    ({"x_mask": torch.ones(2, 10, 10)}, {"mode": "reshape"}, ValueError, r"'reshape' cannot resize 'x_mask': a mask"),
+    ({"x_mask": torch.ones(2, 1, 10, 10)}, {"mode": "flatten"}, ValueError, r"'flatten' cannot resize 'x_mask'"),
+    ({"x_mask": torch.ones(2, 10, 10)}, {"seq_dim": 0}, ValueError, "seq_dim must be 1 with the mask 'x_mask'"),
+    ({"labels": torch.ones(2, 10, device="meta")}, {}, ValueError, "the tensors of batch must be on one device"),
+    ({"labels": torch.ones(2, 10).to_sparse()}, {}, TypeError, r"batch\['labels'\] must be a dense tensor"),
+    ({"x": torch.ones(2, 10, requires_grad=True)}, {}, ValueError, r"batch\['x'\] requires a gradient"),
+    ({}, {"copy": False, "out": {}}, ValueError, "out must be None with copy=False"),
+]
+
+
+@pytest.mark.parametrize(("more", "options", "error", "message"), BAD_CALLS)
+def test_bad_input(more, options, error, message):
+    with pytest.raises(error, match=message):
+        resize_batch({"input_ids": IDS, **more}, **{"seq_len": 4, **options})
+
+
+@pytest.mark.parametrize("batch", [{}, {"names": ["a"]}, {"weight": torch.ones(2)}])
+def test_nothing_to_resize(batch):
+    with pytest.raises(ValueError, match="batch must hold a tensor with a sequence dimension to resize"):
+        resize_batch(batch, 4)
+
+
+def test_a_batch_without_tokens():
+    with pytest.raises(ValueError, match=r"sequence length of at least 1, got input_ids \(2, 0\)"):
+        resize_batch({"input_ids": torch.ones(2, 0)}, 4)
+
+
+BAD_STORAGE = [
+    ({}, "out must hold a tensor 'input_ids' to write to, its names are"),
+    ({"input_ids": torch.zeros(20)}, "must be torch.int64 on cpu, got torch.float32 on cpu"),
+    (
+        {"input_ids": torch.zeros(20, dtype=torch.int64, device="meta")},
+        "must be torch.int64 on cpu, got torch.int64 on meta",
+    ),
+    ({"input_ids": torch.zeros(7, dtype=torch.int64)}, r"at least 8 elements for \(2, 4\), got 7"),
+    ({"input_ids": torch.zeros(2, 20, dtype=torch.int64)[:, ::2]}, "got 20, not contiguous"),
+    ({"input_ids": IDS}, r"out\['input_ids'\] must not share memory with batch\['input_ids'\]"),
+]
+
+
+@pytest.mark.parametrize(("out", "message"), BAD_STORAGE)
+def test_bad_storage(out, message):
+    with pytest.raises(ValueError, match=message):
+        resize_batch({"input_ids": IDS}, 4, out=out)
+
+
+def test_outputs_may_not_overlap_and_nothing_is_written():
+    storage = torch.full((40,), 7)
+    with pytest.raises(ValueError, match=r"out\['labels'\] must not share memory with out\['input_ids'\]"):
+        resize_batch({"input_ids": IDS, "labels": IDS}, 4, out={"input_ids": storage, "labels": storage[4:]})
+    assert (storage == 7).all()
