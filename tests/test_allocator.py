@@ -58,7 +58,12 @@ def everything(model, optimizer=None):
             "gradients": [parameter.grad for parameter in model.parameters()],
             "optimizer": None if optimizer is None else optimizer.state_dict(),
             "attributes": None if optimizer is None else sorted(vars(optimizer)),
-            "random": [torch.get_rng_state(), random.getstate(), numpy.random.get_state()[1].tolist()],
+            "random": [
+                torch.get_rng_state(),
+                random.getstate(),
+                numpy.random.get_state()[2],
+                numpy.random.get_state()[1].tolist(),
+            ],
         }
     )
 
