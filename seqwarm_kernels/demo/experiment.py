@@ -23,9 +23,7 @@ def run_both(folder: ReportFolder, settings: Settings, corpus: Corpus) -> list[R
         print(f"{run}: {trainer.warm_allocator()}")
         if done and checkpoint.trainer is not None:
             trainer.load_state_dict(checkpoint.trainer)
-        bar = tqdm(
-            total=settings.total_tokens, initial=trainer.tokens, desc=run, unit=" tokens", unit_scale=True
-        )
+        bar = tqdm(total=settings.total_tokens, initial=trainer.tokens, desc=run, unit=" tokens", unit_scale=True)
         with bar:
             for record in trainer.train(bar):
                 records.append(record)

@@ -47,9 +47,7 @@ def loss_figure(comparison: Comparison) -> bytes:
     return _png(figure)
 
 
-def _draw_losses(
-    axes: Axes, comparison: Comparison, x: Callable[[Record | Crossing], float], unit: str
-) -> None:
+def _draw_losses(axes: Axes, comparison: Comparison, x: Callable[[Record | Crossing], float], unit: str) -> None:
     for records in (comparison.baseline, comparison.warmup):
         run = records[0].run
         axes.plot(
@@ -60,9 +58,7 @@ def _draw_losses(
             markersize=4,
             label=LABELS[run],
         )
-    axes.axhline(
-        comparison.target, color="0.4", linestyle="--", linewidth=1, label="the baseline's final loss"
-    )
+    axes.axhline(comparison.target, color="0.4", linestyle="--", linewidth=1, label="the baseline's final loss")
     _mark_crossing(axes, comparison, x, unit)
     tail = [
         record.validation_loss
@@ -75,19 +71,16 @@ def _draw_losses(
     axes.grid(alpha=0.25)
 
 
-def _mark_crossing(
-    axes: Axes, comparison: Comparison, x: Callable[[Record | Crossing], float], unit: str
-) -> None:
+def _mark_crossing(axes: Axes, comparison: Comparison, x: Callable[[Record | Crossing], float], unit: str) -> None:
     crossing = comparison.warmup_crossing
     if crossing is None:
         return
-    axes.plot(
-        x(crossing), comparison.target, "*", color="black", markersize=13, zorder=3, label="reached here"
-    )
+    axes.plot(x(crossing), comparison.target, "*", color="black", markersize=13, zorder=3, label="reached here")
     axes.annotate(
         f"{x(crossing):.3g} {unit}",
         (x(crossing), comparison.target),
-        xytext=(8, 8),  # both curves fall, so above and to the right is free
+        xytext=(-6, -16),  # both curves fall, so below and to the left is free
+        horizontalalignment="right",
         textcoords="offset points",
         fontweight="bold",
     )

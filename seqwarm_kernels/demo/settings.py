@@ -163,9 +163,7 @@ def _device(name: str | None) -> str:
     if name != "cpu" and not (kind == "cuda" and (index.isdecimal() or name == "cuda")):
         raise ValueError(f"--device must be cpu, cuda or cuda:INDEX, got {name}")
     if kind == "cuda" and int(index or 0) >= torch.cuda.device_count():
-        raise ValueError(
-            f"--device {name} is not there: PyTorch sees {torch.cuda.device_count()} CUDA devices"
-        )
+        raise ValueError(f"--device {name} is not there: PyTorch sees {torch.cuda.device_count()} CUDA devices")
     return name
 
 

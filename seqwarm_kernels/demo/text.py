@@ -35,7 +35,9 @@ class Corpus:
     source: str
 
     def describe(self) -> str:
-        return f"Text: {self.source}, {len(self.training):,} bytes for training, {len(self.validation):,} for validation."
+        return (
+            f"Text: {self.source}, {len(self.training):,} bytes for training, {len(self.validation):,} for validation."
+        )
 
     def fingerprint(self) -> str:
         """Equal for equal text: a run must be resumed with what it began with."""

@@ -56,9 +56,7 @@ class Trainer:
         self.text = corpus.training
         self.validation = validation_set(corpus.validation, settings.validation_windows, settings.seq_length)
         self.device = torch.device(settings.device)
-        self.model = build_model(
-            settings.layers, settings.heads, settings.width, settings.seed, settings.device
-        )
+        self.model = build_model(settings.layers, settings.heads, settings.width, settings.seed, settings.device)
         self.optimizer = torch.optim.AdamW(
             self.model.parameters(), lr=0.0, betas=(0.9, 0.95), weight_decay=settings.weight_decay, fused=True
         )

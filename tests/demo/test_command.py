@@ -183,18 +183,14 @@ def test_a_run_is_never_overwritten(demo, text_file, capsys, monkeypatch):
         demo(*tiny(text_file, "out"))
     capsys.readouterr()
     before = {path: path.read_bytes() for path in Path("out").iterdir()}
-    assert "out holds a run already: continue it with --resume out" in fails(
-        demo, capsys, *tiny(text_file, "out")
-    )
+    assert "out holds a run already: continue it with --resume out" in fails(demo, capsys, *tiny(text_file, "out"))
     assert before == {path: path.read_bytes() for path in Path("out").iterdir()}
 
 
 def test_a_folder_with_other_things_is_refused(demo, text_file, capsys):
     Path("mine").mkdir()
     Path("mine/thesis.tex").touch()
-    assert "--report must name a new or empty folder, got mine" in fails(
-        demo, capsys, *tiny(text_file, "mine")
-    )
+    assert "--report must name a new or empty folder, got mine" in fails(demo, capsys, *tiny(text_file, "mine"))
 
 
 def test_remains_of_a_first_write_do_not_block_the_folder(demo, text_file):

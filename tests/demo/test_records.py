@@ -40,15 +40,15 @@ def test_first_crossing_counts():
 
 
 def test_headline_tells_how_much_sooner():
-    warmup = [(0.0, 0, 5.0), (4.0, 100, 2.0), (16.0, 200, 1.5)]
-    headline = Comparison.of(records(BASELINE, FALLING) + records(WARMUP, warmup)).headline()
+    warmup = records(WARMUP, [(0.0, 0, 5.0), (4.0, 100, 2.0)], seq_length=4) + records(WARMUP, [(14.0, 200, 1.5)])
+    headline = Comparison.of(records(BASELINE, FALLING) + warmup).headline()
     assert "2.0000 5.00 times sooner in seconds (4.0 s instead of 20.0 s)" in headline
     assert "2.00 times sooner in tokens" in headline
 
 
 def test_headline_admits_later():
-    warmup = [(0.0, 0, 5.0), (40.0, 100, 2.0)]
-    headline = Comparison.of(records(BASELINE, FALLING) + records(WARMUP, warmup)).headline()
+    warmup = records(WARMUP, [(0.0, 0, 5.0), (40.0, 100, 2.0)], seq_length=4) + records(WARMUP, [(50.0, 200, 1.9)])
+    headline = Comparison.of(records(BASELINE, FALLING) + warmup).headline()
     assert "2.00 times later in seconds" in headline
 
 

@@ -10,9 +10,7 @@ from seqwarm_kernels.demo.settings import CPU_QUICK
 from seqwarm_kernels.demo.text import read_corpus
 from seqwarm_kernels.demo.training import Trainer, learning_rate
 
-TINY = replace(
-    CPU_QUICK, steps=6, seq_length=40, batch_size=3, layers=2, heads=2, width=16, validation_windows=4
-)
+TINY = replace(CPU_QUICK, steps=6, seq_length=40, batch_size=3, layers=2, heads=2, width=16, validation_windows=4)
 
 
 @pytest.fixture
