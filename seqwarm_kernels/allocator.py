@@ -27,14 +27,14 @@ LossFunction = Callable[[Any, Any], Tensor]
 
 @dataclass(frozen=True)
 class AllocatorReport:
-    """What `warmup_allocator` did. Bytes are the device's, or the process's resident set on the CPU."""
+    """What `warmup_allocator` did. Bytes are the device's; on the CPU the resident set of the process."""
 
     device: str
     batch_size: int
     lengths: tuple[int, ...]  #: in the order passed: max_len first
     seconds: float
     peak_bytes: int  #: the most in use at any time
-    reserved_bytes: int  #: what the allocator owns from now on; on the CPU the resident set at the end
+    reserved_bytes: int | None  #: what the allocator owns from now on; None on the CPU
     device_allocations: int | None  #: how often memory was asked of the device; None on the CPU
 
     def __str__(self) -> str:
@@ -46,13 +46,12 @@ class AllocatorReport:
             ("batch size", str(self.batch_size)),
             ("lengths passed", lengths),
             ("peak memory", f"{self.peak_bytes / 2**20:,.0f} MiB"),
-            ("owned from now on", f"{self.reserved_bytes / 2**20:,.0f} MiB"),
-            (
-                "device allocations",
-                "not counted on the CPU" if self.device_allocations is None else str(self.device_allocations),
-            ),
             ("time", f"{self.seconds:.2f} s"),
         ]
+        if self.reserved_bytes is not None:
+            rows.append(("owned from now on", f"{self.reserved_bytes / 2**20:,.0f} MiB"))
+        if self.device_allocations is not None:
+            rows.append(("device allocations", str(self.device_allocations)))
         return "\n".join(["warmup_allocator", *(f"  {name:<20}{value}" for name, value in rows)])
 
 
@@ -198,11 +197,11 @@ class _DeviceMemory:
 
 
 class _HostMemory:
-    """The resident set of this process."""
+    """The resident set of this process, the largest since it began."""
 
     def read(self) -> dict[str, Any]:
         import resource  # not on Windows
 
         unit = 1 if sys.platform == "darwin" else 1024
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-        return {"peak_bytes": peak, "reserved_bytes": peak, "device_allocations": None}
+        return {"peak_bytes": peak, "reserved_bytes": None, "device_allocations": None}

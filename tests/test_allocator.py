@@ -332,12 +332,13 @@ def test_report():
     report = warmup_allocator(Tied(), 64, batch_size=2, scheduler=scheduler)
     assert report.lengths == (64, 32, 24, 16, 8)
     assert report.device == "cpu"
+    assert report.reserved_bytes is None
     assert report.device_allocations is None
     assert report.peak_bytes > 0
     lines = str(report).splitlines()
     assert lines[0] == "warmup_allocator"
     assert "64, then 4 from 32 to 8" in str(report)
-    assert "not counted on the CPU" in str(report)
+    assert "owned from now on" not in str(report)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import shlex
 import sys
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:  # the rest is imported where it is used, so that --help needs neither torch nor matplotlib
+if TYPE_CHECKING:  # the rest is imported where it is used, so that --help and info stay quick
     from .folder import ReportFolder
     from .settings import Settings
     from .text import Corpus
