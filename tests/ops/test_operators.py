@@ -224,6 +224,29 @@ def test_autocast_leaves_float64(backend):
     torch.testing.assert_close(out, alibi_attention(query, key, value, backend=backend), rtol=0, atol=0)
 
 
+def test_meta_tensors_have_shapes():
+    query, key = torch.empty(2, 4, 6, 5, device="meta"), torch.empty(2, 2, 9, 5, device="meta", requires_grad=True)
+    out, lse = alibi_attention(query, key, key, return_lse=True)
+    assert out.shape == query.shape
+    assert lse.shape == (2, 4, 6)
+    assert torch.autograd.grad(out.sum(), key)[0].shape == key.shape
+
+
+@on_every_backend("alibi_attention")
+def test_second_derivatives_are_refused(backend):
+    query = torch.randn(1, 2, 5, 4, requires_grad=True)
+    (gradient,) = torch.autograd.grad(
+        alibi_attention(query, query, query, backend=backend).sum(), query, create_graph=True
+    )
+    with pytest.raises(RuntimeError, match="alibi_attention has no second derivative"):
+        gradient.sum().backward()
+    packed = torch.randn(7, 2, 4, requires_grad=True)
+    out = alibi_attention_varlen(packed, packed, packed, CU_SEQLENS, CU_SEQLENS, 4, 4, backend=backend)
+    (gradient,) = torch.autograd.grad(out.sum(), packed, create_graph=True)
+    with pytest.raises(RuntimeError, match="alibi_attention has no second derivative"):
+        gradient.sum().backward()
+
+
 @on_every_backend("alibi_attention")
 def test_checkpointing_replays_the_dropout(backend):
     inputs = [torch.randn(1, 2, 9, 4, dtype=torch.float64, requires_grad=True) for _ in range(3)]

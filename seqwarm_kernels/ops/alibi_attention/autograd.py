@@ -37,6 +37,16 @@ def _backward(operator: str, backend: str) -> Any:
     return backward
 
 
+def _no_second_derivative(ctx: Any, *gradients: Tensor) -> None:
+    """Without it torch would warn, and give second derivatives that are wrong."""
+    raise RuntimeError("alibi_attention has no second derivative: its gradients cannot be differentiated again")
+
+
+def _keep_nothing(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    pass
+
+
 for _operator in ("alibi_attention", "alibi_attention_varlen"):
     for _backend in BACKENDS:
         differentiable(_operator, _backend, _backward(_operator, _backend), _setup_context)
+        differentiable(f"{_operator}_backward", _backend, _no_second_derivative, _keep_nothing)
