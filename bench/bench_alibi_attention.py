@@ -61,10 +61,10 @@ def run(seconds: float) -> list[Record]:
         inputs = [torch.randn(BATCH_SIZE, HEADS, length, HEAD_DIM, requires_grad=True) for _ in range(3)]
         grad_out = torch.randn_like(inputs[0])
         double = [tensor.detach().double() for tensor in inputs]
-        exact = eager(*double, alibi_bias(alibi_slopes(HEADS).double(), length, length))
+        exact = eager(double[0], double[1], double[2], alibi_bias(alibi_slopes(HEADS).double(), length, length))
         for name, attend, has_backward in implementations(length):
             error = None if name == "SDPA causal, no bias" else relative_error(forward(attend, inputs)(), exact)
-            calls = {"forward": forward(attend, inputs)}
+            calls: dict[str, Callable[[], object]] = {"forward": forward(attend, inputs)}
             if has_backward:
                 calls["forward + backward"] = forward_and_backward(attend, inputs, grad_out)
             for work, call in calls.items():

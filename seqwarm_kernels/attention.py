@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,7 +34,7 @@ def alibi_attention(
     skip_tolerance: float = DEFAULT_SKIP_TOLERANCE,
     return_lse: bool = False,
     backend: str | None = None,
-) -> Tensor | tuple[Tensor, Tensor]:
+) -> Any:  # a tensor, with return_lse two: a union would burden every caller
     """Softmax attention with score = scale · q·k − slope · |position − j|.
 
     Query i stands at position `query_start + i`, key j at j. A query that sees no key gives zeros, with all
@@ -121,7 +122,7 @@ def alibi_attention_varlen(
     skip_tolerance: float = DEFAULT_SKIP_TOLERANCE,
     return_lse: bool = False,
     backend: str | None = None,
-) -> Tensor | tuple[Tensor, Tensor]:
+) -> Any:  # a tensor, with return_lse two: a union would burden every caller
     """`alibi_attention` over packed sequences of different lengths, without padding.
 
     Sequence b holds the queries cu_seqlens_q[b] ... cu_seqlens_q[b + 1] − 1 and the keys likewise. Its last

@@ -64,7 +64,7 @@ class Attention(nn.Module):
     def forward(self, hidden: Tensor) -> Tensor:
         # (B, S, 3·H·D) -> three times (B, H, S, D), as views
         query, key, value = self.query_key_value(hidden).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        attended: Tensor = alibi_attention(query, key, value, self.slopes)  # type: ignore[assignment]
+        attended = alibi_attention(query, key, value, self.slopes)
         return self.project(attended.transpose(1, 2).flatten(2))
 
 
