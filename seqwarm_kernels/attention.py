@@ -100,8 +100,8 @@ def alibi_attention(
         dropout_p=dropout_p,
         skip_tolerance=skip_tolerance,
     )
-    operator = overload("alibi_attention", backends.choose("alibi_attention", query.device.type, backend))
-    out, lse = operator(query, key, value, slopes, *options)
+    operator = overload("alibi_attention", backends.choose("alibi_attention", query.device.type, backend, query.dtype))
+    out, lse, _ = operator(query, key, value, slopes, *options)
     return (out, lse) if return_lse else out
 
 
@@ -176,8 +176,8 @@ def alibi_attention_varlen(
         skip_tolerance=skip_tolerance,
     )
     name = "alibi_attention_varlen"
-    operator = overload(name, backends.choose(name, query.device.type, backend))
-    out, lse = operator(query, key, value, slopes, *options)
+    operator = overload(name, backends.choose(name, query.device.type, backend, query.dtype))
+    out, lse, _ = operator(query, key, value, slopes, *options)
     return (out, lse) if return_lse else out
 
 

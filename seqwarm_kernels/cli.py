@@ -45,7 +45,7 @@ def _run_info(arguments: argparse.Namespace) -> int:
 def collect_info() -> dict[str, Any]:
     """What is installed and what can run here, as plain values; a `..._problem` says why something is None."""
     triton, triton_problem = _triton_version()
-    extension_problem = backends.extension_problem()
+    extension_problem = backends.problem("native")
     extension = None if extension_problem else importlib.import_module("seqwarm_kernels._C").build_info()
     return {
         "python": platform.python_version(),

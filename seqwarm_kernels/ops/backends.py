@@ -8,45 +8,64 @@ has a kernel; this module asks it once for every operator, when `seqwarm_kernels
 from __future__ import annotations
 
 import importlib
+import importlib.util
+import os
 
 import torch
 
 BACKENDS = ("triton", "native", "reference")  # best first
 DEVICE_TYPES = ("cuda", "cpu")  # the reference serves every other device as well
 
+#: Triton serves the CPU in its interpreter only: to test the kernels, and nobody's default.
+_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+
+_Dtypes = tuple[torch.dtype, ...]
+
 _implemented: dict[str, tuple[str, ...]] = {}
+_lacking: dict[str, dict[str, _Dtypes]] = {}  # operator -> backend -> dtypes that it does not compute in
 _serving: dict[tuple[str, str], tuple[str, ...]] = {}  # (operator, device type) -> backends, best first
-_extension_problem: str | None = None
+_problems: dict[str, str] = {}  # backend -> why it cannot be used here
 
 
 def load_extension() -> None:
     """Import the compiled extension, which registers its kernels, or note why that is not possible."""
-    global _extension_problem
     try:
         extension = importlib.import_module("seqwarm_kernels._C")
     except ModuleNotFoundError:
-        _extension_problem = (
+        _problems["native"] = (
             "the extension seqwarm_kernels._C is not built; where there is a C++ compiler, "
             "`pip install --no-build-isolation .` builds it"
         )
     except ImportError as error:
-        _extension_problem = f"the extension seqwarm_kernels._C does not load: {error}"
+        _problems["native"] = f"the extension seqwarm_kernels._C does not load: {error}"
     else:
         built_for = extension.build_info()["torch"]
         if built_for != torch.__version__:
-            _extension_problem = (
+            _problems["native"] = (
                 f"the extension was built for torch {built_for}, this is torch {torch.__version__}: rebuild it"
             )
 
 
-def extension_problem() -> str | None:
-    """Why the compiled extension is not in use, or None."""
-    return _extension_problem
+def load_triton(*modules: str) -> None:
+    """Import the modules that register Triton kernels, or note why that is not possible."""
+    if torch.version.cuda is None and not _INTERPRETED:
+        _problems["triton"] = "Triton's kernels need a CUDA build of torch; its interpreter needs TRITON_INTERPRET=1"
+    elif importlib.util.find_spec("triton") is None:
+        _problems["triton"] = "triton is not installed"
+    else:
+        for module in modules:
+            importlib.import_module(module)
 
 
-def register(operator: str, implemented: tuple[str, ...]) -> None:
-    """Note which of the `implemented` backends of `operator` have a kernel for which device."""
+def problem(backend: str) -> str | None:
+    """Why `backend` cannot be used here at all, or None."""
+    return _problems.get(backend)
+
+
+def register(operator: str, implemented: tuple[str, ...], lacking: dict[str, _Dtypes] | None = None) -> None:
+    """Note which of the `implemented` backends of `operator` have a kernel for which device, and `lacking` dtypes."""
     _implemented[operator] = implemented
+    _lacking[operator] = dict(lacking or {})
     for device_type in DEVICE_TYPES:
         _serving[operator, device_type] = tuple(
             backend for backend in BACKENDS if why_not(operator, backend, device_type) is None
@@ -57,31 +76,49 @@ def operators() -> list[str]:
     return sorted(_implemented)
 
 
-def why_not(operator: str, backend: str, device_type: str) -> str | None:
-    """Why `backend` cannot serve `operator` on tensors of `device_type`; None where it can."""
+def why_not(operator: str, backend: str, device_type: str, dtype: torch.dtype | None = None) -> str | None:
+    """Why `backend` cannot serve `operator` on tensors of `device_type` and `dtype`; None where it can."""
     if backend not in _implemented[operator]:
         return f"{operator} has no {backend} implementation"
     if backend == "reference":
         return None
-    if backend == "native" and _extension_problem is not None:
-        return _extension_problem
-    if torch._C._dispatch_has_kernel_for_dispatch_key(f"seqwarm::{operator}.{backend}", device_type.upper()):
-        return None
-    return f"{operator} has no {backend} kernel for {device_type} tensors here"
+    if backend in _problems:
+        return _problems[backend]
+    if not torch._C._dispatch_has_kernel_for_dispatch_key(f"seqwarm::{operator}.{backend}", device_type.upper()):
+        return f"{operator} has no {backend} kernel for {device_type} tensors here"
+    return _why_not_dtype(operator, backend, device_type, dtype)
 
 
-def choose(operator: str, device_type: str, backend: str | None) -> str:
+def _why_not_dtype(operator: str, backend: str, device_type: str, dtype: torch.dtype | None) -> str | None:
+    if dtype in _lacking[operator].get(backend, ()):
+        return f"{operator} has no {backend} kernel for {dtype}"
+    if dtype == torch.bfloat16 and backend == "triton" and device_type == "cpu":
+        return "Triton's interpreter does not multiply bfloat16"
+    return None
+
+
+def choose(operator: str, device_type: str, backend: str | None, dtype: torch.dtype | None = None) -> str:
     """The backend that serves a call: the best there is for None, else exactly the one asked for.
 
     Raises:
-        ValueError: `backend` is unknown, or cannot serve `operator` on tensors of `device_type`.
+        ValueError: `backend` is unknown, or cannot serve `operator` on such tensors.
     """
-    serving = _serving.get((operator, device_type), ("reference",))
     if backend is None:
-        return serving[0]
+        return _best(operator, device_type, dtype)
     if backend not in BACKENDS:
         raise ValueError(f"backend must be None or one of {', '.join(BACKENDS)}, got {backend!r}")
+    serving = _serving.get((operator, device_type), ("reference",))
+    reason = _why_not_dtype(operator, backend, device_type, dtype)
     if backend not in serving:
         reason = why_not(operator, backend, device_type)
+    if reason is not None:
         raise ValueError(f"backend={backend!r} cannot serve this call: {reason}")
     return backend
+
+
+def _best(operator: str, device_type: str, dtype: torch.dtype | None) -> str:
+    for backend in _serving.get((operator, device_type), ()):
+        interpreted = backend == "triton" and device_type == "cpu"
+        if not interpreted and dtype not in _lacking[operator].get(backend, ()):
+            return backend
+    return "reference"

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from ..library import implement
 from .dropout import keep_mask
-from .schema import DenseOptions, VarlenOptions, accumulation_dtype
+from .schema import DenseOptions, VarlenOptions, accumulation_dtype, allocate_like, allocate_outputs
 
 
 @dataclass(frozen=True)
@@ -155,8 +155,13 @@ def _hide(tensor: Tensor, key_padding_mask: Tensor | None) -> Tensor:
     return tensor if key_padding_mask is None else tensor.masked_fill(~key_padding_mask[:, None, :, None], 0)
 
 
-def _cast_like(gradients: Iterable[Tensor], tensors: Iterable[Tensor]) -> tuple[Tensor, ...]:
-    return tuple(gradient.to(tensor.dtype) for gradient, tensor in zip(gradients, tensors, strict=True))
+def _outputs(query: Tensor, out: Tensor, lse: Tensor, num_keys: int) -> tuple[Tensor, Tensor, Tensor]:
+    like_query, _, ranges = allocate_outputs(query)
+    return like_query.copy_(out), lse, ranges.copy_(ranges.new_tensor([0, num_keys]))  # nothing is skipped
+
+
+def _gradients(gradients: Iterable[Tensor], inputs: Iterable[Tensor]) -> tuple[Tensor, ...]:
+    return tuple(allocate_like(tensor).copy_(gradient) for gradient, tensor in zip(gradients, inputs, strict=True))
 
 
 def _without_autocast(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -171,12 +176,14 @@ def _without_autocast(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @_without_autocast
-def alibi_attention(query: Tensor, key: Tensor, value: Tensor, slopes: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+def alibi_attention(
+    query: Tensor, key: Tensor, value: Tensor, slopes: Tensor, *rest: Any
+) -> tuple[Tensor, Tensor, Tensor]:
     options = DenseOptions(*rest)
     hidden = options.key_padding_mask
     q, k, v, m = _upcast(query, _hide(key, hidden), _hide(value, hidden), slopes)
     out, lse = forward(q, k, v, m, _dense_pairs(q, k, options), options.scale)
-    return out.to(query.dtype), lse
+    return _outputs(query, out, lse, key.shape[2])
 
 
 @_without_autocast
@@ -185,6 +192,7 @@ def alibi_attention_backward(
     grad_lse: Tensor,
     out: Tensor,
     lse: Tensor,
+    ranges: Tensor,
     slopes_need_grad: bool,
     query: Tensor,
     key: Tensor,
@@ -200,13 +208,13 @@ def alibi_attention_backward(
         grad_slopes = grad_slopes.new_empty(0)
     elif slopes.dim() == 1:
         grad_slopes = grad_slopes.sum(0)
-    return _cast_like([*gradients, grad_slopes], [query, key, value, slopes])
+    return (*_gradients(gradients, [query, key, value]), grad_slopes.to(slopes.dtype))
 
 
 @_without_autocast
 def alibi_attention_varlen(
     query: Tensor, key: Tensor, value: Tensor, slopes: Tensor, *rest: Any
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:
     options = VarlenOptions(*rest)
     q, k, v, m = _upcast(query, key, value, slopes)
     out = torch.zeros_like(q)
@@ -216,7 +224,7 @@ def alibi_attention_varlen(
         out_part, lse_part = forward(q_part, k_part, v_part, sequence.slopes, sequence.pairs, options.scale)
         out[sequence.queries] = out_part.transpose(0, 1)
         lse[:, sequence.queries] = lse_part
-    return out.to(query.dtype), lse
+    return _outputs(query, out, lse, key.shape[0])
 
 
 @_without_autocast
@@ -225,6 +233,7 @@ def alibi_attention_varlen_backward(
     grad_lse: Tensor,
     out: Tensor,
     lse: Tensor,
+    ranges: Tensor,
     slopes_need_grad: bool,
     query: Tensor,
     key: Tensor,
@@ -251,7 +260,7 @@ def alibi_attention_varlen_backward(
             whole[tokens] = part.transpose(0, 1)
         grad_slopes.append(grad_slopes_part)
     total = _collect(grad_slopes, slopes) if slopes_need_grad else slopes.new_empty(0)
-    return _cast_like([grad_query, grad_key, grad_value, total], [query, key, value, slopes])
+    return (*_gradients([grad_query, grad_key, grad_value], [query, key, value]), total.to(slopes.dtype))
 
 
 def _heads_first(sequence: _Sequence, query: Tensor, key: Tensor, value: Tensor) -> list[Tensor]:

@@ -14,7 +14,12 @@ from torch import Tensor
 
 from ..library import define
 
-BACKENDS = ("reference",)
+BACKENDS = ("triton", "reference")
+
+#: The dtypes of the public functions that a backend does not compute in.
+LACKING = {"triton": (torch.float64,)}
+#: So many neighbouring queries share an entry of `ranges`.
+RANGE_BLOCK = 64
 
 _TENSORS = "Tensor query, Tensor key, Tensor value, Tensor slopes"
 _DENSE = (
@@ -25,8 +30,8 @@ _VARLEN = (
     "Tensor cu_seqlens_q, Tensor cu_seqlens_k, Tensor? dropout_seed, SymInt max_seqlen_q, SymInt max_seqlen_k, "
     "bool causal, float scale, SymInt? window, float dropout_p, float skip_tolerance"
 )
-_BACKWARD = "Tensor grad_out, Tensor grad_lse, Tensor out, Tensor lse, bool slopes_need_grad"
-_OUTPUTS = "(Tensor out, Tensor lse)"
+_BACKWARD = "Tensor grad_out, Tensor grad_lse, Tensor out, Tensor lse, Tensor ranges, bool slopes_need_grad"
+_OUTPUTS = "(Tensor out, Tensor lse, Tensor ranges)"
 _GRADIENTS = "(Tensor grad_query, Tensor grad_key, Tensor grad_value, Tensor grad_slopes)"
 
 
@@ -64,15 +69,26 @@ def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-def _fake_dense(query: Tensor, key: Tensor, value: Tensor, slopes: Tensor, *options: object) -> tuple[Tensor, Tensor]:
-    """out (B, Hq, Sq, D), lse (B, Hq, Sq)"""
-    return query.new_empty(query.shape), query.new_empty(query.shape[:-1], dtype=accumulation_dtype(query.dtype))
+def allocate_like(tensor: Tensor) -> Tensor:
+    """Its shape, without gaps; tokens outside of heads where the tensor has them so, as a projection gives them."""
+    if tensor.dim() == 4 and tensor.stride(1) < tensor.stride(2):
+        batch_size, heads, length, head_dim = tensor.shape
+        return tensor.new_empty((batch_size, length, heads, head_dim)).transpose(1, 2)
+    return tensor.new_empty(tensor.shape)
 
 
-def _fake_varlen(query: Tensor, key: Tensor, value: Tensor, slopes: Tensor, *options: object) -> tuple[Tensor, Tensor]:
-    """out (T, Hq, D), lse (Hq, T)"""
-    tokens, heads, _ = query.shape
-    return query.new_empty(query.shape), query.new_empty((heads, tokens), dtype=accumulation_dtype(query.dtype))
+def allocate_outputs(query: Tensor, *_: object) -> tuple[Tensor, Tensor, Tensor]:
+    """Uninitialised: what forward returns, but for the values; so its fake implementation too.
+
+    out     as query.
+    lse     (B, Hq, Sq), or (Hq, Tq).
+    ranges  (B, Hq, ⌈Sq / RANGE_BLOCK⌉, 2), or (Hq, ⌈Tq / RANGE_BLOCK⌉, 2) int32: [first, end) of the keys that
+            these queries attended; what lies outside weighs less than skip_tolerance. For backward to skip it too.
+    """
+    rows = query.shape[:-1] if query.dim() == 4 else (query.shape[1], query.shape[0])
+    num_ranges = (rows[-1] + RANGE_BLOCK - 1) // RANGE_BLOCK
+    lse = query.new_empty(rows, dtype=accumulation_dtype(query.dtype))
+    return allocate_like(query), lse, query.new_empty((*rows[:-1], num_ranges, 2), dtype=torch.int32)
 
 
 def _fake_backward(
@@ -80,6 +96,7 @@ def _fake_backward(
     grad_lse: Tensor,
     out: Tensor,
     lse: Tensor,
+    ranges: Tensor,
     slopes_need_grad: bool,
     query: Tensor,
     key: Tensor,
@@ -89,11 +106,11 @@ def _fake_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients as their tensors; grad_slopes has no element where it was not asked for."""
     grad_slopes = slopes.new_empty(slopes.shape if slopes_need_grad else (0,))
-    return query.new_empty(query.shape), key.new_empty(key.shape), value.new_empty(value.shape), grad_slopes
+    return allocate_like(query), allocate_like(key), allocate_like(value), grad_slopes
 
 
-define("alibi_attention", f"({_TENSORS}, {_DENSE}) -> {_OUTPUTS}", BACKENDS, fake=_fake_dense)
-define("alibi_attention_varlen", f"({_TENSORS}, {_VARLEN}) -> {_OUTPUTS}", BACKENDS, fake=_fake_varlen)
+define("alibi_attention", f"({_TENSORS}, {_DENSE}) -> {_OUTPUTS}", BACKENDS, fake=allocate_outputs)
+define("alibi_attention_varlen", f"({_TENSORS}, {_VARLEN}) -> {_OUTPUTS}", BACKENDS, fake=allocate_outputs)
 define(
     "alibi_attention_backward",
     f"({_BACKWARD}, {_TENSORS}, {_DENSE}) -> {_GRADIENTS}",

@@ -1,0 +1,343 @@
+"""Host side of the Triton kernels: from an operator's arguments to launches.
+
+Numbers and tensors never make another compiled kernel: those are told apart by head_dim, dtypes, flags, and by
+whether there are keys enough to look for some to skip.
+"""
+
+from __future__ import annotations
+
+import math
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from ..library import LIBRARY
+from .schema import DenseOptions, VarlenOptions, allocate_like, allocate_outputs
+from .triton_backward_key import backward_key_kernel
+from .triton_backward_query import backward_query_kernel
+from .triton_configurations import BULK_COPIES_FROM, Configuration, Tiles, block_d, configuration
+from .triton_forward import forward_kernel
+from .triton_reach import NORM_BLOCK, NORM_ROWS, key_norms_kernel
+from .triton_tiles import ALIGNED, BULK, STRIDED
+
+#: With fewer keys in sight, finding what to skip costs more than it saves.
+SHORTEST_REACH = 512
+
+INTERPRETED: bool = triton.knobs.runtime.interpret
+_UNBOUNDED = 2**40
+_LONGEST_SEGMENT = 2**31 - 1
+_ALIGNMENT = 16  # bytes
+
+_Four = tuple[int, int, int, int]  # batch, head, token, dim
+_Options = DenseOptions | VarlenOptions
+
+
+def sizes_of(tensor: Tensor) -> _Four:
+    """Packed sequences (tokens, heads, dim) are a batch of one."""
+    if tensor.dim() == 4:
+        return tuple(tensor.shape)  # type: ignore[return-value]
+    tokens, heads, dim = tensor.shape
+    return 1, heads, tokens, dim
+
+
+def strides_of(tensor: Tensor) -> _Four:
+    if tensor.dim() == 4:
+        return tensor.stride()  # type: ignore[return-value]
+    token, head, dim = tensor.stride()
+    return 0, head, token, dim
+
+
+def access_of(tensor: Tensor) -> int:
+    """How a kernel may read it; see triton_tiles.py."""
+    step = _ALIGNMENT // tensor.element_size()
+    strides = [stride for stride, size in zip(tensor.stride()[:-1], tensor.shape[:-1], strict=True) if size > 1]
+    rows_are_dense = tensor.stride(-1) == 1 or tensor.shape[-1] == 1
+    if not rows_are_dense or tensor.data_ptr() % _ALIGNMENT or any(stride % step for stride in strides):
+        return STRIDED.value
+    return BULK.value if tensor.numel() and all(strides) else ALIGNED.value
+
+
+def _access(tensors: list[Tensor], mask: Tensor | None) -> int:
+    """The best way that serves all; a mask hides rows one by one, which bulk copies cannot."""
+    bulk = mask is None and tensors[0].element_size() == 2 and _capability(tensors[0].device) >= BULK_COPIES_FROM
+    best = BULK if bulk else ALIGNED
+    return min(best.value, *(access_of(tensor) for tensor in tensors))
+
+
+def _readable(tensor: Tensor, rows: int, access: int) -> Tensor | TensorDescriptor:
+    """The tensor, or a descriptor of it for tiles of `rows` tokens."""
+    if access != BULK.value:
+        return tensor
+    step = _ALIGNMENT // tensor.element_size()
+    sizes = sizes_of(tensor)
+    strides = [stride if size > 1 else step for stride, size in zip(strides_of(tensor), sizes, strict=True)]
+    return TensorDescriptor(tensor, list(sizes), [*strides[:3], 1], [1, 1, rows, block_d(sizes[3])])
+
+
+def _strides(name: str, tensor: Tensor, letters: str = "bhsd") -> dict[str, int]:
+    return {f"stride_{name}{letter}": stride for letter, stride in zip(letters, strides_of(tensor), strict=False)}
+
+
+def _mask_strides(mask: Tensor | None) -> dict[str, int]:
+    stride_batch, stride_key = (0, 0) if mask is None else mask.stride()
+    return {"stride_mb": stride_batch, "stride_ms": stride_key}
+
+
+def _as_dense(options: _Options) -> DenseOptions:
+    """What both kinds of options say."""
+    if isinstance(options, DenseOptions):
+        return options
+    _, _, seed, _, _, causal, scale, window, dropout_p, skip_tolerance = options
+    return DenseOptions(None, None, seed, 0, causal, scale, None, window, dropout_p, skip_tolerance)
+
+
+def reaches(options: _Options, key_length: int) -> bool:
+    """Whether the kernels look for keys to skip."""
+    dense = _as_dense(options)
+    in_sight = [key_length]
+    if isinstance(options, VarlenOptions):
+        in_sight.append(options.max_seqlen_k)
+    if dense.segment_length is not None:
+        in_sight.append(dense.segment_length)
+    if dense.window is not None:
+        in_sight.append(dense.window if dense.causal else 2 * dense.window)
+    return dense.skip_tolerance > 0 and min(in_sight) >= SHORTEST_REACH
+
+
+def _packing(options: _Options) -> dict[str, Any]:
+    packed = isinstance(options, VarlenOptions)
+    num_sequences = options.cu_seqlens_q.numel() - 1 if isinstance(options, VarlenOptions) else 0
+    return {
+        "cu_seqlens_q": options.cu_seqlens_q.contiguous() if packed else None,
+        "cu_seqlens_k": options.cu_seqlens_k.contiguous() if packed else None,
+        "num_sequences": num_sequences,
+        "search_steps": num_sequences.bit_length(),
+    }
+
+
+def _shared(query: Tensor, key: Tensor, value: Tensor, slopes: Tensor, options: _Options) -> dict[str, Any]:
+    """The arguments that forward and backward kernels take alike."""
+    dense = _as_dense(options)
+    _, num_heads, query_length, head_dim = sizes_of(query)
+    _, num_key_heads, key_length, _ = sizes_of(key)
+    start = dense.query_start
+    return {
+        "slopes": slopes,
+        "query_start": start,
+        "key_padding_mask": dense.key_padding_mask,
+        "dropout_seed": dense.dropout_seed,
+        **_packing(options),
+        "query_offset": max(-_UNBOUNDED, min(_UNBOUNDED, dense.query_offset)),
+        "window": _UNBOUNDED if dense.window is None else min(dense.window, _UNBOUNDED),
+        "scale": dense.scale,
+        "inverse_keep": 1 / (1 - dense.dropout_p),
+        "dropout_threshold": int(dense.dropout_p * 2**32),
+        "segment_length": min(dense.segment_length or _LONGEST_SEGMENT, _LONGEST_SEGMENT),
+        "num_heads": num_heads,
+        "group_size": num_heads // num_key_heads,
+        "query_length": query_length,
+        "key_length": key_length,
+        "stride_start": start.stride(0) if start is not None and start.numel() > 1 else 0,
+        **_mask_strides(dense.key_padding_mask),
+        "stride_slope_b": 0 if slopes.dim() == 1 else slopes.stride(0),
+        "stride_slope_h": slopes.stride(-1),
+        **_strides("q", query),
+        **_strides("k", key),
+        **_strides("v", value),
+        "CAUSAL": dense.causal,
+        "HEAD_DIM": head_dim,
+        "BLOCK_D": block_d(head_dim),
+        "PRECISION": "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "ieee",
+    }
+
+
+def _tiled(tiles: Tiles) -> dict[str, int]:
+    return {
+        "BLOCK_M": tiles.block_m,
+        "BLOCK_N": tiles.block_n,
+        "num_warps": tiles.num_warps,
+        "num_stages": tiles.num_stages,
+    }
+
+
+def _programs(tensor: Tensor, rows: int) -> tuple[int]:
+    batch_size, num_heads, length, _ = sizes_of(tensor)
+    return (batch_size * num_heads * triton.cdiv(length, rows),)
+
+
+def _capability(device: torch.device) -> int:
+    if device.type == "cpu":  # the interpreter: a chip with every way to read a tensor
+        return BULK_COPIES_FROM
+    major, minor = torch.cuda.get_device_capability(device)
+    return 10 * major + minor
+
+
+def _configuration(query: Tensor) -> Configuration:
+    return configuration(_capability(query.device), query.shape[-1], query.element_size())
+
+
+def _on(device: torch.device) -> AbstractContextManager[Any]:
+    return nullcontext() if device.type == "cpu" else torch.cuda.device(device)
+
+
+def _key_norms(key: Tensor, mask: Tensor | None) -> Tensor:
+    """(batch · heads · blocks) float32: the largest squared norm among each NORM_BLOCK keys that no mask hides."""
+    _, num_heads, length, head_dim = sizes_of(key)
+    programs = _programs(key, NORM_BLOCK)
+    norms = key.new_empty(programs, dtype=torch.float32)
+    key_norms_kernel[programs](
+        key=key,
+        key_padding_mask=mask,
+        norms=norms,
+        num_heads=num_heads,
+        key_length=length,
+        **_strides("k", key),
+        **_mask_strides(mask),
+        HEAD_DIM=head_dim,
+        BLOCK_D=block_d(head_dim),
+        ACCESS=min(access_of(key), ALIGNED.value),
+        NORM_BLOCK=NORM_BLOCK,
+        ROWS=NORM_ROWS,
+        num_warps=4,
+    )
+    return norms
+
+
+def forward(
+    query: Tensor, key: Tensor, value: Tensor, slopes: Tensor, options: _Options
+) -> tuple[Tensor, Tensor, Tensor]:
+    out, lse, ranges = allocate_outputs(query)
+    if query.numel() == 0:
+        return out, lse, ranges
+    mask = _as_dense(options).key_padding_mask
+    tiles = _configuration(query).forward
+    access = _access([query, key, value], mask)
+    tolerance = options.skip_tolerance * (1.0 if options.causal else 0.5)
+    with _on(query.device):
+        norms = _key_norms(key, mask) if reaches(options, sizes_of(key)[2]) else None
+        forward_kernel[_programs(query, tiles.block_m)](
+            query=_readable(query, tiles.block_m, access),
+            key=_readable(key, tiles.block_n, access),
+            value=_readable(value, tiles.block_n, access),
+            norms=norms,
+            out=out,
+            lse=lse,
+            ranges=ranges,
+            log2_tolerance=0.0 if norms is None else math.log2(tolerance),
+            **_shared(query, key, value, slopes.float(), options),
+            **_strides("o", out, "bhs"),
+            **_tiled(tiles),
+            ACCESS=access,
+            NORM_BLOCK=NORM_BLOCK,
+        )
+    return out, lse, ranges
+
+
+def backward(
+    grad_out: Tensor,
+    grad_lse: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    ranges: Tensor,
+    slopes_need_grad: bool,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    slopes: Tensor,
+    options: _Options,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    grad_query, grad_key, grad_value = allocate_like(query), allocate_like(key), allocate_like(value)
+    lse2, delta = torch.empty_like(lse), torch.empty_like(lse)
+    grad_slope_rows = torch.empty_like(lse) if slopes_need_grad else None
+    if access_of(grad_out) < access_of(grad_query):  # of a sum, say, whose gradient is one number expanded
+        grad_out = allocate_like(query).copy_(grad_out)
+    if out.stride() != grad_query.stride():
+        out = allocate_like(query).copy_(out)
+    access = _access([query, key, value, grad_out, out], _as_dense(options).key_padding_mask)
+    tiles = _configuration(query)
+    shared = {
+        "lse2": lse2,
+        "delta": delta,
+        "ranges": ranges,
+        **_strides("g", grad_out),
+        **_shared(query, key, value, slopes.float(), options),
+        "ACCESS": access,
+        "REACH": reaches(options, sizes_of(key)[2]),
+    }
+    with _on(query.device):
+        if query.numel():
+            of_query, of_key = tiles.backward_query.block_m, tiles.backward_query.block_n
+            backward_query_kernel[_programs(query, of_query)](
+                grad_out=_readable(grad_out, of_query, access),
+                query=_readable(query, of_query, access),
+                key=_readable(key, of_key, access),
+                value=_readable(value, of_key, access),
+                grad_lse=grad_lse,
+                lse=lse,
+                out=_readable(out, of_query, access),
+                grad_query=grad_query,
+                grad_slope_rows=grad_slope_rows,
+                **shared,
+                **dict(zip(("stride_lb", "stride_lh", "stride_ls"), _row_strides(grad_lse), strict=True)),
+                **_strides("o", grad_query, "bhs"),
+                **_tiled(tiles.backward_query),
+            )
+        if key.numel():
+            of_query, of_key = tiles.backward_key.block_m, tiles.backward_key.block_n
+            backward_key_kernel[_programs(key, of_key)](
+                grad_out=_readable(grad_out, of_query, access),
+                query=_readable(query, of_query, access),
+                key=_readable(key, of_key, access),
+                value=_readable(value, of_key, access),
+                grad_key=grad_key,
+                grad_value=grad_value,
+                **shared,
+                **_strides("o", grad_key, "bhs"),
+                **_tiled(tiles.backward_key),
+            )
+    grad_slopes = slopes.new_empty(0) if grad_slope_rows is None else _sum_slopes(grad_slope_rows, slopes, options)
+    return grad_query, grad_key, grad_value, grad_slopes
+
+
+def _row_strides(rows: Tensor) -> tuple[int, ...]:
+    return rows.stride() if rows.dim() == 3 else (0, *rows.stride())
+
+
+def _sum_slopes(rows: Tensor, slopes: Tensor, options: _Options) -> Tensor:
+    """From each query's part (B, Hq, Sq) or (Hq, Tq) to the slopes' shape, in a fixed order."""
+    if rows.dim() == 3:
+        total = rows.sum(-1)
+        return (total if slopes.dim() == 2 else total.sum(0)).to(slopes.dtype)
+    if slopes.dim() == 1 or not isinstance(options, VarlenOptions):
+        return rows.sum(-1).to(slopes.dtype)
+    by_sequence = torch.segment_reduce(rows.T.contiguous(), "sum", offsets=options.cu_seqlens_q.long(), axis=0)
+    return by_sequence.to(slopes.dtype)
+
+
+def _dense(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+    return forward(*arguments[:4], DenseOptions(*arguments[4:]))
+
+
+def _dense_backward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    return backward(*arguments[:10], DenseOptions(*arguments[10:]))
+
+
+def _varlen(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+    return forward(*arguments[:4], VarlenOptions(*arguments[4:]))
+
+
+def _varlen_backward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    return backward(*arguments[:10], VarlenOptions(*arguments[10:]))
+
+
+for _name, _function in {
+    "alibi_attention": _dense,
+    "alibi_attention_backward": _dense_backward,
+    "alibi_attention_varlen": _varlen,
+    "alibi_attention_varlen_backward": _varlen_backward,
+}.items():
+    LIBRARY.impl(f"{_name}.triton", _function, "CPU" if INTERPRETED else "CUDA")

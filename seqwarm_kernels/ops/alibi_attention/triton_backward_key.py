@@ -1,0 +1,280 @@
+"""Backward, second: one program for BLOCK_N keys gives the gradients of keys and values, over the tiles of queries
+that attended them. The mathematics is in triton_backward_query.py, whose `delta` it takes; here tiles lie transposed.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+
+from .schema import RANGE_BLOCK
+from .triton_tiles import (
+    FAR,
+    LEFT,
+    LOG2_E,
+    MASKED,
+    RIGHT,
+    Dropout,
+    distant,
+    head_of,
+    kept_keys,
+    kept_weights,
+    kernel,
+    load_tile,
+    opposite,
+    slopes_of,
+    split,
+    store_tile,
+    visible_queries,
+)
+
+_RANGE_BLOCK = tl.constexpr(RANGE_BLOCK)
+
+
+class KeyRows(NamedTuple):
+    """What a tile of keys brings along."""
+
+    key: Any
+    value: Any
+    low: Any
+    high: Any
+    center: Any
+    slope2: Any
+    begin: Any
+
+
+
+
+class Queries(NamedTuple):
+    query: Any
+    grad_out: Any
+    lse2: Any  # +∞ where no key was seen
+    delta: Any
+
+
+
+
+@triton.jit
+def _over_queries(
+    grad_key,
+    grad_value,
+    begin,
+    end,
+    reference,
+    slope2,
+    rows,
+    queries,
+    dropout,
+    scale2,
+    SIDE: tl.constexpr,
+    PACKED: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    ACCESS: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    own = (-SIDE * slope2) * (rows.center - reference).to(tl.float32)
+    for start in tl.range(begin, end, BLOCK_M):
+        columns = start + tl.arange(0, BLOCK_M)
+        inside = columns < queries.query.length
+        kept = None
+        if PACKED and SIDE == MASKED:  # what lies beyond the sequences may be NaN
+            kept = (columns >= tl.min(rows.low, 0)) & (columns < tl.max(rows.high, 0))
+        query = load_tile(queries.query, start, kept, BLOCK_M, HEAD_DIM, BLOCK_D, ACCESS)
+        scores = tl.dot(rows.key, tl.trans(query), input_precision=PRECISION) * scale2
+        lse2 = tl.load(queries.lse2 + columns, mask=inside, other=float("inf"))
+        delta = tl.load(queries.delta + columns, mask=inside, other=0.0)
+        if SIDE == MASKED:
+            distance = tl.abs(columns[None, :] - rows.center[:, None]).to(tl.float32)
+            weights = tl.exp2(scores - distant(rows.slope2, distance, PACKED) - lse2[None, :])
+            visible = (columns[None, :] >= rows.low[:, None]) & (columns[None, :] < rows.high[:, None])
+            weights = tl.where(visible, weights, 0.0)
+        else:
+            theirs = (SIDE * slope2) * (columns - reference).to(tl.float32) - lse2
+            weights = tl.exp2(scores + theirs[None, :] + own[:, None])
+        grad_out = load_tile(queries.grad_out, start, kept, BLOCK_M, HEAD_DIM, BLOCK_D, ACCESS)
+        grad_weights = tl.dot(rows.value, tl.trans(grad_out), input_precision=PRECISION)
+        kept_part = weights
+        if dropout.seed is not None:
+            keep = kept_weights(dropout.seed, dropout.threshold, dropout.head, columns, rows.begin, BLOCK_M, BLOCK_N)
+            keep = tl.trans(keep)
+            kept_part = tl.where(keep, weights * dropout.inverse_keep, 0.0)
+            grad_weights = tl.where(keep, grad_weights * dropout.inverse_keep, 0.0)
+        grad_value = tl.dot(kept_part.to(grad_out.dtype), grad_out, grad_value, input_precision=PRECISION)
+        grad_scores = weights * (grad_weights - delta[None, :])
+        grad_key = tl.dot(grad_scores.to(query.dtype), query, grad_key, input_precision=PRECISION)
+    return grad_key, grad_value
+
+
+@triton.jit
+def _queries_that_attended(ranges, row, begin, end, key_begin, key_end, query_length):
+    """[begin, end), less what lies before and behind all queries that attended a key in [key_begin, key_end)."""
+    CHUNK: tl.constexpr = 128
+    num_ranges = tl.cdiv(query_length, _RANGE_BLOCK)
+    base = ranges + row.to(tl.int64) * num_ranges * 2
+    lowest, highest = FAR, 0
+    for first in range(begin // _RANGE_BLOCK, tl.cdiv(end, _RANGE_BLOCK), CHUNK):
+        blocks = first + tl.arange(0, CHUNK)
+        present = blocks < num_ranges
+        attended_begin = tl.load(base + blocks * 2, mask=present, other=FAR)
+        attended_end = tl.load(base + blocks * 2 + 1, mask=present, other=0)
+        hit = (attended_begin < key_end) & (attended_end > key_begin)
+        lowest = tl.minimum(lowest, tl.min(tl.where(hit, blocks * _RANGE_BLOCK, FAR), 0))
+        highest = tl.maximum(highest, tl.max(tl.where(hit, (blocks + 1) * _RANGE_BLOCK, 0), 0))
+    return tl.maximum(begin, lowest), tl.minimum(end, highest)
+
+
+@kernel
+def backward_key_kernel(
+    grad_out,
+    lse2,
+    delta,
+    ranges,
+    query,
+    key,
+    value,
+    slopes,
+    query_start,
+    key_padding_mask,
+    dropout_seed,
+    cu_seqlens_q,
+    cu_seqlens_k,
+    grad_key,
+    grad_value,
+    query_offset: tl.int64,
+    window: tl.int64,
+    scale: tl.float32,
+    inverse_keep: tl.float32,
+    dropout_threshold: tl.uint32,
+    segment_length: tl.int32,
+    num_heads: tl.int32,
+    group_size: tl.int32,
+    query_length: tl.int32,
+    key_length: tl.int32,
+    num_sequences: tl.int32,
+    search_steps: tl.int32,
+    stride_start: tl.int64,
+    stride_gb: tl.int64,
+    stride_gh: tl.int64,
+    stride_gs: tl.int64,
+    stride_gd: tl.int64,
+    stride_qb: tl.int64,
+    stride_qh: tl.int64,
+    stride_qs: tl.int64,
+    stride_qd: tl.int64,
+    stride_kb: tl.int64,
+    stride_kh: tl.int64,
+    stride_ks: tl.int64,
+    stride_kd: tl.int64,
+    stride_vb: tl.int64,
+    stride_vh: tl.int64,
+    stride_vs: tl.int64,
+    stride_vd: tl.int64,
+    stride_ob: tl.int64,
+    stride_oh: tl.int64,
+    stride_os: tl.int64,
+    stride_mb: tl.int64,
+    stride_ms: tl.int64,
+    stride_slope_b: tl.int64,
+    stride_slope_h: tl.int64,
+    CAUSAL: tl.constexpr,
+    REACH: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    ACCESS: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """grad_key and grad_value, summed over the query heads that share a key head."""
+    num_blocks = tl.cdiv(key_length, BLOCK_N)
+    num_key_heads = num_heads // group_size
+    program = tl.program_id(0)
+    # Longest first: early keys are seen by most queries.
+    block = program % num_blocks
+    key_head = num_key_heads - 1 - program // num_blocks % num_key_heads
+    batch = program // num_blocks // num_key_heads
+    PACKED: tl.constexpr = cu_seqlens_q is not None
+
+    start = block * BLOCK_N
+    index = start + tl.arange(0, BLOCK_N)
+    if query_start is not None:
+        query_offset += tl.load(query_start + batch * stride_start)
+    first, last, zero, sequence = opposite(
+        index, batch, cu_seqlens_k, cu_seqlens_q, num_sequences, search_steps, query_length, -query_offset,
+        segment_length,
+    )  # fmt: skip
+    low, high, center = visible_queries(first, last, zero, window, CAUSAL)
+    inside = index < key_length
+    if key_padding_mask is not None:
+        key_padding_mask += batch * stride_mb
+    kept = kept_keys(key_padding_mask, start, key_length, stride_ms, BLOCK_N)
+    attended = inside
+    if kept is not None:
+        attended = attended & kept
+    high = tl.where(attended, high, low)
+    seen = low < high
+    all_begin, full_begin, near_begin, near_end, full_end, all_end = split(low, high, center, BLOCK_M)
+
+    source = head_of(key, batch, key_head, key_length, stride_kb, stride_kh, stride_ks, stride_kd, ACCESS)
+    key_tile = load_tile(source, start, kept, BLOCK_N, HEAD_DIM, BLOCK_D, ACCESS)
+    source = head_of(value, batch, key_head, key_length, stride_vb, stride_vh, stride_vs, stride_vd, ACCESS)
+    value_tile = load_tile(source, start, kept, BLOCK_N, HEAD_DIM, BLOCK_D, ACCESS)
+    scale2 = scale * LOG2_E
+    seed = None if dropout_seed is None else tl.load(dropout_seed)
+
+    to_key = tl.zeros((BLOCK_N, BLOCK_D), tl.float32)
+    to_value = tl.zeros((BLOCK_N, BLOCK_D), tl.float32)
+    for member in range(group_size):
+        head = key_head * group_size + member
+        row = batch * num_heads + head
+        slope2, slope2_full = slopes_of(slopes, sequence, batch, head, stride_slope_b, stride_slope_h, seen, PACKED)
+        begin, end = all_begin, all_end
+        if REACH:
+            begin, end = _queries_that_attended(
+                ranges, row, begin, end, start, tl.minimum(start + BLOCK_N, key_length), query_length
+            )
+        begin = begin // BLOCK_M * BLOCK_M
+        rows = KeyRows(key_tile, value_tile, low, high, center, slope2, start)
+        queries = Queries(
+            head_of(query, batch, head, query_length, stride_qb, stride_qh, stride_qs, stride_qd, ACCESS),
+            head_of(grad_out, batch, head, query_length, stride_gb, stride_gh, stride_gs, stride_gd, ACCESS),
+            lse2 + row.to(tl.int64) * query_length,
+            delta + row.to(tl.int64) * query_length,
+        )
+        dropout = Dropout(seed, dropout_threshold, row, inverse_keep)
+        for piece in range(2 if CAUSAL else 3):  # the nearest queries, then those at either end
+            piece_begin, piece_end = near_begin, near_end
+            if piece == 1:
+                piece_begin, piece_end = full_end, end
+            if piece == 2:
+                piece_begin, piece_end = begin, tl.minimum(full_begin, near_begin)
+            to_key, to_value = _over_queries(
+                to_key, to_value, tl.maximum(piece_begin, begin), tl.minimum(piece_end, end), 0, 0.0, rows, queries,
+                dropout, scale2, MASKED, PACKED, HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_N, ACCESS, PRECISION,
+            )  # fmt: skip
+        to_key, to_value = _over_queries(
+            to_key, to_value, tl.maximum(near_end, begin), tl.minimum(full_end, end), near_begin, slope2_full, rows,
+            queries, dropout, scale2, RIGHT, PACKED, HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_N, ACCESS, PRECISION,
+        )  # fmt: skip
+        if not CAUSAL:
+            to_key, to_value = _over_queries(
+                to_key, to_value, tl.maximum(begin, full_begin), tl.minimum(near_begin, end), near_begin, slope2_full,
+                rows, queries, dropout, scale2,
+                LEFT, PACKED, HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_N, ACCESS, PRECISION,
+            )  # fmt: skip
+
+    to_key = tl.where(seen[:, None], to_key * scale, 0.0)
+    store_tile(
+        grad_key, to_key, batch, key_head, start, key_length, stride_ob, stride_oh, stride_os,
+        BLOCK_N, HEAD_DIM, BLOCK_D,
+    )  # fmt: skip
+    to_value = tl.where(seen[:, None], to_value, 0.0)
+    store_tile(
+        grad_value, to_value, batch, key_head, start, key_length, stride_ob, stride_oh, stride_os,
+        BLOCK_N, HEAD_DIM, BLOCK_D,
+    )  # fmt: skip

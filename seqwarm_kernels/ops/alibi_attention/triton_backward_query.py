@@ -1,0 +1,281 @@
+"""Backward, first: one program for BLOCK_M queries gives their gradient, over the tiles of keys that forward attended.
+
+Nothing is added up by two programs, here and in triton_backward_key.py, so that equal inputs give equal bits. With
+P = exp(score − lse), delta = Σ P ∘ dP − dlse and dS = P ∘ (dP − delta):
+
+    dQ = scale · dS · K      dK = scale · dSᵀ · Q      dV = Pᵀ · dO      dslope = −Σ dS ∘ distance
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+
+from .schema import RANGE_BLOCK
+from .triton_tiles import (
+    FAR,
+    LEFT,
+    LOG2_E,
+    MASKED,
+    RIGHT,
+    Dropout,
+    Keys,
+    distant,
+    head_of,
+    kept_keys,
+    kept_weights,
+    kernel,
+    load_tile,
+    opposite,
+    slopes_of,
+    split,
+    store_tile,
+    visible_keys,
+)
+
+_RANGE_BLOCK = tl.constexpr(RANGE_BLOCK)
+
+
+class QueryRows(NamedTuple):
+    """What a tile of queries brings along."""
+
+    query: Any
+    grad_out: Any
+    delta: Any
+    lse2: Any  # log2 of the softmax sum, distances counted from the center; +∞ where no key was seen
+    index: Any
+    low: Any
+    high: Any
+    center: Any
+    slope2: Any
+
+
+@triton.jit
+def _over_keys(
+    grad_query,
+    grad_slope,
+    begin,
+    end,
+    reference,
+    slope2,
+    rows,
+    keys,
+    dropout,
+    scale2,
+    SIDE: tl.constexpr,
+    PACKED: tl.constexpr,
+    SLOPES: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    ACCESS: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    zero = rows.lse2 + (SIDE * slope2) * (rows.center - reference).to(tl.float32)
+    for start in tl.range(begin, end, BLOCK_N):
+        columns = start + tl.arange(0, BLOCK_N)
+        kept = kept_keys(keys.mask, start, keys.key.length, keys.stride_mask, BLOCK_N)
+        if PACKED and SIDE == MASKED:  # what lies beyond the sequences may be NaN
+            kept = (columns >= tl.min(rows.low, 0)) & (columns < tl.max(rows.high, 0))
+        key = load_tile(keys.key, start, kept, BLOCK_N, HEAD_DIM, BLOCK_D, ACCESS)
+        scores = tl.dot(rows.query, tl.trans(key), input_precision=PRECISION) * scale2
+        if SIDE == MASKED:
+            distance = tl.abs(rows.center[:, None] - columns[None, :]).to(tl.float32)
+            weights = tl.exp2(scores - distant(rows.slope2, distance, PACKED) - zero[:, None])
+            visible = (columns[None, :] >= rows.low[:, None]) & (columns[None, :] < rows.high[:, None])
+            if kept is not None:
+                visible = visible & kept[None, :]
+            weights = tl.where(visible, weights, 0.0)
+        else:
+            bias = (SIDE * slope2) * (columns - reference).to(tl.float32)
+            if kept is not None:
+                bias = tl.where(kept, bias, float("-inf"))
+            weights = tl.exp2(scores + bias[None, :] - zero[:, None])
+        value = load_tile(keys.value, start, kept, BLOCK_N, HEAD_DIM, BLOCK_D, ACCESS)
+        grad_weights = tl.dot(rows.grad_out, tl.trans(value), input_precision=PRECISION)
+        if dropout.seed is not None:
+            keep = kept_weights(dropout.seed, dropout.threshold, dropout.head, rows.index, start, BLOCK_M, BLOCK_N)
+            grad_weights = tl.where(keep, grad_weights * dropout.inverse_keep, 0.0)
+        grad_scores = weights * (grad_weights - rows.delta[:, None])
+        if SLOPES:
+            if SIDE != MASKED:
+                distance = SIDE * (rows.center[:, None] - columns[None, :]).to(tl.float32)
+            grad_slope -= tl.sum(grad_scores * distance, 1)
+        grad_query = tl.dot(grad_scores.to(key.dtype), key, grad_query, input_precision=PRECISION)
+    return grad_query, grad_slope
+
+
+@triton.jit
+def _attended_keys(ranges, block, row, query_length, BLOCK_M: tl.constexpr):
+    num_ranges = tl.cdiv(query_length, _RANGE_BLOCK)
+    entries = block * (BLOCK_M // _RANGE_BLOCK) + tl.arange(0, BLOCK_M // _RANGE_BLOCK)
+    pointers = ranges + (row.to(tl.int64) * num_ranges + entries) * 2
+    begin = tl.min(tl.load(pointers, mask=entries < num_ranges, other=FAR), 0)
+    end = tl.max(tl.load(pointers + 1, mask=entries < num_ranges, other=0), 0)
+    return begin, end
+
+
+@kernel
+def backward_query_kernel(
+    grad_out,
+    grad_lse,
+    out,
+    lse,
+    ranges,
+    query,
+    key,
+    value,
+    slopes,
+    query_start,
+    key_padding_mask,
+    dropout_seed,
+    cu_seqlens_q,
+    cu_seqlens_k,
+    lse2,
+    delta,
+    grad_query,
+    grad_slope_rows,
+    query_offset: tl.int64,
+    window: tl.int64,
+    scale: tl.float32,
+    inverse_keep: tl.float32,
+    dropout_threshold: tl.uint32,
+    segment_length: tl.int32,
+    num_heads: tl.int32,
+    group_size: tl.int32,
+    query_length: tl.int32,
+    key_length: tl.int32,
+    num_sequences: tl.int32,
+    search_steps: tl.int32,
+    stride_start: tl.int64,
+    stride_gb: tl.int64,
+    stride_gh: tl.int64,
+    stride_gs: tl.int64,
+    stride_gd: tl.int64,
+    stride_lb: tl.int64,
+    stride_lh: tl.int64,
+    stride_ls: tl.int64,
+    stride_qb: tl.int64,
+    stride_qh: tl.int64,
+    stride_qs: tl.int64,
+    stride_qd: tl.int64,
+    stride_kb: tl.int64,
+    stride_kh: tl.int64,
+    stride_ks: tl.int64,
+    stride_kd: tl.int64,
+    stride_vb: tl.int64,
+    stride_vh: tl.int64,
+    stride_vs: tl.int64,
+    stride_vd: tl.int64,
+    stride_ob: tl.int64,
+    stride_oh: tl.int64,
+    stride_os: tl.int64,
+    stride_mb: tl.int64,
+    stride_ms: tl.int64,
+    stride_slope_b: tl.int64,
+    stride_slope_h: tl.int64,
+    CAUSAL: tl.constexpr,
+    REACH: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    ACCESS: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """grad_query, and for each query its part of grad_slopes (None: not wanted), delta, and lse in base 2."""
+    num_blocks = tl.cdiv(query_length, BLOCK_M)
+    program = tl.program_id(0)
+    # Longest first: late queries see most keys, and the last heads have the flattest slopes.
+    block = num_blocks - 1 - program % num_blocks
+    head = num_heads - 1 - program // num_blocks % num_heads
+    batch = program // num_blocks // num_heads
+    key_head = head // group_size
+    row = batch * num_heads + head
+    PACKED: tl.constexpr = cu_seqlens_q is not None
+    SLOPES: tl.constexpr = grad_slope_rows is not None
+
+    index = block * BLOCK_M + tl.arange(0, BLOCK_M)
+    if query_start is not None:
+        query_offset += tl.load(query_start + batch * stride_start)
+    first, last, position, sequence = opposite(
+        index, batch, cu_seqlens_q, cu_seqlens_k, num_sequences, search_steps, key_length, query_offset, segment_length
+    )
+    low, high, center, beyond = visible_keys(first, last, position, window, CAUSAL)
+    inside = index < query_length
+    high = tl.where(inside, high, low)
+    sees_some = low < high
+    slope2, slope2_full = slopes_of(slopes, sequence, batch, head, stride_slope_b, stride_slope_h, sees_some, PACKED)
+    begin, full_begin, near_begin, near_end, full_end, end = split(low, high, center, BLOCK_N)
+    if REACH:
+        attended_begin, attended_end = _attended_keys(ranges, block, row, query_length, BLOCK_M)
+        begin, end = tl.maximum(begin, attended_begin), tl.minimum(end, attended_end)
+    begin = begin // BLOCK_N * BLOCK_N
+    scale2 = scale * LOG2_E
+
+    start = block * BLOCK_M
+    source = head_of(query, batch, head, query_length, stride_qb, stride_qh, stride_qs, stride_qd, ACCESS)
+    query_tile = load_tile(source, start, None, BLOCK_M, HEAD_DIM, BLOCK_D, ACCESS)
+    source = head_of(grad_out, batch, head, query_length, stride_gb, stride_gh, stride_gs, stride_gd, ACCESS)
+    grad_tile = load_tile(source, start, None, BLOCK_M, HEAD_DIM, BLOCK_D, ACCESS)
+    source = head_of(out, batch, head, query_length, stride_ob, stride_oh, stride_os, 1, ACCESS)
+    out_tile = load_tile(source, start, None, BLOCK_M, HEAD_DIM, BLOCK_D, ACCESS)
+
+    row_place = row.to(tl.int64) * query_length + index
+    row_lse = tl.load(lse + row_place, mask=inside, other=float("-inf"))
+    seen = row_lse > float("-inf")
+    grad_lse += batch.to(tl.int64) * stride_lb + head.to(tl.int64) * stride_lh
+    row_grad_lse = tl.load(grad_lse + index.to(tl.int64) * stride_ls, mask=seen, other=0.0)
+    row_delta = tl.sum(out_tile.to(tl.float32) * grad_tile.to(tl.float32), 1) - row_grad_lse
+    tl.store(delta + row_place, row_delta, mask=inside)
+    row_lse2 = tl.where(seen, row_lse * LOG2_E, float("inf"))
+    tl.store(lse2 + row_place, row_lse2, mask=inside)
+    row_lse2 += slope2 * beyond
+
+    rows = QueryRows(query_tile, grad_tile, row_delta, row_lse2, index, low, high, center, slope2)
+    if key_padding_mask is not None:
+        key_padding_mask += batch * stride_mb
+    keys = Keys(
+        head_of(key, batch, key_head, key_length, stride_kb, stride_kh, stride_ks, stride_kd, ACCESS),
+        head_of(value, batch, key_head, key_length, stride_vb, stride_vh, stride_vs, stride_vd, ACCESS),
+        key_padding_mask,
+        stride_ms,
+    )
+    seed = None if dropout_seed is None else tl.load(dropout_seed)
+    dropout = Dropout(seed, dropout_threshold, row, inverse_keep)
+
+    gradient = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
+    grad_slope = tl.zeros((BLOCK_M,), tl.float32)
+    gradient, grad_slope = _over_keys(
+        gradient, grad_slope, near_begin, tl.minimum(near_end, end), 0, 0.0, rows, keys, dropout, scale2,
+        MASKED, PACKED, SLOPES, HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_N, ACCESS, PRECISION,
+    )  # fmt: skip
+    gradient, grad_slope = _over_keys(
+        gradient, grad_slope, tl.maximum(begin, full_begin), near_begin, near_begin, slope2_full, rows, keys,
+        dropout, scale2, LEFT, PACKED, SLOPES, HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_N, ACCESS, PRECISION,
+    )  # fmt: skip
+    gradient, grad_slope = _over_keys(
+        gradient, grad_slope, begin, tl.minimum(full_begin, near_begin), 0, 0.0, rows, keys, dropout, scale2,
+        MASKED, PACKED, SLOPES, HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_N, ACCESS, PRECISION,
+    )  # fmt: skip
+    if not CAUSAL:
+        gradient, grad_slope = _over_keys(
+            gradient, grad_slope, near_end, tl.minimum(full_end, end), near_begin, slope2_full, rows, keys,
+            dropout, scale2, RIGHT, PACKED, SLOPES, HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_N, ACCESS, PRECISION,
+        )  # fmt: skip
+        gradient, grad_slope = _over_keys(
+            gradient, grad_slope, full_end, end, 0, 0.0, rows, keys, dropout, scale2,
+            MASKED, PACKED, SLOPES, HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_N, ACCESS, PRECISION,
+        )  # fmt: skip
+
+    gradient = tl.where((sees_some & seen)[:, None], gradient * scale, 0.0)
+    store_tile(
+        grad_query, gradient, batch, head, start, query_length, stride_ob, stride_oh, stride_os,
+        BLOCK_M, HEAD_DIM, BLOCK_D,
+    )  # fmt: skip
+    if SLOPES:
+        grad_slope = tl.where(sees_some & seen, grad_slope - beyond * row_grad_lse, 0.0)
+        tl.store(grad_slope_rows + row_place, grad_slope, mask=inside)

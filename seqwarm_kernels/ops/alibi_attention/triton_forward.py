@@ -1,0 +1,279 @@
+"""The forward kernel: one program for BLOCK_M queries of one head, over the tiles of keys within their reach."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+
+from .schema import RANGE_BLOCK
+from .triton_reach import largest_norm, reach
+from .triton_tiles import (
+    LEFT,
+    LN_2,
+    LOG2_E,
+    MASKED,
+    RIGHT,
+    Dropout,
+    Keys,
+    distant,
+    head_of,
+    kept_keys,
+    kept_weights,
+    kernel,
+    load_tile,
+    opposite,
+    slopes_of,
+    split,
+    store_tile,
+    visible_keys,
+)
+
+_RANGE_BLOCK = tl.constexpr(RANGE_BLOCK)
+
+
+class Softmax(NamedTuple):
+    """Online softmax: of what was attended so far, each row's sum of weights relative to its largest score, that
+    score (base 2, bias −slope · distance to the center), and the weighted sum of values."""
+
+    total: Any
+    largest: Any
+    values: Any
+
+
+class Rows(NamedTuple):
+    """What a tile of queries brings along."""
+
+    query: Any
+    index: Any
+    low: Any
+    high: Any
+    center: Any
+    slope2: Any
+
+
+@triton.jit
+def _attend(
+    softmax,
+    begin,
+    end,
+    reference,
+    slope2,
+    rows,
+    keys,
+    dropout,
+    scale2,
+    SIDE: tl.constexpr,
+    PACKED: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    ACCESS: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """The tiles in [begin, end). In those that are not MASKED all rows share their slope, and the bias is taken from
+    the column `reference` instead of the row's center: that shifts all scores of a row alike."""
+    total, largest, values = softmax
+    shift = (SIDE * slope2) * (rows.center - reference).to(tl.float32)
+    for start in tl.range(begin, end, BLOCK_N):
+        columns = start + tl.arange(0, BLOCK_N)
+        kept = kept_keys(keys.mask, start, keys.key.length, keys.stride_mask, BLOCK_N)
+        key = load_tile(keys.key, start, kept, BLOCK_N, HEAD_DIM, BLOCK_D, ACCESS)
+        scores = tl.dot(rows.query, tl.trans(key), input_precision=PRECISION) * scale2
+        if SIDE == MASKED:
+            distance = tl.abs(rows.center[:, None] - columns[None, :]).to(tl.float32)
+            scores -= distant(rows.slope2, distance, PACKED)
+            visible = (columns[None, :] >= rows.low[:, None]) & (columns[None, :] < rows.high[:, None])
+            if kept is not None:
+                visible = visible & kept[None, :]
+            scores = tl.where(visible, scores, float("-inf"))
+        else:
+            bias = (SIDE * slope2) * (columns - reference).to(tl.float32)
+            if kept is not None:
+                bias = tl.where(kept, bias, float("-inf"))
+            scores += bias[None, :]
+        if SIDE == MASKED:
+            new_largest = tl.maximum(largest, tl.max(scores, 1))
+            zero = new_largest
+        else:
+            new_largest = tl.maximum(largest, tl.max(scores, 1) - shift)
+            zero = new_largest + shift
+        if SIDE == MASKED or kept is not None:  # a row may have seen no key yet
+            zero = tl.where(new_largest == float("-inf"), 0.0, zero)
+        weights = tl.exp2(scores - zero[:, None])
+        decay = tl.exp2(largest - new_largest)
+        if SIDE == MASKED or kept is not None:
+            decay = tl.where(new_largest == float("-inf"), 1.0, decay)
+        largest = new_largest
+        total = total * decay + tl.sum(weights, 1)
+        if dropout.seed is not None:
+            keep = kept_weights(dropout.seed, dropout.threshold, dropout.head, rows.index, start, BLOCK_M, BLOCK_N)
+            weights = tl.where(keep, weights, 0.0)
+        if PACKED and SIDE == MASKED:  # what lies beyond the sequences may be NaN
+            kept = (columns >= tl.min(rows.low, 0)) & (columns < tl.max(rows.high, 0))
+        value = load_tile(keys.value, start, kept, BLOCK_N, HEAD_DIM, BLOCK_D, ACCESS)
+        values = values * decay[:, None]
+        values = tl.dot(weights.to(value.dtype), value, values, input_precision=PRECISION)
+    return Softmax(total, largest, values)
+
+
+@triton.jit
+def _store_range(ranges, block, row, begin, end, query_length, BLOCK_M: tl.constexpr):
+    num_ranges = tl.cdiv(query_length, _RANGE_BLOCK)
+    entries = block * (BLOCK_M // _RANGE_BLOCK) + tl.arange(0, BLOCK_M // _RANGE_BLOCK)
+    pointers = ranges + (row.to(tl.int64) * num_ranges + entries) * 2
+    tl.store(pointers, entries * 0 + begin, mask=entries < num_ranges)
+    tl.store(pointers + 1, entries * 0 + end, mask=entries < num_ranges)
+
+
+@kernel
+def forward_kernel(
+    query,
+    key,
+    value,
+    slopes,
+    query_start,
+    key_padding_mask,
+    dropout_seed,
+    cu_seqlens_q,
+    cu_seqlens_k,
+    norms,
+    out,
+    lse,
+    ranges,
+    query_offset: tl.int64,
+    window: tl.int64,
+    scale: tl.float32,
+    log2_tolerance: tl.float32,
+    inverse_keep: tl.float32,
+    dropout_threshold: tl.uint32,
+    segment_length: tl.int32,
+    num_heads: tl.int32,
+    group_size: tl.int32,
+    query_length: tl.int32,
+    key_length: tl.int32,
+    num_sequences: tl.int32,
+    search_steps: tl.int32,
+    stride_start: tl.int64,
+    stride_qb: tl.int64,
+    stride_qh: tl.int64,
+    stride_qs: tl.int64,
+    stride_qd: tl.int64,
+    stride_kb: tl.int64,
+    stride_kh: tl.int64,
+    stride_ks: tl.int64,
+    stride_kd: tl.int64,
+    stride_vb: tl.int64,
+    stride_vh: tl.int64,
+    stride_vs: tl.int64,
+    stride_vd: tl.int64,
+    stride_ob: tl.int64,
+    stride_oh: tl.int64,
+    stride_os: tl.int64,
+    stride_mb: tl.int64,
+    stride_ms: tl.int64,
+    stride_slope_b: tl.int64,
+    stride_slope_h: tl.int64,
+    CAUSAL: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    ACCESS: tl.constexpr,
+    PRECISION: tl.constexpr,
+    NORM_BLOCK: tl.constexpr,
+):
+    num_blocks = tl.cdiv(query_length, BLOCK_M)
+    program = tl.program_id(0)
+    # Longest first: late queries see most keys, and the last heads have the flattest slopes.
+    block = num_blocks - 1 - program % num_blocks
+    head = num_heads - 1 - program // num_blocks % num_heads
+    batch = program // num_blocks // num_heads
+    key_head = head // group_size
+    row = batch * num_heads + head
+    PACKED: tl.constexpr = cu_seqlens_q is not None
+
+    index = block * BLOCK_M + tl.arange(0, BLOCK_M)
+    if query_start is not None:
+        query_offset += tl.load(query_start + batch * stride_start)
+    first, last, position, sequence = opposite(
+        index, batch, cu_seqlens_q, cu_seqlens_k, num_sequences, search_steps, key_length, query_offset, segment_length
+    )
+    low, high, center, beyond = visible_keys(first, last, position, window, CAUSAL)
+    high = tl.where(index < query_length, high, low)
+    sees_some = low < high
+    slope2, slope2_full = slopes_of(slopes, sequence, batch, head, stride_slope_b, stride_slope_h, sees_some, PACKED)
+    begin, full_begin, near_begin, near_end, full_end, end = split(low, high, center, BLOCK_N)
+    scale2 = scale * LOG2_E
+
+    source = head_of(query, batch, head, query_length, stride_qb, stride_qh, stride_qs, stride_qd, ACCESS)
+    tile = load_tile(source, block * BLOCK_M, None, BLOCK_M, HEAD_DIM, BLOCK_D, ACCESS)
+    rows = Rows(tile, index, low, high, center, slope2)
+    if norms is not None:
+        query_norm = tl.sqrt(tl.sum(tile.to(tl.float32) * tile.to(tl.float32), 1))
+    if key_padding_mask is not None:
+        key_padding_mask += batch * stride_mb
+    keys = Keys(
+        head_of(key, batch, key_head, key_length, stride_kb, stride_kh, stride_ks, stride_kd, ACCESS),
+        head_of(value, batch, key_head, key_length, stride_vb, stride_vh, stride_vs, stride_vd, ACCESS),
+        key_padding_mask,
+        stride_ms,
+    )
+    dropout = Dropout(None if dropout_seed is None else tl.load(dropout_seed), dropout_threshold, row, inverse_keep)
+
+    softmax = Softmax(
+        tl.zeros((BLOCK_M,), tl.float32),
+        tl.full((BLOCK_M,), float("-inf"), tl.float32),
+        tl.zeros((BLOCK_M, BLOCK_D), tl.float32),
+    )
+    softmax = _attend(
+        softmax, near_begin, tl.minimum(near_end, end), 0, 0.0, rows, keys, dropout, scale2,
+        MASKED, PACKED, HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_N, ACCESS, PRECISION,
+    )  # fmt: skip
+    if norms is not None:
+        known = softmax.largest + tl.log2(softmax.total)
+        key_row = batch * (num_heads // group_size) + key_head
+        key_norm = largest_norm(norms, key_row, begin, near_begin, key_length, NORM_BLOCK)
+        distance = reach(query_norm, key_norm, scale2, slope2, known, log2_tolerance)
+        first_reached = tl.min(tl.where(sees_some, center - distance, near_begin), 0)
+        begin = tl.minimum(tl.maximum(begin, first_reached), near_begin)
+        if not CAUSAL:
+            key_norm = largest_norm(norms, key_row, near_end, end, key_length, NORM_BLOCK)
+            distance = reach(query_norm, key_norm, scale2, slope2, known, log2_tolerance)
+            last_reached = tl.max(tl.where(sees_some, center + distance, 0), 0)
+            end = tl.minimum(end, tl.maximum(last_reached + 1, near_end))
+    begin = begin // BLOCK_N * BLOCK_N
+
+    softmax = _attend(
+        softmax, tl.maximum(begin, full_begin), near_begin, near_begin, slope2_full, rows, keys, dropout, scale2,
+        LEFT, PACKED, HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_N, ACCESS, PRECISION,
+    )  # fmt: skip
+    softmax = _attend(
+        softmax, begin, tl.minimum(full_begin, near_begin), 0, 0.0, rows, keys, dropout, scale2,
+        MASKED, PACKED, HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_N, ACCESS, PRECISION,
+    )  # fmt: skip
+    if not CAUSAL:
+        softmax = _attend(
+            softmax, near_end, tl.minimum(full_end, end), near_begin, slope2_full, rows, keys, dropout, scale2,
+            RIGHT, PACKED, HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_N, ACCESS, PRECISION,
+        )  # fmt: skip
+        softmax = _attend(
+            softmax, full_end, end, 0, 0.0, rows, keys, dropout, scale2,
+            MASKED, PACKED, HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_N, ACCESS, PRECISION,
+        )  # fmt: skip
+        end = tl.minimum(tl.cdiv(end, BLOCK_N) * BLOCK_N, key_length)
+
+    total, largest, values = softmax
+    total = tl.where(sees_some, total, 0.0)
+    share = tl.where(total > 0, inverse_keep / total, 0.0)
+    attended = tl.where(total[:, None] > 0, values * share[:, None], 0.0)
+    store_tile(
+        out, attended, batch, head, block * BLOCK_M, query_length, stride_ob, stride_oh, stride_os,
+        BLOCK_M, HEAD_DIM, BLOCK_D,
+    )  # fmt: skip
+    row_lse = (largest + tl.log2(total) - slope2 * beyond) * LN_2
+    row_lse = tl.where(total > 0, row_lse, float("-inf"))
+    tl.store(lse + row.to(tl.int64) * query_length + index, row_lse, mask=index < query_length)
+    _store_range(ranges, block, row, begin, end, query_length, BLOCK_M)

@@ -1,0 +1,269 @@
+"""What forward and backward kernels share on the device: loading a tile, who sees whom, the bias, dropout.
+
+Everything that hides keys (causal, window, segments, packed sequences, the ends of a tensor) becomes one interval
+[low, high) of keys for each query, and one `center`: the key at distance zero, or the nearest one if that lies
+outside. The backward kernel that walks along queries takes the same from the other side: intervals of queries
+for each key.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+
+# How a tile is read. STRIDED takes any strides; ALIGNED needs rows of 16-byte blocks; BULK (a tensor descriptor)
+# needs the same, and a chip with bulk tensor copies.
+STRIDED = tl.constexpr(0)
+ALIGNED = tl.constexpr(1)
+BULK = tl.constexpr(2)
+
+# Which tiles a loop walks over. MASKED holds for any; the others for tiles that every row sees in full, on one side
+# of every center, where the bias is linear.
+MASKED = tl.constexpr(0)
+LEFT = tl.constexpr(1)
+RIGHT = tl.constexpr(-1)
+
+FAR = tl.constexpr(2**30)
+LOG2_E = tl.constexpr(1.4426950408889634)
+LN_2 = tl.constexpr(0.6931471805599453)
+
+
+def kernel(function: Callable[..., None]) -> Any:
+    """`triton.jit` that compiles once for all numbers and tensors: only constants and dtypes make another kernel."""
+    parameters = inspect.signature(function).parameters.values()
+    return triton.jit(
+        function, do_not_specialize=[p.name for p in parameters if "constexpr" not in str(p.annotation)]
+    )
+
+
+class Source(NamedTuple):
+    """One head of query, key, value or a gradient, as tiles are read from it."""
+
+    pointer: Any  # to the head's first element; BULK: the whole tensor's descriptor
+    batch: Any
+    head: Any
+    length: Any
+    stride_row: Any
+    stride_column: Any
+
+
+class Keys(NamedTuple):
+    """One head of the keys and values, as tiles are read from it."""
+
+    key: Any
+    value: Any
+    mask: Any  # of the batch row, or None
+    stride_mask: Any
+
+
+class Dropout(NamedTuple):
+    """Where dropout.py's function of the seed is taken, and 1 / (1 − dropout_p)."""
+
+    seed: Any  # None: nothing is dropped
+    threshold: Any
+    head: Any
+    inverse_keep: Any
+
+
+@triton.jit
+def head_of(
+    tensor, batch, head, length, stride_batch, stride_head, stride_row, stride_column, ACCESS: tl.constexpr
+):
+    if ACCESS == BULK:
+        pointer = tensor
+    else:
+        pointer = tensor + (batch.to(tl.int64) * stride_batch + head.to(tl.int64) * stride_head)
+        if ACCESS == ALIGNED:  # said here, of results of operations: a hint on an argument is lost by inlining
+            STEP: tl.constexpr = 128 // tensor.dtype.element_ty.primitive_bitwidth
+            pointer = tl.multiple_of(pointer, 16)
+            stride_row = stride_row // STEP * STEP
+    return Source(pointer, batch, head, length, stride_row, stride_column)
+
+
+@triton.jit
+def load_tile(
+    source,
+    start,
+    kept,
+    ROWS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    ACCESS: tl.constexpr,
+):
+    """(ROWS, BLOCK_D) from row `start` on; zeros beyond the tensor, and where `kept` (None or (ROWS,)) is False."""
+    if ACCESS == BULK:
+        tile = source.pointer.load([source.batch, source.head, start, 0]).reshape([ROWS, BLOCK_D])
+        if kept is not None:
+            tile = tl.where(kept[:, None], tile, 0.0)
+    else:
+        rows = start + tl.arange(0, ROWS)
+        columns = tl.arange(0, BLOCK_D)
+        if ACCESS == ALIGNED:
+            pointers = source.pointer + ((rows.to(tl.int64) * source.stride_row)[:, None] + columns[None, :])
+        else:
+            pointers = source.pointer + (rows.to(tl.int64) * source.stride_row)[:, None]
+            pointers = pointers + (columns * source.stride_column)[None, :]
+        inside = rows < source.length
+        if kept is not None:
+            inside = inside & kept
+        mask = inside[:, None]
+        if HEAD_DIM < BLOCK_D:
+            mask = mask & (columns < HEAD_DIM)[None, :]
+        tile = tl.load(pointers, mask=mask, other=0.0)
+    return tile
+
+
+@triton.jit
+def store_tile(
+    tensor, tile, batch, head, start, length, stride_batch, stride_head, stride_row,
+    ROWS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """Into one of our own outputs, whose last dimension is dense. Offsets inside the tile need no more than 32 bits,
+    which halves the registers that they take."""
+    rows = tl.arange(0, ROWS)
+    columns = tl.arange(0, BLOCK_D)
+    base = tensor + (batch.to(tl.int64) * stride_batch + head.to(tl.int64) * stride_head)
+    base += start.to(tl.int64) * stride_row
+    mask = (start + rows < length)[:, None]
+    if HEAD_DIM < BLOCK_D:
+        mask = mask & (columns < HEAD_DIM)[None, :]
+    offsets = (rows * stride_row.to(tl.int32))[:, None] + columns[None, :]
+    tl.store(base + offsets, tile.to(tensor.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def kept_keys(mask, start, length, stride, ROWS: tl.constexpr):
+    """(ROWS,) bool of a row of key_padding_mask, None without one."""
+    kept = None
+    if mask is not None:
+        keys = start + tl.arange(0, ROWS)
+        kept = tl.load(mask + keys.to(tl.int64) * stride, mask=keys < length, other=0) != 0
+    return kept
+
+
+@triton.jit
+def find_sequence(tokens, cu_seqlens, num_sequences, search_steps):
+    """The sequence of each token: how many ends are at or before it; `num_sequences` for tokens past the last."""
+    count = tokens * 0
+    for step in range(search_steps):
+        candidate = count + (1 << (search_steps - 1 - step))
+        inside = candidate <= num_sequences
+        ends = tl.load(cu_seqlens + candidate, mask=inside, other=2**31 - 1)
+        count = tl.where(inside & (ends <= tokens), candidate, count)
+    return count
+
+
+@triton.jit
+def opposite(
+    tokens,
+    batch,
+    own_cu_seqlens,
+    other_cu_seqlens,
+    num_sequences,
+    search_steps,
+    other_length,
+    offset,
+    segment_length,
+):
+    """For tokens of one side: what [first, end) of the other side shares their sequence or segment, the index at
+    distance zero (int64, may lie anywhere), and the sequence that each token belongs to."""
+    if own_cu_seqlens is not None:
+        sequence = find_sequence(tokens, own_cu_seqlens, num_sequences, search_steps)
+        inside = sequence < num_sequences
+        first = tl.load(other_cu_seqlens + sequence, mask=inside, other=0)
+        end = tl.load(other_cu_seqlens + sequence + 1, mask=inside, other=0)
+        own_end = tl.load(own_cu_seqlens + sequence + 1, mask=inside, other=0)
+        zero = (tokens - own_end + end).to(tl.int64)
+    else:
+        sequence = tokens * 0 + batch
+        first = tokens // segment_length * segment_length
+        end = tl.minimum(first.to(tl.int64) + segment_length, other_length).to(tl.int32)
+        zero = tokens.to(tl.int64) + offset
+    return first, end, zero, sequence
+
+
+@triton.jit
+def slopes_of(slopes, sequence, batch, head, stride_batch, stride_head, some, PACKED: tl.constexpr):
+    """In base 2: of each row, and the one that rows of one sequence share. The same number for both where all rows
+    are of one sequence anyway."""
+    slopes += head * stride_head
+    if PACKED:
+        slope2 = LOG2_E * tl.load(slopes + sequence * stride_batch, mask=some, other=0.0).to(tl.float32)
+        shared = tl.max(tl.where(some, slope2, float("-inf")), 0)
+    else:
+        slope2 = LOG2_E * tl.load(slopes + batch * stride_batch).to(tl.float32)
+        shared = slope2
+    return slope2, shared
+
+
+@triton.jit
+def distant(slope2, distance, PACKED: tl.constexpr):
+    """slope · distance, (rows, columns)"""
+    if PACKED:
+        product = slope2[:, None] * distance
+    else:
+        product = slope2 * distance
+    return product
+
+
+@triton.jit
+def visible_keys(first, end, position, window, CAUSAL: tl.constexpr):
+    """[low, high) of the keys that queries at `position` see, their center inside [first, end), and the distance
+    from position to center: of an interval on one side, all keys are that much farther away."""
+    low = tl.maximum(position - window, first)
+    high = tl.minimum(position + (1 if CAUSAL else window + 1), end)
+    center = tl.maximum(tl.minimum(position, end - 1), first)
+    beyond = tl.abs(position - center).to(tl.float32)
+    return _inside(low, first, end), _inside(high, first, end), center.to(tl.int32), beyond
+
+
+@triton.jit
+def visible_queries(first, end, zero, window, CAUSAL: tl.constexpr):
+    """[low, high) of the queries that see the keys whose query at distance zero is `zero`, and that query."""
+    low = tl.maximum(zero if CAUSAL else zero - window, first)
+    high = tl.minimum(zero + window + 1, end)
+    center = tl.maximum(tl.minimum(zero, FAR), -FAR)
+    return _inside(low, first, end), _inside(high, first, end), center.to(tl.int32)
+
+
+@triton.jit
+def _inside(index, first, end):
+    return tl.maximum(tl.minimum(index, end), first).to(tl.int32)
+
+
+@triton.jit
+def split(low, high, center, BLOCK: tl.constexpr):
+    """Where the loops of a tile of rows begin and end, as multiples of BLOCK save for the outer two:
+
+        begin <= full_begin <= near_begin < near_end <= full_end <= end
+
+    [near_begin, near_end) holds every row's nearest column. Between it and full_begin, full_end every row sees
+    every column. Rows with an empty interval count for nothing; all bounds are 0 if there are no others.
+    """
+    some = low < high
+    nearest = tl.maximum(tl.minimum(center, high - 1), low)
+    begin = tl.min(tl.where(some, low, FAR), 0)
+    end = tl.max(tl.where(some, high, 0), 0)
+    begin = tl.minimum(begin, end)
+    near_begin = tl.minimum(tl.min(tl.where(some, nearest, FAR), 0), end) // BLOCK * BLOCK
+    near_end = (tl.max(tl.where(some, nearest + 1, 0), 0) + BLOCK - 1) // BLOCK * BLOCK
+    full_begin = (tl.max(tl.where(some, low, 0), 0) + BLOCK - 1) // BLOCK * BLOCK
+    full_begin = tl.minimum(full_begin, near_begin)
+    full_end = tl.min(tl.where(some, high, FAR), 0) // BLOCK * BLOCK
+    full_end = tl.maximum(full_end, near_end)
+    return begin, full_begin, near_begin, near_end, full_end, end
+
+
+@triton.jit
+def kept_weights(seed, dropout_threshold, head, rows, start, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """(ROWS, COLUMNS) bool: what dropout keeps of queries `rows` and the keys from `start` on, a multiple of 4."""
+    groups = start // 4 + tl.arange(0, COLUMNS // 4)
+    key = groups[None, :].to(tl.uint32) + tl.zeros((ROWS, COLUMNS // 4), tl.uint32)
+    query = rows[:, None].to(tl.uint32) + tl.zeros((ROWS, COLUMNS // 4), tl.uint32)
+    bits0, bits1, bits2, bits3 = tl.philox(seed, key, query, key * 0 + head.to(tl.uint32), key * 0)
+    even, odd = tl.join(bits0, bits2), tl.join(bits1, bits3)  # (..., 4 keys as 2 x 2)
+    return tl.join(even, odd).reshape([ROWS, COLUMNS]) >= dropout_threshold
