@@ -3,6 +3,7 @@
 from .allocator import AllocatorReport, warmup_allocator
 from .attention import alibi_attention, alibi_attention_varlen
 from .batch import ResizeInfo, resize_batch
+from .reach import attended_share, attended_share_varlen
 from .schedule import Milestone, SequenceLengthScheduler, discrete, root
 from .slopes import alibi_bias, alibi_slopes
 
@@ -17,6 +18,8 @@ __all__ = [
     "alibi_attention_varlen",
     "alibi_bias",
     "alibi_slopes",
+    "attended_share",
+    "attended_share_varlen",
     "discrete",
     "resize_batch",
     "root",

@@ -67,41 +67,22 @@ def alibi_attention(
     Raises:
         TypeError, ValueError: an argument does not fit; the message names it. Raised before any kernel runs.
     """
-    validation.check_are_tensors(query=query, key=key, value=value)
-    query, key, value = _autocast(query, key, value)
-    validation.check_query_key_value(query, key, value, "(batch, heads, length, head_dim)")
-    validation.check_batch(query, key)
-    batch_size, num_heads, query_length, head_dim = query.shape
-    validation.check_heads(num_heads, key.shape[1])
-    if slopes is None:
-        slopes = alibi_slopes(num_heads, device=query.device)
-    validation.check_slopes(slopes, query, batch_size, num_heads)
-    scale = 1 / math.sqrt(head_dim) if scale is None else scale
-    check_bool("causal", causal)
     check_bool("return_lse", return_lse)
-    validation.check_options(scale, window, dropout_p, skip_tolerance)
-    if key_padding_mask is not None:
-        validation.check_key_padding_mask(key_padding_mask, query, key)
-    if segment_length is not None:
-        validation.check_segment_length(segment_length, query_start, query, key)
-    if query_start is None:
-        query_start = key.shape[2] - query_length
-    validation.check_query_start(query_start, query)
-
-    options = DenseOptions(
-        query_start=query_start.view(-1) if isinstance(query_start, Tensor) else None,
-        key_padding_mask=key_padding_mask,
-        dropout_seed=_dropout_seed(dropout_p, query),
-        query_offset=0 if isinstance(query_start, Tensor) else query_start,
+    out, lse, _ = attend(
+        query,
+        key,
+        value,
+        slopes,
         causal=causal,
         scale=scale,
         segment_length=segment_length,
+        query_start=query_start,
         window=window,
+        key_padding_mask=key_padding_mask,
         dropout_p=dropout_p,
         skip_tolerance=skip_tolerance,
+        backend=backend,
     )
-    operator = overload("alibi_attention", backends.choose("alibi_attention", query.device.type, backend, query.dtype))
-    out, lse, _ = operator(query, key, value, slopes, *options)
     return (out, lse) if return_lse else out
 
 
@@ -145,6 +126,97 @@ def alibi_attention_varlen(
     Raises:
         TypeError, ValueError: an argument does not fit; the message names it. Raised before any kernel runs.
     """
+    check_bool("return_lse", return_lse)
+    out, lse, _ = attend_varlen(
+        query,
+        key,
+        value,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        max_seqlen_q,
+        max_seqlen_k,
+        slopes,
+        causal=causal,
+        scale=scale,
+        window=window,
+        dropout_p=dropout_p,
+        skip_tolerance=skip_tolerance,
+        backend=backend,
+    )
+    return (out, lse) if return_lse else out
+
+
+def attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    slopes: Tensor | None,
+    *,
+    causal: bool,
+    scale: float | None,
+    segment_length: int | None,
+    query_start: int | Tensor | None,
+    window: int | None,
+    key_padding_mask: Tensor | None,
+    dropout_p: float,
+    skip_tolerance: float,
+    backend: str | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Check, fill in defaults, call the operator: out, lse, and the ranges of keys that were attended."""
+    validation.check_are_tensors(query=query, key=key, value=value)
+    query, key, value = _autocast(query, key, value)
+    validation.check_query_key_value(query, key, value, "(batch, heads, length, head_dim)")
+    validation.check_batch(query, key)
+    batch_size, num_heads, query_length, head_dim = query.shape
+    validation.check_heads(num_heads, key.shape[1])
+    if slopes is None:
+        slopes = alibi_slopes(num_heads, device=query.device)
+    validation.check_slopes(slopes, query, batch_size, num_heads)
+    scale = 1 / math.sqrt(head_dim) if scale is None else scale
+    check_bool("causal", causal)
+    validation.check_options(scale, window, dropout_p, skip_tolerance)
+    if key_padding_mask is not None:
+        validation.check_key_padding_mask(key_padding_mask, query, key)
+    if segment_length is not None:
+        validation.check_segment_length(segment_length, query_start, query, key)
+    if query_start is None:
+        query_start = key.shape[2] - query_length
+    validation.check_query_start(query_start, query)
+
+    options = DenseOptions(
+        query_start=query_start.view(-1) if isinstance(query_start, Tensor) else None,
+        key_padding_mask=key_padding_mask,
+        dropout_seed=_dropout_seed(dropout_p, query),
+        query_offset=0 if isinstance(query_start, Tensor) else query_start,
+        causal=causal,
+        scale=scale,
+        segment_length=segment_length,
+        window=window,
+        dropout_p=dropout_p,
+        skip_tolerance=skip_tolerance,
+    )
+    operator = overload("alibi_attention", backends.choose("alibi_attention", query.device.type, backend, query.dtype))
+    return operator(query, key, value, slopes, *options)
+
+
+def attend_varlen(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    slopes: Tensor | None,
+    *,
+    causal: bool,
+    scale: float | None,
+    window: int | None,
+    dropout_p: float,
+    skip_tolerance: float,
+    backend: str | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """As `attend`, for packed sequences."""
     validation.check_are_tensors(query=query, key=key, value=value)
     query, key, value = _autocast(query, key, value)
     validation.check_query_key_value(query, key, value, "(tokens, heads, head_dim)")
@@ -160,7 +232,6 @@ def alibi_attention_varlen(
     validation.check_slopes(slopes, query, cu_seqlens_q.numel() - 1, num_heads)
     scale = 1 / math.sqrt(head_dim) if scale is None else scale
     check_bool("causal", causal)
-    check_bool("return_lse", return_lse)
     validation.check_options(scale, window, dropout_p, skip_tolerance)
 
     options = VarlenOptions(
@@ -177,8 +248,7 @@ def alibi_attention_varlen(
     )
     name = "alibi_attention_varlen"
     operator = overload(name, backends.choose(name, query.device.type, backend, query.dtype))
-    out, lse, _ = operator(query, key, value, slopes, *options)
-    return (out, lse) if return_lse else out
+    return operator(query, key, value, slopes, *options)
 
 
 def _autocast(*tensors: Tensor) -> tuple[Tensor, ...]:

@@ -17,7 +17,7 @@ from ..library import define
 BACKENDS = ("triton", "reference")
 
 #: The dtypes of the public functions that a backend does not compute in.
-LACKING = {"triton": (torch.float64,)}
+LACKING: dict[str, tuple[torch.dtype, ...]] = {"triton": (torch.float64,)}
 #: So many neighbouring queries share an entry of `ranges`.
 RANGE_BLOCK = 64
 

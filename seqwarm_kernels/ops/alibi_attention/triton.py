@@ -19,10 +19,11 @@ from ..library import LIBRARY
 from .schema import DenseOptions, VarlenOptions, allocate_like, allocate_outputs
 from .triton_backward_key import backward_key_kernel
 from .triton_backward_query import backward_query_kernel
+from .triton_backward_terms import TERM_ROWS, backward_terms_kernel
 from .triton_configurations import BULK_COPIES_FROM, Configuration, Tiles, block_d, configuration
 from .triton_forward import forward_kernel
 from .triton_reach import NORM_BLOCK, NORM_ROWS, key_norms_kernel
-from .triton_tiles import ALIGNED, BULK, STRIDED
+from .triton_tiles import ALIGNED, BULK
 
 #: With fewer keys in sight, finding what to skip costs more than it saves.
 SHORTEST_REACH = 512
@@ -51,21 +52,34 @@ def strides_of(tensor: Tensor) -> _Four:
     return 0, head, token, dim
 
 
-def access_of(tensor: Tensor) -> int:
-    """How a kernel may read it; see triton_tiles.py."""
+def is_aligned(tensor: Tensor) -> bool:
+    """Whether kernels can read its rows in blocks of 16 bytes."""
     step = _ALIGNMENT // tensor.element_size()
     strides = [stride for stride, size in zip(tensor.stride()[:-1], tensor.shape[:-1], strict=True) if size > 1]
     rows_are_dense = tensor.stride(-1) == 1 or tensor.shape[-1] == 1
-    if not rows_are_dense or tensor.data_ptr() % _ALIGNMENT or any(stride % step for stride in strides):
-        return STRIDED.value
-    return BULK.value if tensor.numel() and all(strides) else ALIGNED.value
+    return rows_are_dense and tensor.data_ptr() % _ALIGNMENT == 0 and not any(stride % step for stride in strides)
+
+
+def _aligned(tensor: Tensor) -> Tensor:
+    """The tensor itself, or a copy whose rows are padded to blocks of 16 bytes."""
+    if is_aligned(tensor):
+        return tensor
+    step = _ALIGNMENT // tensor.element_size()
+    head_dim = tensor.shape[-1]
+    padded = tensor.new_empty((*tensor.shape[:-1], triton.cdiv(head_dim, step) * step))
+    return padded[..., :head_dim].copy_(tensor)
 
 
 def _access(tensors: list[Tensor], mask: Tensor | None) -> int:
-    """The best way that serves all; a mask hides rows one by one, which bulk copies cannot."""
-    bulk = mask is None and tensors[0].element_size() == 2 and _capability(tensors[0].device) >= BULK_COPIES_FROM
-    best = BULK if bulk else ALIGNED
-    return min(best.value, *(access_of(tensor) for tensor in tensors))
+    """Bulk copies need memory of its own for every row, and no mask, which hides rows one by one."""
+    query = tensors[0]
+    if mask is not None or query.element_size() != 2 or _capability(query.device) < BULK_COPIES_FROM:
+        return ALIGNED.value
+    bulk = all(
+        tensor.numel() and all(stride for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1)
+        for tensor in tensors
+    )
+    return BULK.value if bulk else ALIGNED.value
 
 
 def _readable(tensor: Tensor, rows: int, access: int) -> Tensor | TensorDescriptor:
@@ -78,8 +92,9 @@ def _readable(tensor: Tensor, rows: int, access: int) -> Tensor | TensorDescript
     return TensorDescriptor(tensor, list(sizes), [*strides[:3], 1], [1, 1, rows, block_d(sizes[3])])
 
 
-def _strides(name: str, tensor: Tensor, letters: str = "bhsd") -> dict[str, int]:
-    return {f"stride_{name}{letter}": stride for letter, stride in zip(letters, strides_of(tensor), strict=False)}
+def _strides(name: str, tensor: Tensor) -> dict[str, int]:
+    batch, head, row, _ = strides_of(tensor)
+    return {f"stride_{name}b": batch, f"stride_{name}h": head, f"stride_{name}s": row}
 
 
 def _mask_strides(mask: Tensor | None) -> dict[str, int]:
@@ -109,11 +124,12 @@ def reaches(options: _Options, key_length: int) -> bool:
 
 
 def _packing(options: _Options) -> dict[str, Any]:
-    packed = isinstance(options, VarlenOptions)
-    num_sequences = options.cu_seqlens_q.numel() - 1 if isinstance(options, VarlenOptions) else 0
+    if not isinstance(options, VarlenOptions):
+        return {"cu_seqlens_q": None, "cu_seqlens_k": None, "num_sequences": 0, "search_steps": 0}
+    num_sequences = options.cu_seqlens_q.numel() - 1
     return {
-        "cu_seqlens_q": options.cu_seqlens_q.contiguous() if packed else None,
-        "cu_seqlens_k": options.cu_seqlens_k.contiguous() if packed else None,
+        "cu_seqlens_q": options.cu_seqlens_q.contiguous(),
+        "cu_seqlens_k": options.cu_seqlens_k.contiguous(),
         "num_sequences": num_sequences,
         "search_steps": num_sequences.bit_length(),
     }
@@ -176,8 +192,9 @@ def _capability(device: torch.device) -> int:
     return 10 * major + minor
 
 
-def _configuration(query: Tensor) -> Configuration:
-    return configuration(_capability(query.device), query.shape[-1], query.element_size())
+def _configuration(query: Tensor, options: _Options) -> Configuration:
+    plain = _as_dense(options).key_padding_mask is None and options.dropout_seed is None
+    return configuration(_capability(query.device), query.shape[-1], query.element_size(), plain=plain)
 
 
 def _on(device: torch.device) -> AbstractContextManager[Any]:
@@ -199,7 +216,7 @@ def _key_norms(key: Tensor, mask: Tensor | None) -> Tensor:
         **_mask_strides(mask),
         HEAD_DIM=head_dim,
         BLOCK_D=block_d(head_dim),
-        ACCESS=min(access_of(key), ALIGNED.value),
+        ACCESS=ALIGNED.value,
         NORM_BLOCK=NORM_BLOCK,
         ROWS=NORM_ROWS,
         num_warps=4,
@@ -213,9 +230,10 @@ def forward(
     out, lse, ranges = allocate_outputs(query)
     if query.numel() == 0:
         return out, lse, ranges
+    query, key, value = _aligned(query), _aligned(key), _aligned(value)
     mask = _as_dense(options).key_padding_mask
-    tiles = _configuration(query).forward
     access = _access([query, key, value], mask)
+    tiles = _configuration(query, options).forward
     tolerance = options.skip_tolerance * (1.0 if options.causal else 0.5)
     with _on(query.device):
         norms = _key_norms(key, mask) if reaches(options, sizes_of(key)[2]) else None
@@ -229,7 +247,7 @@ def forward(
             ranges=ranges,
             log2_tolerance=0.0 if norms is None else math.log2(tolerance),
             **_shared(query, key, value, slopes.float(), options),
-            **_strides("o", out, "bhs"),
+            **_strides("o", out),
             **_tiled(tiles),
             ACCESS=access,
             NORM_BLOCK=NORM_BLOCK,
@@ -237,28 +255,21 @@ def forward(
     return out, lse, ranges
 
 
-def backward(
-    grad_out: Tensor,
-    grad_lse: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    ranges: Tensor,
-    slopes_need_grad: bool,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    slopes: Tensor,
-    options: _Options,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def backward(tensors: tuple[Any, ...], options: _Options) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    grad_out, grad_lse, out, lse, ranges, slopes_need_grad, query, key, value, slopes = tensors
     grad_query, grad_key, grad_value = allocate_like(query), allocate_like(key), allocate_like(value)
     lse2, delta = torch.empty_like(lse), torch.empty_like(lse)
     grad_slope_rows = torch.empty_like(lse) if slopes_need_grad else None
-    if access_of(grad_out) < access_of(grad_query):  # of a sum, say, whose gradient is one number expanded
-        grad_out = allocate_like(query).copy_(grad_out)
     if out.stride() != grad_query.stride():
         out = allocate_like(query).copy_(out)
-    access = _access([query, key, value, grad_out, out], _as_dense(options).key_padding_mask)
-    tiles = _configuration(query)
+    query, key, value, grad_out = _aligned(query), _aligned(key), _aligned(value), _aligned(grad_out)
+    access = _access([query, key, value, grad_out], _as_dense(options).key_padding_mask)
+    tiles = _configuration(query, options)
+    to_rows = {
+        "grad_lse": grad_lse,
+        **dict(zip(("stride_lb", "stride_lh", "stride_ls"), _row_strides(grad_lse), strict=True)),
+        **_strides("o", grad_query),
+    }
     shared = {
         "lse2": lse2,
         "delta": delta,
@@ -270,20 +281,28 @@ def backward(
     }
     with _on(query.device):
         if query.numel():
+            backward_terms_kernel[_programs(query, TERM_ROWS)](
+                grad_out=grad_out,
+                out=out,
+                lse=lse,
+                lse2=lse2,
+                delta=delta,
+                **to_rows,
+                **_strides("g", grad_out),
+                **{name: shared[name] for name in ("num_heads", "query_length", "HEAD_DIM", "BLOCK_D")},
+                ROWS=TERM_ROWS,
+                num_warps=4,
+            )
             of_query, of_key = tiles.backward_query.block_m, tiles.backward_query.block_n
             backward_query_kernel[_programs(query, of_query)](
                 grad_out=_readable(grad_out, of_query, access),
                 query=_readable(query, of_query, access),
                 key=_readable(key, of_key, access),
                 value=_readable(value, of_key, access),
-                grad_lse=grad_lse,
-                lse=lse,
-                out=_readable(out, of_query, access),
                 grad_query=grad_query,
                 grad_slope_rows=grad_slope_rows,
                 **shared,
-                **dict(zip(("stride_lb", "stride_lh", "stride_ls"), _row_strides(grad_lse), strict=True)),
-                **_strides("o", grad_query, "bhs"),
+                **to_rows,
                 **_tiled(tiles.backward_query),
             )
         if key.numel():
@@ -296,7 +315,7 @@ def backward(
                 grad_key=grad_key,
                 grad_value=grad_value,
                 **shared,
-                **_strides("o", grad_key, "bhs"),
+                **_strides("o", grad_key),
                 **_tiled(tiles.backward_key),
             )
     grad_slopes = slopes.new_empty(0) if grad_slope_rows is None else _sum_slopes(grad_slope_rows, slopes, options)
@@ -318,20 +337,23 @@ def _sum_slopes(rows: Tensor, slopes: Tensor, options: _Options) -> Tensor:
     return by_sequence.to(slopes.dtype)
 
 
-def _dense(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
-    return forward(*arguments[:4], DenseOptions(*arguments[4:]))
+def _dense(query: Tensor, key: Tensor, value: Tensor, slopes: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+    return forward(query, key, value, slopes, DenseOptions(*rest))
+
+
+def _varlen(query: Tensor, key: Tensor, value: Tensor, slopes: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+    return forward(query, key, value, slopes, VarlenOptions(*rest))
+
+
+_NUM_TENSORS = 10  # of backward: what comes before the options
 
 
 def _dense_backward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    return backward(*arguments[:10], DenseOptions(*arguments[10:]))
-
-
-def _varlen(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
-    return forward(*arguments[:4], VarlenOptions(*arguments[4:]))
+    return backward(arguments[:_NUM_TENSORS], DenseOptions(*arguments[_NUM_TENSORS:]))
 
 
 def _varlen_backward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    return backward(*arguments[:10], VarlenOptions(*arguments[10:]))
+    return backward(arguments[:_NUM_TENSORS], VarlenOptions(*arguments[_NUM_TENSORS:]))
 
 
 for _name, _function in {

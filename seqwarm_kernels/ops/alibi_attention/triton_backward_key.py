@@ -1,5 +1,5 @@
-"""Backward, second: one program for BLOCK_N keys gives the gradients of keys and values, over the tiles of queries
-that attended them. The mathematics is in triton_backward_query.py, whose `delta` it takes; here tiles lie transposed.
+"""Backward, third: one program for BLOCK_N keys gives the gradients of keys and values, over the tiles of queries
+that attended them. The mathematics is in triton_backward_query.py; here tiles lie transposed.
 """
 
 from __future__ import annotations
@@ -45,15 +45,11 @@ class KeyRows(NamedTuple):
     begin: Any
 
 
-
-
 class Queries(NamedTuple):
     query: Any
     grad_out: Any
     lse2: Any  # +∞ where no key was seen
     delta: Any
-
-
 
 
 @triton.jit
@@ -78,7 +74,7 @@ def _over_queries(
     PRECISION: tl.constexpr,
 ):
     own = (-SIDE * slope2) * (rows.center - reference).to(tl.float32)
-    for start in tl.range(begin, end, BLOCK_M):
+    for start in tl.range(begin, end, BLOCK_M, num_stages=2 if SIDE == MASKED else None):
         columns = start + tl.arange(0, BLOCK_M)
         inside = columns < queries.query.length
         kept = None
@@ -113,7 +109,7 @@ def _over_queries(
 @triton.jit
 def _queries_that_attended(ranges, row, begin, end, key_begin, key_end, query_length):
     """[begin, end), less what lies before and behind all queries that attended a key in [key_begin, key_end)."""
-    CHUNK: tl.constexpr = 128
+    CHUNK: tl.constexpr = 32
     num_ranges = tl.cdiv(query_length, _RANGE_BLOCK)
     base = ranges + row.to(tl.int64) * num_ranges * 2
     lowest, highest = FAR, 0
@@ -161,19 +157,15 @@ def backward_key_kernel(
     stride_gb: tl.int64,
     stride_gh: tl.int64,
     stride_gs: tl.int64,
-    stride_gd: tl.int64,
     stride_qb: tl.int64,
     stride_qh: tl.int64,
     stride_qs: tl.int64,
-    stride_qd: tl.int64,
     stride_kb: tl.int64,
     stride_kh: tl.int64,
     stride_ks: tl.int64,
-    stride_kd: tl.int64,
     stride_vb: tl.int64,
     stride_vh: tl.int64,
     stride_vs: tl.int64,
-    stride_vd: tl.int64,
     stride_ob: tl.int64,
     stride_oh: tl.int64,
     stride_os: tl.int64,
@@ -220,9 +212,9 @@ def backward_key_kernel(
     seen = low < high
     all_begin, full_begin, near_begin, near_end, full_end, all_end = split(low, high, center, BLOCK_M)
 
-    source = head_of(key, batch, key_head, key_length, stride_kb, stride_kh, stride_ks, stride_kd, ACCESS)
+    source = head_of(key, batch, key_head, key_length, stride_kb, stride_kh, stride_ks, ACCESS)
     key_tile = load_tile(source, start, kept, BLOCK_N, HEAD_DIM, BLOCK_D, ACCESS)
-    source = head_of(value, batch, key_head, key_length, stride_vb, stride_vh, stride_vs, stride_vd, ACCESS)
+    source = head_of(value, batch, key_head, key_length, stride_vb, stride_vh, stride_vs, ACCESS)
     value_tile = load_tile(source, start, kept, BLOCK_N, HEAD_DIM, BLOCK_D, ACCESS)
     scale2 = scale * LOG2_E
     seed = None if dropout_seed is None else tl.load(dropout_seed)
@@ -241,8 +233,8 @@ def backward_key_kernel(
         begin = begin // BLOCK_M * BLOCK_M
         rows = KeyRows(key_tile, value_tile, low, high, center, slope2, start)
         queries = Queries(
-            head_of(query, batch, head, query_length, stride_qb, stride_qh, stride_qs, stride_qd, ACCESS),
-            head_of(grad_out, batch, head, query_length, stride_gb, stride_gh, stride_gs, stride_gd, ACCESS),
+            head_of(query, batch, head, query_length, stride_qb, stride_qh, stride_qs, ACCESS),
+            head_of(grad_out, batch, head, query_length, stride_gb, stride_gh, stride_gs, ACCESS),
             lse2 + row.to(tl.int64) * query_length,
             delta + row.to(tl.int64) * query_length,
         )

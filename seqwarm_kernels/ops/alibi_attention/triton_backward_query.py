@@ -1,6 +1,6 @@
-"""Backward, first: one program for BLOCK_M queries gives their gradient, over the tiles of keys that forward attended.
+"""Backward, second: one program for BLOCK_M queries gives their gradient, over the tiles of keys that forward attended.
 
-Nothing is added up by two programs, here and in triton_backward_key.py, so that equal inputs give equal bits. With
+No sum is shared between programs, here and in triton_backward_key.py, so that equal inputs give equal bits. With
 P = exp(score − lse), delta = Σ P ∘ dP − dlse and dS = P ∘ (dP − delta):
 
     dQ = scale · dS · K      dK = scale · dSᵀ · Q      dV = Pᵀ · dO      dslope = −Σ dS ∘ distance
@@ -122,8 +122,8 @@ def _attended_keys(ranges, block, row, query_length, BLOCK_M: tl.constexpr):
 def backward_query_kernel(
     grad_out,
     grad_lse,
-    out,
-    lse,
+    lse2,
+    delta,
     ranges,
     query,
     key,
@@ -134,8 +134,6 @@ def backward_query_kernel(
     dropout_seed,
     cu_seqlens_q,
     cu_seqlens_k,
-    lse2,
-    delta,
     grad_query,
     grad_slope_rows,
     query_offset: tl.int64,
@@ -154,22 +152,18 @@ def backward_query_kernel(
     stride_gb: tl.int64,
     stride_gh: tl.int64,
     stride_gs: tl.int64,
-    stride_gd: tl.int64,
     stride_lb: tl.int64,
     stride_lh: tl.int64,
     stride_ls: tl.int64,
     stride_qb: tl.int64,
     stride_qh: tl.int64,
     stride_qs: tl.int64,
-    stride_qd: tl.int64,
     stride_kb: tl.int64,
     stride_kh: tl.int64,
     stride_ks: tl.int64,
-    stride_kd: tl.int64,
     stride_vb: tl.int64,
     stride_vh: tl.int64,
     stride_vs: tl.int64,
-    stride_vd: tl.int64,
     stride_ob: tl.int64,
     stride_oh: tl.int64,
     stride_os: tl.int64,
@@ -186,7 +180,7 @@ def backward_query_kernel(
     ACCESS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """grad_query, and for each query its part of grad_slopes (None: not wanted), delta, and lse in base 2."""
+    """grad_query, and for each query its part of grad_slopes (None: not wanted)."""
     num_blocks = tl.cdiv(query_length, BLOCK_M)
     program = tl.program_id(0)
     # Longest first: late queries see most keys, and the last heads have the flattest slopes.
@@ -217,30 +211,22 @@ def backward_query_kernel(
     scale2 = scale * LOG2_E
 
     start = block * BLOCK_M
-    source = head_of(query, batch, head, query_length, stride_qb, stride_qh, stride_qs, stride_qd, ACCESS)
+    source = head_of(query, batch, head, query_length, stride_qb, stride_qh, stride_qs, ACCESS)
     query_tile = load_tile(source, start, None, BLOCK_M, HEAD_DIM, BLOCK_D, ACCESS)
-    source = head_of(grad_out, batch, head, query_length, stride_gb, stride_gh, stride_gs, stride_gd, ACCESS)
+    source = head_of(grad_out, batch, head, query_length, stride_gb, stride_gh, stride_gs, ACCESS)
     grad_tile = load_tile(source, start, None, BLOCK_M, HEAD_DIM, BLOCK_D, ACCESS)
-    source = head_of(out, batch, head, query_length, stride_ob, stride_oh, stride_os, 1, ACCESS)
-    out_tile = load_tile(source, start, None, BLOCK_M, HEAD_DIM, BLOCK_D, ACCESS)
-
     row_place = row.to(tl.int64) * query_length + index
-    row_lse = tl.load(lse + row_place, mask=inside, other=float("-inf"))
-    seen = row_lse > float("-inf")
-    grad_lse += batch.to(tl.int64) * stride_lb + head.to(tl.int64) * stride_lh
-    row_grad_lse = tl.load(grad_lse + index.to(tl.int64) * stride_ls, mask=seen, other=0.0)
-    row_delta = tl.sum(out_tile.to(tl.float32) * grad_tile.to(tl.float32), 1) - row_grad_lse
-    tl.store(delta + row_place, row_delta, mask=inside)
-    row_lse2 = tl.where(seen, row_lse * LOG2_E, float("inf"))
-    tl.store(lse2 + row_place, row_lse2, mask=inside)
-    row_lse2 += slope2 * beyond
+    row_lse2 = tl.load(lse2 + row_place, mask=inside, other=float("inf"))
+    seen = sees_some & (row_lse2 < float("inf"))
+    row_delta = tl.load(delta + row_place, mask=inside, other=0.0)
+    row_lse2 += tl.where(seen, slope2 * beyond, 0.0)  # distances count from the center
 
     rows = QueryRows(query_tile, grad_tile, row_delta, row_lse2, index, low, high, center, slope2)
     if key_padding_mask is not None:
         key_padding_mask += batch * stride_mb
     keys = Keys(
-        head_of(key, batch, key_head, key_length, stride_kb, stride_kh, stride_ks, stride_kd, ACCESS),
-        head_of(value, batch, key_head, key_length, stride_vb, stride_vh, stride_vs, stride_vd, ACCESS),
+        head_of(key, batch, key_head, key_length, stride_kb, stride_kh, stride_ks, ACCESS),
+        head_of(value, batch, key_head, key_length, stride_vb, stride_vh, stride_vs, ACCESS),
         key_padding_mask,
         stride_ms,
     )
@@ -271,11 +257,13 @@ def backward_query_kernel(
             MASKED, PACKED, SLOPES, HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_N, ACCESS, PRECISION,
         )  # fmt: skip
 
-    gradient = tl.where((sees_some & seen)[:, None], gradient * scale, 0.0)
+    gradient = tl.where(seen[:, None], gradient * scale, 0.0)
     store_tile(
         grad_query, gradient, batch, head, start, query_length, stride_ob, stride_oh, stride_os,
         BLOCK_M, HEAD_DIM, BLOCK_D,
     )  # fmt: skip
-    if SLOPES:
-        grad_slope = tl.where(sees_some & seen, grad_slope - beyond * row_grad_lse, 0.0)
+    if SLOPES:  # Σ dS is dlse, since Σ P is 1
+        grad_lse += batch.to(tl.int64) * stride_lb + head.to(tl.int64) * stride_lh
+        row_grad_lse = tl.load(grad_lse + index.to(tl.int64) * stride_ls, mask=seen, other=0.0)
+        grad_slope = tl.where(seen, grad_slope - beyond * row_grad_lse, 0.0)
         tl.store(grad_slope_rows + row_place, grad_slope, mask=inside)

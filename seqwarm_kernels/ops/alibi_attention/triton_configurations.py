@@ -1,7 +1,8 @@
 """The shape of each kernel's tiles, by chip, head_dim and dtype: a table, so that nothing is tuned at run time.
 
-`python -m bench aot` compiles every row and prints registers, spills and shared memory; what a row's comment says
-of a measurement was measured on a GPU, everything else is what the compiler reports.
+Nothing here has been measured on a GPU yet. Each row is the largest tile, with the most tiles in flight, that the
+compiler fits into the chip's registers without a spill up to head_dim 128, and into its shared memory:
+`python -m bench aot` prints what every row needs. A comment says where that was not the first choice.
 """
 
 from __future__ import annotations
@@ -24,29 +25,39 @@ class Configuration(NamedTuple):
     backward_key: Tiles
 
 
-#: Chips by compute capability; a chip that is not named takes the row below it.
+#: Chips by compute capability; one that is not named takes the tiles of the next below.
 CHIPS = (80, 90, 100)
 BULK_COPIES_FROM = 90
 
-# Ampere's rows stay below 99 KiB of shared memory: chips 8.6, 8.9 and 12.0 have no more and take them too.
+# 16-bit, by chip and head_dim.
 _HALF = {
+    # Chips 8.6, 8.9 and 12.0 take these too: all rows keep to their 99 KiB of shared memory.
     80: {
-        16: Configuration(Tiles(128, 64, 4, 2), Tiles(128, 64, 4, 2), Tiles(64, 64, 4, 2)),
-        32: Configuration(Tiles(128, 64, 4, 2), Tiles(128, 64, 4, 2), Tiles(64, 64, 4, 2)),
-        64: Configuration(Tiles(128, 64, 4, 2), Tiles(128, 64, 8, 2), Tiles(64, 64, 4, 2)),
-        128: Configuration(Tiles(128, 64, 8, 2), Tiles(64, 64, 4, 2), Tiles(64, 64, 8, 2)),
-        256: Configuration(Tiles(64, 32, 8, 2), Tiles(64, 32, 8, 1), Tiles(64, 32, 8, 1)),
+        16: Configuration(Tiles(128, 128, 8, 3), Tiles(128, 64, 8, 3), Tiles(64, 128, 8, 3)),
+        32: Configuration(Tiles(128, 128, 8, 3), Tiles(128, 64, 8, 3), Tiles(64, 128, 8, 3)),
+        64: Configuration(Tiles(128, 64, 8, 3), Tiles(128, 32, 8, 3), Tiles(32, 128, 8, 2)),
+        # Twice the columns would spill in each of the three.
+        128: Configuration(Tiles(128, 32, 8, 2), Tiles(128, 32, 8, 3), Tiles(32, 64, 8, 3)),
+        256: Configuration(Tiles(64, 32, 8, 2), Tiles(64, 32, 8, 1), Tiles(32, 32, 4, 2)),
     },
     90: {
+        16: Configuration(Tiles(128, 128, 8, 3), Tiles(128, 64, 8, 3), Tiles(64, 128, 8, 3)),
+        32: Configuration(Tiles(128, 128, 8, 3), Tiles(128, 64, 8, 3), Tiles(64, 128, 8, 3)),
+        64: Configuration(Tiles(128, 128, 8, 3), Tiles(128, 64, 8, 3), Tiles(64, 128, 8, 3)),
+        # backward_key: 64 queries spill 56 bytes, outside of the inner loop; to be measured against these 32.
+        128: Configuration(Tiles(128, 128, 8, 3), Tiles(128, 64, 8, 3), Tiles(32, 128, 8, 3)),
+        256: Configuration(Tiles(128, 64, 8, 2), Tiles(64, 64, 8, 1), Tiles(64, 64, 8, 1)),
+    },
+    100: {
         16: Configuration(Tiles(128, 128, 8, 3), Tiles(128, 64, 8, 3), Tiles(64, 128, 8, 2)),
-        32: Configuration(Tiles(128, 128, 8, 3), Tiles(128, 64, 8, 3), Tiles(64, 128, 8, 2)),
-        64: Configuration(Tiles(128, 128, 8, 3), Tiles(128, 64, 8, 3), Tiles(64, 128, 8, 2)),
-        128: Configuration(Tiles(128, 128, 8, 3), Tiles(128, 64, 8, 2), Tiles(64, 128, 8, 2)),
+        32: Configuration(Tiles(128, 128, 8, 3), Tiles(128, 64, 8, 3), Tiles(128, 64, 8, 2)),
+        64: Configuration(Tiles(128, 128, 8, 3), Tiles(128, 64, 8, 3), Tiles(32, 128, 8, 2)),
+        128: Configuration(Tiles(128, 128, 8, 3), Tiles(128, 64, 8, 3), Tiles(64, 64, 8, 2)),
         256: Configuration(Tiles(128, 64, 8, 2), Tiles(64, 64, 8, 1), Tiles(64, 64, 8, 1)),
     },
 }
-_HALF[100] = _HALF[90]
 
+# float32 multiplies without matrix instructions, unless torch allows TF32: small tiles keep the compiler quick.
 _FLOAT = {
     16: Configuration(Tiles(64, 32, 4, 2), Tiles(64, 32, 4, 2), Tiles(64, 32, 4, 2)),
     32: Configuration(Tiles(64, 32, 4, 2), Tiles(64, 32, 4, 2), Tiles(64, 32, 4, 2)),
@@ -61,9 +72,16 @@ def block_d(head_dim: int) -> int:
     return max(16, 1 << (head_dim - 1).bit_length())
 
 
-def configuration(capability: int, head_dim: int, bytes_per_element: int) -> Configuration:
-    """`capability`: 90 for compute capability 9.0."""
-    if bytes_per_element == 4:
-        return _FLOAT[block_d(head_dim)]
+def configuration(capability: int, head_dim: int, bytes_per_element: int, *, plain: bool) -> Configuration:
+    """`capability`: 90 for compute capability 9.0. Not `plain`: with a mask, dropout or odd strides, which need
+    registers of their own, so that tiles have half the columns."""
     chip = 80 if capability >= 120 else max(chip for chip in CHIPS if chip <= max(capability, CHIPS[0]))
-    return _HALF[chip][block_d(head_dim)]
+    row = _FLOAT[block_d(head_dim)] if bytes_per_element == 4 else _HALF[chip][block_d(head_dim)]
+    if plain:
+        return row
+    forward, query, key = row
+    return Configuration(
+        forward._replace(block_n=max(16, forward.block_n // 2)),
+        query._replace(block_n=max(16, query.block_n // 2)),
+        key._replace(block_m=max(16, key.block_m // 2)),
+    )

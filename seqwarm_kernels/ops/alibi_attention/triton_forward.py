@@ -160,15 +160,12 @@ def forward_kernel(
     stride_qb: tl.int64,
     stride_qh: tl.int64,
     stride_qs: tl.int64,
-    stride_qd: tl.int64,
     stride_kb: tl.int64,
     stride_kh: tl.int64,
     stride_ks: tl.int64,
-    stride_kd: tl.int64,
     stride_vb: tl.int64,
     stride_vh: tl.int64,
     stride_vs: tl.int64,
-    stride_vd: tl.int64,
     stride_ob: tl.int64,
     stride_oh: tl.int64,
     stride_os: tl.int64,
@@ -208,7 +205,7 @@ def forward_kernel(
     begin, full_begin, near_begin, near_end, full_end, end = split(low, high, center, BLOCK_N)
     scale2 = scale * LOG2_E
 
-    source = head_of(query, batch, head, query_length, stride_qb, stride_qh, stride_qs, stride_qd, ACCESS)
+    source = head_of(query, batch, head, query_length, stride_qb, stride_qh, stride_qs, ACCESS)
     tile = load_tile(source, block * BLOCK_M, None, BLOCK_M, HEAD_DIM, BLOCK_D, ACCESS)
     rows = Rows(tile, index, low, high, center, slope2)
     if norms is not None:
@@ -216,8 +213,8 @@ def forward_kernel(
     if key_padding_mask is not None:
         key_padding_mask += batch * stride_mb
     keys = Keys(
-        head_of(key, batch, key_head, key_length, stride_kb, stride_kh, stride_ks, stride_kd, ACCESS),
-        head_of(value, batch, key_head, key_length, stride_vb, stride_vh, stride_vs, stride_vd, ACCESS),
+        head_of(key, batch, key_head, key_length, stride_kb, stride_kh, stride_ks, ACCESS),
+        head_of(value, batch, key_head, key_length, stride_vb, stride_vh, stride_vs, ACCESS),
         key_padding_mask,
         stride_ms,
     )

@@ -35,7 +35,6 @@ def key_norms_kernel(
     stride_kb: tl.int64,
     stride_kh: tl.int64,
     stride_ks: tl.int64,
-    stride_kd: tl.int64,
     stride_mb: tl.int64,
     stride_ms: tl.int64,
     HEAD_DIM: tl.constexpr,
@@ -50,9 +49,7 @@ def key_norms_kernel(
     head = program // num_blocks % num_heads
     batch = program // num_blocks // num_heads
     largest = 0.0
-    source = head_of(
-        key, batch, head, key_length, stride_kb, stride_kh, stride_ks, stride_kd, ACCESS
-    )
+    source = head_of(key, batch, head, key_length, stride_kb, stride_kh, stride_ks, ACCESS)
     if key_padding_mask is not None:
         key_padding_mask += batch.to(tl.int64) * stride_mb
     for step in tl.static_range(NORM_BLOCK // ROWS):
@@ -85,5 +82,6 @@ def reach(query_norm, key_norm, scale2, slope2, sum2, log2_tolerance):
     most = query_norm * key_norm * tl.abs(scale2) * _RELATIVE_MARGIN + _ABSOLUTE_MARGIN
     slope = tl.maximum(slope2, _FLATTEST)
     distance = (most - sum2 - tl.log2(1 - tl.exp2(-slope)) - log2_tolerance) / slope
-    proven = (slope2 > _FLATTEST) & (distance < 1e9)  # NaN compares false
+    distance = tl.where(slope2 > _FLATTEST, distance, float("inf"))
+    proven = distance < 1e9  # NaN compares false
     return tl.where(proven, tl.maximum(tl.ceil(distance), 0.0), 0.0).to(tl.int32) + tl.where(proven, 0, FAR)

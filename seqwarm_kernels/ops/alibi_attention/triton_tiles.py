@@ -15,9 +15,7 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-# How a tile is read. STRIDED takes any strides; ALIGNED needs rows of 16-byte blocks; BULK (a tensor descriptor)
-# needs the same, and a chip with bulk tensor copies.
-STRIDED = tl.constexpr(0)
+# How a tile is read: rows of 16-byte blocks by pointers, or in bulk through a tensor descriptor, on chips that can.
 ALIGNED = tl.constexpr(1)
 BULK = tl.constexpr(2)
 
@@ -35,9 +33,7 @@ LN_2 = tl.constexpr(0.6931471805599453)
 def kernel(function: Callable[..., None]) -> Any:
     """`triton.jit` that compiles once for all numbers and tensors: only constants and dtypes make another kernel."""
     parameters = inspect.signature(function).parameters.values()
-    return triton.jit(
-        function, do_not_specialize=[p.name for p in parameters if "constexpr" not in str(p.annotation)]
-    )
+    return triton.jit(function, do_not_specialize=[p.name for p in parameters if "constexpr" not in str(p.annotation)])
 
 
 class Source(NamedTuple):
@@ -48,7 +44,6 @@ class Source(NamedTuple):
     head: Any
     length: Any
     stride_row: Any
-    stride_column: Any
 
 
 class Keys(NamedTuple):
@@ -70,18 +65,14 @@ class Dropout(NamedTuple):
 
 
 @triton.jit
-def head_of(
-    tensor, batch, head, length, stride_batch, stride_head, stride_row, stride_column, ACCESS: tl.constexpr
-):
+def head_of(tensor, batch, head, length, stride_batch, stride_head, stride_row, ACCESS: tl.constexpr):
     if ACCESS == BULK:
         pointer = tensor
-    else:
-        pointer = tensor + (batch.to(tl.int64) * stride_batch + head.to(tl.int64) * stride_head)
-        if ACCESS == ALIGNED:  # said here, of results of operations: a hint on an argument is lost by inlining
-            STEP: tl.constexpr = 128 // tensor.dtype.element_ty.primitive_bitwidth
-            pointer = tl.multiple_of(pointer, 16)
-            stride_row = stride_row // STEP * STEP
-    return Source(pointer, batch, head, length, stride_row, stride_column)
+    else:  # hints on results of operations, since one on an argument is lost by inlining
+        STEP: tl.constexpr = 128 // tensor.dtype.element_ty.primitive_bitwidth
+        pointer = tl.multiple_of(tensor + (batch.to(tl.int64) * stride_batch + head.to(tl.int64) * stride_head), 16)
+        stride_row = stride_row // STEP * STEP
+    return Source(pointer, batch, head, length, stride_row)
 
 
 @triton.jit
@@ -102,11 +93,7 @@ def load_tile(
     else:
         rows = start + tl.arange(0, ROWS)
         columns = tl.arange(0, BLOCK_D)
-        if ACCESS == ALIGNED:
-            pointers = source.pointer + ((rows.to(tl.int64) * source.stride_row)[:, None] + columns[None, :])
-        else:
-            pointers = source.pointer + (rows.to(tl.int64) * source.stride_row)[:, None]
-            pointers = pointers + (columns * source.stride_column)[None, :]
+        pointers = source.pointer + ((rows.to(tl.int64) * source.stride_row)[:, None] + columns[None, :])
         inside = rows < source.length
         if kept is not None:
             inside = inside & kept
@@ -118,21 +105,34 @@ def load_tile(
 
 
 @triton.jit
-def store_tile(
-    tensor, tile, batch, head, start, length, stride_batch, stride_head, stride_row,
+def place_of(
+    tensor, batch, head, start, length, stride_batch, stride_head, stride_row,
     ROWS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """Into one of our own outputs, whose last dimension is dense. Offsets inside the tile need no more than 32 bits,
-    which halves the registers that they take."""
+    """Pointers and mask of a tile in one of our own outputs, whose last dimension is dense and whose strides are
+    multiples of head_dim. Offsets inside the tile need no more than 32 bits, which saves registers."""
     rows = tl.arange(0, ROWS)
     columns = tl.arange(0, BLOCK_D)
     base = tensor + (batch.to(tl.int64) * stride_batch + head.to(tl.int64) * stride_head)
     base += start.to(tl.int64) * stride_row
+    step = (stride_row // HEAD_DIM).to(tl.int32) * HEAD_DIM
+    if HEAD_DIM * tensor.dtype.element_ty.primitive_bitwidth % 128 == 0:
+        base = tl.multiple_of(base, 16)
     mask = (start + rows < length)[:, None]
     if HEAD_DIM < BLOCK_D:
         mask = mask & (columns < HEAD_DIM)[None, :]
-    offsets = (rows * stride_row.to(tl.int32))[:, None] + columns[None, :]
-    tl.store(base + offsets, tile.to(tensor.dtype.element_ty), mask=mask)
+    return base + ((rows * step)[:, None] + columns[None, :]), mask
+
+
+@triton.jit
+def store_tile(
+    tensor, tile, batch, head, start, length, stride_batch, stride_head, stride_row,
+    ROWS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    pointers, mask = place_of(
+        tensor, batch, head, start, length, stride_batch, stride_head, stride_row, ROWS, HEAD_DIM, BLOCK_D
+    )
+    tl.store(pointers, tile.to(tensor.dtype.element_ty), mask=mask)
 
 
 @triton.jit

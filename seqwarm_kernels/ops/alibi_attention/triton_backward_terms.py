@@ -1,0 +1,57 @@
+"""Backward, first: what each query brings into the gradients of all its scores, delta and lse in base 2."""
+
+from __future__ import annotations
+
+import triton.language as tl
+
+from .triton_tiles import ALIGNED, LOG2_E, head_of, kernel, load_tile, place_of
+
+TERM_ROWS = 64
+
+
+@kernel
+def backward_terms_kernel(
+    grad_out,
+    grad_lse,
+    out,
+    lse,
+    lse2,
+    delta,
+    num_heads: tl.int32,
+    query_length: tl.int32,
+    stride_gb: tl.int64,
+    stride_gh: tl.int64,
+    stride_gs: tl.int64,
+    stride_lb: tl.int64,
+    stride_lh: tl.int64,
+    stride_ls: tl.int64,
+    stride_ob: tl.int64,
+    stride_oh: tl.int64,
+    stride_os: tl.int64,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    """delta = Σ dO ∘ O − dlse, where dO · O = Σ P ∘ dP; lse2 is +∞ where no key was seen, so that P becomes 0."""
+    num_blocks = tl.cdiv(query_length, ROWS)
+    program = tl.program_id(0)
+    start = program % num_blocks * ROWS
+    head = program // num_blocks % num_heads
+    batch = program // num_blocks // num_heads
+
+    source = head_of(grad_out, batch, head, query_length, stride_gb, stride_gh, stride_gs, ALIGNED)
+    grad_tile = load_tile(source, start, None, ROWS, HEAD_DIM, BLOCK_D, ALIGNED)
+    places, inside = place_of(
+        out, batch, head, start, query_length, stride_ob, stride_oh, stride_os, ROWS, HEAD_DIM, BLOCK_D
+    )
+    out_tile = tl.load(places, mask=inside, other=0.0)
+    index = start + tl.arange(0, ROWS)
+    present = index < query_length
+    row_place = (batch * num_heads + head).to(tl.int64) * query_length + index
+    row_lse = tl.load(lse + row_place, mask=present, other=float("-inf"))
+    seen = row_lse > float("-inf")
+    grad_lse += batch.to(tl.int64) * stride_lb + head.to(tl.int64) * stride_lh
+    row_grad_lse = tl.load(grad_lse + index.to(tl.int64) * stride_ls, mask=seen, other=0.0)
+    row_delta = tl.sum(out_tile.to(tl.float32) * grad_tile.to(tl.float32), 1) - row_grad_lse
+    tl.store(delta + row_place, row_delta, mask=present)
+    tl.store(lse2 + row_place, tl.where(seen, row_lse * LOG2_E, float("inf")), mask=present)
