@@ -68,7 +68,7 @@ def alibi_attention(
         TypeError, ValueError: an argument does not fit; the message names it. Raised before any kernel runs.
     """
     check_bool("return_lse", return_lse)
-    out, lse, _ = attend(
+    out, lse, *_ = attend(
         query,
         key,
         value,
@@ -127,7 +127,7 @@ def alibi_attention_varlen(
         TypeError, ValueError: an argument does not fit; the message names it. Raised before any kernel runs.
     """
     check_bool("return_lse", return_lse)
-    out, lse, _ = attend_varlen(
+    out, lse, *_ = attend_varlen(
         query,
         key,
         value,
@@ -161,8 +161,8 @@ def attend(
     dropout_p: float,
     skip_tolerance: float,
     backend: str | None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Check, fill in defaults, call the operator: out, lse, and the ranges of keys that were attended."""
+) -> tuple[Tensor, ...]:
+    """Check, fill in defaults, call the operator: what schema.allocate_outputs says."""
     validation.check_are_tensors(query=query, key=key, value=value)
     query, key, value = _autocast(query, key, value)
     validation.check_query_key_value(query, key, value, "(batch, heads, length, head_dim)")
@@ -215,7 +215,7 @@ def attend_varlen(
     dropout_p: float,
     skip_tolerance: float,
     backend: str | None,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, ...]:
     """As `attend`, for packed sequences."""
     validation.check_are_tensors(query=query, key=key, value=value)
     query, key, value = _autocast(query, key, value)

@@ -8,6 +8,10 @@ import pytest
 import torch
 from hypothesis import settings
 
+# Without a GPU Triton's kernels run in its interpreter. Triton asks for it when it is first imported.
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"
+
 settings.register_profile("default", deadline=None, derandomize=bool(os.environ.get("CI")), print_blob=True)
 settings.load_profile("default")
 

@@ -32,7 +32,7 @@ def test_info_as_json_says_why_a_backend_is_not_available(capsys):
 
 
 def test_info_without_the_extension(capsys, monkeypatch):
-    monkeypatch.setattr(backends, "_extension_problem", "it is not built")
+    monkeypatch.setitem(backends._problems, "native", "it is not built")
     assert cli.main(["info"]) == 0
     text = capsys.readouterr().out
     assert "none: it is not built" in text

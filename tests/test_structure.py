@@ -17,7 +17,7 @@ LAYERS = [
     ("demo",),
     ("trainers",),
     ("models", "data", "diagnostics", "allocator", "snapshot", "example_batch"),
-    ("schedule",),
+    ("schedule", "reach"),
     ("attention", "batch"),
     ("ops",),
     ("slopes",),

@@ -1,4 +1,4 @@
-"""The semantics of alibi_attention, for every backend that serves CPU tensors here."""
+"""The semantics of alibi_attention, for backends that compute in float64. Others: test_attention_kernels.py."""
 
 import itertools
 
@@ -11,7 +11,9 @@ from seqwarm_kernels import alibi_attention, alibi_bias, alibi_slopes
 from seqwarm_kernels.ops import backends
 from tests.dense import dense_attention, distance_and_visibility
 
-SERVING = [name for name in backends.BACKENDS if backends.why_not("alibi_attention", name, "cpu") is None]
+SERVING = [
+    name for name in backends.BACKENDS if backends.why_not("alibi_attention", name, "cpu", torch.float64) is None
+]
 pytestmark = pytest.mark.parametrize("backend", SERVING)
 
 

@@ -12,17 +12,17 @@ from .schema import BACKENDS
 _NUM_DIFFERENTIABLE = 4  # query, key, value, slopes come first
 
 
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     tensors = [entry for entry in inputs if isinstance(entry, Tensor)]
     ctx.save_for_backward(*tensors, *output)
-    ctx.mark_non_differentiable(output[2])
+    ctx.mark_non_differentiable(*output[2:])
     ctx.arguments = [None if isinstance(entry, Tensor) else entry for entry in inputs]
     ctx.is_tensor = [isinstance(entry, Tensor) for entry in inputs]
 
 
 def _backward(operator: str, backend: str) -> Any:
-    def backward(ctx: Any, grad_out: Tensor, grad_lse: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
-        *tensors, out, lse, ranges = ctx.saved_tensors
+    def backward(ctx: Any, grad_out: Tensor, grad_lse: Tensor, *_: Tensor | None) -> tuple[Tensor | None, ...]:
+        *tensors, out, lse, log2_sum, ranges = ctx.saved_tensors
         remaining = iter(tensors)
         arguments = [
             next(remaining) if is_tensor else entry
@@ -30,7 +30,7 @@ def _backward(operator: str, backend: str) -> Any:
         ]
         slopes_need_grad = ctx.needs_input_grad[3]
         *gradients, grad_slopes = overload(f"{operator}_backward", backend)(
-            grad_out, grad_lse, out, lse, ranges, slopes_need_grad, *arguments
+            grad_out, grad_lse, out, lse, log2_sum, ranges, slopes_need_grad, *arguments
         )
         without_gradient = [None] * (len(arguments) - _NUM_DIFFERENTIABLE)
         return (*gradients, grad_slopes if slopes_need_grad else None, *without_gradient)

@@ -10,6 +10,7 @@ All of it in float32, in float64 for float64 input.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import wraps
@@ -155,9 +156,14 @@ def _hide(tensor: Tensor, key_padding_mask: Tensor | None) -> Tensor:
     return tensor if key_padding_mask is None else tensor.masked_fill(~key_padding_mask[:, None, :, None], 0)
 
 
-def _outputs(query: Tensor, out: Tensor, lse: Tensor, num_keys: int) -> tuple[Tensor, Tensor, Tensor]:
-    like_query, _, ranges = allocate_outputs(query)
-    return like_query.copy_(out), lse, ranges.copy_(ranges.new_tensor([0, num_keys]))  # nothing is skipped
+def _outputs(query: Tensor, out: Tensor, lse: Tensor, num_keys: int) -> tuple[Tensor, ...]:
+    like_query, _, _, ranges = allocate_outputs(query)
+    return (
+        like_query.copy_(out),
+        lse,
+        lse / math.log(2),
+        ranges.copy_(ranges.new_tensor([0, num_keys])),
+    )  # nothing is skipped
 
 
 def _gradients(gradients: Iterable[Tensor], inputs: Iterable[Tensor]) -> tuple[Tensor, ...]:
@@ -176,9 +182,7 @@ def _without_autocast(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @_without_autocast
-def alibi_attention(
-    query: Tensor, key: Tensor, value: Tensor, slopes: Tensor, *rest: Any
-) -> tuple[Tensor, Tensor, Tensor]:
+def alibi_attention(query: Tensor, key: Tensor, value: Tensor, slopes: Tensor, *rest: Any) -> tuple[Tensor, ...]:
     options = DenseOptions(*rest)
     hidden = options.key_padding_mask
     q, k, v, m = _upcast(query, _hide(key, hidden), _hide(value, hidden), slopes)
@@ -192,6 +196,7 @@ def alibi_attention_backward(
     grad_lse: Tensor,
     out: Tensor,
     lse: Tensor,
+    log2_sum: Tensor,
     ranges: Tensor,
     slopes_need_grad: bool,
     query: Tensor,
@@ -212,9 +217,7 @@ def alibi_attention_backward(
 
 
 @_without_autocast
-def alibi_attention_varlen(
-    query: Tensor, key: Tensor, value: Tensor, slopes: Tensor, *rest: Any
-) -> tuple[Tensor, Tensor, Tensor]:
+def alibi_attention_varlen(query: Tensor, key: Tensor, value: Tensor, slopes: Tensor, *rest: Any) -> tuple[Tensor, ...]:
     options = VarlenOptions(*rest)
     q, k, v, m = _upcast(query, key, value, slopes)
     out = torch.zeros_like(q)
@@ -233,6 +236,7 @@ def alibi_attention_varlen_backward(
     grad_lse: Tensor,
     out: Tensor,
     lse: Tensor,
+    log2_sum: Tensor,
     ranges: Tensor,
     slopes_need_grad: bool,
     query: Tensor,

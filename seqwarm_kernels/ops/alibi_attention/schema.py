@@ -30,8 +30,10 @@ _VARLEN = (
     "Tensor cu_seqlens_q, Tensor cu_seqlens_k, Tensor? dropout_seed, SymInt max_seqlen_q, SymInt max_seqlen_k, "
     "bool causal, float scale, SymInt? window, float dropout_p, float skip_tolerance"
 )
-_BACKWARD = "Tensor grad_out, Tensor grad_lse, Tensor out, Tensor lse, Tensor ranges, bool slopes_need_grad"
-_OUTPUTS = "(Tensor out, Tensor lse, Tensor ranges)"
+_BACKWARD = (
+    "Tensor grad_out, Tensor grad_lse, Tensor out, Tensor lse, Tensor log2_sum, Tensor ranges, bool slopes_need_grad"
+)
+_OUTPUTS = "(Tensor out, Tensor lse, Tensor log2_sum, Tensor ranges)"
 _GRADIENTS = "(Tensor grad_query, Tensor grad_key, Tensor grad_value, Tensor grad_slopes)"
 
 
@@ -77,18 +79,21 @@ def allocate_like(tensor: Tensor) -> Tensor:
     return tensor.new_empty(tensor.shape)
 
 
-def allocate_outputs(query: Tensor, *_: object) -> tuple[Tensor, Tensor, Tensor]:
+def allocate_outputs(query: Tensor, *_: object) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Uninitialised: what forward returns, but for the values; so its fake implementation too.
 
-    out     as query.
-    lse     (B, Hq, Sq), or (Hq, Tq).
-    ranges  (B, Hq, ⌈Sq / RANGE_BLOCK⌉, 2), or (Hq, ⌈Tq / RANGE_BLOCK⌉, 2) int32: [first, end) of the keys that
-            these queries attended; what lies outside weighs less than skip_tolerance. For backward to skip it too.
+    out       as query.
+    lse       (B, Hq, Sq), or (Hq, Tq).
+    log2_sum  as lse, for backward: log2 of the same sum with distances less that of the nearest position to have a key
+              at all. Far from its keys a query's lse is large, and rounding it would cost backward its precision.
+    ranges    (B, Hq, ⌈Sq / RANGE_BLOCK⌉, 2), or (Hq, ⌈Tq / RANGE_BLOCK⌉, 2) int32: [first, end) of the keys that
+              these queries attended; what lies outside weighs less than skip_tolerance. For backward to skip it too.
     """
     rows = query.shape[:-1] if query.dim() == 4 else (query.shape[1], query.shape[0])
     num_ranges = (rows[-1] + RANGE_BLOCK - 1) // RANGE_BLOCK
     lse = query.new_empty(rows, dtype=accumulation_dtype(query.dtype))
-    return allocate_like(query), lse, query.new_empty((*rows[:-1], num_ranges, 2), dtype=torch.int32)
+    ranges = query.new_empty((*rows[:-1], num_ranges, 2), dtype=torch.int32)
+    return allocate_like(query), lse, torch.empty_like(lse), ranges
 
 
 def _fake_backward(
@@ -96,6 +101,7 @@ def _fake_backward(
     grad_lse: Tensor,
     out: Tensor,
     lse: Tensor,
+    log2_sum: Tensor,
     ranges: Tensor,
     slopes_need_grad: bool,
     query: Tensor,

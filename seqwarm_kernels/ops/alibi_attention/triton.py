@@ -224,12 +224,10 @@ def _key_norms(key: Tensor, mask: Tensor | None) -> Tensor:
     return norms
 
 
-def forward(
-    query: Tensor, key: Tensor, value: Tensor, slopes: Tensor, options: _Options
-) -> tuple[Tensor, Tensor, Tensor]:
-    out, lse, ranges = allocate_outputs(query)
+def forward(query: Tensor, key: Tensor, value: Tensor, slopes: Tensor, options: _Options) -> tuple[Tensor, ...]:
+    out, lse, log2_sum, ranges = allocate_outputs(query)
     if query.numel() == 0:
-        return out, lse, ranges
+        return out, lse, log2_sum, ranges
     query, key, value = _aligned(query), _aligned(key), _aligned(value)
     mask = _as_dense(options).key_padding_mask
     access = _access([query, key, value], mask)
@@ -244,6 +242,7 @@ def forward(
             norms=norms,
             out=out,
             lse=lse,
+            log2_sum=log2_sum,
             ranges=ranges,
             log2_tolerance=0.0 if norms is None else math.log2(tolerance),
             **_shared(query, key, value, slopes.float(), options),
@@ -252,11 +251,11 @@ def forward(
             ACCESS=access,
             NORM_BLOCK=NORM_BLOCK,
         )
-    return out, lse, ranges
+    return out, lse, log2_sum, ranges
 
 
 def backward(tensors: tuple[Any, ...], options: _Options) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    grad_out, grad_lse, out, lse, ranges, slopes_need_grad, query, key, value, slopes = tensors
+    grad_out, grad_lse, out, lse, log2_sum, ranges, slopes_need_grad, query, key, value, slopes = tensors
     grad_query, grad_key, grad_value = allocate_like(query), allocate_like(key), allocate_like(value)
     lse2, delta = torch.empty_like(lse), torch.empty_like(lse)
     grad_slope_rows = torch.empty_like(lse) if slopes_need_grad else None
@@ -285,7 +284,6 @@ def backward(tensors: tuple[Any, ...], options: _Options) -> tuple[Tensor, Tenso
                 grad_out=grad_out,
                 out=out,
                 lse=lse,
-                lse2=lse2,
                 delta=delta,
                 **to_rows,
                 **_strides("g", grad_out),
@@ -299,6 +297,7 @@ def backward(tensors: tuple[Any, ...], options: _Options) -> tuple[Tensor, Tenso
                 query=_readable(query, of_query, access),
                 key=_readable(key, of_key, access),
                 value=_readable(value, of_key, access),
+                log2_sum=log2_sum,
                 grad_query=grad_query,
                 grad_slope_rows=grad_slope_rows,
                 **shared,
@@ -337,15 +336,15 @@ def _sum_slopes(rows: Tensor, slopes: Tensor, options: _Options) -> Tensor:
     return by_sequence.to(slopes.dtype)
 
 
-def _dense(query: Tensor, key: Tensor, value: Tensor, slopes: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _dense(query: Tensor, key: Tensor, value: Tensor, slopes: Tensor, *rest: Any) -> tuple[Tensor, ...]:
     return forward(query, key, value, slopes, DenseOptions(*rest))
 
 
-def _varlen(query: Tensor, key: Tensor, value: Tensor, slopes: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _varlen(query: Tensor, key: Tensor, value: Tensor, slopes: Tensor, *rest: Any) -> tuple[Tensor, ...]:
     return forward(query, key, value, slopes, VarlenOptions(*rest))
 
 
-_NUM_TENSORS = 10  # of backward: what comes before the options
+_NUM_TENSORS = 11  # of backward: what comes before the options
 
 
 def _dense_backward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -44,7 +44,7 @@ class QueryRows(NamedTuple):
     query: Any
     grad_out: Any
     delta: Any
-    lse2: Any  # log2 of the softmax sum, distances counted from the center; +∞ where no key was seen
+    log2_sum: Any  # distances counted from the center; +∞ where no key was seen
     index: Any
     low: Any
     high: Any
@@ -74,7 +74,7 @@ def _over_keys(
     ACCESS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    zero = rows.lse2 + (SIDE * slope2) * (rows.center - reference).to(tl.float32)
+    zero = rows.log2_sum + (SIDE * slope2) * (rows.center - reference).to(tl.float32)
     for start in tl.range(begin, end, BLOCK_N):
         columns = start + tl.arange(0, BLOCK_N)
         kept = kept_keys(keys.mask, start, keys.key.length, keys.stride_mask, BLOCK_N)
@@ -122,7 +122,7 @@ def _attended_keys(ranges, block, row, query_length, BLOCK_M: tl.constexpr):
 def backward_query_kernel(
     grad_out,
     grad_lse,
-    lse2,
+    log2_sum,
     delta,
     ranges,
     query,
@@ -134,6 +134,7 @@ def backward_query_kernel(
     dropout_seed,
     cu_seqlens_q,
     cu_seqlens_k,
+    lse2,
     grad_query,
     grad_slope_rows,
     query_offset: tl.int64,
@@ -180,7 +181,7 @@ def backward_query_kernel(
     ACCESS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """grad_query, and for each query its part of grad_slopes (None: not wanted)."""
+    """grad_query; for each query its part of grad_slopes (None: not wanted), and lse in base 2, +∞ for none."""
     num_blocks = tl.cdiv(query_length, BLOCK_M)
     program = tl.program_id(0)
     # Longest first: late queries see most keys, and the last heads have the flattest slopes.
@@ -216,12 +217,13 @@ def backward_query_kernel(
     source = head_of(grad_out, batch, head, query_length, stride_gb, stride_gh, stride_gs, ACCESS)
     grad_tile = load_tile(source, start, None, BLOCK_M, HEAD_DIM, BLOCK_D, ACCESS)
     row_place = row.to(tl.int64) * query_length + index
-    row_lse2 = tl.load(lse2 + row_place, mask=inside, other=float("inf"))
-    seen = sees_some & (row_lse2 < float("inf"))
+    row_log2 = tl.load(log2_sum + row_place, mask=inside, other=float("-inf"))
+    seen = sees_some & (row_log2 != float("-inf"))
+    row_log2 = tl.where(seen, row_log2, float("inf"))
+    tl.store(lse2 + row_place, row_log2 - tl.where(seen, slope2 * beyond, 0.0), mask=inside)
     row_delta = tl.load(delta + row_place, mask=inside, other=0.0)
-    row_lse2 += tl.where(seen, slope2 * beyond, 0.0)  # distances count from the center
 
-    rows = QueryRows(query_tile, grad_tile, row_delta, row_lse2, index, low, high, center, slope2)
+    rows = QueryRows(query_tile, grad_tile, row_delta, row_log2, index, low, high, center, slope2)
     if key_padding_mask is not None:
         key_padding_mask += batch * stride_mb
     keys = Keys(

@@ -1,10 +1,10 @@
-"""Backward, first: what each query brings into the gradients of all its scores, delta and lse in base 2."""
+"""Backward, first: delta, what each query brings into the gradients of all its scores."""
 
 from __future__ import annotations
 
 import triton.language as tl
 
-from .triton_tiles import ALIGNED, LOG2_E, head_of, kernel, load_tile, place_of
+from .triton_tiles import ALIGNED, head_of, kernel, load_tile, place_of
 
 TERM_ROWS = 64
 
@@ -15,7 +15,6 @@ def backward_terms_kernel(
     grad_lse,
     out,
     lse,
-    lse2,
     delta,
     num_heads: tl.int32,
     query_length: tl.int32,
@@ -32,7 +31,7 @@ def backward_terms_kernel(
     BLOCK_D: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    """delta = Σ dO ∘ O − dlse, where dO · O = Σ P ∘ dP; lse2 is +∞ where no key was seen, so that P becomes 0."""
+    """delta = Σ dO ∘ O − dlse, where Σ dO ∘ O = Σ P ∘ dP."""
     num_blocks = tl.cdiv(query_length, ROWS)
     program = tl.program_id(0)
     start = program % num_blocks * ROWS
@@ -49,9 +48,8 @@ def backward_terms_kernel(
     present = index < query_length
     row_place = (batch * num_heads + head).to(tl.int64) * query_length + index
     row_lse = tl.load(lse + row_place, mask=present, other=float("-inf"))
-    seen = row_lse > float("-inf")
+    seen = row_lse != float("-inf")
     grad_lse += batch.to(tl.int64) * stride_lb + head.to(tl.int64) * stride_lh
     row_grad_lse = tl.load(grad_lse + index.to(tl.int64) * stride_ls, mask=seen, other=0.0)
     row_delta = tl.sum(out_tile.to(tl.float32) * grad_tile.to(tl.float32), 1) - row_grad_lse
     tl.store(delta + row_place, row_delta, mask=present)
-    tl.store(lse2 + row_place, tl.where(seen, row_lse * LOG2_E, float("inf")), mask=present)

@@ -142,6 +142,7 @@ def forward_kernel(
     norms,
     out,
     lse,
+    log2_sum,
     ranges,
     query_offset: tl.int64,
     window: tl.int64,
@@ -264,13 +265,15 @@ def forward_kernel(
 
     total, largest, values = softmax
     total = tl.where(sees_some, total, 0.0)
-    share = tl.where(total > 0, inverse_keep / total, 0.0)
-    attended = tl.where(total[:, None] > 0, values * share[:, None], 0.0)
+    empty = total == 0  # NaN is not: it must show
+    attended = tl.where(empty[:, None], 0.0, values * (inverse_keep / tl.where(empty, 1.0, total))[:, None])
     store_tile(
         out, attended, batch, head, block * BLOCK_M, query_length, stride_ob, stride_oh, stride_os,
         BLOCK_M, HEAD_DIM, BLOCK_D,
     )  # fmt: skip
-    row_lse = (largest + tl.log2(total) - slope2 * beyond) * LN_2
-    row_lse = tl.where(total > 0, row_lse, float("-inf"))
-    tl.store(lse + row.to(tl.int64) * query_length + index, row_lse, mask=index < query_length)
+    row_log2 = tl.where(empty, float("-inf"), largest + tl.log2(tl.where(empty, 1.0, total)))
+    row_place = row.to(tl.int64) * query_length + index
+    tl.store(log2_sum + row_place, row_log2, mask=index < query_length)
+    row_lse = tl.where(empty, float("-inf"), (row_log2 - slope2 * beyond) * LN_2)
+    tl.store(lse + row_place, row_lse, mask=index < query_length)
     _store_range(ranges, block, row, begin, end, query_length, BLOCK_M)
