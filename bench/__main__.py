@@ -1,23 +1,30 @@
-"""`python -m bench resize_batch` and `python -m bench alibi_attention`: measure, write a record, print a table."""
+"""Benchmarks: `python -m bench COMMAND --help` says what each of them takes."""
 
 from __future__ import annotations
 
 import argparse
+import importlib
 
-from . import bench_alibi_attention, bench_resize_batch
-from .measure import table, write
-
-BENCHMARKS = {"resize_batch": bench_resize_batch.run, "alibi_attention": bench_alibi_attention.run}
+#: Command, its module, what it does. Modules are imported when asked for: some need what others do without.
+COMMANDS = {
+    "resize_batch": ("bench.bench_resize_batch", "resize_batch on the CPU beside what people write by hand"),
+    "alibi_attention": ("bench.bench_alibi_attention", "attention on the CPU beside torch's own"),
+    "aot": ("bench.aot_command", "registers, spills, memory and instructions of the Triton kernels, without a GPU"),
+    "device": ("bench.device", "everything that needs a GPU: tests, sanitizer, attention, resize_batch, allocator"),
+    "report": ("bench.report", "figures and tables from the records"),
+}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
-    parser.add_argument("operator", choices=BENCHMARKS)
-    parser.add_argument("--seconds", type=float, default=1.0, help="measuring time of each row of the table")
-    arguments = parser.parse_args()
-    records = BENCHMARKS[arguments.operator](arguments.seconds)
-    path = write(f"cpu_{arguments.operator}", records)
-    print(f"{table(records)}\n\nwritten to {path}")
+    commands = parser.add_subparsers(dest="command", required=True)
+    for name, (_, purpose) in COMMANDS.items():
+        commands.add_parser(name, help=purpose, add_help=False)
+    chosen, rest = parser.parse_known_args()
+    module = importlib.import_module(COMMANDS[chosen.command][0])
+    own = argparse.ArgumentParser(prog=f"python -m bench {chosen.command}", description=module.__doc__)
+    module.add_arguments(own)
+    module.main(own.parse_args(rest))
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Callable, Iterator
 
 import torch
@@ -12,7 +13,7 @@ from tqdm import tqdm
 
 from seqwarm_kernels import alibi_attention, alibi_bias, alibi_slopes
 
-from .measure import Record, measure, relative_error
+from .measure import Record, measure, relative_error, table, write
 
 BATCH_SIZE, HEADS, HEAD_DIM = 2, 12, 64
 LENGTHS = (128, 1024)
@@ -80,3 +81,13 @@ def run(seconds: float) -> list[Record]:
                     )
                 )
     return sorted(records, key=lambda record: record.case)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--seconds", type=float, default=1.0, help="measuring time of each row of the table")
+
+
+def main(arguments: argparse.Namespace) -> None:
+    records = run(arguments.seconds)
+    path = write("cpu_alibi_attention", records)
+    print(f"{table(records)}\n\nwritten to {path}")

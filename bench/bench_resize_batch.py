@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Callable, Iterator
 
 import torch
@@ -10,7 +11,7 @@ from tqdm import tqdm
 
 from seqwarm_kernels import resize_batch
 
-from .measure import Record, measure
+from .measure import Record, measure, table, write
 
 Batch = dict[str, Tensor]
 
@@ -61,3 +62,13 @@ def run(seconds: float) -> list[Record]:
                     )
                 )
     return records
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--seconds", type=float, default=1.0, help="measuring time of each row of the table")
+
+
+def main(arguments: argparse.Namespace) -> None:
+    records = run(arguments.seconds)
+    path = write("cpu_resize_batch", records)
+    print(f"{table(records)}\n\nwritten to {path}")

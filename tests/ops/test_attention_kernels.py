@@ -68,7 +68,7 @@ def differentiate(out, lse, leaves, weights, lse_weights):
 
 
 def as_leaves(tensors, dtype):
-    return [tensor.detach().to(dtype).requires_grad_() for tensor in tensors]
+    return [tensor.detach().clone().to(dtype).requires_grad_() for tensor in tensors]
 
 
 @pytest.mark.parametrize("name", CASES)

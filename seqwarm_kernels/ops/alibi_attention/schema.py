@@ -19,7 +19,7 @@ BACKENDS = ("triton", "reference")
 #: The dtypes of the public functions that a backend does not compute in.
 LACKING: dict[str, tuple[torch.dtype, ...]] = {"triton": (torch.float64,)}
 #: So many neighbouring queries share an entry of `ranges`.
-RANGE_BLOCK = 64
+RANGE_BLOCK = 32
 
 _TENSORS = "Tensor query, Tensor key, Tensor value, Tensor slopes"
 _DENSE = (

@@ -38,7 +38,7 @@ _HALF = {
         64: Configuration(Tiles(128, 64, 8, 3), Tiles(128, 32, 8, 3), Tiles(32, 128, 8, 2)),
         # Twice the columns would spill in each of the three.
         128: Configuration(Tiles(128, 32, 8, 2), Tiles(128, 32, 8, 3), Tiles(32, 64, 8, 3)),
-        256: Configuration(Tiles(64, 32, 8, 2), Tiles(64, 32, 8, 1), Tiles(32, 32, 4, 2)),
+        256: Configuration(Tiles(64, 32, 8, 2), Tiles(64, 16, 8, 2), Tiles(32, 32, 8, 2)),
     },
     90: {
         16: Configuration(Tiles(128, 128, 8, 3), Tiles(128, 64, 8, 3), Tiles(64, 128, 8, 3)),
@@ -46,24 +46,24 @@ _HALF = {
         64: Configuration(Tiles(128, 128, 8, 3), Tiles(128, 64, 8, 3), Tiles(64, 128, 8, 3)),
         # backward_key: 64 queries spill 56 bytes, outside of the inner loop; to be measured against these 32.
         128: Configuration(Tiles(128, 128, 8, 3), Tiles(128, 64, 8, 3), Tiles(32, 128, 8, 3)),
-        256: Configuration(Tiles(128, 64, 8, 2), Tiles(64, 64, 8, 1), Tiles(64, 64, 8, 1)),
+        256: Configuration(Tiles(128, 64, 8, 2), Tiles(64, 32, 8, 2), Tiles(32, 64, 8, 2)),
     },
     100: {
         16: Configuration(Tiles(128, 128, 8, 3), Tiles(128, 64, 8, 3), Tiles(64, 128, 8, 2)),
         32: Configuration(Tiles(128, 128, 8, 3), Tiles(128, 64, 8, 3), Tiles(128, 64, 8, 2)),
         64: Configuration(Tiles(128, 128, 8, 3), Tiles(128, 64, 8, 3), Tiles(32, 128, 8, 2)),
         128: Configuration(Tiles(128, 128, 8, 3), Tiles(128, 64, 8, 3), Tiles(64, 64, 8, 2)),
-        256: Configuration(Tiles(128, 64, 8, 2), Tiles(64, 64, 8, 1), Tiles(64, 64, 8, 1)),
+        256: Configuration(Tiles(128, 64, 8, 2), Tiles(128, 32, 8, 2), Tiles(32, 64, 8, 2)),
     },
 }
 
 # float32 multiplies without matrix instructions, unless torch allows TF32: small tiles keep the compiler quick.
 _FLOAT = {
-    16: Configuration(Tiles(64, 32, 4, 2), Tiles(64, 32, 4, 2), Tiles(64, 32, 4, 2)),
-    32: Configuration(Tiles(64, 32, 4, 2), Tiles(64, 32, 4, 2), Tiles(64, 32, 4, 2)),
-    64: Configuration(Tiles(64, 32, 4, 2), Tiles(64, 32, 4, 2), Tiles(64, 32, 4, 2)),
-    128: Configuration(Tiles(64, 32, 8, 1), Tiles(64, 32, 8, 1), Tiles(64, 32, 8, 1)),
-    256: Configuration(Tiles(64, 16, 8, 1), Tiles(64, 16, 8, 1), Tiles(64, 16, 8, 1)),
+    16: Configuration(Tiles(64, 32, 8, 2), Tiles(64, 32, 8, 2), Tiles(32, 64, 8, 2)),
+    32: Configuration(Tiles(64, 32, 8, 2), Tiles(64, 32, 8, 2), Tiles(32, 64, 8, 2)),
+    64: Configuration(Tiles(64, 32, 8, 2), Tiles(64, 32, 8, 2), Tiles(32, 64, 8, 2)),
+    128: Configuration(Tiles(64, 16, 8, 2), Tiles(64, 16, 8, 2), Tiles(16, 64, 8, 2)),
+    256: Configuration(Tiles(32, 16, 8, 2), Tiles(32, 16, 8, 2), Tiles(16, 32, 8, 2)),
 }
 
 

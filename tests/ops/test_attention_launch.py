@@ -1,0 +1,164 @@
+"""How the Triton kernels are launched: what compiles anew, what is allocated, and offsets beyond 32 bits."""
+
+import inspect
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from seqwarm_kernels import alibi_attention
+from seqwarm_kernels.ops import backends
+
+triton = pytest.importorskip("triton")
+pytestmark = pytest.mark.skipif(
+    backends.why_not("alibi_attention", "triton", "cpu", torch.float32) is not None and not torch.cuda.is_available(),
+    reason="Triton serves neither a GPU nor its interpreter here",
+)
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+
+
+def kernels():
+    from seqwarm_kernels.ops.alibi_attention import (
+        triton_backward_key,
+        triton_backward_query,
+        triton_backward_terms,
+        triton_forward,
+        triton_reach,
+    )
+
+    return [
+        triton_forward.forward_kernel,
+        triton_backward_terms.backward_terms_kernel,
+        triton_backward_query.backward_query_kernel,
+        triton_backward_key.backward_key_kernel,
+        triton_reach.key_norms_kernel,
+    ]
+
+
+def forward_and_backward(batch_size, length, device="cpu", dtype=torch.float32, **options):
+    query = torch.randn(batch_size, 4, length, 16, device=device, dtype=dtype, requires_grad=True)
+    key = torch.randn(batch_size, 2, length, 16, device=device, dtype=dtype, requires_grad=True)
+    out, lse = alibi_attention(query, key, key, return_lse=True, backend="triton", **options)
+    (out.sum() + lse.sum()).backward()
+
+
+def test_no_number_makes_another_kernel(monkeypatch):
+    """Every argument that is not a constant is left out of Triton's specialisation."""
+    from seqwarm_kernels.ops.alibi_attention import triton_tiles
+
+    asked = {}
+    monkeypatch.setattr(triton_tiles.triton, "jit", lambda function, **options: asked.update(options) or function)
+
+    @triton_tiles.kernel
+    def some_kernel(pointer, length: "tl.int32", BLOCK: "tl.constexpr"):  # noqa: F821
+        pass
+
+    assert asked == {"do_not_specialize": ["pointer", "length"]}
+    for kernel in kernels():
+        for parameter in inspect.signature(kernel.fn).parameters.values():
+            annotation = str(parameter.annotation)
+            is_number = "constexpr" not in annotation and "empty" not in annotation
+            assert not is_number or annotation.startswith("tl."), f"{parameter.name} has no fixed width"
+            assert ("constexpr" in annotation) == parameter.name.isupper()
+
+
+@pytest.mark.gpu
+def test_lengths_and_batch_sizes_compile_nothing():
+    def compiled():
+        return sum(len(cache[0]) for kernel in kernels() for cache in kernel.device_caches.values())
+
+    for length in (300, 1000):  # below and above the length from which keys are skipped
+        forward_and_backward(2, length, "cuda", torch.bfloat16)
+    before = compiled()
+    for batch_size, length in ((1, 1), (1, 8), (3, 17), (16, 64), (2, 128), (5, 513), (1, 1024), (2, 4096)):
+        forward_and_backward(batch_size, length, "cuda", torch.bfloat16)
+    assert compiled() == before
+
+
+class Allocations(TorchDispatchMode):
+    """Elements of every tensor that an operation gives."""
+
+    def __init__(self):
+        super().__init__()
+        self.largest = self.total = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        for tensor in result if isinstance(result, tuple | list) else [result]:
+            if isinstance(tensor, torch.Tensor):
+                self.largest = max(self.largest, tensor.untyped_storage().nbytes())
+                self.total += tensor.untyped_storage().nbytes()
+        return result
+
+
+def test_memory_grows_with_the_length_not_its_square():
+    def allocated(length):
+        with Allocations() as allocations:
+            forward_and_backward(1, length)
+        return allocations
+
+    short, long = allocated(128), allocated(512)
+    assert long.largest <= 4 * short.largest
+    assert long.total <= 4.2 * short.total
+    assert long.largest < 512 * 512 * 4
+
+
+@pytest.mark.gpu
+def test_memory_at_16k():
+    query = torch.randn(1, 12, 16384, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    alibi_attention(query, query, query).sum().backward()
+    assert torch.cuda.max_memory_allocated() - before <= 12 * query.numel() * query.element_size()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_offsets_beyond_32_bits(device):
+    """Rows that lie 2^31 elements apart, most of whose memory is never touched."""
+    stride = 2**31 + 8
+    shape, strides = (1, 2, 3, 16), (0, 8 * 16, stride, 1)
+    try:
+        memory = torch.empty(2 * stride + 4 * 8 * 16, dtype=torch.float16, device=device)
+    except RuntimeError:
+        pytest.skip("8 GiB of addresses are not to be had")
+    inputs = []
+    for offset in range(3):
+        tensor = memory.as_strided(shape, strides, 2 * offset * 8 * 16 // 2)
+        tensor.copy_(torch.randn(shape))
+        inputs.append(tensor)
+    leaves = [tensor.detach().requires_grad_() for tensor in inputs]
+    packed = [tensor.detach().contiguous().requires_grad_() for tensor in inputs]
+    out, expected = (alibi_attention(*tensors, backend="triton") for tensors in (leaves, packed))
+    torch.testing.assert_close(out, expected, rtol=0, atol=0)
+    gradients, wanted = torch.autograd.grad(out.sum(), leaves), torch.autograd.grad(expected.sum(), packed)
+    torch.testing.assert_close(gradients, wanted, rtol=0, atol=0)
+
+
+@pytest.mark.gpu
+def test_more_than_2_31_elements():
+    """Batch rows beyond 2^31 elements, outputs and gradients too."""
+    query = torch.zeros(2**15 + 2, 8, 64, 128, device="cuda", dtype=torch.bfloat16)
+    query[-1].normal_()
+    query.requires_grad_()
+    out = alibi_attention(query, query, query)
+    (gradient,) = torch.autograd.grad(out[-1].float().square().sum(), query)
+    alone = query[-1:].detach().requires_grad_()
+    expected = alibi_attention(alone, alone, alone)
+    torch.testing.assert_close(out[-1:], expected, rtol=0, atol=0)
+    (wanted,) = torch.autograd.grad(expected.float().square().sum(), alone)
+    torch.testing.assert_close(gradient[-1:], wanted, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "message"), [(torch.float64, "no triton kernel for torch.float64"), (torch.bfloat16, "bfloat16")]
+)
+def test_dtypes_that_it_does_not_serve(dtype, message):
+    query = torch.randn(1, 2, 5, 4, dtype=dtype)
+    with pytest.raises(ValueError, match=message):
+        alibi_attention(query, query, query, backend="triton")
+    if dtype == torch.float64:
+        assert alibi_attention(query, query, query).dtype == dtype
+
+
+def test_the_interpreter_is_nobodys_default():
+    assert backends.choose("alibi_attention", "cpu", None, torch.float32) != "triton"

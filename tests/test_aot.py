@@ -1,0 +1,42 @@
+"""The Triton kernels compile for every chip, in every shipped configuration, into what the chip is good at."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton")
+ROOT = Path(__file__).parent.parent
+
+#: Bytes of shared memory of a program: what chip 80 shares its tiles with has least.
+SHARED_LIMIT = {80: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024}
+PRODUCTS = ("forward", "backward_query", "backward_key")
+
+
+def compile_all(chip, head_dim):
+    """In a process of its own, since the interpreter that other tests use cannot compile."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, "-m", "bench", "aot", "--chips", str(chip), "--head-dims", str(head_dim), "--json"]
+    run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    return [json.loads(line) for line in run.stdout.splitlines()]
+
+
+@pytest.mark.parametrize("head_dim", [16, 32, 64, 128, 256])
+@pytest.mark.parametrize("chip", [80, 90, 100])
+def test_every_configuration_compiles_into_the_right_instructions(chip, head_dim):
+    reports = compile_all(chip, head_dim)
+    assert {report["kernel"] for report in reports} == {*PRODUCTS, "norms", "backward_terms"}
+    for report in reports:
+        assert report["shared_bytes"] <= SHARED_LIMIT[chip], report
+        assert report["registers"] > 16, f"compiled to nothing: {report}"
+        if report["dtype"] == "fp32":
+            continue
+        if report["kernel"] in PRODUCTS:
+            assert report["matrix"] > 0, report
+            assert report["copies"] > 0, report
+        if head_dim <= 128 and report["variant"] in ("causal", "full"):
+            assert report["spilled_bytes"] == 0, report
