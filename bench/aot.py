@@ -102,6 +102,7 @@ def _tiles(kernel: str, chip: int, head_dim: int, dtype: str, variant: str) -> T
 def _signature(kernel: str, tiles: Tiles, head_dim: int, dtype: str, access: int, variant: dict[str, Any]) -> Any:
     """Types and constants of the kernel's arguments, as a launch would give them."""
     constants = {
+        "SEARCH_STEPS": 8,
         "CAUSAL": variant["causal"],
         "REACH": True,
         "HEAD_DIM": head_dim,

@@ -37,6 +37,7 @@ def test_every_configuration_compiles_into_the_right_instructions(chip, head_dim
             continue
         if report["kernel"] in PRODUCTS:
             assert report["matrix"] > 0, report
-            assert report["copies"] > 0, report
+            if chip == 80 or report["variant"] != "mask":  # a mask hides rows one by one: no bulk copies
+                assert report["copies"] > 0, report
         if head_dim <= 128 and report["variant"] in ("causal", "full"):
             assert report["spilled_bytes"] == 0, report

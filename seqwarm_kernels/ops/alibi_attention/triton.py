@@ -32,6 +32,7 @@ INTERPRETED: bool = triton.knobs.runtime.interpret
 _UNBOUNDED = 2**40
 _LONGEST_SEGMENT = 2**31 - 1
 _ALIGNMENT = 16  # bytes
+_SEARCH_STEPS = (8, 16, 31)  # few values, since each makes another kernel
 
 _Four = tuple[int, int, int, int]  # batch, head, token, dim
 _Options = DenseOptions | VarlenOptions
@@ -125,13 +126,13 @@ def reaches(options: _Options, key_length: int) -> bool:
 
 def _packing(options: _Options) -> dict[str, Any]:
     if not isinstance(options, VarlenOptions):
-        return {"cu_seqlens_q": None, "cu_seqlens_k": None, "num_sequences": 0, "search_steps": 0}
+        return {"cu_seqlens_q": None, "cu_seqlens_k": None, "num_sequences": 0, "SEARCH_STEPS": 0}
     num_sequences = options.cu_seqlens_q.numel() - 1
     return {
         "cu_seqlens_q": options.cu_seqlens_q.contiguous(),
         "cu_seqlens_k": options.cu_seqlens_k.contiguous(),
         "num_sequences": num_sequences,
-        "search_steps": num_sequences.bit_length(),
+        "SEARCH_STEPS": next(steps for steps in _SEARCH_STEPS if num_sequences < 2**steps),
     }
 
 

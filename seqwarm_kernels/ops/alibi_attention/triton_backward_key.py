@@ -152,7 +152,6 @@ def backward_key_kernel(
     query_length: tl.int32,
     key_length: tl.int32,
     num_sequences: tl.int32,
-    search_steps: tl.int32,
     stride_start: tl.int64,
     stride_gb: tl.int64,
     stride_gh: tl.int64,
@@ -173,6 +172,7 @@ def backward_key_kernel(
     stride_ms: tl.int64,
     stride_slope_b: tl.int64,
     stride_slope_h: tl.int64,
+    SEARCH_STEPS: tl.constexpr,
     CAUSAL: tl.constexpr,
     REACH: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -197,8 +197,8 @@ def backward_key_kernel(
     if query_start is not None:
         query_offset += tl.load(query_start + batch * stride_start)
     first, last, zero, sequence = opposite(
-        index, batch, cu_seqlens_k, cu_seqlens_q, num_sequences, search_steps, query_length, -query_offset,
-        segment_length,
+        index, batch, cu_seqlens_k, cu_seqlens_q, num_sequences, query_length, -query_offset, segment_length,
+        SEARCH_STEPS,
     )  # fmt: skip
     low, high, center = visible_queries(first, last, zero, window, CAUSAL)
     inside = index < key_length

@@ -149,7 +149,6 @@ def backward_query_kernel(
     query_length: tl.int32,
     key_length: tl.int32,
     num_sequences: tl.int32,
-    search_steps: tl.int32,
     stride_start: tl.int64,
     stride_gb: tl.int64,
     stride_gh: tl.int64,
@@ -173,6 +172,7 @@ def backward_query_kernel(
     stride_ms: tl.int64,
     stride_slope_b: tl.int64,
     stride_slope_h: tl.int64,
+    SEARCH_STEPS: tl.constexpr,
     CAUSAL: tl.constexpr,
     REACH: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -198,7 +198,7 @@ def backward_query_kernel(
     if query_start is not None:
         query_offset += tl.load(query_start + batch * stride_start)
     first, last, position, sequence = opposite(
-        index, batch, cu_seqlens_q, cu_seqlens_k, num_sequences, search_steps, key_length, query_offset, segment_length
+        index, batch, cu_seqlens_q, cu_seqlens_k, num_sequences, key_length, query_offset, segment_length, SEARCH_STEPS
     )
     low, high, center, beyond = visible_keys(first, last, position, window, CAUSAL)
     inside = index < query_length
@@ -238,26 +238,24 @@ def backward_query_kernel(
 
     gradient = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
     grad_slope = tl.zeros((BLOCK_M,), tl.float32)
-    gradient, grad_slope = _over_keys(
-        gradient, grad_slope, near_begin, tl.minimum(near_end, end), 0, 0.0, rows, keys, dropout, scale2,
-        MASKED, PACKED, SLOPES, HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_N, ACCESS, PRECISION,
-    )  # fmt: skip
+    for piece in range(2 if CAUSAL else 3):  # the nearest keys, then those at either end
+        piece_begin, piece_end = near_begin, tl.minimum(near_end, end)
+        if piece == 1:
+            piece_begin, piece_end = begin, full_begin
+        if piece == 2:
+            piece_begin, piece_end = full_end, end
+        gradient, grad_slope = _over_keys(
+            gradient, grad_slope, piece_begin, piece_end, 0, 0.0, rows, keys, dropout, scale2,
+            MASKED, PACKED, SLOPES, HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_N, ACCESS, PRECISION,
+        )  # fmt: skip
     gradient, grad_slope = _over_keys(
         gradient, grad_slope, tl.maximum(begin, full_begin), near_begin, near_begin, slope2_full, rows, keys,
         dropout, scale2, LEFT, PACKED, SLOPES, HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_N, ACCESS, PRECISION,
-    )  # fmt: skip
-    gradient, grad_slope = _over_keys(
-        gradient, grad_slope, begin, tl.minimum(full_begin, near_begin), 0, 0.0, rows, keys, dropout, scale2,
-        MASKED, PACKED, SLOPES, HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_N, ACCESS, PRECISION,
     )  # fmt: skip
     if not CAUSAL:
         gradient, grad_slope = _over_keys(
             gradient, grad_slope, near_end, tl.minimum(full_end, end), near_begin, slope2_full, rows, keys,
             dropout, scale2, RIGHT, PACKED, SLOPES, HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_N, ACCESS, PRECISION,
-        )  # fmt: skip
-        gradient, grad_slope = _over_keys(
-            gradient, grad_slope, full_end, end, 0, 0.0, rows, keys, dropout, scale2,
-            MASKED, PACKED, SLOPES, HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_N, ACCESS, PRECISION,
         )  # fmt: skip
 
     gradient = tl.where(seen[:, None], gradient * scale, 0.0)

@@ -156,7 +156,6 @@ def forward_kernel(
     query_length: tl.int32,
     key_length: tl.int32,
     num_sequences: tl.int32,
-    search_steps: tl.int32,
     stride_start: tl.int64,
     stride_qb: tl.int64,
     stride_qh: tl.int64,
@@ -174,6 +173,7 @@ def forward_kernel(
     stride_ms: tl.int64,
     stride_slope_b: tl.int64,
     stride_slope_h: tl.int64,
+    SEARCH_STEPS: tl.constexpr,
     CAUSAL: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
@@ -197,7 +197,7 @@ def forward_kernel(
     if query_start is not None:
         query_offset += tl.load(query_start + batch * stride_start)
     first, last, position, sequence = opposite(
-        index, batch, cu_seqlens_q, cu_seqlens_k, num_sequences, search_steps, key_length, query_offset, segment_length
+        index, batch, cu_seqlens_q, cu_seqlens_k, num_sequences, key_length, query_offset, segment_length, SEARCH_STEPS
     )
     low, high, center, beyond = visible_keys(first, last, position, window, CAUSAL)
     high = tl.where(index < query_length, high, low)
@@ -248,19 +248,20 @@ def forward_kernel(
         softmax, tl.maximum(begin, full_begin), near_begin, near_begin, slope2_full, rows, keys, dropout, scale2,
         LEFT, PACKED, HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_N, ACCESS, PRECISION,
     )  # fmt: skip
-    softmax = _attend(
-        softmax, begin, tl.minimum(full_begin, near_begin), 0, 0.0, rows, keys, dropout, scale2,
-        MASKED, PACKED, HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_N, ACCESS, PRECISION,
-    )  # fmt: skip
     if not CAUSAL:
         softmax = _attend(
             softmax, near_end, tl.minimum(full_end, end), near_begin, slope2_full, rows, keys, dropout, scale2,
             RIGHT, PACKED, HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_N, ACCESS, PRECISION,
         )  # fmt: skip
+    for edge in range(1 if CAUSAL else 2):  # at either end not every row sees every key
+        edge_begin, edge_end = begin, full_begin
+        if edge == 1:
+            edge_begin, edge_end = full_end, end
         softmax = _attend(
-            softmax, full_end, end, 0, 0.0, rows, keys, dropout, scale2,
+            softmax, edge_begin, edge_end, 0, 0.0, rows, keys, dropout, scale2,
             MASKED, PACKED, HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_N, ACCESS, PRECISION,
         )  # fmt: skip
+    if not CAUSAL:
         end = tl.minimum(tl.cdiv(end, BLOCK_N) * BLOCK_N, key_length)
 
     total, largest, values = softmax

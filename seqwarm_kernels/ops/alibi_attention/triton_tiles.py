@@ -146,11 +146,14 @@ def kept_keys(mask, start, length, stride, ROWS: tl.constexpr):
 
 
 @triton.jit
-def find_sequence(tokens, cu_seqlens, num_sequences, search_steps):
-    """The sequence of each token: how many ends are at or before it; `num_sequences` for tokens past the last."""
+def find_sequence(tokens, cu_seqlens, num_sequences, SEARCH_STEPS: tl.constexpr):
+    """The sequence of each token: how many ends are at or before it; `num_sequences` for tokens past the last.
+
+    Unrolled: behind a loop of unknown length the compiler lost what it knew of addresses, and copied nothing ahead.
+    """
     count = tokens * 0
-    for step in range(search_steps):
-        candidate = count + (1 << (search_steps - 1 - step))
+    for step in tl.static_range(SEARCH_STEPS):
+        candidate = count + (1 << (SEARCH_STEPS - 1 - step))
         inside = candidate <= num_sequences
         ends = tl.load(cu_seqlens + candidate, mask=inside, other=2**31 - 1)
         count = tl.where(inside & (ends <= tokens), candidate, count)
@@ -164,15 +167,15 @@ def opposite(
     own_cu_seqlens,
     other_cu_seqlens,
     num_sequences,
-    search_steps,
     other_length,
     offset,
     segment_length,
+    SEARCH_STEPS: tl.constexpr,
 ):
     """For tokens of one side: what [first, end) of the other side shares their sequence or segment, the index at
     distance zero (int64, may lie anywhere), and the sequence that each token belongs to."""
     if own_cu_seqlens is not None:
-        sequence = find_sequence(tokens, own_cu_seqlens, num_sequences, search_steps)
+        sequence = find_sequence(tokens, own_cu_seqlens, num_sequences, SEARCH_STEPS)
         inside = sequence < num_sequences
         first = tl.load(other_cu_seqlens + sequence, mask=inside, other=0)
         end = tl.load(other_cu_seqlens + sequence + 1, mask=inside, other=0)
