@@ -120,6 +120,20 @@ def test_a_far_key_that_matters_is_visited(backend):
     torch.testing.assert_close(out[0, 0, -1], value[0, 0, 0])
 
 
+@pytest.mark.parametrize("behind", [False, True])
+@pytest.mark.parametrize("strength", [60, 100, 117, 150])
+def test_the_bound_is_tight(backend, strength, behind):
+    """One query, and one key that it looks for, as far away as it may be and still weigh more than the tolerance."""
+    query, key, value = inputs(lengths=(1, 512), heads=(1, 1))
+    query.zero_()
+    key.zero_()
+    query[..., 0], key_at = 10.0, strength + 1  # its weight is e^-1, beside a sum of 1.6 or 2.2 of those nearby
+    position = 20 if behind else 500
+    key[0, 0, position + key_at if behind else position - key_at, 0] = strength / (10 * 16**-0.5)
+    options = {"query_start": position, "causal": not behind}
+    check_promise(backend, [query, key, value], torch.tensor([1.0]), 2**-4, **options)
+
+
 @pytest.mark.parametrize("slope", [0.0, 1e-30, 1e-6, -1e-3, -1.0])
 def test_slopes_without_a_reach(backend, slope):
     tensors = inputs(lengths=(200, 200), heads=(1, 1))

@@ -6,7 +6,7 @@ import triton.language as tl
 
 from .triton_tiles import ALIGNED, head_of, kernel, load_tile, place_of
 
-TERM_ROWS = 64
+TERM_ROWS = 32
 
 
 @kernel
