@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,6 +49,7 @@ class Peer:
     name: str
     make: Callable[[Problem, torch.device], Attend]
     has_bias: bool = True
+    has_backward: bool = True
     most_score_bytes: float = float("inf")  #: larger problems are left out
 
 
@@ -69,7 +71,7 @@ def _bias(problem: Problem, device: torch.device) -> Tensor:
     return bias.to(problem.dtype)
 
 
-def _eager(problem: Problem, device: torch.device) -> Attend:
+def eager(problem: Problem, device: torch.device) -> Attend:
     bias, group = _bias(problem, device), problem.heads // problem.key_heads
     scale = problem.head_dim**-0.5
 
@@ -80,24 +82,27 @@ def _eager(problem: Problem, device: torch.device) -> Attend:
     return attend
 
 
-def _sdpa(*kernels: SDPBackend, biased: bool) -> Callable[[Problem, torch.device], Attend]:
+def sdpa(*kernels: SDPBackend) -> Callable[[Problem, torch.device], Attend]:
+    """Without the bias: what ALiBi would cost if it were free. No kernels: whichever torch picks."""
+
     def make(problem: Problem, device: torch.device) -> Attend:
-        mask = _bias(problem, device) if biased else None
-        causal = problem.causal and not biased
         shared = problem.heads != problem.key_heads
 
         def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-            with sdpa_kernel(list(kernels)):
-                return scaled_dot_product_attention(
-                    query, key, value, attn_mask=mask, is_causal=causal, enable_gqa=shared
-                )
+            with sdpa_kernel(list(kernels)) if kernels else nullcontext():
+                return scaled_dot_product_attention(query, key, value, is_causal=problem.causal, enable_gqa=shared)
 
         return attend
 
     return make
 
 
-def _flex(kernel_options: Any) -> Callable[[Problem, torch.device], Attend]:
+def sdpa_with_bias(problem: Problem, device: torch.device) -> Attend:
+    mask, shared = _bias(problem, device), problem.heads != problem.key_heads
+    return lambda query, key, value: scaled_dot_product_attention(query, key, value, attn_mask=mask, enable_gqa=shared)
+
+
+def flex(kernel_options: Any) -> Callable[[Problem, torch.device], Attend]:
     def make(problem: Problem, device: torch.device) -> Attend:
         slopes = alibi_slopes(problem.heads, device=device)
         segment_length = problem.segment_length or problem.length
@@ -135,14 +140,10 @@ def ours() -> list[Peer]:
 
 def everyone() -> Iterator[Peer]:
     yield from ours()
-    yield Peer("FlexAttention", _flex(None))
-    if importlib.util.find_spec("flash_attn") is not None:
-        yield Peer("FlexAttention FLASH", _flex({"BACKEND": "FLASH"}))
-    yield Peer("SDPA flash, no bias", _sdpa(SDPBackend.FLASH_ATTENTION, biased=False), has_bias=False)
-    yield Peer("SDPA cuDNN, no bias", _sdpa(SDPBackend.CUDNN_ATTENTION, biased=False), has_bias=False)
-    yield Peer(
-        "SDPA, bias mask",
-        _sdpa(SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH, biased=True),
-        most_score_bytes=2**34,
-    )
-    yield Peer("eager", _eager, most_score_bytes=2**33)
+    yield Peer("FlexAttention", flex(None))
+    if importlib.util.find_spec("flash_attn") is not None:  # flash-attn 4, with ALiBi as its score_mod
+        yield Peer("FlexAttention FLASH", flex({"BACKEND": "FLASH"}))
+    yield Peer("SDPA flash, no bias", sdpa(SDPBackend.FLASH_ATTENTION), has_bias=False)
+    yield Peer("SDPA cuDNN, no bias", sdpa(SDPBackend.CUDNN_ATTENTION), has_bias=False)
+    yield Peer("SDPA, bias mask", sdpa_with_bias, most_score_bytes=2**34)
+    yield Peer("eager", eager, most_score_bytes=2**33)

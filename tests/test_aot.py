@@ -39,5 +39,6 @@ def test_every_configuration_compiles_into_the_right_instructions(chip, head_dim
             assert report["matrix"] > 0, report
             if chip == 80 or report["variant"] != "mask":  # a mask hides rows one by one: no bulk copies
                 assert report["copies"] > 0, report
-        if head_dim <= 128 and report["variant"] in ("causal", "full"):
-            assert report["spilled_bytes"] == 0, report
+        if head_dim <= 128:  # the others: a little, where registers hold what a mask or packing clears
+            most = 0 if report["variant"] in ("causal", "full") else 256
+            assert report["spilled_bytes"] <= most, report
