@@ -1,100 +1,120 @@
 """Everything that needs a GPU, in one call: tests, sanitizer, attention beside its peers, resize_batch, the allocator.
 
-Stages are independent: one that fails is noted and the run goes on. A short table comes last.
+Tests, sanitizer and compilation of what is measured later run at the same time; then every stage of measurements
+runs alone in a process of its own, so that one that crashes or hangs costs no other. A short table comes last.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
+import importlib.util
+import json
 import shutil
-import subprocess
 import sys
 import tempfile
-import traceback
-from collections.abc import Callable
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 
-from . import device_attention, device_memory
-from .device_records import Recorder
+from .device_records import NAME, device_environment, read
 from .measure import RESULTS
+from .programs import Program
 from .summary import summary
 
 ROOT = Path(__file__).parent.parent
-Stage = Callable[[Recorder, torch.device, bool], None]
-MEASUREMENTS: dict[str, Stage] = {
-    "copy": device_memory.copy,
-    "host": device_attention.host_time,
-    "attention": device_attention.sweep,
-    "packed": device_attention.packed,
-    "resize_batch": device_memory.resize,
-    "allocator": device_memory.ramp,
-}
-#: In the order that they run; tests and sanitizer are programs of their own.
-STAGES = ("tests", "sanitizer", "copy", "host", "packed", "resize_batch", "allocator", "attention")
 SANITIZERS = ("memcheck", "racecheck", "initcheck")
+TOGETHER = ("tests", "sanitizer", "precompile")
+#: In the order that they run, with shares of the time. What a stage leaves over goes to the next.
+STAGES = {"tests": 30, "long": 20, "memory": 8, "small": 8, "segments": 15, "lengths": 35, "tuned": 12}
+STAGES |= {stage: 0 for stage in TOGETHER if stage not in STAGES}
+_ATTEMPTS = 4  # processes for one stage
+_COMPILERS = 6
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--minutes", type=float, default=9.0, help="for everything together")
-    parser.add_argument("--stages", nargs="+", choices=STAGES, default=STAGES)
+    parser.add_argument("--stages", nargs="+", choices=STAGES, default=list(STAGES))
     parser.add_argument("--out", type=Path, help="folder for records and logs; default bench/results")
     parser.add_argument("--dry-run", action="store_true", help="tiny sizes on the CPU: does the program itself work?")
-
-
-def _logged(command: list[str], log: Path, seconds: float) -> str:
-    """Run a program with its output in `log`; the last line that it printed, or why there is none."""
-    with log.open("w") as file:
-        try:
-            code = subprocess.run(command, cwd=ROOT, stdout=file, stderr=subprocess.STDOUT, timeout=seconds).returncode
-        except subprocess.TimeoutExpired:
-            return f"stopped after {seconds:.0f} s; see {log.name}"
-        except OSError as error:
-            return str(error)
-    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    return f"exit {code}: {lines[-1] if lines else 'no output'}"
-
-
-def _tests(folder: Path, seconds: float, dry_run: bool) -> list[str]:
-    chosen = ["-k", "causal and float32", "--maxfail=1"] if dry_run else ["-m", "gpu", "--maxfail=20"]
-    command = [sys.executable, "-m", "pytest", "tests/ops/test_attention_kernels.py" if dry_run else "tests", *chosen]
-    return [f"tests: {_logged(command, folder / 'gpu_tests.log', seconds)}"]
-
-
-def _sanitizer(folder: Path, seconds: float, dry_run: bool) -> list[str]:
-    tool = shutil.which("compute-sanitizer")
-    if tool is None or dry_run:
-        return ["sanitizer: not here"]
-    lines = []
-    for kind in SANITIZERS:
-        command = [tool, "--tool", kind, sys.executable, "-m", "bench.sanitize"]
-        lines.append(f"{kind}: {_logged(command, folder / f'sanitizer_{kind}.log', seconds / len(SANITIZERS))}")
-    return lines
 
 
 def main(arguments: argparse.Namespace) -> None:
     tiny = arguments.dry_run
     if not tiny and not torch.cuda.is_available():
         sys.exit("no CUDA device here; --dry-run tries the program itself on the CPU")
-    device = torch.device("cpu" if tiny else "cuda")
-    folder = arguments.out or (Path(tempfile.mkdtemp()) if tiny else RESULTS)
+    folder = (arguments.out or (Path(tempfile.mkdtemp()) if tiny else RESULTS)).resolve()
     folder.mkdir(parents=True, exist_ok=True)
-    seconds = arguments.minutes * 60
-    recorder = Recorder(folder / "device.jsonl", seconds)
-    os.environ.setdefault("PYTHONUNBUFFERED", "1")
-    lines: list[str] = []
-    for stage in [stage for stage in STAGES if stage in arguments.stages]:
-        print(f"{stage} ... {recorder.seconds_left():.0f} s left", flush=True)
-        if stage == "tests":
-            lines += _tests(folder, min(seconds / 3, recorder.seconds_left()), tiny)
-        elif stage == "sanitizer":
-            lines += _sanitizer(folder, min(seconds / 6, recorder.seconds_left()), tiny)
-        else:
-            try:
-                MEASUREMENTS[stage](recorder, device, tiny)
-            except Exception:  # the other stages go on
-                traceback.print_exc()
-                lines.append(f"{stage}: failed, {traceback.format_exc().splitlines()[-1]}")
-    print("\n".join([*lines, *summary(recorder.records), f"records: {recorder.path}"]))
+    for old in folder.glob("device*.log"):
+        old.unlink()
+    (folder / NAME).write_text(json.dumps(device_environment()) + "\n")
+    lines = list(_run(arguments.stages, folder, arguments.minutes * 60, tiny))
+    print("\n".join(["", *lines, *summary(read(folder / NAME)[1]), f"records and logs: {folder}"]))
+
+
+def _run(chosen: list[str], folder: Path, seconds: float, tiny: bool) -> Iterator[str]:
+    start, gone = time.monotonic(), 0
+    measured = [stage for stage in STAGES if stage in chosen and stage not in TOGETHER]
+    together = [stage for stage in TOGETHER if stage in chosen]
+    whole = sum(STAGES[stage] for stage in measured) + (STAGES["tests"] if together else 0)
+    if together:
+        gone += STAGES["tests"]
+        yield from _correctness(together, folder, start + seconds * gone / whole, tiny)
+    for stage in measured:
+        gone += STAGES[stage]
+        yield from _stage(stage, folder, start + seconds * gone / whole, tiny)
+
+
+def _correctness(chosen: list[str], folder: Path, end: float, tiny: bool) -> Iterator[str]:
+    running = {}
+    for name, command, environment in _programs(chosen, tiny):
+        running[name] = Program(command, folder / f"device_{name}.log", ROOT, **environment)
+    for name, program in running.items():
+        _say(f"{name} ...", end)
+        outcome = program.wait_until(end)
+        if not name.startswith("precompile"):
+            yield f"{name}: {outcome}"
+
+
+def _programs(chosen: list[str], tiny: bool) -> Iterator[tuple[str, list[str], dict[str, str]]]:
+    if "tests" in chosen:
+        which = ["-m", "gpu", "--maxfail=20", "--continue-on-collection-errors", "-p", "no:cacheprovider"]
+        if tiny:
+            which = ["tests/ops/test_attention_kernels.py", "-k", "causal and float32", "--maxfail=1"]
+        elif importlib.util.find_spec("xdist"):
+            which += ["--numprocesses", "4"]
+        yield "tests", [sys.executable, "-m", "pytest", *which], {}
+    if "sanitizer" in chosen:
+        tool = shutil.which("compute-sanitizer") or shutil.which("/usr/local/cuda/bin/compute-sanitizer")
+        script = [sys.executable, "-m", "bench.sanitize"]
+        yield "kernels", script, {}
+        for kind in SANITIZERS if not tiny else ():
+            options = ["--tool", kind, "--target-processes", "application-only", "--print-limit", "20"]
+            # Memory of torch's own pool is one block to the tool: it would miss what leaves a tensor.
+            yield kind, [tool or "compute-sanitizer", *options, *script], {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+    if "precompile" in chosen:
+        for share in range(2 if tiny else _COMPILERS):
+            command = [sys.executable, "-m", "bench.precompile", str(share), str(2 if tiny else _COMPILERS)]
+            yield f"precompile_{share}", command, {}
+
+
+def _stage(name: str, folder: Path, end: float, tiny: bool) -> Iterator[str]:
+    """In a process, and after a crash in another one, which leaves out what has a record."""
+    for attempt in range(_ATTEMPTS):
+        seconds = end - time.monotonic()
+        if seconds < 1:
+            yield f"{name}: no time left"
+            return
+        _say(f"{name} ...", end)
+        command = [sys.executable, "-m", "bench.device_stage", name, "--out", str(folder)]
+        command += ["--seconds", f"{max(1.0, seconds - 10):.0f}", *(["--dry-run"] if tiny else [])]
+        program = Program(command, folder / f"device_{name}.log", ROOT)
+        outcome = program.wait_until(end + 15)
+        if program.code == 0 or program.code is None:
+            break
+        yield f"{name}, process {attempt + 1}: {outcome}"
+
+
+def _say(what: str, end: float) -> None:
+    print(f"{what} {end - time.monotonic():.0f} s at most", flush=True)

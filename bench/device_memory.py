@@ -11,58 +11,79 @@ from torch import Tensor, nn
 from seqwarm_kernels import SequenceLengthScheduler, alibi_attention, resize_batch, warmup_allocator
 
 from .bench_resize_batch import slice_and_copy
-from .device_records import DeviceRecord, Recorder, host_quartiles
+from .device_records import DeviceRecord, Recorder
+from .timing import Call, device_allocations, host_time, launches, triton_compilations
+
+Batch = dict[str, Tensor]
 
 
 def copy(recorder: Recorder, device: torch.device, tiny: bool) -> None:
-    """The ceiling that everything bound by memory is compared with: bytes read and written."""
-    source = torch.randn(2**12 if tiny else 2**29, device=device)
+    """The ceiling of everything bound by memory: bytes read and written."""
+    source = torch.randn(2**12 if tiny else 2**28, device=device)
     target = torch.empty_like(source)
     megabytes = 2 * source.numel() * source.element_size() / 1e6
-    recorder.measure(
-        "copy",
-        f"{megabytes:.0f} MB",
-        "copy",
-        "torch",
-        lambda: (lambda: target.copy_(source), {"megabytes": megabytes}),
-    )
+    figures = {"moved_megabytes": megabytes}
+    recorder.measure("copy", f"{megabytes:.0f} MB", "copy", "torch", lambda: (lambda: target.copy_(source), figures))
 
 
 def resize(recorder: Recorder, device: torch.device, tiny: bool) -> None:
-    cases = [(8, 128, 64)] if tiny else [(8, 128, 64), (512, 2048, 1024), (8192, 4096, 2048)]
+    cases = [(8, 128, 64)] if tiny else [(8, 128, 64), (8192, 4096, 2048), (512, 2048, 1024)]
     for rows, tokens, length in cases:
         names = ("input_ids", "attention_mask", "labels")
         batch = {name: torch.randint(1000, (rows, tokens), device=device) for name in names}
-        megabytes = 2 * 3 * rows * length * 8 / 1e6
         for mode in ("truncate", "reshape"):
-            case = f"{mode} 3 x {rows} x {tokens} int64 to {length}"
-            for name, call in _resizers(batch, length, mode).items():
-                _measure(recorder, case, name, call, megabytes, 3 if tiny else 200)
+            kept = length if mode == "truncate" else tokens
+            facts = {"rows": rows, "tokens": tokens, "length": length, "mode": mode}
+            for name, make in _resizers(batch, length, mode).items():
+                _resize(recorder, facts, name, make, 2 * 3 * rows * kept * 8 / 1e6, 5 if tiny else 200)
 
 
-def _measure(recorder: Recorder, case: str, name: str, call: Callable[[], Any], megabytes: float, repeats: int) -> None:
+def _resize(
+    recorder: Recorder, facts: dict[str, Any], name: str, make: Callable[[], Call], megabytes: float, repeats: int
+) -> None:
     """On the device, and what the caller waits."""
-    record = recorder.measure("resize_batch", case, "device", name, lambda: (call, {"megabytes": megabytes}))
-    if record.problem is None:
-        low, median, high = host_quartiles(call, repeats)
-        recorder.add(DeviceRecord("resize_batch", case, "host", name, median, low, high))
+    case = "{mode} 3 x {rows} x {tokens} int64 to {length}".format(**facts)
+
+    def measured() -> tuple[Call, dict[str, float]]:
+        call, figures = make(), {"moved_megabytes": megabytes}
+        if (count := launches(call)) is not None:
+            figures["launches"] = count
+        if not torch.cuda.is_available():
+            return call, figures
+        waited = host_time(call, repeats)
+        torch.cuda.synchronize()
+        return call, {**figures, "wait_ms": waited.median}
+
+    recorder.measure("resize_batch", case, "resize", name, measured, facts=facts)
 
 
-def _resizers(batch: dict[str, Tensor], length: int, mode: str) -> dict[str, Callable[[], Any]]:
-    targets = [torch.empty_like(tensor) for tensor in slice_and_copy(batch, length, mode).values()]
+def _resizers(batch: Batch, length: int, mode: str) -> dict[str, Callable[[], Call]]:
+    """Ours first. `foreach` writes into storage that is there already, as `out=` does."""
 
-    def foreach() -> None:
-        views = [t[:, :length] if mode == "truncate" else t.view(-1, length) for t in batch.values()]
-        torch._foreach_copy_(targets, views)
+    def foreach() -> Call:
+        targets = [torch.empty_like(tensor) for tensor in slice_and_copy(batch, length, mode).values()]
 
-    compiled = torch.compile(slice_and_copy)
-    out = {name: torch.empty_like(tensor) for name, tensor in batch.items()}
+        def call() -> None:
+            views = [t[:, :length] if mode == "truncate" else t.view(-1, length) for t in batch.values()]
+            torch._foreach_copy_(targets, views)
+
+        return call
+
+    def compiled() -> Call:
+        torch._dynamo.reset()
+        function = torch.compile(slice_and_copy, dynamic=False)
+        return lambda: function(batch, length, mode)
+
+    def out() -> Call:
+        storage = {name: torch.empty_like(tensor) for name, tensor in batch.items()}
+        return lambda: resize_batch(batch, length, mode=mode, out=storage)
+
     return {
-        "slice + contiguous": lambda: slice_and_copy(batch, length, mode),
+        "resize_batch": lambda: lambda: resize_batch(batch, length, mode=mode),
+        "resize_batch, out=": out,
+        "slice + contiguous": lambda: lambda: slice_and_copy(batch, length, mode),
         "torch._foreach_copy_": foreach,
-        "torch.compile": lambda: compiled(batch, length, mode),
-        "resize_batch": lambda: resize_batch(batch, length, mode=mode),
-        "resize_batch, out=": lambda: resize_batch(batch, length, mode=mode, out=out),
+        "torch.compile": compiled,
     }
 
 
@@ -81,22 +102,32 @@ class _Model(nn.Module):
 
 
 def ramp(recorder: Recorder, device: torch.device, tiny: bool) -> None:
-    """Device allocations while the sequence length grows, after warmup_allocator: none is the goal."""
-    longest, steps = (32, 4) if tiny else (1024, 128)
-    model = _Model(64 if tiny else 768, 4 if tiny else 12).to(device, torch.float32 if tiny else torch.bfloat16)
-    optimizer = torch.optim.AdamW(model.parameters())
-    scheduler = SequenceLengthScheduler(8, longest, duration=steps, step_size=8)
-    warmup_allocator(model, longest, batch_size=4, optimizer=optimizer, scheduler=scheduler)
-    before = _allocations()
-    for _ in range(steps + 1):
-        tokens = torch.randint(1000, (4, scheduler.seq_length), device=device)
-        model(tokens).float().logsumexp(-1).mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        scheduler.step()
-    figures = {"device_allocations": float(_allocations() - before)}
-    recorder.add(DeviceRecord("allocator", f"{steps} steps to {longest}", "ramp", "warmup_allocator", figures=figures))
+    """Device allocations and compilations while the length grows, after warmup_allocator and without it."""
+    longest, steps, batch_size = (32, 4, 2) if tiny else (1024, 128, 8)
+    for warmed in (True, False):
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        model = _Model(64 if tiny else 768, 4 if tiny else 12).to(device, torch.float32 if tiny else torch.bfloat16)
+        optimizer = torch.optim.AdamW(model.parameters())
+        scheduler = SequenceLengthScheduler(8, longest, duration=steps, step_size=8)
+        batches = torch.randint(1000, (steps + 1, batch_size, longest), device=device)
+        if warmed:
+            warmup_allocator(
+                model, longest, example_batch=batches[0], loss_fn=_loss, optimizer=optimizer, scheduler=scheduler
+            )
+        before = device_allocations()
+        with triton_compilations() as compiled:
+            for batch in batches:
+                _loss(model(scheduler.resize({"tokens": batch})["tokens"])).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                scheduler.step()
+        figures = {"device_allocations": float(device_allocations() - before)}
+        if warmed:  # later than that everything is compiled
+            figures["triton_compilations"] = float(len(compiled))
+        name = "after warmup_allocator" if warmed else "without warmup_allocator"
+        recorder.add(DeviceRecord("allocator", f"{steps} steps to {longest} tokens", "ramp", name, figures=figures))
 
 
-def _allocations() -> int:
-    return torch.cuda.memory_stats()["num_device_alloc"] if torch.cuda.is_available() else 0
+def _loss(logits: Tensor, _: Any = None) -> Tensor:
+    return logits.float().logsumexp(-1).mean()

@@ -4,74 +4,82 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.nn.functional import scaled_dot_product_attention
 
 from seqwarm_kernels import alibi_attention, alibi_bias, alibi_slopes
+from seqwarm_kernels.attention import DEFAULT_SKIP_TOLERANCE
 from seqwarm_kernels.ops import backends
 
+from . import flex
+from .problems import Problem
+
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
-
-
-@dataclass(frozen=True)
-class Problem:
-    """One call of attention: (B, H, S, D) queries, `key_heads` key heads."""
-
-    batch_size: int
-    heads: int
-    key_heads: int
-    length: int
-    head_dim: int
-    causal: bool = True
-    segment_length: int | None = None
-    dtype: torch.dtype = torch.bfloat16
-
-    def flops(self) -> float:
-        """Of the forward; the backward counts 2.5 times that. Segments count only what they attend."""
-        span = self.segment_length or self.length
-        pairs = self.length * span
-        return 4.0 * self.batch_size * self.heads * pairs * self.head_dim * (0.5 if self.causal else 1.0)
-
-    def score_bytes(self) -> float:
-        return 4.0 * self.batch_size * self.heads * self.length**2
+Make = Callable[[Problem, torch.device], Attend]
+NO_SKIP = "no skip"  #: how names of ours end where nothing may be left out
 
 
 @dataclass(frozen=True)
 class Peer:
     name: str
-    make: Callable[[Problem, torch.device], Attend]
+    make: Make
     has_bias: bool = True
-    has_backward: bool = True
     most_score_bytes: float = float("inf")  #: larger problems are left out
 
 
-def _ours(skip_tolerance: float) -> Callable[[Problem, torch.device], Attend]:
+def _ours(skip_tolerance: float, backend: str | None) -> Make:
     def make(problem: Problem, device: torch.device) -> Attend:
         slopes = alibi_slopes(problem.heads, device=device)
         options: dict[str, Any] = {"causal": problem.causal, "segment_length": problem.segment_length}
-        return lambda q, k, v: alibi_attention(q, k, v, slopes, skip_tolerance=skip_tolerance, **options)
+        return functools.partial(
+            alibi_attention, slopes=slopes, skip_tolerance=skip_tolerance, backend=backend, **options
+        )
 
     return make
 
 
+def _by_segments(make: Make) -> Make:
+    """For what knows no segments: cut rows into them, which is a view where the batch is one row."""
+
+    def cut(tensor: Tensor, length: int) -> Tensor:
+        return tensor.unflatten(2, (-1, length)).transpose(1, 2).flatten(0, 1)
+
+    def made(problem: Problem, device: torch.device) -> Attend:
+        length = problem.segment_length
+        if length is None:
+            return make(problem, device)
+        row = Problem(
+            problem.batch_size * problem.length // length,
+            problem.heads,
+            problem.key_heads,
+            length,
+            problem.head_dim,
+            problem.causal,
+            dtype=problem.dtype,
+        )
+        attend = make(row, device)
+
+        def attend_segments(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+            out = attend(cut(query, length), cut(key, length), cut(value, length))
+            return out.unflatten(0, (problem.batch_size, -1)).transpose(1, 2).flatten(2, 3)
+
+        return attend_segments
+
+    return made
+
+
 def _bias(problem: Problem, device: torch.device) -> Tensor:
     slopes = alibi_slopes(problem.heads, device=device)
-    bias = alibi_bias(slopes, problem.length, problem.length, causal=problem.causal)
-    if problem.segment_length is not None:
-        segment = torch.arange(problem.length, device=device) // problem.segment_length
-        bias = bias.masked_fill(segment[:, None] != segment, float("-inf"))
-    return bias.to(problem.dtype)
+    return alibi_bias(slopes, problem.length, problem.length, causal=problem.causal).to(problem.dtype)
 
 
-def eager(problem: Problem, device: torch.device) -> Attend:
+def _eager(problem: Problem, device: torch.device) -> Attend:
     bias, group = _bias(problem, device), problem.heads // problem.key_heads
     scale = problem.head_dim**-0.5
 
@@ -82,68 +90,60 @@ def eager(problem: Problem, device: torch.device) -> Attend:
     return attend
 
 
-def sdpa(*kernels: SDPBackend) -> Callable[[Problem, torch.device], Attend]:
-    """Without the bias: what ALiBi would cost if it were free. No kernels: whichever torch picks."""
-
+def _sdpa(*kernels: SDPBackend, biased: bool) -> Make:
     def make(problem: Problem, device: torch.device) -> Attend:
+        mask = _bias(problem, device) if biased else None
+        causal = problem.causal and not biased
         shared = problem.heads != problem.key_heads
 
         def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-            with sdpa_kernel(list(kernels)) if kernels else nullcontext():
-                return scaled_dot_product_attention(query, key, value, is_causal=problem.causal, enable_gqa=shared)
+            with sdpa_kernel(list(kernels)):
+                return scaled_dot_product_attention(
+                    query, key, value, attn_mask=mask, is_causal=causal, enable_gqa=shared
+                )
 
         return attend
 
     return make
 
 
-def sdpa_with_bias(problem: Problem, device: torch.device) -> Attend:
-    mask, shared = _bias(problem, device), problem.heads != problem.key_heads
-    return lambda query, key, value: scaled_dot_product_attention(query, key, value, attn_mask=mask, enable_gqa=shared)
+def reference() -> Peer:
+    return Peer("alibi_attention reference", _ours(DEFAULT_SKIP_TOLERANCE, "reference"))
 
 
-def flex(kernel_options: Any) -> Callable[[Problem, torch.device], Attend]:
-    def make(problem: Problem, device: torch.device) -> Attend:
-        slopes = alibi_slopes(problem.heads, device=device)
-        segment_length = problem.segment_length or problem.length
-
-        def score_mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-            return score - slopes[h] * (i - j if problem.causal else (i - j).abs())
-
-        def visible(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-            same = i // segment_length == j // segment_length
-            return same & (i >= j) if problem.causal else same
-
-        masked = problem.causal or problem.segment_length is not None
-        block_mask = None
-        if masked:
-            block_mask = create_block_mask(visible, None, None, problem.length, problem.length, device=device.type)
-        compiled = torch.compile(flex_attention, dynamic=False)
-        return functools.partial(
-            compiled,
-            score_mod=score_mod,
-            block_mask=block_mask,
-            enable_gqa=problem.heads != problem.key_heads,
-            kernel_options=kernel_options,
-        )
-
-    return make
+def ours(device: torch.device, dtype: torch.dtype) -> list[Peer]:
+    name = f"alibi_attention {backends.choose('alibi_attention', device.type, None, dtype)}"
+    return [Peer(name, _ours(DEFAULT_SKIP_TOLERANCE, None)), Peer(f"{name}, {NO_SKIP}", _ours(0.0, None))]
 
 
-def ours() -> list[Peer]:
-    serving = backends.choose("alibi_attention", "cuda" if torch.cuda.is_available() else "cpu", None, torch.bfloat16)
-    return [
-        Peer(f"alibi_attention {serving}, skip_tolerance=0", _ours(0.0)),
-        Peer(f"alibi_attention {serving}", _ours(2**-24)),
-    ]
+EAGER = Peer("eager with bias", _by_segments(_eager), most_score_bytes=2**33)
+MASK = Peer(
+    "SDPA with bias mask",  # flash takes masks on CPUs only
+    _by_segments(_sdpa(SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH, biased=True)),
+    most_score_bytes=2**34,
+)
+CUDNN_MASK = Peer(
+    "SDPA cuDNN with bias mask",
+    _by_segments(_sdpa(SDPBackend.CUDNN_ATTENTION, biased=True)),
+    most_score_bytes=2**34,
+)
+FLASH = Peer("SDPA flash, no bias", _by_segments(_sdpa(SDPBackend.FLASH_ATTENTION, biased=False)), has_bias=False)
+CUDNN = Peer("SDPA cuDNN, no bias", _by_segments(_sdpa(SDPBackend.CUDNN_ATTENTION, biased=False)), has_bias=False)
+FLEX = Peer("FlexAttention", flex.make)
+FLEX_ROWS = Peer("FlexAttention, rows cut", _by_segments(flex.make))
+FLEX_TUNED = Peer("FlexAttention, max-autotune", functools.partial(flex.make, mode="max-autotune-no-cudagraphs"))
+FLEX_FLASH = Peer("FlexAttention on flash-attn-4", functools.partial(flex.make, kernel_options={"BACKEND": "FLASH"}))
 
 
-def everyone() -> Iterator[Peer]:
-    yield from ours()
-    yield Peer("FlexAttention", flex(None))
-    if importlib.util.find_spec("flash_attn") is not None:  # flash-attn 4, with ALiBi as its score_mod
-        yield Peer("FlexAttention FLASH", flex({"BACKEND": "FLASH"}))
-    yield Peer("SDPA flash, no bias", sdpa(SDPBackend.FLASH_ATTENTION), has_bias=False)
-    yield Peer("SDPA cuDNN, no bias", sdpa(SDPBackend.CUDNN_ATTENTION), has_bias=False)
-    yield Peer("SDPA, bias mask", sdpa_with_bias, most_score_bytes=2**34)
-    yield Peer("eager", eager, most_score_bytes=2**33)
+def flex_peers(problem: Problem) -> list[Peer]:
+    """FlexAttention in all of its ways; the last one where flash-attn-4 is installed."""
+    peers = [FLEX] if problem.segment_length is None else [FLEX, FLEX_ROWS]
+    installed = importlib.util.find_spec("flash_attn") and importlib.util.find_spec("flash_attn.cute")
+    return [*peers, FLEX_FLASH] if installed else peers
+
+
+def everyone(problem: Problem, device: torch.device) -> list[Peer]:
+    peers = [*ours(device, problem.dtype), *flex_peers(problem), FLASH]
+    if device.type == "cuda":
+        peers += [CUDNN, CUDNN_MASK]
+    return [peer for peer in [*peers, MASK, EAGER] if problem.score_bytes() <= peer.most_score_bytes]

@@ -9,30 +9,40 @@ import torch
 from seqwarm_kernels import alibi_attention, alibi_attention_varlen, resize_batch
 
 
-def attention(device: str, **options: Any) -> None:
-    query = torch.randn(2, 2, 600, 64, device=device, dtype=torch.float16, requires_grad=True)
-    key = torch.randn(2, 1, 600, 64, device=device, dtype=torch.float16, requires_grad=True)
-    alibi_attention(query, key, key, **options).sum().backward()
+def attention(device: str, dtype: torch.dtype, length: int, **options: Any) -> None:
+    query = torch.randn(2, 2, length, 64, device=device).to(dtype).requires_grad_()
+    key = torch.randn(2, 1, length, 64, device=device).to(dtype).requires_grad_()
+    value = torch.randn(2, 1, length, 64, device=device).to(dtype).requires_grad_()
+    alibi_attention(query, key, value, **options).sum().backward()
 
 
-def packed(device: str) -> None:
+def packed(device: str, dtype: torch.dtype) -> None:
     cu_seqlens = torch.tensor([0, 30, 30, 170], dtype=torch.int32, device=device)
-    query = torch.randn(180, 2, 64, device=device, dtype=torch.float16, requires_grad=True)
-    alibi_attention_varlen(query, query, query, cu_seqlens, cu_seqlens, 140, 140).sum().backward()
+    query, key, value = (torch.randn(180, 2, 64, device=device).to(dtype).requires_grad_() for _ in range(3))
+    alibi_attention_varlen(query, key, value, cu_seqlens, cu_seqlens, 140, 140).sum().backward()
 
 
 def main() -> None:
-    device = "cuda"
+    on_gpu = torch.cuda.is_available()
+    device, dtype, length = ("cuda", torch.bfloat16, 600) if on_gpu else ("cpu", torch.float32, 60)
     slopes = torch.tensor([0.5, 1.0], device=device, requires_grad=True)
-    attention(device, slopes=slopes)
-    attention(device, slopes=slopes, causal=False, window=100)
-    attention(device, segment_length=7)
-    attention(device, key_padding_mask=torch.rand(2, 600, device=device) > 0.3, dropout_p=0.1)
-    packed(device)
+    shown = (torch.arange(length, device=device) % 3 > 0).expand(2, length)
+    calls: list[dict[str, Any]] = [
+        {"slopes": slopes},
+        {"slopes": slopes, "causal": False, "window": 100},
+        {"segment_length": 7},
+        {"key_padding_mask": shown},
+        {"dropout_p": 0.1},
+    ]
+    for options in calls:
+        attention(device, dtype, length, **options)
+        print("ran", *options, flush=True)
+    packed(device, dtype)
     batch = {"input_ids": torch.arange(70, device=device).view(7, 10), "labels": torch.ones(7, 10, device=device)}
     for mode in ("truncate", "reshape", "flatten"):
         resize_batch(batch, 4, mode=mode, return_info=True)
-    torch.cuda.synchronize()
+    if on_gpu:
+        torch.cuda.synchronize()
     print("every kernel ran")
 
 

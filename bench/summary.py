@@ -1,56 +1,89 @@
-"""The short table at the end of a run on a GPU: a line for each case, ours first, the peers relative to it."""
+"""The short table at the end of a run on a GPU: figures with their goals, and what failed."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from .device_attention import BOTH, FORWARD
 from .device_records import DeviceRecord
+from .goals import Goal, goals
+from .lookup import OURS, OURS_NO_SKIP, Records
+from .peers import CUDNN, FLASH, FLEX
 
-#: What a record may say beside its time, and how much of it is worth a place in the table.
-_FIGURES = {"error": "error {:.1e}", "attended_share": "visits {:.0%}", "device_allocations": "{:.0f} allocations"}
-
-
-def teraflops(record: DeviceRecord) -> float | None:
-    if record.median_ms is None or "gflop" not in record.figures:
-        return None
-    return record.figures["gflop"] / record.median_ms
+_MOST_FAILURES = 12
 
 
-def gigabytes_per_second(record: DeviceRecord) -> float | None:
-    if record.median_ms is None or "megabytes" not in record.figures:
-        return None
-    return record.figures["megabytes"] / record.median_ms
+def summary(found: Iterable[DeviceRecord]) -> Iterator[str]:
+    records = Records(found)
+    for goal in goals(records):
+        yield line(goal)
+    yield from lengths(records)
+    yield from other(records)
+    yield from failures(records)
 
 
-def rate(record: DeviceRecord) -> str:
-    if record.problem is not None:
-        return record.problem[:40]
-    flops, bandwidth = teraflops(record), gigabytes_per_second(record)
-    parts = [
-        "" if record.median_ms is None else f"{record.median_ms:.4g} ms",
-        "" if flops is None or bandwidth is not None else f"{flops:.0f} TFLOP/s",
-        "" if bandwidth is None else f"{bandwidth:.0f} GB/s",
-        *(text.format(record.figures[name]) for name, text in _FIGURES.items() if name in record.figures),
-    ]
-    return " ".join(part for part in parts if part)
+def value(goal: Goal) -> str:
+    return "not yet measured" if goal.value is None else f"{goal.value:.4g} {goal.unit}".strip()
 
 
-def _beside(record: DeviceRecord, first: DeviceRecord) -> str:
-    """The other's time as a multiple of the first one's."""
-    if record.median_ms is None or first.median_ms is None:
-        return rate(record)
-    return f"{record.median_ms / first.median_ms:.2f}x"
+def wanted(goal: Goal) -> str:
+    return "" if goal.goal is None else f"{'≤' if goal.at_most else '≥'} {goal.goal:g} {goal.unit}".strip()
 
 
-def cases(records: Iterable[DeviceRecord]) -> dict[tuple[str, str, str], list[DeviceRecord]]:
-    """Records by stage, case and work, in the order that they came."""
-    grouped: dict[tuple[str, str, str], list[DeviceRecord]] = {}
-    for record in records:
-        grouped.setdefault((record.stage, record.case, record.work), []).append(record)
-    return grouped
+def line(goal: Goal) -> str:
+    mark = {True: "ok  ", False: "MISS", None: "    "}[goal.reached()]
+    return f"{mark} {goal.what:<62} {value(goal):>16}  {wanted(goal):<14} {goal.where}"
 
 
-def summary(records: Iterable[DeviceRecord]) -> Iterator[str]:
-    for (stage, case, work), (first, *others) in cases(records).items():
-        ratios = "; ".join(f"{record.implementation} {_beside(record, first)}" for record in others)
-        yield f"{stage} {case} {work}: {first.implementation} {rate(first)}{f'; time of {ratios}' if ratios else ''}"
+def lengths(records: Records) -> Iterator[str]:
+    """Causal, forward and both, ours in ms and the time of others as a multiple of it."""
+    peers = {"no skip": OURS_NO_SKIP, "flex": FLEX.name, "flash": FLASH.name, "cudnn": CUDNN.name}
+    cases = sorted(
+        {_case(r) for r in records.each(OURS, FORWARD) if r.facts["causal"] and not r.facts["segment_length"]}
+    )
+    if cases:
+        yield "causal, inputs a: ours in ms forward / both; then others' times as multiples of ours"
+    for head_dim, length, batch_size, key_heads in cases:
+        facts = {"head_dim": head_dim, "length": length, "batch_size": batch_size, "key_heads": key_heads}
+        forward, both = (records.find(OURS, work, causal=True, **facts) for work in (FORWARD, BOTH))
+        times = " / ".join("-" if r is None else f"{r.median_ms:.3g}" for r in (forward, both))
+        ratios = "  ".join(
+            f"{name} {_ratio(records, forward, p)}/{_ratio(records, both, p)}" for name, p in peers.items()
+        )
+        error = "" if forward is None else f"  error {forward.figures.get('error_out', float('nan')):.0e}"
+        yield f"D{head_dim} S{length} B{batch_size} Hkv{key_heads}: {times} ms  {ratios}{error}"
+
+
+def _case(record: DeviceRecord) -> tuple[int, ...]:
+    return tuple(record.facts[name] for name in ("head_dim", "length", "batch_size", "key_heads"))
+
+
+def _ratio(records: Records, record: DeviceRecord | None, peer: str) -> str:
+    beside = records.beside(record, peer) if record else None
+    if record is None or beside is None or record.median_ms is None or beside.median_ms is None:
+        return "-"
+    return f"{beside.median_ms / record.median_ms:.2f}"
+
+
+def other(records: Records) -> Iterator[str]:
+    """Host time and packed sequences, one line for each work."""
+    for stage in ("host", "packed", "tuned"):
+        grouped: dict[tuple[str, str], list[str]] = {}
+        for record in records.of_stage(stage):
+            if record.median_ms is not None:
+                text = f"{record.implementation} {record.median_ms:.3g} ms"
+                grouped.setdefault((record.case, record.work), []).append(text)
+        for (case, work), texts in grouped.items():
+            yield f"{stage} {case} {work}: {'; '.join(texts)}"
+
+
+def failures(records: Records) -> Iterator[str]:
+    """Each reason once."""
+    reasons: dict[str, list[DeviceRecord]] = {}
+    for record in records.all:
+        if record.failure is not None:
+            reasons.setdefault(f"{record.implementation}: {record.failure}", []).append(record)
+    for reason, failed in [*reasons.items()][:_MOST_FAILURES]:
+        yield f"failed {len(failed)}x, first {failed[0].stage} {failed[0].case} {failed[0].work}, {reason[:150]}"
+    if len(reasons) > _MOST_FAILURES:
+        yield f"and {len(reasons) - _MOST_FAILURES} other reasons: see the records"

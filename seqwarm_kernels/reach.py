@@ -107,6 +107,6 @@ def attended_share_varlen(
 
 
 def _share(attended: Tensor, in_sight: Tensor) -> Tensor:
-    """From ranges (..., blocks, 2)."""
-    counts = [(ranges[..., 1] - ranges[..., 0]).clamp(min=0).sum(-1).double() for ranges in (attended, in_sight)]
+    """From ranges: pairs of first and end."""
+    counts = [(ranges[..., 1::2] - ranges[..., ::2]).clamp(min=0).sum(-1).double() for ranges in (attended, in_sight)]
     return torch.where(counts[1] > 0, counts[0] / counts[1], 1.0)

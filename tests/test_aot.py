@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("triton")
+triton = pytest.importorskip("triton")
 ROOT = Path(__file__).parent.parent
 
 #: Bytes of shared memory of a program: what chip 80 shares its tiles with has least.
 SHARED_LIMIT = {80: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024}
+#: The compiler that the tiles were chosen with; others may need a register more.
+PINNED = triton.__version__.startswith("3.7.")
 PRODUCTS = ("forward", "backward_query", "backward_key")
 
 
@@ -40,5 +42,6 @@ def test_every_configuration_compiles_into_the_right_instructions(chip, head_dim
             if chip == 80 or report["variant"] != "mask":  # a mask hides rows one by one: no bulk copies
                 assert report["copies"] > 0, report
         if head_dim <= 128:  # the others: a little, where registers hold what a mask or packing clears
-            most = 0 if report["variant"] in ("causal", "full") else 256
+            plain = report["variant"] in ("causal", "full")
+            most = 0 if plain and PINNED else 256
             assert report["spilled_bytes"] <= most, report

@@ -223,7 +223,7 @@ def test_backward_loads_nothing_that_forward_skipped(backend):
     slopes = torch.tensor([4.0])
     options = DenseOptions(None, None, None, 448, True, 0.25, None, None, 0.0, 2**-10)
     out, lse, log2_sum, ranges = overload("alibi_attention", backend)(query, key, value, slopes, *options)
-    first = int(ranges[..., 0].min())
+    first = int(ranges[..., ::2].min()) // 128 * 128  # backward's tiles of keys may be that much longer
     assert first >= 256
     arguments = (torch.ones_like(out), torch.zeros_like(lse), out, lse, log2_sum, ranges, True)
     wanted = overload("alibi_attention_backward", backend)(*arguments, query, key, value, slopes, *options)
@@ -232,7 +232,7 @@ def test_backward_loads_nothing_that_forward_skipped(backend):
     gradients = overload("alibi_attention_backward", backend)(*arguments, query, key, value, slopes, *options)
     for gradient, want in zip(gradients, wanted, strict=True):
         torch.testing.assert_close(gradient, want, rtol=0, atol=0)
-    assert (gradients[1][:, :, : first - 128] == 0).all()
+    assert (gradients[1][:, :, :first] == 0).all()
 
 
 @settings(max_examples=25)

@@ -162,8 +162,15 @@ def _outputs(query: Tensor, out: Tensor, lse: Tensor, num_keys: int) -> tuple[Te
         like_query.copy_(out),
         lse,
         lse / math.log(2),
-        ranges.copy_(ranges.new_tensor([0, num_keys])),
-    )  # nothing is skipped
+        _everything(ranges, num_keys),
+    )
+
+
+def _everything(ranges: Tensor, num_keys: int) -> Tensor:
+    """Nothing is skipped."""
+    ranges[..., ::2] = 0
+    ranges[..., 1::2] = num_keys
+    return ranges
 
 
 def _gradients(gradients: Iterable[Tensor], inputs: Iterable[Tensor]) -> tuple[Tensor, ...]:

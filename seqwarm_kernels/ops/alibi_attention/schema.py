@@ -86,13 +86,14 @@ def allocate_outputs(query: Tensor, *_: object) -> tuple[Tensor, Tensor, Tensor,
     lse       (B, Hq, Sq), or (Hq, Tq).
     log2_sum  as lse, for backward: log2 of the same sum with distances less that of the nearest position to have a key
               at all. Far from its keys a query's lse is large, and rounding it would cost backward its precision.
-    ranges    (B, Hq, ⌈Sq / RANGE_BLOCK⌉, 2), or (Hq, ⌈Tq / RANGE_BLOCK⌉, 2) int32: [first, end) of the keys that
+    ranges    (B, Hq, 2⌈Sq / RANGE_BLOCK⌉), or (Hq, 2⌈Tq / RANGE_BLOCK⌉) int32: first and end of the keys that
               these queries attended; what lies outside weighs less than skip_tolerance. For backward to skip it too.
     """
     rows = query.shape[:-1] if query.dim() == 4 else (query.shape[1], query.shape[0])
     num_ranges = (rows[-1] + RANGE_BLOCK - 1) // RANGE_BLOCK
     lse = query.new_empty(rows, dtype=accumulation_dtype(query.dtype))
-    ranges = query.new_empty((*rows[:-1], num_ranges, 2), dtype=torch.int32)
+    # Pairs in one dimension: sizes of 1 are special to torch.compile, which would compile once more for short rows.
+    ranges = query.new_empty((*rows[:-1], 2 * num_ranges), dtype=torch.int32)
     return allocate_like(query), lse, torch.empty_like(lse), ranges
 
 

@@ -111,7 +111,7 @@ def _over_keys(
 @triton.jit
 def _attended_keys(ranges, block, row, query_length, BLOCK_M: tl.constexpr):
     num_ranges = tl.cdiv(query_length, _RANGE_BLOCK)
-    ENTRIES: tl.constexpr = tl.cdiv(BLOCK_M, _RANGE_BLOCK)
+    ENTRIES: tl.constexpr = (BLOCK_M + _RANGE_BLOCK - 1) // _RANGE_BLOCK
     entries = block * BLOCK_M // _RANGE_BLOCK + tl.arange(0, ENTRIES)
     pointers = ranges + (row.to(tl.int64) * num_ranges + entries) * 2
     begin = tl.min(tl.load(pointers, mask=entries < num_ranges, other=FAR), 0)

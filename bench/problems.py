@@ -1,0 +1,97 @@
+"""Calls of attention that are measured, their inputs, and which of them stand in which stage of a run on a GPU."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One call of attention: (B, H, S, D) queries, `key_heads` key heads."""
+
+    batch_size: int
+    heads: int
+    key_heads: int
+    length: int
+    head_dim: int
+    causal: bool = True
+    segment_length: int | None = None
+    dtype: torch.dtype = torch.bfloat16
+
+    def flops(self) -> float:
+        """Of the forward; the backward counts 2.5 times that. Segments count only what they attend."""
+        pairs = self.length * (self.segment_length or self.length)
+        return 4.0 * self.batch_size * self.heads * pairs * self.head_dim * (0.5 if self.causal else 1.0)
+
+    def score_bytes(self) -> float:
+        return 4.0 * self.batch_size * self.heads * self.length * (self.segment_length or self.length)
+
+    def moved_bytes(self) -> int:
+        """What a forward has to read and write."""
+        heads = 2 * self.heads + 2 * self.key_heads
+        return self.batch_size * self.length * heads * self.head_dim * self.dtype.itemsize
+
+    def case(self) -> str:
+        kind = "causal" if self.causal else "full"
+        heads = f"{self.heads}" if self.heads == self.key_heads else f"{self.heads}/{self.key_heads}"
+        segments = "" if self.segment_length is None else f" L{self.segment_length}"
+        return f"{kind} B{self.batch_size} H{heads} S{self.length} D{self.head_dim}{segments}"
+
+    def facts(self) -> dict[str, Any]:
+        """What records are looked up by."""
+        names = ("batch_size", "heads", "key_heads", "length", "head_dim", "causal", "segment_length")
+        return {name: getattr(self, name) for name in names}
+
+
+def draw(problem: Problem, kind: str, device: torch.device) -> list[Tensor]:
+    """Inputs a: standard normal. Inputs b: scores of deviation 3, and one key in a hundred at 4 times the norm."""
+    torch.manual_seed(0)
+    query, key, value = (
+        torch.randn(problem.batch_size, heads, problem.length, problem.head_dim, device=device)
+        for heads in (problem.heads, problem.key_heads, problem.key_heads)
+    )
+    if kind == "b":
+        query *= 3
+        key *= torch.where(torch.rand(problem.length, 1, device=device) < 0.01, 4.0, 1.0)
+    return [tensor.to(problem.dtype).requires_grad_() for tensor in (query, key, value)]
+
+
+def _of_length(length: int, head_dim: int) -> Problem:
+    """16k tokens of 2048 features, or one longer row."""
+    heads = 2048 // head_dim
+    return Problem(max(1, 16384 // length), heads, heads, length, head_dim)
+
+
+_TINY = Problem(2, 2, 2, 64, 16, dtype=torch.float32)
+_SEGMENTS = Problem(1, 12, 12, 65536, 64)
+_8K = _of_length(8192, 128)
+
+
+def long(tiny: bool) -> list[Problem]:
+    return [_TINY] if tiny else [_of_length(length, head_dim) for length in (8192, 16384) for head_dim in (128, 64)]
+
+
+def lengths(tiny: bool) -> list[Problem]:
+    """What `long` leaves out, what matters most first; other kinds of calls in between."""
+    if tiny:
+        return [replace(_TINY, length=32), replace(_TINY, key_heads=1, causal=False)]
+    first = [_of_length(length, head_dim) for length in (1024, 4096, 128, 2048, 512, 256) for head_dim in (128, 64)]
+    others = [
+        replace(_8K, causal=False),
+        replace(_8K, key_heads=4),
+        replace(_of_length(8192, 64), causal=False),
+        _of_length(32768, 128),
+        replace(_of_length(16384, 64), batch_size=4),
+        _of_length(32768, 64),
+    ]
+    return first + others
+
+
+def segments(tiny: bool) -> list[Problem]:
+    if tiny:
+        return [replace(_TINY, segment_length=8)]
+    return [replace(_SEGMENTS, segment_length=length) for length in (8, 64, 256, 16, 128, 32)]

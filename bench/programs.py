@@ -1,0 +1,45 @@
+"""Programs that run beside this one, each with a log and a time limit of its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+
+class Program:
+    """Started at once. Its output goes into `log`."""
+
+    def __init__(self, command: list[str], log: Path, cwd: Path, **environment: str) -> None:
+        self._log, self.code = log, None
+        self._problem: str | None = None
+        try:
+            with log.open("a") as file:
+                self._process: subprocess.Popen[bytes] | None = subprocess.Popen(
+                    command,
+                    cwd=cwd,
+                    stdout=file,
+                    stderr=subprocess.STDOUT,
+                    env={**os.environ, "PYTHONUNBUFFERED": "1", **environment},
+                    start_new_session=True,  # so that ending it ends what it started
+                )
+        except OSError as error:
+            self._process, self._problem = None, str(error)
+
+    def wait_until(self, moment: float) -> str:
+        """Of time.monotonic(), when it is ended. The last line that it printed, or what happened to it."""
+        if self._process is None:
+            return self._problem or ""
+        try:
+            self.code = self._process.wait(max(0.0, moment - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+            return f"stopped when its time was over; last: {self._last_line()}"
+        return f"exit {self.code}: {self._last_line()}"
+
+    def _last_line(self) -> str:
+        lines = [line for line in self._log.read_text(errors="replace").splitlines() if line.strip()]
+        return lines[-1].strip()[-160:] if lines else "no output"
