@@ -1,6 +1,10 @@
 """How the Triton kernels are launched: what compiles anew, what is allocated, and offsets beyond 32 bits."""
 
 import inspect
+import json
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -62,6 +66,17 @@ def test_no_number_makes_another_kernel(monkeypatch):
             assert ("constexpr" in annotation) == parameter.name.isupper()
 
 
+def test_lengths_and_batch_sizes_compile_nothing_on_a_pretended_gpu():
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    run = subprocess.run(
+        [sys.executable, "-m", "tests.pretend_gpu"], env=environment, capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 0, run.stderr
+    counts = json.loads(run.stdout)
+    assert counts["first"] == 8  # forward and two of backward twice, terms and norms once
+    assert counts["afterwards"] == counts["first"]
+
+
 @pytest.mark.gpu
 def test_lengths_and_batch_sizes_compile_nothing():
     def compiled():
@@ -101,6 +116,14 @@ def test_memory_grows_with_the_length_not_its_square():
     assert long.largest <= 4 * short.largest
     assert long.total <= 4.2 * short.total
     assert long.largest < 512 * 512 * 4
+
+
+def test_what_forward_gives_at_16k():
+    """Shapes alone, by the fake implementation that every backend shares."""
+    query = torch.empty(1, 12, 16384, 64, dtype=torch.bfloat16, device="meta")
+    with Allocations() as allocations:
+        alibi_attention(query, query, query)
+    assert allocations.total <= 2 * query.numel() * query.element_size()
 
 
 @pytest.mark.gpu

@@ -1,0 +1,67 @@
+"""The host side of the Triton kernels as on a GPU of capability 9.0, up to the launch: real arguments, real compiler.
+
+A program of its own, since Triton's interpreter, which other tests use, replaces all of it. Prints how many kernels
+were compiled for two lengths, and after many others.
+"""
+
+import json
+import os
+
+os.environ.pop("TRITON_INTERPRET", None)
+
+import torch
+from triton.backends.compiler import GPUTarget
+from triton.runtime.driver import driver
+from triton.runtime.jit import JITFunction
+
+from seqwarm_kernels import alibi_slopes
+from seqwarm_kernels.ops.alibi_attention import triton as attention
+from seqwarm_kernels.ops.alibi_attention.schema import DenseOptions
+
+KERNELS = (
+    attention.forward_kernel,
+    attention.backward_terms_kernel,
+    attention.backward_query_kernel,
+    attention.backward_key_kernel,
+    attention.key_norms_kernel,
+)
+
+
+class PretendedDriver:
+    def get_current_device(self):
+        return 0
+
+    def get_current_stream(self, device):
+        return 0
+
+    def get_current_target(self):
+        return GPUTarget("cuda", 90, 32)
+
+
+def forward_and_backward(batch_size, length, head_dim=64):
+    query = torch.randn(batch_size, length, 4, head_dim, dtype=torch.bfloat16).transpose(1, 2)
+    key = torch.randn(batch_size, 2, length, head_dim, dtype=torch.bfloat16)
+    slopes = alibi_slopes(4)
+    options = DenseOptions(None, None, None, 0, True, 0.125, None, None, 0.0, 2**-24)
+    out, lse, log2_sum, ranges = attention.forward(query, key, key, slopes, options)
+    attention.backward((out, lse, out, lse, log2_sum, ranges, True, query, key, key, slopes), options)
+
+
+def compiled():
+    return sum(len(cache[0]) for kernel in KERNELS for cache in kernel.device_caches.values())
+
+
+def main():
+    driver.set_active(PretendedDriver())
+    launch = JITFunction.run
+    JITFunction.run = lambda self, *args, warmup, **options: launch(self, *args, warmup=True, **options)
+    for length in (128, 1024):  # without and with a search for keys to skip
+        forward_and_backward(2, length)
+    first = compiled()
+    for batch_size, length in ((1, 1), (3, 17), (16, 64), (2, 16), (5, 513), (1, 2048)):
+        forward_and_backward(batch_size, length)
+    print(json.dumps({"first": first, "afterwards": compiled()}))
+
+
+if __name__ == "__main__":
+    main()
