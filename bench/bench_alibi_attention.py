@@ -75,7 +75,13 @@ def test_attention(benchmark: Any, problem: Problem, peer: Any, work: str) -> No
         call()
     except (RuntimeError, NotImplementedError) as error:
         pytest.skip(f"{peer.name} does not serve this: {error}")
-    benchmark(lambda: (call(), torch.cuda.synchronize() if device.type == "cuda" else None))
+
+    def complete() -> None:
+        call()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+
+    benchmark(complete)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

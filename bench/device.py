@@ -29,7 +29,7 @@ TOGETHER = ("tests", "sanitizer", "precompile")
 #: In the order that they run, with shares of the time. What a stage leaves over goes to the next.
 STAGES = {"tests": 30, "long": 20, "memory": 8, "small": 8, "segments": 15, "lengths": 35, "tuned": 12}
 STAGES |= {stage: 0 for stage in TOGETHER if stage not in STAGES}
-_ATTEMPTS = 4  # processes for one stage
+_ATTEMPTS = 6  # processes for one stage
 _COMPILERS = 6
 
 
@@ -50,6 +50,8 @@ def main(arguments: argparse.Namespace) -> None:
         old.unlink()
     (folder / NAME).write_text(json.dumps(device_environment()) + "\n")
     lines = list(_run(arguments.stages, folder, arguments.minutes * 60, tiny))
+    if tiny:
+        lines.append("dry run on a CPU: the figures mean nothing")
     print("\n".join(["", *lines, *summary(read(folder / NAME)[1]), f"records and logs: {folder}"]))
 
 

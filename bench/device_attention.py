@@ -107,7 +107,7 @@ def _sweep(
             for case in cases:
                 if recorder.over():
                     return
-                if peer in peers_of(problem, case.kind):
+                if peer.name in {wanted.name for wanted in peers_of(problem, case.kind)}:
                     compare(recorder, stage, case, peer, attend)
 
 

@@ -24,6 +24,7 @@ from .timing import Call, measure
 NAME = "device.jsonl"
 _BEGUN = "begun.json"  # what was being measured when a process ended
 _LONGEST = 120.0  # seconds that a measurement may take, compilation included, before its process is ended
+_ENDED = "ended its process"
 DEVICE_LOST = 3  #: exit code of a process whose device no longer answers
 
 
@@ -99,8 +100,11 @@ class Recorder:
         self._known = {record.key() for record in read(self._path)[1]}
         self._end = time.monotonic() + seconds
         self._cut_off = False
+        self._deadly = {r.key()[:2] + r.key()[3:4] for r in read(self._path)[1] if r.failure == _ENDED}
         if self._begun.exists():  # by a process before this one
-            self.add(DeviceRecord(*json.loads(self._begun.read_text()), failure="ended its process"))
+            stage, case, work, name, inputs = json.loads(self._begun.read_text())
+            self.add(DeviceRecord(stage, case, work, name, inputs, failure=_ENDED))
+            self._deadly.add((stage, case, name))
 
     def over(self) -> bool:
         """Whether the stage's time is; noted once."""
@@ -133,7 +137,7 @@ class Recorder:
     ) -> None:
         """Of what `make` gives: a call, and what to note beside its times. A failure is a record too."""
         key = (stage, case, work, implementation, inputs)
-        if self.knows(*key) or self.over():
+        if self.knows(*key) or self.over() or (stage, case, implementation) in self._deadly:
             return
         self._begun.write_text(json.dumps(key))
         faulthandler.dump_traceback_later(_LONGEST, exit=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,8 +15,8 @@ from seqwarm_kernels import alibi_attention, alibi_attention_varlen, alibi_slope
 from . import exact, flex
 from .device_attention import BACKWARD, BOTH, FORWARD, call_of
 from .device_records import DeviceRecord, Recorder, explain
-from .problems import Problem
 from .peers import FLASH, FLEX
+from .problems import Problem
 from .timing import Call, host_time
 
 HEADS, HEAD_DIM = 12, 64
@@ -59,7 +60,8 @@ def _packers(cu_seqlens: Tensor, longest: int, tokens: int) -> dict[str, Callabl
         return lambda q, k, v: attend(*(t.transpose(0, 1)[None] for t in (q, k, v)))[0].transpose(0, 1)
 
     def flash() -> Packed:
-        return lambda q, k, v: varlen_attn(q, k, v, cu_seqlens, cu_seqlens, longest, longest, window_size=(-1, 0))
+        attend: Any = varlen_attn
+        return lambda q, k, v: attend(q, k, v, cu_seqlens, cu_seqlens, longest, longest, window_size=(-1, 0))
 
     return {
         "alibi_attention_varlen": ours,

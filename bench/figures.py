@@ -7,11 +7,10 @@ from pathlib import Path
 
 from .device_attention import BOTH, FORWARD
 from .device_records import DeviceRecord
-from .lookup import OURS, OURS_NO_SKIP, Records, gigabytes_per_second, is_ours, speedup, teraflops
+from .lookup import OURS, Records, gigabytes_per_second, speedup, teraflops
 from .peers import FLASH, FLEX
 
 Curves = dict[str, list[tuple[int, float]]]
-_LIKE_ROWS = {"causal": True, "segment_length": None}
 
 
 def draw_all(records: Records, folder: Path) -> list[Path]:
@@ -63,7 +62,7 @@ def _speedups(records: Records) -> Curves:
     curves: Curves = {}
     for head_dim in (64, 128):
         for work in (FORWARD, BOTH):
-            for record in records.each(OURS, work, head_dim=head_dim, **_LIKE_ROWS):
+            for record in records.each(OURS, work, head_dim=head_dim, causal=True, segment_length=None):
                 for label, other in (("FlexAttention", FLEX.name), ("flash, no bias", FLASH.name)):
                     ratio = speedup(record, records.beside(record, other))
                     standard = record.facts["heads"] == record.facts["key_heads"] and _is_standard(record)

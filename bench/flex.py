@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch._functorch.config as functorch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
@@ -15,7 +16,7 @@ from seqwarm_kernels import alibi_slopes
 from .problems import Problem
 
 # With retain_graph, which timing a backward alone needs, a compiled backward must not reuse its inputs' memory.
-torch._functorch.config.donated_buffer = False  # type: ignore[attr-defined]
+functorch.donated_buffer = False
 
 
 def make(

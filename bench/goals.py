@@ -80,7 +80,7 @@ def _worst(records: Records, found: list[DeviceRecord], *others: str) -> tuple[f
 
 def _lengths(records: Records) -> Iterator[Goal]:
     for work in (FORWARD, BOTH):
-        found = [record for record in records.each(OURS, work, causal=True, segment_length=None)]
+        found = list(records.each(OURS, work, causal=True, segment_length=None))
         upto_16k = [record for record in found if record.facts["length"] <= 16384]
         long = [record for record in found if record.facts["length"] >= 4096]
         ratio, where = _worst(records, upto_16k, FLEX.name)

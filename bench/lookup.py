@@ -35,10 +35,10 @@ class Records:
 
     def each(self, implementation: str, work: str, inputs: str = "a", **facts: Any) -> Iterator[DeviceRecord]:
         for record in self.all:
-            same = record.work == work and record.inputs == inputs and record.median_ms is not None
-            if same and record.stage in STAGES and matches(record, implementation):
-                if all(record.facts.get(name) == value for name, value in facts.items()):
-                    yield record
+            timed = record.stage in STAGES and record.median_ms is not None
+            same = (record.work, record.inputs) == (work, inputs) and matches(record, implementation)
+            if timed and same and all(record.facts.get(name) == value for name, value in facts.items()):
+                yield record
 
     def beside(self, record: DeviceRecord, implementation: str) -> DeviceRecord | None:
         """What another took for the same."""

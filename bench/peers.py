@@ -92,7 +92,7 @@ def _eager(problem: Problem, device: torch.device) -> Attend:
 
 def _sdpa(*kernels: SDPBackend, biased: bool) -> Make:
     def make(problem: Problem, device: torch.device) -> Attend:
-        mask = _bias(problem, device) if biased else None
+        mask = _bias(problem, device)[None] if biased else None  # with three dimensions it is slow on CPUs
         causal = problem.causal and not biased
         shared = problem.heads != problem.key_heads
 

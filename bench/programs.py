@@ -13,7 +13,8 @@ class Program:
     """Started at once. Its output goes into `log`."""
 
     def __init__(self, command: list[str], log: Path, cwd: Path, **environment: str) -> None:
-        self._log, self.code = log, None
+        self._log = log
+        self.code: int | None = None
         self._problem: str | None = None
         try:
             with log.open("a") as file:

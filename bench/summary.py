@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 from .device_attention import BOTH, FORWARD
 from .device_records import DeviceRecord
@@ -10,7 +11,7 @@ from .goals import Goal, goals
 from .lookup import OURS, OURS_NO_SKIP, Records
 from .peers import CUDNN, FLASH, FLEX
 
-_MOST_FAILURES = 12
+_MOST_FAILURES = 7
 
 
 def summary(found: Iterable[DeviceRecord]) -> Iterator[str]:
@@ -44,7 +45,12 @@ def lengths(records: Records) -> Iterator[str]:
     if cases:
         yield "causal, inputs a: ours in ms forward / both; then others' times as multiples of ours"
     for head_dim, length, batch_size, key_heads in cases:
-        facts = {"head_dim": head_dim, "length": length, "batch_size": batch_size, "key_heads": key_heads}
+        facts: dict[str, Any] = {
+            "head_dim": head_dim,
+            "length": length,
+            "batch_size": batch_size,
+            "key_heads": key_heads,
+        }
         forward, both = (records.find(OURS, work, causal=True, **facts) for work in (FORWARD, BOTH))
         times = " / ".join("-" if r is None else f"{r.median_ms:.3g}" for r in (forward, both))
         ratios = "  ".join(
@@ -66,15 +72,16 @@ def _ratio(records: Records, record: DeviceRecord | None, peer: str) -> str:
 
 
 def other(records: Records) -> Iterator[str]:
-    """Host time and packed sequences, one line for each work."""
+    """A line for each case; milliseconds of every kind of work."""
     for stage in ("host", "packed", "tuned"):
-        grouped: dict[tuple[str, str], list[str]] = {}
+        grouped: dict[str, dict[str, list[str]]] = {}
         for record in records.of_stage(stage):
             if record.median_ms is not None:
-                text = f"{record.implementation} {record.median_ms:.3g} ms"
-                grouped.setdefault((record.case, record.work), []).append(text)
-        for (case, work), texts in grouped.items():
-            yield f"{stage} {case} {work}: {'; '.join(texts)}"
+                times = grouped.setdefault(record.case, {}).setdefault(record.implementation, [])
+                times.append(f"{record.work} {record.median_ms:.3g}")
+        for case, implementations in grouped.items():
+            texts = [f"{name} ({', '.join(times)})" for name, times in implementations.items()]
+            yield f"{stage} {case}, ms: {'; '.join(texts)}"
 
 
 def failures(records: Records) -> Iterator[str]:

@@ -44,7 +44,8 @@ def _device_time(call: Call, repeats: int, launching: float) -> Timing:
     overwritten before each of them."""
     properties = torch.cuda.get_device_properties()
     overwritten = torch.empty(2 * properties.L2_cache_size, dtype=torch.int8, device="cuda")
-    events, host = [], []
+    events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+    host: list[float] = []
     while len(events) < repeats:
         torch.cuda._sleep(int(min(50.0, 1.5 * QUEUED * (launching + 0.05)) * _cycles_per_millisecond()))
         for _ in range(min(QUEUED, repeats - len(events))):
