@@ -8,7 +8,6 @@ has a kernel; this module asks it once for every operator, when `seqwarm_kernels
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import os
 
 import torch
@@ -50,11 +49,14 @@ def load_triton(*modules: str) -> None:
     """Import the modules that register Triton kernels, or note why that is not possible."""
     if torch.version.cuda is None and not _INTERPRETED:
         _problems["triton"] = "Triton's kernels need a CUDA build of torch; its interpreter needs TRITON_INTERPRET=1"
-    elif importlib.util.find_spec("triton") is None:
-        _problems["triton"] = "triton is not installed"
-    else:
-        for module in modules:
-            importlib.import_module(module)
+        return
+    try:
+        importlib.import_module("triton")
+    except ImportError as error:
+        _problems["triton"] = f"triton is not installed, or does not load: {error}"
+        return
+    for module in modules:
+        importlib.import_module(module)
 
 
 def problem(backend: str) -> str | None:
