@@ -7,7 +7,7 @@ import torch
 def slack(backend, device):
     """Triton's interpreter multiplies with NumPy: measured, its float32 products over 256 terms are 2.5e-5 off where
     values are 60, several times what torch's are."""
-    return 4 if (backend, device) == ("triton", "cpu") else 2
+    return 3 if (backend, device) == ("triton", "cpu") else 2
 
 
 def assert_within_budget(name, got, exact, eager, dtype, times=2):
