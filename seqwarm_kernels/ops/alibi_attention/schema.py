@@ -14,10 +14,10 @@ from torch import Tensor
 
 from ..library import define
 
-BACKENDS = ("triton", "reference")
+BACKENDS = ("triton", "native", "reference")
 
 #: The dtypes of the public functions that a backend does not compute in.
-LACKING: dict[str, tuple[torch.dtype, ...]] = {"triton": (torch.float64,)}
+LACKING: dict[str, tuple[torch.dtype, ...]] = {"triton": (torch.float64,), "native": (torch.float64,)}
 #: So many neighbouring queries share an entry of `ranges`.
 RANGE_BLOCK = 32
 

@@ -1,0 +1,316 @@
+// Backward: a tile of queries against the tiles of keys that forward attended, as in forward.cpp with keys as rows:
+//
+//     S = K · Qᵀ     P = exp(S − lse)     dP = V · dOᵀ     dS = P ∘ (dP − delta)     delta = Σ dO ∘ O − dlse
+//     dV += P · dO        dK += scale · dS · Q        dQᵀ += scale · Kᵀ · dS        dslope = −Σ dS ∘ distance
+//
+// Five products: a thread has all queries of its keys, so it adds up dK and dV by itself, in a fixed order.
+
+#include "dropout.h"
+#include "kernels.h"
+#include "keys.h"
+#include "problem.h"
+#include "products.h"
+#include "queries.h"
+#include "simd.h"
+#include "types.h"
+
+namespace seqwarm {
+inline namespace CPU_CAPABILITY {
+namespace {
+
+int64_t partial_size(const Problem& problem) {
+  return padded_keys(problem.key_length) * padded_dims(problem);
+}
+
+// The partial gradients of an item: those of the key, then those of the value.
+float* partial_of(const Problem& problem, const BackwardOutputs& outputs, const Item& item) {
+  const int64_t index = (item.batch * problem.num_key_heads + item.key_head) * item.num_chunks + item.chunk;
+  return outputs.partial + index * 2 * partial_size(problem);
+}
+
+template <typename T>
+void store_key_gradients(const Problem& problem, const BackwardOutputs& outputs, const Item& item, float* sums) {
+  const int64_t dims = padded_dims(problem);
+  for (int64_t key = 0; key < problem.key_length; ++key) {
+    float* grad_key = sums + key * dims;
+    for (int64_t dim = 0; dim < dims; dim += lanes) {
+      (Vec::loadu(grad_key + dim) * Vec(problem.scale)).store(grad_key + dim);
+    }
+    load_row(grad_key, outputs.grad_key.row<T>(item.batch, item.key_head, key), problem.head_dim, problem.head_dim);
+    load_row(
+        sums + partial_size(problem) + key * dims, outputs.grad_value.row<T>(item.batch, item.key_head, key),
+        problem.head_dim, problem.head_dim);
+  }
+}
+
+// T is the dtype of the inputs, P the one that is multiplied.
+template <typename T, typename P>
+class Backward {
+  using Keys = PackedBlocks<T, P>;
+
+  // A tile of query or grad_out, in the three orders that products read it.
+  struct Operand {
+    P* rows;
+    P* right;             // of rows: the same memory for float
+    P* right_transposed;
+
+    Operand(Arena& arena, int64_t size)
+        : rows(arena.take<P>(size)),
+          right(pair_of<P> == 1 ? rows : arena.take<P>(size)),
+          right_transposed(arena.take<P>(size)) {}
+  };
+
+ public:
+  Backward(const Problem& problem, Arena& arena, bool chunked)
+      : problem_(problem),
+        width_(tile_queries(problem.query_length)),
+        dims_(padded_dims(problem)),
+        keys_(arena, problem, Keys::Order::Rows),
+        key_columns_(arena, problem, Keys::Order::Columns),
+        values_(arena, problem, Keys::Order::Rows),
+        hidden_keys_(arena, problem),
+        query_(arena, width_ * dims_),
+        grad_out_(arena, width_ * dims_),
+        weights_(arena.take<float>(most_keys * width_)),
+        grad_scores_(arena.take<float>(most_keys * width_)),
+        left_weights_(arena.take<P>(pair_of<P> == 1 ? 0 : most_keys * width_)),
+        left_grad_scores_(arena.take<P>(pair_of<P> == 1 ? 0 : most_keys * width_)),
+        right_grad_scores_(arena.take<P>(pair_of<P> == 1 ? 0 : most_keys * width_)),
+        keep_(arena.take<float>(problem.dropout.active ? most_keys * width_ : 0)),
+        grad_query_(arena.take<float>(dims_ * width_)),
+        grad_query_rows_(arena.take<float>(dims_ * width_)),
+        sums_(arena.take<float>(chunked ? 0 : 2 * partial_size(problem))) {}
+
+  void run(const BackwardInputs& inputs, const BackwardOutputs& outputs, const Item& item) {
+    hidden_ = hidden_keys_.open(problem_, item.batch);
+    keys_.open(problem_.key, item.batch, item.key_head, hidden_);
+    key_columns_.open(problem_.key, item.batch, item.key_head, hidden_);
+    values_.open(problem_.value, item.batch, item.key_head, hidden_);
+    grad_key_ = item.num_chunks == 1 ? sums_ : partial_of(problem_, outputs, item);
+    grad_value_ = grad_key_ + partial_size(problem_);
+    std::fill(grad_key_, grad_key_ + 2 * partial_size(problem_), 0.f);
+    with_slopes_ = outputs.slope_rows != nullptr;
+    const int64_t group_size = problem_.num_heads / problem_.num_key_heads;
+    const int64_t num_tiles = (problem_.query_length + width_ - 1) / width_;
+    for (int64_t index = item.chunk; index < group_size * num_tiles; index += item.num_chunks) {
+      const int64_t head = item.key_head * group_size + index / num_tiles;
+      tile_ = place_queries(problem_, item.batch, head, index % num_tiles * width_);
+      differentiate(inputs);
+      store(outputs);
+    }
+    if (item.num_chunks == 1) {
+      store_key_gradients<T>(problem_, outputs, item, grad_key_);
+    }
+  }
+
+ private:
+  void differentiate(const BackwardInputs& inputs) {
+    fresh_ = true;
+    std::fill(grad_slopes_, grad_slopes_ + width_, 0.f);
+    if (!tile_.any) {
+      return;
+    }
+    load_rows(inputs);
+    const auto [begin, end] = attended(inputs);
+    for_each_tile(begin / key_step * key_step, round_up(end, key_step), false, [&](int64_t first, int64_t last) {
+      if (!all_hidden(hidden_, first, last)) {
+        differentiate_tile(first, last);
+      }
+    });
+  }
+
+  // The keys that forward attended.
+  std::pair<int64_t, int64_t> attended(const BackwardInputs& inputs) const {
+    const int64_t num_ranges = (problem_.query_length + range_block - 1) / range_block;
+    const int32_t* range = inputs.ranges + (tile_.row * num_ranges + tile_.start / range_block) * 2;
+    return {range[0], range[1]};
+  }
+
+  void load_rows(const BackwardInputs& inputs) {
+    for (int64_t column = 0; column < width_; ++column) {
+      const int64_t token = tile_.start + column;
+      const bool present = tile_.sees[column];  // others may be NaN, and take part in sums over queries
+      const int64_t count = present ? problem_.head_dim : 0;
+      const T* query = problem_.query.row<const T>(tile_.batch, tile_.head, present ? token : 0);
+      const T* grad_out = inputs.grad_out.row<const T>(tile_.batch, tile_.head, present ? token : 0);
+      load_row(query, query_.rows + column * dims_, count, dims_);
+      load_row(grad_out, grad_out_.rows + column * dims_, count, dims_);
+      log2_sum_[column] = infinity;  // such queries get weights of 0
+      delta_[column] = 0;
+      const int64_t place = tile_.row * problem_.query_length + token;
+      if (present && inputs.lse[place] != -infinity) {
+        const T* out = inputs.out.row<const T>(tile_.batch, tile_.head, token);
+        log2_sum_[column] = inputs.log2_sum[place];
+        delta_[column] = dot(out, grad_out, problem_.head_dim) - inputs.grad_lse[place];
+        // The gradients of a query's scores add up to that of its lse.
+        grad_slopes_[column] = -tile_.beyond[column] * inputs.grad_lse[place];
+      }
+    }
+    for (const Operand* operand : {&query_, &grad_out_}) {
+      right_from_transpose(operand->rows, operand->right_transposed, width_, dims_);
+      if constexpr (!std::is_same_v<P, float>) {
+        right_from_rows(operand->rows, operand->right, width_, dims_);
+      }
+    }
+  }
+
+  void differentiate_tile(int64_t begin, int64_t end) {
+    const int64_t num_keys = end - begin;
+    multiply(num_keys, width_, dims_, keys_.from(begin), dims_, query_.right_transposed, width_, weights_, width_, false);
+    multiply(
+        num_keys, width_, dims_, values_.from(begin), dims_, grad_out_.right_transposed, width_, grad_scores_, width_,
+        false);
+    set_biases(biases_, problem_, tile_, begin, end, hidden_);
+    if (problem_.dropout.active) {
+      keep_tile(
+          problem_.dropout, problem_.dropout.inverse_keep, tile_.row, tile_.start, begin, num_keys, width_, keep_);
+    }
+    for_each_group(width_, [&](auto vectors, int64_t lane) {
+      with_mask(biases_.side, [&](auto masked) {
+        this->template differentiate_scores<vectors.value, masked.value>(lane, begin, num_keys);
+      });
+    });
+    const auto [weights, left, right] = operands(num_keys);
+    float* grad_key = grad_key_ + begin * dims_;
+    float* grad_value = grad_value_ + begin * dims_;
+    multiply(num_keys, dims_, width_, weights, width_, grad_out_.right, dims_, grad_value, dims_, true);
+    multiply(num_keys, dims_, width_, left, width_, query_.right, dims_, grad_key, dims_, true);
+    multiply(
+        dims_, width_, num_keys, key_columns_.from(begin), most_keys, right, width_, grad_query_, width_, !fresh_);
+    fresh_ = false;
+  }
+
+  // Products of keys become weights, those of values the gradients of scores.
+  template <int vectors, bool masked>
+  void differentiate_scores(int64_t lane, int64_t begin, int64_t num_keys) {
+    const BiasedScores<vectors, masked> biased(biases_, lane);
+    Vec zero[vectors], delta[vectors], grad_slope[vectors], center[vectors];
+    for (int v = 0; v < vectors; ++v) {
+      const int64_t first = lane + v * lanes;
+      zero[v] = Vec::loadu(log2_sum_ + first) + Vec::loadu(biases_.shift + first);
+      delta[v] = Vec::loadu(delta_ + first);
+      grad_slope[v] = Vec(0.f);
+      center[v] = Vec::loadu(biases_.center + first);
+    }
+    const bool dropping = problem_.dropout.active;
+    for (int64_t key = 0; key < num_keys; ++key) {
+      for (int v = 0; v < vectors; ++v) {
+        const int64_t place = key * width_ + lane + v * lanes;
+        Vec weight = exp2(biased(Vec::loadu(weights_ + place), key, v) - zero[v]);
+        Vec grad_weight = Vec::loadu(grad_scores_ + place);
+        const Vec keep = dropping ? Vec::loadu(keep_ + place) : Vec(1.f);
+        if (dropping) {
+          grad_weight = grad_weight * keep;
+        }
+        const Vec grad_score = weight * (grad_weight - delta[v]);
+        if (with_slopes_) {
+          grad_slope[v] = at::vec::fmadd(grad_score, (center[v] - Vec(static_cast<float>(key))).abs(), grad_slope[v]);
+        }
+        (dropping ? weight * keep : weight).store(weights_ + place);
+        grad_score.store(grad_scores_ + place);
+      }
+    }
+    for (int v = 0; v < vectors; ++v) {
+      float* sum = grad_slopes_ + lane + v * lanes;
+      (Vec::loadu(sum) - grad_slope[v]).store(sum);
+    }
+  }
+
+  struct Operands {
+    const P* weights;  // left
+    const P* left;     // gradients of scores
+    const P* right;
+  };
+
+  Operands operands(int64_t num_keys) {
+    if constexpr (std::is_same_v<P, float>) {
+      return {weights_, grad_scores_, grad_scores_};
+    } else {
+      at::vec::convert(weights_, left_weights_, num_keys * width_);
+      at::vec::convert(grad_scores_, left_grad_scores_, num_keys * width_);
+      right_from_rows(left_grad_scores_, right_grad_scores_, num_keys, width_);
+      return {left_weights_, left_grad_scores_, right_grad_scores_};
+    }
+  }
+
+  void store(const BackwardOutputs& outputs) {
+    if (fresh_) {
+      std::fill(grad_query_rows_, grad_query_rows_ + width_ * dims_, 0.f);
+    } else {
+      for (int64_t index = 0; index < dims_ * width_; index += lanes) {
+        (Vec::loadu(grad_query_ + index) * Vec(problem_.scale)).store(grad_query_ + index);
+      }
+      transpose(grad_query_, width_, grad_query_rows_, dims_, dims_, width_);
+    }
+    const int64_t present = std::min(width_, problem_.query_length - tile_.start);
+    for (int64_t column = 0; column < present; ++column) {
+      T* row = outputs.grad_query.row<T>(tile_.batch, tile_.head, tile_.start + column);
+      load_row(grad_query_rows_ + column * dims_, row, problem_.head_dim, problem_.head_dim);
+      if (with_slopes_) {
+        outputs.slope_rows[tile_.row * problem_.query_length + tile_.start + column] = grad_slopes_[column];
+      }
+    }
+  }
+
+  const Problem& problem_;
+  const int64_t width_;
+  const int64_t dims_;
+  Keys keys_;
+  Keys key_columns_;
+  Keys values_;
+  HiddenKeys hidden_keys_;
+  Operand query_;
+  Operand grad_out_;
+  float* weights_;
+  float* grad_scores_;
+  P* left_weights_;
+  P* left_grad_scores_;
+  P* right_grad_scores_;
+  float* keep_;
+  float* grad_query_;
+  float* grad_query_rows_;
+  float* sums_;
+  float* grad_key_ = nullptr;
+  float* grad_value_ = nullptr;
+  const float* hidden_ = nullptr;
+  bool with_slopes_ = false;
+  bool fresh_ = true;
+  QueryTile tile_;
+  Biases biases_;
+  float log2_sum_[most_queries];
+  float delta_[most_queries];
+  float grad_slopes_[most_queries];
+};
+
+}  // namespace
+
+int64_t backward_bytes(const Problem& problem, bool chunked) {
+  Arena arena(nullptr);
+  with_types(problem, [&](auto input, auto product) {
+    Backward<decltype(input), decltype(product)>(problem, arena, chunked);
+  });
+  return arena.used();
+}
+
+void backward(
+    const Problem& problem, const BackwardInputs& inputs, const BackwardOutputs& outputs, const Item& item,
+    char* scratch) {
+  Arena arena(scratch);
+  with_types(problem, [&](auto input, auto product) {
+    Backward<decltype(input), decltype(product)>(problem, arena, item.num_chunks > 1).run(inputs, outputs, item);
+  });
+}
+
+void sum_chunks(const Problem& problem, const BackwardOutputs& outputs, const Item& item) {
+  const int64_t size = 2 * partial_size(problem);
+  float* sums = partial_of(problem, outputs, item);
+  for (int64_t chunk = 1; chunk < item.num_chunks; ++chunk) {
+    for (int64_t index = 0; index < size; index += lanes) {
+      (Vec::loadu(sums + index) + Vec::loadu(sums + chunk * size + index)).store(sums + index);
+    }
+  }
+  with_types(problem, [&](auto input, auto) { store_key_gradients<decltype(input)>(problem, outputs, item, sums); });
+}
+
+}  // namespace CPU_CAPABILITY
+}  // namespace seqwarm

@@ -1,0 +1,298 @@
+// Forward: a tile of queries against tiles of keys, with a running softmax.
+//
+// Scores are held with keys as rows and queries as columns, so that a vector holds neighbouring queries: maxima, sums and
+// rescaling need nothing across lanes, and the weights are the right side of the next product as they stand.
+//
+//     S (keys, queries) = K · Qᵀ        O (dims, queries) += Vᵀ · exp(S)
+
+#include "dropout.h"
+#include "kernels.h"
+#include "keys.h"
+#include "problem.h"
+#include "products.h"
+#include "queries.h"
+#include "reach.h"
+#include "simd.h"
+#include "types.h"
+
+namespace seqwarm {
+inline namespace CPU_CAPABILITY {
+namespace {
+
+// T is the dtype of the inputs, P the one that is multiplied.
+template <typename T, typename P>
+class Forward {
+  using Keys = PackedBlocks<T, P>;
+
+ public:
+  Forward(const Problem& problem, Arena& arena)
+      : problem_(problem),
+        width_(tile_queries(problem.query_length)),
+        dims_(padded_dims(problem)),
+        keys_(arena, problem, Keys::Order::Rows),
+        values_(arena, problem, Keys::Order::Columns),
+        hidden_keys_(arena, problem),
+        norms_(arena, problem),
+        query_rows_(arena.take<P>(width_ * dims_)),
+        query_(arena.take<P>(width_ * dims_)),
+        scores_(arena.take<float>(most_keys * width_)),
+        weights_(arena.take<P>(pair_of<P> == 1 ? 0 : most_keys * width_)),
+        keep_(arena.take<float>(problem.dropout.active ? most_keys * width_ : 0)),
+        out_(arena.take<float>(dims_ * width_)),
+        out_rows_(arena.take<float>(dims_ * width_)) {}
+
+  void run(const ForwardOutputs& outputs, const Item& item) {
+    hidden_ = hidden_keys_.open(problem_, item.batch);
+    keys_.open(problem_.key, item.batch, item.key_head, hidden_);
+    values_.open(problem_.value, item.batch, item.key_head, hidden_);
+    norms_.open(item.batch, item.key_head, hidden_);
+    const int64_t group_size = problem_.num_heads / problem_.num_key_heads;
+    const int64_t num_tiles = (problem_.query_length + width_ - 1) / width_;
+    for (int64_t index = item.chunk; index < group_size * num_tiles; index += item.num_chunks) {
+      const int64_t head = item.key_head * group_size + index / num_tiles;
+      tile_ = place_queries(problem_, item.batch, head, index % num_tiles * width_);
+      attend();
+      store(outputs);
+    }
+  }
+
+ private:
+  void attend() {
+    std::fill(largest_, largest_ + width_, -infinity);
+    std::fill(total_, total_ + width_, 0.f);
+    fresh_ = true;
+    begin_ = end_ = 0;
+    if (!tile_.any) {
+      return;
+    }
+    load_queries();
+    const int64_t first = tile_.first_low / key_step * key_step;
+    const int64_t last = round_up(tile_.last_high, key_step);
+    begin_ = tile_.first_nearest / key_step * key_step;
+    end_ = round_up(tile_.last_nearest + 1, key_step);
+    visit(begin_, end_, false);
+    int64_t far_begin = first, far_end = last;
+    if (problem_.reach) {
+      extend(std::max(first, begin_ - most_queries), std::min(last, end_ + most_queries));
+      find_reach(far_begin, far_end);
+    }
+    extend(std::min(far_begin, begin_), std::max(far_end, end_));
+    end_ = std::min(end_, problem_.key_length);
+  }
+
+  // Visits what is new in [begin, end).
+  void extend(int64_t begin, int64_t end) {
+    visit(begin, begin_, true);
+    begin_ = begin;
+    visit(end_, end, false);
+    end_ = end;
+  }
+
+  // Narrows [begin, end) to what must be visited.
+  void find_reach(int64_t& begin, int64_t& end) const {
+    const float left_norm = norms_.largest(begin, begin_), right_norm = norms_.largest(end_, end);
+    int64_t first = begin_, last = end_;
+    for (int64_t column = 0; column < width_; ++column) {
+      if (tile_.sees[column]) {
+        const float norm = query_norms_[column], slope2 = tile_.slope2[column];
+        const float known = largest_[column] + std::log2(total_[column]);
+        if (begin < begin_) {
+          first = std::min(first, tile_.center[column] - reach(problem_, norm, left_norm, slope2, known));
+        }
+        if (end > end_) {
+          last = std::max(last, tile_.center[column] + reach(problem_, norm, right_norm, slope2, known) + 1);
+        }
+      }
+    }
+    begin = std::max(begin, first / key_step * key_step);
+    end = std::min(end, round_up(last, key_step));
+  }
+
+  void load_queries() {
+    for (int64_t column = 0; column < width_; ++column) {
+      const int64_t token = tile_.start + column;
+      const bool present = token < problem_.query_length;
+      const T* row = problem_.query.row<const T>(tile_.batch, tile_.head, present ? token : 0);
+      load_row(row, query_rows_ + column * dims_, present ? problem_.head_dim : 0, dims_);
+      query_norms_[column] = problem_.reach && present ? std::sqrt(norms_.squared_norm(row)) : 0.f;
+    }
+    right_from_transpose(query_rows_, query_, width_, dims_);
+  }
+
+  void visit(int64_t begin, int64_t end, bool backwards) {
+    for_each_tile(begin, end, backwards, [&](int64_t first, int64_t last) {
+      if (!all_hidden(hidden_, first, last)) {
+        attend_tile(first, last);
+      }
+    });
+  }
+
+  void attend_tile(int64_t begin, int64_t end) {
+    const int64_t num_keys = end - begin;
+    multiply(num_keys, width_, dims_, keys_.from(begin), dims_, query_, width_, scores_, width_, false);
+    set_biases(biases_, problem_, tile_, begin, end, hidden_);
+    if (problem_.dropout.active) {
+      keep_tile(problem_.dropout, 1.f, tile_.row, tile_.start, begin, num_keys, width_, keep_);
+    }
+    for_each_group(width_, [&](auto vectors, int64_t lane) {
+      with_mask(biases_.side, [&](auto masked) { this->template soften<vectors.value, masked.value>(lane, num_keys); });
+    });
+    const P* weights;
+    if constexpr (std::is_same_v<P, float>) {
+      weights = scores_;
+    } else {
+      round_to_right(scores_, weights_, num_keys, width_);
+      weights = weights_;
+    }
+    multiply(dims_, width_, num_keys, values_.from(begin), most_keys, weights, width_, out_, width_, !fresh_);
+    fresh_ = false;
+  }
+
+  // Products become weights, relative to the largest score so far; what was summed up before follows.
+  template <int vectors, bool masked>
+  void soften(int64_t lane, int64_t num_keys) {
+    const BiasedScores<vectors, masked> biased(biases_, lane);
+    Vec largest[vectors], zero[vectors], decay[vectors], total[vectors];
+    for (int v = 0; v < vectors; ++v) {
+      largest[v] = Vec(-infinity);
+      total[v] = Vec(0.f);
+    }
+    float* column = scores_ + lane;
+    for (int64_t key = 0; key < num_keys; ++key) {
+      for (int v = 0; v < vectors; ++v) {
+        float* place = column + key * width_ + v * lanes;
+        const Vec score = biased(Vec::loadu(place), key, v);
+        score.store(place);
+        largest[v] = at::vec::clamp_min(score, largest[v]);  // may lose a NaN, which its weight keeps
+      }
+    }
+    for (int v = 0; v < vectors; ++v) {
+      const Vec shift = Vec::loadu(biases_.shift + lane + v * lanes);
+      const Vec before = Vec::loadu(largest_ + lane + v * lanes);
+      const Vec after = at::vec::clamp_min(largest[v] - shift, before);
+      const Vec unseen = after == Vec(-infinity);
+      zero[v] = Vec::blendv(after + shift, Vec(0.f), unseen);
+      decay[v] = Vec::blendv(exp2(before - after), Vec(1.f), unseen);
+      after.store(largest_ + lane + v * lanes);
+    }
+    for (int64_t key = 0; key < num_keys; ++key) {
+      for (int v = 0; v < vectors; ++v) {
+        float* place = column + key * width_ + v * lanes;
+        const Vec weight = exp2(Vec::loadu(place) - zero[v]);
+        total[v] = total[v] + weight;
+        weight.store(place);
+      }
+    }
+    for (int64_t key = 0; problem_.dropout.active && key < num_keys; ++key) {
+      for (int v = 0; v < vectors; ++v) {
+        float* place = column + key * width_ + v * lanes;
+        (Vec::loadu(place) * Vec::loadu(keep_ + key * width_ + lane + v * lanes)).store(place);
+      }
+    }
+    for (int v = 0; v < vectors; ++v) {
+      float* sum = total_ + lane + v * lanes;
+      at::vec::fmadd(Vec::loadu(sum), decay[v], total[v]).store(sum);
+      if (!fresh_) {
+        rescale(lane + v * lanes, decay[v]);
+      }
+    }
+  }
+
+  void rescale(int64_t lane, Vec decay) {
+    float factors[lanes];
+    decay.store(factors);
+    if (std::all_of(factors, factors + lanes, [](float factor) { return factor == 1; })) {
+      return;
+    }
+    for (int64_t dim = 0; dim < dims_; ++dim) {
+      float* place = out_ + dim * width_ + lane;
+      (Vec::loadu(place) * decay).store(place);
+    }
+  }
+
+  void store(const ForwardOutputs& outputs) {
+    float factors[most_queries];
+    const int64_t present = std::min(width_, problem_.query_length - tile_.start);
+    for (int64_t column = 0; column < width_; ++column) {
+      const bool empty = !tile_.sees[column] || total_[column] == 0;  // NaN is not: it must show
+      factors[column] = empty ? 0.f : problem_.dropout.inverse_keep / total_[column];
+      if (column < present) {
+        const float log2_sum = empty ? -infinity : largest_[column] + std::log2(total_[column]);
+        const int64_t place = tile_.row * problem_.query_length + tile_.start + column;
+        outputs.log2_sum[place] = log2_sum;
+        outputs.lse[place] =
+            empty ? -infinity : (log2_sum - tile_.slope2[column] * tile_.beyond[column]) * ln_2;
+      }
+    }
+    store_ranges(outputs);
+    store_rows(outputs, factors, present);
+  }
+
+  void store_ranges(const ForwardOutputs& outputs) const {
+    const int64_t num_ranges = (problem_.query_length + range_block - 1) / range_block;
+    const int64_t first = tile_.start / range_block;
+    const int64_t last = std::min(first + std::max<int64_t>(width_ / range_block, 1), num_ranges);
+    for (int64_t index = first; index < last; ++index) {
+      int32_t* range = outputs.ranges + (tile_.row * num_ranges + index) * 2;
+      range[0] = static_cast<int32_t>(begin_);
+      range[1] = static_cast<int32_t>(end_);
+    }
+  }
+
+  void store_rows(const ForwardOutputs& outputs, const float* factors, int64_t present) {
+    for (int64_t dim = 0; dim < dims_; ++dim) {
+      for (int64_t lane = 0; lane < width_; lane += lanes) {
+        float* place = out_ + dim * width_ + lane;
+        const Vec factor = Vec::loadu(factors + lane);
+        // A factor of 0 says that nothing was seen: no tile may have been visited, then `out_` holds anything.
+        Vec::blendv(Vec::loadu(place) * factor, Vec(0.f), factor == Vec(0.f)).store(place);
+      }
+    }
+    transpose(out_, width_, out_rows_, dims_, dims_, width_);
+    for (int64_t column = 0; column < present; ++column) {
+      T* row = outputs.out.row<T>(tile_.batch, tile_.head, tile_.start + column);
+      load_row(out_rows_ + column * dims_, row, problem_.head_dim, problem_.head_dim);
+    }
+  }
+
+  const Problem& problem_;
+  const int64_t width_;
+  const int64_t dims_;
+  Keys keys_;
+  Keys values_;
+  HiddenKeys hidden_keys_;
+  KeyNorms<T> norms_;
+  P* query_rows_;
+  P* query_;  // the right side of products
+  float* scores_;
+  P* weights_;
+  float* keep_;
+  float* out_;
+  float* out_rows_;
+  const float* hidden_ = nullptr;
+  QueryTile tile_;
+  Biases biases_;
+  bool fresh_ = true;               // nothing was added up yet
+  int64_t begin_ = 0, end_ = 0;     // the keys visited
+  float largest_[most_queries];     // score of each query, from its center
+  float total_[most_queries];       // of its weights, relative to that
+  float query_norms_[most_queries];
+};
+
+}  // namespace
+
+int64_t forward_bytes(const Problem& problem) {
+  Arena arena(nullptr);
+  with_types(problem, [&](auto input, auto product) { Forward<decltype(input), decltype(product)>(problem, arena); });
+  return arena.used();
+}
+
+void forward(const Problem& problem, const ForwardOutputs& outputs, const Item& item, char* scratch) {
+  Arena arena(scratch);
+  with_types(problem, [&](auto input, auto product) {
+    Forward<decltype(input), decltype(product)>(problem, arena).run(outputs, item);
+  });
+}
+
+}  // namespace CPU_CAPABILITY
+}  // namespace seqwarm

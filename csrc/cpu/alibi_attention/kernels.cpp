@@ -1,0 +1,10 @@
+#include "kernels.h"
+
+#define SEQWARM_JOIN(left, right) left##right
+#define SEQWARM_KERNELS(capability) SEQWARM_JOIN(kernels_, capability)
+
+namespace seqwarm {
+
+const Kernels SEQWARM_KERNELS(CPU_CAPABILITY) = {forward_bytes, forward, backward_bytes, backward, sum_chunks};
+
+}  // namespace seqwarm

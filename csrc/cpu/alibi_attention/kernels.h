@@ -1,0 +1,39 @@
+// What forward.cpp and backward.cpp offer. Both are compiled once for each kind of CPU, each time in another namespace.
+
+#pragma once
+
+#include "problem.h"
+
+namespace seqwarm {
+
+// `scratch` is the calling thread's own, aligned to 64 bytes, as large as the _bytes function says.
+struct Kernels {
+  int64_t (*forward_bytes)(const Problem&);
+  void (*forward)(const Problem&, const ForwardOutputs&, const Item&, char* scratch);
+  int64_t (*backward_bytes)(const Problem&, bool chunked);
+  void (*backward)(const Problem&, const BackwardInputs&, const BackwardOutputs&, const Item&, char* scratch);
+  // Adds up the partial gradients of all chunks of a key head, in their order.
+  void (*sum_chunks)(const Problem&, const BackwardOutputs&, const Item& first);
+};
+
+extern const Kernels kernels_DEFAULT;
+#ifdef SEQWARM_X86
+extern const Kernels kernels_AVX2;
+extern const Kernels kernels_AVX512;
+#endif
+
+#ifdef CPU_CAPABILITY
+inline namespace CPU_CAPABILITY {
+
+int64_t forward_bytes(const Problem& problem);
+void forward(const Problem& problem, const ForwardOutputs& outputs, const Item& item, char* scratch);
+int64_t backward_bytes(const Problem& problem, bool chunked);
+void backward(
+    const Problem& problem, const BackwardInputs& inputs, const BackwardOutputs& outputs, const Item& item,
+    char* scratch);
+void sum_chunks(const Problem& problem, const BackwardOutputs& outputs, const Item& first);
+
+}  // namespace CPU_CAPABILITY
+#endif
+
+}  // namespace seqwarm

@@ -1,0 +1,122 @@
+// What a call asks for, as plain numbers and pointers: the part that knows torch's tensors (operator.cpp) fills it in,
+// the part that is compiled once for each kind of CPU (forward.cpp, backward.cpp) reads it.
+
+#pragma once
+
+#include <cstdint>
+
+namespace seqwarm {
+
+enum class InputType { Float, BFloat16, Half };
+
+// (batch, head, token, dim): strides in elements, the last dimension is dense. Packed sequences are a batch of one.
+struct Strided {
+  void* data;
+  int64_t batch;
+  int64_t head;
+  int64_t token;
+
+  template <typename T>
+  T* row(int64_t batch_index, int64_t head_index, int64_t token_index) const {
+    return static_cast<T*>(data) + batch_index * batch + head_index * head + token_index * token;
+  }
+};
+
+struct Dropout {
+  bool active;
+  uint64_t seed;
+  uint32_t threshold;
+  float inverse_keep;  // 1 / (1 - dropout_p)
+};
+
+struct Problem {
+  InputType input_type;
+  bool native_products;  // whether products take 16-bit operands as they are; otherwise they become float32 first
+  Strided query;
+  Strided key;
+  Strided value;
+  const float* slopes;
+  int64_t slope_batch;  // strides
+  int64_t slope_head;
+  const int64_t* query_start;  // may be null
+  int64_t query_start_stride;
+  const bool* key_padding_mask;  // may be null
+  int64_t mask_batch;
+  int64_t mask_key;
+  const int32_t* cu_seqlens_q;  // null: not packed
+  const int32_t* cu_seqlens_k;
+  int64_t num_sequences;
+  int64_t batch_size;
+  int64_t num_heads;
+  int64_t num_key_heads;
+  int64_t query_length;
+  int64_t key_length;
+  int64_t used_keys;  // those behind belong to no packed sequence, and may be NaN
+  int64_t head_dim;
+  int64_t query_offset;
+  int64_t window;
+  int64_t segment_length;
+  int64_t widest_view;  // no query sees keys farther apart than this
+  bool causal;
+  float scale;
+  bool reach;  // look for keys to skip
+  float log2_tolerance;  // of each side
+  Dropout dropout;
+};
+
+struct ForwardOutputs {
+  Strided out;
+  float* lse;  // (rows of batch and head, tokens)
+  float* log2_sum;
+  int32_t* ranges;
+};
+
+struct BackwardInputs {
+  Strided grad_out;
+  Strided out;
+  const float* grad_lse;  // dense, as lse
+  const float* lse;
+  const float* log2_sum;
+  const int32_t* ranges;
+};
+
+struct BackwardOutputs {
+  Strided grad_query;
+  Strided grad_key;
+  Strided grad_value;
+  float* slope_rows;  // each query's part of grad_slopes, as lse; null: not wanted
+  float* partial;  // (items, 2, padded keys, padded dims): key and value gradients of each item; null for one chunk
+};
+
+// A thread's piece of work: every num_chunks-th block of queries of the heads that share a key head.
+struct Item {
+  int64_t batch;
+  int64_t key_head;
+  int64_t chunk;
+  int64_t num_chunks;
+};
+
+constexpr int64_t most_queries = 64;  // in a tile: columns of its scores
+constexpr int64_t most_keys = 128;    // in a tile: rows of its scores
+constexpr int64_t key_step = 32;      // tiles begin and end at multiples of it, so that few products differ in shape
+constexpr int64_t range_block = 32;   // schema.py: RANGE_BLOCK
+
+constexpr int64_t round_up(int64_t count, int64_t step) {
+  return (count + step - 1) / step * step;
+}
+
+// Few widths, since each makes another set of products.
+constexpr int64_t tile_queries(int64_t query_length) {
+  return query_length <= 16 ? 16 : query_length <= 32 ? 32 : most_queries;
+}
+
+constexpr int64_t padded_keys(int64_t key_length) {
+  return round_up(key_length, most_keys);
+}
+
+// In products of pairs, vectors of pairs must be full too.
+constexpr int64_t padded_dims(const Problem& problem) {
+  return round_up(problem.head_dim, problem.native_products ? 32 : 16);
+}
+
+}  // namespace seqwarm

@@ -1,0 +1,64 @@
+#include "products.h"
+
+#include <ATen/Context.h>
+#include <ATen/core/ivalue.h>
+#include <ATen/cpu/Utils.h>
+#include <ATen/native/CPUBlas.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+
+namespace seqwarm {
+
+using at::native::cpublas::brgemm;
+
+void multiply(
+    int64_t m, int64_t n, int64_t k, const float* a, int64_t lda, const float* b, int64_t ldb, float* c, int64_t ldc,
+    bool accumulate) {
+  brgemm(m, n, k, lda, ldb, ldc, accumulate, a, b, c, /*is_vnni=*/false);
+}
+
+void multiply(
+    int64_t m, int64_t n, int64_t k, const c10::BFloat16* a, int64_t lda, const c10::BFloat16* b, int64_t ldb, float* c,
+    int64_t ldc, bool accumulate) {
+  brgemm(m, n, k, lda, ldb, ldc, accumulate, a, b, c, /*is_vnni=*/true);
+}
+
+namespace {
+
+// Only a call tells for certain: oneDNN may be limited, by ONEDNN_MAX_CPU_ISA for one, to less than the CPU has.
+bool try_bfloat16() {
+  c10::BFloat16 a[2 * 2] = {};
+  c10::BFloat16 b[2 * 2] = {};
+  float c[2 * 2];
+  try {
+    multiply(2, 2, 2, a, 2, b, 2, c, 2, false);
+  } catch (const c10::Error&) {
+    return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+bool multiplies_bfloat16() {
+  // Without instructions of its own bfloat16 is emulated, slower than float32.
+  static const bool fast = [] {
+    const auto has = at::cpu::get_cpu_capabilities();
+    const auto instructions = {has.find("avx512_bf16"), has.find("amx_bf16")};
+    return std::any_of(instructions.begin(), instructions.end(), [&](const auto& found) {
+      return found != has.end() && found->second.toBool();
+    });
+  }();
+  if (!fast || !at::globalContext().userEnabledMkldnn()) {
+    return false;
+  }
+  static const bool works = try_bfloat16();
+  return works;
+}
+
+void finish_multiplying() {
+  at::native::cpublas::brgemm_release();
+}
+
+}  // namespace seqwarm

@@ -1,0 +1,27 @@
+// Products of tiles: libtorch's own, which use whatever this CPU has for it.
+
+#pragma once
+
+#include <c10/util/BFloat16.h>
+
+#include <cstdint>
+
+namespace seqwarm {
+
+// C (m, n) = A (m, k) · B (k, n), or C += with `accumulate`; row-major with leading dimensions lda, ldb, ldc.
+void multiply(
+    int64_t m, int64_t n, int64_t k, const float* a, int64_t lda, const float* b, int64_t ldb, float* c, int64_t ldc,
+    bool accumulate);
+
+// Here B is in pairs: (k / 2, n, 2), where ldb counts pairs.
+void multiply(
+    int64_t m, int64_t n, int64_t k, const c10::BFloat16* a, int64_t lda, const c10::BFloat16* b, int64_t ldb, float* c,
+    int64_t ldc, bool accumulate);
+
+// Whether there is a fast product for bfloat16 here.
+bool multiplies_bfloat16();
+
+// To call on every thread that has multiplied: gives back the CPU's matrix registers, where it has some.
+void finish_multiplying();
+
+}  // namespace seqwarm

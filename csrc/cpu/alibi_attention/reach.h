@@ -1,0 +1,72 @@
+// How far a query reaches: beyond which distance all keys together weigh less than the tolerance. docs/reach.md has the
+// proof, triton_reach.py the same in another language: with a = |q| · max|k| · |scale| · log2(e), a slope m > 0 and a
+// softmax sum already known to be 2^L or more, all in base 2,
+//
+//   d = (a - L - log2(1 - 2^-m) - t) / m
+
+#pragma once
+
+#include "queries.h"
+
+namespace seqwarm {
+inline namespace CPU_CAPABILITY {
+
+constexpr int64_t out_of_reach = int64_t{1} << 40;
+
+// The largest squared norm of the keys in each block of most_keys.
+template <typename T>
+class KeyNorms {
+ public:
+  KeyNorms(Arena& arena, const Problem& problem)
+      : problem_(problem), norms_(arena.take<float>(problem.reach ? padded_keys(problem.key_length) / most_keys : 0)) {}
+
+  void open(int64_t batch, int64_t key_head, const float* hidden) {
+    for (int64_t start = 0; problem_.reach && start < problem_.used_keys; start += most_keys) {
+      float largest = 0;
+      for (int64_t key = start; key < std::min(start + most_keys, problem_.used_keys); ++key) {
+        if (hidden == nullptr || hidden[key] == 0) {
+          largest = larger(largest, squared_norm(problem_.key.row<const T>(batch, key_head, key)));
+        }
+      }
+      norms_[start / most_keys] = largest;
+    }
+  }
+
+  // Of the keys in [begin, end) and their neighbours in the same blocks.
+  float largest(int64_t begin, int64_t end) const {
+    float largest = 0;
+    for (int64_t block = begin / most_keys; block * most_keys < end; ++block) {
+      largest = std::max(largest, norms_[block]);
+    }
+    return std::sqrt(largest);
+  }
+
+  float squared_norm(const T* vector) const {
+    float values[256];
+    load_row(vector, values, problem_.head_dim, problem_.head_dim);
+    return dot(values, values, problem_.head_dim);
+  }
+
+ private:
+  // NaN counts as infinite: it must be visited.
+  static float larger(float largest, float norm) { return norm <= largest ? largest : std::isnan(norm) ? infinity : norm; }
+
+  const Problem& problem_;
+  float* norms_;
+};
+
+// The distance of one query, out_of_reach where no finite one is proven.
+inline int64_t reach(const Problem& problem, float query_norm, float key_norm, float slope2, float known) {
+  // What rounding may hide: of norms and products relatively, of sums in base 2 absolutely.
+  constexpr float relative_margin = 1 + 0x1p-9f, absolute_margin = 0x1p-4f;
+  constexpr float flattest = 0x1p-16f;  // flatter slopes reach beyond any length, and lose 1 - 2^-m to rounding
+  const float most = query_norm * key_norm * std::abs(problem.scale * log2_e) * relative_margin + absolute_margin;
+  const float distance = (most - known - std::log2(1 - std::exp2(-slope2)) - problem.log2_tolerance) / slope2;
+  if (!(slope2 > flattest) || !(distance < 1e9f)) {  // NaN compares false
+    return out_of_reach;
+  }
+  return static_cast<int64_t>(std::max(std::ceil(distance), 0.f));
+}
+
+}  // namespace CPU_CAPABILITY
+}  // namespace seqwarm

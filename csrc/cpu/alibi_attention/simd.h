@@ -1,0 +1,186 @@
+// Vectors of floats, rows and transposes, for the kind of CPU that this is compiled for.
+
+#pragma once
+
+#include <ATen/cpu/vec/functional.h>
+#include <ATen/cpu/vec/vec.h>
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+#include <type_traits>
+
+namespace seqwarm {
+inline namespace CPU_CAPABILITY {
+
+using Vec = at::vec::Vectorized<float>;
+using Ints = at::vec::Vectorized<int32_t>;
+
+constexpr int64_t lanes = Vec::size();
+constexpr float infinity = std::numeric_limits<float>::infinity();
+constexpr float log2_e = 1.4426950408889634f;
+constexpr float ln_2 = 0.6931471805599453f;
+
+// A row of a tile is handled in groups of at most four vectors, which fit into registers with all they need.
+constexpr int64_t most_vectors = 4;
+
+// Calls visit(std::integral_constant<int, vectors>, first lane) for each group of a row of `width` floats.
+template <typename Visit>
+inline void for_each_group(int64_t width, const Visit& visit) {
+  int64_t lane = 0;
+  for (; width - lane >= 4 * lanes; lane += 4 * lanes) {
+    visit(std::integral_constant<int, 4>(), lane);
+  }
+  for (; width - lane >= 2 * lanes; lane += 2 * lanes) {
+    visit(std::integral_constant<int, 2>(), lane);
+  }
+  for (; width - lane >= lanes; lane += lanes) {
+    visit(std::integral_constant<int, 1>(), lane);
+  }
+}
+
+// 2^x for x <= 127; 0 below 2^-126, NaN for NaN. Relative error at most 1.3 * 2^-24, and 2^0 is 1 exactly.
+inline Vec exp2(Vec x) {
+  // Adding this leaves x, rounded, plus the exponent's bias in the lowest bits.
+  const Vec shift(12582912.f + 127.f);  // 1.5 * 2^23
+  x = at::vec::clamp_min(x, Vec(-127.f));
+  const Vec shifted = x + shift;
+  const Vec fraction = x - (shifted - shift);
+  // Minimax for (2^f - 1) / f on [-1/2, 1/2], its error weighed by f / 2^f.
+  Vec power(0.00015353361912664489f);
+  power = at::vec::fmadd(power, fraction, Vec(0.001339887441418896f));
+  power = at::vec::fmadd(power, fraction, Vec(0.009618437357659396f));
+  power = at::vec::fmadd(power, fraction, Vec(0.055503324711257185f));
+  power = at::vec::fmadd(power, fraction, Vec(0.24022647913628994f));
+  power = at::vec::fmadd(power, fraction, Vec(0.6931472028550671f));
+  power = at::vec::fmadd(power, fraction, Vec(1.f));
+  return power * at::vec::cast<float>(at::vec::cast<int32_t>(shifted) << Ints(23));
+}
+
+// rows x columns -> columns x rows, in units of 32 bits. Only moves, so any bits pass.
+inline void transpose(const void* from, int64_t ld_from, void* to, int64_t ld_to, int64_t rows, int64_t columns) {
+  const float* source = static_cast<const float*>(from);
+  float* target = static_cast<float*>(to);
+  constexpr int64_t step = lanes;
+  for (int64_t row = 0; row < rows; row += step) {
+    for (int64_t column = 0; column < columns; column += step) {
+      at::vec::transpose_mxn<float, step, step>(
+          source + row * ld_from + column, ld_from, target + column * ld_to + row, ld_to);
+    }
+  }
+}
+
+// Two rows of bfloat16 as pairs, (columns, 2): what products want of their right side.
+inline void interleave(const c10::BFloat16* even, const c10::BFloat16* odd, c10::BFloat16* pairs, int64_t columns) {
+  const auto* low = reinterpret_cast<const uint16_t*>(even);
+  const auto* high = reinterpret_cast<const uint16_t*>(odd);
+  auto* words = reinterpret_cast<uint32_t*>(pairs);
+  for (int64_t column = 0; column < columns; ++column) {
+    words[column] = static_cast<uint32_t>(low[column]) | static_cast<uint32_t>(high[column]) << 16;
+  }
+}
+
+// How products want their operands. P is the dtype that is multiplied, float or BFloat16.
+template <typename P>
+constexpr int64_t pair_of = std::is_same_v<P, float> ? 1 : 2;
+
+// The right side B from its transpose: (columns, rows) of B, dense.
+template <typename P>
+inline void right_from_transpose(const P* transposed, P* right, int64_t columns, int64_t rows) {
+  transpose(transposed, rows / pair_of<P>, right, columns, columns, rows / pair_of<P>);
+}
+
+// The right side B from itself, (rows, columns) dense. Float needs no other order: its callers take B as it is.
+inline void right_from_rows(const c10::BFloat16* matrix, c10::BFloat16* right, int64_t rows, int64_t columns) {
+  for (int64_t row = 0; row < rows; row += 2) {
+    interleave(matrix + row * columns, matrix + (row + 1) * columns, right + row * columns, columns);
+  }
+}
+
+// The transpose (columns, rows) of a dense matrix (rows, columns). `pairs` has room for the matrix; float needs none.
+template <typename P>
+inline void left_from_transpose(const P* matrix, P* left, int64_t ld_left, int64_t rows, int64_t columns, P* pairs) {
+  if constexpr (std::is_same_v<P, float>) {
+    transpose(matrix, columns, left, ld_left, rows, columns);
+  } else {
+    right_from_rows(matrix, pairs, rows, columns);
+    transpose(pairs, columns, left, ld_left / 2, rows / 2, columns);
+  }
+}
+
+// `count` elements in another dtype, then zeros up to `padded`.
+template <typename From, typename To>
+inline void load_row(const From* from, To* to, int64_t count, int64_t padded) {
+  if constexpr (std::is_same_v<From, To>) {
+    std::memcpy(to, from, count * sizeof(To));
+  } else {
+    at::vec::convert(from, to, count);
+  }
+  std::memset(to + count, 0, (padded - count) * sizeof(To));
+}
+
+// The sum over a · b. Of a dtype's values, as float.
+template <typename A, typename B>
+inline float dot(const A* a, const B* b, int64_t count) {
+  constexpr int64_t step = 16;
+  float sums[step] = {};
+  int64_t index = 0;
+  for (; index + step <= count; index += step) {
+    for (int64_t lane = 0; lane < step; ++lane) {
+      sums[lane] += static_cast<float>(a[index + lane]) * static_cast<float>(b[index + lane]);
+    }
+  }
+  for (; index < count; ++index) {
+    sums[0] += static_cast<float>(a[index]) * static_cast<float>(b[index]);
+  }
+  for (int64_t half = step / 2; half > 0; half /= 2) {
+    for (int64_t lane = 0; lane < half; ++lane) {
+      sums[lane] += sums[lane + half];
+    }
+  }
+  return sums[0];
+}
+
+// Two floats as the bfloat16 pair (low, high) of a word, rounded to nearest even. Values come from bfloat16 inputs by
+// way of float arithmetic, whose NaNs keep a zero low half: rounding cannot carry one into a number.
+inline uint32_t round_pair(float low, float high) {
+  uint32_t low_bits, high_bits;
+  std::memcpy(&low_bits, &low, sizeof(float));
+  std::memcpy(&high_bits, &high, sizeof(float));
+  low_bits += 0x7fff + (low_bits >> 16 & 1);
+  high_bits += 0x7fff + (high_bits >> 16 & 1);
+  return low_bits >> 16 | (high_bits & 0xffff0000);
+}
+
+// Scores as the right side of a product: (rows, columns) -> (rows / 2, columns, 2).
+inline void round_to_right(const float* scores, c10::BFloat16* right, int64_t rows, int64_t columns) {
+  auto* words = reinterpret_cast<uint32_t*>(right);
+  for (int64_t row = 0; row < rows; row += 2) {
+    const float* even = scores + row * columns;
+    for (int64_t column = 0; column < columns; ++column) {
+      words[row / 2 * columns + column] = round_pair(even[column], even[columns + column]);
+    }
+  }
+}
+
+// Memory given out piece by piece, each piece aligned to a cache line. On null it only counts.
+class Arena {
+ public:
+  explicit Arena(char* memory) : memory_(memory) {}
+
+  template <typename T>
+  T* take(int64_t count) {
+    T* piece = memory_ == nullptr ? nullptr : reinterpret_cast<T*>(memory_ + used_);
+    used_ += (count * static_cast<int64_t>(sizeof(T)) + 63) / 64 * 64;
+    return piece;
+  }
+
+  int64_t used() const { return used_; }
+
+ private:
+  char* memory_;
+  int64_t used_ = 0;
+};
+
+}  // namespace CPU_CAPABILITY
+}  // namespace seqwarm
