@@ -48,16 +48,17 @@ template <typename T, typename P>
 class Backward {
   using Keys = PackedBlocks<T, P>;
 
-  // A tile of query or grad_out, in the three orders that products read it.
+  // A tile of query or grad_out, as products read it from the right.
   struct Operand {
-    P* rows;
-    P* right;             // of rows: the same memory for float
-    P* right_transposed;
+    P* copy;
+    P* pairs;
+    P* transposed;
+    Rows<P> rows;  // the right side of products as well: for float as they are, else as `pairs`
 
     Operand(Arena& arena, int64_t size)
-        : rows(arena.take<P>(size)),
-          right(pair_of<P> == 1 ? rows : arena.take<P>(size)),
-          right_transposed(arena.take<P>(size)) {}
+        : copy(arena.take<P>(size)),
+          pairs(pair_of<P> == 1 ? nullptr : arena.take<P>(size)),
+          transposed(arena.take<P>(size)) {}
   };
 
  public:
@@ -73,6 +74,7 @@ class Backward {
         grad_out_(arena, width_ * dims_),
         weights_(arena.take<float>(most_keys * width_)),
         grad_scores_(arena.take<float>(most_keys * width_)),
+        spare_(arena.take<float>(most_keys * width_)),
         left_weights_(arena.take<P>(pair_of<P> == 1 ? 0 : most_keys * width_)),
         left_grad_scores_(arena.take<P>(pair_of<P> == 1 ? 0 : most_keys * width_)),
         right_grad_scores_(arena.take<P>(pair_of<P> == 1 ? 0 : most_keys * width_)),
@@ -106,7 +108,7 @@ class Backward {
  private:
   void differentiate(const BackwardInputs& inputs) {
     fresh_ = true;
-    std::fill(grad_slopes_, grad_slopes_ + width_, 0.f);
+    slope_terms_ = {};
     if (!tile_.any) {
       return;
     }
@@ -127,39 +129,38 @@ class Backward {
   }
 
   void load_rows(const BackwardInputs& inputs) {
+    load(query_, problem_.query);
+    load(grad_out_, inputs.grad_out);
     for (int64_t column = 0; column < width_; ++column) {
       const int64_t token = tile_.start + column;
-      const bool present = tile_.sees[column];  // others may be NaN, and take part in sums over queries
-      const int64_t count = present ? problem_.head_dim : 0;
-      const T* query = problem_.query.row<const T>(tile_.batch, tile_.head, present ? token : 0);
-      const T* grad_out = inputs.grad_out.row<const T>(tile_.batch, tile_.head, present ? token : 0);
-      load_row(query, query_.rows + column * dims_, count, dims_);
-      load_row(grad_out, grad_out_.rows + column * dims_, count, dims_);
-      log2_sum_[column] = infinity;  // such queries get weights of 0
-      delta_[column] = 0;
       const int64_t place = tile_.row * problem_.query_length + token;
-      if (present && inputs.lse[place] != -infinity) {
+      log2_sum_[column] = infinity;  // such queries get weights of 0
+      delta_[column] = grad_lse_[column] = 0;
+      if (tile_.sees[column] && inputs.lse[place] != -infinity) {
         const T* out = inputs.out.row<const T>(tile_.batch, tile_.head, token);
+        const T* grad_out = inputs.grad_out.row<const T>(tile_.batch, tile_.head, token);
         log2_sum_[column] = inputs.log2_sum[place];
         delta_[column] = dot(out, grad_out, problem_.head_dim) - inputs.grad_lse[place];
-        // The gradients of a query's scores add up to that of its lse.
-        grad_slopes_[column] = -tile_.beyond[column] * inputs.grad_lse[place];
+        grad_lse_[column] = inputs.grad_lse[place];
       }
     }
-    for (const Operand* operand : {&query_, &grad_out_}) {
-      right_from_transpose(operand->rows, operand->right_transposed, width_, dims_);
-      if constexpr (!std::is_same_v<P, float>) {
-        right_from_rows(operand->rows, operand->right, width_, dims_);
-      }
+  }
+
+  void load(Operand& operand, const Strided& tensor) {
+    // A query that sees nothing may be NaN, and takes part in sums over queries.
+    const auto missing = [&](int64_t token) { return !tile_.sees[token - tile_.start]; };
+    operand.rows = rows_of<T>(problem_, tensor, tile_.batch, tile_.head, tile_.start, width_, operand.copy, missing);
+    right_from_transpose(operand.rows, operand.transposed, width_, dims_);
+    if constexpr (!std::is_same_v<P, float>) {
+      right_from_rows(operand.rows, operand.pairs, width_, dims_);
+      operand.rows = {operand.pairs, dims_};
     }
   }
 
   void differentiate_tile(int64_t begin, int64_t end) {
     const int64_t num_keys = end - begin;
-    multiply(num_keys, width_, dims_, keys_.from(begin), dims_, query_.right_transposed, width_, weights_, width_, false);
-    multiply(
-        num_keys, width_, dims_, values_.from(begin), dims_, grad_out_.right_transposed, width_, grad_scores_, width_,
-        false);
+    multiply_rows(keys_.from(begin), query_.transposed, weights_, spare_, num_keys, width_, dims_);
+    multiply_rows(values_.from(begin), grad_out_.transposed, grad_scores_, spare_, num_keys, width_, dims_);
     set_biases(biases_, problem_, tile_, begin, end, hidden_);
     if (problem_.dropout.active) {
       keep_tile(
@@ -173,10 +174,10 @@ class Backward {
     const auto [weights, left, right] = operands(num_keys);
     float* grad_key = grad_key_ + begin * dims_;
     float* grad_value = grad_value_ + begin * dims_;
-    multiply(num_keys, dims_, width_, weights, width_, grad_out_.right, dims_, grad_value, dims_, true);
-    multiply(num_keys, dims_, width_, left, width_, query_.right, dims_, grad_key, dims_, true);
-    multiply(
-        dims_, width_, num_keys, key_columns_.from(begin), most_keys, right, width_, grad_query_, width_, !fresh_);
+    const Rows<P> grad_out = grad_out_.rows, query = query_.rows, key_columns = key_columns_.from(begin);
+    multiply(num_keys, dims_, width_, weights, width_, grad_out.data, grad_out.ld, grad_value, dims_, true);
+    multiply(num_keys, dims_, width_, left, width_, query.data, query.ld, grad_key, dims_, true);
+    multiply(dims_, width_, num_keys, key_columns.data, key_columns.ld, right, width_, grad_query_, width_, !fresh_);
     fresh_ = false;
   }
 
@@ -184,12 +185,13 @@ class Backward {
   template <int vectors, bool masked>
   void differentiate_scores(int64_t lane, int64_t begin, int64_t num_keys) {
     const BiasedScores<vectors, masked> biased(biases_, lane);
-    Vec zero[vectors], delta[vectors], grad_slope[vectors], center[vectors];
+    Vec zero[vectors], delta[vectors], center[vectors];
+    Vec sum[vectors], sum_distant[vectors], mean_distance[vectors];
     for (int v = 0; v < vectors; ++v) {
       const int64_t first = lane + v * lanes;
       zero[v] = Vec::loadu(log2_sum_ + first) + Vec::loadu(biases_.shift + first);
       delta[v] = Vec::loadu(delta_ + first);
-      grad_slope[v] = Vec(0.f);
+      sum[v] = sum_distant[v] = mean_distance[v] = Vec(0.f);
       center[v] = Vec::loadu(biases_.center + first);
     }
     const bool dropping = problem_.dropout.active;
@@ -204,16 +206,31 @@ class Backward {
         }
         const Vec grad_score = weight * (grad_weight - delta[v]);
         if (with_slopes_) {
-          grad_slope[v] = at::vec::fmadd(grad_score, (center[v] - Vec(static_cast<float>(key))).abs(), grad_slope[v]);
+          const Vec distance = (center[v] - Vec(static_cast<float>(key))).abs();
+          sum[v] = sum[v] + grad_score;
+          sum_distant[v] = at::vec::fmadd(grad_score, distance, sum_distant[v]);
+          mean_distance[v] = at::vec::fmadd(weight, distance, mean_distance[v]);
         }
         (dropping ? weight * keep : weight).store(weights_ + place);
         grad_score.store(grad_scores_ + place);
       }
     }
-    for (int v = 0; v < vectors; ++v) {
-      float* sum = grad_slopes_ + lane + v * lanes;
-      (Vec::loadu(sum) - grad_slope[v]).store(sum);
+    for (int v = 0; with_slopes_ && v < vectors; ++v) {
+      const int64_t first = lane + v * lanes;
+      add_to(slope_terms_.sum + first, sum[v]);
+      add_to(slope_terms_.sum_distant + first, sum_distant[v]);
+      add_to(slope_terms_.mean_distance + first, mean_distance[v]);
     }
+  }
+
+  static void add_to(float* place, Vec term) { (Vec::loadu(place) + term).store(place); }
+
+  // A query's part of the gradient. The gradients of its scores add up to that of its lse: what they miss it by is the
+  // rounding of delta, which the mean distance carries into the sum, and so takes out of it again.
+  float grad_slope(int64_t column) const {
+    const float surplus = slope_terms_.sum[column] - grad_lse_[column];
+    const float from_center = slope_terms_.sum_distant[column] - surplus * slope_terms_.mean_distance[column];
+    return -from_center - tile_.beyond[column] * grad_lse_[column];
   }
 
   struct Operands {
@@ -228,27 +245,22 @@ class Backward {
     } else {
       at::vec::convert(weights_, left_weights_, num_keys * width_);
       at::vec::convert(grad_scores_, left_grad_scores_, num_keys * width_);
-      right_from_rows(left_grad_scores_, right_grad_scores_, num_keys, width_);
+      right_from_rows({left_grad_scores_, width_}, right_grad_scores_, num_keys, width_);
       return {left_weights_, left_grad_scores_, right_grad_scores_};
     }
   }
 
   void store(const BackwardOutputs& outputs) {
-    if (fresh_) {
-      std::fill(grad_query_rows_, grad_query_rows_ + width_ * dims_, 0.f);
-    } else {
-      for (int64_t index = 0; index < dims_ * width_; index += lanes) {
-        (Vec::loadu(grad_query_ + index) * Vec(problem_.scale)).store(grad_query_ + index);
-      }
-      transpose(grad_query_, width_, grad_query_rows_, dims_, dims_, width_);
+    const Vec scale(problem_.scale);
+    for (int64_t index = 0; index < dims_ * width_; index += lanes) {
+      const Vec sum = fresh_ ? Vec(0.f) : Vec::loadu(grad_query_ + index);
+      (sum * scale).store(grad_query_ + index);
     }
     const int64_t present = std::min(width_, problem_.query_length - tile_.start);
-    for (int64_t column = 0; column < present; ++column) {
-      T* row = outputs.grad_query.row<T>(tile_.batch, tile_.head, tile_.start + column);
-      load_row(grad_query_rows_ + column * dims_, row, problem_.head_dim, problem_.head_dim);
-      if (with_slopes_) {
-        outputs.slope_rows[tile_.row * problem_.query_length + tile_.start + column] = grad_slopes_[column];
-      }
+    store_transposed<T>(problem_, grad_query_, outputs.grad_query, tile_, present, grad_query_rows_);
+    for (int64_t column = 0; with_slopes_ && column < present; ++column) {
+      outputs.slope_rows[tile_.row * problem_.query_length + tile_.start + column] =
+          tile_.sees[column] ? grad_slope(column) : 0.f;
     }
   }
 
@@ -263,6 +275,7 @@ class Backward {
   Operand grad_out_;
   float* weights_;
   float* grad_scores_;
+  float* spare_;
   P* left_weights_;
   P* left_grad_scores_;
   P* right_grad_scores_;
@@ -279,7 +292,13 @@ class Backward {
   Biases biases_;
   float log2_sum_[most_queries];
   float delta_[most_queries];
-  float grad_slopes_[most_queries];
+  float grad_lse_[most_queries];
+  // Over the keys of each query:
+  struct SlopeTerms {
+    float sum[most_queries];            // Σ dS
+    float sum_distant[most_queries];    // Σ dS ∘ distance
+    float mean_distance[most_queries];  // Σ P ∘ distance
+  } slope_terms_;
 };
 
 }  // namespace

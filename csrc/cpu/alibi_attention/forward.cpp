@@ -36,6 +36,7 @@ class Forward {
         query_rows_(arena.take<P>(width_ * dims_)),
         query_(arena.take<P>(width_ * dims_)),
         scores_(arena.take<float>(most_keys * width_)),
+        spare_(arena.take<float>(most_keys * width_)),
         weights_(arena.take<P>(pair_of<P> == 1 ? 0 : most_keys * width_)),
         keep_(arena.take<float>(problem.dropout.active ? most_keys * width_ : 0)),
         out_(arena.take<float>(dims_ * width_)),
@@ -73,10 +74,14 @@ class Forward {
     visit(begin_, end_, false);
     int64_t far_begin = first, far_end = last;
     if (problem_.reach) {
-      extend(std::max(first, begin_ - most_queries), std::min(last, end_ + most_queries));
+      // Twice: the first query of a causal tile has seen one key so far, the second time it knows its sum better.
       find_reach(far_begin, far_end);
+      if (far_begin < begin_ - most_queries || far_end > end_ + most_queries) {
+        extend(std::max(far_begin, begin_ - most_queries), std::min(far_end, end_ + most_queries));
+        find_reach(far_begin, far_end);
+      }
     }
-    extend(std::min(far_begin, begin_), std::max(far_end, end_));
+    extend(far_begin, far_end);
     end_ = std::min(end_, problem_.key_length);
   }
 
@@ -88,19 +93,19 @@ class Forward {
     end_ = end;
   }
 
-  // Narrows [begin, end) to what must be visited.
+  // Narrows [begin, end) to what was visited and what must be.
   void find_reach(int64_t& begin, int64_t& end) const {
-    const float left_norm = norms_.largest(begin, begin_), right_norm = norms_.largest(end_, end);
+    const Reach left(problem_, norms_.largest(begin, begin_)), right(problem_, norms_.largest(end_, end));
     int64_t first = begin_, last = end_;
     for (int64_t column = 0; column < width_; ++column) {
       if (tile_.sees[column]) {
         const float norm = query_norms_[column], slope2 = tile_.slope2[column];
         const float known = largest_[column] + std::log2(total_[column]);
         if (begin < begin_) {
-          first = std::min(first, tile_.center[column] - reach(problem_, norm, left_norm, slope2, known));
+          first = std::min(first, tile_.center[column] - left.distance(norm, slope2, known));
         }
         if (end > end_) {
-          last = std::max(last, tile_.center[column] + reach(problem_, norm, right_norm, slope2, known) + 1);
+          last = std::max(last, tile_.center[column] + right.distance(norm, slope2, known) + 1);
         }
       }
     }
@@ -109,14 +114,16 @@ class Forward {
   }
 
   void load_queries() {
-    for (int64_t column = 0; column < width_; ++column) {
-      const int64_t token = tile_.start + column;
-      const bool present = token < problem_.query_length;
-      const T* row = problem_.query.row<const T>(tile_.batch, tile_.head, present ? token : 0);
-      load_row(row, query_rows_ + column * dims_, present ? problem_.head_dim : 0, dims_);
-      query_norms_[column] = problem_.reach && present ? std::sqrt(norms_.squared_norm(row)) : 0.f;
+    const auto missing = [&](int64_t token) { return token >= problem_.query_length; };
+    const Rows<P> rows =
+        rows_of<T>(problem_, problem_.query, tile_.batch, tile_.head, tile_.start, width_, query_rows_, missing);
+    right_from_transpose(rows, query_, width_, dims_);
+    for (int64_t column = 0; problem_.reach && column < width_; ++column) {
+      if (tile_.sees[column]) {
+        const T* row = problem_.query.row<const T>(tile_.batch, tile_.head, tile_.start + column);
+        query_norms_[column] = std::sqrt(norms_.squared_norm(row));
+      }
     }
-    right_from_transpose(query_rows_, query_, width_, dims_);
   }
 
   void visit(int64_t begin, int64_t end, bool backwards) {
@@ -129,7 +136,7 @@ class Forward {
 
   void attend_tile(int64_t begin, int64_t end) {
     const int64_t num_keys = end - begin;
-    multiply(num_keys, width_, dims_, keys_.from(begin), dims_, query_, width_, scores_, width_, false);
+    multiply_rows(keys_.from(begin), query_, scores_, spare_, num_keys, width_, dims_);
     set_biases(biases_, problem_, tile_, begin, end, hidden_);
     if (problem_.dropout.active) {
       keep_tile(problem_.dropout, 1.f, tile_.row, tile_.start, begin, num_keys, width_, keep_);
@@ -144,7 +151,8 @@ class Forward {
       round_to_right(scores_, weights_, num_keys, width_);
       weights = weights_;
     }
-    multiply(dims_, width_, num_keys, values_.from(begin), most_keys, weights, width_, out_, width_, !fresh_);
+    const Rows<P> values = values_.from(begin);
+    multiply(dims_, width_, num_keys, values.data, values.ld, weights, width_, out_, width_, !fresh_);
     fresh_ = false;
   }
 
@@ -248,11 +256,7 @@ class Forward {
         Vec::blendv(Vec::loadu(place) * factor, Vec(0.f), factor == Vec(0.f)).store(place);
       }
     }
-    transpose(out_, width_, out_rows_, dims_, dims_, width_);
-    for (int64_t column = 0; column < present; ++column) {
-      T* row = outputs.out.row<T>(tile_.batch, tile_.head, tile_.start + column);
-      load_row(out_rows_ + column * dims_, row, problem_.head_dim, problem_.head_dim);
-    }
+    store_transposed<T>(problem_, out_, outputs.out, tile_, present, out_rows_);
   }
 
   const Problem& problem_;
@@ -265,6 +269,7 @@ class Forward {
   P* query_rows_;
   P* query_;  // the right side of products
   float* scores_;
+  float* spare_;
   P* weights_;
   float* keep_;
   float* out_;

@@ -3,14 +3,39 @@
 #pragma once
 
 #include "problem.h"
+#include "products.h"
 #include "simd.h"
 
 namespace seqwarm {
 inline namespace CPU_CAPABILITY {
 
-// One of key or value in blocks of most_keys tokens, each packed when first asked for. Holds as many blocks as
-// neighbouring queries can see; a block that finds its place taken replaces the other. Masked keys and those past the
-// end are zeros: what stands there may be NaN, and 0 · NaN is not 0.
+// `count` rows from token `first` on, padded to `padded` rows of padded_dims: where they lie, if nothing is missing there,
+// else copied to `copy`. Those for which `missing` says so become zeros.
+template <typename T, typename P, typename Missing>
+inline Rows<P> rows_of(
+    const Problem& problem, const Strided& tensor, int64_t batch, int64_t head, int64_t first, int64_t count, P* copy,
+    const Missing& missing) {
+  const int64_t dims = padded_dims(problem);
+  bool in_place = std::is_same_v<T, P> && dims == problem.head_dim && tensor.token % pair_of<P> == 0;
+  for (int64_t row = 0; in_place && row < count; ++row) {
+    in_place = !missing(first + row);
+  }
+  if constexpr (std::is_same_v<T, P>) {
+    if (in_place) {
+      return {tensor.row<const T>(batch, head, first), tensor.token};
+    }
+  }
+  for (int64_t row = 0; row < count; ++row) {
+    const bool skip = missing(first + row);
+    const T* source = tensor.row<const T>(batch, head, skip ? 0 : first + row);
+    load_row(source, copy + row * dims, skip ? 0 : problem.head_dim, dims);
+  }
+  return {copy, dims};
+}
+
+// One of key or value in blocks of most_keys tokens, each packed when first asked for, unless it can be read where it
+// lies. Holds as many blocks as neighbouring queries can see; a block that finds its place taken replaces the other.
+// Masked keys and those past the end are zeros: what stands there may be NaN, and 0 · NaN is not 0.
 template <typename T, typename P>
 class PackedBlocks {
  public:
@@ -19,7 +44,7 @@ class PackedBlocks {
   PackedBlocks(Arena& arena, const Problem& problem, Order order)
       : problem_(problem), order_(order), dims_(padded_dims(problem)), num_slots_(count_slots(problem)) {
     blocks_ = arena.take<P>(num_slots_ * most_keys * dims_);
-    held_ = arena.take<int64_t>(num_slots_);
+    held_ = arena.take<Held>(num_slots_);
     if (order == Order::Columns) {
       rows_ = arena.take<P>(most_keys * dims_);
       pairs_ = arena.take<P>(pair_of<P> == 1 ? 0 : most_keys * dims_);
@@ -31,38 +56,43 @@ class PackedBlocks {
     batch_ = batch;
     key_head_ = key_head;
     hidden_ = hidden;
-    std::fill(held_, held_ + num_slots_, -1);
+    std::fill(held_, held_ + num_slots_, Held{-1, {}});
   }
 
-  // From `key` on, to the end of its block. Rows: ld is padded_dims; columns: most_keys.
-  const P* from(int64_t key) {
+  // From `key` on, to the end of its block.
+  Rows<P> from(int64_t key) {
     const int64_t block = key / most_keys;
-    P* slot = blocks_ + block % num_slots_ * most_keys * dims_;
-    if (held_[block % num_slots_] != block) {
-      held_[block % num_slots_] = block;
-      pack(block, slot);
+    Held& held = held_[block % num_slots_];
+    if (held.block != block) {
+      held = {block, pack(block, blocks_ + block % num_slots_ * most_keys * dims_)};
     }
-    return slot + key % most_keys * (order_ == Order::Rows ? dims_ : 1);
+    return {held.rows.data + key % most_keys * (order_ == Order::Rows ? held.rows.ld : 1), held.rows.ld};
   }
 
  private:
+  struct Held {
+    int64_t block;
+    Rows<P> rows;
+  };
+
   static int64_t count_slots(const Problem& problem) {
     const int64_t all = padded_keys(problem.key_length) / most_keys;
     const int64_t in_sight = (problem.widest_view + most_queries) / most_keys + 2;
     return std::min(all, in_sight);
   }
 
-  void pack(int64_t block, P* slot) {
-    P* rows = order_ == Order::Rows ? slot : rows_;
-    for (int64_t index = 0; index < most_keys; ++index) {
-      const int64_t key = block * most_keys + index;
-      const bool hide = key >= problem_.used_keys || (hidden_ != nullptr && hidden_[key] != 0);
-      const int64_t count = hide ? 0 : problem_.head_dim;
-      load_row(tensor_->row<const T>(batch_, key_head_, hide ? 0 : key), rows + index * dims_, count, dims_);
+  Rows<P> pack(int64_t block, P* slot) {
+    const auto missing = [&](int64_t key) {
+      return key >= problem_.used_keys || (hidden_ != nullptr && hidden_[key] != 0);
+    };
+    const Rows<P> rows = rows_of<T>(
+        problem_, *tensor_, batch_, key_head_, block * most_keys, most_keys, order_ == Order::Rows ? slot : rows_,
+        missing);
+    if (order_ == Order::Rows) {
+      return rows;
     }
-    if (order_ == Order::Columns) {
-      left_from_transpose(rows, slot, most_keys, most_keys, dims_, pairs_);
-    }
+    left_from_transpose(rows, slot, most_keys, dims_, most_keys, pairs_);
+    return {slot, most_keys};
   }
 
   const Problem& problem_;
@@ -70,7 +100,7 @@ class PackedBlocks {
   const int64_t dims_;
   const int64_t num_slots_;
   P* blocks_;
-  int64_t* held_;
+  Held* held_;
   P* rows_ = nullptr;
   P* pairs_ = nullptr;
   const Strided* tensor_ = nullptr;
@@ -103,6 +133,22 @@ class HiddenKeys {
 // Whether all of [begin, end) are hidden: such a tile adds nothing.
 inline bool all_hidden(const float* hidden, int64_t begin, int64_t end) {
   return hidden != nullptr && std::all_of(hidden + begin, hidden + end, [](float bias) { return bias != 0; });
+}
+
+// products (keys, width) = rows (keys, dims) · right. A long sum in float32 loses more than several short ones, so no more
+// than 128 dims are multiplied at a time. `spare` is as large as `products`.
+template <typename P>
+inline void multiply_rows(
+    Rows<P> rows, const P* right, float* products, float* spare, int64_t num_keys, int64_t width, int64_t dims) {
+  constexpr int64_t step = 128;
+  multiply(num_keys, width, std::min(dims, step), rows.data, rows.ld, right, width, products, width, false);
+  for (int64_t dim = step; dim < dims; dim += step) {
+    const int64_t count = std::min(dims - dim, step);
+    multiply(num_keys, width, count, rows.data + dim, rows.ld, right + dim * width, width, spare, width, false);
+    for (int64_t index = 0; index < num_keys * width; index += lanes) {
+      (Vec::loadu(products + index) + Vec::loadu(spare + index)).store(products + index);
+    }
+  }
 }
 
 // Cuts [begin, end), multiples of key_step, into tiles that lie in one block each; nearest to `begin` first, or to

@@ -22,6 +22,7 @@ namespace seqwarm {
 namespace {
 
 using at::Tensor;
+using FourTensors = std::tuple<Tensor, Tensor, Tensor, Tensor>;
 
 constexpr int64_t unbounded = int64_t{1} << 40;
 constexpr int64_t longest_segment = (int64_t{1} << 31) - 1;
@@ -212,7 +213,7 @@ void for_each_item(const Problem& problem, int64_t threads, int64_t num_chunks, 
 }
 
 template <typename Options>
-std::tuple<Tensor, Tensor, Tensor, Tensor> forward(
+FourTensors forward(
     const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& slopes, const Options& options) {
   std::vector<int64_t> rows(query.sizes().begin(), query.sizes().end() - 1);
   if (query.dim() == 3) {
@@ -263,7 +264,7 @@ Tensor sum_slopes(const Tensor& slope_rows, const Problem& problem, const Tensor
 }
 
 template <typename Options>
-std::tuple<Tensor, Tensor, Tensor, Tensor> backward(
+FourTensors backward(
     const Tensor& grad_out_, const Tensor& grad_lse_, const Tensor& out_, const Tensor& lse_, const Tensor& log2_sum_,
     const Tensor& ranges_, bool slopes_need_grad, const Tensor& query, const Tensor& key, const Tensor& value,
     const Tensor& slopes, const Options& options) {
@@ -302,64 +303,38 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(
   return {grad_query, grad_key, grad_value, grad_slopes};
 }
 
-// The operators' arguments as schema.py lists them.
-#define SEQWARM_DENSE_ARGUMENTS                                                                                     \
-  const std::optional<Tensor>&query_start, const std::optional<Tensor>&key_padding_mask,                            \
-      const std::optional<Tensor>&dropout_seed, int64_t query_offset, bool causal, double scale,                    \
-      std::optional<int64_t> segment_length, std::optional<int64_t> window, double dropout_p, double skip_tolerance
-#define SEQWARM_DENSE_OPTIONS                                                                                       \
-  DenseOptions {                                                                                                    \
-    query_start, key_padding_mask, dropout_seed, query_offset, causal, scale, segment_length, window, dropout_p,    \
-        skip_tolerance                                                                                              \
+// The operators, with their options as schema.py lists them.
+template <typename Options, typename... Arguments>
+struct Operator {
+  static FourTensors run(
+      const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& slopes, Arguments... arguments) {
+    return forward(query, key, value, slopes, Options{arguments...});
   }
-#define SEQWARM_VARLEN_ARGUMENTS                                                                                    \
-  const Tensor &cu_seqlens_q, const Tensor &cu_seqlens_k, const std::optional<Tensor>&dropout_seed,                 \
-      int64_t max_seqlen_q, int64_t max_seqlen_k, bool causal, double scale, std::optional<int64_t> window,         \
-      double dropout_p, double skip_tolerance
-#define SEQWARM_VARLEN_OPTIONS                                                                                      \
-  VarlenOptions {                                                                                                   \
-    cu_seqlens_q, cu_seqlens_k, dropout_seed, max_seqlen_q, max_seqlen_k, causal, scale, window, dropout_p,         \
-        skip_tolerance                                                                                              \
+
+  static FourTensors run_backward(
+      const Tensor& grad_out, const Tensor& grad_lse, const Tensor& out, const Tensor& lse, const Tensor& log2_sum,
+      const Tensor& ranges, bool slopes_need_grad, const Tensor& query, const Tensor& key, const Tensor& value,
+      const Tensor& slopes, Arguments... arguments) {
+    return backward(
+        grad_out, grad_lse, out, lse, log2_sum, ranges, slopes_need_grad, query, key, value, slopes,
+        Options{arguments...});
   }
-#define SEQWARM_BACKWARD_ARGUMENTS                                                                                  \
-  const Tensor &grad_out, const Tensor &grad_lse, const Tensor &out, const Tensor &lse, const Tensor &log2_sum,     \
-      const Tensor &ranges, bool slopes_need_grad
+};
 
-using FourTensors = std::tuple<Tensor, Tensor, Tensor, Tensor>;
-
-FourTensors alibi_attention(
-    const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& slopes, SEQWARM_DENSE_ARGUMENTS) {
-  return forward(query, key, value, slopes, SEQWARM_DENSE_OPTIONS);
-}
-
-FourTensors alibi_attention_varlen(
-    const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& slopes, SEQWARM_VARLEN_ARGUMENTS) {
-  return forward(query, key, value, slopes, SEQWARM_VARLEN_OPTIONS);
-}
-
-FourTensors alibi_attention_backward(
-    SEQWARM_BACKWARD_ARGUMENTS, const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& slopes,
-    SEQWARM_DENSE_ARGUMENTS) {
-  return backward(
-      grad_out, grad_lse, out, lse, log2_sum, ranges, slopes_need_grad, query, key, value, slopes,
-      SEQWARM_DENSE_OPTIONS);
-}
-
-FourTensors alibi_attention_varlen_backward(
-    SEQWARM_BACKWARD_ARGUMENTS, const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& slopes,
-    SEQWARM_VARLEN_ARGUMENTS) {
-  return backward(
-      grad_out, grad_lse, out, lse, log2_sum, ranges, slopes_need_grad, query, key, value, slopes,
-      SEQWARM_VARLEN_OPTIONS);
-}
+using MaybeTensor = const std::optional<Tensor>&;
+using MaybeInt = std::optional<int64_t>;
+using Dense = Operator<
+    DenseOptions, MaybeTensor, MaybeTensor, MaybeTensor, int64_t, bool, double, MaybeInt, MaybeInt, double, double>;
+using Varlen = Operator<
+    VarlenOptions, const Tensor&, const Tensor&, MaybeTensor, int64_t, int64_t, bool, double, MaybeInt, double, double>;
 
 }  // namespace
 
 TORCH_LIBRARY_IMPL(seqwarm, CPU, library) {
-  library.impl("alibi_attention.native", &alibi_attention);
-  library.impl("alibi_attention_varlen.native", &alibi_attention_varlen);
-  library.impl("alibi_attention_backward.native", &alibi_attention_backward);
-  library.impl("alibi_attention_varlen_backward.native", &alibi_attention_varlen_backward);
+  library.impl("alibi_attention.native", &Dense::run);
+  library.impl("alibi_attention_varlen.native", &Varlen::run);
+  library.impl("alibi_attention_backward.native", &Dense::run_backward);
+  library.impl("alibi_attention_varlen_backward.native", &Varlen::run_backward);
 }
 
 }  // namespace seqwarm

@@ -212,6 +212,25 @@ class BiasedScores {
   Vec slope2_[vectors], low_[vectors], high_[vectors], center_[vectors];
 };
 
+// Writes the tile's first `present` columns of (padded_dims, width) as rows. `rows` has room for all.
+template <typename T>
+inline void store_transposed(
+    const Problem& problem, const float* columns, const Strided& tensor, const QueryTile& tile, int64_t present,
+    float* rows) {
+  const int64_t dims = padded_dims(problem);
+  T* first = tensor.row<T>(tile.batch, tile.head, tile.start);
+  if constexpr (std::is_same_v<T, float>) {
+    if (present == tile.width && dims == problem.head_dim) {
+      transpose(columns, tile.width, first, tensor.token, dims, tile.width);
+      return;
+    }
+  }
+  transpose(columns, tile.width, rows, dims, dims, tile.width);
+  for (int64_t column = 0; column < present; ++column) {
+    load_row(rows + column * dims, first + column * tensor.token, problem.head_dim, problem.head_dim);
+  }
+}
+
 // Calls visit with masked (std::true_type) or not.
 template <typename Visit>
 inline void with_mask(Side side, const Visit& visit) {

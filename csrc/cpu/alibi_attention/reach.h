@@ -41,11 +41,7 @@ class KeyNorms {
     return std::sqrt(largest);
   }
 
-  float squared_norm(const T* vector) const {
-    float values[256];
-    load_row(vector, values, problem_.head_dim, problem_.head_dim);
-    return dot(values, values, problem_.head_dim);
-  }
+  float squared_norm(const T* vector) const { return dot(vector, vector, problem_.head_dim); }
 
  private:
   // NaN counts as infinite: it must be visited.
@@ -55,18 +51,36 @@ class KeyNorms {
   float* norms_;
 };
 
-// The distance of one query, out_of_reach where no finite one is proven.
-inline int64_t reach(const Problem& problem, float query_norm, float key_norm, float slope2, float known) {
-  // What rounding may hide: of norms and products relatively, of sums in base 2 absolutely.
-  constexpr float relative_margin = 1 + 0x1p-9f, absolute_margin = 0x1p-4f;
-  constexpr float flattest = 0x1p-16f;  // flatter slopes reach beyond any length, and lose 1 - 2^-m to rounding
-  const float most = query_norm * key_norm * std::abs(problem.scale * log2_e) * relative_margin + absolute_margin;
-  const float distance = (most - known - std::log2(1 - std::exp2(-slope2)) - problem.log2_tolerance) / slope2;
-  if (!(slope2 > flattest) || !(distance < 1e9f)) {  // NaN compares false
-    return out_of_reach;
+class Reach {
+ public:
+  Reach(const Problem& problem, float key_norm)
+      : most_(key_norm * std::abs(problem.scale * log2_e) * relative_margin), log2_tolerance_(problem.log2_tolerance) {}
+
+  // Of one query, out_of_reach where no finite distance is proven. `known` is L.
+  int64_t distance(float query_norm, float slope2, float known) const {
+    if (slope2 != slope2_) {  // most queries share theirs
+      slope2_ = slope2;
+      log2_tail_ = std::log2(1 - std::exp2(-slope2));
+    }
+    const float most = query_norm * most_ + absolute_margin;
+    const float distance = (most - known - log2_tail_ - log2_tolerance_) / slope2;
+    if (!(slope2 > flattest) || !(distance < 1e9f)) {  // NaN compares false
+      return out_of_reach;
+    }
+    return static_cast<int64_t>(std::max(std::ceil(distance), 0.f));
   }
-  return static_cast<int64_t>(std::max(std::ceil(distance), 0.f));
-}
+
+ private:
+  // What rounding may hide: of norms and products relatively, of sums in base 2 absolutely.
+  static constexpr float relative_margin = 1 + 0x1p-9f;
+  static constexpr float absolute_margin = 0x1p-4f;
+  static constexpr float flattest = 0x1p-16f;  // flatter slopes reach beyond any length, and lose 1 - 2^-m to rounding
+
+  const float most_;
+  const float log2_tolerance_;
+  mutable float slope2_ = 0;
+  mutable float log2_tail_ = 0;
+};
 
 }  // namespace CPU_CAPABILITY
 }  // namespace seqwarm
