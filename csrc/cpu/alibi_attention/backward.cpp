@@ -131,25 +131,57 @@ class Backward {
   void load_rows(const BackwardInputs& inputs) {
     load(query_, problem_.query);
     load(grad_out_, inputs.grad_out);
+    set_delta(inputs);
     for (int64_t column = 0; column < width_; ++column) {
       const int64_t token = tile_.start + column;
       const int64_t place = tile_.row * problem_.query_length + token;
       log2_sum_[column] = infinity;  // such queries get weights of 0
-      delta_[column] = grad_lse_[column] = 0;
+      grad_lse_[column] = 0;
       if (tile_.sees[column] && inputs.lse[place] != -infinity) {
-        const T* out = inputs.out.row<const T>(tile_.batch, tile_.head, token);
-        const T* grad_out = inputs.grad_out.row<const T>(tile_.batch, tile_.head, token);
         log2_sum_[column] = inputs.log2_sum[place];
-        delta_[column] = dot(out, grad_out, problem_.head_dim) - inputs.grad_lse[place];
+        delta_[column] -= inputs.grad_lse[place];
         grad_lse_[column] = inputs.grad_lse[place];
       }
     }
   }
 
-  void load(Operand& operand, const Strided& tensor) {
-    // A query that sees nothing may be NaN, and takes part in sums over queries.
+  // Σ dO ∘ O, for float in the order in which products sum up dP: a query that sees one key, or as good as one, has
+  // dP = delta, and what rounding leaves of the difference is all there is of its gradient.
+  void set_delta(const BackwardInputs& inputs) {
+    if constexpr (std::is_same_v<P, float>) {
+      right_from_transpose(rows_of_tile(inputs.out, grad_query_rows_), grad_query_, width_, dims_);
+      std::fill(delta_, delta_ + width_, 0.f);
+      for (int64_t first = 0; first < dims_; first += dims_at_once) {
+        float sum[most_queries] = {};
+        for (int64_t dim = first; dim < std::min(first + dims_at_once, dims_); ++dim) {
+          const float* out = grad_query_ + dim * width_;
+          const float* grad_out = grad_out_.transposed + dim * width_;
+          for (int64_t column = 0; column < width_; ++column) {
+            sum[column] = std::fma(out[column], grad_out[column], sum[column]);
+          }
+        }
+        for (int64_t column = 0; column < width_; ++column) {
+          delta_[column] += sum[column];
+        }
+      }
+    } else {
+      for (int64_t column = 0; column < width_; ++column) {
+        const auto row = [&](const Strided& tensor) {
+          return tensor.row<const T>(tile_.batch, tile_.head, tile_.start + column);
+        };
+        delta_[column] = tile_.sees[column] ? dot(row(inputs.out), row(inputs.grad_out), problem_.head_dim) : 0.f;
+      }
+    }
+  }
+
+  // A query that sees nothing may be NaN, and takes part in sums over queries: zeros in its place.
+  Rows<P> rows_of_tile(const Strided& tensor, P* copy) const {
     const auto missing = [&](int64_t token) { return !tile_.sees[token - tile_.start]; };
-    operand.rows = rows_of<T>(problem_, tensor, tile_.batch, tile_.head, tile_.start, width_, operand.copy, missing);
+    return rows_of<T>(problem_, tensor, tile_.batch, tile_.head, tile_.start, width_, copy, missing);
+  }
+
+  void load(Operand& operand, const Strided& tensor) {
+    operand.rows = rows_of_tile(tensor, operand.copy);
     right_from_transpose(operand.rows, operand.transposed, width_, dims_);
     if constexpr (!std::is_same_v<P, float>) {
       right_from_rows(operand.rows, operand.pairs, width_, dims_);

@@ -135,15 +135,16 @@ inline bool all_hidden(const float* hidden, int64_t begin, int64_t end) {
   return hidden != nullptr && std::all_of(hidden + begin, hidden + end, [](float bias) { return bias != 0; });
 }
 
-// products (keys, width) = rows (keys, dims) · right. A long sum in float32 loses more than several short ones, so no more
-// than 128 dims are multiplied at a time. `spare` is as large as `products`.
+// A long sum in float32 loses more than several short ones: so many dims are multiplied at a time.
+constexpr int64_t dims_at_once = 128;
+
+// products (keys, width) = rows (keys, dims) · right. `spare` is as large as `products`.
 template <typename P>
 inline void multiply_rows(
     Rows<P> rows, const P* right, float* products, float* spare, int64_t num_keys, int64_t width, int64_t dims) {
-  constexpr int64_t step = 128;
-  multiply(num_keys, width, std::min(dims, step), rows.data, rows.ld, right, width, products, width, false);
-  for (int64_t dim = step; dim < dims; dim += step) {
-    const int64_t count = std::min(dims - dim, step);
+  multiply(num_keys, width, std::min(dims, dims_at_once), rows.data, rows.ld, right, width, products, width, false);
+  for (int64_t dim = dims_at_once; dim < dims; dim += dims_at_once) {
+    const int64_t count = std::min(dims - dim, dims_at_once);
     multiply(num_keys, width, count, rows.data + dim, rows.ld, right + dim * width, width, spare, width, false);
     for (int64_t index = 0; index < num_keys * width; index += lanes) {
       (Vec::loadu(products + index) + Vec::loadu(spare + index)).store(products + index);
