@@ -74,12 +74,12 @@ class Forward {
     visit(begin_, end_, false);
     int64_t far_begin = first, far_end = last;
     if (problem_.reach) {
-      // Twice: the first query of a causal tile has seen one key so far, the second time it knows its sum better.
-      find_reach(far_begin, far_end);
-      if (far_begin < begin_ - most_queries || far_end > end_ + most_queries) {
-        extend(std::max(far_begin, begin_ - most_queries), std::min(far_end, end_ + most_queries));
-        find_reach(far_begin, far_end);
+      // The first query of a causal tile has seen one key so far. A few more, and its sum is known better; but for steep
+      // slopes they are out of reach already.
+      if (tile_.shared_slope2 * most_queries < 64) {
+        extend(std::max(first, begin_ - most_queries), std::min(last, end_ + most_queries));
       }
+      find_reach(far_begin, far_end);
     }
     extend(far_begin, far_end);
     end_ = std::min(end_, problem_.key_length);
