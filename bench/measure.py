@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import platform
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.utils.benchmark import Timer
@@ -27,6 +28,7 @@ class Record:
     median_ms: float
     iqr_ms: float  #: the middle half of the measurements spans this
     max_error: float | None  #: the largest distance to a float64 computation, over the largest value
+    facts: dict[str, Any] = field(default_factory=dict)  #: what the case is, to look it up by
 
 
 def measure(
@@ -38,11 +40,12 @@ def measure(
     threads: int,
     seconds: float,
     max_error: float | None = None,
+    facts: dict[str, Any] | None = None,
 ) -> Record:
     """The median over blocks of calls that take `seconds` together, after a warm-up."""
     timer = Timer("call()", globals={"call": call}, num_threads=threads)
     timing = timer.blocked_autorange(min_run_time=seconds)
-    return Record(operator, case, implementation, threads, timing.median * 1e3, timing.iqr * 1e3, max_error)
+    return Record(operator, case, implementation, threads, timing.median * 1e3, timing.iqr * 1e3, max_error, facts or {})
 
 
 def relative_error(result: torch.Tensor, exact: torch.Tensor) -> float:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from .device_attention import BOTH, FORWARD
 from .device_records import DeviceRecord
-from .goals import goals
+from .goals import Goal, goals
 from .lookup import OURS, OURS_NO_SKIP, Records, gigabytes_per_second, teraflops
 from .peers import CUDNN, CUDNN_MASK, EAGER, FLASH, FLEX, FLEX_FLASH, FLEX_ROWS, MASK
 from .summary import failures, value, wanted
@@ -17,8 +19,12 @@ _PEERS = {
 
 
 def goals_table(records: Records) -> str:
+    return goal_rows(goals(records))
+
+
+def goal_rows(found: Iterable[Goal]) -> str:
     rows = ["| what | measured | goal | reached | where |", "|---|---|---|---|---|"]
-    for goal in goals(records):
+    for goal in found:
         reached = {True: "yes", False: "no", None: ""}[goal.reached()]
         rows.append(f"| {goal.what} | {value(goal)} | {wanted(goal)} | {reached} | {goal.where} |")
     return "\n".join(rows)

@@ -1,0 +1,67 @@
+"""The figures that attention is held to on a CPU, looked up in a run's records."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from .device_attention import BOTH, FORWARD
+from .goals import Goal
+from .measure import Record
+from .peers import EAGER, FLASH, FLEX, MASK
+from .report_tables import goal_rows
+
+_SHORT = {"length": 1024, "head_dim": 64, "batch_size": 2}
+_LONG = {"length": 8192, "head_dim": 64}
+_SEGMENTS = {"length": 16384, "segment_length": 16}
+
+
+def goals(records: list[Record]) -> Iterator[Goal]:
+    for dtype, wanted in (
+        (torch.float32, ((MASK, 3), (FLEX, 4), (EAGER, 12), (FLASH, 1.5))),
+        (torch.bfloat16, ((MASK, 3), (FLEX, 2))),
+    ):
+        for peer, goal in wanted:
+            facts = {**_SHORT, "work": FORWARD, "dtype": str(dtype)}
+            name = str(dtype).removeprefix("torch.")
+            yield Goal(f"{name} B2 S1024 D64 forward vs {peer.name}", goal, speedup(records, peer.name, **facts), "x")
+    for peer, goal in ((MASK, 2.5), (EAGER, 6)):
+        facts = {**_SHORT, "work": BOTH, "dtype": "torch.float32"}
+        yield Goal(f"float32 B2 S1024 D64 {BOTH} vs {peer.name}", goal, speedup(records, peer.name, **facts), "x")
+    yield Goal("float32 B1 S8192 D64 forward vs SDPA with bias mask", 10, _long(records, "a"), "x")
+    yield Goal("the same, our inputs b", 10, _long(records, "b"), "x")
+    facts = {**_SEGMENTS, "work": FORWARD}
+    yield Goal("segments of 16 in 16k tokens, forward vs rows cut, SDPA", 2, speedup(records, MASK.name, **facts), "x")
+    facts = {**_LONG, "work": FORWARD, "inputs": "a", "dtype": "torch.float32"}
+    ours, masked = (_find(records, name, **facts) for name in ("alibi_attention", MASK.name))
+    peaks = [record.facts.get("peak_megabytes") for record in (ours, masked) if record is not None]
+    ratio = peaks[1] / peaks[0] if len(peaks) == 2 and all(peaks) else None
+    yield Goal("S8192, peak extra memory, SDPA with bias mask to ours", 20, ratio, "x")
+
+
+def _long(records: list[Record], inputs: str) -> float | None:
+    return speedup(records, MASK.name, inputs, **_LONG, work=FORWARD, dtype="torch.float32")
+
+
+def speedup(records: list[Record], peer: str, inputs: str = "a", **facts: Any) -> float | None:
+    """Of ours with default options over a peer, whose time does not depend on its inputs, with all threads."""
+    ours = _find(records, "alibi_attention", inputs=inputs, **facts)
+    other = _find(records, peer, inputs="a", **facts)
+    return None if ours is None or other is None else other.median_ms / ours.median_ms
+
+
+def _find(records: list[Record], implementation: str, **facts: Any) -> Record | None:
+    """`alibi_attention` stands for whichever of its backends is the default."""
+    names = (implementation, f"{implementation} native", f"{implementation} triton")
+    same = [
+        record
+        for record in records
+        if record.implementation in names and all(record.facts.get(name) == fact for name, fact in facts.items())
+    ]
+    return max(same, key=lambda record: record.threads, default=None)
+
+
+def goals_table(records: list[Record]) -> str:
+    return goal_rows(goals(records))
