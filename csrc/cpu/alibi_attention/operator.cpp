@@ -13,6 +13,10 @@
 #include <ATen/Version.h>
 #include <torch/library.h>
 
+#ifdef __linux__
+#include <sys/mman.h>
+#endif
+
 #include <atomic>
 #include <cmath>
 #include <optional>
@@ -83,13 +87,29 @@ Strided strided(const Tensor& tensor) {
   return {data, 0, tensor.stride(1), tensor.stride(0)};
 }
 
+// Large results are new memory for every call, which the system hands out page by page when it is written: for segments
+// of 16 tokens that was a third of the time, and large pages take nearly all of it away.
+void advise_large_pages([[maybe_unused]] const Tensor& tensor) {
+#ifdef __linux__
+  constexpr uintptr_t page = 2 << 20;
+  const auto begin = (reinterpret_cast<uintptr_t>(tensor.data_ptr()) + page - 1) / page * page;
+  const auto end = (reinterpret_cast<uintptr_t>(tensor.data_ptr()) + tensor.nbytes()) / page * page;
+  if (begin < end) {
+    madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);  // an advice: that it fails does not matter
+  }
+#endif
+}
+
 // schema.py: allocate_like
 Tensor allocate_like(const Tensor& tensor) {
-  if (tensor.dim() == 4 && tensor.stride(1) < tensor.stride(2)) {
-    return at::empty({tensor.size(0), tensor.size(2), tensor.size(1), tensor.size(3)}, tensor.options())
-        .transpose(1, 2);
+  const bool tokens_outside = tensor.dim() == 4 && tensor.stride(1) < tensor.stride(2);
+  std::vector<int64_t> sizes = tensor.sizes().vec();
+  if (tokens_outside) {
+    std::swap(sizes[1], sizes[2]);
   }
-  return at::empty(tensor.sizes(), tensor.options());
+  const Tensor result = at::empty(sizes, tensor.options());
+  advise_large_pages(result);
+  return tokens_outside ? result.transpose(1, 2) : result;
 }
 
 // The tensors that a problem points into.
