@@ -107,18 +107,18 @@ class Backward {
 
  private:
   void differentiate(const BackwardInputs& inputs) {
-    fresh_ = true;
     slope_terms_ = {};
+    if (tile_.any) {
+      load_rows(inputs);
+    }
+    std::fill(grad_query_, grad_query_ + dims_ * width_, 0.f);
     if (!tile_.any) {
       return;
     }
-    load_rows(inputs);
     const auto [begin, end] = attended(inputs);
-    for_each_tile(begin / key_step * key_step, round_up(end, key_step), false, [&](int64_t first, int64_t last) {
-      if (!all_hidden(hidden_, first, last)) {
-        differentiate_tile(first, last);
-      }
-    });
+    for_each_piece(
+        tile_, hidden_, begin / key_step * key_step, round_up(end, key_step), false,
+        [&](const Piece& piece) { differentiate_piece(piece); });
   }
 
   // The keys that forward attended.
@@ -189,33 +189,26 @@ class Backward {
     }
   }
 
-  void differentiate_tile(int64_t begin, int64_t end) {
-    const int64_t num_keys = end - begin;
-    multiply_rows(keys_.from(begin), query_.transposed, weights_, spare_, num_keys, width_, dims_);
-    multiply_rows(values_.from(begin), grad_out_.transposed, grad_scores_, spare_, num_keys, width_, dims_);
-    set_biases(biases_, problem_, tile_, begin, end, hidden_);
+  void differentiate_piece(const Piece& piece) {
+    const int64_t num_keys = piece.num_keys();
+    multiply_rows(keys_.from(piece.begin), query_.transposed, weights_, spare_, piece, width_, dims_);
+    multiply_rows(values_.from(piece.begin), grad_out_.transposed, grad_scores_, spare_, piece, width_, dims_);
+    set_biases(biases_, problem_, tile_, piece, hidden_);
     if (problem_.dropout.active) {
-      keep_tile(
-          problem_.dropout, problem_.dropout.inverse_keep, tile_.row, tile_.start, begin, num_keys, width_, keep_);
+      const float kept_value = problem_.dropout.inverse_keep;
+      keep_tile(problem_.dropout, kept_value, tile_.row, tile_.start, piece.begin, num_keys, width_, keep_);
     }
-    for_each_group(width_, [&](auto vectors, int64_t lane) {
+    for_each_group(piece.column, piece.column + piece.width, [&](auto vectors, int64_t lane) {
       with_mask(biases_.side, [&](auto masked) {
-        this->template differentiate_scores<vectors.value, masked.value>(lane, begin, num_keys);
+        this->template differentiate_scores<vectors.value, masked.value>(lane, num_keys);
       });
     });
-    const auto [weights, left, right] = operands(num_keys);
-    float* grad_key = grad_key_ + begin * dims_;
-    float* grad_value = grad_value_ + begin * dims_;
-    const Rows<P> grad_out = grad_out_.rows, query = query_.rows, key_columns = key_columns_.from(begin);
-    multiply(num_keys, dims_, width_, weights, width_, grad_out.data, grad_out.ld, grad_value, dims_, true);
-    multiply(num_keys, dims_, width_, left, width_, query.data, query.ld, grad_key, dims_, true);
-    multiply(dims_, width_, num_keys, key_columns.data, key_columns.ld, right, width_, grad_query_, width_, !fresh_);
-    fresh_ = false;
+    add_up(piece, operands(num_keys));
   }
 
   // Products of keys become weights, those of values the gradients of scores.
   template <int vectors, bool masked>
-  void differentiate_scores(int64_t lane, int64_t begin, int64_t num_keys) {
+  void differentiate_scores(int64_t lane, int64_t num_keys) {
     const BiasedScores<vectors, masked> biased(biases_, lane);
     Vec zero[vectors], delta[vectors], center[vectors];
     Vec sum[vectors], sum_distant[vectors], mean_distance[vectors];
@@ -282,11 +275,25 @@ class Backward {
     }
   }
 
+  void add_up(const Piece& piece, const Operands& scores) {
+    const int64_t num_keys = piece.num_keys(), column = piece.column;
+    float* grad_key = grad_key_ + piece.begin * dims_;
+    float* grad_value = grad_value_ + piece.begin * dims_;
+    const Rows<P> grad_out = grad_out_.rows, query = query_.rows, keys = key_columns_.from(piece.begin);
+    multiply(
+        num_keys, dims_, piece.width, scores.weights + column, width_, grad_out.data + column * grad_out.ld, grad_out.ld,
+        grad_value, dims_, true);
+    multiply(
+        num_keys, dims_, piece.width, scores.left + column, width_, query.data + column * query.ld, query.ld, grad_key,
+        dims_, true);
+    multiply(
+        dims_, piece.width, num_keys, keys.data, keys.ld, scores.right + column * pair_of<P>, width_,
+        grad_query_ + column, width_, true);
+  }
+
   void store(const BackwardOutputs& outputs) {
-    const Vec scale(problem_.scale);
     for (int64_t index = 0; index < dims_ * width_; index += lanes) {
-      const Vec sum = fresh_ ? Vec(0.f) : Vec::loadu(grad_query_ + index);
-      (sum * scale).store(grad_query_ + index);
+      (Vec::loadu(grad_query_ + index) * Vec(problem_.scale)).store(grad_query_ + index);
     }
     const int64_t present = std::min(width_, problem_.query_length - tile_.start);
     store_transposed<T>(problem_, grad_query_, outputs.grad_query, tile_, present, grad_query_rows_);
@@ -319,7 +326,6 @@ class Backward {
   float* grad_value_ = nullptr;
   const float* hidden_ = nullptr;
   bool with_slopes_ = false;
-  bool fresh_ = true;
   QueryTile tile_;
   Biases biases_;
   float log2_sum_[most_queries];

@@ -61,7 +61,7 @@ class Forward {
   void attend() {
     std::fill(largest_, largest_ + width_, -infinity);
     std::fill(total_, total_ + width_, 0.f);
-    fresh_ = true;
+    std::fill(out_, out_ + dims_ * width_, 0.f);
     begin_ = end_ = 0;
     if (!tile_.any) {
       return;
@@ -127,33 +127,30 @@ class Forward {
   }
 
   void visit(int64_t begin, int64_t end, bool backwards) {
-    for_each_tile(begin, end, backwards, [&](int64_t first, int64_t last) {
-      if (!all_hidden(hidden_, first, last)) {
-        attend_tile(first, last);
-      }
-    });
+    for_each_piece(tile_, hidden_, begin, end, backwards, [&](const Piece& piece) { attend_piece(piece); });
   }
 
-  void attend_tile(int64_t begin, int64_t end) {
-    const int64_t num_keys = end - begin;
-    multiply_rows(keys_.from(begin), query_, scores_, spare_, num_keys, width_, dims_);
-    set_biases(biases_, problem_, tile_, begin, end, hidden_);
+  void attend_piece(const Piece& piece) {
+    const int64_t num_keys = piece.num_keys(), last_column = piece.column + piece.width;
+    multiply_rows(keys_.from(piece.begin), query_, scores_, spare_, piece, width_, dims_);
+    set_biases(biases_, problem_, tile_, piece, hidden_);
     if (problem_.dropout.active) {
-      keep_tile(problem_.dropout, 1.f, tile_.row, tile_.start, begin, num_keys, width_, keep_);
+      keep_tile(problem_.dropout, 1.f, tile_.row, tile_.start, piece.begin, num_keys, width_, keep_);
     }
-    for_each_group(width_, [&](auto vectors, int64_t lane) {
+    for_each_group(piece.column, last_column, [&](auto vectors, int64_t lane) {
       with_mask(biases_.side, [&](auto masked) { this->template soften<vectors.value, masked.value>(lane, num_keys); });
     });
     const P* weights;
     if constexpr (std::is_same_v<P, float>) {
       weights = scores_;
     } else {
-      round_to_right(scores_, weights_, num_keys, width_);
+      round_to_right(scores_, weights_, num_keys, piece.column, last_column, width_);
       weights = weights_;
     }
-    const Rows<P> values = values_.from(begin);
-    multiply(dims_, width_, num_keys, values.data, values.ld, weights, width_, out_, width_, !fresh_);
-    fresh_ = false;
+    const Rows<P> values = values_.from(piece.begin);
+    multiply(
+        dims_, piece.width, num_keys, values.data, values.ld, weights + piece.column * pair_of<P>, width_,
+        out_ + piece.column, width_, true);
   }
 
   // Products become weights, relative to the largest score so far; what was summed up before follows.
@@ -178,9 +175,8 @@ class Forward {
       const Vec shift = Vec::loadu(biases_.shift + lane + v * lanes);
       const Vec before = Vec::loadu(largest_ + lane + v * lanes);
       const Vec after = at::vec::clamp_min(largest[v] - shift, before);
-      const Vec unseen = after == Vec(-infinity);
-      zero[v] = Vec::blendv(after + shift, Vec(0.f), unseen);
-      decay[v] = Vec::blendv(exp2(before - after), Vec(1.f), unseen);
+      zero[v] = Vec::blendv(after + shift, Vec(0.f), after == Vec(-infinity));
+      decay[v] = Vec::blendv(exp2(before - after), Vec(1.f), before == Vec(-infinity));  // nothing to rescale
       after.store(largest_ + lane + v * lanes);
     }
     for (int64_t key = 0; key < num_keys; ++key) {
@@ -200,9 +196,7 @@ class Forward {
     for (int v = 0; v < vectors; ++v) {
       float* sum = total_ + lane + v * lanes;
       at::vec::fmadd(Vec::loadu(sum), decay[v], total[v]).store(sum);
-      if (!fresh_) {
-        rescale(lane + v * lanes, decay[v]);
-      }
+      rescale(lane + v * lanes, decay[v]);
     }
   }
 
@@ -252,7 +246,7 @@ class Forward {
       for (int64_t lane = 0; lane < width_; lane += lanes) {
         float* place = out_ + dim * width_ + lane;
         const Vec factor = Vec::loadu(factors + lane);
-        // A factor of 0 says that nothing was seen: no tile may have been visited, then `out_` holds anything.
+        // A factor of 0 says that nothing was seen; what is there may be NaN all the same.
         Vec::blendv(Vec::loadu(place) * factor, Vec(0.f), factor == Vec(0.f)).store(place);
       }
     }
@@ -277,7 +271,6 @@ class Forward {
   const float* hidden_ = nullptr;
   QueryTile tile_;
   Biases biases_;
-  bool fresh_ = true;               // nothing was added up yet
   int64_t begin_ = 0, end_ = 0;     // the keys visited
   float largest_[most_queries];     // score of each query, from its center
   float total_[most_queries];       // of its weights, relative to that

@@ -138,33 +138,33 @@ inline bool all_hidden(const float* hidden, int64_t begin, int64_t end) {
 // A long sum in float32 loses more than several short ones: so many dims are multiplied at a time.
 constexpr int64_t dims_at_once = 128;
 
-// products (keys, width) = rows (keys, dims) · right. `spare` is as large as `products`.
+// A part of a tile's scores: the keys [begin, end), and `width` columns of queries from `column` on.
+struct Piece {
+  int64_t begin;
+  int64_t end;
+  int64_t column;
+  int64_t width;
+
+  int64_t num_keys() const { return end - begin; }
+};
+
+// products = rows (keys, dims) · right, for the piece's columns of both; `ld` counts all columns. `spare` is as large as
+// `products`.
 template <typename P>
 inline void multiply_rows(
-    Rows<P> rows, const P* right, float* products, float* spare, int64_t num_keys, int64_t width, int64_t dims) {
-  multiply(num_keys, width, std::min(dims, dims_at_once), rows.data, rows.ld, right, width, products, width, false);
+    Rows<P> rows, const P* right, float* products, float* spare, const Piece& piece, int64_t ld, int64_t dims) {
+  const auto multiply_dims = [&](int64_t dim, float* target) {
+    multiply(
+        piece.num_keys(), piece.width, std::min(dims - dim, dims_at_once), rows.data + dim, rows.ld,
+        right + dim * ld + piece.column * pair_of<P>, ld, target + piece.column, ld, false);
+  };
+  multiply_dims(0, products);
   for (int64_t dim = dims_at_once; dim < dims; dim += dims_at_once) {
-    const int64_t count = std::min(dims - dim, dims_at_once);
-    multiply(num_keys, width, count, rows.data + dim, rows.ld, right + dim * width, width, spare, width, false);
-    for (int64_t index = 0; index < num_keys * width; index += lanes) {
-      (Vec::loadu(products + index) + Vec::loadu(spare + index)).store(products + index);
-    }
-  }
-}
-
-// Cuts [begin, end), multiples of key_step, into tiles that lie in one block each; nearest to `begin` first, or to
-// `end` where `backwards`.
-template <typename Visit>
-inline void for_each_tile(int64_t begin, int64_t end, bool backwards, const Visit& visit) {
-  while (begin < end) {
-    if (backwards) {
-      const int64_t start = std::max((end - 1) / most_keys * most_keys, begin);
-      visit(start, end);
-      end = start;
-    } else {
-      const int64_t stop = std::min(begin / most_keys * most_keys + most_keys, end);
-      visit(begin, stop);
-      begin = stop;
+    multiply_dims(dim, spare);
+    for (int64_t key = 0; key < piece.num_keys(); ++key) {
+      for (int64_t place = key * ld + piece.column; place < key * ld + piece.column + piece.width; place += lanes) {
+        (Vec::loadu(products + place) + Vec::loadu(spare + place)).store(products + place);
+      }
     }
   }
 }

@@ -5,6 +5,7 @@
 
 #pragma once
 
+#include "keys.h"
 #include "problem.h"
 #include "simd.h"
 
@@ -124,14 +125,54 @@ inline QueryTile place_queries(const Problem& problem, int64_t batch, int64_t he
   return tile;
 }
 
+// Whether every query sees every key of [begin, end).
+inline bool sees_all(const QueryTile& tile, int64_t begin, int64_t end) {
+  return tile.last_low <= begin && tile.first_high >= end;
+}
+
 inline Side side_of(const QueryTile& tile, int64_t begin, int64_t end) {
-  if (tile.last_low > begin || tile.first_high < end) {
+  if (!sees_all(tile, begin, end)) {
     return Side::Masked;
   }
   if (end - 1 <= tile.first_center) {
     return Side::Left;
   }
   return begin >= tile.last_center ? Side::Right : Side::Masked;
+}
+
+// The keys of [begin, end), with the columns that see any of them.
+inline Piece piece_of(const QueryTile& tile, int64_t begin, int64_t end) {
+  constexpr int64_t step = 32;  // narrower products are slower than what they save
+  int64_t first = tile.width, last = 0;
+  for (int64_t column = 0; column < tile.width; ++column) {
+    if (std::max(tile.low[column], begin) < std::min(tile.high[column], end)) {
+      first = std::min(first, column);
+      last = column + 1;
+    }
+  }
+  first = first / step * step;
+  return {begin, end, first, std::max<int64_t>(std::min(round_up(last, step), tile.width) - first, 0)};
+}
+
+// Cuts [begin, end), multiples of key_step, into pieces that lie in one block of keys each; nearest to `begin` first, or
+// to `end` where `backwards`. Where not every query sees every key they are small: next to the diagonal, and where short
+// segments meet, much is left out.
+template <typename Visit>
+inline void for_each_piece(
+    const QueryTile& tile, const float* hidden, int64_t begin, int64_t end, bool backwards, const Visit& visit) {
+  while (begin < end) {
+    int64_t first = backwards ? std::max((end - 1) / most_keys * most_keys, begin) : begin;
+    int64_t last = backwards ? end : std::min(begin / most_keys * most_keys + most_keys, end);
+    if (!sees_all(tile, first, last)) {
+      first = backwards ? last - key_step : first;
+      last = first + key_step;
+    }
+    (backwards ? end : begin) = backwards ? first : last;
+    const Piece piece = piece_of(tile, first, last);
+    if (piece.width > 0 && !all_hidden(hidden, first, last)) {
+      visit(piece);
+    }
+  }
 }
 
 // What a column's linear biases leave out of its true scores.
@@ -155,7 +196,8 @@ struct Biases {
 
 // `hidden`: for each key 0 or -inf, or null.
 inline void set_biases(
-    Biases& biases, const Problem& problem, const QueryTile& tile, int64_t begin, int64_t end, const float* hidden) {
+    Biases& biases, const Problem& problem, const QueryTile& tile, const Piece& piece, const float* hidden) {
+  const int64_t begin = piece.begin, end = piece.end;
   biases.side = side_of(tile, begin, end);
   biases.scale2 = problem.scale * log2_e;
   const float slope2 = biases.side == Side::Masked ? 0.f

@@ -24,17 +24,16 @@ constexpr float ln_2 = 0.6931471805599453f;
 // A row of a tile is handled in groups of at most four vectors, which fit into registers with all they need.
 constexpr int64_t most_vectors = 4;
 
-// Calls visit(std::integral_constant<int, vectors>, first lane) for each group of a row of `width` floats.
+// Calls visit(std::integral_constant<int, vectors>, first lane) for each group of the floats [lane, end) of a row.
 template <typename Visit>
-inline void for_each_group(int64_t width, const Visit& visit) {
-  int64_t lane = 0;
-  for (; width - lane >= 4 * lanes; lane += 4 * lanes) {
+inline void for_each_group(int64_t lane, int64_t end, const Visit& visit) {
+  for (; end - lane >= 4 * lanes; lane += 4 * lanes) {
     visit(std::integral_constant<int, 4>(), lane);
   }
-  for (; width - lane >= 2 * lanes; lane += 2 * lanes) {
+  for (; end - lane >= 2 * lanes; lane += 2 * lanes) {
     visit(std::integral_constant<int, 2>(), lane);
   }
-  for (; width - lane >= lanes; lane += lanes) {
+  for (; end - lane >= lanes; lane += lanes) {
     visit(std::integral_constant<int, 1>(), lane);
   }
 }
@@ -195,13 +194,14 @@ inline uint32_t round_pair(float low, float high) {
   return low_bits >> 16 | (high_bits & 0xffff0000);
 }
 
-// Scores as the right side of a product: (rows, columns) -> (rows / 2, columns, 2).
-inline void round_to_right(const float* scores, c10::BFloat16* right, int64_t rows, int64_t columns) {
+// Scores as the right side of a product: columns [first, last) of (rows, ld) -> (rows / 2, ld, 2).
+inline void round_to_right(
+    const float* scores, c10::BFloat16* right, int64_t rows, int64_t first, int64_t last, int64_t ld) {
   auto* words = reinterpret_cast<uint32_t*>(right);
   for (int64_t row = 0; row < rows; row += 2) {
-    const float* even = scores + row * columns;
-    for (int64_t column = 0; column < columns; ++column) {
-      words[row / 2 * columns + column] = round_pair(even[column], even[columns + column]);
+    const float* even = scores + row * ld;
+    for (int64_t column = first; column < last; ++column) {
+      words[row / 2 * ld + column] = round_pair(even[column], even[ld + column]);
     }
   }
 }
