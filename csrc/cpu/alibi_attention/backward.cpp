@@ -115,17 +115,17 @@ class Backward {
     if (!tile_.any) {
       return;
     }
-    const auto [begin, end] = attended(inputs);
+    int64_t begin = problem_.key_length, end = 0;
+    const int64_t num_ranges = (problem_.query_length + range_block - 1) / range_block;
+    for (int64_t column = 0; column < width_ && tile_.start + column < problem_.query_length; column += range_block) {
+      const int32_t* range = inputs.ranges + (tile_.row * num_ranges + (tile_.start + column) / range_block) * 2;
+      narrow(tile_, column, range[0], range[1]);
+      begin = std::min<int64_t>(begin, range[0]);
+      end = std::max<int64_t>(end, range[1]);
+    }
     for_each_piece(
         tile_, hidden_, begin / key_step * key_step, round_up(end, key_step), false,
         [&](const Piece& piece) { differentiate_piece(piece); });
-  }
-
-  // The keys that forward attended.
-  std::pair<int64_t, int64_t> attended(const BackwardInputs& inputs) const {
-    const int64_t num_ranges = (problem_.query_length + range_block - 1) / range_block;
-    const int32_t* range = inputs.ranges + (tile_.row * num_ranges + tile_.start / range_block) * 2;
-    return {range[0], range[1]};
   }
 
   void load_rows(const BackwardInputs& inputs) {

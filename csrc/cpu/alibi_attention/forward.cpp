@@ -72,17 +72,17 @@ class Forward {
     begin_ = tile_.first_nearest / key_step * key_step;
     end_ = round_up(tile_.last_nearest + 1, key_step);
     visit(begin_, end_, false);
-    int64_t far_begin = first, far_end = last;
+    std::fill(first_reached_, first_reached_ + 2, first);
+    std::fill(last_reached_, last_reached_ + 2, last);
     if (problem_.reach) {
       // The first query of a causal tile has seen one key so far. A few more, and its sum is known better; but for steep
       // slopes they are out of reach already.
       if (tile_.shared_slope2 * most_queries < 64) {
         extend(std::max(first, begin_ - most_queries), std::min(last, end_ + most_queries));
       }
-      find_reach(far_begin, far_end);
+      find_reach(first, last);
     }
-    extend(far_begin, far_end);
-    end_ = std::min(end_, problem_.key_length);
+    extend(std::min(first_reached_[0], first_reached_[1]), std::max(last_reached_[0], last_reached_[1]));
   }
 
   // Visits what is new in [begin, end).
@@ -93,24 +93,29 @@ class Forward {
     end_ = end;
   }
 
-  // Narrows [begin, end) to what was visited and what must be.
-  void find_reach(int64_t& begin, int64_t& end) const {
+  // Of the keys [begin, end) that some query may see, those that must be visited, for each range_block of queries.
+  void find_reach(int64_t begin, int64_t end) {
     const Reach left(problem_, norms_.largest(begin, begin_)), right(problem_, norms_.largest(end_, end));
-    int64_t first = begin_, last = end_;
-    for (int64_t column = 0; column < width_; ++column) {
-      if (tile_.sees[column]) {
-        const float norm = query_norms_[column], slope2 = tile_.slope2[column];
-        const float known = largest_[column] + std::log2(total_[column]);
-        if (begin < begin_) {
-          first = std::min(first, tile_.center[column] - left.distance(norm, slope2, known));
-        }
-        if (end > end_) {
-          last = std::max(last, tile_.center[column] + right.distance(norm, slope2, known) + 1);
+    for (int64_t column = 0; column < width_; column += range_block) {
+      int64_t first = begin_, last = end_;
+      for (int64_t query = column; query < std::min(column + range_block, width_); ++query) {
+        if (tile_.sees[query]) {
+          const float norm = query_norms_[query], slope2 = tile_.slope2[query];
+          const float known = largest_[query] + std::log2(total_[query]);
+          if (begin < begin_) {
+            first = std::min(first, tile_.center[query] - left.distance(norm, slope2, known));
+          }
+          if (end > end_) {
+            last = std::max(last, tile_.center[query] + right.distance(norm, slope2, known) + 1);
+          }
         }
       }
+      first_reached_[column / range_block] = std::max(begin, first / key_step * key_step);
+      last_reached_[column / range_block] = std::min(end, round_up(last, key_step));
     }
-    begin = std::max(begin, first / key_step * key_step);
-    end = std::min(end, round_up(last, key_step));
+    for (int64_t column = 0; column < width_; column += range_block) {
+      narrow(tile_, column, first_reached_[column / range_block], last_reached_[column / range_block]);
+    }
   }
 
   void load_queries() {
@@ -236,8 +241,9 @@ class Forward {
     const int64_t last = std::min(first + std::max<int64_t>(width_ / range_block, 1), num_ranges);
     for (int64_t index = first; index < last; ++index) {
       int32_t* range = outputs.ranges + (tile_.row * num_ranges + index) * 2;
-      range[0] = static_cast<int32_t>(begin_);
-      range[1] = static_cast<int32_t>(end_);
+      const int64_t place = index - first;
+      range[0] = static_cast<int32_t>(tile_.any ? first_reached_[place] : 0);
+      range[1] = static_cast<int32_t>(tile_.any ? std::min(last_reached_[place], problem_.key_length) : 0);
     }
   }
 
@@ -272,6 +278,7 @@ class Forward {
   QueryTile tile_;
   Biases biases_;
   int64_t begin_ = 0, end_ = 0;     // the keys visited
+  int64_t first_reached_[2], last_reached_[2];  // the keys to visit, for each range_block of queries
   float largest_[most_queries];     // score of each query, from its center
   float total_[most_queries];       // of its weights, relative to that
   float query_norms_[most_queries];

@@ -1,7 +1,8 @@
 // A tile of queries: who sees whom.
 //
-// Everything that hides keys (causal, window, segments, packed sequences, the ends of a tensor) becomes one interval
-// [low, high) of keys for each query, and one center: the key at distance zero, or the nearest one if that lies outside.
+// Everything that hides keys (causal, window, segments, packed sequences, the ends of a tensor, what is out of reach)
+// becomes one interval [low, high) of keys for each query, and one center: the key at distance zero, or the nearest one if
+// that lies outside.
 
 #pragma once
 
@@ -125,23 +126,38 @@ inline QueryTile place_queries(const Problem& problem, int64_t batch, int64_t he
   return tile;
 }
 
+// Leaves out, for the range_block columns from `column` on, the keys outside [begin, end), which are out of reach.
+inline void narrow(QueryTile& tile, int64_t column, int64_t begin, int64_t end) {
+  for (const int64_t last = std::min(column + range_block, tile.width); column < last; ++column) {
+    if (tile.sees[column]) {
+      tile.low[column] = std::max(tile.low[column], begin);
+      tile.high[column] = std::min(tile.high[column], end);
+      tile.last_low = std::max(tile.last_low, tile.low[column]);
+      tile.first_high = std::min(tile.first_high, tile.high[column]);
+    }
+  }
+}
+
 // Whether every query sees every key of [begin, end).
 inline bool sees_all(const QueryTile& tile, int64_t begin, int64_t end) {
   return tile.last_low <= begin && tile.first_high >= end;
 }
 
-inline Side side_of(const QueryTile& tile, int64_t begin, int64_t end) {
-  if (!sees_all(tile, begin, end)) {
+inline Side side_of(const QueryTile& tile, const Piece& piece) {
+  if (!piece.seen_by_all) {
     return Side::Masked;
   }
-  if (end - 1 <= tile.first_center) {
+  if (piece.end - 1 <= tile.first_center) {
     return Side::Left;
   }
-  return begin >= tile.last_center ? Side::Right : Side::Masked;
+  return piece.begin >= tile.last_center ? Side::Right : Side::Masked;
 }
 
 // The keys of [begin, end), with the columns that see any of them.
 inline Piece piece_of(const QueryTile& tile, int64_t begin, int64_t end) {
+  if (sees_all(tile, begin, end)) {
+    return {begin, end, 0, tile.width, true};
+  }
   constexpr int64_t step = 32;  // narrower products are slower than what they save
   int64_t first = tile.width, last = 0;
   for (int64_t column = 0; column < tile.width; ++column) {
@@ -151,7 +167,12 @@ inline Piece piece_of(const QueryTile& tile, int64_t begin, int64_t end) {
     }
   }
   first = first / step * step;
-  return {begin, end, first, std::max<int64_t>(std::min(round_up(last, step), tile.width) - first, 0)};
+  last = std::min(round_up(last, step), tile.width);
+  bool seen_by_all = true;
+  for (int64_t column = first; column < last; ++column) {
+    seen_by_all &= !tile.sees[column] || (tile.low[column] <= begin && tile.high[column] >= end);
+  }
+  return {begin, end, first, std::max<int64_t>(last - first, 0), seen_by_all};
 }
 
 // Cuts [begin, end), multiples of key_step, into pieces that lie in one block of keys each; nearest to `begin` first, or
@@ -198,7 +219,7 @@ struct Biases {
 inline void set_biases(
     Biases& biases, const Problem& problem, const QueryTile& tile, const Piece& piece, const float* hidden) {
   const int64_t begin = piece.begin, end = piece.end;
-  biases.side = side_of(tile, begin, end);
+  biases.side = side_of(tile, piece);
   biases.scale2 = problem.scale * log2_e;
   const float slope2 = biases.side == Side::Masked ? 0.f
       : biases.side == Side::Left                  ? tile.shared_slope2
