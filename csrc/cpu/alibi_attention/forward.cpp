@@ -167,12 +167,13 @@ class Forward {
       largest[v] = Vec(-infinity);
       total[v] = Vec(0.f);
     }
-    float* column = scores_ + lane;
-    for (int64_t key = 0; key < num_keys; ++key) {
+    const int64_t ld = width_;  // a member would be read again after every store
+    float* row = scores_ + lane;
+    for (int64_t key = 0; key < num_keys; ++key, row += ld) {
+#pragma GCC unroll 4
       for (int v = 0; v < vectors; ++v) {
-        float* place = column + key * width_ + v * lanes;
-        const Vec score = biased(Vec::loadu(place), key, v);
-        score.store(place);
+        const Vec score = biased(Vec::loadu(row + v * lanes), key, v);
+        score.store(row + v * lanes);
         largest[v] = at::vec::clamp_min(score, largest[v]);  // may lose a NaN, which its weight keeps
       }
     }
@@ -184,17 +185,18 @@ class Forward {
       decay[v] = Vec::blendv(exp2(before - after), Vec(1.f), before == Vec(-infinity));  // nothing to rescale
       after.store(largest_ + lane + v * lanes);
     }
-    for (int64_t key = 0; key < num_keys; ++key) {
+    row = scores_ + lane;
+    for (int64_t key = 0; key < num_keys; ++key, row += ld) {
+#pragma GCC unroll 4
       for (int v = 0; v < vectors; ++v) {
-        float* place = column + key * width_ + v * lanes;
-        const Vec weight = exp2(Vec::loadu(place) - zero[v]);
+        const Vec weight = exp2(Vec::loadu(row + v * lanes) - zero[v]);
         total[v] = total[v] + weight;
-        weight.store(place);
+        weight.store(row + v * lanes);
       }
     }
     for (int64_t key = 0; problem_.dropout.active && key < num_keys; ++key) {
       for (int v = 0; v < vectors; ++v) {
-        float* place = column + key * width_ + v * lanes;
+        float* place = scores_ + lane + key * width_ + v * lanes;
         (Vec::loadu(place) * Vec::loadu(keep_ + key * width_ + lane + v * lanes)).store(place);
       }
     }
