@@ -12,10 +12,10 @@ BUILD_INPUTS := pyproject.toml constraints.txt setup.py CMakeLists.txt $(shell f
 
 export SEQWARM_TEST_DATA ?= $(abspath ../shared/data)
 
-.PHONY: help install demo test lint format clean
+.PHONY: help install demo test test-cpus test-asan lint format clean
 
 help:  ## list the targets
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1|\2/p' Makefile | while IFS='|' read -r target text; do \
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | while IFS='|' read -r target text; do \
 		printf '%-16s %s\n' "$$target" "$$text"; done
 
 install: $(STAMP)  ## make .venv with the pinned tools, and build the project into it
@@ -32,6 +32,29 @@ demo: $(STAMP)  ## run the demo; ARGS="--help" lists its options
 
 test: $(STAMP)  ## run the tests; ARGS="-k name" selects some
 	OMP_NUM_THREADS=1 $(RUN) -m pytest --numprocesses $(WORKERS) $(ARGS)
+
+# An older CPU is asked of libtorch, whose answer picks our kernels, and of oneDNN, which multiplies for them.
+test-cpus: $(STAMP)  ## run the native kernels' tests as on CPUs with AVX2 only, and with neither
+	for capability in avx2 default; do \
+		echo "ATEN_CPU_CAPABILITY=$$capability"; \
+		ATEN_CPU_CAPABILITY=$$capability ONEDNN_MAX_CPU_ISA=AVX2 OMP_NUM_THREADS=1 \
+			$(RUN) -m pytest --numprocesses $(WORKERS) -k native tests/ops $(ARGS) || exit 1; \
+	done
+
+# In a copy of the project, so that the extension in use stays as it is.
+ASAN := build/asan
+test-asan: $(STAMP)  ## run the native kernels' tests with AddressSanitizer and UBSan watching
+	PATH="$(abspath $(VENV))/bin:$$PATH" cmake -G Ninja -S . -B $(ASAN) -D SEQWARM_SANITIZE=ON -D CMAKE_BUILD_TYPE=RelWithDebInfo \
+		-D Python_EXECUTABLE=$(abspath $(RUN)) -D SEQWARM_TORCH_VERSION=$$($(RUN) -c "import torch; print(torch.__version__)") \
+		-D TORCH_INSTALL_PREFIX=$$($(RUN) -c "import os, torch; print(os.path.dirname(torch.__file__))") \
+		-D pybind11_DIR=$$($(RUN) -m pybind11 --cmakedir)
+	PATH="$(abspath $(VENV))/bin:$$PATH" cmake --build $(ASAN)
+	rm -rf $(ASAN)/tree && mkdir -p $(ASAN)/tree
+	cp -r seqwarm_kernels tests pyproject.toml $(ASAN)/tree
+	rm -f $(ASAN)/tree/seqwarm_kernels/_C.* && cp $(ASAN)/_C.*.so $(ASAN)/tree/seqwarm_kernels
+	cd $(ASAN)/tree && OMP_NUM_THREADS=2 ASAN_OPTIONS=detect_leaks=0 \
+		LD_PRELOAD="$$($${CXX:-c++} -print-file-name=libasan.so) $$($${CXX:-c++} -print-file-name=libstdc++.so)" \
+		$(abspath $(RUN)) -m pytest --numprocesses $(WORKERS) -k native tests/ops $(ARGS)
 
 lint: $(STAMP)  ## check style, formatting and types
 	$(RUN) -m ruff check .

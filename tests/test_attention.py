@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from seqwarm_kernels import alibi_attention, alibi_attention_varlen
+from seqwarm_kernels.ops import backends
 
 
 def tensors(**changes):
@@ -74,11 +75,6 @@ BAD_OPTIONS = [
         r"key_padding_mask must be \(batch, key_length\) \(2, 6\), got \(2, 5\)",
     ),
     ({"backend": "cudnn"}, ValueError, "backend must be None or one of triton, native, reference, got 'cudnn'"),
-    (
-        {"backend": "native"},
-        ValueError,
-        "backend='native' cannot serve this call: alibi_attention has no native implementation",
-    ),
 ]
 
 
@@ -86,6 +82,14 @@ BAD_OPTIONS = [
 def test_bad_options(options, error, message):
     with pytest.raises(error, match=message):
         alibi_attention(*tensors(), **options)
+
+
+@pytest.mark.skipif(backends.problem("native") is not None, reason="the extension is not built")
+def test_a_backend_that_lacks_a_dtype_says_so():
+    doubles = [tensor.double() for tensor in tensors()]
+    with pytest.raises(ValueError, match="backend='native' cannot serve .* no native kernel for torch.float64"):
+        alibi_attention(*doubles, backend="native")
+    assert alibi_attention(*doubles).dtype == torch.float64
 
 
 def test_segments_need_as_many_keys_as_queries():

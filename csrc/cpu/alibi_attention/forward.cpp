@@ -77,7 +77,7 @@ class Forward {
     if (problem_.reach) {
       // The first query of a causal tile has seen one key so far. A few more, and its sum is known better; but for steep
       // slopes they are out of reach already.
-      if (tile_.shared_slope2 * most_queries < 64) {
+      if (tile_.first_slope2 * most_queries < 64) {
         extend(std::max(first, begin_ - most_queries), std::min(last, end_ + most_queries));
       }
       find_reach(first, last);

@@ -144,7 +144,8 @@ struct Piece {
   int64_t end;
   int64_t column;
   int64_t width;
-  bool seen_by_all;  // every one of these queries that sees anything sees every one of the keys
+  bool seen_by_all;  // every one of these queries that sees anything sees every one of the keys,
+  float slope2;      // so they are of one sequence, with one slope
 
   int64_t num_keys() const { return end - begin; }
 };

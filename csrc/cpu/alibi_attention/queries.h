@@ -35,7 +35,7 @@ struct QueryTile {
   bool any;
   int64_t first_low, last_low, first_high, last_high, first_center, last_center;
   int64_t first_nearest, last_nearest;  // keys: the visible one next to each center
-  float shared_slope2;  // of the queries of one sequence, which are all that matter where every query sees a key
+  float first_slope2;
   int64_t reference;    // the key that linear biases are counted from, so that they are small where weights are not
 };
 
@@ -98,7 +98,7 @@ inline void place_query(const Problem& problem, QueryTile& tile, int64_t column)
     tile.first_high = tile.last_high = high;
     tile.first_center = tile.last_center = center;
     tile.first_nearest = tile.last_nearest = nearest;
-    tile.shared_slope2 = slope2;
+    tile.first_slope2 = slope2;
     return;
   }
   tile.first_low = std::min(tile.first_low, low);
@@ -156,7 +156,7 @@ inline Side side_of(const QueryTile& tile, const Piece& piece) {
 // The keys of [begin, end), with the columns that see any of them.
 inline Piece piece_of(const QueryTile& tile, int64_t begin, int64_t end) {
   if (sees_all(tile, begin, end)) {
-    return {begin, end, 0, tile.width, true};
+    return {begin, end, 0, tile.width, true, tile.first_slope2};
   }
   constexpr int64_t step = 32;  // narrower products are slower than what they save
   int64_t first = tile.width, last = 0;
@@ -169,10 +169,14 @@ inline Piece piece_of(const QueryTile& tile, int64_t begin, int64_t end) {
   first = first / step * step;
   last = std::min(round_up(last, step), tile.width);
   bool seen_by_all = true;
+  float slope2 = 0;
   for (int64_t column = first; column < last; ++column) {
-    seen_by_all &= !tile.sees[column] || (tile.low[column] <= begin && tile.high[column] >= end);
+    if (tile.sees[column]) {
+      seen_by_all &= tile.low[column] <= begin && tile.high[column] >= end;
+      slope2 = tile.slope2[column];
+    }
   }
-  return {begin, end, first, std::max<int64_t>(last - first, 0), seen_by_all};
+  return {begin, end, first, std::max<int64_t>(last - first, 0), seen_by_all, slope2};
 }
 
 // Cuts [begin, end), multiples of key_step, into pieces that lie in one block of keys each; nearest to `begin` first, or
@@ -196,18 +200,12 @@ inline void for_each_piece(
   }
 }
 
-// What a column's linear biases leave out of its true scores.
-inline float row_shift(const QueryTile& tile, Side side, int64_t column) {
-  const float distance = static_cast<float>(tile.center[column] - tile.reference);
-  return side == Side::Masked ? 0.f : (side == Side::Left ? tile.shared_slope2 : -tile.shared_slope2) * distance;
-}
-
 // What the scores of a tile of keys need, as vectors are loaded from it.
 struct Biases {
   Side side;
   float scale2;
-  float of_key[most_keys];  // full tiles: the linear bias; -inf where key_padding_mask hides a key
-  float shift[most_queries];
+  float of_key[most_keys];    // the linear bias, 0 for Masked; -inf where key_padding_mask hides a key
+  float shift[most_queries];  // what linear biases leave out of a query's true scores
   float slope2[most_queries];
   // Relative to the first key:
   float low[most_queries];
@@ -221,15 +219,13 @@ inline void set_biases(
   const int64_t begin = piece.begin, end = piece.end;
   biases.side = side_of(tile, piece);
   biases.scale2 = problem.scale * log2_e;
-  const float slope2 = biases.side == Side::Masked ? 0.f
-      : biases.side == Side::Left                  ? tile.shared_slope2
-                                                   : -tile.shared_slope2;
+  const float slope2 = biases.side == Side::Masked ? 0.f : biases.side == Side::Left ? piece.slope2 : -piece.slope2;
   for (int64_t key = begin; key < end; ++key) {
     biases.of_key[key - begin] =
         slope2 * static_cast<float>(key - tile.reference) + (hidden == nullptr ? 0.f : hidden[key]);
   }
   for (int64_t column = 0; column < tile.width; ++column) {
-    biases.shift[column] = row_shift(tile, biases.side, column);
+    biases.shift[column] = slope2 * static_cast<float>(tile.center[column] - tile.reference);
     biases.center[column] = static_cast<float>(tile.center[column] - begin);
   }
   const auto relative = [&](int64_t key) { return std::clamp<int64_t>(key - begin, 0, end - begin); };

@@ -10,6 +10,10 @@
 #include <limits>
 #include <type_traits>
 
+#ifdef __SANITIZE_ADDRESS__
+#include <sanitizer/asan_interface.h>
+#endif
+
 namespace seqwarm {
 inline namespace CPU_CAPABILITY {
 
@@ -215,12 +219,23 @@ class Arena {
   T* take(int64_t count) {
     T* piece = memory_ == nullptr ? nullptr : reinterpret_cast<T*>(memory_ + used_);
     used_ += (count * static_cast<int64_t>(sizeof(T)) + 63) / 64 * 64;
+    fence();
     return piece;
   }
 
   int64_t used() const { return used_; }
 
  private:
+  // A gap that AddressSanitizer watches.
+  void fence() {
+#ifdef __SANITIZE_ADDRESS__
+    if (memory_ != nullptr) {
+      ASAN_POISON_MEMORY_REGION(memory_ + used_, 64);
+    }
+    used_ += 64;
+#endif
+  }
+
   char* memory_;
   int64_t used_ = 0;
 };

@@ -1,0 +1,136 @@
+"""What is the native backend's own: threads, chunks, blocks of keys that replace each other, products in float32."""
+
+import pytest
+import torch
+
+from seqwarm_kernels import alibi_attention, alibi_attention_varlen, alibi_slopes
+from seqwarm_kernels.ops import backends
+from tests.budget import assert_within_budget
+
+pytestmark = pytest.mark.skipif(backends.problem("native") is not None, reason=str(backends.problem("native")))
+NAMES = ("out", "grad_query", "grad_key", "grad_value", "grad_slopes")
+
+
+@pytest.fixture
+def threads():
+    """Sets their number, for one test."""
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+def tensors_of(length, heads=(2, 1), batch_size=1, head_dim=32, dtype=torch.float32):
+    return [torch.randn(batch_size, heads[place > 0], length, head_dim, dtype=dtype) for place in range(3)]
+
+
+def differentiate(tensors, backend, dtype=None, attention=alibi_attention, slopes=None, **options):
+    torch.manual_seed(3)
+    leaves = [tensor.detach().clone().to(dtype or tensor.dtype).requires_grad_() for tensor in tensors]
+    if slopes is None:
+        slopes = alibi_slopes(tensors[0].shape[-3 if tensors[0].dim() == 4 else 1])
+    slopes = slopes.clone().requires_grad_()
+    out = attention(*leaves, slopes=slopes, backend=backend, **options)
+    weights = torch.randn(out.shape).to(out.dtype)
+    return out.detach(), *torch.autograd.grad((out * weights).sum(), [*leaves, slopes])
+
+
+def check(tensors, **options):
+    got = differentiate(tensors, "native", **options)
+    exact = differentiate(tensors, "reference", torch.float64, **options)
+    plain = differentiate(tensors, "reference", **options)
+    for name, *results in zip(NAMES, got, exact, plain, strict=True):
+        times = 4 if name == "grad_slopes" else 2  # a sum over so many queries, near zero beside its terms
+        assert_within_budget(name, *results, tensors[0].dtype, times)
+    return got
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"causal": False}, {"window": 30}, {"window": 200, "causal": False}, {"segment_length": 50}],
+    ids=str,
+)
+def test_many_blocks_of_keys(options):
+    """With a short view only a few blocks are held at a time."""
+    check(tensors_of(1100), skip_tolerance=0.0, **options)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("own_slopes", [True, False])
+def test_many_packed_sequences(causal, own_slopes):
+    """Of any length, and of 32 tokens, which parts of a tile see in full."""
+    lengths = torch.cat([torch.full((6,), 32), torch.randint(0, 90, (30,))])
+    cu_seqlens = torch.tensor([0, *lengths.cumsum(0).tolist()], dtype=torch.int32)
+    total, longest = int(lengths.sum()), int(lengths.max())
+    tensors = [torch.randn(total, heads, 32) for heads in (4, 2, 2)]
+    check(
+        tensors,
+        attention=alibi_attention_varlen,
+        slopes=torch.rand(len(lengths), 4) if own_slopes else None,
+        causal=causal,
+        cu_seqlens_q=cu_seqlens,
+        cu_seqlens_k=cu_seqlens,
+        max_seqlen_q=longest,
+        max_seqlen_k=longest,
+    )
+
+
+@pytest.mark.parametrize("heads", [(1, 1), (4, 2)])
+@pytest.mark.parametrize("dropout_p", [0.0, 0.2])
+def test_threads_change_no_bit_but_in_sums_over_chunks(threads, heads, dropout_p):
+    tensors = tensors_of(700, heads)
+    results = {}
+    for number in (1, 2, 3, 8):
+        threads(number)
+        results[number] = check(tensors, dropout_p=dropout_p)
+        for first, second in zip(results[number], differentiate(tensors, "native", dropout_p=dropout_p), strict=True):
+            assert torch.equal(first, second), f"{number} threads gave other bits the second time"
+    for number in (2, 3, 8):
+        for name, one, many in zip(NAMES, results[1], results[number], strict=True):
+            if name not in ("grad_key", "grad_value"):
+                assert torch.equal(one, many), f"{name} depends on the number of threads"
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_without_onednn(dtype):
+    """Products are BLAS's then, and bfloat16 becomes float32 before."""
+    with torch.backends.mkldnn.flags(enabled=False):
+        check(tensors_of(150, dtype=dtype))
+
+
+def test_a_nan_shows_where_it_is_seen():
+    query, key, value = tensors_of(100)
+    key[0, 0, 40, 3] = float("nan")
+    out = alibi_attention(query, key, value, backend="native", skip_tolerance=0)
+    assert out[:, :, 40:].isnan().all()
+    assert out[:, :, :32].isfinite().all()
+    query, key, value = tensors_of(100)
+    query[0, 1, 7] = float("nan")
+    out = alibi_attention(query, key, value, backend="native")
+    assert out[0, 1, 7].isnan().all()
+    assert out.isnan().sum() == out.shape[-1]
+
+
+def test_memory_grows_with_the_length():
+    """Forward and backward together ask for less than the scores of one head would take."""
+    length = 4096
+    leaves = [tensor.requires_grad_() for tensor in tensors_of(length, heads=(1, 1))]
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        alibi_attention(*leaves, backend="native").sum().backward()
+    allocated = sum(event.self_cpu_memory_usage for event in profile.events() if event.self_cpu_memory_usage > 0)
+    assert 0 < allocated < length * length * 4 / 4
+
+
+@pytest.mark.parametrize("function", ["expand", "transpose", "slice"])
+def test_strides_of_gradients(function):
+    query, key, value = (tensor.requires_grad_() for tensor in tensors_of(70))
+    out = alibi_attention(query, key, value, backend="native")
+    dense = torch.randn_like(out)
+    grad_out = {
+        "expand": dense[:, :, :1].expand_as(out),
+        "transpose": dense.mT.contiguous().mT,
+        "slice": torch.cat([dense, dense], -1)[..., 1 : out.shape[-1] + 1],
+    }[function]
+    got = torch.autograd.grad(out, [query, key, value], grad_out, retain_graph=True)
+    want = torch.autograd.grad(out, [query, key, value], grad_out.contiguous())
+    for first, second in zip(got, want, strict=True):
+        assert torch.equal(first, second)
