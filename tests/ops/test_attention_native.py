@@ -57,8 +57,8 @@ def test_many_blocks_of_keys(options):
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("own_slopes", [True, False])
 def test_many_packed_sequences(causal, own_slopes):
-    """Of any length, and of 32 tokens, which parts of a tile see in full."""
-    lengths = torch.cat([torch.full((6,), 32), torch.randint(0, 90, (30,))])
+    """Of any length, and of 96 tokens: of two that meet inside a tile of queries, each sees tiles of keys in full."""
+    lengths = torch.cat([torch.full((4,), 96), torch.randint(0, 90, (30,))])
     cu_seqlens = torch.tensor([0, *lengths.cumsum(0).tolist()], dtype=torch.int32)
     total, longest = int(lengths.sum()), int(lengths.max())
     tensors = [torch.randn(total, heads, 32) for heads in (4, 2, 2)]
