@@ -13,9 +13,9 @@ from .measure import Record
 from .peers import EAGER, FLASH, FLEX, MASK
 from .report_tables import goal_rows
 
-_SHORT = {"length": 1024, "head_dim": 64, "batch_size": 2}
-_LONG = {"length": 8192, "head_dim": 64}
-_SEGMENTS = {"length": 16384, "segment_length": 16}
+_SHORT: dict[str, Any] = {"length": 1024, "head_dim": 64, "batch_size": 2}
+_LONG: dict[str, Any] = {"length": 8192, "head_dim": 64}
+_SEGMENTS: dict[str, Any] = {"length": 16384, "segment_length": 16}
 
 
 def goals(records: list[Record]) -> Iterator[Goal]:
@@ -36,8 +36,8 @@ def goals(records: list[Record]) -> Iterator[Goal]:
     yield Goal("segments of 16 in 16k tokens, forward vs rows cut, SDPA", 2, speedup(records, MASK.name, **facts), "x")
     facts = {**_LONG, "work": FORWARD, "inputs": "a", "dtype": "torch.float32"}
     ours, masked = (_find(records, name, **facts) for name in ("alibi_attention", MASK.name))
-    peaks = [record.facts.get("peak_megabytes") for record in (ours, masked) if record is not None]
-    ratio = peaks[1] / peaks[0] if len(peaks) == 2 and all(peaks) else None
+    peaks = [record.facts["peak_megabytes"] for record in (ours, masked) if record and "peak_megabytes" in record.facts]
+    ratio = peaks[1] / peaks[0] if len(peaks) == 2 else None
     yield Goal("S8192, peak extra memory, SDPA with bias mask to ours", 20, ratio, "x")
 
 

@@ -45,7 +45,9 @@ def measure(
     """The median over blocks of calls that take `seconds` together, after a warm-up."""
     timer = Timer("call()", globals={"call": call}, num_threads=threads)
     timing = timer.blocked_autorange(min_run_time=seconds)
-    return Record(operator, case, implementation, threads, timing.median * 1e3, timing.iqr * 1e3, max_error, facts or {})
+    return Record(
+        operator, case, implementation, threads, timing.median * 1e3, timing.iqr * 1e3, max_error, facts or {}
+    )
 
 
 def relative_error(result: torch.Tensor, exact: torch.Tensor) -> float:

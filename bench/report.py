@@ -9,8 +9,9 @@ import argparse
 import json
 from pathlib import Path
 
+from . import cpu_goals
 from .device_records import DeviceRecord, read
-from .figures import draw_all
+from .figures import draw_all, draw_cpu
 from .lookup import Records
 from .measure import RESULTS, Record, table
 from .report_tables import attention_table, failures_list, goals_table, segments_table, stage_table
@@ -25,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(arguments: argparse.Namespace) -> None:
     for path in sorted(arguments.records.glob("cpu_*.jsonl")):
-        if (text := _cpu(path)) is not None:
+        if (text := _cpu(path, arguments.figures)) is not None:
             print(f"## {path.stem}\n\n{text}\n")
     print("## On a GPU\n")
     paths = sorted(arguments.records.glob("device*.jsonl"))
@@ -46,11 +47,15 @@ def main(arguments: argparse.Namespace) -> None:
         print(f"\n![{path.stem}]({path.name})")
 
 
-def _cpu(path: Path) -> str | None:
+def _cpu(path: Path, figures: Path) -> str | None:
     first, *lines = path.read_text().splitlines()
     try:
         records = [Record(**json.loads(line)) for line in lines]
     except TypeError:  # the demo's records are of another kind
         return None
-    environment = ", ".join(f"{name} {value}" for name, value in json.loads(first).items())
-    return f"{environment}\n\n{table(records)}"
+    parts = [", ".join(f"{name} {value}" for name, value in json.loads(first).items()), table(records)]
+    if records[0].operator == "alibi_attention":
+        parts.append(cpu_goals.goals_table(records))
+        if (drawn := draw_cpu(records, figures)) is not None:
+            parts.append(f"![{drawn.stem}]({drawn.name})")
+    return "\n\n".join(parts)

@@ -87,7 +87,7 @@ def test_bad_options(options, error, message):
 @pytest.mark.skipif(backends.problem("native") is not None, reason="the extension is not built")
 def test_a_backend_that_lacks_a_dtype_says_so():
     doubles = [tensor.double() for tensor in tensors()]
-    with pytest.raises(ValueError, match="backend='native' cannot serve .* no native kernel for torch.float64"):
+    with pytest.raises(ValueError, match=r"backend='native' cannot serve .* no native kernel for torch\.float64"):
         alibi_attention(*doubles, backend="native")
     assert alibi_attention(*doubles).dtype == torch.float64
 

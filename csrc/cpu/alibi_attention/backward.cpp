@@ -11,6 +11,7 @@
 #include "problem.h"
 #include "products.h"
 #include "queries.h"
+#include "scores.h"
 #include "simd.h"
 #include "types.h"
 
@@ -281,8 +282,8 @@ class Backward {
     float* grad_value = grad_value_ + piece.begin * dims_;
     const Rows<P> grad_out = grad_out_.rows, query = query_.rows, keys = key_columns_.from(piece.begin);
     multiply(
-        num_keys, dims_, piece.width, scores.weights + column, width_, grad_out.data + column * grad_out.ld, grad_out.ld,
-        grad_value, dims_, true);
+        num_keys, dims_, piece.width, scores.weights + column, width_, grad_out.data + column * grad_out.ld,
+        grad_out.ld, grad_value, dims_, true);
     multiply(
         num_keys, dims_, piece.width, scores.left + column, width_, query.data + column * query.ld, query.ld, grad_key,
         dims_, true);

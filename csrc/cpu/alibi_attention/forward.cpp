@@ -1,7 +1,7 @@
 // Forward: a tile of queries against tiles of keys, with a running softmax.
 //
-// Scores are held with keys as rows and queries as columns, so that a vector holds neighbouring queries: maxima, sums and
-// rescaling need nothing across lanes, and the weights are the right side of the next product as they stand.
+// Scores are held with keys as rows and queries as columns, so that a vector holds neighbouring queries: maxima, sums
+// and rescaling need nothing across lanes, and the weights are the right side of the next product as they stand.
 //
 //     S (keys, queries) = K · Qᵀ        O (dims, queries) += Vᵀ · exp(S)
 
@@ -12,6 +12,7 @@
 #include "products.h"
 #include "queries.h"
 #include "reach.h"
+#include "scores.h"
 #include "simd.h"
 #include "types.h"
 
@@ -75,8 +76,8 @@ class Forward {
     std::fill(first_reached_, first_reached_ + 2, first);
     std::fill(last_reached_, last_reached_ + 2, last);
     if (problem_.reach) {
-      // The first query of a causal tile has seen one key so far. A few more, and its sum is known better; but for steep
-      // slopes they are out of reach already.
+      // The first query of a causal tile has seen one key so far. A few more, and its sum is known better; but for
+      // steep slopes they are out of reach already.
       if (tile_.first_slope2 * most_queries < 64) {
         extend(std::max(first, begin_ - most_queries), std::min(last, end_ + most_queries));
       }

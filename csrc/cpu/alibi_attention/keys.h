@@ -3,14 +3,13 @@
 #pragma once
 
 #include "problem.h"
-#include "products.h"
 #include "simd.h"
 
 namespace seqwarm {
 inline namespace CPU_CAPABILITY {
 
-// `count` rows from token `first` on, padded to `padded` rows of padded_dims: where they lie, if nothing is missing there,
-// else copied to `copy`. Those for which `missing` says so become zeros.
+// `count` rows from token `first` on, as long as padded_dims: where they lie, if nothing is missing there, else copied to
+// `copy`. Those for which `missing` says so become zeros.
 template <typename T, typename P, typename Missing>
 inline Rows<P> rows_of(
     const Problem& problem, const Strided& tensor, int64_t batch, int64_t head, int64_t first, int64_t count, P* copy,
@@ -133,42 +132,6 @@ class HiddenKeys {
 // Whether all of [begin, end) are hidden: such a tile adds nothing.
 inline bool all_hidden(const float* hidden, int64_t begin, int64_t end) {
   return hidden != nullptr && std::all_of(hidden + begin, hidden + end, [](float bias) { return bias != 0; });
-}
-
-// A long sum in float32 loses more than several short ones: so many dims are multiplied at a time.
-constexpr int64_t dims_at_once = 128;
-
-// A part of a tile's scores: the keys [begin, end), and `width` columns of queries from `column` on.
-struct Piece {
-  int64_t begin;
-  int64_t end;
-  int64_t column;
-  int64_t width;
-  bool seen_by_all;  // every one of these queries that sees anything sees every one of the keys,
-  float slope2;      // so they are of one sequence, with one slope
-
-  int64_t num_keys() const { return end - begin; }
-};
-
-// products = rows (keys, dims) · right, for the piece's columns of both; `ld` counts all columns. `spare` is as large as
-// `products`.
-template <typename P>
-inline void multiply_rows(
-    Rows<P> rows, const P* right, float* products, float* spare, const Piece& piece, int64_t ld, int64_t dims) {
-  const auto multiply_dims = [&](int64_t dim, float* target) {
-    multiply(
-        piece.num_keys(), piece.width, std::min(dims - dim, dims_at_once), rows.data + dim, rows.ld,
-        right + dim * ld + piece.column * pair_of<P>, ld, target + piece.column, ld, false);
-  };
-  multiply_dims(0, products);
-  for (int64_t dim = dims_at_once; dim < dims; dim += dims_at_once) {
-    multiply_dims(dim, spare);
-    for (int64_t key = 0; key < piece.num_keys(); ++key) {
-      for (int64_t place = key * ld + piece.column; place < key * ld + piece.column + piece.width; place += lanes) {
-        (Vec::loadu(products + place) + Vec::loadu(spare + place)).store(products + place);
-      }
-    }
-  }
 }
 
 }  // namespace CPU_CAPABILITY

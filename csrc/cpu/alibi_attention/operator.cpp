@@ -203,12 +203,13 @@ int64_t usable_threads(const Problem& problem) {
   return at::in_parallel_region() ? 1 : std::clamp<int64_t>(worthwhile, 1, at::get_num_threads());
 }
 
-// Into how many parts the queries of a key head are cut, so that every thread has some.
-int64_t count_chunks(const Problem& problem, int64_t threads) {
+// Into how many parts the queries of a key head are cut, so that every thread has some items.
+int64_t count_chunks(const Problem& problem, int64_t threads, int64_t items_of_each) {
   const int64_t heads = std::max<int64_t>(problem.batch_size * problem.num_key_heads, 1);
   const int64_t width = tile_queries(problem.query_length);
   const int64_t tiles = problem.num_heads / problem.num_key_heads * ((problem.query_length + width - 1) / width);
-  return threads == 1 ? 1 : std::clamp<int64_t>((4 * threads + heads - 1) / heads, 1, std::max<int64_t>(tiles, 1));
+  const int64_t wanted = threads == 1 ? 1 : (items_of_each * threads + heads - 1) / heads;
+  return std::clamp<int64_t>(wanted, 1, std::max<int64_t>(tiles, 1));
 }
 
 // Calls run(item, scratch) for every item. The last heads have the flattest slopes: they take longest and come first.
@@ -251,7 +252,7 @@ FourTensors forward(
         strided(out), lse.data_ptr<float>(), log2_sum.data_ptr<float>(), ranges.data_ptr<int32_t>()};
     const int64_t threads = usable_threads(problem);
     for_each_item(
-        problem, threads, count_chunks(problem, threads), kernels().forward_bytes(problem),
+        problem, threads, count_chunks(problem, threads, 4), kernels().forward_bytes(problem),
         [&](const Item& item, char* scratch) { kernels().forward(problem, outputs, item, scratch); });
   }
   return {out, lse, log2_sum, ranges};
@@ -296,7 +297,7 @@ FourTensors backward(
   Inputs tensors(query, key, value, slopes);
   const Problem problem = describe(tensors, options);
   const int64_t threads = usable_threads(problem);
-  const int64_t num_chunks = count_chunks(problem, threads);
+  const int64_t num_chunks = count_chunks(problem, threads, 2);  // each chunk has gradients of all keys of its head
   const bool chunked = num_chunks > 1;
   const int64_t num_items = problem.batch_size * problem.num_key_heads * num_chunks;
   const Tensor partial =

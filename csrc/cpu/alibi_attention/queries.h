@@ -1,12 +1,11 @@
 // A tile of queries: who sees whom.
 //
 // Everything that hides keys (causal, window, segments, packed sequences, the ends of a tensor, what is out of reach)
-// becomes one interval [low, high) of keys for each query, and one center: the key at distance zero, or the nearest one if
-// that lies outside.
+// becomes one interval [low, high) of keys for each query, and one center: the key at distance zero, or the nearest one
+// if that lies outside.
 
 #pragma once
 
-#include "keys.h"
 #include "problem.h"
 #include "simd.h"
 
@@ -14,10 +13,6 @@
 
 namespace seqwarm {
 inline namespace CPU_CAPABILITY {
-
-// How the scores of a tile of keys get their bias. MASKED holds for any; the others where every query sees every key,
-// on one side of every center: there it is linear, and a row constant apart the same for all queries.
-enum class Side { Masked, Left, Right };
 
 struct QueryTile {
   int64_t batch;
@@ -138,139 +133,6 @@ inline void narrow(QueryTile& tile, int64_t column, int64_t begin, int64_t end) 
   }
 }
 
-// Whether every query sees every key of [begin, end).
-inline bool sees_all(const QueryTile& tile, int64_t begin, int64_t end) {
-  return tile.last_low <= begin && tile.first_high >= end;
-}
-
-inline Side side_of(const QueryTile& tile, const Piece& piece) {
-  if (!piece.seen_by_all) {
-    return Side::Masked;
-  }
-  if (piece.end - 1 <= tile.first_center) {
-    return Side::Left;
-  }
-  return piece.begin >= tile.last_center ? Side::Right : Side::Masked;
-}
-
-// The keys of [begin, end), with the columns that see any of them.
-inline Piece piece_of(const QueryTile& tile, int64_t begin, int64_t end) {
-  if (sees_all(tile, begin, end)) {
-    return {begin, end, 0, tile.width, true, tile.first_slope2};
-  }
-  constexpr int64_t step = 32;  // narrower products are slower than what they save
-  int64_t first = tile.width, last = 0;
-  for (int64_t column = 0; column < tile.width; ++column) {
-    if (std::max(tile.low[column], begin) < std::min(tile.high[column], end)) {
-      first = std::min(first, column);
-      last = column + 1;
-    }
-  }
-  first = first / step * step;
-  last = std::min(round_up(last, step), tile.width);
-  bool seen_by_all = true;
-  float slope2 = 0;
-  for (int64_t column = first; column < last; ++column) {
-    if (tile.sees[column]) {
-      seen_by_all &= tile.low[column] <= begin && tile.high[column] >= end;
-      slope2 = tile.slope2[column];
-    }
-  }
-  return {begin, end, first, std::max<int64_t>(last - first, 0), seen_by_all, slope2};
-}
-
-// Cuts [begin, end), multiples of key_step, into pieces that lie in one block of keys each; nearest to `begin` first, or
-// to `end` where `backwards`. Where not every query sees every key they are small: next to the diagonal, and where short
-// segments meet, much is left out.
-template <typename Visit>
-inline void for_each_piece(
-    const QueryTile& tile, const float* hidden, int64_t begin, int64_t end, bool backwards, const Visit& visit) {
-  while (begin < end) {
-    int64_t first = backwards ? std::max((end - 1) / most_keys * most_keys, begin) : begin;
-    int64_t last = backwards ? end : std::min(begin / most_keys * most_keys + most_keys, end);
-    if (!sees_all(tile, first, last)) {
-      first = backwards ? last - key_step : first;
-      last = first + key_step;
-    }
-    (backwards ? end : begin) = backwards ? first : last;
-    const Piece piece = piece_of(tile, first, last);
-    if (piece.width > 0 && !all_hidden(hidden, first, last)) {
-      visit(piece);
-    }
-  }
-}
-
-// What the scores of a tile of keys need, as vectors are loaded from it.
-struct Biases {
-  Side side;
-  float scale2;
-  float of_key[most_keys];    // the linear bias, 0 for Masked; -inf where key_padding_mask hides a key
-  float shift[most_queries];  // what linear biases leave out of a query's true scores
-  float slope2[most_queries];
-  // Relative to the first key:
-  float low[most_queries];
-  float high[most_queries];
-  float center[most_queries];
-};
-
-// `hidden`: for each key 0 or -inf, or null.
-inline void set_biases(
-    Biases& biases, const Problem& problem, const QueryTile& tile, const Piece& piece, const float* hidden) {
-  const int64_t begin = piece.begin, end = piece.end;
-  biases.side = side_of(tile, piece);
-  biases.scale2 = problem.scale * log2_e;
-  const float slope2 = biases.side == Side::Masked ? 0.f : biases.side == Side::Left ? piece.slope2 : -piece.slope2;
-  for (int64_t key = begin; key < end; ++key) {
-    biases.of_key[key - begin] =
-        slope2 * static_cast<float>(key - tile.reference) + (hidden == nullptr ? 0.f : hidden[key]);
-  }
-  for (int64_t column = 0; column < tile.width; ++column) {
-    biases.shift[column] = slope2 * static_cast<float>(tile.center[column] - tile.reference);
-    biases.center[column] = static_cast<float>(tile.center[column] - begin);
-  }
-  const auto relative = [&](int64_t key) { return std::clamp<int64_t>(key - begin, 0, end - begin); };
-  for (int64_t column = 0; biases.side == Side::Masked && column < tile.width; ++column) {
-    biases.slope2[column] = tile.slope2[column];
-    biases.low[column] = static_cast<float>(relative(tile.low[column]));
-    biases.high[column] = static_cast<float>(relative(tile.high[column]));
-  }
-}
-
-// Scores with their bias, in base 2, for `vectors` vectors of columns.
-template <int vectors, bool masked>
-class BiasedScores {
- public:
-  BiasedScores(const Biases& biases, int64_t lane) : biases_(biases), scale2_(biases.scale2) {
-    if constexpr (masked) {
-      for (int v = 0; v < vectors; ++v) {
-        slope2_[v] = Vec::loadu(biases.slope2 + lane + v * lanes);
-        low_[v] = Vec::loadu(biases.low + lane + v * lanes);
-        high_[v] = Vec::loadu(biases.high + lane + v * lanes);
-        center_[v] = Vec::loadu(biases.center + lane + v * lanes);
-      }
-    }
-  }
-
-  // From products of key `key`, counted from the tile's first.
-  Vec operator()(Vec product, int64_t key, int v) const {
-    if constexpr (masked) {
-      const Vec index(static_cast<float>(key));
-      const Vec bias = Vec(biases_.of_key[key]) - slope2_[v] * (center_[v] - index).abs();
-      const Vec visible = (index >= low_[v]) & (index < high_[v]);
-      return Vec::blendv(Vec(-infinity), at::vec::fmadd(product, scale2_, bias), visible);
-    } else {
-      return at::vec::fmadd(product, scale2_, Vec(biases_.of_key[key]));
-    }
-  }
-
-
-
- private:
-  const Biases& biases_;
-  const Vec scale2_;
-  Vec slope2_[vectors], low_[vectors], high_[vectors], center_[vectors];
-};
-
 // Writes the tile's first `present` columns of (padded_dims, width) as rows. `rows` has room for all.
 template <typename T>
 inline void store_transposed(
@@ -287,16 +149,6 @@ inline void store_transposed(
   transpose(columns, tile.width, rows, dims, dims, tile.width);
   for (int64_t column = 0; column < present; ++column) {
     load_row(rows + column * dims, first + column * tensor.token, problem.head_dim, problem.head_dim);
-  }
-}
-
-// Calls visit with masked (std::true_type) or not.
-template <typename Visit>
-inline void with_mask(Side side, const Visit& visit) {
-  if (side == Side::Masked) {
-    visit(std::true_type());
-  } else {
-    visit(std::false_type());
   }
 }
 

@@ -45,7 +45,9 @@ class KeyNorms {
 
  private:
   // NaN counts as infinite: it must be visited.
-  static float larger(float largest, float norm) { return norm <= largest ? largest : std::isnan(norm) ? infinity : norm; }
+  static float larger(float largest, float norm) {
+    return norm <= largest ? largest : std::isnan(norm) ? infinity : norm;
+  }
 
   const Problem& problem_;
   float* norms_;
