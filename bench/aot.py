@@ -141,8 +141,7 @@ def compile_kernel(kernel: str, chip: int, head_dim: int, dtype: str, variant: s
         target=GPUTarget("cuda", chip, 32),
         options={"num_warps": tiles.num_warps, "num_stages": tiles.num_stages},
     )
-    usage, assembly = _disassemble(compiled.asm["cubin"])
-    registers, stack = map(int, re.search(r"REG:(\d+) STACK:(\d+)", usage).groups())  # type: ignore[union-attr]
+    registers, stack, assembly = disassemble(compiled.asm["cubin"])
     return Report(
         kernel=kernel,
         chip=chip,
@@ -158,8 +157,8 @@ def compile_kernel(kernel: str, chip: int, head_dim: int, dtype: str, variant: s
     )
 
 
-def _disassemble(cubin: bytes) -> tuple[str, str]:
-    """What it uses, and its instructions."""
+def disassemble(cubin: bytes) -> tuple[int, int, str]:
+    """A kernel's registers, spilled bytes, and instructions."""
     tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
@@ -168,7 +167,8 @@ def _disassemble(cubin: bytes) -> tuple[str, str]:
             subprocess.run([tool, flag, file.name], capture_output=True, text=True, check=True).stdout
             for flag in ("-res-usage", "-sass")
         ]
-    return outputs[0], outputs[1]
+    registers, stack = map(int, re.search(r"REG:(\d+) STACK:(\d+)", outputs[0]).groups())  # type: ignore[union-attr]
+    return registers, stack, outputs[1]
 
 
 def cases(chips: tuple[int, ...] = CHIPS, head_dims: tuple[int, ...] = HEAD_DIMS) -> Iterator[tuple[Any, ...]]:

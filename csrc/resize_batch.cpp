@@ -12,6 +12,8 @@
 namespace seqwarm {
 namespace {
 
+enum class Rule { Truncate, TruncateKeepLast, ReshapeDrop, ReshapePad, ReshapeOverlap, Flatten };
+
 constexpr std::array<std::pair<std::string_view, Rule>, 6> rules{{
     {"truncate", Rule::Truncate},
     {"truncate_keep_last", Rule::TruncateKeepLast},
@@ -30,16 +32,18 @@ Rule rule_named(std::string_view name) {
   TORCH_CHECK_VALUE(false, "resize_batch: unknown rule '", name, "'");
 }
 
-bool is_truncation(Rule rule) {
-  return rule == Rule::Truncate || rule == Rule::TruncateKeepLast;
-}
-
-int64_t chunks_of(Rule rule, int64_t source_length, int64_t new_length) {
-  if (is_truncation(rule)) {
-    return 1;
+int64_t line_of(Rule rule, int64_t source_length, int64_t new_length) {
+  switch (rule) {
+    case Rule::Truncate:
+    case Rule::TruncateKeepLast:
+      return new_length;
+    case Rule::ReshapeDrop:
+      return source_length / new_length * new_length;
+    case Rule::Flatten:
+      return source_length;
+    default:
+      return (source_length + new_length - 1) / new_length * new_length;
   }
-  const bool rounds_up = rule == Rule::ReshapePad || rule == Rule::ReshapeOverlap;
-  return (source_length + (rounds_up ? new_length - 1 : 0)) / new_length;
 }
 
 ResizePlan plan_of(const ResizeArguments& arguments) {
@@ -48,11 +52,23 @@ ResizePlan plan_of(const ResizeArguments& arguments) {
       "resize_batch: batch_size must be at least 0, source_length and new_length at least 1, got ",
       arguments.batch_size, ", ", arguments.source_length, " and ", arguments.new_length);
   const Rule rule = rule_named(arguments.rule);
-  const int64_t new_length = std::min(arguments.new_length, arguments.source_length);
-  const int64_t chunks = chunks_of(rule, arguments.source_length, new_length);
-  const int64_t new_rows = rule == Rule::Flatten ? arguments.batch_size * arguments.source_length / new_length
-                                                 : arguments.batch_size * chunks;
-  return {rule, arguments.batch_size, arguments.source_length, new_length, chunks, new_rows};
+  ResizePlan plan{};
+  plan.batch_size = arguments.batch_size;
+  plan.source_length = arguments.source_length;
+  plan.new_length = std::min(arguments.new_length, arguments.source_length);
+  plan.line = line_of(rule, plan.source_length, plan.new_length);
+  plan.new_rows = plan.batch_size * plan.line / plan.new_length;
+  plan.tokens = plan.new_rows * plan.new_length;
+  plan.last_start = plan.line - plan.new_length;
+  plan.moved_by = plan.line - plan.source_length;
+  plan.pads = rule == Rule::ReshapePad;
+  plan.overlaps = rule == Rule::ReshapeOverlap;
+  plan.keeps_last = rule == Rule::TruncateKeepLast;
+  return plan;
+}
+
+bool is_truncation(const ResizePlan& plan) {
+  return plan.line == plan.new_length;
 }
 
 Kind kind_of(int64_t number) {
@@ -83,25 +99,26 @@ void check_input(const ResizePlan& plan, const at::Tensor& input, Kind kind, con
   const at::IntArrayRef sizes = input.sizes();
   bool fits = !sizes.empty() && sizes[0] == plan.batch_size;
   if (kind == Kind::Row) {
-    fits = fits && sizes.size() == 1 && plan.rule != Rule::Flatten;
+    fits = fits && sizes.size() == 1 && plan.batch_size * plan.line == plan.tokens;
   } else {
     fits = fits && sizes.size() >= 2 && sizes[1] == plan.source_length;
   }
   if (kind == Kind::Square) {
-    fits = fits && sizes.size() == 3 && sizes[2] == plan.source_length && is_truncation(plan.rule);
+    fits = fits && sizes.size() == 3 && sizes[2] == plan.source_length && is_truncation(plan);
   }
   TORCH_CHECK_VALUE(
       fits, "resize_batch: an input of shape ", sizes, " and kind ", static_cast<int>(kind), " does not fit batch_size ",
       plan.batch_size, ", source_length ", plan.source_length, " and the rule");
-  TORCH_CHECK_VALUE(input.device() == device, "resize_batch: all tensors must be on ", device);
+  // A device reads pinned host memory where it lies.
+  const bool readable = input.device() == device || (device.is_cuda() && input.is_cpu() && input.is_pinned());
+  TORCH_CHECK_VALUE(readable, "resize_batch: all tensors must be on ", device, ", got one on ", input.device());
 }
 
-void check_arguments(const ResizePlan& plan, const ResizeArguments& arguments) {
+void check_arguments(const ResizePlan& plan, const ResizeArguments& arguments, const c10::Device& device) {
   const size_t count = arguments.inputs.size();
   TORCH_CHECK_VALUE(
       arguments.kinds.size() == count && arguments.fill_values.size() == count,
       "resize_batch: there must be a kind and a fill value for each of the ", count, " inputs");
-  const c10::Device device = any_tensor(arguments).device();
   for (size_t index = 0; index < count; ++index) {
     check_input(plan, arguments.inputs[index], kind_of(arguments.kinds[index]), device);
   }
@@ -110,7 +127,7 @@ void check_arguments(const ResizePlan& plan, const ResizeArguments& arguments) {
     TORCH_CHECK_VALUE(arguments.attention_mask->dim() == 2, "resize_batch: attention_mask must have two dimensions");
   }
   TORCH_CHECK_VALUE(
-      plan.rule != Rule::TruncateKeepLast || arguments.attention_mask.has_value(),
+      !plan.keeps_last || arguments.attention_mask.has_value(),
       "resize_batch: truncate_keep_last needs an attention_mask");
 }
 
@@ -145,29 +162,40 @@ std::optional<Features> collapse_features(const at::Tensor& input) {
   return features;
 }
 
-// Join units while the tensor allows it: fewer and wider loads.
-void widen_units(ResizeEntry& entry) {
-  const auto address = reinterpret_cast<uintptr_t>(entry.input) | reinterpret_cast<uintptr_t>(entry.output);
-  const auto alignment =
-      address | static_cast<uintptr_t>(entry.row_stride) | static_cast<uintptr_t>(entry.position_stride);
-  while (entry.unit_size < 16 && entry.unit_stride == entry.unit_size && entry.token_units % 2 == 0 &&
-         alignment % (2 * entry.unit_size) == 0) {
-    std::memcpy(entry.fill + entry.unit_size, entry.fill, entry.unit_size);
-    entry.unit_size *= 2;
-    entry.unit_stride *= 2;
-    entry.token_units /= 2;
-    entry.row_units /= 2;
+// How many bytes may be moved at once: items of one token, or of successive ones where nothing is cut between them.
+int32_t group_size_of(const ResizePlan& plan, const ResizeEntry& entry) {
+  if (entry.kind == Kind::Row || (plan.keeps_last && entry.kind == Kind::Square)) {
+    return entry.item_size;
   }
+  const int64_t token_size = entry.token_items * entry.item_size;
+  const bool dense = entry.token_items == 1 || entry.item_stride == entry.item_size;
+  auto aligned = int64_t{16} | entry.row_stride | static_cast<int64_t>(reinterpret_cast<uintptr_t>(entry.input)) |
+                 static_cast<int64_t>(reinterpret_cast<uintptr_t>(entry.output));
+  if (dense && entry.position_stride == token_size && !plan.keeps_last) {
+    aligned |= token_size * plan.new_length | token_size * plan.source_length;
+  } else if (entry.item_stride == entry.item_size) {
+    aligned |= token_size | entry.position_stride;
+  } else {
+    return entry.item_size;
+  }
+  return std::max(entry.item_size, static_cast<int32_t>(aligned & -aligned));
 }
 
-bool may_fill(Rule rule, Kind kind) {
-  return (rule == Rule::ReshapePad && kind != Kind::Row) || (rule == Rule::ReshapeOverlap && kind == Kind::Label);
+bool may_fill(const ResizePlan& plan, Kind kind) {
+  return (plan.pads && kind != Kind::Row) || (plan.overlaps && kind == Kind::Label);
+}
+
+void set_fill(ResizeEntry& entry, const at::Scalar& fill_value, at::ScalarType dtype) {
+  const at::Tensor item = at::scalar_tensor(fill_value, at::TensorOptions(dtype).device(at::kCPU));
+  for (int32_t offset = 0; offset < 16; offset += entry.item_size) {
+    std::memcpy(entry.fill + offset, item.const_data_ptr(), entry.item_size);
+  }
 }
 
 // `input` is replaced by a contiguous copy where strides cannot describe it.
 ResizeEntry describe_entry(
     const ResizePlan& plan, at::Tensor& input, const at::Tensor& output, Kind kind, const at::Scalar& fill_value) {
-  Features features{1, 0};
+  Features features{1, 1};
   if (kind == Kind::Square) {
     features = {plan.new_length, input.stride(2)};
   } else if (kind != Kind::Row) {
@@ -184,17 +212,13 @@ ResizeEntry describe_entry(
   entry.output = static_cast<char*>(output.mutable_data_ptr());
   entry.row_stride = input.stride(0) * item_size;
   entry.position_stride = kind == Kind::Row ? 0 : input.stride(1) * item_size;
-  entry.unit_stride = features.stride * item_size;
-  entry.token_units = features.count;
-  entry.row_units = features.count * (kind == Kind::Row ? 1 : plan.new_length);
-  entry.unit_size = static_cast<int32_t>(item_size);
+  entry.item_stride = features.stride * item_size;
+  entry.token_items = features.count;
+  entry.item_size = static_cast<int32_t>(item_size);
   entry.kind = kind;
-  if (may_fill(plan.rule, kind)) {
-    const at::Tensor item = at::scalar_tensor(fill_value, at::TensorOptions(input.scalar_type()).device(at::kCPU));
-    std::memcpy(entry.fill, item.const_data_ptr(), item_size);
-  }
-  if (kind == Kind::Sequence || kind == Kind::Label) {
-    widen_units(entry);
+  entry.group_size = group_size_of(plan, entry);
+  if (may_fill(plan, kind)) {
+    set_fill(entry, fill_value, input.scalar_type());
   }
   return entry;
 }
@@ -239,7 +263,7 @@ InfoOutput describe_info(const ResizePlan& plan, at::TensorList outputs, const c
 
 std::vector<at::Tensor> allocate_outputs(const ResizeArguments& arguments) {
   const ResizePlan plan = plan_of(arguments);
-  check_arguments(plan, arguments);
+  check_arguments(plan, arguments, any_tensor(arguments).device());
   std::vector<at::Tensor> outputs;
   for (size_t index = 0; index < arguments.inputs.size(); ++index) {
     const at::Tensor& input = arguments.inputs[index];
@@ -256,18 +280,19 @@ std::vector<at::Tensor> allocate_outputs(const ResizeArguments& arguments) {
 
 ResizeCall describe_call(const ResizeArguments& arguments, at::TensorList outputs) {
   const ResizePlan plan = plan_of(arguments);
-  check_arguments(plan, arguments);
+  const c10::Device device = (outputs.empty() ? any_tensor(arguments) : outputs[0]).device();
+  check_arguments(plan, arguments, device);
   const size_t count = arguments.inputs.size();
   TORCH_CHECK_VALUE(
       outputs.size() == count + (arguments.return_info ? 3 : 0), "resize_batch: there must be an output for each of the ",
       count, " inputs", arguments.return_info ? " and three for the info" : "", ", got ", outputs.size());
 
-  ResizeCall call{plan, {}, {}, {}, any_tensor(arguments).device(), {}};
+  ResizeCall call{plan, {}, {}, {}, device, {}};
   for (size_t index = 0; index < count; ++index) {
     at::Tensor input = arguments.inputs[index];
     const Kind kind = kind_of(arguments.kinds[index]);
     const at::Tensor& output = outputs[index];
-    check_output(output, output_shape(plan, input, kind), input.scalar_type(), call.device);
+    check_output(output, output_shape(plan, input, kind), input.scalar_type(), device);
     if (output.numel() == 0) {
       continue;
     }
@@ -280,7 +305,7 @@ ResizeCall describe_call(const ResizeArguments& arguments, at::TensorList output
     call.copies.push_back(std::move(mask));
   }
   if (arguments.return_info) {
-    call.info = describe_info(plan, outputs.slice(count), call.device);
+    call.info = describe_info(plan, outputs.slice(count), device);
   }
   return call;
 }

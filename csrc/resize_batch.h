@@ -1,6 +1,10 @@
-// What the CPU and the CUDA implementation of seqwarm::resize_batch share: the index map from the slots of new
-// rows to source tokens, and the description of a call. resize_batch/schema.py says what the arguments mean,
-// resize_batch/reference.py what the results are.
+// What the CPU and the CUDA implementation of seqwarm::resize_batch share: how new rows are cut, and the description of
+// a call. resize_batch/schema.py says what the arguments mean, resize_batch/reference.py what the results are.
+//
+// All rules but one detail are the same copy: a source row gives a *line* of tokens, and the lines, one after another,
+// are the new batch. A line is the first L tokens of the row (truncate), its first floor(S / L) L (reshape_drop), all S
+// (flatten), or ceil(S / L) L, of which those beyond the row are filled (reshape_pad) or, in the last new row, moved
+// back to the row's last L tokens (reshape_overlap). The detail: truncate_keep_last may take another token last.
 
 #pragma once
 
@@ -21,57 +25,33 @@
 
 namespace seqwarm {
 
-enum class Rule : int32_t { Truncate, TruncateKeepLast, ReshapeDrop, ReshapePad, ReshapeOverlap, Flatten };
-
 enum class Kind : int32_t { Row, Sequence, Label, Square };  // the numbers of schema.py
 
 struct ResizePlan {
-  Rule rule;
   int64_t batch_size;
   int64_t source_length;
   int64_t new_length;  // 1 to source_length
-  int64_t chunks;      // new rows for each source row; not used by Flatten
   int64_t new_rows;
+  int64_t tokens;  // new_rows * new_length
+  int64_t line;
+  int64_t last_start;  // in a line: where its last new row begins
+  int64_t moved_by;    // so far back are the tokens of that new row, if it overlaps
+  bool pads;
+  bool overlaps;
+  bool keeps_last;
 };
 
-// Where a new row begins.
-struct NewRow {
-  int64_t source_row;
-  int64_t first_position;
-  int64_t repeated_below;  // tokens before this position stand in an earlier new row already
-};
-
-SEQWARM_HOST_DEVICE inline NewRow new_row_of(const ResizePlan& plan, int64_t index) {
-  if (plan.rule == Rule::Flatten) {
-    const int64_t token = index * plan.new_length;
-    return {token / plan.source_length, token % plan.source_length, 0};
-  }
-  const int64_t start = index % plan.chunks * plan.new_length;
-  const int64_t last_start = plan.source_length - plan.new_length;
-  const bool moved = plan.rule == Rule::ReshapeOverlap && start > last_start;
-  return {index / plan.chunks, moved ? last_start : start, start};
-}
-
-// Where one slot takes its token from.
+// Where the token at a position of a line comes from.
 struct Source {
-  int64_t row;
   int64_t position;  // at or beyond source_length: there is no such token
-  bool repeated;
+  bool repeated;     // an earlier new row has it
 };
 
-// `last_valid`: under TruncateKeepLast the row's last valid position if that is cut, in all other cases -1.
-SEQWARM_HOST_DEVICE inline Source source_of(
-    const ResizePlan& plan, const NewRow& new_row, int64_t slot, int64_t last_valid) {
-  int64_t row = new_row.source_row;
-  int64_t position = new_row.first_position + slot;
-  if (plan.rule == Rule::Flatten && position >= plan.source_length) {  // once at most: new_length <= source_length
-    row += 1;
-    position -= plan.source_length;
+SEQWARM_HOST_DEVICE inline Source source_of(const ResizePlan& plan, int64_t position) {
+  if (!plan.overlaps || position < plan.last_start) {
+    return {position, false};
   }
-  if (slot == plan.new_length - 1 && last_valid >= plan.new_length) {
-    position = last_valid;
-  }
-  return {row, position, position < new_row.repeated_below};
+  return {position - plan.moved_by, position - plan.moved_by < plan.last_start};
 }
 
 SEQWARM_HOST_DEVICE inline bool is_filled(const ResizePlan& plan, Kind kind, const Source& source) {
@@ -104,18 +84,18 @@ struct MaskView {
   }
 };
 
-// One tensor of the batch, as bytes. A token is `token_units` units of `unit_size` bytes; strides are in bytes
-// and those of the input; the output is contiguous.
+// One tensor of the batch, as bytes. A token is `token_items` items; strides are in bytes and those of the input; the
+// output is contiguous.
 struct ResizeEntry {
-  alignas(16) char fill[16];  // one unit
+  alignas(16) char fill[16];  // the item, repeated
   const char* input;
   char* output;
   int64_t row_stride;
   int64_t position_stride;
-  int64_t unit_stride;
-  int64_t token_units;  // Square: new_length, the units are the columns of the mask
-  int64_t row_units;    // units in a new row
-  int32_t unit_size;    // 1, 2, 4, 8 or 16
+  int64_t item_stride;
+  int64_t token_items;  // Square: new_length, the items are the columns of the mask
+  int32_t item_size;    // 1, 2, 4, 8 or 16
+  int32_t group_size;   // so many bytes, up to 16, lie together wherever a copy looks; they may span tokens
   Kind kind;
 };
 
@@ -150,7 +130,7 @@ struct ResizeArguments {
 std::vector<at::Tensor> allocate_outputs(const ResizeArguments& arguments);
 ResizeCall describe_call(const ResizeArguments& arguments, at::TensorList outputs);
 
-// The two operators of a device, given the function that runs a call there.
+// The two operators of a device, given the functions that prepare new outputs and run a call there.
 template <void (*run)(const ResizeCall&)>
 void resize_batch_out(
     at::TensorList inputs, const std::optional<at::Tensor>& attention_mask, int64_t batch_size, int64_t source_length,
@@ -160,7 +140,7 @@ void resize_batch_out(
       {inputs, attention_mask, batch_size, source_length, new_length, rule, kinds, fill_values, return_info}, outputs));
 }
 
-template <void (*run)(const ResizeCall&)>
+template <void (*prepare)(const at::Tensor&), void (*run)(const ResizeCall&)>
 std::vector<at::Tensor> resize_batch(
     at::TensorList inputs, const std::optional<at::Tensor>& attention_mask, int64_t batch_size, int64_t source_length,
     int64_t new_length, std::string_view rule, at::IntArrayRef kinds, at::ArrayRef<at::Scalar> fill_values,
@@ -168,6 +148,9 @@ std::vector<at::Tensor> resize_batch(
   const ResizeArguments arguments{
       inputs, attention_mask, batch_size, source_length, new_length, rule, kinds, fill_values, return_info};
   std::vector<at::Tensor> outputs = allocate_outputs(arguments);
+  for (const at::Tensor& output : outputs) {
+    prepare(output);
+  }
   run(describe_call(arguments, outputs));
   return outputs;
 }

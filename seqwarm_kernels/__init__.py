@@ -3,6 +3,7 @@
 from .allocator import AllocatorReport, warmup_allocator
 from .attention import alibi_attention, alibi_attention_varlen
 from .batch import ResizeInfo, resize_batch
+from .buffers import BatchBuffers
 from .reach import attended_share, attended_share_varlen
 from .schedule import Milestone, SequenceLengthScheduler, discrete, root
 from .slopes import alibi_bias, alibi_slopes
@@ -11,6 +12,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AllocatorReport",
+    "BatchBuffers",
     "Milestone",
     "ResizeInfo",
     "SequenceLengthScheduler",

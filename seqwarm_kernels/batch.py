@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import copy as copying
-from collections import UserDict
-from collections.abc import Collection, Mapping, MutableMapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from .buffers import BatchBuffers
 from .checks import check_int
-from .ops import backends
-from .ops.library import overload
+from .containers import leaves, replaced
 from .ops.resize_batch import validation
-from .ops.resize_batch.schema import INFO_DTYPES, SEQUENCE_DIMS, Kind, new_rows, output_shapes
-from .ops.resize_batch.validation import Layout
+from .ops.resize_batch.schema import INFO_DTYPES, SEQUENCE_DIMS, Kind
+from .recipe import Options, Recipe, recipe_for
 
 
 class ResizeInfo(NamedTuple):
@@ -28,7 +25,7 @@ class ResizeInfo(NamedTuple):
 
 
 def resize_batch(
-    batch: MutableMapping[str, Any],
+    batch: Any,
     seq_len: int,
     *,
     mode: str = "truncate",
@@ -47,10 +44,13 @@ def resize_batch(
 
     Tensors with two or more dimensions are (B, S) or (B, S, features...) and agree on B and S. A (B, S, S) or
     (B, 1, S, S) tensor that is a mask by name loses both sequence dimensions. A 1-D tensor holds one entry for
-    each row. Scalars and everything that is no tensor pass through. `seq_len >= S` changes nothing.
+    each row, and so does a list or tuple with B entries. Everything else passes through. `seq_len >= S` changes
+    nothing.
 
     Args:
-        batch: a mutable mapping of names to tensors (dict, OrderedDict, transformers' BatchEncoding, ...).
+        batch: a mutable mapping of names to tensors (dict, OrderedDict, transformers' BatchEncoding and ModelOutput,
+            a TensorDict, ...) or a dataclass. They may lie inside one another: batch["encoder"]["input_ids"] is then
+            called "encoder.input_ids" by `keys`, `mask_keys`, `pad_values` and `out`.
         seq_len: tokens in a new row, at least 1.
         mode: "truncate" keeps the first `seq_len` tokens of each row. "reshape" cuts each row into rows of
             `seq_len`, row by row. "flatten" cuts the whole batch, read as one stream, and drops the tail.
@@ -67,156 +67,134 @@ def resize_batch(
         mask_keys: which (B, S, S) and (B, 1, S, S) tensors are masks over pairs of tokens. Default: names that
             end in "_mask".
         copy: False returns views of the input wherever a view can express the result.
-        out: contiguous tensors to write to, by name, each of the source's dtype and device and large enough;
-            the result is carved from their first elements, so that addresses stay the same.
+        out: `BatchBuffers`, or contiguous tensors to write to, by name, each of the source's dtype and device and
+            large enough; the result is carved from their first elements, so that addresses stay the same. Tensors
+            on a CUDA device take batches in pinned host memory as well.
         return_info: also return a `ResizeInfo`.
         backend: None (best available), "reference", "native" or "triton".
 
     Returns:
-        A mapping of the batch's type, or (mapping, ResizeInfo).
+        A batch of the same types, or (batch, ResizeInfo).
 
     Raises:
-        TypeError: `batch` is no mutable mapping, or an argument has the wrong type.
+        TypeError: `batch` is no mutable mapping and no dataclass, or an argument has the wrong type.
         ValueError: the tensors disagree, or an argument does not fit them; nothing was written.
     """
-    if not isinstance(batch, MutableMapping):
-        raise TypeError(f"batch must be a mutable mapping of names to tensors, got {type(batch).__name__}")
     check_int("seq_len", seq_len, minimum=1)
-    rule = validation.resizing_rule(mode, remainder, keep_last_token)
-    validation.check_names("pad_values", pad_values, batch)
-    layout = validation.batch_layout(batch, mode=mode, seq_dim=seq_dim, keys=keys, mask_keys=mask_keys)
-    mask = validation.row_mask(batch, layout, seq_dim)
-    validation.check_keep_last(rule, mask)
+    found = leaves(batch)
+    recipe = recipe_for(found, Options(mode, remainder, seq_dim, keep_last_token, pad_values, keys, mask_keys, backend))
     if out is not None and not copy:
         raise ValueError("out must be None with copy=False: views are not written anywhere")
 
-    tensors = {name: _rows_first(batch[name], kind, seq_dim) for name, kind in layout.kinds.items()}
-    cut = _Cut(layout, seq_len, rule, return_info, backend)
-    if not copy and cut.is_a_view():
-        entries = {name: cut.view(tensor, layout.kinds[name]) for name, tensor in tensors.items()}
-        info = cut.info(tensors, mask)
+    tensors = [found[name] for name in recipe.names]
+    mask = None if recipe.mask_name is None else found[recipe.mask_name]
+    if recipe.rearranged:
+        tensors = [_rows_first(t, kind, seq_dim) for t, kind in zip(tensors, recipe.kinds, strict=True)]
+        mask = mask if mask is None or seq_dim == 1 else mask.transpose(0, 1)
+    length = recipe.length(seq_len)
+    if not copy and _is_a_view(recipe, length):
+        results = [_view(t, kind, recipe, length) for t, kind in zip(tensors, recipe.kinds, strict=True)]
+        info = _info_alone(recipe, tensors, mask, length) if return_info else []
     else:
-        entries, info = cut.copy(tensors, mask, pad_values, out)
-    new_batch = _with_entries(
-        batch,
-        {name: _as_given(entries[name], batch[name], kind, seq_dim) for name, kind in layout.kinds.items()},
-    )
+        if recipe.needs_gradient is not None and torch.is_grad_enabled():
+            validation.check_no_gradient(recipe.needs_gradient, found[recipe.needs_gradient])
+        results = _copy(recipe, tensors, mask, length, out, return_info)
+        info = results[len(tensors) :]
+    new_leaves = dict(zip(recipe.names, results, strict=False))
+    if recipe.rearranged:
+        for name, kind in zip(recipe.names, recipe.kinds, strict=True):
+            new_leaves[name] = _as_given(new_leaves[name], found[name], kind, seq_dim)
+    rows = recipe.rows(length)
+    for name in recipe.row_lists:
+        new_leaves[name] = _repeated(found[name], rows)
+    new_batch = replaced(batch, new_leaves, (rows, length) if seq_dim == 1 else (length, rows))
     return (new_batch, ResizeInfo(*info)) if return_info else new_batch
 
 
-@dataclass(frozen=True)
-class _Cut:
-    """One checked call: how tensors with their rows first are cut."""
-
-    layout: Layout
-    seq_len: int
-    rule: str
-    return_info: bool
-    backend: str | None
-
-    def copy(
-        self,
-        tensors: dict[str, Tensor],
-        attention_mask: Tensor | None,
-        pad_values: Mapping[str, float] | None,
-        out: Mapping[str, Tensor] | None,
-    ) -> tuple[dict[str, Tensor], list[Tensor]]:
-        """New tensors by name, or tensors carved from `out`; and the info."""
-        fill_values = []
-        for name, tensor in tensors.items():
-            validation.check_no_gradient(name, tensor)
-            fill_values.append(validation.fill_value(name, self.layout.kinds[name], tensor.dtype, pad_values))
-        outputs = None if out is None else self._carve(tensors, out)
-        results = self._run(list(tensors.values()), attention_mask, fill_values, outputs)
-        return dict(zip(tensors, results, strict=False)), results[len(tensors) :]
-
-    def info(self, tensors: dict[str, Tensor], attention_mask: Tensor | None) -> list[Tensor]:
-        """The info alone, for a batch whose tensors are views."""
-        if not self.return_info:
-            return []
-        if attention_mask is None:
-            some_tensor = next(iter(tensors.values()))
-            attention_mask = some_tensor.new_ones(1, 1).expand(self.layout.batch_size, self.layout.source_length)
-        return self._run([], attention_mask, [], None)
-
-    def _run(
-        self,
-        inputs: list[Tensor],
-        attention_mask: Tensor | None,
-        fill_values: list[float],
-        outputs: list[Tensor] | None,
-    ) -> list[Tensor]:
-        kinds = [int(kind) for kind in self.layout.kinds.values()][: len(inputs)]
-        sizes = (self.layout.batch_size, self.layout.source_length, self.seq_len)
-        arguments = (inputs, attention_mask, *sizes, self.rule, kinds, fill_values, self.return_info)
-        name = "resize_batch" if outputs is None else "resize_batch_out"
-        device = (inputs[0] if attention_mask is None else attention_mask).device
-        operator = overload(name, backends.choose(name, device.type, self.backend))
-        if outputs is None:
-            return operator(*arguments)
-        operator(*arguments, outputs)
-        return outputs
-
-    def _carve(self, tensors: dict[str, Tensor], out: Mapping[str, Tensor]) -> list[Tensor]:
-        kinds = [self.layout.kinds[name] for name in tensors]
-        length = min(self.seq_len, self.layout.source_length)
-        rows = new_rows(self.layout.batch_size, self.layout.source_length, length, self.rule)
-        shapes = output_shapes(list(tensors.values()), kinds, rows, length, self.return_info)
-        carved = {
-            name: validation.check_storage(name, out, tensors[name], shape)
-            for name, shape in zip(tensors, shapes, strict=False)
-        }
-        validation.check_no_overlap(carved, tensors)
-        device = next(iter(tensors.values())).device
-        info = [
-            torch.empty(shape, dtype=dtype, device=device)
-            for shape, dtype in zip(shapes[len(tensors) :], INFO_DTYPES, strict=False)
-        ]
-        return [*carved.values(), *info]
-
-    def is_a_view(self) -> bool:
-        """Whether strides alone can say what the rule says; they cannot fill slots, nor take a token elsewhere."""
-        whole_rows = self.seq_len >= self.layout.source_length or self.layout.source_length % self.seq_len == 0
-        return self.rule in ("truncate", "flatten", "reshape_drop") or (self.rule.startswith("reshape") and whole_rows)
-
-    def view(self, tensor: Tensor, kind: Kind) -> Tensor:
-        """A view of the tensor, but a copy where its strides do not allow one."""
-        length = min(self.seq_len, self.layout.source_length)
-        batch_size, chunks = self.layout.batch_size, self.layout.source_length // length
-        if self.rule == "truncate":
-            for dim in SEQUENCE_DIMS[kind]:
-                tensor = tensor.narrow(dim, 0, length)
-            return tensor
-        if kind == Kind.ROW:
-            return tensor.repeat_interleave(chunks)
-        features = tensor.shape[2:]
-        if self.rule == "flatten":
-            rows = new_rows(batch_size, self.layout.source_length, length, self.rule)
-            stream = tensor.reshape(batch_size * self.layout.source_length, *features)
-            return stream[: rows * length].reshape(rows, length, *features)
-        return tensor[:, : chunks * length].reshape(batch_size * chunks, length, *features)
+def _copy(
+    recipe: Recipe,
+    tensors: list[Tensor],
+    attention_mask: Tensor | None,
+    length: int,
+    out: Mapping[str, Tensor] | None,
+    return_info: bool,
+) -> list[Tensor]:
+    """New tensors, or tensors carved from `out`; then the info."""
+    if out is None:
+        return recipe.run(tensors, attention_mask, length, return_info)
+    if not isinstance(out, BatchBuffers):
+        outputs = _carve(recipe, tensors, length, out, return_info)
+        return recipe.run(tensors, attention_mask, length, return_info, outputs)
+    outputs = out.views(recipe, tensors, length, return_info)
+    recipe.run(tensors, attention_mask, length, return_info, outputs)
+    if out.device.type != recipe.device_type:
+        out.keep_while_read(tensors if attention_mask is None else [*tensors, attention_mask])
+    return outputs
 
 
-def _rows_first(tensor: Tensor, kind: Kind, seq_dim: int) -> Tensor:
+def _carve(
+    recipe: Recipe, tensors: list[Tensor], length: int, out: Mapping[str, Tensor], return_info: bool
+) -> list[Tensor]:
+    shapes = recipe.shapes(tensors, length, return_info)
+    sources = dict(zip(recipe.names, tensors, strict=True))
+    carved = {
+        name: validation.check_storage(name, out, source, shape)
+        for (name, source), shape in zip(sources.items(), shapes, strict=False)
+    }
+    validation.check_no_overlap(carved, sources)
+    device = next(iter(carved.values())).device
+    info = [
+        torch.empty(shape, dtype=dtype, device=device)
+        for shape, dtype in zip(shapes[len(tensors) :], INFO_DTYPES, strict=False)
+    ]
+    return [*carved.values(), *info]
+
+
+def _info_alone(recipe: Recipe, tensors: list[Tensor], attention_mask: Tensor | None, length: int) -> list[Tensor]:
+    """For a batch whose tensors are views."""
+    if attention_mask is None:
+        attention_mask = tensors[0].new_ones(1, 1).expand(recipe.batch_size, recipe.source_length)
+    return recipe.run([], attention_mask, length, return_info=True)
+
+
+def _is_a_view(recipe: Recipe, length: int) -> bool:
+    """Whether strides alone can say what the rule says; they cannot fill slots, nor take a token elsewhere."""
+    if recipe.rule == "truncate_keep_last":
+        return length == recipe.source_length
+    return recipe.rule not in ("reshape_pad", "reshape_overlap") or recipe.source_length % length == 0
+
+
+def _view(tensor: Tensor, kind: int, recipe: Recipe, length: int) -> Tensor:
+    """A view of the tensor, but a copy where its strides do not allow one."""
+    if recipe.rule.startswith("truncate"):
+        for dim in SEQUENCE_DIMS[Kind(kind)]:
+            tensor = tensor.narrow(dim, 0, length)
+        return tensor
+    batch_size, source_length = recipe.batch_size, recipe.source_length
+    if kind == Kind.ROW:
+        return tensor.repeat_interleave(source_length // length)
+    features, rows = tensor.shape[2:], recipe.rows(length)
+    if recipe.rule == "flatten":
+        stream = tensor.reshape(batch_size * source_length, *features)
+        return stream[: rows * length].reshape(rows, length, *features)
+    return tensor[:, : source_length // length * length].reshape(rows, length, *features)
+
+
+def _repeated(entries: list[Any] | tuple[Any, ...], rows: int) -> Any:
+    """An entry for each new row."""
+    times = rows // max(len(entries), 1)
+    return type(entries)(entry for entry in entries for _ in range(times))
+
+
+def _rows_first(tensor: Tensor, kind: int, seq_dim: int) -> Tensor:
     """As the operator takes it: (B,), (B, S, features...), or (B, S, S) for a mask over pairs of tokens."""
     if kind == Kind.SQUARE:
         return tensor.squeeze(1) if tensor.dim() == 4 else tensor
     return tensor if kind == Kind.ROW or seq_dim == 1 else tensor.transpose(0, 1)
 
 
-def _as_given(result: Tensor, given: Tensor, kind: Kind, seq_dim: int) -> Tensor:
+def _as_given(result: Tensor, given: Tensor, kind: int, seq_dim: int) -> Tensor:
     """The reverse of `_rows_first`."""
     if kind == Kind.SQUARE:
         return result.unsqueeze(1) if given.dim() == 4 else result
     return result if kind == Kind.ROW or seq_dim == 1 else result.transpose(0, 1)
-
-
-def _with_entries(batch: MutableMapping[str, Any], entries: dict[str, Tensor]) -> MutableMapping[str, Any]:
-    """A mapping of the batch's type with these entries replaced."""
-    if type(batch) is dict:  # torch.compile traces this, but not copy.copy
-        return {**batch, **entries}
-    if isinstance(batch, (dict, UserDict)):  # their copies keep attributes and share no storage
-        new_batch = copying.copy(batch)
-        new_batch.update(entries)
-        return new_batch
-    return type(batch)({**batch, **entries})  # type: ignore[call-arg]

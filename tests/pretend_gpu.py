@@ -28,6 +28,9 @@ KERNELS = (
 
 
 class PretendedDriver:
+    def __init__(self, chip):
+        self.chip = chip
+
     def get_current_device(self):
         return 0
 
@@ -35,7 +38,23 @@ class PretendedDriver:
         return 0
 
     def get_current_target(self):
-        return GPUTarget("cuda", 90, 32)
+        return GPUTarget("cuda", self.chip, 32)
+
+
+def pretend(chip, launched=None):
+    """From here on kernels are compiled for a chip and not run; those of each launch are added to a list."""
+    driver.set_active(PretendedDriver(chip))
+
+    def compile_only(self, *args, warmup, **options):
+        compiled = launch(self, *args, warmup=True, **options)
+        if launched is not None:
+            launched.append(compiled)
+        return compiled
+
+    JITFunction.run = compile_only
+
+
+launch = JITFunction.run
 
 
 def forward_and_backward(batch_size, length, head_dim=64):
@@ -52,9 +71,7 @@ def compiled():
 
 
 def main():
-    driver.set_active(PretendedDriver())
-    launch = JITFunction.run
-    JITFunction.run = lambda self, *args, warmup, **options: launch(self, *args, warmup=True, **options)
+    pretend(chip=90)
     for length in (128, 1024):  # without and with a search for keys to skip
         forward_and_backward(2, length)
     first = compiled()

@@ -64,7 +64,7 @@ def test_copies_own_their_memory_and_views_do_not(seq_len):
     tensor = batch["input_ids"]
     assert resize_batch(batch, seq_len)["input_ids"].untyped_storage().data_ptr() != tensor.untyped_storage().data_ptr()
     for mode in ("truncate", "reshape", "flatten"):
-        view = resize_batch(batch, seq_len, mode=mode, copy=False)["input_ids"]
+        view = resize_batch(batch, seq_len, mode=mode, copy=False, keys=["input_ids", "labels"])["input_ids"]
         shares = view.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr()
         assert shares == (mode != "reshape" or 10 % seq_len in (0, 10))
 
@@ -88,7 +88,7 @@ def test_keys_leave_the_rest_alone():
     "batch", [None, [torch.ones(2, 3)], torch.ones(2, 3), MappingProxyType({"x": torch.ones(2, 3)})]
 )
 def test_a_batch_is_a_mutable_mapping(batch):
-    with pytest.raises(TypeError, match="batch must be a mutable mapping of names to tensors, got"):
+    with pytest.raises(TypeError, match="batch must be a mutable mapping of names to tensors, or a dataclass, got"):
         resize_batch(batch, 2)
 
 
@@ -114,8 +114,13 @@ BAD_CALLS = [
     ({}, {"pad_values": {"labels": 1}}, ValueError, "pad_values names 'labels'"),
     ({}, {"pad_values": {"input_ids": "x"}}, TypeError, r"pad_values\['input_ids'\] must be a number, got str"),
     ({}, {"pad_values": {"input_ids": 0.5}}, ValueError, r"pad_values\['input_ids'\] must fit torch.int64, got 0.5"),
-    ({"labels": IDS.byte()}, {}, ValueError, r"pad_values\['labels'\] must fit torch.uint8, got -100"),
-    ({}, {"backend": "triton"}, ValueError, "backend='triton' cannot serve this call"),
+    (
+        {"labels": IDS.byte()},
+        {"mode": "reshape", "remainder": "pad"},
+        ValueError,
+        r"pad_values\['labels'\] must fit torch.uint8, got -100",
+    ),
+    ({"x": IDS.to(torch.complex128)}, {"backend": "triton"}, ValueError, "backend='triton' cannot serve this call"),
     ({}, {"backend": "fast"}, ValueError, "backend must be None or one of"),
     (
         {"labels": torch.ones(2, 9), "weight": torch.ones(2)},
@@ -126,6 +131,13 @@ BAD_CALLS = [
     ({"labels": torch.ones(3, 10)}, {}, ValueError, r"must agree on batch size .* labels \(3, 10\)"),
     ({"weight": torch.ones(5)}, {"mode": "reshape"}, ValueError, "'weight' for each new row: it must have 2 entries"),
     ({"weight": torch.ones(2)}, {"mode": "flatten"}, ValueError, "mode='flatten' cannot resize 'weight'"),
+    ({"names": ["a", "b"]}, {"mode": "flatten"}, ValueError, "mode='flatten' cannot resize 'names' of 2 entries"),
+    (
+        {"names": ["a", "b", "c"]},
+        {"mode": "reshape", "keys": ["input_ids", "names"]},
+        ValueError,
+        "keys names the list 'names': it must have 2 entries, one for each row, got 3",
+    ),
     ({"x_mask": torch.ones(2, 10, 10)}, {"mode": "reshape"}, ValueError, r"'reshape' cannot resize 'x_mask': a mask"),
     ({"x_mask": torch.ones(2, 1, 10, 10)}, {"mode": "flatten"}, ValueError, r"'flatten' cannot resize 'x_mask'"),
     ({"x_mask": torch.ones(2, 10, 10)}, {"seq_dim": 0}, ValueError, "seq_dim must be 1 with the mask 'x_mask'"),

@@ -1,7 +1,8 @@
-"""What setup.py decides to build. Nothing is compiled here."""
+"""What setup.py decides to build, and that the CUDA sources compile where nvcc is."""
 
 import importlib.util
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-SETUP = Path(__file__).parents[1] / "setup.py"
+ROOT = Path(__file__).parents[1]
+SETUP = ROOT / "setup.py"
 
 
 @pytest.fixture
@@ -116,6 +118,20 @@ def test_cuda_part_needs_nvcc(build, monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(build.Skip, match="nvcc is neither in CUDA_HOME/bin nor on PATH"):
         build.usable_nvcc(build.Torch(Path("torch"), "2.13.0+cu130", "13.0"))
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not on PATH")
+def test_cuda_sources_compile_for_every_chip_without_a_gpu(tmp_path):
+    """Against the headers of the torch that is here, which a CPU build has as well."""
+    include = Path(torch.__file__).parent / "include"
+    targets = [f"-gencode=arch=compute_{chip},code=sm_{chip}" for chip in (80, 90, 100)]
+    command = ["nvcc", "-std=c++20", "--threads", "2", "-Xcompiler=-Wall,-Wextra", "-Werror", "all-warnings"]
+    command += ["-DC10_CUDA_NO_CMAKE_CONFIGURE_FILE", "-isystem", str(include), *targets]
+    command += ["-isystem", str(include / "torch/csrc/api/include"), "-c", str(ROOT / "csrc/cuda/resize_batch.cu")]
+    target = tmp_path / "resize_batch.o"
+    compiled = subprocess.run([*command, "-o", str(target)], capture_output=True, text=True, check=False)
+    assert compiled.returncode == 0, compiled.stderr
+    assert all(chip in target.read_bytes() for chip in (b"sm_80", b"sm_90", b"sm_100"))
 
 
 @pytest.mark.parametrize("release", ["13.0", "13.2"])

@@ -8,8 +8,8 @@ from .resize_batch import reference as _resize_batch_reference  # noqa: F401
 from .resize_batch import schema as resize_batch_schema
 
 backends.load_extension()
-backends.load_triton("seqwarm_kernels.ops.alibi_attention.triton")
+backends.load_triton("seqwarm_kernels.ops.alibi_attention.triton", "seqwarm_kernels.ops.resize_batch.triton")
 for _operator in ("resize_batch", "resize_batch_out"):
-    backends.register(_operator, resize_batch_schema.BACKENDS)
+    backends.register(_operator, resize_batch_schema.BACKENDS, lacking=resize_batch_schema.LACKING)
 for _operator in ("alibi_attention", "alibi_attention_varlen"):
     backends.register(_operator, alibi_attention_schema.BACKENDS, lacking=alibi_attention_schema.LACKING)

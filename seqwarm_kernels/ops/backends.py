@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import importlib
 import os
+from collections.abc import Mapping
 
 import torch
 
-BACKENDS = ("triton", "native", "reference")  # best first
+BACKENDS = ("triton", "native", "reference")
 DEVICE_TYPES = ("cuda", "cpu")  # the reference serves every other device as well
 
 #: Triton serves the CPU in its interpreter only: to test the kernels, and nobody's default.
@@ -20,7 +21,7 @@ _INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 _Dtypes = tuple[torch.dtype, ...]
 
-_implemented: dict[str, tuple[str, ...]] = {}
+_implemented: dict[str, tuple[str, ...]] = {}  # operator -> backends, best first
 _lacking: dict[str, dict[str, _Dtypes]] = {}  # operator -> backend -> dtypes that it does not compute in
 _serving: dict[tuple[str, str], tuple[str, ...]] = {}  # (operator, device type) -> backends, best first
 _problems: dict[str, str] = {}  # backend -> why it cannot be used here
@@ -64,13 +65,14 @@ def problem(backend: str) -> str | None:
     return _problems.get(backend)
 
 
-def register(operator: str, implemented: tuple[str, ...], lacking: dict[str, _Dtypes] | None = None) -> None:
-    """Note which of the `implemented` backends of `operator` have a kernel for which device, and `lacking` dtypes."""
+def register(operator: str, implemented: tuple[str, ...], lacking: Mapping[str, _Dtypes] | None = None) -> None:
+    """Note which of the `implemented` backends of `operator`, best first, have a kernel for which device, and the
+    dtypes that they lack."""
     _implemented[operator] = implemented
     _lacking[operator] = dict(lacking or {})
     for device_type in DEVICE_TYPES:
         _serving[operator, device_type] = tuple(
-            backend for backend in BACKENDS if why_not(operator, backend, device_type) is None
+            backend for backend in implemented if why_not(operator, backend, device_type) is None
         )
 
 

@@ -48,12 +48,12 @@ def forward_and_backward(batch_size, length, device="cpu", dtype=torch.float32, 
 
 def test_no_number_makes_another_kernel(monkeypatch):
     """Every argument that is not a constant is left out of Triton's specialisation."""
-    from seqwarm_kernels.ops.alibi_attention import triton_tiles
+    from seqwarm_kernels.ops import triton_launch
 
     asked = {}
-    monkeypatch.setattr(triton_tiles.triton, "jit", lambda function, **options: asked.update(options) or function)
+    monkeypatch.setattr(triton_launch.triton, "jit", lambda function, **options: asked.update(options) or function)
 
-    @triton_tiles.kernel
+    @triton_launch.kernel
     def some_kernel(pointer, length: "tl.int32", BLOCK: "tl.constexpr"):  # noqa: F821
         pass
 

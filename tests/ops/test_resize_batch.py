@@ -1,15 +1,32 @@
-"""resize_batch on every backend that serves CPU tensors here, against lists cut by hand in plain Python."""
+"""resize_batch on every backend and device here, against lists cut by hand in plain Python."""
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from seqwarm_kernels import resize_batch
+from seqwarm_kernels import BatchBuffers, resize_batch
 from seqwarm_kernels.ops import backends
 
-SERVING = [name for name in backends.BACKENDS if backends.why_not("resize_batch", name, "cpu") is None]
-pytestmark = pytest.mark.parametrize("backend", SERVING)
+
+def served():
+    for device in backends.DEVICE_TYPES:
+        for name in backends.BACKENDS:
+            if backends.why_not("resize_batch", name, device) is None and (device == "cpu" or name != "reference"):
+                marks = [pytest.mark.gpu] if device == "cuda" else []
+                yield pytest.param((name, device), id=f"{name}-{device}", marks=marks)
+
+
+@pytest.fixture(params=served())
+def backend(request):
+    """Its name; the test makes its tensors on its device."""
+    name, device = request.param
+    with torch.device(device):
+        yield name
+
+
+# Hypothesis would rather have a fixture made for every example; this one says only which backend.
+examples = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 METHODS = [
     {"mode": "truncate"},
@@ -119,7 +136,7 @@ def test_a_batch_of_zero_rows(backend, method):
     assert resized["embeddings"].shape == (0, 4, 3)
 
 
-@settings(max_examples=100)
+@settings(examples, max_examples=100)
 @given(data=st.data())
 def test_no_token_is_lost_or_doubled_but_as_the_method_says(backend, data):
     batch_size, length = data.draw(st.integers(0, 5)), data.draw(st.integers(1, 40))
@@ -276,3 +293,98 @@ def test_info_counts_left_padding(backend):
     _, info = resize_batch(batch, 4, return_info=True, backend=backend)
     assert info.valid_lengths.tolist() == [2]
     assert info.position_ids.tolist() == [[0, 0, 0, 1]]
+
+
+DTYPES = [torch.int64, torch.int32, torch.int8, torch.bool, torch.bfloat16, torch.float32, torch.complex64]
+
+
+def draw_tensor(data, batch_size, length):
+    """Any dtype, features or none, and strides of a tensor that is cut from a larger one."""
+    features = data.draw(st.sampled_from([(), (1,), (3,), (8,), (2, 2)]))
+    dtype = data.draw(st.sampled_from(DTYPES))
+    spare, step = data.draw(st.sampled_from([0, 1, 8])), data.draw(st.sampled_from([1, 2]))
+    large = torch.randint(-100, 100, (batch_size, step * length + spare, *features)).to(dtype)
+    return large[:, spare::step][:, :length]
+
+
+@settings(examples, max_examples=2000)
+@given(data=st.data())
+def test_no_batch_on_which_backends_disagree(backend, data):
+    if backend == "reference":
+        pytest.skip("it is what the others are compared with")
+    batch_size, length = data.draw(st.integers(0, 4)), data.draw(st.integers(1, 33))
+    seq_len, method = data.draw(st.integers(1, 35)), data.draw(st.sampled_from(METHODS))
+    torch.manual_seed(data.draw(st.integers(0, 1000)))
+    batch = {f"tensor_{i}": draw_tensor(data, batch_size, length) for i in range(data.draw(st.integers(0, 2)))}
+    batch["labels"] = torch.randint(0, 100, (batch_size, length), dtype=torch.int32)
+    batch["attention_mask"] = torch.rand(batch_size, length).round().to(data.draw(st.sampled_from(DTYPES)))
+    if method["mode"] == "truncate":
+        batch["pair_mask"] = torch.rand(batch_size, length, length)
+    if method["mode"] != "flatten":
+        batch["weight"] = torch.rand(batch_size)
+    expected, expected_info = resize_batch(batch, seq_len, return_info=True, backend="reference", **method)
+    got, info = resize_batch(batch, seq_len, return_info=True, backend=backend, **method)
+    for name in batch:
+        assert torch.equal(got[name], expected[name]), name
+    assert all(torch.equal(*pair) for pair in zip(info, expected_info, strict=True))
+
+
+@pytest.mark.parametrize("method", METHODS, ids=str)
+def test_blocks_of_16_bytes(backend, method):
+    """Lengths at which every tensor is moved in blocks, with a batch of several tiles."""
+    batch = some_batch(5, 192)
+    batch["embeddings"] = torch.randn(5, 192, 40).bfloat16()
+    for seq_len in (16, 64, 96, 128, 176):
+        check(batch, seq_len, method, backend)
+
+
+@pytest.mark.parametrize("method", METHODS, ids=str)
+def test_rows_longer_than_a_tile(backend, method):
+    check(some_batch(2, 2500), 1201, method, backend)
+
+
+@pytest.mark.parametrize("method", METHODS, ids=str)
+def test_many_tensors(backend, method):
+    batch = {f"tensor_{i}": torch.randint(100, (2, 11), dtype=DTYPES[i % 3]) for i in range(40)}
+    check({**batch, **some_batch(2, 11)}, 4, method, backend)
+
+
+@pytest.mark.parametrize("method", METHODS, ids=str)
+def test_buffers_keep_their_addresses_through_a_ramp(backend, method):
+    batch = some_batch(3, 40)
+    options = {name: method[name] for name in ("mode", "remainder") if name in method}
+    buffers = BatchBuffers(batch, 40, **options)
+    addresses = set()
+    for seq_len in range(1, 42):
+        expected, expected_info = resize_batch(batch, seq_len, return_info=True, backend="reference", **method)
+        buffers["embeddings"].fill_(torch.nan)
+        got, info = resize_batch(batch, seq_len, out=buffers, return_info=True, backend=backend, **method)
+        for name in batch:
+            assert got[name].is_contiguous()
+            assert torch.equal(got[name], expected[name]), name
+        assert all(torch.equal(*pair) for pair in zip(info, expected_info, strict=True))
+        addresses.add(tuple(tensor.data_ptr() for tensor in [*got.values(), *info]))
+    assert len(addresses) == 1
+
+
+def test_a_mask_that_hides_every_token(backend):
+    batch = some_batch(3, 11, valid_lengths=[0, 0, 0])
+    for method in METHODS:
+        check(batch, 4, method, backend)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.complex64])
+def test_masks_of_any_dtype(backend, dtype):
+    mask = torch.tensor([[1, 0, 0.5, -0.0, 0, 1], [0, 0, 0, 0, 0, -0.0]]).to(dtype)
+    _, info = resize_batch({"attention_mask": mask}, 4, return_info=True, keep_last_token=True, backend=backend)
+    assert info.valid_lengths.tolist() == [3, 0]
+    assert info.position_ids.tolist() == [[0, 0, 1, 2], [0, 0, 0, 0]]
+
+
+def test_complex_numbers(backend):
+    if backend == "triton":
+        pytest.skip("has no complex128, and says so: tests/test_batch.py")
+    batch = {"ids": torch.randn(2, 5, dtype=torch.complex128), "labels": torch.randn(2, 5, dtype=torch.complex64)}
+    padded = resize_batch(batch, 3, mode="reshape", remainder="pad", pad_values={"ids": 0.5}, backend=backend)
+    assert padded["ids"][1].tolist() == [*batch["ids"][0, 3:].tolist(), 0.5 + 0j]
+    assert padded["labels"][1].tolist() == [*batch["labels"][0, 3:].tolist(), -100 + 0j]

@@ -4,6 +4,7 @@
 // the number of chunks that a key head is cut into, and so the order in which its gradients are summed, depends on the
 // number of threads.
 
+#include "../large_pages.h"
 #include "kernels.h"
 #include "problem.h"
 #include "products.h"
@@ -12,10 +13,6 @@
 #include <ATen/Parallel.h>
 #include <ATen/Version.h>
 #include <torch/library.h>
-
-#ifdef __linux__
-#include <sys/mman.h>
-#endif
 
 #include <atomic>
 #include <cmath>
@@ -85,19 +82,6 @@ Strided strided(const Tensor& tensor) {
     return {data, tensor.stride(0), tensor.stride(1), tensor.stride(2)};
   }
   return {data, 0, tensor.stride(1), tensor.stride(0)};
-}
-
-// Large results are new memory for every call, which the system hands out page by page when it is written: for segments
-// of 16 tokens that was a third of the time, and large pages take nearly all of it away.
-void advise_large_pages([[maybe_unused]] const Tensor& tensor) {
-#ifdef __linux__
-  constexpr uintptr_t page = 2 << 20;
-  const auto begin = (reinterpret_cast<uintptr_t>(tensor.data_ptr()) + page - 1) / page * page;
-  const auto end = (reinterpret_cast<uintptr_t>(tensor.data_ptr()) + tensor.nbytes()) / page * page;
-  if (begin < end) {
-    madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);  // an advice: that it fails does not matter
-  }
-#endif
 }
 
 // schema.py: allocate_like

@@ -7,7 +7,6 @@ whether there are keys enough to look for some to skip.
 from __future__ import annotations
 
 import math
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -16,6 +15,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from ..library import LIBRARY
+from ..triton_launch import DISPATCH_KEY, on
 from .schema import DenseOptions, VarlenOptions, allocate_like, allocate_outputs
 from .triton_backward_key import backward_key_kernel
 from .triton_backward_query import backward_query_kernel
@@ -28,7 +28,6 @@ from .triton_tiles import ALIGNED, BULK
 #: With fewer keys in sight, finding what to skip costs more than it saves.
 SHORTEST_REACH = 512
 
-INTERPRETED: bool = triton.knobs.runtime.interpret
 _UNBOUNDED = 2**40
 _LONGEST_SEGMENT = 2**31 - 1
 _ALIGNMENT = 16  # bytes
@@ -198,10 +197,6 @@ def _configuration(query: Tensor, options: _Options) -> Configuration:
     return configuration(_capability(query.device), query.shape[-1], query.element_size(), plain=plain)
 
 
-def _on(device: torch.device) -> AbstractContextManager[Any]:
-    return nullcontext() if device.type == "cpu" else torch.cuda.device(device)
-
-
 def _key_norms(key: Tensor, mask: Tensor | None) -> Tensor:
     """(batch · heads · blocks) float32: the largest squared norm among each NORM_BLOCK keys that no mask hides."""
     _, num_heads, length, head_dim = sizes_of(key)
@@ -234,7 +229,7 @@ def forward(query: Tensor, key: Tensor, value: Tensor, slopes: Tensor, options: 
     access = _access([query, key, value], mask)
     tiles = _configuration(query, options).forward
     tolerance = options.skip_tolerance * (1.0 if options.causal else 0.5)
-    with _on(query.device):
+    with on(query.device):
         norms = _key_norms(key, mask) if reaches(options, sizes_of(key)[2]) else None
         forward_kernel[_programs(query, tiles.block_m)](
             query=_readable(query, tiles.block_m, access),
@@ -279,7 +274,7 @@ def backward(tensors: tuple[Any, ...], options: _Options) -> tuple[Tensor, Tenso
         "ACCESS": access,
         "REACH": reaches(options, sizes_of(key)[2]),
     }
-    with _on(query.device):
+    with on(query.device):
         if query.numel():
             backward_terms_kernel[_programs(query, TERM_ROWS)](
                 grad_out=grad_out,
@@ -362,4 +357,4 @@ for _name, _function in {
     "alibi_attention_varlen": _varlen,
     "alibi_attention_varlen_backward": _varlen_backward,
 }.items():
-    LIBRARY.impl(f"{_name}.triton", _function, "CPU" if INTERPRETED else "CUDA")
+    LIBRARY.impl(f"{_name}.triton", _function, DISPATCH_KEY)

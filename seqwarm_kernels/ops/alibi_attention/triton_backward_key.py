@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
+from ..triton_launch import kernel
 from .schema import RANGE_BLOCK
 from .triton_tiles import (
     FAR,
@@ -21,7 +22,6 @@ from .triton_tiles import (
     head_of,
     kept_keys,
     kept_weights,
-    kernel,
     load_tile,
     opposite,
     slopes_of,

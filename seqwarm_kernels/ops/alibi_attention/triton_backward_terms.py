@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import triton.language as tl
 
-from .triton_tiles import ALIGNED, head_of, kernel, load_tile, place_of
+from ..triton_launch import kernel
+from .triton_tiles import ALIGNED, head_of, load_tile, place_of
 
 TERM_ROWS = 32
 

@@ -12,7 +12,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .triton_tiles import FAR, head_of, kept_keys, kernel, load_tile
+from ..triton_launch import kernel
+from .triton_tiles import FAR, head_of, kept_keys, load_tile
 
 #: Keys that share an entry of the norms.
 NORM_BLOCK = 256

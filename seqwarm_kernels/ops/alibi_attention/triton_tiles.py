@@ -8,8 +8,6 @@ for each key.
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import triton
@@ -28,12 +26,6 @@ RIGHT = tl.constexpr(-1)
 FAR = tl.constexpr(2**30)
 LOG2_E = tl.constexpr(1.4426950408889634)
 LN_2 = tl.constexpr(0.6931471805599453)
-
-
-def kernel(function: Callable[..., None]) -> Any:
-    """`triton.jit` that compiles once for all numbers and tensors: only constants and dtypes make another kernel."""
-    parameters = inspect.signature(function).parameters.values()
-    return triton.jit(function, do_not_specialize=[p.name for p in parameters if "constexpr" not in str(p.annotation)])
 
 
 class Source(NamedTuple):

@@ -52,7 +52,8 @@ ARGUMENTS = (
     "Tensor[] inputs, Tensor? attention_mask, SymInt batch_size, SymInt source_length, SymInt new_length, "
     "str rule, int[] kinds, Scalar[] fill_values, bool return_info"
 )
-BACKENDS = ("native", "reference")
+BACKENDS = ("native", "triton", "reference")  # best first
+LACKING = {"triton": (torch.complex128,)}  # its items are wider than Triton's integers
 
 
 def new_rows(batch_size: int, source_length: int, new_length: int, rule: str) -> int:

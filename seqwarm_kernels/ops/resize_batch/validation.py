@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,6 +22,7 @@ class Layout:
     batch_size: int
     source_length: int
     kinds: dict[str, Kind]
+    row_lists: list[str]  #: lists and tuples with an entry for each row
 
 
 def resizing_rule(mode: str, remainder: str, keep_last_token: bool) -> str:
@@ -39,12 +41,16 @@ def resizing_rule(mode: str, remainder: str, keep_last_token: bool) -> str:
 
 
 def check_names(argument: str, names: Iterable[str] | None, batch: Mapping[str, object]) -> None:
-    """Names that an argument gives must be those of tensors in the batch."""
+    """Names that an argument gives must be those of tensors in the batch, or of lists of its rows."""
     if isinstance(names, str):
         raise TypeError(f"{argument} must be a collection of names, got the string {names!r}")
     for name in names or ():
-        if not isinstance(batch.get(name), Tensor):
+        if not isinstance(batch.get(name), Tensor) and not is_list(batch.get(name)):
             raise ValueError(f"{argument} names {name!r}, the tensors of the batch are {tensor_names(batch)}")
+
+
+def is_list(value: object) -> bool:
+    return type(value) in (list, tuple)
 
 
 def tensor_names(batch: Mapping[str, object]) -> list[str]:
@@ -52,7 +58,7 @@ def tensor_names(batch: Mapping[str, object]) -> list[str]:
 
 
 def batch_layout(
-    batch: Mapping[str, object],
+    batch: Mapping[str, Any],
     *,
     mode: str,
     seq_dim: int,
@@ -76,7 +82,28 @@ def batch_layout(
         kinds = {n: kind for n, kind in kinds.items() if kind != Kind.ROW or len(taking_part[n]) == batch_size}
     _check_rows(taking_part, kinds, batch_size)
     _check_tensors(taking_part)
-    return Layout(batch_size, source_length, kinds)
+    row_lists = [] if mode == "truncate" else _row_lists(batch, keys, batch_size)
+    if row_lists and mode == "flatten":
+        raise _no_place(row_lists[0], f"of {batch_size} entries")
+    return Layout(batch_size, source_length, kinds, row_lists)
+
+
+def _row_lists(batch: Mapping[str, Any], keys: Collection[str] | None, batch_size: int) -> list[str]:
+    lists = {name: value for name, value in batch.items() if is_list(value)}
+    for name in keys or ():
+        if name in lists and len(lists[name]) != batch_size:
+            raise ValueError(
+                f"keys names the list {name!r}: it must have {batch_size} entries, one for each row, got "
+                f"{len(lists[name])}"
+            )
+    return [name for name, value in lists.items() if len(value) == batch_size and (keys is None or name in keys)]
+
+
+def _no_place(name: str, what: str) -> ValueError:
+    return ValueError(
+        f"mode='flatten' cannot resize {name!r} {what}: an entry for each row has no place among rows "
+        "that are cut from one stream; leave it out with keys=, or use mode='reshape'"
+    )
 
 
 def _kind(name: str, tensor: Tensor, seq_dim: int, mask_keys: Collection[str] | None) -> Kind:
@@ -84,11 +111,17 @@ def _kind(name: str, tensor: Tensor, seq_dim: int, mask_keys: Collection[str] | 
         return Kind.ROW
     if _is_square_mask(tensor) and is_mask(name, mask_keys):
         return Kind.SQUARE
-    return Kind.LABEL if name == "labels" or name.endswith("_labels") else Kind.SEQUENCE
+    own = own_name(name)
+    return Kind.LABEL if own == "labels" or own.endswith("_labels") else Kind.SEQUENCE
+
+
+def own_name(path: object) -> str:
+    """What a tensor is called where it lies, without the names of what it lies in."""
+    return str(path).rpartition(".")[2]
 
 
 def is_mask(name: str, mask_keys: Collection[str] | None) -> bool:
-    return name.endswith("_mask") if mask_keys is None else name in mask_keys
+    return own_name(name).endswith("_mask") if mask_keys is None else name in mask_keys
 
 
 def _is_square_mask(tensor: Tensor) -> bool:
@@ -108,10 +141,7 @@ def _check_supported(tensors: dict[str, Tensor], kinds: dict[str, Kind], mode: s
         if kind == Kind.SQUARE and seq_dim != 1:
             raise ValueError(f"seq_dim must be 1 with the mask {name!r} {shape} over pairs of tokens, got {seq_dim}")
         if kind == Kind.ROW and mode == "flatten":
-            raise ValueError(
-                f"mode='flatten' cannot resize {name!r} {shape}: an entry for each row has no place among rows "
-                "that are cut from one stream; leave it out with keys=, or use mode='reshape'"
-            )
+            raise _no_place(name, str(shape))
 
 
 def _common_sizes(tensors: dict[str, Tensor], kinds: dict[str, Kind], seq_dim: int) -> tuple[int, int]:
@@ -160,17 +190,22 @@ def _describe(tensors: dict[str, Tensor]) -> str:
     return ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in tensors.items())
 
 
-def row_mask(batch: Mapping[str, object], layout: Layout, seq_dim: int) -> Tensor | None:
-    """The (B, S) attention mask of the batch, or None where it has none."""
-    mask = batch.get("attention_mask")
-    if not isinstance(mask, Tensor) or mask.dim() != 2:
-        return None
-    mask = mask if seq_dim == 1 else mask.transpose(0, 1)
-    return mask if tuple(mask.shape) == (layout.batch_size, layout.source_length) else None
+def row_mask_name(batch: Mapping[str, object], layout: Layout, seq_dim: int) -> str | None:
+    """The name of the (B, S) attention mask of the batch, or None where it has none."""
+    shape = (layout.batch_size, layout.source_length)
+    fitting = [
+        name
+        for name, value in batch.items()
+        if own_name(name) == "attention_mask"
+        and isinstance(value, Tensor)
+        and tuple(value.shape) == (shape if seq_dim == 1 else shape[::-1])
+    ]
+    outermost = sorted(fitting, key=lambda name: str(name).count("."))
+    return outermost[0] if outermost else None
 
 
-def check_keep_last(rule: str, attention_mask: Tensor | None) -> None:
-    if rule == "truncate_keep_last" and attention_mask is None:
+def check_keep_last(rule: str, mask_name: str | None) -> None:
+    if rule == "truncate_keep_last" and mask_name is None:
         raise ValueError(
             "keep_last_token needs the batch to hold an 'attention_mask' (batch, sequence), "
             "to know which token is the last of its row"
@@ -178,16 +213,17 @@ def check_keep_last(rule: str, attention_mask: Tensor | None) -> None:
 
 
 def check_no_gradient(name: str, tensor: Tensor) -> None:
-    if tensor.requires_grad and torch.is_grad_enabled():
+    if tensor.requires_grad:
         raise ValueError(
             f"batch[{name!r}] requires a gradient, and a copy carries none: detach it, or cut it where views "
             "do (copy=False with mode 'truncate')"
         )
 
 
-def fill_value(name: str, kind: Kind, dtype: torch.dtype, pad_values: Mapping[str, float] | None) -> float:
+def fill_value(name: str, kind: Kind, dtype: torch.dtype, pad_values: Mapping[str, float] | None, rule: str) -> float:
     """What a slot without a token holds: the caller's value, else −100 for labels and 0 for the rest."""
-    given = (pad_values or {}).get(name, -100 if kind == Kind.LABEL else 0)
+    fills_labels = kind == Kind.LABEL and rule in ("reshape_pad", "reshape_overlap")
+    given = (pad_values or {}).get(name, -100 if fills_labels else 0)
     if not isinstance(given, (bool, int, float)):
         raise TypeError(f"pad_values[{name!r}] must be a number, got {type(given).__name__}")
     if dtype == torch.bool:
@@ -207,14 +243,21 @@ def check_storage(name: str, out: Mapping[str, Tensor], source: Tensor, shape: t
     storage = out.get(name)
     if not isinstance(storage, Tensor):
         raise ValueError(f"out must hold a tensor {name!r} to write to, its names are {list(out)}")
-    needed = torch.Size(shape).numel()
-    if storage.dtype != source.dtype or storage.device != source.device:
+    reads_pinned = storage.is_cuda and source.device.type == "cpu" and source.is_pinned()
+    if storage.dtype != source.dtype or (storage.device != source.device and not reads_pinned):
         raise ValueError(
             f"out[{name!r}] must be {source.dtype} on {source.device}, got {storage.dtype} on {storage.device}"
+            + ("; a batch on the CPU must be pinned for a CUDA device to read it" if storage.is_cuda else "")
         )
+    return first_elements(f"out[{name!r}]", storage, shape)
+
+
+def first_elements(name: str, storage: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """The first elements of a contiguous tensor, in this shape."""
+    needed = torch.Size(shape).numel()
     if not storage.is_contiguous() or storage.numel() < needed:
         raise ValueError(
-            f"out[{name!r}] must be contiguous with at least {needed} elements for {tuple(shape)}, "
+            f"{name} must be contiguous with at least {needed} elements for {tuple(shape)}, "
             f"got {storage.numel()}{'' if storage.is_contiguous() else ', not contiguous'}"
         )
     return storage.view(-1)[:needed].view(shape)

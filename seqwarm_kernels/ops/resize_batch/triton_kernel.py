@@ -1,0 +1,245 @@
+"""The kernel of `resize_batch`: every tensor of a batch, and its info, in one launch.
+
+All rules but one detail are the same copy: a source row gives a *line* of tokens, and the lines, one after another,
+are the new batch. A line is the first L tokens of the row (truncate), its first ⌊S/L⌋·L (reshape_drop), all S
+(flatten), or ⌈S/L⌋·L, of which those beyond the row are filled (reshape_pad) or, in the last new row, moved back to
+the row's last L tokens (reshape_overlap). So every output is written from its first to its last element, in blocks
+of 16 bytes where the tensor allows.
+
+Programs: the tiles of each tensor, then the info of the new rows, then, under truncate_keep_last, one for each row
+that finds its last token and writes the slot that the tiles leave out.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ..triton_launch import kernel
+
+
+class Plan(NamedTuple):
+    """How lines are cut. Lengths are in tokens."""
+
+    tokens: int  # of the new batch
+    line: int
+    source_length: int
+    new_length: int
+    last_start: int  # in a line: where its last new row begins
+    moved_by: int  # so far back are the tokens of the last new row, under reshape_overlap
+
+
+class Entry(NamedTuple):
+    """One tensor, its features as one dimension; strides in items."""
+
+    source: Any
+    out: Any
+    row_stride: int
+    position_stride: int
+    unit_stride: int
+    units: int
+
+
+class Info(NamedTuple):
+    valid_lengths: Tensor
+    position_ids: Tensor
+    num_valid_tokens: Tensor
+    running_total: Tensor  # a zero, which is one again afterwards
+
+
+#: Kinds of schema.Kind, as the kernel sees them.
+ROW = tl.constexpr(0)
+LABEL = tl.constexpr(2)
+SQUARE = tl.constexpr(3)
+
+#: The running total counts the programs that added to it as well, in units of more tokens than a batch holds.
+TICKET = tl.constexpr(2**33)
+
+
+@triton.jit
+def as_bits(pointer, ITEM_BYTES: tl.constexpr):
+    """Every dtype is copied as integers of its size."""
+    if ITEM_BYTES == 1:
+        return pointer.to(tl.pointer_type(tl.int8))
+    if ITEM_BYTES == 2:
+        return pointer.to(tl.pointer_type(tl.int16))
+    if ITEM_BYTES == 4:
+        return pointer.to(tl.pointer_type(tl.int32))
+    return pointer.to(tl.pointer_type(tl.int64))
+
+
+@triton.jit
+def source_position(position, plan, MOVES: tl.constexpr):
+    """Where the token at `position` of a line stands in the source row, and whether an earlier new row has it."""
+    if MOVES:
+        moved = position >= plan.last_start
+        source = tl.where(moved, position - plan.moved_by, position)
+        return source, moved & (source < plan.last_start)
+    return position, position < 0
+
+
+@triton.jit
+def copy_tile(
+    tile, entry, plan, KIND: tl.constexpr, ITEM_BYTES: tl.constexpr, WIDTH: tl.constexpr, FILL: tl.constexpr,
+    PADS: tl.constexpr, MOVES: tl.constexpr, KEEPS_LAST: tl.constexpr, GROUPS: tl.constexpr,
+):  # fmt: skip
+    """`GROUPS` groups of `WIDTH` items of one output."""
+    line_groups = plan.line * entry.units // WIDTH
+    first = tile.to(tl.int64) * GROUPS
+    within = (first % line_groups).to(tl.int32) + tl.arange(0, GROUPS)
+    row = first // line_groups + within // line_groups
+    item = within % line_groups * WIDTH
+    position = item // entry.units
+    unit = item % entry.units
+
+    group = first + tl.arange(0, GROUPS)
+    written = group < plan.tokens.to(tl.int64) * entry.units // WIDTH
+    position, repeated = source_position(position, plan, MOVES and KIND != ROW)
+    has_token = written
+    if PADS and KIND != ROW:
+        has_token &= position < plan.source_length
+    if KIND == LABEL:
+        has_token &= ~repeated
+    if KEEPS_LAST and KIND != ROW:
+        written &= position != plan.new_length - 1
+        if KIND == SQUARE:
+            written &= unit != plan.new_length - 1
+        has_token &= written
+
+    offset = row * entry.row_stride + position.to(tl.int64) * entry.position_stride
+    offset += unit.to(tl.int64) * entry.unit_stride
+    lanes = tl.arange(0, WIDTH)[None, :]
+    source_offset = tl.multiple_of(offset[:, None], [1, WIDTH]) + lanes
+    out_offset = (group * WIDTH)[:, None] + lanes
+    items = tl.load(as_bits(entry.source, ITEM_BYTES) + source_offset, mask=has_token[:, None], other=FILL)
+    tl.store(as_bits(entry.out, ITEM_BYTES) + out_offset, items, mask=written[:, None])
+
+
+@triton.jit
+def is_valid(mask, row, position, within, stride_row, stride_position):
+    """The attention mask where `within`; without a mask every token is valid."""
+    if mask is None:
+        return within
+    pointers = mask + row.to(tl.int64) * stride_row + position.to(tl.int64) * stride_position
+    return (tl.load(pointers, mask=within, other=0) != 0) & within
+
+
+@triton.jit
+def write_info(
+    tile, info, mask, stride_row, stride_position, new_rows, plan,
+    PADS: tl.constexpr, MOVES: tl.constexpr, KEEPS_LAST: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """Lengths and position ids of `ROWS` new rows, and their share of the total."""
+    new_row = tile * ROWS + tl.arange(0, ROWS)
+    first = new_row.to(tl.int64) * plan.new_length
+    row = (first // plan.line)[:, None]
+    first_position = (first % plan.line).to(tl.int32)[:, None]
+    is_row = (new_row < new_rows)[:, None]
+    last_slot = plan.new_length - 1
+
+    count = tl.zeros((ROWS,), tl.int32)
+    for start in range(0, plan.new_length, COLUMNS):
+        slot = start + tl.arange(0, COLUMNS)[None, :]
+        position = first_position + slot
+        beyond = position >= plan.line  # a row of flatten may run into the next line, once at most
+        position = tl.where(beyond, position - plan.line, position)
+        position = source_position(position, plan, MOVES)[0]
+        within = is_row & (slot < plan.new_length)
+        if PADS:
+            has_token = within & (position < plan.source_length)
+        else:
+            has_token = within
+        valid = is_valid(mask, row + beyond.to(tl.int64), position, has_token, stride_row, stride_position)
+        if KEEPS_LAST:
+            valid &= slot < last_slot
+        valid = valid.to(tl.int32)
+        before = count[:, None] + tl.cumsum(valid, 1) - valid
+        tl.store(info.position_ids + first[:, None] + slot, tl.where(valid != 0, before, 0).to(tl.int64), mask=within)
+        count += tl.sum(valid, 1)
+    if KEEPS_LAST:
+        any_valid = tl.zeros((ROWS,), tl.int32)
+        for start in range(last_slot, plan.source_length, COLUMNS):
+            position = start + tl.arange(0, COLUMNS)[None, :]
+            within = is_row & (position < plan.source_length)
+            valid = is_valid(mask, row, position, within, stride_row, stride_position)
+            any_valid = tl.maximum(any_valid, tl.max(valid.to(tl.int32), 1))
+        tl.store(info.position_ids + first + last_slot, (any_valid * count).to(tl.int64), mask=new_row < new_rows)
+        count += any_valid
+    tl.store(info.valid_lengths + new_row, count, mask=new_row < new_rows)
+
+    # The program that adds last knows the total, and leaves the running one as it was found: zero.
+    added = tl.sum(count.to(tl.int64), 0)
+    before = tl.atomic_add(info.running_total, added + TICKET)
+    if before // TICKET == tl.cdiv(new_rows, ROWS) - 1:
+        tl.store(info.num_valid_tokens, before % TICKET + added)
+        tl.store(info.running_total, tl.zeros((), tl.int64))
+
+
+@triton.jit
+def last_valid_position(row, mask, stride_row, stride_position, plan, COLUMNS: tl.constexpr):
+    """Of a row: its last valid position if that is cut, else the last one that is kept."""
+    last = tl.zeros((COLUMNS,), tl.int32) + (plan.new_length - 1)
+    for start in range(plan.new_length, plan.source_length, COLUMNS):
+        position = start + tl.arange(0, COLUMNS)
+        valid = is_valid(mask, row, position, position < plan.source_length, stride_row, stride_position)
+        last = tl.where(valid, position, last)
+    return tl.max(last, 0)
+
+
+@triton.jit
+def copy_last_slot(row, last, entry, plan, KIND: tl.constexpr, ITEM_BYTES: tl.constexpr, GROUPS: tl.constexpr):
+    """The last slot of one row, and the last column of a mask over pairs of tokens."""
+    last_slot = plan.new_length - 1
+    source_row = as_bits(entry.source, ITEM_BYTES) + row * entry.row_stride
+    out_row = as_bits(entry.out, ITEM_BYTES) + row * plan.new_length * entry.units
+    for start in range(0, entry.units, GROUPS):
+        unit = start + tl.arange(0, GROUPS)
+        within = unit < entry.units
+        if KIND == SQUARE:
+            column = tl.where(unit == last_slot, last, unit).to(tl.int64)
+            down = unit.to(tl.int64)
+            items = tl.load(source_row + down * entry.position_stride + last * entry.unit_stride, mask=down < last_slot)
+            tl.store(out_row + down * entry.units + last_slot, items, mask=down < last_slot)
+        else:
+            column = unit.to(tl.int64)
+        items = tl.load(source_row + last * entry.position_stride + column * entry.unit_stride, mask=within)
+        tl.store(out_row + last_slot * entry.units + unit, items, mask=within)
+
+
+@kernel
+def resize_kernel(
+    entries, info, mask, stride_row: tl.int64, stride_position: tl.int64,
+    new_rows: tl.int32, chunks: tl.int32, tokens: tl.int64, line: tl.int32, source_length: tl.int32,
+    new_length: tl.int32, last_start: tl.int32, moved_by: tl.int32,
+    LAYOUTS: tl.constexpr, PADS: tl.constexpr, MOVES: tl.constexpr, KEEPS_LAST: tl.constexpr,
+    GROUPS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """`entries`: an Entry for each tensor. `LAYOUTS`: its kind, bytes of an item, items of a group, fill as bits."""
+    plan = Plan(tokens, line, source_length, new_length, last_start, moved_by)
+    row_plan = Plan(new_rows, chunks, source_length, new_length, last_start, moved_by)
+    tile = tl.program_id(0)
+    for i in tl.static_range(len(LAYOUTS)):
+        entry_plan = row_plan if LAYOUTS[i][0] == ROW else plan
+        tiles = tl.cdiv(entry_plan.tokens.to(tl.int64) * entries[i].units // LAYOUTS[i][2], GROUPS)
+        if tile >= 0 and tile < tiles:
+            copy_tile(
+                tile, entries[i], entry_plan, LAYOUTS[i][0], LAYOUTS[i][1], LAYOUTS[i][2], LAYOUTS[i][3],
+                PADS, MOVES, KEEPS_LAST, GROUPS,
+            )  # fmt: skip
+        tile -= tiles
+    if info is not None:
+        tiles = tl.cdiv(new_rows, ROWS)
+        if tile >= 0 and tile < tiles:
+            write_info(
+                tile, info, mask, stride_row, stride_position, new_rows, plan, PADS, MOVES, KEEPS_LAST, ROWS, COLUMNS
+            )
+        tile -= tiles
+    if KEEPS_LAST and tile >= 0:
+        row = tile.to(tl.int64)
+        last = last_valid_position(row, mask, stride_row, stride_position, plan, GROUPS).to(tl.int64)
+        for i in tl.static_range(len(LAYOUTS)):
+            if LAYOUTS[i][0] != ROW:
+                copy_last_slot(row, last, entries[i], plan, LAYOUTS[i][0], LAYOUTS[i][1], GROUPS)

@@ -1,0 +1,1 @@
+"""Sequence-length warmup in trainers that people use already."""

@@ -1,0 +1,94 @@
+"""BatchBuffers: how much it owns, and what it refuses. What is written to it is tested by backend in tests/ops."""
+
+import pytest
+import torch
+
+from seqwarm_kernels import BatchBuffers, resize_batch
+
+
+def batch():
+    return {
+        "input_ids": torch.arange(40).view(4, 10),
+        "embeddings": torch.randn(4, 10, 3),
+        "pair_mask": torch.ones(4, 10, 10, dtype=torch.bool),
+        "weight": torch.rand(4),
+    }
+
+
+def test_it_is_as_large_as_the_longest_length_asks():
+    buffers = BatchBuffers(batch(), 6)
+    assert {name: tensor.numel() for name, tensor in buffers.items()} == {
+        "input_ids": 24,
+        "embeddings": 72,
+        "pair_mask": 144,
+        "weight": 4,
+    }
+    assert buffers["embeddings"].dtype == torch.float32
+    assert buffers.device == torch.device("cpu")
+    assert len(buffers) == 4
+    assert all(tensor.data_ptr() % 16 == 0 for tensor in buffers.values())
+    assert buffers.nbytes >= sum(tensor.nbytes for tensor in buffers.values())
+    with pytest.raises(
+        ValueError, match=r"out\['input_ids'\] must be contiguous with at least 28 elements for \(4, 7\)"
+    ):
+        resize_batch(batch(), 7, out=buffers)
+
+
+def test_padding_needs_more_than_the_source():
+    source = {"input_ids": torch.arange(40).view(4, 10), "weight": torch.rand(4)}
+    dropped, padded = (BatchBuffers(source, 10, mode="reshape", remainder=r) for r in ("drop", "pad"))
+    assert dropped["input_ids"].numel() == 40
+    assert padded["input_ids"].numel() == 4 * 2 * 9  # rows of 9
+    assert padded["weight"].numel() == 40  # rows of 1
+    for seq_len in range(1, 11):
+        assert resize_batch(source, seq_len, mode="reshape", remainder="pad", out=padded)["weight"].numel() >= 4
+
+
+def test_options_of_the_call():
+    source = {"ids": torch.arange(40).view(10, 4), "pixels": torch.rand(4, 3, 8, 8)}
+    buffers = BatchBuffers(source, 10, seq_dim=0, keys=["ids"])
+    assert list(buffers) == ["ids"]
+    cut = resize_batch(source, 3, seq_dim=0, keys=["ids"], out=buffers)
+    assert torch.equal(cut["ids"], source["ids"][:3])
+    assert cut["pixels"] is source["pixels"]
+
+
+def test_a_call_overwrites_what_the_last_one_returned():
+    source = {"input_ids": torch.arange(40).view(4, 10)}
+    buffers = BatchBuffers(source, 10)
+    first = resize_batch(source, 5, out=buffers)["input_ids"]
+    resize_batch({"input_ids": source["input_ids"] + 100}, 5, out=buffers)
+    assert torch.equal(first, source["input_ids"][:, :5] + 100)
+
+
+BAD_BATCHES = [
+    ({"labels": torch.ones(4, 10)}, "out must hold a tensor 'labels' to write to, its names are"),
+    ({"input_ids": torch.ones(4, 10)}, r"out\['input_ids'\] must be torch.float32 on cpu, got torch.int64 on cpu"),
+    ({"input_ids": torch.ones(9, 10, dtype=torch.int64)}, r"at least 45 elements for \(9, 5\), got 40"),
+    ({"input_ids": torch.ones(4, 10, dtype=torch.int64, device="meta")}, r"batch\['input_ids'\] must be on cpu"),
+]
+
+
+@pytest.mark.parametrize(("other", "message"), BAD_BATCHES)
+def test_another_batch(other, message):
+    buffers = BatchBuffers({"input_ids": torch.arange(40).view(4, 10)}, 10)
+    buffers["input_ids"].fill_(7)
+    with pytest.raises(ValueError, match=message):
+        resize_batch(other, 5, out=buffers)
+    assert (buffers["input_ids"] == 7).all()
+
+
+def test_a_batch_in_its_own_buffers():
+    buffers = BatchBuffers({"input_ids": torch.arange(40).view(4, 10)}, 10)
+    inside = resize_batch({"input_ids": torch.arange(40).view(4, 10)}, 10, out=buffers)
+    with pytest.raises(ValueError, match=r"batch\['input_ids'\] must not lie in the buffers that out= writes to"):
+        resize_batch(inside, 5, out=buffers)
+
+
+def test_bad_arguments():
+    with pytest.raises(ValueError, match="max_seq_len must be at least 1, got 0"):
+        BatchBuffers({"input_ids": torch.ones(4, 10)}, 0)
+    with pytest.raises(ValueError, match="batch must hold a tensor with a sequence dimension"):
+        BatchBuffers({"weight": torch.ones(4)}, 5)
+    with pytest.raises(ValueError, match="mode must be one of"):
+        BatchBuffers({"input_ids": torch.ones(4, 10)}, 5, mode="cut")

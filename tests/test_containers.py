@@ -1,0 +1,132 @@
+"""Batches as they come: what resize_batch reads from them, and that their types come back."""
+
+import dataclasses
+from collections import OrderedDict
+from types import MappingProxyType
+
+import pytest
+import torch
+
+from seqwarm_kernels import BatchBuffers, resize_batch
+
+MASK = torch.tensor([[1, 1, 1, 1, 1, 0], [1, 1, 0, 0, 0, 0]])
+
+
+def ids():
+    return torch.arange(12).view(2, 6)
+
+
+def nested():
+    return {
+        "encoder": OrderedDict(input_ids=ids(), attention_mask=MASK),
+        "labels": ids(),
+        "meta": {"names": ["a", "b"], "task": "x"},
+    }
+
+
+def test_nested_batches():
+    batch = nested()
+    resized, info = resize_batch(batch, 3, keep_last_token=True, return_info=True)
+    assert type(resized["encoder"]) is OrderedDict
+    assert resized["encoder"]["input_ids"].tolist() == [[0, 1, 4], [6, 7, 8]]
+    assert resized["labels"].tolist() == [[0, 1, 4], [6, 7, 8]]
+    assert resized["meta"] == batch["meta"]
+    assert info.valid_lengths.tolist() == [3, 2]
+    assert batch["encoder"]["input_ids"].shape == (2, 6)
+
+
+def test_paths_name_what_lies_inside():
+    batch = nested()
+    resized = resize_batch(
+        batch, 4, mode="reshape", remainder="pad", keys=["encoder.input_ids"], pad_values={"encoder.input_ids": 9}
+    )
+    assert resized["encoder"]["input_ids"].tolist() == [[0, 1, 2, 3], [4, 5, 9, 9], [6, 7, 8, 9], [10, 11, 9, 9]]
+    assert resized["encoder"]["attention_mask"] is MASK
+    out = {
+        name: torch.zeros(12, dtype=torch.int64) for name in ("encoder.input_ids", "encoder.attention_mask", "labels")
+    }
+    assert resize_batch(batch, 3, out=out)["labels"].data_ptr() == out["labels"].data_ptr()
+    assert list(BatchBuffers(batch, 6)) == ["encoder.input_ids", "encoder.attention_mask", "labels"]
+    with pytest.raises(ValueError, match=r"keys names 'input_ids', the tensors of the batch are \['encoder.input_ids'"):
+        resize_batch(batch, 4, keys=["input_ids"])
+
+
+def test_the_kind_goes_by_the_own_name():
+    batch = {"decoder": {"lm_labels": ids(), "pair_mask": torch.ones(2, 6, 6)}}
+    assert resize_batch(batch, 4)["decoder"]["pair_mask"].shape == (2, 4, 4)
+    padded = resize_batch(batch, 4, mode="reshape", remainder="pad", keys=["decoder.lm_labels"])
+    assert padded["decoder"]["lm_labels"][1].tolist() == [4, 5, -100, -100]
+
+
+def test_lists_of_rows_follow_their_rows():
+    names, images = ["a", "b"], ({"id": 1}, {"id": 2})
+    batch = {"input_ids": ids(), "names": names, "images": images, "classes": ["x", "y", "z"]}
+    reshaped = resize_batch(batch, 3, mode="reshape")
+    assert reshaped["names"] == ["a", "a", "b", "b"]
+    assert reshaped["images"] == (images[0], images[0], images[1], images[1])
+    assert reshaped["classes"] is batch["classes"]  # no entry for each row
+    padded = resize_batch(batch, 4, mode="reshape", remainder="pad", keys=["input_ids", "names"], copy=False)
+    assert padded["names"] == ["a", "a", "b", "b"]
+    assert padded["images"] is images
+    assert resize_batch(batch, 3)["names"] is names
+    assert batch["names"] == ["a", "b"]
+
+
+@dataclasses.dataclass
+class Batch:
+    input_ids: torch.Tensor
+    names: list
+    attention_mask: torch.Tensor | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen:
+    input_ids: torch.Tensor
+
+
+@pytest.mark.parametrize("batch", [Batch(ids(), ["a", "b"]), Frozen(ids())])
+def test_dataclasses(batch):
+    resized = resize_batch(batch, 2, mode="reshape")
+    assert type(resized) is type(batch)
+    assert resized.input_ids.shape == (6, 2)
+    assert getattr(resized, "names", ["a"] * 3 + ["b"] * 3) == ["a"] * 3 + ["b"] * 3
+    assert batch.input_ids.shape == (2, 6)
+
+
+def test_numbers_as_names():
+    assert resize_batch({0: ids(), 1: MASK}, 2)[0].shape == (2, 2)
+
+
+def test_batch_encoding_and_model_output_of_transformers():
+    transformers = pytest.importorskip("transformers")
+    encoding = transformers.BatchEncoding({"input_ids": ids(), "batch_size": 2})
+    resized = resize_batch(encoding, 4)
+    assert type(resized) is transformers.BatchEncoding
+    assert resized.input_ids.shape == (2, 4)
+    output = transformers.modeling_outputs.BaseModelOutput(last_hidden_state=torch.randn(2, 6, 3))
+    resized = resize_batch({"encoder_outputs": output, "labels": ids()}, 4)["encoder_outputs"]
+    assert type(resized) is type(output)
+    assert resized.last_hidden_state.shape == resized["last_hidden_state"].shape == (2, 4, 3)
+    assert output.last_hidden_state.shape == (2, 6, 3)
+
+
+@pytest.mark.parametrize("batch_size", [[], [2], [2, 6]])
+def test_tensordict(batch_size):
+    tensordict = pytest.importorskip("tensordict")
+    inner = tensordict.TensorDict({"input_ids": ids()}, batch_size=batch_size)
+    batch = tensordict.TensorDict({"inner": inner, "labels": ids()}, batch_size=batch_size)
+    for mode, shape in {"truncate": (2, 3), "reshape": (4, 3), "flatten": (4, 3)}.items():
+        resized = resize_batch(batch, 3, mode=mode)
+        assert type(resized) is type(batch)
+        assert resized["inner", "input_ids"].shape == resized["labels"].shape == shape
+        assert resized.batch_size == resized["inner"].batch_size == shape[: len(batch_size)]
+    assert batch["labels"].shape == (2, 6)
+
+
+def test_what_is_no_batch():
+    with pytest.raises(TypeError, match=r"batch\['inner'\] must be a mutable mapping .*, got mappingproxy"):
+        resize_batch({"inner": MappingProxyType({"input_ids": ids()})}, 2)
+    with pytest.raises(TypeError, match=r"batch must be a mutable mapping .*, got type"):
+        resize_batch(Batch, 2)
+    with pytest.raises(ValueError, match=r"batch holds two entries that are called 'a\.b'"):
+        resize_batch({"a.b": ids(), "a": {"b": ids()}}, 2)
