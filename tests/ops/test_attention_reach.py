@@ -136,6 +136,17 @@ def test_the_bound_is_tight(backend, strength, behind):
     check_promise(backend, [query, key, value], torch.tensor([1.0]), 2**-4, **options)
 
 
+def test_many_far_keys_weigh_more_than_the_first_of_them(backend):
+    """With a flat slope, 400 keys of which none reaches ε alone: together they are more than all the others."""
+    slope, length, far = 0.02, 800, 400
+    query, key, value = inputs((length, length), heads=(2, 1))
+    query.zero_(), key.zero_()
+    score = slope * (length - far - 5) - math.log(2) * 4  # at which a key so far away has 2^-4 of the nearest's weight
+    query[..., -1, 0] = score * 4  # the scale is 1 / 4
+    key[:, :, :far, 0], key[:, :, far:-1, 0] = 1, -1
+    check_promise(backend, [query, key, value], torch.full((2,), slope), 2**-4)
+
+
 @pytest.mark.parametrize("slope", [0.0, 1e-30, 1e-6, -1e-3, -1.0])
 def test_slopes_without_a_reach(backend, slope):
     tensors = inputs(lengths=(200, 200), heads=(1, 1))
