@@ -1,4 +1,4 @@
-"""The figures that attention is held to on a CPU, looked up in a run's records."""
+"""The figures that this project is held to on a CPU, looked up in a run's records."""
 
 from __future__ import annotations
 
@@ -12,13 +12,17 @@ from .goals import Goal
 from .measure import Record
 from .peers import EAGER, FLASH, FLEX, MASK
 from .report_tables import goal_rows
+from .resizing import BY_HAND, OURS
 
 _SHORT: dict[str, Any] = {"length": 1024, "head_dim": 64, "batch_size": 2}
 _LONG: dict[str, Any] = {"length": 8192, "head_dim": 64}
 _SEGMENTS: dict[str, Any] = {"length": 16384, "segment_length": 16}
 
+SMALL_MEGABYTES = 1.0  #: of a batch: what a call waits for counts
+LARGE_MEGABYTES = 64.0
 
-def goals(records: list[Record]) -> Iterator[Goal]:
+
+def _attention(records: list[Record]) -> Iterator[Goal]:
     for dtype, wanted in (
         (torch.float32, ((MASK, 3), (FLEX, 4), (EAGER, 12), (FLASH, 1.5))),
         (torch.bfloat16, ((MASK, 3), (FLEX, 2))),
@@ -63,5 +67,35 @@ def _find(records: list[Record], implementation: str, **facts: Any) -> Record | 
     return max(same, key=lambda record: record.threads, default=None)
 
 
+def _resizing(records: list[Record]) -> Iterator[Goal]:
+    most_threads = max(record.threads for record in records)
+    pairs = [
+        (record, other)
+        for record in records
+        for other in records
+        if record.threads == other.threads == most_threads
+        and record.case == other.case
+        and (record.implementation, other.implementation) == (OURS, BY_HAND)
+    ]
+    large = [
+        (other.median_ms / record.median_ms, record.case)
+        for record, other in pairs
+        if record.facts["source_megabytes"] > LARGE_MEGABYTES
+    ]
+    ratio, where = min(large, default=(None, ""))
+    yield Goal(f"over {LARGE_MEGABYTES:.0f} MB, vs {BY_HAND}, worst", 1.5, ratio, "x", where)
+    small = [
+        ((record.median_ms - other.median_ms) / max(0.1 * other.median_ms, 5e-3), record.case)
+        for record, other in pairs
+        if record.facts["source_megabytes"] < SMALL_MEGABYTES
+    ]
+    slowest, where = max(small, default=(None, ""))
+    yield Goal(
+        f"under {SMALL_MEGABYTES:.0f} MB, time beyond {BY_HAND} as a share of 5 µs or of 10 % if that is more, worst",
+        1, slowest, "", where, at_most=True,
+    )  # fmt: skip
+
+
 def goals_table(records: list[Record]) -> str:
+    goals = {"alibi_attention": _attention, "resize_batch": _resizing}[records[0].operator]
     return goal_rows(goals(records))

@@ -8,13 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from seqwarm_kernels import SequenceLengthScheduler, alibi_attention, resize_batch, warmup_allocator
+from seqwarm_kernels import BatchBuffers, SequenceLengthScheduler, alibi_attention, resize_batch, warmup_allocator
+from seqwarm_kernels.ops.backends import why_not
 
-from .bench_resize_batch import slice_and_copy
 from .device_records import DeviceRecord, Recorder
+from .resizing import Resizing, implementations, problems
 from .timing import Call, device_allocations, host_time, launches, triton_compilations
 
-Batch = dict[str, Tensor]
+#: A batch of which 0.8 GB are read and written.
+LARGE = (3, 8192, 4096, 2048)
 
 
 def copy(recorder: Recorder, device: torch.device, tiny: bool) -> None:
@@ -27,25 +29,26 @@ def copy(recorder: Recorder, device: torch.device, tiny: bool) -> None:
 
 
 def resize(recorder: Recorder, device: torch.device, tiny: bool) -> None:
-    cases = [(8, 128, 64)] if tiny else [(8, 128, 64), (8192, 4096, 2048), (512, 2048, 1024)]
-    for rows, tokens, length in cases:
-        names = ("input_ids", "attention_mask", "labels")
-        batch = {name: torch.randint(1000, (rows, tokens), device=device) for name in names}
-        for mode in ("truncate", "reshape"):
-            kept = length if mode == "truncate" else tokens
-            facts = {"rows": rows, "tokens": tokens, "length": length, "mode": mode}
-            for name, make in _resizers(batch, length, mode).items():
-                _resize(recorder, facts, name, make, 2 * 3 * rows * kept * 8 / 1e6, 5 if tiny else 200)
+    """Every method beside its peers, by each backend; and batches that lie in pinned host memory."""
+    sizes = [(3, 8, 128, 64)] if tiny else [(3, 8, 128, 64), (16, 8, 128, 64), (3, 512, 2048, 1024), LARGE]
+    served = [name for name in ("native", "triton") if why_not("resize_batch", name, device.type) is None]
+    for problem in problems(sizes):
+        batch = problem.batch(device)
+        compiled = problem.tensors == 3 and problem.method in ("truncate", "reshape, padded") and not tiny
+        makers = implementations(problem, batch, compiled=compiled, backends=tuple(served) or (None,))
+        for name, make in makers.items():
+            _resize(recorder, problem, name, make, 5 if tiny else 200)
+    for size in sizes[-2:]:
+        problem = Resizing(*size, "truncate")
+        for name, make in _from_host(problem, device).items():
+            _resize(recorder, problem, name, make, 5 if tiny else 50)
 
 
-def _resize(
-    recorder: Recorder, facts: dict[str, Any], name: str, make: Callable[[], Call], megabytes: float, repeats: int
-) -> None:
+def _resize(recorder: Recorder, problem: Resizing, name: str, make: Callable[[], Call], repeats: int) -> None:
     """On the device, and what the caller waits."""
-    case = "{mode} 3 x {rows} x {tokens} int64 to {length}".format(**facts)
 
     def measured() -> tuple[Call, dict[str, float]]:
-        call, figures = make(), {"moved_megabytes": megabytes}
+        call, figures = make(), {"moved_megabytes": problem.moved_megabytes()}
         if (count := launches(call)) is not None:
             figures["launches"] = count
         if not torch.cuda.is_available():
@@ -54,36 +57,33 @@ def _resize(
         torch.cuda.synchronize()
         return call, {**figures, "wait_ms": waited.median}
 
-    recorder.measure("resize_batch", case, "resize", name, measured, facts=facts)
+    recorder.measure("resize_batch", problem.case(), "resize", name, measured, facts=problem.facts())
 
 
-def _resizers(batch: Batch, length: int, mode: str) -> dict[str, Callable[[], Call]]:
-    """Ours first. `foreach` writes into storage that is there already, as `out=` does."""
+def _from_host(problem: Resizing, device: torch.device) -> dict[str, Callable[[], Call]]:
+    """A truncated batch from pinned host memory: read there, or copied first."""
+    batch = problem.batch()
+    if device.type == "cuda":
+        batch = {name: tensor.pin_memory() for name, tensor in batch.items()}
+    length = problem.length
 
-    def foreach() -> Call:
-        targets = [torch.empty_like(tensor) for tensor in slice_and_copy(batch, length, mode).values()]
+    def read_there() -> Call:
+        buffers = BatchBuffers(batch, length, device=device)
+        return lambda: resize_batch(batch, length, out=buffers)
 
-        def call() -> None:
-            views = [t[:, :length] if mode == "truncate" else t.view(-1, length) for t in batch.values()]
-            torch._foreach_copy_(targets, views)
+    def copied(tensor: Tensor) -> Tensor:
+        return tensor.to(device, non_blocking=True)
 
-        return call
+    def cut_on_the_host() -> object:
+        return {name: copied(tensor[:, :length].contiguous()) for name, tensor in batch.items()}
 
-    def compiled() -> Call:
-        torch._dynamo.reset()
-        function = torch.compile(slice_and_copy, dynamic=False)
-        return lambda: function(batch, length, mode)
-
-    def out() -> Call:
-        storage = {name: torch.empty_like(tensor) for name, tensor in batch.items()}
-        return lambda: resize_batch(batch, length, mode=mode, out=storage)
+    def copied_whole() -> object:
+        return resize_batch({name: copied(tensor) for name, tensor in batch.items()}, length)
 
     return {
-        "resize_batch": lambda: lambda: resize_batch(batch, length, mode=mode),
-        "resize_batch, out=": out,
-        "slice + contiguous": lambda: lambda: slice_and_copy(batch, length, mode),
-        "torch._foreach_copy_": foreach,
-        "torch.compile": compiled,
+        "from pinned memory, read there": read_there,
+        "from pinned memory, copied whole, resize_batch": lambda: copied_whole,
+        "from pinned memory, cut on the host, copied": lambda: cut_on_the_host,
     }
 
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from .device_attention import BOTH, FORWARD
 from .device_records import DeviceRecord
 from .lookup import OURS, Records, gigabytes_per_second, speedup, teraflops
-from .measure import Record
 from .peers import FLASH, FLEX
 
 Curves = dict[str, list[tuple[int, float]]]
@@ -33,48 +32,6 @@ def draw_all(records: Records, folder: Path) -> list[Path]:
     title = "Segments in 64k tokens, forward"
     drawn.append(_draw(segments, path, title, "segment_length", "GB/s", ceiling=records.copy_rate()))
     return [path for path in drawn if path is not None]
-
-
-def draw_cpu(records: list[Record], folder: Path) -> Path | None:
-    """Attention on the CPU: microseconds for each token and head, over the length."""
-    panels = [(work, dtype) for work in (FORWARD, BOTH) for dtype in ("torch.float32", "torch.bfloat16")]
-    curves = [_cpu_curves(records, work, dtype) for work, dtype in panels]
-    if not any(curves):
-        return None
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    folder.mkdir(parents=True, exist_ok=True)
-    figure, axes = plt.subplots(2, 2, figsize=(9, 6.4), layout="constrained", sharex=True)
-    for axis, (work, dtype), found in zip(axes.flat, panels, curves, strict=True):
-        for name, points in found.items():
-            ours = name.startswith("alibi_attention native")
-            axis.plot(*zip(*points, strict=True), marker="o", markersize=3, label=name, linewidth=2 if ours else 1)
-        axis.set_xscale("log", base=2)
-        axis.set_yscale("log")
-        axis.set_title(f"{work}, {dtype.removeprefix('torch.')}", fontsize=9)
-        axis.grid(alpha=0.3)
-    axes[0, 0].legend(fontsize=7)
-    figure.supxlabel("tokens", fontsize=9)
-    figure.supylabel("µs for each token and head", fontsize=9)
-    path = folder / "cpu_attention.png"
-    figure.savefig(path, dpi=130)
-    plt.close(figure)
-    return path
-
-
-def _cpu_curves(records: list[Record], work: str, dtype: str) -> Curves:
-    curves: Curves = {}
-    most_threads = max((record.threads for record in records), default=0)
-    wanted = {"work": work, "dtype": dtype, "inputs": "a", "head_dim": 64, "segment_length": None}
-    for record in records:
-        facts = record.facts
-        if record.threads == most_threads and all(facts.get(name) == value for name, value in wanted.items()):
-            tokens = facts["batch_size"] * facts["length"] * facts["heads"]
-            curves.setdefault(record.implementation, []).append((facts["length"], record.median_ms * 1e3 / tokens))
-    return {name: sorted(points) for name, points in sorted(curves.items())}
 
 
 def _over_length(records: Records, head_dim: int, work: str, measure: Callable[[DeviceRecord], float | None]) -> Curves:

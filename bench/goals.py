@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from . import resizing
 from .device_attention import BACKWARD, BOTH, FORWARD
 from .device_records import DeviceRecord
 from .lookup import OURS, OURS_NO_SKIP, Records, gigabytes_per_second, speedup, teraflops
 from .peers import FLASH, FLEX, FLEX_ROWS
+from .resizing import named
 
 
 class Goal(NamedTuple):
@@ -104,21 +106,26 @@ def _segments(records: Records) -> Iterator[Goal]:
 
 def _resizing(records: Records) -> Iterator[Goal]:
     resized = [record for record in records.of_stage("resize_batch") if record.median_ms is not None]
-    ours = [record for record in resized if record.implementation == "resize_batch"]
-    small = next((record for record in ours if record.facts["rows"] == 8), None)
-    large = next((record for record in ours if record.facts["rows"] == 8192), None)
-    launches = small.figures.get("launches") if small else None
-    waited = small.figures.get("wait_ms") if small else None
-    yield Goal("resize_batch, launches", 1, launches, at_most=True)
-    yield Goal("resize_batch, host time, small batch", 15, waited and waited * 1e3, "µs", at_most=True)
-    rate, copied = gigabytes_per_second(large), records.copy_rate()
-    yield Goal("resize_batch, large, share of a copy", 80, rate and copied and 100 * rate / copied, "%")
-    for other in ("slice + contiguous", "torch._foreach_copy_", "torch.compile"):
-        against = "resize_batch, out=" if "foreach" in other else "resize_batch"
-        pairs = [record for record in resized if record.implementation == against]
-        ratios = [(ratio, record.case) for record in pairs if (ratio := speedup(record, _same(resized, record, other)))]
-        ratio, where = min(ratios, default=(None, ""))
-        yield Goal(f"{against} vs {other}, worst", 1, ratio, "x", where)
+    for backend, most_us in (("native", 6), ("triton", 15)):
+        ours, out = named(resizing.OURS, backend), named(resizing.OURS_OUT, backend)
+        same = [record for record in resized if record.implementation == ours]
+        launched = max((record.figures["launches"] for record in same if "launches" in record.figures), default=None)
+        yield Goal(f"{ours}, launches, worst", 1, launched, at_most=True)
+        small = next((r for r in same if r.facts["source_megabytes"] < 1 and r.facts["method"] == "truncate"), None)
+        waited = small.figures.get("wait_ms") if small else None
+        yield Goal(f"{ours}, host time, small batch", most_us, waited and waited * 1e3, "µs", at_most=True)
+        large = [record for record in same if record.facts["source_megabytes"] > 500]
+        rates = [(rate, record.case) for record in large if (rate := gigabytes_per_second(record)) is not None]
+        slowest, where = min(rates, default=(None, ""))
+        copied = records.copy_rate()
+        share = None if slowest is None or copied is None else 100 * slowest / copied
+        yield Goal(f"{ours}, large, share of a copy, worst", 80, share, "%", where)
+        for other in (resizing.BY_HAND, resizing.FOREACH, resizing.COMPILED):
+            against = out if other == resizing.FOREACH else ours
+            pairs = [record for record in resized if record.implementation == against]
+            ratios = [(r, record.case) for record in pairs if (r := speedup(record, _same(resized, record, other)))]
+            ratio, where = min(ratios, default=(None, ""))
+            yield Goal(f"{against} vs {other}, worst", 1, ratio, "x", where)
 
 
 def _same(records: list[DeviceRecord], record: DeviceRecord, implementation: str) -> DeviceRecord | None:

@@ -10,8 +10,9 @@ import json
 from pathlib import Path
 
 from . import cpu_goals
+from .cpu_figures import draw_cpu_attention, draw_cpu_resizing
 from .device_records import DeviceRecord, read
-from .figures import draw_all, draw_cpu
+from .figures import draw_all
 from .lookup import Records
 from .measure import RESULTS, Record, table
 from .report_tables import attention_table, failures_list, goals_table, segments_table, stage_table
@@ -54,8 +55,8 @@ def _cpu(path: Path, figures: Path) -> str | None:
     except TypeError:  # the demo's records are of another kind
         return None
     parts = [", ".join(f"{name} {value}" for name, value in json.loads(first).items()), table(records)]
-    if records[0].operator == "alibi_attention":
-        parts.append(cpu_goals.goals_table(records))
-        if (drawn := draw_cpu(records, figures)) is not None:
-            parts.append(f"![{drawn.stem}]({drawn.name})")
+    parts.append(cpu_goals.goals_table(records))
+    draw = {"alibi_attention": draw_cpu_attention, "resize_batch": draw_cpu_resizing}[records[0].operator]
+    if (drawn := draw(records, figures)) is not None:
+        parts.append(f"![{drawn.stem}]({drawn.name})")
     return "\n\n".join(parts)
