@@ -261,19 +261,19 @@ InfoOutput describe_info(const ResizePlan& plan, at::TensorList outputs, const c
 
 }  // namespace
 
-std::vector<at::Tensor> allocate_outputs(const ResizeArguments& arguments) {
+std::vector<at::Tensor> allocate_outputs(const ResizeArguments& arguments, Allocate allocate) {
   const ResizePlan plan = plan_of(arguments);
   check_arguments(plan, arguments, any_tensor(arguments).device());
   std::vector<at::Tensor> outputs;
   for (size_t index = 0; index < arguments.inputs.size(); ++index) {
     const at::Tensor& input = arguments.inputs[index];
-    outputs.push_back(input.new_empty(output_shape(plan, input, kind_of(arguments.kinds[index]))));
+    outputs.push_back(allocate(output_shape(plan, input, kind_of(arguments.kinds[index])), input.scalar_type(), input));
   }
   if (arguments.return_info) {
     const at::Tensor& like = any_tensor(arguments);
-    outputs.push_back(like.new_empty({plan.new_rows}, at::kInt));
-    outputs.push_back(like.new_empty({plan.new_rows, plan.new_length}, at::kLong));
-    outputs.push_back(like.new_empty({}, at::kLong));
+    outputs.push_back(allocate({plan.new_rows}, at::kInt, like));
+    outputs.push_back(allocate({plan.new_rows, plan.new_length}, at::kLong, like));
+    outputs.push_back(allocate({}, at::kLong, like));
   }
   return outputs;
 }

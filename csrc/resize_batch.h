@@ -127,10 +127,13 @@ struct ResizeArguments {
   bool return_info;
 };
 
-std::vector<at::Tensor> allocate_outputs(const ResizeArguments& arguments);
+// A new tensor on the device of another.
+using Allocate = at::Tensor (*)(at::IntArrayRef shape, at::ScalarType dtype, const at::Tensor& like);
+
+std::vector<at::Tensor> allocate_outputs(const ResizeArguments& arguments, Allocate allocate);
 ResizeCall describe_call(const ResizeArguments& arguments, at::TensorList outputs);
 
-// The two operators of a device, given the functions that prepare new outputs and run a call there.
+// The two operators of a device, given how to allocate and to run a call there.
 template <void (*run)(const ResizeCall&)>
 void resize_batch_out(
     at::TensorList inputs, const std::optional<at::Tensor>& attention_mask, int64_t batch_size, int64_t source_length,
@@ -140,17 +143,14 @@ void resize_batch_out(
       {inputs, attention_mask, batch_size, source_length, new_length, rule, kinds, fill_values, return_info}, outputs));
 }
 
-template <void (*prepare)(const at::Tensor&), void (*run)(const ResizeCall&)>
+template <Allocate allocate, void (*run)(const ResizeCall&)>
 std::vector<at::Tensor> resize_batch(
     at::TensorList inputs, const std::optional<at::Tensor>& attention_mask, int64_t batch_size, int64_t source_length,
     int64_t new_length, std::string_view rule, at::IntArrayRef kinds, at::ArrayRef<at::Scalar> fill_values,
     bool return_info) {
   const ResizeArguments arguments{
       inputs, attention_mask, batch_size, source_length, new_length, rule, kinds, fill_values, return_info};
-  std::vector<at::Tensor> outputs = allocate_outputs(arguments);
-  for (const at::Tensor& output : outputs) {
-    prepare(output);
-  }
+  const std::vector<at::Tensor> outputs = allocate_outputs(arguments, allocate);
   run(describe_call(arguments, outputs));
   return outputs;
 }

@@ -2,8 +2,9 @@
 
 #include "../resize_batch.h"
 
-#include "large_pages.h"
+#include "large_memory.h"
 
+#include <ATen/EmptyTensor.h>
 #include <ATen/Parallel.h>
 #include <torch/library.h>
 
@@ -189,8 +190,13 @@ void run(const ResizeCall& call) {
   }
 }
 
+at::Tensor allocate(at::IntArrayRef shape, at::ScalarType dtype, const at::Tensor& /*like*/) {
+  constexpr c10::DispatchKeySet cpu(c10::DispatchKey::CPU);
+  return at::detail::empty_generic(shape, &large_memory(), cpu, dtype, std::nullopt);
+}
+
 TORCH_LIBRARY_IMPL(seqwarm, CPU, library) {
-  library.impl("resize_batch.native", TORCH_FN((resize_batch<advise_large_pages, run>)));
+  library.impl("resize_batch.native", TORCH_FN((resize_batch<allocate, run>)));
   library.impl("resize_batch_out.native", TORCH_FN(resize_batch_out<run>));
 }
 

@@ -1,0 +1,60 @@
+"""The memory of large results on the CPU, which is kept for the next ones."""
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+
+from seqwarm_kernels import resize_batch
+from seqwarm_kernels.ops import backends
+
+pytestmark = pytest.mark.skipif(
+    backends.why_not("resize_batch", "native", "cpu") is not None or not Path("/proc/self/statm").exists(),
+    reason="the extension is not built, or this is no Linux",
+)
+MEGABYTE = 2**20
+
+
+def resized(value, rows, length=1024):
+    """8 KB for each row."""
+    return resize_batch({"ids": torch.full((1, 1), value).expand(rows, 2 * length)}, length, backend="native")["ids"]
+
+
+def resident_bytes():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+
+def test_the_next_result_takes_the_place_of_the_last():
+    first = resized(1, 1000)
+    address = first.data_ptr()
+    del first
+    second = resized(2, 1000)
+    assert second.data_ptr() == address
+    assert (second == 2).all()
+
+
+def test_no_result_is_written_over_while_it_is_held():
+    random.seed(0)
+    held = {}
+    for value in range(200):
+        held[value] = resized(value, random.choice([300, 310, 500, 1000]))
+        if len(held) > 4:
+            del held[random.choice(list(held))]
+        assert all((tensor == number).all() for number, tensor in held.items())
+
+
+def test_a_view_keeps_its_memory():
+    view = resized(1, 1000)[10:20]
+    others = [resized(value, 1000) for value in range(2, 5)]
+    assert (view == 1).all()
+    assert len({view.untyped_storage().data_ptr(), *(other.data_ptr() for other in others)}) == 4
+
+
+def test_no_more_is_kept_than_was_in_use_at_once():
+    for rows in range(1000, 4000, 100):  # a ramp: 8 to 32 MB
+        resized(1, rows)
+    before = resident_bytes()
+    for rows in range(4000, 8000, 100):  # 32 to 64 MB: each needs a block that no earlier one left
+        resized(1, rows)
+    assert resident_bytes() - before < 64 * MEGABYTE
