@@ -7,6 +7,9 @@ from typing import Any
 import torch
 
 from seqwarm_kernels import alibi_attention, alibi_attention_varlen, resize_batch
+from seqwarm_kernels.ops.backends import why_not
+
+from .resizing import METHODS
 
 
 def attention(device: str, dtype: torch.dtype, length: int, **options: Any) -> None:
@@ -20,6 +23,20 @@ def packed(device: str, dtype: torch.dtype) -> None:
     cu_seqlens = torch.tensor([0, 30, 30, 170], dtype=torch.int32, device=device)
     query, key, value = (torch.randn(180, 2, 64, device=device).to(dtype).requires_grad_() for _ in range(3))
     alibi_attention_varlen(query, key, value, cu_seqlens, cu_seqlens, 140, 140).sum().backward()
+
+
+def resize(device: str) -> None:
+    batch = {
+        "input_ids": torch.arange(70, device=device).view(7, 10),
+        "attention_mask": torch.arange(70, device=device).view(7, 10) % 3 > 0,
+        "embeddings": torch.ones(7, 10, 24, device=device, dtype=torch.bfloat16),
+        "labels": torch.ones(7, 10, device=device),
+    }
+    for backend in ("native", "triton"):
+        if why_not("resize_batch", backend, device) is None:
+            for options in METHODS.values():
+                resize_batch(batch, 4, return_info=True, backend=backend, **options)
+            print(f"ran resize_batch {backend}", flush=True)
 
 
 def main() -> None:
@@ -38,9 +55,7 @@ def main() -> None:
         attention(device, dtype, length, **options)
         print("ran", *options, flush=True)
     packed(device, dtype)
-    batch = {"input_ids": torch.arange(70, device=device).view(7, 10), "labels": torch.ones(7, 10, device=device)}
-    for mode in ("truncate", "reshape", "flatten"):
-        resize_batch(batch, 4, mode=mode, return_info=True)
+    resize(device)
     if on_gpu:
         torch.cuda.synchronize()
     print("every kernel ran")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from fractions import Fraction
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -190,7 +190,7 @@ class SequenceLengthScheduler:
         yield from self._changes(start, middle, length, length_at_middle)
         yield from self._changes(middle, stop, length_at_middle, length_at_stop)
 
-    def resize(self, batch: MutableMapping[str, Any], **resize_options: Any) -> Any:
+    def resize(self, batch: Any, **resize_options: Any) -> Any:
         """`resize_batch` to the present length."""
         return resize_batch(batch, self.seq_length, **resize_options)
 

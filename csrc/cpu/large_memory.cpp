@@ -18,19 +18,26 @@ namespace {
 #ifdef __linux__
 
 constexpr size_t large_page = 2 << 20;
+constexpr size_t step = 64 << 10;  // sizes of blocks below a large page
+constexpr size_t smallest = 256 << 10;
 
 struct Block {
   char* data;
-  size_t size;  // in whole large pages
+  size_t size;
 };
+
+size_t rounded(size_t bytes) {
+  const size_t unit = bytes < large_page ? step : large_page;
+  return (bytes + unit - 1) / unit * unit;
+}
 
 class LargeMemory final : public c10::Allocator {
  public:
   c10::DataPtr allocate(size_t bytes) override {
-    if (bytes < large_page) {
+    if (bytes < smallest) {
       return c10::GetCPUAllocator()->allocate(bytes);
     }
-    auto* block = new Block(take((bytes + large_page - 1) / large_page * large_page));
+    auto* block = new Block(take(rounded(bytes)));
     return {block->data, block, &give_back, c10::Device(c10::DeviceType::CPU)};
   }
 

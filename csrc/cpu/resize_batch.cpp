@@ -15,7 +15,9 @@ namespace seqwarm {
 namespace {
 
 // Below this many bytes for each thread, waking the threads costs more than they save.
-constexpr int64_t bytes_per_task = 64 * 1024;
+constexpr int64_t bytes_per_task = 256 * 1024;
+// The same of a search for the last valid token, by the positions that it may have to look at.
+constexpr int64_t positions_per_task = 16 * 1024;
 
 // Successive tokens of a source row, and the new token that is the first of them.
 struct Run {
@@ -29,7 +31,8 @@ struct Run {
 std::vector<int64_t> last_positions(const ResizeCall& call) {
   const ResizePlan& plan = call.plan;
   std::vector<int64_t> positions(plan.keeps_last ? plan.batch_size : 0);
-  at::parallel_for(0, static_cast<int64_t>(positions.size()), 64, [&](int64_t begin, int64_t end) {
+  const int64_t rows_per_task = positions_per_task / (plan.source_length - plan.new_length + 1) + 1;
+  at::parallel_for(0, static_cast<int64_t>(positions.size()), rows_per_task, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
       int64_t position = plan.source_length - 1;
       while (position >= plan.new_length && !call.mask.valid(row, position)) {
@@ -138,6 +141,20 @@ void copy_run(const ResizeCall& call, const ResizeEntry& entry, const std::vecto
   }
 }
 
+// The new tokens from `begin` to `end` of one tensor.
+void copy_range(
+    const ResizeCall& call, const ResizeEntry& entry, const std::vector<int64_t>& last, int64_t begin, int64_t end) {
+  const ResizePlan& plan = call.plan;
+  const bool is_one_stream = plan.line == plan.source_length && !plan.keeps_last &&
+                             entry.row_stride == plan.source_length * entry.position_stride;
+  if (is_one_stream && entry.kind != Kind::Square) {
+    const int64_t token_size = entry.token_items * entry.item_size;
+    copy_tokens(entry, entry.output + begin * token_size, entry.input + begin * entry.position_stride, end - begin);
+  } else {
+    for_each_run(plan, last, begin, end, [&](const Run& run) { copy_run(call, entry, last, run); });
+  }
+}
+
 void write_info(const ResizeCall& call, const std::vector<int64_t>& last, int64_t new_row) {
   const ResizePlan& plan = call.plan;
   const int64_t first = new_row * plan.new_length;
@@ -175,7 +192,7 @@ void run(const ResizeCall& call) {
   }
   at::parallel_for(0, plan.tokens, bytes_per_task / bytes_per_token + 1, [&](int64_t begin, int64_t end) {
     for (const ResizeEntry* entry : entries) {
-      for_each_run(plan, last, begin, end, [&](const Run& run) { copy_run(call, *entry, last, run); });
+      copy_range(call, *entry, last, begin, end);
     }
   });
   if (call.info.num_valid_tokens != nullptr) {
