@@ -60,7 +60,7 @@ def _device_time(call: Call, repeats: int, launching: float) -> Timing:
             pair[1].record()
             events.append(pair)
         torch.cuda.synchronize()
-    return _quartiles([start.elapsed_time(end) for start, end in events], _quartiles(host).median)
+    return quartiles([start.elapsed_time(end) for start, end in events], quartiles(host).median)
 
 
 @functools.cache
@@ -83,10 +83,10 @@ def host_time(call: Call, repeats: int) -> Timing:
         start = time.perf_counter()
         call()
         times.append((time.perf_counter() - start) * 1e3)
-    return _quartiles(times)
+    return quartiles(times)
 
 
-def _quartiles(times: list[float], host: float | None = None) -> Timing:
+def quartiles(times: list[float], host: float | None = None) -> Timing:
     low, median, high = torch.tensor(times, dtype=torch.float64).quantile(torch.tensor([0.25, 0.5, 0.75]).double())
     return Timing(median.item(), low.item(), high.item(), host)
 

@@ -15,7 +15,7 @@ namespace seqwarm {
 namespace {
 
 // Below this many bytes for each thread, waking the threads costs more than they save.
-constexpr int64_t bytes_per_task = 256 * 1024;
+constexpr int64_t bytes_per_task = 512 * 1024;
 // The same of a search for the last valid token, by the positions that it may have to look at.
 constexpr int64_t positions_per_task = 16 * 1024;
 

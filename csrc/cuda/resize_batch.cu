@@ -120,7 +120,7 @@ __device__ void copy_tile(const ResizePlan& plan, const Tensor& tensor, int64_t 
       if (place.written) {
         groups[step] = fill;
         if (place.input != nullptr) {
-          groups[step] = *reinterpret_cast<const Group*>(place.input);
+          groups[step] = __ldg(reinterpret_cast<const Group*>(place.input));
         }
       }
     }
