@@ -1,9 +1,11 @@
 """Sequence-length warmup and ALiBi attention for PyTorch: when, what, compute, memory."""
 
-from .allocator import AllocatorReport, warmup_allocator
+from .allocator import warmup_allocator
+from .allocator_report import AllocatorReport
 from .attention import alibi_attention, alibi_attention_varlen
 from .batch import ResizeInfo, resize_batch
 from .buffers import BatchBuffers
+from .compilation import compilations, no_compilation
 from .reach import attended_share, attended_share_varlen
 from .schedule import Milestone, SequenceLengthScheduler, discrete, root
 from .slopes import alibi_bias, alibi_slopes
@@ -22,7 +24,9 @@ __all__ = [
     "alibi_slopes",
     "attended_share",
     "attended_share_varlen",
+    "compilations",
     "discrete",
+    "no_compilation",
     "resize_batch",
     "root",
     "warmup_allocator",

@@ -1,4 +1,4 @@
-"""The command line: `python -m seqwarm_kernels {info,demo}`."""
+"""The command line: `python -m seqwarm_kernels {info,plan,demo}`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from . import __version__
+from . import __version__, plan
 from .demo import command as demo
 from .ops import backends
 
@@ -24,11 +24,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m seqwarm_kernels")
-    subcommands = parser.add_subparsers(required=True, metavar="{info,demo}")
+    subcommands = parser.add_subparsers(required=True, metavar="{info,plan,demo}")
 
     info_parser = subcommands.add_parser("info", help="show versions, devices, and which backends serve here")
     info_parser.add_argument("--json", action="store_true", help="print a JSON object")
     info_parser.set_defaults(run=_run_info)
+
+    plan_parser = subcommands.add_parser("plan", help="show lengths over time, and the tokens and work a schedule saves")
+    plan.add_arguments(plan_parser)
+    plan_parser.set_defaults(run=plan.run)
 
     demo_parser = subcommands.add_parser("demo", help="train a small model with and without warmup, and compare")
     demo.add_arguments(demo_parser)

@@ -17,14 +17,17 @@ ExampleBatch = Mapping[str, Any] | Sequence[Tensor] | Tensor
 
 
 def guess_batch(model: nn.Module, batch_size: int, length: int, device: torch.device) -> dict[str, Tensor]:
-    """Token ids for a Hugging Face language model, or for a model whose first layer is an embedding.
+    """Inputs of a Hugging Face model by its config, or token ids for a model whose first layer is an embedding.
+
+    Causal, masked and encoder-decoder language models, and models of text and images of a fixed size.
 
     Raises:
         ValueError: the model is neither.
     """
     parameters = list(signature(model))
     first_layer = next((module for module in model.modules() if not list(module.children())), None)
-    vocabulary = _vocabulary_of_config(model) if "input_ids" in parameters else None
+    config = getattr(unwrapped(model), "config", None)
+    vocabulary = _vocabulary_of(config) if "input_ids" in parameters else None
     if vocabulary is None and isinstance(first_layer, nn.Embedding):
         return {parameters[0]: torch.randint(first_layer.num_embeddings, (batch_size, length), device=device)}
     if vocabulary is None:
@@ -36,16 +39,32 @@ def guess_batch(model: nn.Module, batch_size: int, length: int, device: torch.de
     batch = {"input_ids": input_ids}
     if "attention_mask" in parameters:
         batch["attention_mask"] = torch.ones_like(input_ids)
-    if "labels" in parameters and model.get_output_embeddings() is not None:  # type: ignore[operator]
+    has_labels = "labels" in parameters and unwrapped(model).get_output_embeddings() is not None  # type: ignore[operator]
+    if has_labels:
         batch["labels"] = input_ids
+    elif "decoder_input_ids" in parameters:
+        batch["decoder_input_ids"] = input_ids
+    image_size = _image_size_of(config)
+    if "pixel_values" in parameters and image_size is not None:
+        batch["pixel_values"] = torch.randn(batch_size, *image_size, device=device)
     return batch
 
 
-def _vocabulary_of_config(model: nn.Module) -> int | None:
-    config = getattr(unwrapped(model), "config", None)
-    if config is None or getattr(config, "is_encoder_decoder", False):
-        return None
-    return getattr(config, "vocab_size", None)
+def _vocabulary_of(config: Any) -> int | None:
+    """Of its text, where a config has parts."""
+    text = getattr(config, "text_config", None) or config
+    return getattr(text, "vocab_size", None)
+
+
+def _image_size_of(config: Any) -> tuple[int, int, int] | None:
+    vision = getattr(config, "vision_config", None)
+    size, channels = getattr(vision, "image_size", None), getattr(vision, "num_channels", 3)
+    return (channels, size, size) if isinstance(size, int) else None
+
+
+def sequence_names(batch: Mapping[str, Any], length: int) -> list[str]:
+    """The entries of a guessed batch that have a sequence dimension: not its images."""
+    return [name for name, value in batch.items() if value.dim() == 2 and value.shape[1] == length]
 
 
 def stretched(
@@ -66,6 +85,10 @@ def stretched(
             result[name] = result[name].index_select(dim + leading, column)
         if name.endswith("_mask") and not tensor.is_floating_point():
             result[name] = torch.ones_like(result[name])
+    for name, value in batch.items():  # images and the like keep up with the rows
+        if name not in layout.kinds and isinstance(value, Tensor) and value.shape[:1] == (layout.batch_size,):
+            row = torch.arange(batch_size or layout.batch_size, device=value.device) % layout.batch_size
+            result[name] = value.index_select(0, row)
     return result
 
 
@@ -112,6 +135,14 @@ def call_model(model: nn.Module, batch: ExampleBatch) -> Any:
 def signature(model: nn.Module) -> Mapping[str, inspect.Parameter]:
     """The parameters of `forward`, of the model inside any wrapper."""
     return inspect.signature(unwrapped(model).forward).parameters
+
+
+def is_compiled(model: nn.Module) -> bool:
+    """Whether torch.compile has a part in it."""
+    return any(
+        hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
+        for module in model.modules()
+    )
 
 
 def unwrapped(model: nn.Module) -> nn.Module:

@@ -11,15 +11,18 @@ from typing import Any
 import numpy
 import torch
 from torch import Tensor, nn
+from torch.amp import GradScaler
 from torch.optim import Optimizer
 
 
 @contextmanager
-def preserved(model: nn.Module, optimizer: Optimizer | None = None) -> Iterator[None]:
+def preserved(
+    model: nn.Module, optimizer: Optimizer | None = None, grad_scaler: GradScaler | None = None
+) -> Iterator[None]:
     """Inside, train as you like; afterwards, also after an exception, all is bit for bit as before.
 
     Kept: parameters, buffers, gradients (which start as None inside), train/eval flags, the optimizer's state
-    and settings, and the random streams of torch (CPU and every CUDA device), Python and NumPy. Copies lie in
+    and settings, the scaler's, and the random streams of torch (CPU and every CUDA device), Python and NumPy. Copies lie in
     host memory. Tensors stay the same objects. Hooks fire, and what they change outside of these is not known.
     """
     parameters = _parameters(model, optimizer)
@@ -30,6 +33,8 @@ def preserved(model: nn.Module, optimizer: Optimizer | None = None) -> Iterator[
         kept.callback(_Values([*parameters, *model.buffers()]).restore)
         if optimizer is not None:
             kept.callback(_OptimizerState(optimizer).restore)
+        if grad_scaler is not None:
+            kept.callback(_Entries(vars(grad_scaler)).restore)
         yield
 
 
@@ -44,13 +49,19 @@ class _Values:
     """The contents of tensors."""
 
     def __init__(self, tensors: list[Tensor]) -> None:
-        self.copies = [(tensor, tensor.detach().to("cpu", copy=True)) for tensor in tensors]
+        own = [_own_part(tensor) for tensor in tensors]
+        self.copies = [(tensor, tensor.detach().to("cpu", copy=True)) for tensor in own]
 
     def restore(self) -> None:
         with torch.no_grad():
             for tensor, kept in self.copies:
                 if not torch.equal(tensor.cpu(), kept):  # so that untouched tensors that overlap themselves stay
                     tensor.copy_(kept)
+
+
+def _own_part(tensor: Tensor) -> Tensor:
+    """The tensor, or this rank's part of a sharded one, in its memory."""
+    return tensor.detach().to_local() if hasattr(tensor, "to_local") else tensor  # type: ignore[operator]
 
 
 class _Modules:

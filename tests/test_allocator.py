@@ -1,15 +1,14 @@
 """After warmup_allocator everything is as before, bit for bit, also when the model or the optimizer fails."""
 
-import copy
 import random
 
 import numpy
 import pytest
 import torch
 from torch import nn
-from torch.utils._pytree import tree_flatten
 
 from seqwarm_kernels import SequenceLengthScheduler, warmup_allocator
+from tests.traces import assert_same, everything, identities
 
 
 class Tied(nn.Module):
@@ -47,40 +46,6 @@ def trained(model, optimizer):
         model(torch.randint(50, (2, 5))).square().mean().backward()
         optimizer.step()
     model.lengths.clear()
-
-
-def everything(model, optimizer=None):
-    return copy.deepcopy(
-        {
-            "state": dict(model.state_dict()),
-            "buffers": sorted(name for name, _ in model.named_buffers()),
-            "modes": [module.training for module in model.modules()],
-            "gradients": [parameter.grad for parameter in model.parameters()],
-            "optimizer": None if optimizer is None else optimizer.state_dict(),
-            "attributes": None if optimizer is None else sorted(vars(optimizer)),
-            "random": [
-                torch.get_rng_state(),
-                random.getstate(),
-                numpy.random.get_state()[2],
-                numpy.random.get_state()[1].tolist(),
-            ],
-        }
-    )
-
-
-def identities(model, optimizer=None):
-    tensors = [*model.parameters(), *model.buffers(), *(parameter.grad for parameter in model.parameters())]
-    states = [] if optimizer is None else [value for state in optimizer.state.values() for value in state.values()]
-    return [id(tensor) for tensor in tensors + [value for value in states if isinstance(value, torch.Tensor)]]
-
-
-def assert_same(before, after):
-    """Bit for bit, whatever is nested in what."""
-    before_leaves, before_structure = tree_flatten(before)
-    after_leaves, after_structure = tree_flatten(after)
-    assert before_structure == after_structure
-    for one, other in zip(before_leaves, after_leaves, strict=True):
-        assert torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other
 
 
 OPTIMIZERS = {

@@ -1,0 +1,75 @@
+"""One pass of training, as the training to come will do it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.amp import GradScaler
+from torch.optim import Optimizer
+from torch.utils._pytree import tree_leaves
+
+from .example_batch import ExampleBatch, call_model
+
+LossFunction = Callable[[Any, Any], Tensor]
+
+
+@dataclass(frozen=True)
+class TrainingPass:
+    """Forward, loss, backward, and the optimizer's step."""
+
+    model: nn.Module
+    device: torch.device
+    loss_fn: LossFunction | None
+    autocast_dtype: torch.dtype | None
+    optimizer: Optimizer | None
+    grad_scaler: GradScaler | None
+    max_grad_norm: float | None
+    accumulation_steps: int
+
+    def differentiate(self, batch: ExampleBatch) -> None:
+        """Fresh gradients; with accumulation a second pass while those of the first are there, as all later ones."""
+        self.model.zero_grad(set_to_none=True)
+        for _ in range(min(self.accumulation_steps, 2)):
+            with self._autocast():
+                output = call_model(self.model, batch)
+                loss = _mean_of_outputs(output) if self.loss_fn is None else self.loss_fn(output, batch)
+            if loss.requires_grad:  # a frozen model has nothing to go back to
+                (loss if self.grad_scaler is None else self.grad_scaler.scale(loss)).backward()
+            del output, loss
+
+    def step(self) -> None:
+        """The optimizer's, whatever the gradients: a scaler would leave it out where they overflow."""
+        if self.optimizer is None:
+            return
+        if self.grad_scaler is not None and self.grad_scaler.is_enabled():
+            self.grad_scaler.unscale_(self.optimizer)
+        if self.max_grad_norm is not None:
+            parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+            torch.nn.utils.clip_grad_norm_(parameters, self.max_grad_norm)
+        self.optimizer.step()
+        if self.grad_scaler is not None:
+            self.grad_scaler.update()
+
+    def _autocast(self) -> AbstractContextManager[Any]:
+        if self.autocast_dtype is None:
+            return nullcontext()
+        return torch.autocast(self.device.type, dtype=self.autocast_dtype)
+
+
+def _mean_of_outputs(output: Any) -> Tensor:
+    loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+    if isinstance(loss, Tensor):
+        return loss
+    tensors = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor) and _is_differentiable(leaf)]
+    if not tensors:
+        raise ValueError(f"loss_fn is needed: the model returned no floating-point tensor but {type(output).__name__}")
+    return torch.stack([(tensor.abs() if tensor.is_complex() else tensor).float().mean() for tensor in tensors]).sum()
+
+
+def _is_differentiable(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
