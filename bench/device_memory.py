@@ -1,19 +1,18 @@
-"""On a GPU: what a plain copy moves, resize_batch beside what people write by hand, and a ramp after warm-up."""
+"""On a GPU: what a plain copy moves, and resize_batch beside what people write by hand."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from seqwarm_kernels import BatchBuffers, SequenceLengthScheduler, alibi_attention, resize_batch, warmup_allocator
+from seqwarm_kernels import BatchBuffers, resize_batch
 from seqwarm_kernels.ops.backends import why_not
 
-from .device_records import DeviceRecord, Recorder
+from .device_records import Recorder
 from .resizing import Resizing, implementations, problems
-from .timing import Call, device_allocations, host_time, launches, triton_compilations
+from .timing import Call, host_time, launches
 
 #: A batch of which 0.8 GB are read and written.
 LARGE = (3, 8192, 4096, 2048)
@@ -85,49 +84,3 @@ def _from_host(problem: Resizing, device: torch.device) -> dict[str, Callable[[]
         "from pinned memory, copied whole, resize_batch": lambda: copied_whole,
         "from pinned memory, cut on the host, copied": lambda: cut_on_the_host,
     }
-
-
-class _Model(nn.Module):
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.embedding = nn.Embedding(1000, width)
-        self.projection = nn.Linear(width, 3 * width)
-        self.head = nn.Linear(width, 1000)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        x = self.embedding(tokens)
-        query, key, value = self.projection(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        return self.head(x + alibi_attention(query, key, value).transpose(1, 2).flatten(2))
-
-
-def ramp(recorder: Recorder, device: torch.device, tiny: bool) -> None:
-    """Device allocations and compilations while the length grows, after warmup_allocator and without it."""
-    longest, steps, batch_size = (32, 4, 2) if tiny else (1024, 128, 8)
-    for warmed in (True, False):
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
-        model = _Model(64 if tiny else 768, 4 if tiny else 12).to(device, torch.float32 if tiny else torch.bfloat16)
-        optimizer = torch.optim.AdamW(model.parameters())
-        scheduler = SequenceLengthScheduler(8, longest, duration=steps, step_size=8)
-        batches = torch.randint(1000, (steps + 1, batch_size, longest), device=device)
-        if warmed:
-            warmup_allocator(
-                model, longest, example_batch=batches[0], loss_fn=_loss, optimizer=optimizer, scheduler=scheduler
-            )
-        before = device_allocations()
-        with triton_compilations() as compiled:
-            for batch in batches:
-                _loss(model(scheduler.resize({"tokens": batch})["tokens"])).backward()
-                optimizer.step()
-                optimizer.zero_grad()
-                scheduler.step()
-        figures = {"device_allocations": float(device_allocations() - before)}
-        if warmed:  # later than that everything is compiled
-            figures["triton_compilations"] = float(len(compiled))
-        name = "after warmup_allocator" if warmed else "without warmup_allocator"
-        recorder.add(DeviceRecord("allocator", f"{steps} steps to {longest} tokens", "ramp", name, figures=figures))
-
-
-def _loss(logits: Tensor, _: Any = None) -> Tensor:
-    return logits.float().logsumexp(-1).mean()

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import torch
 
-from . import device_attention, device_memory, device_small
+from . import device_attention, device_memory, device_ramp, device_small
 from .device_records import DeviceRecord, Recorder, explain
 
 Part = Callable[[Recorder, torch.device, bool], None]
 PARTS: dict[str, tuple[Part, ...]] = {
     "long": (device_memory.copy, device_attention.long),
-    "memory": (device_memory.copy, device_memory.resize, device_memory.ramp),
+    "memory": (device_memory.copy, device_memory.resize, device_ramp.ramp),
     "small": (device_small.host, device_small.packed),
     "segments": (device_memory.copy, device_attention.segments),
     "lengths": (device_attention.lengths,),

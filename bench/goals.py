@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 from . import resizing
 from .device_attention import BACKWARD, BOTH, FORWARD
+from .device_ramp import AFTER, WITHOUT
+from .device_ramp import FULL_LENGTH as RAMP_FULL_LENGTH
 from .device_records import DeviceRecord
 from .lookup import OURS, OURS_NO_SKIP, Records, gigabytes_per_second, speedup, teraflops
 from .peers import FLASH, FLEX, FLEX_ROWS
@@ -133,10 +135,15 @@ def _same(records: list[DeviceRecord], record: DeviceRecord, implementation: str
 
 
 def _memory(records: Records) -> Iterator[Goal]:
-    ramps = [r for r in records.of_stage("allocator") if r.implementation == "after warmup_allocator"]
-    figures = ramps[0].figures if ramps else {}
-    yield Goal("ramp, device allocations", 0, figures.get("device_allocations"), at_most=True)
-    yield Goal("ramp, kernels compiled", 0, figures.get("triton_compilations"), at_most=True)
+    ramps = {record.implementation: record.figures for record in records.of_stage("allocator")}
+    warmed, without, full = (ramps.get(name, {}) for name in (AFTER, WITHOUT, RAMP_FULL_LENGTH))
+    for what in ("device_allocations", "compilations", "stalls"):
+        beside = f"{without[what]:.0f} without" if what in without else ""
+        yield Goal(f"ramp to 1024, {what.replace('_', ' ')}", 0, warmed.get(what), "", beside, at_most=True)
+    reserved, constant = warmed.get("reserved_megabytes"), full.get("reserved_megabytes")
+    surplus = None if reserved is None or not constant else 100 * (reserved / constant - 1)
+    yield Goal("ramp, reserved beyond the full length throughout", 5, surplus, "%", at_most=True)
+    yield Goal("warmup_allocator, seconds, compilation included", 5, warmed.get("warmup_seconds"), "s", at_most=True)
     both = records.find(OURS, BOTH, length=16384, head_dim=128)
     extra = both.figures.get("extra_megabytes") if both else None
     forward = records.find(OURS, FORWARD, length=16384, head_dim=128)

@@ -5,13 +5,11 @@ from __future__ import annotations
 import ctypes
 import functools
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
-import triton
 
 Call = Callable[[], object]
 QUEUED = 20  #: calls launched ahead of the device; more would fill its queue
@@ -138,19 +136,3 @@ def launches(call: Call) -> int | None:
         call()
         torch.cuda.synchronize()
     return sum(event.device_type == torch.autograd.DeviceType.CUDA for event in profile.events() or ())
-
-
-@contextmanager
-def triton_compilations() -> Iterator[list[str]]:
-    """The kernels that Triton compiles, or reads from its cache on disk, meanwhile."""
-    names: list[str] = []
-
-    def note(*, fn: Any, **_: Any) -> None:
-        names.append(fn.name)
-
-    before = triton.knobs.runtime.jit_post_compile_hook
-    triton.knobs.runtime.jit_post_compile_hook = note
-    try:
-        yield names
-    finally:
-        triton.knobs.runtime.jit_post_compile_hook = before

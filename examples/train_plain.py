@@ -62,7 +62,11 @@ def main() -> None:
 
     # 3. Claim the memory of the longest batch before the first step; nothing else changes.
     batch = random_batch(text)
-    print(sw.warmup_allocator(model, FULL_LENGTH, example_batch=batch, loss_fn=loss_fn, scheduler=scheduler))
+    print(
+        sw.warmup_allocator(
+            model, FULL_LENGTH, example_batch=batch, loss_fn=loss_fn, optimizer=optimizer, scheduler=scheduler
+        )
+    )
     for step in range(steps):
         # 4. Cut the batch to the length of the moment, and count the step when it is done.
         batch = scheduler.resize(random_batch(text))

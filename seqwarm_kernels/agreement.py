@@ -33,7 +33,7 @@ class Agreement:
             return own
         outcome = torch.tensor(int(own), device=self.device)
         torch.distributed.all_reduce(outcome, torch.distributed.ReduceOp.MAX, group=self.group)
-        return Outcome(outcome.item())
+        return Outcome(int(outcome.item()))
 
 
 def _process_group(model: nn.Module) -> Any:

@@ -23,7 +23,7 @@ from .batch import resize_batch
 from .checks import check_int, check_real
 from .compilation import compilations
 from .example_batch import ExampleBatch, as_given, as_mapping, guess_batch, is_compiled, sequence_names, stretched
-from .memory import DeviceMemory, Memory
+from .memory import Memory
 from .schedule import SequenceLengthScheduler
 from .snapshot import preserved
 from .training_pass import LossFunction, TrainingPass
@@ -194,9 +194,7 @@ class _Warmup:
     resize_options: dict[str, Any]
     full_length: dict[int, LengthMemory] = field(default_factory=dict)  #: by rows: the last attempt, if it fits
 
-    def settle_rows(
-        self, batch_size: int | Literal["auto"] | None, find: bool
-    ) -> tuple[int, OutOfMemory | None]:
+    def settle_rows(self, batch_size: int | Literal["auto"] | None, find: bool) -> tuple[int, OutOfMemory | None]:
         """The rows to go on with, and, where those asked for do not fit, what to say of it."""
         if batch_size == "auto":
             return self._most_rows()

@@ -30,7 +30,7 @@ def _parser() -> argparse.ArgumentParser:
     info_parser.add_argument("--json", action="store_true", help="print a JSON object")
     info_parser.set_defaults(run=_run_info)
 
-    plan_parser = subcommands.add_parser("plan", help="show lengths over time, and the tokens and work a schedule saves")
+    plan_parser = subcommands.add_parser("plan", help="show the lengths of a schedule, and what it saves")
     plan.add_arguments(plan_parser)
     plan_parser.set_defaults(run=plan.run)
 

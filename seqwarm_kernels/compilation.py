@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import torch
-
 
 @contextmanager
 def compilations() -> Iterator[list[str]]:

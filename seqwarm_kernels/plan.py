@@ -104,13 +104,15 @@ def table(plan: Plan, most_rows: int = 12) -> str:
     lines = [f"{plan.unit:>14}  {'length':>8}  {'of all tokens so far':>22}"]
     before = {stage.progress: sum(s.tokens for s in plan.stages if s.progress < stage.progress) for stage in shown}
     lines += [
-        f"{stage.progress:>14,}  {stage.seq_length:>8,}  {before[stage.progress] / plan.tokens:>22.1%}" for stage in shown
+        f"{stage.progress:>14,}  {stage.seq_length:>8,}  {before[stage.progress] / plan.tokens:>22.1%}"
+        for stage in shown
     ]
     steps = sum(stage.steps for stage in plan.stages)
     lines += [
         "",
         f"steps                        {math.ceil(steps):,}",
-        f"tokens                       {plan.tokens:.4g} ({plan.tokens_saved():.1%} fewer than as many steps at full length)",
+        f"tokens                       {plan.tokens:.4g} "
+        f"({plan.tokens_saved():.1%} fewer than as many steps at full length)",
         f"training                     {plan.flops:.4g} FLOPs ({1 - plan.flops / plan.flops_full_length:.1%} fewer)",
         f"attention                    {plan.attention_flops:.4g} FLOPs "
         f"({plan.attention_saved():.1%} fewer than these tokens at full length)",

@@ -22,8 +22,9 @@ def preserved(
     """Inside, train as you like; afterwards, also after an exception, all is bit for bit as before.
 
     Kept: parameters, buffers, gradients (which start as None inside), train/eval flags, the optimizer's state
-    and settings, the scaler's, and the random streams of torch (CPU and every CUDA device), Python and NumPy. Copies lie in
-    host memory. Tensors stay the same objects. Hooks fire, and what they change outside of these is not known.
+    and settings, the scaler's, and the random streams of torch (CPU and every CUDA device), Python and NumPy.
+    Copies lie in host memory. Tensors stay the same objects. Hooks fire, and what they change outside of these is
+    not known.
     """
     parameters = _parameters(model, optimizer)
     with ExitStack() as kept:
@@ -61,7 +62,8 @@ class _Values:
 
 def _own_part(tensor: Tensor) -> Tensor:
     """The tensor, or this rank's part of a sharded one, in its memory."""
-    return tensor.detach().to_local() if hasattr(tensor, "to_local") else tensor  # type: ignore[operator]
+    to_local = getattr(tensor.detach(), "to_local", None)
+    return tensor if to_local is None else to_local()
 
 
 class _Modules:

@@ -19,14 +19,15 @@ from seqwarm_kernels.ops.resize_batch import triton as resize
 from seqwarm_kernels.ops.resize_batch.schema import RULES, Kind
 
 
-def resized(rule, rows, length, new_length):
+def resized(rule, rows, length, new_length, with_mask=True):
     inputs = [
         torch.zeros(rows, length, dtype=torch.int64),
         torch.zeros(rows, length, dtype=torch.bool),
         torch.zeros(rows, length, 24, dtype=torch.bfloat16),
     ]
     kinds = [Kind.LABEL, Kind.SEQUENCE, Kind.SEQUENCE]
-    resize.resize_batch(inputs, inputs[1], rows, length, new_length, rule, kinds, [-100, 0, 0], True)
+    mask = inputs[1] if with_mask else None
+    resize.resize_batch(inputs, mask, rows, length, new_length, rule, kinds, [-100, 0, 0], True)
 
 
 def made_of(compiled):
@@ -48,7 +49,11 @@ def main():
     after = len({id(kernel) for kernel in launched})
     for rows in (1, 16, 33):
         resized("truncate", rows, 1024, 64)
-    print(json.dumps({"kernels": kernels, "ramp": after - before, "rows": len({id(k) for k in launched}) - after}))
+    by_rows = len({id(kernel) for kernel in launched})
+    for rule in RULES:
+        if rule != "truncate_keep_last":
+            resized(rule, 4, 1024, 256, with_mask=False)
+    print(json.dumps({"kernels": kernels, "ramp": after - before, "rows": by_rows - after}))
 
 
 if __name__ == "__main__":

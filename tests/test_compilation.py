@@ -1,5 +1,9 @@
 """What compiles is named, and after warmup_allocator nothing does."""
 
+import importlib.util
+import json
+import os
+import subprocess
 import sys
 import types
 
@@ -37,9 +41,7 @@ def test_a_compiled_model_compiles_nothing_after_the_warmup(mode):
     model.compile(backend="aot_eager")
     scheduler = SequenceLengthScheduler(8, 64, duration=10, step_size=8)
     batch = {"input_ids": torch.randint(11, (2, 64))}
-    report = warmup_allocator(
-        model, 64, example_batch=batch, scheduler=scheduler, resize_options={"mode": mode}
-    )
+    report = warmup_allocator(model, 64, example_batch=batch, scheduler=scheduler, resize_options={"mode": mode})
     assert report.compiled
     assert set(report.compiled) == {"graph of torch.compile"}
     with no_compilation():
@@ -60,9 +62,9 @@ def test_a_compiled_model_passes_two_lengths():
 
 def test_a_compilation_is_named():
     function = torch.compile(lambda x: x * 2, backend="eager")
-    with pytest.raises(RuntimeError, match=r"no_compilation: the block compiled graph of torch.compile \(1 times\)"):
-        with no_compilation():
-            function(torch.ones(3))
+    message = r"no_compilation: the block compiled graph of torch.compile \(1 times\)"
+    with pytest.raises(RuntimeError, match=message), no_compilation():
+        function(torch.ones(3))
     with no_compilation():
         function(torch.ones(3))
 
@@ -76,6 +78,18 @@ def test_kernels_of_triton_are_named(monkeypatch):
         runtime.jit_post_compile_hook(fn=types.SimpleNamespace(name="forward_kernel"), key="", repr="")
     assert names == seen == ["forward_kernel"]
     assert runtime.jit_post_compile_hook is before
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+def test_no_kernel_of_this_package_compiles_after_every_length_has_passed():
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, "-m", "tests.pretend_ramp"]
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    found = json.loads(run.stdout)
+    assert found["lengths"] == 128
+    assert any("resize_kernel" in name for name in found["compiled"])
+    assert len(found["compiled"]) == 10  # of attention 8, see test_attention_launch.py; of resizing 2
 
 
 def test_an_error_in_the_block_comes_through():

@@ -24,7 +24,9 @@ def by_hand(scheduler, total, batch_size):
     return tokens, attention, steps
 
 
-@pytest.mark.parametrize(("unit", "duration", "total"), [("step", 30, 100), ("sample", 300, 999), ("token", 5000, 60000)])
+@pytest.mark.parametrize(
+    ("unit", "duration", "total"), [("step", 30, 100), ("sample", 300, 999), ("token", 5000, 60000)]
+)
 def test_against_a_loop(unit, duration, total):
     scheduler = SequenceLengthScheduler(8, 64, duration=duration, step_size=8, unit=unit)
     plan = make_plan(scheduler, total, 3, MODEL)

@@ -76,6 +76,7 @@ class Trainer:
             loss_fn=next_byte_loss,
             optimizer=self.optimizer,
             autocast_dtype=self.settings.autocast_dtype,
+            max_grad_norm=GRADIENT_NORM,
             scheduler=self.scheduler,
         )
 

@@ -59,16 +59,21 @@ SQUARE = tl.constexpr(3)
 TICKET = tl.constexpr(2**33)
 
 
+# Device functions return once, at their end: Triton looks at returns that are never reached as well.
+
+
 @triton.jit
 def as_bits(pointer, ITEM_BYTES: tl.constexpr):
     """Every dtype is copied as integers of its size."""
     if ITEM_BYTES == 1:
-        return pointer.to(tl.pointer_type(tl.int8))
-    if ITEM_BYTES == 2:
-        return pointer.to(tl.pointer_type(tl.int16))
-    if ITEM_BYTES == 4:
-        return pointer.to(tl.pointer_type(tl.int32))
-    return pointer.to(tl.pointer_type(tl.int64))
+        bits = pointer.to(tl.pointer_type(tl.int8))
+    elif ITEM_BYTES == 2:
+        bits = pointer.to(tl.pointer_type(tl.int16))
+    elif ITEM_BYTES == 4:
+        bits = pointer.to(tl.pointer_type(tl.int32))
+    else:
+        bits = pointer.to(tl.pointer_type(tl.int64))
+    return bits
 
 
 @triton.jit
@@ -77,8 +82,11 @@ def source_position(position, plan, MOVES: tl.constexpr):
     if MOVES:
         moved = position >= plan.last_start
         source = tl.where(moved, position - plan.moved_by, position)
-        return source, moved & (source < plan.last_start)
-    return position, position < 0
+        repeated = moved & (source < plan.last_start)
+    else:
+        source = position
+        repeated = position < 0
+    return source, repeated
 
 
 @triton.jit
@@ -121,10 +129,11 @@ def copy_tile(
 @triton.jit
 def is_valid(mask, row, position, within, stride_row, stride_position):
     """The attention mask where `within`; without a mask every token is valid."""
-    if mask is None:
-        return within
-    pointers = mask + row.to(tl.int64) * stride_row + position.to(tl.int64) * stride_position
-    return (tl.load(pointers, mask=within, other=0) != 0) & within
+    valid = within
+    if mask is not None:
+        pointers = mask + row.to(tl.int64) * stride_row + position.to(tl.int64) * stride_position
+        valid = (tl.load(pointers, mask=within, other=0) != 0) & within
+    return valid
 
 
 @triton.jit
