@@ -201,6 +201,9 @@ ResizeEntry describe_entry(
   } else if (kind != Kind::Row) {
     std::optional<Features> collapsed = collapse_features(input);
     if (!collapsed.has_value()) {
+      TORCH_CHECK_VALUE(
+          input.device() == output.device(), "resize_batch: features of a tensor in pinned memory must be contiguous, ",
+          "got strides ", input.strides());
       input = input.contiguous();
       collapsed = collapse_features(input);
     }
@@ -238,10 +241,11 @@ uint64_t value_bits_of(at::ScalarType dtype) {
 }
 
 // `mask` is replaced by a comparison with zero where its bits do not tell.
-MaskView describe_mask(at::Tensor& mask) {
+MaskView describe_mask(at::Tensor& mask, const c10::Device& device) {
   const at::ScalarType dtype = mask.scalar_type();
   const bool bits_tell = at::isIntegralType(dtype, /*includeBool=*/true) || value_bits_of(dtype) != ~uint64_t{0};
   if (!bits_tell) {
+    TORCH_CHECK_VALUE(mask.device() == device, "resize_batch: a mask in pinned memory cannot be ", dtype);
     mask = mask.ne(0);
   }
   const auto item_size = static_cast<int64_t>(mask.element_size());
@@ -301,7 +305,7 @@ ResizeCall describe_call(const ResizeArguments& arguments, at::TensorList output
   }
   if (arguments.attention_mask.has_value()) {
     at::Tensor mask = *arguments.attention_mask;
-    call.mask = describe_mask(mask);
+    call.mask = describe_mask(mask, device);
     call.copies.push_back(std::move(mask));
   }
   if (arguments.return_info) {

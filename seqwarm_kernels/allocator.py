@@ -17,12 +17,21 @@ from torch.optim import Optimizer
 from tqdm.auto import tqdm
 
 from . import memory as memory_meters
-from .agreement import Agreement, Outcome, without_traces
+from .agreement import Agreement, Outcome, end_iteration, resharded, without_traces
 from .allocator_report import AllocatorReport, LengthMemory, OutOfMemory
 from .batch import resize_batch
 from .checks import check_int, check_real
 from .compilation import compilations
-from .example_batch import ExampleBatch, as_given, as_mapping, guess_batch, is_compiled, sequence_names, stretched
+from .example_batch import (
+    ExampleBatch,
+    as_given,
+    as_mapping,
+    guess_batch,
+    is_compiled,
+    layout_of,
+    sequence_names,
+    stretched,
+)
 from .memory import Memory
 from .schedule import SequenceLengthScheduler
 from .snapshot import preserved
@@ -100,6 +109,7 @@ def warmup_allocator(
     options = dict(resize_options or {})
     with (
         compilations() as compiled,
+        resharded(model),
         preserved(model, optimizer, grad_scaler),
         without_traces(model),
         torch.enable_grad(),
@@ -124,8 +134,6 @@ def warmup_allocator(
         passed: list[LengthMemory] = []
         if rows > 0 and (problem is None or batch_size == "auto"):
             passed, problem = warmup.pass_lengths(rows, _lengths(max_len, scheduler, is_compiled(model)))
-    if problem is not None:
-        warmup.clean()
     memory.synchronize()
     allocations = memory.allocations()
     report = AllocatorReport(
@@ -198,7 +206,8 @@ class _Warmup:
         """The rows to go on with, and, where those asked for do not fit, what to say of it."""
         if batch_size == "auto":
             return self._most_rows()
-        rows = batch_size or _rows_of(self._longest(None))
+        rows = batch_size or layout_of(as_mapping(self.example), self.resize_options).batch_size
+        rows = self.agreement.largest(rows)
         problem = self._try_rows(rows)
         if problem is None or not find:
             return rows, problem
@@ -258,14 +267,12 @@ class _Warmup:
     def _measured(self, length: int) -> LengthMemory:
         return LengthMemory(length, self.memory.peak(), self.memory.reserved())
 
-    def _longest(self, rows: int | None) -> dict[str, Any]:
-        """The batch at max_len, on the model's device."""
-        device = self.training_pass.device
-        mapping = stretched(as_mapping(self.example), rows, self.max_len, self.resize_options.get("keys"))
-        return {name: entry.to(device) if isinstance(entry, Tensor) else entry for name, entry in mapping.items()}
-
     def _batch(self, rows: int, length: int) -> ExampleBatch:
-        return as_given(resize_batch(self._longest(rows), length, **self.resize_options), self.example)
+        """As training has it: so many rows of max_len on the model's device, resized."""
+        device = self.training_pass.device
+        longest = stretched(as_mapping(self.example), rows, self.max_len, self.resize_options)
+        there = {name: entry.to(device) if isinstance(entry, Tensor) else entry for name, entry in longest.items()}
+        return as_given(resize_batch(there, length, **self.resize_options), self.example)
 
     def _attempt(self, work: Callable[[], None], rows: int, length: int) -> OutOfMemory | None:
         """Any other error than being out of memory is raised, on every rank."""
@@ -293,13 +300,10 @@ class _Warmup:
 
     def clean(self) -> None:
         """Give up what a pass that did not fit has left."""
+        end_iteration(self.training_pass.model)
         self.training_pass.model.zero_grad(set_to_none=True)
         gc.collect()
         self.memory.release()
-
-
-def _rows_of(batch: dict[str, Any]) -> int:
-    return next(entry.shape[0] for entry in batch.values() if isinstance(entry, Tensor))
 
 
 def _with_largest(problem: OutOfMemory, rows: int) -> OutOfMemory:

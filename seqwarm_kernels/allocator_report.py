@@ -26,7 +26,7 @@ class OutOfMemory:
     message: str  #: of the allocator
     allocated_bytes: int  #: in use before: the model, the optimizer's state, and what else there is
     free_bytes: int  #: what the device had left then
-    total_bytes: int
+    total_bytes: int  #: 0 where the system does not tell
     largest_batch_size: int | None  #: that fits; 0 if not even one row does; None: not looked for
     advice: str | None
 

@@ -68,8 +68,7 @@ def resize_batch(
             end in "_mask".
         copy: False returns views of the input wherever a view can express the result.
         out: `BatchBuffers`, or contiguous tensors to write to, by name, each of the source's dtype and device and
-            large enough; the result is carved from their first elements, so that addresses stay the same. Tensors
-            on a CUDA device take batches in pinned host memory as well.
+            large enough; the result is carved from their first elements, so that addresses stay the same.
         return_info: also return a `ResizeInfo`.
         backend: None (best available), "reference", "native" or "triton".
 
@@ -138,7 +137,7 @@ def _carve(
     shapes = recipe.shapes(tensors, length, return_info)
     sources = dict(zip(recipe.names, tensors, strict=True))
     carved = {
-        name: validation.check_storage(name, out, source, shape)
+        name: validation.check_storage(name, out, source, shape, source.device)
         for (name, source), shape in zip(sources.items(), shapes, strict=False)
     }
     validation.check_no_overlap(carved, sources)

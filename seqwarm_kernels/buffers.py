@@ -69,6 +69,7 @@ class BatchBuffers(Mapping[str, Tensor]):
         self._span = (self._memory.data_ptr(), self._memory.data_ptr() + self._memory.numel())
         self._views: dict[tuple[Recipe, int, bool], list[Tensor]] = {}
         self._being_read: deque[tuple[torch.cuda.Event, list[Tensor]]] = deque()
+        self._read_by_graphs: list[Tensor] = []
 
     @property
     def device(self) -> torch.device:
@@ -89,7 +90,7 @@ class BatchBuffers(Mapping[str, Tensor]):
         return len(self._storages)
 
     def views(self, recipe: Recipe, tensors: list[Tensor], length: int, return_info: bool) -> list[Tensor]:
-        """The outputs of one call, made once.
+        """The outputs of one call: views made once, and new tensors for them, which may be changed as any others.
 
         Raises:
             ValueError: they are too small, of another dtype or device, or `tensors` lie in them.
@@ -109,12 +110,12 @@ class BatchBuffers(Mapping[str, Tensor]):
             if len(self._views) >= _MOST_VIEWS:
                 self._views.clear()
             self._views[call] = self._make_views(recipe, tensors, length, return_info)
-        return self._views[call]
+        return [view.detach() for view in self._views[call]]
 
     def _make_views(self, recipe: Recipe, tensors: list[Tensor], length: int, return_info: bool) -> list[Tensor]:
         shapes = recipe.shapes(tensors, length, return_info)
         views = [
-            validation.check_storage(name, self, tensor, shape)
+            validation.check_storage(name, self, tensor, shape, self.device)
             for name, tensor, shape in zip(recipe.names, tensors, shapes, strict=False)
         ]
         for name, storage, shape in zip(_INFO_NAMES, self._info, shapes[len(tensors) :], strict=False):
@@ -122,7 +123,11 @@ class BatchBuffers(Mapping[str, Tensor]):
         return views
 
     def keep_while_read(self, tensors: list[Tensor]) -> None:
-        """Hold tensors in pinned memory, which is given out anew as soon as nobody does, until a launch is over."""
+        """Hold tensors in pinned memory, which is given out anew as soon as nobody does, until a launch is over; those
+        that a graph reads for as long as the buffers."""
+        if torch.cuda.is_current_stream_capturing():
+            self._read_by_graphs += tensors
+            return
         while self._being_read and self._being_read[0][0].query():
             self._being_read.popleft()
         event = torch.cuda.Event()

@@ -17,7 +17,11 @@ from torch import Tensor
 
 
 def is_container(value: object) -> bool:
-    return isinstance(value, Mapping) or (dataclasses.is_dataclass(value) and not isinstance(value, type))
+    return isinstance(value, Mapping) or (
+        dataclasses.is_dataclass(value)
+        and not isinstance(value, type)
+        and not hasattr(value, "_tensordict")  # a tensorclass: what a TensorDict keeps things in that are no tensors
+    )
 
 
 def leaves(batch: Any) -> dict[Any, Any]:
@@ -64,10 +68,10 @@ def replaced(batch: Any, new_leaves: Mapping[Any, Any], sizes: tuple[int, int], 
     entries = {}
     for name, value in _items(batch, prefix):
         path = f"{prefix}{name}" if prefix else name
-        if is_container(value):
-            entries[name] = replaced(value, new_leaves, sizes, f"{path}.")
-        elif path in new_leaves:
+        if path in new_leaves:
             entries[name] = new_leaves[path]
+        elif is_container(value) and any(str(leaf).startswith(f"{path}.") for leaf in new_leaves):
+            entries[name] = replaced(value, new_leaves, sizes, f"{path}.")
     return _with_entries(batch, entries, sizes)
 
 
@@ -80,16 +84,18 @@ def _with_entries(batch: Any, entries: dict[Any, Any], sizes: tuple[int, int]) -
         for name, value in entries.items():
             new_batch[name] = value
         return new_batch
-    if hasattr(batch, "batch_size"):  # a TensorDict checks the sizes of its tensors against it
-        return type(batch)({**batch, **entries}, batch_size=_batch_size(batch.batch_size, sizes))
     if isinstance(batch, MutableMapping):
-        return type(batch)({**batch, **entries})  # type: ignore[call-arg]
+        return type(batch)({**batch, **entries}, **_own_options(batch, sizes))  # type: ignore[call-arg]
     new_batch = copy.copy(batch)
     for name, value in entries.items():
         object.__setattr__(new_batch, name, value)  # a frozen dataclass refuses setattr
     return new_batch
 
 
-def _batch_size(batch_size: torch.Size, sizes: tuple[int, int]) -> torch.Size:
-    """A TensorDict's own: none, its rows, or its rows and their length."""
-    return torch.Size([*sizes[: len(batch_size)], *batch_size[len(sizes) :]])
+def _own_options(batch: Any, sizes: tuple[int, int]) -> dict[str, Any]:
+    """A TensorDict's: it checks its tensors against a batch size, of none, its rows, or its rows and their length."""
+    batch_size = getattr(batch, "batch_size", None)
+    if not isinstance(batch_size, torch.Size):
+        return {}
+    new_size = torch.Size([*sizes[: len(batch_size)], *batch_size[len(sizes) :]])
+    return {"batch_size": new_size, "device": batch.device, "names": batch.names if any(batch.names) else None}

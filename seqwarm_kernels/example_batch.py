@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from .ops.resize_batch.schema import SEQUENCE_DIMS, Kind
-from .ops.resize_batch.validation import batch_layout
+from .ops.resize_batch.validation import Layout, batch_layout
 
 #: What a model is called with: keyword arguments by name, positional ones, or one tensor.
 ExampleBatch = Mapping[str, Any] | Sequence[Tensor] | Tensor
@@ -67,29 +67,40 @@ def sequence_names(batch: Mapping[str, Any], length: int) -> list[str]:
     return [name for name, value in batch.items() if value.dim() == 2 and value.shape[1] == length]
 
 
-def stretched(
-    batch: MutableMapping[str, Any], batch_size: int | None, length: int, keys: Sequence[str] | None
-) -> dict[str, Any]:
-    """The batch's own rows and tokens, repeated to (batch_size, length); masks become all ones."""
-    layout = batch_layout(batch, mode="truncate", seq_dim=1, keys=keys, mask_keys=None)
+def layout_of(batch: Mapping[str, Any], options: Mapping[str, Any]) -> Layout:
+    """The rows and the length of a batch, and what takes part; `options` are those of resize_batch."""
+    layout = batch_layout(
+        batch,
+        mode="truncate",
+        seq_dim=options.get("seq_dim", 1),
+        keys=options.get("keys"),
+        mask_keys=options.get("mask_keys"),
+    )
     if layout.batch_size == 0:
         raise ValueError("example_batch must have at least one row, got 0")
+    return layout
+
+
+def stretched(batch: Mapping[str, Any], rows: int, length: int, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The batch's own rows and tokens, repeated to (rows, length); masks become all ones."""
+    layout, row_dim = layout_of(batch, options), 1 - options.get("seq_dim", 1)
     result = dict(batch)
     for name, kind in layout.kinds.items():
-        tensor = batch[name]
-        row = torch.arange(batch_size or layout.batch_size, device=tensor.device) % layout.batch_size
-        column = torch.arange(length, device=tensor.device) % layout.source_length
-        result[name] = tensor.index_select(0, row)
+        tensor = _repeated(batch[name], 0 if kind in (Kind.ROW, Kind.SQUARE) else row_dim, rows)
         leading = tensor.dim() - 3 if kind == Kind.SQUARE else 0  # (B, 1, S, S)
         for dim in SEQUENCE_DIMS[kind]:
-            result[name] = result[name].index_select(dim + leading, column)
-        if name.endswith("_mask") and not tensor.is_floating_point():
-            result[name] = torch.ones_like(result[name])
+            tensor = _repeated(tensor, dim + leading if kind == Kind.SQUARE else 1 - row_dim, length)
+        is_mask = name.endswith("_mask") and not tensor.is_floating_point()
+        result[name] = torch.ones_like(tensor) if is_mask else tensor
     for name, value in batch.items():  # images and the like keep up with the rows
         if name not in layout.kinds and isinstance(value, Tensor) and value.shape[:1] == (layout.batch_size,):
-            row = torch.arange(batch_size or layout.batch_size, device=value.device) % layout.batch_size
-            result[name] = value.index_select(0, row)
+            result[name] = _repeated(value, 0, rows)
     return result
+
+
+def _repeated(tensor: Tensor, dim: int, size: int) -> Tensor:
+    """What a dimension holds, over and over, up to `size`."""
+    return tensor.index_select(dim, torch.arange(size, device=tensor.device) % tensor.shape[dim])
 
 
 def as_mapping(batch: ExampleBatch) -> dict[str, Any]:

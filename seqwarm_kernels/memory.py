@@ -71,6 +71,9 @@ class HostMemory:
         return None
 
     def free(self) -> tuple[int, int]:
+        """Zeros where the system does not tell."""
+        if "SC_AVPHYS_PAGES" not in getattr(os, "sysconf_names", ()):  # no Linux
+            return 0, 0
         page = os.sysconf("SC_PAGE_SIZE")
         return os.sysconf("SC_AVPHYS_PAGES") * page, os.sysconf("SC_PHYS_PAGES") * page
 

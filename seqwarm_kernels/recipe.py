@@ -73,6 +73,8 @@ class Recipe:
             return overload("resize_batch", self._serving("resize_batch", self.device_type))(*arguments)
         device_type = outputs[0].device.type
         overload("resize_batch_out", self._serving("resize_batch_out", device_type))(*arguments, outputs)
+        if not torch.compiler.is_compiling():
+            torch.autograd.graph.increment_version(outputs)  # so that autograd sees what it saved overwritten
         return outputs
 
     def _serving(self, operator: str, device_type: str) -> str:
@@ -106,10 +108,11 @@ def recipe_for(leaves: Mapping[str, Any], options: Options) -> Recipe:
 
 
 def _hashable(options: Options) -> tuple[Any, ...]:
-    """Collections as text, which also tells 0.0 from -0.0."""
     if options.pad_values is None and options.keys is None and options.mask_keys is None:
         return options
-    return *options[:4], repr(options.pad_values), repr(options.keys), repr(options.mask_keys), options.backend
+    pad_values = options.pad_values and tuple((name, repr(value)) for name, value in options.pad_values.items())
+    names = [value if value is None or isinstance(value, str) else tuple(value) for value in options[5:7]]
+    return *options[:4], pad_values, *names, options.backend  # the text of a value tells 0.0 from -0.0
 
 
 def _described(name: str, leaf: object) -> tuple[object, ...]:

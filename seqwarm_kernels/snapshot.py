@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_leaves
 
 
 @contextmanager
@@ -108,6 +109,8 @@ class _OptimizerState:
             entries.restore()
         for parameter in self.optimizer.state.keys() - self.states.keys():
             del self.optimizer.state[parameter]
+        for parameter, entries in self.states.items():  # an optimizer may have put another dict there
+            self.optimizer.state[parameter] = entries.entries
         _replace_entries(vars(self.optimizer), self.attributes)
 
 
@@ -116,7 +119,8 @@ class _Entries:
 
     def __init__(self, entries: dict[Any, Any]) -> None:
         self.entries = entries
-        self.values = _Values([value for value in entries.values() if isinstance(value, Tensor)])
+        own = {name: value for name, value in entries.items() if name != "params"}  # those are the model's
+        self.values = _Values([leaf for leaf in tree_leaves(own) if isinstance(leaf, Tensor)])
         self.kept = {name: _copy_plain(value) for name, value in entries.items()}
 
     def restore(self) -> None:
@@ -128,8 +132,8 @@ def _copy_plain(value: Any) -> Any:
     """Tensors are restored in place; a list of them (the parameters of a group) stays a list of the same ones."""
     if isinstance(value, Tensor):
         return value
-    if isinstance(value, list) and any(isinstance(entry, Tensor) for entry in value):
-        return list(value)
+    if type(value) in (list, tuple) and any(isinstance(entry, Tensor) for entry in value):
+        return type(value)(value)
     return copy.deepcopy(value)
 
 

@@ -95,6 +95,21 @@ def one_rank_out_of_memory(kind):
     train(model, torch.optim.SGD(model.parameters(), lr=0.1), 2)
 
 
+def compiled_around_the_wrapper():
+    model, inner = wrapped("ddp")
+    if torch.distributed.get_rank() == 1:
+        inner.raises = {"rows": 6, "error": torch.OutOfMemoryError("CUDA out of memory.")}
+    compiled = torch.compile(model, backend="eager")
+    assert warmup_allocator(compiled, MAX_LEN, batch_size=6, loss_fn=loss_of).out_of_memory is not None
+
+
+def ranks_with_batches_of_their_own(kind):
+    """The largest counts."""
+    model, _ = wrapped(kind)
+    own = {"input_ids": torch.randint(WORDS, (3 + torch.distributed.get_rank(), 6))}
+    assert warmup_allocator(model, MAX_LEN, example_batch=own, loss_fn=loss_of).batch_size == 4
+
+
 def one_rank_fails(kind):
     if kind == "fsdp":  # a rank that leaves a pass alone keeps the others waiting, whatever one does
         return
@@ -115,6 +130,9 @@ def main():
     leaves_no_trace(kind)
     one_rank_out_of_memory(kind)
     one_rank_fails(kind)
+    ranks_with_batches_of_their_own(kind)
+    if kind == "ddp":
+        compiled_around_the_wrapper()
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()
 

@@ -259,6 +259,42 @@ def test_resize_options_are_those_of_training():
     assert [tuple(input_ids.shape) for input_ids, _ in model.calls] == [(2, 8), (4, 4)]
 
 
+def test_tokens_may_come_first():
+    model = Recorder(by_name)
+    scheduler = SequenceLengthScheduler(8, 64, duration=10, step_size=56)
+    options = {"seq_dim": 0}
+    batch = {"class_weights": torch.ones(10), "scale": torch.tensor(1.0), "input_ids": torch.zeros(16, 4)}
+    report = warmup_allocator(model, 64, batch_size=2, example_batch=batch, scheduler=scheduler, resize_options=options)
+    assert [tuple(input_ids.shape) for input_ids, _ in model.calls] == [(64, 2), (8, 2)]
+    assert report.batch_size == 2
+
+
+def test_rows_are_those_of_the_tokens():
+    batch = {"class_weights": torch.ones(10), "scale": torch.tensor(1.0), "input_ids": torch.zeros(2, 4)}
+    assert warmup_allocator(Recorder(by_name), 8, example_batch=batch).batch_size == 2
+
+
+class OwnState(torch.optim.SGD):
+    """Keeps a list of tensors, and puts another dict in its state's place at each step."""
+
+    def step(self, closure=None):
+        super().step(closure)
+        for parameter in self.param_groups[0]["params"]:
+            old = self.state[parameter]
+            kept = old.get("kept", [torch.zeros(2)])
+            kept[0].add_(1)
+            self.state[parameter] = {"kept": kept, "steps": old.get("steps", 0) + 1}
+
+
+def test_state_in_lists_and_in_new_dicts():
+    model = Tied()
+    optimizer = OwnState(model.parameters(), lr=0.1)
+    trained(model, optimizer)
+    before = everything(model, optimizer)
+    warmup_allocator(model, 8, optimizer=optimizer)
+    assert_same(before, everything(model, optimizer))
+
+
 class Config:
     vocab_size = 30
 

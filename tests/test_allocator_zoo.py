@@ -1,7 +1,5 @@
 """warmup_allocator leaves no trace in a dozen models, however it is called; training goes on as without it."""
 
-import functools
-
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -204,48 +202,80 @@ def test_training_goes_on_as_without_it(name):
 
 class Failing(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, tensor):
+    def forward(ctx, tensor, error):
+        ctx.error = error
         return tensor.clone()
 
     @staticmethod
     def backward(ctx, gradient):
-        raise RuntimeError("in backward")
+        raise ctx.error
 
 
-@pytest.mark.parametrize("where", ["forward", "backward", "optimizer"])
-@pytest.mark.parametrize("name", ZOO)
-def test_no_trace_of_a_failure(name, where):
+def fails_at(model, optimizer, where, error):
+    """Handles of hooks that raise: in forward, at the end of backward, or after the optimizer's step."""
+
+    def fail(*_):
+        raise error
+
+    inner = getattr(model, "module", model)
+    if where == "forward":
+        return [inner.head.register_forward_pre_hook(fail)]
+    if where == "optimizer":
+        return [optimizer.register_step_post_hook(fail)]
+    # Behind everything that has a backward, so that all of it has begun.
+    first = inner.embedding if inner.embedding.weight.requires_grad else inner.head
+    return [first.register_forward_hook(lambda module, inputs, output: Failing.apply(output, error))]
+
+
+PLACES = pytest.mark.parametrize("where", ["forward", "backward", "optimizer"])
+FAILING = pytest.mark.parametrize("name", [name for name in ZOO if name != "compiled"])  # hooks would compile it anew
+
+
+def after_a_failure(name, where, error, check):
+    """Training goes on as if there had been none."""
     results = []
     for fails in (False, True):
         model, optimizer = make(name, has_state=True)
         if fails:
-            fail_once(model, optimizer, where)
-        train(model, optimizer, 2)
+            before = everything(model, optimizer)
+            handles = fails_at(model, optimizer, where, error)
+            check(model, optimizer)
+            for handle in handles:
+                handle.remove()
+            assert_same(before, everything(model, optimizer))
+        train(model, optimizer, 3)
         results.append(everything(model, optimizer))
     assert_same(*results)
 
 
-def fail_once(model, optimizer, where):
-    before = everything(model, optimizer)
-    handle = None
-    chosen_loss = loss_fn
-    if where == "forward":
-        head = dict(model.named_modules()).get("head") or model.module.head
-        handle = head.register_forward_pre_hook(functools.partial(fail, "in forward"))
-    elif where == "backward":
-        chosen_loss = failing_loss
-    else:
-        handle = optimizer.register_step_post_hook(functools.partial(fail, "in the optimizer"))
-    with pytest.raises(RuntimeError, match=f"in (the )?{where}"):
-        warmup_allocator(model, MAX_LEN, loss_fn=chosen_loss, optimizer=optimizer)
-    if handle is not None:
-        handle.remove()
-    assert_same(before, everything(model, optimizer))
+@PLACES
+@FAILING
+def test_no_trace_of_an_error(name, where):
+    def raises(model, optimizer):
+        with pytest.raises(KeyError, match="a bug"):
+            warmup_allocator(model, MAX_LEN, loss_fn=loss_fn, optimizer=optimizer)
+
+    after_a_failure(name, where, KeyError("a bug"), raises)
 
 
-def fail(message, *_):
-    raise RuntimeError(message)
+@PLACES
+@FAILING
+def test_no_trace_of_running_out_of_memory(name, where):
+    def reports(model, optimizer):
+        report = warmup_allocator(
+            model, MAX_LEN, batch_size=4, loss_fn=loss_fn, optimizer=optimizer, find_batch_size=True
+        )
+        assert report.out_of_memory.largest_batch_size == 0
+
+    after_a_failure(name, where, torch.OutOfMemoryError("CUDA out of memory."), reports)
 
 
-def failing_loss(output, batch):
-    return loss_fn(Failing.apply(output), batch)
+def test_after_an_evaluation():
+    """fully_shard leaves parameters whole after a forward without a backward."""
+    for name in ("fully_shard", "DistributedDataParallel"):
+        model, optimizer = make(name, has_state=True)
+        with torch.no_grad():
+            model.eval()(torch.randint(WORDS, (2, 6)))
+        model.train()
+        warmup_allocator(model, MAX_LEN, loss_fn=loss_fn, optimizer=optimizer)
+        train(model, optimizer, 2)

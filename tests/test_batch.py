@@ -154,6 +154,38 @@ def test_bad_input(more, options, error, message):
         resize_batch({"input_ids": IDS, **more}, **{"seq_len": 4, **options})
 
 
+class OwnCollection:
+    """A collection without a value of its own."""
+
+    def __init__(self, *names):
+        self.names = names
+
+    def __iter__(self):
+        return iter(self.names)
+
+    def __contains__(self, name):
+        return name in self.names
+
+    def __len__(self):
+        return len(self.names)
+
+
+def test_what_was_asked_for_last_time_is_not_taken_for_this():
+    batch = {"a": IDS, "b": IDS}
+    keys = OwnCollection("a")
+    assert resize_batch(batch, 4, keys=keys)["b"].shape == (2, 10)
+    keys.names = ("b",)
+    assert resize_batch(batch, 4, keys=keys)["b"].shape == (2, 4)
+    for dtype in (torch.int64, torch.float32):
+        assert resize_batch({"a": IDS.to(dtype)}, 4)["a"].dtype == dtype
+    padded = [
+        resize_batch({"x": torch.ones(1, 3)}, 2, mode="reshape", remainder="pad", pad_values={"x": value}, backend=name)
+        for name in (None, "reference")
+        for value in (0.0, -0.0)
+    ]
+    assert [torch.signbit(result["x"][1, 1]).item() for result in padded] == [False, True, False, True]
+
+
 @pytest.mark.parametrize("batch", [{}, {"names": ["a"]}, {"weight": torch.ones(2)}])
 def test_nothing_to_resize(batch):
     with pytest.raises(ValueError, match="batch must hold a tensor with a sequence dimension to resize"):

@@ -61,6 +61,26 @@ def test_a_call_overwrites_what_the_last_one_returned():
     assert torch.equal(first, source["input_ids"][:, :5] + 100)
 
 
+def test_results_may_be_changed_as_any_tensors():
+    source = {"x": torch.rand(4, 10)}
+    buffers = BatchBuffers(source, 10)
+    first = resize_batch(source, 5, out=buffers)["x"].requires_grad_()
+    first.sum().backward()
+    first.detach().unsqueeze_(1)
+    second = resize_batch(source, 5, out=buffers)["x"]
+    assert (second.requires_grad, second.grad, second.shape) == (False, None, (4, 5))
+
+
+def test_autograd_sees_that_what_it_saved_was_overwritten():
+    source = {"x": torch.rand(4, 10)}
+    buffers = BatchBuffers(source, 10)
+    weight = torch.rand(5, requires_grad=True)
+    loss = (resize_batch(source, 5, out=buffers)["x"] * weight).sum()
+    resize_batch(source, 5, out=buffers)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
 BAD_BATCHES = [
     ({"labels": torch.ones(4, 10)}, "out must hold a tensor 'labels' to write to, its names are"),
     ({"input_ids": torch.ones(4, 10)}, r"out\['input_ids'\] must be torch.float32 on cpu, got torch.int64 on cpu"),

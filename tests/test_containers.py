@@ -123,6 +123,37 @@ def test_tensordict(batch_size):
     assert batch["labels"].shape == (2, 6)
 
 
+def test_what_a_tensordict_holds_beside_tensors():
+    tensordict = pytest.importorskip("tensordict")
+    batch = tensordict.TensorDict({"input_ids": ids(), "note": "hello"}, batch_size=[2], device="cpu", names=["rows"])
+    resized = resize_batch(batch, 3, mode="reshape")
+    assert resized["note"] == "hello"
+    assert resized["input_ids"].shape == (4, 3)
+    assert (resized.device, resized.names) == (batch.device, ["rows"])
+
+
+def test_a_nested_tensordict_that_takes_no_part_stays():
+    tensordict = pytest.importorskip("tensordict")
+    extra = tensordict.TensorDict({"x": torch.ones(2, 3)}, batch_size=[2, 3])
+    for batch in (
+        {"input_ids": ids(), "extra": extra},
+        tensordict.TensorDict({"input_ids": ids(), "extra": extra}, [2]),
+    ):
+        resized = resize_batch(batch, 3, keys=["input_ids"])
+        assert resized["extra"]["x"].shape == (2, 3)
+        assert resized["input_ids"].shape == (2, 3)
+
+
+@dataclasses.dataclass
+class SizedBatch:
+    input_ids: torch.Tensor
+    batch_size: int = 2
+
+
+def test_a_dataclass_with_a_batch_size():
+    assert resize_batch(SizedBatch(ids()), 3).input_ids.shape == (2, 3)
+
+
 def test_what_is_no_batch():
     with pytest.raises(TypeError, match=r"batch\['inner'\] must be a mutable mapping .*, got mappingproxy"):
         resize_batch({"inner": MappingProxyType({"input_ids": ids()})}, 2)

@@ -22,7 +22,7 @@ from .triton_kernel import TICKET, Entry, Info, Plan, resize_kernel
 GROUPS = 1024  # of 16 bytes at most, for each program: eight loads in flight for each of its 128 threads
 ROWS, COLUMNS = 8, 128  # of the info, for each program
 _WIDEST = 16  # bytes
-_LONGEST_LINE = 2**31 - GROUPS
+_LONGEST_LINE = 2**30  # so that indices of 32 bits hold a line and a tile, or two lines
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -48,6 +48,8 @@ def make_entry(source: Tensor, out: Tensor, kind: int) -> Entry:
         if units == 1:
             unit_stride = stride
         elif stride != units * unit_stride:  # one stride does not describe them
+            if source.device != out.device:
+                raise ValueError(f"features of a tensor in pinned memory must be contiguous, got {source.stride()}")
             return make_entry(source.contiguous(), out, kind)
         units *= size
     return Entry(source, out, row_stride, inner[0], unit_stride, units)
@@ -68,8 +70,8 @@ def group_width(entry: Entry, plan: Plan, kind: int, keeps_last: bool) -> int:
 
 
 @functools.lru_cache(maxsize=256)
-def fill_bits(value: float, dtype: torch.dtype) -> int:
-    """An item of this value, as an integer of its size."""
+def fill_bits(value: float, text: str, dtype: torch.dtype) -> int:
+    """An item of this value, as an integer of its size. Its text tells 0.0 from -0.0 to the cache."""
     item = torch.tensor(value, dtype=dtype, device="cpu")
     return int(item.view(_INTEGERS[item.element_size()]).item())
 
@@ -79,7 +81,7 @@ def make_layout(
 ) -> tuple[int, int, int, int]:
     """Kind, bytes of an item, items of a group, fill."""
     may_fill = kind != Kind.ROW if rule == "reshape_pad" else kind == Kind.LABEL and rule == "reshape_overlap"
-    bits = fill_bits(fill_value, dtype) if may_fill else 0
+    bits = fill_bits(fill_value, str(fill_value), dtype) if may_fill else 0
     width = group_width(entry, plan, kind, rule == "truncate_keep_last")
     return int(kind), entry.source.element_size(), width, bits
 

@@ -238,16 +238,17 @@ def fill_value(name: str, kind: Kind, dtype: torch.dtype, pad_values: Mapping[st
     return given
 
 
-def check_storage(name: str, out: Mapping[str, Tensor], source: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """The first elements of out[name], as a contiguous tensor of `shape`."""
+def check_storage(
+    name: str, out: Mapping[str, Tensor], source: Tensor, shape: tuple[int, ...], device: torch.device
+) -> Tensor:
+    """The first elements of out[name], as a contiguous tensor of `shape`; it must be on `device`."""
     storage = out.get(name)
     if not isinstance(storage, Tensor):
         raise ValueError(f"out must hold a tensor {name!r} to write to, its names are {list(out)}")
-    reads_pinned = storage.is_cuda and source.device.type == "cpu" and source.is_pinned()
-    if storage.dtype != source.dtype or (storage.device != source.device and not reads_pinned):
+    if storage.dtype != source.dtype or storage.device != device:
         raise ValueError(
-            f"out[{name!r}] must be {source.dtype} on {source.device}, got {storage.dtype} on {storage.device}"
-            + ("; a batch on the CPU must be pinned for a CUDA device to read it" if storage.is_cuda else "")
+            f"out[{name!r}] must be {source.dtype} on {device}, got {storage.dtype} on {storage.device}"
+            + ("; BatchBuffers read batches in pinned host memory" if storage.is_cuda else "")
         )
     return first_elements(f"out[{name!r}]", storage, shape)
 
