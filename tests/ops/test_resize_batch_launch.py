@@ -10,6 +10,7 @@ import torch
 
 from seqwarm_kernels import BatchBuffers, resize_batch
 from seqwarm_kernels.ops import backends
+from seqwarm_kernels.ops.resize_batch.schema import Kind
 
 triton = pytest.importorskip("triton")
 
@@ -41,6 +42,32 @@ def test_one_launch_whatever_the_number_of_tensors(monkeypatch, tensors, return_
     monkeypatch.setattr(host, "resize_kernel", counted)
     resize_batch(batch_of(tensors), 5, return_info=return_info, backend="triton")
     assert counted.launches == 1
+
+
+INTS = torch.zeros(4, 64, dtype=torch.int64)
+BYTES = torch.zeros(4, 64, dtype=torch.uint8)
+WIDTHS = [
+    (INTS, 32, "truncate", 2),
+    (BYTES, 32, "truncate", 16),
+    (BYTES, 24, "truncate", 8),
+    (INTS, 33, "truncate", 1),
+    (BYTES[:, :40], 32, "truncate", 8),  # the row is 64 bytes, but 40 of them are the source's
+    (torch.zeros(4, 65, dtype=torch.uint8)[:, :64], 32, "truncate", 1),  # rows begin anywhere
+    (torch.zeros(4, 128, dtype=torch.uint8)[:, ::2], 32, "truncate", 1),  # tokens lie apart
+    (INTS, 32, "truncate_keep_last", 1),
+    (torch.zeros(4, 64, 24, dtype=torch.bfloat16), 33, "truncate_keep_last", 8),  # inside of tokens
+    (torch.zeros(4, 64, 24, dtype=torch.bfloat16)[..., :20], 32, "truncate", 4),
+    (torch.zeros(4, 24, 64, dtype=torch.bfloat16).transpose(1, 2), 32, "truncate", 1),
+]
+
+
+@pytest.mark.parametrize(("source", "new_length", "rule", "width"), WIDTHS)
+def test_items_of_a_group_lie_together_on_both_sides(source, new_length, rule, width):
+    host = pytest.importorskip("seqwarm_kernels.ops.resize_batch.triton")
+    rows, length = source.shape[:2]
+    plan = host.make_plan(rows, rows, length, new_length, rule)
+    entry = host.make_entry(source, source.new_empty(rows, new_length, *source.shape[2:]), Kind.SEQUENCE)
+    assert host.group_width(entry, plan, Kind.SEQUENCE, rule == "truncate_keep_last") == width
 
 
 @pytest.mark.parametrize("chip", [80, 90, 100])
