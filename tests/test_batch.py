@@ -176,8 +176,12 @@ def test_what_was_asked_for_last_time_is_not_taken_for_this():
     assert resize_batch(batch, 4, keys=keys)["b"].shape == (2, 10)
     keys.names = ("b",)
     assert resize_batch(batch, 4, keys=keys)["b"].shape == (2, 4)
-    for dtype in (torch.int64, torch.float32):
-        assert resize_batch({"a": IDS.to(dtype)}, 4)["a"].dtype == dtype
+    resize_batch({"x": torch.ones(2, 10)}, 4)
+    with pytest.raises(ValueError, match="requires a gradient"):
+        resize_batch({"x": torch.ones(2, 10, requires_grad=True)}, 4)
+    resize_batch({"labels": IDS}, 4, mode="reshape", remainder="pad")
+    with pytest.raises(ValueError, match=r"must fit torch\.uint8"):
+        resize_batch({"labels": IDS.byte()}, 4, mode="reshape", remainder="pad")
     padded = [
         resize_batch({"x": torch.ones(1, 3)}, 2, mode="reshape", remainder="pad", pad_values={"x": value}, backend=name)
         for name in (None, "reference")
