@@ -71,6 +71,10 @@ def leaves_no_trace(kind):
         train(model, optimizer, 2)
         if warmed:
             before, before_ids = everything(model, optimizer), identities(model, optimizer)
+            flags = (
+                getattr(model, "require_forward_param_sync", None),
+                getattr(model, "require_backward_grad_sync", None),
+            )
             scheduler = SequenceLengthScheduler(4, MAX_LEN, duration=10, step_size=4)
             report = warmup_allocator(
                 model, MAX_LEN, batch_size=3, loss_fn=loss_of, optimizer=optimizer, scheduler=scheduler,
@@ -79,6 +83,10 @@ def leaves_no_trace(kind):
             assert report.lengths == (16, 12, 8, 4)
             assert_same(before, everything(model, optimizer))
             assert before_ids == identities(model, optimizer)
+            assert flags == (
+                getattr(model, "require_forward_param_sync", None),
+                getattr(model, "require_backward_grad_sync", None),
+            )
         train(model, optimizer, 3)
         results.append(everything(model, optimizer))
     assert_same(*results)

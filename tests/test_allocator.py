@@ -259,6 +259,15 @@ def test_resize_options_are_those_of_training():
     assert [tuple(input_ids.shape) for input_ids, _ in model.calls] == [(2, 8), (4, 4)]
 
 
+@pytest.mark.parametrize(("accumulation_steps", "passes"), [(1, 1), (2, 2), (9, 2)])
+def test_with_accumulation_gradients_are_there_during_forward(accumulation_steps, passes):
+    model = Tied()
+    there = []
+    model.dropout.register_forward_hook(lambda *_: there.append(model.embedding.weight.grad is not None))
+    warmup_allocator(model, 8, accumulation_steps=accumulation_steps)
+    assert there == [False, True][:passes]
+
+
 def test_tokens_may_come_first():
     model = Recorder(by_name)
     scheduler = SequenceLengthScheduler(8, 64, duration=10, step_size=56)

@@ -1,5 +1,5 @@
 // Large results are new memory for every call, which the system hands out page by page when it is written. Large pages
-// take nearly all of that time away: a third of attention over segments of 16 tokens, nine tenths of a copy.
+// take nearly all of that time away: a third of attention over segments of 16 tokens.
 
 #pragma once
 
