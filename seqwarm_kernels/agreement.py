@@ -66,12 +66,10 @@ def _sharded_modules(model: nn.Module) -> list[Any]:
     return [module for module in model.modules() if isinstance(module, FSDPModule)]
 
 
-@contextmanager
-def resharded(model: nn.Module) -> Iterator[None]:
-    """Parameters of fully_shard are sharded before, as a forward without a backward does not leave them."""
+def reshard(model: nn.Module) -> None:
+    """Give up the whole parameters that fully_shard has put together."""
     for module in _sharded_modules(model):
         module.reshard()
-    yield
 
 
 @contextmanager
@@ -91,20 +89,20 @@ def without_traces(model: nn.Module) -> Iterator[None]:
     finally:
         if wrapper is not None:
             vars(wrapper).update(flags)
-        for module in _sharded_modules(model):
-            module.reshard()
+        reshard(model)
 
 
 def end_iteration(model: nn.Module) -> None:
     """What fully_shard does when a backward has ended, for one that has not: else it takes the next backward for a part
     of this one, and never reduces a gradient again. It has no public door for that."""
-    for state in [module._get_fsdp_state() for module in _sharded_modules(model)]:
+    states = [module._get_fsdp_state() for module in _sharded_modules(model)]
+    for state in states:
         groups = getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]  # torch before 2.13 has one
         for parameter in [parameter for group in groups if group for parameter in group.fsdp_params]:
             parameter.unsharded_accumulated_grad = None  # nothing is left to exchange with other ranks
             if getattr(parameter, "_unsharded_param", None) is not None:
                 parameter._unsharded_param.grad = None
-    for state in [module._get_fsdp_state() for module in _sharded_modules(model)]:
+    for state in states:
         if state._is_root:
             state._state_ctx.iter_forward_root = None
             state._root_post_backward_final_callback()

@@ -6,7 +6,7 @@ import gc
 import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any, Literal
 
@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from tqdm.auto import tqdm
 
 from . import memory as memory_meters
-from .agreement import Agreement, Outcome, end_iteration, resharded, without_traces
+from .agreement import Agreement, Outcome, end_iteration, reshard, without_traces
 from .allocator_report import AllocatorReport, LengthMemory, OutOfMemory
 from .batch import resize_batch
 from .checks import check_int, check_real
@@ -107,9 +107,9 @@ def warmup_allocator(
         raise ValueError(f"batch_size='auto' needs a device that says when it is out of memory, got {device}")
     allocations_before = memory.allocations()
     options = dict(resize_options or {})
+    reshard(model)  # a forward without a backward does not
     with (
         compilations() as compiled,
-        resharded(model),
         preserved(model, optimizer, grad_scaler),
         without_traces(model),
         torch.enable_grad(),
@@ -211,7 +211,7 @@ class _Warmup:
         problem = self._try_rows(rows)
         if problem is None or not find:
             return rows, problem
-        return rows, _with_largest(problem, self._bisect(0, rows))
+        return rows, replace(problem, largest_batch_size=self._bisect(0, rows))
 
     def _most_rows(self) -> tuple[int, OutOfMemory | None]:
         fitting, rows = 0, 1
@@ -219,7 +219,7 @@ class _Warmup:
             problem = self._try_rows(rows)
             if problem is not None:
                 fitting = self._bisect(fitting, rows)
-                return fitting, _with_largest(problem, fitting)
+                return fitting, replace(problem, largest_batch_size=fitting)
             fitting, rows = rows, 2 * rows
         return fitting, None
 
@@ -304,10 +304,6 @@ class _Warmup:
         self.training_pass.model.zero_grad(set_to_none=True)
         gc.collect()
         self.memory.release()
-
-
-def _with_largest(problem: OutOfMemory, rows: int) -> OutOfMemory:
-    return OutOfMemory(**{**vars(problem), "largest_batch_size": rows})
 
 
 def _is_out_of_memory(error: Exception) -> bool:

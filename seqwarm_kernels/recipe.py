@@ -40,7 +40,6 @@ class Recipe:
     fill_values: list[float]
     mask_name: str | None
     row_lists: list[str]  #: lists and tuples that are repeated as rows are
-    seq_dim: int
     rearranged: bool  #: whether the operator takes some tensor in another shape than the batch holds it
     needs_gradient: str | None  #: a tensor that requires one
     backend: str | None
@@ -143,7 +142,6 @@ def _make_recipe(leaves: Mapping[str, Any], options: Options) -> Recipe:
         ],
         mask_name=mask_name,
         row_lists=layout.row_lists,
-        seq_dim=options.seq_dim,
         rearranged=options.seq_dim != 1 or Kind.SQUARE in kinds,
         needs_gradient=next((name for name, tensor in tensors.items() if tensor.requires_grad), None),
         backend=options.backend,

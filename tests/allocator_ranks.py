@@ -10,24 +10,15 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from seqwarm_kernels import SequenceLengthScheduler, warmup_allocator
+from tests.test_allocator_zoo import MAX_LEN, WIDTH, WORDS, Body, ChannelNorm
 from tests.traces import assert_same, everything, identities
 
-WORDS, WIDTH, MAX_LEN = 13, 8, 16
 
-
-class ChannelNorm(nn.BatchNorm1d):
-    def forward(self, x):
-        return super().forward(x.transpose(1, 2)).transpose(1, 2)
-
-
-class Model(nn.Module):
-    """Raises what it is told to at some length."""
+class Model(Body):
+    """Raises what it is told to at some number of rows."""
 
     def __init__(self):
-        super().__init__()
-        self.embedding = nn.Embedding(WORDS, WIDTH)
-        self.inner = nn.Sequential(nn.Linear(WIDTH, WIDTH), ChannelNorm(WIDTH), nn.Dropout(0.2))
-        self.head = nn.Linear(WIDTH, WORDS)
+        super().__init__(nn.Linear(WIDTH, WIDTH), ChannelNorm(WIDTH), nn.Dropout(0.2))
         self.raises = {}
 
     def forward(self, input_ids):
