@@ -50,10 +50,6 @@ def measure(
     )
 
 
-def relative_error(result: torch.Tensor, exact: torch.Tensor) -> float:
-    return ((result.double() - exact).abs().max() / exact.abs().max()).item()
-
-
 def environment() -> dict[str, str | None]:
     return {
         "seqwarm_kernels": seqwarm_kernels.__version__,
