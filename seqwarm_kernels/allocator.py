@@ -27,7 +27,6 @@ from .example_batch import (
     as_given,
     as_mapping,
     guess_batch,
-    is_compiled,
     layout_of,
     sequence_names,
     stretched,
@@ -36,6 +35,7 @@ from .memory import Memory
 from .schedule import SequenceLengthScheduler
 from .snapshot import preserved
 from .training_pass import LossFunction, TrainingPass
+from .wrappers import is_compiled
 
 #: Rows that batch_size="auto" stops at, if memory has not ended before.
 MOST_ROWS = 2**16

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from .ops.resize_batch.schema import SEQUENCE_DIMS, Kind
 from .ops.resize_batch.validation import Layout, batch_layout
+from .wrappers import signature, unwrapped
 
 #: What a model is called with: keyword arguments by name, positional ones, or one tensor.
 ExampleBatch = Mapping[str, Any] | Sequence[Tensor] | Tensor
@@ -141,25 +142,3 @@ def call_model(model: nn.Module, batch: ExampleBatch) -> Any:
     if not named and len(parameters) == 1:
         return model(batch)
     return model(**named)
-
-
-def signature(model: nn.Module) -> Mapping[str, inspect.Parameter]:
-    """The parameters of `forward`, of the model inside any wrapper."""
-    return inspect.signature(unwrapped(model).forward).parameters
-
-
-def is_compiled(model: nn.Module) -> bool:
-    """Whether torch.compile has a part in it."""
-    return any(
-        hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
-        for module in model.modules()
-    )
-
-
-def unwrapped(model: nn.Module) -> nn.Module:
-    """The user's module inside torch.compile's or DistributedDataParallel's."""
-    for attribute in ("_orig_mod", "module"):
-        inner = getattr(model, attribute, None)
-        if isinstance(inner, nn.Module) and type(model).__module__.startswith("torch."):
-            return unwrapped(inner)
-    return model

@@ -8,6 +8,9 @@ from fractions import Fraction
 from itertools import pairwise
 from typing import Any, NamedTuple
 
+from torch import nn
+
+from .attachment import Attachment
 from .batch import resize_batch
 from .checks import check_int, check_real
 
@@ -193,6 +196,27 @@ class SequenceLengthScheduler:
     def resize(self, batch: Any, **resize_options: Any) -> Any:
         """`resize_batch` to the present length."""
         return resize_batch(batch, self.seq_length, **resize_options)
+
+    def attach(self, model: nn.Module, **resize_options: Any) -> Attachment:
+        """Resize what `model` is called with to the present length, in training mode only, before its forward.
+
+        Tensor arguments take part by the names of the forward's parameters; a batch given as one mapping is resized
+        as a whole. Losses must be computed in the forward, or from what it returns: labels kept outside stay long.
+        Works on DistributedDataParallel, fully_shard, Accelerate and compiled models; attach last, so that compiling
+        does not take the resizing into its graph. `num_items_in_batch`, which Hugging Face's trainer passes, is scaled
+        by the share of labels that are left. Counting units stays with the caller of `step`.
+
+        Args:
+            model: the module that the training loop calls.
+            resize_options: for `resize_batch`; `keys` names what to resize where other inputs must pass through.
+
+        Returns:
+            The attachment: `seq_length`, `take_seen()` for the tokens and samples since, `remove()`.
+
+        Raises:
+            TypeError, ValueError: `model` is no module or has an attachment already.
+        """
+        return Attachment(model, lambda: self.seq_length, resize_options)
 
     def state_dict(self) -> dict[str, int | float | str]:
         """Plain numbers and strings: the progress, and the configuration it belongs to."""

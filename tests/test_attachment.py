@@ -1,0 +1,187 @@
+"""scheduler.attach: a model in training mode gets batches of the scheduled length, whatever wraps it."""
+
+import copy
+import socket
+
+import pytest
+import torch
+import torch.multiprocessing as multiprocessing
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from seqwarm_kernels import SequenceLengthScheduler
+
+WORDS, WIDTH = 11, 8
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(WORDS, WIDTH)
+        self.head = nn.Linear(WIDTH, WORDS)
+        self.seen = []
+
+    def forward(self, input_ids, labels=None, attention_mask=None, num_items_in_batch=None):
+        logits = self.head(self.embedding(input_ids))
+        if labels is None:
+            return logits
+        targets = labels[:, 1:].flatten()
+        loss = nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), targets, reduction="sum")
+        return loss / ((targets != -100).sum() if num_items_in_batch is None else num_items_in_batch)
+
+
+def scheduler():
+    return SequenceLengthScheduler(4, 16, duration=3, step_size=4)
+
+
+def tokens(rows=2, length=16):
+    return torch.randint(WORDS, (rows, length))
+
+
+def test_training_is_cut_and_evaluation_is_not():
+    model, schedule = Model(), scheduler()
+    attachment = schedule.attach(model)
+    lengths = [(model(tokens()).shape[1], schedule.step())[0] for _ in range(5)]
+    assert lengths == [4, 8, 12, 16, 16]
+    assert attachment.seq_length == 16
+    schedule.progress = 0
+    model.eval()
+    assert model(tokens()).shape[1] == 16
+    model.train()
+    attachment.remove()
+    attachment.remove()
+    assert model(tokens()).shape[1] == 16
+
+
+@pytest.mark.parametrize("options", [{}, {"mode": "reshape"}, {"mode": "flatten", "copy": False}])
+def test_the_loss_is_that_of_the_resized_batch(options):
+    model, schedule = Model(), scheduler()
+    batch = {"input_ids": tokens(3), "labels": tokens(3)}
+    expected = model(**schedule.resize(batch, **options))
+    schedule.attach(model, **options)
+    torch.testing.assert_close(model(**batch), expected)
+    torch.testing.assert_close(model(batch["input_ids"], batch["labels"]), expected)
+
+
+def test_a_batch_in_one_mapping_is_resized_whole():
+    class Whole(nn.Module):
+        def forward(self, batch):
+            return batch["input_ids"]
+
+    model, batch = Whole(), {"input_ids": tokens()}
+    scheduler().attach(model)
+    assert model(batch).equal(batch["input_ids"][:, :4])
+    assert batch["input_ids"].shape == (2, 16)
+
+
+def test_tokens_and_samples_are_counted():
+    model, mask = Model(), torch.ones(2, 16, dtype=torch.int64)
+    mask[1, 3:] = 0
+    attachment = scheduler().attach(model)
+    model(tokens(), attention_mask=mask)
+    model(tokens())
+    assert attachment.take_seen() == (7 + 8, 4)
+    assert attachment.take_seen() == (0, 0)
+
+
+def test_a_count_of_labels_is_scaled_by_the_labels_that_are_left():
+    """Two batches are accumulated: their sum of losses over all their kept labels."""
+    model, schedule = Model(), scheduler()
+    batches = [{"input_ids": tokens(), "labels": tokens()} for _ in range(2)]
+    cut = [schedule.resize(batch) for batch in batches]
+    expected = sum(model(**batch) for batch in cut) / 2
+    schedule.attach(model)
+    count = sum((batch["labels"][:, 1:] != -100).sum() for batch in batches)
+    torch.testing.assert_close(sum(model(**batch, num_items_in_batch=count) for batch in batches), expected)
+    ignored = torch.full((2, 16), -100)
+    assert model(tokens(), ignored, num_items_in_batch=torch.tensor(3)) == 0
+
+
+@pytest.mark.parametrize("first", ["attach", "compile"])
+@pytest.mark.parametrize("in_place", [True, False])
+def test_compiled_models(first, in_place):
+    plain, schedule = Model(), scheduler()
+    expected = copy.deepcopy(plain)
+    model = plain
+    fullgraph = first == "compile"
+
+    def compiled(module):
+        if not in_place:
+            return torch.compile(module, backend="aot_eager", fullgraph=fullgraph)
+        module.compile(backend="aot_eager", fullgraph=fullgraph)
+        return module
+
+    if first == "compile":
+        model = compiled(model)
+    attachment = schedule.attach(model)
+    if first == "attach":
+        model = compiled(model)
+    for length in (4, 8, 12, 16):
+        batch = tokens()
+        torch.testing.assert_close(model(batch), expected(batch[:, :length]))
+        schedule.step()
+    schedule.progress = 0
+    attachment.remove()
+    assert model(tokens()).shape[1] == 16
+
+
+def one_of_two(rank, port, wrapping, results):
+    torch.distributed.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    torch.manual_seed(0)
+    model, schedule = Model(), scheduler()
+    if wrapping == "attach, ddp":
+        schedule.attach(model)
+    if wrapping == "fsdp":
+        fully_shard(model, mesh=torch.distributed.device_mesh.init_device_mesh("cpu", (2,)))
+        trained = model
+    else:
+        trained = DistributedDataParallel(model)
+    if wrapping != "attach, ddp":
+        schedule.attach(trained)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    for step in range(4):
+        batch = torch.randint(WORDS, (4, 16)).chunk(2)[rank]
+        loss = trained(input_ids=batch, labels=batch)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        schedule.step()
+        torch.distributed.all_reduce(loss)
+        results[step] = loss.item() / 2
+    torch.distributed.destroy_process_group()
+
+
+def alone():
+    torch.manual_seed(0)
+    model, schedule = Model(), scheduler()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    for _ in range(4):
+        batch = torch.randint(WORDS, (4, 16))[:, : schedule.seq_length]
+        loss = model(batch, batch)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        schedule.step()
+        yield loss.item()
+
+
+@pytest.mark.parametrize("wrapping", ["ddp, attach", "attach, ddp", "fsdp"])
+def test_two_processes_train_as_one(wrapping):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    together = torch.zeros(4).share_memory_()
+    multiprocessing.spawn(one_of_two, args=(port, wrapping, together), nprocs=2)
+    torch.testing.assert_close(together, torch.tensor(list(alone())))
+
+
+def test_bad_input_is_named():
+    model, schedule = Model(), scheduler()
+    with pytest.raises(TypeError, match="model must be an nn.Module, got function"):
+        schedule.attach(tokens)
+    with pytest.raises(TypeError, match="resize_options must not hold return_info"):
+        schedule.attach(model, return_info=True)
+    schedule.attach(model)
+    with pytest.raises(ValueError, match="model has a scheduler attached already"):
+        schedule.attach(model)
