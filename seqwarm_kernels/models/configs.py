@@ -1,0 +1,80 @@
+"""The configurations of Hugging Face models under surgery: what they run with, and what they save."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from .heads import AlibiHeads
+from .huggingface import NAME, refuse_packed, register
+from .surgery import Surgery
+from .torch_nn import AlibiMultiheadAttention
+
+#: What a config saves: the arguments of apply_alibi.
+RECORD = "seqwarm_alibi"
+
+#: Where model types keep their longest sequence, if not in max_position_embeddings.
+_LENGTHS = {"bloom": "seq_length", "mpt": "max_seq_len"}
+_BORN_WITH_ALIBI = {"bloom", "mpt", "falcon"}
+
+
+def prepare_configs(surgery: Surgery) -> None:
+    """Point the models that hold ALiBi layers to our attention and masks, and note the surgery in their configs."""
+    models = _pretrained_models(surgery.model)
+    if not models:
+        return
+    register()
+    done: list[Any] = []
+    for model in models:
+        config = model.config
+        if config.model_type in _BORN_WITH_ALIBI:
+            surgery.edits.on_undo(model.register_forward_pre_hook(refuse_packed, with_kwargs=True).remove)
+        if any(config is other for other in done):
+            continue
+        done.append(config)
+        _check_not_quantised(config)
+        surgery.set(config, "_attn_implementation_internal", NAME)
+        surgery.set(config, RECORD, {"max_seq_length": surgery.max_seq_length, "learn_slopes": surgery.learn_slopes})
+        if not (config.model_type in _BORN_WITH_ALIBI and getattr(config, "alibi", True)):
+            surgery.set(config, "attn_implementation", NAME)  # saved: a plain reload cannot lose ALiBi in silence
+        length = _LENGTHS.get(config.model_type, "max_position_embeddings")
+        surgery.set(config, length, surgery.max_seq_length + _first_position(config))
+
+
+def record_of(model: Any) -> dict[str, Any] | None:
+    """What a config of this model says about a surgery, before it was saved."""
+    records = (getattr(module.config, RECORD, None) for module in _with_configs(model))
+    return next((record for record in records if record is not None), None)
+
+
+def _pretrained_models(model: nn.Module) -> list[Any]:
+    """Every Hugging Face model that holds an ALiBi layer which asks for its attention by name."""
+    return [module for module in _with_configs(model) if any(_asks_by_name(part) for part in module.modules())]
+
+
+def _with_configs(model: nn.Module) -> list[Any]:
+    return [
+        module
+        for module in model.modules()
+        if hasattr(getattr(module, "config", None), "_attn_implementation_internal")
+        and hasattr(module, "save_pretrained")
+    ]
+
+
+def _asks_by_name(module: nn.Module) -> bool:
+    heads = getattr(module, "alibi", None)
+    return isinstance(heads, AlibiHeads) and not isinstance(module, AlibiMultiheadAttention)
+
+
+def _check_not_quantised(config: Any) -> None:
+    if getattr(config, "quantization_config", None) is not None:
+        raise ValueError(
+            f"config.quantization_config must be None, got {type(config.quantization_config).__name__}: apply_alibi to "
+            "the model in floating point, train it, and quantise then"
+        )
+
+
+def _first_position(config: Any) -> int:
+    """RoBERTa's positions start behind its padding token, and its config counts them all."""
+    return config.pad_token_id + 1 if config.model_type == "roberta" else 0

@@ -1,0 +1,144 @@
+"""ALiBi attention behind Hugging Face's own doors, under the name "seqwarm_alibi"."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from .heads import AlibiHeads, Packing, attend
+from .masks import Visible, decode, encode
+
+NAME = "seqwarm_alibi"
+
+#: Arguments of attention functions that change the scores in a way that the kernels do not have.
+_UNSUPPORTED = {
+    "softcap": "capped scores are not supported with ALiBi",
+    "s_aux": "attention sinks are not supported with ALiBi",
+    "position_bias": "the model adds a position bias of its own",
+    "cache": "paged caches are not supported; generate with a DynamicCache or a StaticCache",
+}
+
+
+def register() -> None:
+    """Make "seqwarm_alibi" known to transformers; a second time does nothing."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+
+    AttentionInterface.register(NAME, attention_forward)
+    AttentionMaskInterface.register(NAME, encode)
+
+
+def attention_forward(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    sliding_window: int | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """An attention function for `AttentionInterface`: out (B, Sq, Hq, D), and no weights.
+
+    Args:
+        module: given `alibi` by `apply_alibi`; None there for layers that it left alone, such as cross-attention.
+        attention_mask: what `masks.encode` made.
+        sliding_window: w: keys at a distance of w or more are hidden.
+        kwargs: cu_seq_lens_q, cu_seq_lens_k, max_length_q and max_length_k for packed sequences.
+
+    Raises:
+        ValueError: the model asks for what the kernels do not have, or it had no surgery.
+    """
+    _check_supported(kwargs)
+    if not hasattr(module, "alibi"):
+        raise ValueError(
+            f"the model's attention is {NAME!r}, but its {type(module).__name__} has no slopes: call "
+            "seqwarm_kernels.apply_alibi(model, max_seq_length) after from_pretrained"
+        )
+    visible = decode(attention_mask, query, key)
+    if not isinstance(module.alibi, AlibiHeads):
+        return _without_alibi(module, query, key, value, visible, dropout, scaling), None
+    packing = _packing(kwargs) or visible.packing
+    if packing is None and attention_mask is None and torch.compiler.is_compiling():
+        check_not_packed(kwargs.get("position_ids"), query, key)
+    out = attend(
+        module,
+        query,
+        key,
+        value,
+        causal=is_causal,
+        scale=scaling,
+        window=None if sliding_window is None else sliding_window - 1,
+        dropout_p=dropout,
+        key_padding_mask=visible.key_padding_mask,
+        query_start=visible.query_start,
+        packing=packing,
+    )
+    return out.transpose(1, 2).contiguous(), None
+
+
+def refuse_packed(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """A forward pre-hook for models that lose what their attention would need."""
+    if kwargs.get("cu_seq_lens_q") is not None:
+        raise ValueError(
+            f"cu_seq_lens_q must be None for {type(model).__name__}: it does not hand packed sequences on to its "
+            "attention; pad them"
+        )
+
+
+def check_not_packed(position_ids: Tensor | None, query: Tensor, key: Tensor) -> None:
+    """For compiled models, which cannot ask what position_ids hold: on the device, without waiting."""
+    if position_ids is None or position_ids.dim() != 2 or query.shape[2] != key.shape[2]:
+        return
+    one_sequence = (position_ids.diff(dim=-1) == 1).all()
+    torch._assert_async(
+        one_sequence, "position_ids hold packed sequences: compiled models need cu_seq_lens_q and the like for them"
+    )
+
+
+def _check_supported(kwargs: dict[str, Any]) -> None:
+    for name, reason in _UNSUPPORTED.items():
+        if kwargs.get(name) is not None:
+            raise ValueError(f"{name} must be None: {reason}")
+    if kwargs.get("output_attentions"):
+        raise ValueError("output_attentions must be False: the kernels never form the attention weights")
+
+
+def _packing(kwargs: dict[str, Any]) -> Packing | None:
+    if kwargs.get("cu_seq_lens_q") is None:
+        return None
+    names = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
+    missing = [name for name in names if kwargs.get(name) is None]
+    if missing:
+        raise ValueError(f"{', '.join(missing)} must be given with cu_seq_lens_q, got None")
+    starts_q, starts_k, longest_q, longest_k = (kwargs[name] for name in names)
+    return Packing(starts_q.to(torch.int32), starts_k.to(torch.int32), int(longest_q), int(longest_k))
+
+
+def _without_alibi(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    visible: Visible,
+    dropout: float,
+    scaling: float | None,
+) -> Tensor:
+    """Cross-attention, as it was."""
+    if getattr(module, "is_causal", False) or visible.packing is not None:
+        raise ValueError(f"{type(module).__name__} is self-attention without slopes: apply_alibi does not know it")
+    mask = visible.key_padding_mask
+    out = functional.scaled_dot_product_attention(
+        query,
+        key,
+        value,
+        attn_mask=None if mask is None else mask[:, None, None, :],
+        dropout_p=dropout,
+        scale=scaling,
+        enable_gqa=query.shape[1] != key.shape[1],
+    )
+    return out.transpose(1, 2).contiguous()

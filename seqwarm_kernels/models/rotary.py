@@ -1,0 +1,52 @@
+"""Models with rotary position embeddings: Llama, Mistral, Qwen, GPT-NeoX, ModernBERT."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .learned import is_causal
+from .surgery import NoRotation, Surgery, register_alibi
+
+_IN = "transformers.models"
+
+
+@register_alibi(
+    f"{_IN}.gpt_neox.modeling_gpt_neox.GPTNeoXAttention",
+    f"{_IN}.llama.modeling_llama.LlamaAttention",
+    f"{_IN}.mistral.modeling_mistral.MistralAttention",
+    f"{_IN}.modernbert.modeling_modernbert.ModernBertAttention",
+    f"{_IN}.qwen2.modeling_qwen2.Qwen2Attention",
+    f"{_IN}.qwen3.modeling_qwen3.Qwen3Attention",
+)
+def operate_on_attention(module: Any, surgery: Surgery) -> None:
+    _check_windows_agree(module, surgery)
+    surgery.give_alibi(module, module.config.num_attention_heads, causal=is_causal(module))
+
+
+@register_alibi(
+    f"{_IN}.gpt_neox.modeling_gpt_neox.GPTNeoXRotaryEmbedding",
+    f"{_IN}.llama.modeling_llama.LlamaRotaryEmbedding",
+    f"{_IN}.mistral.modeling_mistral.MistralRotaryEmbedding",
+    f"{_IN}.modernbert.modeling_modernbert.ModernBertRotaryEmbedding",
+    f"{_IN}.qwen2.modeling_qwen2.Qwen2RotaryEmbedding",
+    f"{_IN}.qwen3.modeling_qwen3.Qwen3RotaryEmbedding",
+)
+def operate_on_rotary_embedding(module: Any, surgery: Surgery) -> None:
+    frequencies = next(buffer for name, buffer in module.named_buffers() if name.endswith("inv_freq"))
+    surgery.replace(module, NoRotation(2 * len(frequencies)))
+
+
+def _check_windows_agree(module: Any, surgery: Surgery) -> None:
+    """A layer's own window and its mask's, which the model makes by `config.layer_types`, must be the same."""
+    config, index = module.config, module.layer_idx
+    layer_types = getattr(config, "layer_types", None)
+    if layer_types is None or not hasattr(module, "sliding_window"):
+        return
+    slides = layer_types[index] == "sliding_attention"
+    inclusive = 0 if module.is_causal else 1  # ModernBERT's config names the largest distance, its layers one more
+    expected = config.sliding_window + inclusive if slides else None
+    if layer_types[index] not in ("sliding_attention", "full_attention") or module.sliding_window != expected:
+        raise ValueError(
+            f"{surgery.path} must have the window of config.layer_types[{index}] {layer_types[index]!r}, {expected}, "
+            f"got sliding_window {module.sliding_window}: make the layers and the config agree before apply_alibi"
+        )

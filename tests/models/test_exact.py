@@ -1,0 +1,167 @@
+"""After surgery every family computes ALiBi attention: against its own code in float64 with a dense bias."""
+
+import copy
+
+import pytest
+import torch
+
+from seqwarm_kernels import alibi_slopes, apply_alibi
+
+from .zoo import CONVERTED, FAMILIES, HEADS, VOCABULARY, WINDOW, dense_mask, make, padding, tokens, without_positions
+
+ROWS, LENGTH = 3, 20
+
+
+def logits_and_gradients(model, ids, weights, attention_mask):
+    model.zero_grad()
+    more = (
+        {"position_ids": torch.zeros_like(ids)} if model.config.model_type == "opt" else {}
+    )  # else read from the mask
+    logits = model(input_ids=ids, attention_mask=attention_mask, **more).logits
+    (logits * weights.to(logits.dtype)).sum().backward()
+    gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    return logits.detach(), gradients
+
+
+@pytest.fixture(autouse=True)
+def softmax_in_float64(monkeypatch):
+    """Some families ask for float32 there, whatever they were given: the exact computation must not be rounded."""
+    softmax = torch.nn.functional.softmax
+
+    def without_rounding(x, dim=None, _stacklevel=3, dtype=None):
+        return softmax(x, dim, _stacklevel, None if x.dtype == torch.float64 else dtype)
+
+    monkeypatch.setattr(torch.nn.functional, "softmax", without_rounding)
+
+
+def rounding_of(model):
+    """Some modules compute in float32 whatever they were given, on both sides of a comparison."""
+    rounds = any(
+        "RMSNorm" in type(module).__name__ or "ModernBert" in type(module).__name__ for module in model.modules()
+    )
+    return 1e-6 if rounds else 1e-9
+
+
+def weights_of(mask):
+    """Of each token's logits in the loss; a padded token has none."""
+    weights = torch.randn(ROWS, LENGTH, VOCABULARY, dtype=torch.float64)
+    return weights if mask is None else weights * mask[:, :, None]
+
+
+def largest(difference):
+    return difference.abs().max().item()
+
+
+def errors(result, exact, weights):
+    """Of the logits that count, and of every gradient, each over the largest value of its kind."""
+    (logits, gradients), (exact_logits, exact_gradients) = result, exact
+    assert gradients.keys() == exact_gradients.keys()
+    valid = weights != 0
+    found = {"logits": largest((logits.double() - exact_logits)[valid]) / largest(exact_logits)}
+    scale = max(largest(gradient) for gradient in exact_gradients.values())
+    for name, gradient in gradients.items():
+        found[name] = largest(gradient.double() - exact_gradients[name]) / scale
+    return found
+
+
+@pytest.mark.parametrize("kind", ["none", "left", "right"])
+@pytest.mark.parametrize("name", CONVERTED)
+def test_every_family_equals_a_dense_bias(name, kind):
+    mask, ids = padding(kind, ROWS, LENGTH), tokens(ROWS, LENGTH)
+    weights = weights_of(mask)
+    model = make(name)
+    twin = without_positions(model)
+    dense = dense_mask(twin, alibi_slopes(HEADS), mask, LENGTH, FAMILIES[name].causal)
+    exact = logits_and_gradients(twin, ids, weights, dense)
+
+    model64 = copy.deepcopy(model).double()
+    apply_alibi(model64, 64)
+    found = errors(logits_and_gradients(model64, ids, weights, mask), exact, weights)
+    assert max(found.values()) < rounding_of(model), found
+
+    report = apply_alibi(model, 64)
+    assert report.proof.largest_error < 1e-5
+    found = errors(logits_and_gradients(model, ids, weights, mask), exact, weights)
+    rounded = {k: v.float() for k, v in dense.items()} if isinstance(dense, dict) else dense.float()
+    eager = errors(logits_and_gradients(twin.float(), ids, weights, rounded), exact, weights)
+    budget = 4 * max(eager.values()) + 1e-6
+    assert max(found.values()) < budget, (found, eager)
+
+
+@pytest.mark.parametrize("kind", ["none", "left", "right"])
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("bloom", {}),
+        ("bloom", {"n_head": 6, "hidden_size": 36}),
+        ("bloom", {"pretraining_tp": 2, "slow_but_exact": True}),
+        ("mpt", {}),
+        ("mpt", {"n_heads": 6, "d_model": 36}),
+        ("falcon", {}),
+        ("falcon", {"multi_query": True}),
+        ("falcon", {"new_decoder_architecture": True, "num_kv_heads": 2}),
+    ],
+)
+def test_models_born_with_alibi_keep_their_numbers(name, changes, kind):
+    """Their biases are rounded to float32 before they are added; MPT's softmax is, and cannot hide keys in float64."""
+    mask, ids = padding(kind, ROWS, LENGTH), tokens(ROWS, LENGTH)
+    weights = weights_of(mask)
+    dtype, tolerance = (torch.float32, 1e-5) if name == "mpt" else (torch.float64, 1e-6)
+    model = make(name, dtype, **changes)
+    twin = copy.deepcopy(model)
+    if name == "falcon":  # its eager code adds the bias twice
+        twin.config._attn_implementation = "sdpa"
+    own = logits_and_gradients(twin, ids, weights, mask)
+    apply_alibi(model, 64)
+    found = errors(logits_and_gradients(model, ids, weights, mask), own, weights)
+    assert max(found.values()) < tolerance, found
+
+
+def test_a_window_hides_what_it_should():
+    """By hand: with one layer, a token at a distance of the window is not seen, one nearer is."""
+    model = make("mistral", torch.float64, num_hidden_layers=1)
+    apply_alibi(model, 64)
+    ids = tokens(1, LENGTH)
+    other = ids.clone()
+    position = 4
+    other[0, position] = 3 + (ids[0, position] - 2) % (VOCABULARY - 3)
+    changed = (model(ids).logits != model(other).logits).any(-1)[0].nonzero()[:, 0]
+    assert changed.tolist() == list(range(position, position + WINDOW))
+
+
+def test_cross_attention_stays_as_it_was():
+    model = make("bert_decoder", torch.float64, add_cross_attention=True)
+    twin = without_positions(model)
+    ids, states = tokens(ROWS, LENGTH), torch.randn(ROWS, 7, 32, dtype=torch.float64)
+    mask, seen = padding("right", ROWS, LENGTH), torch.ones(ROWS, 7)
+    seen[1, 4:] = 0
+    dense = dense_mask(twin, alibi_slopes(HEADS), mask, LENGTH, True)
+    seen_dense = torch.zeros(ROWS, 1, 1, 7, dtype=torch.float64).masked_fill(seen[:, None, None] == 0, -1e30)
+    expected = twin(ids, attention_mask=dense, encoder_hidden_states=states, encoder_attention_mask=seen_dense).logits
+    report = apply_alibi(model, 64)
+    assert len(report.replaced) == 2
+    logits = model(ids, attention_mask=mask, encoder_hidden_states=states, encoder_attention_mask=seen).logits
+    valid = mask != 0
+    torch.testing.assert_close(logits[valid], expected[valid], rtol=0, atol=1e-9)
+
+
+def test_dropout_is_honoured():
+    model = make("gpt2", attn_pdrop=0.5)
+    apply_alibi(model, 64)
+    ids = tokens()
+    quiet = model(ids).logits
+    model.train()
+    torch.manual_seed(1)
+    noisy = model(ids).logits
+    torch.manual_seed(1)
+    assert noisy.equal(model(ids).logits)
+    assert not noisy.allclose(quiet, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "roberta", "llama", "bert", "distilbert", "opt"])
+def test_sequences_longer_than_before(name):
+    model = make(name, max_position_embeddings=16) if name != "gpt2" else make(name, n_positions=16)
+    apply_alibi(model, 100)
+    ids = tokens(1, 100)
+    assert model(input_ids=ids).logits.isfinite().all()
+    assert model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits.isfinite().all()

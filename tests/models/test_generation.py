@@ -1,0 +1,97 @@
+"""With a cache, of any kind, a model after surgery says what it says without."""
+
+import pytest
+import torch
+
+from seqwarm_kernels import apply_alibi
+
+from .zoo import CACHED, FAMILIES, make, padding, tokens, transformers
+
+ROWS, LENGTH = 2, 14
+
+
+def after_surgery(name):
+    model = make(name, torch.float64)
+    apply_alibi(model, 64)
+    return model
+
+
+def cache_for(model, kind):
+    if kind == "dynamic":
+        return transformers.DynamicCache(config=model.config)
+    return transformers.StaticCache(config=model.config, max_cache_len=LENGTH + 5)
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "static"])
+@pytest.mark.parametrize("mask_kind", ["none", "left"])
+@pytest.mark.parametrize("name", CACHED)
+@torch.no_grad()
+def test_token_by_token_equals_all_at_once(name, mask_kind, kind):
+    """A first part of several tokens, then one by one; keys that a window lost are not needed."""
+    if name == "mpt" and kind == "static":
+        pytest.skip("MPT's masks cannot hold a position")
+    model, ids, mask = after_surgery(name), tokens(ROWS, LENGTH), padding(mask_kind, ROWS, LENGTH)
+    expected = model(ids, attention_mask=mask, use_cache=False).logits
+    cache, start, logits = cache_for(model, kind), 0, []
+    for end in (9, 10, 11, 12, 14):
+        seen = None if mask is None else mask[:, :end]
+        out = model(ids[:, start:end], attention_mask=seen, past_key_values=cache, use_cache=True)
+        logits.append(out.logits)
+        start = end
+    valid = slice(None) if mask is None else mask != 0
+    torch.testing.assert_close(torch.cat(logits, 1)[valid], expected[valid], rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("implementation", [None, "static"])
+@pytest.mark.parametrize("mask_kind", ["none", "left"])
+@pytest.mark.parametrize("name", CACHED)
+@torch.no_grad()
+def test_generate_chooses_the_tokens_of_the_uncached_forward(name, mask_kind, implementation):
+    if name == "mpt" and implementation == "static":
+        pytest.skip("MPT's masks cannot hold a position")
+    model, ids, mask = after_surgery(name), tokens(ROWS, LENGTH), padding(mask_kind, ROWS, LENGTH)
+    model.generation_config.eos_token_id = None
+    mask = torch.ones_like(ids) if mask is None else mask
+    generated = model.generate(
+        ids, attention_mask=mask, max_new_tokens=8, do_sample=False, cache_implementation=implementation
+    )
+    for _ in range(8):
+        logits = model(ids, attention_mask=mask, use_cache=False).logits[:, -1]
+        ids = torch.cat([ids, logits.argmax(-1, keepdim=True)], 1)
+        mask = torch.cat([mask, torch.ones(ROWS, 1, dtype=mask.dtype)], 1)
+    assert generated.equal(ids)
+
+
+def packed(lengths, rows=1):
+    positions = torch.cat([torch.arange(length) for length in lengths]).expand(rows, -1)
+    starts = torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
+    return positions, starts
+
+
+@pytest.mark.parametrize("name", [name for name, family in FAMILIES.items() if family.takes_packed])
+def test_packed_sequences_do_not_see_each_other(name):
+    model, lengths = after_surgery(name), (5, 1, 8)
+    ids, (positions, starts) = tokens(1, sum(lengths)), packed(lengths)
+    alone = torch.cat([model(part).logits for part in ids.split(lengths, 1)], 1)
+    sequences = {"cu_seq_lens_q": starts, "cu_seq_lens_k": starts, "max_length_q": 8, "max_length_k": 8}
+    more = {} if name == "distilbert" else {"position_ids": positions}
+    together = model(ids, **sequences, **more).logits
+    torch.testing.assert_close(together, alone, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "gpt_neox", "llama", "mistral", "qwen2", "qwen3"])
+def test_packed_sequences_are_seen_in_their_positions(name):
+    """In several rows as well; as Hugging Face's own masks do it for causal models."""
+    model, lengths = after_surgery(name), (5, 1, 8)
+    ids, (positions, _) = tokens(2, sum(lengths)), packed(lengths, rows=2)
+    alone = torch.cat([model(part).logits for part in ids.split(lengths, 1)], 1)
+    together = model(ids, position_ids=positions, use_cache=False).logits
+    torch.testing.assert_close(together, alone, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["bloom", "mpt", "falcon"])
+def test_packed_sequences_that_a_model_cannot_take_are_refused(name):
+    model = after_surgery(name)
+    _, starts = packed((5, 9))
+    with pytest.raises(ValueError, match=r"cu_seq_lens_q must be None for .*: it does not hand"):
+        model(tokens(1, 14), cu_seq_lens_q=starts, cu_seq_lens_k=starts, max_length_q=9, max_length_k=9)

@@ -1,0 +1,208 @@
+"""One small model of every family, and the same computation a second time: dense, float64, by the model's own code."""
+
+import copy
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+transformers = pytest.importorskip("transformers")
+
+VOCABULARY, HEADS, WIDTH, LAYERS = 37, 4, 32, 2
+SPECIAL = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+WINDOW = 6
+
+
+class Family(NamedTuple):
+    model: str  #: class of a language model
+    config: str
+    options: dict[str, Any]
+    causal: bool
+    takes_packed: bool = True
+    born_with_alibi: bool = False
+
+
+def _sized(**more):
+    return {
+        "vocab_size": VOCABULARY,
+        "hidden_size": WIDTH,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": HEADS,
+        "intermediate_size": 48,
+        "max_position_embeddings": 64,
+        **SPECIAL,
+        **more,
+    }
+
+
+_NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+_GPT2 = {
+    "vocab_size": VOCABULARY,
+    "n_embd": WIDTH,
+    "n_layer": LAYERS,
+    "n_head": HEADS,
+    "n_positions": 64,
+    "embd_pdrop": 0.0,
+    "attn_pdrop": 0.0,
+    "resid_pdrop": 0.0,
+    **SPECIAL,
+}
+_DISTIL = {
+    "vocab_size": VOCABULARY,
+    "dim": WIDTH,
+    "n_layers": LAYERS,
+    "n_heads": HEADS,
+    "hidden_dim": 48,
+    "max_position_embeddings": 64,
+    "dropout": 0.0,
+    "attention_dropout": 0.0,
+    "pad_token_id": 0,
+}
+_MODERN = _sized(
+    global_attn_every_n_layers=2,
+    local_attention=2 * WINDOW,
+    num_hidden_layers=3,
+    cls_token_id=1,
+    sep_token_id=2,
+    norm_eps=1e-5,
+)
+_OPT = _sized(ffn_dim=48, word_embed_proj_dim=WIDTH, dropout=0.0)
+
+FAMILIES = {
+    "gpt2": Family("GPT2LMHeadModel", "GPT2Config", _GPT2, True),
+    "opt": Family("OPTForCausalLM", "OPTConfig", _OPT, True),
+    "gpt_neox": Family("GPTNeoXForCausalLM", "GPTNeoXConfig", _sized(rotary_pct=0.5), True),
+    "llama": Family("LlamaForCausalLM", "LlamaConfig", _sized(num_key_value_heads=2), True),
+    "mistral": Family(
+        "MistralForCausalLM", "MistralConfig", _sized(num_key_value_heads=2, sliding_window=WINDOW), True
+    ),
+    "qwen2": Family(
+        "Qwen2ForCausalLM",
+        "Qwen2Config",
+        _sized(num_key_value_heads=2, use_sliding_window=True, sliding_window=WINDOW, max_window_layers=1),
+        True,
+    ),
+    "qwen3": Family("Qwen3ForCausalLM", "Qwen3Config", _sized(num_key_value_heads=2, head_dim=16), True),
+    "bert": Family("BertForMaskedLM", "BertConfig", _sized(**_NO_DROPOUT), False),
+    "bert_decoder": Family("BertLMHeadModel", "BertConfig", _sized(is_decoder=True, **_NO_DROPOUT), True),
+    "roberta": Family("RobertaForMaskedLM", "RobertaConfig", _sized(**_NO_DROPOUT), False),
+    "distilbert": Family("DistilBertForMaskedLM", "DistilBertConfig", _DISTIL, False),
+    "modernbert": Family("ModernBertForMaskedLM", "ModernBertConfig", _MODERN, False),
+    "bloom": Family(
+        "BloomForCausalLM",
+        "BloomConfig",
+        {
+            "vocab_size": VOCABULARY,
+            "hidden_size": WIDTH,
+            "n_layer": LAYERS,
+            "n_head": HEADS,
+            "hidden_dropout": 0.0,
+            "attention_dropout": 0.0,
+            **SPECIAL,
+        },
+        True,
+        takes_packed=False,
+        born_with_alibi=True,
+    ),
+    "mpt": Family(
+        "MptForCausalLM",
+        "MptConfig",
+        {
+            "vocab_size": VOCABULARY,
+            "d_model": WIDTH,
+            "n_layers": LAYERS,
+            "n_heads": HEADS,
+            "max_seq_len": 64,
+            **SPECIAL,
+        },
+        True,
+        takes_packed=False,
+        born_with_alibi=True,
+    ),
+    "falcon": Family(
+        "FalconForCausalLM",
+        "FalconConfig",
+        _sized(alibi=True, new_decoder_architecture=False, multi_query=False, hidden_dropout=0.0),
+        True,
+        takes_packed=False,
+        born_with_alibi=True,
+    ),
+    "falcon_rotary": Family(
+        "FalconForCausalLM",
+        "FalconConfig",
+        _sized(alibi=False, new_decoder_architecture=True, num_kv_heads=2, hidden_dropout=0.0),
+        True,
+        takes_packed=False,
+    ),
+}
+CONVERTED = [name for name, family in FAMILIES.items() if not family.born_with_alibi]
+CACHED = [name for name, family in FAMILIES.items() if family.causal and name != "bert_decoder"]
+
+
+def make(name, dtype=torch.float32, **changes):
+    """In evaluation mode; weights are drawn wide, so that attention is far from uniform."""
+    family = FAMILIES[name]
+    torch.manual_seed(hash_of(name))
+    config = getattr(transformers, family.config)(**{**family.options, **changes})
+    config._attn_implementation = "eager"
+    model = getattr(transformers, family.model)(config)
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            parameter.data.normal_(0, 0.15)
+    return model.to(dtype).eval()
+
+
+def hash_of(name):
+    return sum(map(ord, name))
+
+
+def tokens(rows=2, length=20):
+    """Without the padding token, which some embeddings treat in a way of their own."""
+    return torch.randint(3, VOCABULARY, (rows, length))
+
+
+def padding(kind, rows=2, length=20):
+    """(B, S) 1 where there is a token, None for "none": row 0 is full, the next ones lose more and more."""
+    if kind == "none":
+        return None
+    mask = torch.ones(rows, length, dtype=torch.int64)
+    for row in range(1, rows):
+        mask[row, -3 * row :] = 0
+    return mask.flip(1) if kind == "left" else mask
+
+
+def without_positions(model):
+    """A copy in float64 in which no position is told: tables of zeros, angles of zero."""
+    twin = copy.deepcopy(model).double()
+    for name, module in twin.named_modules():
+        if name.endswith(("wpe", "embed_positions", "position_embeddings")):
+            module.weight.data.zero_()
+            module.weight.requires_grad_(False)
+        for buffer_name, buffer in module.named_buffers(recurse=False):
+            if buffer_name.endswith("inv_freq"):
+                buffer.zero_()
+    return twin
+
+
+def dense_mask(model, slopes, mask, length, causal):
+    """(B, H, S, S) float64 to be added to the scores; by type of layer where the model has several."""
+    config = model.config
+    distance = torch.arange(length)[:, None] - torch.arange(length)
+    hidden = torch.zeros(1, 1, length, length, dtype=torch.bool)
+    if causal:
+        hidden = hidden | (distance < 0)
+    if mask is not None:
+        hidden = hidden | (mask == 0)[:, None, None, :]
+    bias = -slopes.double()[:, None, None] * distance.abs()
+
+    def table(largest):
+        too_far = hidden if largest is None else hidden | (distance.abs() > largest)
+        return bias.expand(len(too_far), -1, -1, -1).masked_fill(too_far, torch.finfo(torch.float32).min)
+
+    window = getattr(config, "sliding_window", None)
+    if window is None:
+        return table(None)
+    largest = window if config.model_type == "modernbert" else window - 1
+    if config.model_type == "mistral":
+        return table(largest)
+    return {"full_attention": table(None), "sliding_attention": table(largest)}
