@@ -55,8 +55,9 @@ class Attachment:
     def _attach(self) -> Callable[[], None]:
         """In front of the graph where `model.compile()` has made one, which would take a hook into itself."""
         model, compiled = self._model, self._model._compiled_call_impl
-        if compiled is None:
-            return model.register_forward_pre_hook(self._before_forward, with_kwargs=True).remove
+        if compiled is None:  # compiled later on, the hook stays outside of the graph
+            hook = torch.compiler.disable(self._before_forward)
+            return model.register_forward_pre_hook(hook, with_kwargs=True).remove
 
         def resize_and_call(*args: Any, **kwargs: Any) -> Any:
             args, kwargs = self._before_forward(model, args, kwargs)
@@ -76,7 +77,6 @@ class Attachment:
         self._tokens, self._samples = [], 0
         return seen
 
-    @torch.compiler.disable
     def _before_forward(self, model: nn.Module, args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         if not model.training:
             return args, kwargs

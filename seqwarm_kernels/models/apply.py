@@ -77,7 +77,8 @@ def _check(model: Any, max_seq_length: Any, optimizers: Any, learn_slopes: Any) 
         raise TypeError(f"model must be an nn.Module, got {type(model).__name__}")
     check_int("max_seq_length", max_seq_length, minimum=1)
     check_bool("learn_slopes", learn_slopes)
-    optimizers = [] if optimizers is None else [optimizers] if isinstance(optimizers, Optimizer) else list(optimizers)
+    optimizers = () if optimizers is None else optimizers
+    optimizers = list(optimizers) if isinstance(optimizers, Iterable) else [optimizers]
     for optimizer in optimizers:
         if not isinstance(optimizer, Optimizer):
             raise TypeError(f"optimizers must be torch optimizers, got {type(optimizer).__name__}")

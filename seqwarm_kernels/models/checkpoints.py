@@ -65,6 +65,8 @@ def _weight_files(source: str) -> list[Path]:
     from transformers.utils import cached_file
 
     folder = Path(source)
+    if not source:  # a model that was not loaded
+        return []
     if not folder.is_dir():
         names = ("config.json", "model.safetensors", "model.safetensors.index.json")
         files = [

@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 
 from .heads import AlibiHeads
-from .huggingface import NAME, refuse_packed, register
+from .huggingface import NAME, refuse_packed, refuse_weights, register
 from .surgery import Surgery
 from .torch_nn import AlibiMultiheadAttention
 
@@ -16,7 +16,8 @@ RECORD = "seqwarm_alibi"
 
 #: Where model types keep their longest sequence, if not in max_position_embeddings.
 _LENGTHS = {"bloom": "seq_length", "mpt": "max_seq_len"}
-_BORN_WITH_ALIBI = {"bloom", "mpt", "falcon"}
+#: Their attention asks for none by name, and a plain reload of theirs must not either.
+_OWN_ATTENTION = {"bloom", "mpt", "falcon"}
 
 
 def prepare_configs(surgery: Surgery) -> None:
@@ -28,15 +29,15 @@ def prepare_configs(surgery: Surgery) -> None:
     done: list[Any] = []
     for model in models:
         config = model.config
-        if config.model_type in _BORN_WITH_ALIBI:
-            surgery.edits.on_undo(model.register_forward_pre_hook(refuse_packed, with_kwargs=True).remove)
+        for refuse in (refuse_weights, refuse_packed) if config.model_type in _OWN_ATTENTION else (refuse_weights,):
+            surgery.edits.on_undo(model.register_forward_pre_hook(refuse, with_kwargs=True).remove)
         if any(config is other for other in done):
             continue
         done.append(config)
         _check_not_quantised(config)
         surgery.set(config, "_attn_implementation_internal", NAME)
         surgery.set(config, RECORD, {"max_seq_length": surgery.max_seq_length, "learn_slopes": surgery.learn_slopes})
-        if not (config.model_type in _BORN_WITH_ALIBI and getattr(config, "alibi", True)):
+        if config.model_type not in _OWN_ATTENTION:
             surgery.set(config, "attn_implementation", NAME)  # saved: a plain reload cannot lose ALiBi in silence
         length = _LENGTHS.get(config.model_type, "max_position_embeddings")
         surgery.set(config, length, surgery.max_seq_length + _first_position(config))

@@ -32,9 +32,7 @@ class AlibiFalconAttention(FalconAttention):
         if layer_past is not None:
             key, value = layer_past.update(key, value, self.layer_idx)
         dropout = self.attention_dropout.p if self.training else 0.0
-        out, _ = attention_forward(
-            self, query, key, value, attention_mask, dropout, self.inv_norm_factor, output_attentions=output_attentions
-        )
+        out, _ = attention_forward(self, query, key, value, attention_mask, dropout, self.inv_norm_factor)
         return self.dense(out.flatten(2)), None
 
 

@@ -81,8 +81,14 @@ def attention_forward(
     return out.transpose(1, 2).contiguous(), None
 
 
+def refuse_weights(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """A forward pre-hook: models may keep this argument from their attention, and return None for the weights."""
+    if kwargs.get("output_attentions"):
+        raise ValueError("output_attentions must be False: the kernels never form the attention weights")
+
+
 def refuse_packed(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """A forward pre-hook for models that lose what their attention would need."""
+    """A forward pre-hook for models that do not hand packed sequences on."""
     if kwargs.get("cu_seq_lens_q") is not None:
         raise ValueError(
             f"cu_seq_lens_q must be None for {type(model).__name__}: it does not hand packed sequences on to its "
@@ -104,8 +110,6 @@ def _check_supported(kwargs: dict[str, Any]) -> None:
     for name, reason in _UNSUPPORTED.items():
         if kwargs.get(name) is not None:
             raise ValueError(f"{name} must be None: {reason}")
-    if kwargs.get("output_attentions"):
-        raise ValueError("output_attentions must be False: the kernels never form the attention weights")
 
 
 def _packing(kwargs: dict[str, Any]) -> Packing | None:

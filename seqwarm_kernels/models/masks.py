@@ -124,9 +124,9 @@ def _packed_sequences(
     sequences are packed is left to `huggingface.check_not_packed`.
     """
     if torch.compiler.is_compiling():
-        name = mask_function.__qualname__.split(".")[0]
+        name = mask_function.__code__.co_name
         is_chunked = local_size is not None and local_size != getattr(config, "sliding_window", None)
-        if use_vmap or is_chunked or name not in _KNOWN | {_BOTH}:
+        if use_vmap or is_chunked or name not in (*_KNOWN, "and_mask"):
             _refuse(name)
         return None
     packed = None

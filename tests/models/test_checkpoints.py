@@ -1,0 +1,112 @@
+"""Saved and loaded again, a model after surgery gives the same numbers, or says why not."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from seqwarm_kernels import apply_alibi, load_alibi_model
+from seqwarm_kernels.models import AlibiHeads
+
+from .zoo import FAMILIES, HEADS, make, tokens, transformers
+
+
+def save(name, folder, learn_slopes=False):
+    """A trained model's folder, and its logits."""
+    model = make(name)
+    apply_alibi(model, 96, learn_slopes=learn_slopes)
+    if learn_slopes:
+        for module in model.modules():
+            if isinstance(module, AlibiHeads):
+                module.slopes.data = torch.rand(HEADS)
+    model.save_pretrained(folder)
+    ids = tokens(2, 80)
+    return ids, model(ids).logits
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_loaded_and_operated_again_gives_the_same_numbers(name, tmp_path):
+    ids, expected = save(name, tmp_path)
+    record = json.loads((tmp_path / "config.json").read_text())
+    assert record["seqwarm_alibi"] == {"max_seq_length": 96, "learn_slopes": False}
+    model_class = getattr(transformers, FAMILIES[name].model)
+    model = model_class.from_pretrained(tmp_path).eval()
+    apply_alibi(model, 96)
+    assert model(ids).logits.equal(expected)
+    assert load_alibi_model(model_class, tmp_path).eval()(ids).logits.equal(expected)
+
+
+@pytest.mark.parametrize("learn_again", [False, True])
+def test_learned_slopes_come_back(learn_again, tmp_path):
+    ids, expected = save("llama", tmp_path, learn_slopes=True)
+    model = transformers.LlamaForCausalLM.from_pretrained(tmp_path).eval()
+    apply_alibi(model, 96, learn_slopes=learn_again)
+    assert model(ids).logits.equal(expected)
+    assert sum(name.endswith("alibi.slopes") for name, _ in model.named_parameters()) == (2 if learn_again else 0)
+    loaded = load_alibi_model(transformers.AutoModelForCausalLM, tmp_path).eval()
+    assert loaded(ids).logits.equal(expected)
+    assert sum(name.endswith("alibi.slopes") for name, _ in loaded.named_parameters()) == 2
+
+
+def test_learned_slopes_find_their_layers_in_a_model_without_a_head(tmp_path):
+    ids, _ = save("gpt2", tmp_path, learn_slopes=True)
+    whole = load_alibi_model(transformers.GPT2LMHeadModel, tmp_path).eval()
+    part = load_alibi_model(transformers.GPT2Model, tmp_path).eval()
+    assert part(ids).last_hidden_state.equal(whole.transformer(ids).last_hidden_state)
+
+
+def test_learned_slopes_that_are_lost_are_missed(tmp_path):
+    save("llama", tmp_path, learn_slopes=True)
+    config = transformers.AutoConfig.from_pretrained(tmp_path)
+    config._name_or_path = ""
+    model = transformers.LlamaForCausalLM(config)
+    with pytest.raises(ValueError, match=r"the config says that slopes were learned, but .* has none for"):
+        apply_alibi(model, 96)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "bert"])
+def test_a_plain_reload_cannot_lose_alibi_in_silence(name, tmp_path):
+    """With this package at hand the first forward says what to do; without it transformers does not load the model."""
+    ids, _ = save(name, tmp_path)
+    model_class = FAMILIES[name].model
+    model = getattr(transformers, model_class).from_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"call seqwarm_kernels.apply_alibi\(model, max_seq_length\) after from_pretr"):
+        model(ids)
+    code = f"import transformers; transformers.{model_class}.from_pretrained({str(tmp_path)!r})"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert result.returncode != 0
+    assert 'attn_implementation="seqwarm_alibi"` is not supported' in result.stderr
+
+
+@pytest.mark.parametrize("name", ["bloom", "mpt", "falcon"])
+def test_models_born_with_alibi_load_without_this_package(name, tmp_path):
+    ids, expected = save(name, tmp_path)
+    model = getattr(transformers, FAMILIES[name].model).from_pretrained(tmp_path).eval()
+    assert model.config._attn_implementation != "seqwarm_alibi"
+    torch.testing.assert_close(model(ids).logits, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_plain_reload_of_falcon_warns_of_the_slopes(tmp_path):
+    """It looks its attention up by name and knows no others."""
+    save("falcon_rotary", tmp_path)
+    code = f"import transformers; transformers.FalconForCausalLM.from_pretrained({str(tmp_path)!r})"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "alibi.slopes" in result.stderr + result.stdout
+
+
+def test_a_checkpoint_without_alibi_is_named(tmp_path):
+    make("gpt2").save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="name_or_path must be a checkpoint of a model with ALiBi, got"):
+        load_alibi_model(transformers.GPT2LMHeadModel, tmp_path)
+
+
+def test_state_dicts_load_strictly_and_carry_the_slopes():
+    first, second = make("bert"), make("bert")
+    apply_alibi(first, 64, learn_slopes=True)
+    apply_alibi(second, 64, learn_slopes=True)
+    first.bert.encoder.layer[0].attention.self.alibi.slopes.data.fill_(0.3)
+    second.load_state_dict(first.state_dict())
+    ids = tokens()
+    assert second(ids).logits.equal(first(ids).logits)

@@ -1,0 +1,361 @@
+"""What apply_alibi changes, what it says about it, and that it takes everything back when it fails."""
+
+import copy
+import re
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from seqwarm_kernels import alibi_slopes, apply_alibi, register_alibi
+from seqwarm_kernels.models import AlibiHeads, heads, surgery
+
+from .zoo import FAMILIES, HEADS, WIDTH, make, tokens, transformers
+
+
+def picture(model, *optimizers):
+    """Everything that surgery may touch."""
+    config = getattr(model, "config", None)
+    return (
+        repr(model),
+        {path: (type(module), sorted(module.__dict__), module.training) for path, module in model.named_modules()},
+        {name: (id(tensor), tensor.clone()) for name, tensor in [*model.named_parameters(), *model.named_buffers()]},
+        None if config is None else copy.deepcopy(config.__dict__),
+        [copy.deepcopy(optimizer.state_dict()) for optimizer in optimizers],
+        [[[id(p) for p in group["params"]] for group in optimizer.param_groups] for optimizer in optimizers],
+    )
+
+
+def assert_untouched(before, after):
+    assert before[0:2] == after[0:2]
+    assert before[2].keys() == after[2].keys()
+    for name, (identity, tensor) in before[2].items():
+        assert identity == after[2][name][0], name
+        assert tensor.equal(after[2][name][1]), name
+    assert before[3] == after[3]
+    torch.testing.assert_close(before[4], after[4], rtol=0, atol=0)
+    assert before[5] == after[5]
+
+
+def trained(model, optimizer, steps=2):
+    for _ in range(steps):
+        ids = tokens()
+        model(ids, labels=ids).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def test_the_report_tells_what_was_done():
+    model = make("gpt2")
+    optimizer = torch.optim.AdamW(model.parameters())
+    report = apply_alibi(model, 128, optimizers=optimizer)
+    assert [(layer.path, layer.num_heads, layer.causal) for layer in report.replaced] == [
+        ("transformer.h.0.attn", 4, True),
+        ("transformer.h.1.attn", 4, True),
+    ]
+    assert report.removed == (("transformer.wpe", "Embedding", 64 * 32),)
+    assert (report.max_seq_length, report.learn_slopes, report.dropped_from_optimizers) == (128, False, 1)
+    assert report.proof.calls == 2
+    assert report.proof.largest_error < 1e-5
+    assert report.proof.smallest_effect > 1e-3
+    assert report.proof.largest_leak < 1e-5
+    text = str(report)
+    assert "ALiBi with fixed slopes in 2 layers (GPT2Attention), up to 128 tokens" in text
+    assert "removed transformer.wpe (Embedding, 2,048 parameters)" in text
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_family_is_proven(name):
+    model = make(name)
+    model.train()
+    torch.manual_seed(3)
+    expected_draw = torch.rand(1)
+    torch.manual_seed(3)
+    report = apply_alibi(model, 96)
+    assert torch.rand(1).equal(expected_draw)  # the proof draws numbers of its own
+    assert all(module.training for module in model.modules())
+    assert len(report.replaced) == model.config.num_hidden_layers
+    assert {layer.causal for layer in report.replaced} == {FAMILIES[name].causal}
+    assert model.config.seqwarm_alibi == {"max_seq_length": 96, "learn_slopes": False}
+
+
+def test_optimizers_keep_all_but_what_left():
+    model = make("gpt2")
+    named = [(name, p) for name, p in model.named_parameters() if "wpe" not in name and "wte" not in name]
+    tables = [(name, p) for name, p in model.named_parameters() if "wpe" in name or "wte" in name]
+    groups = [{"params": named, "lr": 1e-2}, {"params": tables, "weight_decay": 0.5}]
+    adam, sgd = torch.optim.AdamW(groups), torch.optim.SGD(model.transformer.wpe.parameters(), momentum=0.9)
+    trained(model, adam)
+    table = model.transformer.wpe.weight
+    before = {id(p): copy.deepcopy(state) for p, state in adam.state.items() if p is not table}
+    report = apply_alibi(model, 64, optimizers=[adam, sgd])
+    assert report.dropped_from_optimizers == 2
+    assert [len(group["params"]) for group in adam.param_groups] == [len(named), 1]
+    assert adam.param_groups[1]["param_names"] == ["transformer.wte.weight"]
+    assert adam.param_groups[1]["weight_decay"] == 0.5
+    assert sgd.param_groups[0]["params"] == []
+    torch.testing.assert_close({id(p): state for p, state in adam.state.items()}, before, rtol=0, atol=0)
+    assert model.lm_head.weight is model.transformer.wte.weight
+    trained(model, adam)
+    adam.load_state_dict(adam.state_dict())
+
+
+def test_a_position_table_that_is_tied_to_what_stays_is_not_dropped():
+    model = make("gpt2")
+    model.extra = model.transformer.wpe
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    assert apply_alibi(model, 64, optimizers=optimizer).dropped_from_optimizers == 0
+
+
+def test_slopes_can_be_learned():
+    model = make("llama")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.3)
+    apply_alibi(model, 64, optimizers=optimizer, learn_slopes=True)
+    slopes = [p for name, p in model.named_parameters() if name.endswith("alibi.slopes")]
+    assert [p.shape for p in slopes] == [(HEADS,)] * 2
+    group = optimizer.param_groups[-1]
+    assert group["params"] == slopes
+    assert (group["weight_decay"], group["lr"]) == (0.0, 1e-2)
+    model.train()
+    trained(model, optimizer)
+    assert all((p != alibi_slopes(HEADS)).all() for p in slopes)
+
+
+@pytest.mark.parametrize("learned", [False, True])
+def test_slopes_stay_float32(learned):
+    model = make("bloom", n_head=6, hidden_size=36)
+    apply_alibi(model, 64, learn_slopes=learned)
+    expected = alibi_slopes(6)
+    for module in model.to(torch.bfloat16).modules():
+        if isinstance(module, AlibiHeads):
+            assert module.slopes.dtype == torch.float32
+            assert module.slopes.equal(expected)
+    assert model(tokens()).logits.dtype == torch.bfloat16
+    assert all(m.slopes.dtype == torch.float32 for m in model.double().modules() if isinstance(m, AlibiHeads))
+
+
+def test_models_in_half_precision_and_without_memory():
+    for dtype in (torch.bfloat16, torch.float16):
+        assert apply_alibi(make("gpt2", dtype), 64).proof.calls == 2
+    model = make("llama").to("meta")
+    report = apply_alibi(model, 64)
+    assert report.proof is None
+    assert "not probed" in str(report)
+    model.to_empty(device="cpu")
+    for module in model.modules():
+        if isinstance(module, AlibiHeads):
+            module.reset_parameters()
+            assert module.slopes.equal(alibi_slopes(HEADS))
+
+
+def quantised():
+    model = make("llama")
+    projection = model.model.layers[1].self_attn.q_proj
+    del projection.weight
+    projection.weight = torch.zeros(32, 32, dtype=torch.int8)
+    projection.register_buffer("weight", projection.__dict__.pop("weight"))
+    return model
+
+
+def quantised_by_config():
+    model = make("llama")
+    model.config.quantization_config = {"quant_method": "any"}
+    return model
+
+
+def windows_disagree():
+    model = make("qwen2")
+    model.model.layers[1].self_attn.sliding_window = 5
+    return model
+
+
+def unknown_layer_type():
+    model = make("qwen2")
+    model.config.layer_types = ["full_attention", "chunked_attention"]
+    return model
+
+
+def relative_positions():
+    model = make("bert")
+    model.config.position_embedding_type = "relative_key"
+    return model
+
+
+def operated():
+    model = make("gpt2")
+    apply_alibi(model, 64)
+    return model
+
+
+def compiled():
+    model = make("gpt2")
+    model.compile()
+    return model
+
+
+def t5():
+    return transformers.T5Model(
+        transformers.T5Config(vocab_size=9, d_model=16, d_kv=4, d_ff=16, num_layers=1, num_heads=4)
+    )
+
+
+def strange_multihead_attention():
+    return nn.Sequential(nn.MultiheadAttention(8, 2, kdim=4))
+
+
+UNSUPPORTED = [
+    (quantised, ValueError, r"model.layers.1.self_attn \(LlamaAttention\) is quantised: apply_alibi to the model in"),
+    (quantised_by_config, ValueError, "config.quantization_config must be None, got dict: apply_alibi to the model in"),
+    (windows_disagree, ValueError, r"must have the window of config.layer_types\[1\] 'sliding_attention', 6, got"),
+    (unknown_layer_type, ValueError, r"must have the window of config.layer_types\[1\] 'chunked_attention'"),
+    (relative_positions, ValueError, "position_embedding_type must be 'absolute', got 'relative_key'.* load the model"),
+    (operated, ValueError, "model had its surgery already: there is transformer.h.0.attn.alibi; make the model anew"),
+    (compiled, ValueError, "model is wrapped or compiled: call apply_alibi first"),
+    (lambda: torch.compile(make("gpt2")), ValueError, "model is wrapped or compiled: call apply_alibi first"),
+    (t5, ValueError, "attention that apply_alibi knows, got T5Model of .*T5Attention.* Known are .*GPT2Attention.*"),
+    (strange_multihead_attention, ValueError, "0 must have keys and values like its queries, got one with kdim"),
+    (lambda: nn.Linear(2, 2), ValueError, "must hold attention that apply_alibi knows, got Linear of Linear"),
+    (lambda: 3, TypeError, "model must be an nn.Module, got int"),
+]
+
+
+@pytest.mark.parametrize(("make_model", "error", "message"), UNSUPPORTED)
+def test_unsupported_models_raise_and_stay_untouched(make_model, error, message):
+    model = make_model()
+    if not isinstance(model, nn.Module):
+        with pytest.raises(error, match=message):
+            apply_alibi(model, 64)
+        return
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.is_floating_point()])
+    before = picture(model, optimizer)
+    with pytest.raises(error, match=message):
+        apply_alibi(model, 64, optimizers=optimizer)
+    assert_untouched(before, picture(model, optimizer))
+
+
+def test_wrapped_models_raise(tmp_path):
+    torch.distributed.init_process_group("gloo", f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        with pytest.raises(ValueError, match="model is wrapped or compiled"):
+            apply_alibi(DistributedDataParallel(make("gpt2")), 64)
+        mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (1,))
+        with pytest.raises(ValueError, match="model is sharded: call apply_alibi before fully_shard"):
+            apply_alibi(torch.distributed.fsdp.fully_shard(make("gpt2"), mesh=mesh), 64)
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"max_seq_length": 0}, ValueError, "max_seq_length must be at least 1, got 0"),
+        ({"max_seq_length": 2.5}, TypeError, "max_seq_length must be an int, got float"),
+        ({"optimizers": [3]}, TypeError, "optimizers must be torch optimizers, got int"),
+        ({"optimizers": 3}, TypeError, "optimizers must be torch optimizers, got int"),
+        ({"learn_slopes": 1}, TypeError, "learn_slopes must be True or False, got 1"),
+    ],
+)
+def test_bad_arguments_are_named(arguments, error, message):
+    model = make("gpt2")
+    before = picture(model)
+    with pytest.raises(error, match=message):
+        apply_alibi(model, **({"max_seq_length": 64} | arguments))
+    assert_untouched(before, picture(model))
+
+
+@pytest.mark.parametrize("learn_slopes", [False, True])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_proof_that_fails_takes_everything_back(name, learn_slopes, monkeypatch):
+    """The kernels are made to forget the slopes: the model must not pass."""
+    model = make(name)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    trained(model, optimizer)
+    before = picture(model, optimizer)
+    attention = heads.alibi_attention
+    monkeypatch.setattr(heads, "alibi_attention", lambda q, k, v, slopes, **o: attention(q, k, v, 0 * slopes, **o))
+    with pytest.raises(ValueError, match=r"the output of .* is off by .*: not ALiBi attention"):
+        apply_alibi(model, 256, optimizers=optimizer, learn_slopes=learn_slopes)
+    assert_untouched(before, picture(model, optimizer))
+    trained(model, optimizer)
+
+
+class Positions(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(64, WIDTH))
+
+    def forward(self, x):
+        return x + self.table[: x.shape[1]]
+
+
+class Reader(nn.Module):
+    """A user's own model around PyTorch's layers."""
+
+    def __init__(self, **options):
+        super().__init__()
+        self.embedding = nn.Embedding(11, WIDTH)
+        self.positions = Positions()
+        layer = nn.TransformerEncoderLayer(WIDTH, HEADS, 48, batch_first=True, **options)
+        self.layers = nn.TransformerEncoder(layer, 2)
+
+    def forward(self, tokens, padding=None):
+        return self.layers(self.positions(self.embedding(tokens)), src_key_padding_mask=padding)
+
+
+def test_positions_that_are_left_are_found_and_the_registry_removes_them(monkeypatch):
+    model = Reader()
+    before = picture(model)
+    with pytest.raises(ValueError, match=r"equal tokens differ by .* in layers.layers.0.self_attn: the model"):
+        apply_alibi(model, 64)
+    assert_untouched(before, picture(model))
+
+    monkeypatch.setattr(surgery, "_surgeons", dict(surgery._surgeons))
+
+    @register_alibi(Positions)
+    def operate(module, surgery):
+        surgery.replace(module, nn.Identity())
+
+    report = apply_alibi(model, 64)
+    assert [source[:2] for source in report.removed] == [("positions", "Positions")]
+    assert isinstance(model.positions, nn.Identity)
+
+
+def test_a_layer_that_is_never_called_is_found():
+    model = make("gpt2")
+    model.spare = nn.MultiheadAttention(8, 2)
+    with pytest.raises(ValueError, match="ALiBi attention is never called in spare"):
+        apply_alibi(model, 64)
+
+
+class OwnAttention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.mix = nn.Linear(WIDTH, 3 * WIDTH)
+
+    def forward(self, x):
+        query, key, value = self.mix(x).unflatten(-1, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)
+        if hasattr(self, "alibi"):
+            return heads.attend(self, query, key, value).transpose(1, 2).flatten(2)
+        return nn.functional.scaled_dot_product_attention(query, key, value).transpose(1, 2).flatten(2)
+
+
+def test_own_attention_joins_by_the_registry(monkeypatch):
+    monkeypatch.setattr(surgery, "_surgeons", dict(surgery._surgeons))
+    model = nn.Sequential(nn.Embedding(11, WIDTH), OwnAttention())
+
+    @register_alibi(OwnAttention)
+    def operate(module, surgery):
+        surgery.give_alibi(module, HEADS, causal=True)
+
+    assert apply_alibi(model, 64).replaced == (("1", "OwnAttention", HEADS, True),)
+    with pytest.raises(ValueError, match="module_classes must hold at least one class"):
+        register_alibi()
+
+
+def test_known_classes_exist_in_transformers():
+    for name in surgery.registered_classes():
+        module, _, cls = name.rpartition(".")
+        if module.startswith("transformers"):
+            assert hasattr(__import__(module, fromlist=[cls]), cls), name
+    assert re.search("gpt2.*llama", " ".join(surgery.registered_classes()))

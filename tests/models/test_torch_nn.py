@@ -1,0 +1,133 @@
+"""nn.MultiheadAttention and the layers around it, against their own code in float64 with a dense bias."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from seqwarm_kernels import alibi_slopes, apply_alibi
+
+ROWS, LENGTH, WIDTH, HEADS = 3, 11, 16, 4
+
+
+def dense_bias(causal, padding=None):
+    """(B · H, S, S), as nn.MultiheadAttention takes it."""
+    distance = torch.arange(LENGTH)[:, None] - torch.arange(LENGTH)
+    bias = -alibi_slopes(HEADS).double()[:, None, None] * distance.abs()
+    if causal:
+        bias = bias.masked_fill(distance < 0, -1e30)
+    bias = bias.expand(ROWS, -1, -1, -1)
+    if padding is not None:
+        bias = bias.masked_fill(padding[:, None, None, :], -1e30)
+    return bias.reshape(-1, LENGTH, LENGTH)
+
+
+def padded():
+    """True where a token is padding."""
+    mask = torch.zeros(ROWS, LENGTH, dtype=torch.bool)
+    mask[1, -4:] = True
+    mask[2, :2] = True
+    return mask
+
+
+def run(layer, x, valid, **options):
+    """Outputs that count, and gradients of everything."""
+    layer.zero_grad()
+    x = x.clone().requires_grad_()
+    out = layer(x, **options)
+    batch_first = out if valid.shape == out.shape[:2] else out.transpose(0, 1)
+    (batch_first * torch.linspace(-1, 1, WIDTH))[valid].sum().backward()
+    return [batch_first[valid], x.grad, *[parameter.grad for parameter in layer.parameters()]]
+
+
+class SelfAttention(nn.Module):
+    def __init__(self, **options):
+        super().__init__()
+        self.attention = nn.MultiheadAttention(WIDTH, HEADS, **options)
+
+    def forward(self, x, **options):
+        return self.attention(x, x, x, **options)[0]
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("padding", [None, padded(), torch.zeros(ROWS, LENGTH).masked_fill(padded(), float("-inf"))])
+@pytest.mark.parametrize("batch_first", [False, True])
+@pytest.mark.parametrize("bias", [False, True])
+def test_multihead_attention(causal, padding, batch_first, bias):
+    torch.manual_seed(0)
+    layer = SelfAttention(batch_first=batch_first, bias=bias).double()
+    twin = copy.deepcopy(layer)
+    x = torch.randn((ROWS, LENGTH, WIDTH) if batch_first else (LENGTH, ROWS, WIDTH), dtype=torch.float64)
+    hidden = None if padding is None else padded()
+    valid = torch.ones(ROWS, LENGTH, dtype=torch.bool) if hidden is None else ~hidden
+    expected = run(twin, x, valid, attn_mask=dense_bias(causal, hidden))
+    assert apply_alibi(layer, 64).proof.calls == 1
+    options = {"is_causal": True, "attn_mask": torch.zeros(LENGTH, LENGTH)} if causal else {}
+    padding = padding.double() if padding is not None and padding.is_floating_point() else padding
+    found = run(layer, x, valid, key_padding_mask=padding, **options)
+    for result, exact in zip(found, expected, strict=True):
+        torch.testing.assert_close(result, exact, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("norm_first", [False, True])
+def test_encoder(norm_first, training):
+    """In evaluation without gradients as well, where PyTorch would take its fused path around the attention."""
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(WIDTH, HEADS, 24, dropout=0.0, batch_first=True, norm_first=norm_first)
+    encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=not norm_first).double().train(training)
+    twin = copy.deepcopy(encoder)
+    x = torch.randn(ROWS, LENGTH, WIDTH, dtype=torch.float64)
+    valid = ~padded()
+    expected = run(twin, x, valid, mask=dense_bias(False, padded()))
+    assert len(apply_alibi(encoder, 64).replaced) == 2
+    found = run(encoder, x, valid, src_key_padding_mask=padded())
+    for result, exact in zip(found, expected, strict=True):
+        torch.testing.assert_close(result, exact, rtol=1e-9, atol=1e-9)
+    with torch.no_grad():
+        out = encoder(x, src_key_padding_mask=padded())
+    torch.testing.assert_close(out[valid], expected[0], rtol=1e-9, atol=1e-9)
+    causal = nn.Transformer.generate_square_subsequent_mask(LENGTH, dtype=torch.float64)
+    expected = twin(x, mask=dense_bias(True))
+    torch.testing.assert_close(encoder(x, mask=causal), expected, rtol=1e-9, atol=1e-9)
+
+
+def test_cross_attention_of_a_decoder_stays_as_it_was():
+    torch.manual_seed(0)
+    layer = nn.TransformerDecoderLayer(WIDTH, HEADS, 24, dropout=0.0, batch_first=True).double()
+    twin = copy.deepcopy(layer)
+    x, memory = torch.randn(2, ROWS, LENGTH, WIDTH, dtype=torch.float64).unbind()
+    batch = {"tgt": x, "memory": memory}
+    assert [replaced.path for replaced in apply_alibi(layer, 64, example_batch=batch).replaced] == ["self_attn"]
+    causal = nn.Transformer.generate_square_subsequent_mask(LENGTH, dtype=torch.float64)
+    out = layer(x, memory, tgt_mask=causal, tgt_is_causal=True)
+    torch.testing.assert_close(out, twin(x, memory, tgt_mask=dense_bias(True)), rtol=1e-9, atol=1e-9)
+
+
+def test_other_keys_than_queries_are_attended_as_before():
+    layer = nn.Sequential(nn.MultiheadAttention(WIDTH, HEADS, batch_first=True))
+    twin = copy.deepcopy(layer)
+    apply_alibi(layer, 64)
+    x, y = torch.randn(2, ROWS, LENGTH, WIDTH).unbind()
+    assert layer[0](x, y, y)[0].equal(twin[0](x, y, y)[0])
+
+
+def test_rows_of_one_sequence_and_weights():
+    layer = nn.Sequential(nn.MultiheadAttention(WIDTH, HEADS))
+    apply_alibi(layer, 64)
+    x = torch.randn(LENGTH, WIDTH)
+    out, weights = layer[0](x, x, x)
+    assert weights is None
+    batched = x.unsqueeze(1)
+    torch.testing.assert_close(out, layer[0](batched, batched, batched)[0].squeeze(1))
+
+
+def test_masks_that_are_not_known_to_be_causal_are_refused():
+    layer = nn.Sequential(nn.MultiheadAttention(WIDTH, HEADS))
+    apply_alibi(layer, 64)
+    x = torch.randn(LENGTH, ROWS, WIDTH)
+    with pytest.raises(ValueError, match="attn_mask must be None, or a causal mask with is_causal=True, got one of sh"):
+        layer[0](x, x, x, attn_mask=torch.zeros(LENGTH, LENGTH))
+    with pytest.raises(RuntimeError, match="key_padding_mask must be bool, or hold nothing but 0 and -inf"):
+        layer[0](x, x, x, key_padding_mask=torch.full((ROWS, LENGTH), -2.0))

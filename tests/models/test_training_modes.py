@@ -1,0 +1,102 @@
+"""Compiled, checkpointed, autocast and warmed up, a model after surgery computes what it computes plainly."""
+
+import copy
+
+import pytest
+import torch
+
+from seqwarm_kernels import SequenceLengthScheduler, apply_alibi, warmup_allocator
+
+from .zoo import make, padding, tokens
+
+
+def after_surgery(name, dtype=torch.float32, **options):
+    model = make(name, dtype)
+    apply_alibi(model, 64, **options)
+    return model
+
+
+def loss_and_gradients(model, ids, mask):
+    model.zero_grad()
+    labels = ids if mask is None else ids.masked_fill(mask == 0, -100)
+    loss = model(input_ids=ids, attention_mask=mask, labels=labels, use_cache=False).loss
+    loss.backward()
+    return [loss.detach(), *[p.grad for p in model.parameters() if p.grad is not None]]
+
+
+@pytest.mark.parametrize("kind", ["none", "right"])
+@pytest.mark.parametrize("name", ["gpt2", "bert", "qwen2", "modernbert", "bloom", "falcon", "mpt"])
+def test_compiled(name, kind):
+    plain = after_surgery(name, learn_slopes=True)
+    ids, mask = tokens(), padding(kind)
+
+    def call(model):
+        return model(input_ids=ids, attention_mask=mask).logits.square().mean()
+
+    compiled = torch.compile(copy.deepcopy(plain), backend="aot_eager", fullgraph=name != "mpt")
+    for model in (plain, compiled):
+        call(model).backward()
+    torch.testing.assert_close(call(compiled), call(plain))
+    gradients = {n: p.grad for n, p in plain.named_parameters()}
+    for n, p in compiled._orig_mod.named_parameters():
+        torch.testing.assert_close(p.grad, gradients[n], rtol=1e-4, atol=1e-5)
+
+
+def test_compiled_packed_sequences_that_cannot_be_seen_are_refused():
+    compiled = torch.compile(after_surgery("gpt2"), backend="aot_eager")
+    positions = torch.tensor([[0, 1, 2, 0, 1, 2, 3]])
+    with pytest.raises(RuntimeError, match="position_ids hold packed sequences"):
+        compiled(tokens(1, 7), position_ids=positions)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "bert", "bloom"])
+def test_gradient_checkpointing(name):
+    plain = after_surgery(name).train()
+    checkpointed = copy.deepcopy(plain)
+    checkpointed.gradient_checkpointing_enable()
+    ids, mask = tokens(), padding("left")
+    for result, expected in zip(
+        loss_and_gradients(checkpointed, ids, mask), loss_and_gradients(plain, ids, mask), strict=True
+    ):
+        assert result.equal(expected)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "roberta", "mpt"])
+def test_autocast(name):
+    model, ids = after_surgery(name), tokens()
+    exact = model(ids).logits
+    with torch.autocast("cpu", torch.bfloat16):
+        logits = model(ids).logits
+    assert 0 < (logits - exact).abs().max() < 0.1 * exact.abs().max()
+
+
+@pytest.mark.parametrize("name", ["gpt2", "modernbert"])
+def test_the_allocator_is_warmed_up_and_the_schedule_attached(name):
+    model = after_surgery(name).train()
+    schedule = SequenceLengthScheduler(8, 64, duration=3, step_size=8)
+    before = copy.deepcopy(model.state_dict())
+    warmup_allocator(model, 64, batch_size=2, scheduler=schedule)
+    torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
+    schedule.attach(model, mode="reshape")
+    assert model(tokens(2, 64)).logits.shape[:2] == (16, 8)
+
+
+def test_what_the_kernels_do_not_have_is_refused():
+    model, ids = after_surgery("gpt2"), tokens(2, 6)
+    table = torch.ones(2, 1, 6, 6, dtype=torch.bool).tril()
+    with pytest.raises(ValueError, match=r"attention_mask must be \(batch, length\) of 0 and 1, got \(2, 1, 6, 6\)"):
+        model(ids, attention_mask=table)
+    with pytest.raises(ValueError, match="attention_mask must be"):
+        model(ids, attention_mask=torch.zeros(2, 1, 6, 6))
+    starts = torch.tensor([0, 6, 12], dtype=torch.int32)
+    with pytest.raises(ValueError, match="cu_seq_lens_k, max_length_q, max_length_k must be given with cu_seq_lens_q"):
+        model(ids, cu_seq_lens_q=starts)
+    with pytest.raises(ValueError, match="output_attentions"):
+        model(ids, output_attentions=True)
+    llama = after_surgery("llama")
+    for module in llama.modules():
+        if type(module).__name__ == "LlamaAttention":
+            forward = module.forward
+            module.forward = lambda *args, forward=forward, **kwargs: forward(*args, softcap=3.0, **kwargs)
+    with pytest.raises(ValueError, match="softcap must be None: capped scores are not supported with ALiBi"):
+        llama(ids)
