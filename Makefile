@@ -12,11 +12,11 @@ BUILD_INPUTS := pyproject.toml constraints.txt setup.py CMakeLists.txt $(shell f
 
 export SEQWARM_TEST_DATA ?= $(abspath ../shared/data)
 
-.PHONY: help install demo test test-cpus test-asan lint format clean
+.PHONY: help install demo test test-cpus test-asan test-composer test-transformers-oldest lint format clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | while IFS='|' read -r target text; do \
-		printf '%-16s %s\n' "$$target" "$$text"; done
+		printf '%-28s %s\n' "$$target" "$$text"; done
 
 install: $(STAMP)  ## make .venv with the pinned tools, and build the project into it
 
@@ -55,6 +55,19 @@ test-asan: $(STAMP)  ## run the native kernels' tests with AddressSanitizer and 
 	cd $(ASAN)/tree && OMP_NUM_THREADS=2 ASAN_OPTIONS=detect_leaks=0 \
 		LD_PRELOAD="$$($${CXX:-c++} -print-file-name=libasan.so) $$($${CXX:-c++} -print-file-name=libstdc++.so)" \
 		$(abspath $(RUN)) -m pytest --numprocesses $(WORKERS) -k native tests/ops $(ARGS)
+
+# A folder of packages that come before .venv's, for what cannot live there: Composer would bring an old torch.
+build/%/installed: $(STAMP) requirements-%.txt
+	rm -rf $(@D)
+	$(RUN) -m pip install --no-deps --target $(@D) --requirement requirements-$*.txt
+	touch $@
+
+test-composer: build/composer/installed  ## run the tests with Composer's trainer
+	OMP_NUM_THREADS=1 PYTHONPATH=$(<D) $(RUN) -m pytest --numprocesses $(WORKERS) tests/composer $(ARGS)
+
+test-transformers-oldest: build/transformers-oldest/installed  ## run the tests of models with the oldest transformers
+	OMP_NUM_THREADS=1 PYTHONPATH=$(<D) $(RUN) -m pytest --numprocesses $(WORKERS) \
+		tests/models tests/trainers/test_huggingface.py tests/test_allocator_transformers.py $(ARGS)
 
 lint: $(STAMP)  ## check style, formatting and types
 	$(RUN) -m ruff check .

@@ -95,7 +95,7 @@ def _check(model: Any, max_seq_length: Any, optimizers: Any, learn_slopes: Any) 
 def _operate(surgery: Surgery) -> None:
     modules = dict(surgery.model.named_modules())
     for path, module in modules.items():
-        surgeon = surgeon_for(module)
+        surgeon = surgeon_for(module) or rotary.surgeon_by_structure(module)
         if surgeon is not None:
             surgery.path = path
             surgeon(module, surgery)

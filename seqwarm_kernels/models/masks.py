@@ -27,6 +27,7 @@ _KNOWN = {
     "bidirectional_mask_function",
     "sliding_window_overlay",
     "sliding_window_bidirectional_overlay",
+    "FalconModel",  # of older versions: a pattern that hides nothing, so that there is a mask to add a bias to
 }
 _PACKED, _REMAPPED, _BOTH = "packed_sequence_mask_function", "remap_positions_for_packed_sequence", "and_masks"
 
@@ -126,7 +127,8 @@ def _packed_sequences(
     if torch.compiler.is_compiling():
         name = mask_function.__code__.co_name
         is_chunked = local_size is not None and local_size != getattr(config, "sliding_window", None)
-        if use_vmap or is_chunked or name not in (*_KNOWN, "and_mask"):
+        is_custom = use_vmap and getattr(config, "model_type", None) != "falcon"
+        if is_custom or is_chunked or name not in (*_KNOWN, "and_mask"):
             _refuse(name)
         return None
     packed = None

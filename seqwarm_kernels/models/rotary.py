@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
+from torch import nn
+
 from .learned import is_causal
-from .surgery import NoRotation, Surgery, register_alibi
+from .surgery import NoRotation, Surgeon, Surgery, register_alibi
 
 _IN = "transformers.models"
 
@@ -20,7 +23,8 @@ _IN = "transformers.models"
 )
 def operate_on_attention(module: Any, surgery: Surgery) -> None:
     _check_windows_agree(module, surgery)
-    surgery.give_alibi(module, module.config.num_attention_heads, causal=is_causal(module))
+    num_heads = getattr(module, "num_heads", module.config.num_attention_heads)
+    surgery.give_alibi(module, num_heads, causal=is_causal(module))
 
 
 @register_alibi(
@@ -34,6 +38,24 @@ def operate_on_attention(module: Any, surgery: Surgery) -> None:
 def operate_on_rotary_embedding(module: Any, surgery: Surgery) -> None:
     frequencies = next(buffer for name, buffer in module.named_buffers() if name.endswith("inv_freq"))
     surgery.replace(module, NoRotation(2 * len(frequencies)))
+
+
+def surgeon_by_structure(module: nn.Module) -> Surgeon | None:
+    """For decoders that no surgeon is registered for: they ask for their attention by name, and turn by an embedding.
+
+    Whatever else they do, the proof finds.
+    """
+    kind = type(module)
+    if not kind.__module__.startswith("transformers.models."):
+        return None
+    if kind.__name__.endswith("RotaryEmbedding") and any(
+        name.endswith("inv_freq") for name, _ in module.named_buffers()
+    ):
+        return operate_on_rotary_embedding
+    asks_by_name = "ALL_ATTENTION_FUNCTIONS" in inspect.unwrap(kind.forward).__code__.co_names
+    if asks_by_name and getattr(module, "is_causal", False) and hasattr(module, "layer_idx"):
+        return operate_on_attention
+    return None
 
 
 def _check_windows_agree(module: Any, surgery: Surgery) -> None:

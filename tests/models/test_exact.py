@@ -7,7 +7,19 @@ import torch
 
 from seqwarm_kernels import alibi_slopes, apply_alibi
 
-from .zoo import CONVERTED, FAMILIES, HEADS, VOCABULARY, WINDOW, dense_mask, make, padding, tokens, without_positions
+from .zoo import (
+    CONVERTED,
+    FAMILIES,
+    HEADS,
+    OTHERS,
+    VOCABULARY,
+    WINDOW,
+    dense_mask,
+    make,
+    padding,
+    tokens,
+    without_positions,
+)
 
 ROWS, LENGTH = 3, 20
 
@@ -65,13 +77,13 @@ def errors(result, exact, weights):
 
 
 @pytest.mark.parametrize("kind", ["none", "left", "right"])
-@pytest.mark.parametrize("name", CONVERTED)
+@pytest.mark.parametrize("name", [*CONVERTED, *OTHERS])
 def test_every_family_equals_a_dense_bias(name, kind):
     mask, ids = padding(kind, ROWS, LENGTH), tokens(ROWS, LENGTH)
     weights = weights_of(mask)
     model = make(name)
     twin = without_positions(model)
-    dense = dense_mask(twin, alibi_slopes(HEADS), mask, LENGTH, FAMILIES[name].causal)
+    dense = dense_mask(twin, alibi_slopes(HEADS), mask, LENGTH, (FAMILIES | OTHERS)[name].causal)
     exact = logits_and_gradients(twin, ids, weights, dense)
 
     model64 = copy.deepcopy(model).double()

@@ -359,3 +359,23 @@ def test_known_classes_exist_in_transformers():
         if module.startswith("transformers"):
             assert hasattr(__import__(module, fromlist=[cls]), cls), name
     assert re.search("gpt2.*llama", " ".join(surgery.registered_classes()))
+
+
+def test_decoders_that_are_unlike_alibi_are_found_by_the_proof():
+    """Known by their structure alone: learned positions, capped scores, chunks."""
+    for name, options, error, message in [
+        (
+            "BartForCausalLM",
+            {"d_model": 16, "decoder_layers": 1, "decoder_attention_heads": 2},
+            ValueError,
+            "equal tokens",
+        ),
+        ("Gemma2ForCausalLM", {"num_key_value_heads": 2}, ValueError, "softcap must be None"),
+    ]:
+        config = getattr(transformers, name.replace("ForCausalLM", "Config"))
+        sizes = FAMILIES["llama"].options | options if name.startswith("Gemma") else {"vocab_size": 37, **options}
+        model = getattr(transformers, name)(config(**sizes))
+        before = picture(model)
+        with pytest.raises(error, match=message):
+            apply_alibi(model, 64)
+        assert_untouched(before, picture(model))

@@ -135,13 +135,22 @@ FAMILIES = {
         takes_packed=False,
     ),
 }
+#: Not registered: known by their structure alone.
+OTHERS = {
+    "gemma": Family("GemmaForCausalLM", "GemmaConfig", _sized(num_key_value_heads=1, head_dim=8), True),
+    "olmo2": Family("Olmo2ForCausalLM", "Olmo2Config", _sized(), True),
+    "phi3": Family("Phi3ForCausalLM", "Phi3Config", _sized(num_key_value_heads=2), True),
+    "smollm3": Family("SmolLM3ForCausalLM", "SmolLM3Config", _sized(num_key_value_heads=2, pad_token_id=0), True),
+    "stablelm": Family("StableLmForCausalLM", "StableLmConfig", _sized(num_key_value_heads=2), True),
+    "granite": Family("GraniteForCausalLM", "GraniteConfig", _sized(attention_multiplier=0.3), True),
+}
 CONVERTED = [name for name, family in FAMILIES.items() if not family.born_with_alibi]
 CACHED = [name for name, family in FAMILIES.items() if family.causal and name != "bert_decoder"]
 
 
 def make(name, dtype=torch.float32, **changes):
     """In evaluation mode; weights are drawn wide, so that attention is far from uniform."""
-    family = FAMILIES[name]
+    family = (FAMILIES | OTHERS)[name]
     torch.manual_seed(hash_of(name))
     config = getattr(transformers, family.config)(**{**family.options, **changes})
     config._attn_implementation = "eager"
