@@ -48,9 +48,8 @@ def surgeon_by_structure(module: nn.Module) -> Surgeon | None:
     kind = type(module)
     if not kind.__module__.startswith("transformers.models."):
         return None
-    if kind.__name__.endswith("RotaryEmbedding") and any(
-        name.endswith("inv_freq") for name, _ in module.named_buffers()
-    ):
+    has_frequencies = any(name.endswith("inv_freq") for name, _ in module.named_buffers())
+    if kind.__name__.endswith("RotaryEmbedding") and has_frequencies:
         return operate_on_rotary_embedding
     asks_by_name = "ALL_ATTENTION_FUNCTIONS" in inspect.unwrap(kind.forward).__code__.co_names
     if asks_by_name and getattr(module, "is_causal", False) and hasattr(module, "layer_idx"):

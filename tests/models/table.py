@@ -28,7 +28,7 @@ def row(name):
     return [
         f"`{model.config.model_type}`" + (" as a decoder" if name.endswith("decoder") else ""),
         ", ".join(sorted({f"`{layer.module_class}`" for layer in report.replaced})),
-        ", ".join(f"`{path}`" for path in removed) or ("rotary, unused" if name == "falcon_rotary" else "nothing"),
+        ", ".join(f"`{path}`" for path in removed) or "nothing",
         "causal" if family.causal else "bidirectional",
         "its own" if family.born_with_alibi else "`alibi_slopes`",
         ("dynamic" if name == "mpt" else "dynamic, static") if name in CACHED else "—",
