@@ -1,18 +1,79 @@
-"""Composer's names and arguments on this package's operators. Composer itself is not needed."""
+"""Composer's names and arguments on this package's operators.
+
+The functions work without Composer. The algorithms `SeqLengthWarmup` and `Alibi` need it, and import it when they are
+asked for.
+"""
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
+from .. import models
 from ..batch import resize_batch
 from ..checks import check_bool
+from ..containers import leaves
+from ..example_batch import guess_batch
+from ..wrappers import signature
+
+if TYPE_CHECKING:
+    from .composer_algorithms import Alibi as Alibi
+    from .composer_algorithms import SeqLengthWarmup as SeqLengthWarmup
+
+_ALGORITHMS = ("Alibi", "SeqLengthWarmup")
+_EXAMPLE_LENGTH = 16
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _ALGORITHMS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        from . import composer_algorithms
+    except ImportError as error:
+        raise ImportError(f"{name} needs Composer (pip install mosaicml), which does not import: {error}") from error
+    return getattr(composer_algorithms, name)
+
+
+def apply_alibi(
+    model: nn.Module,
+    max_sequence_length: int,
+    optimizers: Optimizer | Sequence[Optimizer] | None = None,
+) -> models.SurgeryReport:
+    """A drop-in for `composer.functional.apply_alibi`: `seqwarm_kernels.models.apply_alibi` with Composer's arguments.
+
+    Args:
+        model: changed in place; a Hugging Face model, also inside a ComposerModel.
+        max_sequence_length: the longest sequence of training and evaluation.
+        optimizers: those that hold the model's parameters already.
+
+    Returns:
+        What was replaced. Composer's function returns None.
+
+    Raises:
+        ValueError: nothing in the model can be replaced, where Composer's function only warns.
+    """
+    batch = _example_batch(model, max_sequence_length)
+    return models.apply_alibi(model, max_sequence_length, optimizers=optimizers, example_batch=batch)
+
+
+def _example_batch(model: nn.Module, max_sequence_length: int) -> dict[str, Tensor] | None:
+    """For Composer's HuggingFaceModel, whose forward takes a batch as a whole, what the model inside takes."""
+    inner = getattr(model, "model", None)
+    if not isinstance(inner, nn.Module) or list(signature(model)) != ["batch"]:
+        return None
+    device = next((parameter.device for parameter in inner.parameters()), torch.device("cpu"))
+    try:
+        return guess_batch(inner, 2, min(_EXAMPLE_LENGTH, max_sequence_length), device)
+    except ValueError:
+        return None
 
 
 def set_batch_sequence_length(
-    batch: MutableMapping[str, Any],
+    batch: Any,
     curr_seq_len: int,
     truncate: bool = True,
     preserve_end_of_sequence: bool = False,
@@ -42,6 +103,12 @@ def set_batch_sequence_length(
     check_bool("preserve_end_of_sequence", preserve_end_of_sequence)
     if not truncate:
         return resize_batch(batch, curr_seq_len, mode="flatten", copy=False)
-    lengths = [value.shape[1] for value in batch.values() if isinstance(value, Tensor) and value.dim() > 1]
-    is_cut = curr_seq_len < max(lengths, default=0)
+    is_cut = curr_seq_len < rows_and_length(batch)[1]
     return resize_batch(batch, curr_seq_len, keep_last_token=preserve_end_of_sequence, copy=is_cut)
+
+
+def rows_and_length(batch: Any) -> tuple[int, int]:
+    """The rows of a batch and their length: zeros where it holds no (B, S, ...) tensor."""
+    shapes = [value.shape for value in leaves(batch).values() if isinstance(value, Tensor) and value.dim() > 1]
+    # A mask over pairs of tokens may be (B, 1, S, S).
+    return max((shape[0] for shape in shapes), default=0), max((shape[1] for shape in shapes), default=0)

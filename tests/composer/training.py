@@ -1,0 +1,114 @@
+"""A tiny GPT-2 in Composer's trainer, on sequences that it can learn, and what went through it."""
+
+import torch
+from composer import Callback, Trainer
+from composer.loggers import InMemoryLogger
+from composer.models import ComposerModel, HuggingFaceModel
+from torch.utils.data import DataLoader, IterableDataset
+from transformers import GPT2Config, GPT2LMHeadModel
+
+VOCABULARY = 16
+LENGTH = 32
+BATCH_SIZE = 4
+
+
+def tiny_gpt2(seed=0, dropout=0.0):
+    torch.manual_seed(seed)
+    config = GPT2Config(
+        vocab_size=VOCABULARY,
+        n_positions=4 * LENGTH,
+        n_embd=32,
+        n_layer=2,
+        n_head=2,
+        resid_pdrop=dropout,
+        embd_pdrop=dropout,
+        attn_pdrop=dropout,
+        bos_token_id=0,
+        eos_token_id=0,
+    )
+    return HuggingFaceModel(GPT2LMHeadModel(config), use_logits=True)
+
+
+class Bigrams(ComposerModel):
+    """No Hugging Face model: its batches hold "tokens", and a "weight" for each row."""
+
+    def __init__(self):
+        super().__init__()
+        self.logits = torch.nn.Embedding(16, 16)
+
+    def forward(self, batch):
+        return self.logits(batch["tokens"])
+
+    def loss(self, outputs, batch):
+        losses = torch.nn.functional.cross_entropy(outputs[:, :-1].mT, batch["tokens"][:, 1:], reduction="none")
+        return (losses.mean(1) * batch["weight"]).mean()
+
+
+def counting_rows(count, length=LENGTH):
+    """Each row counts upwards from a token and by a step of its own."""
+    starts, steps = torch.arange(count)[:, None], 1 + torch.arange(count)[:, None] % 3
+    return (starts + steps * torch.arange(length)) % VOCABULARY
+
+
+def batches(count, length=LENGTH):
+    """A sized dataloader of `count` batches."""
+    examples = [{"input_ids": row, "labels": row} for row in counting_rows(count * BATCH_SIZE, length)]
+    return DataLoader(examples, batch_size=BATCH_SIZE)
+
+
+class Stream(IterableDataset):
+    """Rows without an end, and without a length."""
+
+    def __iter__(self):
+        while True:
+            for row in counting_rows(4 * BATCH_SIZE):
+                yield {"input_ids": row, "labels": row}
+
+
+class Seen(Callback):
+    """The shape of every batch as the model gets it, and the losses."""
+
+    def __init__(self):
+        self.shapes, self.eval_shapes, self.losses = [], [], []
+
+    @property
+    def lengths(self):
+        return [length for _, length in self.shapes]
+
+    def batch_start(self, state, logger):
+        self.shapes.append(tuple(state.batch["input_ids"].shape))
+
+    def batch_end(self, state, logger):
+        self.losses.append(state.total_loss_dict["loss/train/total"])
+
+    def eval_batch_start(self, state, logger):
+        self.eval_shapes.append(tuple(state.batch["input_ids"].shape))
+
+
+class Run:
+    """A trainer, made and ready to fit."""
+
+    def __init__(self, max_duration, *algorithms, model=None, dataloader=None, **options):
+        self.model = tiny_gpt2() if model is None else model
+        self.seen, self.logs = Seen(), InMemoryLogger()
+        optimizer = torch.optim.AdamW(self.model.parameters(), lr=3e-3)
+        self.trainer = Trainer(
+            model=self.model,
+            train_dataloader=batches(10) if dataloader is None else dataloader,
+            max_duration=max_duration,
+            algorithms=list(algorithms),
+            optimizers=optimizer,
+            callbacks=self.seen,
+            loggers=self.logs,
+            device="cpu",
+            seed=0,
+            progress_bar=False,
+            **options,
+        )
+
+    def fit(self):
+        self.trainer.fit()
+        return self
+
+    def metric(self, name):
+        return [value for _, value in self.logs.data[name]]

@@ -1,0 +1,313 @@
+"""SequenceLengthWarmup in a real Hugging Face Trainer, against loops written by hand."""
+
+import importlib
+import json
+import os
+import runpy
+import socket
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from seqwarm_kernels import SequenceLengthScheduler, resize_batch
+
+transformers = pytest.importorskip("transformers")
+pytest.importorskip("accelerate")
+module = importlib.import_module("seqwarm_kernels.trainers.huggingface")
+SequenceLengthWarmup = module.SequenceLengthWarmup
+
+WORDS, LENGTH, LEARNING_RATE = 50, 16, 0.5
+
+
+def model(dropout=0.0):
+    torch.manual_seed(1)
+    sizes = {"vocab_size": WORDS, "n_positions": LENGTH, "n_embd": 16, "n_layer": 2, "n_head": 2}
+    dropouts = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), dropout)
+    config = transformers.GPT2Config(**sizes, **dropouts, bos_token_id=0, eos_token_id=0)
+    made = transformers.GPT2LMHeadModel(config)
+    made.loss_type = "ForCausalLM"
+    return made
+
+
+def schedule(duration=4, unit="step", **settings):
+    return SequenceLengthScheduler(4, LENGTH, duration=duration, step_size=4, unit=unit, **settings)
+
+
+def dataset(rows=16):
+    """Rows of the same number of tokens."""
+    torch.manual_seed(2)
+    return [{"input_ids": row, "labels": row} for row in torch.randint(WORDS, (rows, LENGTH))]
+
+
+def padded_dataset(rows=16):
+    lengths = torch.arange(rows) % LENGTH + 1
+    masks = (torch.arange(LENGTH) < lengths[:, None]).long()
+    return [{**row, "attention_mask": mask} for row, mask in zip(dataset(rows), masks, strict=True)]
+
+
+def trainer(folder, model, callbacks, data=None, **arguments):
+    settings = {
+        "per_device_train_batch_size": 2,
+        "learning_rate": LEARNING_RATE,
+        "lr_scheduler_type": "constant",
+        "optim": "sgd",
+        "max_grad_norm": 0.0,
+        "num_train_epochs": 1,
+        "train_sampling_strategy": "sequential",
+        "logging_steps": 1,
+        "save_strategy": "no",
+        "report_to": "none",
+        "disable_tqdm": True,
+        "use_cpu": True,
+    }
+    data = dataset() if data is None else data
+    arguments = transformers.TrainingArguments(output_dir=str(folder), **{**settings, **arguments})
+    made = transformers.Trainer(model, arguments, train_dataset=data, eval_dataset=data[:2], callbacks=callbacks)
+    made.remove_callback(transformers.PrinterCallback)
+    return made
+
+
+def logged(trainer, name="loss"):
+    return [record[name] for record in trainer.state.log_history if "loss" in record]
+
+
+def collated(data, size=2):
+    rows = [data[start : start + size] for start in range(0, len(data), size)]
+    return [{name: torch.stack([row[name] for row in batch]) for name in batch[0]} for batch in rows]
+
+
+def divisor(trainer):
+    """What the Trainer divides a sum of losses by, for each label with a loss: some versions count the first, too."""
+    batch = collated(dataset(2))
+    return float(trainer.get_batch_samples(iter(batch), 1, "cpu")[1]) / (2 * (LENGTH - 1))
+
+
+def by_hand(model, schedule, data, divisor, accumulate=1, **options):
+    """The sum of losses over all labels that are left, in every step."""
+    optimizer, losses, batches = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE), [], collated(data)
+    for start in range(0, len(batches), accumulate):
+        cut = [resize_batch(batch, schedule.seq_length, **options) for batch in batches[start : start + accumulate]]
+        count = divisor * sum(batch["labels"][:, 1:].numel() for batch in cut)
+        parts = [model(**batch, num_items_in_batch=count).loss for batch in cut]
+        sum(parts).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        schedule.step()
+        losses.append(sum(parts).item())
+    return losses
+
+
+def assert_same_weights(model, expected, **tolerance):
+    for name, parameter in expected.named_parameters():
+        torch.testing.assert_close(model.get_parameter(name), parameter, **tolerance)
+
+
+@pytest.mark.parametrize(
+    ("accumulate", "options"), [(1, {}), (2, {}), (3, {}), (1, {"mode": "reshape"}), (2, {"mode": "flatten"})]
+)
+def test_training_equals_a_loop_over_resized_batches(tmp_path, accumulate, options):
+    warmed, expected = model(), model()
+    callback = SequenceLengthWarmup(schedule(), **options)
+    training = trainer(tmp_path, warmed, [callback], gradient_accumulation_steps=accumulate)
+    training.train()
+    losses = by_hand(expected, schedule(), dataset(), divisor(training), accumulate, **options)
+    torch.testing.assert_close(logged(training), losses, rtol=1e-5, atol=1e-5)
+    assert_same_weights(warmed, expected)
+    assert not warmed._forward_pre_hooks
+
+
+def test_lengths_and_tokens_are_logged(tmp_path):
+    seen = []
+
+    class Reporter(transformers.TrainerCallback):
+        def on_log(self, args, state, control, logs, **kwargs):
+            seen.append(logs.get("seq_length"))
+
+    training = trainer(tmp_path, model(), [Reporter, SequenceLengthWarmup(schedule())], gradient_accumulation_steps=2)
+    training.callback_handler.callbacks.insert(0, training.pop_callback(SequenceLengthWarmup))
+    training.train()
+    assert logged(training, "seq_length") == [4, 4, 8, 12]
+    assert logged(training, "train_tokens") == [16, 32, 64, 112]
+    assert seen == [4, 4, 8, 12, 12]  # the last record is the Trainer's summary
+    assert "seq_length" not in training.evaluate()
+
+
+def test_evaluation_keeps_the_full_length(tmp_path):
+    warmed, lengths = model(), {True: [], False: []}
+    warmed.transformer.wte.register_forward_pre_hook(
+        lambda embedding, inputs: lengths[embedding.training].append(inputs[0].shape[1])
+    )
+    arguments = {"eval_strategy": "steps", "eval_steps": 2, "eval_on_start": True}
+    training = trainer(tmp_path, warmed, [SequenceLengthWarmup(schedule())], **arguments)
+    training.train()
+    training.evaluate()
+    assert lengths == {True: [4, 4, 8, 12, 16, 16, 16, 16], False: [LENGTH] * 6}
+
+
+@pytest.mark.parametrize("restored_by_trainer", [False, True])
+@pytest.mark.parametrize("unit", ["step", "token"])
+def test_a_resumed_training_is_the_unbroken_one(tmp_path, unit, restored_by_trainer):
+    arguments = {"optim": "adamw_torch", "learning_rate": 1e-2, "train_sampling_strategy": "random"}
+    arguments |= {"save_strategy": "steps", "save_steps": 3, "gradient_accumulation_steps": 2, "num_train_epochs": 2}
+
+    def of_unit():
+        return schedule(duration={"step": 5, "token": 60}[unit], unit=unit)
+
+    unbroken = trainer(tmp_path, model(dropout=0.1), [SequenceLengthWarmup(of_unit())], padded_dataset(), **arguments)
+    unbroken.train()
+    flag = {"restore_callback_states_from_checkpoint": restored_by_trainer}
+    fresh = of_unit()
+    callback = SequenceLengthWarmup(fresh)
+    resumed = trainer(tmp_path / "again", model(dropout=0.1), [callback], padded_dataset(), **arguments, **flag)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
+    assert 4 < logged(unbroken, "seq_length")[2] < LENGTH
+    for name in ("loss", "seq_length", "train_tokens"):
+        assert logged(resumed, name) == logged(unbroken, name)
+    assert_same_weights(resumed.model, unbroken.model, rtol=0, atol=0)
+    assert fresh.progress == {"step": 8, "token": callback.progress["train_tokens"]}[unit]
+
+
+@pytest.mark.parametrize("unit", ["token", "sample"])
+def test_units_count_what_was_trained_on(tmp_path, unit):
+    counted, by_count = schedule(duration=60 if unit == "token" else 12, unit=unit), []
+    training = trainer(tmp_path, model(), [SequenceLengthWarmup(counted)], padded_dataset())
+    training.train()
+    length = schedule(duration=60 if unit == "token" else 12)
+    tokens = 0
+    for batch in collated(padded_dataset()):
+        by_count.append(length.seq_length)
+        kept = int(batch["attention_mask"][:, : length.seq_length].sum())
+        tokens += kept
+        length.step(kept if unit == "token" else 2)
+    assert logged(training, "seq_length") == by_count
+    assert logged(training, "train_tokens")[-1] == tokens
+    assert counted.progress == length.progress == (tokens if unit == "token" else 16)
+
+
+def test_a_training_that_does_not_resume_starts_over(tmp_path):
+    class Stop(transformers.TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            if state.global_step == 3 and self.armed:
+                raise KeyboardInterrupt
+
+    stop, shared = Stop(), schedule()
+    stop.armed = True
+    training = trainer(tmp_path, model(), [SequenceLengthWarmup(shared), stop])
+    with pytest.raises(KeyboardInterrupt):
+        training.train()
+    stop.armed = False
+    for _ in range(2):
+        training.train()
+        assert logged(training, "seq_length") == [4, 4, 8, 12, 16, 16, 16, 16]
+        assert logged(training, "train_tokens")[-1] == 2 * (4 + 4 + 8 + 12 + 4 * 16)
+        assert shared.progress == 8
+
+
+def test_a_batch_size_that_is_searched_for_starts_over(tmp_path):
+    class OutOfMemory(transformers.TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            if state.train_batch_size == 4 and state.global_step == 2:
+                raise RuntimeError("CUDA out of memory.")
+
+    arguments = {"per_device_train_batch_size": 4, "auto_find_batch_size": True}
+    training = trainer(tmp_path, model(), [SequenceLengthWarmup(schedule()), OutOfMemory()], **arguments)
+    training.train()
+    assert training.state.train_batch_size < 4
+    assert logged(training, "seq_length")[:5] == [4, 4, 8, 12, 16]
+
+
+def test_a_compiled_model_is_warmed_up(tmp_path):
+    compiled, expected = model(), model()
+    flags = {"torch_compile": True, "torch_compile_backend": "aot_eager", "max_steps": 5}
+    training = trainer(tmp_path, compiled, [SequenceLengthWarmup(schedule())], **flags)
+    training.train()
+    assert logged(training, "seq_length") == [4, 4, 8, 12, 16]
+    losses = by_hand(expected, schedule(), dataset(10), divisor(training))
+    torch.testing.assert_close(logged(training), losses, rtol=1e-5, atol=1e-5)
+
+
+def in_parts(folder, batch_size, **arguments):
+    """Rows of one length, whose losses are compared; then rows of all lengths, of which ranks see different numbers."""
+    for data in (dataset(), padded_dataset()):
+        counted = schedule(duration=50, unit="token")
+        callbacks = [SequenceLengthWarmup(counted)]
+        training = trainer(folder, model(), callbacks, data, per_device_train_batch_size=batch_size, **arguments)
+        training.train()
+        yield {name: logged(training, name) for name in ("loss", "seq_length", "train_tokens")}, counted.progress
+
+
+def one_of_two(rank, folder, port):
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    (folder / f"{rank}.json").write_text(json.dumps([*in_parts(folder, 2, ddp_backend="gloo")]))
+    torch.distributed.destroy_process_group()
+
+
+def test_two_processes_train_as_one(tmp_path):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    torch.multiprocessing.spawn(one_of_two, args=(tmp_path, port), nprocs=2)
+    (losses, _), alone = in_parts(tmp_path, 4)
+    for rank in (0, 1):
+        (own_losses, _), own = json.loads((tmp_path / f"{rank}.json").read_text())
+        torch.testing.assert_close(own_losses, losses, rtol=1e-5, atol=1e-5)
+        del own[0]["loss"]
+        assert own == [{name: alone[0][name] for name in own[0]}, alone[1]]
+        assert len(set(own[0]["seq_length"])) > 2
+
+
+def test_a_checkpoint_that_does_not_fit_is_refused(tmp_path):
+    arguments = {"save_strategy": "steps", "save_steps": 2, "max_steps": 2}
+    trainer(tmp_path, model(), [SequenceLengthWarmup(schedule())], **arguments).train()
+    saved = json.loads((tmp_path / "checkpoint-2" / "trainer_state.json").read_text())
+    assert saved["stateful_callbacks"]["SequenceLengthWarmup"]["attributes"]["progress"]["train_tokens"] == 16
+    arguments |= {"max_steps": 4, "save_strategy": "no"}
+
+    def resume(callback, **flags):
+        training = trainer(tmp_path / "again", model(), [callback], **arguments, **flags)
+        training.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+
+    with pytest.raises(ValueError, match=r"duration is 4 there, 9 here; pass a scheduler of the checkpoint's config"):
+        resume(SequenceLengthWarmup(schedule(9)))
+    with pytest.raises(ValueError, match=r"schedule is none of this training's: .*'duration': 4"):
+        resume(SequenceLengthWarmup(schedule(9)), restore_callback_states_from_checkpoint=True)
+    del saved["stateful_callbacks"]["SequenceLengthWarmup"]
+    (tmp_path / "checkpoint-2" / "trainer_state.json").write_text(json.dumps(saved))
+    with pytest.raises(ValueError, match="written without this callback; resume without it, or start a new training"):
+        resume(SequenceLengthWarmup(schedule()))
+
+
+def test_a_callback_is_made_of_its_state():
+    source = SequenceLengthWarmup(schedule(pacing=lambda x: x * x), mode="reshape")
+    state = json.loads(json.dumps(source.state()))
+    state["attributes"]["progress"]["train_tokens"] = 5
+    made = SequenceLengthWarmup.from_state(state)
+    assert made.progress["train_tokens"] == 5
+    assert made.state() == source.state()
+
+
+def test_bad_input_is_named(tmp_path):
+    with pytest.raises(TypeError, match="scheduler must be a SequenceLengthScheduler, got int"):
+        SequenceLengthWarmup(8)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'sequence_dim'"):
+        SequenceLengthWarmup(schedule(), sequence_dim=1)
+    with pytest.raises(ValueError, match=r"label_smoothing_factor must be 0, got 0\.1: .*outside of the model"):
+        trainer(tmp_path, model(), [SequenceLengthWarmup(schedule())], label_smoothing_factor=0.1).train()
+    begin = SequenceLengthWarmup(schedule()).on_train_begin
+    arguments = SimpleNamespace(label_smoothing_factor=0.0, n_gpu=2)
+    with pytest.raises(ValueError, match="one process must train on one GPU, got 2 in DataParallel; start"):
+        begin(arguments, None, None)
+    arguments = SimpleNamespace(
+        label_smoothing_factor=0.0, n_gpu=1, parallelism_config=SimpleNamespace(non_data_parallel_size=2)
+    )
+    with pytest.raises(ValueError, match="parallelism_config must give each rank batches of its own, got 2 ranks"):
+        begin(arguments, None, None)
+
+
+def test_what_is_missing_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(ImportError, match="transformers and accelerate are needed: pip install"):
+        runpy.run_path(module.__file__)

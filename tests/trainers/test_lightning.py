@@ -1,0 +1,379 @@
+"""SequenceLengthWarmup in a real Lightning Trainer, against loops written by hand."""
+
+import importlib
+import json
+import os
+import runpy
+import socket
+import sys
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, DistributedSampler
+
+from seqwarm_kernels import SequenceLengthScheduler, resize_batch
+
+lightning = pytest.importorskip("lightning.pytorch")
+module = importlib.import_module("seqwarm_kernels.trainers.lightning")
+SequenceLengthWarmup = module.SequenceLengthWarmup
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # Lightning's hints on workers, loggers and intervals
+WORDS, WIDTH, LENGTH, LEARNING_RATE = 11, 8, 16, 0.05
+
+
+class Pair(NamedTuple):
+    inputs: Tensor
+    targets: Tensor
+
+
+class Steps:
+    """The loss is computed in training_step, outside of any forward."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(1)
+        self.embedding = nn.Embedding(WORDS, WIDTH)
+        self.head = nn.Linear(WIDTH, WORDS)
+        self.losses, self.lengths, self.types = [], {True: [], False: []}, set()
+
+    def forward(self, input_ids):
+        self.lengths[self.training].append(input_ids.shape[1])
+        return self.head(self.embedding(input_ids))
+
+    def loss(self, batch):
+        if isinstance(batch, dict):
+            inputs, targets = batch["input_ids"], batch["labels"]
+        else:
+            inputs, targets = (batch, batch) if isinstance(batch, Tensor) else batch
+        return nn.functional.cross_entropy(self(inputs)[:, :-1].flatten(0, 1), targets[:, 1:].flatten())
+
+    def training_step(self, batch, batch_idx):
+        loss = self.loss(batch)
+        self.losses.append(loss.item())
+        self.types.add(type(batch))
+        return loss
+
+    def validation_step(self, batch, batch_idx):
+        self.loss(batch)
+
+    test_step = validation_step
+
+    def configure_optimizers(self):
+        return torch.optim.Adam(self.parameters(), lr=LEARNING_RATE)
+
+
+class Model(Steps, lightning.LightningModule):
+    pass
+
+
+class Records(lightning.loggers.logger.Logger):
+    """What loggers get, by step."""
+
+    name, version = "records", 0
+
+    def __init__(self):
+        super().__init__()
+        self.records = []
+
+    def log_metrics(self, metrics, step=None):
+        self.records.append(metrics)
+
+    def log_hyperparams(self, *args, **kwargs):
+        pass
+
+
+def schedule(duration=4, unit="step"):
+    return SequenceLengthScheduler(4, LENGTH, duration=duration, step_size=4, unit=unit)
+
+
+def rows(count=16):
+    torch.manual_seed(2)
+    return [{"input_ids": row, "labels": row.roll(1)} for row in torch.randint(WORDS, (count, LENGTH))]
+
+
+def padded_rows(count=16):
+    masks = (torch.arange(LENGTH) < torch.arange(1, count + 1)[:, None]).long()
+    return [{**row, "attention_mask": mask} for row, mask in zip(rows(count), masks, strict=True)]
+
+
+def loader(data=None, size=2, **settings):
+    return DataLoader(rows() if data is None else data, batch_size=size, **settings)
+
+
+def trainer(callback, trainer_class=lightning.Trainer, **settings):
+    callbacks = callback if isinstance(callback, list) else [callback]
+    quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
+    return trainer_class(**{"accelerator": "cpu", "max_epochs": 1, **quiet, "callbacks": callbacks, **settings})
+
+
+def by_hand(model, schedule, batches, accumulate=1):
+    """The mean over the batches of a step, as Lightning has it."""
+    optimizer = model.configure_optimizers()
+    model.train()
+    for index, batch in enumerate(batches):
+        loss = model.training_step(resize_batch(batch, schedule.seq_length), index)
+        (loss / accumulate).backward()
+        if (index + 1) % accumulate == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+            schedule.step()
+    return model
+
+
+def assert_same_weights(model, expected):
+    for name, parameter in expected.named_parameters():
+        assert torch.equal(model.get_parameter(name), parameter), name
+
+
+KINDS = {
+    dict: None,
+    list: lambda batch: [torch.stack([row[name] for row in batch]) for name in ("input_ids", "labels")],
+    tuple: lambda batch: tuple(KINDS[list](batch)),
+    Pair: lambda batch: Pair(*KINDS[list](batch)),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_training_equals_a_loop_over_resized_batches(kind, accumulate):
+    model, callback = Model(), SequenceLengthWarmup(schedule())
+    training = trainer(callback, accumulate_grad_batches=accumulate)
+    training.fit(model, loader(collate_fn=KINDS[kind]))
+    expected = by_hand(Model(), schedule(), loader(), accumulate)
+    assert model.losses == expected.losses
+    assert model.lengths == expected.lengths
+    assert model.types == {kind}
+    assert_same_weights(model, expected)
+    assert "batch_to_device" not in vars(training.strategy)
+
+
+def test_every_optimizer_step_of_a_batch_is_a_step():
+    class Manual(Model):
+        def __init__(self):
+            super().__init__()
+            self.automatic_optimization = False
+
+        def configure_optimizers(self):
+            return [torch.optim.SGD(part.parameters(), lr=LEARNING_RATE) for part in (self.embedding, self.head)]
+
+        def training_step(self, batch, batch_idx):
+            self.manual_backward(self.loss(batch))
+            for optimizer in self.optimizers():
+                optimizer.step()
+
+    model, warmed = Manual(), schedule()
+    trainer(SequenceLengthWarmup(warmed)).fit(model, loader())
+    assert model.lengths[True] == [4, 8, 16, 16, 16, 16, 16, 16]
+    assert warmed.progress == 16
+
+
+def test_a_batch_of_one_tensor():
+    model = Model()
+    trainer(SequenceLengthWarmup(schedule())).fit(model, loader([row["input_ids"] for row in rows()]))
+    assert model.lengths[True] == [4, 4, 8, 12, 16, 16, 16, 16]
+    assert model.types == {Tensor}
+
+
+def test_options_reach_resize_batch():
+    model = Model()
+    trainer(SequenceLengthWarmup(schedule(), mode="flatten", keys=["labels", "input_ids"])).fit(model, loader())
+    assert model.lengths[True] == [4, 4, 8, 12, 16, 16, 16, 16]
+    expected = Model()
+    batches = [resize_batch(batch, 4, mode="flatten") for batch in loader()]
+    assert model.losses[0] == expected.training_step(batches[0], 0).item()
+
+
+def test_validation_keeps_the_full_length():
+    model, sets = Model(), [loader(), loader()]
+    training = trainer(SequenceLengthWarmup(schedule()), val_check_interval=2, num_sanity_val_steps=1)
+    training.fit(model, *sets)
+    assert model.lengths == {True: [4, 4, 8, 12, 16, 16, 16, 16], False: [LENGTH] * (1 + 4 * 8)}
+    training.validate(model, sets[1], verbose=False)
+    assert set(model.lengths[False]) == {LENGTH}
+
+
+def test_a_data_module_prepares_whole_batches():
+    class Data(lightning.LightningDataModule):
+        def __init__(self):
+            super().__init__()
+            self.lengths = []
+
+        def train_dataloader(self):
+            return loader()
+
+        def on_after_batch_transfer(self, batch, dataloader_idx):
+            self.lengths.append(batch["input_ids"].shape[1])
+            return batch
+
+    model, data = Model(), Data()
+    trainer(SequenceLengthWarmup(schedule())).fit(model, data)
+    assert data.lengths == [LENGTH] * 8
+    assert model.lengths[True] == [4, 4, 8, 12, 16, 16, 16, 16]
+
+
+@pytest.mark.parametrize(("unit", "logged"), [("step", [16, 56, 120, 184]), ("token", [16, 56, 120, 184])])
+def test_lengths_and_tokens_are_logged(unit, logged):
+    records = Records()
+    warmed = schedule(*{"step": (4, "step"), "token": (40, "token")}[unit])
+    trainer(SequenceLengthWarmup(warmed), logger=records, log_every_n_steps=2).fit(Model(), loader())
+    assert [record["seq_length"] for record in records.records] == [4, 12, 16, 16]
+    assert [record["train_tokens"] for record in records.records] == logged
+
+
+@pytest.mark.parametrize("unit", ["token", "sample"])
+def test_units_count_what_was_trained_on(unit):
+    duration = {"token": 60, "sample": 12}[unit]
+    model, counted, callback_tokens = Model(), schedule(duration, unit), 0
+    callback = SequenceLengthWarmup(counted)
+    trainer(callback, accumulate_grad_batches=2).fit(model, loader(padded_rows()))
+    by_count, lengths = schedule(duration), []
+    batches = list(loader(padded_rows()))
+    for pair in zip(batches[::2], batches[1::2], strict=True):
+        length = by_count.seq_length
+        kept = sum(int(batch["attention_mask"][:, :length].sum()) for batch in pair)
+        by_count.step(kept if unit == "token" else 4)
+        lengths += [length, length]
+        callback_tokens += kept
+    assert model.lengths[True] == lengths
+    assert len(set(lengths)) > 2
+    assert counted.progress == by_count.progress
+    assert callback.state_dict()["train_tokens"] == callback_tokens
+
+
+def checkpoints(folder, **settings):
+    return lightning.callbacks.ModelCheckpoint(folder, filename="{epoch}", save_top_k=-1, **settings)
+
+
+@pytest.mark.parametrize("unit", ["step", "token"])
+def test_a_resumed_training_is_the_unbroken_one(tmp_path, unit):
+    def fit(warmed, **resumed):
+        model, callback = Model(), SequenceLengthWarmup(warmed)
+        training = trainer([callback, checkpoints(tmp_path)], enable_checkpointing=True, max_epochs=2)
+        training.fit(model, loader(padded_rows()), **resumed)
+        return model, callback.state_dict()
+
+    def of_unit():
+        return schedule({"step": 12, "token": 150}[unit], unit)
+
+    unbroken, state = fit(of_unit())
+    fresh = of_unit()
+    resumed, state_again = fit(fresh, ckpt_path=tmp_path / "epoch=0.ckpt")
+    assert 4 < unbroken.lengths[True][8] < LENGTH
+    assert resumed.lengths[True] == unbroken.lengths[True][8:]
+    assert resumed.losses == unbroken.losses[8:]
+    assert_same_weights(resumed, unbroken)
+    assert state_again == state
+    trained = zip(unbroken.lengths[True], [*loader(padded_rows())] * 2, strict=True)
+    assert state["train_tokens"] == sum(int(batch["attention_mask"][:, :length].sum()) for length, batch in trained)
+    assert fresh.progress == {"step": 16, "token": state["train_tokens"]}[unit]
+
+
+def test_a_training_that_broke_off_leaves_nothing_behind(tmp_path):
+    class Stop(lightning.Callback):
+        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+            if batch_idx == 2:
+                raise ArithmeticError
+
+    callback = SequenceLengthWarmup(schedule())
+    broken = trainer([callback, Stop()])
+    with pytest.raises(ArithmeticError):
+        broken.fit(Model(), loader())
+    assert "batch_to_device" not in vars(broken.strategy)
+    model, again = Model(), trainer(callback)
+    again.fit(model, loader())
+    assert model.lengths[True] == [4, 4, 8, 12, 16, 16, 16, 16]
+    again.fit_loop.max_epochs = 2
+    again.fit(model, loader())
+    assert model.lengths[True][8:] == [LENGTH] * 8
+    assert callback.state_dict()["train_tokens"] == 2 * sum(model.lengths[True])
+
+
+class InOrder(lightning.LightningDataModule):
+    """Lightning's own sampler for several processes would shuffle."""
+
+    def __init__(self, size):
+        super().__init__()
+        self.size = size
+
+    def train_dataloader(self):
+        places = {"num_replicas": self.trainer.world_size, "rank": self.trainer.global_rank}
+        return loader(padded_rows(), self.size, sampler=DistributedSampler(padded_rows(), **places, shuffle=False))
+
+
+def reports(size, **settings):
+    """Padded rows, of which ranks see different numbers of tokens."""
+    for unit, duration in (("token", 60), ("step", 3)):
+        model, callback = Model(), SequenceLengthWarmup(schedule(duration, unit))
+        trainer(callback, use_distributed_sampler=False, **settings).fit(model, InOrder(size))
+        yield [model.losses, model.lengths[True], callback.state_dict()]
+
+
+def one_of_two(rank, folder, port):
+    os.environ |= {"LOCAL_RANK": str(rank), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    (folder / f"{rank}.json").write_text(json.dumps([*reports(2, devices=2, strategy="ddp")]))
+    torch.distributed.destroy_process_group()
+
+
+def test_two_processes_train_as_one(tmp_path):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    torch.multiprocessing.spawn(one_of_two, args=(tmp_path, port), nprocs=2)
+    first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1))
+    for own, other, (losses, *alone) in zip(first, second, reports(4), strict=True):
+        assert own[1:] == other[1:] == alone
+        assert len(set(alone[0])) > 2
+        torch.testing.assert_close(torch.tensor([own[0], other[0]]).mean(0), torch.tensor(losses))
+
+
+def test_the_trainer_of_pytorch_lightning():
+    other = pytest.importorskip("pytorch_lightning")
+
+    class Other(Steps, other.LightningModule):
+        pass
+
+    model = Other()
+    trainer(SequenceLengthWarmup(schedule()), other.Trainer).fit(model, loader())
+    assert model.lengths[True] == [4, 4, 8, 12, 16, 16, 16, 16]
+
+
+def test_a_checkpoint_that_does_not_fit_is_refused(tmp_path):
+    def train(*callbacks, folder=tmp_path, **resumed):
+        training = trainer([*callbacks, checkpoints(folder)], enable_checkpointing=True, max_epochs=2)
+        training.fit(Model(), loader(), **resumed)
+        return training
+
+    training = train(SequenceLengthWarmup(schedule()))
+    train(folder=tmp_path / "without")
+    with pytest.raises(ValueError, match="duration is 4 there, 9 here; pass a scheduler of the checkpoint's config"):
+        train(SequenceLengthWarmup(schedule(9)), ckpt_path=tmp_path / "epoch=0.ckpt")
+    with pytest.raises(ValueError, match="written without this callback; resume without it, or start a new training"):
+        train(SequenceLengthWarmup(schedule()), ckpt_path=tmp_path / "without" / "epoch=0.ckpt")
+    before = schedule(9)
+    tester = trainer(SequenceLengthWarmup(before))
+    tester.test(Model(), loader(), ckpt_path=tmp_path / "epoch=0.ckpt", verbose=False)
+    assert before.progress == 0
+    assert training.current_epoch == 2
+
+
+def test_bad_input_is_named():
+    class Iterating(Model):
+        def training_step(self, dataloader_iter):
+            pass
+
+    with pytest.raises(TypeError, match="scheduler must be a SequenceLengthScheduler, got int"):
+        SequenceLengthWarmup(8)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'sequence_dim'"):
+        SequenceLengthWarmup(schedule(), sequence_dim=1)
+    with pytest.raises(TypeError, match="training_step must take a batch, got dataloader_iter"):
+        trainer(SequenceLengthWarmup(schedule())).fit(Iterating(), loader())
+    with pytest.raises(TypeError, match=r"a training batch must be a tensor, or a mapping, .* got str"):
+        trainer(SequenceLengthWarmup(schedule())).fit(Model(), loader(collate_fn=lambda batch: "words"))
+
+
+def test_what_is_missing_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "lightning.pytorch", None)
+    with pytest.raises(ImportError, match="lightning is needed: pip install"):
+        runpy.run_path(module.__file__)
