@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from seqwarm_kernels import alibi_slopes, apply_alibi
+from seqwarm_kernels.models import heads
 
 from .zoo import (
     CONVERTED,
@@ -157,17 +158,50 @@ def test_cross_attention_stays_as_it_was():
     torch.testing.assert_close(logits[valid], expected[valid], rtol=0, atol=1e-9)
 
 
-def test_dropout_is_honoured():
-    model = make("gpt2", attn_pdrop=0.5)
+_DROPOUTS = {
+    "gpt2": {"attn_pdrop": 0.5},
+    "opt": {"attention_dropout": 0.5},
+    "gpt_neox": {"attention_dropout": 0.5},
+    "llama": {"attention_dropout": 0.5},
+    "bert": {"attention_probs_dropout_prob": 0.5},
+    "distilbert": {"attention_dropout": 0.5},
+    "bloom": {"attention_dropout": 0.5},
+    "mpt": {"attn_config": {"attn_pdrop": 0.5}},
+    "falcon": {"attention_dropout": 0.5},
+}
+
+
+@pytest.mark.parametrize("name", _DROPOUTS)
+def test_dropout_of_attention_is_honoured(name, monkeypatch):
+    """In training mode only, with the model's share."""
+    model = make(name, **_DROPOUTS[name])
     apply_alibi(model, 64)
-    ids = tokens()
-    quiet = model(ids).logits
-    model.train()
-    torch.manual_seed(1)
-    noisy = model(ids).logits
-    torch.manual_seed(1)
-    assert noisy.equal(model(ids).logits)
-    assert not noisy.allclose(quiet, atol=1e-3)
+    shares, attention = [], heads.alibi_attention
+
+    def watched(*tensors, dropout_p, **options):
+        shares.append(dropout_p)
+        return attention(*tensors, dropout_p=dropout_p, **options)
+
+    monkeypatch.setattr(heads, "alibi_attention", watched)
+    model(tokens())
+    model.train()(tokens())
+    assert shares == [0.0] * 2 + [0.5] * 2
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", [*CONVERTED, "bloom", "mpt", "falcon"])
+def test_on_a_gpu(name, dtype):
+    """Against the same model after surgery in float64 on the CPU."""
+    model, ids, mask = make(name), tokens(ROWS, LENGTH), padding("left", ROWS, LENGTH)
+    exact = copy.deepcopy(model).double()
+    apply_alibi(exact, 64)
+    expected = exact(input_ids=ids, attention_mask=mask).logits
+    model = model.to("cuda", dtype)
+    apply_alibi(model, 64)
+    logits = model(input_ids=ids.cuda(), attention_mask=mask.cuda()).logits.double().cpu()
+    budget = {torch.float32: 1e-4, torch.bfloat16: 6e-2}[dtype]  # of the largest; TF32 is off by default
+    assert largest((logits - expected)[mask != 0]) < budget * largest(expected)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "roberta", "llama", "bert", "distilbert", "opt"])

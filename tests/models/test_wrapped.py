@@ -1,0 +1,89 @@
+"""After surgery a model trains on two ranks as on one: DistributedDataParallel, fully_shard, Accelerate."""
+
+import gc
+import socket
+
+import pytest
+import torch
+import torch.multiprocessing as multiprocessing
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from seqwarm_kernels import SequenceLengthScheduler, apply_alibi
+
+from .zoo import VOCABULARY, make
+
+STEPS, ROWS, LENGTH = 4, 4, 24
+
+
+def train(model, call, share):
+    """Losses of a warmed-up training; `call` is what wraps the model."""
+    schedule = SequenceLengthScheduler(8, LENGTH, duration=3, step_size=8)
+    schedule.attach(call)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    losses = []
+    for _ in range(STEPS):
+        ids = share(torch.randint(3, VOCABULARY, (ROWS, LENGTH)))
+        loss = call(input_ids=ids, labels=ids).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        schedule.step()
+        losses.append(loss.detach())
+    return torch.stack(losses)
+
+
+def after_surgery(name):
+    torch.manual_seed(0)
+    model = make(name).train()
+    apply_alibi(model, LENGTH, learn_slopes=True)
+    torch.manual_seed(1)
+    return model
+
+
+def wrapped(model, wrapping):
+    if wrapping == "ddp":
+        return DistributedDataParallel(model)
+    if wrapping == "accelerate":
+        from accelerate import Accelerator
+
+        return Accelerator(cpu=True).prepare(model)
+    mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (2,))
+    for module in model.modules():
+        if type(module).__name__.endswith(("Block", "DecoderLayer")):
+            fully_shard(module, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
+
+
+def train_one_of_two(rank, name, wrapping):
+    model = after_surgery(name)
+    return train(model, wrapped(model, wrapping), lambda ids: ids.chunk(2)[rank])
+
+
+def one_of_two(rank, port, name, wrapping, losses):
+    torch.distributed.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    own = train_one_of_two(rank, name, wrapping)
+    torch.distributed.all_reduce(own)
+    losses.copy_(own / 2)
+    gc.collect()  # a sharded model is a cycle; left over, it would outlive its process group
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize(("name", "wrapping"), [("gpt2", "ddp"), ("gpt2", "fsdp"), ("llama", "fsdp")])
+def test_two_ranks_train_as_one(name, wrapping):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    together = torch.zeros(STEPS).share_memory_()
+    multiprocessing.spawn(one_of_two, args=(port, name, wrapping, together), nprocs=2)
+    model = after_surgery(name)
+    torch.testing.assert_close(together, train(model, model, lambda ids: ids), rtol=1e-5, atol=1e-6)
+
+
+def test_accelerate_trains_as_without():
+    pytest.importorskip("accelerate")
+    model = after_surgery("gpt2")
+    losses = train(model, wrapped(model, "accelerate"), lambda ids: ids)
+    model = after_surgery("gpt2")
+    assert losses.equal(train(model, model, lambda ids: ids))
