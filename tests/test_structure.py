@@ -27,7 +27,7 @@ LAYERS = [
     ("containers", "wrappers"),
     ("ops",),
     ("slopes",),
-    ("checks",),
+    ("checks", "files"),
 ]
 BACKENDS = {"reference", "native", "triton"}
 HEIGHT = {name: -depth for depth, names in enumerate(LAYERS) for name in names}

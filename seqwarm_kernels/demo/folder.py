@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from .files import PARTIAL_SUFFIX, write_atomically
+from ..files import PARTIAL_SUFFIX, write_atomically
 from .records import Record
 from .settings import Settings
 from .text import Corpus
