@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from .surgery import Surgery, register_alibi
 
 _IN = "transformers.models"
@@ -15,6 +18,16 @@ def operate_on_bloom(module: Any, surgery: Surgery) -> None:
 
     surgery.give_alibi(module, module.num_heads, causal=True)
     surgery.set(module, "__class__", AlibiBloomAttention)
+
+
+@register_alibi(f"{_IN}.bloom.modeling_bloom.BloomModel")
+def operate_on_bloom_model(module: Any, surgery: Surgery) -> None:
+    """It builds its dense bias no more; some versions could not for caches of a fixed size."""
+    surgery.set(module, "build_alibi_tensor", _no_bias)
+
+
+def _no_bias(attention_mask: Tensor, num_heads: int, dtype: torch.dtype) -> Tensor:
+    return attention_mask.new_zeros((), dtype=dtype)
 
 
 @register_alibi(f"{_IN}.mpt.modeling_mpt.MptAttention")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -26,8 +27,9 @@ class Edits:
         self._undo.append(action)
 
     def assign(self, owner: Any, name: str, value: Any) -> None:
-        """`owner.name = value`: attributes, buffers, submodules, and `__class__`."""
-        old = getattr(owner, name, _MISSING)
+        """`owner.name = value`: attributes, methods, buffers, submodules, and `__class__`."""
+        hides_method = name not in vars(owner) and inspect.isroutine(getattr(type(owner), name, None))
+        old = _MISSING if hides_method else getattr(owner, name, _MISSING)
         setattr(owner, name, value)
         self._undo.append(lambda: delattr(owner, name) if old is _MISSING else setattr(owner, name, old))
 
