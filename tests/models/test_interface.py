@@ -1,0 +1,93 @@
+"""The functions that transformers calls: attention and masks, by themselves."""
+
+import pytest
+import torch
+from torch import nn
+
+from seqwarm_kernels import alibi_attention, alibi_slopes
+from seqwarm_kernels.models import AlibiHeads
+from seqwarm_kernels.models.huggingface import attention_forward
+from seqwarm_kernels.models.masks import decode, encode
+
+from .zoo import transformers
+
+masking_utils = transformers.masking_utils
+HEADS = 2
+
+
+def layer(causal=True):
+    module = nn.Module()
+    module.alibi = AlibiHeads(alibi_slopes(HEADS).tolist(), causal=causal)
+    return module
+
+
+def tensors(queries=5, keys=5):
+    return [torch.randn(2, HEADS, length, 4, dtype=torch.float64) for length in (queries, keys, keys)]
+
+
+def masked(mask_function=masking_utils.causal_mask_function, **options):
+    return encode(2, 5, 5, mask_function=mask_function, **options)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_model_may_say_in_a_call_whether_it_is_causal(causal):
+    query, key, value = tensors()
+    out, weights = attention_forward(layer(not causal), query, key, value, None, is_causal=causal)
+    assert weights is None
+    torch.testing.assert_close(out.transpose(1, 2), alibi_attention(query, key, value, causal=causal))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("softcap", 3.0, "softcap must be None: capped scores"),
+        ("s_aux", torch.ones(2), "s_aux must be None: attention sinks"),
+        ("position_bias", torch.ones(2), "position_bias must be None: the model adds"),
+        ("cache", object(), "cache must be None: paged caches are not supported; generate with"),
+    ],
+)
+def test_what_changes_scores_is_refused(name, value, message):
+    with pytest.raises(ValueError, match=message):
+        attention_forward(layer(), *tensors(), None, **{name: value})
+
+
+def test_layers_without_slopes_are_told_apart():
+    never, alone = nn.Module(), nn.Module()
+    with pytest.raises(ValueError, match=r"its Module has no slopes: call seqwarm_kernels\.apply_alibi"):
+        attention_forward(never, *tensors(), None)
+    alone.alibi, alone.is_causal = None, True
+    with pytest.raises(ValueError, match="Module is self-attention without slopes: apply_alibi does not know it"):
+        attention_forward(alone, *tensors(), None)
+    alone.is_causal = False
+    query, key, value = tensors(3, 5)
+    out, _ = attention_forward(alone, query, key, value, None, scaling=0.3)
+    expected = nn.functional.scaled_dot_product_attention(query, key, value, scale=0.3)
+    torch.testing.assert_close(out.transpose(1, 2), expected)
+
+
+def test_a_mask_without_padding_is_none():
+    assert masked() is None
+    assert masked(attention_mask=torch.ones(2, 5, dtype=torch.bool)) is None
+    assert masked(masking_utils.bidirectional_mask_function) is None
+
+
+def test_positions_and_padding_travel_together():
+    """A cache of 8 slots, 3 of them used; 2 more queries come, and one row has padding."""
+    seen = torch.ones(2, 5, dtype=torch.bool)
+    seen[1, 0] = False
+    function = masking_utils.causal_mask_function
+    mask = encode(2, 2, 8, torch.tensor(3), 0, mask_function=function, attention_mask=seen)
+    query, key, _ = tensors(2, 8)
+    visible = decode(mask, query, key)
+    assert visible.query_start.tolist() == [3, 3]
+    assert visible.key_padding_mask.tolist() == [[True] * 5 + [False] * 3, [False] + [True] * 4 + [False] * 3]
+    assert visible.packing is None
+
+
+def test_patterns_that_the_kernels_do_not_have_are_refused():
+    chunks = masking_utils.chunked_causal_mask_function(4, torch.zeros(2, dtype=torch.int64))
+    prefix = masking_utils.or_masks(masking_utils.causal_mask_function, lambda b, h, q, k: k < 2)
+    blocks = masking_utils.and_masks(masking_utils.causal_mask_function, lambda b, h, q, k: k < 2)
+    for function in (chunks, prefix, blocks):
+        with pytest.raises(ValueError, match="attention_mask must be causal, bidirectional, a sliding window, padding"):
+            masked(function)
