@@ -110,6 +110,7 @@ def test_every_family_equals_a_dense_bias(name, kind):
         ("bloom", {"pretraining_tp": 2, "slow_but_exact": True}),
         ("mpt", {}),
         ("mpt", {"n_heads": 6, "d_model": 36}),
+        ("mpt", {"attn_config": {"clip_qkv": 0.3}}),
         ("falcon", {}),
         ("falcon", {"multi_query": True}),
         ("falcon", {"new_decoder_architecture": True, "num_kv_heads": 2}),

@@ -89,6 +89,15 @@ def test_packed_sequences_are_seen_in_their_positions(name):
     torch.testing.assert_close(together, alone, rtol=0, atol=1e-6)
 
 
+def test_rows_stay_apart_where_one_of_them_is_a_single_sequence():
+    model, lengths = after_surgery("gpt2"), (5, 9)
+    ids, (positions, _) = tokens(2, 14), packed(lengths)
+    alone = torch.cat([model(part).logits for part in ids[1:].split(lengths, 1)], 1)
+    expected = torch.cat([model(ids[:1]).logits, alone])
+    together = model(ids, position_ids=torch.cat([torch.arange(14)[None], positions]), use_cache=False).logits
+    torch.testing.assert_close(together, expected, rtol=0, atol=1e-6)
+
+
 @pytest.mark.parametrize("name", ["bloom", "mpt", "falcon"])
 def test_packed_sequences_that_a_model_cannot_take_are_refused(name):
     model = after_surgery(name)
