@@ -2,10 +2,12 @@
 
 from .apply import apply_alibi
 from .heads import AlibiHeads, Packing, attend
-from .huggingface import register
+from .huggingface import RegisterOnImport
 from .load import load_alibi_model
 from .report import SurgeryReport
 from .surgery import Surgery, register_alibi
+
+RegisterOnImport.install()
 
 __all__ = [
     "AlibiHeads",
@@ -15,6 +17,5 @@ __all__ = [
     "apply_alibi",
     "attend",
     "load_alibi_model",
-    "register",
     "register_alibi",
 ]

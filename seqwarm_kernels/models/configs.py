@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 
 from .heads import AlibiHeads
-from .huggingface import NAME, refuse_packed, refuse_weights, register
+from .huggingface import NAME, refuse_packed, refuse_weights
 from .surgery import Surgery
 from .torch_nn import AlibiMultiheadAttention
 
@@ -25,7 +25,6 @@ def prepare_configs(surgery: Surgery) -> None:
     models = _pretrained_models(surgery.model)
     if not models:
         return
-    register()
     done: list[Any] = []
     for model in models:
         config = model.config

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -22,12 +27,42 @@ _UNSUPPORTED = {
 }
 
 
+_DOOR = "transformers.modeling_utils"
+
+
 def register() -> None:
-    """Make "seqwarm_alibi" known to transformers; a second time does nothing."""
-    from transformers import AttentionInterface, AttentionMaskInterface
+    """Make "seqwarm_alibi" known to transformers, so that its `from_pretrained` takes a config that asks for it."""
+    from transformers.masking_utils import AttentionMaskInterface
+    from transformers.modeling_utils import AttentionInterface
 
     AttentionInterface.register(NAME, attention_forward)
     AttentionMaskInterface.register(NAME, encode)
+
+
+class RegisterOnImport(MetaPathFinder):
+    """Registers as soon as transformers is imported: importing it here would cost everyone seconds."""
+
+    @classmethod
+    def install(cls) -> None:
+        if _DOOR in sys.modules:
+            register()
+        elif not any(isinstance(finder, cls) for finder in sys.meta_path):
+            sys.meta_path.insert(0, cls())
+
+    def find_spec(self, name: str, path: Any, target: Any = None) -> ModuleSpec | None:
+        if name != _DOOR:
+            return None
+        sys.meta_path.remove(self)
+        spec = find_spec(name)
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def execute_and_register(module: ModuleType) -> None:
+                execute(module)
+                register()
+
+            spec.loader.exec_module = execute_and_register  # type: ignore[method-assign]
+        return spec
 
 
 def attention_forward(

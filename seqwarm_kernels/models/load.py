@@ -6,7 +6,6 @@ from typing import Any
 
 from .apply import apply_alibi
 from .configs import RECORD, record_of
-from .huggingface import register
 
 
 def load_alibi_model(model_class: Any, name_or_path: str, **kwargs: Any) -> Any:
@@ -23,7 +22,6 @@ def load_alibi_model(model_class: Any, name_or_path: str, **kwargs: Any) -> Any:
     Raises:
         ValueError: the config tells of no surgery.
     """
-    register()
     model = model_class.from_pretrained(name_or_path, **kwargs)
     record = record_of(model)
     if record is None:

@@ -88,6 +88,22 @@ def test_models_born_with_alibi_load_without_this_package(name, tmp_path):
     torch.testing.assert_close(model(ids).logits, expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("imports", ["seqwarm_kernels, transformers", "transformers, seqwarm_kernels"])
+def test_a_fresh_process_loads_and_operates(imports, tmp_path):
+    """Whichever is imported first."""
+    ids, expected = save("llama", tmp_path)
+    torch.save([ids, expected], tmp_path / "expected.pt")
+    code = f"""
+import {imports}, torch
+model = transformers.AutoModelForCausalLM.from_pretrained({str(tmp_path)!r})
+seqwarm_kernels.apply_alibi(model, 96)
+ids, expected = torch.load({str(tmp_path / "expected.pt")!r})
+assert model(ids).logits.equal(expected)
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+
+
 def test_a_plain_reload_of_falcon_warns_of_the_slopes(tmp_path):
     """It looks its attention up by name and knows no others."""
     save("falcon_rotary", tmp_path)
