@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 
 def check_int(name: str, value: object, *, minimum: int | None = None) -> None:
     """`value` must be an int (no bool), at least `minimum`."""
@@ -17,7 +15,7 @@ def check_real(name: str, value: object) -> None:
     """`value` must be a finite real number."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"{name} must be a real number, got {type(value).__name__}")
-    if not math.isfinite(value):
+    if not value - value == 0:  # math.isfinite does not trace where torch.compile takes a number for dynamic
         raise ValueError(f"{name} must be finite, got {value}")
 
 

@@ -201,10 +201,12 @@ class SequenceLengthScheduler:
         """Resize what `model` is called with to the present length, in training mode only, before its forward.
 
         Tensor arguments take part by the names of the forward's parameters; a batch given as one mapping is resized
-        as a whole. Losses must be computed in the forward, or from what it returns: labels kept outside stay long.
+        as a whole. Name `keys` where other tensors of two dimensions go in: the source of an encoder-decoder, labels
+        of rows. Losses must be computed in the forward, or from what it returns: labels kept outside stay long.
         Works on DistributedDataParallel, fully_shard, Accelerate and compiled models; attach last, so that compiling
         does not take the resizing into its graph. `num_items_in_batch`, which Hugging Face's trainer passes, is scaled
-        by the share of labels that are left. Counting units stays with the caller of `step`.
+        by the share of labels that are left: exact where all batches of a step keep the same share. `generate` in
+        training mode is a call like any other. Counting units stays with the caller of `step`.
 
         Args:
             model: the module that the training loop calls.
@@ -216,7 +218,7 @@ class SequenceLengthScheduler:
         Raises:
             TypeError, ValueError: `model` is no module or has an attachment already.
         """
-        return Attachment(model, lambda: self.seq_length, resize_options)
+        return Attachment(model, self, resize_options)
 
     def state_dict(self) -> dict[str, int | float | str]:
         """Plain numbers and strings: the progress, and the configuration it belongs to."""

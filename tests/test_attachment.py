@@ -187,3 +187,38 @@ def test_bad_input_is_named():
     schedule.attach(model)
     with pytest.raises(ValueError, match="model has a scheduler attached already"):
         schedule.attach(model)
+
+
+def test_a_copy_has_an_attachment_of_its_own(tmp_path):
+    model, schedule = Model(), scheduler()
+    attachment = schedule.attach(model)
+    torch.save(model, tmp_path / "model.pt")
+    for other in (copy.deepcopy(model), torch.load(tmp_path / "model.pt", weights_only=False)):
+        assert other(tokens()).shape[1] == 4
+        assert attachment.take_seen() == (0, 0)
+        others = other._seqwarm_attachment
+        assert others.take_seen() == (8, 2)
+        others.remove()
+        assert other(tokens()).shape[1] == 16
+        assert model(tokens()).shape[1] == 4
+        assert attachment.take_seen() == (8, 2)
+
+
+def test_the_length_is_that_of_the_batch_where_it_is_shorter():
+    schedule = scheduler()
+    attachment = schedule.attach(model := Model())
+    model(tokens(2, 3))
+    assert attachment.seq_length == 3
+
+
+def test_labels_that_a_loss_does_not_shift_are_all_counted():
+    model = Model()
+    model.loss_type = "ForMaskedLM"
+    scheduler().attach(model)
+    divisors = []
+    model.register_forward_pre_hook(
+        lambda module, args, kwargs: divisors.append(kwargs["num_items_in_batch"]), with_kwargs=True
+    )
+    labels = tokens()
+    model(input_ids=labels, labels=labels, num_items_in_batch=32)
+    assert divisors == [8]

@@ -19,8 +19,7 @@ LAYERS = [
     ("models", "data", "diagnostics", "allocator"),
     ("allocator_report", "agreement", "training_pass", "snapshot", "compilation", "memory"),
     ("example_batch",),
-    ("schedule", "reach"),
-    ("attachment",),
+    ("schedule", "attachment", "reach"),
     ("attention", "batch"),
     ("buffers",),
     ("recipe",),
@@ -81,6 +80,7 @@ import sys
 
 BLOCKED = {
     *("triton", "matplotlib", "transformers", "hypothesis", "composer", "lightning", "torchdata", "tensordict"),
+    *("zstandard", "datasets", "tokenizers"),
 }
 
 class Block:
@@ -96,6 +96,10 @@ query = torch.randn(1, 2, 5, 4, requires_grad=True)
 sw.alibi_attention(query, query, query).sum().backward()
 batch = {"input_ids": torch.arange(20).view(2, 10)}
 assert sw.resize_batch(batch, 4)["input_ids"].tolist() == [[0, 1, 2, 3], [10, 11, 12, 13]]
+from seqwarm_kernels import data
+sampler = data.LengthBatchSampler([3, 1, 2, 2], data.BatchPlanner(4, packed=True), seed=0)
+assert sorted(map(sorted, sampler)) == [[0, 1], [2, 3]]
+assert sorted(data.SequenceSource("abc".split())) == ["abc"]
 sw.warmup_allocator(torch.nn.Sequential(torch.nn.Embedding(5, 4)), 8)
 try:
     sw.resize_batch(batch, 4, backend="native")

@@ -41,7 +41,8 @@ def apply_alibi(
             nn.TransformerEncoderLayer, or one whose classes are known by `register_alibi`.
         max_seq_length: tokens that the model must take, more or fewer than it could before.
         optimizers: those that hold the model's parameters. What leaves the model leaves their groups and states;
-            learned slopes join the first one, in a group without weight decay.
+            learned slopes join the first one, in a group of their own with the options of its first group but no
+            weight decay.
         learn_slopes: make the slopes parameters, one for each head and layer.
         example_batch: what the proof calls the model with; by default it is made from the config, or from the first
             layer if that is an embedding.
@@ -61,7 +62,7 @@ def apply_alibi(
     surgery = Surgery(model, max_seq_length, learn_slopes)
     try:
         _operate(surgery)
-        prepare_configs(surgery)
+        prepare_configs(surgery, record)
         restore_slopes(model, record)
         dropped = _update_optimizers(surgery, optimizers, parameters_before)
         on_meta = any(parameter.is_meta for parameter in model.parameters())
@@ -75,15 +76,22 @@ def apply_alibi(
 def _check(model: Any, max_seq_length: Any, optimizers: Any, learn_slopes: Any) -> list[Optimizer]:
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be an nn.Module, got {type(model).__name__}")
-    check_int("max_seq_length", max_seq_length, minimum=1)
+    check_int("max_seq_length", max_seq_length, minimum=2)
     check_bool("learn_slopes", learn_slopes)
     optimizers = () if optimizers is None else optimizers
     optimizers = list(optimizers) if isinstance(optimizers, Iterable) else [optimizers]
     for optimizer in optimizers:
         if not isinstance(optimizer, Optimizer):
             raise TypeError(f"optimizers must be torch optimizers, got {type(optimizer).__name__}")
+    if learn_slopes and optimizers and any("initial_lr" in group for group in optimizers[0].param_groups):
+        raise ValueError(
+            "optimizers must have no learning rate scheduler yet with learn_slopes=True, since they get one more "
+            "group: make the scheduler after apply_alibi"
+        )
     if unwrapped(model) is not model or is_compiled(model):
         raise ValueError("model is wrapped or compiled: call apply_alibi first, on the model itself")
+    if any(hasattr(module, "_hf_hook") for module in model.modules()):
+        raise ValueError("model is dispatched or offloaded by Accelerate: call apply_alibi first, on one device")
     if any(hasattr(module, "unshard") for module in model.modules()):
         raise ValueError("model is sharded: call apply_alibi before fully_shard")
     done = next((path for path, module in model.named_modules() if isinstance(module, AlibiHeads)), None)
@@ -99,6 +107,7 @@ def _operate(surgery: Surgery) -> None:
         if surgeon is not None:
             surgery.path = path
             surgeon(module, surgery)
+    surgery.finish()
     if not surgery.replaced:
         classes = sorted({type(module).__qualname__ for module in modules.values()})
         raise ValueError(

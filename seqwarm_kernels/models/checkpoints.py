@@ -24,7 +24,7 @@ def restore_slopes(model: nn.Module, record: dict[str, Any] | None) -> None:
     Raises:
         ValueError: slopes were learned, and are not to be found.
     """
-    if record is None or not record["learn_slopes"]:
+    if record is None or not record["slopes_were_learned"]:
         return
     config: Any = model.config
     source = config._name_or_path

@@ -7,11 +7,11 @@ from typing import Any
 from torch import nn
 
 from .heads import AlibiHeads
-from .huggingface import NAME, refuse_packed, refuse_weights
+from .huggingface import NAME, check_call, refuse_packed
 from .surgery import Surgery
 from .torch_nn import AlibiMultiheadAttention
 
-#: What a config saves: the arguments of apply_alibi.
+#: What a config saves: the arguments of apply_alibi, and whether slopes are the usual ones.
 RECORD = "seqwarm_alibi"
 
 #: Where model types keep their longest sequence, if not in max_position_embeddings.
@@ -20,22 +20,32 @@ _LENGTHS = {"bloom": "seq_length", "mpt": "max_seq_len"}
 _OWN_ATTENTION = {"bloom", "mpt", "falcon"}
 
 
-def prepare_configs(surgery: Surgery) -> None:
-    """Point the models that hold ALiBi layers to our attention and masks, and note the surgery in their configs."""
+def prepare_configs(surgery: Surgery, before: dict[str, Any] | None) -> None:
+    """Point the models that hold ALiBi layers to our attention and masks, and note the surgery in their configs.
+
+    Args:
+        before: the record of the checkpoint that the model comes from.
+    """
     models = _pretrained_models(surgery.model)
     if not models:
         return
+    were_learned = surgery.learn_slopes or (before is not None and before["slopes_were_learned"])
+    record = {
+        "max_seq_length": surgery.max_seq_length,
+        "learn_slopes": surgery.learn_slopes,
+        "slopes_were_learned": were_learned,
+    }
     done: list[Any] = []
     for model in models:
         config = model.config
-        for refuse in (refuse_weights, refuse_packed) if config.model_type in _OWN_ATTENTION else (refuse_weights,):
-            surgery.edits.on_undo(model.register_forward_pre_hook(refuse, with_kwargs=True).remove)
+        for check in (check_call, refuse_packed) if config.model_type in _OWN_ATTENTION else (check_call,):
+            surgery.edits.on_undo(model.register_forward_pre_hook(check, with_kwargs=True).remove)
         if any(config is other for other in done):
             continue
         done.append(config)
         _check_not_quantised(config)
         surgery.set(config, "_attn_implementation_internal", NAME)
-        surgery.set(config, RECORD, {"max_seq_length": surgery.max_seq_length, "learn_slopes": surgery.learn_slopes})
+        surgery.set(config, RECORD, record)
         if config.model_type not in _OWN_ATTENTION:
             surgery.set(config, "attn_implementation", NAME)  # saved: a plain reload cannot lose ALiBi in silence
         length = _LENGTHS.get(config.model_type, "max_position_embeddings")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -19,8 +20,12 @@ class Edits:
         self._undo: list[Callable[[], None]] = []
 
     def undo(self) -> None:
+        """All of them, latest first, even if one fails."""
         while self._undo:
-            self._undo.pop()()
+            try:
+                self._undo.pop()()
+            except Exception as error:
+                warnings.warn(f"a change could not be taken back: {error!r}", stacklevel=2)
 
     def on_undo(self, action: Callable[[], None]) -> None:
         """For a change made elsewhere."""
@@ -53,7 +58,7 @@ class Edits:
         group: dict[str, Any] = options | {"weight_decay": 0.0} if "weight_decay" in options else options
         named = "param_names" in first
         optimizer.add_param_group(group | {"params": list(parameters.items() if named else parameters.values())})
-        self._undo.append(lambda: optimizer.param_groups.remove(optimizer.param_groups[-1]))
+        self._undo.append(lambda: _drop_last(optimizer.param_groups))
 
     def _set_item(self, mapping: Any, name: Any, value: Any) -> None:
         old = mapping[name]
@@ -63,3 +68,7 @@ class Edits:
     def _pop_item(self, mapping: Any, name: Any) -> None:
         old = mapping.pop(name)
         self._undo.append(lambda: mapping.__setitem__(name, old))
+
+
+def _drop_last(groups: list[Any]) -> None:
+    del groups[-1]

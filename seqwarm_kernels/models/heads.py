@@ -77,9 +77,7 @@ class Call(NamedTuple):
     key: Tensor
     value: Tensor
     out: Tensor
-    causal: bool
-    scale: float | None
-    window: int | None
+    exact: Callable[[Tensor], Tensor]  #: of slopes: what `out` should be, in float64 by the reference
 
 
 _observers: list[Callable[[Call], None]] = []
@@ -124,15 +122,32 @@ def attend(
     """
     heads: AlibiHeads = layer.alibi  # type: ignore[assignment]
     causal = heads.causal if causal is None else causal
-    options: dict[str, Any] = {"causal": causal, "scale": scale, "window": window, "dropout_p": dropout_p}
+    options: dict[str, Any] = {"causal": causal, "scale": scale, "window": window}
     if packing is None:
-        out = alibi_attention(
-            query, key, value, heads.slopes, query_start=query_start, key_padding_mask=key_padding_mask, **options
-        )
+        options |= {"query_start": query_start, "key_padding_mask": key_padding_mask}
+        out = alibi_attention(query, key, value, heads.slopes, dropout_p=dropout_p, **options)
     else:
-        q, k, v = (tensor.transpose(1, 2).flatten(0, 1) for tensor in (query, key, value))
-        out = alibi_attention_varlen(q, k, v, *packing, slopes=heads.slopes, **options)
-        out = out.unflatten(0, (query.shape[0], query.shape[2])).transpose(1, 2)
+        out = _attend_packed(query, key, value, packing, slopes=heads.slopes, dropout_p=dropout_p, **options)
     for observer in _observers:
-        observer(Call(layer, query, key, value, out, bool(causal), scale, window))
+        observer(Call(layer, query, key, value, out, _exact(query, key, value, packing, options)))
     return out
+
+
+def _attend_packed(query: Tensor, key: Tensor, value: Tensor, packing: Packing, **options: Any) -> Tensor:
+    q, k, v = (tensor.transpose(1, 2).flatten(0, 1) for tensor in (query, key, value))
+    out = alibi_attention_varlen(q, k, v, *packing, **options)
+    return out.unflatten(0, (query.shape[0], query.shape[2])).transpose(1, 2)
+
+
+def _exact(
+    query: Tensor, key: Tensor, value: Tensor, packing: Packing | None, options: dict[str, Any]
+) -> Callable[[Tensor], Tensor]:
+    tensors = query.double(), key.double(), value.double()
+    precise = {**options, "skip_tolerance": 0.0, "backend": "reference"}
+
+    def attended(slopes: Tensor) -> Tensor:
+        if packing is None:
+            return alibi_attention(*tensors, slopes, **precise)
+        return _attend_packed(*tensors, packing, slopes=slopes, **precise)
+
+    return attended

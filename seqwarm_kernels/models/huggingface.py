@@ -98,6 +98,7 @@ def attention_forward(
     if not isinstance(module.alibi, AlibiHeads):
         return _without_alibi(module, query, key, value, visible, dropout, scaling), None
     packing = _packing(kwargs) or visible.packing
+    window = _window(module, sliding_window, visible, attention_mask)
     if packing is None and attention_mask is None and torch.compiler.is_compiling():
         check_not_packed(kwargs.get("position_ids"), query, key)
     out = attend(
@@ -107,7 +108,7 @@ def attention_forward(
         value,
         causal=is_causal,
         scale=scaling,
-        window=None if sliding_window is None else sliding_window - 1,
+        window=window,
         dropout_p=dropout,
         key_padding_mask=visible.key_padding_mask,
         query_start=visible.query_start,
@@ -116,8 +117,13 @@ def attention_forward(
     return out.transpose(1, 2).contiguous(), None
 
 
-def refuse_weights(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """A forward pre-hook: models may keep this argument from their attention, and return None for the weights."""
+def check_call(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """A forward pre-hook. Models may keep output_attentions from their attention, and return None for the weights."""
+    if model.config._attn_implementation != NAME:
+        raise ValueError(
+            f"the model had its surgery, but its attention was set to {model.config._attn_implementation!r}, which has "
+            f"no ALiBi: set_attn_implementation({NAME!r})"
+        )
     if kwargs.get("output_attentions"):
         raise ValueError("output_attentions must be False: the kernels never form the attention weights")
 
@@ -139,6 +145,19 @@ def check_not_packed(position_ids: Tensor | None, query: Tensor, key: Tensor) ->
     torch._assert_async(
         one_sequence, "position_ids hold packed sequences: compiled models need cu_seq_lens_q and the like for them"
     )
+
+
+def _window(module: nn.Module, sliding_window: int | None, visible: Visible, mask: Tensor | None) -> int | None:
+    """The largest distance: of the layer, of its mask, or of both; some models tell it to one alone."""
+    of_layer = None if sliding_window is None else sliding_window - 1
+    if of_layer is None or mask is None:
+        return visible.window if of_layer is None else of_layer
+    if visible.window != of_layer and visible.packing is None:
+        raise ValueError(
+            f"the window of {type(module).__name__} must be that of its mask, {visible.window}, got {of_layer} as the "
+            "largest distance: make sliding_window and layer_types of the config agree with the layers"
+        )
+    return of_layer
 
 
 def _check_supported(kwargs: dict[str, Any]) -> None:
@@ -168,7 +187,7 @@ def _without_alibi(
     scaling: float | None,
 ) -> Tensor:
     """Cross-attention, as it was."""
-    if getattr(module, "is_causal", False) or visible.packing is not None:
+    if getattr(module, "is_causal", False) or visible.packing is not None or visible.window is not None:
         raise ValueError(f"{type(module).__name__} is self-attention without slopes: apply_alibi does not know it")
     mask = visible.key_padding_mask
     out = functional.scaled_dot_product_attention(

@@ -34,12 +34,12 @@ def operate_on_encoder_attention(module: Any, surgery: Surgery) -> None:
 
 @register_alibi(f"{_IN}.gpt2.modeling_gpt2.GPT2Model")
 def operate_on_gpt2(module: Any, surgery: Surgery) -> None:
-    surgery.remove(module, "wpe", NoPositions())
+    surgery.replace(module.wpe, NoPositions())
 
 
 @register_alibi(f"{_IN}.opt.modeling_opt.OPTDecoder")
 def operate_on_opt(module: Any, surgery: Surgery) -> None:
-    surgery.remove(module, "embed_positions", NoPositions())
+    surgery.replace(module.embed_positions, NoPositions())
     surgery.set(module, "max_target_positions", surgery.max_seq_length)
 
 
@@ -50,7 +50,7 @@ def operate_on_opt(module: Any, surgery: Surgery) -> None:
 )
 def operate_on_encoder_embeddings(module: Any, surgery: Surgery) -> None:
     """Their buffers are as long as the table was."""
-    surgery.remove(module, "position_embeddings", NoPositions())
+    surgery.replace(module.position_embeddings, NoPositions())
     length = surgery.max_seq_length + first_position(module)
     positions = torch.arange(length, device=module.position_ids.device)[None]
     surgery.set(module, "position_ids", positions)

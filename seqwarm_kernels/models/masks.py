@@ -5,9 +5,13 @@ dimensions is handed on untouched, in generation and with gradient checkpointing
 kernels need into such a tensor, and `decode` takes it out:
 
     None                     every key is seen, the last query meets the last key
-    (B, 1, 1, K) bool        True where a key is attended
-    (B, 1, 1, 1 + K) int32   the position of query 0 first (caches of a fixed size), then the same as 0 and 1
-    (1, 1, 1, N + 1) int64   packed sequences: cu_seqlens over the tokens of all rows
+    (B, 1, n, K) int8        1 where a key is attended; K = 0: all are
+    (B, 1, n, 1 + K) int32   the position of query 0 first (caches of a fixed size), then the same
+    (1, 1, n, N + 1) int64   packed sequences: cu_seqlens over the tokens of all rows
+    (B, 1, 1, K) bool        as int8, for MPT, which turns every mask into bool
+
+n is 1, or in a mask with a window two more than the largest distance: a dimension is known without asking the device,
+and repeating a tensor along it takes no memory.
 """
 
 from __future__ import annotations
@@ -21,15 +25,17 @@ from torch.nn import functional
 
 from .heads import Packing
 
-#: What the kernels do by themselves: causality and windows.
+#: Functions of transformers.masking_utils that patterns are made of, as versions 5.6 to 5.23 have them. First those
+#: that hide nothing which the kernels do not hide by themselves.
 _KNOWN = {
     "causal_mask_function",
     "bidirectional_mask_function",
-    "sliding_window_overlay",
-    "sliding_window_bidirectional_overlay",
     "FalconModel",  # of older versions: a pattern that hides nothing, so that there is a mask to add a bias to
 }
+_CAUSAL_WINDOW, _BOTH_WAYS_WINDOW = "sliding_window_overlay", "sliding_window_bidirectional_overlay"
 _PACKED, _REMAPPED, _BOTH = "packed_sequence_mask_function", "remap_positions_for_packed_sequence", "and_masks"
+#: An argument that only masks which see both ways are made with.
+_SEES_BOTH_WAYS = "allow_is_bidirectional_skip"
 
 
 class Visible(NamedTuple):
@@ -38,6 +44,7 @@ class Visible(NamedTuple):
     key_padding_mask: Tensor | None = None  #: (B, K) bool
     query_start: Tensor | None = None  #: (B,) int32
     packing: Packing | None = None
+    window: int | None = None  #: the largest distance
 
 
 def encode(
@@ -53,29 +60,39 @@ def encode(
     config: Any = None,
     use_vmap: bool = False,
     device: torch.device | str = "cpu",
-    **_: Any,
+    **more: Any,
 ) -> Tensor | None:
     """A mask function for `AttentionMaskInterface`; arguments as `transformers.masking_utils.sdpa_mask` has them.
 
     Raises:
         ValueError: the pattern of the mask is none that the kernels know.
     """
-    packed = _packed_sequences(mask_function, use_vmap, local_size, config)
-    if packed is not None:
-        return _boundaries(packed)
+    if torch.compiler.is_compiling():
+        pattern = _pattern_of_arguments(mask_function, use_vmap, local_size, config, _SEES_BOTH_WAYS not in more)
+    else:
+        pattern = _pattern_of_closures(mask_function)
+    if pattern.packed is not None:
+        return _with_window(_boundaries(pattern.packed), pattern.window)
     visible = _visible_keys(attention_mask, kv_length, kv_offset)
-    needs_tensor = getattr(config, "model_type", None) == "mpt"  # it calls .to(torch.bool) of whatever it gets
     start = q_offset - kv_offset
-    if isinstance(start, int) and start == kv_length - q_length:
-        if visible is None and needs_tensor:
+    at_the_end = isinstance(start, int) and start == kv_length - q_length
+    if getattr(config, "model_type", None) == "mpt":
+        if not at_the_end:
+            raise ValueError("past_key_values must be a cache that grows for MPT models, got one of a fixed size")
+        everything = torch.ones(batch_size, kv_length, dtype=torch.bool, device=device)
+        return (everything if visible is None else visible)[:, None, None, :]
+    if not at_the_end:
+        if visible is None:
             visible = torch.ones(batch_size, kv_length, dtype=torch.bool, device=device)
-        return None if visible is None else visible[:, None, None, :]
-    if needs_tensor:
-        raise ValueError("past_key_values must be a cache that grows for MPT models, got one of a fixed size")
-    if visible is None:
-        visible = torch.ones(batch_size, kv_length, dtype=torch.bool, device=device)
-    first = torch.zeros(len(visible), 1, dtype=torch.int32, device=device) + start
-    return torch.cat([first.to(torch.int32), visible.to(torch.int32)], 1)[:, None, None, :]
+        first = torch.zeros(len(visible), 1, dtype=torch.int32, device=device) + start
+        mask = torch.cat([first.to(torch.int32), visible.to(torch.int32)], 1)[:, None, None, :]
+    elif visible is not None:
+        mask = visible.to(torch.int8)[:, None, None, :]
+    elif pattern.window is not None:
+        mask = torch.empty(1, 1, 1, 0, dtype=torch.int8, device=device)
+    else:
+        return None
+    return _with_window(mask, pattern.window)
 
 
 def decode(mask: Tensor | None, query: Tensor, key: Tensor) -> Visible:
@@ -91,13 +108,18 @@ def decode(mask: Tensor | None, query: Tensor, key: Tensor) -> Visible:
     if mask is None:
         return Visible()
     shape, key_length = tuple(mask.shape), key.shape[2]
-    if mask.dtype == torch.int64 and shape[:3] == (1, 1, 1):
-        cu_seqlens = mask.view(-1).to(torch.int32)
-        return Visible(packing=Packing(cu_seqlens, cu_seqlens, query.shape[2], key_length))
-    if mask.dtype == torch.bool and len(shape) == 4 and shape[1:3] == (1, 1) and shape[3] >= key_length:
-        return Visible(mask[:, 0, 0, :key_length].expand(len(query), -1))
-    if mask.dtype == torch.int32 and len(shape) == 4 and shape[1:] == (1, 1, key_length + 1):
-        return Visible(mask[:, 0, 0, 1:] != 0, mask[:, 0, 0, 0])
+    if len(shape) == 4 and shape[1] == 1:
+        window = None if shape[2] == 1 else shape[2] - 2
+        row = mask[:, 0, 0]
+        if mask.dtype == torch.int8 and shape[3] == 0:
+            return Visible(window=window)
+        if mask.dtype == torch.int8 or (mask.dtype == torch.bool and shape[2] == 1):
+            return Visible((row[:, :key_length] != 0).expand(len(query), -1), window=window)
+        if mask.dtype == torch.int32:
+            return Visible(row[:, 1:] != 0, row[:, 0], window=window)
+        if mask.dtype == torch.int64:
+            cu_seqlens = row[0].to(torch.int32)
+            return Visible(packing=Packing(cu_seqlens, cu_seqlens, query.shape[2], key_length), window=window)
     raise ValueError(
         f"attention_mask must be (batch, length) of 0 and 1, got {shape} of {mask.dtype}: a table of queries and keys "
         "is not supported; for packed sequences pass cu_seq_lens_q, cu_seq_lens_k, max_length_q and max_length_k"
@@ -116,29 +138,43 @@ def _visible_keys(attention_mask: Tensor | None, kv_length: int, kv_offset: int)
     return None if bool(visible.all()) else visible
 
 
-def _packed_sequences(
-    mask_function: Callable[..., Any], use_vmap: bool, local_size: int | None, config: Any
-) -> Tensor | None:
-    """(B, S): which sequence of its row a token belongs to; None where a row is one sequence.
+class _Pattern(NamedTuple):
+    window: int | None = None  #: the largest distance
+    packed: Tensor | None = None  #: (B, S): which sequence of its row a token belongs to
 
-    Under torch.compile, which cannot look into closures, a pattern is known by its name and arguments, and whether
-    sequences are packed is left to `huggingface.check_not_packed`.
-    """
-    if torch.compiler.is_compiling():
-        name = mask_function.__code__.co_name
-        is_chunked = local_size is not None and local_size != getattr(config, "sliding_window", None)
-        is_custom = use_vmap and getattr(config, "model_type", None) != "falcon"
-        if is_custom or is_chunked or name not in (*_KNOWN, "and_mask"):
-            _refuse(name)
-        return None
-    packed = None
+
+def _pattern_of_closures(mask_function: Callable[..., Any]) -> _Pattern:
+    window, packed = None, None
     for part in _parts(mask_function):
         name = part.__qualname__.split(".")[0]
-        if name == _PACKED:
+        if name == _CAUSAL_WINDOW:
+            window = _captured(part, "sliding_window") - 1
+        elif name == _BOTH_WAYS_WINDOW:
+            window = _captured(part, "sliding_window")
+        elif name == _PACKED:
             packed = _captured(part, "packed_sequence_mask")
         elif name not in _KNOWN:
             _refuse(name)
-    return packed
+    return _Pattern(window, packed)
+
+
+def _pattern_of_arguments(
+    mask_function: Callable[..., Any], use_vmap: bool, local_size: int | None, config: Any, is_causal: bool
+) -> _Pattern:
+    """Under torch.compile, which cannot look into closures.
+
+    Whether sequences are packed is left to `huggingface.check_not_packed`.
+    """
+    name = mask_function.__code__.co_name
+    is_chunked = local_size is not None and local_size != getattr(config, "sliding_window", None)
+    is_custom = use_vmap and getattr(config, "model_type", None) != "falcon"
+    if is_custom or is_chunked or name not in (*_KNOWN, "and_mask"):
+        _refuse(name)
+    return _Pattern(None if local_size is None else local_size - is_causal)
+
+
+def _with_window(mask: Tensor, window: int | None) -> Tensor:
+    return mask if window is None else mask.expand(-1, -1, window + 2, -1)
 
 
 def _parts(mask_function: Callable[..., Any]) -> Iterator[Any]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import nn
 
+from .heads import AlibiHeads
 from .learned import is_causal
 from .surgery import NoRotation, Surgeon, Surgery, register_alibi
 
@@ -36,8 +37,30 @@ def operate_on_attention(module: Any, surgery: Surgery) -> None:
     f"{_IN}.qwen3.modeling_qwen3.Qwen3RotaryEmbedding",
 )
 def operate_on_rotary_embedding(module: Any, surgery: Surgery) -> None:
-    frequencies = next(buffer for name, buffer in module.named_buffers() if name.endswith("inv_freq"))
-    surgery.replace(module, NoRotation(2 * len(frequencies)))
+    parent_path = surgery.path.rpartition(".")[0]
+    parent, path = surgery.model.get_submodule(parent_path), surgery.path
+
+    def switch_off() -> None:
+        """Only where it turns nothing but ALiBi layers: a vision tower or an encoder may have one as well."""
+        served = {name: part for name, part in parent.named_modules() if hasattr(part, "alibi") or asks_by_name(part)}
+        without = [name for name, part in served.items() if not isinstance(getattr(part, "alibi", None), AlibiHeads)]
+        if len(without) == len(served):
+            return
+        if without:
+            raise ValueError(
+                f"{path} turns layers with ALiBi and without, among them {parent_path}.{without[0]}: apply_alibi to "
+                "the part of the model that is to have it, or register_alibi the others"
+            )
+        frequencies = next(buffer for name, buffer in module.named_buffers() if name.endswith("inv_freq"))
+        surgery.replace(module, NoRotation(2 * len(frequencies)))
+
+    surgery.afterwards(switch_off)
+
+
+def asks_by_name(module: nn.Module) -> bool:
+    """Whether it is an attention layer that follows transformers' interface."""
+    forward = inspect.unwrap(type(module).forward)
+    return "ALL_ATTENTION_FUNCTIONS" in getattr(getattr(forward, "__code__", None), "co_names", ())
 
 
 def surgeon_by_structure(module: nn.Module) -> Surgeon | None:
@@ -51,8 +74,7 @@ def surgeon_by_structure(module: nn.Module) -> Surgeon | None:
     has_frequencies = any(name.endswith("inv_freq") for name, _ in module.named_buffers())
     if kind.__name__.endswith("RotaryEmbedding") and has_frequencies:
         return operate_on_rotary_embedding
-    asks_by_name = "ALL_ATTENTION_FUNCTIONS" in inspect.unwrap(kind.forward).__code__.co_names
-    if asks_by_name and getattr(module, "is_causal", False) and hasattr(module, "layer_idx"):
+    if asks_by_name(module) and getattr(module, "is_causal", False) and hasattr(module, "layer_idx"):
         return operate_on_attention
     return None
 

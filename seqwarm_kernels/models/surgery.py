@@ -70,6 +70,7 @@ class Surgery:
         self.replaced: list[Replaced] = []
         self.removed: list[Removed] = []
         self.edits = Edits()
+        self._afterwards: list[Callable[[], None]] = []
 
     def give_alibi(
         self, module: nn.Module, num_heads: int, *, causal: bool | None, slopes: Sequence[float] | None = None
@@ -89,19 +90,23 @@ class Surgery:
         self.edits.assign(module, "alibi", heads)
         self.replaced.append(Replaced(self.path, type(module).__name__, num_heads, causal))
 
-    def replace(self, module: nn.Module, replacement: nn.Module) -> None:
-        """Put `replacement` in the place of the module at hand; its parameters leave the model."""
-        parent_path, _, name = self.path.rpartition(".")
-        self.remove(self.model.get_submodule(parent_path), name, replacement, self.path)
+    def afterwards(self, action: Callable[[], None]) -> None:
+        """Do this when all attention has its slopes."""
+        self._afterwards.append(action)
 
-    def remove(self, parent: nn.Module, name: str, replacement: nn.Module, path: str | None = None) -> None:
-        """Put `replacement` in the place of `parent.name`, a source of positions."""
-        module = getattr(parent, name)
-        path = f"{self.path}.{name}".lstrip(".") if path is None else path
-        num_parameters = sum(parameter.numel() for parameter in module.parameters())
+    def finish(self) -> None:
+        for action in self._afterwards:
+            action()
+
+    def replace(self, module: nn.Module, replacement: nn.Module) -> None:
+        """Put `replacement` in every place of a module that tells positions; its parameters leave the model."""
         replacement.train(module.training)
-        self.edits.assign(parent, name, replacement)
-        self.removed.append(Removed(path, type(module).__name__, num_parameters))
+        places = [path for path, other in self.model.named_modules(remove_duplicate=False) if other is module]
+        for path in places:
+            parent_path, _, name = path.rpartition(".")
+            self.edits.assign(self.model.get_submodule(parent_path), name, replacement)
+        num_parameters = sum(parameter.numel() for parameter in module.parameters())
+        self.removed.append(Removed(places[0], type(module).__name__, num_parameters))
 
     def set(self, owner: Any, name: str, value: Any) -> None:
         """`owner.name = value`."""

@@ -30,7 +30,7 @@ def save(name, folder, learn_slopes=False):
 def test_loaded_and_operated_again_gives_the_same_numbers(name, tmp_path):
     ids, expected = save(name, tmp_path)
     record = json.loads((tmp_path / "config.json").read_text())
-    assert record["seqwarm_alibi"] == {"max_seq_length": 96, "learn_slopes": False}
+    assert record["seqwarm_alibi"]["max_seq_length"] == 96
     model_class = getattr(transformers, FAMILIES[name].model)
     model = model_class.from_pretrained(tmp_path).eval()
     apply_alibi(model, 96)
@@ -48,6 +48,9 @@ def test_learned_slopes_come_back(learn_again, tmp_path):
     loaded = load_alibi_model(transformers.AutoModelForCausalLM, tmp_path).eval()
     assert loaded(ids).logits.equal(expected)
     assert sum(name.endswith("alibi.slopes") for name, _ in loaded.named_parameters()) == 2
+    model.save_pretrained(tmp_path / "again")
+    again = load_alibi_model(transformers.AutoModelForCausalLM, tmp_path / "again").eval()
+    assert again(ids).logits.equal(expected)
 
 
 def test_learned_slopes_find_their_layers_in_a_model_without_a_head(tmp_path):
@@ -55,6 +58,15 @@ def test_learned_slopes_find_their_layers_in_a_model_without_a_head(tmp_path):
     whole = load_alibi_model(transformers.GPT2LMHeadModel, tmp_path).eval()
     part = load_alibi_model(transformers.GPT2Model, tmp_path).eval()
     assert part(ids).last_hidden_state.equal(whole.transformer(ids).last_hidden_state)
+
+
+def test_learned_slopes_find_their_layers_in_a_model_with_a_head(tmp_path):
+    save("gpt2", tmp_path / "whole", learn_slopes=True)
+    part = load_alibi_model(transformers.GPT2Model, tmp_path / "whole").eval()
+    part.save_pretrained(tmp_path / "part")
+    whole = load_alibi_model(transformers.GPT2LMHeadModel, tmp_path / "part")
+    for layer, other in zip(part.h, whole.transformer.h, strict=True):
+        assert layer.attn.alibi.slopes.equal(other.attn.alibi.slopes)
 
 
 def test_learned_slopes_that_are_lost_are_missed(tmp_path):

@@ -77,7 +77,11 @@ def test_every_family_is_proven(name):
     assert all(module.training for module in model.modules())
     assert len(report.replaced) == model.config.num_hidden_layers
     assert {layer.causal for layer in report.replaced} == {FAMILIES[name].causal}
-    assert model.config.seqwarm_alibi == {"max_seq_length": 96, "learn_slopes": False}
+    record = {"max_seq_length": 96, "learn_slopes": False, "slopes_were_learned": False}
+    assert model.config.seqwarm_alibi == record
+    if hasattr(model.config, "max_position_embeddings"):
+        first = model.config.pad_token_id + 1 if name == "roberta" else 0
+        assert model.config.max_position_embeddings == 96 + first
 
 
 def test_optimizers_keep_all_but_what_left():
@@ -103,7 +107,8 @@ def test_optimizers_keep_all_but_what_left():
 
 def test_a_position_table_that_is_tied_to_what_stays_is_not_dropped():
     model = make("gpt2")
-    model.extra = model.transformer.wpe
+    model.extra = nn.Linear(WIDTH, 64, bias=False)
+    model.extra.weight = model.transformer.wpe.weight
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     assert apply_alibi(model, 64, optimizers=optimizer).dropped_from_optimizers == 0
 
@@ -249,7 +254,7 @@ def test_wrapped_models_raise(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ({"max_seq_length": 0}, ValueError, "max_seq_length must be at least 1, got 0"),
+        ({"max_seq_length": 1}, ValueError, "max_seq_length must be at least 2, got 1"),
         ({"max_seq_length": 2.5}, TypeError, "max_seq_length must be an int, got float"),
         ({"optimizers": [3]}, TypeError, "optimizers must be torch optimizers, got int"),
         ({"optimizers": 3}, TypeError, "optimizers must be torch optimizers, got int"),
@@ -273,7 +278,11 @@ def test_a_proof_that_fails_takes_everything_back(name, learn_slopes, monkeypatc
     trained(model, optimizer)
     before = picture(model, optimizer)
     attention = heads.alibi_attention
-    monkeypatch.setattr(heads, "alibi_attention", lambda q, k, v, slopes, **o: attention(q, k, v, 0 * slopes, **o))
+
+    def forgetful(query, key, value, slopes, *, backend=None, **options):
+        return attention(query, key, value, slopes if backend else 0 * slopes, backend=backend, **options)
+
+    monkeypatch.setattr(heads, "alibi_attention", forgetful)
     with pytest.raises(ValueError, match=r"the output of .* is off by .*: not ALiBi attention"):
         apply_alibi(model, 256, optimizers=optimizer, learn_slopes=learn_slopes)
     assert_untouched(before, picture(model, optimizer))

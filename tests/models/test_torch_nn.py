@@ -62,7 +62,7 @@ def test_multihead_attention(causal, padding, batch_first, bias):
     hidden = None if padding is None else padded()
     valid = torch.ones(ROWS, LENGTH, dtype=torch.bool) if hidden is None else ~hidden
     expected = run(twin, x, valid, attn_mask=dense_bias(causal, hidden))
-    assert apply_alibi(layer, 64).proof.calls == 1
+    assert apply_alibi(layer, 64, example_batch=x).proof.calls == 1
     options = {"is_causal": True, "attn_mask": torch.zeros(LENGTH, LENGTH)} if causal else {}
     padding = padding.double() if padding is not None and padding.is_floating_point() else padding
     found = run(layer, x, valid, key_padding_mask=padding, **options)
@@ -108,28 +108,28 @@ def test_cross_attention_of_a_decoder_stays_as_it_was():
 
 
 def test_other_keys_than_queries_are_attended_as_before():
-    layer = nn.Sequential(nn.MultiheadAttention(WIDTH, HEADS, batch_first=True))
+    layer = nn.MultiheadAttention(WIDTH, HEADS, batch_first=True)
     twin = copy.deepcopy(layer)
     apply_alibi(layer, 64)
     x, y = torch.randn(2, ROWS, LENGTH, WIDTH).unbind()
-    assert layer[0](x, y, y)[0].equal(twin[0](x, y, y)[0])
+    assert layer(x, y, y)[0].equal(twin(x, y, y)[0])
 
 
 def test_rows_of_one_sequence_and_weights():
-    layer = nn.Sequential(nn.MultiheadAttention(WIDTH, HEADS))
+    layer = nn.MultiheadAttention(WIDTH, HEADS)
     apply_alibi(layer, 64)
     x = torch.randn(LENGTH, WIDTH)
-    out, weights = layer[0](x, x, x)
+    out, weights = layer(x, x, x)
     assert weights is None
     batched = x.unsqueeze(1)
-    torch.testing.assert_close(out, layer[0](batched, batched, batched)[0].squeeze(1))
+    torch.testing.assert_close(out, layer(batched, batched, batched)[0].squeeze(1))
 
 
 def test_masks_that_are_not_known_to_be_causal_are_refused():
-    layer = nn.Sequential(nn.MultiheadAttention(WIDTH, HEADS))
+    layer = nn.MultiheadAttention(WIDTH, HEADS)
     apply_alibi(layer, 64)
     x = torch.randn(LENGTH, ROWS, WIDTH)
     with pytest.raises(ValueError, match="attn_mask must be None, or a causal mask with is_causal=True, got one of sh"):
-        layer[0](x, x, x, attn_mask=torch.zeros(LENGTH, LENGTH))
+        layer(x, x, x, attn_mask=torch.zeros(LENGTH, LENGTH))
     with pytest.raises(RuntimeError, match="key_padding_mask must be bool, or hold nothing but 0 and -inf"):
-        layer[0](x, x, x, key_padding_mask=torch.full((ROWS, LENGTH), -2.0))
+        layer(x, x, x, key_padding_mask=torch.full((ROWS, LENGTH), -2.0))

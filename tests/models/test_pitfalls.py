@@ -1,0 +1,229 @@
+"""Models and uses in which surgery could go wrong without a word: each is right, or refused with a way out."""
+
+import pytest
+import torch
+from torch import nn
+
+from seqwarm_kernels import apply_alibi, load_alibi_model, register_alibi
+from seqwarm_kernels.models import surgery
+from seqwarm_kernels.models.falcon import falcon_slopes
+
+from .zoo import FAMILIES, HEADS, VOCABULARY, WIDTH, make, tokens, transformers
+
+
+def small(name, **options):
+    config = getattr(transformers, f"{name}Config")
+    return config(**FAMILIES["llama"].options | options)
+
+
+def reached(model, position=2, length=20):
+    """The tokens whose outputs change with the token at a position."""
+    ids = tokens(1, length)
+    other = ids.clone()
+    other[0, position] = 3 + (ids[0, position] - 2) % (VOCABULARY - 3)
+    difference = (model.eval()(ids).logits - model(other).logits).abs().amax(-1)[0]
+    return (difference > 1e-5).nonzero()[:, 0].tolist()
+
+
+def test_a_window_that_a_model_tells_its_mask_alone_is_kept():
+    config = small("Phimoe", num_hidden_layers=1, sliding_window=4, num_local_experts=2)
+    torch.manual_seed(0)
+    model = transformers.PhimoeForCausalLM(config)
+    assert reached(model) == [2, 3, 4, 5]
+    apply_alibi(model, 64)
+    assert reached(model) == [2, 3, 4, 5]
+
+
+def test_a_window_that_differs_from_the_mask_is_refused():
+    model = make("mistral")
+    apply_alibi(model, 64)
+    model.model.config.sliding_window = 5
+    for layer in model.model.layers:
+        layer.self_attn.config = type("Config", (), {"sliding_window": 4, "_attn_implementation": "seqwarm_alibi"})
+    with pytest.raises(ValueError, match=r"the window of MistralAttention must be that of its mask, 4, got 3"):
+        model(tokens())
+
+
+def test_another_attention_after_surgery_is_refused():
+    model = make("llama")
+    apply_alibi(model, 64)
+    model.set_attn_implementation("sdpa")
+    with pytest.raises(
+        ValueError, match="its attention was set to 'sdpa', which has no ALiBi: set_attn_implementation"
+    ):
+        model(tokens())
+
+
+def test_rotary_embeddings_of_other_parts_are_left_alone():
+    vision = {"hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 1, "image_size": 8, "patch_size": 2}
+    text = small("Llama", num_hidden_layers=1).to_dict()
+    config = transformers.LlavaConfig(
+        vision_config={"model_type": "pixtral", "intermediate_size": 16, **vision},
+        text_config={**text, "model_type": "llama"},
+        image_token_index=5,
+    )
+    model = transformers.LlavaForConditionalGeneration(config)
+    ids = torch.randint(6, VOCABULARY, (1, 8))
+    report = apply_alibi(model, 64, example_batch={"input_ids": ids})
+    assert [source.path for source in report.removed] == ["model.language_model.rotary_emb"]
+
+
+def test_rotary_embeddings_shared_with_layers_without_alibi_are_refused():
+    model = make("llama")
+    model.model.layers[1].self_attn.is_causal = False
+    foreign = model.model.layers[1].self_attn
+    foreign.__class__ = type("Foreign", (nn.Module,), {"forward": type(foreign).forward})
+    with pytest.raises(ValueError, match=r"model.rotary_emb turns layers with ALiBi and without, .*layers.1.self_attn"):
+        apply_alibi(model, 64)
+
+
+class TwoInputs(nn.Module):
+    """Positions come from the caller."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.places = nn.Embedding(VOCABULARY, WIDTH), nn.Embedding(64, WIDTH)
+        self.layers = nn.TransformerEncoder(nn.TransformerEncoderLayer(WIDTH, HEADS, 48, batch_first=True), 1)
+
+    def forward(self, input_ids, position_ids):
+        return self.layers(self.words(input_ids) + self.places(position_ids))
+
+
+def test_positions_that_a_caller_gives_are_found():
+    batch = {"input_ids": tokens(2, 9), "position_ids": torch.arange(9).expand(2, -1)}
+    with pytest.raises(ValueError, match="the model has positions besides ALiBi"):
+        apply_alibi(TwoInputs(), 64, example_batch=batch)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_faint_positions_are_found(dtype):
+    class Faint(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.words = nn.Embedding(VOCABULARY, WIDTH)
+            self.places = nn.Parameter(0.02 * torch.randn(64, WIDTH))
+            self.layers = nn.TransformerEncoder(nn.TransformerEncoderLayer(WIDTH, HEADS, 48, batch_first=True), 1)
+
+        def forward(self, input_ids):
+            return self.layers(self.words(input_ids) + self.places[: input_ids.shape[1]])
+
+    with pytest.raises(ValueError, match="the model has positions besides ALiBi"):
+        apply_alibi(Faint().to(dtype), 64)
+
+
+def test_inputs_that_cannot_be_guessed_are_asked_for():
+    model = nn.Sequential(nn.Linear(3, WIDTH), nn.TransformerEncoderLayer(WIDTH, HEADS, 48, batch_first=True))
+    with pytest.raises(
+        ValueError, match=r"does not know what to call the model with: cannot guess .* pass example_batch"
+    ):
+        apply_alibi(model, 64)
+    assert apply_alibi(model, 64, example_batch=torch.randn(2, 7, 3)).proof.calls == 1
+
+
+def test_self_attention_in_the_shape_of_cross_attention_is_found():
+    class Normed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.words, self.norm = nn.Embedding(VOCABULARY, WIDTH), nn.LayerNorm(WIDTH)
+            self.attention = nn.MultiheadAttention(WIDTH, HEADS, batch_first=True)
+
+        def forward(self, input_ids):
+            x = self.words(input_ids)
+            return self.attention(self.norm(x), self.norm(x), self.norm(x))[0]
+
+    with pytest.raises(ValueError, match="ALiBi attention is never called in attention"):
+        apply_alibi(Normed(), 64)
+
+
+def test_a_failing_forward_names_the_way_out():
+    model = transformers.GPT2ForSequenceClassification(transformers.GPT2Config(**FAMILIES["gpt2"].options))
+    model.config.pad_token_id = None
+    with pytest.raises(ValueError, match=r"could not run GPT2ForSequenceClassification: .* pass example_batch"):
+        apply_alibi(model, 64)
+
+
+def test_padded_example_batches_are_attended_as_they_are():
+    mask = torch.ones(2, 9, dtype=torch.int64)
+    mask[1, :4] = 0
+    for name in ("bert", "gpt2"):
+        report = apply_alibi(make(name), 64, example_batch={"input_ids": tokens(2, 9), "attention_mask": mask})
+        assert report.proof.largest_error < 1e-5
+
+
+def test_taking_back_works_with_groups_of_any_size():
+    """One group has as many parameters as slopes are added."""
+    model = make("gpt2")
+    model.spare = nn.MultiheadAttention(8, 2)  # never called: the proof fails
+    parameters = list(model.parameters())
+    groups = [{"params": parameters[2:5]}, {"params": parameters[:2] + parameters[5:]}]
+    optimizer = torch.optim.AdamW(groups)
+    with pytest.raises(ValueError, match="never called in spare"):
+        apply_alibi(model, 64, optimizers=optimizer, learn_slopes=True)
+    assert [len(group["params"]) for group in optimizer.param_groups] == [3, len(parameters) - 3]
+
+
+def test_a_learning_rate_scheduler_that_is_made_too_early_is_refused():
+    model = make("gpt2")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
+    with pytest.raises(ValueError, match="make the scheduler after apply_alibi"):
+        apply_alibi(model, 64, optimizers=optimizer, learn_slopes=True)
+    apply_alibi(model, 64, optimizers=optimizer)
+
+
+def test_offloaded_models_are_refused():
+    accelerate = pytest.importorskip("accelerate")
+    model = accelerate.cpu_offload(make("llama"), execution_device="cpu")
+    with pytest.raises(ValueError, match="model is dispatched or offloaded by Accelerate: call apply_alibi first"):
+        apply_alibi(model, 64)
+
+
+def test_a_position_module_in_two_places_is_replaced_in_both(monkeypatch):
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.words = nn.Embedding(VOCABULARY, WIDTH)
+            self.first = self.second = nn.Embedding(64, WIDTH)
+            self.layers = nn.TransformerEncoder(nn.TransformerEncoderLayer(WIDTH, HEADS, 48, batch_first=True), 1)
+
+        def forward(self, input_ids):
+            places = torch.arange(input_ids.shape[1])
+            return self.layers(self.words(input_ids) + self.first(places) + self.second(places))
+
+    monkeypatch.setattr(surgery, "_surgeons", dict(surgery._surgeons))
+
+    @register_alibi(Twice)
+    def operate(module, operation):
+        operation.replace(module.first, surgery.NoPositions())
+
+    model = Twice()
+    apply_alibi(model, 64)
+    assert model.first is model.second
+
+
+def test_dynamic_graphs_do_not_break():
+    model = make("gpt2")
+    apply_alibi(model, 64)
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True, dynamic=True)
+    for length in (12, 20):
+        ids = tokens(2, length)
+        torch.testing.assert_close(compiled(ids).logits, model(ids).logits)
+
+
+def test_an_encoder_and_a_decoder_in_one_model(tmp_path):
+    """Cross-attention stays; the checkpoint comes back."""
+    options = {**FAMILIES["bert"].options}
+    encoder, decoder = transformers.BertConfig(**options), transformers.BertConfig(**options, is_decoder=True)
+    config = transformers.EncoderDecoderConfig.from_encoder_decoder_configs(encoder, decoder)
+    model = transformers.EncoderDecoderModel(config).eval()
+    batch = {"input_ids": tokens(2, 9), "decoder_input_ids": tokens(2, 5)}
+    assert len(apply_alibi(model, 64, example_batch=batch).replaced) == 4
+    model.save_pretrained(tmp_path)
+    loaded = load_alibi_model(transformers.EncoderDecoderModel, tmp_path, example_batch=batch).eval()
+    assert loaded(**batch).logits.equal(model(**batch).logits)
+
+
+def test_falcon_slopes_are_rounded_as_it_was_trained():
+    slopes = falcon_slopes(12, 8)
+    assert slopes[0] == 0.5 * 8**-0.5
+    assert slopes[8] == torch.tensor(2**-0.5).bfloat16().item() * 8**-0.5
