@@ -66,8 +66,8 @@ def _cpu_name() -> str:
     return f"{names[0]}, {len(names)} cores" if names else platform.processor()
 
 
-def write(name: str, records: Iterable[Record]) -> Path:
-    """bench/results/<name>.jsonl: the environment first, then a line for each record."""
+def write(name: str, records: Iterable[Any]) -> Path:
+    """bench/results/<name>.jsonl: the environment first, then a line for each record, a dataclass."""
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{name}.jsonl"
     lines = [json.dumps(environment()), *(json.dumps(asdict(record)) for record in records)]

@@ -9,13 +9,13 @@ import argparse
 import json
 from pathlib import Path
 
-from . import cpu_goals
+from . import batching_records, cpu_goals
 from .cpu_figures import draw_cpu_attention, draw_cpu_resizing
 from .device_records import DeviceRecord, read
 from .figures import draw_all
 from .lookup import Records
 from .measure import RESULTS, Record, table
-from .report_tables import attention_table, failures_list, goals_table, segments_table, stage_table
+from .report_tables import attention_table, failures_list, goal_rows, goals_table, segments_table, stage_table
 
 FIGURES = Path(__file__).parent.parent / "docs" / "figures"
 
@@ -50,6 +50,9 @@ def main(arguments: argparse.Namespace) -> None:
 
 def _cpu(path: Path, figures: Path) -> str | None:
     first, *lines = path.read_text().splitlines()
+    if path.stem == "cpu_batching":
+        batching = [batching_records.BatchingRecord(**json.loads(line)) for line in lines]
+        return f"{batching_records.table(batching)}\n\n{goal_rows(batching_records.goals(batching))}"
     try:
         records = [Record(**json.loads(line)) for line in lines]
     except TypeError:  # the demo's records are of another kind

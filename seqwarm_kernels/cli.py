@@ -1,4 +1,4 @@
-"""The command line: `python -m seqwarm_kernels {info,plan,demo}`."""
+"""The command line: `python -m seqwarm_kernels {info,plan,padding,demo}`."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from . import __version__, plan
+from .data import padding_command as padding
 from .demo import command as demo
 from .ops import backends
 
@@ -24,7 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m seqwarm_kernels")
-    subcommands = parser.add_subparsers(required=True, metavar="{info,plan,demo}")
+    subcommands = parser.add_subparsers(required=True, metavar="{info,plan,padding,demo}")
 
     info_parser = subcommands.add_parser("info", help="show versions, devices, and which backends serve here")
     info_parser.add_argument("--json", action="store_true", help="print a JSON object")
@@ -33,6 +34,10 @@ def _parser() -> argparse.ArgumentParser:
     plan_parser = subcommands.add_parser("plan", help="show the lengths of a schedule, and what it saves")
     plan.add_arguments(plan_parser)
     plan_parser.set_defaults(run=plan.run)
+
+    padding_parser = subcommands.add_parser("padding", help="show what padding costs on text, by how it is batched")
+    padding.add_arguments(padding_parser)
+    padding_parser.set_defaults(run=padding.run)
 
     demo_parser = subcommands.add_parser("demo", help="train a small model with and without warmup, and compare")
     demo.add_arguments(demo_parser)

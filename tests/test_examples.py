@@ -1,7 +1,10 @@
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parents[1]
 
@@ -19,3 +22,15 @@ def test_train_plain():
     assert lengths == sorted(lengths)
     assert lengths[-1] == 128
     assert losses[-1] < losses[0] - 1
+
+
+def test_dynamic_batching(tmp_path):
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, ROOT / "examples" / "dynamic_batching.py", "--figure", tmp_path / "padding.png"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    padding = re.findall(r"^[^%\n]* (\d+\.\d)%", done.stdout, re.MULTILINE)
+    random, window, greedy, ours, packed = map(float, padding)
+    assert random > window > greedy >= ours > packed == 0
+    assert "resumed after" in done.stdout
+    assert (tmp_path / "padding.png").stat().st_size > 10_000

@@ -31,6 +31,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="UTF-8 text files, or folders of them, to train on; default: Python's standard library",
     )
     parser.add_argument("--report", metavar="DIR", help="a new folder for the results; default reports/demo-DATE-TIME")
+    parser.add_argument(
+        "--packing",
+        action="store_true",
+        default=None,
+        help="train on paragraphs packed without padding, in place of windows of the text",
+    )
     parser.add_argument("--quick", action="store_true", default=None, help="a short run, in under a minute")
     parser.add_argument(
         "--resume",

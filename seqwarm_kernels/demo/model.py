@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..attention import alibi_attention
+from ..attention import alibi_attention, alibi_attention_varlen
 from ..slopes import alibi_slopes
 
 #: One token for each byte.
@@ -19,6 +19,8 @@ class GPT(nn.Module):
     """Pre-norm blocks, no position embedding, input and output embedding tied.
 
     input_ids (B, S) int64 -> logits (B, S, 256)
+
+    With `cu_seqlens` (sequences + 1,) int32 the one row of `input_ids` holds several sequences, one after another.
     """
 
     def __init__(self, layers: int, heads: int, width: int) -> None:
@@ -31,10 +33,10 @@ class GPT(nn.Module):
             if name.endswith("project.weight"):  # as in GPT-2: the sum over all layers keeps its scale
                 nn.init.normal_(weight, std=0.02 / math.sqrt(2 * layers))
 
-    def forward(self, input_ids: Tensor) -> Tensor:
+    def forward(self, input_ids: Tensor, cu_seqlens: Tensor | None = None) -> Tensor:
         hidden = self.embedding(input_ids)
         for block in self.blocks:
-            hidden = block(hidden)
+            hidden = block(hidden, cu_seqlens)
         return F.linear(self.norm(hidden), self.embedding.weight)
 
 
@@ -46,8 +48,8 @@ class Block(nn.Module):
         self.mlp_norm = nn.LayerNorm(width)
         self.mlp = MLP(width)
 
-    def forward(self, hidden: Tensor) -> Tensor:
-        hidden = hidden + self.attention(self.attention_norm(hidden))
+    def forward(self, hidden: Tensor, cu_seqlens: Tensor | None) -> Tensor:
+        hidden = hidden + self.attention(self.attention_norm(hidden), cu_seqlens)
         return hidden + self.mlp(self.mlp_norm(hidden))
 
 
@@ -61,11 +63,18 @@ class Attention(nn.Module):
         self.project = nn.Linear(width, width, bias=False)
         self.register_buffer("slopes", alibi_slopes(heads), persistent=False)
 
-    def forward(self, hidden: Tensor) -> Tensor:
-        # (B, S, 3·H·D) -> three times (B, H, S, D), as views
-        query, key, value = self.query_key_value(hidden).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        attended = alibi_attention(query, key, value, self.slopes)
-        return self.project(attended.transpose(1, 2).flatten(2))
+    def forward(self, hidden: Tensor, cu_seqlens: Tensor | None) -> Tensor:
+        heads = self.query_key_value(hidden).unflatten(-1, (3, self.heads, -1))  # (B, S, 3, H, D)
+        if cu_seqlens is None:
+            query, key, value = heads.permute(2, 0, 3, 1, 4)  # (B, H, S, D), as views
+            attended = alibi_attention(query, key, value, self.slopes).transpose(1, 2)
+        else:
+            query, key, value = heads[0].unbind(1)  # (T, H, D)
+            longest = hidden.shape[1]  # at least: asking for it would wait for the device
+            attended = alibi_attention_varlen(query, key, value, cu_seqlens, cu_seqlens, longest, longest, self.slopes)[
+                None
+            ]
+        return self.project(attended.flatten(2))
 
 
 class MLP(nn.Module):

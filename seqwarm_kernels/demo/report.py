@@ -99,7 +99,7 @@ def _setting_rows(settings: Settings, corpus: Corpus) -> list[list[str]]:
             "model",
             f"GPT with ALiBi: {settings.layers} layers, {settings.heads} heads, width {settings.width}",
         ],
-        ["batch", f"{settings.batch_size} rows"],
+        ["batch", settings.batch],
         [
             "sequence length",
             f"{settings.min_seq_length} to {settings.seq_length} in steps of {settings.length_step_size}, "

@@ -37,6 +37,7 @@ class Settings:
     learning_rate_warmup: float = 0.05  #: share of the tokens
     length_warmup: float = 0.3  #: share of the tokens
     evaluations: int = 24
+    packing: bool = False  #: train on packed paragraphs instead of windows
 
     @property
     def total_tokens(self) -> int:
@@ -61,10 +62,17 @@ class Settings:
         count = min(self.evaluations, self.steps)
         return [index * self.total_tokens // count for index in range(count + 1)]
 
+    @property
+    def batch(self) -> str:
+        """In words."""
+        if self.packing:
+            return f"packed paragraphs, {self.batch_size * self.seq_length:,} tokens"
+        return f"{self.batch_size} rows"
+
     def describe(self) -> str:
         return (
             f"GPT with ALiBi on {self.device}: {self.layers} layers, {self.heads} heads, width {self.width}. "
-            f"Two runs of {self.total_tokens:,} tokens each, {self.batch_size} rows a batch: full length "
+            f"Two runs of {self.total_tokens:,} tokens each, {self.batch} a batch: full length "
             f"{self.seq_length} throughout, then growing from {self.min_seq_length} over the first "
             f"{self.length_warmup:.0%} of the tokens."
         )
@@ -122,6 +130,7 @@ class GivenOptions:
     steps: int | None = None
     seq_length: int | None = None
     seed: int | None = None
+    packing: bool | None = None
     text: tuple[str, ...] | None = None
 
     @staticmethod

@@ -16,6 +16,7 @@ from ..allocator import AllocatorReport, warmup_allocator
 from ..schedule import SequenceLengthScheduler
 from .batches import Batch, training_batch, validation_set
 from .model import build_model, next_byte_loss
+from .packing import PackedText
 from .records import WARMUP, Record
 from .settings import Settings
 from .text import Corpus
@@ -61,6 +62,7 @@ class Trainer:
             self.model.parameters(), lr=0.0, betas=(0.9, 0.95), weight_decay=settings.weight_decay, fused=True
         )
         self.scheduler = make_scheduler(run, settings)
+        self.packed = PackedText(self.text, settings, make_scheduler(run, settings)) if settings.packing else None
         self.steps = 0
         self.tokens = 0
         self.seconds = 0.0
@@ -114,14 +116,14 @@ class Trainer:
     def _step(self) -> tuple[Tensor, int]:
         """One optimizer step at the length of now: its loss and how many tokens it learned from."""
         self.last_seq_length = self.scheduler.seq_length
-        batch = self.scheduler.resize(self._full_batch())
+        batch = self.scheduler.resize(self._full_batch()) if self.packed is None else self.packed.next_batch()
         count = min(batch["labels"].numel(), self.settings.total_tokens - self.tokens)
         batch["labels"].view(-1)[count:] = -100  # so that both runs end on the same token
         batch = self._to_device(batch)
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(self.tokens + count, self.settings)
         with self._autocast():
-            loss = next_byte_loss(self.model(batch["input_ids"]), batch)
+            loss = next_byte_loss(self.model(batch["input_ids"], batch.get("cu_seqlens")), batch)
         self.optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), GRADIENT_NORM)
@@ -167,6 +169,7 @@ class Trainer:
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "scheduler": self.scheduler.state_dict(),
+            "packed": None if self.packed is None else self.packed.state_dict(),
             "random_cpu": torch.get_rng_state(),
             "random_cuda": torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None,
             "counts": [self.steps, self.tokens, self.evaluations, self.last_seq_length],
@@ -177,6 +180,8 @@ class Trainer:
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.scheduler.load_state_dict(state["scheduler"])
+        if self.packed is not None:
+            self.packed.load_state_dict(state["packed"])
         torch.set_rng_state(state["random_cpu"])
         if state["random_cuda"] is not None:
             torch.cuda.set_rng_state(state["random_cuda"], self.device)

@@ -2,6 +2,9 @@
 
 import pytest
 import torch
+
+pytest.importorskip("composer", reason="needs Composer: make test-composer")
+
 from composer import Trainer
 from composer.models import HuggingFaceModel
 from torch.utils.data import DataLoader

@@ -1,0 +1,119 @@
+"""Files of items, compressed or not: text, one item a line, or JSON lines. What cannot be read says where."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from .compression import COMPRESSIONS, READ_ERRORS, compression_of, open_uncompressed, read_uncompressed
+
+FORMATS = {"text": ".txt", "jsonl": ".jsonl"}
+
+
+class ChunkError(ValueError):
+    """A file that does not hold what it should. Its message begins with the file and the line."""
+
+    def __init__(self, path: Path, line: int | None, problem: str) -> None:
+        where = str(path) if line is None else f"{path}, line {line}"
+        super().__init__(f"{where}: {problem}")
+        self.path, self.line, self.problem = path, line, problem
+
+    def __reduce__(self) -> tuple[Any, ...]:  # worker processes send errors to their parent
+        return type(self), (self.path, self.line, self.problem)
+
+
+def format_of(path: Path) -> str:
+    """By the name: .jsonl, before any .gz or .zst, or else text."""
+    name = path.name.removesuffix(COMPRESSIONS[compression_of(path)])
+    return "jsonl" if name.endswith(FORMATS["jsonl"]) else "text"
+
+
+def read_chunk(path: Path, expected_items: int | None = None, expected_bytes: int | None = None) -> list[Any]:
+    """All items of a file: strings, or what JSON holds. Blank lines are none.
+
+    Raises:
+        ChunkError: it is missing, unreadable, damaged, cut short, without items, or not what was expected.
+    """
+    is_json = format_of(path) == "jsonl"
+    try:
+        lines = _all_lines(path)
+        items = list(map(_from_json if is_json else str, filter(str.strip, lines)))
+    except (*READ_ERRORS, ValueError):
+        lines, items = _line_by_line(path, is_json)
+    if expected_items is not None and len(items) != expected_items:
+        problem = f"the file ends after {len(items)} items, its manifest says {expected_items}"
+        raise ChunkError(path, len(lines), problem)
+    if expected_bytes is not None and path.stat().st_size != expected_bytes:
+        problem = f"the file has {path.stat().st_size} bytes, its manifest says {expected_bytes}"
+        raise ChunkError(path, len(lines), problem)
+    if not items:
+        raise ChunkError(path, len(lines), "the file holds blank lines only" if lines else "the file is empty")
+    return items
+
+
+def _all_lines(path: Path) -> list[str]:
+    """Quicker than one after another."""
+    lines = read_uncompressed(path).decode().split("\n")
+    return lines if lines[-1] else lines[:-1]
+
+
+def _line_by_line(path: Path, is_json: bool) -> tuple[list[str], list[Any]]:
+    """To find the line with the problem."""
+    lines, items = [], []
+    for number, text in iter_lines(path):
+        lines.append(text)
+        try:
+            if text.strip():
+                items.append(_from_json(text) if is_json else text)
+        except ValueError as error:
+            raise ChunkError(path, number, f"no JSON: {error}") from error
+    return lines, items
+
+
+_decode = json.JSONDecoder().raw_decode
+
+
+def _from_json(text: str) -> Any:
+    item, end = _decode(text) if text[0] not in " \t\r" else (None, -1)
+    return item if end == len(text) else json.loads(text)  # which takes spaces around, and raises
+
+
+def iter_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """(number from 1 on, line without its "\\n"), read a block at a time; no other character ends a line."""
+    number = 0
+    try:
+        with open_uncompressed(path) as file:
+            for number, line in enumerate(file, start=1):
+                yield number, line.decode().removesuffix("\n")
+    except UnicodeDecodeError as error:
+        raise ChunkError(path, number, f"no UTF-8: {error.reason} at byte {error.start} of the line") from error
+    except READ_ERRORS as error:
+        raise _unreadable(path, number + 1, error) from error
+
+
+def _unreadable(path: Path, line: int, error: Exception) -> ChunkError:
+    if isinstance(error, EOFError):
+        return ChunkError(path, line, "the compressed file is cut short")
+    if isinstance(error, (gzip.BadGzipFile, zlib.error)):
+        return ChunkError(path, line, f"the compressed file is damaged: {error}")
+    return ChunkError(path, None, f"cannot be read: {getattr(error, 'strerror', None) or error}")
+
+
+def as_line(item: Any, item_format: str, number: int) -> bytes:
+    """The line of an item, which has this number where it cannot be written."""
+    if item_format == "text":
+        if not isinstance(item, str):
+            raise TypeError(f"items must be strings for format 'text', got {type(item).__name__} as item {number}")
+        if "\n" in item:
+            raise ValueError(f"items must be one line each for format 'text', item {number} has several; 'jsonl' may")
+    try:
+        text = item if item_format == "text" else json.dumps(item, ensure_ascii=False, separators=(",", ":"))
+        return text.encode() + b"\n"
+    except UnicodeEncodeError as error:
+        raise ValueError(f"items must be text that UTF-8 can hold, item {number} is not: {error.reason}") from error
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"items must be what JSON can hold, item {number} is not: {error}") from error

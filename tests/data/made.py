@@ -1,0 +1,75 @@
+"""What tests of batches share: lengths of many kinds, a source, and how to look at batches."""
+
+import json
+from itertools import islice
+
+from hypothesis import strategies as st
+
+from seqwarm_kernels.data import Piece
+
+#: Lengths as they come: many short ones, few long ones, none at all, all equal.
+lengths_lists = st.one_of(
+    st.lists(st.integers(0, 40), max_size=120),
+    st.lists(st.integers(1, 8), max_size=120),
+    st.integers(1, 30).flatmap(lambda length: st.lists(st.just(length), max_size=60)),
+)
+
+
+class ListSource:
+    """Items of a list, in another order each epoch, one epoch for each `iter()`.
+
+    Args:
+        ends_with: what its state is behind the last item: the "next" epoch's start, or this epoch's "end", from which
+            nothing comes any more.
+    """
+
+    def __init__(self, items, ends_with="next"):
+        self.items, self.ends_with = items, ends_with
+        self.epoch = self.position = 0
+        self.reads = 0
+        self._is_over = False
+
+    def __iter__(self):
+        if self._is_over:
+            self._start_next_epoch()
+        while self.position < len(self.items):
+            self.position += 1
+            self.reads += 1
+            yield self.items[(self.position - 1 + self.epoch) % len(self.items)]
+        self._is_over = True
+        if self.ends_with == "next":
+            self._start_next_epoch()
+
+    def _start_next_epoch(self):
+        self.epoch, self.position, self._is_over = self.epoch + 1, 0, False
+
+    def state_dict(self):
+        return {"epoch": self.epoch, "position": self.position}
+
+    def load_state_dict(self, state):
+        self.epoch, self.position, self._is_over = state["epoch"], state["position"], False
+
+
+def through_json(state):
+    return json.loads(json.dumps(state))
+
+
+def item_of(entry):
+    return entry.item if isinstance(entry, Piece) else entry
+
+
+def items_of(batches):
+    return [item_of(entry) for batch in batches for entry in batch]
+
+
+def first_batches(batches, count):
+    return list(islice(iter(batches), count))
+
+
+def broken_off(make, at):
+    """The batches of a run that stops after `at` of them and goes on in a new process, as far as objects tell."""
+    first = make()
+    head = first_batches(first, at)
+    second = make()
+    second.load_state_dict(through_json(first.state_dict()))
+    return head + list(second)

@@ -1,0 +1,136 @@
+import gzip
+
+import pytest
+
+from seqwarm_kernels.data import chunk_source
+from seqwarm_kernels.data.chunk_files import ChunkError
+from seqwarm_kernels.data.chunk_source import ChunkSource
+from seqwarm_kernels.data.chunks import write_chunks
+
+ITEMS = [f"item {number}" for number in range(1003)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("chunks")
+    write_chunks(ITEMS, path, 100, length_fn=len)
+    return path
+
+
+def test_restoring_reads_the_open_buffer_only(folder, monkeypatch):
+    read = []
+    original = chunk_source.read_chunk
+    monkeypatch.setattr(chunk_source, "read_chunk", lambda path, *a: (read.append(path.name), original(path, *a))[1])
+    source = ChunkSource(folder, buffer_chunks=3)
+    iterator = iter(source)
+    for _ in range(950):
+        next(iterator)
+    assert len(read) == 11
+    restored = ChunkSource(folder, buffer_chunks=3)
+    open_files = read[9:]
+    read.clear()
+    restored.load_state_dict(source.state_dict())
+    assert read == []
+    assert next(iter(restored)) == next(iterator)
+    assert read == open_files
+
+
+def test_files_come_in_another_order_in_each_epoch(folder):
+    source = ChunkSource(folder)
+    orders = {tuple(dict.fromkeys(ITEMS.index(item) // 100 for item in source)) for _ in range(5)}
+    assert len(orders) == 5
+    assert all(sorted(order) == list(range(11)) for order in orders)
+
+
+def test_each_buffer_of_each_rank_has_an_order_of_its_own(tmp_path):
+    write_chunks([str(number) for number in range(400)], tmp_path, 100)
+    orders = set()
+    for rank in range(2):
+        items = [int(item) % 100 for item in ChunkSource(tmp_path, rank=rank, world_size=2)]
+        orders |= {tuple(items[:100]), tuple(items[100:])}
+    assert len(orders) == 4
+
+
+def test_lengths_come_with_the_items(folder):
+    source = ChunkSource(folder, with_lengths=True)
+    pairs = list(source)
+    assert [item for item, _ in pairs] == list(ChunkSource(folder))
+    assert all(length == len(item) for item, length in pairs)
+
+
+def damage(folder, kind):
+    path = sorted(folder.glob("*.gz"))[1]
+    if kind == "missing":
+        path.unlink()
+    elif kind == "cut short":
+        path.write_bytes(path.read_bytes()[:-12])
+    elif kind == "empty":
+        path.write_bytes(b"")
+    else:
+        path.write_bytes(gzip.compress(b"another\n" * 9))
+    return path
+
+
+@pytest.mark.parametrize("kind", ["missing", "cut short", "empty", "fewer items"])
+def test_a_bad_file_raises_or_is_skipped_and_counted(tmp_path, kind):
+    write_chunks(ITEMS[:100], tmp_path, 10)
+    bad = damage(tmp_path, kind)
+    with pytest.raises(ChunkError, match=str(bad)):
+        list(ChunkSource(tmp_path))
+    source = ChunkSource(tmp_path, on_error="skip", shuffle=False)
+    with pytest.warns(UserWarning, match=f"skipped: {bad}") as caught:
+        kept = [*source, *source]
+    assert kept == (ITEMS[:10] + ITEMS[20:100]) * 2
+    assert len(caught) == 1
+    assert list(source.skipped) == [str(bad)]
+    assert source.skipped[str(bad)].startswith(str(bad))
+
+
+def test_a_file_cut_inside_its_last_line(tmp_path):
+    """As many items as there should be."""
+    manifest = write_chunks(ITEMS[:20], tmp_path, 10, compression="none")
+    path = tmp_path / manifest.chunks[1].file
+    path.write_bytes(path.read_bytes()[:-3])
+    with pytest.raises(ChunkError, match=f"{path}, line 10: the file has 77 bytes, its manifest says 80"):
+        list(ChunkSource(tmp_path))
+
+
+def test_files_of_ones_own(tmp_path):
+    (tmp_path / "b.jsonl").write_text('{"text": "b"}\n\n{"text": "c"}\n')
+    (tmp_path / "a.txt").write_text("a\n\n \nlast, without an end")
+    paths = [str(tmp_path / "b.jsonl"), tmp_path / "a.txt"]
+    assert list(ChunkSource(paths, shuffle=False)) == [{"text": "b"}, {"text": "c"}, "a", "last, without an end"]
+    assert list(ChunkSource(tmp_path / "a.txt", shuffle=False)) == ["a", "last, without an end"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"world_size": 12}, "paths must hold a file for each of 12 ranks, got 11: write smaller chunks"),
+        ({"buffer_chunks": 0}, "buffer_chunks must be at least 1, got 0"),
+        ({"on_error": "ignore"}, "on_error must be one of raise, skip, got 'ignore'"),
+        ({"paths": []}, "paths must name at least one file, got none"),
+        ({"paths": ["a.txt"], "with_lengths": True}, "with_lengths needs a folder of write_chunks as paths, got"),
+    ],
+)
+def test_bad_settings_of_chunks(folder, settings, message):
+    with pytest.raises(ValueError, match=message):
+        ChunkSource(**{"paths": folder, **settings})
+
+
+def test_folders_that_are_not_ready(tmp_path):
+    with pytest.raises(ValueError, match=r"has no manifest\.json: it is no folder of write_chunks"):
+        ChunkSource(tmp_path)
+    with pytest.raises(ValueError, match="items must hold one"):
+        write_chunks([], tmp_path)
+    with pytest.raises(ValueError, match="write_chunks has not finished"):
+        ChunkSource(tmp_path)
+    write_chunks(["a"], tmp_path)
+    with pytest.raises(ValueError, match="with_lengths needs lengths"):
+        ChunkSource(tmp_path, with_lengths=True)
+
+
+def test_a_state_of_other_files_is_refused(tmp_path, folder):
+    write_chunks(ITEMS[:1000], tmp_path, 100)
+    with pytest.raises(ValueError, match=r"files is '11 files, .*' there, '10 files, .*' here"):
+        ChunkSource(tmp_path).load_state_dict(ChunkSource(folder).state_dict())

@@ -1,0 +1,210 @@
+"""Batches as models take them."""
+
+import re
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from seqwarm_kernels import alibi_attention, alibi_attention_varlen, apply_alibi
+from seqwarm_kernels.data import PackedCollator, PaddedCollator, Piece, PieceDataset, Prepare, cut_item
+
+KINDS = [
+    [[5, 6, 7], [8]],
+    [torch.tensor([5, 6, 7]), torch.tensor([8], dtype=torch.int32)],
+    [np.array([5, 6, 7], dtype=np.uint16), np.array([8], dtype=np.int64)],
+    [{"input_ids": [5, 6, 7], "attention_mask": [1, 1, 1]}, {"input_ids": torch.tensor([8])}],
+]
+
+
+@pytest.mark.parametrize("items", KINDS, ids=["lists", "tensors", "arrays", "mappings"])
+def test_padded(items):
+    batch = PaddedCollator(pad_token_id=9, multiple_of=4)(items)
+    assert list(batch) == ["input_ids", "attention_mask", "labels"]
+    assert batch["input_ids"].tolist() == [[5, 6, 7, 9], [8, 9, 9, 9]]
+    assert batch["attention_mask"].tolist() == [[1, 1, 1, 0], [1, 0, 0, 0]]
+    assert batch["labels"].tolist() == [[5, 6, 7, -100], [8, -100, -100, -100]]
+    assert {tensor.dtype for tensor in batch.values()} == {torch.int64}
+
+
+@pytest.mark.parametrize("items", KINDS, ids=["lists", "tensors", "arrays", "mappings"])
+def test_packed(items):
+    batch = PackedCollator()(items)
+    assert batch["input_ids"].tolist() == [[5, 6, 7, 8]]
+    assert batch["position_ids"].tolist() == [[0, 1, 2, 0]]
+    assert batch["labels"].tolist() == [[-100, 6, 7, -100]]
+    assert batch["cu_seq_lens_q"].tolist() == batch["cu_seq_lens_k"].tolist() == [0, 3, 4]
+    assert batch["cu_seq_lens_q"].dtype == torch.int32
+    assert batch["max_length_q"] == batch["max_length_k"] == 3
+    assert {batch[name].dtype for name in ("input_ids", "position_ids", "labels")} == {torch.int64}
+
+
+def test_own_labels():
+    items = [{"input_ids": [1, 2, 3], "labels": [-100, 7, 8]}, {"input_ids": [4], "labels": None}]
+    assert PaddedCollator()(items)["labels"].tolist() == [[-100, 7, 8], [4, -100, -100]]
+    assert PackedCollator()(items)["labels"].tolist() == [[-100, 7, 8, -100]]
+    assert items[0]["labels"] == [-100, 7, 8]
+
+
+def test_items_are_not_written_to():
+    item = torch.tensor([1, 2, 3])
+    PackedCollator()([item])
+    PackedCollator()([{"input_ids": item, "labels": item}])
+    assert item.tolist() == [1, 2, 3]
+
+
+def test_a_batch_of_no_items_weighs_nothing():
+    padded, packed = PaddedCollator(multiple_of=4)([]), PackedCollator()([])
+    assert {name: tuple(tensor.shape) for name, tensor in padded.items()} == {
+        "input_ids": (0, 4),
+        "attention_mask": (0, 4),
+        "labels": (0, 4),
+    }
+    assert {tensor.dtype for tensor in padded.values()} == {torch.int64}
+    assert packed["input_ids"].shape == packed["position_ids"].shape == packed["labels"].shape == (1, 0)
+    assert packed["cu_seq_lens_q"].tolist() == [0]
+    assert packed["max_length_q"] == 0
+    for batch in (padded, packed):
+        assert (batch["labels"] != -100).sum() == 0
+
+
+def test_items_of_no_tokens():
+    assert PaddedCollator()([[], [3]])["attention_mask"].tolist() == [[0], [1]]
+    packed = PackedCollator()([[1, 2], [], torch.zeros(0)])
+    assert packed["cu_seq_lens_q"].tolist() == [0, 2]
+
+
+@given(lengths=st.lists(st.integers(0, 12), min_size=1, max_size=8))
+def test_packed_batches_go_into_the_kernel_as_they_are(lengths):
+    items = [torch.arange(1, length + 1) for length in lengths]
+    batch = PackedCollator()(items)
+    heads, dim = 2, 4
+    table = torch.randn(14, heads, dim)
+    states = table[batch["input_ids"][0]]
+    out = alibi_attention_varlen(
+        states,
+        states,
+        states,
+        batch["cu_seq_lens_q"],
+        batch["cu_seq_lens_k"],
+        batch["max_length_q"],
+        batch["max_length_k"],
+    )
+    alone = [table[item].transpose(0, 1)[None] for item in items if len(item)]
+    expected = [alibi_attention(one, one, one)[0].transpose(0, 1) for one in alone]
+    torch.testing.assert_close(out, torch.cat([torch.zeros(0, heads, dim), *expected]))
+
+
+def test_packed_batches_go_into_a_model_as_they_are():
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=23,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=32,
+    )
+    model = transformers.LlamaForCausalLM(config).eval()
+    apply_alibi(model, max_seq_length=32)
+    items = [torch.randint(23, (length,)) for length in (9, 4, 1, 6)]
+    packed, padded = PackedCollator()(items), PaddedCollator()(items)
+    with torch.no_grad():
+        one_row = model(**packed)
+        rows = model(**padded)
+    expected = torch.cat([rows.logits[row, : len(item)] for row, item in enumerate(items)])
+    torch.testing.assert_close(one_row.logits[0], expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(one_row.loss, rows.loss, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("collator", [PaddedCollator(max_tokens=7), PackedCollator(max_tokens=7)])
+def test_longer_than_planned(collator):
+    collator([[1, 2, 3], [4, 5, 6]])
+    with pytest.raises(ValueError, match="max_tokens is 7, got a batch of 8: items are longer than"):
+        collator([[1, 2, 3, 4], [5, 6, 7, 8]])
+
+
+@pytest.mark.parametrize("collator", [PaddedCollator(), PackedCollator()])
+@pytest.mark.parametrize(
+    ("item", "message"),
+    [
+        ({"ids": [1]}, "an item must have input_ids, got ['ids']"),
+        ({"input_ids": [1, 2], "labels": [1]}, "labels must be as long as the 2 input_ids of their item, got 1"),
+        ([[1, 2]], "an item must hold one int for each token, got torch.int64 of shape (1, 2)"),
+        ({"input_ids": [0.5]}, "input_ids must hold one int for each token, got torch.float32 of shape (1,)"),
+    ],
+)
+def test_items_that_are_none(collator, item, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        collator([item])
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: PaddedCollator(pad_token_id=None), TypeError, "pad_token_id must be an int, got NoneType"),
+        (lambda: PaddedCollator(multiple_of=0), ValueError, "multiple_of must be at least 1, got 0"),
+        (lambda: PaddedCollator(max_tokens=0), ValueError, "max_tokens must be at least 1, got 0"),
+        (lambda: PackedCollator(max_tokens=1.0), TypeError, "max_tokens must be an int, got float"),
+    ],
+)
+def test_bad_arguments(make, error, message):
+    with pytest.raises(error, match=message):
+        make()
+
+
+class TestPieces:
+    def test_every_entry_as_long_as_the_ids_is_cut(self):
+        item = {"input_ids": [1, 2, 3], "labels": torch.tensor([4, 5, 6]), "name": "abc", "weight": 2, "more": [1, 2]}
+        cut = cut_item(item, 1, 2)
+        assert cut["labels"].tolist() == [5, 6]
+        assert {name: cut[name] for name in ("input_ids", "name", "weight", "more")} == {
+            "input_ids": [2, 3],
+            "name": "abc",
+            "weight": 2,
+            "more": [1, 2],
+        }
+
+    def test_sequences(self):
+        assert cut_item([1, 2, 3], 1, 1) == [2]
+        assert cut_item(torch.tensor([1, 2, 3]), 0, 2).tolist() == [1, 2]
+
+    def test_a_data_set_takes_pieces_and_indices(self):
+        dataset = PieceDataset([[1, 2, 3], [4, 5]])
+        assert len(dataset) == 2
+        assert dataset[0] == [1, 2, 3]
+        assert dataset[Piece(0, 1, 2)] == [2, 3]
+        assert dataset.__getitems__([Piece(1, 0, 1), 0]) == [[4], [1, 2, 3]]
+        assert dataset.__getitems__([]) == []
+
+    def test_a_batch_is_fetched_at_once_where_the_data_set_can(self):
+        class Many:
+            asked = ()
+
+            def __len__(self):
+                return 9
+
+            def __getitems__(self, indices):
+                self.asked += (indices,)
+                return [[index] * 3 for index in indices]
+
+        many = Many()
+        assert PieceDataset(many).__getitems__([Piece(4, 1, 1), 2]) == [[4], [2, 2, 2]]
+        assert many.asked == ([4, 2],)
+
+    def test_a_data_set_that_was_not_wrapped_raises(self):
+        with pytest.raises(TypeError):
+            [[1, 2, 3]][Piece(0, 0, 2)]
+
+
+def test_prepare():
+    prepare = Prepare(PaddedCollator(), transform=lambda text: [ord(letter) for letter in text])
+    assert prepare(["ab", Piece("xyz", 1, 1)])["input_ids"].tolist() == [[97, 98], [121, 0]]
+    prepare = Prepare(PackedCollator(), dataset=[[1, 2, 3], [4]])
+    assert prepare([Piece(0, 2, 1), 1])["input_ids"].tolist() == [[3, 4]]
+    assert prepare([])["input_ids"].shape == (1, 0)
+    assert Prepare(list, cut=lambda item, start, length: (item, start, length))([Piece("a", 1, 2)]) == [("a", 1, 2)]

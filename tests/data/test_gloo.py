@@ -1,0 +1,93 @@
+"""Real ranks on uneven data: they end together, and what they sum up is what one process sums up."""
+
+import socket
+from datetime import timedelta
+
+import numpy as np
+import pytest
+import torch
+import torch.multiprocessing as multiprocessing
+from torch import distributed, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from seqwarm_kernels.data import BatchPlanner, LengthBatchSampler, LengthBatchStream, PaddedCollator
+from seqwarm_kernels.data.sequence_source import SequenceSource
+
+WORDS, WIDTH = 11, 4
+#: A few very long ones among many short ones: halves of them by number are far from halves of the batches.
+LENGTHS = np.where(np.arange(131) % 13 == 0, 60, 3 + np.arange(131) % 7)
+
+
+def make_items():
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randint(WORDS, (int(length),), generator=generator) for length in LENGTHS]
+
+
+def make_model():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Embedding(WORDS, WIDTH), nn.Linear(WIDTH, WORDS))
+
+
+def summed_loss(model, batch):
+    logits = model(batch["input_ids"][:, :-1])
+    return nn.functional.cross_entropy(logits.flatten(0, 1), batch["labels"][:, 1:].flatten(), reduction="sum")
+
+
+def evaluate(sampler, items, model):
+    """[loss, tokens, rows, steps] of this rank."""
+    sums = torch.zeros(4, dtype=torch.float64)
+    for indices in sampler:
+        batch = PaddedCollator()([items[index] for index in indices])
+        with torch.no_grad():
+            loss = summed_loss(model, batch)
+        sums += torch.tensor([loss, (batch["labels"][:, 1:] != -100).sum(), len(indices), 1])
+        if distributed.is_initialized():
+            distributed.barrier()  # a rank with fewer steps would let the others wait for ever
+    return sums
+
+
+def train(sampler, items, model):
+    """How many steps; each one waits for all ranks."""
+    optimizer, steps = torch.optim.SGD(model.parameters(), lr=0.1), 0
+    for indices in sampler:
+        loss = summed_loss(model, PaddedCollator()([items[index] for index in indices]))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        steps += 1
+    return steps
+
+
+def one_rank(rank, world_size, port, results):
+    torch.set_num_threads(1)
+    distributed.init_process_group(
+        "gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=world_size, timeout=timedelta(seconds=60)
+    )
+    items, model = make_items(), make_model()
+    planner = BatchPlanner(128, multiple_of=4)
+    sums = evaluate(LengthBatchSampler(LENGTHS, planner, window=40, remainder="empty"), items, model)
+    steps = [train(LengthBatchSampler(LENGTHS, planner, window=40), items, DistributedDataParallel(model))]
+    for remainder in ("repeat", "drop"):
+        stream = LengthBatchStream(
+            SequenceSource(list(range(131))), planner, length=LENGTHS.__getitem__, window=40, remainder=remainder
+        )
+        steps.append(train(stream, items, DistributedDataParallel(model)))
+    results[rank] = torch.tensor([*sums, *steps], dtype=torch.float64)
+    distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_ranks_end_together(world_size):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    results = torch.zeros(world_size, 7, dtype=torch.float64).share_memory_()
+    multiprocessing.spawn(one_rank, args=(world_size, port, results), nprocs=world_size)
+    alone = LengthBatchSampler(LENGTHS, BatchPlanner(128, multiple_of=4), window=40)
+    expected = evaluate(alone, make_items(), make_model())
+    batches = int(expected[3])
+    torch.testing.assert_close(results[:, :3].sum(dim=0), expected[:3])
+    assert results[:, 3].tolist() == [-(-batches // world_size)] * world_size
+    assert results[:, 4].tolist() == [batches // world_size] * world_size
+    assert len(set(results[:, 5].tolist())) == len(set(results[:, 6].tolist())) == 1
+    assert (results[:, 5] - results[:, 6]).abs().max() <= 1

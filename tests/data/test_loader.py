@@ -1,0 +1,172 @@
+"""DataLoaders with workers: what came out is what counts."""
+
+import io
+import random
+from itertools import islice
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from seqwarm_kernels.data import (
+    BatchPlanner,
+    LengthBatchSampler,
+    LengthBatchStream,
+    PaddedCollator,
+    PieceDataset,
+    ResumableLoader,
+    progress_bar,
+)
+
+from .made import ListSource, through_json
+
+LENGTHS = np.random.default_rng(3).integers(1, 60, 300)
+ITEMS = [torch.full((int(length),), number) for number, length in enumerate(LENGTHS)]
+
+
+def loader(num_workers=0, *, window=50, too_long="reject", persistent=False, max_tokens=128, **options):
+    planner = BatchPlanner(max_tokens, too_long=too_long)
+    sampler = LengthBatchSampler(LENGTHS, planner, window=window, **options)
+    dataset = PieceDataset(ITEMS) if planner.cuts_items else ITEMS
+    plain = DataLoader(
+        dataset,
+        batch_sampler=sampler,
+        collate_fn=PaddedCollator(max_tokens=max_tokens),
+        num_workers=num_workers,
+        persistent_workers=persistent,
+    )
+    return ResumableLoader(plain)
+
+
+def numbers(batches):
+    """Which items each batch holds: their tokens are their numbers."""
+    return [batch["input_ids"][:, 0].tolist() for batch in batches]
+
+
+def numbers_of_epoch(epoch):
+    batches = loader()
+    batches.set_epoch(epoch)
+    return numbers(batches)
+
+
+UNBROKEN, NEXT = numbers_of_epoch(0), numbers_of_epoch(1)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_killed_at_places_with_workers_that_fetch_ahead(num_workers):
+    """The state is that of the last batch that came out, however far the workers were."""
+    places = random.Random(num_workers).sample(range(len(UNBROKEN)), 20 if num_workers == 0 else 4)
+    parts, state, begun = [], None, 0
+    for end in [*sorted(places), len(UNBROKEN)]:
+        here = loader(num_workers)
+        if state is not None:
+            here.load_state_dict(state)
+        parts += numbers(islice(here, end - begun))
+        state, begun = through_json(here.state_dict()), end
+    assert parts == UNBROKEN
+
+
+def test_another_number_of_workers():
+    first = loader(2)
+    head = numbers(islice(first, 7))
+    second = loader(0)
+    second.load_state_dict(through_json(first.state_dict()))
+    head += numbers(islice(second, 5))
+    third = loader(1)
+    third.load_state_dict(through_json(second.state_dict()))
+    assert head + numbers(third) == UNBROKEN
+
+
+def test_workers_that_stay():
+    batches = loader(1, persistent=True)
+    assert numbers(batches) == UNBROKEN
+    assert numbers(islice(batches, 3)) == NEXT[:3]
+    batches.set_epoch(0)
+    assert numbers(batches) == UNBROKEN
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_broken_off_it_begins_anew(num_workers):
+    """Though the workers had fetched the rest of the epoch: nothing of it came out."""
+    batches = loader(num_workers)
+    list(islice(batches, len(UNBROKEN) - 1))
+    assert numbers(batches) == UNBROKEN
+    assert numbers(islice(batches, 3)) == NEXT[:3]
+
+
+def test_saved_behind_the_last_batch():
+    first = loader(1)
+    steps = iter(first)
+    for _ in UNBROKEN:
+        next(steps)
+    state = through_json(first.state_dict())
+    second = loader(0)
+    second.load_state_dict(state)
+    assert numbers(second) == []
+    third = loader(0)
+    third.set_epoch(1)
+    assert numbers(second) == numbers(third)
+
+
+def test_pieces():
+    batches = list(loader(1, too_long="split", max_tokens=32))
+    assert sum(int(batch["attention_mask"].sum()) for batch in batches) == LENGTHS.sum()
+    assert all(batch["input_ids"].numel() <= 32 for batch in batches)
+
+
+def test_ranks_that_run_out_get_batches_of_no_rows():
+    by_rank = [list(loader(0, rank=rank, world_size=7, remainder="empty")) for rank in range(7)]
+    assert len({len(batches) for batches in by_rank}) == 1
+    assert sum(len(batch["input_ids"]) for batches in by_rank for batch in batches) == 300
+    assert any(len(batches[-1]["input_ids"]) == 0 for batches in by_rank)
+
+
+def test_its_length_and_progress():
+    batches = loader(2)
+    assert len(batches) == len(UNBROKEN)
+    items = tokens = 0
+    for count, batch in enumerate(batches, start=1):
+        items, tokens = items + len(batch["input_ids"]), tokens + int(batch["attention_mask"].sum())
+        assert batches.progress == (items, tokens, count, pytest.approx(items / 300))
+    assert batches.progress.epochs == 1
+
+
+@pytest.mark.parametrize(("unit", "total"), [("token", int(LENGTHS.sum())), ("item", 300), ("batch", len(UNBROKEN))])
+def test_a_bar(unit, total):
+    written = io.StringIO()
+    batches = loader()
+    options = {"total": total, "file": written, "mininterval": 0, "unit_scale": False}
+    assert numbers(progress_bar(batches, unit=unit, **options)) == UNBROKEN
+    last = written.getvalue().strip().split("\r")[-1]
+    assert f"{total}/{total}" in last
+    assert "100%" in last
+    assert "epoch=1.00" in last
+
+
+def test_a_bar_begins_where_the_run_stood():
+    first = loader()
+    list(islice(first, 9))
+    second = loader()
+    second.load_state_dict(first.state_dict())
+    written = io.StringIO()
+    next(progress_bar(second, unit="item", total=300, file=written, mininterval=0, unit_scale=False))
+    assert f"{first.progress.items}/300" in written.getvalue()
+
+
+def test_a_bar_of_a_stream():
+    stream = LengthBatchStream(ListSource(ITEMS), BatchPlanner(128), window=50)
+    written = io.StringIO()
+    assert sum(len(batch) for batch in progress_bar(stream, unit="item", file=written)) == 300
+    with pytest.raises(ValueError, match="unit must be one of token, item, batch, got 'second'"):
+        progress_bar(stream, unit="second")
+
+
+def test_bad_loaders():
+    with pytest.raises(TypeError, match="loader must be a DataLoader, got list"):
+        ResumableLoader([])
+    with pytest.raises(ValueError, match="loader must have a LengthBatchSampler as batch_sampler, got BatchSampler"):
+        ResumableLoader(DataLoader(ITEMS))
+    sampler = LengthBatchSampler(LENGTHS, BatchPlanner(128))
+    with pytest.raises(ValueError, match="loader must have in_order=True"):
+        ResumableLoader(DataLoader(ITEMS, batch_sampler=sampler, in_order=False))

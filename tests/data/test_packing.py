@@ -1,0 +1,70 @@
+"""Packs: whole items that fill a budget."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from seqwarm_kernels.data import BatchPlanner, LengthBatchSampler
+from seqwarm_kernels.data.packing import pack
+
+from .made import items_of, lengths_lists
+
+
+def first_fit_decreasing(lengths, max_tokens):
+    """As in a textbook: each item, longest first, into the first pack with room for it."""
+    packs = []
+    for length in sorted(lengths, reverse=True):
+        for content in packs:
+            if sum(content) + length <= max_tokens:
+                content.append(length)
+                break
+        else:
+            packs.append([length])
+    return packs
+
+
+@given(lengths=lengths_lists, extra=st.integers(0, 60))
+def test_the_packs_of_first_fit_decreasing(lengths, extra):
+    max_tokens = max(lengths, default=1) + extra + 1
+    packs = pack(np.asarray(lengths, dtype=np.int64), max_tokens)
+    assert sorted(packs.order.tolist()) == list(range(len(lengths)))
+    found = [
+        [lengths[item] for item in packs.order[begin:end].tolist()]
+        for begin, end in zip(packs.cuts[:-1], packs.cuts[1:], strict=True)
+    ]
+    expected = first_fit_decreasing(lengths, max_tokens)
+    assert [sum(content) for content in found] == [sum(content) for content in expected]
+    assert [[n for n in content if n] for content in found] == [[n for n in content if n] for content in expected]
+
+
+@pytest.mark.parametrize("window", [None, 10_000])
+def test_packs_are_full_and_have_no_padding(window):
+    rng = np.random.default_rng(0)
+    lengths = rng.lognormal(4, 1, 50_000).astype(int).clip(1, 4000)
+    planner = BatchPlanner(16384, packed=True)
+    batches = list(LengthBatchSampler(lengths, planner, window=window))
+    tokens = [int(lengths[batch].sum()) for batch in batches]
+    assert max(tokens) <= 16384
+    assert sum(tokens) >= 0.99 * 16384 * len(batches)
+    assert sorted(items_of(batches)) == list(range(len(lengths)))
+    assert planner.plan(lengths).padding == 0
+
+
+def test_a_window_ends_where_its_last_pack_is_full():
+    """Ten items to a pack, windows of 25: two packs each, not three of which one is half empty."""
+    sampler = LengthBatchSampler([10] * 100, BatchPlanner(100, packed=True), window=25)
+    assert [len(batch) for batch in sampler] == [10] * 10
+
+
+def test_no_window_leaves_a_pack_half_empty():
+    """Where packs do not come out even, a window ends a few items earlier."""
+    lengths = np.random.default_rng(0).integers(30, 200, 10_000)
+    batches = list(LengthBatchSampler(lengths, BatchPlanner(2048, packed=True), window=500))
+    tokens = [int(lengths[batch].sum()) for batch in batches]
+    assert sum(count < 0.9 * 2048 for count in tokens) <= 1
+
+
+def test_a_window_smaller_than_a_pack():
+    sampler = LengthBatchSampler([10] * 7, BatchPlanner(100, packed=True), window=3)
+    assert [len(batch) for batch in sampler] == [3, 3, 1]

@@ -1,0 +1,202 @@
+import gzip
+import json
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from seqwarm_kernels import cli
+from seqwarm_kernels.data.corpus import Corpus, count_tokens
+from seqwarm_kernels.data.padding import Settings, compare
+
+WIKITEXT = Path(os.environ.get("SEQWARM_TEST_DATA", "")) / "wikitext-2" / "valid.txt"
+
+
+@pytest.fixture
+def text(tmp_path):
+    """Lines of 1 to 40 words, 20 of each."""
+    path = tmp_path / "text.txt"
+    path.write_text("\n\n".join("word " * (1 + number % 40) for number in range(800)))
+    return path
+
+
+def run(*arguments):
+    return cli.main(["padding", *map(str, arguments)])
+
+
+def as_json(capsys, *arguments):
+    assert run(*arguments, "--json") == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_the_table(text, capsys):
+    assert run("--text", text, "--max-tokens", 400, "--window", 800) == 0
+    out = capsys.readouterr().out
+    assert "800 lines of 1 file, blank ones not counted." in out
+    assert "Tokens: words between spaces; 20 on average, 40 at most." in out
+    rows = [line for line in out.splitlines() if "%" in line]
+    assert [row.split("  ")[0] for row in rows] == [
+        "random batches of 32",
+        "window of 320, batches of 32",
+        "budget 400, window 800, infinibatch's rule",
+        "budget 400, window 800, BatchPlanner",
+        "budget 400, window 800, packed",
+    ]
+
+
+def test_the_numbers(text, capsys):
+    found = as_json(capsys, "--text", text, "--max-tokens", 400, "--window", 800)
+    assert (found["items"], found["longest"], found["cut"]) == (800, 40, 0)
+    random, window, greedy, ours, packed = found["batchings"]
+    tokens = 20 * sum(range(1, 41))
+    assert {each["tokens"] for each in found["batchings"]} == {tokens}
+    for each in found["batchings"]:
+        assert each["padding"] == pytest.approx(1 - tokens / each["padded_tokens"])
+    assert (random["batches"], window["batches"]) == (25, 25)
+    assert random["padding"] > 0.4 > window["padding"] > greedy["padding"] >= ours["padding"] > 0
+    assert ours["batches"] <= greedy["batches"]
+    assert packed["padding"] == 0
+    assert packed["budget_used"] == tokens / (packed["batches"] * 400) > 0.97
+
+
+def test_what_is_longer_than_the_budget_is_cut(text, capsys):
+    found = as_json(capsys, "--text", text, "--max-tokens", 30, "--window", 800)
+    assert found["cut"] == 200
+    assert found["batchings"][3]["tokens"] == 20 * (sum(range(1, 31)) + 10 * 30)
+
+
+def test_the_numbers_by_hand():
+    """Ten items in their random order, batches of four, sorted in windows of eight."""
+    lengths = np.array([1, 2, 3, 4, 5, 6, 7, 8, 9, 10])
+    settings = Settings(batch_size=4, short_window=8, max_tokens=20, window=10)
+    random, window, greedy, ours, packed = compare(lengths, settings)
+    assert random.rows.tolist() == [4, 4, 2]
+    assert random.tokens.sum() == 55
+    assert window.rows.tolist() == [4, 4, 2]
+    assert window.padded_tokens[:2].sum() <= random.padded_tokens[:2].sum()
+    assert greedy.rows.tolist() == [2, 2, 3, 3]  # 10 and 9, 8 and 7, 6 to 4, 3 to 1
+    assert greedy.padded_tokens.tolist() == [20, 16, 18, 9]
+    assert greedy.padding == 1 - 55 / 63
+    assert ours.padded_tokens.sum() <= 63
+    assert packed.padding == 0
+    assert len(packed.rows) == 3
+    assert packed.budget_used == 55 / 60
+
+
+def test_paragraphs_folders_and_compressed_files(tmp_path, capsys):
+    (tmp_path / "a.txt").write_text("one\ntwo three\n\n \nfour\n")
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep" / "b.rst.gz").write_bytes(gzip.compress(b"five\n\nsix\n"))
+    (tmp_path / ".hidden").write_text("not this one")
+    (tmp_path / "picture.png").write_bytes(b"\x89PNG\xff\xff")
+    (tmp_path / "zeros.bin").write_bytes(bytes(10))
+    (tmp_path / "broken.gz").write_bytes(b"no gz")
+    found = as_json(capsys, "--text", tmp_path, "--items", "paragraph")
+    assert (found["items"], found["files"], found["left_out"], found["longest"]) == (4, 2, 3, 3)
+    assert as_json(capsys, "--text", tmp_path)["items"] == 5
+    assert run("--text", tmp_path) == 0
+    assert "5 lines of 2 files, blank ones not counted; 3 files left out, since they are no text." in (
+        capsys.readouterr().out
+    )
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "expected", "counted"),
+    [("whitespace", [2, 1], "words between spaces"), ("bytes", [6, 3], "bytes")],
+)
+def test_tokenizers_without_a_package(tokenizer, expected, counted):
+    lengths, words = count_tokens(["äb  c", "abc"], tokenizer)
+    assert lengths.tolist() == expected
+    assert words == counted
+
+
+def test_a_tokenizer_trained_on_the_text():
+    pytest.importorskip("tokenizers", reason="tokenizers is not installed")
+    items = ["the cat and the dog", "the dog", "€"] * 50
+    lengths, words = count_tokens(items, "bpe")
+    assert lengths.tolist()[:2] == [5, 2]
+    assert "byte-level BPE of " in words
+    assert "trained on this text" in words
+
+
+def test_a_tokenizer_of_transformers(tmp_path):
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+    inner = Tokenizer(models.WordLevel({"<s>": 0, "a": 1, "?": 2}, unk_token="?"))
+    inner.pre_tokenizer = pre_tokenizers.Whitespace()
+    inner.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    transformers.PreTrainedTokenizerFast(tokenizer_object=inner, unk_token="?").save_pretrained(tmp_path)
+    lengths, words = count_tokens(["a b a", "a"], str(tmp_path))
+    assert lengths.tolist() == [4, 2]
+    assert words == str(tmp_path)
+
+
+def test_a_figure(text, tmp_path, capsys):
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    path = tmp_path / "figure.png"
+    assert run("--text", text, "--figure", path) == 0
+    assert path.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--text", "nothing.txt"], "no such file or folder: nothing.txt"),
+        (["--text", "bad.txt"], "bad.txt, line 1: no UTF-8"),
+        (["--text", "zero.txt"], "zero.txt, line 1: no text: it holds a NUL character"),
+        (["--text", "blank.txt"], "there is no text in blank.txt"),
+        (["--text", "good.txt", "--max-tokens", "0"], "max_tokens must be at least 1, got 0"),
+        (["--text", "good.txt", "--window", "-1"], "window must be at least 1, got -1"),
+        (["--text", "good.txt", "--seed", "-1"], "seed must be at least 0, got -1"),
+        (["--text", "good.txt", "--figure", "no/folder.png"], "No such file or directory"),
+    ],
+)
+def test_errors(tmp_path, monkeypatch, capsys, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    for name, content in {"bad": b"\xff", "zero": b"a\0", "blank": b"\n \n", "good": b"a b\nc\n"}.items():
+        (tmp_path / f"{name}.txt").write_bytes(content)
+    assert run(*arguments) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("seqwarm_kernels padding: ")
+    assert message in error
+    assert "Traceback" not in error
+
+
+def test_an_unknown_tokenizer(text, capsys):
+    pytest.importorskip("transformers", reason="transformers is not installed")
+    assert run("--text", text, "--tokenizer", "./nowhere") == 2
+    assert "tokenizer must be one of whitespace, bytes, bpe, or a name that" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("blocked", "arguments", "message"),
+    [
+        ("tokenizers", ["--tokenizer", "bpe"], "pip install tokenizers"),
+        ("transformers", ["--tokenizer", "roberta-base"], "pip install transformers"),
+        ("matplotlib", ["--figure", "a.png"], 'pip install "seqwarm_kernels[demo]"'),
+    ],
+)
+def test_packages_that_are_missing(text, monkeypatch, capsys, blocked, arguments, message):
+    monkeypatch.setitem(sys.modules, blocked, None)
+    assert run("--text", text, *arguments) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_an_unknown_unit(text):
+    with pytest.raises(ValueError, match="unit must be one of line, paragraph, got 'page'"):
+        Corpus([text], "page")
+
+
+@pytest.mark.skipif(not WIKITEXT.is_file(), reason="SEQWARM_TEST_DATA names no folder with wikitext-2/valid.txt")
+def test_on_wikitext(capsys):
+    """The post's table, on a small part of its corpus: 67 %, 21 %, and for a window that holds all, at most 10 %."""
+    found = as_json(capsys, "--text", WIKITEXT)
+    random, window, greedy, ours, packed = found["batchings"]
+    assert random["padding"] == pytest.approx(0.67, abs=0.03)
+    assert window["padding"] == pytest.approx(0.21, abs=0.02)
+    assert ours["padding"] <= 0.1 < greedy["padding"]
+    assert ours["batches"] <= 1.05 * greedy["batches"]
+    assert packed["padding"] == 0

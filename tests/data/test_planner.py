@@ -1,0 +1,267 @@
+"""One window: what a planner makes of lengths."""
+
+import re
+from itertools import combinations, pairwise
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from seqwarm_kernels import SequenceLengthScheduler
+from seqwarm_kernels.data import BatchPlanner
+
+from .made import lengths_lists
+
+
+def rounded(length, multiple):
+    return max(-(-length // multiple), 1) * multiple
+
+
+def by_hand(lengths, max_tokens, multiple):
+    """The post's rule in plain words: sort, and as many rows as the longest one of the batch allows."""
+    rows = sorted((rounded(length, multiple) for length in lengths), reverse=True)
+    batches = []
+    while rows:
+        count = max_tokens // rows[0]
+        batches.append(rows[:count])
+        rows = rows[count:]
+    return batches
+
+
+def pieces_of(plan):
+    return [list(zip(*(part.tolist() for part in plan.batch(b)), strict=True)) for b in range(len(plan))]
+
+
+def check_covers(pieces, lengths, keeps):
+    """Every item once, its tokens in pieces that follow on each other, as many as `keeps` says."""
+    tokens = dict.fromkeys(range(len(lengths)), 0)
+    for item, start, length in sorted(piece for batch in pieces for piece in batch):
+        assert start == tokens[item]
+        tokens[item] += length
+    seen = [item for batch in pieces for item, _, _ in batch]
+    assert sorted(set(seen)) == list(range(len(lengths)))
+    assert tokens == {item: keeps(length) for item, length in enumerate(lengths)}
+
+
+@given(
+    lengths=lengths_lists,
+    room=st.integers(1, 6),
+    multiple=st.integers(1, 9),
+    batch_size=st.none() | st.integers(1, 6),
+    seed=st.none() | st.integers(0, 9),
+)
+def test_nothing_lost_nothing_twice_nothing_over_budget(lengths, room, multiple, batch_size, seed):
+    max_tokens = room * rounded(max(lengths, default=1), multiple) + room % multiple
+    planner = BatchPlanner(max_tokens, batch_size=batch_size, multiple_of=multiple)
+    plan = planner.plan(lengths, seeds=None if seed is None else (seed,))
+    pieces = pieces_of(plan)
+    check_covers(pieces, lengths, keeps=lambda length: length)
+    for batch, padded_tokens in zip(pieces, plan.padded_tokens.tolist(), strict=True):
+        widths = [rounded(length, multiple) for _, _, length in batch]
+        assert widths[0] == max(widths)
+        assert len(batch) * max(widths) == padded_tokens <= max_tokens
+        assert len(batch) <= (batch_size or len(batch))
+    if seed is None:
+        longest = [batch[0][2] for batch in pieces]
+        assert [rounded(n, multiple) for n in longest] == sorted((rounded(n, multiple) for n in longest), reverse=True)
+
+
+@given(lengths=lengths_lists, room=st.integers(1, 200), multiple=st.integers(1, 9))
+def test_as_many_batches_as_the_greedy_rule_and_no_more_padding(lengths, room, multiple):
+    max_tokens = room + rounded(max(lengths, default=1), multiple)
+    plan = BatchPlanner(max_tokens, multiple_of=multiple).plan(lengths)
+    greedy = by_hand(lengths, max_tokens, multiple)
+    assert len(plan) == len(greedy)
+    assert plan.padded_tokens.sum() <= sum(len(rows) * rows[0] for rows in greedy)
+
+
+@given(lengths=st.lists(st.integers(1, 12), min_size=2, max_size=9), room=st.integers(0, 20))
+def test_the_least_padding_of_all_partitions(lengths, room):
+    rows = sorted(lengths, reverse=True)
+    max_tokens = rows[0] + room
+    costs = []
+    for cuts in combinations(range(1, len(rows)), len(by_hand(lengths, max_tokens, 1)) - 1):
+        bounds = [0, *cuts, len(rows)]
+        tokens = [(end - begin) * rows[begin] for begin, end in pairwise(bounds)]
+        if max(tokens) <= max_tokens:
+            costs.append(sum(tokens))
+    assert BatchPlanner(max_tokens).plan(lengths).padded_tokens.sum() == min(costs)
+
+
+def least_tokens(widths, max_tokens, batches, most):
+    """Padded tokens of the best partition into so many batches, tried at every cut there is."""
+    infinite = np.int64(2**60)
+    best = np.append(np.int64(0), np.full(len(widths), infinite))
+    for _ in range(batches):
+        longer = np.full(len(widths) + 1, infinite)
+        for begin in np.flatnonzero(best[:-1] < infinite):
+            rows = np.arange(1, min(max_tokens // widths[begin], len(widths) - begin, most) + 1)
+            ends = slice(begin + 1, begin + 1 + len(rows))
+            longer[ends] = np.minimum(longer[ends], best[begin] + rows * widths[begin])
+        best = longer
+    return int(best[-1])
+
+
+@pytest.mark.parametrize("multiple", [1, 8])
+@pytest.mark.parametrize("batch_size", [None, 400])
+def test_the_least_padding_of_a_window_of_few_batches(multiple, batch_size):
+    rng = np.random.default_rng(0)
+    lengths = np.sort(rng.lognormal(3, 0.8, 1500).astype(int).clip(1, 400))[::-1]
+    planner = BatchPlanner(4096, multiple_of=multiple, batch_size=batch_size)
+    plan = planner.plan(lengths)
+    best = least_tokens(-(-lengths // multiple) * multiple, 4096, len(plan), batch_size or len(lengths))
+    assert plan.padded_tokens.sum() == best
+    assert len(plan) == planner.num_batches(lengths) <= 16
+
+
+def test_the_batches_of_the_shortest_items_are_cut_anew_where_there_are_many():
+    rng = np.random.default_rng(0)
+    lengths = rng.lognormal(4, 1, 5000).astype(int).clip(1, 2000)
+    greedy = by_hand(lengths.tolist(), 8192, 1)
+    plan = BatchPlanner(8192).plan(lengths)
+    assert len(plan) == len(greedy) > 40
+    assert plan.padded_tokens.sum() < sum(len(rows) * rows[0] for rows in greedy)
+
+
+def test_a_fixed_batch_size():
+    plan = BatchPlanner(batch_size=3).plan([5, 1, 9, 2, 7, 7, 3])
+    assert [plan.lengths[b:e].tolist() for b, e in zip(plan.begins, plan.ends, strict=True)] == [
+        [9, 7, 7],
+        [5, 3, 2],
+        [1],
+    ]
+    assert plan.padded_tokens.tolist() == [27, 15, 1]
+
+
+def test_items_of_equal_width_keep_their_order():
+    plan = BatchPlanner(batch_size=6, multiple_of=4).plan([1, 6, 4, 5, 3, 8])
+    assert plan.items.tolist() == [1, 3, 5, 0, 2, 4]
+
+
+@given(lengths=lengths_lists, max_tokens=st.integers(1, 30), multiple=st.integers(1, 4), packed=st.booleans())
+def test_split(lengths, max_tokens, multiple, packed):
+    multiple = 1 if packed else min(multiple, max_tokens)
+    plan = BatchPlanner(max_tokens, multiple_of=multiple, too_long="split", packed=packed).plan(lengths)
+    check_covers(pieces_of(plan), lengths, keeps=lambda length: length)
+    assert (plan.padded_tokens <= max_tokens).all()
+    assert plan.whole_items().sum() == len(lengths)
+
+
+@given(lengths=lengths_lists, max_tokens=st.integers(1, 30), max_length=st.none() | st.integers(1, 30))
+def test_truncate(lengths, max_tokens, max_length):
+    bound = min(max_tokens, max_length or max_tokens)
+    plan = BatchPlanner(max_tokens, too_long="truncate").plan(lengths, max_length=max_length)
+    check_covers(pieces_of(plan), lengths, keeps=lambda length: min(length, bound))
+    assert (plan.padded_tokens <= max_tokens).all()
+
+
+def test_a_budget_below_the_shortest_item():
+    lengths = [7, 9, 8]
+    with pytest.raises(ValueError, match=r"item 0 has 7 tokens, more than max_tokens 5 can hold; too_long='truncate'"):
+        BatchPlanner(5).plan(lengths)
+    assert BatchPlanner(5, too_long="truncate").plan(lengths).lengths.tolist() == [5, 5, 5]
+    assert BatchPlanner(5, too_long="split").plan(lengths).lengths.tolist() == [5, 5, 5, 4, 3, 2]
+
+
+def test_no_items():
+    for planner in (BatchPlanner(10), BatchPlanner(batch_size=2), BatchPlanner(10, packed=True)):
+        plan = planner.plan([], seeds=(1,))
+        assert len(plan) == 0
+        assert plan.padding == 0
+        assert pieces_of(plan) == []
+
+
+def test_items_of_no_tokens_take_the_room_of_a_multiple():
+    plan = BatchPlanner(8, multiple_of=4).plan([0, 0, 0, 0, 0])
+    assert sorted(plan.padded_tokens.tolist()) == [4, 8, 8]
+
+
+def test_the_first_item_that_is_too_long_is_named():
+    with pytest.raises(ValueError, match=r"item 12 has 101 tokens, more than max_length 100;"):
+        BatchPlanner(500, max_length=100).plan([100, 3, 101, 400], first=10)
+    with pytest.raises(ValueError, match=r"item 1 has 17 tokens, more than max_tokens 20 can hold"):
+        BatchPlanner(20, multiple_of=8).plan([16, 17])
+
+
+@pytest.mark.parametrize(
+    "lengths", [np.array([3, 1], dtype=np.uint8), torch.tensor([3, 1]), (3, 1), np.array([3, 1], dtype=np.int32)]
+)
+def test_lengths_of_many_kinds(lengths):
+    assert BatchPlanner(6).plan(lengths).lengths.tolist() == [3, 1]
+
+
+def test_seeds_shuffle_batches_and_nothing_else():
+    lengths = list(range(1, 60))
+    plan = BatchPlanner(64).plan(lengths)
+    shuffled = BatchPlanner(64).plan(lengths, seeds=(3, 0))
+    assert pieces_of(plan) != pieces_of(shuffled)
+    assert sorted(pieces_of(plan)) == sorted(pieces_of(shuffled))
+    assert pieces_of(shuffled) == pieces_of(BatchPlanner(64).plan(lengths, seeds=(3, 0)))
+    assert pieces_of(shuffled) != pieces_of(BatchPlanner(64).plan(lengths, seeds=(3, 1)))
+
+
+def test_a_seed_gives_the_same_batches_for_ever():
+    plan = BatchPlanner(8).plan([8, 7, 6, 5, 4, 3], seeds=(1, 2))
+    assert [batch[0][0] for batch in pieces_of(plan)] == [3, 2, 1, 4, 0]
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "message"),
+    [
+        ({}, ValueError, "max_tokens or batch_size must be given, got None for both"),
+        ({"max_tokens": 0}, ValueError, "max_tokens must be at least 1, got 0"),
+        ({"max_tokens": 1.5}, TypeError, "max_tokens must be an int, got float"),
+        ({"batch_size": 0}, ValueError, "batch_size must be at least 1, got 0"),
+        ({"max_tokens": 4, "multiple_of": 0}, ValueError, "multiple_of must be at least 1, got 0"),
+        ({"max_tokens": 4, "multiple_of": 8}, ValueError, "max_tokens must be at least multiple_of 8, got 4"),
+        (
+            {"max_tokens": 4, "too_long": "drop"},
+            ValueError,
+            "too_long must be one of reject, truncate, split, got 'drop'",
+        ),
+        ({"max_tokens": 4, "warmup": "up"}, ValueError, "warmup must be one of bucket, cut, got 'up'"),
+        ({"max_tokens": 4, "packed": 1}, TypeError, "packed must be True or False, got 1"),
+        ({"max_tokens": 4, "max_length": 0}, ValueError, "max_length must be at least 1, got 0"),
+        ({"max_tokens": 4, "max_length": "4"}, TypeError, "max_length must be an int, got str"),
+        (
+            {"max_tokens": 20, "multiple_of": 8, "max_length": 17},
+            ValueError,
+            "max_length must be at most 16, for max_tokens to hold one row, got 17",
+        ),
+        (
+            {"max_tokens": 20, "max_length": SequenceLengthScheduler(8, 32, duration=10)},
+            ValueError,
+            "max_seq_length of the scheduler must be at most 20, for max_tokens to hold one row, got 32",
+        ),
+        ({"batch_size": 4, "packed": True}, ValueError, "max_tokens must be given with packed=True, got None"),
+        (
+            {"max_tokens": 8, "batch_size": 4, "packed": True},
+            ValueError,
+            "batch_size must be None with packed=True: packs are filled by tokens, got 4",
+        ),
+        (
+            {"max_tokens": 8, "multiple_of": 4, "packed": True},
+            ValueError,
+            "multiple_of must be 1 with packed=True: packs have no padding, got 4",
+        ),
+    ],
+)
+def test_bad_settings(settings, error, message):
+    with pytest.raises(error, match=re.escape(message)):
+        BatchPlanner(**settings)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "error", "message"),
+    [
+        ([1.0, 2.0], TypeError, "lengths must be ints, got float64"),
+        ([[1, 2]], ValueError, "lengths must be one-dimensional, got shape (1, 2)"),
+        ([1, -2, -3], ValueError, "lengths must be at least 0, got -2 for item 1"),
+        ([True], TypeError, "lengths must be ints, got bool"),
+    ],
+)
+def test_bad_lengths(lengths, error, message):
+    with pytest.raises(error, match=re.escape(message)):
+        BatchPlanner(8).plan(lengths)

@@ -1,0 +1,188 @@
+"""An epoch of a data set: its order, its ranks."""
+
+import re
+from itertools import islice, zip_longest
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from seqwarm_kernels.data import BatchPlanner, LengthBatchSampler, Piece
+
+from .made import first_batches, items_of, lengths_lists
+from .samplers import LENGTHS, ranks_of, rules, sampler, windows
+
+
+@given(lengths=lengths_lists, rule=rules, window=windows, shuffle=st.booleans(), seed=st.integers(0, 2**40))
+def test_an_epoch_holds_every_item_once(lengths, rule, window, shuffle, seed):
+    batches = list(sampler(lengths, rule, window=window, shuffle=shuffle, seed=seed))
+    assert all(batches)
+    pieces = [entry if isinstance(entry, Piece) else Piece(entry, 0, lengths[entry]) for b in batches for entry in b]
+    assert sorted({piece.item for piece in pieces}) == list(range(len(lengths)))
+    assert len({(piece.item, piece.start) for piece in pieces}) == len(pieces)
+    if rule.get("too_long") != "truncate":
+        assert sum(piece.length for piece in pieces) == sum(lengths)
+    assert sum(piece.start == 0 for piece in pieces) == len(lengths)
+
+
+@given(lengths=lengths_lists, rule=rules, window=windows, world_size=st.integers(2, 5))
+def test_ranks_get_the_same_number_of_batches_and_no_item_twice(lengths, rule, window, world_size):
+    def deal(remainder):
+        return ranks_of(
+            world_size,
+            lambda **rank: sampler(lengths, rule, window=window, remainder=remainder, **rank),
+        )
+
+    alone = list(sampler(lengths, rule, window=window))
+    for remainder in ("drop", "repeat", "empty"):
+        if remainder == "drop" and 0 < len(alone) < world_size:
+            continue
+        by_rank = deal(remainder)
+        assert len({len(batches) for batches in by_rank}) == 1
+        in_order = [batch for step in zip(*by_rank, strict=True) for batch in step]
+        count = len(alone) // world_size * world_size if remainder == "drop" else len(alone)
+        assert in_order[:count] == alone[:count]
+        surplus = in_order[count:]
+        assert len(surplus) < world_size
+        if remainder == "empty":
+            assert surplus == [[]] * len(surplus)
+        elif remainder == "repeat":
+            assert all(batch in alone for batch in surplus)
+
+
+def test_each_epoch_is_another_order():
+    batches = sampler(window=100)
+    first, second = list(batches), list(batches)
+    assert first != second
+    assert sorted(items_of(first)) == sorted(items_of(second)) == list(range(700))
+    assert batches.epoch == 2
+    again = sampler(window=100)
+    again.set_epoch(1)
+    assert list(again) == second
+
+
+def test_another_seed_is_another_order():
+    assert list(sampler()) == list(sampler())
+    assert list(sampler()) != list(sampler(seed=1))
+    assert list(sampler(window=100)) != list(sampler(window=100, seed=1))
+
+
+def test_without_shuffling_the_longest_come_first():
+    batches = list(LengthBatchSampler([3, 1, 2, 9, 8, 7], BatchPlanner(batch_size=2), window=3, shuffle=False))
+    assert batches == [[0, 2], [1], [3, 4], [5]]
+
+
+def test_batches_are_shuffled_inside_their_window():
+    batches = list(sampler(window=100, rule="rows"))
+    longest = [max(LENGTHS[batch]) for batch in batches[:15]]
+    assert longest != sorted(longest, reverse=True)
+
+
+def test_one_epoch_after_another():
+    endless = iter(sampler(window=100, infinite=True))
+    epochs = [list(sampler(window=100)), None]
+    again = sampler(window=100)
+    again.set_epoch(1)
+    epochs[1] = list(again)
+    assert list(islice(endless, len(epochs[0]) + len(epochs[1]))) == epochs[0] + epochs[1]
+
+
+def test_endless_ranks_have_no_remainder():
+    alone = first_batches(sampler(window=100, infinite=True), 301)
+    three = [first_batches(sampler(window=100, infinite=True, rank=r, world_size=3), 100) for r in range(3)]
+    assert [batch for step in zip(*three, strict=True) for batch in step] == alone[:300]
+
+
+def test_an_empty_data_set_ends_also_if_endless():
+    for infinite in (False, True):
+        assert list(sampler([], infinite=infinite)) == []
+        assert list(sampler([], infinite=infinite, rank=1, world_size=2, remainder="empty")) == []
+
+
+def test_one_item():
+    assert list(sampler([5])) == [[0]]
+    assert ranks_of(2, lambda **rank: sampler([5], remainder="empty", **rank)) == [[[0]], [[]]]
+    assert ranks_of(2, lambda **rank: sampler([5], remainder="repeat", **rank)) == [[[0]], [[0]]]
+
+
+def test_a_window_of_one_item():
+    assert sorted(sampler(window=1)) == [[item] for item in range(700)]
+
+
+def test_all_items_equal():
+    batches = list(sampler([8] * 640, {"max_tokens": 64}, window=80))
+    assert [len(batch) for batch in batches] == [8] * 80
+
+
+def test_too_few_batches_for_the_ranks():
+    message = (
+        "remainder must be 'repeat' or 'empty' where an epoch does not suffice for all ranks, got 'drop' with 1 batches"
+    )
+    for rank in range(2):
+        with pytest.raises(ValueError, match=message):
+            list(sampler([5], rank=rank, world_size=2))
+
+
+def test_progress():
+    batches = sampler(window=100, rule="packed")
+    steps = iter(batches)
+    items = tokens = 0
+    for count, batch in enumerate(steps, start=1):
+        items, tokens = items + len(batch), tokens + int(LENGTHS[batch].sum())
+        assert batches.progress == (items, tokens, count, pytest.approx(items / 700))
+        assert batches.progress_of(batches.state_dict()) == batches.progress
+    list(batches)
+    assert batches.progress == (1400, 2 * LENGTHS.sum(), batches.progress.batches, 2)
+
+
+def test_progress_counts_split_items_once_and_all_ranks():
+    batches = sampler(rule="split", rank=1, world_size=2, remainder="empty")
+    list(batches)
+    assert batches.progress[:2] == (700, LENGTHS.sum())
+
+
+def test_its_length():
+    for options in ({}, {"rank": 1, "world_size": 3}, {"rank": 1, "world_size": 3, "remainder": "repeat"}):
+        batches = sampler(window=100, **options)
+        assert len(batches) == len(list(batches))
+        assert len(batches) == len(list(batches))
+    with pytest.raises(TypeError, match="an infinite LengthBatchSampler has no length"):
+        len(sampler(infinite=True))
+
+
+def test_pieces_where_items_may_be_cut():
+    batches = LengthBatchSampler([5, 3], BatchPlanner(4, too_long="split"), shuffle=False)
+    assert list(batches) == [[(0, 0, 4)], [(1, 0, 3)], [(0, 4, 1)]]
+    assert isinstance(next(iter(batches))[0], Piece)
+    assert list(LengthBatchSampler([4, 3], BatchPlanner(8), shuffle=False)) == [[0, 1]]
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"window": 0}, ValueError, "window must be at least 1, got 0"),
+        ({"window": 2.0}, TypeError, "window must be an int, got float"),
+        ({"shuffle": 1}, TypeError, "shuffle must be True or False, got 1"),
+        ({"seed": -1}, ValueError, "seed must be at least 0, got -1"),
+        ({"infinite": None}, TypeError, "infinite must be True or False, got None"),
+        ({"rank": 2, "world_size": 2}, ValueError, "rank must be below world_size 2, got 2"),
+        ({"rank": 0, "world_size": 0}, ValueError, "world_size must be at least 1, got 0"),
+        ({"rank": 0}, ValueError, "rank and world_size must be given together, got 0 and None"),
+        ({"remainder": "keep"}, ValueError, "remainder must be one of drop, repeat, empty, got 'keep'"),
+        ({"lengths": [1, 900]}, ValueError, "item 1 has 900 tokens, more than max_tokens 512 can hold"),
+        ({"lengths": [1, -9]}, ValueError, "lengths must be at least 0, got -9 for item 1"),
+    ],
+)
+def test_bad_arguments(options, error, message):
+    with pytest.raises(error, match=re.escape(message)):
+        sampler(**options)
+
+
+def test_no_planner():
+    with pytest.raises(TypeError, match="planner must be a BatchPlanner, got int"):
+        LengthBatchSampler([1, 2], 16)
+
+
+def test_ranks_end_together_whatever_the_lengths():
+    by_rank = ranks_of(4, lambda **rank: sampler(window=50, remainder="empty", **rank))
+    assert all(None not in step for step in zip_longest(*by_rank))

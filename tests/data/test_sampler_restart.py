@@ -1,0 +1,260 @@
+"""An epoch of a data set that is broken off and taken up again."""
+
+import json
+import random
+import re
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from seqwarm_kernels.data import BatchPlanner, LengthBatchSampler
+
+from .made import broken_off, first_batches, lengths_lists, through_json
+from .samplers import LENGTHS, RULES, rules, sampler, windows
+
+
+@given(
+    lengths=lengths_lists,
+    rule=rules,
+    window=windows,
+    world_size=st.integers(1, 4),
+    at=st.integers(0, 60),
+    remainder=st.sampled_from(["repeat", "empty"]),
+)
+def test_the_same_order_after_a_restart(lengths, rule, window, world_size, at, remainder):
+    for rank in range(world_size):
+
+        def make(rank=rank):
+            return sampler(lengths, rule, window=window, rank=rank, world_size=world_size, remainder=remainder)
+
+        unbroken = list(make())
+        assert broken_off(make, at % (len(unbroken) + 1)) == unbroken
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("window", [None, 100])
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_killed_at_twenty_places(rule, window, world_size):
+    """Every process has its own restart, with states as they were written to a file."""
+    random_places = random.Random(f"{rule}, {window}, {world_size}")
+
+    def make(rank):
+        return sampler(rule=rule, window=window, rank=rank, world_size=world_size, remainder="empty")
+
+    unbroken = [list(make(rank)) for rank in range(world_size)]
+    killed_at = sorted(random_places.sample(range(len(unbroken[0]) + 1), min(20, len(unbroken[0]) + 1)))
+    parts = [[] for _ in range(world_size)]
+    state, begun = None, 0
+    for end in [*killed_at, None]:
+        states = []
+        for rank in range(world_size):
+            here = make(rank)
+            if state is not None:
+                here.load_state_dict(state)
+            parts[rank] += list(here) if end is None else first_batches(here, end - begun)
+            states.append(here.state_dict())
+        assert all(other == states[0] for other in states)
+        state, begun = through_json(states[0]), end
+    assert parts == unbroken
+
+
+def test_a_restart_with_more_or_fewer_ranks():
+    """Four ranks stop, two go on: what both give is the epoch."""
+    four = [sampler(rank=rank, world_size=4, window=200, remainder="empty") for rank in range(4)]
+    before = [first_batches(batches, 5) for batches in four]
+    two = [sampler(rank=rank, world_size=2, window=200, remainder="empty") for rank in range(2)]
+    for batches in two:
+        batches.load_state_dict(four[3].state_dict())
+    after = [list(batches) for batches in two]
+    in_order = [b for step in zip(*before, strict=True) for b in step]
+    in_order += [b for step in zip(*after, strict=True) for b in step if b]
+    assert in_order == list(sampler(window=200))
+
+
+def test_a_state_is_small_and_the_same_size_anywhere():
+    lengths = np.full(100_000, 10)
+    sizes = []
+    for at in (0, 1, 5000, 9000):
+        batches = LengthBatchSampler(lengths, BatchPlanner(100), window=1000)
+        first_batches(batches, at)
+        sizes.append(len(json.dumps(batches.state_dict())))
+    assert max(sizes) < 700
+
+
+def test_a_restart_plans_the_open_window_and_nothing_before_it(monkeypatch):
+    planned = []
+    plan = BatchPlanner.plan
+    monkeypatch.setattr(
+        BatchPlanner,
+        "plan",
+        lambda self, lengths, **options: planned.append(len(lengths)) or plan(self, lengths, **options),
+    )
+    batches = LengthBatchSampler(np.full(10_000, 10), BatchPlanner(100), window=500)
+    first_batches(batches, 777)
+    state = batches.state_dict()
+    fresh = LengthBatchSampler(np.full(10_000, 10), BatchPlanner(100), window=500)
+    del planned[:]
+    fresh.load_state_dict(state)
+    assert planned == []
+    next(iter(fresh))
+    assert planned == [500]
+
+
+def test_endless_restart():
+    def make():
+        return sampler(window=100, infinite=True)
+
+    first = make()
+    head = first_batches(first, 150)
+    second = make()
+    second.load_state_dict(through_json(first.state_dict()))
+    assert head + first_batches(second, 30) == first_batches(make(), 180)
+    assert first.progress.epochs > 2
+
+
+def sampler_at_epoch(epoch, **options):
+    batches = sampler(**options)
+    batches.set_epoch(epoch)
+    return batches
+
+
+class TestIter:
+    def test_broken_off_it_begins_anew(self):
+        batches = sampler(window=100)
+        whole = list(sampler(window=100))
+        first_batches(batches, 5)
+        assert list(batches) == whole
+        assert batches.epoch == 1
+
+    def test_after_the_last_batch_the_next_epoch_begins(self):
+        """Also where nobody asked for a batch more: a loader with workers takes the state then."""
+        batches = sampler(window=100)
+        whole = list(sampler(window=100))
+        first_batches(batches, len(whole))
+        assert list(batches) == list(sampler_at_epoch(1, window=100)) != whole
+
+    @pytest.mark.parametrize("window", [None, 100])
+    def test_after_the_last_step_of_several_ranks_the_next_epoch_begins(self, window):
+        """Batches of the open window are left, but too few for all ranks."""
+        batches = sampler(rule="rows", window=window, rank=0, world_size=8)
+        whole = list(sampler(rule="rows", window=window, rank=0, world_size=8))
+        assert len(list(sampler(rule="rows", window=window))) % 8
+        first_batches(batches, len(whole))
+        following = list(batches)
+        assert following != whole
+        assert following == list(sampler_at_epoch(1, rule="rows", window=window, rank=0, world_size=8))
+
+    def test_set_epoch_keeps_a_restored_place(self):
+        batches, whole = sampler(window=100), list(sampler(window=100))
+        first_batches(batches, 9)
+        restored = sampler(window=100)
+        restored.load_state_dict(batches.state_dict())
+        restored.set_epoch(0)
+        assert list(restored) == whole[9:]
+
+    def test_set_epoch_leaves_a_restored_place_of_another_epoch(self):
+        batches = sampler(window=100)
+        first_batches(batches, 9)
+        restored = sampler(window=100)
+        restored.load_state_dict(batches.state_dict())
+        restored.set_epoch(3)
+        direct = sampler(window=100)
+        direct.set_epoch(3)
+        assert list(restored) == list(direct)
+        assert restored.epoch == 4
+
+    def test_set_epoch_repeats_an_epoch(self):
+        batches = sampler(window=100)
+        first = list(batches)
+        batches.set_epoch(0)
+        assert first_batches(batches, len(first)) == first  # and nobody asks for the end
+        batches.set_epoch(0)
+        assert list(batches) == first
+
+    def test_a_restored_place_is_taken_up_once(self):
+        batches, whole = sampler(window=100), list(sampler(window=100))
+        first_batches(batches, 9)
+        restored = sampler(window=100)
+        restored.load_state_dict(batches.state_dict())
+        assert first_batches(restored, 5) == whole[9:14]
+        assert list(restored) == whole
+
+    def test_the_usual_loop(self):
+        batches, plain = sampler(window=100), sampler(window=100)
+        for epoch in range(3):
+            batches.set_epoch(epoch)
+            assert list(batches) == list(plain)
+
+    def test_saved_at_the_end_of_an_epoch(self):
+        batches = sampler(window=100)
+        list(batches)
+        restored = sampler(window=100)
+        restored.load_state_dict(through_json(batches.state_dict()))
+        assert list(restored) == list(batches)
+        assert restored.progress == batches.progress
+
+
+def test_progress_goes_on_after_a_restart():
+    batches = sampler(window=100)
+    first_batches(batches, 17)
+    restored = sampler(window=100)
+    restored.load_state_dict(through_json(batches.state_dict()))
+    assert restored.progress == batches.progress
+
+
+@settings(max_examples=20)
+@given(world_size=st.integers(1, 4), at=st.integers(0, 30))
+def test_every_rank_has_the_same_state(world_size, at):
+    states = []
+    for rank in range(world_size):
+        batches = sampler(window=100, rank=rank, world_size=world_size)
+        first_batches(batches, at)
+        states.append(batches.state_dict())
+    assert all(state == states[0] for state in states)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"seed": 1}, "seed is 0 there, 1 here"),
+        ({"shuffle": False}, "seed is 0 there, None here"),
+        ({"window": 99}, "window is 100 there, 99 here"),
+        ({"lengths": LENGTHS[:-1]}, "num_items is 700 there, 699 here"),
+        ({"lengths": LENGTHS[::-1]}, "lengths is "),
+        ({"rule": {"max_tokens": 500, "multiple_of": 8}}, "max_tokens is 512 there, 500 here"),
+        ({"rule": {"max_tokens": 512}}, "multiple_of is 8 there, 1 here"),
+        ({"rule": {"max_tokens": 512, "multiple_of": 8, "batch_size": 9}}, "batch_size is None there, 9 here"),
+        ({"rule": {"max_tokens": 512, "multiple_of": 8, "max_length": 200}}, "max_length is 512 there, 200 here"),
+        (
+            {"rule": {"max_tokens": 512, "multiple_of": 8, "too_long": "split"}},
+            "too_long is 'reject' there, 'split' here",
+        ),
+    ],
+)
+def test_a_state_of_another_configuration(changed, message):
+    batches = sampler(window=100)
+    first_batches(batches, 3)
+    other = sampler(**{"window": 100, **changed})
+    before = other.state_dict()
+    with pytest.raises(ValueError, match=re.escape(f"state_dict is of another configuration: {message}")):
+        other.load_state_dict(through_json(batches.state_dict()))
+    assert other.state_dict() == before
+
+
+def test_states_that_are_none():
+    batches = sampler()
+    with pytest.raises(TypeError, match="state_dict must be a mapping, got list"):
+        batches.load_state_dict([])
+    state = batches.state_dict()
+    with pytest.raises(ValueError, match=r"state_dict must have the entries \['progress', .*, got \['progress'"):
+        batches.load_state_dict({name: value for name, value in state.items() if name != "served"})
+    with pytest.raises(TypeError, match="served must be an int, got str"):
+        batches.load_state_dict({**state, "served": "1"})
+    unknown = {**state, "configuration": {**state["configuration"], "colour": "red"}}
+    with pytest.raises(ValueError, match="of another configuration: colour is 'red' there, unknown here"):
+        batches.load_state_dict(unknown)
+    batches.load_state_dict({**state, "num_items": 10, "served": 10_000})
+    with pytest.raises(ValueError, match="state_dict must be of the same items"):
+        next(iter(batches))

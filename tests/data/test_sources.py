@@ -1,0 +1,287 @@
+import json
+import pickle
+import random
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from seqwarm_kernels.data.chunk_source import ChunkSource
+from seqwarm_kernels.data.chunks import write_chunks
+from seqwarm_kernels.data.sequence_source import SequenceSource
+from seqwarm_kernels.data.source import Source
+from seqwarm_kernels.data.stream_source import StreamSource
+
+ITEMS = [f"item {number}" for number in range(1003)]
+
+
+class Stream:
+    """As IterableDataset: the state is the place behind the last item, and holds for every later iter()."""
+
+    def __init__(self, items):
+        self.items, self.next, self.begin, self.read = items, 0, 0, []
+
+    def __iter__(self):
+        self.next = self.begin
+        while self.next < len(self.items):
+            self.next += 1
+            self.read.append(self.next - 1)
+            yield self.items[self.next - 1]
+
+    def state_dict(self):
+        return {"next": self.next}
+
+    def load_state_dict(self, state_dict):
+        self.begin = state_dict["next"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("chunks")
+    write_chunks(ITEMS, path, 100, length_fn=len)
+    return path
+
+
+@pytest.fixture(params=["chunks", "sequence", "stream"])
+def make(request, folder):
+    def make(**settings):
+        if request.param == "chunks":
+            return ChunkSource(folder, buffer_chunks=3, **settings)
+        if request.param == "sequence":
+            return SequenceSource(ITEMS, **settings)
+        return StreamSource(Stream(ITEMS), buffer_size=128, **settings)
+
+    return make
+
+
+def test_the_protocol(make):
+    assert isinstance(make(), Source)
+
+
+def test_an_epoch_is_every_item_once_and_each_has_its_order(make):
+    source = make(seed=3)
+    first, second = list(source), list(source)
+    assert sorted(first) == sorted(second) == sorted(ITEMS)
+    assert first != second != ITEMS != first
+    assert (source.epoch, source.items) == (2, 2006)
+    again = make(seed=3)
+    assert (list(again), list(again)) == (first, second)
+    assert list(make(seed=4)) != first
+
+
+def test_without_shuffling_the_order_is_the_given_one(make):
+    source = make(shuffle=False)
+    assert list(source) == ITEMS
+    assert list(source) == ITEMS
+
+
+def test_infinite_is_epoch_after_epoch(make):
+    once, for_ever = make(seed=1), iter(make(seed=1, infinite=True))
+    expected = [item for _ in range(3) for item in once]
+    assert [next(for_ever) for _ in range(3009)] == expected
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_ranks_share_the_items(make, shuffle):
+    for world_size in (2, 3, 7):
+        parts = [list(make(shuffle=shuffle, rank=rank, world_size=world_size)) for rank in range(world_size)]
+        assert Counter(item for part in parts for item in part) == Counter(ITEMS)
+        sizes = [len(part) for part in parts]
+        if isinstance(make(), ChunkSource):  # by files: 10 of 100 items, one of 3
+            sizes = [-(-size // 100) for size in sizes]
+        assert max(sizes) - min(sizes) <= 1
+
+
+@pytest.mark.parametrize(("shuffle", "rank", "world_size"), [(True, 0, 1), (False, 0, 1), (True, 1, 3)])
+def test_goes_on_where_it_stood(make, shuffle, rank, world_size):
+    """At 20 random places of three epochs, by way of JSON."""
+    settings = {"seed": 5, "shuffle": shuffle, "rank": rank, "world_size": world_size, "infinite": True}
+    unbroken = iter(make(**settings))
+    expected = [next(unbroken) for _ in range(3 * len(ITEMS) // world_size)]
+    places = random.Random(0).sample(range(len(expected)), 18)
+    for place in [0, 1, *places]:
+        source = make(**settings)
+        iterator = iter(source)
+        assert [next(iterator) for _ in range(place)] == expected[:place]
+        state = json.loads(json.dumps(source.state_dict()))
+        restored = make(**settings)
+        restored.load_state_dict(state)
+        assert restored.state_dict() == state
+        iterator = iter(restored)
+        assert [next(iterator) for _ in expected[place:]] == expected[place:]
+        assert restored.items == len(expected)
+
+
+def test_goes_on_at_the_end_of_an_epoch(make):
+    """The state after the last item, before and after the iterator has ended."""
+    source = make()
+    iterator = iter(source)
+    first = [next(iterator) for _ in ITEMS]
+    before_end = source.state_dict()
+    assert list(iterator) == []
+    after_end = source.state_dict()
+    second = list(source)
+    assert sorted(first) == sorted(second)
+    for state, expected in ((before_end, []), (after_end, second)):
+        restored = make()
+        restored.load_state_dict(state)
+        assert list(restored) == expected
+
+
+def test_a_new_iterator_goes_on_and_ends_the_old_one(make):
+    source = make(seed=2)
+    expected = list(make(seed=2))
+    old = iter(source)
+    assert [next(old) for _ in range(300)] == expected[:300]
+    assert list(source) == expected[300:]
+    with pytest.raises(RuntimeError, match="this iterator is over"):
+        next(old)
+    old = iter(source)
+    next(old)
+    source.load_state_dict(source.state_dict())
+    with pytest.raises(RuntimeError, match="this iterator is over"):
+        next(old)
+
+
+def test_a_state_is_small_and_stays_as_it_was_taken(make):
+    source = make(infinite=True)
+    iterator = iter(source)
+    for _ in range(500):
+        next(iterator)
+    state = source.state_dict()
+    kept = pickle.loads(pickle.dumps(state))
+    for _ in range(1000):
+        next(iterator)
+    assert state == kept
+    assert len(json.dumps(state)) < 400
+    assert "item 3" not in json.dumps(state)
+
+
+def test_states_of_others_are_refused(make):
+    state = make(seed=1).state_dict()
+    for settings, message in [
+        ({"seed": 2}, "seed is 1 there, 2 here"),
+        ({"seed": 1, "shuffle": False}, "shuffle is True there, False here"),
+        ({"seed": 1, "rank": 1, "world_size": 2}, "rank is 0 there, 1 here"),
+    ]:
+        source = make(**settings)
+        before = source.state_dict()
+        with pytest.raises(ValueError, match=f"of another configuration: {message}"):
+            source.load_state_dict(state)
+        assert source.state_dict() == before
+    with pytest.raises(ValueError, match="source is 'other' there"):
+        make(seed=1).load_state_dict({**state, "source": "other"})
+    with pytest.raises(ValueError, match=r"must have the entries .*'seed'.* got"):
+        make(seed=1).load_state_dict({"epoch": 3})
+    with pytest.raises(ValueError, match="position must be at least 0, got -1"):
+        make(seed=1).load_state_dict({**state, "position": -1})
+    with pytest.raises(TypeError, match="state_dict must be a mapping, got list"):
+        make().load_state_dict([])
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "message"),
+    [
+        ({"seed": -1}, ValueError, "seed must be at least 0, got -1"),
+        ({"seed": 1.0}, TypeError, "seed must be an int, got float"),
+        ({"shuffle": 1}, TypeError, "shuffle must be True or False, got 1"),
+        ({"infinite": "yes"}, TypeError, "infinite must be True or False, got 'yes'"),
+        ({"rank": 2, "world_size": 2}, ValueError, "rank must be below world_size 2, got 2"),
+        ({"world_size": 0}, ValueError, "world_size must be at least 1, got 0"),
+    ],
+)
+def test_bad_settings(make, settings, error, message):
+    with pytest.raises(error, match=message):
+        make(**settings)
+
+
+def test_restoring_a_stream_reads_the_open_buffer_only():
+    source = StreamSource(Stream(ITEMS), buffer_size=100)
+    iterator = iter(source)
+    for _ in range(950):
+        next(iterator)
+    dataset = Stream(ITEMS)
+    restored = StreamSource(dataset, buffer_size=100)
+    restored.load_state_dict(source.state_dict())
+    assert next(iter(restored)) == next(iterator)
+    assert dataset.read == list(range(900, 1000))
+
+
+@pytest.mark.filterwarnings("ignore:skipped")
+def test_infinite_over_nothing_is_an_error_not_a_loop(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"")
+    for source in (
+        ChunkSource([tmp_path / "a.txt"], infinite=True, on_error="skip"),
+        SequenceSource([], infinite=True),
+        StreamSource(Stream([]), infinite=True),
+    ):
+        with pytest.raises(ValueError, match=f"{type(source).__name__} must hold items to be infinite"):
+            next(iter(source))
+    assert list(SequenceSource([])) == []
+
+
+@pytest.mark.parametrize("sequence", [{1: 2}, "text", iter([1]), 3, {1, 2}])
+def test_what_is_no_sequence(sequence):
+    with pytest.raises(TypeError, match=rf"sequence must have len\(\) .* got {type(sequence).__name__}"):
+        SequenceSource(sequence)
+
+
+def test_arrays_and_datasets_that_read_many_items_at_once():
+    assert sorted(SequenceSource(np.arange(10))) == list(range(10))
+
+    class Dataset:
+        calls = 0
+
+        def __len__(self):
+            return 600
+
+        def __getitem__(self, number):
+            raise AssertionError("one by one")
+
+        def __getitems__(self, numbers):
+            self.calls += 1
+            return [number * 2 for number in numbers]
+
+    dataset = Dataset()
+    assert sorted(SequenceSource(dataset)) == [number * 2 for number in range(600)]
+    assert dataset.calls == 3
+
+
+def test_a_stream_is_told_the_epoch():
+    class Turned(Stream):
+        def set_epoch(self, epoch):
+            self.items = ITEMS[epoch:] + ITEMS[:epoch]
+
+    source = StreamSource(Turned(ITEMS), shuffle=False)
+    epochs = [list(source) for _ in range(3)]
+    assert [epoch[0] for epoch in epochs] == ITEMS[:3]
+    restored = StreamSource(Turned(ITEMS), shuffle=False)
+    restored.load_state_dict({**source.state_dict(), "epoch": 1, "position": 5})
+    assert list(restored) == epochs[1][5:]
+
+
+def test_each_buffer_has_an_order_of_its_own():
+    """Of a stream and of chunks alike: the numbers in their buffers differ from buffer to buffer."""
+    items = list(StreamSource(Stream(range(300)), buffer_size=100))
+    orders = [[item % 100 for item in items[begin : begin + 100]] for begin in (0, 100, 200)]
+    assert orders[0] != orders[1] != orders[2] != orders[0]
+
+
+def test_what_is_no_stream():
+    with pytest.raises(TypeError, match="got list without state_dict, load_state_dict"):
+        StreamSource([1, 2])
+
+
+def test_a_shuffle_buffer_is_refused():
+    class BufferShuffledExamplesIterable:
+        buffer_size, ex_iterable = 1000, None
+
+    class Wrapping:
+        ex_iterable = BufferShuffledExamplesIterable()
+
+    dataset = Stream([1, 2])
+    dataset._ex_iterable = Wrapping()
+    with pytest.raises(ValueError, match="dataset must have no shuffle buffer"):
+        StreamSource(dataset)
+    BufferShuffledExamplesIterable.buffer_size = 1
+    assert sorted(StreamSource(dataset)) == [1, 2]

@@ -1,0 +1,300 @@
+"""Batches of a stream: windows, ranks, restarts without reading what was read."""
+
+import json
+import random
+import re
+from itertools import islice
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader
+
+from seqwarm_kernels import SequenceLengthScheduler
+from seqwarm_kernels.data import BatchPlanner, LengthBatchStream, Piece
+from seqwarm_kernels.data.sequence_source import SequenceSource
+
+from .made import ListSource, broken_off, first_batches, items_of, lengths_lists, through_json
+
+#: Items (number, length): the number tells them apart.
+ITEMS = list(enumerate(np.random.default_rng(1).lognormal(3, 0.9, 700).astype(int).clip(0, 200).tolist()))
+
+RULES = {
+    "budget": {"max_tokens": 512, "multiple_of": 8},
+    "rows": {"batch_size": 7},
+    "packed": {"max_tokens": 512, "packed": True},
+    "split": {"max_tokens": 64, "too_long": "split"},
+    "bucket": {"max_tokens": 512, "max_length": SequenceLengthScheduler(16, 200, duration=40, step_size=16)},
+    "cut": {
+        "max_tokens": 512,
+        "max_length": SequenceLengthScheduler(16, 200, duration=9000, step_size=16, unit="token"),
+        "warmup": "cut",
+    },
+}
+
+
+def length_of(item):
+    return item[1]
+
+
+def stream(items=ITEMS, rule="budget", ends_with="next", **options):
+    planner = BatchPlanner(**RULES[rule] if isinstance(rule, str) else rule)
+    return LengthBatchStream(ListSource(items, ends_with), planner, **{"length": length_of, "window": 100, **options})
+
+
+rules = st.sampled_from(
+    [
+        {"max_tokens": 60},
+        {"batch_size": 3},
+        {"max_tokens": 60, "packed": True},
+        {"max_tokens": 10, "too_long": "split"},
+        {"max_tokens": 60, "max_length": SequenceLengthScheduler(2, 40, duration=9, step_size=4)},
+        {"max_tokens": 60, "max_length": SequenceLengthScheduler(2, 40, duration=90, step_size=4, unit="token")},
+        {"batch_size": 4, "max_length": SequenceLengthScheduler(2, 40, duration=30, step_size=4, unit="sample")},
+        {
+            "max_tokens": 60,
+            "packed": True,
+            "max_length": SequenceLengthScheduler(2, 40, duration=9, step_size=4),
+            "warmup": "cut",
+            "too_long": "split",
+        },
+    ]
+)
+
+
+@given(lengths=lengths_lists, rule=rules, window=st.integers(1, 50), ends_with=st.sampled_from(["next", "end"]))
+def test_an_epoch_holds_every_item_once(lengths, rule, window, ends_with):
+    batches = stream(list(enumerate(lengths)), rule, ends_with, window=window)
+    for _ in range(2):
+        pieces = [entry if isinstance(entry, Piece) else Piece(entry, 0, entry[1]) for b in batches for entry in b]
+        assert sum(piece.start == 0 for piece in pieces) == len(lengths)
+        assert sorted({piece.item for piece in pieces}) == list(enumerate(lengths))
+        assert sum(piece.length for piece in pieces) == sum(lengths)
+
+
+@given(
+    lengths=lengths_lists,
+    rule=rules,
+    window=st.integers(1, 50),
+    ends_with=st.sampled_from(["next", "end"]),
+    world_size=st.integers(1, 3),
+    at=st.integers(0, 100),
+)
+def test_the_same_order_after_a_restart(lengths, rule, window, ends_with, world_size, at):
+    items = list(enumerate(lengths))
+    for rank in range(world_size):
+
+        def make(rank=rank):
+            return stream(items, rule, ends_with, window=window, rank=rank, world_size=world_size, remainder="empty")
+
+        unbroken = list(make())
+        assert broken_off(make, at % (len(unbroken) + 1)) == unbroken
+
+
+@given(lengths=lengths_lists, rule=rules, window=st.integers(1, 50), ends_with=st.sampled_from(["next", "end"]))
+def test_a_restart_between_epochs(lengths, rule, window, ends_with):
+    def make():
+        return stream(list(enumerate(lengths)), rule, ends_with, window=window)
+
+    first = make()
+    epochs = [list(first), list(first)]
+    second = make()
+    list(second)
+    third = make()
+    third.load_state_dict(through_json(second.state_dict()))
+    assert list(third) == epochs[1]
+    assert third.progress == first.progress
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_killed_at_twenty_places(rule, world_size):
+    def make(rank):
+        return stream(rule=rule, rank=rank, world_size=world_size, remainder="empty")
+
+    unbroken = [list(make(rank)) for rank in range(world_size)]
+    count = len(unbroken[0])
+    places = sorted(random.Random(rule).sample(range(count + 1), min(20, count + 1)))
+    parts, state, begun = [[] for _ in range(world_size)], None, 0
+    for end in [*places, None]:
+        states = []
+        for rank in range(world_size):
+            here = make(rank)
+            if state is not None:
+                here.load_state_dict(state)
+            parts[rank] += list(here) if end is None else first_batches(here, end - begun)
+            states.append(here.state_dict())
+        assert all(other == states[0] for other in states)
+        state, begun = through_json(states[0]), end
+    assert parts == unbroken
+    together = [entry for batches in unbroken for entry in items_of(batches)]
+    assert sorted(set(together)) == ITEMS
+
+
+@pytest.mark.parametrize("rule", ["budget", "packed", "cut"])
+def test_a_restart_reads_the_open_window_and_nothing_before_it(rule):
+    items = [(number, 10) for number in range(20_000)]
+    batches = stream(items, rule, window=500)
+    first_batches(batches, 170)
+    state = through_json(batches.state_dict())
+    source = ListSource(items)
+    again = LengthBatchStream(source, batches.planner, length=length_of, window=500)
+    again.load_state_dict(state)
+    assert source.reads == 0
+    next(iter(again))
+    assert source.reads <= 500 + 64
+    assert source.position > 5000
+
+
+def test_a_state_is_small_and_the_same_size_anywhere():
+    items = [(number, 10) for number in range(50_000)]
+    sizes = []
+    for at in (0, 3, 500, 900):
+        batches = stream(items, window=500)
+        first_batches(batches, at)
+        sizes.append(len(json.dumps(batches.state_dict())))
+    assert max(sizes) < 800
+    assert "number" not in json.dumps(batches.state_dict())
+
+
+def test_iter_goes_on_where_it_stands():
+    batches = stream()
+    unbroken = stream()
+    whole, following = list(unbroken), list(unbroken)
+    assert first_batches(batches, 7) + first_batches(batches, 9) == whole[:16]
+    assert list(batches) == whole[16:]
+    assert list(batches) == following != whole
+    assert batches.progress.epochs == 2
+
+
+def test_ranks_divide_the_stream():
+    alone = list(stream())
+    by_rank = [list(stream(rank=rank, world_size=3, remainder="empty")) for rank in range(3)]
+    in_order = [batch for step in zip(*by_rank, strict=True) for batch in step]
+    assert [batch for batch in in_order if batch] == alone
+
+
+def test_windows_end_anywhere_in_a_step():
+    """Windows of three batches for two ranks: steps lie across their bounds, and nothing is dropped but at the end."""
+    items = [(number, 10) for number in range(45)]
+    by_rank = [list(stream(items, {"batch_size": 5}, window=15, rank=rank, world_size=2)) for rank in range(2)]
+    assert [len(batches) for batches in by_rank] == [4, 4]
+
+
+def test_an_empty_stream():
+    for remainder in ("drop", "repeat", "empty"):
+        batches = stream([], rank=0, world_size=2, remainder=remainder)
+        assert list(batches) == []
+        assert list(batches) == []
+
+
+def test_one_item():
+    assert list(stream([(0, 3)])) == [[(0, 3)]]
+    assert list(stream([(0, 3)], rank=1, world_size=2, remainder="empty")) == [[]]
+
+
+def test_an_endless_source():
+    source = SequenceSource([list(range(n)) for n in range(1, 40)], infinite=True)
+    batches = LengthBatchStream(source, BatchPlanner(64), window=30)
+    assert sum(len(batch) for batch in islice(batches, 200)) > 300
+    again = LengthBatchStream(
+        SequenceSource([list(range(n)) for n in range(1, 40)], infinite=True), BatchPlanner(64), window=30
+    )
+    again.load_state_dict(through_json(batches.state_dict()))
+    assert first_batches(again, 30) == first_batches(batches, 30)
+
+
+def test_a_source_of_this_package():
+    items = [[number] * (number % 37) for number in range(500)]
+    batches = LengthBatchStream(SequenceSource(items, seed=3), BatchPlanner(128), window=64)
+    for _ in range(2):
+        assert sorted(items_of(batches)) == sorted(items)
+
+    def make():
+        return LengthBatchStream(SequenceSource(items, seed=3), BatchPlanner(128), window=64)
+
+    unbroken = list(make())
+    for at in (0, 1, 50, len(unbroken) - 1, len(unbroken)):
+        assert broken_off(make, at)[: len(unbroken)] == unbroken
+
+
+def test_items_are_not_compared():
+    """Arrays have no truth value."""
+    items = [np.arange(n) for n in (3, 1, 2)]
+    (batch,) = LengthBatchStream(ListSource(items), BatchPlanner(batch_size=3))
+    assert [len(item) for item in batch] == [3, 2, 1]
+
+
+def test_long_items_are_named_by_their_place():
+    items = [(number, 10) for number in range(300)]
+    items[233] = (233, 600)
+    with pytest.raises(ValueError, match=r"item 233 has 600 tokens, more than max_tokens 512 can hold"):
+        list(stream(items))
+
+
+def test_a_length_that_is_none():
+    with pytest.raises(TypeError, match="length must give an int for each item, got float for item 0"):
+        list(stream([(0, 1.5)]))
+    with pytest.raises(ValueError, match="length must give at least 0 for each item, got -1 for item 2"):
+        list(stream([(0, 1), (1, 1), (2, -1)]))
+
+
+def test_lengths_of_numpy_are_ints():
+    assert len(list(stream([(0, np.int64(3))]))) == 1
+
+
+def test_a_source_that_lost_items():
+    batches = stream(window=100)
+    first_batches(batches, 20)
+    shorter = stream(ITEMS[:100], window=100)
+    shorter.load_state_dict(batches.state_dict())
+    with pytest.raises(ValueError, match=r"source must give the items again|state_dict must be of the same items"):
+        next(iter(shorter))
+
+
+def test_it_runs_in_the_main_process(monkeypatch):
+    batches = list(DataLoader(stream(), batch_size=None, collate_fn=lambda batch: batch))
+    assert batches == list(stream())
+    monkeypatch.setattr("seqwarm_kernels.data.stream.get_worker_info", lambda: "a worker")
+    with pytest.raises(ValueError, match="num_workers must be 0: each worker would read the whole stream"):
+        iter(stream())
+
+
+def test_a_state_of_another_configuration():
+    state = stream(rule="bucket").state_dict()
+    with pytest.raises(ValueError, match=re.escape("max_tokens is 512 there, 600 here")):
+        stream(rule={**RULES["bucket"], "max_tokens": 600}).load_state_dict(state)
+    with pytest.raises(ValueError, match="of another configuration: warmup is 'bucket' there, 'cut' here"):
+        stream(rule={**RULES["bucket"], "warmup": "cut"}).load_state_dict(state)
+    slower = SequenceLengthScheduler(16, 200, duration=41, step_size=16)
+    with pytest.raises(ValueError, match=r"max_length is .*'duration': 40.* there, .*'duration': 41.* here"):
+        stream(rule={**RULES["bucket"], "max_length": slower}).load_state_dict(state)
+    with pytest.raises(ValueError, match="world_size is 1 there, 2 here"):
+        stream(rule="bucket", rank=0, world_size=2).load_state_dict(state)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"window": 0}, ValueError, "window must be at least 1, got 0"),
+        ({"window": None}, TypeError, "window must be an int, got NoneType"),
+        ({"shuffle": "no"}, TypeError, "shuffle must be True or False, got 'no'"),
+        ({"seed": -1}, ValueError, "seed must be at least 0, got -1"),
+        ({"length": 3}, TypeError, "length must be a function, got int"),
+        ({"remainder": None}, ValueError, "remainder must be one of drop, repeat, empty, got None"),
+    ],
+)
+def test_bad_arguments(options, error, message):
+    with pytest.raises(error, match=re.escape(message)):
+        stream(**options)
+
+
+def test_no_source():
+    with pytest.raises(TypeError, match=r"source must have __iter__, state_dict and load_state_dict, as .*, got list"):
+        LengthBatchStream([1, 2], BatchPlanner(8))
+
+
+def test_what_comes_is_items_or_pieces():
+    assert list(stream([(0, 3)])) == [[(0, 3)]]
+    assert list(stream([(0, 70)], rule="split", shuffle=False)) == [[Piece((0, 70), 0, 64)], [Piece((0, 70), 64, 6)]]

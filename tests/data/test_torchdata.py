@@ -1,0 +1,250 @@
+"""Among torchdata's nodes and loaders: workers, prefetching, and states that survive both."""
+
+import random
+from itertools import islice
+
+import numpy as np
+import pytest
+import torch
+
+nodes = pytest.importorskip("torchdata.nodes")
+from torchdata.stateful_dataloader import StatefulDataLoader  # noqa: E402
+
+from seqwarm_kernels.data import (  # noqa: E402
+    BatchPlanner,
+    LengthBatchSampler,
+    LengthBatchStream,
+    PackedCollator,
+    PaddedCollator,
+    Prepare,
+    batch_state,
+)
+from seqwarm_kernels.data.torchdata_nodes import BatchNode, NodeSource, SourceNode, batch_loader  # noqa: E402
+
+from .made import ListSource, first_batches, items_of, through_json  # noqa: E402
+
+# torchdata joins threads in a destructor, which may run in one of them.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+    pytest.mark.filterwarnings("ignore:'set_vital' is deprecated"),
+]
+
+LENGTHS = np.random.default_rng(3).integers(1, 60, 300)
+ITEMS = [[number] * int(length) for number, length in enumerate(LENGTHS)]
+TENSORS = [torch.tensor(item) for item in ITEMS]
+
+
+def numbers(batches):
+    return [batch["input_ids"][:, 0].tolist() for batch in batches]
+
+
+def stateful(num_workers, **options):
+    sampler = LengthBatchSampler(LENGTHS, BatchPlanner(128), window=50)
+    loader = StatefulDataLoader(
+        TENSORS, batch_sampler=sampler, collate_fn=PaddedCollator(), num_workers=num_workers, **options
+    )
+    return loader, sampler
+
+
+def make_batches(kind, **rule):
+    planner = BatchPlanner(128, **rule)
+    if kind == "sampler":
+        return LengthBatchSampler(LENGTHS, planner, window=50)
+    return LengthBatchStream(ListSource(ITEMS), planner, window=50)
+
+
+def make_loader(kind, num_workers=0, **options):
+    dataset = ITEMS if kind == "sampler" else None
+    return batch_loader(
+        make_batches(kind), Prepare(PaddedCollator(), dataset=dataset), num_workers=num_workers, **options
+    )
+
+
+class TestStatefulDataLoader:
+    UNBROKEN = numbers(stateful(0)[0])
+
+    @pytest.mark.parametrize("num_workers", [0, 1, 2])
+    def test_restart(self, num_workers):
+        first, _ = stateful(num_workers)
+        head = numbers(islice(first, 8))
+        second, _ = stateful(num_workers)
+        second.load_state_dict(first.state_dict())
+        assert head + numbers(second) == self.UNBROKEN
+
+    @pytest.mark.parametrize("num_workers", [0, 1])
+    def test_the_next_epoch_after_a_restart_at_the_end(self, num_workers):
+        first, _ = stateful(num_workers)
+        assert numbers(first) == self.UNBROKEN
+        second, _ = stateful(num_workers)
+        second.load_state_dict(first.state_dict())
+        next_epoch = numbers(second)
+        assert sorted(items_of(next_epoch)) == list(range(300))
+        assert next_epoch != self.UNBROKEN
+        assert next_epoch == numbers(first)
+
+    def test_another_number_of_workers(self):
+        """torchdata refuses its own states then; what is in them for the sampler will do."""
+        first, _ = stateful(2)
+        head = numbers(islice(first, 8))
+        state = first.state_dict()
+        second, _ = stateful(0)
+        second.load_state_dict(state)
+        with pytest.raises(AssertionError):
+            iter(second)
+        second, sampler = stateful(0)
+        sampler.load_state_dict(through_json(batch_state(state)))
+        head += numbers(islice(second, 4))
+        third, sampler = stateful(1)
+        sampler.load_state_dict(batch_state(second.state_dict()))
+        assert head + numbers(third) == self.UNBROKEN
+
+    def test_a_state_from_some_batches_before(self):
+        first, _ = stateful(1, snapshot_every_n_steps=5)
+        list(islice(first, 8))
+        with pytest.raises(ValueError, match="got one of 3 batches before it: snapshot_every_n_steps must be 1"):
+            batch_state(first.state_dict())
+
+    def test_a_state_without_batches(self):
+        with pytest.raises(ValueError, match=r"state_dict must hold a state of batches, got \['_snapshot'\]"):
+            batch_state({"_snapshot": {"_main_snapshot": {}}})
+        with pytest.raises(TypeError, match="state_dict must be a mapping, got NoneType"):
+            batch_state(None)
+
+
+@pytest.mark.parametrize("kind", ["sampler", "stream"])
+class TestBatchLoader:
+    @pytest.mark.parametrize("options", [{}, {"prefetch": 0}, {"num_workers": 2}, {"num_workers": 2, "prefetch": 4}])
+    def test_killed_at_places(self, kind, options):
+        unbroken = numbers(make_loader(kind, prefetch=0))
+        places = sorted(random.Random(str(options)).sample(range(len(unbroken)), 4))
+        parts, state, begun = [], None, 0
+        for end in [*places, len(unbroken)]:
+            here = make_loader(kind, **options)
+            if state is not None:
+                here.load_state_dict(state)
+            parts += numbers(islice(here, end - begun))
+            state, begun = through_json(here.state_dict()), end
+        assert parts == unbroken
+
+    def test_worker_processes(self, kind):
+        unbroken = numbers(make_loader(kind, prefetch=0))
+        assert numbers(make_loader(kind, 1, method="process")) == unbroken
+
+    def test_another_number_of_workers(self, kind):
+        unbroken = numbers(make_loader(kind, prefetch=0))
+        first = make_loader(kind, 2, prefetch=4)
+        head = numbers(islice(first, 6))
+        second = make_loader(kind, 0, prefetch=0)
+        second.load_state_dict(first.state_dict())
+        head += numbers(islice(second, 6))
+        third = make_loader(kind, 1, prefetch=1)
+        third.load_state_dict(second.state_dict())
+        assert head + numbers(third) == unbroken
+
+    def test_it_goes_on_where_it_was_broken_off(self, kind):
+        """Batches that were fetched ahead come again."""
+        unbroken = numbers(make_loader(kind, prefetch=0))
+        loader = make_loader(kind, 1, prefetch=4)
+        parts = numbers(islice(loader, 5)) + numbers(islice(loader, 5))
+        assert parts == unbroken[:10]
+        assert parts + numbers(loader) == unbroken
+
+    def test_epochs(self, kind):
+        loader, plain = make_loader(kind), make_batches(kind)
+        for _ in range(2):
+            first_of_items = [[item if kind == "sampler" else item[0] for item in batch] for batch in plain]
+            assert numbers(loader) == first_of_items
+        # Behind the last batch; only a data set is known to be at its end there.
+        assert loader.progress.epochs == (2 if kind == "sampler" else 1)
+        assert loader.progress.items == 600
+
+    def test_a_restart_between_epochs(self, kind):
+        first = make_loader(kind, 1)
+        list(first)
+        second = make_loader(kind)
+        second.load_state_dict(through_json(first.state_dict()))
+        assert numbers(second) == numbers(first)
+
+    def test_progress(self, kind):
+        loader = make_loader(kind, 1, prefetch=4)
+        items = tokens = 0
+        for count, batch in enumerate(loader, start=1):
+            items, tokens = items + len(batch["input_ids"]), tokens + int(batch["attention_mask"].sum())
+            assert loader.progress[:3] == (items, tokens, count)
+
+    def test_a_state_of_another_configuration(self, kind):
+        loader = make_loader(kind)
+        other = make_batches(kind, multiple_of=8)
+        with pytest.raises(ValueError, match="multiple_of is 8 there, 1 here"):
+            loader.load_state_dict(other.state_dict())
+        assert len(numbers(loader)) == len(numbers(make_loader(kind)))
+
+    def test_its_state_is_that_of_the_batches(self, kind):
+        loader = make_loader(kind, 2)
+        head = numbers(islice(loader, 5))
+        batches = make_batches(kind)
+        batches.load_state_dict(loader.state_dict())
+        plain = make_batches(kind)
+        assert first_batches(plain, 5 + 3)[5:] == first_batches(batches, 3)
+        assert len(head) == 5
+
+    def test_a_node_among_others(self, kind):
+        node = nodes.Prefetcher(BatchNode(make_batches(kind)), 3)
+        loader = nodes.Loader(node)
+        head = list(islice(loader, 4))
+        again = nodes.Loader(nodes.Prefetcher(BatchNode(make_batches(kind)), 3))
+        again.load_state_dict(loader.state_dict())
+        assert head + list(again) == list(make_batches(kind))
+
+
+def test_an_error_in_preparing_reaches_the_loop():
+    def fail(batch):
+        raise ValueError(f"no batch of {len(batch)}")
+
+    with pytest.raises(ValueError, match="no batch of"):
+        next(iter(batch_loader(make_batches("stream"), fail, num_workers=1)))
+
+
+def double(item):
+    return [token for token in item for _ in range(2)]
+
+
+def test_tokenising_in_front_of_the_planner():
+    def make():
+        tokens = NodeSource(nodes.ParallelMapper(SourceNode(ListSource(ITEMS)), double, num_workers=2))
+        stream = LengthBatchStream(tokens, BatchPlanner(256, packed=True), window=50)
+        return batch_loader(stream, Prepare(PackedCollator(max_tokens=256)), num_workers=1)
+
+    unbroken = [batch["input_ids"].tolist() for batch in make()]
+    assert sum(len(batch[0]) for batch in unbroken) == 2 * LENGTHS.sum()
+    first = make()
+    head = [batch["input_ids"].tolist() for batch in islice(first, 20)]
+    second = make()
+    second.load_state_dict(through_json(first.state_dict()))
+    assert head + [batch["input_ids"].tolist() for batch in second] == unbroken
+
+
+def test_epochs_of_a_node():
+    source = NodeSource(SourceNode(ListSource(ITEMS)))
+    stream = LengthBatchStream(source, BatchPlanner(128), window=50)
+    plain = make_batches("stream")
+    for _ in range(3):
+        assert list(stream) == list(plain)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: SourceNode([1]), TypeError, "source must be a seqwarm_kernels.data.Source, got list"),
+        (lambda: NodeSource([1]), TypeError, "node must be a torchdata.nodes.BaseNode, got list"),
+        (lambda: BatchNode([1]), TypeError, "batches must be a LengthBatchStream or a LengthBatchSampler, got list"),
+        (lambda: batch_loader([1], list), TypeError, "batches must be a LengthBatchStream or a LengthBatchSampler"),
+        (lambda: make_loader("stream", -1), ValueError, "num_workers must be at least 0, got -1"),
+        (lambda: make_loader("stream", prefetch=-1), ValueError, "prefetch must be at least 0, got -1"),
+        (lambda: make_loader("stream", method="fork"), ValueError, "method must be one of thread, process, got 'fork'"),
+        (lambda: batch_loader(make_batches("stream"), None), TypeError, "prepare must be a function, got NoneType"),
+    ],
+)
+def test_bad_arguments(make, error, message):
+    with pytest.raises(error, match=message):
+        make()

@@ -1,0 +1,236 @@
+"""The planner's length follows a schedule: by bucket, or by cutting."""
+
+from itertools import islice
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from seqwarm_kernels import SequenceLengthScheduler, discrete
+from seqwarm_kernels.data import BatchPlanner, LengthBatchSampler, LengthBatchStream, Piece
+
+from .made import ListSource, broken_off, first_batches, items_of
+
+LENGTHS = np.random.default_rng(2).integers(1, 65, 6000)
+
+
+def schedule(duration=30, low=8, high=64, unit="step"):
+    return SequenceLengthScheduler(low, high, duration=duration, step_size=8, unit=unit)
+
+
+def sampler(lengths=LENGTHS, *, scheduler=None, window=None, max_tokens=256, rank=0, world_size=1, **settings):
+    planner = BatchPlanner(max_tokens, max_length=scheduler or schedule(), **settings)
+    return LengthBatchSampler(lengths, planner, window=window, rank=rank, world_size=world_size, remainder="empty")
+
+
+def lengths_of(batch, lengths=LENGTHS):
+    return [entry.length if isinstance(entry, Piece) else int(lengths[entry]) for entry in batch]
+
+
+class TestBucket:
+    @pytest.mark.parametrize("window", [None, 300])
+    def test_no_batch_is_longer_than_the_schedule_says(self, window):
+        scheduler = schedule()
+        for step, batch in enumerate(islice(sampler(window=window), 40)):
+            assert max(lengths_of(batch)) <= scheduler.seq_length_at(step)
+
+    @pytest.mark.parametrize("window", [None, 300])
+    def test_lengths_are_used_as_soon_as_they_may_be(self, window):
+        """A milestone is met to the step: then come items that were too long before."""
+        batches = list(islice(sampler(window=window), 34))
+        for milestone in schedule().milestones()[1:]:
+            before = max(length for batch in batches[: milestone.progress] for length in lengths_of(batch))
+            then = batches[milestone.progress : milestone.progress + 4]
+            assert before <= milestone.seq_length - 8 < max(length for batch in then for length in lengths_of(batch))
+
+    @pytest.mark.parametrize("window", [None, 300])
+    @pytest.mark.parametrize("unit", ["step", "token", "sample"])
+    def test_nothing_is_lost_or_doubled(self, window, unit):
+        batches = list(sampler(window=window, scheduler=schedule(300 if unit == "sample" else 5000, unit=unit)))
+        assert sorted(items_of(batches)) == list(range(6000))
+
+    def test_an_epoch_that_runs_out_of_short_items_goes_on_with_the_next_longer_ones(self):
+        """The schedule stays at 8 for longer than the epoch: items come in order of the schedule's lengths."""
+        batches = list(sampler(scheduler=schedule(10**6), window=300))
+        assert sorted(items_of(batches)) == list(range(6000))
+        longest = [-(-max(lengths_of(batch)) // 8) * 8 for batch in batches]
+        assert longest == sorted(longest)
+        assert set(longest) == set(range(8, 65, 8))
+
+    def test_the_next_epoch_follows_the_schedule_again(self):
+        batches = sampler(scheduler=schedule(10**6))
+        list(batches)
+        assert max(lengths_of(next(iter(batches)))) <= 8
+
+    def test_tokens_in_a_step_stay_the_same_and_rows_do_not(self):
+        batches = list(islice(sampler(window=None), 30))
+        tokens = [len(batch) * max(lengths_of(batch)) for batch in batches]
+        assert min(tokens[:4]) > 0.8 * 256
+        assert len(batches[0]) > 4 * len(batches[29])
+
+    def test_rows_in_a_step_stay_the_same(self):
+        planner = BatchPlanner(batch_size=8, max_length=schedule())
+        batches = list(islice(LengthBatchSampler(LENGTHS, planner), 30))
+        assert {len(batch) for batch in batches} == {8}
+
+    def test_ranks_follow_one_schedule(self):
+        by_rank = [list(sampler(window=300, rank=rank, world_size=2)) for rank in range(2)]
+        assert sorted(item for batches in by_rank for item in items_of(batches)) == list(range(6000))
+        for step, both in enumerate(zip(*by_rank, strict=True)):
+            for batch in both if step < 30 else []:
+                assert max(lengths_of(batch)) <= schedule().seq_length_at(step)
+
+    def test_a_length_that_falls(self):
+        """A pacing of one's own may: items that were let in once wait again."""
+        scheduler = SequenceLengthScheduler(8, 64, duration=20, pacing=lambda x: 1 if x < 0.5 else 0)
+        batches = list(sampler(scheduler=scheduler, window=300))
+        assert max(length for batch in batches[:10] for length in lengths_of(batch)) > 32
+        assert max(length for batch in batches[10:20] for length in lengths_of(batch)) <= 8
+        assert sorted(items_of(batches)) == list(range(6000))
+
+    def test_items_longer_than_the_schedule_ever_says(self):
+        with pytest.raises(ValueError, match=r"item 3 has 70 tokens, more than max_length 64; too_long="):
+            sampler([1, 2, 3, 70])
+        batches = list(sampler([1, 2, 3, 70], too_long="truncate"))
+        assert sorted(items_of(batches)) == [0, 1, 2, 3]
+        assert max(length for batch in batches for length in lengths_of(batch)) == 64
+        batches = list(sampler([1, 2, 3, 150], too_long="split", scheduler=schedule(0)))
+        assert sorted(length for batch in batches for length in lengths_of(batch)) == [1, 2, 3, 22, 64, 64]
+
+
+class TestCut:
+    @pytest.mark.parametrize("window", [None, 300])
+    @pytest.mark.parametrize("too_long", ["reject", "split"])
+    def test_no_batch_is_longer_than_the_schedule_says(self, window, too_long):
+        batches = list(sampler(window=window, warmup="cut", too_long=too_long))
+        for step, batch in enumerate(batches):
+            assert max(lengths_of(batch)) <= schedule().seq_length_at(step)
+        assert max(length for batch in batches[:4] for length in lengths_of(batch)) == 8
+
+    def test_cut_items_lose_their_ends(self):
+        entries = [entry for batch in sampler(warmup="cut", window=300) for entry in batch]
+        assert sorted(entry.item for entry in entries) == list(range(6000))
+        assert all(entry.start == 0 for entry in entries)
+
+    def test_split_items_lose_nothing(self):
+        entries = [entry for batch in sampler(warmup="cut", too_long="split", window=300) for entry in batch]
+        ends = {}
+        for item, start, length in sorted(entries):
+            assert start == ends.get(item, 0)
+            ends[item] = start + length
+        assert [ends[item] for item in range(6000)] == LENGTHS.tolist()
+
+    def test_one_argument_apart(self):
+        for warmup in ("bucket", "cut"):
+            longest = [max(lengths_of(batch)) for batch in islice(sampler(window=300, warmup=warmup), 4)]
+            assert max(longest) == 8
+
+    def test_a_schedule_that_is_over_cuts_nothing(self):
+        entries = [entry for batch in sampler(warmup="cut", scheduler=schedule(0)) for entry in batch]
+        assert [entry.length for entry in sorted(entries)] == LENGTHS.tolist()
+
+
+@pytest.mark.parametrize("unit", ["token", "sample"])
+def test_other_units(unit):
+    """A length holds from the window that begins at its milestone on, so the schedule is never ahead of itself."""
+    scheduler = schedule(900 if unit == "sample" else 15_000, unit=unit)
+    batches = sampler(scheduler=scheduler, window=300)
+    seen = 0
+    for batch in batches:
+        counts = batches.progress
+        seen = counts.items if unit == "sample" else counts.tokens
+        if seen < scheduler.duration:
+            assert max(lengths_of(batch)) <= scheduler.seq_length_at(seen)
+
+
+@pytest.mark.parametrize(
+    ("unit", "units", "world_size", "num_items"),
+    [
+        ("step", 12, 1, 120),
+        ("step", 12, 3, 360),
+        ("step", 100, 3, 500),
+        ("token", 3000, 3, 300),
+        ("token", 2995, 3, 300),
+        ("sample", 123, 3, 123),
+    ],
+)
+def test_a_window_ends_at_a_milestone_and_not_before(unit, units, world_size, num_items):
+    """Items of 10 tokens, ten to a batch: how many there are in the first window."""
+    scheduler = SequenceLengthScheduler(16, 64, duration=units, pacing=discrete([(units, 16)]), unit=unit)
+    batches = sampler([10] * 2000, scheduler=scheduler, window=500, max_tokens=100, world_size=world_size)
+    next(iter(batches))
+    assert batches.state_dict()["num_items"] == num_items
+
+
+def test_the_scheduler_itself_is_only_read():
+    scheduler = schedule()
+    first = list(sampler(scheduler=scheduler))
+    scheduler.step(1000)
+    assert list(sampler(scheduler=scheduler)) == first
+    assert scheduler.progress == 1000
+
+
+def test_stages():
+    scheduler = SequenceLengthScheduler(16, 64, duration=20, pacing=discrete([(5, 16), (7, 40)]))
+    longest = [max(lengths_of(batch)) for batch in islice(sampler(scheduler=scheduler), 16)]
+    assert max(longest[:5]) <= 16 < max(longest[5:12]) <= 40 < max(longest[12:])
+
+
+@given(
+    lengths=st.lists(st.integers(1, 40), max_size=80),
+    low=st.integers(1, 20),
+    duration=st.integers(0, 40),
+    unit=st.sampled_from(["step", "token", "sample"]),
+    warmup=st.sampled_from(["bucket", "cut"]),
+    too_long=st.sampled_from(["reject", "split"]),
+    packed=st.booleans(),
+    window=st.none() | st.integers(1, 30),
+    world_size=st.integers(1, 3),
+    at=st.integers(0, 100),
+)
+def test_the_same_order_after_a_restart(lengths, low, duration, unit, warmup, too_long, packed, window, world_size, at):
+    scheduler = SequenceLengthScheduler(low, 40, duration=duration, step_size=3, unit=unit)
+    for rank in range(world_size):
+
+        def make(rank=rank):
+            return sampler(
+                lengths,
+                scheduler=scheduler,
+                max_tokens=48,
+                warmup=warmup,
+                too_long=too_long,
+                packed=packed,
+                window=window,
+                rank=rank,
+                world_size=world_size,
+            )
+
+        unbroken = list(make())
+        assert broken_off(make, at % (len(unbroken) + 1)) == unbroken
+
+
+def test_a_stream_gives_what_a_data_set_gives():
+    """The same items in the same order: the same batches, though a stream must read again what it kept for later."""
+    items = list(enumerate(LENGTHS.tolist()))
+    planner = BatchPlanner(256, max_length=schedule())
+    stream = LengthBatchStream(ListSource(items), planner, length=lambda item: item[1], window=300, shuffle=False)
+    plain = LengthBatchSampler(LENGTHS, planner, window=300, shuffle=False)
+    assert [[number for number, _ in batch] for batch in stream] == list(plain)
+
+
+def test_a_stream_holds_a_window_at_most():
+    items = list(enumerate(LENGTHS.tolist()))
+    stream = LengthBatchStream(
+        ListSource(items), BatchPlanner(256, max_length=schedule()), length=lambda item: item[1], window=100
+    )
+    for _ in stream:
+        reader = stream._maker._reader
+        assert len(reader._items) <= 100
+
+
+def test_a_restart_may_not_change_the_schedule():
+    batches = sampler()
+    first_batches(batches, 3)
+    with pytest.raises(ValueError, match="of another configuration: max_length is "):
+        sampler(scheduler=schedule(31)).load_state_dict(batches.state_dict())
