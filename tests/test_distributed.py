@@ -1,5 +1,6 @@
 """A compiled model trains under DistributedDataParallel to the losses of one process."""
 
+import gc
 import socket
 
 import pytest
@@ -54,13 +55,18 @@ def model_and_batches(backend):
     return model, torch.randint(WORDS, (STEPS, BATCH_SIZE, LENGTH + 1))
 
 
+def losses_of_a_half(rank, backend):
+    model, batches = model_and_batches(backend)
+    return losses_of(DistributedDataParallel(model), batches.chunk(2, dim=1)[rank])
+
+
 def one_of_two(rank, port, backend, losses):
     torch.distributed.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
-    model, batches = model_and_batches(backend)
-    half = batches.chunk(2, dim=1)[rank]
-    own = losses_of(DistributedDataParallel(model), half)
+    own = losses_of_a_half(rank, backend)
     torch.distributed.all_reduce(own)
     losses.copy_(own / 2)
+    gc.collect()  # what is left of the wrapped model would outlive its process group, and end the process with it
+    torch.distributed.barrier()
     torch.distributed.destroy_process_group()
 
 
