@@ -1,17 +1,16 @@
 """scheduler.attach: a model in training mode gets batches of the scheduled length, whatever wraps it."""
 
 import copy
-import gc
-import socket
 
 import pytest
 import torch
-import torch.multiprocessing as multiprocessing
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from seqwarm_kernels import SequenceLengthScheduler
+
+from .ranks import mean_of_two_ranks
 
 WORDS, WIDTH = 11, 8
 
@@ -127,16 +126,6 @@ def test_compiled_models(first, in_place):
     assert model(tokens()).shape[1] == 16
 
 
-def one_of_two(rank, port, wrapping, results):
-    torch.distributed.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
-    losses = train_one_of_two(rank, wrapping)
-    torch.distributed.all_reduce(losses)
-    results.copy_(losses / 2)
-    gc.collect()  # a sharded model is a cycle; left over, it would outlive its process group
-    torch.distributed.barrier()
-    torch.distributed.destroy_process_group()
-
-
 def train_one_of_two(rank, wrapping):
     torch.manual_seed(0)
     model, schedule = Model(), scheduler()
@@ -167,11 +156,7 @@ def train(model, schedule, share):
 
 @pytest.mark.parametrize("wrapping", ["ddp, attach", "attach, ddp", "fsdp"])
 def test_two_processes_train_as_one(wrapping):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    together = torch.zeros(4).share_memory_()
-    multiprocessing.spawn(one_of_two, args=(port, wrapping, together), nprocs=2)
+    together = mean_of_two_ranks(train_one_of_two, wrapping)
     torch.manual_seed(0)
     model, schedule = Model(), scheduler()
     alone = train(model, schedule, lambda batch: batch[:, : schedule.seq_length])

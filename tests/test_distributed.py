@@ -1,16 +1,14 @@
 """A compiled model trains under DistributedDataParallel to the losses of one process."""
 
-import gc
-import socket
-
 import pytest
 import torch
-import torch.multiprocessing as multiprocessing
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from seqwarm_kernels import alibi_attention, alibi_slopes
 from seqwarm_kernels.ops import backends
+
+from .ranks import mean_of_two_ranks
 
 STEPS, BATCH_SIZE, LENGTH, WIDTH, HEADS, WORDS = 3, 4, 24, 16, 2, 11
 SERVING = [
@@ -60,23 +58,9 @@ def losses_of_a_half(rank, backend):
     return losses_of(DistributedDataParallel(model), batches.chunk(2, dim=1)[rank])
 
 
-def one_of_two(rank, port, backend, losses):
-    torch.distributed.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
-    own = losses_of_a_half(rank, backend)
-    torch.distributed.all_reduce(own)
-    losses.copy_(own / 2)
-    gc.collect()  # what is left of the wrapped model would outlive its process group, and end the process with it
-    torch.distributed.barrier()
-    torch.distributed.destroy_process_group()
-
-
 @pytest.mark.parametrize("backend", SERVING)
 def test_two_processes_give_the_losses_of_one(backend):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    together = torch.zeros(STEPS).share_memory_()
-    multiprocessing.spawn(one_of_two, args=(port, backend, together), nprocs=2)
+    together = mean_of_two_ranks(losses_of_a_half, backend)
     alone = losses_of(*model_and_batches(backend))
     assert alone[-1] < alone[0]
     torch.testing.assert_close(together, alone, rtol=1e-5, atol=1e-6)

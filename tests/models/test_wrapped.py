@@ -1,16 +1,13 @@
 """After surgery a model trains on two ranks as on one: DistributedDataParallel, fully_shard, Accelerate."""
 
-import gc
-import socket
-
 import pytest
 import torch
-import torch.multiprocessing as multiprocessing
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from seqwarm_kernels import SequenceLengthScheduler, apply_alibi
 
+from ..ranks import mean_of_two_ranks
 from .zoo import VOCABULARY, make
 
 STEPS, ROWS, LENGTH = 4, 4, 24
@@ -60,23 +57,9 @@ def train_one_of_two(rank, name, wrapping):
     return train(model, wrapped(model, wrapping), lambda ids: ids.chunk(2)[rank])
 
 
-def one_of_two(rank, port, name, wrapping, losses):
-    torch.distributed.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
-    own = train_one_of_two(rank, name, wrapping)
-    torch.distributed.all_reduce(own)
-    losses.copy_(own / 2)
-    gc.collect()  # a sharded model is a cycle; left over, it would outlive its process group
-    torch.distributed.barrier()
-    torch.distributed.destroy_process_group()
-
-
 @pytest.mark.parametrize(("name", "wrapping"), [("gpt2", "ddp"), ("gpt2", "fsdp"), ("llama", "fsdp")])
 def test_two_ranks_train_as_one(name, wrapping):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    together = torch.zeros(STEPS).share_memory_()
-    multiprocessing.spawn(one_of_two, args=(port, name, wrapping, together), nprocs=2)
+    together = mean_of_two_ranks(train_one_of_two, name, wrapping)
     model = after_surgery(name)
     torch.testing.assert_close(together, train(model, model, lambda ids: ids), rtol=1e-5, atol=1e-6)
 
