@@ -60,7 +60,7 @@ def record_of(model: Any) -> dict[str, Any] | None:
 
 def _pretrained_models(model: nn.Module) -> list[Any]:
     """Every Hugging Face model that holds an ALiBi layer which asks for its attention by name."""
-    return [module for module in _with_configs(model) if any(_asks_by_name(part) for part in module.modules())]
+    return [module for module in _with_configs(model) if any(_has_named_attention(part) for part in module.modules())]
 
 
 def _with_configs(model: nn.Module) -> list[Any]:
@@ -72,7 +72,7 @@ def _with_configs(model: nn.Module) -> list[Any]:
     ]
 
 
-def _asks_by_name(module: nn.Module) -> bool:
+def _has_named_attention(module: nn.Module) -> bool:
     heads = getattr(module, "alibi", None)
     return isinstance(heads, AlibiHeads) and not isinstance(module, AlibiMultiheadAttention)
 

@@ -17,7 +17,7 @@ class Edits:
     """Remembers how to undo each change; `undo` leaves everything as it was."""
 
     def __init__(self) -> None:
-        self._undo: list[Callable[[], None]] = []
+        self._undo: list[Callable[[], object]] = []
 
     def undo(self) -> None:
         """All of them, latest first, even if one fails."""
@@ -27,7 +27,7 @@ class Edits:
             except Exception as error:
                 warnings.warn(f"a change could not be taken back: {error!r}", stacklevel=2)
 
-    def on_undo(self, action: Callable[[], None]) -> None:
+    def on_undo(self, action: Callable[[], object]) -> None:
         """For a change made elsewhere."""
         self._undo.append(action)
 
@@ -58,7 +58,7 @@ class Edits:
         group: dict[str, Any] = options | {"weight_decay": 0.0} if "weight_decay" in options else options
         named = "param_names" in first
         optimizer.add_param_group(group | {"params": list(parameters.items() if named else parameters.values())})
-        self._undo.append(lambda: _drop_last(optimizer.param_groups))
+        self._undo.append(optimizer.param_groups.pop)
 
     def _set_item(self, mapping: Any, name: Any, value: Any) -> None:
         old = mapping[name]
@@ -68,7 +68,3 @@ class Edits:
     def _pop_item(self, mapping: Any, name: Any) -> None:
         old = mapping.pop(name)
         self._undo.append(lambda: mapping.__setitem__(name, old))
-
-
-def _drop_last(groups: list[Any]) -> None:
-    del groups[-1]

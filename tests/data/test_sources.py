@@ -12,27 +12,9 @@ from seqwarm_kernels.data.sequence_source import SequenceSource
 from seqwarm_kernels.data.source import Source
 from seqwarm_kernels.data.stream_source import StreamSource
 
+from .made import Stream
+
 ITEMS = [f"item {number}" for number in range(1003)]
-
-
-class Stream:
-    """As IterableDataset: the state is the place behind the last item, and holds for every later iter()."""
-
-    def __init__(self, items):
-        self.items, self.next, self.begin, self.read = items, 0, 0, []
-
-    def __iter__(self):
-        self.next = self.begin
-        while self.next < len(self.items):
-            self.next += 1
-            self.read.append(self.next - 1)
-            yield self.items[self.next - 1]
-
-    def state_dict(self):
-        return {"next": self.next}
-
-    def load_state_dict(self, state_dict):
-        self.begin = state_dict["next"]
 
 
 @pytest.fixture(scope="module")

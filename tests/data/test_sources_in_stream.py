@@ -15,26 +15,9 @@ from seqwarm_kernels.data import (
     write_chunks,
 )
 
+from .made import Stream
+
 ITEMS = ["x" * (1 + number * 7 % 60) + str(number) for number in range(700)]
-
-
-class Stream:
-    """As IterableDataset."""
-
-    def __init__(self):
-        self.next = self.begin = 0
-
-    def __iter__(self):
-        self.next = self.begin
-        while self.next < len(ITEMS):
-            self.next += 1
-            yield ITEMS[self.next - 1]
-
-    def state_dict(self):
-        return {"next": self.next}
-
-    def load_state_dict(self, state_dict):
-        self.begin = state_dict["next"]
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +34,7 @@ def make(request, folder):
         if request.param == "sequence":
             source = SequenceSource(ITEMS, infinite=infinite)
         elif request.param == "stream":
-            source = StreamSource(Stream(), buffer_size=90, infinite=infinite)
+            source = StreamSource(Stream(ITEMS), buffer_size=90, infinite=infinite)
         else:
             with_lengths = request.param == "chunks with lengths"
             source = ChunkSource(folder, buffer_chunks=2, infinite=infinite, with_lengths=with_lengths)
