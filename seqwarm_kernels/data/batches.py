@@ -61,9 +61,16 @@ class PlannedBatches(ABC):
         self.rank, self.world_size = _rank_of(rank, world_size)
         self._remainder = remainder
         self._infinite = infinite
-        self._configuration = {**planner.configuration(), "window": window, "seed": seed, **settings}
+        self._configuration = {
+            **planner.configuration(),
+            "window": window,
+            "seed": seed,
+            "remainder": remainder,
+            **settings,
+        }
         if planner.scheduler is not None and planner.scheduler.unit == "step":
             self._configuration["world_size"] = self.world_size
+        self._reader = reader
         self._maker = WindowMaker(reader, planner, window, seed, self.world_size)
         self._at = self._deal(Position(self._maker.first(0, Counts())))
         self._record: deque[tuple[Position, Counts]] | None = None  # of iterators that are made now
@@ -74,7 +81,7 @@ class PlannedBatches(ABC):
 
     def progress_of(self, state_dict: Mapping[str, Any]) -> Progress:
         """At a state of these batches."""
-        position = unpack_state(state_dict, self._configuration)
+        position = self._unpacked(state_dict)
         return self._progress(position.start, Counts(**state_dict["progress"]))
 
     def state_dict(self) -> dict[str, Any]:
@@ -90,7 +97,15 @@ class PlannedBatches(ABC):
         Raises:
             TypeError, ValueError: entries are missing or unknown, or a setting is another here; nothing was changed.
         """
-        self._at = self._deal(unpack_state(state_dict, self._configuration))
+        position = self._unpacked(state_dict)
+        self._reader.forget()
+        self._at = self._deal(position)
+
+    def _unpacked(self, state_dict: Mapping[str, Any]) -> Position:
+        position = unpack_state(state_dict, self._configuration)
+        for front in position.start.fronts:
+            self._reader.check(front.place)
+        return position
 
     def __iter__(self) -> BatchIterator:
         return BatchIterator(self)

@@ -49,6 +49,7 @@ class BlockSource(ABC):
         while True:
             before, from_start = self.items, self._block == self._position == 0
             for block in self._blocks():
+                self._check_reaches(block)
                 while self._position < len(block):
                     self._position += 1
                     self.items += 1
@@ -61,6 +62,13 @@ class BlockSource(ABC):
                 return
             if from_start and self.items == before:
                 raise ValueError(f"{type(self).__name__} must hold items to be infinite, this epoch had none")
+
+    def _check_reaches(self, block: Sequence[Any]) -> None:
+        if 0 < len(block) < self._position:  # one that was left out since has no items
+            raise ValueError(
+                f"{type(self).__name__} must hold the items that it held when the state was taken: it stands behind "
+                f"item {self._position} of block {self._block}, which has {len(block)}"
+            )
 
     def state_dict(self) -> dict[str, Any]:
         """Where it stands, and the configuration that this belongs to: plain values, no items."""
@@ -76,8 +84,14 @@ class BlockSource(ABC):
         """Go on from there with the next `iter()`; nothing is read yet.
 
         Raises:
-            ValueError: entries are missing, unknown, or of another configuration; nothing was changed.
+            TypeError, ValueError: entries are missing, unknown, or of another configuration; nothing was changed.
         """
+        self.check_state_dict(state_dict)
+        self.epoch, self._block, self._position, self.items = (state_dict[name] for name in _PLACE)
+        self._turn += 1
+
+    def check_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Raise what `load_state_dict` would raise."""
         if not isinstance(state_dict, Mapping):
             raise TypeError(f"state_dict must be a mapping, got {type(state_dict).__name__}")
         expected = list(self.state_dict())
@@ -90,8 +104,6 @@ class BlockSource(ABC):
                 )
         for name in _PLACE:
             check_int(name, state_dict[name], minimum=0)
-        self.epoch, self._block, self._position, self.items = (state_dict[name] for name in _PLACE)
-        self._turn += 1
 
     def _shared_configuration(self) -> dict[str, Any]:
         return {

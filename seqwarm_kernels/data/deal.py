@@ -127,7 +127,13 @@ class Deal:
         )
 
     def _end_epoch(self) -> None:
-        """What is left goes, so that the position is the start of the next epoch."""
+        """What is left goes, so that the position is the start of the next epoch.
+
+        It was not handed out, and does not count; a last step that not all ranks had a batch for is one, too.
+        """
+        counts = self.counts
+        steps = -(-counts.batches // self._world_size)
+        self._next = self._next._replace(counts=counts._replace(batches=steps * self._world_size))
         self._windows.clear()
         self._served = 0
         self._next = self._maker.first(self._next.epoch + 1, self._next.counts)

@@ -39,6 +39,7 @@ class ResumableLoader:
         self._loader = loader
         self._sampler = loader.batch_sampler
         self._last: tuple[Position, Counts] | None = None  # behind the last batch that came out, until the epoch ends
+        self._any_came_out = False
 
     def __len__(self) -> int:
         return len(self._loader)
@@ -46,6 +47,9 @@ class ResumableLoader:
     def __iter__(self) -> Iterator[Any]:
         """An epoch, as the sampler's `iter()` says, or what is left of it after `load_state_dict`."""
         self._take_back()
+        self._sampler._settle()
+        self._last = self._sampler._at.position, self._sampler._at.counts
+        self._any_came_out = False
         record: deque[tuple[Position, Counts]] = deque()
         self._sampler._record = record
         try:
@@ -53,8 +57,12 @@ class ResumableLoader:
         finally:
             self._sampler._record = None
         for batch in batches:
-            self._last = record.popleft()
+            self._last, self._any_came_out = record.popleft(), True
             yield batch
+        if record:
+            raise RuntimeError(
+                f"the data set or collate_fn raised StopIteration: {len(record)} batches of the epoch did not come out"
+            )
         self._last = None
 
     def set_epoch(self, epoch: int) -> None:
@@ -81,4 +89,5 @@ class ResumableLoader:
         """Where an iteration was broken off, batches that were fetched ahead never came out."""
         if self._last is not None:
             self._sampler._at = self._sampler._deal(self._last[0])
+            self._sampler._told = not self._any_came_out  # else the epoch was broken off
             self._last = None

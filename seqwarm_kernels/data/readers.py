@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from ..checks import check_bool, check_int
+from .blocks import BlockSource
 from .order import shuffled
 from .plan import IntArray
 from .source import Source
 
 #: Items between two states that are kept of a source: so many are read again, at most, to get to any item.
 _SPACING = 64
+
+#: Entries of a `SourceReader`'s place.
+_PLACE = ["fresh", "position", "skip", "source"]
 
 
 class Chunk(NamedTuple):
@@ -37,6 +42,12 @@ class Reader(Protocol):
 
     def position(self, place: Any) -> int:
         """Counted in the epoch."""
+
+    def check(self, place: Any) -> None:
+        """Raise TypeError or ValueError unless it is a place of what is read here."""
+
+    def forget(self) -> None:
+        """Give up what is in memory: the next `read` begins at its place."""
 
 
 class IndexReader:
@@ -64,6 +75,14 @@ class IndexReader:
     def position(self, place: Any) -> int:
         return int(place)
 
+    def check(self, place: Any) -> None:
+        check_int("a place of state_dict", place, minimum=0)
+        if place > len(self._lengths):
+            raise ValueError(f"state_dict must stand among the {len(self._lengths)} items, got place {place}")
+
+    def forget(self) -> None:
+        self._order_of_epoch = None
+
     def _indices(self, epoch: int, begin: int, end: int) -> IntArray:
         if self._seed is None or begin >= end:
             return np.arange(begin, end)
@@ -86,6 +105,9 @@ class SourceReader:
     def __init__(self, source: Source[Any], length: Callable[[Any], int]) -> None:
         self._source = source
         self._length = length
+        self.forget()
+
+    def forget(self) -> None:
         self._epoch: int | None = None  # that of the items in memory
         self._iterator: Iterator[Any] = iter(())
         self._items: list[Any] = []
@@ -93,10 +115,24 @@ class SourceReader:
         self._first = 0  # position of the first item in memory
         self._kept: list[dict[str, Any]] = []  # places, some of them, rising
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_source": self._source, "_length": self._length}  # the rest is read again
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self.forget()
+
     def begin(self) -> dict[str, Any]:
         return {"position": 0, "skip": 0, "fresh": True, "source": self._source.state_dict()}
 
     def read(self, epoch: int, place: Any, count: int | None) -> Chunk:
+        try:
+            return self._read(epoch, place, count)
+        except BaseException:  # a generator that raised gives nothing more, and would look like one that ended
+            self.forget()
+            raise
+
+    def _read(self, epoch: int, place: Any, count: int | None) -> Chunk:
         position = place["position"]
         if epoch != self._epoch or not self._first <= position <= self._first + len(self._items):
             self._go_to(epoch, place)
@@ -108,6 +144,15 @@ class SourceReader:
 
     def position(self, place: Any) -> int:
         return int(place["position"])
+
+    def check(self, place: Any) -> None:
+        if not isinstance(place, Mapping) or sorted(place) != _PLACE:
+            raise ValueError(f"a place of state_dict must have the entries {_PLACE}, got {place!r}")
+        check_int("position of a place", place["position"], minimum=0)
+        check_int("skip of a place", place["skip"], minimum=0)
+        check_bool("fresh of a place", place["fresh"])
+        if isinstance(self._source, BlockSource):  # others check it when they load it
+            self._source.check_state_dict(place["source"])
 
     def _go_to(self, epoch: int, place: dict[str, Any]) -> None:
         self._source.load_state_dict(place["source"])
@@ -131,8 +176,9 @@ class SourceReader:
         size = _SPACING - position % _SPACING
         size = size if count is None else min(size, count - len(self._items))
         items = list(itertools.islice(self._iterator, size))
+        lengths = self._measured(items, position)
         self._items += items
-        self._lengths += self._measured(items, position)
+        self._lengths += lengths
         if len(items) < size:
             return False
         if (position + size) % _SPACING == 0:

@@ -27,7 +27,7 @@ class LengthBatchSampler(PlannedBatches, Sampler[list[Any]]):
 
     An epoch's items are shuffled, taken in windows, and planned; `world_size` batches make a step, one for each rank.
     Each `iter()` is an epoch: the next one if the last was handed out to its end, the same one anew if it was broken
-    off, what is left of it after `load_state_dict`. `set_epoch` says otherwise.
+    off, what is left of it after `load_state_dict`, which is nothing behind its last batch. `set_epoch` says otherwise.
 
     A planner that may cut items gives a `Piece` in place of an index: wrap the data set in `PieceDataset`.
 
@@ -70,6 +70,7 @@ class LengthBatchSampler(PlannedBatches, Sampler[list[Any]]):
         lengths = as_lengths(lengths)
         self._num_items = len(lengths)
         self._told = False  # where the next iterator begins
+        self._planned: tuple[tuple[int, Counts], int] | None = None  # an epoch, and how many batches it has
         super().__init__(
             IndexReader(lengths, seed if shuffle else None, whole=window is None),
             planner,
@@ -79,7 +80,7 @@ class LengthBatchSampler(PlannedBatches, Sampler[list[Any]]):
             world_size=world_size,
             remainder=remainder,
             infinite=infinite,
-            settings={"num_items": len(lengths), "lengths": zlib.crc32(lengths.tobytes())},
+            settings={"infinite": infinite, "num_items": len(lengths), "lengths": zlib.crc32(lengths.tobytes())},
         )
         planner.check(lengths)
 
@@ -106,11 +107,17 @@ class LengthBatchSampler(PlannedBatches, Sampler[list[Any]]):
         if self._infinite:
             raise TypeError("an infinite LengthBatchSampler has no length")
         start = self._at.position.start
-        deal = self._first(start.epoch, start.before)
-        return sum(1 for _ in iter(deal.step, None))
+        if self._planned is None or self._planned[0] != (start.epoch, start.before):
+            deal = self._first(start.epoch, start.before)
+            self._planned = (start.epoch, start.before), sum(1 for _ in iter(deal.step, None))
+        return self._planned[1]
 
     def _first(self, epoch: int, counts: Counts) -> Deal:
         return self._deal(Position(self._maker.first(epoch, counts)))
+
+    def _settle(self) -> None:
+        """Where the next iterator begins, made up now."""
+        self._at, self._told = self._begin(), True
 
     def _begin(self) -> Deal:
         if self._told:

@@ -64,6 +64,16 @@ class LengthBatchStream(PlannedBatches, IterableDataset[list[Any]]):
             )
         if not callable(length):
             raise TypeError(f"length must be a function, got {type(length).__name__}")
+        if getattr(source, "world_size", 1) != 1:
+            raise ValueError(
+                f"source must not be split by rank, got world_size {source.world_size}: every rank reads it all and "
+                "takes its own batches"
+            )
+        if isinstance(planner, BatchPlanner) and planner.by_bucket and getattr(source, "infinite", False):
+            raise ValueError(
+                "source must end its epochs, got infinite=True with warmup='bucket': long items wait for the end of "
+                "an epoch; iterate over the stream once for each"
+            )
         check_int("window", window, minimum=1)
         check_bool("shuffle", shuffle)
         check_int("seed", seed, minimum=0)

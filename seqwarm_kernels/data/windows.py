@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -47,10 +47,8 @@ class Window:
     def batch(self, index: int) -> list[Any]:
         """Items, or pieces of them."""
         chosen, starts, lengths = self.plan.batch(index)
-        if isinstance(self._items, np.ndarray):
-            items = self._items[chosen].tolist()
-        else:
-            items = [self._items[item] for item in chosen.tolist()]
+        items = _taken(self._items, chosen)
+        items = items.tolist() if isinstance(items, np.ndarray) else items
         return list(map(Piece, items, starts.tolist(), lengths.tolist())) if self._in_pieces else items
 
     def counts(self, served: int) -> Counts:
@@ -62,6 +60,15 @@ class Window:
     @cached_property
     def _sums(self) -> tuple[IntArray, IntArray]:
         return np.append(0, np.cumsum(self.plan.whole_items())), np.append(0, np.cumsum(self.plan.tokens()))
+
+
+class Choice(NamedTuple):
+    """Items of one chunk that a window may take."""
+
+    positions: IntArray  #: in the epoch, rising
+    lengths: IntArray
+    items: Sequence[Any]
+    place: Callable[[int], Any]
 
 
 class WindowMaker:
@@ -95,8 +102,8 @@ class WindowMaker:
         """
         if num_items is None:
             max_length = self._present_length(start)
-        chunks = self._read(start, max_length, self._window if num_items is None else num_items)
-        lengths = np.concatenate([chunk.lengths[chosen] for chunk, chosen in chunks])
+        choices = self._read(start, max_length, self._window if num_items is None else num_items)
+        lengths = np.concatenate([choice.lengths for choice in choices])
         if len(lengths) == 0:
             return self._form_longer(start, max_length)
         # Not by what was done before the epoch, so that epoch n is the same however it was come to.
@@ -110,7 +117,7 @@ class WindowMaker:
         count = len(lengths) if count is None else count
         if plan is None:
             plan = self._planner.plan(lengths[:count], max_length=max_length, seeds=seeds)
-        items, place = _first_items(chunks, count)
+        items, place = _first_items(choices, count)
         reach = max_length if self._planner.by_bucket and max_length is not None else self._any_length
         counts = Counts(
             start.counts.items + count,
@@ -124,24 +131,25 @@ class WindowMaker:
         length = self._pace.length(start.counts)
         return length if length is None else max(length, start.least)
 
-    def _read(self, start: Start, max_length: int | None, wanted: int | None) -> list[tuple[Chunk, Any]]:
-        """What is read, and which items of it are served now: `wanted` of them if there are so many."""
+    def _read(self, start: Start, max_length: int | None, wanted: int | None) -> list[Choice]:
+        """Items that may be served now: `wanted` of them if there are so many."""
         if not self._planner.by_bucket or max_length is None:
             chunk = self._reader.read(start.epoch, start.fronts[0].place, wanted)
             self._planner.check(chunk.lengths, chunk.position)
-            return [(chunk, slice(None))]
-        chunks = []
+            positions = np.arange(chunk.position, chunk.position + len(chunk.lengths))
+            return [Choice(positions, chunk.lengths, chunk.items, chunk.place)]
+        choices: list[Choice] = []
         place = earliest(start.fronts, max_length)
         while wanted is None or wanted > 0:
             chunk = self._reader.read(start.epoch, place, self._window)
             self._planner.check(chunk.lengths, chunk.position)
             chosen = np.flatnonzero(left(start.fronts, self._reader, chunk, max_length))[:wanted]
-            chunks.append((chunk, chosen))
+            choices.append(_chosen(chunk, chosen))  # and not the chunk, whose other items would stay in memory
             wanted = None if wanted is None else wanted - len(chosen)
             if self._window is None or len(chunk.lengths) < self._window:
                 break
             place = chunk.place(chunk.position + len(chunk.lengths))
-        return chunks
+        return choices
 
     def _form_longer(self, start: Start, max_length: int | None) -> Window | None:
         """When nothing short is left of the epoch: with the next longer ones."""
@@ -153,19 +161,25 @@ class WindowMaker:
         return self.form(start._replace(least=self._pace.next_length(int(shortest[0]), self._any_length)))
 
 
-def _first_items(chunks: list[tuple[Chunk, Any]], count: int) -> tuple[Sequence[Any], Any]:
-    """The first `count` chosen items, and the place behind the last of them."""
+def _chosen(chunk: Chunk, chosen: IntArray) -> Choice:
+    return Choice(chunk.position + chosen, chunk.lengths[chosen], _taken(chunk.items, chosen), chunk.place)
+
+
+def _taken(items: Sequence[Any], chosen: IntArray) -> Sequence[Any]:
+    if isinstance(items, np.ndarray):
+        return items[chosen]
+    return [items[item] for item in chosen.tolist()]
+
+
+def _first_items(choices: list[Choice], count: int) -> tuple[Sequence[Any], Any]:
+    """The first `count` items, and the place behind the last of them."""
     parts: list[Any] = []
     place = None
-    for chunk, chosen in chunks:
-        if isinstance(chosen, slice):
-            chosen = np.arange(len(chunk.lengths))
-        taken = chosen[:count]
-        if len(taken):
-            is_array = isinstance(chunk.items, np.ndarray)
-            parts.append(chunk.items[taken] if is_array else [chunk.items[item] for item in taken.tolist()])
-            place = chunk.place(chunk.position + int(taken[-1]) + 1)
-        count -= len(taken)
+    for choice in choices:
+        if len(positions := choice.positions[:count]):
+            parts.append(choice.items[: len(positions)])
+            place = choice.place(int(positions[-1]) + 1)
+        count -= len(positions)
     if isinstance(parts[0], np.ndarray):
         return np.concatenate(parts), place  # type: ignore[return-value]
     return [item for part in parts for item in part], place

@@ -1,0 +1,282 @@
+"""Sources, data sets and loops that fail half-way: going on loses nothing, and states that do not fit say so."""
+
+import copy
+import itertools
+import pickle
+import re
+
+import pytest
+from torch.utils.data import DataLoader
+
+from seqwarm_kernels import SequenceLengthScheduler
+from seqwarm_kernels.data import (
+    BatchPlanner,
+    LengthBatchSampler,
+    LengthBatchStream,
+    PaddedCollator,
+    ResumableLoader,
+    SequenceSource,
+)
+
+from .made import through_json
+
+ITEMS = [[number] * (1 + number % 50) for number in range(600)]
+
+
+class FailsOnce(list):
+    """A list whose item 400 cannot be read the first time."""
+
+    def __init__(self, items):
+        super().__init__(items)
+        self.failed = False
+
+    def __getitem__(self, index):
+        if index == 400 and not self.failed:
+            self.failed = True
+            raise OSError("the disk")
+        return super().__getitem__(index)
+
+
+def stream(source, *, length=len, **options):
+    return LengthBatchStream(source, BatchPlanner(100), length=length, window=100, **options)
+
+
+def served_with_errors(batches, error, after_error=lambda: None):
+    """All batches of an epoch, going on after each error."""
+    found = []
+    while True:
+        try:
+            found.extend(batches)
+            return found
+        except error:
+            after_error()
+
+
+def firsts(batches):
+    return sorted(item[0] for batch in batches for item in batch)
+
+
+@pytest.mark.parametrize("reload", [False, True])
+def test_a_source_that_fails_once(reload):
+    batches = stream(SequenceSource(FailsOnce(ITEMS), shuffle=False))
+    found = []
+
+    def load():
+        if reload:
+            batches.load_state_dict(through_json(batches.state_dict()))
+
+    while batches.progress.epochs == 0:
+        try:
+            found.extend(batches)
+        except OSError:
+            load()
+    assert firsts(found) == list(range(600))
+
+
+def test_a_length_that_is_interrupted_keeps_the_budget():
+    calls = itertools.count()
+
+    def length(item):
+        if next(calls) == 130:
+            raise KeyboardInterrupt
+        return len(item)
+
+    batches = stream(SequenceSource(ITEMS, shuffle=False), length=length)
+    found = served_with_errors(batches, KeyboardInterrupt)
+    assert firsts(found) == list(range(600))
+    assert max(len(batch) * max(map(len, batch)) for batch in found) <= 100
+
+
+def test_warmup_by_bucket_needs_an_end_of_the_epoch():
+    scheduler = SequenceLengthScheduler(8, 64, duration=100)
+    source = SequenceSource(ITEMS, infinite=True)
+    with pytest.raises(ValueError, match="source must end its epochs, got infinite=True with warmup='bucket'"):
+        LengthBatchStream(source, BatchPlanner(128, max_length=scheduler))
+    LengthBatchStream(source, BatchPlanner(128, max_length=scheduler, warmup="cut"))
+
+
+def test_a_source_split_by_rank_is_refused():
+    with pytest.raises(ValueError, match="source must not be split by rank, got world_size 2"):
+        stream(SequenceSource(ITEMS, rank=0, world_size=2))
+
+
+def test_items_that_wait_are_not_held():
+    class Item(list):
+        alive = most = 0
+
+        def __init__(self, length):
+            super().__init__([0] * length)
+            Item.alive += 1
+            Item.most = max(Item.most, Item.alive)
+
+        def __del__(self):
+            Item.alive -= 1
+
+    class Made:
+        def __len__(self):
+            return 4000
+
+        def __getitem__(self, index):
+            return Item(4 if index % 200 == 0 else 60)
+
+    scheduler = SequenceLengthScheduler(8, 64, duration=10_000)
+    batches = LengthBatchStream(
+        SequenceSource(Made(), shuffle=False), BatchPlanner(128, max_length=scheduler), window=50
+    )
+    next(iter(batches))
+    assert Item.most < 700  # a window, what it was chosen from, and a block of the source
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("served", [0, 3])
+def test_the_state_before_the_first_batch(num_workers, served):
+    """Nothing came out, however far the sampler was asked ahead."""
+
+    def loader(broken=()):
+        sampler = LengthBatchSampler([10] * 200, BatchPlanner(50), window=50)
+        dataset = FailsAt(broken)
+        plain = DataLoader(dataset, batch_sampler=sampler, collate_fn=PaddedCollator(), num_workers=num_workers)
+        return ResumableLoader(plain), dataset
+
+    batches = list(LengthBatchSampler([10] * 200, BatchPlanner(50), window=50))
+    before, _ = loader()
+    assert len(list(itertools.islice(before, served))) == served
+    state = through_json(before.state_dict())
+
+    resumed, dataset = loader(broken=batches[served])
+    if served:
+        resumed.load_state_dict(state)
+    with pytest.raises(OSError, match="the disk"):
+        next(iter(resumed))
+    assert resumed.state_dict()["served"] == resumed.progress.batches == served
+    dataset.broken = ()
+    assert [batch["input_ids"][:, 0].tolist() for batch in resumed] == batches[served:]
+
+
+class FailsAt:
+    def __init__(self, broken):
+        self.broken = broken
+
+    def __len__(self):
+        return 200
+
+    def __getitem__(self, index):
+        if index in self.broken:
+            raise OSError("the disk")
+        return [index] * 10
+
+
+def test_a_data_set_that_stops_is_no_end_of_the_epoch():
+    class Stops(FailsAt):
+        def __getitem__(self, index):
+            if index == 77:
+                raise StopIteration
+            return [index] * 10
+
+    sampler = LengthBatchSampler([10] * 200, BatchPlanner(50))
+    loader = ResumableLoader(DataLoader(Stops(()), batch_sampler=sampler, collate_fn=PaddedCollator()))
+    with pytest.raises(RuntimeError, match="raised StopIteration: 1 batches of the epoch did not come out"):
+        list(loader)
+
+
+@pytest.mark.parametrize("remainder", ["drop", "repeat", "empty"])
+def test_a_schedule_in_steps_counts_the_steps_that_were_made(remainder):
+    """20 items of 5 batches an epoch, for 4 ranks: 1 step an epoch if the rest is dropped, else 2."""
+    scheduler = SequenceLengthScheduler(1, 5, duration=8, step_size=1)
+    planner = BatchPlanner(batch_size=4, max_length=scheduler, warmup="cut")
+    sampler = LengthBatchSampler([5] * 20, planner, rank=0, world_size=4, remainder=remainder)
+    lengths = [max((piece.length for piece in batch), default=0) for _ in range(12) for batch in sampler]
+    assert len(lengths) == (12 if remainder == "drop" else 24)
+    assert lengths[:5] == [scheduler.seq_length_at(step) for step in range(5)]
+    assert sampler.progress.batches == 4 * len(lengths)
+
+
+def test_what_was_dropped_is_no_progress():
+    sampler = LengthBatchSampler([5] * 20, BatchPlanner(batch_size=4), rank=0, world_size=4)
+    list(sampler)
+    assert sampler.progress.items == 16
+    assert sampler.epoch == 1
+
+
+def test_a_stream_is_pickled_at_its_place():
+    batches = stream(SequenceSource(ITEMS))
+    iterator = iter(batches)
+    begun = [next(iterator) for _ in range(7)]
+    assert begun + list(pickle.loads(pickle.dumps(batches))) == list(stream(SequenceSource(ITEMS)))
+
+
+def sampler_state():
+    batches = LengthBatchSampler([5] * 200, BatchPlanner(50), window=50)
+    next(iter(batches))
+    return batches, batches.state_dict()
+
+
+def stream_state():
+    batches = stream(SequenceSource(ITEMS))
+    next(iter(batches))
+    return batches, through_json(batches.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("keys", "value", "message"),
+    [
+        (("fronts",), [], "fronts of state_dict must be pairs of a bound and a place"),
+        (("fronts",), None, "fronts of state_dict must be pairs of a bound and a place"),
+        (("fronts", 0), [5], "fronts of state_dict must be pairs of a bound and a place"),
+        (("fronts", 0, 0), -1, "a bound in fronts of state_dict must be at least 0, got -1"),
+        (("fronts", 0, 1), -1, "a place of state_dict must be at least 0, got -1"),
+        (("fronts", 0, 1), 1.5, "a place of state_dict must be an int, got float"),
+        (("fronts", 0, 1), 201, "state_dict must stand among the 200 items, got place 201"),
+        (("counts", "items"), -1, "items in counts of state_dict must be at least 0, got -1"),
+        (("before",), {}, "before of state_dict must have the entries"),
+        (("progress",), None, "progress of state_dict must have the entries"),
+        (("num_items",), 1.5, "num_items must be an int, got float"),
+        (("configuration", "remainder"), "empty", "another configuration: remainder is 'empty' there, 'drop' here"),
+        (("configuration", "infinite"), True, "another configuration: infinite is True there, False here"),
+    ],
+)
+def test_states_that_do_not_fit(keys, value, message):
+    batches, state = sampler_state()
+    before = copy.deepcopy(state)
+    changed = copy.deepcopy(state)
+    entry = changed
+    for key in keys[:-1]:
+        entry = entry[key]
+    entry[keys[-1]] = value
+    with pytest.raises((TypeError, ValueError), match=re.escape(message)):
+        batches.load_state_dict(changed)
+    assert batches.state_dict() == before
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"skip": -1}, "skip of a place must be at least 0, got -1"),
+        ({"fresh": 1}, "fresh of a place must be True or False"),
+        ({"more": 1}, "a place of state_dict must have the entries"),
+    ],
+)
+def test_places_of_a_stream_that_do_not_fit(change, message):
+    batches, state = stream_state()
+    state["fronts"][0][1] |= change
+    with pytest.raises((TypeError, ValueError), match=re.escape(message)):
+        batches.load_state_dict(state)
+
+
+def test_a_state_of_another_source_is_refused_when_it_is_loaded():
+    _, state = stream_state()
+    other = stream(SequenceSource(ITEMS, seed=1))
+    with pytest.raises(ValueError, match="another configuration: seed is 0 there, 1 here"):
+        other.load_state_dict(state)
+    assert len(list(other)) > 0
+
+
+def test_a_source_that_has_become_shorter():
+    source = SequenceSource(ITEMS[:200], shuffle=False)
+    list(itertools.islice(source, 150))
+    state = source.state_dict()
+    shorter = SequenceSource(ITEMS[:200], shuffle=False)
+    shorter.load_state_dict(state)
+    shorter._sequence = ITEMS[:100]
+    with pytest.raises(ValueError, match="must hold the items that it held when the state was taken"):
+        list(shorter)
