@@ -9,6 +9,7 @@ import argparse
 import itertools
 import json
 import pydoc_data.topics
+import sys
 import tempfile
 
 from seqwarm_kernels.data import (
@@ -38,7 +39,7 @@ def the_length(text_and_length: tuple[str, int]) -> int:
 
 
 def stream(folder: str, packed: bool) -> LengthBatchStream:
-    source = ChunkSource(folder, infinite=True, with_lengths=True)
+    source = ChunkSource(folder, with_lengths=True)  # one epoch; infinite=True goes on for ever
     planner = BatchPlanner(max_tokens=16_384, too_long="split", packed=packed)
     return LengthBatchStream(source, planner, length=the_length, window=10_000)
 
@@ -51,7 +52,11 @@ def main() -> None:
     parser.add_argument("--figure", help="a PNG with histograms and the table")
     arguments = parser.parse_args()
 
-    corpus = Corpus(arguments.text, arguments.items)
+    try:
+        corpus = Corpus(arguments.text, arguments.items)
+        lengths, counted = count_tokens(corpus.items, arguments.tokenizer)
+    except (ValueError, ImportError) as error:
+        sys.exit(f"dynamic_batching.py: {error}")
     with tempfile.TemporaryDirectory() as folder:
         # 1. Text becomes compressed files of 10,000 items. Lengths are counted once, so planning needs no tokenizer.
         texts = (item.replace("\n", " ") for item in corpus.items)
@@ -59,7 +64,6 @@ def main() -> None:
         print(f"{manifest.items:,} items in {len(manifest.chunks or ())} files\n")
 
         # 2. What padding costs: the post's three settings, then ours.
-        lengths, counted = count_tokens(corpus.items, arguments.tokenizer)
         batchings = compare(lengths, Settings())
         print(f"Tokens: {counted}\n{table(batchings)}\n")
         if arguments.figure:
@@ -74,15 +78,17 @@ def main() -> None:
             )
 
         # 4. A run that was killed goes on with the batch it would have had, from a state of a few hundred bytes.
+        half = sum(1 for _ in stream(folder, packed=True)) // 2
         unbroken = stream(folder, packed=True)
         batches = iter(unbroken)
-        for _ in itertools.islice(batches, 100):
+        for _ in itertools.islice(batches, half):
             pass
         state = json.dumps(unbroken.state_dict())
         resumed = stream(folder, packed=True)
         resumed.load_state_dict(json.loads(state))
-        assert next(iter(resumed)) == next(batches)
-        print(f"\nresumed after {unbroken.progress.items:,} items, from {len(state)} bytes")
+        after = unbroken.progress.items
+        assert list(resumed) == list(batches)
+        print(f"\nresumed after {after:,} items, from {len(state)} bytes")
 
 
 if __name__ == "__main__":

@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 import os
+import secrets
 from pathlib import Path
 
-#: What a process that was killed while writing leaves behind; never read.
+#: Ends the name of what is being written. A process that was killed leaves it behind; never read, free to delete.
 PARTIAL_SUFFIX = ".partial"
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """A reader sees the old content or the new one, also after a power cut."""
-    partial = path.with_name(path.name + PARTIAL_SUFFIX)  # the same folder: os.replace must not copy
-    with open(partial, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, path)
+    """A reader sees the old content or the new one, also after a power cut and with several writers at once."""
+    partial = _partial_of(path)
+    try:
+        with open(partial, "xb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
     _sync_folder(path.parent)
+
+
+def _partial_of(path: Path) -> Path:
+    """A name of this writer's own, in the same folder: os.replace must not copy."""
+    return path.with_name(f"{path.name}.{secrets.token_hex(8)}{PARTIAL_SUFFIX}")
 
 
 def _sync_folder(path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import json
 import zlib
@@ -27,13 +28,20 @@ class ChunkError(ValueError):
 
 
 def format_of(path: Path) -> str:
-    """By the name: .jsonl, before any .gz or .zst, or else text."""
-    name = path.name.removesuffix(COMPRESSIONS[compression_of(path)])
-    return "jsonl" if name.endswith(FORMATS["jsonl"]) else "text"
+    """By the end of the name, before any .gz or .zst, in upper or lower case.
+
+    Raises:
+        ValueError: it ends otherwise.
+    """
+    name = path.name.lower().removesuffix(COMPRESSIONS[compression_of(path)])
+    found = next((each for each, suffix in FORMATS.items() if name.endswith(suffix)), None)
+    if found is None:
+        raise ValueError(f"files must end in {' or '.join(FORMATS.values())}, with .gz or .zst or without, got {path}")
+    return found
 
 
 def read_chunk(path: Path, expected_items: int | None = None, expected_bytes: int | None = None) -> list[Any]:
-    """All items of a file: strings, or what JSON holds. Blank lines are none.
+    """All items of a file: strings, or what JSON holds. Blank lines are none, nor is a byte-order mark part of one.
 
     Raises:
         ChunkError: it is missing, unreadable, damaged, cut short, without items, or not what was expected.
@@ -42,10 +50,11 @@ def read_chunk(path: Path, expected_items: int | None = None, expected_bytes: in
     try:
         lines = _all_lines(path)
         items = list(map(_from_json if is_json else str, filter(str.strip, lines)))
-    except (*READ_ERRORS, ValueError):
+    except (*READ_ERRORS, ValueError, RecursionError):
         lines, items = _line_by_line(path, is_json)
     if expected_items is not None and len(items) != expected_items:
-        problem = f"the file ends after {len(items)} items, its manifest says {expected_items}"
+        ends = "ends after" if len(items) < expected_items else "has"
+        problem = f"the file {ends} {len(items)} items, its manifest says {expected_items}"
         raise ChunkError(path, len(lines), problem)
     if expected_bytes is not None and path.stat().st_size != expected_bytes:
         problem = f"the file has {path.stat().st_size} bytes, its manifest says {expected_bytes}"
@@ -57,7 +66,7 @@ def read_chunk(path: Path, expected_items: int | None = None, expected_bytes: in
 
 def _all_lines(path: Path) -> list[str]:
     """Quicker than one after another."""
-    lines = read_uncompressed(path).decode().split("\n")
+    lines = read_uncompressed(path).removeprefix(codecs.BOM_UTF8).decode().split("\n")
     return lines if lines[-1] else lines[:-1]
 
 
@@ -71,6 +80,8 @@ def _line_by_line(path: Path, is_json: bool) -> tuple[list[str], list[Any]]:
                 items.append(_from_json(text) if is_json else text)
         except ValueError as error:
             raise ChunkError(path, number, f"no JSON: {error}") from error
+        except RecursionError as error:
+            raise ChunkError(path, number, "JSON that is nested too deep to be read") from error
     return lines, items
 
 
@@ -83,12 +94,16 @@ def _from_json(text: str) -> Any:
 
 
 def iter_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """(number from 1 on, line without its "\\n"), read a block at a time; no other character ends a line."""
+    """(number from 1 on, line without its "\\n"), read a block at a time; no other character ends a line.
+
+    A byte-order mark at the beginning is left out.
+    """
     number = 0
     try:
         with open_uncompressed(path) as file:
             for number, line in enumerate(file, start=1):
-                yield number, line.decode().removesuffix("\n")
+                text = line.decode().removesuffix("\n")
+                yield number, text.removeprefix("\ufeff") if number == 1 else text
     except UnicodeDecodeError as error:
         raise ChunkError(path, number, f"no UTF-8: {error.reason} at byte {error.start} of the line") from error
     except READ_ERRORS as error:
@@ -115,5 +130,11 @@ def as_line(item: Any, item_format: str, number: int) -> bytes:
         return text.encode() + b"\n"
     except UnicodeEncodeError as error:
         raise ValueError(f"items must be text that UTF-8 can hold, item {number} is not: {error.reason}") from error
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise TypeError(f"items must be what JSON can hold, item {number} is not: {error}") from error
+
+
+def as_content(lines: list[bytes]) -> bytes:
+    """Of a file. Readers leave one byte-order mark out, so text that begins with one gets another before it."""
+    content = b"".join(lines)
+    return codecs.BOM_UTF8 + content if content.startswith(codecs.BOM_UTF8) else content

@@ -13,7 +13,7 @@ import numpy as np
 
 from ..checks import check_bool, check_int
 from .blocks import BlockSource
-from .chunk_files import ChunkError, read_chunk
+from .chunk_files import ChunkError, format_of, read_chunk
 from .manifest import Chunk, Manifest, read_lengths
 from .order import shuffled
 
@@ -27,7 +27,7 @@ class ChunkSource(BlockSource):
 
     Args:
         paths: a folder of `write_chunks`, or files in their order: .txt or .jsonl, with .gz or .zst or without.
-            A file is read as a whole. Blank lines are no items.
+            A file is read as a whole. Blank lines are no items, nor is a byte-order mark part of one.
         seed: of the order, with the epoch.
         shuffle: files and items; without it the order is that of the files.
         buffer_chunks: files that lie in memory together and whose items are mixed. More of them mix further;
@@ -36,11 +36,14 @@ class ChunkSource(BlockSource):
         rank, world_size: this process takes every world_size-th file of the epoch's order.
         with_lengths: items come as (item, length), with the lengths that `write_chunks` counted.
         on_error: "raise" where a file is missing, damaged, cut short, empty or not what its manifest says, or "skip"
-            the file with a warning, which `skipped` keeps.
+            the file with a warning, which `skipped` keeps. A state counts the items that could be read: what was
+            skipped in its open buffer must not be repaired before it is restored. Files of one's own that changed
+            their size are refused; of a folder of `write_chunks` this is not noticed.
 
     Raises:
-        ValueError: there are fewer files than ranks, no files, no lengths though wanted, or a folder without a finished
-            manifest.
+        TypeError: `paths` is no path and no paths.
+        ValueError: there are fewer files than ranks, no files, a file of another kind, no lengths though wanted, or a
+            folder that is not there or has no finished manifest.
     """
 
     def __init__(
@@ -68,8 +71,7 @@ class ChunkSource(BlockSource):
             raise ValueError(
                 f"paths must hold a file for each of {world_size} ranks, got {len(self._paths)}: write smaller chunks"
             )
-        names = [(path.name, chunk and chunk.items) for path, chunk in zip(self._paths, self._chunks, strict=True)]
-        self._files = f"{len(names)} files, {hashlib.sha256(repr(names).encode()).hexdigest()[:16]}"
+        self._files = _fingerprint(self._paths, self._chunks)
 
     def _blocks(self) -> Iterator[list[Any]]:
         own = np.arange(self.rank, len(self._paths), self.world_size)
@@ -102,19 +104,55 @@ class ChunkSource(BlockSource):
 
 
 def _find(paths: Any, with_lengths: bool) -> tuple[list[Path], list[Chunk | None]]:
-    if isinstance(paths, (str, os.PathLike)) and Path(paths).is_dir():
-        folder = Path(paths)
-        manifest = Manifest.read(folder)
-        if manifest.chunks is None:
-            raise ValueError(f"write_chunks has not finished {folder}: call it again with the same items")
-        if with_lengths and manifest.lengths_of is None:
-            raise ValueError(
-                f"with_lengths needs lengths, {folder} has none: write_chunks counts them with a length_fn"
-            )
-        return [folder / chunk.file for chunk in manifest.chunks], list(manifest.chunks)
+    one = isinstance(paths, (str, os.PathLike))
+    if one and not Path(paths).exists():
+        raise ValueError(f"paths must be there, got {str(paths)!r}: no such file or folder")
+    if one and Path(paths).is_dir():
+        return _in_folder(Path(paths), with_lengths)
+    files = _files_of([paths] if one else paths)
     if with_lengths:
         raise ValueError(f"with_lengths needs a folder of write_chunks as paths, got {paths!r:.80}")
-    files = [Path(paths)] if isinstance(paths, (str, os.PathLike)) else [Path(path) for path in paths]
+    return files, [None] * len(files)
+
+
+def _in_folder(folder: Path, with_lengths: bool) -> tuple[list[Path], list[Chunk | None]]:
+    manifest = Manifest.read(folder)
+    if manifest.chunks is None:
+        raise ValueError(f"write_chunks has not finished {folder}: call it again with the same items")
+    if with_lengths and manifest.lengths_of is None:
+        raise ValueError(f"with_lengths needs lengths, {folder} has none: write_chunks counts them with a length_fn")
+    return [folder / chunk.file for chunk in manifest.chunks], list(manifest.chunks)
+
+
+def _files_of(paths: Any) -> list[Path]:
+    """Those that are missing may be skipped later, when their turn has come."""
+    wanted = "paths must be a folder of write_chunks, a file, or files"
+    if isinstance(paths, bytes) or not isinstance(paths, Iterable):
+        raise TypeError(f"{wanted}, got {type(paths).__name__}")
+    files = []
+    for path in paths:
+        if not isinstance(path, (str, os.PathLike)):
+            raise TypeError(f"{wanted}, got {type(path).__name__} among them")
+        if Path(path).is_dir():
+            raise ValueError(f"{wanted}, got the folder {path} among files")
+        format_of(Path(path))
+        files.append(Path(path))
     if not files:
         raise ValueError("paths must name at least one file, got none")
-    return files, [None] * len(files)
+    return files
+
+
+def _fingerprint(paths: list[Path], chunks: list[Chunk | None]) -> str:
+    """By names and sizes: a folder may be moved, and no file is read."""
+    facts = [
+        (path.name, *((None, _size(path)) if chunk is None else (chunk.items, chunk.bytes)))
+        for path, chunk in zip(paths, chunks, strict=True)
+    ]
+    return f"{len(facts)} files, {hashlib.sha256(repr(facts).encode()).hexdigest()[:16]}"
+
+
+def _size(path: Path) -> int | None:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return None

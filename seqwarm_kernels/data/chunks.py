@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import io
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from tqdm import tqdm
 
 from ..checks import check_int
 from ..files import PARTIAL_SUFFIX, write_atomically
-from .chunk_files import FORMATS, as_line
+from .chunk_files import FORMATS, as_content, as_line
+from .chunk_lengths import has_lengths, write_lengths
 from .compression import COMPRESSIONS, READ_ERRORS, compress, read_uncompressed, zstandard
-from .manifest import MANIFEST, Chunk, Manifest, lengths_file
+from .manifest import MANIFEST, Chunk, Manifest
 
 
 def write_chunks(
@@ -33,7 +32,8 @@ def write_chunks(
     """Write `items` into files of `items_per_chunk`, in their order, and a manifest.json.
 
     Call it again with the same items after an interruption: files that are there are compared, not written, and
-    their lengths are not counted again. One chunk at a time is in memory.
+    their lengths are not counted again, but for a few of each to compare. What is damaged is written anew. Several
+    processes may write the same items into one folder at once. One chunk at a time is in memory.
 
     Args:
         items: strings of one line for "text", what JSON can hold for "jsonl". Blank strings are left out of text.
@@ -46,9 +46,11 @@ def write_chunks(
         progress: a bar, where standard error is a terminal.
 
     Raises:
-        ValueError: the folder holds chunks of other items or settings; `items` has none, or one that cannot be written.
-        TypeError: an item is of a type that cannot be written.
+        ValueError: the folder holds chunks of other items, fewer items, other lengths or settings; `items` has none, or
+            one that cannot be written.
+        TypeError: `items` cannot be gone through, or an item is of a type that cannot be written.
     """
+    _check_items(items)
     check_int("items_per_chunk", items_per_chunk, minimum=1)
     for name, value, known in (("format", format, FORMATS), ("compression", compression, COMPRESSIONS)):
         if value not in known:
@@ -61,18 +63,25 @@ def write_chunks(
         lengths_of = getattr(length_fn, "__qualname__", type(length_fn).__qualname__)
     folder = Path(folder)
     manifest = Manifest(format, compression, items_per_chunk, lengths_of if length_fn is not None else None)
-    _begin(folder, manifest)
-    writer = _Writer(folder, manifest, length_fn)
+    there = _begin(folder, manifest)
+    writer = _Writer(folder, manifest, length_fn, there)
     with tqdm(items, desc="write_chunks", unit=" items", disable=None if progress else True) as bar:
         for item in bar:
             writer.add(item)
     return writer.finish()
 
 
-def _begin(folder: Path, manifest: Manifest) -> None:
-    """The settings are written first, so that no run goes on with other ones."""
+def _check_items(items: Any) -> None:
+    is_iterable = hasattr(type(items), "__iter__") or hasattr(type(items), "__getitem__")
+    if not is_iterable or isinstance(items, (str, bytes, Mapping)):
+        raise TypeError(f"items must be a list, a generator or the like of items, got {type(items).__name__}")
+
+
+def _begin(folder: Path, manifest: Manifest) -> Manifest | None:
+    """What another run left there. The settings are written first, so that no run goes on with other ones."""
     folder.mkdir(parents=True, exist_ok=True)
-    if (folder / MANIFEST).exists():
+    entries = [path for path in folder.iterdir() if not path.name.endswith(PARTIAL_SUFFIX)]
+    if (folder / MANIFEST).exists():  # asked after the listing: who writes beside us makes it before all else
         there = Manifest.read(folder)
         for name in ("format", "compression", "items_per_chunk", "lengths_of"):
             if getattr(there, name) != getattr(manifest, name):
@@ -80,15 +89,24 @@ def _begin(folder: Path, manifest: Manifest) -> None:
                     f"folder {folder} holds chunks of another {name}: {getattr(there, name)!r} there, "
                     f"{getattr(manifest, name)!r} here"
                 )
-    elif any(not path.name.endswith(PARTIAL_SUFFIX) for path in folder.iterdir()):
+        return there
+    if entries:
         raise ValueError(f"folder must be empty or of write_chunks, {folder} holds other files")
-    else:
-        manifest.write(folder)
+    manifest.write(folder)
+    return None
 
 
 class _Writer:
-    def __init__(self, folder: Path, manifest: Manifest, length_fn: Callable[[Any], int] | None) -> None:
+    """
+    Args:
+        there: the manifest that was there.
+    """
+
+    def __init__(
+        self, folder: Path, manifest: Manifest, length_fn: Callable[[Any], int] | None, there: Manifest | None
+    ) -> None:
         self._folder, self._manifest, self._length_fn = folder, manifest, length_fn
+        self._most = None if there is None or there.chunks is None else there.items
         self._chunks: list[Chunk] = []
         self._open: list[Any] = []
         self._lines: list[bytes] = []
@@ -100,6 +118,10 @@ class _Writer:
         if self._manifest.format == "text" and not item.strip():
             self._blank += 1
             return
+        if self._seen - self._blank - 1 == self._most:
+            raise ValueError(
+                f"folder {self._folder} is finished with {self._most} items, got more: write them into another folder"
+            )
         self._open.append(item)
         self._lines.append(line)
         if len(self._open) == self._manifest.items_per_chunk:
@@ -107,16 +129,12 @@ class _Writer:
 
     def _write(self) -> None:
         path = self._folder / self._manifest.file_name(len(self._chunks))
-        lengths = self._folder / lengths_file(path.name)
-        content = b"".join(self._lines)
-        if not _holds(path, content):
-            lengths.unlink(missing_ok=True)
+        content = as_content(self._lines)
+        is_there = _holds(path, content)
+        if self._length_fn is not None and not (is_there and has_lengths(path, self._open, self._length_fn)):
+            write_lengths(path, self._open, self._length_fn)  # first: where the chunk is, its lengths are
+        if not is_there:
             write_atomically(path, compress(content, self._manifest.compression))
-        if self._length_fn is not None and not lengths.exists():
-            counted = [_checked_length(self._length_fn(item), item) for item in self._open]
-            buffer = io.BytesIO()
-            np.save(buffer, np.array(counted, dtype=np.uint32))
-            write_atomically(lengths, buffer.getvalue())
         self._chunks.append(Chunk(path.name, len(self._open), path.stat().st_size))
         self._open, self._lines = [], []
 
@@ -144,9 +162,3 @@ def _holds(path: Path, content: bytes) -> bool:
     if there != content:
         raise ValueError(f"{path} holds other items than these; write them into another folder")
     return True
-
-
-def _checked_length(length: Any, item: Any) -> int:
-    if isinstance(length, bool) or not isinstance(length, (int, np.integer)) or length < 0:
-        raise ValueError(f"length_fn must return an int of at least 0, got {length!r} for {item!r:.60}")
-    return int(length)

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
+from numbers import Integral
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..checks import check_int
+from .plan import Piece
 
 IGNORED_LABEL = -100
+_UNTOKENIZED = "which is not tokenized: Prepare takes a transform"
+_INTS = (
+    *(torch.int8, torch.int16, torch.int32, torch.int64),
+    *(torch.uint8, torch.uint16, torch.uint32, torch.uint64),
+)
 
 
 class PaddedCollator:
@@ -38,7 +45,7 @@ class PaddedCollator:
         self.max_tokens = max_tokens
 
     def __call__(self, items: Sequence[Any]) -> dict[str, Tensor]:
-        rows = [_ids_and_labels(item) for item in items]
+        rows = _all_ids_and_labels(items)
         longest = max((len(ids) for ids, _ in rows), default=0)
         width = max(-(-longest // self.multiple_of), 1) * self.multiple_of
         _check_fits(len(rows) * width, self.max_tokens)
@@ -72,7 +79,7 @@ class PackedCollator:
         self.max_tokens = max_tokens
 
     def __call__(self, items: Sequence[Any]) -> dict[str, Tensor | int]:
-        sequences = [(ids, labels) for ids, labels in map(_ids_and_labels, items) if len(ids)]
+        sequences = [(ids, labels) for ids, labels in _all_ids_and_labels(items) if len(ids)]
         lengths = [len(ids) for ids, _ in sequences]
         bounds = list(accumulate(lengths, initial=0))
         _check_fits(bounds[-1], self.max_tokens)
@@ -92,6 +99,12 @@ class PackedCollator:
         }
 
 
+def _all_ids_and_labels(items: Any) -> list[tuple[Tensor, Tensor]]:
+    if isinstance(items, (str, bytes, Mapping, Piece)) or not hasattr(items, "__iter__"):
+        raise TypeError(f"a batch must be a list of items, got {type(items).__name__}")
+    return [_ids_and_labels(item) for item in items]
+
+
 def _ids_and_labels(item: Any) -> tuple[Tensor, Tensor]:
     """(tokens,) int64 each."""
     if not isinstance(item, Mapping):
@@ -109,10 +122,37 @@ def _ids_and_labels(item: Any) -> tuple[Tensor, Tensor]:
 
 
 def _tokens(name: str, values: Any) -> Tensor:
-    tokens = torch.as_tensor(values) if len(values) else torch.zeros(0, dtype=torch.int64)
-    if tokens.dim() != 1 or tokens.is_floating_point():
+    """(tokens,) int64."""
+    if isinstance(values, (str, bytes, Integral, Piece)) or not hasattr(values, "__len__"):
+        raise TypeError(f"{name} must hold one int for each token, got {_kind(values)}")
+    try:
+        tokens = torch.as_tensor(values)
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+        raise ValueError(f"{name} must hold one int for each token, got {_contents(values)}: {error}") from error
+    if tokens.dim() == 1 and len(tokens) == 0:
+        return torch.zeros(0, dtype=torch.int64)
+    if tokens.dim() != 1 or tokens.dtype not in _INTS:
         raise ValueError(f"{name} must hold one int for each token, got {tokens.dtype} of shape {tuple(tokens.shape)}")
+    if tokens.dtype == torch.uint64 and (tokens.to(torch.int64) < 0).any():
+        raise ValueError(f"{name} must hold ints below 2**63, got {max(tokens.tolist())}")
     return tokens.to(torch.int64)
+
+
+def _kind(values: Any) -> str:
+    """With what was probably forgotten."""
+    if isinstance(values, Piece):
+        return "a Piece: PieceDataset and Prepare make an item of it"
+    if isinstance(values, (str, bytes)):
+        return f"{values!r:.60}, {_UNTOKENIZED}"
+    if isinstance(values, Integral):
+        return f"the int {values}: if it is the index of an item, Prepare takes a dataset"
+    return type(values).__name__
+
+
+def _contents(values: Any) -> str:
+    """Of what is no sequence of ints."""
+    has_text = isinstance(values, (list, tuple)) and any(isinstance(value, str) for value in values)
+    return f"{values!r:.60}" + (f", {_UNTOKENIZED}" if has_text else "")
 
 
 def _check_budget(max_tokens: int | None) -> None:

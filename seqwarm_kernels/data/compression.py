@@ -18,7 +18,9 @@ _BLOCK = 1 << 20
 
 
 def compression_of(path: Path) -> str:
-    return next((name for name, suffix in COMPRESSIONS.items() if suffix and path.name.endswith(suffix)), "none")
+    """By the end of the name, in upper or lower case."""
+    name = path.name.lower()
+    return next((each for each, suffix in COMPRESSIONS.items() if suffix and name.endswith(suffix)), "none")
 
 
 def read_uncompressed(path: Path) -> bytes:

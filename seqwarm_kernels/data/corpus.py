@@ -8,7 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from ..files import PARTIAL_SUFFIX
 from .chunk_files import ChunkError, iter_lines
+from .compression import COMPRESSIONS, READ_ERRORS, compression_of
 from .lengths import as_lengths
 from .plan import IntArray
 
@@ -23,6 +25,8 @@ _AT_A_TIME = 10_000
 class Corpus:
     """The items of text files: lines or paragraphs that are not blank. Files in folders that are no text are left out.
 
+    JSON is text as well: its lines are taken as they are.
+
     Args:
         paths: files, or folders of them; .gz and .zst are read, too.
         unit: "line", or "paragraph": lines up to the next blank one.
@@ -36,10 +40,12 @@ class Corpus:
             raise ValueError(f"unit must be one of {', '.join(UNITS)}, got {unit!r}")
         self.unit = unit
         self.paths = [Path(path) for path in paths]
-        self.files = self.left_out = 0
+        self.files = self.json_files = self.left_out = 0
+        self.damaged: list[str] = []  #: why files in folders could not be read
         self.items = [item for path in self.paths for item in self._items_below(path)]
         if not self.items:
-            raise ValueError(f"there is no text in {', '.join(map(str, self.paths)) or 'no files'}")
+            damaged = "".join(f"; {problem}" for problem in self.damaged)
+            raise ValueError(f"there is no text in {', '.join(map(str, self.paths)) or 'no files'}{damaged}")
 
     def _items_below(self, root: Path) -> Iterator[str]:
         if not root.exists():
@@ -47,13 +53,20 @@ class Corpus:
         for path in _visible_files(root) if root.is_dir() else [root]:
             try:
                 items = list(self._items_of(path))
-            except ChunkError:
+            except ChunkError as error:
                 if not root.is_dir():
                     raise
-                self.left_out += 1
+                self._leave_out(error)
                 continue
             self.files += 1
+            self.json_files += _is_json(path)
             yield from items
+
+    def _leave_out(self, error: ChunkError) -> None:
+        if isinstance(error.__cause__, READ_ERRORS):
+            self.damaged.append(str(error))
+        else:
+            self.left_out += 1
 
     def _items_of(self, path: Path) -> Iterator[str]:
         paragraph: list[str] = []
@@ -73,8 +86,12 @@ class Corpus:
 
 
 def _visible_files(root: Path) -> list[Path]:
-    paths = (path for path in sorted(root.rglob("*")) if path.is_file())
+    paths = (path for path in sorted(root.rglob("*")) if path.is_file() and path.suffix != PARTIAL_SUFFIX)
     return [path for path in paths if not any(part.startswith(".") for part in path.relative_to(root).parts)]
+
+
+def _is_json(path: Path) -> bool:
+    return path.name.lower().removesuffix(COMPRESSIONS[compression_of(path)]).endswith((".json", ".jsonl"))
 
 
 def count_tokens(items: list[str], tokenizer: str) -> tuple[IntArray, str]:

@@ -81,6 +81,8 @@ def read_lengths(chunk_path: Path, items: int) -> NDArray[np.int64]:
         raise ChunkError(path, None, f"cannot be read: {error}") from error
     if lengths.shape != (items,):
         raise ChunkError(path, None, f"it has the shape {lengths.shape}, its chunk {items} items")
+    if lengths.dtype.kind not in "iu" or lengths.min(initial=0) < 0:
+        raise ChunkError(path, None, f"it must hold ints of at least 0, got {lengths.dtype}")
     return lengths.astype(np.int64)
 
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from ..checks import check_int
 from .cuts import greedy_cuts
+from .lengths import check_size
 from .order import shuffled
 from .plan import IntArray
 from .planner import BatchPlanner
@@ -26,8 +27,9 @@ class Batching:
 
     @property
     def padding(self) -> float:
-        """Share of all tokens."""
-        return 1 - int(self.tokens.sum()) / int(self.padded_tokens.sum())
+        """Share of all tokens, 0 without any."""
+        total = int(self.padded_tokens.sum())
+        return 1 - int(self.tokens.sum()) / total if total else 0.0
 
     @property
     def budget_used(self) -> float | None:
@@ -47,7 +49,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "short_window", "max_tokens", "window"):
-            check_int(name, getattr(self, name), minimum=1)
+            check_size(name, getattr(self, name))
         check_int("seed", self.seed, minimum=0)
 
 
@@ -75,7 +77,7 @@ def _sampled(name: str, planner: BatchPlanner, lengths: IntArray, window: int, s
     rows = np.array([len(batch) for batch in batches])
     begins, chosen = np.cumsum(rows) - rows, lengths[np.concatenate(batches)]
     tokens = np.add.reduceat(chosen, begins)
-    padded_tokens = tokens if planner.packed else rows * np.maximum.reduceat(chosen, begins)
+    padded_tokens = tokens if planner.packed else rows * planner.widths(np.maximum.reduceat(chosen, begins))
     return Batching(name, rows, tokens, padded_tokens, planner.max_tokens)
 
 
@@ -84,11 +86,12 @@ def _greedy(name: str, max_tokens: int, lengths: IntArray, window: int, seed: in
     lengths = lengths[shuffled(np.arange(len(lengths)), len(lengths), seed, 0)]  # as the sampler does
     parts: list[list[IntArray]] = [[], [], []]
     for begin in range(0, len(lengths), window):
-        widths = -np.sort(-lengths[begin : begin + window])
-        cuts = np.asarray(greedy_cuts(np.maximum(widths, 1), max_tokens, None))
+        falling = -np.sort(-lengths[begin : begin + window])
+        widths = np.maximum(falling, 1)  # an item of no tokens takes room, too
+        cuts = np.asarray(greedy_cuts(widths, max_tokens, None))
         rows = np.diff(cuts)
         for part, found in zip(
-            parts, (rows, np.add.reduceat(widths, cuts[:-1]), rows * widths[cuts[:-1]]), strict=True
+            parts, (rows, np.add.reduceat(falling, cuts[:-1]), rows * widths[cuts[:-1]]), strict=True
         ):
             part.append(found)
     rows, tokens, padded_tokens = map(np.concatenate, parts)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         required=True,
         metavar="FILE",
-        help="UTF-8 text files, or folders of them; .gz and .zst, too",
+        help="UTF-8 text files, or folders of them; .gz and .zst, too; lines of JSON are counted as they are",
     )
     parser.add_argument(
         "--items",
@@ -45,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Returns 0, or 2 after an error of the user's."""
-    from .corpus import Corpus, count_tokens
+    from .corpus import Corpus
     from .padding import Settings, compare
     from .padding_figure import check_matplotlib, draw
 
@@ -55,7 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
         names = ("batch_size", "short_window", "max_tokens", "window", "seed")
         settings = Settings(**{name: getattr(arguments, name) for name in names})
         corpus = Corpus(arguments.text, arguments.items)
-        lengths, counted = count_tokens(corpus.items, arguments.tokenizer)
+        lengths, counted = _count(corpus, arguments.tokenizer)
         batchings = compare(lengths, settings)
         if arguments.figure is not None:
             draw(lengths, batchings, counted, arguments.figure)
@@ -63,8 +65,24 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"seqwarm_kernels padding: {error}", file=sys.stderr)
         return 2
     report = as_json if arguments.json else as_text
-    print(report(corpus, lengths, counted, settings, batchings))
+    _print(report(corpus, lengths, counted, settings, batchings))
     return 0
+
+
+def _count(corpus: Corpus, tokenizer: str) -> tuple[IntArray, str]:
+    from .corpus import count_tokens
+
+    try:
+        return count_tokens(corpus.items, tokenizer)
+    except (ValueError, ImportError) as error:
+        raise ValueError(f"--tokenizer {tokenizer}: {error}") from error
+
+
+def _print(report: str) -> None:
+    try:
+        print(report, flush=True)
+    except BrokenPipeError:  # of `| head`, which has what it wants; nothing is left to be flushed at the end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def as_text(corpus: Corpus, lengths: IntArray, counted: str, settings: Settings, batchings: list[Batching]) -> str:
@@ -72,16 +90,23 @@ def as_text(corpus: Corpus, lengths: IntArray, counted: str, settings: Settings,
     from .padding import table
 
     cut = int((lengths > settings.max_tokens).sum())
-    left_out = f"; {_files(corpus.left_out)} left out, since they are no text" if corpus.left_out else ""
     return "\n".join(
         [
-            f"{len(lengths):,} {corpus.unit}s of {_files(corpus.files)}, blank ones not counted{left_out}.",
+            *_about(corpus),
             f"Tokens: {counted}; {lengths.mean():.0f} on average, {int(lengths.max()):,} at most"
             + (f", {cut:,} cut to {settings.max_tokens:,}." if cut else "."),
             "",
             table(batchings),
         ]
     )
+
+
+def _about(corpus: Corpus) -> Iterator[str]:
+    left_out = f"; {_files(corpus.left_out)} left out, since they are no text" if corpus.left_out else ""
+    yield f"{len(corpus.items):,} {corpus.unit}s of {_files(corpus.files)}, blank ones not counted{left_out}."
+    if corpus.json_files:
+        yield f"{_files(corpus.json_files)} of JSON: its lines are counted as they are, not a field of them."
+    yield from (f"Damaged and left out: {problem}." for problem in corpus.damaged)
 
 
 def _files(count: int) -> str:
@@ -100,6 +125,7 @@ def as_json(corpus: Corpus, lengths: IntArray, counted: str, settings: Settings,
         }
         for each in batchings
     ]
-    facts = {"items": len(lengths), "unit": corpus.unit, "files": corpus.files, "left_out": corpus.left_out}
+    facts = {"items": len(lengths), "unit": corpus.unit}
+    files = {name: getattr(corpus, name) for name in ("files", "json_files", "left_out", "damaged")}
     longest = {"longest": int(lengths.max()), "cut": int((lengths > settings.max_tokens).sum())}
-    return json.dumps({**facts, "lengths": counted, **longest, "batchings": rows}, indent=2)
+    return json.dumps({**facts, **files, "lengths": counted, **longest, "batchings": rows}, indent=2)

@@ -44,7 +44,7 @@ def draw(lengths: IntArray, batchings: list[Batching], counted: str, path: Path)
         [["lengths", "padding", "tokens"], ["table", "table", "table"]], height_ratios=(5, 2)
     )
     _draw_lengths(panels["lengths"], lengths, counted)
-    shares = [1 - each.tokens / each.padded_tokens for each in batchings]
+    shares = [(each.padded_tokens - each.tokens) / np.maximum(each.padded_tokens, 1) for each in batchings]
     _draw_batches(panels["padding"], batchings, shares, np.linspace(0, 1, 41), "padding of a batch")
     tokens = [each.padded_tokens for each in batchings]
     smallest, largest = (int(np.quantile(np.concatenate(tokens), share)) for share in (0.005, 0.995))

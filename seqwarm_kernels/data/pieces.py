@@ -16,7 +16,11 @@ def cut_item(item: Any, start: int, length: int) -> Any:
     Of a mapping, every entry as long as "input_ids" is cut, too, and the others stay.
     """
     if not isinstance(item, Mapping):
+        if not hasattr(item, "__getitem__"):
+            raise TypeError(f"an item to cut must be a mapping or a sequence of tokens, got {type(item).__name__}")
         return item[start : start + length]
+    if "input_ids" not in item:
+        raise ValueError(f"an item to cut must have input_ids, got {list(item)}")
     tokens = len(item["input_ids"])
 
     def cut(value: Any) -> Any:
@@ -35,6 +39,8 @@ class PieceDataset(Dataset[Any]):
     """
 
     def __init__(self, dataset: Any, cut: Callable[[Any, int, int], Any] = cut_item) -> None:
+        check_dataset(dataset)
+        check_function("cut", cut)
         self._dataset = dataset
         self._cut = cut
 
@@ -46,15 +52,42 @@ class PieceDataset(Dataset[Any]):
 
     def __getitems__(self, indices: Sequence[Any]) -> list[Any]:
         """A batch at once, if the data set can do that: Hugging Face's are quicker so."""
-        if not indices:
-            return []
-        plain = [index.item if isinstance(index, Piece) else index for index in indices]
-        get_many = getattr(self._dataset, "__getitems__", None)
-        items = [self._dataset[index] for index in plain] if get_many is None else get_many(plain)
-        return [
-            self._cut(item, index.start, index.length) if isinstance(index, Piece) else item
-            for item, index in zip(items, indices, strict=True)
-        ]
+        return cut_to(fetch(self._dataset, whole(indices)), indices, self._cut)
+
+
+def whole(entries: Sequence[Any]) -> list[Any]:
+    """Indices or items, also of those that are pieces."""
+    return [entry.item if isinstance(entry, Piece) else entry for entry in entries]
+
+
+def fetch(dataset: Any, indices: list[Any]) -> list[Any]:
+    get_many = getattr(dataset, "__getitems__", None)
+    if get_many is None or not indices:
+        return [dataset[index] for index in indices]
+    return get_many(indices)
+
+
+def cut_to(items: Sequence[Any], entries: Sequence[Any], cut: Callable[[Any, int, int], Any]) -> list[Any]:
+    """What the entries that are pieces name of their items, and the other items as they are."""
+    return [
+        cut(item, entry.start, entry.length) if isinstance(entry, Piece) else item
+        for item, entry in zip(items, entries, strict=True)
+    ]
+
+
+def check_dataset(dataset: Any) -> None:
+    has_items = hasattr(dataset, "__getitem__") or hasattr(dataset, "__getitems__")
+    if not has_items or isinstance(dataset, (str, bytes, type)):
+        raise TypeError(f"dataset must have items by number, as lists and map-style datasets, got {_kind(dataset)}")
+
+
+def check_function(name: str, value: Any) -> None:
+    if not callable(value):
+        raise TypeError(f"{name} must be a function, got {_kind(value)}")
+
+
+def _kind(value: Any) -> str:
+    return f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
 
 
 def _length(value: Any) -> int | None:

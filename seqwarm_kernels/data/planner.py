@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from ..checks import check_bool, check_int
 from ..schedule import SequenceLengthScheduler
 from .cuts import greedy_cuts, least_padding
-from .lengths import as_lengths
+from .lengths import as_lengths, check_size
 from .packing import pack
 from .plan import IntArray, Plan
 
@@ -38,7 +38,7 @@ class BatchPlanner:
         warmup: with a scheduler, what becomes of items longer than the present length. "bucket" keeps them for later in
             the epoch: short sequences first, as in Dataset Decomposition (arXiv 2405.13226); where nothing short is
             left of it, the next longer ones come. "cut" truncates them, or splits them if `too_long` is "split".
-            Tokens in a step stay the same under `max_tokens`, rows under `batch_size`.
+            Tokens in a step stay the same under `max_tokens`, rows under `batch_size`. Default "bucket".
         packed: plan for `PackedCollator`.
 
     Raises:
@@ -53,19 +53,19 @@ class BatchPlanner:
         multiple_of: int = 1,
         max_length: int | SequenceLengthScheduler | None = None,
         too_long: str = "reject",
-        warmup: str = "bucket",
+        warmup: str | None = None,
         packed: bool = False,
     ) -> None:
         if max_tokens is None and batch_size is None:
             raise ValueError("max_tokens or batch_size must be given, got None for both")
         for name, value in (("max_tokens", max_tokens), ("batch_size", batch_size)):
             if value is not None:
-                check_int(name, value, minimum=1)
-        check_int("multiple_of", multiple_of, minimum=1)
+                check_size(name, value)
+        check_size("multiple_of", multiple_of)
         if too_long not in TOO_LONG:
             raise ValueError(f"too_long must be one of {', '.join(TOO_LONG)}, got {too_long!r}")
-        if warmup not in WARMUPS:
-            raise ValueError(f"warmup must be one of {', '.join(WARMUPS)}, got {warmup!r}")
+        if warmup is not None:
+            _check_warmup(warmup, max_length)
         check_bool("packed", packed)
         if packed:
             _check_packed(max_tokens, batch_size, multiple_of)
@@ -74,7 +74,7 @@ class BatchPlanner:
         self.batch_size = batch_size
         self.multiple_of = multiple_of
         self.too_long = too_long
-        self.warmup = warmup
+        self.warmup = warmup or "bucket"
         self.packed = packed
         #: No sequence is ever longer than this; None: no bound.
         self.longest = self._longest(max_length)
@@ -101,14 +101,16 @@ class BatchPlanner:
 
         Args:
             lengths: (items,) ints, tokens, at least 0.
-            max_length: the present length; longer items are cut to it.
-            seeds: at least 0 each.
+            max_length: the present length, at least 1; longer items are cut to it.
+            seeds: ints of at least 0.
             first: what errors call item 0.
 
         Raises:
             TypeError, ValueError: no lengths, or an item is too long and `too_long` is "reject".
         """
         lengths = as_lengths(lengths)
+        if seeds is not None:
+            _check_seeds(seeds)
         self.check(lengths, first)
         pieces, starts, lengths = self._pieces(lengths, max_length)
         order, cuts = self._pack(lengths) if self.packed else self._pad(lengths)
@@ -177,13 +179,15 @@ class BatchPlanner:
         name = "max_length"
         if isinstance(max_length, SequenceLengthScheduler):
             name, max_length = "max_seq_length of the scheduler", max_length.max_seq_length
-        check_int(name, max_length, minimum=1)
+        check_size(name, max_length)
         if room is not None and max_length > room:
             raise ValueError(f"{name} must be at most {room}, for max_tokens to hold one row, got {max_length}")
         return max_length
 
     def _bound(self, max_length: int | None) -> int | None:
         """Tokens of a sequence, at most."""
+        if max_length is not None:
+            check_int("max_length", max_length, minimum=1)
         return min((bound for bound in (max_length, self.longest) if bound is not None), default=None)
 
     def _reason(self) -> str:
@@ -226,6 +230,22 @@ class BatchPlanner:
             sums = np.append(0, np.cumsum(lengths))
             return sums[ends] - sums[begins]
         return (ends - begins) * self.widths(lengths[begins])
+
+
+def _check_warmup(warmup: str, max_length: int | SequenceLengthScheduler | None) -> None:
+    if warmup not in WARMUPS:
+        raise ValueError(f"warmup must be one of {', '.join(WARMUPS)}, got {warmup!r}")
+    if not isinstance(max_length, SequenceLengthScheduler):
+        raise ValueError(
+            f"warmup needs a SequenceLengthScheduler as max_length, got warmup {warmup!r} and max_length {max_length!r}"
+        )
+
+
+def _check_seeds(seeds: Sequence[int]) -> None:
+    if isinstance(seeds, (int, str)) or not hasattr(seeds, "__iter__"):
+        raise TypeError(f"seeds must be a sequence of ints, got {type(seeds).__name__}")
+    for number, seed in enumerate(seeds):
+        check_int(f"seeds[{number}]", seed, minimum=0)
 
 
 def _check_packed(max_tokens: int | None, batch_size: int | None, multiple_of: int) -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from .pieces import cut_item
-from .plan import Piece
+from .pieces import check_dataset, check_function, cut_item, cut_to, fetch, whole
 
 
 class Prepare:
@@ -27,18 +26,21 @@ class Prepare:
         transform: Callable[[Any], Any] | None = None,
         cut: Callable[[Any, int, int], Any] = cut_item,
     ) -> None:
+        check_function("collate", collate)
+        check_function("cut", cut)
+        if transform is not None:
+            check_function("transform", transform)
+        if dataset is not None:
+            check_dataset(dataset)
         self._collate = collate
         self._dataset = dataset
         self._transform = transform
         self._cut = cut
 
     def __call__(self, batch: Sequence[Any]) -> Any:
-        return self._collate([self._item(entry) for entry in batch])
-
-    def _item(self, entry: Any) -> Any:
-        item = entry.item if isinstance(entry, Piece) else entry
+        items = whole(batch)
         if self._dataset is not None:
-            item = self._dataset[item]
+            items = fetch(self._dataset, items)
         if self._transform is not None:
-            item = self._transform(item)
-        return self._cut(item, entry.start, entry.length) if isinstance(entry, Piece) else item
+            items = list(map(self._transform, items))
+        return self._collate(cut_to(items, batch, self._cut))

@@ -34,8 +34,14 @@ def progress_bar(
         options: for tqdm.
 
     Raises:
+        TypeError: `batches` have no progress.
         ValueError: `unit` is no such.
     """
+    if not (hasattr(batches, "progress") and hasattr(batches, "__iter__")):
+        raise TypeError(
+            "batches must be a ResumableLoader, LengthBatchStream, LengthBatchSampler or of batch_loader, "
+            f"got {type(batches).__name__}"
+        )
     if unit not in UNITS:
         raise ValueError(f"unit must be one of {', '.join(UNITS)}, got {unit!r}")
     return _with_bar(batches, unit, total, options)

@@ -81,6 +81,42 @@ def test_json_with_spaces_around(tmp_path):
     assert read_chunk(path) == [{"a": 1}, [2], 3, 4]
 
 
+@pytest.mark.parametrize("ending", ["", ".gz"])
+@pytest.mark.parametrize(
+    ("name", "content", "items"), [("a.txt", b"a\nb\n", ["a", "b"]), ("a.jsonl", b"1\n2\n", [1, 2])]
+)
+def test_a_byte_order_mark_is_no_part_of_an_item(tmp_path, name, content, items, ending):
+    path = tmp_path / (name + ending)
+    content = b"\xef\xbb\xbf" + content
+    path.write_bytes(gzip.compress(content) if ending else content)
+    assert read_chunk(path) == items
+    assert next(iter_lines(path)) == (1, str(items[0]))
+    path.write_bytes(path.read_bytes()[:-9] if ending else content + b"\xff")
+    with pytest.raises(ChunkError, match=r"line [13]: "):
+        read_chunk(path)
+
+
+def test_json_that_is_nested_too_deep(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"a": 1}\n' + "[" * 100_000 + "\n")
+    with pytest.raises(ChunkError, match="line 2: JSON that is nested too deep to be read"):
+        read_chunk(path)
+
+
+@pytest.mark.parametrize("name", ["a.json", "a.txt.bz2", "a", "a.txt.partial", "a.gz"])
+def test_files_of_other_kinds_are_refused(tmp_path, name):
+    (tmp_path / name).write_text("a\n")
+    with pytest.raises(
+        ValueError, match=f"files must end in .txt or .jsonl, with .gz or .zst or without, got .*{name}"
+    ):
+        read_chunk(tmp_path / name)
+
+
+def test_the_case_of_a_name_does_not_matter(tmp_path):
+    (tmp_path / "A.JSONL.GZ").write_bytes(gzip.compress(b"[1]\n"))
+    assert read_chunk(tmp_path / "A.JSONL.GZ") == [[1]]
+
+
 @pytest.mark.parametrize("line", ["1 2", "[1", "1, 2", "\ufeff1", "NaN1"])
 def test_lines_that_are_no_json(tmp_path, line):
     path = tmp_path / "a.jsonl"
@@ -99,6 +135,8 @@ def test_not_what_the_manifest_says(tmp_path):
     path.write_bytes(b"one\ntwo\nthr")
     with pytest.raises(ChunkError, match="line 3: the file ends after 3 items, its manifest says 4"):
         read_chunk(path, 4)
+    with pytest.raises(ChunkError, match="line 3: the file has 3 items, its manifest says 2"):
+        read_chunk(path, 2)
     with pytest.raises(ChunkError, match="line 3: the file has 11 bytes, its manifest says 14"):
         read_chunk(path, 3, 14)
 

@@ -1,4 +1,5 @@
 import gzip
+from pathlib import Path
 
 import pytest
 
@@ -101,6 +102,56 @@ def test_files_of_ones_own(tmp_path):
     paths = [str(tmp_path / "b.jsonl"), tmp_path / "a.txt"]
     assert list(ChunkSource(paths, shuffle=False)) == [{"text": "b"}, {"text": "c"}, "a", "last, without an end"]
     assert list(ChunkSource(tmp_path / "a.txt", shuffle=False)) == ["a", "last, without an end"]
+
+
+def test_json_that_is_nested_too_deep_can_be_skipped(tmp_path):
+    (tmp_path / "a.jsonl").write_text("[" * 100_000 + "\n")
+    (tmp_path / "b.jsonl").write_text("1\n")
+    with pytest.warns(UserWarning, match=r"a\.jsonl, line 1: JSON that is nested too deep"):
+        assert list(ChunkSource(sorted(tmp_path.iterdir()), on_error="skip")) == [1]
+
+
+def test_a_state_of_other_files_of_the_same_names_is_refused(tmp_path):
+    paths = [tmp_path / kind / "a.txt" for kind in ("one", "other", "moved")]
+    for path, text in zip(paths, ("a\nb\n", "another\n", "c\nd\n"), strict=True):
+        path.parent.mkdir()
+        path.write_text(text)
+    state = ChunkSource(paths[0]).state_dict()
+    with pytest.raises(ValueError, match=r"files is '1 files, .*' there, '1 files, .*' here"):
+        ChunkSource(paths[1]).load_state_dict(state)
+    ChunkSource(paths[2]).load_state_dict(state)
+
+
+def test_a_state_of_a_rewritten_folder_is_refused(tmp_path):
+    for kind, item in (("one", "a"), ("other", "another")):
+        write_chunks([item], tmp_path / kind, compression="none")
+    with pytest.raises(ValueError, match=r"files is '1 files, .*' there"):
+        ChunkSource(tmp_path / "one").load_state_dict(ChunkSource(tmp_path / "other").state_dict())
+
+
+def test_a_missing_file_among_others_waits_for_its_turn(tmp_path):
+    (tmp_path / "a.txt").write_text("a\n")
+    source = ChunkSource([tmp_path / "a.txt", tmp_path / "b.txt"], on_error="skip")
+    with pytest.warns(UserWarning, match="No such file"):
+        assert list(source) == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("paths", "error", "message"),
+    [
+        (None, TypeError, "paths must be a folder of write_chunks, a file, or files, got NoneType"),
+        (5, TypeError, "paths must be a folder of write_chunks, a file, or files, got int"),
+        (b"a.txt", TypeError, "or files, got bytes"),
+        (["a.txt", 5], TypeError, "or files, got int among them"),
+        ([Path(__file__).parent], ValueError, "or files, got the folder .* among files"),
+        ("missing", ValueError, "paths must be there, got 'missing': no such file or folder"),
+        (__file__, ValueError, "files must end in .txt or .jsonl"),
+        (["a.csv"], ValueError, "files must end in .txt or .jsonl"),
+    ],
+)
+def test_paths_that_are_none(paths, error, message):
+    with pytest.raises(error, match=message):
+        ChunkSource(paths)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -57,6 +58,13 @@ def test_any_lines_come_back(tmp_path_factory, items, size):
     assert manifest.blank_items == len(items) - len(kept)
 
 
+def test_items_that_begin_with_a_byte_order_mark_come_back(tmp_path):
+    items = ["\ufeffa", "\ufeff\ufeff", "b", "\ufeff"]
+    for _ in range(2):
+        write_chunks(items, tmp_path, 1, compression="none")
+        assert read_all(tmp_path) == items
+
+
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(st.characters(codec="utf-8")),
     lambda inner: st.lists(inner) | st.dictionaries(st.text(st.characters(codec="utf-8")), inner),
@@ -87,7 +95,7 @@ def test_what_is_there_is_not_written_again(tmp_path):
     before = times(tmp_path)
     assert write_chunks(items, tmp_path, 10, length_fn=count) == manifest
     assert times(tmp_path) == before
-    assert len(counted) == 25
+    assert counted[25:] == [items[place] for place in (0, 4, 9, 10, 14, 19, 20, 22, 24)]
 
 
 def test_goes_on_after_an_error_among_the_items(tmp_path):
@@ -129,7 +137,10 @@ def test_killed_while_writing(tmp_path):
     for target in (folder, tmp_path / "unbroken"):
         items = (f"item {number} " + "word " * 50 for number in range(6000))
         write_chunks(items, target, 100, length_fn=len)
-    contents = [{path.name: path.read_bytes() for path in target.iterdir()} for target in tmp_path.iterdir()]
+    contents = [
+        {path.name: path.read_bytes() for path in target.iterdir() if path.suffix != ".partial"}
+        for target in tmp_path.iterdir()
+    ]
     assert len(contents[0]) == 121
     assert contents[0] == contents[1]
 
@@ -143,15 +154,60 @@ def test_an_unfinished_file_of_a_killed_run_is_no_obstacle(tmp_path):
 def test_a_chunk_has_no_name_before_it_is_whole(tmp_path, monkeypatch):
     real = files.os.replace
 
-    def killed(partial, path):
+    def interrupted(partial, path):
         if str(path).endswith(".gz"):
+            assert sorted(path.name for path in tmp_path.iterdir()) == [partial.name, "manifest.json"]
+            assert partial.name.startswith("chunk-000000.txt.gz.")
+            assert partial.name.endswith(".partial")
             raise KeyboardInterrupt
         real(partial, path)
 
-    monkeypatch.setattr(files.os, "replace", killed)
+    monkeypatch.setattr(files.os, "replace", interrupted)
     with pytest.raises(KeyboardInterrupt):
         write_chunks(["a", "b"], tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["chunk-000000.txt.gz.partial", "manifest.json"]
+    assert [path.name for path in tmp_path.iterdir()] == ["manifest.json"]
+
+
+def test_what_another_writer_has_half_written_gets_no_name(tmp_path, monkeypatch):
+    real = files.os.replace
+    path = tmp_path / "file"
+
+    def replace(partial, to):
+        monkeypatch.setattr(files.os, "replace", real)
+        files.write_atomically(path, b"of the other, who is quicker")
+        real(partial, to)
+        assert to.read_bytes() == b"of the first"
+
+    monkeypatch.setattr(files.os, "replace", replace)
+    files.write_atomically(path, b"of the first")
+    assert [each.name for each in tmp_path.iterdir()] == ["file"]
+
+
+def test_files_have_the_permissions_of_any_other(tmp_path):
+    files.write_atomically(tmp_path / "atomic", b"")
+    (tmp_path / "plain").write_bytes(b"")
+    assert (tmp_path / "atomic").stat().st_mode == (tmp_path / "plain").stat().st_mode
+
+
+def test_two_processes_write_into_one_folder_at_once(tmp_path):
+    running = [subprocess.Popen([sys.executable, "-c", WRITE, tmp_path / "chunks"]) for _ in range(2)]
+    assert [process.wait(timeout=120) for process in running] == [0, 0]
+    assert len(read_all(tmp_path / "chunks")) == 6000
+    assert Manifest.read(tmp_path / "chunks").lengths(tmp_path / "chunks").shape == (6000,)
+
+
+def test_another_process_may_begin_the_folder_meanwhile(tmp_path, monkeypatch):
+    """Its files are no other files: its manifest was there before them."""
+    real, folder = Path.iterdir, tmp_path / "chunks"
+
+    def listed(path):
+        monkeypatch.setattr(Path, "iterdir", real)
+        write_chunks(["a", "b"], folder, 1)
+        return real(path)
+
+    monkeypatch.setattr(Path, "iterdir", listed)
+    write_chunks(["a", "b"], folder, 1)
+    assert read_all(folder) == ["a", "b"]
 
 
 def test_a_damaged_chunk_is_written_again_and_its_lengths_are_counted_again(tmp_path):
@@ -162,6 +218,50 @@ def test_a_damaged_chunk_is_written_again_and_its_lengths_are_counted_again(tmp_
     write_chunks(["a", "b"], tmp_path, 1, length_fn=len)
     assert read_all(tmp_path) == ["a", "b"]
     assert manifest.lengths(tmp_path).tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("damaged", [b"", b"\x93NUMPY", "cut short", "of another size", "of floats"])
+def test_damaged_lengths_are_counted_again(tmp_path, damaged):
+    manifest = write_chunks(["a", "bb"], tmp_path, length_fn=len)
+    path = tmp_path / "chunk-000000.lengths.npy"
+    if isinstance(damaged, bytes):
+        path.write_bytes(damaged)
+    elif damaged == "cut short":
+        path.write_bytes(path.read_bytes()[:-4])
+    else:
+        np.save(path, np.array([1, 2, 3], np.uint32) if "size" in damaged else np.array([7.5, 9.0]))
+    write_chunks(["a", "bb"], tmp_path, length_fn=len)
+    assert manifest.lengths(tmp_path).tolist() == [1, 2]
+
+
+def test_lengths_of_another_function_of_the_same_name_are_refused(tmp_path):
+    items = ["a b c", "d e", "f"] * 10
+    write_chunks(items, tmp_path, 10, length_fn=lambda text: len(text.split()))
+    before = Manifest.read(tmp_path).lengths(tmp_path).tolist()
+    with pytest.raises(
+        ValueError, match=r"length_fn counts otherwise than .*lengths\.npy: 5 tokens, 3 there, for 'a b c'"
+    ):
+        write_chunks(items, tmp_path, 10, length_fn=lambda text: len(text))
+    assert Manifest.read(tmp_path).lengths(tmp_path).tolist() == before
+
+
+@pytest.mark.parametrize("place", [0, 9, 19])
+def test_lengths_are_looked_at_all_over_a_chunk(tmp_path, place):
+    items = ["word"] * 20
+    items[place] = "two words"
+    write_chunks(items, tmp_path, length_fn=lambda _: 1)
+    with pytest.raises(ValueError, match="2 tokens, 1 there, for 'two words'"):
+        write_chunks(items, tmp_path, length_fn=lambda text: len(text.split()))
+
+
+@pytest.mark.parametrize("there", [["a", "b"], ["a", "b", "c"]], ids=["full", "not full"])
+def test_a_finished_folder_takes_no_more_items(tmp_path, there):
+    """Nor does trying to harm it."""
+    manifest = write_chunks(there, tmp_path, 2)
+    with pytest.raises(ValueError, match=f"is finished with {len(there)} items, got more: write them into another"):
+        write_chunks([*there, " ", *"defghi"], tmp_path, 2)
+    assert write_chunks(there, tmp_path, 2) == manifest
+    assert read_all(tmp_path) == there
 
 
 @pytest.mark.parametrize(
@@ -200,8 +300,19 @@ def test_other_settings_are_refused(tmp_path, settings, name):
         (["a"], {"format": "csv"}, ValueError, "format must be one of text, jsonl, got 'csv'"),
         (["a"], {"compression": "bz2"}, ValueError, "compression must be one of none, gz, zst, got 'bz2'"),
         (["a"], {"length_fn": 3}, TypeError, "length_fn must be a function of an item, got int"),
-        (["a"], {"length_fn": lambda _: -1}, ValueError, "length_fn must return an int of at least 0, got -1 for 'a'"),
-        (["a"], {"length_fn": lambda _: 1.0}, ValueError, "length_fn must return an int of at least 0, got 1.0"),
+        (["a"], {"length_fn": lambda _: -1}, ValueError, "length_fn must return an int from 0 to 4294967295, got -1"),
+        (
+            ["a"],
+            {"length_fn": lambda _: 1.0},
+            ValueError,
+            "length_fn must return an int from 0 to 4294967295, got 1.0 for 'a'",
+        ),
+        (
+            ["a"],
+            {"length_fn": lambda _: 2**32},
+            ValueError,
+            "length_fn must return an int from 0 to .*, got 4294967296",
+        ),
         (["a", 3], {}, TypeError, "items must be strings for format 'text', got int as item 1"),
         (["a", "b\nc"], {}, ValueError, "item 1 has several"),
         (["a", "\ud800"], {}, ValueError, "items must be text that UTF-8 can hold, item 1 is not: surrogates"),
@@ -212,6 +323,21 @@ def test_other_settings_are_refused(tmp_path, settings, name):
 def test_bad_input(tmp_path, items, settings, error, message):
     with pytest.raises(error, match=message):
         write_chunks(items, tmp_path, **settings)
+
+
+def test_items_that_are_nested_too_deep(tmp_path):
+    item = []
+    for _ in range(100_000):
+        item = [item]
+    with pytest.raises(TypeError, match=r"items must be what JSON can hold, item 1 is not: .*recursion"):
+        write_chunks([[], item], tmp_path, format="jsonl")
+
+
+@pytest.mark.parametrize("items", ["abc", b"abc", {"train": ["a"]}, 5, None, list])
+def test_what_holds_no_items_is_refused_before_anything_is_made(tmp_path, items):
+    with pytest.raises(TypeError, match=f"items must be a list, .* got {type(items).__name__}"):
+        write_chunks(items, tmp_path / "chunks")
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_folder_with_other_files_is_refused(tmp_path):

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seqwarm_kernels import alibi_attention, alibi_attention_varlen, apply_alibi
-from seqwarm_kernels.data import PackedCollator, PaddedCollator, Piece, PieceDataset, Prepare, cut_item
+from seqwarm_kernels.data import PackedCollator, PaddedCollator, Piece, PieceDataset, Prepare, cut_item, progress_bar
 
 KINDS = [
     [[5, 6, 7], [8]],
@@ -143,6 +143,38 @@ def test_items_that_are_none(collator, item, message):
         collator([item])
 
 
+@pytest.mark.parametrize("collator", [PaddedCollator(), PackedCollator()])
+@pytest.mark.parametrize(
+    ("item", "error", "message"),
+    [
+        (None, TypeError, "an item must hold one int for each token, got NoneType"),
+        (5, TypeError, "got the int 5: if it is the index of an item, Prepare takes a dataset"),
+        (np.int64(5), TypeError, "got the int 5: if it"),
+        (torch.tensor(5), ValueError, "an item must hold one int for each token, got torch.int64 of shape ()"),
+        ("abc", TypeError, "got 'abc', which is not tokenized: Prepare takes a transform"),
+        ("", TypeError, "got '', which is not tokenized"),
+        ({"input_ids": "abc"}, TypeError, "input_ids must hold one int for each token, got 'abc', which is not"),
+        (("abc", 3), ValueError, "got ('abc', 3), which is not tokenized: Prepare takes a transform: "),
+        (Piece(0, 0, 2), TypeError, "got a Piece: PieceDataset and Prepare make an item of it"),
+        ([[1], [1, 2]], ValueError, "an item must hold one int for each token, got [[1], [1, 2]]: "),
+        ([True, False], ValueError, "got torch.bool of shape (2,)"),
+        (np.array([2**63], np.uint64), ValueError, f"an item must hold ints below 2**63, got {2**63}"),
+        ([np.uint64(2**63)], ValueError, "an item must hold one int for each token, got "),
+        ({"input_ids": [1], "labels": 7}, TypeError, "labels must hold one int for each token, got the int 7"),
+    ],
+)
+def test_items_without_tokens(collator, item, error, message):
+    with pytest.raises(error, match=re.escape(message)):
+        collator([item])
+
+
+@pytest.mark.parametrize("collator", [PaddedCollator(), PackedCollator()])
+@pytest.mark.parametrize("batch", [None, 5, "abc", {"input_ids": [1]}, Piece(0, 0, 1)])
+def test_batches_that_are_none(collator, batch):
+    with pytest.raises(TypeError, match=f"a batch must be a list of items, got {type(batch).__name__}"):
+        collator(batch)
+
+
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
@@ -150,6 +182,18 @@ def test_items_that_are_none(collator, item, message):
         (lambda: PaddedCollator(multiple_of=0), ValueError, "multiple_of must be at least 1, got 0"),
         (lambda: PaddedCollator(max_tokens=0), ValueError, "max_tokens must be at least 1, got 0"),
         (lambda: PackedCollator(max_tokens=1.0), TypeError, "max_tokens must be an int, got float"),
+        (lambda: Prepare(5), TypeError, "collate must be a function, got int"),
+        (lambda: Prepare(list, transform=5), TypeError, "transform must be a function, got int"),
+        (lambda: Prepare(list, cut=None), TypeError, "cut must be a function, got NoneType"),
+        (lambda: Prepare(list, dataset=5), TypeError, "dataset must have items by number, .* got int"),
+        (lambda: Prepare(list, dataset=list), TypeError, "dataset must have items by number, .* got the class list"),
+        (lambda: PieceDataset(5), TypeError, "dataset must have items by number, .* got int"),
+        (lambda: PieceDataset("abc"), TypeError, "dataset must have items by number, .* got str"),
+        (lambda: PieceDataset([1], cut=5), TypeError, "cut must be a function, got int"),
+        (lambda: cut_item(5, 0, 1), TypeError, "an item to cut must be a mapping or a sequence of tokens, got int"),
+        (lambda: cut_item({"ids": [1]}, 0, 1), ValueError, "an item to cut must have input_ids, got \\['ids'\\]"),
+        (lambda: progress_bar(5), TypeError, "batches must be a ResumableLoader, .* got int"),
+        (lambda: progress_bar([[1]]), TypeError, "batches must be a ResumableLoader, .* got list"),
     ],
 )
 def test_bad_arguments(make, error, message):
@@ -181,7 +225,8 @@ class TestPieces:
         assert dataset.__getitems__([Piece(1, 0, 1), 0]) == [[4], [1, 2, 3]]
         assert dataset.__getitems__([]) == []
 
-    def test_a_batch_is_fetched_at_once_where_the_data_set_can(self):
+    @pytest.mark.parametrize("wrapped", [PieceDataset, lambda many: Prepare(list, dataset=many)])
+    def test_a_batch_is_fetched_at_once_where_the_data_set_can(self, wrapped):
         class Many:
             asked = ()
 
@@ -193,7 +238,8 @@ class TestPieces:
                 return [[index] * 3 for index in indices]
 
         many = Many()
-        assert PieceDataset(many).__getitems__([Piece(4, 1, 1), 2]) == [[4], [2, 2, 2]]
+        take = getattr(wrapped(many), "__getitems__", wrapped(many))
+        assert take([Piece(4, 1, 1), 2]) == [[4], [2, 2, 2]]
         assert many.asked == ([4, 2],)
 
     def test_a_data_set_that_was_not_wrapped_raises(self):

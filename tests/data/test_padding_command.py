@@ -1,6 +1,7 @@
 import gzip
 import json
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 
 from seqwarm_kernels import cli
+from seqwarm_kernels.data import BatchPlanner
 from seqwarm_kernels.data.corpus import Corpus, count_tokens
 from seqwarm_kernels.data.padding import Settings, compare
 
@@ -94,12 +96,64 @@ def test_paragraphs_folders_and_compressed_files(tmp_path, capsys):
     (tmp_path / "zeros.bin").write_bytes(bytes(10))
     (tmp_path / "broken.gz").write_bytes(b"no gz")
     found = as_json(capsys, "--text", tmp_path, "--items", "paragraph")
-    assert (found["items"], found["files"], found["left_out"], found["longest"]) == (4, 2, 3, 3)
+    assert (found["items"], found["files"], found["left_out"], found["longest"]) == (4, 2, 2, 3)
+    assert [problem.partition(":")[0] for problem in found["damaged"]] == [f"{tmp_path / 'broken.gz'}, line 1"]
     assert as_json(capsys, "--text", tmp_path)["items"] == 5
     assert run("--text", tmp_path) == 0
-    assert "5 lines of 2 files, blank ones not counted; 3 files left out, since they are no text." in (
-        capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "5 lines of 2 files, blank ones not counted; 2 files left out, since they are no text.\n" in out
+    assert f"Damaged and left out: {tmp_path / 'broken.gz'}, line 1: the compressed file is damaged: " in out
+    assert "JSON" not in out
+
+
+def test_a_folder_of_nothing_but_a_file_cut_short(tmp_path, capsys):
+    (tmp_path / "a.txt.gz").write_bytes(gzip.compress(b"one two three\n" * 99)[:-9])
+    assert run("--text", tmp_path) == 2
+    message = f"there is no text in {tmp_path}; {tmp_path / 'a.txt.gz'}, line 100: the compressed file is cut short"
+    assert message in capsys.readouterr().err
+
+
+def test_lines_of_json_are_counted_as_they_are(tmp_path, capsys):
+    (tmp_path / "a.jsonl").write_text('{"text": "one"}\n')
+    assert as_json(capsys, "--text", tmp_path)["longest"] == 2
+    assert run("--text", tmp_path) == 0
+    assert "1 file of JSON: its lines are counted as they are, not a field of them." in capsys.readouterr().out
+
+
+def test_unfinished_files_are_not_read(tmp_path, capsys):
+    (tmp_path / "a.txt").write_text("one\n")
+    (tmp_path / "a.txt.0123.partial").write_text("two\n")
+    assert as_json(capsys, "--text", tmp_path)["items"] == 1
+    assert as_json(capsys, "--text", tmp_path)["left_out"] == 0
+
+
+def test_a_closed_pipe_is_no_error(text):
+    command = [sys.executable, "-m", "seqwarm_kernels", "padding", "--text", text]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process.stdout.close()
+    assert process.stderr.read() == ""
+    assert process.wait() == 0
+
+
+def test_items_of_no_tokens_take_room_in_every_setting():
+    lengths = np.array([0, 0, 0, 0, 3])
+    random, window, greedy, ours, packed = compare(lengths, Settings(batch_size=2, short_window=4, max_tokens=3))
+    for each in (random, window, greedy, ours):
+        assert each.padded_tokens.min() > 0
+        assert each.tokens.sum() == 3
+    assert greedy.padded_tokens.tolist() == [3, 3, 1] or greedy.padded_tokens.sum() >= 7
+    assert ours.padded_tokens.sum() == BatchPlanner(3).plan(lengths).padded_tokens.sum() == 7
+    assert packed.padding == 0
+
+
+def test_no_tokens_at_all(tmp_path, text, monkeypatch, capsys):
+    monkeypatch.setattr(
+        "seqwarm_kernels.data.corpus.count_tokens", lambda items, _: (np.zeros(len(items), int), "none")
     )
+    found = as_json(capsys, "--text", text)
+    assert [each["padding"] for each in found["batchings"]] == [1.0, 1.0, 1.0, 1.0, 0.0]
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    assert run("--text", text, "--figure", tmp_path / "figure.png") == 0
 
 
 @pytest.mark.parametrize(
@@ -149,6 +203,8 @@ def test_a_figure(text, tmp_path, capsys):
         (["--text", "zero.txt"], "zero.txt, line 1: no text: it holds a NUL character"),
         (["--text", "blank.txt"], "there is no text in blank.txt"),
         (["--text", "good.txt", "--max-tokens", "0"], "max_tokens must be at least 1, got 0"),
+        (["--text", "good.txt", "--max-tokens", str(2**70)], f"max_tokens must be at most {2**31 - 1}, got {2**70}"),
+        (["--text", "good.txt", "--batch-size", str(2**70)], f"batch_size must be at most {2**31 - 1}, got {2**70}"),
         (["--text", "good.txt", "--window", "-1"], "window must be at least 1, got -1"),
         (["--text", "good.txt", "--seed", "-1"], "seed must be at least 0, got -1"),
         (["--text", "good.txt", "--figure", "no/folder.png"], "No such file or directory"),
@@ -168,7 +224,8 @@ def test_errors(tmp_path, monkeypatch, capsys, arguments, message):
 def test_an_unknown_tokenizer(text, capsys):
     pytest.importorskip("transformers", reason="transformers is not installed")
     assert run("--text", text, "--tokenizer", "./nowhere") == 2
-    assert "tokenizer must be one of whitespace, bytes, bpe, or a name that" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "--tokenizer ./nowhere: tokenizer must be one of whitespace, bytes, bpe, or a name that" in error
 
 
 @pytest.mark.parametrize(

@@ -222,6 +222,21 @@ def test_a_seed_gives_the_same_batches_for_ever():
             "too_long must be one of reject, truncate, split, got 'drop'",
         ),
         ({"max_tokens": 4, "warmup": "up"}, ValueError, "warmup must be one of bucket, cut, got 'up'"),
+        (
+            {"max_tokens": 4, "warmup": "cut"},
+            ValueError,
+            "warmup needs a SequenceLengthScheduler as max_length, got warmup 'cut' and max_length None",
+        ),
+        (
+            {"max_tokens": 4, "max_length": 3, "warmup": "bucket"},
+            ValueError,
+            "warmup needs a SequenceLengthScheduler as max_length, got warmup 'bucket' and max_length 3",
+        ),
+        ({"max_tokens": 2**70}, ValueError, f"max_tokens must be at most {2**31 - 1}, got {2**70}"),
+        ({"max_tokens": 2**31, "packed": True}, ValueError, f"max_tokens must be at most {2**31 - 1}, got {2**31}"),
+        ({"batch_size": 2**31}, ValueError, f"batch_size must be at most {2**31 - 1}, got {2**31}"),
+        ({"batch_size": 2, "multiple_of": 2**70}, ValueError, f"multiple_of must be at most {2**31 - 1}, got"),
+        ({"batch_size": 2, "max_length": 2**70}, ValueError, f"max_length must be at most {2**31 - 1}, got"),
         ({"max_tokens": 4, "packed": 1}, TypeError, "packed must be True or False, got 1"),
         ({"max_tokens": 4, "max_length": 0}, ValueError, "max_length must be at least 1, got 0"),
         ({"max_tokens": 4, "max_length": "4"}, TypeError, "max_length must be an int, got str"),
@@ -260,8 +275,31 @@ def test_bad_settings(settings, error, message):
         ([[1, 2]], ValueError, "lengths must be one-dimensional, got shape (1, 2)"),
         ([1, -2, -3], ValueError, "lengths must be at least 0, got -2 for item 1"),
         ([True], TypeError, "lengths must be ints, got bool"),
+        ([[1], [1, 2]], ValueError, "lengths must be one int for each item, got nested ones of several sizes"),
+        (np.array([1, 2**63], np.uint64), ValueError, f"lengths must be below 2**63, got {2**63} for item 1"),
     ],
 )
 def test_bad_lengths(lengths, error, message):
     with pytest.raises(error, match=re.escape(message)):
         BatchPlanner(8).plan(lengths)
+
+
+@pytest.mark.parametrize("too_long", ["split", "truncate", "reject"])
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"max_length": 0}, ValueError, "max_length must be at least 1, got 0"),
+        ({"max_length": -3}, ValueError, "max_length must be at least 1, got -3"),
+        ({"max_length": 1.5}, TypeError, "max_length must be an int, got float"),
+        ({"seeds": [1, -1]}, ValueError, "seeds[1] must be at least 0, got -1"),
+        ({"seeds": ["a"]}, TypeError, "seeds[0] must be an int, got str"),
+        ({"seeds": 5}, TypeError, "seeds must be a sequence of ints, got int"),
+    ],
+)
+def test_bad_arguments_of_a_plan(too_long, arguments, error, message):
+    with pytest.raises(error, match=re.escape(message)):
+        BatchPlanner(8, too_long=too_long).plan([3, 1], **arguments)
+
+
+def test_the_largest_budget():
+    assert len(BatchPlanner(2**31 - 1).plan([5, 3])) == len(BatchPlanner(2**31 - 1, packed=True).plan([5, 3])) == 1
