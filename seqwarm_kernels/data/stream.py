@@ -64,9 +64,10 @@ class LengthBatchStream(PlannedBatches, IterableDataset[list[Any]]):
             )
         if not callable(length):
             raise TypeError(f"length must be a function, got {type(length).__name__}")
-        if getattr(source, "world_size", 1) != 1:
+        split = getattr(source, "world_size", 1)
+        if split != 1:
             raise ValueError(
-                f"source must not be split by rank, got world_size {source.world_size}: every rank reads it all and "
+                f"source must not be split by rank, got world_size {split}: every rank reads it all and "
                 "takes its own batches"
             )
         if isinstance(planner, BatchPlanner) and planner.by_bucket and getattr(source, "infinite", False):

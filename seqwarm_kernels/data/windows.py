@@ -47,8 +47,8 @@ class Window:
     def batch(self, index: int) -> list[Any]:
         """Items, or pieces of them."""
         chosen, starts, lengths = self.plan.batch(index)
-        items = _taken(self._items, chosen)
-        items = items.tolist() if isinstance(items, np.ndarray) else items
+        taken = _taken(self._items, chosen)
+        items = taken.tolist() if isinstance(taken, np.ndarray) else list(taken)
         return list(map(Piece, items, starts.tolist(), lengths.tolist())) if self._in_pieces else items
 
     def counts(self, served: int) -> Counts:
