@@ -10,8 +10,10 @@ COMMANDS = {
     "resize_batch": ("bench.bench_resize_batch", "resize_batch on the CPU beside what people write by hand"),
     "alibi_attention": ("bench.bench_alibi_attention", "attention on the CPU beside torch's own"),
     "batching": ("bench.bench_batching", "batches by length: padding, speed beside infinibatch, resuming"),
+    "diagnostics": ("bench.bench_diagnostics", "what monitoring an optimizer costs on the CPU, beside a training step"),
     "aot": ("bench.aot_command", "registers, spills, memory and instructions of the Triton kernels, without a GPU"),
     "device": ("bench.device", "everything that needs a GPU: tests, sanitizer, attention, resize_batch, allocator"),
+    "training": ("bench.training.command", "does warmup train better: time to a loss, stability, extrapolation, speed"),
     "report": ("bench.report", "figures and tables from the records"),
 }
 

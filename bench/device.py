@@ -1,4 +1,4 @@
-"""Everything that needs a GPU, in one call: tests, sanitizer, attention beside its peers, resize_batch, the allocator.
+"""Everything that needs a GPU, in one call: tests, sanitizer, attention and its peers, resize_batch, memory, monitor.
 
 Tests, sanitizer and compilation of what is measured later run at the same time; then every stage of measurements
 runs alone in a process of its own, so that one that crashes or hangs costs no other. A short table comes last.
@@ -27,7 +27,16 @@ ROOT = Path(__file__).parent.parent
 SANITIZERS = ("memcheck", "racecheck", "initcheck")
 TOGETHER = ("tests", "sanitizer", "precompile")
 #: In the order that they run, with shares of the time. What a stage leaves over goes to the next.
-STAGES = {"tests": 30, "long": 20, "memory": 8, "small": 8, "segments": 15, "lengths": 35, "tuned": 12}
+STAGES = {
+    "tests": 30,
+    "long": 20,
+    "memory": 8,
+    "small": 8,
+    "diagnostics": 6,
+    "segments": 15,
+    "lengths": 35,
+    "tuned": 12,
+}
 STAGES |= {stage: 0 for stage in TOGETHER if stage not in STAGES}
 _ATTEMPTS = 6  # processes for one stage
 _COMPILERS = 6

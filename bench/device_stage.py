@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from . import device_attention, device_memory, device_ramp, device_small
+from . import device_attention, device_diagnostics, device_memory, device_ramp, device_small
 from .device_records import DeviceRecord, Recorder, explain
 
 Part = Callable[[Recorder, torch.device, bool], None]
@@ -16,6 +16,7 @@ PARTS: dict[str, tuple[Part, ...]] = {
     "long": (device_memory.copy, device_attention.long),
     "memory": (device_memory.copy, device_memory.resize, device_ramp.ramp),
     "small": (device_small.host, device_small.packed),
+    "diagnostics": (device_diagnostics.monitor,),
     "segments": (device_memory.copy, device_attention.segments),
     "lengths": (device_attention.lengths,),
     "tuned": (device_attention.tuned,),

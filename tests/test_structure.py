@@ -59,7 +59,7 @@ def test_imports_run_downwards(path):
             assert HEIGHT[target[0]] <= HEIGHT[own], f"{path.name} imports {'.'.join(target)} from above"
 
 
-@pytest.mark.parametrize("operator", ["alibi_attention", "resize_batch"])
+@pytest.mark.parametrize("operator", ["alibi_attention", "moment_statistics", "resize_batch"])
 def test_implementations_of_an_operator_never_import_each_other(operator):
     """A backend's files are `<backend>.py` and `<backend>_*.py`."""
     folder = PACKAGE / "ops" / operator
@@ -80,7 +80,7 @@ import sys
 
 BLOCKED = {
     *("triton", "matplotlib", "transformers", "hypothesis", "composer", "lightning", "torchdata", "tensordict"),
-    *("zstandard", "datasets", "tokenizers"),
+    *("zstandard", "datasets", "tokenizers", "tensorboard"),
 }
 
 class Block:
@@ -101,6 +101,14 @@ sampler = data.LengthBatchSampler([3, 1, 2, 2], data.BatchPlanner(4, packed=True
 assert sorted(map(sorted, sampler)) == [[0, 1], [2, 3]]
 assert sorted(data.SequenceSource("abc".split())) == ["abc"]
 sw.warmup_allocator(torch.nn.Sequential(torch.nn.Embedding(5, 4)), 8)
+from seqwarm_kernels import diagnostics
+class Adam:  # torch's own would look for the blocked packages
+    weight = torch.nn.Parameter(torch.ones(4))
+    param_groups, state = [{"params": [weight]}], {weight: {"exp_avg": 3 * weight.data, "exp_avg_sq": weight.data}}
+with diagnostics.TrainingMonitor(Adam()) as monitor:
+    monitor.observe(1.0)
+assert monitor.steps == 1
+assert diagnostics.moment_statistics(Adam()).momentum_l1 == 12
 try:
     sw.resize_batch(batch, 4, backend="native")
 except ValueError as error:

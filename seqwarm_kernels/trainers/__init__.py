@@ -1,1 +1,1 @@
-"""Sequence-length warmup in trainers that people use already."""
+"""Sequence-length warmup, and monitors of the optimizer, in trainers that people use already."""

@@ -1,11 +1,12 @@
 """Composer's names and arguments on this package's operators.
 
-The functions work without Composer. The algorithms `SeqLengthWarmup` and `Alibi` need it, and import it when they are
-asked for.
+The functions work without Composer. The algorithms `SeqLengthWarmup` and `Alibi`, and the callback `Monitor`, need it,
+and import it when they are asked for.
 """
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -23,19 +24,21 @@ from ..wrappers import signature
 if TYPE_CHECKING:
     from .composer_algorithms import Alibi as Alibi
     from .composer_algorithms import SeqLengthWarmup as SeqLengthWarmup
+    from .composer_monitor import Monitor as Monitor
 
-_ALGORITHMS = ("Alibi", "SeqLengthWarmup")
+#: What needs Composer, and where it is.
+_MODULES = {"Alibi": "composer_algorithms", "SeqLengthWarmup": "composer_algorithms", "Monitor": "composer_monitor"}
 _EXAMPLE_LENGTH = 16
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _ALGORITHMS:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        from . import composer_algorithms
+        module = importlib.import_module(f".{_MODULES[name]}", __package__)
     except ImportError as error:
         raise ImportError(f"{name} needs Composer (pip install mosaicml), which does not import: {error}") from error
-    return getattr(composer_algorithms, name)
+    return getattr(module, name)
 
 
 def apply_alibi(

@@ -1,4 +1,4 @@
-"""Sequence-length warmup in the Hugging Face Trainer."""
+"""Sequence-length warmup, and a monitor of the optimizer, in the Hugging Face Trainer."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ except ImportError as error:
 from torch import nn
 
 from ..schedule import SequenceLengthScheduler
+from .huggingface_monitor import Monitor as Monitor
 from .progress import Progress
 
 #: By the configuration of their schedules: a callback that the Trainer makes of a checkpoint's JSON finds its own here.

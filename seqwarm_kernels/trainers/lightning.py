@@ -1,4 +1,4 @@
-"""Sequence-length warmup in Lightning's Trainer."""
+"""Sequence-length warmup, and a monitor of the optimizer, in Lightning's Trainer."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ except ImportError as error:
 
 from ..containers import is_container
 from ..schedule import SequenceLengthScheduler
+from .lightning_monitor import Monitor as Monitor
 from .progress import Progress
 
 

@@ -10,12 +10,13 @@ from seqwarm_kernels import models, trainers
 from seqwarm_kernels.trainers import composer
 
 
-@pytest.mark.parametrize("name", ["SeqLengthWarmup", "Alibi"])
-def test_the_algorithms_say_what_to_install(name, monkeypatch):
+@pytest.mark.parametrize("name", ["SeqLengthWarmup", "Alibi", "Monitor"])
+def test_what_needs_composer_says_what_to_install(name, monkeypatch):
     for module in ("composer", "composer.core"):
         monkeypatch.setitem(sys.modules, module, None)
-    monkeypatch.delitem(sys.modules, "seqwarm_kernels.trainers.composer_algorithms", raising=False)
-    monkeypatch.delattr(trainers, "composer_algorithms", raising=False)
+    for module in ("composer_algorithms", "composer_monitor"):
+        monkeypatch.delitem(sys.modules, f"seqwarm_kernels.trainers.{module}", raising=False)
+        monkeypatch.delattr(trainers, module, raising=False)
     with pytest.raises(ImportError, match=rf"{name} needs Composer \(pip install mosaicml\)"):
         getattr(composer, name)
 

@@ -88,7 +88,7 @@ class Seen(Callback):
 class Run:
     """A trainer, made and ready to fit."""
 
-    def __init__(self, max_duration, *algorithms, model=None, dataloader=None, **options):
+    def __init__(self, max_duration, *algorithms, model=None, dataloader=None, callbacks=(), **options):
         self.model = tiny_gpt2() if model is None else model
         self.seen, self.logs = Seen(), InMemoryLogger()
         optimizer = torch.optim.AdamW(self.model.parameters(), lr=3e-3)
@@ -98,7 +98,7 @@ class Run:
             max_duration=max_duration,
             algorithms=list(algorithms),
             optimizers=optimizer,
-            callbacks=self.seen,
+            callbacks=[self.seen, *callbacks],
             loggers=self.logs,
             device="cpu",
             seed=0,

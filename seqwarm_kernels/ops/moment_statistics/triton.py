@@ -1,0 +1,109 @@
+"""Host side of the Triton kernel: a table of all tensors on the device, and one launch."""
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+
+from ..library import LIBRARY
+from ..triton_launch import DISPATCH_KEY, on
+from .schema import Statistic, any_tensor, real
+from .triton_kernel import moment_kernel
+
+BLOCK, STEPS = 2048, 8  # a chunk: as many elements at a time, and how often
+SEARCH = 512  # entries of the table, or chunks' results, that a program reads at a time
+CHUNK = BLOCK * STEPS
+_ALIGNMENT = 16  # bytes
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)  # the kernel's codes
+
+
+class Table(NamedTuple):
+    """What the kernel reads about its tensors; five rows, as the kernel names them, on the device."""
+
+    entries: Tensor
+    momentum_from: int  #: second moments come first; here, in chunks, begins momentum
+    gradients_from: int
+    chunks: int
+
+
+class Span(NamedTuple):
+    """A tensor in memory."""
+
+    address: int
+    elements: int
+    dtype: torch.dtype
+
+
+@functools.lru_cache(maxsize=8)
+def make_table(lists: tuple[tuple[Span, ...], ...], device: torch.device, stream: int) -> Table:
+    """Tensors stay where they are from step to step, mostly: then this is of an earlier one, of the same stream."""
+    rows, ends, chunks = [], [], 0
+    for spans in lists:
+        for span in spans:
+            offset = span.address % _ALIGNMENT
+            lead = offset // span.dtype.itemsize
+            end = lead + span.elements
+            rows.append((span.address - offset, lead, end, chunks, _DTYPES.index(span.dtype)))
+            chunks += triton.cdiv(end, CHUNK)
+        ends.append(chunks)
+    entries = torch.tensor(rows, dtype=torch.int64).view(len(rows), 5).t().contiguous()
+    if device.type == "cuda":
+        entries = entries.pin_memory().to(device, non_blocking=True)
+    return Table(entries, ends[0], ends[1], chunks)
+
+
+@functools.cache
+def make_ticket(device: torch.device, stream: int) -> Tensor:
+    """A zero that the kernel leaves as one. Launches of one stream share it, since none overlaps the next."""
+    return torch.zeros((), dtype=torch.int32, device=device)
+
+
+def as_read(tensor: Tensor) -> Tensor:
+    """Real, without gaps, of a dtype that the kernel knows."""
+    tensor = real(tensor).contiguous()
+    return tensor if tensor.dtype in _DTYPES else tensor.float()
+
+
+def moment_statistics(momentum: list[Tensor], second_moment: list[Tensor], gradients: list[Tensor]) -> Tensor:
+    device = any_tensor(momentum, second_moment, gradients).device
+    stream = 0
+    if device.type == "cuda":
+        if torch.cuda.is_current_stream_capturing():
+            raise RuntimeError(
+                "moment_statistics cannot be captured in a CUDA graph: it is told where tensors are anew"
+            )
+        stream = torch.cuda.current_stream(device).cuda_stream
+    lists = [[as_read(tensor) for tensor in tensors] for tensors in (second_moment, momentum, gradients)]
+    spans = tuple(
+        tuple(Span(tensor.data_ptr(), size, tensor.dtype) for tensor in tensors if (size := tensor.numel()))
+        for tensors in lists
+    )
+    table = make_table(spans, device, stream)
+    out = torch.zeros(len(Statistic), dtype=torch.float64, device=device)
+    if table.chunks == 0:
+        return out
+    totals = torch.empty(table.chunks, dtype=torch.float64, device=device)
+    maxima = torch.empty(table.chunks, dtype=torch.float32, device=device)
+    with on(device):
+        moment_kernel[(table.chunks,)](
+            table.entries,
+            totals,
+            maxima,
+            make_ticket(device, stream),
+            out,
+            table.entries.shape[1],
+            table.momentum_from,
+            table.gradients_from,
+            table.chunks,
+            BLOCK=BLOCK,
+            STEPS=STEPS,
+            SEARCH=SEARCH,
+        )
+    return out
+
+
+LIBRARY.impl("moment_statistics.triton", moment_statistics, DISPATCH_KEY)

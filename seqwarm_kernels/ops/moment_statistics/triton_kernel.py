@@ -1,0 +1,129 @@
+"""The kernel of `moment_statistics`: all tensors of all lists in one launch.
+
+A table on the device says where the tensors are. They are cut into chunks, counted from the first tensor to the last,
+and each program takes one: it looks up whose it is, and leaves the chunk's sum and maximum. The program that is done
+last adds up what all have left, in the chunks' order: the bits of the result do not depend on which one it is.
+
+Sums of a lane are float32 over `STEPS` numbers, all others float64. Nothing is below zero, so an addition is off by
+2^-24 of its sum at most, as a root and a square are, and a total by (STEPS + 1) · 2^-24 of it: 5.4e-7 for 8 steps.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from ..triton_launch import kernel
+
+#: Rows of the table.
+BASE = tl.constexpr(0)  # address of the first element, rounded down to what an access of 16 bytes wants
+LEAD = tl.constexpr(1)  # so many elements lie between that and the first one
+END = tl.constexpr(2)  # past the last element, counted from BASE
+FIRST_CHUNK = tl.constexpr(3)
+DTYPE = tl.constexpr(4)
+
+#: Codes of dtypes.
+FLOAT32 = tl.constexpr(0)
+BFLOAT16 = tl.constexpr(1)
+FLOAT16 = tl.constexpr(2)
+FLOAT64 = tl.constexpr(3)
+
+# Device functions return once, at their end: Triton looks at returns that are never reached as well.
+
+
+@triton.jit
+def aligned(base, ITEM: tl.constexpr):
+    """The pointer that an address is; the compiler would not believe an argument to be aligned."""
+    return tl.multiple_of(base.to(tl.pointer_type(ITEM)), 16)
+
+
+@triton.jit
+def load(pointer, start, lead, end, BLOCK: tl.constexpr):
+    """Elements from `start` on, 0 where there is none. Blocks at the edges of a tensor need a mask, under which the
+    compiler loads one element at a time."""
+    index = start + tl.arange(0, BLOCK)
+    if start >= lead and start + BLOCK <= end:
+        items = tl.load(pointer + index)
+    else:
+        items = tl.load(pointer + index, mask=(index >= lead) & (index < end), other=0)
+    return items
+
+
+@triton.jit
+def load_float32(base, dtype, start, lead, end, BLOCK: tl.constexpr):
+    if dtype == FLOAT32:
+        values = load(aligned(base, tl.float32), start, lead, end, BLOCK)
+    elif dtype == BFLOAT16:  # the upper half of a float32
+        bits = load(aligned(base, tl.int16), start, lead, end, BLOCK)
+        values = (bits.to(tl.int32) << 16).to(tl.float32, bitcast=True)
+    elif dtype == FLOAT16:
+        values = load(aligned(base, tl.float16), start, lead, end, BLOCK).to(tl.float32)
+    else:
+        values = load(aligned(base, tl.float64), start, lead, end, BLOCK).to(tl.float32)
+    return values
+
+
+@triton.jit
+def entry_of(chunk, first_chunks, entries, chunks, BLOCK: tl.constexpr):
+    """The tensor that a chunk is of: the last whose first chunk is no later."""
+    count = 0
+    for start in range(0, entries, BLOCK):
+        index = start + tl.arange(0, BLOCK)
+        first = tl.load(first_chunks + index, mask=index < entries, other=chunks)
+        count += tl.sum((first <= chunk).to(tl.int32))
+    return count - 1
+
+
+@triton.jit
+def reduce_partials(totals, maxima, begin, end, BLOCK: tl.constexpr):
+    """The sum and the maximum of what programs have left; a maximum that missed a NaN is one."""
+    total = tl.zeros([BLOCK], dtype=tl.float64)
+    largest = tl.zeros([BLOCK], dtype=tl.float32)
+    for start in range(begin, end, BLOCK):
+        index = start + tl.arange(0, BLOCK)
+        total += tl.load(totals + index, mask=index < end, other=0, cache_modifier=".cg")
+        largest = tl.maximum(largest, tl.load(maxima + index, mask=index < end, other=0, cache_modifier=".cg"))
+    total = tl.sum(total)
+    maximum = tl.max(largest).to(tl.float64)
+    return total, tl.where(total == total, maximum, total)
+
+
+@kernel
+def moment_kernel(
+    table, totals, maxima, ticket, out,
+    entries: tl.int32, momentum_from: tl.int32, gradients_from: tl.int32, chunks: tl.int32,
+    BLOCK: tl.constexpr, STEPS: tl.constexpr, SEARCH: tl.constexpr,
+):  # fmt: skip
+    """Chunks before `momentum_from` are second moments, those from `gradients_from` on gradients."""
+    chunk = tl.program_id(0)
+    entry = entry_of(chunk, table + FIRST_CHUNK * entries, entries, chunks, SEARCH)
+    base = tl.load(table + BASE * entries + entry)
+    lead = tl.load(table + LEAD * entries + entry)
+    end = tl.load(table + END * entries + entry)
+    dtype = tl.load(table + DTYPE * entries + entry)
+    begin = (chunk - tl.load(table + FIRST_CHUNK * entries + entry)) * (BLOCK * STEPS)
+    total = tl.zeros([BLOCK], dtype=tl.float32)
+    largest = tl.zeros([BLOCK], dtype=tl.float32)
+    for step in range(STEPS):
+        values = load_float32(base, dtype, begin + step * BLOCK, lead, end, BLOCK)
+        if chunk < momentum_from:
+            values = tl.sqrt_rn(values)
+        elif chunk < gradients_from:
+            values = tl.abs(values)
+        else:
+            values = values * values
+        total += values
+        largest = tl.maximum(largest, values)
+    tl.store(totals + chunk, tl.sum(total.to(tl.float64)))
+    tl.store(maxima + chunk, tl.max(largest))
+    tl.debug_barrier()  # both are written before the ticket is taken
+    if tl.atomic_add(ticket, 1, sem="acq_rel") == chunks - 1:
+        variance_l1, variance_max = reduce_partials(totals, maxima, 0, momentum_from, SEARCH)
+        momentum_l1, momentum_max = reduce_partials(totals, maxima, momentum_from, gradients_from, SEARCH)
+        squares, _ = reduce_partials(totals, maxima, gradients_from, chunks, SEARCH)
+        tl.store(out, variance_l1)
+        tl.store(out + 1, variance_max)
+        tl.store(out + 2, momentum_l1)
+        tl.store(out + 3, momentum_max)
+        tl.store(out + 4, squares)
+        tl.store(ticket, 0)  # for the next launch

@@ -1,0 +1,284 @@
+"""TrainingMonitor: what it counts, when it reads, how it goes on after a stop."""
+
+import json
+import math
+
+import pytest
+import torch
+
+from seqwarm_kernels.diagnostics import StepRecord, TrainingMonitor
+
+from .plain import model_of, statistics_of, train_step
+
+
+@pytest.fixture
+def model():
+    return model_of()
+
+
+@pytest.fixture
+def optimizer(model):
+    return torch.optim.AdamW(model.parameters())
+
+
+def test_every_step_against_plain_numbers(model, optimizer):
+    records, expected, losses = [], [], []
+    with TrainingMonitor(optimizer, records.append, read_every=3) as monitor:
+        for _ in range(8):
+            loss = train_step(model, optimizer)
+            expected.append(statistics_of(optimizer))
+            losses.append(loss.item())
+            monitor.observe(loss)
+    assert [record.step for record in records] == list(range(1, 9))
+    assert [record.loss for record in records] == losses
+    for record, wanted in zip(records, expected, strict=True):
+        found = [record.variance_l1, record.variance_max, record.momentum_l1, record.momentum_max, record.grad_norm]
+        assert found == pytest.approx(wanted, rel=1e-6)
+
+
+def observed(optimizer, losses, threshold=1.2, **options):
+    records = []
+    monitor = TrainingMonitor(optimizer, records.append, spike_threshold=threshold, **options)
+    for loss in losses:
+        monitor.observe(loss)
+    monitor.flush()
+    return monitor, records
+
+
+def test_ratios_are_to_the_smallest_loss_before(optimizer):
+    monitor, records = observed(optimizer, [4.0, 2.0, 2.4, 2.5, 1.0, 1.5])
+    assert [record.loss_ratio for record in records] == pytest.approx([1, 0.5, 1.2, 1.25, 0.5, 1.5])
+    assert [record.is_spike for record in records] == [False, False, False, True, False, True]
+    assert (monitor.steps, monitor.spikes, monitor.min_loss, monitor.max_loss_ratio) == (6, 2, 1.0, 1.5)
+
+
+def test_the_threshold_is_the_callers(optimizer):
+    losses = [2.0, 2.2, 3.0]
+    assert observed(optimizer, losses, 1.0)[0].spikes == 2
+    assert observed(optimizer, losses, 1.4)[0].spikes == 1
+    assert observed(optimizer, losses, 1.5)[0].spikes == 0
+
+
+def test_losses_that_are_not_finite_are_spikes_and_never_the_smallest(optimizer):
+    monitor, records = observed(optimizer, [math.nan, 4.0, -math.inf, math.inf, 2.0, math.nan, 4.0])
+    assert [record.is_spike for record in records] == [True, False, True, True, False, True, True]
+    assert (monitor.min_loss, monitor.max_loss_ratio, monitor.spikes) == (2.0, 2.0, 5)
+    assert math.isnan(records[0].loss_ratio)
+    assert records[3].loss_ratio == math.inf
+    assert records[1].loss_ratio == 1.0
+
+
+def test_losses_at_zero_and_below_have_no_ratio(optimizer):
+    monitor, records = observed(optimizer, [1.0, 0.0, 0.0, 0.5, -1.0, 3.0])
+    ratios = [record.loss_ratio for record in records]
+    assert ratios[:3] == [1.0, 0.0, 1.0]
+    assert all(math.isnan(ratio) for ratio in ratios[3:])
+    assert (monitor.spikes, monitor.min_loss) == (0, -1.0)
+
+
+def test_nothing_was_read_yet(optimizer):
+    monitor = TrainingMonitor(optimizer)
+    assert (monitor.steps, monitor.spikes, monitor.min_loss, monitor.max_loss_ratio) == (0, 0, None, None)
+
+
+def test_reads_after_so_many_steps(optimizer):
+    records = []
+    monitor = TrainingMonitor(optimizer, records.append, read_every=4)
+    seen = []
+    for _ in range(9):
+        monitor.observe(1.0)
+        seen.append((len(records), monitor.steps))
+    assert seen == [(0, 0)] * 3 + [(4, 4)] * 4 + [(8, 8)] * 2
+    monitor.flush()
+    assert len(records) == 9
+    monitor.flush()
+    assert len(records) == 9
+
+
+def test_a_given_norm_and_further_numbers(model, optimizer):
+    records = []
+    with TrainingMonitor(optimizer, records.append) as monitor:
+        loss = train_step(model, optimizer)
+        monitor.observe(loss, grad_norm=torch.tensor([7.5]), learning_rate=0.25, seq_length=torch.tensor(64))
+        monitor.observe(loss.item(), grad_norm=3)
+        optimizer.zero_grad()
+        monitor.observe(loss)
+    assert [record.grad_norm for record in records] == [7.5, 3.0, None]
+    assert records[0].extra == {"learning_rate": 0.25, "seq_length": 64.0}
+    assert records[1].extra == {}
+
+
+def test_a_tensor_may_change_after_it_was_observed(optimizer):
+    records, loss = [], torch.tensor(2.0, requires_grad=True)
+    with TrainingMonitor(optimizer, records.append) as monitor:
+        monitor.observe(loss)
+        with torch.no_grad():
+            loss.zero_()
+    assert records[0].loss == 2.0
+
+
+def test_records_are_json_whatever_the_numbers(optimizer):
+    record = StepRecord(3, math.nan, math.inf, True, 1.0, -math.inf, 0.0, 0.0, None, {"rate": math.nan, "length": 8})
+    line = record.to_json()
+    assert "\n" not in line
+
+    def refuse(constant):
+        raise AssertionError(f"{constant} is not JSON")
+
+    found = json.loads(line, parse_constant=refuse)
+    assert found == {
+        "step": 3,
+        "loss": None,
+        "loss_ratio": None,
+        "is_spike": True,
+        "variance_l1": 1.0,
+        "variance_max": None,
+        "momentum_l1": 0.0,
+        "momentum_max": 0.0,
+        "grad_norm": None,
+        "rate": None,
+        "length": 8,
+    }
+
+
+def test_a_resumed_monitor_counts_as_one_that_was_not_stopped(optimizer):
+    losses = [3.0, 1.0, math.nan, 1.5, 0.5, 0.7, 2.0]
+    whole, all_records = observed(optimizer, losses, read_every=2)
+    for stop in range(len(losses) + 1):
+        first, records = observed(optimizer, losses[:stop], read_every=3)
+        state = json.loads(json.dumps(first.state_dict(), allow_nan=False))
+        second = TrainingMonitor(optimizer, records.append)
+        second.load_state_dict(state)
+        for loss in losses[stop:]:
+            second.observe(loss)
+        assert second.state_dict() == whole.state_dict()
+        assert [r.to_json() for r in records] == [r.to_json() for r in all_records]
+
+
+def test_a_state_is_of_all_steps_observed(optimizer):
+    records = []
+    monitor = TrainingMonitor(optimizer, records.append, read_every=100)
+    monitor.observe(1.0)
+    assert monitor.state_dict() == {"steps": 1, "spikes": 0, "min_loss": 1.0, "max_loss_ratio": 1.0}
+    assert len(records) == 1
+
+
+def test_going_back_drops_what_was_not_read(optimizer):
+    records = []
+    monitor = TrainingMonitor(optimizer, records.append, read_every=100)
+    monitor.observe(1.0)
+    state = monitor.state_dict()
+    monitor.observe(2.0)
+    monitor.load_state_dict(state)
+    monitor.observe(3.0)
+    monitor.flush()
+    assert [(record.step, record.loss) for record in records] == [(1, 1.0), (2, 3.0)]
+
+
+GOOD = {"steps": 1, "spikes": 0, "min_loss": 1.0, "max_loss_ratio": None}
+
+
+@pytest.mark.parametrize(
+    ("state", "error"),
+    [
+        ({"steps": 1}, "state_dict must hold steps, spikes, min_loss, max_loss_ratio, got steps"),
+        ({**GOOD, "steps": -1}, "steps must be at least 0, got -1"),
+        ({**GOOD, "min_loss": "1"}, "min_loss must be a real number, got str"),
+        ({**GOOD, "max_loss_ratio": math.inf}, "max_loss_ratio must be finite, got inf"),
+        ({**GOOD, "more": 1}, "got steps, spikes, min_loss, max_loss_ratio, more"),
+    ],
+)
+def test_other_states_are_refused(optimizer, state, error):
+    monitor = TrainingMonitor(optimizer)
+    monitor.observe(5.0)
+    with pytest.raises((ValueError, TypeError), match=error):
+        monitor.load_state_dict(state)
+    assert monitor.state_dict()["min_loss"] == 5.0
+
+
+class Closable:
+    def __init__(self):
+        self.calls = []
+
+    def __call__(self, record):
+        self.calls.append(record.step)
+
+    def flush(self):
+        self.calls.append("flush")
+
+    def close(self):
+        self.calls.append("close")
+
+
+def test_outputs_are_flushed_and_closed_also_where_training_fails(optimizer):
+    output, records = Closable(), []
+    with pytest.raises(TypeError, match="got str"), TrainingMonitor(optimizer, output, records.append) as monitor:
+        [monitor.observe(loss) for loss in (1.0, "2.0")]
+    assert output.calls == [1, "flush", "close"]
+    assert len(records) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"spike_threshold": 0.9}, "spike_threshold must be at least 1, got 0.9"),
+        ({"spike_threshold": math.nan}, "spike_threshold must be finite"),
+        ({"read_every": 0}, "read_every must be at least 1, got 0"),
+        ({"read_every": 2.0}, "read_every must be an int, got float"),
+    ],
+)
+def test_options_are_checked(optimizer, options, error):
+    with pytest.raises((ValueError, TypeError), match=error):
+        TrainingMonitor(optimizer, **options)
+
+
+def test_optimizers_and_outputs_are_checked_at_once(model, optimizer):
+    with pytest.raises(ValueError, match="got SGD \\(no state, and groups without betas\\)"):
+        TrainingMonitor(torch.optim.SGD(model.parameters(), lr=0.1))
+    with pytest.raises(TypeError, match="outputs must be callables that take a StepRecord, got str"):
+        TrainingMonitor(optimizer, "monitor.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("loss", "numbers", "error"),
+    [
+        (torch.ones(2), {}, "loss must have one real element, got torch.float32 \\(2,\\)"),
+        (torch.ones((), dtype=torch.complex64), {}, "loss must have one real element, got torch.complex64"),
+        ("1.0", {}, "loss must be a number or a tensor with one element, got str"),
+        (1.0, {"grad_norm": torch.ones(2)}, "grad_norm must have one real element"),
+        (1.0, {"rate": None}, "rate must be a number or a tensor with one element, got NoneType"),
+        (1.0, {"variance_max": 1.0, "step": 3}, "extra_numbers must have names of their own, got step, variance_max"),
+        (1.0, {"extra": 1.0}, "extra_numbers must have names of their own, got extra"),
+    ],
+)
+def test_numbers_are_checked_before_a_step_counts(optimizer, loss, numbers, error):
+    monitor = TrainingMonitor(optimizer)
+    with pytest.raises((ValueError, TypeError), match=error):
+        monitor.observe(loss, **numbers)
+    assert monitor.state_dict()["steps"] == 0
+
+
+@pytest.mark.gpu
+def test_on_a_device_no_step_waits_and_rows_come_a_ring_later():
+    model = model_of().cuda()
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    records, expected, seen = [], [], []
+    monitor = TrainingMonitor(optimizer, records.append, read_every=4)
+    for _ in range(11):
+        optimizer.zero_grad()
+        loss = model(torch.randn(4, 5, device="cuda")).square().mean()
+        loss.backward()
+        optimizer.step()
+        expected.append([loss.item(), *statistics_of(optimizer)])
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            monitor.observe(loss, learning_rate=0.1)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        seen.append(len(records))
+    assert seen == [0] * 7 + [4] * 4
+    monitor.close()
+    found = [[r.loss, r.variance_l1, r.variance_max, r.momentum_l1, r.momentum_max, r.grad_norm] for r in records]
+    for row, wanted in zip(found, expected, strict=True):
+        assert row == pytest.approx(wanted, rel=1e-6)
+    assert {record.extra["learning_rate"] for record in records} == {0.1}

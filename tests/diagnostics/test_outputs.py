@@ -1,0 +1,143 @@
+"""Files of JSON lines through stops, kills and new beginnings; TensorBoard's events read back."""
+
+import json
+import math
+import sys
+
+import pytest
+
+from seqwarm_kernels.diagnostics import JsonLines, StepRecord, TensorBoard
+
+
+def record(step, loss=1.0, **extra):
+    return StepRecord(step, loss, 1.0, False, 2.0, 3.0, 4.0, 5.0, None, extra)
+
+
+def write(path, steps, **options):
+    output = JsonLines(path, **options)
+    for step in steps:
+        output(record(step))
+    return output
+
+
+def steps_in(path):
+    return [json.loads(line)["step"] for line in path.read_text().splitlines()]
+
+
+def test_a_line_for_each_step_at_once(tmp_path):
+    output = JsonLines(tmp_path / "monitor.jsonl")
+    output(record(1, math.nan, learning_rate=0.5))
+    lines = (tmp_path / "monitor.jsonl").read_text().splitlines()  # before it is closed
+    assert [json.loads(line) for line in lines] == [
+        {
+            "step": 1,
+            "loss": None,
+            "loss_ratio": 1.0,
+            "is_spike": False,
+            "variance_l1": 2.0,
+            "variance_max": 3.0,
+            "momentum_l1": 4.0,
+            "momentum_max": 5.0,
+            "grad_norm": None,
+            "learning_rate": 0.5,
+        }
+    ]
+    output.close()
+    output.close()
+    output(record(2))
+    output.close()
+    assert steps_in(tmp_path / "monitor.jsonl") == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("later", "expected"),
+    [
+        ([6, 7], [1, 2, 3, 4, 5, 6, 7]),
+        ([4, 5], [1, 2, 3, 4, 5]),
+        ([3], [1, 2, 3]),
+        ([1], [1]),
+        ([9], [1, 2, 3, 4, 5, 9]),
+    ],
+)
+def test_a_run_that_goes_on_takes_back_what_came_after(tmp_path, later, expected):
+    path = tmp_path / "monitor.jsonl"
+    write(path, range(1, 6)).close()
+    before = path.read_text().splitlines()
+    write(path, later).close()
+    assert steps_in(path) == expected
+    kept = len([step for step in range(1, 6) if step < later[0]])
+    assert path.read_text().splitlines()[:kept] == before[:kept]
+
+
+def test_one_output_that_goes_back(tmp_path):
+    path = tmp_path / "monitor.jsonl"
+    write(path, [1, 2, 3, 4, 3, 4, 5, 2]).close()
+    assert steps_in(path) == [1, 2]
+
+
+def test_a_line_that_a_kill_cut_off(tmp_path):
+    path = tmp_path / "monitor.jsonl"
+    write(path, [1, 2, 3]).close()
+    path.write_bytes(path.read_bytes()[:-30])
+    write(path, [4]).close()
+    assert steps_in(path) == [1, 2, 4]
+
+
+def test_a_file_without_a_record_is_left_alone(tmp_path):
+    path = tmp_path / "monitor.jsonl"
+    path.write_text("a list of things\n")
+    with pytest.raises(ValueError, match=r"path must be a file of StepRecords, got .*monitor.jsonl with the line"):
+        JsonLines(path)
+    assert path.read_text() == "a list of things\n"
+    with pytest.raises(ValueError, match="path must be in a folder that exists"):
+        JsonLines(tmp_path / "none" / "monitor.jsonl")
+
+
+def scalars(folder):
+    reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    events = reader.EventAccumulator(str(folder))
+    events.Reload()
+    return {tag: [(e.step, e.value) for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+
+
+def test_tensorboard_folder(tmp_path):
+    pytest.importorskip("tensorboard")
+    output = TensorBoard(tmp_path)
+    for step in (1, 2, 3):
+        output(record(step, loss=step / 2, rate=0.25))
+    output.flush()
+    found = scalars(tmp_path)
+    assert found["optimizer/loss"] == [(1, 0.5), (2, 1.0), (3, 1.5)]
+    assert found["optimizer/rate"] == [(1, 0.25), (2, 0.25), (3, 0.25)]
+    assert found["optimizer/variance_max"] == [(1, 3.0), (2, 3.0), (3, 3.0)]
+    assert found["optimizer/is_spike"][0] == (1, 0.0)
+    assert "optimizer/grad_norm" not in found
+    assert "optimizer/step" not in found
+    output.close()
+    output.close()
+    resumed = TensorBoard(tmp_path)
+    resumed(record(3, loss=9.0))
+    resumed.close()
+    assert scalars(tmp_path)["optimizer/loss"] == [(1, 0.5), (2, 1.0), (3, 9.0)]
+
+
+def test_tensorboard_writer_stays_the_callers(tmp_path):
+    tensorboard = pytest.importorskip("torch.utils.tensorboard")
+    with tensorboard.SummaryWriter(str(tmp_path)) as writer:
+        output = TensorBoard(writer, prefix="")
+        output(record(1))
+        output.close()
+        writer.add_scalar("own", 1.0, 1)
+    assert {"loss", "own"} <= scalars(tmp_path).keys()
+
+
+def test_tensorboard_of_something_else():
+    pytest.importorskip("tensorboard")
+    with pytest.raises(TypeError, match="log_dir must be a folder or a SummaryWriter, got int"):
+        TensorBoard(3)
+
+
+def test_without_the_package(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with pytest.raises(ImportError, match=r"pip install seqwarm_kernels\[tensorboard\]"):
+        TensorBoard(tmp_path)

@@ -1,0 +1,99 @@
+"""Sharded states on two ranks: the same statistics as of the whole model in one process."""
+
+import pytest
+import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+
+from seqwarm_kernels.diagnostics import TrainingMonitor, moment_statistics
+
+from ..ranks import mean_of_two_ranks
+from .plain import model_of, statistics_of
+
+
+def step(model, optimizer, index):
+    optimizer.zero_grad()
+    torch.manual_seed(index)
+    loss = model(torch.randn(4, 5)).square().mean()
+    loss.backward()
+    optimizer.step()
+    return loss.detach()
+
+
+def values(found):
+    return torch.stack([value.double() for value in found])
+
+
+def train_sharded(rank, mesh_shape):
+    """FSDP on one mesh dimension, or copies on one and shards on the other; 7 and 3 rows are cut unevenly."""
+    names = ("replicate", "shard")[-len(mesh_shape) :]
+    mesh = init_device_mesh("cpu", mesh_shape, mesh_dim_names=names)
+    model = model_of()
+    for layer in model:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    optimizer = torch.optim.AdamW(model.parameters())
+    records = []
+    with TrainingMonitor(optimizer, *([records.append] if rank == 0 else []), read_every=2) as monitor:
+        for index in range(3):
+            monitor.observe(step(model, optimizer, index))
+        assert isinstance(next(iter(optimizer.state.values()))["exp_avg"], DTensor)
+    assert len(records) == (3 if rank == 0 else 0)
+    assert monitor.steps == 3
+    found = values(moment_statistics(optimizer))
+    if rank == 0:
+        last = records[-1]
+        assert [last.variance_l1, last.variance_max, last.momentum_l1, last.momentum_max] == found[:4].tolist()
+    return found
+
+
+def whole():
+    model = model_of()
+    optimizer = torch.optim.AdamW(model.parameters())
+    for index in range(3):
+        step(model, optimizer, index)
+    return statistics_of(optimizer)
+
+
+def by_hand(rank):
+    """Sharded, copied, and plain moments beside each other; the largest is on rank 1 alone."""
+    mesh = init_device_mesh("cpu", (2,))
+    parameters = [torch.nn.Parameter(torch.zeros(6)) for _ in range(3)]
+    optimizer = torch.optim.Adam(parameters)
+    sharded = torch.tensor([1.0, 1.0] if rank == 0 else [1.0, -5.0])
+    copied = torch.tensor([2.0, 2.0])
+    moments = [
+        DTensor.from_local(sharded, mesh, [Shard(0)]),
+        DTensor.from_local(copied, mesh, [Replicate()]),
+        torch.tensor([4.0]),
+    ]
+    for parameter, moment in zip(parameters, moments, strict=True):
+        optimizer.state[parameter] = {"exp_avg": moment, "exp_avg_sq": moment * moment}
+    found = values([*moment_statistics(optimizer)[:4], torch.zeros(())])
+    optimizer.state[parameters[0]]["exp_avg"] = DTensor.from_local(copied, mesh, [Partial()])
+    with pytest.raises(ValueError, match=r"must be sharded or replicated, got \(Partial"):
+        moment_statistics(optimizer)
+    return found
+
+
+MESHES = [(2,), (1, 2), (2, 1)]
+
+
+def all_cases(rank):
+    return torch.stack([*(train_sharded(rank, shape) for shape in MESHES), by_hand(rank)])
+
+
+@pytest.fixture(scope="module")
+def found():
+    """Two processes start once for all cases."""
+    return mean_of_two_ranks(all_cases).tolist()
+
+
+@pytest.mark.parametrize("mesh_shape", MESHES, ids=str)
+def test_fully_shard(found, mesh_shape):
+    assert found[MESHES.index(mesh_shape)] == pytest.approx(whole(), rel=1e-5)
+
+
+def test_each_element_counts_once_wherever_it_is(found):
+    assert found[-1] == pytest.approx([16, 5, 16, 5, 0])

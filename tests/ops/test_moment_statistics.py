@@ -1,0 +1,257 @@
+"""`seqwarm::moment_statistics`: all backends against float64, and how the Triton kernel is launched and compiled."""
+
+import json
+import math
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from seqwarm_kernels.ops import backends
+from seqwarm_kernels.ops.library import overload
+
+NAME = "moment_statistics"
+SERVING = [name for name in backends.BACKENDS if backends.why_not(NAME, name, "cpu") is None]
+on_every_backend = pytest.mark.parametrize("backend", SERVING)
+interpreted = pytest.mark.skipif("triton" not in SERVING, reason="Triton's interpreter does not serve here")
+
+
+def plain(momentum, second_moment, gradients):
+    """One number after another, in Python."""
+    first, second, grads = (
+        [value for tensor in tensors for value in pairs(tensor).double().flatten().tolist()]
+        for tensors in (momentum, second_moment, gradients)
+    )
+    roots, sizes = [math.sqrt(value) for value in second], [abs(value) for value in first]
+    squares = [value * value for value in grads]
+    return [
+        *(math.fsum(roots), max(roots, default=0)),
+        *(math.fsum(sizes), max(sizes, default=0)),
+        math.fsum(squares),
+    ]
+
+
+def pairs(tensor):
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+
+
+def second_moments(tensors):
+    return [torch.view_as_complex(pairs(t).square()) if t.is_complex() else t.square() for t in tensors]
+
+
+def check(backend, momentum, second_moment, gradients):
+    got = overload(NAME, backend)(momentum, second_moment, gradients)
+    assert got.shape == (5,)
+    assert got.dtype == torch.float64
+    assert got.tolist() == pytest.approx(plain(momentum, second_moment, gradients), rel=1e-6, abs=0)
+    return got
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.complex64])
+@on_every_backend
+def test_every_dtype_against_plain_numbers(backend, dtype):
+    tensors = [torch.randn(shape, dtype=dtype) for shape in [(), (1,), (7, 3), (33, 65)]]
+    check(backend, tensors, second_moments(tensors), [3 * tensor for tensor in tensors])
+
+
+@on_every_backend
+def test_dtypes_in_one_list(backend):
+    tensors = [torch.randn(10).to(dtype) for dtype in (torch.float32, torch.bfloat16, torch.float64, torch.float16)]
+    check(backend, tensors, [tensor.float().square() for tensor in tensors], tensors[::-1])
+
+
+@on_every_backend
+def test_each_number_is_of_its_own_list(backend):
+    ones = torch.ones(4)
+    got = overload(NAME, backend)([-2 * ones], [9 * ones], [5 * ones])
+    assert got.tolist() == [12, 3, 8, 2, 100]
+
+
+@on_every_backend
+def test_lists_may_be_empty_but_not_all(backend):
+    some = [torch.tensor([-3.0])]
+    assert overload(NAME, backend)(some, [], []).tolist() == [0, 0, 3, 3, 0]
+    assert overload(NAME, backend)([], [], some).tolist() == [0, 0, 0, 0, 9]
+    assert overload(NAME, backend)([torch.zeros(0)], [], [torch.zeros(3, 0)]).tolist() == [0] * 5
+    assert overload(NAME, backend)([torch.zeros(0), *some], [], []).tolist() == [0, 0, 3, 3, 0]
+
+
+def test_without_a_tensor_there_is_no_device():
+    with pytest.raises(ValueError, match="needs a tensor at least, got three empty lists"):
+        overload(NAME, "reference")([], [], [])
+
+
+@on_every_backend
+def test_strides_and_addresses(backend):
+    whole = torch.randn(40, 50)
+    views = [whole.t(), whole[:, ::3], whole.view(-1)[1:], whole.view(-1)[3:70], whole[5].expand(4, 50)]
+    halves = [tensor.bfloat16() for tensor in (whole.view(-1)[:99], whole)]
+    views += [halves[0][1:], halves[1].view(-1)[7:], torch.randn(50).double()[1:]]
+    check(backend, views, second_moments(views), views)
+
+
+@interpreted
+@pytest.mark.parametrize("offset", [0, 1, 3])
+@pytest.mark.parametrize("around", [-1, 0, 1])
+def test_at_the_edges_of_chunks_and_blocks(around, offset):
+    from seqwarm_kernels.ops.moment_statistics import triton as host
+
+    sizes = [host.BLOCK + around, host.CHUNK + around, 2 * host.CHUNK + around]
+    tensors = [torch.randn(size + offset)[offset:] for size in sizes]
+    check("triton", tensors, [tensor.square() for tensor in tensors], tensors[:1])
+
+
+@on_every_backend
+def test_sizes_around_what_is_added_up_together(backend):
+    tensors = [torch.randn(size) for size in (255, 256, 257, 16383, 16384, 16385)]
+    check(backend, tensors[::-1], [tensor.square() for tensor in tensors], [tensors[3][1:], tensors[0]])
+
+
+@pytest.mark.skipif("native" not in SERVING, reason="the extension is not built")
+def test_native_bits_do_not_depend_on_the_threads():
+    lists = [[torch.rand(n) for n in (3, 400_000, 17_000)] for _ in range(3)]
+    threads, found = torch.get_num_threads(), []
+    try:
+        for count in (1, 2, 3):
+            torch.set_num_threads(count)
+            found.append(overload(NAME, "native")(*lists))
+    finally:
+        torch.set_num_threads(threads)
+    assert all(torch.equal(found[0], other) for other in found)
+
+
+@interpreted
+def test_more_tensors_and_chunks_than_a_program_reads_at_once(monkeypatch):
+    from seqwarm_kernels.ops.moment_statistics import triton as host
+
+    monkeypatch.setattr(host, "SEARCH", 4)
+    tensors = [torch.randn(n) for n in (1, 2, host.CHUNK + 5, 3, 4, 5, 6, 7, 8)]
+    check("triton", tensors, [tensor.square() for tensor in tensors[::-1]], tensors)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("place", [0, 1, 2])
+@on_every_backend
+def test_nan_and_infinity_reach_their_numbers_and_no_others(backend, place, bad):
+    lists = [[torch.ones(20), torch.ones(3)] for _ in range(3)]
+    lists[place][0][11] = bad
+    got = overload(NAME, backend)(*lists).tolist()
+    expected = [23.0, 1.0, 23.0, 1.0, 23.0]
+    for index in {0: (2, 3), 1: (0, 1), 2: (4,)}[place]:
+        expected[index] = bad
+    assert got == pytest.approx(expected, nan_ok=True)
+
+
+@on_every_backend
+def test_numbers_between_1e_minus_15_and_1e15(backend):
+    tensors = [torch.randn(500) * 10.0**power for power in (-15, 0, 15)]
+    check(backend, tensors, [tensor.square() for tensor in tensors], tensors)
+
+
+@on_every_backend
+def test_opcheck(backend):
+    tensors = [torch.rand(3, 4), torch.rand(5)]
+    torch.library.opcheck(overload(NAME, backend), (tensors, tensors, tensors))
+
+
+def test_traces_into_a_graph():
+    tensors = [torch.rand(3, 4), torch.rand(5)]
+    operator = overload(NAME, "reference")
+    compiled = torch.compile(lambda lists: operator(*lists) * 2, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled([tensors] * 3), operator(*[tensors] * 3) * 2)
+
+
+class CountedKernel:
+    """The kernel, and how often it was launched."""
+
+    def __init__(self, kernel):
+        self.kernel, self.launches = kernel, 0
+
+    def __getitem__(self, grid):
+        self.launches += 1
+        return self.kernel[grid]
+
+
+@interpreted
+def test_one_launch_and_the_same_bits_each_time(monkeypatch):
+    from seqwarm_kernels.ops.moment_statistics import triton as host
+
+    counted = CountedKernel(host.moment_kernel)
+    monkeypatch.setattr(host, "moment_kernel", counted)
+    lists = [[torch.rand(n) for n in (3, 40, host.CHUNK + 1)] for _ in range(3)]
+    results = [overload(NAME, "triton")(*lists) for _ in range(3)]
+    assert counted.launches == 3
+    assert torch.equal(results[0], results[1])
+    assert torch.equal(results[0], results[2])
+
+
+@interpreted
+def test_contents_are_read_anew_where_addresses_are_known(monkeypatch):
+    tensor = torch.ones(8)
+    assert overload(NAME, "triton")([tensor], [], []).tolist() == [0, 0, 8, 1, 0]
+    tensor.mul_(-3)
+    assert overload(NAME, "triton")([tensor], [], []).tolist() == [0, 0, 24, 3, 0]
+    assert overload(NAME, "triton")([tensor[:4]], [], []).tolist() == [0, 0, 12, 3, 0]  # the same address
+    assert overload(NAME, "triton")([], [], [tensor]).tolist() == [0, 0, 0, 0, 72]
+
+
+@pytest.mark.parametrize("chip", [80, 90, 100])
+def test_the_kernel_compiles_once_and_to_wide_loads(chip):
+    pytest.importorskip("triton")
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, "-m", "tests.pretend_moments", str(chip)]
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    report = json.loads(run.stdout)
+    assert report["kernels"] == 1
+    assert report["spilled"] == 0
+    assert report["wide_loads"] == 16  # 2048 items by 128 threads: 4 loads of float32, 2 and 2 of halves, 8 of float64
+
+
+def large(device="cuda"):
+    """Tensors as of a model with some 30 million parameters."""
+    sizes = [(768, 768), (3072, 768), (768,), (50257, 192), (5, 3)] * 2
+    return [torch.randn(size, device=device) for size in sizes]
+
+
+@pytest.mark.gpu
+def test_on_the_device_against_float64():
+    lists = [large(), [tensor.square() for tensor in large()], large()]
+    got = overload(NAME, "triton")(*lists)
+    expected = overload(NAME, "reference")(*[[tensor.double() for tensor in tensors] for tensors in lists])
+    torch.testing.assert_close(got, expected, rtol=1e-6, atol=0)
+
+
+@pytest.mark.gpu
+def test_on_the_device_the_same_bits_and_no_wait():
+    lists = [large(), [tensor.square() for tensor in large()], large()]
+    first = overload(NAME, "triton")(*lists)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        others = [overload(NAME, "triton")(*lists) for _ in range(20)]
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert all(torch.equal(first, other) for other in others)
+
+
+@pytest.mark.gpu
+def test_on_the_device_one_kernel_of_ours():
+    lists = [large(), [tensor.square() for tensor in large()], large()]
+    overload(NAME, "triton")(*lists)
+    torch.cuda.synchronize()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        overload(NAME, "triton")(*lists)
+        torch.cuda.synchronize()
+    started = [event for event in profile.events() if event.device_type == torch.autograd.DeviceType.CUDA]
+    assert len([event for event in started if "moment_kernel" in event.name]) == 1
+    assert len(started) <= 2  # the other one sets the output to zero
+
+
+@pytest.mark.gpu
+def test_a_graph_cannot_capture_it():
+    tensors = [torch.ones(5, device="cuda")]
+    overload(NAME, "triton")(tensors, tensors, tensors)
+    with pytest.raises(RuntimeError, match="cannot be captured"), torch.cuda.graph(torch.cuda.CUDAGraph()):
+        overload(NAME, "triton")(tensors, tensors, tensors)

@@ -1,0 +1,185 @@
+"""Monitor in a real Hugging Face Trainer, against what the Trainer logs and an optimizer holds."""
+
+import json
+import math
+
+import pytest
+import torch
+
+from seqwarm_kernels.diagnostics import JsonLines
+
+pytest.importorskip("transformers")
+pytest.importorskip("accelerate")
+
+from seqwarm_kernels.trainers.huggingface import Monitor, SequenceLengthWarmup
+
+from ..diagnostics.plain import statistics_of
+from .test_huggingface import dataset, logged, model, padded_dataset, schedule, trainer
+
+ADAM = {"optim": "adamw_torch", "learning_rate": 0.01}
+
+
+class Plain:
+    """After each step: what the optimizer holds, in plain numbers. An output asks it with each record."""
+
+    def __init__(self, training):
+        self.rows = []
+        step = training.create_optimizer().step
+
+        def watched(*args, **kwargs):
+            result = step(*args, **kwargs)
+            self.rows.append(statistics_of(training.optimizer))
+            return result
+
+        training.optimizer.step = watched
+
+
+def numbers(record):
+    return [record.variance_l1, record.variance_max, record.momentum_l1, record.momentum_max, record.grad_norm]
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("data", [dataset, padded_dataset])
+def test_records_are_what_the_trainer_logs_and_the_optimizer_holds(tmp_path, accumulate, data):
+    records = []
+    training = trainer(
+        *(tmp_path, model(), [Monitor(records.append, read_every=3)], data()),
+        **ADAM,
+        gradient_accumulation_steps=accumulate,
+    )
+    plain = Plain(training)
+    training.train()
+    assert [record.step for record in records] == list(range(1, 8 // accumulate + 1))
+    assert [record.loss for record in records] == pytest.approx(logged(training), rel=1e-3)  # logs are rounded
+    assert len(plain.rows) == len(records)
+    for record, expected in zip(records, plain.rows, strict=True):
+        assert numbers(record) == pytest.approx(expected, rel=1e-6)
+
+
+def test_gradients_are_those_that_the_optimizer_gets(tmp_path):
+    records = []
+    trainer(tmp_path, model(), [Monitor(records.append)], **ADAM, max_grad_norm=0.01).train()
+    assert [record.grad_norm for record in records] == pytest.approx([0.01] * 8, rel=1e-3)
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_beside_a_warmup_the_loss_is_of_what_is_left(tmp_path, first):
+    records = []
+    callbacks = [Monitor(records.append), SequenceLengthWarmup(schedule())]
+    training = trainer(tmp_path, model(), callbacks if first else callbacks[::-1], **ADAM)
+    training.train()
+    assert [record.loss for record in records] == pytest.approx(logged(training), rel=1e-3)
+
+
+def test_evaluation_is_not_counted(tmp_path):
+    records = []
+    monitor = Monitor(records.append)
+    training = trainer(tmp_path, model(), [monitor], **ADAM, eval_strategy="steps", eval_steps=1)
+    training.train()
+    assert [record.loss for record in records] == pytest.approx(logged(training), rel=1e-3)
+    training.evaluate()
+    assert monitor.monitor.steps == 8
+
+
+def lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.mark.parametrize("restore", [False, True])
+def test_a_resumed_training_goes_on_with_the_same_records(tmp_path, restore):
+    options = {**ADAM, "save_strategy": "steps", "save_steps": 3, "restore_callback_states_from_checkpoint": restore}
+    whole = Monitor(JsonLines(tmp_path / "whole.jsonl"), spike_threshold=1.01)
+    trainer(tmp_path / "whole", model(), [whole], **options).train()
+    path = tmp_path / "parts.jsonl"
+    first = Monitor(JsonLines(path), spike_threshold=1.01)
+    trainer(tmp_path / "parts", model(), [first], **options).train()
+    assert len(lines(path)) == 8
+    second = Monitor(JsonLines(path), spike_threshold=1.01)
+    resumed = trainer(tmp_path / "parts", model(), [second], **options)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "parts" / "checkpoint-3"))
+    (monitor,) = [callback for callback in resumed.callback_handler.callbacks if isinstance(callback, Monitor)]
+    assert lines(path) == lines(tmp_path / "whole.jsonl")
+    assert monitor.monitor.state_dict() == whole.monitor.state_dict()
+    assert whole.monitor.spikes > 0
+
+
+def test_a_checkpoint_of_other_options_is_refused_where_it_is_to_be_restored(tmp_path):
+    options = {**ADAM, "save_strategy": "steps", "save_steps": 3}
+    trainer(tmp_path, model(), [Monitor(spike_threshold=1.75)], **options).train()
+    resumed = trainer(tmp_path, model(), [Monitor()], **options, restore_callback_states_from_checkpoint=True)
+    with pytest.raises(
+        ValueError, match=r"options that none of this training has, {'read_every': 20, 'spike_threshold': 1.75}"
+    ):
+        resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
+
+
+def test_a_checkpoint_without_a_monitor_counts_from_there(tmp_path):
+    options = {**ADAM, "save_strategy": "steps", "save_steps": 3}
+    trainer(tmp_path, model(), [], **options).train()
+    records = []
+    resumed = trainer(tmp_path, model(), [Monitor(records.append)], **options)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
+    assert [record.step for record in records] == [4, 5, 6, 7, 8]
+    assert records[0].loss_ratio == 1.0
+
+
+def test_a_second_training_begins_anew_also_after_one_that_broke_off(tmp_path):
+    class Breaks(Monitor):
+        def on_optimizer_step(self, args, state, control, **kwargs):
+            super().on_optimizer_step(args, state, control, **kwargs)
+            if state.global_step == 2 and self.breaks:
+                raise RuntimeError("broke off")
+
+    records = []
+    monitor = Breaks(records.append)
+    monitor.breaks = True
+    made = model()
+    training = trainer(tmp_path, made, [monitor], **ADAM)
+    with pytest.raises(RuntimeError, match="broke off"):
+        training.train()
+    monitor.breaks = False
+    training.train()
+    assert [record.step for record in records] == [1, 2, 3, *range(1, 9)]
+    assert not made._forward_hooks
+
+
+@pytest.mark.parametrize("other", [{"label_smoothing_factor": 0.1}, {"compute_loss_func": True}], ids=str)
+def test_a_loss_from_outside_of_the_model_is_missed(tmp_path, other):
+    training = trainer(tmp_path, model(), [Monitor()], **ADAM, **({} if "compute_loss_func" in other else other))
+    if "compute_loss_func" in other:
+        training.compute_loss_func = lambda outputs, labels, num_items_in_batch: outputs.logits.square().mean()
+    with pytest.raises(ValueError, match="Monitor needs the loss of a step, got none"):
+        training.train()
+
+
+def test_an_optimizer_without_a_second_moment_is_named_when_training_begins(tmp_path):
+    with pytest.raises(ValueError, match=r"must keep exp_avg and exp_avg_sq .* got SGD"):
+        trainer(tmp_path, model(), [Monitor()]).train()
+
+
+def test_options_are_checked_at_once():
+    with pytest.raises(ValueError, match="spike_threshold must be at least 1"):
+        Monitor(spike_threshold=0.5)
+    with pytest.raises(TypeError, match="outputs must be callables"):
+        Monitor("monitor.jsonl")
+
+
+def test_a_loss_that_is_not_finite_is_a_spike(tmp_path):
+    made, records = model(), []
+    with torch.no_grad():
+        made.transformer.wte.weight[0, 0] = math.nan
+    trainer(tmp_path, made, [Monitor(records.append)], **ADAM).train()
+    assert all(record.is_spike for record in records)
+
+
+def test_a_compiled_model(tmp_path):
+    records = []
+    training = trainer(
+        *(tmp_path, model(), [Monitor(records.append)]),
+        **ADAM,
+        torch_compile=True,
+        torch_compile_backend="eager",
+        max_steps=3,
+    )
+    training.train()
+    assert [record.loss for record in records] == pytest.approx(logged(training), rel=1e-3)

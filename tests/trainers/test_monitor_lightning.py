@@ -1,0 +1,150 @@
+"""Monitor in a real Lightning Trainer, against the losses of the module and what its optimizer holds."""
+
+import json
+
+import pytest
+import torch
+
+from seqwarm_kernels.diagnostics import JsonLines
+
+pytest.importorskip("lightning.pytorch")
+
+from seqwarm_kernels.trainers.lightning import Monitor, SequenceLengthWarmup
+
+from ..diagnostics.plain import statistics_of
+from .test_lightning import LEARNING_RATE, Model, loader, schedule, trainer
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # Lightning's hints on workers, loggers and intervals
+
+
+class Watched(Model):
+    """Keeps what its optimizer holds after each step, in plain numbers."""
+
+    def __init__(self):
+        super().__init__()
+        self.rows = []
+
+    def on_before_zero_grad(self, optimizer):
+        if optimizer.state:
+            self.rows.append(statistics_of(optimizer))
+
+
+def numbers(record):
+    return [record.variance_l1, record.variance_max, record.momentum_l1, record.momentum_max, record.grad_norm]
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_records_are_the_losses_and_what_the_optimizer_holds(accumulate):
+    model, records = Watched(), []
+    settings = {"accumulate_grad_batches": accumulate, "gradient_clip_val": 0.1}
+    trainer(Monitor(records.append, read_every=3), **settings).fit(model, loader(), loader())
+    losses = torch.tensor(model.losses)[:8].view(-1, accumulate).mean(dim=1)
+    assert [record.step for record in records] == list(range(1, 8 // accumulate + 1))
+    assert [record.loss for record in records] == pytest.approx(losses.tolist(), rel=1e-6)
+    for record, expected in zip(records, model.rows, strict=False):  # zero_grad comes with the next step
+        assert numbers(record) == pytest.approx(expected, rel=1e-6)
+    assert len(model.rows) == len(records) - 1
+    assert all(record.grad_norm <= 0.1001 for record in records)
+
+
+def test_beside_a_warmup():
+    model, records = Model(), []
+    trainer([Monitor(records.append), SequenceLengthWarmup(schedule())]).fit(model, loader())
+    assert [record.loss for record in records] == pytest.approx(model.losses, rel=1e-6)
+
+
+def lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_a_resumed_training_goes_on_with_the_same_records(tmp_path):
+    whole = Monitor(JsonLines(tmp_path / "whole.jsonl"))
+    trainer(whole, max_epochs=2).fit(Model(), loader())
+    path, checkpoint = tmp_path / "parts.jsonl", tmp_path / "stopped.ckpt"
+    first = trainer(Monitor(JsonLines(path)), max_epochs=1)
+    first.fit(Model(), loader())
+    first.save_checkpoint(checkpoint)
+    with open(path, "a") as file:  # of steps that the checkpoint does not know
+        file.write(json.dumps({"step": 9}) + "\n")
+    second = Monitor(JsonLines(path))
+    trainer(second, max_epochs=2).fit(Model(), loader(), ckpt_path=checkpoint)
+    assert lines(path) == lines(tmp_path / "whole.jsonl")
+    assert second.monitor.state_dict() == whole.monitor.state_dict()
+
+
+def test_a_checkpoint_without_a_monitor_counts_from_there(tmp_path):
+    first = trainer([], max_epochs=1)
+    first.fit(Model(), loader())
+    first.save_checkpoint(tmp_path / "stopped.ckpt")
+    records = []
+    trainer(Monitor(records.append), max_epochs=2).fit(Model(), loader(), ckpt_path=tmp_path / "stopped.ckpt")
+    assert [record.step for record in records] == list(range(9, 17))
+
+
+def test_one_trainer_that_goes_on_counts_on():
+    records = []
+    training = trainer(Monitor(records.append), max_epochs=1)
+    model = Model()
+    training.fit(model, loader())
+    training.fit_loop.max_epochs = 2
+    training.fit(model, loader())
+    assert [record.step for record in records] == list(range(1, 17))
+    assert records[8].loss_ratio != 1.0
+
+
+def test_a_checkpoint_that_is_only_tested_changes_nothing(tmp_path):
+    training = trainer(Monitor())
+    training.fit(Model(), loader())
+    training.save_checkpoint(tmp_path / "end.ckpt")
+    other = Monitor()
+    fresh = trainer(other)
+    fresh.test(Model(), loader(), ckpt_path=tmp_path / "end.ckpt", verbose=False)
+    fresh.fit(Model(), loader())
+    assert other.monitor.state_dict()["steps"] == 8
+
+
+def test_what_was_read_is_written_where_training_breaks_off():
+    class Breaks(Model):
+        def training_step(self, batch, batch_idx):
+            if batch_idx == 5:
+                raise RuntimeError("broke off")
+            return super().training_step(batch, batch_idx)
+
+    records = []
+    with pytest.raises(RuntimeError, match="broke off"):
+        trainer(Monitor(records.append)).fit(Breaks(), loader())
+    assert len(records) == 5
+
+
+def test_one_optimizer_with_a_second_moment():
+    class Two(Model):
+        def __init__(self):
+            super().__init__()
+            self.automatic_optimization = False
+
+        def configure_optimizers(self):
+            return [torch.optim.Adam(part.parameters()) for part in (self.embedding, self.head)]
+
+    with pytest.raises(ValueError, match="takes a training with one optimizer, got 2"):
+        trainer(Monitor()).fit(Two(), loader())
+
+    class Plain(Model):
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=LEARNING_RATE)
+
+    with pytest.raises(ValueError, match=r"must keep exp_avg and exp_avg_sq .* got SGD"):
+        trainer(Monitor()).fit(Plain(), loader())
+
+
+def test_a_step_that_returns_no_loss():
+    class Manual(Model):
+        def __init__(self):
+            super().__init__()
+            self.automatic_optimization = False
+
+        def training_step(self, batch, batch_idx):
+            self.manual_backward(self.loss(batch))
+            self.optimizers().step()
+
+    with pytest.raises(ValueError, match="Monitor needs the loss of a step, got none"):
+        trainer(Monitor()).fit(Manual(), loader())
