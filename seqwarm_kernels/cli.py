@@ -1,4 +1,4 @@
-"""The command line: `python -m seqwarm_kernels {info,plan,padding,demo}`."""
+"""The command line: `python -m seqwarm_kernels {info,plan,padding,tune,demo}`."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import torch
 from . import __version__, plan
 from .data import padding_command as padding
 from .demo import command as demo
+from .demo import tune_command as tune
 from .ops import backends
 
 
@@ -25,7 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m seqwarm_kernels")
-    subcommands = parser.add_subparsers(required=True, metavar="{info,plan,padding,demo}")
+    subcommands = parser.add_subparsers(required=True, metavar="{info,plan,padding,tune,demo}")
 
     info_parser = subcommands.add_parser("info", help="show versions, devices, and which backends serve here")
     info_parser.add_argument("--json", action="store_true", help="print a JSON object")
@@ -38,6 +39,10 @@ def _parser() -> argparse.ArgumentParser:
     padding_parser = subcommands.add_parser("padding", help="show what padding costs on text, by how it is batched")
     padding.add_arguments(padding_parser)
     padding_parser.set_defaults(run=padding.run)
+
+    tune_parser = subcommands.add_parser("tune", help="find a schedule that trains stably, by short trials")
+    tune.add_arguments(tune_parser)
+    tune_parser.set_defaults(run=tune.run)
 
     demo_parser = subcommands.add_parser("demo", help="train a small model with and without warmup, and compare")
     demo.add_arguments(demo_parser)

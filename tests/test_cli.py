@@ -66,4 +66,4 @@ def test_a_subcommand_is_needed(capsys):
     with pytest.raises(SystemExit) as exit_status:
         cli.main([])
     assert exit_status.value.code == 2
-    assert "{info,plan,padding,demo}" in capsys.readouterr().err
+    assert "{info,plan,padding,tune,demo}" in capsys.readouterr().err

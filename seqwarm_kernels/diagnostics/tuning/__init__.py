@@ -1,0 +1,8 @@
+"""How short sequences begin, and for how long they grow: found in short trials."""
+
+from .configuration import Configuration
+from .result import NoStableSchedule, TunedSchedule
+from .trials import RunTrial, Trial, Validation
+from .tune import tune_schedule
+
+__all__ = ["Configuration", "NoStableSchedule", "RunTrial", "Trial", "TunedSchedule", "Validation", "tune_schedule"]

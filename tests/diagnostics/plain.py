@@ -1,0 +1,40 @@
+"""An optimizer's statistics in plain Python numbers, and a model to train."""
+
+import math
+
+import torch
+
+
+def model_of(dtype=torch.float32):
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.LayerNorm(7), torch.nn.Linear(7, 3)).to(dtype)
+
+
+def train_step(model, optimizer, factor=1.0):
+    """Gradients stay; the loss comes back."""
+    optimizer.zero_grad()
+    dtype = next(model.parameters()).dtype
+    loss = (factor * model(torch.randn(4, 5).to(dtype))).square().mean()
+    loss.backward()
+    optimizer.step()
+    return loss.detach()
+
+
+def numbers(tensors):
+    return [value for tensor in tensors for value in tensor.double().flatten().tolist()]
+
+
+def statistics(momentum, second_moment, gradients):
+    """variance_l1, variance_max, momentum_l1, momentum_max, grad_norm"""
+    roots = [math.sqrt(value) for value in numbers(second_moment)]
+    sizes = [abs(value) for value in numbers(momentum)]
+    norm = math.sqrt(math.fsum(value * value for value in numbers(gradients)))
+    return [math.fsum(roots), max(roots), math.fsum(sizes), max(sizes), norm]
+
+
+def statistics_of(optimizer):
+    """Of an optimizer with Adam's names, not wrapped."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    states = [optimizer.state[parameter] for parameter in parameters if parameter in optimizer.state]
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    return statistics([s["exp_avg"] for s in states], [s["exp_avg_sq"] for s in states], gradients)

@@ -1,0 +1,361 @@
+"""tune_schedule on trainings whose stable candidates are known."""
+
+import json
+import math
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from seqwarm_kernels import SequenceLengthScheduler, discrete, root
+from seqwarm_kernels.diagnostics import NoStableSchedule, Validation, tune_schedule
+
+from .toys import Formula, SummedLoss
+
+
+def tune(run_trial, **options):
+    defaults = {
+        "max_seq_length": 256,
+        "learning_rate_warmup": 40,
+        "durations": range(200, 1001, 100),
+        "progress": False,
+    }
+    return tune_schedule(run_trial, **{**defaults, **options})
+
+
+def region(min_seq_length, duration):
+    """Stable from 32 on, up to 700 steps."""
+    return min_seq_length >= 32 and duration <= 700
+
+
+def test_smallest_length_and_largest_duration_of_a_known_region():
+    toy = Formula(region)
+    found = tune(toy)
+    assert (found.min_seq_length, found.duration) == (32, 700)
+    assert toy.asked == [(8, 200), (16, 200), (32, 200), (32, 600), (32, 800), (32, 700)]
+    assert toy.closed == toy.asked
+    assert [trial.is_stable for trial in found.trials] == [False, False, True, True, False, True]
+    assert [trial.cost for trial in found.trials] == [60, 60, 120, 120, 60, 120]
+    assert found.cost == 540
+    assert found.tokens == 54_000
+    assert found.grid_cost(total=1000) == 5 * 9 * 1000
+    assert found.cost < found.grid_cost(total=1000) / 10
+    assert not found.is_longest
+
+
+def test_the_schedule_found():
+    found = tune(Formula(region), step_size=16, pacing=root(2), unit="token", learning_rate_warmup=40)
+    scheduler = found.scheduler()
+    assert isinstance(scheduler, SequenceLengthScheduler)
+    expected = SequenceLengthScheduler(32, 256, duration=700, step_size=16, pacing=root(2), unit="token")
+    assert scheduler.state_dict() == expected.state_dict()
+    scheduler.step(10)
+    assert found.scheduler().progress == 0
+
+
+def test_longer_durations_where_the_shortest_help_no_length():
+    found = tune(Formula(lambda length, duration: 500 <= duration <= 800))
+    assert (found.min_seq_length, found.duration) == (8, 800)
+    assert [trial.duration for trial in found.trials[:5]] == [200] * 5
+
+
+def test_the_longest_candidate_says_so():
+    found = tune(Formula(lambda length, duration: True))
+    assert (found.min_seq_length, found.duration) == (8, 1000)
+    assert found.is_longest
+    assert "longer ones may be stable" in found.table()
+
+
+def test_nothing_stable_is_an_error_with_the_trials():
+    with pytest.raises(NoStableSchedule, match="no candidate was stable") as caught:
+        tune(Formula(lambda length, duration: False))
+    assert len(caught.value.trials) == 5 * 5  # durations 1, 2, 4, 8 and the last
+    assert str(caught.value).count("fluctuates") == 25
+    assert caught.value.to_json()["schedule"] is None
+
+
+@pytest.mark.parametrize(("max_rise", "longest"), [(1.5, 1000), (1.3, 700)])
+def test_the_threshold(max_rise, longest):
+    toy = Formula(lambda length, duration: duration <= 700, jump=1.4)
+    assert tune(toy, max_rise=max_rise).duration == longest
+
+
+class Closable:
+    """An iterator that someone else holds as well."""
+
+    def __init__(self, end):
+        self.validations, self.closed = iter([Validation(0, 9.0), Validation(end, 8.0)]), False
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        return next(self.validations)
+
+    def close(self):
+        self.closed = True
+
+
+def test_the_iterator_is_closed():
+    made = []
+
+    def run_trial(scheduler, end):
+        made.append(Closable(end))
+        return made[-1]
+
+    tune(run_trial)
+    assert made
+    assert all(each.closed for each in made)
+
+
+@pytest.mark.parametrize("perplexity", [math.inf, math.nan])
+def test_a_perplexity_that_is_not_finite_fluctuates_and_is_valid_json(tmp_path, perplexity):
+    def diverges(scheduler, end):
+        yield Validation(0, 50.0)
+        yield Validation(20, perplexity if scheduler.duration > 400 else 40.0)
+        yield Validation(end, 30.0)
+
+    found = tune(diverges, folder=tmp_path)
+    assert found.duration == 400
+    assert [trial.is_stable for trial in found.trials] == [trial.duration <= 400 for trial in found.trials]
+    for file in tmp_path.glob("*.json"):
+        json.loads(file.read_text(), parse_constant=pytest.fail)
+    again = tune(diverges, folder=tmp_path)
+    assert again.table() == found.table()
+
+
+def test_a_rise_counts_from_the_best_before_not_from_the_last():
+    def creeps(scheduler, end):
+        for progress, value in ((0, 10.0), (30, 12.0), (60, 14.0), (end, 10.0)):
+            yield Validation(progress, value if scheduler.duration > 500 else 10.0)
+
+    found = tune(creeps)
+    assert found.duration == 500
+    broken_off = next(trial for trial in found.trials if trial.fluctuates)
+    assert broken_off.cost == 60
+    assert broken_off.rises == pytest.approx([1, 1.2, 1.4])
+
+
+def test_same_seed_same_search_whatever_was_drawn_before():
+    def drawn(seed):
+        torch.rand(3), random.random(), np.random.rand()
+        return tune(Formula(region), seed=seed).to_json()["trials"]
+
+    assert drawn(1) == drawn(1) != drawn(2)
+
+
+def test_every_random_stream_is_seeded_before_a_trial():
+    streams = []
+
+    def run_trial(scheduler, end):
+        streams.append((torch.rand(()).item(), random.random(), np.random.rand()))
+        return [Validation(0, 5.0), Validation(end, 4.0)]
+
+    tune(run_trial)
+    assert len(streams) > 1
+    assert len(set(streams)) == 1
+
+
+def test_default_durations_are_multiples_of_a_trial():
+    found = tune(Formula(lambda length, duration: True), durations=None, multiples=2.5)
+    assert found.configuration.end == 100
+    assert found.configuration.durations == tuple(range(100, 1601, 100))
+
+
+def test_lengths_that_are_not_below_the_full_one_are_left_out():
+    assert tune(Formula(lambda *_: True), max_seq_length=32).configuration.min_seq_lengths == (8, 16)
+
+
+def test_a_small_transformer_that_full_length_makes_diverge():
+    """Known: at this learning rate the full length, or reaching it early, takes training off."""
+    torch.set_num_threads(1)
+    toy = SummedLoss()
+    found = tune_schedule(
+        toy,
+        max_seq_length=toy.seq_length,
+        learning_rate_warmup=toy.learning_rate_warmup,
+        durations=range(30, 181, 10),
+        progress=False,
+    )
+    assert found.cost < found.grid_cost(total=toy.steps) / 10
+
+    def largest_rise(scheduler):
+        perplexities = [validation.perplexity for validation in toy(scheduler, toy.steps)]
+        return max(after / min(perplexities[: index + 1]) for index, after in enumerate(perplexities[1:]))
+
+    assert largest_rise(SequenceLengthScheduler(max_seq_length=toy.seq_length, duration=0)) > 2
+    assert largest_rise(found.scheduler()) < 1.3
+
+
+class Recorded:
+    """Trials that stop the search at the `stop`-th validation."""
+
+    def __init__(self, stop=None):
+        self.toy, self.left = Formula(region), stop
+
+    def __call__(self, scheduler, end):
+        for validation in self.toy(scheduler, end):
+            if self.left == 0:
+                raise KeyboardInterrupt
+            self.left = None if self.left is None else self.left - 1
+            yield validation
+
+
+@pytest.mark.parametrize("stop", [0, 1, 7, 12, 13, 14, 30, 44])
+def test_a_search_that_was_stopped_goes_on_to_the_same_numbers(tmp_path, stop):
+    unbroken = tune(Recorded(), folder=tmp_path / "unbroken")
+    with pytest.raises(KeyboardInterrupt):
+        tune(Recorded(stop), folder=tmp_path / "broken")
+    assert not (tmp_path / "broken" / "result.json").exists()
+    before = {file.name for file in (tmp_path / "broken").glob("trial_*") if "unfinished" not in file.read_text()}
+    rest = Recorded()
+    assert tune(rest, folder=tmp_path / "broken") == unbroken
+    assert len(rest.toy.asked) == 6 - len(before), "a finished trial is read, not run"
+    for file in (tmp_path / "unbroken").iterdir():
+        assert file.read_text() == (tmp_path / "broken" / file.name).read_text()
+
+
+def test_a_finished_search_is_read(tmp_path):
+    found = tune(Formula(region), folder=str(tmp_path))
+    assert tune(Formula(pytest.fail), folder=tmp_path) == found
+    assert json.loads((tmp_path / "result.json").read_text()) == found.to_json()
+    assert found.to_json()["schedule"] == {
+        "min_seq_length": 32,
+        "max_seq_length": 256,
+        "duration": 700,
+        "step_size": 8,
+        "pacing": "linear",
+        "unit": "step",
+    }
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_rise": 1.2}, "max_rise is 1.3 there, 1.2 here"),
+        ({"seed": 1}, "seed is 0 there, 1 here"),
+        ({"durations": [200]}, r"durations is \[200, .* there, \[200\] here"),
+        ({"pacing": root(2)}, r'pacing is "linear" there, "root\(2\)" here'),
+        ({"settings": {"learning_rate": 2}}, r"settings\['learning_rate'\] is 1 there, 2 here"),
+        ({"settings": {}}, r"it has \[\"settings\['learning_rate'\]\"\], none is here"),
+        ({"settings": {"learning_rate": 1, "rows": 2}}, r"settings\['rows'\] is null there, 2 here"),
+    ],
+)
+def test_a_folder_of_another_configuration_is_refused_by_name(tmp_path, options, message):
+    tune(Formula(region), folder=tmp_path, settings={"learning_rate": 1})
+    before = {file: file.read_bytes() for file in tmp_path.iterdir()}
+    with pytest.raises(ValueError, match=message):
+        tune(Formula(pytest.fail), **{"folder": tmp_path, "settings": {"learning_rate": 1}, **options})
+    assert before == {file: file.read_bytes() for file in tmp_path.iterdir()}
+
+
+def test_a_folder_with_other_things_is_refused(tmp_path):
+    (tmp_path / "thesis.tex").touch()
+    with pytest.raises(ValueError, match="folder must be a new or empty one, or hold trials, got"):
+        tune(Formula(pytest.fail), folder=tmp_path)
+
+
+def test_remains_of_a_first_write_do_not_block_a_folder(tmp_path):
+    (tmp_path / "configuration.json.partial").write_text("{")
+    assert tune(Formula(region), folder=tmp_path).duration == 700
+
+
+@pytest.mark.parametrize("content", ["{", "{}", "[]", '{"validations": [{"progress": 1}]}'])
+def test_a_record_that_cannot_be_read_is_named(tmp_path, content):
+    tune(Formula(region), folder=tmp_path)
+    (tmp_path / "trial_min8_duration200.json").write_text(content)
+    with pytest.raises(ValueError, match=r"trial_min8_duration200.json cannot be read"):
+        tune(Formula(pytest.fail), folder=tmp_path)
+    (tmp_path / "configuration.json").write_text(content)
+    with pytest.raises(ValueError, match=r"configuration.json (cannot be read|must have the entries)"):
+        tune(Formula(pytest.fail), folder=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"max_seq_length": 8}, ValueError, "min_seq_lengths must have one below max_seq_length 8"),
+        ({"max_seq_length": 64.0}, TypeError, "max_seq_length must be an int, got float"),
+        ({"min_seq_lengths": []}, ValueError, "min_seq_lengths must be numbers from small to large"),
+        ({"min_seq_lengths": (16, 8)}, ValueError, r"from small to large, each once, got \[16, 8\]"),
+        ({"durations": [100, 100]}, ValueError, r"durations must be numbers from small to large.*\[100, 100\]"),
+        ({"durations": [0, 100]}, ValueError, "durations, each of them, must be at least 1, got 0"),
+        ({"durations": [1.5]}, TypeError, "durations, each of them, must be an int, got float"),
+        ({"learning_rate_warmup": 0}, ValueError, "learning_rate_warmup must be at least 1, got 0"),
+        ({"multiples": 0}, ValueError, "multiples must be positive, got 0"),
+        ({"max_rise": 1}, ValueError, "max_rise must be above 1, got 1"),
+        ({"seed": -1}, ValueError, "seed must be at least 0, got -1"),
+        ({"seed": 2**32}, ValueError, "seed must be at most 4294967295"),
+        ({"step_size": 0}, ValueError, "step_size must be at least 1, got 0"),
+        ({"unit": "epoch"}, ValueError, "unit must be one of step, token, sample, got 'epoch'"),
+        ({"pacing": discrete([(10, 8)])}, ValueError, "pacing must follow the duration"),
+        ({"settings": {"model": object()}}, ValueError, "settings must be a mapping of plain JSON values"),
+        ({"settings": {"rate": math.nan}}, ValueError, "settings must be a mapping of plain JSON values"),
+        ({"progress": 1}, TypeError, "progress must be True or False, got 1"),
+    ],
+)
+def test_wrong_arguments(options, error, message, tmp_path):
+    with pytest.raises(error, match=message):
+        tune(Formula(pytest.fail), **{"folder": tmp_path / "new", **options})
+    assert not (tmp_path / "new").exists()
+
+
+def test_run_trial_must_be_callable():
+    with pytest.raises(TypeError, match="run_trial must be callable, got int"):
+        tune(3)
+
+
+@pytest.mark.parametrize(
+    ("validations", "error", "message"),
+    [
+        ([], ValueError, "must train and validate up to 120 steps, but its last validation was at 0"),
+        ([Validation(0, 9.0), Validation(119, 8.0)], ValueError, "its last validation was at 119"),
+        ([Validation(120, 9.0)], ValueError, "must validate at least twice"),
+        ([Validation(10, 9.0), Validation(9, 8.0)], ValueError, "progress of a Validation must be at least 10, got 9"),
+        ([Validation(0, 0.7)], ValueError, "perplexity of a Validation must be at least 1 .*got 0.7"),
+        ([Validation(0.5, 7.0)], TypeError, "progress of a Validation must be an int, got float"),
+        ([(0, 7.0)], TypeError, r"run_trial must yield Validation\(progress, perplexity\), got \(0, 7.0\)"),
+    ],
+)
+def test_wrong_trials(validations, error, message):
+    with pytest.raises(error, match=message):
+        tune(lambda scheduler, end: validations)
+
+
+def test_an_error_in_a_trial_closes_it_and_comes_through():
+    toy = Formula(lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        tune(toy)
+    assert toy.closed == [(8, 200)]
+
+
+def test_the_table():
+    lines = tune(Formula(region)).table().splitlines()
+    assert lines[0].split("  ")[-1] == "verdict"
+    rows = [line.split() for line in lines[1:7]]
+    assert [row[0] for row in rows] == ["8", "16", "32", "32", "32", "32"]
+    assert [row[4:] for row in rows] == [
+        ["fluctuates"], ["fluctuates"], ["stable"], ["stable"], ["fluctuates"], ["stable", "<-", "found"],
+    ]  # fmt: skip
+    assert "up to 120 steps (3 times the learning rate's warmup) no validation perplexity above 1.3 times" in lines[8]
+    assert lines[9] == "Found: min_seq_length 32, duration 700 steps, in 6 trials of 540 steps together."
+
+
+def test_the_figure(tmp_path):
+    pytest.importorskip("matplotlib")
+    found = tune(Formula(region))
+    found.figure(tmp_path / "tuning.png")
+    assert (tmp_path / "tuning.png").read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(NoStableSchedule) as caught:
+        tune(lambda scheduler, end: [Validation(0, math.inf)])
+    caught.value.figure(str(tmp_path / "nothing.png"))
+    assert (tmp_path / "nothing.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_bar(capsys):
+    tune(Formula(region), progress=True)
+    printed = capsys.readouterr().err
+    assert "trial 1: from 8 over 200" in printed
+    assert "trial 6: from 32 over 700" in printed
+    assert "perplexity" in printed
