@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,8 +42,10 @@ class LossHistory:
     def state_dict(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "spike_threshold"}
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Raises ValueError or TypeError before anything is changed."""
+        if not isinstance(state_dict, Mapping):
+            raise TypeError(f"state_dict must be a mapping, got {type(state_dict).__name__}")
         wanted = self.state_dict().keys()
         if state_dict.keys() != wanted:
             raise ValueError(f"state_dict must hold {', '.join(wanted)}, got {', '.join(map(str, state_dict))}")
@@ -51,4 +54,6 @@ class LossHistory:
         for name in ("min_loss", "max_loss_ratio"):
             if state_dict[name] is not None:
                 check_real(name, state_dict[name])
+        if state_dict["spikes"] > state_dict["steps"]:
+            raise ValueError(f"spikes must be at most steps {state_dict['steps']}, got {state_dict['spikes']}")
         vars(self).update(state_dict)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from numbers import Real
 from types import TracebackType
 from typing import Any, NamedTuple
 
@@ -95,6 +98,8 @@ class TrainingMonitor:
         given = {"loss": loss, **({} if grad_norm is None else {"grad_norm": grad_norm}), **extra_numbers}
         for name, value in given.items():
             _check_number(name, value)
+            if hasattr(value, "full_tensor"):  # a DTensor, as clip_grad_norm_ gives for sharded gradients
+                given[name] = value.full_tensor()
         if taken := TAKEN & extra_numbers.keys():
             raise ValueError(f"extra_numbers must have names of their own, got {', '.join(sorted(taken))}")
         statistics, has_gradients = raw_statistics(self._optimizer, with_gradients=grad_norm is None)
@@ -108,13 +113,11 @@ class TrainingMonitor:
 
     def flush(self) -> None:
         """Read all steps observed so far; waits for the device."""
-        self._tell(self._ring.take_all())
-        self._each_output("flush")
+        _all([lambda: self._tell(self._ring.take_all()), lambda: self._each_output("flush")])
 
     def close(self) -> None:
         """Flush, and close the outputs."""
-        self.flush()
-        self._each_output("close")
+        _all([self.flush, lambda: self._each_output("close")])
 
     def __enter__(self) -> TrainingMonitor:
         return self
@@ -122,7 +125,12 @@ class TrainingMonitor:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self.close()
+        try:
+            self.close()
+        except Exception as closing:
+            if error is None:
+                raise
+            warnings.warn(f"the monitor could not be closed: {closing!r}", stacklevel=2)  # beside the first error
 
     @property
     def steps(self) -> int:
@@ -151,15 +159,14 @@ class TrainingMonitor:
         Raises:
             TypeError, ValueError: it is no state of a monitor; nothing was changed.
         """
-        self._history.load_state_dict(dict(state_dict))
+        self._history.load_state_dict(state_dict)
         self._observed = self._history.steps
         self._ring = Ring(self._read_every)
 
     def _tell(self, read: list[tuple[_About, list[float]]]) -> None:
-        for about, numbers in read:
-            record = self._record(about, numbers)
-            for output in self._outputs:
-                output(record)
+        """Every record is counted, and goes to every output, whichever of them raises."""
+        records = [self._record(about, numbers) for about, numbers in read]
+        _all([partial(output, record) for record in records for output in self._outputs])
 
     def _record(self, about: _About, numbers: list[float]) -> StepRecord:
         variance_l1, variance_max, momentum_l1, momentum_max, squares, *others = numbers
@@ -180,9 +187,20 @@ class TrainingMonitor:
         )
 
     def _each_output(self, method: str) -> None:
-        for output in self._outputs:
-            if callable(call := getattr(output, method, None)):
-                call()
+        calls = [getattr(output, method, None) for output in self._outputs]
+        _all([call for call in calls if callable(call)])
+
+
+def _all(calls: Iterable[Callable[[], object]]) -> None:
+    """Make all of them, whatever one raises; the first error comes out at the end."""
+    first: Exception | None = None
+    for call in calls:
+        try:
+            call()
+        except Exception as error:
+            first = first or error
+    if first is not None:
+        raise first
 
 
 def check_options(outputs: Sequence[Output], spike_threshold: float, read_every: int) -> None:
@@ -200,7 +218,7 @@ def _check_number(name: str, value: object) -> None:
     if isinstance(value, Tensor):
         if value.numel() != 1 or value.is_complex():
             raise ValueError(f"{name} must have one real element, got {value.dtype} {tuple(value.shape)}")
-    elif isinstance(value, bool) or not isinstance(value, (int, float)):
+    elif isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{name} must be a number or a tensor with one element, got {type(value).__name__}")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from .quantised import dequantised, is_quantised_pair
@@ -50,7 +51,8 @@ def check_optimizer(optimizer: Any) -> Any:
     """The optimizer inside, if it keeps a second moment, or will from its first step on.
 
     Raises:
-        TypeError, ValueError: it is no optimizer, or keeps none.
+        TypeError, ValueError: it is no optimizer, or keeps none. Some of other packages show that with their first
+            step only: before it, they look like Adam.
     """
     inner = unwrapped_optimizer(optimizer)
     states = [state for parameter in parameters_of(inner) if (state := inner.state.get(parameter))]
@@ -59,6 +61,8 @@ def check_optimizer(optimizer: Any) -> Any:
             raise _no_second_moment(inner, f"a parameter's state holds {', '.join(map(str, state))}")
     if not states and not all("betas" in group for group in inner.param_groups):
         raise _no_second_moment(inner, "no state, and groups without betas")
+    if isinstance(inner, torch.optim.Adamax):
+        raise _no_second_moment(inner, "which keeps the largest gradients in their place")
     return inner
 
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from pathlib import Path
 from typing import IO, Any
 
 from ..files import write_atomically
 from .records import StepRecord
+
+#: Of every record's line.
+_BEGINNING = b'{"step": '
 
 
 class JsonLines:
@@ -44,19 +48,25 @@ class JsonLines:
 
     def close(self) -> None:
         """The file is closed; a further record opens it again."""
-        if self._file is not None:
-            self._file.close()
-        self._file = None
+        file, self._file = self._file, None  # gone also where its last line does not fit on the disk
+        if file is not None:
+            file.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_file": None}
 
 
 def _lines_before(path: Path, step: int) -> bytes | None:
     """What a file has of earlier steps; None if that is all of it."""
     lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
-    kept = [line for line in lines if line.endswith(b"\n") and _step_of(line, path) < step]
+    kept = [line for line in lines if _step_of(line, path) < step]
     return b"".join(kept) if kept != lines else None
 
 
-def _step_of(line: bytes, path: Path) -> int:
+def _step_of(line: bytes, path: Path) -> float:
+    """Infinity for the beginning of a record that was cut off."""
+    if not line.endswith(b"\n") and (line.startswith(_BEGINNING) or _BEGINNING.startswith(line)):
+        return math.inf
     try:
         return int(json.loads(line)["step"])
     except (ValueError, TypeError, KeyError) as error:
@@ -67,8 +77,8 @@ class TensorBoard:
     """The numbers of each step as TensorBoard's scalars.
 
     Args:
-        log_dir: a folder, or a SummaryWriter, which stays the caller's to close. In a folder of a run that resumes,
-            what was written of later steps is hidden.
+        log_dir: a folder, or a SummaryWriter, which stays the caller's to close. In a folder, what was written of steps
+            that come again, in a run that resumes or goes back, is hidden; in a writer of the caller's it is not.
         prefix: before the names of all numbers.
 
     Raises:
@@ -89,10 +99,14 @@ class TensorBoard:
         elif not callable(getattr(log_dir, "add_scalar", None)):
             raise TypeError(f"log_dir must be a folder or a SummaryWriter, got {type(log_dir).__name__}")
         self._make_writer = SummaryWriter
+        self._last_step = 0
 
     def __call__(self, record: StepRecord) -> None:
+        if record.step <= self._last_step:
+            self.close()
         if self._writer is None:
             self._writer = self._make_writer(self._folder, purge_step=record.step)
+        self._last_step = record.step
         for name, value in record.numbers().items():
             if name != "step" and value is not None:
                 self._writer.add_scalar(self._prefix + name, value, record.step)

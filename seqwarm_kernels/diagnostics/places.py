@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -16,6 +17,11 @@ class Place(NamedTuple):
     device: torch.device
     mesh: Any = None  #: a torch.distributed.DeviceMesh
     shard_dims: tuple[int, ...] = ()  #: of the mesh: along these, other ranks hold other parts
+
+
+def waits_for_nothing(devices: Sequence[torch.device]) -> torch.device:
+    """Where numbers of all these devices meet: not on the host, which would read before they have arrived."""
+    return next((device for device in devices if device.type != "cpu"), devices[0])
 
 
 class Part(NamedTuple):

@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from .places import waits_for_nothing
+
 
 class Row(NamedTuple):
     """What is known of a step."""
@@ -50,7 +52,7 @@ class Ring:
 
     def _start_copy(self) -> _Copy:
         rows, self._rows = self._rows, []
-        device = rows[-1].numbers.device
+        device = waits_for_nothing([row.numbers.device for row in rows])
         numbers = torch.cat([row.numbers.to(device, non_blocking=True) for row in rows])
         if not numbers.is_cuda:
             return _Copy(rows, numbers.cpu(), None)

@@ -13,7 +13,7 @@ from ..ops import backends
 from ..ops.library import overload
 from ..ops.moment_statistics.schema import Statistic, accumulation_dtype
 from .optimizers import check_optimizer, pair_of, parameters_of, unwrapped_optimizer
-from .places import Part, Place, over_ranks, part_of
+from .places import Part, Place, over_ranks, part_of, waits_for_nothing
 
 _OPERATOR = "moment_statistics"
 _LARGEST = [Statistic.VARIANCE_MAX, Statistic.MOMENTUM_MAX]
@@ -55,7 +55,7 @@ def moment_statistics(optimizer: Any, *, backend: str | None = None) -> MomentSt
         optimizer: Adam, AdamW, NAdam, RAdam, ... (fused, foreach, capturable); any whose state has exp_avg and
             exp_avg_sq; torchao's and bitsandbytes' 8-bit ones; one that has such an optimizer as `.optimizer`. Before
             its first step all statistics of moments are 0, as Adam's moments are.
-        backend: "triton" or "reference"; None for the best there is.
+        backend: "triton", "native" or "reference"; None for the best there is.
 
     Raises:
         TypeError: `optimizer` is none.
@@ -82,9 +82,9 @@ def raw_statistics(optimizer: Any, *, with_gradients: bool, backend: str | None 
         check_optimizer(inner)
     parts = [over_ranks(_together(torch.stack(numbers)), place) for place, numbers in found.items()]
     if not parts:
-        device = next(parameters_of(inner)).device
+        device = next((parameter.device for parameter in parameters_of(inner)), torch.device("cpu"))
         return torch.zeros(len(Statistic), dtype=accumulation_dtype(device), device=device), False
-    device = parts[0].device
+    device = waits_for_nothing([part.device for part in parts])
     return _together(torch.cat([part.to(device, non_blocking=True) for part in parts])), has_gradients
 
 

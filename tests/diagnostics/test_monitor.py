@@ -3,6 +3,7 @@
 import json
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -282,3 +283,79 @@ def test_on_a_device_no_step_waits_and_rows_come_a_ring_later():
     for row, wanted in zip(found, expected, strict=True):
         assert row == pytest.approx(wanted, rel=1e-6)
     assert {record.extra["learning_rate"] for record in records} == {0.1}
+
+
+class Output:
+    def __init__(self, *broken):
+        self.steps, self.calls, self.broken = [], [], broken
+
+    def __call__(self, record):
+        if record.step in self.broken:
+            raise OSError("the disk is full")
+        self.steps.append(record.step)
+
+    def flush(self):
+        self.call("flush")
+
+    def close(self):
+        self.call("close")
+
+    def call(self, name):
+        self.calls.append(name)
+        if name in self.broken:
+            raise OSError(f"no {name}")
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_an_output_that_raises_costs_the_others_nothing(optimizer, first):
+    broken, other = Output(3), Output()
+    outputs = (broken, other) if first else (other, broken)
+    monitor = TrainingMonitor(optimizer, *outputs, read_every=10)
+    losses = [1.0] * 6 + [5.0] + [1.0] * 13
+    raised = 0
+    for loss in losses:
+        try:
+            monitor.observe(loss)
+        except OSError:
+            raised += 1
+    monitor.flush()
+    assert raised == 1
+    assert other.steps == list(range(1, 21))
+    assert broken.steps == [step for step in range(1, 21) if step != 3]
+    assert (monitor.steps, monitor.spikes) == (20, 1)
+
+
+@pytest.mark.parametrize("name", ["flush", "close"])
+def test_all_outputs_are_closed(optimizer, name):
+    broken, other = Output(name), Output()
+    with pytest.raises(OSError, match=f"no {name}"), TrainingMonitor(optimizer, broken, other):
+        pass
+    assert broken.calls == other.calls == ["flush", "close"]
+
+
+def test_the_trainings_own_error_comes_out(optimizer):
+    with (
+        pytest.raises(KeyError, match="real"),
+        pytest.warns(UserWarning, match="could not be closed"),
+        TrainingMonitor(optimizer, Output("close")),
+    ):
+        raise KeyError("real")
+
+
+def test_numbers_of_numpy(optimizer):
+    records = []
+    with TrainingMonitor(optimizer, records.append) as monitor:
+        monitor.observe(np.float32(0.5), rate=np.float64(0.25))
+    assert (records[0].loss, records[0].extra) == (0.5, {"rate": 0.25})
+
+
+@pytest.mark.parametrize(
+    ("state", "message"),
+    [
+        (3, "state_dict must be a mapping, got int"),
+        ({"steps": 1, "spikes": 2, "min_loss": None, "max_loss_ratio": None}, "spikes must be at most steps 1, got 2"),
+    ],
+)
+def test_states_that_are_none(optimizer, state, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        TrainingMonitor(optimizer).load_state_dict(state)

@@ -2,6 +2,7 @@
 
 import json
 import math
+import pickle
 import sys
 
 import pytest
@@ -121,6 +122,15 @@ def test_tensorboard_folder(tmp_path):
     assert scalars(tmp_path)["optimizer/loss"] == [(1, 0.5), (2, 1.0), (3, 9.0)]
 
 
+def test_tensorboard_goes_back(tmp_path):
+    pytest.importorskip("tensorboard")
+    output = TensorBoard(tmp_path)
+    for step, loss in [(1, 1.0), (2, 9.0), (3, 9.0), (2, 2.0), (3, 3.0)]:
+        output(record(step, loss=loss))
+    output.close()
+    assert scalars(tmp_path)["optimizer/loss"] == [(1, 1.0), (2, 2.0), (3, 3.0)]
+
+
 def test_tensorboard_writer_stays_the_callers(tmp_path):
     tensorboard = pytest.importorskip("torch.utils.tensorboard")
     with tensorboard.SummaryWriter(str(tmp_path)) as writer:
@@ -141,3 +151,36 @@ def test_without_the_package(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with pytest.raises(ImportError, match=r"pip install seqwarm_kernels\[tensorboard\]"):
         TensorBoard(tmp_path)
+
+
+@pytest.mark.parametrize("content", [b'{"lr": 1}', b"\0" * 1000, b"notes", b'{"step'[:3] + b"x"])
+def test_a_file_of_something_else_is_left_alone(tmp_path, content):
+    path = tmp_path / "config.json"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match="path must be a file of StepRecords"):
+        JsonLines(path)
+    assert path.read_bytes() == content
+
+
+def test_a_file_is_begun_anew_after_a_failed_close(tmp_path):
+    class Full:
+        def close(self):
+            raise OSError("no space")
+
+    output = write(tmp_path / "monitor.jsonl", [1])
+    output.close()
+    output._file = Full()
+    with pytest.raises(OSError, match="no space"):
+        output.close()
+    output(record(2))
+    output.close()
+    assert steps_in(tmp_path / "monitor.jsonl") == [1, 2]
+
+
+def test_an_open_file_does_not_hinder_a_copy(tmp_path):
+    output = write(tmp_path / "monitor.jsonl", [1])
+    copied = pickle.loads(pickle.dumps(output))
+    output.close()
+    copied(record(2))
+    copied.close()
+    assert steps_in(tmp_path / "monitor.jsonl") == [1, 2]

@@ -37,13 +37,17 @@ def train_sharded(rank, mesh_shape):
     records = []
     with TrainingMonitor(optimizer, *([records.append] if rank == 0 else []), read_every=2) as monitor:
         for index in range(3):
-            monitor.observe(step(model, optimizer, index))
+            loss = step(model, optimizer, index)
+            norm = torch.nn.utils.clip_grad_norm_(model.parameters(), float("inf"))
+            assert isinstance(norm, DTensor)
+            monitor.observe(loss, norm if index else None)
         assert isinstance(next(iter(optimizer.state.values()))["exp_avg"], DTensor)
     assert len(records) == (3 if rank == 0 else 0)
     assert monitor.steps == 3
     found = values(moment_statistics(optimizer))
     if rank == 0:
         last = records[-1]
+        assert last.grad_norm == pytest.approx(found[4].item(), rel=1e-6)
         assert [last.variance_l1, last.variance_max, last.momentum_l1, last.momentum_max] == found[:4].tolist()
     return found
 

@@ -160,6 +160,17 @@ def test_optimizers_without_a_second_moment_are_named(make):
         moment_statistics(optimizer)
 
 
+@pytest.mark.parametrize("make", WITHOUT.values(), ids=WITHOUT)
+def test_a_monitor_is_refused_before_the_first_step(make):
+    with pytest.raises(ValueError, match="must keep exp_avg and exp_avg_sq for each parameter"):
+        TrainingMonitor(make(model_of().parameters()))
+
+
+def test_an_optimizer_without_parameters():
+    optimizer = torch.optim.Adam([{"params": []}])
+    assert [value.item() for value in moment_statistics(optimizer)[:4]] == [0, 0, 0, 0]
+
+
 def test_one_parameter_without_a_second_moment_is_enough():
     model = model_of()
     optimizer = torch.optim.AdamW(model.parameters())

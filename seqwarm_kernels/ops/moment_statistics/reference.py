@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor
 
@@ -15,29 +17,22 @@ def wide(tensor: Tensor) -> Tensor:
     return tensor if tensor.dtype == torch.float64 else tensor.float()
 
 
-def total(sizes: list[Tensor], zero: Tensor) -> Tensor:
-    """The sum of all elements."""
-    return torch.stack([size.sum(dtype=zero.dtype) for size in sizes]).sum() if sizes else zero
-
-
-def largest(sizes: list[Tensor], zero: Tensor) -> Tensor:
-    """The largest of elements that are not below zero."""
-    maxima = [size.amax() for size in sizes]
-    dtypes = {maximum.dtype for maximum in maxima}
-    if len(dtypes) > 1:
-        maxima = [maximum.to(zero.dtype) for maximum in maxima]
-    return torch.stack(maxima).amax().to(zero.dtype) if maxima else zero
+def total_and_largest(sizes: Iterable[Tensor], zero: Tensor) -> tuple[Tensor, Tensor]:
+    """The sum and the maximum of all elements, none below zero; one tensor is in memory at a time."""
+    pairs = [(size.sum(dtype=zero.dtype), size.amax().to(zero.dtype)) for size in sizes if size.numel()]
+    if not pairs:
+        return zero, zero
+    totals, maxima = zip(*pairs, strict=True)
+    return torch.stack(totals).sum(), torch.stack(maxima).amax()
 
 
 def moment_statistics(momentum: list[Tensor], second_moment: list[Tensor], gradients: list[Tensor]) -> Tensor:
     like = any_tensor(momentum, second_moment, gradients)
     zero = like.new_zeros((), dtype=accumulation_dtype(like.device))
-    variance = [wide(tensor).sqrt() for tensor in second_moment if tensor.numel()]
-    sizes = [wide(tensor).abs() for tensor in momentum if tensor.numel()]
-    squares = [wide(tensor).square() for tensor in gradients if tensor.numel()]
-    return torch.stack(
-        [total(variance, zero), largest(variance, zero), total(sizes, zero), largest(sizes, zero), total(squares, zero)]
-    )
+    variance = total_and_largest((wide(tensor).sqrt() for tensor in second_moment), zero)
+    sizes = total_and_largest((wide(tensor).abs() for tensor in momentum), zero)
+    squares, _ = total_and_largest((wide(tensor).square() for tensor in gradients), zero)
+    return torch.stack([*variance, *sizes, squares])
 
 
 implement("moment_statistics", "reference", moment_statistics)
