@@ -7,6 +7,9 @@ import importlib
 import json
 import os
 import sys
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -69,18 +72,37 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     search.add_argument("--json", action="store_true", help="print a JSON object")
 
 
+class _TrainingFailed(Exception):
+    """Its cause was raised in what is trained, not by an argument: it keeps its traceback."""
+
+
 def run(arguments: argparse.Namespace) -> int:
     """Search and print. Returns 0, 1 if no schedule was stable, 2 after an error of the user's, 130 after Ctrl-C."""
-    from ..diagnostics.tuning import NoStableSchedule, tune_schedule
-    from ..diagnostics.tuning.figure import check_matplotlib
-
     try:
-        if arguments.figure is not None:
-            check_matplotlib()
-        options = _options_of_the_user(arguments) if arguments.trial else _options_of_the_demo(arguments)
-        if arguments.min_seq_lengths is not None:
-            options["min_seq_lengths"] = arguments.min_seq_lengths
+        return _search(arguments)
+    except _TrainingFailed as failed:
+        traceback.print_exception(failed.__cause__)
+        return 2
+    except (ValueError, TypeError, OSError, ImportError) as error:
+        print(f"seqwarm_kernels tune: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        way = "With --folder a search can go on." if arguments.folder is None else "The same command goes on from here."
+        print(f"\nStopped. {way}", file=sys.stderr)
+        return 130
+
+
+def _search(arguments: argparse.Namespace) -> int:
+    from ..diagnostics.tuning import NoStableSchedule, tune_schedule
+
+    if arguments.figure is not None:
+        _check_figure(arguments.figure, arguments.folder)
+    options = _options_of_the_user(arguments) if arguments.trial else _options_of_the_demo(arguments)
+    if arguments.min_seq_lengths is not None:
+        options["min_seq_lengths"] = arguments.min_seq_lengths
+    try:
         found = tune_schedule(
+            _told_apart(options.pop("run_trial")),
             multiples=arguments.multiples,
             max_rise=arguments.max_rise,
             step_size=arguments.step_size,
@@ -89,24 +111,55 @@ def run(arguments: argparse.Namespace) -> int:
             folder=arguments.folder,
             **options,
         )
-        _show(found, arguments)
-    except NoStableSchedule as error:
-        _show(error, arguments)
+    except NoStableSchedule as nothing:
+        _show(nothing, arguments)
         return 1
-    except (ValueError, TypeError, OSError, ImportError) as error:
-        print(f"seqwarm_kernels tune: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        way = "With --folder a search can go on." if arguments.folder is None else "The same command goes on from here."
-        print(f"\nStopped. {way}", file=sys.stderr)
-        return 130
+    _show(found, arguments)
     return 0
 
 
+def _check_figure(path: Path, folder: Path | None) -> None:
+    """Before the search, which may take hours. The records' folder is made by then."""
+    from ..diagnostics.tuning.figure import check_matplotlib
+
+    check_matplotlib()
+    if path.is_dir():
+        raise ValueError(f"--figure must be a file, got the folder {path}")
+    if folder is not None and path.parent.resolve() == folder.resolve():
+        return
+    if not (path.parent.is_dir() and os.access(path.parent, os.W_OK)):
+        raise ValueError(f"--figure must lie in a folder that is there and may be written to, got {path}")
+
+
+def _told_apart(run_trial: Callable[..., Any]) -> Callable[..., Any]:
+    """Does the same, but what it raises is told apart from what tune_schedule says of the arguments."""
+
+    def watched(validations: Iterable[Any]) -> Iterator[Any]:
+        with _training():
+            yield from validations
+
+    def run_it(*arguments: Any) -> Any:
+        with _training():
+            validations = run_trial(*arguments)
+        return watched(validations) if isinstance(validations, Iterable) else validations
+
+    return run_it
+
+
+@contextmanager
+def _training() -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        raise _TrainingFailed from error
+
+
 def _show(found: TunedSchedule | NoStableSchedule, arguments: argparse.Namespace) -> None:
+    from ..diagnostics.tuning import NoStableSchedule
+
     if arguments.json:
         print(json.dumps(found.to_json(), indent=2))
-    elif isinstance(found, RuntimeError):
+    elif isinstance(found, NoStableSchedule):
         print(f"seqwarm_kernels tune: {found}", file=sys.stderr)
     else:
         print(found.table())
@@ -132,30 +185,48 @@ def _options_of_the_user(arguments: argparse.Namespace) -> dict[str, Any]:
 def _load(name: str) -> Any:
     """The function MODULE:FUNCTION, looked for in the folder of now as well, as `python -m` does."""
     module, _, function = name.partition(":")
-    if not module or not function:
+    if not module or not function or module.startswith("."):
         raise ValueError(f"--trial must be MODULE:FUNCTION, got {name}")
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
+    found = getattr(_import(module), function, None)
+    if not callable(found):
+        raise ValueError(f"--trial must name a function, got {name}: {module} has none of that name")
+    return found
+
+
+def _import(module: str) -> Any:
+    """A module that is not there is an error of the option; what one raises itself keeps its traceback."""
     try:
-        return getattr(importlib.import_module(module), function)
-    except AttributeError as error:
-        raise ValueError(f"--trial {name}: {error}") from error
+        return importlib.import_module(module)
+    except Exception as error:
+        if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
+            raise
+        raise _TrainingFailed from error
 
 
 def _options_of_the_demo(arguments: argparse.Namespace) -> dict[str, Any]:
     from .text import read_corpus
-    from .tuning import DemoTrial, default_durations, demo_settings, settings_to_compare
+    from .tuning import (
+        DemoTrial,
+        check_trial_within_run,
+        default_durations,
+        demo_settings,
+        learning_rate_warmup,
+        settings_to_compare,
+    )
 
     _refuse(arguments, _OF_THE_USER, "belongs to --trial; the demo's GPT counts tokens, and warms up for 5% of them")
     names = ("device", "steps", "seq_length", "seed", "text", "learning_rate", "batch_size", "layers", "width")
     settings = demo_settings(**{name: getattr(arguments, name) for name in names})
+    check_trial_within_run(settings, arguments.multiples)
     corpus = read_corpus(settings.text, settings.seq_length)
     validations = _VALIDATIONS if arguments.validations is None else arguments.validations
     trial = DemoTrial(settings, corpus, validations)
     return {
         "run_trial": trial,
         "max_seq_length": settings.seq_length,
-        "learning_rate_warmup": round(settings.learning_rate_warmup * settings.total_tokens),
+        "learning_rate_warmup": learning_rate_warmup(settings),
         "unit": "token",
         "durations": arguments.durations or default_durations(settings),
         "settings": settings_to_compare(trial),

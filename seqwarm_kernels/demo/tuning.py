@@ -89,9 +89,27 @@ def demo_settings(
     return settings
 
 
+def learning_rate_warmup(settings: Settings) -> int:
+    """In tokens."""
+    return round(settings.learning_rate_warmup * settings.total_tokens)
+
+
+def check_trial_within_run(settings: Settings, multiples: float) -> None:
+    """
+    Raises:
+        ValueError: a trial of so many multiples of the learning rate's warmup would be longer than the run.
+    """
+    warmup, total = learning_rate_warmup(settings), settings.total_tokens
+    if multiples * warmup > total:
+        raise ValueError(
+            f"--multiples must keep a trial within the run's {total:,} tokens, "
+            f"got {multiples:g} times a learning rate's warmup of {warmup:,}"
+        )
+
+
 def default_durations(settings: Settings) -> list[int]:
-    """15 % to 90 % of the run, in tokens."""
-    return [settings.total_tokens * percent // 100 for percent in _PERCENT]
+    """15 % to 90 % of the run, in tokens, each once: in a run of a few tokens some are the same."""
+    return sorted({settings.total_tokens * percent // 100 for percent in _PERCENT})
 
 
 def settings_to_compare(trial: DemoTrial) -> dict[str, Any]:

@@ -28,6 +28,26 @@ def hopeless(scheduler, end):
 def stops(scheduler, end):
     yield Validation(0, 9.0)
     raise KeyboardInterrupt
+
+def mistaken(scheduler, end):
+    yield Validation(0, 9.0)
+    mistake()
+
+def mistaken_at_once(scheduler, end):
+    mistake()
+
+def mistake():
+    raise TypeError("not one number but two")
+
+def nothing(scheduler, end):
+    pass
+
+def takes_the_folder_away(scheduler, end):
+    import shutil
+    shutil.rmtree("figures", ignore_errors=True)
+    yield Validation(0, float("nan"))
+
+no_function = 3
 """
 
 TINY = ("--device", "cpu", "--steps", 40, "--seq-length", 32, "--batch-size", 2, "--layers", 1, "--width", 16)
@@ -109,6 +129,50 @@ def test_ctrl_c_says_how_to_go_on(own, capsys):
     assert "The same command goes on from here." in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("function", ["mistaken", "mistaken_at_once"])
+def test_an_error_in_the_users_training_keeps_its_traceback(own, capsys, function):
+    assert run("--trial", f"{own}:{function}", *OWN) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[-1] == "TypeError: not one number but two"
+    assert any("own_training.py" in line and "in mistake" in line for line in lines)
+
+
+def test_an_error_in_the_users_module_keeps_its_traceback(own, capsys):
+    Path(f"{own}.py").write_text("import nowhere_to_be_found")
+    assert run("--trial", f"{own}:run_trial", *OWN) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[-1] == "ModuleNotFoundError: No module named 'nowhere_to_be_found'"
+    assert any("own_training.py" in line for line in lines)
+
+
+def test_what_a_training_yields_wrongly_is_one_line(own, capsys):
+    assert run("--trial", f"{own}:nothing", *OWN) == 2
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert "seqwarm_kernels tune: run_trial must yield, or return an iterable of," in line
+
+
+def test_a_figure_that_cannot_be_written_after_nothing_was_stable(own, capsys):
+    Path("figures").mkdir()
+    assert run("--trial", f"{own}:takes_the_folder_away", *OWN, "--figure", "figures/tuning.png") == 2
+    printed = capsys.readouterr().err
+    assert "no candidate was stable" in printed
+    assert "Traceback" not in printed
+    assert "figures/tuning.png" in printed.splitlines()[-1]
+
+
+def test_a_figure_among_the_records(own, capsys):
+    options = ("--folder", "trials", "--figure", "trials/tuning.png")
+    assert run("--trial", f"{own}:run_trial", *OWN, *options) == 0
+    assert Path("trials/tuning.png").exists()
+
+
+def test_a_run_of_one_step(text_file, capsys):
+    tiny = ("--device", "cpu", "--steps", 1, "--seq-length", 16, "--batch-size", 1, "--layers", 1, "--width", 16)
+    assert run(*tiny, "--text", text_file, "--json") == 0
+    durations = json.loads(capsys.readouterr().out)["configuration"]["durations"]
+    assert durations == sorted({16 * percent // 100 for percent in range(15, 91, 5)})
+
+
 def test_the_demos_gpt(text_file, tmp_path, capsys, monkeypatch):
     options = (*TINY, "--text", text_file, "--folder", tmp_path / "trials", "--validations", 4, "--json")
     assert run(*options) == 0
@@ -135,8 +199,8 @@ def test_the_demos_gpt(text_file, tmp_path, capsys, monkeypatch):
 def test_options_of_the_demos_gpt(text_file, tmp_path, capsys, monkeypatch):
     made = []
     monkeypatch.setattr(tuning, "Trainer", lambda run, settings, corpus: made.append(settings) or 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        run(*TINY, "--text", text_file, "--learning-rate", 0.1, "--seed", 3, "--validations", 5)
+    assert run(*TINY, "--text", text_file, "--learning-rate", 0.1, "--seed", 3, "--validations", 5) == 2
+    assert "ZeroDivisionError" in capsys.readouterr().err
     [settings] = made
     names = ("steps", "seq_length", "batch_size", "layers", "width", "peak_learning_rate", "seed", "device")
     assert [getattr(settings, name) for name in names] == [40, 32, 2, 1, 16, 0.1, 3, "cpu"]
@@ -182,7 +246,16 @@ def test_another_text_is_another_configuration(text_file, tmp_path, capsys):
     ("options", "message"),
     [
         (["--trial", "own_training", *OWN], "--trial must be MODULE:FUNCTION, got own_training"),
-        (["--trial", "own_training:nothing", *OWN], "has no attribute 'nothing'"),
+        (["--trial", ".own_training:run_trial", *OWN], "--trial must be MODULE:FUNCTION, got .own_training:run_trial"),
+        (["--trial", "own_training:nowhere", *OWN], "--trial must name a function, got own_training:nowhere"),
+        (["--trial", "own_training:no_function", *OWN], "--trial must name a function, got own_training:no_function"),
+        (["--trial", "own_training:run_trial", *OWN, "--multiples", 1e308], "multiples of learning_rate_warmup"),
+        (["--trial", "own_training:run_trial", *OWN, "--figure", "."], "--figure must be a file, got the folder ."),
+        (
+            ["--trial", "own_training:run_trial", *OWN, "--figure", "nowhere/tuning.png"],
+            "--figure must lie in a folder that is there and may be written to, got nowhere/tuning.png",
+        ),
+        ([*TINY, "--multiples", 21], "--multiples must keep a trial within the run's 2,560 tokens, got 21 times"),
         (["--trial", "nowhere_to_be_found:run", *OWN], "No module named 'nowhere_to_be_found'"),
         (["--trial", "own_training:run_trial", "--seq-length", 64], "--trial needs --learning-rate-warmup"),
         (["--trial", "own_training:run_trial"], "--trial needs --seq-length"),

@@ -2,7 +2,8 @@
 
 from .configuration import Configuration
 from .result import NoStableSchedule, TunedSchedule
-from .trials import RunTrial, Trial, Validation
+from .trials import RunTrial, Trial
 from .tune import tune_schedule
+from .validation import Validation
 
 __all__ = ["Configuration", "NoStableSchedule", "RunTrial", "Trial", "TunedSchedule", "Validation", "tune_schedule"]

@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from fractions import Fraction
 from itertools import pairwise
 from typing import Any
 
@@ -15,6 +16,9 @@ from .trials import Trial
 
 #: Without any given, durations are 1 to 16 times the length of a trial.
 DURATIONS = 16
+
+#: In units; up to here a float, as progress bars and figures use, can count them.
+_LONGEST_TRIAL = 2**53
 
 #: What np.random.seed takes.
 _LARGEST_SEED = 2**32 - 1
@@ -59,6 +63,11 @@ class Configuration:
         check_real("multiples", multiples)
         if multiples <= 0:
             raise ValueError(f"multiples must be positive, got {multiples}")
+        if _end(multiples, learning_rate_warmup) > _LONGEST_TRIAL:
+            raise ValueError(
+                f"multiples of learning_rate_warmup must be at most {_LONGEST_TRIAL} units together, "
+                f"got {multiples} of {learning_rate_warmup}"
+            )
         check_real("max_rise", max_rise)
         if max_rise <= 1:
             raise ValueError(f"max_rise must be above 1, got {max_rise}")
@@ -123,10 +132,13 @@ class Configuration:
 
 
 def _end(multiples: float, learning_rate_warmup: int) -> int:
-    return math.ceil(multiples * learning_rate_warmup)
+    """2.2 times 25 is 55, which in floats it is not."""
+    return math.ceil(Fraction(str(multiples)) * learning_rate_warmup)
 
 
 def _ascending(name: str, values: Iterable[int]) -> tuple[int, ...]:
+    if not isinstance(values, Iterable):
+        raise TypeError(f"{name} must be an iterable of ints, got {type(values).__name__}")
     values = tuple(values)
     for value in values:
         check_int(f"{name}, each of them,", value, minimum=1)

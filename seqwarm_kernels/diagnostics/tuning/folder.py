@@ -9,7 +9,8 @@ from typing import Any
 
 from ...files import PARTIAL_SUFFIX, write_atomically
 from .configuration import Configuration
-from .trials import Trial, Validation
+from .trials import Trial
+from .validation import Validation
 
 CONFIGURATION = "configuration.json"
 RESULT = "result.json"
@@ -26,8 +27,9 @@ class TrialFolder:
         """A new folder, or the one of a search to go on with.
 
         Raises:
-            ValueError: it holds trials of another configuration, or other things.
+            ValueError: it holds trials of another configuration, or other things, or the pacing has no name.
         """
+        _check_has_name(configuration.to_json()["pacing"])
         folder = TrialFolder(path)
         file = path / CONFIGURATION
         if file.exists():
@@ -70,17 +72,25 @@ def _is_ours(entry: Path) -> bool:
     return entry.name.endswith(PARTIAL_SUFFIX)
 
 
+def _check_has_name(pacing: str) -> None:
+    if pacing.endswith("<lambda>"):
+        raise ValueError("pacing must be a function with a name of its own where folder is given, got a lambda")
+
+
 def _check_same(path: Path, there: Any, here: dict[str, Any]) -> None:
     if not isinstance(there, dict) or there.keys() != here.keys():
         raise ValueError(f"{path / CONFIGURATION} must have the entries {list(here)}, got {there!r}")
+    if not isinstance(there["settings"], dict):
+        raise ValueError(f"settings in {path / CONFIGURATION} must be an object, got {there['settings']!r}")
+    stored = _flat(there)
     for name, value in _flat(here).items():
-        stored = _flat(there).get(name)
-        if stored != value:
+        if name not in stored or stored[name] != value:
+            other = json.dumps(stored[name]) if name in stored else "missing"
             raise ValueError(
-                f"folder {path} holds trials of another configuration: {name} is {json.dumps(stored)} there, "
+                f"folder {path} holds trials of another configuration: {name} is {other} there, "
                 f"{json.dumps(value)} here"
             )
-    gone = _flat(there).keys() - _flat(here).keys()
+    gone = stored.keys() - _flat(here).keys()
     if gone:
         raise ValueError(f"folder {path} holds trials of another configuration: it has {sorted(gone)}, none is here")
 

@@ -41,12 +41,15 @@ class TunedSchedule:
 
     @property
     def cost(self) -> int:
-        """Units trained in all trials."""
+        """Units trained in all trials, up to the last validation of each.
+
+        What an interrupted trial had trained, before it began again, is not in it.
+        """
         return sum(trial.cost for trial in self.trials)
 
     @property
     def tokens(self) -> int | None:
-        """Tokens trained in all trials, None where they were not reported."""
+        """As `cost`, in tokens; None where they were not reported."""
         return _tokens(self.trials)
 
     def grid_cost(self, total: int) -> int:
@@ -87,6 +90,10 @@ class NoStableSchedule(RuntimeError):
             "no candidate was stable. A lower learning rate, a longer warmup of it, longer durations or a smaller "
             f"step_size may help.\n\n{table(configuration, trials, None)}"
         )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """For pickle and copy, which would make it from its message."""
+        return type(self), (self.configuration, self.trials)
 
     def to_json(self) -> dict[str, Any]:
         """As `TunedSchedule.to_json`, with no schedule."""

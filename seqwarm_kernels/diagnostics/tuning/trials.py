@@ -4,24 +4,17 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
 
-from ...checks import check_int
 from ...schedule import SequenceLengthScheduler
-
-
-class Validation(NamedTuple):
-    """What a trial reports when it validates."""
-
-    progress: int  #: units of the schedule trained so far
-    perplexity: float  #: on held-out sequences of the full length; inf or nan where training has diverged
-    tokens: int | None = None  #: trained so far, if anyone wants to know what the search took
-
+from .validation import Validation, checked
 
 #: Trains from scratch with a scheduler, which it must step, up to so many units; yields as it validates.
 RunTrial = Callable[[SequenceLengthScheduler, int], Iterable[Validation]]
@@ -37,7 +30,7 @@ class Trial:
     max_rise: float  #: more than this over the best perplexity before is a significant fluctuation
     validations: tuple[Validation, ...] = ()
 
-    @property
+    @cached_property
     def rises(self) -> list[float]:
         """Every perplexity over the smallest before it; 1 for the first, inf for one that is not finite."""
         best, rises = math.inf, []
@@ -56,12 +49,19 @@ class Trial:
         return self.largest_rise > self.max_rise
 
     @property
-    def is_finished(self) -> bool:
+    def is_over(self) -> bool:
+        """Whether nothing that comes can count any more."""
         return self.fluctuates or self.cost >= self.end
 
     @property
+    def is_finished(self) -> bool:
+        """Whether it is decided; one that is over may not be, with a single validation."""
+        return self.fluctuates or self.is_stable
+
+    @property
     def is_stable(self) -> bool:
-        return self.cost >= self.end and not self.fluctuates
+        """Not with a single validation, which has none before it to rise above."""
+        return self.cost >= self.end and len(self.validations) > 1 and not self.fluctuates
 
     @property
     def cost(self) -> int:
@@ -74,19 +74,14 @@ class Trial:
         return self.validations[-1].tokens if self.validations else 0
 
     def then(self, validation: Validation) -> Trial:
-        """The trial with one more validation.
+        """The trial with one more validation; the same where it was over.
 
         Raises:
-            TypeError, ValueError: it is no Validation, goes backwards, or is no perplexity.
+            TypeError, ValueError: it is no Validation, does not go on from the last, or is no perplexity.
         """
-        if not isinstance(validation, Validation):
-            raise TypeError(f"run_trial must yield Validation(progress, perplexity), got {validation!r}")
-        check_int("progress of a Validation", validation.progress, minimum=self.cost)
-        if validation.perplexity < 1:
-            raise ValueError(
-                f"perplexity of a Validation must be at least 1 (it is exp of the loss in nats), "
-                f"got {validation.perplexity}"
-            )
+        if self.is_over:
+            return self
+        validation = checked(validation, self.validations[-1] if self.validations else None)
         return replace(self, validations=(*self.validations, validation))
 
     def to_json(self) -> dict[str, Any]:
@@ -114,32 +109,59 @@ def run(
     """Train until the trial has passed or fluctuates, and close the iterator then.
 
     Raises:
-        ValueError: `run_trial` ends before, or validates too seldom for a fluctuation to show.
+        TypeError, ValueError: `run_trial` yields something else, ends before, or validates too seldom for a
+            fluctuation to show.
     """
-    _seed_everything(seed)
-    validations = iter(run_trial(scheduler, trial.end))
+    with _seeded(seed):
+        trial = _watch(trial, _started(run_trial, scheduler, trial.end), on_validation)
+    if not trial.is_over:
+        raise ValueError(
+            f"run_trial must train and validate up to {trial.end:,} {scheduler.unit}s, "
+            f"but its last validation was at {trial.cost:,}"
+        )
+    if not trial.is_finished:
+        raise ValueError("run_trial must validate at least twice in a trial, or no fluctuation can show")
+    return trial
+
+
+def _started(run_trial: RunTrial, scheduler: SequenceLengthScheduler, end: int) -> Iterator[Validation]:
+    validations = run_trial(scheduler, end)
+    if not isinstance(validations, Iterable):
+        raise TypeError(
+            f"run_trial must yield, or return an iterable of, Validation(progress, perplexity), "
+            f"got {type(validations).__name__}"
+        )
+    return iter(validations)
+
+
+def _watch(trial: Trial, validations: Iterator[Validation], on_validation: Callable[[Trial], None]) -> Trial:
     try:
         for validation in validations:
             trial = trial.then(validation)
             on_validation(trial)
-            if trial.is_finished:
+            if trial.is_over:
                 break
     finally:
         close = getattr(validations, "close", None)
         if close is not None:
             close()
-    if not trial.is_finished:
-        raise ValueError(
-            f"run_trial must train and validate up to {trial.end:,} {scheduler.unit}s, "
-            f"but its last validation was at {trial.cost:,}"
-        )
-    if trial.is_stable and len(trial.validations) < 2:
-        raise ValueError("run_trial must validate at least twice in a trial, or no fluctuation can show")
     return trial
 
 
-def _seed_everything(seed: int) -> None:
-    """So that a trial does not depend on the ones before it, which may have been read from a folder."""
-    random.seed(seed)
-    np.random.seed(seed)
-    torch.manual_seed(seed)
+@contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    """So that a trial does not depend on the ones before it, which may have been read from a folder.
+
+    Afterwards the caller's random streams go on where they were; CUDA's only if it was in use before.
+    """
+    python, numpy = random.getstate(), np.random.get_state()
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    try:
+        with torch.random.fork_rng(devices):
+            random.seed(seed)
+            np.random.seed(seed)
+            torch.manual_seed(seed)
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)

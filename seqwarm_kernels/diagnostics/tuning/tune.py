@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -48,8 +49,9 @@ def tune_schedule(
     Args:
         run_trial: called with a new `SequenceLengthScheduler` and a number of units; trains from scratch with that
             schedule for so many units, and yields a `Validation` whenever it has validated on sequences of the FULL
-            length: before the first unit, ten times or so on the way, at the end. It steps the scheduler. The iterator
-            is closed when the trial is decided, so a generator may end late, and may clean up in `finally`.
+            length: before the first unit, ten times or so on the way, at the end. It steps the scheduler. The first
+            validation at the end or past it, however far, is the last that counts. The iterator is closed when the
+            trial is decided, so a generator may end late, and may clean up in `finally`.
         max_seq_length: tokens in a sequence in the end, at least 2.
         learning_rate_warmup: units of the learning rate's own warmup, at least 1.
         min_seq_lengths: candidates, from small to large; those not below `max_seq_length` are left out.
@@ -57,8 +59,10 @@ def tune_schedule(
         multiples: a trial takes this many times `learning_rate_warmup`, above 0.
         max_rise: a perplexity above this times the best one before it is a significant fluctuation, as is one that is
             not finite; above 1.
-        step_size, unit, pacing: as in `SequenceLengthScheduler`; pacing must not be `discrete`.
-        seed: of torch, NumPy and Python's random before every trial, so that none depends on those before it.
+        step_size, unit, pacing: as in `SequenceLengthScheduler`; pacing must not be `discrete`, nor a lambda with
+            `folder`, where functions are compared by their names.
+        seed: of torch, NumPy and Python's random in every trial, so that none depends on those before it; afterwards
+            their streams go on where they were.
         settings: plain JSON values, whatever else decides the numbers: learning rate, batch size, model. Only kept in
             `folder`, and compared.
         folder: for the records of all trials, written after each validation. A search that was stopped goes on: trials
@@ -76,6 +80,8 @@ def tune_schedule(
     if not callable(run_trial):
         raise TypeError(f"run_trial must be callable, got {type(run_trial).__name__}")
     check_bool("progress", progress)
+    if folder is not None and not isinstance(folder, (str, os.PathLike)):
+        raise TypeError(f"folder must be a path, got {type(folder).__name__}")
     configuration = Configuration.checked(
         max_seq_length=max_seq_length,
         min_seq_lengths=min_seq_lengths,
