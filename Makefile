@@ -12,7 +12,7 @@ BUILD_INPUTS := pyproject.toml constraints.txt setup.py CMakeLists.txt $(shell f
 
 export SEQWARM_TEST_DATA ?= $(abspath ../shared/data)
 
-.PHONY: help install demo test test-cpus test-asan test-composer test-transformers-oldest lint format clean
+.PHONY: help install demo experiments test test-cpus test-asan test-composer test-transformers-oldest lint format clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | while IFS='|' read -r target text; do \
@@ -29,6 +29,11 @@ $(STAMP): $(BUILD_INPUTS)
 
 demo: $(STAMP)  ## run the demo; ARGS="--help" lists its options
 	$(RUN) -m seqwarm_kernels demo $(ARGS)
+
+# Of docs/training.md. Stopped and called again, it goes on.
+OUT ?= reports/experiments
+experiments: $(STAMP)  ## train the experiments at toy size, some 20 minutes; TEXT="my_corpus/", ARGS="--only a"
+	$(RUN) -m bench training --out $(OUT) $(if $(TEXT),--text $(TEXT)) $(ARGS)
 
 test: $(STAMP)  ## run the tests; ARGS="-k name" selects some
 	OMP_NUM_THREADS=1 $(RUN) -m pytest --numprocesses $(WORKERS) $(ARGS)

@@ -1,0 +1,155 @@
+"""docs/figures/training_*.png, from results alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .plan import CAUSAL, EXTRAPOLATION, MASKED, PACKAGE, SPEED, STABILITY, TIME
+from .results import Result, by_attention
+from .scales import Scale
+from .statistics import SPIKE, spread
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+BASELINE_COLOUR, WARMUP_COLOUR = "#0072B2", "#D55E00"  #: those of the demo: Okabe and Ito's blue and orange
+
+
+def draw_all(results: Sequence[Result], folder: Path, scale: Scale) -> list[Path]:
+    """One for each experiment that there are results of."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    folder.mkdir(parents=True, exist_ok=True)
+    drawn = []
+    for name, experiment, draw, columns in (
+        ("time", TIME, _draw_time, 2),
+        ("stability", STABILITY, _draw_stability, 2),
+        ("extrapolation", EXTRAPOLATION, _draw_extrapolation, 2),
+        ("speed", SPEED, _draw_speed, 1),
+    ):
+        found = [r for r in results if r.experiment == experiment and r.failure is None]
+        if not found:
+            continue
+        figure, axes = plt.subplots(
+            1, columns, figsize=(9 if columns == 2 else 6, 3.8), layout="constrained", squeeze=False
+        )
+        draw(list(axes[0]), found)
+        figure.suptitle(f"{scale.size}, {scale.device}", fontsize=9)
+        for axis in axes[0]:
+            axis.grid(alpha=0.25)
+            axis.spines[["top", "right"]].set_visible(False)
+        drawn.append(
+            folder / f"training_{name}.png" if scale.device == "cpu" else folder / f"training_{scale.name}_{name}.png"
+        )
+        figure.savefig(drawn[-1], dpi=110)
+        plt.close(figure)
+    return drawn
+
+
+def _draw_time(axes: list[Axes], results: list[Result]) -> None:
+    """Left the curves of seed 0 and of the baseline; right how much sooner, by duration."""
+    curves, ratios = axes
+    import matplotlib
+
+    batch_size = max(result.case["batch_size"] for result in results)
+    shades = matplotlib.colormaps["viridis"]
+    for result in sorted(results, key=lambda r: r.case["duration"]):
+        duration = result.case["duration"]
+        if result.case["seed"] == 0 and result.figures["curve"]:
+            _, seconds, losses = zip(*result.figures["curve"], strict=True)
+            is_half = result.case["batch_size"] < batch_size
+            label = f"{duration:g}{', half the batch' if is_half else ''}"
+            colour = "black" if duration == 0 else shades(duration)
+            curves.plot(seconds, losses, label=label, color=colour, linestyle=":" if is_half else "-")
+            if duration == 0 and not is_half:
+                curves.axhline(losses[-1], color="0.4", linestyle="--", linewidth=1)
+    late = [point[2] for r in results for point in r.figures["curve"] if point[0] > 0.25 * r.figures["tokens"]]
+    curves.set(
+        xlabel="seconds of training", ylabel="validation loss at full length", ylim=(min(late) - 0.05, max(late) + 0.1)
+    )
+    curves.legend(title="duration, seed 0", fontsize=7, title_fontsize=7)
+    for unit, colour, marker in (("seconds", WARMUP_COLOUR, "o"), ("tokens", BASELINE_COLOUR, "s")):
+        points = [(r.case["duration"], r.figures[f"sooner_in_{unit}"]) for r in results if r.case["duration"] > 0]
+        reached = [point for point in points if point[1] is not None]
+        if reached:
+            durations, times = zip(*reached, strict=True)
+            ratios.plot(durations, times, marker, color=colour, markersize=5, alpha=0.8, label=unit)
+    ratios.axhline(1, color="0.4", linestyle="--", linewidth=1)
+    ratios.set(xlabel="duration, share of tokens", ylabel="times sooner at the baseline's final loss", ylim=(0, None))
+    ratios.legend(fontsize=7)
+
+
+def _draw_stability(axes: list[Axes], results: list[Result]) -> None:
+    """Left final losses, right the largest loss ratio, over the learning rate; each run is a point."""
+    batches = sorted({r.case["batch_size"] for r in results})
+    for axis, value, label in (
+        (axes[0], lambda f: f["final_loss"], "final validation loss"),
+        (axes[1], lambda f: f["largest_ratio"], "largest loss ratio"),
+    ):
+        for batch, marker in zip(batches, "os^v", strict=False):
+            for warm, colour in ((False, BASELINE_COLOUR), (True, WARMUP_COLOUR)):
+                same = [r for r in results if r.case["batch_size"] == batch and (r.case["duration"] > 0) == warm]
+                aside = 1.06 if warm else 1 / 1.06  # so that points do not hide each other
+                points = [(aside * r.case["learning_rate_factor"], value(r.figures)) for r in same]
+                points = [point for point in points if point[1] is not None]
+                if points:
+                    factors, values = zip(*points, strict=True)
+                    name = f"{'warmup' if warm else 'baseline'}, batch {batch}"
+                    filled = colour if batch == batches[0] else "none"
+                    axis.plot(factors, values, marker, color=colour, markerfacecolor=filled, label=name)
+        _set_powers_of_two(axis, [r.case["learning_rate_factor"] for r in results])
+        axis.set(xlabel="times the baseline's best learning rate", ylabel=label)
+    axes[1].axhline(SPIKE, color="0.4", linestyle="--", linewidth=1)
+    axes[0].legend(fontsize=7)
+
+
+def _set_powers_of_two(axis: Axes, values: Iterable[float]) -> None:
+    axis.set_xscale("log", base=2)
+    axis.set_xticks(sorted(set(values)), [f"{value:g}" for value in sorted(set(values))])
+
+
+def _draw_extrapolation(axes: list[Axes], results: list[Result]) -> None:
+    """Left next tokens, right masked ones."""
+    for axis, objective in zip(axes, (CAUSAL, MASKED), strict=True):
+        same = [result for result in results if result.case["objective"] == objective]
+        for result in same:
+            warm = result.case["duration"] > 0
+            losses = {int(length): loss for length, loss in result.figures["loss_by_length"].items()}
+            axis.plot(
+                list(losses),
+                list(losses.values()),
+                color=WARMUP_COLOUR if warm else BASELINE_COLOUR,
+                marker="s" if warm else "o",
+                label=("warmup" if warm else "baseline") if result.case["seed"] == 0 else None,
+            )
+            _set_powers_of_two(axis, losses)
+        axis.set(title=objective, xlabel="tokens in a validation window", ylabel="validation loss")
+        if same:
+            axis.legend(fontsize=7)
+
+
+def _draw_speed(axes: list[Axes], results: list[Result]) -> None:
+    [axis] = axes
+    for attention, runs in by_attention(results).items():
+        stages = [stage for run in runs for stage in run.figures["by_length"] if stage[1]]
+        lengths = sorted({stage[0] for stage in stages})
+        found = [spread([stage[1] for stage in stages if stage[0] == length]) for length in lengths]
+        middle = [each.median for each in found]
+        down = [each.median - each.lowest for each in found]
+        up = [each.highest - each.median for each in found]
+        axis.errorbar(
+            lengths,
+            middle,
+            (down, up),
+            marker="o",
+            capsize=3,
+            linewidth=2 if attention == PACKAGE else 1,
+            label=attention,
+        )
+    axis.set(xlabel="sequence length in the ramp", ylabel="tokens per second of training", ylim=(0, None))
+    axis.legend(fontsize=7)

@@ -1,0 +1,193 @@
+"""What the runs of each experiment say: one result for each run, in plain numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from seqwarm_kernels.demo.records import Comparison, Record, full_length_speed
+
+from .plan import EXTRAPOLATION, PACKAGE, SPEED, STABILITY, SWEEP, TIME, Peak, Run
+from .reading import Validation, as_demo_records, read_steps, read_validations
+from .running import Outcome
+from .statistics import correlation, count_spikes
+
+#: A run "trains" where its final validation loss is at most this many times that of the baseline at its own rate.
+TRAINS = 1.1
+
+
+@dataclass(frozen=True)
+class Result:
+    """One run, or one comparison of runs."""
+
+    experiment: str
+    case: dict[str, Any]
+    figures: dict[str, Any] = field(default_factory=dict)
+    failure: str | None = None
+
+
+def case_of(run: Run) -> dict[str, Any]:
+    return {
+        "duration": run.duration,
+        "learning_rate": run.peak.rate,
+        "lr_warmup_share": run.peak.share,
+        "batch_size": run.batch_size,
+        "seed": run.seed,
+        "objective": run.objective,
+    }
+
+
+def final_loss(validations: Sequence[Validation]) -> float | None:
+    """At the shortest of the validated lengths, the one trained on; None where the run diverged."""
+    last = validations[-1]
+    loss = last.validation_loss.get(min(last.validation_loss, default=0), math.nan)
+    return None if last.diverged or not math.isfinite(loss) else loss
+
+
+def sweep_results(outcomes: Iterable[Outcome]) -> list[Result]:
+    return [Result(SWEEP, case_of(o.run), {"final_loss": final_loss(read_validations(o.folder))}) for o in outcomes]
+
+
+def best_peak(results: Iterable[Result]) -> Peak:
+    """The one with the smallest mean final loss over the seeds; a run that diverged rules it out.
+
+    Raises:
+        ValueError: the baseline diverged at each.
+    """
+    losses: dict[Peak, list[float]] = {}
+    for result in results:
+        loss = result.figures["final_loss"]
+        peak = Peak(result.case["learning_rate"], result.case["lr_warmup_share"])
+        losses.setdefault(peak, []).append(math.inf if loss is None else loss)
+    means = {peak: sum(found) / len(found) for peak, found in losses.items()}
+    best = min(means, key=lambda peak: means[peak])
+    if not math.isfinite(means[best]):
+        raise ValueError(f"the baseline diverged at each of {sorted(means)}")
+    return best
+
+
+def time_results(outcomes: Sequence[Outcome], length: int) -> list[Result]:
+    """Each run against the baseline of its seed and the full batch, once that is finished and did not diverge."""
+    batch_size = max((outcome.run.batch_size for outcome in outcomes), default=0)
+    validations = {outcome: read_validations(outcome.folder) for outcome in outcomes}
+    baselines = {
+        o.run.seed: as_demo_records(found, length)
+        for o, found in validations.items()
+        if o.run.duration == 0 and o.run.batch_size == batch_size and not found[-1].diverged
+    }
+    return [
+        Result(TIME, case_of(o.run), {**_time_figures(found, baselines[o.run.seed], length), "busy": o.busy})
+        for o, found in validations.items()
+        if o.run.seed in baselines
+    ]
+
+
+def _time_figures(validations: Sequence[Validation], baseline: list[Record], length: int) -> dict[str, Any]:
+    curve = as_demo_records(validations, length)
+    comparison = Comparison(baseline, curve)
+    theirs, reached = comparison.baseline_crossing, comparison.warmup_crossing if curve else None
+    last = validations[-1]
+    return {
+        "final_loss": final_loss(validations),
+        "steps": last.step,
+        "tokens": last.tokens,
+        "seconds": last.seconds,
+        "target_loss": comparison.target,
+        "reached_after_tokens": reached and reached.tokens,
+        "reached_after_seconds": reached and reached.seconds,
+        "sooner_in_tokens": reached and theirs.tokens / reached.tokens,
+        "sooner_in_seconds": reached and theirs.seconds / reached.seconds,
+        "full_length_speed": full_length_speed(curve) if curve else None,
+        "curve": [[record.tokens, record.seconds, record.validation_loss] for record in curve],
+    }
+
+
+def best_duration(results: Iterable[Result]) -> float:
+    """Of the warmups of seed 0 the one that reached the baseline's final loss in the least time.
+
+    Raises:
+        ValueError: none reached it.
+    """
+    reached = {
+        result.case["duration"]: result.figures["reached_after_seconds"]
+        for result in results
+        if result.case["seed"] == 0 and result.case["duration"] > 0 and result.figures["reached_after_seconds"]
+    }
+    if not reached:
+        raise ValueError("no duration reached the baseline's final loss: there is no best one to repeat")
+    return min(reached, key=lambda duration: reached[duration])
+
+
+def stability_results(outcomes: Sequence[Outcome], peak: Peak) -> list[Result]:
+    """Spikes, divergence, and how the loss ratio goes with Adam's variance. `peak`: the baseline's best."""
+    losses = {outcome.run: final_loss(read_validations(outcome.folder)) for outcome in outcomes}
+    results = []
+    for outcome in outcomes:
+        run, steps = outcome.run, read_steps(outcome.folder)
+        reference = losses.get(Run(run.experiment, 0.0, peak, run.batch_size, run.seed))
+        loss = losses[run]
+        results.append(
+            Result(
+                STABILITY,
+                {**case_of(run), "learning_rate_factor": round(run.peak.rate / peak.rate, 6)},
+                {
+                    "steps": len(steps.loss),
+                    "spikes": count_spikes(steps.loss_ratio),
+                    "largest_ratio": _largest(steps.loss_ratio),
+                    "largest_variance_max": _largest(steps.variance_max),
+                    "diverged": loss is None,
+                    "final_loss": loss,
+                    "trains": None if reference is None else loss is not None and loss <= TRAINS * reference,
+                    "ratio_with_variance_max": _as_dict(correlation(steps.variance_max, steps.loss_ratio)),
+                    "ratio_with_variance_l1": _as_dict(correlation(steps.variance_l1, steps.loss_ratio)),
+                },
+            )
+        )
+    return results
+
+
+def _largest(values: np.ndarray) -> float | None:
+    finite = values[np.isfinite(values)]
+    return float(finite.max()) if len(finite) else None
+
+
+def _as_dict(found: Any) -> dict[str, float] | None:
+    return None if found is None else found._asdict()
+
+
+def extrapolation_results(outcomes: Iterable[Outcome]) -> list[Result]:
+    """Losses at each length, of the last validation."""
+    results = []
+    for outcome in outcomes:
+        last = read_validations(outcome.folder)[-1]
+        losses = {str(length): loss for length, loss in last.validation_loss.items()}
+        results.append(Result(EXTRAPOLATION, case_of(outcome.run), {"loss_by_length": losses}))
+    return results
+
+
+def speed_results(outcomes: Iterable[Outcome]) -> list[Result]:
+    """Tokens per second and memory, from one validation to the next: each a length of the ramp."""
+    results = []
+    for outcome in outcomes:
+        case = {"attention": outcome.run.attention, "seed": outcome.run.seed}
+        if outcome.failure is not None:
+            results.append(Result(SPEED, case, failure=outcome.failure))
+            continue
+        validations = [v for v in read_validations(outcome.folder) if v.tokens > 0]
+        stages = [[v.seq_length, v.tokens_per_second, v.peak_memory_bytes] for v in validations]
+        whole = validations[-1].tokens / validations[-1].seconds
+        figures = {"tokens_per_second": whole, "by_length": stages, "busy": outcome.busy}
+        results.append(Result(SPEED, case, {**figures, "final_loss": final_loss(validations)}))
+    return results
+
+
+def by_attention(results: Iterable[Result]) -> dict[str, list[Result]]:
+    """The package's first."""
+    found: dict[str, list[Result]] = {PACKAGE: []}
+    for result in results:
+        found.setdefault(result.case["attention"], []).append(result)
+    return found

@@ -1,0 +1,99 @@
+"""What the experiments train, and how often, on 2 cores and on one large GPU."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Sizes and grids of all experiments. Tokens and lengths are counted in the tokens of the script's own BPE."""
+
+    name: str
+    size: str  #: of the script's models
+    device: str
+    precision: str
+    vocab_size: int
+    seq_length: int
+    min_seq_length: int
+    step_size: int
+    batch_size: int  #: sequences at the full length in one optimizer step
+    micro_batch_size: int
+    total_tokens: int
+    validations: int  #: of a run whose curve matters; the others have four
+    validation_tokens: int
+    learning_rates: tuple[float, ...]  #: the sweep's, on the baseline
+    lr_warmup_shares: tuple[float, ...]  #: the sweep's, too: of all tokens, until the learning rate is at its peak
+    sweep_seeds: int
+    durations: tuple[float, ...]  #: shares of the tokens; the first is the baseline
+    duration: float  #: of warmup wherever it is not what is varied
+    learning_rate_factors: tuple[int, ...]
+    batch_factors: tuple[int, ...]
+    stability_seeds: int
+    ramp_min_seq_length: int  #: of the ramp that the speed is measured on
+    ramp_step_size: int
+    attentions: tuple[str, ...]  #: beside the package's
+    speed_repeats: int
+    last_words: int  #: held-out paragraphs, at most
+
+
+TOY = Scale(
+    name="toy",
+    size="toy",
+    device="cpu",
+    precision="fp32",
+    vocab_size=1024,
+    seq_length=256,
+    min_seq_length=32,
+    step_size=8,
+    batch_size=8,
+    micro_batch_size=8,
+    total_tokens=600_000,
+    validations=20,
+    validation_tokens=2**15,
+    learning_rates=(2e-3, 4e-3, 8e-3, 1.6e-2),
+    lr_warmup_shares=(0.05, 0.17),
+    sweep_seeds=2,
+    durations=(0.0, 0.15, 0.3, 0.45, 0.6, 0.75, 0.9),
+    duration=0.3,
+    learning_rate_factors=(1, 2, 4, 8),
+    batch_factors=(1, 4),
+    stability_seeds=1,
+    ramp_min_seq_length=32,
+    ramp_step_size=32,
+    attentions=("eager", "flex"),
+    speed_repeats=3,
+    last_words=1000,
+)
+
+#: Not yet run on one. Chosen by estimate so that a run takes a few minutes, and `--minutes` stops between and within.
+H200 = Scale(
+    name="h200",
+    size="52m",
+    device="cuda",
+    precision="bf16",
+    vocab_size=16_384,
+    seq_length=1024,
+    min_seq_length=64,
+    step_size=8,
+    batch_size=32,
+    micro_batch_size=32,
+    total_tokens=30_000_000,
+    validations=20,
+    validation_tokens=2**19,
+    learning_rates=(6e-4, 1.2e-3, 2.4e-3),
+    lr_warmup_shares=(0.02, 0.1),
+    sweep_seeds=2,
+    durations=(0.0, 0.15, 0.3, 0.45, 0.6, 0.75, 0.9),
+    duration=0.3,
+    learning_rate_factors=(1, 2, 4, 8),
+    batch_factors=(1, 8),
+    stability_seeds=2,
+    ramp_min_seq_length=128,
+    ramp_step_size=128,
+    attentions=("eager", "flex"),
+    speed_repeats=3,
+    last_words=2000,
+)
+
+SCALES = {scale.name: scale for scale in (TOY, H200)}

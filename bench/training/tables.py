@@ -1,0 +1,210 @@
+"""The results in Markdown. What has no run is "not yet measured"."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from statistics import mean
+from typing import Any
+
+from .plan import EXTRAPOLATION, LAST_WORDS, MASKED, PACKAGE, SPEED, STABILITY, SWEEP, TIME
+from .results import Result, best_peak, by_attention
+from .scales import Scale
+from .statistics import spread
+
+NOT_YET = "not yet measured"
+
+
+def report(results: Sequence[Result], scale: Scale) -> str:
+    """Every experiment's table under its own heading."""
+    parts = {
+        "Learning rate": (sweep_table, SWEEP),
+        "(a) Time and tokens to the baseline's final loss": (time_table, TIME),
+        "(b) Stability": (stability_table, STABILITY),
+        "(b) Variance and loss ratio": (correlation_table, STABILITY),
+        f"(c) Loss by length, trained at {scale.seq_length}": (extrapolation_table, EXTRAPOLATION),
+        "(c) Last words": (last_words_table, LAST_WORDS),
+        "(d) Speed": (speed_table, SPEED),
+    }
+    sections = []
+    for title, (make, experiment) in parts.items():
+        found = [result for result in results if result.experiment == experiment]
+        sections.append(f"## {title}\n\n{make(found) if found else NOT_YET}")
+    return "\n\n".join(sections)
+
+
+def _table(names: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    lines = [names, ["---"] * len(names), *rows]
+    return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
+
+
+def _number(value: float | None, form: str = ".3f") -> str:
+    return "—" if value is None else format(value, form)
+
+
+def _kind(duration: float) -> str:
+    return f"warmup {duration:g}" if duration else "baseline"
+
+
+def sweep_table(results: Sequence[Result]) -> str:
+    rows = []
+    for (share, rate), found in _groups(results, lambda case: (case["lr_warmup_share"], case["learning_rate"])):
+        losses = [result.figures["final_loss"] for result in found]
+        whole = None if None in losses else mean(losses)
+        rows.append([f"{share:g}", f"{rate:g}", ", ".join(_number(loss) for loss in losses), _number(whole)])
+    names = ["share of tokens to the peak", "learning rate at the peak", "final loss of each seed", "mean"]
+    if all(row[-1] == "—" for row in rows):
+        return _table(names, rows)
+    best = best_peak(results)
+    return f"{_table(names, rows)}\n\nChosen: {best.rate:g} after {best.share:g} of the tokens"
+
+
+def time_table(results: Sequence[Result]) -> str:
+    names = ["duration", "batch", "seed", "final loss", "steps", "seconds", "sooner in tokens", "sooner in seconds"]
+    names.append("tokens/s at full length")  # the same work in each: where it differs, seconds cannot be compared
+    keys = [("final_loss", ".3f"), ("steps", "d"), ("seconds", ".1f"), ("sooner_in_tokens", ".2f")]
+    keys += [("sooner_in_seconds", ".2f"), ("full_length_speed", ",.0f")]
+    ordered = sorted(results, key=lambda r: (r.case["duration"], -r.case["batch_size"], r.case["seed"]))
+    rows = [
+        [
+            f"{r.case['duration']:g}",
+            r.case["batch_size"],
+            r.case["seed"],
+            *(_number(r.figures[name], form) for name, form in keys),
+        ]
+        for r in ordered
+    ]
+    return "\n\n".join([_table(names, rows), *_time_spread(results)])
+
+
+def _time_spread(results: Sequence[Result]) -> list[str]:
+    """Of the duration that has more than one seed."""
+    by_duration: dict[float, list[Result]] = {}
+    for result in results:
+        if result.case["duration"] > 0:
+            by_duration.setdefault(result.case["duration"], []).append(result)
+    lines = []
+    for duration, found in by_duration.items():
+        for unit in ("tokens", "seconds"):
+            ratios = [r.figures[f"sooner_in_{unit}"] for r in found]
+            if len(found) > 1 and None not in ratios:
+                low, middle, high = spread(ratios)
+                times = f"{middle:.2f} ({low:.2f} to {high:.2f})"
+                lines.append(f"Duration {duration:g}, {len(found)} seeds, times sooner in {unit}: {times}")
+    return lines
+
+
+def stability_table(results: Sequence[Result]) -> str:
+    names = [
+        "batch",
+        "learning rate ×",
+        "",
+        "seeds",
+        "steps",
+        "spikes",
+        "largest ratio",
+        "diverged",
+        "trains",
+        "final loss",
+    ]
+    rows = []
+    for group in _groups(results, lambda c: (c["batch_size"], c["learning_rate_factor"], c["duration"])):
+        (batch, factor, duration), found = group
+        losses = ", ".join(_number(r.figures["final_loss"]) for r in found)
+        each = [", ".join(_shown(r.figures[name]) for r in found) for name in ("steps", "spikes", "largest_ratio")]
+        counts = [sum(bool(r.figures[name]) for r in found) for name in ("diverged", "trains")]
+        rows.append([batch, f"{factor:g}", _kind(duration), len(found), *each, *counts, losses])
+    return _table(names, rows)
+
+
+def _shown(value: float | None) -> str:
+    return _number(value, "d" if isinstance(value, int) else ".2f")
+
+
+def _groups(results: Iterable[Result], key: Callable[[dict[str, Any]], Any]) -> list[tuple[Any, list[Result]]]:
+    groups: dict[Any, list[Result]] = {}
+    for result in results:
+        groups.setdefault(key(result.case), []).append(result)
+    return sorted(groups.items())
+
+
+def correlation_table(results: Sequence[Result]) -> str:
+    names = ["batch", "learning rate ×", "", "seed", "r with max √v", "p", "r with l1 √v", "p"]
+    rows = []
+    for result in results:
+        case = result.case
+        row = [case["batch_size"], f"{case['learning_rate_factor']:g}", _kind(case["duration"]), case["seed"]]
+        for name in ("ratio_with_variance_max", "ratio_with_variance_l1"):
+            found = result.figures[name]
+            row += ["—", "—"] if found is None else [f"{found['r']:+.2f}", f"{found['p']:.1g}"]
+        rows.append(row)
+    return _table(names, rows)
+
+
+def extrapolation_table(results: Sequence[Result]) -> str:
+    lengths = list(results[0].figures["loss_by_length"])
+    rows = [
+        [
+            r.case["objective"],
+            _kind(r.case["duration"]),
+            r.case["seed"],
+            *(_number(r.figures["loss_by_length"].get(length)) for length in lengths),
+        ]
+        for r in sorted(results, key=lambda r: (r.case["objective"] == MASKED, r.case["duration"], r.case["seed"]))
+    ]
+    return _table(["objective", "", "seed", *(f"loss at {length}" for length in lengths)], rows)
+
+
+def last_words_table(results: Sequence[Result]) -> str:
+    ordered = sorted(results, key=lambda r: (r.case["duration"], r.case["seed"]))
+    rows = [
+        [
+            _kind(r.case["duration"]),
+            r.case["seed"],
+            r.figures["items"],
+            f"{r.figures['accuracy']:.1%}",
+            f"{r.figures['perplexity']:.1f}",
+            _number(r.figures.get("p"), ".2g"),
+            f"{r.figures['nats_fewer']:.2f} ± {r.figures['nats_fewer_error']:.2f}" if "p" in r.figures else "—",
+        ]
+        for r in ordered
+    ]
+    names = ["", "seed", "items", "right", "perplexity of the word", "p of as many right", "nats a word fewer"]
+    return _table(names, rows)
+
+
+def speed_table(results: Sequence[Result]) -> str:
+    found = by_attention(results)
+    ours = [r for r in found[PACKAGE] if r.failure is None]
+    lengths = sorted({stage[0] for r in ours for stage in r.figures["by_length"]})
+    names = [
+        "attention",
+        "tokens/s, whole ramp",
+        *(f"at {length}" for length in lengths),
+        "peak MB",
+        "times the package's time",
+    ]
+    rows = []
+    for attention, runs in found.items():
+        failures = [run.failure for run in runs if run.failure is not None]
+        if failures or not runs:
+            rows.append([attention, failures[0] if failures else NOT_YET, *[""] * (len(lengths) + 2)])
+            continue
+        whole = spread([run.figures["tokens_per_second"] for run in runs])
+        stages = [stage for run in runs for stage in run.figures["by_length"]]
+        at = [f"{_median_at(stages, length):,.0f}" for length in lengths]
+        memory = max((stage[2] or 0) for stage in stages) / 1e6
+        ratio = spread([o.figures["tokens_per_second"] for o in ours]).median / whole.median if ours else None
+        rows.append(
+            [
+                attention,
+                f"{whole.median:,.0f} ({whole.lowest:,.0f} to {whole.highest:,.0f})",
+                *at,
+                f"{memory:,.0f}",
+                _number(ratio, ".2f"),
+            ]
+        )
+    return _table(names, rows)
+
+
+def _median_at(stages: Sequence[Sequence[float]], length: int) -> float:
+    return spread([stage[1] for stage in stages if stage[0] == length and stage[1]]).median

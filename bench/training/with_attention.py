@@ -1,0 +1,88 @@
+"""The training script on another attention: `python -m bench.training.with_attention eager ARGUMENTS OF THE SCRIPT`.
+
+With any but the package's own, batches are cut by Python's slicing, too.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
+
+import seqwarm_kernels as sw
+
+from .plan import PACKAGE
+from .script import DIVERGED, load_script
+
+Attend = Callable[..., Tensor]
+
+
+class Eager:
+    """Products and a softmax, with one bias for the longest rows, cut to those at hand."""
+
+    def __init__(self) -> None:
+        self._bias = torch.empty(0, 0, 0)
+
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor, slopes: Tensor, *, causal: bool) -> Tensor:
+        length = query.shape[2]
+        if length > self._bias.shape[-1] or self._bias.dtype != query.dtype:
+            self._bias = sw.alibi_bias(slopes, length, length, causal=causal).to(query.dtype)
+        scores = query @ key.transpose(-1, -2) / math.sqrt(query.shape[3]) + self._bias[:, :length, :length]
+        return torch.softmax(scores, dim=-1) @ value
+
+
+class Flex:
+    """FlexAttention, compiled for each length."""
+
+    def __init__(self) -> None:
+        torch._dynamo.config.recompile_limit = 64  # a ramp has more lengths than the usual eight
+        self._attend = torch.compile(flex_attention, dynamic=False)
+        self._mask = functools.cache(_causal_mask)
+        self._penalise: Callable[..., Tensor] | None = None
+
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor, slopes: Tensor, *, causal: bool) -> Tensor:
+        if self._penalise is None:  # one for all layers: another function would be compiled again
+            self._penalise = _score_mod(slopes)
+        mask = self._mask(query.shape[2], query.device) if causal else None
+        return self._attend(query, key, value, score_mod=self._penalise, block_mask=mask)
+
+
+def _score_mod(slopes: Tensor) -> Callable[..., Tensor]:
+    def penalise(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return score - slopes[h] * (i - j).abs()
+
+    return penalise
+
+
+def _causal_mask(length: int, device: torch.device) -> BlockMask:
+    def visible(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return i >= j
+
+    return create_block_mask(visible, None, None, length, length, device=device.type)
+
+
+ATTENTIONS: dict[str, Callable[[], Attend | None]] = {PACKAGE: lambda: None, "eager": Eager, "flex": Flex}
+
+
+def slice_batch(scheduler: sw.SequenceLengthScheduler, batch: dict[str, Tensor], **_: Any) -> dict[str, Tensor]:
+    """What people write by hand in place of `scheduler.resize`."""
+    return {name: tensor[:, : scheduler.seq_length].contiguous() for name, tensor in batch.items()}
+
+
+def main(attention: str, arguments: list[str]) -> int:
+    """The script's exit status."""
+    attend = ATTENTIONS[attention]()
+    if attend is not None:
+        sw.SequenceLengthScheduler.resize = slice_batch  # type: ignore[method-assign, assignment]
+    records = load_script().main(arguments, attend=attend)
+    return DIVERGED if records[-1]["diverged"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], sys.argv[2:]))

@@ -1,0 +1,99 @@
+"""bench/training: which runs there are, and what the script is asked for."""
+
+import math
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+import seqwarm_kernels as sw
+
+pytest.importorskip("tokenizers", reason="tokenizers is not installed")
+
+from bench.training import plan
+from bench.training.scales import H200, SCALES, TOY
+from bench.training.script import load_script
+
+PEAK = plan.Peak(1e-3, 0.05)
+
+
+def all_runs(scale):
+    return {
+        "sweep": plan.sweep_runs(scale),
+        "a": [*plan.duration_runs(scale, PEAK), *plan.best_duration_runs(scale, PEAK, 0.45, 3)],
+        "b": plan.stability_runs(scale, plan.Peak(scale.learning_rates[1], 0.05)),
+        "c": plan.extrapolation_runs(scale, PEAK, 3),
+        "d": plan.speed_runs(scale, PEAK),
+    }
+
+
+@pytest.mark.parametrize("scale", SCALES.values(), ids=SCALES)
+def test_the_script_takes_every_run(scale):
+    script = load_script()
+    for runs in all_runs(scale).values():
+        assert len({run.name for run in runs}) == len(runs)
+        for run in runs:
+            given = script.parse(run.arguments(scale, [Path("corpus")], Path("out")))
+            assert given.out == Path("out/runs") / run.name
+            config = script.configure(SimpleNamespace(**{**vars(given), "out": Path("nowhere")}))
+            assert (config.learning_rate, config.batch_size, config.seed) == (
+                run.peak.rate, run.batch_size, run.seed,
+            )  # fmt: skip
+            assert (config.total_tokens, config.seq_length) == (scale.total_tokens, scale.seq_length)
+            assert (config.warmup_duration, config.objective, config.size) == (
+                run.duration, run.objective, scale.size,
+            )  # fmt: skip
+            assert config.batch_size % config.micro_batch_size == 0
+            assert config.validation_tokens % max(config.validation_lengths) == 0
+            assert config.min_seq_length < config.seq_length
+
+
+@pytest.mark.parametrize("scale", SCALES.values(), ids=SCALES)
+def test_what_varies(scale):
+    runs = all_runs(scale)
+    assert {run.duration for run in runs["sweep"]} == {0.0}
+    assert {run.duration for run in runs["a"] if run.seed == 0} == {0, 0.15, 0.3, 0.45, 0.6, 0.75, 0.9}
+    full = [run for run in runs["a"] if run.batch_size == scale.batch_size]
+    assert sorted((run.duration, run.seed) for run in full if run.seed) == [(0, 1), (0, 2), (0.45, 1), (0.45, 2)]
+    half = [run for run in runs["a"] if 2 * run.batch_size == scale.batch_size]
+    assert sorted((run.duration, run.seed) for run in half) == [(0, 0), (0, 1), (0, 2)]
+    for batch in {run.batch_size for run in runs["b"]}:
+        pairs = [(run.peak.rate, run.duration) for run in runs["b"] if run.batch_size == batch and run.seed == 0]
+        rates = [scale.learning_rates[1] * factor for factor in (1, 2, 4, 8)]
+        assert sorted(pairs) == sorted((rate, duration) for rate in rates for duration in (0.0, scale.duration))
+    assert [run.objective for run in runs["c"]].count("masked") == 2
+    assert {run.attention for run in runs["d"]} == {"package", "eager", "flex"}
+
+
+def test_the_sweep_is_part_of_stability():
+    shared = {run.name for run in plan.sweep_runs(TOY)} & {
+        run.name for run in plan.stability_runs(TOY, plan.Peak(4e-3, 0.17))
+    }
+    assert len(shared) == 3 * TOY.stability_seeds
+    timed = {run.name for run in plan.duration_runs(TOY, plan.Peak(4e-3, 0.17))}
+    assert timed.isdisjoint(run.name for run in plan.stability_runs(TOY, plan.Peak(4e-3, 0.17)))
+
+
+@pytest.mark.parametrize("scale", [TOY, H200], ids=lambda scale: scale.name)
+def test_each_length_of_the_ramp_trains_between_two_validations(scale):
+    run = plan.speed_runs(scale, PEAK)[0]
+    duration = run.duration * scale.total_tokens
+    smallest, step = scale.ramp_min_seq_length, scale.ramp_step_size
+    scheduler = sw.SequenceLengthScheduler(smallest, scale.seq_length, duration=duration, step_size=step, unit="token")
+    share = 1 / plan.ramp_validations(scale)
+    points = [index * share * scale.total_tokens for index in range(plan.ramp_validations(scale) + 1)]
+    lengths = [{scheduler.seq_length_at(a + 2), scheduler.seq_length_at(b - 2)} for a, b in pairwise(points)]
+    assert all(len(found) == 1 for found in lengths)
+    assert {length for found in lengths for length in found} == set(range(smallest, scale.seq_length + 1, step))
+
+
+@pytest.mark.parametrize(("duration", "batch_size"), [(0.0, 8), (0.3, 8), (0.9, 8), (0.3, 32)])
+def test_the_learning_rate_peaks_after_the_same_tokens(duration, batch_size):
+    run = plan.Run(plan.TIME, duration, plan.Peak(1e-3, 0.1), batch_size, 0)
+    lengths, tokens = [], 0
+    while tokens < 0.1 * TOY.total_tokens:  # step by step, by the formula of linear pacing
+        way = min(1, tokens / (duration * TOY.total_tokens)) if duration else 1
+        lengths.append(min(256, 32 + 8 * math.floor((256 - 32) * way / 8)))
+        tokens += batch_size * lengths[-1]
+    assert run.lr_warmup_steps(TOY) == len(lengths)
