@@ -1,15 +1,20 @@
-"""What TrainingMonitor costs on the CPU, as a share of a training step, beside reading an optimizer by hand."""
+"""What TrainingMonitor costs on the CPU, as a share of a training step, beside reading an optimizer by hand.
+
+Times are means over the steps from one reading to the next, in which it writes its records; medians over repeats.
+"""
 
 from __future__ import annotations
 
 import argparse
+import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 from tqdm import tqdm
 
-from seqwarm_kernels.diagnostics import TrainingMonitor, moment_statistics
+from seqwarm_kernels.diagnostics import JsonLines, TrainingMonitor, moment_statistics
 
 from .measure import Record, write
 from .monitored import Training, exactly, read_by_hand
@@ -18,28 +23,41 @@ from .timing import quartiles
 STEP, MONITOR, BY_HAND = "training step", "TrainingMonitor", ".item() of each tensor"
 #: Layers, heads, width of the demo's GPT, and rows and lengths of a batch: its full length, and the first of its ramp.
 MODEL, ROWS, LENGTHS = (4, 4, 112), 16, (256, 32)
+#: Steps of a repeat: one of them reads and writes what all have left.
+READ_EVERY = 20
 
 
-def measure_at(length: int, rounds: int) -> list[Record]:
-    """Steps, each followed by both ways of reading, in turn the one or the other first."""
+def measure_at(length: int, repeats: int) -> list[Record]:
     training = Training(*MODEL, ROWS, length, torch.device("cpu"))
-    monitor = TrainingMonitor(training.optimizer, lambda record: None)
     times: dict[str, list[float]] = {STEP: [], MONITOR: [], BY_HAND: []}
-    for round_ in tqdm(range(rounds + 3), desc=f"length {length}"):
+    with tempfile.TemporaryDirectory() as folder:
+        output = JsonLines(Path(folder) / "monitor.jsonl")
+        with TrainingMonitor(training.optimizer, output, read_every=READ_EVERY) as monitor:
+            for repeat in tqdm(range(repeats + 1), desc=f"length {length}"):
+                means = _means(training, monitor)
+                for name in times if repeat else ():  # the first warms up
+                    times[name].append(1e3 * means[name])
+    errors = _errors(training)
+    case = f"{training.parameters / 1e6:.2f} M parameters, {ROWS} x {length} tokens"
+    return [_record(case, name, times, errors.get(name), training.parameters, length) for name in times]
+
+
+def _means(training: Training, monitor: TrainingMonitor) -> dict[str, float]:
+    """Seconds of a step, over READ_EVERY of them; each is followed by both ways of reading, in turn one first."""
+    seconds = {STEP: 0.0, MONITOR: 0.0, BY_HAND: 0.0}
+    for number in range(READ_EVERY):
         start = time.perf_counter()
         loss, _ = training.step()
-        times[STEP].append(time.perf_counter() - start)
+        seconds[STEP] += time.perf_counter() - start
         readers: dict[str, Callable[[], object]] = {
             MONITOR: lambda loss=loss: monitor.observe(loss),  # type: ignore[misc]
             BY_HAND: lambda: read_by_hand(training.optimizer),
         }
-        for name in (MONITOR, BY_HAND) if round_ % 2 else (BY_HAND, MONITOR):
+        for name in (MONITOR, BY_HAND) if number % 2 else (BY_HAND, MONITOR):
             start = time.perf_counter()
             readers[name]()
-            times[name].append(time.perf_counter() - start)
-    errors = _errors(training)
-    case = f"{training.parameters / 1e6:.2f} M parameters, {ROWS} x {length} tokens"
-    return [_record(case, name, times, errors.get(name), training.parameters, length) for name in times]
+            seconds[name] += time.perf_counter() - start
+    return {name: total / READ_EVERY for name, total in seconds.items()}
 
 
 def _errors(training: Training) -> dict[str, float]:
@@ -57,8 +75,15 @@ def _errors(training: Training) -> dict[str, float]:
 def _record(
     case: str, name: str, times: dict[str, list[float]], error: float | None, parameters: int, length: int
 ) -> Record:
-    timing, step = (quartiles([1e3 * seconds for seconds in times[which][3:]]) for which in (name, STEP))
-    facts = {"parameters": parameters, "rows": ROWS, "length": length, "share_of_step": timing.median / step.median}
+    timing, step = quartiles(times[name]), quartiles(times[STEP])
+    facts = {
+        "parameters": parameters,
+        "rows": ROWS,
+        "length": length,
+        "steps_of_a_mean": READ_EVERY,
+        "repeats": len(times[name]),
+        "share_of_step": timing.median / step.median,
+    }
     spread = timing.high - timing.low
     return Record("diagnostics", case, name, torch.get_num_threads(), timing.median, spread, error, facts)
 
@@ -78,10 +103,10 @@ def share_table(records: list[Record]) -> str:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--rounds", type=int, default=200, help="training steps at each length")
+    parser.add_argument("--repeats", type=int, default=15, help=f"means of {READ_EVERY} training steps at each length")
 
 
 def main(arguments: argparse.Namespace) -> None:
-    records = [record for length in LENGTHS for record in measure_at(length, arguments.rounds)]
+    records = [record for length in LENGTHS for record in measure_at(length, arguments.repeats)]
     path = write("cpu_diagnostics", records)
     print(f"{share_table(records)}\n\nwritten to {path}")

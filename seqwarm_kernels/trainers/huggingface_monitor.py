@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
-from weakref import WeakValueDictionary
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -18,8 +17,7 @@ from .monitoring import Monitoring
 #: What a model gets where its loss is a part of the step's, not the mean of its batch.
 _DIVISOR = "num_items_in_batch"
 
-#: By their options: a callback that the Trainer makes of a checkpoint's JSON finds its outputs here.
-_alive: WeakValueDictionary[tuple[float, int], Monitoring] = WeakValueDictionary()
+_OPTIONS = "_saved_options"
 
 
 class Monitor(TrainerCallback, ExportableState):
@@ -27,10 +25,11 @@ class Monitor(TrainerCallback, ExportableState):
 
         Trainer(..., callbacks=[Monitor(JsonLines("monitor.jsonl"))])
 
-    The loss is that of the optimizer step, as this rank's model returns it, over all batches that were accumulated.
-    The norm is that of the gradients that the optimizer gets: after clipping, since a Trainer tells its callbacks no
-    other. The process that logs writes. Checkpoints keep the counts; a training that resumes from a checkpoint without
-    them counts from there on.
+    The loss is that of the optimizer step, as this rank's model returns it: the mean over all its forwards of the step,
+    also where `compute_loss` adds up two of them; the sum where they are given `num_items_in_batch`. The norm is that
+    of the gradients that the optimizer gets: after clipping, since a Trainer tells its callbacks no other. The process
+    that logs writes. Checkpoints keep the counts; a training that resumes from a checkpoint without them counts from
+    there on.
 
     Args:
         outputs, spike_threshold, read_every: as for `TrainingMonitor`.
@@ -39,6 +38,8 @@ class Monitor(TrainerCallback, ExportableState):
         TypeError, ValueError: an argument does not fit; when training begins, the optimizer keeps no second moment; at
             the first step, the model returned no loss, since `label_smoothing_factor` or `compute_loss_func` is given.
     """
+
+    _replaced: ClassVar[Monitoring]
 
     def __init__(
         self,
@@ -49,9 +50,9 @@ class Monitor(TrainerCallback, ExportableState):
     ) -> None:
         if _saved_options is None:
             self._monitoring = Monitoring(outputs, spike_threshold, read_every)
-            _alive[spike_threshold, read_every] = self._monitoring
+            self.__class__ = _class_of(type(self), self._monitoring)
         else:
-            self._monitoring = _monitoring_of(_saved_options)
+            self._monitoring = _monitoring_of(type(self), _saved_options)
         self._model: nn.Module | None = None
         self._hook: Any = None
         self._losses_are_parts = False
@@ -71,10 +72,15 @@ class Monitor(TrainerCallback, ExportableState):
         **kwargs: Any,
     ) -> None:
         states: Any = state.stateful_callbacks
-        # A Trainer that saves looks for an entry, and a checkpoint that was written without this callback has none.
-        saved = states.setdefault(type(self).__name__, self.state())
-        self.counts = saved["attributes"]["counts"] if state.global_step else {}
+        name = type(self).__name__
+        entries = _entries(states.get(name))
+        of_monitors = [entry for entry in entries if _OPTIONS in (entry.get("args") or {})]
+        of_such = [entry for entry in of_monitors if entry["args"][_OPTIONS] == self._options]
+        saved = (of_such or of_monitors)[-1:] if state.global_step else []  # the Trainer appends newer ones
+        self.counts = saved[0]["attributes"]["counts"] if saved else {}
         self._monitoring.start([optimizer], steps=state.global_step, writes=state.is_world_process_zero)
+        if not of_such:  # a Trainer that saves looks for an entry; those of others stay beside it
+            states[name] = [*entries, self.state()] if entries else self.state()
         self._model = model
         self._unhook()
 
@@ -121,16 +127,42 @@ class Monitor(TrainerCallback, ExportableState):
 
     def state(self) -> dict[str, Any]:
         """For trainer_state.json: arguments and attributes of a callback like this one."""
-        options = {"spike_threshold": self._monitoring.spike_threshold, "read_every": self._monitoring.read_every}
-        return {"args": {"_saved_options": options}, "attributes": {"counts": self.counts}}
+        return {"args": {_OPTIONS: self._options}, "attributes": {"counts": self.counts}}
+
+    @property
+    def _options(self) -> dict[str, Any]:
+        return _options_of(self._monitoring)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _bare, (type(self).__bases__[0], self._monitoring), vars(self)
 
 
-def _monitoring_of(options: Mapping[str, Any]) -> Monitoring:
+def _class_of(kind: type[Monitor], monitoring: Monitoring) -> type[Monitor]:
+    """One for each Monitor: a Trainer that restores calls the class of the callback it replaces, and says no more."""
+    return type(kind.__name__, (kind,), {"_replaced": monitoring, "__module__": kind.__module__})
+
+
+def _bare(kind: type[Monitor], monitoring: Monitoring) -> Monitor:
+    """For copies, whose class has no place in a module."""
+    return kind.__new__(_class_of(kind, monitoring))
+
+
+def _options_of(monitoring: Monitoring) -> dict[str, Any]:
+    return {"spike_threshold": monitoring.spike_threshold, "read_every": monitoring.read_every}
+
+
+def _entries(saved: Any) -> list[Mapping[str, Any]]:
+    """Of all callbacks whose classes have one name: the Trainer makes it a list where there is more than one."""
+    return [entry for entry in (saved if isinstance(saved, list) else [saved]) if isinstance(entry, Mapping)]
+
+
+def _monitoring_of(kind: type[Monitor], options: Mapping[str, Any]) -> Monitoring:
     """A checkpoint holds no outputs: they are those of the callback to be replaced."""
-    monitoring = _alive.get((options["spike_threshold"], options["read_every"]))
-    if monitoring is None:
+    monitoring: Monitoring = kind._replaced
+    if dict(options) != _options_of(monitoring):
         raise ValueError(
-            f"the checkpoint's Monitor has options that none of this training has, {dict(options)}; pass a Monitor "
-            "with these, or leave restore_callback_states_from_checkpoint away: a Monitor resumes without it"
+            f"the checkpoint's Monitor has other options than this training's: {dict(options)}; pass Monitors with the "
+            "checkpoint's options, in its order, or leave restore_callback_states_from_checkpoint away: a Monitor "
+            "resumes without it"
         )
     return monitoring

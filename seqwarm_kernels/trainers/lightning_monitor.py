@@ -18,16 +18,18 @@ class Monitor(Callback):
 
         Trainer(..., callbacks=[Monitor(JsonLines("monitor.jsonl"))])
 
-    The loss is the mean of what `training_step` returned for the batches of an optimizer step, on this rank. The norm
-    is that of the gradients that the optimizer got: after clipping. Rank zero writes. Checkpoints keep the counts; a
-    training that resumes from a checkpoint without them counts from there on.
+    The loss is the mean of what `training_step` returned for the batches of an optimizer step, on this rank. A step
+    that it returned None for is counted, and has no record. The norm is that of the gradients that the optimizer got:
+    after clipping. Rank zero writes. Checkpoints keep the counts; a training that resumes from a checkpoint without
+    them counts from there on.
 
     Args:
         outputs, spike_threshold, read_every: as for `TrainingMonitor`.
 
     Raises:
         TypeError, ValueError: an argument does not fit; when training begins, there is more than one optimizer, or it
-            keeps no second moment; at the first step, `training_step` returned no loss.
+            keeps no second moment; `training_step` returned no loss: at the first step of manual optimisation, else
+            when training ends and no step had one.
     """
 
     def __init__(self, *outputs: Output, spike_threshold: float = 1.2, read_every: int = 20) -> None:
@@ -52,10 +54,12 @@ class Monitor(Callback):
             self._monitoring.add_loss(loss * divided_by)
         if trainer.global_step > self._steps:  # else gradients are being accumulated
             self._steps = trainer.global_step
-            self._monitoring.step(losses_are_parts=False)
+            # Of automatic optimisation a step may leave out its batch, and with it the loss.
+            self._monitoring.step(losses_are_parts=False, may_begin_without=pl_module.automatic_optimization)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._monitoring.close()
+        self._monitoring.check_losses()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         self._monitoring.close()

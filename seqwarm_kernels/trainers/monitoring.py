@@ -33,6 +33,7 @@ class Monitoring:
         self.monitor: TrainingMonitor | None = None
         self.saved: Mapping[str, Any] | None = None  #: of a checkpoint, for the training that starts next
         self._losses: list[Tensor] = []
+        self._had_loss = self._skipped = False
 
     def start(self, optimizers: Sequence[Any], *, steps: int, writes: bool) -> None:
         """A training begins.
@@ -58,6 +59,7 @@ class Monitoring:
         )
         monitor.load_state_dict(self._counts_after(steps) or {**monitor.state_dict(), "steps": steps})
         self.monitor, self.saved, self._losses = monitor, None, []
+        self._had_loss = self._skipped = False
 
     def _counts_after(self, steps: int) -> Mapping[str, Any]:
         """Those of the checkpoint, or of the training that goes on in this process; else empty."""
@@ -69,21 +71,35 @@ class Monitoring:
     def add_loss(self, loss: Tensor) -> None:
         """Of one of the batches that the next optimizer step learns from."""
         self._losses.append(loss.detach())
+        self._had_loss = True
 
-    def step(self, *, losses_are_parts: bool) -> None:
+    def step(self, *, losses_are_parts: bool, may_begin_without: bool = False) -> None:
         """The optimizer made a step; its loss is the sum of those added, if they are parts of it, else their mean.
 
+        A step without a loss has no record, and its number is left out.
+
+        Args:
+            losses_are_parts: of the step's loss.
+            may_begin_without: a loss may still come with a later step: `check_losses` when the training ends.
+
         Raises:
-            ValueError: no loss was added since the last step.
+            ValueError: no loss was added since the training began.
         """
         assert self.monitor is not None
-        if not self._losses:
-            raise ValueError(
-                "Monitor needs the loss of a step, got none: the model must return it in training; where the loss is "
-                "computed elsewhere, call the observe() of a TrainingMonitor there"
-            )
-        losses, self._losses = torch.stack([loss.reshape(()) for loss in self._losses]), []
-        self.monitor.observe(losses.sum() if losses_are_parts else losses.mean())
+        if self._losses:
+            losses, self._losses = _on_one_device(self._losses), []
+            self.monitor.observe(losses.sum() if losses_are_parts else losses.mean())
+        elif self._had_loss or may_begin_without:
+            self._skipped = True
+            counts = self.monitor.state_dict()
+            self.monitor.load_state_dict({**counts, "steps": counts["steps"] + 1})
+        else:
+            raise _no_loss()
+
+    def check_losses(self) -> None:
+        """Raises ValueError where steps were made, and none had a loss."""
+        if self._skipped and not self._had_loss and self.monitor is not None and self.monitor.min_loss is None:
+            raise _no_loss()
 
     def state_dict(self) -> dict[str, Any]:
         """Plain numbers; empty before the first training."""
@@ -92,3 +108,16 @@ class Monitoring:
     def close(self) -> None:
         if self.monitor is not None:
             self.monitor.close()
+
+
+def _on_one_device(losses: Sequence[Tensor]) -> Tensor:
+    """The first's; the replicas of nn.DataParallel, threads, add theirs in any order."""
+    ordered = sorted(losses, key=lambda loss: loss.device.index or 0)
+    return torch.stack([loss.reshape(()).to(ordered[0].device) for loss in ordered])
+
+
+def _no_loss() -> ValueError:
+    return ValueError(
+        "Monitor needs the loss of a step, got none: the model must return it in training; where the loss is "
+        "computed elsewhere, call the observe() of a TrainingMonitor there"
+    )

@@ -1,7 +1,9 @@
 """Monitor in a real Hugging Face Trainer, against what the Trainer logs and an optimizer holds."""
 
+import copy
 import json
 import math
+import pickle
 
 import pytest
 import torch
@@ -11,12 +13,16 @@ from seqwarm_kernels.diagnostics import JsonLines
 pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
 
+from transformers import TrainerCallback
+from transformers.trainer_callback import ExportableState
+
 from seqwarm_kernels.trainers.huggingface import Monitor, SequenceLengthWarmup
 
 from ..diagnostics.plain import statistics_of
 from .test_huggingface import dataset, logged, model, padded_dataset, schedule, trainer
 
 ADAM = {"optim": "adamw_torch", "learning_rate": 0.01}
+JUMPS = {**ADAM, "learning_rate": 0.3}  # its losses
 
 
 class Plain:
@@ -87,7 +93,7 @@ def lines(path):
 
 @pytest.mark.parametrize("restore", [False, True])
 def test_a_resumed_training_goes_on_with_the_same_records(tmp_path, restore):
-    options = {**ADAM, "save_strategy": "steps", "save_steps": 3, "restore_callback_states_from_checkpoint": restore}
+    options = {**JUMPS, "save_strategy": "steps", "save_steps": 3, "restore_callback_states_from_checkpoint": restore}
     whole = Monitor(JsonLines(tmp_path / "whole.jsonl"), spike_threshold=1.01)
     trainer(tmp_path / "whole", model(), [whole], **options).train()
     path = tmp_path / "parts.jsonl"
@@ -108,9 +114,101 @@ def test_a_checkpoint_of_other_options_is_refused_where_it_is_to_be_restored(tmp
     trainer(tmp_path, model(), [Monitor(spike_threshold=1.75)], **options).train()
     resumed = trainer(tmp_path, model(), [Monitor()], **options, restore_callback_states_from_checkpoint=True)
     with pytest.raises(
-        ValueError, match=r"options that none of this training has, {'read_every': 20, 'spike_threshold': 1.75}"
+        ValueError, match=r"other options than this training's: {'read_every': 20, 'spike_threshold': 1.75}; pass"
     ):
         resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
+
+
+@pytest.mark.parametrize("restore", [False, True])
+def test_several_monitors_resume_each_with_its_counts(tmp_path, restore):
+    options = {**JUMPS, "save_strategy": "steps", "save_steps": 3, "restore_callback_states_from_checkpoint": restore}
+
+    def several(*outputs):
+        thresholds = [1.01, 1.75, 1.01]
+        return [Monitor(output, spike_threshold=each) for output, each in zip(outputs, thresholds, strict=True)]
+
+    whole = several(print, print, print)
+    trainer(tmp_path, model(), whole, **options).train()
+    records = [[], [], []]
+    resumed = trainer(tmp_path, model(), several(*(each.append for each in records)), **options)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-6"))
+    monitors = [callback for callback in resumed.callback_handler.callbacks if isinstance(callback, Monitor)]
+    assert [each.monitor.state_dict() for each in monitors] == [each.monitor.state_dict() for each in whole]
+    assert whole[0].monitor.spikes > whole[1].monitor.spikes
+    assert [[record.step for record in each] for each in records] == [[7, 8]] * 3
+
+
+def test_a_monitor_that_comes_later_does_not_displace_the_counts_of_another(tmp_path):
+    options = {**JUMPS, "save_strategy": "steps", "save_steps": 3}
+    whole = Monitor(spike_threshold=1.01)
+    trainer(tmp_path, model(), [whole], **options).train()
+    for step in (3, 6):  # the second time from a checkpoint of both
+        old, new = Monitor(spike_threshold=1.01), Monitor(spike_threshold=1.75)
+        resumed = trainer(tmp_path, model(), [old, new], **options)
+        resumed.train(resume_from_checkpoint=str(tmp_path / f"checkpoint-{step}"))
+        assert old.monitor.state_dict() == whole.monitor.state_dict()
+        assert new.monitor.steps == 8
+
+
+def test_other_callbacks_of_this_name_keep_their_state(tmp_path):
+    class Other(TrainerCallback, ExportableState):
+        def __init__(self, seen=0):
+            self.seen = seen
+
+        def on_step_end(self, args, state, control, **kwargs):
+            self.seen += 1
+
+        def state(self):
+            return {"args": None, "attributes": {"seen": self.seen}}
+
+    Other.__name__ = "Monitor"
+    options = {**ADAM, "save_strategy": "steps", "save_steps": 3}
+    trainer(tmp_path, model(), [Other()], **options).train()
+    records = []
+    resumed = trainer(tmp_path, model(), [Monitor(records.append)], **options)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
+    assert [record.step for record in records] == [4, 5, 6, 7, 8]
+    state = json.loads((tmp_path / "checkpoint-6" / "trainer_state.json").read_text())
+    assert {"args": None, "attributes": {"seen": 3}} in state["stateful_callbacks"]["Monitor"]
+
+
+def test_a_restored_monitor_has_the_outputs_of_the_one_it_replaces(tmp_path):
+    options = {**ADAM, "save_strategy": "steps", "save_steps": 3, "restore_callback_states_from_checkpoint": True}
+    trainer(tmp_path, model(), [Monitor()], **options).train()
+    records, others = [], []
+    resumed = trainer(tmp_path, model(), [Monitor(records.append)], **options)
+    later = Monitor(others.append)
+    for _ in range(2):  # the second time what is replaced was restored itself
+        records.clear()
+        resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
+        assert [record.step for record in records] == [4, 5, 6, 7, 8]
+    assert not others
+    assert later.monitor is None
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda it: pickle.loads(pickle.dumps(it))], ids=["copy", "pickle"])
+def test_copies(tmp_path, copied):
+    monitor = copied(Monitor(JsonLines(tmp_path / "monitor.jsonl"), spike_threshold=1.5))
+    assert isinstance(monitor, Monitor)
+    options = {**ADAM, "save_strategy": "steps", "save_steps": 3, "restore_callback_states_from_checkpoint": True}
+    training = trainer(tmp_path, model(), [monitor], **options)
+    training.train()
+    training.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
+    assert [line["step"] for line in lines(tmp_path / "monitor.jsonl")] == list(range(1, 9))
+
+
+def test_where_the_model_is_called_twice_the_loss_is_the_mean(tmp_path):
+    records, losses = [], []
+    training = trainer(tmp_path, model(), [Monitor(records.append)], **ADAM)
+
+    def twice(model, inputs, return_outputs=False, num_items_in_batch=None):
+        both = [model(**inputs).loss, model(**{**inputs, "input_ids": inputs["input_ids"].flip(0)}).loss]
+        losses.append(sum(both).item() / 2)
+        return sum(both)
+
+    training.compute_loss = twice
+    training.train()
+    assert [record.loss for record in records] == pytest.approx(losses, rel=1e-6)
 
 
 def test_a_checkpoint_without_a_monitor_counts_from_there(tmp_path):

@@ -136,6 +136,55 @@ def test_one_optimizer_with_a_second_moment():
         trainer(Monitor()).fit(Plain(), loader())
 
 
+class Skips(Watched):
+    """Leaves out the batches of these numbers."""
+
+    def __init__(self, *skipped):
+        super().__init__()
+        self.skipped = skipped
+
+    def training_step(self, batch, batch_idx):
+        return None if batch_idx in self.skipped else super().training_step(batch, batch_idx)
+
+
+@pytest.mark.parametrize("skipped", [(0,), (2, 3), (7,)])
+def test_a_step_without_its_batch_has_no_record(tmp_path, skipped):
+    model, path = Skips(*skipped), tmp_path / "monitor.jsonl"
+    monitor = Monitor(JsonLines(path), read_every=3)
+    training = trainer(monitor)
+    training.fit(model, loader())
+    assert [line["step"] for line in lines(path)] == [step for step in range(1, 9) if step - 1 not in skipped]
+    assert [line["loss"] for line in lines(path)] == pytest.approx(model.losses, rel=1e-6)
+    assert monitor.monitor.steps == training.global_step == 8
+    assert monitor.monitor.spikes == 0
+
+
+def test_of_accumulated_batches_one_may_be_left_out():
+    model, records = Skips(1), []
+    trainer(Monitor(records.append), accumulate_grad_batches=2).fit(model, loader())
+    assert [record.step for record in records] == [1, 2, 3, 4]
+    assert records[0].loss == pytest.approx(model.losses[0], rel=1e-6)
+
+
+def test_counts_go_on_behind_steps_without_their_batch(tmp_path):
+    monitor, model = Monitor(), Skips(2)
+    training = trainer(monitor, max_epochs=1)
+    training.fit(model, loader())
+    training.save_checkpoint(tmp_path / "stopped.ckpt")
+    smallest = monitor.monitor.min_loss
+    training.fit_loop.max_epochs = 2
+    training.fit(model, loader())
+    resumed = Monitor()
+    trainer(resumed, max_epochs=2).fit(Skips(*range(8)), loader(), ckpt_path=tmp_path / "stopped.ckpt")
+    assert monitor.monitor.steps == resumed.monitor.steps == 16
+    assert monitor.monitor.min_loss <= smallest == resumed.monitor.min_loss
+
+
+def test_a_training_without_any_loss():
+    with pytest.raises(ValueError, match="Monitor needs the loss of a step, got none"):
+        trainer(Monitor()).fit(Skips(*range(8)), loader())
+
+
 def test_a_step_that_returns_no_loss():
     class Manual(Model):
         def __init__(self):
