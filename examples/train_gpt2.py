@@ -6,13 +6,15 @@
 
 A run that was killed goes on with the same command and --resume. Its folder, which all nodes share, holds config.json,
 tokenizer.json, tokens/, records.jsonl (a line at each validation), monitor.jsonl (a line at each step), checkpoint.pt
-(with --parallel fsdp2 also checkpoint-STEP/), and in the end model.pt. Exit status 3: the loss was not finite any more.
+(with --parallel fsdp2 also checkpoint-STEP/), and in the end model.pt. Exit status 2: flags or text will not do;
+3: the loss was not finite any more (1 under torchrun, in both cases).
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import gc
 import hashlib
 import itertools
@@ -44,21 +46,28 @@ from tqdm.auto import tqdm
 import seqwarm_kernels as sw
 from seqwarm_kernels.data.compression import READ_ERRORS, read_uncompressed
 from seqwarm_kernels.diagnostics import JsonLines, TrainingMonitor
-from seqwarm_kernels.files import PARTIAL_SUFFIX, write_atomically
+from seqwarm_kernels.files import PARTIAL_SUFFIX, partial_of, sync_folder, write_atomically
 from seqwarm_kernels.memory import memory_of
 
 BETAS = (0.9, 0.95)
 FINAL_LEARNING_RATE = 0.1  # of the peak
-MASKED_SHARE = 0.15  # as BERT: of these, 80 % become the mask token, 10 % any token, 10 % stay
+MASKED_SHARE = 0.15  # as BERT: of these, 80 % become the mask token, 10 % any other but special ones, 10 % stay
 END_OF_TEXT, MASK = "<|endoftext|>", "<|mask|>"
 TOKENIZER_DOCUMENTS = 1_000_000  # that a tokenizer is trained on, at most
 DOCUMENTS_AT_ONCE = 256  # to tokenise, in parallel
 LINES_IN_A_PIECE = 256  # of a file that is no part of a folder
 IGNORED = -100  # a label that does not count
-DIVERGED = 3  # exit status
+TOKENS_VERSION = 2  # of the way from text to tokens, which a cache must not mix up
+REFUSED, DIVERGED = 2, 3  # exit status
 
 Batch = dict[str, Tensor]  # {"input_ids": (B, S) int64, "labels": (B, S) int64}
 Attend = Callable[..., Tensor]  # query, key, value (B, H, S, D), slopes (H,), causal=bool -> (B, H, S, D)
+
+tell_once = functools.cache(tqdm.write)  # the text is read three times
+
+
+class UserError(ValueError):
+    """Flags or a text that will not do; its message says all."""
 
 
 # ---- Settings
@@ -112,7 +121,7 @@ class Config:
     dataset: str | None = flag("in place of text: NAME or NAME:CONFIG of Hugging Face; a row is a document")
     dataset_column: str = flag("the column with the text", "text")
     tokenizer: str | None = flag("a JSON file of the package tokenizers; without one a byte-level BPE is trained")
-    vocab_size: int = flag("entries of that BPE, at most", type=AT_LEAST_ONE)
+    vocab_size: int = flag("entries of that BPE, at most", type=number(int, 258))  # bytes, END_OF_TEXT, MASK
     seq_length: int = flag("tokens in a sequence in the end", type=AT_LEAST_ONE)
     batch_size: int = flag("sequences in an optimizer step, over all ranks", type=AT_LEAST_ONE)
     micro_batch_size: int = flag("full sequences in a rank's forward pass; more while short", type=AT_LEAST_ONE)
@@ -125,7 +134,7 @@ class Config:
     min_seq_length: int = flag("tokens in a sequence at the start", type=AT_LEAST_ONE)
     step_size: int = flag("lengths grow in multiples of this", 8, type=AT_LEAST_ONE)
     objective: str = flag("the next token, or masked tokens as BERT", "causal", choices=["causal", "masked"])
-    precision: str = flag("of products and attention", choices=["bf16", "fp32"])
+    precision: str = flag("of products and attention; with fsdp2 between them, too", choices=["bf16", "fp32"])
     validation_lengths: Sequence[int] | None = flag("(default: the sequence length)", type=AT_LEAST_ONE, nargs="+")
     validation_tokens: int = flag("to validate on, the same at every length", type=AT_LEAST_ONE)
     validate_every: float = flag("share of all tokens between two validations; each has a checkpoint", 0.05, type=SHARE)
@@ -157,17 +166,32 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 def configure(given: argparse.Namespace) -> Config:
     """Of the flags, or of the run in OUT that is to be resumed."""
     flags = {name: value for name, value in vars(given).items() if name not in ("out", "cache", "resume")}
-    if not (given.out / "checkpoint.pt").exists():
+    if not (given.out / "checkpoint.pt").exists() and not has_diverged(read_records(given.out)):
         if ("text" in flags) == ("dataset" in flags):
-            raise ValueError("--text or --dataset must be given, and not both")
-        return Config(**{**SIZES[flags.get("size", Config.size)], **flags})
+            raise UserError("--text or --dataset must be given, and not both")
+        usual = SIZES[flags.get("size", Config.size)]
+        settings = {**usual, **flags}
+        most = settings["seq_length"]
+        settings["min_seq_length"] = flags.get("min_seq_length", min(usual["min_seq_length"], most))
+        if settings["min_seq_length"] > most:
+            raise UserError(f"min_seq_length must be at most seq_length {most}, got {settings['min_seq_length']}")
+        return Config(**settings)
     if not given.resume:
-        raise ValueError(f"{given.out} holds a run: add --resume to continue it, or name another folder as --out")
+        raise UserError(f"{given.out} holds a run: add --resume to continue it, or name another folder as --out")
     config = read_config(given.out)
     for name, value in flags.items():
         if getattr(config, name) != value:
-            raise ValueError(f"{name} must stay {getattr(config, name)!r}, as in {given.out}, got {value!r}")
+            raise UserError(f"{name} must stay {getattr(config, name)!r}, as in {given.out}, got {value!r}")
     return config
+
+
+def read_records(folder: Path) -> list[dict[str, Any]]:
+    path = folder / "records.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def has_diverged(records: list[dict[str, Any]]) -> bool:
+    return bool(records) and records[-1]["diverged"]
 
 
 def read_config(folder: Path) -> Config:
@@ -254,37 +278,53 @@ def documents(config: Config, title: str = "reading") -> Iterator[tuple[bytes, s
 
 
 def files_of(paths: Sequence[str]) -> Iterator[str]:
-    """Files in folders that are no text are left out. A file named itself comes in pieces: it may be all there is."""
+    """What is no text is left out of folders, and told. A file named itself comes in pieces: it may be all there is."""
     for root in map(Path, paths):
-        if not root.exists():
-            raise ValueError(f"text must name files and folders that exist, got {root}")
         if root.is_dir():
-            yield from filter(None, map(text_of, visible_below(root)))
+            yield from files_below(root)
             continue
-        if (text := text_of(root)) is None:
-            raise ValueError(f"text must be in UTF-8, and {root} is not")
-        lines = iter(text.splitlines(keepends=True))
+        lines = iter(text_of(root).splitlines(keepends=True))
         while piece := "".join(itertools.islice(lines, LINES_IN_A_PIECE)):
             yield piece
 
 
-def visible_below(root: Path) -> list[Path]:
-    return [path for path in sorted(root.rglob("*")) if "/." not in f"/{path.relative_to(root).as_posix()}"]
+def files_below(root: Path) -> Iterator[str]:
+    left_out: list[Exception] = []
+    paths = [Path(at, name) for at, _, names in os.walk(root, onerror=left_out.append) for name in names]
+    for path in sorted(paths):
+        if "/." not in f"/{path.relative_to(root).as_posix()}":
+            try:
+                yield text_of(path)
+            except UserError as error:
+                left_out.append(error)
+    if left_out:
+        tell_once(f"{root}: left out {len(left_out)} of {len(paths)} files; the first: {left_out[0]}")
 
 
-def text_of(path: Path) -> str | None:
+def text_of(path: Path) -> str:
     try:
-        text = read_uncompressed(path).decode() if path.is_file() else None
-    except (*READ_ERRORS, UnicodeDecodeError):
-        return None
-    return None if text is None or "\0" in text else text
+        if not path.is_file():
+            raise UserError(f"text must name files and folders that exist, got {path}")
+        text = read_uncompressed(path).decode()
+    except (*READ_ERRORS, UnicodeDecodeError) as error:
+        raise UserError(f"text must be whole and in UTF-8, got {path}: {type(error).__name__}: {error}") from error
+    if "\0" in text:
+        raise UserError(f"text must have no NUL, got {path}")
+    return text
 
 
 def rows_of(name: str, column: str) -> Iterator[str]:
     rows = package("datasets").load_dataset(*name.split(":"), split="train")
     if column not in rows.column_names:
-        raise ValueError(f"dataset_column must be one of {rows.column_names}, got {column!r}")
-    return (row[column] for row in rows)
+        raise UserError(f"dataset_column must be one of {rows.column_names}, got {column!r}")
+    for number, row in enumerate(rows):
+        try:
+            row[column].encode()
+        except (AttributeError, UnicodeEncodeError) as error:
+            raise UserError(
+                f"dataset_column must be text, got row {number} of {column!r}: {row[column]!r:.60}"
+            ) from error
+        yield row[column]
 
 
 def package(name: str) -> Any:
@@ -299,38 +339,45 @@ def prepare_tokens(config: Config, cache: Path) -> Config:
     if config.tokens and (cache / config.tokens).exists():
         return config
     sizes = {digest: len(text) for digest, text in documents(config)}
-    tokenizer = Path(config.tokenizer).read_text() if config.tokenizer else f"bpe {config.vocab_size}"
-    key = hashlib.sha256(b"".join(sizes) + f"{tokenizer} {config.validation_share}".encode()).hexdigest()[:16]
+    tokenizer = load_tokenizer(Path(), config.tokenizer).to_str() if config.tokenizer else f"bpe {config.vocab_size}"
+    settings = f"{tokenizer} {config.validation_share} {TOKENS_VERSION}"
+    key = hashlib.sha256(b"".join(sizes) + settings.encode()).hexdigest()[:16]
     if config.tokens not in ("", key):
-        raise ValueError("text and tokenizer must be those that the run began with, got others")
-    folder, partial = cache / key, cache / f"{key}.{os.getpid()}{PARTIAL_SUFFIX}"
+        raise UserError("text and tokenizer must be those that the run began with, got others")
+    folder, partial = cache / key, partial_of(cache / key)
     if not folder.exists():
-        validation = held_out(sizes, config.validation_share)
-        partial.mkdir(parents=True, exist_ok=True)
-        write_tokens(config, validation, partial)
+        partial.mkdir(parents=True)
         try:
+            write_tokens(config, held_out(sizes, config.validation_share), partial)
             partial.rename(folder)
-        except OSError:  # another run has made the same meanwhile
-            shutil.rmtree(partial)
-    return dataclasses.replace(config, tokens=key, entries=load_tokenizer(folder).get_vocab_size())
+            sync_folder(cache)
+        except OSError:
+            if not folder.exists():  # no other run has made the same meanwhile
+                raise
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+    entries = 1 + max(load_tokenizer(folder).get_vocab().values())  # ids may have holes
+    return dataclasses.replace(config, tokens=key, entries=entries)
 
 
 def held_out(sizes: dict[bytes, int], share: float) -> set[bytes]:
-    """Documents to validate on: by their digest, until they have this share of the text."""
+    """Documents to validate on: by their digest, those that fit into this share of the text, or else the smallest."""
     if len(sizes) < 2:
-        raise ValueError(f"text must have two documents at least, one to validate on, got {len(sizes)}")
-    ordered = sorted(sizes)
-    ends = itertools.accumulate(sizes[digest] for digest in ordered)
-    within = sum(end <= share * sum(sizes.values()) for end in ends)
-    return set(ordered[: min(max(within, 1), len(ordered) - 1)])
+        raise UserError(f"text must have two documents at least, one to validate on, got {len(sizes)}")
+    chosen, room = set(), share * sum(sizes.values())
+    for digest in sorted(sizes)[:-1]:  # one is left to train on
+        if sizes[digest] <= room:
+            chosen.add(digest)
+            room -= sizes[digest]
+    return chosen or {min(sizes, key=lambda digest: (sizes[digest], digest))}
 
 
 def write_tokens(config: Config, validation: set[bytes], folder: Path) -> None:
     to_train = (text for digest, text in documents(config, "tokenizer") if digest not in validation)
     tokenizer = make_tokenizer(config, to_train)
-    tokenizer.save(str(folder / "tokenizer.json"))
+    tokenizer.encode_special_tokens = True  # where the text has such words, they are words
     end = tokenizer.token_to_id(END_OF_TEXT)
-    dtype = np.uint16 if tokenizer.get_vocab_size() <= 2**16 else np.uint32
+    dtype = np.uint16 if max(tokenizer.get_vocab().values()) < 2**16 else np.uint32
     with open(folder / "training", "wb") as training, open(folder / "validation", "wb") as held_out:
         remaining = documents(config, "tokenising")
         while some := list(itertools.islice(remaining, DOCUMENTS_AT_ONCE)):
@@ -339,14 +386,18 @@ def write_tokens(config: Config, validation: set[bytes], folder: Path) -> None:
                 tokens = np.array([*encoding.ids, end], dtype)
                 tokens.tofile(held_out if digest in validation else training)
     for part in (folder / "training", folder / "validation"):
-        np.save(part.with_suffix(".npy"), np.memmap(part, dtype, mode="r"))
+        with open(part.with_suffix(".npy"), "xb") as file:
+            np.save(file, np.memmap(part, dtype, mode="r"))
+            file.flush()
+            os.fsync(file.fileno())
         part.unlink()
+    write_atomically(folder / "tokenizer.json", tokenizer.to_str(pretty=True).encode())
 
 
 def make_tokenizer(config: Config, texts: Iterable[str]) -> Any:
     tokenizers = package("tokenizers")
     if config.tokenizer:
-        tokenizer = tokenizers.Tokenizer.from_file(config.tokenizer)
+        tokenizer = load_tokenizer(Path(), config.tokenizer)
     else:
         tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
         tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -357,11 +408,21 @@ def make_tokenizer(config: Config, texts: Iterable[str]) -> Any:
         )
         tokenizer.train_from_iterator(itertools.islice(texts, TOKENIZER_DOCUMENTS), trainer)
     tokenizer.add_special_tokens([END_OF_TEXT, MASK])  # where it has not got them
+    vocabulary = tokenizer.get_vocab()
+    if len(set(vocabulary.values())) < len(vocabulary):  # ids are given by counting
+        raise UserError(f"tokenizer must have ids without holes, or {END_OF_TEXT} and {MASK}, got {config.tokenizer}")
     return tokenizer
 
 
-def load_tokenizer(folder: Path) -> Any:
-    return package("tokenizers").Tokenizer.from_file(str(folder / "tokenizer.json"))
+def load_tokenizer(folder: Path, name: str = "tokenizer.json") -> Any:
+    tokenizers = package("tokenizers")
+    try:
+        tokenizer = tokenizers.Tokenizer.from_file(str(folder / name))
+    except Exception as error:  # the package has no other
+        raise UserError(f"tokenizer must be a JSON file of the package tokenizers, got {name}: {error}") from error
+    tokenizer.no_truncation()  # documents are whole, whatever it was saved with
+    tokenizer.no_padding()
+    return tokenizer
 
 
 # ---- Tokens to batches
@@ -370,7 +431,8 @@ def load_tokenizer(folder: Path) -> Any:
 class Batches:
     """Windows at random places of the text: a function of seed and step, so that to resume needs no replay.
 
-    Every number of ranks draws the same windows, and each rank takes its share of them.
+    Every number of ranks draws the same windows, and each rank takes its share of them. Masks to train on
+    change with the number of ranks.
     """
 
     def __init__(self, config: Config, folder: Path, rank: int, world_size: int) -> None:
@@ -378,11 +440,14 @@ class Batches:
         self.lengths = config.validation_lengths or [config.seq_length]
         self.training = np.load(folder / "training.npy", mmap_mode="r")
         self.validation = np.load(folder / "validation.npy", mmap_mode="r")
-        self.mask_token = load_tokenizer(folder).token_to_id(MASK)
+        tokenizer = load_tokenizer(folder)
+        self.mask_token, self.end_token = tokenizer.token_to_id(MASK), tokenizer.token_to_id(END_OF_TEXT)
+        special = {index for index, token in tokenizer.get_added_tokens_decoder().items() if token.special}
+        self.ordinary = np.array(sorted(set(tokenizer.get_vocab().values()) - special))
         for tokens, length in ((self.training, config.seq_length), (self.validation, max(self.lengths))):
             if len(tokens) <= length:
                 part = "train" if tokens is self.training else "validate"
-                raise ValueError(f"text must have more than {length} tokens to {part} on, got {len(tokens)}")
+                raise UserError(f"text must have more than {length} tokens to {part} on, got {len(tokens)}")
 
     def draw(self, step: int) -> Batch:
         """This rank's rows of the step's batch, at the full length."""
@@ -411,7 +476,8 @@ class Batches:
             return {"input_ids": tokens[:, :-1].contiguous(), "labels": tokens[:, 1:].contiguous()}
         tokens = tokens[:, :-1].contiguous()
         dice = torch.from_numpy(generator.random(tokens.shape, dtype=np.float32)) / MASKED_SHARE
-        chance = torch.from_numpy(generator.integers(self.config.entries, size=tokens.shape))
+        dice[tokens == self.end_token] = 1  # stays, and is no label
+        chance = torch.from_numpy(self.ordinary[generator.integers(len(self.ordinary), size=tokens.shape)])
         replaced = torch.where(dice < 0.8, self.mask_token, torch.where(dice < 0.9, chance, tokens))
         return {"input_ids": replaced, "labels": torch.where(dice < 1, tokens, IGNORED)}
 
@@ -429,7 +495,7 @@ class Run:
         self.memory = memory_of(self.device)
         self.rows, odd = divmod(config.batch_size, self.world_size)
         if odd:
-            raise ValueError(f"batch_size must be a multiple of the {self.world_size} ranks, got {config.batch_size}")
+            raise UserError(f"batch_size must be a multiple of the {self.world_size} ranks, got {config.batch_size}")
         self.batches = Batches(config, cache / config.tokens, self.rank, self.world_size)
         self.model = build_model(config, attend).to(self.device)
         self.parallel = self.parallelise()  # what is called in training
@@ -438,7 +504,7 @@ class Run:
         groups = [{"params": matrices, "weight_decay": config.weight_decay}, {"params": others, "weight_decay": 0.0}]
         self.optimizer = torch.optim.AdamW(groups, lr=config.learning_rate, betas=BETAS, fused=True)
         self.scheduler = sw.SequenceLengthScheduler(
-            min(config.min_seq_length, config.seq_length),
+            config.min_seq_length,
             config.seq_length,
             duration=config.warmup_duration * config.total_tokens,
             step_size=config.step_size,
@@ -457,7 +523,7 @@ class Run:
                 block.compile()
         if self.config.parallel == "fsdp2":
             if not distributed.is_initialized():
-                raise ValueError("--parallel fsdp2 needs torchrun: torchrun --nproc-per-node N ...")
+                raise UserError("--parallel fsdp2 needs torchrun: torchrun --nproc-per-node N ...")
             mesh = init_device_mesh(self.config.device, (self.world_size,))
             dtype = torch.bfloat16 if self.config.precision == "bf16" else None
             policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
@@ -479,34 +545,40 @@ class Run:
                 self.save()
                 if self.rank == 0:
                     bar.write(describe(self.records[-1]))
-        if not self.diverged:
+        if not has_diverged(self.records):
             self.export()
         return self.records
 
-    @property
-    def diverged(self) -> bool:
-        return bool(self.records) and self.records[-1]["diverged"]
-
     def is_finished(self) -> bool:
-        return self.diverged or self.tokens >= self.config.total_tokens
+        return has_diverged(self.records) or self.tokens >= self.config.total_tokens
 
     def claim_memory(self) -> None:
-        """Allocate, and compile, for every length before the first step."""
-        rows = min(self.rows, self.config.micro_batch_size)
-        report = sw.warmup_allocator(
-            self.parallel,
-            self.config.seq_length,
-            example_batch=self.to_device({name: tensor[:rows] for name, tensor in self.batches.draw(0).items()}),
-            loss_fn=loss_sum,
-            optimizer=self.optimizer,
-            autocast_dtype=torch.bfloat16 if self.config.precision == "bf16" else None,
-            max_grad_norm=self.config.max_grad_norm or None,
-            accumulation_steps=1 if rows == self.rows else 2,
-            scheduler=self.scheduler,
-            raise_out_of_memory=True,
-        )
-        if self.rank == 0:
-            print(report)
+        """Allocate, and compile, before the first step: each length, with the rows of its full passes."""
+        lengths = sorted({milestone.seq_length for milestone in self.scheduler.milestones()}, reverse=True)
+        example = {name: tensor[:1] for name, tensor in self.batches.draw(0).items()}
+        for rows, alike in itertools.groupby(lengths, self.rows_of_a_pass):
+            longest, *_, shortest = [*alike] * 2  # a single length is both
+            report = sw.warmup_allocator(
+                self.parallel,
+                longest,
+                batch_size=rows,
+                example_batch=example,
+                loss_fn=loss_sum,
+                optimizer=self.optimizer,
+                autocast_dtype=torch.bfloat16 if self.config.precision == "bf16" else None,
+                max_grad_norm=self.config.max_grad_norm or None,
+                accumulation_steps=1 if rows == self.rows else 2,
+                scheduler=sw.SequenceLengthScheduler(
+                    shortest, longest, duration=longest - shortest, step_size=self.config.step_size
+                ),
+                raise_out_of_memory=True,
+            )
+            if self.rank == 0:
+                print(report)
+
+    def rows_of_a_pass(self, length: int) -> int:
+        """As many tokens at each length, as far as the batch goes."""
+        return min(self.rows, self.config.micro_batch_size * (self.config.seq_length // length))
 
     def train_and_validate(self, bar: tqdm[Any]) -> dict[str, Any]:
         """To the next validation. The clock runs while it trains."""
@@ -533,33 +605,34 @@ class Run:
 
     def train_until(self, tokens: int, bar: tqdm[Any]) -> float:
         """The mean loss since; the way ends early where a look at it, now and then, finds it not finite."""
-        before, total = self.tokens, torch.zeros((), device=self.device)
+        sums = torch.zeros(2, dtype=torch.float64, device=self.device)  # loss, labels
         self.memory.synchronize()
         begun = time.perf_counter()
         while self.tokens < tokens:
-            loss, trained = self.train_step()
-            total += loss * trained
+            loss, labels, trained = self.train_step()
+            sums += torch.stack([loss * labels, labels])
             bar.update(trained)
             if self.step % self.config.monitor_every == 0:  # a look waits for the device
                 bar.set_postfix(loss=f"{loss.item():.3f}", length=self.seq_length, refresh=False)
-                if not math.isfinite(total.item()):
+                if not math.isfinite(sums[0].item()):
                     break
         self.memory.synchronize()
         self.seconds += time.perf_counter() - begun
-        return total.item() / (self.tokens - before)
+        return (sums[0] / sums[1]).item()
 
-    def train_step(self) -> tuple[Tensor, int]:
-        """One optimizer step at the length of now: its mean loss, and its tokens, over all ranks."""
+    def train_step(self) -> tuple[Tensor, Tensor, int]:
+        """One optimizer step at the length of now: its mean loss, its labels, and its tokens, over all ranks."""
         self.seq_length = self.scheduler.seq_length
         batch = self.scheduler.resize(self.batches.draw(self.step))
-        labels = max(1, int((batch["labels"] != IGNORED).sum()))
-        rows = self.config.micro_batch_size * (self.config.seq_length // self.seq_length)  # as many tokens in a pass
+        count = torch.full((), int((batch["labels"] != IGNORED).sum()), device=self.device)
+        labels = self.sum_over_ranks(count).clamp(min=1)
+        rows = self.rows_of_a_pass(self.seq_length)
         loss = torch.zeros((), device=self.device)
         for begin in range(0, self.rows, rows):
             part = self.to_device({name: tensor[begin : begin + rows] for name, tensor in batch.items()})
             with self.exchange_gradients(begin + rows >= self.rows):
                 with self.autocast():
-                    part_loss = loss_sum(self.parallel(part["input_ids"]), part) / labels
+                    part_loss = loss_sum(self.parallel(part["input_ids"]), part) * self.world_size / labels
                 part_loss.backward()
             loss += part_loss.detach()
         grad_norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.config.max_grad_norm or math.inf)
@@ -574,7 +647,7 @@ class Run:
         tokens = batch["input_ids"].numel() * self.world_size
         self.scheduler.step(tokens)
         self.step, self.tokens = self.step + 1, self.tokens + tokens
-        return loss, tokens
+        return loss, labels, tokens
 
     @torch.no_grad()
     def validate(self) -> dict[str, float]:
@@ -617,8 +690,11 @@ class Run:
     # Checkpoints: checkpoint.pt is replaced as a whole, and names the folder of the shards where there are such.
 
     def save(self) -> None:
-        if not self.diverged:
+        if not has_diverged(self.records):
             self.save_checkpoint()
+        self.save_records()
+
+    def save_records(self) -> None:
         if self.rank == 0:
             lines = [json.dumps(record) + "\n" for record in self.records]
             write_atomically(self.out / "records.jsonl", "".join(lines).encode())
@@ -647,7 +723,13 @@ class Run:
         return {"model": model, "optimizer": optimizer}
 
     def load(self) -> None:
-        """Go on from the checkpoint, if there is one."""
+        """Go on from the checkpoint, if there is one; a run that diverged has ended."""
+        recorded = read_records(self.out)
+        if has_diverged(recorded):
+            self.records = recorded
+            if self.rank == 0:
+                print(f"{self.out} has ended: {describe(recorded[-1])}")
+            return
         if not (self.out / "checkpoint.pt").exists():
             return
         state = torch.load(self.out / "checkpoint.pt", map_location="cpu", weights_only=True)
@@ -662,6 +744,7 @@ class Run:
         self.monitor.load_state_dict(state["monitor"])
         self.step, self.tokens, self.seconds = state["counts"]
         self.records = state["records"]
+        self.save_records()  # a run that was killed may not have come so far
 
     def export(self) -> None:
         """model.pt: the weights alone, whole."""
@@ -684,13 +767,19 @@ def learning_rate(step: int, tokens: int, config: Config) -> float:
 
 
 def save_atomically(state: Any, path: Path) -> None:
-    """As write_atomically, without a second copy in memory."""
-    partial = path.with_name(path.name + PARTIAL_SUFFIX)
-    with open(partial, "wb") as file:
-        torch.save(state, file)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, path)
+    """As write_atomically, without a second copy in memory; clears away what killed runs left."""
+    for left in path.parent.glob(f"{path.name}.*{PARTIAL_SUFFIX}"):
+        left.unlink()
+    partial = partial_of(path)
+    try:
+        with open(partial, "xb") as file:
+            torch.save(state, file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+    sync_folder(path.parent)
 
 
 def describe(record: dict[str, Any]) -> str:
@@ -750,4 +839,8 @@ def run(config: Config, out: Path, cache: Path, attend: Attend | None) -> list[d
 
 
 if __name__ == "__main__":
-    sys.exit(DIVERGED if main()[-1]["diverged"] else 0)
+    try:
+        sys.exit(DIVERGED if has_diverged(main()) else 0)
+    except UserError as refused:
+        print(f"{Path(__file__).name}: {refused}", file=sys.stderr)
+        sys.exit(REFUSED)

@@ -12,7 +12,7 @@ PARTIAL_SUFFIX = ".partial"
 
 def write_atomically(path: Path, content: bytes) -> None:
     """A reader sees the old content or the new one, also after a power cut and with several writers at once."""
-    partial = _partial_of(path)
+    partial = partial_of(path)
     try:
         with open(partial, "xb") as file:
             file.write(content)
@@ -22,15 +22,15 @@ def write_atomically(path: Path, content: bytes) -> None:
     except BaseException:
         partial.unlink(missing_ok=True)
         raise
-    _sync_folder(path.parent)
+    sync_folder(path.parent)
 
 
-def _partial_of(path: Path) -> Path:
+def partial_of(path: Path) -> Path:
     """A name of this writer's own, in the same folder: os.replace must not copy."""
     return path.with_name(f"{path.name}.{secrets.token_hex(8)}{PARTIAL_SUFFIX}")
 
 
-def _sync_folder(path: Path) -> None:
+def sync_folder(path: Path) -> None:
     """The new name, too, must be on the disk; systems that cannot open a folder do that themselves."""
     if not hasattr(os, "O_DIRECTORY"):
         return
