@@ -32,7 +32,7 @@ demo: $(STAMP)  ## run the demo; ARGS="--help" lists its options
 
 # Of docs/training.md. Stopped and called again, it goes on.
 OUT ?= reports/experiments
-experiments: $(STAMP)  ## train the experiments at toy size, some 20 minutes; TEXT="my_corpus/", ARGS="--only a"
+experiments: $(STAMP)  ## train the experiments at toy size, an hour on 2 cores; TEXT="my_corpus/", ARGS="--only a"
 	$(RUN) -m bench training --out $(OUT) $(if $(TEXT),--text $(TEXT)) $(ARGS)
 
 test: $(STAMP)  ## run the tests; ARGS="-k name" selects some

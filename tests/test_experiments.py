@@ -3,20 +3,23 @@
 import inspect
 import json
 import math
+import shutil
+import subprocess
+import sys
 from argparse import ArgumentParser
 from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
-pytest.importorskip("scipy", reason="scipy is not installed")
 pytest.importorskip("tokenizers", reason="tokenizers is not installed")
 pytest.importorskip("matplotlib", reason="matplotlib is not installed")
 
-from bench.training import figures, held_out, plan, results, tables
-from bench.training.command import add_arguments
+from bench.training import command, figures, held_out, plan, results, tables
+from bench.training.experiments import Experiments
 from bench.training.reading import as_demo_records, read_steps, read_validations
-from bench.training.running import FINISHED, Outcome, OutOfTime, RunFailed, Runner
+from bench.training.running import FINISHED, ROOT, OtherRun, Outcome, OutOfTime, RunFailed, Runner
 from bench.training.scales import TOY
 
 NAN = math.nan
@@ -98,8 +101,7 @@ def test_time_to_the_baselines_final_loss(tmp_path):
     assert third.figures["sooner_in_seconds"] is None
     later = results.Result(plan.TIME, {"duration": 0.15, "seed": 0}, {"reached_after_seconds": 2.6})
     assert results.best_duration([first, later, second, third]) == 0.3
-    with pytest.raises(ValueError, match="no duration reached"):
-        results.best_duration([first, third])
+    assert results.best_duration([first, third]) is None
 
 
 def test_a_timed_run_that_diverged_has_no_loss(tmp_path):
@@ -114,6 +116,19 @@ def test_a_timed_run_that_diverged_has_no_loss(tmp_path):
     assert results.time_results(outcomes[1:], 256) == []
 
 
+def test_a_baseline_that_diverged_leaves_its_seed_in_the_table(tmp_path):
+    baseline, warmup = (plan.Run(plan.TIME, duration, PEAK, 8, 1) for duration in (0.0, 0.3))
+    outcomes = [
+        outcome(tmp_path, [line(50, 4.0), line(100, 0, diverged=True)], baseline),
+        outcome(tmp_path, [line(50, 3.0), line(100, 2.0)], warmup),
+    ]
+    found = results.time_results(outcomes, 256)
+    assert [r.figures["final_loss"] for r in found] == [None, 2.0]
+    assert [r.figures["sooner_in_tokens"] for r in found] == [None, None]
+    assert "Seed 1: the baseline diverged" in tables.time_table(found)
+    figures.draw_all(found, tmp_path / "figures", TOY)
+
+
 def test_the_best_peak_is_that_of_all_seeds():
     def result(rate, share, loss):
         return results.Result("sweep", {"learning_rate": rate, "lr_warmup_share": share}, {"final_loss": loss})
@@ -122,8 +137,7 @@ def test_the_best_peak_is_that_of_all_seeds():
     assert results.best_peak(found) == (2.0, 0.1)
     assert results.best_peak([*found, result(2.0, 0.1, None)]) == (1.0, 0.1)
     assert results.best_peak([*found, result(2.0, 0.2, 2.5)]) == (2.0, 0.2)
-    with pytest.raises(ValueError, match="diverged at each"):
-        results.best_peak([result(1.0, 0.1, None)])
+    assert results.best_peak([result(1.0, 0.1, None)]) is None
 
 
 def test_stability(tmp_path):
@@ -147,6 +161,74 @@ def test_stability(tmp_path):
     assert (found[4, 0.3]["spikes"], found[4, 0.0]["spikes"]) == (2, 1)
     assert found[1, 0.0]["largest_ratio"] == 1.5
     assert found[1, 0.0]["ratio_with_variance_max"]["r"] == pytest.approx(1.0)
+
+
+# ---- tables
+
+
+def timed(duration, seed, sooner):
+    shown = {"final_loss": 2.0, "steps": 3, "seconds": 1.0, "full_length_speed": 1.0, "target_loss": 2.0, "tokens": 9}
+    shown.update(sooner_in_tokens=sooner, sooner_in_seconds=sooner, curve=[[9, 1.0, 2.0]])
+    return results.Result(plan.TIME, {"duration": duration, "seed": seed, "batch_size": 8}, shown)
+
+
+def test_seeds_that_did_not_reach_the_loss_are_told():
+    found = [timed(0.0, 0, 1.0), timed(0.3, 0, 1.3), timed(0.3, 1, 1.2), timed(0.3, 2, None)]
+    text = tables.time_table(found)
+    assert "in tokens: 1.25 (1.20 to 1.30), reached in 2 of 3 seeds" in text
+    assert "seed 0, which chose the duration: 1.30; the others: 1.20, —" in text
+    assert "reached in 0 of 2 seeds" in tables.time_table([timed(0.3, 0, None), timed(0.3, 1, None)])
+
+
+def test_durations_that_did_not_reach_the_loss_are_drawn():
+    from matplotlib.figure import Figure
+
+    axes = Figure().subplots(1, 2)
+    figures._draw_time(list(axes), [timed(0.0, 0, 1.0), timed(0.3, 0, 1.3), timed(0.6, 0, None)])
+    [missed] = [drawn for drawn in axes[1].lines if drawn.get_label() == "never reached"]
+    assert list(missed.get_xdata()) == [0.6]
+
+
+def test_what_cannot_be_compared_is_not_a_failure_to_train():
+    def result(trains, seed=0):
+        case = {"batch_size": 8, "learning_rate_factor": 4.0, "duration": 0.3, "seed": seed}
+        shown = {"steps": 1, "spikes": 0, "largest_ratio": 1.0, "diverged": False, "trains": trains, "final_loss": 2.0}
+        return results.Result(plan.STABILITY, case, shown)
+
+    assert "| 0 | — | 2.000 |" in tables.stability_table([result(None)])
+    assert "| 0 | 1 of 1 | 2.000, 2.000 |" in tables.stability_table([result(None), result(True, 1)])
+    assert "| 0 | 0 | 2.000 |" in tables.stability_table([result(False)])
+
+
+def test_columns_are_those_of_all_runs(tmp_path):
+    def result(duration, losses):
+        case = {"objective": "causal", "duration": duration, "seed": 0}
+        return results.Result(plan.EXTRAPOLATION, case, {"loss_by_length": losses})
+
+    found = [result(0.3, {"512": 2.5, "1024": 2.0}), result(0.0, {})]
+    text = tables.extrapolation_table(found[::-1])
+    assert "| loss at 512 | loss at 1024 |" in text
+    assert "| causal | baseline | 0 | — | — |" in text
+    figures.draw_all(found, tmp_path, TOY)
+
+
+def test_an_attention_may_lack_a_length(tmp_path):
+    def result(attention, stages):
+        shown = {"tokens_per_second": 100.0, "by_length": stages, "busy": 0.0, "final_loss": 2.0}
+        return results.Result(plan.SPEED, {"attention": attention, "seed": 0}, shown)
+
+    stages = [[32, 100.0, 5], [64, 90.0, 5]]
+    found = [result("package", stages[:1]), result("flex", stages), result("eager", [])]
+    text = tables.speed_table(found)
+    assert "| flex | 100 (100 to 100) | 100 | 90 |" in text
+    assert "| package | 100 (100 to 100) | 100 | — |" in text
+    assert figures.draw_all(found, tmp_path, TOY)
+
+
+def test_p_is_missing_and_said_so():
+    case = {"batch_size": 8, "learning_rate_factor": 1.0, "duration": 0.0, "seed": 0}
+    shown = {f"ratio_with_variance_{name}": {"r": 0.5, "p": None, "steps": 9} for name in ("max", "l1")}
+    assert "There was no scipy" in tables.correlation_table([results.Result(plan.STABILITY, case, shown)])
 
 
 # ---- two runs
@@ -183,6 +265,68 @@ def test_two_runs_train(tiny):
     assert [path.name for path in figures.draw_all(found, runner.out / "figures", runner.scale)] == [
         "training_extrapolation.png"
     ]
+
+
+def test_what_a_finished_run_keeps(tiny):
+    _, outcomes = tiny
+    for outcome in outcomes:
+        stored = json.loads((outcome.folder / FINISHED).read_text())
+        assert stored["tokens"] == json.loads((outcome.folder / "config.json").read_text())["tokens"] != ""
+        assert stored["environment"]["torch"] == torch.__version__
+        assert (outcome.folder / "model.pt").exists()
+        assert not (outcome.folder / "checkpoint.pt").exists()
+
+
+def test_weights_that_nobody_reads_are_not_kept(tmp_path):
+    runner = Runner(TOY, [], tmp_path)
+    for experiment, kept in ((plan.STABILITY, []), (plan.SPEED, []), (plan.TIME, ["model.pt"])):
+        run = plan.Run(experiment, 0.3, PEAK, 8, 0)
+        folder = runner.folder(run)
+        folder.mkdir(parents=True)
+        for name in ("checkpoint.pt", "model.pt"):
+            (folder / name).touch()
+        runner._finish(Outcome(run, folder, None))
+        assert sorted(path.name for path in folder.iterdir()) == [FINISHED, *kept]
+
+
+def test_runs_of_another_text_are_not_mixed(tiny, tmp_path, capsys):
+    runner, outcomes = tiny
+    shutil.copytree(runner.out, tmp_path / "out")
+    elsewhere = Runner(runner.scale, [tmp_path], tmp_path / "out")
+    runs = [outcome.run for outcome in outcomes]
+    assert len(elsewhere.finished(runs)) == 2
+    assert capsys.readouterr().out.count("holds runs of the text") == 1
+    path = elsewhere.folder(runs[1]) / FINISHED
+    path.write_text(json.dumps({**json.loads(path.read_text()), "tokens": "others"}))
+    with pytest.raises(OtherRun, match="another text"):
+        Runner(runner.scale, runner.text, tmp_path / "out").finished(runs)
+
+
+def test_flex_on_a_cpu_says_itself_that_it_cannot(tiny):
+    runner, _ = tiny
+    run = plan.Run(plan.SPEED, 0.3, PEAK, 8, 0, attention="flex")
+    [refused] = runner.run_all([run], "flex")
+    assert "NotImplementedError" in refused.failure
+    assert runner.finished([run]) == [refused]
+
+
+def test_a_failure_that_may_pass_is_tried_again(tmp_path, monkeypatch, capsys):
+    runner = Runner(TOY, [], tmp_path)
+    run = plan.Run(plan.SPEED, 0.7, PEAK, 8, 0, attention="flex")
+    monkeypatch.setattr(Runner, "_process", lambda *_: (-9, "exit -9:  54% tokens"))
+    assert runner.run_all([run], "killed")[0].failure == "exit -9:  54% tokens"
+    assert "tries again" in capsys.readouterr().out
+    assert runner.finished([run]) == []
+    stored = {"arguments": runner._comparable(run), "failure": "exit -9:  54% tokens", "busy": 0}  # of before
+    (runner.folder(run) / FINISHED).write_text(json.dumps(stored))
+    assert runner.finished([run]) == []
+
+
+def test_a_program_that_cannot_begin_is_not_out_of_time(tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.executable", str(tmp_path / "nothing"))
+    for minutes in (None, 5):
+        with pytest.raises(RunFailed, match="nothing"):
+            Runner(TOY, [], tmp_path, minutes).run_all([plan.Run(plan.TIME, 0.3, PEAK, 8, 0)], "none")
 
 
 def test_finished_runs_are_read(tiny, monkeypatch):
@@ -222,6 +366,10 @@ def test_last_words_of_a_run(tiny):
     scores = held_out.read_scores(folder)
     assert 1 <= len(scores.right) == len(scores.nats) <= 5
     assert scores.perplexity > 1
+    (folder / held_out.SCORES).unlink()
+    with pytest.raises(OutOfTime):
+        held_out.score_run(folder, runner.out / "tokens", 5, "cpu", Runner(TOY, [], folder, minutes=0).check_time)
+    assert held_out.read_scores(folder) is None
 
 
 # ---- the command
@@ -234,7 +382,142 @@ def test_without_results_nothing_is_claimed():
 
 def test_options():
     parser = ArgumentParser()
-    add_arguments(parser)
+    command.add_arguments(parser)
     given = parser.parse_args(["--out", "runs"])
-    assert (given.scale, given.only, given.seeds, given.text) == ("toy", ["a", "b", "c", "d"], 3, None)
+    assert (given.scale, given.only, given.seeds, given.text) == ("toy", ["d", "a", "b", "c"], 3, None)
     assert parser.parse_args(["--out", "runs", "--only", "a", "c"]).only == ["a", "c"]
+
+
+SMALL = replace(
+    TOY,
+    learning_rates=(1e-3, 2e-3),
+    lr_warmup_shares=(0.05,),
+    sweep_seeds=1,
+    durations=(0.0, 0.3),
+    learning_rate_factors=(1,),
+    batch_factors=(1,),
+    speed_repeats=1,
+)
+
+
+@pytest.fixture
+def call(tmp_path, monkeypatch):
+    """Call the command with runs that are written down at once: call(*arguments, loss=, diverges=) -> records."""
+    monkeypatch.setitem(command.SCALES, "toy", SMALL)
+
+    def write_run(self, run, loss, diverges):
+        folder = self.folder(run)
+        last = line(300, loss(run), diverged=diverges(run))
+        write_lines(folder / "records.jsonl", [line(100, 4.0), last])
+        write_lines(
+            folder / "monitor.jsonl", [monitor_line(3.0 - 0.1 * i, 0.9 - 0.1 * i, 0.1 * i + 0.1) for i in range(5)]
+        )
+        stored = {"arguments": self._comparable(run), "failure": None, "busy": 0.0, "environment": {"cpu": "another"}}
+        (folder / FINISHED).write_text(json.dumps(stored))
+        return self._outcome(run)
+
+    def make(*arguments, loss=lambda run: 2.0, diverges=lambda run: False):
+        monkeypatch.setattr(Runner, "_train", lambda self, run: write_run(self, run, loss, diverges))
+        parser = ArgumentParser()
+        command.add_arguments(parser)
+        command.main(parser.parse_args(["--out", str(tmp_path / "out"), "--text", str(tmp_path), *arguments]))
+        return read(tmp_path / "out" / "cpu_training.jsonl")
+
+    return make
+
+
+def read(path):
+    first, *rest = [json.loads(line) for line in path.read_text().splitlines()]
+    return first, rest
+
+
+def test_where_warmup_loses_the_report_goes_on(call, capsys):
+    _, found = call("--only", "a", loss=lambda run: 2.5 if run.duration else 2.0)
+    assert {(r["case"]["duration"], r["figures"]["sooner_in_tokens"]) for r in found if r["experiment"] == "a"} == {
+        (0.0, 1.0), (0.3, None),
+    }  # fmt: skip
+    assert "## (d) Speed" in capsys.readouterr().out
+
+
+def test_where_every_baseline_diverges_the_report_goes_on(call, tmp_path):
+    with pytest.raises(SystemExit, match="diverged at each learning rate"):
+        call("--only", "d", "a", diverges=lambda run: run.experiment == plan.SWEEP)
+    _, found = read(tmp_path / "out" / "cpu_training.jsonl")
+    assert [r["experiment"] for r in found] == ["sweep"] * 2 + ["d"] * 3
+
+
+def test_the_speed_needs_no_sweep(call):
+    _, found = call("--only", "d")
+    assert [r["experiment"] for r in found] == ["d"] * 3
+
+
+def test_records_are_of_the_machine_that_trained(call):
+    environment, _ = call("--only", "d")
+    assert environment == {"cpu": "another"}
+    assert command._merged([{"cpu": "a", "torch": "2"}, {"cpu": "b", "torch": "2"}]) == {"cpu": "a; b", "torch": "2"}
+
+
+def test_without_scipy_and_matplotlib_there_are_records(call, monkeypatch, capsys):
+    for name in [*(name for name in sys.modules if name.partition(".")[0] == "matplotlib"), "scipy", "scipy.stats"]:
+        monkeypatch.setitem(sys.modules, name, None)
+    _, found = call("--only", "b")
+    [first, *_] = [r for r in found if r["experiment"] == "b"]
+    assert first["figures"]["ratio_with_variance_max"] == {"r": pytest.approx(-1.0), "p": None, "steps": 5}
+    assert "no figures" in capsys.readouterr().out
+
+
+def test_runs_that_diverged_have_no_last_words(call):
+    _, found = call("--only", "c", "--seeds", "1", diverges=lambda run: run.experiment == plan.EXTRAPOLATION)
+    assert [r["figures"]["loss_by_length"] for r in found if r["experiment"] == "c"] == [{}] * 4
+
+
+def test_a_text_of_code_has_no_last_words(tiny, monkeypatch, capsys):
+    runner, outcomes = tiny
+
+    def raises(*_):
+        raise ValueError("documents must hold paragraphs of prose")
+
+    monkeypatch.setattr("bench.training.experiments.score_run", raises)
+    monkeypatch.setattr("bench.training.experiments.read_scores", lambda folder: None)
+    experiments = Experiments(runner, 1)
+    monkeypatch.setattr(experiments, "_finished", lambda experiment: outcomes)
+    experiments._score_all()
+    assert capsys.readouterr().out.count("last words are left out: documents must hold") == 1
+
+
+def test_a_part_does_not_replace_what_is_published(call, tmp_path, monkeypatch):
+    monkeypatch.setattr(command, "RESULTS", tmp_path / "published")
+    monkeypatch.setattr(command, "FIGURES", tmp_path / "published")
+    (tmp_path / "published").mkdir()
+    call("--only", "d", "a", "--publish")
+    whole = (tmp_path / "published" / "cpu_training.jsonl").read_bytes()
+    call("--publish", "--only", "d")  # all of it, still
+    for folder in (tmp_path / "out" / "runs").glob("time/*"):
+        shutil.rmtree(folder)
+    with pytest.raises(SystemExit, match=r"not published: .* that this folder lacks"):
+        call("--publish", "--only", "d")
+    assert (tmp_path / "published" / "cpu_training.jsonl").read_bytes() == whole
+
+
+def test_results_of_extrapolation_stay_when_another_duration_is_best(call, monkeypatch):
+    def cases(found):
+        return {(r["case"]["duration"], r["case"]["seed"]) for r in found if r["experiment"] == "c"}
+
+    monkeypatch.setitem(command.SCALES, "toy", replace(SMALL, durations=(0.0, 0.3, 0.6), extrapolate_timed=True))
+    before = cases(call("--only", "c", "--seeds", "2")[1])
+    assert before == {(0.0, 0), (0.3, 0), (0.0, 1), (0.3, 1)}
+    after = cases(call("--only", "a", "--seeds", "2", loss=lambda run: 2.0 - run.duration)[1])
+    assert after == before | {(0.6, 0), (0.6, 1)}
+
+
+def test_records_are_json(tmp_path):
+    command._write(
+        tmp_path / "records.jsonl", {}, [results.Result("c", {}, {"loss_by_length": {"256": NAN, "512": 1}})]
+    )
+    assert "NaN" not in (tmp_path / "records.jsonl").read_text()
+    assert read(tmp_path / "records.jsonl")[1][0]["figures"] == {"loss_by_length": {"256": None, "512": 1}}
+
+
+def test_the_command_needs_no_triton():
+    code = "import sys; sys.modules['triton'] = None; import bench.training.command"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=120)

@@ -1,6 +1,7 @@
 """bench/training: statistics, last words and attentions against plain computations."""
 
 import math
+import sys
 from itertools import pairwise
 from types import SimpleNamespace
 
@@ -11,9 +12,6 @@ from torch import nn
 from torch.nn.attention.flex_attention import flex_attention
 
 import seqwarm_kernels as sw
-
-pytest.importorskip("scipy", reason="scipy is not installed")
-
 from bench.training import last_words, with_attention
 from bench.training.statistics import correlation, count_spikes, mean_and_error, sign_test, spread
 
@@ -31,6 +29,7 @@ def test_spikes_are_counted_as_the_paper_does():
 
 
 def test_correlation_against_its_formula():
+    pytest.importorskip("scipy", reason="scipy is not installed")
     generator = np.random.default_rng(0)
     x = generator.normal(size=200)
     y = 0.3 * x + generator.normal(size=200)
@@ -50,6 +49,14 @@ def test_correlation_against_its_formula():
     assert correlation(x[:2], y[:2]) is None
 
 
+def test_without_scipy_only_p_is_missing(monkeypatch):
+    monkeypatch.setitem(sys.modules, "scipy", None)
+    monkeypatch.setitem(sys.modules, "scipy.stats", None)
+    found = correlation(np.array([1.0, 2.0, 4.0, 3.0]), np.array([1.0, 3.0, 4.0, 2.0]))
+    assert (found.r, found.p, found.steps) == (pytest.approx(0.8), None, 4)
+    assert sign_test([True] * 4, [False] * 4) == 2 / 16
+
+
 def test_spread():
     assert spread([3.0, 1.0, 2.0]) == (1.0, 2.0, 3.0)
     assert spread([1.0, 2.0]).median == 1.5
@@ -61,6 +68,7 @@ def test_mean_and_error():
     mean, error = mean_and_error([1.0, 2.0, 6.0])
     assert mean == 3.0
     assert error == pytest.approx(math.sqrt((4 + 1 + 9) / 2 / 3))
+    assert mean_and_error([1.0]) == (1.0, None)
 
 
 def test_sign_test_against_the_binomial():
@@ -141,6 +149,12 @@ def test_last_words_are_scored_token_by_token():
         for item, nats in zip(items, found.nats, strict=True):
             pairs = pairwise((item.context[-1] + item.word).encode())
             assert nats == pytest.approx(-sum(logs[a, b].item() for a, b in pairs), rel=1e-4)
+
+    def stop():
+        raise TimeoutError
+
+    with pytest.raises(TimeoutError):
+        last_words.score(model, Bytes(), items, device=torch.device("cpu"), check=stop)
     assert found.accuracy == 0.5
     assert found.perplexity == pytest.approx(math.exp(np.mean(found.nats)))
 

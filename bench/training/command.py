@@ -8,26 +8,28 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import re
 import sys
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from seqwarm_kernels.files import write_atomically
 
-from ..device_records import device_environment
-from ..measure import RESULTS, environment
-from ..report import FIGURES
+from ..measure import RESULTS
 from .experiments import Experiments
 from .figures import draw_all
 from .plan import EXPERIMENTS, SWEEP
 from .results import Result
-from .running import OutOfTime, RunFailed, Runner
+from .running import ROOT, OtherRun, OutOfTime, RunFailed, Runner, environment_of_runs
 from .scales import SCALES, Scale
 from .tables import report
 from .text import standard_library_folder
+
+FIGURES = ROOT / "docs" / "figures"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -53,23 +55,62 @@ def main(arguments: argparse.Namespace) -> None:
     out.mkdir(parents=True, exist_ok=True)
     text = [path.resolve() for path in arguments.text] if arguments.text else [standard_library_folder(out)]
     experiments = Experiments(Runner(scale, text, out, arguments.minutes), arguments.seeds)
-    failure = None
     try:
-        experiments.train(arguments.only)
+        failure = _train(experiments, arguments.only)
+        results, environment = experiments.results(), _merged(experiments.environments())
+    except OtherRun as error:
+        sys.exit(str(error))
+    name = records_name(scale)
+    _write(out / name, environment, results)
+    print(report(results, scale))
+    _draw(results, out / "figures", scale)
+    if arguments.publish:
+        failure = failure or refusal(RESULTS / name, results)
+    if arguments.publish and failure is None:
+        _write(RESULTS / name, environment, results)
+        _draw(results, FIGURES, scale)
+    if failure is not None:
+        sys.exit(failure)
+
+
+def _train(experiments: Experiments, only: list[str]) -> str | None:
+    try:
+        experiments.train(only)
     except OutOfTime as over:
         print(f"{over}: the same command again goes on")
     except RunFailed as error:
-        failure = str(error)
-    results = experiments.results()
-    name = records_name(scale)
-    _write(out / name, results)
-    print(report(results, scale))
-    draw_all(results, out / "figures", scale)
-    if arguments.publish:
-        _write(RESULTS / name, results)
-        draw_all(results, FIGURES, scale)
-    if failure is not None:
-        sys.exit(failure)
+        return str(error)
+    return None
+
+
+def _merged(environments: list[dict[str, Any]]) -> dict[str, Any]:
+    """Of all machines that trained; where they differ, every value. This one's where no run kept its own."""
+    found = environments or [environment_of_runs()]
+    names = {name: None for each in found for name in each}
+    values = {name: list(dict.fromkeys(each.get(name) for each in found)) for name in names}
+    return {name: kept[0] if len(kept) == 1 else "; ".join(map(str, kept)) for name, kept in values.items()}
+
+
+def refusal(published: Path, results: list[Result]) -> str | None:
+    """Why these do not replace what is published: they lack a part of it."""
+    if not published.exists():
+        return None
+    there = {_key(json.loads(line)) for line in published.read_text().splitlines()[1:]}
+    lacking = there - {_key(asdict(result)) for result in results}
+    if not lacking:
+        return None
+    return f"not published: {published} holds {len(lacking)} results that this folder lacks, as {min(lacking)}"
+
+
+def _key(result: dict[str, Any]) -> str:
+    return json.dumps([result["experiment"], result["case"]])
+
+
+def _draw(results: list[Result], folder: Path, scale: Scale) -> None:
+    try:
+        draw_all(results, folder, scale)
+    except ModuleNotFoundError as error:
+        print(f"no figures: {error}")
 
 
 def records_name(scale: Scale) -> str:
@@ -79,7 +120,15 @@ def records_name(scale: Scale) -> str:
     return f"{slug}_training.jsonl"
 
 
-def _write(path: Path, results: list[Result]) -> None:
-    here = device_environment() if torch.cuda.is_available() else environment()
-    lines = [json.dumps(here), *(json.dumps(asdict(result)) for result in results)]
+def _write(path: Path, environment: dict[str, Any], results: list[Result]) -> None:
+    lines = [json.dumps(environment), *(json.dumps(_plain(asdict(result)), allow_nan=False) for result in results)]
     write_atomically(path, "".join(line + "\n" for line in lines).encode())
+
+
+def _plain(value: Any) -> Any:
+    """JSON has no NaN and no infinity."""
+    if isinstance(value, dict):
+        return {name: _plain(each) for name, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

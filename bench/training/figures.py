@@ -69,19 +69,24 @@ def _draw_time(axes: list[Axes], results: list[Result]) -> None:
             if duration == 0 and not is_half:
                 curves.axhline(losses[-1], color="0.4", linestyle="--", linewidth=1)
     late = [point[2] for r in results for point in r.figures["curve"] if point[0] > 0.25 * r.figures["tokens"]]
-    curves.set(
-        xlabel="seconds of training", ylabel="validation loss at full length", ylim=(min(late) - 0.05, max(late) + 0.1)
-    )
-    curves.legend(title="duration, seed 0", fontsize=7, title_fontsize=7)
+    curves.set(xlabel="seconds of training", ylabel="validation loss at full length")
+    if late:
+        curves.set_ylim(min(late) - 0.05, max(late) + 0.1)
+    if curves.lines:
+        curves.legend(title="duration, seed 0", fontsize=7, title_fontsize=7)
     for unit, colour, marker in (("seconds", WARMUP_COLOUR, "o"), ("tokens", BASELINE_COLOUR, "s")):
         points = [(r.case["duration"], r.figures[f"sooner_in_{unit}"]) for r in results if r.case["duration"] > 0]
         reached = [point for point in points if point[1] is not None]
         if reached:
             durations, times = zip(*reached, strict=True)
             ratios.plot(durations, times, marker, color=colour, markersize=5, alpha=0.8, label=unit)
+    missed = [r.case["duration"] for r in results if r.case["duration"] > 0 and r.figures["sooner_in_tokens"] is None]
+    if missed:
+        ratios.plot(missed, [0] * len(missed), "x", color="black", label="never reached", clip_on=False)
     ratios.axhline(1, color="0.4", linestyle="--", linewidth=1)
     ratios.set(xlabel="duration, share of tokens", ylabel="times sooner at the baseline's final loss", ylim=(0, None))
-    ratios.legend(fontsize=7)
+    if len(ratios.lines) > 1:
+        ratios.legend(fontsize=7)
 
 
 def _draw_stability(axes: list[Axes], results: list[Result]) -> None:
@@ -127,7 +132,8 @@ def _draw_extrapolation(axes: list[Axes], results: list[Result]) -> None:
                 marker="s" if warm else "o",
                 label=("warmup" if warm else "baseline") if result.case["seed"] == 0 else None,
             )
-            _set_powers_of_two(axis, losses)
+            if losses:  # a run that diverged has none
+                _set_powers_of_two(axis, losses)
         axis.set(title=objective, xlabel="tokens in a validation window", ylabel="validation loss")
         if same:
             axis.legend(fontsize=7)
@@ -137,6 +143,8 @@ def _draw_speed(axes: list[Axes], results: list[Result]) -> None:
     [axis] = axes
     for attention, runs in by_attention(results).items():
         stages = [stage for run in runs for stage in run.figures["by_length"] if stage[1]]
+        if not stages:
+            continue
         lengths = sorted({stage[0] for stage in stages})
         found = [spread([stage[1] for stage in stages if stage[0] == length]) for length in lengths]
         middle = [each.median for each in found]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ import torch
 
 from seqwarm_kernels.files import write_atomically
 
-from .last_words import Item, Scores, items_of, paragraphs, score
+from .last_words import Item, Scores, ignore, items_of, paragraphs, score
 from .script import load_script
 
 SCORES = "last_words.json"
@@ -27,38 +27,47 @@ def read_scores(folder: Path) -> Scores | None:
     return Scores(**json.loads(path.read_text())) if path.exists() else None
 
 
-def score_run(folder: Path, tokens: Path, most: int, device: str) -> None:
+def score_run(folder: Path, tokens: Path, most: int, device: str, check: Callable[[], None] = ignore) -> None:
     """
     Args:
         folder: of a finished run.
         tokens: the script's cache.
         most: items.
         device: to score on.
+        check: called now and then; what it raises ends the scoring, of which nothing is kept.
+
+    Raises:
+        ValueError: the held-out text has no paragraph of prose, or is gone.
     """
     model, tokenizer, _ = load_script().load_run(folder)
-    items = held_out_items(_tokens_of(folder, tokens), most)
-    scores = score(model.to(device), tokenizer, items, device=torch.device(device))
+    items = held_out_items(_tokens_of(folder, tokens), most, check)
+    scores = score(model.to(device), tokenizer, items, device=torch.device(device), check=check)
     write_atomically(folder / SCORES, json.dumps(asdict(scores)).encode())
 
 
 def _tokens_of(folder: Path, cache: Path) -> Path:
     """Those that the run was trained on: made with its tokenizer."""
     own = (folder / "tokenizer.json").read_bytes()
-    return next(path.parent for path in sorted(cache.glob("*/tokenizer.json")) if path.read_bytes() == own)
+    found = [path.parent for path in sorted(cache.glob("*/tokenizer.json")) if path.read_bytes() == own]
+    if not found:
+        raise ValueError(f"{cache} has no tokens of {folder} any more")
+    return found[0]
 
 
 @functools.cache
-def held_out_items(tokens: Path, most: int) -> list[Item]:
+def held_out_items(tokens: Path, most: int, check: Callable[[], None] = ignore) -> list[Item]:
     """From validation.npy; a paragraph that training.npy has, too, does not count."""
     tokenizer = load_script().load_tokenizer(tokens)
-    known = {part for document in _documents(tokens / "training.npy", tokenizer) for part in paragraphs(document)}
-    return items_of(_documents(tokens / "validation.npy", tokenizer), known, most)
+    training = _documents(tokens / "training.npy", tokenizer, check)
+    known = {part for document in training for part in paragraphs(document)}
+    return items_of(_documents(tokens / "validation.npy", tokenizer, check), known, most)
 
 
-def _documents(path: Path, tokenizer: Any) -> Iterator[str]:
+def _documents(path: Path, tokenizer: Any, check: Callable[[], None]) -> Iterator[str]:
     """Text again: a byte-level BPE loses nothing."""
     array = np.load(path)
     ends = np.flatnonzero(array == tokenizer.token_to_id(load_script().END_OF_TEXT))
     parts = np.split(array, ends)
     for begin in range(0, len(parts), _DOCUMENTS_AT_ONCE):
+        check()
         yield from tokenizer.decode_batch([part.tolist() for part in parts[begin : begin + _DOCUMENTS_AT_ONCE]])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,8 +77,20 @@ def paragraphs(document: str) -> Iterator[str]:
             yield " ".join(" ".join(lines).split())
 
 
+def ignore() -> None:
+    pass
+
+
 @torch.no_grad()
-def score(model: nn.Module, tokenizer: Any, items: list[Item], *, device: torch.device, batch_size: int = 16) -> Scores:
+def score(
+    model: nn.Module,
+    tokenizer: Any,
+    items: list[Item],
+    *,
+    device: torch.device,
+    batch_size: int = 16,
+    check: Callable[[], None] = ignore,
+) -> Scores:
     """
     Args:
         model: input_ids (B, S) int64 -> logits (B, S, V).
@@ -86,6 +98,7 @@ def score(model: nn.Module, tokenizer: Any, items: list[Item], *, device: torch.
         items: context and word are tokenised apart, so that the word has tokens of its own.
         device: of `model`.
         batch_size: items at once. Rows are padded behind their end, where causal attention does not look.
+        check: called before each batch; what it raises ends the scoring.
     """
     model.eval()
     right: dict[int, bool] = {}
@@ -93,6 +106,7 @@ def score(model: nn.Module, tokenizer: Any, items: list[Item], *, device: torch.
     encoded = [(tokenizer.encode(item.context).ids, tokenizer.encode(item.word).ids) for item in items]
     order = sorted(range(len(items)), key=lambda index: sum(map(len, encoded[index])))
     for begin in range(0, len(order), batch_size):
+        check()
         part = order[begin : begin + batch_size]
         rows = [torch.tensor([*encoded[index][0], *encoded[index][1]]) for index in part]
         tokens = nn.utils.rnn.pad_sequence(rows, batch_first=True).to(device)

@@ -13,12 +13,13 @@ from .scales import Scale
 SWEEP = "sweep"
 TIME, STABILITY, EXTRAPOLATION, SPEED = "a", "b", "c", "d"
 LAST_WORDS = "c, last words"  #: results of the same runs, of another kind
+#: In the order of a call without `--only`: what needs least, and says most about this package, comes first.
 EXPERIMENTS = {
+    SPEED: "speed and memory by attention",
     SWEEP: "the baseline's learning rate",
     TIME: "time and tokens to the baseline's final loss",
     STABILITY: "stability",
     EXTRAPOLATION: "extrapolation and last words",
-    SPEED: "speed and memory by attention",
 }
 #: Runs of the sweep and of stability train the same; those that are timed are on their own, for a quiet machine.
 _FOLDERS = {SWEEP: "stability", TIME: "time", STABILITY: "stability", EXTRAPOLATION: "extrapolation", SPEED: "speed"}
@@ -61,6 +62,11 @@ class Run:
         ]
         return f"{_FOLDERS[self.experiment]}/{'-'.join(parts)}"
 
+    @property
+    def keeps_model(self) -> bool:
+        """Whether its last words may be asked for."""
+        return self.experiment in (TIME, EXTRAPOLATION)
+
     def scheduler(self, scale: Scale) -> SequenceLengthScheduler:
         """As the script makes it."""
         speed = self.experiment == SPEED
@@ -88,7 +94,8 @@ class Run:
         """For the script, which begins the run or goes on with it."""
         scheduler = self.scheduler(scale)
         validations = {SPEED: ramp_validations(scale), TIME: scale.validations}.get(self.experiment, _FEW_VALIDATIONS)
-        lengths = [scale.seq_length * factor for factor in ((1, 2, 4) if self.experiment == EXTRAPOLATION else (1,))]
+        is_long = self.experiment == EXTRAPOLATION or (self.experiment == TIME and scale.extrapolate_timed)
+        lengths = [scale.seq_length * factor for factor in ((1, 2, 4) if is_long else (1,))]
         options: dict[str, object] = {
             "--size": scale.size,
             "--device": scale.device,
@@ -144,7 +151,7 @@ def best_duration_runs(scale: Scale, peak: Peak, best: float, seeds: int) -> lis
     """The baselines and the best duration with the seeds that did not choose it."""
     others = range(1, seeds)
     durations = [Run(TIME, duration, peak, scale.batch_size, seed) for seed in others for duration in (0.0, best)]
-    return [*durations, *(half_batch_run(scale, peak, seed) for seed in others)]
+    return [*durations, *(half_batch_run(scale, peak, seed) for seed in others if not scale.one_half_batch)]
 
 
 def stability_runs(scale: Scale, peak: Peak) -> list[Run]:
@@ -158,19 +165,27 @@ def stability_runs(scale: Scale, peak: Peak) -> list[Run]:
     ]
 
 
-def extrapolation_runs(scale: Scale, peak: Peak, seeds: int) -> list[Run]:
-    """Baseline and warmup with each seed; one masked pair."""
-    durations = (0.0, scale.duration)
-    causal = [
-        Run(EXTRAPOLATION, duration, peak, scale.batch_size, seed) for seed in range(seeds) for duration in durations
+def extrapolation_runs(scale: Scale, peak: Peak, seeds: int, best: float | None = None) -> list[Run]:
+    """Baseline and warmup with each seed; one masked pair. `best`: the first experiment's, where its runs will do."""
+    kind, warm = (TIME, best or scale.duration) if scale.extrapolate_timed else (EXTRAPOLATION, scale.duration)
+    causal = [Run(kind, duration, peak, scale.batch_size, seed) for seed in range(seeds) for duration in (0.0, warm)]
+    masked = [
+        Run(EXTRAPOLATION, duration, peak, scale.batch_size, 0, objective=MASKED) for duration in (0.0, scale.duration)
     ]
-    masked = [Run(EXTRAPOLATION, duration, peak, scale.batch_size, 0, objective=MASKED) for duration in durations]
     return [*causal, *masked]
 
 
-def speed_runs(scale: Scale, peak: Peak) -> list[Run]:
-    """The implementations in turn, so that what else the machine does hits all alike."""
-    duration = ramp_duration(scale)
+def extrapolated_runs(scale: Scale, peak: Peak, seeds: int) -> list[Run]:
+    """All those of the first experiment that extrapolation looks at, where they are finished."""
+    if not scale.extrapolate_timed:
+        return []
+    return [Run(TIME, duration, peak, scale.batch_size, seed) for seed in range(seeds) for duration in scale.durations]
+
+
+def speed_runs(scale: Scale) -> list[Run]:
+    """The implementations in turn, so that what else the machine does hits all alike. No speed waits for the sweep."""
+    middle = scale.learning_rates[(len(scale.learning_rates) - 1) // 2]
+    duration, peak = ramp_duration(scale), Peak(middle, scale.lr_warmup_shares[-1])
     return [
         Run(SPEED, duration, peak, scale.batch_size, seed, attention=attention)
         for seed in range(scale.speed_repeats)

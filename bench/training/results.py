@@ -52,32 +52,29 @@ def sweep_results(outcomes: Iterable[Outcome]) -> list[Result]:
     return [Result(SWEEP, case_of(o.run), {"final_loss": final_loss(read_validations(o.folder))}) for o in outcomes]
 
 
-def best_peak(results: Iterable[Result]) -> Peak:
-    """The one with the smallest mean final loss over the seeds; a run that diverged rules it out.
-
-    Raises:
-        ValueError: the baseline diverged at each.
-    """
+def best_peak(results: Iterable[Result]) -> Peak | None:
+    """The one with the smallest mean final loss over the seeds; a run that diverged rules it out, perhaps each."""
     losses: dict[Peak, list[float]] = {}
     for result in results:
         loss = result.figures["final_loss"]
         peak = Peak(result.case["learning_rate"], result.case["lr_warmup_share"])
         losses.setdefault(peak, []).append(math.inf if loss is None else loss)
     means = {peak: sum(found) / len(found) for peak, found in losses.items()}
-    best = min(means, key=lambda peak: means[peak])
-    if not math.isfinite(means[best]):
-        raise ValueError(f"the baseline diverged at each of {sorted(means)}")
-    return best
+    best = min(means, key=lambda peak: means[peak], default=None)
+    return best if best is not None and math.isfinite(means[best]) else None
 
 
 def time_results(outcomes: Sequence[Outcome], length: int) -> list[Result]:
-    """Each run against the baseline of its seed and the full batch, once that is finished and did not diverge."""
+    """Each run against the baseline of its seed and the full batch, once that is finished.
+
+    Where the baseline diverged, there is no loss to reach.
+    """
     batch_size = max((outcome.run.batch_size for outcome in outcomes), default=0)
     validations = {outcome: read_validations(outcome.folder) for outcome in outcomes}
     baselines = {
-        o.run.seed: as_demo_records(found, length)
+        o.run.seed: [] if found[-1].diverged else as_demo_records(found, length)
         for o, found in validations.items()
-        if o.run.duration == 0 and o.run.batch_size == batch_size and not found[-1].diverged
+        if o.run.duration == 0 and o.run.batch_size == batch_size
     }
     return [
         Result(TIME, case_of(o.run), {**_time_figures(found, baselines[o.run.seed], length), "busy": o.busy})
@@ -88,38 +85,32 @@ def time_results(outcomes: Sequence[Outcome], length: int) -> list[Result]:
 
 def _time_figures(validations: Sequence[Validation], baseline: list[Record], length: int) -> dict[str, Any]:
     curve = as_demo_records(validations, length)
-    comparison = Comparison(baseline, curve)
-    theirs, reached = comparison.baseline_crossing, comparison.warmup_crossing if curve else None
+    theirs = Comparison(baseline, baseline).baseline_crossing if baseline else None
+    reached = Comparison(baseline, curve).warmup_crossing if baseline and curve else None
     last = validations[-1]
     return {
         "final_loss": final_loss(validations),
         "steps": last.step,
         "tokens": last.tokens,
         "seconds": last.seconds,
-        "target_loss": comparison.target,
+        "target_loss": baseline[-1].validation_loss if baseline else None,
         "reached_after_tokens": reached and reached.tokens,
         "reached_after_seconds": reached and reached.seconds,
-        "sooner_in_tokens": reached and theirs.tokens / reached.tokens,
-        "sooner_in_seconds": reached and theirs.seconds / reached.seconds,
+        "sooner_in_tokens": theirs.tokens / reached.tokens if theirs and reached else None,
+        "sooner_in_seconds": theirs.seconds / reached.seconds if theirs and reached else None,
         "full_length_speed": full_length_speed(curve) if curve else None,
         "curve": [[record.tokens, record.seconds, record.validation_loss] for record in curve],
     }
 
 
-def best_duration(results: Iterable[Result]) -> float:
-    """Of the warmups of seed 0 the one that reached the baseline's final loss in the least time.
-
-    Raises:
-        ValueError: none reached it.
-    """
+def best_duration(results: Iterable[Result]) -> float | None:
+    """Of the warmups of seed 0 the one that reached the baseline's final loss in the least time, if one did."""
     reached = {
         result.case["duration"]: result.figures["reached_after_seconds"]
         for result in results
         if result.case["seed"] == 0 and result.case["duration"] > 0 and result.figures["reached_after_seconds"]
     }
-    if not reached:
-        raise ValueError("no duration reached the baseline's final loss: there is no best one to repeat")
-    return min(reached, key=lambda duration: reached[duration])
+    return min(reached, key=lambda duration: reached[duration], default=None)
 
 
 def stability_results(outcomes: Sequence[Outcome], peak: Peak) -> list[Result]:

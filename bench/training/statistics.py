@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -16,7 +17,7 @@ class Correlation(NamedTuple):
     """Pearson's, over steps."""
 
     r: float
-    p: float  #: two-sided, as if steps were independent, which they are not
+    p: float | None  #: two-sided, as if steps were independent, which they are not; None without scipy
     steps: int
 
 
@@ -33,20 +34,25 @@ def count_spikes(loss_ratio: FloatArray, threshold: float = SPIKE) -> int:
 
 def correlation(x: FloatArray, y: FloatArray) -> Correlation | None:
     """Over the steps where both are finite; None if there are fewer than three, or one never changes."""
-    from scipy.stats import pearsonr
-
     both = np.isfinite(x) & np.isfinite(y)
     x, y = x[both], y[both]
     if len(x) < 3 or np.ptp(x) == 0 or np.ptp(y) == 0:
         return None
-    found = pearsonr(x, y)
-    return Correlation(float(found.statistic), float(found.pvalue), len(x))
+    return Correlation(float(np.corrcoef(x, y)[0, 1]), _p_of(x, y), len(x))
 
 
-def mean_and_error(values: Sequence[float]) -> tuple[float, float]:
-    """The mean and its standard error, of two values at least."""
+def _p_of(x: FloatArray, y: FloatArray) -> float | None:
+    try:
+        from scipy.stats import pearsonr
+    except ImportError:
+        return None
+    return float(pearsonr(x, y).pvalue)
+
+
+def mean_and_error(values: Sequence[float]) -> tuple[float, float | None]:
+    """The mean and its standard error; one value has none."""
     array = np.asarray(values, dtype=np.float64)
-    return float(array.mean()), float(array.std(ddof=1) / np.sqrt(len(array)))
+    return float(array.mean()), float(array.std(ddof=1) / np.sqrt(len(array))) if len(array) > 1 else None
 
 
 def spread(values: Sequence[float]) -> Spread:
@@ -65,12 +71,10 @@ def sign_test(first: Sequence[bool], second: Sequence[bool]) -> float:
     Raises:
         ValueError: they are not of the same number of items.
     """
-    from scipy.stats import binomtest
-
     if len(first) != len(second):
         raise ValueError(f"both must have the same items, got {len(first)} and {len(second)}")
     only_first = sum(a and not b for a, b in zip(first, second, strict=True))
     only_second = sum(b and not a for a, b in zip(first, second, strict=True))
-    if only_first + only_second == 0:
-        return 1.0
-    return float(binomtest(only_first, only_first + only_second).pvalue)
+    differ = only_first + only_second
+    tail = sum(math.comb(differ, count) for count in range(max(only_first, only_second), differ + 1))
+    return min(1.0, 2 * tail / 2**differ)

@@ -55,6 +55,7 @@ def sweep_table(results: Sequence[Result]) -> str:
     if all(row[-1] == "—" for row in rows):
         return _table(names, rows)
     best = best_peak(results)
+    assert best is not None
     return f"{_table(names, rows)}\n\nChosen: {best.rate:g} after {best.share:g} of the tokens"
 
 
@@ -73,11 +74,16 @@ def time_table(results: Sequence[Result]) -> str:
         ]
         for r in ordered
     ]
-    return "\n\n".join([_table(names, rows), *_time_spread(results)])
+    return "\n\n".join([_table(names, rows), *_diverged_baselines(results), *_time_spread(results)])
+
+
+def _diverged_baselines(results: Sequence[Result]) -> list[str]:
+    seeds = sorted({r.case["seed"] for r in results if "target_loss" in r.figures and r.figures["target_loss"] is None})
+    return [f"Seed {seed}: the baseline diverged, so there is no loss to reach" for seed in seeds]
 
 
 def _time_spread(results: Sequence[Result]) -> list[str]:
-    """Of the duration that has more than one seed."""
+    """Of the duration that has more than one seed; seed 0 chose it, and so flatters it."""
     by_duration: dict[float, list[Result]] = {}
     for result in results:
         if result.case["duration"] > 0:
@@ -85,11 +91,16 @@ def _time_spread(results: Sequence[Result]) -> list[str]:
     lines = []
     for duration, found in by_duration.items():
         for unit in ("tokens", "seconds"):
-            ratios = [r.figures[f"sooner_in_{unit}"] for r in found]
-            if len(found) > 1 and None not in ratios:
-                low, middle, high = spread(ratios)
-                times = f"{middle:.2f} ({low:.2f} to {high:.2f})"
-                lines.append(f"Duration {duration:g}, {len(found)} seeds, times sooner in {unit}: {times}")
+            ratios = {r.case["seed"]: r.figures[f"sooner_in_{unit}"] for r in found}
+            reached = [ratio for ratio in ratios.values() if ratio is not None]
+            if len(ratios) < 2:
+                continue
+            low, middle, high = spread(reached) if reached else (None, None, None)
+            times = f"{_number(middle, '.2f')} ({_number(low, '.2f')} to {_number(high, '.2f')})"
+            others = ", ".join(_number(ratio, ".2f") for seed, ratio in sorted(ratios.items()) if seed)
+            chose = f"seed 0, which chose the duration: {_number(ratios.get(0), '.2f')}; the others: {others}"
+            seeds = f"reached in {len(reached)} of {len(ratios)} seeds"
+            lines.append(f"Duration {duration:g}, times sooner in {unit}: {times}, {seeds}; {chose}")
     return lines
 
 
@@ -111,9 +122,15 @@ def stability_table(results: Sequence[Result]) -> str:
         (batch, factor, duration), found = group
         losses = ", ".join(_number(r.figures["final_loss"]) for r in found)
         each = [", ".join(_shown(r.figures[name]) for r in found) for name in ("steps", "spikes", "largest_ratio")]
-        counts = [sum(bool(r.figures[name]) for r in found) for name in ("diverged", "trains")]
+        counts = [_count([r.figures[name] for r in found]) for name in ("diverged", "trains")]
         rows.append([batch, f"{factor:g}", _kind(duration), len(found), *each, *counts, losses])
     return _table(names, rows)
+
+
+def _count(values: Sequence[bool | None]) -> str:
+    """Of those that are true; where some have nothing to be compared with, of how many that is known."""
+    known = [value for value in values if value is not None]
+    return "—" if not known else str(sum(known)) + (f" of {len(known)}" if len(known) < len(values) else "")
 
 
 def _shown(value: float | None) -> str:
@@ -129,19 +146,20 @@ def _groups(results: Iterable[Result], key: Callable[[dict[str, Any]], Any]) -> 
 
 def correlation_table(results: Sequence[Result]) -> str:
     names = ["batch", "learning rate ×", "", "seed", "r with max √v", "p", "r with l1 √v", "p"]
-    rows = []
+    rows, lacks_p = [], False
     for result in results:
         case = result.case
         row = [case["batch_size"], f"{case['learning_rate_factor']:g}", _kind(case["duration"]), case["seed"]]
         for name in ("ratio_with_variance_max", "ratio_with_variance_l1"):
             found = result.figures[name]
-            row += ["—", "—"] if found is None else [f"{found['r']:+.2f}", f"{found['p']:.1g}"]
+            row += ["—", "—"] if found is None else [f"{found['r']:+.2f}", _number(found["p"], ".1g")]
+            lacks_p |= found is not None and found["p"] is None
         rows.append(row)
-    return _table(names, rows)
+    return _table(names, rows) + ("\n\nThere was no scipy for p" if lacks_p else "")
 
 
 def extrapolation_table(results: Sequence[Result]) -> str:
-    lengths = list(results[0].figures["loss_by_length"])
+    lengths = sorted({length for r in results for length in r.figures["loss_by_length"]}, key=int)
     rows = [
         [
             r.case["objective"],
@@ -162,9 +180,11 @@ def last_words_table(results: Sequence[Result]) -> str:
             r.case["seed"],
             r.figures["items"],
             f"{r.figures['accuracy']:.1%}",
-            f"{r.figures['perplexity']:.1f}",
+            _number(r.figures["perplexity"], ".1f"),
             _number(r.figures.get("p"), ".2g"),
-            f"{r.figures['nats_fewer']:.2f} ± {r.figures['nats_fewer_error']:.2f}" if "p" in r.figures else "—",
+            f"{r.figures['nats_fewer']:.2f} ± {_number(r.figures['nats_fewer_error'], '.2f')}"
+            if "p" in r.figures
+            else "—",
         ]
         for r in ordered
     ]
@@ -175,7 +195,7 @@ def last_words_table(results: Sequence[Result]) -> str:
 def speed_table(results: Sequence[Result]) -> str:
     found = by_attention(results)
     ours = [r for r in found[PACKAGE] if r.failure is None]
-    lengths = sorted({stage[0] for r in ours for stage in r.figures["by_length"]})
+    lengths = sorted({stage[0] for r in results if r.failure is None for stage in r.figures["by_length"]})
     names = [
         "attention",
         "tokens/s, whole ramp",
@@ -191,8 +211,8 @@ def speed_table(results: Sequence[Result]) -> str:
             continue
         whole = spread([run.figures["tokens_per_second"] for run in runs])
         stages = [stage for run in runs for stage in run.figures["by_length"]]
-        at = [f"{_median_at(stages, length):,.0f}" for length in lengths]
-        memory = max((stage[2] or 0) for stage in stages) / 1e6
+        at = [_number(_median_at(stages, length), ",.0f") for length in lengths]
+        memory = max(((stage[2] or 0) for stage in stages), default=0) / 1e6
         ratio = spread([o.figures["tokens_per_second"] for o in ours]).median / whole.median if ours else None
         rows.append(
             [
@@ -206,5 +226,7 @@ def speed_table(results: Sequence[Result]) -> str:
     return _table(names, rows)
 
 
-def _median_at(stages: Sequence[Sequence[float]], length: int) -> float:
-    return spread([stage[1] for stage in stages if stage[0] == length and stage[1]]).median
+def _median_at(stages: Sequence[Sequence[float]], length: int) -> float | None:
+    """None where no run came so far."""
+    found = [stage[1] for stage in stages if stage[0] == length and stage[1]]
+    return spread(found).median if found else None
