@@ -46,7 +46,7 @@ from tqdm.auto import tqdm
 import seqwarm_kernels as sw
 from seqwarm_kernels.data.compression import READ_ERRORS, read_uncompressed
 from seqwarm_kernels.diagnostics import JsonLines, TrainingMonitor
-from seqwarm_kernels.files import PARTIAL_SUFFIX, partial_of, sync_folder, write_atomically
+from seqwarm_kernels.files import PARTIAL_SUFFIX, open_atomically, partial_of, sync_folder, write_atomically
 from seqwarm_kernels.memory import memory_of
 
 BETAS = (0.9, 0.95)
@@ -770,16 +770,8 @@ def save_atomically(state: Any, path: Path) -> None:
     """As write_atomically, without a second copy in memory; clears away what killed runs left."""
     for left in path.parent.glob(f"{path.name}.*{PARTIAL_SUFFIX}"):
         left.unlink()
-    partial = partial_of(path)
-    try:
-        with open(partial, "xb") as file:
-            torch.save(state, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
-    sync_folder(path.parent)
+    with open_atomically(path) as file:
+        torch.save(state, file)
 
 
 def describe(record: dict[str, Any]) -> str:

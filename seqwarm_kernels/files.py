@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 #: Ends the name of what is being written. A process that was killed leaves it behind; never read, free to delete.
 PARTIAL_SUFFIX = ".partial"
@@ -12,10 +15,17 @@ PARTIAL_SUFFIX = ".partial"
 
 def write_atomically(path: Path, content: bytes) -> None:
     """A reader sees the old content or the new one, also after a power cut and with several writers at once."""
+    with open_atomically(path) as file:
+        file.write(content)
+
+
+@contextmanager
+def open_atomically(path: Path) -> Iterator[BinaryIO]:
+    """A file to write, which takes the place of `path` at the end, unless something was raised."""
     partial = partial_of(path)
     try:
         with open(partial, "xb") as file:
-            file.write(content)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         os.replace(partial, path)

@@ -8,6 +8,7 @@ import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from .figures import check_matplotlib
 from .schedule import UNITS, Milestone, Pacing, SequenceLengthScheduler, linear, root
 
 
@@ -126,10 +127,9 @@ def draw(plan: Plan, path: Path) -> None:
     Raises:
         ImportError: matplotlib is missing; says how to install it.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError('--figure needs matplotlib: pip install "seqwarm_kernels[demo]"') from error
+    check_matplotlib()
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.subplots()
     end = plan.stages[-1].progress + _units_of(plan.stages[-1], plan.unit)

@@ -26,7 +26,7 @@ LAYERS = [
     ("containers", "wrappers"),
     ("ops",),
     ("slopes",),
-    ("checks", "files"),
+    ("checks", "figures", "files"),
 ]
 BACKENDS = {"reference", "native", "triton"}
 HEIGHT = {name: -depth for depth, names in enumerate(LAYERS) for name in names}

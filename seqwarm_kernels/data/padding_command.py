@@ -47,9 +47,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Returns 0, or 2 after an error of the user's."""
+    from ..figures import check_matplotlib
     from .corpus import Corpus
     from .padding import Settings, compare
-    from .padding_figure import check_matplotlib, draw
+    from .padding_figure import draw
 
     try:
         if arguments.figure is not None:

@@ -18,17 +18,6 @@ if TYPE_CHECKING:
 _COLOURS = ("#999999", "#E69F00", "#56B4E9", "#0072B2", "#D55E00")
 
 
-def check_matplotlib() -> None:
-    """
-    Raises:
-        ImportError: matplotlib is missing; says how to install it.
-    """
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError as error:
-        raise ImportError('figures need matplotlib: pip install "seqwarm_kernels[demo]"') from error
-
-
 def draw(lengths: IntArray, batchings: list[Batching], counted: str, path: Path) -> None:
     """
     Args:

@@ -70,7 +70,7 @@ def _fail(error: Exception) -> int:
 
 def _prepare(arguments: argparse.Namespace) -> tuple[ReportFolder, Settings, Corpus]:
     """Everything that can be wrong is found here, before any training."""
-    from .figures import check_matplotlib
+    from ..figures import check_matplotlib
     from .folder import ReportFolder
     from .settings import GivenOptions
     from .text import read_corpus

@@ -21,19 +21,6 @@ LABELS = {BASELINE: "full length throughout", WARMUP: "sequence-length warmup"}
 FIRST_SHOWN_SHARE = 0.1
 
 
-def check_matplotlib() -> None:
-    """
-    Raises:
-        ImportError: matplotlib is missing; says how to install it.
-    """
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError as error:
-        raise ImportError(
-            'the demo draws its figures with matplotlib, which is not installed: pip install "seqwarm_kernels[demo]"'
-        ) from error
-
-
 def loss_figure(comparison: Comparison) -> bytes:
     """Validation loss at the full length, against seconds and against tokens."""
     figure = _figure(width=10)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ...figures import check_matplotlib
 from ...files import write_atomically
 from .configuration import Configuration
 from .trials import Trial
@@ -23,17 +24,6 @@ _HEADROOM = 3
 
 #: Beyond this the axis' own sums overflow.
 _HIGHEST = 1e100
-
-
-def check_matplotlib() -> None:
-    """
-    Raises:
-        ImportError: matplotlib is missing; says how to install it.
-    """
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError as error:
-        raise ImportError('figures need matplotlib: pip install "seqwarm_kernels[demo]"') from error
 
 
 def draw(configuration: Configuration, trials: Sequence[Trial], accepted: Trial | None, path: Path) -> None:
