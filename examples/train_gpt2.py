@@ -55,9 +55,10 @@ MASKED_SHARE = 0.15  # as BERT: of these, 80 % become the mask token, 10 % any o
 END_OF_TEXT, MASK = "<|endoftext|>", "<|mask|>"
 TOKENIZER_DOCUMENTS = 1_000_000  # that a tokenizer is trained on, at most
 DOCUMENTS_AT_ONCE = 256  # to tokenise, in parallel
-LINES_IN_A_PIECE = 256  # of a file that is no part of a folder
+LONGEST_DOCUMENT = 2**18  # characters of a file in a folder that comes whole
+LINES_IN_A_PIECE = 256  # of a longer one, or one that is no part of a folder
 IGNORED = -100  # a label that does not count
-TOKENS_VERSION = 2  # of the way from text to tokens, which a cache must not mix up
+TOKENS_VERSION = 3  # of the way from text to tokens, which a cache must not mix up
 REFUSED, DIVERGED = 2, 3  # exit status
 
 Batch = dict[str, Tensor]  # {"input_ids": (B, S) int64, "labels": (B, S) int64}
@@ -117,7 +118,9 @@ class Config:
     """All that a run depends on. The flags are its fields."""
 
     size: str = flag("of the model; sets those without a default here", "52m", choices=list(SIZES))
-    text: Sequence[str] | None = flag("files and folders, also .gz and .zst; a file is a document", nargs="+")
+    text: Sequence[str] | None = flag(
+        "files and folders, also .gz and .zst; a file is a document, if it is not long", nargs="+"
+    )
     dataset: str | None = flag("in place of text: NAME or NAME:CONFIG of Hugging Face; a row is a document")
     dataset_column: str = flag("the column with the text", "text")
     tokenizer: str | None = flag("a JSON file of the package tokenizers; without one a byte-level BPE is trained")
@@ -278,14 +281,21 @@ def documents(config: Config, title: str = "reading") -> Iterator[tuple[bytes, s
 
 
 def files_of(paths: Sequence[str]) -> Iterator[str]:
-    """What is no text is left out of folders, and told. A file named itself comes in pieces: it may be all there is."""
+    """What is no text is left out of folders, and told.
+
+    A file named itself, and a long one in a folder, comes in pieces: it may be all there is, and some is held out.
+    """
     for root in map(Path, paths):
         if root.is_dir():
             yield from files_below(root)
             continue
-        lines = iter(text_of(root).splitlines(keepends=True))
-        while piece := "".join(itertools.islice(lines, LINES_IN_A_PIECE)):
-            yield piece
+        yield from pieces_of(text_of(root))
+
+
+def pieces_of(text: str) -> Iterator[str]:
+    lines = iter(text.splitlines(keepends=True))
+    while piece := "".join(itertools.islice(lines, LINES_IN_A_PIECE)):
+        yield piece
 
 
 def files_below(root: Path) -> Iterator[str]:
@@ -294,7 +304,8 @@ def files_below(root: Path) -> Iterator[str]:
     for path in sorted(paths):
         if "/." not in f"/{path.relative_to(root).as_posix()}":
             try:
-                yield text_of(path)
+                text = text_of(path)
+                yield from pieces_of(text) if len(text) > LONGEST_DOCUMENT else [text]
             except UserError as error:
                 left_out.append(error)
     if left_out:

@@ -437,6 +437,16 @@ def test_documents(tmp_path, capsys):
     assert [piece.count("\n") for piece in pieces] == [256, 256, 88]
 
 
+def test_a_long_file_in_a_folder_comes_in_pieces(tmp_path):
+    """Beside a small one it would be all that is trained on, or all that is held out."""
+    short = "".join(f"line {number}\n" for number in range(600))
+    long = "".join(f"line {number} of a long text\n" for number in range(12_000))
+    folder = written(tmp_path / "texts", {"a.txt": long.encode(), "b.txt": short.encode()})
+    texts = texts_of(folder)
+    assert "".join(texts) == long + short
+    assert [text.count("\n") for text in texts] == [*[256] * 46, 224, 600]
+
+
 def test_tokens_are_those_of_the_documents(tmp_path):
     folder = written(
         tmp_path / "texts", {f"{number}.txt": f"text {number} of many\n".encode() * 9 for number in range(20)}
