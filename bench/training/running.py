@@ -26,7 +26,6 @@ from .script import DIVERGED, SCRIPT
 ROOT = Path(__file__).parents[2]
 FINISHED = "finished.json"  #: in a run's folder, written last
 
-
 #: What an attention raises that cannot do it: a result. Anything else may pass, and is tried again.
 _REFUSAL = "NotImplementedError"
 

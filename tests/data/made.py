@@ -15,6 +15,10 @@ lengths_lists = st.one_of(
 )
 
 
+#: Of sources: as many as no file or buffer holds evenly.
+TEXTS = [f"item {number}" for number in range(1003)]
+
+
 class ListSource:
     """Items of a list, in another order each epoch, one epoch for each `iter()`.
 
@@ -64,6 +68,22 @@ def items_of(batches):
 
 def first_batches(batches, count):
     return list(islice(iter(batches), count))
+
+
+def served_in_parts(make, world_size, places):
+    """The batches of each rank of a run that is stopped at all of these places, with states as written to a file."""
+    parts, state, begun = [[] for _ in range(world_size)], None, 0
+    for end in [*places, None]:
+        states = []
+        for rank in range(world_size):
+            here = make(rank)
+            if state is not None:
+                here.load_state_dict(state)
+            parts[rank] += list(here) if end is None else first_batches(here, end - begun)
+            states.append(here.state_dict())
+        assert all(other == states[0] for other in states)
+        state, begun = through_json(states[0]), end
+    return parts
 
 
 def broken_off(make, at):

@@ -8,14 +8,7 @@ from seqwarm_kernels.data.chunk_files import ChunkError
 from seqwarm_kernels.data.chunk_source import ChunkSource
 from seqwarm_kernels.data.chunks import write_chunks
 
-ITEMS = [f"item {number}" for number in range(1003)]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    path = tmp_path_factory.mktemp("chunks")
-    write_chunks(ITEMS, path, 100, length_fn=len)
-    return path
+from .made import TEXTS as ITEMS
 
 
 def test_restoring_reads_the_open_buffer_only(folder, monkeypatch):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from seqwarm_kernels.data import BatchPlanner, LengthBatchSampler
 
-from .made import broken_off, first_batches, lengths_lists, through_json
+from .made import broken_off, first_batches, lengths_lists, served_in_parts, through_json
 from .samplers import LENGTHS, RULES, rules, sampler, windows
 
 
@@ -45,19 +45,7 @@ def test_killed_at_twenty_places(rule, window, world_size):
 
     unbroken = [list(make(rank)) for rank in range(world_size)]
     killed_at = sorted(random_places.sample(range(len(unbroken[0]) + 1), min(20, len(unbroken[0]) + 1)))
-    parts = [[] for _ in range(world_size)]
-    state, begun = None, 0
-    for end in [*killed_at, None]:
-        states = []
-        for rank in range(world_size):
-            here = make(rank)
-            if state is not None:
-                here.load_state_dict(state)
-            parts[rank] += list(here) if end is None else first_batches(here, end - begun)
-            states.append(here.state_dict())
-        assert all(other == states[0] for other in states)
-        state, begun = through_json(states[0]), end
-    assert parts == unbroken
+    assert served_in_parts(make, world_size, killed_at) == unbroken
 
 
 def test_a_restart_with_more_or_fewer_ranks():

@@ -7,21 +7,12 @@ import numpy as np
 import pytest
 
 from seqwarm_kernels.data.chunk_source import ChunkSource
-from seqwarm_kernels.data.chunks import write_chunks
 from seqwarm_kernels.data.sequence_source import SequenceSource
 from seqwarm_kernels.data.source import Source
 from seqwarm_kernels.data.stream_source import StreamSource
 
+from .made import TEXTS as ITEMS
 from .made import Stream
-
-ITEMS = [f"item {number}" for number in range(1003)]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    path = tmp_path_factory.mktemp("chunks")
-    write_chunks(ITEMS, path, 100, length_fn=len)
-    return path
 
 
 @pytest.fixture(params=["chunks", "sequence", "stream"])

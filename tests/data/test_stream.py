@@ -15,7 +15,7 @@ from seqwarm_kernels import SequenceLengthScheduler
 from seqwarm_kernels.data import BatchPlanner, LengthBatchStream, Piece
 from seqwarm_kernels.data.sequence_source import SequenceSource
 
-from .made import ListSource, broken_off, first_batches, items_of, lengths_lists, through_json
+from .made import ListSource, broken_off, first_batches, items_of, lengths_lists, served_in_parts, through_json
 
 #: Items (number, length): the number tells them apart.
 ITEMS = list(enumerate(np.random.default_rng(1).lognormal(3, 0.9, 700).astype(int).clip(0, 200).tolist()))
@@ -116,18 +116,7 @@ def test_killed_at_twenty_places(rule, world_size):
     unbroken = [list(make(rank)) for rank in range(world_size)]
     count = len(unbroken[0])
     places = sorted(random.Random(rule).sample(range(count + 1), min(20, count + 1)))
-    parts, state, begun = [[] for _ in range(world_size)], None, 0
-    for end in [*places, None]:
-        states = []
-        for rank in range(world_size):
-            here = make(rank)
-            if state is not None:
-                here.load_state_dict(state)
-            parts[rank] += list(here) if end is None else first_batches(here, end - begun)
-            states.append(here.state_dict())
-        assert all(other == states[0] for other in states)
-        state, begun = through_json(states[0]), end
-    assert parts == unbroken
+    assert served_in_parts(make, world_size, places) == unbroken
     together = [entry for batches in unbroken for entry in items_of(batches)]
     assert sorted(set(together)) == ITEMS
 

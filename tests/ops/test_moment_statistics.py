@@ -12,6 +12,8 @@ import torch
 from seqwarm_kernels.ops import backends
 from seqwarm_kernels.ops.library import overload
 
+from ..launches import CountedKernel
+
 NAME = "moment_statistics"
 SERVING = [name for name in backends.BACKENDS if backends.why_not(NAME, name, "cpu") is None]
 on_every_backend = pytest.mark.parametrize("backend", SERVING)
@@ -161,17 +163,6 @@ def test_traces_into_a_graph():
     operator = overload(NAME, "reference")
     compiled = torch.compile(lambda lists: operator(*lists) * 2, fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(compiled([tensors] * 3), operator(*[tensors] * 3) * 2)
-
-
-class CountedKernel:
-    """The kernel, and how often it was launched."""
-
-    def __init__(self, kernel):
-        self.kernel, self.launches = kernel, 0
-
-    def __getitem__(self, grid):
-        self.launches += 1
-        return self.kernel[grid]
 
 
 @interpreted

@@ -12,22 +12,13 @@ from seqwarm_kernels import BatchBuffers, resize_batch
 from seqwarm_kernels.ops import backends
 from seqwarm_kernels.ops.resize_batch.schema import Kind
 
+from ..launches import CountedKernel
+
 triton = pytest.importorskip("triton")
 
 
 def batch_of(tensors, rows=3, length=12, **where):
     return {f"tensor_{i}": torch.randint(100, (rows, length), **where) for i in range(tensors)}
-
-
-class CountedKernel:
-    """The kernel, and how often it was launched."""
-
-    def __init__(self, kernel):
-        self.kernel, self.launches = kernel, 0
-
-    def __getitem__(self, grid):
-        self.launches += 1
-        return self.kernel[grid]
 
 
 @pytest.mark.skipif(

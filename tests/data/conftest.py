@@ -1,0 +1,15 @@
+"""What tests of sources share."""
+
+import pytest
+
+from seqwarm_kernels.data.chunks import write_chunks
+
+from .made import TEXTS
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Chunk files with lengths."""
+    path = tmp_path_factory.mktemp("chunks")
+    write_chunks(TEXTS, path, 100, length_fn=len)
+    return path
