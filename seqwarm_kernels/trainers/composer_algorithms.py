@@ -15,6 +15,9 @@ from ..schedule import SequenceLengthScheduler
 from .composer import apply_alibi, rows_and_length, set_batch_sequence_length
 from .composer_memory import claim_memory
 
+#: Checkpoints name the classes by this path, wherever the file lies.
+_PUBLIC_MODULE = "seqwarm_kernels.trainers.composer"
+
 
 class SeqLengthWarmup(Algorithm):
     """Composer's SeqLengthWarmup on `SequenceLengthScheduler`: the same arguments, events and metrics.
@@ -155,7 +158,7 @@ class Alibi(Algorithm):
         """Composer, loading a checkpoint, evaluates "algorithms." and this, to add an Alibi that the trainer lacks. It
         would add its own on top of this one, if this did not evaluate to the class it stands for."""
         return (
-            f"Alibi and __import__({__name__!r}, fromlist=['Alibi']).Alibi("
+            f"Alibi and __import__({_PUBLIC_MODULE!r}, fromlist=['Alibi']).Alibi("
             f"max_sequence_length={self.max_sequence_length}, "
             f"train_sequence_length_scaling={self.train_sequence_length_scaling})"
         )
