@@ -68,11 +68,11 @@ build/%/installed: $(STAMP) requirements-%.txt
 	touch $@
 
 test-composer: build/composer/installed  ## run the tests with Composer's trainer
-	OMP_NUM_THREADS=1 PYTHONPATH=$(<D) $(RUN) -m pytest --numprocesses $(WORKERS) tests/composer $(ARGS)
+	OMP_NUM_THREADS=1 PYTHONPATH=$(<D) $(RUN) -m pytest --numprocesses $(WORKERS) tests/trainers/composer $(ARGS)
 
 test-transformers-oldest: build/transformers-oldest/installed  ## run the tests of models with the oldest transformers
 	OMP_NUM_THREADS=1 PYTHONPATH=$(<D) $(RUN) -m pytest --numprocesses $(WORKERS) \
-		tests/models tests/trainers/test_huggingface.py tests/test_allocator_transformers.py $(ARGS)
+		tests/models tests/trainers/test_huggingface.py tests/allocator/test_transformers.py $(ARGS)
 
 lint: $(STAMP)  ## check style, formatting and types
 	$(RUN) -m ruff check .

@@ -7,12 +7,21 @@ import importlib
 
 #: Command, its module, what it does. Modules are imported when asked for: some need what others do without.
 COMMANDS = {
-    "resize_batch": ("bench.bench_resize_batch", "resize_batch on the CPU beside what people write by hand"),
-    "alibi_attention": ("bench.bench_alibi_attention", "attention on the CPU beside torch's own"),
-    "batching": ("bench.bench_batching", "batches by length: padding, speed beside infinibatch, resuming"),
-    "diagnostics": ("bench.bench_diagnostics", "what monitoring an optimizer costs on the CPU, beside a training step"),
-    "aot": ("bench.aot_command", "registers, spills, memory and instructions of the Triton kernels, without a GPU"),
-    "device": ("bench.device", "everything that needs a GPU: tests, sanitizer, attention, resize_batch, allocator"),
+    "resize_batch": ("bench.resize_batch.cpu", "resize_batch on the CPU beside what people write by hand"),
+    "alibi_attention": ("bench.alibi_attention.cpu", "attention on the CPU beside torch's own"),
+    "batching": ("bench.batching.cpu", "batches by length: padding, speed beside infinibatch, resuming"),
+    "diagnostics": (
+        "bench.moment_statistics.cpu",
+        "what monitoring an optimizer costs on the CPU, beside a training step",
+    ),
+    "aot": (
+        "bench.alibi_attention.aot_command",
+        "registers, spills, memory and instructions of the Triton kernels, without a GPU",
+    ),
+    "device": (
+        "bench.gpu.command",
+        "everything that needs a GPU: tests, sanitizer, attention, resize_batch, allocator",
+    ),
     "training": ("bench.training.command", "does warmup train better: time to a loss, stability, extrapolation, speed"),
     "report": ("bench.report", "figures and tables from the records"),
 }

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from .device_attention import BOTH, FORWARD
+from .alibi_attention.gpu import BOTH, FORWARD
+from .common.records import Record
 from .figures import Curves
-from .measure import Record
-from .resizing import BY_HAND, METHODS
+from .resize_batch.implementations import BY_HAND, METHODS
 
 
 def draw_cpu_attention(records: list[Record], folder: Path) -> Path | None:

@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
-from .device_attention import BOTH, FORWARD
-from .goals import Goal
-from .measure import Record
-from .peers import EAGER, FLASH, FLEX, MASK
+from .alibi_attention.gpu import BOTH, FORWARD
+from .alibi_attention.peers import EAGER, FLASH, FLEX, MASK
+from .common.goals import Goal
+from .common.records import Record
 from .report_tables import goal_rows
-from .resizing import BY_HAND, OURS
+from .resize_batch.implementations import BY_HAND, OURS
 
 _SHORT: dict[str, Any] = {"length": 1024, "head_dim": 64, "batch_size": 2}
 _LONG: dict[str, Any] = {"length": 8192, "head_dim": 64}

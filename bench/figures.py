@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from .device_attention import BOTH, FORWARD
-from .device_records import DeviceRecord
-from .lookup import OURS, Records, gigabytes_per_second, speedup, teraflops
-from .peers import FLASH, FLEX
+from .alibi_attention.gpu import BOTH, FORWARD
+from .alibi_attention.peers import FLASH, FLEX
+from .gpu.lookup import OURS, Records, gigabytes_per_second, speedup, teraflops
+from .gpu.records import DeviceRecord
 
 Curves = dict[str, list[tuple[int, float]]]
 

@@ -9,12 +9,13 @@ import argparse
 import json
 from pathlib import Path
 
-from . import batching_records, cpu_goals
+from . import cpu_goals
+from .batching import report as batching_records
+from .common.records import RESULTS, Record, table
 from .cpu_figures import draw_cpu_attention, draw_cpu_resizing
-from .device_records import DeviceRecord, read
 from .figures import draw_all
-from .lookup import Records
-from .measure import RESULTS, Record, table
+from .gpu.lookup import Records
+from .gpu.records import DeviceRecord, read
 from .report_tables import attention_table, failures_list, goal_rows, goals_table, segments_table, stage_table
 
 FIGURES = Path(__file__).parent.parent / "docs" / "figures"

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from .device_attention import BOTH, FORWARD
-from .device_records import DeviceRecord
-from .goals import Goal, goals
-from .lookup import OURS, OURS_NO_SKIP, Records, gigabytes_per_second, teraflops
-from .peers import CUDNN, CUDNN_MASK, EAGER, FLASH, FLEX, FLEX_FLASH, FLEX_ROWS, MASK
-from .summary import failures, value, wanted
+from .alibi_attention.gpu import BOTH, FORWARD
+from .alibi_attention.peers import CUDNN, CUDNN_MASK, EAGER, FLASH, FLEX, FLEX_FLASH, FLEX_ROWS, MASK
+from .common.goals import Goal, goals
+from .gpu.lookup import OURS, OURS_NO_SKIP, Records, gigabytes_per_second, teraflops
+from .gpu.records import DeviceRecord
+from .gpu.summary import failures, value, wanted
 
 _PEERS = {
     "skipping": OURS,

@@ -21,9 +21,9 @@ from seqwarm_kernels.data import (
     Prepare,
     write_chunks,
 )
-from seqwarm_kernels.data.corpus import TOKENIZERS, UNITS, Corpus, count_tokens
-from seqwarm_kernels.data.padding import Settings, compare, table
-from seqwarm_kernels.data.padding_figure import draw
+from seqwarm_kernels.data.padding.comparison import Settings, compare, table
+from seqwarm_kernels.data.padding.corpus import TOKENIZERS, UNITS, Corpus, count_tokens
+from seqwarm_kernels.data.padding.figure import draw
 
 
 def encode(text_and_length: tuple[str, int]) -> list[int]:  # your tokenizer; here bytes are tokens

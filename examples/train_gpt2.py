@@ -44,10 +44,10 @@ from torch.nn.parallel import DistributedDataParallel
 from tqdm.auto import tqdm
 
 import seqwarm_kernels as sw
-from seqwarm_kernels.data.compression import READ_ERRORS, read_uncompressed
+from seqwarm_kernels.allocator.memory import memory_of
+from seqwarm_kernels.data.files.compression import READ_ERRORS, read_uncompressed
 from seqwarm_kernels.diagnostics import JsonLines, TrainingMonitor
-from seqwarm_kernels.files import PARTIAL_SUFFIX, open_atomically, partial_of, sync_folder, write_atomically
-from seqwarm_kernels.memory import memory_of
+from seqwarm_kernels.utils.files import PARTIAL_SUFFIX, open_atomically, partial_of, sync_folder, write_atomically
 
 BETAS = (0.9, 0.95)
 FINAL_LEARNING_RATE = 0.1  # of the peak

@@ -1,15 +1,15 @@
 """Sequence-length warmup and ALiBi attention for PyTorch: when, what, compute, memory."""
 
-from .allocator import warmup_allocator
-from .allocator_report import AllocatorReport
-from .attention import alibi_attention, alibi_attention_varlen
-from .batch import ResizeInfo, resize_batch
-from .buffers import BatchBuffers
-from .compilation import compilations, no_compilation
+from .allocator.compilation import compilations, no_compilation
+from .allocator.report import AllocatorReport
+from .allocator.warmup import warmup_allocator
+from .attention.attended_share import attended_share, attended_share_varlen
+from .attention.functional import alibi_attention, alibi_attention_varlen
+from .attention.slopes import alibi_bias, alibi_slopes
 from .models import SurgeryReport, apply_alibi, load_alibi_model, register_alibi
-from .reach import attended_share, attended_share_varlen
-from .schedule import Milestone, SequenceLengthScheduler, discrete, root
-from .slopes import alibi_bias, alibi_slopes
+from .resizing.buffers import BatchBuffers
+from .resizing.functional import ResizeInfo, resize_batch
+from .schedule.scheduler import Milestone, SequenceLengthScheduler, discrete, root
 
 __version__ = "0.1.0"
 

@@ -127,7 +127,7 @@ def test_cuda_sources_compile_for_every_chip_without_a_gpu(tmp_path):
     targets = [f"-gencode=arch=compute_{chip},code=sm_{chip}" for chip in (80, 90, 100)]
     command = ["nvcc", "-std=c++20", "--threads", "2", "-Xcompiler=-Wall,-Wextra", "-Werror", "all-warnings"]
     command += ["-DC10_CUDA_NO_CMAKE_CONFIGURE_FILE", "-isystem", str(include), *targets]
-    command += ["-isystem", str(include / "torch/csrc/api/include"), "-c", str(ROOT / "csrc/cuda/resize_batch.cu")]
+    command += ["-isystem", str(include / "torch/csrc/api/include"), "-c", str(ROOT / "csrc/resize_batch/cuda.cu")]
     target = tmp_path / "resize_batch.o"
     compiled = subprocess.run([*command, "-o", str(target)], capture_output=True, text=True, check=False)
     assert compiled.returncode == 0, compiled.stderr

@@ -17,9 +17,9 @@ from typing import Any
 
 import torch
 
-from seqwarm_kernels.files import write_atomically
+from seqwarm_kernels.utils.files import write_atomically
 
-from ..measure import RESULTS
+from ..common.records import RESULTS
 from .experiments import Experiments
 from .figures import draw_all
 from .plan import EXPERIMENTS, SWEEP

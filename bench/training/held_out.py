@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from seqwarm_kernels.files import write_atomically
+from seqwarm_kernels.utils.files import write_atomically
 
 from .last_words import Item, Scores, ignore, items_of, paragraphs, score
 from .script import load_script

@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from tqdm.auto import tqdm
 
-from seqwarm_kernels.files import write_atomically
+from seqwarm_kernels.utils.files import write_atomically
 
-from ..measure import environment
-from ..programs import Program
+from ..common.processes import Program
+from ..common.records import environment
 from .plan import PACKAGE, SPEED, Run
 from .scales import Scale
 from .script import DIVERGED, SCRIPT
@@ -187,7 +187,7 @@ def environment_of_runs() -> dict[str, Any]:
     if not torch.cuda.is_available():
         return environment()
     try:
-        from ..device_records import device_environment
+        from ..gpu.records import device_environment
     except ImportError:
         return {**environment(), "cuda": torch.version.cuda, "gpu": torch.cuda.get_device_name()}
     return {name: value for name, value in device_environment().items() if name != "date"}

@@ -1,21 +1,21 @@
 """Batches by length: a hard budget of tokens, exact restarts, the same number for every rank."""
 
-from .chunk_files import ChunkError
-from .chunk_source import ChunkSource
-from .chunks import write_chunks
-from .collate import PackedCollator, PaddedCollator
-from .loader import ResumableLoader
-from .nested import batch_state
-from .pieces import PieceDataset, cut_item
-from .plan import Piece, Plan
-from .planner import BatchPlanner
-from .prepare import Prepare
-from .progress import progress_bar
-from .sampler import LengthBatchSampler
-from .sequence_source import SequenceSource
-from .source import Source
-from .stream import LengthBatchStream
-from .stream_source import StreamSource
+from .batching.nested import batch_state
+from .batching.sampler import LengthBatchSampler
+from .batching.stream import LengthBatchStream
+from .files.reader import ChunkError
+from .files.writer import write_chunks
+from .loading.collate import PackedCollator, PaddedCollator
+from .loading.pieces import PieceDataset, cut_item
+from .loading.prepare import Prepare
+from .loading.progress_bar import progress_bar
+from .loading.resumable_loader import ResumableLoader
+from .planning.plan import Piece, Plan
+from .planning.planner import BatchPlanner
+from .sources.chunk_source import ChunkSource
+from .sources.sequence_source import SequenceSource
+from .sources.source import Source
+from .sources.stream_source import StreamSource
 
 __all__ = [
     "BatchPlanner",

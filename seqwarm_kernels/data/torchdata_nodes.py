@@ -10,10 +10,10 @@ from typing import Any
 
 from torchdata import nodes
 
-from ..checks import check_int
-from .batches import BatchIterator, PlannedBatches, Progress
-from .nested import batch_state
-from .source import Source
+from ..utils.checks import check_int
+from .batching.nested import batch_state
+from .batching.planned_batches import BatchIterator, PlannedBatches, Progress
+from .sources.source import Source
 
 METHODS = ("thread", "process")
 

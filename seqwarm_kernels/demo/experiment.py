@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from tqdm.auto import tqdm
 
-from .folder import Checkpoint, ReportFolder
 from .records import RUNS, Record
+from .report_folder import Checkpoint, ReportFolder
 from .settings import Settings
 from .text import Corpus
 from .training import Trainer

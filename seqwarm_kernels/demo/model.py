@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..attention import alibi_attention, alibi_attention_varlen
-from ..slopes import alibi_slopes
+from ..attention.functional import alibi_attention, alibi_attention_varlen
+from ..attention.slopes import alibi_slopes
 
 #: One token for each byte.
 VOCABULARY = 256

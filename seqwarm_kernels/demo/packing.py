@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from ..data import BatchPlanner, LengthBatchSampler, PackedCollator, PieceDataset
-from ..schedule import SequenceLengthScheduler
+from ..schedule.scheduler import SequenceLengthScheduler
 from .batches import Batch
 from .settings import Settings
 

@@ -8,8 +8,8 @@ import torch
 
 from .. import __version__
 from .figures import length_figure, loss_figure
-from .folder import METRICS, SUMMARY, ReportFolder
 from .records import WARMUP, Comparison, Crossing, Record, full_length_speed
+from .report_folder import METRICS, SUMMARY, ReportFolder
 from .settings import Settings
 from .text import Corpus
 from .training import make_scheduler

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ..checks import check_int
+from ..utils.checks import check_int
 
 #: Shorter ones leave no room between the shortest and the full length.
 SHORTEST_FULL_LENGTH = 16

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from ..allocator import AllocatorReport, warmup_allocator
-from ..schedule import SequenceLengthScheduler
+from ..allocator.warmup import AllocatorReport, warmup_allocator
+from ..schedule.scheduler import SequenceLengthScheduler
 from .batches import Batch, training_batch, validation_set
 from .model import build_model, next_byte_loss
 from .packing import PackedText

@@ -1,10 +1,10 @@
 """What goes on in training: monitors of an optimizer's moments, losses and spikes."""
 
+from ..tuning import NoStableSchedule, RunTrial, Trial, TunedSchedule, Validation, tune_schedule
+from .moments import MomentStatistics, moment_statistics
 from .monitor import TrainingMonitor
 from .outputs import JsonLines, TensorBoard
 from .records import StepRecord
-from .statistics import MomentStatistics, moment_statistics
-from .tuning import NoStableSchedule, RunTrial, Trial, TunedSchedule, Validation, tune_schedule
 
 __all__ = [
     "JsonLines",

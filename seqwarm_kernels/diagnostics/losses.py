@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..checks import check_int, check_real
+from ..utils.checks import check_int, check_real
 
 
 @dataclass

@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..checks import check_int, check_real
+from ..utils.checks import check_int, check_real
+from .device_to_host import Ring, Row
 from .losses import LossHistory
-from .optimizers import check_optimizer
+from .moments import raw_statistics
+from .optimizer_state import check_optimizer
 from .records import TAKEN, StepRecord
-from .ring import Ring, Row
-from .statistics import raw_statistics
 
 Output = Callable[[StepRecord], object]
 

@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from typing import IO, Any
 
-from ..files import write_atomically
+from ..utils.files import write_atomically
 from .records import StepRecord
 
 #: Of every record's line.

@@ -8,13 +8,14 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from ..checks import check_bool, check_int
-from ..example_batch import ExampleBatch
-from ..wrappers import is_compiled, unwrapped
-from . import born_with_alibi, learned, rotary, torch_nn  # noqa: F401  they register their surgeons
+from ..allocator.example_batch import ExampleBatch
+from ..utils.checks import check_bool, check_int
+from ..utils.modules import is_compiled, unwrapped
+from .alibi_layer import AlibiHeads
 from .checkpoints import restore_slopes
 from .configs import prepare_configs, record_of
-from .heads import AlibiHeads
+from .families import native_alibi as born_with_alibi  # noqa: F401  they register their surgeons
+from .families import rotary
 from .probe import probe
 from .report import SurgeryReport
 from .surgery import Surgery, registered_classes, surgeon_for

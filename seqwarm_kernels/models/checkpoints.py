@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .alibi_layer import AlibiHeads
 from .configs import RECORD
-from .heads import AlibiHeads
 
 _KEY = ".alibi.slopes"
 

@@ -6,10 +6,10 @@ from typing import Any
 
 from torch import nn
 
-from .heads import AlibiHeads
-from .huggingface import NAME, check_call, refuse_packed
+from .alibi_layer import AlibiHeads
+from .families.torch_nn import AlibiMultiheadAttention
 from .surgery import Surgery
-from .torch_nn import AlibiMultiheadAttention
+from .transformers_attention import NAME, check_call, refuse_packed
 
 #: What a config saves: the arguments of apply_alibi, and whether slopes are the usual ones.
 RECORD = "seqwarm_alibi"

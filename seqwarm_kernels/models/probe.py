@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..example_batch import ExampleBatch, as_given, as_mapping, call_model, guess_batch
-from .heads import AlibiHeads, Call, observed
+from ..allocator.example_batch import ExampleBatch, as_given, as_mapping, call_model, guess_batch
+from .alibi_layer import AlibiHeads, Call, observed
+from .families.torch_nn import AlibiMultiheadAttention
 from .report import Proof
-from .torch_nn import AlibiMultiheadAttention
 
 _LENGTH = 16
 #: Of the largest value: an error beyond is none of rounding, which piles up over the layers in front.

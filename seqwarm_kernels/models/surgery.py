@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..slopes import alibi_slopes
+from ..attention.slopes import alibi_slopes
+from .alibi_layer import AlibiHeads
 from .edits import Edits
-from .heads import AlibiHeads
 from .report import Removed, Replaced
 
 #: Makes one module of a registered class part of an ALiBi model.

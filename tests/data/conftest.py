@@ -2,7 +2,7 @@
 
 import pytest
 
-from seqwarm_kernels.data.chunks import write_chunks
+from seqwarm_kernels.data.files.writer import write_chunks
 
 from .made import TEXTS
 

@@ -3,10 +3,10 @@ from pathlib import Path
 
 import pytest
 
-from seqwarm_kernels.data import chunk_source
-from seqwarm_kernels.data.chunk_files import ChunkError
-from seqwarm_kernels.data.chunk_source import ChunkSource
-from seqwarm_kernels.data.chunks import write_chunks
+from seqwarm_kernels.data.files.reader import ChunkError
+from seqwarm_kernels.data.files.writer import write_chunks
+from seqwarm_kernels.data.sources import chunk_source
+from seqwarm_kernels.data.sources.chunk_source import ChunkSource
 
 from .made import TEXTS as ITEMS
 

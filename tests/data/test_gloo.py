@@ -11,7 +11,7 @@ from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from seqwarm_kernels.data import BatchPlanner, LengthBatchSampler, LengthBatchStream, PaddedCollator
-from seqwarm_kernels.data.sequence_source import SequenceSource
+from seqwarm_kernels.data.sources.sequence_source import SequenceSource
 
 WORDS, WIDTH = 11, 4
 #: A few very long ones among many short ones: halves of them by number are far from halves of the batches.

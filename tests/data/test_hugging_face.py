@@ -5,8 +5,8 @@ import random
 
 import pytest
 
-from seqwarm_kernels.data.sequence_source import SequenceSource
-from seqwarm_kernels.data.stream_source import StreamSource
+from seqwarm_kernels.data.sources.sequence_source import SequenceSource
+from seqwarm_kernels.data.sources.stream_source import StreamSource
 
 datasets = pytest.importorskip("datasets", reason="datasets is not installed")
 

@@ -10,8 +10,8 @@ import pytest
 
 from seqwarm_kernels import cli
 from seqwarm_kernels.data import BatchPlanner
-from seqwarm_kernels.data.corpus import Corpus, count_tokens
-from seqwarm_kernels.data.padding import Settings, compare
+from seqwarm_kernels.data.padding.comparison import Settings, compare
+from seqwarm_kernels.data.padding.corpus import Corpus, count_tokens
 
 WIKITEXT = Path(os.environ.get("SEQWARM_TEST_DATA", "")) / "wikitext-2" / "valid.txt"
 
@@ -148,7 +148,7 @@ def test_items_of_no_tokens_take_room_in_every_setting():
 
 def test_no_tokens_at_all(tmp_path, text, monkeypatch, capsys):
     monkeypatch.setattr(
-        "seqwarm_kernels.data.corpus.count_tokens", lambda items, _: (np.zeros(len(items), int), "none")
+        "seqwarm_kernels.data.padding.corpus.count_tokens", lambda items, _: (np.zeros(len(items), int), "none")
     )
     found = as_json(capsys, "--text", text)
     assert [each["padding"] for each in found["batchings"]] == [1.0, 1.0, 1.0, 1.0, 0.0]

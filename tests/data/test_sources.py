@@ -6,10 +6,10 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from seqwarm_kernels.data.chunk_source import ChunkSource
-from seqwarm_kernels.data.sequence_source import SequenceSource
-from seqwarm_kernels.data.source import Source
-from seqwarm_kernels.data.stream_source import StreamSource
+from seqwarm_kernels.data.sources.chunk_source import ChunkSource
+from seqwarm_kernels.data.sources.sequence_source import SequenceSource
+from seqwarm_kernels.data.sources.source import Source
+from seqwarm_kernels.data.sources.stream_source import StreamSource
 
 from .made import TEXTS as ITEMS
 from .made import Stream

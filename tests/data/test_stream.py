@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 
 from seqwarm_kernels import SequenceLengthScheduler
 from seqwarm_kernels.data import BatchPlanner, LengthBatchStream, Piece
-from seqwarm_kernels.data.sequence_source import SequenceSource
+from seqwarm_kernels.data.sources.sequence_source import SequenceSource
 
 from .made import ListSource, broken_off, first_batches, items_of, lengths_lists, served_in_parts, through_json
 
@@ -245,7 +245,7 @@ def test_a_source_that_lost_items():
 def test_it_runs_in_the_main_process(monkeypatch):
     batches = list(DataLoader(stream(), batch_size=None, collate_fn=lambda batch: batch))
     assert batches == list(stream())
-    monkeypatch.setattr("seqwarm_kernels.data.stream.get_worker_info", lambda: "a worker")
+    monkeypatch.setattr("seqwarm_kernels.data.batching.stream.get_worker_info", lambda: "a worker")
     with pytest.raises(ValueError, match="num_workers must be 0: each worker would read the whole stream"):
         iter(stream())
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from seqwarm_kernels.demo import command
+from seqwarm_kernels.cli import demo as command
 
 
 @pytest.fixture

@@ -7,10 +7,10 @@ import pytest
 import torch
 from tqdm import tqdm
 
-from seqwarm_kernels.demo.folder import SUMMARY
 from seqwarm_kernels.demo.model import GPT
 from seqwarm_kernels.demo.packing import PackedText, Paragraphs
 from seqwarm_kernels.demo.records import BASELINE, RUNS, WARMUP
+from seqwarm_kernels.demo.report_folder import SUMMARY
 from seqwarm_kernels.demo.text import read_corpus
 from seqwarm_kernels.demo.training import Trainer, make_scheduler
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from seqwarm_kernels import SequenceLengthScheduler, cli
-from seqwarm_kernels.demo import tuning
+from seqwarm_kernels.demo import tuning_trial as tuning
 from seqwarm_kernels.demo.text import read_corpus
 from seqwarm_kernels.demo.training import Trainer
-from seqwarm_kernels.demo.tuning import DemoTrial, demo_settings, perplexity
+from seqwarm_kernels.demo.tuning_trial import DemoTrial, demo_settings, perplexity
 
 TRIAL = """
 from seqwarm_kernels.diagnostics import Validation

@@ -8,7 +8,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from seqwarm_kernels.diagnostics import TrainingMonitor, moment_statistics
 
-from ..ranks import mean_of_two_ranks
+from ..support.ranks import mean_of_two_ranks
 from .plain import model_of, statistics_of
 
 

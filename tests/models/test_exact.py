@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from seqwarm_kernels import alibi_slopes, apply_alibi
-from seqwarm_kernels.models import heads
+from seqwarm_kernels.models import alibi_layer as heads
 
 from .zoo import (
     CONVERTED,

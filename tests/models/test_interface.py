@@ -6,8 +6,8 @@ from torch import nn
 
 from seqwarm_kernels import alibi_attention, alibi_slopes
 from seqwarm_kernels.models import AlibiHeads
-from seqwarm_kernels.models.huggingface import attention_forward
-from seqwarm_kernels.models.masks import decode, encode
+from seqwarm_kernels.models.transformers_attention import attention_forward
+from seqwarm_kernels.models.transformers_masks import decode, encode
 
 from .zoo import transformers
 

@@ -6,7 +6,7 @@ from torch import nn
 
 from seqwarm_kernels import apply_alibi, load_alibi_model, register_alibi
 from seqwarm_kernels.models import surgery
-from seqwarm_kernels.models.falcon import falcon_slopes
+from seqwarm_kernels.models.families.falcon import falcon_slopes
 
 from .zoo import FAMILIES, HEADS, VOCABULARY, WIDTH, make, tokens, transformers
 

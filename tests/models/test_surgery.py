@@ -9,7 +9,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from seqwarm_kernels import alibi_slopes, apply_alibi, register_alibi
-from seqwarm_kernels.models import AlibiHeads, heads, surgery
+from seqwarm_kernels.models import AlibiHeads, surgery
+from seqwarm_kernels.models import alibi_layer as heads
 
 from .zoo import FAMILIES, HEADS, WIDTH, make, tokens, transformers
 

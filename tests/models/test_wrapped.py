@@ -7,7 +7,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from seqwarm_kernels import SequenceLengthScheduler, apply_alibi
 
-from ..ranks import mean_of_two_ranks
+from ..support.ranks import mean_of_two_ranks
 from .zoo import VOCABULARY, make
 
 STEPS, ROWS, LENGTH = 4, 4, 24

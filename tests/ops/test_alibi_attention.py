@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from seqwarm_kernels import alibi_attention, alibi_bias, alibi_slopes
 from seqwarm_kernels.ops import backends
-from tests.dense import dense_attention, distance_and_visibility
+from tests.support.dense import dense_attention, distance_and_visibility
 
 SERVING = [
     name for name in backends.BACKENDS if backends.why_not("alibi_attention", name, "cpu", torch.float64) is None

@@ -7,8 +7,8 @@ from seqwarm_kernels import alibi_attention
 from seqwarm_kernels.ops import backends
 from seqwarm_kernels.ops.alibi_attention.reference import _dense_pairs, forward
 from seqwarm_kernels.ops.alibi_attention.schema import DenseOptions
-from tests.attention_cases import CASES, options_of, slopes_of, tensors_of
-from tests.budget import assert_within_budget, slack
+from tests.support.attention_cases import CASES, options_of, slopes_of, tensors_of
+from tests.support.budget import assert_within_budget, slack
 
 HALF = (torch.float16, torch.bfloat16)
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from seqwarm_kernels import alibi_attention_varlen
-from tests.budget import assert_within_budget, slack
 from tests.ops.test_attention_kernels import as_leaves, differentiate, implementations
+from tests.support.budget import assert_within_budget, slack
 
 on_everything = pytest.mark.parametrize(("backend", "device", "dtype"), list(implementations("alibi_attention_varlen")))
 

@@ -69,7 +69,11 @@ def test_no_number_makes_another_kernel(monkeypatch):
 def test_lengths_and_batch_sizes_compile_nothing_on_a_pretended_gpu():
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     run = subprocess.run(
-        [sys.executable, "-m", "tests.pretend_gpu"], env=environment, capture_output=True, text=True, check=False
+        [sys.executable, "-m", "tests.support.pretend_gpu"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert run.returncode == 0, run.stderr
     counts = json.loads(run.stdout)

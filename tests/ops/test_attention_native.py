@@ -5,7 +5,7 @@ import torch
 
 from seqwarm_kernels import alibi_attention, alibi_attention_varlen, alibi_slopes
 from seqwarm_kernels.ops import backends
-from tests.budget import assert_within_budget
+from tests.support.budget import assert_within_budget
 
 pytestmark = pytest.mark.skipif(backends.problem("native") is not None, reason=str(backends.problem("native")))
 NAMES = ("out", "grad_query", "grad_key", "grad_value", "grad_slopes")

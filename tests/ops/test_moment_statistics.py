@@ -12,7 +12,7 @@ import torch
 from seqwarm_kernels.ops import backends
 from seqwarm_kernels.ops.library import overload
 
-from ..launches import CountedKernel
+from ..support.launches import CountedKernel
 
 NAME = "moment_statistics"
 SERVING = [name for name in backends.BACKENDS if backends.why_not(NAME, name, "cpu") is None]
@@ -192,7 +192,7 @@ def test_contents_are_read_anew_where_addresses_are_known(monkeypatch):
 def test_the_kernel_compiles_once_and_to_wide_loads(chip):
     pytest.importorskip("triton")
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, "-m", "tests.pretend_moments", str(chip)]
+    command = [sys.executable, "-m", "tests.support.pretend_moments", str(chip)]
     run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
     report = json.loads(run.stdout)

@@ -12,7 +12,7 @@ from seqwarm_kernels import BatchBuffers, resize_batch
 from seqwarm_kernels.ops import backends
 from seqwarm_kernels.ops.resize_batch.schema import Kind
 
-from ..launches import CountedKernel
+from ..support.launches import CountedKernel
 
 triton = pytest.importorskip("triton")
 
@@ -64,7 +64,7 @@ def test_items_of_a_group_lie_together_on_both_sides(source, new_length, rule, w
 @pytest.mark.parametrize("chip", [80, 90, 100])
 def test_the_kernel_compiles_to_wide_moves_and_once_for_a_ramp(chip):
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, "-m", "tests.pretend_resize", str(chip)]
+    command = [sys.executable, "-m", "tests.support.pretend_resize", str(chip)]
     run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
     report = json.loads(run.stdout)

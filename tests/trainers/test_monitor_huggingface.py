@@ -16,7 +16,7 @@ pytest.importorskip("accelerate")
 from transformers import TrainerCallback
 from transformers.trainer_callback import ExportableState
 
-from seqwarm_kernels.trainers.huggingface import Monitor, SequenceLengthWarmup
+from seqwarm_kernels.trainers.huggingface.warmup import Monitor, SequenceLengthWarmup
 
 from ..diagnostics.plain import statistics_of
 from .test_huggingface import dataset, logged, model, padded_dataset, schedule, trainer

@@ -9,7 +9,7 @@ from seqwarm_kernels.diagnostics import JsonLines
 
 pytest.importorskip("lightning.pytorch")
 
-from seqwarm_kernels.trainers.lightning import Monitor, SequenceLengthWarmup
+from seqwarm_kernels.trainers.lightning.warmup import Monitor, SequenceLengthWarmup
 
 from ..diagnostics.plain import statistics_of
 from .test_lightning import LEARNING_RATE, Model, loader, schedule, trainer

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import torch
 
-from seqwarm_kernels.trainers.monitoring import Monitoring
+from seqwarm_kernels.trainers.monitor_state import Monitoring
 
 
 def test_losses_on_several_devices_meet_on_the_first():

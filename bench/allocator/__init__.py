@@ -1,0 +1,1 @@
+"""Benchmarks of warmup_allocator."""

@@ -1,0 +1,119 @@
+"""A whole ramp of a GPT-2-small-class model: what it asks of the device, what it compiles, and where it stalls.
+
+One variant in a process of its own, since memory and compiled kernels stay: `python -m bench.device_ramp VARIANT`
+prints its figures as JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import time
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from seqwarm_kernels import SequenceLengthScheduler, compilations, warmup_allocator
+from seqwarm_kernels.demo.model import GPT
+
+from ..common.timing import device_allocations
+from ..gpu.records import DeviceRecord, Recorder
+
+AFTER = "after warmup_allocator"
+WITHOUT = "without warmup_allocator"
+FULL_LENGTH = "full length throughout"
+VARIANTS = {"after": AFTER, "without": WITHOUT, "full": FULL_LENGTH}
+STEPS_AT_FULL_LENGTH = 16
+
+
+def ramp(recorder: Recorder, device: torch.device, tiny: bool) -> None:
+    for variant, name in VARIANTS.items():
+        command = [sys.executable, "-m", "bench.device_ramp", variant, *(["--tiny"] if tiny else [])]
+        run = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+        if run.returncode:
+            failure = run.stderr.strip().splitlines()[-1]
+            recorder.add(DeviceRecord("allocator", "ramp", "ramp", name, failure=failure))
+        else:
+            figures = json.loads(run.stdout.splitlines()[-1])
+            longest = int(figures.pop("longest"))
+            recorder.add(DeviceRecord("allocator", f"8 to {longest} tokens", "ramp", name, figures=figures))
+
+
+def build(tiny: bool) -> nn.Module:
+    """GPT-2 small with ALiBi in place of its position embeddings."""
+    model = GPT(2, 2, 32) if tiny else GPT(12, 12, 768)
+    model.embedding = nn.Embedding(100 if tiny else 50257, 32 if tiny else 768)
+    return model
+
+
+def loss_of(logits: Tensor, batch: Any) -> Tensor:
+    tokens = batch["input_ids"]
+    return nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1).float(), tokens[:, 1:].flatten())
+
+
+def figures_of(variant: str, tiny: bool) -> dict[str, float]:
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    longest, batch_size = (32, 2) if tiny else (1024, 16)
+    model = build(tiny).to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    duration = 0 if variant == "full" else longest // 4  # two steps at each length
+    scheduler = SequenceLengthScheduler(8, longest, duration=duration, step_size=8)
+    source = torch.randint(100, (batch_size, longest), device=device)
+    dtype = torch.bfloat16 if device.type == "cuda" else None
+    figures = {"longest": float(longest)}
+    if variant == "after":
+        report = warmup_allocator(
+            model, longest, example_batch={"input_ids": source}, loss_fn=loss_of, optimizer=optimizer,
+            autocast_dtype=dtype, max_grad_norm=1.0, scheduler=scheduler,
+        )  # fmt: skip
+        figures |= {"warmup_seconds": report.seconds, "warmup_compilations": float(len(report.compiled))}
+    before, seconds = device_allocations(), []
+    with compilations() as compiled:
+        for _ in range(longest // 4 + STEPS_AT_FULL_LENGTH):
+            start = time.perf_counter()
+            batch = scheduler.resize({"input_ids": source})
+            with torch.autocast(device.type, dtype=dtype, enabled=dtype is not None):
+                loss = loss_of(model(batch["input_ids"]), batch)
+            loss.backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+            scheduler.step()
+            if device.type == "cuda":
+                torch.cuda.synchronize()
+            seconds.append(time.perf_counter() - start)
+    figures |= {
+        "device_allocations": float(device_allocations() - before),
+        "compilations": float(len(compiled)),
+        "stalls": float(stalls(seconds)),
+        "seconds": sum(seconds),
+    }
+    if device.type == "cuda":
+        figures["reserved_megabytes"] = torch.cuda.memory_reserved() / 1e6
+    return figures
+
+
+def stalls(seconds: list[float]) -> int:
+    """Steps that take over three times the median of their ten neighbours."""
+    count = 0
+    for index, duration in enumerate(seconds):
+        neighbours = seconds[max(0, index - 5) : index] + seconds[index + 1 : index + 6]
+        count += duration > 3 * statistics.median(neighbours)
+    return count
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("variant", choices=VARIANTS)
+    parser.add_argument("--tiny", action="store_true")
+    arguments = parser.parse_args()
+    torch.manual_seed(0)
+    print(json.dumps(figures_of(arguments.variant, arguments.tiny)))
+
+
+if __name__ == "__main__":
+    main()

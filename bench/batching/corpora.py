@@ -1,0 +1,74 @@
+"""Real text for the benchmark of batching: its items, their lengths, and chunk files of them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from seqwarm_kernels.data.files.writer import write_chunks
+from seqwarm_kernels.data.padding.corpus import Corpus, count_tokens
+from seqwarm_kernels.data.planning.plan import IntArray
+
+TOKENIZERS = ("whitespace", "bpe", "bytes")
+
+
+class Lengths(NamedTuple):
+    tokens: IntArray
+    counted: str  #: what a token is
+
+
+class BenchCorpus:
+    """
+    Args:
+        name: in records.
+        paths: files or folders.
+        unit: "line" or "paragraph".
+    """
+
+    def __init__(self, name: str, paths: list[Path], unit: str) -> None:
+        self.name = name
+        self._paths, self._unit = paths, unit
+        self._lengths: dict[str, Lengths] = {}
+
+    @cached_property
+    def items(self) -> list[str]:
+        return Corpus(self._paths, self._unit).items
+
+    def lengths(self, tokenizer: str) -> Lengths:
+        if tokenizer not in self._lengths:
+            self._lengths[tokenizer] = Lengths(*count_tokens(self.items, tokenizer))
+        return self._lengths[tokenizer]
+
+    def write_chunks(self, folder: Path, most_bytes: int) -> None:
+        """One item a line, none longer than a batch may be."""
+        lines = (_cut(" ".join(item.split("\n")), most_bytes) for item in self.items)
+        write_chunks(lines, folder, length_fn=count_bytes)
+
+
+def count_bytes(text: str) -> int:
+    return len(text.encode())
+
+
+def _cut(text: str, most_bytes: int) -> str:
+    return text if len(text) * 4 <= most_bytes else text.encode()[:most_bytes].decode(errors="ignore")
+
+
+def corpora(large: Path | None) -> Iterator[BenchCorpus]:
+    """WikiText-2's validation part, as the tests find it, and a folder of the user's."""
+    data = os.environ.get("SEQWARM_TEST_DATA")
+    path = Path(data, "wikitext-2", "valid.txt") if data else None
+    if path is not None and path.is_file():
+        yield BenchCorpus("WikiText-2 validation", [path], "line")
+    if large is not None:
+        yield BenchCorpus(large.name, [large], "paragraph")
+
+
+def many_lengths(lengths: IntArray, count: int, most: int) -> IntArray:
+    """`count` of them, drawn again and again: the same spread in any number."""
+    drawn = np.random.default_rng(0).choice(lengths, count)
+    return np.minimum(drawn, most)

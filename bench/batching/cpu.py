@@ -1,0 +1,232 @@
+"""Batches by length: padding on real text, and speed beside the package infinibatch on the same lengths in one run."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import operator
+import pickle
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+from tqdm import tqdm
+
+from seqwarm_kernels.data.batching.sampler import LengthBatchSampler
+from seqwarm_kernels.data.batching.stream import LengthBatchStream
+from seqwarm_kernels.data.loading.collate import PaddedCollator
+from seqwarm_kernels.data.padding.comparison import Settings, compare
+from seqwarm_kernels.data.planning.plan import IntArray
+from seqwarm_kernels.data.planning.planner import BatchPlanner
+from seqwarm_kernels.data.sources.chunk_source import ChunkSource
+
+from ..common.records import write
+from ..report_tables import goal_rows
+from . import infinibatch as infinibatch
+from .corpora import TOKENIZERS, BenchCorpus, corpora, count_bytes, many_lengths
+from .report import (
+    END_TO_END,
+    GREEDY,
+    INFINIBATCH,
+    INFINIBATCH_SHUFFLED,
+    OURS,
+    PACKED,
+    PADDING,
+    PLANNED,
+    PLANNER,
+    RESUMED,
+    SAMPLER,
+    STREAM,
+    BatchingRecord,
+    goals,
+    table,
+)
+
+BUDGET, WINDOW, MILLION = 16_384, 10_000, 1_000_000
+
+
+def padding(corpus: BenchCorpus) -> Iterator[BatchingRecord]:
+    """By each tokeniser, and by ours in larger windows."""
+    names = ("random batches", "sorted window", GREEDY, OURS, PACKED)
+    for tokenizer in TOKENIZERS:
+        lengths = corpus.lengths(tokenizer)
+        for window in (WINDOW, 100_000, MILLION):
+            if window > WINDOW and window / 10 >= len(lengths.tokens):
+                continue  # holds no more than the window before
+            for name, found in zip(names, compare(lengths.tokens, Settings(window=window)), strict=True):
+                if window == WINDOW or name in (OURS, PACKED):
+                    figures = {
+                        "items": len(lengths.tokens),
+                        "mean_tokens": float(lengths.tokens.mean()),
+                        "batches": len(found.rows),
+                        "padding": found.padding,
+                        "budget_used": found.budget_used or 0.0,
+                    }
+                    implementation = name if window == WINDOW else f"{name}, window {window:,}"
+                    yield BatchingRecord(PADDING, corpus.name, implementation, lengths.counted, figures)
+
+
+def planned(corpus: BenchCorpus, tokenizer: str, repeats: int) -> Iterator[BatchingRecord]:
+    """A million lengths in windows, by all in turn, so that what else the machine does hits all alike."""
+    tokens, counted = corpus.lengths(tokenizer)
+    lengths = many_lengths(tokens, MILLION, BUDGET)
+    planner, packer = BatchPlanner(BUDGET), BatchPlanner(BUDGET, packed=True)
+    runs: dict[str, Callable[[], int]] = {
+        PLANNER: lambda: _plan(lengths, planner, WINDOW),
+        f"{PLANNER}, packed": lambda: _plan(lengths, packer, WINDOW),
+        f"{PLANNER}, one window": lambda: _plan(lengths, planner, MILLION),
+        SAMPLER: lambda: _count(LengthBatchSampler(lengths, planner, window=WINDOW, rank=0, world_size=1)),
+    }
+    if infinibatch.installed():
+        listed, most = lengths.tolist(), _plan(lengths, planner, WINDOW)
+        runs[INFINIBATCH] = lambda: _count(infinibatch.over_lengths(listed, BUDGET, WINDOW, shuffle=False))
+        runs[INFINIBATCH_SHUFFLED] = lambda: _count(
+            itertools.islice(infinibatch.over_lengths(listed, BUDGET, WINDOW, shuffle=True), most)
+        )
+    for name, (batches, seconds) in _in_turn(runs, repeats).items():
+        figures = {"items": MILLION, "batches": batches, "seconds": seconds, "batches_per_second": batches / seconds}
+        yield BatchingRecord(PLANNED, corpus.name, name, counted, figures, _version(name))
+
+
+def _version(name: str) -> str:
+    return infinibatch.version() if name.startswith(INFINIBATCH) else ""
+
+
+def _plan(lengths: IntArray, planner: BatchPlanner, window: int) -> int:
+    """With the items of each batch looked up."""
+    count = 0
+    for begin in range(0, len(lengths), window):
+        plan = planner.plan(lengths[begin : begin + window], seeds=(0, begin))
+        count += sum(1 for index in range(len(plan)) if len(plan.batch(index)[0]))
+    return count
+
+
+def _count(batches: Any) -> int:
+    return sum(1 for _ in batches)
+
+
+def _in_turn(runs: dict[str, Callable[[], int]], repeats: int) -> dict[str, tuple[int, float]]:
+    """What each returns, and the median of its seconds."""
+    seconds: dict[str, list[float]] = {name: [] for name in runs}
+    counts: dict[str, int] = {}
+    for _ in tqdm(range(repeats), desc="in turn", disable=None):
+        for name, run in runs.items():
+            start = time.perf_counter()
+            counts[name] = run()
+            seconds[name].append(time.perf_counter() - start)
+    return {name: (counts[name], median(times)) for name, times in seconds.items()}
+
+
+def end_to_end(corpus: BenchCorpus, folder: Path, repeats: int) -> Iterator[BatchingRecord]:
+    """As many batches as an epoch has, from compressed files to tensors of bytes, shuffled as far by both."""
+    most = _count(_stream(folder, infinite=False))
+    collate = PaddedCollator(max_tokens=BUDGET)
+
+    def tensors(batches: Any, text: Callable[[Any], str]) -> int:
+        return sum(1 for batch in itertools.islice(batches, most) if collate([_encode(text(item)) for item in batch]))
+
+    runs = {STREAM: lambda: tensors(_stream(folder, infinite=True), operator.itemgetter(0))}
+    if infinibatch.installed():
+        runs[INFINIBATCH] = lambda: tensors(_peer(folder), str)
+    for name, (batches, seconds) in _in_turn(runs, repeats).items():
+        figures = {"batches": batches, "seconds": seconds, "batches_per_second": batches / seconds}
+        yield BatchingRecord(END_TO_END, corpus.name, name, "bytes", figures, _version(name))
+
+
+def _encode(text: str) -> torch.Tensor:
+    return torch.from_numpy(np.frombuffer(text.encode(), np.uint8).astype(np.int64))
+
+
+def _stream(folder: Path, infinite: bool) -> LengthBatchStream:
+    source = ChunkSource(folder, infinite=infinite, with_lengths=True)
+    length = operator.itemgetter(1)
+    return LengthBatchStream(source, BatchPlanner(BUDGET), length=length, window=WINDOW, rank=0, world_size=1)
+
+
+def _peer(folder: Path) -> Any:
+    """Mixes items as far as ours."""
+    paths = sorted(folder.glob("*.txt.gz"))
+    return infinibatch.over_chunks(paths, count_bytes, BUDGET, WINDOW, buffer_size=WINDOW)
+
+
+def resumed(corpus: BenchCorpus, folder: Path, repeats: int) -> Iterator[BatchingRecord]:
+    """From a state, after a million items, to the next batch. Each state is taken in another place of its window."""
+    stream = _stream(folder, infinite=True)
+    yield _resumed(corpus, STREAM, stream, lambda: _stream(folder, infinite=True), repeats)
+    lengths = many_lengths(corpus.lengths("bytes").tokens, 2 * MILLION, BUDGET)
+
+    def sampler() -> LengthBatchSampler:
+        return LengthBatchSampler(lengths, BatchPlanner(BUDGET), window=WINDOW, rank=0, world_size=1)
+
+    yield _resumed(corpus, f"{SAMPLER} of {len(lengths):,} items", sampler(), sampler, repeats)
+    if not infinibatch.installed():
+        return
+    peer, items, times = _peer(folder), 0, []
+    while items < MILLION:
+        items += len(next(peer))
+    for _ in range(repeats):
+        for _ in range(17):
+            next(peer)
+        state = pickle.dumps(peer.getstate())
+        other = _peer(folder)
+        start = time.perf_counter()
+        other.setstate(pickle.loads(state))
+        batch = next(other)
+        times.append((time.perf_counter() - start) * 1e3)
+        if batch != next(peer):
+            raise RuntimeError("infinibatch went on elsewhere")
+    figures = {"milliseconds": median(times), "slowest_milliseconds": max(times), "state_bytes": len(state)}
+    yield BatchingRecord(RESUMED, corpus.name, INFINIBATCH, "bytes", figures, _version(INFINIBATCH))
+
+
+def _resumed(corpus: BenchCorpus, name: str, batches: Any, make: Callable[[], Any], repeats: int) -> BatchingRecord:
+    iterator, times, state = iter(batches), [], ""
+    while batches.progress.items < MILLION:
+        next(iterator)
+    for _ in range(repeats):
+        for _ in range(17):
+            next(iterator)
+        state = json.dumps(batches.state_dict())
+        other = make()
+        start = time.perf_counter()
+        other.load_state_dict(json.loads(state))
+        batch = next(iter(other))
+        times.append((time.perf_counter() - start) * 1e3)
+        if batch != next(iterator):
+            raise RuntimeError(f"{name} went on elsewhere")
+    figures = {"milliseconds": median(times), "slowest_milliseconds": max(times), "state_bytes": len(state)}
+    return BatchingRecord(RESUMED, corpus.name, name, "bytes", figures)
+
+
+def run(found: list[BenchCorpus], repeats: int) -> Iterator[BatchingRecord]:
+    """Padding of all corpora; speed on the last one, which is the largest."""
+    for corpus in found:
+        yield from padding(corpus)
+    for tokenizer in TOKENIZERS:
+        yield from planned(found[-1], tokenizer, repeats)
+    with tempfile.TemporaryDirectory() as folder:
+        found[-1].write_chunks(Path(folder), BUDGET)
+        yield from end_to_end(found[-1], Path(folder), repeats)
+        yield from resumed(found[-1], Path(folder), 2 * repeats + 1)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--large", type=Path, metavar="FOLDER", help="text with at least 100,000 paragraphs")
+    parser.add_argument("--repeats", type=int, default=5, help="of each measurement of time")
+
+
+def main(arguments: argparse.Namespace) -> None:
+    found = list(corpora(arguments.large))
+    if not found:
+        raise SystemExit("no text: set SEQWARM_TEST_DATA, or name a folder with --large")
+    if not infinibatch.installed():
+        print("The package infinibatch is not installed: nothing is measured beside it.")
+    records = list(run(found, arguments.repeats))
+    path = write("cpu_batching", records)
+    print(f"{table(records)}\n\n{goal_rows(goals(records))}\n\nwritten to {path}")

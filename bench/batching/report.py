@@ -1,0 +1,83 @@
+"""What was measured of batching, and the figures that it is held to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from ..common.goals import Goal
+
+PADDING, PLANNED, END_TO_END, RESUMED = "padding", "planned", "end to end", "resumed"
+INFINIBATCH, PLANNER, SAMPLER, STREAM = "infinibatch", "BatchPlanner.plan", "LengthBatchSampler", "LengthBatchStream"
+INFINIBATCH_SHUFFLED = "infinibatch, shuffled"
+GREEDY, OURS, PACKED = "infinibatch's rule", "BatchPlanner", "packed"
+LARGE_ITEMS = 100_000
+
+
+@dataclass(frozen=True)
+class BatchingRecord:
+    what: str
+    corpus: str
+    implementation: str
+    counted: str  #: what a token is
+    figures: dict[str, float] = field(default_factory=dict)
+    version: str = ""  #: of a peer
+
+
+def table(records: list[BatchingRecord]) -> str:
+    """Markdown."""
+    lines = ["| what | corpus | tokens | implementation | figures |", "|---|---|---|---|---|"]
+    for record in records:
+        figures = ", ".join(f"{name} {value:.4g}" for name, value in record.figures.items())
+        lines.append(f"| {record.what} | {record.corpus} | {record.counted} | {record.implementation} | {figures} |")
+    return "\n".join(lines)
+
+
+def goals(records: list[BatchingRecord]) -> Iterator[Goal]:
+    yield from _padding(records)
+    yield from _speed(records)
+
+
+def _padding(records: list[BatchingRecord]) -> Iterator[Goal]:
+    for record in records:
+        if record.what != PADDING:
+            continue
+        is_large = record.figures["items"] >= LARGE_ITEMS
+        where = f"{record.corpus}, {record.counted}"
+        if record.implementation == OURS:
+            most = 3.1 if is_large else 10
+            yield Goal("padding, budget and window", most, 100 * record.figures["padding"], "%", where, at_most=True)
+            greedy = _beside(records, record, GREEDY)
+            ratio = record.figures["batches"] / greedy.figures["batches"] if greedy else None
+            yield Goal("batches beside infinibatch's rule", 1.05, ratio, "x", where, at_most=True)
+        if record.implementation == PACKED:
+            yield Goal("padding, packed", 0, 100 * record.figures["padding"], "%", where, at_most=True)
+            used = 100 * record.figures["budget_used"]
+            yield Goal("budget used, packed", 99 if is_large else None, used, "%", where)
+
+
+def _speed(records: list[BatchingRecord]) -> Iterator[Goal]:
+    for what, ours, peer, goal in (
+        (PLANNED, PLANNER, INFINIBATCH, 10),
+        (PLANNED, f"{PLANNER}, packed", INFINIBATCH, None),
+        (PLANNED, SAMPLER, INFINIBATCH_SHUFFLED, 10),
+        (END_TO_END, STREAM, INFINIBATCH, None),
+    ):
+        for record in records:
+            if (record.what, record.implementation) == (what, ours) and (other := _beside(records, record, peer)):
+                ratio = record.figures["batches_per_second"] / other.figures["batches_per_second"]
+                yield Goal(f"batches a second, {what}, {ours} vs {peer}", goal, ratio, "x", record.counted)
+    for record in records:
+        if record.what == PLANNED and record.implementation == PLANNER:
+            seconds = record.figures["seconds"]
+            yield Goal("a million lengths planned", 1, seconds, "s", record.counted, at_most=True)
+        if record.what == RESUMED and record.implementation != INFINIBATCH:
+            resumed = record.figures["milliseconds"]
+            yield Goal(f"resumed after a million items, {record.implementation}", 50, resumed, "ms", at_most=True)
+
+
+def _beside(records: list[BatchingRecord], record: BatchingRecord, implementation: str) -> BatchingRecord | None:
+    def key(each: BatchingRecord) -> tuple[str, str, str]:
+        return each.what, each.corpus, each.counted
+
+    return next((r for r in records if r.implementation == implementation and key(r) == key(record)), None)

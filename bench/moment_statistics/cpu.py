@@ -1,0 +1,112 @@
+"""What TrainingMonitor costs on the CPU, as a share of a training step, beside reading an optimizer by hand.
+
+Times are means over the steps from one reading to the next, in which it writes its records; medians over repeats.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from tqdm import tqdm
+
+from seqwarm_kernels.diagnostics import JsonLines, TrainingMonitor, moment_statistics
+
+from ..common.records import Record, write
+from ..common.timing import quartiles
+from .trainings import Training, exactly, read_by_hand
+
+STEP, MONITOR, BY_HAND = "training step", "TrainingMonitor", ".item() of each tensor"
+#: Layers, heads, width of the demo's GPT, and rows and lengths of a batch: its full length, and the first of its ramp.
+MODEL, ROWS, LENGTHS = (4, 4, 112), 16, (256, 32)
+#: Steps of a repeat: one of them reads and writes what all have left.
+READ_EVERY = 20
+
+
+def measure_at(length: int, repeats: int) -> list[Record]:
+    training = Training(*MODEL, ROWS, length, torch.device("cpu"))
+    times: dict[str, list[float]] = {STEP: [], MONITOR: [], BY_HAND: []}
+    with tempfile.TemporaryDirectory() as folder:
+        output = JsonLines(Path(folder) / "monitor.jsonl")
+        with TrainingMonitor(training.optimizer, output, read_every=READ_EVERY) as monitor:
+            for repeat in tqdm(range(repeats + 1), desc=f"length {length}"):
+                means = _means(training, monitor)
+                for name in times if repeat else ():  # the first warms up
+                    times[name].append(1e3 * means[name])
+    errors = _errors(training)
+    case = f"{training.parameters / 1e6:.2f} M parameters, {ROWS} x {length} tokens"
+    return [_record(case, name, times, errors.get(name), training.parameters, length) for name in times]
+
+
+def _means(training: Training, monitor: TrainingMonitor) -> dict[str, float]:
+    """Seconds of a step, over READ_EVERY of them; each is followed by both ways of reading, in turn one first."""
+    seconds = {STEP: 0.0, MONITOR: 0.0, BY_HAND: 0.0}
+    for number in range(READ_EVERY):
+        start = time.perf_counter()
+        loss, _ = training.step()
+        seconds[STEP] += time.perf_counter() - start
+        readers: dict[str, Callable[[], object]] = {
+            MONITOR: lambda loss=loss: monitor.observe(loss),  # type: ignore[misc]
+            BY_HAND: lambda: read_by_hand(training.optimizer),
+        }
+        for name in (MONITOR, BY_HAND) if number % 2 else (BY_HAND, MONITOR):
+            start = time.perf_counter()
+            readers[name]()
+            seconds[name] += time.perf_counter() - start
+    return {name: total / READ_EVERY for name, total in seconds.items()}
+
+
+def _errors(training: Training) -> dict[str, float]:
+    exact = exactly(training.optimizer)
+    found = {
+        MONITOR: [value.item() for value in moment_statistics(training.optimizer) if value is not None],
+        BY_HAND: read_by_hand(training.optimizer),
+    }
+    return {
+        name: max(abs(value - wanted) / wanted for value, wanted in zip(values, exact, strict=True))
+        for name, values in found.items()
+    }
+
+
+def _record(
+    case: str, name: str, times: dict[str, list[float]], error: float | None, parameters: int, length: int
+) -> Record:
+    timing, step = quartiles(times[name]), quartiles(times[STEP])
+    facts = {
+        "parameters": parameters,
+        "rows": ROWS,
+        "length": length,
+        "steps_of_a_mean": READ_EVERY,
+        "repeats": len(times[name]),
+        "share_of_step": timing.median / step.median,
+    }
+    spread = timing.high - timing.low
+    return Record("diagnostics", case, name, torch.get_num_threads(), timing.median, spread, error, facts)
+
+
+def share_table(records: list[Record]) -> str:
+    lines = [
+        "| case | what | threads | median ms | spread (IQR) ms | share of the step | largest relative error |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for record in records:
+        error = "" if record.max_error is None else f"{record.max_error:.1e}"
+        lines.append(
+            f"| {record.case} | {record.implementation} | {record.threads} | {record.median_ms:.4g} "
+            f"| {record.iqr_ms:.2g} | {record.facts['share_of_step']:.2%} | {error} |"
+        )
+    return "\n".join(lines)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--repeats", type=int, default=15, help=f"means of {READ_EVERY} training steps at each length")
+
+
+def main(arguments: argparse.Namespace) -> None:
+    records = [record for length in LENGTHS for record in measure_at(length, arguments.repeats)]
+    path = write("cpu_diagnostics", records)
+    print(f"{share_table(records)}\n\nwritten to {path}")

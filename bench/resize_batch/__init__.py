@@ -1,0 +1,1 @@
+"""Benchmarks of the resize_batch operator."""

@@ -1,0 +1,199 @@
+"""What a batch is resized to, by whom: resize_batch's cases and its peers, for CPUs and GPUs alike."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from seqwarm_kernels import BatchBuffers, resize_batch
+
+from ..common.timing import Call
+
+Batch = dict[str, Tensor]
+
+#: What people call them, and resize_batch's arguments.
+METHODS: dict[str, dict[str, Any]] = {
+    "truncate": {"mode": "truncate"},
+    "truncate, last token kept": {"mode": "truncate", "keep_last_token": True},
+    "reshape": {"mode": "reshape"},
+    "reshape, padded": {"mode": "reshape", "remainder": "pad"},
+    "reshape, overlapping": {"mode": "reshape", "remainder": "overlap"},
+    "flatten": {"mode": "flatten"},
+}
+TRUNCATIONS = ("truncate", "truncate, last token kept")
+
+OURS = "resize_batch"
+OURS_OUT = "resize_batch, out=BatchBuffers"
+OURS_VIEWS = "resize_batch, copy=False"
+BY_HAND = "slice + contiguous"
+FOREACH = "torch._foreach_copy_ to own storage"
+COMPILED = "torch.compile of slice + contiguous"
+VIEWS = "bare views"
+
+
+@dataclass(frozen=True)
+class Resizing:
+    """One problem: int64 tensors (rows, tokens), an attention mask and labels among them, to rows of `length`."""
+
+    tensors: int
+    rows: int
+    tokens: int
+    length: int
+    method: str
+
+    def case(self) -> str:
+        return f"{self.method}, {self.tensors} x {self.rows} x {self.tokens} int64 to {self.length}"
+
+    def facts(self) -> dict[str, Any]:
+        return {**asdict(self), "source_megabytes": self.tensors * self.rows * self.tokens * 8 / 1e6}
+
+    def moved_megabytes(self) -> float:
+        """Read and written, at least."""
+        kept = self.length if self.method in TRUNCATIONS else self.tokens // self.length * self.length
+        return 2 * self.tensors * self.rows * kept * 8 / 1e6
+
+    def batch(self, device: torch.device | str = "cpu") -> Batch:
+        names = ["input_ids", "attention_mask", "labels", *(f"tensor_{index}" for index in range(3, self.tensors))]
+        batch = {name: torch.randint(1000, (self.rows, self.tokens), device=device) for name in names[: self.tensors]}
+        valid = torch.randint(1, self.tokens + 1, (self.rows, 1), device=device)
+        batch["attention_mask"] = (torch.arange(self.tokens, device=device) < valid).long()
+        return batch
+
+
+def problems(sizes: list[tuple[int, int, int, int]]) -> Iterator[Resizing]:
+    """Every method at (tensors, rows, tokens, length). Where rows are cut to more, some tokens are left over."""
+    for tensors, rows, tokens, length in sizes:
+        for method in METHODS:
+            yield Resizing(tensors, rows, tokens, length if method in TRUNCATIONS else length * 3 // 4, method)
+
+
+def by_hand(batch: Batch, length: int, method: str) -> Batch:
+    """The Python that resize_batch replaces: new, contiguous tensors."""
+    cut = _HANDS[method]
+    last = _last_tokens(batch["attention_mask"], length) if method == "truncate, last token kept" else None
+    return {name: cut(tensor, length, -100 if name == "labels" else 0, last) for name, tensor in batch.items()}
+
+
+class _LastTokens(NamedTuple):
+    rows: Tensor
+    source: Tensor
+    target: Tensor
+
+
+def _last_tokens(mask: Tensor, length: int) -> _LastTokens:
+    last = mask.sum(1) - 1
+    return _LastTokens(torch.arange(len(mask), device=mask.device), last, last.clamp(max=length - 1))
+
+
+def _truncate(tensor: Tensor, length: int, *_: Any) -> Tensor:
+    return tensor[:, :length].contiguous()
+
+
+def _keep_last(tensor: Tensor, length: int, _: int, last: _LastTokens) -> Tensor:
+    kept = tensor[:, :length].contiguous()
+    kept[last.rows, last.target] = tensor[last.rows, last.source]
+    return kept
+
+
+def _reshape(tensor: Tensor, length: int, *_: Any) -> Tensor:
+    return tensor[:, : tensor.shape[1] // length * length].reshape(-1, length)
+
+
+def _pad(tensor: Tensor, length: int, fill: int, _: Any) -> Tensor:
+    return functional.pad(tensor, (0, -tensor.shape[1] % length), value=fill).view(-1, length)
+
+
+def _overlap(tensor: Tensor, length: int, fill: int, _: Any) -> Tensor:
+    whole = tensor.shape[1] // length * length
+    last = tensor[:, None, -length:]
+    if fill:  # labels
+        last = last.clone()
+        last[:, :, : length - (tensor.shape[1] - whole)] = fill
+    return torch.cat([tensor[:, :whole].unflatten(1, (-1, length)), last], dim=1).flatten(0, 1)
+
+
+def _flatten(tensor: Tensor, length: int, *_: Any) -> Tensor:
+    return tensor.view(-1)[: tensor.numel() // length * length].view(-1, length).clone()
+
+
+_HANDS: dict[str, Callable[..., Tensor]] = {
+    "truncate": _truncate,
+    "truncate, last token kept": _keep_last,
+    "reshape": _reshape,
+    "reshape, padded": _pad,
+    "reshape, overlapping": _overlap,
+    "flatten": _flatten,
+}
+
+
+def _views(batch: Batch, length: int, method: str) -> Batch | None:
+    """For methods whose results strides can express, whatever the length."""
+    if method == "truncate":
+        return {name: tensor[:, :length] for name, tensor in batch.items()}
+    if method == "reshape":
+        return {
+            name: tensor[:, : tensor.shape[1] // length * length].unflatten(1, (-1, length))
+            for name, tensor in batch.items()
+        }
+    if method == "flatten":
+        return {
+            name: tensor.view(-1)[: tensor.numel() // length * length].view(-1, length)
+            for name, tensor in batch.items()
+        }
+    return None
+
+
+def named(implementation: str, backend: str | None) -> str:
+    return implementation if backend is None else implementation.replace(OURS, f"{OURS} {backend}")
+
+
+def implementations(
+    problem: Resizing, batch: Batch, *, compiled: bool, backends: tuple[str | None, ...] = (None,)
+) -> dict[str, Callable[[], Call]]:
+    """Each makes a call, with whatever it prepares outside of it. Ours first, by the best backend or by each one."""
+    length, method = problem.length, problem.method
+    options = METHODS[method]
+
+    def new(backend: str | None) -> Call:
+        return lambda: resize_batch(batch, length, backend=backend, **options)
+
+    def out(backend: str | None) -> Call:
+        buffers = BatchBuffers(batch, length, mode=options["mode"], remainder=options.get("remainder", "drop"))
+        return lambda: resize_batch(batch, length, out=buffers, backend=backend, **options)
+
+    def foreach() -> Call:
+        targets = list(by_hand(batch, length, method).values())
+
+        def call() -> Batch:
+            views = _views(batch, length, method)
+            assert views is not None
+            shaped = [target.view(view.shape) for target, view in zip(targets, views.values(), strict=True)]
+            torch._foreach_copy_(shaped, list(views.values()))
+            return dict(zip(batch, targets, strict=True))
+
+        return call
+
+    def compile_() -> Call:
+        torch._dynamo.reset()
+        function = torch.compile(by_hand, dynamic=False)
+        return lambda: function(batch, length, method)
+
+    makers: dict[str, Callable[[], Call]] = {}
+    for backend in backends:
+        makers[named(OURS, backend)] = functools.partial(new, backend)
+        makers[named(OURS_OUT, backend)] = functools.partial(out, backend)
+    makers[BY_HAND] = lambda: lambda: by_hand(batch, length, method)
+    if _views(batch, length, method) is not None:
+        makers[FOREACH] = foreach
+    if compiled:
+        makers[COMPILED] = compile_
+    if method in ("truncate", "flatten"):  # the others need a copy
+        makers[OURS_VIEWS] = lambda: lambda: resize_batch(batch, length, copy=False, **options)
+        makers[VIEWS] = lambda: lambda: _views(batch, length, method)
+    return makers

@@ -1,0 +1,345 @@
+// seqwarm::alibi_attention and its varlen form on the CPU, with their backward: from tensors to kernels, over threads.
+//
+// Threads take items from a queue, so none waits for another. An item's result does not depend on who computes it; only
+// the number of chunks that a key head is cut into, and so the order in which its gradients are summed, depends on the
+// number of threads.
+
+#include "../../memory/large_memory.h"
+#include "kernels.h"
+#include "problem.h"
+#include "products.h"
+
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <ATen/Version.h>
+#include <torch/library.h>
+
+#include <atomic>
+#include <cmath>
+#include <optional>
+#include <tuple>
+
+namespace seqwarm {
+namespace {
+
+using at::Tensor;
+using FourTensors = std::tuple<Tensor, Tensor, Tensor, Tensor>;
+
+constexpr int64_t unbounded = int64_t{1} << 40;
+constexpr int64_t longest_segment = (int64_t{1} << 31) - 1;
+// With fewer keys in sight, finding what to skip costs more than it saves.
+constexpr int64_t shortest_reach = 128;
+// A thread should have this many multiplications, or waking it costs more than it saves.
+constexpr double least_work = 1 << 18;
+
+struct DenseOptions {
+  std::optional<Tensor> query_start, key_padding_mask, dropout_seed;
+  int64_t query_offset;
+  bool causal;
+  double scale;
+  std::optional<int64_t> segment_length, window;
+  double dropout_p, skip_tolerance;
+};
+
+struct VarlenOptions {
+  Tensor cu_seqlens_q, cu_seqlens_k;
+  std::optional<Tensor> dropout_seed;
+  int64_t max_seqlen_q, max_seqlen_k;
+  bool causal;
+  double scale;
+  std::optional<int64_t> window;
+  double dropout_p, skip_tolerance;
+};
+
+const Kernels& kernels() {
+#ifdef SEQWARM_X86
+  static const std::string capability = at::get_cpu_capability();
+  if (capability == "AVX512") {
+    return kernels_AVX512;
+  }
+  if (capability == "AVX2") {
+    return kernels_AVX2;
+  }
+#endif
+  return kernels_DEFAULT;
+}
+
+bool has_native_products(at::ScalarType dtype) {
+  return dtype == at::kBFloat16 && &kernels() != &kernels_DEFAULT && multiplies_bfloat16();
+}
+
+InputType input_type(at::ScalarType dtype) {
+  return dtype == at::kFloat ? InputType::Float : dtype == at::kHalf ? InputType::Half : InputType::BFloat16;
+}
+
+Tensor with_dense_rows(const Tensor& tensor) {
+  return tensor.size(-1) <= 1 || tensor.stride(-1) == 1 ? tensor : tensor.contiguous();
+}
+
+Strided strided(const Tensor& tensor) {
+  void* data = const_cast<void*>(tensor.const_data_ptr());
+  if (tensor.dim() == 4) {
+    return {data, tensor.stride(0), tensor.stride(1), tensor.stride(2)};
+  }
+  return {data, 0, tensor.stride(1), tensor.stride(0)};
+}
+
+// schema.py: allocate_like
+Tensor allocate_like(const Tensor& tensor) {
+  const bool tokens_outside = tensor.dim() == 4 && tensor.stride(1) < tensor.stride(2);
+  std::vector<int64_t> sizes = tensor.sizes().vec();
+  if (tokens_outside) {
+    std::swap(sizes[1], sizes[2]);
+  }
+  const Tensor result = at::empty(sizes, tensor.options());
+  advise_large_pages(result.data_ptr(), result.nbytes());
+  return tokens_outside ? result.transpose(1, 2) : result;
+}
+
+// The tensors that a problem points into.
+struct Inputs {
+  Tensor query, key, value, slopes;
+  std::optional<Tensor> query_start, key_padding_mask;
+  Tensor cu_seqlens_q, cu_seqlens_k;
+
+  Inputs(const Tensor& query_, const Tensor& key_, const Tensor& value_, const Tensor& slopes_)
+      : query(with_dense_rows(query_)),
+        key(with_dense_rows(key_)),
+        value(with_dense_rows(value_)),
+        slopes(slopes_.to(at::kFloat)) {}
+};
+
+void set_common(
+    Problem& problem, const Inputs& inputs, const std::optional<Tensor>& dropout_seed, bool causal, double scale,
+    std::optional<int64_t> window, double dropout_p, double skip_tolerance) {
+  const bool packed = inputs.query.dim() == 3;
+  const int64_t heads = 1, tokens = packed ? 0 : 2;
+  problem.input_type = input_type(inputs.query.scalar_type());
+  problem.native_products = has_native_products(inputs.query.scalar_type());
+  problem.query = strided(inputs.query);
+  problem.key = strided(inputs.key);
+  problem.value = strided(inputs.value);
+  problem.slopes = inputs.slopes.const_data_ptr<float>();
+  problem.slope_batch = inputs.slopes.dim() == 1 ? 0 : inputs.slopes.stride(0);
+  problem.slope_head = inputs.slopes.stride(-1);
+  problem.batch_size = packed ? 1 : inputs.query.size(0);
+  problem.num_heads = inputs.query.size(heads);
+  problem.num_key_heads = inputs.key.size(heads);
+  problem.query_length = inputs.query.size(tokens);
+  problem.key_length = inputs.key.size(tokens);
+  problem.used_keys = problem.key_length;
+  problem.head_dim = inputs.query.size(-1);
+  problem.segment_length = longest_segment;
+  problem.window = std::min(window.value_or(unbounded), unbounded);
+  problem.causal = causal;
+  problem.scale = static_cast<float>(scale);
+  problem.widest_view = std::min(problem.key_length, causal ? problem.window + 1 : 2 * problem.window + 1);
+  problem.log2_tolerance = static_cast<float>(std::log2(skip_tolerance * (causal ? 1.0 : 0.5)));
+  problem.dropout.active = dropout_seed.has_value();
+  problem.dropout.seed = dropout_seed ? static_cast<uint64_t>(dropout_seed->item<int64_t>()) : 0;
+  problem.dropout.threshold = static_cast<uint32_t>(dropout_p * 4294967296.0);
+  problem.dropout.inverse_keep = static_cast<float>(1 / (1 - dropout_p));
+}
+
+Problem describe(Inputs& inputs, const DenseOptions& options) {
+  Problem problem{};
+  set_common(
+      problem, inputs, options.dropout_seed, options.causal, options.scale, options.window, options.dropout_p,
+      options.skip_tolerance);
+  problem.query_offset = std::clamp(options.query_offset, -unbounded, unbounded);
+  if (options.query_start) {
+    inputs.query_start = options.query_start->to(at::kLong);
+    problem.query_start = inputs.query_start->const_data_ptr<int64_t>();
+    problem.query_start_stride = inputs.query_start->numel() > 1 ? inputs.query_start->stride(0) : 0;
+  }
+  if (options.key_padding_mask) {
+    inputs.key_padding_mask = options.key_padding_mask;
+    problem.key_padding_mask = inputs.key_padding_mask->const_data_ptr<bool>();
+    problem.mask_batch = inputs.key_padding_mask->stride(0);
+    problem.mask_key = inputs.key_padding_mask->stride(1);
+  }
+  problem.segment_length = std::min(options.segment_length.value_or(longest_segment), longest_segment);
+  problem.widest_view = std::min(problem.widest_view, problem.segment_length);
+  problem.reach = options.skip_tolerance > 0 && problem.widest_view >= shortest_reach;
+  return problem;
+}
+
+Problem describe(Inputs& inputs, const VarlenOptions& options) {
+  Problem problem{};
+  set_common(
+      problem, inputs, options.dropout_seed, options.causal, options.scale, options.window, options.dropout_p,
+      options.skip_tolerance);
+  inputs.cu_seqlens_q = options.cu_seqlens_q.contiguous();
+  inputs.cu_seqlens_k = options.cu_seqlens_k.contiguous();
+  problem.cu_seqlens_q = inputs.cu_seqlens_q.const_data_ptr<int32_t>();
+  problem.cu_seqlens_k = inputs.cu_seqlens_k.const_data_ptr<int32_t>();
+  problem.num_sequences = inputs.cu_seqlens_q.numel() - 1;
+  problem.used_keys = std::clamp<int64_t>(problem.cu_seqlens_k[problem.num_sequences], 0, problem.key_length);
+  problem.widest_view = std::min(problem.widest_view, options.max_seqlen_k);
+  problem.reach = options.skip_tolerance > 0 && problem.widest_view >= shortest_reach;
+  return problem;
+}
+
+int64_t usable_threads(const Problem& problem) {
+  const double work = static_cast<double>(problem.batch_size * problem.num_heads * problem.query_length) *
+      static_cast<double>(problem.widest_view * problem.head_dim);
+  const auto worthwhile = static_cast<int64_t>(std::min(work / least_work, 1e6));
+  return at::in_parallel_region() ? 1 : std::clamp<int64_t>(worthwhile, 1, at::get_num_threads());
+}
+
+// Into how many parts the queries of a key head are cut, so that every thread has some items.
+int64_t count_chunks(const Problem& problem, int64_t threads, int64_t items_of_each) {
+  const int64_t heads = std::max<int64_t>(problem.batch_size * problem.num_key_heads, 1);
+  const int64_t width = tile_queries(problem.query_length);
+  const int64_t tiles = problem.num_heads / problem.num_key_heads * ((problem.query_length + width - 1) / width);
+  const int64_t wanted = threads == 1 ? 1 : (items_of_each * threads + heads - 1) / heads;
+  return std::clamp<int64_t>(wanted, 1, std::max<int64_t>(tiles, 1));
+}
+
+// Calls run(item, scratch) for every item. The last heads have the flattest slopes: they take longest and come first.
+template <typename Run>
+void for_each_item(const Problem& problem, int64_t threads, int64_t num_chunks, int64_t scratch_bytes, const Run& run) {
+  const int64_t num_items = problem.batch_size * problem.num_key_heads * num_chunks;
+  const int64_t num_workers = std::min(threads, num_items);
+  std::atomic<int64_t> next{0};
+  at::parallel_for(0, num_workers, 1, [&](int64_t, int64_t) {
+    const Tensor scratch = at::empty({scratch_bytes + 64}, at::kByte);
+    char* memory = static_cast<char*>(scratch.data_ptr());
+    memory += (64 - reinterpret_cast<uintptr_t>(memory) % 64) % 64;
+    for (int64_t index = next++; index < num_items; index = next++) {
+      const int64_t head = index / num_chunks / problem.batch_size;
+      run(Item{
+              index / num_chunks % problem.batch_size, problem.num_key_heads - 1 - head, index % num_chunks,
+              num_chunks},
+          memory);
+    }
+    finish_multiplying();
+  });
+}
+
+template <typename Options>
+FourTensors forward(
+    const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& slopes, const Options& options) {
+  std::vector<int64_t> rows(query.sizes().begin(), query.sizes().end() - 1);
+  if (query.dim() == 3) {
+    std::swap(rows[0], rows[1]);
+  }
+  const Tensor out = allocate_like(query);
+  const Tensor lse = at::empty(rows, query.options().dtype(at::kFloat));
+  const Tensor log2_sum = at::empty_like(lse);
+  rows.back() = 2 * ((rows.back() + range_block - 1) / range_block);
+  const Tensor ranges = at::empty(rows, query.options().dtype(at::kInt));
+  if (query.numel() > 0) {
+    Inputs inputs(query, key, value, slopes);
+    const Problem problem = describe(inputs, options);
+    const ForwardOutputs outputs{
+        strided(out), lse.data_ptr<float>(), log2_sum.data_ptr<float>(), ranges.data_ptr<int32_t>()};
+    const int64_t threads = usable_threads(problem);
+    for_each_item(
+        problem, threads, count_chunks(problem, threads, 4), kernels().forward_bytes(problem),
+        [&](const Item& item, char* scratch) { kernels().forward(problem, outputs, item, scratch); });
+  }
+  return {out, lse, log2_sum, ranges};
+}
+
+// From each query's part to the slopes' shape: each sum by one thread, in order.
+Tensor sum_slopes(const Tensor& slope_rows, const Problem& problem, const Tensor& slopes) {
+  const int64_t length = problem.query_length, num_heads = problem.num_heads;
+  const bool packed = problem.cu_seqlens_q != nullptr;
+  const int64_t num_sums = slopes.dim() == 1 ? 1 : slopes.size(0);  // for each head
+  const int64_t batches = packed ? num_sums : problem.batch_size;
+  const Tensor sums = at::zeros({num_sums, num_heads}, at::kDouble);
+  double* sum = sums.data_ptr<double>();
+  const float* parts = slope_rows.const_data_ptr<float>();
+  at::parallel_for(0, num_heads, 1, [&](int64_t first, int64_t last) {
+    for (int64_t head = first; head < last; ++head) {
+      for (int64_t batch = 0; batch < batches; ++batch) {
+        const bool by_sequence = packed && slopes.dim() == 2;
+        const int64_t begin = by_sequence ? problem.cu_seqlens_q[batch] : 0;
+        const int64_t end = by_sequence ? problem.cu_seqlens_q[batch + 1] : length;
+        const float* row = parts + ((packed ? 0 : batch) * num_heads + head) * length;
+        double& total = sum[(num_sums == 1 ? 0 : batch) * num_heads + head];
+        for (int64_t token = begin; token < end; ++token) {
+          total += row[token];
+        }
+      }
+    }
+  });
+  return sums.view(slopes.sizes()).to(slopes.scalar_type());
+}
+
+template <typename Options>
+FourTensors backward(
+    const Tensor& grad_out_, const Tensor& grad_lse_, const Tensor& out_, const Tensor& lse_, const Tensor& log2_sum_,
+    const Tensor& ranges_, bool slopes_need_grad, const Tensor& query, const Tensor& key, const Tensor& value,
+    const Tensor& slopes, const Options& options) {
+  const Tensor grad_query = allocate_like(query), grad_key = allocate_like(key), grad_value = allocate_like(value);
+  const Tensor grad_out = with_dense_rows(grad_out_), out = with_dense_rows(out_);
+  const Tensor grad_lse = grad_lse_.contiguous(), lse = lse_.contiguous(), log2_sum = log2_sum_.contiguous();
+  const Tensor ranges = ranges_.contiguous();
+  const Tensor slope_rows = slopes_need_grad ? at::empty_like(lse) : Tensor();
+  Inputs tensors(query, key, value, slopes);
+  const Problem problem = describe(tensors, options);
+  const int64_t threads = usable_threads(problem);
+  const int64_t num_chunks = count_chunks(problem, threads, 2);  // each chunk has gradients of all keys of its head
+  const bool chunked = num_chunks > 1;
+  const int64_t num_items = problem.batch_size * problem.num_key_heads * num_chunks;
+  const Tensor partial =
+      at::empty({chunked ? num_items * 2 * padded_keys(problem.key_length) * padded_dims(problem) : 0}, lse.options());
+  const BackwardInputs inputs{
+      strided(grad_out), strided(out), grad_lse.const_data_ptr<float>(), lse.const_data_ptr<float>(),
+      log2_sum.const_data_ptr<float>(), ranges.const_data_ptr<int32_t>()};
+  const BackwardOutputs outputs{
+      strided(grad_query), strided(grad_key), strided(grad_value),
+      slopes_need_grad ? slope_rows.data_ptr<float>() : nullptr, partial.data_ptr<float>()};
+  for_each_item(
+      problem, threads, num_chunks, kernels().backward_bytes(problem, chunked),
+      [&](const Item& item, char* scratch) { kernels().backward(problem, inputs, outputs, item, scratch); });
+  if (chunked) {
+    at::parallel_for(0, problem.batch_size * problem.num_key_heads, 1, [&](int64_t first, int64_t last) {
+      for (int64_t index = first; index < last; ++index) {
+        kernels().sum_chunks(
+            problem, outputs, Item{index / problem.num_key_heads, index % problem.num_key_heads, 0, num_chunks});
+      }
+    });
+  }
+  const Tensor grad_slopes =
+      slopes_need_grad ? sum_slopes(slope_rows, problem, slopes) : at::empty({0}, slopes.options());
+  return {grad_query, grad_key, grad_value, grad_slopes};
+}
+
+// The operators, with their options as schema.py lists them.
+template <typename Options, typename... Arguments>
+struct Operator {
+  static FourTensors run(
+      const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& slopes, Arguments... arguments) {
+    return forward(query, key, value, slopes, Options{arguments...});
+  }
+
+  static FourTensors run_backward(
+      const Tensor& grad_out, const Tensor& grad_lse, const Tensor& out, const Tensor& lse, const Tensor& log2_sum,
+      const Tensor& ranges, bool slopes_need_grad, const Tensor& query, const Tensor& key, const Tensor& value,
+      const Tensor& slopes, Arguments... arguments) {
+    return backward(
+        grad_out, grad_lse, out, lse, log2_sum, ranges, slopes_need_grad, query, key, value, slopes,
+        Options{arguments...});
+  }
+};
+
+using MaybeTensor = const std::optional<Tensor>&;
+using MaybeInt = std::optional<int64_t>;
+using Dense = Operator<
+    DenseOptions, MaybeTensor, MaybeTensor, MaybeTensor, int64_t, bool, double, MaybeInt, MaybeInt, double, double>;
+using Varlen = Operator<
+    VarlenOptions, const Tensor&, const Tensor&, MaybeTensor, int64_t, int64_t, bool, double, MaybeInt, double, double>;
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(seqwarm, CPU, library) {
+  library.impl("alibi_attention.native", &Dense::run);
+  library.impl("alibi_attention_varlen.native", &Varlen::run);
+  library.impl("alibi_attention_backward.native", &Dense::run_backward);
+  library.impl("alibi_attention_varlen_backward.native", &Varlen::run_backward);
+}
+
+}  // namespace seqwarm

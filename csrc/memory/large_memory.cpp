@@ -1,0 +1,140 @@
+#include "large_memory.h"
+
+#include <c10/core/CPUAllocator.h>
+
+#ifdef __linux__
+#include <sys/mman.h>
+#endif
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <mutex>
+#include <vector>
+
+namespace seqwarm {
+namespace {
+
+#ifdef __linux__
+
+constexpr size_t large_page = 2 << 20;
+constexpr size_t step = 64 << 10;  // sizes of blocks below a large page
+constexpr size_t smallest = 256 << 10;
+
+struct Block {
+  char* data;
+  size_t size;
+};
+
+size_t rounded(size_t bytes) {
+  const size_t unit = bytes < large_page ? step : large_page;
+  return (bytes + unit - 1) / unit * unit;
+}
+
+class LargeMemory final : public c10::Allocator {
+ public:
+  c10::DataPtr allocate(size_t bytes) override {
+    if (bytes < smallest) {
+      return c10::GetCPUAllocator()->allocate(bytes);
+    }
+    auto* block = new Block(take(rounded(bytes)));
+    return {block->data, block, &give_back, c10::Device(c10::DeviceType::CPU)};
+  }
+
+  void copy_data(void* to, const void* from, size_t bytes) const override { std::memcpy(to, from, bytes); }
+
+ private:
+  static void give_back(void* context) {
+    auto* block = static_cast<Block*>(context);
+    static_cast<LargeMemory&>(large_memory()).keep(*block);
+    delete block;
+  }
+
+  // A kept block that is at most a quarter too large, else a new one.
+  Block take(size_t size) {
+    const std::lock_guard lock(mutex_);
+    auto best = kept_.end();
+    for (auto block = kept_.begin(); block != kept_.end(); ++block) {
+      const bool fits = block->size >= size && block->size <= size + size / 4;
+      if (fits && (best == kept_.end() || block->size < best->size)) {
+        best = block;
+      }
+    }
+    Block block{nullptr, size};
+    if (best != kept_.end()) {
+      block = *best;
+      kept_.erase(best);
+      bytes_kept_ -= block.size;
+    }
+    bytes_used_ += block.size;
+    most_used_ = std::max(most_used_, bytes_used_);
+    release_surplus();
+    if (block.data == nullptr) {
+      block.data = map(block.size);
+    }
+    return block;
+  }
+
+  void keep(const Block& block) {
+    const std::lock_guard lock(mutex_);
+    bytes_used_ -= block.size;
+    bytes_kept_ += block.size;
+    kept_.push_back(block);
+    release_surplus();
+  }
+
+  // The oldest blocks go first.
+  void release_surplus() {
+    auto end = kept_.begin();
+    for (; bytes_kept_ + bytes_used_ > most_used_; ++end) {
+      munmap(end->data, end->size);
+      bytes_kept_ -= end->size;
+    }
+    kept_.erase(kept_.begin(), end);
+  }
+
+  static char* map(size_t size) {
+    // A large page more, to begin at a multiple of one.
+    void* mapped = mmap(nullptr, size + large_page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    TORCH_CHECK_WITH(OutOfMemoryError, mapped != MAP_FAILED, "resize_batch: there are no ", size, " bytes of memory");
+    auto* begin = static_cast<char*>(mapped);
+    const size_t before = (large_page - reinterpret_cast<uintptr_t>(begin) % large_page) % large_page;
+    if (before > 0) {
+      munmap(begin, before);
+    }
+    munmap(begin + before + size, large_page - before);
+    madvise(begin + before, size, MADV_HUGEPAGE);  // only advice: a failure does not matter
+    return begin + before;
+  }
+
+  std::mutex mutex_;
+  std::vector<Block> kept_;
+  size_t bytes_kept_ = 0;
+  size_t bytes_used_ = 0;
+  size_t most_used_ = 0;
+};
+
+#endif
+
+}  // namespace
+
+c10::Allocator& large_memory() {
+#ifdef __linux__
+  static auto* memory = new LargeMemory;  // never freed: tensors may outlive static objects
+  return *memory;
+#else
+  return *c10::GetCPUAllocator();
+#endif
+}
+
+void advise_large_pages([[maybe_unused]] void* data, [[maybe_unused]] size_t bytes) {
+#ifdef __linux__
+  const auto begin = (reinterpret_cast<uintptr_t>(data) + large_page - 1) / large_page * large_page;
+  const auto end = (reinterpret_cast<uintptr_t>(data) + bytes) / large_page * large_page;
+  if (begin < end) {
+    madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);  // only advice: a failure does not matter
+  }
+#endif
+}
+
+}  // namespace seqwarm

@@ -1,0 +1,221 @@
+// seqwarm::resize_batch on the CPU: each line of the new batch is a few runs of successive source tokens.
+
+#include "call.h"
+
+#include "../memory/large_memory.h"
+
+#include <ATen/EmptyTensor.h>
+#include <ATen/Parallel.h>
+#include <torch/library.h>
+
+#include <cstring>
+#include <numeric>
+
+namespace seqwarm {
+namespace {
+
+// Below this many bytes for each thread, waking the threads costs more than they save.
+constexpr int64_t bytes_per_task = 512 * 1024;
+// The same of a search for the last valid token, by the positions that it may have to look at.
+constexpr int64_t positions_per_task = 16 * 1024;
+
+// Successive tokens of a source row, and the new token that is the first of them.
+struct Run {
+  int64_t new_token;
+  int64_t row;
+  Source source;
+  int64_t count;
+};
+
+// Under truncate_keep_last: for each row its last valid position if that is cut, else the last that is kept.
+std::vector<int64_t> last_positions(const ResizeCall& call) {
+  const ResizePlan& plan = call.plan;
+  std::vector<int64_t> positions(plan.keeps_last ? plan.batch_size : 0);
+  const int64_t rows_per_task = positions_per_task / (plan.source_length - plan.new_length + 1) + 1;
+  at::parallel_for(0, static_cast<int64_t>(positions.size()), rows_per_task, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      int64_t position = plan.source_length - 1;
+      while (position >= plan.new_length && !call.mask.valid(row, position)) {
+        --position;
+      }
+      positions[row] = position;
+    }
+  });
+  return positions;
+}
+
+// Call visit(run) for the runs that make new tokens `begin` to `end`.
+template <typename Visit>
+void for_each_run(
+    const ResizePlan& plan, const std::vector<int64_t>& last, int64_t begin, int64_t end, const Visit& visit) {
+  for (int64_t token = begin; token < end;) {
+    const int64_t row = token / plan.line;
+    const int64_t position = token % plan.line;
+    Source source = source_of(plan, position);
+    int64_t count = std::min(end - token, plan.line - position);
+    const auto stop_at = [&](int64_t boundary) {
+      if (position < boundary) {
+        count = std::min(count, boundary - position);
+      }
+    };
+    if (plan.pads) {
+      stop_at(plan.source_length);
+    }
+    if (plan.overlaps) {
+      stop_at(plan.last_start);
+      stop_at(plan.last_start + plan.moved_by);
+    }
+    if (plan.keeps_last) {
+      stop_at(plan.new_length - 1);
+      source.position = position == plan.new_length - 1 ? last[row] : position;
+    }
+    visit(Run{token, row, source, count});
+    token += count;
+  }
+}
+
+template <size_t size>
+void copy_items(char* to, const char* from, int64_t stride, int64_t count) {
+  for (int64_t index = 0; index < count; ++index) {
+    std::memcpy(to + index * size, from + index * stride, size);
+  }
+}
+
+// With stride 0 this fills.
+void copy_strided(char* to, const char* from, int64_t stride, int64_t count, int32_t item_size) {
+  if (stride == item_size) {
+    std::memcpy(to, from, count * item_size);
+    return;
+  }
+  switch (item_size) {
+    case 1:
+      return copy_items<1>(to, from, stride, count);
+    case 2:
+      return copy_items<2>(to, from, stride, count);
+    case 4:
+      return copy_items<4>(to, from, stride, count);
+    case 8:
+      return copy_items<8>(to, from, stride, count);
+    default:
+      return copy_items<16>(to, from, stride, count);
+  }
+}
+
+void copy_tokens(const ResizeEntry& entry, char* to, const char* from, int64_t count) {
+  const int64_t items = entry.token_items;
+  if (items == 1) {
+    copy_strided(to, from, entry.position_stride, count, entry.item_size);
+  } else if (entry.position_stride == items * entry.item_stride) {
+    copy_strided(to, from, entry.item_stride, count * items, entry.item_size);
+  } else {
+    for (int64_t token = 0; token < count; ++token) {
+      copy_strided(
+          to + token * items * entry.item_size, from + token * entry.position_stride, entry.item_stride, items,
+          entry.item_size);
+    }
+  }
+}
+
+// A mask over pairs of tokens: its columns are cut as its rows are.
+void copy_pairs(const ResizeEntry& entry, char* to, const char* from, int64_t count, int64_t last_column) {
+  const int64_t last = entry.token_items - 1;
+  for (int64_t token = 0; token < count; ++token) {
+    copy_strided(to, from, entry.item_stride, last, entry.item_size);
+    std::memcpy(to + last * entry.item_size, from + last_column * entry.item_stride, entry.item_size);
+    to += entry.token_items * entry.item_size;
+    from += entry.position_stride;
+  }
+}
+
+void copy_run(const ResizeCall& call, const ResizeEntry& entry, const std::vector<int64_t>& last, const Run& run) {
+  const int64_t token_size = entry.token_items * entry.item_size;
+  char* to = entry.output + run.new_token * token_size;
+  const char* from =
+      entry.input + run.row * entry.row_stride + run.source.position * entry.position_stride;
+  if (is_filled(call.plan, entry.kind, run.source)) {
+    copy_strided(to, entry.fill, 0, run.count * entry.token_items, entry.item_size);
+  } else if (entry.kind == Kind::Square) {
+    copy_pairs(entry, to, from, run.count, last.empty() ? entry.token_items - 1 : last[run.row]);
+  } else {
+    copy_tokens(entry, to, from, run.count);
+  }
+}
+
+// The new tokens from `begin` to `end` of one tensor.
+void copy_range(
+    const ResizeCall& call, const ResizeEntry& entry, const std::vector<int64_t>& last, int64_t begin, int64_t end) {
+  const ResizePlan& plan = call.plan;
+  const bool is_one_stream = plan.line == plan.source_length && !plan.keeps_last &&
+                             entry.row_stride == plan.source_length * entry.position_stride;
+  if (is_one_stream && entry.kind != Kind::Square) {
+    const int64_t token_size = entry.token_items * entry.item_size;
+    copy_tokens(entry, entry.output + begin * token_size, entry.input + begin * entry.position_stride, end - begin);
+  } else {
+    for_each_run(plan, last, begin, end, [&](const Run& run) { copy_run(call, entry, last, run); });
+  }
+}
+
+void write_info(const ResizeCall& call, const std::vector<int64_t>& last, int64_t new_row) {
+  const ResizePlan& plan = call.plan;
+  const int64_t first = new_row * plan.new_length;
+  int64_t valid_before = 0;
+  for_each_run(plan, last, first, first + plan.new_length, [&](const Run& run) {
+    const bool has_tokens = run.source.position < plan.source_length;
+    for (int64_t step = 0; step < run.count; ++step) {
+      const bool valid = has_tokens && call.mask.valid(run.row, run.source.position + step);
+      call.info.position_ids[run.new_token + step] = valid ? valid_before : 0;
+      valid_before += valid;
+    }
+  });
+  call.info.valid_lengths[new_row] = static_cast<int32_t>(valid_before);
+}
+
+void copy_rows(const ResizeCall& call, const ResizeEntry& entry) {
+  for (int64_t new_row = 0; new_row < call.plan.new_rows; ++new_row) {
+    const int64_t row = new_row * call.plan.new_length / call.plan.line;
+    std::memcpy(entry.output + new_row * entry.item_size, entry.input + row * entry.row_stride, entry.item_size);
+  }
+}
+
+void run(const ResizeCall& call) {
+  const ResizePlan& plan = call.plan;
+  const std::vector<int64_t> last = last_positions(call);
+  std::vector<const ResizeEntry*> entries;
+  int64_t bytes_per_token = 1;
+  for (const ResizeEntry& entry : call.entries) {
+    if (entry.kind == Kind::Row) {
+      copy_rows(call, entry);
+    } else {
+      entries.push_back(&entry);
+      bytes_per_token += entry.token_items * entry.item_size;
+    }
+  }
+  at::parallel_for(0, plan.tokens, bytes_per_task / bytes_per_token + 1, [&](int64_t begin, int64_t end) {
+    for (const ResizeEntry* entry : entries) {
+      copy_range(call, *entry, last, begin, end);
+    }
+  });
+  if (call.info.num_valid_tokens != nullptr) {
+    const int64_t rows_per_task = bytes_per_task / (2 * static_cast<int64_t>(sizeof(int64_t)) * plan.new_length) + 1;
+    at::parallel_for(0, plan.new_rows, rows_per_task, [&](int64_t begin, int64_t end) {
+      for (int64_t new_row = begin; new_row < end; ++new_row) {
+        write_info(call, last, new_row);
+      }
+    });
+    const int32_t* lengths = call.info.valid_lengths;
+    *call.info.num_valid_tokens = std::accumulate(lengths, lengths + plan.new_rows, int64_t{0});
+  }
+}
+
+at::Tensor allocate(at::IntArrayRef shape, at::ScalarType dtype, const at::Tensor& /*like*/) {
+  constexpr c10::DispatchKeySet cpu(c10::DispatchKey::CPU);
+  return at::detail::empty_generic(shape, &large_memory(), cpu, dtype, std::nullopt);
+}
+
+TORCH_LIBRARY_IMPL(seqwarm, CPU, library) {
+  library.impl("resize_batch.native", TORCH_FN((resize_batch<allocate, run>)));
+  library.impl("resize_batch_out.native", TORCH_FN(resize_batch_out<run>));
+}
+
+}  // namespace
+}  // namespace seqwarm

@@ -1,0 +1,348 @@
+// seqwarm::resize_batch on CUDA devices: one launch for all tensors of a batch and their info.
+//
+// The tensors are described by value in the kernel's parameters, so a launch needs no memory and no copy to the device.
+// Blocks: the tiles of each tensor, one after another; then one for the info of each new row; then, under
+// truncate_keep_last, one for each row that finds its last token and writes the slot that the tiles leave out.
+
+#include "call.h"
+
+#include <ATen/ops/zeros.h>
+#include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAGraphsC10Utils.h>
+#include <c10/cuda/CUDAStream.h>
+#include <torch/library.h>
+
+#include <cub/block/block_scan.cuh>
+#include <limits>
+#include <map>
+#include <mutex>
+#include <utility>
+
+namespace seqwarm {
+namespace {
+
+constexpr int threads = 128;
+constexpr int groups_per_thread = 8;  // loads in flight before the first store
+constexpr int64_t groups_per_tile = threads * groups_per_thread;
+// The running total counts the rows that added to it as well, in units of more tokens than a batch holds.
+constexpr unsigned long long ticket = 1ULL << 33;
+
+struct Tensor {
+  ResizeEntry entry;
+  int64_t tiles;
+  int64_t groups;
+  uint32_t line_groups;
+};
+
+struct Task {
+  ResizePlan plan;
+  MaskView mask;
+  InfoOutput info;
+  unsigned long long* running_total;
+  int32_t tensor_count;
+};
+
+// A kernel's parameters have 4 KiB, and 32 KiB on chips from 7.0 on.
+template <size_t capacity>
+struct Launch {
+  Task task;
+  Tensor tensors[capacity];
+};
+constexpr size_t usual_capacity = 24;
+constexpr size_t largest_capacity = 240;  // more tensors take another launch
+static_assert(sizeof(Launch<usual_capacity>) <= 4096);
+static_assert(sizeof(Launch<largest_capacity>) <= 32764);
+
+// Of a row: its last valid position if that is cut, else the last one that is kept. All threads of the block take part.
+__device__ int64_t last_position(const Task& task, int64_t row) {
+  __shared__ long long last;
+  if (threadIdx.x == 0) {
+    last = task.plan.new_length - 1;
+  }
+  __syncthreads();
+  long long last_seen = -1;
+  for (int64_t position = task.plan.new_length + threadIdx.x; position < task.plan.source_length; position += threads) {
+    if (task.mask.valid(row, position)) {
+      last_seen = position;
+    }
+  }
+  if (last_seen >= 0) {
+    atomicMax(&last, last_seen);
+  }
+  __syncthreads();
+  return last;
+}
+
+struct Place {
+  const char* input;  // null: filled
+  bool written;
+};
+
+__device__ Place place_of(const ResizePlan& plan, const ResizeEntry& entry, int64_t row, uint32_t item) {
+  const auto token_items = static_cast<uint32_t>(entry.token_items);
+  const uint32_t position = token_items == 1 ? item : item / token_items;
+  const uint32_t column = item - position * token_items;
+  const char* input = entry.input + row * entry.row_stride;
+  if (entry.kind == Kind::Row) {
+    return {input, true};
+  }
+  const Source source = source_of(plan, position);
+  const bool left_out = plan.keeps_last && (position == plan.new_length - 1 ||
+                                            (entry.kind == Kind::Square && column == plan.new_length - 1));
+  if (is_filled(plan, entry.kind, source)) {
+    return {nullptr, !left_out};
+  }
+  return {input + source.position * entry.position_stride + column * entry.item_stride, !left_out};
+}
+
+template <typename Group>
+__device__ void copy_tile(const ResizePlan& plan, const Tensor& tensor, int64_t tile) {
+  const ResizeEntry& entry = tensor.entry;
+  const int64_t first = tile * groups_per_tile;
+  const int64_t first_row = first / tensor.line_groups;
+  const auto first_within = static_cast<uint32_t>(first - first_row * tensor.line_groups);
+  const uint32_t group_items = sizeof(Group) / entry.item_size;
+  const Group fill = *reinterpret_cast<const Group*>(entry.fill);
+  Group* output = reinterpret_cast<Group*>(entry.output) + first;
+  Group groups[groups_per_thread];
+  bool written[groups_per_thread];
+#pragma unroll
+  for (int step = 0; step < groups_per_thread; ++step) {
+    const uint32_t index = step * threads + threadIdx.x;
+    written[step] = first + index < tensor.groups;
+    if (written[step]) {
+      const uint32_t within = first_within + index;
+      const uint32_t rows = within / tensor.line_groups;
+      const Place place =
+          place_of(plan, entry, first_row + rows, (within - rows * tensor.line_groups) * group_items);
+      written[step] = place.written;
+      if (place.written) {
+        groups[step] = fill;
+        if (place.input != nullptr) {
+          groups[step] = __ldg(reinterpret_cast<const Group*>(place.input));
+        }
+      }
+    }
+  }
+#pragma unroll
+  for (int step = 0; step < groups_per_thread; ++step) {
+    if (written[step]) {
+      output[step * threads + threadIdx.x] = groups[step];
+    }
+  }
+}
+
+__device__ void copy_tile_of(const ResizePlan& plan, const Tensor& tensor, int64_t tile) {
+  switch (tensor.entry.group_size) {
+    case 1:
+      return copy_tile<uint8_t>(plan, tensor, tile);
+    case 2:
+      return copy_tile<uint16_t>(plan, tensor, tile);
+    case 4:
+      return copy_tile<uint32_t>(plan, tensor, tile);
+    case 8:
+      return copy_tile<uint64_t>(plan, tensor, tile);
+    default:
+      return copy_tile<uint4>(plan, tensor, tile);
+  }
+}
+
+__device__ void copy_item(char* to, const char* from, int32_t size) {
+  switch (size) {
+    case 1:
+      *to = *from;
+      return;
+    case 2:
+      *reinterpret_cast<uint16_t*>(to) = *reinterpret_cast<const uint16_t*>(from);
+      return;
+    case 4:
+      *reinterpret_cast<uint32_t*>(to) = *reinterpret_cast<const uint32_t*>(from);
+      return;
+    case 8:
+      *reinterpret_cast<uint64_t*>(to) = *reinterpret_cast<const uint64_t*>(from);
+      return;
+    default:  // complex128, whose halves alone are sure to be aligned
+      copy_item(to, from, 8);
+      copy_item(to + 8, from + 8, 8);
+  }
+}
+
+// The last slot of one row, and the last column of a mask over pairs of tokens.
+__device__ void copy_last_slot(const ResizePlan& plan, const ResizeEntry& entry, int64_t row, int64_t last) {
+  const int64_t last_slot = plan.new_length - 1;
+  const int64_t token_size = entry.token_items * entry.item_size;
+  const char* input = entry.input + row * entry.row_stride;
+  char* output = entry.output + row * plan.new_length * token_size;
+  const bool pairs = entry.kind == Kind::Square;
+  for (int64_t item = threadIdx.x; item < entry.token_items; item += threads) {
+    const int64_t column = pairs && item == last_slot ? last : item;
+    copy_item(
+        output + last_slot * token_size + item * entry.item_size,
+        input + last * entry.position_stride + column * entry.item_stride, entry.item_size);
+    if (pairs && item != last_slot) {
+      copy_item(
+          output + item * token_size + last_slot * entry.item_size,
+          input + item * entry.position_stride + last * entry.item_stride, entry.item_size);
+    }
+  }
+}
+
+// One block for the whole row.
+__device__ void write_info(const Task& task, int64_t new_row) {
+  using Scan = cub::BlockScan<int, threads>;
+  __shared__ typename Scan::TempStorage storage;
+  const ResizePlan& plan = task.plan;
+  const int64_t first = new_row * plan.new_length;
+  const int64_t first_row = first / plan.line;
+  const int64_t first_position = first - first_row * plan.line;
+  const int64_t last = plan.keeps_last ? last_position(task, first_row) : -1;
+  int valid_before = 0;
+  for (int64_t start = 0; start < plan.new_length; start += threads) {
+    const int64_t slot = start + threadIdx.x;
+    int valid = 0;
+    if (slot < plan.new_length) {
+      int64_t row = first_row;
+      int64_t position = first_position + slot;
+      if (position >= plan.line) {  // a row of flatten may run into the next line, once at most
+        row += 1;
+        position -= plan.line;
+      }
+      position = plan.keeps_last && slot == plan.new_length - 1 ? last : source_of(plan, position).position;
+      valid = position < plan.source_length && task.mask.valid(row, position);
+    }
+    int valid_before_here = 0;
+    int valid_in_block = 0;
+    Scan(storage).ExclusiveSum(valid, valid_before_here, valid_in_block);
+    if (slot < plan.new_length) {
+      task.info.position_ids[first + slot] = valid ? valid_before + valid_before_here : 0;
+    }
+    valid_before += valid_in_block;
+    __syncthreads();  // the storage is used again
+  }
+  if (threadIdx.x == 0) {
+    task.info.valid_lengths[new_row] = valid_before;
+    // The block that adds last knows the total, and leaves the running one as it was found: zero.
+    const unsigned long long before = atomicAdd(task.running_total, ticket + valid_before);
+    if (before / ticket == plan.new_rows - 1) {
+      *task.info.num_valid_tokens = before % ticket + valid_before;
+      *task.running_total = 0;
+    }
+  }
+}
+
+template <size_t capacity>
+__global__ void __launch_bounds__(threads) resize_kernel(const __grid_constant__ Launch<capacity> launch) {
+  const Task& task = launch.task;
+  int64_t block = blockIdx.x;
+  for (int32_t index = 0; index < task.tensor_count; ++index) {
+    const Tensor& tensor = launch.tensors[index];
+    if (block < tensor.tiles) {
+      return copy_tile_of(task.plan, tensor, block);
+    }
+    block -= tensor.tiles;
+  }
+  if (task.info.num_valid_tokens != nullptr) {
+    if (block < task.plan.new_rows) {
+      return write_info(task, block);
+    }
+    block -= task.plan.new_rows;
+  }
+  const int64_t last = last_position(task, block);
+  for (int32_t index = 0; index < task.tensor_count; ++index) {
+    if (launch.tensors[index].entry.kind != Kind::Row) {
+      copy_last_slot(task.plan, launch.tensors[index].entry, block, last);
+    }
+  }
+}
+
+Tensor describe_tensor(const ResizePlan& plan, const ResizeEntry& entry) {
+  const bool is_row = entry.kind == Kind::Row;
+  const int64_t group_items = entry.group_size / entry.item_size;
+  const int64_t line_groups = (is_row ? plan.line / plan.new_length : plan.line * entry.token_items) / group_items;
+  const int64_t groups = (is_row ? plan.new_rows : plan.tokens * entry.token_items) / group_items;
+  TORCH_CHECK_VALUE(
+      line_groups * group_items <= std::numeric_limits<int32_t>::max() - groups_per_tile * 16,
+      "resize_batch: a row of ", line_groups * group_items, " items is longer than the kernel's indices");
+  return {entry, (groups + groups_per_tile - 1) / groups_per_tile, groups, static_cast<uint32_t>(line_groups)};
+}
+
+// A zero that the kernel leaves as one. Launches of one stream share it, since none overlaps the next.
+at::Tensor running_total_of(const c10::Device& device, const c10::cuda::CUDAStream& stream) {
+  const auto zero = [&] { return at::zeros({}, at::TensorOptions(at::kLong).device(device)); };
+  if (c10::cuda::currentStreamCaptureStatusMayInitCtx() != c10::cuda::CaptureStatus::None) {
+    return zero();  // a graph may be replayed on any stream
+  }
+  // Never freed: when the process ends, the device may be gone first.
+  static auto* totals = new std::map<std::pair<c10::DeviceIndex, cudaStream_t>, at::Tensor>;
+  static std::mutex mutex;
+  const std::lock_guard lock(mutex);
+  auto& total = (*totals)[{device.index(), stream.stream()}];
+  if (!total.defined()) {
+    total = zero();
+  }
+  return total;
+}
+
+template <size_t capacity>
+void launch_kernel(const Task& task, c10::ArrayRef<ResizeEntry> entries, cudaStream_t stream) {
+  Launch<capacity> launch{task, {}};
+  int64_t blocks = (task.info.num_valid_tokens == nullptr ? 0 : task.plan.new_rows) +
+                   (task.plan.keeps_last ? task.plan.new_rows : 0);
+  for (const ResizeEntry& entry : entries) {
+    const Tensor tensor = describe_tensor(task.plan, entry);
+    launch.tensors[launch.task.tensor_count++] = tensor;
+    blocks += tensor.tiles;
+  }
+  TORCH_CHECK_VALUE(
+      blocks <= std::numeric_limits<int32_t>::max(), "resize_batch: ", blocks, " blocks are more than a CUDA grid holds");
+  if (blocks == 0) {
+    return;
+  }
+  resize_kernel<capacity><<<static_cast<unsigned int>(blocks), threads, 0, stream>>>(launch);
+  C10_CUDA_KERNEL_LAUNCH_CHECK();
+}
+
+void run(const ResizeCall& call) {
+  const c10::cuda::CUDAGuard guard(call.device);
+  const c10::cuda::CUDAStream stream = c10::cuda::getCurrentCUDAStream();
+  Task task{call.plan, call.mask, call.info, nullptr, 0};
+  const bool wants_info = task.info.num_valid_tokens != nullptr;
+  if (call.plan.new_rows == 0) {
+    if (wants_info) {
+      C10_CUDA_CHECK(cudaMemsetAsync(task.info.num_valid_tokens, 0, sizeof(int64_t), stream));
+    }
+    return;
+  }
+  at::Tensor running_total;
+  if (wants_info) {
+    TORCH_CHECK_VALUE(
+        static_cast<unsigned long long>(call.plan.tokens) < ticket, "resize_batch: ", call.plan.tokens,
+        " tokens are more than the info counts");
+    running_total = running_total_of(call.device, stream);
+    task.running_total = reinterpret_cast<unsigned long long*>(running_total.mutable_data_ptr<int64_t>());
+  }
+  c10::ArrayRef<ResizeEntry> left = call.entries;
+  do {
+    const c10::ArrayRef<ResizeEntry> now = left.slice(0, std::min(left.size(), largest_capacity));
+    left = left.slice(now.size());
+    if (now.size() <= usual_capacity) {
+      launch_kernel<usual_capacity>(task, now, stream);
+    } else {
+      launch_kernel<largest_capacity>(task, now, stream);
+    }
+    task.info = {};  // the first launch writes it
+  } while (!left.empty());
+}
+
+at::Tensor allocate(at::IntArrayRef shape, at::ScalarType dtype, const at::Tensor& like) {
+  return like.new_empty(shape, dtype);
+}
+
+TORCH_LIBRARY_IMPL(seqwarm, CUDA, library) {
+  library.impl("resize_batch.native", TORCH_FN((resize_batch<allocate, run>)));
+  library.impl("resize_batch_out.native", TORCH_FN(resize_batch_out<run>));
+}
+
+}  // namespace
+}  // namespace seqwarm

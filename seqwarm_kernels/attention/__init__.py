@@ -1,0 +1,1 @@
+"""Attention with ALiBi: the public functions, the slopes, and the share of keys attended."""

@@ -1,0 +1,273 @@
+"""Compute: attend with ALiBi, a penalty that grows linearly with distance, in place of position embeddings."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..ops import backends
+from ..ops.alibi_attention import validation
+from ..ops.alibi_attention.schema import DenseOptions, VarlenOptions
+from ..ops.library import overload
+from ..utils.checks import check_bool, check_int
+from .slopes import alibi_slopes
+
+DEFAULT_SKIP_TOLERANCE = 2**-24
+
+
+def alibi_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    slopes: Tensor | None = None,
+    *,
+    causal: bool = True,
+    scale: float | None = None,
+    segment_length: int | None = None,
+    query_start: int | Tensor | None = None,
+    window: int | None = None,
+    key_padding_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    skip_tolerance: float = DEFAULT_SKIP_TOLERANCE,
+    return_lse: bool = False,
+    backend: str | None = None,
+) -> Any:  # a tensor, with return_lse two: a union would burden every caller
+    """Softmax attention with score = scale · q·k − slope · |position − j|.
+
+    Query i stands at position `query_start + i`, key j at j. A query that sees no key gives zeros, with all
+    gradients zero. Differentiable in query, key, value and slopes. Accumulates in float32 (float64 for
+    float64). Source of the bias: Press et al., arXiv 2108.12409.
+
+    Args:
+        query: (B, Hq, Sq, D) float32, float16, bfloat16 or float64, any strides, D from 1 to 256.
+        key: (B, Hkv, Sk, D), with Hq a multiple of Hkv: query head h attends to key head h // (Hq / Hkv).
+        value: (B, Hkv, Sk, D).
+        slopes: (Hq,) or (B, Hq), any real values. Default `alibi_slopes(Hq)`.
+        causal: hide the keys behind a query's position: j > position.
+        scale: default 1 / √D.
+        segment_length: L: token t belongs to segment t // L and attends only inside it, as if rows were cut
+            into rows of L. Needs Sq = Sk and no query_start.
+        query_start: position of query 0, any int, or an int tensor () or (B,). Default Sk − Sq.
+        window: hide keys at a distance |position − j| larger than this.
+        key_padding_mask: (B, Sk) bool, True where a key is attended. Masked keys and values may hold NaN.
+        dropout_p: share of the attention weights dropped, in [0, 1); what stays is divided by 1 − dropout_p.
+        skip_tolerance: ε in [0, 1): at most this share of a query's softmax sum may be left out, so that apart
+            from rounding |out − exact| ≤ 2ε · max|value| / (1 − dropout_p). 0 leaves out nothing.
+        return_lse: also return lse, the natural log of each query's softmax sum, the bias included, before
+            dropout; −∞ where no key is seen.
+        backend: None (best available), "reference", "native" or "triton".
+
+    Returns:
+        out (B, Hq, Sq, D) of the query's dtype; with return_lse also lse (B, Hq, Sq) float32 (float64 for
+        float64). Under autocast query, key and value are cast to its dtype; slopes are not.
+
+    Raises:
+        TypeError, ValueError: an argument does not fit; the message names it. Raised before any kernel runs.
+    """
+    check_bool("return_lse", return_lse)
+    out, lse, *_ = attend(
+        query,
+        key,
+        value,
+        slopes,
+        causal=causal,
+        scale=scale,
+        segment_length=segment_length,
+        query_start=query_start,
+        window=window,
+        key_padding_mask=key_padding_mask,
+        dropout_p=dropout_p,
+        skip_tolerance=skip_tolerance,
+        backend=backend,
+    )
+    return (out, lse) if return_lse else out
+
+
+def alibi_attention_varlen(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    slopes: Tensor | None = None,
+    *,
+    causal: bool = True,
+    scale: float | None = None,
+    window: int | None = None,
+    dropout_p: float = 0.0,
+    skip_tolerance: float = DEFAULT_SKIP_TOLERANCE,
+    return_lse: bool = False,
+    backend: str | None = None,
+) -> Any:  # a tensor, with return_lse two: a union would burden every caller
+    """`alibi_attention` over packed sequences of different lengths, without padding.
+
+    Sequence b holds the queries cu_seqlens_q[b] ... cu_seqlens_q[b + 1] − 1 and the keys likewise. Its last
+    query meets its last key: query i of it stands at position len_k − len_q + i. Options, dtypes, zeros for
+    queries without a key, and gradients are those of `alibi_attention`.
+
+    Args:
+        query: (Tq, Hq, D), all sequences one after another.
+        key: (Tk, Hkv, D).
+        value: (Tk, Hkv, D).
+        cu_seqlens_q: (B + 1,) int32, 0 first, not decreasing. Tokens past the last entry give zeros.
+        cu_seqlens_k: (B + 1,) int32.
+        max_seqlen_q: at least the longest sequence of queries; kernels size their grid by it.
+        max_seqlen_k: at least the longest sequence of keys.
+        slopes: (Hq,), or (B, Hq) by sequence. Default `alibi_slopes(Hq)`.
+
+    Returns:
+        out (Tq, Hq, D); with return_lse also lse (Hq, Tq).
+
+    Raises:
+        TypeError, ValueError: an argument does not fit; the message names it. Raised before any kernel runs.
+    """
+    check_bool("return_lse", return_lse)
+    out, lse, *_ = attend_varlen(
+        query,
+        key,
+        value,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        max_seqlen_q,
+        max_seqlen_k,
+        slopes,
+        causal=causal,
+        scale=scale,
+        window=window,
+        dropout_p=dropout_p,
+        skip_tolerance=skip_tolerance,
+        backend=backend,
+    )
+    return (out, lse) if return_lse else out
+
+
+def attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    slopes: Tensor | None,
+    *,
+    causal: bool,
+    scale: float | None,
+    segment_length: int | None,
+    query_start: int | Tensor | None,
+    window: int | None,
+    key_padding_mask: Tensor | None,
+    dropout_p: float,
+    skip_tolerance: float,
+    backend: str | None,
+) -> tuple[Tensor, ...]:
+    """Check, fill in defaults, call the operator: what schema.allocate_outputs says."""
+    validation.check_are_tensors(query=query, key=key, value=value)
+    query, key, value = _autocast(query, key, value)
+    validation.check_query_key_value(query, key, value, "(batch, heads, length, head_dim)")
+    validation.check_batch(query, key)
+    batch_size, num_heads, query_length, head_dim = query.shape
+    validation.check_heads(num_heads, key.shape[1])
+    if slopes is None:
+        slopes = alibi_slopes(num_heads, device=query.device)
+    validation.check_slopes(slopes, query, batch_size, num_heads)
+    scale = 1 / math.sqrt(head_dim) if scale is None else scale
+    check_bool("causal", causal)
+    validation.check_options(scale, window, dropout_p, skip_tolerance)
+    if key_padding_mask is not None:
+        validation.check_key_padding_mask(key_padding_mask, query, key)
+    if segment_length is not None:
+        validation.check_segment_length(segment_length, query_start, query, key)
+    if query_start is None:
+        query_start = key.shape[2] - query_length
+    validation.check_query_start(query_start, query)
+
+    options = DenseOptions(
+        query_start=query_start.view(-1) if isinstance(query_start, Tensor) else None,
+        key_padding_mask=key_padding_mask,
+        dropout_seed=_dropout_seed(dropout_p, query),
+        query_offset=0 if isinstance(query_start, Tensor) else query_start,
+        causal=causal,
+        scale=scale,
+        segment_length=segment_length,
+        window=window,
+        dropout_p=dropout_p,
+        skip_tolerance=skip_tolerance,
+    )
+    operator = overload("alibi_attention", backends.choose("alibi_attention", query.device.type, backend, query.dtype))
+    return operator(query, key, value, slopes, *options)
+
+
+def attend_varlen(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    slopes: Tensor | None,
+    *,
+    causal: bool,
+    scale: float | None,
+    window: int | None,
+    dropout_p: float,
+    skip_tolerance: float,
+    backend: str | None,
+) -> tuple[Tensor, ...]:
+    """As `attend`, for packed sequences."""
+    validation.check_are_tensors(query=query, key=key, value=value)
+    query, key, value = _autocast(query, key, value)
+    validation.check_query_key_value(query, key, value, "(tokens, heads, head_dim)")
+    num_heads, head_dim = query.shape[1:]
+    validation.check_heads(num_heads, key.shape[1])
+    validation.check_cu_seqlens("cu_seqlens_q", cu_seqlens_q, query)
+    validation.check_cu_seqlens("cu_seqlens_k", cu_seqlens_k, query)
+    validation.check_same_batch(cu_seqlens_q, cu_seqlens_k)
+    check_int("max_seqlen_q", max_seqlen_q, minimum=0)
+    check_int("max_seqlen_k", max_seqlen_k, minimum=0)
+    if slopes is None:
+        slopes = alibi_slopes(num_heads, device=query.device)
+    validation.check_slopes(slopes, query, cu_seqlens_q.numel() - 1, num_heads)
+    scale = 1 / math.sqrt(head_dim) if scale is None else scale
+    check_bool("causal", causal)
+    validation.check_options(scale, window, dropout_p, skip_tolerance)
+
+    options = VarlenOptions(
+        cu_seqlens_q=cu_seqlens_q,
+        cu_seqlens_k=cu_seqlens_k,
+        dropout_seed=_dropout_seed(dropout_p, query),
+        max_seqlen_q=max_seqlen_q,
+        max_seqlen_k=max_seqlen_k,
+        causal=causal,
+        scale=scale,
+        window=window,
+        dropout_p=dropout_p,
+        skip_tolerance=skip_tolerance,
+    )
+    name = "alibi_attention_varlen"
+    operator = overload(name, backends.choose(name, query.device.type, backend, query.dtype))
+    return operator(query, key, value, slopes, *options)
+
+
+def _autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """Cast as autocast casts the operands of a matrix product: float64 stays.
+
+    By hand, since a rule for the whole operator would cast the slopes too.
+    """
+    device_type = tensors[0].device.type
+    if tensors[0].is_meta or not torch.is_autocast_enabled(device_type):  # autocast knows no meta device
+        return tensors
+    dtype = torch.get_autocast_dtype(device_type)
+    return tuple(
+        tensor.to(dtype) if tensor.is_floating_point() and tensor.dtype != torch.float64 else tensor
+        for tensor in tensors
+    )
+
+
+def _dropout_seed(dropout_p: float, query: Tensor) -> Tensor | None:
+    """Drawn from the device's own generator: reproducible, and no copy from the host."""
+    if dropout_p == 0:
+        return None
+    return torch.randint(2**63 - 1, (), dtype=torch.int64, device=query.device)

@@ -1,0 +1,77 @@
+"""ALiBi's mathematics in plain PyTorch: the slopes of the heads, and the dense bias that they mean.
+
+Source: O. Press, N. A. Smith, M. Lewis, "Train Short, Test Long: Attention with Linear Biases Enables Input
+Length Extrapolation", ICLR 2022, arXiv 2108.12409.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..utils.checks import check_int
+
+
+def alibi_slopes(num_heads: int, *, device: torch.device | str | None = None) -> Tensor:
+    """The slopes of Press et al.: 2^(−8/n), 2^(−16/n), ..., 2^(−8) for n = `num_heads` a power of two.
+
+    For other numbers, as in the paper's code: the slopes of the largest power of two p below, then every
+    other one of those of 2p.
+
+    Args:
+        num_heads: H, at least 1.
+        device: where the result lives.
+
+    Returns:
+        (H,) float32, in (0, 1).
+    """
+    check_int("num_heads", num_heads, minimum=1)
+    power = 2 ** (num_heads.bit_length() - 1)
+    slopes = _geometric_slopes(power, device)
+    if power < num_heads:
+        between = _geometric_slopes(2 * power, device)[::2]
+        slopes = torch.cat([slopes, between[: num_heads - power]])
+    return slopes.to(torch.float32)
+
+
+def _geometric_slopes(power: int, device: torch.device | str | None) -> Tensor:
+    """2^(−8 i / power) for i = 1 ... power, made on the device: no copy from the host, which would wait."""
+    return torch.exp2(torch.arange(1, power + 1, dtype=torch.float64, device=device) * (-8 / power))
+
+
+def alibi_bias(
+    slopes: Tensor,
+    query_length: int,
+    key_length: int,
+    *,
+    causal: bool = True,
+    query_start: int | None = None,
+) -> Tensor:
+    """The dense additive bias −slope · |position − j|, for attention kernels that take a bias.
+
+    It needs H · Q · K elements; `alibi_attention` computes the same without it.
+
+    Args:
+        slopes: (H,), any floating dtype.
+        query_length: Q.
+        key_length: K.
+        causal: −∞ where key j lies behind the query's position.
+        query_start: position of query 0; key j stands at j. Default K − Q: the last query meets the last key.
+
+    Returns:
+        (H, Q, K) of the slopes' dtype and device; (B, H, Q, K) for slopes (B, H). A row may hide every key.
+    """
+    if not isinstance(slopes, Tensor) or not slopes.is_floating_point():
+        raise TypeError(
+            f"slopes must be a floating-point tensor, got {getattr(slopes, 'dtype', type(slopes).__name__)}"
+        )
+    if slopes.dim() not in (1, 2):
+        raise ValueError(f"slopes must be (num_heads,) or (batch, num_heads), got {tuple(slopes.shape)}")
+    check_int("query_length", query_length, minimum=0)
+    check_int("key_length", key_length, minimum=0)
+    start = key_length - query_length if query_start is None else query_start
+    check_int("query_start", start)
+    position = torch.arange(query_length, device=slopes.device)[:, None] + start
+    offset = position - torch.arange(key_length, device=slopes.device)
+    bias = -slopes[..., None, None] * offset.abs()
+    return bias.masked_fill(offset < 0, float("-inf")) if causal else bias

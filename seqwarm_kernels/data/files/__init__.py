@@ -1,0 +1,1 @@
+"""Chunk files on disk: write, read, manifest, compression."""

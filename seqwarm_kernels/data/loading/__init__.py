@@ -1,0 +1,1 @@
+"""From a planned batch to tensors: cut items, collate, prepare, resume."""

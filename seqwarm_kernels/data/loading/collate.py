@@ -1,0 +1,167 @@
+"""Lists of items made batches, padded or packed, with the keys of `transformers`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from numbers import Integral
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...utils.checks import check_int
+from ..planning.plan import Piece
+
+IGNORED_LABEL = -100
+_UNTOKENIZED = "which is not tokenized: Prepare takes a transform"
+_INTS = (
+    *(torch.int8, torch.int16, torch.int32, torch.int64),
+    *(torch.uint8, torch.uint16, torch.uint32, torch.uint64),
+)
+
+
+class PaddedCollator:
+    """Rows padded on the right to the longest one, rounded up: `attention_mask` is 1 at tokens.
+
+        input_ids (B, S) int64, attention_mask (B, S) int64, labels (B, S) int64, −100 at padding
+
+    Items are mappings with "input_ids" and perhaps "labels" (by default the ids), or plain sequences or tensors of ids;
+    other entries are left out. A batch of no items has B = 0 and S = `multiple_of`: it has no labels to count, so it
+    weighs nothing in a sum over labels. Do not take a mean of it.
+
+    Args:
+        pad_token_id: at padding.
+        multiple_of: S is a multiple of this; the planner's.
+        max_tokens: raise if B times S is more; the planner's. Lengths that were planned with may be wrong.
+    """
+
+    def __init__(self, pad_token_id: int = 0, *, multiple_of: int = 1, max_tokens: int | None = None) -> None:
+        check_int("pad_token_id", pad_token_id)
+        check_int("multiple_of", multiple_of, minimum=1)
+        _check_budget(max_tokens)
+        self.pad_token_id = pad_token_id
+        self.multiple_of = multiple_of
+        self.max_tokens = max_tokens
+
+    def __call__(self, items: Sequence[Any]) -> dict[str, Tensor]:
+        rows = _all_ids_and_labels(items)
+        longest = max((len(ids) for ids, _ in rows), default=0)
+        width = max(-(-longest // self.multiple_of), 1) * self.multiple_of
+        _check_fits(len(rows) * width, self.max_tokens)
+        input_ids = torch.full((len(rows), width), self.pad_token_id)
+        attention_mask = torch.zeros_like(input_ids)
+        labels = torch.full_like(input_ids, IGNORED_LABEL)
+        for row, (ids, own_labels) in enumerate(rows):
+            input_ids[row, : len(ids)] = ids
+            attention_mask[row, : len(ids)] = 1
+            labels[row, : len(ids)] = own_labels
+        return {"input_ids": input_ids, "attention_mask": attention_mask, "labels": labels}
+
+
+class PackedCollator:
+    """One row of sequences one after another, without padding: what `alibi_attention_varlen` and models after
+    `apply_alibi` take.
+
+        input_ids (1, T) int64, position_ids (1, T) int64, from 0 in each sequence
+        labels (1, T) int64, −100 at the first token of each sequence, which nothing before it predicts
+        cu_seq_lens_q, cu_seq_lens_k (B + 1,) int32, where sequences begin and end; the same tensor
+        max_length_q, max_length_k int, the longest sequence
+
+    Items are those of `PaddedCollator`; those of no tokens are left out. A batch of no items has T = 0 and B = 0.
+
+    Args:
+        max_tokens: raise if T is more; the planner's. Lengths that were planned with may be wrong.
+    """
+
+    def __init__(self, *, max_tokens: int | None = None) -> None:
+        _check_budget(max_tokens)
+        self.max_tokens = max_tokens
+
+    def __call__(self, items: Sequence[Any]) -> dict[str, Tensor | int]:
+        sequences = [(ids, labels) for ids, labels in _all_ids_and_labels(items) if len(ids)]
+        lengths = [len(ids) for ids, _ in sequences]
+        bounds = list(accumulate(lengths, initial=0))
+        _check_fits(bounds[-1], self.max_tokens)
+        nothing = torch.zeros(0, dtype=torch.int64)
+        labels = torch.cat([nothing, *(labels for _, labels in sequences)])
+        labels[bounds[:-1]] = IGNORED_LABEL
+        starts = torch.tensor(bounds, dtype=torch.int32)
+        longest = max(lengths, default=0)
+        return {
+            "input_ids": torch.cat([nothing, *(ids for ids, _ in sequences)])[None],
+            "position_ids": torch.cat([nothing, *map(torch.arange, lengths)])[None],
+            "labels": labels[None],
+            "cu_seq_lens_q": starts,
+            "cu_seq_lens_k": starts,
+            "max_length_q": longest,
+            "max_length_k": longest,
+        }
+
+
+def _all_ids_and_labels(items: Any) -> list[tuple[Tensor, Tensor]]:
+    if isinstance(items, (str, bytes, Mapping, Piece)) or not hasattr(items, "__iter__"):
+        raise TypeError(f"a batch must be a list of items, got {type(items).__name__}")
+    return [_ids_and_labels(item) for item in items]
+
+
+def _ids_and_labels(item: Any) -> tuple[Tensor, Tensor]:
+    """(tokens,) int64 each."""
+    if not isinstance(item, Mapping):
+        ids = _tokens("an item", item)
+        return ids, ids
+    if "input_ids" not in item:
+        raise ValueError(f"an item must have input_ids, got {list(item)}")
+    ids = _tokens("input_ids", item["input_ids"])
+    if item.get("labels") is None:
+        return ids, ids
+    labels = _tokens("labels", item["labels"])
+    if len(labels) != len(ids):
+        raise ValueError(f"labels must be as long as the {len(ids)} input_ids of their item, got {len(labels)}")
+    return ids, labels
+
+
+def _tokens(name: str, values: Any) -> Tensor:
+    """(tokens,) int64."""
+    if isinstance(values, (str, bytes, Integral, Piece)) or not hasattr(values, "__len__"):
+        raise TypeError(f"{name} must hold one int for each token, got {_kind(values)}")
+    try:
+        tokens = torch.as_tensor(values)
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+        raise ValueError(f"{name} must hold one int for each token, got {_contents(values)}: {error}") from error
+    if tokens.dim() == 1 and len(tokens) == 0:
+        return torch.zeros(0, dtype=torch.int64)
+    if tokens.dim() != 1 or tokens.dtype not in _INTS:
+        raise ValueError(f"{name} must hold one int for each token, got {tokens.dtype} of shape {tuple(tokens.shape)}")
+    if tokens.dtype == torch.uint64 and (tokens.to(torch.int64) < 0).any():
+        raise ValueError(f"{name} must hold ints below 2**63, got {max(tokens.tolist())}")
+    return tokens.to(torch.int64)
+
+
+def _kind(values: Any) -> str:
+    """With what was probably forgotten."""
+    if isinstance(values, Piece):
+        return "a Piece: PieceDataset and Prepare make an item of it"
+    if isinstance(values, (str, bytes)):
+        return f"{values!r:.60}, {_UNTOKENIZED}"
+    if isinstance(values, Integral):
+        return f"the int {values}: if it is the index of an item, Prepare takes a dataset"
+    return type(values).__name__
+
+
+def _contents(values: Any) -> str:
+    """Of what is no sequence of ints."""
+    has_text = isinstance(values, (list, tuple)) and any(isinstance(value, str) for value in values)
+    return f"{values!r:.60}" + (f", {_UNTOKENIZED}" if has_text else "")
+
+
+def _check_budget(max_tokens: int | None) -> None:
+    if max_tokens is not None:
+        check_int("max_tokens", max_tokens, minimum=1)
+
+
+def _check_fits(tokens: int, max_tokens: int | None) -> None:
+    if max_tokens is not None and tokens > max_tokens:
+        raise ValueError(
+            f"max_tokens is {max_tokens}, got a batch of {tokens}: items are longer than what they were planned with"
+        )

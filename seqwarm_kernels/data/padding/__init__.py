@@ -1,0 +1,1 @@
+"""How much padding a way of batching costs on a corpus."""

@@ -1,0 +1,1 @@
+"""Where items come from: sequences, streams, and chunk files, in a resumable order."""

@@ -1,0 +1,114 @@
+"""The report folder: settings, checkpoint, metrics, and later the report."""
+
+from __future__ import annotations
+
+import io
+import json
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..utils.files import PARTIAL_SUFFIX, write_atomically
+from .records import Record
+from .settings import Settings
+from .text import Corpus
+
+REPORTS = Path("reports")
+SETTINGS = "settings.json"
+CHECKPOINT = "checkpoint.pt"
+METRICS = "metrics.jsonl"
+SUMMARY = "summary.md"  #: written last: a folder with it is finished
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """All evaluations so far, and the state of the run that the last one belongs to."""
+
+    records: list[Record]
+    trainer: dict[str, Any] | None
+
+
+@dataclass(frozen=True)
+class ReportFolder:
+    path: Path
+
+    @staticmethod
+    def create(given: str | None, settings: Settings, corpus: Corpus) -> ReportFolder:
+        """A new folder with the settings in it.
+
+        Raises:
+            ValueError: the folder holds something already.
+        """
+        path = Path(given) if given is not None else REPORTS / time.strftime("demo-%Y%m%d-%H%M%S")
+        if (path / SETTINGS).exists():
+            raise ValueError(f"{path} holds a run already: continue it with --resume {path}, or name a new folder")
+        if path.exists() and (not path.is_dir() or _visible_entries(path)):
+            raise ValueError(f"--report must name a new or empty folder, got {path}")
+        path.mkdir(parents=True, exist_ok=True)
+        stored = {"settings": settings.to_json(), "text_sha256": corpus.fingerprint()}
+        write_atomically(path / SETTINGS, json.dumps(stored, indent=2).encode())
+        return ReportFolder(path)
+
+    @staticmethod
+    def to_resume(given: str | None, report: str | None) -> ReportFolder:
+        """The folder of a run to continue: of --resume, or of --report, or the newest unfinished one."""
+        if given is not None and report is not None and Path(given).resolve() != Path(report).resolve():
+            raise ValueError(f"--resume {given} and --report {report} name two folders")
+        named = given if given is not None else report
+        if named is None:
+            return ReportFolder(_newest_unfinished())
+        if not (Path(named) / SETTINGS).is_file():
+            raise ValueError(f"{named} holds no run to resume: there is no {SETTINGS} in it")
+        return ReportFolder(Path(named))
+
+    def settings(self) -> Settings:
+        """
+        Raises:
+            ValueError: they were written by another version, or changed by hand.
+        """
+        try:
+            return Settings.from_json(self._stored()["settings"])
+        except (ValueError, TypeError, KeyError) as error:
+            raise ValueError(f"{self.path / SETTINGS} cannot be read: {error!r}") from error
+
+    def check_same_text(self, corpus: Corpus) -> None:
+        if self._stored().get("text_sha256") != corpus.fingerprint():
+            raise ValueError(f"the text has changed since the run in {self.path} began: {corpus.source}")
+
+    def _stored(self) -> dict[str, Any]:
+        return json.loads((self.path / SETTINGS).read_text())
+
+    def save(self, checkpoint: Checkpoint) -> None:
+        """The checkpoint first: metrics are rewritten from it, so they may lag behind, never run ahead."""
+        records = [asdict(record) for record in checkpoint.records]
+        buffer = io.BytesIO()
+        torch.save({"records": records, "trainer": checkpoint.trainer}, buffer)
+        write_atomically(self.path / CHECKPOINT, buffer.getvalue())
+        lines = [json.dumps(record) + "\n" for record in records]
+        write_atomically(self.path / METRICS, "".join(lines).encode())
+
+    def load(self) -> Checkpoint:
+        """The last checkpoint, an empty one before the first."""
+        path = self.path / CHECKPOINT
+        if not path.exists():
+            return Checkpoint(records=[], trainer=None)
+        stored = torch.load(path, map_location="cpu", weights_only=True)
+        return Checkpoint([Record(**record) for record in stored["records"]], stored["trainer"])
+
+    def write(self, name: str, content: bytes) -> None:
+        write_atomically(self.path / name, content)
+
+
+def _visible_entries(path: Path) -> list[Path]:
+    return [entry for entry in path.iterdir() if not entry.name.endswith(PARTIAL_SUFFIX)]
+
+
+def _newest_unfinished() -> Path:
+    """By the time of its start, which its settings were written at."""
+    runs = [path.parent for path in REPORTS.glob(f"*/{SETTINGS}") if not (path.parent / SUMMARY).exists()]
+    if not runs:
+        raise ValueError(f"there is no unfinished run in {REPORTS}/: name its folder after --resume")
+    return max(runs, key=lambda path: (path / SETTINGS).stat().st_mtime)

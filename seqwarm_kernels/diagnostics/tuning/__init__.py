@@ -1,9 +1,0 @@
-"""How short sequences begin, and for how long they grow: found in short trials."""
-
-from .configuration import Configuration
-from .result import NoStableSchedule, TunedSchedule
-from .trials import RunTrial, Trial
-from .tune import tune_schedule
-from .validation import Validation
-
-__all__ = ["Configuration", "NoStableSchedule", "RunTrial", "Trial", "TunedSchedule", "Validation", "tune_schedule"]

@@ -1,0 +1,101 @@
+"""PyTorch's own attention: nn.MultiheadAttention, and the layers that hold it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from ..alibi_layer import attend
+from ..surgery import Surgery, register_alibi
+
+
+class AlibiMultiheadAttention(nn.MultiheadAttention):
+    """nn.MultiheadAttention whose self-attention has ALiBi. With other keys than queries it is what it was."""
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """As nn.MultiheadAttention; self-attention returns None for the weights, which are never formed.
+
+        Args:
+            attn_mask: with `is_causal`, a causal mask (or None); otherwise None.
+
+        Raises:
+            ValueError: another `attn_mask`.
+        """
+        if key is not query or value is not query:
+            return super().forward(
+                query, key, value, key_padding_mask, need_weights, attn_mask, average_attn_weights, is_causal
+            )
+        if attn_mask is not None and not is_causal:
+            raise ValueError(
+                "attn_mask must be None, or a causal mask with is_causal=True, got one of shape "
+                f"{tuple(attn_mask.shape)}"
+            )
+        x = query if query.dim() == 3 else query.unsqueeze(0 if self.batch_first else 1)
+        x = x if self.batch_first else x.transpose(0, 1)
+        mixed = functional.linear(x, self.in_proj_weight, self.in_proj_bias)
+        heads = mixed.unflatten(-1, (3, self.num_heads, self.head_dim)).permute(2, 0, 3, 1, 4)
+        out = attend(
+            self,
+            *heads,
+            causal=is_causal,
+            dropout_p=self.dropout if self.training else 0.0,
+            key_padding_mask=_visible(key_padding_mask, x),
+        )
+        out = self.out_proj(out.transpose(1, 2).flatten(2))
+        out = out if self.batch_first else out.transpose(0, 1)
+        return (out if query.dim() == 3 else out.squeeze(0 if self.batch_first else 1)), None
+
+
+def _visible(key_padding_mask: Tensor | None, x: Tensor) -> Tensor | None:
+    """(B, S) True where a key is attended; PyTorch says it the other way round, or as 0 and −∞ to be added."""
+    if key_padding_mask is None:
+        return None
+    if key_padding_mask.dtype == torch.bool:
+        return ~key_padding_mask.view(x.shape[:2])
+    visible = key_padding_mask == 0
+    hidden = torch.isneginf(key_padding_mask)
+    torch._assert_async((visible | hidden).all(), "key_padding_mask must be bool, or hold nothing but 0 and -inf")
+    return visible.view(x.shape[:2])
+
+
+@register_alibi(nn.MultiheadAttention)
+def operate_on_multihead_attention(module: nn.MultiheadAttention, surgery: Surgery) -> None:
+    parent_path, _, name = surgery.path.rpartition(".")
+    parent = surgery.model.get_submodule(parent_path)
+    if isinstance(parent, nn.TransformerDecoderLayer) and name == "multihead_attn":
+        return  # cross-attention
+    if type(module) is not nn.MultiheadAttention:
+        raise ValueError(
+            f"{surgery.path} must be an nn.MultiheadAttention itself, got its subclass {type(module).__qualname__}: "
+            "register_alibi a surgeon of your own for it"
+        )
+    if not module._qkv_same_embed_dim or module.bias_k is not None or module.add_zero_attn:
+        raise ValueError(
+            f"{surgery.path} must have keys and values like its queries, got one with kdim, vdim, add_bias_kv or "
+            "add_zero_attn: these act outside of the sequence and have no distance"
+        )
+    surgery.give_alibi(module, module.num_heads, causal=None)
+    surgery.set(module, "__class__", AlibiMultiheadAttention)
+
+
+@register_alibi(nn.TransformerEncoderLayer)
+def operate_on_encoder_layer(module: nn.TransformerEncoderLayer, surgery: Surgery) -> None:
+    """PyTorch's fused path of evaluation would go around the attention module; this flag turns it off."""
+    surgery.set(module, "activation_relu_or_gelu", 0)
+
+
+@register_alibi(nn.TransformerEncoder)
+def operate_on_encoder(module: nn.TransformerEncoder, surgery: Surgery) -> None:
+    """Nested tensors are for that path alone."""
+    surgery.set(module, "use_nested_tensor", False)

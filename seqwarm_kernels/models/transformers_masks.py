@@ -1,0 +1,207 @@
+"""Masks in the way of Hugging Face's models, without a table of queries and keys.
+
+A model asks `AttentionMaskInterface` for a mask once, and hands it to each layer's attention. Anything with four
+dimensions is handed on untouched, in generation and with gradient checkpointing too, so `encode` puts what the
+kernels need into such a tensor, and `decode` takes it out:
+
+    None                     every key is seen, the last query meets the last key
+    (B, 1, n, K) int8        1 where a key is attended; K = 0: all are
+    (B, 1, n, 1 + K) int32   the position of query 0 first (caches of a fixed size), then the same
+    (1, 1, n, N + 1) int64   packed sequences: cu_seqlens over the tokens of all rows
+    (B, 1, 1, K) bool        as int8, for MPT, which turns every mask into bool
+
+n is 1, or in a mask with a window two more than the largest distance: a dimension is known without asking the device,
+and repeating a tensor along it takes no memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from .alibi_layer import Packing
+
+#: Functions of transformers.masking_utils that patterns are made of, as versions 5.6 to 5.23 have them. First those
+#: that hide nothing which the kernels do not hide by themselves.
+_KNOWN = {
+    "causal_mask_function",
+    "bidirectional_mask_function",
+    "FalconModel",  # of older versions: a pattern that hides nothing, so that there is a mask to add a bias to
+}
+_CAUSAL_WINDOW, _BOTH_WAYS_WINDOW = "sliding_window_overlay", "sliding_window_bidirectional_overlay"
+_PACKED, _REMAPPED, _BOTH = "packed_sequence_mask_function", "remap_positions_for_packed_sequence", "and_masks"
+#: An argument that only masks which see both ways are made with.
+_SEES_BOTH_WAYS = "allow_is_bidirectional_skip"
+
+
+class Visible(NamedTuple):
+    """Which keys a batch's queries may see, beyond causality and window."""
+
+    key_padding_mask: Tensor | None = None  #: (B, K) bool
+    query_start: Tensor | None = None  #: (B,) int32
+    packing: Packing | None = None
+    window: int | None = None  #: the largest distance
+
+
+def encode(
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    q_offset: int | Tensor = 0,
+    kv_offset: int = 0,
+    *,
+    mask_function: Callable[..., Any],
+    attention_mask: Tensor | None = None,
+    local_size: int | None = None,
+    config: Any = None,
+    use_vmap: bool = False,
+    device: torch.device | str = "cpu",
+    **more: Any,
+) -> Tensor | None:
+    """A mask function for `AttentionMaskInterface`; arguments as `transformers.masking_utils.sdpa_mask` has them.
+
+    Raises:
+        ValueError: the pattern of the mask is none that the kernels know.
+    """
+    if torch.compiler.is_compiling():
+        pattern = _pattern_of_arguments(mask_function, use_vmap, local_size, config, _SEES_BOTH_WAYS not in more)
+    else:
+        pattern = _pattern_of_closures(mask_function)
+    if pattern.packed is not None:
+        return _with_window(_boundaries(pattern.packed), pattern.window)
+    visible = _visible_keys(attention_mask, kv_length, kv_offset)
+    start = q_offset - kv_offset
+    at_the_end = isinstance(start, int) and start == kv_length - q_length
+    if getattr(config, "model_type", None) == "mpt":
+        if not at_the_end:
+            raise ValueError("past_key_values must be a cache that grows for MPT models, got one of a fixed size")
+        everything = torch.ones(batch_size, kv_length, dtype=torch.bool, device=device)
+        return (everything if visible is None else visible)[:, None, None, :]
+    if not at_the_end:
+        if visible is None:
+            visible = torch.ones(batch_size, kv_length, dtype=torch.bool, device=device)
+        first = torch.zeros(len(visible), 1, dtype=torch.int32, device=device) + start
+        mask = torch.cat([first.to(torch.int32), visible.to(torch.int32)], 1)[:, None, None, :]
+    elif visible is not None:
+        mask = visible.to(torch.int8)[:, None, None, :]
+    elif pattern.window is not None:
+        mask = torch.empty(1, 1, 1, 0, dtype=torch.int8, device=device)
+    else:
+        return None
+    return _with_window(mask, pattern.window)
+
+
+def decode(mask: Tensor | None, query: Tensor, key: Tensor) -> Visible:
+    """What `encode` put in.
+
+    Args:
+        query: (B, Hq, Sq, D).
+        key: (B, Hkv, Sk, D).
+
+    Raises:
+        ValueError: the mask is of another make: a table of queries and keys, or additive.
+    """
+    if mask is None:
+        return Visible()
+    shape, key_length = tuple(mask.shape), key.shape[2]
+    if len(shape) == 4 and shape[1] == 1:
+        window = None if shape[2] == 1 else shape[2] - 2
+        row = mask[:, 0, 0]
+        if mask.dtype == torch.int8 and shape[3] == 0:
+            return Visible(window=window)
+        if mask.dtype == torch.int8 or (mask.dtype == torch.bool and shape[2] == 1):
+            return Visible((row[:, :key_length] != 0).expand(len(query), -1), window=window)
+        if mask.dtype == torch.int32:
+            return Visible(row[:, 1:] != 0, row[:, 0], window=window)
+        if mask.dtype == torch.int64:
+            cu_seqlens = row[0].to(torch.int32)
+            return Visible(packing=Packing(cu_seqlens, cu_seqlens, query.shape[2], key_length), window=window)
+    raise ValueError(
+        f"attention_mask must be (batch, length) of 0 and 1, got {shape} of {mask.dtype}: a table of queries and keys "
+        "is not supported; for packed sequences pass cu_seq_lens_q, cu_seq_lens_k, max_length_q and max_length_k"
+    )
+
+
+def _visible_keys(attention_mask: Tensor | None, kv_length: int, kv_offset: int) -> Tensor | None:
+    """(B, K) bool; None where all are. Asking for that waits for the device, once in a forward, as in other masks."""
+    if attention_mask is None:
+        return None
+    visible = attention_mask[:, kv_offset : kv_offset + kv_length].to(torch.bool)
+    if visible.shape[1] < kv_length:  # the free slots of a cache
+        visible = functional.pad(visible, (0, kv_length - visible.shape[1]))
+    if torch.compiler.is_compiling() or (visible.is_cuda and torch.cuda.is_current_stream_capturing()):
+        return visible
+    return None if bool(visible.all()) else visible
+
+
+class _Pattern(NamedTuple):
+    window: int | None = None  #: the largest distance
+    packed: Tensor | None = None  #: (B, S): which sequence of its row a token belongs to
+
+
+def _pattern_of_closures(mask_function: Callable[..., Any]) -> _Pattern:
+    window, packed = None, None
+    for part in _parts(mask_function):
+        name = part.__qualname__.split(".")[0]
+        if name == _CAUSAL_WINDOW:
+            window = _captured(part, "sliding_window") - 1
+        elif name == _BOTH_WAYS_WINDOW:
+            window = _captured(part, "sliding_window")
+        elif name == _PACKED:
+            packed = _captured(part, "packed_sequence_mask")
+        elif name not in _KNOWN:
+            _refuse(name)
+    return _Pattern(window, packed)
+
+
+def _pattern_of_arguments(
+    mask_function: Callable[..., Any], use_vmap: bool, local_size: int | None, config: Any, is_causal: bool
+) -> _Pattern:
+    """Under torch.compile, which cannot look into closures.
+
+    Whether sequences are packed is left to `huggingface.check_not_packed`.
+    """
+    name = mask_function.__code__.co_name
+    is_chunked = local_size is not None and local_size != getattr(config, "sliding_window", None)
+    is_custom = use_vmap and getattr(config, "model_type", None) != "falcon"
+    if is_custom or is_chunked or name not in (*_KNOWN, "and_mask"):
+        _refuse(name)
+    return _Pattern(None if local_size is None else local_size - is_causal)
+
+
+def _with_window(mask: Tensor, window: int | None) -> Tensor:
+    return mask if window is None else mask.expand(-1, -1, window + 2, -1)
+
+
+def _parts(mask_function: Callable[..., Any]) -> Iterator[Any]:
+    name = mask_function.__qualname__.split(".")[0]
+    if name == _BOTH:
+        for part in _captured(mask_function, "mask_functions"):
+            yield from _parts(part)
+    elif name == _REMAPPED:  # packed sequences: their windows and causality count inside a sequence
+        yield from _parts(_captured(mask_function, "mask_function"))
+    else:
+        yield mask_function
+
+
+def _captured(function: Any, name: str) -> Any:
+    return function.__closure__[function.__code__.co_freevars.index(name)].cell_contents
+
+
+def _refuse(name: str) -> None:
+    raise ValueError(
+        f"attention_mask must be causal, bidirectional, a sliding window, padding or packed sequences, got the pattern "
+        f"{name}: prefixes, blocks and chunks are not supported with ALiBi"
+    )
+
+
+def _boundaries(packed: Tensor) -> Tensor:
+    """(1, 1, 1, N + 1) int64, where sequences start in all rows' tokens, and the end."""
+    starts = torch.ones_like(packed, dtype=torch.bool)
+    starts[:, 1:] = packed[:, 1:] != packed[:, :-1]
+    ends = functional.pad(starts.flatten().nonzero()[:, 0], (0, 1), value=packed.numel())
+    return ends[None, None, None, :]

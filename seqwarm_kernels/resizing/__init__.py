@@ -1,0 +1,1 @@
+"""Makes a batch as long as the schedule says."""

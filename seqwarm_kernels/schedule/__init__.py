@@ -1,0 +1,1 @@
+"""How long sequences are at each point of a training."""

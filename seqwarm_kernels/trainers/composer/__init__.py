@@ -1,0 +1,31 @@
+"""Composer's names and arguments on this package's operators.
+
+The functions work without Composer. The algorithms `SeqLengthWarmup` and `Alibi` and the callback `Monitor` need it,
+and import it on first access.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from .functional import apply_alibi, set_batch_sequence_length
+
+if TYPE_CHECKING:
+    from .algorithms import Alibi, SeqLengthWarmup
+    from .monitor import Monitor
+
+__all__ = ["Alibi", "Monitor", "SeqLengthWarmup", "apply_alibi", "set_batch_sequence_length"]
+
+#: What needs Composer, and its module.
+_MODULES = {"Alibi": "algorithms", "SeqLengthWarmup": "algorithms", "Monitor": "monitor"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        module = importlib.import_module(f".{_MODULES[name]}", __package__)
+    except ImportError as error:
+        raise ImportError(f"{name} needs Composer (pip install mosaicml), which does not import: {error}") from error
+    return getattr(module, name)

@@ -1,0 +1,6 @@
+"""Sequence-length warmup and a monitor of the optimizer as callbacks of Lightning's Trainer."""
+
+from .monitor import Monitor
+from .warmup import SequenceLengthWarmup
+
+__all__ = ["Monitor", "SequenceLengthWarmup"]

@@ -1,0 +1,134 @@
+"""What a search found, as a scheduler, a table, JSON and a figure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..schedule.scheduler import SequenceLengthScheduler
+from .configuration import Configuration
+from .figure import draw
+from .trial import Trial
+
+
+@dataclass(frozen=True)
+class TunedSchedule:
+    """The schedule that `tune_schedule` found, and the trials that led to it."""
+
+    configuration: Configuration
+    trials: tuple[Trial, ...]  #: in the order in which they were run
+    accepted: Trial  #: the one of them whose schedule this is; it was stable
+
+    @property
+    def min_seq_length(self) -> int:
+        return self.accepted.min_seq_length
+
+    @property
+    def duration(self) -> int:
+        """Units until the full length."""
+        return self.accepted.duration
+
+    @property
+    def is_longest(self) -> bool:
+        """Whether no longer duration was among the candidates: longer ones may be stable, too."""
+        return self.duration == self.configuration.durations[-1]
+
+    def scheduler(self) -> SequenceLengthScheduler:
+        """A new one, at progress 0."""
+        return self.configuration.scheduler(self.min_seq_length, self.duration)
+
+    @property
+    def cost(self) -> int:
+        """Units trained in all trials, up to the last validation of each.
+
+        What an interrupted trial had trained, before it began again, is not in it.
+        """
+        return sum(trial.cost for trial in self.trials)
+
+    @property
+    def tokens(self) -> int | None:
+        """As `cost`, in tokens; None where they were not reported."""
+        return _tokens(self.trials)
+
+    def grid_cost(self, total: int) -> int:
+        """Units that a run of `total` units for each pair of candidates takes."""
+        return len(self.configuration.min_seq_lengths) * len(self.configuration.durations) * total
+
+    def table(self) -> str:
+        """Every trial, the rule, and what was found."""
+        found = (
+            f"Found: min_seq_length {self.min_seq_length}, duration {self.duration:,} {self.configuration.unit}s, "
+            f"in {len(self.trials)} trials of {self.cost:,} {self.configuration.unit}s together."
+        )
+        longest = "The longest candidate: longer ones may be stable, too." if self.is_longest else ""
+        return "\n".join(filter(None, [table(self.configuration, self.trials, self.accepted), found, longest]))
+
+    def figure(self, path: str | Path) -> None:
+        """Validation perplexity of every trial, as a PNG.
+
+        Raises:
+            ImportError: matplotlib is missing; says how to install it.
+        """
+        draw(self.configuration, self.trials, self.accepted, Path(path))
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values: the arguments of the scheduler, what it took to find them, the trials, the rule."""
+        schedule = self.scheduler().state_dict()
+        del schedule["progress"]
+        return {"schedule": schedule, **_search_as_json(self.configuration, self.trials)}
+
+
+class NoStableSchedule(RuntimeError):
+    """Every trial fluctuated. `trials` has them, the message a table of them."""
+
+    def __init__(self, configuration: Configuration, trials: Sequence[Trial]) -> None:
+        self.configuration = configuration
+        self.trials = tuple(trials)
+        super().__init__(
+            "no candidate was stable. A lower learning rate, a longer warmup of it, longer durations or a smaller "
+            f"step_size may help.\n\n{table(configuration, trials, None)}"
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """For pickle and copy, which would make it from its message."""
+        return type(self), (self.configuration, self.trials)
+
+    def to_json(self) -> dict[str, Any]:
+        """As `TunedSchedule.to_json`, with no schedule."""
+        return {"schedule": None, **_search_as_json(self.configuration, self.trials)}
+
+    def figure(self, path: str | Path) -> None:
+        """As `TunedSchedule.figure`."""
+        draw(self.configuration, self.trials, None, Path(path))
+
+
+def table(configuration: Configuration, trials: Sequence[Trial], accepted: Trial | None) -> str:
+    unit = configuration.unit
+    lines = [f"{'min length':>10}  {'duration':>14}  {'trained to':>14}  {'largest rise':>12}  verdict"]
+    for trial in trials:
+        verdict = "fluctuates" if trial.fluctuates else "stable"
+        lines.append(
+            f"{trial.min_seq_length:>10}  {trial.duration:>14,}  {trial.cost:>14,}  {trial.largest_rise:>12.2f}  "
+            f"{verdict}{'  <- found' if trial is accepted else ''}"
+        )
+    rule = (
+        f"Stable: up to {configuration.end:,} {unit}s ({configuration.multiples:g} times the learning rate's warmup) "
+        f"no validation perplexity above {configuration.max_rise:g} times the best before it."
+    )
+    return "\n".join([*lines, "", rule])
+
+
+def _search_as_json(configuration: Configuration, trials: Sequence[Trial]) -> dict[str, Any]:
+    return {
+        "cost": sum(trial.cost for trial in trials),
+        "tokens": _tokens(trials),
+        "trials": [trial.to_json() for trial in trials],
+        "configuration": configuration.to_json(),
+    }
+
+
+def _tokens(trials: Sequence[Trial]) -> int | None:
+    tokens = [trial.tokens for trial in trials]
+    return None if None in tokens else sum(count for count in tokens if count is not None)

@@ -1,0 +1,144 @@
+"""One of two ranks that call warmup_allocator together: `torchrun --nproc-per-node 2 -m tests.allocator.ranks ddp`."""
+
+import faulthandler
+import sys
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from seqwarm_kernels import SequenceLengthScheduler, warmup_allocator
+from tests.allocator.test_zoo import MAX_LEN, WIDTH, WORDS, Body, ChannelNorm
+from tests.allocator.traces import assert_same, everything, identities
+
+
+class Model(Body):
+    """Raises what it is told to at some number of rows."""
+
+    def __init__(self):
+        super().__init__(nn.Linear(WIDTH, WIDTH), ChannelNorm(WIDTH), nn.Dropout(0.2))
+        self.raises = {}
+
+    def forward(self, input_ids):
+        hidden = self.inner(self.embedding(input_ids))
+        self.raise_at(input_ids.shape[0])
+        return self.head(hidden)
+
+    @torch.compiler.disable
+    def raise_at(self, rows):
+        if rows >= self.raises.get("rows", 1000):
+            raise self.raises["error"]
+
+
+def wrapped(kind):
+    torch.manual_seed(0)
+    model = Model()
+    if kind == "ddp":
+        return DistributedDataParallel(model, gradient_as_bucket_view=True), model
+    fully_shard(model.inner)
+    return fully_shard(model), model
+
+
+def train(model, optimizer, steps):
+    torch.manual_seed(torch.distributed.get_rank())
+    for _ in range(steps):
+        batch = {"input_ids": torch.randint(WORDS, (2, 6))}
+        loss_of(model(**batch), batch).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def loss_of(output, batch):
+    return nn.functional.cross_entropy(output.flatten(0, 1), batch["input_ids"].flatten())
+
+
+def leaves_no_trace(kind):
+    results = []
+    for warmed in (False, True):
+        model, _ = wrapped(kind)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+        train(model, optimizer, 2)
+        if warmed:
+            before, before_ids = everything(model, optimizer), identities(model, optimizer)
+            flags = (
+                getattr(model, "require_forward_param_sync", None),
+                getattr(model, "require_backward_grad_sync", None),
+            )
+            scheduler = SequenceLengthScheduler(4, MAX_LEN, duration=10, step_size=4)
+            report = warmup_allocator(
+                model, MAX_LEN, batch_size=3, loss_fn=loss_of, optimizer=optimizer, scheduler=scheduler,
+                accumulation_steps=2,
+            )  # fmt: skip
+            assert report.lengths == (16, 12, 8, 4)
+            assert_same(before, everything(model, optimizer))
+            assert before_ids == identities(model, optimizer)
+            assert flags == (
+                getattr(model, "require_forward_param_sync", None),
+                getattr(model, "require_backward_grad_sync", None),
+            )
+        train(model, optimizer, 3)
+        results.append(everything(model, optimizer))
+    assert_same(*results)
+
+
+def one_rank_out_of_memory(kind):
+    """The other one backs off with it. Under fully_shard ranks wait for each other inside of a pass: both fail there,
+    as they do where shards are of one size."""
+    model, inner = wrapped(kind)
+    if kind == "fsdp" or torch.distributed.get_rank() == 1:
+        inner.raises = {"rows": 6, "error": torch.OutOfMemoryError("CUDA out of memory.")}
+    before = everything(model)
+    report = warmup_allocator(model, MAX_LEN, batch_size=20, loss_fn=loss_of, find_batch_size=True)
+    assert report.out_of_memory.largest_batch_size == 5
+    assert report.lengths == ()
+    assert_same(before, everything(model))
+    assert warmup_allocator(model, MAX_LEN, batch_size=5, loss_fn=loss_of).out_of_memory is None
+    train(model, torch.optim.SGD(model.parameters(), lr=0.1), 2)
+
+
+def compiled_around_the_wrapper():
+    model, inner = wrapped("ddp")
+    if torch.distributed.get_rank() == 1:
+        inner.raises = {"rows": 6, "error": torch.OutOfMemoryError("CUDA out of memory.")}
+    compiled = torch.compile(model, backend="eager")
+    assert warmup_allocator(compiled, MAX_LEN, batch_size=6, loss_fn=loss_of).out_of_memory is not None
+
+
+def ranks_with_batches_of_their_own(kind):
+    """The largest counts."""
+    model, _ = wrapped(kind)
+    own = {"input_ids": torch.randint(WORDS, (3 + torch.distributed.get_rank(), 6))}
+    assert warmup_allocator(model, MAX_LEN, example_batch=own, loss_fn=loss_of).batch_size == 4
+
+
+def one_rank_fails(kind):
+    if kind == "fsdp":  # a rank that leaves a pass alone keeps the others waiting, whatever one does
+        return
+    model, inner = wrapped(kind)
+    rank = torch.distributed.get_rank()
+    if rank == 1:
+        inner.raises = {"rows": 1, "error": KeyError("a bug")}
+    with pytest.raises(KeyError if rank == 1 else RuntimeError, match="a bug" if rank == 1 else "on another rank"):
+        warmup_allocator(model, MAX_LEN, loss_fn=loss_of)
+    inner.raises = {}
+    train(model, torch.optim.SGD(model.parameters(), lr=0.1), 2)
+
+
+def main():
+    faulthandler.dump_traceback_later(120, exit=True)  # says where ranks wait for each other
+    kind = sys.argv[1]
+    torch.distributed.init_process_group("gloo")
+    leaves_no_trace(kind)
+    one_rank_out_of_memory(kind)
+    one_rank_fails(kind)
+    ranks_with_batches_of_their_own(kind)
+    if kind == "ddp":
+        compiled_around_the_wrapper()
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,216 @@
+"""warmup_allocator on a device that runs out of memory, or on one that is made up: what it asks, and what it says."""
+
+import json
+
+import pytest
+import torch
+from torch import nn
+
+from seqwarm_kernels import SequenceLengthScheduler, warmup_allocator
+from seqwarm_kernels.allocator import memory
+from tests.allocator.traces import assert_same, everything
+
+MEBIBYTE = 2**20
+
+
+class FakeDevice:
+    """A caching allocator's counters. A token takes 1 MiB while it passes; the device has 100 MiB."""
+
+    total, per_token = 100 * MEBIBYTE, MEBIBYTE
+
+    def __init__(self, owned_in_pieces=0):
+        self.calls = []
+        self.owned = self.most = 0
+        self.owned_in_pieces = owned_in_pieces
+        self.segments = 0
+
+    def take(self, tokens):
+        self.most = max(self.most, tokens * self.per_token)
+        if self.most > self.total:
+            raise torch.OutOfMemoryError(f"CUDA out of memory. Tried to allocate {tokens} MiB.\nGPU 0 has ...")
+        if self.most > self.owned:
+            self.segments += 1
+            self.owned = self.most
+
+    def allocated(self):
+        return 0
+
+    def peak(self):
+        return self.most
+
+    def reset_peak(self):
+        self.calls.append("reset_peak")
+        self.most = 0
+
+    def reserved(self):
+        return self.owned + self.owned_in_pieces
+
+    def allocations(self):
+        return self.segments
+
+    def free(self):
+        return self.total - self.owned, self.total
+
+    def release(self):
+        self.calls.append("release")
+        self.owned = 0
+
+    def synchronize(self):
+        self.calls.append("synchronize")
+
+
+class Model(nn.Module):
+    """Takes memory of the device while it runs."""
+
+    def __init__(self, device):
+        super().__init__()
+        self.embedding = nn.Embedding(7, 4)
+        self.device, self.shapes = device, []
+
+    def forward(self, input_ids):
+        self.shapes.append(tuple(input_ids.shape))
+        self.device.take(input_ids.numel())
+        return self.embedding(input_ids)
+
+
+@pytest.fixture
+def device(monkeypatch):
+    fake = FakeDevice()
+    monkeypatch.setattr(memory, "memory_of", lambda _: fake)
+    return fake
+
+
+def test_memory_at_each_length_and_no_new_segment_after_the_first(device):
+    scheduler = SequenceLengthScheduler(4, 16, duration=10, step_size=4)
+    report = warmup_allocator(Model(device), 16, batch_size=5, scheduler=scheduler)
+    assert report.lengths == (16, 12, 8, 4)
+    assert [entry.peak_bytes for entry in report.memory] == [length * 5 * MEBIBYTE for length in report.lengths]
+    assert [entry.reserved_bytes for entry in report.memory] == [80 * MEBIBYTE] * 4
+    assert report.device_allocations == 1
+    assert report.peak_bytes == report.reserved_bytes == 80 * MEBIBYTE
+    assert "release" not in device.calls
+    assert device.calls[-1] == "synchronize"
+    assert "80 MiB" in str(report)
+    assert json.loads(report.to_json())["memory"][1]["length"] == 12
+
+
+def test_out_of_memory_is_reported(device):
+    model = Model(device)
+    before = everything(model)
+    report = warmup_allocator(model, 20, batch_size=6)
+    assert_same(before, everything(model))
+    problem = report.out_of_memory
+    assert (problem.batch_size, problem.length, problem.total_bytes) == (6, 20, 100 * MEBIBYTE)
+    assert problem.message == "CUDA out of memory. Tried to allocate 120 MiB."
+    assert problem.largest_batch_size is None
+    assert problem.advice is None
+    assert report.lengths == ()
+    assert device.owned == 0, "what did not fit was not given back"
+    assert "batch size 6 at length 20 does not fit: 0 MiB were in use before, 100 MiB of 100 MiB were free" in str(
+        report
+    )
+    assert "find_batch_size=True finds the largest that fits" in str(report)
+
+
+def test_out_of_memory_is_raised_where_asked(device):
+    with pytest.raises(torch.OutOfMemoryError, match="warmup_allocator: batch size 6 at length 20 does not fit"):
+        warmup_allocator(Model(device), 20, batch_size=6, raise_out_of_memory=True)
+    assert device.owned == 0
+
+
+@pytest.mark.parametrize(("max_len", "largest"), [(20, 5), (7, 14), (100, 1), (101, 0)])
+def test_the_largest_batch_size_is_found(device, max_len, largest):
+    report = warmup_allocator(Model(device), max_len, batch_size=33, find_batch_size=True)
+    assert report.out_of_memory.largest_batch_size == largest
+    assert report.out_of_memory.batch_size == 33
+    words = "not even a single row fits" if largest == 0 else f"the largest batch size that fits is {largest}"
+    assert words in str(report)
+
+
+@pytest.mark.parametrize(("max_len", "largest"), [(20, 5), (7, 14), (100, 1)])
+def test_auto_takes_the_largest(device, max_len, largest):
+    model = Model(device)
+    scheduler = SequenceLengthScheduler(4, max_len, duration=10, step_size=4)
+    report = warmup_allocator(model, max_len, batch_size="auto", scheduler=scheduler)
+    assert report.batch_size == largest
+    assert report.lengths[0] == max_len
+    assert report.lengths[-1] == 4
+    assert report.out_of_memory is None
+    assert device.owned == largest * max_len * MEBIBYTE, "the memory of the size taken is not owned"
+    assert len(model.shapes) < 30
+
+
+def test_auto_when_nothing_fits(device):
+    report = warmup_allocator(Model(device), 101, batch_size="auto")
+    assert report.batch_size == 0
+    assert report.lengths == ()
+    assert report.out_of_memory.largest_batch_size == 0
+
+
+def test_auto_needs_a_device():
+    with pytest.raises(
+        ValueError, match="batch_size='auto' needs a device that says when it is out of memory, got cpu"
+    ):
+        warmup_allocator(nn.Embedding(3, 3), 8, batch_size="auto")
+
+
+def test_a_length_that_does_not_fit_where_the_full_one_does(device):
+    """Padded rows are more tokens than the source had."""
+    scheduler = SequenceLengthScheduler(11, 20, duration=10, step_size=9)
+    options = {"mode": "reshape", "remainder": "pad"}
+    report = warmup_allocator(Model(device), 20, batch_size=5, scheduler=scheduler, resize_options=options)
+    assert report.lengths == (20,)
+    assert (report.out_of_memory.batch_size, report.out_of_memory.length) == (5, 11)
+
+
+@pytest.mark.parametrize("settings", [None, "expandable_segments:True", "a:1,expandable_segments:True"])
+def test_advice_where_memory_lies_in_pieces(monkeypatch, settings):
+    monkeypatch.delenv("PYTORCH_ALLOC_CONF", raising=False)
+    monkeypatch.delenv("PYTORCH_CUDA_ALLOC_CONF", raising=False)
+    if settings is not None:
+        monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", settings)
+    fake = FakeDevice(owned_in_pieces=30 * MEBIBYTE)
+    monkeypatch.setattr(memory, "memory_of", lambda _: fake)
+    advice = warmup_allocator(Model(fake), 101).out_of_memory.advice
+    assert (advice is None) == (settings is not None)
+    assert advice is None or "30 MiB that the allocator owns lie in pieces" in advice
+
+
+def test_out_of_memory_on_the_host_is_known():
+    def fails(self, input_ids):
+        raise RuntimeError("[enforce fail at alloc_cpu.cpp:118] DefaultCPUAllocator: can't allocate memory: you tried")
+
+    model = Model(FakeDevice())
+    model.forward = fails.__get__(model)
+    assert warmup_allocator(model, 8).out_of_memory is not None
+
+
+def test_other_errors_are_not_taken_for_it(device):
+    model = Model(device)
+    model.forward = lambda input_ids: (_ for _ in ()).throw(RuntimeError("CUBLAS_STATUS_NOT_INITIALIZED"))
+    with pytest.raises(RuntimeError, match="CUBLAS"):
+        warmup_allocator(model, 8)
+
+
+def test_on_the_host_the_resident_set_is_reported():
+    report = warmup_allocator(nn.Embedding(3, 3), 8)
+    assert report.reserved_bytes is None
+    assert report.device_allocations is None
+    assert report.peak_bytes > 10 * MEBIBYTE
+    host = memory.HostMemory()
+    assert 10 * MEBIBYTE < host.allocated() < 1.1 * host.peak()
+    free, total = host.free()
+    assert 0 < free <= total
+
+
+BAD_ARGUMENTS = [
+    ({"batch_size": "largest"}, ValueError, "batch_size must be a number or 'auto', got 'largest'"),
+    ({"accumulation_steps": 0}, ValueError, "accumulation_steps must be at least 1, got 0"),
+    ({"max_grad_norm": "1"}, TypeError, "max_grad_norm must be a real number, got str"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "error", "message"), BAD_ARGUMENTS)
+def test_bad_arguments(arguments, error, message):
+    with pytest.raises(error, match=message):
+        warmup_allocator(nn.Embedding(3, 3), 8, **arguments)

@@ -1,0 +1,154 @@
+import gzip
+import pickle
+
+import pytest
+
+from seqwarm_kernels.data.files.reader import ChunkError, iter_lines, read_chunk
+
+COMPRESSIONS = ["gz", "zst"]
+
+
+def needs(compression):
+    if compression == "zst":
+        pytest.importorskip("zstandard", reason="zstandard is not installed")
+
+
+LINES = b"".join(b'"item %d of a file long enough to be cut, %d"\n' % (number, number**5) for number in range(2000))
+
+
+def compressed(compression):
+    if compression == "zst":
+        import zstandard
+
+        return zstandard.ZstdCompressor().compress(LINES)
+    return gzip.compress(LINES)
+
+
+@pytest.mark.parametrize("compression", COMPRESSIONS)
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.999])
+def test_a_file_cut_short_names_the_line(tmp_path, compression, share):
+    needs(compression)
+    path, content = tmp_path / f"a.jsonl.{compression}", compressed(compression)
+    path.write_bytes(content[: int(len(content) * share)])
+    with pytest.raises(ChunkError, match="the compressed file is cut short") as error:
+        read_chunk(path)
+    assert str(error.value).startswith(f"{path}, line {error.value.line}: ")
+    assert 1 <= error.value.line <= 2001
+
+
+@pytest.mark.parametrize("compression", COMPRESSIONS)
+def test_a_damaged_file_names_the_line(tmp_path, compression):
+    needs(compression)
+    path, content = tmp_path / f"a.jsonl.{compression}", bytearray(compressed(compression))
+    content[len(content) // 2 : len(content) // 2 + 64] = bytes(64)
+    path.write_bytes(content)
+    with pytest.raises(ChunkError, match=r"line \d+: .*"):
+        read_chunk(path)
+
+
+@pytest.mark.parametrize("compression", COMPRESSIONS)
+def test_files_in_several_parts(tmp_path, compression):
+    """As gzip's and zstd's own tools make them when they append."""
+    needs(compression)
+    path = tmp_path / f"a.jsonl.{compression}"
+    path.write_bytes(compressed(compression) * 2)
+    assert len(read_chunk(path)) == 4000
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "line", "message"),
+    [
+        ("a.txt", b"", None, "line 0: the file is empty"),
+        ("a.txt.gz", b"", None, "line 0: the file is empty"),
+        ("a.txt", b"\n  \n\n", 3, "the file holds blank lines only"),
+        ("a.jsonl", b'{"a": 1}\n\n{"a": \n', 3, "no JSON: Expecting value"),
+        ("a.txt", b"good\nbad \xff\n", 2, "no UTF-8: invalid start byte at byte 4 of the line"),
+        ("a.txt.gz", b"no gz at all", 1, "the compressed file is damaged"),
+    ],
+)
+def test_what_is_wrong_with_a_file(tmp_path, name, content, line, message):
+    path = tmp_path / name
+    path.write_bytes(content)
+    with pytest.raises(ChunkError, match=message) as error:
+        read_chunk(path)
+    assert str(error.value).startswith(f"{path}, line ")
+    assert line is None or error.value.line == line
+
+
+def test_json_with_spaces_around(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b' {"a": 1}\n\t[2]  \n\r3\r\n4 \t\r\n')
+    assert read_chunk(path) == [{"a": 1}, [2], 3, 4]
+
+
+@pytest.mark.parametrize("ending", ["", ".gz"])
+@pytest.mark.parametrize(
+    ("name", "content", "items"), [("a.txt", b"a\nb\n", ["a", "b"]), ("a.jsonl", b"1\n2\n", [1, 2])]
+)
+def test_a_byte_order_mark_is_no_part_of_an_item(tmp_path, name, content, items, ending):
+    path = tmp_path / (name + ending)
+    content = b"\xef\xbb\xbf" + content
+    path.write_bytes(gzip.compress(content) if ending else content)
+    assert read_chunk(path) == items
+    assert next(iter_lines(path)) == (1, str(items[0]))
+    path.write_bytes(path.read_bytes()[:-9] if ending else content + b"\xff")
+    with pytest.raises(ChunkError, match=r"line [13]: "):
+        read_chunk(path)
+
+
+def test_json_that_is_nested_too_deep(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"a": 1}\n' + "[" * 100_000 + "\n")
+    with pytest.raises(ChunkError, match="line 2: JSON that is nested too deep to be read"):
+        read_chunk(path)
+
+
+@pytest.mark.parametrize("name", ["a.json", "a.txt.bz2", "a", "a.txt.partial", "a.gz"])
+def test_files_of_other_kinds_are_refused(tmp_path, name):
+    (tmp_path / name).write_text("a\n")
+    with pytest.raises(
+        ValueError, match=f"files must end in .txt or .jsonl, with .gz or .zst or without, got .*{name}"
+    ):
+        read_chunk(tmp_path / name)
+
+
+def test_the_case_of_a_name_does_not_matter(tmp_path):
+    (tmp_path / "A.JSONL.GZ").write_bytes(gzip.compress(b"[1]\n"))
+    assert read_chunk(tmp_path / "A.JSONL.GZ") == [[1]]
+
+
+@pytest.mark.parametrize("line", ["1 2", "[1", "1, 2", "\ufeff1", "NaN1"])
+def test_lines_that_are_no_json(tmp_path, line):
+    path = tmp_path / "a.jsonl"
+    path.write_text(f'{{"a": 1}}\n{line}\n3]\n')
+    with pytest.raises(ChunkError, match="line 2: no JSON"):
+        read_chunk(path)
+
+
+def test_a_missing_file(tmp_path):
+    with pytest.raises(ChunkError, match=r"a\.txt: cannot be read: No such file"):
+        read_chunk(tmp_path / "a.txt")
+
+
+def test_not_what_the_manifest_says(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"one\ntwo\nthr")
+    with pytest.raises(ChunkError, match="line 3: the file ends after 3 items, its manifest says 4"):
+        read_chunk(path, 4)
+    with pytest.raises(ChunkError, match="line 3: the file has 3 items, its manifest says 2"):
+        read_chunk(path, 2)
+    with pytest.raises(ChunkError, match="line 3: the file has 11 bytes, its manifest says 14"):
+        read_chunk(path, 3, 14)
+
+
+def test_an_error_reaches_the_parent_of_a_worker(tmp_path):
+    error = pickle.loads(pickle.dumps(ChunkError(tmp_path, 3, "what")))
+    assert (error.path, error.line, str(error)) == (tmp_path, 3, f"{tmp_path}, line 3: what")
+
+
+def test_large_files_are_read_line_by_line(tmp_path):
+    path = tmp_path / "a.txt.gz"
+    path.write_bytes(gzip.compress(b"line\n" * 10**6))
+    lines = iter_lines(path)
+    assert next(lines) == (1, "line")
+    lines.close()

@@ -1,0 +1,380 @@
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from seqwarm_kernels.data.files.manifest import Manifest
+from seqwarm_kernels.data.files.reader import ChunkError, read_chunk
+from seqwarm_kernels.data.files.writer import write_chunks
+from seqwarm_kernels.utils import files
+
+COMPRESSIONS = ["none", "gz", "zst"]
+
+
+def needs(compression):
+    if compression == "zst":
+        pytest.importorskip("zstandard", reason="zstandard is not installed")
+
+
+def read_all(folder):
+    manifest = Manifest.read(folder)
+    return [item for chunk in manifest.chunks for item in read_chunk(folder / chunk.file, chunk.items, chunk.bytes)]
+
+
+@pytest.mark.parametrize("compression", COMPRESSIONS)
+def test_what_is_written_is_read(tmp_path, compression):
+    needs(compression)
+    items = [f"item {number}, ünï {'x' * number}" for number in range(25)]
+    manifest = write_chunks(iter(items), tmp_path, 10, compression=compression, length_fn=len)
+    assert read_all(tmp_path) == items
+    assert manifest == Manifest.read(tmp_path)
+    assert [chunk.items for chunk in manifest.chunks] == [10, 10, 5]
+    assert [chunk.bytes for chunk in manifest.chunks] == [(tmp_path / c.file).stat().st_size for c in manifest.chunks]
+    assert manifest.items == 25
+    assert manifest.lengths_of == "len"
+    assert manifest.lengths(tmp_path).tolist() == [len(item) for item in items]
+    assert not list(tmp_path.glob("*.partial"))
+
+
+@given(items=st.lists(st.text(st.characters(codec="utf-8"))), size=st.integers(1, 5))
+def test_any_lines_come_back(tmp_path_factory, items, size):
+    """Also those with other characters that some take for the end of a line."""
+    items = [item.replace("\n", "") for item in items]
+    kept = [item for item in items if item.strip()]
+    folder = tmp_path_factory.mktemp("chunks")
+    if not kept:
+        with pytest.raises(ValueError, match=f"got {len(items)} items, {len(items)} blank"):
+            write_chunks(items, folder, size)
+        return
+    manifest = write_chunks(items, folder, size, compression="none")
+    assert read_all(folder) == kept
+    assert manifest.blank_items == len(items) - len(kept)
+
+
+def test_items_that_begin_with_a_byte_order_mark_come_back(tmp_path):
+    items = ["\ufeffa", "\ufeff\ufeff", "b", "\ufeff"]
+    for _ in range(2):
+        write_chunks(items, tmp_path, 1, compression="none")
+        assert read_all(tmp_path) == items
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(st.characters(codec="utf-8")),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(st.characters(codec="utf-8")), inner),
+    max_leaves=5,
+)
+
+
+@given(items=st.lists(JSON, min_size=1), size=st.integers(1, 5))
+def test_any_json_comes_back(tmp_path_factory, items, size):
+    folder = tmp_path_factory.mktemp("chunks")
+    write_chunks(items, folder, size, format="jsonl", compression="none")
+    assert read_all(folder) == items
+
+
+def times(folder):
+    return {path.name: path.stat().st_mtime_ns for path in folder.iterdir() if path.name != "manifest.json"}
+
+
+def test_what_is_there_is_not_written_again(tmp_path):
+    items = [f"item {number}" for number in range(25)]
+    counted = []
+
+    def count(item):
+        counted.append(item)
+        return len(item)
+
+    manifest = write_chunks(items, tmp_path, 10, length_fn=count)
+    before = times(tmp_path)
+    assert write_chunks(items, tmp_path, 10, length_fn=count) == manifest
+    assert times(tmp_path) == before
+    assert counted[25:] == [items[place] for place in (0, 4, 9, 10, 14, 19, 20, 22, 24)]
+
+
+def test_goes_on_after_an_error_among_the_items(tmp_path):
+    def items(breaks):
+        for number in range(25):
+            if breaks and number == 17:
+                raise OSError("the network is gone")
+            yield f"item {number}"
+
+    with pytest.raises(OSError, match="the network is gone"):
+        write_chunks(items(True), tmp_path, 10, length_fn=len)
+    assert Manifest.read(tmp_path).chunks is None
+    first = times(tmp_path)
+    assert write_chunks(items(False), tmp_path, 10, length_fn=len).items == 25
+    assert first.items() <= times(tmp_path).items()
+    assert read_all(tmp_path) == list(items(False))
+
+
+WRITE = """
+import sys
+from seqwarm_kernels.data.chunks import write_chunks
+write_chunks((f"item {number} " + "word " * 50 for number in range(6000)), sys.argv[1], 100, length_fn=len)
+"""
+
+
+def test_killed_while_writing(tmp_path):
+    """Whatever is there under a chunk's name is whole, and the next run ends up with the same files as one unbroken."""
+    folder, kills = tmp_path / "killed", 0
+    for chunks_then in (2, 20):
+        process = subprocess.Popen([sys.executable, "-c", WRITE, folder])
+        until = time.monotonic() + 60
+        while process.poll() is None and len(list(folder.glob("*.txt.gz"))) < chunks_then:
+            assert time.monotonic() < until
+        process.send_signal(signal.SIGKILL)
+        kills += process.wait() == -signal.SIGKILL
+        for path in folder.glob("*.txt.gz"):
+            assert len(read_chunk(path)) == 100
+    assert kills >= 1
+    for target in (folder, tmp_path / "unbroken"):
+        items = (f"item {number} " + "word " * 50 for number in range(6000))
+        write_chunks(items, target, 100, length_fn=len)
+    contents = [
+        {path.name: path.read_bytes() for path in target.iterdir() if path.suffix != ".partial"}
+        for target in tmp_path.iterdir()
+    ]
+    assert len(contents[0]) == 121
+    assert contents[0] == contents[1]
+
+
+def test_an_unfinished_file_of_a_killed_run_is_no_obstacle(tmp_path):
+    (tmp_path / "manifest.json.partial").write_bytes(b"{")
+    write_chunks(["a"], tmp_path)
+    assert read_all(tmp_path) == ["a"]
+
+
+def test_a_chunk_has_no_name_before_it_is_whole(tmp_path, monkeypatch):
+    real = files.os.replace
+
+    def interrupted(partial, path):
+        if str(path).endswith(".gz"):
+            assert sorted(path.name for path in tmp_path.iterdir()) == [partial.name, "manifest.json"]
+            assert partial.name.startswith("chunk-000000.txt.gz.")
+            assert partial.name.endswith(".partial")
+            raise KeyboardInterrupt
+        real(partial, path)
+
+    monkeypatch.setattr(files.os, "replace", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        write_chunks(["a", "b"], tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["manifest.json"]
+
+
+def test_what_another_writer_has_half_written_gets_no_name(tmp_path, monkeypatch):
+    real = files.os.replace
+    path = tmp_path / "file"
+
+    def replace(partial, to):
+        monkeypatch.setattr(files.os, "replace", real)
+        files.write_atomically(path, b"of the other, who is quicker")
+        real(partial, to)
+        assert to.read_bytes() == b"of the first"
+
+    monkeypatch.setattr(files.os, "replace", replace)
+    files.write_atomically(path, b"of the first")
+    assert [each.name for each in tmp_path.iterdir()] == ["file"]
+
+
+def test_files_have_the_permissions_of_any_other(tmp_path):
+    files.write_atomically(tmp_path / "atomic", b"")
+    (tmp_path / "plain").write_bytes(b"")
+    assert (tmp_path / "atomic").stat().st_mode == (tmp_path / "plain").stat().st_mode
+
+
+def test_two_processes_write_into_one_folder_at_once(tmp_path):
+    running = [subprocess.Popen([sys.executable, "-c", WRITE, tmp_path / "chunks"]) for _ in range(2)]
+    assert [process.wait(timeout=120) for process in running] == [0, 0]
+    assert len(read_all(tmp_path / "chunks")) == 6000
+    assert Manifest.read(tmp_path / "chunks").lengths(tmp_path / "chunks").shape == (6000,)
+
+
+def test_another_process_may_begin_the_folder_meanwhile(tmp_path, monkeypatch):
+    """Its files are no other files: its manifest was there before them."""
+    real, folder = Path.iterdir, tmp_path / "chunks"
+
+    def listed(path):
+        monkeypatch.setattr(Path, "iterdir", real)
+        write_chunks(["a", "b"], folder, 1)
+        return real(path)
+
+    monkeypatch.setattr(Path, "iterdir", listed)
+    write_chunks(["a", "b"], folder, 1)
+    assert read_all(folder) == ["a", "b"]
+
+
+def test_a_damaged_chunk_is_written_again_and_its_lengths_are_counted_again(tmp_path):
+    manifest = write_chunks(["a", "b"], tmp_path, 1, length_fn=len)
+    path = tmp_path / manifest.chunks[1].file
+    path.write_bytes(path.read_bytes()[:-4])
+    np.save(tmp_path / "chunk-000001.lengths.npy", np.array([77], np.uint32))
+    write_chunks(["a", "b"], tmp_path, 1, length_fn=len)
+    assert read_all(tmp_path) == ["a", "b"]
+    assert manifest.lengths(tmp_path).tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("damaged", [b"", b"\x93NUMPY", "cut short", "of another size", "of floats"])
+def test_damaged_lengths_are_counted_again(tmp_path, damaged):
+    manifest = write_chunks(["a", "bb"], tmp_path, length_fn=len)
+    path = tmp_path / "chunk-000000.lengths.npy"
+    if isinstance(damaged, bytes):
+        path.write_bytes(damaged)
+    elif damaged == "cut short":
+        path.write_bytes(path.read_bytes()[:-4])
+    else:
+        np.save(path, np.array([1, 2, 3], np.uint32) if "size" in damaged else np.array([7.5, 9.0]))
+    write_chunks(["a", "bb"], tmp_path, length_fn=len)
+    assert manifest.lengths(tmp_path).tolist() == [1, 2]
+
+
+def test_lengths_of_another_function_of_the_same_name_are_refused(tmp_path):
+    items = ["a b c", "d e", "f"] * 10
+    write_chunks(items, tmp_path, 10, length_fn=lambda text: len(text.split()))
+    before = Manifest.read(tmp_path).lengths(tmp_path).tolist()
+    with pytest.raises(
+        ValueError, match=r"length_fn counts otherwise than .*lengths\.npy: 5 tokens, 3 there, for 'a b c'"
+    ):
+        write_chunks(items, tmp_path, 10, length_fn=lambda text: len(text))
+    assert Manifest.read(tmp_path).lengths(tmp_path).tolist() == before
+
+
+@pytest.mark.parametrize("place", [0, 9, 19])
+def test_lengths_are_looked_at_all_over_a_chunk(tmp_path, place):
+    items = ["word"] * 20
+    items[place] = "two words"
+    write_chunks(items, tmp_path, length_fn=lambda _: 1)
+    with pytest.raises(ValueError, match="2 tokens, 1 there, for 'two words'"):
+        write_chunks(items, tmp_path, length_fn=lambda text: len(text.split()))
+
+
+@pytest.mark.parametrize("there", [["a", "b"], ["a", "b", "c"]], ids=["full", "not full"])
+def test_a_finished_folder_takes_no_more_items(tmp_path, there):
+    """Nor does trying to harm it."""
+    manifest = write_chunks(there, tmp_path, 2)
+    with pytest.raises(ValueError, match=f"is finished with {len(there)} items, got more: write them into another"):
+        write_chunks([*there, " ", *"defghi"], tmp_path, 2)
+    assert write_chunks(there, tmp_path, 2) == manifest
+    assert read_all(tmp_path) == there
+
+
+@pytest.mark.parametrize(
+    ("items", "message"),
+    [
+        (["x", "b", "c"], r"chunk-000000\.txt\.gz holds other items"),
+        (["a", "b"], r"chunk-000001\.txt\.gz is beyond the last"),
+    ],
+)
+def test_other_items_are_refused(tmp_path, items, message):
+    write_chunks(["a", "b", "c"], tmp_path, 2)
+    with pytest.raises(ValueError, match=message):
+        write_chunks(items, tmp_path, 2)
+    assert read_all(tmp_path) == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "name"),
+    [
+        ({"items_per_chunk": 3}, "items_per_chunk: 10000 there, 3 here"),
+        ({"format": "jsonl"}, "format: 'text' there, 'jsonl' here"),
+        ({"compression": "none"}, "compression: 'gz' there, 'none' here"),
+        ({"length_fn": len}, "lengths_of: None there, 'len' here"),
+    ],
+)
+def test_other_settings_are_refused(tmp_path, settings, name):
+    write_chunks(["a"], tmp_path)
+    with pytest.raises(ValueError, match=name):
+        write_chunks(["a"], tmp_path, **settings)
+
+
+@pytest.mark.parametrize(
+    ("items", "settings", "error", "message"),
+    [
+        (["a"], {"items_per_chunk": 0}, ValueError, "items_per_chunk must be at least 1, got 0"),
+        (["a"], {"format": "csv"}, ValueError, "format must be one of text, jsonl, got 'csv'"),
+        (["a"], {"compression": "bz2"}, ValueError, "compression must be one of none, gz, zst, got 'bz2'"),
+        (["a"], {"length_fn": 3}, TypeError, "length_fn must be a function of an item, got int"),
+        (["a"], {"length_fn": lambda _: -1}, ValueError, "length_fn must return an int from 0 to 4294967295, got -1"),
+        (
+            ["a"],
+            {"length_fn": lambda _: 1.0},
+            ValueError,
+            "length_fn must return an int from 0 to 4294967295, got 1.0 for 'a'",
+        ),
+        (
+            ["a"],
+            {"length_fn": lambda _: 2**32},
+            ValueError,
+            "length_fn must return an int from 0 to .*, got 4294967296",
+        ),
+        (["a", 3], {}, TypeError, "items must be strings for format 'text', got int as item 1"),
+        (["a", "b\nc"], {}, ValueError, "item 1 has several"),
+        (["a", "\ud800"], {}, ValueError, "items must be text that UTF-8 can hold, item 1 is not: surrogates"),
+        ([{"a": {1}}], {"format": "jsonl"}, TypeError, "items must be what JSON can hold, item 0 is not: .* set"),
+        ([], {}, ValueError, "items must hold one that is not blank, got 0 items, 0 blank"),
+    ],
+)
+def test_bad_input(tmp_path, items, settings, error, message):
+    with pytest.raises(error, match=message):
+        write_chunks(items, tmp_path, **settings)
+
+
+def test_items_that_are_nested_too_deep(tmp_path):
+    item = []
+    for _ in range(100_000):
+        item = [item]
+    with pytest.raises(TypeError, match=r"items must be what JSON can hold, item 1 is not: .*recursion"):
+        write_chunks([[], item], tmp_path, format="jsonl")
+
+
+@pytest.mark.parametrize("items", ["abc", b"abc", {"train": ["a"]}, 5, None, list])
+def test_what_holds_no_items_is_refused_before_anything_is_made(tmp_path, items):
+    with pytest.raises(TypeError, match=f"items must be a list, .* got {type(items).__name__}"):
+        write_chunks(items, tmp_path / "chunks")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_with_other_files_is_refused(tmp_path):
+    (tmp_path / "thesis.txt").write_text("four years of work")
+    with pytest.raises(ValueError, match="holds other files"):
+        write_chunks(["a"], tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
+
+
+def test_zst_without_its_package(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "zstandard", None)
+    with pytest.raises(ImportError, match="pip install zstandard"):
+        write_chunks(["a"], tmp_path, compression="zst")
+    (tmp_path / "a.txt.zst").write_bytes(b"")
+    with pytest.raises(ImportError, match="pip install zstandard"):
+        read_chunk(tmp_path / "a.txt.zst")
+
+
+@pytest.mark.parametrize("content", ["[]", "{}", "{", '{"format": "text"}'])
+def test_no_manifest(tmp_path, content):
+    (tmp_path / "manifest.json").write_text(content)
+    with pytest.raises(ValueError, match=r"manifest\.json: no manifest"):
+        Manifest.read(tmp_path)
+
+
+def test_lengths_that_are_wrong(tmp_path):
+    manifest = write_chunks(["a", "b"], tmp_path, length_fn=len)
+    np.save(tmp_path / "chunk-000000.lengths.npy", np.zeros(3, np.uint32))
+    with pytest.raises(ChunkError, match=r"lengths\.npy: it has the shape \(3,\), its chunk 2 items"):
+        manifest.lengths(tmp_path)
+    (tmp_path / "chunk-000000.lengths.npy").write_bytes(b"\x93NUMPY")
+    with pytest.raises(ChunkError, match=r"lengths\.npy: cannot be read"):
+        manifest.lengths(tmp_path)
+
+
+def test_a_manifest_is_small_and_plain(tmp_path):
+    write_chunks([f"{number}" for number in range(1000)], tmp_path, 100)
+    content = json.loads((tmp_path / "manifest.json").read_text())
+    assert content["chunks"][3] == {"file": "chunk-000003.txt.gz", "items": 100, "bytes": content["chunks"][3]["bytes"]}
+    assert len(json.dumps(content)) < 1000

@@ -1,0 +1,272 @@
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import seqwarm_kernels
+from seqwarm_kernels.demo.report_folder import ReportFolder
+from seqwarm_kernels.demo.training import Trainer
+
+pytest.importorskip("matplotlib")
+
+RUN = """
+import argparse, sys
+from seqwarm_kernels.demo import command
+parser = argparse.ArgumentParser()
+command.add_arguments(parser)
+sys.exit(command.run(parser.parse_args()))
+"""
+
+
+def tiny(text, report):
+    return [
+        "--device",
+        "cpu",
+        "--quick",
+        "--steps",
+        4,
+        "--seq-length",
+        24,
+        "--text",
+        text,
+        "--report",
+        report,
+    ]
+
+
+def metrics(report):
+    return [json.loads(line) for line in (Path(report) / "metrics.jsonl").read_text().splitlines()]
+
+
+def without_seconds(records):
+    return [{name: value for name, value in record.items() if name != "seconds"} for record in records]
+
+
+def break_at_step(monkeypatch, last, error):
+    """Training stops with `error` in the step after `last` ones, counted over both runs."""
+    step, taken = Trainer._step, []
+
+    def breaking(trainer):
+        taken.append(None)
+        if len(taken) > last:
+            raise error
+        return step(trainer)
+
+    monkeypatch.setattr(Trainer, "_step", breaking)
+
+
+def test_a_whole_run(demo, text_file, capsys):
+    assert demo(*tiny(text_file, "out")) == 0
+    assert {path.name for path in Path("out").iterdir()} == {
+        "checkpoint.pt",
+        "metrics.jsonl",
+        "sequence_length.png",
+        "settings.json",
+        "summary.md",
+        "validation_loss.png",
+    }
+    records = metrics("out")
+    assert [record["run"] for record in records] == ["baseline"] * 5 + ["warmup"] * 5
+    assert records[4]["tokens"] == records[9]["tokens"] == 4 * 8 * 24
+    assert records[0]["validation_loss"] == records[5]["validation_loss"]
+    assert list(records[0]) == [
+        "run", "step", "tokens", "seconds", "seq_length", "learning_rate", "train_loss", "validation_loss",
+    ]  # fmt: skip
+    printed = capsys.readouterr().out
+    assert "warmup_allocator" in printed
+    assert "the baseline's final validation loss" in printed
+    assert Path("out/validation_loss.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_summary_holds_result_settings_and_reading_aid(demo, text_file):
+    demo(*tiny(text_file, "out"))
+    summary = Path("out/summary.md").read_text()
+    final = f"{metrics('out')[4]['validation_loss']:.4f}"
+    for part in (
+        f"final validation loss of {final}",
+        "](validation_loss.png)",
+        "| sequence-length warmup |",
+        "## How to read it",
+        "learning rate follows tokens, not steps",
+        "Seconds are those of training only",
+        "8 to 24 in steps of 8, over 30% of the tokens",
+        str(text_file),
+        "torch 2",
+    ):
+        assert part in summary
+
+
+def test_default_folder_carries_the_time(demo, text_file):
+    assert demo(*tiny(text_file, "out")[:-2]) == 0
+    [folder] = Path("reports").iterdir()
+    assert folder.name.startswith("demo-2")
+
+
+@pytest.mark.parametrize("steps_before", [0, 1, 3, 7])
+def test_broken_and_resumed_equals_unbroken(demo, text_file, monkeypatch, steps_before):
+    demo(*tiny(text_file, "unbroken"))
+    with monkeypatch.context() as patch:
+        break_at_step(patch, steps_before, RuntimeError("power cut"))
+        with pytest.raises(RuntimeError, match="power cut"):
+            demo(*tiny(text_file, "broken"))
+    assert demo("--resume", "broken") == 0
+    assert without_seconds(metrics("broken")) == without_seconds(metrics("unbroken"))
+
+
+def test_killed_process_resumes_to_the_same_numbers(demo, text_file, tmp_path):
+    demo(*tiny(text_file, "unbroken"))
+    options = [str(option) for option in tiny(text_file, "killed")]
+    environment = {**os.environ, "PYTHONPATH": str(Path(seqwarm_kernels.__file__).parents[1])}
+    process = subprocess.Popen(
+        [sys.executable, "-c", RUN, *options],
+        cwd=tmp_path,
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    wanted = random.randint(1, 9)
+    path = Path("killed/metrics.jsonl")
+    while process.poll() is None and not (path.exists() and len(metrics("killed")) >= wanted):
+        time.sleep(0.002)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    assert demo("--resume", "killed") == 0
+    assert without_seconds(metrics("killed")) == without_seconds(metrics("unbroken")), f"killed at {wanted}"
+
+
+def test_metrics_that_lag_behind_the_checkpoint_are_rewritten(demo, text_file, monkeypatch):
+    with monkeypatch.context() as patch:
+        break_at_step(patch, 2, RuntimeError("power cut"))
+        with pytest.raises(RuntimeError, match="power cut"):
+            demo(*tiny(text_file, "out"))
+    lines = Path("out/metrics.jsonl").read_text()
+    Path("out/metrics.jsonl").write_text("")
+    assert demo("--resume", "out") == 0
+    assert Path("out/metrics.jsonl").read_text().startswith(lines)
+
+
+def test_ctrl_c_says_how_to_resume_and_resume_takes_the_newest(demo, text_file, monkeypatch, capsys):
+    with monkeypatch.context() as patch:
+        break_at_step(patch, 5, KeyboardInterrupt())
+        assert demo(*tiny(text_file, "reports/mine")) == 130
+    assert "demo --resume reports/mine" in capsys.readouterr().err
+    assert demo("--resume") == 0
+    assert Path("reports/mine/summary.md").exists()
+
+
+def test_resuming_a_finished_run_writes_its_report_again(demo, text_file, monkeypatch):
+    demo(*tiny(text_file, "out"))
+    summary = Path("out/summary.md").read_text()
+    Path("out/summary.md").unlink()
+    break_at_step(monkeypatch, 0, AssertionError("nothing is left to train"))
+    assert demo("--report", "out", "--resume") == 0
+    assert Path("out/summary.md").read_text() == summary
+
+
+def fails(demo, capsys, *options):
+    """The one line that is printed."""
+    assert demo(*options) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("seqwarm_kernels demo: ")
+    return line
+
+
+def test_a_run_is_never_overwritten(demo, text_file, capsys, monkeypatch):
+    with monkeypatch.context() as patch:
+        break_at_step(patch, 1, KeyboardInterrupt())
+        demo(*tiny(text_file, "out"))
+    capsys.readouterr()
+    before = {path: path.read_bytes() for path in Path("out").iterdir()}
+    assert "out holds a run already: continue it with --resume out" in fails(demo, capsys, *tiny(text_file, "out"))
+    assert before == {path: path.read_bytes() for path in Path("out").iterdir()}
+
+
+def test_a_folder_with_other_things_is_refused(demo, text_file, capsys):
+    Path("mine").mkdir()
+    Path("mine/thesis.tex").touch()
+    assert "--report must name a new or empty folder, got mine" in fails(demo, capsys, *tiny(text_file, "mine"))
+
+
+def test_remains_of_a_first_write_do_not_block_the_folder(demo, text_file):
+    Path("out").mkdir()
+    Path("out/settings.json.partial").write_text("{")
+    assert demo(*tiny(text_file, "out")) == 0
+
+
+def test_other_options_contradict_a_resumed_run(demo, text_file, capsys, monkeypatch):
+    with monkeypatch.context() as patch:
+        break_at_step(patch, 1, KeyboardInterrupt())
+        demo(*tiny(text_file, "out"))
+    capsys.readouterr()
+    line = fails(demo, capsys, "--resume", "out", "--seq-length", 32)
+    assert "--seq-length is 24 in the run in out, got 32" in line
+    assert "--report other name two folders" in fails(demo, capsys, "--resume", "out", "--report", "other")
+    text_file.write_text(text_file.read_text() + "more")
+    assert "the text has changed" in fails(demo, capsys, "--resume", "out")
+    Path("out/settings.json").write_text("{}")
+    assert "settings.json cannot be read" in fails(demo, capsys, "--resume", "out")
+
+
+def test_agreeing_options_may_be_repeated(demo, text_file, monkeypatch):
+    with monkeypatch.context() as patch:
+        break_at_step(patch, 1, KeyboardInterrupt())
+        demo(*tiny(text_file, "out"))
+    assert demo(*tiny(text_file, "out"), "--resume") == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--steps", 0], "--steps must be at least 1, got 0"),
+        (["--seq-length", 8], "--seq-length must be at least 16, got 8"),
+        (["--device", "tpu"], "--device must be cpu, cuda or cuda:INDEX, got tpu"),
+        (["--device", "cuda:99"], "--device cuda:99 is not there"),
+        (["--text", "nowhere.txt"], "no such file or folder"),
+        (["--resume", "nowhere"], "nowhere holds no run to resume"),
+        (["--resume"], "there is no unfinished run in reports/"),
+    ],
+)
+def test_errors_are_one_line(demo, capsys, options, message):
+    assert message in fails(demo, capsys, *options)
+    assert not Path("reports").exists()
+
+
+def test_missing_matplotlib_is_told_before_training(demo, text_file, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert 'pip install "seqwarm_kernels[demo]"' in fails(demo, capsys, *tiny(text_file, "out"))
+    assert not Path("out").exists()
+
+
+def test_full_disk_is_one_line(demo, text_file, capsys, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(ReportFolder, "save", full)
+    assert demo(*tiny(text_file, "out")) == 2
+    assert "No space left on device" in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_seed_changes_the_numbers(demo, text_file):
+    demo(*tiny(text_file, "zero"))
+    demo(*tiny(text_file, "one"), "--seed", 1)
+    assert metrics("zero")[0]["validation_loss"] != metrics("one")[0]["validation_loss"]
+
+
+def test_help_needs_neither_torch_nor_matplotlib():
+    code = (
+        "import sys; sys.modules['torch'] = sys.modules['matplotlib'] = None\n"
+        "import argparse, importlib.util\n"
+        "spec = importlib.util.spec_from_file_location('command', sys.argv[1])\n"
+        "command = importlib.util.module_from_spec(spec)\n"
+        "spec.loader.exec_module(command)\n"
+        "command.add_arguments(argparse.ArgumentParser())"
+    )
+    from seqwarm_kernels.cli import demo as command
+
+    subprocess.run([sys.executable, "-c", code, command.__file__], check=True)

@@ -1,0 +1,296 @@
+"""moment_statistics: every optimizer with a second moment, whatever it calls it; clear words for all others."""
+
+import math
+import types
+
+import pytest
+import torch
+
+from seqwarm_kernels.diagnostics import TrainingMonitor, moment_statistics
+from seqwarm_kernels.diagnostics import moments as statistics
+from seqwarm_kernels.ops import backends
+
+from .plain import model_of, train_step
+from .plain import statistics as plain
+from .plain import statistics_of as plain_of
+
+ADAMS = {
+    "Adam": lambda p: torch.optim.Adam(p),
+    "amsgrad": lambda p: torch.optim.Adam(p, amsgrad=True),
+    "AdamW": lambda p: torch.optim.AdamW(p),
+    "foreach": lambda p: torch.optim.AdamW(p, foreach=True),
+    "fused": lambda p: torch.optim.AdamW(p, fused=True),
+    "for loop": lambda p: torch.optim.AdamW(p, foreach=False),
+    "NAdam": lambda p: torch.optim.NAdam(p),
+    "RAdam": lambda p: torch.optim.RAdam(p),
+}
+SERVING = [name for name in backends.BACKENDS if backends.why_not("moment_statistics", name, "cpu") is None]
+
+
+def values(found):
+    return [None if value is None else value.item() for value in found]
+
+
+@pytest.mark.parametrize("make", ADAMS.values(), ids=ADAMS)
+def test_every_adam_against_plain_numbers(make):
+    model = model_of()
+    optimizer = make(model.parameters())
+    for _ in range(4):
+        train_step(model, optimizer)
+        assert values(moment_statistics(optimizer)) == pytest.approx(plain_of(optimizer), rel=1e-6)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("options", [{"capturable": True}, {"fused": True}, {"foreach": True}], ids=str)
+def test_every_adam_on_the_device(options):
+    model = model_of().cuda()
+    optimizer = torch.optim.AdamW(model.parameters(), **options)
+    model(torch.randn(4, 5, device="cuda")).square().mean().backward()
+    optimizer.step()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        found = moment_statistics(optimizer)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert found.variance_l1.is_cuda
+    assert values(found) == pytest.approx(plain_of(optimizer), rel=1e-6)
+
+
+@pytest.mark.parametrize("backend", SERVING)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_states_of_other_dtypes(dtype, backend):
+    model = model_of(dtype)
+    optimizer = torch.optim.AdamW(model.parameters())
+    train_step(model, optimizer)
+    assert values(moment_statistics(optimizer, backend=backend)) == pytest.approx(plain_of(optimizer), rel=1e-6)
+
+
+def test_groups_frozen_parameters_and_parameters_without_a_gradient():
+    model = model_of()
+    model[0].requires_grad_(False)
+    unused = torch.nn.Parameter(torch.ones(9))
+    groups = [{"params": [*model[0].parameters(), unused]}, {"params": model[1:].parameters(), "lr": 1.0}]
+    optimizer = torch.optim.AdamW(groups)
+    train_step(model, optimizer)
+    assert values(moment_statistics(optimizer)) == pytest.approx(plain_of(optimizer), rel=1e-6)
+
+
+def test_before_the_first_step_moments_are_zero():
+    optimizer = torch.optim.Adam(model_of().parameters())
+    assert values(moment_statistics(optimizer)) == [0, 0, 0, 0, None]
+
+
+def test_a_first_step_that_a_scaler_left_out_has_gradients():
+    model = model_of()
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.ones(1, 5)).sum().backward()
+    *moments, norm = moment_statistics(optimizer)
+    assert [moment.item() for moment in moments] == [0, 0, 0, 0]
+    assert norm.item() == pytest.approx(torch.nn.utils.get_total_norm([p.grad for p in model.parameters()]).item())
+
+
+def test_without_gradients_there_is_no_norm():
+    model = model_of()
+    optimizer = torch.optim.Adam(model.parameters())
+    train_step(model, optimizer)
+    optimizer.zero_grad()
+    assert moment_statistics(optimizer).grad_norm is None
+    assert moment_statistics(optimizer).variance_l1 > 0
+
+
+def test_results_stay_as_they_were():
+    model = model_of()
+    optimizer = torch.optim.Adam(model.parameters())
+    train_step(model, optimizer)
+    first = moment_statistics(optimizer)
+    before = values(first)
+    train_step(model, optimizer)
+    assert values(first) == before
+    assert not any(value.requires_grad for value in first)
+
+
+def test_sparse_gradients_count_each_element_once():
+    embedding = torch.nn.Embedding(10, 4, sparse=True)
+    optimizer = torch.optim.SparseAdam(embedding.parameters())
+    embedding(torch.tensor([3, 5, 3])).square().sum().backward()
+    optimizer.step()
+    dense = embedding.weight.grad.to_dense()
+    state = optimizer.state[embedding.weight]
+    expected = plain([state["exp_avg"]], [state["exp_avg_sq"]], [dense])
+    assert values(moment_statistics(optimizer)) == pytest.approx(expected, rel=1e-6)
+
+
+def test_optimizers_inside_of_others():
+    model = model_of()
+    optimizer = torch.optim.AdamW(model.parameters())
+    train_step(model, optimizer)
+    wrapped = types.SimpleNamespace(optimizer=types.SimpleNamespace(optimizer=optimizer))
+    with pytest.raises(TypeError, match="must have param_groups and state, got SimpleNamespace"):
+        moment_statistics(wrapped)
+    for layer in (wrapped.optimizer, wrapped):
+        layer.param_groups, layer.state = [], {}
+    assert values(moment_statistics(wrapped)) == pytest.approx(plain_of(optimizer), rel=1e-6)
+
+
+def test_accelerates_wrapper():
+    accelerate = pytest.importorskip("accelerate")
+    model = model_of()
+    optimizer = torch.optim.AdamW(model.parameters())
+    prepared = accelerate.Accelerator(cpu=True).prepare_optimizer(optimizer)
+    train_step(model, optimizer)
+    assert type(prepared) is not torch.optim.AdamW
+    assert values(moment_statistics(prepared)) == pytest.approx(plain_of(optimizer), rel=1e-6)
+
+
+WITHOUT = {
+    "SGD": lambda p: torch.optim.SGD(p, lr=0.1),
+    "SGD with momentum": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
+    "RMSprop": lambda p: torch.optim.RMSprop(p),
+    "Adamax": lambda p: torch.optim.Adamax(p),
+    "Adafactor": lambda p: torch.optim.Adafactor(p),
+}
+
+
+@pytest.mark.parametrize("make", WITHOUT.values(), ids=WITHOUT)
+def test_optimizers_without_a_second_moment_are_named(make):
+    model = model_of()
+    optimizer = make(model.parameters())
+    train_step(model, optimizer)
+    name = type(optimizer).__name__
+    with pytest.raises(ValueError, match=f"must keep exp_avg and exp_avg_sq for each parameter.*got {name} \\("):
+        moment_statistics(optimizer)
+
+
+@pytest.mark.parametrize("make", WITHOUT.values(), ids=WITHOUT)
+def test_a_monitor_is_refused_before_the_first_step(make):
+    with pytest.raises(ValueError, match="must keep exp_avg and exp_avg_sq for each parameter"):
+        TrainingMonitor(make(model_of().parameters()))
+
+
+def test_an_optimizer_without_parameters():
+    optimizer = torch.optim.Adam([{"params": []}])
+    assert [value.item() for value in moment_statistics(optimizer)[:4]] == [0, 0, 0, 0]
+
+
+def test_one_parameter_without_a_second_moment_is_enough():
+    model = model_of()
+    optimizer = torch.optim.AdamW(model.parameters())
+    train_step(model, optimizer)
+    optimizer.state[model[2].bias] = {"momentum_buffer": torch.ones(3)}
+    for read in (moment_statistics, TrainingMonitor):
+        with pytest.raises(ValueError, match="AdamW \\(a parameter's state holds momentum_buffer\\)"):
+            read(optimizer)
+
+
+def test_an_optimizer_of_a_ranks_part_is_refused():
+    optimizer = torch.optim.AdamW(model_of().parameters())
+    zero = types.SimpleNamespace(param_groups=[], state={}, optim=optimizer)
+    with pytest.raises(ValueError, match=r"holds this rank's part in \.optim"):
+        moment_statistics(zero)
+
+
+def test_what_is_no_optimizer_or_no_backend():
+    with pytest.raises(TypeError, match="must have param_groups and state, got int"):
+        moment_statistics(3)
+    with pytest.raises(ValueError, match="backend must be None or one of"):
+        moment_statistics(_stepped(), backend="best")
+
+
+def _stepped():
+    model = model_of()
+    optimizer = torch.optim.AdamW(model.parameters())
+    train_step(model, optimizer)
+    return optimizer
+
+
+class Quantised(torch.Tensor):
+    """As torchao's OptimState8bit: codes, a scale for each block, and a map of codes to numbers."""
+
+    @staticmethod
+    def __new__(cls, codes, scale, qmap):
+        return torch.Tensor._make_wrapper_subclass(cls, codes.shape, device=codes.device)
+
+    def __init__(self, codes, scale, qmap):
+        self.codes, self.scale, self.qmap = codes, scale, qmap
+
+    def dequantize(self, output_dtype=None):
+        values = self.qmap[self.codes.int()].view(self.scale.shape[0], -1) * self.scale[:, None]
+        return values.view(self.codes.shape)
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args, kwargs=None):
+        raise AssertionError(f"{func} on a quantised tensor")
+
+
+def quantise(values, block, qmap):
+    """Codes of the nearest entries, and each block's largest value."""
+    blocks = torch.nn.functional.pad(values.flatten(), (0, -values.numel() % block)).view(-1, block)
+    largest = blocks.abs().amax(dim=1)
+    codes = (blocks / largest[:, None])[..., None].sub(qmap).abs().argmin(dim=-1)
+    return codes.flatten()[: values.numel()].view(values.shape).to(torch.uint8), largest
+
+
+def test_torchaos_layout():
+    parameter = torch.nn.Parameter(torch.zeros(8, 32))
+    optimizer = torch.optim.AdamW([parameter])
+    signed, unsigned = torch.linspace(-1, 1, 256), torch.linspace(0, 1, 256)
+    moments = []
+    for values_of, qmap in ((torch.randn(8, 32), signed), (torch.rand(8, 32), unsigned)):
+        codes, largest = quantise(values_of, 64, qmap)
+        moments.append(Quantised(codes, largest, qmap))
+    optimizer.state[parameter] = {"exp_avg": moments[0], "exp_avg_sq": moments[1]}
+    expected = plain(*[[moment.dequantize()] for moment in moments], [])
+    assert values(moment_statistics(optimizer))[:4] == pytest.approx(expected[:4], rel=1e-6)
+
+
+def bitsandbytes_state(shape, block):
+    """And what it stands for, element by element."""
+    qmaps = {1: torch.linspace(-1, 1, 256), 2: torch.linspace(0, 1, 256)}
+    state, stands_for = {"step": 1}, []
+    for which, original in ((1, torch.randn(shape)), (2, torch.rand(shape))):
+        codes, largest = quantise(original, block, qmaps[which])
+        state |= {f"state{which}": codes, f"qmap{which}": qmaps[which], f"absmax{which}": largest}
+        flat = [
+            qmaps[which][code].item() * largest[i // block].item() for i, code in enumerate(codes.flatten().tolist())
+        ]
+        stands_for.append(torch.tensor(flat, dtype=torch.float64))
+    return state, stands_for
+
+
+@pytest.mark.parametrize("at_once", [2**25, 100])
+@pytest.mark.parametrize("block", [128, 256])
+def test_bitsandbytes_layout(monkeypatch, block, at_once):
+    monkeypatch.setattr(statistics, "_COPIED_AT_ONCE", at_once)
+    shapes = [(4, 256), (3, 111), (9,), (257,)]
+    parameters = [torch.nn.Parameter(torch.zeros(shape)) for shape in shapes]
+    small = torch.nn.Parameter(torch.zeros(5))
+    optimizer = torch.optim.AdamW([*parameters, small])
+    expected = [[], []]
+    for parameter in parameters:
+        optimizer.state[parameter], stands_for = bitsandbytes_state(parameter.shape, block)
+        for moments, moment in zip(expected, stands_for, strict=True):
+            moments.append(moment)
+    optimizer.state[small] = {"state1": torch.randn(5), "state2": torch.rand(5)}
+    for moments, which in zip(expected, ("state1", "state2"), strict=True):
+        moments.append(optimizer.state[small][which])
+    assert values(moment_statistics(optimizer))[:4] == pytest.approx(plain(*expected, [])[:4], rel=1e-6)
+    assert len(list(statistics._batches(optimizer, True))) == (1 if at_once == 2**25 else 7)
+
+
+def test_bitsandbytes_with_one_moment_is_refused():
+    parameter = torch.nn.Parameter(torch.zeros(300))
+    optimizer = torch.optim.AdamW([parameter])
+    state, _ = bitsandbytes_state((300,), 256)
+    optimizer.state[parameter] = {name: value for name, value in state.items() if not name.endswith("2")}
+    with pytest.raises(ValueError, match="state holds step, state1, qmap1, absmax1"):
+        moment_statistics(optimizer)
+
+
+def test_nan_is_seen():
+    model = model_of()
+    optimizer = torch.optim.AdamW(model.parameters())
+    train_step(model, optimizer)
+    optimizer.state[model[2].bias]["exp_avg_sq"][1] = math.nan
+    found = moment_statistics(optimizer)
+    assert math.isnan(found.variance_max)
+    assert math.isfinite(found.momentum_max)

@@ -1,0 +1,209 @@
+"""scheduler.attach: a model in training mode gets batches of the scheduled length, whatever wraps it."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from seqwarm_kernels import SequenceLengthScheduler
+
+from ..support.ranks import mean_of_two_ranks
+
+WORDS, WIDTH = 11, 8
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(WORDS, WIDTH)
+        self.head = nn.Linear(WIDTH, WORDS)
+        self.seen = []
+
+    def forward(self, input_ids, labels=None, attention_mask=None, num_items_in_batch=None):
+        logits = self.head(self.embedding(input_ids))
+        if labels is None:
+            return logits
+        targets = labels[:, 1:].flatten()
+        loss = nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), targets, reduction="sum")
+        return loss / ((targets != -100).sum() if num_items_in_batch is None else num_items_in_batch)
+
+
+def scheduler():
+    return SequenceLengthScheduler(4, 16, duration=3, step_size=4)
+
+
+def tokens(rows=2, length=16):
+    return torch.randint(WORDS, (rows, length))
+
+
+def test_training_is_cut_and_evaluation_is_not():
+    model, schedule = Model(), scheduler()
+    attachment = schedule.attach(model)
+    lengths = [(model(tokens()).shape[1], schedule.step())[0] for _ in range(5)]
+    assert lengths == [4, 8, 12, 16, 16]
+    assert attachment.seq_length == 16
+    schedule.progress = 0
+    model.eval()
+    assert model(tokens()).shape[1] == 16
+    model.train()
+    attachment.remove()
+    attachment.remove()
+    assert model(tokens()).shape[1] == 16
+
+
+@pytest.mark.parametrize("options", [{}, {"mode": "reshape"}, {"mode": "flatten", "copy": False}])
+def test_the_loss_is_that_of_the_resized_batch(options):
+    model, schedule = Model(), scheduler()
+    batch = {"input_ids": tokens(3), "labels": tokens(3)}
+    expected = model(**schedule.resize(batch, **options))
+    schedule.attach(model, **options)
+    torch.testing.assert_close(model(**batch), expected)
+    torch.testing.assert_close(model(batch["input_ids"], batch["labels"]), expected)
+
+
+def test_a_batch_in_one_mapping_is_resized_whole():
+    class Whole(nn.Module):
+        def forward(self, batch):
+            return batch["input_ids"]
+
+    model, batch = Whole(), {"input_ids": tokens()}
+    scheduler().attach(model)
+    assert model(batch).equal(batch["input_ids"][:, :4])
+    assert batch["input_ids"].shape == (2, 16)
+
+
+def test_tokens_and_samples_are_counted():
+    model, mask = Model(), torch.ones(2, 16, dtype=torch.int64)
+    mask[1, 3:] = 0
+    attachment = scheduler().attach(model)
+    model(tokens(), attention_mask=mask)
+    model(tokens())
+    assert attachment.take_seen() == (7 + 8, 4)
+    assert attachment.take_seen() == (0, 0)
+
+
+def test_a_count_of_labels_is_scaled_by_the_labels_that_are_left():
+    """Two batches are accumulated: their sum of losses over all their kept labels."""
+    model, schedule = Model(), scheduler()
+    batches = [{"input_ids": tokens(), "labels": tokens()} for _ in range(2)]
+    cut = [schedule.resize(batch) for batch in batches]
+    expected = sum(model(**batch) for batch in cut) / 2
+    schedule.attach(model)
+    count = sum((batch["labels"][:, 1:] != -100).sum() for batch in batches)
+    torch.testing.assert_close(sum(model(**batch, num_items_in_batch=count) for batch in batches), expected)
+    ignored = torch.full((2, 16), -100)
+    assert model(tokens(), ignored, num_items_in_batch=torch.tensor(3)) == 0
+
+
+@pytest.mark.parametrize("first", ["attach", "compile"])
+@pytest.mark.parametrize("in_place", [True, False])
+def test_compiled_models(first, in_place):
+    plain, schedule = Model(), scheduler()
+    expected = copy.deepcopy(plain)
+    model = plain
+    fullgraph = first == "compile"
+
+    def compiled(module):
+        if not in_place:
+            return torch.compile(module, backend="aot_eager", fullgraph=fullgraph)
+        module.compile(backend="aot_eager", fullgraph=fullgraph)
+        return module
+
+    if first == "compile":
+        model = compiled(model)
+    attachment = schedule.attach(model)
+    if first == "attach":
+        model = compiled(model)
+    for length in (4, 8, 12, 16):
+        batch = tokens()
+        torch.testing.assert_close(model(batch), expected(batch[:, :length]))
+        schedule.step()
+    schedule.progress = 0
+    attachment.remove()
+    assert model(tokens()).shape[1] == 16
+
+
+def train_one_of_two(rank, wrapping):
+    torch.manual_seed(0)
+    model, schedule = Model(), scheduler()
+    if wrapping == "attach, ddp":
+        schedule.attach(model)
+    if wrapping == "fsdp":
+        trained = fully_shard(model, mesh=torch.distributed.device_mesh.init_device_mesh("cpu", (2,)))
+    else:
+        trained = DistributedDataParallel(model)
+    if wrapping != "attach, ddp":
+        schedule.attach(trained)
+    return train(trained, schedule, lambda batch: batch.chunk(2)[rank])
+
+
+def train(model, schedule, share):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    losses = []
+    for _ in range(4):
+        batch = share(torch.randint(WORDS, (4, 16)))
+        loss = model(input_ids=batch, labels=batch)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        schedule.step()
+        losses.append(loss.detach())
+    return torch.stack(losses)
+
+
+@pytest.mark.parametrize("wrapping", ["ddp, attach", "attach, ddp", "fsdp"])
+def test_two_processes_train_as_one(wrapping):
+    together = mean_of_two_ranks(train_one_of_two, wrapping)
+    torch.manual_seed(0)
+    model, schedule = Model(), scheduler()
+    alone = train(model, schedule, lambda batch: batch[:, : schedule.seq_length])
+    torch.testing.assert_close(together, alone)
+
+
+def test_bad_input_is_named():
+    model, schedule = Model(), scheduler()
+    with pytest.raises(TypeError, match=r"model must be an nn\.Module, got function"):
+        schedule.attach(tokens)
+    with pytest.raises(TypeError, match="resize_options must not hold return_info"):
+        schedule.attach(model, return_info=True)
+    schedule.attach(model)
+    with pytest.raises(ValueError, match="model has a scheduler attached already"):
+        schedule.attach(model)
+
+
+def test_a_copy_has_an_attachment_of_its_own(tmp_path):
+    model, schedule = Model(), scheduler()
+    attachment = schedule.attach(model)
+    torch.save(model, tmp_path / "model.pt")
+    for other in (copy.deepcopy(model), torch.load(tmp_path / "model.pt", weights_only=False)):
+        assert other(tokens()).shape[1] == 4
+        assert attachment.take_seen() == (0, 0)
+        others = other._seqwarm_attachment
+        assert others.take_seen() == (8, 2)
+        others.remove()
+        assert other(tokens()).shape[1] == 16
+        assert model(tokens()).shape[1] == 4
+        assert attachment.take_seen() == (8, 2)
+
+
+def test_the_length_is_that_of_the_batch_where_it_is_shorter():
+    schedule = scheduler()
+    attachment = schedule.attach(model := Model())
+    model(tokens(2, 3))
+    assert attachment.seq_length == 3
+
+
+def test_labels_that_a_loss_does_not_shift_are_all_counted():
+    model = Model()
+    model.loss_type = "ForMaskedLM"
+    scheduler().attach(model)
+    divisors = []
+    model.register_forward_pre_hook(
+        lambda module, args, kwargs: divisors.append(kwargs["num_items_in_batch"]), with_kwargs=True
+    )
+    labels = tokens()
+    model(input_ids=labels, labels=labels, num_items_in_batch=32)
+    assert divisors == [8]

@@ -1,0 +1,60 @@
+"""resize_batch's Triton kernel as on a GPU of some capability, up to the launch: `python -m tests.support.pretend_resize 90`.
+
+Prints, as JSON: for every rule what the compiler made of a batch whose every tensor may be moved in blocks of 16
+bytes; and how many kernels all lengths of a ramp need.
+"""
+
+import json
+import re
+import sys
+from collections import Counter
+
+from tests.support.pretend_gpu import pretend  # first: it leaves Triton's interpreter
+
+# isort: split
+import torch
+
+from bench.alibi_attention.compiled import disassemble
+from seqwarm_kernels.ops.resize_batch import triton as resize
+from seqwarm_kernels.ops.resize_batch.schema import RULES, Kind
+
+
+def resized(rule, rows, length, new_length, with_mask=True):
+    inputs = [
+        torch.zeros(rows, length, dtype=torch.int64),
+        torch.zeros(rows, length, dtype=torch.bool),
+        torch.zeros(rows, length, 24, dtype=torch.bfloat16),
+    ]
+    kinds = [Kind.LABEL, Kind.SEQUENCE, Kind.SEQUENCE]
+    mask = inputs[1] if with_mask else None
+    resize.resize_batch(inputs, mask, rows, length, new_length, rule, kinds, [-100, 0, 0], True)
+
+
+def made_of(compiled):
+    registers, spilled, assembly = disassemble(compiled.asm["cubin"])
+    moves = Counter(re.findall(r"\b(LDG|STG)\.E\.128\b", assembly))
+    return {"registers": registers, "spilled_bytes": spilled, "wide_loads": moves["LDG"], "wide_stores": moves["STG"]}
+
+
+def main():
+    launched = []
+    pretend(int(sys.argv[1]), launched)
+    kernels = {}
+    for rule in RULES:
+        resized(rule, 4, 1024, 256)
+        kernels[rule] = made_of(launched[-1])
+    before = len({id(kernel) for kernel in launched})
+    for new_length in range(8, 1024, 8):
+        resized("truncate", 4, 1024, new_length)
+    after = len({id(kernel) for kernel in launched})
+    for rows in (1, 16, 33):
+        resized("truncate", rows, 1024, 64)
+    by_rows = len({id(kernel) for kernel in launched})
+    for rule in RULES:
+        if rule != "truncate_keep_last":
+            resized(rule, 4, 1024, 256, with_mask=False)
+    print(json.dumps({"kernels": kernels, "ramp": after - before, "rows": by_rows - after}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,162 @@
+"""Alibi in Composer's own trainer, by itself and with SeqLengthWarmup."""
+
+import warnings
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+pytest.importorskip("composer", reason="needs Composer: make test-composer")
+
+from composer.core import Event
+
+from seqwarm_kernels.models import AlibiHeads
+from seqwarm_kernels.trainers.composer.functional import Alibi, SeqLengthWarmup
+
+from .training import BATCH_SIZE, LENGTH, Bigrams, Run, batches, counting_rows, tiny_gpt2
+
+
+def is_alibi(model):
+    return any(isinstance(module, AlibiHeads) for module in model.modules())
+
+
+def cut(algorithm, batch):
+    state = SimpleNamespace(batch=batch)
+    algorithm.apply(Event.AFTER_DATALOADER, state, None)
+    return state.batch
+
+
+def test_training_on_short_rows_learns_and_evaluates_on_longer_ones():
+    long_rows = batches(1, length=2 * LENGTH)
+    run = Run("50ba", Alibi(2 * LENGTH), eval_dataloader=long_rows, eval_interval="25ba").fit()
+    assert is_alibi(run.model)
+    assert run.seen.shapes == [(4 * BATCH_SIZE, LENGTH // 4)] * 50
+    assert run.seen.eval_shapes == [(BATCH_SIZE, 2 * LENGTH)] * 2
+    assert run.seen.losses[0] > 2.5
+    assert run.seen.losses[-1] < 2.0
+
+
+def test_the_optimizer_lets_go_of_the_position_embeddings():
+    model = tiny_gpt2()
+    positions = model.model.transformer.wpe.weight
+    run = Run("1ba", Alibi(LENGTH), model=model)
+    held = [parameter for group in run.trainer.state.optimizers[0].param_groups for parameter in group["params"]]
+    assert all(parameter is not positions for parameter in held)
+    assert {id(parameter) for parameter in held} == {id(parameter) for parameter in run.model.parameters()}
+
+
+@pytest.mark.parametrize(("scaling", "parts"), [(1, 1), (0.5, 2), (0.25, 4), (1 / 3, 3), (0.333, 3), (1 / 7, 7)])
+def test_rows_are_cut_as_composer_reshapes_them(scaling, parts):
+    rows, length = 2, 84
+    batch = {"input_ids": torch.arange(rows * length).view(rows, length), "labels": torch.randn(rows, length)}
+    new = cut(Alibi(128, scaling), batch)
+    for name, tensor in batch.items():
+        torch.testing.assert_close(new[name], tensor.reshape(rows * parts, length // parts), rtol=0, atol=0)
+
+
+def test_an_entry_for_each_row_goes_to_each_of_its_parts():
+    batch = {"input_ids": torch.arange(16).view(2, 8), "weight": torch.tensor([1.0, 2.0])}
+    assert cut(Alibi(8, 0.5), batch)["weight"].tolist() == [1.0, 1.0, 2.0, 2.0]
+
+
+def test_without_scaling_batches_of_any_kind_pass():
+    batch = (torch.ones(2, 3), torch.ones(2))
+    assert cut(Alibi(8, 1), batch) is batch
+
+
+def test_rows_that_cannot_be_cut():
+    message = "train_sequence_length_scaling 0.25 cuts each row into 4, .* must be a multiple of 4, got {}"
+    with pytest.raises(ValueError, match=message.format(30)):
+        cut(Alibi(32), {"input_ids": torch.ones(2, 30)})
+    with pytest.raises(ValueError, match=message.format(0)):
+        cut(Alibi(32), {"scores": torch.ones(2)})
+    with pytest.raises(TypeError, match="batch must be a mutable mapping of names to tensors, or a dataclass"):
+        cut(Alibi(32), torch.ones(2, 32))
+    with pytest.raises(ValueError, match=message.format(30)):
+        Run("1ba", Alibi(32), dataloader=batches(1, length=30)).fit()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "match"),
+    [
+        ((0,), ValueError, "max_sequence_length must be at least 1, got 0"),
+        ((8, 0), ValueError, r"train_sequence_length_scaling must be in \(0, 1\], got 0"),
+        ((8, 1.5), ValueError, r"train_sequence_length_scaling must be in \(0, 1\], got 1.5"),
+        ((8, 0.75), ValueError, "train_sequence_length_scaling must be 1 / k for a whole number k, got 0.75"),
+        ((8, None), TypeError, "train_sequence_length_scaling must be a real number, got NoneType"),
+    ],
+)
+def test_bad_arguments(arguments, error, match):
+    with pytest.raises(error, match=match):
+        Alibi(*arguments)
+
+
+@pytest.mark.parametrize("alibi_is_first", [True, False])
+@pytest.mark.parametrize("truncate", [True, False])
+def test_with_warmup_alibi_cuts_first_in_either_order(alibi_is_first, truncate):
+    """Of 10 batches with rows of 16 tokens after Alibi, a ramp to 16 in 4 of them: 4 + 4 · ⌊3n / 4⌋."""
+    alibi, warmup = Alibi(LENGTH, 0.5), SeqLengthWarmup(0.4, 4, 16, 4, truncate)
+    algorithms = [alibi, warmup] if alibi_is_first else [warmup, alibi]
+    run = Run("10ba", *algorithms, eval_dataloader=batches(1)).fit()
+    lengths = [4, 4, 8, 12] + [16] * 6
+    rows = 2 * BATCH_SIZE
+    assert run.seen.shapes == [(rows if truncate else rows * 16 // length, length) for length in lengths]
+    assert run.metric("seq_length_warmup/curr_seq_len") == lengths
+    assert run.seen.eval_shapes == [(BATCH_SIZE, LENGTH)]
+    assert run.trainer.state.algorithms == [warmup, alibi]
+
+
+@pytest.mark.parametrize("alibi_is_first", [True, False])
+def test_with_a_ramp_to_more_than_alibi_leaves_rows_end_at_what_it_leaves(alibi_is_first):
+    alibi, warmup = Alibi(LENGTH, 0.5), SeqLengthWarmup(1.0, 8, 32, 8)
+    run = Run("4ba", *([alibi, warmup] if alibi_is_first else [warmup, alibi])).fit()
+    assert run.seen.lengths == [8, 8, 16, 16]  # 8, 8, 16, 24 of rows with 16
+
+
+def test_the_order_of_other_algorithms_stays():
+    others = [SeqLengthWarmup(), SeqLengthWarmup()]
+    alibi, warmup = Alibi(LENGTH), SeqLengthWarmup()
+    state = SimpleNamespace(algorithms=[others[0], alibi, others[1], warmup])
+    warmup.apply(Event.INIT, state, None)
+    assert state.algorithms == [others[0], warmup, alibi, others[1]]
+    warmup.apply(Event.INIT, state, None)
+    assert state.algorithms == [others[0], warmup, alibi, others[1]]
+
+
+@pytest.mark.parametrize("is_listed", [True, False])
+def test_a_checkpoint_brings_its_alibi(is_listed, tmp_path):
+    """Where the trainer that loads it has none, Composer adds it, and it is this one."""
+    whole = Run("10ba", Alibi(LENGTH), save_folder=str(tmp_path), save_interval="4ba").fit()
+    model, algorithms = tiny_gpt2(seed=1), [Alibi(LENGTH)] if is_listed else []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        load_path = str(tmp_path / "ep0-ba4-rank0.pt")
+        resumed = Run("10ba", *algorithms, model=model, load_path=load_path).fit()
+    said = [str(warning.message) for warning in caught if "required_on_load" in str(warning.message)]
+    assert len(said) == (not is_listed)
+    assert [type(algorithm) for algorithm in resumed.trainer.state.algorithms] == [Alibi]
+    assert resumed.seen.shapes == whole.seen.shapes[4:]
+    assert resumed.seen.losses == whole.seen.losses[4:]
+
+
+def test_one_algorithm_serves_several_trainers():
+    alibi, model = Alibi(LENGTH), tiny_gpt2()
+    Run("1ba", alibi, model=model).fit()
+    Run("1ba", alibi, model=model).fit()  # its surgery is done
+    other = Run("1ba", alibi).fit()
+    assert is_alibi(other.model)
+
+
+def test_a_model_without_attention():
+    with pytest.raises(ValueError, match="model must hold attention"):
+        Run("1ba", Alibi(LENGTH), model=Bigrams())
+
+
+def test_it_is_required_on_load():
+    assert Alibi.required_on_load()
+    assert not SeqLengthWarmup.required_on_load()
+
+
+def test_cut_rows_hold_the_tokens_in_order():
+    ids = counting_rows(2, 16)
+    assert torch.equal(cut(Alibi(16), {"input_ids": ids})["input_ids"].flatten(), ids.flatten())

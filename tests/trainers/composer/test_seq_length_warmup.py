@@ -1,0 +1,218 @@
+"""SeqLengthWarmup in Composer's own trainer."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+pytest.importorskip("composer", reason="needs Composer: make test-composer")
+
+from composer.core import Event, Time, Timestamp
+from composer.functional import set_batch_sequence_length as composers_set_batch_sequence_length
+from torch.utils.data import DataLoader
+
+from seqwarm_kernels.trainers.composer import algorithms
+from seqwarm_kernels.trainers.composer.functional import SeqLengthWarmup, set_batch_sequence_length
+
+from .training import BATCH_SIZE, LENGTH, Bigrams, Run, Stream, batches, counting_rows, tiny_gpt2
+
+#: Of 20 batches, with a ramp from 8 to 32 in 10 of them: 8 + 8 · ⌊3n / 10⌋.
+LENGTHS = [8] * 4 + [16] * 3 + [24] * 3 + [32] * 10
+
+
+def warmup(**options):
+    return SeqLengthWarmup(**{"duration": 0.5, "min_seq_length": 8, "max_seq_length": 32, "step_size": 8, **options})
+
+
+def state_at(timestamp, max_duration, dataloader_len=None, device="cpu"):
+    """What the algorithm reads of a trainer's state."""
+    return SimpleNamespace(
+        batch={"input_ids": torch.zeros(2, 4096)},
+        timestamp=timestamp,
+        max_duration=None if max_duration is None else Time.from_timestring(max_duration),
+        dataloader_len=None if dataloader_len is None else Time(dataloader_len, "ba"),
+        device=SimpleNamespace(name=device),
+        fsdp_enabled=False,
+    )
+
+
+def length_at(algorithm, *state):
+    state, logger = state_at(*state), SimpleNamespace(log_metrics=lambda metrics: None)
+    algorithm.apply(Event.AFTER_DATALOADER, state, logger)
+    return state.batch["input_ids"].shape[1]
+
+
+@pytest.mark.parametrize(
+    "max_duration", ["2ep", "20ba", f"{20 * BATCH_SIZE}sp", f"{20 * BATCH_SIZE * LENGTH}tok"], ids=str
+)
+def test_lengths_of_every_batch(max_duration):
+    run = Run(max_duration, warmup()).fit()
+    assert run.seen.lengths == LENGTHS
+    assert run.metric("seq_length_warmup/curr_seq_len") == LENGTHS
+    assert run.metric("seq_length_warmup/curr_bs") == [BATCH_SIZE] * 20
+
+
+def test_without_truncation_the_rest_of_a_row_makes_further_rows():
+    run = Run("20ba", warmup(truncate=False)).fit()
+    assert run.seen.shapes == [(BATCH_SIZE * LENGTH // length, length) for length in LENGTHS]
+    assert run.metric("seq_length_warmup/curr_bs") == [rows for rows, _ in run.seen.shapes]
+
+
+def test_the_last_valid_token_can_stay():
+    state = state_at(Timestamp(), "20ba")
+    state.batch = {"input_ids": torch.arange(24).view(2, 12), "attention_mask": (torch.arange(12) < 11).expand(2, 12)}
+    algorithm, logger = warmup(preserve_end_of_sequence=True), SimpleNamespace(log_metrics=lambda metrics: None)
+    algorithm.apply(Event.AFTER_DATALOADER, state, logger)
+    assert state.batch["input_ids"][0].tolist() == [0, 1, 2, 3, 4, 5, 6, 10]
+
+
+def test_microbatches_of_more_rows_than_the_dataloader_has():
+    whole = Run("12ba", warmup(truncate=False)).fit()
+    parts = Run("12ba", warmup(truncate=False), device_train_microbatch_size=2).fit()
+    torch.testing.assert_close(parts.seen.losses, whole.seen.losses)
+
+
+def test_dataloaders_without_a_length():
+    stream = DataLoader(Stream(), batch_size=BATCH_SIZE)
+    assert Run("20ba", warmup(), dataloader=stream).fit().seen.lengths == LENGTHS
+    assert Run("2ep", warmup(), dataloader=stream, train_subset_num_batches=10).fit().seen.lengths == LENGTHS
+    with pytest.raises(ValueError, match="needs a dataloader with a length where max_duration is in epochs, 2ep"):
+        length_at(warmup(), Timestamp(), "2ep")
+
+
+def test_training_learns_and_evaluates_at_full_length():
+    run = Run("50ba", warmup(), eval_dataloader=batches(1), eval_interval="10ba").fit()
+    assert run.seen.eval_shapes == [(BATCH_SIZE, LENGTH)] * 5
+    assert run.seen.lengths[0] == 8
+    assert run.seen.lengths[-1] == LENGTH
+    assert run.seen.losses[0] > 2.5
+    assert run.seen.losses[-1] < 2.0
+
+
+def test_the_model_is_called_once_for_each_batch():
+    model = tiny_gpt2()
+    calls = []
+    model.model.register_forward_pre_hook(lambda *_: calls.append(1))
+    Run("5ba", warmup(), model=model).fit()
+    assert len(calls) == 5
+
+
+@pytest.mark.parametrize(
+    ("duration", "batches", "end"), [(0.1, 30, 3), (0.3, 10, 3), (0.7, 10, 7), (5 / 6, 6, 5), (2 / 3, 9, 6), (1, 9, 9)]
+)
+def test_the_full_length_is_reached_exactly_at_the_end_of_the_duration(duration, batches, end):
+    """Where floating-point numbers say 3.0000000000000004 or 4.999999999999999."""
+    algorithm = SeqLengthWarmup(duration, 8, 1024, 8)
+    assert length_at(algorithm, Timestamp(batch=end), f"{batches}ba") == 1024
+    assert length_at(algorithm, Timestamp(batch=end - 1), f"{batches}ba") < 1024
+    token = 10**9
+    assert length_at(algorithm, Timestamp(token=end * token), f"{batches * token}tok") == 1024
+    assert length_at(algorithm, Timestamp(token=end * token - 1), f"{batches * token}tok") < 1024
+
+
+def test_epochs_that_end_early_do_not_hold_the_ramp_up():
+    algorithm = SeqLengthWarmup(0.5, 8, 1024, 8)
+    after_short_epochs = Timestamp(epoch=2, batch=14, batch_in_epoch=0)
+    assert length_at(algorithm, after_short_epochs, "4ep", 10) == 1024
+
+
+@pytest.mark.parametrize("max_duration", ["1ba", "2ba", "3ba", "1ep"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"max_seq_length": 8},
+        {"step_size": 1000},
+        {"duration": 0},
+        {"duration": 1},
+        {"max_seq_length": 10**6, "step_size": 1},
+    ],
+    ids=str,
+)
+def test_short_runs_and_ramps(max_duration, options):
+    algorithm = warmup(**options)
+    for batch in range(3):
+        length = length_at(algorithm, Timestamp(batch=batch, batch_in_epoch=batch), max_duration, 3)
+        assert 8 <= length <= max(8, options.get("max_seq_length", 32))
+    if options.get("duration") == 0:
+        assert length == 32
+
+
+def test_a_run_shorter_than_the_ramp_has_steps():
+    assert Run("3ba", SeqLengthWarmup(1.0)).fit().seen.lengths == [8, 32, 32]  # 8, 344, 680 of rows with 32
+
+
+@pytest.mark.parametrize("max_duration", ["10iter", "10sec"])
+def test_durations_that_lengths_cannot_follow(max_duration):
+    match = f"needs a max_duration in epochs, batches, samples or tokens, got {max_duration}"
+    with pytest.raises(ValueError, match=match):
+        length_at(warmup(), Timestamp(), max_duration)
+
+
+def test_a_duration_must_be_known():
+    with pytest.raises(ValueError, match="needs the trainer's max_duration"):
+        length_at(warmup(), Timestamp(), None)
+
+
+@pytest.mark.parametrize("max_duration", ["20ba", f"{20 * BATCH_SIZE * LENGTH}tok", "2ep"])
+def test_a_resumed_run_goes_on_as_it_would_have(max_duration, tmp_path):
+    model, other = tiny_gpt2(dropout=0.1), tiny_gpt2(dropout=0.1, seed=1)
+    whole = Run(max_duration, warmup(), model=model, save_folder=str(tmp_path), save_interval="6ba").fit()
+    resumed = Run(max_duration, warmup(), model=other, load_path=str(tmp_path / "ep0-ba6-rank0.pt")).fit()
+    assert resumed.seen.lengths == LENGTHS[6:]
+    assert resumed.seen.losses == whole.seen.losses[6:]
+
+
+def test_models_of_any_kind():
+    rows = counting_rows(20)
+    dataloader = DataLoader([{"tokens": row, "weight": torch.tensor(1.0)} for row in rows], batch_size=4)
+    run = Run("5ba", warmup(), model=Bigrams(), dataloader=dataloader)
+    run.trainer.state.callbacks.remove(run.seen)  # reads input_ids
+    run.fit()
+    assert run.metric("seq_length_warmup/curr_seq_len") == [8, 16, 24, 32, 32]
+    assert run.metric("seq_length_warmup/curr_bs") == [4] * 5
+
+
+@pytest.mark.parametrize("device", ["cpu", "gpu"], ids=["host", "device"])
+def test_memory_is_claimed_once_and_on_a_device_with_an_allocator(device, monkeypatch):
+    claimed = []
+    monkeypatch.setattr(algorithms, "claim_memory", lambda state, batch: claimed.append(batch))
+    algorithm = warmup()
+    for batch in range(3):
+        length_at(algorithm, Timestamp(batch=batch), "9ba", None, device)
+    assert [batch["input_ids"].shape for batch in claimed] == ([(2, 32)] if device == "gpu" else [])
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "match"),
+    [
+        ({"duration": 1.5}, ValueError, "duration must be a share of the training, from 0 to 1, got 1.5"),
+        ({"duration": "0.3"}, TypeError, "duration must be a real number, got str"),
+        ({"min_seq_length": 0}, ValueError, "min_seq_length must be at least 1, got 0"),
+        ({"max_seq_length": 4}, ValueError, "max_seq_length must be at least min_seq_length 8, got 4"),
+        ({"step_size": 0}, ValueError, "step_size must be at least 1, got 0"),
+        ({"truncate": 1}, TypeError, "truncate must be True or False, got 1"),
+        ({"preserve_end_of_sequence": None}, TypeError, "preserve_end_of_sequence must be True or False, got None"),
+    ],
+)
+def test_bad_arguments(options, error, match):
+    with pytest.raises(error, match=match):
+        warmup(**options)
+
+
+@pytest.mark.parametrize("preserve", [False, True])
+@pytest.mark.parametrize("truncate", [False, True])
+@pytest.mark.parametrize("length", [1, 3, 8, 12, 13, 40])
+def test_equal_to_composers_function_where_that_is_sound(length, truncate, preserve):
+    """Padding on the right, a valid token in every row."""
+    valid = torch.randint(1, 13, (5, 1))
+    batch = {
+        "input_ids": torch.randint(0, 100, (5, 12)),
+        "attention_mask": (torch.arange(12) < valid).long(),
+        "labels": torch.randint(-100, 100, (5, 12)),
+    }
+    theirs = composers_set_batch_sequence_length(dict(batch), length, truncate, preserve)
+    ours = set_batch_sequence_length(batch, length, truncate, preserve)
+    assert list(ours) == list(theirs)
+    for name, tensor in theirs.items():
+        torch.testing.assert_close(ours[name], tensor, rtol=0, atol=0)

@@ -1,0 +1,67 @@
+"""set_batch_sequence_length, against values worked out by hand from Composer's documentation."""
+
+import pytest
+import torch
+
+from seqwarm_kernels.trainers.composer.functional import set_batch_sequence_length
+
+
+def ids(*rows):
+    return torch.tensor(rows)
+
+
+def test_the_documented_example():
+    batch = {"input_ids": ids([10, 11, 12, 13, 14, 15]), "attention_mask": ids([1, 1, 1, 1, 1, 1])}
+    assert set_batch_sequence_length(batch, 3)["input_ids"].tolist() == [[10, 11, 12]]
+    kept = set_batch_sequence_length(batch, 3, preserve_end_of_sequence=True)
+    assert kept["input_ids"].tolist() == [[10, 11, 15]]
+    assert batch["input_ids"].tolist() == [[10, 11, 12, 13, 14, 15]]
+
+
+def test_each_row_keeps_its_own_last_token():
+    batch = {
+        "input_ids": ids([1, 2, 3, 4, 9, 0], [1, 9, 0, 0, 0, 0], [1, 2, 3, 4, 5, 9]),
+        "attention_mask": ids([1, 1, 1, 1, 1, 0], [1, 1, 0, 0, 0, 0], [1, 1, 1, 1, 1, 1]),
+        "labels": ids([2, 3, 4, 9, -1, 0], [9, -1, 0, 0, 0, 0], [2, 3, 4, 5, 9, -1]),
+    }
+    kept = set_batch_sequence_length(batch, 3, preserve_end_of_sequence=True)
+    assert kept["input_ids"].tolist() == [[1, 2, 9], [1, 9, 0], [1, 2, 9]]
+    assert kept["attention_mask"].tolist() == [[1, 1, 1], [1, 1, 0], [1, 1, 1]]
+    assert kept["labels"].tolist() == [[2, 3, -1], [9, -1, 0], [2, 3, -1]]
+
+
+def test_reshaping_reads_one_stream_and_drops_its_tail():
+    batch = {"input_ids": torch.arange(14).view(2, 7), "labels": torch.arange(100, 114).view(2, 7)}
+    reshaped = set_batch_sequence_length(batch, 4, truncate=False, preserve_end_of_sequence=True)
+    assert reshaped["input_ids"].tolist() == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
+    assert reshaped["labels"].tolist() == [[100, 101, 102, 103], [104, 105, 106, 107], [108, 109, 110, 111]]
+
+
+@pytest.mark.parametrize("length", [6, 7, 1000])
+@pytest.mark.parametrize("preserve", [False, True])
+def test_nothing_happens_where_nothing_is_longer(length, preserve):
+    batch = {"input_ids": torch.arange(12).view(2, 6), "attention_mask": torch.ones(2, 6)}
+    same = set_batch_sequence_length(batch, length, preserve_end_of_sequence=preserve)
+    assert list(same) == list(batch)
+    for name, tensor in batch.items():
+        assert torch.equal(same[name], tensor)
+        assert same[name].data_ptr() == tensor.data_ptr()
+
+
+def test_truncated_tensors_are_contiguous():
+    features = torch.randn(2, 6, 3)
+    cut = set_batch_sequence_length({"inputs_embeds": features}, 4)["inputs_embeds"]
+    assert cut.is_contiguous()
+    assert torch.equal(cut, features[:, :4])
+
+
+def test_bad_input():
+    batch = {"input_ids": torch.arange(12).view(2, 6)}
+    with pytest.raises(ValueError, match="keep_last_token needs the batch to hold an 'attention_mask'"):
+        set_batch_sequence_length(batch, 3, preserve_end_of_sequence=True)
+    with pytest.raises(ValueError, match="mode='flatten' cannot resize 'weight'"):
+        set_batch_sequence_length({**batch, "weight": torch.ones(2)}, 3, truncate=False)
+    with pytest.raises(TypeError, match="truncate must be True or False, got 'yes'"):
+        set_batch_sequence_length(batch, 3, truncate="yes")
+    with pytest.raises(ValueError, match="seq_len must be at least 1, got 0"):
+        set_batch_sequence_length(batch, 0)

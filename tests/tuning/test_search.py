@@ -1,0 +1,98 @@
+"""The rule alone, on stable regions drawn at random."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from seqwarm_kernels.tuning.search import largest_stable
+
+LENGTHS = st.integers(1, 6)
+DURATIONS = st.integers(1, 70)
+
+
+def ask(lengths, durations, stable):
+    """The result and the candidates that were tried; none may be tried twice."""
+    asked = []
+
+    def is_stable(length, duration):
+        assert 0 <= length < lengths
+        assert 0 <= duration < durations
+        assert (length, duration) not in asked
+        asked.append((length, duration))
+        return stable(length, duration)
+
+    return largest_stable(lengths, durations, is_stable), asked
+
+
+@given(DURATIONS, st.data())
+def test_the_largest_below_an_upper_bound_within_the_bound_of_bisection(durations, data):
+    limit = data.draw(st.integers(-1, durations - 1))
+    found, asked = ask(1, durations, lambda length, duration: duration <= limit)
+    assert found == (None if limit < 0 else (0, limit))
+    if limit >= 0:
+        assert len(asked) <= 2 + math.log2(durations)
+
+
+@given(LENGTHS, DURATIONS, st.data())
+def test_the_smallest_length_that_is_stable_at_the_shortest_duration(lengths, durations, data):
+    limits = data.draw(st.lists(st.integers(-1, durations - 1), min_size=lengths, max_size=lengths))
+    found, asked = ask(lengths, durations, lambda length, duration: duration <= limits[length])
+    stable = [length for length in range(lengths) if limits[length] >= 0]
+    if not stable:
+        assert found is None
+        return
+    assert found == (stable[0], limits[stable[0]])
+    assert len(asked) <= stable[0] + 1 + math.ceil(math.log2(durations))
+
+
+@given(LENGTHS, DURATIONS, st.data())
+def test_between_a_lower_and_an_upper_bound(lengths, durations, data):
+    bounds = st.tuples(st.integers(1, durations), st.integers(1, durations)).map(sorted)
+    stretches = data.draw(st.lists(st.none() | bounds, min_size=lengths, max_size=lengths))
+
+    def stable(length, duration):
+        return stretches[length] is not None and stretches[length][0] <= duration + 1 <= stretches[length][1]
+
+    found, asked = ask(lengths, durations, stable)
+    assert len(asked) <= lengths * (2 + math.floor(math.log2(durations))) + math.ceil(math.log2(durations))
+    if found is None:
+        assert all(s is None or (s[1] < 2 * s[0] - 1 and s[1] < durations) for s in stretches)
+    else:
+        assert found in asked
+        assert stable(*found)
+        assert found[1] + 1 == stretches[found[0]][1], "a longer one is stable, too"
+
+
+@given(LENGTHS, DURATIONS, st.data())
+def test_whatever_is_stable_the_result_was_tried_and_was_stable(lengths, durations, data):
+    """Also where stability comes and goes."""
+    stable = data.draw(st.sets(st.tuples(st.integers(0, lengths - 1), st.integers(0, durations - 1))))
+    found, asked = ask(lengths, durations, lambda *candidate: candidate in stable)
+    if found is None:
+        assert not stable & set(asked)
+    else:
+        assert found in asked
+        assert found in stable
+        assert not any(duration > found[1] for length, duration in stable & set(asked) if length == found[0])
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "expected"),
+    [
+        (0, 15, [0, 8, 12, 14, 15]),
+        (0, 0, [0, 8, 4, 2, 1]),
+        (5, 9, [0, 1, 3, 7, 11, 9, 10]),
+        (15, 15, [0, 1, 3, 7, 15]),
+    ],
+)
+def test_the_order_of_trials(first, last, expected):
+    _, asked = ask(1, 16, lambda length, duration: first <= duration <= last)
+    assert [duration for _, duration in asked] == expected
+
+
+def test_all_lengths_are_tried_before_a_longer_duration():
+    found, asked = ask(3, 4, lambda length, duration: (length, duration) == (1, 1))
+    assert asked == [(0, 0), (1, 0), (2, 0), (0, 1), (1, 1), (1, 2)]
+    assert found == (1, 1)
