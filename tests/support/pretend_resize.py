@@ -1,4 +1,6 @@
-"""resize_batch's Triton kernel as on a GPU of some capability, up to the launch: `python -m tests.support.pretend_resize 90`.
+"""resize_batch's Triton kernel as on a GPU of some capability, up to the launch.
+
+    python -m tests.support.pretend_resize 90
 
 Prints, as JSON: for every rule what the compiler made of a batch whose every tensor may be moved in blocks of 16
 bytes; and how many kernels all lengths of a ramp need.
