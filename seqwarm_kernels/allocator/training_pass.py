@@ -13,7 +13,7 @@ from torch.amp import GradScaler
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
-from .example_batch import ExampleBatch, call_model
+from ..utils.modules import ExampleBatch, call_model
 
 LossFunction = Callable[[Any, Any], Tensor]
 

@@ -19,19 +19,11 @@ from tqdm.auto import tqdm
 from ..resizing.functional import resize_batch
 from ..schedule.scheduler import SequenceLengthScheduler
 from ..utils.checks import check_int, check_real
-from ..utils.modules import is_compiled
+from ..utils.modules import ExampleBatch, as_given, as_mapping, guess_batch, is_compiled
 from . import memory as memory_meters
 from .compilation import compilations
 from .distributed import Agreement, Outcome, end_iteration, reshard, without_traces
-from .example_batch import (
-    ExampleBatch,
-    as_given,
-    as_mapping,
-    guess_batch,
-    layout_of,
-    sequence_names,
-    stretched,
-)
+from .example_batch import layout_of, sequence_names, stretched
 from .memory import Memory
 from .report import AllocatorReport, LengthMemory, OutOfMemory
 from .snapshot import preserved

@@ -73,7 +73,7 @@ def _prepare(arguments: argparse.Namespace) -> tuple[ReportFolder, Settings, Cor
     from ..demo.report_folder import ReportFolder
     from ..demo.settings import GivenOptions
     from ..demo.text import read_corpus
-    from ..utils.figures import check_matplotlib
+    from ..utils.checks import check_matplotlib
 
     check_matplotlib()
     given = GivenOptions.from_arguments(arguments)

@@ -50,7 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
     from ..data.padding.comparison import Settings, compare
     from ..data.padding.corpus import Corpus
     from ..data.padding.figure import draw
-    from ..utils.figures import check_matplotlib
+    from ..utils.checks import check_matplotlib
 
     try:
         if arguments.figure is not None:

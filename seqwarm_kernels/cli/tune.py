@@ -120,7 +120,7 @@ def _search(arguments: argparse.Namespace) -> int:
 
 def _check_figure(path: Path, folder: Path | None) -> None:
     """Before the search, which may take hours. The records' folder is made by then."""
-    from ..utils.figures import check_matplotlib
+    from ..utils.checks import check_matplotlib
 
     check_matplotlib()
     if path.is_dir():

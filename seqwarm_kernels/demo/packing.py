@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from ..data import BatchPlanner, LengthBatchSampler, PackedCollator, PieceDataset
+from ..ops.resize_batch.schema import IGNORED_LABEL
 from ..schedule.scheduler import SequenceLengthScheduler
 from .batches import Batch
 from .settings import Settings
@@ -54,7 +55,7 @@ class PackedText:
     def next_batch(self) -> Batch:
         """As `batches.Batch`, and where sequences begin; the last token of a sequence has no next byte to learn."""
         batch: Any = self._collate(self._pieces.__getitems__(next(self._batches)))
-        next_bytes = torch.cat([batch["labels"][:, 1:], torch.full((1, 1), -100)], 1)
+        next_bytes = torch.cat([batch["labels"][:, 1:], torch.full((1, 1), IGNORED_LABEL)], 1)
         return {"input_ids": batch["input_ids"], "labels": next_bytes, "cu_seqlens": batch["cu_seq_lens_q"]}
 
     def state_dict(self) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from ..allocator.warmup import AllocatorReport, warmup_allocator
+from ..ops.resize_batch.schema import IGNORED_LABEL
 from ..schedule.scheduler import SequenceLengthScheduler
 from .batches import Batch, training_batch, validation_set
 from .model import build_model, next_byte_loss
@@ -118,7 +119,7 @@ class Trainer:
         self.last_seq_length = self.scheduler.seq_length
         batch = self.scheduler.resize(self._full_batch()) if self.packed is None else self.packed.next_batch()
         count = min(batch["labels"].numel(), self.settings.total_tokens - self.tokens)
-        batch["labels"].view(-1)[count:] = -100  # so that both runs end on the same token
+        batch["labels"].view(-1)[count:] = IGNORED_LABEL  # so that both runs end on the same token
         batch = self._to_device(batch)
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(self.tokens + count, self.settings)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..utils.checks import check_int, check_real
+from ..utils.checks import check_int, check_real, check_state_entries
 
 
 @dataclass
@@ -44,11 +44,7 @@ class LossHistory:
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Raises ValueError or TypeError before anything is changed."""
-        if not isinstance(state_dict, Mapping):
-            raise TypeError(f"state_dict must be a mapping, got {type(state_dict).__name__}")
-        wanted = self.state_dict().keys()
-        if state_dict.keys() != wanted:
-            raise ValueError(f"state_dict must hold {', '.join(wanted)}, got {', '.join(map(str, state_dict))}")
+        check_state_entries(state_dict, self.state_dict())
         for name in ("steps", "spikes"):
             check_int(name, state_dict[name], minimum=0)
         for name in ("min_loss", "max_loss_ratio"):

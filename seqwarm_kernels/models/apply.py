@@ -8,9 +8,8 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from ..allocator.example_batch import ExampleBatch
 from ..utils.checks import check_bool, check_int
-from ..utils.modules import is_compiled, unwrapped
+from ..utils.modules import ExampleBatch, is_compiled, unwrapped
 from .alibi_layer import AlibiHeads
 from .checkpoints import restore_slopes
 from .configs import prepare_configs, record_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..allocator.example_batch import ExampleBatch
+from ..utils.modules import ExampleBatch
 from .apply import apply_alibi
 from .configs import RECORD, record_of
 

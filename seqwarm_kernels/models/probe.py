@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..allocator.example_batch import ExampleBatch, as_given, as_mapping, call_model, guess_batch
+from ..utils.modules import ExampleBatch, as_given, as_mapping, call_model, guess_batch
 from .alibi_layer import AlibiHeads, Call, observed
 from .families.torch_nn import AlibiMultiheadAttention
 from .report import Proof

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from ..ops.resize_batch.schema import IGNORED_LABEL
 from ..resizing.containers import is_container
 from ..resizing.functional import resize_batch
 from ..utils.modules import signature, unwrapped
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
 
 #: What Hugging Face's trainer divides a sum of losses by: labels of the whole batch, counted before they are cut.
 _DIVISOR = "num_items_in_batch"
-_IGNORED_LABEL = -100
 
 
 #: Where a model keeps its attachment.
@@ -114,5 +114,5 @@ def _kept_share(labels: Tensor | None, kept: Tensor | None, first: int) -> Tenso
     """Of the labels that count, how many are left: 1 without labels, and where none counted."""
     if labels is None or kept is None:
         return 1.0
-    count, count_kept = ((tensor[..., first:] != _IGNORED_LABEL).sum() for tensor in (labels, kept))
+    count, count_kept = ((tensor[..., first:] != IGNORED_LABEL).sum() for tensor in (labels, kept))
     return torch.where(count > 0, count_kept / count, 1.0)

@@ -8,7 +8,7 @@ import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from ..utils.figures import check_matplotlib
+from ..utils.checks import check_matplotlib
 from .scheduler import UNITS, Milestone, Pacing, SequenceLengthScheduler, linear, root
 
 

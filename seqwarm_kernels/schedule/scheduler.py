@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from ..resizing.functional import resize_batch
-from ..utils.checks import check_int, check_real
+from ..utils.checks import check_int, check_real, check_same_configuration, check_state_entries
 from .attachment import Attachment
 
 UNITS = ("step", "token", "sample")
@@ -230,16 +230,9 @@ class SequenceLengthScheduler:
         Raises:
             ValueError: entries are missing, unknown, or of another configuration; nothing was changed.
         """
-        if not isinstance(state_dict, Mapping):
-            raise TypeError(f"state_dict must be a mapping, got {type(state_dict).__name__}")
-        expected = self.state_dict()
-        if state_dict.keys() != expected.keys():
-            raise ValueError(f"state_dict must have the entries {list(expected)}, got {list(state_dict)}")
-        for name, value in self._configuration().items():
-            if state_dict[name] != value:
-                raise ValueError(
-                    f"state_dict is of another configuration: {name} is {state_dict[name]!r} there, {value!r} here"
-                )
+        check_state_entries(state_dict, self.state_dict())
+        configuration = self._configuration()
+        check_same_configuration({name: state_dict[name] for name in configuration}, configuration)
         check_int("progress", state_dict["progress"], minimum=0)
         self.progress = state_dict["progress"]
 

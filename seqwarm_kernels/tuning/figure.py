@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..utils.figures import check_matplotlib
+from ..utils.checks import check_matplotlib
 from ..utils.files import write_atomically
 from .configuration import Configuration
 from .trial import Trial

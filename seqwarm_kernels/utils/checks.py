@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
+from typing import Any
+
 
 def check_int(name: str, value: object, *, minimum: int | None = None) -> None:
-    """`value` must be an int (no bool), at least `minimum`."""
+    """`value` must be an int (not a bool), at least `minimum`."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{name} must be an int, got {type(value).__name__}")
     if minimum is not None and value < minimum:
@@ -29,3 +32,38 @@ def check_share(name: str, value: object) -> None:
 def check_bool(name: str, value: object) -> None:
     if not isinstance(value, bool):
         raise TypeError(f"{name} must be True or False, got {value!r}")
+
+
+def check_rank(rank: object, world_size: object) -> None:
+    """`rank` must be an int in [0, `world_size`)."""
+    check_int("world_size", world_size, minimum=1)
+    check_int("rank", rank, minimum=0)
+    if rank >= world_size:  # type: ignore[operator]
+        raise ValueError(f"rank must be below world_size {world_size}, got {rank}")
+
+
+def check_state_entries(state_dict: object, expected: Collection[str]) -> None:
+    """`state_dict` must be a mapping with exactly the `expected` entries."""
+    if not isinstance(state_dict, Mapping):
+        raise TypeError(f"state_dict must be a mapping, got {type(state_dict).__name__}")
+    if state_dict.keys() != set(expected):
+        raise ValueError(f"state_dict must have the entries {list(expected)}, got {list(state_dict)}")
+
+
+def check_same_configuration(saved: Mapping[str, Any], current: Mapping[str, Any]) -> None:
+    """Every setting of a saved state must be what it is now; the error names the first that differs."""
+    for name in {**current, **saved}:
+        if name not in saved or name not in current or saved[name] != current[name]:
+            was, now = (repr(settings[name]) if name in settings else "unknown" for settings in (saved, current))
+            raise ValueError(f"state_dict is of another configuration: {name} is {was} in the state, {now} here")
+
+
+def check_matplotlib() -> None:
+    """
+    Raises:
+        ImportError: matplotlib is missing. The message says how to install it.
+    """
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError as error:
+        raise ImportError('figures need matplotlib: pip install "seqwarm_kernels[demo]"') from error

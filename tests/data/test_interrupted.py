@@ -231,8 +231,12 @@ def stream_state():
         (("before",), {}, "before of state_dict must have the entries"),
         (("progress",), None, "progress of state_dict must have the entries"),
         (("num_items",), 1.5, "num_items must be an int, got float"),
-        (("configuration", "remainder"), "empty", "another configuration: remainder is 'empty' there, 'drop' here"),
-        (("configuration", "infinite"), True, "another configuration: infinite is True there, False here"),
+        (
+            ("configuration", "remainder"),
+            "empty",
+            "another configuration: remainder is 'empty' in the state, 'drop' here",
+        ),
+        (("configuration", "infinite"), True, "another configuration: infinite is True in the state, False here"),
     ],
 )
 def test_states_that_do_not_fit(keys, value, message):
@@ -266,7 +270,7 @@ def test_places_of_a_stream_that_do_not_fit(change, message):
 def test_a_state_of_another_source_is_refused_when_it_is_loaded():
     _, state = stream_state()
     other = stream(SequenceSource(ITEMS, seed=1))
-    with pytest.raises(ValueError, match="another configuration: seed is 0 there, 1 here"):
+    with pytest.raises(ValueError, match="another configuration: seed is 0 in the state, 1 here"):
         other.load_state_dict(state)
     assert len(list(other)) > 0
 

@@ -133,9 +133,9 @@ def test_a_state_is_small_and_stays_as_it_was_taken(make):
 def test_states_of_others_are_refused(make):
     state = make(seed=1).state_dict()
     for settings, message in [
-        ({"seed": 2}, "seed is 1 there, 2 here"),
-        ({"seed": 1, "shuffle": False}, "shuffle is True there, False here"),
-        ({"seed": 1, "rank": 1, "world_size": 2}, "rank is 0 there, 1 here"),
+        ({"seed": 2}, "seed is 1 in the state, 2 here"),
+        ({"seed": 1, "shuffle": False}, "shuffle is True in the state, False here"),
+        ({"seed": 1, "rank": 1, "world_size": 2}, "rank is 0 in the state, 1 here"),
     ]:
         source = make(**settings)
         before = source.state_dict()

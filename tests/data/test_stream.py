@@ -252,9 +252,9 @@ def test_it_runs_in_the_main_process(monkeypatch):
 
 def test_a_state_of_another_configuration():
     state = stream(rule="bucket").state_dict()
-    with pytest.raises(ValueError, match=re.escape("max_tokens is 512 there, 600 here")):
+    with pytest.raises(ValueError, match=re.escape("max_tokens is 512 in the state, 600 here")):
         stream(rule={**RULES["bucket"], "max_tokens": 600}).load_state_dict(state)
-    with pytest.raises(ValueError, match="of another configuration: warmup is 'bucket' there, 'cut' here"):
+    with pytest.raises(ValueError, match="of another configuration: warmup is 'bucket' in the state, 'cut' here"):
         stream(rule={**RULES["bucket"], "warmup": "cut"}).load_state_dict(state)
     slower = SequenceLengthScheduler(16, 200, duration=41, step_size=16)
     with pytest.raises(ValueError, match=r"max_length is .*'duration': 40.* there, .*'duration': 41.* here"):

@@ -175,7 +175,7 @@ class TestBatchLoader:
     def test_a_state_of_another_configuration(self, kind):
         loader = make_loader(kind)
         other = make_batches(kind, multiple_of=8)
-        with pytest.raises(ValueError, match="multiple_of is 8 there, 1 here"):
+        with pytest.raises(ValueError, match="multiple_of is 8 in the state, 1 here"):
             loader.load_state_dict(other.state_dict())
         assert len(numbers(loader)) == len(numbers(make_loader(kind)))
 

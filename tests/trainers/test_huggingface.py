@@ -270,7 +270,9 @@ def test_a_checkpoint_that_does_not_fit_is_refused(tmp_path):
         training = trainer(tmp_path / "again", model(), [callback], **arguments, **flags)
         training.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
 
-    with pytest.raises(ValueError, match=r"duration is 4 there, 9 here; pass a scheduler of the checkpoint's config"):
+    with pytest.raises(
+        ValueError, match=r"duration is 4 in the state, 9 here; pass a scheduler of the checkpoint's config"
+    ):
         resume(SequenceLengthWarmup(schedule(9)))
     with pytest.raises(ValueError, match=r"schedule is none of this training's: .*'duration': 4"):
         resume(SequenceLengthWarmup(schedule(9)), restore_callback_states_from_checkpoint=True)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from torch import distributed
 
-from ...utils.checks import check_bool, check_int
+from ...utils.checks import check_bool, check_int, check_rank
 from ..planning.planner import BatchPlanner
 from .rank_batches import REMAINDERS, Deal, Position
 from .readers import Reader
@@ -182,8 +182,5 @@ def _rank_of(rank: int | None, world_size: int | None) -> tuple[int, int]:
         if not (distributed.is_available() and distributed.is_initialized()):
             return 0, 1
         return distributed.get_rank(), distributed.get_world_size()
-    check_int("world_size", world_size, minimum=1)
-    check_int("rank", rank, minimum=0)
-    if rank >= world_size:
-        raise ValueError(f"rank must be below world_size {world_size}, got {rank}")
+    check_rank(rank, world_size)
     return rank, world_size

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ...utils.checks import check_int
+from ...utils.checks import check_int, check_same_configuration, check_state_entries
 from .rank_batches import Position
 from .schedule_progress import Counts
 from .served import Front
@@ -48,11 +48,8 @@ def unpack_state(state: Mapping[str, Any], configuration: Mapping[str, Any]) -> 
     """Raises:
     TypeError, ValueError: no mapping, entries are missing or unknown, or of another configuration, whose name it says.
     """
-    if not isinstance(state, Mapping):
-        raise TypeError(f"state_dict must be a mapping, got {type(state).__name__}")
-    if sorted(state) != sorted(ENTRIES):
-        raise ValueError(f"state_dict must have the entries {list(ENTRIES)}, got {list(state)}")
-    check_configuration(state["configuration"], configuration)
+    check_state_entries(state, ENTRIES)
+    check_same_configuration(state["configuration"], configuration)
     for name in ("epoch", "least", "served"):
         check_int(name, state[name], minimum=0)
     for name in ("num_items", "max_length"):
@@ -84,11 +81,3 @@ def _fronts(entry: Any) -> tuple[Front, ...]:
     for bound, _ in entry:
         check_int("a bound in fronts of state_dict", bound, minimum=0)
     return tuple(Front(bound, place) for bound, place in entry)
-
-
-def check_configuration(there: Mapping[str, Any], here: Mapping[str, Any]) -> None:
-    """Raise by the name of the first setting that differs."""
-    for name in {**here, **there}:
-        if name not in there or name not in here or there[name] != here[name]:
-            was, now = (repr(settings[name]) if name in settings else "unknown" for settings in (there, here))
-            raise ValueError(f"state_dict is of another configuration: {name} is {was} there, {now} here")

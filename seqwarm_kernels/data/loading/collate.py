@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...ops.resize_batch.schema import IGNORED_LABEL
 from ...utils.checks import check_int
 from ..planning.plan import Piece
 
-IGNORED_LABEL = -100
 _UNTOKENIZED = "which is not tokenized: Prepare takes a transform"
 _INTS = (
     *(torch.int8, torch.int16, torch.int32, torch.int64),

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ...utils.checks import check_bool, check_int
+from ...utils.checks import check_bool, check_int, check_rank, check_same_configuration, check_state_entries
 
 _PLACE = ("epoch", "block", "position", "items")
 
@@ -22,10 +22,7 @@ class BlockSource(ABC):
         check_int("seed", seed, minimum=0)
         check_bool("shuffle", shuffle)
         check_bool("infinite", infinite)
-        check_int("world_size", world_size, minimum=1)
-        check_int("rank", rank, minimum=0)
-        if rank >= world_size:
-            raise ValueError(f"rank must be below world_size {world_size}, got {rank}")
+        check_rank(rank, world_size)
         self.seed, self.shuffle, self.infinite = seed, shuffle, infinite
         self.rank, self.world_size = rank, world_size
         self.epoch = 0
@@ -92,16 +89,9 @@ class BlockSource(ABC):
 
     def check_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Raise what `load_state_dict` would raise."""
-        if not isinstance(state_dict, Mapping):
-            raise TypeError(f"state_dict must be a mapping, got {type(state_dict).__name__}")
-        expected = list(self.state_dict())
-        if sorted(state_dict) != sorted(expected):
-            raise ValueError(f"state_dict must have the entries {expected}, got {list(state_dict)}")
-        for name, value in self._shared_configuration().items():
-            if state_dict[name] != value:
-                raise ValueError(
-                    f"state_dict is of another configuration: {name} is {state_dict[name]!r} there, {value!r} here"
-                )
+        check_state_entries(state_dict, self.state_dict())
+        configuration = self._shared_configuration()
+        check_same_configuration({name: state_dict[name] for name in configuration}, configuration)
         for name in _PLACE:
             check_int(name, state_dict[name], minimum=0)
 

@@ -48,6 +48,9 @@ class Kind(IntEnum):
 #: The sequence dimensions of each kind, rows first.
 SEQUENCE_DIMS = {Kind.ROW: (), Kind.SEQUENCE: (1,), Kind.LABEL: (1,), Kind.SQUARE: (1, 2)}
 
+#: Padding in labels: torch.nn.functional.cross_entropy leaves it out of the loss.
+IGNORED_LABEL = -100
+
 ARGUMENTS = (
     "Tensor[] inputs, Tensor? attention_mask, SymInt batch_size, SymInt source_length, SymInt new_length, "
     "str rule, int[] kinds, Scalar[] fill_values, bool return_info"

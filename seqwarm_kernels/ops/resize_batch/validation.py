@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .schema import Kind
+from .schema import IGNORED_LABEL, Kind
 
 MODES = ("truncate", "reshape", "flatten")
 REMAINDERS = ("drop", "pad", "overlap")
@@ -223,7 +223,7 @@ def check_no_gradient(name: str, tensor: Tensor) -> None:
 def fill_value(name: str, kind: Kind, dtype: torch.dtype, pad_values: Mapping[str, float] | None, rule: str) -> float:
     """What a slot without a token holds: the caller's value, else −100 for labels and 0 for the rest."""
     fills_labels = kind == Kind.LABEL and rule in ("reshape_pad", "reshape_overlap")
-    given = (pad_values or {}).get(name, -100 if fills_labels else 0)
+    given = (pad_values or {}).get(name, IGNORED_LABEL if fills_labels else 0)
     if not isinstance(given, (bool, int, float)):
         raise TypeError(f"pad_values[{name!r}] must be a number, got {type(given).__name__}")
     if dtype == torch.bool:

@@ -11,11 +11,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ... import models
-from ...allocator.example_batch import guess_batch
 from ...resizing.containers import leaves
 from ...resizing.functional import resize_batch
 from ...utils.checks import check_bool
-from ...utils.modules import signature
+from ...utils.modules import guess_batch, signature
 
 _EXAMPLE_LENGTH = 16
 
