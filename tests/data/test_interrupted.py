@@ -234,7 +234,7 @@ def stream_state():
         (
             ("configuration", "remainder"),
             "empty",
-            "another configuration: remainder is 'empty' in the state, 'drop' here",
+            "configuration: remainder is 'empty' in the state, 'drop' here",
         ),
         (("configuration", "infinite"), True, "another configuration: infinite is True in the state, False here"),
     ],
