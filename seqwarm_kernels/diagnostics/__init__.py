@@ -1,4 +1,4 @@
-"""What goes on in training: monitors of an optimizer's moments, losses and spikes."""
+"""Monitoring of an optimizer's moments, losses and loss spikes, and tuning of a schedule in short trials."""
 
 from ..tuning import NoStableSchedule, RunTrial, Trial, TunedSchedule, Validation, tune_schedule
 from .moments import MomentStatistics, moment_statistics

@@ -1,4 +1,4 @@
-"""The monitor: an optimizer's moments and the loss after each step, without waiting for the device."""
+"""TrainingMonitor: an optimizer's moments and the loss of each step, read without waiting for the device."""
 
 from __future__ import annotations
 
@@ -14,26 +14,25 @@ import torch
 from torch import Tensor
 
 from ..utils.checks import check_int, check_real
-from .device_to_host import Ring, Row
-from .losses import LossHistory
+from .device_to_host import DelayedReader, Row
 from .moments import raw_statistics
 from .optimizer_state import check_optimizer
-from .records import TAKEN, StepRecord
+from .records import RESERVED_NAMES, LossHistory, StepRecord
 
 Output = Callable[[StepRecord], object]
 
 
-class _About(NamedTuple):
-    """What the host knows of a step."""
+class _HostValues(NamedTuple):
+    """The values of a step that are on the host already."""
 
     step: int
-    known: dict[str, float]  #: numbers that were numbers already
-    on_device: list[str]  #: names of those that are in the row, behind the statistics
-    has_gradients: bool  #: which the statistics are of
+    numbers: dict[str, float]
+    names_on_device: list[str]  #: names of the numbers that follow the statistics in the step's row
+    has_gradients: bool  #: whether the statistics include a gradient norm
 
 
 class TrainingMonitor:
-    """Reads an optimizer after each of its steps, and tells its outputs what it read.
+    """Reads an optimizer's moments after each of its steps, and passes a record of each step to its outputs.
 
         with TrainingMonitor(optimizer, JsonLines("monitor.jsonl")) as monitor:
             for batch in loader:
@@ -44,30 +43,35 @@ class TrainingMonitor:
                 monitor.observe(loss, grad_norm=norm)
                 optimizer.zero_grad()
 
-    A loss ratio is the loss over the smallest of all steps before; one above `spike_threshold` is a spike, as Li, Zhang
-    and He count them (arXiv 2108.06084), who found it to move with the largest √v. NaN and infinite losses are spikes,
-    and never the smallest; where the smallest loss is not above zero there is no ratio (NaN), and no spike.
+    The loss ratio of a step is its loss divided by the smallest loss of all earlier steps. A ratio above
+    `spike_threshold` is a spike. Li, Zhang and He (arXiv 2108.06084) count spikes in this way, and found that the ratio
+    moves with the largest √v. NaN and infinite losses are spikes, and are never the smallest loss. If the smallest loss
+    is not above zero, the ratio is NaN and the step is not a spike.
 
-    Nothing waits for a device: numbers stay there for `read_every` steps, travel to the host beside the next ones, and
-    reach the outputs after those; on a CPU, after `read_every` steps. `flush()` reads all at once.
+    No step waits for a device. Numbers stay on the device for `read_every` steps, are copied to the host during the
+    next `read_every` steps, and then reach the outputs. On the CPU they reach the outputs after `read_every` steps.
+    `flush()` reads all of them immediately.
 
-    On several ranks every rank has a monitor and calls it at each step, since statistics of sharded states (DTensor)
-    are exchanged; give outputs to the ranks that are to write. The loss is each rank's own, unless you pass their mean.
+    In distributed training every rank creates a monitor and calls it at each step, because statistics of sharded states
+    (DTensor) are exchanged between ranks. Pass outputs only on the ranks that write. The loss is that of each rank,
+    unless you pass the mean over ranks.
 
     Args:
-        optimizer: as for `moment_statistics`.
-        outputs: callables that take a `StepRecord`; `JsonLines`, `TensorBoard`. Their `flush` and `close`, where they
-            have them, are called by the monitor's.
-        spike_threshold: loss ratio, at least 1.
-        read_every: steps.
+        optimizer: as in `moment_statistics`.
+        outputs: callables that take a `StepRecord`, such as `JsonLines` and `TensorBoard`. `flush()` and `close()` of
+            the monitor call the methods of the same name of each output that has them.
+        spike_threshold: loss ratio above which a step is a spike, at least 1.
+        read_every: number of steps that are read together.
 
     Attributes:
-        steps, spikes: how many, of those that were read.
-        min_loss: the smallest finite loss read; None before it.
-        max_loss_ratio: the largest finite ratio read; None before it.
+        steps: number of steps read.
+        spikes: number of spikes among the steps read.
+        min_loss: the smallest finite loss read; None before the first finite loss.
+        max_loss_ratio: the largest finite ratio read; None before the first finite ratio.
 
     Raises:
-        TypeError, ValueError: an argument does not fit; `optimizer` keeps no second moment.
+        TypeError: `optimizer` is not an optimizer, or an argument has the wrong type.
+        ValueError: `optimizer` does not keep a second moment, or a number is out of range.
     """
 
     def __init__(self, optimizer: Any, *outputs: Output, spike_threshold: float = 1.2, read_every: int = 20) -> None:
@@ -76,7 +80,7 @@ class TrainingMonitor:
         self._optimizer = optimizer
         self._outputs = outputs
         self._read_every = read_every
-        self._ring = Ring(read_every)
+        self._reader = DelayedReader(read_every)
         self._history = LossHistory(spike_threshold)
         self._observed = 0
 
@@ -84,40 +88,44 @@ class TrainingMonitor:
     def observe(
         self, loss: Tensor | float, grad_norm: Tensor | float | None = None, **extra_numbers: Tensor | float
     ) -> None:
-        """Right after `optimizer.step()`, before gradients are set to zero.
+        """Record a step. Call this right after `optimizer.step()`, before gradients are set to zero.
 
         Args:
-            loss: of the step; a number, or a tensor with one element, on any device.
-            grad_norm: what `clip_grad_norm_` returned, say. None: the l2 norm of the gradients as they lie in `.grad`,
-                in the same pass; after clipping they are the clipped ones.
-            extra_numbers: for the record: the learning rate, the sequence length. Numbers or tensors with one element.
+            loss: the loss of the step; a number, or a tensor with one element, on any device.
+            grad_norm: the gradient norm, for example the value that `clip_grad_norm_` returned. None computes the l2
+                norm of the gradients in `.grad` in the same pass; after clipping, that is the norm of the clipped
+                gradients.
+            extra_numbers: further numbers for the record, such as the learning rate or the sequence length. Numbers, or
+                tensors with one element.
 
         Raises:
-            TypeError, ValueError: a number is none; a name is taken; `optimizer` keeps no second moment.
+            TypeError: a value is neither a number nor a tensor.
+            ValueError: a tensor does not have one real element, the name of an extra number is reserved, or
+                `optimizer` does not keep a second moment.
         """
         given = {"loss": loss, **({} if grad_norm is None else {"grad_norm": grad_norm}), **extra_numbers}
         for name, value in given.items():
             _check_number(name, value)
-            if hasattr(value, "full_tensor"):  # a DTensor, as clip_grad_norm_ gives for sharded gradients
+            if hasattr(value, "full_tensor"):  # a DTensor, which clip_grad_norm_ returns for sharded gradients
                 given[name] = value.full_tensor()
-        if taken := TAKEN & extra_numbers.keys():
-            raise ValueError(f"extra_numbers must have names of their own, got {', '.join(sorted(taken))}")
+        if reserved := RESERVED_NAMES & extra_numbers.keys():
+            raise ValueError(f"extra_numbers must not use reserved names, got {', '.join(sorted(reserved))}")
         statistics, has_gradients = raw_statistics(self._optimizer, with_gradients=grad_norm is None)
         on_device = {
             name: value for name, value in given.items() if isinstance(value, Tensor) and value.device.type != "cpu"
         }
-        known = {name: float(value) for name, value in given.items() if name not in on_device}
+        on_host = {name: float(value) for name, value in given.items() if name not in on_device}
         self._observed += 1
-        about = _About(self._observed, known, list(on_device), has_gradients)
-        self._tell(self._ring.put(Row(about, _row(statistics, on_device.values()))))
+        host_values = _HostValues(self._observed, on_host, list(on_device), has_gradients)
+        self._emit(self._reader.add(Row(host_values, _concatenated(statistics, on_device.values()))))
 
     def flush(self) -> None:
-        """Read all steps observed so far; waits for the device."""
-        _all([lambda: self._tell(self._ring.take_all()), lambda: self._each_output("flush")])
+        """Read all steps observed so far. Waits for the device."""
+        _call_all([lambda: self._emit(self._reader.read_all()), lambda: self._call_outputs("flush")])
 
     def close(self) -> None:
         """Flush, and close the outputs."""
-        _all([self.flush, lambda: self._each_output("close")])
+        _call_all([self.flush, lambda: self._call_outputs("close")])
 
     def __enter__(self) -> TrainingMonitor:
         return self
@@ -130,7 +138,8 @@ class TrainingMonitor:
         except Exception as closing:
             if error is None:
                 raise
-            warnings.warn(f"the monitor could not be closed: {closing!r}", stacklevel=2)  # beside the first error
+            # A warning, so that the training's own error is the one that is raised.
+            warnings.warn(f"the monitor could not be closed: {closing!r}", stacklevel=2)
 
     @property
     def steps(self) -> int:
@@ -149,32 +158,32 @@ class TrainingMonitor:
         return self._history.max_loss_ratio
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain numbers, of all steps observed: flushes."""
+        """The counts of all steps observed, as plain numbers. Flushes first."""
         self.flush()
         return self._history.state_dict()
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Count on from there. Steps observed and not yet read are dropped.
+        """Continue from the counts of a saved state. Steps that were observed but not yet read are dropped.
 
         Raises:
-            TypeError, ValueError: it is no state of a monitor; nothing was changed.
+            TypeError, ValueError: `state_dict` is not the state of a monitor. Nothing was changed.
         """
         self._history.load_state_dict(state_dict)
         self._observed = self._history.steps
-        self._ring = Ring(self._read_every)
+        self._reader = DelayedReader(self._read_every)
 
-    def _tell(self, read: list[tuple[_About, list[float]]]) -> None:
-        """Every record is counted, and goes to every output, whichever of them raises."""
-        records = [self._record(about, numbers) for about, numbers in read]
-        _all([partial(output, record) for record in records for output in self._outputs])
+    def _emit(self, rows: list[tuple[_HostValues, list[float]]]) -> None:
+        """Count every step, and pass its record to every output, even if an output raises."""
+        records = [self._record(host_values, numbers) for host_values, numbers in rows]
+        _call_all([partial(output, record) for record in records for output in self._outputs])
 
-    def _record(self, about: _About, numbers: list[float]) -> StepRecord:
+    def _record(self, host_values: _HostValues, numbers: list[float]) -> StepRecord:
         variance_l1, variance_max, momentum_l1, momentum_max, squares, *others = numbers
-        values = {**dict(zip(about.on_device, others, strict=True)), **about.known}
+        values = {**dict(zip(host_values.names_on_device, others, strict=True)), **host_values.numbers}
         loss = values.pop("loss")
         ratio, is_spike = self._history.add(loss)
         return StepRecord(
-            step=about.step,
+            step=host_values.step,
             loss=loss,
             loss_ratio=ratio,
             is_spike=is_spike,
@@ -182,17 +191,17 @@ class TrainingMonitor:
             variance_max=variance_max,
             momentum_l1=momentum_l1,
             momentum_max=momentum_max,
-            grad_norm=values.pop("grad_norm", math.sqrt(squares) if about.has_gradients else None),
+            grad_norm=values.pop("grad_norm", math.sqrt(squares) if host_values.has_gradients else None),
             extra=values,
         )
 
-    def _each_output(self, method: str) -> None:
+    def _call_outputs(self, method: str) -> None:
         calls = [getattr(output, method, None) for output in self._outputs]
-        _all([call for call in calls if callable(call)])
+        _call_all([call for call in calls if callable(call)])
 
 
-def _all(calls: Iterable[Callable[[], object]]) -> None:
-    """Make all of them, whatever one raises; the first error comes out at the end."""
+def _call_all(calls: Iterable[Callable[[], object]]) -> None:
+    """Make all calls, even if one of them raises; then raise the first error."""
     first: Exception | None = None
     for call in calls:
         try:
@@ -204,7 +213,7 @@ def _all(calls: Iterable[Callable[[], object]]) -> None:
 
 
 def check_options(outputs: Sequence[Output], spike_threshold: float, read_every: int) -> None:
-    """What `TrainingMonitor` wants, for those who make one later."""
+    """Check the options of a `TrainingMonitor`, also for callers that create the monitor later."""
     for output in outputs:
         if not callable(output):
             raise TypeError(f"outputs must be callables that take a StepRecord, got {type(output).__name__}")
@@ -222,8 +231,11 @@ def _check_number(name: str, value: object) -> None:
         raise TypeError(f"{name} must be a number or a tensor with one element, got {type(value).__name__}")
 
 
-def _row(statistics: Tensor, values: Iterable[Tensor]) -> Tensor:
-    """All of it on the values' device: that of the statistics is the host, if they differ, which waits for nothing."""
+def _concatenated(statistics: Tensor, values: Iterable[Tensor]) -> Tensor:
+    """Statistics and values as one tensor, on the device of the values.
+
+    If the devices differ, the statistics are on the host, and copying them to the device does not wait.
+    """
     columns = [value.reshape(1).to(statistics.dtype) for value in values]
     if not columns:
         return statistics

@@ -1,4 +1,4 @@
-"""Where a monitor's records go: files of JSON lines, and TensorBoard."""
+"""Outputs of a TrainingMonitor: JSON Lines files and TensorBoard."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from typing import IO, Any
 from ..utils.files import write_atomically
 from .records import StepRecord
 
-#: Of every record's line.
-_BEGINNING = b'{"step": '
+#: The first bytes of each line.
+_LINE_START = b'{"step": '
 
 
 class JsonLines:
-    """A file with one JSON object a line for each step: the fields of `StepRecord`, and the caller's own numbers.
+    """Writes one line of JSON for each step: the fields of `StepRecord`, and the caller's own numbers.
 
-    NaN and infinity, which JSON has not, are null. Lines that are there when a record comes stay, but for those of its
-    step and of later ones: a training that resumes from step 100 takes back what was written after it, and one that
-    begins anew begins the file anew. A line that was cut off by a kill is taken back as well.
+    NaN and infinity, which JSON cannot represent, become null. A new record replaces the lines of its own step and of
+    later steps. If training resumes from step 100, lines after step 100 are removed; if training starts again from the
+    beginning, so does the file. An incomplete last line, left by a process that was killed, is removed as well.
 
     Args:
-        path: the file; its folder must exist.
+        path: the file to write. Its folder must exist.
 
     Raises:
-        ValueError: there is no such folder, or the file holds other lines.
+        ValueError: the folder does not exist, or the file has lines that are not StepRecords.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
         if not self.path.parent.is_dir():
             raise ValueError(f"path must be in a folder that exists, got {self.path}")
-        _lines_before(self.path, 1)  # can it be read?
+        _lines_before(self.path, 1)  # raises if the file has other lines
         self._file: IO[str] | None = None
         self._last_step = 0
 
@@ -42,13 +42,13 @@ class JsonLines:
             self.close()
             if (kept := _lines_before(self.path, record.step)) is not None:
                 write_atomically(self.path, kept)
-            self._file = self.path.open("a", encoding="utf-8", buffering=1)  # a line is with the system at once
+            self._file = self.path.open("a", encoding="utf-8", buffering=1)  # line buffering
         self._file.write(record.to_json() + "\n")
         self._last_step = record.step
 
     def close(self) -> None:
-        """The file is closed; a further record opens it again."""
-        file, self._file = self._file, None  # gone also where its last line does not fit on the disk
+        """Close the file. The next record opens it again."""
+        file, self._file = self._file, None  # also if close() raises because the disk is full
         if file is not None:
             file.close()
 
@@ -57,15 +57,15 @@ class JsonLines:
 
 
 def _lines_before(path: Path, step: int) -> bytes | None:
-    """What a file has of earlier steps; None if that is all of it."""
+    """The lines of steps before `step`; None if the file has no other lines."""
     lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
     kept = [line for line in lines if _step_of(line, path) < step]
     return b"".join(kept) if kept != lines else None
 
 
 def _step_of(line: bytes, path: Path) -> float:
-    """Infinity for the beginning of a record that was cut off."""
-    if not line.endswith(b"\n") and (line.startswith(_BEGINNING) or _BEGINNING.startswith(line)):
+    """The step of a line; infinity for an incomplete line."""
+    if not line.endswith(b"\n") and (line.startswith(_LINE_START) or _LINE_START.startswith(line)):
         return math.inf
     try:
         return int(json.loads(line)["step"])
@@ -74,16 +74,16 @@ def _step_of(line: bytes, path: Path) -> float:
 
 
 class TensorBoard:
-    """The numbers of each step as TensorBoard's scalars.
+    """Writes the numbers of each step as TensorBoard scalars.
 
     Args:
-        log_dir: a folder, or a SummaryWriter, which stays the caller's to close. In a folder, what was written of steps
-            that come again, in a run that resumes or goes back, is hidden; in a writer of the caller's it is not.
-        prefix: before the names of all numbers.
+        log_dir: a folder, or a SummaryWriter that the caller closes. If a run resumes from an earlier step, TensorBoard
+            hides the old values of the repeated steps in a folder, but not in the caller's SummaryWriter.
+        prefix: prefix of the name of each scalar.
 
     Raises:
         ImportError: the package tensorboard is not installed.
-        TypeError: `log_dir` is neither.
+        TypeError: `log_dir` is neither a path nor a SummaryWriter.
     """
 
     def __init__(self, log_dir: Any, prefix: str = "optimizer/") -> None:
@@ -116,7 +116,7 @@ class TensorBoard:
             self._writer.flush()
 
     def close(self) -> None:
-        """A folder's writer is closed; a further record opens another one."""
+        """Close the writer of a folder. The next record opens a new writer."""
         if self._folder is not None and self._writer is not None:
             self._writer.close()
             self._writer = None

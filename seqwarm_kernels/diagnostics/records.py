@@ -1,4 +1,4 @@
-"""What a monitor says of one step."""
+"""The record of one optimizer step, and the history of losses that loss ratios and spikes are computed from."""
 
 from __future__ import annotations
 
@@ -6,41 +6,93 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
+
+from ..utils.checks import check_int, check_real, check_state_entries
 
 
 @dataclass(frozen=True)
 class StepRecord:
-    """One optimizer step. Numbers that are not finite are kept as they are: NaN, inf.
+    """One optimizer step. Numbers that are not finite are kept as NaN and infinity.
 
-    √v is the root of an optimizer's second moment as stored, without Adam's bias correction; sums and maxima are over
-    all elements of all parameters.
+    √v is the square root of the optimizer's second moment as stored, without Adam's bias correction. Sums and maxima
+    run over all elements of all parameters.
     """
 
-    step: int  #: 1 is the first
+    step: int  #: 1 for the first step
     loss: float
-    loss_ratio: float  #: the loss over the smallest finite one of all steps before; 1 at first
+    loss_ratio: float  #: the loss divided by the smallest finite loss of all earlier steps; 1 for the first step
     is_spike: bool  #: the ratio is above the monitor's threshold, or the loss is not finite
     variance_l1: float  #: Σ √v
     variance_max: float  #: the largest √v
     momentum_l1: float  #: Σ |m|
     momentum_max: float  #: the largest |m|
-    grad_norm: float | None  #: l2; None where no parameter had a gradient
-    extra: Mapping[str, float] = field(default_factory=dict)  #: what the caller added
+    grad_norm: float | None  #: l2 norm of the gradients; None if no parameter had a gradient
+    extra: Mapping[str, float] = field(default_factory=dict)  #: the caller's own numbers
 
     def numbers(self) -> dict[str, int | float | bool | None]:
-        """All of it by name, what the caller added behind the rest."""
+        """All numbers by name. The caller's own numbers come last."""
         own = {name: value for name, value in vars(self).items() if name != "extra"}
         return {**own, **self.extra}
 
     def to_json(self) -> str:
-        """One line. JSON has no NaN and no infinity: they become null."""
-        finite = {name: _or_null(value) for name, value in self.numbers().items()}
+        """One line of JSON. NaN and infinity, which JSON cannot represent, become null."""
+        finite = {name: _finite_or_none(value) for name, value in self.numbers().items()}
         return json.dumps(finite, allow_nan=False)
 
 
-def _or_null(value: float | None) -> float | None:
+def _finite_or_none(value: float | None) -> float | None:
     return value if value is None or math.isfinite(value) else None
 
 
-#: Names that a caller's own numbers cannot have.
-TAKEN = frozenset(StepRecord.__dataclass_fields__)
+#: Names that the caller's own numbers must not have.
+RESERVED_NAMES = frozenset(StepRecord.__dataclass_fields__)
+
+
+@dataclass
+class LossHistory:
+    """Counts and extremes of all losses so far. A spike is a ratio above `spike_threshold`, or a non-finite loss."""
+
+    spike_threshold: float
+    steps: int = 0
+    spikes: int = 0
+    min_loss: float | None = None  #: the smallest finite loss; None before the first finite loss
+    max_loss_ratio: float | None = None  #: the largest finite ratio; None before the first finite ratio
+
+    def add(self, loss: float) -> tuple[float, bool]:
+        """Count the loss of the next step. Returns its ratio to the smallest earlier loss, and whether it spikes."""
+        ratio = self._ratio(loss)
+        is_spike = not math.isfinite(loss) or ratio > self.spike_threshold
+        self.steps += 1
+        self.spikes += is_spike
+        if math.isfinite(loss):
+            self.min_loss = loss if self.min_loss is None else min(self.min_loss, loss)
+        if math.isfinite(ratio):
+            self.max_loss_ratio = ratio if self.max_loss_ratio is None else max(self.max_loss_ratio, ratio)
+        return ratio, is_spike
+
+    def _ratio(self, loss: float) -> float:
+        if not math.isfinite(loss):
+            return loss
+        if self.min_loss is None or loss == self.min_loss:
+            return 1.0
+        return loss / self.min_loss if self.min_loss > 0 else math.nan  # a ratio needs losses above zero
+
+    def state_dict(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "spike_threshold"}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Continue from a saved state.
+
+        Raises:
+            TypeError, ValueError: `state_dict` is not a state of a LossHistory. Nothing was changed.
+        """
+        check_state_entries(state_dict, self.state_dict())
+        for name in ("steps", "spikes"):
+            check_int(name, state_dict[name], minimum=0)
+        for name in ("min_loss", "max_loss_ratio"):
+            if state_dict[name] is not None:
+                check_real(name, state_dict[name])
+        if state_dict["spikes"] > state_dict["steps"]:
+            raise ValueError(f"spikes must be at most steps {state_dict['steps']}, got {state_dict['spikes']}")
+        vars(self).update(state_dict)

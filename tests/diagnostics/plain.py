@@ -1,4 +1,4 @@
-"""An optimizer's statistics in plain Python numbers, and a model to train."""
+"""An optimizer's statistics, computed in plain Python, and a small model to train."""
 
 import math
 
@@ -11,7 +11,7 @@ def model_of(dtype=torch.float32):
 
 
 def train_step(model, optimizer, factor=1.0):
-    """Gradients stay; the loss comes back."""
+    """One step. Returns the loss, and keeps the gradients."""
     optimizer.zero_grad()
     dtype = next(model.parameters()).dtype
     loss = (factor * model(torch.randn(4, 5).to(dtype))).square().mean()
@@ -25,7 +25,7 @@ def numbers(tensors):
 
 
 def statistics(momentum, second_moment, gradients):
-    """variance_l1, variance_max, momentum_l1, momentum_max, grad_norm"""
+    """Returns variance_l1, variance_max, momentum_l1, momentum_max, grad_norm."""
     roots = [math.sqrt(value) for value in numbers(second_moment)]
     sizes = [abs(value) for value in numbers(momentum)]
     norm = math.sqrt(math.fsum(value * value for value in numbers(gradients)))
@@ -33,7 +33,7 @@ def statistics(momentum, second_moment, gradients):
 
 
 def statistics_of(optimizer):
-    """Of an optimizer with Adam's names, not wrapped."""
+    """The statistics of an optimizer with Adam's state names that is not wrapped."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     states = [optimizer.state[parameter] for parameter in parameters if parameter in optimizer.state]
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]

@@ -1,4 +1,4 @@
-"""moment_statistics: every optimizer with a second moment, whatever it calls it; clear words for all others."""
+"""moment_statistics: every optimizer with a second moment, in each layout; clear errors for all others."""
 
 import math
 import types
@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from seqwarm_kernels.diagnostics import TrainingMonitor, moment_statistics
-from seqwarm_kernels.diagnostics import moments as statistics
+from seqwarm_kernels.diagnostics import moments as moments_module
 from seqwarm_kernels.ops import backends
 
 from .plain import model_of, train_step
@@ -80,7 +80,7 @@ def test_before_the_first_step_moments_are_zero():
     assert values(moment_statistics(optimizer)) == [0, 0, 0, 0, None]
 
 
-def test_a_first_step_that_a_scaler_left_out_has_gradients():
+def test_gradients_count_if_a_scaler_skipped_the_first_step():
     model = model_of()
     optimizer = torch.optim.Adam(model.parameters())
     model(torch.ones(1, 5)).sum().backward()
@@ -98,7 +98,7 @@ def test_without_gradients_there_is_no_norm():
     assert moment_statistics(optimizer).variance_l1 > 0
 
 
-def test_results_stay_as_they_were():
+def test_results_do_not_change_with_later_steps():
     model = model_of()
     optimizer = torch.optim.Adam(model.parameters())
     train_step(model, optimizer)
@@ -120,7 +120,7 @@ def test_sparse_gradients_count_each_element_once():
     assert values(moment_statistics(optimizer)) == pytest.approx(expected, rel=1e-6)
 
 
-def test_optimizers_inside_of_others():
+def test_wrapped_optimizers():
     model = model_of()
     optimizer = torch.optim.AdamW(model.parameters())
     train_step(model, optimizer)
@@ -162,7 +162,7 @@ def test_optimizers_without_a_second_moment_are_named(make):
 
 
 @pytest.mark.parametrize("make", WITHOUT.values(), ids=WITHOUT)
-def test_a_monitor_is_refused_before_the_first_step(make):
+def test_a_monitor_refuses_them_before_the_first_step(make):
     with pytest.raises(ValueError, match="must keep exp_avg and exp_avg_sq for each parameter"):
         TrainingMonitor(make(model_of().parameters()))
 
@@ -172,7 +172,7 @@ def test_an_optimizer_without_parameters():
     assert [value.item() for value in moment_statistics(optimizer)[:4]] == [0, 0, 0, 0]
 
 
-def test_one_parameter_without_a_second_moment_is_enough():
+def test_one_parameter_without_a_second_moment_is_refused():
     model = model_of()
     optimizer = torch.optim.AdamW(model.parameters())
     train_step(model, optimizer)
@@ -182,14 +182,14 @@ def test_one_parameter_without_a_second_moment_is_enough():
             read(optimizer)
 
 
-def test_an_optimizer_of_a_ranks_part_is_refused():
+def test_an_optimizer_that_holds_one_ranks_part_is_refused():
     optimizer = torch.optim.AdamW(model_of().parameters())
     zero = types.SimpleNamespace(param_groups=[], state={}, optim=optimizer)
     with pytest.raises(ValueError, match=r"holds this rank's part in \.optim"):
         moment_statistics(zero)
 
 
-def test_what_is_no_optimizer_or_no_backend():
+def test_arguments_that_are_not_an_optimizer_or_not_a_backend():
     with pytest.raises(TypeError, match="must have param_groups and state, got int"):
         moment_statistics(3)
     with pytest.raises(ValueError, match="backend must be None or one of"):
@@ -204,7 +204,7 @@ def _stepped():
 
 
 class Quantised(torch.Tensor):
-    """As torchao's OptimState8bit: codes, a scale for each block, and a map of codes to numbers."""
+    """Like torchao's OptimState8bit: codes, a scale for each block, and a map from codes to numbers."""
 
     @staticmethod
     def __new__(cls, codes, scale, qmap):
@@ -223,7 +223,7 @@ class Quantised(torch.Tensor):
 
 
 def quantise(values, block, qmap):
-    """Codes of the nearest entries, and each block's largest value."""
+    """Codes of the nearest entries of `qmap`, and the largest value of each block."""
     blocks = torch.nn.functional.pad(values.flatten(), (0, -values.numel() % block)).view(-1, block)
     largest = blocks.abs().amax(dim=1)
     codes = (blocks / largest[:, None])[..., None].sub(qmap).abs().argmin(dim=-1)
@@ -244,37 +244,37 @@ def test_torchaos_layout():
 
 
 def bitsandbytes_state(shape, block):
-    """And what it stands for, element by element."""
+    """A state of bitsandbytes, and the numbers that it represents."""
     qmaps = {1: torch.linspace(-1, 1, 256), 2: torch.linspace(0, 1, 256)}
-    state, stands_for = {"step": 1}, []
+    state, represented = {"step": 1}, []
     for which, original in ((1, torch.randn(shape)), (2, torch.rand(shape))):
         codes, largest = quantise(original, block, qmaps[which])
         state |= {f"state{which}": codes, f"qmap{which}": qmaps[which], f"absmax{which}": largest}
         flat = [
             qmaps[which][code].item() * largest[i // block].item() for i, code in enumerate(codes.flatten().tolist())
         ]
-        stands_for.append(torch.tensor(flat, dtype=torch.float64))
-    return state, stands_for
+        represented.append(torch.tensor(flat, dtype=torch.float64))
+    return state, represented
 
 
 @pytest.mark.parametrize("at_once", [2**25, 100])
 @pytest.mark.parametrize("block", [128, 256])
 def test_bitsandbytes_layout(monkeypatch, block, at_once):
-    monkeypatch.setattr(statistics, "_COPIED_AT_ONCE", at_once)
+    monkeypatch.setattr(moments_module, "_MAX_COPIED_ELEMENTS", at_once)
     shapes = [(4, 256), (3, 111), (9,), (257,)]
     parameters = [torch.nn.Parameter(torch.zeros(shape)) for shape in shapes]
     small = torch.nn.Parameter(torch.zeros(5))
     optimizer = torch.optim.AdamW([*parameters, small])
     expected = [[], []]
     for parameter in parameters:
-        optimizer.state[parameter], stands_for = bitsandbytes_state(parameter.shape, block)
-        for moments, moment in zip(expected, stands_for, strict=True):
+        optimizer.state[parameter], represented = bitsandbytes_state(parameter.shape, block)
+        for moments, moment in zip(expected, represented, strict=True):
             moments.append(moment)
     optimizer.state[small] = {"state1": torch.randn(5), "state2": torch.rand(5)}
     for moments, which in zip(expected, ("state1", "state2"), strict=True):
         moments.append(optimizer.state[small][which])
     assert values(moment_statistics(optimizer))[:4] == pytest.approx(plain(*expected, [])[:4], rel=1e-6)
-    assert len(list(statistics._batches(optimizer, True))) == (1 if at_once == 2**25 else 7)
+    assert len(list(moments_module._batches(optimizer, True))) == (1 if at_once == 2**25 else 7)
 
 
 def test_bitsandbytes_with_one_moment_is_refused():
@@ -286,7 +286,7 @@ def test_bitsandbytes_with_one_moment_is_refused():
         moment_statistics(optimizer)
 
 
-def test_nan_is_seen():
+def test_nan_is_reported():
     model = model_of()
     optimizer = torch.optim.AdamW(model.parameters())
     train_step(model, optimizer)

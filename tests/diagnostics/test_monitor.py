@@ -1,4 +1,4 @@
-"""TrainingMonitor: what it counts, when it reads, how it goes on after a stop."""
+"""TrainingMonitor: its counts, when it reads, and how it resumes."""
 
 import json
 import math
@@ -77,12 +77,12 @@ def test_losses_at_zero_and_below_have_no_ratio(optimizer):
     assert (monitor.spikes, monitor.min_loss) == (0, -1.0)
 
 
-def test_nothing_was_read_yet(optimizer):
+def test_counts_before_the_first_reading(optimizer):
     monitor = TrainingMonitor(optimizer)
     assert (monitor.steps, monitor.spikes, monitor.min_loss, monitor.max_loss_ratio) == (0, 0, None, None)
 
 
-def test_reads_after_so_many_steps(optimizer):
+def test_reads_after_read_every_steps(optimizer):
     records = []
     monitor = TrainingMonitor(optimizer, records.append, read_every=4)
     seen = []
@@ -118,7 +118,7 @@ def test_a_tensor_may_change_after_it_was_observed(optimizer):
     assert records[0].loss == 2.0
 
 
-def test_records_are_json_whatever_the_numbers(optimizer):
+def test_records_with_non_finite_numbers_are_valid_json(optimizer):
     record = StepRecord(3, math.nan, math.inf, True, 1.0, -math.inf, 0.0, 0.0, None, {"rate": math.nan, "length": 8})
     line = record.to_json()
     assert "\n" not in line
@@ -142,7 +142,7 @@ def test_records_are_json_whatever_the_numbers(optimizer):
     }
 
 
-def test_a_resumed_monitor_counts_as_one_that_was_not_stopped(optimizer):
+def test_a_resumed_monitor_counts_like_an_uninterrupted_one(optimizer):
     losses = [3.0, 1.0, math.nan, 1.5, 0.5, 0.7, 2.0]
     whole, all_records = observed(optimizer, losses, read_every=2)
     for stop in range(len(losses) + 1):
@@ -156,7 +156,7 @@ def test_a_resumed_monitor_counts_as_one_that_was_not_stopped(optimizer):
         assert [r.to_json() for r in records] == [r.to_json() for r in all_records]
 
 
-def test_a_state_is_of_all_steps_observed(optimizer):
+def test_a_state_includes_all_steps_observed(optimizer):
     records = []
     monitor = TrainingMonitor(optimizer, records.append, read_every=100)
     monitor.observe(1.0)
@@ -164,7 +164,7 @@ def test_a_state_is_of_all_steps_observed(optimizer):
     assert len(records) == 1
 
 
-def test_going_back_drops_what_was_not_read(optimizer):
+def test_loading_a_state_drops_steps_that_were_not_read(optimizer):
     records = []
     monitor = TrainingMonitor(optimizer, records.append, read_every=100)
     monitor.observe(1.0)
@@ -182,11 +182,11 @@ GOOD = {"steps": 1, "spikes": 0, "min_loss": 1.0, "max_loss_ratio": None}
 @pytest.mark.parametrize(
     ("state", "error"),
     [
-        ({"steps": 1}, "state_dict must hold steps, spikes, min_loss, max_loss_ratio, got steps"),
+        ({"steps": 1}, "must have the entries .'steps', 'spikes', 'min_loss', 'max_loss_ratio'., got .'steps'.$"),
         ({**GOOD, "steps": -1}, "steps must be at least 0, got -1"),
         ({**GOOD, "min_loss": "1"}, "min_loss must be a real number, got str"),
         ({**GOOD, "max_loss_ratio": math.inf}, "max_loss_ratio must be finite, got inf"),
-        ({**GOOD, "more": 1}, "got steps, spikes, min_loss, max_loss_ratio, more"),
+        ({**GOOD, "more": 1}, "got .'steps', 'spikes', 'min_loss', 'max_loss_ratio', 'more'.$"),
     ],
 )
 def test_other_states_are_refused(optimizer, state, error):
@@ -211,7 +211,7 @@ class Closable:
         self.calls.append("close")
 
 
-def test_outputs_are_flushed_and_closed_also_where_training_fails(optimizer):
+def test_outputs_are_flushed_and_closed_if_training_fails(optimizer):
     output, records = Closable(), []
     with pytest.raises(TypeError, match="got str"), TrainingMonitor(optimizer, output, records.append) as monitor:
         [monitor.observe(loss) for loss in (1.0, "2.0")]
@@ -248,8 +248,8 @@ def test_optimizers_and_outputs_are_checked_at_once(model, optimizer):
         ("1.0", {}, "loss must be a number or a tensor with one element, got str"),
         (1.0, {"grad_norm": torch.ones(2)}, "grad_norm must have one real element"),
         (1.0, {"rate": None}, "rate must be a number or a tensor with one element, got NoneType"),
-        (1.0, {"variance_max": 1.0, "step": 3}, "extra_numbers must have names of their own, got step, variance_max"),
-        (1.0, {"extra": 1.0}, "extra_numbers must have names of their own, got extra"),
+        (1.0, {"variance_max": 1.0, "step": 3}, "extra_numbers must not use reserved names, got step, variance_max"),
+        (1.0, {"extra": 1.0}, "extra_numbers must not use reserved names, got extra"),
     ],
 )
 def test_numbers_are_checked_before_a_step_counts(optimizer, loss, numbers, error):
@@ -260,7 +260,7 @@ def test_numbers_are_checked_before_a_step_counts(optimizer, loss, numbers, erro
 
 
 @pytest.mark.gpu
-def test_on_a_device_no_step_waits_and_rows_come_a_ring_later():
+def test_on_a_device_no_step_waits_and_rows_are_read_one_block_later():
     model = model_of().cuda()
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
     records, expected, seen = [], [], []
@@ -307,7 +307,7 @@ class Output:
 
 
 @pytest.mark.parametrize("first", [True, False])
-def test_an_output_that_raises_costs_the_others_nothing(optimizer, first):
+def test_an_output_that_raises_does_not_affect_the_others(optimizer, first):
     broken, other = Output(3), Output()
     outputs = (broken, other) if first else (other, broken)
     monitor = TrainingMonitor(optimizer, *outputs, read_every=10)
@@ -333,7 +333,7 @@ def test_all_outputs_are_closed(optimizer, name):
     assert broken.calls == other.calls == ["flush", "close"]
 
 
-def test_the_trainings_own_error_comes_out(optimizer):
+def test_the_trainings_own_error_is_raised(optimizer):
     with (
         pytest.raises(KeyError, match="real"),
         pytest.warns(UserWarning, match="could not be closed"),
@@ -342,7 +342,7 @@ def test_the_trainings_own_error_comes_out(optimizer):
         raise KeyError("real")
 
 
-def test_numbers_of_numpy(optimizer):
+def test_numpy_numbers(optimizer):
     records = []
     with TrainingMonitor(optimizer, records.append) as monitor:
         monitor.observe(np.float32(0.5), rate=np.float64(0.25))
@@ -356,6 +356,6 @@ def test_numbers_of_numpy(optimizer):
         ({"steps": 1, "spikes": 2, "min_loss": None, "max_loss_ratio": None}, "spikes must be at most steps 1, got 2"),
     ],
 )
-def test_states_that_are_none(optimizer, state, message):
+def test_invalid_states_are_refused(optimizer, state, message):
     with pytest.raises((TypeError, ValueError), match=message):
         TrainingMonitor(optimizer).load_state_dict(state)

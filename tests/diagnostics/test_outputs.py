@@ -1,4 +1,4 @@
-"""Files of JSON lines through stops, kills and new beginnings; TensorBoard's events read back."""
+"""JSON Lines files after stops, kills and restarts; TensorBoard events read back."""
 
 import json
 import math
@@ -25,10 +25,10 @@ def steps_in(path):
     return [json.loads(line)["step"] for line in path.read_text().splitlines()]
 
 
-def test_a_line_for_each_step_at_once(tmp_path):
+def test_each_line_is_written_immediately(tmp_path):
     output = JsonLines(tmp_path / "monitor.jsonl")
     output(record(1, math.nan, learning_rate=0.5))
-    lines = (tmp_path / "monitor.jsonl").read_text().splitlines()  # before it is closed
+    lines = (tmp_path / "monitor.jsonl").read_text().splitlines()  # before the file is closed
     assert [json.loads(line) for line in lines] == [
         {
             "step": 1,
@@ -60,7 +60,7 @@ def test_a_line_for_each_step_at_once(tmp_path):
         ([9], [1, 2, 3, 4, 5, 9]),
     ],
 )
-def test_a_run_that_goes_on_takes_back_what_came_after(tmp_path, later, expected):
+def test_a_resumed_run_replaces_later_lines(tmp_path, later, expected):
     path = tmp_path / "monitor.jsonl"
     write(path, range(1, 6)).close()
     before = path.read_text().splitlines()
@@ -70,13 +70,13 @@ def test_a_run_that_goes_on_takes_back_what_came_after(tmp_path, later, expected
     assert path.read_text().splitlines()[:kept] == before[:kept]
 
 
-def test_one_output_that_goes_back(tmp_path):
+def test_one_output_with_repeated_steps(tmp_path):
     path = tmp_path / "monitor.jsonl"
     write(path, [1, 2, 3, 4, 3, 4, 5, 2]).close()
     assert steps_in(path) == [1, 2]
 
 
-def test_a_line_that_a_kill_cut_off(tmp_path):
+def test_an_incomplete_last_line_is_removed(tmp_path):
     path = tmp_path / "monitor.jsonl"
     write(path, [1, 2, 3]).close()
     path.write_bytes(path.read_bytes()[:-30])
@@ -84,7 +84,7 @@ def test_a_line_that_a_kill_cut_off(tmp_path):
     assert steps_in(path) == [1, 2, 4]
 
 
-def test_a_file_without_a_record_is_left_alone(tmp_path):
+def test_a_file_with_other_lines_is_not_changed(tmp_path):
     path = tmp_path / "monitor.jsonl"
     path.write_text("a list of things\n")
     with pytest.raises(ValueError, match=r"path must be a file of StepRecords, got .*monitor.jsonl with the line"):
@@ -122,7 +122,7 @@ def test_tensorboard_folder(tmp_path):
     assert scalars(tmp_path)["optimizer/loss"] == [(1, 0.5), (2, 1.0), (3, 9.0)]
 
 
-def test_tensorboard_goes_back(tmp_path):
+def test_tensorboard_with_repeated_steps(tmp_path):
     pytest.importorskip("tensorboard")
     output = TensorBoard(tmp_path)
     for step, loss in [(1, 1.0), (2, 9.0), (3, 9.0), (2, 2.0), (3, 3.0)]:
@@ -131,7 +131,7 @@ def test_tensorboard_goes_back(tmp_path):
     assert scalars(tmp_path)["optimizer/loss"] == [(1, 1.0), (2, 2.0), (3, 3.0)]
 
 
-def test_tensorboard_writer_stays_the_callers(tmp_path):
+def test_tensorboard_does_not_close_the_callers_writer(tmp_path):
     tensorboard = pytest.importorskip("torch.utils.tensorboard")
     with tensorboard.SummaryWriter(str(tmp_path)) as writer:
         output = TensorBoard(writer, prefix="")
@@ -141,20 +141,20 @@ def test_tensorboard_writer_stays_the_callers(tmp_path):
     assert {"loss", "own"} <= scalars(tmp_path).keys()
 
 
-def test_tensorboard_of_something_else():
+def test_tensorboard_with_a_wrong_log_dir():
     pytest.importorskip("tensorboard")
     with pytest.raises(TypeError, match="log_dir must be a folder or a SummaryWriter, got int"):
         TensorBoard(3)
 
 
-def test_without_the_package(tmp_path, monkeypatch):
+def test_tensorboard_without_the_package(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with pytest.raises(ImportError, match=r"pip install seqwarm_kernels\[tensorboard\]"):
         TensorBoard(tmp_path)
 
 
 @pytest.mark.parametrize("content", [b'{"lr": 1}', b"\0" * 1000, b"notes", b'{"step'[:3] + b"x"])
-def test_a_file_of_something_else_is_left_alone(tmp_path, content):
+def test_a_file_with_other_content_is_not_changed(tmp_path, content):
     path = tmp_path / "config.json"
     path.write_bytes(content)
     with pytest.raises(ValueError, match="path must be a file of StepRecords"):
@@ -162,7 +162,7 @@ def test_a_file_of_something_else_is_left_alone(tmp_path, content):
     assert path.read_bytes() == content
 
 
-def test_a_file_is_begun_anew_after_a_failed_close(tmp_path):
+def test_a_file_is_opened_again_after_a_failed_close(tmp_path):
     class Full:
         def close(self):
             raise OSError("no space")
@@ -177,7 +177,7 @@ def test_a_file_is_begun_anew_after_a_failed_close(tmp_path):
     assert steps_in(tmp_path / "monitor.jsonl") == [1, 2]
 
 
-def test_an_open_file_does_not_hinder_a_copy(tmp_path):
+def test_an_output_with_an_open_file_can_be_pickled(tmp_path):
     output = write(tmp_path / "monitor.jsonl", [1])
     copied = pickle.loads(pickle.dumps(output))
     output.close()

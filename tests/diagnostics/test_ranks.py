@@ -1,4 +1,4 @@
-"""Sharded states on two ranks: the same statistics as of the whole model in one process."""
+"""Sharded states on two ranks give the same statistics as the whole model in one process."""
 
 import pytest
 import torch
@@ -26,7 +26,7 @@ def values(found):
 
 
 def train_sharded(rank, mesh_shape):
-    """FSDP on one mesh dimension, or copies on one and shards on the other; 7 and 3 rows are cut unevenly."""
+    """FSDP on one mesh dimension, or replicas on one and shards on the other; 7 and 3 rows are sharded unevenly."""
     names = ("replicate", "shard")[-len(mesh_shape) :]
     mesh = init_device_mesh("cpu", mesh_shape, mesh_dim_names=names)
     model = model_of()
@@ -61,21 +61,21 @@ def whole():
 
 
 def by_hand(rank):
-    """Sharded, copied, and plain moments beside each other; the largest is on rank 1 alone."""
+    """Sharded, replicated and plain moments in one optimizer; only rank 1 has the largest element."""
     mesh = init_device_mesh("cpu", (2,))
     parameters = [torch.nn.Parameter(torch.zeros(6)) for _ in range(3)]
     optimizer = torch.optim.Adam(parameters)
     sharded = torch.tensor([1.0, 1.0] if rank == 0 else [1.0, -5.0])
-    copied = torch.tensor([2.0, 2.0])
+    replicated = torch.tensor([2.0, 2.0])
     moments = [
         DTensor.from_local(sharded, mesh, [Shard(0)]),
-        DTensor.from_local(copied, mesh, [Replicate()]),
+        DTensor.from_local(replicated, mesh, [Replicate()]),
         torch.tensor([4.0]),
     ]
     for parameter, moment in zip(parameters, moments, strict=True):
         optimizer.state[parameter] = {"exp_avg": moment, "exp_avg_sq": moment * moment}
     found = values([*moment_statistics(optimizer)[:4], torch.zeros(())])
-    optimizer.state[parameters[0]]["exp_avg"] = DTensor.from_local(copied, mesh, [Partial()])
+    optimizer.state[parameters[0]]["exp_avg"] = DTensor.from_local(replicated, mesh, [Partial()])
     with pytest.raises(ValueError, match=r"must be sharded or replicated, got \(Partial"):
         moment_statistics(optimizer)
     return found
@@ -90,7 +90,7 @@ def all_cases(rank):
 
 @pytest.fixture(scope="module")
 def found():
-    """Two processes start once for all cases."""
+    """The results of all cases, from two processes that are started once."""
     return mean_of_two_ranks(all_cases).tolist()
 
 
@@ -99,5 +99,5 @@ def test_fully_shard(found, mesh_shape):
     assert found[MESHES.index(mesh_shape)] == pytest.approx(whole(), rel=1e-5)
 
 
-def test_each_element_counts_once_wherever_it_is(found):
+def test_sharded_replicated_and_plain_elements_count_once(found):
     assert found[-1] == pytest.approx([16, 5, 16, 5, 0])
