@@ -1,5 +1,5 @@
-// The Python module seqwarm_kernels._C. Importing it registers the operators' kernels; their schemas are
-// defined in Python (seqwarm_kernels/ops). The module itself only says what it was built with.
+// The Python module seqwarm_kernels._C. Importing it registers the operators' kernels. Their schemas are defined in
+// Python (seqwarm_kernels/ops). The module itself only reports what it was built with.
 
 #include <pybind11/pybind11.h>
 

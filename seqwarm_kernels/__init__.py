@@ -1,4 +1,12 @@
-"""Sequence-length warmup and ALiBi attention for PyTorch: when, what, compute, memory."""
+"""Sequence-length warmup and ALiBi attention for PyTorch.
+
+`SequenceLengthScheduler` says how long sequences are, `resize_batch` makes a batch that long, `alibi_attention` attends,
+and `warmup_allocator` claims the memory of the longest batch before training starts. The modules `data`, `diagnostics`
+and `trainers` are imported on first access.
+"""
+
+import importlib
+from types import ModuleType
 
 from .allocator.compilation import compilations, no_compilation
 from .allocator.report import AllocatorReport
@@ -12,6 +20,8 @@ from .resizing.functional import ResizeInfo, resize_batch
 from .schedule.scheduler import Milestone, SequenceLengthScheduler, discrete, root
 
 __version__ = "0.1.0"
+
+_LAZY_MODULES = ("data", "diagnostics", "trainers")
 
 __all__ = [
     "AllocatorReport",
@@ -36,3 +46,13 @@ __all__ = [
     "root",
     "warmup_allocator",
 ]
+
+
+def __getattr__(name: str) -> ModuleType:
+    if name not in _LAZY_MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return importlib.import_module(f".{name}", __name__)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_LAZY_MODULES])

@@ -18,7 +18,7 @@ namespace {
 #ifdef __linux__
 
 constexpr size_t large_page = 2 << 20;
-constexpr size_t step = 64 << 10;  // sizes of blocks below a large page
+constexpr size_t step = 64 << 10;  // block sizes below a large page are multiples of this
 constexpr size_t smallest = 256 << 10;
 
 struct Block {
@@ -38,19 +38,19 @@ class LargeMemory final : public c10::Allocator {
       return c10::GetCPUAllocator()->allocate(bytes);
     }
     auto* block = new Block(take(rounded(bytes)));
-    return {block->data, block, &give_back, c10::Device(c10::DeviceType::CPU)};
+    return {block->data, block, &release, c10::Device(c10::DeviceType::CPU)};
   }
 
   void copy_data(void* to, const void* from, size_t bytes) const override { std::memcpy(to, from, bytes); }
 
  private:
-  static void give_back(void* context) {
+  static void release(void* context) {
     auto* block = static_cast<Block*>(context);
     static_cast<LargeMemory&>(large_memory()).keep(*block);
     delete block;
   }
 
-  // A kept block that is at most a quarter too large, else a new one.
+  // A kept block that is at most a quarter too large, else a new block.
   Block take(size_t size) {
     const std::lock_guard lock(mutex_);
     auto best = kept_.end();
@@ -94,9 +94,9 @@ class LargeMemory final : public c10::Allocator {
   }
 
   static char* map(size_t size) {
-    // A large page more, to begin at a multiple of one.
+    // One more large page, to start at a multiple of its size.
     void* mapped = mmap(nullptr, size + large_page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    TORCH_CHECK_WITH(OutOfMemoryError, mapped != MAP_FAILED, "resize_batch: there are no ", size, " bytes of memory");
+    TORCH_CHECK_WITH(OutOfMemoryError, mapped != MAP_FAILED, "resize_batch: cannot allocate ", size, " bytes");
     auto* begin = static_cast<char*>(mapped);
     const size_t before = (large_page - reinterpret_cast<uintptr_t>(begin) % large_page) % large_page;
     if (before > 0) {

@@ -11,8 +11,8 @@
 
 namespace seqwarm {
 
-// Keeps freed memory for the next result of about that size, on large pages. Kept memory and memory in use together never
-// exceed the most that was in use at once. Small results come from torch's own allocator.
+// Keeps freed memory for the next result of about that size, on large pages. Kept memory and memory in use together
+// never exceed the most that was in use at once. Small results come from torch's own allocator.
 c10::Allocator& large_memory();
 
 // Asks the system for large pages for the whole pages inside this memory. Attention over segments of 16 tokens saves a

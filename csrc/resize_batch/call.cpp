@@ -1,4 +1,4 @@
-// The host's part of seqwarm::resize_batch: checks of the arguments, outputs, and tensors described as bytes.
+// Host side of seqwarm::resize_batch: checks the arguments, allocates outputs, describes tensors as bytes.
 
 #include "call.h"
 
@@ -78,7 +78,7 @@ Kind kind_of(int64_t number) {
 
 const at::Tensor& any_tensor(const ResizeArguments& arguments) {
   TORCH_CHECK_VALUE(
-      !arguments.inputs.empty() || arguments.attention_mask.has_value(), "resize_batch: there is no tensor to resize");
+      !arguments.inputs.empty() || arguments.attention_mask.has_value(), "resize_batch: inputs must not be empty");
   return arguments.inputs.empty() ? *arguments.attention_mask : arguments.inputs[0];
 }
 
@@ -109,7 +109,7 @@ void check_input(const ResizePlan& plan, const at::Tensor& input, Kind kind, con
   TORCH_CHECK_VALUE(
       fits, "resize_batch: an input of shape ", sizes, " and kind ", static_cast<int>(kind), " does not fit batch_size ",
       plan.batch_size, ", source_length ", plan.source_length, " and the rule");
-  // A device reads pinned host memory where it lies.
+  // A device can read pinned host memory directly.
   const bool readable = input.device() == device || (device.is_cuda() && input.is_cpu() && input.is_pinned());
   TORCH_CHECK_VALUE(readable, "resize_batch: all tensors must be on ", device, ", got one on ", input.device());
 }
@@ -144,7 +144,7 @@ struct Features {
   int64_t stride;  // in elements
 };
 
-// The feature dimensions of (B, S, features...) as one, where one stride can describe them.
+// The feature dimensions of (B, S, features...) as one dimension, if they share one stride.
 std::optional<Features> collapse_features(const at::Tensor& input) {
   Features features{1, 1};
   for (int64_t dim = input.dim() - 1; dim >= 2; --dim) {
@@ -162,7 +162,7 @@ std::optional<Features> collapse_features(const at::Tensor& input) {
   return features;
 }
 
-// How many bytes may be moved at once: items of one token, or of successive ones where nothing is cut between them.
+// Number of bytes that may be copied at once: items of one token, or of successive tokens that are never cut apart.
 int32_t group_size_of(const ResizePlan& plan, const ResizeEntry& entry) {
   if (entry.kind == Kind::Row || (plan.keeps_last && entry.kind == Kind::Square)) {
     return entry.item_size;
@@ -192,7 +192,7 @@ void set_fill(ResizeEntry& entry, const at::Scalar& fill_value, at::ScalarType d
   }
 }
 
-// `input` is replaced by a contiguous copy where strides cannot describe it.
+// Replaces `input` by a contiguous copy if its features do not share one stride.
 ResizeEntry describe_entry(
     const ResizePlan& plan, at::Tensor& input, const at::Tensor& output, Kind kind, const at::Scalar& fill_value) {
   Features features{1, 1};
@@ -240,11 +240,11 @@ uint64_t value_bits_of(at::ScalarType dtype) {
   }
 }
 
-// `mask` is replaced by a comparison with zero where its bits do not tell.
+// Replaces `mask` by a comparison with zero if its bits do not show whether an item is zero.
 MaskView describe_mask(at::Tensor& mask, const c10::Device& device) {
   const at::ScalarType dtype = mask.scalar_type();
-  const bool bits_tell = at::isIntegralType(dtype, /*includeBool=*/true) || value_bits_of(dtype) != ~uint64_t{0};
-  if (!bits_tell) {
+  const bool bits_suffice = at::isIntegralType(dtype, /*includeBool=*/true) || value_bits_of(dtype) != ~uint64_t{0};
+  if (!bits_suffice) {
     TORCH_CHECK_VALUE(mask.device() == device, "resize_batch: a mask in pinned memory cannot be ", dtype);
     mask = mask.ne(0);
   }
@@ -301,12 +301,12 @@ ResizeCall describe_call(const ResizeArguments& arguments, at::TensorList output
       continue;
     }
     call.entries.push_back(describe_entry(plan, input, output, kind, arguments.fill_values[index]));
-    call.copies.push_back(std::move(input));
+    call.kept.push_back(std::move(input));
   }
   if (arguments.attention_mask.has_value()) {
     at::Tensor mask = *arguments.attention_mask;
     call.mask = describe_mask(mask, device);
-    call.copies.push_back(std::move(mask));
+    call.kept.push_back(std::move(mask));
   }
   if (arguments.return_info) {
     call.info = describe_info(plan, outputs.slice(count), device);

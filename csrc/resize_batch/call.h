@@ -1,10 +1,10 @@
-// What the CPU and the CUDA implementation of seqwarm::resize_batch share: how new rows are cut, and the description of
-// a call. resize_batch/schema.py says what the arguments mean, resize_batch/reference.py what the results are.
+// Shared by the CPU and the CUDA implementation of seqwarm::resize_batch: how new rows are cut, and the description of
+// a call. ops/resize_batch/schema.py documents the arguments, ops/resize_batch/reference.py defines the results.
 //
-// All rules but one detail are the same copy: a source row gives a *line* of tokens, and the lines, one after another,
+// All rules are the same copy, up to one detail: each source row yields a *line* of tokens, and the concatenated lines
 // are the new batch. A line is the first L tokens of the row (truncate), its first floor(S / L) L (reshape_drop), all S
-// (flatten), or ceil(S / L) L, of which those beyond the row are filled (reshape_pad) or, in the last new row, moved
-// back to the row's last L tokens (reshape_overlap). The detail: truncate_keep_last may take another token last.
+// (flatten), or ceil(S / L) L. In the last case, slots beyond the row are filled (reshape_pad), or the last new row
+// holds the row's last L tokens (reshape_overlap). The detail: truncate_keep_last may take another token last.
 
 #pragma once
 
@@ -34,17 +34,17 @@ struct ResizePlan {
   int64_t new_rows;
   int64_t tokens;  // new_rows * new_length
   int64_t line;
-  int64_t last_start;  // in a line: where its last new row begins
-  int64_t moved_by;    // so far back are the tokens of that new row, if it overlaps
+  int64_t last_start;  // position in a line of its last new row
+  int64_t moved_by;    // how far back the tokens of that new row are, if it overlaps
   bool pads;
   bool overlaps;
   bool keeps_last;
 };
 
-// Where the token at a position of a line comes from.
+// The source of the token at a position of a line.
 struct Source {
-  int64_t position;  // at or beyond source_length: there is no such token
-  bool repeated;     // an earlier new row has it
+  int64_t position;  // source_length or more: the slot has no source token
+  bool repeated;     // an earlier new row holds the token
 };
 
 SEQWARM_HOST_DEVICE inline Source source_of(const ResizePlan& plan, int64_t position) {
@@ -64,7 +64,7 @@ struct MaskView {
   int64_t row_stride;
   int64_t position_stride;
   int32_t item_size;
-  uint64_t value_bits;  // all bits but the sign of a floating-point number, since -0.0 counts as zero
+  uint64_t value_bits;  // without the sign bit of floating-point numbers, since -0.0 counts as zero
 
   SEQWARM_HOST_DEVICE bool valid(int64_t row, int64_t position) const {
     if (data == nullptr) {
@@ -84,7 +84,7 @@ struct MaskView {
   }
 };
 
-// One tensor of the batch, as bytes. A token is `token_items` items; strides are in bytes and those of the input; the
+// One tensor of the batch, as bytes. A token is `token_items` items. Strides are those of the input, in bytes. The
 // output is contiguous.
 struct ResizeEntry {
   alignas(16) char fill[16];  // the item, repeated
@@ -93,16 +93,16 @@ struct ResizeEntry {
   int64_t row_stride;
   int64_t position_stride;
   int64_t item_stride;
-  int64_t token_items;  // Square: new_length, the items are the columns of the mask
+  int64_t token_items;  // Square: new_length, since the items are the columns of the mask
   int32_t item_size;    // 1, 2, 4, 8 or 16
-  int32_t group_size;   // so many bytes, up to 16, lie together wherever a copy looks; they may span tokens
+  int32_t group_size;   // number of bytes, up to 16, that are adjacent and aligned at every access; may span tokens
   Kind kind;
 };
 
 struct InfoOutput {
   int32_t* valid_lengths = nullptr;
   int64_t* position_ids = nullptr;
-  int64_t* num_valid_tokens = nullptr;  // null: no info wanted; the others are null for a batch of no rows as well
+  int64_t* num_valid_tokens = nullptr;  // null without return_info; the other two are also null for a batch of no rows
 };
 
 // A checked call.
@@ -110,9 +110,9 @@ struct ResizeCall {
   ResizePlan plan;
   MaskView mask;
   InfoOutput info;
-  std::vector<ResizeEntry> entries;  // of the tensors that are not empty
+  std::vector<ResizeEntry> entries;  // without empty tensors
   c10::Device device;
-  std::vector<at::Tensor> copies;  // of inputs that one stride for each dimension does not describe
+  std::vector<at::Tensor> kept;  // keeps the memory of inputs and of their copies alive
 };
 
 struct ResizeArguments {

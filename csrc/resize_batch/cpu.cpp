@@ -1,4 +1,4 @@
-// seqwarm::resize_batch on the CPU: each line of the new batch is a few runs of successive source tokens.
+// seqwarm::resize_batch on the CPU. Each line of the new batch is a few runs of consecutive source tokens.
 
 #include "call.h"
 
@@ -14,12 +14,12 @@
 namespace seqwarm {
 namespace {
 
-// Below this many bytes for each thread, waking the threads costs more than they save.
+// With fewer bytes per thread, waking the threads costs more than they save.
 constexpr int64_t bytes_per_task = 512 * 1024;
-// The same of a search for the last valid token, by the positions that it may have to look at.
+// The same for a search for the last valid token, in positions to read.
 constexpr int64_t positions_per_task = 16 * 1024;
 
-// Successive tokens of a source row, and the new token that is the first of them.
+// Consecutive tokens of a source row, and the index of the first one in the new batch.
 struct Run {
   int64_t new_token;
   int64_t row;
@@ -27,7 +27,7 @@ struct Run {
   int64_t count;
 };
 
-// Under truncate_keep_last: for each row its last valid position if that is cut, else the last that is kept.
+// Under truncate_keep_last: the last valid position of each row if it is cut, else the last position that is kept.
 std::vector<int64_t> last_positions(const ResizeCall& call) {
   const ResizePlan& plan = call.plan;
   std::vector<int64_t> positions(plan.keeps_last ? plan.batch_size : 0);
@@ -44,7 +44,7 @@ std::vector<int64_t> last_positions(const ResizeCall& call) {
   return positions;
 }
 
-// Call visit(run) for the runs that make new tokens `begin` to `end`.
+// Calls visit(run) for the runs of the new tokens [begin, end).
 template <typename Visit>
 void for_each_run(
     const ResizePlan& plan, const std::vector<int64_t>& last, int64_t begin, int64_t end, const Visit& visit) {
@@ -116,7 +116,7 @@ void copy_tokens(const ResizeEntry& entry, char* to, const char* from, int64_t c
   }
 }
 
-// A mask over pairs of tokens: its columns are cut as its rows are.
+// A mask over pairs of tokens: columns are cut like rows.
 void copy_pairs(const ResizeEntry& entry, char* to, const char* from, int64_t count, int64_t last_column) {
   const int64_t last = entry.token_items - 1;
   for (int64_t token = 0; token < count; ++token) {
@@ -141,7 +141,7 @@ void copy_run(const ResizeCall& call, const ResizeEntry& entry, const std::vecto
   }
 }
 
-// The new tokens from `begin` to `end` of one tensor.
+// Writes the new tokens [begin, end) of one tensor.
 void copy_range(
     const ResizeCall& call, const ResizeEntry& entry, const std::vector<int64_t>& last, int64_t begin, int64_t end) {
   const ResizePlan& plan = call.plan;

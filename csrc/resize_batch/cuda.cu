@@ -1,8 +1,8 @@
 // seqwarm::resize_batch on CUDA devices: one launch for all tensors of a batch and their info.
 //
-// The tensors are described by value in the kernel's parameters, so a launch needs no memory and no copy to the device.
-// Blocks: the tiles of each tensor, one after another; then one for the info of each new row; then, under
-// truncate_keep_last, one for each row that finds its last token and writes the slot that the tiles leave out.
+// The kernel's parameters hold the descriptions of the tensors, so a launch needs no memory and no copy to the device.
+// Blocks: the tiles of each tensor; then one block for the info of each new row; then, under truncate_keep_last, one
+// block for each row, which finds the row's last token and writes the slot that the tiles leave out.
 
 #include "call.h"
 
@@ -25,7 +25,7 @@ namespace {
 constexpr int threads = 128;
 constexpr int groups_per_thread = 8;  // loads in flight before the first store
 constexpr int64_t groups_per_tile = threads * groups_per_thread;
-// The running total counts the rows that added to it as well, in units of more tokens than a batch holds.
+// The running total also counts the rows that added to it, in units larger than any number of tokens.
 constexpr unsigned long long ticket = 1ULL << 33;
 
 struct Tensor {
@@ -43,7 +43,7 @@ struct Task {
   int32_t tensor_count;
 };
 
-// A kernel's parameters have 4 KiB, and 32 KiB on chips from 7.0 on.
+// Kernel parameters may take 4 KiB, and 32 KiB from compute capability 7.0 on.
 template <size_t capacity>
 struct Launch {
   Task task;
@@ -54,7 +54,7 @@ constexpr size_t largest_capacity = 240;  // more tensors take another launch
 static_assert(sizeof(Launch<usual_capacity>) <= 4096);
 static_assert(sizeof(Launch<largest_capacity>) <= 32764);
 
-// Of a row: its last valid position if that is cut, else the last one that is kept. All threads of the block take part.
+// The last valid position of a row if it is cut, else the last position that is kept. Called by all threads of a block.
 __device__ int64_t last_position(const Task& task, int64_t row) {
   __shared__ long long last;
   if (threadIdx.x == 0) {
@@ -162,13 +162,13 @@ __device__ void copy_item(char* to, const char* from, int32_t size) {
     case 8:
       *reinterpret_cast<uint64_t*>(to) = *reinterpret_cast<const uint64_t*>(from);
       return;
-    default:  // complex128, whose halves alone are sure to be aligned
+    default:  // complex128: only its halves are known to be aligned
       copy_item(to, from, 8);
       copy_item(to + 8, from + 8, 8);
   }
 }
 
-// The last slot of one row, and the last column of a mask over pairs of tokens.
+// Writes the last slot of one row, and the last column of a mask over pairs of tokens.
 __device__ void copy_last_slot(const ResizePlan& plan, const ResizeEntry& entry, int64_t row, int64_t last) {
   const int64_t last_slot = plan.new_length - 1;
   const int64_t token_size = entry.token_items * entry.item_size;
@@ -204,7 +204,7 @@ __device__ void write_info(const Task& task, int64_t new_row) {
     if (slot < plan.new_length) {
       int64_t row = first_row;
       int64_t position = first_position + slot;
-      if (position >= plan.line) {  // a row of flatten may run into the next line, once at most
+      if (position >= plan.line) {  // a new row of flatten may reach into the next line, at most one
         row += 1;
         position -= plan.line;
       }
@@ -222,7 +222,7 @@ __device__ void write_info(const Task& task, int64_t new_row) {
   }
   if (threadIdx.x == 0) {
     task.info.valid_lengths[new_row] = valid_before;
-    // The block that adds last knows the total, and leaves the running one as it was found: zero.
+    // The block that adds last knows the total, and resets the running total to zero.
     const unsigned long long before = atomicAdd(task.running_total, ticket + valid_before);
     if (before / ticket == plan.new_rows - 1) {
       *task.info.num_valid_tokens = before % ticket + valid_before;
@@ -267,13 +267,13 @@ Tensor describe_tensor(const ResizePlan& plan, const ResizeEntry& entry) {
   return {entry, (groups + groups_per_tile - 1) / groups_per_tile, groups, static_cast<uint32_t>(line_groups)};
 }
 
-// A zero that the kernel leaves as one. Launches of one stream share it, since none overlaps the next.
+// A zero that the kernel resets to zero at its end. The launches of a stream share it, since they do not overlap.
 at::Tensor running_total_of(const c10::Device& device, const c10::cuda::CUDAStream& stream) {
   const auto zero = [&] { return at::zeros({}, at::TensorOptions(at::kLong).device(device)); };
   if (c10::cuda::currentStreamCaptureStatusMayInitCtx() != c10::cuda::CaptureStatus::None) {
     return zero();  // a graph may be replayed on any stream
   }
-  // Never freed: when the process ends, the device may be gone first.
+  // Never freed: at exit, the device may be destroyed first.
   static auto* totals = new std::map<std::pair<c10::DeviceIndex, cudaStream_t>, at::Tensor>;
   static std::mutex mutex;
   const std::lock_guard lock(mutex);

@@ -1,4 +1,4 @@
-"""The operators: their schemas, their plain reference, and whichever other implementations exist here."""
+"""The operators: schemas, plain references, and the other implementations that are available."""
 
 from . import backends
 from .alibi_attention import autograd as _autograd  # noqa: F401

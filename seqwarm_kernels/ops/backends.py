@@ -1,8 +1,8 @@
-"""Which implementations of an operator exist here, and which one serves a call.
+"""Which implementations of an operator are available, and which one serves a call.
 
 Every operator `seqwarm::name` has one schema and one overload for each implementation:
-`seqwarm::name.reference`, `seqwarm::name.native`, ... The dispatcher knows for which devices each of them
-has a kernel; this module asks it once for every operator, when `seqwarm_kernels.ops` is imported.
+`seqwarm::name.reference`, `seqwarm::name.native`, ... The dispatcher knows the devices for which an overload has a
+kernel. This module asks the dispatcher once for every operator, when `seqwarm_kernels.ops` is imported.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ import torch
 BACKENDS = ("triton", "native", "reference")
 DEVICE_TYPES = ("cuda", "cpu")  # the reference serves every other device as well
 
-#: Triton serves the CPU in its interpreter only: to test the kernels, and nobody's default.
+#: Triton serves the CPU only in its interpreter. The interpreter exists for tests and is never the default.
 _INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 _Dtypes = tuple[torch.dtype, ...]
 
 _implemented: dict[str, tuple[str, ...]] = {}  # operator -> backends, best first
-_lacking: dict[str, dict[str, _Dtypes]] = {}  # operator -> backend -> dtypes that it does not compute in
+_lacking: dict[str, dict[str, _Dtypes]] = {}  # operator -> backend -> dtypes without a kernel
 _serving: dict[tuple[str, str], tuple[str, ...]] = {}  # (operator, device type) -> backends, best first
-_problems: dict[str, str] = {}  # backend -> why it cannot be used here
+_problems: dict[str, str] = {}  # backend -> why it is not available
 
 
 def load_extension() -> None:
-    """Import the compiled extension, which registers its kernels, or note why that is not possible."""
+    """Import the compiled extension, which registers its kernels. On failure, record the reason."""
     try:
         extension = importlib.import_module("seqwarm_kernels._C")
     except ModuleNotFoundError:
         _problems["native"] = (
-            "the extension seqwarm_kernels._C is not built; where there is a C++ compiler, "
-            "`pip install --no-build-isolation .` builds it"
+            "the extension seqwarm_kernels._C is not built; `pip install --no-build-isolation .` builds it where a "
+            "C++ compiler is installed"
         )
     except ImportError as error:
         _problems["native"] = f"the extension seqwarm_kernels._C does not load: {error}"
@@ -47,27 +47,32 @@ def load_extension() -> None:
 
 
 def load_triton(*modules: str) -> None:
-    """Import the modules that register Triton kernels, or note why that is not possible."""
+    """Import the modules that register Triton kernels. On failure, record the reason."""
     if torch.version.cuda is None and not _INTERPRETED:
         _problems["triton"] = "Triton's kernels need a CUDA build of torch; its interpreter needs TRITON_INTERPRET=1"
         return
     try:
         importlib.import_module("triton")
     except ImportError as error:
-        _problems["triton"] = f"triton is not installed, or does not load: {error}"
+        _problems["triton"] = f"triton is not installed or does not load: {error}"
         return
     for module in modules:
         importlib.import_module(module)
 
 
 def problem(backend: str) -> str | None:
-    """Why `backend` cannot be used here at all, or None."""
+    """The reason why `backend` is not available on this machine, or None."""
     return _problems.get(backend)
 
 
 def register(operator: str, implemented: tuple[str, ...], lacking: Mapping[str, _Dtypes] | None = None) -> None:
-    """Note which of the `implemented` backends of `operator`, best first, have a kernel for which device, and the
-    dtypes that they lack."""
+    """Record the backends of an operator.
+
+    Args:
+        operator: name of the operator.
+        implemented: its backends, best first.
+        lacking: for a backend, the dtypes without a kernel.
+    """
     _implemented[operator] = implemented
     _lacking[operator] = dict(lacking or {})
     for device_type in DEVICE_TYPES:
@@ -81,7 +86,7 @@ def operators() -> list[str]:
 
 
 def why_not(operator: str, backend: str, device_type: str, dtype: torch.dtype | None = None) -> str | None:
-    """Why `backend` cannot serve `operator` on tensors of `device_type` and `dtype`; None where it can."""
+    """The reason why `backend` cannot serve `operator` on tensors of `device_type` and `dtype`, or None."""
     if backend not in _implemented[operator]:
         return f"{operator} has no {backend} implementation"
     if backend == "reference":
@@ -102,10 +107,10 @@ def _why_not_dtype(operator: str, backend: str, device_type: str, dtype: torch.d
 
 
 def choose(operator: str, device_type: str, backend: str | None, dtype: torch.dtype | None = None) -> str:
-    """The backend that serves a call: the best there is for None, else exactly the one asked for.
+    """The backend that serves a call: the best available one for None, else exactly `backend`.
 
     Raises:
-        ValueError: `backend` is unknown, or cannot serve `operator` on such tensors.
+        ValueError: `backend` is unknown, or cannot serve `operator` on these tensors.
     """
     if backend is None:
         return _best(operator, device_type, dtype)

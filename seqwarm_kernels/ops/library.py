@@ -1,4 +1,4 @@
-"""The `seqwarm` operator library: one schema for an operator, one overload for each of its implementations."""
+"""The `seqwarm` operator library: one schema for each operator, one overload for each of its implementations."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ LIBRARY = torch.library.Library("seqwarm", "DEF")
 def define(operator: str, signature: str, backends: tuple[str, ...], *, fake: Callable[..., Any]) -> None:
     """Register `seqwarm::operator.<backend>` for every backend, with one signature and one fake.
 
-    No tag is set and no argument may be called `mode`: torch's functionalisation of mutable operators passes
-    arguments by name and has a parameter of that name itself.
+    No tag is set. No argument may be called `mode`: torch's functionalization of mutable operators passes arguments
+    by name and has a parameter of that name itself.
     """
     for backend in backends:
         LIBRARY.define(f"{operator}.{backend}{signature}")
@@ -22,7 +22,7 @@ def define(operator: str, signature: str, backends: tuple[str, ...], *, fake: Ca
 
 
 def implement(operator: str, backend: str, function: Callable[..., Any]) -> None:
-    """Register a Python implementation that serves every device."""
+    """Register a Python implementation for every device."""
     LIBRARY.impl(f"{operator}.{backend}", function, "CompositeExplicitAutograd")
 
 
@@ -34,6 +34,6 @@ def overload(operator: str, backend: str) -> torch._ops.OpOverload:
 def differentiable(
     operator: str, backend: str, backward: Callable[..., Any], setup_context: Callable[..., Any]
 ) -> None:
-    """Make an autograd.Function of the operator and its backward."""
+    """Register the backward of an operator with autograd."""
     name = f"seqwarm::{operator}.{backend}"
     torch.library.register_autograd(name, backward, setup_context=setup_context, lib=LIBRARY)

@@ -3,7 +3,7 @@
 //     S = K · Qᵀ     P = exp(S − lse)     dP = V · dOᵀ     dS = P ∘ (dP − delta)     delta = Σ dO ∘ O − dlse
 //     dV += P · dO        dK += scale · dS · Q        dQᵀ += scale · Kᵀ · dS        dslope = −Σ dS ∘ distance
 //
-// Five products: a thread has all queries of its keys, so it adds up dK and dV by itself, in a fixed order.
+// Five products: a thread owns all queries of its keys, so it sums dK and dV alone, in a fixed order.
 
 #include "dropout.h"
 #include "kernels.h"
@@ -23,7 +23,7 @@ int64_t partial_size(const Problem& problem) {
   return padded_keys(problem.key_length) * padded_dims(problem);
 }
 
-// The partial gradients of an item: those of the key, then those of the value.
+// The partial gradients of an item, first of the key, then of the value.
 float* partial_of(const Problem& problem, const BackwardOutputs& outputs, const Item& item) {
   const int64_t index = (item.batch * problem.num_key_heads + item.key_head) * item.num_chunks + item.chunk;
   return outputs.partial + index * 2 * partial_size(problem);
@@ -44,17 +44,17 @@ void store_key_gradients(const Problem& problem, const BackwardOutputs& outputs,
   }
 }
 
-// T is the dtype of the inputs, P the one that is multiplied.
+// T is the dtype of the inputs, P the dtype of the products.
 template <typename T, typename P>
 class Backward {
   using Keys = PackedBlocks<T, P>;
 
-  // A tile of query or grad_out, as products read it from the right.
+  // A tile of query or grad_out, as the right side of products.
   struct Operand {
     P* copy;
     P* pairs;
     P* transposed;
-    Rows<P> rows;  // the right side of products as well: for float as they are, else as `pairs`
+    Rows<P> rows;  // also the right side of products for float; other dtypes use `pairs`
 
     Operand(Arena& arena, int64_t size)
         : copy(arena.take<P>(size)),
@@ -136,7 +136,7 @@ class Backward {
     for (int64_t column = 0; column < width_; ++column) {
       const int64_t token = tile_.start + column;
       const int64_t place = tile_.row * problem_.query_length + token;
-      log2_sum_[column] = infinity;  // such queries get weights of 0
+      log2_sum_[column] = infinity;  // gives weights of 0
       grad_lse_[column] = 0;
       if (tile_.sees[column] && inputs.lse[place] != -infinity) {
         log2_sum_[column] = inputs.log2_sum[place];
@@ -146,8 +146,8 @@ class Backward {
     }
   }
 
-  // Σ dO ∘ O, for float in the order in which products sum up dP: a query that sees one key, or as good as one, has
-  // dP = delta, and what rounding leaves of the difference is all there is of its gradient.
+  // Σ dO ∘ O, for float in the order in which products sum dP. For a query that sees one key, or whose weight is almost
+  // all on one key, dP = delta, and its gradient is only the rounding error of the difference.
   void set_delta(const BackwardInputs& inputs) {
     if constexpr (std::is_same_v<P, float>) {
       right_from_transpose(rows_of_tile(inputs.out, grad_query_rows_), grad_query_, width_, dims_);
@@ -175,7 +175,7 @@ class Backward {
     }
   }
 
-  // A query that sees nothing may be NaN, and takes part in sums over queries: zeros in its place.
+  // Zeros replace queries that see no key: they may hold NaN, and sums over queries include them.
   Rows<P> rows_of_tile(const Strided& tensor, P* copy) const {
     const auto missing = [&](int64_t token) { return !tile_.sees[token - tile_.start]; };
     return rows_of<T>(problem_, tensor, tile_.batch, tile_.head, tile_.start, width_, copy, missing);
@@ -207,7 +207,7 @@ class Backward {
     add_up(piece, operands(num_keys));
   }
 
-  // Products of keys become weights, those of values the gradients of scores.
+  // Turns products with keys into weights, and products with values into gradients of scores.
   template <int vectors, bool masked>
   void differentiate_scores(int64_t lane, int64_t num_keys) {
     const BiasedScores<vectors, masked> biased(biases_, lane);
@@ -251,8 +251,8 @@ class Backward {
 
   static void add_to(float* place, Vec term) { (Vec::loadu(place) + term).store(place); }
 
-  // A query's part of the gradient. The gradients of its scores add up to that of its lse: what they miss it by is the
-  // rounding of delta, which the mean distance carries into the sum, and so takes out of it again.
+  // A query's contribution to the gradient of the slopes. Exact score gradients sum to the gradient of lse. Their
+  // difference is the rounding of delta, which enters the sum times the mean distance and is subtracted here.
   float grad_slope(int64_t column) const {
     const float surplus = slope_terms_.sum[column] - grad_lse_[column];
     const float from_center = slope_terms_.sum_distant[column] - surplus * slope_terms_.mean_distance[column];

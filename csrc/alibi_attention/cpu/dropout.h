@@ -1,4 +1,4 @@
-// Which weights are dropped: ops/alibi_attention/dropout.py defines it, Philox-4x32-10 on (key / 4, query, head, 0).
+// The dropout mask defined in ops/alibi_attention/dropout.py: Philox-4x32-10 on (key / 4, query, head, 0).
 
 #pragma once
 
@@ -8,7 +8,7 @@
 namespace seqwarm {
 inline namespace CPU_CAPABILITY {
 
-// (keys, queries): `kept_value` where a weight stays, else 0. `first_key` and `keys` are multiples of 4.
+// (keys, queries): `kept_value` where a weight is kept, else 0. `first_key` and `keys` are multiples of 4.
 inline void keep_tile(
     const Dropout& dropout, float kept_value, int64_t head, int64_t first_query, int64_t first_key, int64_t keys,
     int64_t queries, float* keep) {

@@ -1,7 +1,7 @@
 // Forward: a tile of queries against tiles of keys, with a running softmax.
 //
-// Scores are held with keys as rows and queries as columns, so that a vector holds neighbouring queries: maxima, sums
-// and rescaling need nothing across lanes, and the weights are the right side of the next product as they stand.
+// Scores have keys as rows and queries as columns, so a vector holds neighboring queries: maxima, sums and rescaling
+// need no operation across lanes, and the weights are the right side of the next product without a transpose.
 //
 //     S (keys, queries) = K · Qᵀ        O (dims, queries) += Vᵀ · exp(S)
 
@@ -20,7 +20,7 @@ namespace seqwarm {
 inline namespace CPU_CAPABILITY {
 namespace {
 
-// T is the dtype of the inputs, P the one that is multiplied.
+// T is the dtype of the inputs, P the dtype of the products.
 template <typename T, typename P>
 class Forward {
   using Keys = PackedBlocks<T, P>;
@@ -76,8 +76,8 @@ class Forward {
     std::fill(first_reached_, first_reached_ + 2, first);
     std::fill(last_reached_, last_reached_ + 2, last);
     if (problem_.reach) {
-      // The first query of a causal tile has seen one key so far. A few more, and its sum is known better; but for
-      // steep slopes they are out of reach already.
+      // The first query of a causal tile has seen one key so far. A few more keys give a better bound of its sum. For
+      // steep slopes these keys are out of reach already.
       if (tile_.first_slope2 * most_queries < 64) {
         extend(std::max(first, begin_ - most_queries), std::min(last, end_ + most_queries));
       }
@@ -86,7 +86,7 @@ class Forward {
     extend(std::min(first_reached_[0], first_reached_[1]), std::max(last_reached_[0], last_reached_[1]));
   }
 
-  // Visits what is new in [begin, end).
+  // Visits the keys of [begin, end) that were not visited yet.
   void extend(int64_t begin, int64_t end) {
     visit(begin, begin_, true);
     begin_ = begin;
@@ -94,7 +94,7 @@ class Forward {
     end_ = end;
   }
 
-  // Of the keys [begin, end) that some query may see, those that must be visited, for each range_block of queries.
+  // For each range_block of queries, the keys to visit among the keys [begin, end) that some query sees.
   void find_reach(int64_t begin, int64_t end) {
     const Reach left(problem_, norms_.largest(begin, begin_)), right(problem_, norms_.largest(end_, end));
     for (int64_t column = 0; column < width_; column += range_block) {
@@ -159,7 +159,7 @@ class Forward {
         out_ + piece.column, width_, true);
   }
 
-  // Products become weights, relative to the largest score so far; what was summed up before follows.
+  // Turns products into weights relative to the largest score so far, and rescales the earlier sums.
   template <int vectors, bool masked>
   void soften(int64_t lane, int64_t num_keys) {
     const BiasedScores<vectors, masked> biased(biases_, lane);
@@ -168,14 +168,14 @@ class Forward {
       largest[v] = Vec(-infinity);
       total[v] = Vec(0.f);
     }
-    const int64_t ld = width_;  // a member would be read again after every store
+    const int64_t ld = width_;  // a local: the compiler would reload a member after every store
     float* row = scores_ + lane;
     for (int64_t key = 0; key < num_keys; ++key, row += ld) {
 #pragma GCC unroll 4
       for (int v = 0; v < vectors; ++v) {
         const Vec score = biased(Vec::loadu(row + v * lanes), key, v);
         score.store(row + v * lanes);
-        largest[v] = at::vec::clamp_min(score, largest[v]);  // may lose a NaN, which its weight keeps
+        largest[v] = at::vec::clamp_min(score, largest[v]);  // may drop a NaN, which the weight keeps
       }
     }
     for (int v = 0; v < vectors; ++v) {
@@ -224,7 +224,7 @@ class Forward {
     float factors[most_queries];
     const int64_t present = std::min(width_, problem_.query_length - tile_.start);
     for (int64_t column = 0; column < width_; ++column) {
-      const bool empty = !tile_.sees[column] || total_[column] == 0;  // NaN is not: it must show
+      const bool empty = !tile_.sees[column] || total_[column] == 0;  // false for NaN, which must reach the output
       factors[column] = empty ? 0.f : problem_.dropout.inverse_keep / total_[column];
       if (column < present) {
         const float log2_sum = empty ? -infinity : largest_[column] + std::log2(total_[column]);
@@ -255,7 +255,7 @@ class Forward {
       for (int64_t lane = 0; lane < width_; lane += lanes) {
         float* place = out_ + dim * width_ + lane;
         const Vec factor = Vec::loadu(factors + lane);
-        // A factor of 0 says that nothing was seen; what is there may be NaN all the same.
+        // A factor of 0 marks a query that saw no key. Its sum may still be NaN.
         Vec::blendv(Vec::loadu(place) * factor, Vec(0.f), factor == Vec(0.f)).store(place);
       }
     }
@@ -270,7 +270,7 @@ class Forward {
   HiddenKeys hidden_keys_;
   KeyNorms<T> norms_;
   P* query_rows_;
-  P* query_;  // the right side of products
+  P* query_;  // right side of products
   float* scores_;
   float* spare_;
   P* weights_;
@@ -282,8 +282,8 @@ class Forward {
   Biases biases_;
   int64_t begin_ = 0, end_ = 0;     // the keys visited
   int64_t first_reached_[2], last_reached_[2];  // the keys to visit, for each range_block of queries
-  float largest_[most_queries];     // score of each query, from its center
-  float total_[most_queries];       // of its weights, relative to that
+  float largest_[most_queries];     // largest score of each query, with distances from its center
+  float total_[most_queries];       // sum of weights, relative to the largest score
   float query_norms_[most_queries];
 };
 

@@ -1,4 +1,5 @@
-// What forward.cpp and backward.cpp offer. Both are compiled once for each kind of CPU, each time in another namespace.
+// The kernels of forward.cpp and backward.cpp. Both files are compiled once for each kind of CPU, in separate
+// namespaces.
 
 #pragma once
 
@@ -6,13 +7,13 @@
 
 namespace seqwarm {
 
-// `scratch` is the calling thread's own, aligned to 64 bytes, as large as the _bytes function says.
+// `scratch` belongs to the calling thread, is aligned to 64 bytes, and has the size that the _bytes function returns.
 struct Kernels {
   int64_t (*forward_bytes)(const Problem&);
   void (*forward)(const Problem&, const ForwardOutputs&, const Item&, char* scratch);
   int64_t (*backward_bytes)(const Problem&, bool chunked);
   void (*backward)(const Problem&, const BackwardInputs&, const BackwardOutputs&, const Item&, char* scratch);
-  // Adds up the partial gradients of all chunks of a key head, in their order.
+  // Sums the partial gradients of all chunks of a key head, in order.
   void (*sum_chunks)(const Problem&, const BackwardOutputs&, const Item& first);
 };
 

@@ -1,4 +1,4 @@
-// The keys and values of one head, in the order that products read them.
+// The keys and values of one head, in the memory order that products need.
 
 #pragma once
 
@@ -8,8 +8,8 @@
 namespace seqwarm {
 inline namespace CPU_CAPABILITY {
 
-// `count` rows from token `first` on, as long as padded_dims: where they lie, if nothing is missing there, else copied to
-// `copy`. Those for which `missing` says so become zeros.
+// `count` rows of padded_dims elements from token `first`: the original memory if it is complete, else a copy in
+// `copy`. Rows that `missing` marks become zeros.
 template <typename T, typename P, typename Missing>
 inline Rows<P> rows_of(
     const Problem& problem, const Strided& tensor, int64_t batch, int64_t head, int64_t first, int64_t count, P* copy,
@@ -32,9 +32,9 @@ inline Rows<P> rows_of(
   return {copy, dims};
 }
 
-// One of key or value in blocks of most_keys tokens, each packed when first asked for, unless it can be read where it
-// lies. Holds as many blocks as neighbouring queries can see; a block that finds its place taken replaces the other.
-// Masked keys and those past the end are zeros: what stands there may be NaN, and 0 · NaN is not 0.
+// Key or value in blocks of most_keys tokens. A block is packed at its first use, unless its memory can be read
+// directly. Holds as many blocks as neighboring queries can see. A new block replaces the old block of its slot. Masked
+// keys and keys past the end are zeros: they may hold NaN, and 0 · NaN is not 0.
 template <typename T, typename P>
 class PackedBlocks {
  public:
@@ -58,7 +58,7 @@ class PackedBlocks {
     std::fill(held_, held_ + num_slots_, Held{-1, {}});
   }
 
-  // From `key` on, to the end of its block.
+  // The rows from `key` to the end of its block.
   Rows<P> from(int64_t key) {
     const int64_t block = key / most_keys;
     Held& held = held_[block % num_slots_];
@@ -108,7 +108,7 @@ class PackedBlocks {
   const float* hidden_ = nullptr;
 };
 
-// For each key 0, or -inf where key_padding_mask hides it; null where there is no mask.
+// For each key 0, or -inf where key_padding_mask hides the key. Null without a mask.
 class HiddenKeys {
  public:
   HiddenKeys(Arena& arena, const Problem& problem)
@@ -129,7 +129,7 @@ class HiddenKeys {
   float* hidden_;
 };
 
-// Whether all of [begin, end) are hidden: such a tile adds nothing.
+// Whether all keys of [begin, end) are hidden, so that the tile adds nothing.
 inline bool all_hidden(const float* hidden, int64_t begin, int64_t end) {
   return hidden != nullptr && std::all_of(hidden + begin, hidden + end, [](float bias) { return bias != 0; });
 }

@@ -1,8 +1,9 @@
-// seqwarm::alibi_attention and its varlen form on the CPU, with their backward: from tensors to kernels, over threads.
+// seqwarm::alibi_attention and its varlen form on the CPU, with their backward: from tensors to kernels, on several
+// threads.
 //
-// Threads take items from a queue, so none waits for another. An item's result does not depend on who computes it; only
-// the number of chunks that a key head is cut into, and so the order in which its gradients are summed, depends on the
-// number of threads.
+// Threads take items from a queue, so none waits for another. The result of an item does not depend on the thread that
+// computes it. Only the number of chunks of a key head, and so the order in which its gradients are summed, depends on
+// the number of threads.
 
 #include "../../memory/large_memory.h"
 #include "kernels.h"
@@ -27,9 +28,9 @@ using FourTensors = std::tuple<Tensor, Tensor, Tensor, Tensor>;
 
 constexpr int64_t unbounded = int64_t{1} << 40;
 constexpr int64_t longest_segment = (int64_t{1} << 31) - 1;
-// With fewer keys in sight, finding what to skip costs more than it saves.
+// With fewer visible keys, finding keys to skip costs more than it saves.
 constexpr int64_t shortest_reach = 128;
-// A thread should have this many multiplications, or waking it costs more than it saves.
+// With fewer multiplications per thread, waking the threads costs more than they save.
 constexpr double least_work = 1 << 18;
 
 struct DenseOptions {
@@ -96,7 +97,7 @@ Tensor allocate_like(const Tensor& tensor) {
   return tokens_outside ? result.transpose(1, 2) : result;
 }
 
-// The tensors that a problem points into.
+// Owns the tensors that a problem points into.
 struct Inputs {
   Tensor query, key, value, slopes;
   std::optional<Tensor> query_start, key_padding_mask;
@@ -187,7 +188,7 @@ int64_t usable_threads(const Problem& problem) {
   return at::in_parallel_region() ? 1 : std::clamp<int64_t>(worthwhile, 1, at::get_num_threads());
 }
 
-// Into how many parts the queries of a key head are cut, so that every thread has some items.
+// The number of parts that the queries of a key head are cut into, so that every thread has items.
 int64_t count_chunks(const Problem& problem, int64_t threads, int64_t items_of_each) {
   const int64_t heads = std::max<int64_t>(problem.batch_size * problem.num_key_heads, 1);
   const int64_t width = tile_queries(problem.query_length);
@@ -196,7 +197,7 @@ int64_t count_chunks(const Problem& problem, int64_t threads, int64_t items_of_e
   return std::clamp<int64_t>(wanted, 1, std::max<int64_t>(tiles, 1));
 }
 
-// Calls run(item, scratch) for every item. The last heads have the flattest slopes: they take longest and come first.
+// Calls run(item, scratch) for every item. The last heads have the flattest slopes, take longest, and come first.
 template <typename Run>
 void for_each_item(const Problem& problem, int64_t threads, int64_t num_chunks, int64_t scratch_bytes, const Run& run) {
   const int64_t num_items = problem.batch_size * problem.num_key_heads * num_chunks;
@@ -242,7 +243,7 @@ FourTensors forward(
   return {out, lse, log2_sum, ranges};
 }
 
-// From each query's part to the slopes' shape: each sum by one thread, in order.
+// Sums the contributions of queries to the slopes' shape. One thread computes each sum, in order.
 Tensor sum_slopes(const Tensor& slope_rows, const Problem& problem, const Tensor& slopes) {
   const int64_t length = problem.query_length, num_heads = problem.num_heads;
   const bool packed = problem.cu_seqlens_q != nullptr;

@@ -1,5 +1,5 @@
-// What a call asks for, as plain numbers and pointers: the part that knows torch's tensors (operator.cpp) fills it in,
-// the part that is compiled once for each kind of CPU (forward.cpp, backward.cpp) reads it.
+// A call as plain numbers and pointers. operator.cpp, which uses torch's tensors, fills it in. forward.cpp and
+// backward.cpp, which are compiled once for each kind of CPU, read it.
 
 #pragma once
 
@@ -31,7 +31,7 @@ struct Dropout {
 
 struct Problem {
   InputType input_type;
-  bool native_products;  // whether products take 16-bit operands as they are; otherwise they become float32 first
+  bool native_products;  // whether products take 16-bit operands; otherwise operands are converted to float32
   Strided query;
   Strided key;
   Strided value;
@@ -51,7 +51,7 @@ struct Problem {
   int64_t num_key_heads;
   int64_t query_length;
   int64_t key_length;
-  int64_t used_keys;  // those behind belong to no packed sequence, and may be NaN
+  int64_t used_keys;  // keys after these belong to no packed sequence, and may hold NaN
   int64_t head_dim;
   int64_t query_offset;
   int64_t window;
@@ -60,7 +60,7 @@ struct Problem {
   bool causal;
   float scale;
   bool reach;  // look for keys to skip
-  float log2_tolerance;  // of each side
+  float log2_tolerance;  // for each side
   Dropout dropout;
 };
 
@@ -84,11 +84,11 @@ struct BackwardOutputs {
   Strided grad_query;
   Strided grad_key;
   Strided grad_value;
-  float* slope_rows;  // each query's part of grad_slopes, as lse; null: not wanted
+  float* slope_rows;  // contribution of each query to grad_slopes, shaped as lse; null if not needed
   float* partial;  // (items, 2, padded keys, padded dims): key and value gradients of each item; null for one chunk
 };
 
-// A thread's piece of work: every num_chunks-th block of queries of the heads that share a key head.
+// A unit of work for a thread: every num_chunks-th block of queries of the heads that share a key head.
 struct Item {
   int64_t batch;
   int64_t key_head;
@@ -98,14 +98,14 @@ struct Item {
 
 constexpr int64_t most_queries = 64;  // in a tile: columns of its scores
 constexpr int64_t most_keys = 128;    // in a tile: rows of its scores
-constexpr int64_t key_step = 32;      // tiles begin and end at multiples of it, so that few products differ in shape
+constexpr int64_t key_step = 32;      // tiles start and end at multiples of this, which limits the shapes of products
 constexpr int64_t range_block = 32;   // schema.py: RANGE_BLOCK
 
 constexpr int64_t round_up(int64_t count, int64_t step) {
   return (count + step - 1) / step * step;
 }
 
-// Few widths, since each makes another set of products.
+// Few widths, since each needs another set of products.
 constexpr int64_t tile_queries(int64_t query_length) {
   return query_length <= 16 ? 16 : query_length <= 32 ? 32 : most_queries;
 }
@@ -114,7 +114,7 @@ constexpr int64_t padded_keys(int64_t key_length) {
   return round_up(key_length, most_keys);
 }
 
-// In products of pairs, vectors of pairs must be full too.
+// In products of pairs, vectors of pairs must be full, too.
 constexpr int64_t padded_dims(const Problem& problem) {
   return round_up(problem.head_dim, problem.native_products ? 32 : 16);
 }

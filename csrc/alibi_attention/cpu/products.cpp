@@ -26,7 +26,7 @@ void multiply(
 
 namespace {
 
-// Only a call tells for certain: oneDNN may be limited, by ONEDNN_MAX_CPU_ISA for one, to less than the CPU has.
+// Only a call shows what is available: ONEDNN_MAX_CPU_ISA, for example, may limit oneDNN to less than the CPU has.
 bool try_bfloat16() {
   c10::BFloat16 a[2 * 2] = {};
   c10::BFloat16 b[2 * 2] = {};
@@ -42,7 +42,7 @@ bool try_bfloat16() {
 }  // namespace
 
 bool multiplies_bfloat16() {
-  // Without instructions of its own bfloat16 is emulated, slower than float32.
+  // Without native instructions bfloat16 is emulated, which is slower than float32.
   static const bool fast = [] {
     const auto has = at::cpu::get_cpu_capabilities();
     const auto instructions = {has.find("avx512_bf16"), has.find("amx_bf16")};

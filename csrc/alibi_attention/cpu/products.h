@@ -1,4 +1,4 @@
-// Products of tiles: libtorch's own, which use whatever this CPU has for it.
+// Products of tiles, by libtorch, which uses the matrix instructions of the CPU.
 
 #pragma once
 
@@ -13,15 +13,15 @@ void multiply(
     int64_t m, int64_t n, int64_t k, const float* a, int64_t lda, const float* b, int64_t ldb, float* c, int64_t ldc,
     bool accumulate);
 
-// Here B is in pairs: (k / 2, n, 2), where ldb counts pairs.
+// The same with B in pairs: (k / 2, n, 2), where ldb counts pairs.
 void multiply(
     int64_t m, int64_t n, int64_t k, const c10::BFloat16* a, int64_t lda, const c10::BFloat16* b, int64_t ldb, float* c,
     int64_t ldc, bool accumulate);
 
-// Whether there is a fast product for bfloat16 here.
+// Whether this CPU has a fast product for bfloat16.
 bool multiplies_bfloat16();
 
-// To call on every thread that has multiplied: gives back the CPU's matrix registers, where it has some.
+// Releases the CPU's matrix registers, if any. Call it on every thread that has multiplied.
 void finish_multiplying();
 
 }  // namespace seqwarm

@@ -1,8 +1,8 @@
-// A tile of queries: who sees whom.
+// A tile of queries, and the keys that each query sees.
 //
-// Everything that hides keys (causal, window, segments, packed sequences, the ends of a tensor, what is out of reach)
-// becomes one interval [low, high) of keys for each query, and one center: the key at distance zero, or the nearest one
-// if that lies outside.
+// All rules that hide keys (causal, window, segments, packed sequences, the ends of a tensor, reach) become one
+// interval [low, high) of keys for each query, and one center: the key at distance zero, or the nearest key of the
+// interval if that key lies outside.
 
 #pragma once
 
@@ -18,25 +18,25 @@ struct QueryTile {
   int64_t batch;
   int64_t head;
   int64_t start;
-  int64_t width;  // columns of the tile; those past the last query see nothing
-  int64_t row;    // of batch and head
+  int64_t width;  // columns of the tile; columns past the last query see no key
+  int64_t row;    // index of batch and head
   int64_t low[most_queries];
   int64_t high[most_queries];
   int64_t center[most_queries];
-  float beyond[most_queries];  // from position to center: all keys are that much farther away
+  float beyond[most_queries];  // distance from position to center; all keys are that much farther away
   float slope2[most_queries];  // in base 2
   bool sees[most_queries];
-  // Over the queries that see some key:
+  // Over the queries that see a key:
   bool any;
   int64_t first_low, last_low, first_high, last_high, first_center, last_center;
-  int64_t first_nearest, last_nearest;  // keys: the visible one next to each center
+  int64_t first_nearest, last_nearest;  // the visible keys next to the centers
   float first_slope2;
-  int64_t reference;    // the key that linear biases are counted from, so that they are small where weights are not
+  int64_t reference;    // linear biases count from this key, so that they are small where weights are large
 };
 
 namespace detail {
 
-// For a query: the keys [first, end) of its sequence or segment, and its position.
+// The keys [first, end) of a query's sequence or segment, and its position.
 struct Place {
   int64_t sequence, first, end, position;
 };
@@ -121,7 +121,7 @@ inline QueryTile place_queries(const Problem& problem, int64_t batch, int64_t he
   return tile;
 }
 
-// Leaves out, for the range_block columns from `column` on, the keys outside [begin, end), which are out of reach.
+// Hides the keys outside of [begin, end), which are out of reach, from the range_block columns that start at `column`.
 inline void narrow(QueryTile& tile, int64_t column, int64_t begin, int64_t end) {
   for (const int64_t last = std::min(column + range_block, tile.width); column < last; ++column) {
     if (tile.sees[column]) {
@@ -133,7 +133,7 @@ inline void narrow(QueryTile& tile, int64_t column, int64_t begin, int64_t end) 
   }
 }
 
-// Writes the tile's first `present` columns of (padded_dims, width) as rows. `rows` has room for all.
+// Writes the first `present` columns of (padded_dims, width) as rows. `rows` has room for all columns.
 template <typename T>
 inline void store_transposed(
     const Problem& problem, const float* columns, const Strided& tensor, const QueryTile& tile, int64_t present,

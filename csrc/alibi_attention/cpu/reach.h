@@ -1,6 +1,6 @@
-// How far a query reaches: beyond which distance all keys together weigh less than the tolerance. docs/reach.md has the
-// proof, triton_reach.py the same in another language: with a = |q| · max|k| · |scale| · log2(e), a slope m > 0 and a
-// softmax sum already known to be 2^L or more, all in base 2,
+// The reach of a query: the distance beyond which all keys together weigh less than the tolerance. docs/reach.md has
+// the proof, and triton_reach.py the same formula. In base 2, with a = |q| · max|k| · |scale| · log2(e), slope m > 0
+// and a softmax sum of at least 2^L,
 //
 //   d = (a - L - log2(1 - 2^-m) - t) / m
 
@@ -32,7 +32,7 @@ class KeyNorms {
     }
   }
 
-  // Of the keys in [begin, end) and their neighbours in the same blocks.
+  // The largest norm of the keys in the blocks that overlap [begin, end).
   float largest(int64_t begin, int64_t end) const {
     float largest = 0;
     for (int64_t block = begin / most_keys; block * most_keys < end; ++block) {
@@ -44,7 +44,7 @@ class KeyNorms {
   float squared_norm(const T* vector) const { return dot(vector, vector, problem_.head_dim); }
 
  private:
-  // NaN counts as infinite: it must be visited.
+  // NaN counts as infinite, so that its block is visited.
   static float larger(float largest, float norm) {
     return norm <= largest ? largest : std::isnan(norm) ? infinity : norm;
   }
@@ -58,9 +58,9 @@ class Reach {
   Reach(const Problem& problem, float key_norm)
       : most_(key_norm * std::abs(problem.scale * log2_e) * relative_margin), log2_tolerance_(problem.log2_tolerance) {}
 
-  // Of one query, out_of_reach where no finite distance is proven. `known` is L.
+  // The reach of one query, or out_of_reach where no finite bound holds. `known` is L.
   int64_t distance(float query_norm, float slope2, float known) const {
-    if (slope2 != slope2_) {  // most queries share theirs
+    if (slope2 != slope2_) {  // most queries share one slope
       slope2_ = slope2;
       log2_tail_ = std::log2(1 - std::exp2(-slope2));
     }
@@ -73,10 +73,10 @@ class Reach {
   }
 
  private:
-  // What rounding may hide: of norms and products relatively, of sums in base 2 absolutely.
+  // Margins for rounding: relative for norms and products, absolute for sums in base 2.
   static constexpr float relative_margin = 1 + 0x1p-9f;
   static constexpr float absolute_margin = 0x1p-4f;
-  static constexpr float flattest = 0x1p-16f;  // flatter slopes reach beyond any length, and lose 1 - 2^-m to rounding
+  static constexpr float flattest = 0x1p-16f;  // flatter slopes reach beyond any length, and rounding destroys 1 - 2^-m
 
   const float most_;
   const float log2_tolerance_;

@@ -1,4 +1,4 @@
-// The scores of a tile of queries against a tile of keys: the pieces that it is cut into, and their bias.
+// The scores of a tile of queries against a tile of keys: their pieces and their bias.
 
 #pragma once
 
@@ -11,23 +11,23 @@
 namespace seqwarm {
 inline namespace CPU_CAPABILITY {
 
-// How the scores of a tile of keys get their bias. Masked holds for any; the others where every query sees every key,
-// on one side of every center: there it is linear, and a row constant apart the same for all queries.
+// How scores get their bias. Masked works for any tile. Left and Right need tiles in which every query sees every key,
+// on one side of every center. There the bias is linear and, up to a constant for each query, the same for all queries.
 enum class Side { Masked, Left, Right };
 
-// A part of a tile's scores: the keys [begin, end), and `width` columns of queries from `column` on.
+// A part of a tile's scores: the keys [begin, end), and `width` columns of queries from `column`.
 struct Piece {
   int64_t begin;
   int64_t end;
   int64_t column;
   int64_t width;
-  bool seen_by_all;  // every one of these queries that sees anything sees every one of the keys,
-  float slope2;      // so they are of one sequence, with one slope
+  bool seen_by_all;  // each of these queries sees either all of the keys or none at all,
+  float slope2;      // so they belong to one sequence, with one slope
 
   int64_t num_keys() const { return end - begin; }
 };
 
-// A long sum in float32 loses more than several short ones: so many dims are multiplied at a time.
+// Products sum this many dims at a time: several short float32 sums round less than a long one.
 constexpr int64_t dims_at_once = 128;
 
 // products = rows (keys, dims) · right, for the piece's columns of both; `ld` counts all columns. `spare` is as large
@@ -66,12 +66,12 @@ inline Side side_of(const QueryTile& tile, const Piece& piece) {
   return piece.begin >= tile.last_center ? Side::Right : Side::Masked;
 }
 
-// The keys of [begin, end), with the columns that see any of them.
+// The piece of the keys [begin, end), with the columns that see any of them.
 inline Piece piece_of(const QueryTile& tile, int64_t begin, int64_t end) {
   if (sees_all(tile, begin, end)) {
     return {begin, end, 0, tile.width, true, tile.first_slope2};
   }
-  constexpr int64_t step = 32;  // narrower products are slower than what they save
+  constexpr int64_t step = 32;  // narrower products cost more than they save
   int64_t first = tile.width, last = 0;
   for (int64_t column = 0; column < tile.width; ++column) {
     if (std::max(tile.low[column], begin) < std::min(tile.high[column], end)) {
@@ -92,9 +92,9 @@ inline Piece piece_of(const QueryTile& tile, int64_t begin, int64_t end) {
   return {begin, end, first, std::max<int64_t>(last - first, 0), seen_by_all, slope2};
 }
 
-// Cuts [begin, end), multiples of key_step, into pieces that lie in one block of keys each; nearest to `begin` first, or
-// to `end` where `backwards`. Where not every query sees every key they are small: next to the diagonal, and where short
-// segments meet, much is left out.
+// Cuts [begin, end), multiples of key_step, into pieces that lie in one block of keys each, from `begin` to `end`, or
+// in reverse if `backwards`. Pieces are small where some queries do not see every key: next to the diagonal and where
+// short segments meet, many scores are left out.
 template <typename Visit>
 inline void for_each_piece(
     const QueryTile& tile, const float* hidden, int64_t begin, int64_t end, bool backwards, const Visit& visit) {
@@ -113,12 +113,12 @@ inline void for_each_piece(
   }
 }
 
-// What the scores of a tile of keys need, as vectors are loaded from it.
+// The bias of a tile of keys, in the form that vectors are loaded from.
 struct Biases {
   Side side;
   float scale2;
   float of_key[most_keys];    // the linear bias, 0 for Masked; -inf where key_padding_mask hides a key
-  float shift[most_queries];  // what linear biases leave out of a query's true scores
+  float shift[most_queries];  // difference between a query's scores with linear bias and its true scores
   float slope2[most_queries];
   // Relative to the first key:
   float low[most_queries];
@@ -149,7 +149,7 @@ inline void set_biases(
   }
 }
 
-// Scores with their bias, in base 2, for `vectors` vectors of columns.
+// Scores with bias, in base 2, for `vectors` vectors of columns.
 template <int vectors, bool masked>
 class BiasedScores {
  public:
@@ -164,7 +164,7 @@ class BiasedScores {
     }
   }
 
-  // From products of key `key`, counted from the tile's first.
+  // From products of key `key`, counted from the first key of the tile.
   Vec operator()(Vec product, int64_t key, int v) const {
     if constexpr (masked) {
       const Vec index(static_cast<float>(key));
@@ -184,7 +184,7 @@ class BiasedScores {
   Vec slope2_[vectors], low_[vectors], high_[vectors], center_[vectors];
 };
 
-// Calls visit with masked (std::true_type) or not.
+// Calls visit with std::true_type if masked, else with std::false_type.
 template <typename Visit>
 inline void with_mask(Side side, const Visit& visit) {
   if (side == Side::Masked) {

@@ -1,4 +1,4 @@
-// Vectors of floats, rows and transposes, for the kind of CPU that this is compiled for.
+// Vectors of floats, rows and transposes, for the kind of CPU that the including file is compiled for.
 
 #pragma once
 
@@ -25,7 +25,7 @@ constexpr float infinity = std::numeric_limits<float>::infinity();
 constexpr float log2_e = 1.4426950408889634f;
 constexpr float ln_2 = 0.6931471805599453f;
 
-// A row of a tile is handled in groups of at most four vectors, which fit into registers with all they need.
+// A row of a tile is processed in groups of at most four vectors, which fit into registers with their temporaries.
 constexpr int64_t most_vectors = 4;
 
 // Calls visit(std::integral_constant<int, vectors>, first lane) for each group of the floats [lane, end) of a row.
@@ -63,7 +63,7 @@ inline Vec exp2(Vec x) {
 // A square of `lanes` rows, transposed.
 inline void transpose_square(const float* from, int64_t ld_from, float* to, int64_t ld_to) {
 #ifdef CPU_CAPABILITY_AVX512
-  // at::vec has the same for sizes of any kind, by way of memory: a third of the time of steep heads went into it.
+  // at::vec's transposes of any size go through memory, which took a third of the time of steep heads.
   __m512 rows[16], pairs[16];
 #pragma GCC unroll 16
   for (int i = 0; i < 16; ++i) {
@@ -99,7 +99,7 @@ inline void transpose_square(const float* from, int64_t ld_from, float* to, int6
 #endif
 }
 
-// rows x columns -> columns x rows, multiples of `lanes`, in units of 32 bits. Only moves, so any bits pass.
+// rows x columns -> columns x rows, multiples of `lanes`, in units of 32 bits. Only moves bits, so any dtype works.
 inline void transpose(const void* from, int64_t ld_from, void* to, int64_t ld_to, int64_t rows, int64_t columns) {
   const float* source = static_cast<const float*>(from);
   float* target = static_cast<float*>(to);
@@ -110,7 +110,7 @@ inline void transpose(const void* from, int64_t ld_from, void* to, int64_t ld_to
   }
 }
 
-// Two rows of bfloat16 as pairs, (columns, 2): what products want of their right side.
+// Two rows of bfloat16 as pairs, (columns, 2), as products need their right side.
 inline void interleave(const c10::BFloat16* even, const c10::BFloat16* odd, c10::BFloat16* pairs, int64_t columns) {
   const auto* low = reinterpret_cast<const uint16_t*>(even);
   const auto* high = reinterpret_cast<const uint16_t*>(odd);
@@ -127,7 +127,7 @@ struct Rows {
   int64_t ld;
 };
 
-// How products want their operands. P is the dtype that is multiplied, float or BFloat16.
+// Operands of products. P is the dtype of the products, float or BFloat16.
 template <typename P>
 constexpr int64_t pair_of = std::is_same_v<P, float> ? 1 : 2;
 
@@ -137,14 +137,14 @@ inline void right_from_transpose(Rows<P> rows, P* right, int64_t n, int64_t k) {
   transpose(rows.data, rows.ld / pair_of<P>, right, n, n, k / pair_of<P>);
 }
 
-// The right side (k, n) from rows (k, n). Float needs no other order: its callers take the rows as they are.
+// The right side (k, n) from rows (k, n). Float needs no other order, so its callers use the rows.
 inline void right_from_rows(Rows<c10::BFloat16> rows, c10::BFloat16* right, int64_t k, int64_t n) {
   for (int64_t row = 0; row < k; row += 2) {
     interleave(rows.data + row * rows.ld, rows.data + (row + 1) * rows.ld, right + row * n, n);
   }
 }
 
-// The left side (m, k) from its transpose, rows (k, m). `pairs` has room for as many; float needs none.
+// The left side (m, k) from its transpose, rows (k, m). `pairs` has room for as many; float does not use it.
 template <typename P>
 inline void left_from_transpose(Rows<P> rows, P* left, int64_t ld_left, int64_t m, int64_t k, P* pairs) {
   if constexpr (std::is_same_v<P, float>) {
@@ -187,8 +187,8 @@ inline float dot(const T* a, const T* b, int64_t count) {
   }
 }
 
-// Two floats as the bfloat16 pair (low, high) of a word, rounded to nearest even. Values come from bfloat16 inputs by
-// way of float arithmetic, whose NaNs keep a zero low half: rounding cannot carry one into a number.
+// Two floats as the bfloat16 pair (low, high) of a word, rounded to nearest even. The values come from bfloat16 inputs
+// through float arithmetic, whose NaNs keep a zero low half, so rounding cannot turn a NaN into a number.
 inline uint32_t round_pair(float low, float high) {
   uint32_t low_bits, high_bits;
   std::memcpy(&low_bits, &low, sizeof(float));
@@ -210,7 +210,7 @@ inline void round_to_right(
   }
 }
 
-// Memory given out piece by piece, each piece aligned to a cache line. On null it only counts.
+// Hands out memory in pieces aligned to a cache line. With a null pointer it only counts bytes.
 class Arena {
  public:
   explicit Arena(char* memory) : memory_(memory) {}
@@ -226,7 +226,7 @@ class Arena {
   int64_t used() const { return used_; }
 
  private:
-  // A gap that AddressSanitizer watches.
+  // A gap that AddressSanitizer checks.
   void fence() {
 #ifdef __SANITIZE_ADDRESS__
     if (memory_ != nullptr) {

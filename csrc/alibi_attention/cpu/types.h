@@ -10,7 +10,7 @@
 namespace seqwarm {
 inline namespace CPU_CAPABILITY {
 
-// Calls function(T(), P()): the dtype of the inputs, and the one that is multiplied.
+// Calls function(T(), P()) with the dtype of the inputs and the dtype of the products.
 template <typename Function>
 inline void with_types(const Problem& problem, const Function& function) {
   if (problem.input_type == InputType::Float) {

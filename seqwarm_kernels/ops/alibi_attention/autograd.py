@@ -1,4 +1,4 @@
-"""Ties every backend's forward operator to its backward: `register_autograd` makes the autograd.Function."""
+"""Registers the backward of every backend's forward operator with autograd."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 from ..library import differentiable, overload
 from .schema import BACKENDS
 
-_NUM_DIFFERENTIABLE = 4  # query, key, value, slopes come first
+_NUM_DIFFERENTIABLE = 4  # query, key, value and slopes come first
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -39,7 +39,7 @@ def _backward(operator: str, backend: str) -> Any:
 
 
 def _no_second_derivative(ctx: Any, *gradients: Tensor) -> None:
-    """Without it torch would warn, and give second derivatives that are wrong."""
+    """Refuse second derivatives. Without this, torch would warn and return wrong ones."""
     raise RuntimeError("alibi_attention has no second derivative: its gradients cannot be differentiated again")
 
 

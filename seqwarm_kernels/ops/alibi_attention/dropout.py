@@ -1,10 +1,10 @@
-"""Which attention weights are dropped: a pure function of a seed and of the weight's place.
+"""The dropout mask of attention weights: a pure function of a seed and of the indices of a weight.
 
-The mask is not stored: forward, backward and every backend make it again from the seed. The random bits are
-those of Philox-4x32-10 (J. K. Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011), whose
-four outputs serve four neighbouring keys: weight (head, query, key) takes output `key % 4` of the counter
-(key // 4, query, head, 0), where `head` counts through batch and heads, and for packed sequences query and key
-count through the packed tokens. It is kept when those 32 bits, as an integer, are at least dropout_p * 2^32.
+The mask is not stored. Forward, backward and every backend compute it from the seed. The random bits are those of
+Philox-4x32-10 (J. K. Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011), whose four outputs serve
+four neighboring keys: weight (head, query, key) takes output `key % 4` of the counter (key // 4, query, head, 0).
+`head` counts through batch and heads. For packed sequences, `query` and `key` count through the packed tokens. A weight
+is kept when its 32 bits, as an integer, are at least dropout_p * 2^32.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _LOW_32_BITS = 0xFFFFFFFF
 
 
 def keep_mask(dropout_p: float, seed: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-    """True where a weight stays. `head`, `query` and `key` are int64 and broadcast to the result's shape."""
+    """True where a weight is kept. `head`, `query` and `key` are int64 and broadcast to the result's shape."""
     zero = torch.zeros((), dtype=torch.int64, device=seed.device)
     outputs = torch.stack(torch.broadcast_tensors(*philox(seed, key // 4, query, head, zero)))
     lane = (key % 4).expand(outputs.shape[1:])
@@ -27,7 +27,7 @@ def keep_mask(dropout_p: float, seed: Tensor, head: Tensor, query: Tensor, key: 
 
 
 def philox(seed: Tensor, *counter: Tensor) -> tuple[Tensor, ...]:
-    """Four words of 32 random bits for each counter of four words, all held in int64."""
+    """Four words of 32 random bits for each counter of four words, all as int64."""
     c0, c1, c2, c3 = counter
     k0, k1 = seed & _LOW_32_BITS, (seed >> 32) & _LOW_32_BITS
     for _ in range(_ROUNDS):
@@ -39,6 +39,6 @@ def philox(seed: Tensor, *counter: Tensor) -> tuple[Tensor, ...]:
 
 
 def _multiply(multiplier: int, word: Tensor) -> tuple[Tensor, Tensor]:
-    """High and low half of a 32 x 32 bit product; int64 wraps, which leaves all 64 bits as they are."""
+    """High and low half of a 32 x 32 bit product. int64 overflow wraps and keeps all 64 bits."""
     product = word * multiplier
     return (product >> 32) & _LOW_32_BITS, product & _LOW_32_BITS

@@ -1,11 +1,11 @@
-"""What ALiBi attention means, in plain PyTorch: dense, and exact for every `skip_tolerance`.
+"""The definition of ALiBi attention in plain PyTorch: dense, and exact for every `skip_tolerance`.
 
     score[i, j] = scale · q_i · k_j − slope · |position_i − j|      where j is visible to i, else −∞
     lse[i]      = log Σ_j exp(score[i, j])                          −∞ where i sees no key
     weight      = exp(score − lse)                                  0 where i sees no key
     out[i]      = Σ_j weight[i, j] · keep[i, j] / (1 − dropout_p) · v_j
 
-All of it in float32, in float64 for float64 input.
+Computed in float32, and in float64 for float64 inputs.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from .schema import DenseOptions, VarlenOptions, accumulation_dtype, allocate_li
 
 @dataclass(frozen=True)
 class Pairs:
-    """What is known of every (query, key) pair before scores are: each broadcasts to (..., H, Sq, Sk)."""
+    """Distance, visibility and dropout of every (query, key) pair. Each broadcasts to (..., H, Sq, Sk)."""
 
     distance: Tensor
     visible: Tensor
-    keep: Tensor | None  # dropout: already divided by 1 − dropout_p
+    keep: Tensor | None  # dropout mask, already divided by 1 − dropout_p
 
 
 def forward(
@@ -56,7 +56,7 @@ def backward(
     pairs: Pairs,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradients for query, key, value, and for slopes one for each leading index of query: (..., Hq)"""
+    """Gradients of query, key, value, and of slopes for each leading index of query: (..., Hq)"""
     num_kv_heads = key.shape[-3]
     key, value = _repeat_heads(key, query), _repeat_heads(value, query)
     weights = _weights(_scores(query, key, slopes, pairs, scale), lse)
@@ -83,7 +83,7 @@ def _weights(scores: Tensor, lse: Tensor) -> Tensor:
 
 
 def _repeat_heads(tensor: Tensor, query: Tensor) -> Tensor:
-    """Grouped-query attention: each key head serves Hq / Hkv neighbouring query heads."""
+    """Grouped-query attention: each key head serves Hq / Hkv neighboring query heads."""
     return tensor.repeat_interleave(query.shape[-3] // tensor.shape[-3], dim=-3)
 
 
@@ -152,25 +152,15 @@ def _upcast(*tensors: Tensor) -> list[Tensor]:
 
 
 def _hide(tensor: Tensor, key_padding_mask: Tensor | None) -> Tensor:
-    """Zeros for masked keys and values: what stands there may be NaN, and 0 · NaN is not 0."""
+    """Set masked keys and values to zero: they may hold NaN, and 0 · NaN is not 0."""
     return tensor if key_padding_mask is None else tensor.masked_fill(~key_padding_mask[:, None, :, None], 0)
 
 
 def _outputs(query: Tensor, out: Tensor, lse: Tensor, num_keys: int) -> tuple[Tensor, ...]:
     like_query, _, _, ranges = allocate_outputs(query)
-    return (
-        like_query.copy_(out),
-        lse,
-        lse / math.log(2),
-        _everything(ranges, num_keys),
-    )
-
-
-def _everything(ranges: Tensor, num_keys: int) -> Tensor:
-    """Nothing is skipped."""
-    ranges[..., ::2] = 0
+    ranges[..., ::2] = 0  # nothing is skipped
     ranges[..., 1::2] = num_keys
-    return ranges
+    return like_query.copy_(out), lse, lse / math.log(2), ranges
 
 
 def _gradients(gradients: Iterable[Tensor], inputs: Iterable[Tensor]) -> tuple[Tensor, ...]:
@@ -178,7 +168,7 @@ def _gradients(gradients: Iterable[Tensor], inputs: Iterable[Tensor]) -> tuple[T
 
 
 def _without_autocast(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Autocast would lower the products inside, which are in the accumulation dtype on purpose."""
+    """Turn autocast off: it would lower products that are in the accumulation dtype on purpose."""
 
     @wraps(function)
     def run(*arguments: Any) -> Any:

@@ -1,8 +1,8 @@
 """Schemas and fake implementations of `seqwarm::alibi_attention`, its varlen form, and their backward.
 
-What the public functions leave to a default is decided before: slopes and scale are given, and positions are
-spelt out: query i of row b stands at `query_start[b] + query_offset + i` (query_start None: 0), key j at j.
-`dropout_seed` is a () int64 tensor when dropout_p > 0; dropout.py defines the mask that it stands for.
+The public functions resolve all defaults. Slopes, scale and positions are explicit: query i of row b is at position
+`query_start[b] + query_offset + i` (query_start None: 0), and key j is at position j. `dropout_seed` is a () int64
+tensor when dropout_p > 0. dropout.py defines the dropout mask of a seed.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from ..library import define
 
 BACKENDS = ("triton", "native", "reference")
 
-#: The dtypes of the public functions that a backend does not compute in.
+#: Dtypes of the public functions for which a backend has no kernel.
 LACKING: dict[str, tuple[torch.dtype, ...]] = {"triton": (torch.float64,), "native": (torch.float64,)}
-#: So many neighbouring queries share an entry of `ranges`.
+#: Number of neighboring queries that share an entry of `ranges`.
 RANGE_BLOCK = 32
 
 _TENSORS = "Tensor query, Tensor key, Tensor value, Tensor slopes"
@@ -72,7 +72,7 @@ def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def allocate_like(tensor: Tensor) -> Tensor:
-    """Its shape, without gaps; tokens outside of heads where the tensor has them so, as a projection gives them."""
+    """An uninitialized dense tensor of the same shape. Keeps tokens before heads in memory, as projections return."""
     if tensor.dim() == 4 and tensor.stride(1) < tensor.stride(2):
         batch_size, heads, length, head_dim = tensor.shape
         return tensor.new_empty((batch_size, length, heads, head_dim)).transpose(1, 2)
@@ -80,14 +80,15 @@ def allocate_like(tensor: Tensor) -> Tensor:
 
 
 def allocate_outputs(query: Tensor, *_: object) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Uninitialised: what forward returns, but for the values; so its fake implementation too.
+    """Uninitialized outputs of forward. Also the fake implementation of forward.
 
     out       as query.
     lse       (B, Hq, Sq), or (Hq, Tq).
-    log2_sum  as lse, for backward: log2 of the same sum with distances less that of the nearest position to have a key
-              at all. Far from its keys a query's lse is large, and rounding it would cost backward its precision.
-    ranges    (B, Hq, 2⌈Sq / RANGE_BLOCK⌉), or (Hq, 2⌈Tq / RANGE_BLOCK⌉) int32: first and end of the keys that
-              these queries attended; what lies outside weighs less than skip_tolerance. For backward to skip it too.
+    log2_sum  as lse, for backward: log2 of the same sum, with every distance reduced by that to the nearest position
+              that has a key. The lse of a query far from its keys is large, and rounding it would cost backward its
+              precision.
+    ranges    (B, Hq, 2⌈Sq / RANGE_BLOCK⌉), or (Hq, 2⌈Tq / RANGE_BLOCK⌉) int32: start and end of the keys that a block
+              of queries attended. Keys outside weigh less than skip_tolerance, and backward skips them, too.
     """
     rows = query.shape[:-1] if query.dim() == 4 else (query.shape[1], query.shape[0])
     num_ranges = (rows[-1] + RANGE_BLOCK - 1) // RANGE_BLOCK
@@ -111,7 +112,7 @@ def _fake_backward(
     slopes: Tensor,
     *options: object,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradients as their tensors; grad_slopes has no element where it was not asked for."""
+    """Gradients shaped as their tensors. grad_slopes is empty unless `slopes_need_grad`."""
     grad_slopes = slopes.new_empty(slopes.shape if slopes_need_grad else (0,))
     return allocate_like(query), allocate_like(key), allocate_like(value), grad_slopes
 

@@ -1,7 +1,7 @@
 """Host side of the Triton kernels: from an operator's arguments to launches.
 
-Numbers and tensors never make another compiled kernel: those are told apart by head_dim, dtypes, flags, and by
-whether there are keys enough to look for some to skip.
+A kernel is compiled for each head_dim, each set of dtypes and flags, and once more where there are enough keys to skip
+some. Lengths and other numbers never cause another compilation.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from .triton_forward import forward_kernel
 from .triton_reach import NORM_BLOCK, NORM_ROWS, key_norms_kernel
 from .triton_tiles import ALIGNED, BULK
 
-#: With fewer keys in sight, finding what to skip costs more than it saves.
-SHORTEST_REACH = 512
+#: With fewer visible keys, finding keys to skip costs more than it saves.
+SHORTEST_SKIPPING = 512
 
 _UNBOUNDED = 2**40
 _LONGEST_SEGMENT = 2**31 - 1
 _ALIGNMENT = 16  # bytes
-_SEARCH_STEPS = (8, 16, 31)  # few values, since each makes another kernel
+_SEARCH_STEPS = (8, 16, 31)  # few values, since each is another compilation
 
 _Four = tuple[int, int, int, int]  # batch, head, token, dim
 _Options = DenseOptions | VarlenOptions
 
 
 def sizes_of(tensor: Tensor) -> _Four:
-    """Packed sequences (tokens, heads, dim) are a batch of one."""
+    """Batch, heads, tokens, dim. Packed sequences (tokens, heads, dim) are a batch of one."""
     if tensor.dim() == 4:
         return tuple(tensor.shape)  # type: ignore[return-value]
     tokens, heads, dim = tensor.shape
@@ -53,7 +53,7 @@ def strides_of(tensor: Tensor) -> _Four:
 
 
 def is_aligned(tensor: Tensor) -> bool:
-    """Whether kernels can read its rows in blocks of 16 bytes."""
+    """Whether kernels can read the rows of `tensor` in blocks of 16 bytes."""
     step = _ALIGNMENT // tensor.element_size()
     strides = [stride for stride, size in zip(tensor.stride()[:-1], tensor.shape[:-1], strict=True) if size > 1]
     rows_are_dense = tensor.stride(-1) == 1 or tensor.shape[-1] == 1
@@ -61,7 +61,7 @@ def is_aligned(tensor: Tensor) -> bool:
 
 
 def _aligned(tensor: Tensor) -> Tensor:
-    """The tensor itself, or a copy whose rows are padded to blocks of 16 bytes."""
+    """`tensor` itself if it is aligned, else a copy whose rows are padded to blocks of 16 bytes."""
     if is_aligned(tensor):
         return tensor
     step = _ALIGNMENT // tensor.element_size()
@@ -71,7 +71,7 @@ def _aligned(tensor: Tensor) -> Tensor:
 
 
 def _access(tensors: list[Tensor], mask: Tensor | None) -> int:
-    """Bulk copies need memory of its own for every row, and no mask, which hides rows one by one."""
+    """How kernels load tiles. Bulk copies need distinct memory for every row, and cannot mask single rows."""
     query = tensors[0]
     if mask is not None or query.element_size() != 2 or _capability(query.device) < BULK_COPIES_FROM:
         return ALIGNED.value
@@ -83,7 +83,7 @@ def _access(tensors: list[Tensor], mask: Tensor | None) -> int:
 
 
 def _readable(tensor: Tensor, rows: int, access: int) -> Tensor | TensorDescriptor:
-    """The tensor, or a descriptor of it for tiles of `rows` tokens."""
+    """`tensor`, or for bulk copies its descriptor for tiles of `rows` tokens."""
     if access != BULK.value:
         return tensor
     step = _ALIGNMENT // tensor.element_size()
@@ -103,24 +103,24 @@ def _mask_strides(mask: Tensor | None) -> dict[str, int]:
 
 
 def _as_dense(options: _Options) -> DenseOptions:
-    """What both kinds of options say."""
+    """The options that dense and packed calls share."""
     if isinstance(options, DenseOptions):
         return options
     _, _, seed, _, _, causal, scale, window, dropout_p, skip_tolerance = options
     return DenseOptions(None, None, seed, 0, causal, scale, None, window, dropout_p, skip_tolerance)
 
 
-def reaches(options: _Options, key_length: int) -> bool:
+def skips(options: _Options, key_length: int) -> bool:
     """Whether the kernels look for keys to skip."""
     dense = _as_dense(options)
-    in_sight = [key_length]
+    visible = [key_length]
     if isinstance(options, VarlenOptions):
-        in_sight.append(options.max_seqlen_k)
+        visible.append(options.max_seqlen_k)
     if dense.segment_length is not None:
-        in_sight.append(dense.segment_length)
+        visible.append(dense.segment_length)
     if dense.window is not None:
-        in_sight.append(dense.window if dense.causal else 2 * dense.window)
-    return dense.skip_tolerance > 0 and min(in_sight) >= SHORTEST_REACH
+        visible.append(dense.window if dense.causal else 2 * dense.window)
+    return dense.skip_tolerance > 0 and min(visible) >= SHORTEST_SKIPPING
 
 
 def _packing(options: _Options) -> dict[str, Any]:
@@ -136,7 +136,7 @@ def _packing(options: _Options) -> dict[str, Any]:
 
 
 def _shared(query: Tensor, key: Tensor, value: Tensor, slopes: Tensor, options: _Options) -> dict[str, Any]:
-    """The arguments that forward and backward kernels take alike."""
+    """The arguments that forward and backward kernels share."""
     dense = _as_dense(options)
     _, num_heads, query_length, head_dim = sizes_of(query)
     _, num_key_heads, key_length, _ = sizes_of(key)
@@ -186,7 +186,7 @@ def _programs(tensor: Tensor, rows: int) -> tuple[int]:
 
 
 def _capability(device: torch.device) -> int:
-    if device.type == "cpu":  # the interpreter: a chip with every way to read a tensor
+    if device.type == "cpu":  # the interpreter supports every way to load a tile
         return BULK_COPIES_FROM
     major, minor = torch.cuda.get_device_capability(device)
     return 10 * major + minor
@@ -198,7 +198,7 @@ def _configuration(query: Tensor, options: _Options) -> Configuration:
 
 
 def _key_norms(key: Tensor, mask: Tensor | None) -> Tensor:
-    """(batch · heads · blocks) float32: the largest squared norm among each NORM_BLOCK keys that no mask hides."""
+    """(batch · heads · blocks) float32: the largest squared norm of the unmasked keys of each block of NORM_BLOCK."""
     _, num_heads, length, head_dim = sizes_of(key)
     programs = _programs(key, NORM_BLOCK)
     norms = key.new_empty(programs, dtype=torch.float32)
@@ -230,7 +230,7 @@ def forward(query: Tensor, key: Tensor, value: Tensor, slopes: Tensor, options: 
     tiles = _configuration(query, options).forward
     tolerance = options.skip_tolerance * (1.0 if options.causal else 0.5)
     with on(query.device):
-        norms = _key_norms(key, mask) if reaches(options, sizes_of(key)[2]) else None
+        norms = _key_norms(key, mask) if skips(options, sizes_of(key)[2]) else None
         forward_kernel[_programs(query, tiles.block_m)](
             query=_readable(query, tiles.block_m, access),
             key=_readable(key, tiles.block_n, access),
@@ -272,7 +272,7 @@ def backward(tensors: tuple[Any, ...], options: _Options) -> tuple[Tensor, Tenso
         **_strides("g", grad_out),
         **_shared(query, key, value, slopes.float(), options),
         "ACCESS": access,
-        "REACH": reaches(options, sizes_of(key)[2]),
+        "REACH": skips(options, sizes_of(key)[2]),
     }
     with on(query.device):
         if query.numel():
@@ -322,7 +322,7 @@ def _row_strides(rows: Tensor) -> tuple[int, ...]:
 
 
 def _sum_slopes(rows: Tensor, slopes: Tensor, options: _Options) -> Tensor:
-    """From each query's part (B, Hq, Sq) or (Hq, Tq) to the slopes' shape, in a fixed order."""
+    """Sum the contributions of queries, (B, Hq, Sq) or (Hq, Tq), to the slopes' shape, in a fixed order."""
     if rows.dim() == 3:
         total = rows.sum(-1)
         return (total if slopes.dim() == 2 else total.sum(0)).to(slopes.dtype)
@@ -340,7 +340,7 @@ def _varlen(query: Tensor, key: Tensor, value: Tensor, slopes: Tensor, *rest: An
     return forward(query, key, value, slopes, VarlenOptions(*rest))
 
 
-_NUM_TENSORS = 11  # of backward: what comes before the options
+_NUM_TENSORS = 11  # arguments of backward before the options
 
 
 def _dense_backward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:

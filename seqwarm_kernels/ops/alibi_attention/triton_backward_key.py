@@ -1,5 +1,5 @@
-"""Backward, third: one program for BLOCK_N keys gives the gradients of keys and values, over the tiles of queries
-that attended them. The mathematics is in triton_backward_query.py; here tiles lie transposed.
+"""Backward, third kernel: one program for BLOCK_N keys computes the gradients of keys and values over the queries that
+attended them. triton_backward_query.py has the formulas. Tiles are transposed here.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from .triton_tiles import (
     MASKED,
     RIGHT,
     Dropout,
-    distant,
     head_of,
     kept_keys,
     kept_weights,
     load_tile,
     opposite,
+    penalty,
     slopes_of,
     split,
     store_tile,
@@ -34,7 +34,7 @@ _RANGE_BLOCK = tl.constexpr(RANGE_BLOCK)
 
 
 class KeyRows(NamedTuple):
-    """What a tile of keys brings along."""
+    """A tile of keys, and the queries that see each row."""
 
     key: Any
     value: Any
@@ -48,7 +48,7 @@ class KeyRows(NamedTuple):
 class Queries(NamedTuple):
     query: Any
     grad_out: Any
-    lse2: Any  # +∞ where no key was seen
+    lse2: Any  # +∞ where a query saw no key
     delta: Any
 
 
@@ -78,7 +78,7 @@ def _over_queries(
         columns = start + tl.arange(0, BLOCK_M)
         inside = columns < queries.query.length
         kept = None
-        if PACKED and SIDE == MASKED:  # what lies beyond the sequences may be NaN
+        if PACKED and SIDE == MASKED:  # tokens outside of the sequences may hold NaN
             kept = (columns >= tl.min(rows.low, 0)) & (columns < tl.max(rows.high, 0))
         query = load_tile(queries.query, start, kept, BLOCK_M, HEAD_DIM, BLOCK_D, ACCESS)
         scores = tl.dot(rows.key, tl.trans(query), input_precision=PRECISION) * scale2
@@ -86,7 +86,7 @@ def _over_queries(
         delta = tl.load(queries.delta + columns, mask=inside, other=0.0)
         if SIDE == MASKED:
             distance = tl.abs(columns[None, :] - rows.center[:, None]).to(tl.float32)
-            weights = tl.exp2(scores - distant(rows.slope2, distance, PACKED) - lse2[None, :])
+            weights = tl.exp2(scores - penalty(rows.slope2, distance, PACKED) - lse2[None, :])
             visible = (columns[None, :] >= rows.low[:, None]) & (columns[None, :] < rows.high[:, None])
             weights = tl.where(visible, weights, 0.0)
         else:
@@ -108,7 +108,7 @@ def _over_queries(
 
 @triton.jit
 def _queries_that_attended(ranges, row, begin, end, key_begin, key_end, query_length):
-    """[begin, end), less what lies before and behind all queries that attended a key in [key_begin, key_end)."""
+    """[begin, end), cut to the first and last query that attended a key in [key_begin, key_end)."""
     CHUNK: tl.constexpr = 32
     num_ranges = tl.cdiv(query_length, _RANGE_BLOCK)
     base = ranges + row.to(tl.int64) * num_ranges * 2
@@ -182,11 +182,11 @@ def backward_key_kernel(
     ACCESS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """grad_key and grad_value, summed over the query heads that share a key head."""
+    """Computes grad_key and grad_value, summed over the query heads that share a key head."""
     num_blocks = tl.cdiv(key_length, BLOCK_N)
     num_key_heads = num_heads // group_size
     program = tl.program_id(0)
-    # Longest first: early keys are seen by most queries.
+    # Longest first: most queries see the early keys.
     block = program % num_blocks
     key_head = num_key_heads - 1 - program // num_blocks % num_key_heads
     batch = program // num_blocks // num_key_heads
@@ -239,7 +239,7 @@ def backward_key_kernel(
             delta + row.to(tl.int64) * query_length,
         )
         dropout = Dropout(seed, dropout_threshold, row, inverse_keep)
-        for piece in range(2 if CAUSAL else 3):  # the nearest queries, then those at either end
+        for piece in range(2 if CAUSAL else 3):  # the nearest queries, then the queries at both ends
             piece_begin, piece_end = near_begin, near_end
             if piece == 1:
                 piece_begin, piece_end = full_end, end

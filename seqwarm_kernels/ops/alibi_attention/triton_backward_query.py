@@ -1,6 +1,6 @@
-"""Backward, second: one program for BLOCK_M queries gives their gradient, over the tiles of keys that forward attended.
+"""Backward, second kernel: one program for BLOCK_M queries computes their gradient over the keys that forward attended.
 
-No sum is shared between programs, here and in triton_backward_key.py, so that equal inputs give equal bits. With
+Programs share no sum, here and in triton_backward_key.py, so equal inputs give equal bits. With
 P = exp(score − lse), delta = Σ P ∘ dP − dlse and dS = P ∘ (dP − delta):
 
     dQ = scale · dS · K      dK = scale · dSᵀ · Q      dV = Pᵀ · dO      dslope = −Σ dS ∘ distance
@@ -23,12 +23,12 @@ from .triton_tiles import (
     RIGHT,
     Dropout,
     Keys,
-    distant,
     head_of,
     kept_keys,
     kept_weights,
     load_tile,
     opposite,
+    penalty,
     slopes_of,
     split,
     store_tile,
@@ -39,12 +39,12 @@ _RANGE_BLOCK = tl.constexpr(RANGE_BLOCK)
 
 
 class QueryRows(NamedTuple):
-    """What a tile of queries brings along."""
+    """A tile of queries, and the keys that each row sees."""
 
     query: Any
     grad_out: Any
     delta: Any
-    log2_sum: Any  # distances counted from the center; +∞ where no key was seen
+    log2_sum: Any  # distances count from the center; +∞ where a row saw no key
     index: Any
     low: Any
     high: Any
@@ -78,13 +78,13 @@ def _over_keys(
     for start in tl.range(begin, end, BLOCK_N):
         columns = start + tl.arange(0, BLOCK_N)
         kept = kept_keys(keys.mask, start, keys.key.length, keys.stride_mask, BLOCK_N)
-        if PACKED and SIDE == MASKED:  # what lies beyond the sequences may be NaN
+        if PACKED and SIDE == MASKED:  # tokens outside of the sequences may hold NaN
             kept = (columns >= tl.min(rows.low, 0)) & (columns < tl.max(rows.high, 0))
         key = load_tile(keys.key, start, kept, BLOCK_N, HEAD_DIM, BLOCK_D, ACCESS)
         scores = tl.dot(rows.query, tl.trans(key), input_precision=PRECISION) * scale2
         if SIDE == MASKED:
             distance = tl.abs(rows.center[:, None] - columns[None, :]).to(tl.float32)
-            weights = tl.exp2(scores - distant(rows.slope2, distance, PACKED) - zero[:, None])
+            weights = tl.exp2(scores - penalty(rows.slope2, distance, PACKED) - zero[:, None])
             visible = (columns[None, :] >= rows.low[:, None]) & (columns[None, :] < rows.high[:, None])
             if kept is not None:
                 visible = visible & kept[None, :]
@@ -182,7 +182,8 @@ def backward_query_kernel(
     ACCESS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """grad_query; for each query its part of grad_slopes (None: not wanted), and lse in base 2, +∞ for none."""
+    """Computes grad_query, the contribution of each query to grad_slopes (unless None), and lse2: lse in base 2, +∞ for
+    queries without a key."""
     num_blocks = tl.cdiv(query_length, BLOCK_M)
     program = tl.program_id(0)
     # Longest first: late queries see most keys, and the last heads have the flattest slopes.
@@ -217,12 +218,12 @@ def backward_query_kernel(
     query_tile = load_tile(source, start, None, BLOCK_M, HEAD_DIM, BLOCK_D, ACCESS)
     source = head_of(grad_out, batch, head, query_length, stride_gb, stride_gh, stride_gs, ACCESS)
     grad_tile = load_tile(source, start, None, BLOCK_M, HEAD_DIM, BLOCK_D, ACCESS)
-    row_place = row.to(tl.int64) * query_length + index
-    row_log2 = tl.load(log2_sum + row_place, mask=inside, other=float("-inf"))
+    row_offset = row.to(tl.int64) * query_length + index
+    row_log2 = tl.load(log2_sum + row_offset, mask=inside, other=float("-inf"))
     seen = sees_some & (row_log2 != float("-inf"))
     row_log2 = tl.where(seen, row_log2, float("inf"))
-    tl.store(lse2 + row_place, row_log2 - tl.where(seen, slope2 * beyond, 0.0), mask=inside)
-    row_delta = tl.load(delta + row_place, mask=inside, other=0.0)
+    tl.store(lse2 + row_offset, row_log2 - tl.where(seen, slope2 * beyond, 0.0), mask=inside)
+    row_delta = tl.load(delta + row_offset, mask=inside, other=0.0)
 
     rows = QueryRows(query_tile, grad_tile, row_delta, row_log2, index, low, high, center, slope2)
     if key_padding_mask is not None:
@@ -238,7 +239,7 @@ def backward_query_kernel(
 
     gradient = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
     grad_slope = tl.zeros((BLOCK_M,), tl.float32)
-    for piece in range(2 if CAUSAL else 3):  # the nearest keys, then those at either end
+    for piece in range(2 if CAUSAL else 3):  # the nearest keys, then the keys at both ends
         piece_begin, piece_end = near_begin, tl.minimum(near_end, end)
         if piece == 1:
             piece_begin, piece_end = begin, full_begin
@@ -263,8 +264,8 @@ def backward_query_kernel(
         grad_query, gradient, batch, head, start, query_length, stride_ob, stride_oh, stride_os,
         BLOCK_M, HEAD_DIM, BLOCK_D,
     )  # fmt: skip
-    if SLOPES:  # Σ dS is dlse, since Σ P is 1
+    if SLOPES:  # Σ dS = dlse, since Σ P = 1
         grad_lse += batch.to(tl.int64) * stride_lb + head.to(tl.int64) * stride_lh
         row_grad_lse = tl.load(grad_lse + index.to(tl.int64) * stride_ls, mask=seen, other=0.0)
         grad_slope = tl.where(seen, grad_slope - beyond * row_grad_lse, 0.0)
-        tl.store(grad_slope_rows + row_place, grad_slope, mask=inside)
+        tl.store(grad_slope_rows + row_offset, grad_slope, mask=inside)

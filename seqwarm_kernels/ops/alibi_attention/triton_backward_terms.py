@@ -1,11 +1,11 @@
-"""Backward, first: delta, what each query brings into the gradients of all its scores."""
+"""Backward, first kernel: delta, the term that all score gradients of a query share."""
 
 from __future__ import annotations
 
 import triton.language as tl
 
 from ..triton_launch import kernel
-from .triton_tiles import ALIGNED, head_of, load_tile, place_of
+from .triton_tiles import ALIGNED, head_of, load_tile, tile_pointers
 
 TERM_ROWS = 32
 
@@ -41,16 +41,16 @@ def backward_terms_kernel(
 
     source = head_of(grad_out, batch, head, query_length, stride_gb, stride_gh, stride_gs, ALIGNED)
     grad_tile = load_tile(source, start, None, ROWS, HEAD_DIM, BLOCK_D, ALIGNED)
-    places, inside = place_of(
+    pointers, inside = tile_pointers(
         out, batch, head, start, query_length, stride_ob, stride_oh, stride_os, ROWS, HEAD_DIM, BLOCK_D
     )
-    out_tile = tl.load(places, mask=inside, other=0.0)
+    out_tile = tl.load(pointers, mask=inside, other=0.0)
     index = start + tl.arange(0, ROWS)
     present = index < query_length
-    row_place = (batch * num_heads + head).to(tl.int64) * query_length + index
-    row_lse = tl.load(lse + row_place, mask=present, other=float("-inf"))
+    row_offset = (batch * num_heads + head).to(tl.int64) * query_length + index
+    row_lse = tl.load(lse + row_offset, mask=present, other=float("-inf"))
     seen = row_lse != float("-inf")
     grad_lse += batch.to(tl.int64) * stride_lb + head.to(tl.int64) * stride_lh
     row_grad_lse = tl.load(grad_lse + index.to(tl.int64) * stride_ls, mask=seen, other=0.0)
     row_delta = tl.sum(out_tile.to(tl.float32) * grad_tile.to(tl.float32), 1) - row_grad_lse
-    tl.store(delta + row_place, row_delta, mask=present)
+    tl.store(delta + row_offset, row_delta, mask=present)

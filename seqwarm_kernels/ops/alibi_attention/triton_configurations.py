@@ -1,8 +1,8 @@
-"""The shape of each kernel's tiles, by chip, head_dim and dtype: a table, so that nothing is tuned at run time.
+"""The tile sizes of each kernel, by chip, head_dim and dtype. The table replaces tuning at run time.
 
-Nothing here has been measured on a GPU yet. Each row is the largest tile, with the most tiles in flight, that the
-compiler fits into the chip's registers without a spill up to head_dim 128, and into its shared memory:
-`python -m bench aot` prints what every row needs. A comment says where that was not the first choice.
+Not yet measured on a GPU. Each row is the largest tile, with the most tiles in flight, that fits into the chip's shared
+memory and, up to head_dim 128, into its registers without a spill. `python -m bench aot` prints what every row needs.
+Comments mark the rows where that was not the first choice.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 
 class Tiles(NamedTuple):
-    """Queries and keys in a tile, warps of a program, and tiles in flight."""
+    """Queries and keys in a tile, warps in a program, and tiles in flight."""
 
     block_m: int
     block_n: int
@@ -25,13 +25,13 @@ class Configuration(NamedTuple):
     backward_key: Tiles
 
 
-#: Chips by compute capability; one that is not named takes the tiles of the next below.
+#: Chips by compute capability. Other chips take the tiles of the next lower entry.
 CHIPS = (80, 90, 100)
 BULK_COPIES_FROM = 90
 
 # 16-bit, by chip and head_dim.
 _HALF = {
-    # Chips 8.6, 8.9 and 12.0 take these too: all rows keep to their 99 KiB of shared memory.
+    # Chips 8.6, 8.9 and 12.0 take these, too: all rows fit into their 99 KiB of shared memory.
     80: {
         16: Configuration(Tiles(128, 128, 8, 3), Tiles(128, 64, 8, 3), Tiles(64, 128, 8, 3)),
         32: Configuration(Tiles(128, 128, 8, 3), Tiles(128, 64, 8, 3), Tiles(64, 128, 8, 3)),
@@ -44,7 +44,7 @@ _HALF = {
         16: Configuration(Tiles(128, 128, 8, 3), Tiles(128, 64, 8, 3), Tiles(64, 128, 8, 3)),
         32: Configuration(Tiles(128, 128, 8, 3), Tiles(128, 64, 8, 3), Tiles(64, 128, 8, 3)),
         64: Configuration(Tiles(128, 128, 8, 3), Tiles(128, 64, 8, 3), Tiles(64, 128, 8, 3)),
-        # backward_key: 64 queries spill 56 bytes, outside of the inner loop; to be measured against these 32.
+        # backward_key: 64 queries spill 56 bytes, outside of the inner loop. Not yet measured against these 32.
         128: Configuration(Tiles(128, 128, 8, 3), Tiles(128, 64, 8, 3), Tiles(32, 128, 8, 3)),
         256: Configuration(Tiles(128, 64, 8, 2), Tiles(64, 32, 8, 2), Tiles(32, 64, 8, 2)),
     },
@@ -52,13 +52,13 @@ _HALF = {
         16: Configuration(Tiles(128, 128, 8, 3), Tiles(128, 64, 8, 3), Tiles(64, 128, 8, 2)),
         32: Configuration(Tiles(128, 128, 8, 3), Tiles(128, 64, 8, 3), Tiles(128, 64, 8, 2)),
         64: Configuration(Tiles(128, 128, 8, 3), Tiles(128, 64, 8, 3), Tiles(32, 128, 8, 2)),
-        # forward: 128 keys spill when not causal; backward_query: so do 64.
+        # forward: 128 keys spill when not causal. backward_query: 64 keys do.
         128: Configuration(Tiles(128, 64, 8, 3), Tiles(128, 32, 8, 3), Tiles(64, 64, 8, 2)),
         256: Configuration(Tiles(128, 64, 8, 2), Tiles(128, 32, 8, 2), Tiles(32, 64, 8, 2)),
     },
 }
 
-# float32 multiplies without matrix instructions, unless torch allows TF32: small tiles keep the compiler quick.
+# float32 uses no matrix instructions unless torch allows TF32. Small tiles keep compilation quick.
 _FLOAT = {
     16: Configuration(Tiles(64, 32, 8, 2), Tiles(64, 32, 8, 2), Tiles(32, 64, 8, 2)),
     32: Configuration(Tiles(64, 32, 8, 2), Tiles(64, 32, 8, 2), Tiles(32, 64, 8, 2)),
@@ -69,13 +69,19 @@ _FLOAT = {
 
 
 def block_d(head_dim: int) -> int:
-    """head_dim rounded up to what a matrix instruction takes: a power of two, 16 or more."""
+    """head_dim rounded up to a size of matrix instructions: a power of two, at least 16."""
     return max(16, 1 << (head_dim - 1).bit_length())
 
 
 def configuration(capability: int, head_dim: int, bytes_per_element: int, *, plain: bool) -> Configuration:
-    """`capability`: 90 for compute capability 9.0. Not `plain`: with a mask, dropout or odd strides, which need
-    registers of their own, so that tiles have half the columns."""
+    """The tiles of all kernels for one kind of call.
+
+    Args:
+        capability: 90 for compute capability 9.0.
+        head_dim: 1 to 256.
+        bytes_per_element: 2 or 4.
+        plain: neither mask nor dropout. Both need registers, so tiles have half the columns with either.
+    """
     chip = 80 if capability >= 120 else max(chip for chip in CHIPS if chip <= max(capability, CHIPS[0]))
     row = _FLOAT[block_d(head_dim)] if bytes_per_element == 4 else _HALF[chip][block_d(head_dim)]
     if plain:

@@ -1,4 +1,4 @@
-"""The forward kernel: one program for BLOCK_M queries of one head, over the tiles of keys within their reach."""
+"""The forward kernel: one program for BLOCK_M queries of one head loops over the tiles of keys within their reach."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from .triton_tiles import (
     RIGHT,
     Dropout,
     Keys,
-    distant,
     head_of,
     kept_keys,
     kept_weights,
     load_tile,
     opposite,
+    penalty,
     slopes_of,
     split,
     store_tile,
@@ -34,16 +34,15 @@ _RANGE_BLOCK = tl.constexpr(RANGE_BLOCK)
 
 
 class Softmax(NamedTuple):
-    """Online softmax: of what was attended so far, each row's sum of weights relative to its largest score, that
-    score (base 2, bias −slope · distance to the center), and the weighted sum of values."""
+    """State of the online softmax over the keys attended so far."""
 
-    total: Any
-    largest: Any
-    values: Any
+    total: Any  # sum of weights, relative to the largest score
+    largest: Any  # largest score, in base 2, with bias −slope · distance to the center
+    values: Any  # weighted sum of values
 
 
 class Rows(NamedTuple):
-    """What a tile of queries brings along."""
+    """A tile of queries, and the keys that each row sees."""
 
     query: Any
     index: Any
@@ -73,8 +72,8 @@ def _attend(
     ACCESS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """The tiles in [begin, end). In those that are not MASKED all rows share their slope, and the bias is taken from
-    the column `reference` instead of the row's center: that shifts all scores of a row alike."""
+    """Attend the tiles in [begin, end). In tiles that are not MASKED all rows share one slope, and the bias counts from
+    the column `reference` instead of the row's center, which shifts all scores of a row equally."""
     total, largest, values = softmax
     shift = (SIDE * slope2) * (rows.center - reference).to(tl.float32)
     for start in tl.range(begin, end, BLOCK_N):
@@ -84,7 +83,7 @@ def _attend(
         scores = tl.dot(rows.query, tl.trans(key), input_precision=PRECISION) * scale2
         if SIDE == MASKED:
             distance = tl.abs(rows.center[:, None] - columns[None, :]).to(tl.float32)
-            scores -= distant(rows.slope2, distance, PACKED)
+            scores -= penalty(rows.slope2, distance, PACKED)
             visible = (columns[None, :] >= rows.low[:, None]) & (columns[None, :] < rows.high[:, None])
             if kept is not None:
                 visible = visible & kept[None, :]
@@ -100,7 +99,7 @@ def _attend(
         else:
             new_largest = tl.maximum(largest, tl.max(scores, 1) - shift)
             zero = new_largest + shift
-        if SIDE == MASKED or kept is not None:  # a row may have seen no key yet
+        if SIDE == MASKED or kept is not None:  # a row may not have seen a key yet
             zero = tl.where(new_largest == float("-inf"), 0.0, zero)
         weights = tl.exp2(scores - zero[:, None])
         decay = tl.exp2(largest - new_largest)
@@ -111,7 +110,7 @@ def _attend(
         if dropout.seed is not None:
             keep = kept_weights(dropout.seed, dropout.threshold, dropout.head, rows.index, start, BLOCK_M, BLOCK_N)
             weights = tl.where(keep, weights, 0.0)
-        if PACKED and SIDE == MASKED:  # what lies beyond the sequences may be NaN
+        if PACKED and SIDE == MASKED:  # tokens outside of the sequences may hold NaN
             kept = (columns >= tl.min(rows.low, 0)) & (columns < tl.max(rows.high, 0))
         value = load_tile(keys.value, start, kept, BLOCK_N, HEAD_DIM, BLOCK_D, ACCESS)
         values = values * decay[:, None]
@@ -253,7 +252,7 @@ def forward_kernel(
             softmax, near_end, tl.minimum(full_end, end), near_begin, slope2_full, rows, keys, dropout, scale2,
             RIGHT, PACKED, HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_N, ACCESS, PRECISION,
         )  # fmt: skip
-    for edge in range(1 if CAUSAL else 2):  # at either end not every row sees every key
+    for edge in range(1 if CAUSAL else 2):  # at both ends some rows do not see every key
         edge_begin, edge_end = begin, full_begin
         if edge == 1:
             edge_begin, edge_end = full_end, end
@@ -266,15 +265,15 @@ def forward_kernel(
 
     total, largest, values = softmax
     total = tl.where(sees_some, total, 0.0)
-    empty = total == 0  # NaN is not: it must show
+    empty = total == 0  # False for NaN, which must reach the output
     attended = tl.where(empty[:, None], 0.0, values * (inverse_keep / tl.where(empty, 1.0, total))[:, None])
     store_tile(
         out, attended, batch, head, block * BLOCK_M, query_length, stride_ob, stride_oh, stride_os,
         BLOCK_M, HEAD_DIM, BLOCK_D,
     )  # fmt: skip
     row_log2 = tl.where(empty, float("-inf"), largest + tl.log2(tl.where(empty, 1.0, total)))
-    row_place = row.to(tl.int64) * query_length + index
-    tl.store(log2_sum + row_place, row_log2, mask=index < query_length)
+    row_offset = row.to(tl.int64) * query_length + index
+    tl.store(log2_sum + row_offset, row_log2, mask=index < query_length)
     row_lse = tl.where(empty, float("-inf"), (row_log2 - slope2 * beyond) * LN_2)
-    tl.store(lse + row_place, row_lse, mask=index < query_length)
+    tl.store(lse + row_offset, row_lse, mask=index < query_length)
     _store_range(ranges, block, row, begin, end, query_length, BLOCK_M)

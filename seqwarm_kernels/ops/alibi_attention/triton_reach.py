@@ -1,8 +1,8 @@
-"""How far a query reaches: beyond which distance all keys together weigh less than the tolerance.
+"""The reach of a query: the distance beyond which all keys together weigh less than the tolerance.
 
 docs/reach.md has the proof. In base 2, with slope m > 0, a score at distance d is at most a − m·d, where
 a = ‖q‖ · max‖k‖ · |scale| · log2(e). All keys at distance d₀ or more add at most 2^(a − m·d₀) / (1 − 2^(−m)) to a
-softmax sum that is already known to be 2^L or more. That is the share 2^t of it at
+softmax sum of at least 2^L. Their share of the sum is 2^t at
 
     d₀ = (a − L − log2(1 − 2^(−m)) − t) / m
 """
@@ -15,14 +15,14 @@ import triton.language as tl
 from ..triton_launch import kernel
 from .triton_tiles import FAR, head_of, kept_keys, load_tile
 
-#: Keys that share an entry of the norms.
+#: Number of keys that share an entry of the norms.
 NORM_BLOCK = 256
-NORM_ROWS = 64  # read at a time
+NORM_ROWS = 64  # keys loaded at a time
 
-# What rounding may hide: of a norm or a product relatively, of a sum in base 2 absolutely.
+# Margins for rounding: relative for a norm or a product, absolute for a sum in base 2.
 _RELATIVE_MARGIN = tl.constexpr(1 + 2**-9)
 _ABSOLUTE_MARGIN = tl.constexpr(2**-4)
-# Flatter slopes have a reach beyond any length, and would lose 1 − 2^(−m) to rounding.
+# Flatter slopes reach beyond any length, and rounding would destroy 1 − 2^(−m).
 _FLATTEST = tl.constexpr(2**-16)
 
 
@@ -58,14 +58,14 @@ def key_norms_kernel(
         kept = kept_keys(key_padding_mask, start, key_length, stride_ms, ROWS)
         tile = load_tile(source, start, kept, ROWS, HEAD_DIM, BLOCK_D, ACCESS).to(tl.float32)
         squares = tl.sum(tile * tile, 1)
-        squares = tl.where(squares == squares, squares, float("inf"))  # NaN must be visited
+        squares = tl.where(squares == squares, squares, float("inf"))  # keys with NaN must not be skipped
         largest = tl.maximum(largest, tl.max(squares, 0))
     tl.store(norms + program, largest)
 
 
 @triton.jit
 def largest_norm(norms, row, begin, end, length, NORM_BLOCK: tl.constexpr):
-    """Of the keys in [begin, end) and their neighbours in the same blocks; `row` counts batch and heads."""
+    """The largest norm of the keys in the blocks that overlap [begin, end). `row` counts through batch and heads."""
     CHUNK: tl.constexpr = 64
     num_blocks = tl.cdiv(length, NORM_BLOCK)
     base = norms + row.to(tl.int64) * num_blocks
@@ -79,7 +79,7 @@ def largest_norm(norms, row, begin, end, length, NORM_BLOCK: tl.constexpr):
 
 @triton.jit
 def reach(query_norm, key_norm, scale2, slope2, sum2, log2_tolerance):
-    """d₀ of each row as an int32, FAR where no finite one is proven. `sum2` is L: log2 of the sum known so far."""
+    """d₀ of each row as an int32, FAR where no finite bound holds. `sum2` is L, log2 of the sum so far."""
     most = query_norm * key_norm * tl.abs(scale2) * _RELATIVE_MARGIN + _ABSOLUTE_MARGIN
     slope = tl.maximum(slope2, _FLATTEST)
     distance = (most - sum2 - tl.log2(1 - tl.exp2(-slope)) - log2_tolerance) / slope

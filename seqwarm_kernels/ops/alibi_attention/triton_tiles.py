@@ -1,9 +1,8 @@
-"""What forward and backward kernels share on the device: loading a tile, who sees whom, the bias, dropout.
+"""Device functions that forward and backward kernels share: loading tiles, visibility, bias, dropout.
 
-Everything that hides keys (causal, window, segments, packed sequences, the ends of a tensor) becomes one interval
-[low, high) of keys for each query, and one `center`: the key at distance zero, or the nearest one if that lies
-outside. The backward kernel that walks along queries takes the same from the other side: intervals of queries
-for each key.
+All rules that hide keys (causal, window, segments, packed sequences, the ends of a tensor) become one interval
+[low, high) of keys for each query, and one `center`: the key at distance zero, or the nearest key of the interval if
+that key lies outside. The backward kernel that loops over queries uses the same rules for intervals of queries.
 """
 
 from __future__ import annotations
@@ -13,12 +12,13 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-# How a tile is read: rows of 16-byte blocks by pointers, or in bulk through a tensor descriptor, on chips that can.
+# How a tile is loaded: 16-byte vector loads through pointers, or bulk copies (TMA) through a tensor descriptor on GPUs
+# that support it.
 ALIGNED = tl.constexpr(1)
 BULK = tl.constexpr(2)
 
-# Which tiles a loop walks over. MASKED holds for any; the others for tiles that every row sees in full, on one side
-# of every center, where the bias is linear.
+# Which tiles a loop visits. MASKED works for any tile. LEFT and RIGHT need tiles that every row sees in full, on one
+# side of every center, where the bias is linear.
 MASKED = tl.constexpr(0)
 LEFT = tl.constexpr(1)
 RIGHT = tl.constexpr(-1)
@@ -29,9 +29,9 @@ LN_2 = tl.constexpr(0.6931471805599453)
 
 
 class Source(NamedTuple):
-    """One head of query, key, value or a gradient, as tiles are read from it."""
+    """One head of query, key, value or a gradient, from which tiles are loaded."""
 
-    pointer: Any  # to the head's first element; BULK: the whole tensor's descriptor
+    pointer: Any  # to the head's first element; BULK: descriptor of the whole tensor
     batch: Any
     head: Any
     length: Any
@@ -39,18 +39,18 @@ class Source(NamedTuple):
 
 
 class Keys(NamedTuple):
-    """One head of the keys and values, as tiles are read from it."""
+    """One head of keys and values, from which tiles are loaded."""
 
     key: Any
     value: Any
-    mask: Any  # of the batch row, or None
+    mask: Any  # key_padding_mask of the batch row, or None
     stride_mask: Any
 
 
 class Dropout(NamedTuple):
-    """Where dropout.py's function of the seed is taken, and 1 / (1 − dropout_p)."""
+    """Arguments of dropout.py's mask, and 1 / (1 − dropout_p)."""
 
-    seed: Any  # None: nothing is dropped
+    seed: Any  # None: no dropout
     threshold: Any
     head: Any
     inverse_keep: Any
@@ -60,7 +60,7 @@ class Dropout(NamedTuple):
 def head_of(tensor, batch, head, length, stride_batch, stride_head, stride_row, ACCESS: tl.constexpr):
     if ACCESS == BULK:
         pointer = tensor
-    else:  # hints on results of operations, since one on an argument is lost by inlining
+    else:  # the hint is on a result, since inlining loses a hint on an argument
         STEP: tl.constexpr = 128 // tensor.dtype.element_ty.primitive_bitwidth
         pointer = tl.multiple_of(tensor + (batch.to(tl.int64) * stride_batch + head.to(tl.int64) * stride_head), 16)
         stride_row = stride_row // STEP * STEP
@@ -77,7 +77,7 @@ def load_tile(
     BLOCK_D: tl.constexpr,
     ACCESS: tl.constexpr,
 ):
-    """(ROWS, BLOCK_D) from row `start` on; zeros beyond the tensor, and where `kept` (None or (ROWS,)) is False."""
+    """(ROWS, BLOCK_D) from row `start` on. Zeros beyond the tensor, and where `kept` (None or (ROWS,)) is False."""
     if ACCESS == BULK:
         tile = source.pointer.load([source.batch, source.head, start, 0]).reshape([ROWS, BLOCK_D])
         if kept is not None:
@@ -97,12 +97,12 @@ def load_tile(
 
 
 @triton.jit
-def place_of(
+def tile_pointers(
     tensor, batch, head, start, length, stride_batch, stride_head, stride_row,
     ROWS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """Pointers and mask of a tile in one of our own outputs, whose last dimension is dense and whose strides are
-    multiples of head_dim. Offsets inside the tile need no more than 32 bits, which saves registers."""
+    """Pointers and mask of a tile of an output, whose last dimension is dense and whose strides are multiples of
+    head_dim. Offsets inside the tile fit into 32 bits, which saves registers."""
     rows = tl.arange(0, ROWS)
     columns = tl.arange(0, BLOCK_D)
     base = tensor + (batch.to(tl.int64) * stride_batch + head.to(tl.int64) * stride_head)
@@ -121,7 +121,7 @@ def store_tile(
     tensor, tile, batch, head, start, length, stride_batch, stride_head, stride_row,
     ROWS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    pointers, mask = place_of(
+    pointers, mask = tile_pointers(
         tensor, batch, head, start, length, stride_batch, stride_head, stride_row, ROWS, HEAD_DIM, BLOCK_D
     )
     tl.store(pointers, tile.to(tensor.dtype.element_ty), mask=mask)
@@ -129,7 +129,7 @@ def store_tile(
 
 @triton.jit
 def kept_keys(mask, start, length, stride, ROWS: tl.constexpr):
-    """(ROWS,) bool of a row of key_padding_mask, None without one."""
+    """(ROWS,) bool of one row of key_padding_mask, or None without a mask."""
     kept = None
     if mask is not None:
         keys = start + tl.arange(0, ROWS)
@@ -139,9 +139,11 @@ def kept_keys(mask, start, length, stride, ROWS: tl.constexpr):
 
 @triton.jit
 def find_sequence(tokens, cu_seqlens, num_sequences, SEARCH_STEPS: tl.constexpr):
-    """The sequence of each token: how many ends are at or before it; `num_sequences` for tokens past the last.
+    """The sequence index of each token: the number of sequence ends at or before it. `num_sequences` for tokens past
+    the last sequence.
 
-    Unrolled: behind a loop of unknown length the compiler lost what it knew of addresses, and copied nothing ahead.
+    Unrolled: after a loop of unknown length the compiler forgets the alignment of addresses, and issues no
+    asynchronous copies.
     """
     count = tokens * 0
     for step in tl.static_range(SEARCH_STEPS):
@@ -164,8 +166,8 @@ def opposite(
     segment_length,
     SEARCH_STEPS: tl.constexpr,
 ):
-    """For tokens of one side: what [first, end) of the other side shares their sequence or segment, the index at
-    distance zero (int64, may lie anywhere), and the sequence that each token belongs to."""
+    """For each token: the interval [first, end) of the other side in the same sequence or segment, the index at
+    distance zero (int64, may lie outside), and the sequence of the token."""
     if own_cu_seqlens is not None:
         sequence = find_sequence(tokens, own_cu_seqlens, num_sequences, SEARCH_STEPS)
         inside = sequence < num_sequences
@@ -183,8 +185,8 @@ def opposite(
 
 @triton.jit
 def slopes_of(slopes, sequence, batch, head, stride_batch, stride_head, some, PACKED: tl.constexpr):
-    """In base 2: of each row, and the one that rows of one sequence share. The same number for both where all rows
-    are of one sequence anyway."""
+    """Slopes in base 2: of each row, and the one shared by all rows of a tile that lies in one sequence. Without packed
+    sequences both are the same number."""
     slopes += head * stride_head
     if PACKED:
         slope2 = LOG2_E * tl.load(slopes + sequence * stride_batch, mask=some, other=0.0).to(tl.float32)
@@ -196,8 +198,8 @@ def slopes_of(slopes, sequence, batch, head, stride_batch, stride_head, some, PA
 
 
 @triton.jit
-def distant(slope2, distance, PACKED: tl.constexpr):
-    """slope · distance, (rows, columns)"""
+def penalty(slope2, distance, PACKED: tl.constexpr):
+    """slope · distance, (rows, columns)."""
     if PACKED:
         product = slope2[:, None] * distance
     else:
@@ -207,8 +209,8 @@ def distant(slope2, distance, PACKED: tl.constexpr):
 
 @triton.jit
 def visible_keys(first, end, position, window, CAUSAL: tl.constexpr):
-    """[low, high) of the keys that queries at `position` see, their center inside [first, end), and the distance
-    from position to center: of an interval on one side, all keys are that much farther away."""
+    """The keys [low, high) that queries at `position` see, their center inside [first, end), and the distance from
+    position to center. All keys of an interval on one side are that much farther away."""
     low = tl.maximum(position - window, first)
     high = tl.minimum(position + (1 if CAUSAL else window + 1), end)
     center = tl.maximum(tl.minimum(position, end - 1), first)
@@ -218,7 +220,7 @@ def visible_keys(first, end, position, window, CAUSAL: tl.constexpr):
 
 @triton.jit
 def visible_queries(first, end, zero, window, CAUSAL: tl.constexpr):
-    """[low, high) of the queries that see the keys whose query at distance zero is `zero`, and that query."""
+    """The queries [low, high) that see the keys whose query at distance zero is `zero`, and that query."""
     low = tl.maximum(zero if CAUSAL else zero - window, first)
     high = tl.minimum(zero + window + 1, end)
     center = tl.maximum(tl.minimum(zero, FAR), -FAR)
@@ -232,12 +234,12 @@ def _inside(index, first, end):
 
 @triton.jit
 def split(low, high, center, BLOCK: tl.constexpr):
-    """Where the loops of a tile of rows begin and end, as multiples of BLOCK save for the outer two:
+    """Loop bounds for one tile of rows. All but the outermost two are multiples of BLOCK.
 
         begin <= full_begin <= near_begin < near_end <= full_end <= end
 
-    [near_begin, near_end) holds every row's nearest column. Between it and full_begin, full_end every row sees
-    every column. Rows with an empty interval count for nothing; all bounds are 0 if there are no others.
+    [near_begin, near_end) holds the nearest column of every row. In [full_begin, near_begin) and [near_end, full_end)
+    every row sees every column. Rows with an empty interval are ignored. If all are empty, all bounds are 0.
     """
     some = low < high
     nearest = tl.maximum(tl.minimum(center, high - 1), low)
@@ -255,7 +257,8 @@ def split(low, high, center, BLOCK: tl.constexpr):
 
 @triton.jit
 def kept_weights(seed, dropout_threshold, head, rows, start, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """(ROWS, COLUMNS) bool: what dropout keeps of queries `rows` and the keys from `start` on, a multiple of 4."""
+    """(ROWS, COLUMNS) bool: the weights that dropout keeps, of queries `rows` and keys from `start`. `start` is a
+    multiple of 4."""
     groups = start // 4 + tl.arange(0, COLUMNS // 4)
     key = groups[None, :].to(tl.uint32) + tl.zeros((ROWS, COLUMNS // 4), tl.uint32)
     query = rows[:, None].to(tl.uint32) + tl.zeros((ROWS, COLUMNS // 4), tl.uint32)

@@ -1,4 +1,4 @@
-"""Checks of the input of `alibi_attention` and `alibi_attention_varlen`: shapes, dtypes and devices, no values."""
+"""Checks of the inputs of `alibi_attention` and `alibi_attention_varlen`: shapes, dtypes and devices, never values."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def check_are_tensors(**tensors: object) -> None:
 
 
 def check_query_key_value(query: Tensor, key: Tensor, value: Tensor, layout: str) -> None:
-    """`layout` names the dimensions, head_dim last: what the error says is wanted."""
+    """Check ranks, dtypes, devices and shapes. `layout` names the dimensions in error messages, head_dim last."""
     rank = layout.count(",") + 1
     for name, tensor in (("query", query), ("key", key), ("value", value)):
         if tensor.dim() != rank:
@@ -106,7 +106,7 @@ def check_query_start(query_start: int | Tensor, query: Tensor) -> None:
 def check_segment_length(segment_length: int, query_start: int | Tensor | None, query: Tensor, key: Tensor) -> None:
     check_int("segment_length", segment_length, minimum=1)
     if query_start is not None:
-        raise ValueError("query_start must be None with segment_length: positions count from each row's start")
+        raise ValueError("query_start must be None with segment_length: positions start at 0 in each row")
     if query.shape[2] != key.shape[2]:
         raise ValueError(
             f"key must be as long as query with segment_length, got {query.shape[2]} queries and {key.shape[2]} keys"
@@ -125,6 +125,6 @@ def check_cu_seqlens(name: str, cu_seqlens: Tensor, query: Tensor) -> None:
 def check_same_batch(cu_seqlens_q: Tensor, cu_seqlens_k: Tensor) -> None:
     if cu_seqlens_q.numel() != cu_seqlens_k.numel():
         raise ValueError(
-            f"cu_seqlens_k must be for as many sequences as cu_seqlens_q, {cu_seqlens_q.numel() - 1}, "
+            f"cu_seqlens_k must describe as many sequences as cu_seqlens_q, {cu_seqlens_q.numel() - 1}, "
             f"got {cu_seqlens_k.numel() - 1}"
         )

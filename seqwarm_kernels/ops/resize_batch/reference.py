@@ -1,4 +1,4 @@
-"""What `resize_batch` means, in plain PyTorch: an index map from the slots of new rows to source tokens."""
+"""The definition of `resize_batch` in plain PyTorch: an index map from the slots of new rows to source tokens."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from .schema import Kind, allocate, new_rows
 
 
 class SourceMap(NamedTuple):
-    """Where each slot of the new batch takes its token from; all (B', L)."""
+    """The source of each slot of the new batch. All tensors are (B', L)."""
 
     row: Tensor
-    position: Tensor  # at or beyond S: there is no such token, the slot is filled
-    repeated: Tensor  # the token stands in an earlier new row already
+    position: Tensor  # S or more: the slot has no source token and is filled
+    repeated: Tensor  # an earlier new row holds the token already
 
 
 def source_map(
@@ -44,13 +44,13 @@ def source_map(
 
 
 def last_valid_position(attention_mask: Tensor) -> Tensor:
-    """(B,): the position of each row's last valid token, -1 where it has none."""
+    """(B,): the position of the last valid token of each row, -1 in rows without one."""
     count = torch.arange(1, attention_mask.shape[1] + 1, device=attention_mask.device)
     return ((attention_mask != 0) * count).amax(dim=1) - 1
 
 
 def resize(tensor: Tensor, source: SourceMap, kind: int, fill_value: float) -> Tensor:
-    """One tensor of the new batch."""
+    """Resize one tensor of the batch."""
     if kind == Kind.ROW:
         return tensor[source.row[:, 0]]
     length = tensor.shape[1]

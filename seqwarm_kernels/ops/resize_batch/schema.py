@@ -8,11 +8,11 @@ attention_mask (B, S), nonzero where a token is valid; None when all are.
 batch_size     B; source_length S; new_length L >= 1, lowered to S where it is larger.
 rule           how new rows are cut from source rows, one of RULES.
 kinds          a Kind for each input.
-fill_values    for each input, what a slot without a source token holds.
+fill_values    for each input, the value of a slot without a source token.
 return_info    append valid_lengths (B') int32, position_ids (B', L) int64, num_valid_tokens () int64.
 
-`resize_batch` returns new contiguous tensors; `resize_batch_out` writes into `outputs`, which have exactly
-the shapes that `output_shapes` gives.
+`resize_batch` returns new contiguous tensors. `resize_batch_out` writes into `outputs`, whose shapes must be those of
+`output_shapes`.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ RULES = (
 
 
 class Kind(IntEnum):
-    """How a tensor takes part. The numbers are those of the C++ sources."""
+    """How a tensor is resized. The C++ sources use the same numbers."""
 
     ROW = 0  # one entry for each row: repeated for each new row
     SEQUENCE = 1  # one entry for each token
-    LABEL = 2  # as SEQUENCE, but a token that stands twice counts once: the second time it is filled
+    LABEL = 2  # as SEQUENCE, but the second copy of a duplicated token is filled, so that it counts once
     SQUARE = 3  # a mask over pairs of tokens: both of its sequence dimensions are cut
 
 
@@ -56,11 +56,11 @@ ARGUMENTS = (
     "str rule, int[] kinds, Scalar[] fill_values, bool return_info"
 )
 BACKENDS = ("native", "triton", "reference")  # best first
-LACKING = {"triton": (torch.complex128,)}  # its items are wider than Triton's integers
+LACKING = {"triton": (torch.complex128,)}  # wider than Triton's integers
 
 
 def new_rows(batch_size: int, source_length: int, new_length: int, rule: str) -> int:
-    """How many rows the new batch has: B'."""
+    """The number of rows of the new batch, B'."""
     if rule.startswith("truncate"):
         return batch_size
     if rule == "flatten":
@@ -73,7 +73,7 @@ def new_rows(batch_size: int, source_length: int, new_length: int, rule: str) ->
 def output_shapes(
     inputs: Sequence[Tensor], kinds: Sequence[int], rows: int, new_length: int, return_info: bool
 ) -> list[tuple[int, ...]]:
-    """The shape of every output, those of the info included."""
+    """The shape of every output, including the info."""
     shapes: list[tuple[int, ...]] = []
     for tensor, kind in zip(inputs, kinds, strict=True):
         if kind == Kind.ROW:
@@ -101,7 +101,7 @@ def allocate(
     fill_values: list[float],
     return_info: bool,
 ) -> list[Tensor]:
-    """Uninitialised outputs: what the operator returns, but for the values; so its fake implementation too."""
+    """Uninitialized outputs. Also the fake implementation."""
     new_length = torch.sym_min(new_length, source_length)  # here, since `min` in traced code costs a recompile
     rows = new_rows(batch_size, source_length, new_length, rule)
     shapes = output_shapes(inputs, kinds, rows, new_length, return_info)

@@ -1,8 +1,8 @@
 """Host side of the Triton kernel: from the operator's arguments to one launch.
 
-Lengths, numbers of rows and chunks never make another compiled kernel. What does: the dtypes and strides of the
-source, the rule, the fill values, and how many items of each tensor a 16-byte access may hold, which depends on the
-lengths.
+A kernel is compiled for each set of dtypes and strides of the source, for each rule and fill values, and for the number
+of items that a 16-byte access may hold, which depends on the lengths. Lengths and numbers of rows themselves never
+cause another compilation.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from torch import Tensor
 from ..library import LIBRARY
 from ..triton_launch import DISPATCH_KEY, on
 from .schema import Kind, allocate, new_rows
-from .triton_kernel import TICKET, Entry, Info, Plan, resize_kernel
+from .triton_kernel import TICKET, Entry, Info, LineLayout, resize_kernel
 
-GROUPS = 1024  # of 16 bytes at most, for each program: eight loads in flight for each of its 128 threads
-ROWS, COLUMNS = 8, 128  # of the info, for each program
+GROUPS = 1024  # groups of at most 16 bytes in a program: eight loads in flight for each of its 128 threads
+ROWS, COLUMNS = 8, 128  # tile of the info in a program
 _WIDEST = 16  # bytes
-_LONGEST_LINE = 2**30  # so that indices of 32 bits hold a line and a tile, or two lines
+_LONGEST_LINE = 2**30  # 32-bit indices hold a line and a tile, or two lines
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-def make_plan(new_rows: int, batch_size: int, source_length: int, new_length: int, rule: str) -> Plan:
+def make_plan(new_rows: int, batch_size: int, source_length: int, new_length: int, rule: str) -> LineLayout:
     line = source_length if rule == "flatten" else new_rows // batch_size * new_length
     moved_by = line - source_length if rule == "reshape_overlap" else 0
-    return Plan(new_rows * new_length, line, source_length, new_length, line - new_length, moved_by)
+    return LineLayout(new_rows * new_length, line, source_length, new_length, line - new_length, moved_by)
 
 
 def make_entry(source: Tensor, out: Tensor, kind: int) -> Entry:
-    if source.dtype == torch.complex64:  # Triton knows no complex numbers
+    if source.dtype == torch.complex64:  # Triton has no complex dtypes
         source, out = source.view(torch.int64), out.view(torch.int64)
     row_stride, *inner = source.stride()
     if kind == Kind.ROW:
@@ -47,7 +47,7 @@ def make_entry(source: Tensor, out: Tensor, kind: int) -> Entry:
     for size, stride in reversed(features):
         if units == 1:
             unit_stride = stride
-        elif stride != units * unit_stride:  # one stride does not describe them
+        elif stride != units * unit_stride:  # the features do not share one stride
             if source.device != out.device:
                 raise ValueError(f"features of a tensor in pinned memory must be contiguous, got {source.stride()}")
             return make_entry(source.contiguous(), out, kind)
@@ -55,8 +55,8 @@ def make_entry(source: Tensor, out: Tensor, kind: int) -> Entry:
     return Entry(source, out, row_stride, inner[0], unit_stride, units)
 
 
-def group_width(entry: Entry, plan: Plan, kind: int, keeps_last: bool) -> int:
-    """How many items stand together in the source and in the output, wherever the kernel looks."""
+def group_width(entry: Entry, plan: LineLayout, kind: int, keeps_last: bool) -> int:
+    """Number of items that are adjacent and aligned in both source and output, at every access of the kernel."""
     if kind == Kind.ROW or (keeps_last and kind == Kind.SQUARE):
         return 1
     limits = _WIDEST // entry.source.element_size() | entry.row_stride
@@ -71,15 +71,15 @@ def group_width(entry: Entry, plan: Plan, kind: int, keeps_last: bool) -> int:
 
 @functools.lru_cache(maxsize=256)
 def fill_bits(value: float, text: str, dtype: torch.dtype) -> int:
-    """An item of this value, as an integer of its size. Its text tells 0.0 from -0.0 to the cache."""
+    """The bits of `value` in `dtype`, as an integer. `text` distinguishes 0.0 from -0.0 in the cache."""
     item = torch.tensor(value, dtype=dtype, device="cpu")
     return int(item.view(_INTEGERS[item.element_size()]).item())
 
 
 def make_layout(
-    entry: Entry, plan: Plan, kind: int, rule: str, fill_value: float, dtype: torch.dtype
+    entry: Entry, plan: LineLayout, kind: int, rule: str, fill_value: float, dtype: torch.dtype
 ) -> tuple[int, int, int, int]:
-    """Kind, bytes of an item, items of a group, fill."""
+    """Kind, bytes of an item, items of a group, bits of the fill value."""
     may_fill = kind != Kind.ROW if rule == "reshape_pad" else kind == Kind.LABEL and rule == "reshape_overlap"
     bits = fill_bits(fill_value, str(fill_value), dtype) if may_fill else 0
     width = group_width(entry, plan, kind, rule == "truncate_keep_last")
@@ -92,7 +92,7 @@ def _running_total_of(device: torch.device, stream: int) -> Tensor:
 
 
 def running_total(device: torch.device) -> Tensor:
-    """A zero that the kernel leaves as one. Launches of one stream share it, since none overlaps the next."""
+    """A zero that the kernel resets at its end. The launches of a stream share it, since they do not overlap."""
     if device.type == "cpu":
         return _running_total_of(device, 0)
     if torch.cuda.is_current_stream_capturing():  # a graph may be replayed on any stream
@@ -142,7 +142,7 @@ def _launch(
     info: Info | None,
     attention_mask: Tensor | None,
     rows: int,
-    plan: Plan,
+    plan: LineLayout,
     rule: str,
 ) -> None:
     keeps_last = rule == "truncate_keep_last"

@@ -1,13 +1,13 @@
 """The kernel of `resize_batch`: every tensor of a batch, and its info, in one launch.
 
-All rules but one detail are the same copy: a source row gives a *line* of tokens, and the lines, one after another,
-are the new batch. A line is the first L tokens of the row (truncate), its first ⌊S/L⌋·L (reshape_drop), all S
-(flatten), or ⌈S/L⌋·L, of which those beyond the row are filled (reshape_pad) or, in the last new row, moved back to
-the row's last L tokens (reshape_overlap). So every output is written from its first to its last element, in blocks
-of 16 bytes where the tensor allows.
+All rules are the same copy, up to one detail: each source row yields a *line* of tokens, and the concatenated lines are
+the new batch. A line is the first L tokens of the row (truncate), its first ⌊S/L⌋·L (reshape_drop), all S (flatten), or
+⌈S/L⌋·L. In the last case, slots beyond the row are filled (reshape_pad), or the last new row holds the row's last L
+tokens (reshape_overlap). So every output is written from its first to its last element, in blocks of 16 bytes where
+the tensor allows it.
 
-Programs: the tiles of each tensor, then the info of the new rows, then, under truncate_keep_last, one for each row
-that finds its last token and writes the slot that the tiles leave out.
+Programs: the tiles of each tensor, then the info of the new rows, then, under truncate_keep_last, one program for each
+row, which finds the row's last token and writes the slot that the tiles leave out.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from torch import Tensor
 from ..triton_launch import kernel
 
 
-class Plan(NamedTuple):
-    """How lines are cut. Lengths are in tokens."""
+class LineLayout(NamedTuple):
+    """How lines are cut into new rows. Lengths are in tokens."""
 
-    tokens: int  # of the new batch
+    tokens: int  # in the new batch
     line: int
     source_length: int
     new_length: int
-    last_start: int  # in a line: where its last new row begins
-    moved_by: int  # so far back are the tokens of the last new row, under reshape_overlap
+    last_start: int  # position in a line of its last new row
+    moved_by: int  # under reshape_overlap, how far back the tokens of the last new row are
 
 
 class Entry(NamedTuple):
-    """One tensor, its features as one dimension; strides in items."""
+    """One tensor, with its features as one dimension. Strides are in items."""
 
     source: Any
     out: Any
@@ -47,24 +47,24 @@ class Info(NamedTuple):
     valid_lengths: Tensor
     position_ids: Tensor
     num_valid_tokens: Tensor
-    running_total: Tensor  # a zero, which is one again afterwards
+    running_total: Tensor  # zero before and after the launch
 
 
-#: Kinds of schema.Kind, as the kernel sees them.
+#: Values of schema.Kind for the kernel.
 ROW = tl.constexpr(0)
 LABEL = tl.constexpr(2)
 SQUARE = tl.constexpr(3)
 
-#: The running total counts the programs that added to it as well, in units of more tokens than a batch holds.
+#: The running total also counts the programs that added to it, in units larger than any number of tokens.
 TICKET = tl.constexpr(2**33)
 
 
-# Device functions return once, at their end: Triton looks at returns that are never reached as well.
+# Device functions return once, at their end, since Triton also compiles returns that are never reached.
 
 
 @triton.jit
 def as_bits(pointer, ITEM_BYTES: tl.constexpr):
-    """Every dtype is copied as integers of its size."""
+    """The pointer as one to integers of the same size: every dtype is copied as integers."""
     if ITEM_BYTES == 1:
         bits = pointer.to(tl.pointer_type(tl.int8))
     elif ITEM_BYTES == 2:
@@ -78,7 +78,7 @@ def as_bits(pointer, ITEM_BYTES: tl.constexpr):
 
 @triton.jit
 def source_position(position, plan, MOVES: tl.constexpr):
-    """Where the token at `position` of a line stands in the source row, and whether an earlier new row has it."""
+    """The source position of the token at `position` of a line, and whether an earlier new row holds the token."""
     if MOVES:
         moved = position >= plan.last_start
         source = tl.where(moved, position - plan.moved_by, position)
@@ -94,7 +94,7 @@ def copy_tile(
     tile, entry, plan, KIND: tl.constexpr, ITEM_BYTES: tl.constexpr, WIDTH: tl.constexpr, FILL: tl.constexpr,
     PADS: tl.constexpr, MOVES: tl.constexpr, KEEPS_LAST: tl.constexpr, GROUPS: tl.constexpr,
 ):  # fmt: skip
-    """`GROUPS` groups of `WIDTH` items of one output."""
+    """Write `GROUPS` groups of `WIDTH` items of one output."""
     line_groups = plan.line * entry.units // WIDTH
     first = tile.to(tl.int64) * GROUPS
     within = (first % line_groups).to(tl.int32) + tl.arange(0, GROUPS)
@@ -128,7 +128,7 @@ def copy_tile(
 
 @triton.jit
 def is_valid(mask, row, position, within, stride_row, stride_position):
-    """The attention mask where `within`; without a mask every token is valid."""
+    """The attention mask where `within`. Without a mask every token is valid."""
     valid = within
     if mask is not None:
         pointers = mask + row.to(tl.int64) * stride_row + position.to(tl.int64) * stride_position
@@ -141,7 +141,7 @@ def write_info(
     tile, info, mask, stride_row, stride_position, new_rows, plan,
     PADS: tl.constexpr, MOVES: tl.constexpr, KEEPS_LAST: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Lengths and position ids of `ROWS` new rows, and their share of the total."""
+    """Write lengths and position ids of `ROWS` new rows, and add their valid tokens to the total."""
     new_row = tile * ROWS + tl.arange(0, ROWS)
     first = new_row.to(tl.int64) * plan.new_length
     row = (first // plan.line)[:, None]
@@ -153,7 +153,7 @@ def write_info(
     for start in range(0, plan.new_length, COLUMNS):
         slot = start + tl.arange(0, COLUMNS)[None, :]
         position = first_position + slot
-        beyond = position >= plan.line  # a row of flatten may run into the next line, once at most
+        beyond = position >= plan.line  # a new row of flatten may reach into the next line, at most one
         position = tl.where(beyond, position - plan.line, position)
         position = source_position(position, plan, MOVES)[0]
         within = is_row & (slot < plan.new_length)
@@ -179,7 +179,7 @@ def write_info(
         count += any_valid
     tl.store(info.valid_lengths + new_row, count, mask=new_row < new_rows)
 
-    # The program that adds last knows the total, and leaves the running one as it was found: zero.
+    # The program that adds last knows the total, and resets the running total to zero.
     added = tl.sum(count.to(tl.int64), 0)
     before = tl.atomic_add(info.running_total, added + TICKET)
     if before // TICKET == tl.cdiv(new_rows, ROWS) - 1:
@@ -189,7 +189,7 @@ def write_info(
 
 @triton.jit
 def last_valid_position(row, mask, stride_row, stride_position, plan, COLUMNS: tl.constexpr):
-    """Of a row: its last valid position if that is cut, else the last one that is kept."""
+    """The last valid position of a row if it is cut, else the last position that is kept."""
     last = tl.zeros((COLUMNS,), tl.int32) + (plan.new_length - 1)
     for start in range(plan.new_length, plan.source_length, COLUMNS):
         position = start + tl.arange(0, COLUMNS)
@@ -200,7 +200,7 @@ def last_valid_position(row, mask, stride_row, stride_position, plan, COLUMNS: t
 
 @triton.jit
 def copy_last_slot(row, last, entry, plan, KIND: tl.constexpr, ITEM_BYTES: tl.constexpr, GROUPS: tl.constexpr):
-    """The last slot of one row, and the last column of a mask over pairs of tokens."""
+    """Write the last slot of one row, and the last column of a mask over pairs of tokens."""
     last_slot = plan.new_length - 1
     source_row = as_bits(entry.source, ITEM_BYTES) + row * entry.row_stride
     out_row = as_bits(entry.out, ITEM_BYTES) + row * plan.new_length * entry.units
@@ -226,9 +226,9 @@ def resize_kernel(
     LAYOUTS: tl.constexpr, PADS: tl.constexpr, MOVES: tl.constexpr, KEEPS_LAST: tl.constexpr,
     GROUPS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """`entries`: an Entry for each tensor. `LAYOUTS`: its kind, bytes of an item, items of a group, fill as bits."""
-    plan = Plan(tokens, line, source_length, new_length, last_start, moved_by)
-    row_plan = Plan(new_rows, chunks, source_length, new_length, last_start, moved_by)
+    """`entries` has an Entry for each tensor, `LAYOUTS` its kind, bytes of an item, items of a group, and fill bits."""
+    plan = LineLayout(tokens, line, source_length, new_length, last_start, moved_by)
+    row_plan = LineLayout(new_rows, chunks, source_length, new_length, last_start, moved_by)
     tile = tl.program_id(0)
     for i in tl.static_range(len(LAYOUTS)):
         entry_plan = row_plan if LAYOUTS[i][0] == ROW else plan

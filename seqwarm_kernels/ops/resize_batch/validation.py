@@ -1,4 +1,4 @@
-"""Checks of the input of `resize_batch`. They read names, shapes, dtypes and devices, never values."""
+"""Checks of the inputs of `resize_batch`. They read names, shapes, dtypes and devices, never values."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ REMAINDERS = ("drop", "pad", "overlap")
 
 @dataclass(frozen=True)
 class Layout:
-    """What the tensors of a batch have in common, and how each takes part."""
+    """The common sizes of the tensors of a batch, and how each is resized."""
 
     batch_size: int
     source_length: int
@@ -41,7 +41,7 @@ def resizing_rule(mode: str, remainder: str, keep_last_token: bool) -> str:
 
 
 def check_names(argument: str, names: Iterable[str] | None, batch: Mapping[str, object]) -> None:
-    """Names that an argument gives must be those of tensors in the batch, or of lists of its rows."""
+    """All `names` must be names of tensors in the batch, or of lists with an entry for each row."""
     if isinstance(names, str):
         raise TypeError(f"{argument} must be a collection of names, got the string {names!r}")
     for name in names or ():
@@ -65,7 +65,7 @@ def batch_layout(
     keys: Collection[str] | None,
     mask_keys: Collection[str] | None,
 ) -> Layout:
-    """Which tensors take part and as what, and the B and S that they agree on."""
+    """Which tensors are resized and how, and their common batch size and sequence length."""
     if seq_dim not in (0, 1):
         raise ValueError(f"seq_dim must be 1 for (batch, sequence, ...) or 0 for (sequence, batch, ...), got {seq_dim}")
     check_names("keys", keys, batch)
@@ -78,7 +78,7 @@ def batch_layout(
     kinds = {name: _kind(name, tensor, seq_dim, mask_keys) for name, tensor in taking_part.items()}
     _check_supported(taking_part, kinds, mode, seq_dim)
     batch_size, source_length = _common_sizes(taking_part, kinds, seq_dim)
-    if mode == "truncate":  # rows stay as they are, so a vector of any length may stay
+    if mode == "truncate":  # the number of rows does not change, so a vector of any length is kept
         kinds = {n: kind for n, kind in kinds.items() if kind != Kind.ROW or len(taking_part[n]) == batch_size}
     _check_rows(taking_part, kinds, batch_size)
     _check_tensors(taking_part)
@@ -101,8 +101,8 @@ def _row_lists(batch: Mapping[str, Any], keys: Collection[str] | None, batch_siz
 
 def _no_place(name: str, what: str) -> ValueError:
     return ValueError(
-        f"mode='flatten' cannot resize {name!r} {what}: an entry for each row has no place among rows "
-        "that are cut from one stream; leave it out with keys=, or use mode='reshape'"
+        f"mode='flatten' cannot resize {name!r} {what}: it has an entry for each row, and new rows are cut from one "
+        "stream of all rows; leave it out with keys=, or use mode='reshape'"
     )
 
 
@@ -116,7 +116,7 @@ def _kind(name: str, tensor: Tensor, seq_dim: int, mask_keys: Collection[str] | 
 
 
 def own_name(path: object) -> str:
-    """What a tensor is called where it lies, without the names of what it lies in."""
+    """The last part of a path: "input_ids" of "encoder.input_ids"."""
     return str(path).rpartition(".")[2]
 
 
@@ -191,7 +191,7 @@ def _describe(tensors: dict[str, Tensor]) -> str:
 
 
 def row_mask_name(batch: Mapping[str, object], layout: Layout, seq_dim: int) -> str | None:
-    """The name of the (B, S) attention mask of the batch, or None where it has none."""
+    """The name of the (B, S) attention mask of the batch, or None without one."""
     shape = (layout.batch_size, layout.source_length)
     fitting = [
         name
@@ -207,21 +207,20 @@ def row_mask_name(batch: Mapping[str, object], layout: Layout, seq_dim: int) -> 
 def check_keep_last(rule: str, mask_name: str | None) -> None:
     if rule == "truncate_keep_last" and mask_name is None:
         raise ValueError(
-            "keep_last_token needs the batch to hold an 'attention_mask' (batch, sequence), "
-            "to know which token is the last of its row"
+            "keep_last_token needs an 'attention_mask' (batch, sequence) in the batch, to find each row's last token"
         )
 
 
 def check_no_gradient(name: str, tensor: Tensor) -> None:
     if tensor.requires_grad:
         raise ValueError(
-            f"batch[{name!r}] requires a gradient, and a copy carries none: detach it, or cut it where views "
-            "do (copy=False with mode 'truncate')"
+            f"batch[{name!r}] requires a gradient, which a copy does not carry: detach it, or use views "
+            "(copy=False with mode 'truncate')"
         )
 
 
 def fill_value(name: str, kind: Kind, dtype: torch.dtype, pad_values: Mapping[str, float] | None, rule: str) -> float:
-    """What a slot without a token holds: the caller's value, else −100 for labels and 0 for the rest."""
+    """The value of a slot without a source token: the caller's, else −100 for labels and 0 for other tensors."""
     fills_labels = kind == Kind.LABEL and rule in ("reshape_pad", "reshape_overlap")
     given = (pad_values or {}).get(name, IGNORED_LABEL if fills_labels else 0)
     if not isinstance(given, (bool, int, float)):
@@ -241,7 +240,7 @@ def fill_value(name: str, kind: Kind, dtype: torch.dtype, pad_values: Mapping[st
 def check_storage(
     name: str, out: Mapping[str, Tensor], source: Tensor, shape: tuple[int, ...], device: torch.device
 ) -> Tensor:
-    """The first elements of out[name], as a contiguous tensor of `shape`; it must be on `device`."""
+    """The first elements of out[name] as a contiguous tensor of `shape`. Checks dtype and device of the storage."""
     storage = out.get(name)
     if not isinstance(storage, Tensor):
         raise ValueError(f"out must hold a tensor {name!r} to write to, its names are {list(out)}")
@@ -254,7 +253,7 @@ def check_storage(
 
 
 def first_elements(name: str, storage: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """The first elements of a contiguous tensor, in this shape."""
+    """The first elements of a contiguous tensor, as `shape`."""
     needed = torch.Size(shape).numel()
     if not storage.is_contiguous() or storage.numel() < needed:
         raise ValueError(

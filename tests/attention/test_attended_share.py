@@ -1,0 +1,263 @@
+"""What skip_tolerance promises, held on inputs that were made to break it."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from seqwarm_kernels import alibi_attention, alibi_attention_varlen, attended_share, attended_share_varlen
+from seqwarm_kernels.ops import backends
+from seqwarm_kernels.ops.alibi_attention.schema import DenseOptions
+from seqwarm_kernels.ops.library import overload
+
+SKIPPING = [
+    name for name in ("triton", "native") if backends.why_not("alibi_attention", name, "cpu", torch.float32) is None
+]
+pytestmark = pytest.mark.parametrize("backend", SKIPPING)
+
+
+@pytest.fixture(autouse=True)
+def _short_reach(monkeypatch):
+    """Look for keys to skip however few there are."""
+    triton = pytest.importorskip("seqwarm_kernels.ops.alibi_attention.triton")
+    monkeypatch.setattr(triton, "SHORTEST_SKIPPING", 1)
+
+
+def inputs(lengths=(300, 300), heads=(2, 1), batch_size=1, head_dim=16, dtype=torch.float32):
+    shapes = [(heads[0], lengths[0]), (heads[1], lengths[1]), (heads[1], lengths[1])]
+    return [torch.randn(batch_size, *shape, head_dim).to(dtype) for shape in shapes]
+
+
+def check_promise(backend, tensors, slopes, tolerance, attention=alibi_attention, **options):
+    """lse lacks at most log(1 − ε), outputs 2ε, a query's gradients 6ε; beside rounding."""
+
+    def run(tensors, backend, **more):
+        leaves = [tensor.detach().clone().requires_grad_() for tensor in tensors]
+        out, lse = attention(*leaves, slopes=slopes, return_lse=True, backend=backend, **options, **more)
+        return out, lse, leaves
+
+    out, lse, leaves = run(tensors, backend, skip_tolerance=tolerance)
+    exact, exact_lse, exact_leaves = run([tensor.double() for tensor in tensors], "reference")
+    eps = torch.finfo(out.dtype).eps
+    seen = exact_lse.isfinite()
+    assert (lse.isfinite() == seen).all()
+    if not seen.any():
+        return out, lse
+    rounding = 1e-5 * (1 + exact_lse[seen].abs().max().item())
+    missing = (exact_lse - lse)[seen]
+    assert missing.min() >= -rounding
+    assert missing.max() <= -math.log1p(-tolerance) + rounding
+    largest = tensors[2].nan_to_num(0).abs().max().item()
+    assert (out - exact).abs().max() <= 2 * tolerance * largest + 64 * eps * largest + rounding
+
+    weights = torch.randn_like(exact)
+    gradients = torch.autograd.grad((out * weights.to(out.dtype)).sum(), leaves)
+    wanted = torch.autograd.grad((exact * weights).sum(), exact_leaves)
+    scale = options.get("scale", tensors[0].shape[-1] ** -0.5)
+    reach = (weights.abs().sum(-1).max() * largest).item() * abs(scale)  # G · |scale|
+    norms = max(tensor.nan_to_num(0).abs().max().item() for tensor in tensors[:2])
+    for gradient, want, queries in zip(gradients[:2], wanted[:2], (1, out.shape[-2]), strict=True):
+        bound = 6 * tolerance * reach * norms * queries
+        assert (gradient - want).abs().max() <= bound + 256 * eps * (1 + want.abs().max().item()) + rounding * reach
+    return out, lse
+
+
+STEEP = torch.tensor([0.5, 2.0])
+TOLERANCES = [2**-4, 2**-24]
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("tolerance", TOLERANCES)
+def test_ordinary_inputs(backend, causal, tolerance):
+    tensors = inputs()
+    check_promise(backend, tensors, STEEP, tolerance, causal=causal)
+    share = attended_share(*tensors, STEEP, causal=causal, skip_tolerance=tolerance, backend=backend)
+    assert share.max() < 0.8, "nothing was skipped"
+    assert share[0, 1] <= share[0, 0]
+    everything = attended_share(*tensors, STEEP, causal=causal, skip_tolerance=0, backend=backend)
+    assert (everything == 1).all()
+
+
+def norms_of(name, tensors):
+    query, key, _ = tensors
+    if name == "huge":
+        query *= 30
+        key *= 30
+    elif name == "one far key":
+        key[:, :, 3] = 40 * query[:, :1, -1]  # just what the last query looks for
+    elif name == "far key behind":
+        key[:, :, -3] = 40 * query[:, :1, 10]
+    elif name == "all equal":
+        key[:] = key[:, :, :1]
+    elif name == "zero":
+        key.zero_()
+    elif name == "opposite":
+        key[:] = -10 * query[:, :1].mean(2, keepdim=True)
+    elif name == "growing":
+        query *= torch.linspace(30, 0.1, query.shape[2])[:, None]  # early queries reach farther than late ones
+    elif name == "uneven":
+        query[:, :, 128:192] *= 40
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize(
+    "name", ["huge", "one far key", "far key behind", "all equal", "zero", "opposite", "growing", "uneven"]
+)
+def test_adversarial_norms(backend, name, causal):
+    tensors = inputs()
+    norms_of(name, tensors)
+    for tolerance in TOLERANCES:
+        check_promise(backend, tensors, STEEP, tolerance, causal=causal)
+
+
+def test_a_far_key_that_matters_is_visited(backend):
+    """Its score makes up for the distance: without it the output would be another."""
+    query, key, value = inputs(lengths=(256, 256), heads=(1, 1))
+    query[:], key[:] = 0.1, 0.0
+    key[:, :, 0] = 2000.0
+    slopes = torch.tensor([2.0])
+    out, _ = check_promise(backend, [query, key, value], slopes, 2**-10)
+    torch.testing.assert_close(out[0, 0, -1], value[0, 0, 0])
+
+
+@pytest.mark.parametrize("behind", [False, True])
+@pytest.mark.parametrize("strength", [60, 100, 117, 150])
+def test_the_bound_is_tight(backend, strength, behind):
+    """One query, and one key that it looks for, as far away as it may be and still weigh more than the tolerance."""
+    query, key, value = inputs(lengths=(1, 512), heads=(1, 1))
+    query.zero_()
+    key.zero_()
+    query[..., 0], key_at = 10.0, strength + 1  # its weight is e^-1, beside a sum of 1.6 or 2.2 of those nearby
+    position = 20 if behind else 500
+    key[0, 0, position + key_at if behind else position - key_at, 0] = strength / (10 * 16**-0.5)
+    options = {"query_start": position, "causal": not behind}
+    check_promise(backend, [query, key, value], torch.tensor([1.0]), 2**-4, **options)
+
+
+def test_many_far_keys_weigh_more_than_the_first_of_them(backend):
+    """With a flat slope, 400 keys of which none reaches ε alone: together they are more than all the others."""
+    slope, length, far = 0.02, 800, 400
+    query, key, value = inputs((length, length), heads=(2, 1))
+    query.zero_(), key.zero_()
+    score = slope * (length - far - 5) - math.log(2) * 4  # at which a key so far away has 2^-4 of the nearest's weight
+    query[..., -1, 0] = score * 4  # the scale is 1 / 4
+    key[:, :, :far, 0], key[:, :, far:-1, 0] = 1, -1
+    check_promise(backend, [query, key, value], torch.full((2,), slope), 2**-4)
+
+
+@pytest.mark.parametrize("slope", [0.0, 1e-30, 1e-6, -1e-3, -1.0])
+def test_slopes_without_a_reach(backend, slope):
+    tensors = inputs(lengths=(200, 200), heads=(1, 1))
+    slopes = torch.tensor([slope])
+    for causal in (True, False):
+        check_promise(backend, tensors, slopes, 2**-4, causal=causal)
+        assert (attended_share(*tensors, slopes, causal=causal, skip_tolerance=2**-4, backend=backend) == 1).all()
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_a_masked_diagonal(backend, causal):
+    """Nothing near the query is known, so that nothing far from it may be skipped. Padding holds NaN."""
+    query, key, value = inputs(lengths=(300, 300), heads=(1, 1), batch_size=2)
+    mask = torch.ones(2, 300, dtype=torch.bool)
+    mask[0, 40:] = False
+    mask[1, 100:280] = False
+    for tensor in (key, value):
+        tensor.masked_fill_(~mask[:, None, :, None], float("nan"))
+    clean = [query, key.nan_to_num(0), value.nan_to_num(0)]
+    options = {"causal": causal, "key_padding_mask": mask}
+    expected, _ = check_promise(backend, clean, STEEP[:1], 2**-24, **options)
+    out = alibi_attention(query, key, value, STEEP[:1], backend=backend, **options)
+    torch.testing.assert_close(out, expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_key_that_is_not_finite_is_visited(backend, bad):
+    query, key, value = inputs(lengths=(300, 300), heads=(1, 1))
+    query[0, 0, -1] = 1.0
+    key[0, 0, 2, 0], key[0, 0, 2, 1] = bad, -bad  # their products add up to NaN
+    slopes = torch.tensor([4.0])
+    leaves = [tensor.requires_grad_() for tensor in (query, key, value)]
+    out = alibi_attention(*leaves, slopes, backend=backend)
+    exact = alibi_attention(*[tensor.double() for tensor in leaves], slopes.double(), backend="reference")
+    assert (out.isnan() == exact.isnan()).all()
+    assert out[0, 0, -1].isnan().all()
+    (gradient,) = torch.autograd.grad(out.sum(), query)
+    assert gradient[0, 0, -1].isnan().all()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"window": 100},
+        {"window": 90, "causal": False},
+        {"segment_length": 130},
+        {"segment_length": 170, "causal": False},
+        {"query_start": -50},
+        {"query_start": 200},
+        {"query_start": 120, "causal": False},
+    ],
+    ids=str,
+)
+def test_with_other_rules(backend, options):
+    tensors = inputs(heads=(4, 2), batch_size=2)
+    slopes = torch.tensor([[0.1, 0.5, 1.0, 3.0], [3.0, 0.0, 0.3, -0.1]])
+    check_promise(backend, tensors, slopes, 2**-6, **options)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_packed_sequences(backend, causal):
+    lengths_q, lengths_k = [100, 0, 150, 3], [160, 5, 150, 90]
+    cu = [torch.tensor([0, *lengths]).cumsum(0).to(torch.int32) for lengths in (lengths_q, lengths_k)]
+    query, key, value = (
+        torch.randn(sum(lengths), heads, 16) for lengths, heads in ((lengths_q, 4), (lengths_k, 2), (lengths_k, 2))
+    )
+    packing = dict(zip(("cu_seqlens_q", "cu_seqlens_k"), cu, strict=True), max_seqlen_q=150, max_seqlen_k=160)
+    slopes = torch.tensor([0.5, 1.0, 2.0, 4.0])
+
+    def attention(query, key, value, **options):
+        return alibi_attention_varlen(query, key, value, **packing, **options)
+
+    check_promise(backend, [query, key, value], slopes, 2**-6, attention, causal=causal)
+    share = attended_share_varlen(
+        query, key, value, **packing, slopes=slopes, causal=causal, skip_tolerance=2**-6, backend=backend
+    )
+    assert share[-1] < 0.9
+
+
+def test_half_precision(backend):
+    check_promise(backend, inputs(dtype=torch.float16), STEEP, 2**-6, causal=False)
+
+
+def test_backward_loads_nothing_that_forward_skipped(backend):
+    """Keys that no query attended hold NaN when backward runs."""
+    query, key, value = inputs(lengths=(64, 512), heads=(1, 1))
+    slopes = torch.tensor([4.0])
+    options = DenseOptions(None, None, None, 448, True, 0.25, None, None, 0.0, 2**-10)
+    out, lse, log2_sum, ranges = overload("alibi_attention", backend)(query, key, value, slopes, *options)
+    first = int(ranges[..., ::2].min()) // 128 * 128  # backward's tiles of keys may be that much longer
+    assert first >= 256
+    arguments = (torch.ones_like(out), torch.zeros_like(lse), out, lse, log2_sum, ranges, True)
+    wanted = overload("alibi_attention_backward", backend)(*arguments, query, key, value, slopes, *options)
+    for tensor in (key, value):
+        tensor[:, :, :first] = float("nan")
+    gradients = overload("alibi_attention_backward", backend)(*arguments, query, key, value, slopes, *options)
+    for gradient, want in zip(gradients, wanted, strict=True):
+        torch.testing.assert_close(gradient, want, rtol=0, atol=0)
+    assert (gradients[1][:, :, :first] == 0).all()
+
+
+@settings(max_examples=25)
+@given(data=st.data())
+def test_the_promise_on_anything(backend, data):
+    draw = data.draw
+    torch.manual_seed(draw(st.integers(0, 10000)))
+    heads = draw(st.sampled_from([(1, 1), (2, 1), (2, 2)]))
+    lengths = draw(st.tuples(st.integers(1, 260), st.integers(1, 260)))
+    query, key, value = inputs(lengths=lengths, heads=heads, head_dim=draw(st.sampled_from([3, 16])))
+    query *= draw(st.sampled_from([0.0, 0.1, 1.0, 10.0]))
+    key *= torch.rand(lengths[1], 1).pow(draw(st.sampled_from([0.0, 1.0, 8.0]))) * draw(st.sampled_from([1.0, 20.0]))
+    slopes = torch.tensor([draw(st.sampled_from([-0.1, 0.0, 0.01, 0.3, 2.0, 50.0])) for _ in range(heads[0])])
+    options = {"causal": draw(st.booleans()), "query_start": draw(st.none() | st.integers(-50, 300))}
+    check_promise(backend, [query, key, value], slopes, 2.0 ** -draw(st.integers(1, 24)), **options)
