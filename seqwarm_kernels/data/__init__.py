@@ -6,15 +6,14 @@ from .batching.stream import LengthBatchStream
 from .files.reader import ChunkError
 from .files.writer import write_chunks
 from .loading.collate import PackedCollator, PaddedCollator
-from .loading.pieces import PieceDataset, cut_item
-from .loading.prepare import Prepare
+from .loading.prepare import PieceDataset, Prepare, cut_item
 from .loading.progress_bar import progress_bar
 from .loading.resumable_loader import ResumableLoader
 from .planning.plan import Piece, Plan
 from .planning.planner import BatchPlanner
 from .sources.chunk_source import ChunkSource
 from .sources.sequence_source import SequenceSource
-from .sources.source import Source
+from .sources.base import Source
 from .sources.stream_source import StreamSource
 
 __all__ = [

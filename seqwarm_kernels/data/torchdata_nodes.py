@@ -13,7 +13,7 @@ from torchdata import nodes
 from ..utils.checks import check_int
 from .batching.nested import batch_state
 from .batching.planned_batches import BatchIterator, PlannedBatches, Progress
-from .sources.source import Source
+from .sources.base import Source
 
 METHODS = ("thread", "process")
 

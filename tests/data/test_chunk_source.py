@@ -29,14 +29,14 @@ def test_restoring_reads_the_open_buffer_only(folder, monkeypatch):
     assert read == open_files
 
 
-def test_files_come_in_another_order_in_each_epoch(folder):
+def test_each_epoch_has_its_own_order_of_files(folder):
     source = ChunkSource(folder)
     orders = {tuple(dict.fromkeys(ITEMS.index(item) // 100 for item in source)) for _ in range(5)}
     assert len(orders) == 5
     assert all(sorted(order) == list(range(11)) for order in orders)
 
 
-def test_each_buffer_of_each_rank_has_an_order_of_its_own(tmp_path):
+def test_each_buffer_of_each_rank_has_its_own_order(tmp_path):
     write_chunks([str(number) for number in range(400)], tmp_path, 100)
     orders = set()
     for rank in range(2):
@@ -45,7 +45,7 @@ def test_each_buffer_of_each_rank_has_an_order_of_its_own(tmp_path):
     assert len(orders) == 4
 
 
-def test_lengths_come_with_the_items(folder):
+def test_items_with_their_lengths(folder):
     source = ChunkSource(folder, with_lengths=True)
     pairs = list(source)
     assert [item for item, _ in pairs] == list(ChunkSource(folder))
@@ -56,7 +56,7 @@ def damage(folder, kind):
     path = sorted(folder.glob("*.gz"))[1]
     if kind == "missing":
         path.unlink()
-    elif kind == "cut short":
+    elif kind == "truncated":
         path.write_bytes(path.read_bytes()[:-12])
     elif kind == "empty":
         path.write_bytes(b"")
@@ -65,7 +65,7 @@ def damage(folder, kind):
     return path
 
 
-@pytest.mark.parametrize("kind", ["missing", "cut short", "empty", "fewer items"])
+@pytest.mark.parametrize("kind", ["missing", "truncated", "empty", "fewer items"])
 def test_a_bad_file_raises_or_is_skipped_and_counted(tmp_path, kind):
     write_chunks(ITEMS[:100], tmp_path, 10)
     bad = damage(tmp_path, kind)
@@ -80,8 +80,8 @@ def test_a_bad_file_raises_or_is_skipped_and_counted(tmp_path, kind):
     assert source.skipped[str(bad)].startswith(str(bad))
 
 
-def test_a_file_cut_inside_its_last_line(tmp_path):
-    """As many items as there should be."""
+def test_a_file_truncated_inside_its_last_line(tmp_path):
+    """The file has the expected number of items."""
     manifest = write_chunks(ITEMS[:20], tmp_path, 10, compression="none")
     path = tmp_path / manifest.chunks[1].file
     path.write_bytes(path.read_bytes()[:-3])
@@ -89,40 +89,40 @@ def test_a_file_cut_inside_its_last_line(tmp_path):
         list(ChunkSource(tmp_path))
 
 
-def test_files_of_ones_own(tmp_path):
+def test_a_list_of_files(tmp_path):
     (tmp_path / "b.jsonl").write_text('{"text": "b"}\n\n{"text": "c"}\n')
-    (tmp_path / "a.txt").write_text("a\n\n \nlast, without an end")
+    (tmp_path / "a.txt").write_text("a\n\n \nlast, without a newline")
     paths = [str(tmp_path / "b.jsonl"), tmp_path / "a.txt"]
-    assert list(ChunkSource(paths, shuffle=False)) == [{"text": "b"}, {"text": "c"}, "a", "last, without an end"]
-    assert list(ChunkSource(tmp_path / "a.txt", shuffle=False)) == ["a", "last, without an end"]
+    assert list(ChunkSource(paths, shuffle=False)) == [{"text": "b"}, {"text": "c"}, "a", "last, without a newline"]
+    assert list(ChunkSource(tmp_path / "a.txt", shuffle=False)) == ["a", "last, without a newline"]
 
 
-def test_json_that_is_nested_too_deep_can_be_skipped(tmp_path):
+def test_json_that_is_nested_too_deeply_can_be_skipped(tmp_path):
     (tmp_path / "a.jsonl").write_text("[" * 100_000 + "\n")
     (tmp_path / "b.jsonl").write_text("1\n")
-    with pytest.warns(UserWarning, match=r"a\.jsonl, line 1: JSON that is nested too deep"):
+    with pytest.warns(UserWarning, match=r"a\.jsonl, line 1: the JSON is nested too deeply"):
         assert list(ChunkSource(sorted(tmp_path.iterdir()), on_error="skip")) == [1]
 
 
-def test_a_state_of_other_files_of_the_same_names_is_refused(tmp_path):
+def test_a_state_of_other_files_of_the_same_names_is_rejected(tmp_path):
     paths = [tmp_path / kind / "a.txt" for kind in ("one", "other", "moved")]
     for path, text in zip(paths, ("a\nb\n", "another\n", "c\nd\n"), strict=True):
         path.parent.mkdir()
         path.write_text(text)
     state = ChunkSource(paths[0]).state_dict()
-    with pytest.raises(ValueError, match=r"files is '1 files, .*' there, '1 files, .*' here"):
+    with pytest.raises(ValueError, match=r"files is '1 files, .*' in the state, '1 files, .*' here"):
         ChunkSource(paths[1]).load_state_dict(state)
     ChunkSource(paths[2]).load_state_dict(state)
 
 
-def test_a_state_of_a_rewritten_folder_is_refused(tmp_path):
+def test_a_state_of_a_rewritten_folder_is_rejected(tmp_path):
     for kind, item in (("one", "a"), ("other", "another")):
         write_chunks([item], tmp_path / kind, compression="none")
-    with pytest.raises(ValueError, match=r"files is '1 files, .*' there"):
+    with pytest.raises(ValueError, match=r"files is '1 files, .*' in the state"):
         ChunkSource(tmp_path / "one").load_state_dict(ChunkSource(tmp_path / "other").state_dict())
 
 
-def test_a_missing_file_among_others_waits_for_its_turn(tmp_path):
+def test_a_missing_file_is_skipped_when_it_is_read(tmp_path):
     (tmp_path / "a.txt").write_text("a\n")
     source = ChunkSource([tmp_path / "a.txt", tmp_path / "b.txt"], on_error="skip")
     with pytest.warns(UserWarning, match="No such file"):
@@ -137,12 +137,12 @@ def test_a_missing_file_among_others_waits_for_its_turn(tmp_path):
         (b"a.txt", TypeError, "or files, got bytes"),
         (["a.txt", 5], TypeError, "or files, got int among them"),
         ([Path(__file__).parent], ValueError, "or files, got the folder .* among files"),
-        ("missing", ValueError, "paths must be there, got 'missing': no such file or folder"),
+        ("missing", ValueError, "paths must exist, got 'missing': no such file or folder"),
         (__file__, ValueError, "files must end in .txt or .jsonl"),
         (["a.csv"], ValueError, "files must end in .txt or .jsonl"),
     ],
 )
-def test_paths_that_are_none(paths, error, message):
+def test_invalid_paths(paths, error, message):
     with pytest.raises(error, match=message):
         ChunkSource(paths)
 
@@ -157,15 +157,15 @@ def test_paths_that_are_none(paths, error, message):
         ({"paths": ["a.txt"], "with_lengths": True}, "with_lengths needs a folder of write_chunks as paths, got"),
     ],
 )
-def test_bad_settings_of_chunks(folder, settings, message):
+def test_invalid_settings_of_chunks(folder, settings, message):
     with pytest.raises(ValueError, match=message):
         ChunkSource(**{"paths": folder, **settings})
 
 
 def test_folders_that_are_not_ready(tmp_path):
-    with pytest.raises(ValueError, match=r"has no manifest\.json: it is no folder of write_chunks"):
+    with pytest.raises(ValueError, match=r"has no manifest\.json: it is not a folder of write_chunks"):
         ChunkSource(tmp_path)
-    with pytest.raises(ValueError, match="items must hold one"):
+    with pytest.raises(ValueError, match="items must hold at least one"):
         write_chunks([], tmp_path)
     with pytest.raises(ValueError, match="write_chunks has not finished"):
         ChunkSource(tmp_path)
@@ -174,7 +174,7 @@ def test_folders_that_are_not_ready(tmp_path):
         ChunkSource(tmp_path, with_lengths=True)
 
 
-def test_a_state_of_other_files_is_refused(tmp_path, folder):
+def test_a_state_of_other_files_is_rejected(tmp_path, folder):
     write_chunks(ITEMS[:1000], tmp_path, 100)
-    with pytest.raises(ValueError, match=r"files is '11 files, .*' there, '10 files, .*' here"):
+    with pytest.raises(ValueError, match=r"files is '11 files, .*' in the state, '10 files, .*' here"):
         ChunkSource(tmp_path).load_state_dict(ChunkSource(folder).state_dict())

@@ -1,4 +1,4 @@
-"""With the real `datasets`, where it is installed."""
+"""Sources over the real `datasets`, if it is installed."""
 
 import json
 import random
@@ -27,9 +27,9 @@ def test_map_style(dataset):
     assert texts(SequenceSource(dataset, shuffle=False)) == TEXTS
 
 
-@pytest.mark.parametrize("change", ["as it is", "mapped", "filtered", "files shuffled"])
+@pytest.mark.parametrize("change", ["unchanged", "mapped", "filtered", "files shuffled"])
 @pytest.mark.parametrize("shuffle", [True, False])
-def test_a_stream_goes_on_where_it_stood(dataset, change, shuffle):
+def test_a_stream_resumes_from_any_position(dataset, change, shuffle):
     def make():
         stream = dataset.to_iterable_dataset(num_shards=5)
         if change == "mapped":
@@ -40,18 +40,18 @@ def test_a_stream_goes_on_where_it_stood(dataset, change, shuffle):
             stream = stream.shuffle(seed=1, buffer_size=1)
         return StreamSource(stream, buffer_size=64, shuffle=shuffle, infinite=True)
 
-    unbroken = iter(make())
-    expected = [next(unbroken) for _ in range(1200)]
+    uninterrupted = iter(make())
+    expected = [next(uninterrupted) for _ in range(1200)]
     assert len({item["text"] for item in expected}) == (499 if change == "filtered" else 500)
-    for place in random.Random(0).sample(range(1200), 10):
+    for position in random.Random(0).sample(range(1200), 10):
         source = make()
         iterator = iter(source)
-        for _ in range(place):
+        for _ in range(position):
             next(iterator)
         restored = make()
         restored.load_state_dict(json.loads(json.dumps(source.state_dict())))
         iterator = iter(restored)
-        assert [next(iterator) for _ in expected[place:]] == expected[place:]
+        assert [next(iterator) for _ in expected[position:]] == expected[position:]
 
 
 def test_ranks_share_a_stream(dataset):
@@ -63,6 +63,6 @@ def test_ranks_share_a_stream(dataset):
     assert {len(part) for part in parts} == {125}
 
 
-def test_its_shuffle_buffer_is_refused(dataset):
-    with pytest.raises(ValueError, match="dataset must have no shuffle buffer"):
+def test_a_shuffle_buffer_is_rejected(dataset):
+    with pytest.raises(ValueError, match="dataset must not have a shuffle buffer"):
         StreamSource(dataset.to_iterable_dataset().shuffle(seed=1).map(lambda item: item))

@@ -5,28 +5,28 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seqwarm_kernels.data.sources.permutation import shuffled
+from seqwarm_kernels.data.sources.permutation import permuted
 
 
 @given(n=st.integers(1, 3000), seed=st.integers(0, 2**40), epoch=st.integers(0, 2**40))
-def test_an_order_is_a_permutation_known_in_parts(n, seed, epoch):
-    whole = shuffled(np.arange(n), n, seed, epoch)
+def test_the_order_is_a_permutation_that_can_be_evaluated_in_parts(n, seed, epoch):
+    whole = permuted(np.arange(n), n, seed, epoch)
     assert sorted(whole.tolist()) == list(range(n))
-    places = np.array([0, n // 2, n - 1])
-    assert shuffled(places, n, seed, epoch).tolist() == whole[places].tolist()
+    indices = np.array([0, n // 2, n - 1])
+    assert permuted(indices, n, seed, epoch).tolist() == whole[indices].tolist()
 
 
-def test_an_order_stays_the_same():
-    """Computed once and written down: a state from another machine must mean the same items."""
-    assert shuffled(np.arange(10), 10, 1, 2).tolist() == [4, 3, 1, 2, 7, 6, 5, 8, 0, 9]
-    assert shuffled(np.arange(3), 10**12, 1, 2).tolist() == [453725367779, 15928917536, 338310848791]
+def test_the_order_does_not_change():
+    """Recorded values: a state from another machine must refer to the same items."""
+    assert permuted(np.arange(10), 10, 1, 2).tolist() == [4, 3, 1, 2, 7, 6, 5, 8, 0, 9]
+    assert permuted(np.arange(3), 10**12, 1, 2).tolist() == [453725367779, 15928917536, 338310848791]
 
 
 @pytest.mark.parametrize("n", [2, 3, 4, 5])
 def test_all_orders_are_equally_likely(n):
-    orders = Counter(tuple(shuffled(np.arange(n), n, seed, 0).tolist()) for seed in range(1200))
+    orders = Counter(tuple(permuted(np.arange(n), n, seed, 0).tolist()) for seed in range(1200))
     count = np.prod(range(1, n + 1))
     expected = 1200 / count
-    surprise = sum((times - expected) ** 2 / expected for times in orders.values())
-    surprise += expected * (count - len(orders))
-    assert surprise < count - 1 + 5 * np.sqrt(2 * count)  # chi squared: mean count - 1, variance twice that
+    chi_squared = sum((seen - expected) ** 2 / expected for seen in orders.values())
+    chi_squared += expected * (count - len(orders))
+    assert chi_squared < count - 1 + 5 * np.sqrt(2 * count)  # mean count - 1, variance twice that

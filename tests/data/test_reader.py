@@ -13,7 +13,9 @@ def needs(compression):
         pytest.importorskip("zstandard", reason="zstandard is not installed")
 
 
-LINES = b"".join(b'"item %d of a file long enough to be cut, %d"\n' % (number, number**5) for number in range(2000))
+LINES = b"".join(
+    b'"item %d of a file long enough to be truncated, %d"\n' % (number, number**5) for number in range(2000)
+)
 
 
 def compressed(compression):
@@ -26,11 +28,11 @@ def compressed(compression):
 
 @pytest.mark.parametrize("compression", COMPRESSIONS)
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.999])
-def test_a_file_cut_short_names_the_line(tmp_path, compression, share):
+def test_a_truncated_file_names_the_line(tmp_path, compression, share):
     needs(compression)
     path, content = tmp_path / f"a.jsonl.{compression}", compressed(compression)
     path.write_bytes(content[: int(len(content) * share)])
-    with pytest.raises(ChunkError, match="the compressed file is cut short") as error:
+    with pytest.raises(ChunkError, match="the compressed file is truncated") as error:
         read_chunk(path)
     assert str(error.value).startswith(f"{path}, line {error.value.line}: ")
     assert 1 <= error.value.line <= 2001
@@ -47,8 +49,8 @@ def test_a_damaged_file_names_the_line(tmp_path, compression):
 
 
 @pytest.mark.parametrize("compression", COMPRESSIONS)
-def test_files_in_several_parts(tmp_path, compression):
-    """As gzip's and zstd's own tools make them when they append."""
+def test_concatenated_compressed_files(tmp_path, compression):
+    """The tools of gzip and zstd write such files when they append."""
     needs(compression)
     path = tmp_path / f"a.jsonl.{compression}"
     path.write_bytes(compressed(compression) * 2)
@@ -60,13 +62,13 @@ def test_files_in_several_parts(tmp_path, compression):
     [
         ("a.txt", b"", None, "line 0: the file is empty"),
         ("a.txt.gz", b"", None, "line 0: the file is empty"),
-        ("a.txt", b"\n  \n\n", 3, "the file holds blank lines only"),
-        ("a.jsonl", b'{"a": 1}\n\n{"a": \n', 3, "no JSON: Expecting value"),
-        ("a.txt", b"good\nbad \xff\n", 2, "no UTF-8: invalid start byte at byte 4 of the line"),
-        ("a.txt.gz", b"no gz at all", 1, "the compressed file is damaged"),
+        ("a.txt", b"\n  \n\n", 3, "the file has only blank lines"),
+        ("a.jsonl", b'{"a": 1}\n\n{"a": \n', 3, "invalid JSON: Expecting value"),
+        ("a.txt", b"good\nbad \xff\n", 2, "invalid UTF-8: invalid start byte at byte 4 of the line"),
+        ("a.txt.gz", b"not gzip at all", 1, "the compressed file is damaged"),
     ],
 )
-def test_what_is_wrong_with_a_file(tmp_path, name, content, line, message):
+def test_invalid_files(tmp_path, name, content, line, message):
     path = tmp_path / name
     path.write_bytes(content)
     with pytest.raises(ChunkError, match=message) as error:
@@ -75,7 +77,7 @@ def test_what_is_wrong_with_a_file(tmp_path, name, content, line, message):
     assert line is None or error.value.line == line
 
 
-def test_json_with_spaces_around(tmp_path):
+def test_json_with_surrounding_spaces(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_bytes(b' {"a": 1}\n\t[2]  \n\r3\r\n4 \t\r\n')
     assert read_chunk(path) == [{"a": 1}, [2], 3, 4]
@@ -85,7 +87,7 @@ def test_json_with_spaces_around(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "items"), [("a.txt", b"a\nb\n", ["a", "b"]), ("a.jsonl", b"1\n2\n", [1, 2])]
 )
-def test_a_byte_order_mark_is_no_part_of_an_item(tmp_path, name, content, items, ending):
+def test_a_byte_order_mark_is_not_part_of_an_item(tmp_path, name, content, items, ending):
     path = tmp_path / (name + ending)
     content = b"\xef\xbb\xbf" + content
     path.write_bytes(gzip.compress(content) if ending else content)
@@ -96,32 +98,32 @@ def test_a_byte_order_mark_is_no_part_of_an_item(tmp_path, name, content, items,
         read_chunk(path)
 
 
-def test_json_that_is_nested_too_deep(tmp_path):
+def test_json_that_is_nested_too_deeply(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_text('{"a": 1}\n' + "[" * 100_000 + "\n")
-    with pytest.raises(ChunkError, match="line 2: JSON that is nested too deep to be read"):
+    with pytest.raises(ChunkError, match="line 2: the JSON is nested too deeply"):
         read_chunk(path)
 
 
 @pytest.mark.parametrize("name", ["a.json", "a.txt.bz2", "a", "a.txt.partial", "a.gz"])
-def test_files_of_other_kinds_are_refused(tmp_path, name):
+def test_other_suffixes_are_rejected(tmp_path, name):
     (tmp_path / name).write_text("a\n")
     with pytest.raises(
-        ValueError, match=f"files must end in .txt or .jsonl, with .gz or .zst or without, got .*{name}"
+        ValueError, match=f"files must end in .txt or .jsonl, optionally followed by .gz or .zst, got .*{name}"
     ):
         read_chunk(tmp_path / name)
 
 
-def test_the_case_of_a_name_does_not_matter(tmp_path):
+def test_the_case_of_a_file_name_is_ignored(tmp_path):
     (tmp_path / "A.JSONL.GZ").write_bytes(gzip.compress(b"[1]\n"))
     assert read_chunk(tmp_path / "A.JSONL.GZ") == [[1]]
 
 
 @pytest.mark.parametrize("line", ["1 2", "[1", "1, 2", "\ufeff1", "NaN1"])
-def test_lines_that_are_no_json(tmp_path, line):
+def test_lines_of_invalid_json(tmp_path, line):
     path = tmp_path / "a.jsonl"
     path.write_text(f'{{"a": 1}}\n{line}\n3]\n')
-    with pytest.raises(ChunkError, match="line 2: no JSON"):
+    with pytest.raises(ChunkError, match="line 2: invalid JSON"):
         read_chunk(path)
 
 
@@ -130,7 +132,7 @@ def test_a_missing_file(tmp_path):
         read_chunk(tmp_path / "a.txt")
 
 
-def test_not_what_the_manifest_says(tmp_path):
+def test_a_file_that_differs_from_its_manifest(tmp_path):
     path = tmp_path / "a.txt"
     path.write_bytes(b"one\ntwo\nthr")
     with pytest.raises(ChunkError, match="line 3: the file ends after 3 items, its manifest says 4"):
@@ -141,9 +143,9 @@ def test_not_what_the_manifest_says(tmp_path):
         read_chunk(path, 3, 14)
 
 
-def test_an_error_reaches_the_parent_of_a_worker(tmp_path):
-    error = pickle.loads(pickle.dumps(ChunkError(tmp_path, 3, "what")))
-    assert (error.path, error.line, str(error)) == (tmp_path, 3, f"{tmp_path}, line 3: what")
+def test_errors_can_be_pickled(tmp_path):
+    error = pickle.loads(pickle.dumps(ChunkError(tmp_path, 3, "problem")))
+    assert (error.path, error.line, str(error)) == (tmp_path, 3, f"{tmp_path}, line 3: problem")
 
 
 def test_large_files_are_read_line_by_line(tmp_path):

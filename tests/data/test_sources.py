@@ -6,9 +6,9 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from seqwarm_kernels.data.sources.base import Source
 from seqwarm_kernels.data.sources.chunk_source import ChunkSource
 from seqwarm_kernels.data.sources.sequence_source import SequenceSource
-from seqwarm_kernels.data.sources.source import Source
 from seqwarm_kernels.data.sources.stream_source import StreamSource
 
 from .made import TEXTS as ITEMS
@@ -27,11 +27,11 @@ def make(request, folder):
     return make
 
 
-def test_the_protocol(make):
+def test_sources_implement_the_protocol(make):
     assert isinstance(make(), Source)
 
 
-def test_an_epoch_is_every_item_once_and_each_has_its_order(make):
+def test_an_epoch_has_every_item_once_in_its_own_order(make):
     source = make(seed=3)
     first, second = list(source), list(source)
     assert sorted(first) == sorted(second) == sorted(ITEMS)
@@ -48,10 +48,10 @@ def test_without_shuffling_the_order_is_the_given_one(make):
     assert list(source) == ITEMS
 
 
-def test_infinite_is_epoch_after_epoch(make):
-    once, for_ever = make(seed=1), iter(make(seed=1, infinite=True))
-    expected = [item for _ in range(3) for item in once]
-    assert [next(for_ever) for _ in range(3009)] == expected
+def test_an_infinite_source_repeats_epochs(make):
+    finite, infinite = make(seed=1), iter(make(seed=1, infinite=True))
+    expected = [item for _ in range(3) for item in finite]
+    assert [next(infinite) for _ in range(3009)] == expected
 
 
 @pytest.mark.parametrize("shuffle", [True, False])
@@ -60,32 +60,32 @@ def test_ranks_share_the_items(make, shuffle):
         parts = [list(make(shuffle=shuffle, rank=rank, world_size=world_size)) for rank in range(world_size)]
         assert Counter(item for part in parts for item in part) == Counter(ITEMS)
         sizes = [len(part) for part in parts]
-        if isinstance(make(), ChunkSource):  # by files: 10 of 100 items, one of 3
+        if isinstance(make(), ChunkSource):  # split by files: 10 of 100 items, one of 3
             sizes = [-(-size // 100) for size in sizes]
         assert max(sizes) - min(sizes) <= 1
 
 
 @pytest.mark.parametrize(("shuffle", "rank", "world_size"), [(True, 0, 1), (False, 0, 1), (True, 1, 3)])
-def test_goes_on_where_it_stood(make, shuffle, rank, world_size):
-    """At 20 random places of three epochs, by way of JSON."""
+def test_resumes_from_any_position(make, shuffle, rank, world_size):
+    """At 20 random positions of three epochs, with the state encoded as JSON."""
     settings = {"seed": 5, "shuffle": shuffle, "rank": rank, "world_size": world_size, "infinite": True}
-    unbroken = iter(make(**settings))
-    expected = [next(unbroken) for _ in range(3 * len(ITEMS) // world_size)]
-    places = random.Random(0).sample(range(len(expected)), 18)
-    for place in [0, 1, *places]:
+    uninterrupted = iter(make(**settings))
+    expected = [next(uninterrupted) for _ in range(3 * len(ITEMS) // world_size)]
+    positions = random.Random(0).sample(range(len(expected)), 18)
+    for position in [0, 1, *positions]:
         source = make(**settings)
         iterator = iter(source)
-        assert [next(iterator) for _ in range(place)] == expected[:place]
+        assert [next(iterator) for _ in range(position)] == expected[:position]
         state = json.loads(json.dumps(source.state_dict()))
         restored = make(**settings)
         restored.load_state_dict(state)
         assert restored.state_dict() == state
         iterator = iter(restored)
-        assert [next(iterator) for _ in expected[place:]] == expected[place:]
+        assert [next(iterator) for _ in expected[position:]] == expected[position:]
         assert restored.items == len(expected)
 
 
-def test_goes_on_at_the_end_of_an_epoch(make):
+def test_resumes_at_the_end_of_an_epoch(make):
     """The state after the last item, before and after the iterator has ended."""
     source = make()
     iterator = iter(source)
@@ -101,22 +101,22 @@ def test_goes_on_at_the_end_of_an_epoch(make):
         assert list(restored) == expected
 
 
-def test_a_new_iterator_goes_on_and_ends_the_old_one(make):
+def test_a_new_iterator_continues_and_invalidates_the_old_one(make):
     source = make(seed=2)
     expected = list(make(seed=2))
     old = iter(source)
     assert [next(old) for _ in range(300)] == expected[:300]
     assert list(source) == expected[300:]
-    with pytest.raises(RuntimeError, match="this iterator is over"):
+    with pytest.raises(RuntimeError, match="this iterator is invalid"):
         next(old)
     old = iter(source)
     next(old)
     source.load_state_dict(source.state_dict())
-    with pytest.raises(RuntimeError, match="this iterator is over"):
+    with pytest.raises(RuntimeError, match="this iterator is invalid"):
         next(old)
 
 
-def test_a_state_is_small_and_stays_as_it_was_taken(make):
+def test_a_state_is_small_and_does_not_change(make):
     source = make(infinite=True)
     iterator = iter(source)
     for _ in range(500):
@@ -130,7 +130,7 @@ def test_a_state_is_small_and_stays_as_it_was_taken(make):
     assert "item 3" not in json.dumps(state)
 
 
-def test_states_of_others_are_refused(make):
+def test_states_of_other_configurations_are_rejected(make):
     state = make(seed=1).state_dict()
     for settings, message in [
         ({"seed": 2}, "seed is 1 in the state, 2 here"),
@@ -142,7 +142,7 @@ def test_states_of_others_are_refused(make):
         with pytest.raises(ValueError, match=f"of another configuration: {message}"):
             source.load_state_dict(state)
         assert source.state_dict() == before
-    with pytest.raises(ValueError, match="source is 'other' there"):
+    with pytest.raises(ValueError, match="source is 'other' in the state"):
         make(seed=1).load_state_dict({**state, "source": "other"})
     with pytest.raises(ValueError, match=r"must have the entries .*'seed'.* got"):
         make(seed=1).load_state_dict({"epoch": 3})
@@ -181,20 +181,20 @@ def test_restoring_a_stream_reads_the_open_buffer_only():
 
 
 @pytest.mark.filterwarnings("ignore:skipped")
-def test_infinite_over_nothing_is_an_error_not_a_loop(tmp_path):
+def test_an_infinite_source_without_items_is_an_error(tmp_path):
     (tmp_path / "a.txt").write_bytes(b"")
     for source in (
         ChunkSource([tmp_path / "a.txt"], infinite=True, on_error="skip"),
         SequenceSource([], infinite=True),
         StreamSource(Stream([]), infinite=True),
     ):
-        with pytest.raises(ValueError, match=f"{type(source).__name__} must hold items to be infinite"):
+        with pytest.raises(ValueError, match=f"{type(source).__name__} must have items to be infinite"):
             next(iter(source))
     assert list(SequenceSource([])) == []
 
 
 @pytest.mark.parametrize("sequence", [{1: 2}, "text", iter([1]), 3, {1, 2}])
-def test_what_is_no_sequence(sequence):
+def test_invalid_sequences(sequence):
     with pytest.raises(TypeError, match=rf"sequence must have len\(\) .* got {type(sequence).__name__}"):
         SequenceSource(sequence)
 
@@ -209,7 +209,7 @@ def test_arrays_and_datasets_that_read_many_items_at_once():
             return 600
 
         def __getitem__(self, number):
-            raise AssertionError("one by one")
+            raise AssertionError("items must be read in blocks")
 
         def __getitems__(self, numbers):
             self.calls += 1
@@ -220,32 +220,32 @@ def test_arrays_and_datasets_that_read_many_items_at_once():
     assert dataset.calls == 3
 
 
-def test_a_stream_is_told_the_epoch():
-    class Turned(Stream):
+def test_a_stream_receives_the_epoch():
+    class Rotated(Stream):
         def set_epoch(self, epoch):
             self.items = ITEMS[epoch:] + ITEMS[:epoch]
 
-    source = StreamSource(Turned(ITEMS), shuffle=False)
+    source = StreamSource(Rotated(ITEMS), shuffle=False)
     epochs = [list(source) for _ in range(3)]
     assert [epoch[0] for epoch in epochs] == ITEMS[:3]
-    restored = StreamSource(Turned(ITEMS), shuffle=False)
+    restored = StreamSource(Rotated(ITEMS), shuffle=False)
     restored.load_state_dict({**source.state_dict(), "epoch": 1, "position": 5})
     assert list(restored) == epochs[1][5:]
 
 
-def test_each_buffer_has_an_order_of_its_own():
-    """Of a stream and of chunks alike: the numbers in their buffers differ from buffer to buffer."""
+def test_each_buffer_has_its_own_order():
+    """The orders inside the buffers differ."""
     items = list(StreamSource(Stream(range(300)), buffer_size=100))
     orders = [[item % 100 for item in items[begin : begin + 100]] for begin in (0, 100, 200)]
     assert orders[0] != orders[1] != orders[2] != orders[0]
 
 
-def test_what_is_no_stream():
+def test_invalid_streams():
     with pytest.raises(TypeError, match="got list without state_dict, load_state_dict"):
         StreamSource([1, 2])
 
 
-def test_a_shuffle_buffer_is_refused():
+def test_a_shuffle_buffer_is_rejected():
     class BufferShuffledExamplesIterable:
         buffer_size, ex_iterable = 1000, None
 
@@ -254,7 +254,7 @@ def test_a_shuffle_buffer_is_refused():
 
     dataset = Stream([1, 2])
     dataset._ex_iterable = Wrapping()
-    with pytest.raises(ValueError, match="dataset must have no shuffle buffer"):
+    with pytest.raises(ValueError, match="dataset must not have a shuffle buffer"):
         StreamSource(dataset)
     BufferShuffledExamplesIterable.buffer_size = 1
     assert sorted(StreamSource(dataset)) == [1, 2]

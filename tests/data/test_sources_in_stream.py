@@ -1,4 +1,4 @@
-"""Our sources under a stream: every item once an epoch, and restarts that are exact to the batch."""
+"""Sources in a `LengthBatchStream`: every item once per epoch, and restarts that are exact to the batch."""
 
 import json
 import operator
@@ -51,14 +51,14 @@ def texts(batch):
     return [item if isinstance(item, str) else item[0] for item in batch]
 
 
-def test_an_epoch_is_every_item_once(make):
+def test_an_epoch_has_every_item_once(make):
     stream = make()
     for _ in range(3):
         assert sorted(text for batch in stream for text in texts(batch)) == sorted(ITEMS)
 
 
 @pytest.mark.parametrize("infinite", [False, True])
-def test_killed_at_20_random_places(make, infinite):
+def test_resumes_from_20_random_positions(make, infinite):
     def batches(stream, count):
         found = []
         while len(found) < count:
@@ -69,12 +69,12 @@ def test_killed_at_20_random_places(make, infinite):
         return found
 
     expected = batches(make(infinite=infinite), 180)
-    for place in random.Random(0).sample(range(180), 20):
+    for position in random.Random(0).sample(range(180), 20):
         killed = make(infinite=infinite)
-        assert batches(killed, place) == expected[:place]
+        assert batches(killed, position) == expected[:position]
         resumed = make(infinite=infinite)
         resumed.load_state_dict(json.loads(json.dumps(killed.state_dict())))
-        assert batches(resumed, 180 - place) == expected[place:]
+        assert batches(resumed, 180 - position) == expected[position:]
 
 
 def test_two_ranks_share_an_epoch_and_end_together(make):

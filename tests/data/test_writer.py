@@ -29,7 +29,7 @@ def read_all(folder):
 
 
 @pytest.mark.parametrize("compression", COMPRESSIONS)
-def test_what_is_written_is_read(tmp_path, compression):
+def test_items_are_read_as_they_were_written(tmp_path, compression):
     needs(compression)
     items = [f"item {number}, ünï {'x' * number}" for number in range(25)]
     manifest = write_chunks(iter(items), tmp_path, 10, compression=compression, length_fn=len)
@@ -38,14 +38,14 @@ def test_what_is_written_is_read(tmp_path, compression):
     assert [chunk.items for chunk in manifest.chunks] == [10, 10, 5]
     assert [chunk.bytes for chunk in manifest.chunks] == [(tmp_path / c.file).stat().st_size for c in manifest.chunks]
     assert manifest.items == 25
-    assert manifest.lengths_of == "len"
+    assert manifest.length_fn == "len"
     assert manifest.lengths(tmp_path).tolist() == [len(item) for item in items]
     assert not list(tmp_path.glob("*.partial"))
 
 
 @given(items=st.lists(st.text(st.characters(codec="utf-8"))), size=st.integers(1, 5))
-def test_any_lines_come_back(tmp_path_factory, items, size):
-    """Also those with other characters that some take for the end of a line."""
+def test_any_lines_are_read_as_written(tmp_path_factory, items, size):
+    """Also lines with other characters that some readers treat as the end of a line."""
     items = [item.replace("\n", "") for item in items]
     kept = [item for item in items if item.strip()]
     folder = tmp_path_factory.mktemp("chunks")
@@ -58,7 +58,7 @@ def test_any_lines_come_back(tmp_path_factory, items, size):
     assert manifest.blank_items == len(items) - len(kept)
 
 
-def test_items_that_begin_with_a_byte_order_mark_come_back(tmp_path):
+def test_items_that_begin_with_a_byte_order_mark(tmp_path):
     items = ["\ufeffa", "\ufeff\ufeff", "b", "\ufeff"]
     for _ in range(2):
         write_chunks(items, tmp_path, 1, compression="none")
@@ -73,7 +73,7 @@ JSON = st.recursive(
 
 
 @given(items=st.lists(JSON, min_size=1), size=st.integers(1, 5))
-def test_any_json_comes_back(tmp_path_factory, items, size):
+def test_any_json_is_read_as_written(tmp_path_factory, items, size):
     folder = tmp_path_factory.mktemp("chunks")
     write_chunks(items, folder, size, format="jsonl", compression="none")
     assert read_all(folder) == items
@@ -83,7 +83,7 @@ def times(folder):
     return {path.name: path.stat().st_mtime_ns for path in folder.iterdir() if path.name != "manifest.json"}
 
 
-def test_what_is_there_is_not_written_again(tmp_path):
+def test_existing_files_are_not_written_again(tmp_path):
     items = [f"item {number}" for number in range(25)]
     counted = []
 
@@ -95,13 +95,13 @@ def test_what_is_there_is_not_written_again(tmp_path):
     before = times(tmp_path)
     assert write_chunks(items, tmp_path, 10, length_fn=count) == manifest
     assert times(tmp_path) == before
-    assert counted[25:] == [items[place] for place in (0, 4, 9, 10, 14, 19, 20, 22, 24)]
+    assert counted[25:] == [items[index] for index in (0, 4, 9, 10, 14, 19, 20, 22, 24)]
 
 
-def test_goes_on_after_an_error_among_the_items(tmp_path):
-    def items(breaks):
+def test_continues_after_an_error_in_the_items(tmp_path):
+    def items(fails):
         for number in range(25):
-            if breaks and number == 17:
+            if fails and number == 17:
                 raise OSError("the network is gone")
             yield f"item {number}"
 
@@ -116,13 +116,13 @@ def test_goes_on_after_an_error_among_the_items(tmp_path):
 
 WRITE = """
 import sys
-from seqwarm_kernels.data.chunks import write_chunks
+from seqwarm_kernels.data import write_chunks
 write_chunks((f"item {number} " + "word " * 50 for number in range(6000)), sys.argv[1], 100, length_fn=len)
 """
 
 
 def test_killed_while_writing(tmp_path):
-    """Whatever is there under a chunk's name is whole, and the next run ends up with the same files as one unbroken."""
+    """Every chunk file is complete. After the next run, the files are those of an uninterrupted run."""
     folder, kills = tmp_path / "killed", 0
     for chunks_then in (2, 20):
         process = subprocess.Popen([sys.executable, "-c", WRITE, folder])
@@ -134,7 +134,7 @@ def test_killed_while_writing(tmp_path):
         for path in folder.glob("*.txt.gz"):
             assert len(read_chunk(path)) == 100
     assert kills >= 1
-    for target in (folder, tmp_path / "unbroken"):
+    for target in (folder, tmp_path / "uninterrupted"):
         items = (f"item {number} " + "word " * 50 for number in range(6000))
         write_chunks(items, target, 100, length_fn=len)
     contents = [
@@ -145,13 +145,13 @@ def test_killed_while_writing(tmp_path):
     assert contents[0] == contents[1]
 
 
-def test_an_unfinished_file_of_a_killed_run_is_no_obstacle(tmp_path):
+def test_an_unfinished_file_of_a_killed_run_is_ignored(tmp_path):
     (tmp_path / "manifest.json.partial").write_bytes(b"{")
     write_chunks(["a"], tmp_path)
     assert read_all(tmp_path) == ["a"]
 
 
-def test_a_chunk_has_no_name_before_it_is_whole(tmp_path, monkeypatch):
+def test_a_chunk_gets_its_name_when_it_is_complete(tmp_path, monkeypatch):
     real = files.os.replace
 
     def interrupted(partial, path):
@@ -168,13 +168,13 @@ def test_a_chunk_has_no_name_before_it_is_whole(tmp_path, monkeypatch):
     assert [path.name for path in tmp_path.iterdir()] == ["manifest.json"]
 
 
-def test_what_another_writer_has_half_written_gets_no_name(tmp_path, monkeypatch):
+def test_concurrent_writers_of_one_file_do_not_mix(tmp_path, monkeypatch):
     real = files.os.replace
     path = tmp_path / "file"
 
     def replace(partial, to):
         monkeypatch.setattr(files.os, "replace", real)
-        files.write_atomically(path, b"of the other, who is quicker")
+        files.write_atomically(path, b"of the other writer, which is faster")
         real(partial, to)
         assert to.read_bytes() == b"of the first"
 
@@ -196,8 +196,8 @@ def test_two_processes_write_into_one_folder_at_once(tmp_path):
     assert Manifest.read(tmp_path / "chunks").lengths(tmp_path / "chunks").shape == (6000,)
 
 
-def test_another_process_may_begin_the_folder_meanwhile(tmp_path, monkeypatch):
-    """Its files are no other files: its manifest was there before them."""
+def test_another_process_may_create_the_folder_at_the_same_time(tmp_path, monkeypatch):
+    """The files of the other process are accepted, because it wrote its manifest before them."""
     real, folder = Path.iterdir, tmp_path / "chunks"
 
     def listed(path):
@@ -220,13 +220,13 @@ def test_a_damaged_chunk_is_written_again_and_its_lengths_are_counted_again(tmp_
     assert manifest.lengths(tmp_path).tolist() == [1, 1]
 
 
-@pytest.mark.parametrize("damaged", [b"", b"\x93NUMPY", "cut short", "of another size", "of floats"])
+@pytest.mark.parametrize("damaged", [b"", b"\x93NUMPY", "truncated", "of another size", "of floats"])
 def test_damaged_lengths_are_counted_again(tmp_path, damaged):
     manifest = write_chunks(["a", "bb"], tmp_path, length_fn=len)
     path = tmp_path / "chunk-000000.lengths.npy"
     if isinstance(damaged, bytes):
         path.write_bytes(damaged)
-    elif damaged == "cut short":
+    elif damaged == "truncated":
         path.write_bytes(path.read_bytes()[:-4])
     else:
         np.save(path, np.array([1, 2, 3], np.uint32) if "size" in damaged else np.array([7.5, 9.0]))
@@ -234,44 +234,44 @@ def test_damaged_lengths_are_counted_again(tmp_path, damaged):
     assert manifest.lengths(tmp_path).tolist() == [1, 2]
 
 
-def test_lengths_of_another_function_of_the_same_name_are_refused(tmp_path):
+def test_lengths_of_another_function_of_the_same_name_are_rejected(tmp_path):
     items = ["a b c", "d e", "f"] * 10
     write_chunks(items, tmp_path, 10, length_fn=lambda text: len(text.split()))
     before = Manifest.read(tmp_path).lengths(tmp_path).tolist()
     with pytest.raises(
-        ValueError, match=r"length_fn counts otherwise than .*lengths\.npy: 5 tokens, 3 there, for 'a b c'"
+        ValueError, match=r"length_fn must count as .*lengths\.npy: got 5 tokens instead of 3 for 'a b c'"
     ):
         write_chunks(items, tmp_path, 10, length_fn=lambda text: len(text))
     assert Manifest.read(tmp_path).lengths(tmp_path).tolist() == before
 
 
-@pytest.mark.parametrize("place", [0, 9, 19])
-def test_lengths_are_looked_at_all_over_a_chunk(tmp_path, place):
+@pytest.mark.parametrize("index", [0, 9, 19])
+def test_lengths_are_compared_throughout_a_chunk(tmp_path, index):
     items = ["word"] * 20
-    items[place] = "two words"
+    items[index] = "two words"
     write_chunks(items, tmp_path, length_fn=lambda _: 1)
-    with pytest.raises(ValueError, match="2 tokens, 1 there, for 'two words'"):
+    with pytest.raises(ValueError, match="got 2 tokens instead of 1 for 'two words'"):
         write_chunks(items, tmp_path, length_fn=lambda text: len(text.split()))
 
 
-@pytest.mark.parametrize("there", [["a", "b"], ["a", "b", "c"]], ids=["full", "not full"])
-def test_a_finished_folder_takes_no_more_items(tmp_path, there):
-    """Nor does trying to harm it."""
-    manifest = write_chunks(there, tmp_path, 2)
-    with pytest.raises(ValueError, match=f"is finished with {len(there)} items, got more: write them into another"):
-        write_chunks([*there, " ", *"defghi"], tmp_path, 2)
-    assert write_chunks(there, tmp_path, 2) == manifest
-    assert read_all(tmp_path) == there
+@pytest.mark.parametrize("existing", [["a", "b"], ["a", "b", "c"]], ids=["full", "not full"])
+def test_a_finished_folder_accepts_no_more_items(tmp_path, existing):
+    """The attempt does not change the folder."""
+    manifest = write_chunks(existing, tmp_path, 2)
+    with pytest.raises(ValueError, match=f"is finished with {len(existing)} items, got more: write them into another"):
+        write_chunks([*existing, " ", *"defghi"], tmp_path, 2)
+    assert write_chunks(existing, tmp_path, 2) == manifest
+    assert read_all(tmp_path) == existing
 
 
 @pytest.mark.parametrize(
     ("items", "message"),
     [
         (["x", "b", "c"], r"chunk-000000\.txt\.gz holds other items"),
-        (["a", "b"], r"chunk-000001\.txt\.gz is beyond the last"),
+        (["a", "b"], r"chunk-000001\.txt\.gz comes after the last"),
     ],
 )
-def test_other_items_are_refused(tmp_path, items, message):
+def test_other_items_are_rejected(tmp_path, items, message):
     write_chunks(["a", "b", "c"], tmp_path, 2)
     with pytest.raises(ValueError, match=message):
         write_chunks(items, tmp_path, 2)
@@ -284,10 +284,10 @@ def test_other_items_are_refused(tmp_path, items, message):
         ({"items_per_chunk": 3}, "items_per_chunk: 10000 there, 3 here"),
         ({"format": "jsonl"}, "format: 'text' there, 'jsonl' here"),
         ({"compression": "none"}, "compression: 'gz' there, 'none' here"),
-        ({"length_fn": len}, "lengths_of: None there, 'len' here"),
+        ({"length_fn": len}, "length_fn: None there, 'len' here"),
     ],
 )
-def test_other_settings_are_refused(tmp_path, settings, name):
+def test_other_settings_are_rejected(tmp_path, settings, name):
     write_chunks(["a"], tmp_path)
     with pytest.raises(ValueError, match=name):
         write_chunks(["a"], tmp_path, **settings)
@@ -315,9 +315,9 @@ def test_other_settings_are_refused(tmp_path, settings, name):
         ),
         (["a", 3], {}, TypeError, "items must be strings for format 'text', got int as item 1"),
         (["a", "b\nc"], {}, ValueError, "item 1 has several"),
-        (["a", "\ud800"], {}, ValueError, "items must be text that UTF-8 can hold, item 1 is not: surrogates"),
-        ([{"a": {1}}], {"format": "jsonl"}, TypeError, "items must be what JSON can hold, item 0 is not: .* set"),
-        ([], {}, ValueError, "items must hold one that is not blank, got 0 items, 0 blank"),
+        (["a", "\ud800"], {}, ValueError, "items must be text that UTF-8 can encode, item 1 is not: surrogates"),
+        ([{"a": {1}}], {"format": "jsonl"}, TypeError, "items must be JSON-serializable, item 0 is not: .* set"),
+        ([], {}, ValueError, "items must hold at least one that is not blank, got 0 items, 0 blank"),
     ],
 )
 def test_bad_input(tmp_path, items, settings, error, message):
@@ -325,22 +325,24 @@ def test_bad_input(tmp_path, items, settings, error, message):
         write_chunks(items, tmp_path, **settings)
 
 
-def test_items_that_are_nested_too_deep(tmp_path):
+def test_items_that_are_nested_too_deeply(tmp_path):
     item = []
     for _ in range(100_000):
         item = [item]
-    with pytest.raises(TypeError, match=r"items must be what JSON can hold, item 1 is not: .*recursion"):
+    with pytest.raises(TypeError, match=r"items must be JSON-serializable, item 1 is not: .*recursion"):
         write_chunks([[], item], tmp_path, format="jsonl")
 
 
 @pytest.mark.parametrize("items", ["abc", b"abc", {"train": ["a"]}, 5, None, list])
-def test_what_holds_no_items_is_refused_before_anything_is_made(tmp_path, items):
-    with pytest.raises(TypeError, match=f"items must be a list, .* got {type(items).__name__}"):
+def test_invalid_items_are_rejected_before_the_folder_is_created(tmp_path, items):
+    with pytest.raises(
+        TypeError, match=f"items must be a list or another iterable of items, got {type(items).__name__}"
+    ):
         write_chunks(items, tmp_path / "chunks")
     assert not list(tmp_path.iterdir())
 
 
-def test_a_folder_with_other_files_is_refused(tmp_path):
+def test_a_folder_with_other_files_is_rejected(tmp_path):
     (tmp_path / "thesis.txt").write_text("four years of work")
     with pytest.raises(ValueError, match="holds other files"):
         write_chunks(["a"], tmp_path)
@@ -357,23 +359,23 @@ def test_zst_without_its_package(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("content", ["[]", "{}", "{", '{"format": "text"}'])
-def test_no_manifest(tmp_path, content):
+def test_an_invalid_manifest(tmp_path, content):
     (tmp_path / "manifest.json").write_text(content)
-    with pytest.raises(ValueError, match=r"manifest\.json: no manifest"):
+    with pytest.raises(ValueError, match=r"manifest\.json: invalid manifest"):
         Manifest.read(tmp_path)
 
 
-def test_lengths_that_are_wrong(tmp_path):
+def test_invalid_lengths(tmp_path):
     manifest = write_chunks(["a", "b"], tmp_path, length_fn=len)
     np.save(tmp_path / "chunk-000000.lengths.npy", np.zeros(3, np.uint32))
-    with pytest.raises(ChunkError, match=r"lengths\.npy: it has the shape \(3,\), its chunk 2 items"):
+    with pytest.raises(ChunkError, match=r"lengths\.npy: lengths must have shape \(2,\), .* got \(3,\)"):
         manifest.lengths(tmp_path)
     (tmp_path / "chunk-000000.lengths.npy").write_bytes(b"\x93NUMPY")
     with pytest.raises(ChunkError, match=r"lengths\.npy: cannot be read"):
         manifest.lengths(tmp_path)
 
 
-def test_a_manifest_is_small_and_plain(tmp_path):
+def test_a_manifest_is_small_json(tmp_path):
     write_chunks([f"{number}" for number in range(1000)], tmp_path, 100)
     content = json.loads((tmp_path / "manifest.json").read_text())
     assert content["chunks"][3] == {"file": "chunk-000003.txt.gz", "items": 100, "bytes": content["chunks"][3]["bytes"]}

@@ -1,4 +1,4 @@
-"""Items and their lengths, from any place of an epoch."""
+"""Read items and their lengths, starting anywhere in an epoch."""
 
 from __future__ import annotations
 
@@ -11,51 +11,65 @@ import numpy as np
 
 from ...utils.checks import check_bool, check_int
 from ..planning.plan import IntArray
-from ..sources.base import BlockSource
-from ..sources.permutation import shuffled
-from ..sources.source import Source
+from ..sources.base import BlockSource, Source
+from ..sources.permutation import permuted
 
-#: Items between two states that are kept of a source: so many are read again, at most, to get to any item.
+#: Items between two states of a source that are kept. At most this many items are read again to reach any item.
 _SPACING = 64
 
-#: Entries of a `SourceReader`'s place.
-_PLACE = ["fresh", "position", "skip", "source"]
+#: Entries of a `SourceReader`'s cursor.
+_CURSOR_ENTRIES = ["position", "skip", "source", "starts_epoch"]
 
 
-class Chunk(NamedTuple):
-    """Items that follow on each other in an epoch."""
+class ReadItems(NamedTuple):
+    """Items of one epoch, in the order of the epoch."""
 
-    position: int  #: of the first item, counted in its epoch
+    positions: IntArray  #: (items,) int64, increasing, counted from the start of the epoch
     lengths: IntArray  #: (items,) int64, tokens
     items: Sequence[Any]  #: the items, or their indices
-    place: Callable[[int], Any]  #: of one of the items, or of the one behind them, by its position; JSON-able
+    cursor_at: Callable[[int], Any]  #: from the position of an item, or of the item after the last one, to its cursor
+
+    def select(self, chosen: IntArray) -> ReadItems:
+        return ReadItems(
+            self.positions[chosen], self.lengths[chosen], select_items(self.items, chosen), self.cursor_at
+        )
+
+    def cursor_after(self, count: int) -> Any:
+        """The cursor after the first `count` items, at least one."""
+        return self.cursor_at(int(self.positions[count - 1]) + 1)
+
+
+def select_items(items: Sequence[Any], chosen: IntArray) -> Sequence[Any]:
+    if isinstance(items, np.ndarray):
+        return items[chosen]
+    return [items[index] for index in chosen.tolist()]
 
 
 class Reader(Protocol):
-    """Reads from any place of an epoch."""
+    """Reads from any cursor of an epoch. Cursors are JSON-able."""
 
     def begin(self) -> Any:
-        """Where the next epoch begins, asked for when the one before is over; or the first one."""
+        """The cursor of the start of the first epoch, or of the next epoch once the previous one is over."""
 
-    def read(self, epoch: int, place: Any, count: int | None) -> Chunk:
-        """Up to `count` items from `place` on, fewer at the end of the epoch; None: all."""
+    def read(self, epoch: int, cursor: Any, count: int | None) -> ReadItems:
+        """Up to `count` items, starting at `cursor`; fewer at the end of the epoch; None: all."""
 
-    def position(self, place: Any) -> int:
-        """Counted in the epoch."""
+    def position(self, cursor: Any) -> int:
+        """The position of `cursor` in its epoch."""
 
-    def check(self, place: Any) -> None:
-        """Raise TypeError or ValueError unless it is a place of what is read here."""
+    def check(self, cursor: Any) -> None:
+        """Raise TypeError or ValueError if `cursor` is not a cursor of this reader's items."""
 
     def forget(self) -> None:
-        """Give up what is in memory: the next `read` begins at its place."""
+        """Drop everything in memory. The next `read` starts again from its cursor."""
 
 
 class IndexReader:
-    """Indices of a data set whose lengths are known, in the random order of each epoch. A place is a position.
+    """Indices of a data set with known lengths, in the random order of each epoch. A cursor is a position.
 
     Args:
-        seed: None: in their own order.
-        whole: an epoch is read as a whole, so its order is made at once, which is quicker.
+        seed: seed of the order; None: the order of the data set.
+        whole: an epoch is read in one call. Its order is then computed at once, which is faster.
     """
 
     def __init__(self, lengths: IntArray, seed: int | None, whole: bool) -> None:
@@ -67,39 +81,40 @@ class IndexReader:
     def begin(self) -> int:
         return 0
 
-    def read(self, epoch: int, place: Any, count: int | None) -> Chunk:
+    def read(self, epoch: int, cursor: Any, count: int | None) -> ReadItems:
         total = len(self._lengths)
-        indices = self._indices(epoch, place, total if count is None else min(place + count, total))
-        return Chunk(place, self._lengths[indices], indices, int)  # type: ignore[arg-type]  # an array as a sequence
+        positions = np.arange(cursor, total if count is None else min(cursor + count, total))
+        indices = self._indices(epoch, positions)
+        return ReadItems(positions, self._lengths[indices], indices, int)  # type: ignore[arg-type]  # array as sequence
 
-    def position(self, place: Any) -> int:
-        return int(place)
+    def position(self, cursor: Any) -> int:
+        return int(cursor)
 
-    def check(self, place: Any) -> None:
-        check_int("a place of state_dict", place, minimum=0)
-        if place > len(self._lengths):
-            raise ValueError(f"state_dict must stand among the {len(self._lengths)} items, got place {place}")
+    def check(self, cursor: Any) -> None:
+        check_int("a cursor of state_dict", cursor, minimum=0)
+        if cursor > len(self._lengths):
+            raise ValueError(f"a cursor of state_dict must be at most {len(self._lengths)}, got {cursor}")
 
     def forget(self) -> None:
         self._order_of_epoch = None
 
-    def _indices(self, epoch: int, begin: int, end: int) -> IntArray:
-        if self._seed is None or begin >= end:
-            return np.arange(begin, end)
+    def _indices(self, epoch: int, positions: IntArray) -> IntArray:
+        if self._seed is None or len(positions) == 0:
+            return positions
         if not self._whole:
-            return shuffled(np.arange(begin, end), len(self._lengths), self._seed, epoch)
+            return permuted(positions, len(self._lengths), self._seed, epoch)
         if self._order_of_epoch is None or self._order_of_epoch[0] != epoch:
-            # RandomState's streams are frozen, so a state outlives an upgrade of NumPy.
+            # NumPy has frozen RandomState's streams, so a state stays valid after an upgrade of NumPy.
             bits = np.random.MT19937(np.random.SeedSequence((self._seed, epoch)))
             self._order_of_epoch = epoch, np.random.RandomState(bits).permutation(len(self._lengths))
-        return self._order_of_epoch[1][begin:end]
+        return self._order_of_epoch[1][positions[0] : positions[-1] + 1]
 
 
 class SourceReader:
-    """Items of a source, those of the open window in memory.
+    """Items of a source. The items of the open window are kept in memory.
 
-    A place is a state of the source, how many items to skip from there on, and the position in the epoch. `fresh`: the
-    state is that before the epoch's start, perhaps the end of the epoch before.
+    A cursor has a state of the source, the number of items to skip from that state, and the position in the epoch.
+    With `starts_epoch`, the state was taken before the epoch, perhaps at the end of the previous one.
     """
 
     def __init__(self, source: Source[Any], length: Callable[[Any], int]) -> None:
@@ -108,12 +123,12 @@ class SourceReader:
         self.forget()
 
     def forget(self) -> None:
-        self._epoch: int | None = None  # that of the items in memory
+        self._epoch: int | None = None  # of the items in memory
         self._iterator: Iterator[Any] = iter(())
         self._items: list[Any] = []
         self._lengths: list[int] = []
         self._first = 0  # position of the first item in memory
-        self._kept: list[dict[str, Any]] = []  # places, some of them, rising
+        self._kept: list[dict[str, Any]] = []  # some of the cursors, by increasing position
 
     def __getstate__(self) -> dict[str, Any]:
         return {"_source": self._source, "_length": self._length}  # the rest is read again
@@ -123,86 +138,89 @@ class SourceReader:
         self.forget()
 
     def begin(self) -> dict[str, Any]:
-        return {"position": 0, "skip": 0, "fresh": True, "source": self._source.state_dict()}
+        return {"position": 0, "skip": 0, "starts_epoch": True, "source": self._source.state_dict()}
 
-    def read(self, epoch: int, place: Any, count: int | None) -> Chunk:
+    def read(self, epoch: int, cursor: Any, count: int | None) -> ReadItems:
         try:
-            return self._read(epoch, place, count)
-        except BaseException:  # a generator that raised gives nothing more, and would look like one that ended
+            return self._read(epoch, cursor, count)
+        except BaseException:  # a generator that raised yields nothing more, as if it had ended
             self.forget()
             raise
 
-    def _read(self, epoch: int, place: Any, count: int | None) -> Chunk:
-        position = place["position"]
+    def _read(self, epoch: int, cursor: Any, count: int | None) -> ReadItems:
+        position = cursor["position"]
         if epoch != self._epoch or not self._first <= position <= self._first + len(self._items):
-            self._go_to(epoch, place)
+            self._go_to(epoch, cursor)
         self._forget_before(position)
         while (count is None or len(self._items) < count) and self._read_some(count):
             pass
         lengths = np.asarray(self._lengths[:count], dtype=np.int64)
-        return Chunk(position, lengths, self._items[:count], partial(_place, list(self._kept)))
+        positions = np.arange(position, position + len(lengths))
+        return ReadItems(positions, lengths, self._items[:count], partial(_cursor_at, list(self._kept)))
 
-    def position(self, place: Any) -> int:
-        return int(place["position"])
+    def position(self, cursor: Any) -> int:
+        return int(cursor["position"])
 
-    def check(self, place: Any) -> None:
-        if not isinstance(place, Mapping) or sorted(place) != _PLACE:
-            raise ValueError(f"a place of state_dict must have the entries {_PLACE}, got {place!r}")
-        check_int("position of a place", place["position"], minimum=0)
-        check_int("skip of a place", place["skip"], minimum=0)
-        check_bool("fresh of a place", place["fresh"])
-        if isinstance(self._source, BlockSource):  # others check it when they load it
-            self._source.check_state_dict(place["source"])
+    def check(self, cursor: Any) -> None:
+        if not isinstance(cursor, Mapping) or sorted(cursor) != _CURSOR_ENTRIES:
+            raise ValueError(f"a cursor of state_dict must have the entries {_CURSOR_ENTRIES}, got {cursor!r}")
+        check_int("position of a cursor", cursor["position"], minimum=0)
+        check_int("skip of a cursor", cursor["skip"], minimum=0)
+        check_bool("starts_epoch of a cursor", cursor["starts_epoch"])
+        if isinstance(self._source, BlockSource):  # other sources check their state when they load it
+            self._source.check_state_dict(cursor["source"])
 
-    def _go_to(self, epoch: int, place: dict[str, Any]) -> None:
-        self._source.load_state_dict(place["source"])
+    def _go_to(self, epoch: int, cursor: dict[str, Any]) -> None:
+        self._source.load_state_dict(cursor["source"])
         self._iterator = iter(self._source)
-        if place["fresh"]:
+        if cursor["starts_epoch"]:
             first = list(itertools.islice(self._iterator, 1))
-            # Without a first item the state was the end of the epoch before.
+            # Without a first item, the state was the end of the previous epoch.
             self._iterator = itertools.chain(first, self._iterator) if first else iter(self._source)
-        self._epoch, self._first = epoch, place["position"]
-        self._items, self._lengths, self._kept = [], [], [place]
-        skipped = sum(1 for _ in itertools.islice(self._iterator, place["skip"]))
-        if skipped < place["skip"]:
+        self._epoch, self._first = epoch, cursor["position"]
+        self._items, self._lengths, self._kept = [], [], [cursor]
+        skipped = sum(1 for _ in itertools.islice(self._iterator, cursor["skip"]))
+        if skipped < cursor["skip"]:
             raise ValueError(
-                f"source must give the items again that it gave before: {place['skip']} or more from its state on, "
+                f"source must yield the same items again: at least {cursor['skip']} items after its state, "
                 f"got {skipped}"
             )
 
     def _read_some(self, count: int | None) -> bool:
-        """Up to the next place that is kept; False at the end of the epoch."""
+        """Read up to the next position whose cursor is kept; False at the end of the epoch."""
         position = self._first + len(self._items)
         size = _SPACING - position % _SPACING
         size = size if count is None else min(size, count - len(self._items))
         items = list(itertools.islice(self._iterator, size))
-        lengths = self._measured(items, position)
+        lengths = self._checked_lengths(items, position)
         self._items += items
         self._lengths += lengths
         if len(items) < size:
             return False
         if (position + size) % _SPACING == 0:
             state = self._source.state_dict()
-            self._kept.append({"position": position + size, "skip": 0, "fresh": False, "source": state})
+            self._kept.append({"position": position + size, "skip": 0, "starts_epoch": False, "source": state})
         return True
 
-    def _measured(self, items: list[Any], position: int) -> list[int]:
+    def _checked_lengths(self, items: list[Any], first_position: int) -> list[int]:
         lengths = [self._length(item) for item in items]
-        for place, length in enumerate(lengths, start=position):
+        for position, length in enumerate(lengths, start=first_position):
             if not hasattr(length, "__index__"):
-                raise TypeError(f"length must give an int for each item, got {type(length).__name__} for item {place}")
+                raise TypeError(
+                    f"length must return an int for each item, got {type(length).__name__} for item {position}"
+                )
             if length < 0:
-                raise ValueError(f"length must give at least 0 for each item, got {length} for item {place}")
+                raise ValueError(f"length must return at least 0 for each item, got {length} for item {position}")
         return lengths
 
     def _forget_before(self, position: int) -> None:
-        drop = position - self._first
-        del self._items[:drop], self._lengths[:drop]
+        dropped = position - self._first
+        del self._items[:dropped], self._lengths[:dropped]
         self._first = position
-        older = sum(place["position"] <= position for place in self._kept)
-        del self._kept[: older - 1]
+        not_after = sum(cursor["position"] <= position for cursor in self._kept)
+        del self._kept[: not_after - 1]
 
 
-def _place(kept: list[dict[str, Any]], position: int) -> dict[str, Any]:
-    before = next(place for place in reversed(kept) if place["position"] <= position)
-    return {**before, "position": position, "skip": before["skip"] + position - before["position"]}
+def _cursor_at(kept: list[dict[str, Any]], position: int) -> dict[str, Any]:
+    nearest = next(cursor for cursor in reversed(kept) if cursor["position"] <= position)
+    return {**nearest, "position": position, "skip": nearest["skip"] + position - nearest["position"]}

@@ -9,7 +9,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from ...utils.checks import check_bool, check_int
 from ..planning.planner import BatchPlanner
-from ..sources.source import Source
+from ..sources.base import Source
 from .planned_batches import BatchIterator, PlannedBatches, Progress
 from .rank_batches import Deal
 from .readers import SourceReader

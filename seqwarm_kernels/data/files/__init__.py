@@ -1,1 +1,1 @@
-"""Chunk files on disk: write, read, manifest, compression."""
+"""Chunk files on disk: writer, reader, manifest and compression."""

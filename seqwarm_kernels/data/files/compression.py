@@ -1,4 +1,4 @@
-"""Files as they are, of gzip, or of zstd."""
+"""Reading and writing uncompressed, gzip and zstd files."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from typing import IO, Any
 
 COMPRESSIONS = {"none": "", "gz": ".gz", "zst": ".zst"}
 
-#: What reading may raise where a file is missing, cut short or damaged.
+#: Errors of reading a file that is missing, truncated or damaged.
 READ_ERRORS = (EOFError, OSError, zlib.error)
 
 _BLOCK = 1 << 20
 
 
 def compression_of(path: Path) -> str:
-    """By the end of the name, in upper or lower case."""
+    """The key of `COMPRESSIONS` for the file name's suffix. Case is ignored."""
     name = path.name.lower()
     return next((each for each, suffix in COMPRESSIONS.items() if suffix and name.endswith(suffix)), "none")
 
 
 def read_uncompressed(path: Path) -> bytes:
     if compression_of(path) == "gz":
-        return gzip.decompress(path.read_bytes())  # quicker than by blocks
+        return gzip.decompress(path.read_bytes())  # faster than in blocks
     with open_uncompressed(path) as file:
         return file.read()
 
@@ -41,7 +41,7 @@ def open_uncompressed(path: Path) -> io.BufferedIOBase:
 
 
 class _ZstdReader(io.RawIOBase):
-    """zstandard's own readers end without an error where a file is cut short."""
+    """Reads zstd and raises EOFError if the file is truncated. zstandard's own readers end without an error."""
 
     def __init__(self, file: IO[bytes], package: Any) -> None:
         self._file = file
@@ -72,10 +72,10 @@ class _ZstdReader(io.RawIOBase):
             if block is None:
                 return 0
             self._rest = memoryview(block)
-        taken = self._rest[: len(buffer)]
-        buffer[: len(taken)] = taken
-        self._rest = self._rest[len(taken) :]
-        return len(taken)
+        part = self._rest[: len(buffer)]
+        buffer[: len(part)] = part
+        self._rest = self._rest[len(part) :]
+        return len(part)
 
     def close(self) -> None:
         self._file.close()
@@ -83,9 +83,10 @@ class _ZstdReader(io.RawIOBase):
 
 
 def zstandard() -> Any:
-    """
+    """Import the package zstandard.
+
     Raises:
-        ImportError: the package is missing; says how to install it.
+        ImportError: The package is missing. The message says how to install it.
     """
     try:
         import zstandard as module
@@ -95,7 +96,7 @@ def zstandard() -> Any:
 
 
 def compress(content: bytes, compression: str) -> bytes:
-    """The same bytes for the same content, whenever."""
+    """Compress `content`. The same content always gives the same bytes."""
     if compression == "gz":
         return gzip.compress(content, compresslevel=6, mtime=0)
     if compression == "zst":

@@ -1,10 +1,13 @@
-"""What a folder of chunks holds, in a small file beside them."""
+"""The manifest of a folder of chunk files, and the lengths of the items, in a file beside each chunk."""
 
 from __future__ import annotations
 
+import io
 import json
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,26 +17,33 @@ from .compression import COMPRESSIONS
 from .reader import FORMATS, ChunkError
 
 MANIFEST = "manifest.json"
-LENGTHS_SUFFIX = ".lengths.npy"
+
+_LENGTHS_SUFFIX = ".lengths.npy"
+_MAX_LENGTH = int(np.iinfo(np.uint32).max)
+#: Items of a chunk whose lengths are counted again to verify existing lengths.
+_SPOT_CHECKS = 3
 
 
 @dataclass(frozen=True)
 class Chunk:
     file: str
     items: int
-    bytes: int  #: of the file, as it lies there
+    bytes: int  #: size of the file on disk
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """Written twice: before the first chunk without any, and when all are there."""
+    """Contents of a folder of chunk files.
+
+    The manifest is written twice: without chunks before the first chunk file, and again once all chunks are written.
+    """
 
     format: str
     compression: str
     items_per_chunk: int
-    lengths_of: str | None  #: the name of what counted the lengths, None without lengths
+    length_fn: str | None  #: name of the function that counted the lengths, None without lengths
     chunks: tuple[Chunk, ...] | None = None  #: None until all are written
-    blank_items: int = 0  #: left out
+    blank_items: int = 0  #: number of blank items that were left out
 
     @property
     def items(self) -> int:
@@ -47,9 +57,10 @@ class Manifest:
 
     @staticmethod
     def read(folder: Path) -> Manifest:
-        """
+        """Read the manifest of `folder`.
+
         Raises:
-            ValueError: there is none, or it is none.
+            ValueError: The manifest is missing or invalid.
         """
         path = folder / MANIFEST
         try:
@@ -57,34 +68,85 @@ class Manifest:
             chunks = content.pop("chunks")
             return Manifest(**content, chunks=None if chunks is None else tuple(Chunk(**chunk) for chunk in chunks))
         except FileNotFoundError as error:
-            raise ValueError(f"{folder} has no {MANIFEST}: it is no folder of write_chunks") from error
+            raise ValueError(f"{folder} has no {MANIFEST}: it is not a folder of write_chunks") from error
         except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise ChunkError(path, None, f"no manifest: {error}") from error
+            raise ChunkError(path, None, f"invalid manifest: {error}") from error
 
     def lengths(self, folder: Path) -> NDArray[np.int64]:
-        """Of all items, in the order of the chunks.
+        """Read the lengths of all items, in the order of the chunks.
+
+        Returns:
+            (items,) int64.
 
         Raises:
-            ValueError: there are none, or an array is not as long as its chunk.
+            ValueError: The folder has no lengths, or the lengths of a chunk are missing or invalid.
         """
-        if self.lengths_of is None:
-            raise ValueError(f"{folder} holds no lengths: write_chunks takes length_fn")
+        if self.length_fn is None:
+            raise ValueError(f"{folder} has no lengths: call write_chunks with length_fn")
         parts = [read_lengths(folder / chunk.file, chunk.items) for chunk in self.chunks or ()]
         return np.concatenate(parts) if parts else np.empty(0, np.int64)
 
 
 def read_lengths(chunk_path: Path, items: int) -> NDArray[np.int64]:
-    path = chunk_path.with_name(lengths_file(chunk_path.name))
+    """Read the lengths of one chunk.
+
+    Args:
+        chunk_path: the chunk file.
+        items: number of items in the chunk.
+
+    Returns:
+        (items,) int64.
+
+    Raises:
+        ChunkError: The lengths are missing or invalid.
+    """
+    path = _lengths_path(chunk_path)
     try:
         lengths = np.load(path)
     except (OSError, ValueError, EOFError) as error:
         raise ChunkError(path, None, f"cannot be read: {error}") from error
     if lengths.shape != (items,):
-        raise ChunkError(path, None, f"it has the shape {lengths.shape}, its chunk {items} items")
+        raise ChunkError(
+            path, None, f"lengths must have shape ({items},), one for each item of the chunk, got {lengths.shape}"
+        )
     if lengths.dtype.kind not in "iu" or lengths.min(initial=0) < 0:
-        raise ChunkError(path, None, f"it must hold ints of at least 0, got {lengths.dtype}")
+        raise ChunkError(path, None, f"lengths must be ints of at least 0, got {lengths.dtype}")
     return lengths.astype(np.int64)
 
 
-def lengths_file(chunk_file: str) -> str:
-    return chunk_file.partition(".")[0] + LENGTHS_SUFFIX
+def write_lengths(chunk_path: Path, items: list[Any], length_fn: Callable[[Any], int]) -> None:
+    buffer = io.BytesIO()
+    np.save(buffer, np.array([_length(length_fn, item) for item in items], dtype=np.uint32))
+    write_atomically(_lengths_path(chunk_path), buffer.getvalue())
+
+
+def has_lengths(chunk_path: Path, items: list[Any], length_fn: Callable[[Any], int]) -> bool:
+    """Whether the chunk has valid lengths. The lengths of a few items are compared with `length_fn`.
+
+    Raises:
+        ValueError: `length_fn` returns another length than the one stored.
+    """
+    try:
+        lengths = read_lengths(chunk_path, len(items))
+    except ChunkError:
+        return False
+    for index in sorted({(len(items) - 1) * part // (_SPOT_CHECKS - 1) for part in range(_SPOT_CHECKS)}):
+        item = items[index]
+        stored, counted = int(lengths[index]), _length(length_fn, item)
+        if stored != counted:
+            raise ValueError(
+                f"length_fn must count as the function that wrote {_lengths_path(chunk_path)}: got {counted} tokens "
+                f"instead of {stored} for {item!r:.60}; write these items into another folder"
+            )
+    return True
+
+
+def _length(length_fn: Callable[[Any], int], item: Any) -> int:
+    length = length_fn(item)
+    if isinstance(length, bool) or not isinstance(length, (int, np.integer)) or not 0 <= length <= _MAX_LENGTH:
+        raise ValueError(f"length_fn must return an int from 0 to {_MAX_LENGTH}, got {length!r} for {item!r:.60}")
+    return int(length)
+
+
+def _lengths_path(chunk_path: Path) -> Path:
+    return chunk_path.with_name(chunk_path.name.partition(".")[0] + _LENGTHS_SUFFIX)

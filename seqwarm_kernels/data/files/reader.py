@@ -1,4 +1,4 @@
-"""Files of items, compressed or not: text, one item a line, or JSON lines. What cannot be read says where."""
+"""Read files of items: text with one item a line, or JSON lines, compressed or not. Errors name the file and line."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FORMATS = {"text": ".txt", "jsonl": ".jsonl"}
 
 
 class ChunkError(ValueError):
-    """A file that does not hold what it should. Its message begins with the file and the line."""
+    """A file is missing, damaged or has unexpected contents. The message begins with the file and the line."""
 
     def __init__(self, path: Path, line: int | None, problem: str) -> None:
         where = str(path) if line is None else f"{path}, line {line}"
@@ -28,23 +28,31 @@ class ChunkError(ValueError):
 
 
 def format_of(path: Path) -> str:
-    """By the end of the name, before any .gz or .zst, in upper or lower case.
+    """The key of `FORMATS` for the file name's suffix, before any .gz or .zst. Case is ignored.
 
     Raises:
-        ValueError: it ends otherwise.
+        ValueError: The file name has another suffix.
     """
     name = path.name.lower().removesuffix(COMPRESSIONS[compression_of(path)])
     found = next((each for each, suffix in FORMATS.items() if name.endswith(suffix)), None)
     if found is None:
-        raise ValueError(f"files must end in {' or '.join(FORMATS.values())}, with .gz or .zst or without, got {path}")
+        raise ValueError(
+            f"files must end in {' or '.join(FORMATS.values())}, optionally followed by .gz or .zst, got {path}"
+        )
     return found
 
 
 def read_chunk(path: Path, expected_items: int | None = None, expected_bytes: int | None = None) -> list[Any]:
-    """All items of a file: strings, or what JSON holds. Blank lines are none, nor is a byte-order mark part of one.
+    """Read all items of a file: strings, or decoded JSON values. Blank lines and a byte-order mark are skipped.
+
+    Args:
+        path: a file whose name ends as `format_of` requires.
+        expected_items: number of items according to the manifest.
+        expected_bytes: size of the file according to the manifest.
 
     Raises:
-        ChunkError: it is missing, unreadable, damaged, cut short, without items, or not what was expected.
+        ChunkError: The file is missing, unreadable, damaged, truncated, without items, or differs from its manifest.
+        ValueError: The file name has another suffix.
     """
     is_json = format_of(path) == "jsonl"
     try:
@@ -53,25 +61,25 @@ def read_chunk(path: Path, expected_items: int | None = None, expected_bytes: in
     except (*READ_ERRORS, ValueError, RecursionError):
         lines, items = _line_by_line(path, is_json)
     if expected_items is not None and len(items) != expected_items:
-        ends = "ends after" if len(items) < expected_items else "has"
-        problem = f"the file {ends} {len(items)} items, its manifest says {expected_items}"
+        verb = "ends after" if len(items) < expected_items else "has"
+        problem = f"the file {verb} {len(items)} items, its manifest says {expected_items}"
         raise ChunkError(path, len(lines), problem)
     if expected_bytes is not None and path.stat().st_size != expected_bytes:
         problem = f"the file has {path.stat().st_size} bytes, its manifest says {expected_bytes}"
         raise ChunkError(path, len(lines), problem)
     if not items:
-        raise ChunkError(path, len(lines), "the file holds blank lines only" if lines else "the file is empty")
+        raise ChunkError(path, len(lines), "the file has only blank lines" if lines else "the file is empty")
     return items
 
 
 def _all_lines(path: Path) -> list[str]:
-    """Quicker than one after another."""
+    """Read all lines at once, which is faster than line by line."""
     lines = read_uncompressed(path).removeprefix(codecs.BOM_UTF8).decode().split("\n")
     return lines if lines[-1] else lines[:-1]
 
 
 def _line_by_line(path: Path, is_json: bool) -> tuple[list[str], list[Any]]:
-    """To find the line with the problem."""
+    """Read again to find the invalid line."""
     lines, items = [], []
     for number, text in iter_lines(path):
         lines.append(text)
@@ -79,9 +87,9 @@ def _line_by_line(path: Path, is_json: bool) -> tuple[list[str], list[Any]]:
             if text.strip():
                 items.append(_from_json(text) if is_json else text)
         except ValueError as error:
-            raise ChunkError(path, number, f"no JSON: {error}") from error
+            raise ChunkError(path, number, f"invalid JSON: {error}") from error
         except RecursionError as error:
-            raise ChunkError(path, number, "JSON that is nested too deep to be read") from error
+            raise ChunkError(path, number, "the JSON is nested too deeply") from error
     return lines, items
 
 
@@ -90,13 +98,16 @@ _decode = json.JSONDecoder().raw_decode
 
 def _from_json(text: str) -> Any:
     item, end = _decode(text) if text[0] not in " \t\r" else (None, -1)
-    return item if end == len(text) else json.loads(text)  # which takes spaces around, and raises
+    return item if end == len(text) else json.loads(text)  # accepts surrounding spaces, and raises
 
 
 def iter_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """(number from 1 on, line without its "\\n"), read a block at a time; no other character ends a line.
+    """Yield (line number from 1, line without its "\\n"). Only "\\n" ends a line. The file is read in blocks.
 
-    A byte-order mark at the beginning is left out.
+    A byte-order mark at the beginning of the file is skipped.
+
+    Raises:
+        ChunkError: The file is missing, unreadable, damaged, truncated or invalid UTF-8.
     """
     number = 0
     try:
@@ -105,36 +116,48 @@ def iter_lines(path: Path) -> Iterator[tuple[int, str]]:
                 text = line.decode().removesuffix("\n")
                 yield number, text.removeprefix("\ufeff") if number == 1 else text
     except UnicodeDecodeError as error:
-        raise ChunkError(path, number, f"no UTF-8: {error.reason} at byte {error.start} of the line") from error
+        raise ChunkError(path, number, f"invalid UTF-8: {error.reason} at byte {error.start} of the line") from error
     except READ_ERRORS as error:
         raise _unreadable(path, number + 1, error) from error
 
 
 def _unreadable(path: Path, line: int, error: Exception) -> ChunkError:
     if isinstance(error, EOFError):
-        return ChunkError(path, line, "the compressed file is cut short")
+        return ChunkError(path, line, "the compressed file is truncated")
     if isinstance(error, (gzip.BadGzipFile, zlib.error)):
         return ChunkError(path, line, f"the compressed file is damaged: {error}")
     return ChunkError(path, None, f"cannot be read: {getattr(error, 'strerror', None) or error}")
 
 
 def as_line(item: Any, item_format: str, number: int) -> bytes:
-    """The line of an item, which has this number where it cannot be written."""
+    """Encode an item as a line.
+
+    Args:
+        item: the item.
+        item_format: a key of `FORMATS`.
+        number: of the item, for error messages.
+
+    Raises:
+        TypeError: The item's type cannot be written.
+        ValueError: The item has several lines, or cannot be encoded as UTF-8.
+    """
     if item_format == "text":
         if not isinstance(item, str):
             raise TypeError(f"items must be strings for format 'text', got {type(item).__name__} as item {number}")
         if "\n" in item:
-            raise ValueError(f"items must be one line each for format 'text', item {number} has several; 'jsonl' may")
+            raise ValueError(
+                f"items must be one line each for format 'text', item {number} has several; use 'jsonl' for them"
+            )
     try:
         text = item if item_format == "text" else json.dumps(item, ensure_ascii=False, separators=(",", ":"))
         return text.encode() + b"\n"
     except UnicodeEncodeError as error:
-        raise ValueError(f"items must be text that UTF-8 can hold, item {number} is not: {error.reason}") from error
+        raise ValueError(f"items must be text that UTF-8 can encode, item {number} is not: {error.reason}") from error
     except (TypeError, ValueError, RecursionError) as error:
-        raise TypeError(f"items must be what JSON can hold, item {number} is not: {error}") from error
+        raise TypeError(f"items must be JSON-serializable, item {number} is not: {error}") from error
 
 
 def as_content(lines: list[bytes]) -> bytes:
-    """Of a file. Readers leave one byte-order mark out, so text that begins with one gets another before it."""
+    """The content of a file. Readers skip one byte-order mark, so content that begins with one gets another."""
     content = b"".join(lines)
     return codecs.BOM_UTF8 + content if content.startswith(codecs.BOM_UTF8) else content

@@ -1,1 +1,1 @@
-"""From a planned batch to tensors: cut items, collate, prepare, resume."""
+"""From planned batches to tensors: prepare, collate, resume, and show progress."""

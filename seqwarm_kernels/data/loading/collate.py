@@ -1,4 +1,4 @@
-"""Lists of items made batches, padded or packed, with the keys of `transformers`."""
+"""Collate lists of items into padded or packed batches with the keys of `transformers`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ...ops.resize_batch.schema import IGNORED_LABEL
 from ...utils.checks import check_int
 from ..planning.plan import Piece
 
-_UNTOKENIZED = "which is not tokenized: Prepare takes a transform"
+_UNTOKENIZED = "which is not tokenized: pass a transform to Prepare"
 _INTS = (
     *(torch.int8, torch.int16, torch.int32, torch.int64),
     *(torch.uint8, torch.uint16, torch.uint32, torch.uint64),
@@ -22,24 +22,27 @@ _INTS = (
 
 
 class PaddedCollator:
-    """Rows padded on the right to the longest one, rounded up: `attention_mask` is 1 at tokens.
+    """Pads the rows on the right to the longest one, rounded up.
 
-        input_ids (B, S) int64, attention_mask (B, S) int64, labels (B, S) int64, −100 at padding
+        input_ids (B, S) int64
+        attention_mask (B, S) int64, 1 at tokens, 0 at padding
+        labels (B, S) int64, −100 at padding
 
-    Items are mappings with "input_ids" and perhaps "labels" (by default the ids), or plain sequences or tensors of ids;
-    other entries are left out. A batch of no items has B = 0 and S = `multiple_of`: it has no labels to count, so it
-    weighs nothing in a sum over labels. Do not take a mean of it.
+    An item is a sequence or tensor of ids, or a mapping with "input_ids" and optionally "labels" (default: the ids).
+    Other entries of a mapping are left out. An empty batch has B = 0 and S = `multiple_of`. An empty batch has no
+    labels, so it contributes nothing to a sum over labels, but a mean over its labels is NaN.
 
     Args:
-        pad_token_id: at padding.
-        multiple_of: S is a multiple of this; the planner's.
-        max_tokens: raise if B times S is more; the planner's. Lengths that were planned with may be wrong.
+        pad_token_id: the id at padding.
+        multiple_of: S is a multiple of this number. Pass the planner's value.
+        max_tokens: raise an error if B · S is larger. Pass the planner's value to detect items that are longer than
+            planned.
     """
 
     def __init__(self, pad_token_id: int = 0, *, multiple_of: int = 1, max_tokens: int | None = None) -> None:
         check_int("pad_token_id", pad_token_id)
         check_int("multiple_of", multiple_of, minimum=1)
-        _check_budget(max_tokens)
+        _check_max_tokens(max_tokens)
         self.pad_token_id = pad_token_id
         self.multiple_of = multiple_of
         self.max_tokens = max_tokens
@@ -48,7 +51,7 @@ class PaddedCollator:
         rows = _all_ids_and_labels(items)
         longest = max((len(ids) for ids, _ in rows), default=0)
         width = max(-(-longest // self.multiple_of), 1) * self.multiple_of
-        _check_fits(len(rows) * width, self.max_tokens)
+        _check_budget(len(rows) * width, self.max_tokens)
         input_ids = torch.full((len(rows), width), self.pad_token_id)
         attention_mask = torch.zeros_like(input_ids)
         labels = torch.full_like(input_ids, IGNORED_LABEL)
@@ -60,40 +63,42 @@ class PaddedCollator:
 
 
 class PackedCollator:
-    """One row of sequences one after another, without padding: what `alibi_attention_varlen` and models after
-    `apply_alibi` take.
+    """Concatenates the sequences into one row without padding, for `alibi_attention_varlen` and models converted by
+    `apply_alibi`.
 
-        input_ids (1, T) int64, position_ids (1, T) int64, from 0 in each sequence
-        labels (1, T) int64, −100 at the first token of each sequence, which nothing before it predicts
-        cu_seq_lens_q, cu_seq_lens_k (B + 1,) int32, where sequences begin and end; the same tensor
-        max_length_q, max_length_k int, the longest sequence
+        input_ids (1, T) int64
+        position_ids (1, T) int64, from 0 in each sequence
+        labels (1, T) int64, −100 at the first token of each sequence, which no token predicts
+        cu_seq_lens_q, cu_seq_lens_k (B + 1,) int32, boundaries of the sequences; the same tensor
+        max_length_q, max_length_k int, length of the longest sequence
 
-    Items are those of `PaddedCollator`; those of no tokens are left out. A batch of no items has T = 0 and B = 0.
+    Items are those of `PaddedCollator`. Items without tokens are left out. An empty batch has T = 0 and B = 0.
 
     Args:
-        max_tokens: raise if T is more; the planner's. Lengths that were planned with may be wrong.
+        max_tokens: raise an error if T is larger. Pass the planner's value to detect items that are longer than
+            planned.
     """
 
     def __init__(self, *, max_tokens: int | None = None) -> None:
-        _check_budget(max_tokens)
+        _check_max_tokens(max_tokens)
         self.max_tokens = max_tokens
 
     def __call__(self, items: Sequence[Any]) -> dict[str, Tensor | int]:
         sequences = [(ids, labels) for ids, labels in _all_ids_and_labels(items) if len(ids)]
         lengths = [len(ids) for ids, _ in sequences]
         bounds = list(accumulate(lengths, initial=0))
-        _check_fits(bounds[-1], self.max_tokens)
-        nothing = torch.zeros(0, dtype=torch.int64)
-        labels = torch.cat([nothing, *(labels for _, labels in sequences)])
+        _check_budget(bounds[-1], self.max_tokens)
+        empty = torch.zeros(0, dtype=torch.int64)  # torch.cat needs at least one tensor
+        labels = torch.cat([empty, *(labels for _, labels in sequences)])
         labels[bounds[:-1]] = IGNORED_LABEL
-        starts = torch.tensor(bounds, dtype=torch.int32)
+        cu_seq_lens = torch.tensor(bounds, dtype=torch.int32)
         longest = max(lengths, default=0)
         return {
-            "input_ids": torch.cat([nothing, *(ids for ids, _ in sequences)])[None],
-            "position_ids": torch.cat([nothing, *map(torch.arange, lengths)])[None],
+            "input_ids": torch.cat([empty, *(ids for ids, _ in sequences)])[None],
+            "position_ids": torch.cat([empty, *map(torch.arange, lengths)])[None],
             "labels": labels[None],
-            "cu_seq_lens_q": starts,
-            "cu_seq_lens_k": starts,
+            "cu_seq_lens_q": cu_seq_lens,
+            "cu_seq_lens_k": cu_seq_lens,
             "max_length_q": longest,
             "max_length_k": longest,
         }
@@ -106,7 +111,7 @@ def _all_ids_and_labels(items: Any) -> list[tuple[Tensor, Tensor]]:
 
 
 def _ids_and_labels(item: Any) -> tuple[Tensor, Tensor]:
-    """(tokens,) int64 each."""
+    """Ids and labels, (tokens,) int64 each."""
     if not isinstance(item, Mapping):
         ids = _tokens("an item", item)
         return ids, ids
@@ -122,7 +127,7 @@ def _ids_and_labels(item: Any) -> tuple[Tensor, Tensor]:
 
 
 def _tokens(name: str, values: Any) -> Tensor:
-    """(tokens,) int64."""
+    """Convert ids or labels to a tensor, (tokens,) int64."""
     if isinstance(values, (str, bytes, Integral, Piece)) or not hasattr(values, "__len__"):
         raise TypeError(f"{name} must hold one int for each token, got {_kind(values)}")
     try:
@@ -139,29 +144,27 @@ def _tokens(name: str, values: Any) -> Tensor:
 
 
 def _kind(values: Any) -> str:
-    """With what was probably forgotten."""
+    """The type or value, with a hint at the missing step."""
     if isinstance(values, Piece):
-        return "a Piece: PieceDataset and Prepare make an item of it"
+        return "a Piece: wrap the dataset in PieceDataset, or use Prepare"
     if isinstance(values, (str, bytes)):
         return f"{values!r:.60}, {_UNTOKENIZED}"
     if isinstance(values, Integral):
-        return f"the int {values}: if it is the index of an item, Prepare takes a dataset"
+        return f"the int {values}: if it is the index of an item, pass a dataset to Prepare"
     return type(values).__name__
 
 
 def _contents(values: Any) -> str:
-    """Of what is no sequence of ints."""
+    """The invalid values, with a hint if they are text."""
     has_text = isinstance(values, (list, tuple)) and any(isinstance(value, str) for value in values)
     return f"{values!r:.60}" + (f", {_UNTOKENIZED}" if has_text else "")
 
 
-def _check_budget(max_tokens: int | None) -> None:
+def _check_max_tokens(max_tokens: int | None) -> None:
     if max_tokens is not None:
         check_int("max_tokens", max_tokens, minimum=1)
 
 
-def _check_fits(tokens: int, max_tokens: int | None) -> None:
+def _check_budget(tokens: int, max_tokens: int | None) -> None:
     if max_tokens is not None and tokens > max_tokens:
-        raise ValueError(
-            f"max_tokens is {max_tokens}, got a batch of {tokens}: items are longer than what they were planned with"
-        )
+        raise ValueError(f"max_tokens is {max_tokens}, got a batch of {tokens} tokens: items are longer than planned")

@@ -1,21 +1,82 @@
-"""From what is planned to what a model takes."""
+"""Prepare planned batches: fetch the items, transform them, cut them to pieces and collate them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from .pieces import check_dataset, check_function, cut_item, cut_to, fetch, whole
+from torch.utils.data import Dataset
+
+from ..planning.plan import Piece
+
+
+def cut_item(item: Any, start: int, length: int) -> Any:
+    """Return tokens `start` to `start + length` of an item.
+
+    Args:
+        item: a sequence, array or tensor of tokens, or a mapping with "input_ids". In a mapping, every entry as long as
+            "input_ids" is cut. The other entries stay.
+        start: the first token.
+        length: number of tokens.
+
+    Raises:
+        TypeError: `item` is neither a mapping nor a sequence.
+        ValueError: `item` is a mapping without "input_ids".
+    """
+    if not isinstance(item, Mapping):
+        if not hasattr(item, "__getitem__"):
+            raise TypeError(f"an item to cut must be a mapping or a sequence of tokens, got {type(item).__name__}")
+        return item[start : start + length]
+    if "input_ids" not in item:
+        raise ValueError(f"an item to cut must have input_ids, got {list(item)}")
+    tokens = len(item["input_ids"])
+
+    def cut(value: Any) -> Any:
+        has_tokens = hasattr(value, "__getitem__") and not isinstance(value, (str, bytes, Mapping))
+        return value[start : start + length] if has_tokens and _length(value) == tokens else value
+
+    return {name: cut(value) for name, value in item.items()}
+
+
+class PieceDataset(Dataset[Any]):
+    """A map-style dataset that can be indexed with a `Piece` as well as with an index.
+
+    Args:
+        dataset: the map-style dataset to wrap.
+        cut: returns a part of an item: cut(item, start, length).
+
+    Raises:
+        TypeError: `dataset` is not a map-style dataset, or `cut` is not a function.
+    """
+
+    def __init__(self, dataset: Any, cut: Callable[[Any, int, int], Any] = cut_item) -> None:
+        _check_dataset(dataset)
+        _check_function("cut", cut)
+        self._dataset = dataset
+        self._cut = cut
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: Sequence[Any]) -> list[Any]:
+        """Fetch a batch at once if the dataset can, which is faster with datasets of Hugging Face."""
+        return _cut_pieces(_fetch(self._dataset, _without_pieces(indices)), indices, self._cut)
 
 
 class Prepare:
-    """A list of indices, items or pieces -> a batch: fetch, transform, cut, collate. Picklable if its parts are.
+    """Turn a list of indices, items or pieces into a batch. Picklable if its parts are.
 
     Args:
-        collate: a list of items -> a batch: `PaddedCollator` or `PackedCollator`.
-        dataset: takes the indices of a `LengthBatchSampler`; None: items come themselves.
-        transform: of an item, before it is cut: tokenising.
-        cut: (item, start, length) -> the part of it.
+        collate: turns a list of items into a batch: `PaddedCollator` or `PackedCollator`.
+        dataset: the map-style dataset that a `LengthBatchSampler` indexes. None: the list holds the items themselves.
+        transform: called with each item before cutting, for example to tokenize it.
+        cut: returns a part of an item: cut(item, start, length).
+
+    Raises:
+        TypeError: `dataset` is not a map-style dataset, or another argument is not a function.
     """
 
     def __init__(
@@ -26,21 +87,60 @@ class Prepare:
         transform: Callable[[Any], Any] | None = None,
         cut: Callable[[Any, int, int], Any] = cut_item,
     ) -> None:
-        check_function("collate", collate)
-        check_function("cut", cut)
+        _check_function("collate", collate)
+        _check_function("cut", cut)
         if transform is not None:
-            check_function("transform", transform)
+            _check_function("transform", transform)
         if dataset is not None:
-            check_dataset(dataset)
+            _check_dataset(dataset)
         self._collate = collate
         self._dataset = dataset
         self._transform = transform
         self._cut = cut
 
     def __call__(self, batch: Sequence[Any]) -> Any:
-        items = whole(batch)
+        items = _without_pieces(batch)
         if self._dataset is not None:
-            items = fetch(self._dataset, items)
+            items = _fetch(self._dataset, items)
         if self._transform is not None:
             items = list(map(self._transform, items))
-        return self._collate(cut_to(items, batch, self._cut))
+        return self._collate(_cut_pieces(items, batch, self._cut))
+
+
+def _without_pieces(entries: Sequence[Any]) -> list[Any]:
+    """Replace each piece by its item, or by the index of its item."""
+    return [entry.item if isinstance(entry, Piece) else entry for entry in entries]
+
+
+def _fetch(dataset: Any, indices: list[Any]) -> list[Any]:
+    get_many = getattr(dataset, "__getitems__", None)
+    if get_many is None or not indices:
+        return [dataset[index] for index in indices]
+    return get_many(indices)
+
+
+def _cut_pieces(items: Sequence[Any], entries: Sequence[Any], cut: Callable[[Any, int, int], Any]) -> list[Any]:
+    """Cut the items whose entry is a piece. The other items stay."""
+    return [
+        cut(item, entry.start, entry.length) if isinstance(entry, Piece) else item
+        for item, entry in zip(items, entries, strict=True)
+    ]
+
+
+def _check_dataset(dataset: Any) -> None:
+    has_items = hasattr(dataset, "__getitem__") or hasattr(dataset, "__getitems__")
+    if not has_items or isinstance(dataset, (str, bytes, type)):
+        raise TypeError(f"dataset must be a map-style dataset or a list, got {_kind(dataset)}")
+
+
+def _check_function(name: str, value: Any) -> None:
+    if not callable(value):
+        raise TypeError(f"{name} must be a function, got {_kind(value)}")
+
+
+def _kind(value: Any) -> str:
+    return f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
+
+
+def _length(value: Any) -> int | None:
+    return len(value) if hasattr(value, "__len__") and getattr(value, "ndim", 1) > 0 else None

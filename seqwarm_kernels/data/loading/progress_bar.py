@@ -1,4 +1,4 @@
-"""A bar that knows where a run stands, also after a restart."""
+"""A progress bar that continues after a restart."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ class HasProgress(Protocol):
 def progress_bar(
     batches: HasProgress, *, unit: str = "token", total: int | None = None, **options: Any
 ) -> Iterator[Any]:
-    """The batches, under a tqdm bar of what all ranks were given, with the epoch beside it.
+    """Yield the batches and show a tqdm bar with the progress of all ranks together and the epoch.
 
         for batch in progress_bar(ResumableLoader(loader), total=10**9):
             train(batch)
 
-    A batch counts once its turn is over. After a restart the bar begins where the run stood.
+    A batch is counted when the next one is requested. After a restart the bar continues from the restored progress.
 
     Args:
-        batches: `ResumableLoader`, `LengthBatchStream`, `LengthBatchSampler` or what `batch_loader` returns.
-        unit: what the bar counts: "token" (without padding), "item" or "batch".
-        total: where it ends.
-        options: for tqdm.
+        batches: a `ResumableLoader`, `LengthBatchStream`, `LengthBatchSampler` or the result of `batch_loader`.
+        unit: the unit of the bar: "token" (without padding), "item" or "batch".
+        total: number of units at the end of the bar.
+        options: passed to tqdm.
 
     Raises:
-        TypeError: `batches` have no progress.
-        ValueError: `unit` is no such.
+        TypeError: `batches` does not have `progress` or is not iterable.
+        ValueError: `unit` is not "token", "item" or "batch".
     """
     if not (hasattr(batches, "progress") and hasattr(batches, "__iter__")):
         raise TypeError(
-            "batches must be a ResumableLoader, LengthBatchStream, LengthBatchSampler or of batch_loader, "
+            "batches must be a ResumableLoader, LengthBatchStream, LengthBatchSampler or the result of batch_loader, "
             f"got {type(batches).__name__}"
         )
     if unit not in UNITS:
@@ -51,10 +51,10 @@ def _with_bar(batches: HasProgress, unit: str, total: int | None, options: dict[
     from tqdm.auto import tqdm
 
     field = {"token": "tokens", "item": "items", "batch": "batches"}[unit]
-    begun = getattr(batches.progress, field)
-    with tqdm(**{"initial": begun, "total": total, "unit": unit, "unit_scale": True, **options}) as bar:
+    initial = getattr(batches.progress, field)
+    with tqdm(**{"initial": initial, "total": total, "unit": unit, "unit_scale": True, **options}) as bar:
         for batch in batches:
             yield batch
-            now = batches.progress
-            bar.set_postfix(epoch=f"{now.epochs:.2f}", refresh=False)
-            bar.update(getattr(now, field) - bar.n)
+            progress = batches.progress
+            bar.set_postfix(epoch=f"{progress.epochs:.2f}", refresh=False)
+            bar.update(getattr(progress, field) - bar.n)

@@ -8,11 +8,10 @@ import numpy as np
 
 from ...utils.checks import check_int
 from ..batching.sampler import LengthBatchSampler
-from ..planning.lengths import check_size
-from ..planning.padded import greedy_cuts
-from ..planning.plan import IntArray
+from ..planning.padded import greedy_boundaries
+from ..planning.plan import IntArray, check_size
 from ..planning.planner import BatchPlanner
-from ..sources.permutation import shuffled
+from ..sources.permutation import permuted
 
 
 @dataclass(frozen=True)
@@ -83,12 +82,12 @@ def _sampled(name: str, planner: BatchPlanner, lengths: IntArray, window: int, s
 
 def _greedy(name: str, max_tokens: int, lengths: IntArray, window: int, seed: int) -> Batching:
     """As many rows as the budget holds of the longest one, which comes first."""
-    lengths = lengths[shuffled(np.arange(len(lengths)), len(lengths), seed, 0)]  # as the sampler does
+    lengths = lengths[permuted(np.arange(len(lengths)), len(lengths), seed, 0)]  # as the sampler does
     parts: list[list[IntArray]] = [[], [], []]
     for begin in range(0, len(lengths), window):
         falling = -np.sort(-lengths[begin : begin + window])
         widths = np.maximum(falling, 1)  # an item of no tokens takes room, too
-        cuts = np.asarray(greedy_cuts(widths, max_tokens, None))
+        cuts = np.asarray(greedy_boundaries(widths, max_tokens, None))
         rows = np.diff(cuts)
         for part, found in zip(
             parts, (rows, np.add.reduceat(falling, cuts[:-1]), rows * widths[cuts[:-1]]), strict=True

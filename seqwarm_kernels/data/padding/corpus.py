@@ -11,8 +11,7 @@ import numpy as np
 from ...utils.files import PARTIAL_SUFFIX
 from ..files.compression import COMPRESSIONS, READ_ERRORS, compression_of
 from ..files.reader import ChunkError, iter_lines
-from ..planning.lengths import as_lengths
-from ..planning.plan import IntArray
+from ..planning.plan import IntArray, as_lengths
 
 UNITS = ("line", "paragraph")
 #: What needs no vocabulary, and one that is trained on the text; other names are those of Hugging Face.

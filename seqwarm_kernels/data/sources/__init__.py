@@ -1,1 +1,1 @@
-"""Where items come from: sequences, streams, and chunk files, in a resumable order."""
+"""Resumable sources of items: sequences, streams and chunk files."""

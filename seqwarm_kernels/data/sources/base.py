@@ -1,21 +1,43 @@
-"""What all sources share: items come in blocks, and the state is a place in a block."""
+"""The `Source` protocol, and the base class of this package's sources."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from ...utils.checks import check_bool, check_int, check_rank, check_same_configuration, check_state_entries
 
-_PLACE = ("epoch", "block", "position", "items")
+T_co = TypeVar("T_co", covariant=True)
+
+_CURSOR = ("epoch", "block", "position", "items")
+
+
+@runtime_checkable
+class Source(Protocol[T_co]):
+    """A stream of items that can be resumed from a saved state.
+
+    `iter(source)` resumes from the loaded state, or starts an epoch. After the last item of an epoch, the next
+    `iter(source)` starts the next epoch. An infinite source never ends. The same state always yields the same items in
+    the same order, on every rank.
+
+    `state_dict()` after n items is the position of item n + 1. The state is JSON-able and holds no contents of items.
+    Loading a state costs the same at every position. A state may be taken before the first item and between any two
+    items.
+    """
+
+    def __iter__(self) -> Iterator[T_co]: ...
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None: ...
 
 
 class BlockSource(ABC):
-    """An iterable of items that goes on where it stands, also in another process, by a small state.
+    """Base class of sources that read items in blocks. The state is a cursor: epoch, block and position in the block.
 
-    Each `iter()` yields what is left of the present epoch, or goes on for ever if `infinite`. The order depends on the
-    seed and the epoch alone. Restoring reads the open block, and nothing before it. One iterator at a time is alive.
+    Each `iter()` yields the rest of the current epoch, or never ends if `infinite`. The order depends only on the seed
+    and the epoch. Restoring reads the open block and nothing before it. Only the latest iterator is valid.
     """
 
     def __init__(self, *, seed: int, shuffle: bool, infinite: bool, rank: int, world_size: int) -> None:
@@ -26,49 +48,51 @@ class BlockSource(ABC):
         self.seed, self.shuffle, self.infinite = seed, shuffle, infinite
         self.rank, self.world_size = rank, world_size
         self.epoch = 0
-        self.items = 0  #: handed out so far, over all epochs
+        self.items = 0  #: yielded so far, over all epochs
         self._block = self._position = 0
-        self._turn = 0
+        self._latest_iterator = 0
 
     @abstractmethod
     def _blocks(self) -> Iterator[Sequence[Any]]:
-        """This epoch's blocks from number `_block` on, in their order; each is asked for when the last is done."""
+        """Yield this epoch's blocks in order, from block `_block` on. The next one is requested when one is done."""
 
     @abstractmethod
     def _configuration(self) -> dict[str, Any]:
-        """What a state must agree with, beyond what is the same for all."""
+        """The settings of the subclass that a loaded state must agree with."""
 
     def __iter__(self) -> Iterator[Any]:
-        self._turn += 1
-        return self._items(self._turn)
+        self._latest_iterator += 1
+        return self._items(self._latest_iterator)
 
-    def _items(self, turn: int) -> Iterator[Any]:
+    def _items(self, iterator: int) -> Iterator[Any]:
         while True:
-            before, from_start = self.items, self._block == self._position == 0
+            items_before, from_start = self.items, self._block == self._position == 0
             for block in self._blocks():
-                self._check_reaches(block)
+                self._check_position(block)
                 while self._position < len(block):
                     self._position += 1
                     self.items += 1
                     yield block[self._position - 1]
-                    if turn != self._turn:
-                        raise RuntimeError("the source was begun anew or restored meanwhile: this iterator is over")
+                    if iterator != self._latest_iterator:
+                        raise RuntimeError(
+                            "this iterator is invalid: the source was iterated again or restored in the meantime"
+                        )
                 self._block, self._position = self._block + 1, 0
             self.epoch, self._block = self.epoch + 1, 0
             if not self.infinite:
                 return
-            if from_start and self.items == before:
-                raise ValueError(f"{type(self).__name__} must hold items to be infinite, this epoch had none")
+            if from_start and self.items == items_before:
+                raise ValueError(f"{type(self).__name__} must have items to be infinite, got an empty epoch")
 
-    def _check_reaches(self, block: Sequence[Any]) -> None:
-        if 0 < len(block) < self._position:  # one that was left out since has no items
+    def _check_position(self, block: Sequence[Any]) -> None:
+        if 0 < len(block) < self._position:  # a block whose files were skipped is empty
             raise ValueError(
-                f"{type(self).__name__} must hold the items that it held when the state was taken: it stands behind "
-                f"item {self._position} of block {self._block}, which has {len(block)}"
+                f"{type(self).__name__} must have the same items as when the state was taken: the state is after "
+                f"item {self._position} of block {self._block}, which has {len(block)} items"
             )
 
     def state_dict(self) -> dict[str, Any]:
-        """Where it stands, and the configuration that this belongs to: plain values, no items."""
+        """The cursor and the configuration, as plain values without items."""
         return {
             "epoch": self.epoch,
             "block": self._block,
@@ -78,21 +102,22 @@ class BlockSource(ABC):
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on from there with the next `iter()`; nothing is read yet.
+        """Resume from `state_dict` at the next `iter()`. Nothing is read yet.
 
         Raises:
-            TypeError, ValueError: entries are missing, unknown, or of another configuration; nothing was changed.
+            TypeError: `state_dict` is not a mapping, or an entry has the wrong type. The source is unchanged.
+            ValueError: Entries are missing or unknown, or the configuration differs. The source is unchanged.
         """
         self.check_state_dict(state_dict)
-        self.epoch, self._block, self._position, self.items = (state_dict[name] for name in _PLACE)
-        self._turn += 1
+        self.epoch, self._block, self._position, self.items = (state_dict[name] for name in _CURSOR)
+        self._latest_iterator += 1
 
     def check_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Raise what `load_state_dict` would raise."""
+        """Raise the errors of `load_state_dict` without loading."""
         check_state_entries(state_dict, self.state_dict())
         configuration = self._shared_configuration()
         check_same_configuration({name: state_dict[name] for name in configuration}, configuration)
-        for name in _PLACE:
+        for name in _CURSOR:
             check_int(name, state_dict[name], minimum=0)
 
     def _shared_configuration(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Items from chunk files, in an order shuffled by chunk and by buffer."""
+"""A source over chunk files, shuffled by file and inside buffers of files."""
 
 from __future__ import annotations
 
@@ -15,35 +15,37 @@ from ...utils.checks import check_bool, check_int
 from ..files.manifest import Chunk, Manifest, read_lengths
 from ..files.reader import ChunkError, format_of, read_chunk
 from .base import BlockSource
-from .permutation import shuffled
+from .permutation import permuted
 
 ON_ERROR = ("raise", "skip")
 
 
 class ChunkSource(BlockSource):
-    """The items of chunk files: shuffled files, and in each buffer of `buffer_chunks` files shuffled items.
+    """The items of chunk files. The files are shuffled, and the items inside each buffer of `buffer_chunks` files.
 
-    Restoring reads the files of one buffer. Each rank reads files of its own; their number may differ by one.
+    Restoring reads the files of one buffer. The ranks read different files. The number of files per rank differs by at
+    most one.
 
     Args:
-        paths: a folder of `write_chunks`, or files in their order: .txt or .jsonl, with .gz or .zst or without.
-            A file is read as a whole. Blank lines are no items, nor is a byte-order mark part of one.
-        seed: of the order, with the epoch.
-        shuffle: files and items; without it the order is that of the files.
-        buffer_chunks: files that lie in memory together and whose items are mixed. More of them mix further;
-            restoring reads so many.
-        infinite: one epoch after another for ever, each in an order of its own.
-        rank, world_size: this process takes every world_size-th file of the epoch's order.
-        with_lengths: items come as (item, length), with the lengths that `write_chunks` counted.
-        on_error: "raise" where a file is missing, damaged, cut short, empty or not what its manifest says, or "skip"
-            the file with a warning, which `skipped` keeps. A state counts the items that could be read: what was
-            skipped in its open buffer must not be repaired before it is restored. Files of one's own that changed
-            their size are refused; of a folder of `write_chunks` this is not noticed.
+        paths: a folder of `write_chunks`, or files in order: .txt or .jsonl, optionally followed by .gz or .zst. Each
+            file is read as a whole. Blank lines and a byte-order mark are skipped.
+        seed: determines the order, together with the epoch.
+        shuffle: shuffle the files and the items. False: keep the order of the files.
+        buffer_chunks: number of files that are in memory together and whose items are mixed. A larger buffer mixes
+            further. Restoring reads this many files.
+        infinite: repeat epochs forever, each in its own order.
+        rank, world_size: this process reads every world_size-th file of the epoch's order.
+        with_lengths: yield (item, length) with the lengths stored by `write_chunks`.
+        on_error: what to do if a file is missing, damaged, truncated, empty or differs from its manifest. "raise"
+            raises a `ChunkError`. "skip" skips the file with a warning and records the reason in `skipped`. A state
+            counts the items that could be read. Do not repair a file that was skipped in the open buffer before the
+            state is restored: the position would shift. For a list of files, a state is rejected if the size of a file
+            has changed. For a folder of `write_chunks`, such a change is not detected.
 
     Raises:
-        TypeError: `paths` is no path and no paths.
-        ValueError: there are fewer files than ranks, no files, a file of another kind, no lengths though wanted, or a
-            folder that is not there or has no finished manifest.
+        TypeError: `paths` is neither a path nor a list of paths, or a setting has the wrong type.
+        ValueError: `paths` has fewer files than ranks, no files, a file with another suffix, a missing folder, a folder
+            without a finished manifest, or no lengths for `with_lengths`; or a setting is out of range.
     """
 
     def __init__(
@@ -65,32 +67,32 @@ class ChunkSource(BlockSource):
             raise ValueError(f"on_error must be one of {', '.join(ON_ERROR)}, got {on_error!r}")
         check_bool("with_lengths", with_lengths)
         self.buffer_chunks, self.with_lengths, self.on_error = buffer_chunks, with_lengths, on_error
-        self.skipped: dict[str, str] = {}  #: file -> why, of those that were left out so far
+        self.skipped: dict[str, str] = {}  #: file -> reason, for the files skipped so far
         self._paths, self._chunks = _find(paths, with_lengths)
         if len(self._paths) < world_size:
             raise ValueError(
                 f"paths must hold a file for each of {world_size} ranks, got {len(self._paths)}: write smaller chunks"
             )
-        self._files = _fingerprint(self._paths, self._chunks)
+        self._fingerprint = _fingerprint(self._paths, self._chunks)
 
     def _blocks(self) -> Iterator[list[Any]]:
-        own = np.arange(self.rank, len(self._paths), self.world_size)
+        file_order = np.arange(self.rank, len(self._paths), self.world_size)
         if self.shuffle:
-            own = shuffled(own, len(self._paths), self.seed, self.epoch)
-        while numbers := own[self._block * self.buffer_chunks :][: self.buffer_chunks].tolist():
-            items = [item for number in numbers for item in self._read(number)]
+            file_order = permuted(file_order, len(self._paths), self.seed, self.epoch)
+        while files := file_order[self._block * self.buffer_chunks :][: self.buffer_chunks].tolist():
+            items = [item for file in files for item in self._read(file)]
             if self.shuffle:
-                order = shuffled(np.arange(len(items)), len(items), self.seed, self.epoch, self.rank, self._block + 1)
-                items = [items[place] for place in order.tolist()]
+                order = permuted(np.arange(len(items)), len(items), self.seed, self.epoch, self.rank, self._block + 1)
+                items = [items[index] for index in order.tolist()]
             yield items
 
-    def _read(self, number: int) -> list[Any]:
-        path, chunk = self._paths[number], self._chunks[number]
+    def _read(self, file: int) -> list[Any]:
+        path, chunk = self._paths[file], self._chunks[file]
         try:
             items = read_chunk(path) if chunk is None else read_chunk(path, chunk.items, chunk.bytes)
-            return (
-                list(zip(items, read_lengths(path, len(items)).tolist(), strict=True)) if self.with_lengths else items
-            )
+            if self.with_lengths:
+                return list(zip(items, read_lengths(path, len(items)).tolist(), strict=True))
+            return items
         except ChunkError as error:
             if self.on_error == "raise":
                 raise
@@ -100,16 +102,16 @@ class ChunkSource(BlockSource):
             return []
 
     def _configuration(self) -> dict[str, Any]:
-        return {"buffer_chunks": self.buffer_chunks, "files": self._files}
+        return {"buffer_chunks": self.buffer_chunks, "files": self._fingerprint}
 
 
 def _find(paths: Any, with_lengths: bool) -> tuple[list[Path], list[Chunk | None]]:
-    one = isinstance(paths, (str, os.PathLike))
-    if one and not Path(paths).exists():
-        raise ValueError(f"paths must be there, got {str(paths)!r}: no such file or folder")
-    if one and Path(paths).is_dir():
+    is_single = isinstance(paths, (str, os.PathLike))
+    if is_single and not Path(paths).exists():
+        raise ValueError(f"paths must exist, got {str(paths)!r}: no such file or folder")
+    if is_single and Path(paths).is_dir():
         return _in_folder(Path(paths), with_lengths)
-    files = _files_of([paths] if one else paths)
+    files = _checked_paths([paths] if is_single else paths)
     if with_lengths:
         raise ValueError(f"with_lengths needs a folder of write_chunks as paths, got {paths!r:.80}")
     return files, [None] * len(files)
@@ -119,13 +121,13 @@ def _in_folder(folder: Path, with_lengths: bool) -> tuple[list[Path], list[Chunk
     manifest = Manifest.read(folder)
     if manifest.chunks is None:
         raise ValueError(f"write_chunks has not finished {folder}: call it again with the same items")
-    if with_lengths and manifest.lengths_of is None:
-        raise ValueError(f"with_lengths needs lengths, {folder} has none: write_chunks counts them with a length_fn")
+    if with_lengths and manifest.length_fn is None:
+        raise ValueError(f"with_lengths needs lengths, {folder} has none: call write_chunks with length_fn")
     return [folder / chunk.file for chunk in manifest.chunks], list(manifest.chunks)
 
 
-def _files_of(paths: Any) -> list[Path]:
-    """Those that are missing may be skipped later, when their turn has come."""
+def _checked_paths(paths: Any) -> list[Path]:
+    """Return the paths after checking them. A missing file is not an error here: it may be skipped when it is read."""
     wanted = "paths must be a folder of write_chunks, a file, or files"
     if isinstance(paths, bytes) or not isinstance(paths, Iterable):
         raise TypeError(f"{wanted}, got {type(paths).__name__}")
@@ -143,12 +145,12 @@ def _files_of(paths: Any) -> list[Path]:
 
 
 def _fingerprint(paths: list[Path], chunks: list[Chunk | None]) -> str:
-    """By names and sizes: a folder may be moved, and no file is read."""
-    facts = [
+    """Hash the names and sizes of the files. The folder may be moved, and no file is read."""
+    entries = [
         (path.name, *((None, _size(path)) if chunk is None else (chunk.items, chunk.bytes)))
         for path, chunk in zip(paths, chunks, strict=True)
     ]
-    return f"{len(facts)} files, {hashlib.sha256(repr(facts).encode()).hexdigest()[:16]}"
+    return f"{len(entries)} files, {hashlib.sha256(repr(entries).encode()).hexdigest()[:16]}"
 
 
 def _size(path: Path) -> int | None:

@@ -1,4 +1,4 @@
-"""Random orders of which any part can be had without the rest, the same on every machine and version of NumPy."""
+"""Random permutations that can be evaluated in parts. They do not depend on the machine or the version of NumPy."""
 
 from __future__ import annotations
 
@@ -6,20 +6,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 _ROUNDS = 8
-_SMALLEST_HALF = 3  # bits; with 2, orders of five items are not equally likely
+_MIN_HALF_BITS = 3  # with 2, the orders of five items are not equally likely
 _MULTIPLIERS = np.uint64(0xFF51AFD7ED558CCD), np.uint64(0xC4CEB9FE1A85EC53)  # of MurmurHash3's last step
 
 
-def shuffled(places: NDArray[np.int64], n: int, *seeds: int) -> NDArray[np.int64]:
-    """What stands at `places`, each in [0, n), of range(n) in the random order that `seeds` names.
+def permuted(indices: NDArray[np.int64], n: int, *seeds: int) -> NDArray[np.int64]:
+    """Return the values at `indices`, each in [0, n), of the random permutation of range(n) that `seeds` define.
 
-    Costs time and memory for `places` only. A Feistel network permutes the numbers of an even count of bits, not many
-    more than n; one that it sends beyond n is sent on until it lands below, which makes it a permutation of range(n).
+    Time and memory grow with `indices` only, not with n. A Feistel network permutes the numbers of an even count of
+    bits, which are not many more than n. A number that the network maps to n or above is mapped again until the result
+    is below n. This makes the mapping a permutation of range(n).
     """
-    half = np.uint64(max(_SMALLEST_HALF, ((n - 1).bit_length() + 1) // 2))
+    half = np.uint64(max(_MIN_HALF_BITS, ((n - 1).bit_length() + 1) // 2))
     mask = (np.uint64(1) << half) - np.uint64(1)
     keys = np.random.SeedSequence(seeds).generate_state(_ROUNDS, np.uint64)
-    values = np.array(places, dtype=np.uint64)
+    values = np.array(indices, dtype=np.uint64)
     outside = np.ones(len(values), dtype=bool)
     while outside.any():
         left, right = values[outside] >> half, values[outside] & mask

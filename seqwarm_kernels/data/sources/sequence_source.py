@@ -1,4 +1,4 @@
-"""Items of what has a length and numbered items: lists, arrays, map-style datasets."""
+"""A source over a sequence: a list, an array or a map-style dataset."""
 
 from __future__ import annotations
 
@@ -8,23 +8,27 @@ from typing import Any
 import numpy as np
 
 from .base import BlockSource
-from .permutation import shuffled
+from .permutation import permuted
 
-#: Items read at a time: datasets on a disk are quicker so, and restoring reads at most so many.
+#: Items read at a time. Datasets on disk are faster in blocks. Restoring reads at most this many.
 _BLOCK = 256
 
 
 class SequenceSource(BlockSource):
-    """The items of a sequence, shuffled as a whole: a list, an array, a map-style dataset of Hugging Face or torch.
+    """The items of a sequence, fully shuffled: a list, an array, or a map-style dataset of Hugging Face or torch.
 
-    Restoring costs the same for any size and place. The sequence must stay as it is.
+    Restoring costs the same at every position and for every size. The sequence must not change.
 
     Args:
-        sequence: has `len()` and items by number; `__getitems__(numbers)` is used where there is one.
-        seed: of the order, with the epoch.
-        shuffle: or in the sequence's own order.
-        infinite: one epoch after another for ever, each in an order of its own.
-        rank, world_size: this process takes every world_size-th item of the epoch's order.
+        sequence: has `len()` and integer indexing. `__getitems__(indices)` is used if the sequence has it.
+        seed: determines the order, together with the epoch.
+        shuffle: False: keep the sequence's own order.
+        infinite: repeat epochs forever, each in its own order.
+        rank, world_size: this process reads every world_size-th item of the epoch's order.
+
+    Raises:
+        TypeError: `sequence` does not have `len()` and integer indexing, or a setting has the wrong type.
+        ValueError: a setting is out of range.
     """
 
     def __init__(
@@ -41,7 +45,7 @@ class SequenceSource(BlockSource):
         has_both = hasattr(sequence, "__len__") and hasattr(sequence, "__getitem__")
         if not has_both or isinstance(sequence, (str, bytes, Mapping)):
             raise TypeError(
-                f"sequence must have len() and items by number, as lists and map-style datasets have, "
+                f"sequence must have len() and integer indexing, as lists and map-style datasets have, "
                 f"got {type(sequence).__name__}"
             )
         self._sequence = sequence
@@ -50,16 +54,15 @@ class SequenceSource(BlockSource):
         length = len(self._sequence)
         while True:
             first = self.rank + self._block * _BLOCK * self.world_size
-            places = np.arange(first, min(length, first + _BLOCK * self.world_size), self.world_size)
-            if not len(places):
+            indices = np.arange(first, min(length, first + _BLOCK * self.world_size), self.world_size)
+            if not len(indices):
                 return
-            yield self._read(shuffled(places, length, self.seed, self.epoch) if self.shuffle else places)
+            yield self._read(permuted(indices, length, self.seed, self.epoch) if self.shuffle else indices)
 
-    def _read(self, places: np.ndarray) -> Sequence[Any]:
-        numbers = places.tolist()
+    def _read(self, indices: np.ndarray) -> Sequence[Any]:
         if hasattr(self._sequence, "__getitems__"):
-            return self._sequence.__getitems__(numbers)
-        return [self._sequence[number] for number in numbers]
+            return self._sequence.__getitems__(indices.tolist())
+        return [self._sequence[index] for index in indices.tolist()]
 
     def _configuration(self) -> dict[str, Any]:
         return {"length": len(self._sequence)}

@@ -1,4 +1,4 @@
-"""Items of a stream that knows where it stands, as Hugging Face's IterableDataset does."""
+"""A source over a stream that saves its own state, such as Hugging Face's IterableDataset."""
 
 from __future__ import annotations
 
@@ -11,25 +11,30 @@ import numpy as np
 
 from ...utils.checks import check_int
 from .base import BlockSource
-from .permutation import shuffled
+from .permutation import permuted
 
 _PROTOCOL = ("__iter__", "state_dict", "load_state_dict")
 
 
 class StreamSource(BlockSource):
-    """The items of a Hugging Face IterableDataset, or of anything with its `state_dict` and `load_state_dict`.
+    """The items of a Hugging Face IterableDataset, or of any iterable with `state_dict` and `load_state_dict`.
 
-    The dataset's own state is kept as it was before the open buffer; restoring reads that buffer again. A dataset's
-    own shuffle buffer would be lost with it, and is refused: `shuffle` here is exact.
+    The state holds the dataset's own state from before the open buffer. Restoring reads that buffer again. A dataset
+    with a shuffle buffer is rejected, because its state does not include the buffer. `shuffle` of this class is exact.
 
     Args:
-        dataset: at its beginning. `set_epoch` is called where there is one, so that its files come in another order.
-        seed: of the order inside the buffers, with the epoch.
-        shuffle: the items of each buffer.
-        buffer_size: items of a buffer, which lie in memory.
-        infinite: one epoch after another for ever.
-        rank, world_size: this process keeps every world_size-th item, and reads them all. With many files,
-            `datasets.distributed.split_dataset_by_node` reads less: leave these two alone then.
+        dataset: the dataset, not yet iterated. `set_epoch` is called if the dataset has it, so that its files come in
+            another order in each epoch.
+        seed: determines the order inside the buffers, together with the epoch.
+        shuffle: shuffle the items of each buffer.
+        buffer_size: number of items in a buffer. One buffer is in memory.
+        infinite: repeat epochs forever.
+        rank, world_size: this process reads all items and keeps every world_size-th one. For a dataset of many files,
+            `datasets.distributed.split_dataset_by_node` reads less. With it, keep these two at their defaults.
+
+    Raises:
+        TypeError: `dataset` does not have the three methods, or a setting has the wrong type.
+        ValueError: `dataset` has a shuffle buffer, or a setting is out of range.
     """
 
     def __init__(
@@ -53,44 +58,44 @@ class StreamSource(BlockSource):
             )
         if _has_shuffle_buffer(getattr(dataset, "_ex_iterable", None)):
             raise ValueError(
-                "dataset must have no shuffle buffer, since its state loses what is in it: leave out its .shuffle() "
-                "and set shuffle=True here, or use .shuffle(buffer_size=1), which shuffles files only"
+                "dataset must not have a shuffle buffer, because its state does not include the buffer: leave out its "
+                ".shuffle() and set shuffle=True here, or use .shuffle(buffer_size=1), which shuffles only the files"
             )
         self.buffer_size = buffer_size
         self._dataset = dataset
-        self._beginning = self._before_block = copy.deepcopy(dataset.state_dict())
+        self._initial_state = self._state_before_block = copy.deepcopy(dataset.state_dict())
 
     def _blocks(self) -> Iterator[list[Any]]:
         if hasattr(self._dataset, "set_epoch"):
             self._dataset.set_epoch(self.epoch)
-        self._dataset.load_state_dict(self._beginning if self._block == 0 else self._before_block)
+        self._dataset.load_state_dict(self._initial_state if self._block == 0 else self._state_before_block)
         stream = iter(self._dataset)
         while items := list(islice(stream, self.buffer_size)):
             after = copy.deepcopy(self._dataset.state_dict())
-            yield self._own(items)
-            self._before_block = after
+            yield self._items_of_rank(items)
+            self._state_before_block = after
 
-    def _own(self, items: list[Any]) -> list[Any]:
-        """Of each buffer those whose number in the stream is this rank's."""
+    def _items_of_rank(self, items: list[Any]) -> list[Any]:
+        """The items of a buffer whose number in the stream, modulo `world_size`, is this rank."""
         first = (self.rank - self._block * self.buffer_size) % self.world_size
-        places = np.arange(first, len(items), self.world_size)
+        indices = np.arange(first, len(items), self.world_size)
         if self.shuffle:
-            places = shuffled(places, len(items), self.seed, self.epoch, self._block + 1)
-        return [items[place] for place in places.tolist()]
+            indices = permuted(indices, len(items), self.seed, self.epoch, self._block + 1)
+        return [items[index] for index in indices.tolist()]
 
     def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "dataset": copy.deepcopy(self._before_block) if self._block else None}
+        return {**super().state_dict(), "dataset": copy.deepcopy(self._state_before_block) if self._block else None}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         super().load_state_dict(state_dict)
-        self._before_block = copy.deepcopy(state_dict["dataset"])
+        self._state_before_block = copy.deepcopy(state_dict["dataset"])
 
     def _configuration(self) -> dict[str, Any]:
         return {"buffer_size": self.buffer_size}
 
 
 def _has_shuffle_buffer(examples: Any) -> bool:
-    """Looks into the chain of `datasets`' private classes; what is made otherwise has none that could be known."""
+    """Search the chain of the private classes of `datasets`. Other datasets count as without a shuffle buffer."""
     if examples is None:
         return False
     if type(examples).__name__ == "BufferShuffledExamplesIterable" and examples.buffer_size > 1:
