@@ -3,6 +3,7 @@
 from .batching.nested import batch_state
 from .batching.sampler import LengthBatchSampler
 from .batching.stream import LengthBatchStream
+from .files.compression import read_uncompressed
 from .files.reader import ChunkError
 from .files.writer import write_chunks
 from .loading.collate import PackedCollator, PaddedCollator
@@ -11,9 +12,9 @@ from .loading.progress_bar import progress_bar
 from .loading.resumable_loader import ResumableLoader
 from .planning.plan import Piece, Plan
 from .planning.planner import BatchPlanner
+from .sources.base import Source
 from .sources.chunk_source import ChunkSource
 from .sources.sequence_source import SequenceSource
-from .sources.base import Source
 from .sources.stream_source import StreamSource
 
 __all__ = [
@@ -35,5 +36,6 @@ __all__ = [
     "batch_state",
     "cut_item",
     "progress_bar",
+    "read_uncompressed",
     "write_chunks",
 ]
