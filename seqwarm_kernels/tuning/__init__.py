@@ -1,9 +1,7 @@
-"""How short sequences begin, and for how long they grow: found in short trials."""
+"""Tuning: the minimum length and the duration of a schedule, found in short trials."""
 
-from .configuration import Configuration
 from .result import NoStableSchedule, TunedSchedule
-from .trial import RunTrial, Trial
+from .trial import RunTrial, Trial, Validation
 from .tune_schedule import tune_schedule
-from .validation import Validation
 
-__all__ = ["Configuration", "NoStableSchedule", "RunTrial", "Trial", "TunedSchedule", "Validation", "tune_schedule"]
+__all__ = ["NoStableSchedule", "RunTrial", "Trial", "TunedSchedule", "Validation", "tune_schedule"]

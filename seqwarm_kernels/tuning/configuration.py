@@ -1,4 +1,4 @@
-"""What a search looks at, and by which rule."""
+"""The candidates and the rule of a search."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from ..schedule.scheduler import Pacing, SequenceLengthScheduler, discrete
 from ..utils.checks import check_int, check_real
 from .trial import Trial
 
-#: Without any given, durations are 1 to 16 times the length of a trial.
-DURATIONS = 16
+#: By default, durations are 1 to 16 times the length of a trial.
+_DEFAULT_DURATIONS = 16
 
-#: In units; up to here a float, as progress bars and figures use, can count them.
+#: Largest number of units that a float counts exactly; progress bars and figures use floats.
 _LONGEST_TRIAL = 2**53
 
-#: What np.random.seed takes.
+#: Largest seed that np.random.seed accepts.
 _LARGEST_SEED = 2**32 - 1
 
 
 @dataclass(frozen=True)
-class Configuration:
-    """Candidates and rule of `tune_schedule`, which says what each entry means."""
+class SearchConfiguration:
+    """The candidates and the rule of a search. `tune_schedule` documents each field."""
 
     max_seq_length: int
     min_seq_lengths: tuple[int, ...]
@@ -53,10 +53,12 @@ class Configuration:
         pacing: str | Pacing,
         settings: Mapping[str, Any] | None,
         **rest: Any,
-    ) -> Configuration:
-        """
+    ) -> SearchConfiguration:
+        """A configuration of checked arguments.
+
         Raises:
-            TypeError, ValueError: an argument cannot be what it is to be.
+            TypeError: an argument has the wrong type.
+            ValueError: an argument is out of range.
         """
         check_int("max_seq_length", max_seq_length, minimum=2)
         check_int("learning_rate_warmup", learning_rate_warmup, minimum=1)
@@ -65,8 +67,8 @@ class Configuration:
             raise ValueError(f"multiples must be positive, got {multiples}")
         if _end(multiples, learning_rate_warmup) > _LONGEST_TRIAL:
             raise ValueError(
-                f"multiples of learning_rate_warmup must be at most {_LONGEST_TRIAL} units together, "
-                f"got {multiples} of {learning_rate_warmup}"
+                f"multiples times learning_rate_warmup must be at most {_LONGEST_TRIAL} units, "
+                f"got {multiples} times {learning_rate_warmup}"
             )
         check_real("max_rise", max_rise)
         if max_rise <= 1:
@@ -75,13 +77,13 @@ class Configuration:
         if seed > _LARGEST_SEED:
             raise ValueError(f"seed must be at most {_LARGEST_SEED}, got {seed}")
         if isinstance(pacing, discrete):
-            raise ValueError("pacing must follow the duration, which discrete stages do not")
+            raise ValueError("pacing must scale with the duration, got discrete, whose stages are fixed")
         lengths = [length for length in _ascending("min_seq_lengths", min_seq_lengths) if length < max_seq_length]
         if not lengths:
-            raise ValueError(f"min_seq_lengths must have one below max_seq_length {max_seq_length}")
+            raise ValueError(f"min_seq_lengths must have a length below max_seq_length {max_seq_length}, got none")
         if durations is None:
-            durations = (_end(multiples, learning_rate_warmup) * factor for factor in range(1, DURATIONS + 1))
-        configuration = Configuration(
+            durations = (_end(multiples, learning_rate_warmup) * factor for factor in range(1, _DEFAULT_DURATIONS + 1))
+        configuration = SearchConfiguration(
             max_seq_length=max_seq_length,
             min_seq_lengths=tuple(lengths),
             durations=_ascending("durations", durations),
@@ -90,15 +92,15 @@ class Configuration:
             max_rise=max_rise,
             seed=seed,
             pacing=pacing,
-            settings=_plain(settings),
+            settings=_json_values(settings),
             **rest,
         )
-        configuration.scheduler(lengths[0], configuration.durations[0])  # it checks the rest
+        configuration.scheduler(lengths[0], configuration.durations[0])  # the scheduler checks the rest
         return configuration
 
     @property
     def end(self) -> int:
-        """Units of a trial."""
+        """Number of units in a trial."""
         return _end(self.multiples, self.learning_rate_warmup)
 
     def scheduler(self, min_seq_length: int, duration: int) -> SequenceLengthScheduler:
@@ -115,7 +117,7 @@ class Configuration:
         return Trial(min_seq_length, duration, self.end, self.max_rise)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values, all that decides the outcome of a trial or of the search, the pacing by its name."""
+        """Plain values of all fields that affect the outcome. The pacing is given by its name."""
         return {
             "max_seq_length": self.max_seq_length,
             "min_seq_lengths": list(self.min_seq_lengths),
@@ -132,7 +134,7 @@ class Configuration:
 
 
 def _end(multiples: float, learning_rate_warmup: int) -> int:
-    """2.2 times 25 is 55, which in floats it is not."""
+    """`multiples` times `learning_rate_warmup`, rounded up. Exact, unlike floats, in which 2.2 · 25 is above 55."""
     return math.ceil(Fraction(str(multiples)) * learning_rate_warmup)
 
 
@@ -141,14 +143,14 @@ def _ascending(name: str, values: Iterable[int]) -> tuple[int, ...]:
         raise TypeError(f"{name} must be an iterable of ints, got {type(values).__name__}")
     values = tuple(values)
     for value in values:
-        check_int(f"{name}, each of them,", value, minimum=1)
+        check_int(f"each of {name}", value, minimum=1)
     if not values or any(before >= after for before, after in pairwise(values)):
-        raise ValueError(f"{name} must be numbers from small to large, each once, got {list(values)}")
+        raise ValueError(f"{name} must be strictly increasing and not empty, got {list(values)}")
     return values
 
 
-def _plain(settings: Mapping[str, Any] | None) -> dict[str, Any]:
-    """As JSON gives them back, so that a comparison with what a folder holds is one of like with like."""
+def _json_values(settings: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The settings after a round trip through JSON, so that they compare equal to settings read from a folder."""
     try:
         return json.loads(json.dumps(dict(settings or {}), allow_nan=False))
     except (TypeError, ValueError) as error:

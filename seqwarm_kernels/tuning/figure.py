@@ -10,26 +10,27 @@ from typing import TYPE_CHECKING
 
 from ..utils.checks import check_matplotlib
 from ..utils.files import write_atomically
-from .configuration import Configuration
+from .configuration import SearchConfiguration
 from .trial import Trial
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-#: Blue, orange and grey of Okabe and Ito, told apart with any colour vision; the lines differ, too.
+#: Blue, orange and grey of Okabe and Ito, distinguishable with any colour vision. Line styles differ as well.
 _FOUND, _FLUCTUATES, _STABLE = "#0072B2", "#D55E00", "0.55"
 
-#: What is drawn ends at so many times the threshold over the stable trials, or they would be squeezed at the bottom.
+#: The y axis ends at this multiple of the threshold above the stable trials, so that these are not squeezed together.
 _HEADROOM = 3
 
-#: Beyond this the axis' own sums overflow.
+#: Larger perplexities overflow in matplotlib's axis computations.
 _HIGHEST = 1e100
 
 
-def draw(configuration: Configuration, trials: Sequence[Trial], accepted: Trial | None, path: Path) -> None:
-    """
+def draw(configuration: SearchConfiguration, trials: Sequence[Trial], accepted: Trial | None, path: Path) -> None:
+    """Write the figure of a search.
+
     Raises:
-        ImportError: matplotlib is missing; says how to install it.
+        ImportError: matplotlib is missing. The message says how to install it.
     """
     check_matplotlib()
     from matplotlib.figure import Figure
@@ -54,7 +55,7 @@ def draw(configuration: Configuration, trials: Sequence[Trial], accepted: Trial 
 
 
 def _limits(max_rise: float, trials: Sequence[Trial]) -> tuple[float, float]:
-    """Of what was validated after the first, which comes before any training and is far above the rest."""
+    """Limits of the y axis. They ignore each trial's first validation: before training, perplexity is far higher."""
     seen = [perplexity for trial in trials for perplexity in _finite(trial)[1:]]
     calm = [perplexity for trial in trials if not trial.fluctuates for perplexity in _finite(trial)[1:]]
     calm = calm or [min(_finite(trial)) for trial in trials if _finite(trial)]
@@ -69,7 +70,7 @@ def _finite(trial: Trial) -> list[float]:
 
 
 def _draw_trial(axes: Axes, trial: Trial, is_accepted: bool, top: float) -> None:
-    """A cross ends a trial that was broken off, at the last finite perplexity or at the top."""
+    """Draw a trial. A cross marks a fluctuation, at the last finite perplexity or at the top of the figure."""
     progress = [each.progress for each in trial.validations if math.isfinite(each.perplexity)]
     perplexity = [min(each, _HIGHEST) for each in _finite(trial)]
     colour = _FOUND if is_accepted else _FLUCTUATES if trial.fluctuates else _STABLE

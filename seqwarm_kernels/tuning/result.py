@@ -1,4 +1,4 @@
-"""What a search found, as a scheduler, a table, JSON and a figure."""
+"""The result of a search, as a scheduler, a table, JSON and a figure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..schedule.scheduler import SequenceLengthScheduler
-from .configuration import Configuration
+from .configuration import SearchConfiguration
 from .figure import draw
 from .trial import Trial
 
@@ -17,9 +17,9 @@ from .trial import Trial
 class TunedSchedule:
     """The schedule that `tune_schedule` found, and the trials that led to it."""
 
-    configuration: Configuration
+    configuration: SearchConfiguration
     trials: tuple[Trial, ...]  #: in the order in which they were run
-    accepted: Trial  #: the one of them whose schedule this is; it was stable
+    accepted: Trial  #: the stable trial whose schedule was found
 
     @property
     def min_seq_length(self) -> int:
@@ -27,84 +27,80 @@ class TunedSchedule:
 
     @property
     def duration(self) -> int:
-        """Units until the full length."""
+        """Number of units until the full length."""
         return self.accepted.duration
 
     @property
     def is_longest(self) -> bool:
-        """Whether no longer duration was among the candidates: longer ones may be stable, too."""
+        """Whether the duration is the longest candidate. If so, longer durations may be stable as well."""
         return self.duration == self.configuration.durations[-1]
 
     def scheduler(self) -> SequenceLengthScheduler:
-        """A new one, at progress 0."""
+        """A new scheduler, at progress 0."""
         return self.configuration.scheduler(self.min_seq_length, self.duration)
 
     @property
     def cost(self) -> int:
-        """Units trained in all trials, up to the last validation of each.
+        """Number of units trained in all trials, up to the last validation of each.
 
-        What an interrupted trial had trained, before it began again, is not in it.
+        Units that an interrupted trial trained before it was started again do not count.
         """
         return sum(trial.cost for trial in self.trials)
 
     @property
     def tokens(self) -> int | None:
-        """As `cost`, in tokens; None where they were not reported."""
+        """Like `cost`, in tokens; None if tokens were not reported."""
         return _tokens(self.trials)
 
-    def grid_cost(self, total: int) -> int:
-        """Units that a run of `total` units for each pair of candidates takes."""
-        return len(self.configuration.min_seq_lengths) * len(self.configuration.durations) * total
-
     def table(self) -> str:
-        """Every trial, the rule, and what was found."""
+        """All trials, the rule, and the schedule found."""
         found = (
             f"Found: min_seq_length {self.min_seq_length}, duration {self.duration:,} {self.configuration.unit}s, "
-            f"in {len(self.trials)} trials of {self.cost:,} {self.configuration.unit}s together."
+            f"in {len(self.trials)} trials of {self.cost:,} {self.configuration.unit}s in total."
         )
-        longest = "The longest candidate: longer ones may be stable, too." if self.is_longest else ""
+        longest = "This is the longest candidate: longer durations may be stable as well." if self.is_longest else ""
         return "\n".join(filter(None, [table(self.configuration, self.trials, self.accepted), found, longest]))
 
     def figure(self, path: str | Path) -> None:
-        """Validation perplexity of every trial, as a PNG.
+        """Write a PNG with the validation perplexity of every trial.
 
         Raises:
-            ImportError: matplotlib is missing; says how to install it.
+            ImportError: matplotlib is missing. The message says how to install it.
         """
         draw(self.configuration, self.trials, self.accepted, Path(path))
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values: the arguments of the scheduler, what it took to find them, the trials, the rule."""
+        """Plain values: the arguments of the scheduler, the cost of the search, the trials, and the configuration."""
         schedule = self.scheduler().state_dict()
         del schedule["progress"]
         return {"schedule": schedule, **_search_as_json(self.configuration, self.trials)}
 
 
 class NoStableSchedule(RuntimeError):
-    """Every trial fluctuated. `trials` has them, the message a table of them."""
+    """Raised if every trial fluctuated. `trials` holds the trials; the message has their table."""
 
-    def __init__(self, configuration: Configuration, trials: Sequence[Trial]) -> None:
+    def __init__(self, configuration: SearchConfiguration, trials: Sequence[Trial]) -> None:
         self.configuration = configuration
         self.trials = tuple(trials)
         super().__init__(
-            "no candidate was stable. A lower learning rate, a longer warmup of it, longer durations or a smaller "
-            f"step_size may help.\n\n{table(configuration, trials, None)}"
+            "no candidate was stable. A lower learning rate, a longer learning rate warmup, longer durations or a "
+            f"smaller step_size may help.\n\n{table(configuration, trials, None)}"
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """For pickle and copy, which would make it from its message."""
+        """For pickle and copy, which would otherwise pass the message to `__init__`."""
         return type(self), (self.configuration, self.trials)
 
     def to_json(self) -> dict[str, Any]:
-        """As `TunedSchedule.to_json`, with no schedule."""
+        """Like `TunedSchedule.to_json`, without a schedule."""
         return {"schedule": None, **_search_as_json(self.configuration, self.trials)}
 
     def figure(self, path: str | Path) -> None:
-        """As `TunedSchedule.figure`."""
+        """Like `TunedSchedule.figure`."""
         draw(self.configuration, self.trials, None, Path(path))
 
 
-def table(configuration: Configuration, trials: Sequence[Trial], accepted: Trial | None) -> str:
+def table(configuration: SearchConfiguration, trials: Sequence[Trial], accepted: Trial | None) -> str:
     unit = configuration.unit
     lines = [f"{'min length':>10}  {'duration':>14}  {'trained to':>14}  {'largest rise':>12}  verdict"]
     for trial in trials:
@@ -120,7 +116,7 @@ def table(configuration: Configuration, trials: Sequence[Trial], accepted: Trial
     return "\n".join([*lines, "", rule])
 
 
-def _search_as_json(configuration: Configuration, trials: Sequence[Trial]) -> dict[str, Any]:
+def _search_as_json(configuration: SearchConfiguration, trials: Sequence[Trial]) -> dict[str, Any]:
     return {
         "cost": sum(trial.cost for trial in trials),
         "tokens": _tokens(trials),

@@ -1,4 +1,4 @@
-"""Which candidate to try next: the rule by itself, without any training."""
+"""The order in which candidates are tried, as a pure function without any training."""
 
 from __future__ import annotations
 
@@ -7,33 +7,33 @@ from functools import partial
 
 
 def largest_stable(lengths: int, durations: int, is_stable: Callable[[int, int], bool]) -> tuple[int, int] | None:
-    """The smallest length that works, and the largest duration that works with it.
+    """The smallest stable length, and the largest duration that is stable with this length.
 
-    First lengths are raised at the shortest duration until one is stable. If none is, that duration may be too short
-    to help: all lengths are tried at longer ones, the distance doubling. Then the largest stable duration is found by
-    bisection, which takes it that stability, once reached, ends once and for all as durations grow.
+    First, lengths are raised at the shortest duration until one is stable. If none is stable, that duration may be too
+    short: all lengths are tried at longer durations, with the distance doubling. Then bisection finds the largest
+    stable duration. Bisection assumes that stability, once reached, ends at some duration and does not return.
 
-    Trials: at most lengths + ⌈log₂ durations⌉ where a length is stable at the shortest duration, and in any case at
-    most lengths · (2 + ⌊log₂ durations⌋) + ⌈log₂ durations⌉. A stretch of stable durations, from the a-th to the
-    b-th, is found where b ≥ 2a − 1, or where it includes the longest; a narrower one may be missed.
+    Number of trials: at most lengths + ⌈log₂ durations⌉ if a length is stable at the shortest duration, and at most
+    lengths · (2 + ⌊log₂ durations⌋) + ⌈log₂ durations⌉ in any case. A range of stable durations, from the a-th to the
+    b-th, is found if b ≥ 2a − 1, or if it includes the longest; a narrower range may be missed.
 
     Args:
-        lengths: number of minimum lengths, from short to long.
-        durations: number of durations, from short to long.
-        is_stable: runs the trial of (length index, duration index); never asked for the same one twice.
+        lengths: number of minimum lengths, in increasing order.
+        durations: number of durations, in increasing order.
+        is_stable: runs the trial of (length index, duration index). Called at most once for each candidate.
 
     Returns:
-        The indices of a candidate whose trial was stable, or None where no trial was.
+        The indices of a candidate whose trial was stable, or None if no trial was stable.
     """
-    for duration in _further_and_further(durations):
+    for duration in _doubling_indices(durations):
         for length in range(lengths):
             if is_stable(length, duration):
                 return length, _bisect(duration, durations, partial(is_stable, length))
     return None
 
 
-def _further_and_further(count: int) -> Iterator[int]:
-    """0, 1, 3, 7, ... and the last."""
+def _doubling_indices(count: int) -> Iterator[int]:
+    """0, 1, 3, 7, ... and the last index."""
     index = 0
     while index < count - 1:
         yield index
@@ -42,7 +42,7 @@ def _further_and_further(count: int) -> Iterator[int]:
 
 
 def _bisect(stable: int, end: int, is_stable: Callable[[int], bool]) -> int:
-    """The largest stable index in [stable, end), where `stable` is known to be."""
+    """The largest stable index in [stable, end). The index `stable` is known to be stable."""
     while end - stable > 1:
         middle = (stable + end) // 2
         if is_stable(middle):

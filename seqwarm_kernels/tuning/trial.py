@@ -1,38 +1,48 @@
-"""One trial: a training that is watched, and broken off when its validation perplexity fluctuates."""
+"""One trial: a training that is validated, and stopped when its validation perplexity fluctuates."""
 
 from __future__ import annotations
 
 import math
+import operator
 import random
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from ..schedule.scheduler import SequenceLengthScheduler
-from .validation import Validation, checked
+from ..utils.checks import check_int
 
-#: Trains from scratch with a scheduler, which it must step, up to so many units; yields as it validates.
+
+class Validation(NamedTuple):
+    """The result of one validation in a trial."""
+
+    progress: int  #: units of the schedule trained so far; must rise from validation to validation
+    perplexity: float  #: on held-out sequences of the full length; inf or nan if training has diverged
+    tokens: int | None = None  #: tokens trained so far; optional, only used to report the cost of the search
+
+
+#: Trains from scratch with a scheduler, which it must step, for a number of units. Yields each validation.
 RunTrial = Callable[[SequenceLengthScheduler, int], Iterable[Validation]]
 
 
 @dataclass(frozen=True)
 class Trial:
-    """A candidate, and how its validation went."""
+    """A candidate schedule and its validations."""
 
     min_seq_length: int
     duration: int
-    end: int  #: units after which a trial has passed
-    max_rise: float  #: more than this over the best perplexity before is a significant fluctuation
+    end: int  #: number of units after which a trial is stable if it has not fluctuated
+    max_rise: float  #: a perplexity above this times the best earlier one is a significant fluctuation
     validations: tuple[Validation, ...] = ()
 
     @cached_property
     def rises(self) -> list[float]:
-        """Every perplexity over the smallest before it; 1 for the first, inf for one that is not finite."""
+        """Each perplexity divided by the smallest one so far, itself included; inf if it is not finite."""
         best, rises = math.inf, []
         for validation in self.validations:
             finite = math.isfinite(validation.perplexity)
@@ -50,42 +60,43 @@ class Trial:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing that comes can count any more."""
+        """Whether further validations cannot change the outcome."""
         return self.fluctuates or self.cost >= self.end
 
     @property
     def is_finished(self) -> bool:
-        """Whether it is decided; one that is over may not be, with a single validation."""
+        """Whether the outcome is known. A trial that is over after a single validation has no outcome."""
         return self.fluctuates or self.is_stable
 
     @property
     def is_stable(self) -> bool:
-        """Not with a single validation, which has none before it to rise above."""
+        """Whether the trial reached its end, with at least two validations and without a fluctuation."""
         return self.cost >= self.end and len(self.validations) > 1 and not self.fluctuates
 
     @property
     def cost(self) -> int:
-        """Units trained, as far as they were reported."""
+        """Units trained up to the last validation."""
         return self.validations[-1].progress if self.validations else 0
 
     @property
     def tokens(self) -> int | None:
-        """Tokens trained, None where they were not reported."""
+        """Tokens trained up to the last validation; None if they were not reported."""
         return self.validations[-1].tokens if self.validations else 0
 
     def then(self, validation: Validation) -> Trial:
-        """The trial with one more validation; the same where it was over.
+        """The trial with one more validation; the same trial if it is over.
 
         Raises:
-            TypeError, ValueError: it is no Validation, does not go on from the last, or is no perplexity.
+            TypeError: `validation` is not a Validation of numbers.
+            ValueError: its progress does not rise, its tokens fall, or its perplexity is below 1.
         """
         if self.is_over:
             return self
-        validation = checked(validation, self.validations[-1] if self.validations else None)
+        validation = _checked_validation(validation, self.validations[-1] if self.validations else None)
         return replace(self, validations=(*self.validations, validation))
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values. A perplexity that is no finite number is a string, since JSON has none for it."""
+        """Plain values. A perplexity that is not finite is a string, because JSON cannot represent it as a number."""
         return {
             "min_seq_length": self.min_seq_length,
             "duration": self.duration,
@@ -99,6 +110,50 @@ def _for_json(value: float) -> float | str:
     return value if math.isfinite(value) else str(value)
 
 
+def _checked_validation(validation: Any, last: Validation | None) -> Validation:
+    """The validation in plain Python numbers, checked against the `last` one of its trial."""
+    if not isinstance(validation, Validation):
+        raise TypeError(f"run_trial must yield Validation(progress, perplexity), got {validation!r}")
+    progress = _count("progress", validation.progress)
+    if last is not None and progress <= last.progress:
+        raise ValueError(
+            f"progress of a Validation must rise from validation to validation, got {progress} after "
+            f"{last.progress}; was the scheduler stepped?"
+        )
+    tokens = None if validation.tokens is None else _count("tokens", validation.tokens)
+    if tokens is not None and last is not None and tokens < (last.tokens or 0):
+        raise ValueError(f"tokens of a Validation must not fall, got {tokens} after {last.tokens}")
+    return Validation(progress, _perplexity(validation.perplexity), tokens)
+
+
+def _count(name: str, value: Any) -> int:
+    if not isinstance(value, bool):
+        with suppress(TypeError):  # check_int names the type
+            value = operator.index(value)  # NumPy integers, and tensors with one element
+    check_int(f"{name} of a Validation", value, minimum=0)
+    return value
+
+
+def _perplexity(value: Any) -> float:
+    perplexity = _as_float(value)
+    if perplexity < 1:
+        raise ValueError(
+            f"perplexity of a Validation must be at least 1 (it is exp of the loss in nats), got {perplexity}"
+        )
+    return perplexity
+
+
+def _as_float(value: Any) -> float:
+    """A number, NumPy number or tensor with one element, as a float. Refuses strings, which float() would read."""
+    if not isinstance(value, (str, bytes, bytearray, bool)):
+        with suppress(TypeError, ValueError, RuntimeError):  # the error below names the value
+            try:
+                return float(value)
+            except OverflowError:
+                return math.inf
+    raise TypeError(f"perplexity of a Validation must be a number, got {value!r}")
+
+
 def run(
     trial: Trial,
     run_trial: RunTrial,
@@ -106,25 +161,25 @@ def run(
     seed: int,
     on_validation: Callable[[Trial], None],
 ) -> Trial:
-    """Train until the trial has passed or fluctuates, and close the iterator then.
+    """Train until the trial is over, then close the iterator.
 
     Raises:
-        TypeError, ValueError: `run_trial` yields something else, ends before, or validates too seldom for a
-            fluctuation to show.
+        TypeError: `run_trial` does not return an iterable, or yields something other than a Validation.
+        ValueError: `run_trial` yields an invalid Validation, ends early, or validates less than twice.
     """
     with _seeded(seed):
-        trial = _watch(trial, _started(run_trial, scheduler, trial.end), on_validation)
+        trial = _validated(trial, _start(run_trial, scheduler, trial.end), on_validation)
     if not trial.is_over:
         raise ValueError(
             f"run_trial must train and validate up to {trial.end:,} {scheduler.unit}s, "
             f"but its last validation was at {trial.cost:,}"
         )
     if not trial.is_finished:
-        raise ValueError("run_trial must validate at least twice in a trial, or no fluctuation can show")
+        raise ValueError("run_trial must validate at least twice in a trial: one validation cannot show a fluctuation")
     return trial
 
 
-def _started(run_trial: RunTrial, scheduler: SequenceLengthScheduler, end: int) -> Iterator[Validation]:
+def _start(run_trial: RunTrial, scheduler: SequenceLengthScheduler, end: int) -> Iterator[Validation]:
     validations = run_trial(scheduler, end)
     if not isinstance(validations, Iterable):
         raise TypeError(
@@ -134,7 +189,7 @@ def _started(run_trial: RunTrial, scheduler: SequenceLengthScheduler, end: int) 
     return iter(validations)
 
 
-def _watch(trial: Trial, validations: Iterator[Validation], on_validation: Callable[[Trial], None]) -> Trial:
+def _validated(trial: Trial, validations: Iterator[Validation], on_validation: Callable[[Trial], None]) -> Trial:
     try:
         for validation in validations:
             trial = trial.then(validation)
@@ -150,9 +205,9 @@ def _watch(trial: Trial, validations: Iterator[Validation], on_validation: Calla
 
 @contextmanager
 def _seeded(seed: int) -> Iterator[None]:
-    """So that a trial does not depend on the ones before it, which may have been read from a folder.
+    """Seed all random streams, so that a trial does not depend on earlier trials, which may be read from a folder.
 
-    Afterwards the caller's random streams go on where they were; CUDA's only if it was in use before.
+    Afterwards the caller's random streams are restored; those of CUDA only if CUDA was initialised before.
     """
     python, numpy = random.getstate(), np.random.get_state()
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()

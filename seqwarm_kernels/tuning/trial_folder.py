@@ -1,4 +1,4 @@
-"""Trials on disk: what was trained is not trained again."""
+"""Trials on disk, so that a resumed search does not repeat finished trials."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..utils.checks import check_same_configuration
 from ..utils.files import PARTIAL_SUFFIX, write_atomically
-from .configuration import Configuration
-from .trial import Trial
-from .validation import Validation
+from .configuration import SearchConfiguration
+from .trial import Trial, Validation
 
 CONFIGURATION = "configuration.json"
 RESULT = "result.json"
@@ -18,31 +18,32 @@ RESULT = "result.json"
 
 @dataclass(frozen=True)
 class TrialFolder:
-    """One JSON file for the configuration, one for each trial, and one for the result."""
+    """A folder with one JSON file for the configuration, one for each trial, and one for the result."""
 
     path: Path
 
     @staticmethod
-    def open(path: Path, configuration: Configuration) -> TrialFolder:
-        """A new folder, or the one of a search to go on with.
+    def open(path: Path, configuration: SearchConfiguration) -> TrialFolder:
+        """A new folder, or the folder of an earlier search to resume.
 
         Raises:
-            ValueError: it holds trials of another configuration, or other things, or the pacing has no name.
+            ValueError: the folder has trials of another configuration or other files, or the pacing has no name.
         """
-        _check_has_name(configuration.to_json()["pacing"])
-        folder = TrialFolder(path)
+        current = configuration.to_json()
+        if current["pacing"].endswith("<lambda>"):
+            raise ValueError("pacing must be a named function if folder is given, got a lambda")
         file = path / CONFIGURATION
         if file.exists():
-            _check_same(path, _read(file), configuration.to_json())
-            return folder
-        if path.exists() and (not path.is_dir() or any(not _is_ours(entry) for entry in path.iterdir())):
-            raise ValueError(f"folder must be a new or empty one, or hold trials, got {path}")
+            _check_same_configuration(file, current)
+            return TrialFolder(path)
+        if path.exists() and (not path.is_dir() or any(not _is_partial(entry) for entry in path.iterdir())):
+            raise ValueError(f"folder must be new, empty or the folder of an earlier search, got {path}")
         path.mkdir(parents=True, exist_ok=True)
-        _write(file, configuration.to_json())
-        return folder
+        _write(file, current)
+        return TrialFolder(path)
 
     def load(self, trial: Trial) -> Trial:
-        """The trial with what was recorded of it, if anything was.
+        """The trial with its recorded validations, if there is a record.
 
         Raises:
             ValueError: the record cannot be read.
@@ -54,7 +55,7 @@ class TrialFolder:
             for entry in _read(file)["validations"]:
                 trial = trial.then(Validation(entry["progress"], float(entry["perplexity"]), entry["tokens"]))
         except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"{file} cannot be read: {error!r}; without it the trial is run again") from error
+            raise ValueError(f"{file} cannot be read: {error!r}; delete the file to run the trial again") from error
         return trial
 
     def save(self, trial: Trial) -> None:
@@ -67,36 +68,22 @@ class TrialFolder:
         return self.path / f"trial_min{trial.min_seq_length}_duration{trial.duration}.json"
 
 
-def _is_ours(entry: Path) -> bool:
-    """Left behind by a process that was killed before the first file was whole."""
+def _is_partial(entry: Path) -> bool:
+    """Whether a process that was killed while it wrote its first file left this entry."""
     return entry.name.endswith(PARTIAL_SUFFIX)
 
 
-def _check_has_name(pacing: str) -> None:
-    if pacing.endswith("<lambda>"):
-        raise ValueError("pacing must be a function with a name of its own where folder is given, got a lambda")
-
-
-def _check_same(path: Path, there: Any, here: dict[str, Any]) -> None:
-    if not isinstance(there, dict) or there.keys() != here.keys():
-        raise ValueError(f"{path / CONFIGURATION} must have the entries {list(here)}, got {there!r}")
-    if not isinstance(there["settings"], dict):
-        raise ValueError(f"settings in {path / CONFIGURATION} must be an object, got {there['settings']!r}")
-    stored = _flat(there)
-    for name, value in _flat(here).items():
-        if name not in stored or stored[name] != value:
-            other = json.dumps(stored[name]) if name in stored else "missing"
-            raise ValueError(
-                f"folder {path} holds trials of another configuration: {name} is {other} there, "
-                f"{json.dumps(value)} here"
-            )
-    gone = stored.keys() - _flat(here).keys()
-    if gone:
-        raise ValueError(f"folder {path} holds trials of another configuration: it has {sorted(gone)}, none is here")
+def _check_same_configuration(file: Path, current: dict[str, Any]) -> None:
+    saved = _read(file)
+    if not isinstance(saved, dict) or saved.keys() != current.keys():
+        raise ValueError(f"{file} must have the entries {list(current)}, got {saved!r}")
+    if not isinstance(saved["settings"], dict):
+        raise ValueError(f"settings in {file} must be an object, got {saved['settings']!r}")
+    check_same_configuration(_flat(saved), _flat(current), source=f"the search in folder {file.parent}")
 
 
 def _flat(configuration: dict[str, Any]) -> dict[str, Any]:
-    """The user's own settings among the others, so that a difference is named."""
+    """The configuration with each of the user's settings as an entry, so that an error names the one that differs."""
     rest = {name: value for name, value in configuration.items() if name != "settings"}
     return {**rest, **{f"settings[{name!r}]": value for name, value in configuration["settings"].items()}}
 

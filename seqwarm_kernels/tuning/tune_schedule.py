@@ -1,4 +1,4 @@
-"""The paper's low-cost tuning of a schedule."""
+"""tune_schedule: low-cost tuning of a schedule in short trials."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tqdm.auto import tqdm
 
 from ..schedule.scheduler import Pacing
 from ..utils.checks import check_bool
-from .configuration import Configuration
+from .configuration import SearchConfiguration
 from .result import NoStableSchedule, TunedSchedule
 from .search import largest_stable
 from .trial import RunTrial, Trial, run
@@ -35,54 +35,56 @@ def tune_schedule(
     folder: str | Path | None = None,
     progress: bool = True,
 ) -> TunedSchedule:
-    """The smallest minimum length and the largest duration that train stably, each tried at the beginning only.
+    """Find the smallest minimum length and the largest duration that train stably, in short trials.
 
-    Minimum lengths are raised, at the shortest duration, until validation perplexity does not fluctuate significantly;
-    then the largest duration of which that is true is found by bisection. A trial ends after the first few multiples
-    of the learning rate's warmup, or with its first significant fluctuation. If no length is stable at the shortest
-    duration, all are tried at longer ones. Bisection takes it that durations, from the first stable one on, are stable
-    up to some limit and not beyond; what is returned was tried itself and was stable.
+    First, the minimum length is raised, at the shortest duration, until validation perplexity does not fluctuate
+    significantly. If no length is stable at the shortest duration, all lengths are tried at longer durations. Then the
+    largest stable duration for this length is found by bisection. A trial ends after the first few multiples of the
+    learning rate's warmup, or at its first significant fluctuation. Bisection assumes that durations, from the first
+    stable one on, are stable up to some limit and unstable above it. The schedule that is returned was tried itself,
+    and was stable.
 
     Source of the method: C. Li, M. Zhang, Y. He, "The Stability-Efficiency Dilemma", NeurIPS 2022, arXiv 2108.06084,
     section 4, and DeepSpeed's tutorial on curriculum learning, section 1.1.
 
     Args:
-        run_trial: called with a new `SequenceLengthScheduler` and a number of units; trains from scratch with that
-            schedule for so many units, and yields a `Validation` whenever it has validated on sequences of the FULL
-            length: before the first unit, ten times or so on the way, at the end. It steps the scheduler. The first
-            validation at the end or past it, however far, is the last that counts. The iterator is closed when the
-            trial is decided, so a generator may end late, and may clean up in `finally`.
-        max_seq_length: tokens in a sequence in the end, at least 2.
-        learning_rate_warmup: units of the learning rate's own warmup, at least 1.
-        min_seq_lengths: candidates, from small to large; those not below `max_seq_length` are left out.
-        durations: candidates, in units, from small to large; by default 1 to 16 times the length of a trial.
-        multiples: a trial takes this many times `learning_rate_warmup`, above 0.
-        max_rise: a perplexity above this times the best one before it is a significant fluctuation, as is one that is
-            not finite; above 1.
-        step_size, unit, pacing: as in `SequenceLengthScheduler`; pacing must not be `discrete`, nor a lambda with
-            `folder`, where functions are compared by their names.
-        seed: of torch, NumPy and Python's random in every trial, so that none depends on those before it; afterwards
-            their streams go on where they were.
-        settings: plain JSON values, whatever else decides the numbers: learning rate, batch size, model. Only kept in
-            `folder`, and compared.
-        folder: for the records of all trials, written after each validation. A search that was stopped goes on: trials
-            that are finished are read, not run.
-        progress: whether to show a bar for each trial.
+        run_trial: called with a new `SequenceLengthScheduler` and a number of units. It trains from scratch with this
+            scheduler for this number of units, and steps the scheduler. It yields a `Validation` each time it validates
+            on sequences of the FULL length: before the first unit, about ten times during the trial, and at the end.
+            The first validation at or after the end is the last one that counts. The iterator is closed when the
+            outcome of the trial is known, so a generator may continue past the end, and may clean up in `finally`.
+        max_seq_length: full number of tokens in a sequence, at least 2.
+        learning_rate_warmup: number of units of the learning rate's own warmup, at least 1.
+        min_seq_lengths: candidates, in increasing order. Candidates that are not below `max_seq_length` are left out.
+        durations: candidates, in units and increasing order. The default is 1 to 16 times the length of a trial.
+        multiples: length of a trial, as a multiple of `learning_rate_warmup`; above 0.
+        max_rise: a perplexity above this times the best earlier one is a significant fluctuation, and so is a
+            perplexity that is not finite; above 1.
+        step_size, unit, pacing: as in `SequenceLengthScheduler`. `pacing` must not be `discrete`. With `folder` it must
+            not be a lambda, because a folder compares functions by name.
+        seed: seed of torch, NumPy and Python's random in every trial, so that no trial depends on earlier ones.
+            Afterwards their random streams are restored.
+        settings: plain JSON values that affect the numbers of a trial as well, such as learning rate, batch size and
+            model. They are only saved in `folder`, and compared when a search resumes.
+        folder: folder for the records of all trials, which are written after each validation. An interrupted search
+            resumes: finished trials are read instead of run.
+        progress: whether to show a progress bar for each trial.
 
     Returns:
         The schedule found, with the trials.
 
     Raises:
         NoStableSchedule: every trial fluctuated.
-        TypeError, ValueError: an argument is wrong, `run_trial` yields something else or ends early, or `folder`
-            belongs to another configuration.
+        TypeError: an argument has the wrong type, or `run_trial` yields something other than a Validation.
+        ValueError: an argument is out of range, `run_trial` ends early or yields an invalid Validation, or `folder` has
+            trials of another configuration.
     """
     if not callable(run_trial):
         raise TypeError(f"run_trial must be callable, got {type(run_trial).__name__}")
     check_bool("progress", progress)
     if folder is not None and not isinstance(folder, (str, os.PathLike)):
         raise TypeError(f"folder must be a path, got {type(folder).__name__}")
-    configuration = Configuration.checked(
+    configuration = SearchConfiguration.checked(
         max_seq_length=max_seq_length,
         min_seq_lengths=min_seq_lengths,
         durations=durations,
@@ -116,11 +118,11 @@ def _finish(
     trial: Trial,
     number: int,
     run_trial: RunTrial,
-    configuration: Configuration,
+    configuration: SearchConfiguration,
     records: TrialFolder | None,
     progress: bool,
 ) -> Trial:
-    """The trial as it was recorded, if it was finished; else run from its beginning."""
+    """The recorded trial if it was finished; otherwise the trial after a run from the beginning."""
     if records is not None:
         recorded = records.load(trial)
         if recorded.is_finished:
@@ -145,7 +147,7 @@ def _finish(
 
 
 def _result(
-    configuration: Configuration, trials: list[Trial], found: tuple[int, int] | None
+    configuration: SearchConfiguration, trials: list[Trial], found: tuple[int, int] | None
 ) -> TunedSchedule | NoStableSchedule:
     if found is None:
         return NoStableSchedule(configuration, trials)

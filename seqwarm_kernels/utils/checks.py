@@ -50,12 +50,14 @@ def check_state_entries(state_dict: object, expected: Collection[str]) -> None:
         raise ValueError(f"state_dict must have the entries {list(expected)}, got {list(state_dict)}")
 
 
-def check_same_configuration(saved: Mapping[str, Any], current: Mapping[str, Any]) -> None:
-    """Every setting of a saved state must be what it is now; the error names the first that differs."""
+def check_same_configuration(
+    saved: Mapping[str, Any], current: Mapping[str, Any], *, source: str = "state_dict"
+) -> None:
+    """All settings saved in `source` must equal the current ones. The error names the first that differs."""
     for name in {**current, **saved}:
         if name not in saved or name not in current or saved[name] != current[name]:
             was, now = (repr(settings[name]) if name in settings else "unknown" for settings in (saved, current))
-            raise ValueError(f"state_dict is of another configuration: {name} is {was} in the state, {now} here")
+            raise ValueError(f"{source} is of another configuration: {name} is {was} in the state, {now} here")
 
 
 def check_matplotlib() -> None:

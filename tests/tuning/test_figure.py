@@ -23,7 +23,7 @@ def test_the_figure(tmp_path):
 
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("highest", [40.0, 1e5, 1e308])
-def test_a_perplexity_off_the_figure_does_not_squeeze_the_rest(highest, tmp_path, monkeypatch):
+def test_a_perplexity_above_the_figure_does_not_squeeze_the_rest(highest, tmp_path, monkeypatch):
     figure = pytest.importorskip("matplotlib.figure")
     drawn = []
     subplots = figure.Figure.subplots
@@ -45,7 +45,7 @@ def test_a_perplexity_off_the_figure_does_not_squeeze_the_rest(highest, tmp_path
 
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("validations", [[(0, math.nan)], [(0, 1e308), (1, math.inf)], [(0, 256.0), (1, 1e308)]])
-def test_a_figure_of_nothing_stable(validations, tmp_path):
+def test_the_figure_of_a_search_without_a_stable_trial(validations, tmp_path):
     pytest.importorskip("matplotlib")
     with pytest.raises(NoStableSchedule) as caught:
         tune(lambda scheduler, end: [Validation(*each) for each in validations])

@@ -1,4 +1,4 @@
-"""The rule alone, on stable regions drawn at random."""
+"""The order of trials, on random stable regions."""
 
 import math
 
@@ -13,7 +13,7 @@ DURATIONS = st.integers(1, 70)
 
 
 def ask(lengths, durations, stable):
-    """The result and the candidates that were tried; none may be tried twice."""
+    """The result and the candidates that were tried. Fails if a candidate is tried twice."""
     asked = []
 
     def is_stable(length, duration):
@@ -62,12 +62,12 @@ def test_between_a_lower_and_an_upper_bound(lengths, durations, data):
     else:
         assert found in asked
         assert stable(*found)
-        assert found[1] + 1 == stretches[found[0]][1], "a longer one is stable, too"
+        assert found[1] + 1 == stretches[found[0]][1], "a longer duration is stable as well"
 
 
 @given(LENGTHS, DURATIONS, st.data())
-def test_whatever_is_stable_the_result_was_tried_and_was_stable(lengths, durations, data):
-    """Also where stability comes and goes."""
+def test_the_result_was_tried_and_was_stable_in_any_region(lengths, durations, data):
+    """Also if stability is not monotone."""
     stable = data.draw(st.sets(st.tuples(st.integers(0, lengths - 1), st.integers(0, durations - 1))))
     found, asked = ask(lengths, durations, lambda *candidate: candidate in stable)
     if found is None:

@@ -1,4 +1,4 @@
-"""What tune_schedule makes of the validations that a trial yields."""
+"""How tune_schedule judges the validations that a trial yields."""
 
 import json
 import math
@@ -29,16 +29,16 @@ def test_a_perplexity_that_is_not_finite_fluctuates_and_is_valid_json(tmp_path, 
     assert again.table() == found.table()
 
 
-def test_a_rise_counts_from_the_best_before_not_from_the_last():
+def test_a_rise_is_relative_to_the_best_not_to_the_last():
     def creeps(scheduler, end):
         for progress, value in ((0, 10.0), (30, 12.0), (60, 14.0), (end, 10.0)):
             yield Validation(progress, value if scheduler.duration > 500 else 10.0)
 
     found = tune(creeps)
     assert found.duration == 500
-    broken_off = next(trial for trial in found.trials if trial.fluctuates)
-    assert broken_off.cost == 60
-    assert broken_off.rises == pytest.approx([1, 1.2, 1.4])
+    stopped = next(trial for trial in found.trials if trial.fluctuates)
+    assert stopped.cost == 60
+    assert stopped.rises == pytest.approx([1, 1.2, 1.4])
 
 
 @pytest.mark.parametrize(
@@ -70,11 +70,11 @@ def test_wrong_trials(validations, error, message):
         tune(lambda scheduler, end: validations)
 
 
-def test_a_training_that_does_not_step_its_scheduler_ends(tmp_path):
+def test_a_training_that_does_not_step_its_scheduler_is_stopped(tmp_path):
     def forgets(scheduler, end):
         for _ in range(1000):
             yield Validation(scheduler.progress, 9.0)
-        pytest.fail("it was let go on")
+        pytest.fail("the trial was not stopped")
 
     with pytest.raises(ValueError, match=r"progress .* must rise .*got 0 after 0; was the scheduler stepped"):
         tune(forgets, folder=tmp_path)
@@ -89,7 +89,7 @@ def test_a_trial_of_one_validation_is_refused_however_often_it_is_resumed(tmp_pa
     assert tune(Formula(region), folder=tmp_path).duration == 700
 
 
-def test_numbers_of_numpy_and_torch_become_plain_ones(tmp_path):
+def test_numpy_and_torch_numbers_become_plain_numbers(tmp_path):
     def run_trial(scheduler, end):
         yield Validation(0, np.float32(9.5), torch.tensor(0))
         yield Validation(np.int64(end // 2), torch.tensor(9.25), np.int64(50))
@@ -115,7 +115,7 @@ def test_the_first_validation_past_the_end_is_the_last_that_counts():
     assert found.accepted.then(Validation(60 * 120, 800.0)) is found.accepted
 
 
-def test_an_error_in_a_trial_closes_it_and_comes_through():
+def test_an_error_in_a_trial_closes_the_iterator_and_is_raised():
     toy = Formula(lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         tune(toy)

@@ -1,9 +1,10 @@
-"""tune_schedule on trainings whose stable candidates are known."""
+"""tune_schedule on toy trainings with known stable candidates."""
 
 import json
 import math
 import pickle
 import random
+import re
 from contextlib import nullcontext
 
 import numpy as np
@@ -27,8 +28,13 @@ def tune(run_trial, **options):
 
 
 def region(min_seq_length, duration):
-    """Stable from 32 on, up to 700 steps."""
+    """Stable for minimum lengths from 32 on and durations up to 700 steps."""
     return min_seq_length >= 32 and duration <= 700
+
+
+def grid_cost(found, total):
+    """The cost of a run of `total` units for each pair of candidates."""
+    return len(found.configuration.min_seq_lengths) * len(found.configuration.durations) * total
 
 
 def test_smallest_length_and_largest_duration_of_a_known_region():
@@ -41,8 +47,8 @@ def test_smallest_length_and_largest_duration_of_a_known_region():
     assert [trial.cost for trial in found.trials] == [60, 60, 120, 120, 60, 120]
     assert found.cost == 540
     assert found.tokens == 54_000
-    assert found.grid_cost(total=1000) == 5 * 9 * 1000
-    assert found.cost < found.grid_cost(total=1000) / 10
+    assert grid_cost(found, 1000) == 5 * 9 * 1000
+    assert found.cost < grid_cost(found, 1000) / 10
     assert not found.is_longest
 
 
@@ -56,7 +62,7 @@ def test_the_schedule_found():
     assert found.scheduler().progress == 0
 
 
-def test_longer_durations_where_the_shortest_help_no_length():
+def test_longer_durations_if_no_length_is_stable_at_the_shortest():
     found = tune(Formula(lambda length, duration: 500 <= duration <= 800))
     assert (found.min_seq_length, found.duration) == (8, 800)
     assert [trial.duration for trial in found.trials[:5]] == [200] * 5
@@ -66,7 +72,7 @@ def test_the_longest_candidate_says_so():
     found = tune(Formula(lambda length, duration: True))
     assert (found.min_seq_length, found.duration) == (8, 1000)
     assert found.is_longest
-    assert "longer ones may be stable" in found.table()
+    assert "longer durations may be stable" in found.table()
 
 
 def test_nothing_stable_is_an_error_with_the_trials():
@@ -87,7 +93,7 @@ def test_the_threshold(max_rise, longest):
 
 
 class Closable:
-    """An iterator that someone else holds as well."""
+    """An iterator that the test holds as well."""
 
     def __init__(self, end):
         self.validations, self.closed = iter([Validation(0, 9.0), Validation(end, 8.0)]), False
@@ -114,7 +120,7 @@ def test_the_iterator_is_closed():
     assert all(each.closed for each in made)
 
 
-def test_same_seed_same_search_whatever_was_drawn_before():
+def test_same_seed_same_search_after_other_random_draws():
     def drawn(seed):
         torch.rand(3), random.random(), np.random.rand()
         return tune(Formula(region), seed=seed).to_json()["trials"]
@@ -135,7 +141,7 @@ def test_every_random_stream_is_seeded_before_a_trial():
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_the_callers_random_streams_go_on_where_they_were(fails):
+def test_the_callers_random_streams_are_restored(fails):
     def draw():
         return torch.rand(()).item(), random.random(), np.random.rand()
 
@@ -164,7 +170,7 @@ def test_default_durations_are_multiples_of_a_trial():
 
 def test_the_end_of_a_trial_is_exact():
     found = tune(Formula(lambda *_: True, every=5), multiples=2.2, learning_rate_warmup=25)
-    assert found.configuration.end == 55, "in floats 2.2 · 25 is a little more"
+    assert found.configuration.end == 55, "as floats, 2.2 · 25 is above 55"
 
 
 def test_lengths_that_are_not_below_the_full_one_are_left_out():
@@ -172,7 +178,7 @@ def test_lengths_that_are_not_below_the_full_one_are_left_out():
 
 
 def test_a_small_transformer_that_full_length_makes_diverge():
-    """Known: at this learning rate the full length, or reaching it early, takes training off."""
+    """At this learning rate, training diverges at the full length, or if the full length is reached early."""
     torch.set_num_threads(1)
     toy = SummedLoss()
     found = tune_schedule(
@@ -182,7 +188,7 @@ def test_a_small_transformer_that_full_length_makes_diverge():
         durations=range(30, 181, 10),
         progress=False,
     )
-    assert found.cost < found.grid_cost(total=toy.steps) / 10
+    assert found.cost < grid_cost(found, toy.steps) / 10
 
     def largest_rise(scheduler):
         perplexities = [validation.perplexity for validation in toy(scheduler, toy.steps)]
@@ -193,7 +199,7 @@ def test_a_small_transformer_that_full_length_makes_diverge():
 
 
 class Recorded:
-    """Trials that stop the search at the `stop`-th validation."""
+    """Trials that interrupt the search at the `stop`-th validation."""
 
     def __init__(self, stop=None):
         self.toy, self.left = Formula(region), stop
@@ -207,17 +213,17 @@ class Recorded:
 
 
 @pytest.mark.parametrize("stop", [0, 1, 7, 12, 13, 14, 30, 44])
-def test_a_search_that_was_stopped_goes_on_to_the_same_numbers(tmp_path, stop):
-    unbroken = tune(Recorded(), folder=tmp_path / "unbroken")
+def test_an_interrupted_search_resumes_to_the_same_numbers(tmp_path, stop):
+    uninterrupted = tune(Recorded(), folder=tmp_path / "uninterrupted")
     with pytest.raises(KeyboardInterrupt):
-        tune(Recorded(stop), folder=tmp_path / "broken")
-    assert not (tmp_path / "broken" / "result.json").exists()
-    before = {file.name for file in (tmp_path / "broken").glob("trial_*") if "unfinished" not in file.read_text()}
+        tune(Recorded(stop), folder=tmp_path / "interrupted")
+    assert not (tmp_path / "interrupted" / "result.json").exists()
+    before = {file.name for file in (tmp_path / "interrupted").glob("trial_*") if "unfinished" not in file.read_text()}
     rest = Recorded()
-    assert tune(rest, folder=tmp_path / "broken") == unbroken
-    assert len(rest.toy.asked) == 6 - len(before), "a finished trial is read, not run"
-    for file in (tmp_path / "unbroken").iterdir():
-        assert file.read_text() == (tmp_path / "broken" / file.name).read_text()
+    assert tune(rest, folder=tmp_path / "interrupted") == uninterrupted
+    assert len(rest.toy.asked) == 6 - len(before), "finished trials are read, not run"
+    for file in (tmp_path / "uninterrupted").iterdir():
+        assert file.read_text() == (tmp_path / "interrupted" / file.name).read_text()
 
 
 def test_a_finished_search_is_read(tmp_path):
@@ -237,25 +243,26 @@ def test_a_finished_search_is_read(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"max_rise": 1.2}, "max_rise is 1.3 there, 1.2 here"),
-        ({"seed": 1}, "seed is 0 there, 1 here"),
-        ({"durations": [200]}, r"durations is \[200, .* there, \[200\] here"),
-        ({"pacing": root(2)}, r'pacing is "linear" there, "root\(2\)" here'),
-        ({"settings": {"learning_rate": 2}}, r"settings\['learning_rate'\] is 1 there, 2 here"),
-        ({"settings": {}}, r"it has \[\"settings\['learning_rate'\]\"\], none is here"),
-        ({"settings": {"learning_rate": 1, "rows": 2}}, r"settings\['rows'\] is missing there, 2 here"),
-        ({"settings": {"learning_rate": 1, "rows": None}}, r"settings\['rows'\] is missing there, null here"),
+        ({"max_rise": 1.2}, "max_rise is 1.3 in the state, 1.2 here"),
+        ({"seed": 1}, "seed is 0 in the state, 1 here"),
+        ({"durations": [200]}, r"durations is \[200, .* in the state, \[200\] here"),
+        ({"pacing": root(2)}, r"pacing is 'linear' in the state, 'root\(2\)' here"),
+        ({"settings": {"learning_rate": 2}}, r"settings\['learning_rate'\] is 1 in the state, 2 here"),
+        ({"settings": {}}, r"settings\['learning_rate'\] is 1 in the state, unknown here"),
+        ({"settings": {"learning_rate": 1, "rows": 2}}, r"settings\['rows'\] is unknown in the state, 2 here"),
+        ({"settings": {"learning_rate": 1, "rows": None}}, r"settings\['rows'\] is unknown in the state, None here"),
     ],
 )
 def test_a_folder_of_another_configuration_is_refused_by_name(tmp_path, options, message):
     tune(Formula(region), folder=tmp_path, settings={"learning_rate": 1})
     before = {file: file.read_bytes() for file in tmp_path.iterdir()}
-    with pytest.raises(ValueError, match=message):
+    expected = rf"the search in folder {re.escape(str(tmp_path))} is of another configuration: {message}"
+    with pytest.raises(ValueError, match=expected):
         tune(Formula(pytest.fail), **{"folder": tmp_path, "settings": {"learning_rate": 1}, **options})
     assert before == {file: file.read_bytes() for file in tmp_path.iterdir()}
 
 
-def test_stored_settings_that_are_no_object_are_named(tmp_path):
+def test_stored_settings_that_are_not_an_object_are_named(tmp_path):
     tune(Formula(region), folder=tmp_path)
     file = tmp_path / "configuration.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "settings": [1]}))
@@ -263,21 +270,21 @@ def test_stored_settings_that_are_no_object_are_named(tmp_path):
         tune(Formula(pytest.fail), folder=tmp_path)
 
 
-def test_a_lambda_has_no_name_that_a_folder_could_compare(tmp_path):
+def test_a_folder_refuses_a_lambda(tmp_path):
     pacing = lambda x: x  # noqa: E731
-    with pytest.raises(ValueError, match="pacing must be a function with a name of its own where folder is"):
+    with pytest.raises(ValueError, match="pacing must be a named function if folder is given, got a lambda"):
         tune(Formula(pytest.fail), folder=tmp_path / "new", pacing=pacing)
     assert not (tmp_path / "new").exists()
     assert tune(Formula(region), pacing=pacing).duration == 700
 
 
-def test_a_folder_with_other_things_is_refused(tmp_path):
+def test_a_folder_with_other_files_is_refused(tmp_path):
     (tmp_path / "thesis.tex").touch()
-    with pytest.raises(ValueError, match="folder must be a new or empty one, or hold trials, got"):
+    with pytest.raises(ValueError, match="folder must be new, empty or the folder of an earlier search, got"):
         tune(Formula(pytest.fail), folder=tmp_path)
 
 
-def test_remains_of_a_first_write_do_not_block_a_folder(tmp_path):
+def test_a_partial_first_file_does_not_block_a_folder(tmp_path):
     (tmp_path / "configuration.json.partial").write_text("{")
     assert tune(Formula(region), folder=tmp_path).duration == 700
 
@@ -296,17 +303,21 @@ def test_a_record_that_cannot_be_read_is_named(tmp_path, content):
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"max_seq_length": 8}, ValueError, "min_seq_lengths must have one below max_seq_length 8"),
+        ({"max_seq_length": 8}, ValueError, "min_seq_lengths must have a length below max_seq_length 8, got none"),
         ({"min_seq_lengths": 8}, TypeError, "min_seq_lengths must be an iterable of ints, got int"),
         ({"durations": 100}, TypeError, "durations must be an iterable of ints, got int"),
         ({"folder": 3}, TypeError, "folder must be a path, got int"),
-        ({"multiples": 1e308}, ValueError, r"multiples of learning_rate_warmup must be at most .*got 1e\+308 of 40"),
+        (
+            {"multiples": 1e308},
+            ValueError,
+            r"multiples times learning_rate_warmup must be .*got 1e\+308 times 40",
+        ),
         ({"max_seq_length": 64.0}, TypeError, "max_seq_length must be an int, got float"),
-        ({"min_seq_lengths": []}, ValueError, "min_seq_lengths must be numbers from small to large"),
-        ({"min_seq_lengths": (16, 8)}, ValueError, r"from small to large, each once, got \[16, 8\]"),
-        ({"durations": [100, 100]}, ValueError, r"durations must be numbers from small to large.*\[100, 100\]"),
-        ({"durations": [0, 100]}, ValueError, "durations, each of them, must be at least 1, got 0"),
-        ({"durations": [1.5]}, TypeError, "durations, each of them, must be an int, got float"),
+        ({"min_seq_lengths": []}, ValueError, "min_seq_lengths must be strictly increasing and not empty"),
+        ({"min_seq_lengths": (16, 8)}, ValueError, r"must be strictly increasing and not empty, got \[16, 8\]"),
+        ({"durations": [100, 100]}, ValueError, r"durations must be strictly increasing.*\[100, 100\]"),
+        ({"durations": [0, 100]}, ValueError, "each of durations must be at least 1, got 0"),
+        ({"durations": [1.5]}, TypeError, "each of durations must be an int, got float"),
         ({"learning_rate_warmup": 0}, ValueError, "learning_rate_warmup must be at least 1, got 0"),
         ({"multiples": 0}, ValueError, "multiples must be positive, got 0"),
         ({"max_rise": 1}, ValueError, "max_rise must be above 1, got 1"),
@@ -314,7 +325,7 @@ def test_a_record_that_cannot_be_read_is_named(tmp_path, content):
         ({"seed": 2**32}, ValueError, "seed must be at most 4294967295"),
         ({"step_size": 0}, ValueError, "step_size must be at least 1, got 0"),
         ({"unit": "epoch"}, ValueError, "unit must be one of step, token, sample, got 'epoch'"),
-        ({"pacing": discrete([(10, 8)])}, ValueError, "pacing must follow the duration"),
+        ({"pacing": discrete([(10, 8)])}, ValueError, "pacing must scale with the duration, got discrete"),
         ({"settings": {"model": object()}}, ValueError, "settings must be a mapping of plain JSON values"),
         ({"settings": {"rate": math.nan}}, ValueError, "settings must be a mapping of plain JSON values"),
         ({"progress": 1}, TypeError, "progress must be True or False, got 1"),
@@ -340,7 +351,7 @@ def test_the_table():
         ["fluctuates"], ["fluctuates"], ["stable"], ["stable"], ["fluctuates"], ["stable", "<-", "found"],
     ]  # fmt: skip
     assert "up to 120 steps (3 times the learning rate's warmup) no validation perplexity above 1.3 times" in lines[8]
-    assert lines[9] == "Found: min_seq_length 32, duration 700 steps, in 6 trials of 540 steps together."
+    assert lines[9] == "Found: min_seq_length 32, duration 700 steps, in 6 trials of 540 steps in total."
 
 
 def test_the_bar(capsys):

@@ -1,4 +1,4 @@
-"""Trainings for the tuner whose stable candidates are known."""
+"""Toy trainings for the tuner, with known stable candidates."""
 
 import inspect
 import json.decoder
@@ -13,7 +13,7 @@ from seqwarm_kernels.diagnostics import Validation
 
 
 class Formula:
-    """Perplexity falls, and jumps half-way where a rule says that a candidate is not stable."""
+    """Perplexity falls, and jumps halfway if `is_stable` says that the candidate is not stable."""
 
     def __init__(self, is_stable, jump=2.0, every=10):
         self.is_stable, self.jump, self.every = is_stable, jump, every
@@ -22,7 +22,7 @@ class Formula:
     def __call__(self, scheduler, end):
         candidate = scheduler.min_seq_length, scheduler.duration
         self.asked.append(candidate)
-        noise = torch.rand(()).item()  # what it yields depends on the random stream
+        noise = torch.rand(()).item()  # so that validations depend on the random stream
         try:
             for progress in range(0, 10 * end, self.every):
                 scheduler.step(self.every if progress else 0)
@@ -37,8 +37,8 @@ class Formula:
 class SummedLoss:
     """A small transformer trained by SGD on the sum of the tokens' losses.
 
-    The gradient grows with the length, so at the full one the largest stable learning rate is passed while it is at its
-    peak; later in its decay it is not.
+    The gradient grows with the length. At the full length, the peak learning rate is above the largest stable learning
+    rate; later, the decayed learning rate is below it.
     """
 
     seq_length, steps, learning_rate_warmup, learning_rate = 128, 200, 20, 3e-3
@@ -67,8 +67,8 @@ class SummedLoss:
     def share_of_peak(self, step):
         if step < self.learning_rate_warmup:
             return (step + 1) / self.learning_rate_warmup
-        way = (step - self.learning_rate_warmup) / (self.steps - self.learning_rate_warmup)
-        return (1 + math.cos(math.pi * way)) / 2
+        decayed = (step - self.learning_rate_warmup) / (self.steps - self.learning_rate_warmup)
+        return (1 + math.cos(math.pi * decayed)) / 2
 
     @torch.no_grad()
     def validate(self, model):
