@@ -1,6 +1,7 @@
 """Imports run downwards only, and the package needs nothing but torch to run its reference."""
 
 import ast
+import graphlib
 import subprocess
 import sys
 from pathlib import Path
@@ -11,52 +12,73 @@ import seqwarm_kernels
 
 PACKAGE = Path(seqwarm_kernels.__file__).parent
 
-#: From the top down: a module imports from its own layer and from those below it.
-LAYERS = [
-    ("cli", "__main__"),
-    ("demo", "plan"),
-    ("trainers",),
-    ("models", "data", "diagnostics", "allocator"),
-    ("allocator_report", "agreement", "training_pass", "snapshot", "compilation", "memory"),
-    ("example_batch",),
-    ("schedule", "attachment", "reach"),
-    ("attention", "batch"),
-    ("buffers",),
-    ("recipe",),
-    ("containers", "wrappers"),
-    ("ops",),
-    ("slopes",),
-    ("checks", "figures", "files"),
-]
+#: From top to bottom. A folder imports from itself and from the folders below it.
+LAYERS = (
+    *("__main__", "cli", "demo", "trainers", "diagnostics", "tuning", "models", "data"),
+    *("allocator", "schedule", "resizing", "attention", "ops", "utils"),
+)
 BACKENDS = {"reference", "native", "triton"}
-HEIGHT = {name: -depth for depth, names in enumerate(LAYERS) for name in names}
 
 
 def modules():
     return [path for path in sorted(PACKAGE.rglob("*.py")) if path.relative_to(PACKAGE).parts != ("__init__.py",)]
 
 
-def imported_names(path):
-    """The modules of this package that a file imports, as tuples of names below the package."""
-    inside = path.relative_to(PACKAGE).with_suffix("").parts
+def imported_names(path, package=PACKAGE):
+    """The modules and names of this package that a file imports, as tuples of names below the package.
+
+    Imports inside functions and under TYPE_CHECKING count.
+    """
+    inside = path.relative_to(package).with_suffix("").parts
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom) and node.level:
             base = inside[: len(inside) - node.level]
             target = (*base, *(node.module or "").split(".")) if node.module else base
             yield from [(*target, alias.name) for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("seqwarm_kernels"):
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "seqwarm_kernels":
             yield from [(*node.module.split(".")[1:], alias.name) for alias in node.names]
         elif isinstance(node, ast.Import):
             yield from [tuple(a.name.split(".")[1:]) for a in node.names if a.name.startswith("seqwarm_kernels.")]
 
 
+def imported_files(path, package=PACKAGE):
+    """The files of the package that a file imports. A name of a folder's face counts as its `__init__.py`."""
+    for target in imported_names(path, package):
+        for length in range(len(target), 0, -1):
+            found = package.joinpath(*target[:length])
+            file = found / "__init__.py" if found.is_dir() else found.with_suffix(".py")
+            if file.exists():
+                yield file
+                break
+
+
+def test_the_root_holds_folders_only():
+    files = {path.name for path in PACKAGE.iterdir() if path.is_file() and path.suffix != ".so"}
+    assert files == {"__init__.py", "__main__.py", "py.typed"}
+
+
 @pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_imports_run_downwards(path):
     own = path.relative_to(PACKAGE).with_suffix("").parts[0]
-    assert own in HEIGHT, f"{own} has no layer"
+    assert own in LAYERS, f"{own} has no layer"
     for target in imported_names(path):
-        if target[0] in HEIGHT:  # names of the package itself, such as __version__, have none
-            assert HEIGHT[target[0]] <= HEIGHT[own], f"{path.name} imports {'.'.join(target)} from above"
+        if target[0] in LAYERS:  # names of the package itself, such as __version__, have no layer
+            above = LAYERS.index(target[0]) < LAYERS.index(own)
+            assert not above, f"{path.relative_to(PACKAGE)} imports {'.'.join(target)} from above"
+
+
+def test_no_circle_of_files():
+    files = set(modules())
+    graphlib.TopologicalSorter({path: files & set(imported_files(path)) for path in files}).prepare()
+
+
+def test_a_circle_would_be_seen(tmp_path):
+    (tmp_path / "__init__.py").touch()
+    for own, other in ("ab", "bc", "cb"):
+        (tmp_path / f"{own}.py").write_text(f"if TYPE_CHECKING:\n    from seqwarm_kernels.{other} import name\n")
+    graph = {path: set(imported_files(path, tmp_path)) for path in tmp_path.glob("?.py")}
+    with pytest.raises(graphlib.CycleError):
+        graphlib.TopologicalSorter(graph).prepare()
 
 
 @pytest.mark.parametrize("operator", ["alibi_attention", "moment_statistics", "resize_batch"])
@@ -92,16 +114,17 @@ sys.meta_path.insert(0, Block())
 import torch
 import seqwarm_kernels as sw
 
+assert not [name for name in sys.modules if name.startswith(("seqwarm_kernels.data", "seqwarm_kernels.trainers"))]
 query = torch.randn(1, 2, 5, 4, requires_grad=True)
 sw.alibi_attention(query, query, query).sum().backward()
 batch = {"input_ids": torch.arange(20).view(2, 10)}
 assert sw.resize_batch(batch, 4)["input_ids"].tolist() == [[0, 1, 2, 3], [10, 11, 12, 13]]
-from seqwarm_kernels import data
+data = sw.data
 sampler = data.LengthBatchSampler([3, 1, 2, 2], data.BatchPlanner(4, packed=True), seed=0)
 assert sorted(map(sorted, sampler)) == [[0, 1], [2, 3]]
 assert sorted(data.SequenceSource("abc".split())) == ["abc"]
 sw.warmup_allocator(torch.nn.Sequential(torch.nn.Embedding(5, 4)), 8)
-from seqwarm_kernels import diagnostics
+diagnostics = sw.diagnostics
 class Adam:  # torch's own would look for the blocked packages
     weight = torch.nn.Parameter(torch.ones(4))
     param_groups, state = [{"params": [weight]}], {weight: {"exp_avg": 3 * weight.data, "exp_avg_sq": weight.data}}
