@@ -1,1 +1,1 @@
-"""Claims the memory of the longest batch before training starts."""
+"""Allocate the memory of the longest batch before training starts."""

@@ -1,4 +1,4 @@
-"""Models that several processes train together: how they pass without traces, and how the ranks agree."""
+"""Distributed models: training passes without side effects, and one decision on all ranks."""
 
 from __future__ import annotations
 
@@ -12,29 +12,27 @@ from torch import nn
 
 
 class Outcome(IntEnum):
-    """Of one rank's attempt; the largest of all ranks counts."""
+    """Outcome of an attempt on one rank. The largest value of all ranks counts."""
 
     FITS = 0
     OUT_OF_MEMORY = 1
     FAILED = 2
 
 
-class Agreement:
-    """What the ranks of one model make of each other's outcomes. A model of one process agrees with itself."""
+class RankConsensus:
+    """Exchanges values between the ranks that hold the same model. Does nothing for a model on one process."""
 
     def __init__(self, model: nn.Module, device: torch.device) -> None:
         self.group = _process_group(model)
         on_device = self.group is not None and torch.distributed.get_backend(self.group) == "nccl"
         self.device = device if on_device else torch.device("cpu")
 
-    def worst(self, own: Outcome) -> Outcome:
-        """Every rank must call this as often as the others."""
-        if self.group is None:
-            return own
+    def worst_outcome(self, own: Outcome) -> Outcome:
+        """Return the worst outcome of all ranks. Every rank must make the same number of calls."""
         return Outcome(self.largest(int(own)))
 
     def largest(self, own: int) -> int:
-        """Of all ranks' numbers."""
+        """Return the largest number of all ranks. Every rank must make the same number of calls."""
         if self.group is None:
             return own
         number = torch.tensor(own, device=self.device)
@@ -43,23 +41,27 @@ class Agreement:
 
 
 def _process_group(model: nn.Module) -> Any:
-    """Of the ranks that hold the same model, or None."""
-    if not torch.distributed.is_available() or not torch.distributed.is_initialized():
+    """Return the process group of the ranks that hold the same model, or None."""
+    if not _is_initialized():
         return None
-    wrapper = _wrapper_of(model)
+    wrapper = _find_wrapper(model)
     if wrapper is not None:
         return wrapper.process_group
     return torch.distributed.group.WORLD if _sharded_modules(model) else None
 
 
-def _wrapper_of(model: nn.Module) -> nn.parallel.DistributedDataParallel | None:
-    """It may lie in a compiled module."""
+def _is_initialized() -> bool:
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
+def _find_wrapper(model: nn.Module) -> nn.parallel.DistributedDataParallel | None:
+    """Return the DistributedDataParallel module, which may be inside a compiled module."""
     return next((m for m in model.modules() if isinstance(m, nn.parallel.DistributedDataParallel)), None)
 
 
 def _sharded_modules(model: nn.Module) -> list[Any]:
-    """Those that fully_shard was applied to."""
-    if not torch.distributed.is_available() or not torch.distributed.is_initialized():
+    """Return the modules that fully_shard was applied to."""
+    if not _is_initialized():
         return []
     from torch.distributed.fsdp import FSDPModule
 
@@ -67,20 +69,22 @@ def _sharded_modules(model: nn.Module) -> list[Any]:
 
 
 def reshard(model: nn.Module) -> None:
-    """Give up the whole parameters that fully_shard has put together."""
+    """Free the unsharded parameters of fully_shard."""
     for module in _sharded_modules(model):
         module.reshard()
 
 
 @contextmanager
-def without_traces(model: nn.Module) -> Iterator[None]:
-    """DistributedDataParallel keeps gradients to itself, its buckets and flags; fully_shard's parameters are sharded
-    again afterwards, also after an exception."""
-    wrapper = _wrapper_of(model)
+def without_gradient_exchange(model: nn.Module) -> Iterator[None]:
+    """Run a block without gradient or buffer exchange in DistributedDataParallel, and restore its flags.
+
+    After an exception, the interrupted iteration of fully_shard is ended.
+    """
+    wrapper = _find_wrapper(model)
     flags = {} if wrapper is None else {name: value for name, value in vars(wrapper).items() if _is_flag(value)}
     try:
         if wrapper is not None:
-            wrapper.require_forward_param_sync = False  # ranks that wait for buffers of one that failed wait forever
+            wrapper.require_forward_param_sync = False  # else ranks wait forever for buffers of a rank that failed
         with nullcontext() if wrapper is None else wrapper.no_sync():
             yield
     except BaseException:
@@ -89,17 +93,19 @@ def without_traces(model: nn.Module) -> Iterator[None]:
     finally:
         if wrapper is not None:
             vars(wrapper).update(flags)
-        reshard(model)
 
 
 def end_iteration(model: nn.Module) -> None:
-    """What fully_shard does when a backward has ended, for one that has not: else it takes the next backward for a part
-    of this one, and never reduces a gradient again. It has no public door for that."""
+    """Do for an interrupted backward what fully_shard does at the end of a complete one.
+
+    Otherwise fully_shard treats the next backward as part of the interrupted one, and never reduces a gradient again.
+    fully_shard has no public API for this.
+    """
     states = [module._get_fsdp_state() for module in _sharded_modules(model)]
     for state in states:
         groups = getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]  # torch before 2.13 has one
         for parameter in [parameter for group in groups if group for parameter in group.fsdp_params]:
-            parameter.unsharded_accumulated_grad = None  # nothing is left to exchange with other ranks
+            parameter.unsharded_accumulated_grad = None  # no gradient is left to exchange with other ranks
             if getattr(parameter, "_unsharded_param", None) is not None:
                 parameter._unsharded_param.grad = None
     for state in states:

@@ -1,4 +1,4 @@
-"""A batch of the size that training will see."""
+"""Batches of the size that training will use, made from an example."""
 
 from __future__ import annotations
 
@@ -6,19 +6,77 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..ops.resize_batch.schema import SEQUENCE_DIMS, Kind
 from ..ops.resize_batch.validation import Layout, batch_layout
+from ..resizing.functional import resize_batch
+from ..utils.modules import ExampleBatch, as_given, as_mapping, guess_batch
 
 
-def sequence_names(batch: Mapping[str, Any], length: int) -> list[str]:
-    """The entries of a guessed batch that have a sequence dimension: not its images."""
+class TrainingBatches:
+    """Makes batches as in training: the example is repeated to (rows, max_len) on the device, then resized.
+
+    Args:
+        model: Its inputs are guessed if there is no example.
+        example: Any batch of the model, or None.
+        max_len: Length of a batch before it is resized.
+        device: Device of the batches.
+        resize_options: Keyword arguments of `resize_batch`.
+
+    Raises:
+        ValueError: The inputs of the model cannot be guessed.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        example: ExampleBatch | None,
+        max_len: int,
+        device: torch.device,
+        resize_options: Mapping[str, Any] | None,
+    ) -> None:
+        self.max_len = max_len
+        self.device = device
+        self.resize_options = dict(resize_options or {})
+        if example is None:
+            example = guess_batch(model, 1, max_len, device)
+            self.resize_options.setdefault("keys", _sequence_names(example, max_len))
+        self.example = example
+
+    def example_rows(self) -> int:
+        return _layout(as_mapping(self.example), self.resize_options).batch_size
+
+    def make(self, rows: int, length: int) -> ExampleBatch:
+        """Return a batch of (rows, max_len) after `resize_batch` to `length`."""
+        longest = repeated_to(as_mapping(self.example), rows, self.max_len, self.resize_options)
+        moved = {name: value.to(self.device) if isinstance(value, Tensor) else value for name, value in longest.items()}
+        return as_given(resize_batch(moved, length, **self.resize_options), self.example)
+
+
+def repeated_to(batch: Mapping[str, Any], rows: int, length: int, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the rows and tokens of a batch, repeated to (rows, length). Masks become all ones."""
+    layout, row_dim = _layout(batch, options), 1 - options.get("seq_dim", 1)
+    result = dict(batch)
+    for name, kind in layout.kinds.items():
+        tensor = _repeat(batch[name], 0 if kind in (Kind.ROW, Kind.SQUARE) else row_dim, rows)
+        leading = tensor.dim() - 3 if kind == Kind.SQUARE else 0  # (B, 1, S, S)
+        for dim in SEQUENCE_DIMS[kind]:
+            tensor = _repeat(tensor, dim + leading if kind == Kind.SQUARE else 1 - row_dim, length)
+        is_mask = name.endswith("_mask") and not tensor.is_floating_point()
+        result[name] = torch.ones_like(tensor) if is_mask else tensor
+    for name, value in batch.items():  # entries without a sequence dimension, such as images, need as many rows
+        if name not in layout.kinds and isinstance(value, Tensor) and value.shape[:1] == (layout.batch_size,):
+            result[name] = _repeat(value, 0, rows)
+    return result
+
+
+def _sequence_names(batch: Mapping[str, Any], length: int) -> list[str]:
+    """Return the names of the entries that have a sequence dimension. Images do not."""
     return [name for name, value in batch.items() if value.dim() == 2 and value.shape[1] == length]
 
 
-def layout_of(batch: Mapping[str, Any], options: Mapping[str, Any]) -> Layout:
-    """The rows and the length of a batch, and what takes part; `options` are those of resize_batch."""
+def _layout(batch: Mapping[str, Any], options: Mapping[str, Any]) -> Layout:
     layout = batch_layout(
         batch,
         mode="truncate",
@@ -31,23 +89,6 @@ def layout_of(batch: Mapping[str, Any], options: Mapping[str, Any]) -> Layout:
     return layout
 
 
-def stretched(batch: Mapping[str, Any], rows: int, length: int, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The batch's own rows and tokens, repeated to (rows, length); masks become all ones."""
-    layout, row_dim = layout_of(batch, options), 1 - options.get("seq_dim", 1)
-    result = dict(batch)
-    for name, kind in layout.kinds.items():
-        tensor = _repeated(batch[name], 0 if kind in (Kind.ROW, Kind.SQUARE) else row_dim, rows)
-        leading = tensor.dim() - 3 if kind == Kind.SQUARE else 0  # (B, 1, S, S)
-        for dim in SEQUENCE_DIMS[kind]:
-            tensor = _repeated(tensor, dim + leading if kind == Kind.SQUARE else 1 - row_dim, length)
-        is_mask = name.endswith("_mask") and not tensor.is_floating_point()
-        result[name] = torch.ones_like(tensor) if is_mask else tensor
-    for name, value in batch.items():  # images and the like keep up with the rows
-        if name not in layout.kinds and isinstance(value, Tensor) and value.shape[:1] == (layout.batch_size,):
-            result[name] = _repeated(value, 0, rows)
-    return result
-
-
-def _repeated(tensor: Tensor, dim: int, size: int) -> Tensor:
-    """What a dimension holds, over and over, up to `size`."""
+def _repeat(tensor: Tensor, dim: int, size: int) -> Tensor:
+    """Repeat the contents of a dimension up to `size`."""
     return tensor.index_select(dim, torch.arange(size, device=tensor.device) % tensor.shape[dim])

@@ -1,4 +1,4 @@
-"""How much memory is in use: a device's by its caching allocator's own counters, a host's by the resident set."""
+"""Memory in use: on a CUDA device from the counters of its caching allocator, on the host from the resident set."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 
 class DeviceMemory:
-    """The caching allocator of a CUDA device. All in bytes."""
+    """The caching allocator of a CUDA device. All sizes are in bytes."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -19,26 +19,26 @@ class DeviceMemory:
         return torch.cuda.memory_allocated(self.device)
 
     def peak(self) -> int:
-        """The most allocated since `reset_peak`."""
+        """Return the largest allocated size since `reset_peak`."""
         return torch.cuda.max_memory_allocated(self.device)
 
     def reset_peak(self) -> None:
         torch.cuda.reset_peak_memory_stats(self.device)
 
     def reserved(self) -> int | None:
-        """What the allocator owns, in use or not."""
+        """Return the memory that the allocator owns, used or unused."""
         return torch.cuda.memory_reserved(self.device)
 
     def allocations(self) -> int | None:
-        """How many segments the device was asked for so far."""
+        """Return the number of segments that the allocator has requested from the device."""
         return torch.cuda.memory_stats(self.device).get("segment.all.allocated", 0)
 
     def free(self) -> tuple[int, int]:
-        """What the device has left, and what it has."""
+        """Return the free memory and the total memory of the device."""
         return torch.cuda.mem_get_info(self.device)
 
     def release(self) -> None:
-        """Give back to the device what is not in use."""
+        """Return unused memory to the device."""
         torch.cuda.synchronize(self.device)
         torch.cuda.empty_cache()
 
@@ -47,7 +47,7 @@ class DeviceMemory:
 
 
 class HostMemory:
-    """The resident set of this process. Its peak is the largest since the process began."""
+    """The resident set of this process. Its peak is the largest since the process started. All sizes are in bytes."""
 
     def allocated(self) -> int:
         statm = Path("/proc/self/statm")
@@ -56,13 +56,13 @@ class HostMemory:
         return self.peak()
 
     def peak(self) -> int:
-        import resource  # not on Windows
+        import resource  # not available on Windows
 
         unit = 1 if sys.platform == "darwin" else 1024
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
     def reset_peak(self) -> None:
-        """The system keeps the peak of the whole process."""
+        """No-op: the system keeps the peak of the whole process."""
 
     def reserved(self) -> int | None:
         return None
@@ -71,17 +71,17 @@ class HostMemory:
         return None
 
     def free(self) -> tuple[int, int]:
-        """Zeros where the system does not tell."""
-        if "SC_AVPHYS_PAGES" not in getattr(os, "sysconf_names", ()):  # no Linux
+        """Return the free memory and the total memory of the host, or zeros if the system does not report them."""
+        if "SC_AVPHYS_PAGES" not in getattr(os, "sysconf_names", ()):  # not Linux
             return 0, 0
         page = os.sysconf("SC_PAGE_SIZE")
         return os.sysconf("SC_AVPHYS_PAGES") * page, os.sysconf("SC_PHYS_PAGES") * page
 
     def release(self) -> None:
-        """The C library gives back what it likes to."""
+        """No-op: malloc decides."""
 
     def synchronize(self) -> None:
-        """Nothing runs on."""
+        """No-op: the CPU is synchronous."""
 
 
 Memory = DeviceMemory | HostMemory
@@ -89,3 +89,24 @@ Memory = DeviceMemory | HostMemory
 
 def memory_of(device: torch.device) -> Memory:
     return DeviceMemory(device) if device.type == "cuda" else HostMemory()
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or (
+        isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+    )
+
+
+def fragmentation_advice(memory: Memory) -> str | None:
+    """Return advice if at least a tenth of the device's memory is reserved by the allocator but unused, else None."""
+    reserved = memory.reserved()
+    if reserved is None:
+        return None
+    settings = os.environ.get("PYTORCH_ALLOC_CONF", "") + os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "")
+    unused, total = reserved - memory.allocated(), memory.free()[1]
+    if "expandable_segments:True" in settings or unused < total / 10:
+        return None
+    return (
+        f"{unused / 2**20:,.0f} MiB are reserved by the allocator but fragmented into blocks too small for the "
+        "request: set PYTORCH_ALLOC_CONF=expandable_segments:True to let the allocator join them"
+    )

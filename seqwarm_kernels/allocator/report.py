@@ -1,73 +1,73 @@
-"""What `warmup_allocator` found out."""
+"""The report of `warmup_allocator`."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
 
-MEBIBYTE = 2**20
+_MEBIBYTE = 2**20
 
 
 @dataclass(frozen=True)
 class LengthMemory:
-    """Memory after one length has passed, in bytes."""
+    """Memory after a training pass at one length, in bytes."""
 
     length: int
-    peak_bytes: int  #: the most in use while it passed; on the CPU since the process began
-    reserved_bytes: int | None  #: what the allocator owned afterwards; None on the CPU
+    peak_bytes: int  #: the most in use during the pass; on the CPU since the process started
+    reserved_bytes: int | None  #: reserved by the allocator after the pass; None on the CPU
 
 
 @dataclass(frozen=True)
 class OutOfMemory:
-    """What did not fit, and what would."""
+    """A batch that does not fit, and the batch size that does."""
 
-    batch_size: int  #: asked for
+    batch_size: int  #: requested
     length: int
-    message: str  #: of the allocator
-    allocated_bytes: int  #: in use before: the model, the optimizer's state, and what else there is
-    free_bytes: int  #: what the device had left then
-    total_bytes: int  #: 0 where the system does not tell
-    largest_batch_size: int | None  #: that fits; 0 if not even one row does; None: not looked for
+    message: str  #: from the allocator
+    allocated_bytes: int  #: in use before the pass: the model, the optimizer state and everything else
+    free_bytes: int  #: free on the device before the pass
+    total_bytes: int  #: total memory of the device; 0 if the system does not report it
+    largest_batch_size: int | None  #: that fits; 0 if one row does not fit; None if it was not searched for
     advice: str | None
 
     def __str__(self) -> str:
-        lines = [
+        parts = [
             f"batch size {self.batch_size} at length {self.length} does not fit: "
             f"{_mebibytes(self.allocated_bytes)} were in use before, {_mebibytes(self.free_bytes)} of "
             f"{_mebibytes(self.total_bytes)} were free"
         ]
         if self.largest_batch_size is None:
-            lines.append("find_batch_size=True finds the largest that fits")
+            parts.append("find_batch_size=True finds the largest that fits")
         elif self.largest_batch_size == 0:
-            lines.append("not even a single row fits")
+            parts.append("not even a single row fits")
         else:
-            lines.append(f"the largest batch size that fits is {self.largest_batch_size}")
-        return "; ".join(lines + ([] if self.advice is None else [self.advice]))
+            parts.append(f"the largest batch size that fits is {self.largest_batch_size}")
+        return "; ".join(parts + ([] if self.advice is None else [self.advice]))
 
 
 @dataclass(frozen=True)
 class AllocatorReport:
-    """What `warmup_allocator` did. Bytes are the device's; on the CPU the resident set of the process."""
+    """Result of `warmup_allocator`. Bytes are memory of the device; on the CPU the resident set of the process."""
 
     device: str
-    batch_size: int  #: that the lengths passed with; 0 if none fits
-    lengths: tuple[int, ...]  #: in the order passed: max_len first
+    batch_size: int  #: of the training passes; 0 if no batch size fits
+    lengths: tuple[int, ...]  #: of the training passes, in order: max_len first
     seconds: float
     peak_bytes: int  #: the most in use at any time
-    reserved_bytes: int | None  #: what the allocator owns from now on; None on the CPU
-    device_allocations: int | None  #: how often memory was asked of the device; None on the CPU
-    compiled: tuple[str, ...]  #: kernels of Triton and graphs of torch.compile, in order
-    memory: tuple[LengthMemory, ...]  #: for each of the lengths
-    out_of_memory: OutOfMemory | None  #: the batch size asked for did not fit
+    reserved_bytes: int | None  #: reserved by the allocator at the end; None on the CPU
+    device_allocations: int | None  #: number of segments requested from the device; None on the CPU
+    compiled: tuple[str, ...]  #: Triton kernels and torch.compile graphs, in order
+    memory: tuple[LengthMemory, ...]  #: one entry for each of `lengths`
+    out_of_memory: OutOfMemory | None  #: None if the requested batch size fits
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), indent=2)
 
     def __str__(self) -> str:
-        rows = [("device", self.device), ("batch size", str(self.batch_size)), ("lengths passed", self._lengths())]
+        rows = [("device", self.device), ("batch size", str(self.batch_size)), ("lengths", self._lengths())]
         rows.append(("peak memory", _mebibytes(self.peak_bytes)))
         if self.reserved_bytes is not None:
-            rows.append(("owned from now on", _mebibytes(self.reserved_bytes)))
+            rows.append(("reserved memory", _mebibytes(self.reserved_bytes)))
         if self.device_allocations is not None:
             rows.append(("device allocations", str(self.device_allocations)))
         rows.append(("compiled", f"{len(self.compiled)} kernels and graphs"))
@@ -85,4 +85,4 @@ class AllocatorReport:
 
 
 def _mebibytes(count: int) -> str:
-    return f"{count / MEBIBYTE:,.0f} MiB"
+    return f"{count / _MEBIBYTE:,.0f} MiB"

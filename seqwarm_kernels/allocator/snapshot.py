@@ -1,4 +1,4 @@
-"""Leave no trace: what training changes in a model, an optimizer and the random streams, kept and put back."""
+"""Save everything that training changes in a model, an optimizer and the random streams, and restore it."""
 
 from __future__ import annotations
 
@@ -15,33 +15,36 @@ from torch.amp import GradScaler
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
+from .distributed import reshard
+
 
 @contextmanager
-def preserved(
+def restore_afterwards(
     model: nn.Module, optimizer: Optimizer | None = None, grad_scaler: GradScaler | None = None
 ) -> Iterator[None]:
-    """Inside, train as you like; afterwards, also after an exception, all is bit for bit as before.
+    """Restore everything bit for bit at the end of the block, also after an exception.
 
-    Kept: parameters, buffers, gradients (which start as None inside), train/eval flags, the optimizer's state
-    and settings, the scaler's, and the random streams of torch (CPU and every CUDA device), Python and NumPy.
-    Copies lie in host memory. Tensors stay the same objects. Hooks fire, and what they change outside of these is
-    not known.
+    Restored are parameters, buffers, gradients (None inside the block), train/eval flags, state and settings of the
+    optimizer, the gradient scaler, and the random streams of torch (CPU and every CUDA device), Python and NumPy.
+    Copies are kept in host memory. Tensors stay the same objects. Hooks run, and their other changes are not restored.
     """
+    reshard(model)  # parameters stay unsharded after a forward without a backward
     parameters = _parameters(model, optimizer)
-    with ExitStack() as kept:
-        kept.callback(_RandomStreams().restore)
-        kept.callback(_Gradients(parameters).restore)
-        kept.callback(_Modules(model).restore)
-        kept.callback(_Values([*parameters, *model.buffers()]).restore)
+    with ExitStack() as stack:
+        stack.callback(_RandomStreams().restore)
+        stack.callback(_Gradients(parameters).restore)
+        stack.callback(_Modules(model).restore)
+        stack.callback(_Values([*parameters, *model.buffers()]).restore)
         if optimizer is not None:
-            kept.callback(_OptimizerState(optimizer).restore)
+            stack.callback(_OptimizerState(optimizer).restore)
         if grad_scaler is not None:
-            kept.callback(_Entries(vars(grad_scaler)).restore)
+            stack.callback(_Entries(vars(grad_scaler)).restore)
+        stack.callback(reshard, model)
         yield
 
 
 def _parameters(model: nn.Module, optimizer: Optimizer | None) -> list[Tensor]:
-    """Every parameter of either, once."""
+    """Return the parameters of the model and the optimizer, each once."""
     groups = [] if optimizer is None else optimizer.param_groups
     tensors = [*model.parameters(), *(parameter for group in groups for parameter in group["params"])]
     return list({id(tensor): tensor for tensor in tensors}.values())
@@ -51,24 +54,24 @@ class _Values:
     """The contents of tensors."""
 
     def __init__(self, tensors: list[Tensor]) -> None:
-        own = [_own_part(tensor) for tensor in tensors]
-        self.copies = [(tensor, tensor.detach().to("cpu", copy=True)) for tensor in own]
+        local = [_local_part(tensor) for tensor in tensors]
+        self.copies = [(tensor, tensor.detach().to("cpu", copy=True)) for tensor in local]
 
     def restore(self) -> None:
         with torch.no_grad():
-            for tensor, kept in self.copies:
-                if not torch.equal(tensor.cpu(), kept):  # so that untouched tensors that overlap themselves stay
-                    tensor.copy_(kept)
+            for tensor, copied in self.copies:
+                if not torch.equal(tensor.cpu(), copied):  # an unchanged tensor may overlap itself: no copy into it
+                    tensor.copy_(copied)
 
 
-def _own_part(tensor: Tensor) -> Tensor:
-    """The tensor, or this rank's part of a sharded one, in its memory."""
+def _local_part(tensor: Tensor) -> Tensor:
+    """Return the tensor, or a view of this rank's part of a sharded tensor."""
     to_local = getattr(tensor.detach(), "to_local", None)
     return tensor if to_local is None else to_local()
 
 
 class _Modules:
-    """Train/eval flags, and which tensors the modules hold under which names."""
+    """Train/eval flags, and the names of the tensors in each module."""
 
     def __init__(self, model: nn.Module) -> None:
         self.modules = [
@@ -83,7 +86,7 @@ class _Modules:
 
 
 class _Gradients:
-    """Set aside, so that nothing accumulates into them."""
+    """Gradients. They are detached from the parameters, so that nothing accumulates into them."""
 
     def __init__(self, parameters: list[Tensor]) -> None:
         self.gradients = [(parameter, parameter.grad) for parameter in parameters]
@@ -96,7 +99,7 @@ class _Gradients:
 
 
 class _OptimizerState:
-    """State by parameter, settings of the groups, and plain attributes (a wrapper counts its calls there)."""
+    """State of each parameter, options of the groups, and attributes, where wrappers count their calls."""
 
     def __init__(self, optimizer: Optimizer) -> None:
         self.optimizer = optimizer
@@ -109,7 +112,7 @@ class _OptimizerState:
             entries.restore()
         for parameter in self.optimizer.state.keys() - self.states.keys():
             del self.optimizer.state[parameter]
-        for parameter, entries in self.states.items():  # an optimizer may have put another dict there
+        for parameter, entries in self.states.items():  # the optimizer may have replaced the dict
             self.optimizer.state[parameter] = entries.entries
         _replace_entries(vars(self.optimizer), self.attributes)
 
@@ -119,17 +122,17 @@ class _Entries:
 
     def __init__(self, entries: dict[Any, Any]) -> None:
         self.entries = entries
-        own = {name: value for name, value in entries.items() if name != "params"}  # those are the model's
-        self.values = _Values([leaf for leaf in tree_leaves(own) if isinstance(leaf, Tensor)])
-        self.kept = {name: _copy_plain(value) for name, value in entries.items()}
+        state = {name: value for name, value in entries.items() if name != "params"}  # saved with the model
+        self.values = _Values([leaf for leaf in tree_leaves(state) if isinstance(leaf, Tensor)])
+        self.saved = {name: _copy_plain(value) for name, value in entries.items()}
 
     def restore(self) -> None:
         self.values.restore()
-        _replace_entries(self.entries, self.kept)
+        _replace_entries(self.entries, self.saved)
 
 
 def _copy_plain(value: Any) -> Any:
-    """Tensors are restored in place; a list of them (the parameters of a group) stays a list of the same ones."""
+    """Copy a value without its tensors, which are restored in place. Lists of tensors keep the same tensors."""
     if isinstance(value, Tensor):
         return value
     if type(value) in (list, tuple) and any(isinstance(entry, Tensor) for entry in value):
@@ -137,10 +140,10 @@ def _copy_plain(value: Any) -> Any:
     return copy.deepcopy(value)
 
 
-def _replace_entries(entries: dict[Any, Any], kept: dict[Any, Any]) -> None:
-    for name in entries.keys() - kept.keys():
+def _replace_entries(entries: dict[Any, Any], saved: dict[Any, Any]) -> None:
+    for name in entries.keys() - saved.keys():
         del entries[name]
-    entries.update(kept)
+    entries.update(saved)
 
 
 class _RandomStreams:

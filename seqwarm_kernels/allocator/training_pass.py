@@ -1,4 +1,4 @@
-"""One pass of training, as the training to come will do it."""
+"""One training pass, with the same options as the training to come."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
 from ..utils.modules import ExampleBatch, call_model
+from .distributed import end_iteration
 
 LossFunction = Callable[[Any, Any], Tensor]
 
 
 @dataclass(frozen=True)
 class TrainingPass:
-    """Forward, loss, backward, and the optimizer's step."""
+    """Forward, loss, backward, and the optimizer step."""
 
     model: nn.Module
     device: torch.device
@@ -31,19 +32,19 @@ class TrainingPass:
     max_grad_norm: float | None
     accumulation_steps: int
 
-    def differentiate(self, batch: ExampleBatch) -> None:
-        """Fresh gradients; with accumulation a second pass while those of the first are there, as all later ones."""
+    def forward_backward(self, batch: ExampleBatch) -> None:
+        """Compute gradients. With accumulation, run twice: gradients exist in every pass after the first."""
         self.model.zero_grad(set_to_none=True)
         for _ in range(min(self.accumulation_steps, 2)):
             with self._autocast():
                 output = call_model(self.model, batch)
-                loss = _mean_of_outputs(output) if self.loss_fn is None else self.loss_fn(output, batch)
-            if loss.requires_grad:  # a frozen model has nothing to go back to
+                loss = _default_loss(output) if self.loss_fn is None else self.loss_fn(output, batch)
+            if loss.requires_grad:  # False if the whole model is frozen
                 (loss if self.grad_scaler is None else self.grad_scaler.scale(loss)).backward()
             del output, loss
 
     def step(self) -> None:
-        """The optimizer's, whatever the gradients: a scaler would leave it out where they overflow."""
+        """Run the optimizer step, also if gradients overflow. `GradScaler.step` would skip the step then."""
         if self.optimizer is None:
             return
         if self.grad_scaler is not None and self.grad_scaler.is_enabled():
@@ -55,19 +56,26 @@ class TrainingPass:
         if self.grad_scaler is not None:
             self.grad_scaler.update()
 
+    def discard(self) -> None:
+        """Free everything that an interrupted pass has left behind."""
+        end_iteration(self.model)
+        self.model.zero_grad(set_to_none=True)
+
     def _autocast(self) -> AbstractContextManager[Any]:
         if self.autocast_dtype is None:
             return nullcontext()
         return torch.autocast(self.device.type, dtype=self.autocast_dtype)
 
 
-def _mean_of_outputs(output: Any) -> Tensor:
+def _default_loss(output: Any) -> Tensor:
     loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
     if isinstance(loss, Tensor):
         return loss
     tensors = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor) and _is_differentiable(leaf)]
     if not tensors:
-        raise ValueError(f"loss_fn is needed: the model returned no floating-point tensor but {type(output).__name__}")
+        raise ValueError(
+            f"loss_fn is needed: the output of the model must hold a floating-point tensor, got {type(output).__name__}"
+        )
     return torch.stack([(tensor.abs() if tensor.is_complex() else tensor).float().mean() for tensor in tensors]).sum()
 
 

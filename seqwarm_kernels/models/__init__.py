@@ -1,8 +1,7 @@
-"""ALiBi into models that exist: `apply_alibi`."""
+"""Convert existing models to ALiBi attention: `apply_alibi`."""
 
-from .alibi_layer import AlibiHeads, Packing, attend
-from .apply import apply_alibi
-from .load import load_alibi_model
+from .alibi_layer import AlibiHeads, Packing, alibi_layer_attention
+from .apply import apply_alibi, load_alibi_model
 from .report import SurgeryReport
 from .surgery import Surgery, register_alibi
 from .transformers_attention import RegisterOnImport
@@ -14,8 +13,8 @@ __all__ = [
     "Packing",
     "Surgery",
     "SurgeryReport",
+    "alibi_layer_attention",
     "apply_alibi",
-    "attend",
     "load_alibi_model",
     "register_alibi",
 ]

@@ -1,4 +1,4 @@
-"""What makes an attention layer an ALiBi layer, and the attention of such a layer."""
+"""ALiBi layers: the slopes of an attention layer, and the attention that uses them."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from ..attention.functional import alibi_attention, alibi_attention_varlen
 
 
 class AlibiHeads(nn.Module):
-    """The slopes of one layer's heads: float32, whatever the model is cast to; saved in the model's state.
+    """The slopes of the heads of one layer. They stay float32 if the model is cast, and are saved in its state dict.
 
     Args:
-        slopes: of each head.
-        causal: whether queries see only keys before them; None where the caller says it in each call.
-        learned: slopes are a parameter.
-        device: where they live.
+        slopes: One for each head.
+        causal: Whether a query sees only the keys before it. None: each call decides.
+        learned: Make the slopes a parameter. By default they are a buffer.
+        device: Device of the slopes.
     """
 
     slopes: Tensor
@@ -42,12 +42,12 @@ class AlibiHeads(nn.Module):
             self.register_buffer("slopes", tensor)
 
     def reset_parameters(self) -> None:
-        """For models that are made without memory and filled later."""
+        """Set the slopes to their initial values, for models that were created on the meta device."""
         with torch.no_grad():
             self.slopes.copy_(torch.tensor(self.initial))
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> AlibiHeads:
-        """Slopes follow to other devices, not to other dtypes: at distance 1000, bfloat16 slopes are off by 2."""
+        """Move slopes to other devices, but not to other dtypes: at distance 1000, bfloat16 slopes are off by 2."""
 
         def move(tensor: Tensor) -> Tensor:
             moved = fn(tensor)
@@ -61,7 +61,7 @@ class AlibiHeads(nn.Module):
 
 
 class Packing(NamedTuple):
-    """Sequences one after another, without padding; as `alibi_attention_varlen` takes them."""
+    """Boundaries of packed sequences, as arguments of `alibi_attention_varlen`."""
 
     cu_seqlens_q: Tensor
     cu_seqlens_k: Tensor
@@ -69,23 +69,23 @@ class Packing(NamedTuple):
     max_seqlen_k: int
 
 
-class Call(NamedTuple):
-    """One call of `attend`, as an observer sees it."""
+class AttentionCall(NamedTuple):
+    """One call of `alibi_layer_attention`, recorded by `observe_calls`."""
 
     layer: nn.Module
     query: Tensor
     key: Tensor
     value: Tensor
     out: Tensor
-    exact: Callable[[Tensor], Tensor]  #: of slopes: what `out` should be, in float64 by the reference
+    reference: Callable[[Tensor], Tensor]  #: takes slopes; returns the output of the reference backend in float64
 
 
-_observers: list[Callable[[Call], None]] = []
+_observers: list[Callable[[AttentionCall], None]] = []
 
 
 @contextmanager
-def observed(observer: Callable[[Call], None]) -> Iterator[None]:
-    """`observer` sees every call of `attend` inside."""
+def observe_calls(observer: Callable[[AttentionCall], None]) -> Iterator[None]:
+    """Pass every call of `alibi_layer_attention` in the block to `observer`."""
     _observers.append(observer)
     try:
         yield
@@ -93,7 +93,7 @@ def observed(observer: Callable[[Call], None]) -> Iterator[None]:
         _observers.remove(observer)
 
 
-def attend(
+def alibi_layer_attention(
     layer: nn.Module,
     query: Tensor,
     key: Tensor,
@@ -107,15 +107,16 @@ def attend(
     query_start: Tensor | None = None,
     packing: Packing | None = None,
 ) -> Tensor:
-    """`alibi_attention` with the slopes that `apply_alibi` gave to `layer`.
+    """Call `alibi_attention` with the slopes that `apply_alibi` gave to `layer`.
 
     Args:
-        layer: has `alibi`, an `AlibiHeads`.
+        layer: Module with an attribute `alibi`, an `AlibiHeads`.
         query: (B, Hq, Sq, D).
         key: (B, Hkv, Sk, D).
         value: (B, Hkv, Sk, D).
-        causal: default: what the layer was given.
-        packing: the rows of the batch, one after another, hold sequences of these lengths.
+        causal: Default: `layer.alibi.causal`.
+        scale: See `alibi_attention`, as for `window`, `dropout_p`, `key_padding_mask` and `query_start`.
+        packing: Boundaries of the packed sequences in the concatenated rows of the batch.
 
     Returns:
         (B, Hq, Sq, D).
@@ -127,27 +128,27 @@ def attend(
         options |= {"query_start": query_start, "key_padding_mask": key_padding_mask}
         out = alibi_attention(query, key, value, heads.slopes, dropout_p=dropout_p, **options)
     else:
-        out = _attend_packed(query, key, value, packing, slopes=heads.slopes, dropout_p=dropout_p, **options)
+        out = _packed_attention(query, key, value, packing, slopes=heads.slopes, dropout_p=dropout_p, **options)
     for observer in _observers:
-        observer(Call(layer, query, key, value, out, _exact(query, key, value, packing, options)))
+        observer(AttentionCall(layer, query, key, value, out, _reference(query, key, value, packing, options)))
     return out
 
 
-def _attend_packed(query: Tensor, key: Tensor, value: Tensor, packing: Packing, **options: Any) -> Tensor:
+def _packed_attention(query: Tensor, key: Tensor, value: Tensor, packing: Packing, **options: Any) -> Tensor:
     q, k, v = (tensor.transpose(1, 2).flatten(0, 1) for tensor in (query, key, value))
     out = alibi_attention_varlen(q, k, v, *packing, **options)
     return out.unflatten(0, (query.shape[0], query.shape[2])).transpose(1, 2)
 
 
-def _exact(
+def _reference(
     query: Tensor, key: Tensor, value: Tensor, packing: Packing | None, options: dict[str, Any]
 ) -> Callable[[Tensor], Tensor]:
     tensors = query.double(), key.double(), value.double()
     precise = {**options, "skip_tolerance": 0.0, "backend": "reference"}
 
-    def attended(slopes: Tensor) -> Tensor:
+    def attention(slopes: Tensor) -> Tensor:
         if packing is None:
             return alibi_attention(*tensors, slopes, **precise)
-        return _attend_packed(*tensors, packing, slopes=slopes, **precise)
+        return _packed_attention(*tensors, packing, slopes=slopes, **precise)
 
-    return attended
+    return attention

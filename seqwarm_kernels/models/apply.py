@@ -1,4 +1,4 @@
-"""apply_alibi: one line turns a model's attention into ALiBi on the fused kernels."""
+"""apply_alibi converts a model's self-attention to ALiBi; load_alibi_model loads a converted checkpoint."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ from ..utils.checks import check_bool, check_int
 from ..utils.modules import ExampleBatch, is_compiled, unwrapped
 from .alibi_layer import AlibiHeads
 from .checkpoints import restore_slopes
-from .configs import prepare_configs, record_of
-from .families import native_alibi as born_with_alibi  # noqa: F401  they register their surgeons
-from .families import rotary
+from .configs import RECORD, prepare_configs, record_of
+from .families import converter_by_structure
 from .probe import probe
 from .report import SurgeryReport
-from .surgery import Surgery, registered_classes, surgeon_for
+from .surgery import Surgery, converter_for, registered_classes
 
 
 def apply_alibi(
@@ -28,31 +27,33 @@ def apply_alibi(
     learn_slopes: bool = False,
     example_batch: ExampleBatch | None = None,
 ) -> SurgeryReport:
-    """Give the self-attention of `model` ALiBi in place of its position embeddings, in place.
+    """Replace the position embeddings of `model` by ALiBi in its self-attention, in place.
 
-    Learned position embeddings leave the model and the optimizers, rotary ones are switched off; models born with
-    ALiBi keep their slopes. Cross-attention stays as it is. A run of the model then proves that ALiBi acts and that no
-    other positions are left. On any error the model, its config and the optimizers are as they were.
+    Learned position embeddings are removed from the model and the optimizers. Rotary embeddings are switched off.
+    Models pretrained with ALiBi keep their slopes. Cross-attention is not changed. Two forward passes then verify that
+    ALiBi acts and that no other positions are left. After any error the model, its config and the optimizers are as
+    before.
 
-    Call it before the model is wrapped (DistributedDataParallel, fully_shard) or compiled.
+    Call this function before the model is wrapped (DistributedDataParallel, fully_shard) or compiled.
 
     Args:
-        model: a Hugging Face model of a supported family, a model of nn.MultiheadAttention or
-            nn.TransformerEncoderLayer, or one whose classes are known by `register_alibi`.
-        max_seq_length: tokens that the model must take, more or fewer than it could before.
-        optimizers: those that hold the model's parameters. What leaves the model leaves their groups and states;
-            learned slopes join the first one, in a group of their own with the options of its first group but no
-            weight decay.
-        learn_slopes: make the slopes parameters, one for each head and layer.
-        example_batch: what the proof calls the model with; by default it is made from the config, or from the first
-            layer if that is an embedding.
+        model: A Hugging Face model of a supported family, a model of nn.MultiheadAttention or
+            nn.TransformerEncoderLayer, or a model whose classes are registered by `register_alibi`.
+        max_seq_length: Longest sequence that the model must take. It may be larger or smaller than before.
+        optimizers: Optimizers of the model's parameters. Removed parameters are removed from their groups and states.
+            Learned slopes are added to the first optimizer, in a group of their own without weight decay; its other
+            options are those of the optimizer's first group.
+        learn_slopes: Make the slopes parameters, one for each head and layer.
+        example_batch: Input of the model for the verification. By default it is made from the config, or from the
+            first layer if that layer is an embedding.
 
     Returns:
-        What was replaced and removed, and the proof; `print` it.
+        Report of the replaced and removed modules and of the verification. `print` shows it.
 
     Raises:
-        TypeError, ValueError: nothing could be replaced, a case is not supported (the message says the way out), the
-            model had its surgery already, or the proof fails.
+        TypeError: An argument has the wrong type.
+        ValueError: Nothing can be replaced, a case is not supported (the message names a way out), the model is already
+            converted, or the verification fails.
 
     Source of the method: Press et al., arXiv 2108.12409.
     """
@@ -61,16 +62,47 @@ def apply_alibi(
     record = record_of(model)
     surgery = Surgery(model, max_seq_length, learn_slopes)
     try:
-        _operate(surgery)
+        _convert(surgery)
         prepare_configs(surgery, record)
         restore_slopes(model, record)
         dropped = _update_optimizers(surgery, optimizers, parameters_before)
         on_meta = any(parameter.is_meta for parameter in model.parameters())
-        proof = None if on_meta else probe(model, max_seq_length, example_batch)
+        verification = None if on_meta else probe(model, max_seq_length, example_batch)
     except BaseException:
         surgery.edits.undo()
         raise
-    return SurgeryReport(max_seq_length, learn_slopes, tuple(surgery.replaced), tuple(surgery.removed), dropped, proof)
+    return SurgeryReport(
+        max_seq_length, learn_slopes, tuple(surgery.replaced), tuple(surgery.removed), dropped, verification
+    )
+
+
+def load_alibi_model(
+    model_class: Any, name_or_path: str, *, example_batch: ExampleBatch | None = None, **kwargs: Any
+) -> Any:
+    """Call `model_class.from_pretrained`, then `apply_alibi` with the arguments saved in the checkpoint's config.
+
+    transformers warns of missing position embeddings and of unknown slopes. Both warnings are expected: `apply_alibi`
+    removes the position embeddings and restores the slopes.
+
+    Args:
+        model_class: A Hugging Face model class, or an Auto class.
+        name_or_path: Checkpoint that `save_pretrained` wrote after `apply_alibi`.
+        example_batch: See `apply_alibi`.
+        kwargs: Keyword arguments of `from_pretrained`.
+
+    Raises:
+        ValueError: The config has no arguments of `apply_alibi`.
+    """
+    model = model_class.from_pretrained(name_or_path, **kwargs)
+    record = record_of(model)
+    if record is None:
+        raise ValueError(
+            f"name_or_path must be a checkpoint of a model with ALiBi, got {name_or_path!r}, whose config has no "
+            f"{RECORD}: use from_pretrained and apply_alibi(model, max_seq_length)"
+        )
+    learn_slopes = record["learn_slopes"]
+    apply_alibi(model, record["max_seq_length"], learn_slopes=learn_slopes, example_batch=example_batch)
+    return model
 
 
 def _check(model: Any, max_seq_length: Any, optimizers: Any, learn_slopes: Any) -> list[Optimizer]:
@@ -85,8 +117,8 @@ def _check(model: Any, max_seq_length: Any, optimizers: Any, learn_slopes: Any) 
             raise TypeError(f"optimizers must be torch optimizers, got {type(optimizer).__name__}")
     if learn_slopes and optimizers and any("initial_lr" in group for group in optimizers[0].param_groups):
         raise ValueError(
-            "optimizers must have no learning rate scheduler yet with learn_slopes=True, since they get one more "
-            "group: make the scheduler after apply_alibi"
+            "optimizers must have no learning rate scheduler yet with learn_slopes=True, because a parameter group is "
+            "added: make the scheduler after apply_alibi"
         )
     if unwrapped(model) is not model or is_compiled(model):
         raise ValueError("model is wrapped or compiled: call apply_alibi first, on the model itself")
@@ -94,19 +126,19 @@ def _check(model: Any, max_seq_length: Any, optimizers: Any, learn_slopes: Any) 
         raise ValueError("model is dispatched or offloaded by Accelerate: call apply_alibi first, on one device")
     if any(hasattr(module, "unshard") for module in model.modules()):
         raise ValueError("model is sharded: call apply_alibi before fully_shard")
-    done = next((path for path, module in model.named_modules() if isinstance(module, AlibiHeads)), None)
-    if done is not None:
-        raise ValueError(f"model had its surgery already: there is {done}; make the model anew to change it")
+    converted = next((path for path, module in model.named_modules() if isinstance(module, AlibiHeads)), None)
+    if converted is not None:
+        raise ValueError(f"model is already converted, since it has {converted}: create the model again to change it")
     return optimizers
 
 
-def _operate(surgery: Surgery) -> None:
+def _convert(surgery: Surgery) -> None:
     modules = dict(surgery.model.named_modules())
     for path, module in modules.items():
-        surgeon = surgeon_for(module) or rotary.surgeon_by_structure(module)
-        if surgeon is not None:
+        converter = converter_for(module) or converter_by_structure(module)
+        if converter is not None:
             surgery.path = path
-            surgeon(module, surgery)
+            converter(module, surgery)
     surgery.finish()
     if not surgery.replaced:
         classes = sorted({type(module).__qualname__ for module in modules.values()})
@@ -114,13 +146,13 @@ def _operate(surgery: Surgery) -> None:
             f"model must hold attention that apply_alibi knows, got {type(surgery.model).__name__} of "
             f"{', '.join(classes)}. Known are {', '.join(registered_classes())}; register_alibi adds others"
         )
-    for module in modules.values():  # layers left alone are told from those of a model that had no surgery
+    for module in modules.values():  # alibi=None: not converted on purpose, in a converted model
         if "ttention" in type(module).__name__ and not hasattr(module, "alibi"):
             surgery.set(module, "alibi", None)
 
 
 def _update_optimizers(surgery: Surgery, optimizers: list[Optimizer], before: dict[str, nn.Parameter]) -> int:
-    """By identity, so that a weight that is tied to another one which stays, stays."""
+    """Return the number of removed parameters. Parameters are compared by identity, so that tied weights stay."""
     after = dict(surgery.model.named_parameters())
     kept, old = {id(parameter) for parameter in after.values()}, {id(parameter) for parameter in before.values()}
     dropped = sum(surgery.edits.drop_parameters(optimizer, old - kept) for optimizer in optimizers)

@@ -1,4 +1,4 @@
-"""Models under surgery from their checkpoints."""
+"""Learned slopes from the checkpoints of converted models."""
 
 from __future__ import annotations
 
@@ -12,60 +12,57 @@ from torch import Tensor, nn
 from .alibi_layer import AlibiHeads
 from .configs import RECORD
 
-_KEY = ".alibi.slopes"
+_SLOPES = ".slopes"
 
 
 def restore_slopes(model: nn.Module, record: dict[str, Any] | None) -> None:
-    """Learned slopes of the checkpoint that the model was loaded from, which `from_pretrained` could not place.
+    """Load learned slopes from the model's checkpoint. `from_pretrained` cannot load them into an unconverted model.
 
     Args:
-        record: what the model's config says about its surgery before it was saved.
+        record: Arguments of `apply_alibi` saved in the model's config, see `configs.record_of`.
 
     Raises:
-        ValueError: slopes were learned, and are not to be found.
+        ValueError: The slopes of a layer were learned, but the checkpoint does not have them.
     """
     if record is None or not record["slopes_were_learned"]:
         return
     config: Any = model.config
     source = config._name_or_path
-    saved = {_layer(key): slopes for key, slopes in _saved_slopes(source)}
+    saved = dict(_saved_slopes(source))
     for path, module in model.named_modules():
         if isinstance(module, AlibiHeads):
-            slopes = next((slopes for layer, slopes in saved.items() if _is_same(layer, path)), None)
+            slopes = next((slopes for layer, slopes in saved.items() if _is_same_layer(layer, path)), None)
             if slopes is None:
                 raise ValueError(
                     f"the config says that slopes were learned, but the checkpoint {source!r} has none for {path}: "
-                    f"load the model from its checkpoint, or delete config.{RECORD} to start from the usual slopes"
+                    f"load the model from its checkpoint, or delete config.{RECORD} to start from the default slopes"
                 )
             with torch.no_grad():
                 module.slopes.copy_(slopes)
 
 
-def _layer(key: str) -> str:
-    return key.removesuffix(".slopes")
-
-
-def _is_same(saved: str, path: str) -> bool:
-    """A model with a head calls its layers by a longer name than the model without."""
+def _is_same_layer(saved: str, path: str) -> bool:
+    """Compare names of layers. In a model with a head the names have a prefix."""
     return saved == path or saved.endswith(f".{path}") or path.endswith(f".{saved}")
 
 
 def _saved_slopes(source: str) -> Iterator[tuple[str, Tensor]]:
+    """Yield the name of each `AlibiHeads` module in the checkpoint, and its slopes."""
     from safetensors import safe_open
 
     for file in _weight_files(source):
         with safe_open(file, "pt") as tensors:
-            for key in tensors.keys():  # noqa: SIM118  it is no mapping
-                if key.endswith(_KEY):
-                    yield key, tensors.get_tensor(key)
+            for key in tensors.keys():  # noqa: SIM118  not a mapping
+                if key.endswith(f".alibi{_SLOPES}"):
+                    yield key.removesuffix(_SLOPES), tensors.get_tensor(key)
 
 
 def _weight_files(source: str) -> list[Path]:
-    """Of a folder, or of what `from_pretrained` has in its cache."""
+    """Return the weight files of a local folder, or of a checkpoint in the cache of `from_pretrained`."""
     from transformers.utils import cached_file
 
     folder = Path(source)
-    if not source:  # a model that was not loaded
+    if not source:  # the model was not loaded from a checkpoint
         return []
     if not folder.is_dir():
         names = ("config.json", "model.safetensors", "model.safetensors.index.json")

@@ -1,4 +1,4 @@
-"""The configurations of Hugging Face models under surgery: what they run with, and what they save."""
+"""The configs of converted Hugging Face models."""
 
 from __future__ import annotations
 
@@ -7,24 +7,28 @@ from typing import Any
 from torch import nn
 
 from .alibi_layer import AlibiHeads
+from .families.learned import first_position
 from .families.torch_nn import AlibiMultiheadAttention
 from .surgery import Surgery
 from .transformers_attention import NAME, check_call, refuse_packed
 
-#: What a config saves: the arguments of apply_alibi, and whether slopes are the usual ones.
+#: Config entry with the arguments of apply_alibi, and whether slopes were ever learned.
 RECORD = "seqwarm_alibi"
 
-#: Where model types keep their longest sequence, if not in max_position_embeddings.
+#: Config entry of the longest sequence, if it is not max_position_embeddings.
 _LENGTHS = {"bloom": "seq_length", "mpt": "max_seq_len"}
-#: Their attention asks for none by name, and a plain reload of theirs must not either.
+#: Their attention is not looked up by name, and a plain reload of their checkpoints must not look it up either.
 _OWN_ATTENTION = {"bloom", "mpt", "falcon"}
 
 
 def prepare_configs(surgery: Surgery, before: dict[str, Any] | None) -> None:
-    """Point the models that hold ALiBi layers to our attention and masks, and note the surgery in their configs.
+    """Select our attention and masks in the models that hold ALiBi layers, and save the arguments in their configs.
 
     Args:
-        before: the record of the checkpoint that the model comes from.
+        before: `record_of` the model before the conversion.
+
+    Raises:
+        ValueError: A config asks for quantisation.
     """
     models = _pretrained_models(surgery.model)
     if not models:
@@ -47,19 +51,19 @@ def prepare_configs(surgery: Surgery, before: dict[str, Any] | None) -> None:
         surgery.set(config, "_attn_implementation_internal", NAME)
         surgery.set(config, RECORD, record)
         if config.model_type not in _OWN_ATTENTION:
-            surgery.set(config, "attn_implementation", NAME)  # saved: a plain reload cannot lose ALiBi in silence
+            surgery.set(config, "attn_implementation", NAME)  # saved, so that a plain reload cannot lose ALiBi silently
         length = _LENGTHS.get(config.model_type, "max_position_embeddings")
-        surgery.set(config, length, surgery.max_seq_length + _first_position(config))
+        surgery.set(config, length, surgery.max_seq_length + first_position(model))
 
 
 def record_of(model: Any) -> dict[str, Any] | None:
-    """What a config of this model says about a surgery, before it was saved."""
+    """Return the arguments of `apply_alibi` that a config of the model holds, or None if the model is not converted."""
     records = (getattr(module.config, RECORD, None) for module in _with_configs(model))
     return next((record for record in records if record is not None), None)
 
 
 def _pretrained_models(model: nn.Module) -> list[Any]:
-    """Every Hugging Face model that holds an ALiBi layer which asks for its attention by name."""
+    """Return every Hugging Face model that holds an ALiBi layer whose attention is looked up by name."""
     return [module for module in _with_configs(model) if any(_has_named_attention(part) for part in module.modules())]
 
 
@@ -83,8 +87,3 @@ def _check_not_quantised(config: Any) -> None:
             f"config.quantization_config must be None, got {type(config.quantization_config).__name__}: apply_alibi to "
             "the model in floating point, train it, and quantise then"
         )
-
-
-def _first_position(config: Any) -> int:
-    """RoBERTa's positions start behind its padding token, and its config counts them all."""
-    return config.pad_token_id + 1 if config.model_type == "roberta" else 0

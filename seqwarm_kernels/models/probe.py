@@ -1,4 +1,4 @@
-"""The proof that ALiBi acts in a model, and that no other positions are left."""
+"""Verify on a converted model that ALiBi acts, and that no other positions are left."""
 
 from __future__ import annotations
 
@@ -10,46 +10,46 @@ import torch
 from torch import Tensor, nn
 
 from ..utils.modules import ExampleBatch, as_given, as_mapping, call_model, guess_batch
-from .alibi_layer import AlibiHeads, Call, observed
+from .alibi_layer import AlibiHeads, AttentionCall, observe_calls
 from .families.torch_nn import AlibiMultiheadAttention
-from .report import Proof
+from .report import Verification
 
 _LENGTH = 16
-#: Of the largest value: an error beyond is none of rounding, which piles up over the layers in front.
+#: Largest rounding error relative to the largest value. Rounding errors accumulate over the layers before.
 _TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-3, torch.float16: 1e-2, torch.bfloat16: 6e-2}
 
 
-def probe(model: nn.Module, max_seq_length: int, example_batch: ExampleBatch | None) -> Proof:
-    """Run the model twice, in evaluation mode, without gradients: on any tokens, and on the same token everywhere.
+def probe(model: nn.Module, max_seq_length: int, example_batch: ExampleBatch | None) -> Verification:
+    """Run the model twice, in evaluation mode, without gradients: on an example, and on the same token everywhere.
 
     Raises:
-        ValueError: a layer is never called, its output is not that of ALiBi attention, its slopes change nothing, or
-            equal tokens look different at different positions: something else still tells them.
+        ValueError: A layer is never called, its output is not the output of ALiBi attention, its slopes have no effect,
+            or equal tokens differ at different positions, because the model has positions besides ALiBi.
     """
     paths = {module: path for path, module in model.named_modules() if hasattr(module, "alibi")}
     layers = [module for module in paths if isinstance(module.alibi, AlibiHeads)]
-    with _quiet(model):
+    with _evaluation(model):
         inputs = _inputs(model, min(_LENGTH, max_seq_length), example_batch)
         calls, same_token_calls = (_run(model, batch) for batch in (inputs, _same_token(inputs)))
     idle = [paths[layer] for layer in layers if not any(call.layer is layer for call in calls)]
     if idle:
-        raise ValueError(
-            f"ALiBi attention is never called in {', '.join(idle)}: pass an example_batch that goes through it"
-        )
-    leaks = [_leak(call, paths[call.layer], is_first=number == 0) for number, call in enumerate(same_token_calls)]
+        raise ValueError(f"ALiBi attention is never called in {', '.join(idle)}: pass an example_batch that calls it")
+    position_errors = [
+        _position_error(call, paths[call.layer], is_first=number == 0) for number, call in enumerate(same_token_calls)
+    ]
     errors, effects = zip(*[_error_and_effect(call, paths[call.layer]) for call in calls], strict=True)
-    return Proof(len(calls), max(errors), min(effects), max(leaks))
+    return Verification(len(calls), max(errors), min(effects), max(position_errors))
 
 
-def _run(model: nn.Module, batch: ExampleBatch) -> list[Call]:
-    calls: list[Call] = []
+def _run(model: nn.Module, batch: ExampleBatch) -> list[AttentionCall]:
+    calls: list[AttentionCall] = []
     try:
-        with observed(calls.append):
+        with observe_calls(calls.append):
             call_model(model, batch)
     except Exception as error:
         raise ValueError(
-            f"the proof that ALiBi acts could not run {type(model).__name__}: {error}. If its inputs are at fault, "
-            "pass example_batch"
+            f"the verification could not run {type(model).__name__}: {error}. If its inputs are the cause, pass "
+            "example_batch"
         ) from error
     return calls
 
@@ -65,12 +65,12 @@ def _inputs(model: nn.Module, length: int, example_batch: ExampleBatch | None) -
     try:
         return guess_batch(model, 2, length, parameter.device)
     except Exception as error:
-        raise ValueError(f"the proof that ALiBi acts does not know what to call the model with: {error}") from error
+        raise ValueError(f"the verification has no inputs for the model: {error}") from error
 
 
 def _same_token(batch: ExampleBatch) -> ExampleBatch:
-    """The first token everywhere. Positions that a caller gives stay: they must not matter."""
-    same: dict[str, Any] = {}  # one for each tensor: what is one object stays one
+    """Return the batch with its first token everywhere. Position ids stay, because they must have no effect."""
+    same: dict[str, Any] = {}  # also by id of the tensor: entries that are one object stay one object
     for name, value in as_mapping(batch).items():
         is_sequence = isinstance(value, Tensor) and value.dim() > 1 and value.numel() > 0
         if is_sequence and "position" not in name:
@@ -80,8 +80,8 @@ def _same_token(batch: ExampleBatch) -> ExampleBatch:
 
 
 @contextmanager
-def _quiet(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode, no gradients; modes and random numbers are afterwards what they were."""
+def _evaluation(model: nn.Module) -> Iterator[None]:
+    """Run in evaluation mode without gradients. Train/eval flags and random streams are restored afterwards."""
     modes = {module: module.training for module in model.modules()}
     devices = {parameter.device for parameter in model.parameters() if parameter.is_cuda}
     try:
@@ -94,30 +94,33 @@ def _quiet(model: nn.Module) -> Iterator[None]:
             module.training = training
 
 
-def _leak(call: Call, path: str, is_first: bool) -> float:
-    """Nothing is in front of the first call that could round equal tokens apart, but products of matrices."""
-    leak = max(_share((tensor - tensor[:, :, :1]).abs().max(), tensor) for tensor in (call.query, call.key, call.value))
+def _position_error(call: AttentionCall, path: str, is_first: bool) -> float:
+    """Return the largest difference of equal tokens. Before the first call only matrix products round them."""
+    error = max(
+        _relative((tensor - tensor[:, :, :1]).abs().max(), tensor) for tensor in (call.query, call.key, call.value)
+    )
     dtype = call.query.dtype
-    if leak > (max(torch.finfo(dtype).eps, 1e-5) if is_first else _TOLERANCE[dtype]):
+    if error > (max(torch.finfo(dtype).eps, 1e-5) if is_first else _TOLERANCE[dtype]):
         raise ValueError(
-            f"equal tokens differ by {leak:.1e} in {path}: the model has positions besides ALiBi; "
+            f"equal tokens differ by {error:.1e} in {path}: the model has positions besides ALiBi; "
             "register_alibi the class that adds them, and replace it there"
         )
-    return leak
+    return error
 
 
-def _error_and_effect(call: Call, path: str) -> tuple[float, float]:
+def _error_and_effect(call: AttentionCall, path: str) -> tuple[float, float]:
     heads: Any = call.layer.alibi
     slopes = heads.slopes
     error, effect = (
-        _share((call.out - call.exact(other)).abs().max(), call.value) for other in (slopes, torch.zeros_like(slopes))
+        _relative((call.out - call.reference(other)).abs().max(), call.value)
+        for other in (slopes, torch.zeros_like(slopes))
     )
     if not error <= _TOLERANCE[call.query.dtype]:
         raise ValueError(f"the output of {path} is off by {error:.1e} of its largest value: not ALiBi attention")
     if slopes.any() and not effect > 0:
-        raise ValueError(f"the slopes of {path} change nothing")
+        raise ValueError(f"the slopes of {path} have no effect")
     return error, effect
 
 
-def _share(difference: Tensor, of: Tensor) -> float:
-    return (difference / of.abs().max().clamp(min=torch.finfo(of.dtype).tiny)).item()
+def _relative(difference: Tensor, to: Tensor) -> float:
+    return (difference / to.abs().max().clamp(min=torch.finfo(to.dtype).tiny)).item()

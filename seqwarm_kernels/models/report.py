@@ -1,4 +1,4 @@
-"""What `apply_alibi` did."""
+"""The report of `apply_alibi`."""
 
 from __future__ import annotations
 
@@ -6,40 +6,40 @@ from typing import NamedTuple
 
 
 class Replaced(NamedTuple):
-    """A layer whose attention has ALiBi now."""
+    """A layer whose attention now has ALiBi."""
 
     path: str
     module_class: str
     num_heads: int
-    causal: bool | None  #: None where each call says it
+    causal: bool | None  #: None: each call decides
 
 
 class Removed(NamedTuple):
-    """A source of positions that is gone."""
+    """A source of positions that was removed."""
 
     path: str
     module_class: str
     num_parameters: int
 
 
-class Proof(NamedTuple):
-    """What a run of the model after surgery showed, over all layers."""
+class Verification(NamedTuple):
+    """Measurements of two forward passes of the converted model, over all layers."""
 
-    calls: int  #: of ALiBi attention
-    largest_error: float  #: of the outputs against float64, over the largest value
-    smallest_effect: float  #: of the slopes on a layer's outputs, over the largest value: the layer that gains least
-    largest_leak: float  #: how far equal tokens differ by their positions, over the largest query, key or value
+    calls: int  #: number of ALiBi attention calls
+    largest_error: float  #: of the outputs against float64, relative to the largest value
+    smallest_effect: float  #: of the slopes on the outputs of a layer, relative to the largest value
+    largest_position_error: float  #: largest difference of equal tokens, relative to the largest query, key or value
 
 
 class SurgeryReport(NamedTuple):
-    """What `apply_alibi` replaced and removed, and the proof that ALiBi acts."""
+    """Modules that `apply_alibi` replaced and removed, and the verification that ALiBi acts."""
 
     max_seq_length: int
     learn_slopes: bool
     replaced: tuple[Replaced, ...]
     removed: tuple[Removed, ...]
-    dropped_from_optimizers: int  #: parameters
-    proof: Proof | None  #: None for a model without memory (on the meta device), which cannot run
+    dropped_from_optimizers: int  #: number of parameters
+    verification: Verification | None  #: None for a model on the meta device, which cannot run
 
     def __str__(self) -> str:
         kinds = sorted({layer.module_class for layer in self.replaced})
@@ -52,11 +52,12 @@ class SurgeryReport(NamedTuple):
             lines.append(f"removed {source.path} ({source.module_class}, {source.num_parameters:,} parameters)")
         if self.dropped_from_optimizers:
             lines.append(f"{self.dropped_from_optimizers} parameters dropped from optimizers")
-        if self.proof is None:
-            lines.append("not probed: the model is on the meta device")
+        if self.verification is None:
+            lines.append("not verified: the model is on the meta device")
         else:
             lines.append(
-                f"probed in {self.proof.calls} calls: error {self.proof.largest_error:.1e}, effect of the slopes at "
-                f"least {self.proof.smallest_effect:.1e}, other positions {self.proof.largest_leak:.1e}"
+                f"verified in {self.verification.calls} calls: error {self.verification.largest_error:.1e}, effect of "
+                f"the slopes at least {self.verification.smallest_effect:.1e}, position error "
+                f"{self.verification.largest_position_error:.1e}"
             )
         return "\n".join(lines)

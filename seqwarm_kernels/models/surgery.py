@@ -1,65 +1,73 @@
-"""What the surgeons of the model families share: the registry, and the operations that they may do."""
+"""The registry of converters, and the changes that converters may make to a model. Every change can be undone."""
 
 from __future__ import annotations
 
+import inspect
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from ..attention.slopes import alibi_slopes
 from .alibi_layer import AlibiHeads
-from .edits import Edits
 from .report import Removed, Replaced
 
-#: Makes one module of a registered class part of an ALiBi model.
-Surgeon = Callable[[Any, "Surgery"], None]
+#: Converts one module of a registered class.
+Converter = Callable[[Any, "Surgery"], None]
 
-_surgeons: dict[str, Surgeon] = {}
+_converters: dict[str, Converter] = {}
+
+_MISSING = object()
 
 
-def register_alibi(*module_classes: type[nn.Module] | str) -> Callable[[Surgeon], Surgeon]:
-    """A decorator: `apply_alibi` calls the function for every module of these classes and of their subclasses.
+def register_alibi(*module_classes: type[nn.Module] | str) -> Callable[[Converter], Converter]:
+    """Decorator: `apply_alibi` calls the function for every module of these classes and of their subclasses.
 
-    The function gets the module and a `Surgery`. It gives an attention module its slopes with `give_alibi` and sees to
-    it that its forward calls `models.attend`; a module that adds positions it replaces with `replace`.
+    The function is called with the module and a `Surgery`. For an attention module it calls `give_alibi`; the module's
+    forward must then call `models.alibi_layer_attention`. A module that adds positions it replaces with `replace`.
 
     Args:
-        module_classes: classes, or their full names for classes that are not to be imported.
+        module_classes: Classes, or the full names of classes that should not be imported.
+
+    Raises:
+        ValueError: `module_classes` is empty.
     """
-    names = [name if isinstance(name, str) else full_name(name) for name in module_classes]
+    names = [name if isinstance(name, str) else _full_name(name) for name in module_classes]
     if not names:
         raise ValueError("module_classes must hold at least one class, got none")
 
-    def register(surgeon: Surgeon) -> Surgeon:
-        _surgeons.update(dict.fromkeys(names, surgeon))
-        return surgeon
+    def register(converter: Converter) -> Converter:
+        _converters.update(dict.fromkeys(names, converter))
+        return converter
 
     return register
 
 
-def full_name(module_class: type) -> str:
-    return f"{module_class.__module__}.{module_class.__qualname__}"
-
-
-def surgeon_for(module: nn.Module) -> Surgeon | None:
-    """Of the nearest registered class among the module's own and its bases."""
-    names = (full_name(base) for base in type(module).__mro__)
-    return next((_surgeons[name] for name in names if name in _surgeons), None)
+def converter_for(module: nn.Module) -> Converter | None:
+    """Return the converter of the nearest registered class among the module's class and its bases."""
+    names = (_full_name(base) for base in type(module).__mro__)
+    return next((_converters[name] for name in names if name in _converters), None)
 
 
 def registered_classes() -> list[str]:
-    return sorted(_surgeons)
+    return sorted(_converters)
+
+
+def _full_name(module_class: type) -> str:
+    return f"{module_class.__module__}.{module_class.__qualname__}"
 
 
 class Surgery:
-    """One operation on one model. Every change goes through here, so that it can be taken back.
+    """The conversion of one model. Converters make every change through this object, so that it can be undone.
 
     Attributes:
-        model: what `apply_alibi` was given.
-        max_seq_length: tokens that the model must take.
-        path: the name of the module at hand in the model.
+        model: The model passed to `apply_alibi`.
+        max_seq_length: Longest sequence that the model must take.
+        learn_slopes: Whether slopes are parameters.
+        path: Name of the current module in the model.
     """
 
     def __init__(self, model: nn.Module, max_seq_length: int, learn_slopes: bool) -> None:
@@ -75,13 +83,16 @@ class Surgery:
     def give_alibi(
         self, module: nn.Module, num_heads: int, *, causal: bool | None, slopes: Sequence[float] | None = None
     ) -> None:
-        """Give an attention module `alibi`, the slopes that `attend` uses.
+        """Set `module.alibi`, the slopes that `alibi_layer_attention` uses.
 
         Args:
-            module: the attention module at hand.
-            num_heads: of queries.
-            causal: None where the caller of `attend` says it each time.
-            slopes: default `alibi_slopes(num_heads)`.
+            module: The current attention module.
+            num_heads: Number of query heads.
+            causal: Whether a query sees only the keys before it. None: each call decides.
+            slopes: Default: `alibi_slopes(num_heads)`.
+
+        Raises:
+            ValueError: The module is quantised.
         """
         self._check_unquantised(module)
         slopes = alibi_slopes(num_heads).tolist() if slopes is None else slopes
@@ -91,7 +102,7 @@ class Surgery:
         self.replaced.append(Replaced(self.path, type(module).__name__, num_heads, causal))
 
     def afterwards(self, action: Callable[[], None]) -> None:
-        """Do this when all attention has its slopes."""
+        """Run `action` after all attention modules are converted."""
         self._afterwards.append(action)
 
     def finish(self) -> None:
@@ -99,17 +110,17 @@ class Surgery:
             action()
 
     def replace(self, module: nn.Module, replacement: nn.Module) -> None:
-        """Put `replacement` in every place of a module that tells positions; its parameters leave the model."""
+        """Put `replacement` wherever the model has `module`, which adds positions. Its parameters leave the model."""
         replacement.train(module.training)
-        places = [path for path, other in self.model.named_modules(remove_duplicate=False) if other is module]
-        for path in places:
+        paths = [path for path, other in self.model.named_modules(remove_duplicate=False) if other is module]
+        for path in paths:
             parent_path, _, name = path.rpartition(".")
             self.edits.assign(self.model.get_submodule(parent_path), name, replacement)
         num_parameters = sum(parameter.numel() for parameter in module.parameters())
-        self.removed.append(Removed(places[0], type(module).__name__, num_parameters))
+        self.removed.append(Removed(paths[0], type(module).__name__, num_parameters))
 
     def set(self, owner: Any, name: str, value: Any) -> None:
-        """`owner.name = value`."""
+        """Assign `owner.name = value`."""
         self.edits.assign(owner, name, value)
 
     def _check_unquantised(self, module: nn.Module) -> None:
@@ -125,15 +136,72 @@ class Surgery:
             )
 
 
+class Edits:
+    """Changes to a model, its config and its optimizers, with a log that `undo` reverts."""
+
+    def __init__(self) -> None:
+        self._log: list[Callable[[], object]] = []
+
+    def undo(self) -> None:
+        """Revert all changes, latest first. If one fails, a warning is issued and the others are still reverted."""
+        while self._log:
+            try:
+                self._log.pop()()
+            except Exception as error:
+                warnings.warn(f"a change could not be undone: {error!r}", stacklevel=2)
+
+    def on_undo(self, action: Callable[[], object]) -> None:
+        """Add the reverse of a change that was made elsewhere."""
+        self._log.append(action)
+
+    def assign(self, owner: Any, name: str, value: Any) -> None:
+        """Assign `owner.name = value`. The name may be an attribute, method, buffer, submodule, or `__class__`."""
+        hides_method = name not in vars(owner) and inspect.isroutine(getattr(type(owner), name, None))
+        old = _MISSING if hides_method else getattr(owner, name, _MISSING)
+        setattr(owner, name, value)
+        self._log.append(lambda: delattr(owner, name) if old is _MISSING else setattr(owner, name, old))
+
+    def drop_parameters(self, optimizer: Optimizer, gone: set[int]) -> int:
+        """Remove the parameters with these ids from the optimizer's groups and state. Return how many there were."""
+        dropped = 0
+        for group in optimizer.param_groups:
+            kept = [index for index, parameter in enumerate(group["params"]) if id(parameter) not in gone]
+            dropped += len(group["params"]) - len(kept)
+            for name in ("params", "param_names"):  # a group of named parameters has a list of names, too
+                if name in group and len(kept) < len(group[name]):
+                    self._set_item(group, name, [group[name][index] for index in kept])
+        for parameter in [parameter for parameter in optimizer.state if id(parameter) in gone]:
+            self._pop_item(optimizer.state, parameter)
+        return dropped
+
+    def add_parameters(self, optimizer: Optimizer, parameters: dict[str, nn.Parameter]) -> None:
+        """Add a parameter group without weight decay. Its other options are those of the first group."""
+        first = optimizer.param_groups[0]
+        options = {name: value for name, value in first.items() if name not in ("params", "param_names")}
+        group: dict[str, Any] = options | {"weight_decay": 0.0} if "weight_decay" in options else options
+        named = "param_names" in first
+        optimizer.add_param_group(group | {"params": list(parameters.items() if named else parameters.values())})
+        self._log.append(optimizer.param_groups.pop)
+
+    def _set_item(self, mapping: Any, name: Any, value: Any) -> None:
+        old = mapping[name]
+        mapping[name] = value
+        self._log.append(lambda: mapping.__setitem__(name, old))
+
+    def _pop_item(self, mapping: Any, name: Any) -> None:
+        old = mapping.pop(name)
+        self._log.append(lambda: mapping.__setitem__(name, old))
+
+
 class NoPositions(nn.Module):
-    """In the place of a table of position embeddings: adds nothing."""
+    """Replaces a table of position embeddings. Adds zero."""
 
     def forward(self, positions: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        return torch.zeros((), dtype=torch.int64, device=positions.device)  # takes the dtype of what it is added to
+        return torch.zeros((), dtype=torch.int64, device=positions.device)  # the sum keeps the dtype of the embeddings
 
 
 class NoRotation(nn.Module):
-    """In the place of rotary embeddings: the cosine and sine of an angle of 0."""
+    """Replaces rotary embeddings. Returns the cosine and sine of an angle of 0."""
 
     def __init__(self, rotary_dim: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""ALiBi attention behind Hugging Face's own doors, under the name "seqwarm_alibi"."""
+"""ALiBi attention for Hugging Face models, registered under the name "seqwarm_alibi"."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from .alibi_layer import AlibiHeads, Packing, attend
+from .alibi_layer import AlibiHeads, Packing, alibi_layer_attention
 from .transformers_masks import Visible, decode, encode
 
 NAME = "seqwarm_alibi"
 
-#: Arguments of attention functions that change the scores in a way that the kernels do not have.
+#: Arguments of attention functions that change the scores in a way that the kernels do not support.
 _UNSUPPORTED = {
     "softcap": "capped scores are not supported with ALiBi",
     "s_aux": "attention sinks are not supported with ALiBi",
-    "position_bias": "the model adds a position bias of its own",
+    "position_bias": "the model adds its own position bias",
     "cache": "paged caches are not supported; generate with a DynamicCache or a StaticCache",
 }
 
-
-_DOOR = "transformers.modeling_utils"
+#: Registration runs after the import of this module.
+_HOOKED_MODULE = "transformers.modeling_utils"
 
 
 def register() -> None:
-    """Make "seqwarm_alibi" known to transformers, so that its `from_pretrained` takes a config that asks for it."""
+    """Register "seqwarm_alibi" in transformers, so that `from_pretrained` accepts a config with this attention."""
     from transformers.masking_utils import AttentionMaskInterface
     from transformers.modeling_utils import AttentionInterface
 
@@ -40,17 +40,17 @@ def register() -> None:
 
 
 class RegisterOnImport(MetaPathFinder):
-    """Registers as soon as transformers is imported: importing it here would cost everyone seconds."""
+    """Registers when transformers is imported. Importing transformers here would take seconds for every user."""
 
     @classmethod
     def install(cls) -> None:
-        if _DOOR in sys.modules:
+        if _HOOKED_MODULE in sys.modules:
             register()
         elif not any(isinstance(finder, cls) for finder in sys.meta_path):
             sys.meta_path.insert(0, cls())
 
     def find_spec(self, name: str, path: Any, target: Any = None) -> ModuleSpec | None:
-        if name != _DOOR:
+        if name != _HOOKED_MODULE:
             return None
         sys.meta_path.remove(self)
         spec = find_spec(name)
@@ -77,16 +77,19 @@ def attention_forward(
     sliding_window: int | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """An attention function for `AttentionInterface`: out (B, Sq, Hq, D), and no weights.
+    """Attention function for `AttentionInterface`.
 
     Args:
-        module: given `alibi` by `apply_alibi`; None there for layers that it left alone, such as cross-attention.
-        attention_mask: what `masks.encode` made.
+        module: A layer of a converted model. Its `alibi` is None if the layer was not converted, as cross-attention.
+        attention_mask: Result of `transformers_masks.encode`.
         sliding_window: w: keys at a distance of w or more are hidden.
         kwargs: cu_seq_lens_q, cu_seq_lens_k, max_length_q and max_length_k for packed sequences.
 
+    Returns:
+        out (B, Sq, Hq, D), and None for the weights.
+
     Raises:
-        ValueError: the model asks for what the kernels do not have, or it had no surgery.
+        ValueError: The model asks for something that the kernels do not support, or it is not converted.
     """
     _check_supported(kwargs)
     if not hasattr(module, "alibi"):
@@ -101,7 +104,7 @@ def attention_forward(
     window = _window(module, sliding_window, visible, attention_mask)
     if packing is None and attention_mask is None and torch.compiler.is_compiling():
         check_not_packed(kwargs.get("position_ids"), query, key)
-    out = attend(
+    out = alibi_layer_attention(
         module,
         query,
         key,
@@ -118,37 +121,52 @@ def attention_forward(
 
 
 def check_call(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """A forward pre-hook. Models may keep output_attentions from their attention, and return None for the weights."""
+    """Forward pre-hook of converted models.
+
+    `output_attentions` is checked here, because a model may return None for the weights without passing it on.
+
+    Raises:
+        ValueError: The model's attention was changed, or output_attentions is True.
+    """
     if model.config._attn_implementation != NAME:
         raise ValueError(
-            f"the model had its surgery, but its attention was set to {model.config._attn_implementation!r}, which has "
-            f"no ALiBi: set_attn_implementation({NAME!r})"
+            f"the model is converted, but its attention was set to {model.config._attn_implementation!r}, which has no "
+            f"ALiBi: set_attn_implementation({NAME!r})"
         )
     if kwargs.get("output_attentions"):
-        raise ValueError("output_attentions must be False: the kernels never form the attention weights")
+        raise ValueError("output_attentions must be False: the kernels never compute the attention weights")
 
 
 def refuse_packed(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """A forward pre-hook for models that do not hand packed sequences on."""
+    """Forward pre-hook of models that do not pass packed sequences to their attention.
+
+    Raises:
+        ValueError: `cu_seq_lens_q` is given.
+    """
     if kwargs.get("cu_seq_lens_q") is not None:
         raise ValueError(
-            f"cu_seq_lens_q must be None for {type(model).__name__}: it does not hand packed sequences on to its "
+            f"cu_seq_lens_q must be None for {type(model).__name__}: the model does not pass packed sequences to its "
             "attention; pad them"
         )
 
 
 def check_not_packed(position_ids: Tensor | None, query: Tensor, key: Tensor) -> None:
-    """For compiled models, which cannot ask what position_ids hold: on the device, without waiting."""
+    """Assert that position_ids hold one sequence. Runs on the device and does not wait for it.
+
+    Compiled models cannot read the values of position_ids.
+    """
     if position_ids is None or position_ids.dim() != 2 or query.shape[2] != key.shape[2]:
         return
     one_sequence = (position_ids.diff(dim=-1) == 1).all()
     torch._assert_async(
-        one_sequence, "position_ids hold packed sequences: compiled models need cu_seq_lens_q and the like for them"
+        one_sequence,
+        "position_ids hold packed sequences: for compiled models pass cu_seq_lens_q, cu_seq_lens_k, max_length_q and "
+        "max_length_k",
     )
 
 
 def _window(module: nn.Module, sliding_window: int | None, visible: Visible, mask: Tensor | None) -> int | None:
-    """The largest distance: of the layer, of its mask, or of both; some models tell it to one alone."""
+    """Return the largest distance. Some models pass the window only to the layer, or only to the mask."""
     of_layer = None if sliding_window is None else sliding_window - 1
     if of_layer is None or mask is None:
         return visible.window if of_layer is None else of_layer
@@ -186,7 +204,7 @@ def _without_alibi(
     dropout: float,
     scaling: float | None,
 ) -> Tensor:
-    """Cross-attention, as it was."""
+    """Cross-attention is computed as before."""
     if getattr(module, "is_causal", False) or visible.packing is not None or visible.window is not None:
         raise ValueError(f"{type(module).__name__} is self-attention without slopes: apply_alibi does not know it")
     mask = visible.key_padding_mask

@@ -1,17 +1,17 @@
-"""Masks in the way of Hugging Face's models, without a table of queries and keys.
+"""Attention masks for Hugging Face models, without a dense mask of queries and keys.
 
-A model asks `AttentionMaskInterface` for a mask once, and hands it to each layer's attention. Anything with four
-dimensions is handed on untouched, in generation and with gradient checkpointing too, so `encode` puts what the
-kernels need into such a tensor, and `decode` takes it out:
+A model calls the function of `AttentionMaskInterface` once, and passes the mask to the attention of each layer. A 4-D
+tensor is passed through unchanged, also in generation and with gradient checkpointing. `encode` puts everything that
+the kernels need into such a tensor, and `decode` reads it:
 
-    None                     every key is seen, the last query meets the last key
-    (B, 1, n, K) int8        1 where a key is attended; K = 0: all are
-    (B, 1, n, 1 + K) int32   the position of query 0 first (caches of a fixed size), then the same
+    None                     every key is attended, the last query is at the position of the last key
+    (B, 1, n, K) int8        1 where a key is attended; K = 0: every key is
+    (B, 1, n, 1 + K) int32   first the position of query 0 (caches of a fixed size), then as int8
     (1, 1, n, N + 1) int64   packed sequences: cu_seqlens over the tokens of all rows
-    (B, 1, 1, K) bool        as int8, for MPT, which turns every mask into bool
+    (B, 1, 1, K) bool        as int8, for MPT, which converts every mask to bool
 
-n is 1, or in a mask with a window two more than the largest distance: a dimension is known without asking the device,
-and repeating a tensor along it takes no memory.
+n is 1 without a window. With a window, n is the largest distance + 2: the size of a dimension can be read without
+waiting for the device, and expanding a tensor along a dimension takes no memory.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from torch.nn import functional
 
 from .alibi_layer import Packing
 
-#: Functions of transformers.masking_utils that patterns are made of, as versions 5.6 to 5.23 have them. First those
-#: that hide nothing which the kernels do not hide by themselves.
+#: Functions of transformers.masking_utils that make up a mask, in versions 5.6 to 5.23. The first set hides only keys
+#: that the kernels hide without a mask.
 _KNOWN = {
     "causal_mask_function",
     "bidirectional_mask_function",
-    "FalconModel",  # of older versions: a pattern that hides nothing, so that there is a mask to add a bias to
+    "FalconModel",  # in older versions: hides nothing, it only creates a mask to which the bias is added
 }
-_CAUSAL_WINDOW, _BOTH_WAYS_WINDOW = "sliding_window_overlay", "sliding_window_bidirectional_overlay"
-_PACKED, _REMAPPED, _BOTH = "packed_sequence_mask_function", "remap_positions_for_packed_sequence", "and_masks"
-#: An argument that only masks which see both ways are made with.
-_SEES_BOTH_WAYS = "allow_is_bidirectional_skip"
+_CAUSAL_WINDOW, _BIDIRECTIONAL_WINDOW = "sliding_window_overlay", "sliding_window_bidirectional_overlay"
+_PACKED, _REMAPPED, _AND = "packed_sequence_mask_function", "remap_positions_for_packed_sequence", "and_masks"
+#: An argument of bidirectional masks only.
+_ONLY_BIDIRECTIONAL = "allow_is_bidirectional_skip"
 
 
 class Visible(NamedTuple):
-    """Which keys a batch's queries may see, beyond causality and window."""
+    """The keys that the queries of a batch may attend, apart from causality."""
 
     key_padding_mask: Tensor | None = None  #: (B, K) bool
     query_start: Tensor | None = None  #: (B,) int32
@@ -62,13 +62,13 @@ def encode(
     device: torch.device | str = "cpu",
     **more: Any,
 ) -> Tensor | None:
-    """A mask function for `AttentionMaskInterface`; arguments as `transformers.masking_utils.sdpa_mask` has them.
+    """Mask function for `AttentionMaskInterface`, with the arguments of `transformers.masking_utils.sdpa_mask`.
 
     Raises:
-        ValueError: the pattern of the mask is none that the kernels know.
+        ValueError: The kernels do not support the pattern of the mask.
     """
     if torch.compiler.is_compiling():
-        pattern = _pattern_of_arguments(mask_function, use_vmap, local_size, config, _SEES_BOTH_WAYS not in more)
+        pattern = _pattern_of_arguments(mask_function, use_vmap, local_size, config, _ONLY_BIDIRECTIONAL not in more)
     else:
         pattern = _pattern_of_closures(mask_function)
     if pattern.packed is not None:
@@ -78,7 +78,7 @@ def encode(
     at_the_end = isinstance(start, int) and start == kv_length - q_length
     if getattr(config, "model_type", None) == "mpt":
         if not at_the_end:
-            raise ValueError("past_key_values must be a cache that grows for MPT models, got one of a fixed size")
+            raise ValueError("past_key_values must be a dynamic cache for MPT models, got a cache of a fixed size")
         everything = torch.ones(batch_size, kv_length, dtype=torch.bool, device=device)
         return (everything if visible is None else visible)[:, None, None, :]
     if not at_the_end:
@@ -96,14 +96,15 @@ def encode(
 
 
 def decode(mask: Tensor | None, query: Tensor, key: Tensor) -> Visible:
-    """What `encode` put in.
+    """Read a mask made by `encode`.
 
     Args:
+        mask: Result of `encode`.
         query: (B, Hq, Sq, D).
         key: (B, Hkv, Sk, D).
 
     Raises:
-        ValueError: the mask is of another make: a table of queries and keys, or additive.
+        ValueError: The mask was not made by `encode`, for example a dense mask or an additive mask.
     """
     if mask is None:
         return Visible()
@@ -121,17 +122,20 @@ def decode(mask: Tensor | None, query: Tensor, key: Tensor) -> Visible:
             cu_seqlens = row[0].to(torch.int32)
             return Visible(packing=Packing(cu_seqlens, cu_seqlens, query.shape[2], key_length), window=window)
     raise ValueError(
-        f"attention_mask must be (batch, length) of 0 and 1, got {shape} of {mask.dtype}: a table of queries and keys "
-        "is not supported; for packed sequences pass cu_seq_lens_q, cu_seq_lens_k, max_length_q and max_length_k"
+        f"attention_mask must be (batch, length) of 0 and 1, got {shape} of {mask.dtype}: a dense mask of queries and "
+        "keys is not supported; for packed sequences pass cu_seq_lens_q, cu_seq_lens_k, max_length_q and max_length_k"
     )
 
 
 def _visible_keys(attention_mask: Tensor | None, kv_length: int, kv_offset: int) -> Tensor | None:
-    """(B, K) bool; None where all are. Asking for that waits for the device, once in a forward, as in other masks."""
+    """Return (B, K) bool, or None if all keys are visible.
+
+    Reading that waits for the device, once in each forward. transformers' own masks do the same.
+    """
     if attention_mask is None:
         return None
     visible = attention_mask[:, kv_offset : kv_offset + kv_length].to(torch.bool)
-    if visible.shape[1] < kv_length:  # the free slots of a cache
+    if visible.shape[1] < kv_length:  # unused slots of a cache
         visible = functional.pad(visible, (0, kv_length - visible.shape[1]))
     if torch.compiler.is_compiling() or (visible.is_cuda and torch.cuda.is_current_stream_capturing()):
         return visible
@@ -140,7 +144,7 @@ def _visible_keys(attention_mask: Tensor | None, kv_length: int, kv_offset: int)
 
 class _Pattern(NamedTuple):
     window: int | None = None  #: the largest distance
-    packed: Tensor | None = None  #: (B, S): which sequence of its row a token belongs to
+    packed: Tensor | None = None  #: (B, S): index of the token's sequence in its row
 
 
 def _pattern_of_closures(mask_function: Callable[..., Any]) -> _Pattern:
@@ -149,7 +153,7 @@ def _pattern_of_closures(mask_function: Callable[..., Any]) -> _Pattern:
         name = part.__qualname__.split(".")[0]
         if name == _CAUSAL_WINDOW:
             window = _captured(part, "sliding_window") - 1
-        elif name == _BOTH_WAYS_WINDOW:
+        elif name == _BIDIRECTIONAL_WINDOW:
             window = _captured(part, "sliding_window")
         elif name == _PACKED:
             packed = _captured(part, "packed_sequence_mask")
@@ -161,9 +165,9 @@ def _pattern_of_closures(mask_function: Callable[..., Any]) -> _Pattern:
 def _pattern_of_arguments(
     mask_function: Callable[..., Any], use_vmap: bool, local_size: int | None, config: Any, is_causal: bool
 ) -> _Pattern:
-    """Under torch.compile, which cannot look into closures.
+    """Recognize the pattern under torch.compile, which cannot read closures.
 
-    Whether sequences are packed is left to `huggingface.check_not_packed`.
+    `transformers_attention.check_not_packed` checks for packed sequences.
     """
     name = mask_function.__code__.co_name
     is_chunked = local_size is not None and local_size != getattr(config, "sliding_window", None)
@@ -179,10 +183,10 @@ def _with_window(mask: Tensor, window: int | None) -> Tensor:
 
 def _parts(mask_function: Callable[..., Any]) -> Iterator[Any]:
     name = mask_function.__qualname__.split(".")[0]
-    if name == _BOTH:
+    if name == _AND:
         for part in _captured(mask_function, "mask_functions"):
             yield from _parts(part)
-    elif name == _REMAPPED:  # packed sequences: their windows and causality count inside a sequence
+    elif name == _REMAPPED:  # packed sequences: window and causality apply inside each sequence
         yield from _parts(_captured(mask_function, "mask_function"))
     else:
         yield mask_function
@@ -200,7 +204,7 @@ def _refuse(name: str) -> None:
 
 
 def _boundaries(packed: Tensor) -> Tensor:
-    """(1, 1, 1, N + 1) int64, where sequences start in all rows' tokens, and the end."""
+    """Return (1, 1, 1, N + 1) int64: the starts of the sequences in the tokens of all rows, and the end."""
     starts = torch.ones_like(packed, dtype=torch.bool)
     starts[:, 1:] = packed[:, 1:] != packed[:, :-1]
     ends = functional.pad(starts.flatten().nonzero()[:, 0], (0, 1), value=packed.numel())

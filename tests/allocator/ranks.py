@@ -15,7 +15,7 @@ from tests.allocator.traces import assert_same, everything, identities
 
 
 class Model(Body):
-    """Raises what it is told to at some number of rows."""
+    """Raises an error from a given number of rows on."""
 
     def __init__(self):
         super().__init__(nn.Linear(WIDTH, WIDTH), ChannelNorm(WIDTH), nn.Dropout(0.2))
@@ -54,7 +54,7 @@ def loss_of(output, batch):
     return nn.functional.cross_entropy(output.flatten(0, 1), batch["input_ids"].flatten())
 
 
-def leaves_no_trace(kind):
+def state_is_restored(kind):
     results = []
     for warmed in (False, True):
         model, _ = wrapped(kind)
@@ -84,8 +84,8 @@ def leaves_no_trace(kind):
 
 
 def one_rank_out_of_memory(kind):
-    """The other one backs off with it. Under fully_shard ranks wait for each other inside of a pass: both fail there,
-    as they do where shards are of one size."""
+    """Both ranks reduce the batch size. Under fully_shard ranks wait for each other inside a pass: both fail here,
+    as they do in training, since shards have the same size."""
     model, inner = wrapped(kind)
     if kind == "fsdp" or torch.distributed.get_rank() == 1:
         inner.raises = {"rows": 6, "error": torch.OutOfMemoryError("CUDA out of memory.")}
@@ -106,15 +106,15 @@ def compiled_around_the_wrapper():
     assert warmup_allocator(compiled, MAX_LEN, batch_size=6, loss_fn=loss_of).out_of_memory is not None
 
 
-def ranks_with_batches_of_their_own(kind):
-    """The largest counts."""
+def ranks_with_different_batch_sizes(kind):
+    """The largest batch size counts."""
     model, _ = wrapped(kind)
     own = {"input_ids": torch.randint(WORDS, (3 + torch.distributed.get_rank(), 6))}
     assert warmup_allocator(model, MAX_LEN, example_batch=own, loss_fn=loss_of).batch_size == 4
 
 
 def one_rank_fails(kind):
-    if kind == "fsdp":  # a rank that leaves a pass alone keeps the others waiting, whatever one does
+    if kind == "fsdp":  # a rank that leaves a pass always blocks the others
         return
     model, inner = wrapped(kind)
     rank = torch.distributed.get_rank()
@@ -127,13 +127,13 @@ def one_rank_fails(kind):
 
 
 def main():
-    faulthandler.dump_traceback_later(120, exit=True)  # says where ranks wait for each other
+    faulthandler.dump_traceback_later(120, exit=True)  # shows where ranks wait for each other
     kind = sys.argv[1]
     torch.distributed.init_process_group("gloo")
-    leaves_no_trace(kind)
+    state_is_restored(kind)
     one_rank_out_of_memory(kind)
     one_rank_fails(kind)
-    ranks_with_batches_of_their_own(kind)
+    ranks_with_different_batch_sizes(kind)
     if kind == "ddp":
         compiled_around_the_wrapper()
     torch.distributed.barrier()

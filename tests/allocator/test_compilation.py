@@ -1,4 +1,4 @@
-"""What compiles is named, and after warmup_allocator nothing does."""
+"""Compilations are recorded by name, and nothing compiles after warmup_allocator."""
 
 import importlib.util
 import json
@@ -50,7 +50,7 @@ def test_a_compiled_model_compiles_nothing_after_the_warmup(mode):
             scheduler.step()
 
 
-def test_a_compiled_model_passes_two_lengths():
+def test_a_compiled_model_runs_at_two_lengths():
     model = Model()
     model.compile(backend="aot_eager")
     report = warmup_allocator(model, 64, batch_size=2)
@@ -69,7 +69,7 @@ def test_a_compilation_is_named():
         function(torch.ones(3))
 
 
-def test_kernels_of_triton_are_named(monkeypatch):
+def test_triton_kernels_are_named(monkeypatch):
     seen = []
     runtime = types.SimpleNamespace(jit_post_compile_hook=lambda *, fn, **_: seen.append(fn.name))
     monkeypatch.setitem(sys.modules, "triton", types.SimpleNamespace(knobs=types.SimpleNamespace(runtime=runtime)))
@@ -81,7 +81,7 @@ def test_kernels_of_triton_are_named(monkeypatch):
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
-def test_no_kernel_of_this_package_compiles_after_every_length_has_passed():
+def test_no_kernel_of_this_package_compiles_after_a_pass_at_every_length():
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     command = [sys.executable, "-m", "tests.support.pretend_ramp"]
     run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
@@ -89,7 +89,7 @@ def test_no_kernel_of_this_package_compiles_after_every_length_has_passed():
     found = json.loads(run.stdout)
     assert found["lengths"] == 128
     assert any("resize_kernel" in name for name in found["compiled"])
-    assert len(found["compiled"]) == 10  # of attention 8, see test_attention_launch.py; of resizing 2
+    assert len(found["compiled"]) == 10  # 8 of attention, see test_attention_launch.py; 2 of resizing
 
 
 def test_an_error_in_the_block_comes_through():

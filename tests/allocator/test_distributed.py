@@ -1,4 +1,4 @@
-"""warmup_allocator on two ranks that torchrun starts: without a trace, and with one mind."""
+"""warmup_allocator on two ranks started by torchrun: state is restored, and both ranks take the same decision."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""warmup_allocator on a device that runs out of memory, or on one that is made up: what it asks, and what it says."""
+"""warmup_allocator on a fake device that runs out of memory, and on the host."""
 
 import json
 
@@ -7,21 +7,22 @@ import torch
 from torch import nn
 
 from seqwarm_kernels import SequenceLengthScheduler, warmup_allocator
-from seqwarm_kernels.allocator import memory
+from seqwarm_kernels.allocator import warmup
+from seqwarm_kernels.allocator.memory import HostMemory
 from tests.allocator.traces import assert_same, everything
 
 MEBIBYTE = 2**20
 
 
 class FakeDevice:
-    """A caching allocator's counters. A token takes 1 MiB while it passes; the device has 100 MiB."""
+    """Counters of a caching allocator. A token takes 1 MiB during a pass; the device has 100 MiB."""
 
     total, per_token = 100 * MEBIBYTE, MEBIBYTE
 
-    def __init__(self, owned_in_pieces=0):
+    def __init__(self, fragmented=0):
         self.calls = []
         self.owned = self.most = 0
-        self.owned_in_pieces = owned_in_pieces
+        self.fragmented = fragmented
         self.segments = 0
 
     def take(self, tokens):
@@ -43,7 +44,7 @@ class FakeDevice:
         self.most = 0
 
     def reserved(self):
-        return self.owned + self.owned_in_pieces
+        return self.owned + self.fragmented
 
     def allocations(self):
         return self.segments
@@ -60,7 +61,7 @@ class FakeDevice:
 
 
 class Model(nn.Module):
-    """Takes memory of the device while it runs."""
+    """Allocates memory of the fake device in forward."""
 
     def __init__(self, device):
         super().__init__()
@@ -76,7 +77,7 @@ class Model(nn.Module):
 @pytest.fixture
 def device(monkeypatch):
     fake = FakeDevice()
-    monkeypatch.setattr(memory, "memory_of", lambda _: fake)
+    monkeypatch.setattr(warmup, "memory_of", lambda _: fake)
     return fake
 
 
@@ -105,7 +106,7 @@ def test_out_of_memory_is_reported(device):
     assert problem.largest_batch_size is None
     assert problem.advice is None
     assert report.lengths == ()
-    assert device.owned == 0, "what did not fit was not given back"
+    assert device.owned == 0, "the memory of the failed pass was not released"
     assert "batch size 6 at length 20 does not fit: 0 MiB were in use before, 100 MiB of 100 MiB were free" in str(
         report
     )
@@ -136,7 +137,7 @@ def test_auto_takes_the_largest(device, max_len, largest):
     assert report.lengths[0] == max_len
     assert report.lengths[-1] == 4
     assert report.out_of_memory is None
-    assert device.owned == largest * max_len * MEBIBYTE, "the memory of the size taken is not owned"
+    assert device.owned == largest * max_len * MEBIBYTE, "the memory of the chosen batch size is not reserved"
     assert len(model.shapes) < 30
 
 
@@ -149,13 +150,13 @@ def test_auto_when_nothing_fits(device):
 
 def test_auto_needs_a_device():
     with pytest.raises(
-        ValueError, match="batch_size='auto' needs a device that says when it is out of memory, got cpu"
+        ValueError, match="batch_size='auto' needs a device that reports when it is out of memory, got cpu"
     ):
         warmup_allocator(nn.Embedding(3, 3), 8, batch_size="auto")
 
 
-def test_a_length_that_does_not_fit_where_the_full_one_does(device):
-    """Padded rows are more tokens than the source had."""
+def test_a_shorter_length_that_does_not_fit(device):
+    """After mode="reshape" with padding a batch holds more tokens than before."""
     scheduler = SequenceLengthScheduler(11, 20, duration=10, step_size=9)
     options = {"mode": "reshape", "remainder": "pad"}
     report = warmup_allocator(Model(device), 20, batch_size=5, scheduler=scheduler, resize_options=options)
@@ -164,19 +165,19 @@ def test_a_length_that_does_not_fit_where_the_full_one_does(device):
 
 
 @pytest.mark.parametrize("settings", [None, "expandable_segments:True", "a:1,expandable_segments:True"])
-def test_advice_where_memory_lies_in_pieces(monkeypatch, settings):
+def test_advice_for_fragmented_memory(monkeypatch, settings):
     monkeypatch.delenv("PYTORCH_ALLOC_CONF", raising=False)
     monkeypatch.delenv("PYTORCH_CUDA_ALLOC_CONF", raising=False)
     if settings is not None:
         monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", settings)
-    fake = FakeDevice(owned_in_pieces=30 * MEBIBYTE)
-    monkeypatch.setattr(memory, "memory_of", lambda _: fake)
+    fake = FakeDevice(fragmented=30 * MEBIBYTE)
+    monkeypatch.setattr(warmup, "memory_of", lambda _: fake)
     advice = warmup_allocator(Model(fake), 101).out_of_memory.advice
     assert (advice is None) == (settings is not None)
-    assert advice is None or "30 MiB that the allocator owns lie in pieces" in advice
+    assert advice is None or "30 MiB are reserved by the allocator but fragmented" in advice
 
 
-def test_out_of_memory_on_the_host_is_known():
+def test_out_of_memory_on_the_host_is_recognized():
     def fails(self, input_ids):
         raise RuntimeError("[enforce fail at alloc_cpu.cpp:118] DefaultCPUAllocator: can't allocate memory: you tried")
 
@@ -185,7 +186,7 @@ def test_out_of_memory_on_the_host_is_known():
     assert warmup_allocator(model, 8).out_of_memory is not None
 
 
-def test_other_errors_are_not_taken_for_it(device):
+def test_other_errors_are_not_taken_for_out_of_memory(device):
     model = Model(device)
     model.forward = lambda input_ids: (_ for _ in ()).throw(RuntimeError("CUBLAS_STATUS_NOT_INITIALIZED"))
     with pytest.raises(RuntimeError, match="CUBLAS"):
@@ -197,7 +198,7 @@ def test_on_the_host_the_resident_set_is_reported():
     assert report.reserved_bytes is None
     assert report.device_allocations is None
     assert report.peak_bytes > 10 * MEBIBYTE
-    host = memory.HostMemory()
+    host = HostMemory()
     assert 10 * MEBIBYTE < host.allocated() < 1.1 * host.peak()
     free, total = host.free()
     assert 0 < free <= total

@@ -1,4 +1,4 @@
-"""warmup_allocator(model, max_len) alone, for models of transformers: their inputs are made from their configs."""
+"""warmup_allocator(model, max_len) without an example, for models of transformers: inputs are made from the config."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""After warmup_allocator everything is as before, bit for bit, also when the model or the optimizer fails."""
+"""warmup_allocator restores all state bit for bit, also if the model or the optimizer fails."""
 
 import random
 
@@ -12,7 +12,7 @@ from tests.allocator.traces import assert_same, everything, identities
 
 
 class Tied(nn.Module):
-    """Embedding first, dropout, batch norm buffers, tied weights, a frozen part, a buffer made in forward."""
+    """Embedding first, dropout, batch norm buffers, tied weights, a frozen part, a buffer created in forward."""
 
     def __init__(self, fail_at=None):
         super().__init__()
@@ -33,14 +33,14 @@ class Tied(nn.Module):
         self.register_buffer("cache", torch.zeros(input_ids.shape[1]))
         hidden = self.batch_norm(self.embedding(input_ids).transpose(1, 2)).transpose(1, 2)
         if self.fail_at is not None and len(self.lengths) >= self.fail_at:
-            raise RuntimeError("half-way")
+            raise RuntimeError("interrupted")
         random.random()
         numpy.random.rand()
         return self.head(self.dropout(self.frozen(hidden)))
 
 
 def trained(model, optimizer):
-    """A step of real training, and gradients of the next one still there."""
+    """Run two training steps. Gradients of the second step are kept."""
     for _ in range(2):
         optimizer.zero_grad()
         model(torch.randint(50, (2, 5))).square().mean().backward()
@@ -61,7 +61,7 @@ OPTIMIZERS = {
 
 @pytest.mark.parametrize("has_state", [True, False])
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_leaves_no_trace(name, has_state):
+def test_state_is_restored(name, has_state):
     model = Tied()
     model.dropout.eval()
     optimizer = OPTIMIZERS[name](model.parameters())
@@ -79,17 +79,17 @@ def test_leaves_no_trace(name, has_state):
     assert before_ids == identities(model, optimizer)
     assert model.head.weight is model.embedding.weight
     assert scheduler.state_dict() == schedule_before
-    assert model.lengths == [32, 32, 24, 16, 8]  # twice at full length: before and after the optimizer has its state
+    assert model.lengths == [32, 32, 24, 16, 8]  # twice at full length: without and with optimizer state
 
 
 @pytest.mark.parametrize("fail_at", [1, 2, 3])
-def test_leaves_no_trace_when_the_model_raises(fail_at):
+def test_state_is_restored_when_the_model_raises(fail_at):
     model = Tied()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
     trained(model, optimizer)
     model.fail_at = fail_at
     before, before_ids = everything(model, optimizer), identities(model, optimizer)
-    with pytest.raises(RuntimeError, match="half-way"):
+    with pytest.raises(RuntimeError, match="interrupted"):
         warmup_allocator(model, 32, optimizer=optimizer, scheduler=SequenceLengthScheduler(8, 32, duration=100))
     assert_same(before, everything(model, optimizer))
     assert before_ids == identities(model, optimizer)
@@ -119,7 +119,7 @@ class FailingOptimizer(torch.optim.AdamW):
     ("optimizer_class", "loss_fn", "message"),
     [(torch.optim.AdamW, failing_loss, "in backward"), (FailingOptimizer, None, "in the optimizer")],
 )
-def test_leaves_no_trace_when_backward_or_the_optimizer_raises(optimizer_class, loss_fn, message):
+def test_state_is_restored_when_backward_or_the_optimizer_raises(optimizer_class, loss_fn, message):
     model = Tied()
     optimizer = optimizer_class(model.parameters(), lr=0.1)
     before = everything(model, optimizer)
@@ -129,7 +129,7 @@ def test_leaves_no_trace_when_backward_or_the_optimizer_raises(optimizer_class, 
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
-def test_training_goes_on_as_if_it_had_not_been_called():
+def test_training_continues_as_without_the_call():
     def train(with_warmup):
         torch.manual_seed(7)
         random.seed(7)
@@ -147,7 +147,7 @@ def test_training_goes_on_as_if_it_had_not_been_called():
     assert_same(train(False), train(True))
 
 
-def test_an_eval_model_is_trained_and_comes_back():
+def test_an_eval_model_is_trained_and_restored():
     model = Tied().eval()
     seen = []
     model.dropout.register_forward_hook(lambda module, *_: seen.append(module.training))
@@ -176,7 +176,7 @@ def test_autocast_dtype():
 
 
 class Recorder(nn.Module):
-    """Takes a batch in one of several ways and notes what came."""
+    """Records its inputs; `forward` takes a batch in one of several ways."""
 
     def __init__(self, forward):
         super().__init__()
@@ -215,7 +215,7 @@ def example():
     }
 
 
-def test_a_mapping_goes_by_the_names_of_forward():
+def test_a_mapping_is_passed_by_the_names_of_forward():
     model = Recorder(by_name)
     batches = []
 
@@ -235,7 +235,7 @@ def test_a_mapping_goes_by_the_names_of_forward():
 
 
 @pytest.mark.parametrize("forward", [by_keywords, whole])
-def test_a_mapping_goes_whole(forward):
+def test_a_mapping_is_passed_whole(forward):
     model = Recorder(forward)
     warmup_allocator(model, 5, example_batch=example())
     assert list(model.calls[0]) == list(example())
@@ -243,14 +243,14 @@ def test_a_mapping_goes_whole(forward):
 
 
 @pytest.mark.parametrize("make", [lambda t: t, lambda t: (t, t), lambda t: [t, t]])
-def test_tensors_go_by_position(make):
+def test_tensors_are_passed_by_position(make):
     model = Recorder(positional)
     scheduler = SequenceLengthScheduler(2, 6, duration=10, step_size=2)
     warmup_allocator(model, 6, example_batch=make(torch.arange(6).view(2, 3)), scheduler=scheduler)
     assert [tuple(call.shape) for call in model.calls] == [(2, 6), (2, 4), (2, 2)]
 
 
-def test_resize_options_are_those_of_training():
+def test_resize_options_are_applied():
     model = Recorder(by_name)
     scheduler = SequenceLengthScheduler(4, 8, duration=10, step_size=4)
     batch = {"input_ids": torch.ones(2, 8), "pixel_values": torch.ones(2, 3, 4, 4)}
@@ -260,12 +260,12 @@ def test_resize_options_are_those_of_training():
 
 
 @pytest.mark.parametrize(("accumulation_steps", "passes"), [(1, 1), (2, 2), (9, 2)])
-def test_with_accumulation_gradients_are_there_during_forward(accumulation_steps, passes):
+def test_with_accumulation_gradients_exist_during_forward(accumulation_steps, passes):
     model = Tied()
-    there = []
-    model.dropout.register_forward_hook(lambda *_: there.append(model.embedding.weight.grad is not None))
+    exist = []
+    model.dropout.register_forward_hook(lambda *_: exist.append(model.embedding.weight.grad is not None))
     warmup_allocator(model, 8, accumulation_steps=accumulation_steps)
-    assert there == [False, True][:passes]
+    assert exist == [False, True][:passes]
 
 
 def test_tokens_may_come_first():
@@ -278,13 +278,13 @@ def test_tokens_may_come_first():
     assert report.batch_size == 2
 
 
-def test_rows_are_those_of_the_tokens():
+def test_rows_are_counted_by_the_tokens():
     batch = {"class_weights": torch.ones(10), "scale": torch.tensor(1.0), "input_ids": torch.zeros(2, 4)}
     assert warmup_allocator(Recorder(by_name), 8, example_batch=batch).batch_size == 2
 
 
 class OwnState(torch.optim.SGD):
-    """Keeps a list of tensors, and puts another dict in its state's place at each step."""
+    """Keeps a list of tensors, and replaces the dict of its state at each step."""
 
     def step(self, closure=None):
         super().step(closure)
@@ -309,7 +309,7 @@ class Config:
 
 
 class HuggingFaceLike(nn.Module):
-    """What is looked for in a transformers model: config, forward's names, the output embeddings, a loss."""
+    """Has everything that is read from a transformers model: config, names of forward, output embeddings, loss."""
 
     def __init__(self):
         super().__init__()
@@ -326,7 +326,7 @@ class HuggingFaceLike(nn.Module):
         return {"loss": nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten()), "logits": logits}
 
 
-def test_a_hugging_face_model_needs_no_example():
+def test_a_hugging_face_model_without_an_example():
     model = HuggingFaceLike()
     warmup_allocator(model, 12, batch_size=3)
     ((input_ids, attention_mask, labels),) = model.seen
@@ -348,7 +348,7 @@ def test_report():
     lines = str(report).splitlines()
     assert lines[0] == "warmup_allocator"
     assert "64, then 4 from 32 to 8" in str(report)
-    assert "owned from now on" not in str(report)
+    assert "reserved memory" not in str(report)
 
 
 @pytest.mark.parametrize(
@@ -384,12 +384,14 @@ def test_bad_arguments(arguments, error, message):
 
 
 def test_a_model_without_a_float_output():
-    with pytest.raises(ValueError, match="loss_fn is needed: the model returned no floating-point tensor but str"):
+    with pytest.raises(
+        ValueError, match="loss_fn is needed: the output of the model must hold a floating-point tensor, got str"
+    ):
         warmup_allocator(Recorder(lambda self, x: "done"), 8, example_batch=torch.ones(1, 2))
 
 
 @pytest.mark.gpu
-def test_on_a_gpu_short_lengths_ask_the_device_for_nothing():
+def test_on_a_gpu_short_lengths_allocate_nothing():
     model = Tied().cuda()
     optimizer = torch.optim.AdamW(model.parameters())
     scheduler = SequenceLengthScheduler(8, 512, duration=100)

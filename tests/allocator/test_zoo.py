@@ -1,4 +1,4 @@
-"""warmup_allocator leaves no trace in a dozen models, however it is called; training goes on as without it."""
+"""warmup_allocator restores the state of a dozen models, with any options; training continues as without it."""
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ WORDS, WIDTH, MAX_LEN = 13, 8, 16
 
 
 class Body(nn.Module):
-    """An embedding, what makes the model one of the zoo, and a head."""
+    """An embedding, the modules under test, and a head."""
 
     def __init__(self, *inner):
         super().__init__()
@@ -34,7 +34,7 @@ class ChannelNorm(nn.BatchNorm1d):
 
 
 class Buffers(nn.Module):
-    """One that counts, one that is not saved, one made anew in each call, one None."""
+    """A counter, a buffer that is not saved, a buffer created in each call, and None."""
 
     def __init__(self):
         super().__init__()
@@ -80,7 +80,7 @@ def frozen():
 
 
 def hooked():
-    """Hooks that change what passes through them, not the model."""
+    """Hooks that change activations and gradients, not the model."""
     model = Body(nn.Linear(WIDTH, WIDTH))
     model.inner.register_forward_hook(lambda module, inputs, output: output * 2)
     model.inner.register_full_backward_hook(lambda module, inputs, outputs: tuple(grad / 2 for grad in inputs))
@@ -147,7 +147,7 @@ def make(name, has_state):
 
 
 def draw_options(data):
-    """Arguments of warmup_allocator."""
+    """Draw arguments of warmup_allocator."""
     options = {
         "accumulation_steps": data.draw(st.sampled_from([1, 4])),
         "batch_size": data.draw(st.sampled_from([1, 3])),
@@ -170,11 +170,11 @@ zoo_examples = settings(max_examples=8, suppress_health_check=[HealthCheck.funct
 @pytest.mark.parametrize("name", ZOO)
 @settings(zoo_examples)
 @given(data=st.data())
-def test_no_trace(name, data):
+def test_state_is_restored(name, data):
     model, optimizer = make(name, has_state=data.draw(st.booleans()))
     options = draw_options(data)
     if name == "complex":
-        options.update(max_grad_norm=None, grad_scaler=None)  # torch's own take no complex gradients
+        options.update(max_grad_norm=None, grad_scaler=None)  # torch's implementations take no complex gradients
     scaler = options.get("grad_scaler")
     before, before_ids = everything(model, optimizer), identities(model, optimizer)
     scaler_before = None if scaler is None else (scaler.state_dict(), scaler._scale, dict(scaler._per_optimizer_states))
@@ -188,7 +188,7 @@ def test_no_trace(name, data):
 
 
 @pytest.mark.parametrize("name", ZOO)
-def test_training_goes_on_as_without_it(name):
+def test_training_continues_as_without_the_call(name):
     results = []
     for warmed in (False, True):
         model, optimizer = make(name, has_state=True)
@@ -212,7 +212,7 @@ class Failing(torch.autograd.Function):
 
 
 def fails_at(model, optimizer, where, error):
-    """Handles of hooks that raise: in forward, at the end of backward, or after the optimizer's step."""
+    """Return handles of hooks that raise in forward, at the end of backward, or after the optimizer step."""
 
     def fail(*_):
         raise error
@@ -222,17 +222,19 @@ def fails_at(model, optimizer, where, error):
         return [inner.head.register_forward_pre_hook(fail)]
     if where == "optimizer":
         return [optimizer.register_step_post_hook(fail)]
-    # Behind everything that has a backward, so that all of it has begun.
+    # The last layer in backward, so that the backward of every other layer has started.
     first = inner.embedding if inner.embedding.weight.requires_grad else inner.head
     return [first.register_forward_hook(lambda module, inputs, output: Failing.apply(output, error))]
 
 
 PLACES = pytest.mark.parametrize("where", ["forward", "backward", "optimizer"])
-FAILING = pytest.mark.parametrize("name", [name for name in ZOO if name != "compiled"])  # hooks would compile it anew
+FAILING = pytest.mark.parametrize(
+    "name", [name for name in ZOO if name != "compiled"]
+)  # hooks would compile the model again
 
 
 def after_a_failure(name, where, error, check):
-    """Training goes on as if there had been none."""
+    """Check that training continues as without the failure."""
     results = []
     for fails in (False, True):
         model, optimizer = make(name, has_state=True)
@@ -250,7 +252,7 @@ def after_a_failure(name, where, error, check):
 
 @PLACES
 @FAILING
-def test_no_trace_of_an_error(name, where):
+def test_state_is_restored_after_an_error(name, where):
     def raises(model, optimizer):
         with pytest.raises(KeyError, match="a bug"):
             warmup_allocator(model, MAX_LEN, loss_fn=loss_fn, optimizer=optimizer)
@@ -260,7 +262,7 @@ def test_no_trace_of_an_error(name, where):
 
 @PLACES
 @FAILING
-def test_no_trace_of_running_out_of_memory(name, where):
+def test_state_is_restored_after_running_out_of_memory(name, where):
     def reports(model, optimizer):
         report = warmup_allocator(
             model, MAX_LEN, batch_size=4, loss_fn=loss_fn, optimizer=optimizer, find_batch_size=True
@@ -271,7 +273,7 @@ def test_no_trace_of_running_out_of_memory(name, where):
 
 
 def test_after_an_evaluation():
-    """fully_shard leaves parameters whole after a forward without a backward."""
+    """fully_shard leaves parameters unsharded after a forward without a backward."""
     for name in ("fully_shard", "DistributedDataParallel"):
         model, optimizer = make(name, has_state=True)
         with torch.no_grad():

@@ -1,4 +1,4 @@
-"""What training leaves behind in a model, an optimizer and the random streams."""
+"""The state that training changes in a model, an optimizer and the random streams."""
 
 import copy
 import random
@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 def everything(model, optimizer=None):
     found = tree_map(
-        own_part,
+        local_part,
         {
             "state": dict(model.state_dict()),
             "buffers": sorted(name for name, _ in model.named_buffers()),
@@ -29,8 +29,8 @@ def everything(model, optimizer=None):
     return copy.deepcopy(found)
 
 
-def own_part(leaf):
-    """Of a sharded tensor; copies of those themselves share its memory."""
+def local_part(leaf):
+    """This rank's part of a sharded tensor. A copy of the sharded tensor itself would share its memory."""
     return leaf.detach().to_local() if hasattr(leaf, "to_local") else leaf
 
 
@@ -41,7 +41,7 @@ def identities(model, optimizer=None):
 
 
 def assert_same(before, after):
-    """Bit for bit, whatever is nested in what."""
+    """Compare nested values bit for bit."""
     before_leaves, before_structure = tree_flatten(before)
     after_leaves, after_structure = tree_flatten(after)
     assert before_structure == after_structure

@@ -1,4 +1,4 @@
-"""The table of docs/models.md, from surgery on a model of every family. `python -m tests.models.table` rewrites it."""
+"""The table of docs/models.md, made by converting every family. `python -m tests.models.table` rewrites it."""
 
 import re
 from pathlib import Path
@@ -10,7 +10,7 @@ from .zoo import CACHED, FAMILIES, make
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "models.md"
 BEGIN, END = "<!-- table of families: begin -->\n", "<!-- table of families: end -->\n"
-HEADER = ["model type", "class operated on", "removed", "attention", "slopes", "cache", "packed"]
+HEADER = ["model type", "converted class", "removed", "attention", "slopes", "cache", "packed"]
 
 
 def table():
@@ -30,7 +30,7 @@ def row(name):
         ", ".join(sorted({f"`{layer.module_class}`" for layer in report.replaced})),
         ", ".join(f"`{path}`" for path in removed) or "nothing",
         "causal" if family.causal else "bidirectional",
-        "its own" if family.born_with_alibi else "`alibi_slopes`",
+        "its own" if family.pretrained_with_alibi else "`alibi_slopes`",
         ("dynamic" if name == "mpt" else "dynamic, static") if name in CACHED else "—",
         "yes" if family.takes_packed else "no",
     ]

@@ -1,4 +1,4 @@
-"""Saved and loaded again, a model after surgery gives the same numbers, or says why not."""
+"""A converted model gives the same numbers after saving and loading, or an error says why not."""
 
 import json
 import subprocess
@@ -14,7 +14,7 @@ from .zoo import FAMILIES, HEADS, make, tokens, transformers
 
 
 def save(name, folder, learn_slopes=False):
-    """A trained model's folder, and its logits."""
+    """Save a converted model; return tokens and their logits."""
     model = make(name)
     apply_alibi(model, 96, learn_slopes=learn_slopes)
     if learn_slopes:
@@ -27,7 +27,7 @@ def save(name, folder, learn_slopes=False):
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_loaded_and_operated_again_gives_the_same_numbers(name, tmp_path):
+def test_a_reloaded_and_converted_model_gives_the_same_numbers(name, tmp_path):
     ids, expected = save(name, tmp_path)
     record = json.loads((tmp_path / "config.json").read_text())
     assert record["seqwarm_alibi"]["max_seq_length"] == 96
@@ -39,7 +39,7 @@ def test_loaded_and_operated_again_gives_the_same_numbers(name, tmp_path):
 
 
 @pytest.mark.parametrize("learn_again", [False, True])
-def test_learned_slopes_come_back(learn_again, tmp_path):
+def test_learned_slopes_are_restored(learn_again, tmp_path):
     ids, expected = save("llama", tmp_path, learn_slopes=True)
     model = transformers.LlamaForCausalLM.from_pretrained(tmp_path).eval()
     apply_alibi(model, 96, learn_slopes=learn_again)
@@ -69,7 +69,7 @@ def test_learned_slopes_find_their_layers_in_a_model_with_a_head(tmp_path):
         assert layer.attn.alibi.slopes.equal(other.attn.alibi.slopes)
 
 
-def test_learned_slopes_that_are_lost_are_missed(tmp_path):
+def test_lost_learned_slopes_raise(tmp_path):
     save("llama", tmp_path, learn_slopes=True)
     config = transformers.AutoConfig.from_pretrained(tmp_path)
     config._name_or_path = ""
@@ -79,8 +79,8 @@ def test_learned_slopes_that_are_lost_are_missed(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "bert"])
-def test_a_plain_reload_cannot_lose_alibi_in_silence(name, tmp_path):
-    """With this package at hand the first forward says what to do; without it transformers does not load the model."""
+def test_a_plain_reload_cannot_lose_alibi_silently(name, tmp_path):
+    """With this package imported the first forward raises; without it transformers does not load the model."""
     ids, _ = save(name, tmp_path)
     model_class = FAMILIES[name].model
     model = getattr(transformers, model_class).from_pretrained(tmp_path)
@@ -93,7 +93,7 @@ def test_a_plain_reload_cannot_lose_alibi_in_silence(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["bloom", "mpt", "falcon"])
-def test_models_born_with_alibi_load_without_this_package(name, tmp_path):
+def test_models_pretrained_with_alibi_load_without_this_package(name, tmp_path):
     ids, expected = save(name, tmp_path)
     model = getattr(transformers, FAMILIES[name].model).from_pretrained(tmp_path).eval()
     assert model.config._attn_implementation != "seqwarm_alibi"
@@ -101,8 +101,8 @@ def test_models_born_with_alibi_load_without_this_package(name, tmp_path):
 
 
 @pytest.mark.parametrize("imports", ["seqwarm_kernels, transformers", "transformers, seqwarm_kernels"])
-def test_a_fresh_process_loads_and_operates(imports, tmp_path):
-    """Whichever is imported first."""
+def test_a_fresh_process_loads_and_converts(imports, tmp_path):
+    """In either order of imports."""
     ids, expected = save("llama", tmp_path)
     torch.save([ids, expected], tmp_path / "expected.pt")
     code = f"""
@@ -117,14 +117,14 @@ assert model(ids).logits.equal(expected)
 
 
 def test_a_plain_reload_of_falcon_warns_of_the_slopes(tmp_path):
-    """It looks its attention up by name and knows no others."""
+    """Falcon's attention is not looked up by name, so that only this warning tells of the slopes."""
     save("falcon_rotary", tmp_path)
     code = f"import transformers; transformers.FalconForCausalLM.from_pretrained({str(tmp_path)!r})"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "alibi.slopes" in result.stderr + result.stdout
 
 
-def test_a_checkpoint_without_alibi_is_named(tmp_path):
+def test_a_checkpoint_without_alibi_raises(tmp_path):
     make("gpt2").save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="name_or_path must be a checkpoint of a model with ALiBi, got"):
         load_alibi_model(transformers.GPT2LMHeadModel, tmp_path)

@@ -1,4 +1,4 @@
-"""After surgery every family computes ALiBi attention: against its own code in float64 with a dense bias."""
+"""Every converted family computes ALiBi attention, compared with its own code in float64 with a dense bias."""
 
 import copy
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from seqwarm_kernels import alibi_slopes, apply_alibi
-from seqwarm_kernels.models import alibi_layer as heads
+from seqwarm_kernels.models import alibi_layer
 
 from .zoo import (
     CONVERTED,
@@ -27,9 +27,8 @@ ROWS, LENGTH = 3, 20
 
 def logits_and_gradients(model, ids, weights, attention_mask):
     model.zero_grad()
-    more = (
-        {"position_ids": torch.zeros_like(ids)} if model.config.model_type == "opt" else {}
-    )  # else read from the mask
+    is_opt = model.config.model_type == "opt"  # computes position_ids from the mask by default
+    more = {"position_ids": torch.zeros_like(ids)} if is_opt else {}
     logits = model(input_ids=ids, attention_mask=attention_mask, **more).logits
     (logits * weights.to(logits.dtype)).sum().backward()
     gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
@@ -38,7 +37,7 @@ def logits_and_gradients(model, ids, weights, attention_mask):
 
 @pytest.fixture(autouse=True)
 def softmax_in_float64(monkeypatch):
-    """Some families ask for float32 there, whatever they were given: the exact computation must not be rounded."""
+    """Some families compute softmax in float32 for any input. The exact computation must not be rounded."""
     softmax = torch.nn.functional.softmax
 
     def without_rounding(x, dim=None, _stacklevel=3, dtype=None):
@@ -48,7 +47,7 @@ def softmax_in_float64(monkeypatch):
 
 
 def rounding_of(model):
-    """Some modules compute in float32 whatever they were given, on both sides of a comparison."""
+    """Return the tolerance of a comparison. Some modules compute in float32 for any input, in both models."""
     rounds = any(
         "RMSNorm" in type(module).__name__ or "ModernBert" in type(module).__name__ for module in model.modules()
     )
@@ -56,7 +55,7 @@ def rounding_of(model):
 
 
 def weights_of(mask):
-    """Of each token's logits in the loss; a padded token has none."""
+    """Return the weights of the logits in the loss. A padded token has weight 0."""
     weights = torch.randn(ROWS, LENGTH, VOCABULARY, dtype=torch.float64)
     return weights if mask is None else weights * mask[:, :, None]
 
@@ -66,7 +65,7 @@ def largest(difference):
 
 
 def errors(result, exact, weights):
-    """Of the logits that count, and of every gradient, each over the largest value of its kind."""
+    """Return the errors of the unpadded logits and of every gradient, each relative to its largest value."""
     (logits, gradients), (exact_logits, exact_gradients) = result, exact
     assert gradients.keys() == exact_gradients.keys()
     valid = weights != 0
@@ -93,7 +92,7 @@ def test_every_family_equals_a_dense_bias(name, kind):
     assert max(found.values()) < rounding_of(model), found
 
     report = apply_alibi(model, 64)
-    assert report.proof.largest_error < 1e-5
+    assert report.verification.largest_error < 1e-5
     found = errors(logits_and_gradients(model, ids, weights, mask), exact, weights)
     rounded = {k: v.float() for k, v in dense.items()} if isinstance(dense, dict) else dense.float()
     eager = errors(logits_and_gradients(twin.float(), ids, weights, rounded), exact, weights)
@@ -116,8 +115,8 @@ def test_every_family_equals_a_dense_bias(name, kind):
         ("falcon", {"new_decoder_architecture": True, "num_kv_heads": 2}),
     ],
 )
-def test_models_born_with_alibi_keep_their_numbers(name, changes, kind):
-    """Their biases are rounded to float32 before they are added; MPT's softmax is, and cannot hide keys in float64."""
+def test_models_pretrained_with_alibi_keep_their_numbers(name, changes, kind):
+    """Their biases are rounded to float32. So is MPT's softmax, which cannot hide keys in float64."""
     mask, ids = padding(kind, ROWS, LENGTH), tokens(ROWS, LENGTH)
     weights = weights_of(mask)
     dtype, tolerance = (torch.float32, 1e-5) if name == "mpt" else (torch.float64, 1e-6)
@@ -131,8 +130,8 @@ def test_models_born_with_alibi_keep_their_numbers(name, changes, kind):
     assert max(found.values()) < tolerance, found
 
 
-def test_a_window_hides_what_it_should():
-    """By hand: with one layer, a token at a distance of the window is not seen, one nearer is."""
+def test_a_window_hides_distant_keys():
+    """With one layer, a token affects the outputs at distances smaller than the window, and no others."""
     model = make("mistral", torch.float64, num_hidden_layers=1)
     apply_alibi(model, 64)
     ids = tokens(1, LENGTH)
@@ -143,18 +142,20 @@ def test_a_window_hides_what_it_should():
     assert changed.tolist() == list(range(position, position + WINDOW))
 
 
-def test_cross_attention_stays_as_it_was():
+def test_cross_attention_is_unchanged():
     model = make("bert_decoder", torch.float64, add_cross_attention=True)
     twin = without_positions(model)
     ids, states = tokens(ROWS, LENGTH), torch.randn(ROWS, 7, 32, dtype=torch.float64)
-    mask, seen = padding("right", ROWS, LENGTH), torch.ones(ROWS, 7)
-    seen[1, 4:] = 0
+    mask, visible = padding("right", ROWS, LENGTH), torch.ones(ROWS, 7)
+    visible[1, 4:] = 0
     dense = dense_mask(twin, alibi_slopes(HEADS), mask, LENGTH, True)
-    seen_dense = torch.zeros(ROWS, 1, 1, 7, dtype=torch.float64).masked_fill(seen[:, None, None] == 0, -1e30)
-    expected = twin(ids, attention_mask=dense, encoder_hidden_states=states, encoder_attention_mask=seen_dense).logits
+    visible_dense = torch.zeros(ROWS, 1, 1, 7, dtype=torch.float64).masked_fill(visible[:, None, None] == 0, -1e30)
+    expected = twin(
+        ids, attention_mask=dense, encoder_hidden_states=states, encoder_attention_mask=visible_dense
+    ).logits
     report = apply_alibi(model, 64)
     assert len(report.replaced) == 2
-    logits = model(ids, attention_mask=mask, encoder_hidden_states=states, encoder_attention_mask=seen).logits
+    logits = model(ids, attention_mask=mask, encoder_hidden_states=states, encoder_attention_mask=visible).logits
     valid = mask != 0
     torch.testing.assert_close(logits[valid], expected[valid], rtol=0, atol=1e-9)
 
@@ -167,36 +168,36 @@ _DROPOUTS = {
     "bert": {"attention_probs_dropout_prob": 0.5},
     "distilbert": {"attention_dropout": 0.5},
     "bloom": {"attention_dropout": 0.5},
-    "mpt": {},  # its config takes whole numbers only
+    "mpt": {},  # its config takes integers only
     "falcon": {"attention_dropout": 0.5},
 }
 
 
 @pytest.mark.parametrize("name", _DROPOUTS)
-def test_dropout_of_attention_is_honoured(name, monkeypatch):
-    """In training mode only, with the model's share."""
+def test_dropout_of_attention_is_applied(name, monkeypatch):
+    """Only in training mode, with the model's probability."""
     model = make(name, **_DROPOUTS[name])
     if name == "mpt":
         for block in model.transformer.blocks:
             block.attn.attn_dropout_p = 0.5
     apply_alibi(model, 64)
-    shares, attention = [], heads.alibi_attention
+    probabilities, attention = [], alibi_layer.alibi_attention
 
-    def watched(*tensors, dropout_p, **options):
-        shares.append(dropout_p)
+    def record(*tensors, dropout_p, **options):
+        probabilities.append(dropout_p)
         return attention(*tensors, dropout_p=dropout_p, **options)
 
-    monkeypatch.setattr(heads, "alibi_attention", watched)
+    monkeypatch.setattr(alibi_layer, "alibi_attention", record)
     model(tokens())
     model.train()(tokens())
-    assert shares == [0.0] * 2 + [0.5] * 2
+    assert probabilities == [0.0] * 2 + [0.5] * 2
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", [*CONVERTED, "bloom", "mpt", "falcon"])
 def test_on_a_gpu(name, dtype):
-    """Against the same model after surgery in float64 on the CPU."""
+    """Compare with the same converted model in float64 on the CPU."""
     model, ids, mask = make(name), tokens(ROWS, LENGTH), padding("left", ROWS, LENGTH)
     exact = copy.deepcopy(model).double()
     apply_alibi(exact, 64)
@@ -204,7 +205,7 @@ def test_on_a_gpu(name, dtype):
     model = model.to("cuda", dtype)
     apply_alibi(model, 64)
     logits = model(input_ids=ids.cuda(), attention_mask=mask.cuda()).logits.double().cpu()
-    budget = {torch.float32: 1e-4, torch.bfloat16: 6e-2}[dtype]  # of the largest; TF32 is off by default
+    budget = {torch.float32: 1e-4, torch.bfloat16: 6e-2}[dtype]  # relative to the largest; TF32 is off by default
     assert largest((logits - expected)[mask != 0]) < budget * largest(expected)
 
 

@@ -1,4 +1,4 @@
-"""With a cache, of any kind, a model after surgery says what it says without."""
+"""A converted model gives the same logits with any cache as without a cache."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from .zoo import CACHED, FAMILIES, make, padding, tokens, transformers
 ROWS, LENGTH = 2, 14
 
 
-def after_surgery(name):
+def converted(name):
     model = make(name, torch.float64)
     apply_alibi(model, 64)
     return model
@@ -27,10 +27,10 @@ def cache_for(model, kind):
 @pytest.mark.parametrize("name", CACHED)
 @torch.no_grad()
 def test_token_by_token_equals_all_at_once(name, mask_kind, kind):
-    """A first part of several tokens, then one by one; keys that a window lost are not needed."""
+    """Several tokens first, then one by one. Keys outside the window have left the cache and are not needed."""
     if name == "mpt" and kind == "static":
         pytest.skip("MPT's masks cannot hold a position")
-    model, ids, mask = after_surgery(name), tokens(ROWS, LENGTH), padding(mask_kind, ROWS, LENGTH)
+    model, ids, mask = converted(name), tokens(ROWS, LENGTH), padding(mask_kind, ROWS, LENGTH)
     expected = model(ids, attention_mask=mask, use_cache=False).logits
     cache, start, logits = cache_for(model, kind), 0, []
     for end in (9, 10, 11, 12, 14):
@@ -49,7 +49,7 @@ def test_token_by_token_equals_all_at_once(name, mask_kind, kind):
 def test_generate_chooses_the_tokens_of_the_uncached_forward(name, mask_kind, implementation):
     if name == "mpt" and implementation == "static":
         pytest.skip("MPT's masks cannot hold a position")
-    model, ids, mask = after_surgery(name), tokens(ROWS, LENGTH), padding(mask_kind, ROWS, LENGTH)
+    model, ids, mask = converted(name), tokens(ROWS, LENGTH), padding(mask_kind, ROWS, LENGTH)
     model.generation_config.eos_token_id = None
     mask = torch.ones_like(ids) if mask is None else mask
     generated = model.generate(
@@ -70,7 +70,7 @@ def packed(lengths, rows=1):
 
 @pytest.mark.parametrize("name", [name for name, family in FAMILIES.items() if family.takes_packed])
 def test_packed_sequences_do_not_see_each_other(name):
-    model, lengths = after_surgery(name), (5, 1, 8)
+    model, lengths = converted(name), (5, 1, 8)
     ids, (positions, starts) = tokens(1, sum(lengths)), packed(lengths)
     alone = torch.cat([model(part).logits for part in ids.split(lengths, 1)], 1)
     sequences = {"cu_seq_lens_q": starts, "cu_seq_lens_k": starts, "max_length_q": 8, "max_length_k": 8}
@@ -80,17 +80,17 @@ def test_packed_sequences_do_not_see_each_other(name):
 
 
 @pytest.mark.parametrize("name", ["gpt2", "gpt_neox", "llama", "mistral", "qwen2", "qwen3"])
-def test_packed_sequences_are_seen_in_their_positions(name):
-    """In several rows as well; as Hugging Face's own masks do it for causal models."""
-    model, lengths = after_surgery(name), (5, 1, 8)
+def test_packed_sequences_are_recognized_by_their_positions(name):
+    """Also in several rows, as with Hugging Face's own masks of causal models."""
+    model, lengths = converted(name), (5, 1, 8)
     ids, (positions, _) = tokens(2, sum(lengths)), packed(lengths, rows=2)
     alone = torch.cat([model(part).logits for part in ids.split(lengths, 1)], 1)
     together = model(ids, position_ids=positions, use_cache=False).logits
     torch.testing.assert_close(together, alone, rtol=0, atol=1e-6)
 
 
-def test_rows_stay_apart_where_one_of_them_is_a_single_sequence():
-    model, lengths = after_surgery("gpt2"), (5, 9)
+def test_packed_rows_stay_apart_if_one_is_a_single_sequence():
+    model, lengths = converted("gpt2"), (5, 9)
     ids, (positions, _) = tokens(2, 14), packed(lengths)
     alone = torch.cat([model(part).logits for part in ids[1:].split(lengths, 1)], 1)
     expected = torch.cat([model(ids[:1]).logits, alone])
@@ -100,7 +100,7 @@ def test_rows_stay_apart_where_one_of_them_is_a_single_sequence():
 
 @pytest.mark.parametrize("name", ["bloom", "mpt", "falcon"])
 def test_packed_sequences_that_a_model_cannot_take_are_refused(name):
-    model = after_surgery(name)
+    model = converted(name)
     _, starts = packed((5, 9))
-    with pytest.raises(ValueError, match=r"cu_seq_lens_q must be None for .*: it does not hand"):
+    with pytest.raises(ValueError, match=r"cu_seq_lens_q must be None for .*: the model does not pass"):
         model(tokens(1, 14), cu_seq_lens_q=starts, cu_seq_lens_k=starts, max_length_q=9, max_length_k=9)

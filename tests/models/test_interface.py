@@ -1,4 +1,4 @@
-"""The functions that transformers calls: attention and masks, by themselves."""
+"""The attention and mask functions that transformers calls."""
 
 import pytest
 import torch
@@ -30,7 +30,7 @@ def masked(mask_function=masking_utils.causal_mask_function, **options):
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_a_model_may_say_in_a_call_whether_it_is_causal(causal):
+def test_a_call_may_override_causal(causal):
     query, key, value = tensors()
     out, weights = attention_forward(layer(not causal), query, key, value, None, is_causal=causal)
     assert weights is None
@@ -42,25 +42,25 @@ def test_a_model_may_say_in_a_call_whether_it_is_causal(causal):
     [
         ("softcap", 3.0, "softcap must be None: capped scores"),
         ("s_aux", torch.ones(2), "s_aux must be None: attention sinks"),
-        ("position_bias", torch.ones(2), "position_bias must be None: the model adds"),
+        ("position_bias", torch.ones(2), "position_bias must be None: the model adds its own"),
         ("cache", object(), "cache must be None: paged caches are not supported; generate with"),
     ],
 )
-def test_what_changes_scores_is_refused(name, value, message):
+def test_unsupported_changes_of_scores_are_refused(name, value, message):
     with pytest.raises(ValueError, match=message):
         attention_forward(layer(), *tensors(), None, **{name: value})
 
 
-def test_layers_without_slopes_are_told_apart():
-    never, alone = nn.Module(), nn.Module()
+def test_layers_without_slopes():
+    unconverted, other = nn.Module(), nn.Module()
     with pytest.raises(ValueError, match=r"its Module has no slopes: call seqwarm_kernels\.apply_alibi"):
-        attention_forward(never, *tensors(), None)
-    alone.alibi, alone.is_causal = None, True
+        attention_forward(unconverted, *tensors(), None)
+    other.alibi, other.is_causal = None, True
     with pytest.raises(ValueError, match="Module is self-attention without slopes: apply_alibi does not know it"):
-        attention_forward(alone, *tensors(), None)
-    alone.is_causal = False
+        attention_forward(other, *tensors(), None)
+    other.is_causal = False
     query, key, value = tensors(3, 5)
-    out, _ = attention_forward(alone, query, key, value, None, scaling=0.3)
+    out, _ = attention_forward(other, query, key, value, None, scaling=0.3)
     expected = nn.functional.scaled_dot_product_attention(query, key, value, scale=0.3)
     torch.testing.assert_close(out.transpose(1, 2), expected)
 
@@ -71,12 +71,12 @@ def test_a_mask_without_padding_is_none():
     assert masked(masking_utils.bidirectional_mask_function) is None
 
 
-def test_positions_and_padding_travel_together():
-    """A cache of 8 slots, 3 of them used; 2 more queries come, and one row has padding."""
-    seen = torch.ones(2, 5, dtype=torch.bool)
-    seen[1, 0] = False
+def test_positions_and_padding_in_one_mask():
+    """A cache of 8 slots with 3 used, 2 new queries, and padding in one row."""
+    visible_keys = torch.ones(2, 5, dtype=torch.bool)
+    visible_keys[1, 0] = False
     function = masking_utils.causal_mask_function
-    mask = encode(2, 2, 8, torch.tensor(3), 0, mask_function=function, attention_mask=seen)
+    mask = encode(2, 2, 8, torch.tensor(3), 0, mask_function=function, attention_mask=visible_keys)
     query, key, _ = tensors(2, 8)
     visible = decode(mask, query, key)
     assert visible.query_start.tolist() == [3, 3]
@@ -84,7 +84,7 @@ def test_positions_and_padding_travel_together():
     assert visible.packing is None
 
 
-def test_patterns_that_the_kernels_do_not_have_are_refused():
+def test_unsupported_patterns_are_refused():
     chunks = masking_utils.chunked_causal_mask_function(4, torch.zeros(2, dtype=torch.int64))
     prefix = masking_utils.or_masks(masking_utils.causal_mask_function, lambda b, h, q, k: k < 2)
     blocks = masking_utils.and_masks(masking_utils.causal_mask_function, lambda b, h, q, k: k < 2)

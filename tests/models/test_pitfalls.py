@@ -1,4 +1,4 @@
-"""Models and uses in which surgery could go wrong without a word: each is right, or refused with a way out."""
+"""Cases in which the conversion could fail silently: each works, or raises an error that names a way out."""
 
 import pytest
 import torch
@@ -6,7 +6,7 @@ from torch import nn
 
 from seqwarm_kernels import apply_alibi, load_alibi_model, register_alibi
 from seqwarm_kernels.models import surgery
-from seqwarm_kernels.models.families.falcon import falcon_slopes
+from seqwarm_kernels.models.families.native_alibi import falcon_slopes
 
 from .zoo import FAMILIES, HEADS, VOCABULARY, WIDTH, make, tokens, transformers
 
@@ -16,8 +16,8 @@ def small(name, **options):
     return config(**FAMILIES["llama"].options | options)
 
 
-def reached(model, position=2, length=20):
-    """The tokens whose outputs change with the token at a position."""
+def affected_tokens(model, position=2, length=20):
+    """Return the positions whose outputs change with the token at `position`."""
     ids = tokens(1, length)
     other = ids.clone()
     other[0, position] = 3 + (ids[0, position] - 2) % (VOCABULARY - 3)
@@ -25,13 +25,13 @@ def reached(model, position=2, length=20):
     return (difference > 1e-5).nonzero()[:, 0].tolist()
 
 
-def test_a_window_that_a_model_tells_its_mask_alone_is_kept():
+def test_a_window_that_only_the_mask_has_is_kept():
     config = small("Phimoe", num_hidden_layers=1, sliding_window=4, num_local_experts=2)
     torch.manual_seed(0)
     model = transformers.PhimoeForCausalLM(config)
-    assert reached(model) == [2, 3, 4, 5]
+    assert affected_tokens(model) == [2, 3, 4, 5]
     apply_alibi(model, 64)
-    assert reached(model) == [2, 3, 4, 5]
+    assert affected_tokens(model) == [2, 3, 4, 5]
 
 
 def test_a_window_that_differs_from_the_mask_is_refused():
@@ -44,7 +44,7 @@ def test_a_window_that_differs_from_the_mask_is_refused():
         model(tokens())
 
 
-def test_another_attention_after_surgery_is_refused():
+def test_another_attention_after_the_conversion_is_refused():
     model = make("llama")
     apply_alibi(model, 64)
     model.set_attn_implementation("sdpa")
@@ -54,7 +54,7 @@ def test_another_attention_after_surgery_is_refused():
         model(tokens())
 
 
-def test_rotary_embeddings_of_other_parts_are_left_alone():
+def test_rotary_embeddings_of_other_parts_are_unchanged():
     vision = {"hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 1, "image_size": 8, "patch_size": 2}
     text = small("Llama", num_hidden_layers=1).to_dict()
     config = transformers.LlavaConfig(
@@ -73,23 +73,25 @@ def test_rotary_embeddings_shared_with_layers_without_alibi_are_refused():
     model.model.layers[1].self_attn.is_causal = False
     foreign = model.model.layers[1].self_attn
     foreign.__class__ = type("Foreign", (nn.Module,), {"forward": type(foreign).forward})
-    with pytest.raises(ValueError, match=r"model.rotary_emb turns layers with ALiBi and without, .*layers.1.self_attn"):
+    with pytest.raises(
+        ValueError, match=r"model.rotary_emb rotates layers with ALiBi and layers without, .*layers.1.self_attn"
+    ):
         apply_alibi(model, 64)
 
 
 class TwoInputs(nn.Module):
-    """Positions come from the caller."""
+    """The caller passes the positions."""
 
     def __init__(self):
         super().__init__()
-        self.words, self.places = nn.Embedding(VOCABULARY, WIDTH), nn.Embedding(64, WIDTH)
+        self.words, self.positions = nn.Embedding(VOCABULARY, WIDTH), nn.Embedding(64, WIDTH)
         self.layers = nn.TransformerEncoder(nn.TransformerEncoderLayer(WIDTH, HEADS, 48, batch_first=True), 1)
 
     def forward(self, input_ids, position_ids):
-        return self.layers(self.words(input_ids) + self.places(position_ids))
+        return self.layers(self.words(input_ids) + self.positions(position_ids))
 
 
-def test_positions_that_a_caller_gives_are_found():
+def test_positions_from_the_caller_are_found():
     batch = {"input_ids": tokens(2, 9), "position_ids": torch.arange(9).expand(2, -1)}
     with pytest.raises(ValueError, match="the model has positions besides ALiBi"):
         apply_alibi(TwoInputs(), 64, example_batch=batch)
@@ -101,23 +103,23 @@ def test_faint_positions_are_found(dtype):
         def __init__(self):
             super().__init__()
             self.words = nn.Embedding(VOCABULARY, WIDTH)
-            self.places = nn.Parameter(0.02 * torch.randn(64, WIDTH))
+            self.positions = nn.Parameter(0.02 * torch.randn(64, WIDTH))
             self.layers = nn.TransformerEncoder(nn.TransformerEncoderLayer(WIDTH, HEADS, 48, batch_first=True), 1)
 
         def forward(self, input_ids):
-            return self.layers(self.words(input_ids) + self.places[: input_ids.shape[1]])
+            return self.layers(self.words(input_ids) + self.positions[: input_ids.shape[1]])
 
     with pytest.raises(ValueError, match="the model has positions besides ALiBi"):
         apply_alibi(Faint().to(dtype), 64)
 
 
-def test_inputs_that_cannot_be_guessed_are_asked_for():
+def test_inputs_that_cannot_be_guessed_must_be_passed():
     model = nn.Sequential(nn.Linear(3, WIDTH), nn.TransformerEncoderLayer(WIDTH, HEADS, 48, batch_first=True))
     with pytest.raises(
-        ValueError, match=r"does not know what to call the model with: cannot guess .* pass example_batch"
+        ValueError, match=r"the verification has no inputs for the model: cannot guess .* pass example_batch"
     ):
         apply_alibi(model, 64)
-    assert apply_alibi(model, 64, example_batch=torch.randn(2, 7, 3)).proof.calls == 1
+    assert apply_alibi(model, 64, example_batch=torch.randn(2, 7, 3)).verification.calls == 1
 
 
 def test_self_attention_in_the_shape_of_cross_attention_is_found():
@@ -147,13 +149,13 @@ def test_padded_example_batches_are_attended_as_they_are():
     mask[1, :4] = 0
     for name in ("bert", "gpt2"):
         report = apply_alibi(make(name), 64, example_batch={"input_ids": tokens(2, 9), "attention_mask": mask})
-        assert report.proof.largest_error < 1e-5
+        assert report.verification.largest_error < 1e-5
 
 
-def test_taking_back_works_with_groups_of_any_size():
-    """One group has as many parameters as slopes are added."""
+def test_undo_works_with_groups_of_any_size():
+    """One group has the same number of parameters as the added group."""
     model = make("gpt2")
-    model.spare = nn.MultiheadAttention(8, 2)  # never called: the proof fails
+    model.spare = nn.MultiheadAttention(8, 2)  # never called: the verification fails
     parameters = list(model.parameters())
     groups = [{"params": parameters[2:5]}, {"params": parameters[:2] + parameters[5:]}]
     optimizer = torch.optim.AdamW(groups)
@@ -187,21 +189,21 @@ def test_a_position_module_in_two_places_is_replaced_in_both(monkeypatch):
             self.layers = nn.TransformerEncoder(nn.TransformerEncoderLayer(WIDTH, HEADS, 48, batch_first=True), 1)
 
         def forward(self, input_ids):
-            places = torch.arange(input_ids.shape[1])
-            return self.layers(self.words(input_ids) + self.first(places) + self.second(places))
+            positions = torch.arange(input_ids.shape[1])
+            return self.layers(self.words(input_ids) + self.first(positions) + self.second(positions))
 
-    monkeypatch.setattr(surgery, "_surgeons", dict(surgery._surgeons))
+    monkeypatch.setattr(surgery, "_converters", dict(surgery._converters))
 
     @register_alibi(Twice)
-    def operate(module, operation):
-        operation.replace(module.first, surgery.NoPositions())
+    def convert(module, conversion):
+        conversion.replace(module.first, surgery.NoPositions())
 
     model = Twice()
     apply_alibi(model, 64)
     assert model.first is model.second
 
 
-def test_dynamic_graphs_do_not_break():
+def test_dynamic_graphs_have_no_breaks():
     model = make("gpt2")
     apply_alibi(model, 64)
     compiled = torch.compile(model, backend="aot_eager", fullgraph=True, dynamic=True)
@@ -211,7 +213,7 @@ def test_dynamic_graphs_do_not_break():
 
 
 def test_an_encoder_and_a_decoder_in_one_model(tmp_path):
-    """Cross-attention stays; the checkpoint comes back."""
+    """Cross-attention is unchanged, and the checkpoint can be loaded."""
     options = {**FAMILIES["bert"].options}
     encoder, decoder = transformers.BertConfig(**options), transformers.BertConfig(**options, is_decoder=True)
     config = transformers.EncoderDecoderConfig.from_encoder_decoder_configs(encoder, decoder)

@@ -1,4 +1,4 @@
-"""What apply_alibi changes, what it says about it, and that it takes everything back when it fails."""
+"""Changes and report of apply_alibi, and the undo after an error."""
 
 import copy
 import re
@@ -9,14 +9,13 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from seqwarm_kernels import alibi_slopes, apply_alibi, register_alibi
-from seqwarm_kernels.models import AlibiHeads, surgery
-from seqwarm_kernels.models import alibi_layer as heads
+from seqwarm_kernels.models import AlibiHeads, alibi_layer, surgery
 
 from .zoo import FAMILIES, HEADS, WIDTH, make, tokens, transformers
 
 
-def picture(model, *optimizers):
-    """Everything that surgery may touch."""
+def state_of(model, *optimizers):
+    """Return everything that apply_alibi may change."""
     config = getattr(model, "config", None)
     return (
         repr(model),
@@ -28,7 +27,7 @@ def picture(model, *optimizers):
     )
 
 
-def assert_untouched(before, after):
+def assert_unchanged(before, after):
     assert before[0:2] == after[0:2]
     assert before[2].keys() == after[2].keys()
     for name, (identity, tensor) in before[2].items():
@@ -47,7 +46,7 @@ def trained(model, optimizer, steps=2):
         optimizer.zero_grad()
 
 
-def test_the_report_tells_what_was_done():
+def test_report():
     model = make("gpt2")
     optimizer = torch.optim.AdamW(model.parameters())
     report = apply_alibi(model, 128, optimizers=optimizer)
@@ -57,24 +56,24 @@ def test_the_report_tells_what_was_done():
     ]
     assert report.removed == (("transformer.wpe", "Embedding", 64 * 32),)
     assert (report.max_seq_length, report.learn_slopes, report.dropped_from_optimizers) == (128, False, 1)
-    assert report.proof.calls == 2
-    assert report.proof.largest_error < 1e-5
-    assert report.proof.smallest_effect > 1e-3
-    assert report.proof.largest_leak < 1e-5
+    assert report.verification.calls == 2
+    assert report.verification.largest_error < 1e-5
+    assert report.verification.smallest_effect > 1e-3
+    assert report.verification.largest_position_error < 1e-5
     text = str(report)
     assert "ALiBi with fixed slopes in 2 layers (GPT2Attention), up to 128 tokens" in text
     assert "removed transformer.wpe (Embedding, 2,048 parameters)" in text
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_every_family_is_proven(name):
+def test_every_family_is_verified(name):
     model = make(name)
     model.train()
     torch.manual_seed(3)
     expected_draw = torch.rand(1)
     torch.manual_seed(3)
     report = apply_alibi(model, 96)
-    assert torch.rand(1).equal(expected_draw)  # the proof draws numbers of its own
+    assert torch.rand(1).equal(expected_draw)  # the verification draws random numbers, too
     assert all(module.training for module in model.modules())
     assert len(report.replaced) == model.config.num_hidden_layers
     assert {layer.causal for layer in report.replaced} == {FAMILIES[name].causal}
@@ -85,7 +84,7 @@ def test_every_family_is_proven(name):
         assert model.config.max_position_embeddings == 96 + first
 
 
-def test_optimizers_keep_all_but_what_left():
+def test_optimizers_keep_all_remaining_parameters():
     model = make("gpt2")
     named = [(name, p) for name, p in model.named_parameters() if "wpe" not in name and "wte" not in name]
     tables = [(name, p) for name, p in model.named_parameters() if "wpe" in name or "wte" in name]
@@ -106,7 +105,7 @@ def test_optimizers_keep_all_but_what_left():
     adam.load_state_dict(adam.state_dict())
 
 
-def test_a_position_table_that_is_tied_to_what_stays_is_not_dropped():
+def test_a_position_table_that_is_tied_to_another_weight_is_not_dropped():
     model = make("gpt2")
     model.extra = nn.Linear(WIDTH, 64, bias=False)
     model.extra.weight = model.transformer.wpe.weight
@@ -141,13 +140,13 @@ def test_slopes_stay_float32(learned):
     assert all(m.slopes.dtype == torch.float32 for m in model.double().modules() if isinstance(m, AlibiHeads))
 
 
-def test_models_in_half_precision_and_without_memory():
+def test_models_in_half_precision_and_on_the_meta_device():
     for dtype in (torch.bfloat16, torch.float16):
-        assert apply_alibi(make("gpt2", dtype), 64).proof.calls == 2
+        assert apply_alibi(make("gpt2", dtype), 64).verification.calls == 2
     model = make("llama").to("meta")
     report = apply_alibi(model, 64)
-    assert report.proof is None
-    assert "not probed" in str(report)
+    assert report.verification is None
+    assert "not verified" in str(report)
     model.to_empty(device="cpu")
     for module in model.modules():
         if isinstance(module, AlibiHeads):
@@ -188,7 +187,7 @@ def relative_positions():
     return model
 
 
-def operated():
+def converted():
     model = make("gpt2")
     apply_alibi(model, 64)
     return model
@@ -216,7 +215,7 @@ UNSUPPORTED = [
     (windows_disagree, ValueError, r"must have the window of config.layer_types\[1\] 'sliding_attention', 6, got"),
     (unknown_layer_type, ValueError, r"must have the window of config.layer_types\[1\] 'chunked_attention'"),
     (relative_positions, ValueError, "position_embedding_type must be 'absolute', got 'relative_key'.* load the model"),
-    (operated, ValueError, "model had its surgery already: there is transformer.h.0.attn.alibi; make the model anew"),
+    (converted, ValueError, "model is already converted, since it has transformer.h.0.attn.alibi: create the model"),
     (compiled, ValueError, "model is wrapped or compiled: call apply_alibi first"),
     (lambda: torch.compile(make("gpt2")), ValueError, "model is wrapped or compiled: call apply_alibi first"),
     (electra, ValueError, "that apply_alibi knows, got ElectraModel of .*ElectraAttention.* Known are .*GPT2Attention"),
@@ -227,17 +226,17 @@ UNSUPPORTED = [
 
 
 @pytest.mark.parametrize(("make_model", "error", "message"), UNSUPPORTED)
-def test_unsupported_models_raise_and_stay_untouched(make_model, error, message):
+def test_unsupported_models_raise_and_stay_unchanged(make_model, error, message):
     model = make_model()
     if not isinstance(model, nn.Module):
         with pytest.raises(error, match=message):
             apply_alibi(model, 64)
         return
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.is_floating_point()])
-    before = picture(model, optimizer)
+    before = state_of(model, optimizer)
     with pytest.raises(error, match=message):
         apply_alibi(model, 64, optimizers=optimizer)
-    assert_untouched(before, picture(model, optimizer))
+    assert_unchanged(before, state_of(model, optimizer))
 
 
 def test_wrapped_models_raise(tmp_path):
@@ -264,29 +263,29 @@ def test_wrapped_models_raise(tmp_path):
 )
 def test_bad_arguments_are_named(arguments, error, message):
     model = make("gpt2")
-    before = picture(model)
+    before = state_of(model)
     with pytest.raises(error, match=message):
         apply_alibi(model, **({"max_seq_length": 64} | arguments))
-    assert_untouched(before, picture(model))
+    assert_unchanged(before, state_of(model))
 
 
 @pytest.mark.parametrize("learn_slopes", [False, True])
 @pytest.mark.parametrize("name", FAMILIES)
-def test_a_proof_that_fails_takes_everything_back(name, learn_slopes, monkeypatch):
-    """The kernels are made to forget the slopes: the model must not pass."""
+def test_a_failed_verification_undoes_everything(name, learn_slopes, monkeypatch):
+    """Attention is patched to ignore the slopes: the verification must fail."""
     model = make(name)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     trained(model, optimizer)
-    before = picture(model, optimizer)
-    attention = heads.alibi_attention
+    before = state_of(model, optimizer)
+    attention = alibi_layer.alibi_attention
 
-    def forgetful(query, key, value, slopes, *, backend=None, **options):
+    def without_slopes(query, key, value, slopes, *, backend=None, **options):
         return attention(query, key, value, slopes if backend else 0 * slopes, backend=backend, **options)
 
-    monkeypatch.setattr(heads, "alibi_attention", forgetful)
+    monkeypatch.setattr(alibi_layer, "alibi_attention", without_slopes)
     with pytest.raises(ValueError, match=r"the output of .* is off by .*: not ALiBi attention"):
         apply_alibi(model, 256, optimizers=optimizer, learn_slopes=learn_slopes)
-    assert_untouched(before, picture(model, optimizer))
+    assert_unchanged(before, state_of(model, optimizer))
     trained(model, optimizer)
 
 
@@ -299,8 +298,8 @@ class Positions(nn.Module):
         return x + self.table[: x.shape[1]]
 
 
-class Reader(nn.Module):
-    """A user's own model around PyTorch's layers."""
+class Encoder(nn.Module):
+    """A user's model of PyTorch's layers."""
 
     def __init__(self, **options):
         super().__init__()
@@ -313,17 +312,17 @@ class Reader(nn.Module):
         return self.layers(self.positions(self.embedding(tokens)), src_key_padding_mask=padding)
 
 
-def test_positions_that_are_left_are_found_and_the_registry_removes_them(monkeypatch):
-    model = Reader()
-    before = picture(model)
+def test_remaining_positions_are_found_and_a_registered_converter_removes_them(monkeypatch):
+    model = Encoder()
+    before = state_of(model)
     with pytest.raises(ValueError, match=r"equal tokens differ by .* in layers.layers.0.self_attn: the model"):
         apply_alibi(model, 64)
-    assert_untouched(before, picture(model))
+    assert_unchanged(before, state_of(model))
 
-    monkeypatch.setattr(surgery, "_surgeons", dict(surgery._surgeons))
+    monkeypatch.setattr(surgery, "_converters", dict(surgery._converters))
 
     @register_alibi(Positions)
-    def operate(module, surgery):
+    def convert(module, surgery):
         surgery.replace(module, nn.Identity())
 
     report = apply_alibi(model, 64)
@@ -338,7 +337,7 @@ def test_a_layer_that_is_never_called_is_found():
         apply_alibi(model, 64)
 
 
-class OwnAttention(nn.Module):
+class CustomAttention(nn.Module):
     def __init__(self):
         super().__init__()
         self.mix = nn.Linear(WIDTH, 3 * WIDTH)
@@ -346,24 +345,24 @@ class OwnAttention(nn.Module):
     def forward(self, x):
         query, key, value = self.mix(x).unflatten(-1, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)
         if hasattr(self, "alibi"):
-            return heads.attend(self, query, key, value).transpose(1, 2).flatten(2)
+            return alibi_layer.alibi_layer_attention(self, query, key, value).transpose(1, 2).flatten(2)
         return nn.functional.scaled_dot_product_attention(query, key, value).transpose(1, 2).flatten(2)
 
 
-def test_own_attention_joins_by_the_registry(monkeypatch):
-    monkeypatch.setattr(surgery, "_surgeons", dict(surgery._surgeons))
-    model = nn.Sequential(nn.Embedding(11, WIDTH), OwnAttention())
+def test_a_registered_attention_is_converted(monkeypatch):
+    monkeypatch.setattr(surgery, "_converters", dict(surgery._converters))
+    model = nn.Sequential(nn.Embedding(11, WIDTH), CustomAttention())
 
-    @register_alibi(OwnAttention)
-    def operate(module, surgery):
+    @register_alibi(CustomAttention)
+    def convert(module, surgery):
         surgery.give_alibi(module, HEADS, causal=True)
 
-    assert apply_alibi(model, 64).replaced == (("1", "OwnAttention", HEADS, True),)
+    assert apply_alibi(model, 64).replaced == (("1", "CustomAttention", HEADS, True),)
     with pytest.raises(ValueError, match="module_classes must hold at least one class"):
         register_alibi()
 
 
-def test_known_classes_exist_in_transformers():
+def test_registered_classes_exist_in_transformers():
     for name in surgery.registered_classes():
         module, _, cls = name.rpartition(".")
         if module.startswith("transformers"):
@@ -371,8 +370,8 @@ def test_known_classes_exist_in_transformers():
     assert re.search("gpt2.*llama", " ".join(surgery.registered_classes()))
 
 
-def test_decoders_that_are_unlike_alibi_are_found_by_the_proof():
-    """Known by their structure alone: learned positions, capped scores."""
+def test_decoders_that_cannot_be_converted_fail_the_verification():
+    """Recognized by their structure, but with learned positions or capped scores."""
     for name, options, message in [
         (
             "BartForCausalLM",
@@ -384,7 +383,7 @@ def test_decoders_that_are_unlike_alibi_are_found_by_the_proof():
         config = getattr(transformers, name.replace("ForCausalLM", "Config"))
         sizes = FAMILIES["llama"].options | options if name.startswith("Gemma") else {"vocab_size": 37, **options}
         model = getattr(transformers, name)(config(**sizes))
-        before = picture(model)
+        before = state_of(model)
         with pytest.raises(ValueError, match=message):
             apply_alibi(model, 64)
-        assert_untouched(before, picture(model))
+        assert_unchanged(before, state_of(model))

@@ -1,4 +1,4 @@
-"""nn.MultiheadAttention and the layers around it, against their own code in float64 with a dense bias."""
+"""nn.MultiheadAttention and the layers that hold it, compared with their own code in float64 with a dense bias."""
 
 import copy
 
@@ -12,7 +12,7 @@ ROWS, LENGTH, WIDTH, HEADS = 3, 11, 16, 4
 
 
 def dense_bias(causal, padding=None):
-    """(B · H, S, S), as nn.MultiheadAttention takes it."""
+    """Return (B · H, S, S), the `attn_mask` of nn.MultiheadAttention."""
     distance = torch.arange(LENGTH)[:, None] - torch.arange(LENGTH)
     bias = -alibi_slopes(HEADS).double()[:, None, None] * distance.abs()
     if causal:
@@ -32,7 +32,7 @@ def padded():
 
 
 def run(layer, x, valid, **options):
-    """Outputs that count, and gradients of everything."""
+    """Return the unpadded outputs, and all gradients."""
     layer.zero_grad()
     x = x.clone().requires_grad_()
     out = layer(x, **options)
@@ -62,7 +62,7 @@ def test_multihead_attention(causal, padding, batch_first, bias):
     hidden = None if padding is None else padded()
     valid = torch.ones(ROWS, LENGTH, dtype=torch.bool) if hidden is None else ~hidden
     expected = run(twin, x, valid, attn_mask=dense_bias(causal, hidden))
-    assert apply_alibi(layer, 64, example_batch=x).proof.calls == 1
+    assert apply_alibi(layer, 64, example_batch=x).verification.calls == 1
     options = {"is_causal": True, "attn_mask": torch.zeros(LENGTH, LENGTH)} if causal else {}
     padding = padding.double() if padding is not None and padding.is_floating_point() else padding
     found = run(layer, x, valid, key_padding_mask=padding, **options)
@@ -73,7 +73,7 @@ def test_multihead_attention(causal, padding, batch_first, bias):
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("norm_first", [False, True])
 def test_encoder(norm_first, training):
-    """In evaluation without gradients as well, where PyTorch would take its fused path around the attention."""
+    """Also in evaluation without gradients, where PyTorch's fused path would bypass the attention."""
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(WIDTH, HEADS, 24, dropout=0.0, batch_first=True, norm_first=norm_first)
     encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=not norm_first).double().train(training)
@@ -88,14 +88,14 @@ def test_encoder(norm_first, training):
     with torch.no_grad():
         for hidden in (padded(), padded() & (torch.arange(LENGTH) > 2)):  # only the second could be a nested tensor
             out = encoder(x, src_key_padding_mask=hidden)
-            exact = twin.train()(x, mask=dense_bias(False, hidden))  # its own fused path makes NaN of such a mask
+            exact = twin.train()(x, mask=dense_bias(False, hidden))  # PyTorch's fused path returns NaN for such a mask
             torch.testing.assert_close(out[~hidden], exact[~hidden], rtol=1e-9, atol=1e-9)
     causal = nn.Transformer.generate_square_subsequent_mask(LENGTH, dtype=torch.float64)
     expected = twin(x, mask=dense_bias(True))
     torch.testing.assert_close(encoder(x, mask=causal), expected, rtol=1e-9, atol=1e-9)
 
 
-def test_cross_attention_of_a_decoder_stays_as_it_was():
+def test_cross_attention_of_a_decoder_is_unchanged():
     torch.manual_seed(0)
     layer = nn.TransformerDecoderLayer(WIDTH, HEADS, 24, dropout=0.0, batch_first=True).double()
     twin = copy.deepcopy(layer)
@@ -107,7 +107,7 @@ def test_cross_attention_of_a_decoder_stays_as_it_was():
     torch.testing.assert_close(out, twin(x, memory, tgt_mask=dense_bias(True)), rtol=1e-9, atol=1e-9)
 
 
-def test_other_keys_than_queries_are_attended_as_before():
+def test_cross_attention_is_unchanged():
     layer = nn.MultiheadAttention(WIDTH, HEADS, batch_first=True)
     twin = copy.deepcopy(layer)
     apply_alibi(layer, 64)
@@ -131,5 +131,5 @@ def test_masks_that_are_not_known_to_be_causal_are_refused():
     x = torch.randn(LENGTH, ROWS, WIDTH)
     with pytest.raises(ValueError, match="attn_mask must be None, or a causal mask with is_causal=True, got one of sh"):
         layer(x, x, x, attn_mask=torch.zeros(LENGTH, LENGTH))
-    with pytest.raises(RuntimeError, match="key_padding_mask must be bool, or hold nothing but 0 and -inf"):
+    with pytest.raises(RuntimeError, match="key_padding_mask must be bool, or hold only 0 and -inf"):
         layer(x, x, x, key_padding_mask=torch.full((ROWS, LENGTH), -2.0))

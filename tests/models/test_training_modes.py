@@ -1,4 +1,4 @@
-"""Compiled, checkpointed, autocast and warmed up, a model after surgery computes what it computes plainly."""
+"""A converted model gives the same results compiled, checkpointed, under autocast and with the allocator warmed up."""
 
 import copy
 
@@ -10,7 +10,7 @@ from seqwarm_kernels import SequenceLengthScheduler, apply_alibi, warmup_allocat
 from .zoo import make, padding, tokens
 
 
-def after_surgery(name, dtype=torch.float32, **options):
+def converted(name, dtype=torch.float32, **options):
     model = make(name, dtype)
     apply_alibi(model, 64, **options)
     return model
@@ -27,7 +27,7 @@ def loss_and_gradients(model, ids, mask):
 @pytest.mark.parametrize("kind", ["none", "right"])
 @pytest.mark.parametrize("name", ["gpt2", "bert", "qwen2", "modernbert", "bloom", "falcon", "mpt"])
 def test_compiled(name, kind):
-    plain = after_surgery(name, learn_slopes=True)
+    plain = converted(name, learn_slopes=True)
     ids, mask = tokens(), padding(kind)
 
     def call(model):
@@ -42,8 +42,8 @@ def test_compiled(name, kind):
         torch.testing.assert_close(p.grad, gradients[n], rtol=1e-4, atol=1e-5)
 
 
-def test_compiled_packed_sequences_that_cannot_be_seen_are_refused():
-    compiled = torch.compile(after_surgery("gpt2"), backend="aot_eager")
+def test_compiled_models_refuse_packed_position_ids():
+    compiled = torch.compile(converted("gpt2"), backend="aot_eager")
     positions = torch.tensor([[0, 1, 2, 0, 1, 2, 3]])
     with pytest.raises(RuntimeError, match="position_ids hold packed sequences"):
         compiled(tokens(1, 7), position_ids=positions)
@@ -51,7 +51,7 @@ def test_compiled_packed_sequences_that_cannot_be_seen_are_refused():
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "bert", "bloom"])
 def test_gradient_checkpointing(name):
-    plain = after_surgery(name).train()
+    plain = converted(name).train()
     checkpointed = copy.deepcopy(plain)
     checkpointed.gradient_checkpointing_enable()
     ids, mask = tokens(), padding("left")
@@ -63,7 +63,7 @@ def test_gradient_checkpointing(name):
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "roberta", "mpt"])
 def test_autocast(name):
-    model, ids = after_surgery(name), tokens()
+    model, ids = converted(name), tokens()
     exact = model(ids).logits
     with torch.autocast("cpu", torch.bfloat16):
         logits = model(ids).logits
@@ -72,7 +72,7 @@ def test_autocast(name):
 
 @pytest.mark.parametrize("name", ["gpt2", "modernbert"])
 def test_the_allocator_is_warmed_up_and_the_schedule_attached(name):
-    model = after_surgery(name).train()
+    model = converted(name).train()
     schedule = SequenceLengthScheduler(8, 64, duration=3, step_size=8)
     before = copy.deepcopy(model.state_dict())
     warmup_allocator(model, 64, batch_size=2, scheduler=schedule)
@@ -81,8 +81,8 @@ def test_the_allocator_is_warmed_up_and_the_schedule_attached(name):
     assert model(tokens(2, 64)).logits.shape[:2] == (16, 8)
 
 
-def test_what_the_kernels_do_not_have_is_refused():
-    model, ids = after_surgery("gpt2"), tokens(2, 6)
+def test_unsupported_arguments_are_refused():
+    model, ids = converted("gpt2"), tokens(2, 6)
     table = torch.ones(2, 1, 6, 6, dtype=torch.bool).tril()
     with pytest.raises(ValueError, match=r"attention_mask must be \(batch, length\) of 0 and 1, got \(2, 1, 6, 6\)"):
         model(ids, attention_mask=table)
@@ -93,7 +93,7 @@ def test_what_the_kernels_do_not_have_is_refused():
         model(ids, cu_seq_lens_q=starts)
     with pytest.raises(ValueError, match="output_attentions"):
         model(ids, output_attentions=True)
-    llama = after_surgery("llama")
+    llama = converted("llama")
     for module in llama.modules():
         if type(module).__name__ == "LlamaAttention":
             forward = module.forward

@@ -1,4 +1,4 @@
-"""After surgery a model trains on two ranks as on one: DistributedDataParallel, fully_shard, Accelerate."""
+"""A converted model trains on two ranks as on one: DistributedDataParallel, fully_shard, Accelerate."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ STEPS, ROWS, LENGTH = 4, 4, 24
 
 
 def train(model, call, share):
-    """Losses of a warmed-up training; `call` is what wraps the model."""
+    """Return the losses of a training run with a schedule. `call` is the wrapped model."""
     schedule = SequenceLengthScheduler(8, LENGTH, duration=3, step_size=8)
     schedule.attach(call)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -30,7 +30,7 @@ def train(model, call, share):
     return torch.stack(losses)
 
 
-def after_surgery(name):
+def converted(name):
     torch.manual_seed(0)
     model = make(name).train()
     apply_alibi(model, LENGTH, learn_slopes=True)
@@ -53,20 +53,20 @@ def wrapped(model, wrapping):
 
 
 def train_one_of_two(rank, name, wrapping):
-    model = after_surgery(name)
+    model = converted(name)
     return train(model, wrapped(model, wrapping), lambda ids: ids.chunk(2)[rank])
 
 
 @pytest.mark.parametrize(("name", "wrapping"), [("gpt2", "ddp"), ("gpt2", "fsdp"), ("llama", "fsdp")])
 def test_two_ranks_train_as_one(name, wrapping):
     together = mean_of_two_ranks(train_one_of_two, name, wrapping)
-    model = after_surgery(name)
+    model = converted(name)
     torch.testing.assert_close(together, train(model, model, lambda ids: ids), rtol=1e-5, atol=1e-6)
 
 
 def test_accelerate_trains_as_without():
     pytest.importorskip("accelerate")
-    model = after_surgery("gpt2")
+    model = converted("gpt2")
     losses = train(model, wrapped(model, "accelerate"), lambda ids: ids)
-    model = after_surgery("gpt2")
+    model = converted("gpt2")
     assert losses.equal(train(model, model, lambda ids: ids))

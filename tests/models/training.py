@@ -1,4 +1,4 @@
-"""What every trainer's test of all families trains: 50 steps on rows that can be learned, warmed up by length."""
+"""The training run in every trainer's test of all families: 50 steps on rows that can be learned, with a schedule."""
 
 import torch
 
@@ -10,19 +10,19 @@ STEPS, SAVED_AT, LENGTH, BATCH_SIZE, LEARNING_RATE = 50, 20, 32, 4, 3e-3
 
 
 def trainable(name):
-    """After surgery; its slopes are learned, so that a checkpoint must bring them back."""
+    """Return a converted model. Its slopes are learned, so that a checkpoint must restore them."""
     model = make(name)
-    apply_alibi(model, LENGTH, learn_slopes=not FAMILIES[name].born_with_alibi)
+    apply_alibi(model, LENGTH, learn_slopes=not FAMILIES[name].pretrained_with_alibi)
     return model.train()
 
 
 def schedule():
-    """Still on its way up where a run is interrupted."""
+    """Return a schedule that still grows at the step where a run is interrupted."""
     return SequenceLengthScheduler(8, LENGTH, duration=30, step_size=8)
 
 
 def rows():
-    """An epoch of 10 steps. Each row counts upwards from a token, by a step of its own; 0 to 2 are special tokens."""
+    """Return an epoch of 10 steps. Each row counts up from a token with its own step; 0 to 2 are special tokens."""
     starts = torch.arange(10 * BATCH_SIZE)[:, None]
     steps = 1 + starts % 3
     tokens = 3 + (starts + steps * torch.arange(LENGTH)) % (VOCABULARY - 3)
@@ -30,7 +30,7 @@ def rows():
 
 
 class Lengths:
-    """Of what a model is called with, by whether it is in training."""
+    """Records the lengths of a model's batches, in training mode (True) and in evaluation mode (False)."""
 
     def __init__(self, model):
         self.seen = {True: [], False: []}
@@ -42,7 +42,7 @@ class Lengths:
 
 
 def check_run(losses, lengths):
-    """An unbroken run learns, on the scheduled lengths, and evaluates on whole rows."""
+    """Check that an uninterrupted run learns, on the scheduled lengths, and evaluates on whole rows."""
     scheduler = schedule()
     assert len(losses) == STEPS
     assert sum(losses[-5:]) < 0.8 * sum(losses[:5])
@@ -52,7 +52,7 @@ def check_run(losses, lengths):
 
 
 def check_resumed(losses, resumed_losses, model, resumed_model):
-    """A run that was taken up from its checkpoint ends on the same bits."""
+    """Check that a run resumed from its checkpoint ends with the same bits."""
     assert resumed_losses == losses[SAVED_AT:]
     for (name, one), other in zip(model.state_dict().items(), resumed_model.state_dict().values(), strict=True):
         assert one.equal(other), name

@@ -1,4 +1,4 @@
-"""One small model of every family, and the same computation a second time: dense, float64, by the model's own code."""
+"""One small model of every family, and its reference: the model's own code in float64 with a dense bias."""
 
 import copy
 from typing import Any, NamedTuple
@@ -19,7 +19,7 @@ class Family(NamedTuple):
     options: dict[str, Any]
     causal: bool
     takes_packed: bool = True
-    born_with_alibi: bool = False
+    pretrained_with_alibi: bool = False
 
 
 def _sized(**more):
@@ -102,7 +102,7 @@ FAMILIES = {
         },
         True,
         takes_packed=False,
-        born_with_alibi=True,
+        pretrained_with_alibi=True,
     ),
     "mpt": Family(
         "MptForCausalLM",
@@ -117,7 +117,7 @@ FAMILIES = {
         },
         True,
         takes_packed=False,
-        born_with_alibi=True,
+        pretrained_with_alibi=True,
     ),
     "falcon": Family(
         "FalconForCausalLM",
@@ -125,7 +125,7 @@ FAMILIES = {
         _sized(alibi=True, new_decoder_architecture=False, multi_query=False, hidden_dropout=0.0),
         True,
         takes_packed=False,
-        born_with_alibi=True,
+        pretrained_with_alibi=True,
     ),
     "falcon_rotary": Family(
         "FalconForCausalLM",
@@ -135,7 +135,7 @@ FAMILIES = {
         takes_packed=False,
     ),
 }
-#: Not registered: known by their structure alone.
+#: Not registered: recognized by their structure.
 OTHERS = {
     "gemma": Family("GemmaForCausalLM", "GemmaConfig", _sized(num_key_value_heads=1, head_dim=8), True),
     "olmo2": Family("Olmo2ForCausalLM", "Olmo2Config", _sized(), True),
@@ -144,12 +144,12 @@ OTHERS = {
     "stablelm": Family("StableLmForCausalLM", "StableLmConfig", _sized(num_key_value_heads=2), True),
     "granite": Family("GraniteForCausalLM", "GraniteConfig", _sized(attention_multiplier=0.3), True),
 }
-CONVERTED = [name for name, family in FAMILIES.items() if not family.born_with_alibi]
+CONVERTED = [name for name, family in FAMILIES.items() if not family.pretrained_with_alibi]
 CACHED = [name for name, family in FAMILIES.items() if family.causal and name != "bert_decoder"]
 
 
 def make(name, dtype=torch.float32, **changes):
-    """In evaluation mode; weights are drawn wide, so that attention is far from uniform."""
+    """Return a model in evaluation mode. Large random weights make its attention far from uniform."""
     family = (FAMILIES | OTHERS)[name]
     torch.manual_seed(hash_of(name))
     config = getattr(transformers, family.config)(**{**family.options, **changes})
@@ -166,12 +166,12 @@ def hash_of(name):
 
 
 def tokens(rows=2, length=20):
-    """Without the padding token, which some embeddings treat in a way of their own."""
+    """Return random tokens other than the padding token, which some embeddings treat specially."""
     return torch.randint(3, VOCABULARY, (rows, length))
 
 
 def padding(kind, rows=2, length=20):
-    """(B, S) 1 where there is a token, None for "none": row 0 is full, the next ones lose more and more."""
+    """Return (B, S), 1 at a token, or None for "none". Row 0 is full; every next row has more padding."""
     if kind == "none":
         return None
     mask = torch.ones(rows, length, dtype=torch.int64)
@@ -181,7 +181,7 @@ def padding(kind, rows=2, length=20):
 
 
 def without_positions(model):
-    """A copy in float64 in which no position is told: tables of zeros, angles of zero."""
+    """Return a copy in float64 without positions: tables of zeros, angles of zero."""
     twin = copy.deepcopy(model).double()
     for name, module in twin.named_modules():
         if name.endswith(("wpe", "embed_positions", "position_embeddings")):
@@ -194,7 +194,7 @@ def without_positions(model):
 
 
 def dense_mask(model, slopes, mask, length, causal):
-    """(B, H, S, S) float64 to be added to the scores; by type of layer where the model has several."""
+    """Return the mask (B, H, S, S) to add to the scores, in float64, or a dict of masks by layer type."""
     config = model.config
     distance = torch.arange(length)[:, None] - torch.arange(length)
     hidden = torch.zeros(1, 1, length, length, dtype=torch.bool)

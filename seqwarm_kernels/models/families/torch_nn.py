@@ -1,4 +1,4 @@
-"""PyTorch's own attention: nn.MultiheadAttention, and the layers that hold it."""
+"""nn.MultiheadAttention, and the layers that hold it."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ..alibi_layer import attend
+from ..alibi_layer import alibi_layer_attention
 from ..surgery import Surgery, register_alibi
 
 
 class AlibiMultiheadAttention(nn.MultiheadAttention):
-    """nn.MultiheadAttention whose self-attention has ALiBi. With other keys than queries it is what it was."""
+    """nn.MultiheadAttention whose self-attention has ALiBi. Cross-attention is computed as before."""
 
     def forward(
         self,
@@ -24,13 +24,13 @@ class AlibiMultiheadAttention(nn.MultiheadAttention):
         average_attn_weights: bool = True,
         is_causal: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """As nn.MultiheadAttention; self-attention returns None for the weights, which are never formed.
+        """See nn.MultiheadAttention. Self-attention returns None for the weights, which are never computed.
 
         Args:
-            attn_mask: with `is_causal`, a causal mask (or None); otherwise None.
+            attn_mask: For self-attention: None, or a causal mask together with `is_causal`.
 
         Raises:
-            ValueError: another `attn_mask`.
+            ValueError: `attn_mask` is given without `is_causal` for self-attention.
         """
         if key is not query or value is not query:
             return super().forward(
@@ -45,7 +45,7 @@ class AlibiMultiheadAttention(nn.MultiheadAttention):
         x = x if self.batch_first else x.transpose(0, 1)
         mixed = functional.linear(x, self.in_proj_weight, self.in_proj_bias)
         heads = mixed.unflatten(-1, (3, self.num_heads, self.head_dim)).permute(2, 0, 3, 1, 4)
-        out = attend(
+        out = alibi_layer_attention(
             self,
             *heads,
             causal=is_causal,
@@ -58,19 +58,19 @@ class AlibiMultiheadAttention(nn.MultiheadAttention):
 
 
 def _visible(key_padding_mask: Tensor | None, x: Tensor) -> Tensor | None:
-    """(B, S) True where a key is attended; PyTorch says it the other way round, or as 0 and −∞ to be added."""
+    """Return (B, S), True where a key is attended. In PyTorch's masks True hides a key, or −∞ is added to its score."""
     if key_padding_mask is None:
         return None
     if key_padding_mask.dtype == torch.bool:
         return ~key_padding_mask.view(x.shape[:2])
     visible = key_padding_mask == 0
     hidden = torch.isneginf(key_padding_mask)
-    torch._assert_async((visible | hidden).all(), "key_padding_mask must be bool, or hold nothing but 0 and -inf")
+    torch._assert_async((visible | hidden).all(), "key_padding_mask must be bool, or hold only 0 and -inf")
     return visible.view(x.shape[:2])
 
 
 @register_alibi(nn.MultiheadAttention)
-def operate_on_multihead_attention(module: nn.MultiheadAttention, surgery: Surgery) -> None:
+def convert_multihead_attention(module: nn.MultiheadAttention, surgery: Surgery) -> None:
     parent_path, _, name = surgery.path.rpartition(".")
     parent = surgery.model.get_submodule(parent_path)
     if isinstance(parent, nn.TransformerDecoderLayer) and name == "multihead_attn":
@@ -78,24 +78,24 @@ def operate_on_multihead_attention(module: nn.MultiheadAttention, surgery: Surge
     if type(module) is not nn.MultiheadAttention:
         raise ValueError(
             f"{surgery.path} must be an nn.MultiheadAttention itself, got its subclass {type(module).__qualname__}: "
-            "register_alibi a surgeon of your own for it"
+            "register_alibi a converter for the subclass"
         )
     if not module._qkv_same_embed_dim or module.bias_k is not None or module.add_zero_attn:
         raise ValueError(
             f"{surgery.path} must have keys and values like its queries, got one with kdim, vdim, add_bias_kv or "
-            "add_zero_attn: these act outside of the sequence and have no distance"
+            "add_zero_attn, whose keys are outside the sequence and have no distance"
         )
     surgery.give_alibi(module, module.num_heads, causal=None)
     surgery.set(module, "__class__", AlibiMultiheadAttention)
 
 
 @register_alibi(nn.TransformerEncoderLayer)
-def operate_on_encoder_layer(module: nn.TransformerEncoderLayer, surgery: Surgery) -> None:
-    """PyTorch's fused path of evaluation would go around the attention module; this flag turns it off."""
+def convert_encoder_layer(module: nn.TransformerEncoderLayer, surgery: Surgery) -> None:
+    """Turn off PyTorch's fused path for evaluation, which bypasses the attention module."""
     surgery.set(module, "activation_relu_or_gelu", 0)
 
 
 @register_alibi(nn.TransformerEncoder)
-def operate_on_encoder(module: nn.TransformerEncoder, surgery: Surgery) -> None:
-    """Nested tensors are for that path alone."""
+def convert_encoder(module: nn.TransformerEncoder, surgery: Surgery) -> None:
+    """Turn off nested tensors, which only the fused path takes."""
     surgery.set(module, "use_nested_tensor", False)
