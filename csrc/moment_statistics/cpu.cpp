@@ -1,9 +1,10 @@
 // seqwarm::moment_statistics on the CPU: all tensors of all lists in one pass, cut into chunks that threads share.
-// moment_statistics/schema.py says what the arguments mean, moment_statistics/reference.py what the results are.
+// moment_statistics/schema.py documents the arguments, moment_statistics/reference.py defines the results.
 //
-// Each chunk leaves its sum and its maximum, and these are added up in the chunks' order: the bits of the result do not
-// depend on the threads. Of float, 16 numbers are added up pair by pair as float, in four rounds, and the rest as double.
-// Nothing is below zero, so a round is off by 2^-24 of the sum at most, as a root and a square are, and a total by 5 2^-24.
+// The sums and maxima of all chunks are combined in the chunks' order, so the bits of the result do not depend on the
+// number of threads. For float, 16 numbers are added pairwise as float, in four rounds; all further sums are double. No
+// number is negative, so the relative error of a round is at most 2^-24, like that of a root or a square, and the
+// relative error of a total is at most 5 * 2^-24.
 
 #include <ATen/ops/empty.h>
 #include <ATen/Parallel.h>
@@ -22,10 +23,10 @@
 namespace seqwarm {
 namespace {
 
-constexpr int lanes = 16;  // so many sums of a block are added up as double
+constexpr int lanes = 16;  // number of partial sums of a block, which are added up as double
 constexpr int64_t block = 256;
 constexpr int64_t chunk_elements = 64 * block;
-// Fewer chunks than this for each thread are not worth waking it.
+// Minimum number of chunks for a thread. Fewer chunks are not worth waking a thread.
 constexpr int64_t chunks_per_task = 8;
 
 enum class Kind { Variance, Momentum, Gradient };
@@ -53,7 +54,7 @@ inline Wide size_of(Wide value) {
   }
 }
 
-// The sum of the first `width` numbers, to the first `lanes` of them: loops of known length, which compilers vectorise.
+// Adds the first `width` numbers into the first `lanes` of them. Loop lengths are constant, so compilers vectorise.
 template <int width, typename Wide>
 inline void fold(Wide* numbers) {
   if constexpr (width > lanes) {
@@ -77,7 +78,7 @@ Partial reduce(const Item* items, int64_t count) {
     }
     std::fill(sizes + here, sizes + block, Wide(0));
     for (int index = 0; index < block; ++index) {
-      largest[index] = sizes[index] > largest[index] ? sizes[index] : largest[index];  // not NaN, which the sum has
+      largest[index] = sizes[index] > largest[index] ? sizes[index] : largest[index];  // not NaN; the sum keeps it
     }
     fold<block>(sizes);
     for (int lane = 0; lane < lanes; ++lane) {
@@ -114,7 +115,7 @@ Partial reduce(const Chunk& chunk) {
   }
 }
 
-// Real numbers of a type that is read here, in any order but without gaps.
+// The tensor as real numbers of a supported type, in memory without gaps but in any order.
 at::Tensor as_read(const at::Tensor& tensor) {
   TORCH_CHECK_VALUE(tensor.device().is_cpu(), "moment_statistics: all tensors must be on cpu, got ", tensor.device());
   at::Tensor real = tensor.is_complex() ? at::view_as_real(tensor) : tensor;
@@ -137,7 +138,7 @@ void add_chunks(at::TensorList tensors, Kind kind, std::vector<at::Tensor>& read
 
 at::Tensor moment_statistics(at::TensorList momentum, at::TensorList second_moment, at::TensorList gradients) {
   std::vector<at::Tensor> read;
-  read.reserve(momentum.size() + second_moment.size() + gradients.size());  // chunks point into it
+  read.reserve(momentum.size() + second_moment.size() + gradients.size());  // no reallocation: chunks point into `read`
   std::vector<Chunk> chunks;
   add_chunks(second_moment, Kind::Variance, read, chunks);
   add_chunks(momentum, Kind::Momentum, read, chunks);

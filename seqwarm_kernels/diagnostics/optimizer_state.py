@@ -20,7 +20,7 @@ class OptimizerTensor(NamedTuple):
 def check_optimizer(optimizer: Any) -> None:
     """Check that an optimizer, or the one that it wraps, keeps a second moment or will do so from its first step on.
 
-    Some optimizers of other packages look like Adam before their first step; they pass until they have made it.
+    Some optimizers of other packages look like Adam before their first step; they pass this check until then.
 
     Raises:
         TypeError: `optimizer` is not an optimizer.

@@ -1,4 +1,4 @@
-"""`seqwarm::moment_statistics`: all backends against float64, and how the Triton kernel is launched and compiled."""
+"""`seqwarm::moment_statistics`: all backends against float64; launches and compilation of the Triton kernel."""
 
 import json
 import math
@@ -17,11 +17,11 @@ from ..support.launches import CountedKernel
 NAME = "moment_statistics"
 SERVING = [name for name in backends.BACKENDS if backends.why_not(NAME, name, "cpu") is None]
 on_every_backend = pytest.mark.parametrize("backend", SERVING)
-interpreted = pytest.mark.skipif("triton" not in SERVING, reason="Triton's interpreter does not serve here")
+interpreted = pytest.mark.skipif("triton" not in SERVING, reason="Triton's interpreter is not available")
 
 
 def plain(momentum, second_moment, gradients):
-    """One number after another, in Python."""
+    """The five numbers, computed in plain Python."""
     first, second, grads = (
         [value for tensor in tensors for value in pairs(tensor).double().flatten().tolist()]
         for tensors in (momentum, second_moment, gradients)
@@ -72,7 +72,7 @@ def test_each_number_is_of_its_own_list(backend):
 
 
 @on_every_backend
-def test_lists_may_be_empty_but_not_all(backend):
+def test_some_but_not_all_lists_may_be_empty(backend):
     some = [torch.tensor([-3.0])]
     assert overload(NAME, backend)(some, [], []).tolist() == [0, 0, 3, 3, 0]
     assert overload(NAME, backend)([], [], some).tolist() == [0, 0, 0, 0, 9]
@@ -80,8 +80,8 @@ def test_lists_may_be_empty_but_not_all(backend):
     assert overload(NAME, backend)([torch.zeros(0), *some], [], []).tolist() == [0, 0, 3, 3, 0]
 
 
-def test_without_a_tensor_there_is_no_device():
-    with pytest.raises(ValueError, match="needs a tensor at least, got three empty lists"):
+def test_three_empty_lists_are_refused():
+    with pytest.raises(ValueError, match="needs at least one tensor, got three empty lists"):
         overload(NAME, "reference")([], [], [])
 
 
@@ -106,7 +106,7 @@ def test_at_the_edges_of_chunks_and_blocks(around, offset):
 
 
 @on_every_backend
-def test_sizes_around_what_is_added_up_together(backend):
+def test_sizes_around_blocks_and_chunks_of_the_native_loop(backend):
     tensors = [torch.randn(size) for size in (255, 256, 257, 16383, 16384, 16385)]
     check(backend, tensors[::-1], [tensor.square() for tensor in tensors], [tensors[3][1:], tensors[0]])
 
@@ -134,14 +134,14 @@ def test_more_tensors_and_chunks_than_a_program_reads_at_once(monkeypatch):
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-@pytest.mark.parametrize("place", [0, 1, 2])
+@pytest.mark.parametrize("which", [0, 1, 2])
 @on_every_backend
-def test_nan_and_infinity_reach_their_numbers_and_no_others(backend, place, bad):
+def test_nan_and_infinity_affect_the_numbers_of_their_list_only(backend, which, bad):
     lists = [[torch.ones(20), torch.ones(3)] for _ in range(3)]
-    lists[place][0][11] = bad
+    lists[which][0][11] = bad
     got = overload(NAME, backend)(*lists).tolist()
     expected = [23.0, 1.0, 23.0, 1.0, 23.0]
-    for index in {0: (2, 3), 1: (0, 1), 2: (4,)}[place]:
+    for index in {0: (2, 3), 1: (0, 1), 2: (4,)}[which]:
         expected[index] = bad
     assert got == pytest.approx(expected, nan_ok=True)
 
@@ -179,7 +179,7 @@ def test_one_launch_and_the_same_bits_each_time(monkeypatch):
 
 
 @interpreted
-def test_contents_are_read_anew_where_addresses_are_known(monkeypatch):
+def test_contents_are_read_again_if_addresses_are_cached(monkeypatch):
     tensor = torch.ones(8)
     assert overload(NAME, "triton")([tensor], [], []).tolist() == [0, 0, 8, 1, 0]
     tensor.mul_(-3)
@@ -202,7 +202,7 @@ def test_the_kernel_compiles_once_and_to_wide_loads(chip):
 
 
 def large(device="cuda"):
-    """Tensors as of a model with some 30 million parameters."""
+    """Tensors with the shapes of a model with about 30 million parameters."""
     sizes = [(768, 768), (3072, 768), (768,), (50257, 192), (5, 3)] * 2
     return [torch.randn(size, device=device) for size in sizes]
 
@@ -228,7 +228,7 @@ def test_on_the_device_the_same_bits_and_no_wait():
 
 
 @pytest.mark.gpu
-def test_on_the_device_one_kernel_of_ours():
+def test_on_the_device_one_launch_of_the_kernel():
     lists = [large(), [tensor.square() for tensor in large()], large()]
     overload(NAME, "triton")(*lists)
     torch.cuda.synchronize()
@@ -241,7 +241,7 @@ def test_on_the_device_one_kernel_of_ours():
 
 
 @pytest.mark.gpu
-def test_a_graph_cannot_capture_it():
+def test_it_cannot_be_captured_in_a_graph():
     tensors = [torch.ones(5, device="cuda")]
     overload(NAME, "triton")(tensors, tensors, tensors)
     with pytest.raises(RuntimeError, match="cannot be captured"), torch.cuda.graph(torch.cuda.CUDAGraph()):

@@ -1,6 +1,6 @@
-"""moment_statistics' Triton kernel as on a GPU, up to the launch; 9.0: `python -m tests.support.pretend_moments 90`.
+"""Compiles moment_statistics' Triton kernel as for a GPU; for sm_90: `python -m tests.support.pretend_moments 90`.
 
-Prints, as JSON, what the compiler made of it, and how many kernels optimizers of all sizes and dtypes need.
+Prints JSON: registers, spills and wide loads of the kernel, and the number of kernels for all sizes and dtypes.
 """
 
 import json
@@ -8,7 +8,7 @@ import re
 import sys
 from collections import Counter
 
-from tests.support.pretend_gpu import pretend  # first: it leaves Triton's interpreter
+from tests.support.pretend_gpu import pretend  # must come first: disables Triton's interpreter
 
 # isort: split
 import torch

@@ -1,4 +1,4 @@
-"""What `moment_statistics` means, in plain PyTorch."""
+"""Reference implementation of `moment_statistics`, in plain PyTorch."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from .schema import accumulation_dtype, any_tensor, real
 
 
 def wide(tensor: Tensor) -> Tensor:
-    """Real numbers of at least 32 bits: squares and roots of fewer would be rounded away."""
+    """Real numbers of at least 32 bits: narrower types would round squares and roots too coarsely."""
     tensor = real(tensor)
     return tensor if tensor.dtype == torch.float64 else tensor.float()
 
 
 def total_and_largest(sizes: Iterable[Tensor], zero: Tensor) -> tuple[Tensor, Tensor]:
-    """The sum and the maximum of all elements, none below zero; one tensor is in memory at a time."""
+    """The sum and the maximum of all elements, which must not be negative. One tensor is in memory at a time."""
     pairs = [(size.sum(dtype=zero.dtype), size.amax().to(zero.dtype)) for size in sizes if size.numel()]
     if not pairs:
         return zero, zero

@@ -1,14 +1,17 @@
 """Schema and fake implementation of `seqwarm::moment_statistics`.
 
 Arguments: lists of dense floating-point tensors of any shapes, dtypes and strides, on one device, with at least one
-tensor in all of them together. Empty tensors count for nothing.
+tensor in all lists together. Empty tensors do not affect the result.
 
-momentum      first moments m; a complex number counts as two real ones.
+momentum      first moments m.
 second_moment second moments v, not below zero.
 gradients     gradients g.
 
+A complex number counts as two real numbers.
+
 Returns five numbers (5,), float64 (float32 on MPS, which has no float64): Σ √v, the largest √v, Σ |m|, the largest |m|,
-Σ g²; each over all elements of its list, 0 where there is none. A NaN anywhere in a list makes its numbers NaN.
+Σ g². Each is taken over all elements of its list, and is 0 if the list has no elements. A NaN in a list makes the
+numbers of that list NaN.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ BACKENDS = ("native", "triton", "reference")  # best first
 
 
 class Statistic(IntEnum):
-    """The places of the numbers."""
+    """Indices of the numbers in the result."""
 
     VARIANCE_L1 = 0
     VARIANCE_MAX = 1
@@ -35,15 +38,15 @@ class Statistic(IntEnum):
 
 
 def any_tensor(*lists: list[Tensor]) -> Tensor:
-    """One of the tensors: all are on its device."""
+    """One of the tensors. All tensors are on the same device."""
     for tensors in lists:
         if tensors:
             return tensors[0]
-    raise ValueError("moment_statistics needs a tensor at least, got three empty lists")
+    raise ValueError("moment_statistics needs at least one tensor, got three empty lists")
 
 
 def real(tensor: Tensor) -> Tensor:
-    """Complex numbers as pairs of real ones."""
+    """A view of complex numbers as pairs of real numbers."""
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 

@@ -14,24 +14,24 @@ from ..triton_launch import DISPATCH_KEY, on
 from .schema import Statistic, any_tensor, real
 from .triton_kernel import moment_kernel
 
-BLOCK, STEPS = 2048, 8  # a chunk: as many elements at a time, and how often
-SEARCH = 512  # entries of the table, or chunks' results, that a program reads at a time
+BLOCK, STEPS = 2048, 8  # a chunk is STEPS blocks of BLOCK elements
+SEARCH = 512  # number of table entries, or of chunks' results, that a program reads at a time
 CHUNK = BLOCK * STEPS
 _ALIGNMENT = 16  # bytes
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)  # the kernel's codes
 
 
 class Table(NamedTuple):
-    """What the kernel reads about its tensors; five rows, as the kernel names them, on the device."""
+    """The table of tensors that the kernel reads, and the ranges of chunks of the three lists."""
 
-    entries: Tensor
-    momentum_from: int  #: second moments come first; here, in chunks, begins momentum
-    gradients_from: int
+    entries: Tensor  #: (5, tensors), on the device; the kernel names the rows
+    momentum_from: int  #: first chunk of momentum; chunks of second moments come before
+    gradients_from: int  #: first chunk of gradients
     chunks: int
 
 
 class Span(NamedTuple):
-    """A tensor in memory."""
+    """The memory of a tensor."""
 
     address: int
     elements: int
@@ -40,7 +40,7 @@ class Span(NamedTuple):
 
 @functools.lru_cache(maxsize=8)
 def make_table(lists: tuple[tuple[Span, ...], ...], device: torch.device, stream: int) -> Table:
-    """Tensors stay where they are from step to step, mostly: then this is of an earlier one, of the same stream."""
+    """The table of these tensors. Cached for each stream: tensors mostly keep their addresses between steps."""
     rows, ends, chunks = [], [], 0
     for spans in lists:
         for span in spans:
@@ -58,12 +58,12 @@ def make_table(lists: tuple[tuple[Span, ...], ...], device: torch.device, stream
 
 @functools.cache
 def make_ticket(device: torch.device, stream: int) -> Tensor:
-    """A zero that the kernel leaves as one. Launches of one stream share it, since none overlaps the next."""
+    """A zero that the kernel counts up and resets to zero. Launches of one stream never overlap, so they share it."""
     return torch.zeros((), dtype=torch.int32, device=device)
 
 
 def as_read(tensor: Tensor) -> Tensor:
-    """Real, without gaps, of a dtype that the kernel knows."""
+    """The tensor as the kernel reads it: real, contiguous, and of a supported dtype."""
     tensor = real(tensor).contiguous()
     return tensor if tensor.dtype in _DTYPES else tensor.float()
 
@@ -74,7 +74,7 @@ def moment_statistics(momentum: list[Tensor], second_moment: list[Tensor], gradi
     if device.type == "cuda":
         if torch.cuda.is_current_stream_capturing():
             raise RuntimeError(
-                "moment_statistics cannot be captured in a CUDA graph: it is told where tensors are anew"
+                "moment_statistics cannot be captured in a CUDA graph: the host looks up addresses in each call"
             )
         stream = torch.cuda.current_stream(device).cuda_stream
     lists = [[as_read(tensor) for tensor in tensors] for tensors in (second_moment, momentum, gradients)]

@@ -1,11 +1,13 @@
 """The kernel of `moment_statistics`: all tensors of all lists in one launch.
 
-A table on the device says where the tensors are. They are cut into chunks, counted from the first tensor to the last,
-and each program takes one: it looks up whose it is, and leaves the chunk's sum and maximum. The program that is done
-last adds up what all have left, in the chunks' order: the bits of the result do not depend on which one it is.
+A table on the device holds the tensors' addresses. Tensors are cut into chunks, numbered from the first tensor to the
+last, and each program reads one chunk: it looks up the chunk's tensor, and stores the chunk's sum and maximum. The
+program that finishes last adds up all results in the chunks' order, so the bits of the result do not depend on which
+program is last.
 
-Sums of a lane are float32 over `STEPS` numbers, all others float64. Nothing is below zero, so an addition is off by
-2^-24 of its sum at most, as a root and a square are, and a total by (STEPS + 1) · 2^-24 of it: 5.4e-7 for 8 steps.
+Each lane sums `STEPS` numbers in float32; all other sums are float64. No number is negative, so the relative error of
+an addition is at most 2^-24, like that of a root or a square. The relative error of a total is at most
+(STEPS + 1) · 2^-24: 5.4e-7 for 8 steps.
 """
 
 from __future__ import annotations
@@ -16,10 +18,10 @@ import triton.language as tl
 from ..triton_launch import kernel
 
 #: Rows of the table.
-BASE = tl.constexpr(0)  # address of the first element, rounded down to what an access of 16 bytes wants
-LEAD = tl.constexpr(1)  # so many elements lie between that and the first one
-END = tl.constexpr(2)  # past the last element, counted from BASE
-FIRST_CHUNK = tl.constexpr(3)
+BASE = tl.constexpr(0)  # address of the first element, rounded down to a multiple of 16 bytes
+LEAD = tl.constexpr(1)  # number of elements between BASE and the first element
+END = tl.constexpr(2)  # index after the last element, counted from BASE
+FIRST_CHUNK = tl.constexpr(3)  # number of the tensor's first chunk
 DTYPE = tl.constexpr(4)
 
 #: Codes of dtypes.
@@ -28,19 +30,21 @@ BFLOAT16 = tl.constexpr(1)
 FLOAT16 = tl.constexpr(2)
 FLOAT64 = tl.constexpr(3)
 
-# Device functions return once, at their end: Triton looks at returns that are never reached as well.
+# Device functions return once, at their end: Triton compiles unreachable return statements as well.
 
 
 @triton.jit
 def aligned(base, ITEM: tl.constexpr):
-    """The pointer that an address is; the compiler would not believe an argument to be aligned."""
+    """An address as an aligned pointer. The compiler cannot infer the alignment of an address that it loads."""
     return tl.multiple_of(base.to(tl.pointer_type(ITEM)), 16)
 
 
 @triton.jit
 def load(pointer, start, lead, end, BLOCK: tl.constexpr):
-    """Elements from `start` on, 0 where there is none. Blocks at the edges of a tensor need a mask, under which the
-    compiler loads one element at a time."""
+    """The block of elements from `start` on, with 0 outside of the tensor.
+
+    Only blocks at the edges of a tensor use a mask: with a mask the compiler loads one element at a time.
+    """
     index = start + tl.arange(0, BLOCK)
     if start >= lead and start + BLOCK <= end:
         items = tl.load(pointer + index)
@@ -65,7 +69,7 @@ def load_float32(base, dtype, start, lead, end, BLOCK: tl.constexpr):
 
 @triton.jit
 def entry_of(chunk, first_chunks, entries, chunks, BLOCK: tl.constexpr):
-    """The tensor that a chunk is of: the last whose first chunk is no later."""
+    """The entry of a chunk's tensor: the last entry whose first chunk is not after `chunk`."""
     count = 0
     for start in range(0, entries, BLOCK):
         index = start + tl.arange(0, BLOCK)
@@ -76,7 +80,7 @@ def entry_of(chunk, first_chunks, entries, chunks, BLOCK: tl.constexpr):
 
 @triton.jit
 def reduce_partials(totals, maxima, begin, end, BLOCK: tl.constexpr):
-    """The sum and the maximum of what programs have left; a maximum that missed a NaN is one."""
+    """The sum and the maximum of the programs' results. If the sum is NaN, so is the maximum, which ignores NaN."""
     total = tl.zeros([BLOCK], dtype=tl.float64)
     largest = tl.zeros([BLOCK], dtype=tl.float32)
     for start in range(begin, end, BLOCK):
@@ -94,7 +98,7 @@ def moment_kernel(
     entries: tl.int32, momentum_from: tl.int32, gradients_from: tl.int32, chunks: tl.int32,
     BLOCK: tl.constexpr, STEPS: tl.constexpr, SEARCH: tl.constexpr,
 ):  # fmt: skip
-    """Chunks before `momentum_from` are second moments, those from `gradients_from` on gradients."""
+    """Chunks before `momentum_from` are second moments; chunks from `gradients_from` on are gradients."""
     chunk = tl.program_id(0)
     entry = entry_of(chunk, table + FIRST_CHUNK * entries, entries, chunks, SEARCH)
     base = tl.load(table + BASE * entries + entry)
