@@ -1,6 +1,7 @@
-"""What TrainingMonitor costs on the CPU, as a share of a training step, beside reading an optimizer by hand.
+"""The cost of TrainingMonitor on the CPU as a share of a training step, compared with reading an optimizer by hand.
 
-Times are means over the steps from one reading to the next, in which it writes its records; medians over repeats.
+A time is the mean over the steps from one reading to the next, including the writing of records. Tables give medians
+over repeats.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from tqdm import tqdm
@@ -18,12 +20,13 @@ from seqwarm_kernels.diagnostics import JsonLines, TrainingMonitor, moment_stati
 
 from ..common.records import Record, write
 from ..common.timing import quartiles
-from .trainings import Training, exactly, read_by_hand
+from .trainings import Training, exact_statistics, read_by_hand
 
+RECORDS = "cpu_diagnostics"  #: name of the records file
 STEP, MONITOR, BY_HAND = "training step", "TrainingMonitor", ".item() of each tensor"
-#: Layers, heads, width of the demo's GPT, and rows and lengths of a batch: its full length, and the first of its ramp.
+#: Layers, heads and width of the demo's GPT; rows of a batch; its full length, and the first length of its ramp.
 MODEL, ROWS, LENGTHS = (4, 4, 112), 16, (256, 32)
-#: Steps of a repeat: one of them reads and writes what all have left.
+#: Number of steps in a repeat. One of them reads and writes the numbers of all.
 READ_EVERY = 20
 
 
@@ -43,7 +46,7 @@ def measure_at(length: int, repeats: int) -> list[Record]:
 
 
 def _means(training: Training, monitor: TrainingMonitor) -> dict[str, float]:
-    """Seconds of a step, over READ_EVERY of them; each is followed by both ways of reading, in turn one first."""
+    """Mean seconds over READ_EVERY steps. After each step both ways of reading run, in alternating order."""
     seconds = {STEP: 0.0, MONITOR: 0.0, BY_HAND: 0.0}
     for number in range(READ_EVERY):
         start = time.perf_counter()
@@ -61,7 +64,7 @@ def _means(training: Training, monitor: TrainingMonitor) -> dict[str, float]:
 
 
 def _errors(training: Training) -> dict[str, float]:
-    exact = exactly(training.optimizer)
+    exact = exact_statistics(training.optimizer)
     found = {
         MONITOR: [value.item() for value in moment_statistics(training.optimizer) if value is not None],
         BY_HAND: read_by_hand(training.optimizer),
@@ -84,13 +87,17 @@ def _record(
         "repeats": len(times[name]),
         "share_of_step": timing.median / step.median,
     }
-    spread = timing.high - timing.low
-    return Record("diagnostics", case, name, torch.get_num_threads(), timing.median, spread, error, facts)
+    return Record("diagnostics", case, name, torch.get_num_threads(), timing.median, timing.iqr, error, facts)
+
+
+def report(lines: list[dict[str, Any]], figures: Path) -> str:
+    """A Markdown table, without a figure."""
+    return share_table([Record(**line) for line in lines])
 
 
 def share_table(records: list[Record]) -> str:
     lines = [
-        "| case | what | threads | median ms | spread (IQR) ms | share of the step | largest relative error |",
+        "| case | measured | threads | median ms | spread (IQR) ms | share of the step | largest relative error |",
         "|---|---|---|---|---|---|---|",
     ]
     for record in records:
@@ -108,5 +115,5 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(arguments: argparse.Namespace) -> None:
     records = [record for length in LENGTHS for record in measure_at(length, arguments.repeats)]
-    path = write("cpu_diagnostics", records)
+    path = write(RECORDS, records)
     print(f"{share_table(records)}\n\nwritten to {path}")

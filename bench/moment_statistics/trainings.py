@@ -1,4 +1,4 @@
-"""Trainings to be monitored, and how their optimizers are read by hand."""
+"""Trainings to monitor, and functions that read their optimizers by hand."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from seqwarm_kernels.demo.model import GPT, next_byte_loss
 
 
 class Training:
-    """A GPT, AdamW, and one batch of random bytes (rows, length)."""
+    """A GPT, an AdamW optimizer, and one batch of random bytes (rows, length)."""
 
     def __init__(self, layers: int, heads: int, width: int, rows: int, length: int, device: torch.device) -> None:
         torch.manual_seed(0)
@@ -24,7 +24,7 @@ class Training:
         return sum(parameter.numel() for parameter in self.model.parameters())
 
     def step(self) -> tuple[Tensor, Tensor]:
-        """The loss, and the norm of the gradients before clipping; gradients stay."""
+        """One step. Returns the loss, and the norm of the gradients before clipping; keeps the gradients."""
         self.optimizer.zero_grad()
         with self._autocast:
             loss = next_byte_loss(self.model(self._batch["input_ids"]), self._batch)
@@ -35,7 +35,7 @@ class Training:
 
 
 def read_by_hand(optimizer: torch.optim.Optimizer) -> list[float]:
-    """What TrainingMonitor reads, tensor by tensor, each number with `.item()`."""
+    """The numbers of TrainingMonitor, read tensor by tensor, each number with `.item()`."""
     variance_l1 = momentum_l1 = squares = 0.0
     variance_max = momentum_max = 0.0
     for state in optimizer.state.values():
@@ -50,8 +50,8 @@ def read_by_hand(optimizer: torch.optim.Optimizer) -> list[float]:
     return [variance_l1, variance_max, momentum_l1, momentum_max, squares**0.5]
 
 
-def exactly(optimizer: torch.optim.Optimizer) -> list[float]:
-    """The same in float64."""
+def exact_statistics(optimizer: torch.optim.Optimizer) -> list[float]:
+    """The same numbers, computed in float64."""
     states = list(optimizer.state.values())
     variance = [state["exp_avg_sq"].double().sqrt() for state in states]
     momentum = [state["exp_avg"].double().abs() for state in states]
