@@ -1,21 +1,21 @@
-"""Benchmarks: `python -m bench COMMAND --help` says what each of them takes."""
+"""Benchmarks. `python -m bench COMMAND --help` lists the arguments of a command."""
 
 from __future__ import annotations
 
 import argparse
 import importlib
 
-#: Command, its module, what it does. Modules are imported when asked for: some need what others do without.
+#: Each command's module and purpose. Only the module of the chosen command is imported: some need optional packages.
 COMMANDS = {
-    "resize_batch": ("bench.resize_batch.cpu", "resize_batch on the CPU beside what people write by hand"),
+    "resize_batch": ("bench.resize_batch.cpu", "resize_batch on the CPU beside the same written by hand"),
     "alibi_attention": ("bench.alibi_attention.cpu", "attention on the CPU beside torch's own"),
     "batching": ("bench.batching.cpu", "batches by length: padding, speed beside infinibatch, resuming"),
     "diagnostics": (
         "bench.moment_statistics.cpu",
-        "what monitoring an optimizer costs on the CPU, beside a training step",
+        "cost of monitoring an optimizer on the CPU, beside a training step",
     ),
     "aot": (
-        "bench.alibi_attention.aot_command",
+        "bench.alibi_attention.compiled",
         "registers, spills, memory and instructions of the Triton kernels, without a GPU",
     ),
     "device": (

@@ -1,24 +1,47 @@
-"""Figures under docs/figures and tables in Markdown from the records under bench/results.
+"""Tables in Markdown from the records under bench/results, and figures under docs/figures.
 
-Invents nothing: what has no record is "not yet measured".
+A goal without a record is reported as "not yet measured".
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-from . import cpu_goals
-from .batching import report as batching_records
-from .common.records import RESULTS, Record, table
-from .cpu_figures import draw_cpu_attention, draw_cpu_resizing
-from .figures import draw_all
-from .gpu.lookup import Records
-from .gpu.records import DeviceRecord, read
-from .report_tables import attention_table, failures_list, goal_rows, goals_table, segments_table, stage_table
+from .alibi_attention import report as attention
+from .batching import report as batching
+from .common.goals import goals_table
+from .common.records import RESULTS, read
+from .gpu.records import DeviceRecord, DeviceRecords, read_device_records
+from .gpu.summary import device_goals, failures
+from .moment_statistics import cpu as moments
+from .resize_batch import report as resizing
 
 FIGURES = Path(__file__).parent.parent / "docs" / "figures"
+
+
+def _demo_report(lines: list[dict[str, Any]], figures: Path) -> str:
+    """A Markdown table of the demo's runs."""
+    names = list(dict.fromkeys(name for line in lines for name in line))
+    rows = [names, ["---"] * len(names), *([str(line.get(name, "")) for name in names] for line in lines)]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def _training_report(lines: list[dict[str, Any]], figures: Path) -> str:
+    return f"{len(lines)} results. `python -m bench training` prints their tables and draws their figures."
+
+
+#: For each records file: a function of its records and of the folder for figures, which returns Markdown.
+REPORTS: dict[str, Callable[[list[dict[str, Any]], Path], str]] = {
+    attention.RECORDS: attention.report,
+    batching.RECORDS: batching.report,
+    "cpu_demo": _demo_report,
+    moments.RECORDS: moments.report,
+    resizing.RECORDS: resizing.report,
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,40 +50,51 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(arguments: argparse.Namespace) -> None:
-    for path in sorted(arguments.records.glob("cpu_*.jsonl")):
-        if (text := _cpu(path, arguments.figures)) is not None:
-            print(f"## {path.stem}\n\n{text}\n")
-    print("## On a GPU\n")
-    paths = sorted(arguments.records.glob("device*.jsonl"))
-    if not paths:
-        print("Not yet measured: `python -m bench device` writes the records.")
+    device_files = []
+    for path in sorted(arguments.records.glob("*.jsonl")):
+        if path.stem.startswith("device"):
+            device_files.append(path)
+        else:
+            environment, lines = read(path)
+            text = _report_of(path)(lines, arguments.figures)
+            print(f"## {path.stem}\n\n{_facts(environment)}\n\n{text}\n")
+    print(f"## On a GPU\n\n{_device_report(device_files, arguments.figures)}")
+
+
+def _report_of(path: Path) -> Callable[[list[dict[str, Any]], Path], str]:
+    if path.stem.endswith("_training"):  # a file for each device
+        return _training_report
+    if path.stem not in REPORTS:
+        sys.exit(f"{path} has no report; files with a report: {', '.join(REPORTS)}, device*, *_training")
+    return REPORTS[path.stem]
+
+
+def _facts(environment: dict[str, Any]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in environment.items() if value)
+
+
+def _device_report(paths: list[Path], figures: Path) -> str:
+    """The goals, the comparison of attention with its peers, and a table for each other stage."""
+    texts = [] if paths else ["Not yet measured: `python -m bench device` writes the records."]
     found: dict[tuple[str, ...], DeviceRecord] = {}
-    for path in paths:  # of the same measurement the last one counts
-        environment, read_records = read(path)
-        print(f"{path.name}: " + ", ".join(f"{name} {value}" for name, value in environment.items() if value) + "\n")
+    for path in paths:  # a later file replaces records of the same measurement
+        environment, read_records = read_device_records(path)
+        texts.append(f"{path.name}: {_facts(environment)}")
         found |= {record.key(): record for record in read_records}
-    records = Records(found.values())
-    print(goals_table(records))
-    stages = [stage_table(records, stage) for stage in ("packed", "host", "resize_batch", "allocator", "tuned")]
-    for text in (attention_table(records), segments_table(records), *stages, failures_list(records)):
-        if text:
-            print(f"\n{text}")
-    for path in draw_all(records, arguments.figures):
-        print(f"\n![{path.stem}]({path.name})")
+    records = DeviceRecords(found.values())
+    texts += [goals_table(device_goals(records)), attention.device_report(records, figures)]
+    stages = dict.fromkeys(record.stage for record in records.all if record.stage not in attention.STAGES)
+    texts += [_stage_table(records, stage) for stage in stages]
+    texts.append("\n".join(f"- {failure}" for failure in failures(records)))
+    return "\n\n".join(text for text in texts if text)
 
 
-def _cpu(path: Path, figures: Path) -> str | None:
-    first, *lines = path.read_text().splitlines()
-    if path.stem == "cpu_batching":
-        batching = [batching_records.BatchingRecord(**json.loads(line)) for line in lines]
-        return f"{batching_records.table(batching)}\n\n{goal_rows(batching_records.goals(batching))}"
-    try:
-        records = [Record(**json.loads(line)) for line in lines]
-    except TypeError:  # the demo's records are of another kind
-        return None
-    parts = [", ".join(f"{name} {value}" for name, value in json.loads(first).items()), table(records)]
-    parts.append(cpu_goals.goals_table(records))
-    draw = {"alibi_attention": draw_cpu_attention, "resize_batch": draw_cpu_resizing}[records[0].operator]
-    if (drawn := draw(records, figures)) is not None:
-        parts.append(f"![{drawn.stem}]({drawn.name})")
-    return "\n\n".join(parts)
+def _stage_table(records: DeviceRecords, stage: str) -> str:
+    found = [record for record in records.of_stages(stage).all if record.failure is None]
+    if not found:
+        return ""
+    rows = [f"| {stage} | work | implementation | ms | figures |", "|---|---|---|---|---|"]
+    for record in found:
+        figures = ", ".join(f"{name} {number:.4g}" for name, number in record.figures.items())
+        rows.append(f"| {record.case} | {record.work} | {record.implementation} | {record.time_text()} | {figures} |")
+    return "\n".join(rows)

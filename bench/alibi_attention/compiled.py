@@ -1,20 +1,23 @@
-"""Compile the attention kernels for chips that are not here, and read what the compiler made of them.
+"""Compiles every configuration of the Triton attention kernels without a GPU, and prints what each kernel needs.
 
-Triton's package carries the assembler and disassembler, so registers, spills, shared memory and the instructions
-that matter are known without a GPU. Needs a process without TRITON_INTERPRET.
+Triton's package contains the assembler and the disassembler, so registers, spills, shared memory and instructions
+are known without a GPU. Needs a process without TRITON_INTERPRET.
 """
 
 from __future__ import annotations
 
+import argparse
+import json
 import re
 import subprocess
 import tempfile
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import triton
+from tqdm import tqdm
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
@@ -42,13 +45,11 @@ KERNELS = {
     "backward_key": backward_key_kernel,
 }
 SIMPLE = ("norms", "backward_terms")  # one pass over rows, without a matrix product
-#: Bytes of shared memory that a program may have; chip 80 by what 8.6 and 8.9, which share its tiles, have.
-SHARED_LIMIT = {80: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024}
-#: The chip's own instructions, as its disassembly calls them.
+#: Names of each chip's matrix and copy instructions in its disassembly.
 MATRIX = {80: "HMMA", 90: "HGMMA", 100: "UTCHMMA"}
 COPY = {80: "LDGSTS", 90: "UTMALDG", 100: "UTMALDG"}
 
-_TILED = {"query", "key", "value", "grad_out"}  # what a descriptor may stand for
+_TILED = {"query", "key", "value", "grad_out"}  # arguments that may be tensor descriptors
 _OPTIONAL = {
     "query_start": "*i64",
     "key_padding_mask": "*i1",
@@ -60,7 +61,7 @@ _OPTIONAL = {
 }
 _WRITTEN = {"out", "grad_query", "grad_key", "grad_value"}
 
-#: What may be asked of a call beyond causal: which optional arguments are there.
+#: Kinds of calls: causal or not, and the optional arguments that are passed.
 VARIANTS: dict[str, dict[str, Any]] = {
     "causal": {"causal": True},
     "full": {"causal": False},
@@ -71,8 +72,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 @dataclass(frozen=True)
-class Report:
-    """What one compiled kernel needs."""
+class CompiledKernel:
+    """Registers, memory and instructions of one compiled kernel."""
 
     kernel: str
     chip: int
@@ -83,8 +84,8 @@ class Report:
     registers: int
     spilled_bytes: int
     shared_bytes: int
-    matrix: int  #: instructions of the chip's own kind: see MATRIX
-    copies: int  #: bulk or asynchronous copies: see COPY
+    matrix: int  #: number of matrix instructions, by the names in MATRIX
+    copies: int  #: number of bulk or asynchronous copies, by the names in COPY
 
 
 def _access(chip: int, dtype: str, variant: dict[str, Any]) -> int:
@@ -100,7 +101,7 @@ def _tiles(kernel: str, chip: int, head_dim: int, dtype: str, variant: str) -> T
 
 
 def _signature(kernel: str, tiles: Tiles, head_dim: int, dtype: str, access: int, variant: dict[str, Any]) -> Any:
-    """Types and constants of the kernel's arguments, as a launch would give them."""
+    """Types and constants of the kernel's arguments, as in a launch."""
     constants = {
         "SEARCH_STEPS": 8,
         "CAUSAL": variant["causal"],
@@ -132,7 +133,7 @@ def _signature(kernel: str, tiles: Tiles, head_dim: int, dtype: str, access: int
     return types, values
 
 
-def compile_kernel(kernel: str, chip: int, head_dim: int, dtype: str, variant: str) -> Report:
+def compile_kernel(kernel: str, chip: int, head_dim: int, dtype: str, variant: str) -> CompiledKernel:
     options = VARIANTS[variant]
     tiles = _tiles(kernel, chip, head_dim, dtype, variant)
     types, values = _signature(kernel, tiles, head_dim, dtype, _access(chip, dtype, options), options)
@@ -142,7 +143,7 @@ def compile_kernel(kernel: str, chip: int, head_dim: int, dtype: str, variant: s
         options={"num_warps": tiles.num_warps, "num_stages": tiles.num_stages},
     )
     registers, stack, assembly = disassemble(compiled.asm["cubin"])
-    return Report(
+    return CompiledKernel(
         kernel=kernel,
         chip=chip,
         head_dim=head_dim,
@@ -158,7 +159,7 @@ def compile_kernel(kernel: str, chip: int, head_dim: int, dtype: str, variant: s
 
 
 def disassemble(cubin: bytes) -> tuple[int, int, str]:
-    """A kernel's registers, spilled bytes, and instructions."""
+    """Registers, spilled bytes and instructions of a kernel."""
     tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
@@ -171,8 +172,8 @@ def disassemble(cubin: bytes) -> tuple[int, int, str]:
     return registers, stack, outputs[1]
 
 
-def cases(chips: tuple[int, ...] = CHIPS, head_dims: tuple[int, ...] = HEAD_DIMS) -> Iterator[tuple[Any, ...]]:
-    """Every row of the table of configurations, causal and full; the other variants where they are used most."""
+def configurations(chips: Iterable[int], head_dims: Iterable[int]) -> Iterator[tuple[Any, ...]]:
+    """Arguments of `compile_kernel`: every configuration, causal and full; other variants for common head dims."""
     for chip in chips:
         for head_dim in head_dims:
             for kernel in KERNELS:
@@ -186,16 +187,34 @@ def cases(chips: tuple[int, ...] = CHIPS, head_dims: tuple[int, ...] = HEAD_DIMS
                     yield from [(kernel, chip, head_dim, "bf16", variant) for variant in others]
 
 
-def table(reports: list[Report]) -> str:
+def kernels_table(kernels: list[CompiledKernel]) -> str:
+    """A Markdown table."""
     lines = [
         "| kernel | chip | D | dtype | variant | tiles, warps, stages | registers | spilled bytes | shared KiB "
         "| matrix | copies |",
         "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
-    for r in reports:
+    for k in kernels:
         lines.append(
-            f"| {r.kernel} | sm_{r.chip} | {r.head_dim} | {r.dtype} | {r.variant} | {r.tiles} | {r.registers} "
-            f"| {r.spilled_bytes} | {r.shared_bytes / 1024:.1f} | {r.matrix} {MATRIX[r.chip]} "
-            f"| {r.copies} {COPY[r.chip]} |"
+            f"| {k.kernel} | sm_{k.chip} | {k.head_dim} | {k.dtype} | {k.variant} | {k.tiles} | {k.registers} "
+            f"| {k.spilled_bytes} | {k.shared_bytes / 1024:.1f} | {k.matrix} {MATRIX[k.chip]} "
+            f"| {k.copies} {COPY[k.chip]} |"
         )
     return "\n".join(lines)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--chips", type=int, nargs="+", choices=CHIPS, default=CHIPS, help="90 for capability 9.0")
+    parser.add_argument("--head-dims", type=int, nargs="+", choices=HEAD_DIMS, default=HEAD_DIMS)
+    parser.add_argument("--json", action="store_true", help="print a line of JSON after each kernel")
+
+
+def main(arguments: argparse.Namespace) -> None:
+    kernels = []
+    chosen = list(configurations(arguments.chips, arguments.head_dims))
+    for each in tqdm(chosen, desc="aot", unit="kernel", disable=arguments.json):
+        kernels.append(compile_kernel(*each))
+        if arguments.json:
+            print(json.dumps(asdict(kernels[-1])), flush=True)
+    if not arguments.json:
+        print(kernels_table(kernels))

@@ -1,6 +1,6 @@
-"""alibi_attention on the CPU beside the ways to get ALiBi, or at least causal attention, from torch itself.
+"""alibi_attention on the CPU beside torch's ways to compute attention with ALiBi, or causal attention without bias.
 
-With pytest-benchmark, on a GPU where there is one: `pytest bench/bench_alibi_attention.py`.
+`pytest bench/alibi_attention/cpu.py` measures the same with pytest-benchmark, on a GPU if there is one.
 """
 
 from __future__ import annotations
@@ -13,24 +13,25 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from ..common.records import Record, measure, table, write
-from ..common.timing import peak_extra_bytes
-from ..cpu_goals import goals_table
-from .gpu import BOTH, FORWARD, Case, call_of
-from .peers import EAGER, FLASH, FLEX, MASK, Peer, everyone, ours, reference
+from ..common.goals import goals_table
+from ..common.records import Record, table, write
+from ..common.timing import Call, extra_resident_bytes, measure_cpu
+from .cases import BOTH, FORWARD, Case, call_of
+from .peers import EAGER, FLASH, FLEX, MASK, OURS, Peer, all_peers, ours, reference
 from .problems import Problem
+from .report import RECORDS, cpu_goals
 
 CPU = torch.device("cpu")
 LENGTHS = (64, 256, 1024, 4096, 16384)
 HEADS = 12
-#: Two rows of 1024 tokens, or as many tokens in other rows, or one longer row.
+#: Tokens of a batch: two rows of 1024, or other rows with as many tokens. A longer row is a batch of its own.
 TOKENS = 2048
 LONG = Problem(1, HEADS, HEADS, 8192, 64, dtype=torch.float32)
 SEGMENTS = Problem(1, HEADS, HEADS, 16384, 64, segment_length=16, dtype=torch.float32)
-#: Peers with scores or a mask larger than this are left out.
+#: Peers with larger scores or a larger mask are left out.
 MOST_SCORE_BYTES = {MASK.name: 2**32, EAGER.name: 2**31, reference().name: 2**28}
-WITH_MEMORY = ("alibi_attention native", MASK.name)
-#: A forward that takes this long is not measured with its backward, nor anything that takes this long with one thread.
+WITH_MEMORY = (f"{OURS} native", MASK.name)
+#: If a forward takes longer, its backward is not measured, and nothing is measured with one thread.
 LONGEST_MS = 2000
 
 
@@ -39,7 +40,7 @@ def problem_of(length: int, head_dim: int = 64, dtype: torch.dtype = torch.float
 
 
 def problems_of(quick: bool) -> list[Problem]:
-    """What the goals are about first."""
+    """The problems of the goals, and then the others."""
     first = [problem_of(1024), problem_of(1024, dtype=torch.bfloat16), LONG, SEGMENTS]
     if quick:
         return first
@@ -53,10 +54,9 @@ def problems_of(quick: bool) -> list[Problem]:
 
 
 def peers_of(problem: Problem) -> Iterator[Peer]:
-    definition = [] if problem.segment_length is not None else [reference()]  # it has all scores of a row
-    for peer in (*ours(CPU, problem.dtype), FLEX, FLASH, MASK, EAGER, *definition):
-        score_bytes = problem.heads * problem.length * (problem.segment_length or problem.length) * 4
-        if score_bytes <= MOST_SCORE_BYTES.get(peer.name, float("inf")):
+    references = [] if problem.segment_length is not None else [reference()]  # it computes all scores of a row
+    for peer in (*ours(CPU, problem.dtype), FLEX, FLASH, MASK, EAGER, *references):
+        if problem.score_bytes() <= MOST_SCORE_BYTES.get(peer.name, float("inf")):
             yield peer
 
 
@@ -65,48 +65,41 @@ def case_of(problem: Problem, work: str, inputs: str) -> str:
     return f"{work}, {problem.case()}, {dtype}{', inputs b' if inputs == 'b' else ''}"
 
 
-class Run:
+class Measurements:
+    """
+    Args:
+        seconds: Measuring time of each record.
+    """
+
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
         self.records: list[Record] = []
 
-    def measure(self, case: Case, peer: Peer, threads: int) -> None:
-        """Forward, and with its backward where there is one."""
+    def add(self, case: Case, peer: Peer, threads: int) -> None:
+        """Measures a forward, and a forward with its backward if the peer has a backward."""
         torch.set_num_threads(threads)
         detached = [tensor.detach() for tensor in case.inputs]
-        peak = None
-        if case.problem == LONG and peer.name in WITH_MEMORY:  # with a mask, if it needs one, and the output
-            peak = peak_extra_bytes(lambda: peer.make(case.problem, CPU)(*detached))
+        facts = {}
+        if case.problem == LONG and peer.name in WITH_MEMORY:
+            # The memory of the mask, if there is one, and of the output.
+            peak = extra_resident_bytes(lambda: peer.make(case.problem, CPU)(*detached))
+            facts = {} if peak is None else {"peak_megabytes": peak / 1e6}
         attend = peer.make(case.problem, CPU)
-        error = case.expected.errors(attend(*detached))["out"] if peer.has_bias else None
+        error = case.exact.errors(attend(*detached))["out"] if peer.has_bias else None
         call = call_of(FORWARD, attend, case.inputs, case.grad_out)
-        forward = self._time(case, peer, threads, FORWARD, call, error, peak)
-        if peer != FLEX and forward.median_ms < LONGEST_MS:  # Flex has no backward on CPUs
-            self._time(case, peer, threads, BOTH, call_of(BOTH, attend, case.inputs, case.grad_out))
+        forward = self._measure(case, peer, threads, FORWARD, call, error, facts)
+        if peer != FLEX and forward.median_ms < LONGEST_MS:  # FlexAttention has no backward on CPUs
+            self._measure(case, peer, threads, BOTH, call_of(BOTH, attend, case.inputs, case.grad_out), None, {})
 
-    def _time(
-        self,
-        case: Case,
-        peer: Peer,
-        threads: int,
-        work: str,
-        call: Any,
-        error: float | None = None,
-        peak: int | None = None,
+    def _measure(
+        self, case: Case, peer: Peer, threads: int, work: str, call: Call, error: float | None, facts: dict[str, Any]
     ) -> Record:
-        facts = {**case.problem.facts(), "dtype": str(case.problem.dtype), "work": work, "inputs": case.kind}
-        if peak is not None:
-            facts["peak_megabytes"] = peak / 1e6
-        record = measure(
-            call,
-            operator="alibi_attention",
-            case=case_of(case.problem, work, case.kind),
-            implementation=peer.name,
-            threads=threads,
-            seconds=self.seconds,
-            max_error=error,
-            facts=facts,
-        )
+        facts = {
+            **case.problem.facts(), "dtype": str(case.problem.dtype), "work": work, "inputs": case.kind, **facts,
+        }  # fmt: skip
+        timing = measure_cpu(call, threads, self.seconds)
+        name = case_of(case.problem, work, case.kind)
+        record = Record(OURS, name, peer.name, threads, timing.median, timing.iqr, error, facts)
         self.records.append(record)
         return record
 
@@ -117,17 +110,17 @@ class Run:
 
 def run(seconds: float, quick: bool) -> list[Record]:
     most_threads = torch.get_num_threads()
-    found = Run(seconds)
+    found = Measurements(seconds)
     problems = problems_of(quick)
     for threads in sorted({most_threads, 1}, reverse=True):
         for problem in tqdm(problems, desc=f"alibi_attention, {threads} threads", unit="problem"):
             case = Case(problem, "a", CPU)
             for peer in peers_of(problem):
                 if threads == most_threads or not found.is_slow(problem, peer):
-                    found.measure(case, peer, threads)
+                    found.add(case, peer, threads)
             if threads == most_threads and problem.dtype == torch.float32 and problem.segment_length is None:
                 for peer in ours(CPU, problem.dtype):
-                    found.measure(Case(problem, "b", CPU), peer, threads)
+                    found.add(Case(problem, "b", CPU), peer, threads)
     torch.set_num_threads(most_threads)
     return sorted(found.records, key=lambda record: record.case)
 
@@ -136,15 +129,15 @@ def pytest_generate_tests(metafunc: Any) -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     problems = [replace(problem_of(length), dtype=dtype) for length in (128, 1024)]
-    cases = [(problem, peer) for problem in problems for peer in everyone(problem, device)]
+    cases = [(problem, peer) for problem in problems for peer in all_peers(problem, device)]
     names = [f"{peer.name}-{problem.length}" for problem, peer in cases]
     metafunc.parametrize("work", [FORWARD, BOTH])
     metafunc.parametrize(("problem", "peer"), cases, ids=names)
 
 
-def test_attention(benchmark: Any, problem: Problem, peer: Any, work: str) -> None:
-    """A call with everything that it waits for, the device included."""
-    import pytest  # not needed by `python -m bench`
+def test_attention(benchmark: Any, problem: Problem, peer: Peer, work: str) -> None:
+    """Times a call until its results are complete, on the device too."""
+    import pytest  # `python -m bench` does not need it
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     case = Case(problem, "a", device)
@@ -152,7 +145,7 @@ def test_attention(benchmark: Any, problem: Problem, peer: Any, work: str) -> No
         call = call_of(work, peer.make(problem, device), case.inputs, case.grad_out)
         call()
     except (RuntimeError, NotImplementedError) as error:
-        pytest.skip(f"{peer.name} does not serve this: {error}")
+        pytest.skip(f"{peer.name} does not support this: {error}")
 
     def complete() -> None:
         call()
@@ -164,10 +157,10 @@ def test_attention(benchmark: Any, problem: Problem, peer: Any, work: str) -> No
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seconds", type=float, default=1.0, help="measuring time of each row of the table")
-    parser.add_argument("--quick", action="store_true", help="only the problems that the goals are about")
+    parser.add_argument("--quick", action="store_true", help="measure only the problems of the goals")
 
 
 def main(arguments: argparse.Namespace) -> None:
     records = run(arguments.seconds, arguments.quick)
-    path = write("cpu_alibi_attention", records)
-    print(f"{table(records)}\n\n{goals_table(records)}\n\nwritten to {path}")
+    path = write(RECORDS, records)
+    print(f"{table(records)}\n\n{goals_table(cpu_goals(records))}\n\nwritten to {path}")

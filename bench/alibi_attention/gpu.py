@@ -1,91 +1,76 @@
-"""Attention on a GPU beside its peers: lengths, head dims, skipping, segments, grouped heads."""
+"""Attention on a GPU beside its peers: lengths, head dims, skipping, segments, packed sequences, launches."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.attention.varlen import varlen_attn
 from tqdm import tqdm
 
-from seqwarm_kernels import attended_share
+from seqwarm_kernels import alibi_attention, alibi_attention_varlen, alibi_slopes, attended_share
 
-from ..common.timing import Call, extra_bytes
-from ..gpu.records import Recorder
+from ..common.timing import Call, extra_device_bytes, measure_host
+from ..gpu.records import DeviceRecord, Recorder, explain
 from . import problems
-from .exact import Expected
-from .peers import FLEX, FLEX_TUNED, NO_SKIP, Attend, Peer, everyone, ours
-from .problems import Problem, draw
+from .cases import BACKWARD, BOTH, FORWARD, Case, call_of, exact_attention
+from .peers import (
+    FLASH,
+    FLEX,
+    FLEX_TUNED,
+    NO_SKIP,
+    OURS,
+    Attend,
+    Peer,
+    all_peers,
+    flex_documents,
+    ours,
+)
+from .problems import Problem
 
-FORWARD, BACKWARD, BOTH = "forward", "backward", "forward + backward"
-FLOPS = {FORWARD: 1.0, BACKWARD: 2.5, BOTH: 3.5}  # in forwards
+FLOPS = {FORWARD: 1.0, BACKWARD: 2.5, BOTH: 3.5}  #: floating-point operations, relative to a forward
+PACKED_HEADS, PACKED_HEAD_DIM = 12, 64
 
 
-def call_of(work: str, attend: Callable[..., Tensor], inputs: list[Tensor], grad_out: Tensor) -> Call:
+# ---- dense calls
+
+
+def _figures(case: Case, work: str, peer: Peer, attend: Attend) -> dict[str, float]:
+    """Figures to record beside the time: operations, errors, memory, share of keys attended."""
+    problem = case.problem
+    found = {"gflop": problem.flops() * FLOPS[work] / 1e9}
+    detached = [tensor.detach() for tensor in case.inputs]
     if work == FORWARD:
-        detached = [tensor.detach() for tensor in inputs]
-        return lambda: attend(*detached)
-    if work == BACKWARD:
-        out = attend(*inputs)
-        return lambda: torch.autograd.grad(out, inputs, grad_out, retain_graph=True)
-    return lambda: torch.autograd.grad(attend(*inputs), inputs, grad_out)
+        found["moved_megabytes"] = problem.moved_bytes() / 1e6
+        if peer.has_bias:
+            found |= _errors(case, attend(*detached))
+        if peer.name.startswith(OURS) and not peer.name.endswith(NO_SKIP):
+            shares = attended_share(*detached, causal=problem.causal, segment_length=problem.segment_length)
+            found["attended_share"] = shares.mean().item()
+    elif work == BOTH:
+        if peer.has_bias:
+            out = attend(*case.inputs)
+            found |= _errors(case, out, torch.autograd.grad(out, case.inputs, case.grad_out))
+            del out
+        if (extra := extra_device_bytes(call_of(work, attend, case.inputs, case.grad_out))) is not None:
+            found["extra_megabytes"] = extra / 1e6
+    return found
 
 
-class Case:
-    """A problem with its inputs of one kind, drawn and computed in float64 when first needed."""
-
-    def __init__(self, problem: Problem, kind: str, device: torch.device) -> None:
-        self.problem, self.kind, self.device = problem, kind, device
-
-    @functools.cached_property
-    def inputs(self) -> list[Tensor]:
-        return draw(self.problem, self.kind, self.device)
-
-    @functools.cached_property
-    def grad_out(self) -> Tensor:
-        return torch.randn_like(self.inputs[0])
-
-    @functools.cached_property
-    def expected(self) -> Expected:
-        return Expected(self.problem, self.inputs, self.grad_out)
-
-    def figures(self, work: str, peer: Peer, attend: Attend) -> dict[str, float]:
-        """What is noted beside the time: operations, errors, memory, the share of keys attended."""
-        problem = self.problem
-        found = {"gflop": problem.flops() * FLOPS[work] / 1e9}
-        if work == FORWARD:
-            found["moved_megabytes"] = problem.moved_bytes() / 1e6
-            if peer.has_bias:
-                found |= self._error(attend(*(tensor.detach() for tensor in self.inputs)))
-            if peer.name.startswith("alibi_attention") and not peer.name.endswith(NO_SKIP):
-                found["attended_share"] = self._share()
-        elif work == BOTH:
-            if peer.has_bias:
-                out = attend(*self.inputs)
-                found |= self._error(out, torch.autograd.grad(out, self.inputs, self.grad_out))
-                del out
-            if (extra := extra_bytes(call_of(work, attend, self.inputs, self.grad_out))) is not None:
-                found["extra_megabytes"] = extra / 1e6
-        return found
-
-    def _error(self, out: Tensor, grads: tuple[Tensor, ...] = ()) -> dict[str, float]:
-        errors = self.expected.errors(out.detach(), grads)
-        return {f"error_{name}": error for name, error in errors.items()}
-
-    def _share(self) -> float:
-        detached = [tensor.detach() for tensor in self.inputs]
-        options = {"causal": self.problem.causal, "segment_length": self.problem.segment_length}
-        return attended_share(*detached, **options).mean().item()  # type: ignore[arg-type]
+def _errors(case: Case, out: Tensor, grads: tuple[Tensor, ...] = ()) -> dict[str, float]:
+    return {f"error_{name}": error for name, error in case.exact.errors(out.detach(), grads).items()}
 
 
-def compare(recorder: Recorder, stage: str, case: Case, peer: Peer, attend: Callable[[], Attend]) -> None:
-    """Every kind of work of one peer on one case."""
+def _compare(recorder: Recorder, stage: str, case: Case, peer: Peer, make_attend: Callable[[], Attend]) -> None:
+    """Measures forward, backward and both of one peer on one case."""
     for work in (FORWARD, BOTH, BACKWARD):
 
         def make(work: str = work) -> tuple[Call, dict[str, float]]:
-            made = attend()
-            return call_of(work, made, case.inputs, case.grad_out), case.figures(work, peer, made)
+            attend = make_attend()
+            return call_of(work, attend, case.inputs, case.grad_out), _figures(case, work, peer, attend)
 
         name = case.problem.case()
         recorder.measure(stage, name, work, peer.name, make, inputs=case.kind, facts=case.problem.facts())
@@ -103,35 +88,135 @@ def _sweep(
         cases = [Case(problem, kind, device) for kind in kinds]
         peers = {peer.name: peer for case in cases for peer in peers_of(problem, case.kind)}
         for peer in peers.values():
-            attend = functools.cache(functools.partial(peer.make, problem, device))  # compiled once for all kinds
+            make_attend = functools.cache(functools.partial(peer.make, problem, device))  # compiled once for all kinds
             for case in cases:
-                if recorder.over():
+                if recorder.out_of_time():
                     return
                 if peer.name in {wanted.name for wanted in peers_of(problem, case.kind)}:
-                    compare(recorder, stage, case, peer, attend)
+                    _compare(recorder, stage, case, peer, make_attend)
 
 
 def long(recorder: Recorder, device: torch.device, tiny: bool) -> None:
     """8k and 16k tokens, on both kinds of inputs."""
 
     def peers(problem: Problem, kind: str) -> list[Peer]:
-        return everyone(problem, device) if kind == "a" else [*ours(device, problem.dtype), FLEX]
+        return all_peers(problem, device) if kind == "a" else [*ours(device, problem.dtype), FLEX]
 
     _sweep(recorder, device, "long", problems.long(tiny), peers, kinds="ab")
 
 
 def lengths(recorder: Recorder, device: torch.device, tiny: bool) -> None:
-    _sweep(recorder, device, "lengths", problems.lengths(tiny), lambda problem, _: everyone(problem, device))
+    _sweep(recorder, device, "lengths", problems.lengths(tiny), lambda problem, _: all_peers(problem, device))
 
 
 def segments(recorder: Recorder, device: torch.device, tiny: bool) -> None:
-    _sweep(recorder, device, "segments", problems.segments(tiny), lambda problem, _: everyone(problem, device))
+    _sweep(recorder, device, "segments", problems.segments(tiny), lambda problem, _: all_peers(problem, device))
 
 
 def tuned(recorder: Recorder, device: torch.device, tiny: bool) -> None:
-    """FlexAttention with every configuration that it knows tried, which takes it long."""
+    """FlexAttention with max-autotune, which tries every configuration and takes long to compile."""
 
     def peers(problem: Problem, _: str) -> list[Peer]:
         return [*ours(device, problem.dtype)[:1], FLEX_TUNED]
 
     _sweep(recorder, device, "tuned", problems.long(tiny), peers)
+
+
+# ---- packed sequences
+
+
+def packed(recorder: Recorder, device: torch.device, tiny: bool) -> None:
+    """Packed causal sequences of 64 to 2048 tokens."""
+    generator = torch.Generator().manual_seed(0)
+    lengths = torch.randint(4, 40, (6,)) if tiny else torch.randint(64, 2049, (32,), generator=generator)
+    cu_seqlens = torch.cat([torch.zeros(1), lengths.cumsum(0)]).to(device, torch.int32)
+    tokens, longest = int(lengths.sum()), int(lengths.max())
+    dtype = torch.float32 if tiny else torch.bfloat16
+    shape = tokens, PACKED_HEADS, PACKED_HEAD_DIM
+    inputs = [torch.randn(shape, device=device).to(dtype).requires_grad_() for _ in range(3)]
+    grad_out = torch.randn_like(inputs[0])
+    gflop = 2.0 * PACKED_HEADS * PACKED_HEAD_DIM * float((lengths.double() ** 2).sum()) / 1e9
+    case = (
+        f"{len(lengths)} sequences of {int(lengths.min())} to {longest}, {tokens} tokens, "
+        f"H{PACKED_HEADS} D{PACKED_HEAD_DIM}"
+    )
+    for name, make_attend in _packed_peers(cu_seqlens, longest, tokens).items():
+        cached = functools.cache(make_attend)
+        for work in (FORWARD, BOTH, BACKWARD):
+
+            def make(
+                name: str = name, work: str = work, make_attend: Callable[[], Attend] = cached
+            ) -> tuple[Call, dict[str, float]]:
+                figures = {"gflop": gflop * FLOPS[work]}
+                if "no bias" not in name:
+                    figures |= _packed_error(make_attend(), inputs, grad_out, cu_seqlens)
+                return call_of(work, make_attend(), inputs, grad_out), figures
+
+            recorder.measure("packed", case, work, name, make)
+
+
+def _packed_peers(cu_seqlens: Tensor, longest: int, tokens: int) -> dict[str, Callable[[], Attend]]:
+    slopes = alibi_slopes(PACKED_HEADS, device=cu_seqlens.device)
+
+    def varlen() -> Attend:
+        return lambda q, k, v: alibi_attention_varlen(q, k, v, cu_seqlens, cu_seqlens, longest, longest, slopes)
+
+    def flex() -> Attend:
+        attend = flex_documents(cu_seqlens, slopes, tokens)
+        return lambda q, k, v: attend(*(t.transpose(0, 1)[None] for t in (q, k, v)))[0].transpose(0, 1)
+
+    def flash() -> Attend:
+        attend: Any = varlen_attn
+        return lambda q, k, v: attend(q, k, v, cu_seqlens, cu_seqlens, longest, longest, window_size=(-1, 0))
+
+    return {
+        "alibi_attention_varlen": varlen,
+        "FlexAttention, document mask": flex,
+        "torch varlen_attn, no bias": flash,
+    }
+
+
+def _packed_error(attend: Attend, inputs: list[Tensor], grad_out: Tensor, cu_seqlens: Tensor) -> dict[str, float]:
+    """Error of the first head on the first sequence."""
+    first = slice(0, int(cu_seqlens[1]))
+    out = attend(*(tensor.detach() for tensor in inputs))[first, 0].double()
+    query, key, value, grad = (tensor.detach()[first, 0].double()[None] for tensor in (*inputs, grad_out))
+    slopes = alibi_slopes(PACKED_HEADS, device=out.device).double()[:1]
+    expected = exact_attention(query[None], key, value, grad[None], slopes, causal=True)[0][0, 0]
+    return {"error_out": ((out - expected).abs().max() / expected.abs().max()).item()}
+
+
+# ---- cost of a call for the caller
+
+
+def host(recorder: Recorder, device: torch.device, tiny: bool) -> None:
+    """Time that the caller spends on a call with small tensors. The device is not awaited."""
+    problem = Problem(2, 4, 4, 64, 64, dtype=torch.float32 if tiny else torch.bfloat16)
+    inputs = problems.draw(problem, "a", device)
+    slopes = alibi_slopes(4, device=device)
+    attends: dict[str, Callable[[], Attend]] = {
+        OURS: lambda: functools.partial(alibi_attention, slopes=slopes),
+        FLASH.name: lambda: FLASH.make(problem, device),
+        FLEX.name: lambda: FLEX.make(problem, device),
+    }
+    for name, make_attend in attends.items():
+        cached = functools.cache(make_attend)
+        for work in (FORWARD, BOTH):
+            _record_launch(recorder, problem.case(), work, name, cached, inputs, 5 if tiny else 300)
+
+
+def _record_launch(
+    recorder: Recorder,
+    case: str,
+    work: str,
+    name: str,
+    make_attend: Callable[[], Attend],
+    inputs: list[Tensor],
+    repeats: int,
+) -> None:
+    try:
+        timing = measure_host(call_of(work, make_attend(), inputs, torch.randn_like(inputs[0])), repeats)
+        recorder.add(DeviceRecord("host", case, work, name, "a", timing.median, timing.low, timing.high))
+        torch.cuda.synchronize() if inputs[0].is_cuda else None
+    except Exception as error:
+        recorder.add(DeviceRecord("host", case, work, name, failure=explain(error)))

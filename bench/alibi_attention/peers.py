@@ -1,28 +1,33 @@
-"""Ways to get ALiBi attention, or the same without its bias, from torch: each set up at its best."""
+"""Ways to compute ALiBi attention, or attention without bias, with torch: each with the options that are fastest."""
 
 from __future__ import annotations
 
 import functools
 import importlib.util
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+import torch._functorch.config as functorch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 from torch.nn.functional import scaled_dot_product_attention
 
 from seqwarm_kernels import alibi_attention, alibi_bias, alibi_slopes
 from seqwarm_kernels.attention.functional import DEFAULT_SKIP_TOLERANCE
 from seqwarm_kernels.ops import backends
 
-from . import flex
 from .problems import Problem
+
+# Timing a backward alone needs retain_graph. With it, a compiled backward must not reuse the memory of its inputs.
+functorch.donated_buffer = False
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 Make = Callable[[Problem, torch.device], Attend]
-NO_SKIP = "no skip"  #: how names of ours end where nothing may be left out
+OURS, NO_SKIP = "alibi_attention", "no skip"
+OURS_NO_SKIP = f"{OURS}, {NO_SKIP}"
 
 
 @dataclass(frozen=True)
@@ -33,7 +38,10 @@ class Peer:
     most_score_bytes: float = float("inf")  #: larger problems are left out
 
 
-def _ours(skip_tolerance: float, backend: str | None) -> Make:
+# ---- alibi_attention
+
+
+def _make_ours(skip_tolerance: float, backend: str | None) -> Make:
     def make(problem: Problem, device: torch.device) -> Attend:
         slopes = alibi_slopes(problem.heads, device=device)
         options: dict[str, Any] = {"causal": problem.causal, "segment_length": problem.segment_length}
@@ -44,8 +52,71 @@ def _ours(skip_tolerance: float, backend: str | None) -> Make:
     return make
 
 
+def reference() -> Peer:
+    return Peer(f"{OURS} reference", _make_ours(DEFAULT_SKIP_TOLERANCE, "reference"))
+
+
+def ours(device: torch.device, dtype: torch.dtype) -> list[Peer]:
+    """alibi_attention on its default backend, with and without skipping of keys."""
+    name = f"{OURS} {backends.choose('alibi_attention', device.type, None, dtype)}"
+    return [Peer(name, _make_ours(DEFAULT_SKIP_TOLERANCE, None)), Peer(f"{name}, {NO_SKIP}", _make_ours(0.0, None))]
+
+
+# ---- FlexAttention
+
+
+def _make_flex(problem: Problem, device: torch.device, mode: str | None = None, kernel_options: Any = None) -> Attend:
+    """FlexAttention, compiled for one problem. Score and mask are formulas, and masked blocks are left out."""
+    torch._dynamo.reset()  # otherwise torch runs the ninth problem without compiling it
+    return functools.partial(
+        torch.compile(flex_attention, dynamic=False, mode=mode),
+        score_mod=_alibi_score(alibi_slopes(problem.heads, device=device), causal=problem.causal),
+        block_mask=_block_mask(problem, device),
+        enable_gqa=problem.heads != problem.key_heads,
+        kernel_options=kernel_options,
+    )
+
+
+def _alibi_score(slopes: Tensor, *, causal: bool) -> Callable[..., Tensor]:
+    def score_mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return score - slopes[h] * (i - j if causal else (i - j).abs())
+
+    return score_mod
+
+
+def _block_mask(problem: Problem, device: torch.device) -> BlockMask | None:
+    length, segment_length, causal = problem.length, problem.segment_length, problem.causal
+
+    def visible(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        if segment_length is None:
+            return i >= j
+        same = i // segment_length == j // segment_length
+        return same & (i >= j) if causal else same
+
+    if segment_length is None and not causal:
+        return None
+    return create_block_mask(visible, None, None, length, length, device=device.type)
+
+
+def flex_documents(cu_seqlens: Tensor, slopes: Tensor, tokens: int) -> Attend:
+    """FlexAttention over packed causal sequences: (1, H, T, D) in and out."""
+    torch._dynamo.reset()
+    positions = torch.arange(tokens, device=cu_seqlens.device)
+    document = torch.searchsorted(cu_seqlens[1:].long(), positions, right=True)
+
+    def visible(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return (document[i] == document[j]) & (i >= j)
+
+    mask = create_block_mask(visible, None, None, tokens, tokens, device=cu_seqlens.device.type)
+    compiled = torch.compile(flex_attention, dynamic=False)
+    return functools.partial(compiled, score_mod=_alibi_score(slopes, causal=True), block_mask=mask)
+
+
+# ---- scaled_dot_product_attention, and plain matrix products
+
+
 def _by_segments(make: Make) -> Make:
-    """For what knows no segments: cut rows into them, which is a view where the batch is one row."""
+    """For a peer without segments: cuts rows into segments. The cut is a view if the batch has one row."""
 
     def cut(tensor: Tensor, length: int) -> Tensor:
         return tensor.unflatten(2, (-1, length)).transpose(1, 2).flatten(0, 1)
@@ -54,16 +125,8 @@ def _by_segments(make: Make) -> Make:
         length = problem.segment_length
         if length is None:
             return make(problem, device)
-        row = Problem(
-            problem.batch_size * problem.length // length,
-            problem.heads,
-            problem.key_heads,
-            length,
-            problem.head_dim,
-            problem.causal,
-            dtype=problem.dtype,
-        )
-        attend = make(row, device)
+        rows = problem.batch_size * problem.length // length
+        attend = make(replace(problem, batch_size=rows, length=length, segment_length=None), device)
 
         def attend_segments(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
             out = attend(cut(query, length), cut(key, length), cut(value, length))
@@ -79,7 +142,7 @@ def _bias(problem: Problem, device: torch.device) -> Tensor:
     return alibi_bias(slopes, problem.length, problem.length, causal=problem.causal).to(problem.dtype)
 
 
-def _eager(problem: Problem, device: torch.device) -> Attend:
+def _make_eager(problem: Problem, device: torch.device) -> Attend:
     bias, group = _bias(problem, device), problem.heads // problem.key_heads
     scale = problem.head_dim**-0.5
 
@@ -90,9 +153,9 @@ def _eager(problem: Problem, device: torch.device) -> Attend:
     return attend
 
 
-def _sdpa(*kernels: SDPBackend, biased: bool) -> Make:
+def _make_sdpa(*kernels: SDPBackend, biased: bool) -> Make:
     def make(problem: Problem, device: torch.device) -> Attend:
-        mask = _bias(problem, device)[None] if biased else None  # with three dimensions it is slow on CPUs
+        mask = _bias(problem, device)[None] if biased else None  # a 3-D mask is slow on CPUs
         causal = problem.causal and not biased
         shared = problem.heads != problem.key_heads
 
@@ -107,42 +170,34 @@ def _sdpa(*kernels: SDPBackend, biased: bool) -> Make:
     return make
 
 
-def reference() -> Peer:
-    return Peer("alibi_attention reference", _ours(DEFAULT_SKIP_TOLERANCE, "reference"))
-
-
-def ours(device: torch.device, dtype: torch.dtype) -> list[Peer]:
-    name = f"alibi_attention {backends.choose('alibi_attention', device.type, None, dtype)}"
-    return [Peer(name, _ours(DEFAULT_SKIP_TOLERANCE, None)), Peer(f"{name}, {NO_SKIP}", _ours(0.0, None))]
-
-
-EAGER = Peer("eager with bias", _by_segments(_eager), most_score_bytes=2**33)
+EAGER = Peer("eager with bias", _by_segments(_make_eager), most_score_bytes=2**33)
 MASK = Peer(
     "SDPA with bias mask",  # flash takes masks on CPUs only
-    _by_segments(_sdpa(SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH, biased=True)),
+    _by_segments(_make_sdpa(SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH, biased=True)),
     most_score_bytes=2**34,
 )
 CUDNN_MASK = Peer(
     "SDPA cuDNN with bias mask",
-    _by_segments(_sdpa(SDPBackend.CUDNN_ATTENTION, biased=True)),
+    _by_segments(_make_sdpa(SDPBackend.CUDNN_ATTENTION, biased=True)),
     most_score_bytes=2**34,
 )
-FLASH = Peer("SDPA flash, no bias", _by_segments(_sdpa(SDPBackend.FLASH_ATTENTION, biased=False)), has_bias=False)
-CUDNN = Peer("SDPA cuDNN, no bias", _by_segments(_sdpa(SDPBackend.CUDNN_ATTENTION, biased=False)), has_bias=False)
-FLEX = Peer("FlexAttention", flex.make)
-FLEX_ROWS = Peer("FlexAttention, rows cut", _by_segments(flex.make))
-FLEX_TUNED = Peer("FlexAttention, max-autotune", functools.partial(flex.make, mode="max-autotune-no-cudagraphs"))
-FLEX_FLASH = Peer("FlexAttention on flash-attn-4", functools.partial(flex.make, kernel_options={"BACKEND": "FLASH"}))
+FLASH = Peer("SDPA flash, no bias", _by_segments(_make_sdpa(SDPBackend.FLASH_ATTENTION, biased=False)), has_bias=False)
+CUDNN = Peer("SDPA cuDNN, no bias", _by_segments(_make_sdpa(SDPBackend.CUDNN_ATTENTION, biased=False)), has_bias=False)
+FLEX = Peer("FlexAttention", _make_flex)
+FLEX_ROWS = Peer("FlexAttention, rows cut", _by_segments(_make_flex))
+FLEX_TUNED = Peer("FlexAttention, max-autotune", functools.partial(_make_flex, mode="max-autotune-no-cudagraphs"))
+FLEX_FLASH = Peer("FlexAttention on flash-attn-4", functools.partial(_make_flex, kernel_options={"BACKEND": "FLASH"}))
 
 
 def flex_peers(problem: Problem) -> list[Peer]:
-    """FlexAttention in all of its ways; the last one where flash-attn-4 is installed."""
+    """FlexAttention with each set of options. The last one needs flash-attn-4."""
     peers = [FLEX] if problem.segment_length is None else [FLEX, FLEX_ROWS]
     installed = importlib.util.find_spec("flash_attn") and importlib.util.find_spec("flash_attn.cute")
     return [*peers, FLEX_FLASH] if installed else peers
 
 
-def everyone(problem: Problem, device: torch.device) -> list[Peer]:
+def all_peers(problem: Problem, device: torch.device) -> list[Peer]:
+    """alibi_attention and every peer whose scores fit into memory."""
     peers = [*ours(device, problem.dtype), *flex_peers(problem), FLASH]
     if device.type == "cuda":
         peers += [CUDNN, CUDNN_MASK]

@@ -1,6 +1,6 @@
-"""Call what compiles slowly once on every problem, so that later processes find it in the caches on disk.
+"""Compiles slow kernels once for every problem, so that later processes find the kernels in the caches on disk.
 
-`python -m bench.precompile SHARE SHARES`: this process takes every SHARES-th problem, beginning with SHARE.
+`python -m bench.alibi_attention.precompile SHARE SHARES`: this process takes every SHARES-th problem, from SHARE on.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import torch
 
 from ..gpu.records import explain
 from . import problems
-from .gpu import BOTH, FORWARD, call_of
+from .cases import BOTH, FORWARD, call_of
 from .peers import flex_peers, ours
 
 
@@ -27,7 +27,7 @@ def main(share: int, shares: int) -> None:
                 for work in (FORWARD, BOTH):
                     call_of(work, attend, inputs, torch.randn_like(inputs[0]))()
                 outcome = "compiled"
-            except Exception as error:  # the measurement will say so, too
+            except Exception as error:  # the measurement records the same failure
                 outcome = explain(error)
             print(f"{problem.case()}, {peer.name}: {outcome}", flush=True)
         del inputs

@@ -1,4 +1,4 @@
-"""Calls of attention that are measured, their inputs, and which of them stand in which stage of a run on a GPU."""
+"""Attention calls that are measured, their inputs, and the problems of each stage of a GPU run."""
 
 from __future__ import annotations
 
@@ -23,15 +23,16 @@ class Problem:
     dtype: torch.dtype = torch.bfloat16
 
     def flops(self) -> float:
-        """Of the forward; the backward counts 2.5 times that. Segments count only what they attend."""
+        """Floating-point operations of the forward. With segments, only pairs within a segment count."""
         pairs = self.length * (self.segment_length or self.length)
         return 4.0 * self.batch_size * self.heads * pairs * self.head_dim * (0.5 if self.causal else 1.0)
 
-    def score_bytes(self) -> float:
-        return 4.0 * self.batch_size * self.heads * self.length * (self.segment_length or self.length)
+    def score_bytes(self) -> int:
+        """Size of all scores in float32."""
+        return 4 * self.batch_size * self.heads * self.length * (self.segment_length or self.length)
 
     def moved_bytes(self) -> int:
-        """What a forward has to read and write."""
+        """Bytes that a forward has to read and write."""
         heads = 2 * self.heads + 2 * self.key_heads
         return self.batch_size * self.length * heads * self.head_dim * self.dtype.itemsize
 
@@ -42,13 +43,18 @@ class Problem:
         return f"{kind} B{self.batch_size} H{heads} S{self.length} D{self.head_dim}{segments}"
 
     def facts(self) -> dict[str, Any]:
-        """What records are looked up by."""
+        """The properties that records are looked up by."""
         names = ("batch_size", "heads", "key_heads", "length", "head_dim", "causal", "segment_length")
         return {name: getattr(self, name) for name in names}
 
 
 def draw(problem: Problem, kind: str, device: torch.device) -> list[Tensor]:
-    """Inputs a: standard normal. Inputs b: scores of deviation 3, and one key in a hundred at 4 times the norm."""
+    """Query, key and value.
+
+    Args:
+        kind: "a" for standard normal inputs; "b" for scores with a standard deviation of 3, and one key in a hundred
+            with 4 times the norm.
+    """
     torch.manual_seed(0)
     query, key, value = (
         torch.randn(problem.batch_size, heads, problem.length, problem.head_dim, device=device)
@@ -76,7 +82,7 @@ def long(tiny: bool) -> list[Problem]:
 
 
 def lengths(tiny: bool) -> list[Problem]:
-    """What `long` leaves out, what matters most first; other kinds of calls in between."""
+    """The lengths that `long` leaves out, and other kinds of calls. The most important problems come first."""
     if tiny:
         return [replace(_TINY, length=32), replace(_TINY, key_heads=1, causal=False)]
     first = [_of_length(length, head_dim) for length in (1024, 4096, 128, 2048, 512, 256) for head_dim in (128, 64)]

@@ -1,7 +1,7 @@
-"""A whole ramp of a GPT-2-small-class model: what it asks of the device, what it compiles, and where it stalls.
+"""A whole ramp of a model of GPT-2 small's size: device allocations, compilations and stalls.
 
-One variant in a process of its own, since memory and compiled kernels stay: `python -m bench.device_ramp VARIANT`
-prints its figures as JSON.
+Each variant runs in a process of its own, because memory and compiled kernels stay in a process.
+`python -m bench.allocator.gpu VARIANT` prints the figures of one variant as JSON.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -20,8 +21,9 @@ from torch import Tensor, nn
 from seqwarm_kernels import SequenceLengthScheduler, compilations, warmup_allocator
 from seqwarm_kernels.demo.model import GPT
 
+from ..common.goals import Goal
 from ..common.timing import device_allocations
-from ..gpu.records import DeviceRecord, Recorder
+from ..gpu.records import DeviceRecord, DeviceRecords, Recorder
 
 AFTER = "after warmup_allocator"
 WITHOUT = "without warmup_allocator"
@@ -32,7 +34,7 @@ STEPS_AT_FULL_LENGTH = 16
 
 def ramp(recorder: Recorder, device: torch.device, tiny: bool) -> None:
     for variant, name in VARIANTS.items():
-        command = [sys.executable, "-m", "bench.device_ramp", variant, *(["--tiny"] if tiny else [])]
+        command = [sys.executable, "-m", "bench.allocator.gpu", variant, *(["--tiny"] if tiny else [])]
         run = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
         if run.returncode:
             failure = run.stderr.strip().splitlines()[-1]
@@ -60,7 +62,7 @@ def figures_of(variant: str, tiny: bool) -> dict[str, float]:
     longest, batch_size = (32, 2) if tiny else (1024, 16)
     model = build(tiny).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
-    duration = 0 if variant == "full" else longest // 4  # two steps at each length
+    duration = 0 if variant == "full" else longest // 4  # two steps at each sequence length
     scheduler = SequenceLengthScheduler(8, longest, duration=duration, step_size=8)
     source = torch.randint(100, (batch_size, longest), device=device)
     dtype = torch.bfloat16 if device.type == "cuda" else None
@@ -98,12 +100,24 @@ def figures_of(variant: str, tiny: bool) -> dict[str, float]:
 
 
 def stalls(seconds: list[float]) -> int:
-    """Steps that take over three times the median of their ten neighbours."""
+    """Number of steps that take over three times the median of their ten neighbors."""
     count = 0
     for index, duration in enumerate(seconds):
-        neighbours = seconds[max(0, index - 5) : index] + seconds[index + 1 : index + 6]
-        count += duration > 3 * statistics.median(neighbours)
+        neighbors = seconds[max(0, index - 5) : index] + seconds[index + 1 : index + 6]
+        count += duration > 3 * statistics.median(neighbors)
     return count
+
+
+def device_goals(records: DeviceRecords) -> Iterator[Goal]:
+    ramps = {record.implementation: record.figures for record in records.of_stages("allocator").all}
+    warmed, without, full = (ramps.get(name, {}) for name in (AFTER, WITHOUT, FULL_LENGTH))
+    for what in ("device_allocations", "compilations", "stalls"):
+        beside = f"{without[what]:.0f} without" if what in without else ""
+        yield Goal(f"ramp to 1024, {what.replace('_', ' ')}", 0, warmed.get(what), "", beside, at_most=True)
+    reserved, constant = warmed.get("reserved_megabytes"), full.get("reserved_megabytes")
+    surplus = None if reserved is None or not constant else 100 * (reserved / constant - 1)
+    yield Goal("ramp, reserved beyond the full length throughout", 5, surplus, "%", at_most=True)
+    yield Goal("warmup_allocator, seconds, compilation included", 5, warmed.get("warmup_seconds"), "s", at_most=True)
 
 
 def main() -> None:

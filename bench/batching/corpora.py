@@ -1,4 +1,4 @@
-"""Real text for the benchmark of batching: its items, their lengths, and chunk files of them."""
+"""Real text for the benchmark of batching: items, lengths, and chunk files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from seqwarm_kernels.data.files.writer import write_chunks
-from seqwarm_kernels.data.padding.corpus import Corpus, count_tokens
+from seqwarm_kernels.data.padding import TextCorpus, count_tokens
 from seqwarm_kernels.data.planning.plan import IntArray
 
 TOKENIZERS = ("whitespace", "bpe", "bytes")
@@ -19,15 +19,15 @@ TOKENIZERS = ("whitespace", "bpe", "bytes")
 
 class Lengths(NamedTuple):
     tokens: IntArray
-    counted: str  #: what a token is
+    counted: str  #: the unit of a length
 
 
 class BenchCorpus:
     """
     Args:
-        name: in records.
-        paths: files or folders.
-        unit: "line" or "paragraph".
+        name: Name in records.
+        paths: Files or folders.
+        unit: Extent of an item, "line" or "paragraph".
     """
 
     def __init__(self, name: str, paths: list[Path], unit: str) -> None:
@@ -37,7 +37,7 @@ class BenchCorpus:
 
     @cached_property
     def items(self) -> list[str]:
-        return Corpus(self._paths, self._unit).items
+        return TextCorpus(self._paths, self._unit).items
 
     def lengths(self, tokenizer: str) -> Lengths:
         if tokenizer not in self._lengths:
@@ -45,8 +45,8 @@ class BenchCorpus:
         return self._lengths[tokenizer]
 
     def write_chunks(self, folder: Path, most_bytes: int) -> None:
-        """One item a line, none longer than a batch may be."""
-        lines = (_cut(" ".join(item.split("\n")), most_bytes) for item in self.items)
+        """Writes one item per line. Items are truncated to `most_bytes`."""
+        lines = (_truncated(" ".join(item.split("\n")), most_bytes) for item in self.items)
         write_chunks(lines, folder, length_fn=count_bytes)
 
 
@@ -54,12 +54,12 @@ def count_bytes(text: str) -> int:
     return len(text.encode())
 
 
-def _cut(text: str, most_bytes: int) -> str:
+def _truncated(text: str, most_bytes: int) -> str:
     return text if len(text) * 4 <= most_bytes else text.encode()[:most_bytes].decode(errors="ignore")
 
 
 def corpora(large: Path | None) -> Iterator[BenchCorpus]:
-    """WikiText-2's validation part, as the tests find it, and a folder of the user's."""
+    """The validation part of WikiText-2 in the tests' data, and a folder of the user."""
     data = os.environ.get("SEQWARM_TEST_DATA")
     path = Path(data, "wikitext-2", "valid.txt") if data else None
     if path is not None and path.is_file():
@@ -69,6 +69,6 @@ def corpora(large: Path | None) -> Iterator[BenchCorpus]:
 
 
 def many_lengths(lengths: IntArray, count: int, most: int) -> IntArray:
-    """`count` of them, drawn again and again: the same spread in any number."""
+    """`count` lengths, drawn with replacement and limited to `most`."""
     drawn = np.random.default_rng(0).choice(lengths, count)
     return np.minimum(drawn, most)

@@ -1,4 +1,4 @@
-"""Batches by length: padding on real text, and speed beside the package infinibatch on the same lengths in one run."""
+"""Batches by length: padding on real text, and speed beside the package infinibatch on the same lengths."""
 
 from __future__ import annotations
 
@@ -21,14 +21,13 @@ from tqdm import tqdm
 from seqwarm_kernels.data.batching.sampler import LengthBatchSampler
 from seqwarm_kernels.data.batching.stream import LengthBatchStream
 from seqwarm_kernels.data.loading.collate import PaddedCollator
-from seqwarm_kernels.data.padding.comparison import Settings, compare
+from seqwarm_kernels.data.padding import BatchingSettings, compare
 from seqwarm_kernels.data.planning.plan import IntArray
 from seqwarm_kernels.data.planning.planner import BatchPlanner
 from seqwarm_kernels.data.sources.chunk_source import ChunkSource
 
 from ..common.records import write
-from ..report_tables import goal_rows
-from . import infinibatch as infinibatch
+from . import infinibatch
 from .corpora import TOKENIZERS, BenchCorpus, corpora, count_bytes, many_lengths
 from .report import (
     END_TO_END,
@@ -40,31 +39,31 @@ from .report import (
     PADDING,
     PLANNED,
     PLANNER,
+    RECORDS,
     RESUMED,
     SAMPLER,
     STREAM,
     BatchingRecord,
-    goals,
-    table,
+    report_records,
 )
 
 BUDGET, WINDOW, MILLION = 16_384, 10_000, 1_000_000
 
 
 def padding(corpus: BenchCorpus) -> Iterator[BatchingRecord]:
-    """By each tokeniser, and by ours in larger windows."""
+    """Padding for each tokenizer: every way of batching in one window, and `BatchPlanner` in larger windows too."""
     names = ("random batches", "sorted window", GREEDY, OURS, PACKED)
     for tokenizer in TOKENIZERS:
         lengths = corpus.lengths(tokenizer)
         for window in (WINDOW, 100_000, MILLION):
             if window > WINDOW and window / 10 >= len(lengths.tokens):
-                continue  # holds no more than the window before
-            for name, found in zip(names, compare(lengths.tokens, Settings(window=window)), strict=True):
+                continue  # a smaller window holds all items
+            for name, found in zip(names, compare(lengths.tokens, BatchingSettings(window=window)), strict=True):
                 if window == WINDOW or name in (OURS, PACKED):
                     figures = {
                         "items": len(lengths.tokens),
                         "mean_tokens": float(lengths.tokens.mean()),
-                        "batches": len(found.rows),
+                        "batches": len(found.items),
                         "padding": found.padding,
                         "budget_used": found.budget_used or 0.0,
                     }
@@ -73,7 +72,7 @@ def padding(corpus: BenchCorpus) -> Iterator[BatchingRecord]:
 
 
 def planned(corpus: BenchCorpus, tokenizer: str, repeats: int) -> Iterator[BatchingRecord]:
-    """A million lengths in windows, by all in turn, so that what else the machine does hits all alike."""
+    """Planning of a million lengths. The implementations take turns, so that other load affects all of them equally."""
     tokens, counted = corpus.lengths(tokenizer)
     lengths = many_lengths(tokens, MILLION, BUDGET)
     planner, packer = BatchPlanner(BUDGET), BatchPlanner(BUDGET, packed=True)
@@ -84,10 +83,10 @@ def planned(corpus: BenchCorpus, tokenizer: str, repeats: int) -> Iterator[Batch
         SAMPLER: lambda: _count(LengthBatchSampler(lengths, planner, window=WINDOW, rank=0, world_size=1)),
     }
     if infinibatch.installed():
-        listed, most = lengths.tolist(), _plan(lengths, planner, WINDOW)
+        listed, count = lengths.tolist(), _plan(lengths, planner, WINDOW)
         runs[INFINIBATCH] = lambda: _count(infinibatch.over_lengths(listed, BUDGET, WINDOW, shuffle=False))
         runs[INFINIBATCH_SHUFFLED] = lambda: _count(
-            itertools.islice(infinibatch.over_lengths(listed, BUDGET, WINDOW, shuffle=True), most)
+            itertools.islice(infinibatch.over_lengths(listed, BUDGET, WINDOW, shuffle=True), count)
         )
     for name, (batches, seconds) in _in_turn(runs, repeats).items():
         figures = {"items": MILLION, "batches": batches, "seconds": seconds, "batches_per_second": batches / seconds}
@@ -99,7 +98,7 @@ def _version(name: str) -> str:
 
 
 def _plan(lengths: IntArray, planner: BatchPlanner, window: int) -> int:
-    """With the items of each batch looked up."""
+    """Plans every window and reads every batch of the plan. Returns the number of batches."""
     count = 0
     for begin in range(0, len(lengths), window):
         plan = planner.plan(lengths[begin : begin + window], seeds=(0, begin))
@@ -112,10 +111,10 @@ def _count(batches: Any) -> int:
 
 
 def _in_turn(runs: dict[str, Callable[[], int]], repeats: int) -> dict[str, tuple[int, float]]:
-    """What each returns, and the median of its seconds."""
+    """Each function's result, and the median of its seconds."""
     seconds: dict[str, list[float]] = {name: [] for name in runs}
     counts: dict[str, int] = {}
-    for _ in tqdm(range(repeats), desc="in turn", disable=None):
+    for _ in tqdm(range(repeats), desc="implementations in turn", disable=None):
         for name, run in runs.items():
             start = time.perf_counter()
             counts[name] = run()
@@ -124,12 +123,12 @@ def _in_turn(runs: dict[str, Callable[[], int]], repeats: int) -> dict[str, tupl
 
 
 def end_to_end(corpus: BenchCorpus, folder: Path, repeats: int) -> Iterator[BatchingRecord]:
-    """As many batches as an epoch has, from compressed files to tensors of bytes, shuffled as far by both."""
-    most = _count(_stream(folder, infinite=False))
+    """One epoch's number of batches, from compressed files to tensors of bytes, with equally large shuffle buffers."""
+    count = _count(_stream(folder, infinite=False))
     collate = PaddedCollator(max_tokens=BUDGET)
 
     def tensors(batches: Any, text: Callable[[Any], str]) -> int:
-        return sum(1 for batch in itertools.islice(batches, most) if collate([_encode(text(item)) for item in batch]))
+        return sum(1 for batch in itertools.islice(batches, count) if collate([_encode(text(item)) for item in batch]))
 
     runs = {STREAM: lambda: tensors(_stream(folder, infinite=True), operator.itemgetter(0))}
     if infinibatch.installed():
@@ -150,13 +149,16 @@ def _stream(folder: Path, infinite: bool) -> LengthBatchStream:
 
 
 def _peer(folder: Path) -> Any:
-    """Mixes items as far as ours."""
+    """infinibatch with a shuffle buffer as large as our window."""
     paths = sorted(folder.glob("*.txt.gz"))
     return infinibatch.over_chunks(paths, count_bytes, BUDGET, WINDOW, buffer_size=WINDOW)
 
 
 def resumed(corpus: BenchCorpus, folder: Path, repeats: int) -> Iterator[BatchingRecord]:
-    """From a state, after a million items, to the next batch. Each state is taken in another place of its window."""
+    """Time from loading a state, taken after a million items, to the next batch.
+
+    The states are taken at different positions in their windows.
+    """
     stream = _stream(folder, infinite=True)
     yield _resumed(corpus, STREAM, stream, lambda: _stream(folder, infinite=True), repeats)
     lengths = many_lengths(corpus.lengths("bytes").tokens, 2 * MILLION, BUDGET)
@@ -180,7 +182,7 @@ def resumed(corpus: BenchCorpus, folder: Path, repeats: int) -> Iterator[Batchin
         batch = next(other)
         times.append((time.perf_counter() - start) * 1e3)
         if batch != next(peer):
-            raise RuntimeError("infinibatch went on elsewhere")
+            raise RuntimeError("infinibatch resumed at another batch")
     figures = {"milliseconds": median(times), "slowest_milliseconds": max(times), "state_bytes": len(state)}
     yield BatchingRecord(RESUMED, corpus.name, INFINIBATCH, "bytes", figures, _version(INFINIBATCH))
 
@@ -199,13 +201,13 @@ def _resumed(corpus: BenchCorpus, name: str, batches: Any, make: Callable[[], An
         batch = next(iter(other))
         times.append((time.perf_counter() - start) * 1e3)
         if batch != next(iterator):
-            raise RuntimeError(f"{name} went on elsewhere")
+            raise RuntimeError(f"{name} resumed at another batch")
     figures = {"milliseconds": median(times), "slowest_milliseconds": max(times), "state_bytes": len(state)}
     return BatchingRecord(RESUMED, corpus.name, name, "bytes", figures)
 
 
 def run(found: list[BenchCorpus], repeats: int) -> Iterator[BatchingRecord]:
-    """Padding of all corpora; speed on the last one, which is the largest."""
+    """Padding on all corpora. Speed on the last corpus, which is the largest."""
     for corpus in found:
         yield from padding(corpus)
     for tokenizer in TOKENIZERS:
@@ -218,15 +220,15 @@ def run(found: list[BenchCorpus], repeats: int) -> Iterator[BatchingRecord]:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--large", type=Path, metavar="FOLDER", help="text with at least 100,000 paragraphs")
-    parser.add_argument("--repeats", type=int, default=5, help="of each measurement of time")
+    parser.add_argument("--repeats", type=int, default=5, help="repeats of each timing")
 
 
 def main(arguments: argparse.Namespace) -> None:
     found = list(corpora(arguments.large))
     if not found:
-        raise SystemExit("no text: set SEQWARM_TEST_DATA, or name a folder with --large")
+        raise SystemExit("no text found: set SEQWARM_TEST_DATA, or pass a folder with --large")
     if not infinibatch.installed():
-        print("The package infinibatch is not installed: nothing is measured beside it.")
+        print("The package infinibatch is not installed. It is not measured.")
     records = list(run(found, arguments.repeats))
-    path = write("cpu_batching", records)
-    print(f"{table(records)}\n\n{goal_rows(goals(records))}\n\nwritten to {path}")
+    path = write(RECORDS, records)
+    print(f"{report_records(records)}\n\nwritten to {path}")

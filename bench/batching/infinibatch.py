@@ -1,4 +1,4 @@
-"""The same batches by the package infinibatch, where it is installed."""
+"""Batches by the package infinibatch, if it is installed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def version() -> str:
 
 
 def over_lengths(lengths: list[int], max_tokens: int, window: int, shuffle: bool) -> Iterator[list[int]]:
-    """Batches of indices: one epoch in order, or endless and shuffled."""
+    """Batches of indices: one epoch in order, or endless batches, shuffled."""
     from infinibatch.iterators import InfinitePermutationSourceIterator, NativeCheckpointableIterator
 
     indices = list(range(len(lengths)))
@@ -31,7 +31,7 @@ def over_lengths(lengths: list[int], max_tokens: int, window: int, shuffle: bool
 def over_chunks(
     paths: Sequence[Path], length: Callable[[Any], int], max_tokens: int, window: int, buffer_size: int
 ) -> Any:
-    """The pipeline of the post, endless: shuffled chunks, items shuffled in buffers, batches shuffled in windows."""
+    """The endless pipeline of the blog post: shuffles chunks, items in buffers, and batches in windows."""
     from infinibatch.datasets import chunked_dataset_iterator
 
     items = chunked_dataset_iterator(

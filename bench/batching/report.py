@@ -1,31 +1,42 @@
-"""What was measured of batching, and the figures that it is held to."""
+"""Goals and tables of batching by length, from its records."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
-from ..common.goals import Goal
+from ..common.goals import Goal, goals_table
 
+RECORDS = "cpu_batching"  #: name of the records file
 PADDING, PLANNED, END_TO_END, RESUMED = "padding", "planned", "end to end", "resumed"
 INFINIBATCH, PLANNER, SAMPLER, STREAM = "infinibatch", "BatchPlanner.plan", "LengthBatchSampler", "LengthBatchStream"
 INFINIBATCH_SHUFFLED = "infinibatch, shuffled"
 GREEDY, OURS, PACKED = "infinibatch's rule", "BatchPlanner", "packed"
-LARGE_ITEMS = 100_000
+LARGE_ITEMS = 100_000  #: number of items from which the goals of a large corpus apply
 
 
 @dataclass(frozen=True)
 class BatchingRecord:
-    what: str
+    what: str  #: the kind of measurement
     corpus: str
     implementation: str
-    counted: str  #: what a token is
+    counted: str  #: the unit that lengths are counted in
     figures: dict[str, float] = field(default_factory=dict)
-    version: str = ""  #: of a peer
+    version: str = ""  #: version of the peer's package
 
 
-def table(records: list[BatchingRecord]) -> str:
-    """Markdown."""
+def report(lines: list[dict[str, Any]], figures: Path) -> str:
+    """Table and goals in Markdown. There is no figure."""
+    return report_records([BatchingRecord(**line) for line in lines])
+
+
+def report_records(records: list[BatchingRecord]) -> str:
+    return f"{_table(records)}\n\n{goals_table(_goals(records))}"
+
+
+def _table(records: list[BatchingRecord]) -> str:
     lines = ["| what | corpus | tokens | implementation | figures |", "|---|---|---|---|---|"]
     for record in records:
         figures = ", ".join(f"{name} {value:.4g}" for name, value in record.figures.items())
@@ -33,12 +44,12 @@ def table(records: list[BatchingRecord]) -> str:
     return "\n".join(lines)
 
 
-def goals(records: list[BatchingRecord]) -> Iterator[Goal]:
-    yield from _padding(records)
-    yield from _speed(records)
+def _goals(records: list[BatchingRecord]) -> Iterator[Goal]:
+    yield from _padding_goals(records)
+    yield from _speed_goals(records)
 
 
-def _padding(records: list[BatchingRecord]) -> Iterator[Goal]:
+def _padding_goals(records: list[BatchingRecord]) -> Iterator[Goal]:
     for record in records:
         if record.what != PADDING:
             continue
@@ -56,7 +67,7 @@ def _padding(records: list[BatchingRecord]) -> Iterator[Goal]:
             yield Goal("budget used, packed", 99 if is_large else None, used, "%", where)
 
 
-def _speed(records: list[BatchingRecord]) -> Iterator[Goal]:
+def _speed_goals(records: list[BatchingRecord]) -> Iterator[Goal]:
     for what, ours, peer, goal in (
         (PLANNED, PLANNER, INFINIBATCH, 10),
         (PLANNED, f"{PLANNER}, packed", INFINIBATCH, None),

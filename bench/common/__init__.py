@@ -1,1 +1,1 @@
-"""What all benchmarks share: records, timing, goals, processes."""
+"""Records, timing, goals and processes, shared by all benchmarks."""

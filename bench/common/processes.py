@@ -1,4 +1,4 @@
-"""Programs that run beside this one, each with a log and a time limit of its own."""
+"""Programs that run as child processes, each with its own log and time limit."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 class Program:
-    """Started at once. Its output goes into `log`."""
+    """A child process that starts at once and appends its output to `log`."""
 
     def __init__(self, command: list[str], log: Path, cwd: Path, **environment: str) -> None:
         self._log = log
@@ -24,13 +24,17 @@ class Program:
                     stdout=file,
                     stderr=subprocess.STDOUT,
                     env={**os.environ, "PYTHONUNBUFFERED": "1", **environment},
-                    start_new_session=True,  # so that ending it ends what it started
+                    start_new_session=True,  # so that killing the group also ends the processes it started
                 )
         except OSError as error:
             self._process, self._problem = None, str(error)
 
     def wait_until(self, moment: float) -> str:
-        """Of time.monotonic(), when it is ended. The last line that it printed, or what happened to it."""
+        """Waits for the process, and kills it when time.monotonic() reaches `moment`.
+
+        Returns:
+            The exit code and the last line of output, or the reason why there is no exit code.
+        """
         if self._process is None:
             return self._problem or ""
         try:

@@ -1,16 +1,15 @@
-"""Timing, records and tables, shared by every benchmark."""
+"""Records of CPU benchmarks: one line of JSON for each measurement, and their table in Markdown."""
 
 from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils.benchmark import Timer
 
 import seqwarm_kernels
 
@@ -19,35 +18,21 @@ RESULTS = Path(__file__).parents[1] / "results"
 
 @dataclass(frozen=True)
 class Record:
-    """One implementation on one case. Times are of one call, in milliseconds."""
+    """One implementation on one case. Times are milliseconds of one call."""
 
     operator: str
     case: str
     implementation: str
     threads: int
     median_ms: float
-    iqr_ms: float  #: the middle half of the measurements spans this
-    max_error: float | None  #: the largest distance to a float64 computation, over the largest value
-    facts: dict[str, Any] = field(default_factory=dict)  #: what the case is, to look it up by
+    iqr_ms: float  #: interquartile range
+    max_error: float | None  #: largest distance to a float64 computation, divided by the largest value
+    facts: dict[str, Any] = field(default_factory=dict)  #: properties of the case, used to look the record up
 
 
-def measure(
-    call: Callable[[], object],
-    *,
-    operator: str,
-    case: str,
-    implementation: str,
-    threads: int,
-    seconds: float,
-    max_error: float | None = None,
-    facts: dict[str, Any] | None = None,
-) -> Record:
-    """The median over blocks of calls that take `seconds` together, after a warm-up."""
-    timer = Timer("call()", globals={"call": call}, num_threads=threads)
-    timing = timer.blocked_autorange(min_run_time=seconds)
-    return Record(
-        operator, case, implementation, threads, timing.median * 1e3, timing.iqr * 1e3, max_error, facts or {}
-    )
+def is_implementation(name: str, wanted: str) -> bool:
+    """Whether the names are equal, with the backend in `name` or without it."""
+    return wanted in (name, name.replace(" native", "").replace(" triton", ""))
 
 
 def environment() -> dict[str, str | None]:
@@ -67,7 +52,7 @@ def _cpu_name() -> str:
 
 
 def write(name: str, records: Iterable[Any]) -> Path:
-    """bench/results/<name>.jsonl: the environment first, then a line for each record, a dataclass."""
+    """Writes bench/results/<name>.jsonl: first a line with the environment, then a line for each dataclass."""
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{name}.jsonl"
     lines = [json.dumps(environment()), *(json.dumps(asdict(record)) for record in records)]
@@ -75,8 +60,14 @@ def write(name: str, records: Iterable[Any]) -> Path:
     return path
 
 
+def read(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The environment and the records that `write` wrote."""
+    first, *lines = path.read_text().splitlines()
+    return json.loads(first), [json.loads(line) for line in lines]
+
+
 def table(records: list[Record]) -> str:
-    """Markdown, with each case's times relative to its first implementation."""
+    """A Markdown table, with the speed of each implementation relative to the first one of its case."""
     lines = [
         "| case | implementation | threads | median ms | spread (IQR) ms | speed of the first = 1 | error |",
         "|---|---|---|---|---|---|---|",

@@ -1,4 +1,4 @@
-"""How long a call takes: on the device, between events; for the caller, by the clock."""
+"""Time and memory of a call, on the CPU and on a GPU."""
 
 from __future__ import annotations
 
@@ -10,24 +10,35 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from torch.utils.benchmark import Timer
 
 Call = Callable[[], object]
 QUEUED = 20  #: calls launched ahead of the device; more would fill its queue
 
 
 class Timing(NamedTuple):
-    """Milliseconds of one call: the median, the middle half, and what the caller spends on launching it."""
+    """Milliseconds of one call: the median, both quartiles, and the time that the caller spends on the launch."""
 
     median: float
     low: float
     high: float
     host: float | None = None
 
+    @property
+    def iqr(self) -> float:
+        return self.high - self.low
 
-def measure(call: Call, milliseconds: float = 100.0) -> Timing:
-    """On a GPU if there is one, for about so long."""
+
+def measure_cpu(call: Call, threads: int, seconds: float) -> Timing:
+    """Times blocks of calls that take `seconds` together, after a warm-up."""
+    timer = Timer("call()", globals={"call": call}, num_threads=threads)
+    return quartiles([1e3 * each for each in timer.blocked_autorange(min_run_time=seconds).times])
+
+
+def measure_device(call: Call, milliseconds: float = 100.0) -> Timing:
+    """Times calls on the GPU for about `milliseconds`. Without a GPU, times three calls on the CPU."""
     if not torch.cuda.is_available():
-        return host_time(call, 3)
+        return measure_host(call, 3)
     call()
     torch.cuda.synchronize()
     start = time.perf_counter()
@@ -36,12 +47,15 @@ def measure(call: Call, milliseconds: float = 100.0) -> Timing:
     launching = (time.perf_counter() - start) / 3 * 1e3
     torch.cuda.synchronize()
     whole = (time.perf_counter() - start) / 3 * 1e3
-    return _device_time(call, repeats=int(min(100, max(10, milliseconds / whole))), launching=launching)
+    return _device_timing(call, repeats=int(min(100, max(10, milliseconds / whole))), launching=launching)
 
 
-def _device_time(call: Call, repeats: int, launching: float) -> Timing:
-    """Between events. The device sleeps while calls are queued, so that it never waits for the host, and its cache is
-    overwritten before each of them."""
+def _device_timing(call: Call, repeats: int, launching: float) -> Timing:
+    """Times calls between CUDA events.
+
+    The device sleeps while calls are queued, so that it never waits for the host. The L2 cache is overwritten before
+    each call.
+    """
     properties = torch.cuda.get_device_properties()
     overwritten = torch.empty(2 * properties.L2_cache_size, dtype=torch.int8, device="cuda")
     events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
@@ -73,8 +87,8 @@ def _cycles_per_millisecond() -> float:
     return cycles / start.elapsed_time(end)
 
 
-def host_time(call: Call, repeats: int) -> Timing:
-    """What the caller waits, without waiting for the device."""
+def measure_host(call: Call, repeats: int) -> Timing:
+    """Times how long the caller waits. Work that the call queues on the device is not awaited."""
     call()
     times = []
     for _ in range(repeats):
@@ -89,8 +103,8 @@ def quartiles(times: list[float], host: float | None = None) -> Timing:
     return Timing(median.item(), low.item(), high.item(), host)
 
 
-def extra_bytes(call: Call) -> int | None:
-    """The most memory that a call has in use at a time beyond what was in use before; None on a CPU."""
+def extra_device_bytes(call: Call) -> int | None:
+    """Peak GPU memory of a call beyond the memory in use before it. None without a GPU."""
     if not torch.cuda.is_available():
         return None
     torch.cuda.synchronize()
@@ -101,8 +115,8 @@ def extra_bytes(call: Call) -> int | None:
     return torch.cuda.max_memory_allocated() - before
 
 
-def peak_extra_bytes(call: Call) -> int | None:
-    """As `extra_bytes` on a CPU, by this process's resident memory; None where the system does not tell."""
+def extra_resident_bytes(call: Call) -> int | None:
+    """Peak resident memory of a call beyond the memory in use before it. None on systems without this counter."""
     status, reset = Path("/proc/self/status"), Path("/proc/self/clear_refs")
     if not reset.exists():
         return None
@@ -111,9 +125,9 @@ def peak_extra_bytes(call: Call) -> int | None:
         line = next(line for line in status.read_text().splitlines() if line.startswith(name))
         return int(line.split()[1])
 
-    call()  # what is made once, compiled code for one
-    ctypes.CDLL(None).malloc_trim(0)  # memory that was freed and not given back would hide what the call asks for
-    reset.write_text("5")  # the peak becomes what is resident now
+    call()  # allocates what is kept between calls, compiled code for example
+    ctypes.CDLL(None).malloc_trim(0)  # memory that was freed but not returned to the system would hide allocations
+    reset.write_text("5")  # resets the peak to the current resident memory
     before = kilobytes("VmRSS")
     result = call()
     peak = kilobytes("VmHWM")
@@ -122,12 +136,12 @@ def peak_extra_bytes(call: Call) -> int | None:
 
 
 def device_allocations() -> int:
-    """How often memory was asked of the device so far."""
+    """Number of allocations that PyTorch has requested from the device so far."""
     return torch.cuda.memory_stats()["num_device_alloc"] if torch.cuda.is_available() else 0
 
 
 def launches(call: Call) -> int | None:
-    """Kernels, copies and fills that one call starts; None on a CPU."""
+    """Number of kernels, copies and fills that one call starts. None without a GPU."""
     if not torch.cuda.is_available():
         return None
     call()

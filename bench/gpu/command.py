@@ -1,7 +1,7 @@
 """Everything that needs a GPU, in one call: tests, sanitizer, attention and its peers, resize_batch, memory, monitor.
 
-Tests, sanitizer and compilation of what is measured later run at the same time; then every stage of measurements
-runs alone in a process of its own, so that one that crashes or hangs costs no other. A short table comes last.
+Tests, sanitizer and the compilation of the measured kernels run at the same time. After them, each stage of
+measurements runs alone, in a process of its own, so that a crash does not affect other stages. A short table follows.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ import torch
 
 from ..common.processes import Program
 from ..common.records import RESULTS
-from .records import NAME, device_environment, read
+from .records import NAME, device_environment, read_device_records
 from .summary import summary
 
 ROOT = Path(__file__).parents[2]
+PYTHON = [sys.executable, "-m"]
 SANITIZERS = ("memcheck", "racecheck", "initcheck")
 TOGETHER = ("tests", "sanitizer", "precompile")
-#: In the order that they run, with shares of the time. What a stage leaves over goes to the next.
+#: Stages in the order that they run, with shares of the time. The next stage gets the time that a stage leaves unused.
 STAGES = {
     "tests": 30,
     "long": 20,
@@ -43,16 +44,16 @@ _COMPILERS = 6
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--minutes", type=float, default=9.0, help="for everything together")
+    parser.add_argument("--minutes", type=float, default=9.0, help="time for all stages together")
     parser.add_argument("--stages", nargs="+", choices=STAGES, default=list(STAGES))
-    parser.add_argument("--out", type=Path, help="folder for records and logs; default bench/results")
-    parser.add_argument("--dry-run", action="store_true", help="tiny sizes on the CPU: does the program itself work?")
+    parser.add_argument("--out", type=Path, help="folder for records and logs (default: bench/results)")
+    parser.add_argument("--dry-run", action="store_true", help="run the program with tiny sizes on the CPU, to test it")
 
 
 def main(arguments: argparse.Namespace) -> None:
     tiny = arguments.dry_run
     if not tiny and not torch.cuda.is_available():
-        sys.exit("no CUDA device here; --dry-run tries the program itself on the CPU")
+        sys.exit("no CUDA device found; --dry-run tests the program on the CPU")
     folder = (arguments.out or (Path(tempfile.mkdtemp()) if tiny else RESULTS)).resolve()
     folder.mkdir(parents=True, exist_ok=True)
     for old in folder.glob("device*.log"):
@@ -60,29 +61,29 @@ def main(arguments: argparse.Namespace) -> None:
     (folder / NAME).write_text(json.dumps(device_environment()) + "\n")
     lines = list(_run(arguments.stages, folder, arguments.minutes * 60, tiny))
     if tiny:
-        lines.append("dry run on a CPU: the figures mean nothing")
-    print("\n".join(["", *lines, *summary(read(folder / NAME)[1]), f"records and logs: {folder}"]))
+        lines.append("dry run on a CPU: the figures are meaningless")
+    print("\n".join(["", *lines, *summary(read_device_records(folder / NAME)[1]), f"records and logs: {folder}"]))
 
 
 def _run(chosen: list[str], folder: Path, seconds: float, tiny: bool) -> Iterator[str]:
-    start, gone = time.monotonic(), 0
+    start, used = time.monotonic(), 0
     measured = [stage for stage in STAGES if stage in chosen and stage not in TOGETHER]
     together = [stage for stage in TOGETHER if stage in chosen]
-    whole = sum(STAGES[stage] for stage in measured) + (STAGES["tests"] if together else 0)
+    shares = sum(STAGES[stage] for stage in measured) + (STAGES["tests"] if together else 0)
     if together:
-        gone += STAGES["tests"]
-        yield from _correctness(together, folder, start + seconds * gone / whole, tiny)
+        used += STAGES["tests"]
+        yield from _run_together(together, folder, start + seconds * used / shares, tiny)
     for stage in measured:
-        gone += STAGES[stage]
-        yield from _stage(stage, folder, start + seconds * gone / whole, tiny)
+        used += STAGES[stage]
+        yield from _stage(stage, folder, start + seconds * used / shares, tiny)
 
 
-def _correctness(chosen: list[str], folder: Path, end: float, tiny: bool) -> Iterator[str]:
+def _run_together(chosen: list[str], folder: Path, end: float, tiny: bool) -> Iterator[str]:
     running = {}
     for name, command, environment in _programs(chosen, tiny):
         running[name] = Program(command, folder / f"device_{name}.log", ROOT, **environment)
     for name, program in running.items():
-        _say(f"{name} ...", end)
+        _announce(name, end)
         outcome = program.wait_until(end)
         if not name.startswith("precompile"):
             yield f"{name}: {outcome}"
@@ -95,30 +96,31 @@ def _programs(chosen: list[str], tiny: bool) -> Iterator[tuple[str, list[str], d
             which = ["tests/ops/test_attention_kernels.py", "-k", "causal and float32", "--maxfail=1"]
         elif importlib.util.find_spec("xdist"):
             which += ["--numprocesses", "4"]
-        yield "tests", [sys.executable, "-m", "pytest", *which], {}
+        yield "tests", [*PYTHON, "pytest", *which], {}
     if "sanitizer" in chosen:
         tool = shutil.which("compute-sanitizer") or shutil.which("/usr/local/cuda/bin/compute-sanitizer")
-        script = [sys.executable, "-m", "bench.sanitize"]
-        yield "kernels", script, {}
+        sanitize = [*PYTHON, "bench.gpu.sanitize"]
+        yield "kernels", sanitize, {}
         for kind in SANITIZERS if not tiny else ():
             options = ["--tool", kind, "--target-processes", "application-only", "--print-limit", "20"]
-            # Memory of torch's own pool is one block to the tool: it would miss what leaves a tensor.
-            yield kind, [tool or "compute-sanitizer", *options, *script], {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+            # The tool sees torch's memory pool as one block, and would miss accesses outside of a tensor.
+            yield kind, [tool or "compute-sanitizer", *options, *sanitize], {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
     if "precompile" in chosen:
-        for share in range(2 if tiny else _COMPILERS):
-            command = [sys.executable, "-m", "bench.precompile", str(share), str(2 if tiny else _COMPILERS)]
+        shares = 2 if tiny else _COMPILERS
+        for share in range(shares):
+            command = [*PYTHON, "bench.alibi_attention.precompile", str(share), str(shares)]
             yield f"precompile_{share}", command, {}
 
 
 def _stage(name: str, folder: Path, end: float, tiny: bool) -> Iterator[str]:
-    """In a process, and after a crash in another one, which leaves out what has a record."""
+    """Runs a stage in a process. After a crash another process continues with the measurements that have no record."""
     for attempt in range(_ATTEMPTS):
         seconds = end - time.monotonic()
         if seconds < 1:
             yield f"{name}: no time left"
             return
-        _say(f"{name} ...", end)
-        command = [sys.executable, "-m", "bench.device_stage", name, "--out", str(folder)]
+        _announce(name, end)
+        command = [*PYTHON, "bench.gpu.stage", name, "--out", str(folder)]
         command += ["--seconds", f"{max(1.0, seconds - 10):.0f}", *(["--dry-run"] if tiny else [])]
         program = Program(command, folder / f"device_{name}.log", ROOT)
         outcome = program.wait_until(end + 15)
@@ -127,5 +129,5 @@ def _stage(name: str, folder: Path, end: float, tiny: bool) -> Iterator[str]:
         yield f"{name}, process {attempt + 1}: {outcome}"
 
 
-def _say(what: str, end: float) -> None:
-    print(f"{what} {end - time.monotonic():.0f} s at most", flush=True)
+def _announce(name: str, end: float) -> None:
+    print(f"{name} ... {end - time.monotonic():.0f} s at most", flush=True)

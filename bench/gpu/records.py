@@ -1,4 +1,4 @@
-"""Records of a run on a GPU: appended as they come, so that a run that is cut off leaves what it has."""
+"""Records of a GPU run. Each record is appended to a file at once, so that an interrupted run keeps its records."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
 from importlib import metadata
@@ -16,21 +16,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import triton
 
-from ..common.records import environment
-from ..common.timing import Call, measure
+from ..common.records import environment, is_implementation
+from ..common.timing import Call, measure_device
 
 NAME = "device.jsonl"
-_BEGUN = "begun.json"  # what was being measured when a process ended
-_LONGEST = 120.0  # seconds that a measurement may take, compilation included, before its process is ended
-_ENDED = "ended its process"
 DEVICE_LOST = 3  #: exit code of a process whose device no longer answers
+_RUNNING = "running.json"  # key of the measurement in progress; it stays if the process is killed
+_LONGEST = 120.0  # seconds that a measurement may take, compilation included, before its process is killed
+_CRASHED = "ended its process"
 
 
 @dataclass(frozen=True)
 class DeviceRecord:
-    """One implementation on one case. Times are of one call, in milliseconds: the median and the middle half."""
+    """One implementation on one case. Times are milliseconds of one call: the median and both quartiles."""
 
     stage: str
     case: str
@@ -41,21 +40,87 @@ class DeviceRecord:
     low_ms: float | None = None
     high_ms: float | None = None
     figures: dict[str, float] = field(default_factory=dict)
-    facts: dict[str, Any] = field(default_factory=dict)  #: of the case, to look it up by
+    facts: dict[str, Any] = field(default_factory=dict)  #: properties of the case, used to look the record up
     failure: str | None = None  #: why there is no time
 
     def key(self) -> tuple[str, ...]:
         return self.stage, self.case, self.work, self.implementation, self.inputs
+
+    def time_text(self) -> str:
+        """The median, and both quartiles in parentheses."""
+        return "" if self.median_ms is None else f"{self.median_ms:.4g} ({self.low_ms:.3g}–{self.high_ms:.3g})"
+
+
+def teraflops(record: DeviceRecord | None) -> float | None:
+    """TFLOP/s, counted as if no key was skipped."""
+    if record is None or record.median_ms is None or "gflop" not in record.figures:
+        return None
+    return record.figures["gflop"] / record.median_ms
+
+
+def gigabytes_per_second(record: DeviceRecord) -> float | None:
+    if record.median_ms is None or "moved_megabytes" not in record.figures:
+        return None
+    return record.figures["moved_megabytes"] / record.median_ms
+
+
+def speedup(record: DeviceRecord | None, other: DeviceRecord | None) -> float | None:
+    """Time of `other` divided by the time of `record`."""
+    if record is None or other is None or record.median_ms is None or other.median_ms is None:
+        return None
+    return other.median_ms / record.median_ms
+
+
+class DeviceRecords:
+    """All records of a run, or those of some stages."""
+
+    def __init__(self, records: Iterable[DeviceRecord]) -> None:
+        self.all = list(records)
+
+    def of_stages(self, *stages: str) -> DeviceRecords:
+        return DeviceRecords(record for record in self.all if record.stage in stages)
+
+    def timed(self, implementation: str, work: str, inputs: str = "a", **facts: Any) -> Iterator[DeviceRecord]:
+        """Records that have a time. Facts that are not passed may have any value."""
+        for record in self.all:
+            same = (record.work, record.inputs) == (work, inputs) and is_implementation(
+                record.implementation, implementation
+            )
+            known = all(record.facts.get(name) == value for name, value in facts.items())
+            if same and known and record.median_ms is not None:
+                yield record
+
+    def find(self, implementation: str, work: str, inputs: str = "a", **facts: Any) -> DeviceRecord | None:
+        """The first of the timed records."""
+        return next(self.timed(implementation, work, inputs, **facts), None)
+
+    def beside(self, record: DeviceRecord, implementation: str) -> DeviceRecord | None:
+        """The timed record of another implementation on the same case, work and inputs."""
+        key = record.stage, record.case, record.work, record.inputs
+        for other in self.all:
+            same = (other.stage, other.case, other.work, other.inputs) == key
+            if same and other.median_ms is not None and is_implementation(other.implementation, implementation):
+                return other
+        return None
+
+    def copy_rate(self) -> float | None:
+        """Bytes that a plain copy reads and writes, in GB/s."""
+        rates = [gigabytes_per_second(record) for record in self.of_stages("copy").all]
+        return max((rate for rate in rates if rate is not None), default=None)
+
+    def share_of_copy(self, record: DeviceRecord) -> float | None:
+        """Memory traffic of the record as a share of the traffic of a plain copy."""
+        rate, copied = gigabytes_per_second(record), self.copy_rate()
+        return None if rate is None or copied is None else rate / copied
 
 
 def device_environment() -> dict[str, str | None]:
     found = {
         **environment(),
         "date": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
-        "triton": triton.__version__,
         "cuda": torch.version.cuda,
     }
-    for package in ("flash-attn-4", "nvidia-cudnn-cu13", "nvidia-cudnn-cu12"):
+    for package in ("triton", "flash-attn-4", "nvidia-cudnn-cu13", "nvidia-cudnn-cu12"):
         try:
             found[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
@@ -63,20 +128,20 @@ def device_environment() -> dict[str, str | None]:
     if torch.cuda.is_available():
         properties = torch.cuda.get_device_properties()
         found["gpu"] = f"{properties.name}, {properties.multi_processor_count} SMs, {properties.total_memory >> 30} GiB"
-        found["driver, power limit, largest clock"] = _ask_driver("driver_version,power.limit,clocks.max.sm")
+        found["driver, power limit, largest clock"] = _query_driver("driver_version,power.limit,clocks.max.sm")
     return found
 
 
-def _ask_driver(what: str) -> str | None:
+def _query_driver(fields: str) -> str | None:
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return None
-    command = [tool, f"--query-gpu={what}", "--format=csv,noheader"]
+    command = [tool, f"--query-gpu={fields}", "--format=csv,noheader"]
     return subprocess.run(command, capture_output=True, text=True, timeout=20).stdout.strip() or None
 
 
-def read(path: Path) -> tuple[dict[str, Any], list[DeviceRecord]]:
-    """The environment and the records; a line that was cut off is left out."""
+def read_device_records(path: Path) -> tuple[dict[str, Any], list[DeviceRecord]]:
+    """The environment and the records, without lines that were not written completely."""
     first, *lines = path.read_text().splitlines()
     records = []
     for line in lines:
@@ -93,36 +158,38 @@ def explain(error: BaseException) -> str:
 
 
 class Recorder:
-    """One stage's records, added to those of the stages before. What is there already is not measured again."""
+    """Measures and appends records. Measurements that have a record already are skipped.
+
+    Args:
+        folder: Folder with the file of records.
+        seconds: Time limit. No measurement begins after it.
+    """
 
     def __init__(self, folder: Path, seconds: float) -> None:
-        self._path, self._begun = folder / NAME, folder / _BEGUN
-        self._known = {record.key() for record in read(self._path)[1]}
+        self._path, self._running = folder / NAME, folder / _RUNNING
+        records = read_device_records(self._path)[1]
+        self._recorded = {record.key() for record in records}
+        self._crashing = {(r.stage, r.case, r.implementation) for r in records if r.failure == _CRASHED}
         self._end = time.monotonic() + seconds
-        self._cut_off = False
-        self._deadly = {r.key()[:2] + r.key()[3:4] for r in read(self._path)[1] if r.failure == _ENDED}
-        if self._begun.exists():  # by a process before this one
-            stage, case, work, name, inputs = json.loads(self._begun.read_text())
-            self.add(DeviceRecord(stage, case, work, name, inputs, failure=_ENDED))
-            self._deadly.add((stage, case, name))
+        self._announced = False
+        if self._running.exists():  # an earlier process crashed during this measurement
+            stage, case, work, name, inputs = json.loads(self._running.read_text())
+            self.add(DeviceRecord(stage, case, work, name, inputs, failure=_CRASHED))
+            self._crashing.add((stage, case, name))
 
-    def over(self) -> bool:
-        """Whether the stage's time is; noted once."""
+    def out_of_time(self) -> bool:
+        """Whether the time limit has passed. The first call after it prints a message."""
         over = time.monotonic() > self._end
-        if over and not self._cut_off:
-            self._cut_off = True
+        if over and not self._announced:
+            self._announced = True
             print("out of time: the rest of this stage is not measured", flush=True)
         return over
 
-    def knows(self, *key: str) -> bool:
-        return key in self._known
-
-    def add(self, record: DeviceRecord) -> DeviceRecord:
-        self._known.add(record.key())
+    def add(self, record: DeviceRecord) -> None:
+        self._recorded.add(record.key())
         with self._path.open("a") as file:
             file.write(json.dumps(asdict(record)) + "\n")
-        self._begun.unlink(missing_ok=True)
-        return record
+        self._running.unlink(missing_ok=True)
 
     def measure(
         self,
@@ -135,27 +202,31 @@ class Recorder:
         inputs: str = "a",
         facts: dict[str, Any] | None = None,
     ) -> None:
-        """Of what `make` gives: a call, and what to note beside its times. A failure is a record too."""
+        """Times a call. A failure is recorded too.
+
+        Args:
+            make: Returns the call and the figures to record beside its times.
+        """
         key = (stage, case, work, implementation, inputs)
-        if self.knows(*key) or self.over() or (stage, case, implementation) in self._deadly:
+        if key in self._recorded or self.out_of_time() or (stage, case, implementation) in self._crashing:
             return
-        self._begun.write_text(json.dumps(key))
+        self._running.write_text(json.dumps(key))
         faulthandler.dump_traceback_later(_LONGEST, exit=True)
         try:
             call, figures = make()
-            timing = measure(call)
+            timing = measure_device(call)
             if timing.host is not None:
                 figures = {**figures, "host_ms": timing.host}
             self.add(DeviceRecord(*key, timing.median, timing.low, timing.high, figures=figures, facts=facts or {}))
-        except Exception as error:  # a peer that fails here must not end the run
+        except Exception as error:  # one failing implementation must not end the run
             self.add(DeviceRecord(*key, facts=facts or {}, failure=explain(error)))
-            _end_if_device_is_lost()
+            _exit_if_device_is_lost()
         finally:
             faulthandler.cancel_dump_traceback_later()
 
 
-def _end_if_device_is_lost() -> None:
-    """After an illegal access nothing works in this process any more: the next one goes on where it ended."""
+def _exit_if_device_is_lost() -> None:
+    """After an illegal access every CUDA call of this process fails. A new process continues with the next record."""
     if not torch.cuda.is_available():
         return
     try:

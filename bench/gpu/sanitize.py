@@ -1,4 +1,4 @@
-"""One small call of every kernel, for compute-sanitizer to watch: `compute-sanitizer python -m bench.sanitize`."""
+"""One small call of every kernel, for compute-sanitizer: `compute-sanitizer python -m bench.gpu.sanitize`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One stage of a run on a GPU, in a process of its own: `python -m bench.device_stage NAME --out FOLDER`."""
+"""One stage of a GPU run, in a process of its own: `python -m bench.gpu.stage NAME --out FOLDER --seconds SECONDS`."""
 
 from __future__ import annotations
 
@@ -8,22 +8,21 @@ from pathlib import Path
 
 import torch
 
-from ..alibi_attention import gpu as device_attention
-from ..alibi_attention import gpu_small as device_small
-from ..allocator import gpu as device_ramp
-from ..moment_statistics import gpu as device_diagnostics
-from ..resize_batch import gpu as device_memory
+from ..alibi_attention import gpu as attention
+from ..allocator import gpu as allocator
+from ..moment_statistics import gpu as moments
+from ..resize_batch import gpu as resizing
 from .records import DeviceRecord, Recorder, explain
 
 Part = Callable[[Recorder, torch.device, bool], None]
 PARTS: dict[str, tuple[Part, ...]] = {
-    "long": (device_memory.copy, device_attention.long),
-    "memory": (device_memory.copy, device_memory.resize, device_ramp.ramp),
-    "small": (device_small.host, device_small.packed),
-    "diagnostics": (device_diagnostics.monitor,),
-    "segments": (device_memory.copy, device_attention.segments),
-    "lengths": (device_attention.lengths,),
-    "tuned": (device_attention.tuned,),
+    "long": (resizing.copy, attention.long),
+    "memory": (resizing.copy, resizing.resize, allocator.ramp),
+    "small": (attention.host, attention.packed),
+    "diagnostics": (moments.monitor,),
+    "segments": (resizing.copy, attention.segments),
+    "lengths": (attention.lengths,),
+    "tuned": (attention.tuned,),
 }
 
 
@@ -39,7 +38,7 @@ def main() -> None:
     for part in PARTS[arguments.name]:
         try:
             part(recorder, device, arguments.dry_run)
-        except Exception as error:  # the other parts go on
+        except Exception as error:  # the other parts still run
             recorder.add(DeviceRecord(arguments.name, part.__name__, "", "", failure=explain(error)))
 
 

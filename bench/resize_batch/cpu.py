@@ -1,4 +1,4 @@
-"""resize_batch on the CPU beside what people write by hand, and what torch offers for it."""
+"""resize_batch on the CPU beside the same written by hand, and beside torch's functions for the purpose."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from typing import NamedTuple
 import torch
 from tqdm import tqdm
 
-from ..common.records import Record, measure, table, write
-from ..common.timing import Call, quartiles
-from ..cpu_goals import SMALL_MEGABYTES, goals_table
-from .implementations import BY_HAND, Resizing, by_hand, implementations, problems
+from ..common.goals import goals_table
+from ..common.records import Record, table, write
+from ..common.timing import Call, Timing, measure_cpu, quartiles
+from .implementations import BY_HAND, OURS, Resizing, by_hand, implementations, problems
+from .report import RECORDS, SMALL_MEGABYTES, cpu_goals
 
 #: tensors, rows, tokens, length
 SIZES = [
@@ -28,12 +29,12 @@ SIZES = [
     (2, 256, 32768, 8192),
     (16, 4096, 1024, 512),
 ]
-#: Sizes at which torch.compile is measured as well: it compiles anew for each of them.
+#: Sizes that torch.compile is measured at as well. Each size needs a compilation of its own.
 COMPILED_AT = [SIZES[1], SIZES[6]]
 
 
 class Work(NamedTuple):
-    """What one process measures."""
+    """The measurements of one process."""
 
     problem: Resizing
     names: list[str]
@@ -42,9 +43,13 @@ class Work(NamedTuple):
 
 
 def run(seconds: float, quick: bool) -> list[Record]:
-    """Small batches by all implementations in turn, so that what else the machine does hits all alike. For the others
-    a process of its own: the C library keeps large memory, or gives it back to the system, by what the process did
-    before, and new memory costs several times what a copy does."""
+    """Measures every implementation on every problem.
+
+    For small batches the implementations take turns, so that other load on the machine affects all of them equally.
+    For large batches each implementation has a process of its own: whether the C library keeps large memory or
+    returns it to the system depends on what the process did before, and new memory costs several times as much as a
+    copy.
+    """
     work = []
     for problem in problems([SIZES[1], SIZES[6]] if quick else SIZES):
         size = (problem.tensors, problem.rows, problem.tokens)
@@ -53,7 +58,7 @@ def run(seconds: float, quick: bool) -> list[Record]:
         together = [names] if _is_small(problem) else [[name] for name in names]
         work += [Work(problem, some, threads, seconds) for threads in _thread_counts() for some in together]
     with multiprocessing.get_context("fork").Pool(1, maxtasksperchild=1) as pool:
-        found = list(tqdm(pool.imap(_measure_alone, work, chunksize=1), total=len(work), desc="resize_batch"))
+        found = list(tqdm(pool.imap(_measure_in_process, work, chunksize=1), total=len(work), desc="resize_batch"))
     return sorted(itertools.chain.from_iterable(found), key=lambda record: record.case)
 
 
@@ -65,22 +70,29 @@ def _is_small(problem: Resizing) -> bool:
     return problem.facts()["source_megabytes"] < SMALL_MEGABYTES
 
 
-def _measure_alone(work: Work) -> list[Record]:
+def _measure_in_process(work: Work) -> list[Record]:
     torch.set_num_threads(work.threads)
-    batch = work.problem.batch()
-    makers = implementations(work.problem, batch, compiled=True)
+    problem = work.problem
+    batch = problem.batch()
+    makers = implementations(problem, batch, compiled=True)
     calls = {name: makers[name]() for name in work.names}
-    records = _in_turn(work, calls) if _is_small(work.problem) else [_over_time(work, *next(iter(calls.items())))]
-    expected = by_hand(batch, work.problem.length, work.problem.method)
+    if _is_small(problem):
+        timings = _measure_in_turn(calls)
+    else:
+        timings = {name: measure_cpu(call, work.threads, work.seconds) for name, call in calls.items()}
+    expected = by_hand(batch, problem.length, problem.method)
     for name, call in calls.items():
         result: dict[str, torch.Tensor] = call()  # type: ignore[assignment]
         if any(not torch.equal(result[key].view_as(tensor), tensor) for key, tensor in expected.items()):
-            raise RuntimeError(f"{name} gives another batch than {BY_HAND}")
-    return records
+            raise RuntimeError(f"{name} returns another batch than {BY_HAND}")
+    return [
+        Record(OURS, problem.case(), name, work.threads, timing.median, timing.iqr, None, problem.facts())
+        for name, timing in timings.items()
+    ]
 
 
-def _in_turn(work: Work, calls: dict[str, Call]) -> list[Record]:
-    """The median of 1000 calls of each."""
+def _measure_in_turn(calls: dict[str, Call]) -> dict[str, Timing]:
+    """Times 1000 calls of each implementation, after 100 calls to warm up."""
     times: dict[str, list[float]] = {name: [] for name in calls}
     for round_ in range(1100):
         for name, call in calls.items():
@@ -88,26 +100,7 @@ def _in_turn(work: Work, calls: dict[str, Call]) -> list[Record]:
             call()
             if round_ >= 100:
                 times[name].append((time.perf_counter() - start) * 1e3)
-    timings = {name: quartiles(found) for name, found in times.items()}
-    return [
-        Record(
-            "resize_batch", work.problem.case(), name, work.threads, timing.median, timing.high - timing.low, None,
-            work.problem.facts(),
-        )
-        for name, timing in timings.items()
-    ]  # fmt: skip
-
-
-def _over_time(work: Work, name: str, call: Call) -> Record:
-    return measure(
-        call,
-        operator="resize_batch",
-        case=work.problem.case(),
-        implementation=name,
-        threads=work.threads,
-        seconds=work.seconds,
-        facts=work.problem.facts(),
-    )
+    return {name: quartiles(found) for name, found in times.items()}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -117,5 +110,5 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(arguments: argparse.Namespace) -> None:
     records = run(arguments.seconds, arguments.quick)
-    path = write("cpu_resize_batch", records)
-    print(f"{table(records)}\n\n{goals_table(records)}\n\nwritten to {path}")
+    path = write(RECORDS, records)
+    print(f"{table(records)}\n\n{goals_table(cpu_goals(records))}\n\nwritten to {path}")

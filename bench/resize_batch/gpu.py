@@ -1,4 +1,4 @@
-"""On a GPU: what a plain copy moves, and resize_batch beside what people write by hand."""
+"""On a GPU: the speed of a plain copy, and resize_batch beside the same written by hand."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from torch import Tensor
 from seqwarm_kernels import BatchBuffers, resize_batch
 from seqwarm_kernels.ops.backends import why_not
 
-from ..common.timing import Call, host_time, launches
+from ..common.timing import Call, launches, measure_host
 from ..gpu.records import Recorder
 from .implementations import Resizing, implementations, problems
 
-#: A batch of which 0.8 GB are read and written.
+#: tensors, rows, tokens and length of a batch with 0.8 GB to read and write
 LARGE = (3, 8192, 4096, 2048)
 
 
 def copy(recorder: Recorder, device: torch.device, tiny: bool) -> None:
-    """The ceiling of everything bound by memory: bytes read and written."""
+    """A plain copy: the upper limit of every operation that is bound by memory."""
     source = torch.randn(2**12 if tiny else 2**28, device=device)
     target = torch.empty_like(source)
     megabytes = 2 * source.numel() * source.element_size() / 1e6
@@ -28,45 +28,45 @@ def copy(recorder: Recorder, device: torch.device, tiny: bool) -> None:
 
 
 def resize(recorder: Recorder, device: torch.device, tiny: bool) -> None:
-    """Every method beside its peers, by each backend; and batches that lie in pinned host memory."""
+    """Every method on each backend beside its peers, and batches in pinned host memory."""
     sizes = [(3, 8, 128, 64)] if tiny else [(3, 8, 128, 64), (16, 8, 128, 64), (3, 512, 2048, 1024), LARGE]
-    served = [name for name in ("native", "triton") if why_not("resize_batch", name, device.type) is None]
+    available = [name for name in ("native", "triton") if why_not("resize_batch", name, device.type) is None]
     for problem in problems(sizes):
         batch = problem.batch(device)
         compiled = problem.tensors == 3 and problem.method in ("truncate", "reshape, padded") and not tiny
-        makers = implementations(problem, batch, compiled=compiled, backends=tuple(served) or (None,))
+        makers = implementations(problem, batch, compiled=compiled, backends=tuple(available) or (None,))
         for name, make in makers.items():
-            _resize(recorder, problem, name, make, 5 if tiny else 200)
+            _measure(recorder, problem, name, make, 5 if tiny else 200)
     for size in sizes[-2:]:
         problem = Resizing(*size, "truncate")
         for name, make in _from_host(problem, device).items():
-            _resize(recorder, problem, name, make, 5 if tiny else 50)
+            _measure(recorder, problem, name, make, 5 if tiny else 50)
 
 
-def _resize(recorder: Recorder, problem: Resizing, name: str, make: Callable[[], Call], repeats: int) -> None:
-    """On the device, and what the caller waits."""
+def _measure(recorder: Recorder, problem: Resizing, name: str, make: Callable[[], Call], repeats: int) -> None:
+    """Measures time on the device, number of launches, and time that the caller waits."""
 
-    def measured() -> tuple[Call, dict[str, float]]:
+    def prepare() -> tuple[Call, dict[str, float]]:
         call, figures = make(), {"moved_megabytes": problem.moved_megabytes()}
         if (count := launches(call)) is not None:
             figures["launches"] = count
         if not torch.cuda.is_available():
             return call, figures
-        waited = host_time(call, repeats)
+        waited = measure_host(call, repeats)
         torch.cuda.synchronize()
         return call, {**figures, "wait_ms": waited.median}
 
-    recorder.measure("resize_batch", problem.case(), "resize", name, measured, facts=problem.facts())
+    recorder.measure("resize_batch", problem.case(), "resize", name, prepare, facts=problem.facts())
 
 
 def _from_host(problem: Resizing, device: torch.device) -> dict[str, Callable[[], Call]]:
-    """A truncated batch from pinned host memory: read there, or copied first."""
+    """Truncates a batch in pinned host memory: reads it there, or copies it to the device first."""
     batch = problem.batch()
     if device.type == "cuda":
         batch = {name: tensor.pin_memory() for name, tensor in batch.items()}
     length = problem.length
 
-    def read_there() -> Call:
+    def read_from_host() -> Call:
         buffers = BatchBuffers(batch, length, device=device)
         return lambda: resize_batch(batch, length, out=buffers)
 
@@ -80,7 +80,7 @@ def _from_host(problem: Resizing, device: torch.device) -> dict[str, Callable[[]
         return resize_batch({name: copied(tensor) for name, tensor in batch.items()}, length)
 
     return {
-        "from pinned memory, read there": read_there,
+        "from pinned memory, read there": read_from_host,
         "from pinned memory, copied whole, resize_batch": lambda: copied_whole,
         "from pinned memory, cut on the host, copied": lambda: cut_on_the_host,
     }

@@ -1,4 +1,4 @@
-"""What a batch is resized to, by whom: resize_batch's cases and its peers, for CPUs and GPUs alike."""
+"""Problems of resize_batch, and its implementation and peers, for CPUs and GPUs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..common.timing import Call
 
 Batch = dict[str, Tensor]
 
-#: What people call them, and resize_batch's arguments.
+#: Methods of resizing by name, and resize_batch's arguments for each.
 METHODS: dict[str, dict[str, Any]] = {
     "truncate": {"mode": "truncate"},
     "truncate, last token kept": {"mode": "truncate", "keep_last_token": True},
@@ -39,7 +39,7 @@ VIEWS = "bare views"
 
 @dataclass(frozen=True)
 class Resizing:
-    """One problem: int64 tensors (rows, tokens), an attention mask and labels among them, to rows of `length`."""
+    """One problem: int64 tensors (rows, tokens) with an attention mask and labels, resized to rows of `length`."""
 
     tensors: int
     rows: int
@@ -54,7 +54,7 @@ class Resizing:
         return {**asdict(self), "source_megabytes": self.tensors * self.rows * self.tokens * 8 / 1e6}
 
     def moved_megabytes(self) -> float:
-        """Read and written, at least."""
+        """Megabytes that have to be read and written, at least."""
         kept = self.length if self.method in TRUNCATIONS else self.tokens // self.length * self.length
         return 2 * self.tensors * self.rows * kept * 8 / 1e6
 
@@ -67,15 +67,15 @@ class Resizing:
 
 
 def problems(sizes: list[tuple[int, int, int, int]]) -> Iterator[Resizing]:
-    """Every method at (tensors, rows, tokens, length). Where rows are cut to more, some tokens are left over."""
+    """Every method at each size (tensors, rows, tokens, length). Lengths of reshape leave a remainder of tokens."""
     for tensors, rows, tokens, length in sizes:
         for method in METHODS:
             yield Resizing(tensors, rows, tokens, length if method in TRUNCATIONS else length * 3 // 4, method)
 
 
 def by_hand(batch: Batch, length: int, method: str) -> Batch:
-    """The Python that resize_batch replaces: new, contiguous tensors."""
-    cut = _HANDS[method]
+    """The Python code that resize_batch replaces. Returns new, contiguous tensors."""
+    cut = _BY_HAND[method]
     last = _last_tokens(batch["attention_mask"], length) if method == "truncate, last token kept" else None
     return {name: cut(tensor, length, -100 if name == "labels" else 0, last) for name, tensor in batch.items()}
 
@@ -122,7 +122,7 @@ def _flatten(tensor: Tensor, length: int, *_: Any) -> Tensor:
     return tensor.view(-1)[: tensor.numel() // length * length].view(-1, length).clone()
 
 
-_HANDS: dict[str, Callable[..., Tensor]] = {
+_BY_HAND: dict[str, Callable[..., Tensor]] = {
     "truncate": _truncate,
     "truncate, last token kept": _keep_last,
     "reshape": _reshape,
@@ -133,7 +133,7 @@ _HANDS: dict[str, Callable[..., Tensor]] = {
 
 
 def _views(batch: Batch, length: int, method: str) -> Batch | None:
-    """For methods whose results strides can express, whatever the length."""
+    """Views of the batch, or None if strides cannot express the result of the method."""
     if method == "truncate":
         return {name: tensor[:, :length] for name, tensor in batch.items()}
     if method == "reshape":
@@ -149,14 +149,19 @@ def _views(batch: Batch, length: int, method: str) -> Batch | None:
     return None
 
 
-def named(implementation: str, backend: str | None) -> str:
+def with_backend(implementation: str, backend: str | None) -> str:
+    """The name of an implementation on one backend, or on the default backend."""
     return implementation if backend is None else implementation.replace(OURS, f"{OURS} {backend}")
 
 
 def implementations(
     problem: Resizing, batch: Batch, *, compiled: bool, backends: tuple[str | None, ...] = (None,)
 ) -> dict[str, Callable[[], Call]]:
-    """Each makes a call, with whatever it prepares outside of it. Ours first, by the best backend or by each one."""
+    """Functions that each prepare and return a call to time, by name. resize_batch comes first, on every backend.
+
+    Args:
+        backends: None is the default backend.
+    """
     length, method = problem.length, problem.method
     options = METHODS[method]
 
@@ -179,21 +184,21 @@ def implementations(
 
         return call
 
-    def compile_() -> Call:
+    def compile_by_hand() -> Call:
         torch._dynamo.reset()
         function = torch.compile(by_hand, dynamic=False)
         return lambda: function(batch, length, method)
 
     makers: dict[str, Callable[[], Call]] = {}
     for backend in backends:
-        makers[named(OURS, backend)] = functools.partial(new, backend)
-        makers[named(OURS_OUT, backend)] = functools.partial(out, backend)
+        makers[with_backend(OURS, backend)] = functools.partial(new, backend)
+        makers[with_backend(OURS_OUT, backend)] = functools.partial(out, backend)
     makers[BY_HAND] = lambda: lambda: by_hand(batch, length, method)
     if _views(batch, length, method) is not None:
         makers[FOREACH] = foreach
     if compiled:
-        makers[COMPILED] = compile_
-    if method in ("truncate", "flatten"):  # the others need a copy
+        makers[COMPILED] = compile_by_hand
+    if method in ("truncate", "flatten"):  # the other methods always copy
         makers[OURS_VIEWS] = lambda: lambda: resize_batch(batch, length, copy=False, **options)
         makers[VIEWS] = lambda: lambda: _views(batch, length, method)
     return makers
