@@ -1,8 +1,8 @@
-"""Dynamic batching on real text, as a well-known post of 2020 showed it with infinibatch, and what we do beyond it.
+"""Dynamic batching on your text: padding, batches for training, and exact restarts.
 
     python examples/dynamic_batching.py --text my_text.txt --figure padding.png
 
-What matters to you is numbered 1 to 4. `python -m seqwarm_kernels padding` prints the table of step 2 alone.
+The four steps are numbered in `main`. `python -m seqwarm_kernels padding` prints only the table of step 2.
 """
 
 import argparse
@@ -21,9 +21,16 @@ from seqwarm_kernels.data import (
     Prepare,
     write_chunks,
 )
-from seqwarm_kernels.data.padding.comparison import Settings, compare, table
-from seqwarm_kernels.data.padding.corpus import TOKENIZERS, UNITS, Corpus, count_tokens
-from seqwarm_kernels.data.padding.figure import draw
+from seqwarm_kernels.data.padding import (
+    TOKENIZERS,
+    UNITS,
+    BatchingSettings,
+    TextCorpus,
+    compare,
+    count_tokens,
+    draw,
+    table,
+)
 
 
 def encode(text_and_length: tuple[str, int]) -> list[int]:  # your tokenizer; here bytes are tokens
@@ -34,61 +41,64 @@ def count_bytes(text: str) -> int:
     return len(text.encode())
 
 
-def the_length(text_and_length: tuple[str, int]) -> int:
+def length_of(text_and_length: tuple[str, int]) -> int:
     return text_and_length[1]
 
 
 def stream(folder: str, packed: bool) -> LengthBatchStream:
-    source = ChunkSource(folder, with_lengths=True)  # one epoch; infinite=True goes on for ever
+    source = ChunkSource(folder, with_lengths=True)  # one epoch; infinite=True repeats epochs forever
     planner = BatchPlanner(max_tokens=16_384, too_long="split", packed=packed)
-    return LengthBatchStream(source, planner, length=the_length, window=10_000)
+    return LengthBatchStream(source, planner, length=length_of, window=10_000)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--text", nargs="+", default=[pydoc_data.topics.__file__], help="default: a text of Python's")
+    parser.add_argument(
+        "--text", nargs="+", default=[pydoc_data.topics.__file__], help="default: a file of Python's documentation"
+    )
     parser.add_argument("--items", choices=UNITS, default="line")
-    parser.add_argument("--tokenizer", default="bytes", help=f"{', '.join(TOKENIZERS)}, or one of Hugging Face")
-    parser.add_argument("--figure", help="a PNG with histograms and the table")
+    parser.add_argument("--tokenizer", default="bytes", help=f"{', '.join(TOKENIZERS)}, or a name of Hugging Face")
+    parser.add_argument("--figure", help="write histograms and the table to this PNG")
     arguments = parser.parse_args()
 
     try:
-        corpus = Corpus(arguments.text, arguments.items)
-        lengths, counted = count_tokens(corpus.items, arguments.tokenizer)
+        corpus = TextCorpus(arguments.text, arguments.items)
+        lengths, token_kind = count_tokens(corpus.items, arguments.tokenizer)
     except (ValueError, ImportError) as error:
         sys.exit(f"dynamic_batching.py: {error}")
     with tempfile.TemporaryDirectory() as folder:
-        # 1. Text becomes compressed files of 10,000 items. Lengths are counted once, so planning needs no tokenizer.
+        # 1. Write the text to compressed files of 10,000 items. The lengths are counted once and stored, so planning
+        #    needs no tokenizer.
         texts = (item.replace("\n", " ") for item in corpus.items)
         manifest = write_chunks(texts, folder, length_fn=count_bytes)
         print(f"{manifest.items:,} items in {len(manifest.chunks or ())} files\n")
 
-        # 2. What padding costs: the post's three settings, then ours.
-        batchings = compare(lengths, Settings())
-        print(f"Tokens: {counted}\n{table(batchings)}\n")
+        # 2. Compare the padding of several ways of batching.
+        results = compare(lengths, BatchingSettings())
+        print(f"Tokens: {token_kind}\n{table(results)}\n")
         if arguments.figure:
-            draw(lengths, batchings, counted, arguments.figure)
+            draw(lengths, results, token_kind, arguments.figure)
 
-        # 3. Batches for training: no padding for a model with attention of variable length, or rows of similar length.
+        # 3. Make batches for training: packed without padding, for a model with variable-length attention, or padded
+        #    rows of similar length.
         for packed, collator in ((True, PackedCollator()), (False, PaddedCollator())):
             prepare = Prepare(collator, transform=encode)
             batch = prepare(next(iter(stream(folder, packed))))
-            print(
-                f"{'packed' if packed else 'padded':<10}", {name: getattr(v, "shape", v) for name, v in batch.items()}
-            )
+            shapes = {name: getattr(value, "shape", value) for name, value in batch.items()}
+            print(f"{'packed' if packed else 'padded':<10}", shapes)
 
-        # 4. A run that was killed goes on with the batch it would have had, from a state of a few hundred bytes.
+        # 4. Interrupt a run, and resume it with the next batch from a state of a few hundred bytes.
         half = sum(1 for _ in stream(folder, packed=True)) // 2
-        unbroken = stream(folder, packed=True)
-        batches = iter(unbroken)
+        interrupted = stream(folder, packed=True)
+        batches = iter(interrupted)
         for _ in itertools.islice(batches, half):
             pass
-        state = json.dumps(unbroken.state_dict())
+        state = json.dumps(interrupted.state_dict())
         resumed = stream(folder, packed=True)
         resumed.load_state_dict(json.loads(state))
-        after = unbroken.progress.items
+        items = interrupted.progress.items
         assert list(resumed) == list(batches)
-        print(f"\nresumed after {after:,} items, from {len(state)} bytes")
+        print(f"\nresumed after {items:,} items, from {len(state)} bytes")
 
 
 if __name__ == "__main__":

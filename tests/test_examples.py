@@ -38,7 +38,7 @@ def test_dynamic_batching_on_a_small_text(tmp_path):
     assert "resumed after 0 items" in done.stdout
 
 
-def test_dynamic_batching_without_its_text():
+def test_dynamic_batching_with_a_missing_text():
     done = dynamic_batching("--text", "missing.txt")
     assert done.returncode == 1
     assert done.stderr == "dynamic_batching.py: no such file or folder: missing.txt\n"

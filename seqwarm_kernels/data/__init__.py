@@ -1,7 +1,7 @@
 """Batches by length: a hard budget of tokens, exact restarts, the same number for every rank."""
 
-from .batching.nested import batch_state
 from .batching.sampler import LengthBatchSampler
+from .batching.state import batch_state
 from .batching.stream import LengthBatchStream
 from .files.compression import read_uncompressed
 from .files.reader import ChunkError

@@ -10,8 +10,7 @@ import pytest
 
 from seqwarm_kernels import cli
 from seqwarm_kernels.data import BatchPlanner
-from seqwarm_kernels.data.padding.comparison import Settings, compare
-from seqwarm_kernels.data.padding.corpus import Corpus, count_tokens
+from seqwarm_kernels.data.padding import BatchingSettings, TextCorpus, compare, count_tokens
 
 WIKITEXT = Path(os.environ.get("SEQWARM_TEST_DATA", "")) / "wikitext-2" / "valid.txt"
 
@@ -36,13 +35,13 @@ def as_json(capsys, *arguments):
 def test_the_table(text, capsys):
     assert run("--text", text, "--max-tokens", 400, "--window", 800) == 0
     out = capsys.readouterr().out
-    assert "800 lines of 1 file, blank ones not counted." in out
-    assert "Tokens: words between spaces; 20 on average, 40 at most." in out
+    assert "800 lines in 1 file, blank ones not counted." in out
+    assert "Tokens: words between spaces; 20 per line on average, 40 at most." in out
     rows = [line for line in out.splitlines() if "%" in line]
     assert [row.split("  ")[0] for row in rows] == [
         "random batches of 32",
         "window of 320, batches of 32",
-        "budget 400, window 800, infinibatch's rule",
+        "budget 400, window 800, greedy (infinibatch)",
         "budget 400, window 800, BatchPlanner",
         "budget 400, window 800, packed",
     ]
@@ -50,7 +49,7 @@ def test_the_table(text, capsys):
 
 def test_the_numbers(text, capsys):
     found = as_json(capsys, "--text", text, "--max-tokens", 400, "--window", 800)
-    assert (found["items"], found["longest"], found["cut"]) == (800, 40, 0)
+    assert (found["items"], found["longest"], found["truncated"]) == (800, 40, 0)
     random, window, greedy, ours, packed = found["batchings"]
     tokens = 20 * sum(range(1, 41))
     assert {each["tokens"] for each in found["batchings"]} == {tokens}
@@ -63,27 +62,27 @@ def test_the_numbers(text, capsys):
     assert packed["budget_used"] == tokens / (packed["batches"] * 400) > 0.97
 
 
-def test_what_is_longer_than_the_budget_is_cut(text, capsys):
+def test_items_longer_than_the_budget_are_truncated(text, capsys):
     found = as_json(capsys, "--text", text, "--max-tokens", 30, "--window", 800)
-    assert found["cut"] == 200
+    assert found["truncated"] == 200
     assert found["batchings"][3]["tokens"] == 20 * (sum(range(1, 31)) + 10 * 30)
 
 
-def test_the_numbers_by_hand():
+def test_numbers_computed_by_hand():
     """Ten items in their random order, batches of four, sorted in windows of eight."""
     lengths = np.array([1, 2, 3, 4, 5, 6, 7, 8, 9, 10])
-    settings = Settings(batch_size=4, short_window=8, max_tokens=20, window=10)
+    settings = BatchingSettings(batch_size=4, short_window=8, max_tokens=20, window=10)
     random, window, greedy, ours, packed = compare(lengths, settings)
-    assert random.rows.tolist() == [4, 4, 2]
+    assert random.items.tolist() == [4, 4, 2]
     assert random.tokens.sum() == 55
-    assert window.rows.tolist() == [4, 4, 2]
+    assert window.items.tolist() == [4, 4, 2]
     assert window.padded_tokens[:2].sum() <= random.padded_tokens[:2].sum()
-    assert greedy.rows.tolist() == [2, 2, 3, 3]  # 10 and 9, 8 and 7, 6 to 4, 3 to 1
+    assert greedy.items.tolist() == [2, 2, 3, 3]  # 10 and 9, 8 and 7, 6 to 4, 3 to 1
     assert greedy.padded_tokens.tolist() == [20, 16, 18, 9]
     assert greedy.padding == 1 - 55 / 63
     assert ours.padded_tokens.sum() <= 63
     assert packed.padding == 0
-    assert len(packed.rows) == 3
+    assert len(packed.items) == 3
     assert packed.budget_used == 55 / 60
 
 
@@ -94,40 +93,40 @@ def test_paragraphs_folders_and_compressed_files(tmp_path, capsys):
     (tmp_path / ".hidden").write_text("not this one")
     (tmp_path / "picture.png").write_bytes(b"\x89PNG\xff\xff")
     (tmp_path / "zeros.bin").write_bytes(bytes(10))
-    (tmp_path / "broken.gz").write_bytes(b"no gz")
+    (tmp_path / "broken.gz").write_bytes(b"not gzip")
     found = as_json(capsys, "--text", tmp_path, "--items", "paragraph")
-    assert (found["items"], found["files"], found["left_out"], found["longest"]) == (4, 2, 2, 3)
+    assert (found["items"], found["files"], found["not_text"], found["longest"]) == (4, 2, 2, 3)
     assert [problem.partition(":")[0] for problem in found["damaged"]] == [f"{tmp_path / 'broken.gz'}, line 1"]
     assert as_json(capsys, "--text", tmp_path)["items"] == 5
     assert run("--text", tmp_path) == 0
     out = capsys.readouterr().out
-    assert "5 lines of 2 files, blank ones not counted; 2 files left out, since they are no text.\n" in out
-    assert f"Damaged and left out: {tmp_path / 'broken.gz'}, line 1: the compressed file is damaged: " in out
+    assert "5 lines in 2 files, blank ones not counted.\nSkipped 2 files that are not text.\n" in out
+    assert f"Skipped a damaged file: {tmp_path / 'broken.gz'}, line 1: the compressed file is damaged: " in out
     assert "JSON" not in out
 
 
-def test_a_folder_of_nothing_but_a_file_cut_short(tmp_path, capsys):
+def test_a_folder_with_only_a_truncated_file(tmp_path, capsys):
     (tmp_path / "a.txt.gz").write_bytes(gzip.compress(b"one two three\n" * 99)[:-9])
     assert run("--text", tmp_path) == 2
-    message = f"there is no text in {tmp_path}; {tmp_path / 'a.txt.gz'}, line 100: the compressed file is cut short"
+    message = f"no text found in {tmp_path}; {tmp_path / 'a.txt.gz'}, line 100: the compressed file is truncated"
     assert message in capsys.readouterr().err
 
 
-def test_lines_of_json_are_counted_as_they_are(tmp_path, capsys):
+def test_json_is_counted_as_plain_text(tmp_path, capsys):
     (tmp_path / "a.jsonl").write_text('{"text": "one"}\n')
     assert as_json(capsys, "--text", tmp_path)["longest"] == 2
     assert run("--text", tmp_path) == 0
-    assert "1 file of JSON: its lines are counted as they are, not a field of them." in capsys.readouterr().out
+    assert "1 file of JSON: each line is counted as plain text, JSON syntax included." in capsys.readouterr().out
 
 
-def test_unfinished_files_are_not_read(tmp_path, capsys):
+def test_partial_files_are_not_read(tmp_path, capsys):
     (tmp_path / "a.txt").write_text("one\n")
     (tmp_path / "a.txt.0123.partial").write_text("two\n")
     assert as_json(capsys, "--text", tmp_path)["items"] == 1
-    assert as_json(capsys, "--text", tmp_path)["left_out"] == 0
+    assert as_json(capsys, "--text", tmp_path)["not_text"] == 0
 
 
-def test_a_closed_pipe_is_no_error(text):
+def test_a_closed_pipe_is_not_an_error(text):
     command = [sys.executable, "-m", "seqwarm_kernels", "padding", "--text", text]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     process.stdout.close()
@@ -135,9 +134,11 @@ def test_a_closed_pipe_is_no_error(text):
     assert process.wait() == 0
 
 
-def test_items_of_no_tokens_take_room_in_every_setting():
+def test_items_without_tokens_take_a_slot_in_every_padded_batch():
     lengths = np.array([0, 0, 0, 0, 3])
-    random, window, greedy, ours, packed = compare(lengths, Settings(batch_size=2, short_window=4, max_tokens=3))
+    random, window, greedy, ours, packed = compare(
+        lengths, BatchingSettings(batch_size=2, short_window=4, max_tokens=3)
+    )
     for each in (random, window, greedy, ours):
         assert each.padded_tokens.min() > 0
         assert each.tokens.sum() == 3
@@ -146,9 +147,9 @@ def test_items_of_no_tokens_take_room_in_every_setting():
     assert packed.padding == 0
 
 
-def test_no_tokens_at_all(tmp_path, text, monkeypatch, capsys):
+def test_a_corpus_without_tokens(tmp_path, text, monkeypatch, capsys):
     monkeypatch.setattr(
-        "seqwarm_kernels.data.padding.corpus.count_tokens", lambda items, _: (np.zeros(len(items), int), "none")
+        "seqwarm_kernels.data.padding.count_tokens", lambda items, _: (np.zeros(len(items), int), "none")
     )
     found = as_json(capsys, "--text", text)
     assert [each["padding"] for each in found["batchings"]] == [1.0, 1.0, 1.0, 1.0, 0.0]
@@ -199,9 +200,9 @@ def test_a_figure(text, tmp_path, capsys):
     ("arguments", "message"),
     [
         (["--text", "nothing.txt"], "no such file or folder: nothing.txt"),
-        (["--text", "bad.txt"], "bad.txt, line 1: no UTF-8"),
-        (["--text", "zero.txt"], "zero.txt, line 1: no text: it holds a NUL character"),
-        (["--text", "blank.txt"], "there is no text in blank.txt"),
+        (["--text", "bad.txt"], "bad.txt, line 1: invalid UTF-8"),
+        (["--text", "zero.txt"], "zero.txt, line 1: not text: it holds a NUL character"),
+        (["--text", "blank.txt"], "no text found in blank.txt"),
         (["--text", "good.txt", "--max-tokens", "0"], "max_tokens must be at least 1, got 0"),
         (["--text", "good.txt", "--max-tokens", str(2**70)], f"max_tokens must be at most {2**31 - 1}, got {2**70}"),
         (["--text", "good.txt", "--batch-size", str(2**70)], f"batch_size must be at most {2**31 - 1}, got {2**70}"),
@@ -225,7 +226,10 @@ def test_an_unknown_tokenizer(text, capsys):
     pytest.importorskip("transformers", reason="transformers is not installed")
     assert run("--text", text, "--tokenizer", "./nowhere") == 2
     error = capsys.readouterr().err
-    assert "--tokenizer ./nowhere: tokenizer must be one of whitespace, bytes, bpe, or a name that" in error
+    assert (
+        "tokenizer must be one of whitespace, bytes, bpe, or a name that transformers can load, got './nowhere'"
+        in error
+    )
 
 
 @pytest.mark.parametrize(
@@ -244,12 +248,12 @@ def test_packages_that_are_missing(text, monkeypatch, capsys, blocked, arguments
 
 def test_an_unknown_unit(text):
     with pytest.raises(ValueError, match="unit must be one of line, paragraph, got 'page'"):
-        Corpus([text], "page")
+        TextCorpus([text], "page")
 
 
-@pytest.mark.skipif(not WIKITEXT.is_file(), reason="SEQWARM_TEST_DATA names no folder with wikitext-2/valid.txt")
+@pytest.mark.skipif(not WIKITEXT.is_file(), reason="SEQWARM_TEST_DATA does not name a folder with wikitext-2/valid.txt")
 def test_on_wikitext(capsys):
-    """The post's table, on a small part of its corpus: 67 %, 21 %, and for a window that holds all, at most 10 %."""
+    """The table of the blog post on a small part of its corpus: 67 %, 21 %, and at most 10 % with one window."""
     found = as_json(capsys, "--text", WIKITEXT)
     random, window, greedy, ours, packed = found["batchings"]
     assert random["padding"] == pytest.approx(0.67, abs=0.03)

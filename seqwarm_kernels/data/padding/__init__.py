@@ -1,1 +1,18 @@
-"""How much padding a way of batching costs on a corpus."""
+"""Compare how much padding different ways of batching cost on a text corpus."""
+
+from .comparison import BatchingResult, BatchingSettings, PaddingReport, compare, table
+from .corpus import TOKENIZERS, UNITS, TextCorpus, count_tokens
+from .figure import draw
+
+__all__ = [
+    "TOKENIZERS",
+    "UNITS",
+    "BatchingResult",
+    "BatchingSettings",
+    "PaddingReport",
+    "TextCorpus",
+    "compare",
+    "count_tokens",
+    "draw",
+    "table",
+]

@@ -1,7 +1,9 @@
-"""What padding costs: the three settings of a well-known post on dynamic batching of 2020, and ours."""
+"""Padding of five ways of batching: three of a 2020 blog post on dynamic batching, and two of `BatchPlanner`."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,34 +14,24 @@ from ..planning.padded import greedy_boundaries
 from ..planning.plan import IntArray, check_size
 from ..planning.planner import BatchPlanner
 from ..sources.permutation import permuted
+from .corpus import TextCorpus
+
+#: Headers of `BatchingResult.cells`.
+COLUMNS = ("batching", "batches", "items per batch", "tokens per batch", "padding", "budget used")
 
 
 @dataclass(frozen=True)
-class Batching:
-    """All batches of a corpus by one setting."""
+class BatchingSettings:
+    """Settings of the comparison.
 
-    name: str
-    rows: IntArray  #: (batches,) int64, items of a batch
-    tokens: IntArray  #: (batches,) int64, without padding
-    padded_tokens: IntArray  #: (batches,) int64
-    max_tokens: int | None  #: the budget, None where rows are counted
+    Attributes:
+        batch_size: items per batch, for the two ways without a token budget.
+        short_window: items that are sorted together, for batches of `batch_size`.
+        max_tokens: token budget of a batch, padding included, for the other three ways.
+        window: items that are sorted together, for the other three ways.
+        seed: determines the order of the items.
+    """
 
-    @property
-    def padding(self) -> float:
-        """Share of all tokens, 0 without any."""
-        total = int(self.padded_tokens.sum())
-        return 1 - int(self.tokens.sum()) / total if total else 0.0
-
-    @property
-    def budget_used(self) -> float | None:
-        """Share of the budget that is text, over all batches."""
-        if self.max_tokens is None:
-            return None
-        return int(self.tokens.sum()) / (len(self.tokens) * self.max_tokens)
-
-
-@dataclass(frozen=True)
-class Settings:
     batch_size: int = 32
     short_window: int = 320
     max_tokens: int = 16_384
@@ -52,60 +44,158 @@ class Settings:
         check_int("seed", self.seed, minimum=0)
 
 
-def compare(lengths: IntArray, settings: Settings) -> list[Batching]:
-    """Every setting on the same items in the same random order. Longer items than the budget are cut to it."""
-    lengths = np.minimum(lengths, settings.max_tokens)
-    size, budget, window = settings.batch_size, settings.max_tokens, settings.window
-    by_rows = BatchPlanner(batch_size=size)
-    budgeted = f"budget {budget:,}, window {window:,}"
-    return [
-        _sampled(f"random batches of {size}", by_rows, lengths, size, settings.seed),
-        _sampled(
-            f"window of {settings.short_window}, batches of {size}", by_rows, lengths, settings.short_window,
-            settings.seed,
-        ),
-        _greedy(f"{budgeted}, infinibatch's rule", budget, lengths, window, settings.seed),
-        _sampled(f"{budgeted}, BatchPlanner", BatchPlanner(budget), lengths, window, settings.seed),
-        _sampled(f"{budgeted}, packed", BatchPlanner(budget, packed=True), lengths, window, settings.seed),
-    ]  # fmt: skip
+@dataclass(frozen=True)
+class BatchingResult:
+    """The sizes of all batches of one way of batching."""
 
+    name: str
+    items: IntArray  #: (batches,) int64, number of items
+    tokens: IntArray  #: (batches,) int64, number of tokens without padding
+    padded_tokens: IntArray  #: (batches,) int64, number of tokens with padding
+    max_tokens: int | None  #: the token budget, None without one
 
-def _sampled(name: str, planner: BatchPlanner, lengths: IntArray, window: int, seed: int) -> Batching:
-    """An epoch as training would get it."""
-    batches = list(LengthBatchSampler(lengths, planner, window=window, seed=seed, rank=0, world_size=1))
-    rows = np.array([len(batch) for batch in batches])
-    begins, chosen = np.cumsum(rows) - rows, lengths[np.concatenate(batches)]
-    tokens = np.add.reduceat(chosen, begins)
-    padded_tokens = tokens if planner.packed else rows * planner.widths(np.maximum.reduceat(chosen, begins))
-    return Batching(name, rows, tokens, padded_tokens, planner.max_tokens)
+    @property
+    def padding(self) -> float:
+        """Share of padding in all tokens, 0 if there are no tokens."""
+        total = int(self.padded_tokens.sum())
+        return 1 - int(self.tokens.sum()) / total if total else 0.0
 
+    @property
+    def budget_used(self) -> float | None:
+        """Share of the token budget that is text, over all batches."""
+        if self.max_tokens is None:
+            return None
+        return int(self.tokens.sum()) / (len(self.tokens) * self.max_tokens)
 
-def _greedy(name: str, max_tokens: int, lengths: IntArray, window: int, seed: int) -> Batching:
-    """As many rows as the budget holds of the longest one, which comes first."""
-    lengths = lengths[permuted(np.arange(len(lengths)), len(lengths), seed, 0)]  # as the sampler does
-    parts: list[list[IntArray]] = [[], [], []]
-    for begin in range(0, len(lengths), window):
-        falling = -np.sort(-lengths[begin : begin + window])
-        widths = np.maximum(falling, 1)  # an item of no tokens takes room, too
-        cuts = np.asarray(greedy_boundaries(widths, max_tokens, None))
-        rows = np.diff(cuts)
-        for part, found in zip(
-            parts, (rows, np.add.reduceat(falling, cuts[:-1]), rows * widths[cuts[:-1]]), strict=True
-        ):
-            part.append(found)
-    rows, tokens, padded_tokens = map(np.concatenate, parts)
-    return Batching(name, rows, tokens, padded_tokens, max_tokens)
-
-
-def table(batchings: list[Batching]) -> str:
-    header = f"{'':<50}{'batches':>9}{'rows':>16}{'tokens':>9}{'padding':>9}{'budget used':>13}"
-    lines = [header]
-    for each in batchings:
-        fewest, most = int(each.rows.min()), int(each.rows.max())
-        rows = f"{fewest:,} to {most:,}" if fewest < most else f"{most:,}"
-        used = "" if each.budget_used is None else f"{each.budget_used:.1%}"
-        lines.append(
-            f"{each.name:<50}{len(each.rows):>9,}{rows:>16}{each.tokens.mean():>9,.0f}{each.padding:>9.1%}{used:>13}"
+    def cells(self) -> tuple[str, ...]:
+        """One row of a table, in the order of `COLUMNS`."""
+        fewest, most = int(self.items.min()), int(self.items.max())
+        return (
+            self.name,
+            f"{len(self.items):,}",
+            f"{fewest:,} to {most:,}" if fewest < most else f"{most:,}",
+            f"{self.tokens.mean():,.0f}",
+            f"{self.padding:.1%}",
+            "" if self.budget_used is None else f"{self.budget_used:.1%}",
         )
-    lines.append("Rows and tokens are of one batch, tokens on average and without padding.")
-    return "\n".join(lines)
+
+
+def compare(lengths: IntArray, settings: BatchingSettings) -> list[BatchingResult]:
+    """Batch the same items in the same random order in five ways.
+
+    Args:
+        lengths: (items,) int64, number of tokens in each item. Items longer than the token budget are truncated to it.
+        settings: of the five ways.
+    """
+    lengths = np.minimum(lengths, settings.max_tokens)
+    size, budget, window, seed = settings.batch_size, settings.max_tokens, settings.window, settings.seed
+    by_size = BatchPlanner(batch_size=size)
+    by_budget = f"budget {budget:,}, window {window:,}"
+    sorted_name = f"window of {settings.short_window}, batches of {size}"
+    return [
+        _sampled(f"random batches of {size}", by_size, lengths, size, seed),
+        _sampled(sorted_name, by_size, lengths, settings.short_window, seed),
+        _greedy(f"{by_budget}, greedy (infinibatch)", budget, lengths, window, seed),
+        _sampled(f"{by_budget}, BatchPlanner", BatchPlanner(budget), lengths, window, seed),
+        _sampled(f"{by_budget}, packed", BatchPlanner(budget, packed=True), lengths, window, seed),
+    ]
+
+
+def _sampled(name: str, planner: BatchPlanner, lengths: IntArray, window: int, seed: int) -> BatchingResult:
+    """One epoch of a `LengthBatchSampler`."""
+    batches = list(LengthBatchSampler(lengths, planner, window=window, seed=seed, rank=0, world_size=1))
+    items = np.array([len(batch) for batch in batches])
+    begins, batched_lengths = np.cumsum(items) - items, lengths[np.concatenate(batches)]
+    tokens = np.add.reduceat(batched_lengths, begins)
+    padded_tokens = tokens if planner.packed else items * planner.widths(np.maximum.reduceat(batched_lengths, begins))
+    return BatchingResult(name, items, tokens, padded_tokens, planner.max_tokens)
+
+
+def _greedy(name: str, max_tokens: int, lengths: IntArray, window: int, seed: int) -> BatchingResult:
+    """The rule of infinibatch: sort each window by length, then fill batch after batch up to the token budget."""
+    lengths = lengths[permuted(np.arange(len(lengths)), len(lengths), seed, 0)]  # the order of the sampler
+    parts: list[tuple[IntArray, IntArray, IntArray]] = []
+    for begin in range(0, len(lengths), window):
+        descending = -np.sort(-lengths[begin : begin + window])
+        widths = np.maximum(descending, 1)  # the row of an item without tokens has one slot of padding
+        boundaries = np.asarray(greedy_boundaries(widths, max_tokens, None))
+        items, begins = np.diff(boundaries), boundaries[:-1]
+        parts.append((items, np.add.reduceat(descending, begins), items * widths[begins]))
+    items, tokens, padded_tokens = map(np.concatenate, zip(*parts, strict=True))
+    return BatchingResult(name, items, tokens, padded_tokens, max_tokens)
+
+
+def table(results: list[BatchingResult]) -> str:
+    rows = [COLUMNS, *(result.cells() for result in results)]
+    name_width, *widths = (max(map(len, column)) + 2 for column in zip(*rows, strict=True))
+    lines = [
+        name.ljust(name_width) + "".join(cell.rjust(width) for cell, width in zip(cells, widths, strict=True))
+        for name, *cells in rows
+    ]
+    return "\n".join([*lines, "Tokens per batch: average, without padding."])
+
+
+@dataclass(frozen=True)
+class PaddingReport:
+    """The comparison on one corpus, as text or JSON."""
+
+    corpus: TextCorpus
+    lengths: IntArray  #: (items,) int64, number of tokens in each item
+    token_kind: str  #: what a token is
+    settings: BatchingSettings
+    results: list[BatchingResult]
+
+    @property
+    def truncated(self) -> int:
+        """Number of items that are longer than the token budget."""
+        return int((self.lengths > self.settings.max_tokens).sum())
+
+    def as_text(self) -> str:
+        return "\n".join([*self._about_corpus(), self._about_tokens(), "", table(self.results)])
+
+    def _about_corpus(self) -> Iterator[str]:
+        corpus = self.corpus
+        yield f"{len(corpus.items):,} {corpus.unit}s in {_files(corpus.files)}, blank ones not counted."
+        if corpus.not_text:
+            yield f"Skipped {_files(corpus.not_text)} that are not text."
+        if corpus.json_files:
+            yield f"{_files(corpus.json_files)} of JSON: each line is counted as plain text, JSON syntax included."
+        yield from (f"Skipped a damaged file: {problem}." for problem in corpus.damaged)
+
+    def _about_tokens(self) -> str:
+        unit, max_tokens = self.corpus.unit, self.settings.max_tokens
+        truncated = f", {self.truncated:,} {unit}s truncated to {max_tokens:,}" if self.truncated else ""
+        return (
+            f"Tokens: {self.token_kind}; {self.lengths.mean():.0f} per {unit} on average, "
+            f"{int(self.lengths.max()):,} at most{truncated}."
+        )
+
+    def as_json(self) -> str:
+        corpus = self.corpus
+        report = {
+            "items": len(corpus.items),
+            "unit": corpus.unit,
+            "files": corpus.files,
+            "json_files": corpus.json_files,
+            "not_text": corpus.not_text,
+            "damaged": corpus.damaged,
+            "token_kind": self.token_kind,
+            "longest": int(self.lengths.max()),
+            "truncated": self.truncated,
+            "batchings": [
+                {
+                    "name": result.name,
+                    "batches": len(result.items),
+                    "tokens": int(result.tokens.sum()),
+                    "padded_tokens": int(result.padded_tokens.sum()),
+                    "padding": result.padding,
+                    "budget_used": result.budget_used,
+                }
+                for result in self.results
+            ],
+        }
+        return json.dumps(report, indent=2)
+
+
+def _files(count: int) -> str:
+    return "1 file" if count == 1 else f"{count:,} files"

@@ -1,4 +1,4 @@
-"""Text files into items, and items into lengths, to see what padding would cost."""
+"""Read text files into items, and count the tokens of the items."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from ..files.reader import ChunkError, iter_lines
 from ..planning.plan import IntArray, as_lengths
 
 UNITS = ("line", "paragraph")
-#: What needs no vocabulary, and one that is trained on the text; other names are those of Hugging Face.
+#: Two tokenizers without a vocabulary, and one that is trained on the text. Other names refer to Hugging Face.
 TOKENIZERS = ("whitespace", "bytes", "bpe")
 
-_VOCABULARY = 50_265  #: of RoBERTa, which the post uses
-_AT_A_TIME = 10_000
+_VOCABULARY_SIZE = 50_265  #: vocabulary size of RoBERTa, which the blog post uses
+_ITEMS_PER_CALL = 10_000
 
 
-class Corpus:
-    """The items of text files: lines or paragraphs that are not blank. Files in folders that are no text are left out.
+class TextCorpus:
+    """The items of text files: all lines or paragraphs that are not blank.
 
-    JSON is text as well: its lines are taken as they are.
+    In folders, hidden files and files that are not text are skipped. JSON files are read as plain text.
 
     Args:
-        paths: files, or folders of them; .gz and .zst are read, too.
-        unit: "line", or "paragraph": lines up to the next blank one.
+        paths: text files, or folders of them. Files may be compressed (.gz or .zst).
+        unit: "line" or "paragraph". A paragraph ends at a blank line.
 
     Raises:
-        ValueError: a path is not there, a named file is no UTF-8 text, or there are no items.
+        ValueError: A path does not exist, a listed file is not UTF-8 text, or there are no items.
     """
 
     def __init__(self, paths: Iterable[str | Path], unit: str = "line") -> None:
@@ -39,39 +39,39 @@ class Corpus:
             raise ValueError(f"unit must be one of {', '.join(UNITS)}, got {unit!r}")
         self.unit = unit
         self.paths = [Path(path) for path in paths]
-        self.files = self.json_files = self.left_out = 0
-        self.damaged: list[str] = []  #: why files in folders could not be read
-        self.items = [item for path in self.paths for item in self._items_below(path)]
+        self.files = self.json_files = self.not_text = 0
+        self.damaged: list[str] = []  #: reasons why files in folders could not be read
+        self.items = [item for path in self.paths for item in self._items_in(path)]
         if not self.items:
             damaged = "".join(f"; {problem}" for problem in self.damaged)
-            raise ValueError(f"there is no text in {', '.join(map(str, self.paths)) or 'no files'}{damaged}")
+            raise ValueError(f"no text found in {', '.join(map(str, self.paths)) or 'no files'}{damaged}")
 
-    def _items_below(self, root: Path) -> Iterator[str]:
+    def _items_in(self, root: Path) -> Iterator[str]:
         if not root.exists():
             raise ValueError(f"no such file or folder: {root}")
         for path in _visible_files(root) if root.is_dir() else [root]:
             try:
-                items = list(self._items_of(path))
+                items = list(self._items_of_file(path))
             except ChunkError as error:
                 if not root.is_dir():
                     raise
-                self._leave_out(error)
+                self._count_skipped(error)
                 continue
             self.files += 1
             self.json_files += _is_json(path)
             yield from items
 
-    def _leave_out(self, error: ChunkError) -> None:
+    def _count_skipped(self, error: ChunkError) -> None:
         if isinstance(error.__cause__, READ_ERRORS):
             self.damaged.append(str(error))
         else:
-            self.left_out += 1
+            self.not_text += 1
 
-    def _items_of(self, path: Path) -> Iterator[str]:
+    def _items_of_file(self, path: Path) -> Iterator[str]:
         paragraph: list[str] = []
         for number, line in iter_lines(path):
             if "\0" in line:
-                raise ChunkError(path, number, "no text: it holds a NUL character")
+                raise ChunkError(path, number, "not text: it holds a NUL character")
             if self.unit == "line":
                 if line.strip():
                     yield line
@@ -94,35 +94,37 @@ def _is_json(path: Path) -> bool:
 
 
 def count_tokens(items: list[str], tokenizer: str) -> tuple[IntArray, str]:
-    """(items,) int64 tokens, and what counted them in words.
+    """Count the tokens of each item.
 
     Args:
-        items: text.
-        tokenizer: "whitespace", "bytes", "bpe" (byte-level, trained on these items by the package tokenizers), or the
-            name or folder of one for `transformers`' AutoTokenizer, with the tokens that it adds.
+        items: the texts.
+        tokenizer: "whitespace", "bytes", "bpe" (byte-level, trained on these items by the package tokenizers), or a
+            name or folder that `transformers.AutoTokenizer` loads. Special tokens that it adds are counted.
+
+    Returns:
+        The number of tokens in each item, (items,) int64, and a description of a token.
 
     Raises:
-        ImportError: the package that it needs is missing; says how to install it.
-        ValueError: there is no tokenizer of that name.
+        ImportError: A required package is missing. The message says how to install it.
+        ValueError: `tokenizer` is unknown.
     """
     if tokenizer == "whitespace":
         return as_lengths([len(item.split()) for item in items]), "words between spaces"
     if tokenizer == "bytes":
         return as_lengths([len(item.encode()) for item in items]), "bytes"
     if tokenizer == "bpe":
-        trained = _train(items)
-        return _in_parts(items, trained.encode_batch), (
-            f"a byte-level BPE of {trained.get_vocab_size():,} entries, trained on this text"
-        )
-    return _in_parts(items, _load(tokenizer)), tokenizer
+        trained = _train_bpe(items)
+        token_kind = f"a byte-level BPE of {trained.get_vocab_size():,} entries, trained on this text"
+        return _encoded_lengths(items, trained.encode_batch), token_kind
+    return _encoded_lengths(items, _load_encoder(tokenizer)), tokenizer
 
 
-def _in_parts(items: list[str], encode: Callable[[list[str]], Iterable[Any]]) -> IntArray:
-    parts = [items[begin : begin + _AT_A_TIME] for begin in range(0, len(items), _AT_A_TIME)]
+def _encoded_lengths(items: list[str], encode: Callable[[list[str]], Iterable[Any]]) -> IntArray:
+    parts = [items[begin : begin + _ITEMS_PER_CALL] for begin in range(0, len(items), _ITEMS_PER_CALL)]
     return np.concatenate([as_lengths([len(encoding) for encoding in encode(part)]) for part in parts])
 
 
-def _train(items: list[str]) -> Any:
+def _train_bpe(items: list[str]) -> Any:
     try:
         from tokenizers import Tokenizer, models, pre_tokenizers, trainers
     except ImportError as error:
@@ -132,12 +134,14 @@ def _train(items: list[str]) -> Any:
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     tokenizer.train_from_iterator(
         items,
-        trainers.BpeTrainer(vocab_size=_VOCABULARY, min_frequency=2, initial_alphabet=alphabet, show_progress=False),
+        trainers.BpeTrainer(
+            vocab_size=_VOCABULARY_SIZE, min_frequency=2, initial_alphabet=alphabet, show_progress=False
+        ),
     )
     return tokenizer
 
 
-def _load(name: str) -> Callable[[list[str]], Iterable[Any]]:
+def _load_encoder(name: str) -> Callable[[list[str]], Iterable[Any]]:
     try:
         from transformers import AutoTokenizer
     except ImportError as error:
