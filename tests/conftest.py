@@ -1,14 +1,14 @@
 import os
 
-# A graph from torch's cache on disk brings narrower guards than one compiled afresh: what a test counts would
-# depend on what ran on this machine before.
+# A graph from torch's cache on disk has narrower guards than a freshly compiled one, so counts of compilations would
+# depend on earlier runs on this machine.
 os.environ["TORCHINDUCTOR_FORCE_DISABLE_CACHES"] = "1"
 
 import pytest
 import torch
 from hypothesis import settings
 
-# Without a GPU Triton's kernels run in its interpreter. Triton asks for it when it is first imported.
+# Without a GPU, Triton's kernels run in its interpreter. Triton reads the variable at its first import.
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
@@ -23,7 +23,7 @@ def _fixed_seed():
 
 @pytest.fixture(autouse=True)
 def _fresh_compiler():
-    """Each test that compiles starts without graphs of others."""
+    """Each test starts without compiled graphs of other tests."""
     yield
     torch._dynamo.reset()
 

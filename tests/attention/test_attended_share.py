@@ -1,4 +1,4 @@
-"""What skip_tolerance promises, held on inputs that were made to break it."""
+"""The promise of skip_tolerance on inputs designed to break it, and the share of keys attended."""
 
 import math
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.parametrize("backend", SKIPPING)
 
 @pytest.fixture(autouse=True)
 def _short_reach(monkeypatch):
-    """Look for keys to skip however few there are."""
+    """Makes the kernels look for keys to skip even among few keys."""
     triton = pytest.importorskip("seqwarm_kernels.ops.alibi_attention.triton")
     monkeypatch.setattr(triton, "SHORTEST_SKIPPING", 1)
 
@@ -31,7 +31,7 @@ def inputs(lengths=(300, 300), heads=(2, 1), batch_size=1, head_dim=16, dtype=to
 
 
 def check_promise(backend, tensors, slopes, tolerance, attention=alibi_attention, **options):
-    """lse lacks at most log(1 − ε), outputs 2ε, a query's gradients 6ε; beside rounding."""
+    """Apart from rounding, lse is off by at most log(1 − ε), outputs by 2ε, the gradients of a query by 6ε."""
 
     def run(tensors, backend, **more):
         leaves = [tensor.detach().clone().requires_grad_() for tensor in tensors]
@@ -86,7 +86,7 @@ def norms_of(name, tensors):
         query *= 30
         key *= 30
     elif name == "one far key":
-        key[:, :, 3] = 40 * query[:, :1, -1]  # just what the last query looks for
+        key[:, :, 3] = 40 * query[:, :1, -1]  # aligned with the last query
     elif name == "far key behind":
         key[:, :, -3] = 40 * query[:, :1, 10]
     elif name == "all equal":
@@ -113,7 +113,7 @@ def test_adversarial_norms(backend, name, causal):
 
 
 def test_a_far_key_that_matters_is_visited(backend):
-    """Its score makes up for the distance: without it the output would be another."""
+    """Its score makes up for the distance: without it the output would differ."""
     query, key, value = inputs(lengths=(256, 256), heads=(1, 1))
     query[:], key[:] = 0.1, 0.0
     key[:, :, 0] = 2000.0
@@ -125,11 +125,11 @@ def test_a_far_key_that_matters_is_visited(backend):
 @pytest.mark.parametrize("behind", [False, True])
 @pytest.mark.parametrize("strength", [60, 100, 117, 150])
 def test_the_bound_is_tight(backend, strength, behind):
-    """One query, and one key that it looks for, as far away as it may be and still weigh more than the tolerance."""
+    """One query and one aligned key, at the largest distance at which the key weighs more than the tolerance."""
     query, key, value = inputs(lengths=(1, 512), heads=(1, 1))
     query.zero_()
     key.zero_()
-    query[..., 0], key_at = 10.0, strength + 1  # its weight is e^-1, beside a sum of 1.6 or 2.2 of those nearby
+    query[..., 0], key_at = 10.0, strength + 1  # its weight is e^-1, next to a sum of 1.6 or 2.2 of the near keys
     position = 20 if behind else 500
     key[0, 0, position + key_at if behind else position - key_at, 0] = strength / (10 * 16**-0.5)
     options = {"query_start": position, "causal": not behind}
@@ -137,11 +137,11 @@ def test_the_bound_is_tight(backend, strength, behind):
 
 
 def test_many_far_keys_weigh_more_than_the_first_of_them(backend):
-    """With a flat slope, 400 keys of which none reaches ε alone: together they are more than all the others."""
+    """With a flat slope, 400 keys, each below ε, together weigh more than all other keys."""
     slope, length, far = 0.02, 800, 400
     query, key, value = inputs((length, length), heads=(2, 1))
     query.zero_(), key.zero_()
-    score = slope * (length - far - 5) - math.log(2) * 4  # at which a key so far away has 2^-4 of the nearest's weight
+    score = slope * (length - far - 5) - math.log(2) * 4  # gives the far keys 2^-4 of the nearest key's weight
     query[..., -1, 0] = score * 4  # the scale is 1 / 4
     key[:, :, :far, 0], key[:, :, far:-1, 0] = 1, -1
     check_promise(backend, [query, key, value], torch.full((2,), slope), 2**-4)
@@ -158,7 +158,7 @@ def test_slopes_without_a_reach(backend, slope):
 
 @pytest.mark.parametrize("causal", [True, False])
 def test_a_masked_diagonal(backend, causal):
-    """Nothing near the query is known, so that nothing far from it may be skipped. Padding holds NaN."""
+    """Without a sum of near keys nothing may be skipped. Padding holds NaN."""
     query, key, value = inputs(lengths=(300, 300), heads=(1, 1), batch_size=2)
     mask = torch.ones(2, 300, dtype=torch.bool)
     mask[0, 40:] = False
@@ -176,7 +176,7 @@ def test_a_masked_diagonal(backend, causal):
 def test_a_key_that_is_not_finite_is_visited(backend, bad):
     query, key, value = inputs(lengths=(300, 300), heads=(1, 1))
     query[0, 0, -1] = 1.0
-    key[0, 0, 2, 0], key[0, 0, 2, 1] = bad, -bad  # their products add up to NaN
+    key[0, 0, 2, 0], key[0, 0, 2, 1] = bad, -bad  # their products sum to NaN
     slopes = torch.tensor([4.0])
     leaves = [tensor.requires_grad_() for tensor in (query, key, value)]
     out = alibi_attention(*leaves, slopes, backend=backend)
@@ -236,7 +236,7 @@ def test_backward_loads_nothing_that_forward_skipped(backend):
     slopes = torch.tensor([4.0])
     options = DenseOptions(None, None, None, 448, True, 0.25, None, None, 0.0, 2**-10)
     out, lse, log2_sum, ranges = overload("alibi_attention", backend)(query, key, value, slopes, *options)
-    first = int(ranges[..., ::2].min()) // 128 * 128  # backward's tiles of keys may be that much longer
+    first = int(ranges[..., ::2].min()) // 128 * 128  # tiles of backward may reach this much farther
     assert first >= 256
     arguments = (torch.ones_like(out), torch.zeros_like(lse), out, lse, log2_sum, ranges, True)
     wanted = overload("alibi_attention_backward", backend)(*arguments, query, key, value, slopes, *options)
@@ -250,7 +250,7 @@ def test_backward_loads_nothing_that_forward_skipped(backend):
 
 @settings(max_examples=25)
 @given(data=st.data())
-def test_the_promise_on_anything(backend, data):
+def test_the_promise_on_random_inputs(backend, data):
     draw = data.draw
     torch.manual_seed(draw(st.integers(0, 10000)))
     heads = draw(st.sampled_from([(1, 1), (2, 1), (2, 2)]))

@@ -1,4 +1,4 @@
-"""The semantics of alibi_attention, for backends that compute in float64. Others: test_attention_kernels.py."""
+"""The semantics of alibi_attention, for backends with float64. test_attention_kernels.py tests the others."""
 
 import itertools
 
@@ -81,7 +81,7 @@ def check_against_dense(backend, inputs, slopes, options):
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("case", CASES)
-def test_outputs_and_gradients_are_those_of_the_dense_computation(backend, case, shape, masked):
+def test_outputs_and_gradients_match_the_dense_computation(backend, case, shape, masked):
     inputs = random_inputs(**SHAPES[shape])
     slopes = torch.rand(inputs[0].shape[1], dtype=torch.float64, requires_grad=True)
     options = CASES[case]
@@ -159,7 +159,7 @@ def test_gradcheck_of_everything_combined(backend):
 
 
 def test_strided_inputs(backend):
-    packed = torch.randn(2, 9, 3, 4, 5, dtype=torch.float64)  # (B, S, 3, H, D), as a fused projection gives it
+    packed = torch.randn(2, 9, 3, 4, 5, dtype=torch.float64)  # (B, S, 3, H, D), as a fused projection returns it
     query, key, value = packed.permute(2, 0, 3, 1, 4)
     out = alibi_attention(query, key, value, backend=backend)
     copies = [tensor.contiguous() for tensor in (query, key, value)]
@@ -274,7 +274,7 @@ def test_dropout_is_reproducible_and_unbiased(backend):
     assert torch.stack(draws).mean().item() == pytest.approx(1, abs=0.02)
 
 
-def test_dropout_drops_the_weights_that_the_seed_says(backend):
+def test_dropout_drops_the_weights_of_the_seed(backend):
     """With one-hot values the output is the matrix of kept weights."""
     query, key, _ = (tensor.detach() for tensor in random_inputs(batch_size=2, heads=(2, 2), lengths=(9, 9)))
     value = torch.eye(9, dtype=torch.float64).expand(2, 2, 9, 9)

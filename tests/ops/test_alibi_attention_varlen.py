@@ -1,4 +1,4 @@
-"""Packed sequences against the same sequences attended one by one."""
+"""Packed sequences against the same sequences attended separately."""
 
 import pytest
 import torch
@@ -96,7 +96,7 @@ def test_tokens_of_no_sequence_give_zeros(backend):
     assert (grad_value[3:] == 0).all()
 
 
-def test_dropout_differs_from_sequence_to_sequence(backend):
+def test_dropout_differs_between_sequences(backend):
     query, key, value = (torch.ones(16, 2, 3, dtype=torch.float64) for _ in range(3))
     slopes = torch.zeros(2, dtype=torch.float64)
     out, _ = attend_packed((query, key, value), [8, 8], [8, 8], slopes, dropout_p=0.5, backend=backend)

@@ -1,4 +1,4 @@
-"""Every implementation of attention but the reference, against the reference in float64: outputs, lse, gradients."""
+"""Every other implementation of attention against the reference in float64: outputs, lse, gradients."""
 
 import pytest
 import torch
@@ -8,13 +8,13 @@ from seqwarm_kernels.ops import backends
 from seqwarm_kernels.ops.alibi_attention.reference import _dense_pairs, forward
 from seqwarm_kernels.ops.alibi_attention.schema import DenseOptions
 from tests.support.attention_cases import CASES, options_of, slopes_of, tensors_of
-from tests.support.budget import assert_within_budget, slack
+from tests.support.kernels import assert_within_budget, slack
 
 HALF = (torch.float16, torch.bfloat16)
 
 
 def implementations(operator="alibi_attention"):
-    """(backend, device, dtype) of everything that serves here; on a GPU, at real sizes, in every dtype."""
+    """(backend, device, dtype) of every available implementation. On a GPU in every dtype, at real sizes."""
     for backend in ("triton", "native"):
         for dtype in (torch.float32, *HALF):
             name = f"{backend}-{str(dtype).removeprefix('torch.')}"
@@ -29,7 +29,7 @@ on_everything = pytest.mark.parametrize(("backend", "device", "dtype"), list(imp
 
 @pytest.fixture(autouse=True)
 def _poisoned_memory(monkeypatch):
-    """What torch.empty gives holds NaN: an element that a kernel does not write shows."""
+    """torch.empty returns NaN, so an element that a kernel does not write becomes visible."""
     monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
     torch.use_deterministic_algorithms(True, warn_only=True)
     yield
@@ -37,7 +37,7 @@ def _poisoned_memory(monkeypatch):
 
 
 def eager_attention(query, key, value, slopes, seed_state, options):
-    """What people write: every step in the inputs' dtype. The dropout mask is the reference's."""
+    """Plain PyTorch with every step in the inputs' dtype. Uses the reference's dropout mask."""
     torch.manual_seed(seed_state)
     dropout_p = options.get("dropout_p", 0.0)
     start = options.get("query_start", key.shape[2] - query.shape[2])

@@ -1,15 +1,15 @@
-"""Packed sequences through every implementation but the reference, against the reference in float64."""
+"""Packed sequences in every other implementation, against the reference in float64."""
 
 import pytest
 import torch
 
 from seqwarm_kernels import alibi_attention_varlen
 from tests.ops.test_attention_kernels import as_leaves, differentiate, implementations
-from tests.support.budget import assert_within_budget, slack
+from tests.support.kernels import assert_within_budget, slack
 
 on_everything = pytest.mark.parametrize(("backend", "device", "dtype"), list(implementations("alibi_attention_varlen")))
 
-#: lengths of queries and of keys, tokens that belong to no sequence, options
+#: lengths of queries and keys, number of tokens outside of all sequences, options
 CASES = {
     "same lengths": ([30, 100, 3], [30, 100, 3], 0, {}),
     "empty sequences": ([0, 70, 0, 0, 9, 0], [0, 70, 0, 5, 9, 0], 0, {"causal": False}),
@@ -55,7 +55,7 @@ def test_outputs_and_gradients_stay_inside_the_budget(backend, device, dtype, na
     exact, exact_lse = attend(clean, "reference")
     single = as_leaves([*tensors, slopes], torch.float32)
     plain, plain_lse = attend(single, "reference")
-    if unused:  # whatever stands there reaches nobody
+    if unused:  # tokens outside of all sequences affect no output
         for tensor in tensors:
             tensor[-unused:] = float("nan")
     leaves = [tensor.requires_grad_() for tensor in (*tensors, slopes)]

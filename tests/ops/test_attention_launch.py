@@ -1,4 +1,4 @@
-"""How the Triton kernels are launched: what compiles anew, what is allocated, and offsets beyond 32 bits."""
+"""Launches of the Triton kernels: what compiles again, what is allocated, and offsets beyond 32 bits."""
 
 import inspect
 import json
@@ -46,8 +46,8 @@ def forward_and_backward(batch_size, length, device="cpu", dtype=torch.float32, 
     (out.sum() + lse.sum()).backward()
 
 
-def test_no_number_makes_another_kernel(monkeypatch):
-    """Every argument that is not a constant is left out of Triton's specialisation."""
+def test_no_number_causes_a_compilation(monkeypatch):
+    """Triton's specialization ignores every argument that is not a constant."""
     from seqwarm_kernels.ops import triton_launch
 
     asked = {}
@@ -95,7 +95,7 @@ def test_lengths_and_batch_sizes_compile_nothing():
 
 
 class Allocations(TorchDispatchMode):
-    """Elements of every tensor that an operation gives."""
+    """Number of elements of every tensor that an operation returns."""
 
     def __init__(self):
         super().__init__()
@@ -122,8 +122,8 @@ def test_memory_grows_with_the_length_not_its_square():
     assert long.largest < 512 * 512 * 4
 
 
-def test_what_forward_gives_at_16k():
-    """Shapes alone, by the fake implementation that every backend shares."""
+def test_shapes_of_forward_at_16k():
+    """By the fake implementation, which all backends share."""
     query = torch.empty(1, 12, 16384, 64, dtype=torch.bfloat16, device="meta")
     with Allocations() as allocations:
         alibi_attention(query, query, query)
@@ -141,7 +141,7 @@ def test_memory_at_16k():
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_offsets_beyond_32_bits(device):
-    """Rows that lie 2^31 elements apart, most of whose memory is never touched."""
+    """Rows with a stride of 2^31 elements. Most of that memory is never touched."""
     stride = 2**31 + 8
     shape, strides = (1, 2, 3, 16), (0, 8 * 16, stride, 1)
     try:
@@ -163,7 +163,7 @@ def test_offsets_beyond_32_bits(device):
 
 @pytest.mark.gpu
 def test_more_than_2_31_elements():
-    """Batch rows beyond 2^31 elements, outputs and gradients too."""
+    """Batch rows beyond 2^31 elements, with outputs and gradients."""
     query = torch.zeros(2**15 + 2, 8, 64, 128, device="cuda", dtype=torch.bfloat16)
     query[-1].normal_()
     query.requires_grad_()
@@ -179,7 +179,7 @@ def test_more_than_2_31_elements():
 @pytest.mark.parametrize(
     ("dtype", "message"), [(torch.float64, "no triton kernel for torch.float64"), (torch.bfloat16, "bfloat16")]
 )
-def test_dtypes_that_it_does_not_serve(dtype, message):
+def test_unsupported_dtypes(dtype, message):
     query = torch.randn(1, 2, 5, 4, dtype=dtype)
     with pytest.raises(ValueError, match=message):
         alibi_attention(query, query, query, backend="triton")
@@ -187,5 +187,5 @@ def test_dtypes_that_it_does_not_serve(dtype, message):
         assert alibi_attention(query, query, query).dtype == dtype
 
 
-def test_the_interpreter_is_nobodys_default():
+def test_the_interpreter_is_never_the_default():
     assert backends.choose("alibi_attention", "cpu", None, torch.float32) != "triton"

@@ -1,11 +1,11 @@
-"""What is the native backend's own: threads, chunks, blocks of keys that replace each other, products in float32."""
+"""The parts specific to the native backend: threads, chunks, replaced blocks of keys, products in float32."""
 
 import pytest
 import torch
 
 from seqwarm_kernels import alibi_attention, alibi_attention_varlen, alibi_slopes
 from seqwarm_kernels.ops import backends
-from tests.support.budget import assert_within_budget
+from tests.support.kernels import assert_within_budget
 
 pytestmark = pytest.mark.skipif(backends.problem("native") is not None, reason=str(backends.problem("native")))
 NAMES = ("out", "grad_query", "grad_key", "grad_value", "grad_slopes")
@@ -13,7 +13,7 @@ NAMES = ("out", "grad_query", "grad_key", "grad_value", "grad_slopes")
 
 @pytest.fixture
 def threads():
-    """Sets their number, for one test."""
+    """A function that sets the number of threads for one test."""
     before = torch.get_num_threads()
     yield torch.set_num_threads
     torch.set_num_threads(before)
@@ -39,7 +39,7 @@ def check(tensors, **options):
     exact = differentiate(tensors, "reference", torch.float64, **options)
     plain = differentiate(tensors, "reference", **options)
     for name, *results in zip(NAMES, got, exact, plain, strict=True):
-        times = 4 if name == "grad_slopes" else 2  # a sum over so many queries, near zero beside its terms
+        times = 4 if name == "grad_slopes" else 2  # a sum over many queries, near zero compared with its terms
         assert_within_budget(name, *results, tensors[0].dtype, times)
     return got
 
@@ -50,14 +50,14 @@ def check(tensors, **options):
     ids=str,
 )
 def test_many_blocks_of_keys(options):
-    """With a short view only a few blocks are held at a time."""
+    """With a short view a thread holds only a few blocks at a time."""
     check(tensors_of(1100), skip_tolerance=0.0, **options)
 
 
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("own_slopes", [True, False])
 def test_many_packed_sequences(causal, own_slopes):
-    """Of any length, and of 96 tokens: of two that meet inside a tile of queries, each sees tiles of keys in full."""
+    """Random lengths, and 96 tokens: two such sequences in a tile of queries each see whole tiles of keys."""
     lengths = torch.cat([torch.full((4,), 96), torch.randint(0, 90, (30,))])
     cu_seqlens = torch.tensor([0, *lengths.cumsum(0).tolist()], dtype=torch.int32)
     total, longest = int(lengths.sum()), int(lengths.max())
@@ -76,7 +76,7 @@ def test_many_packed_sequences(causal, own_slopes):
 
 @pytest.mark.parametrize("heads", [(1, 1), (4, 2)])
 @pytest.mark.parametrize("dropout_p", [0.0, 0.2])
-def test_threads_change_no_bit_but_in_sums_over_chunks(threads, heads, dropout_p):
+def test_the_number_of_threads_changes_only_sums_over_chunks(threads, heads, dropout_p):
     tensors = tensors_of(700, heads)
     results = {}
     for number in (1, 2, 3, 8):
@@ -92,12 +92,12 @@ def test_threads_change_no_bit_but_in_sums_over_chunks(threads, heads, dropout_p
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_without_onednn(dtype):
-    """Products are BLAS's then, and bfloat16 becomes float32 before."""
+    """Products fall back to BLAS, and bfloat16 is converted to float32."""
     with torch.backends.mkldnn.flags(enabled=False):
         check(tensors_of(150, dtype=dtype))
 
 
-def test_a_nan_shows_where_it_is_seen():
+def test_nan_reaches_only_the_queries_that_see_it():
     query, key, value = tensors_of(100)
     key[0, 0, 40, 3] = float("nan")
     out = alibi_attention(query, key, value, backend="native", skip_tolerance=0)
@@ -111,7 +111,7 @@ def test_a_nan_shows_where_it_is_seen():
 
 
 def test_memory_grows_with_the_length():
-    """Forward and backward together ask for less than the scores of one head would take."""
+    """Forward and backward together allocate less than the scores of one head."""
     length = 4096
     leaves = [tensor.requires_grad_() for tensor in tensors_of(length, heads=(1, 1))]
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:

@@ -16,13 +16,13 @@ KNOWN_ANSWERS = [
 
 
 @pytest.mark.parametrize(("counter", "key", "output"), KNOWN_ANSWERS)
-def test_philox_gives_the_known_answers(counter, key, output):
+def test_philox_against_known_answers(counter, key, output):
     seed = key[1] << 32 | key[0]
     seed = torch.tensor(seed - 2**64 if seed >= 2**63 else seed)
     assert tuple(int(word) for word in philox(seed, *map(torch.tensor, counter))) == output
 
 
-def test_four_neighbouring_keys_share_a_counter():
+def test_four_neighboring_keys_share_a_counter():
     seed = torch.tensor(12345)
     head, query = torch.tensor(3), torch.tensor(5)
     for group in range(50):

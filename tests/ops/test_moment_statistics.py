@@ -12,7 +12,7 @@ import torch
 from seqwarm_kernels.ops import backends
 from seqwarm_kernels.ops.library import overload
 
-from ..support.launches import CountedKernel
+from ..support.kernels import CountedKernel
 
 NAME = "moment_statistics"
 SERVING = [name for name in backends.BACKENDS if backends.why_not(NAME, name, "cpu") is None]

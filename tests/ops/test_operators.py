@@ -1,4 +1,4 @@
-"""What torch asks of every operator: schema, fake, autograd; torch.compile without recompiles; autocast."""
+"""What torch requires of every operator: schema, fake, autograd; torch.compile without recompiles; autocast."""
 
 import pytest
 import torch
@@ -91,7 +91,7 @@ def num_graphs():
 
 
 def check_compiles_like_eager(function, inputs_by_length, most_recompiles=1):
-    """No graph break, the same results, and at most the one recompile that makes shapes dynamic."""
+    """No graph break, equal results, and at most one recompile, which makes shapes dynamic."""
     compiled = torch.compile(function, fullgraph=True)
     before = num_graphs()
     for inputs in inputs_by_length:
@@ -181,7 +181,7 @@ RESIZE_OPTIONS = [
 @pytest.mark.parametrize("options", RESIZE_OPTIONS, ids=str)
 @on_every_backend("resize_batch")
 def test_resize_compiles_once_for_a_ramp(backend, options):
-    """Up to and beyond the full length."""
+    """Lengths up to and beyond the full length."""
 
     def resize(input_ids, attention_mask, labels, seq_len):
         batch = {"input_ids": input_ids, "attention_mask": attention_mask, "labels": labels}
@@ -197,7 +197,7 @@ def test_resize_compiles_once_for_a_ramp(backend, options):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("compiled", [False, True])
 @on_every_backend("alibi_attention")
-def test_autocast_casts_query_key_value_and_leaves_slopes(backend, dtype, compiled):
+def test_autocast_casts_query_key_value_but_not_slopes(backend, dtype, compiled):
     if (reason := backends.why_not("alibi_attention", backend, "cpu", dtype)) is not None:
         pytest.skip(reason)
     query, key, value = (torch.randn(2, 4, 16, 8, requires_grad=True) for _ in range(3))
@@ -221,7 +221,7 @@ def test_autocast_casts_query_key_value_and_leaves_slopes(backend, dtype, compil
 
 
 @on_every_backend("alibi_attention")
-def test_autocast_leaves_float64(backend):
+def test_autocast_does_not_cast_float64(backend):
     if (reason := backends.why_not("alibi_attention", backend, "cpu", torch.float64)) is not None:
         pytest.skip(reason)
     query, key, value = (torch.randn(1, 2, 5, 4, dtype=torch.float64) for _ in range(3))

@@ -1,4 +1,4 @@
-"""resize_batch on every backend and device here, against lists cut by hand in plain Python."""
+"""resize_batch on every available backend and device, against lists cut in plain Python."""
 
 import pytest
 import torch
@@ -19,13 +19,13 @@ def served():
 
 @pytest.fixture(params=served())
 def backend(request):
-    """Its name; the test makes its tensors on its device."""
+    """Its name. The test creates its tensors on its device."""
     name, device = request.param
     with torch.device(device):
         yield name
 
 
-# Hypothesis would rather have a fixture made for every example; this one says only which backend.
+# Hypothesis warns about fixtures that are shared by examples. This one only names a backend.
 examples = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 METHODS = [
@@ -40,7 +40,7 @@ NOTHING = None
 
 
 def cut_rows(rows, seq_len, mode, remainder="drop", keep_last_token=False, last_valid=()):
-    """New rows of (row, position, is_repeated) or NOTHING, by the words of the documentation."""
+    """New rows of (row, position, is_repeated) or NOTHING, written down from the documentation."""
     tokens = [[(r, p, False) for p in range(length)] for r, length in enumerate(rows)]
     source_length = rows[0] if rows else 0
     if seq_len >= source_length:
@@ -138,7 +138,7 @@ def test_a_batch_of_zero_rows(backend, method):
 
 @settings(examples, max_examples=100)
 @given(data=st.data())
-def test_no_token_is_lost_or_doubled_but_as_the_method_says(backend, data):
+def test_tokens_are_lost_or_duplicated_only_as_documented(backend, data):
     batch_size, length = data.draw(st.integers(0, 5)), data.draw(st.integers(1, 40))
     seq_len, method = data.draw(st.integers(1, 45)), data.draw(st.sampled_from(METHODS))
     torch.manual_seed(data.draw(st.integers(0, 1000)))
@@ -158,7 +158,7 @@ def test_no_token_is_lost_or_doubled_but_as_the_method_says(backend, data):
 
 
 def test_the_example_of_composers_method_card(backend):
-    """2 rows of 56 tokens at a sequence length of 8 become 14 rows, row by row."""
+    """2 rows of 56 tokens become 14 rows of 8 tokens, row by row."""
     batch = {"input_ids": torch.arange(112).view(2, 56)}
     resized = resize_batch(batch, 8, mode="reshape", backend=backend)["input_ids"]
     assert resized.shape == (14, 8)
@@ -173,7 +173,7 @@ def test_rows_of_30_at_8(backend):
     assert dropped.shape == (6, 8)
     assert dropped[:, 0].tolist() == [0, 8, 16, 30, 38, 46]
     stream = resize_batch(batch, 8, mode="flatten", backend=backend)["input_ids"]
-    assert stream.flatten().tolist() == list(range(56))  # one stream: rows run into each other, the tail is dropped
+    assert stream.flatten().tolist() == list(range(56))  # one stream: new rows span source rows, the tail is dropped
     assert stream.shape == (7, 8)
 
 
@@ -193,7 +193,7 @@ def test_any_strides(backend, method):
             assert torch.equal(results[0][name], results[1][name]), name
 
 
-def test_a_vector_of_another_length_stays_under_truncate(backend):
+def test_truncate_keeps_a_vector_of_another_length(backend):
     batch = {"input_ids": torch.arange(22).view(2, 11), "class_weights": torch.rand(5)}
     assert resize_batch(batch, 4, backend=backend)["class_weights"] is batch["class_weights"]
 
@@ -299,7 +299,7 @@ DTYPES = [torch.int64, torch.int32, torch.int8, torch.bool, torch.bfloat16, torc
 
 
 def draw_tensor(data, batch_size, length):
-    """Any dtype, features or none, and strides of a tensor that is cut from a larger one."""
+    """A tensor of any dtype, with or without features, possibly a strided part of a larger one."""
     features = data.draw(st.sampled_from([(), (1,), (3,), (8,), (2, 2)]))
     dtype = data.draw(st.sampled_from(DTYPES))
     spare, step = data.draw(st.sampled_from([0, 1, 8])), data.draw(st.sampled_from([1, 2]))
@@ -331,7 +331,7 @@ def test_no_batch_on_which_backends_disagree(backend, data):
 
 @pytest.mark.parametrize("method", METHODS, ids=str)
 def test_blocks_of_16_bytes(backend, method):
-    """Lengths at which every tensor is moved in blocks, with a batch of several tiles."""
+    """Lengths at which every tensor is copied in blocks, with a batch of several tiles."""
     batch = some_batch(5, 192)
     batch["embeddings"] = torch.randn(5, 192, 40).bfloat16()
     for seq_len in (16, 64, 96, 128, 176):

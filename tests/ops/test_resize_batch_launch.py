@@ -1,4 +1,4 @@
-"""How resize_batch is launched: once for all tensors, from pinned memory, into graphs; what its kernel compiles to."""
+"""Launches of resize_batch: one for all tensors, from pinned memory, in graphs; and the compiled kernel."""
 
 import json
 import os
@@ -12,7 +12,7 @@ from seqwarm_kernels import BatchBuffers, resize_batch
 from seqwarm_kernels.ops import backends
 from seqwarm_kernels.ops.resize_batch.schema import Kind
 
-from ..support.launches import CountedKernel
+from ..support.kernels import CountedKernel
 
 triton = pytest.importorskip("triton")
 
@@ -42,18 +42,18 @@ WIDTHS = [
     (BYTES, 32, "truncate", 16),
     (BYTES, 24, "truncate", 8),
     (INTS, 33, "truncate", 1),
-    (BYTES[:, :40], 32, "truncate", 8),  # the row is 64 bytes, but 40 of them are the source's
-    (torch.zeros(4, 65, dtype=torch.uint8)[:, :64], 32, "truncate", 1),  # rows begin anywhere
-    (torch.zeros(4, 128, dtype=torch.uint8)[:, ::2], 32, "truncate", 1),  # tokens lie apart
+    (BYTES[:, :40], 32, "truncate", 8),  # rows are 64 bytes apart, but hold 40 bytes
+    (torch.zeros(4, 65, dtype=torch.uint8)[:, :64], 32, "truncate", 1),  # rows start at any address
+    (torch.zeros(4, 128, dtype=torch.uint8)[:, ::2], 32, "truncate", 1),  # tokens are strided
     (INTS, 32, "truncate_keep_last", 1),
-    (torch.zeros(4, 64, 24, dtype=torch.bfloat16), 33, "truncate_keep_last", 8),  # inside of tokens
+    (torch.zeros(4, 64, 24, dtype=torch.bfloat16), 33, "truncate_keep_last", 8),  # within tokens
     (torch.zeros(4, 64, 24, dtype=torch.bfloat16)[..., :20], 32, "truncate", 4),
     (torch.zeros(4, 24, 64, dtype=torch.bfloat16).transpose(1, 2), 32, "truncate", 1),
 ]
 
 
 @pytest.mark.parametrize(("source", "new_length", "rule", "width"), WIDTHS)
-def test_items_of_a_group_lie_together_on_both_sides(source, new_length, rule, width):
+def test_items_of_a_group_are_adjacent_in_source_and_output(source, new_length, rule, width):
     host = pytest.importorskip("seqwarm_kernels.ops.resize_batch.triton")
     rows, length = source.shape[:2]
     plan = host.make_plan(rows, rows, length, new_length, rule)
@@ -70,9 +70,9 @@ def test_the_kernel_compiles_to_wide_moves_and_once_for_a_ramp(chip):
     report = json.loads(run.stdout)
     for rule, kernel in report["kernels"].items():
         assert kernel["spilled_bytes"] == 0, (rule, kernel)
-        assert kernel["wide_loads"] >= 8, (rule, kernel)  # of the features alone, where the last token is kept
+        assert kernel["wide_loads"] >= 8, (rule, kernel)  # only of the features, where the last token is kept
         assert kernel["wide_stores"] >= 8, (rule, kernel)
-    assert report["ramp"] == 1  # for lengths at which a row of the mask is no multiple of 16 bytes
+    assert report["ramp"] == 1  # for lengths at which a row of the mask is not a multiple of 16 bytes
     assert report["rows"] == 0
 
 
@@ -96,7 +96,7 @@ def test_one_launch_on_the_device(backend, tensors, return_info):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("backend", GPU_BACKENDS)
-def test_pinned_batches_are_read_where_they_lie(backend):
+def test_pinned_batches_are_read_in_place(backend):
     batch = {name: tensor.pin_memory() for name, tensor in batch_of(3, rows=64, length=100).items()}
     batch["attention_mask"] = (torch.rand(64, 100) > 0.5).pin_memory()
     buffers = BatchBuffers(batch, 100, device="cuda")
@@ -112,7 +112,7 @@ def test_pinned_batches_are_read_where_they_lie(backend):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("backend", GPU_BACKENDS)
-def test_a_captured_step_reads_the_batch_of_the_moment(backend):
+def test_a_captured_step_reads_the_current_batch(backend):
     source = batch_of(2, rows=8, length=64, device="cuda")
     buffers = BatchBuffers(source, 64)
     graphs = {}

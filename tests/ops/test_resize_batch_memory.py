@@ -1,4 +1,4 @@
-"""The memory of large results on the CPU, which is kept for the next ones."""
+"""The memory of large results on the CPU, which is kept for later results."""
 
 import random
 from pathlib import Path
@@ -25,7 +25,7 @@ def resident_bytes():
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
 
-def test_the_next_result_takes_the_place_of_the_last():
+def test_the_next_result_reuses_freed_memory():
     first = resized(1, 1000)
     address = first.data_ptr()
     del first
@@ -34,7 +34,7 @@ def test_the_next_result_takes_the_place_of_the_last():
     assert (second == 2).all()
 
 
-def test_no_result_is_written_over_while_it_is_held():
+def test_memory_in_use_is_never_reused():
     random.seed(0)
     held = {}
     for value in range(200):
@@ -51,10 +51,10 @@ def test_a_view_keeps_its_memory():
     assert len({view.untyped_storage().data_ptr(), *(other.data_ptr() for other in others)}) == 4
 
 
-def test_no_more_is_kept_than_was_in_use_at_once():
+def test_kept_memory_never_exceeds_the_most_in_use():
     for rows in range(1000, 4000, 100):  # a ramp: 8 to 32 MB
         resized(1, rows)
     before = resident_bytes()
-    for rows in range(4000, 8000, 100):  # 32 to 64 MB: each needs a block that no earlier one left
+    for rows in range(4000, 8000, 100):  # 32 to 64 MB: larger than any kept block
         resized(1, rows)
     assert resident_bytes() - before < 64 * MEGABYTE

@@ -1,4 +1,4 @@
-"""Calls of attention that every kernel must get right: options, shapes, slopes and strides."""
+"""The grid of attention calls for all kernels: options, shapes, slopes and strides."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,7 +15,7 @@ class Case:
     heads: tuple[int, int] = (4, 2)
     batch_size: int = 2
     head_dim: int = 16
-    slopes: Any = None  # a number, or the shape of random ones
+    slopes: Any = None  # a number, or the shape of random slopes
     layout: str = "contiguous"
     mask: str | None = None
 
@@ -99,12 +99,12 @@ def _projection(tensor):
 
 
 def _fused(tensor):
-    """A third of (B, S, 3, H, D)."""
+    """One of the three parts of a (B, S, 3, H, D) tensor."""
     return torch.stack([tensor.transpose(1, 2)] * 3, dim=2)[:, :, 1].transpose(1, 2)
 
 
 def _expanded(tensor):
-    """The first head for all heads."""
+    """The first head, expanded to all heads."""
     return tensor[:, :1].expand_as(tensor)
 
 

@@ -1,4 +1,4 @@
-"""ALiBi attention a second time, independently: every pair of tokens is decided by itself, in float64."""
+"""An independent implementation of ALiBi attention, which decides every pair of tokens on its own, in float64."""
 
 import torch
 
@@ -14,7 +14,7 @@ def distance_and_visibility(
     window=None,
     key_padding_mask=None,
 ):
-    """(B, Q, K) float64 distance and bool visibility."""
+    """Distance (float64) and visibility (bool), both (B, Q, K)."""
     distance = torch.zeros(batch_size, query_length, key_length, dtype=torch.float64)
     visible = torch.zeros(batch_size, query_length, key_length, dtype=torch.bool)
     if query_start is None:
@@ -35,7 +35,7 @@ def distance_and_visibility(
 
 
 def dense_attention(query, key, value, slopes, distance, visible, *, scale=None):
-    """Differentiable, one query row at a time over the keys that it sees; out (B, Hq, Q, D), lse (B, Hq, Q)."""
+    """Attend one query at a time over the keys it sees: out (B, Hq, Q, D) and lse (B, Hq, Q), differentiable."""
     batch_size, num_heads, query_length, head_dim = query.shape
     group = num_heads // key.shape[1]
     scale = head_dim**-0.5 if scale is None else scale

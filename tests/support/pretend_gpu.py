@@ -42,7 +42,7 @@ class PretendedDriver:
 
 
 def pretend(chip, launched=None):
-    """From here on kernels are compiled for a chip and not run; those of each launch are added to a list."""
+    """Compile kernels for a chip from now on instead of running them. Returns the list of launched kernels."""
     driver.set_active(PretendedDriver(chip))
 
     def compile_only(self, *args, warmup, **options):
@@ -72,7 +72,7 @@ def compiled():
 
 def main():
     pretend(chip=90)
-    for length in (128, 1024):  # without and with a search for keys to skip
+    for length in (128, 1024):  # without and with skipping
         forward_and_backward(2, length)
     first = compiled()
     for batch_size, length in ((1, 1), (3, 17), (16, 64), (2, 16), (5, 513), (1, 2048)):

@@ -5,7 +5,7 @@ Prints how many were compiled the first time; raises where one is the second tim
 
 import json
 
-from tests.support.pretend_gpu import forward_and_backward, pretend  # first: it leaves Triton's interpreter
+from tests.support.pretend_gpu import forward_and_backward, pretend  # must come first: disables Triton's interpreter
 
 # isort: split
 from seqwarm_kernels import SequenceLengthScheduler, compilations, no_compilation

@@ -11,7 +11,7 @@ import re
 import sys
 from collections import Counter
 
-from tests.support.pretend_gpu import pretend  # first: it leaves Triton's interpreter
+from tests.support.pretend_gpu import pretend  # must come first: disables Triton's interpreter
 
 # isort: split
 import torch

@@ -1,4 +1,4 @@
-"""Two processes that train one model together, over gloo."""
+"""Two processes that train one model together over gloo."""
 
 import gc
 import socket
@@ -8,7 +8,7 @@ import torch.multiprocessing as multiprocessing
 
 
 def mean_of_two_ranks(train, *arguments):
-    """What `train(rank, *arguments)`, a function of a module, returns on either rank: the mean of both tensors."""
+    """The mean of the tensors that `train(rank, *arguments)`, a module-level function, returns on two ranks."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -23,6 +23,6 @@ def _one(rank, port, queue, train, arguments):
     torch.distributed.all_reduce(result)
     if rank == 0:
         queue.put((result / 2).tolist())
-    gc.collect()  # what is left of a wrapped model would outlive its process group, and end the process with it
+    gc.collect()  # a wrapped model that outlives its process group would abort the process
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()
