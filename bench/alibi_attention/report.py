@@ -133,6 +133,8 @@ def _backward_by_difference(records: DeviceRecords, backward: DeviceRecord | Non
     forward, both = (records.find(OURS_NO_SKIP, work, **backward.facts) for work in (FORWARD, BOTH))
     if forward is None or both is None or forward.median_ms is None or both.median_ms is None:
         return None
+    if both.median_ms <= forward.median_ms:  # noise
+        return None
     return backward.figures["gflop"] / (both.median_ms - forward.median_ms)
 
 

@@ -1,0 +1,183 @@
+"""bench: every records file and every stage of a GPU run is reported; CPU benchmarks need no triton."""
+
+import importlib.util
+import json
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+
+from bench import __main__ as bench
+from bench.alibi_attention import gpu as attention
+from bench.alibi_attention.cases import BOTH
+from bench.alibi_attention.report import device_goals as attention_goals
+from bench.allocator import gpu as allocator
+from bench.common.records import RESULTS
+from bench.common.timing import Timing
+from bench.gpu import command
+from bench.gpu.records import DeviceRecord, DeviceRecords, read_device_records
+from bench.gpu.stage import PARTS
+from bench.gpu.summary import summary
+
+ROOT = Path(__file__).parent.parent
+RAMP = {"device_allocations": 0, "compilations": 0, "stalls": 0, "reserved_megabytes": 1, "warmup_seconds": 1}
+
+
+@pytest.fixture
+def run_bench(monkeypatch, capsys):
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["bench", *map(str, arguments)])
+        bench.main()
+        return capsys.readouterr().out
+
+    return run
+
+
+# ---- records files
+
+
+def test_every_committed_records_file_has_a_section(run_bench, tmp_path):
+    sections = run_bench("report", "--figures", tmp_path).split("\n## ")
+    reported = {section.removeprefix("## ").partition("\n")[0]: section for section in sections}
+    files = sorted(RESULTS.glob("*.jsonl"))
+    assert files
+    for path in files:
+        environment, *lines = path.read_text().splitlines()
+        section = reported["On a GPU" if path.stem.startswith("device") else path.stem]
+        assert json.loads(environment)["torch"] in section
+        if path.stem.endswith("_training"):
+            assert f"{len(lines)} results. `python -m bench training`" in section
+        else:
+            assert section.count("\n|") >= len(lines)
+    assert {path.name for path in tmp_path.iterdir()} >= {"cpu_attention.png", "cpu_resize_batch.png"}
+
+
+def test_a_records_file_without_a_report_is_an_error(run_bench, tmp_path):
+    (tmp_path / "cpu_unknown.jsonl").write_text('{"torch": "2"}\n')
+    with pytest.raises(SystemExit, match=r"cpu_unknown\.jsonl has no report; files with a report: cpu_alibi_attention"):
+        run_bench("report", "--records", tmp_path, "--figures", tmp_path)
+
+
+def test_without_records_of_a_gpu_the_goals_are_not_yet_measured(run_bench, tmp_path):
+    out = run_bench("report", "--records", tmp_path, "--figures", tmp_path)
+    assert "Not yet measured: `python -m bench device` writes the records." in out
+    assert "| causal 8k, no skip, forward, D128 | not yet measured | ≥ 600 TFLOP/s |" in out
+
+
+# ---- records of a GPU run
+
+
+class PretendRecorder:
+    """Records invented times, and measures nothing."""
+
+    def __init__(self):
+        self.records = []
+
+    def out_of_time(self):
+        return False
+
+    def add(self, record):
+        self.records.append(record)
+
+    def measure(self, stage, case, work, implementation, make, *, inputs="a", facts=None):
+        names = ("gflop", "moved_megabytes", "attended_share", "error_out", "extra_megabytes", "launches", "wait_ms")
+        figures = dict.fromkeys(names, 0.5)
+        times = (4.0, 3.0, 5.0) if work == BOTH else (2.0, 1.0, 3.0)
+        self.add(DeviceRecord(stage, case, work, implementation, inputs, *times, figures, facts or {}))
+
+
+@pytest.fixture
+def device_records(monkeypatch):
+    """Records of every stage: attention in full size, since its inputs are not drawn, and the rest in tiny sizes."""
+    ramp = SimpleNamespace(returncode=0, stdout=json.dumps({"longest": 32, **RAMP}))
+    monkeypatch.setattr(allocator, "subprocess", SimpleNamespace(run=lambda *_, **__: ramp))
+    monkeypatch.setattr(attention, "measure_host", lambda *_: Timing(2.0, 1.0, 3.0))
+    monkeypatch.setattr("bench.alibi_attention.peers.backends.choose", lambda *_: "triton")
+    recorder = PretendRecorder()
+    full_size = (attention.long, attention.lengths, attention.segments, attention.tuned)
+    for part in dict.fromkeys(part for parts in PARTS.values() for part in parts):
+        before = len(recorder.records)
+        part(recorder, torch.device("cpu"), part not in full_size)
+        assert len(recorder.records) > before, part
+    recorder.add(DeviceRecord("tuned", "a case", "forward", "FlexAttention", failure="RuntimeError: a reason"))
+    return recorder.records
+
+
+def write(path, records):
+    lines = [json.dumps({"gpu": "pretend"}), *(json.dumps(asdict(record)) for record in records)]
+    path.write_text("\n".join(lines) + "\n")
+
+
+def test_every_stage_of_a_gpu_run_is_reported(run_bench, device_records, tmp_path):
+    write(tmp_path / "device.jsonl", device_records)
+    out = run_bench("report", "--records", tmp_path, "--figures", tmp_path / "figures")
+    assert "device.jsonl: gpu pretend" in out
+    assert {record.case for record in device_records if record.case not in out} == set()
+    for stage in {record.stage for record in device_records} - {"long", "lengths", "segments"}:
+        assert f"\n| {stage} | work |" in out
+    assert "- failed 1x, first tuned a case forward, FlexAttention: RuntimeError: a reason" in out
+    drawn = {path.stem for path in (tmp_path / "figures").iterdir()}
+    speeds = {f"attention_d{head_dim}_{work}" for head_dim in (64, 128) for work in ("forward", "forward_backward")}
+    assert drawn == {*speeds, "attention_speedup", "attention_segments"}
+    assert all(f"![{name}]({name}.png)" in out for name in drawn)
+
+
+def test_every_stage_of_a_gpu_run_is_in_the_summary(device_records):
+    lines = list(summary(device_records))
+    records = DeviceRecords(device_records)
+    for goal in (*attention_goals(records), *allocator.device_goals(records)):
+        assert goal.value is not None, goal
+        assert any(goal.what in line and goal.value_text() in line for line in lines)
+    for stage in ("host", "packed", "tuned", "diagnostics"):
+        assert any(line.startswith(f"{stage} ") for line in lines)
+    assert any(line.startswith("D64 S1024 B16 Hkv32: 2 / 4 ms  no skip 1.00/1.00") for line in lines)
+
+
+def test_a_later_file_replaces_records_of_the_same_measurement(run_bench, tmp_path):
+    for name, milliseconds in (("device.jsonl", 7.0), ("device_later.jsonl", 8.0)):
+        record = DeviceRecord("packed", "a case", "forward", "varlen", "a", milliseconds, milliseconds, milliseconds)
+        write(tmp_path / name, [record])
+    out = run_bench("report", "--records", tmp_path, "--figures", tmp_path)
+    assert "| a case | forward | varlen | 8 (8–8) |" in out
+    assert "7 (7–7)" not in out
+
+
+def test_a_line_that_was_not_written_completely_is_left_out(tmp_path):
+    record = DeviceRecord("packed", "a case", "forward", "varlen")
+    write(tmp_path / "device.jsonl", [record])
+    with (tmp_path / "device.jsonl").open("a") as file:
+        file.write('{"stage": "pack')
+    assert read_device_records(tmp_path / "device.jsonl") == ({"gpu": "pretend"}, [record])
+
+
+# ---- commands
+
+
+@pytest.mark.parametrize("name", bench.COMMANDS)
+def test_every_command_has_help(run_bench, name, capsys):
+    if name == "aot":
+        pytest.importorskip("triton", reason="triton is not installed")
+    with pytest.raises(SystemExit) as end:
+        run_bench(name, "--help")
+    assert end.value.code == 0
+    assert f"python -m bench {name}" in capsys.readouterr().out
+
+
+def test_the_device_command_starts_modules_that_exist():
+    commands = [program for _, program, _ in command._programs(list(command.TOGETHER), tiny=False)]
+    names = {program[program.index("-m") + 1] for program in commands}
+    assert names == {"pytest", "bench.gpu.sanitize", "bench.alibi_attention.precompile"}
+    assert all(importlib.util.find_spec(name) for name in (*names, "bench.gpu.stage", "bench.allocator.gpu"))
+    assert set(command.STAGES) == {*PARTS, *command.TOGETHER}
+
+
+def test_cpu_benchmarks_need_no_triton():
+    modules = ["alibi_attention.cpu", "resize_batch.cpu", "batching.cpu", "moment_statistics.cpu", "report"]
+    code = "import sys; sys.modules['triton'] = None; import " + ", ".join(f"bench.{name}" for name in modules)
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=120)
