@@ -1,4 +1,4 @@
-"""What the monitors of all trainers share: a `TrainingMonitor` for each training, and what a checkpoint keeps of it."""
+"""The state that the monitors of all trainers share: a `TrainingMonitor` for each training, and its counts."""
 
 from __future__ import annotations
 
@@ -12,17 +12,19 @@ from ..diagnostics import TrainingMonitor
 from ..diagnostics.monitor import Output, check_options
 
 
-class Monitoring:
-    """A monitor on its way through a training.
+class MonitorState:
+    """A trainer's monitor, over one training or several.
 
     Args:
         outputs, spike_threshold, read_every: as for `TrainingMonitor`.
 
     Attributes:
-        monitor: that of the training under way, or of the last one; None before the first.
+        monitor: the monitor of the current training, or of the last one; None before the first.
+        saved: counts from a checkpoint, for the training that starts next.
 
     Raises:
-        TypeError, ValueError: an argument does not fit.
+        TypeError: an argument has the wrong type.
+        ValueError: an argument is out of range.
     """
 
     def __init__(self, outputs: Sequence[Output], spike_threshold: float, read_every: int) -> None:
@@ -31,20 +33,21 @@ class Monitoring:
         self.spike_threshold = spike_threshold
         self.read_every = read_every
         self.monitor: TrainingMonitor | None = None
-        self.saved: Mapping[str, Any] | None = None  #: of a checkpoint, for the training that starts next
+        self.saved: Mapping[str, Any] | None = None
         self._losses: list[Tensor] = []
         self._had_loss = self._skipped = False
 
     def start(self, optimizers: Sequence[Any], *, steps: int, writes: bool) -> None:
-        """A training begins.
+        """Starts a training with a new monitor.
 
         Args:
-            optimizers: the training's.
-            steps: that it has behind it. Where nothing was counted of them, counting begins there.
-            writes: outputs are this rank's to write.
+            optimizers: the optimizers of the training.
+            steps: steps already made. If no counts exist for them, counting starts at this step.
+            writes: whether this rank writes to the outputs.
 
         Raises:
-            ValueError: there is not one optimizer, or it keeps no second moment, or what was saved is no monitor's.
+            ValueError: there is not exactly one optimizer, the optimizer has no second-moment state, or the saved
+                counts are invalid.
         """
         if len(optimizers) != 1:
             raise ValueError(
@@ -62,25 +65,24 @@ class Monitoring:
         self._had_loss = self._skipped = False
 
     def _counts_after(self, steps: int) -> Mapping[str, Any]:
-        """Those of the checkpoint, or of the training that goes on in this process; else empty."""
+        """Returns the counts of the checkpoint, or of the training that this process continues, or an empty mapping."""
         if self.saved is not None:
             return self.saved if steps else {}
         own = self.state_dict()
         return own if own and own["steps"] == steps else {}
 
     def add_loss(self, loss: Tensor) -> None:
-        """Of one of the batches that the next optimizer step learns from."""
+        """Adds the loss of one batch of the next optimizer step."""
         self._losses.append(loss.detach())
         self._had_loss = True
 
     def step(self, *, losses_are_parts: bool, may_begin_without: bool = False) -> None:
-        """The optimizer made a step; its loss is the sum of those added, if they are parts of it, else their mean.
-
-        A step without a loss has no record, and its number is left out.
+        """Records an optimizer step. A step without a loss has no record, but is counted.
 
         Args:
-            losses_are_parts: of the step's loss.
-            may_begin_without: a loss may still come with a later step: `check_losses` when the training ends.
+            losses_are_parts: the added losses are parts of the step's loss, which is their sum. If False, the step's
+                loss is their mean.
+            may_begin_without: the first loss may come with a later step. Call `check_losses` when the training ends.
 
         Raises:
             ValueError: no loss was added since the training began.
@@ -94,15 +96,15 @@ class Monitoring:
             counts = self.monitor.state_dict()
             self.monitor.load_state_dict({**counts, "steps": counts["steps"] + 1})
         else:
-            raise _no_loss()
+            raise _missing_loss()
 
     def check_losses(self) -> None:
-        """Raises ValueError where steps were made, and none had a loss."""
+        """Raises ValueError if steps were made and none of them had a loss."""
         if self._skipped and not self._had_loss and self.monitor is not None and self.monitor.min_loss is None:
-            raise _no_loss()
+            raise _missing_loss()
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain numbers; empty before the first training."""
+        """Returns plain numbers, or an empty dict before the first training."""
         return {} if self.monitor is None else self.monitor.state_dict()
 
     def close(self) -> None:
@@ -111,12 +113,15 @@ class Monitoring:
 
 
 def _on_one_device(losses: Sequence[Tensor]) -> Tensor:
-    """The first's; the replicas of nn.DataParallel, threads, add theirs in any order."""
+    """Stacks the losses on the device with the lowest index.
+
+    The replicas of nn.DataParallel are threads, and add their losses in any order.
+    """
     ordered = sorted(losses, key=lambda loss: loss.device.index or 0)
     return torch.stack([loss.reshape(()).to(ordered[0].device) for loss in ordered])
 
 
-def _no_loss() -> ValueError:
+def _missing_loss() -> ValueError:
     return ValueError(
         "Monitor needs the loss of a step, got none: the model must return it in training; where the loss is "
         "computed elsewhere, call the observe() of a TrainingMonitor there"

@@ -1,4 +1,4 @@
-"""What the callbacks of all trainers share: the schedule's steps, the tokens of all ranks, what a checkpoint keeps."""
+"""The state that the callbacks of all trainers share: the schedule, its attachment, and the tokens of all ranks."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from ..schedule.attachment import Attachment, Seen
 from ..schedule.scheduler import SequenceLengthScheduler
 from ..utils.checks import check_int
 
-_WAY_OUT = "or start a new training from the checkpoint's weights"
+_OTHERWISE = "or start a new training from the checkpoint's weights"
 
 
-class Progress:
-    """A schedule on its way through a training.
+class ScheduleState:
+    """A trainer's schedule, over one training or several.
 
     Args:
-        scheduler: what is stepped.
-        resize_options: for `resize_batch`.
+        scheduler: the schedule to step.
+        resize_options: options for `resize_batch`.
 
     Attributes:
-        attachment: that of the training under way, else None.
-        train_tokens: how many tokens all ranks have trained on, after resizing and without padding.
+        attachment: the attachment of the current training, or None.
+        train_tokens: number of tokens that all ranks have trained on, after resizing and without padding.
 
     Raises:
-        TypeError: `scheduler` is none, or `resize_batch` does not take an option.
+        TypeError: `scheduler` is not a SequenceLengthScheduler, or `resize_batch` does not have an option.
     """
 
     def __init__(self, scheduler: SequenceLengthScheduler, resize_options: Mapping[str, Any]) -> None:
@@ -40,11 +40,11 @@ class Progress:
         self.attachment: Attachment | None = None
         self.train_tokens = 0
         self._options = dict(resize_options)
-        self._start: int | None = None
+        self._first_progress: int | None = None
         self._is_counted = True
 
     def attach(self, model: nn.Module) -> Attachment:
-        """Resize what `model` trains on, and no longer what a training that broke off has left attached."""
+        """Resizes the training inputs of `model`. Removes the attachment that an interrupted training has left."""
         self.detach()
         self.attachment = self.scheduler.attach(model, **self._options)
         return self.attachment
@@ -55,22 +55,22 @@ class Progress:
         self.attachment = None
 
     def start(self) -> None:
-        """A training that does not resume, also after one that broke off: the schedule stands where it first stood."""
-        self.scheduler.progress = self._remembered_start()
+        """Resets the schedule to its progress before the first training, for a training that does not resume."""
+        self.scheduler.progress = self._remember_first_progress()
         self.train_tokens = 0
 
     def resume(self, state_dict: Any) -> None:
-        """A training goes on from a checkpoint, of which this is the entry; None if it has none.
+        """Loads a state of `state_dict()` from a checkpoint; None if the checkpoint has no such state.
 
         Raises:
-            ValueError: there is no entry, or it is of another configuration; nothing was changed.
+            ValueError: the state is missing or invalid, or has another configuration. Nothing was changed.
         """
         if state_dict is None:
             raise ValueError(
                 "the checkpoint has no state of SequenceLengthWarmup, since it was written without this callback; "
-                f"resume without it, {_WAY_OUT}"
+                f"resume without it, {_OTHERWISE}"
             )
-        self._remembered_start()
+        self._remember_first_progress()
         try:
             train_tokens = state_dict["train_tokens"]
             check_int("train_tokens", train_tokens, minimum=0)
@@ -78,30 +78,31 @@ class Progress:
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(
                 f"the checkpoint's state of SequenceLengthWarmup does not fit: {error}; pass a scheduler of the "
-                f"checkpoint's configuration, {_WAY_OUT}"
+                f"checkpoint's configuration, {_OTHERWISE}"
             ) from error
         self.train_tokens = train_tokens
 
     def step(self, steps: int, device: torch.device, *, count: bool = True) -> None:
-        """So many optimizer steps were made, by every rank.
+        """Advances the schedule by optimizer steps that every rank has made.
 
         Args:
-            steps: how many.
-            device: where the ranks exchange what they saw.
-            count: False lets steps be counted without waiting for the device and the ranks: tokens come later.
+            steps: number of optimizer steps.
+            device: the device on which the ranks exchange their counts.
+            count: if False and the schedule's unit is "step", count the tokens later, without waiting for the device
+                and the ranks.
         """
         unit = self.scheduler.unit
         self._is_counted = count or unit != "step"
         seen = self._count(device) if self._is_counted else Seen(0, 0)
         self.scheduler.step({"step": steps, "token": seen.tokens, "sample": seen.samples}[unit])
 
-    def settle(self, device: torch.device) -> None:
-        """Count the tokens of steps that were left uncounted."""
+    def count_remaining(self, device: torch.device) -> None:
+        """Counts the tokens of steps that were made with `count=False`."""
         if self.scheduler.unit == "step":
             self._count(device)
 
     def _count(self, device: torch.device) -> Seen:
-        """What all ranks saw since the last time."""
+        """Returns what all ranks have seen since the last call, and adds it to `train_tokens`."""
         if self.attachment is None:
             return Seen(0, 0)
         seen = self.attachment.take_seen()
@@ -113,16 +114,16 @@ class Progress:
         return seen
 
     def metrics(self) -> dict[str, int]:
-        """Of the steps behind us; `train_tokens` only where the last one was counted."""
+        """Returns the `seq_length` of the last step, and `train_tokens` if the last step was counted."""
         trained_with = None if self.attachment is None else self.attachment.seq_length
         length = {"seq_length": trained_with or self.scheduler.seq_length}
         return {**length, "train_tokens": self.train_tokens} if self._is_counted else length
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain numbers and strings."""
+        """Returns plain numbers and strings."""
         return {"scheduler": self.scheduler.state_dict(), "train_tokens": self.train_tokens}
 
-    def _remembered_start(self) -> int:
-        if self._start is None:
-            self._start = self.scheduler.progress
-        return self._start
+    def _remember_first_progress(self) -> int:
+        if self._first_progress is None:
+            self._first_progress = self.scheduler.progress
+        return self._first_progress

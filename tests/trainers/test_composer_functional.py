@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from seqwarm_kernels.trainers.composer.functional import set_batch_sequence_length
+from seqwarm_kernels.trainers.composer import set_batch_sequence_length
 
 
 def ids(*rows):
@@ -30,7 +30,7 @@ def test_each_row_keeps_its_own_last_token():
     assert kept["labels"].tolist() == [[2, 3, -1], [9, -1, 0], [2, 3, -1]]
 
 
-def test_reshaping_reads_one_stream_and_drops_its_tail():
+def test_without_truncation_the_batch_is_one_stream_without_its_tail():
     batch = {"input_ids": torch.arange(14).view(2, 7), "labels": torch.arange(100, 114).view(2, 7)}
     reshaped = set_batch_sequence_length(batch, 4, truncate=False, preserve_end_of_sequence=True)
     assert reshaped["input_ids"].tolist() == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
@@ -39,7 +39,7 @@ def test_reshaping_reads_one_stream_and_drops_its_tail():
 
 @pytest.mark.parametrize("length", [6, 7, 1000])
 @pytest.mark.parametrize("preserve", [False, True])
-def test_nothing_happens_where_nothing_is_longer(length, preserve):
+def test_batches_that_are_short_enough_are_not_changed(length, preserve):
     batch = {"input_ids": torch.arange(12).view(2, 6), "attention_mask": torch.ones(2, 6)}
     same = set_batch_sequence_length(batch, length, preserve_end_of_sequence=preserve)
     assert list(same) == list(batch)

@@ -1,4 +1,4 @@
-"""Every family after surgery trains, evaluates and resumes in Hugging Face's and in Lightning's trainer."""
+"""Every converted model family trains, evaluates and resumes in Hugging Face's and in Lightning's trainer."""
 
 import importlib
 

@@ -1,11 +1,10 @@
-"""SequenceLengthWarmup in a real Hugging Face Trainer, against loops written by hand."""
+"""SequenceLengthWarmup in a real Hugging Face Trainer, against training loops without a Trainer."""
 
-import importlib
+import copy
 import json
 import os
-import runpy
+import pickle
 import socket
-import sys
 from types import SimpleNamespace
 
 import pytest
@@ -13,10 +12,12 @@ import torch
 
 from seqwarm_kernels import SequenceLengthScheduler, resize_batch
 
-transformers = pytest.importorskip("transformers")
+pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
-module = importlib.import_module("seqwarm_kernels.trainers.huggingface")
-SequenceLengthWarmup = module.SequenceLengthWarmup
+
+import transformers
+
+from seqwarm_kernels.trainers.huggingface import SequenceLengthWarmup
 
 WORDS, LENGTH, LEARNING_RATE = 50, 16, 0.5
 
@@ -79,13 +80,13 @@ def collated(data, size=2):
 
 
 def divisor(trainer):
-    """What the Trainer divides a sum of losses by, for each label with a loss: some versions count the first, too."""
+    """The Trainer's num_items_in_batch for each label with a loss. Some versions count the first label, too."""
     batch = collated(dataset(2))
     return float(trainer.get_batch_samples(iter(batch), 1, "cpu")[1]) / (2 * (LENGTH - 1))
 
 
 def by_hand(model, schedule, data, divisor, accumulate=1, **options):
-    """The sum of losses over all labels that are left, in every step."""
+    """Trains without a Trainer. The loss of a step is taken over all labels that are left after cutting."""
     optimizer, losses, batches = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE), [], collated(data)
     for start in range(0, len(batches), accumulate):
         cut = [resize_batch(batch, schedule.seq_length, **options) for batch in batches[start : start + accumulate]]
@@ -148,29 +149,30 @@ def test_evaluation_keeps_the_full_length(tmp_path):
 
 @pytest.mark.parametrize("restored_by_trainer", [False, True])
 @pytest.mark.parametrize("unit", ["step", "token"])
-def test_a_resumed_training_is_the_unbroken_one(tmp_path, unit, restored_by_trainer):
+def test_a_resumed_training_equals_an_uninterrupted_one(tmp_path, unit, restored_by_trainer):
     arguments = {"optim": "adamw_torch", "learning_rate": 1e-2, "train_sampling_strategy": "random"}
     arguments |= {"save_strategy": "steps", "save_steps": 3, "gradient_accumulation_steps": 2, "num_train_epochs": 2}
 
     def of_unit():
         return schedule(duration={"step": 5, "token": 60}[unit], unit=unit)
 
-    unbroken = trainer(tmp_path, model(dropout=0.1), [SequenceLengthWarmup(of_unit())], padded_dataset(), **arguments)
-    unbroken.train()
+    first = SequenceLengthWarmup(of_unit())
+    uninterrupted = trainer(tmp_path, model(dropout=0.1), [first], padded_dataset(), **arguments)
+    uninterrupted.train()
     flag = {"restore_callback_states_from_checkpoint": restored_by_trainer}
     fresh = of_unit()
     callback = SequenceLengthWarmup(fresh)
     resumed = trainer(tmp_path / "again", model(dropout=0.1), [callback], padded_dataset(), **arguments, **flag)
     resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
-    assert 4 < logged(unbroken, "seq_length")[2] < LENGTH
+    assert 4 < logged(uninterrupted, "seq_length")[2] < LENGTH
     for name in ("loss", "seq_length", "train_tokens"):
-        assert logged(resumed, name) == logged(unbroken, name)
-    assert_same_weights(resumed.model, unbroken.model, rtol=0, atol=0)
+        assert logged(resumed, name) == logged(uninterrupted, name)
+    assert_same_weights(resumed.model, uninterrupted.model, rtol=0, atol=0)
     assert fresh.progress == {"step": 8, "token": callback.progress["train_tokens"]}[unit]
 
 
 @pytest.mark.parametrize("unit", ["token", "sample"])
-def test_units_count_what_was_trained_on(tmp_path, unit):
+def test_units_count_the_tokens_and_samples_trained_on(tmp_path, unit):
     counted, by_count = schedule(duration=60 if unit == "token" else 12, unit=unit), []
     training = trainer(tmp_path, model(), [SequenceLengthWarmup(counted)], padded_dataset())
     training.train()
@@ -205,7 +207,7 @@ def test_a_training_that_does_not_resume_starts_over(tmp_path):
         assert shared.progress == 8
 
 
-def test_a_batch_size_that_is_searched_for_starts_over(tmp_path):
+def test_a_search_for_the_batch_size_starts_over(tmp_path):
     class OutOfMemory(transformers.TrainerCallback):
         def on_step_end(self, args, state, control, **kwargs):
             if state.train_batch_size == 4 and state.global_step == 2:
@@ -229,7 +231,7 @@ def test_a_compiled_model_is_warmed_up(tmp_path):
 
 
 def in_parts(folder, batch_size, **arguments):
-    """Rows of one length, whose losses are compared; then rows of all lengths, of which ranks see different numbers."""
+    """Trains on rows of one length, to compare losses, and on padded rows, which differ in tokens between ranks."""
     for data in (dataset(), padded_dataset()):
         counted = schedule(duration=50, unit="token")
         callbacks = [SequenceLengthWarmup(counted)]
@@ -259,7 +261,7 @@ def test_two_processes_train_as_one(tmp_path):
         assert len(set(own[0]["seq_length"])) > 2
 
 
-def test_a_checkpoint_that_does_not_fit_is_refused(tmp_path):
+def test_a_checkpoint_of_another_configuration_raises(tmp_path):
     arguments = {"save_strategy": "steps", "save_steps": 2, "max_steps": 2}
     trainer(tmp_path, model(), [SequenceLengthWarmup(schedule())], **arguments).train()
     saved = json.loads((tmp_path / "checkpoint-2" / "trainer_state.json").read_text())
@@ -270,28 +272,39 @@ def test_a_checkpoint_that_does_not_fit_is_refused(tmp_path):
         training = trainer(tmp_path / "again", model(), [callback], **arguments, **flags)
         training.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
 
-    with pytest.raises(
-        ValueError, match=r"duration is 4 in the state, 9 here; pass a scheduler of the checkpoint's"
-    ):
-        resume(SequenceLengthWarmup(schedule(9)))
-    with pytest.raises(ValueError, match=r"schedule is none of this training's: .*'duration': 4"):
-        resume(SequenceLengthWarmup(schedule(9)), restore_callback_states_from_checkpoint=True)
+    for restore in (False, True):
+        with pytest.raises(
+            ValueError, match=r"duration is 4 in the state, 9 here; pass a scheduler of the checkpoint's"
+        ):
+            resume(SequenceLengthWarmup(schedule(9)), restore_callback_states_from_checkpoint=restore)
     del saved["stateful_callbacks"]["SequenceLengthWarmup"]
     (tmp_path / "checkpoint-2" / "trainer_state.json").write_text(json.dumps(saved))
     with pytest.raises(ValueError, match="written without this callback; resume without it, or start a new training"):
         resume(SequenceLengthWarmup(schedule()))
 
 
-def test_a_callback_is_made_of_its_state():
-    source = SequenceLengthWarmup(schedule(pacing=lambda x: x * x), mode="reshape")
+def test_a_callback_is_restored_from_its_state():
+    """By its own class, as the Trainer does, and also beside a callback with an equal schedule."""
+    source, other = (SequenceLengthWarmup(schedule(pacing=lambda x: x * x), mode="reshape") for _ in range(2))
     state = json.loads(json.dumps(source.state()))
     state["attributes"]["progress"]["train_tokens"] = 5
-    made = SequenceLengthWarmup.from_state(state)
-    assert made.progress["train_tokens"] == 5
-    assert made.state() == source.state()
+    restored = type(source).from_state(state)
+    assert restored is source
+    assert restored.progress["train_tokens"] == 5
+    assert restored.state()["attributes"] == state["attributes"]
+    assert other.progress["train_tokens"] == 0
 
 
-def test_bad_input_is_named(tmp_path):
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda it: pickle.loads(pickle.dumps(it))], ids=["copy", "pickle"])
+def test_a_copy_is_restored_by_itself(copied):
+    source = SequenceLengthWarmup(schedule())
+    other = copied(source)
+    assert other.state() == source.state()
+    assert type(other).from_state(source.state()) is other
+    assert isinstance(other, SequenceLengthWarmup)
+
+
+def test_bad_input_raises(tmp_path):
     with pytest.raises(TypeError, match="scheduler must be a SequenceLengthScheduler, got int"):
         SequenceLengthWarmup(8)
     with pytest.raises(TypeError, match="unexpected keyword argument 'sequence_dim'"):
@@ -307,9 +320,3 @@ def test_bad_input_is_named(tmp_path):
     )
     with pytest.raises(ValueError, match="parallelism_config must give each rank batches of its own, got 2 ranks"):
         begin(arguments, None, None)
-
-
-def test_what_is_missing_is_named(monkeypatch):
-    monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(ImportError, match="transformers and accelerate are needed: pip install"):
-        runpy.run_path(module.__file__)

@@ -1,11 +1,8 @@
-"""SequenceLengthWarmup in a real Lightning Trainer, against loops written by hand."""
+"""SequenceLengthWarmup in a real Lightning Trainer, against training loops without a Trainer."""
 
-import importlib
 import json
 import os
-import runpy
 import socket
-import sys
 from typing import NamedTuple
 
 import pytest
@@ -15,9 +12,11 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 from seqwarm_kernels import SequenceLengthScheduler, resize_batch
 
-lightning = pytest.importorskip("lightning.pytorch")
-module = importlib.import_module("seqwarm_kernels.trainers.lightning")
-SequenceLengthWarmup = module.SequenceLengthWarmup
+pytest.importorskip("lightning.pytorch")
+
+import lightning.pytorch as lightning
+
+from seqwarm_kernels.trainers.lightning import SequenceLengthWarmup
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Lightning's hints on workers, loggers and intervals
 WORDS, WIDTH, LENGTH, LEARNING_RATE = 11, 8, 16, 0.05
@@ -69,7 +68,7 @@ class Model(Steps, lightning.LightningModule):
 
 
 class Records(lightning.loggers.logger.Logger):
-    """What loggers get, by step."""
+    """Collects the metrics that loggers get, by step."""
 
     name, version = "records", 0
 
@@ -109,7 +108,7 @@ def trainer(callback, trainer_class=lightning.Trainer, **settings):
 
 
 def by_hand(model, schedule, batches, accumulate=1):
-    """The mean over the batches of a step, as Lightning has it."""
+    """Trains without a Trainer. The loss of a step is the mean over its batches, as in Lightning."""
     optimizer = model.configure_optimizers()
     model.train()
     for index, batch in enumerate(batches):
@@ -194,7 +193,7 @@ def test_validation_keeps_the_full_length():
     assert set(model.lengths[False]) == {LENGTH}
 
 
-def test_a_data_module_prepares_whole_batches():
+def test_a_data_module_gets_whole_batches():
     class Data(lightning.LightningDataModule):
         def __init__(self):
             super().__init__()
@@ -223,7 +222,7 @@ def test_lengths_and_tokens_are_logged(unit, logged):
 
 
 @pytest.mark.parametrize("unit", ["token", "sample"])
-def test_units_count_what_was_trained_on(unit):
+def test_units_count_the_tokens_and_samples_trained_on(unit):
     duration = {"token": 60, "sample": 12}[unit]
     model, counted, callback_tokens = Model(), schedule(duration, unit), 0
     callback = SequenceLengthWarmup(counted)
@@ -247,7 +246,7 @@ def checkpoints(folder, **settings):
 
 
 @pytest.mark.parametrize("unit", ["step", "token"])
-def test_a_resumed_training_is_the_unbroken_one(tmp_path, unit):
+def test_a_resumed_training_equals_an_uninterrupted_one(tmp_path, unit):
     def fit(warmed, **resumed):
         model, callback = Model(), SequenceLengthWarmup(warmed)
         training = trainer([callback, checkpoints(tmp_path)], enable_checkpointing=True, max_epochs=2)
@@ -257,30 +256,30 @@ def test_a_resumed_training_is_the_unbroken_one(tmp_path, unit):
     def of_unit():
         return schedule({"step": 12, "token": 150}[unit], unit)
 
-    unbroken, state = fit(of_unit())
+    uninterrupted, state = fit(of_unit())
     fresh = of_unit()
     resumed, state_again = fit(fresh, ckpt_path=tmp_path / "epoch=0.ckpt")
-    assert 4 < unbroken.lengths[True][8] < LENGTH
-    assert resumed.lengths[True] == unbroken.lengths[True][8:]
-    assert resumed.losses == unbroken.losses[8:]
-    assert_same_weights(resumed, unbroken)
+    assert 4 < uninterrupted.lengths[True][8] < LENGTH
+    assert resumed.lengths[True] == uninterrupted.lengths[True][8:]
+    assert resumed.losses == uninterrupted.losses[8:]
+    assert_same_weights(resumed, uninterrupted)
     assert state_again == state
-    trained = zip(unbroken.lengths[True], [*loader(padded_rows())] * 2, strict=True)
+    trained = zip(uninterrupted.lengths[True], [*loader(padded_rows())] * 2, strict=True)
     assert state["train_tokens"] == sum(int(batch["attention_mask"][:, :length].sum()) for length, batch in trained)
     assert fresh.progress == {"step": 16, "token": state["train_tokens"]}[unit]
 
 
-def test_a_training_that_broke_off_leaves_nothing_behind(tmp_path):
+def test_an_interrupted_training_removes_its_hooks(tmp_path):
     class Stop(lightning.Callback):
         def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
             if batch_idx == 2:
                 raise ArithmeticError
 
     callback = SequenceLengthWarmup(schedule())
-    broken = trainer([callback, Stop()])
+    interrupted = trainer([callback, Stop()])
     with pytest.raises(ArithmeticError):
-        broken.fit(Model(), loader())
-    assert "batch_to_device" not in vars(broken.strategy)
+        interrupted.fit(Model(), loader())
+    assert "batch_to_device" not in vars(interrupted.strategy)
     model, again = Model(), trainer(callback)
     again.fit(model, loader())
     assert model.lengths[True] == [4, 4, 8, 12, 16, 16, 16, 16]
@@ -291,19 +290,19 @@ def test_a_training_that_broke_off_leaves_nothing_behind(tmp_path):
 
 
 class InOrder(lightning.LightningDataModule):
-    """Lightning's own sampler for several processes would shuffle."""
+    """Keeps the order of the rows, which Lightning's sampler for several processes would shuffle."""
 
     def __init__(self, size):
         super().__init__()
         self.size = size
 
     def train_dataloader(self):
-        places = {"num_replicas": self.trainer.world_size, "rank": self.trainer.global_rank}
-        return loader(padded_rows(), self.size, sampler=DistributedSampler(padded_rows(), **places, shuffle=False))
+        ranks = {"num_replicas": self.trainer.world_size, "rank": self.trainer.global_rank}
+        return loader(padded_rows(), self.size, sampler=DistributedSampler(padded_rows(), **ranks, shuffle=False))
 
 
 def reports(size, **settings):
-    """Padded rows, of which ranks see different numbers of tokens."""
+    """Trains on padded rows, of which ranks get different numbers of tokens."""
     for unit, duration in (("token", 60), ("step", 3)):
         model, callback = Model(), SequenceLengthWarmup(schedule(duration, unit))
         trainer(callback, use_distributed_sampler=False, **settings).fit(model, InOrder(size))
@@ -339,7 +338,7 @@ def test_the_trainer_of_pytorch_lightning():
     assert model.lengths[True] == [4, 4, 8, 12, 16, 16, 16, 16]
 
 
-def test_a_checkpoint_that_does_not_fit_is_refused(tmp_path):
+def test_a_checkpoint_of_another_configuration_raises(tmp_path):
     def train(*callbacks, folder=tmp_path, **resumed):
         training = trainer([*callbacks, checkpoints(folder)], enable_checkpointing=True, max_epochs=2)
         training.fit(Model(), loader(), **resumed)
@@ -347,9 +346,7 @@ def test_a_checkpoint_that_does_not_fit_is_refused(tmp_path):
 
     training = train(SequenceLengthWarmup(schedule()))
     train(folder=tmp_path / "without")
-    with pytest.raises(
-        ValueError, match="duration is 4 in the state, 9 here; pass a scheduler of the checkpoint's"
-    ):
+    with pytest.raises(ValueError, match="duration is 4 in the state, 9 here; pass a scheduler of the checkpoint's"):
         train(SequenceLengthWarmup(schedule(9)), ckpt_path=tmp_path / "epoch=0.ckpt")
     with pytest.raises(ValueError, match="written without this callback; resume without it, or start a new training"):
         train(SequenceLengthWarmup(schedule()), ckpt_path=tmp_path / "without" / "epoch=0.ckpt")
@@ -360,7 +357,7 @@ def test_a_checkpoint_that_does_not_fit_is_refused(tmp_path):
     assert training.current_epoch == 2
 
 
-def test_bad_input_is_named():
+def test_bad_input_raises():
     class Iterating(Model):
         def training_step(self, dataloader_iter):
             pass
@@ -373,9 +370,3 @@ def test_bad_input_is_named():
         trainer(SequenceLengthWarmup(schedule())).fit(Iterating(), loader())
     with pytest.raises(TypeError, match=r"a training batch must be a tensor, or a mapping, .* got str"):
         trainer(SequenceLengthWarmup(schedule())).fit(Model(), loader(collate_fn=lambda batch: "words"))
-
-
-def test_what_is_missing_is_named(monkeypatch):
-    monkeypatch.setitem(sys.modules, "lightning.pytorch", None)
-    with pytest.raises(ImportError, match="lightning is needed: pip install"):
-        runpy.run_path(module.__file__)

@@ -1,4 +1,4 @@
-"""Monitor in a real Hugging Face Trainer, against what the Trainer logs and an optimizer holds."""
+"""Monitor in a real Hugging Face Trainer, against the Trainer's logs and the optimizer's state."""
 
 import copy
 import json
@@ -16,17 +16,17 @@ pytest.importorskip("accelerate")
 from transformers import TrainerCallback
 from transformers.trainer_callback import ExportableState
 
-from seqwarm_kernels.trainers.huggingface.warmup import Monitor, SequenceLengthWarmup
+from seqwarm_kernels.trainers.huggingface import Monitor, SequenceLengthWarmup
 
 from ..diagnostics.plain import statistics_of
 from .test_huggingface import dataset, logged, model, padded_dataset, schedule, trainer
 
 ADAM = {"optim": "adamw_torch", "learning_rate": 0.01}
-JUMPS = {**ADAM, "learning_rate": 0.3}  # its losses
+JUMPS = {**ADAM, "learning_rate": 0.3}  # the loss has spikes
 
 
 class Plain:
-    """After each step: what the optimizer holds, in plain numbers. An output asks it with each record."""
+    """The optimizer's statistics after each step, in plain numbers."""
 
     def __init__(self, training):
         self.rows = []
@@ -46,7 +46,7 @@ def numbers(record):
 
 @pytest.mark.parametrize("accumulate", [1, 2])
 @pytest.mark.parametrize("data", [dataset, padded_dataset])
-def test_records_are_what_the_trainer_logs_and_the_optimizer_holds(tmp_path, accumulate, data):
+def test_records_are_the_logged_losses_and_the_optimizers_statistics(tmp_path, accumulate, data):
     records = []
     training = trainer(
         *(tmp_path, model(), [Monitor(records.append, read_every=3)], data()),
@@ -69,7 +69,7 @@ def test_gradients_are_those_that_the_optimizer_gets(tmp_path):
 
 
 @pytest.mark.parametrize("first", [True, False])
-def test_beside_a_warmup_the_loss_is_of_what_is_left(tmp_path, first):
+def test_with_a_warmup_the_loss_is_that_of_the_cut_batch(tmp_path, first):
     records = []
     callbacks = [Monitor(records.append), SequenceLengthWarmup(schedule())]
     training = trainer(tmp_path, model(), callbacks if first else callbacks[::-1], **ADAM)
@@ -109,7 +109,7 @@ def test_a_resumed_training_goes_on_with_the_same_records(tmp_path, restore):
     assert whole.monitor.spikes > 0
 
 
-def test_a_checkpoint_of_other_options_is_refused_where_it_is_to_be_restored(tmp_path):
+def test_restoring_a_checkpoint_of_other_options_raises(tmp_path):
     options = {**ADAM, "save_strategy": "steps", "save_steps": 3}
     trainer(tmp_path, model(), [Monitor(spike_threshold=1.75)], **options).train()
     resumed = trainer(tmp_path, model(), [Monitor()], **options, restore_callback_states_from_checkpoint=True)
@@ -120,7 +120,7 @@ def test_a_checkpoint_of_other_options_is_refused_where_it_is_to_be_restored(tmp
 
 
 @pytest.mark.parametrize("restore", [False, True])
-def test_several_monitors_resume_each_with_its_counts(tmp_path, restore):
+def test_each_of_several_monitors_resumes_with_its_counts(tmp_path, restore):
     options = {**JUMPS, "save_strategy": "steps", "save_steps": 3, "restore_callback_states_from_checkpoint": restore}
 
     def several(*outputs):
@@ -138,7 +138,7 @@ def test_several_monitors_resume_each_with_its_counts(tmp_path, restore):
     assert [[record.step for record in each] for each in records] == [[7, 8]] * 3
 
 
-def test_a_monitor_that_comes_later_does_not_displace_the_counts_of_another(tmp_path):
+def test_a_monitor_that_is_added_later_does_not_change_the_counts_of_another(tmp_path):
     options = {**JUMPS, "save_strategy": "steps", "save_steps": 3}
     whole = Monitor(spike_threshold=1.01)
     trainer(tmp_path, model(), [whole], **options).train()
@@ -172,13 +172,13 @@ def test_other_callbacks_of_this_name_keep_their_state(tmp_path):
     assert {"args": None, "attributes": {"seen": 3}} in state["stateful_callbacks"]["Monitor"]
 
 
-def test_a_restored_monitor_has_the_outputs_of_the_one_it_replaces(tmp_path):
+def test_a_restored_monitor_keeps_its_outputs(tmp_path):
     options = {**ADAM, "save_strategy": "steps", "save_steps": 3, "restore_callback_states_from_checkpoint": True}
     trainer(tmp_path, model(), [Monitor()], **options).train()
     records, others = [], []
     resumed = trainer(tmp_path, model(), [Monitor(records.append)], **options)
     later = Monitor(others.append)
-    for _ in range(2):  # the second time what is replaced was restored itself
+    for _ in range(2):  # the second time the restored callback is restored again
         records.clear()
         resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
         assert [record.step for record in records] == [4, 5, 6, 7, 8]
@@ -197,7 +197,7 @@ def test_copies(tmp_path, copied):
     assert [line["step"] for line in lines(tmp_path / "monitor.jsonl")] == list(range(1, 9))
 
 
-def test_where_the_model_is_called_twice_the_loss_is_the_mean(tmp_path):
+def test_if_the_model_is_called_twice_the_loss_is_the_mean(tmp_path):
     records, losses = [], []
     training = trainer(tmp_path, model(), [Monitor(records.append)], **ADAM)
 
@@ -221,28 +221,28 @@ def test_a_checkpoint_without_a_monitor_counts_from_there(tmp_path):
     assert records[0].loss_ratio == 1.0
 
 
-def test_a_second_training_begins_anew_also_after_one_that_broke_off(tmp_path):
-    class Breaks(Monitor):
+def test_a_second_training_starts_again_also_after_an_interrupted_one(tmp_path):
+    class Interrupted(Monitor):
         def on_optimizer_step(self, args, state, control, **kwargs):
             super().on_optimizer_step(args, state, control, **kwargs)
-            if state.global_step == 2 and self.breaks:
-                raise RuntimeError("broke off")
+            if state.global_step == 2 and self.is_interrupted:
+                raise RuntimeError("interrupted")
 
     records = []
-    monitor = Breaks(records.append)
-    monitor.breaks = True
+    monitor = Interrupted(records.append)
+    monitor.is_interrupted = True
     made = model()
     training = trainer(tmp_path, made, [monitor], **ADAM)
-    with pytest.raises(RuntimeError, match="broke off"):
+    with pytest.raises(RuntimeError, match="interrupted"):
         training.train()
-    monitor.breaks = False
+    monitor.is_interrupted = False
     training.train()
     assert [record.step for record in records] == [1, 2, 3, *range(1, 9)]
     assert not made._forward_hooks
 
 
 @pytest.mark.parametrize("other", [{"label_smoothing_factor": 0.1}, {"compute_loss_func": True}], ids=str)
-def test_a_loss_from_outside_of_the_model_is_missed(tmp_path, other):
+def test_a_loss_from_outside_of_the_model_raises(tmp_path, other):
     training = trainer(tmp_path, model(), [Monitor()], **ADAM, **({} if "compute_loss_func" in other else other))
     if "compute_loss_func" in other:
         training.compute_loss_func = lambda outputs, labels, num_items_in_batch: outputs.logits.square().mean()
@@ -250,7 +250,7 @@ def test_a_loss_from_outside_of_the_model_is_missed(tmp_path, other):
         training.train()
 
 
-def test_an_optimizer_without_a_second_moment_is_named_when_training_begins(tmp_path):
+def test_an_optimizer_without_a_second_moment_raises_when_training_begins(tmp_path):
     with pytest.raises(ValueError, match=r"must keep exp_avg and exp_avg_sq .* got SGD"):
         trainer(tmp_path, model(), [Monitor()]).train()
 

@@ -1,4 +1,4 @@
-"""Monitor in a real Lightning Trainer, against the losses of the module and what its optimizer holds."""
+"""Monitor in a real Lightning Trainer, against the losses of the module and the state of its optimizer."""
 
 import json
 
@@ -9,7 +9,7 @@ from seqwarm_kernels.diagnostics import JsonLines
 
 pytest.importorskip("lightning.pytorch")
 
-from seqwarm_kernels.trainers.lightning.warmup import Monitor, SequenceLengthWarmup
+from seqwarm_kernels.trainers.lightning import Monitor, SequenceLengthWarmup
 
 from ..diagnostics.plain import statistics_of
 from .test_lightning import LEARNING_RATE, Model, loader, schedule, trainer
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # Lightning's hints on worker
 
 
 class Watched(Model):
-    """Keeps what its optimizer holds after each step, in plain numbers."""
+    """Collects its optimizer's statistics after each step, in plain numbers."""
 
     def __init__(self):
         super().__init__()
@@ -34,7 +34,7 @@ def numbers(record):
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])
-def test_records_are_the_losses_and_what_the_optimizer_holds(accumulate):
+def test_records_are_the_losses_and_the_optimizers_statistics(accumulate):
     model, records = Watched(), []
     settings = {"accumulate_grad_batches": accumulate, "gradient_clip_val": 0.1}
     trainer(Monitor(records.append, read_every=3), **settings).fit(model, loader(), loader())
@@ -47,7 +47,7 @@ def test_records_are_the_losses_and_what_the_optimizer_holds(accumulate):
     assert all(record.grad_norm <= 0.1001 for record in records)
 
 
-def test_beside_a_warmup():
+def test_with_a_warmup():
     model, records = Model(), []
     trainer([Monitor(records.append), SequenceLengthWarmup(schedule())]).fit(model, loader())
     assert [record.loss for record in records] == pytest.approx(model.losses, rel=1e-6)
@@ -64,7 +64,7 @@ def test_a_resumed_training_goes_on_with_the_same_records(tmp_path):
     first = trainer(Monitor(JsonLines(path)), max_epochs=1)
     first.fit(Model(), loader())
     first.save_checkpoint(checkpoint)
-    with open(path, "a") as file:  # of steps that the checkpoint does not know
+    with open(path, "a") as file:  # a record of a step after the checkpoint
         file.write(json.dumps({"step": 9}) + "\n")
     second = Monitor(JsonLines(path))
     trainer(second, max_epochs=2).fit(Model(), loader(), ckpt_path=checkpoint)
@@ -81,7 +81,7 @@ def test_a_checkpoint_without_a_monitor_counts_from_there(tmp_path):
     assert [record.step for record in records] == list(range(9, 17))
 
 
-def test_one_trainer_that_goes_on_counts_on():
+def test_a_further_fit_continues_the_count():
     records = []
     training = trainer(Monitor(records.append), max_epochs=1)
     model = Model()
@@ -103,16 +103,16 @@ def test_a_checkpoint_that_is_only_tested_changes_nothing(tmp_path):
     assert other.monitor.state_dict()["steps"] == 8
 
 
-def test_what_was_read_is_written_where_training_breaks_off():
-    class Breaks(Model):
+def test_records_are_written_when_training_is_interrupted():
+    class Interrupted(Model):
         def training_step(self, batch, batch_idx):
             if batch_idx == 5:
-                raise RuntimeError("broke off")
+                raise RuntimeError("interrupted")
             return super().training_step(batch, batch_idx)
 
     records = []
-    with pytest.raises(RuntimeError, match="broke off"):
-        trainer(Monitor(records.append)).fit(Breaks(), loader())
+    with pytest.raises(RuntimeError, match="interrupted"):
+        trainer(Monitor(records.append)).fit(Interrupted(), loader())
     assert len(records) == 5
 
 
@@ -137,7 +137,7 @@ def test_one_optimizer_with_a_second_moment():
 
 
 class Skips(Watched):
-    """Leaves out the batches of these numbers."""
+    """Returns None for the batches of these indices."""
 
     def __init__(self, *skipped):
         super().__init__()
@@ -148,7 +148,7 @@ class Skips(Watched):
 
 
 @pytest.mark.parametrize("skipped", [(0,), (2, 3), (7,)])
-def test_a_step_without_its_batch_has_no_record(tmp_path, skipped):
+def test_a_step_without_a_batch_has_no_record(tmp_path, skipped):
     model, path = Skips(*skipped), tmp_path / "monitor.jsonl"
     monitor = Monitor(JsonLines(path), read_every=3)
     training = trainer(monitor)
@@ -159,14 +159,14 @@ def test_a_step_without_its_batch_has_no_record(tmp_path, skipped):
     assert monitor.monitor.spikes == 0
 
 
-def test_of_accumulated_batches_one_may_be_left_out():
+def test_one_of_the_accumulated_batches_may_be_skipped():
     model, records = Skips(1), []
     trainer(Monitor(records.append), accumulate_grad_batches=2).fit(model, loader())
     assert [record.step for record in records] == [1, 2, 3, 4]
     assert records[0].loss == pytest.approx(model.losses[0], rel=1e-6)
 
 
-def test_counts_go_on_behind_steps_without_their_batch(tmp_path):
+def test_counts_include_steps_without_a_batch(tmp_path):
     monitor, model = Monitor(), Skips(2)
     training = trainer(monitor, max_epochs=1)
     training.fit(model, loader())

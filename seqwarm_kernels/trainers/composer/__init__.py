@@ -1,7 +1,7 @@
 """Composer's names and arguments on this package's operators.
 
-The functions work without Composer. The algorithms `SeqLengthWarmup` and `Alibi` and the callback `Monitor` need it,
-and import it on first access.
+The functions work without Composer. The algorithms `SeqLengthWarmup` and `Alibi` and the callback `Monitor` need
+Composer, and are imported on first access.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Alibi", "Monitor", "SeqLengthWarmup", "apply_alibi", "set_batch_sequence_length"]
 
-#: What needs Composer, and its module.
+#: The names that need Composer, and the module of each.
 _MODULES = {"Alibi": "algorithms", "SeqLengthWarmup": "algorithms", "Monitor": "monitor"}
 
 

@@ -1,51 +1,65 @@
-"""Composer's algorithms SeqLengthWarmup and Alibi, on this package's schedule, operators and surgery."""
+"""Composer's algorithms SeqLengthWarmup and Alibi, on this package's schedule and operators."""
 
 from __future__ import annotations
 
+import math
+import warnings
+from collections.abc import Mapping
 from fractions import Fraction
+from typing import Any
 from weakref import WeakSet
 
-from composer.core import Algorithm, Event, State, TimeUnit
+import torch
+from composer.core import Algorithm, Event, Precision, State, TimeUnit
 from composer.loggers import Logger
-from torch import nn
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
+from ...allocator.warmup import warmup_allocator
 from ...resizing.functional import resize_batch
 from ...schedule.scheduler import SequenceLengthScheduler
 from ...utils.checks import check_bool, check_int, check_real
+from ...utils.modules import unwrapped
 from .functional import apply_alibi, rows_and_length, set_batch_sequence_length
-from .memory import claim_memory
 
 #: Checkpoints name the classes by this path, wherever the file lies.
 _PUBLIC_MODULE = "seqwarm_kernels.trainers.composer"
+
+_AUTOCAST_DTYPES = {
+    Precision.AMP_FP16: torch.float16,
+    Precision.AMP_BF16: torch.bfloat16,
+    Precision.AMP_FP8: torch.bfloat16,  # for the operators that fp8 does not cover
+}
 
 
 class SeqLengthWarmup(Algorithm):
     """Composer's SeqLengthWarmup on `SequenceLengthScheduler`: the same arguments, events and metrics.
 
-    The length follows from the trainer's timestamp and max_duration alone, so that a resumed run goes on as it would
-    have. It is measured in what max_duration counts: batches (for epochs, too), or samples or tokens, which Composer
-    counts before anything is cut. From `duration` of the training on it is exactly `max_seq_length`. Evaluation is not
-    touched.
+    The length depends only on the trainer's timestamp and max_duration, so a resumed training has the same lengths as
+    an uninterrupted one. Progress is measured in the unit of max_duration: in samples or tokens, which Composer counts
+    before rows are cut, or else in batches (for epochs, too). After the share `duration` of the training, the length is
+    exactly `max_seq_length`. Evaluation keeps the full length.
 
-    Before the first batch on a CUDA device the model is passed once at full length, so that its memory is claimed, and
-    put back bit for bit (`warmup_allocator`). With automatic microbatches this finds their size. Left out under FSDP,
-    and for batches that are no mappings.
+    Before the first batch on a CUDA device, the model runs once at full length to claim its memory, and is restored bit
+    for bit (see `warmup_allocator`). With automatic microbatching, this run finds the microbatch size. It is skipped
+    under FSDP, and for batches that are not mappings.
 
-    It works behind an `Alibi` in either order of the trainer's algorithms: rows are cut by Alibi first, and their
-    length is min(the warmup's, train_sequence_length_scaling · S). For a ramp to full rows, `max_seq_length` is to be
-    that product.
+    `SeqLengthWarmup` runs after `Alibi`, in either order of the trainer's algorithms. Alibi first cuts the rows, and
+    their length is min(the scheduled length, train_sequence_length_scaling · S). For a ramp to full rows, set
+    `max_seq_length` to that product.
 
     Args:
-        duration: share of the training until the full length, in [0, 1].
+        duration: share of the training after which the full length is reached, in [0, 1].
         min_seq_length: tokens in a row at the start.
-        max_seq_length: tokens in a row in the end.
-        step_size: lengths grow in multiples of this.
-        truncate: drop what is behind the length; if False, cut it into further rows.
+        max_seq_length: tokens in a row at the end.
+        step_size: lengths grow in multiples of this number.
+        truncate: drop the tokens after the length. If False, cut them into further rows.
         preserve_end_of_sequence: with `truncate`, keep each row's last valid token. Needs an "attention_mask".
 
     Raises:
-        TypeError, ValueError: an argument does not fit; at the first batch, max_duration is counted in seconds or
-            iterations, or in epochs of a dataloader without a length.
+        TypeError: an argument has the wrong type.
+        ValueError: an argument is out of range; at the first batch, max_duration is in seconds or iterations, or in
+            epochs of a dataloader without a length.
     """
 
     def __init__(
@@ -77,19 +91,19 @@ class SeqLengthWarmup(Algorithm):
     def apply(self, event: Event, state: State, logger: Logger) -> None:
         if event == Event.INIT:
             self._memory_is_claimed = False
-            self._move_behind_alibi(state)
+            self._move_before_alibi(state)
             return
         if not self._memory_is_claimed:
             self._memory_is_claimed = True
             if state.device.name == "gpu" and not state.fsdp_enabled:
                 claim_memory(state, set_batch_sequence_length(state.batch, self.max_seq_length, self.truncate))
-        length = self._length_now(state)
+        length = self._current_length(state)
         state.batch = set_batch_sequence_length(state.batch, length, self.truncate, self.preserve_end_of_sequence)
         rows, _ = rows_and_length(state.batch)
         logger.log_metrics({"seq_length_warmup/curr_seq_len": length, "seq_length_warmup/curr_bs": rows})
 
-    def _length_now(self, state: State) -> int:
-        """In whole numbers: 0.1 of 30 batches are 3, where floating-point numbers make it a little more."""
+    def _current_length(self, state: State) -> int:
+        """Computed in integers: 0.1 of 30 batches are 3, while floating-point numbers give slightly more."""
         done, total = _progress(state)
         share = Fraction(self.duration).limit_denominator(10**9)
         scheduler = SequenceLengthScheduler(
@@ -97,16 +111,16 @@ class SeqLengthWarmup(Algorithm):
         )
         return scheduler.seq_length_at(share.denominator * done)
 
-    def _move_behind_alibi(self, state: State) -> None:
-        """Composer runs a list of algorithms backwards after the dataloader."""
+    def _move_before_alibi(self, state: State) -> None:
+        """Composer runs the list in reverse order on AFTER_DATALOADER, so this position runs after Alibi."""
         others = [algorithm for algorithm in state.algorithms if algorithm is not self]
-        first = next((place for place, other in enumerate(others) if isinstance(other, Alibi)), len(others))
+        first = next((index for index, other in enumerate(others) if isinstance(other, Alibi)), len(others))
         if first < state.algorithms.index(self):
             state.algorithms = [*others[:first], self, *others[first:]]
 
 
 def _progress(state: State) -> tuple[int, int]:
-    """How much of the training is done, and how much there is: epochs in batches, all else in its own unit."""
+    """Returns how much of the training is done, and its total: epochs in batches, other durations in their own unit."""
     limit, now = state.max_duration, state.timestamp
     if limit is None:
         raise ValueError("SeqLengthWarmup needs the trainer's max_duration, got None")
@@ -125,19 +139,57 @@ def _progress(state: State) -> tuple[int, int]:
     return now.epoch.value * batches + min(now.batch_in_epoch.value, batches), limit.value * batches
 
 
-class Alibi(Algorithm):
-    """Composer's Alibi on this package's surgery and attention: the same arguments and events.
+def claim_memory(state: State, batch: Any) -> None:
+    """Runs the model once with a microbatch of `batch`, and restores everything.
 
-    At the start the model's position embeddings give way to ALiBi. Each training batch (B, S) is cut into (B / scaling,
-    S · scaling), row by row; evaluation sees full rows.
-
-    Args:
-        max_sequence_length: the longest sequence of training and evaluation.
-        train_sequence_length_scaling: 1 / k for a whole number k: each row is cut into k. 1 leaves batches as they are.
+    With automatic microbatching, the microbatch size is halved until the microbatch fits.
 
     Raises:
-        TypeError, ValueError: an argument does not fit; at the start, nothing in the model can be replaced; at a batch,
-            the length of its rows is no multiple of k.
+        torch.OutOfMemoryError: the microbatch does not fit, and its size is set by the caller, or is 1.
+    """
+    if not isinstance(batch, Mapping):
+        return
+    rows, length = rows_and_length(batch)
+    if state.device_train_microbatch_size is not None:
+        rows = min(rows, math.ceil(state.device_train_microbatch_size))
+    model = unwrapped(state.model)
+
+    def loss_of(outputs: Any, inputs: Any) -> Tensor:
+        losses = tree_leaves(model.loss(outputs, inputs))  # type: ignore[operator]
+        return torch.stack([loss.mean() for loss in losses]).sum()
+
+    while True:
+        report = warmup_allocator(
+            state.model,
+            length,
+            batch_size=rows,
+            example_batch=batch,
+            loss_fn=loss_of,
+            autocast_dtype=_AUTOCAST_DTYPES.get(state.precision),
+        )
+        if report.out_of_memory is None:
+            return
+        problem = f"SeqLengthWarmup: {rows} rows of {length} tokens do not fit ({report.out_of_memory.message})"
+        if rows == 1 or not state.auto_microbatching:
+            raise torch.OutOfMemoryError(f"{problem}; lower device_train_microbatch_size or max_seq_length")
+        rows = state.device_train_microbatch_size = rows // 2
+        warnings.warn(f"{problem}; device_train_microbatch_size is {rows} now", stacklevel=2)
+
+
+class Alibi(Algorithm):
+    """Composer's Alibi on this package's `apply_alibi` and attention: the same arguments and events.
+
+    At the start of the training, ALiBi replaces the model's position embeddings. Each training batch (B, S) is cut into
+    (B / scaling, S · scaling), row by row. Evaluation keeps full rows.
+
+    Args:
+        max_sequence_length: length of the longest sequence in training and evaluation.
+        train_sequence_length_scaling: 1 / k for an integer k: each row is cut into k rows. 1 keeps batches unchanged.
+
+    Raises:
+        TypeError: an argument has the wrong type.
+        ValueError: an argument is out of range; at the start, the model has nothing to replace; at a batch, the length
+            of its rows is not a multiple of k.
     """
 
     def __init__(self, max_sequence_length: int, train_sequence_length_scaling: float = 0.25) -> None:
@@ -146,17 +198,20 @@ class Alibi(Algorithm):
         if not 0 < train_sequence_length_scaling <= 1:
             raise ValueError(f"train_sequence_length_scaling must be in (0, 1], got {train_sequence_length_scaling}")
         self._parts = round(1 / train_sequence_length_scaling)
-        if abs(self._parts * train_sequence_length_scaling - 1) > 1e-3:  # 0.333 is meant as a third
+        if abs(self._parts * train_sequence_length_scaling - 1) > 1e-3:  # 0.333 is accepted as a third
             raise ValueError(
-                f"train_sequence_length_scaling must be 1 / k for a whole number k, got {train_sequence_length_scaling}"
+                f"train_sequence_length_scaling must be 1 / k for an integer k, got {train_sequence_length_scaling}"
             )
         self.max_sequence_length = max_sequence_length
         self.train_sequence_length_scaling = train_sequence_length_scaling
-        self._changed: WeakSet[nn.Module] = WeakSet()
+        self._converted: WeakSet[nn.Module] = WeakSet()
 
     def __repr__(self) -> str:
-        """Composer, loading a checkpoint, evaluates "algorithms." and this, to add an Alibi that the trainer lacks. It
-        would add its own on top of this one, if this did not evaluate to the class it stands for."""
+        """An expression that evaluates to an Alibi of this class.
+
+        To add an Alibi that the checkpoint has and the trainer lacks, Composer evaluates "algorithms." followed by this
+        string. Without the second operand of `and`, Composer would add its own Alibi on top of this one.
+        """
         return (
             f"Alibi and __import__({_PUBLIC_MODULE!r}, fromlist=['Alibi']).Alibi("
             f"max_sequence_length={self.max_sequence_length}, "
@@ -168,12 +223,12 @@ class Alibi(Algorithm):
         return True
 
     def match(self, event: Event, state: State) -> bool:
-        return (event == Event.INIT and state.model not in self._changed) or event == Event.AFTER_DATALOADER
+        return (event == Event.INIT and state.model not in self._converted) or event == Event.AFTER_DATALOADER
 
     def apply(self, event: Event, state: State, logger: Logger) -> None:
         if event == Event.INIT:
             apply_alibi(state.model, self.max_sequence_length, optimizers=state.optimizers)
-            self._changed.add(state.model)
+            self._converted.add(state.model)
         elif self._parts > 1:
             state.batch = self._cut(state.batch)
 

@@ -1,5 +1,7 @@
-"""Composer's functions `apply_alibi` and `set_batch_sequence_length` on this package's operators. They work without
-Composer."""
+"""Composer's functions `apply_alibi` and `set_batch_sequence_length` on this package's operators.
+
+They work without Composer.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ... import models
-from ...resizing.containers import leaves
+from ...resizing.containers import flatten_batch
 from ...resizing.functional import resize_batch
 from ...utils.checks import check_bool
 from ...utils.modules import guess_batch, signature
@@ -24,25 +26,27 @@ def apply_alibi(
     max_sequence_length: int,
     optimizers: Optimizer | Sequence[Optimizer] | None = None,
 ) -> models.SurgeryReport:
-    """A drop-in for `composer.functional.apply_alibi`: `seqwarm_kernels.models.apply_alibi` with Composer's arguments.
+    """Drop-in replacement for `composer.functional.apply_alibi`.
+
+    Calls `seqwarm_kernels.models.apply_alibi` with Composer's arguments.
 
     Args:
-        model: changed in place; a Hugging Face model, also inside a ComposerModel.
-        max_sequence_length: the longest sequence of training and evaluation.
-        optimizers: those that hold the model's parameters already.
+        model: a Hugging Face model, or a ComposerModel around one. Changed in place.
+        max_sequence_length: length of the longest sequence in training and evaluation.
+        optimizers: the optimizers that already hold the model's parameters.
 
     Returns:
-        What was replaced. Composer's function returns None.
+        A report of the replaced modules. Composer's function returns None.
 
     Raises:
-        ValueError: nothing in the model can be replaced, where Composer's function only warns.
+        ValueError: the model has nothing to replace. Composer's function only warns.
     """
     batch = _example_batch(model, max_sequence_length)
     return models.apply_alibi(model, max_sequence_length, optimizers=optimizers, example_batch=batch)
 
 
 def _example_batch(model: nn.Module, max_sequence_length: int) -> dict[str, Tensor] | None:
-    """For Composer's HuggingFaceModel, whose forward takes a batch as a whole, what the model inside takes."""
+    """Returns a batch for the model inside Composer's HuggingFaceModel, whose forward takes the whole batch."""
     inner = getattr(model, "model", None)
     if not isinstance(inner, nn.Module) or list(signature(model)) != ["batch"]:
         return None
@@ -59,26 +63,27 @@ def set_batch_sequence_length(
     truncate: bool = True,
     preserve_end_of_sequence: bool = False,
 ) -> Any:
-    """A drop-in for `composer.functional.set_batch_sequence_length`, on `resize_batch`.
+    """Drop-in replacement for `composer.functional.set_batch_sequence_length`, on `resize_batch`.
 
-    It differs where Composer's own function surprises: the given batch stays as it is; rows without a valid token are
-    cut as all others are; the last valid token is found with padding on either side; entries that are no tensors, and
-    vectors with an entry for each row, are kept under truncation.
+    It differs from Composer's function in four ways: the given batch is not changed; rows without a valid token are cut
+    as all other rows are; the last valid token is found with padding on either side; truncation keeps entries that are
+    not tensors, and vectors with one entry per row.
 
     Args:
         batch: names and tensors, each (B, S) or (B, S, features...).
-        curr_seq_len: tokens in a new row; nothing is cut where it is not below S.
-        truncate: keep the first tokens of each row; if False, cut the whole batch, read as one stream, into rows, and
-            drop the tail.
-        preserve_end_of_sequence: with `truncate`, a row whose last valid token was cut takes it in its last slot.
+        curr_seq_len: tokens in a new row. Nothing is cut if this is at least S.
+        truncate: keep the first tokens of each row. If False, read the batch as one stream of tokens, cut the stream
+            into rows, and drop the tail.
+        preserve_end_of_sequence: with `truncate`, put the last valid token of a cut row into the row's last slot.
             Needs an "attention_mask" (B, S).
 
     Returns:
-        A new batch of the same type. Its tensors are the given ones where nothing is cut, views of them where the
-        stream is, contiguous copies where rows are truncated.
+        A new batch of the same type. Its tensors are the given ones where nothing is cut, views of the given ones where
+        the stream is cut, and contiguous copies where rows are truncated.
 
     Raises:
-        TypeError, ValueError: as `resize_batch`.
+        TypeError: `resize_batch` does not support the batch, or an option is not a bool.
+        ValueError: `curr_seq_len` is smaller than 1, or `resize_batch` cannot resize an entry.
     """
     check_bool("truncate", truncate)
     check_bool("preserve_end_of_sequence", preserve_end_of_sequence)
@@ -89,7 +94,7 @@ def set_batch_sequence_length(
 
 
 def rows_and_length(batch: Any) -> tuple[int, int]:
-    """The rows of a batch and their length: zeros where it holds no (B, S, ...) tensor."""
-    shapes = [value.shape for value in leaves(batch).values() if isinstance(value, Tensor) and value.dim() > 1]
-    # A mask over pairs of tokens may be (B, 1, S, S).
+    """Returns the number of rows and their length: (0, 0) for a batch without a tensor (B, S, ...)."""
+    shapes = [value.shape for value in flatten_batch(batch).values() if isinstance(value, Tensor) and value.dim() > 1]
+    # The largest size counts: a mask over pairs of tokens may be (B, 1, S, S).
     return max((shape[0] for shape in shapes), default=0), max((shape[1] for shape in shapes), default=0)

@@ -10,7 +10,7 @@ from composer.utils import dist
 
 from ...diagnostics import TrainingMonitor
 from ...diagnostics.monitor import Output
-from ..monitor_state import Monitoring
+from ..monitor_state import MonitorState
 
 _LOSS = "loss/train/total"
 
@@ -20,42 +20,43 @@ class Monitor(Callback):
 
         Trainer(..., callbacks=Monitor(JsonLines("monitor.jsonl")))
 
-    The loss is Composer's own of a batch, over all microbatches and ranks. The norm is that of the gradients that the
-    optimizer got: after clipping. Rank zero writes. Checkpoints keep the counts; a training that resumes from a
-    checkpoint without them counts from there on.
+    The loss is Composer's loss of the batch, over all microbatches and ranks. The gradient norm is taken after
+    clipping. Rank zero writes. Checkpoints keep the counts. If a checkpoint has no counts, a training that resumes from
+    it starts to count there.
 
     Args:
         outputs, spike_threshold, read_every: as for `TrainingMonitor`.
 
     Raises:
-        TypeError, ValueError: an argument does not fit; when training begins, there is more than one optimizer, or it
-            keeps no second moment.
+        TypeError: an argument has the wrong type.
+        ValueError: an argument is out of range; when training begins, there is more than one optimizer, or the
+            optimizer has no second-moment state.
     """
 
     def __init__(self, *outputs: Output, spike_threshold: float = 1.2, read_every: int = 20) -> None:
-        self._monitoring = Monitoring(outputs, spike_threshold, read_every)
+        self._monitor_state = MonitorState(outputs, spike_threshold, read_every)
 
     @property
     def monitor(self) -> TrainingMonitor | None:
-        """That of the training under way, or of the last one; None before the first."""
-        return self._monitoring.monitor
+        """The monitor of the current training, or of the last one; None before the first."""
+        return self._monitor_state.monitor
 
     def fit_start(self, state: State, logger: Logger) -> None:
         steps = state.timestamp.batch.value
-        self._monitoring.start(state.optimizers, steps=steps, writes=dist.get_global_rank() == 0)
+        self._monitor_state.start(state.optimizers, steps=steps, writes=dist.get_global_rank() == 0)
 
     def batch_end(self, state: State, logger: Logger) -> None:
         assert self.monitor is not None
         self.monitor.observe(state.total_loss_dict[_LOSS])
 
     def fit_end(self, state: State, logger: Logger) -> None:
-        self._monitoring.close()
+        self._monitor_state.close()
 
     def close(self, state: State, logger: Logger) -> None:
-        self._monitoring.close()
+        self._monitor_state.close()
 
     def state_dict(self) -> dict[str, Any]:
-        return self._monitoring.state_dict()
+        return self._monitor_state.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._monitoring.saved = state or None
+        self._monitor_state.saved = state or None

@@ -1,63 +1,52 @@
-"""Sequence-length warmup, and a monitor of the optimizer, in the Hugging Face Trainer."""
+"""Sequence-length warmup in the Hugging Face Trainer."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
-from weakref import WeakValueDictionary
 
-try:
-    from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
-    from transformers.trainer_callback import ExportableState
-except ImportError as error:
-    raise ImportError("transformers and accelerate are needed: pip install seqwarm_kernels[huggingface]") from error
 from torch import nn
+from transformers import TrainerControl, TrainerState, TrainingArguments
 
 from ...schedule.scheduler import SequenceLengthScheduler
-from ..schedule_state import Progress
-from .monitor import Monitor as Monitor
-
-#: By the configuration of their schedules: a callback that the Trainer makes of a checkpoint's JSON finds its own here.
-_alive: WeakValueDictionary[tuple[Any, ...], Progress] = WeakValueDictionary()
+from ..schedule_state import ScheduleState
+from .restorable import RestorableCallback
 
 
-class SequenceLengthWarmup(TrainerCallback, ExportableState):
-    """Trains a Trainer's model on sequences of the scheduled length; evaluation keeps the full length.
+class SequenceLengthWarmup(RestorableCallback):
+    """Trains a Trainer's model on sequences of the scheduled length. Evaluation keeps the full length.
 
         Trainer(..., callbacks=[SequenceLengthWarmup(SequenceLengthScheduler(64, 1024, duration=10_000))])
 
-    The schedule takes a step with each optimizer step: 1, or, where its unit is "token" or "sample", what all ranks
-    trained on. A training that does not resume starts where the schedule stood before the first one; one that resumes
-    takes the schedule's state from the checkpoint.
+    Each optimizer step advances the schedule by 1, or, if its unit is "token" or "sample", by the number of tokens or
+    samples that all ranks trained on. A training that does not resume starts at the progress that the schedule had
+    before its first training. A training that resumes loads the schedule's state from the checkpoint.
 
-    Every log gets `seq_length` and `train_tokens`, the tokens trained on so far by all ranks: after cutting and without
-    padding, while the Trainer's own `num_input_tokens_seen` and `total_flos` are of whole batches. Reporters come
-    before the callbacks that are passed to a Trainer; so that they report both as well, put this one first:
+    Every log gets `seq_length` and `train_tokens`, the number of tokens that all ranks have trained on, after cutting
+    and without padding. The Trainer's own `num_input_tokens_seen` and `total_flos` count whole batches. Reporters run
+    before the callbacks that are passed to a Trainer. Move this callback to the front to have both reported:
 
         trainer.callback_handler.callbacks.insert(0, trainer.pop_callback(SequenceLengthWarmup))
 
-    Losses must be computed by the model: a `compute_loss_func` gets logits that are cut and labels that are not. Where
-    the batches of one step keep different shares of their labels, they are weighted by their labels before cutting.
+    The model must compute the loss: a `compute_loss_func` would get cut logits and whole labels. If the batches of one
+    step keep different shares of their labels, each batch is weighted by its number of labels before cutting.
 
     Args:
-        scheduler: when sequences are how long.
-        resize_options: for `resize_batch`: `mode`, `keys`, ...
+        scheduler: the schedule of sequence lengths.
+        resize_options: options for `resize_batch`: `mode`, `keys`, ...
 
     Attributes:
-        progress: what a checkpoint keeps.
+        progress: the state that a checkpoint keeps.
 
     Raises:
-        TypeError: `scheduler` is none, or `resize_batch` does not take an option.
-        ValueError: at the beginning of a training: its arguments do not go together with the warmup, or the checkpoint
-            has no state of this callback, or that of a scheduler of another configuration.
+        TypeError: `scheduler` is not a SequenceLengthScheduler, or `resize_batch` does not have an option.
+        ValueError: when training begins, the warmup does not support the training's arguments, or the checkpoint has no
+            state of this callback, or a state of another configuration.
     """
 
-    def __init__(self, scheduler: SequenceLengthScheduler | Mapping[str, Any], **resize_options: Any) -> None:
-        if isinstance(scheduler, Mapping):
-            self._progress = _progress_of(scheduler)
-        else:
-            self._progress = Progress(scheduler, resize_options)
-            _alive[_key(_configuration(scheduler))] = self._progress
+    def __init__(self, scheduler: SequenceLengthScheduler, **resize_options: Any) -> None:
+        super().__init__()
+        self._schedule_state = ScheduleState(scheduler, resize_options)
 
     def on_train_begin(
         self,
@@ -69,16 +58,16 @@ class SequenceLengthWarmup(TrainerCallback, ExportableState):
     ) -> None:
         _check_arguments(args)
         if state.global_step == 0:
-            self._progress.start()
-        else:  # the Trainer itself hands it over only with restore_callback_states_from_checkpoint
+            self._schedule_state.start()
+        else:  # the Trainer sets `progress` only with restore_callback_states_from_checkpoint
             states: Any = state.stateful_callbacks
             saved = states.get(type(self).__name__)
-            self._progress.resume(saved["attributes"]["progress"] if isinstance(saved, Mapping) else None)
+            self._schedule_state.resume(saved["attributes"]["progress"] if isinstance(saved, Mapping) else None)
         assert model is not None
-        self._progress.attach(model)  # not its wrapper: that of distributed or compiled training calls this one
+        self._schedule_state.attach(model)  # its wrapper in distributed or compiled training calls it
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        self._progress.step(1, args.device)
+        self._schedule_state.step(1, args.device)
 
     def on_log(
         self,
@@ -88,9 +77,9 @@ class SequenceLengthWarmup(TrainerCallback, ExportableState):
         logs: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        if self._progress.attachment is not None and logs is not None:
-            for record in (logs, *state.log_history[-1:]):  # the history has a copy, made before this
-                record.update(self._progress.metrics())
+        if self._schedule_state.attachment is not None and logs is not None:
+            for record in (logs, *state.log_history[-1:]):  # the history has an earlier copy of the logs
+                record.update(self._schedule_state.metrics())
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -98,23 +87,19 @@ class SequenceLengthWarmup(TrainerCallback, ExportableState):
         self.detach()
 
     def detach(self) -> None:
-        """Leave the model as it was. A training that broke off has not done so; the next one of this callback will."""
-        self._progress.detach()
+        """Removes the hooks from the model.
+
+        An interrupted training leaves them on the model, and the next training with this callback removes them.
+        """
+        self._schedule_state.detach()
 
     @property
     def progress(self) -> dict[str, Any]:
-        return self._progress.state_dict()
+        return self._schedule_state.state_dict()
 
     @progress.setter
     def progress(self, saved: dict[str, Any]) -> None:
-        self._progress.resume(saved)
-
-    def state(self) -> dict[str, Any]:
-        """For trainer_state.json: arguments and attributes of a callback like this one."""
-        return {
-            "args": {"scheduler": _configuration(self._progress.scheduler)},
-            "attributes": {"progress": self.progress},
-        }
+        self._schedule_state.resume(saved)
 
 
 def _check_arguments(args: TrainingArguments) -> None:
@@ -134,22 +119,3 @@ def _check_arguments(args: TrainingArguments) -> None:
             f"parallelism_config must give each rank batches of its own, got {split} ranks that share one; leave "
             "tp_size, cp_size and sp_size at 1"
         )
-
-
-def _configuration(scheduler: SequenceLengthScheduler) -> dict[str, Any]:
-    return {name: value for name, value in scheduler.state_dict().items() if name != "progress"}
-
-
-def _key(configuration: Mapping[str, Any]) -> tuple[Any, ...]:
-    return tuple(sorted(configuration.items()))
-
-
-def _progress_of(configuration: Mapping[str, Any]) -> Progress:
-    """A checkpoint holds no scheduler, whose pacing may be a function: it is that of the callback to be replaced."""
-    progress = _alive.get(_key(configuration))
-    if progress is None:
-        raise ValueError(
-            f"the checkpoint's schedule is none of this training's: {dict(configuration)}; pass a SequenceLengthWarmup "
-            "with a scheduler of this configuration, or start a new training from the checkpoint's weights"
-        )
-    return progress

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ...diagnostics import TrainingMonitor
 from ...diagnostics.monitor import Output
-from ..monitor_state import Monitoring
+from ..monitor_state import MonitorState
 
 
 class Monitor(Callback):
@@ -18,56 +18,57 @@ class Monitor(Callback):
 
         Trainer(..., callbacks=[Monitor(JsonLines("monitor.jsonl"))])
 
-    The loss is the mean of what `training_step` returned for the batches of an optimizer step, on this rank. A step
-    that it returned None for is counted, and has no record. The norm is that of the gradients that the optimizer got:
-    after clipping. Rank zero writes. Checkpoints keep the counts; a training that resumes from a checkpoint without
-    them counts from there on.
+    The loss is the mean of the losses that `training_step` returned for the batches of an optimizer step, on this rank.
+    A step whose `training_step` returned None is counted, and has no record. The gradient norm is taken after clipping.
+    Rank zero writes. Checkpoints keep the counts. If a checkpoint has no counts, a training that resumes from it starts
+    to count there.
 
     Args:
         outputs, spike_threshold, read_every: as for `TrainingMonitor`.
 
     Raises:
-        TypeError, ValueError: an argument does not fit; when training begins, there is more than one optimizer, or it
-            keeps no second moment; `training_step` returned no loss: at the first step of manual optimisation, else
-            when training ends and no step had one.
+        TypeError: an argument has the wrong type.
+        ValueError: an argument is out of range; when training begins, there is more than one optimizer, or the
+            optimizer has no second-moment state; `training_step` returned no loss: in manual optimization, at the first
+            step, and in automatic optimization, when training ends and no step had a loss.
     """
 
     def __init__(self, *outputs: Output, spike_threshold: float = 1.2, read_every: int = 20) -> None:
-        self._monitoring = Monitoring(outputs, spike_threshold, read_every)
+        self._monitor_state = MonitorState(outputs, spike_threshold, read_every)
         self._steps = 0
 
     @property
     def monitor(self) -> TrainingMonitor | None:
-        """That of the training under way, or of the last one; None before the first."""
-        return self._monitoring.monitor
+        """The monitor of the current training, or of the last one; None before the first."""
+        return self._monitor_state.monitor
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._steps = trainer.global_step
-        self._monitoring.start(trainer.optimizers, steps=self._steps, writes=trainer.is_global_zero)
+        self._monitor_state.start(trainer.optimizers, steps=self._steps, writes=trainer.is_global_zero)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
-        if isinstance(loss, Tensor):  # that of automatic optimisation is divided by the number of batches of a step
+        if isinstance(loss, Tensor):  # automatic optimization divides the loss by the number of batches in a step
             divided_by = trainer.accumulate_grad_batches if pl_module.automatic_optimization else 1
-            self._monitoring.add_loss(loss * divided_by)
+            self._monitor_state.add_loss(loss * divided_by)
         if trainer.global_step > self._steps:  # else gradients are being accumulated
             self._steps = trainer.global_step
-            # Of automatic optimisation a step may leave out its batch, and with it the loss.
-            self._monitoring.step(losses_are_parts=False, may_begin_without=pl_module.automatic_optimization)
+            # In automatic optimization, a step may skip its batch and so have no loss.
+            self._monitor_state.step(losses_are_parts=False, may_begin_without=pl_module.automatic_optimization)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._monitoring.close()
-        self._monitoring.check_losses()
+        self._monitor_state.close()
+        self._monitor_state.check_losses()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        self._monitoring.close()
+        self._monitor_state.close()
 
     def state_dict(self) -> dict[str, Any]:
-        return self._monitoring.state_dict()
+        return self._monitor_state.state_dict()
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Not in load_state_dict, which is called for a checkpoint that is only tested as well."""
+        """Loads the counts here, because Lightning calls load_state_dict also for a checkpoint that is only tested."""
         if trainer.training:
-            self._monitoring.saved = checkpoint["callbacks"].get(self.state_key) or None
+            self._monitor_state.saved = checkpoint["callbacks"].get(self.state_key) or None

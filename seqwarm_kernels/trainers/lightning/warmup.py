@@ -1,4 +1,4 @@
-"""Sequence-length warmup, and a monitor of the optimizer, in Lightning's Trainer."""
+"""Sequence-length warmup in Lightning's Trainer."""
 
 from __future__ import annotations
 
@@ -7,47 +7,41 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor, nn
-
-try:
-    from lightning.pytorch import Callback, LightningModule, Trainer
-except ImportError as error:
-    raise ImportError("lightning is needed: pip install seqwarm_kernels[lightning]") from error
 
 from ...resizing.containers import is_container
 from ...schedule.scheduler import SequenceLengthScheduler
-from ..schedule_state import Progress
-from .monitor import Monitor as Monitor
+from ..schedule_state import ScheduleState
 
 
 class SequenceLengthWarmup(Callback):
-    """Trains on batches of the scheduled length; validation, testing and the sanity check keep the full length.
+    """Trains on batches of the scheduled length. Validation, testing and the sanity check keep the full length.
 
         Trainer(..., callbacks=[SequenceLengthWarmup(SequenceLengthScheduler(64, 1024, duration=10_000))])
 
-    The schedule takes a step with each of `trainer.global_step`: 1, or, where its unit is "token" or "sample", what all
-    ranks trained on. A training with a new Trainer starts where the schedule stood before the first one; one that
-    resumes takes the schedule's state from the checkpoint.
+    Each step of `trainer.global_step` advances the schedule by 1, or, if its unit is "token" or "sample", by the number
+    of tokens or samples that all ranks trained on. A training with a new Trainer starts at the progress that the
+    schedule had before its first training. A training that resumes loads the schedule's state from the checkpoint.
 
-    Logs `seq_length` with each step, and `train_tokens` with each that a logger gets: the tokens trained on so far by
-    all ranks, after cutting and without padding.
+    Logs `seq_length` at each step, and `train_tokens` at each step that a logger gets. `train_tokens` is the number of
+    tokens that all ranks have trained on, after cutting and without padding.
 
     Args:
-        scheduler: when sequences are how long.
-        resize_options: for `resize_batch`: `mode`, `keys`, ... The tensors of a batch that is a tuple or list are
-            called "0", "1", ...; one tensor is called "0".
+        scheduler: the schedule of sequence lengths.
+        resize_options: options for `resize_batch`: `mode`, `keys`, ... The tensors of a tuple or list are named "0",
+            "1", ...; a single tensor is named "0".
 
     Raises:
-        TypeError: `scheduler` is none, `resize_batch` does not take an option or a batch, or `training_step` takes a
-            dataloader_iter.
-        ValueError: a checkpoint to resume from has no state of this callback, or that of a scheduler of another
-            configuration.
+        TypeError: `scheduler` is not a SequenceLengthScheduler, `resize_batch` does not have an option or does not
+            support a batch, or `training_step` takes a dataloader_iter.
+        ValueError: a checkpoint to resume from has no state of this callback, or a state of another configuration.
     """
 
     def __init__(self, scheduler: SequenceLengthScheduler, **resize_options: Any) -> None:
-        self._progress = Progress(scheduler, resize_options)
+        self._schedule_state = ScheduleState(scheduler, resize_options)
         self._steps = 0
-        self._close: Callable[[], None] | None = None
+        self._unhook: Callable[[], None] | None = None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if "dataloader_iter" in inspect.signature(pl_module.training_step).parameters:
@@ -56,35 +50,38 @@ class SequenceLengthWarmup(Callback):
                 "it with scheduler.resize"
             )
         if trainer.global_step == 0:
-            self._progress.start()
+            self._schedule_state.start()
         self._steps = trainer.global_step
-        self._open(trainer)
+        self._attach(trainer)
 
-    def _open(self, trainer: Trainer) -> None:
-        # Every batch passes the strategy's batch_to_device, on one device or many, with a data module or without, and
-        # no callback or training_step has seen it yet. A hook on a forward would be too late for a loss that
-        # training_step computes of the batch, and on_train_batch_start can change no tuple.
-        self._remove()
-        strategy, door = trainer.strategy, _Door()
+    def _attach(self, trainer: Trainer) -> None:
+        """Hooks the strategy's `batch_to_device`.
+
+        Every batch passes `batch_to_device`, on one device or many, with or without a data module, before any callback
+        or `training_step` sees it. A hook on a forward would be too late for a loss that `training_step` computes from
+        the batch, and `on_train_batch_start` cannot change a tuple.
+        """
+        self._detach()
+        strategy, resize = trainer.strategy, _ResizeModule()
         to_device = strategy.batch_to_device
-        self._progress.attach(door)
+        self._schedule_state.attach(resize)
 
         def resized_to_device(batch: Any, *args: Any, **kwargs: Any) -> Any:
             batch = to_device(batch, *args, **kwargs)
-            return door.resized(batch) if trainer.training and batch is not None else batch
+            return resize.resized(batch) if trainer.training and batch is not None else batch
 
         strategy.__dict__["batch_to_device"] = resized_to_device
-        self._close = lambda: strategy.__dict__.pop("batch_to_device")
+        self._unhook = lambda: strategy.__dict__.pop("batch_to_device")
 
-    def _remove(self) -> None:
-        if self._close is not None:
-            self._close()
-        self._close = None
-        self._progress.detach()
+    def _detach(self) -> None:
+        if self._unhook is not None:
+            self._unhook()
+        self._unhook = None
+        self._schedule_state.detach()
 
     def on_train_batch_end(
         self,
-        trainer: Any,  # whose log_every_n_steps has no annotation
+        trainer: Any,  # its log_every_n_steps has no annotation
         pl_module: LightningModule,
         outputs: Any,
         batch: Any,
@@ -95,34 +92,34 @@ class SequenceLengthWarmup(Callback):
             return
         self._steps = trainer.global_step
         every = trainer.log_every_n_steps
-        self._progress.step(steps, pl_module.device, count=every > 0 and trainer.global_step % every == 0)
-        metrics = self._progress.metrics().items()
-        # float64 on the CPU: exact, and nothing waits for a device
+        self._schedule_state.step(steps, pl_module.device, count=every > 0 and trainer.global_step % every == 0)
+        metrics = self._schedule_state.metrics().items()
+        # float64 on the CPU: exact, and does not wait for a device
         pl_module.log_dict({name: torch.tensor(value, dtype=torch.float64) for name, value in metrics})
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._progress.settle(pl_module.device)
-        self._remove()
+        self._schedule_state.count_remaining(pl_module.device)
+        self._detach()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        self._remove()
+        self._detach()
 
     def state_dict(self) -> dict[str, Any]:
-        return self._progress.state_dict()
+        return self._schedule_state.state_dict()
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """With the tokens of steps that no logger got; here, where every rank passes."""
-        self._progress.settle(pl_module.device)
+        """Counts the tokens of steps that were not logged. Every rank runs this hook, so ranks can exchange counts."""
+        self._schedule_state.count_remaining(pl_module.device)
         checkpoint["callbacks"][self.state_key] = self.state_dict()
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Not in load_state_dict, which is called for a checkpoint that is only tested as well."""
+        """Loads the state here, because Lightning calls load_state_dict also for a checkpoint that is only tested."""
         if trainer.training:
-            self._progress.resume(checkpoint["callbacks"].get(self.state_key))
+            self._schedule_state.resume(checkpoint["callbacks"].get(self.state_key))
 
 
-class _Door(nn.Module):
-    """Batches go through it as they are, unless a scheduler is attached to it."""
+class _ResizeModule(nn.Module):
+    """Returns each batch as it is, unless a scheduler is attached to this module."""
 
     def forward(self, batch: Any) -> Any:
         return batch

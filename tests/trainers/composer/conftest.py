@@ -1,4 +1,4 @@
-"""Composer imports torchvision and the client of its platform, mcli, at once; what is tested here uses neither."""
+"""Composer imports torchvision and its platform's client, mcli. These tests need neither, so both can be missing."""
 
 import sys
 from importlib.machinery import ModuleSpec
@@ -7,7 +7,7 @@ from types import ModuleType
 
 
 class _Empty(ModuleType):
-    """A module that has a class of any name."""
+    """A module that has a class for every name."""
 
     def __getattr__(self, name):
         if name.startswith("__"):
@@ -37,7 +37,7 @@ class _Finder:
 if find_spec("composer") is not None:
     from transformers.utils import is_torchvision_available
 
-    is_torchvision_available()  # remembers that it is not, before it seems so
+    is_torchvision_available()  # caches the answer before the stand-in is found
     finder = _Finder(["torchvision", "mcli"])
     sys.meta_path.append(finder)
     import composer.functional  # noqa: F401  # all of it

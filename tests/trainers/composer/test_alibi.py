@@ -11,7 +11,7 @@ pytest.importorskip("composer", reason="needs Composer: make test-composer")
 from composer.core import Event
 
 from seqwarm_kernels.models import AlibiHeads
-from seqwarm_kernels.trainers.composer.functional import Alibi, SeqLengthWarmup
+from seqwarm_kernels.trainers.composer import Alibi, SeqLengthWarmup
 
 from .training import BATCH_SIZE, LENGTH, Bigrams, Run, batches, counting_rows, tiny_gpt2
 
@@ -36,7 +36,7 @@ def test_training_on_short_rows_learns_and_evaluates_on_longer_ones():
     assert run.seen.losses[-1] < 2.0
 
 
-def test_the_optimizer_lets_go_of_the_position_embeddings():
+def test_the_optimizer_drops_the_position_embeddings():
     model = tiny_gpt2()
     positions = model.model.transformer.wpe.weight
     run = Run("1ba", Alibi(LENGTH), model=model)
@@ -54,7 +54,7 @@ def test_rows_are_cut_as_composer_reshapes_them(scaling, parts):
         torch.testing.assert_close(new[name], tensor.reshape(rows * parts, length // parts), rtol=0, atol=0)
 
 
-def test_an_entry_for_each_row_goes_to_each_of_its_parts():
+def test_an_entry_for_each_row_is_repeated_for_each_of_its_parts():
     batch = {"input_ids": torch.arange(16).view(2, 8), "weight": torch.tensor([1.0, 2.0])}
     assert cut(Alibi(8, 0.5), batch)["weight"].tolist() == [1.0, 1.0, 2.0, 2.0]
 
@@ -82,7 +82,7 @@ def test_rows_that_cannot_be_cut():
         ((0,), ValueError, "max_sequence_length must be at least 1, got 0"),
         ((8, 0), ValueError, r"train_sequence_length_scaling must be in \(0, 1\], got 0"),
         ((8, 1.5), ValueError, r"train_sequence_length_scaling must be in \(0, 1\], got 1.5"),
-        ((8, 0.75), ValueError, "train_sequence_length_scaling must be 1 / k for a whole number k, got 0.75"),
+        ((8, 0.75), ValueError, "train_sequence_length_scaling must be 1 / k for an integer k, got 0.75"),
         ((8, None), TypeError, "train_sequence_length_scaling must be a real number, got NoneType"),
     ],
 )
@@ -94,7 +94,7 @@ def test_bad_arguments(arguments, error, match):
 @pytest.mark.parametrize("alibi_is_first", [True, False])
 @pytest.mark.parametrize("truncate", [True, False])
 def test_with_warmup_alibi_cuts_first_in_either_order(alibi_is_first, truncate):
-    """Of 10 batches with rows of 16 tokens after Alibi, a ramp to 16 in 4 of them: 4 + 4 · ⌊3n / 4⌋."""
+    """10 batches, with rows of 16 tokens after Alibi, and a ramp to 16 over 4 of them: 4 + 4 · ⌊3n / 4⌋."""
     alibi, warmup = Alibi(LENGTH, 0.5), SeqLengthWarmup(0.4, 4, 16, 4, truncate)
     algorithms = [alibi, warmup] if alibi_is_first else [warmup, alibi]
     run = Run("10ba", *algorithms, eval_dataloader=batches(1)).fit()
@@ -107,10 +107,10 @@ def test_with_warmup_alibi_cuts_first_in_either_order(alibi_is_first, truncate):
 
 
 @pytest.mark.parametrize("alibi_is_first", [True, False])
-def test_with_a_ramp_to_more_than_alibi_leaves_rows_end_at_what_it_leaves(alibi_is_first):
+def test_a_ramp_to_more_tokens_than_alibi_leaves_ends_at_their_number(alibi_is_first):
     alibi, warmup = Alibi(LENGTH, 0.5), SeqLengthWarmup(1.0, 8, 32, 8)
     run = Run("4ba", *([alibi, warmup] if alibi_is_first else [warmup, alibi])).fit()
-    assert run.seen.lengths == [8, 8, 16, 16]  # 8, 8, 16, 24 of rows with 16
+    assert run.seen.lengths == [8, 8, 16, 16]  # 8, 8, 16, 24, in rows of 16
 
 
 def test_the_order_of_other_algorithms_stays():
@@ -125,15 +125,15 @@ def test_the_order_of_other_algorithms_stays():
 
 @pytest.mark.parametrize("is_listed", [True, False])
 def test_a_checkpoint_brings_its_alibi(is_listed, tmp_path):
-    """Where the trainer that loads it has none, Composer adds it, and it is this one."""
+    """If the trainer that loads the checkpoint has no Alibi, Composer adds the Alibi of this package."""
     whole = Run("10ba", Alibi(LENGTH), save_folder=str(tmp_path), save_interval="4ba").fit()
     model, algorithms = tiny_gpt2(seed=1), [Alibi(LENGTH)] if is_listed else []
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         load_path = str(tmp_path / "ep0-ba4-rank0.pt")
         resumed = Run("10ba", *algorithms, model=model, load_path=load_path).fit()
-    said = [str(warning.message) for warning in caught if "required_on_load" in str(warning.message)]
-    assert len(said) == (not is_listed)
+    messages = [str(warning.message) for warning in caught if "required_on_load" in str(warning.message)]
+    assert len(messages) == (not is_listed)
     assert [type(algorithm) for algorithm in resumed.trainer.state.algorithms] == [Alibi]
     assert resumed.seen.shapes == whole.seen.shapes[4:]
     assert resumed.seen.losses == whole.seen.losses[4:]
@@ -142,7 +142,7 @@ def test_a_checkpoint_brings_its_alibi(is_listed, tmp_path):
 def test_one_algorithm_serves_several_trainers():
     alibi, model = Alibi(LENGTH), tiny_gpt2()
     Run("1ba", alibi, model=model).fit()
-    Run("1ba", alibi, model=model).fit()  # its surgery is done
+    Run("1ba", alibi, model=model).fit()  # already converted
     other = Run("1ba", alibi).fit()
     assert is_alibi(other.model)
 

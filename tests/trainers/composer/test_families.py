@@ -1,4 +1,4 @@
-"""Every family after surgery trains, evaluates and resumes in Composer's trainer."""
+"""Every converted model family trains, evaluates and resumes in Composer's trainer."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from composer import Trainer
 from composer.models import HuggingFaceModel
 from torch.utils.data import DataLoader
 
-from seqwarm_kernels.trainers.composer.functional import SeqLengthWarmup
+from seqwarm_kernels.trainers.composer import SeqLengthWarmup
 
 from ...models import training
 from ...models.zoo import FAMILIES

@@ -1,4 +1,4 @@
-"""The pass at full length before the first batch; on a CPU, where the algorithm itself leaves it out."""
+"""The run at full length before the first batch. These tests call it on a CPU, where the algorithm skips it."""
 
 import warnings
 from types import SimpleNamespace
@@ -10,7 +10,7 @@ pytest.importorskip("composer", reason="needs Composer: make test-composer")
 
 from composer.core import Precision
 
-from seqwarm_kernels.trainers.composer.memory import claim_memory
+from seqwarm_kernels.trainers.composer.algorithms import claim_memory
 
 from .training import Run, counting_rows, tiny_gpt2
 
@@ -22,7 +22,7 @@ def state_with(model, *, microbatch=None, automatic=False, precision=Precision.F
 
 
 def rows_seen(model):
-    """A list that fills with the shape of everything that the model is called with."""
+    """Returns a list that collects the shape of each input of the model."""
     seen = []
     model.model.register_forward_pre_hook(
         lambda _, args, inputs: seen.append(tuple(inputs["input_ids"].shape)), with_kwargs=True
@@ -36,7 +36,7 @@ def a_batch(rows=8, length=32):
 
 
 class FullMemory:
-    """Raises as a device does where a model is called with more than so many rows."""
+    """Raises an out-of-memory error, as a device does, if a model is called with more than `most_rows` rows."""
 
     def __init__(self, model, most_rows):
         self.most_rows = most_rows
@@ -48,7 +48,7 @@ class FullMemory:
 
 
 @pytest.mark.parametrize(("microbatch", "rows"), [(None, 8), (2, 2), (2.5, 3), (100, 8)])
-def test_one_pass_of_a_microbatch_at_full_length(microbatch, rows):
+def test_one_run_of_a_microbatch_at_full_length(microbatch, rows):
     model = tiny_gpt2()
     seen = rows_seen(model)
     claim_memory(state_with(model, microbatch=microbatch), a_batch())
@@ -56,8 +56,8 @@ def test_one_pass_of_a_microbatch_at_full_length(microbatch, rows):
 
 
 @pytest.mark.parametrize("precision", [Precision.FP32, Precision.AMP_BF16])
-def test_nothing_of_it_stays(precision):
-    """In a trainer, after some batches: parameters, gradients, optimizer, random numbers and modes."""
+def test_everything_is_restored(precision):
+    """Parameters, gradients, optimizer, random numbers and modes, in a trainer after some batches."""
     run = Run("3ba", model=tiny_gpt2(dropout=0.1)).fit()
     state = run.trainer.state
     for parameter in run.model.parameters():
@@ -92,7 +92,7 @@ def test_automatic_microbatches_shrink_until_they_fit():
 
 
 @pytest.mark.parametrize(("automatic", "most_rows"), [(False, 3), (True, 0)])
-def test_what_cannot_shrink_says_so(automatic, most_rows):
+def test_microbatches_that_cannot_shrink_raise(automatic, most_rows):
     model = tiny_gpt2()
     FullMemory(model, most_rows)
     state = state_with(model, microbatch=8 if most_rows else 1, automatic=automatic)
@@ -100,7 +100,7 @@ def test_what_cannot_shrink_says_so(automatic, most_rows):
         claim_memory(state, a_batch())
 
 
-def test_batches_that_are_no_mappings_are_left_out():
+def test_batches_that_are_not_mappings_are_skipped():
     model = tiny_gpt2()
     seen = rows_seen(model)
     claim_memory(state_with(model), (torch.ones(2, 3), torch.ones(2)))

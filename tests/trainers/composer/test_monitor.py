@@ -9,14 +9,14 @@ pytest.importorskip("composer", reason="needs Composer: make test-composer")
 from composer import Callback
 
 from seqwarm_kernels.diagnostics import JsonLines
-from seqwarm_kernels.trainers.composer.functional import Monitor
+from seqwarm_kernels.trainers.composer import Monitor
 
 from ...diagnostics.plain import statistics_of
 from .training import Run
 
 
 class Plain(Callback):
-    """After each step what the optimizer holds, in plain numbers."""
+    """The optimizer's statistics after each step, in plain numbers."""
 
     def __init__(self):
         self.rows = []
@@ -30,7 +30,7 @@ def numbers(record):
 
 
 @pytest.mark.parametrize("microbatch", [4, 2])
-def test_records_are_the_losses_and_what_the_optimizer_holds(microbatch):
+def test_records_are_the_losses_and_the_optimizers_statistics(microbatch):
     records, plain = [], Plain()
     monitor = Monitor(records.append, read_every=3)
     run = Run("7ba", callbacks=[monitor, plain], device_train_microbatch_size=microbatch).fit()
@@ -57,7 +57,7 @@ def test_a_resumed_training_goes_on_with_the_same_records(tmp_path):
     assert second.monitor.state_dict() == whole.monitor.state_dict()
 
 
-def test_a_further_fit_counts_on():
+def test_a_further_fit_continues_the_count():
     records = []
     run = Run("3ba", callbacks=[Monitor(records.append)]).fit()
     run.trainer.fit(duration="2ba")

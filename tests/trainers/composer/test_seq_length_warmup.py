@@ -11,12 +11,11 @@ from composer.core import Event, Time, Timestamp
 from composer.functional import set_batch_sequence_length as composers_set_batch_sequence_length
 from torch.utils.data import DataLoader
 
-from seqwarm_kernels.trainers.composer import algorithms
-from seqwarm_kernels.trainers.composer.functional import SeqLengthWarmup, set_batch_sequence_length
+from seqwarm_kernels.trainers.composer import SeqLengthWarmup, algorithms, set_batch_sequence_length
 
 from .training import BATCH_SIZE, LENGTH, Bigrams, Run, Stream, batches, counting_rows, tiny_gpt2
 
-#: Of 20 batches, with a ramp from 8 to 32 in 10 of them: 8 + 8 · ⌊3n / 10⌋.
+#: 20 batches, with a ramp from 8 to 32 over 10 of them: 8 + 8 · ⌊3n / 10⌋.
 LENGTHS = [8] * 4 + [16] * 3 + [24] * 3 + [32] * 10
 
 
@@ -25,7 +24,7 @@ def warmup(**options):
 
 
 def state_at(timestamp, max_duration, dataloader_len=None, device="cpu"):
-    """What the algorithm reads of a trainer's state."""
+    """The part of a trainer's state that the algorithm reads."""
     return SimpleNamespace(
         batch={"input_ids": torch.zeros(2, 4096)},
         timestamp=timestamp,
@@ -52,7 +51,7 @@ def test_lengths_of_every_batch(max_duration):
     assert run.metric("seq_length_warmup/curr_bs") == [BATCH_SIZE] * 20
 
 
-def test_without_truncation_the_rest_of_a_row_makes_further_rows():
+def test_without_truncation_the_rest_of_a_row_becomes_further_rows():
     run = Run("20ba", warmup(truncate=False)).fit()
     assert run.seen.shapes == [(BATCH_SIZE * LENGTH // length, length) for length in LENGTHS]
     assert run.metric("seq_length_warmup/curr_bs") == [rows for rows, _ in run.seen.shapes]
@@ -101,7 +100,7 @@ def test_the_model_is_called_once_for_each_batch():
     ("duration", "batches", "end"), [(0.1, 30, 3), (0.3, 10, 3), (0.7, 10, 7), (5 / 6, 6, 5), (2 / 3, 9, 6), (1, 9, 9)]
 )
 def test_the_full_length_is_reached_exactly_at_the_end_of_the_duration(duration, batches, end):
-    """Where floating-point numbers say 3.0000000000000004 or 4.999999999999999."""
+    """In floating-point numbers, some of these ends are 3.0000000000000004 or 4.999999999999999."""
     algorithm = SeqLengthWarmup(duration, 8, 1024, 8)
     assert length_at(algorithm, Timestamp(batch=end), f"{batches}ba") == 1024
     assert length_at(algorithm, Timestamp(batch=end - 1), f"{batches}ba") < 1024
@@ -110,7 +109,7 @@ def test_the_full_length_is_reached_exactly_at_the_end_of_the_duration(duration,
     assert length_at(algorithm, Timestamp(token=end * token - 1), f"{batches * token}tok") < 1024
 
 
-def test_epochs_that_end_early_do_not_hold_the_ramp_up():
+def test_epochs_that_end_early_do_not_delay_the_ramp():
     algorithm = SeqLengthWarmup(0.5, 8, 1024, 8)
     after_short_epochs = Timestamp(epoch=2, batch=14, batch_in_epoch=0)
     assert length_at(algorithm, after_short_epochs, "4ep", 10) == 1024
@@ -139,23 +138,23 @@ def test_short_runs_and_ramps(max_duration, options):
 
 
 def test_a_run_shorter_than_the_ramp_has_steps():
-    assert Run("3ba", SeqLengthWarmup(1.0)).fit().seen.lengths == [8, 32, 32]  # 8, 344, 680 of rows with 32
+    assert Run("3ba", SeqLengthWarmup(1.0)).fit().seen.lengths == [8, 32, 32]  # 8, 344, 680, in rows of 32
 
 
 @pytest.mark.parametrize("max_duration", ["10iter", "10sec"])
-def test_durations_that_lengths_cannot_follow(max_duration):
+def test_units_of_max_duration_that_are_not_supported(max_duration):
     match = f"needs a max_duration in epochs, batches, samples or tokens, got {max_duration}"
     with pytest.raises(ValueError, match=match):
         length_at(warmup(), Timestamp(), max_duration)
 
 
-def test_a_duration_must_be_known():
+def test_max_duration_is_required():
     with pytest.raises(ValueError, match="needs the trainer's max_duration"):
         length_at(warmup(), Timestamp(), None)
 
 
 @pytest.mark.parametrize("max_duration", ["20ba", f"{20 * BATCH_SIZE * LENGTH}tok", "2ep"])
-def test_a_resumed_run_goes_on_as_it_would_have(max_duration, tmp_path):
+def test_a_resumed_run_equals_an_uninterrupted_one(max_duration, tmp_path):
     model, other = tiny_gpt2(dropout=0.1), tiny_gpt2(dropout=0.1, seed=1)
     whole = Run(max_duration, warmup(), model=model, save_folder=str(tmp_path), save_interval="6ba").fit()
     resumed = Run(max_duration, warmup(), model=other, load_path=str(tmp_path / "ep0-ba6-rank0.pt")).fit()
@@ -203,8 +202,8 @@ def test_bad_arguments(options, error, match):
 @pytest.mark.parametrize("preserve", [False, True])
 @pytest.mark.parametrize("truncate", [False, True])
 @pytest.mark.parametrize("length", [1, 3, 8, 12, 13, 40])
-def test_equal_to_composers_function_where_that_is_sound(length, truncate, preserve):
-    """Padding on the right, a valid token in every row."""
+def test_equal_to_composers_function_where_that_is_correct(length, truncate, preserve):
+    """Padding is on the right, and every row has a valid token."""
     valid = torch.randint(1, 13, (5, 1))
     batch = {
         "input_ids": torch.randint(0, 100, (5, 12)),

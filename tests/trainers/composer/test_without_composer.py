@@ -1,4 +1,4 @@
-"""Composer's names, where Composer itself is not needed, or not there."""
+"""The names that do not need Composer, and the errors when Composer is missing."""
 
 import sys
 from dataclasses import dataclass
@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from seqwarm_kernels import models
-from seqwarm_kernels.trainers.composer import functional as composer
+from seqwarm_kernels.trainers import composer
 
 
 @pytest.mark.parametrize("name", ["SeqLengthWarmup", "Alibi", "Monitor"])
-def test_what_needs_composer_says_what_to_install(name, monkeypatch):
+def test_a_missing_composer_is_named(name, monkeypatch):
     for module in ("composer", "composer.core"):
         monkeypatch.setitem(sys.modules, module, None)
     for module in ("algorithms", "monitor"):
@@ -21,7 +21,7 @@ def test_what_needs_composer_says_what_to_install(name, monkeypatch):
         getattr(composer, name)
 
 
-def test_other_names_are_no_attributes():
+def test_an_unknown_name_is_an_attribute_error():
     with pytest.raises(AttributeError, match="has no attribute 'GradientClipping'"):
         composer.GradientClipping  # noqa: B018
 
@@ -44,7 +44,7 @@ class Batch:
     source: str
 
 
-def test_batches_that_are_no_mappings():
+def test_batches_that_are_not_mappings():
     batch = Batch(torch.arange(12).view(2, 6), "a book")
     cut = composer.set_batch_sequence_length(batch, 3)
     assert cut.input_ids.tolist() == [[0, 1, 2], [6, 7, 8]]

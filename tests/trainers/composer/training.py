@@ -1,4 +1,4 @@
-"""A tiny GPT-2 in Composer's trainer, on sequences that it can learn, and what went through it."""
+"""A tiny GPT-2 in Composer's trainer, on sequences that it can learn, with a record of its batches and losses."""
 
 import torch
 from composer import Callback, Trainer
@@ -30,7 +30,7 @@ def tiny_gpt2(seed=0, dropout=0.0):
 
 
 class Bigrams(ComposerModel):
-    """No Hugging Face model: its batches hold "tokens", and a "weight" for each row."""
+    """Not a Hugging Face model. Its batches hold "tokens", and a "weight" for each row."""
 
     def __init__(self):
         super().__init__()
@@ -45,7 +45,7 @@ class Bigrams(ComposerModel):
 
 
 def counting_rows(count, length=LENGTH):
-    """Each row counts upwards from a token and by a step of its own."""
+    """Returns rows that count upwards, each from its own first token and by its own step."""
     starts, steps = torch.arange(count)[:, None], 1 + torch.arange(count)[:, None] % 3
     return (starts + steps * torch.arange(length)) % VOCABULARY
 
@@ -57,7 +57,7 @@ def batches(count, length=LENGTH):
 
 
 class Stream(IterableDataset):
-    """Rows without an end, and without a length."""
+    """An endless stream of rows, without a length."""
 
     def __iter__(self):
         while True:
@@ -66,7 +66,7 @@ class Stream(IterableDataset):
 
 
 class Seen(Callback):
-    """The shape of every batch as the model gets it, and the losses."""
+    """Collects the shape of every batch that the model gets, and the losses."""
 
     def __init__(self):
         self.shapes, self.eval_shapes, self.losses = [], [], []
@@ -86,7 +86,7 @@ class Seen(Callback):
 
 
 class Run:
-    """A trainer, made and ready to fit."""
+    """A trainer that is ready to fit."""
 
     def __init__(self, max_duration, *algorithms, model=None, dataloader=None, callbacks=(), **options):
         self.model = tiny_gpt2() if model is None else model

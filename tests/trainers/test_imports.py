@@ -1,0 +1,53 @@
+"""The modules of `trainers` are imported on first access, and name a missing package."""
+
+import subprocess
+import sys
+
+import pytest
+
+from seqwarm_kernels import trainers
+
+LAZILY = """
+import sys
+from seqwarm_kernels import trainers
+
+assert {"composer", "huggingface", "lightning"} <= set(dir(trainers))
+assert not {"transformers", "lightning", "composer"} & set(sys.modules)
+"""
+
+
+def run(code):
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.parametrize(
+    ("package", "trainer"), [("transformers", "huggingface"), ("lightning", "lightning"), ("torch", "composer")]
+)
+def test_a_trainer_is_imported_on_first_access(package, trainer):
+    pytest.importorskip(package)
+    name = {"composer": "set_batch_sequence_length"}.get(trainer, "SequenceLengthWarmup")
+    run(f"{LAZILY}assert trainers.{trainer}.{name}.__name__ == {name!r}")
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="has no attribute 'keras'"):
+        trainers.keras  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("package", "trainer", "message"),
+    [
+        ("transformers", "huggingface", r"transformers and accelerate are needed .*seqwarm_kernels\[huggingface\]"),
+        ("lightning", "lightning", r"lightning is needed .*seqwarm_kernels\[lightning\]"),
+    ],
+)
+def test_a_missing_package_is_named(package, trainer, message, monkeypatch):
+    module = f"seqwarm_kernels.trainers.{trainer}"
+    for name in [name for name in sys.modules if name == module or name.startswith(f"{module}.")]:
+        monkeypatch.delitem(sys.modules, name)
+    for name in [package, *(name for name in sys.modules if name.startswith(f"{package}."))]:
+        monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.delitem(vars(trainers), trainer, raising=False)
+    with pytest.raises(ImportError, match=message):
+        getattr(trainers, trainer)
