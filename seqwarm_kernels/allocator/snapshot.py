@@ -86,7 +86,7 @@ class _Modules:
 
 
 class _Gradients:
-    """Gradients. They are detached from the parameters, so that nothing accumulates into them."""
+    """Gradients. The parameters have none until `restore`, so that nothing accumulates into the saved gradients."""
 
     def __init__(self, parameters: list[Tensor]) -> None:
         self.gradients = [(parameter, parameter.grad) for parameter in parameters]
@@ -99,7 +99,7 @@ class _Gradients:
 
 
 class _OptimizerState:
-    """State of each parameter, options of the groups, and attributes, where wrappers count their calls."""
+    """State of each parameter, options of the groups, and attributes. Wrappers count their calls in an attribute."""
 
     def __init__(self, optimizer: Optimizer) -> None:
         self.optimizer = optimizer

@@ -27,7 +27,7 @@ def register_alibi(*module_classes: type[nn.Module] | str) -> Callable[[Converte
     """Decorator: `apply_alibi` calls the function for every module of these classes and of their subclasses.
 
     The function is called with the module and a `Surgery`. For an attention module it calls `give_alibi`; the module's
-    forward must then call `models.alibi_layer_attention`. A module that adds positions it replaces with `replace`.
+    forward must then call `models.alibi_layer_attention`. For a module that adds positions it calls `replace`.
 
     Args:
         module_classes: Classes, or the full names of classes that should not be imported.
@@ -110,7 +110,7 @@ class Surgery:
             action()
 
     def replace(self, module: nn.Module, replacement: nn.Module) -> None:
-        """Put `replacement` wherever the model has `module`, which adds positions. Its parameters leave the model."""
+        """Replace a module that adds positions, at every path in the model. Its parameters leave the model."""
         replacement.train(module.training)
         paths = [path for path, other in self.model.named_modules(remove_duplicate=False) if other is module]
         for path in paths:

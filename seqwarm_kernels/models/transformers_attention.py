@@ -103,7 +103,7 @@ def attention_forward(
     packing = _packing(kwargs) or visible.packing
     window = _window(module, sliding_window, visible, attention_mask)
     if packing is None and attention_mask is None and torch.compiler.is_compiling():
-        check_not_packed(kwargs.get("position_ids"), query, key)
+        _check_not_packed(kwargs.get("position_ids"), query, key)
     out = alibi_layer_attention(
         module,
         query,
@@ -150,7 +150,7 @@ def refuse_packed(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
         )
 
 
-def check_not_packed(position_ids: Tensor | None, query: Tensor, key: Tensor) -> None:
+def _check_not_packed(position_ids: Tensor | None, query: Tensor, key: Tensor) -> None:
     """Assert that position_ids hold one sequence. Runs on the device and does not wait for it.
 
     Compiled models cannot read the values of position_ids.

@@ -130,7 +130,7 @@ def decode(mask: Tensor | None, query: Tensor, key: Tensor) -> Visible:
 def _visible_keys(attention_mask: Tensor | None, kv_length: int, kv_offset: int) -> Tensor | None:
     """Return (B, K) bool, or None if all keys are visible.
 
-    Reading that waits for the device, once in each forward. transformers' own masks do the same.
+    The check waits for the device, once in each forward. transformers' own masks do the same.
     """
     if attention_mask is None:
         return None
@@ -167,7 +167,7 @@ def _pattern_of_arguments(
 ) -> _Pattern:
     """Recognize the pattern under torch.compile, which cannot read closures.
 
-    `transformers_attention.check_not_packed` checks for packed sequences.
+    `transformers_attention` checks for packed sequences.
     """
     name = mask_function.__code__.co_name
     is_chunked = local_size is not None and local_size != getattr(config, "sliding_window", None)
