@@ -1,4 +1,4 @@
-"""bench/training: what is read of runs, and two tiny ones."""
+"""bench/training: two tiny runs, and the command."""
 
 import inspect
 import json
@@ -9,226 +9,22 @@ import sys
 from argparse import ArgumentParser
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 
 pytest.importorskip("tokenizers", reason="tokenizers is not installed")
 pytest.importorskip("matplotlib", reason="matplotlib is not installed")
 
-from bench.training import command, figures, held_out, plan, results, tables
+from bench.training import command, figures, last_words, plan, results, tables
 from bench.training.experiments import Experiments
-from bench.training.reading import as_demo_records, read_steps, read_validations
-from bench.training.running import FINISHED, ROOT, OtherRun, Outcome, OutOfTime, RunFailed, Runner
+from bench.training.reading import read_validations
+from bench.training.running import FINISHED, ROOT, OtherRun, OutOfTime, RunFailed, Runner, RunOutcome
 from bench.training.scales import TOY
+
+from .test_bench_training_results import line, monitor_line, write_lines
 
 NAN = math.nan
 PEAK = plan.Peak(1e-3, 0.05)
-
-
-# ---- reading and results
-
-
-def line(tokens, loss, *, length=256, diverged=False):
-    return {
-        "step": tokens // 10,
-        "tokens": tokens,
-        "seconds": tokens / 100,
-        "seq_length": length,
-        "learning_rate": 1e-3,
-        "train_loss": None if diverged else loss,
-        "validation_loss": {} if diverged else {"256": loss, "512": loss + 1},
-        "tokens_per_second": 100.0,
-        "peak_memory_bytes": 5_000_000,
-        "diverged": diverged,
-    }
-
-
-def write_lines(path, lines):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-
-
-def outcome(folder, lines, run, monitor=()):
-    write_lines(folder / run.name / "records.jsonl", lines)
-    write_lines(folder / run.name / "monitor.jsonl", monitor)
-    return Outcome(run, folder / run.name, None)
-
-
-def test_validations_are_read(tmp_path):
-    write_lines(tmp_path / "records.jsonl", [line(100, 3.0), line(200, 2.0), line(300, 0, diverged=True)])
-    first, second, third = read_validations(tmp_path)
-    assert first.validation_loss == {256: 3.0, 512: 4.0}
-    assert (second.tokens, second.seconds, third.diverged) == (200, 2.0, True)
-    assert [record.validation_loss for record in as_demo_records([first, second, third], 512)] == [4.0, 3.0]
-    assert as_demo_records([first, second], 1024) == []
-    write_lines(tmp_path / "records.jsonl", [{"step": 1}])
-    with pytest.raises(ValueError, match=r"records\.jsonl cannot be read"):
-        read_validations(tmp_path)
-
-
-def monitor_line(loss, ratio, variance):
-    return {"step": 1, "loss": loss, "loss_ratio": ratio, "variance_l1": 2 * (variance or 0), "variance_max": variance}
-
-
-def test_steps_are_read_with_gaps(tmp_path):
-    lines = [monitor_line(3.0, 1.0, 0.1), monitor_line(None, None, None), monitor_line(2.0, 0.5, 0.2)]
-    write_lines(tmp_path / "monitor.jsonl", lines)
-    steps = read_steps(tmp_path)
-    np.testing.assert_array_equal(steps.loss, [3.0, NAN, 2.0])
-    np.testing.assert_array_equal(steps.variance_max, [0.1, NAN, 0.2])
-    np.testing.assert_array_equal(steps.variance_l1, [0.2, 0.0, 0.4])
-
-
-def test_time_to_the_baselines_final_loss(tmp_path):
-    baseline, warmup, lost = (plan.Run(plan.TIME, duration, PEAK, 8, 0) for duration in (0.0, 0.3, 0.6))
-    half = plan.Run(plan.TIME, 0.0, PEAK, 4, 0)
-    outcomes = [
-        outcome(tmp_path, [line(100, 4.0), line(200, 3.0), line(400, 2.0)], baseline),
-        outcome(tmp_path, [line(100, 4.0), line(320, 1.0)], half),
-        outcome(tmp_path, [line(100, 4.0), line(200, 2.5), line(300, 1.5)], warmup),
-        outcome(tmp_path, [line(100, 4.0), line(400, 2.5)], lost),
-    ]
-    first, control, second, third = results.time_results(outcomes, 256)
-    assert control.figures["target_loss"] == 2.0
-    assert first.figures["sooner_in_tokens"] == 1.0
-    assert second.figures["target_loss"] == 2.0
-    assert second.figures["reached_after_tokens"] == pytest.approx(250)
-    assert second.figures["sooner_in_tokens"] == pytest.approx(400 / 250)
-    assert second.figures["sooner_in_seconds"] == pytest.approx(4.0 / 2.5)
-    assert first.figures["full_length_speed"] == pytest.approx(100)
-    assert third.figures["reached_after_tokens"] is None
-    assert third.figures["sooner_in_seconds"] is None
-    later = results.Result(plan.TIME, {"duration": 0.15, "seed": 0}, {"reached_after_seconds": 2.6})
-    assert results.best_duration([first, later, second, third]) == 0.3
-    assert results.best_duration([first, third]) is None
-
-
-def test_a_timed_run_that_diverged_has_no_loss(tmp_path):
-    baseline, warmup = (plan.Run(plan.TIME, duration, PEAK, 8, 0) for duration in (0.0, 0.3))
-    outcomes = [
-        outcome(tmp_path, [line(100, 4.0)], baseline),
-        outcome(tmp_path, [line(50, 0, diverged=True)], warmup),
-    ]
-    _, second = results.time_results(outcomes, 256)
-    assert second.figures["final_loss"] is None
-    assert second.figures["sooner_in_tokens"] is None
-    assert results.time_results(outcomes[1:], 256) == []
-
-
-def test_a_baseline_that_diverged_leaves_its_seed_in_the_table(tmp_path):
-    baseline, warmup = (plan.Run(plan.TIME, duration, PEAK, 8, 1) for duration in (0.0, 0.3))
-    outcomes = [
-        outcome(tmp_path, [line(50, 4.0), line(100, 0, diverged=True)], baseline),
-        outcome(tmp_path, [line(50, 3.0), line(100, 2.0)], warmup),
-    ]
-    found = results.time_results(outcomes, 256)
-    assert [r.figures["final_loss"] for r in found] == [None, 2.0]
-    assert [r.figures["sooner_in_tokens"] for r in found] == [None, None]
-    assert "Seed 1: the baseline diverged" in tables.time_table(found)
-    figures.draw_all(found, tmp_path / "figures", TOY)
-
-
-def test_the_best_peak_is_that_of_all_seeds():
-    def result(rate, share, loss):
-        return results.Result("sweep", {"learning_rate": rate, "lr_warmup_share": share}, {"final_loss": loss})
-
-    found = [result(1.0, 0.1, 3.0), result(1.0, 0.1, 3.0), result(2.0, 0.1, 2.0), result(2.0, 0.1, 3.5)]
-    assert results.best_peak(found) == (2.0, 0.1)
-    assert results.best_peak([*found, result(2.0, 0.1, None)]) == (1.0, 0.1)
-    assert results.best_peak([*found, result(2.0, 0.2, 2.5)]) == (2.0, 0.2)
-    assert results.best_peak([result(1.0, 0.1, None)]) is None
-
-
-def test_stability(tmp_path):
-    runs = {
-        (factor, duration): plan.Run(plan.STABILITY, duration, PEAK._replace(rate=1e-3 * factor), 8, 0)
-        for factor in (1, 4)
-        for duration in (0.0, 0.3)
-    }
-    monitor = [monitor_line(3.0 - 0.1 * i, ratio, 0.1 * ratio) for i, ratio in enumerate([1.0, 0.9, 1.5, 0.8])]
-    losses = {(1, 0.0): 2.0, (1, 0.3): 2.19, (4, 0.0): 2.21}
-    outcomes = [outcome(tmp_path, [line(100, loss)], runs[key], monitor) for key, loss in losses.items()]
-    diverged = [line(100, 3.0), line(200, 0, diverged=True)]
-    outcomes.append(outcome(tmp_path, diverged, runs[4, 0.3], [*monitor, monitor_line(None, None, None)]))
-    found = {(r.case["learning_rate_factor"], r.case["duration"]): r.figures for r in
-             results.stability_results(outcomes, PEAK)}  # fmt: skip
-    assert {key: figures["trains"] for key, figures in found.items()} == {
-        (1, 0.0): True, (1, 0.3): True, (4, 0.0): False, (4, 0.3): False,
-    }  # fmt: skip
-    assert found[4, 0.3]["diverged"]
-    assert not found[4, 0.0]["diverged"]
-    assert (found[4, 0.3]["spikes"], found[4, 0.0]["spikes"]) == (2, 1)
-    assert found[1, 0.0]["largest_ratio"] == 1.5
-    assert found[1, 0.0]["ratio_with_variance_max"]["r"] == pytest.approx(1.0)
-
-
-# ---- tables
-
-
-def timed(duration, seed, sooner):
-    shown = {"final_loss": 2.0, "steps": 3, "seconds": 1.0, "full_length_speed": 1.0, "target_loss": 2.0, "tokens": 9}
-    shown.update(sooner_in_tokens=sooner, sooner_in_seconds=sooner, curve=[[9, 1.0, 2.0]])
-    return results.Result(plan.TIME, {"duration": duration, "seed": seed, "batch_size": 8}, shown)
-
-
-def test_seeds_that_did_not_reach_the_loss_are_told():
-    found = [timed(0.0, 0, 1.0), timed(0.3, 0, 1.3), timed(0.3, 1, 1.2), timed(0.3, 2, None)]
-    text = tables.time_table(found)
-    assert "in tokens: 1.25 (1.20 to 1.30), reached in 2 of 3 seeds" in text
-    assert "seed 0, which chose the duration: 1.30; the others: 1.20, —" in text
-    assert "reached in 0 of 2 seeds" in tables.time_table([timed(0.3, 0, None), timed(0.3, 1, None)])
-
-
-def test_durations_that_did_not_reach_the_loss_are_drawn():
-    from matplotlib.figure import Figure
-
-    axes = Figure().subplots(1, 2)
-    figures._draw_time(list(axes), [timed(0.0, 0, 1.0), timed(0.3, 0, 1.3), timed(0.6, 0, None)])
-    [missed] = [drawn for drawn in axes[1].lines if drawn.get_label() == "never reached"]
-    assert list(missed.get_xdata()) == [0.6]
-
-
-def test_what_cannot_be_compared_is_not_a_failure_to_train():
-    def result(trains, seed=0):
-        case = {"batch_size": 8, "learning_rate_factor": 4.0, "duration": 0.3, "seed": seed}
-        shown = {"steps": 1, "spikes": 0, "largest_ratio": 1.0, "diverged": False, "trains": trains, "final_loss": 2.0}
-        return results.Result(plan.STABILITY, case, shown)
-
-    assert "| 0 | — | 2.000 |" in tables.stability_table([result(None)])
-    assert "| 0 | 1 of 1 | 2.000, 2.000 |" in tables.stability_table([result(None), result(True, 1)])
-    assert "| 0 | 0 | 2.000 |" in tables.stability_table([result(False)])
-
-
-def test_columns_are_those_of_all_runs(tmp_path):
-    def result(duration, losses):
-        case = {"objective": "causal", "duration": duration, "seed": 0}
-        return results.Result(plan.EXTRAPOLATION, case, {"loss_by_length": losses})
-
-    found = [result(0.3, {"512": 2.5, "1024": 2.0}), result(0.0, {})]
-    text = tables.extrapolation_table(found[::-1])
-    assert "| loss at 512 | loss at 1024 |" in text
-    assert "| causal | baseline | 0 | — | — |" in text
-    figures.draw_all(found, tmp_path, TOY)
-
-
-def test_an_attention_may_lack_a_length(tmp_path):
-    def result(attention, stages):
-        shown = {"tokens_per_second": 100.0, "by_length": stages, "busy": 0.0, "final_loss": 2.0}
-        return results.Result(plan.SPEED, {"attention": attention, "seed": 0}, shown)
-
-    stages = [[32, 100.0, 5], [64, 90.0, 5]]
-    found = [result("package", stages[:1]), result("flex", stages), result("eager", [])]
-    text = tables.speed_table(found)
-    assert "| flex | 100 (100 to 100) | 100 | 90 |" in text
-    assert "| package | 100 (100 to 100) | 100 | — |" in text
-    assert figures.draw_all(found, tmp_path, TOY)
-
-
-def test_p_is_missing_and_said_so():
-    case = {"batch_size": 8, "learning_rate_factor": 1.0, "duration": 0.0, "seed": 0}
-    shown = {f"ratio_with_variance_{name}": {"r": 0.5, "p": None, "steps": 9} for name in ("max", "l1")}
-    assert "There was no scipy" in tables.correlation_table([results.Result(plan.STABILITY, case, shown)])
 
 
 # ---- two runs
@@ -280,12 +76,12 @@ def test_what_a_finished_run_keeps(tiny):
 def test_weights_that_nobody_reads_are_not_kept(tmp_path):
     runner = Runner(TOY, [], tmp_path)
     for experiment, kept in ((plan.STABILITY, []), (plan.SPEED, []), (plan.TIME, ["model.pt"])):
-        run = plan.Run(experiment, 0.3, PEAK, 8, 0)
+        run = plan.RunPlan(experiment, 0.3, PEAK, 8, 0)
         folder = runner.folder(run)
         folder.mkdir(parents=True)
         for name in ("checkpoint.pt", "model.pt"):
             (folder / name).touch()
-        runner._finish(Outcome(run, folder, None))
+        runner._finish(RunOutcome(run, folder, None))
         assert sorted(path.name for path in folder.iterdir()) == [FINISHED, *kept]
 
 
@@ -304,7 +100,7 @@ def test_runs_of_another_text_are_not_mixed(tiny, tmp_path, capsys):
 
 def test_flex_on_a_cpu_says_itself_that_it_cannot(tiny):
     runner, _ = tiny
-    run = plan.Run(plan.SPEED, 0.3, PEAK, 8, 0, attention="flex")
+    run = plan.RunPlan(plan.SPEED, 0.3, PEAK, 8, 0, attention="flex")
     [refused] = runner.run_all([run], "flex")
     assert "NotImplementedError" in refused.failure
     assert runner.finished([run]) == [refused]
@@ -312,7 +108,7 @@ def test_flex_on_a_cpu_says_itself_that_it_cannot(tiny):
 
 def test_a_failure_that_may_pass_is_tried_again(tmp_path, monkeypatch, capsys):
     runner = Runner(TOY, [], tmp_path)
-    run = plan.Run(plan.SPEED, 0.7, PEAK, 8, 0, attention="flex")
+    run = plan.RunPlan(plan.SPEED, 0.7, PEAK, 8, 0, attention="flex")
     monkeypatch.setattr(Runner, "_process", lambda *_: (-9, "exit -9:  54% tokens"))
     assert runner.run_all([run], "killed")[0].failure == "exit -9:  54% tokens"
     assert "tries again" in capsys.readouterr().out
@@ -326,7 +122,7 @@ def test_a_program_that_cannot_begin_is_not_out_of_time(tmp_path, monkeypatch):
     monkeypatch.setattr("sys.executable", str(tmp_path / "nothing"))
     for minutes in (None, 5):
         with pytest.raises(RunFailed, match="nothing"):
-            Runner(TOY, [], tmp_path, minutes).run_all([plan.Run(plan.TIME, 0.3, PEAK, 8, 0)], "none")
+            Runner(TOY, [], tmp_path, minutes).run_all([plan.RunPlan(plan.TIME, 0.3, PEAK, 8, 0)], "none")
 
 
 def test_finished_runs_are_read(tiny, monkeypatch):
@@ -361,15 +157,15 @@ def test_a_run_that_fails_says_why(tiny):
 def test_last_words_of_a_run(tiny):
     runner, outcomes = tiny
     folder = outcomes[0].folder
-    assert held_out.read_scores(folder) is None
-    held_out.score_run(folder, runner.out / "tokens", 5, "cpu")
-    scores = held_out.read_scores(folder)
+    assert last_words.read_scores(folder) is None
+    last_words.score_run(folder, runner.out / "tokens", 5, "cpu")
+    scores = last_words.read_scores(folder)
     assert 1 <= len(scores.right) == len(scores.nats) <= 5
     assert scores.perplexity > 1
-    (folder / held_out.SCORES).unlink()
+    (folder / last_words.SCORES).unlink()
     with pytest.raises(OutOfTime):
-        held_out.score_run(folder, runner.out / "tokens", 5, "cpu", Runner(TOY, [], folder, minutes=0).check_time)
-    assert held_out.read_scores(folder) is None
+        last_words.score_run(folder, runner.out / "tokens", 5, "cpu", Runner(TOY, [], folder, minutes=0).check_time)
+    assert last_words.read_scores(folder) is None
 
 
 # ---- the command

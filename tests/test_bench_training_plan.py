@@ -13,8 +13,8 @@ import seqwarm_kernels as sw
 pytest.importorskip("tokenizers", reason="tokenizers is not installed")
 
 from bench.training import plan
+from bench.training.running import load_script
 from bench.training.scales import H200, SCALES, TOY
-from bench.training.script import load_script
 
 PEAK = plan.Peak(1e-3, 0.05)
 
@@ -31,13 +31,13 @@ def all_runs(scale):
 
 @pytest.mark.parametrize("scale", SCALES.values(), ids=SCALES)
 def test_the_script_takes_every_run(scale):
-    script = load_script()
+    settings = load_script().model
     for runs in all_runs(scale).values():
         assert len({run.name for run in runs}) == len(runs)
         for run in runs:
-            given = script.parse(run.arguments(scale, [Path("corpus")], Path("out")))
+            given = settings.parse(run.arguments(scale, [Path("corpus")], Path("out")))
             assert given.out == Path("out/runs") / run.name
-            config = script.configure(SimpleNamespace(**{**vars(given), "out": Path("nowhere")}))
+            config = settings.configure(SimpleNamespace(**{**vars(given), "out": Path("nowhere")}))
             assert (config.learning_rate, config.batch_size, config.seed) == (
                 run.peak.rate, run.batch_size, run.seed,
             )  # fmt: skip
@@ -94,7 +94,7 @@ def test_on_a_gpu_the_timed_runs_are_extrapolated():
     causal = [run for run in plan.extrapolation_runs(H200, PEAK, 3, best=0.9) if run.objective == plan.CAUSAL]
     timed = [*plan.duration_runs(H200, PEAK), *plan.best_duration_runs(H200, PEAK, 0.9, 3)]
     assert {run.name for run in causal} <= {run.name for run in timed}
-    given = load_script().parse(causal[0].arguments(H200, [Path("corpus")], Path("out")))
+    given = load_script().model.parse(causal[0].arguments(H200, [Path("corpus")], Path("out")))
     assert given.validation_lengths == [1024, 2048, 4096]
     assert all(run.keeps_model for run in causal)
     alone = [run for run in plan.extrapolation_runs(TOY, PEAK, 1) if run.objective == plan.CAUSAL]
@@ -125,7 +125,7 @@ def test_each_length_of_the_ramp_trains_between_two_validations(scale):
 
 @pytest.mark.parametrize(("duration", "batch_size"), [(0.0, 8), (0.3, 8), (0.9, 8), (0.3, 32)])
 def test_the_learning_rate_peaks_after_the_same_tokens(duration, batch_size):
-    run = plan.Run(plan.TIME, duration, plan.Peak(1e-3, 0.1), batch_size, 0)
+    run = plan.RunPlan(plan.TIME, duration, plan.Peak(1e-3, 0.1), batch_size, 0)
     lengths, tokens = [], 0
     while tokens < 0.1 * TOY.total_tokens:  # step by step, by the formula of linear pacing
         way = min(1, tokens / (duration * TOY.total_tokens)) if duration else 1

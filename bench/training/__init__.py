@@ -1,1 +1,1 @@
-"""The claims of the literature about sequence-length warmup, measured with examples/train_gpt2.py."""
+"""Experiments with examples/train_gpt2: do the claims of the literature about sequence-length warmup hold?"""

@@ -1,7 +1,7 @@
 """Does sequence-length warmup train better? The experiments of docs/training.md, from text to figures.
 
-Every run is examples/train_gpt2.py in a process of its own. Call it again to go on: finished runs are read, one that
-was stopped goes on from its last checkpoint. (a) and (d) are timed: run them on a quiet machine.
+Every run is examples/train_gpt2/train.py in its own process. To continue, call the command again: finished runs are
+read, and a stopped run resumes from its last checkpoint. (a) and (d) are timed: run them on a quiet machine.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from seqwarm_kernels.demo.text import standard_library
 from seqwarm_kernels.utils.files import write_atomically
 
 from ..common.records import RESULTS
@@ -27,7 +28,6 @@ from .results import Result
 from .running import ROOT, OtherRun, OutOfTime, RunFailed, Runner, environment_of_runs
 from .scales import SCALES, Scale
 from .tables import report
-from .text import standard_library_folder
 
 FIGURES = ROOT / "docs" / "figures"
 
@@ -35,14 +35,14 @@ FIGURES = ROOT / "docs" / "figures"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--scale", choices=SCALES, default="toy")
     parser.add_argument("--text", type=Path, nargs="+", help="files and folders; default: Python's standard library")
-    parser.add_argument("--out", type=Path, required=True, help="folder of all runs, records and figures")
+    parser.add_argument("--out", type=Path, required=True, help="folder for all runs, records and figures")
     letters = [letter for letter in EXPERIMENTS if letter != SWEEP]
-    wanted = "; ".join(f"{letter}: {EXPERIMENTS[letter]}" for letter in letters)
-    parser.add_argument("--only", nargs="+", choices=letters, default=letters, help=f"{wanted} (default: all)")
-    parser.add_argument("--seeds", type=int, default=3, help="of the baseline and the best duration, and of (c)")
-    parser.add_argument("--minutes", type=float, help="stop in time, to go on with the next call")
+    meanings = "; ".join(f"{letter}: {EXPERIMENTS[letter]}" for letter in letters)
+    parser.add_argument("--only", nargs="+", choices=letters, default=letters, help=f"{meanings} (default: all)")
+    parser.add_argument("--seeds", type=int, default=3, help="seeds of the baseline and the best duration, and of (c)")
+    parser.add_argument("--minutes", type=float, help="stop after this time; the next call continues")
     parser.add_argument(
-        "--publish", action="store_true", help="records and figures into bench/results and docs/figures"
+        "--publish", action="store_true", help="also write records and figures to bench/results and docs/figures"
     )
 
 
@@ -51,7 +51,7 @@ def main(arguments: argparse.Namespace) -> None:
     if arguments.seeds < 1:
         sys.exit(f"--seeds must be at least 1, got {arguments.seeds}")
     if scale.device == "cuda" and not torch.cuda.is_available():
-        sys.exit(f"--scale {scale.name} needs a CUDA device, and there is none here")
+        sys.exit(f"--scale {scale.name} needs a CUDA device, which this machine does not have")
     out.mkdir(parents=True, exist_ok=True)
     text = [path.resolve() for path in arguments.text] if arguments.text else [standard_library_folder(out)]
     experiments = Experiments(Runner(scale, text, out, arguments.minutes), arguments.seeds)
@@ -77,14 +77,25 @@ def _train(experiments: Experiments, only: list[str]) -> str | None:
     try:
         experiments.train(only)
     except OutOfTime as over:
-        print(f"{over}: the same command again goes on")
+        print(f"{over}: call the same command again to continue")
     except RunFailed as error:
         return str(error)
     return None
 
 
+def standard_library_folder(out: Path) -> Path:
+    """A copy of Python's standard library, as the demo reads it, in a folder below `out`. Each file is a document."""
+    folder = out / "standard_library"
+    for file in standard_library():
+        path = folder / file.name
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(file.content)
+    return folder
+
+
 def _merged(environments: list[dict[str, Any]]) -> dict[str, Any]:
-    """Of all machines that trained; where they differ, every value. This one's where no run kept its own."""
+    """The environment of all machines that trained, with every value that differs. Default: this machine's."""
     found = environments or [environment_of_runs()]
     names = {name: None for each in found for name in each}
     values = {name: list(dict.fromkeys(each.get(name) for each in found)) for name in names}
@@ -92,14 +103,14 @@ def _merged(environments: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def refusal(published: Path, results: list[Result]) -> str | None:
-    """Why these do not replace what is published: they lack a part of it."""
+    """The reason not to replace published results: some of them are missing in `results`. None if all are there."""
     if not published.exists():
         return None
-    there = {_key(json.loads(line)) for line in published.read_text().splitlines()[1:]}
-    lacking = there - {_key(asdict(result)) for result in results}
-    if not lacking:
+    old = {_key(json.loads(line)) for line in published.read_text().splitlines()[1:]}
+    missing = old - {_key(asdict(result)) for result in results}
+    if not missing:
         return None
-    return f"not published: {published} holds {len(lacking)} results that this folder lacks, as {min(lacking)}"
+    return f"not published: {published} holds {len(missing)} results that are missing here, such as {min(missing)}"
 
 
 def _key(result: dict[str, Any]) -> str:
@@ -126,7 +137,7 @@ def _write(path: Path, environment: dict[str, Any], results: list[Result]) -> No
 
 
 def _plain(value: Any) -> Any:
-    """JSON has no NaN and no infinity."""
+    """Replace NaN and infinity, which JSON does not have, by None."""
     if isinstance(value, dict):
         return {name: _plain(each) for name, each in value.items()}
     if isinstance(value, (list, tuple)):

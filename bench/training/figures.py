@@ -1,4 +1,4 @@
-"""docs/figures/training_*.png, from results alone."""
+"""docs/figures/training_*.png, drawn from the results."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from .statistics import SPIKE, spread
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-BASELINE_COLOUR, WARMUP_COLOUR = "#0072B2", "#D55E00"  #: those of the demo: Okabe and Ito's blue and orange
+BASELINE_COLOUR, WARMUP_COLOUR = "#0072B2", "#D55E00"  #: as in the demo: Okabe and Ito's blue and orange
 
 
 def draw_all(results: Sequence[Result], folder: Path, scale: Scale) -> list[Path]:
-    """One for each experiment that there are results of."""
+    """Draw one figure for each experiment that has results. Returns their paths."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -52,7 +52,7 @@ def draw_all(results: Sequence[Result], folder: Path, scale: Scale) -> list[Path
 
 
 def _draw_time(axes: list[Axes], results: list[Result]) -> None:
-    """Left the curves of seed 0 and of the baseline; right how much sooner, by duration."""
+    """Left: loss curves of seed 0. Right: how much sooner each duration reaches the baseline's final loss."""
     curves, ratios = axes
     import matplotlib
 
@@ -90,7 +90,7 @@ def _draw_time(axes: list[Axes], results: list[Result]) -> None:
 
 
 def _draw_stability(axes: list[Axes], results: list[Result]) -> None:
-    """Left final losses, right the largest loss ratio, over the learning rate; each run is a point."""
+    """Left: final loss. Right: largest loss ratio. Both over the learning rate, with a point for each run."""
     batches = sorted({r.case["batch_size"] for r in results})
     for axis, value, label in (
         (axes[0], lambda f: f["final_loss"], "final validation loss"),
@@ -99,8 +99,8 @@ def _draw_stability(axes: list[Axes], results: list[Result]) -> None:
         for batch, marker in zip(batches, "os^v", strict=False):
             for warm, colour in ((False, BASELINE_COLOUR), (True, WARMUP_COLOUR)):
                 same = [r for r in results if r.case["batch_size"] == batch and (r.case["duration"] > 0) == warm]
-                aside = 1.06 if warm else 1 / 1.06  # so that points do not hide each other
-                points = [(aside * r.case["learning_rate_factor"], value(r.figures)) for r in same]
+                shift = 1.06 if warm else 1 / 1.06  # so that points do not hide each other
+                points = [(shift * r.case["learning_rate_factor"], value(r.figures)) for r in same]
                 points = [point for point in points if point[1] is not None]
                 if points:
                     factors, values = zip(*points, strict=True)
@@ -119,7 +119,7 @@ def _set_powers_of_two(axis: Axes, values: Iterable[float]) -> None:
 
 
 def _draw_extrapolation(axes: list[Axes], results: list[Result]) -> None:
-    """Left next tokens, right masked ones."""
+    """Left: causal training. Right: masked training."""
     for axis, objective in zip(axes, (CAUSAL, MASKED), strict=True):
         same = [result for result in results if result.case["objective"] == objective]
         for result in same:

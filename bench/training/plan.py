@@ -1,8 +1,9 @@
-"""Which runs an experiment needs. A run that two experiments share is trained once."""
+"""The runs of each experiment. A run that two experiments share is trained once."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,8 +13,8 @@ from .scales import Scale
 
 SWEEP = "sweep"
 TIME, STABILITY, EXTRAPOLATION, SPEED = "a", "b", "c", "d"
-LAST_WORDS = "c, last words"  #: results of the same runs, of another kind
-#: In the order of a call without `--only`: what needs least, and says most about this package, comes first.
+LAST_WORDS = "c, last words"  #: further results of the runs of (c)
+#: In the order of a call without `--only`. First the one that is cheapest and says most about this package.
 EXPERIMENTS = {
     SPEED: "speed and memory by attention",
     SWEEP: "the baseline's learning rate",
@@ -21,25 +22,25 @@ EXPERIMENTS = {
     STABILITY: "stability",
     EXTRAPOLATION: "extrapolation and last words",
 }
-#: Runs of the sweep and of stability train the same; those that are timed are on their own, for a quiet machine.
+#: The sweep and stability share runs. Timed runs share none, because they need a quiet machine.
 _FOLDERS = {SWEEP: "stability", TIME: "time", STABILITY: "stability", EXTRAPOLATION: "extrapolation", SPEED: "speed"}
 
-_FEW_VALIDATIONS = 4  #: where only the last one counts
+_FEW_VALIDATIONS = 4  #: of runs for which only the last one counts
 
 PACKAGE = "package"  #: the attention of this package
 CAUSAL, MASKED = "causal", "masked"
 
 
 class Peak(NamedTuple):
-    """Of the learning rate."""
+    """Peak of the learning rate."""
 
     rate: float
-    share: float  #: of all tokens, until it is reached
+    share: float  #: of all tokens, at which the peak is reached
 
 
 @dataclass(frozen=True)
-class Run:
-    """One training run: what differs from one to the next."""
+class RunPlan:
+    """One training run: the settings that differ between runs."""
 
     experiment: str
     duration: float  #: share of the tokens; 0 is the baseline
@@ -51,7 +52,7 @@ class Run:
 
     @property
     def name(self) -> str:
-        """Its folder below that of all runs."""
+        """The folder of the run, below that of all runs."""
         parts = [
             f"duration{self.duration:g}",
             f"lr{self.peak.rate:g}-after{self.peak.share:g}",
@@ -64,11 +65,11 @@ class Run:
 
     @property
     def keeps_model(self) -> bool:
-        """Whether its last words may be asked for."""
+        """Whether the model is needed to predict last words."""
         return self.experiment in (TIME, EXTRAPOLATION)
 
     def scheduler(self, scale: Scale) -> SequenceLengthScheduler:
-        """As the script makes it."""
+        """The same scheduler as in the script."""
         speed = self.experiment == SPEED
         return SequenceLengthScheduler(
             scale.ramp_min_seq_length if speed else scale.min_seq_length,
@@ -79,9 +80,9 @@ class Run:
         )
 
     def lr_warmup_steps(self, scale: Scale) -> int:
-        """Those until a share of the tokens: short batches are more steps.
+        """Steps until the peak's share of the tokens. Short batches take more steps.
 
-        DeepSpeed's tutorial on curriculum learning estimates them in section 2.5 from the first length alone.
+        DeepSpeed's tutorial on curriculum learning estimates this number from the first length alone (section 2.5).
         """
         scheduler = self.scheduler(scale)
         steps = 0
@@ -91,7 +92,7 @@ class Run:
         return steps
 
     def arguments(self, scale: Scale, text: list[Path], out: Path) -> list[str]:
-        """For the script, which begins the run or goes on with it."""
+        """Arguments of the script, which starts or resumes the run."""
         scheduler = self.scheduler(scale)
         validations = {SPEED: ramp_validations(scale), TIME: scale.validations}.get(self.experiment, _FEW_VALIDATIONS)
         is_long = self.experiment == EXTRAPOLATION or (self.experiment == TIME and scale.extrapolate_timed)
@@ -126,38 +127,37 @@ class Run:
         ]
 
 
-def sweep_runs(scale: Scale) -> list[Run]:
-    """The baseline at each learning rate, reached soon or late."""
+def sweep_runs(scale: Scale) -> list[RunPlan]:
+    """The baseline with each learning rate and each length of the learning-rate warmup."""
     return [
-        Run(SWEEP, 0.0, Peak(rate, share), scale.batch_size, seed)
+        RunPlan(SWEEP, 0.0, Peak(rate, share), scale.batch_size, seed)
         for share in scale.lr_warmup_shares
         for rate in scale.learning_rates
         for seed in range(scale.sweep_seeds)
     ]
 
 
-def duration_runs(scale: Scale, peak: Peak) -> list[Run]:
-    """Every duration, once."""
-    durations = [Run(TIME, duration, peak, scale.batch_size, 0) for duration in scale.durations]
-    return [*durations, half_batch_run(scale, peak, 0)]
+def duration_runs(scale: Scale, peak: Peak) -> list[RunPlan]:
+    """Every duration with seed 0."""
+    return [*_grid(TIME, scale.durations, [0], scale, peak), half_batch_run(scale, peak, 0)]
 
 
-def half_batch_run(scale: Scale, peak: Peak, seed: int) -> Run:
-    """A baseline that makes more steps of the same tokens, as warmup does: is it only that?"""
-    return Run(TIME, 0.0, peak, scale.batch_size // 2, seed)
+def half_batch_run(scale: Scale, peak: Peak, seed: int) -> RunPlan:
+    """A baseline with more steps for the same tokens, as with warmup. Do the steps explain the gain?"""
+    return RunPlan(TIME, 0.0, peak, scale.batch_size // 2, seed)
 
 
-def best_duration_runs(scale: Scale, peak: Peak, best: float, seeds: int) -> list[Run]:
-    """The baselines and the best duration with the seeds that did not choose it."""
+def best_duration_runs(scale: Scale, peak: Peak, best: float, seeds: int) -> list[RunPlan]:
+    """The baselines and the best duration, with the seeds that did not choose this duration."""
     others = range(1, seeds)
-    durations = [Run(TIME, duration, peak, scale.batch_size, seed) for seed in others for duration in (0.0, best)]
+    durations = _grid(TIME, (0.0, best), others, scale, peak)
     return [*durations, *(half_batch_run(scale, peak, seed) for seed in others if not scale.one_half_batch)]
 
 
-def stability_runs(scale: Scale, peak: Peak) -> list[Run]:
-    """Baseline and warmup at growing learning rate; larger batches once."""
+def stability_runs(scale: Scale, peak: Peak) -> list[RunPlan]:
+    """Baseline and warmup at growing learning rates and batch sizes. Larger batches have one seed."""
     return [
-        Run(STABILITY, duration, peak._replace(rate=peak.rate * factor), scale.batch_size * batch_factor, seed)
+        RunPlan(STABILITY, duration, peak._replace(rate=peak.rate * factor), scale.batch_size * batch_factor, seed)
         for batch_factor in scale.batch_factors
         for seed in range(scale.stability_seeds if batch_factor == 1 else 1)
         for factor in scale.learning_rate_factors
@@ -165,41 +165,45 @@ def stability_runs(scale: Scale, peak: Peak) -> list[Run]:
     ]
 
 
-def extrapolation_runs(scale: Scale, peak: Peak, seeds: int, best: float | None = None) -> list[Run]:
-    """Baseline and warmup with each seed; one masked pair. `best`: the first experiment's, where its runs will do."""
+def extrapolation_runs(scale: Scale, peak: Peak, seeds: int, best: float | None = None) -> list[RunPlan]:
+    """Baseline and warmup with each seed, and one masked pair. `best`: duration of timed runs, if they are reused."""
     kind, warm = (TIME, best or scale.duration) if scale.extrapolate_timed else (EXTRAPOLATION, scale.duration)
-    causal = [Run(kind, duration, peak, scale.batch_size, seed) for seed in range(seeds) for duration in (0.0, warm)]
-    masked = [
-        Run(EXTRAPOLATION, duration, peak, scale.batch_size, 0, objective=MASKED) for duration in (0.0, scale.duration)
-    ]
-    return [*causal, *masked]
+    causal = _grid(kind, (0.0, warm), range(seeds), scale, peak)
+    masked = _grid(EXTRAPOLATION, (0.0, scale.duration), [0], scale, peak)
+    return [*causal, *(replace(run, objective=MASKED) for run in masked)]
 
 
-def extrapolated_runs(scale: Scale, peak: Peak, seeds: int) -> list[Run]:
-    """All those of the first experiment that extrapolation looks at, where they are finished."""
+def extrapolated_runs(scale: Scale, peak: Peak, seeds: int) -> list[RunPlan]:
+    """The timed runs that extrapolation reads, if they are finished."""
     if not scale.extrapolate_timed:
         return []
-    return [Run(TIME, duration, peak, scale.batch_size, seed) for seed in range(seeds) for duration in scale.durations]
+    return _grid(TIME, scale.durations, range(seeds), scale, peak)
 
 
-def speed_runs(scale: Scale) -> list[Run]:
-    """The implementations in turn, so that what else the machine does hits all alike. No speed waits for the sweep."""
+def _grid(
+    experiment: str, durations: Collection[float], seeds: Collection[int], scale: Scale, peak: Peak
+) -> list[RunPlan]:
+    return [RunPlan(experiment, duration, peak, scale.batch_size, seed) for seed in seeds for duration in durations]
+
+
+def speed_runs(scale: Scale) -> list[RunPlan]:
+    """The attentions in turn, so that other load on the machine affects all of them. Needs no result of the sweep."""
     middle = scale.learning_rates[(len(scale.learning_rates) - 1) // 2]
     duration, peak = ramp_duration(scale), Peak(middle, scale.lr_warmup_shares[-1])
     return [
-        Run(SPEED, duration, peak, scale.batch_size, seed, attention=attention)
+        RunPlan(SPEED, duration, peak, scale.batch_size, seed, attention=attention)
         for seed in range(scale.speed_repeats)
         for attention in (PACKAGE, *scale.attentions)
     ]
 
 
 def ramp_duration(scale: Scale) -> float:
-    """Of the ramp whose speed is measured: each of its lengths trains from one validation to the next."""
+    """Duration of the ramp whose speed is measured, so that each length trains from one validation to the next."""
     stages = (scale.seq_length - scale.ramp_min_seq_length) // scale.ramp_step_size
     return stages / ramp_validations(scale)
 
 
 def ramp_validations(scale: Scale) -> int:
-    """Three tenths of the run are at the full length."""
+    """Number of validations of that run: one for each length of the ramp, and three more at the full length."""
     stages = (scale.seq_length - scale.ramp_min_seq_length) // scale.ramp_step_size
     return stages + 3

@@ -1,4 +1,4 @@
-"""What a run left in its folder: validations and the monitor's steps."""
+"""Read validations and monitored steps from the folder of a run."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ FloatArray = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Validation:
+class ValidationRecord:
     """One line of records.jsonl."""
 
     step: int
     tokens: int
-    seconds: float  #: of training only
+    seconds: float  #: time of training, without validation
     seq_length: int
     learning_rate: float
     train_loss: float | None
-    validation_loss: dict[int, float]  #: by length; nats for each token
+    validation_loss: dict[int, float]  #: by length; nats per token
     tokens_per_second: float | None
     peak_memory_bytes: int | None
     diverged: bool
@@ -35,7 +35,7 @@ class Validation:
 
 @dataclass(frozen=True)
 class Steps:
-    """monitor.jsonl, a number for each optimizer step; what was not finite is NaN."""
+    """The columns of monitor.jsonl, one value for each optimizer step. Values that are not finite are NaN."""
 
     loss: FloatArray
     loss_ratio: FloatArray
@@ -43,10 +43,11 @@ class Steps:
     variance_max: FloatArray
 
 
-def read_validations(folder: Path) -> list[Validation]:
-    """
+def read_validations(folder: Path) -> list[ValidationRecord]:
+    """The lines of records.jsonl.
+
     Raises:
-        ValueError: a line is no record of the script.
+        ValueError: A line is not a record of the script.
     """
     path = folder / "records.jsonl"
     try:
@@ -55,10 +56,10 @@ def read_validations(folder: Path) -> list[Validation]:
         raise ValueError(f"{path} cannot be read: {error!r}") from error
 
 
-def _validation(line: dict[str, Any]) -> Validation:
-    values = {field.name: line[field.name] for field in fields(Validation)}
+def _validation(line: dict[str, Any]) -> ValidationRecord:
+    values = {field.name: line[field.name] for field in fields(ValidationRecord)}
     losses = {int(length): _number(loss) for length, loss in (values["validation_loss"] or {}).items()}
-    return Validation(**{**values, "validation_loss": losses})
+    return ValidationRecord(**{**values, "validation_loss": losses})
 
 
 def read_steps(folder: Path) -> Steps:
@@ -67,7 +68,7 @@ def read_steps(folder: Path) -> Steps:
 
 
 def _number(value: object) -> float:
-    """JSON has no NaN: it stands there as null or as a string."""
+    """JSON has no NaN. It is written as null or as a string."""
     return float(value) if isinstance(value, (int, float, str)) else math.nan
 
 
@@ -75,8 +76,8 @@ def _objects(path: Path) -> Iterator[dict[str, Any]]:
     return (json.loads(line) for line in path.read_text().splitlines() if line)
 
 
-def as_demo_records(validations: Sequence[Validation], length: int) -> list[Record]:
-    """The finite losses at `length`, for the demo's comparison."""
+def as_demo_records(validations: Sequence[ValidationRecord], length: int) -> list[Record]:
+    """The finite losses at `length`, as records for the demo's comparison."""
     losses = [validation.validation_loss.get(length, math.nan) for validation in validations]
     return [
         Record("run", v.step, v.tokens, v.seconds, v.seq_length, v.learning_rate, v.train_loss, loss)

@@ -1,4 +1,4 @@
-"""What the runs of each experiment say: one result for each run, in plain numbers."""
+"""The results of each experiment: one result for each run."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import numpy as np
 
 from seqwarm_kernels.demo.records import Comparison, Record, full_length_speed
 
-from .plan import EXTRAPOLATION, PACKAGE, SPEED, STABILITY, SWEEP, TIME, Peak, Run
-from .reading import Validation, as_demo_records, read_steps, read_validations
-from .running import Outcome
+from .plan import EXTRAPOLATION, PACKAGE, SPEED, STABILITY, SWEEP, TIME, Peak, RunPlan
+from .reading import ValidationRecord, as_demo_records, read_steps, read_validations
+from .running import RunOutcome
 from .statistics import correlation, count_spikes
 
-#: A run "trains" where its final validation loss is at most this many times that of the baseline at its own rate.
+#: A run "trains" if its final validation loss is at most this many times that of the baseline at the best rate.
 TRAINS = 1.1
 
 
@@ -30,7 +30,7 @@ class Result:
     failure: str | None = None
 
 
-def case_of(run: Run) -> dict[str, Any]:
+def case_of(run: RunPlan) -> dict[str, Any]:
     return {
         "duration": run.duration,
         "learning_rate": run.peak.rate,
@@ -41,19 +41,19 @@ def case_of(run: Run) -> dict[str, Any]:
     }
 
 
-def final_loss(validations: Sequence[Validation]) -> float | None:
-    """At the shortest of the validated lengths, the one trained on; None where the run diverged."""
+def final_loss(validations: Sequence[ValidationRecord]) -> float | None:
+    """The loss at the shortest validation length, which is the full training length. None if the run diverged."""
     last = validations[-1]
     loss = last.validation_loss.get(min(last.validation_loss, default=0), math.nan)
     return None if last.diverged or not math.isfinite(loss) else loss
 
 
-def sweep_results(outcomes: Iterable[Outcome]) -> list[Result]:
+def sweep_results(outcomes: Iterable[RunOutcome]) -> list[Result]:
     return [Result(SWEEP, case_of(o.run), {"final_loss": final_loss(read_validations(o.folder))}) for o in outcomes]
 
 
 def best_peak(results: Iterable[Result]) -> Peak | None:
-    """The one with the smallest mean final loss over the seeds; a run that diverged rules it out, perhaps each."""
+    """The peak with the smallest mean final loss over the seeds. Peaks with a diverged run are ruled out."""
     losses: dict[Peak, list[float]] = {}
     for result in results:
         loss = result.figures["final_loss"]
@@ -64,10 +64,10 @@ def best_peak(results: Iterable[Result]) -> Peak | None:
     return best if best is not None and math.isfinite(means[best]) else None
 
 
-def time_results(outcomes: Sequence[Outcome], length: int) -> list[Result]:
-    """Each run against the baseline of its seed and the full batch, once that is finished.
+def time_results(outcomes: Sequence[RunOutcome], length: int) -> list[Result]:
+    """Each run compared with the baseline that has the same seed and the full batch, if that is finished.
 
-    Where the baseline diverged, there is no loss to reach.
+    If the baseline diverged, there is no loss to reach.
     """
     batch_size = max((outcome.run.batch_size for outcome in outcomes), default=0)
     validations = {outcome: read_validations(outcome.folder) for outcome in outcomes}
@@ -83,7 +83,7 @@ def time_results(outcomes: Sequence[Outcome], length: int) -> list[Result]:
     ]
 
 
-def _time_figures(validations: Sequence[Validation], baseline: list[Record], length: int) -> dict[str, Any]:
+def _time_figures(validations: Sequence[ValidationRecord], baseline: list[Record], length: int) -> dict[str, Any]:
     curve = as_demo_records(validations, length)
     theirs = Comparison(baseline, baseline).baseline_crossing if baseline else None
     reached = Comparison(baseline, curve).warmup_crossing if baseline and curve else None
@@ -104,7 +104,7 @@ def _time_figures(validations: Sequence[Validation], baseline: list[Record], len
 
 
 def best_duration(results: Iterable[Result]) -> float | None:
-    """Of the warmups of seed 0 the one that reached the baseline's final loss in the least time, if one did."""
+    """The duration that reached the baseline's final loss first, with seed 0. None if no duration reached it."""
     reached = {
         result.case["duration"]: result.figures["reached_after_seconds"]
         for result in results
@@ -113,13 +113,13 @@ def best_duration(results: Iterable[Result]) -> float | None:
     return min(reached, key=lambda duration: reached[duration], default=None)
 
 
-def stability_results(outcomes: Sequence[Outcome], peak: Peak) -> list[Result]:
-    """Spikes, divergence, and how the loss ratio goes with Adam's variance. `peak`: the baseline's best."""
+def stability_results(outcomes: Sequence[RunOutcome], peak: Peak) -> list[Result]:
+    """Spikes, divergence, and the correlation of loss ratio and Adam's variance. `peak`: the baseline's best."""
     losses = {outcome.run: final_loss(read_validations(outcome.folder)) for outcome in outcomes}
     results = []
     for outcome in outcomes:
         run, steps = outcome.run, read_steps(outcome.folder)
-        reference = losses.get(Run(run.experiment, 0.0, peak, run.batch_size, run.seed))
+        reference = losses.get(RunPlan(run.experiment, 0.0, peak, run.batch_size, run.seed))
         loss = losses[run]
         results.append(
             Result(
@@ -150,8 +150,8 @@ def _as_dict(found: Any) -> dict[str, float] | None:
     return None if found is None else found._asdict()
 
 
-def extrapolation_results(outcomes: Iterable[Outcome]) -> list[Result]:
-    """Losses at each length, of the last validation."""
+def extrapolation_results(outcomes: Iterable[RunOutcome]) -> list[Result]:
+    """The losses of the last validation at each length."""
     results = []
     for outcome in outcomes:
         last = read_validations(outcome.folder)[-1]
@@ -160,8 +160,8 @@ def extrapolation_results(outcomes: Iterable[Outcome]) -> list[Result]:
     return results
 
 
-def speed_results(outcomes: Iterable[Outcome]) -> list[Result]:
-    """Tokens per second and memory, from one validation to the next: each a length of the ramp."""
+def speed_results(outcomes: Iterable[RunOutcome]) -> list[Result]:
+    """Tokens per second and memory between two validations: one length of the ramp each."""
     results = []
     for outcome in outcomes:
         case = {"attention": outcome.run.attention, "seed": outcome.run.seed}
@@ -177,7 +177,7 @@ def speed_results(outcomes: Iterable[Outcome]) -> list[Result]:
 
 
 def by_attention(results: Iterable[Result]) -> dict[str, list[Result]]:
-    """The package's first."""
+    """Results grouped by attention, this package's first."""
     found: dict[str, list[Result]] = {PACKAGE: []}
     for result in results:
         found.setdefault(result.case["attention"], []).append(result)

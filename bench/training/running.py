@@ -1,8 +1,9 @@
-"""Training runs, each in a process of its own; what is finished is never trained again."""
+"""Training runs, each in its own process. A finished run is never trained again."""
 
 from __future__ import annotations
 
 import functools
+import importlib.util
 import json
 import os
 import sys
@@ -10,6 +11,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -19,65 +21,92 @@ from seqwarm_kernels.utils.files import write_atomically
 
 from ..common.processes import Program
 from ..common.records import environment
-from .plan import PACKAGE, SPEED, Run
+from .plan import PACKAGE, SPEED, RunPlan
 from .scales import Scale
-from .script import DIVERGED, SCRIPT
 
 ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "examples" / "train_gpt2" / "train.py"
 FINISHED = "finished.json"  #: in a run's folder, written last
 
-#: What an attention raises that cannot do it: a result. Anything else may pass, and is tried again.
-_REFUSAL = "NotImplementedError"
+#: Raised by an attention that does not support the run. This is a result. After any other failure the run is retried.
+_UNSUPPORTED = "NotImplementedError"
 
 
 class OtherRun(ValueError):
-    """A folder holds a run of other settings or another text."""
+    """A folder holds a run with other settings or another text."""
 
 
 class OutOfTime(Exception):
-    """The minutes given are over; the next call goes on from the last checkpoint."""
+    """The given minutes are over. The next call resumes from the last checkpoint."""
 
 
 class RunFailed(Exception):
     """A run ended with an error."""
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """How a run's process ended."""
+@functools.cache
+def load_script() -> SimpleNamespace:
+    """The modules of the training script: `model`, `text` and `train`.
 
-    run: Run
+    They import each other by these names, as when the script is started. Other modules may have the same names, so the
+    names are in `sys.modules` only during the import.
+    """
+    names = ("model", "text", "train")  # each imports only modules before it
+    others = {name: sys.modules.get(name) for name in names}
+    loaded = {}
+    try:
+        for name in names:
+            specification = importlib.util.spec_from_file_location(f"train_gpt2_{name}", SCRIPT.with_name(f"{name}.py"))
+            assert specification is not None
+            assert specification.loader is not None
+            loaded[name] = importlib.util.module_from_spec(specification)
+            sys.modules[specification.name] = sys.modules[name] = loaded[name]  # dataclasses and pickle use the first
+            specification.loader.exec_module(loaded[name])
+    finally:
+        for name, module in others.items():
+            sys.modules.pop(name, None)
+            if module is not None:
+                sys.modules[name] = module
+    return SimpleNamespace(**loaded)
+
+
+@dataclass(frozen=True)
+class RunOutcome:
+    """How the process of a run ended."""
+
+    run: RunPlan
     folder: Path
-    failure: str | None  #: the last line it printed, if it could not be trained with its attention
-    busy: float | None = None  #: the system's load average over the minute before it, in which another run may end
-    environment: dict[str, Any] | None = field(default=None, compare=False)  #: of the machine; runs of old have none
+    failure: str | None  #: the last line of output, if the run could not be trained with its attention
+    busy: float | None = None  #: the system's load average just before the run, perhaps from another run's end
+    environment: dict[str, Any] | None = field(default=None, compare=False)  #: of the machine; None for old runs
 
 
 class Runner:
-    """
+    """Trains runs that are not finished, and reads those that are.
+
     Args:
-        scale: sizes.
-        text: files and folders.
-        out: of all runs.
-        minutes: until the runs are stopped, to be gone on with later; None: no limit.
+        scale: Sizes of all runs.
+        text: Files and folders to train on.
+        out: Folder of all runs.
+        minutes: Runs are stopped after this time, and resumed by a later call. None: no limit.
     """
 
     def __init__(self, scale: Scale, text: list[Path], out: Path, minutes: float | None = None) -> None:
         self.scale, self.text, self.out = scale, text, out
         self._end = None if minutes is None else time.monotonic() + 60 * minutes
-        self._tokens: str | None = None  # the text and tokenizer of all runs
-        self._told = False
+        self._tokens: str | None = None  # identifies text and tokenizer, the same for all runs
+        self._has_warned = False
 
-    def folder(self, run: Run) -> Path:
+    def folder(self, run: RunPlan) -> Path:
         return self.out / "runs" / run.name
 
-    def run_all(self, runs: Sequence[Run], title: str) -> list[Outcome]:
-        """One after another, in this order.
+    def run_all(self, runs: Sequence[RunPlan], title: str) -> list[RunOutcome]:
+        """Train `runs` one after another, in this order.
 
         Raises:
-            OutOfTime: before all of them were finished.
-            RunFailed: one of this package's attention, which should not.
-            OtherRun: a folder holds a run of other settings or another text.
+            OutOfTime: The time was over before all runs were finished.
+            RunFailed: A run with this package's attention failed, or a program could not be started.
+            OtherRun: A folder holds a run with other settings or another text.
         """
         outcomes = []
         with tqdm(runs, desc=title, unit="run") as bar:
@@ -86,47 +115,46 @@ class Runner:
                 outcomes.append(self._outcome(run) or self._train(run))
         return outcomes
 
-    def finished(self, runs: Sequence[Run]) -> list[Outcome]:
-        """Those of `runs` that are, without training any."""
+    def finished(self, runs: Sequence[RunPlan]) -> list[RunOutcome]:
+        """The outcomes of those `runs` that are finished. Trains nothing."""
         return [outcome for run in runs if (outcome := self._outcome(run)) is not None]
 
-    def _outcome(self, run: Run) -> Outcome | None:
+    def _outcome(self, run: RunPlan) -> RunOutcome | None:
         path = self.folder(run) / FINISHED
         if not path.exists():
             return None
         stored = json.loads(path.read_text())
         if stored["arguments"] != self._comparable(run):
             raise OtherRun(f"{path.parent} holds a run of other settings: name a new folder")
-        if stored["failure"] is not None and _REFUSAL not in stored["failure"]:
+        if stored["failure"] is not None and _UNSUPPORTED not in stored["failure"]:
             return None
         self._compare_text(path.parent, stored.get("tokens"))
-        return Outcome(run, path.parent, stored["failure"], stored["busy"], stored.get("environment"))
+        return RunOutcome(run, path.parent, stored["failure"], stored["busy"], stored.get("environment"))
 
     def _compare_text(self, folder: Path, tokens: str | None) -> None:
-        """Among runs; and by its place with the text of now, which is not read for that."""
+        """Check that all runs share one text. Warn if its path is not the given one, which is not read for that."""
         if tokens is not None and self._tokens not in (None, tokens):
             raise OtherRun(f"{folder} holds a run of another text than others in {self.out}: name a new folder")
         self._tokens = tokens or self._tokens
         text, given = _config(folder).get("text"), [str(path) for path in self.text]
-        if given and text and text != given and not self._told:
-            self._told = True
-            print(
-                f"{self.out} holds runs of the text in {', '.join(text)}, taken as they are; given: {', '.join(given)}"
-            )
+        if given and text and text != given and not self._has_warned:
+            self._has_warned = True
+            print(f"{self.out} holds runs of the text in {', '.join(text)}, which are used; given: {', '.join(given)}")
 
     def check_time(self) -> None:
-        """
+        """Raise if the time is over.
+
         Raises:
-            OutOfTime: the minutes are over.
+            OutOfTime: The given minutes are over.
         """
         if self._end is not None and time.monotonic() > self._end:
             raise OutOfTime("stopped between runs")
 
-    def _comparable(self, run: Run) -> list[str]:
-        """Independent of where text and runs lie."""
+    def _comparable(self, run: RunPlan) -> list[str]:
+        """The arguments without the paths of text and runs."""
         return run.arguments(self.scale, [], Path())
 
-    def _train(self, run: Run) -> Outcome:
+    def _train(self, run: RunPlan) -> RunOutcome:
         folder = self.folder(run)
         folder.mkdir(parents=True, exist_ok=True)
         busy = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
@@ -134,19 +162,19 @@ class Runner:
         code, last = self._process(run, log)
         if code is None and self._end is not None and time.monotonic() >= self._end:
             raise OutOfTime(f"stopped in {run.name}")
-        failure = None if code in (0, DIVERGED) else last
-        told = f"{run.name} failed: {failure}; all that it printed: {log}"
+        failure = None if code in (0, load_script().train.DIVERGED) else last
+        message = f"{run.name} failed: {failure}; all output: {log}"
         if failure is not None and (run.attention == PACKAGE or code is None):
-            raise RunFailed(told)
-        outcome = Outcome(run, folder, failure, busy, environment_of_runs())
-        if failure is None or _REFUSAL in failure:
+            raise RunFailed(message)
+        outcome = RunOutcome(run, folder, failure, busy, environment_of_runs())
+        if failure is None or _UNSUPPORTED in failure:
             self._finish(outcome)
         else:
-            print(f"{told}; the next call tries again")
+            print(f"{message}; the next call tries again")
         return outcome
 
-    def _finish(self, outcome: Outcome) -> None:
-        """Keep of its folder what is read again."""
+    def _finish(self, outcome: RunOutcome) -> None:
+        """Write FINISHED, and delete the files that are not read again."""
         run, folder = outcome.run, outcome.folder
         tokens = _config(folder).get("tokens") or None
         self._compare_text(folder, tokens)
@@ -161,8 +189,8 @@ class Runner:
         for name in ("checkpoint.pt", *([] if run.keeps_model else ["model.pt"])):
             (folder / name).unlink(missing_ok=True)
 
-    def _process(self, run: Run, log: Path) -> tuple[int | None, str]:
-        """Exit status, None where time was over; what it printed last."""
+    def _process(self, run: RunPlan, log: Path) -> tuple[int | None, str]:
+        """Exit status, or None if the process was stopped, and the last line of output."""
         arguments = run.arguments(self.scale, self.text, self.out)
         program = ["-m", "bench.training.with_attention", run.attention] if run.experiment == SPEED else [str(SCRIPT)]
         if self._end is not None and time.monotonic() > self._end:
@@ -170,7 +198,7 @@ class Runner:
         process = Program([sys.executable, *program, *arguments], log, ROOT)
         try:
             last = process.wait_until(float("inf") if self._end is None else self._end)
-        except BaseException:  # Ctrl-C: it has a session of its own
+        except BaseException:  # Ctrl-C does not reach the process, which has its own session
             process.wait_until(0.0)
             raise
         return process.code, last
@@ -183,7 +211,7 @@ def _config(folder: Path) -> dict[str, Any]:
 
 @functools.cache
 def environment_of_runs() -> dict[str, Any]:
-    """Of this machine; without Triton a little less of a GPU's."""
+    """The environment of this machine. Without Triton it says less about the GPU."""
     if not torch.cuda.is_available():
         return environment()
     try:

@@ -1,4 +1,4 @@
-"""What the experiments train, and how often, on 2 cores and on one large GPU."""
+"""Sizes and grids of the experiments, for 2 CPU cores and for one large GPU."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Scale:
-    """Sizes and grids of all experiments. Tokens and lengths are counted in the tokens of the script's own BPE."""
+    """Sizes and grids of all experiments. Tokens are those of the BPE that the script trains."""
 
     name: str
-    size: str  #: of the script's models
+    size: str  #: of the model, as a flag of the script
     device: str
     precision: str
     vocab_size: int
@@ -20,23 +20,23 @@ class Scale:
     batch_size: int  #: sequences at the full length in one optimizer step
     micro_batch_size: int
     total_tokens: int
-    validations: int  #: of a run whose curve matters; the others have four
+    validations: int  #: of a timed run; most others have four
     validation_tokens: int
-    learning_rates: tuple[float, ...]  #: the sweep's, on the baseline
-    lr_warmup_shares: tuple[float, ...]  #: the sweep's, too: of all tokens, until the learning rate is at its peak
+    learning_rates: tuple[float, ...]  #: of the sweep
+    lr_warmup_shares: tuple[float, ...]  #: of the sweep: shares of all tokens until the peak
     sweep_seeds: int
     durations: tuple[float, ...]  #: shares of the tokens; the first is the baseline
-    duration: float  #: of warmup wherever it is not what is varied
+    duration: float  #: of warmup in experiments that do not vary it
     learning_rate_factors: tuple[int, ...]
     batch_factors: tuple[int, ...]
     stability_seeds: int
-    ramp_min_seq_length: int  #: of the ramp that the speed is measured on
+    ramp_min_seq_length: int  #: of the ramp whose speed is measured
     ramp_step_size: int
-    attentions: tuple[str, ...]  #: beside the package's
+    attentions: tuple[str, ...]  #: besides this package's
     speed_repeats: int
-    last_words: int  #: held-out paragraphs, at most
-    one_half_batch: bool = False  #: the baseline of half the batch with seed 0 only
-    extrapolate_timed: bool = False  #: baseline and best duration of the first experiment are those to extrapolate
+    last_words: int  #: largest number of held-out paragraphs
+    one_half_batch: bool = False  #: train the baseline with half the batch with seed 0 only
+    extrapolate_timed: bool = False  #: (c) reuses the baseline and the best duration of (a)
 
 
 TOY = Scale(
@@ -68,7 +68,7 @@ TOY = Scale(
     last_words=1000,
 )
 
-#: Not yet run on one. For half an hour there: 23 runs, at a guessed 0.7 M tokens a second under 20 minutes in all.
+#: Not yet run. Planned for half an hour: 23 runs, under 20 minutes in all at a guessed 0.7 M tokens per second.
 H200 = Scale(
     name="h200",
     size="52m",

@@ -1,4 +1,4 @@
-"""Plain statistics: of spikes, of correlation, of a few seeds, of two models on the same items."""
+"""Statistics: spikes, correlation, a few seeds, and two models on the same items."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import numpy as np
 
 from .reading import FloatArray
 
-SPIKE = 1.2  #: a loss this many times the smallest before: Li, Zhang and He, arXiv 2108.06084
+SPIKE = 1.2  #: ratio to the smallest loss before, as in Li, Zhang and He, arXiv 2108.06084
 
 
 class Correlation(NamedTuple):
-    """Pearson's, over steps."""
+    """Pearson's correlation over steps."""
 
     r: float
-    p: float | None  #: two-sided, as if steps were independent, which they are not; None without scipy
+    p: float | None  #: two-sided; takes steps as independent, which they are not; None without scipy
     steps: int
 
 
@@ -28,12 +28,12 @@ class Spread(NamedTuple):
 
 
 def count_spikes(loss_ratio: FloatArray, threshold: float = SPIKE) -> int:
-    """Steps whose loss is more than `threshold` times the smallest before, or not finite."""
+    """Number of steps whose loss is more than `threshold` times the smallest loss before, or not finite."""
     return int(np.sum(~(loss_ratio <= threshold)))
 
 
 def correlation(x: FloatArray, y: FloatArray) -> Correlation | None:
-    """Over the steps where both are finite; None if there are fewer than three, or one never changes."""
+    """Correlation over the steps where both are finite. None for fewer than three steps, or if one is constant."""
     both = np.isfinite(x) & np.isfinite(y)
     x, y = x[both], y[both]
     if len(x) < 3 or np.ptp(x) == 0 or np.ptp(y) == 0:
@@ -50,15 +50,16 @@ def _p_of(x: FloatArray, y: FloatArray) -> float | None:
 
 
 def mean_and_error(values: Sequence[float]) -> tuple[float, float | None]:
-    """The mean and its standard error; one value has none."""
+    """The mean and its standard error. The error of a single value is None."""
     array = np.asarray(values, dtype=np.float64)
     return float(array.mean()), float(array.std(ddof=1) / np.sqrt(len(array))) if len(array) > 1 else None
 
 
 def spread(values: Sequence[float]) -> Spread:
-    """
+    """Minimum, median and maximum.
+
     Raises:
-        ValueError: there are no values.
+        ValueError: There are no values.
     """
     if not values:
         raise ValueError("values must hold at least one number, got none")
@@ -66,10 +67,10 @@ def spread(values: Sequence[float]) -> Spread:
 
 
 def sign_test(first: Sequence[bool], second: Sequence[bool]) -> float:
-    """McNemar's exact test: how likely two equally good models differ at least this much on the same items.
+    """McNemar's exact test: the probability that two equally good models differ at least this much on the same items.
 
     Raises:
-        ValueError: they are not of the same number of items.
+        ValueError: The two have different numbers of items.
     """
     if len(first) != len(second):
         raise ValueError(f"both must have the same items, got {len(first)} and {len(second)}")

@@ -1,4 +1,4 @@
-"""The results in Markdown. What has no run is "not yet measured"."""
+"""Tables of the results in Markdown. Experiments without a run are "not yet measured"."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NOT_YET = "not yet measured"
 
 
 def report(results: Sequence[Result], scale: Scale) -> str:
-    """Every experiment's table under its own heading."""
+    """The table of every experiment, under its own heading."""
     parts = {
         "Learning rate": (sweep_table, SWEEP),
         "(a) Time and tokens to the baseline's final loss": (time_table, TIME),
@@ -61,7 +61,7 @@ def sweep_table(results: Sequence[Result]) -> str:
 
 def time_table(results: Sequence[Result]) -> str:
     names = ["duration", "batch", "seed", "final loss", "steps", "seconds", "sooner in tokens", "sooner in seconds"]
-    names.append("tokens/s at full length")  # the same work in each: where it differs, seconds cannot be compared
+    names.append("tokens/s at full length")  # the same work in each run: if it differs, seconds are not comparable
     keys = [("final_loss", ".3f"), ("steps", "d"), ("seconds", ".1f"), ("sooner_in_tokens", ".2f")]
     keys += [("sooner_in_seconds", ".2f"), ("full_length_speed", ",.0f")]
     ordered = sorted(results, key=lambda r: (r.case["duration"], -r.case["batch_size"], r.case["seed"]))
@@ -83,7 +83,7 @@ def _diverged_baselines(results: Sequence[Result]) -> list[str]:
 
 
 def _time_spread(results: Sequence[Result]) -> list[str]:
-    """Of the duration that has more than one seed; seed 0 chose it, and so flatters it."""
+    """Spread over the seeds of a duration. Seed 0 is shown separately: it chose the duration, so it is biased."""
     by_duration: dict[float, list[Result]] = {}
     for result in results:
         if result.case["duration"] > 0:
@@ -128,7 +128,7 @@ def stability_table(results: Sequence[Result]) -> str:
 
 
 def _count(values: Sequence[bool | None]) -> str:
-    """Of those that are true; where some have nothing to be compared with, of how many that is known."""
+    """Number of true values. If some are None, also the number of known values."""
     known = [value for value in values if value is not None]
     return "—" if not known else str(sum(known)) + (f" of {len(known)}" if len(known) < len(values) else "")
 
@@ -155,7 +155,7 @@ def correlation_table(results: Sequence[Result]) -> str:
             row += ["—", "—"] if found is None else [f"{found['r']:+.2f}", _number(found["p"], ".1g")]
             lacks_p |= found is not None and found["p"] is None
         rows.append(row)
-    return _table(names, rows) + ("\n\nThere was no scipy for p" if lacks_p else "")
+    return _table(names, rows) + ("\n\np needs scipy, which was not installed" if lacks_p else "")
 
 
 def extrapolation_table(results: Sequence[Result]) -> str:
@@ -188,7 +188,7 @@ def last_words_table(results: Sequence[Result]) -> str:
         ]
         for r in ordered
     ]
-    names = ["", "seed", "items", "right", "perplexity of the word", "p of as many right", "nats a word fewer"]
+    names = ["", "seed", "items", "right", "perplexity of the word", "p of right", "nats per word saved"]
     return _table(names, rows)
 
 
@@ -201,7 +201,7 @@ def speed_table(results: Sequence[Result]) -> str:
         "tokens/s, whole ramp",
         *(f"at {length}" for length in lengths),
         "peak MB",
-        "times the package's time",
+        "time / package's time",
     ]
     rows = []
     for attention, runs in found.items():
@@ -227,6 +227,6 @@ def speed_table(results: Sequence[Result]) -> str:
 
 
 def _median_at(stages: Sequence[Sequence[float]], length: int) -> float | None:
-    """None where no run came so far."""
+    """The median speed. None if no run reached this length."""
     found = [stage[1] for stage in stages if stage[0] == length and stage[1]]
     return spread(found).median if found else None

@@ -1,6 +1,6 @@
-"""The training script on another attention: `python -m bench.training.with_attention eager ARGUMENTS OF THE SCRIPT`.
+"""The training script with another attention: `python -m bench.training.with_attention eager ARGUMENTS OF THE SCRIPT`.
 
-With any but the package's own, batches are cut by Python's slicing, too.
+Other attentions than this package's also resize batches by Python's slicing.
 """
 
 from __future__ import annotations
@@ -18,13 +18,11 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex
 import seqwarm_kernels as sw
 
 from .plan import PACKAGE
-from .script import DIVERGED, load_script
-
-Attend = Callable[..., Tensor]
+from .running import load_script
 
 
 class Eager:
-    """Products and a softmax, with one bias for the longest rows, cut to those at hand."""
+    """Two products and a softmax. The bias is stored for the longest rows, and sliced for shorter ones."""
 
     def __init__(self) -> None:
         self._bias = torch.empty(0, 0, 0)
@@ -38,19 +36,19 @@ class Eager:
 
 
 class Flex:
-    """FlexAttention, compiled for each length."""
+    """FlexAttention, compiled again for each length."""
 
     def __init__(self) -> None:
-        torch._dynamo.config.recompile_limit = 64  # a ramp has more lengths than the usual eight
-        self._attend = torch.compile(flex_attention, dynamic=False)
+        torch._dynamo.config.recompile_limit = 64  # the default of 8 is less than the lengths of a ramp
+        self._attention = torch.compile(flex_attention, dynamic=False)
         self._mask = functools.cache(_causal_mask)
         self._penalise: Callable[..., Tensor] | None = None
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, slopes: Tensor, *, causal: bool) -> Tensor:
-        if self._penalise is None:  # one for all layers: another function would be compiled again
+        if self._penalise is None:  # one function for all layers, since every function is compiled separately
             self._penalise = _score_mod(slopes)
         mask = self._mask(query.shape[2], query.device) if causal else None
-        return self._attend(query, key, value, score_mod=self._penalise, block_mask=mask)
+        return self._attention(query, key, value, score_mod=self._penalise, block_mask=mask)
 
 
 def _score_mod(slopes: Tensor) -> Callable[..., Tensor]:
@@ -67,21 +65,22 @@ def _causal_mask(length: int, device: torch.device) -> BlockMask:
     return create_block_mask(visible, None, None, length, length, device=device.type)
 
 
-ATTENTIONS: dict[str, Callable[[], Attend | None]] = {PACKAGE: lambda: None, "eager": Eager, "flex": Flex}
+ATTENTIONS: dict[str, Callable[[], Any]] = {PACKAGE: lambda: None, "eager": Eager, "flex": Flex}
 
 
 def slice_batch(scheduler: sw.SequenceLengthScheduler, batch: dict[str, Tensor], **_: Any) -> dict[str, Tensor]:
-    """What people write by hand in place of `scheduler.resize`."""
+    """Replaces `scheduler.resize`, as people write it by hand."""
     return {name: tensor[:, : scheduler.seq_length].contiguous() for name, tensor in batch.items()}
 
 
 def main(attention: str, arguments: list[str]) -> int:
-    """The script's exit status."""
-    attend = ATTENTIONS[attention]()
-    if attend is not None:
+    """Train, and return the script's exit status."""
+    implementation = ATTENTIONS[attention]()
+    if implementation is not None:
         sw.SequenceLengthScheduler.resize = slice_batch  # type: ignore[method-assign, assignment]
-    records = load_script().main(arguments, attend=attend)
-    return DIVERGED if records[-1]["diverged"] else 0
+    train = load_script().train
+    records = train.main(arguments, attention=implementation)
+    return train.DIVERGED if records[-1]["diverged"] else 0
 
 
 if __name__ == "__main__":

@@ -1,0 +1,216 @@
+"""The settings of a run and the model they describe."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import seqwarm_kernels as sw
+
+Batch = dict[str, Tensor]  # {"input_ids": (B, S) int64, "labels": (B, S) int64}
+Attention = Callable[..., Tensor]  # query, key, value (B, H, S, D), slopes (H,), causal=bool -> (B, H, S, D)
+
+
+class UserError(ValueError):
+    """The flags or the text are invalid. The message is complete: no traceback is needed."""
+
+
+def defaults(
+    layers: int, heads: int, width: int, total_tokens: int, learning_rate: float, **others: Any
+) -> dict[str, Any]:
+    """The settings of one model size. Flags override them."""
+    usual = {"vocab_size": 50_257, "seq_length": 1024, "min_seq_length": 64, "batch_size": 512, "micro_batch_size": 16,
+             "lr_warmup_steps": 500, "precision": "bf16", "validation_tokens": 2**20}  # fmt: skip
+    named = {"layers": layers, "heads": heads, "width": width, "total_tokens": total_tokens}
+    return {**usual, **named, "learning_rate": learning_rate, **others}
+
+
+SIZES = {
+    "toy": defaults(3, 4, 128, 1_500_000, 4e-3, vocab_size=1024, seq_length=256, min_seq_length=32, batch_size=16,
+                    lr_warmup_steps=20, precision="fp32", validation_tokens=2**14),
+    "52m": defaults(8, 8, 512, 1_000_000_000, 1e-3, batch_size=128, micro_batch_size=32),
+    "125m": defaults(12, 12, 768, 2_500_000_000, 6e-4),
+    "350m": defaults(24, 16, 1024, 7_000_000_000, 3e-4),
+    "760m": defaults(24, 16, 1536, 15_000_000_000, 2.5e-4, micro_batch_size=8),
+    "1.5b": defaults(48, 25, 1600, 30_000_000_000, 2e-4, micro_batch_size=8),
+}  # fmt: skip
+
+
+def number(kind: type, least: float, most: float = math.inf) -> Callable[[str], Any]:
+    """A converter for argparse that also checks the range."""
+
+    def checked(text: str) -> Any:
+        if not least <= kind(text) <= most:
+            raise argparse.ArgumentTypeError(f"must be from {least} to {most}, got {text}")
+        return kind(text)
+
+    checked.__name__ = kind.__name__  # argparse names the type in its message about invalid numbers
+    return checked
+
+
+AT_LEAST_ONE, NOT_NEGATIVE, SHARE = number(int, 1), number(float, 0), number(float, 0, 1)
+
+
+def flag(text: str, default: Any = None, **options: Any) -> Any:
+    shown = text if default in (None, False) else f"{text} (default: {default})"
+    return dataclasses.field(default=default, metadata={"help": shown, "default": argparse.SUPPRESS, **options})
+
+
+@dataclass(frozen=True)
+class Config:
+    """All settings that a run depends on. Each field with a help text is a flag."""
+
+    size: str = flag("model size; sets every flag that shows no default", "52m", choices=list(SIZES))
+    text: Sequence[str] | None = flag(
+        "files and folders, also .gz and .zst; a file is one document, a long file several", nargs="+"
+    )
+    dataset: str | None = flag("instead of --text: NAME or NAME:CONFIG of Hugging Face; a row is one document")
+    dataset_column: str = flag("column with the text", "text")
+    tokenizer: str | None = flag("JSON file of the package tokenizers (default: train a byte-level BPE)")
+    vocab_size: int = flag("largest vocabulary of that BPE", type=number(int, 258))  # bytes, END_OF_TEXT, MASK
+    seq_length: int = flag("full sequence length", type=AT_LEAST_ONE)
+    batch_size: int = flag("sequences in an optimizer step, over all ranks", type=AT_LEAST_ONE)
+    micro_batch_size: int = flag("full sequences in a forward pass of one rank; more if shorter", type=AT_LEAST_ONE)
+    total_tokens: int = flag("tokens to train on", type=AT_LEAST_ONE)
+    learning_rate: float = flag("peak learning rate", type=NOT_NEGATIVE)
+    lr_warmup_steps: int = flag("optimizer steps until the peak", type=AT_LEAST_ONE)
+    weight_decay: float = flag("weight decay of matrices", 0.1, type=NOT_NEGATIVE)
+    max_grad_norm: float = flag("gradients are clipped to this norm; 0 turns clipping off", 1.0, type=NOT_NEGATIVE)
+    warmup_duration: float = flag("share of all tokens until the full length; 0: no warmup", 0.3, type=SHARE)
+    min_seq_length: int = flag("sequence length at the start", type=AT_LEAST_ONE)
+    step_size: int = flag("lengths are multiples of this number", 8, type=AT_LEAST_ONE)
+    objective: str = flag("causal: predict the next token; masked: as BERT", "causal", choices=["causal", "masked"])
+    precision: str = flag("of matrix products and attention; with fsdp2 of all layers", choices=["bf16", "fp32"])
+    validation_lengths: Sequence[int] | None = flag("(default: the full length)", type=AT_LEAST_ONE, nargs="+")
+    validation_tokens: int = flag("tokens to validate on, the same at every length", type=AT_LEAST_ONE)
+    validate_every: float = flag("share of all tokens between validations; each saves a checkpoint", 0.05, type=SHARE)
+    validation_share: float = flag("share of the text to validate on, in whole documents", 0.05, type=SHARE)
+    seed: int = flag("seed of weights and batches", 0, type=number(int, 0))
+    parallel: str = flag("parallelism under torchrun", "ddp", choices=["ddp", "fsdp2"])
+    compile: bool = flag("apply torch.compile to each block", False, action="store_true")
+    device: str = flag("device", "cuda" if torch.cuda.is_available() else "cpu", choices=["cuda", "cpu"])
+    monitor_every: int = flag("steps between two reads of loss and monitors", 20, type=AT_LEAST_ONE)
+    layers: int = 0
+    heads: int = 0
+    width: int = 0
+    entries: int = 0  # largest token id plus one, known once there is a tokenizer
+    tokens: str = ""  # name of the folder in the cache
+
+
+def parse(arguments: list[str] | None, description: str | None = None) -> argparse.Namespace:
+    """Only the flags that were given."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", help="folder of the run", type=Path, required=True)
+    parser.add_argument("--cache", help="folder of tokens, shared between runs (default: OUT/tokens)", type=Path)
+    parser.add_argument("--resume", help="continue the run in OUT, or start it if there is none", action="store_true")
+    for entry in dataclasses.fields(Config):
+        if entry.metadata:
+            parser.add_argument("--" + entry.name.replace("_", "-"), **entry.metadata)
+    return parser.parse_args(arguments)
+
+
+def configure(given: argparse.Namespace) -> Config:
+    """The configuration from the flags, or that of the run to resume."""
+    flags = {name: value for name, value in vars(given).items() if name not in ("out", "cache", "resume")}
+    if not (given.out / "checkpoint.pt").exists() and not has_diverged(read_records(given.out)):
+        if ("text" in flags) == ("dataset" in flags):
+            raise UserError("either --text or --dataset must be given, and not both")
+        usual = SIZES[flags.get("size", Config.size)]
+        settings = {**usual, **flags}
+        most = settings["seq_length"]
+        settings["min_seq_length"] = flags.get("min_seq_length", min(usual["min_seq_length"], most))
+        if settings["min_seq_length"] > most:
+            raise UserError(f"min_seq_length must be at most seq_length {most}, got {settings['min_seq_length']}")
+        return Config(**settings)
+    if not given.resume:
+        raise UserError(f"{given.out} holds a run: add --resume to continue it, or name another folder as --out")
+    config = read_config(given.out)
+    for name, value in flags.items():
+        if getattr(config, name) != value:
+            raise UserError(f"{name} must stay {getattr(config, name)!r}, as in {given.out}, got {value!r}")
+    return config
+
+
+def read_records(folder: Path) -> list[dict[str, Any]]:
+    path = folder / "records.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def has_diverged(records: list[dict[str, Any]]) -> bool:
+    return bool(records) and records[-1]["diverged"]
+
+
+def read_config(folder: Path) -> Config:
+    return Config(**json.loads((folder / "config.json").read_text()))
+
+
+class GPT(nn.Module):
+    """GPT-2 with ALiBi instead of position embeddings. Pre-norm; input and output embeddings are tied.
+
+    input_ids (B, S) int64 -> logits (B, S, V), where V is the vocabulary padded to a multiple of 64 for tensor cores.
+    """
+
+    def __init__(self, config: Config, attention: Attention) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(-(-config.entries // 64) * 64, config.width)
+        self.blocks = nn.ModuleList(Block(config, attention) for _ in range(config.layers))
+        self.norm = nn.LayerNorm(config.width)
+        for name, parameter in self.named_parameters():
+            if parameter.ndim == 2:  # as GPT-2: the scale of the residual stream does not grow with the layers
+                is_residual = name.endswith("project.weight")
+                nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * config.layers) if is_residual else 0.02)
+            elif name.endswith("bias"):
+                nn.init.zeros_(parameter)
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        hidden = self.embedding(input_ids)
+        for block in self.blocks:
+            hidden = block(hidden)
+        return F.linear(self.norm(hidden), self.embedding.weight)
+
+
+class Block(nn.Module):
+    slopes: Tensor
+
+    def __init__(self, config: Config, attention: Attention) -> None:
+        super().__init__()
+        width = config.width
+        self.heads, self.is_causal, self.attention = config.heads, config.objective == "causal", attention
+        self.attention_norm, self.mlp_norm = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.query_key_value, self.attention_project = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.mlp_expand, self.mlp_project = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.register_buffer("slopes", sw.alibi_slopes(config.heads), persistent=False)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        heads = self.query_key_value(self.attention_norm(hidden)).unflatten(-1, (3, self.heads, -1))
+        query, key, value = heads.permute(2, 0, 3, 1, 4)  # views, each (B, H, S, D)
+        attended = self.attention(query, key, value, self.slopes, causal=self.is_causal)
+        hidden = hidden + self.attention_project(attended.transpose(1, 2).flatten(2))
+        return hidden + self.mlp_project(F.gelu(self.mlp_expand(self.mlp_norm(hidden)), approximate="tanh"))
+
+
+def build_model(config: Config, attention: Attention | None = None) -> GPT:
+    """The model on the CPU. Equal seeds give equal weights.
+
+    Args:
+        attention: attention(query, key, value, slopes, *, causal) -> out, all (B, H, S, D), slopes (H,) float32.
+            Default: `seqwarm_kernels.alibi_attention`.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.seed)
+        return GPT(config, attention or sw.alibi_attention)
+
+
+def loss_sum(logits: Tensor, batch: Batch) -> Tensor:
+    """Cross-entropy in nats, summed over all labels that are not ignored."""
+    return F.cross_entropy(logits.flatten(0, 1).float(), batch["labels"].flatten(), reduction="sum")

@@ -1,0 +1,414 @@
+"""Train a GPT-2 with ALiBi and sequence-length warmup, from text files to checkpoints that resume bit for bit.
+
+    python examples/train_gpt2/train.py --text corpus/ --out runs/first
+    torchrun --nproc-per-node 8 examples/train_gpt2/train.py --size 1.5b --parallel fsdp2 --text corpus/ --out runs/big
+    python examples/train_gpt2/train.py --size toy --text corpus/ --out runs/toy    # a minute on two CPU cores
+
+To continue a run that was killed, repeat the command with --resume. The run's folder, shared by all nodes, holds
+config.json, tokenizer.json, tokens/, records.jsonl (a line for each validation), monitor.jsonl (a line for each step),
+checkpoint.pt (with --parallel fsdp2 also checkpoint-STEP/) and at the end model.pt. Exit status 2: the flags or the
+text are invalid. Exit status 3: the loss became NaN or infinite. Under torchrun the exit status is 1 in both cases.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import itertools
+import json
+import math
+import os
+import shutil
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+from model import (
+    GPT,
+    Attention,
+    Batch,
+    Config,
+    UserError,
+    build_model,
+    configure,
+    has_diverged,
+    loss_sum,
+    parse,
+    read_config,
+    read_records,
+)
+from text import IGNORED, Batches, load_tokenizer, open_atomically, prepare_tokens
+from torch import Tensor, distributed, nn
+from torch.distributed import checkpoint
+from torch.distributed.checkpoint import state_dict as states
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+from tqdm.auto import tqdm
+
+import seqwarm_kernels as sw
+from seqwarm_kernels.diagnostics import JsonLines, TrainingMonitor
+
+BETAS = (0.9, 0.95)
+FINAL_LEARNING_RATE = 0.1  # of the peak
+REFUSED, DIVERGED = 2, 3  # exit status
+
+
+class Run:
+    """Model, optimizer, schedule and progress of one run. `train` continues from the current progress."""
+
+    def __init__(self, config: Config, out: Path, cache: Path, attention: Attention | None) -> None:
+        self.config, self.out = config, out
+        self.rank, self.world_size = rank_and_world_size()
+        self.device = torch.device(config.device)  # under torchrun, the GPU that `main` chose
+        self.synchronize = torch.get_device_module(self.device).synchronize
+        self.rows, odd = divmod(config.batch_size, self.world_size)
+        if odd:
+            raise UserError(f"batch_size must be a multiple of the {self.world_size} ranks, got {config.batch_size}")
+        self.batches = Batches(config, cache / config.tokens, self.rank, self.world_size)
+        self.model = build_model(config, attention).to(self.device)
+        self.parallel = self.parallelise()  # the module that training calls
+        matrices = [parameter for parameter in self.model.parameters() if parameter.ndim == 2]
+        others = [parameter for parameter in self.model.parameters() if parameter.ndim != 2]
+        groups = [{"params": matrices, "weight_decay": config.weight_decay}, {"params": others, "weight_decay": 0.0}]
+        self.optimizer = torch.optim.AdamW(groups, lr=config.learning_rate, betas=BETAS, fused=True)
+        self.scheduler = sw.SequenceLengthScheduler(
+            config.min_seq_length,
+            config.seq_length,
+            duration=config.warmup_duration * config.total_tokens,
+            step_size=config.step_size,
+            unit="token",
+        )
+        outputs = [JsonLines(out / "monitor.jsonl")] if self.rank == 0 else []
+        self.monitor = TrainingMonitor(self.optimizer, *outputs, read_every=config.monitor_every)
+        self.step = self.tokens = 0
+        self.seconds = 0.0
+        self.seq_length = self.scheduler.seq_length  # of the last step
+        self.records: list[dict[str, Any]] = []
+
+    def parallelise(self) -> nn.Module:
+        if self.config.compile:
+            for block in self.model.blocks:
+                block.compile()
+        if self.config.parallel == "fsdp2":
+            if not distributed.is_initialized():
+                raise UserError("--parallel fsdp2 needs torchrun: torchrun --nproc-per-node N ...")
+            mesh = distributed.init_device_mesh(self.config.device, (self.world_size,))
+            dtype = torch.bfloat16 if self.config.precision == "bf16" else None
+            policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
+            for module in [*self.model.blocks, self.model]:
+                fully_shard(module, mesh=mesh, mp_policy=policy)
+        elif self.world_size > 1:
+            return DistributedDataParallel(self.model, broadcast_buffers=False, gradient_as_bucket_view=True)
+        return self.model
+
+    def train(self) -> list[dict[str, Any]]:
+        """Train to the end, with a checkpoint after each validation. Returns the records of the whole run."""
+        if not self.is_finished():
+            self.claim_memory()
+        total = self.config.total_tokens
+        bar = tqdm(total=total, initial=self.tokens, unit=" tokens", unit_scale=True, disable=self.rank > 0)
+        with bar, self.monitor:
+            while not self.is_finished():
+                self.records.append(self.train_and_validate(bar))
+                self.save()
+                if self.rank == 0:
+                    bar.write(describe(self.records[-1]))
+        if not has_diverged(self.records):
+            self.export()
+        return self.records
+
+    def is_finished(self) -> bool:
+        return has_diverged(self.records) or self.tokens >= self.config.total_tokens
+
+    def claim_memory(self) -> None:
+        """Allocate and compile before the first step: every length of the schedule, with the rows of its passes."""
+        lengths = sorted({milestone.seq_length for milestone in self.scheduler.milestones()}, reverse=True)
+        example = {name: tensor[:1] for name, tensor in self.batches.draw(0).items()}
+        for rows, group in itertools.groupby(lengths, self.rows_of_a_pass):
+            longest, *_, shortest = [*group] * 2  # twice, because a group may have a single length
+            report = sw.warmup_allocator(
+                self.parallel,
+                longest,
+                batch_size=rows,
+                example_batch=example,
+                loss_fn=loss_sum,
+                optimizer=self.optimizer,
+                autocast_dtype=torch.bfloat16 if self.config.precision == "bf16" else None,
+                max_grad_norm=self.config.max_grad_norm or None,
+                accumulation_steps=1 if rows == self.rows else 2,
+                scheduler=sw.SequenceLengthScheduler(
+                    shortest, longest, duration=longest - shortest, step_size=self.config.step_size
+                ),
+                raise_out_of_memory=True,
+            )
+            if self.rank == 0:
+                print(report)
+
+    def rows_of_a_pass(self, length: int) -> int:
+        """Rows of a forward pass: about as many tokens at every length, at most the whole batch."""
+        return min(self.rows, self.config.micro_batch_size * (self.config.seq_length // length))
+
+    def train_and_validate(self, bar: tqdm[Any]) -> dict[str, Any]:
+        """Train until the next validation, and validate. Only the training counts as time."""
+        seconds, tokens = self.seconds, self.tokens
+        interval = math.ceil(self.config.validate_every * self.config.total_tokens) or self.config.total_tokens
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.device)
+        train_loss = self.train_until(min(self.config.total_tokens, (tokens // interval + 1) * interval), bar)
+        record = {
+            "step": self.step,
+            "tokens": self.tokens,
+            "seconds": self.seconds,
+            "seq_length": self.seq_length,
+            "learning_rate": self.optimizer.param_groups[0]["lr"],
+            "train_loss": None,
+            "validation_loss": {},
+            "tokens_per_second": (self.tokens - tokens) / (self.seconds - seconds),
+            "peak_memory_bytes": peak_memory_bytes(self.device),
+            "diverged": True,
+        }
+        losses = self.validate() if math.isfinite(train_loss) else {}
+        if math.isfinite(train_loss) and all(map(math.isfinite, losses.values())):
+            record.update(train_loss=train_loss, validation_loss=losses, diverged=False)
+        return record
+
+    def train_until(self, tokens: int, bar: tqdm[Any]) -> float:
+        """Train until this number of tokens, or until the loss is seen not to be finite. Returns the mean loss."""
+        sums = torch.zeros(2, dtype=torch.float64, device=self.device)  # loss, labels
+        self.synchronize()
+        start = time.perf_counter()
+        while self.tokens < tokens:
+            loss, labels, trained = self.train_step()
+            sums += torch.stack([loss * labels, labels])
+            bar.update(trained)
+            if self.step % self.config.monitor_every == 0:  # reading the loss waits for the device
+                bar.set_postfix(loss=f"{loss.item():.3f}", length=self.seq_length, refresh=False)
+                if not math.isfinite(sums[0].item()):
+                    break
+        self.synchronize()
+        self.seconds += time.perf_counter() - start
+        return (sums[0] / sums[1]).item()
+
+    def train_step(self) -> tuple[Tensor, Tensor, int]:
+        """One optimizer step at the current length. Returns mean loss, labels and tokens, over all ranks."""
+        self.seq_length = self.scheduler.seq_length
+        batch = self.scheduler.resize(self.batches.draw(self.step))
+        count = torch.full((), int((batch["labels"] != IGNORED).sum()), device=self.device)
+        labels = self.sum_over_ranks(count).clamp(min=1)
+        loss = torch.zeros((), device=self.device)
+        for part, is_last in self.micro_batches(batch, self.rows_of_a_pass(self.seq_length)):
+            with self.exchange_gradients(is_last):
+                with self.autocast():
+                    part_loss = loss_sum(self.parallel(part["input_ids"]), part) * self.world_size / labels
+                part_loss.backward()
+            loss += part_loss.detach()
+        grad_norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.config.max_grad_norm or math.inf)
+        rate = learning_rate(self.step, self.tokens, self.config)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        self.optimizer.step()
+        loss = self.sum_over_ranks(loss) / self.world_size
+        grad_norm = grad_norm.full_tensor() if isinstance(grad_norm, DTensor) else grad_norm
+        self.monitor.observe(loss, grad_norm, learning_rate=rate, seq_length=self.seq_length)
+        self.optimizer.zero_grad()
+        tokens = batch["input_ids"].numel() * self.world_size
+        self.scheduler.step(tokens)
+        self.step, self.tokens = self.step + 1, self.tokens + tokens
+        return loss, labels, tokens
+
+    @torch.no_grad()
+    def validate(self) -> dict[str, float]:
+        """The mean loss at each validation length."""
+        losses = {}
+        for length in self.batches.lengths:
+            rows = max(1, self.config.micro_batch_size * self.config.seq_length // length)
+            total = torch.zeros(2, dtype=torch.float64, device=self.device)
+            for part, _ in self.micro_batches(self.batches.to_validate(length), rows):
+                with self.autocast():
+                    loss = loss_sum(self.model(part["input_ids"]), part)
+                total += torch.stack([loss, (part["labels"] != IGNORED).sum()])
+            loss, labels = self.sum_over_ranks(total).tolist()
+            losses[str(length)] = loss / max(1, labels)
+        return losses
+
+    def micro_batches(self, batch: Batch, rows: int) -> Iterator[tuple[Batch, bool]]:
+        """Parts of `batch` on the device, each with whether it is the last one."""
+        total = len(batch["labels"])
+        for start in range(0, total, rows):
+            part = {name: tensor[start : start + rows] for name, tensor in batch.items()}
+            if self.device.type == "cuda":
+                part = {name: tensor.pin_memory().to(self.device, non_blocking=True) for name, tensor in part.items()}
+            yield part, start + rows >= total
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.precision == "bf16")
+
+    def exchange_gradients(self, is_last: bool) -> AbstractContextManager[Any]:
+        """Ranks exchange gradients once a step, with the last micro-batch."""
+        if isinstance(self.parallel, FSDPModule):
+            self.parallel.set_requires_gradient_sync(is_last)
+        elif isinstance(self.parallel, DistributedDataParallel) and not is_last:
+            return self.parallel.no_sync()
+        return nullcontext()
+
+    def sum_over_ranks(self, tensor: Tensor) -> Tensor:
+        if self.world_size > 1:
+            distributed.all_reduce(tensor)
+        return tensor
+
+    # A checkpoint is the file checkpoint.pt, replaced atomically. With fsdp2 the file names the folder of the shards.
+
+    def save(self) -> None:
+        if not has_diverged(self.records):
+            self.save_checkpoint()
+        self.save_records()
+
+    def save_records(self) -> None:
+        if self.rank == 0:
+            with open_atomically(self.out / "records.jsonl") as file:
+                file.writelines(json.dumps(record).encode() + b"\n" for record in self.records)
+
+    def save_checkpoint(self) -> None:
+        self.monitor.flush()
+        state = {
+            "counts": [self.step, self.tokens, self.seconds],
+            "records": self.records,
+            "scheduler": self.scheduler.state_dict(),
+            "monitor": self.monitor.state_dict(),
+            "weights": self.weights(),
+        }
+        shards = self.out / f"checkpoint-{self.step}"
+        if isinstance(self.parallel, FSDPModule):
+            checkpoint.save(state["weights"], checkpoint_id=shards)
+            state["weights"] = shards.name
+        if self.rank == 0:
+            with open_atomically(self.out / "checkpoint.pt") as file:
+                torch.save(state, file)
+            for folder in self.out.glob("checkpoint-*"):
+                if folder != shards:
+                    shutil.rmtree(folder)
+
+    def weights(self) -> dict[str, Any]:
+        model, optimizer = states.get_state_dict(self.model, self.optimizer)
+        return {"model": model, "optimizer": optimizer}
+
+    def load(self) -> None:
+        """Load the checkpoint, if there is one. A run that diverged is finished: only its records are read."""
+        recorded = read_records(self.out)
+        if has_diverged(recorded):
+            self.records = recorded
+            if self.rank == 0:
+                print(f"{self.out} has ended: {describe(recorded[-1])}")
+            return
+        if not (self.out / "checkpoint.pt").exists():
+            return
+        state = torch.load(self.out / "checkpoint.pt", map_location="cpu", weights_only=True)
+        weights = state["weights"]
+        if isinstance(weights, str):
+            shards, weights = self.out / weights, self.weights()
+            checkpoint.load(weights, checkpoint_id=shards)
+        states.set_state_dict(
+            self.model, self.optimizer, model_state_dict=weights["model"], optim_state_dict=weights["optimizer"]
+        )
+        self.scheduler.load_state_dict(state["scheduler"])
+        self.monitor.load_state_dict(state["monitor"])
+        self.step, self.tokens, self.seconds = state["counts"]
+        self.records = state["records"]
+        self.save_records()  # a killed run may have stopped between checkpoint and records
+
+    def export(self) -> None:
+        """model.pt: the full weights, without the optimizer."""
+        options = states.StateDictOptions(full_state_dict=True, cpu_offload=True)
+        weights = states.get_model_state_dict(self.model, options=options)
+        if self.rank == 0:
+            with open_atomically(self.out / "model.pt") as file:
+                torch.save(weights, file)
+
+
+def learning_rate(step: int, tokens: int, config: Config) -> float:
+    """Linear warmup by steps, times cosine decay by tokens.
+
+    Short steps hold few tokens. A decay by steps would fall long before the model has seen its share of the text (Li,
+    Zhang and He, arXiv 2108.06084, appendix A.2). A warmup by tokens would take many more steps than needed
+    (DeepSpeed's tutorial on curriculum learning, section 2.5: "unnecessary and harmful").
+    """
+    cosine = (1 + math.cos(math.pi * tokens / config.total_tokens)) / 2
+    warmup = min(1.0, (step + 1) / config.lr_warmup_steps)
+    return config.learning_rate * warmup * (FINAL_LEARNING_RATE + (1 - FINAL_LEARNING_RATE) * cosine)
+
+
+def peak_memory_bytes(device: torch.device) -> int:
+    """GPU: the most allocated since the last reset. CPU: the largest resident set since the process started."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    import resource  # does not exist on Windows
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def describe(record: dict[str, Any]) -> str:
+    losses = "  ".join(f"{length}: {loss:.4f}" for length, loss in record["validation_loss"].items())
+    return (
+        f"step {record['step']:>7,}  {record['tokens']:>14,} tokens  {record['seconds']:>9.1f} s  length "
+        f"{record['seq_length']:>5}  {'the loss is not finite' if record['diverged'] else f'validation loss {losses}'}"
+    )
+
+
+def rank_and_world_size() -> tuple[int, int]:
+    return (distributed.get_rank(), distributed.get_world_size()) if distributed.is_initialized() else (0, 1)
+
+
+def load_run(folder: str | Path, *, attention: Attention | None = None) -> tuple[GPT, Any, Config]:
+    """Model, tokenizer and configuration of a finished run. The model is on the CPU, in evaluation mode."""
+    config = read_config(Path(folder))
+    model = build_model(config, attention)
+    model.load_state_dict(torch.load(Path(folder) / "model.pt", weights_only=True))
+    return model.eval(), load_tokenizer(Path(folder, "tokenizer.json")), config
+
+
+def main(arguments: list[str] | None = None, *, attention: Attention | None = None) -> list[dict[str, Any]]:
+    """Train or resume. Returns the records of all validations. `attention`: see `build_model`."""
+    given = parse(arguments, __doc__)
+    config = configure(given)
+    if config.device == "cuda":
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
+        torch.set_float32_matmul_precision("high")  # TF32 in products of float32
+    owns_group = "WORLD_SIZE" in os.environ and not distributed.is_initialized()
+    if owns_group:  # a long timeout: rank 0 tokenises while the others wait
+        distributed.init_process_group("nccl" if config.device == "cuda" else "gloo", timeout=timedelta(hours=4))
+    try:
+        return run(config, given.out, given.cache or given.out / "tokens", attention)
+    finally:
+        if owns_group:
+            gc.collect()  # wrappers of the model must not outlive the group
+            distributed.destroy_process_group()
+
+
+def run(config: Config, out: Path, cache: Path, attention: Attention | None) -> list[dict[str, Any]]:
+    rank, world_size = rank_and_world_size()
+    prepared = [prepare_tokens(config, cache) if rank == 0 else config]
+    if world_size > 1:
+        distributed.broadcast_object_list(prepared)
+    if rank == 0:
+        out.mkdir(parents=True, exist_ok=True)
+        with open_atomically(out / "tokenizer.json") as file:
+            file.write((cache / prepared[0].tokens / "tokenizer.json").read_bytes())
+        with open_atomically(out / "config.json") as file:
+            file.write(json.dumps(dataclasses.asdict(prepared[0]), indent=2).encode())
+    training = Run(prepared[0], out, cache, attention)
+    training.load()
+    return training.train()
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(DIVERGED if has_diverged(main()) else 0)
+    except UserError as refused:
+        print(f"{Path(__file__).name}: {refused}", file=sys.stderr)
+        sys.exit(REFUSED)
