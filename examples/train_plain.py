@@ -1,6 +1,6 @@
 """Sequence-length warmup and ALiBi in a plain PyTorch loop: `python examples/train_plain.py --steps 20`.
 
-A tiny byte-level model learns the source of Python's argparse module; what matters to you is numbered 1 to 4.
+A tiny byte-level model learns the source of Python's argparse module. Steps 1 to 4 are what your own loop needs.
 """
 
 import argparse
@@ -26,14 +26,14 @@ class Layer(nn.Module):
     def forward(self, hidden: Tensor) -> Tensor:
         heads = self.query_key_value(self.norm_1(hidden)).unflatten(-1, (3, HEADS, -1))  # (B, S, 3, H, D)
         query, key, value = heads.permute(2, 0, 3, 1, 4)  # each (B, H, S, D)
-        # 1. ALiBi in place of a position embedding: the model takes any length.
+        # 1. ALiBi instead of a position embedding: the model accepts any length.
         attended = sw.alibi_attention(query, key, value, sw.alibi_slopes(HEADS, device=hidden.device))
         hidden = hidden + self.project(attended.transpose(1, 2).flatten(2))
         return hidden + self.mlp(self.norm_2(hidden))
 
 
 class Model(nn.Sequential):
-    def forward(self, input_ids: Tensor) -> Tensor:  # named like the entry of the batch
+    def forward(self, input_ids: Tensor) -> Tensor:  # the argument has the name of the entry in the batch
         return super().forward(input_ids)
 
 
@@ -41,7 +41,7 @@ def loss_fn(logits: Tensor, batch: dict[str, Tensor]) -> Tensor:
     return F.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten())
 
 
-def random_batch(text: Tensor) -> dict[str, Tensor]:  # at the full length, as your data loader gives it
+def random_batch(text: Tensor) -> dict[str, Tensor]:  # at the full length, as from a data loader
     starts = torch.randint(len(text) - FULL_LENGTH, (BATCH_SIZE, 1))
     tokens = text[starts + torch.arange(FULL_LENGTH + 1)]
     return {"input_ids": tokens[:, :-1], "labels": tokens[:, 1:]}
@@ -57,10 +57,10 @@ def main() -> None:
     model = Model(nn.Embedding(256, WIDTH), Layer(), Layer(), nn.Linear(WIDTH, 256)).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
 
-    # 2. From 16 tokens to the full length, over the first 30 % of the steps.
+    # 2. Grow from 16 tokens to the full length over the first 30 % of the steps.
     scheduler = sw.SequenceLengthScheduler(16, FULL_LENGTH, duration=0.3 * steps, unit="step")
 
-    # 3. Claim the memory of the longest batch before the first step; nothing else changes.
+    # 3. Claim the memory of the longest batch before the first step. Model and optimizer do not change.
     batch = random_batch(text)
     print(
         sw.warmup_allocator(
@@ -68,7 +68,7 @@ def main() -> None:
         )
     )
     for step in range(steps):
-        # 4. Cut the batch to the length of the moment, and count the step when it is done.
+        # 4. Cut the batch to the current length, and count each step.
         batch = scheduler.resize(random_batch(text))
         loss = loss_fn(model(batch["input_ids"]), batch)
         optimizer.zero_grad()

@@ -278,7 +278,7 @@ def test_a_text_of_code_has_no_last_words(tiny, monkeypatch, capsys):
     experiments = Experiments(runner, 1)
     monkeypatch.setattr(experiments, "_finished", lambda experiment: outcomes)
     experiments._score_all()
-    assert capsys.readouterr().out.count("last words are left out: documents must hold") == 1
+    assert capsys.readouterr().out.count("last words are skipped: documents must hold") == 1
 
 
 def test_a_part_does_not_replace_what_is_published(call, tmp_path, monkeypatch):
