@@ -1,1 +1,1 @@
-"""Makes a batch as long as the schedule says."""
+"""Cuts a batch to the sequence length that the schedule asks for."""

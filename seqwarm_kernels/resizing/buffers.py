@@ -1,47 +1,49 @@
-"""Memory for resized batches that stays where it is while lengths grow."""
+"""Memory for resized batches that keeps its address while lengths grow."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..ops.resize_batch import validation
-from ..ops.resize_batch.schema import INFO_DTYPES, Kind
+from ..ops.resize_batch.schema import INFO_DTYPES, Kind, new_rows
 from ..utils.checks import check_int
-from .checked_call import Options, Recipe, recipe_for
-from .containers import leaves
+from .containers import flatten_batch
 
-_ALIGNMENT = 256  # bytes, as the CUDA allocator's own
+_ALIGNMENT = 256  # bytes, as in the CUDA allocator
 _INFO_NAMES = ("valid_lengths", "position_ids", "num_valid_tokens")
-_MOST_VIEWS = 4096  # of lengths; a ramp has some hundreds
+_MAX_CALLS_WITH_VIEWS = 4096  # a ramp has some hundred lengths
 
 
 class BatchBuffers(Mapping[str, Tensor]):
-    """Owns the outputs of `resize_batch(batch, seq_len, out=buffers)` for every seq_len up to `max_seq_len`.
+    """Memory for the outputs of `resize_batch(batch, seq_len, out=buffers)`, for every seq_len up to `max_seq_len`.
 
-    The results are views of one piece of memory: of the exact size, contiguous, and always at the same address for
-    each name, so that a training step may be captured once for each length in a CUDA graph. Each call overwrites what
-    the one before it returned, the `ResizeInfo` included. Two lengths of one tensor share memory: buffers for two
-    batches at a time are two objects.
+    The results are views of one piece of memory. They are contiguous and of the exact size, and each name always has
+    the same address, so a training step can be captured in one CUDA graph for each length. Each call overwrites the
+    results of the previous call, the `ResizeInfo` included. All lengths of a tensor share memory: two batches at the
+    same time need two `BatchBuffers`.
 
-    With `device="cuda"` the batches may also lie in pinned host memory. The kernel then reads them there, and moves
-    only what it keeps. Such a batch is kept alive until the device has read it.
+    With `device="cuda"` the batches may also lie in pinned host memory. The kernel then reads them there and copies
+    only the tokens that it keeps. The buffers keep such a batch alive until the device has read it.
 
-    As a mapping it gives the flat memory of each tensor by its name.
+    As a mapping, `BatchBuffers` maps each name to the flat memory of its tensor.
 
     Args:
-        example_batch: a batch as training has it: names, dtypes, rows, and length at most as long.
-        max_seq_len: the longest length of the ramp.
-        mode, remainder, seq_dim, keys, mask_keys: as they will be given to `resize_batch`. "reshape" makes a padded
-            batch larger than the source, so it needs more memory than "truncate".
-        device: where the buffers lie; the batch's device by default.
+        example_batch: A batch with the names, dtypes and number of rows of the training batches, at least as long.
+        max_seq_len: The maximum length of the ramp.
+        mode, remainder, seq_dim, keys, mask_keys: As in the calls of `resize_batch`. "reshape" makes a padded batch
+            larger than its source, so it needs more memory than "truncate".
+        device: Device of the buffers. Default: the device of the batch.
+
+    Attributes:
+        device: Device of the buffers, with its index.
 
     Raises:
-        TypeError, ValueError: as `resize_batch`.
+        TypeError, ValueError: As for `resize_batch`.
     """
 
     def __init__(
@@ -57,27 +59,25 @@ class BatchBuffers(Mapping[str, Tensor]):
         device: torch.device | str | None = None,
     ) -> None:
         check_int("max_seq_len", max_seq_len, minimum=1)
-        found = leaves(example_batch)
-        recipe = recipe_for(found, Options(mode, remainder, seq_dim, False, None, keys, mask_keys, None))
-        tensors = {name: found[name] for name in recipe.names}
-        sizes = _most_items(recipe, list(tensors.values()), recipe.length(max_seq_len))
-        dtypes = [*(tensor.dtype for tensor in tensors.values()), *INFO_DTYPES]
-        device = next(iter(tensors.values())).device if device is None else torch.device(device)
-        self._memory, storages = _carve(sizes, dtypes, device)
-        self._storages = dict(zip(recipe.names, storages, strict=False))
-        self._info = storages[len(tensors) :]
-        self._span = (self._memory.data_ptr(), self._memory.data_ptr() + self._memory.numel())
-        self._views: dict[tuple[Recipe, int, bool], list[Tensor]] = {}
+        entries = flatten_batch(example_batch)
+        rule = validation.resizing_rule(mode, remainder, keep_last_token=False)
+        layout = validation.batch_layout(entries, mode=mode, seq_dim=seq_dim, keys=keys, mask_keys=mask_keys)
+        tensors = [entries[name] for name in layout.kinds]
+        sizes = _max_sizes(layout, rule, tensors, max_seq_len)
+        dtypes = [*(tensor.dtype for tensor in tensors), *INFO_DTYPES]
+        device = tensors[0].device if device is None else torch.device(device)
+        self._memory, storages = _allocate(sizes, dtypes, device)
+        self.device = self._memory.device
+        self._storages = dict(zip(layout.kinds, storages, strict=False))
+        self._info_storages = storages[len(tensors) :]
+        self._address_range = (self._memory.data_ptr(), self._memory.data_ptr() + self._memory.numel())
+        self._views: dict[Hashable, list[Tensor]] = {}
         self._being_read: deque[tuple[torch.cuda.Event, list[Tensor]]] = deque()
         self._read_by_graphs: list[Tensor] = []
 
     @property
-    def device(self) -> torch.device:
-        return self._memory.device
-
-    @property
     def nbytes(self) -> int:
-        """Of all buffers."""
+        """Size of all buffers in bytes."""
         return self._memory.numel()
 
     def __getitem__(self, name: str) -> Tensor:
@@ -89,42 +89,56 @@ class BatchBuffers(Mapping[str, Tensor]):
     def __len__(self) -> int:
         return len(self._storages)
 
-    def views(self, recipe: Recipe, tensors: list[Tensor], length: int, return_info: bool) -> list[Tensor]:
-        """The outputs of one call: views made once, and new tensors for them, which may be changed as any others.
+    def views(
+        self, call: Hashable, names: Sequence[str], sources: list[Tensor], shapes: Callable[[], list[tuple[int, ...]]]
+    ) -> list[Tensor]:
+        """Views of the buffers, to be written by one call.
+
+        The views of a call are made once. They are returned as new tensors each time, so the caller may change them.
+
+        Args:
+            call: Identifies the names, dtypes and shapes of the outputs.
+            names: Names of the sources.
+            sources: Tensors that the call reads.
+            shapes: Returns the shape of every output: those of the sources, then those of the info.
 
         Raises:
-            ValueError: they are too small, of another dtype or device, or `tensors` lie in them.
+            ValueError: A buffer is missing, too small, or of another dtype or device, or a source lies in the buffers.
         """
-        start, stop = self._span
-        elsewhere = self.device.type != recipe.device_type
-        for name, tensor in zip(recipe.names, tensors, strict=True):
+        self._check_sources(names, sources)
+        if call not in self._views:
+            if len(self._views) >= _MAX_CALLS_WITH_VIEWS:
+                self._views.clear()
+            self._views[call] = self._make_views(names, sources, shapes())
+        return [view.detach() for view in self._views[call]]
+
+    def _check_sources(self, names: Sequence[str], sources: list[Tensor]) -> None:
+        start, stop = self._address_range
+        must_be_pinned = sources[0].device.type != self.device.type
+        for name, tensor in zip(names, sources, strict=True):
             if start <= tensor.data_ptr() < stop:
                 raise ValueError(f"batch[{name!r}] must not lie in the buffers that out= writes to")
-            if elsewhere and not tensor.is_pinned():
+            if must_be_pinned and not tensor.is_pinned():
                 raise ValueError(
                     f"batch[{name!r}] must be on {self.device}, where out= writes, or in pinned host memory, got "
                     f"memory on {tensor.device} that is not pinned"
                 )
-        call = (recipe, length, return_info)
-        if call not in self._views:
-            if len(self._views) >= _MOST_VIEWS:
-                self._views.clear()
-            self._views[call] = self._make_views(recipe, tensors, length, return_info)
-        return [view.detach() for view in self._views[call]]
 
-    def _make_views(self, recipe: Recipe, tensors: list[Tensor], length: int, return_info: bool) -> list[Tensor]:
-        shapes = recipe.shapes(tensors, length, return_info)
+    def _make_views(self, names: Sequence[str], sources: list[Tensor], shapes: list[tuple[int, ...]]) -> list[Tensor]:
         views = [
-            validation.check_storage(name, self, tensor, shape, self.device)
-            for name, tensor, shape in zip(recipe.names, tensors, shapes, strict=False)
+            validation.check_storage(name, self, source, shape, self.device)
+            for name, source, shape in zip(names, sources, shapes, strict=False)
         ]
-        for name, storage, shape in zip(_INFO_NAMES, self._info, shapes[len(tensors) :], strict=False):
+        for name, storage, shape in zip(_INFO_NAMES, self._info_storages, shapes[len(sources) :], strict=False):
             views.append(validation.first_elements(f"the buffer of {name}", storage, shape))
         return views
 
     def keep_while_read(self, tensors: list[Tensor]) -> None:
-        """Hold tensors in pinned memory, which is given out anew as soon as nobody does, until a launch is over; those
-        that a graph reads for as long as the buffers."""
+        """Keep tensors in pinned memory alive until the current stream has read them.
+
+        Pinned memory is reused as soon as nothing refers to it. Tensors that a CUDA graph reads are kept as long as
+        the buffers.
+        """
         if torch.cuda.is_current_stream_capturing():
             self._read_by_graphs += tensors
             return
@@ -135,24 +149,25 @@ class BatchBuffers(Mapping[str, Tensor]):
         self._being_read.append((event, tensors))
 
 
-def _most_items(recipe: Recipe, tensors: list[Tensor], longest: int) -> list[int]:
-    """For every tensor and the info: of how many items it is at most, over all lengths."""
-    lengths = range(1, longest + 1)
-    rows = max(recipe.rows(length) for length in lengths)
-    tokens = max(recipe.rows(length) * length for length in lengths)
+def _max_sizes(layout: validation.Layout, rule: str, tensors: list[Tensor], max_seq_len: int) -> list[int]:
+    """Maximum number of elements over all lengths: of each resized tensor, then of each tensor of the info."""
+    longest = min(max_seq_len, layout.source_length)
+    rows = {length: new_rows(layout.batch_size, layout.source_length, length, rule) for length in range(1, longest + 1)}
+    max_rows = max(rows.values())
+    max_tokens = max(rows[length] * length for length in rows)
     sizes = []
-    for tensor, kind in zip(tensors, recipe.kinds, strict=True):
+    for tensor, kind in zip(tensors, layout.kinds.values(), strict=True):
         if kind == Kind.ROW:
-            sizes.append(rows)
+            sizes.append(max_rows)
         elif kind == Kind.SQUARE:
-            sizes.append(recipe.batch_size * longest * longest)
+            sizes.append(layout.batch_size * longest * longest)
         else:
-            sizes.append(tokens * torch.Size(tensor.shape[2:]).numel())
-    return [*sizes, rows, tokens, 1]
+            sizes.append(max_tokens * torch.Size(tensor.shape[2:]).numel())
+    return [*sizes, max_rows, max_tokens, 1]
 
 
-def _carve(sizes: list[int], dtypes: list[torch.dtype], device: torch.device) -> tuple[Tensor, list[Tensor]]:
-    """Memory, and a flat tensor in it for each size."""
+def _allocate(sizes: list[int], dtypes: list[torch.dtype], device: torch.device) -> tuple[Tensor, list[Tensor]]:
+    """One piece of memory, and a flat tensor in it for each size and dtype."""
     offsets, end = [], 0
     for size, dtype in zip(sizes, dtypes, strict=True):
         offsets.append(end)

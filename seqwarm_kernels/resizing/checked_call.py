@@ -1,7 +1,8 @@
-"""What `resize_batch` finds out once about batches of one kind: all that does not depend on the length asked for."""
+"""A call of `resize_batch` after its checks. The checks run once for all batches of the same shapes and options."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -12,132 +13,239 @@ from torch import Tensor
 from ..ops import backends
 from ..ops.library import overload
 from ..ops.resize_batch import validation
-from ..ops.resize_batch.schema import LACKING, Kind, new_rows, output_shapes
+from ..ops.resize_batch.schema import INFO_DTYPES, LACKING, SEQUENCE_DIMS, Kind, new_rows, output_shapes
+from .buffers import BatchBuffers
 
 
 class Options(NamedTuple):
-    """How a batch is to be cut, whatever the length."""
+    """The plain arguments of `resize_batch` that the checks depend on."""
 
     mode: str
     remainder: str
     seq_dim: int
     keep_last_token: bool
-    pad_values: Mapping[str, float] | None
-    keys: Collection[str] | None
-    mask_keys: Collection[str] | None
     backend: str | None
 
 
 @dataclass(frozen=True, eq=False)
-class Recipe:
-    """A checked kind of call."""
+class CheckedCall:
+    """Which tensors are resized, and how. Made by `cached_call`, valid for every length."""
 
     rule: str
     batch_size: int
     source_length: int
-    names: tuple[str, ...]  #: of the tensors that take part
-    kinds: list[int]  #: those of the schema; plain numbers cost the operator less
-    fill_values: list[float]
+    seq_dim: int
+    names: tuple[str, ...]  #: names of the tensors that are resized
+    kinds: list[int]  #: a `Kind` for each tensor; plain numbers cost the operator less
+    fill_values: list[float]  #: for each tensor, the value of a slot without a token
     mask_name: str | None
-    row_lists: list[str]  #: lists and tuples that are repeated as rows are
-    rearranged: bool  #: whether the operator takes some tensor in another shape than the batch holds it
-    needs_gradient: str | None  #: a tensor that requires one
+    row_lists: list[str]  #: names of lists and tuples with one entry for each row
+    rearranged: bool  #: whether the operator takes a tensor in another shape than the batch holds it
+    needs_gradient: str | None  #: name of a tensor that requires a gradient
     backend: str | None
-    dtype: torch.dtype | None  #: one that not every backend has
+    dtype: torch.dtype | None  #: a dtype that not every backend supports
     device_type: str
 
-    def rows(self, length: int) -> int:
-        return new_rows(self.batch_size, self.source_length, length, self.rule)
-
-    def length(self, seq_len: int) -> int:
-        return min(seq_len, self.source_length)
-
-    def shapes(self, tensors: list[Tensor], length: int, return_info: bool) -> list[tuple[int, ...]]:
-        """What the operator writes: the shape of every output, those of the info included."""
-        return output_shapes(tensors, self.kinds, self.rows(length), length, return_info)
-
     def run(
+        self, entries: Mapping[str, Any], seq_len: int, copy: bool, out: Mapping[str, Tensor] | None, return_info: bool
+    ) -> tuple[dict[str, Any], tuple[int, int], list[Tensor]]:
+        """Resize the entries of a batch.
+
+        Returns:
+            The new entries by name, the first two sizes of the new tensors, and the fields of `ResizeInfo`: an empty
+            list without `return_info`.
+        """
+        length = min(seq_len, self.source_length)
+        rows = new_rows(self.batch_size, self.source_length, length, self.rule)
+        tensors = [entries[name] for name in self.names]
+        mask = None if self.mask_name is None else entries[self.mask_name]
+        if self.rearranged:
+            tensors = [self._operator_shape(tensor, kind) for tensor, kind in zip(tensors, self.kinds, strict=True)]
+            mask = mask if mask is None or self.seq_dim == 1 else mask.transpose(0, 1)
+
+        if not copy and self._views_suffice(length):
+            results = [self._view(tensor, kind, rows, length) for tensor, kind in zip(tensors, self.kinds, strict=True)]
+            info = self._info(tensors[0], mask, length) if return_info else []
+        else:
+            if self.needs_gradient is not None and torch.is_grad_enabled():
+                validation.check_no_gradient(self.needs_gradient, entries[self.needs_gradient])
+            results = self._copy(tensors, mask, rows, length, out, return_info)
+            info = results[len(tensors) :]
+
+        new_entries = dict(zip(self.names, results, strict=False))
+        if self.rearranged:
+            for name, kind in zip(self.names, self.kinds, strict=True):
+                new_entries[name] = self._batch_shape(new_entries[name], kind, entries[name].dim())
+        for name in self.row_lists:
+            new_entries[name] = _repeated(entries[name], rows // max(self.batch_size, 1))
+        return new_entries, (rows, length) if self.seq_dim == 1 else (length, rows), info
+
+    def _copy(
         self,
         tensors: list[Tensor],
-        attention_mask: Tensor | None,
-        seq_len: int,
+        mask: Tensor | None,
+        rows: int,
+        length: int,
+        out: Mapping[str, Tensor] | None,
         return_info: bool,
-        outputs: list[Tensor] | None = None,
     ) -> list[Tensor]:
-        """New tensors, or the outputs, written. `tensors` are as the operator takes them; none for the info alone."""
-        sizes = (self.batch_size, self.source_length, seq_len)
-        kinds, fill_values = self.kinds[: len(tensors)], self.fill_values[: len(tensors)]
-        arguments = (tensors, attention_mask, *sizes, self.rule, kinds, fill_values, return_info)
-        if outputs is None:
-            return overload("resize_batch", self._serving("resize_batch", self.device_type))(*arguments)
-        device_type = outputs[0].device.type
-        overload("resize_batch_out", self._serving("resize_batch_out", device_type))(*arguments, outputs)
+        """The resized tensors, then those of the info: new tensors, or views of `out`."""
+        sizes = (self.batch_size, self.source_length, length)
+        arguments = (tensors, mask, *sizes, self.rule, self.kinds, self.fill_values, return_info)
+        if out is None:
+            return self._operator("resize_batch", self.device_type)(*arguments)
+
+        shapes = functools.partial(output_shapes, tensors, self.kinds, rows, length, return_info)
+        if isinstance(out, BatchBuffers):
+            outputs = out.views((self, length, return_info), self.names, tensors, shapes)
+        else:
+            outputs = self._views_of_out(out, tensors, shapes())
+        self._operator("resize_batch_out", outputs[0].device.type)(*arguments, outputs)
         if not torch.compiler.is_compiling():
-            torch.autograd.graph.increment_version(outputs)  # so that autograd sees what it saved overwritten
+            torch.autograd.graph.increment_version(outputs)  # autograd then notices that a saved tensor was overwritten
+        if isinstance(out, BatchBuffers) and out.device.type != self.device_type:
+            out.keep_while_read(tensors if mask is None else [*tensors, mask])
         return outputs
 
-    def _serving(self, operator: str, device_type: str) -> str:
-        return backends.choose(operator, device_type, self.backend, self.dtype)
+    def _operator(self, name: str, device_type: str) -> torch._ops.OpOverload:
+        return overload(name, backends.choose(name, device_type, self.backend, self.dtype))
+
+    def _views_of_out(
+        self, out: Mapping[str, Tensor], tensors: list[Tensor], shapes: list[tuple[int, ...]]
+    ) -> list[Tensor]:
+        """The first elements of each tensor of `out` in the shape of the result, then new tensors for the info."""
+        sources = dict(zip(self.names, tensors, strict=True))
+        views = {
+            name: validation.check_storage(name, out, source, shape, source.device)
+            for (name, source), shape in zip(sources.items(), shapes, strict=False)
+        }
+        validation.check_no_overlap(views, sources)
+        info = [
+            torch.empty(shape, dtype=dtype, device=tensors[0].device)
+            for shape, dtype in zip(shapes[len(tensors) :], INFO_DTYPES, strict=False)
+        ]
+        return [*views.values(), *info]
+
+    def _info(self, tensor: Tensor, mask: Tensor | None, length: int) -> list[Tensor]:
+        """The info alone, for results that are views."""
+        if mask is None:
+            mask = tensor.new_ones(1, 1).expand(self.batch_size, self.source_length)
+        sizes = (self.batch_size, self.source_length, length)
+        return self._operator("resize_batch", self.device_type)([], mask, *sizes, self.rule, [], [], True)
+
+    def _views_suffice(self, length: int) -> bool:
+        """Whether strides can express the rule: a view cannot fill a slot or move a token."""
+        if self.rule == "truncate_keep_last":
+            return length == self.source_length
+        return self.rule not in ("reshape_pad", "reshape_overlap") or self.source_length % length == 0
+
+    def _view(self, tensor: Tensor, kind: int, rows: int, length: int) -> Tensor:
+        """A view of the tensor, or a copy where its strides do not allow a view."""
+        if self.rule.startswith("truncate"):
+            for dim in SEQUENCE_DIMS[Kind(kind)]:
+                tensor = tensor.narrow(dim, 0, length)
+            return tensor
+        rows_of_each, features = self.source_length // length, tensor.shape[2:]
+        if kind == Kind.ROW:
+            return tensor.repeat_interleave(rows_of_each)
+        if self.rule == "flatten":
+            stream = tensor.reshape(self.batch_size * self.source_length, *features)
+            return stream[: rows * length].reshape(rows, length, *features)
+        return tensor[:, : rows_of_each * length].reshape(rows, length, *features)
+
+    def _operator_shape(self, tensor: Tensor, kind: int) -> Tensor:
+        """The tensor as the operator takes it: (B,), (B, S, features...), or (B, S, S) for a mask over token pairs."""
+        if kind == Kind.SQUARE:
+            return tensor.squeeze(1) if tensor.dim() == 4 else tensor
+        return tensor if kind == Kind.ROW or self.seq_dim == 1 else tensor.transpose(0, 1)
+
+    def _batch_shape(self, result: Tensor, kind: int, source_dim: int) -> Tensor:
+        """Reverse of `_operator_shape`, for a source of `source_dim` dimensions."""
+        if kind == Kind.SQUARE:
+            return result.unsqueeze(1) if source_dim == 4 else result
+        return result if kind == Kind.ROW or self.seq_dim == 1 else result.transpose(0, 1)
 
 
-#: Recipes by what a batch and a call look like. A training run has one or two.
-_recipes: dict[Any, Recipe] = {}
-_MOST_RECIPES = 256
+def _repeated(entries: list[Any] | tuple[Any, ...], times: int) -> Any:
+    return type(entries)(entry for entry in entries for _ in range(times))
 
 
-def recipe_for(leaves: Mapping[str, Any], options: Options) -> Recipe:
-    """The recipe of a batch, checked once.
+#: Checked calls by the signature of their batch and options. A training run has one or two.
+_calls: dict[Any, CheckedCall] = {}
+_MAX_CALLS = 256
+
+
+def cached_call(
+    entries: Mapping[str, Any],
+    options: Options,
+    pad_values: Mapping[str, float] | None,
+    keys: Collection[str] | None,
+    mask_keys: Collection[str] | None,
+) -> CheckedCall:
+    """The checked call for a batch with these entries.
 
     Raises:
-        TypeError, ValueError: the batch or an option is not what `resize_batch` takes.
+        TypeError: The batch or an argument has the wrong type.
+        ValueError: The tensors disagree, or an argument does not fit them.
     """
-    if torch.compiler.is_compiling():  # traced once, and its shapes may be symbols
-        return _make_recipe(leaves, options)
+    arguments = (entries, options, pad_values, keys, mask_keys)
+    if torch.compiler.is_compiling():  # traced once, and shapes may be symbols
+        return _check_call(*arguments)
     try:
-        signature = tuple([_described(name, leaf) for name, leaf in leaves.items()]), _hashable(options)
-        recipe = _recipes.get(signature)
-    except TypeError:  # a name or an option without a hash, or sizes that are symbols
-        return _make_recipe(leaves, options)
-    if recipe is None:
-        recipe = _make_recipe(leaves, options)
-        if len(_recipes) >= _MOST_RECIPES:
-            _recipes.clear()
-        _recipes[signature] = recipe
-    return recipe
+        signatures = tuple([_signature(name, entry) for name, entry in entries.items()])
+        key = signatures, options, _values_as_text(pad_values), _as_tuple(keys), _as_tuple(mask_keys)
+        call = _calls.get(key)
+    except TypeError:  # a name or an option is not hashable, or sizes are symbols
+        return _check_call(*arguments)
+    if call is None:
+        call = _check_call(*arguments)
+        if len(_calls) >= _MAX_CALLS:
+            _calls.clear()
+        _calls[key] = call
+    return call
 
 
-def _hashable(options: Options) -> tuple[Any, ...]:
-    if options.pad_values is None and options.keys is None and options.mask_keys is None:
-        return options
-    pad_values = options.pad_values and tuple((name, repr(value)) for name, value in options.pad_values.items())
-    names = [value if value is None or isinstance(value, str) else tuple(value) for value in options[5:7]]
-    return *options[:4], pad_values, *names, options.backend  # the text of a value tells 0.0 from -0.0
+def _signature(name: str, entry: object) -> tuple[object, ...]:
+    """Everything about an entry that the checks read."""
+    if isinstance(entry, Tensor):
+        return name, entry.shape, entry.dtype, entry.device, entry.requires_grad, entry.layout
+    return (name, len(entry)) if validation.is_list(entry) else (name,)  # type: ignore[arg-type]
 
 
-def _described(name: str, leaf: object) -> tuple[object, ...]:
-    if isinstance(leaf, Tensor):
-        return name, leaf.shape, leaf.dtype, leaf.device, leaf.requires_grad, leaf.layout
-    return (name, len(leaf)) if validation.is_list(leaf) else (name,)  # type: ignore[arg-type]
+def _values_as_text(pad_values: Mapping[str, float] | None) -> object:
+    """Hashable, and distinguishes 0.0 from -0.0."""
+    return pad_values and tuple((name, repr(value)) for name, value in pad_values.items())
 
 
-def _make_recipe(leaves: Mapping[str, Any], options: Options) -> Recipe:
+def _as_tuple(names: Collection[str] | None) -> object:
+    return names if names is None or isinstance(names, str) else tuple(names)
+
+
+def _check_call(
+    entries: Mapping[str, Any],
+    options: Options,
+    pad_values: Mapping[str, float] | None,
+    keys: Collection[str] | None,
+    mask_keys: Collection[str] | None,
+) -> CheckedCall:
     rule = validation.resizing_rule(options.mode, options.remainder, options.keep_last_token)
-    validation.check_names("pad_values", options.pad_values, leaves)
+    validation.check_names("pad_values", pad_values, entries)
     layout = validation.batch_layout(
-        leaves, mode=options.mode, seq_dim=options.seq_dim, keys=options.keys, mask_keys=options.mask_keys
+        entries, mode=options.mode, seq_dim=options.seq_dim, keys=keys, mask_keys=mask_keys
     )
-    mask_name = validation.row_mask_name(leaves, layout, options.seq_dim)
+    mask_name = validation.row_mask_name(entries, layout, options.seq_dim)
     validation.check_keep_last(rule, mask_name)
-    tensors = {name: leaves[name] for name in layout.kinds}
+    tensors = {name: entries[name] for name in layout.kinds}
     kinds = [int(kind) for kind in layout.kinds.values()]
-    return Recipe(
+    return CheckedCall(
         rule=rule,
         batch_size=layout.batch_size,
         source_length=layout.source_length,
+        seq_dim=options.seq_dim,
         names=tuple(layout.kinds),
         kinds=kinds,
         fill_values=[
-            validation.fill_value(name, kind, leaves[name].dtype, options.pad_values, rule)
+            validation.fill_value(name, kind, tensors[name].dtype, pad_values, rule)
             for name, kind in layout.kinds.items()
         ],
         mask_name=mask_name,
@@ -151,5 +259,6 @@ def _make_recipe(leaves: Mapping[str, Any], options: Options) -> Recipe:
 
 
 def _rare_dtype(dtypes: list[torch.dtype]) -> torch.dtype | None:
+    """The first dtype that a backend lacks."""
     lacking = {dtype for lacked in LACKING.values() for dtype in lacked}
     return next((dtype for dtype in dtypes if dtype in lacking), None)

@@ -1,6 +1,6 @@
-"""Batches as they come: mappings and dataclasses of tensors and other things, one inside another.
+"""Batches as nested containers: mappings and dataclasses that hold tensors and other values.
 
-A batch is read as its *leaves*, what is no container itself, by path: the leaf batch["encoder"]["input_ids"] is
+`flatten_batch` reads a batch as a flat mapping. A nested entry is named by its path: batch["encoder"]["input_ids"] is
 called "encoder.input_ids".
 """
 
@@ -17,28 +17,29 @@ from torch import Tensor
 
 
 def is_container(value: object) -> bool:
+    """Whether `value` is a mapping or a dataclass."""
     return isinstance(value, Mapping) or (
         dataclasses.is_dataclass(value)
         and not isinstance(value, type)
-        and not hasattr(value, "_tensordict")  # a tensorclass: what a TensorDict keeps things in that are no tensors
+        and not hasattr(value, "_tensordict")  # a tensorclass: a TensorDict wraps values in it that are not tensors
     )
 
 
-def leaves(batch: Any) -> dict[Any, Any]:
-    """Every leaf by its path, in the order of the batch.
+def flatten_batch(batch: Any) -> dict[Any, Any]:
+    """Every entry that is not a container, by path, in the order of the batch.
 
     Raises:
-        TypeError: a container is neither a mutable mapping nor a dataclass.
-        ValueError: two leaves have one path.
+        TypeError: A container is neither a mutable mapping nor a dataclass.
+        ValueError: Two entries have the same path.
     """
     if type(batch) is dict and not any(type(value) is not Tensor and is_container(value) for value in batch.values()):
         return batch
-    found: dict[Any, Any] = {}
+    entries: dict[Any, Any] = {}
     for path, value in _walk(batch, ""):
-        if path in found:
+        if path in entries:
             raise ValueError(f"batch holds two entries that are called {path!r}; rename one of them")
-        found[path] = value
-    return found
+        entries[path] = value
+    return entries
 
 
 def _walk(batch: Any, prefix: str) -> Iterator[tuple[Any, Any]]:
@@ -61,41 +62,53 @@ def _items(container: Any, prefix: str) -> list[tuple[Any, Any]]:
     return [(field.name, getattr(container, field.name)) for field in dataclasses.fields(container)]
 
 
-def replaced(batch: Any, new_leaves: Mapping[Any, Any], sizes: tuple[int, int], prefix: str = "") -> Any:
-    """A batch of the same types with these leaves in the places of its own; `sizes` are its rows and their length."""
-    if type(batch) is dict and not prefix and batch.keys() >= new_leaves.keys():  # the usual batch
-        return {**batch, **new_leaves}
-    entries = {}
-    for name, value in _items(batch, prefix):
+def unflatten_batch(batch: Any, new_entries: Mapping[Any, Any], sizes: tuple[int, int]) -> Any:
+    """A batch of the same types in which `new_entries` replace the entries of the same paths.
+
+    Args:
+        batch: The batch that was flattened. It is not changed.
+        new_entries: New values by path.
+        sizes: The first two sizes of the new tensors.
+    """
+    if type(batch) is dict and batch.keys() >= new_entries.keys():  # the usual batch
+        return {**batch, **new_entries}
+    return _with_new_entries(batch, new_entries, sizes, "")
+
+
+def _with_new_entries(container: Any, new_entries: Mapping[Any, Any], sizes: tuple[int, int], prefix: str) -> Any:
+    """A container of the same type, with the new entries whose paths begin with `prefix`."""
+    replaced = {}
+    for name, value in _items(container, prefix):
         path = f"{prefix}{name}" if prefix else name
-        if path in new_leaves:
-            entries[name] = new_leaves[path]
-        elif is_container(value) and any(str(leaf).startswith(f"{path}.") for leaf in new_leaves):
-            entries[name] = replaced(value, new_leaves, sizes, f"{path}.")
-    return _with_entries(batch, entries, sizes)
+        if path in new_entries:
+            replaced[name] = new_entries[path]
+        elif is_container(value) and any(str(entry).startswith(f"{path}.") for entry in new_entries):
+            replaced[name] = _with_new_entries(value, new_entries, sizes, f"{path}.")
+    return _copy_with(container, replaced, sizes)
 
 
-def _with_entries(batch: Any, entries: dict[Any, Any], sizes: tuple[int, int]) -> Any:
-    """A container of the batch's type with these entries replaced."""
-    if type(batch) is dict:  # torch.compile traces this, but not copy.copy
-        return {**batch, **entries}
-    if isinstance(batch, (dict, UserDict)):  # their copies keep attributes and share no storage
-        new_batch = copy.copy(batch)
-        for name, value in entries.items():
-            new_batch[name] = value
-        return new_batch
-    if isinstance(batch, MutableMapping):
-        return type(batch)({**batch, **entries}, **_own_options(batch, sizes))  # type: ignore[call-arg]
-    new_batch = copy.copy(batch)
-    for name, value in entries.items():
-        object.__setattr__(new_batch, name, value)  # a frozen dataclass refuses setattr
-    return new_batch
+def _copy_with(container: Any, replaced: dict[Any, Any], sizes: tuple[int, int]) -> Any:
+    if type(container) is dict:  # torch.compile traces this, but not copy.copy
+        return {**container, **replaced}
+    if isinstance(container, (dict, UserDict)):  # their copies keep attributes and share no storage
+        new_container = copy.copy(container)
+        for name, value in replaced.items():
+            new_container[name] = value
+        return new_container
+    if isinstance(container, MutableMapping):
+        options = _tensordict_options(container, sizes)
+        return type(container)({**container, **replaced}, **options)  # type: ignore[call-arg]
+    new_container = copy.copy(container)
+    for name, value in replaced.items():
+        object.__setattr__(new_container, name, value)  # a frozen dataclass refuses setattr
+    return new_container
 
 
-def _own_options(batch: Any, sizes: tuple[int, int]) -> dict[str, Any]:
-    """A TensorDict's: it checks its tensors against a batch size, of none, its rows, or its rows and their length."""
-    batch_size = getattr(batch, "batch_size", None)
+def _tensordict_options(container: Any, sizes: tuple[int, int]) -> dict[str, Any]:
+    """Arguments of TensorDict besides its entries. Its batch size has the first 0, 1, 2, ... sizes of its tensors."""
+    batch_size = getattr(container, "batch_size", None)
     if not isinstance(batch_size, torch.Size):
         return {}
     new_size = torch.Size([*sizes[: len(batch_size)], *batch_size[len(sizes) :]])
-    return {"batch_size": new_size, "device": batch.device, "names": batch.names if any(batch.names) else None}
+    names = container.names if any(container.names) else None
+    return {"batch_size": new_size, "device": container.device, "names": names}
