@@ -1,4 +1,4 @@
-"""The command tune: on the demo's GPT, and on a training of the user's own."""
+"""The command tune on the demo's GPT and on the user's own training."""
 
 import json
 import sys
@@ -56,7 +56,7 @@ OWN = ("--seq-length", 64, "--learning-rate-warmup", 50, "--durations", 100, 200
 
 @pytest.fixture
 def own(tmp_path, monkeypatch):
-    """The name of a module in the folder of now."""
+    """Returns the name of a module in the working directory."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.delitem(sys.modules, "own_training", raising=False)
@@ -69,14 +69,14 @@ def run(*options):
 
 
 def fails(capsys, *options):
-    """The one line that is printed."""
+    """Returns the only line that is printed."""
     assert run(*options) == 2
     [line] = capsys.readouterr().err.splitlines()
     assert line.startswith("seqwarm_kernels tune: ")
     return line
 
 
-def test_a_training_of_the_users_own(own, capsys):
+def test_the_users_own_training(own, capsys):
     assert run("--trial", f"{own}:run_trial", *OWN, "--folder", "trials", "--figure", "tuning.png", "--json") == 0
     found = json.loads(capsys.readouterr().out)
     assert found["schedule"]["min_seq_length"] == 16
@@ -92,7 +92,7 @@ def test_the_table_is_printed(own, capsys):
     assert "Found: min_seq_length 16, duration 300 steps" in capsys.readouterr().out
 
 
-def test_the_search_is_as_the_options_say(own, capsys):
+def test_the_options_of_the_search(own, capsys):
     options = ("--min-seq-lengths", 8, 24, "--step-size", 16, "--root", 2, "--multiples", 2, "--max-rise", 1.5)
     assert run("--trial", f"{own}:run_trial", *OWN, *options, "--unit", "token", "--seed", 7, "--json") == 0
     configuration = json.loads(capsys.readouterr().out)["configuration"]
@@ -122,11 +122,11 @@ def test_nothing_stable_is_exit_status_1_with_the_table(own, capsys):
     assert json.loads(capsys.readouterr().out)["schedule"] is None
 
 
-def test_ctrl_c_says_how_to_go_on(own, capsys):
+def test_ctrl_c_prints_how_to_continue(own, capsys):
     assert run("--trial", f"{own}:stops", *OWN) == 130
-    assert "With --folder a search can go on." in capsys.readouterr().err
+    assert "With --folder, a search can continue." in capsys.readouterr().err
     assert run("--trial", f"{own}:stops", *OWN, "--folder", "trials") == 130
-    assert "The same command goes on from here." in capsys.readouterr().err
+    assert "The same command continues it." in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("function", ["mistaken", "mistaken_at_once"])
@@ -145,13 +145,13 @@ def test_an_error_in_the_users_module_keeps_its_traceback(own, capsys):
     assert any("own_training.py" in line for line in lines)
 
 
-def test_what_a_training_yields_wrongly_is_one_line(own, capsys):
+def test_a_training_that_yields_nothing_is_one_line(own, capsys):
     assert run("--trial", f"{own}:nothing", *OWN) == 2
     line = capsys.readouterr().err.splitlines()[-1]
     assert "seqwarm_kernels tune: run_trial must yield, or return an iterable of," in line
 
 
-def test_a_figure_that_cannot_be_written_after_nothing_was_stable(own, capsys):
+def test_a_figure_that_cannot_be_written_if_nothing_is_stable(own, capsys):
     Path("figures").mkdir()
     assert run("--trial", f"{own}:takes_the_folder_away", *OWN, "--figure", "figures/tuning.png") == 2
     printed = capsys.readouterr().err
@@ -160,7 +160,7 @@ def test_a_figure_that_cannot_be_written_after_nothing_was_stable(own, capsys):
     assert "figures/tuning.png" in printed.splitlines()[-1]
 
 
-def test_a_figure_among_the_records(own, capsys):
+def test_a_figure_in_the_folder_of_the_records(own, capsys):
     options = ("--folder", "trials", "--figure", "trials/tuning.png")
     assert run("--trial", f"{own}:run_trial", *OWN, *options) == 0
     assert Path("trials/tuning.png").exists()
@@ -229,7 +229,7 @@ def test_a_trial_trains_by_the_given_schedule(text_file):
     assert list(trial(SequenceLengthScheduler(8, 32, duration=300, unit="token"), settings.total_tokens)) == validations
 
 
-def test_a_loss_beyond_any_float_is_an_infinite_perplexity():
+def test_a_loss_above_the_largest_float_is_an_infinite_perplexity():
     assert perplexity(0.0) == 1
     assert perplexity(1000.0) == float("inf")
 
@@ -249,11 +249,11 @@ def test_another_text_is_another_configuration(text_file, tmp_path, capsys):
         (["--trial", ".own_training:run_trial", *OWN], "--trial must be MODULE:FUNCTION, got .own_training:run_trial"),
         (["--trial", "own_training:nowhere", *OWN], "--trial must name a function, got own_training:nowhere"),
         (["--trial", "own_training:no_function", *OWN], "--trial must name a function, got own_training:no_function"),
-        (["--trial", "own_training:run_trial", *OWN, "--multiples", 1e308], "multiples of learning_rate_warmup"),
+        (["--trial", "own_training:run_trial", *OWN, "--multiples", 1e308], "multiples times learning_rate_warmup"),
         (["--trial", "own_training:run_trial", *OWN, "--figure", "."], "--figure must be a file, got the folder ."),
         (
             ["--trial", "own_training:run_trial", *OWN, "--figure", "nowhere/tuning.png"],
-            "--figure must lie in a folder that is there and may be written to, got nowhere/tuning.png",
+            "--figure must be in an existing folder with write permission, got nowhere/tuning.png",
         ),
         ([*TINY, "--multiples", 21], "--multiples must keep a trial within the run's 2,560 tokens, got 21 times"),
         (["--trial", "nowhere_to_be_found:run", *OWN], "No module named 'nowhere_to_be_found'"),
