@@ -100,8 +100,8 @@ def test_paragraphs_folders_and_compressed_files(tmp_path, capsys):
     assert as_json(capsys, "--text", tmp_path)["items"] == 5
     assert run("--text", tmp_path) == 0
     out = capsys.readouterr().out
-    assert "5 lines in 2 files, blank ones not counted.\nSkipped 2 files that are not text.\n" in out
-    assert f"Skipped a damaged file: {tmp_path / 'broken.gz'}, line 1: the compressed file is damaged: " in out
+    assert "5 lines in 2 files, blank ones not counted.\nSkipped, not text: 2 files.\n" in out
+    assert f"Skipped, damaged: {tmp_path / 'broken.gz'}, line 1: the compressed file is damaged: " in out
     assert "JSON" not in out
 
 

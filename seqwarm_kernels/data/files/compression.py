@@ -27,7 +27,7 @@ def read_uncompressed(path: Path) -> bytes:
     """The content of a file. Files that end in `.gz` or `.zst` are decompressed.
 
     Raises:
-        EOFError, OSError, zlib.error: The file is missing, cut short or damaged.
+        EOFError, OSError, zlib.error: The file is missing, truncated or damaged.
     """
     if compression_of(path) == "gz":
         return gzip.decompress(path.read_bytes())  # faster than in blocks

@@ -20,7 +20,7 @@ MANIFEST = "manifest.json"
 
 _LENGTHS_SUFFIX = ".lengths.npy"
 _MAX_LENGTH = int(np.iinfo(np.uint32).max)
-#: Items of a chunk whose lengths are counted again to verify existing lengths.
+#: Number of items per chunk whose lengths are counted again to verify existing lengths.
 _SPOT_CHECKS = 3
 
 

@@ -135,7 +135,7 @@ def as_line(item: Any, item_format: str, number: int) -> bytes:
     Args:
         item: the item.
         item_format: a key of `FORMATS`.
-        number: of the item, for error messages.
+        number: the item's number, for error messages.
 
     Raises:
         TypeError: The item's type cannot be written.

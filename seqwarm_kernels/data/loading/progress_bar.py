@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Protocol
 
-from ..batching.planned_batches import Progress
+from ..batching.planned_batches import BatchingProgress
 
 UNITS = ("token", "item", "batch")
 
 
 class HasProgress(Protocol):
     @property
-    def progress(self) -> Progress: ...
+    def progress(self) -> BatchingProgress: ...
 
     def __iter__(self) -> Iterator[Any]: ...
 

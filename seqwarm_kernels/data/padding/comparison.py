@@ -157,10 +157,10 @@ class PaddingReport:
         corpus = self.corpus
         yield f"{len(corpus.items):,} {corpus.unit}s in {_files(corpus.files)}, blank ones not counted."
         if corpus.not_text:
-            yield f"Skipped {_files(corpus.not_text)} that are not text."
+            yield f"Skipped, not text: {_files(corpus.not_text)}."
         if corpus.json_files:
             yield f"{_files(corpus.json_files)} of JSON: each line is counted as plain text, JSON syntax included."
-        yield from (f"Skipped a damaged file: {problem}." for problem in corpus.damaged)
+        yield from (f"Skipped, damaged: {problem}." for problem in corpus.damaged)
 
     def _about_tokens(self) -> str:
         unit, max_tokens = self.corpus.unit, self.settings.max_tokens
