@@ -1,4 +1,4 @@
-"""Batches by length: a hard budget of tokens, exact restarts, the same number for every rank."""
+"""Batches by length: a hard budget of tokens, exact restarts, and the same number of batches on every rank."""
 
 from .batching.sampler import LengthBatchSampler
 from .batching.state import batch_state

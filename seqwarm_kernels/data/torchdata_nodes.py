@@ -1,6 +1,6 @@
-"""Our pieces among torchdata's nodes: tokenising in parallel, prefetching, exact restarts.
+"""Sources and batches as torchdata nodes: parallel tokenization, prefetching, exact restarts.
 
-Needs torchdata 0.11 (`pip install seqwarm_kernels[data]`), which nothing else here imports.
+Needs torchdata 0.11 (`pip install seqwarm_kernels[data]`). No other module of this package imports torchdata.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from typing import Any
 from torchdata import nodes
 
 from ..utils.checks import check_int
-from .batching.nested import batch_state
-from .batching.planned_batches import BatchIterator, PlannedBatches, Progress
+from .batching.planned_batches import BatchingProgress, BatchIterator, PlannedBatches
+from .batching.state import batch_state
 from .sources.base import Source
 
 METHODS = ("thread", "process")
 
 
 class SourceNode(nodes.BaseNode[Any]):
-    """A `Source` as a node."""
+    """A `Source` as a torchdata node."""
 
     def __init__(self, source: Source[Any]) -> None:
         super().__init__()
@@ -42,11 +42,11 @@ class SourceNode(nodes.BaseNode[Any]):
 
 
 class NodeSource:
-    """A node as a `Source`: what torchdata reads, mixes or maps in parallel, for a `LengthBatchStream`.
+    """A torchdata node as a `Source`, so that torchdata reads, mixes or maps the items of a `LengthBatchStream`.
 
-    Tokenising in front of the planner, for lengths that no file knows:
+    Use it to tokenize before planning if no file has the lengths:
 
-        tokens = NodeSource(nodes.ParallelMapper(SourceNode(source), tokenise, num_workers=4))
+        tokens = NodeSource(nodes.ParallelMapper(SourceNode(source), tokenize, num_workers=4))
         stream = LengthBatchStream(tokens, planner)
     """
 
@@ -54,12 +54,12 @@ class NodeSource:
         if not isinstance(node, nodes.BaseNode):
             raise TypeError(f"node must be a torchdata.nodes.BaseNode, got {type(node).__name__}")
         self._node = node
-        self._is_placed = False
+        self._start_is_set = False
 
     def __iter__(self) -> Iterator[Any]:
-        if not self._is_placed:
+        if not self._start_is_set:
             self._node.reset()
-        self._is_placed = False
+        self._start_is_set = False
         return iter(self._node)
 
     def state_dict(self) -> dict[str, Any]:
@@ -67,13 +67,13 @@ class NodeSource:
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._node.reset(state_dict)
-        self._is_placed = True
+        self._start_is_set = True
 
 
 class BatchNode(nodes.BaseNode[Any]):
-    """A `LengthBatchStream` or a `LengthBatchSampler` as a node that gives its batches.
+    """A `LengthBatchStream` or `LengthBatchSampler` as a torchdata node that yields its batches.
 
-    A state behind an epoch's last batch begins the next epoch.
+    From a state after the last batch of an epoch, the node yields the next epoch.
     """
 
     def __init__(self, batches: PlannedBatches) -> None:
@@ -84,8 +84,8 @@ class BatchNode(nodes.BaseNode[Any]):
             )
         self._batches = batches
         self._iterator: BatchIterator | None = None
-        self.next_state: dict[str, Any] | None = None  #: in place of none, for the next `reset`
-        self._is_restored = False  # and gave nothing since
+        self.next_state: dict[str, Any] | None = None  #: state for the next `reset` without a state
+        self._is_restored = False  # and has yielded nothing since
 
     def reset(self, initial_state: dict[str, Any] | None = None) -> None:
         super().reset(initial_state)
@@ -99,7 +99,7 @@ class BatchNode(nodes.BaseNode[Any]):
         assert self._iterator is not None
         batch = next(self._iterator, None)
         if batch is None and self._is_restored:
-            # Not left to Loader: with nothing left of a state it keeps that state for ever (torchdata 0.11).
+            # torchdata's Loader cannot do this: if a state has no batches left, it keeps that state for ever (0.11).
             self._iterator = iter(self._batches)
             batch = next(self._iterator, None)
         self._is_restored = False
@@ -113,10 +113,10 @@ class BatchNode(nodes.BaseNode[Any]):
 
 
 class BatchLoader(nodes.Loader[Any]):
-    """torchdata's Loader with the state of the batches alone, whatever nodes there are. Made by `batch_loader`.
+    """torchdata's Loader, with the state of the batches only, whatever the other nodes are. Made by `batch_loader`.
 
-    An `iter()` goes on behind the last batch that came out, also where one was broken off; behind the last batch of an
-    epoch it begins the next one.
+    Each `iter()` continues after the last yielded batch, also after an interrupted iteration. After the last batch of
+    an epoch, `iter()` starts the next epoch.
     """
 
     def __init__(self, root: nodes.BaseNode[Any], node: BatchNode, batches: PlannedBatches) -> None:
@@ -126,27 +126,28 @@ class BatchLoader(nodes.Loader[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         if self._node.next_state is None:
-            self.load_state_dict(self.state_dict())  # what was fetched ahead never came out
+            self.load_state_dict(self.state_dict())  # discards batches that were fetched and not yielded
         return super().__iter__()
 
     @property
-    def progress(self) -> Progress:
+    def progress(self) -> BatchingProgress:
         return self._batches.progress_of(self.state_dict())
 
     def state_dict(self) -> dict[str, Any]:
-        """That of the batches, behind the last one that came out: for any number of workers, and for the batches."""
+        """The state of the batches after the last yielded batch. Any number of workers and `batches` may load it."""
         if self._node.next_state is not None:
             return self._node.next_state
         return self._batches.state_dict() if self._it is None else batch_state(super().state_dict())
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from there with the next `iter()`.
+        """Continue from a state with the next `iter()`.
 
         Raises:
-            TypeError, ValueError: it holds no state of batches, or one of another configuration.
+            TypeError: `state_dict` is not a mapping, or an entry has the wrong type.
+            ValueError: `state_dict` has no state of batches, or a state of another configuration.
         """
         state = batch_state(state_dict)
-        self._batches.progress_of(state)  # its settings, before anything changes
+        self._batches.progress_of(state)  # checks the state before anything changes
         self._node.next_state = state
         super().load_state_dict({"root": None, "num_yielded": 0})
 
@@ -160,18 +161,21 @@ def batch_loader(
     prefetch: int = 2,
     pin_memory: bool = False,
 ) -> BatchLoader:
-    """Batches planned here, prepared by workers and fetched ahead, with a state that is exact to the batch.
+    """A loader that plans batches in this process, prepares them in workers, and fetches them ahead of training.
+
+    The state of the loader is exact to the batch.
 
     Args:
-        batches: `LengthBatchStream`, or `LengthBatchSampler`.
-        prepare: what it gives -> a batch: `Prepare`. For "process" it must be picklable.
-        num_workers: that prepare; 0: none but the thread that fetches ahead.
-        method: "thread" or "process" workers.
-        prefetch: batches that are ready ahead of training; 0: none.
-        pin_memory: for fast copies to the device.
+        batches: a `LengthBatchStream` or `LengthBatchSampler`.
+        prepare: turns a list that `batches` yields into a batch: `Prepare`. It must be picklable for "process" workers.
+        num_workers: number of workers that prepare batches; 0: only the thread that prefetches.
+        method: kind of workers, "thread" or "process".
+        prefetch: number of batches that are ready ahead of training; 0: none.
+        pin_memory: copy batches to pinned memory, for fast copies to the device.
 
     Raises:
-        TypeError, ValueError: an argument does not fit.
+        TypeError: an argument has the wrong type.
+        ValueError: an argument has an invalid value.
     """
     if not callable(prepare):
         raise TypeError(f"prepare must be a function, got {type(prepare).__name__}")

@@ -148,7 +148,7 @@ def test_the_state_before_the_first_batch(num_workers, served):
         resumed.load_state_dict(state)
     with pytest.raises(OSError, match="the disk"):
         next(iter(resumed))
-    assert resumed.state_dict()["served"] == resumed.progress.batches == served
+    assert resumed.state_dict()["batches_served"] == resumed.progress.batches == served
     dataset.broken = ()
     assert [batch["input_ids"][:, 0].tolist() for batch in resumed] == batches[served:]
 
@@ -175,7 +175,7 @@ def test_a_data_set_that_stops_is_no_end_of_the_epoch():
 
     sampler = LengthBatchSampler([10] * 200, BatchPlanner(50))
     loader = ResumableLoader(DataLoader(Stops(()), batch_sampler=sampler, collate_fn=PaddedCollator()))
-    with pytest.raises(RuntimeError, match="raised StopIteration: 1 batches of the epoch did not come out"):
+    with pytest.raises(RuntimeError, match="raised StopIteration: 1 batches of the epoch are missing"):
         list(loader)
 
 
@@ -220,15 +220,15 @@ def stream_state():
 @pytest.mark.parametrize(
     ("keys", "value", "message"),
     [
-        (("fronts",), [], "fronts of state_dict must be pairs of a bound and a place"),
-        (("fronts",), None, "fronts of state_dict must be pairs of a bound and a place"),
-        (("fronts", 0), [5], "fronts of state_dict must be pairs of a bound and a place"),
-        (("fronts", 0, 0), -1, "a bound in fronts of state_dict must be at least 0, got -1"),
-        (("fronts", 0, 1), -1, "a place of state_dict must be at least 0, got -1"),
-        (("fronts", 0, 1), 1.5, "a place of state_dict must be an int, got float"),
-        (("fronts", 0, 1), 201, "state_dict must stand among the 200 items, got place 201"),
+        (("served_up_to",), [], "served_up_to of state_dict must be pairs of a bound and a cursor"),
+        (("served_up_to",), None, "served_up_to of state_dict must be pairs of a bound and a cursor"),
+        (("served_up_to", 0), [5], "served_up_to of state_dict must be pairs of a bound and a cursor"),
+        (("served_up_to", 0, 0), -1, "a bound in served_up_to of state_dict must be at least 0, got -1"),
+        (("served_up_to", 0, 1), -1, "a cursor of state_dict must be at least 0, got -1"),
+        (("served_up_to", 0, 1), 1.5, "a cursor of state_dict must be an int, got float"),
+        (("served_up_to", 0, 1), 201, "a cursor of state_dict must be at most 200, got 201"),
         (("counts", "items"), -1, "items in counts of state_dict must be at least 0, got -1"),
-        (("before",), {}, "before of state_dict must have the entries"),
+        (("epoch_start_counts",), {}, "epoch_start_counts of state_dict must have the entries"),
         (("progress",), None, "progress of state_dict must have the entries"),
         (("num_items",), 1.5, "num_items must be an int, got float"),
         (
@@ -255,14 +255,14 @@ def test_states_that_do_not_fit(keys, value, message):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"skip": -1}, "skip of a place must be at least 0, got -1"),
-        ({"fresh": 1}, "fresh of a place must be True or False"),
-        ({"more": 1}, "a place of state_dict must have the entries"),
+        ({"skip": -1}, "skip of a cursor must be at least 0, got -1"),
+        ({"starts_epoch": 1}, "starts_epoch of a cursor must be True or False"),
+        ({"more": 1}, "a cursor of state_dict must have the entries"),
     ],
 )
-def test_places_of_a_stream_that_do_not_fit(change, message):
+def test_cursors_of_a_stream_that_do_not_fit(change, message):
     batches, state = stream_state()
-    state["fronts"][0][1] |= change
+    state["served_up_to"][0][1] |= change
     with pytest.raises((TypeError, ValueError), match=re.escape(message)):
         batches.load_state_dict(state)
 
@@ -282,5 +282,5 @@ def test_a_source_that_has_become_shorter():
     shorter = SequenceSource(ITEMS[:200], shuffle=False)
     shorter.load_state_dict(state)
     shorter._sequence = ITEMS[:100]
-    with pytest.raises(ValueError, match="must hold the items that it held when the state was taken"):
+    with pytest.raises(ValueError, match="must have the same items as when the state was taken"):
         list(shorter)

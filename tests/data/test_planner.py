@@ -169,7 +169,7 @@ def test_no_items():
     for planner in (BatchPlanner(10), BatchPlanner(batch_size=2), BatchPlanner(10, packed=True)):
         plan = planner.plan([], seeds=(1,))
         assert len(plan) == 0
-        assert plan.padding == 0
+        assert plan.padded_tokens.sum() == 0
         assert pieces_of(plan) == []
 
 
@@ -180,7 +180,7 @@ def test_items_of_no_tokens_take_the_room_of_a_multiple():
 
 def test_the_first_item_that_is_too_long_is_named():
     with pytest.raises(ValueError, match=r"item 12 has 101 tokens, more than max_length 100;"):
-        BatchPlanner(500, max_length=100).plan([100, 3, 101, 400], first=10)
+        BatchPlanner(500, max_length=100).check(np.array([100, 3, 101, 400]), first_item=10)
     with pytest.raises(ValueError, match=r"item 1 has 17 tokens, more than max_tokens 20 can hold"):
         BatchPlanner(20, multiple_of=8).plan([16, 17])
 

@@ -206,18 +206,21 @@ def test_every_rank_has_the_same_state(world_size, at):
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"seed": 1}, "seed is 0 there, 1 here"),
-        ({"shuffle": False}, "seed is 0 there, None here"),
-        ({"window": 99}, "window is 100 there, 99 here"),
-        ({"lengths": LENGTHS[:-1]}, "num_items is 700 there, 699 here"),
+        ({"seed": 1}, "seed is 0 in the state, 1 here"),
+        ({"shuffle": False}, "seed is 0 in the state, None here"),
+        ({"window": 99}, "window is 100 in the state, 99 here"),
+        ({"lengths": LENGTHS[:-1]}, "num_items is 700 in the state, 699 here"),
         ({"lengths": LENGTHS[::-1]}, "lengths is "),
-        ({"rule": {"max_tokens": 500, "multiple_of": 8}}, "max_tokens is 512 there, 500 here"),
-        ({"rule": {"max_tokens": 512}}, "multiple_of is 8 there, 1 here"),
-        ({"rule": {"max_tokens": 512, "multiple_of": 8, "batch_size": 9}}, "batch_size is None there, 9 here"),
-        ({"rule": {"max_tokens": 512, "multiple_of": 8, "max_length": 200}}, "max_length is 512 there, 200 here"),
+        ({"rule": {"max_tokens": 500, "multiple_of": 8}}, "max_tokens is 512 in the state, 500 here"),
+        ({"rule": {"max_tokens": 512}}, "multiple_of is 8 in the state, 1 here"),
+        ({"rule": {"max_tokens": 512, "multiple_of": 8, "batch_size": 9}}, "batch_size is None in the state, 9 here"),
+        (
+            {"rule": {"max_tokens": 512, "multiple_of": 8, "max_length": 200}},
+            "max_length is 512 in the state, 200 here",
+        ),
         (
             {"rule": {"max_tokens": 512, "multiple_of": 8, "too_long": "split"}},
-            "too_long is 'reject' there, 'split' here",
+            "too_long is 'reject' in the state, 'split' here",
         ),
     ],
 )
@@ -237,12 +240,12 @@ def test_states_that_are_none():
         batches.load_state_dict([])
     state = batches.state_dict()
     with pytest.raises(ValueError, match=r"state_dict must have the entries \['progress', .*, got \['progress'"):
-        batches.load_state_dict({name: value for name, value in state.items() if name != "served"})
-    with pytest.raises(TypeError, match="served must be an int, got str"):
-        batches.load_state_dict({**state, "served": "1"})
+        batches.load_state_dict({name: value for name, value in state.items() if name != "batches_served"})
+    with pytest.raises(TypeError, match="batches_served must be an int, got str"):
+        batches.load_state_dict({**state, "batches_served": "1"})
     unknown = {**state, "configuration": {**state["configuration"], "colour": "red"}}
-    with pytest.raises(ValueError, match="of another configuration: colour is 'red' there, unknown here"):
+    with pytest.raises(ValueError, match="of another configuration: colour is 'red' in the state, unknown here"):
         batches.load_state_dict(unknown)
-    batches.load_state_dict({**state, "num_items": 10, "served": 10_000})
+    batches.load_state_dict({**state, "num_items": 10, "batches_served": 10_000})
     with pytest.raises(ValueError, match="state_dict must be of the same items"):
         next(iter(batches))

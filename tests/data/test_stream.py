@@ -223,9 +223,9 @@ def test_long_items_are_named_by_their_place():
 
 
 def test_a_length_that_is_none():
-    with pytest.raises(TypeError, match="length must give an int for each item, got float for item 0"):
+    with pytest.raises(TypeError, match="length must return an int for each item, got float for item 0"):
         list(stream([(0, 1.5)]))
-    with pytest.raises(ValueError, match="length must give at least 0 for each item, got -1 for item 2"):
+    with pytest.raises(ValueError, match="length must return at least 0 for each item, got -1 for item 2"):
         list(stream([(0, 1), (1, 1), (2, -1)]))
 
 
@@ -238,7 +238,7 @@ def test_a_source_that_lost_items():
     first_batches(batches, 20)
     shorter = stream(ITEMS[:100], window=100)
     shorter.load_state_dict(batches.state_dict())
-    with pytest.raises(ValueError, match=r"source must give the items again|state_dict must be of the same items"):
+    with pytest.raises(ValueError, match=r"must yield the same items again|state_dict must be of the same items"):
         next(iter(shorter))
 
 
@@ -257,9 +257,9 @@ def test_a_state_of_another_configuration():
     with pytest.raises(ValueError, match="of another configuration: warmup is 'bucket' in the state, 'cut' here"):
         stream(rule={**RULES["bucket"], "warmup": "cut"}).load_state_dict(state)
     slower = SequenceLengthScheduler(16, 200, duration=41, step_size=16)
-    with pytest.raises(ValueError, match=r"max_length is .*'duration': 40.* there, .*'duration': 41.* here"):
+    with pytest.raises(ValueError, match=r"max_length is .*'duration': 40.* in the state, .*'duration': 41.* here"):
         stream(rule={**RULES["bucket"], "max_length": slower}).load_state_dict(state)
-    with pytest.raises(ValueError, match="world_size is 1 there, 2 here"):
+    with pytest.raises(ValueError, match="world_size is 1 in the state, 2 here"):
         stream(rule="bucket", rank=0, world_size=2).load_state_dict(state)
 
 

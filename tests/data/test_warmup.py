@@ -225,8 +225,7 @@ def test_a_stream_holds_a_window_at_most():
         ListSource(items), BatchPlanner(256, max_length=schedule()), length=lambda item: item[1], window=100
     )
     for _ in stream:
-        reader = stream._maker._reader
-        assert len(reader._items) <= 100
+        assert len(stream._reader._items) <= 100
 
 
 def test_a_restart_may_not_change_the_schedule():

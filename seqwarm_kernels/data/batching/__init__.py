@@ -1,1 +1,1 @@
-"""The two ways to batch by length, a sampler and a stream, and what they share."""
+"""Batches that are planned window by window, assigned to ranks, and restored from a small state."""

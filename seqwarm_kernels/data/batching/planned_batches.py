@@ -1,38 +1,41 @@
-"""What batches of a data set and batches of a stream have in common."""
+"""The base class of `LengthBatchSampler` and `LengthBatchStream`."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from torch import distributed
 
 from ...utils.checks import check_bool, check_int, check_rank
 from ..planning.planner import BatchPlanner
-from .rank_batches import REMAINDERS, Deal, Position
+from .rank_batches import REMAINDERS, Position, RankBatches
 from .readers import Reader
 from .schedule_progress import Counts
 from .state import pack_state, unpack_state
-from .windows import Start, WindowMaker
+from .windows import WindowMaker
 
 
-class Progress(NamedTuple):
-    """What was handed out to all ranks together since the beginning."""
+class BatchingProgress(NamedTuple):
+    """What was served to all ranks together since the beginning of training."""
 
     items: int
     tokens: int  #: without padding
     batches: int
-    epochs: float  #: those begun before this one, and the share of this one where its size is known
+    epochs: float  #: complete epochs, plus the served share of the current one if its size is known
 
 
 class PlannedBatches(ABC):
-    """Batches that ranks and restarts agree on. `LengthBatchSampler` and `LengthBatchStream` are such.
+    """Batches that are the same for every rank and after every restart.
+
+    Loaders that fetch batches ahead of training use `position`, `state_at`, `progress_at` and `recorded_positions`.
 
     Attributes:
-        planner: the rule.
-        rank, world_size: which batches of a step come to this process.
+        planner: the `BatchPlanner`.
+        rank, world_size: decide which batch of each step this process gets.
     """
 
     def __init__(
@@ -41,19 +44,20 @@ class PlannedBatches(ABC):
         planner: BatchPlanner,
         *,
         window: int | None,
-        seed: int | None,
+        shuffle: bool,
+        seed: int,
         rank: int | None,
         world_size: int | None,
         remainder: str,
-        infinite: bool,
-        settings: Mapping[str, Any],
+        infinite: bool = False,
+        settings: Mapping[str, Any] | None = None,
     ) -> None:
         if not isinstance(planner, BatchPlanner):
             raise TypeError(f"planner must be a BatchPlanner, got {type(planner).__name__}")
         if window is not None:
             check_int("window", window, minimum=1)
-        if seed is not None:
-            check_int("seed", seed, minimum=0)
+        check_bool("shuffle", shuffle)
+        check_int("seed", seed, minimum=0)
         if remainder not in REMAINDERS:
             raise ValueError(f"remainder must be one of {', '.join(REMAINDERS)}, got {remainder!r}")
         check_bool("infinite", infinite)
@@ -64,57 +68,74 @@ class PlannedBatches(ABC):
         self._configuration = {
             **planner.configuration(),
             "window": window,
-            "seed": seed,
+            "seed": seed if shuffle else None,
             "remainder": remainder,
-            **settings,
+            **(settings or {}),
         }
         if planner.scheduler is not None and planner.scheduler.unit == "step":
             self._configuration["world_size"] = self.world_size
         self._reader = reader
-        self._maker = WindowMaker(reader, planner, window, seed, self.world_size)
-        self._at = self._deal(Position(self._maker.first(0, Counts())))
-        self._record: deque[tuple[Position, Counts]] | None = None  # of iterators that are made now
+        self._maker = WindowMaker(reader, planner, window, seed if shuffle else None, self.world_size)
+        self._current = self._epoch_start(0, Counts())
+        self._recorded: deque[Position] | None = None
+
+    def __iter__(self) -> BatchIterator:
+        return BatchIterator(self, self._recorded)
 
     @property
-    def progress(self) -> Progress:
-        return self._progress(self._at.position.start, self._at.counts)
+    def position(self) -> Position:
+        """The position after the last served batch."""
+        return self._current.position
 
-    def progress_of(self, state_dict: Mapping[str, Any]) -> Progress:
-        """At a state of these batches."""
-        position = self._unpacked(state_dict)
-        return self._progress(position.start, Counts(**state_dict["progress"]))
+    @property
+    def progress(self) -> BatchingProgress:
+        return self.progress_at(self.position)
+
+    def progress_at(self, position: Position) -> BatchingProgress:
+        return BatchingProgress(*position.counts, epochs=self._epochs(position))
+
+    def progress_of(self, state_dict: Mapping[str, Any]) -> BatchingProgress:
+        """The progress of a state of these batches."""
+        return self.progress_at(self._unpacked(state_dict))
 
     def state_dict(self) -> dict[str, Any]:
-        """Where all ranks stand behind the last batch that was handed out: JSON-able, no contents of items.
+        """The state after the last served batch: JSON-able, without the contents of items.
 
-        It is the same on every rank, and another number of ranks may load it, unless a schedule counts their steps.
+        The state is the same on every rank. Another number of ranks may load it, unless a schedule counts their steps.
         """
-        return self._state(self._at.position, self._at.counts)
+        return self.state_at(self.position)
+
+    def state_at(self, position: Position) -> dict[str, Any]:
+        return pack_state(position, self._configuration)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on from there. The open window is planned again, with the next batch, and nothing before it.
+        """Continue from a state. The next batch plans the open window again, and nothing before that window.
 
         Raises:
-            TypeError, ValueError: entries are missing or unknown, or a setting is another here; nothing was changed.
+            TypeError: `state_dict` is not a mapping, or an entry has the wrong type.
+            ValueError: entries are missing or unknown, or a setting is different here. Nothing was changed.
         """
         position = self._unpacked(state_dict)
         self._reader.forget()
-        self._at = self._deal(position)
+        self._current = self._rank_batches(position)
+
+    @contextmanager
+    def recorded_positions(self) -> Iterator[deque[Position]]:
+        """Iterators that are created in this context append their position after each batch."""
+        self._recorded = positions = deque[Position]()
+        try:
+            yield positions
+        finally:
+            self._recorded = None
 
     def _unpacked(self, state_dict: Mapping[str, Any]) -> Position:
         position = unpack_state(state_dict, self._configuration)
-        for front in position.start.fronts:
-            self._reader.check(front.place)
+        for entry in position.start.served_up_to:
+            self._reader.check(entry.cursor)
         return position
 
-    def __iter__(self) -> BatchIterator:
-        return BatchIterator(self)
-
-    def _state(self, position: Position, counts: Counts) -> dict[str, Any]:
-        return pack_state(position, counts, self._configuration)
-
-    def _deal(self, position: Position) -> Deal:
-        return Deal(
+    def _rank_batches(self, position: Position) -> RankBatches:
+        return RankBatches(
             self._maker,
             position,
             rank=self.rank,
@@ -123,56 +144,63 @@ class PlannedBatches(ABC):
             infinite=self._infinite,
         )
 
-    def _take(self, deal: Deal) -> list[Any] | None:
+    def _epoch_start(self, epoch: int, counts: Counts) -> RankBatches:
+        return self._rank_batches(Position(self._maker.epoch_start(epoch, counts), counts))
+
+    def _step(self, rank_batches: RankBatches) -> list[Any] | None:
         """The next batch, None at the end of the epoch."""
-        self._at = deal
-        batch = deal.step()
+        self._current = rank_batches
+        batch = rank_batches.step()
         if batch is None:
-            self._at = self._deal(deal.position)
+            self._current = self._rank_batches(rank_batches.position)
         return batch
 
     @abstractmethod
-    def _begin(self) -> Deal:
-        """What a new iterator takes its batches from."""
+    def _begin(self) -> RankBatches:
+        """The batches of a new iterator."""
 
     @abstractmethod
-    def _progress(self, start: Start, counts: Counts) -> Progress:
-        """At those counts, in the epoch of the window that begins there."""
+    def _epochs(self, position: Position) -> float:
+        """`BatchingProgress.epochs` at `position`."""
 
 
 class BatchIterator(Iterator[list[Any]]):
-    """Over what is left of the epoch. It begins with its first batch, or where its state is asked for."""
+    """Iterates over the rest of the epoch. It starts with its first batch, or once its state is taken.
 
-    def __init__(self, batches: PlannedBatches) -> None:
+    Args:
+        recorded: takes the position after each batch.
+    """
+
+    def __init__(self, batches: PlannedBatches, recorded: deque[Position] | None) -> None:
         self._batches = batches
-        self._deal: Deal | None = None
+        self._recorded = recorded
+        self._rank_batches: RankBatches | None = None
         self._ended = False
-        self._record = batches._record
 
     def __iter__(self) -> BatchIterator:
         return self
 
     def __next__(self) -> list[Any]:
-        batch = None if self._ended else self._batches._take(self._begun())
+        batch = None if self._ended else self._batches._step(self._ensure_started())
         if batch is None:
             self._ended = True
             raise StopIteration
-        if self._record is not None:
-            self._record.append((self._begun().position, self._begun().counts))
+        if self._recorded is not None:
+            self._recorded.append(self._ensure_started().position)
         return batch
 
     def state_dict(self) -> dict[str, Any]:
-        """That of the batches, behind this iterator's last one."""
-        return self._batches._state(self._begun().position, self._begun().counts)
+        """The state of the batches after this iterator's last batch."""
+        return self._batches.state_at(self._ensure_started().position)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         self._batches.load_state_dict(state_dict)
-        self._deal = self._batches._begin()
+        self._rank_batches = self._batches._begin()
 
-    def _begun(self) -> Deal:
-        if self._deal is None:
-            self._deal = self._batches._begin()
-        return self._deal
+    def _ensure_started(self) -> RankBatches:
+        if self._rank_batches is None:
+            self._rank_batches = self._batches._begin()
+        return self._rank_batches
 
 
 def _rank_of(rank: int | None, world_size: int | None) -> tuple[int, int]:

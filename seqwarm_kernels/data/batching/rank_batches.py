@@ -1,4 +1,4 @@
-"""Batches dealt out to ranks: the same number for each, none for two."""
+"""Batches assigned to ranks: the same number for each rank, and no batch for two ranks."""
 
 from __future__ import annotations
 
@@ -12,19 +12,20 @@ REMAINDERS = ("drop", "repeat", "empty")
 
 
 class Position(NamedTuple):
-    """Where all ranks stand between two steps."""
+    """A position of all ranks between two steps."""
 
     start: Start
-    num_items: int | None = None  #: of the open window; None: it was not formed yet
-    max_length: int | None = None
-    served: int = 0  #: batches of the open window, of all ranks together
+    counts: Counts  #: served to all ranks
+    num_items: int | None = None  #: of the open window; None: the window was not formed yet
+    max_length: int | None = None  #: of the open window
+    batches_served: int = 0  #: batches of the open window that were served to all ranks together
 
 
-class Deal:
-    """Takes `world_size` batches for each step, whatever windows they lie in, and gives one to this rank.
+class RankBatches:
+    """Takes `world_size` batches for each step, across windows if needed, and returns one of them for this rank.
 
-    Every rank makes the same plan. So ranks stay in step, with a remainder at the end of an epoch only, and a position
-    is the same for all of them, and for any number of them.
+    Every rank makes the same plan. So ranks stay in step, only the end of an epoch has a remainder, and a position is
+    valid for every rank and every number of ranks.
     """
 
     def __init__(
@@ -36,60 +37,42 @@ class Deal:
         self._remainder = remainder
         self._infinite = infinite
         self._windows: deque[Window] = deque()
-        self._served = 0
-        self._next: Start = position.start
+        self._batches_served = 0  # of the first window
+        self._next_start: Start = position.start
         self._ended = False
-        self._unopened: Position | None = position
+        self._not_restored: Position | None = position
 
     @property
     def position(self) -> Position:
-        if self._unopened is not None:
-            return self._unopened
+        if self._not_restored is not None:
+            return self._not_restored
         if not self._windows:
-            return Position(self._next)
+            return Position(self._next_start, self._next_start.counts)
         window = self._windows[0]
-        return Position(window.start, window.num_items, window.max_length, self._served)
-
-    @property
-    def counts(self) -> Counts:
-        """What was handed out."""
-        self._open()
-        return self._windows[0].counts(self._served) if self._windows else self._next.counts
-
-    def _open(self) -> None:
-        """Form the window that was open when the position was taken."""
-        if self._unopened is None:
-            return
-        start, num_items, max_length, served = self._unopened
-        if num_items is not None:
-            window = self._maker.form(start, num_items, max_length)
-            if window is None or served >= len(window):
-                raise ValueError("state_dict must be of the same items: its open window is another one here")
-            self._add(window)
-        self._unopened, self._served = None, served
+        counts = window.counts(self._batches_served)
+        return Position(window.start, counts, window.num_items, window.max_length, self._batches_served)
 
     def has_step(self) -> bool:
-        """Whether anything is left of the epoch that comes to this rank."""
-        self._open()
-        available = self._form_a_step()
+        """Whether the epoch has another step for this rank."""
+        available = self._form_windows_for_step()
         return available >= self._world_size or (available > 0 and self._remainder != "drop")
 
     def step(self) -> list[Any] | None:
-        """This rank's batch of the next step, [] for an empty one; None at the end of the epoch."""
+        """This rank's batch of the next step, [] for an empty batch; None at the end of the epoch."""
         if not self.has_step():
-            self._check_not_in_vain()
+            self._check_epoch_large_enough()
             self._end_epoch()
             return None
-        available = sum(map(len, self._windows)) - self._served
+        available = self._num_available()
         batch: list[Any] = []
         if self._rank < available:
-            batch = self._batch(self._served + self._rank)
+            batch = self._batch(self._batches_served + self._rank)
         elif self._remainder == "repeat":
             last = self._windows[-1]
             batch = last.batch((self._rank - available) % len(last))
-        self._served += min(self._world_size, available)
-        while self._windows and self._served >= len(self._windows[0]):
-            self._served -= len(self._windows.popleft())
+        self._batches_served += min(self._world_size, available)
+        while self._windows and self._batches_served >= len(self._windows[0]):
+            self._batches_served -= len(self._windows.popleft())
         return batch
 
     def _batch(self, index: int) -> list[Any]:
@@ -99,41 +82,57 @@ class Deal:
             index -= len(window)
         raise AssertionError(index)
 
-    def _form_a_step(self) -> int:
-        """Form windows until they suffice for a step; how many batches there are."""
-        available = sum(map(len, self._windows)) - self._served
-        while available < self._world_size and not self._ended:
-            window = self._maker.form(self._next)
-            if window is None:
-                is_empty = self._next.counts == self._next.before
-                self._ended = not self._infinite or is_empty
-                if not self._ended:
-                    self._next = self._maker.first(self._next.epoch + 1, self._next.counts)
-                continue
-            self._add(window)
-            available += len(window)
+    def _num_available(self) -> int:
+        return sum(map(len, self._windows)) - self._batches_served
+
+    def _form_windows_for_step(self) -> int:
+        """Form windows until they have enough batches for a step. Returns the number of available batches."""
+        self._restore_open_window()
+        while (available := self._num_available()) < self._world_size and not self._ended:
+            window = self._maker.form(self._next_start)
+            if window is not None:
+                self._add(window)
+            elif self._infinite and self._next_start.counts != self._next_start.epoch_start_counts:
+                self._start_next_epoch()
+            else:
+                self._ended = True
         return available
+
+    def _restore_open_window(self) -> None:
+        """Form the window again that was open at the initial position."""
+        if self._not_restored is None:
+            return
+        start, _, num_items, max_length, batches_served = self._not_restored
+        if num_items is not None:
+            window = self._maker.form_again(start, num_items, max_length)
+            if window is None or batches_served >= len(window):
+                raise ValueError("state_dict must be of the same items: its open window is different here")
+            self._add(window)
+        self._not_restored, self._batches_served = None, batches_served
 
     def _add(self, window: Window) -> None:
         self._windows.append(window)
-        self._next = window.after
+        self._next_start = window.next_start
 
-    def _check_not_in_vain(self) -> None:
-        if not self._windows or self._windows[0].start.counts != self._next.before or self._served:
-            return
-        raise ValueError(
-            f"remainder must be 'repeat' or 'empty' where an epoch does not suffice for all ranks, got 'drop' with "
-            f"{sum(map(len, self._windows))} batches for {self._world_size} ranks"
-        )
+    def _check_epoch_large_enough(self) -> None:
+        is_first_step = self._windows and self._windows[0].start.counts == self._next_start.epoch_start_counts
+        if is_first_step and self._batches_served == 0:
+            raise ValueError(
+                "remainder must be 'repeat' or 'empty' where an epoch does not suffice for all ranks, got 'drop' with "
+                f"{self._num_available()} batches for {self._world_size} ranks"
+            )
 
     def _end_epoch(self) -> None:
-        """What is left goes, so that the position is the start of the next epoch.
+        """Discard the remainder, so that the position is the start of the next epoch.
 
-        It was not handed out, and does not count; a last step that not all ranks had a batch for is one, too.
+        The remainder was not served and does not count. A last step with batches for only some ranks counts as a step.
         """
-        counts = self.counts
+        counts = self.position.counts
         steps = -(-counts.batches // self._world_size)
-        self._next = self._next._replace(counts=counts._replace(batches=steps * self._world_size))
+        self._next_start = self._next_start._replace(counts=counts._replace(batches=steps * self._world_size))
         self._windows.clear()
-        self._served = 0
-        self._next = self._maker.first(self._next.epoch + 1, self._next.counts)
+        self._batches_served = 0
+        self._start_next_epoch()
+
+    def _start_next_epoch(self) -> None:
+        self._next_start = self._maker.epoch_start(self._next_start.epoch + 1, self._next_start.counts)

@@ -30,9 +30,7 @@ class ReadItems(NamedTuple):
     cursor_at: Callable[[int], Any]  #: from the position of an item, or of the item after the last one, to its cursor
 
     def select(self, chosen: IntArray) -> ReadItems:
-        return ReadItems(
-            self.positions[chosen], self.lengths[chosen], select_items(self.items, chosen), self.cursor_at
-        )
+        return ReadItems(self.positions[chosen], self.lengths[chosen], select_items(self.items, chosen), self.cursor_at)
 
     def cursor_after(self, count: int) -> Any:
         """The cursor after the first `count` items, at least one."""

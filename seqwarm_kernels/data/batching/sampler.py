@@ -1,4 +1,4 @@
-"""Batches of a data set whose lengths are known, for DataLoader's `batch_sampler`."""
+"""Batches of a data set with known lengths, for DataLoader's `batch_sampler`."""
 
 from __future__ import annotations
 
@@ -9,47 +9,50 @@ from typing import Any
 from numpy.typing import NDArray
 from torch.utils.data import Sampler
 
-from ...utils.checks import check_bool, check_int
-from ..planning.lengths import as_lengths
+from ...utils.checks import check_int
+from ..planning.plan import as_lengths
 from ..planning.planner import BatchPlanner
-from .planned_batches import PlannedBatches, Progress
-from .rank_batches import Deal, Position
+from .planned_batches import PlannedBatches
+from .rank_batches import Position, RankBatches
 from .readers import IndexReader
 from .schedule_progress import Counts
-from .windows import Start
 
 
 class LengthBatchSampler(PlannedBatches, Sampler[list[Any]]):
-    """Lists of indices of items of similar length, the same number of lists for every rank.
+    """Yields lists of indices of items of similar length, the same number of lists on every rank.
 
         sampler = LengthBatchSampler(lengths, BatchPlanner(max_tokens=16384), window=10_000)
         loader = DataLoader(dataset, batch_sampler=sampler, collate_fn=PaddedCollator(), num_workers=4)
 
-    An epoch's items are shuffled, taken in windows, and planned; `world_size` batches make a step, one for each rank.
-    Each `iter()` is an epoch: the next one if the last was handed out to its end, the same one anew if it was broken
-    off, what is left of it after `load_state_dict`, which is nothing behind its last batch. `set_epoch` says otherwise.
+    The items of an epoch are shuffled, divided into windows, and planned window by window. Each step has `world_size`
+    batches, one for each rank.
 
-    A planner that may cut items gives a `Piece` in place of an index: wrap the data set in `PieceDataset`.
+    Each `iter()` yields one epoch: the next one after a complete epoch, the same one again after an interrupted epoch,
+    or the rest of an epoch after `load_state_dict` (empty if the state was taken after its last batch). `set_epoch`
+    selects another epoch.
 
-    The state is that of batches handed out. A DataLoader with workers asks for batches ahead of training: take the
-    state of `ResumableLoader`, or of torchdata's StatefulDataLoader.
+    A planner that may cut items yields a `Piece` for each index: wrap the data set in `PieceDataset`.
+
+    The state counts the batches that this sampler has yielded. A DataLoader with workers fetches batches ahead of
+    training: take the state of `ResumableLoader`, or of torchdata's StatefulDataLoader.
 
     Args:
         lengths: (items,) ints, tokens of each item.
-        planner: the rule.
-        window: items that are planned together, at most; None: the whole epoch, which saves the most padding and takes
-            a second or three for ten million items.
-        shuffle: items, anew in each epoch, and the batches of a window. Without it items keep their order, and the
-            batches of a window come longest first.
-        seed: of both.
-        infinite: one epoch after another in a single `iter()`, without a remainder between them.
-        rank, world_size: by default those of torch.distributed, once it is initialised.
-        remainder: what becomes of the last batches of an epoch that do not suffice for all ranks. "drop" them; "repeat"
-            others of the last window; "empty", for evaluation: every item comes exactly once, and ranks that run out
-            get [], which collators make a batch of no rows.
+        planner: divides the items of a window into batches.
+        window: maximum number of items that are planned together; None: the whole epoch, which saves the most padding
+            and takes one to three seconds for ten million items.
+        shuffle: shuffle the items in each epoch, and the batches of each window. If False, items keep their order, and
+            the batches of a window are yielded longest first.
+        seed: seed of both orders.
+        infinite: yield one epoch after another in a single `iter()`, without a remainder between epochs.
+        rank, world_size: default: those of torch.distributed if it is initialized, else 0 and 1.
+        remainder: what happens to the last batches of an epoch that are too few for all ranks. "drop" drops them;
+            "repeat" repeats other batches of the last window; "empty", for evaluation, yields every item exactly
+            once, and [] on ranks that run out, which collators turn into a batch without rows.
 
     Raises:
-        TypeError, ValueError: an argument does not fit, or an item is too long; the message names it.
+        TypeError: an argument has the wrong type.
+        ValueError: an argument has an invalid value, or an item is too long; the message names it.
     """
 
     def __init__(
@@ -65,17 +68,16 @@ class LengthBatchSampler(PlannedBatches, Sampler[list[Any]]):
         world_size: int | None = None,
         remainder: str = "drop",
     ) -> None:
-        check_bool("shuffle", shuffle)
-        check_int("seed", seed, minimum=0)
         lengths = as_lengths(lengths)
         self._num_items = len(lengths)
-        self._told = False  # where the next iterator begins
-        self._planned: tuple[tuple[int, Counts], int] | None = None  # an epoch, and how many batches it has
+        self._start_is_set = False  # whether the next iterator starts at the current position
+        self._planned_length: tuple[int, Counts, int] | None = None  # an epoch, its start, and its number of batches
         super().__init__(
             IndexReader(lengths, seed if shuffle else None, whole=window is None),
             planner,
             window=window,
-            seed=seed if shuffle else None,
+            shuffle=shuffle,
+            seed=seed,
             rank=rank,
             world_size=world_size,
             remainder=remainder,
@@ -84,52 +86,57 @@ class LengthBatchSampler(PlannedBatches, Sampler[list[Any]]):
         )
         planner.check(lengths)
 
+    def __len__(self) -> int:
+        """Number of batches of the epoch for this rank. Plans the whole epoch, at the schedule's current position."""
+        if self._infinite:
+            raise TypeError("an infinite LengthBatchSampler has no length")
+        start = self.position.start
+        key = start.epoch, start.epoch_start_counts
+        if self._planned_length is None or self._planned_length[:2] != key:
+            rank_batches = self._epoch_start(*key)
+            self._planned_length = *key, sum(1 for _ in iter(rank_batches.step, None))
+        return self._planned_length[2]
+
     @property
     def epoch(self) -> int:
-        """That of the last batch, or the next one if the end of an epoch was reached."""
-        return self._at.position.start.epoch
+        """The epoch of the last batch, or the next epoch once the end of an epoch was reached."""
+        return self.position.start.epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """The next `iter()` is this epoch, from its start, or what is left of it if a state of it was just loaded."""
+        """Start the next `iter()` at the beginning of this epoch, or where a state of it was just loaded."""
         check_int("epoch", epoch, minimum=0)
-        start = self._at.position.start
-        if self._told and epoch == start.epoch:
+        start, counts, *_ = self.position
+        if self._start_is_set and epoch == start.epoch:
             return
-        self._told = True
-        self._at = self._first(epoch, start.before if epoch == start.epoch else self._at.counts)
+        self._start_is_set = True
+        self._current = self._epoch_start(epoch, start.epoch_start_counts if epoch == start.epoch else counts)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         super().load_state_dict(state_dict)
-        self._told = True
+        self._start_is_set = True
 
-    def __len__(self) -> int:
-        """Batches of an epoch that come to this rank. Plans the epoch, all of it; a schedule's pace is that of now."""
-        if self._infinite:
-            raise TypeError("an infinite LengthBatchSampler has no length")
-        start = self._at.position.start
-        if self._planned is None or self._planned[0] != (start.epoch, start.before):
-            deal = self._first(start.epoch, start.before)
-            self._planned = (start.epoch, start.before), sum(1 for _ in iter(deal.step, None))
-        return self._planned[1]
+    def prepare_start(self) -> Position:
+        """Fix where the next iterator starts, before it is created. Returns that position."""
+        self._current, self._start_is_set = self._begin(), True
+        return self.position
 
-    def _first(self, epoch: int, counts: Counts) -> Deal:
-        return self._deal(Position(self._maker.first(epoch, counts)))
+    def rewind(self, position: Position, *, restart_epoch: bool) -> None:
+        """Go back to `position`. The next iterator starts there, or with `restart_epoch` at the start of its epoch."""
+        self._current, self._start_is_set = self._rank_batches(position), not restart_epoch
 
-    def _settle(self) -> None:
-        """Where the next iterator begins, made up now."""
-        self._at, self._told = self._begin(), True
+    def _begin(self) -> RankBatches:
+        if self._start_is_set:
+            self._start_is_set = False
+            return self._current
+        start, *_, batches_served = self.position
+        if batches_served or start.counts != start.epoch_start_counts:
+            last = self._rank_batches(self.position)
+            if not last.has_step():  # the epoch is complete, though nobody asked for a batch after its last one
+                last.step()
+                return self._rank_batches(last.position)
+        return self._epoch_start(start.epoch, start.epoch_start_counts)
 
-    def _begin(self) -> Deal:
-        if self._told:
-            self._told = False
-            return self._at
-        start, *_, served = self._at.position
-        last = self._deal(self._at.position)
-        if (served or start.counts != start.before) and not last.has_step():
-            last.step()  # an epoch was handed out, but its end was not asked for
-            return self._deal(last.position)
-        return self._first(start.epoch, start.before)
-
-    def _progress(self, start: Start, counts: Counts) -> Progress:
-        done = counts.items - start.before.items
-        return Progress(*counts, epochs=start.epoch + (done / self._num_items if self._num_items else 0))
+    def _epochs(self, position: Position) -> float:
+        start, counts, *_ = position
+        items = counts.items - start.epoch_start_counts.items
+        return start.epoch + (items / self._num_items if self._num_items else 0)

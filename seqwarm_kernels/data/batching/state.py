@@ -1,69 +1,92 @@
-"""States of batches: plain values, no contents of items."""
+"""States of batches: plain values, without the contents of items."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ...utils.checks import check_int, check_same_configuration, check_state_entries
 from .rank_batches import Position
 from .schedule_progress import Counts
-from .served import Front
+from .served import ServedUpTo
 from .windows import Start
 
-ENTRIES = (
+_ENTRIES = (
     "progress",
     "epoch",
-    "fronts",
-    "least",
+    "served_up_to",
+    "min_length",
     "counts",
-    "before",
+    "epoch_start_counts",
     "num_items",
     "max_length",
-    "served",
+    "batches_served",
     "configuration",
 )
 
+#: Entries in which torchdata counts the batches since it took a state.
+_STEPS_SINCE = ("steps_since_snapshot", "_steps_since_snapshot")
 
-def pack_state(position: Position, counts: Counts, configuration: Mapping[str, Any]) -> dict[str, Any]:
-    """Args:
-    counts: what was handed out at that position, for people to read.
-    """
+
+def pack_state(position: Position, configuration: Mapping[str, Any]) -> dict[str, Any]:
+    """The state at `position`, JSON-able."""
     start = position.start
     return {
-        "progress": counts._asdict(),
+        "progress": position.counts._asdict(),
         "epoch": start.epoch,
-        "fronts": [list(front) for front in start.fronts],
-        "least": start.least,
+        "served_up_to": [list(entry) for entry in start.served_up_to],
+        "min_length": start.min_length,
         "counts": start.counts._asdict(),
-        "before": start.before._asdict(),
+        "epoch_start_counts": start.epoch_start_counts._asdict(),
         "num_items": position.num_items,
         "max_length": position.max_length,
-        "served": position.served,
+        "batches_served": position.batches_served,
         "configuration": dict(configuration),
     }
 
 
 def unpack_state(state: Mapping[str, Any], configuration: Mapping[str, Any]) -> Position:
-    """Raises:
-    TypeError, ValueError: no mapping, entries are missing or unknown, or of another configuration, whose name it says.
+    """The position of a state.
+
+    Raises:
+        TypeError: `state` is not a mapping, or an entry has the wrong type.
+        ValueError: entries are missing or unknown, an entry is invalid, or the configuration is not `configuration`.
     """
-    check_state_entries(state, ENTRIES)
+    check_state_entries(state, _ENTRIES)
     check_same_configuration(state["configuration"], configuration)
-    for name in ("epoch", "least", "served"):
+    for name in ("epoch", "min_length", "batches_served"):
         check_int(name, state[name], minimum=0)
     for name in ("num_items", "max_length"):
         if state[name] is not None:
-            check_int(name, state[name], minimum=0)
-    _counts("progress", state["progress"])
+            check_int(name, state[name], minimum=1)
     start = Start(
         epoch=state["epoch"],
-        fronts=_fronts(state["fronts"]),
+        served_up_to=_served_up_to(state["served_up_to"]),
         counts=_counts("counts", state["counts"]),
-        before=_counts("before", state["before"]),
-        least=state["least"],
+        epoch_start_counts=_counts("epoch_start_counts", state["epoch_start_counts"]),
+        min_length=state["min_length"],
     )
-    return Position(start, state["num_items"], state["max_length"], state["served"])
+    progress = _counts("progress", state["progress"])
+    return Position(start, progress, state["num_items"], state["max_length"], state["batches_served"])
+
+
+def batch_state(state_dict: Mapping[str, Any]) -> dict[str, Any]:
+    """The state of the `LengthBatchSampler` or `LengthBatchStream` inside a loader's state.
+
+    torchdata's StatefulDataLoader loads its own states with the same number of workers only. The state inside does
+    not depend on that number: call `sampler.load_state_dict(batch_state(state))` and make a new loader.
+
+    Raises:
+        TypeError: `state_dict` is not a mapping.
+        ValueError: `state_dict` has no state of batches, or the loader took that state some batches earlier: its
+            `snapshot_every_n_steps` must be 1.
+    """
+    if not isinstance(state_dict, Mapping):
+        raise TypeError(f"state_dict must be a mapping, got {type(state_dict).__name__}")
+    found = next(_search(state_dict), None)
+    if found is None:
+        raise ValueError(f"state_dict must hold a state of batches, got {list(state_dict)}")
+    return found
 
 
 def _counts(name: str, entry: Any) -> Counts:
@@ -74,10 +97,29 @@ def _counts(name: str, entry: Any) -> Counts:
     return Counts(**entry)
 
 
-def _fronts(entry: Any) -> tuple[Front, ...]:
-    is_list = isinstance(entry, (list, tuple)) and len(entry) > 0
-    if not is_list or any(not isinstance(front, (list, tuple)) or len(front) != 2 for front in entry):
-        raise ValueError(f"fronts of state_dict must be pairs of a bound and a place, at least one, got {entry!r}")
-    for bound, _ in entry:
-        check_int("a bound in fronts of state_dict", bound, minimum=0)
-    return tuple(Front(bound, place) for bound, place in entry)
+def _served_up_to(entries: Any) -> tuple[ServedUpTo, ...]:
+    is_list = isinstance(entries, (list, tuple)) and len(entries) > 0
+    if not is_list or any(not isinstance(entry, (list, tuple)) or len(entry) != 2 for entry in entries):
+        raise ValueError(
+            f"served_up_to of state_dict must be pairs of a bound and a cursor, at least one, got {entries!r}"
+        )
+    for bound, _ in entries:
+        check_int("a bound in served_up_to of state_dict", bound, minimum=0)
+    return tuple(ServedUpTo(bound, cursor) for bound, cursor in entries)
+
+
+def _search(state: Any) -> Iterator[dict[str, Any]]:
+    if not isinstance(state, Mapping):
+        return
+    if sorted(map(str, state)) == sorted(_ENTRIES):
+        yield dict(state)
+        return
+    steps = sum(int(state.get(name, 0)) for name in _STEPS_SINCE)
+    for value in state.values():
+        for found in _search(value):
+            if steps:
+                raise ValueError(
+                    f"state_dict must be that of the last batch, got one of {steps} batches before it: "
+                    "snapshot_every_n_steps must be 1"
+                )
+            yield found

@@ -7,41 +7,41 @@ from typing import Any
 
 from torch.utils.data import IterableDataset, get_worker_info
 
-from ...utils.checks import check_bool, check_int
+from ...utils.checks import check_int
 from ..planning.planner import BatchPlanner
 from ..sources.base import Source
-from .planned_batches import BatchIterator, PlannedBatches, Progress
-from .rank_batches import Deal
+from .planned_batches import BatchIterator, PlannedBatches
+from .rank_batches import Position, RankBatches
 from .readers import SourceReader
-from .schedule_progress import Counts
-from .windows import Start
 
 
 class LengthBatchStream(PlannedBatches, IterableDataset[list[Any]]):
-    """Lists of items of similar length, from any `Source`, the same number of lists for every rank.
+    """Yields lists of items of similar length from any `Source`, the same number of lists on every rank.
 
-    Reads a window of items, plans it, and hands it out. Every rank reads the same stream, plans the same batches of it
-    and takes its own, so the source must not be split by rank. What is costly belongs behind the planner, where only a
-    rank's own batches pass: let the source know lengths, and tokenise then.
+    Reads and plans one window of items at a time. Every rank reads the same stream, plans the same batches and takes
+    its own ones, so the source must not be split by rank. Costly work belongs after the planner, where each rank
+    processes only its own batches: let the source know the lengths, and tokenize afterwards.
 
-    `iter()` goes on behind the last batch, in a new epoch if the source's ended. With a planner that may cut items,
-    what comes is a `Piece` in place of an item. Long items that a schedule keeps for later are not held meanwhile:
-    the source is read again.
+    Each `iter()` continues after the last batch, in a new epoch if the epoch of the source has ended. A planner that
+    may cut items yields a `Piece` for each item. Long items that a schedule serves later are not kept in memory: the
+    source is read again.
 
-    Runs in the main process: workers would each read it all. `batch_loader` puts the work on items in workers.
+    Runs in the main process, because each worker would read the whole stream. `batch_loader` processes items in
+    workers.
 
     Args:
-        source: items. It is this stream's alone: its state is taken and loaded.
-        planner: the rule.
-        length: of an item, in tokens.
-        window: items that are planned together, at most. They lie in memory.
-        shuffle: the batches of a window. The order of items is the source's.
-        seed: of that.
-        rank, world_size: by default those of torch.distributed, once it is initialised.
-        remainder: as for `LengthBatchSampler`, at the end of the source's epoch.
+        source: yields items. Do not use it elsewhere: this stream takes and loads its state.
+        planner: divides the items of a window into batches.
+        length: returns the number of tokens of an item.
+        window: maximum number of items that are planned together. These items are in memory.
+        shuffle: shuffle the batches of each window. The order of items is that of the source.
+        seed: seed of that order.
+        rank, world_size: default: those of torch.distributed if it is initialized, else 0 and 1.
+        remainder: as in `LengthBatchSampler`, at the end of each epoch of the source.
 
     Raises:
-        TypeError, ValueError: an argument does not fit, or an item is too long; the message names it.
+        TypeError: an argument has the wrong type.
+        ValueError: an argument has an invalid value, or an item is too long; the message names it.
     """
 
     def __init__(
@@ -64,42 +64,39 @@ class LengthBatchStream(PlannedBatches, IterableDataset[list[Any]]):
             )
         if not callable(length):
             raise TypeError(f"length must be a function, got {type(length).__name__}")
-        split = getattr(source, "world_size", 1)
-        if split != 1:
+        source_world_size = getattr(source, "world_size", 1)
+        if source_world_size != 1:
             raise ValueError(
-                f"source must not be split by rank, got world_size {split}: every rank reads it all and "
-                "takes its own batches"
+                f"source must not be split by rank, got world_size {source_world_size}: every rank reads the whole "
+                "source and takes its own batches"
             )
         if isinstance(planner, BatchPlanner) and planner.by_bucket and getattr(source, "infinite", False):
             raise ValueError(
-                "source must end its epochs, got infinite=True with warmup='bucket': long items wait for the end of "
-                "an epoch; iterate over the stream once for each"
+                "source must end its epochs, got infinite=True with warmup='bucket': long items are served at the end "
+                "of an epoch; iterate over the stream once for each epoch"
             )
         check_int("window", window, minimum=1)
-        check_bool("shuffle", shuffle)
-        check_int("seed", seed, minimum=0)
         super().__init__(
             SourceReader(source, length),
             planner,
             window=window,
-            seed=seed if shuffle else None,
+            shuffle=shuffle,
+            seed=seed,
             rank=rank,
             world_size=world_size,
             remainder=remainder,
-            infinite=False,
-            settings={},
         )
 
     def __iter__(self) -> BatchIterator:
         if get_worker_info() is not None:
             raise ValueError(
-                "num_workers must be 0: each worker would read the whole stream; batch_loader has workers for what "
-                "follows the planner"
+                "num_workers must be 0: each worker would read the whole stream; batch_loader prepares batches in "
+                "workers"
             )
         return super().__iter__()
 
-    def _begin(self) -> Deal:
-        return self._at
+    def _begin(self) -> RankBatches:
+        return self._current
 
-    def _progress(self, start: Start, counts: Counts) -> Progress:
-        return Progress(*counts, epochs=start.epoch)
+    def _epochs(self, position: Position) -> float:
+        return position.start.epoch

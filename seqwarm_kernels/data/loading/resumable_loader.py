@@ -1,30 +1,29 @@
-"""A DataLoader that can be resumed, with any number of workers."""
+"""A DataLoader that resumes exactly, with any number of workers."""
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from torch.utils.data import DataLoader
 
-from ..batching.planned_batches import Progress
+from ..batching.planned_batches import BatchingProgress
 from ..batching.rank_batches import Position
 from ..batching.sampler import LengthBatchSampler
-from ..batching.schedule_progress import Counts
 
 
 class ResumableLoader:
-    """What a DataLoader over a `LengthBatchSampler` gives, with the state of what came out of it.
+    """Yields the batches of a DataLoader over a `LengthBatchSampler`, with the state after the last yielded batch.
 
-    Workers fetch ahead, so the sampler stands further than training does. This keeps, for each batch under way, where
-    the sampler stood behind it. The state does not depend on the workers: any other number of them may load it.
+    Workers fetch batches ahead, so the sampler is ahead of training. This loader keeps the position after each batch
+    that was fetched. The state does not depend on the workers: any number of workers may load it.
 
     Args:
-        loader: has a `LengthBatchSampler` for its `batch_sampler`, and gives batches in order.
+        loader: a DataLoader with a `LengthBatchSampler` as its `batch_sampler` and `in_order=True`.
 
     Raises:
-        TypeError, ValueError: `loader` is no such.
+        TypeError: `loader` is not a DataLoader.
+        ValueError: `loader` has another batch sampler, or `in_order=False`.
     """
 
     def __init__(self, loader: DataLoader[Any]) -> None:
@@ -35,59 +34,49 @@ class ResumableLoader:
                 f"loader must have a LengthBatchSampler as batch_sampler, got {type(loader.batch_sampler).__name__}"
             )
         if not loader.in_order:
-            raise ValueError("loader must have in_order=True: a state is that of the batches before one")
+            raise ValueError("loader must have in_order=True: a state counts the batches that were yielded, in order")
         self._loader = loader
         self._sampler = loader.batch_sampler
-        self._last: tuple[Position, Counts] | None = None  # behind the last batch that came out, until the epoch ends
-        self._any_came_out = False
+        self._last: Position | None = None  # after the last yielded batch; None between epochs
+        self._any_yielded = False
 
     def __len__(self) -> int:
         return len(self._loader)
 
     def __iter__(self) -> Iterator[Any]:
-        """An epoch, as the sampler's `iter()` says, or what is left of it after `load_state_dict`."""
-        self._take_back()
-        self._sampler._settle()
-        self._last = self._sampler._at.position, self._sampler._at.counts
-        self._any_came_out = False
-        record: deque[tuple[Position, Counts]] = deque()
-        self._sampler._record = record
-        try:
+        """Yields one epoch, as the sampler's `iter()` does, or the rest of an epoch after `load_state_dict`."""
+        self._discard_prefetched()
+        self._last, self._any_yielded = self._sampler.prepare_start(), False
+        with self._sampler.recorded_positions() as positions:
             batches = iter(self._loader)
-        finally:
-            self._sampler._record = None
         for batch in batches:
-            self._last, self._any_came_out = record.popleft(), True
+            self._last, self._any_yielded = positions.popleft(), True
             yield batch
-        if record:
+        if positions:
             raise RuntimeError(
-                f"the data set or collate_fn raised StopIteration: {len(record)} batches of the epoch did not come out"
+                f"the data set or collate_fn raised StopIteration: {len(positions)} batches of the epoch are missing"
             )
         self._last = None
 
     def set_epoch(self, epoch: int) -> None:
-        self._take_back()
+        self._discard_prefetched()
         self._sampler.set_epoch(epoch)
 
     @property
-    def progress(self) -> Progress:
-        if self._last is None:
-            return self._sampler.progress
-        position, counts = self._last
-        return self._sampler._progress(position.start, counts)
+    def progress(self) -> BatchingProgress:
+        return self._sampler.progress if self._last is None else self._sampler.progress_at(self._last)
 
     def state_dict(self) -> dict[str, Any]:
-        """The sampler's, behind the last batch that came out."""
-        return self._sampler.state_dict() if self._last is None else self._sampler._state(*self._last)
+        """The sampler's state after the last yielded batch."""
+        return self._sampler.state_dict() if self._last is None else self._sampler.state_at(self._last)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on from there with the next `iter()`. The sampler's own states will do as well."""
+        """Continue from a state with the next `iter()`. States of the sampler are accepted as well."""
         self._sampler.load_state_dict(state_dict)
         self._last = None
 
-    def _take_back(self) -> None:
-        """Where an iteration was broken off, batches that were fetched ahead never came out."""
+    def _discard_prefetched(self) -> None:
+        """After an interrupted iteration, go back before the batches that were fetched and not yielded."""
         if self._last is not None:
-            self._sampler._at = self._sampler._deal(self._last[0])
-            self._sampler._told = not self._any_came_out  # else the epoch was broken off
+            self._sampler.rewind(self._last, restart_epoch=self._any_yielded)
             self._last = None

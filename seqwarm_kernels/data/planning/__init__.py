@@ -1,1 +1,1 @@
-"""The rule that makes batches: from the lengths of items to batches under a budget of tokens."""
+"""Rules that group items into batches under a budget of tokens, from their lengths alone."""

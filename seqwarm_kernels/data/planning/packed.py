@@ -1,4 +1,4 @@
-"""Which whole items fill a packed batch."""
+"""Which whole items fill each packed batch."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from .plan import IntArray
 
 
 class Packs(NamedTuple):
-    order: IntArray  #: (items,) int64, places in the lengths that were packed, batch by batch
-    cuts: IntArray  #: (batches + 1,) int64: batch b holds order[cuts[b]:cuts[b + 1]]
+    order: IntArray  #: (items,) int64, indices into the packed lengths, batch by batch
+    boundaries: IntArray  #: (batches + 1,) int64: batch b holds order[boundaries[b]:boundaries[b + 1]]
 
 
 def pack(lengths: IntArray, max_tokens: int) -> Packs:
-    """First fit decreasing: the longest item with room for it goes in, until none fits; then the next batch.
+    """First-fit decreasing: add the longest item that fits until none fits, then start the next batch.
 
-    Items of one length are taken together, so the work goes with the number of runs, not of items.
+    Items of equal length are added together, so the time depends on the number of runs, not of items.
     Source: D. Johnson et al., "Worst-case performance bounds for simple one-dimensional packing algorithms", 1974.
 
     Args:
         lengths: (items,) int64, each from 0 to `max_tokens`.
-        max_tokens: of a batch, at most.
+        max_tokens: maximum number of tokens in a batch.
     """
     by_length = np.argsort(lengths, kind="stable")
     sizes_array, begins = np.unique(lengths[by_length], return_index=True)
@@ -31,27 +31,27 @@ def pack(lengths: IntArray, max_tokens: int) -> Packs:
     counts = np.diff(np.append(begins, len(lengths))).tolist()
     run_begins: list[int] = []
     run_counts: list[int] = []
-    cuts, taken = [0], 0
+    boundaries, packed = [0], 0
     while sizes:
         room = max_tokens
-        while (at := bisect_right(sizes, room) - 1) >= 0:
-            size = sizes[at]
-            count = min(counts[at], room // size) if size else counts[at]
-            run_begins.append(first[at])
+        while (index := bisect_right(sizes, room) - 1) >= 0:
+            size = sizes[index]
+            count = min(counts[index], room // size) if size else counts[index]
+            run_begins.append(first[index])
             run_counts.append(count)
-            taken += count
+            packed += count
             room -= count * size
-            if count == counts[at]:
-                del sizes[at], counts[at], first[at]
+            if count == counts[index]:
+                del sizes[index], counts[index], first[index]
             else:
-                first[at] += count
-                counts[at] -= count
-        cuts.append(taken)
-    return Packs(by_length[_ranges(run_begins, run_counts)], np.asarray(cuts, dtype=np.int64))
+                first[index] += count
+                counts[index] -= count
+        boundaries.append(packed)
+    return Packs(by_length[_ranges(run_begins, run_counts)], np.asarray(boundaries, dtype=np.int64))
 
 
 def _ranges(begins: list[int], counts: list[int]) -> IntArray:
-    """range(begin, begin + count) of each, one after another."""
+    """Concatenates range(begin, begin + count) of each run."""
     sizes = np.asarray(counts, dtype=np.int64)
     shifts = np.asarray(begins, dtype=np.int64) - (np.cumsum(sizes) - sizes)
     return np.arange(int(sizes.sum()), dtype=np.int64) + np.repeat(shifts, sizes)

@@ -1,4 +1,4 @@
-"""Where to cut items, longest first, into padded batches."""
+"""Boundaries between padded batches of sorted items."""
 
 from __future__ import annotations
 
@@ -9,95 +9,97 @@ import numpy as np
 
 from .plan import IntArray
 
-#: How many batches are cut anew, those of the shortest items: 16 of 25, two of 70 or more. There is less to gain the
-#: more batches a window has, and planning stays as quick as sorting.
-_MOST, _LEAST, _SHARED = 16, 2, 10_000
-#: Places of each kind that are tried for a cut.
-_PLACES = 128
-_TOO_MUCH = np.int64(1) << 60
+#: Number of batches whose boundaries are moved, those of the shortest items: 16 of 25 batches, 2 of 70 or more.
+#: The more batches a window has, the less there is to gain. So planning stays as fast as sorting.
+_MAX_MOVED, _MIN_MOVED, _MOVED_TIMES_SQUARED_BATCHES = 16, 2, 10_000
+#: Candidates of each kind that are tried for one boundary.
+_MAX_CANDIDATES = 128
+_INFEASIBLE = np.int64(1) << 60
 
 
-def greedy_cuts(widths: IntArray, max_tokens: int | None, batch_size: int | None) -> list[int]:
-    """[0, ..., len(widths)]: batch b holds items cuts[b] to cuts[b + 1], as many as there is room for.
+def greedy_boundaries(widths: IntArray, max_tokens: int | None, batch_size: int | None) -> list[int]:
+    """[0, ..., len(widths)]: batch b holds items boundaries[b] to boundaries[b + 1], as many as fit.
 
-    No other cuts make fewer batches. This is the rule of Marian and infinibatch: budget // longest of the batch.
+    No other boundaries give fewer batches. This is the rule of Marian and infinibatch: budget // longest of the batch.
 
     Args:
-        widths: (items,) int64, falling, each at least 1 and at most `max_tokens`.
-        max_tokens: rows times the widest one, at most. None: any number.
-        batch_size: rows at most. None: any number.
+        widths: (items,) int64, decreasing, each at least 1 and at most `max_tokens`.
+        max_tokens: maximum of rows times the largest width; None: unlimited.
+        batch_size: maximum number of rows; None: unlimited.
     """
     count = len(widths)
     if max_tokens is None:
         assert batch_size is not None
         return [*range(0, count, batch_size), count] if count else [0]
-    most = count if batch_size is None else batch_size
-    cuts, begin = [0], 0
+    max_rows = count if batch_size is None else batch_size
+    boundaries, begin = [0], 0
     while begin < count:
-        begin = min(begin + min(max_tokens // widths.item(begin), most), count)
-        cuts.append(begin)
-    return cuts
+        begin = min(begin + min(max_tokens // widths.item(begin), max_rows), count)
+        boundaries.append(begin)
+    return boundaries
 
 
-def least_padding(widths: IntArray, cuts: list[int], max_tokens: int, batch_size: int | None) -> list[int]:
-    """As many cuts as `cuts`, which are greedy ones, with less padding.
+def reduce_padding(widths: IntArray, greedy: list[int], max_tokens: int, batch_size: int | None) -> list[int]:
+    """The same number of boundaries as the `greedy` ones, with less padding.
 
-    Greedy batches are full but for the last one. Its room is spent where it saves most: among short items, whose
-    batches have the widest spread. A shortest path, from cut to cut. Few places come into question for a cut: it is a
-    change of width, or else the batch behind it is full, as this could take more items of that width at no cost; and no
-    cut lies behind the greedy one, nor before the one that fills all batches behind it.
+    Greedy batches are full except the last. The room of the last batch is spent where it saves most: among short
+    items, whose batches have the widest spread. The solution is a shortest path from boundary to boundary.
+
+    Each boundary has few candidates. It is a change of width, or else the next batch is full, because the next batch
+    could take more items of that width at no cost. It is at most the greedy boundary, and at least the boundary
+    that fills all later batches.
     """
-    anew = min(_MOST, max(_LEAST, _SHARED // len(cuts) ** 2))
-    latest = cuts[-1 - anew :] if anew < len(cuts) else cuts
+    moved = min(_MAX_MOVED, max(_MIN_MOVED, _MOVED_TIMES_SQUARED_BATCHES // len(greedy) ** 2))
+    latest = greedy[-1 - moved :] if moved < len(greedy) else greedy
     if len(latest) < 3:
-        return cuts
+        return greedy
     runs = _runs(widths, latest[0], max_tokens, len(widths) if batch_size is None else batch_size)
-    places = _places(runs, latest)
-    best, came_from = np.zeros(1, dtype=np.int64), []
-    for begins, ends in pairwise(places):
+    candidates = _candidates(runs, latest)
+    costs, choices = np.zeros(1, dtype=np.int64), []
+    for begins, ends in pairwise(candidates):
         rows = ends - begins[:, None]
         run = np.searchsorted(runs.begins, begins, side="right") - 1
-        costs = best[:, None] + rows * runs.widths[run][:, None]
-        costs[(rows <= 0) | (rows > runs.rows[run][:, None])] = _TOO_MUCH
-        came_from.append(costs.argmin(axis=0))
-        best = costs[came_from[-1], np.arange(len(ends))]
-    at, path = 0, []
-    for ends, previous in zip(reversed(places[1:]), reversed(came_from), strict=True):
-        path.append(ends.item(at))
-        at = previous.item(at)
-    return [*cuts[: len(cuts) - len(path)], *reversed(path)]
+        totals = costs[:, None] + rows * runs.widths[run][:, None]
+        totals[(rows <= 0) | (rows > runs.max_rows[run][:, None])] = _INFEASIBLE
+        choices.append(totals.argmin(axis=0))
+        costs = totals[choices[-1], np.arange(len(ends))]
+    index, path = 0, []
+    for ends, previous in zip(reversed(candidates[1:]), reversed(choices), strict=True):
+        path.append(ends.item(index))
+        index = previous.item(index)
+    return [*greedy[: len(greedy) - len(path)], *reversed(path)]
 
 
 class _Runs(NamedTuple):
-    """Items of one width that follow on each other."""
+    """Runs of consecutive items of equal width."""
 
     begins: IntArray
     ends: IntArray
     widths: IntArray
-    rows: IntArray  #: of a batch that begins in the run, at most
+    max_rows: IntArray  #: maximum number of rows of a batch that begins in the run
 
 
-def _runs(widths: IntArray, begin: int, max_tokens: int, most: int) -> _Runs:
+def _runs(widths: IntArray, begin: int, max_tokens: int, max_rows: int) -> _Runs:
     changes = np.flatnonzero(widths[begin + 1 :] != widths[begin:-1]) + (begin + 1)
     begins = np.concatenate([[begin], changes])
     width = widths[begins]
-    return _Runs(begins, np.concatenate([changes, [len(widths)]]), width, np.minimum(max_tokens // width, most))
+    return _Runs(begins, np.concatenate([changes, [len(widths)]]), width, np.minimum(max_tokens // width, max_rows))
 
 
-def _places(runs: _Runs, latest: list[int]) -> list[IntArray]:
-    """For each cut, where it is tried, the greedy place last."""
-    reach = runs.ends - 1 + runs.rows  # the furthest end of a batch that begins in the run
-    places = [np.asarray(latest[-1:])]
-    for last in reversed(latest[1:-1]):
-        run = np.searchsorted(reach, places[-1])
-        full = np.maximum(places[-1] - runs.rows[run], runs.begins[run])  # the batch behind begins here if it is full
-        first, end = np.searchsorted(runs.begins, (full.min(), last)).tolist()
+def _candidates(runs: _Runs, latest: list[int]) -> list[IntArray]:
+    """For each boundary, the candidates that are tried; the greedy one is last."""
+    furthest = runs.ends - 1 + runs.max_rows  # the furthest end of a batch that begins in the run
+    candidates = [np.asarray(latest[-1:])]
+    for greedy in reversed(latest[1:-1]):
+        run = np.searchsorted(furthest, candidates[-1])
+        full = np.maximum(candidates[-1] - runs.max_rows[run], runs.begins[run])  # the next batch begins here if full
+        first, end = np.searchsorted(runs.begins, (full.min(), greedy)).tolist()
         changes = runs.begins[first:end]
-        inside = full[(full > runs.begins[run]) & (full < last)]
-        places.append(np.concatenate([_some(changes), _some(inside), [last]]))
-    places.append(np.asarray(latest[:1]))
-    return places[::-1]
+        inside = full[(full > runs.begins[run]) & (full < greedy)]
+        candidates.append(np.concatenate([_thinned(changes), _thinned(inside), [greedy]]))
+    candidates.append(np.asarray(latest[:1]))
+    return candidates[::-1]
 
 
-def _some(places: IntArray) -> IntArray:
-    return places[:: len(places) // _PLACES + 1]
+def _thinned(candidates: IntArray) -> IntArray:
+    return candidates[:: len(candidates) // _MAX_CANDIDATES + 1]

@@ -1,14 +1,20 @@
-"""What a planner decides: which tokens of which items make up which batch."""
+"""A plan: which tokens of which items make up each batch. Also checks of the lengths that are planned."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ...utils.checks import check_int
+
 IntArray = NDArray[np.int64]
+
+#: Packed batches store the offsets of their sequences as int32.
+MAX_TOKENS = 2**31 - 1
 
 
 class Piece(NamedTuple):
@@ -21,48 +27,74 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True)
 class Plan:
-    """The batches of one window. Piece p holds `lengths[p]` tokens of item `items[p]`, from token `starts[p]` on.
+    """The batches of one window. Piece p holds `lengths[p]` tokens of item `items[p]`, starting at token `starts[p]`.
 
-    Batch b holds the pieces from `begins[b]` to `ends[b]` (not included), its longest first.
+    Batch b holds the pieces from `begins[b]` to `ends[b]` (exclusive). Its longest piece comes first.
     """
 
-    items: IntArray  #: (pieces,) int64, places in the lengths that were planned
+    items: IntArray  #: (pieces,) int64, indices into the planned lengths
     starts: IntArray  #: (pieces,) int64
     lengths: IntArray  #: (pieces,) int64, tokens
     begins: IntArray  #: (batches,) int64
     ends: IntArray  #: (batches,) int64
-    padded_tokens: IntArray  #: (batches,) int64, tokens with padding: rows times the width, or all tokens if packed
+    padded_tokens: IntArray  #: (batches,) int64, tokens with padding: rows times width, or all tokens if packed
 
     def __len__(self) -> int:
-        """How many batches."""
+        """Number of batches."""
         return len(self.begins)
 
     def batch(self, index: int) -> tuple[IntArray, IntArray, IntArray]:
-        """Items, starts and lengths of the pieces of batch `index`, views."""
+        """Items, starts and lengths of the pieces of batch `index`, as views."""
         pieces = slice(self.begins[index], self.ends[index])
         return self.items[pieces], self.starts[pieces], self.lengths[pieces]
 
     def tokens(self) -> IntArray:
         """(batches,) int64, tokens without padding."""
-        return self._summed(self.lengths)
+        return self._sums(self.lengths)
 
     def whole_items(self) -> IntArray:
-        """(batches,) int64, items that begin in a batch: those cut to several pieces count once."""
-        return self._summed(self.starts == 0)
-
-    @property
-    def padding(self) -> float:
-        """Share of padding in all tokens of all batches, 0 without any."""
-        total = int(self.padded_tokens.sum())
-        return 1 - int(self.lengths.sum()) / total if total else 0.0
+        """(batches,) int64, items that begin in each batch. An item in several pieces counts once."""
+        return self._sums(self.starts == 0)
 
     def in_order(self, order: IntArray) -> Plan:
-        """The same batches, batch `order[b]` in place b."""
+        """The same batches in another order: batch `order[b]` becomes batch b."""
         return Plan(
             self.items, self.starts, self.lengths, self.begins[order], self.ends[order], self.padded_tokens[order]
         )
 
-    def _summed(self, values: NDArray[Any]) -> IntArray:
+    def _sums(self, values: NDArray[Any]) -> IntArray:
+        """(batches,) int64, the sum of `values` over the pieces of each batch."""
         sums = np.zeros(len(values) + 1, dtype=np.int64)
         np.cumsum(values, out=sums[1:])
         return sums[self.ends] - sums[self.begins]
+
+
+def check_size(name: str, value: object) -> None:
+    """`value` must be an int from 1 to `MAX_TOKENS`."""
+    check_int(name, value, minimum=1)
+    if value > MAX_TOKENS:  # type: ignore[operator]
+        raise ValueError(f"{name} must be at most {MAX_TOKENS}, got {value}")
+
+
+def as_lengths(lengths: Sequence[int] | NDArray[Any]) -> IntArray:
+    """A sequence, array or tensor of ints as an array of (items,) int64.
+
+    Raises:
+        TypeError: the lengths are not ints.
+        ValueError: the lengths are not one-dimensional, or a length is negative or at least 2**63.
+    """
+    try:
+        array = np.asarray(lengths)
+    except ValueError as error:
+        raise ValueError(f"lengths must be one int for each item, got nested ones of several sizes: {error}") from error
+    if array.dtype.kind not in "iu" and array.size:
+        raise TypeError(f"lengths must be ints, got {array.dtype}")
+    if array.ndim != 1:
+        raise ValueError(f"lengths must be one-dimensional, got shape {array.shape}")
+    if array.dtype == np.uint64 and array.max(initial=0) > np.iinfo(np.int64).max:
+        raise ValueError(f"lengths must be below 2**63, got {array.max()} for item {array.argmax()}")
+    array = array.astype(np.int64, copy=False)
+    if array.min(initial=0) < 0:
+        item = int(np.flatnonzero(array < 0)[0])
+        raise ValueError(f"lengths must be at least 0, got {array[item]} for item {item}")
+    return array

@@ -1,4 +1,4 @@
-"""The rule by which items become batches, from their lengths alone."""
+"""The rules that group items into batches, from their lengths alone."""
 
 from __future__ import annotations
 
@@ -10,39 +10,42 @@ from numpy.typing import NDArray
 
 from ...schedule.scheduler import SequenceLengthScheduler
 from ...utils.checks import check_bool, check_int
-from .lengths import as_lengths, check_size
 from .packed import pack
-from .padded import greedy_cuts, least_padding
-from .plan import IntArray, Plan
+from .padded import greedy_boundaries, reduce_padding
+from .plan import IntArray, Plan, as_lengths, check_size
 
 TOO_LONG = ("reject", "truncate", "split")
 WARMUPS = ("bucket", "cut")
 
 
 class BatchPlanner:
-    """Batches of items of similar length under a hard budget of tokens, padding included.
+    """Groups items of similar length into batches under a hard budget of tokens, padding included.
 
-    Items are taken longest first and cut into as few batches as the budget allows; where that leaves room, cuts are
-    moved to where they save padding. Packed batches have no padding: whole items fill the budget, one after another.
+    Items are sorted, longest first, and divided into as few batches as the budget allows. Where the budget leaves
+    room, batch boundaries are moved to save padding. Packed batches have no padding: whole items fill the budget, one
+    after another.
 
     Args:
-        max_tokens: rows times padded length of a batch, at most; of a packed batch, tokens.
-        batch_size: rows of a batch, at most. Without `max_tokens` all batches of a window but one have as many.
-        multiple_of: lengths are padded to a multiple of this. Items of no tokens take that much room, too.
-        max_length: no sequence is longer. An int, or a `SequenceLengthScheduler`, whose curve the present length then
-            follows, as `warmup` says. What was handed out is counted (steps, tokens or items); the scheduler's own
-            progress is not looked at, since loaders work ahead of training. By default what the budget can hold, or
-            any length without one.
-        too_long: what becomes of items longer than `max_length` (a scheduler's max_seq_length) or than the budget:
-            "reject" raises, "truncate" keeps the first tokens, "split" makes them several sequences.
-        warmup: with a scheduler, what becomes of items longer than the present length. "bucket" keeps them for later in
-            the epoch: short sequences first, as in Dataset Decomposition (arXiv 2405.13226); where nothing short is
-            left of it, the next longer ones come. "cut" truncates them, or splits them if `too_long` is "split".
-            Tokens in a step stay the same under `max_tokens`, rows under `batch_size`. Default "bucket".
-        packed: plan for `PackedCollator`.
+        max_tokens: maximum of rows times padded length of a batch; for packed batches, maximum number of tokens.
+        batch_size: maximum number of rows of a batch. Without `max_tokens`, all batches of a window but one have
+            exactly this many rows.
+        multiple_of: lengths are padded to a multiple of this. Items without tokens are padded to it as well.
+        max_length: maximum length of a sequence: an int, or a `SequenceLengthScheduler`, whose current length is then
+            followed as `warmup` says. The served steps, tokens or items are counted; the scheduler's own progress is
+            ignored, because loaders run ahead of training. Default: the longest sequence that fits the budget, or
+            unlimited without a budget.
+        too_long: what happens to items longer than `max_length` (a scheduler's max_seq_length) or than the budget:
+            "reject" raises, "truncate" keeps the first tokens, "split" divides them into several sequences.
+        warmup: with a scheduler, what happens to items longer than the current length. "bucket" serves them later in
+            the epoch: short sequences first, as in Dataset Decomposition (arXiv 2405.13226). Once no short item is
+            left in the epoch, the next longer ones are served. "cut" truncates them, or splits them if `too_long` is
+            "split". The number of tokens in a step is constant with `max_tokens`, the number of rows with
+            `batch_size`. Default: "bucket".
+        packed: plan batches for `PackedCollator`.
 
     Raises:
-        TypeError, ValueError: an argument does not fit; the message names it.
+        TypeError: an argument has the wrong type.
+        ValueError: an argument has an invalid value; the message names the argument.
     """
 
     def __init__(
@@ -76,12 +79,12 @@ class BatchPlanner:
         self.too_long = too_long
         self.warmup = warmup or "bucket"
         self.packed = packed
-        #: No sequence is ever longer than this; None: no bound.
+        #: Maximum length of any sequence; None: unlimited.
         self.longest = self._longest(max_length)
 
     @property
     def by_bucket(self) -> bool:
-        """Whether items longer than the present length are kept for later."""
+        """Whether items longer than the current length are served later."""
         return self.scheduler is not None and self.warmup == "bucket"
 
     @property
@@ -95,73 +98,72 @@ class BatchPlanner:
         *,
         max_length: int | None = None,
         seeds: Sequence[int] | None = None,
-        first: int = 0,
     ) -> Plan:
-        """Batches of all items, those with the longest ones first, or in the random order that `seeds` names.
+        """Plan the batches of all items, longest items first, or in the random order given by `seeds`.
 
         Args:
             lengths: (items,) ints, tokens, at least 0.
-            max_length: the present length, at least 1; longer items are cut to it.
-            seeds: ints of at least 0.
-            first: what errors call item 0.
+            max_length: the current length, at least 1; longer items are cut to it.
+            seeds: ints, at least 0.
 
         Raises:
-            TypeError, ValueError: no lengths, or an item is too long and `too_long` is "reject".
+            TypeError: an argument has the wrong type.
+            ValueError: an argument has an invalid value, or an item is too long and `too_long` is "reject".
         """
         lengths = as_lengths(lengths)
         if seeds is not None:
             _check_seeds(seeds)
-        self.check(lengths, first)
+        self.check(lengths)
         pieces, starts, lengths = self._pieces(lengths, max_length)
-        order, cuts = self._pack(lengths) if self.packed else self._pad(lengths)
+        order, boundaries = pack(lengths, self._budget) if self.packed else self._pad(lengths)
         items = order if pieces is None else pieces[order]
         starts = starts if pieces is None else starts[order]
         lengths = lengths[order]
-        begins, ends = cuts[:-1], cuts[1:]
+        begins, ends = boundaries[:-1], boundaries[1:]
         plan = Plan(items, starts, lengths, begins, ends, self._padded_tokens(lengths, begins, ends))
         if seeds is None:
             return plan
-        # Seed sequences are made to stay the same, so a state outlives an upgrade of NumPy.
+        # NumPy keeps seed sequences stable across versions, so a state stays valid after an upgrade of NumPy.
         return plan.in_order(np.argsort(np.random.SeedSequence(seeds).generate_state(len(plan), np.uint64)))
 
     def num_batches(self, lengths: IntArray, max_length: int | None = None) -> int:
-        """How many batches `plan` makes, for less work."""
+        """Number of batches of `plan`, computed with less work."""
         _, _, lengths = self._pieces(lengths, max_length)
         if self.packed:
-            return len(pack(lengths, self._budget).cuts) - 1
-        return len(greedy_cuts(-np.sort(-self.widths(lengths)), self.max_tokens, self.batch_size)) - 1
+            return len(pack(lengths, self._budget).boundaries) - 1
+        return len(greedy_boundaries(-np.sort(-self.widths(lengths)), self.max_tokens, self.batch_size)) - 1
 
     def tokens(self, lengths: IntArray, max_length: int | None = None) -> IntArray:
-        """(items,) int64: what is left of each item once it is cut."""
+        """(items,) int64: number of tokens of each item that are served, after truncation."""
         bound = self._bound(max_length)
         return lengths if bound is None or self.too_long == "split" else np.minimum(lengths, bound)
 
     def widths(self, lengths: IntArray) -> IntArray:
-        """(items,) int64: lengths rounded up to `multiple_of`, at least one of it."""
+        """(items,) int64: lengths rounded up to a positive multiple of `multiple_of`."""
         multiple = self.multiple_of
         return np.maximum(lengths if multiple == 1 else -(-lengths // multiple) * multiple, multiple)
 
-    def check(self, lengths: IntArray, first: int = 0) -> None:
-        """Raise if an item is too long; `first` is what the error calls item 0."""
+    def check(self, lengths: IntArray, first_item: int = 0) -> None:
+        """Raise ValueError if an item is too long. The error counts items from `first_item`."""
         if self.too_long != "reject" or self.longest is None:
             return
         if int(lengths.max(initial=0)) > self.longest:
             item = int((lengths > self.longest).argmax())
             raise ValueError(
-                f"item {first + item} has {lengths[item]} tokens, more than {self._reason()}; "
+                f"item {first_item + item} has {lengths[item]} tokens, more than {self._reason()}; "
                 "too_long='truncate' or 'split' takes such items"
             )
 
     def configuration(self) -> dict[str, Any]:
-        """JSON-able: what decides the batches."""
-        settings = self.scheduler
+        """The settings that determine the batches, JSON-able."""
+        scheduler = self.scheduler
         return {
             "max_tokens": self.max_tokens,
             "batch_size": self.batch_size,
             "multiple_of": self.multiple_of,
-            "max_length": self.longest if settings is None else {**settings.state_dict(), "progress": 0},
+            "max_length": self.longest if scheduler is None else {**scheduler.state_dict(), "progress": 0},
             "too_long": self.too_long,
-            "warmup": self.warmup if settings is not None else None,
+            "warmup": None if scheduler is None else self.warmup,
             "packed": self.packed,
         }
 
@@ -185,7 +187,7 @@ class BatchPlanner:
         return max_length
 
     def _bound(self, max_length: int | None) -> int | None:
-        """Tokens of a sequence, at most."""
+        """Maximum length of a sequence; None: unlimited."""
         if max_length is not None:
             check_int("max_length", max_length, minimum=1)
         return min((bound for bound in (max_length, self.longest) if bound is not None), default=None)
@@ -196,34 +198,30 @@ class BatchPlanner:
         return f"max_length {self.longest}"
 
     def _pieces(self, lengths: IntArray, max_length: int | None) -> tuple[IntArray | None, IntArray, IntArray]:
-        """Items, starts and lengths of what the items are cut to; items None: each is one piece."""
-        whole = np.zeros(len(lengths), dtype=np.int64)
+        """Items, starts and lengths of the pieces. The items are None if each item is one piece."""
+        zeros = np.zeros(len(lengths), dtype=np.int64)
         bound = self._bound(max_length)
         if bound is None or int(lengths.max(initial=0)) <= bound:
-            return None, whole, lengths
+            return None, zeros, lengths
         if self.too_long != "split":
-            return None, whole, np.minimum(lengths, bound)
+            return None, zeros, np.minimum(lengths, bound)
         counts = np.maximum(-(-lengths // bound), 1)
         items = np.repeat(np.arange(len(lengths)), counts)
         starts = (np.arange(len(items)) - np.repeat(np.cumsum(counts) - counts, counts)) * bound
         return items, starts, np.minimum(lengths[items] - starts, bound)
 
     def _pad(self, lengths: IntArray) -> tuple[IntArray, IntArray]:
-        """The pieces in the order of their batches, and the cuts between these. Equal widths keep their order."""
+        """The pieces in the order of their batches, and the batch boundaries. Equal widths keep their order."""
         widths = self.widths(lengths)
         shorter = widths.max(initial=0) - widths
         if shorter.max(initial=0) < 2**16:
-            shorter = shorter.astype(np.uint16)  # NumPy sorts these by radix
+            shorter = shorter.astype(np.uint16)  # NumPy sorts uint16 with radix sort
         order = np.argsort(shorter, kind="stable")
         widths = widths[order]
-        cuts = greedy_cuts(widths, self.max_tokens, self.batch_size)
+        boundaries = greedy_boundaries(widths, self.max_tokens, self.batch_size)
         if self.max_tokens is not None:
-            cuts = least_padding(widths, cuts, self.max_tokens, self.batch_size)
-        return order, np.asarray(cuts, dtype=np.int64)
-
-    def _pack(self, lengths: IntArray) -> tuple[IntArray, IntArray]:
-        packs = pack(lengths, self._budget)
-        return packs.order, packs.cuts
+            boundaries = reduce_padding(widths, boundaries, self.max_tokens, self.batch_size)
+        return order, np.asarray(boundaries, dtype=np.int64)
 
     def _padded_tokens(self, lengths: IntArray, begins: IntArray, ends: IntArray) -> IntArray:
         if self.packed:
