@@ -1,4 +1,4 @@
-"""The command: its options, its exit codes, and what it says when something is wrong."""
+"""The command `demo`: trains a small GPT with and without sequence-length warmup, and compares the two runs."""
 
 from __future__ import annotations
 
@@ -7,48 +7,34 @@ import shlex
 import sys
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:  # the rest is imported where it is used, so that --help and info stay quick
+if TYPE_CHECKING:  # the functions import the demo, so that --help and info are quick
     from ..demo.report_folder import ReportFolder
     from ..demo.settings import Settings
     from ..demo.text import Corpus
 
-#: --resume without a folder.
+#: The value of --resume without a folder.
 NEWEST = ""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of the demo. None stands for: not given."""
-    parser.add_argument("--device", help="cpu, cuda or cuda:INDEX; default: a GPU where there is one")
-    parser.add_argument(
-        "--steps", type=int, metavar="N", help="the token budget of each run, in steps at the full length"
-    )
-    parser.add_argument("--seq-length", type=int, metavar="TOKENS", help="the full sequence length")
-    parser.add_argument("--seed", type=int, metavar="N", help="of the weights and the batches; default 0")
-    parser.add_argument(
-        "--text",
-        nargs="+",
-        metavar="FILE",
-        help="UTF-8 text files, or folders of them, to train on; default: Python's standard library",
-    )
-    parser.add_argument("--report", metavar="DIR", help="a new folder for the results; default reports/demo-DATE-TIME")
-    parser.add_argument(
-        "--packing",
-        action="store_true",
-        default=None,
-        help="train on paragraphs packed without padding, in place of windows of the text",
-    )
-    parser.add_argument("--quick", action="store_true", default=None, help="a short run, in under a minute")
-    parser.add_argument(
-        "--resume",
-        nargs="?",
-        const=NEWEST,
-        metavar="DIR",
-        help="continue a run that was stopped; without DIR the newest one in reports/",
-    )
+    """Adds the options of the demo. An option that is not given is None."""
+    add = parser.add_argument
+    add("--device", help="cpu, cuda or cuda:INDEX; default: cuda if there is a GPU")
+    add("--steps", type=int, metavar="N", help="token budget of each run, in steps at the full length")
+    add("--seq-length", type=int, metavar="TOKENS", help="full sequence length")
+    add("--seed", type=int, metavar="N", help="seed of the weights and the batches; default 0")
+    text_help = "UTF-8 text files, or folders of them, to train on; default: Python's standard library"
+    add("--text", nargs="+", metavar="FILE", help=text_help)
+    add("--report", metavar="DIR", help="new folder for the results; default reports/demo-DATE-TIME")
+    packing_help = "train on paragraphs packed without padding, instead of windows of the text"
+    add("--packing", action="store_true", default=None, help=packing_help)
+    add("--quick", action="store_true", default=None, help="short run of less than a minute")
+    resume_help = "continue a run that was stopped; without DIR, the newest one in reports/"
+    add("--resume", nargs="?", const=NEWEST, metavar="DIR", help=resume_help)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Train, compare, report. Returns 0, 2 after an error of the user's, 130 after Ctrl-C."""
+    """Trains, compares and writes the report. Returns 0, 2 after a user error, or 130 after Ctrl-C."""
     try:
         folder, settings, corpus = _prepare(arguments)
     except (ValueError, TypeError, OSError, ImportError) as error:
@@ -59,7 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
         resume = f"python -m seqwarm_kernels demo --resume {shlex.quote(str(folder.path))}"
         print(f"\nStopped. To continue: {resume}", file=sys.stderr)
         return 130
-    except OSError as error:  # the disk is full, the folder is gone
+    except OSError as error:  # for example a full disk
         return _fail(error)
 
 
@@ -69,7 +55,7 @@ def _fail(error: Exception) -> int:
 
 
 def _prepare(arguments: argparse.Namespace) -> tuple[ReportFolder, Settings, Corpus]:
-    """Everything that can be wrong is found here, before any training."""
+    """Checks the options and reads the text, so that user errors are found before training."""
     from ..demo.report_folder import ReportFolder
     from ..demo.settings import GivenOptions
     from ..demo.text import read_corpus
@@ -90,8 +76,8 @@ def _prepare(arguments: argparse.Namespace) -> tuple[ReportFolder, Settings, Cor
 
 
 def _train_and_report(folder: ReportFolder, settings: Settings, corpus: Corpus) -> int:
-    from ..demo.experiment import run_both
     from ..demo.report import write_report
+    from ..demo.training import run_both
 
     print(f"{settings.describe()}\n{corpus.describe()}\nReport folder: {folder.path}\n")
     records = run_both(folder, settings, corpus)

@@ -1,4 +1,4 @@
-"""The command `tune`: a schedule for the demo's small GPT on the user's text, or for a training of the user's own."""
+"""The command `tune`: finds a schedule for the demo's small GPT, or for the user's own training."""
 
 from __future__ import annotations
 
@@ -15,69 +15,60 @@ from typing import TYPE_CHECKING, Any
 
 from ..schedule.scheduler import UNITS, linear, root
 
-if TYPE_CHECKING:  # the rest is imported where it is used, so that --help and info stay quick
+if TYPE_CHECKING:  # the functions import the rest, so that --help and info are quick
     from ..tuning import NoStableSchedule, TunedSchedule
 
-#: Options that only the demo's GPT has, and those that only a training of the user's own has.
-_OF_THE_DEMO = ("text", "steps", "learning_rate", "batch_size", "layers", "width", "device", "validations")
-_OF_THE_USER = ("learning_rate_warmup", "unit")
+#: Options that only the demo's GPT has, and options that only the user's own training has.
+_DEMO_OPTIONS = ("text", "steps", "learning_rate", "batch_size", "layers", "width", "device", "validations")
+_OWN_OPTIONS = ("learning_rate_warmup", "unit")
 
-#: Validations in a trial of the demo's GPT after the first, which comes before any training.
+#: Validations in a trial of the demo's GPT, without the first one, which comes before any training.
 _VALIDATIONS = 12
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of the command. None stands for: not given."""
-    what = parser.add_argument_group("what is trained")
-    what.add_argument(
-        "--text",
-        nargs="+",
-        metavar="FILE",
-        help="UTF-8 text files, or folders of them, for the demo's small GPT; default: Python's standard library",
-    )
-    what.add_argument(
-        "--trial",
-        metavar="MODULE:FUNCTION",
-        help="a training of your own: the argument run_trial of seqwarm_kernels.diagnostics.tune_schedule",
-    )
-    what.add_argument("--seq-length", type=int, metavar="TOKENS", help="the full sequence length")
-    what.add_argument("--seed", type=int, default=0, metavar="N", help="default 0")
+    """Adds the options of the command. An option that is not given is None, or its default."""
+    add = parser.add_argument_group("what is trained").add_argument
+    text_help = "UTF-8 text files, or folders of them, for the demo's small GPT; default: Python's standard library"
+    add("--text", nargs="+", metavar="FILE", help=text_help)
+    trial_help = "your own training: the argument run_trial of seqwarm_kernels.diagnostics.tune_schedule"
+    add("--trial", metavar="MODULE:FUNCTION", help=trial_help)
+    add("--seq-length", type=int, metavar="TOKENS", help="full sequence length")
+    add("--seed", type=int, default=0, metavar="N", help="default 0")
 
-    demo = parser.add_argument_group("the demo's GPT")
-    demo.add_argument("--steps", type=int, metavar="N", help="the token budget of a whole run, in steps at full length")
-    demo.add_argument("--learning-rate", type=float, metavar="RATE", help="its peak, reached after 5%% of the tokens")
-    demo.add_argument("--batch-size", type=int, metavar="ROWS")
-    demo.add_argument("--layers", type=int, metavar="N")
-    demo.add_argument("--width", type=int, metavar="N")
-    demo.add_argument("--device", help="cpu, cuda or cuda:INDEX; default: a GPU where there is one")
-    demo.add_argument("--validations", type=int, metavar="N", help=f"in a trial; default {_VALIDATIONS}")
+    add = parser.add_argument_group("the demo's GPT").add_argument
+    add("--steps", type=int, metavar="N", help="token budget of a whole run, in steps at the full length")
+    add("--learning-rate", type=float, metavar="RATE", help="peak learning rate, reached after 5%% of the tokens")
+    add("--batch-size", type=int, metavar="ROWS")
+    add("--layers", type=int, metavar="N")
+    add("--width", type=int, metavar="N")
+    add("--device", help="cpu, cuda or cuda:INDEX; default: cuda if there is a GPU")
+    add("--validations", type=int, metavar="N", help=f"validations in a trial; default {_VALIDATIONS}")
 
-    own = parser.add_argument_group("your own training")
-    own.add_argument("--learning-rate-warmup", type=int, metavar="UNITS", help="of the learning rate; needed")
-    own.add_argument("--unit", choices=UNITS, help="of durations and of the learning rate's warmup; default step")
+    add = parser.add_argument_group("your own training").add_argument
+    add("--learning-rate-warmup", type=int, metavar="UNITS", help="warmup of the learning rate; required")
+    add("--unit", choices=UNITS, help="unit of durations and of the learning rate's warmup; default step")
 
-    search = parser.add_argument_group("the search")
-    search.add_argument("--min-seq-lengths", type=int, nargs="+", metavar="TOKENS", help="default 8 16 32 64 128")
-    search.add_argument("--durations", type=int, nargs="+", metavar="UNITS", help="default: see docs/tuning.md")
-    search.add_argument("--step-size", type=int, default=8, help="lengths grow in multiples of this; default 8")
-    search.add_argument("--root", type=float, metavar="DEGREE", help="pacing root(DEGREE); default: linear")
-    search.add_argument(
-        "--multiples", type=float, default=3.0, help="a trial in multiples of the learning rate's warmup; default 3"
-    )
-    search.add_argument(
-        "--max-rise", type=float, default=1.3, help="of perplexity over the best before, to be stable; default 1.3"
-    )
-    search.add_argument("--folder", type=Path, metavar="DIR", help="for the trials' records; goes on where one stopped")
-    search.add_argument("--figure", type=Path, metavar="PNG", help="draw the trials here")
-    search.add_argument("--json", action="store_true", help="print a JSON object")
+    add = parser.add_argument_group("the search").add_argument
+    add("--min-seq-lengths", type=int, nargs="+", metavar="TOKENS", help="default 8 16 32 64 128")
+    add("--durations", type=int, nargs="+", metavar="UNITS", help="default: see docs/tuning.md")
+    add("--step-size", type=int, default=8, help="lengths grow in multiples of this number; default 8")
+    add("--root", type=float, metavar="DEGREE", help="pacing root(DEGREE); default: linear")
+    multiples_help = "length of a trial, in multiples of the learning rate's warmup; default 3"
+    add("--multiples", type=float, default=3.0, help=multiples_help)
+    max_rise_help = "largest ratio of a perplexity to the best one before it in a stable trial; default 1.3"
+    add("--max-rise", type=float, default=1.3, help=max_rise_help)
+    add("--folder", type=Path, metavar="DIR", help="folder of the trials' records; continues a search that was stopped")
+    add("--figure", type=Path, metavar="PNG", help="file for a figure of the trials")
+    add("--json", action="store_true", help="print a JSON object")
 
 
 class _TrainingFailed(Exception):
-    """Its cause was raised in what is trained, not by an argument: it keeps its traceback."""
+    """Raised from an error in the user's training, whose traceback is printed."""
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Search and print. Returns 0, 1 if no schedule was stable, 2 after an error of the user's, 130 after Ctrl-C."""
+    """Searches and prints. Returns 0, 1 if no schedule was stable, 2 after a user error, or 130 after Ctrl-C."""
     try:
         return _search(arguments)
     except _TrainingFailed as failed:
@@ -87,8 +78,8 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"seqwarm_kernels tune: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        way = "With --folder a search can go on." if arguments.folder is None else "The same command goes on from here."
-        print(f"\nStopped. {way}", file=sys.stderr)
+        hint = "With --folder, a search can continue." if arguments.folder is None else "The same command continues it."
+        print(f"\nStopped. {hint}", file=sys.stderr)
         return 130
 
 
@@ -97,12 +88,12 @@ def _search(arguments: argparse.Namespace) -> int:
 
     if arguments.figure is not None:
         _check_figure(arguments.figure, arguments.folder)
-    options = _options_of_the_user(arguments) if arguments.trial else _options_of_the_demo(arguments)
+    options = _own_options(arguments) if arguments.trial else _demo_options(arguments)
     if arguments.min_seq_lengths is not None:
         options["min_seq_lengths"] = arguments.min_seq_lengths
     try:
         found = tune_schedule(
-            _told_apart(options.pop("run_trial")),
+            _wrap_training_errors(options.pop("run_trial")),
             multiples=arguments.multiples,
             max_rise=arguments.max_rise,
             step_size=arguments.step_size,
@@ -111,15 +102,15 @@ def _search(arguments: argparse.Namespace) -> int:
             folder=arguments.folder,
             **options,
         )
-    except NoStableSchedule as nothing:
-        _show(nothing, arguments)
+    except NoStableSchedule as not_found:
+        _show(not_found, arguments)
         return 1
     _show(found, arguments)
     return 0
 
 
 def _check_figure(path: Path, folder: Path | None) -> None:
-    """Before the search, which may take hours. The records' folder is made by then."""
+    """Checks --figure before the search, which may take hours and makes the folder of the records."""
     from ..utils.checks import check_matplotlib
 
     check_matplotlib()
@@ -128,26 +119,26 @@ def _check_figure(path: Path, folder: Path | None) -> None:
     if folder is not None and path.parent.resolve() == folder.resolve():
         return
     if not (path.parent.is_dir() and os.access(path.parent, os.W_OK)):
-        raise ValueError(f"--figure must lie in a folder that is there and may be written to, got {path}")
+        raise ValueError(f"--figure must be in an existing folder with write permission, got {path}")
 
 
-def _told_apart(run_trial: Callable[..., Any]) -> Callable[..., Any]:
-    """Does the same, but what it raises is told apart from what tune_schedule says of the arguments."""
+def _wrap_training_errors(run_trial: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps `run_trial` so that its errors differ from the errors of tune_schedule about arguments."""
 
-    def watched(validations: Iterable[Any]) -> Iterator[Any]:
-        with _training():
+    def iterate(validations: Iterable[Any]) -> Iterator[Any]:
+        with _training_errors():
             yield from validations
 
-    def run_it(*arguments: Any) -> Any:
-        with _training():
+    def wrapped(*arguments: Any) -> Any:
+        with _training_errors():
             validations = run_trial(*arguments)
-        return watched(validations) if isinstance(validations, Iterable) else validations
+        return iterate(validations) if isinstance(validations, Iterable) else validations
 
-    return run_it
+    return wrapped
 
 
 @contextmanager
-def _training() -> Iterator[None]:
+def _training_errors() -> Iterator[None]:
     try:
         yield
     except Exception as error:
@@ -167,13 +158,13 @@ def _show(found: TunedSchedule | NoStableSchedule, arguments: argparse.Namespace
         found.figure(arguments.figure)
 
 
-def _options_of_the_user(arguments: argparse.Namespace) -> dict[str, Any]:
-    _refuse(arguments, _OF_THE_DEMO, "belongs to the demo's GPT, not to --trial")
+def _own_options(arguments: argparse.Namespace) -> dict[str, Any]:
+    _refuse(arguments, _DEMO_OPTIONS, "belongs to the demo's GPT, not to --trial")
     for name in ("seq_length", "learning_rate_warmup"):
         if getattr(arguments, name) is None:
-            raise ValueError(f"--trial needs {_option(name)}")
+            raise ValueError(f"--trial needs {_flag(name)}")
     return {
-        "run_trial": _load(arguments.trial),
+        "run_trial": _load_function(arguments.trial),
         "max_seq_length": arguments.seq_length,
         "learning_rate_warmup": arguments.learning_rate_warmup,
         "unit": arguments.unit or "step",
@@ -182,8 +173,8 @@ def _options_of_the_user(arguments: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def _load(name: str) -> Any:
-    """The function MODULE:FUNCTION, looked for in the folder of now as well, as `python -m` does."""
+def _load_function(name: str) -> Any:
+    """Returns the function MODULE:FUNCTION. Modules are also found in the working directory, as with `python -m`."""
     module, _, function = name.partition(":")
     if not module or not function or module.startswith("."):
         raise ValueError(f"--trial must be MODULE:FUNCTION, got {name}")
@@ -191,12 +182,12 @@ def _load(name: str) -> Any:
         sys.path.insert(0, os.getcwd())
     found = getattr(_import(module), function, None)
     if not callable(found):
-        raise ValueError(f"--trial must name a function, got {name}: {module} has none of that name")
+        raise ValueError(f"--trial must name a function, got {name}: {module} does not have this function")
     return found
 
 
 def _import(module: str) -> Any:
-    """A module that is not there is an error of the option; what one raises itself keeps its traceback."""
+    """Imports a module. A missing module is a user error; other errors of the import keep their traceback."""
     try:
         return importlib.import_module(module)
     except Exception as error:
@@ -205,7 +196,7 @@ def _import(module: str) -> Any:
         raise _TrainingFailed from error
 
 
-def _options_of_the_demo(arguments: argparse.Namespace) -> dict[str, Any]:
+def _demo_options(arguments: argparse.Namespace) -> dict[str, Any]:
     from ..demo.text import read_corpus
     from ..demo.tuning_trial import (
         DemoTrial,
@@ -216,7 +207,11 @@ def _options_of_the_demo(arguments: argparse.Namespace) -> dict[str, Any]:
         settings_to_compare,
     )
 
-    _refuse(arguments, _OF_THE_USER, "belongs to --trial; the demo's GPT counts tokens, and warms up for 5% of them")
+    _refuse(
+        arguments,
+        _OWN_OPTIONS,
+        "belongs to --trial; the demo's GPT counts tokens, and its learning rate warms up for 5% of them",
+    )
     names = ("device", "steps", "seq_length", "seed", "text", "learning_rate", "batch_size", "layers", "width")
     settings = demo_settings(**{name: getattr(arguments, name) for name in names})
     check_trial_within_run(settings, arguments.multiples)
@@ -236,8 +231,8 @@ def _options_of_the_demo(arguments: argparse.Namespace) -> dict[str, Any]:
 def _refuse(arguments: argparse.Namespace, names: tuple[str, ...], why: str) -> None:
     for name in names:
         if getattr(arguments, name) is not None:
-            raise ValueError(f"{_option(name)} {why}")
+            raise ValueError(f"{_flag(name)} {why}")
 
 
-def _option(name: str) -> str:
+def _flag(name: str) -> str:
     return "--" + name.replace("_", "-")

@@ -12,17 +12,17 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-#: Blue and orange of Okabe and Ito, told apart with any colour vision; the markers differ, too.
+#: Blue and orange of Okabe and Ito, distinct for any colour vision. The markers differ, too.
 COLOURS = {BASELINE: "#0072B2", WARMUP: "#D55E00"}
 MARKERS = {BASELINE: "o", WARMUP: "s"}
 LABELS = {BASELINE: "full length throughout", WARMUP: "sequence-length warmup"}
 
-#: The losses of interest lie at the end; the first steps would squeeze them into the last tenth of the axis.
+#: The losses of interest are at the end. The first steps would squeeze them into the last tenth of the axis.
 FIRST_SHOWN_SHARE = 0.1
 
 
 def loss_figure(comparison: Comparison) -> bytes:
-    """Validation loss at the full length, against seconds and against tokens."""
+    """Draws the validation loss at the full length against seconds and against tokens."""
     figure = _figure(width=10)
     by_seconds, by_tokens = figure.subplots(1, 2, sharey=True)
     _draw_losses(by_seconds, comparison, lambda point: point.seconds, "s")
@@ -66,7 +66,7 @@ def _mark_crossing(axes: Axes, comparison: Comparison, x: Callable[[Record | Cro
     axes.annotate(
         f"{x(crossing):.3g} {unit}",
         (x(crossing), comparison.target),
-        xytext=(-6, -16),  # both curves fall, so below and to the left is free
+        xytext=(-6, -16),  # both curves fall, so the space below and to the left is empty
         horizontalalignment="right",
         textcoords="offset points",
         fontweight="bold",
@@ -74,7 +74,12 @@ def _mark_crossing(axes: Axes, comparison: Comparison, x: Callable[[Record | Cro
 
 
 def length_figure(comparison: Comparison, lengths: list[tuple[float, int]]) -> bytes:
-    """The schedule (tokens, length) of the warmup run against tokens, and what that means in steps."""
+    """Draws the sequence length and the optimizer steps of both runs against tokens.
+
+    Args:
+        comparison: both runs.
+        lengths: the warmup run's schedule, as (tokens, length).
+    """
     figure = _figure(width=10)
     by_tokens, steps = figure.subplots(1, 2)
     end = comparison.baseline[-1]
@@ -109,7 +114,7 @@ def length_figure(comparison: Comparison, lengths: list[tuple[float, int]]) -> b
 
 
 def _figure(width: float) -> Figure:
-    from matplotlib.figure import Figure  # without pyplot: it needs no display
+    from matplotlib.figure import Figure  # without pyplot, so that it needs no display
 
     return Figure(figsize=(width, 4), dpi=150, layout="constrained")
 

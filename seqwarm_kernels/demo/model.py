@@ -1,4 +1,4 @@
-"""A small decoder-only GPT. Its only sense of position is ALiBi."""
+"""A small decoder-only GPT. ALiBi is its only source of positions."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ VOCABULARY = 256
 
 
 class GPT(nn.Module):
-    """Pre-norm blocks, no position embedding, input and output embedding tied.
+    """Pre-norm blocks without position embeddings, and with tied input and output embeddings.
 
     input_ids (B, S) int64 -> logits (B, S, 256)
 
-    With `cu_seqlens` (sequences + 1,) int32 the one row of `input_ids` holds several sequences, one after another.
+    With `cu_seqlens` (sequences + 1,) int32, `input_ids` has one row, which holds several sequences one after another.
     """
 
     def __init__(self, layers: int, heads: int, width: int) -> None:
@@ -30,7 +30,7 @@ class GPT(nn.Module):
         self.norm = nn.LayerNorm(width)
         self.apply(_initialise)
         for name, weight in self.named_parameters():
-            if name.endswith("project.weight"):  # as in GPT-2: the sum over all layers keeps its scale
+            if name.endswith("project.weight"):  # as in GPT-2: keeps the scale of the sum over all layers
                 nn.init.normal_(weight, std=0.02 / math.sqrt(2 * layers))
 
     def forward(self, input_ids: Tensor, cu_seqlens: Tensor | None = None) -> Tensor:
@@ -70,7 +70,7 @@ class Attention(nn.Module):
             attended = alibi_attention(query, key, value, self.slopes).transpose(1, 2)
         else:
             query, key, value = heads[0].unbind(1)  # (T, H, D)
-            longest = hidden.shape[1]  # at least: asking for it would wait for the device
+            longest = hidden.shape[1]  # an upper bound: the exact length would wait for the device
             attended = alibi_attention_varlen(query, key, value, cu_seqlens, cu_seqlens, longest, longest, self.slopes)[
                 None
             ]
@@ -93,11 +93,11 @@ def _initialise(module: nn.Module) -> None:
 
 
 def next_byte_loss(logits: Tensor, batch: dict[str, Tensor]) -> Tensor:
-    """Mean cross-entropy in nats for each byte; labels of −100 do not count."""
+    """Returns the mean cross-entropy in nats per byte. Labels of −100 are ignored."""
     return F.cross_entropy(logits.flatten(0, 1).float(), batch["labels"].flatten())
 
 
 def build_model(layers: int, heads: int, width: int, seed: int, device: str) -> GPT:
-    """The same initial weights for the same seed, whatever was drawn before."""
+    """Makes a GPT whose initial weights depend only on the seed."""
     torch.manual_seed(seed)
     return GPT(layers, heads, width).to(device)

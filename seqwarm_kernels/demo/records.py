@@ -1,4 +1,4 @@
-"""What was measured at each evaluation, and what a comparison of the two runs says."""
+"""Measurements of each evaluation, and the comparison of the two runs."""
 
 from __future__ import annotations
 
@@ -10,48 +10,48 @@ BASELINE = "baseline"
 WARMUP = "warmup"
 RUNS = (BASELINE, WARMUP)
 
-#: Above this ratio of speeds at the same length, the machine was doing something else during one of the runs.
+#: Above this ratio of speeds at the same length, the machine was busy with something else during one of the runs.
 SPEED_TOLERANCE = 1.1
 
 
 @dataclass(frozen=True)
 class Record:
-    """One evaluation of one run. Seconds count training only. Losses are nats for each byte."""
+    """One evaluation of one run. Seconds are those of training only. Losses are in nats per byte."""
 
     run: str
     step: int
     tokens: int
     seconds: float
-    seq_length: int  #: of the last training step, the next one's before the first
-    learning_rate: float  #: of the last training step, 0 before the first
-    train_loss: float | None  #: mean since the evaluation before, at the lengths trained on
+    seq_length: int  #: of the last training step; before the first step, that of the first step
+    learning_rate: float  #: of the last training step; 0 before the first step
+    train_loss: float | None  #: mean since the previous evaluation, at the lengths trained on
     validation_loss: float  #: at the full length
 
 
 @dataclass(frozen=True)
 class Crossing:
-    """Where a run first reached a loss."""
+    """The time and the tokens at which a run first reached a loss."""
 
     seconds: float
     tokens: float
 
 
 def first_reaches(records: Sequence[Record], loss: float) -> Crossing | None:
-    """On straight lines between evaluations; None if the loss stays above."""
+    """Returns the first crossing of `loss`, linearly interpolated between evaluations, or None without a crossing."""
     if records[0].validation_loss <= loss:
         return Crossing(records[0].seconds, records[0].tokens)
     for before, after in pairwise(records):
         if after.validation_loss <= loss:
-            way = (before.validation_loss - loss) / (before.validation_loss - after.validation_loss)
+            share = (before.validation_loss - loss) / (before.validation_loss - after.validation_loss)
             return Crossing(
-                seconds=before.seconds + way * (after.seconds - before.seconds),
-                tokens=before.tokens + way * (after.tokens - before.tokens),
+                seconds=before.seconds + share * (after.seconds - before.seconds),
+                tokens=before.tokens + share * (after.tokens - before.tokens),
             )
     return None
 
 
 def full_length_speed(records: Sequence[Record]) -> float | None:
-    """Tokens a second while training at the full length; None if no two evaluations enclose only that."""
+    """Returns tokens per second at the full length, or None if no two evaluations enclose only full-length steps."""
     full_length = records[-1].seq_length
     pairs = [(a, b) for a, b in pairwise(records) if a.seq_length == b.seq_length == full_length]
     seconds = sum(after.seconds - before.seconds for before, after in pairs)
@@ -76,9 +76,9 @@ class Comparison:
 
     @property
     def baseline_crossing(self) -> Crossing:
-        """At its end, or before it where its loss rose again: both runs are judged by the same rule."""
+        """The crossing of the baseline itself, before its end if its loss rose again: the same rule for both runs."""
         crossing = first_reaches(self.baseline, self.target)
-        assert crossing is not None  # its last record is at the target
+        assert crossing is not None  # the last record is at the target
         return crossing
 
     @property
@@ -86,7 +86,7 @@ class Comparison:
         return first_reaches(self.warmup, self.target)
 
     def speed_warning(self) -> str | None:
-        """Both runs do the same work at the full length: if one did it faster, its seconds say little."""
+        """Returns a warning if one run was faster at the full length, where both runs do the same work."""
         speeds = full_length_speed(self.baseline), full_length_speed(self.warmup)
         if None in speeds or max(speeds) <= SPEED_TOLERANCE * min(speeds):  # type: ignore[type-var, operator]
             return None
@@ -97,7 +97,7 @@ class Comparison:
         )
 
     def headline(self) -> str:
-        """The result in a sentence; no ratio of seconds where they cannot be compared."""
+        """Returns the result in a sentence, without a ratio of seconds if they cannot be compared."""
         ours, theirs = self.warmup_crossing, self.baseline_crossing
         if ours is None:
             last = self.warmup[-1]

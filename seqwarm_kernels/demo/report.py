@@ -1,4 +1,4 @@
-"""The report: two figures and a page that a person reads."""
+"""The report: two figures and a page in Markdown."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LENGTH_FIGURE = "sequence_length.png"
 
 
 def write_report(folder: ReportFolder, settings: Settings, corpus: Corpus, records: list[Record]) -> str:
-    """Figures first, the summary last, since it marks the run as finished. Returns what to print."""
+    """Writes the figures, and the summary last, since it marks the run as finished. Returns the text to print."""
     comparison = Comparison.of(records)
     lengths = [(float(tokens), length) for tokens, length in make_scheduler(WARMUP, settings).milestones()]
     folder.write(LOSS_FIGURE, loss_figure(comparison))
@@ -30,7 +30,7 @@ def write_report(folder: ReportFolder, settings: Settings, corpus: Corpus, recor
 
 
 def summary(settings: Settings, corpus: Corpus, comparison: Comparison) -> str:
-    """The page, in Markdown."""
+    """Returns the page in Markdown."""
     return f"""# Sequence-length warmup: demo
 
 **{comparison.headline()}**
@@ -45,20 +45,20 @@ def summary(settings: Settings, corpus: Corpus, comparison: Comparison) -> str:
 
 - Both runs start from the same weights, share every setting, and train on {settings.total_tokens:,} tokens
   (bytes) each, drawn from the same windows of the same text. One trains at length {settings.seq_length}
-  throughout; the other starts at {settings.min_seq_length} and grows to {settings.seq_length} over the first
-  {settings.length_warmup:.0%} of its tokens, by cutting every batch to the length of the moment.
-- Validation loss is always measured at the full length, {settings.seq_length}, on the same held-out windows:
-  text of other files, or of the end of the only file. Lower is better; nats for each byte.
-- "Reached" is the first crossing of the baseline's final loss, on straight lines between evaluations, by the
-  same rule for both runs.
-- Seconds are those of training only: no evaluation, no checkpoint, no first-time cost, which
-  `warmup_allocator` takes before each run. They are measured once, one run after the other, on one machine:
-  differences of a few per cent mean nothing. "Tokens/s at full length" should be alike in both runs, which do
-  the same work there; if it is not, the machine was busy with something else.
-- A step on short sequences holds fewer tokens, so the warmup run makes more and smaller steps from the same
-  tokens. That is part of the method, and part of its effect on the loss.
-- The learning rate follows tokens, not steps: those many small steps would otherwise use up the decay before
-  the model has seen its share of the text. At equal tokens both runs have the same learning rate.
+  throughout. The other starts at length {settings.min_seq_length} and grows to {settings.seq_length} over the first
+  {settings.length_warmup:.0%} of its tokens, by cutting every batch to the current length.
+- Validation loss is always measured at the full length, {settings.seq_length}, on the same held-out windows. The
+  held-out text is from other files, or from the end of the only file. The loss is in nats per byte. Lower is better.
+- "Reached" is the first crossing of the baseline's final loss, linearly interpolated between evaluations. The same
+  rule applies to both runs.
+- Seconds are those of training only, without evaluations, checkpoints and one-time costs, which `warmup_allocator`
+  takes before each run. They are measured once, one run after the other, on one machine: differences of a few
+  per cent mean nothing. "Tokens/s at full length" should be about equal in both runs, which do the same work there.
+  If it is not, the machine was busy with something else.
+- A step on short sequences has fewer tokens, so the warmup run makes more and smaller steps from the same tokens.
+  This is part of the method, and part of its effect on the loss.
+- The learning rate follows tokens, not steps. By steps, the many small steps would use up the decay before the
+  model has seen its share of the text. At equal tokens, both runs have the same learning rate.
 - One seed is one sample. `--seed 1` gives another.
 
 ## Settings

@@ -1,4 +1,4 @@
-"""The report folder: settings, checkpoint, metrics, and later the report."""
+"""The report folder: settings, checkpoint and metrics, and the report at the end."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SUMMARY = "summary.md"  #: written last: a folder with it is finished
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """All evaluations so far, and the state of the run that the last one belongs to."""
+    """All evaluations so far, and the state of the run of the last evaluation."""
 
     records: list[Record]
     trainer: dict[str, Any] | None
@@ -37,10 +37,10 @@ class ReportFolder:
 
     @staticmethod
     def create(given: str | None, settings: Settings, corpus: Corpus) -> ReportFolder:
-        """A new folder with the settings in it.
+        """Makes a new folder, and writes the settings to it.
 
         Raises:
-            ValueError: the folder holds something already.
+            ValueError: the folder is not empty.
         """
         path = Path(given) if given is not None else REPORTS / time.strftime("demo-%Y%m%d-%H%M%S")
         if (path / SETTINGS).exists():
@@ -54,20 +54,21 @@ class ReportFolder:
 
     @staticmethod
     def to_resume(given: str | None, report: str | None) -> ReportFolder:
-        """The folder of a run to continue: of --resume, or of --report, or the newest unfinished one."""
+        """Returns the folder to resume: that of --resume, or of --report, or else the newest unfinished one."""
         if given is not None and report is not None and Path(given).resolve() != Path(report).resolve():
             raise ValueError(f"--resume {given} and --report {report} name two folders")
         named = given if given is not None else report
         if named is None:
             return ReportFolder(_newest_unfinished())
         if not (Path(named) / SETTINGS).is_file():
-            raise ValueError(f"{named} holds no run to resume: there is no {SETTINGS} in it")
+            raise ValueError(f"{named} has no run to resume: it does not contain {SETTINGS}")
         return ReportFolder(Path(named))
 
     def settings(self) -> Settings:
-        """
+        """Returns the settings of the run.
+
         Raises:
-            ValueError: they were written by another version, or changed by hand.
+            ValueError: the file is invalid: it was written by another version, or changed by hand.
         """
         try:
             return Settings.from_json(self._stored()["settings"])
@@ -82,7 +83,7 @@ class ReportFolder:
         return json.loads((self.path / SETTINGS).read_text())
 
     def save(self, checkpoint: Checkpoint) -> None:
-        """The checkpoint first: metrics are rewritten from it, so they may lag behind, never run ahead."""
+        """Writes the checkpoint, and then all metrics, so that the metrics are never ahead of the checkpoint."""
         records = [asdict(record) for record in checkpoint.records]
         buffer = io.BytesIO()
         torch.save({"records": records, "trainer": checkpoint.trainer}, buffer)
@@ -91,7 +92,7 @@ class ReportFolder:
         write_atomically(self.path / METRICS, "".join(lines).encode())
 
     def load(self) -> Checkpoint:
-        """The last checkpoint, an empty one before the first."""
+        """Returns the last checkpoint, or an empty one before the first."""
         path = self.path / CHECKPOINT
         if not path.exists():
             return Checkpoint(records=[], trainer=None)
@@ -107,8 +108,8 @@ def _visible_entries(path: Path) -> list[Path]:
 
 
 def _newest_unfinished() -> Path:
-    """By the time of its start, which its settings were written at."""
+    """Returns the unfinished run that was started last. The settings are written when a run starts."""
     runs = [path.parent for path in REPORTS.glob(f"*/{SETTINGS}") if not (path.parent / SUMMARY).exists()]
     if not runs:
-        raise ValueError(f"there is no unfinished run in {REPORTS}/: name its folder after --resume")
+        raise ValueError(f"there is no unfinished run in {REPORTS}/: name the folder of a run after --resume")
     return max(runs, key=lambda path: (path / SETTINGS).stat().st_mtime)

@@ -1,4 +1,4 @@
-"""Every setting of a run of the demo, and the defaults for each kind of machine."""
+"""The settings of the demo, and their defaults for each kind of machine."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ import torch
 
 from ..utils.checks import check_int
 
-#: Shorter ones leave no room between the shortest and the full length.
+#: A shorter full length would leave no room above the minimum length.
 SHORTEST_FULL_LENGTH = 16
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What decides the numbers of both runs; they share all of it. Stored in the report folder."""
+    """All settings that determine the numbers of both runs, which share them. Stored in the report folder."""
 
     device: str
     quick: bool
-    steps: int  #: at the full length: the token budget of each run is steps · batch_size · seq_length
+    steps: int  #: at the full length; the token budget of each run is steps · batch_size · seq_length
     seq_length: int
     batch_size: int
     layers: int
@@ -31,8 +31,8 @@ class Settings:
     width: int
     validation_windows: int
     seed: int = 0
-    text: tuple[str, ...] = ()  #: files and folders; none: Python's standard library
-    peak_learning_rate: float = 4e-3  #: on the CPU the baseline's best of a few, for seed 0
+    text: tuple[str, ...] = ()  #: files and folders; if empty, Python's standard library
+    peak_learning_rate: float = 4e-3  #: the best of a few for the baseline on the CPU, with seed 0
     weight_decay: float = 0.1
     learning_rate_warmup: float = 0.05  #: share of the tokens
     length_warmup: float = 0.3  #: share of the tokens
@@ -41,12 +41,12 @@ class Settings:
 
     @property
     def total_tokens(self) -> int:
-        """Tokens that each run trains on."""
+        """Number of tokens that each run trains on."""
         return self.steps * self.batch_size * self.seq_length
 
     @property
     def min_seq_length(self) -> int:
-        """An eighth of the full length. Still shorter ones make many more steps, and save little."""
+        """An eighth of the full length. Shorter lengths would make many more steps, and save little."""
         return max(8, _multiple_of_8(self.seq_length // 8))
 
     @property
@@ -58,13 +58,13 @@ class Settings:
         return torch.bfloat16 if self.device.startswith("cuda") else None
 
     def evaluation_points(self) -> list[int]:
-        """Tokens after which both runs are evaluated, from 0 to all; at least one step lies between two."""
+        """Numbers of tokens after which both runs are evaluated, from 0 to all, at least one step apart."""
         count = min(self.evaluations, self.steps)
         return [index * self.total_tokens // count for index in range(count + 1)]
 
     @property
     def batch(self) -> str:
-        """In words."""
+        """A description of the batch."""
         if self.packing:
             return f"packed paragraphs, {self.batch_size * self.seq_length:,} tokens"
         return f"{self.batch_size} rows"
@@ -123,7 +123,7 @@ DEFAULTS = {("cpu", False): CPU, ("cpu", True): CPU_QUICK, ("cuda", False): GPU,
 
 @dataclass(frozen=True)
 class GivenOptions:
-    """What the user asked for; None where the default is to decide."""
+    """The options that the user gave. None is replaced by the default."""
 
     device: str | None = None
     quick: bool | None = None
@@ -136,12 +136,12 @@ class GivenOptions:
     @staticmethod
     def from_arguments(arguments: argparse.Namespace) -> GivenOptions:
         options = {field.name: getattr(arguments, field.name) for field in fields(GivenOptions)}
-        if options["text"] is not None:  # a run may be resumed from elsewhere
+        if options["text"] is not None:  # a run may be resumed from another working directory
             options["text"] = tuple(os.path.abspath(path) for path in options["text"])
         return GivenOptions(**options)
 
     def complete(self) -> Settings:
-        """The defaults for this machine with the given options in their place."""
+        """Returns the defaults for this machine, replaced by the given options."""
         device = _device(self.device)
         kind = device.partition(":")[0]
         settings = replace(DEFAULTS[kind, bool(self.quick)], **{**self._given(), "device": device})
@@ -150,7 +150,7 @@ class GivenOptions:
         return settings
 
     def check_agree(self, settings: Settings, folder: Path) -> None:
-        """A run that is resumed keeps its settings: other options are a mistake."""
+        """Raises ValueError if an option differs from the settings of the run to resume."""
         for name, value in self._given().items():
             stored = getattr(settings, name)
             if value != stored:
@@ -172,7 +172,7 @@ def _device(name: str | None) -> str:
     if name != "cpu" and not (kind == "cuda" and (index.isdecimal() or name == "cuda")):
         raise ValueError(f"--device must be cpu, cuda or cuda:INDEX, got {name}")
     if kind == "cuda" and int(index or 0) >= torch.cuda.device_count():
-        raise ValueError(f"--device {name} is not there: PyTorch sees {torch.cuda.device_count()} CUDA devices")
+        raise ValueError(f"--device {name} does not exist: PyTorch sees {torch.cuda.device_count()} CUDA devices")
     return name
 
 

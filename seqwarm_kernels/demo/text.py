@@ -1,4 +1,4 @@
-"""Real text without a download: read, checked, and split into training and validation."""
+"""Reads text without a download, checks it, and splits it into training and validation."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from torch import Tensor
 
 VALIDATION_SHARE = 0.1
 
-#: Between two files; no text holds it.
+#: Separates two files. Text does not contain this byte.
 SEPARATOR = b"\0"
 
-#: Folders of the standard library that are not its own source, or hold broken files on purpose.
+#: Folders of the standard library that are not its own source, or contain broken files on purpose.
 _EXCLUDED_FOLDERS = {"site-packages", "dist-packages", "test", "tests", "idle_test", "lib2to3", "__pycache__"}
 
 
 @dataclass(frozen=True)
 class TextFile:
-    name: str  #: relative to what the user named, so that the split is the same wherever it lies
+    name: str  #: relative to the folder that the user named, so that the split does not depend on its path
     content: bytes
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """Bytes, (N,) uint8, of both parts of the text."""
+    """The training text and the validation text as bytes, (N,) uint8."""
 
     training: Tensor
     validation: Tensor
@@ -40,7 +40,7 @@ class Corpus:
         )
 
     def fingerprint(self) -> str:
-        """Equal for equal text: a run must be resumed with what it began with."""
+        """Returns a hash of the text. A run must be resumed with the same text."""
         digest = hashlib.sha256()
         for part in (self.training, self.validation):
             digest.update(len(part).to_bytes(8, "little"))
@@ -49,11 +49,11 @@ class Corpus:
 
 
 def read_corpus(paths: tuple[str, ...], seq_length: int) -> Corpus:
-    """The text in `paths`, files and folders; without any, Python's standard library.
+    """Reads the text of files and folders, or of Python's standard library if `paths` is empty.
 
     Raises:
-        ValueError: a path does not exist or holds no text, a file is not UTF-8, or there is too little text
-            for one sequence in either part.
+        ValueError: a path does not exist, all files are empty, a file is not UTF-8, or a part has too little text for
+            one sequence.
     """
     if paths:
         files, source = list(_user_files(paths)), ", ".join(paths)
@@ -73,7 +73,7 @@ def read_corpus(paths: tuple[str, ...], seq_length: int) -> Corpus:
 
 
 def standard_library() -> list[TextFile]:
-    """Python's own modules on this machine, without tests and installed packages."""
+    """Reads the modules of this machine's Python, without tests and installed packages."""
     root = Path(sysconfig.get_path("stdlib"))
     names = (path.relative_to(root) for path in sorted(root.rglob("*.py")))
     files = [
@@ -85,9 +85,9 @@ def standard_library() -> list[TextFile]:
 
 
 def split(files: list[TextFile]) -> tuple[bytes, bytes]:
-    """Training and validation text: whole files by the hash of their names; one file alone by position.
+    """Splits text into training and validation: whole files by the hashes of their names, a single file by position.
 
-    Files of equal content count once, so that none is in both parts.
+    Files of equal content are used once, so that both parts have different content.
     """
     files = list({file.content: file for file in files}.values())
     if len(files) == 1:
@@ -123,13 +123,13 @@ def _user_files(paths: tuple[str, ...]) -> Iterator[TextFile]:
 
 
 def _visible_files(root: Path) -> list[Path]:
-    """All files below `root` but those with a leading dot, or in a folder with one."""
+    """Returns all files below `root`, except those whose name or folder starts with a dot."""
     paths = (path for path in sorted(root.rglob("*")) if path.is_file())
     return [path for path in paths if not any(part.startswith(".") for part in path.relative_to(root).parts)]
 
 
 def _invalid_offset(content: bytes) -> int | None:
-    """Where UTF-8 text ends to be any; a NUL byte is valid UTF-8, but no text."""
+    """Returns the offset of the first byte that is not UTF-8 text, or None. A NUL byte is valid UTF-8, but not text."""
     try:
         content.decode()
     except UnicodeDecodeError as error:

@@ -1,4 +1,4 @@
-"""One run: a model trained to the end of its token budget, evaluated on the way."""
+"""Training and evaluation of one run, and of both runs with a checkpoint at every evaluation."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from ..allocator.warmup import AllocatorReport, warmup_allocator
+from ..allocator.report import AllocatorReport
+from ..allocator.warmup import warmup_allocator
 from ..ops.resize_batch.schema import IGNORED_LABEL
 from ..schedule.scheduler import SequenceLengthScheduler
-from .batches import Batch, training_batch, validation_set
+from .batches import Batch, PackedText, training_batch, validation_set
 from .model import build_model, next_byte_loss
-from .packing import PackedText
-from .records import WARMUP, Record
+from .records import RUNS, WARMUP, Record
+from .report_folder import Checkpoint, ReportFolder
 from .settings import Settings
 from .text import Corpus
 
@@ -26,20 +27,20 @@ GRADIENT_NORM = 1.0
 
 
 def learning_rate(tokens: int, settings: Settings) -> float:
-    """A short linear warmup, then a cosine to zero, by tokens.
+    """Returns the learning rate after `tokens`: a short linear warmup, then a cosine to zero.
 
-    Not by steps: while sequences are short a step holds few tokens, and a decay by steps would have fallen
-    far before the model has seen its share of the text.
+    It follows tokens and not steps. While sequences are short, a step has few tokens, and a decay by steps would be far
+    advanced before the model has seen its share of the text.
     """
     share = tokens / settings.total_tokens
     if share < settings.learning_rate_warmup:
         return settings.peak_learning_rate * share / settings.learning_rate_warmup
-    way = (share - settings.learning_rate_warmup) / (1 - settings.learning_rate_warmup)
-    return settings.peak_learning_rate * (1 + math.cos(math.pi * way)) / 2
+    decayed = (share - settings.learning_rate_warmup) / (1 - settings.learning_rate_warmup)
+    return settings.peak_learning_rate * (1 + math.cos(math.pi * decayed)) / 2
 
 
 def make_scheduler(run: str, settings: Settings) -> SequenceLengthScheduler:
-    """The one difference between the two runs."""
+    """Returns the schedule of a run, the only difference between the two runs."""
     return SequenceLengthScheduler(
         min_seq_length=settings.min_seq_length,
         max_seq_length=settings.seq_length,
@@ -50,7 +51,7 @@ def make_scheduler(run: str, settings: Settings) -> SequenceLengthScheduler:
 
 
 class Trainer:
-    """Model, optimizer, schedule and the place in the text; all of it in `state_dict`."""
+    """Model, optimizer, schedule and position in the text. `state_dict` has all of them."""
 
     def __init__(self, run: str, settings: Settings, corpus: Corpus) -> None:
         self.run = run
@@ -71,7 +72,7 @@ class Trainer:
         self.evaluations = 0
 
     def warm_allocator(self) -> AllocatorReport:
-        """Once-only costs fall here, and so on neither run's clock."""
+        """Takes the one-time costs, so that the measured seconds of neither run include them."""
         return warmup_allocator(
             self.model,
             self.settings.seq_length,
@@ -84,7 +85,7 @@ class Trainer:
         )
 
     def train(self, progress: tqdm[Any]) -> Iterator[Record]:
-        """Train to the end; yields at each evaluation, when `state_dict` is worth saving."""
+        """Trains to the end, and yields a record at each evaluation. Save `state_dict` then."""
         for point in self.settings.evaluation_points()[self.evaluations :]:
             train_loss = self._train_until(point, progress)
             validation_loss = self._evaluate()
@@ -101,7 +102,7 @@ class Trainer:
             )
 
     def _train_until(self, tokens: int, progress: tqdm[Any]) -> float | None:
-        """The mean loss of the tokens trained on, None if there were none. The clock runs only here."""
+        """Returns the mean loss of the tokens trained on, or None if there were none. Only this time is measured."""
         before = self.tokens
         loss_sum = torch.zeros((), device=self.device)
         self._synchronize()
@@ -115,7 +116,7 @@ class Trainer:
         return None if self.tokens == before else loss_sum.item() / (self.tokens - before)
 
     def _step(self) -> tuple[Tensor, int]:
-        """One optimizer step at the length of now: its loss and how many tokens it learned from."""
+        """Makes one optimizer step at the current length. Returns its loss and its number of tokens."""
         self.last_seq_length = self.scheduler.seq_length
         batch = self.scheduler.resize(self._full_batch()) if self.packed is None else self.packed.next_batch()
         count = min(batch["labels"].numel(), self.settings.total_tokens - self.tokens)
@@ -136,7 +137,7 @@ class Trainer:
 
     @torch.no_grad()
     def _evaluate(self) -> float:
-        """Mean validation loss at the full length, in both runs."""
+        """Returns the mean validation loss at the full length, which both runs use."""
         self.model.eval()
         rows = len(self.validation["labels"])
         total = 0.0
@@ -165,7 +166,7 @@ class Trainer:
             torch.cuda.synchronize(self.device)
 
     def state_dict(self) -> dict[str, Any]:
-        """All that the rest of the run depends on, in tensors and plain values."""
+        """Returns everything that the rest of the run depends on, as tensors and plain values."""
         return {
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -188,3 +189,33 @@ class Trainer:
             torch.cuda.set_rng_state(state["random_cuda"], self.device)
         self.steps, self.tokens, self.evaluations, self.last_seq_length = state["counts"]
         self.seconds = state["seconds"]
+
+
+def run_both(folder: ReportFolder, settings: Settings, corpus: Corpus) -> list[Record]:
+    """Trains both runs one after the other, from the folder's checkpoint on, and returns all evaluations."""
+    checkpoint = folder.load()
+    records = checkpoint.records
+    for run in RUNS:
+        done = [record for record in records if record.run == run]
+        if done and done[-1].tokens == settings.total_tokens:
+            continue
+        trainer = Trainer(run, settings, corpus)
+        print(f"{run}: {trainer.warm_allocator()}")
+        if done and checkpoint.trainer is not None:
+            trainer.load_state_dict(checkpoint.trainer)
+        bar = tqdm(total=settings.total_tokens, initial=trainer.tokens, desc=run, unit=" tokens", unit_scale=True)
+        with bar:
+            for record in trainer.train(bar):
+                records.append(record)
+                folder.save(Checkpoint(records, trainer.state_dict()))
+                bar.write(_line(record))
+    return records
+
+
+def _line(record: Record) -> str:
+    train_loss = "     -" if record.train_loss is None else f"{record.train_loss:6.3f}"
+    return (
+        f"{record.run:<9}{record.tokens:>12,} tokens {record.seconds:>8.1f} s  "
+        f"length {record.seq_length:>5}  train loss {train_loss}  "
+        f"validation loss {record.validation_loss:6.3f}"
+    )

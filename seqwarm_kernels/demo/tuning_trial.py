@@ -1,4 +1,4 @@
-"""The demo's small GPT as what `tune_schedule` trains."""
+"""Trials of `tune_schedule` with the demo's small GPT."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from .settings import GivenOptions, Settings
 from .text import Corpus
 from .training import Trainer
 
-#: Durations to try, in hundredths of a run: beyond 90 the full length would hardly be trained.
+#: Durations to try, in per cent of a run. Above 90, the full length would hardly be trained.
 _PERCENT = range(15, 91, 5)
 
 
 @dataclass(frozen=True)
 class DemoTrial:
-    """Trains by `settings`, whose unit is the token, and validates so many times up to the end of a trial.
+    """Trains by `settings`, in the unit "token", and validates `validations` times up to the end of a trial.
 
-    At most once for each step at the full length, though, as the demo does.
+    As in the demo, there is at most one validation for each step at the full length.
     """
 
     settings: Settings
@@ -45,7 +45,7 @@ class DemoTrial:
 
 
 def perplexity(loss: float) -> float:
-    """exp of a loss in nats; inf where that is beyond any float."""
+    """Returns exp(loss) for a loss in nats, or inf if it exceeds the largest float."""
     try:
         return math.exp(loss)
     except OverflowError:
@@ -64,10 +64,11 @@ def demo_settings(
     layers: int | None,
     width: int | None,
 ) -> Settings:
-    """The demo's settings for this machine with those in their place that are not None.
+    """Returns the demo's settings for this machine, replaced by the arguments that are not None.
 
     Raises:
-        TypeError, ValueError: one of them cannot be.
+        TypeError: an argument has the wrong type.
+        ValueError: an argument is out of range.
     """
     check_int("--seed", seed)
     paths = None if text is None else tuple(text)
@@ -90,14 +91,15 @@ def demo_settings(
 
 
 def learning_rate_warmup(settings: Settings) -> int:
-    """In tokens."""
+    """Returns the warmup of the learning rate in tokens."""
     return round(settings.learning_rate_warmup * settings.total_tokens)
 
 
 def check_trial_within_run(settings: Settings, multiples: float) -> None:
-    """
+    """Checks that a trial is not longer than the run.
+
     Raises:
-        ValueError: a trial of so many multiples of the learning rate's warmup would be longer than the run.
+        ValueError: `multiples` times the learning rate's warmup is longer than the run.
     """
     warmup, total = learning_rate_warmup(settings), settings.total_tokens
     if multiples * warmup > total:
@@ -108,12 +110,12 @@ def check_trial_within_run(settings: Settings, multiples: float) -> None:
 
 
 def default_durations(settings: Settings) -> list[int]:
-    """15 % to 90 % of the run, in tokens, each once: in a run of a few tokens some are the same."""
+    """Returns 15 % to 90 % of the run in tokens, without duplicates, which occur in a run of a few tokens."""
     return sorted({settings.total_tokens * percent // 100 for percent in _PERCENT})
 
 
 def settings_to_compare(trial: DemoTrial) -> dict[str, Any]:
-    """All that decides a trial's numbers: where the text lies does not, what it is does."""
+    """Returns everything that determines a trial's numbers: the content of the text, and not its path."""
     settings = trial.settings.to_json()
     for name in ("text", "quick", "packing", "evaluations", "length_warmup"):
         del settings[name]

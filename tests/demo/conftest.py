@@ -10,7 +10,7 @@ from seqwarm_kernels.cli import demo as command
 
 @pytest.fixture
 def text_file(tmp_path: Path) -> Path:
-    """Some ten thousand bytes of real text in one file."""
+    """30,000 bytes of text in one file."""
     path = tmp_path / "text.py"
     path.write_text(inspect.getsource(argparse)[:30_000])
     return path
@@ -18,7 +18,7 @@ def text_file(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def demo(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., int]:
-    """The command with these options, run in an empty folder; returns its exit code."""
+    """Returns a function that runs the command in an empty folder and returns its exit code."""
     monkeypatch.chdir(tmp_path)
 
     def run(*options: object) -> int:

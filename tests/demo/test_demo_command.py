@@ -17,7 +17,7 @@ pytest.importorskip("matplotlib")
 
 RUN = """
 import argparse, sys
-from seqwarm_kernels.demo import command
+from seqwarm_kernels.cli import demo as command
 parser = argparse.ArgumentParser()
 command.add_arguments(parser)
 sys.exit(command.run(parser.parse_args()))
@@ -48,17 +48,17 @@ def without_seconds(records):
     return [{name: value for name, value in record.items() if name != "seconds"} for record in records]
 
 
-def break_at_step(monkeypatch, last, error):
-    """Training stops with `error` in the step after `last` ones, counted over both runs."""
+def stop_at_step(monkeypatch, last, error):
+    """Raises `error` in the step after `last` steps, counted over both runs."""
     step, taken = Trainer._step, []
 
-    def breaking(trainer):
+    def stopping(trainer):
         taken.append(None)
         if len(taken) > last:
             raise error
         return step(trainer)
 
-    monkeypatch.setattr(Trainer, "_step", breaking)
+    monkeypatch.setattr(Trainer, "_step", stopping)
 
 
 def test_a_whole_run(demo, text_file, capsys):
@@ -84,7 +84,7 @@ def test_a_whole_run(demo, text_file, capsys):
     assert Path("out/validation_loss.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_summary_holds_result_settings_and_reading_aid(demo, text_file):
+def test_the_summary_has_result_settings_and_explanations(demo, text_file):
     demo(*tiny(text_file, "out"))
     summary = Path("out/summary.md").read_text()
     final = f"{metrics('out')[4]['validation_loss']:.4f}"
@@ -102,25 +102,25 @@ def test_summary_holds_result_settings_and_reading_aid(demo, text_file):
         assert part in summary
 
 
-def test_default_folder_carries_the_time(demo, text_file):
+def test_the_default_folder_is_named_after_the_time(demo, text_file):
     assert demo(*tiny(text_file, "out")[:-2]) == 0
     [folder] = Path("reports").iterdir()
     assert folder.name.startswith("demo-2")
 
 
 @pytest.mark.parametrize("steps_before", [0, 1, 3, 7])
-def test_broken_and_resumed_equals_unbroken(demo, text_file, monkeypatch, steps_before):
-    demo(*tiny(text_file, "unbroken"))
+def test_a_resumed_run_equals_an_uninterrupted_one(demo, text_file, monkeypatch, steps_before):
+    demo(*tiny(text_file, "uninterrupted"))
     with monkeypatch.context() as patch:
-        break_at_step(patch, steps_before, RuntimeError("power cut"))
+        stop_at_step(patch, steps_before, RuntimeError("power cut"))
         with pytest.raises(RuntimeError, match="power cut"):
-            demo(*tiny(text_file, "broken"))
-    assert demo("--resume", "broken") == 0
-    assert without_seconds(metrics("broken")) == without_seconds(metrics("unbroken"))
+            demo(*tiny(text_file, "stopped"))
+    assert demo("--resume", "stopped") == 0
+    assert without_seconds(metrics("stopped")) == without_seconds(metrics("uninterrupted"))
 
 
-def test_killed_process_resumes_to_the_same_numbers(demo, text_file, tmp_path):
-    demo(*tiny(text_file, "unbroken"))
+def test_a_killed_process_resumes_to_the_same_numbers(demo, text_file, tmp_path):
+    demo(*tiny(text_file, "uninterrupted"))
     options = [str(option) for option in tiny(text_file, "killed")]
     environment = {**os.environ, "PYTHONPATH": str(Path(seqwarm_kernels.__file__).parents[1])}
     process = subprocess.Popen(
@@ -137,12 +137,12 @@ def test_killed_process_resumes_to_the_same_numbers(demo, text_file, tmp_path):
     process.send_signal(signal.SIGKILL)
     assert process.wait() == -signal.SIGKILL
     assert demo("--resume", "killed") == 0
-    assert without_seconds(metrics("killed")) == without_seconds(metrics("unbroken")), f"killed at {wanted}"
+    assert without_seconds(metrics("killed")) == without_seconds(metrics("uninterrupted")), f"killed at {wanted}"
 
 
-def test_metrics_that_lag_behind_the_checkpoint_are_rewritten(demo, text_file, monkeypatch):
+def test_metrics_that_are_behind_the_checkpoint_are_rewritten(demo, text_file, monkeypatch):
     with monkeypatch.context() as patch:
-        break_at_step(patch, 2, RuntimeError("power cut"))
+        stop_at_step(patch, 2, RuntimeError("power cut"))
         with pytest.raises(RuntimeError, match="power cut"):
             demo(*tiny(text_file, "out"))
     lines = Path("out/metrics.jsonl").read_text()
@@ -151,9 +151,9 @@ def test_metrics_that_lag_behind_the_checkpoint_are_rewritten(demo, text_file, m
     assert Path("out/metrics.jsonl").read_text().startswith(lines)
 
 
-def test_ctrl_c_says_how_to_resume_and_resume_takes_the_newest(demo, text_file, monkeypatch, capsys):
+def test_ctrl_c_prints_how_to_resume_and_resume_takes_the_newest_run(demo, text_file, monkeypatch, capsys):
     with monkeypatch.context() as patch:
-        break_at_step(patch, 5, KeyboardInterrupt())
+        stop_at_step(patch, 5, KeyboardInterrupt())
         assert demo(*tiny(text_file, "reports/mine")) == 130
     assert "demo --resume reports/mine" in capsys.readouterr().err
     assert demo("--resume") == 0
@@ -164,13 +164,13 @@ def test_resuming_a_finished_run_writes_its_report_again(demo, text_file, monkey
     demo(*tiny(text_file, "out"))
     summary = Path("out/summary.md").read_text()
     Path("out/summary.md").unlink()
-    break_at_step(monkeypatch, 0, AssertionError("nothing is left to train"))
+    stop_at_step(monkeypatch, 0, AssertionError("nothing is left to train"))
     assert demo("--report", "out", "--resume") == 0
     assert Path("out/summary.md").read_text() == summary
 
 
 def fails(demo, capsys, *options):
-    """The one line that is printed."""
+    """Returns the only line that is printed."""
     assert demo(*options) == 2
     [line] = capsys.readouterr().err.splitlines()
     assert line.startswith("seqwarm_kernels demo: ")
@@ -179,7 +179,7 @@ def fails(demo, capsys, *options):
 
 def test_a_run_is_never_overwritten(demo, text_file, capsys, monkeypatch):
     with monkeypatch.context() as patch:
-        break_at_step(patch, 1, KeyboardInterrupt())
+        stop_at_step(patch, 1, KeyboardInterrupt())
         demo(*tiny(text_file, "out"))
     capsys.readouterr()
     before = {path: path.read_bytes() for path in Path("out").iterdir()}
@@ -187,21 +187,21 @@ def test_a_run_is_never_overwritten(demo, text_file, capsys, monkeypatch):
     assert before == {path: path.read_bytes() for path in Path("out").iterdir()}
 
 
-def test_a_folder_with_other_things_is_refused(demo, text_file, capsys):
+def test_a_folder_with_other_files_raises(demo, text_file, capsys):
     Path("mine").mkdir()
     Path("mine/thesis.tex").touch()
     assert "--report must name a new or empty folder, got mine" in fails(demo, capsys, *tiny(text_file, "mine"))
 
 
-def test_remains_of_a_first_write_do_not_block_the_folder(demo, text_file):
+def test_a_folder_with_a_partial_file_is_accepted(demo, text_file):
     Path("out").mkdir()
     Path("out/settings.json.partial").write_text("{")
     assert demo(*tiny(text_file, "out")) == 0
 
 
-def test_other_options_contradict_a_resumed_run(demo, text_file, capsys, monkeypatch):
+def test_options_must_agree_with_a_resumed_run(demo, text_file, capsys, monkeypatch):
     with monkeypatch.context() as patch:
-        break_at_step(patch, 1, KeyboardInterrupt())
+        stop_at_step(patch, 1, KeyboardInterrupt())
         demo(*tiny(text_file, "out"))
     capsys.readouterr()
     line = fails(demo, capsys, "--resume", "out", "--seq-length", 32)
@@ -215,7 +215,7 @@ def test_other_options_contradict_a_resumed_run(demo, text_file, capsys, monkeyp
 
 def test_agreeing_options_may_be_repeated(demo, text_file, monkeypatch):
     with monkeypatch.context() as patch:
-        break_at_step(patch, 1, KeyboardInterrupt())
+        stop_at_step(patch, 1, KeyboardInterrupt())
         demo(*tiny(text_file, "out"))
     assert demo(*tiny(text_file, "out"), "--resume") == 0
 
@@ -226,9 +226,9 @@ def test_agreeing_options_may_be_repeated(demo, text_file, monkeypatch):
         (["--steps", 0], "--steps must be at least 1, got 0"),
         (["--seq-length", 8], "--seq-length must be at least 16, got 8"),
         (["--device", "tpu"], "--device must be cpu, cuda or cuda:INDEX, got tpu"),
-        (["--device", "cuda:99"], "--device cuda:99 is not there"),
+        (["--device", "cuda:99"], "--device cuda:99 does not exist"),
         (["--text", "nowhere.txt"], "no such file or folder"),
-        (["--resume", "nowhere"], "nowhere holds no run to resume"),
+        (["--resume", "nowhere"], "nowhere has no run to resume"),
         (["--resume"], "there is no unfinished run in reports/"),
     ],
 )
@@ -237,13 +237,13 @@ def test_errors_are_one_line(demo, capsys, options, message):
     assert not Path("reports").exists()
 
 
-def test_missing_matplotlib_is_told_before_training(demo, text_file, capsys, monkeypatch):
+def test_a_missing_matplotlib_is_named_before_training(demo, text_file, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert 'pip install "seqwarm_kernels[demo]"' in fails(demo, capsys, *tiny(text_file, "out"))
     assert not Path("out").exists()
 
 
-def test_full_disk_is_one_line(demo, text_file, capsys, monkeypatch):
+def test_a_full_disk_is_one_line(demo, text_file, capsys, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
@@ -252,7 +252,7 @@ def test_full_disk_is_one_line(demo, text_file, capsys, monkeypatch):
     assert "No space left on device" in capsys.readouterr().err.splitlines()[-1]
 
 
-def test_seed_changes_the_numbers(demo, text_file):
+def test_the_seed_changes_the_numbers(demo, text_file):
     demo(*tiny(text_file, "zero"))
     demo(*tiny(text_file, "one"), "--seed", 1)
     assert metrics("zero")[0]["validation_loss"] != metrics("one")[0]["validation_loss"]

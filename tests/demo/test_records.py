@@ -12,7 +12,7 @@ from seqwarm_kernels.demo.records import (
 
 
 def records(run, points, seq_length=8):
-    """From (seconds, tokens, validation loss)."""
+    """Returns records from (seconds, tokens, validation loss)."""
     return [Record(run, 0, tokens, seconds, seq_length, 0.0, None, loss) for seconds, tokens, loss in points]
 
 
@@ -34,25 +34,25 @@ def test_crossing_lies_on_the_line_between_evaluations(loss, expected):
     assert first_reaches(records(BASELINE, FALLING), loss) == expected
 
 
-def test_first_crossing_counts():
+def test_the_first_crossing_counts():
     bouncing = [(0.0, 0, 5.0), (1.0, 10, 2.0), (2.0, 20, 4.0), (3.0, 30, 1.0)]
     assert first_reaches(records(BASELINE, bouncing), 2.0) == Crossing(1.0, 10)
 
 
-def test_headline_tells_how_much_sooner():
+def test_headline_with_a_speedup():
     warmup = records(WARMUP, [(0.0, 0, 5.0), (4.0, 100, 2.0)], seq_length=4) + records(WARMUP, [(14.0, 200, 1.5)])
     headline = Comparison.of(records(BASELINE, FALLING) + warmup).headline()
     assert "2.0000 5.00 times sooner in seconds (4.0 s instead of 20.0 s)" in headline
     assert "2.00 times sooner in tokens" in headline
 
 
-def test_headline_admits_later():
+def test_headline_with_a_slowdown():
     warmup = records(WARMUP, [(0.0, 0, 5.0), (40.0, 100, 2.0)], seq_length=4) + records(WARMUP, [(50.0, 200, 1.9)])
     headline = Comparison.of(records(BASELINE, FALLING) + warmup).headline()
     assert "2.00 times later in seconds" in headline
 
 
-def test_headline_admits_not_reached():
+def test_headline_without_a_crossing():
     warmup = [(0.0, 0, 5.0), (15.0, 200, 2.1)]
     headline = Comparison.of(records(BASELINE, FALLING) + records(WARMUP, warmup)).headline()
     assert "did not reach" in headline
@@ -65,14 +65,14 @@ def test_baseline_that_rose_again_is_judged_by_its_first_crossing():
     assert comparison.baseline_crossing == Crossing(5.0, 50)
 
 
-def test_speed_counts_full_length_alone():
+def test_speed_counts_only_the_full_length():
     short = records(WARMUP, [(0.0, 0, 5.0), (9.0, 10, 4.0)], seq_length=4)
     full = records(WARMUP, [(10.0, 100, 3.0), (12.0, 300, 2.0)])
     assert full_length_speed(short + full) == 100
     assert full_length_speed([*short, full[0]]) is None
 
 
-def test_a_machine_that_changed_its_speed_is_told():
+def test_a_machine_that_changed_its_speed_is_a_warning():
     baseline = records(BASELINE, FALLING)
     same = records(WARMUP, FALLING)
     twice = records(WARMUP, [(seconds / 2, tokens, loss) for seconds, tokens, loss in FALLING])

@@ -18,14 +18,14 @@ def test_standard_library_is_source_without_tests_and_packages():
     assert not any("site-packages" in name or name.startswith(("test/", "lib2to3/")) for name in names)
 
 
-def test_standard_library_is_split_by_file_near_ten_per_cent():
+def test_standard_library_is_split_by_file_at_ten_per_cent():
     corpus = read_corpus((), 64)
     training, validation = (as_bytes(part).split(b"\0") for part in (corpus.training, corpus.validation))
     assert set(training).isdisjoint(validation)
     assert 0.08 < len(corpus.validation) / (len(corpus.training) + len(corpus.validation)) <= 0.1
 
 
-def test_split_is_by_name_whatever_the_order():
+def test_the_split_depends_on_names_and_not_on_the_order():
     files = [TextFile(f"{index}.txt", f"text of file {index}\n".encode()) for index in range(40)]
     training, validation = split(files)
     assert split(files[::-1]) == (training, validation)
@@ -38,7 +38,7 @@ def test_two_files_give_one_to_each_part():
     assert split([large, small]) == (large.content, small.content)
 
 
-def test_equal_files_count_once():
+def test_equal_files_are_used_once():
     twins = [TextFile("a", b"same" * 9), TextFile("b", b"same" * 9)]
     assert split([*twins, TextFile("c", b"other")]) == (b"same" * 9, b"other")
 
@@ -56,7 +56,7 @@ def test_folders_are_read_recursively_without_hidden_files(tmp_path):
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(letter * 100)
-    corpus = read_corpus((str(tmp_path), str(tmp_path / "a.txt")), 16)  # a.txt counts once
+    corpus = read_corpus((str(tmp_path), str(tmp_path / "a.txt")), 16)  # a.txt is used once
     assert sorted(as_bytes(corpus.training) + as_bytes(corpus.validation)) == sorted(b"a" * 100 + b"b" * 100)
 
 
@@ -66,7 +66,7 @@ def test_missing_file_is_named(tmp_path):
 
 
 @pytest.mark.parametrize(("content", "offset"), [(b"good \xff bad", 5), (b"a picture\0", 9)])
-def test_bytes_that_are_no_text_are_named_with_their_offset(tmp_path, content, offset):
+def test_bytes_that_are_not_text_are_named_with_their_offset(tmp_path, content, offset):
     path = tmp_path / "broken.txt"
     path.write_bytes(content)
     with pytest.raises(ValueError, match=rf"broken\.txt is not UTF-8 text: invalid at byte {offset}"):
@@ -81,14 +81,14 @@ def test_empty_text_is_named(tmp_path, content):
         read_corpus((str(path),), 16)
 
 
-def test_too_little_text_says_how_much_is_needed(tmp_path):
+def test_too_little_text_names_the_needed_size(tmp_path):
     path = tmp_path / "short.txt"
     path.write_text("x" * 500)
     with pytest.raises(ValueError, match=r"short\.txt: 50 bytes for validation.* 64 needs at least 65"):
         read_corpus((str(path),), 64)
 
 
-def test_fingerprint_tells_texts_and_splits_apart(tmp_path):
+def test_the_fingerprint_differs_between_texts(tmp_path):
     prints = set()
     for name, content in (("a", "abc" * 100), ("b", "abd" * 100)):
         (tmp_path / name).write_text(content)

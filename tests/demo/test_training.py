@@ -56,7 +56,7 @@ def test_both_runs_start_from_the_same_weights(corpus):
     assert all(torch.equal(baseline[name], warmup[name]) for name in baseline)
 
 
-def test_evaluations_are_at_the_points_or_within_a_step_behind(corpus):
+def test_evaluations_are_at_the_points_or_within_a_step_after_them(corpus):
     points = TINY.evaluation_points()
     assert points[0] == 0
     assert points[-1] == TINY.total_tokens
@@ -68,34 +68,34 @@ def test_evaluations_are_at_the_points_or_within_a_step_behind(corpus):
 
 @pytest.mark.parametrize("run", RUNS)
 @pytest.mark.parametrize("stop_after", [1, 3])
-def test_state_holds_all_that_the_rest_depends_on(corpus, run, stop_after):
-    unbroken = train(Trainer(run, TINY, corpus))
+def test_a_resumed_run_equals_an_uninterrupted_one(corpus, run, stop_after):
+    uninterrupted = train(Trainer(run, TINY, corpus))
     first = Trainer(run, TINY, corpus)
     records = first.train(tqdm(disable=True))
     for _ in range(stop_after):
         next(records)
     second = Trainer(run, TINY, corpus)
-    second.warm_allocator()  # as the command does; it must leave no trace
+    second.warm_allocator()  # as in the command; it must not change the state
     second.load_state_dict(first.state_dict())
     rest = train(second)
     assert [replace(record, seconds=0) for record in rest] == [
-        replace(record, seconds=0) for record in unbroken[stop_after:]
+        replace(record, seconds=0) for record in uninterrupted[stop_after:]
     ]
     assert rest[0].seconds > first.seconds
 
 
-def test_warmup_passes_every_length_of_the_schedule(corpus):
+def test_warm_allocator_runs_every_length_of_the_schedule(corpus):
     assert Trainer(BASELINE, TINY, corpus).warm_allocator().lengths == (40,)
     assert Trainer(WARMUP, TINY, corpus).warm_allocator().lengths == (40, 32, 24, 16, 8)
 
 
-def test_seconds_leave_evaluation_out(corpus, monkeypatch):
+def test_seconds_do_not_include_evaluation(corpus, monkeypatch):
     clock = iter(range(1000))
     monkeypatch.setattr("seqwarm_kernels.demo.training.time.perf_counter", lambda: next(clock))
     assert [record.seconds for record in train(Trainer(BASELINE, TINY, corpus))] == [1, 2, 3, 4, 5, 6, 7]
 
 
-def test_model_looks_back_alone():
+def test_the_model_is_causal():
     model = build_model(layers=2, heads=2, width=16, seed=0, device="cpu")
     tokens = torch.randint(256, (1, 12))
     changed = tokens.clone()
@@ -109,7 +109,7 @@ def test_model_has_no_position_embedding_and_ties_its_embedding():
     assert [name for name in names if "embedding" in name] == ["embedding.weight"]
 
 
-def test_ignored_labels_do_not_count():
+def test_ignored_labels_have_no_loss():
     logits = torch.randn(2, 4, 256)
     labels = torch.randint(256, (2, 4))
     cut = labels.clone()
