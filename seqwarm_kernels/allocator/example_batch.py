@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ..ops.resize_batch.schema import SEQUENCE_DIMS, Kind
 from ..ops.resize_batch.validation import Layout, batch_layout
 from ..resizing.functional import resize_batch
-from ..utils.modules import ExampleBatch, as_given, as_mapping, guess_batch
+from ..utils.modules import ExampleBatch, as_mapping, from_mapping, guess_batch
 
 
 class TrainingBatches:
@@ -51,7 +51,7 @@ class TrainingBatches:
         """Return a batch of (rows, max_len) after `resize_batch` to `length`."""
         longest = repeated_to(as_mapping(self.example), rows, self.max_len, self.resize_options)
         moved = {name: value.to(self.device) if isinstance(value, Tensor) else value for name, value in longest.items()}
-        return as_given(resize_batch(moved, length, **self.resize_options), self.example)
+        return from_mapping(resize_batch(moved, length, **self.resize_options), self.example)
 
 
 def repeated_to(batch: Mapping[str, Any], rows: int, length: int, options: Mapping[str, Any]) -> dict[str, Any]:

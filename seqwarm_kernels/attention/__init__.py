@@ -1,1 +1,1 @@
-"""Attention with ALiBi: the public functions, the slopes, and the share of keys attended."""
+"""Attention with linear biases (ALiBi)."""

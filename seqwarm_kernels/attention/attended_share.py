@@ -1,11 +1,13 @@
-"""How much of the keys attention really visits: what `skip_tolerance` left out, seen from outside."""
+"""The share of the visible keys that attention visits: how much `skip_tolerance` leaves out."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 
-from .functional import DEFAULT_SKIP_TOLERANCE, attend, attend_varlen
+from ..ops.alibi_attention.schema import DenseOptions, VarlenOptions
+from .functional import DEFAULT_SKIP_TOLERANCE, dense_call, varlen_call
 
 
 @torch.no_grad()
@@ -24,24 +26,23 @@ def attended_share(
     skip_tolerance: float = DEFAULT_SKIP_TOLERANCE,
     backend: str | None = None,
 ) -> Tensor:
-    """The share of keys in sight that `alibi_attention` attends for these inputs, for each head.
+    """The share of the visible keys that `alibi_attention` attends for these inputs, for each head.
 
-    Counted in the keys between the first and the last one that a block of queries attends, relative to the same
-    with skip_tolerance=0: so 1 means that nothing is skipped. It depends on the inputs, since how far a query
-    reaches does. The reference skips nothing. Runs the attention; to look at, not to train with.
+    Counts the keys from the first to the last one that a block of queries attends, relative to the same count with
+    skip_tolerance=0. 1 means that nothing is skipped. The share depends on the inputs, because they decide how far a
+    query reaches. The reference skips nothing. Runs the attention twice, so it is meant for inspection, not training.
 
     Args:
-        as for `alibi_attention`.
+        query, key, value, slopes, ...: As for `alibi_attention`.
 
     Returns:
-        (B, Hq) float64 in [0, 1]; 1 for a head without any key in sight.
+        (B, Hq) float64 in [0, 1]; 1 for a head without any visible key.
 
     Raises:
-        TypeError, ValueError: as `alibi_attention` does.
+        TypeError, ValueError: As for `alibi_attention`.
     """
-
-    def attended(tolerance: float) -> Tensor:
-        *_, ranges = attend(
+    return _attended_share(
+        *dense_call(
             query,
             key,
             value,
@@ -53,12 +54,10 @@ def attended_share(
             window=window,
             key_padding_mask=key_padding_mask,
             dropout_p=0.0,
-            skip_tolerance=tolerance,
+            skip_tolerance=skip_tolerance,
             backend=backend,
         )
-        return ranges
-
-    return _share(attended(skip_tolerance), attended(0.0))
+    )
 
 
 @torch.no_grad()
@@ -78,14 +77,13 @@ def attended_share_varlen(
     skip_tolerance: float = DEFAULT_SKIP_TOLERANCE,
     backend: str | None = None,
 ) -> Tensor:
-    """`attended_share` for `alibi_attention_varlen`, over all sequences together.
+    """`attended_share` for `alibi_attention_varlen`: one share for all sequences together.
 
     Returns:
         (Hq,) float64 in [0, 1].
     """
-
-    def attended(tolerance: float) -> Tensor:
-        *_, ranges = attend_varlen(
+    return _attended_share(
+        *varlen_call(
             query,
             key,
             value,
@@ -98,15 +96,19 @@ def attended_share_varlen(
             scale=scale,
             window=window,
             dropout_p=0.0,
-            skip_tolerance=tolerance,
+            skip_tolerance=skip_tolerance,
             backend=backend,
         )
-        return ranges
-
-    return _share(attended(skip_tolerance), attended(0.0))
+    )
 
 
-def _share(attended: Tensor, in_sight: Tensor) -> Tensor:
-    """From ranges: pairs of first and end."""
-    counts = [(ranges[..., 1::2] - ranges[..., ::2]).clamp(min=0).sum(-1).double() for ranges in (attended, in_sight)]
-    return torch.where(counts[1] > 0, counts[0] / counts[1], 1.0)
+def _attended_share(operator: OpOverload, tensors: tuple[Tensor, ...], options: DenseOptions | VarlenOptions) -> Tensor:
+    attended = _count_keys(operator(*tensors, *options))
+    visible = _count_keys(operator(*tensors, *options._replace(skip_tolerance=0.0)))
+    return torch.where(visible > 0, attended / visible, 1.0)
+
+
+def _count_keys(outputs: tuple[Tensor, ...]) -> Tensor:
+    """For each head, the number of keys in the ranges that the operator visited."""
+    *_, ranges = outputs  # pairs of first and end
+    return (ranges[..., 1::2] - ranges[..., ::2]).clamp(min=0).sum(-1).double()

@@ -1,4 +1,4 @@
-"""Compute: attend with ALiBi, a penalty that grows linearly with distance, in place of position embeddings."""
+"""Attention with ALiBi: a penalty that grows linearly with distance replaces position embeddings."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 
 from ..ops import backends
 from ..ops.alibi_attention import validation
@@ -34,41 +35,42 @@ def alibi_attention(
     skip_tolerance: float = DEFAULT_SKIP_TOLERANCE,
     return_lse: bool = False,
     backend: str | None = None,
-) -> Any:  # a tensor, with return_lse two: a union would burden every caller
+) -> Any:  # one tensor, or two with return_lse; a union would burden every caller
     """Softmax attention with score = scale · q·k − slope · |position − j|.
 
-    Query i stands at position `query_start + i`, key j at j. A query that sees no key gives zeros, with all
-    gradients zero. Differentiable in query, key, value and slopes. Accumulates in float32 (float64 for
-    float64). Source of the bias: Press et al., arXiv 2108.12409.
+    Query i has position `query_start + i`, key j has position j. The output of a query without any visible key is
+    zero, and so are its gradients. Differentiable in query, key, value and slopes. Accumulates in float32 (float64
+    for float64). Source of the bias: Press et al., arXiv 2108.12409.
 
     Args:
         query: (B, Hq, Sq, D) float32, float16, bfloat16 or float64, any strides, D from 1 to 256.
         key: (B, Hkv, Sk, D), with Hq a multiple of Hkv: query head h attends to key head h // (Hq / Hkv).
         value: (B, Hkv, Sk, D).
-        slopes: (Hq,) or (B, Hq), any real values. Default `alibi_slopes(Hq)`.
-        causal: hide the keys behind a query's position: j > position.
-        scale: default 1 / √D.
-        segment_length: L: token t belongs to segment t // L and attends only inside it, as if rows were cut
-            into rows of L. Needs Sq = Sk and no query_start.
-        query_start: position of query 0, any int, or an int tensor () or (B,). Default Sk − Sq.
-        window: hide keys at a distance |position − j| larger than this.
+        slopes: (Hq,) or (B, Hq), any real values. Default: `alibi_slopes(Hq)`.
+        causal: Hide the keys after a query's position: j > position.
+        scale: Default: 1 / √D.
+        segment_length: L. Token t belongs to segment t // L and attends only inside it, as if rows were cut into rows
+            of L. Needs Sq = Sk and no query_start.
+        query_start: Position of query 0: any int, or an int tensor () or (B,). Default: Sk − Sq.
+        window: Hide keys at a distance |position − j| larger than this.
         key_padding_mask: (B, Sk) bool, True where a key is attended. Masked keys and values may hold NaN.
-        dropout_p: share of the attention weights dropped, in [0, 1); what stays is divided by 1 − dropout_p.
-        skip_tolerance: ε in [0, 1): at most this share of a query's softmax sum may be left out, so that apart
-            from rounding |out − exact| ≤ 2ε · max|value| / (1 − dropout_p). 0 leaves out nothing.
-        return_lse: also return lse, the natural log of each query's softmax sum, the bias included, before
-            dropout; −∞ where no key is seen.
+        dropout_p: Share of the attention weights to drop, in [0, 1). The remaining weights are divided by
+            1 − dropout_p.
+        skip_tolerance: ε in [0, 1). At most this share of a query's softmax sum may be left out, so that apart from
+            rounding |out − exact| ≤ 2ε · max|value| / (1 − dropout_p). With 0, nothing is left out.
+        return_lse: Also return lse, the natural log of each query's softmax sum, with the bias and before dropout;
+            −∞ for a query without any visible key.
         backend: None (best available), "reference", "native" or "triton".
 
     Returns:
-        out (B, Hq, Sq, D) of the query's dtype; with return_lse also lse (B, Hq, Sq) float32 (float64 for
-        float64). Under autocast query, key and value are cast to its dtype; slopes are not.
+        out (B, Hq, Sq, D) of the query's dtype; with return_lse also lse (B, Hq, Sq) float32 (float64 for float64).
+        Under autocast, query, key and value are cast to its dtype, and slopes are not.
 
     Raises:
-        TypeError, ValueError: an argument does not fit; the message names it. Raised before any kernel runs.
+        TypeError, ValueError: An argument does not fit. The message names it. Raised before any kernel runs.
     """
     check_bool("return_lse", return_lse)
-    out, lse, *_ = attend(
+    operator, tensors, options = dense_call(
         query,
         key,
         value,
@@ -83,6 +85,7 @@ def alibi_attention(
         skip_tolerance=skip_tolerance,
         backend=backend,
     )
+    out, lse, *_ = operator(*tensors, *options)
     return (out, lse) if return_lse else out
 
 
@@ -103,31 +106,32 @@ def alibi_attention_varlen(
     skip_tolerance: float = DEFAULT_SKIP_TOLERANCE,
     return_lse: bool = False,
     backend: str | None = None,
-) -> Any:  # a tensor, with return_lse two: a union would burden every caller
+) -> Any:  # one tensor, or two with return_lse; a union would burden every caller
     """`alibi_attention` over packed sequences of different lengths, without padding.
 
-    Sequence b holds the queries cu_seqlens_q[b] ... cu_seqlens_q[b + 1] − 1 and the keys likewise. Its last
-    query meets its last key: query i of it stands at position len_k − len_q + i. Options, dtypes, zeros for
-    queries without a key, and gradients are those of `alibi_attention`.
+    Sequence b holds the queries cu_seqlens_q[b] ... cu_seqlens_q[b + 1] − 1, and likewise the keys. The last query of
+    a sequence has the position of its last key: query i has position len_k − len_q + i. Options, dtypes, gradients
+    and the zeros for queries without a key are those of `alibi_attention`.
 
     Args:
         query: (Tq, Hq, D), all sequences one after another.
         key: (Tk, Hkv, D).
         value: (Tk, Hkv, D).
-        cu_seqlens_q: (B + 1,) int32, 0 first, not decreasing. Tokens past the last entry give zeros.
+        cu_seqlens_q: (B + 1,) int32, starting with 0, not decreasing. The outputs of tokens past the last entry are
+            zero.
         cu_seqlens_k: (B + 1,) int32.
-        max_seqlen_q: at least the longest sequence of queries; kernels size their grid by it.
-        max_seqlen_k: at least the longest sequence of keys.
-        slopes: (Hq,), or (B, Hq) by sequence. Default `alibi_slopes(Hq)`.
+        max_seqlen_q: At least the length of the longest sequence of queries. Kernels size their grid by it.
+        max_seqlen_k: At least the length of the longest sequence of keys.
+        slopes: (Hq,), or (B, Hq) by sequence. Default: `alibi_slopes(Hq)`.
 
     Returns:
         out (Tq, Hq, D); with return_lse also lse (Hq, Tq).
 
     Raises:
-        TypeError, ValueError: an argument does not fit; the message names it. Raised before any kernel runs.
+        TypeError, ValueError: An argument does not fit. The message names it. Raised before any kernel runs.
     """
     check_bool("return_lse", return_lse)
-    out, lse, *_ = attend_varlen(
+    operator, tensors, options = varlen_call(
         query,
         key,
         value,
@@ -143,10 +147,11 @@ def alibi_attention_varlen(
         skip_tolerance=skip_tolerance,
         backend=backend,
     )
+    out, lse, *_ = operator(*tensors, *options)
     return (out, lse) if return_lse else out
 
 
-def attend(
+def dense_call(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -161,8 +166,12 @@ def attend(
     dropout_p: float,
     skip_tolerance: float,
     backend: str | None,
-) -> tuple[Tensor, ...]:
-    """Check, fill in defaults, call the operator: what schema.allocate_outputs says."""
+) -> tuple[OpOverload, tuple[Tensor, ...], DenseOptions]:
+    """Check the arguments of `alibi_attention` and fill in defaults.
+
+    Returns:
+        The operator that serves the call, its tensors, and its options.
+    """
     validation.check_are_tensors(query=query, key=key, value=value)
     query, key, value = _autocast(query, key, value)
     validation.check_query_key_value(query, key, value, "(batch, heads, length, head_dim)")
@@ -195,11 +204,10 @@ def attend(
         dropout_p=dropout_p,
         skip_tolerance=skip_tolerance,
     )
-    operator = overload("alibi_attention", backends.choose("alibi_attention", query.device.type, backend, query.dtype))
-    return operator(query, key, value, slopes, *options)
+    return _operator("alibi_attention", query, backend), (query, key, value, slopes), options
 
 
-def attend_varlen(
+def varlen_call(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -215,8 +223,8 @@ def attend_varlen(
     dropout_p: float,
     skip_tolerance: float,
     backend: str | None,
-) -> tuple[Tensor, ...]:
-    """As `attend`, for packed sequences."""
+) -> tuple[OpOverload, tuple[Tensor, ...], VarlenOptions]:
+    """`dense_call` for `alibi_attention_varlen`."""
     validation.check_are_tensors(query=query, key=key, value=value)
     query, key, value = _autocast(query, key, value)
     validation.check_query_key_value(query, key, value, "(tokens, heads, head_dim)")
@@ -246,18 +254,20 @@ def attend_varlen(
         dropout_p=dropout_p,
         skip_tolerance=skip_tolerance,
     )
-    name = "alibi_attention_varlen"
-    operator = overload(name, backends.choose(name, query.device.type, backend, query.dtype))
-    return operator(query, key, value, slopes, *options)
+    return _operator("alibi_attention_varlen", query, backend), (query, key, value, slopes), options
+
+
+def _operator(name: str, query: Tensor, backend: str | None) -> OpOverload:
+    return overload(name, backends.choose(name, query.device.type, backend, query.dtype))
 
 
 def _autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """Cast as autocast casts the operands of a matrix product: float64 stays.
+    """Cast the tensors as autocast casts the operands of a matrix product. float64 is not cast.
 
-    By hand, since a rule for the whole operator would cast the slopes too.
+    An autocast rule for the whole operator would cast the slopes too.
     """
     device_type = tensors[0].device.type
-    if tensors[0].is_meta or not torch.is_autocast_enabled(device_type):  # autocast knows no meta device
+    if tensors[0].is_meta or not torch.is_autocast_enabled(device_type):  # autocast does not support the meta device
         return tensors
     dtype = torch.get_autocast_dtype(device_type)
     return tuple(
@@ -267,7 +277,7 @@ def _autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
 
 
 def _dropout_seed(dropout_p: float, query: Tensor) -> Tensor | None:
-    """Drawn from the device's own generator: reproducible, and no copy from the host."""
+    """A seed from the device's own generator: reproducible, and without a copy from the host."""
     if dropout_p == 0:
         return None
     return torch.randint(2**63 - 1, (), dtype=torch.int64, device=query.device)

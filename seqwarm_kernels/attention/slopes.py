@@ -1,4 +1,4 @@
-"""ALiBi's mathematics in plain PyTorch: the slopes of the heads, and the dense bias that they mean.
+"""ALiBi in plain PyTorch: the slopes of the heads, and the dense bias that they define.
 
 Source: O. Press, N. A. Smith, M. Lewis, "Train Short, Test Long: Attention with Linear Biases Enables Input
 Length Extrapolation", ICLR 2022, arXiv 2108.12409.
@@ -15,12 +15,12 @@ from ..utils.checks import check_int
 def alibi_slopes(num_heads: int, *, device: torch.device | str | None = None) -> Tensor:
     """The slopes of Press et al.: 2^(−8/n), 2^(−16/n), ..., 2^(−8) for n = `num_heads` a power of two.
 
-    For other numbers, as in the paper's code: the slopes of the largest power of two p below, then every
-    other one of those of 2p.
+    For other numbers, as in the paper's code: the slopes for the largest power of two p below `num_heads`, then every
+    other slope for 2p.
 
     Args:
         num_heads: H, at least 1.
-        device: where the result lives.
+        device: Device of the result.
 
     Returns:
         (H,) float32, in (0, 1).
@@ -35,7 +35,7 @@ def alibi_slopes(num_heads: int, *, device: torch.device | str | None = None) ->
 
 
 def _geometric_slopes(power: int, device: torch.device | str | None) -> Tensor:
-    """2^(−8 i / power) for i = 1 ... power, made on the device: no copy from the host, which would wait."""
+    """2^(−8 i / power) for i = 1 ... power. Computed on the device, because a copy from the host would wait."""
     return torch.exp2(torch.arange(1, power + 1, dtype=torch.float64, device=device) * (-8 / power))
 
 
@@ -49,14 +49,15 @@ def alibi_bias(
 ) -> Tensor:
     """The dense additive bias −slope · |position − j|, for attention kernels that take a bias.
 
-    It needs H · Q · K elements; `alibi_attention` computes the same without it.
+    The bias has H · Q · K elements. `alibi_attention` computes the same attention without it.
 
     Args:
-        slopes: (H,), any floating dtype.
+        slopes: (H,) or (B, H), any floating dtype.
         query_length: Q.
         key_length: K.
-        causal: −∞ where key j lies behind the query's position.
-        query_start: position of query 0; key j stands at j. Default K − Q: the last query meets the last key.
+        causal: The bias is −∞ for keys after the query's position: j > position.
+        query_start: Position of query 0; key j has position j. Default: K − Q, so that the last query has the position
+            of the last key.
 
     Returns:
         (H, Q, K) of the slopes' dtype and device; (B, H, Q, K) for slopes (B, H). A row may hide every key.

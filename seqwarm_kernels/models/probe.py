@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..utils.modules import ExampleBatch, as_given, as_mapping, call_model, guess_batch
+from ..utils.modules import ExampleBatch, as_mapping, call_model, from_mapping, guess_batch
 from .alibi_layer import AlibiHeads, AttentionCall, observe_calls
 from .families.torch_nn import AlibiMultiheadAttention
 from .report import Verification
@@ -76,7 +76,7 @@ def _same_token(batch: ExampleBatch) -> ExampleBatch:
         if is_sequence and "position" not in name:
             value = same.setdefault(str(id(value)), value[:1, :1].expand_as(value).contiguous())
         same[name] = value
-    return as_given({name: same[name] for name in as_mapping(batch)}, batch)
+    return from_mapping({name: same[name] for name in as_mapping(batch)}, batch)
 
 
 @contextmanager

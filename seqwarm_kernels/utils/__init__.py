@@ -1,1 +1,1 @@
-"""Helpers that know nothing of this package's topics: checks of arguments, files, modules."""
+"""Helpers without a topic of this package: checks of arguments, files, the user's model."""

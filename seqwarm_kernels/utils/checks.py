@@ -1,4 +1,4 @@
-"""Checks of plain arguments, shared by every public function."""
+"""Checks of arguments, states and optional packages."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def check_real(name: str, value: object) -> None:
     """`value` must be a finite real number."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"{name} must be a real number, got {type(value).__name__}")
-    if not value - value == 0:  # math.isfinite does not trace where torch.compile takes a number for dynamic
+    if not value - value == 0:  # torch.compile cannot trace math.isfinite of a dynamic number
         raise ValueError(f"{name} must be finite, got {value}")
 
 
@@ -61,10 +61,7 @@ def check_same_configuration(
 
 
 def check_matplotlib() -> None:
-    """
-    Raises:
-        ImportError: matplotlib is missing. The message says how to install it.
-    """
+    """matplotlib must be installed. The error says how to install it."""
     try:
         import matplotlib  # noqa: F401
     except ImportError as error:

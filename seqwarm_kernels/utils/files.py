@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, whenever the process is killed."""
+"""Files that are written atomically: a killed process leaves no half-written file."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-#: Ends the name of what is being written. A process that was killed leaves it behind; never read, free to delete.
+#: Suffix of a file that is being written. A killed process leaves such a file; it is never read and can be deleted.
 PARTIAL_SUFFIX = ".partial"
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """A reader sees the old content or the new one, also after a power cut and with several writers at once."""
+    """Write a file. Readers see the old or the new content, even after a power cut or with several writers."""
     with open_atomically(path) as file:
         file.write(content)
 
 
 @contextmanager
 def open_atomically(path: Path) -> Iterator[BinaryIO]:
-    """A file to write, which takes the place of `path` at the end, unless something was raised."""
+    """A file to write, which replaces `path` at the end if no exception was raised."""
     partial = partial_of(path)
     try:
         with open(partial, "xb") as file:
@@ -36,12 +36,12 @@ def open_atomically(path: Path) -> Iterator[BinaryIO]:
 
 
 def partial_of(path: Path) -> Path:
-    """A name of this writer's own, in the same folder: os.replace must not copy."""
+    """A path that no other writer uses, in the same folder, so that os.replace does not copy."""
     return path.with_name(f"{path.name}.{secrets.token_hex(8)}{PARTIAL_SUFFIX}")
 
 
 def sync_folder(path: Path) -> None:
-    """The new name, too, must be on the disk; systems that cannot open a folder do that themselves."""
+    """Write new file names to the disk. Systems that cannot open a folder do this themselves."""
     if not hasattr(os, "O_DIRECTORY"):
         return
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)

@@ -1,4 +1,4 @@
-"""The user's module: inside the wrappers of torch, its inputs, and the call with a batch."""
+"""The user's model: the module inside torch's wrappers, the inputs of its forward, and a call with a batch."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-#: What a model is called with: keyword arguments by name, positional ones, or one tensor.
+#: A batch that a model is called with: keyword arguments by name, positional arguments, or one tensor.
 ExampleBatch = Mapping[str, Any] | Sequence[Tensor] | Tensor
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """The user's module inside torch.compile's or DistributedDataParallel's."""
+    """The user's module inside a module of torch.compile or DistributedDataParallel."""
     for attribute in ("_orig_mod", "module"):
         inner = getattr(model, attribute, None)
         if isinstance(inner, nn.Module) and type(model).__module__.startswith("torch."):
@@ -22,13 +22,13 @@ def unwrapped(model: nn.Module) -> nn.Module:
     return model
 
 
-def signature(model: nn.Module) -> Mapping[str, inspect.Parameter]:
-    """The parameters of `forward`, of the model inside any wrapper."""
+def forward_parameters(model: nn.Module) -> Mapping[str, inspect.Parameter]:
+    """The parameters of the forward of the user's module, by name."""
     return inspect.signature(unwrapped(model).forward).parameters
 
 
 def is_compiled(model: nn.Module) -> bool:
-    """Whether torch.compile has a part in it."""
+    """Whether torch.compile compiled the model or a module in it."""
     return any(
         hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
         for module in model.modules()
@@ -36,14 +36,14 @@ def is_compiled(model: nn.Module) -> bool:
 
 
 def guess_batch(model: nn.Module, batch_size: int, length: int, device: torch.device) -> dict[str, Tensor]:
-    """Inputs of a Hugging Face model by its config, or token ids for a model whose first layer is an embedding.
+    """Random inputs for a Hugging Face model with a vocabulary, or for a model whose first layer is an embedding.
 
-    Causal, masked and encoder-decoder language models, and models of text and images of a fixed size.
+    Covers causal, masked and encoder-decoder language models, and models of text and images of a fixed size.
 
     Raises:
-        ValueError: the model is neither.
+        ValueError: The model has no config with a vocabulary, and its first layer is not an embedding.
     """
-    parameters = list(signature(model))
+    parameters = list(forward_parameters(model))
     first_layer = next((module for module in model.modules() if not list(module.children())), None)
     config = getattr(unwrapped(model), "config", None)
     vocabulary = _vocabulary_of(config) if "input_ids" in parameters else None
@@ -70,7 +70,7 @@ def guess_batch(model: nn.Module, batch_size: int, length: int, device: torch.de
 
 
 def _vocabulary_of(config: Any) -> int | None:
-    """Of its text, where a config has parts."""
+    """Vocabulary size of the text model, which may have a config of its own."""
     text = getattr(config, "text_config", None) or config
     return getattr(text, "vocab_size", None)
 
@@ -82,7 +82,7 @@ def _image_size_of(config: Any) -> tuple[int, int, int] | None:
 
 
 def as_mapping(batch: ExampleBatch) -> dict[str, Any]:
-    """Positional arguments under their numbers, so that one code path resizes all."""
+    """The batch by name. The names of positional arguments are their numbers."""
     if isinstance(batch, Mapping):
         return dict(batch)
     if isinstance(batch, Tensor):
@@ -94,21 +94,22 @@ def as_mapping(batch: ExampleBatch) -> dict[str, Any]:
     )
 
 
-def as_given(mapping: dict[str, Any], batch: ExampleBatch) -> ExampleBatch:
-    """The reverse of `as_mapping`."""
+def from_mapping(mapping: dict[str, Any], batch: ExampleBatch) -> ExampleBatch:
+    """The reverse of `as_mapping`: the entries of `mapping` in the form of `batch`."""
     if isinstance(batch, Mapping):
         return mapping
     return mapping["0"] if isinstance(batch, Tensor) else tuple(mapping.values())
 
 
 def call_model(model: nn.Module, batch: ExampleBatch) -> Any:
-    """A mapping goes by the names that `forward` has, or whole where it has none of them and one parameter.
+    """Call the model with the part of a batch that its forward takes.
 
-    Of a tuple goes as much as `forward` takes: the rest (labels) is for the loss function.
+    The entries of a mapping are passed by name. If the only parameter of the forward is not an entry, the mapping
+    itself is passed. The rest of a tuple, such as labels, is for the loss function.
     """
     if isinstance(batch, Tensor):
         return model(batch)
-    parameters = signature(model)
+    parameters = forward_parameters(model)
     kinds = [parameter.kind for parameter in parameters.values()]
     if not isinstance(batch, Mapping):
         takes_all = inspect.Parameter.VAR_POSITIONAL in kinds

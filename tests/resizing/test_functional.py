@@ -106,7 +106,7 @@ BAD_CALLS = [
     ),
     ({}, {"remainder": "pad"}, ValueError, "remainder='pad' needs mode='reshape', got mode='truncate'"),
     ({}, {"seq_dim": 2}, ValueError, "seq_dim must be 1 .* got 2"),
-    ({}, {"keep_last_token": True}, ValueError, "keep_last_token needs the batch to hold an 'attention_mask'"),
+    ({}, {"keep_last_token": True}, ValueError, "keep_last_token needs an 'attention_mask'"),
     ({}, {"keep_last_token": True, "mode": "reshape"}, ValueError, "keep_last_token needs mode='truncate'"),
     ({}, {"keys": ["tokens"]}, ValueError, r"keys names 'tokens', the tensors of the batch are \['input_ids'\]"),
     ({}, {"keys": "input_ids"}, TypeError, "keys must be a collection of names, got the string 'input_ids'"),

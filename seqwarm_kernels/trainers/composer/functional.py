@@ -16,7 +16,7 @@ from ... import models
 from ...resizing.containers import flatten_batch
 from ...resizing.functional import resize_batch
 from ...utils.checks import check_bool
-from ...utils.modules import guess_batch, signature
+from ...utils.modules import forward_parameters, guess_batch
 
 _EXAMPLE_LENGTH = 16
 
@@ -48,7 +48,7 @@ def apply_alibi(
 def _example_batch(model: nn.Module, max_sequence_length: int) -> dict[str, Tensor] | None:
     """Returns a batch for the model inside Composer's HuggingFaceModel, whose forward takes the whole batch."""
     inner = getattr(model, "model", None)
-    if not isinstance(inner, nn.Module) or list(signature(model)) != ["batch"]:
+    if not isinstance(inner, nn.Module) or list(forward_parameters(model)) != ["batch"]:
         return None
     device = next((parameter.device for parameter in inner.parameters()), torch.device("cpu"))
     try:

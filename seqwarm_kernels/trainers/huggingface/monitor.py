@@ -11,11 +11,9 @@ from transformers import TrainerControl, TrainerState, TrainingArguments
 
 from ...diagnostics import TrainingMonitor
 from ...diagnostics.monitor import Output
+from ...schedule.attachment import NUM_ITEMS_IN_BATCH
 from ..monitor_state import MonitorState
 from .restorable import RestorableCallback
-
-#: A model that gets this argument returns a part of the step's loss, and not the mean of its batch.
-_NUM_ITEMS = "num_items_in_batch"
 
 
 class Monitor(RestorableCallback):
@@ -86,7 +84,7 @@ class Monitor(RestorableCallback):
             return
         loss = outputs.get("loss") if isinstance(outputs, Mapping) else next(iter(outputs), None)
         if isinstance(loss, Tensor) and loss.numel() == 1:
-            self._losses_are_parts = kwargs.get(_NUM_ITEMS) is not None
+            self._losses_are_parts = kwargs.get(NUM_ITEMS_IN_BATCH) is not None  # then not means of their batches
             self._monitor_state.add_loss(loss)  # not a copy: a Trainer with several ranks scales it in place
 
     def on_optimizer_step(
