@@ -1,4 +1,4 @@
-"""The Triton kernels compile for every chip, in every shipped configuration, into what the chip is good at."""
+"""The Triton kernels compile for every chip and configuration, and use the chip's matrix and copy instructions."""
 
 import json
 import os
@@ -11,15 +11,15 @@ import pytest
 triton = pytest.importorskip("triton")
 ROOT = Path(__file__).parent.parent
 
-#: Bytes of shared memory of a program: what chip 80 shares its tiles with has least.
+#: Bytes of shared memory that a program may use. Chips 8.6 and 8.9 use the tiles of chip 80 and have 99 KiB.
 SHARED_LIMIT = {80: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024}
-#: The compiler that the tiles were chosen with; others may need a register more.
+#: Whether this is the compiler that the tiles were chosen with. Other compilers may need more registers.
 PINNED = triton.__version__.startswith("3.7.")
 PRODUCTS = ("forward", "backward_query", "backward_key")
 
 
 def compile_all(chip, head_dim):
-    """In a process of its own, since the interpreter that other tests use cannot compile."""
+    """Compiles in a process of its own, because the interpreter of other tests cannot compile."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     command = [sys.executable, "-m", "bench", "aot", "--chips", str(chip), "--head-dims", str(head_dim), "--json"]
     run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
@@ -34,14 +34,14 @@ def test_every_configuration_compiles_into_the_right_instructions(chip, head_dim
     assert {report["kernel"] for report in reports} == {*PRODUCTS, "norms", "backward_terms"}
     for report in reports:
         assert report["shared_bytes"] <= SHARED_LIMIT[chip], report
-        assert report["registers"] > 16, f"compiled to nothing: {report}"
+        assert report["registers"] > 16, f"compiled to an empty kernel: {report}"
         if report["dtype"] == "fp32":
             continue
         if report["kernel"] in PRODUCTS:
             assert report["matrix"] > 0, report
-            if chip == 80 or report["variant"] != "mask":  # a mask hides rows one by one: no bulk copies
+            if chip == 80 or report["variant"] != "mask":  # a mask hides single rows, which rules out bulk copies
                 assert report["copies"] > 0, report
-        if head_dim <= 128:  # the others: a little, where registers hold what a mask or packing clears
+        if head_dim <= 128:  # with a mask or packing, kernels may spill a little: they clear tiles in registers
             plain = report["variant"] in ("causal", "full")
             most = 0 if plain and PINNED else 256
             assert report["spilled_bytes"] <= most, report

@@ -66,7 +66,8 @@ def case_of(problem: Problem, work: str, inputs: str) -> str:
 
 
 class Measurements:
-    """
+    """Measures and collects records.
+
     Args:
         seconds: Measuring time of each record.
     """

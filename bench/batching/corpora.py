@@ -23,7 +23,8 @@ class Lengths(NamedTuple):
 
 
 class BenchCorpus:
-    """
+    """A corpus that is read and counted on first use.
+
     Args:
         name: Name in records.
         paths: Files or folders.

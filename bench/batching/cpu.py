@@ -155,55 +155,63 @@ def _peer(folder: Path) -> Any:
 
 
 def resumed(corpus: BenchCorpus, folder: Path, repeats: int) -> Iterator[BatchingRecord]:
-    """Time from loading a state, taken after a million items, to the next batch.
-
-    The states are taken at different positions in their windows.
-    """
-    stream = _stream(folder, infinite=True)
-    yield _resumed(corpus, STREAM, stream, lambda: _stream(folder, infinite=True), repeats)
+    """Time to load a state that was taken after a million items, and to return the next batch."""
     lengths = many_lengths(corpus.lengths("bytes").tokens, 2 * MILLION, BUDGET)
 
     def sampler() -> LengthBatchSampler:
         return LengthBatchSampler(lengths, BatchPlanner(BUDGET), window=WINDOW, rank=0, world_size=1)
 
-    yield _resumed(corpus, f"{SAMPLER} of {len(lengths):,} items", sampler(), sampler, repeats)
-    if not infinibatch.installed():
-        return
-    peer, items, times = _peer(folder), 0, []
+    def save(batches: Any) -> str:
+        return json.dumps(batches.state_dict())
+
+    def load(batches: Any, state: str) -> None:
+        batches.load_state_dict(json.loads(state))
+
+    yield _resumed(corpus, STREAM, lambda: _stream(folder, infinite=True), save, load, repeats)
+    yield _resumed(corpus, f"{SAMPLER} of {len(lengths):,} items", sampler, save, load, repeats)
+    if infinibatch.installed():
+        yield _resumed(
+            corpus,
+            INFINIBATCH,
+            lambda: _peer(folder),
+            lambda batches: pickle.dumps(batches.getstate()),
+            lambda batches, state: batches.setstate(pickle.loads(state)),
+            repeats,
+        )
+
+
+def _resumed(
+    corpus: BenchCorpus,
+    name: str,
+    make: Callable[[], Any],
+    save: Callable[[Any], Any],
+    load: Callable[[Any, Any], None],
+    repeats: int,
+) -> BatchingRecord:
+    """Takes each state at another position in its window.
+
+    Args:
+        make: Returns an iterable of batches.
+        save: Serializes the state of such an iterable.
+        load: Restores a serialized state.
+    """
+    batches = make()
+    iterator, items, times, state = iter(batches), 0, [], ""
     while items < MILLION:
-        items += len(next(peer))
-    for _ in range(repeats):
-        for _ in range(17):
-            next(peer)
-        state = pickle.dumps(peer.getstate())
-        other = _peer(folder)
-        start = time.perf_counter()
-        other.setstate(pickle.loads(state))
-        batch = next(other)
-        times.append((time.perf_counter() - start) * 1e3)
-        if batch != next(peer):
-            raise RuntimeError("infinibatch resumed at another batch")
-    figures = {"milliseconds": median(times), "slowest_milliseconds": max(times), "state_bytes": len(state)}
-    yield BatchingRecord(RESUMED, corpus.name, INFINIBATCH, "bytes", figures, _version(INFINIBATCH))
-
-
-def _resumed(corpus: BenchCorpus, name: str, batches: Any, make: Callable[[], Any], repeats: int) -> BatchingRecord:
-    iterator, times, state = iter(batches), [], ""
-    while batches.progress.items < MILLION:
-        next(iterator)
+        items += len(next(iterator))
     for _ in range(repeats):
         for _ in range(17):
             next(iterator)
-        state = json.dumps(batches.state_dict())
+        state = save(batches)
         other = make()
         start = time.perf_counter()
-        other.load_state_dict(json.loads(state))
+        load(other, state)
         batch = next(iter(other))
         times.append((time.perf_counter() - start) * 1e3)
         if batch != next(iterator):
             raise RuntimeError(f"{name} resumed at another batch")
     figures = {"milliseconds": median(times), "slowest_milliseconds": max(times), "state_bytes": len(state)}
-    return BatchingRecord(RESUMED, corpus.name, name, "bytes", figures)
+    return BatchingRecord(RESUMED, corpus.name, name, "bytes", figures, _version(name))
 
 
 def run(found: list[BenchCorpus], repeats: int) -> Iterator[BatchingRecord]:

@@ -28,7 +28,7 @@ class BatchingRecord:
 
 
 def report(lines: list[dict[str, Any]], figures: Path) -> str:
-    """Table and goals in Markdown. There is no figure."""
+    """Table and goals in Markdown, without a figure."""
     return report_records([BatchingRecord(**line) for line in lines])
 
 

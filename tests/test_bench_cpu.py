@@ -1,0 +1,102 @@
+"""bench: the CPU benchmarks measure and report, in tiny sizes."""
+
+from dataclasses import asdict
+
+import pytest
+import torch
+
+from bench.alibi_attention import cpu as attention
+from bench.alibi_attention import peers
+from bench.alibi_attention.cases import BOTH, FORWARD, RESULT_NAMES, Case
+from bench.alibi_attention.problems import Problem
+from bench.alibi_attention.report import report as report_attention
+from bench.batching import cpu as batching
+from bench.batching.corpora import BenchCorpus
+from bench.batching.report import report_records
+from bench.moment_statistics import cpu as moments
+from bench.resize_batch import cpu as resizing
+from bench.resize_batch.implementations import BY_HAND, METHODS, OURS, Resizing, implementations
+from bench.resize_batch.report import report as report_resizing
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [
+        Problem(2, 4, 2, 48, 16, dtype=torch.float32),
+        Problem(2, 4, 2, 48, 16, causal=False, dtype=torch.float32),
+        Problem(2, 2, 2, 48, 16, segment_length=12, dtype=torch.float32),
+    ],
+    ids=lambda problem: problem.case(),
+)
+def test_attention_peers_compute_the_same(problem):
+    case = Case(problem, "b", CPU)
+    for peer in (*peers.ours(CPU, problem.dtype), peers.reference(), peers.MASK, peers.EAGER):
+        out = peer.make(problem, CPU)(*case.inputs)
+        errors = case.exact.errors(out.detach(), torch.autograd.grad(out, case.inputs, case.grad_out))
+        assert set(errors) == set(RESULT_NAMES)
+        assert max(errors.values()) < 1e-4, peer.name
+
+
+def test_attention_is_measured(monkeypatch, tmp_path):
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    problem = Problem(2, 2, 2, 32, 64, dtype=torch.float32)
+    monkeypatch.setattr(attention, "LONG", problem)
+    found = attention.Measurements(0.001)
+    for peer in (*peers.ours(CPU, problem.dtype), peers.MASK):
+        found.add(Case(problem, "a", CPU), peer, 1)
+    assert [record.facts["work"] for record in found.records] == [FORWARD, BOTH] * 3
+    text = report_attention([asdict(record) for record in found.records], tmp_path)
+    assert "| forward, causal B2 H2 S32 D64, float32 | SDPA with bias mask | 1 |" in text
+    assert (tmp_path / "cpu_attention.png").exists()
+
+
+def test_every_attention_problem_has_the_peers_of_its_size():
+    names = {
+        problem.case(): [peer.name for peer in attention.peers_of(problem)] for problem in attention.problems_of(False)
+    }
+    assert peers.reference().name in names["causal B2 H12 S1024 D64"]
+    assert peers.EAGER.name not in names["causal B1 H12 S16384 D64"]
+    assert peers.MASK.name in names["causal B1 H12 S8192 D64"]
+    assert peers.MASK.name not in names["causal B1 H12 S16384 D64"]
+    assert {peers.MASK.name, peers.EAGER.name} < set(names["causal B1 H12 S16384 D64 L16"])
+
+
+def test_resizing_is_measured(tmp_path):
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    threads, records = torch.get_num_threads(), []
+    try:
+        for method in METHODS:
+            problem = Resizing(3, 4, 16, 6, method)
+            names = list(implementations(problem, problem.batch("meta"), compiled=False))
+            found = resizing._measure_in_process(resizing.Work(problem, names, 1, 0.001))
+            assert [record.implementation for record in found] == names
+            assert {OURS, BY_HAND} <= set(names)
+            records += found
+    finally:
+        torch.set_num_threads(threads)
+    text = report_resizing([asdict(record) for record in records], tmp_path)
+    assert all(f"| {method}, 3 x 4 x 16 int64 to 6 | {OURS} | 1 |" in text for method in METHODS)
+    assert "| under 1 MB" in text
+    assert (tmp_path / "cpu_resize_batch.png").exists()
+
+
+def test_the_monitor_is_measured(monkeypatch, tmp_path):
+    monkeypatch.setattr(moments, "MODEL", (1, 2, 16))
+    records = moments.measure_at(8, repeats=2)
+    assert [record.implementation for record in records] == [moments.STEP, moments.MONITOR, moments.BY_HAND]
+    assert all(record.max_error < 1e-5 for record in records[1:])
+    assert moments.report([asdict(record) for record in records], tmp_path).count("\n") == 4
+
+
+def test_batching_is_measured(monkeypatch, tmp_path):
+    for name, value in (("MILLION", 500), ("WINDOW", 100), ("BUDGET", 256), ("TOKENIZERS", ("whitespace", "bytes"))):
+        monkeypatch.setattr(batching, name, value)
+    path = tmp_path / "text.txt"
+    path.write_text("".join(f"{'word ' * (index % 23 + 1)}\n" for index in range(1000)))
+    records = list(batching.run([BenchCorpus("a corpus", [path], "line")], repeats=2))
+    text = report_records(records)
+    for what in ("padding", "planned", "end to end", "resumed"):
+        assert f"| {what} | a corpus |" in text
+    assert "| resumed after a million items, LengthBatchStream |" in text
