@@ -76,7 +76,7 @@ class PlannedBatches(ABC):
             self._configuration["world_size"] = self.world_size
         self._reader = reader
         self._maker = WindowMaker(reader, planner, window, seed if shuffle else None, self.world_size)
-        self._current = self._epoch_start(0, Counts())
+        self._current = self._start_epoch(0, Counts())
         self._recorded: deque[Position] | None = None
 
     def __iter__(self) -> BatchIterator:
@@ -144,7 +144,7 @@ class PlannedBatches(ABC):
             infinite=self._infinite,
         )
 
-    def _epoch_start(self, epoch: int, counts: Counts) -> RankBatches:
+    def _start_epoch(self, epoch: int, counts: Counts) -> RankBatches:
         return self._rank_batches(Position(self._maker.epoch_start(epoch, counts), counts))
 
     def _step(self, rank_batches: RankBatches) -> list[Any] | None:

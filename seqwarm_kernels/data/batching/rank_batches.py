@@ -100,15 +100,15 @@ class RankBatches:
 
     def _restore_open_window(self) -> None:
         """Form the window again that was open at the initial position."""
-        if self._not_restored is None:
+        position = self._not_restored
+        if position is None:
             return
-        start, _, num_items, max_length, batches_served = self._not_restored
-        if num_items is not None:
-            window = self._maker.form_again(start, num_items, max_length)
-            if window is None or batches_served >= len(window):
+        if position.num_items is not None:
+            window = self._maker.form_again(position.start, position.num_items, position.max_length)
+            if window is None or position.batches_served >= len(window):
                 raise ValueError("state_dict must be of the same items: its open window is different here")
             self._add(window)
-        self._not_restored, self._batches_served = None, batches_served
+        self._not_restored, self._batches_served = None, position.batches_served
 
     def _add(self, window: Window) -> None:
         self._windows.append(window)

@@ -93,7 +93,7 @@ class LengthBatchSampler(PlannedBatches, Sampler[list[Any]]):
         start = self.position.start
         key = start.epoch, start.epoch_start_counts
         if self._planned_length is None or self._planned_length[:2] != key:
-            rank_batches = self._epoch_start(*key)
+            rank_batches = self._start_epoch(*key)
             self._planned_length = *key, sum(1 for _ in iter(rank_batches.step, None))
         return self._planned_length[2]
 
@@ -105,11 +105,14 @@ class LengthBatchSampler(PlannedBatches, Sampler[list[Any]]):
     def set_epoch(self, epoch: int) -> None:
         """Start the next `iter()` at the beginning of this epoch, or where a state of it was just loaded."""
         check_int("epoch", epoch, minimum=0)
-        start, counts, *_ = self.position
-        if self._start_is_set and epoch == start.epoch:
+        position = self.position
+        is_same_epoch = epoch == position.start.epoch
+        if self._start_is_set and is_same_epoch:
             return
         self._start_is_set = True
-        self._current = self._epoch_start(epoch, start.epoch_start_counts if epoch == start.epoch else counts)
+        self._current = self._start_epoch(
+            epoch, position.start.epoch_start_counts if is_same_epoch else position.counts
+        )
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         super().load_state_dict(state_dict)
@@ -128,15 +131,15 @@ class LengthBatchSampler(PlannedBatches, Sampler[list[Any]]):
         if self._start_is_set:
             self._start_is_set = False
             return self._current
-        start, *_, batches_served = self.position
-        if batches_served or start.counts != start.epoch_start_counts:
-            last = self._rank_batches(self.position)
-            if not last.has_step():  # the epoch is complete, though nobody asked for a batch after its last one
+        position = self.position
+        start = position.start
+        if position.batches_served or start.counts != start.epoch_start_counts:
+            last = self._rank_batches(position)
+            if not last.has_step():  # complete, although no batch after the last one was requested
                 last.step()
                 return self._rank_batches(last.position)
-        return self._epoch_start(start.epoch, start.epoch_start_counts)
+        return self._start_epoch(start.epoch, start.epoch_start_counts)
 
     def _epochs(self, position: Position) -> float:
-        start, counts, *_ = position
-        items = counts.items - start.epoch_start_counts.items
-        return start.epoch + (items / self._num_items if self._num_items else 0)
+        items = position.counts.items - position.start.epoch_start_counts.items
+        return position.start.epoch + (items / self._num_items if self._num_items else 0)

@@ -37,7 +37,7 @@ class UnservedReader:
         self._window = window
 
     def begin(self) -> tuple[ServedUpTo, ...]:
-        """The start of the next epoch, once the previous one is over. The last bound also stands for longer items."""
+        """The start of the next epoch, once the previous one is over. The last bound also applies to longer items."""
         return (ServedUpTo(self._planner.longest or 0, self._reader.begin()),)
 
     def read(

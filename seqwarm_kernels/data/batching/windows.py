@@ -77,45 +77,45 @@ class WindowMaker:
         self._window = window
         self._seed = seed
         self._schedule = ScheduleProgress(planner, window, world_size)
-        self._unserved = UnservedReader(reader, planner, window)
+        self._reader = UnservedReader(reader, planner, window)
 
     def epoch_start(self, epoch: int, counts: Counts) -> Start:
         """Where an epoch begins, once the previous one is over."""
-        return Start(epoch, self._unserved.begin(), counts, epoch_start_counts=counts)
+        return Start(epoch, self._reader.begin(), counts, epoch_start_counts=counts)
 
     def form(self, start: Start) -> Window | None:
         """The window that begins at `start`, None at the end of the epoch."""
         max_length = self._schedule.length(start.counts, start.min_length)
-        items = self._read(start, max_length, self._window)
-        if len(items.lengths) > 0:
-            count, plan = self._schedule.plan(start.counts, items.lengths, max_length, self._seeds(start))
-            return self._window_of(start, items, count, plan, max_length)
+        unserved = self._read(start, max_length, self._window)
+        if len(unserved.lengths) > 0:
+            count, plan = self._schedule.plan(start.counts, unserved.lengths, max_length, self._seeds(start))
+            return self._make_window(start, unserved, count, plan, max_length)
         if not self._planner.by_bucket:
             return None
-        shortest = self._unserved.shortest(start.epoch, start.served_up_to)
+        shortest = self._reader.shortest(start.epoch, start.served_up_to)
         if shortest is None:
             return None
         return self.form(start._replace(min_length=self._schedule.next_length(shortest)))
 
     def form_again(self, start: Start, num_items: int, max_length: int | None) -> Window | None:
         """A window that was formed before, None if there are fewer items now."""
-        items = self._read(start, max_length, num_items)
-        if len(items.lengths) < num_items:
+        unserved = self._read(start, max_length, num_items)
+        if len(unserved.lengths) < num_items:
             return None
-        plan = self._planner.plan(items.lengths, max_length=max_length, seeds=self._seeds(start))
-        return self._window_of(start, items, num_items, plan, max_length)
+        plan = self._planner.plan(unserved.lengths, max_length=max_length, seeds=self._seeds(start))
+        return self._make_window(start, unserved, num_items, plan, max_length)
 
     def _read(self, start: Start, max_length: int | None, count: int | None) -> UnservedItems:
         longest = max_length if self._planner.by_bucket else None
-        return self._unserved.read(start.epoch, start.served_up_to, longest, count)
+        return self._reader.read(start.epoch, start.served_up_to, longest, count)
 
     def _seeds(self, start: Start) -> Sequence[int] | None:
         if self._seed is None:
             return None
-        # Without the items of earlier epochs, so that epoch n is the same however training got there.
+        # Counts the items of this epoch only, so that epoch n is the same whatever was served before it.
         return self._seed, start.epoch, start.counts.items - start.epoch_start_counts.items
 
-    def _window_of(
+    def _make_window(
         self, start: Start, unserved: UnservedItems, count: int, plan: Plan, max_length: int | None
     ) -> Window:
         items, served_up_to = unserved.serve(count)
