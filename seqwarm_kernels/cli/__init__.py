@@ -13,10 +13,7 @@ import torch
 
 from .. import __version__
 from ..ops import backends
-from ..schedule import plan
-from . import demo as demo
-from . import padding as padding
-from . import tune as tune
+from . import demo, padding, plan, tune
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -29,25 +26,18 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m seqwarm_kernels")
     subcommands = parser.add_subparsers(required=True, metavar="{info,plan,padding,tune,demo}")
 
-    info_parser = subcommands.add_parser("info", help="show versions, devices, and which backends serve here")
+    info_parser = subcommands.add_parser("info", help="show versions, devices, and the available backends")
     info_parser.add_argument("--json", action="store_true", help="print a JSON object")
     info_parser.set_defaults(run=_run_info)
-
-    plan_parser = subcommands.add_parser("plan", help="show the lengths of a schedule, and what it saves")
-    plan.add_arguments(plan_parser)
-    plan_parser.set_defaults(run=plan.run)
-
-    padding_parser = subcommands.add_parser("padding", help="show what padding costs on text, by how it is batched")
-    padding.add_arguments(padding_parser)
-    padding_parser.set_defaults(run=padding.run)
-
-    tune_parser = subcommands.add_parser("tune", help="find a schedule that trains stably, by short trials")
-    tune.add_arguments(tune_parser)
-    tune_parser.set_defaults(run=tune.run)
-
-    demo_parser = subcommands.add_parser("demo", help="train a small model with and without warmup, and compare")
-    demo.add_arguments(demo_parser)
-    demo_parser.set_defaults(run=demo.run)
+    for name, command, text in (
+        ("plan", plan, "show the lengths of a schedule, and the tokens and FLOPs that it saves"),
+        ("padding", padding, "compare the padding of several ways of batching, on text"),
+        ("tune", tune, "find a schedule that trains stably, by short trials"),
+        ("demo", demo, "train a small model with and without warmup, and compare"),
+    ):
+        subparser = subcommands.add_parser(name, help=text)
+        command.add_arguments(subparser)
+        subparser.set_defaults(run=command.run)
     return parser
 
 
@@ -58,7 +48,7 @@ def _run_info(arguments: argparse.Namespace) -> int:
 
 
 def collect_info() -> dict[str, Any]:
-    """What is installed and what can run here, as plain values; a `..._problem` says why something is None."""
+    """Installed versions and available backends, as plain values. A `..._problem` says why a value is None."""
     triton, triton_problem = _triton_version()
     extension_problem = backends.problem("native")
     extension = None if extension_problem else importlib.import_module("seqwarm_kernels._C").build_info()
@@ -84,7 +74,7 @@ def _triton_version() -> tuple[str | None, str | None]:
 
 
 def _backend_problems(operator: str) -> dict[str, dict[str, str | None]]:
-    """Device type -> backend -> why it cannot serve the operator there, None where it can."""
+    """Device type -> backend -> why the backend cannot serve the operator there, None if it can."""
     return {
         device_type: {backend: backends.why_not(operator, backend, device_type) for backend in backends.BACKENDS}
         for device_type in backends.DEVICE_TYPES
@@ -100,11 +90,12 @@ def _info_lines(info: dict[str, Any]) -> Iterator[str]:
     yield line("CUDA of torch", info["torch_cuda"] or "none")
     yield line("triton", info["triton"] or f"none: {info['triton_problem']}")
     yield line("GPUs", ", ".join(info["gpus"]) or "none")
-    built = info["extension"]
-    if built is None:
+    extension = info["extension"]
+    if extension is None:
         yield line("extension", f"none: {info['extension_problem']}")
     else:
-        yield line("extension", f"torch {built['torch']}, CUDA {built['cuda'] or 'none'}, {built['compiler']}")
+        versions = f"torch {extension['torch']}, CUDA {extension['cuda'] or 'none'}, {extension['compiler']}"
+        yield line("extension", versions)
     for operator, device_types in info["backends"].items():
         yield ""
         yield operator

@@ -1,1 +1,1 @@
-"""How long sequences are at each point of a training."""
+"""The sequence length at each point of a training."""

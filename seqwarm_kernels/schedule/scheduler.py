@@ -1,4 +1,4 @@
-"""When: how long sequences are now."""
+"""The sequence length at each point of a training."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from .attachment import Attachment
 
 UNITS = ("step", "token", "sample")
 
-#: A pacing of the user's own may rise and fall anywhere; its milestones are looked for between so many points.
+#: Number of intervals in which `milestones` searches for changes: a user's own pacing may rise and fall anywhere.
 _CALLABLE_GRID = 65536
 
-#: x in [0, 1), an exact fraction of the warmup's duration -> the share of the way to the full length, 0 to 1.
+#: Maps x in [0, 1), an exact fraction of the warmup's duration, to the share of the growth to the full length, 0 to 1.
 Pacing = Callable[[Fraction], "float | Fraction"]
 
 
@@ -29,7 +29,7 @@ def linear(x: Fraction) -> Fraction:
 
 
 class root:
-    """g(x) = x^(1 / degree), degree > 0: above 1, lengths grow fast at first; root(1) is linear."""
+    """g(x) = x^(1 / degree), degree > 0. For degrees above 1 lengths grow fast at first; root(1) is linear."""
 
     def __init__(self, degree: float) -> None:
         check_real("degree", degree)
@@ -45,9 +45,9 @@ class root:
 
 
 class discrete:
-    """Stages (units, length), one after another and taken as given; after the last one the full length.
+    """Stages (units, length), one after another. After the last stage comes the full length.
 
-    Lengths must not fall, and need not be multiples of a step size.
+    The lengths must not fall. They need not be multiples of a step size.
     """
 
     def __init__(self, stages: Iterable[tuple[int, int]]) -> None:
@@ -60,7 +60,7 @@ class discrete:
             raise ValueError(f"the lengths of stages must not fall, got {lengths}; a pacing of your own may")
 
     def length_at(self, progress: float) -> int | None:
-        """The length of the stage that `progress` lies in, None behind the last one."""
+        """The length of the stage at `progress`, or None after the last stage."""
         end = 0
         for units, length in self.stages:
             end += units
@@ -84,7 +84,7 @@ class discrete:
 
 
 class Milestone(NamedTuple):
-    """From `progress` units on, until the next milestone, sequences have `seq_length` tokens."""
+    """A change of length: from `progress` units until the next milestone, sequences have `seq_length` tokens."""
 
     progress: int
     seq_length: int
@@ -95,19 +95,25 @@ class SequenceLengthScheduler:
 
         length(n) = min + step_size · ⌊(max − min) · g(n / duration) / step_size⌋
 
-    never below min nor above max, and exactly max from n = duration on; with duration 0 from the start.
-    Source of the method: C. Li, M. Zhang, Y. He, "The Stability-Efficiency Dilemma", NeurIPS 2022,
-    arXiv 2108.06084.
+    clamped to [min, max], and exactly max for n >= duration. Source of the method: C. Li, M. Zhang, Y. He, "The
+    Stability-Efficiency Dilemma", NeurIPS 2022, arXiv 2108.06084.
 
     Args:
-        min_seq_length: tokens in a sequence at the start, at least 1.
-        max_seq_length: tokens in a sequence in the end, at least `min_seq_length`.
-        duration: units until the full length, at least 0.
-        step_size: lengths grow in multiples of this, at least 1.
-        pacing: g. "linear", `root(degree)`, `discrete([(units, length), ...])`, or a function from x in [0, 1)
-            to [0, 1] (clamped to it).
-        unit: what duration and progress count: "step", "token" or "sample". A label: the caller of `step`
-            counts them.
+        min_seq_length: Tokens in a sequence at the start, at least 1.
+        max_seq_length: Tokens in a sequence at the end, at least `min_seq_length`.
+        duration: Number of units until the full length, at least 0. With 0, every sequence has the full length.
+        step_size: Lengths grow in multiples of this number, at least 1.
+        pacing: g. "linear", `root(degree)`, `discrete([(units, length), ...])`, or a function from x in [0, 1) to
+            [0, 1]. Other results are clamped to [0, 1].
+        unit: Unit of duration and progress: "step", "token" or "sample". The scheduler does not count units itself:
+            the caller of `step` does.
+
+    Attributes:
+        progress: Number of units so far.
+
+    Raises:
+        TypeError: An argument has the wrong type.
+        ValueError: A number is out of its range, or `unit` or `pacing` is unknown.
     """
 
     def __init__(
@@ -142,17 +148,17 @@ class SequenceLengthScheduler:
 
     @property
     def seq_length(self) -> int:
-        """Tokens in a sequence now."""
+        """Current number of tokens in a sequence."""
         return self.seq_length_at(self.progress)
 
     def step(self, n: int = 1) -> int:
-        """Count `n` more units (steps, tokens or samples: `unit`); return the sequence length from now on."""
+        """Count `n` more units (steps, tokens or samples: `unit`) and return the new sequence length."""
         check_int("n", n, minimum=0)
         self.progress += n
         return self.seq_length
 
     def seq_length_at(self, progress: float) -> int:
-        """Tokens in a sequence after `progress` units, at least 0."""
+        """Number of tokens in a sequence after `progress` units. `progress` is at least 0."""
         check_real("progress", progress)
         if progress < 0:
             raise ValueError(f"progress must not be negative, got {progress}")
@@ -168,10 +174,10 @@ class SequenceLengthScheduler:
         return max(self.min_seq_length, min(length, self.max_seq_length))
 
     def milestones(self) -> list[Milestone]:
-        """Every change of length, from progress 0 on; whole numbers of units.
+        """Every change of length, from progress 0 on, at whole numbers of units.
 
-        A pacing of your own is looked at in 65,536 places and searched between them, so a bump that is narrower
-        than that, in a longer duration, can be missed.
+        A pacing of your own is evaluated at 65,536 points. Where the lengths of two neighbouring points differ, the
+        changes between them are searched. A bump that is narrower than an interval can be missed.
         """
         end = math.ceil(self.duration)
         intervals = 1 if isinstance(self.pacing, (root, discrete)) or self.pacing is linear else _CALLABLE_GRID
@@ -182,7 +188,7 @@ class SequenceLengthScheduler:
         return found
 
     def _changes(self, start: int, stop: int, length: int, length_at_stop: int) -> Iterator[Milestone]:
-        """The changes in (start, stop], by halving wherever the ends differ."""
+        """The changes in (start, stop], found by bisection."""
         if length == length_at_stop:
             return
         if stop - start == 1:
@@ -194,41 +200,45 @@ class SequenceLengthScheduler:
         yield from self._changes(middle, stop, length_at_middle, length_at_stop)
 
     def resize(self, batch: Any, **resize_options: Any) -> Any:
-        """`resize_batch` to the present length."""
+        """Call `resize_batch` with the current length."""
         return resize_batch(batch, self.seq_length, **resize_options)
 
     def attach(self, model: nn.Module, **resize_options: Any) -> Attachment:
-        """Resize what `model` is called with to the present length, in training mode only, before its forward.
+        """Resize the arguments of `model` to the current length before its forward, in training mode only.
 
-        Tensor arguments take part by the names of the forward's parameters; a batch given as one mapping is resized
-        as a whole. Name `keys` where other tensors of two dimensions go in: the source of an encoder-decoder, labels
-        of rows. Losses must be computed in the forward, or from what it returns: labels kept outside stay long.
-        Works on DistributedDataParallel, fully_shard, Accelerate and compiled models; attach last, so that compiling
-        does not take the resizing into its graph. `num_items_in_batch`, which Hugging Face's trainer passes, is scaled
-        by the share of labels that are left: exact where all batches of a step keep the same share. `generate` in
-        training mode is a call like any other. Counting units stays with the caller of `step`.
+        Tensor arguments are resized under the names of the forward's parameters. A batch in one mapping is resized as
+        a whole. Set `keys` if the model takes other tensors of two dimensions, such as the source of an
+        encoder-decoder or labels of rows. The loss must be computed in the forward or from its outputs, because labels
+        outside the model are not resized.
+
+        Works on DistributedDataParallel, fully_shard, Accelerate and compiled models. Attach last, so that compiling
+        does not include the resizing in its graph. `num_items_in_batch`, which Hugging Face's Trainer passes, is scaled
+        by the share of the labels that are kept. This is exact if all batches of a step keep the same share. In
+        training mode the calls of `generate` are resized too. The caller must still call `step`.
 
         Args:
-            model: the module that the training loop calls.
-            resize_options: for `resize_batch`; `keys` names what to resize where other inputs must pass through.
+            model: The module that the training loop calls.
+            resize_options: For `resize_batch`. `keys` names the tensors to resize if other inputs must pass through.
 
         Returns:
-            The attachment: `seq_length`, `take_seen()` for the tokens and samples since, `remove()`.
+            The attachment, with `seq_length`, `take_seen()` for the number of tokens and samples, and `remove()`.
 
         Raises:
-            TypeError, ValueError: `model` is no module or has an attachment already.
+            TypeError: `model` is not an nn.Module, or `return_info` is an option.
+            ValueError: `model` has an attachment already.
         """
         return Attachment(model, self, resize_options)
 
     def state_dict(self) -> dict[str, int | float | str]:
-        """Plain numbers and strings: the progress, and the configuration it belongs to."""
+        """The progress and the configuration, as plain numbers and strings."""
         return {"progress": self.progress, **self._configuration()}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Take up the progress of a scheduler of the same configuration.
+        """Load the progress of a scheduler with the same configuration.
 
         Raises:
-            ValueError: entries are missing, unknown, or of another configuration; nothing was changed.
+            TypeError: `state_dict` is not a mapping, or its progress is not an int.
+            ValueError: Entries are missing, unknown, or of another configuration. Nothing was changed.
         """
         check_state_entries(state_dict, self.state_dict())
         configuration = self._configuration()
@@ -260,7 +270,7 @@ def _as_pacing(pacing: str | Pacing | discrete) -> Pacing | discrete:
 
 
 def _describe(pacing: Pacing | discrete) -> str:
-    """By value for the built-in pacings, by name for a function."""
+    """The value of a built-in pacing, or the name of a function."""
     if isinstance(pacing, (root, discrete)):
         return repr(pacing)
     return getattr(pacing, "__qualname__", type(pacing).__qualname__)

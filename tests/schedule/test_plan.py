@@ -6,7 +6,7 @@ import pytest
 
 from seqwarm_kernels import SequenceLengthScheduler
 from seqwarm_kernels.cli import main
-from seqwarm_kernels.schedule.plan import ModelSize, make_plan, table
+from seqwarm_kernels.schedule.plan import ModelSize, plan_schedule, table
 
 MODEL = ModelSize(layers=2, hidden_size=16, vocab_size=100)
 
@@ -29,7 +29,7 @@ def by_hand(scheduler, total, batch_size):
 )
 def test_against_a_loop(unit, duration, total):
     scheduler = SequenceLengthScheduler(8, 64, duration=duration, step_size=8, unit=unit)
-    plan = make_plan(scheduler, total, 3, MODEL)
+    plan = plan_schedule(scheduler, total, 3, MODEL)
     tokens, attention, steps = by_hand(scheduler, total, 3)
     tolerance = 0 if unit == "step" else 0.02  # a step that crosses a change is split
     assert plan.tokens == pytest.approx(tokens, rel=tolerance)
@@ -40,19 +40,19 @@ def test_against_a_loop(unit, duration, total):
 
 
 def test_a_run_that_ends_inside_the_ramp():
-    plan = make_plan(SequenceLengthScheduler(8, 64, duration=100, step_size=8), 50, 1, MODEL)
+    plan = plan_schedule(SequenceLengthScheduler(8, 64, duration=100, step_size=8), 50, 1, MODEL)
     assert plan.stages[-1].seq_length < 64
     assert sum(stage.steps for stage in plan.stages) == 50
 
 
 def test_no_ramp_saves_nothing():
-    plan = make_plan(SequenceLengthScheduler(8, 64, duration=0), 10, 2, MODEL)
+    plan = plan_schedule(SequenceLengthScheduler(8, 64, duration=0), 10, 2, MODEL)
     assert (plan.tokens_saved(), plan.attention_saved()) == (0, 0)
     assert plan.flops == plan.flops_full_length == 10 * 2 * 64 * (6 * (12 * 2 * 256 + 1600) + 6 * 2 * 16 * 64)
 
 
 def test_a_long_plan_is_thinned_out():
-    plan = make_plan(SequenceLengthScheduler(8, 1024, duration=1000), 3000, 2, MODEL)
+    plan = plan_schedule(SequenceLengthScheduler(8, 1024, duration=1000), 3000, 2, MODEL)
     lines = table(plan).splitlines()
     assert len(plan.stages) == 128
     assert len(lines) == 1 + 12 + 5
@@ -75,4 +75,4 @@ def test_the_command(capsys, tmp_path):
 
 def test_bad_total():
     with pytest.raises(ValueError, match="total must be at least 1 step, got 0"):
-        make_plan(SequenceLengthScheduler(8, 64, duration=10), 0, 1, MODEL)
+        plan_schedule(SequenceLengthScheduler(8, 64, duration=10), 0, 1, MODEL)
