@@ -1,4 +1,4 @@
-"""The promise of skip_tolerance on inputs designed to break it, and the share of keys attended."""
+"""The error bounds of skip_tolerance on adversarial inputs, and the share of attended keys."""
 
 import math
 
@@ -30,7 +30,7 @@ def inputs(lengths=(300, 300), heads=(2, 1), batch_size=1, head_dim=16, dtype=to
     return [torch.randn(batch_size, *shape, head_dim).to(dtype) for shape in shapes]
 
 
-def check_promise(backend, tensors, slopes, tolerance, attention=alibi_attention, **options):
+def check_error_bounds(backend, tensors, slopes, tolerance, attention=alibi_attention, **options):
     """Apart from rounding, lse is off by at most log(1 − ε), outputs by 2ε, the gradients of a query by 6ε."""
 
     def run(tensors, backend, **more):
@@ -72,7 +72,7 @@ TOLERANCES = [2**-4, 2**-24]
 @pytest.mark.parametrize("tolerance", TOLERANCES)
 def test_ordinary_inputs(backend, causal, tolerance):
     tensors = inputs()
-    check_promise(backend, tensors, STEEP, tolerance, causal=causal)
+    check_error_bounds(backend, tensors, STEEP, tolerance, causal=causal)
     share = attended_share(*tensors, STEEP, causal=causal, skip_tolerance=tolerance, backend=backend)
     assert share.max() < 0.8, "nothing was skipped"
     assert share[0, 1] <= share[0, 0]
@@ -87,7 +87,7 @@ def norms_of(name, tensors):
         key *= 30
     elif name == "one far key":
         key[:, :, 3] = 40 * query[:, :1, -1]  # aligned with the last query
-    elif name == "far key behind":
+    elif name == "far key after":
         key[:, :, -3] = 40 * query[:, :1, 10]
     elif name == "all equal":
         key[:] = key[:, :, :1]
@@ -103,13 +103,13 @@ def norms_of(name, tensors):
 
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize(
-    "name", ["huge", "one far key", "far key behind", "all equal", "zero", "opposite", "growing", "uneven"]
+    "name", ["huge", "one far key", "far key after", "all equal", "zero", "opposite", "growing", "uneven"]
 )
 def test_adversarial_norms(backend, name, causal):
     tensors = inputs()
     norms_of(name, tensors)
     for tolerance in TOLERANCES:
-        check_promise(backend, tensors, STEEP, tolerance, causal=causal)
+        check_error_bounds(backend, tensors, STEEP, tolerance, causal=causal)
 
 
 def test_a_far_key_that_matters_is_visited(backend):
@@ -118,22 +118,22 @@ def test_a_far_key_that_matters_is_visited(backend):
     query[:], key[:] = 0.1, 0.0
     key[:, :, 0] = 2000.0
     slopes = torch.tensor([2.0])
-    out, _ = check_promise(backend, [query, key, value], slopes, 2**-10)
+    out, _ = check_error_bounds(backend, [query, key, value], slopes, 2**-10)
     torch.testing.assert_close(out[0, 0, -1], value[0, 0, 0])
 
 
-@pytest.mark.parametrize("behind", [False, True])
+@pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize("strength", [60, 100, 117, 150])
-def test_the_bound_is_tight(backend, strength, behind):
+def test_the_bound_is_tight(backend, strength, after):
     """One query and one aligned key, at the largest distance at which the key weighs more than the tolerance."""
     query, key, value = inputs(lengths=(1, 512), heads=(1, 1))
     query.zero_()
     key.zero_()
     query[..., 0], key_at = 10.0, strength + 1  # its weight is e^-1, next to a sum of 1.6 or 2.2 of the near keys
-    position = 20 if behind else 500
-    key[0, 0, position + key_at if behind else position - key_at, 0] = strength / (10 * 16**-0.5)
-    options = {"query_start": position, "causal": not behind}
-    check_promise(backend, [query, key, value], torch.tensor([1.0]), 2**-4, **options)
+    position = 20 if after else 500
+    key[0, 0, position + key_at if after else position - key_at, 0] = strength / (10 * 16**-0.5)
+    options = {"query_start": position, "causal": not after}
+    check_error_bounds(backend, [query, key, value], torch.tensor([1.0]), 2**-4, **options)
 
 
 def test_many_far_keys_weigh_more_than_the_first_of_them(backend):
@@ -144,7 +144,7 @@ def test_many_far_keys_weigh_more_than_the_first_of_them(backend):
     score = slope * (length - far - 5) - math.log(2) * 4  # gives the far keys 2^-4 of the nearest key's weight
     query[..., -1, 0] = score * 4  # the scale is 1 / 4
     key[:, :, :far, 0], key[:, :, far:-1, 0] = 1, -1
-    check_promise(backend, [query, key, value], torch.full((2,), slope), 2**-4)
+    check_error_bounds(backend, [query, key, value], torch.full((2,), slope), 2**-4)
 
 
 @pytest.mark.parametrize("slope", [0.0, 1e-30, 1e-6, -1e-3, -1.0])
@@ -152,7 +152,7 @@ def test_slopes_without_a_reach(backend, slope):
     tensors = inputs(lengths=(200, 200), heads=(1, 1))
     slopes = torch.tensor([slope])
     for causal in (True, False):
-        check_promise(backend, tensors, slopes, 2**-4, causal=causal)
+        check_error_bounds(backend, tensors, slopes, 2**-4, causal=causal)
         assert (attended_share(*tensors, slopes, causal=causal, skip_tolerance=2**-4, backend=backend) == 1).all()
 
 
@@ -167,7 +167,7 @@ def test_a_masked_diagonal(backend, causal):
         tensor.masked_fill_(~mask[:, None, :, None], float("nan"))
     clean = [query, key.nan_to_num(0), value.nan_to_num(0)]
     options = {"causal": causal, "key_padding_mask": mask}
-    expected, _ = check_promise(backend, clean, STEEP[:1], 2**-24, **options)
+    expected, _ = check_error_bounds(backend, clean, STEEP[:1], 2**-24, **options)
     out = alibi_attention(query, key, value, STEEP[:1], backend=backend, **options)
     torch.testing.assert_close(out, expected, rtol=0, atol=0)
 
@@ -203,7 +203,7 @@ def test_a_key_that_is_not_finite_is_visited(backend, bad):
 def test_with_other_rules(backend, options):
     tensors = inputs(heads=(4, 2), batch_size=2)
     slopes = torch.tensor([[0.1, 0.5, 1.0, 3.0], [3.0, 0.0, 0.3, -0.1]])
-    check_promise(backend, tensors, slopes, 2**-6, **options)
+    check_error_bounds(backend, tensors, slopes, 2**-6, **options)
 
 
 @pytest.mark.parametrize("causal", [True, False])
@@ -219,7 +219,7 @@ def test_packed_sequences(backend, causal):
     def attention(query, key, value, **options):
         return alibi_attention_varlen(query, key, value, **packing, **options)
 
-    check_promise(backend, [query, key, value], slopes, 2**-6, attention, causal=causal)
+    check_error_bounds(backend, [query, key, value], slopes, 2**-6, attention, causal=causal)
     share = attended_share_varlen(
         query, key, value, **packing, slopes=slopes, causal=causal, skip_tolerance=2**-6, backend=backend
     )
@@ -227,7 +227,7 @@ def test_packed_sequences(backend, causal):
 
 
 def test_half_precision(backend):
-    check_promise(backend, inputs(dtype=torch.float16), STEEP, 2**-6, causal=False)
+    check_error_bounds(backend, inputs(dtype=torch.float16), STEEP, 2**-6, causal=False)
 
 
 def test_backward_loads_nothing_that_forward_skipped(backend):
@@ -260,4 +260,4 @@ def test_the_promise_on_random_inputs(backend, data):
     key *= torch.rand(lengths[1], 1).pow(draw(st.sampled_from([0.0, 1.0, 8.0]))) * draw(st.sampled_from([1.0, 20.0]))
     slopes = torch.tensor([draw(st.sampled_from([-0.1, 0.0, 0.01, 0.3, 2.0, 50.0])) for _ in range(heads[0])])
     options = {"causal": draw(st.booleans()), "query_start": draw(st.none() | st.integers(-50, 300))}
-    check_promise(backend, [query, key, value], slopes, 2.0 ** -draw(st.integers(1, 24)), **options)
+    check_error_bounds(backend, [query, key, value], slopes, 2.0 ** -draw(st.integers(1, 24)), **options)

@@ -1,4 +1,4 @@
-"""A compiled model trains under DistributedDataParallel to the losses of one process."""
+"""A compiled model under DistributedDataParallel has the losses of a single process."""
 
 import pytest
 import torch
@@ -46,21 +46,21 @@ def losses_of(model, batches):
 
 
 def model_and_batches(backend):
-    """Compiled inside of what DistributedDataParallel wraps, as torch's own guide does."""
+    """The module inside DistributedDataParallel is compiled, as in torch's guide."""
     torch.manual_seed(0)
     model = Model(backend)
     model.compile(fullgraph=True, backend="aot_eager")
     return model, torch.randint(WORDS, (STEPS, BATCH_SIZE, LENGTH + 1))
 
 
-def losses_of_a_half(rank, backend):
+def losses_of_half(rank, backend):
     model, batches = model_and_batches(backend)
     return losses_of(DistributedDataParallel(model), batches.chunk(2, dim=1)[rank])
 
 
 @pytest.mark.parametrize("backend", SERVING)
-def test_two_processes_give_the_losses_of_one(backend):
-    together = mean_of_two_ranks(losses_of_a_half, backend)
+def test_two_processes_have_the_losses_of_one(backend):
+    together = mean_of_two_ranks(losses_of_half, backend)
     alone = losses_of(*model_and_batches(backend))
     assert alone[-1] < alone[0]
     torch.testing.assert_close(together, alone, rtol=1e-5, atol=1e-6)

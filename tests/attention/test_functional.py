@@ -1,4 +1,4 @@
-"""What alibi_attention and alibi_attention_varlen refuse, and what they say."""
+"""Errors of alibi_attention and alibi_attention_varlen, and their messages."""
 
 import pytest
 import torch
@@ -135,12 +135,12 @@ def test_bad_varlen(changes, error, message):
 
 
 def test_nothing_runs_before_the_checks():
-    """The random stream is where it was: no seed was drawn for a call that fails."""
+    """A failing call draws no seed, so the state of the random generator does not change."""
     before = torch.get_rng_state()
     with pytest.raises(ValueError, match="window must be"):
-        alibi_attention(*tensors_without_drawing(), dropout_p=0.5, window=-1)
+        alibi_attention(*ones(), dropout_p=0.5, window=-1)
     assert torch.equal(before, torch.get_rng_state())
 
 
-def tensors_without_drawing():
+def ones():
     return torch.ones(1, 1, 2, 4), torch.ones(1, 1, 2, 4), torch.ones(1, 1, 2, 4)

@@ -7,7 +7,7 @@ from seqwarm_kernels import alibi_bias, alibi_slopes
 
 
 def slopes_of_the_paper(num_heads):
-    """As the appendix of Press et al. writes it."""
+    """The code in the appendix of Press et al."""
 
     def power_of_two(n):
         start = 2 ** (-(2 ** -(math.log2(n) - 3)))

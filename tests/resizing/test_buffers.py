@@ -1,4 +1,4 @@
-"""BatchBuffers: how much it owns, and what it refuses. What is written to it is tested by backend in tests/ops."""
+"""BatchBuffers: its sizes and errors. The written values are tested by backend in tests/ops."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ def batch():
     }
 
 
-def test_it_is_as_large_as_the_longest_length_asks():
+def test_sizes_fit_the_maximum_length():
     buffers = BatchBuffers(batch(), 6)
     assert {name: tensor.numel() for name, tensor in buffers.items()} == {
         "input_ids": 24,
@@ -53,7 +53,7 @@ def test_options_of_the_call():
     assert cut["pixels"] is source["pixels"]
 
 
-def test_a_call_overwrites_what_the_last_one_returned():
+def test_a_call_overwrites_the_previous_results():
     source = {"input_ids": torch.arange(40).view(4, 10)}
     buffers = BatchBuffers(source, 10)
     first = resize_batch(source, 5, out=buffers)["input_ids"]
@@ -61,7 +61,7 @@ def test_a_call_overwrites_what_the_last_one_returned():
     assert torch.equal(first, source["input_ids"][:, :5] + 100)
 
 
-def test_results_may_be_changed_as_any_tensors():
+def test_results_may_be_changed():
     source = {"x": torch.rand(4, 10)}
     buffers = BatchBuffers(source, 10)
     first = resize_batch(source, 5, out=buffers)["x"].requires_grad_()
@@ -71,7 +71,7 @@ def test_results_may_be_changed_as_any_tensors():
     assert (second.requires_grad, second.grad, second.shape) == (False, None, (4, 5))
 
 
-def test_autograd_sees_that_what_it_saved_was_overwritten():
+def test_autograd_notices_that_a_saved_tensor_was_overwritten():
     source = {"x": torch.rand(4, 10)}
     buffers = BatchBuffers(source, 10)
     weight = torch.rand(5, requires_grad=True)

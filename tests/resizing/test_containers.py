@@ -1,4 +1,4 @@
-"""Batches as they come: what resize_batch reads from them, and that their types come back."""
+"""Nested batches of all types: the entries that resize_batch reads, and the types that it returns."""
 
 import dataclasses
 from collections import OrderedDict
@@ -35,7 +35,7 @@ def test_nested_batches():
     assert batch["encoder"]["input_ids"].shape == (2, 6)
 
 
-def test_paths_name_what_lies_inside():
+def test_paths_name_nested_entries():
     batch = nested()
     resized = resize_batch(
         batch, 4, mode="reshape", remainder="pad", keys=["encoder.input_ids"], pad_values={"encoder.input_ids": 9}
@@ -51,20 +51,20 @@ def test_paths_name_what_lies_inside():
         resize_batch(batch, 4, keys=["input_ids"])
 
 
-def test_the_kind_goes_by_the_own_name():
+def test_the_kind_depends_on_the_last_part_of_the_path():
     batch = {"decoder": {"lm_labels": ids(), "pair_mask": torch.ones(2, 6, 6)}}
     assert resize_batch(batch, 4)["decoder"]["pair_mask"].shape == (2, 4, 4)
     padded = resize_batch(batch, 4, mode="reshape", remainder="pad", keys=["decoder.lm_labels"])
     assert padded["decoder"]["lm_labels"][1].tolist() == [4, 5, -100, -100]
 
 
-def test_lists_of_rows_follow_their_rows():
+def test_lists_with_an_entry_for_each_row():
     names, images = ["a", "b"], ({"id": 1}, {"id": 2})
     batch = {"input_ids": ids(), "names": names, "images": images, "classes": ["x", "y", "z"]}
     reshaped = resize_batch(batch, 3, mode="reshape")
     assert reshaped["names"] == ["a", "a", "b", "b"]
     assert reshaped["images"] == (images[0], images[0], images[1], images[1])
-    assert reshaped["classes"] is batch["classes"]  # no entry for each row
+    assert reshaped["classes"] is batch["classes"]  # not one entry for each row
     padded = resize_batch(batch, 4, mode="reshape", remainder="pad", keys=["input_ids", "names"], copy=False)
     assert padded["names"] == ["a", "a", "b", "b"]
     assert padded["images"] is images
@@ -123,7 +123,7 @@ def test_tensordict(batch_size):
     assert batch["labels"].shape == (2, 6)
 
 
-def test_what_a_tensordict_holds_beside_tensors():
+def test_other_values_in_a_tensordict():
     tensordict = pytest.importorskip("tensordict")
     batch = tensordict.TensorDict({"input_ids": ids(), "note": "hello"}, batch_size=[2], device="cpu", names=["rows"])
     resized = resize_batch(batch, 3, mode="reshape")
@@ -132,7 +132,7 @@ def test_what_a_tensordict_holds_beside_tensors():
     assert (resized.device, resized.names) == (batch.device, ["rows"])
 
 
-def test_a_nested_tensordict_that_takes_no_part_stays():
+def test_a_nested_tensordict_that_is_not_resized():
     tensordict = pytest.importorskip("tensordict")
     extra = tensordict.TensorDict({"x": torch.ones(2, 3)}, batch_size=[2, 3])
     for batch in (
@@ -154,7 +154,7 @@ def test_a_dataclass_with_a_batch_size():
     assert resize_batch(SizedBatch(ids()), 3).input_ids.shape == (2, 3)
 
 
-def test_what_is_no_batch():
+def test_bad_batches():
     with pytest.raises(TypeError, match=r"batch\['inner'\] must be a mutable mapping .*, got mappingproxy"):
         resize_batch({"inner": MappingProxyType({"input_ids": ids()})}, 2)
     with pytest.raises(TypeError, match=r"batch must be a mutable mapping .*, got type"):

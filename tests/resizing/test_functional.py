@@ -1,4 +1,4 @@
-"""What resize_batch takes, gives back and refuses; its results are tested by backend in tests/ops."""
+"""Arguments, return types and errors of resize_batch. Its results are tested by backend in tests/ops."""
 
 from collections import OrderedDict, UserDict, defaultdict
 from collections.abc import MutableMapping
@@ -11,7 +11,7 @@ from seqwarm_kernels import resize_batch
 
 
 class Encoding(UserDict):
-    """As transformers' BatchEncoding: attributes beside the data."""
+    """Has an attribute besides its data, like transformers' BatchEncoding."""
 
     def __init__(self, data, encodings=None):
         super().__init__(data)
@@ -43,7 +43,7 @@ def entries():
 
 
 @pytest.mark.parametrize("make", [dict, OrderedDict, Encoding, OwnMapping, lambda e: defaultdict(list, e)])
-def test_the_type_comes_back_and_the_input_stays(make):
+def test_the_result_has_the_same_type_and_the_input_is_not_changed(make):
     batch = make(entries())
     resized = resize_batch(batch, 4)
     assert type(resized) is type(batch)
@@ -59,7 +59,7 @@ def test_attributes_of_the_batch_are_kept():
 
 
 @pytest.mark.parametrize("seq_len", [4, 10, 50])
-def test_copies_own_their_memory_and_views_do_not(seq_len):
+def test_only_views_share_memory_with_the_input(seq_len):
     batch = entries()
     tensor = batch["input_ids"]
     assert resize_batch(batch, seq_len)["input_ids"].untyped_storage().data_ptr() != tensor.untyped_storage().data_ptr()
@@ -76,7 +76,7 @@ def test_views_carry_gradients():
     assert gradient.sum().item() == 2 * 4 * 3
 
 
-def test_keys_leave_the_rest_alone():
+def test_tensors_that_keys_does_not_name_pass_through():
     batch = {**entries(), "pixel_values": torch.randn(2, 3, 8, 8), "weight": torch.rand(2)}
     resized = resize_batch(batch, 5, mode="reshape", keys=["input_ids", "labels"])
     assert resized["input_ids"].shape == resized["labels"].shape == (4, 5)
@@ -155,7 +155,7 @@ def test_bad_input(more, options, error, message):
 
 
 class OwnCollection:
-    """A collection without a value of its own."""
+    """A mutable collection that is hashed by identity."""
 
     def __init__(self, *names):
         self.names = names
@@ -170,7 +170,7 @@ class OwnCollection:
         return len(self.names)
 
 
-def test_what_was_asked_for_last_time_is_not_taken_for_this():
+def test_calls_that_differ_do_not_share_a_checked_call():
     batch = {"a": IDS, "b": IDS}
     keys = OwnCollection("a")
     assert resize_batch(batch, 4, keys=keys)["b"].shape == (2, 10)

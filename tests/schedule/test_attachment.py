@@ -1,4 +1,4 @@
-"""scheduler.attach: a model in training mode gets batches of the scheduled length, whatever wraps it."""
+"""scheduler.attach: a model in training mode gets batches of the scheduled length, inside any wrapper."""
 
 import copy
 
@@ -39,7 +39,7 @@ def tokens(rows=2, length=16):
     return torch.randint(WORDS, (rows, length))
 
 
-def test_training_is_cut_and_evaluation_is_not():
+def test_batches_are_resized_in_training_mode_only():
     model, schedule = Model(), scheduler()
     attachment = schedule.attach(model)
     lengths = [(model(tokens()).shape[1], schedule.step())[0] for _ in range(5)]
@@ -85,8 +85,8 @@ def test_tokens_and_samples_are_counted():
     assert attachment.take_seen() == (0, 0)
 
 
-def test_a_count_of_labels_is_scaled_by_the_labels_that_are_left():
-    """Two batches are accumulated: their sum of losses over all their kept labels."""
+def test_num_items_in_batch_is_scaled_by_the_share_of_kept_labels():
+    """Two accumulated batches: the sum of their losses is divided by the number of their kept labels."""
     model, schedule = Model(), scheduler()
     batches = [{"input_ids": tokens(), "labels": tokens()} for _ in range(2)]
     cut = [schedule.resize(batch) for batch in batches]
@@ -163,7 +163,7 @@ def test_two_processes_train_as_one(wrapping):
     torch.testing.assert_close(together, alone)
 
 
-def test_bad_input_is_named():
+def test_bad_input():
     model, schedule = Model(), scheduler()
     with pytest.raises(TypeError, match=r"model must be an nn\.Module, got function"):
         schedule.attach(tokens)
@@ -174,7 +174,7 @@ def test_bad_input_is_named():
         schedule.attach(model)
 
 
-def test_a_copy_has_an_attachment_of_its_own(tmp_path):
+def test_a_copied_model_has_a_separate_attachment(tmp_path):
     model, schedule = Model(), scheduler()
     attachment = schedule.attach(model)
     torch.save(model, tmp_path / "model.pt")
@@ -189,21 +189,21 @@ def test_a_copy_has_an_attachment_of_its_own(tmp_path):
         assert attachment.take_seen() == (8, 2)
 
 
-def test_the_length_is_that_of_the_batch_where_it_is_shorter():
+def test_the_length_of_a_batch_shorter_than_scheduled():
     schedule = scheduler()
     attachment = schedule.attach(model := Model())
     model(tokens(2, 3))
     assert attachment.seq_length == 3
 
 
-def test_labels_that_a_loss_does_not_shift_are_all_counted():
+def test_all_labels_count_if_the_loss_does_not_shift_them():
     model = Model()
     model.loss_type = "ForMaskedLM"
     scheduler().attach(model)
-    divisors = []
+    counts = []
     model.register_forward_pre_hook(
-        lambda module, args, kwargs: divisors.append(kwargs["num_items_in_batch"]), with_kwargs=True
+        lambda module, args, kwargs: counts.append(kwargs["num_items_in_batch"]), with_kwargs=True
     )
     labels = tokens()
     model(input_ids=labels, labels=labels, num_items_in_batch=32)
-    assert divisors == [8]
+    assert counts == [8]

@@ -1,4 +1,4 @@
-"""python -m seqwarm_kernels plan: lengths, tokens and work, against sums by hand."""
+"""python -m seqwarm_kernels plan: lengths, tokens and FLOPs against a loop over the steps."""
 
 import json
 

@@ -105,12 +105,12 @@ def test_linear_is_exact_where_floats_are_not():
     assert [scheduler.seq_length_at(n) for n in range(0, 1000, 10)] == list(range(1, 101))
 
 
-def test_a_pacing_of_ones_own_is_clamped():
+def test_a_user_defined_pacing_is_clamped():
     scheduler = SequenceLengthScheduler(8, 64, duration=10, pacing=lambda x: 3 * float(x) - 1)
     assert [scheduler.seq_length_at(n) for n in range(11)] == [8, 8, 8, 8, 16, 32, 48, 64, 64, 64, 64]
 
 
-def test_a_pacing_that_is_no_number():
+def test_a_pacing_that_returns_nan():
     scheduler = SequenceLengthScheduler(8, 64, duration=10, pacing=lambda x: float("nan"))
     with pytest.raises(ValueError, match="pacing must return a finite number, got nan at progress 3"):
         scheduler.seq_length_at(3)
@@ -154,7 +154,7 @@ def test_milestones_are_all_changes(low, extra, duration, step, pacing):
     assert scheduler.milestones() == changes
 
 
-def test_milestones_of_a_pacing_that_falls():
+def test_milestones_of_a_falling_pacing():
     scheduler = SequenceLengthScheduler(8, 64, duration=1000, pacing=lambda x: abs(math.sin(20 * float(x))))
     visited = {scheduler.seq_length_at(n) for n in range(1001)}
     assert {milestone.seq_length for milestone in scheduler.milestones()} == visited
