@@ -383,7 +383,7 @@ def test_masks_of_any_dtype(backend, dtype):
 
 def test_complex_numbers(backend):
     if backend == "triton":
-        pytest.skip("has no complex128, and says so: tests/test_batch.py")
+        pytest.skip("has no complex128, and says so: tests/resizing/test_functional.py")
     batch = {"ids": torch.randn(2, 5, dtype=torch.complex128), "labels": torch.randn(2, 5, dtype=torch.complex64)}
     padded = resize_batch(batch, 3, mode="reshape", remainder="pad", pad_values={"ids": 0.5}, backend=backend)
     assert padded["ids"][1].tolist() == [*batch["ids"][0, 3:].tolist(), 0.5 + 0j]

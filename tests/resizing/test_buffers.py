@@ -44,6 +44,16 @@ def test_padding_needs_more_than_the_source():
         assert resize_batch(source, seq_len, mode="reshape", remainder="pad", out=padded)["weight"].numel() >= 4
 
 
+def test_pad_values_belong_to_the_call():
+    source = {"labels": torch.arange(10, dtype=torch.uint8).view(2, 5)}
+    options = {"mode": "reshape", "remainder": "pad"}
+    buffers = BatchBuffers(source, 5, **options)
+    padded = resize_batch(source, 4, **options, pad_values={"labels": 255}, out=buffers)["labels"]
+    assert padded[1].tolist() == [4, 255, 255, 255]
+    with pytest.raises(ValueError, match=r"pad_values\['labels'\] must fit torch.uint8, got -100"):
+        resize_batch(source, 4, **options, out=buffers)
+
+
 def test_options_of_the_call():
     source = {"ids": torch.arange(40).view(10, 4), "pixels": torch.rand(4, 3, 8, 8)}
     buffers = BatchBuffers(source, 10, seq_dim=0, keys=["ids"])
