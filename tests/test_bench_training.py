@@ -290,7 +290,7 @@ def test_a_part_does_not_replace_what_is_published(call, tmp_path, monkeypatch):
     call("--publish", "--only", "d")  # all of it, still
     for folder in (tmp_path / "out" / "runs").glob("time/*"):
         shutil.rmtree(folder)
-    with pytest.raises(SystemExit, match=r"not published: .* that this folder lacks"):
+    with pytest.raises(SystemExit, match=r"not published: .* missing here"):
         call("--publish", "--only", "d")
     assert (tmp_path / "published" / "cpu_training.jsonl").read_bytes() == whole
 

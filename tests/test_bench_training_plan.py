@@ -1,10 +1,11 @@
-"""bench/training: which runs there are, and what the script is asked for."""
+"""bench/training: the runs of each scale, and their flags for the script."""
 
 import math
+import sys
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
@@ -27,6 +28,18 @@ def all_runs(scale):
         "c": plan.extrapolation_runs(scale, PEAK, 3),
         "d": plan.speed_runs(scale),
     }
+
+
+def test_loading_the_script_does_not_replace_other_modules(monkeypatch):
+    script, other = load_script(), ModuleType("text")
+    for name, module in vars(script).items():
+        monkeypatch.setitem(sys.modules, f"train_gpt2_{name}", module)  # put back afterwards
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.setitem(sys.modules, "text", other)
+    again = load_script.__wrapped__()
+    assert again.train.UserError is again.text.UserError is again.model.UserError is not script.model.UserError
+    assert sys.modules["text"] is other
+    assert not {"model", "train"} & sys.modules.keys()
 
 
 @pytest.mark.parametrize("scale", SCALES.values(), ids=SCALES)
@@ -68,7 +81,7 @@ def test_what_varies():
 
 
 def test_the_plan_for_a_gpu_fits_into_half_an_hour():
-    """At a guessed speed, with time for each process to begin; what it must at least hold is there."""
+    """At a guessed speed, with time for the start of each process, and with the runs it needs at least."""
     peak = plan.Peak(H200.learning_rates[1], H200.lr_warmup_shares[-1])
     runs = all_runs(H200)
     runs["c"] = plan.extrapolation_runs(H200, peak, 3, best=0.9)

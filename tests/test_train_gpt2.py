@@ -337,18 +337,16 @@ def test_a_run_with_a_checkpoint_does_not_diverge_twice(tmp_path, cache, monkeyp
 
 
 def test_a_checkpoint_leaves_no_partial_file(tmp_path):
+    model = tmp_path / "model.pt"
     (tmp_path / "model.pt.partial").write_bytes(b"of a killed run")
-    with (
-        pytest.raises((AttributeError, TypeError, RuntimeError)),
-        script.train.open_atomically(tmp_path / "model.pt") as file,
-    ):
+    with pytest.raises((AttributeError, TypeError, RuntimeError)), script.text.open_atomically(model) as file:
         torch.save(lambda: None, file)
     assert list(tmp_path.iterdir()) == []
     for content in ([1], [2]):
-        with script.train.open_atomically(tmp_path / "model.pt") as file:
+        with script.text.open_atomically(model) as file:
             torch.save(content, file)
-        assert [path.name for path in tmp_path.iterdir()] == ["model.pt"]
-        assert torch.load(tmp_path / "model.pt") == content
+        assert list(tmp_path.iterdir()) == [model]
+        assert torch.load(model) == content
 
 
 def test_learning_rate_rises_by_steps_and_falls_by_tokens():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import json
 import math
 from collections.abc import Callable, Sequence
@@ -25,24 +26,18 @@ class UserError(ValueError):
     """The flags or the text are invalid. The message is complete: no traceback is needed."""
 
 
-def defaults(
-    layers: int, heads: int, width: int, total_tokens: int, learning_rate: float, **others: Any
-) -> dict[str, Any]:
-    """The settings of one model size. Flags override them."""
-    usual = {"vocab_size": 50_257, "seq_length": 1024, "min_seq_length": 64, "batch_size": 512, "micro_batch_size": 16,
-             "lr_warmup_steps": 500, "precision": "bf16", "validation_tokens": 2**20}  # fmt: skip
-    named = {"layers": layers, "heads": heads, "width": width, "total_tokens": total_tokens}
-    return {**usual, **named, "learning_rate": learning_rate, **others}
-
-
 SIZES = {
-    "toy": defaults(3, 4, 128, 1_500_000, 4e-3, vocab_size=1024, seq_length=256, min_seq_length=32, batch_size=16,
-                    lr_warmup_steps=20, precision="fp32", validation_tokens=2**14),
-    "52m": defaults(8, 8, 512, 1_000_000_000, 1e-3, batch_size=128, micro_batch_size=32),
-    "125m": defaults(12, 12, 768, 2_500_000_000, 6e-4),
-    "350m": defaults(24, 16, 1024, 7_000_000_000, 3e-4),
-    "760m": defaults(24, 16, 1536, 15_000_000_000, 2.5e-4, micro_batch_size=8),
-    "1.5b": defaults(48, 25, 1600, 30_000_000_000, 2e-4, micro_batch_size=8),
+    "toy": {"layers": 3, "heads": 4, "width": 128, "total_tokens": 1_500_000, "learning_rate": 4e-3, "vocab_size": 1024,
+            "seq_length": 256, "min_seq_length": 32, "batch_size": 16, "lr_warmup_steps": 20, "precision": "fp32",
+            "validation_tokens": 2**14},
+    "52m": {"layers": 8, "heads": 8, "width": 512, "total_tokens": 1_000_000_000, "learning_rate": 1e-3,
+            "batch_size": 128, "micro_batch_size": 32},
+    "125m": {"layers": 12, "heads": 12, "width": 768, "total_tokens": 2_500_000_000, "learning_rate": 6e-4},
+    "350m": {"layers": 24, "heads": 16, "width": 1024, "total_tokens": 7_000_000_000, "learning_rate": 3e-4},
+    "760m": {"layers": 24, "heads": 16, "width": 1536, "total_tokens": 15_000_000_000, "learning_rate": 2.5e-4,
+             "micro_batch_size": 8},
+    "1.5b": {"layers": 48, "heads": 25, "width": 1600, "total_tokens": 30_000_000_000, "learning_rate": 2e-4,
+             "micro_batch_size": 8},
 }  # fmt: skip
 
 
@@ -61,38 +56,42 @@ def number(kind: type, least: float, most: float = math.inf) -> Callable[[str], 
 AT_LEAST_ONE, NOT_NEGATIVE, SHARE = number(int, 1), number(float, 0), number(float, 0, 1)
 
 
-def flag(text: str, default: Any = None, **options: Any) -> Any:
-    shown = text if default in (None, False) else f"{text} (default: {default})"
-    return dataclasses.field(default=default, metadata={"help": shown, "default": argparse.SUPPRESS, **options})
+def flag(text: str, default: Any = None, *, shown: Any = None, **options: Any) -> Any:
+    shown = default if shown is None else shown
+    help_text = text if shown in (None, False) else f"{text} (default: {shown})"
+    return dataclasses.field(default=default, metadata={"help": help_text, "default": argparse.SUPPRESS, **options})
+
+
+by_size = functools.partial(flag, shown="by size")
 
 
 @dataclass(frozen=True)
 class Config:
     """All settings that a run depends on. Each field with a help text is a flag."""
 
-    size: str = flag("model size; sets every flag that shows no default", "52m", choices=list(SIZES))
+    size: str = flag("model size", "52m", choices=list(SIZES))
     text: Sequence[str] | None = flag(
         "files and folders, also .gz and .zst; a file is one document, a long file several", nargs="+"
     )
     dataset: str | None = flag("instead of --text: NAME or NAME:CONFIG of Hugging Face; a row is one document")
     dataset_column: str = flag("column with the text", "text")
-    tokenizer: str | None = flag("JSON file of the package tokenizers (default: train a byte-level BPE)")
-    vocab_size: int = flag("largest vocabulary of that BPE", type=number(int, 258))  # bytes, END_OF_TEXT, MASK
-    seq_length: int = flag("full sequence length", type=AT_LEAST_ONE)
-    batch_size: int = flag("sequences in an optimizer step, over all ranks", type=AT_LEAST_ONE)
-    micro_batch_size: int = flag("full sequences in a forward pass of one rank; more if shorter", type=AT_LEAST_ONE)
-    total_tokens: int = flag("tokens to train on", type=AT_LEAST_ONE)
-    learning_rate: float = flag("peak learning rate", type=NOT_NEGATIVE)
-    lr_warmup_steps: int = flag("optimizer steps until the peak", type=AT_LEAST_ONE)
+    tokenizer: str | None = flag("JSON file of the package tokenizers", shown="train a byte-level BPE")
+    vocab_size: int = by_size("size of that BPE", 50_257, type=number(int, 258))  # 256 bytes, END_OF_TEXT, MASK
+    seq_length: int = by_size("full sequence length", 1024, type=AT_LEAST_ONE)
+    batch_size: int = by_size("sequences in an optimizer step, over all ranks", 512, type=AT_LEAST_ONE)
+    micro_batch_size: int = by_size("full sequences in a rank's forward pass; more while short", 16, type=AT_LEAST_ONE)
+    total_tokens: int = by_size("tokens to train on", 0, type=AT_LEAST_ONE)
+    learning_rate: float = by_size("peak learning rate", 0.0, type=NOT_NEGATIVE)
+    lr_warmup_steps: int = by_size("optimizer steps until the peak", 500, type=AT_LEAST_ONE)
     weight_decay: float = flag("weight decay of matrices", 0.1, type=NOT_NEGATIVE)
     max_grad_norm: float = flag("gradients are clipped to this norm; 0 turns clipping off", 1.0, type=NOT_NEGATIVE)
     warmup_duration: float = flag("share of all tokens until the full length; 0: no warmup", 0.3, type=SHARE)
-    min_seq_length: int = flag("sequence length at the start", type=AT_LEAST_ONE)
-    step_size: int = flag("lengths are multiples of this number", 8, type=AT_LEAST_ONE)
+    min_seq_length: int = by_size("sequence length at the start", 64, type=AT_LEAST_ONE)
+    step_size: int = flag("lengths grow in multiples of this number", 8, type=AT_LEAST_ONE)
     objective: str = flag("causal: predict the next token; masked: as BERT", "causal", choices=["causal", "masked"])
-    precision: str = flag("of matrix products and attention; with fsdp2 of all layers", choices=["bf16", "fp32"])
-    validation_lengths: Sequence[int] | None = flag("(default: the full length)", type=AT_LEAST_ONE, nargs="+")
-    validation_tokens: int = flag("tokens to validate on, the same at every length", type=AT_LEAST_ONE)
+    precision: str = by_size("of products and attention; fsdp2: of all layers", "bf16", choices=["bf16", "fp32"])
+    validation_lengths: Sequence[int] | None = flag("in tokens", shown="full length", type=AT_LEAST_ONE, nargs="+")
+    validation_tokens: int = by_size("tokens to validate on, the same at every length", 2**20, type=AT_LEAST_ONE)
     validate_every: float = flag("share of all tokens between validations; each saves a checkpoint", 0.05, type=SHARE)
     validation_share: float = flag("share of the text to validate on, in whole documents", 0.05, type=SHARE)
     seed: int = flag("seed of weights and batches", 0, type=number(int, 0))
@@ -125,13 +124,11 @@ def configure(given: argparse.Namespace) -> Config:
     if not (given.out / "checkpoint.pt").exists() and not has_diverged(read_records(given.out)):
         if ("text" in flags) == ("dataset" in flags):
             raise UserError("either --text or --dataset must be given, and not both")
-        usual = SIZES[flags.get("size", Config.size)]
-        settings = {**usual, **flags}
-        most = settings["seq_length"]
-        settings["min_seq_length"] = flags.get("min_seq_length", min(usual["min_seq_length"], most))
-        if settings["min_seq_length"] > most:
-            raise UserError(f"min_seq_length must be at most seq_length {most}, got {settings['min_seq_length']}")
-        return Config(**settings)
+        config = Config(**{**SIZES[flags.get("size", Config.size)], **flags})
+        least, most = config.min_seq_length, config.seq_length
+        if "min_seq_length" in flags and least > most:
+            raise UserError(f"min_seq_length must be at most seq_length {most}, got {least}")
+        return dataclasses.replace(config, min_seq_length=min(least, most))
     if not given.resume:
         raise UserError(f"{given.out} holds a run: add --resume to continue it, or name another folder as --out")
     config = read_config(given.out)

@@ -62,9 +62,10 @@ REFUSED, DIVERGED = 2, 3  # exit status
 class Run:
     """Model, optimizer, schedule and progress of one run. `train` continues from the current progress."""
 
-    def __init__(self, config: Config, out: Path, cache: Path, attention: Attention | None) -> None:
-        self.config, self.out = config, out
-        self.rank, self.world_size = rank_and_world_size()
+    def __init__(
+        self, config: Config, out: Path, cache: Path, attention: Attention | None, rank: int, world_size: int
+    ) -> None:
+        self.config, self.out, self.rank, self.world_size = config, out, rank, world_size
         self.device = torch.device(config.device)  # under torchrun, the GPU that `main` chose
         self.synchronize = torch.get_device_module(self.device).synchronize
         self.rows, odd = divmod(config.batch_size, self.world_size)
@@ -360,10 +361,6 @@ def describe(record: dict[str, Any]) -> str:
     )
 
 
-def rank_and_world_size() -> tuple[int, int]:
-    return (distributed.get_rank(), distributed.get_world_size()) if distributed.is_initialized() else (0, 1)
-
-
 def load_run(folder: str | Path, *, attention: Attention | None = None) -> tuple[GPT, Any, Config]:
     """Model, tokenizer and configuration of a finished run. The model is on the CPU, in evaluation mode."""
     config = read_config(Path(folder))
@@ -391,7 +388,8 @@ def main(arguments: list[str] | None = None, *, attention: Attention | None = No
 
 
 def run(config: Config, out: Path, cache: Path, attention: Attention | None) -> list[dict[str, Any]]:
-    rank, world_size = rank_and_world_size()
+    is_parallel = distributed.is_initialized()
+    rank, world_size = (distributed.get_rank(), distributed.get_world_size()) if is_parallel else (0, 1)
     prepared = [prepare_tokens(config, cache) if rank == 0 else config]
     if world_size > 1:
         distributed.broadcast_object_list(prepared)
@@ -401,7 +399,7 @@ def run(config: Config, out: Path, cache: Path, attention: Attention | None) -> 
             file.write((cache / prepared[0].tokens / "tokenizer.json").read_bytes())
         with open_atomically(out / "config.json") as file:
             file.write(json.dumps(dataclasses.asdict(prepared[0]), indent=2).encode())
-    training = Run(prepared[0], out, cache, attention)
+    training = Run(prepared[0], out, cache, attention, rank, world_size)
     training.load()
     return training.train()
 
