@@ -106,11 +106,12 @@ class BatchBuffers(Mapping[str, Tensor]):
             ValueError: A buffer is missing, too small, or of another dtype or device, or a source lies in the buffers.
         """
         self._check_sources(names, sources)
-        if call not in self._views:
+        views = self._views.get(call)
+        if views is None:
             if len(self._views) >= _MAX_CALLS_WITH_VIEWS:
                 self._views.clear()
-            self._views[call] = self._make_views(names, sources, shapes())
-        return [view.detach() for view in self._views[call]]
+            views = self._views[call] = self._make_views(names, sources, shapes())
+        return [view.detach() for view in views]
 
     def _check_sources(self, names: Sequence[str], sources: list[Tensor]) -> None:
         start, stop = self._address_range

@@ -100,10 +100,11 @@ class CheckedCall:
             outputs = out.views((self, length, return_info), self.names, tensors, shapes)
         else:
             outputs = self._views_of_out(out, tensors, shapes())
-        self._operator("resize_batch_out", outputs[0].device.type)(*arguments, outputs)
+        device_type = outputs[0].device.type
+        self._operator("resize_batch_out", device_type)(*arguments, outputs)
         if not torch.compiler.is_compiling():
             torch.autograd.graph.increment_version(outputs)  # autograd then notices that a saved tensor was overwritten
-        if isinstance(out, BatchBuffers) and out.device.type != self.device_type:
+        if device_type != self.device_type and isinstance(out, BatchBuffers):  # the batch is in pinned memory
             out.keep_while_read(tensors if mask is None else [*tensors, mask])
         return outputs
 
@@ -193,7 +194,7 @@ def cached_call(
         return _check_call(*arguments)
     try:
         signatures = tuple([_signature(name, entry) for name, entry in entries.items()])
-        key = signatures, options, _values_as_text(pad_values), _as_tuple(keys), _as_tuple(mask_keys)
+        key = signatures, options, _hashable(pad_values, keys, mask_keys)
         call = _calls.get(key)
     except TypeError:  # a name or an option is not hashable, or sizes are symbols
         return _check_call(*arguments)
@@ -212,13 +213,14 @@ def _signature(name: str, entry: object) -> tuple[object, ...]:
     return (name, len(entry)) if validation.is_list(entry) else (name,)  # type: ignore[arg-type]
 
 
-def _values_as_text(pad_values: Mapping[str, float] | None) -> object:
-    """Hashable, and distinguishes 0.0 from -0.0."""
-    return pad_values and tuple((name, repr(value)) for name, value in pad_values.items())
-
-
-def _as_tuple(names: Collection[str] | None) -> object:
-    return names if names is None or isinstance(names, str) else tuple(names)
+def _hashable(
+    pad_values: Mapping[str, float] | None, keys: Collection[str] | None, mask_keys: Collection[str] | None
+) -> tuple[object, ...] | None:
+    if pad_values is None and keys is None and mask_keys is None:
+        return None
+    # the text of a value distinguishes 0.0 from -0.0
+    values = pad_values and tuple([(name, repr(value)) for name, value in pad_values.items()])
+    return values, *[names if names is None or isinstance(names, str) else tuple(names) for names in (keys, mask_keys)]
 
 
 def _check_call(
