@@ -57,7 +57,7 @@ def main(arguments: argparse.Namespace) -> None:
     experiments = Experiments(Runner(scale, text, out, arguments.minutes), arguments.seeds)
     try:
         failure = _train(experiments, arguments.only)
-        results, environment = experiments.results(), _merged(experiments.environments())
+        results, environment = experiments.all_results(), _merged(experiments.environments())
     except OtherRun as error:
         sys.exit(str(error))
     name = records_name(scale)

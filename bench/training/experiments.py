@@ -5,37 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from typing import Any
 
+from . import plan, results
 from .last_words import read_scores, score_run
-from .plan import (
-    CAUSAL,
-    EXPERIMENTS,
-    EXTRAPOLATION,
-    LAST_WORDS,
-    SPEED,
-    STABILITY,
-    SWEEP,
-    TIME,
-    Peak,
-    RunPlan,
-    best_duration_runs,
-    duration_runs,
-    extrapolated_runs,
-    extrapolation_runs,
-    speed_runs,
-    stability_runs,
-    sweep_runs,
-)
-from .results import (
-    Result,
-    best_duration,
-    best_peak,
-    case_of,
-    extrapolation_results,
-    speed_results,
-    stability_results,
-    sweep_results,
-    time_results,
-)
 from .running import RunFailed, Runner, RunOutcome
 from .statistics import mean_and_error, sign_test
 
@@ -59,34 +30,34 @@ class Experiments:
             RunFailed: A run failed, or the baseline diverged at every learning rate.
         """
         for experiment in only:
-            if experiment != SPEED:
+            if experiment != plan.SPEED:
                 self._sweep()
-            if experiment == TIME:  # they choose the best duration, which further runs need
-                self._runner.run_all(self._duration_runs(), EXPERIMENTS[TIME])
-            self._runner.run_all(self._runs(experiment), EXPERIMENTS[experiment])
-            if experiment == EXTRAPOLATION:
+            if experiment == plan.TIME:  # they choose the best duration, which further runs need
+                self._runner.run_all(self._duration_runs(), plan.EXPERIMENTS[plan.TIME])
+            self._runner.run_all(self._runs(experiment), plan.EXPERIMENTS[experiment])
+            if experiment == plan.EXTRAPOLATION:
                 self._score_all()
 
     def _sweep(self) -> None:
-        self._runner.run_all(sweep_runs(self._scale), EXPERIMENTS[SWEEP])
+        self._runner.run_all(plan.sweep_runs(self._scale), plan.EXPERIMENTS[plan.SWEEP])
         if self._peak() is None:
             raise RunFailed("the baseline diverged at each learning rate of the sweep, so (a), (b) and (c) cannot run")
 
-    def results(self) -> list[Result]:
+    def all_results(self) -> list[results.Result]:
         """The results of all finished runs, also those of earlier calls."""
         peak = self._peak()
         return [
-            *sweep_results(self._finished(SWEEP)),
-            *time_results(self._finished(TIME), self._scale.seq_length),
-            *(stability_results(self._finished(STABILITY), peak) if peak else []),
-            *extrapolation_results(self._finished(EXTRAPOLATION)),
+            *results.sweep_results(self._finished(plan.SWEEP)),
+            *results.time_results(self._finished(plan.TIME), self._scale.seq_length),
+            *(results.stability_results(self._finished(plan.STABILITY), peak) if peak else []),
+            *results.extrapolation_results(self._finished(plan.EXTRAPOLATION)),
             *self._last_words(),
-            *speed_results(self._finished(SPEED)),
+            *results.speed_results(self._finished(plan.SPEED)),
         ]
 
     def environments(self) -> list[dict[str, Any]]:
         """The machines that finished runs were trained on, each once. Old runs did not record theirs."""
-        outcomes = [outcome for experiment in EXPERIMENTS for outcome in self._finished(experiment)]
+        outcomes = [outcome for experiment in plan.EXPERIMENTS for outcome in self._finished(experiment)]
         found: list[dict[str, Any]] = []
         for outcome in outcomes:
             if outcome.environment and outcome.environment not in found:
@@ -94,46 +65,48 @@ class Experiments:
         return found
 
     def _finished(self, experiment: str) -> list[RunOutcome]:
-        runs, peak = self._runs(experiment), self._peak() if experiment == EXTRAPOLATION else None
+        runs, peak = self._runs(experiment), self._peak() if experiment == plan.EXTRAPOLATION else None
         if peak is not None:  # runs stay in the results even if another duration becomes the best
-            runs = list(dict.fromkeys([*runs, *extrapolated_runs(self._scale, peak, self._seeds)]))
+            runs = list(dict.fromkeys([*runs, *plan.extrapolated_runs(self._scale, peak, self._seeds)]))
         return self._runner.finished(runs)
 
-    def _peak(self) -> Peak | None:
+    def _peak(self) -> plan.Peak | None:
         """The best peak of the learning rate. None if the sweep is not finished, or every peak diverged."""
-        sweep = sweep_runs(self._scale)
+        sweep = plan.sweep_runs(self._scale)
         finished = self._runner.finished(sweep)
-        return best_peak(sweep_results(finished)) if len(finished) == len(sweep) else None
+        return results.best_peak(results.sweep_results(finished)) if len(finished) == len(sweep) else None
 
-    def _duration_runs(self) -> list[RunPlan]:
+    def _duration_runs(self) -> list[plan.RunPlan]:
         peak = self._peak()
-        return duration_runs(self._scale, peak) if peak else []
+        return plan.duration_runs(self._scale, peak) if peak else []
 
     def _best_duration(self) -> float | None:
         """The best duration. None if not all durations are finished, or none reached the baseline's loss."""
         first = self._duration_runs()
         finished = self._runner.finished(first)
-        return best_duration(time_results(finished, self._scale.seq_length)) if len(finished) == len(first) else None
+        if len(finished) < len(first):
+            return None
+        return results.best_duration(results.time_results(finished, self._scale.seq_length))
 
-    def _runs(self, experiment: str) -> list[RunPlan]:
+    def _runs(self, experiment: str) -> list[plan.RunPlan]:
         """The runs of an experiment that are known so far: some depend on the results of others."""
-        if experiment == SWEEP:
-            return sweep_runs(self._scale)
-        if experiment == SPEED:
-            return speed_runs(self._scale)
+        if experiment == plan.SWEEP:
+            return plan.sweep_runs(self._scale)
+        if experiment == plan.SPEED:
+            return plan.speed_runs(self._scale)
         peak = self._peak()
         if peak is None:
             return []
-        if experiment == STABILITY:
-            return stability_runs(self._scale, peak)
+        if experiment == plan.STABILITY:
+            return plan.stability_runs(self._scale, peak)
         best = self._best_duration()
-        if experiment == EXTRAPOLATION:
-            return extrapolation_runs(self._scale, peak, self._seeds, best)
-        others = [] if best is None else best_duration_runs(self._scale, peak, best, self._seeds)
+        if experiment == plan.EXTRAPOLATION:
+            return plan.extrapolation_runs(self._scale, peak, self._seeds, best)
+        others = [] if best is None else plan.best_duration_runs(self._scale, peak, best, self._seeds)
         return [*self._duration_runs(), *others]
 
     def _causal(self) -> list[RunOutcome]:
-        return [outcome for outcome in self._finished(EXTRAPOLATION) if outcome.run.objective == CAUSAL]
+        return [outcome for outcome in self._finished(plan.EXTRAPOLATION) if outcome.run.objective == plan.CAUSAL]
 
     def _score_all(self) -> None:
         tokens, check = self._runner.out / "tokens", self._runner.check_time
@@ -146,20 +119,17 @@ class Experiments:
                 print(f"last words are skipped: {error}")
                 return
 
-    def _last_words(self) -> Iterator[Result]:
+    def _last_words(self) -> Iterator[results.Result]:
         """Scores of each model, and of warmup compared with the baseline of the same seed."""
         found = {outcome.run: read_scores(outcome.folder) for outcome in self._causal()}
         scores = {run: each for run, each in found.items() if each is not None}
         baselines = {run.seed: own for run, own in scores.items() if run.duration == 0}
         for run, own in scores.items():
-            figures: dict[str, float | None] = {
-                "items": len(own.right),
-                "accuracy": own.accuracy,
-                "perplexity": own.perplexity,
-            }
+            figures: dict[str, float | None] = {"items": len(own.right), "accuracy": own.accuracy}
+            figures["perplexity"] = own.perplexity
             if run.duration > 0 and run.seed in baselines:
                 theirs = baselines[run.seed]
                 figures["p"] = sign_test(own.right, theirs.right)
                 fewer = [a - b for a, b in zip(theirs.nats, own.nats, strict=True)]
                 figures["nats_fewer"], figures["nats_fewer_error"] = mean_and_error(fewer)
-            yield Result(LAST_WORDS, case_of(run), figures)
+            yield results.Result(plan.LAST_WORDS, results.case_of(run), figures)

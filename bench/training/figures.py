@@ -25,7 +25,7 @@ def draw_all(results: Sequence[Result], folder: Path, scale: Scale) -> list[Path
     import matplotlib.pyplot as plt
 
     folder.mkdir(parents=True, exist_ok=True)
-    drawn = []
+    prefix, drawn = "training" if scale.device == "cpu" else f"training_{scale.name}", []
     for name, experiment, draw, columns in (
         ("time", TIME, _draw_time, 2),
         ("stability", STABILITY, _draw_stability, 2),
@@ -35,17 +35,14 @@ def draw_all(results: Sequence[Result], folder: Path, scale: Scale) -> list[Path
         found = [r for r in results if r.experiment == experiment and r.failure is None]
         if not found:
             continue
-        figure, axes = plt.subplots(
-            1, columns, figsize=(9 if columns == 2 else 6, 3.8), layout="constrained", squeeze=False
-        )
+        size = (9 if columns == 2 else 6, 3.8)
+        figure, axes = plt.subplots(1, columns, figsize=size, layout="constrained", squeeze=False)
         draw(list(axes[0]), found)
         figure.suptitle(f"{scale.size}, {scale.device}", fontsize=9)
         for axis in axes[0]:
             axis.grid(alpha=0.25)
             axis.spines[["top", "right"]].set_visible(False)
-        drawn.append(
-            folder / f"training_{name}.png" if scale.device == "cpu" else folder / f"training_{scale.name}_{name}.png"
-        )
+        drawn.append(folder / f"{prefix}_{name}.png")
         figure.savefig(drawn[-1], dpi=110)
         plt.close(figure)
     return drawn
@@ -125,13 +122,9 @@ def _draw_extrapolation(axes: list[Axes], results: list[Result]) -> None:
         for result in same:
             warm = result.case["duration"] > 0
             losses = {int(length): loss for length, loss in result.figures["loss_by_length"].items()}
-            axis.plot(
-                list(losses),
-                list(losses.values()),
-                color=WARMUP_COLOUR if warm else BASELINE_COLOUR,
-                marker="s" if warm else "o",
-                label=("warmup" if warm else "baseline") if result.case["seed"] == 0 else None,
-            )
+            colour, marker, name = (WARMUP_COLOUR, "s", "warmup") if warm else (BASELINE_COLOUR, "o", "baseline")
+            label = name if result.case["seed"] == 0 else None
+            axis.plot(list(losses), list(losses.values()), color=colour, marker=marker, label=label)
             if losses:  # a run that diverged has none
                 _set_powers_of_two(axis, losses)
         axis.set(title=objective, xlabel="tokens in a validation window", ylabel="validation loss")
@@ -150,14 +143,7 @@ def _draw_speed(axes: list[Axes], results: list[Result]) -> None:
         middle = [each.median for each in found]
         down = [each.median - each.lowest for each in found]
         up = [each.highest - each.median for each in found]
-        axis.errorbar(
-            lengths,
-            middle,
-            (down, up),
-            marker="o",
-            capsize=3,
-            linewidth=2 if attention == PACKAGE else 1,
-            label=attention,
-        )
+        width = 2 if attention == PACKAGE else 1
+        axis.errorbar(lengths, middle, (down, up), marker="o", capsize=3, linewidth=width, label=attention)
     axis.set(xlabel="sequence length in the ramp", ylabel="tokens per second of training", ylim=(0, None))
     axis.legend(fontsize=7)

@@ -121,23 +121,19 @@ def stability_results(outcomes: Sequence[RunOutcome], peak: Peak) -> list[Result
         run, steps = outcome.run, read_steps(outcome.folder)
         reference = losses.get(RunPlan(run.experiment, 0.0, peak, run.batch_size, run.seed))
         loss = losses[run]
-        results.append(
-            Result(
-                STABILITY,
-                {**case_of(run), "learning_rate_factor": round(run.peak.rate / peak.rate, 6)},
-                {
-                    "steps": len(steps.loss),
-                    "spikes": count_spikes(steps.loss_ratio),
-                    "largest_ratio": _largest(steps.loss_ratio),
-                    "largest_variance_max": _largest(steps.variance_max),
-                    "diverged": loss is None,
-                    "final_loss": loss,
-                    "trains": None if reference is None else loss is not None and loss <= TRAINS * reference,
-                    "ratio_with_variance_max": _as_dict(correlation(steps.variance_max, steps.loss_ratio)),
-                    "ratio_with_variance_l1": _as_dict(correlation(steps.variance_l1, steps.loss_ratio)),
-                },
-            )
-        )
+        case = {**case_of(run), "learning_rate_factor": round(run.peak.rate / peak.rate, 6)}
+        figures = {
+            "steps": len(steps.loss),
+            "spikes": count_spikes(steps.loss_ratio),
+            "largest_ratio": _largest(steps.loss_ratio),
+            "largest_variance_max": _largest(steps.variance_max),
+            "diverged": loss is None,
+            "final_loss": loss,
+            "trains": None if reference is None else loss is not None and loss <= TRAINS * reference,
+            "ratio_with_variance_max": _as_dict(correlation(steps.variance_max, steps.loss_ratio)),
+            "ratio_with_variance_l1": _as_dict(correlation(steps.variance_l1, steps.loss_ratio)),
+        }
+        results.append(Result(STABILITY, case, figures))
     return results
 
 

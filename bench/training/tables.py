@@ -105,18 +105,8 @@ def _time_spread(results: Sequence[Result]) -> list[str]:
 
 
 def stability_table(results: Sequence[Result]) -> str:
-    names = [
-        "batch",
-        "learning rate ×",
-        "",
-        "seeds",
-        "steps",
-        "spikes",
-        "largest ratio",
-        "diverged",
-        "trains",
-        "final loss",
-    ]
+    names = ["batch", "learning rate ×", "", "seeds", "steps", "spikes", "largest ratio"]
+    names += ["diverged", "trains", "final loss"]
     rows = []
     for group in _groups(results, lambda c: (c["batch_size"], c["learning_rate_factor"], c["duration"])):
         (batch, factor, duration), found = group
@@ -188,7 +178,7 @@ def last_words_table(results: Sequence[Result]) -> str:
         ]
         for r in ordered
     ]
-    names = ["", "seed", "items", "right", "perplexity of the word", "p of right", "nats per word saved"]
+    names = ["", "seed", "items", "right", "perplexity of the word", "p of the difference", "nats per word saved"]
     return _table(names, rows)
 
 
@@ -196,13 +186,8 @@ def speed_table(results: Sequence[Result]) -> str:
     found = by_attention(results)
     ours = [r for r in found[PACKAGE] if r.failure is None]
     lengths = sorted({stage[0] for r in results if r.failure is None for stage in r.figures["by_length"]})
-    names = [
-        "attention",
-        "tokens/s, whole ramp",
-        *(f"at {length}" for length in lengths),
-        "peak MB",
-        "time / package's time",
-    ]
+    at_lengths = [f"at {length}" for length in lengths]
+    names = ["attention", "tokens/s, whole ramp", *at_lengths, "peak MB", "time / package's time"]
     rows = []
     for attention, runs in found.items():
         failures = [run.failure for run in runs if run.failure is not None]
@@ -214,15 +199,8 @@ def speed_table(results: Sequence[Result]) -> str:
         at = [_number(_median_at(stages, length), ",.0f") for length in lengths]
         memory = max(((stage[2] or 0) for stage in stages), default=0) / 1e6
         ratio = spread([o.figures["tokens_per_second"] for o in ours]).median / whole.median if ours else None
-        rows.append(
-            [
-                attention,
-                f"{whole.median:,.0f} ({whole.lowest:,.0f} to {whole.highest:,.0f})",
-                *at,
-                f"{memory:,.0f}",
-                _number(ratio, ".2f"),
-            ]
-        )
+        speed = f"{whole.median:,.0f} ({whole.lowest:,.0f} to {whole.highest:,.0f})"
+        rows.append([attention, speed, *at, f"{memory:,.0f}", _number(ratio, ".2f")])
     return _table(names, rows)
 
 
