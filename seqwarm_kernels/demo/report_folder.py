@@ -44,7 +44,7 @@ class ReportFolder:
         """
         path = Path(given) if given is not None else REPORTS / time.strftime("demo-%Y%m%d-%H%M%S")
         if (path / SETTINGS).exists():
-            raise ValueError(f"{path} holds a run already: continue it with --resume {path}, or name a new folder")
+            raise ValueError(f"{path} contains a run already: continue it with --resume {path}, or name a new folder")
         if path.exists() and (not path.is_dir() or _visible_entries(path)):
             raise ValueError(f"--report must name a new or empty folder, got {path}")
         path.mkdir(parents=True, exist_ok=True)

@@ -183,7 +183,7 @@ def test_a_run_is_never_overwritten(demo, text_file, capsys, monkeypatch):
         demo(*tiny(text_file, "out"))
     capsys.readouterr()
     before = {path: path.read_bytes() for path in Path("out").iterdir()}
-    assert "out holds a run already: continue it with --resume out" in fails(demo, capsys, *tiny(text_file, "out"))
+    assert "out contains a run already: continue it with --resume out" in fails(demo, capsys, *tiny(text_file, "out"))
     assert before == {path: path.read_bytes() for path in Path("out").iterdir()}
 
 

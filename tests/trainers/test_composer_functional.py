@@ -57,7 +57,7 @@ def test_truncated_tensors_are_contiguous():
 
 def test_bad_input():
     batch = {"input_ids": torch.arange(12).view(2, 6)}
-    with pytest.raises(ValueError, match="keep_last_token needs the batch to hold an 'attention_mask'"):
+    with pytest.raises(ValueError, match="keep_last_token needs an 'attention_mask'"):
         set_batch_sequence_length(batch, 3, preserve_end_of_sequence=True)
     with pytest.raises(ValueError, match="mode='flatten' cannot resize 'weight'"):
         set_batch_sequence_length({**batch, "weight": torch.ones(2)}, 3, truncate=False)

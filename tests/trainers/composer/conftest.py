@@ -21,11 +21,11 @@ class _Finder:
     def __init__(self, packages):
         self.packages = [name for name in packages if find_spec(name) is None]
 
-    def stands_for(self, name):
+    def replaces(self, name):
         return name.partition(".")[0] in self.packages
 
     def find_spec(self, name, path=None, target=None):
-        return ModuleSpec(name, self, is_package=True) if self.stands_for(name) else None
+        return ModuleSpec(name, self, is_package=True) if self.replaces(name) else None
 
     def create_module(self, spec):
         return _Empty(spec.name)
@@ -43,5 +43,5 @@ if find_spec("composer") is not None:
     import composer.functional  # noqa: F401  # all of it
 
     sys.meta_path.remove(finder)
-    for module in [name for name in sys.modules if finder.stands_for(name)]:
+    for module in [name for name in sys.modules if finder.replaces(name)]:
         del sys.modules[module]
