@@ -1,4 +1,4 @@
-"""What tests of sources share."""
+"""Shared by tests of sources."""
 
 import pytest
 
@@ -9,7 +9,7 @@ from .made import TEXTS
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Chunk files with lengths."""
+    """A folder of chunk files with lengths."""
     path = tmp_path_factory.mktemp("chunks")
     write_chunks(TEXTS, path, 100, length_fn=len)
     return path

@@ -1,4 +1,4 @@
-"""What tests of batches share: lengths of many kinds, a source, and how to look at batches."""
+"""Shared by tests of batches: random lengths, sources, and runs with restarts."""
 
 import json
 from itertools import islice
@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from seqwarm_kernels.data import Piece
 
-#: Lengths as they come: many short ones, few long ones, none at all, all equal.
+#: Lists of lengths: mixed ones, short ones, equal ones, and empty lists.
 lengths_lists = st.one_of(
     st.lists(st.integers(0, 40), max_size=120),
     st.lists(st.integers(1, 8), max_size=120),
@@ -15,16 +15,16 @@ lengths_lists = st.one_of(
 )
 
 
-#: Of sources: as many as no file or buffer holds evenly.
+#: Items of sources. No file size or buffer size divides their number.
 TEXTS = [f"item {number}" for number in range(1003)]
 
 
 class ListSource:
-    """Items of a list, in another order each epoch, one epoch for each `iter()`.
+    """A source of the items of a list, in another order each epoch, one epoch for each `iter()`.
 
     Args:
-        ends_with: what its state is behind the last item: the "next" epoch's start, or this epoch's "end", from which
-            nothing comes any more.
+        ends_with: the state after the last item: the start of the "next" epoch, or the "end" of this epoch, from which
+            no item is yielded.
     """
 
     def __init__(self, items, ends_with="next"):
@@ -70,33 +70,29 @@ def first_batches(batches, count):
     return list(islice(iter(batches), count))
 
 
-def served_in_parts(make, world_size, places):
-    """The batches of each rank of a run that is stopped at all of these places, with states as written to a file."""
-    parts, state, begun = [[] for _ in range(world_size)], None, 0
-    for end in [*places, None]:
+def served_with_restarts(make, world_size, stops):
+    """The batches of each rank of a run that is restarted at each stop, from states as written to a file."""
+    served, state, begin = [[] for _ in range(world_size)], None, 0
+    for end in [*stops, None]:
         states = []
         for rank in range(world_size):
             here = make(rank)
             if state is not None:
                 here.load_state_dict(state)
-            parts[rank] += list(here) if end is None else first_batches(here, end - begun)
+            served[rank] += list(here) if end is None else first_batches(here, end - begin)
             states.append(here.state_dict())
         assert all(other == states[0] for other in states)
-        state, begun = through_json(states[0]), end
-    return parts
+        state, begin = through_json(states[0]), end
+    return served
 
 
-def broken_off(make, at):
-    """The batches of a run that stops after `at` of them and goes on in a new process, as far as objects tell."""
-    first = make()
-    head = first_batches(first, at)
-    second = make()
-    second.load_state_dict(through_json(first.state_dict()))
-    return head + list(second)
+def served_with_restart(make, stop):
+    """The batches of a run on one rank that is restarted after `stop` batches."""
+    return served_with_restarts(lambda rank: make(), 1, [stop])[0]
 
 
 class Stream:
-    """As IterableDataset: the state is the place behind the last item, and holds for every later iter()."""
+    """Like IterableDataset: the state is the position after the last item, and applies to every later iter()."""
 
     def __init__(self, items):
         self.items, self.next, self.begin, self.read = items, 0, 0, []

@@ -1,4 +1,4 @@
-"""Samplers of one made-up data set."""
+"""Samplers over one synthetic data set."""
 
 import numpy as np
 from hypothesis import strategies as st

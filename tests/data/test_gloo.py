@@ -1,4 +1,4 @@
-"""Real ranks on uneven data: they end together, and what they sum up is what one process sums up."""
+"""Real ranks on uneven data end together, and their sums are those of one process."""
 
 import socket
 from datetime import timedelta
@@ -14,7 +14,7 @@ from seqwarm_kernels.data import BatchPlanner, LengthBatchSampler, LengthBatchSt
 from seqwarm_kernels.data.sources.sequence_source import SequenceSource
 
 WORDS, WIDTH = 11, 4
-#: A few very long ones among many short ones: halves of them by number are far from halves of the batches.
+#: A few very long items among many short ones: half of the items are far from half of the batches.
 LENGTHS = np.where(np.arange(131) % 13 == 0, 60, 3 + np.arange(131) % 7)
 
 
@@ -34,7 +34,7 @@ def summed_loss(model, batch):
 
 
 def evaluate(sampler, items, model):
-    """[loss, tokens, rows, steps] of this rank."""
+    """[loss, tokens, rows, steps] summed over the batches of this rank."""
     sums = torch.zeros(4, dtype=torch.float64)
     for indices in sampler:
         batch = PaddedCollator()([items[index] for index in indices])
@@ -42,12 +42,12 @@ def evaluate(sampler, items, model):
             loss = summed_loss(model, batch)
         sums += torch.tensor([loss, (batch["labels"][:, 1:] != -100).sum(), len(indices), 1])
         if distributed.is_initialized():
-            distributed.barrier()  # a rank with fewer steps would let the others wait for ever
+            distributed.barrier()  # with fewer steps on one rank, the others would wait for ever
     return sums
 
 
 def train(sampler, items, model):
-    """How many steps; each one waits for all ranks."""
+    """Number of steps. Each step waits for all ranks."""
     optimizer, steps = torch.optim.SGD(model.parameters(), lr=0.1), 0
     for indices in sampler:
         loss = summed_loss(model, PaddedCollator()([items[index] for index in indices]))

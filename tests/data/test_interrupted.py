@@ -1,4 +1,4 @@
-"""Sources, data sets and loops that fail half-way: going on loses nothing, and states that do not fit say so."""
+"""Sources, data sets and loops that fail midway: continuing loses nothing, and invalid states are refused."""
 
 import copy
 import itertools
@@ -41,15 +41,15 @@ def stream(source, *, length=len, **options):
     return LengthBatchStream(source, BatchPlanner(100), length=length, window=100, **options)
 
 
-def served_with_errors(batches, error, after_error=lambda: None):
-    """All batches of an epoch, going on after each error."""
+def served_with_errors(batches, error):
+    """All batches of an epoch, continuing after each error."""
     found = []
     while True:
         try:
             found.extend(batches)
             return found
         except error:
-            after_error()
+            pass
 
 
 def firsts(batches):
@@ -60,16 +60,12 @@ def firsts(batches):
 def test_a_source_that_fails_once(reload):
     batches = stream(SequenceSource(FailsOnce(ITEMS), shuffle=False))
     found = []
-
-    def load():
-        if reload:
-            batches.load_state_dict(through_json(batches.state_dict()))
-
     while batches.progress.epochs == 0:
         try:
             found.extend(batches)
         except OSError:
-            load()
+            if reload:
+                batches.load_state_dict(through_json(batches.state_dict()))
     assert firsts(found) == list(range(600))
 
 
@@ -87,7 +83,7 @@ def test_a_length_that_is_interrupted_keeps_the_budget():
     assert max(len(batch) * max(map(len, batch)) for batch in found) <= 100
 
 
-def test_warmup_by_bucket_needs_an_end_of_the_epoch():
+def test_warmup_by_bucket_needs_epochs_that_end():
     scheduler = SequenceLengthScheduler(8, 64, duration=100)
     source = SequenceSource(ITEMS, infinite=True)
     with pytest.raises(ValueError, match="source must end its epochs, got infinite=True with warmup='bucket'"):
@@ -100,7 +96,7 @@ def test_a_source_split_by_rank_is_refused():
         stream(SequenceSource(ITEMS, rank=0, world_size=2))
 
 
-def test_items_that_wait_are_not_held():
+def test_items_for_later_are_not_kept_in_memory():
     class Item(list):
         alive = most = 0
 
@@ -112,7 +108,7 @@ def test_items_that_wait_are_not_held():
         def __del__(self):
             Item.alive -= 1
 
-    class Made:
+    class Items:
         def __len__(self):
             return 4000
 
@@ -121,16 +117,16 @@ def test_items_that_wait_are_not_held():
 
     scheduler = SequenceLengthScheduler(8, 64, duration=10_000)
     batches = LengthBatchStream(
-        SequenceSource(Made(), shuffle=False), BatchPlanner(128, max_length=scheduler), window=50
+        SequenceSource(Items(), shuffle=False), BatchPlanner(128, max_length=scheduler), window=50
     )
     next(iter(batches))
-    assert Item.most < 700  # a window, what it was chosen from, and a block of the source
+    assert Item.most < 700  # a window, the items it was chosen from, and a block of the source
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("served", [0, 3])
 def test_the_state_before_the_first_batch(num_workers, served):
-    """Nothing came out, however far the sampler was asked ahead."""
+    """No batch counts as served before it was yielded, however far the sampler is ahead."""
 
     def loader(broken=()):
         sampler = LengthBatchSampler([10] * 200, BatchPlanner(50), window=50)
@@ -166,7 +162,7 @@ class FailsAt:
         return [index] * 10
 
 
-def test_a_data_set_that_stops_is_no_end_of_the_epoch():
+def test_a_data_set_that_raises_stop_iteration_does_not_end_the_epoch():
     class Stops(FailsAt):
         def __getitem__(self, index):
             if index == 77:
@@ -191,18 +187,18 @@ def test_a_schedule_in_steps_counts_the_steps_that_were_made(remainder):
     assert sampler.progress.batches == 4 * len(lengths)
 
 
-def test_what_was_dropped_is_no_progress():
+def test_dropped_batches_do_not_count_as_progress():
     sampler = LengthBatchSampler([5] * 20, BatchPlanner(batch_size=4), rank=0, world_size=4)
     list(sampler)
     assert sampler.progress.items == 16
     assert sampler.epoch == 1
 
 
-def test_a_stream_is_pickled_at_its_place():
+def test_a_pickled_stream_continues_at_its_position():
     batches = stream(SequenceSource(ITEMS))
     iterator = iter(batches)
-    begun = [next(iterator) for _ in range(7)]
-    assert begun + list(pickle.loads(pickle.dumps(batches))) == list(stream(SequenceSource(ITEMS)))
+    head = [next(iterator) for _ in range(7)]
+    assert head + list(pickle.loads(pickle.dumps(batches))) == list(stream(SequenceSource(ITEMS)))
 
 
 def sampler_state():
@@ -239,7 +235,7 @@ def stream_state():
         (("configuration", "infinite"), True, "another configuration: infinite is True in the state, False here"),
     ],
 )
-def test_states_that_do_not_fit(keys, value, message):
+def test_invalid_states(keys, value, message):
     batches, state = sampler_state()
     before = copy.deepcopy(state)
     changed = copy.deepcopy(state)
@@ -260,7 +256,7 @@ def test_states_that_do_not_fit(keys, value, message):
         ({"more": 1}, "a cursor of state_dict must have the entries"),
     ],
 )
-def test_cursors_of_a_stream_that_do_not_fit(change, message):
+def test_invalid_cursors_of_a_stream(change, message):
     batches, state = stream_state()
     state["served_up_to"][0][1] |= change
     with pytest.raises((TypeError, ValueError), match=re.escape(message)):

@@ -1,4 +1,4 @@
-"""DataLoaders with workers: what came out is what counts."""
+"""DataLoaders with workers: states count the yielded batches only."""
 
 import io
 import random
@@ -19,7 +19,7 @@ from seqwarm_kernels.data import (
     progress_bar,
 )
 
-from .made import ListSource, through_json
+from .made import ListSource, served_with_restarts, through_json
 
 LENGTHS = np.random.default_rng(3).integers(1, 60, 300)
 ITEMS = [torch.full((int(length),), number) for number, length in enumerate(LENGTHS)]
@@ -40,7 +40,7 @@ def loader(num_workers=0, *, window=50, too_long="reject", persistent=False, max
 
 
 def numbers(batches):
-    """Which items each batch holds: their tokens are their numbers."""
+    """The items of each batch. The tokens of an item are its number."""
     return [batch["input_ids"][:, 0].tolist() for batch in batches]
 
 
@@ -50,21 +50,15 @@ def numbers_of_epoch(epoch):
     return numbers(batches)
 
 
-UNBROKEN, NEXT = numbers_of_epoch(0), numbers_of_epoch(1)
+UNINTERRUPTED, NEXT = numbers_of_epoch(0), numbers_of_epoch(1)
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_killed_at_places_with_workers_that_fetch_ahead(num_workers):
-    """The state is that of the last batch that came out, however far the workers were."""
-    places = random.Random(num_workers).sample(range(len(UNBROKEN)), 20 if num_workers == 0 else 4)
-    parts, state, begun = [], None, 0
-    for end in [*sorted(places), len(UNBROKEN)]:
-        here = loader(num_workers)
-        if state is not None:
-            here.load_state_dict(state)
-        parts += numbers(islice(here, end - begun))
-        state, begun = through_json(here.state_dict()), end
-    assert parts == UNBROKEN
+def test_restarts_with_workers_that_fetch_ahead(num_workers):
+    """The state is that of the last yielded batch, however far ahead the workers are."""
+    stops = sorted(random.Random(num_workers).sample(range(len(UNINTERRUPTED)), 20 if num_workers == 0 else 4))
+    (batches,) = served_with_restarts(lambda rank: loader(num_workers), 1, stops)
+    assert numbers(batches) == UNINTERRUPTED
 
 
 def test_another_number_of_workers():
@@ -75,30 +69,30 @@ def test_another_number_of_workers():
     head += numbers(islice(second, 5))
     third = loader(1)
     third.load_state_dict(through_json(second.state_dict()))
-    assert head + numbers(third) == UNBROKEN
+    assert head + numbers(third) == UNINTERRUPTED
 
 
-def test_workers_that_stay():
+def test_persistent_workers():
     batches = loader(1, persistent=True)
-    assert numbers(batches) == UNBROKEN
+    assert numbers(batches) == UNINTERRUPTED
     assert numbers(islice(batches, 3)) == NEXT[:3]
     batches.set_epoch(0)
-    assert numbers(batches) == UNBROKEN
+    assert numbers(batches) == UNINTERRUPTED
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_broken_off_it_begins_anew(num_workers):
-    """Though the workers had fetched the rest of the epoch: nothing of it came out."""
+def test_an_interrupted_epoch_starts_again(num_workers):
+    """Even if the workers fetched the rest of the epoch, which was not yielded."""
     batches = loader(num_workers)
-    list(islice(batches, len(UNBROKEN) - 1))
-    assert numbers(batches) == UNBROKEN
+    list(islice(batches, len(UNINTERRUPTED) - 1))
+    assert numbers(batches) == UNINTERRUPTED
     assert numbers(islice(batches, 3)) == NEXT[:3]
 
 
-def test_saved_behind_the_last_batch():
+def test_saved_after_the_last_batch():
     first = loader(1)
     steps = iter(first)
-    for _ in UNBROKEN:
+    for _ in UNINTERRUPTED:
         next(steps)
     state = through_json(first.state_dict())
     second = loader(0)
@@ -115,16 +109,16 @@ def test_pieces():
     assert all(batch["input_ids"].numel() <= 32 for batch in batches)
 
 
-def test_ranks_that_run_out_get_batches_of_no_rows():
+def test_ranks_that_run_out_get_batches_without_rows():
     by_rank = [list(loader(0, rank=rank, world_size=7, remainder="empty")) for rank in range(7)]
     assert len({len(batches) for batches in by_rank}) == 1
     assert sum(len(batch["input_ids"]) for batches in by_rank for batch in batches) == 300
     assert any(len(batches[-1]["input_ids"]) == 0 for batches in by_rank)
 
 
-def test_its_length_and_progress():
+def test_length_and_progress():
     batches = loader(2)
-    assert len(batches) == len(UNBROKEN)
+    assert len(batches) == len(UNINTERRUPTED)
     items = tokens = 0
     for count, batch in enumerate(batches, start=1):
         items, tokens = items + len(batch["input_ids"]), tokens + int(batch["attention_mask"].sum())
@@ -132,19 +126,21 @@ def test_its_length_and_progress():
     assert batches.progress.epochs == 1
 
 
-@pytest.mark.parametrize(("unit", "total"), [("token", int(LENGTHS.sum())), ("item", 300), ("batch", len(UNBROKEN))])
-def test_a_bar(unit, total):
+@pytest.mark.parametrize(
+    ("unit", "total"), [("token", int(LENGTHS.sum())), ("item", 300), ("batch", len(UNINTERRUPTED))]
+)
+def test_a_progress_bar(unit, total):
     written = io.StringIO()
     batches = loader()
     options = {"total": total, "file": written, "mininterval": 0, "unit_scale": False}
-    assert numbers(progress_bar(batches, unit=unit, **options)) == UNBROKEN
+    assert numbers(progress_bar(batches, unit=unit, **options)) == UNINTERRUPTED
     last = written.getvalue().strip().split("\r")[-1]
     assert f"{total}/{total}" in last
     assert "100%" in last
     assert "epoch=1.00" in last
 
 
-def test_a_bar_begins_where_the_run_stood():
+def test_a_progress_bar_starts_at_the_restored_progress():
     first = loader()
     list(islice(first, 9))
     second = loader()
@@ -154,7 +150,7 @@ def test_a_bar_begins_where_the_run_stood():
     assert f"{first.progress.items}/300" in written.getvalue()
 
 
-def test_a_bar_of_a_stream():
+def test_a_progress_bar_of_a_stream():
     stream = LengthBatchStream(ListSource(ITEMS), BatchPlanner(128), window=50)
     written = io.StringIO()
     assert sum(len(batch) for batch in progress_bar(stream, unit="item", file=written)) == 300

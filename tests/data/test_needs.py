@@ -1,4 +1,4 @@
-"""What the subpackage needs to be imported: NumPy and torch."""
+"""`seqwarm_kernels.data` needs only NumPy and torch to be imported."""
 
 import subprocess
 import sys

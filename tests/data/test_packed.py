@@ -1,4 +1,4 @@
-"""Packs: whole items that fill a budget."""
+"""Packed batches: whole items that fill a budget."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ from .made import items_of, lengths_lists
 
 
 def first_fit_decreasing(lengths, max_tokens):
-    """As in a textbook: each item, longest first, into the first pack with room for it."""
+    """The textbook algorithm: put each item, longest first, into the first pack with room for it."""
     packs = []
     for length in sorted(lengths, reverse=True):
         for content in packs:
@@ -52,13 +52,13 @@ def test_packs_are_full_and_have_no_padding(window):
 
 
 def test_a_window_ends_where_its_last_pack_is_full():
-    """Ten items to a pack, windows of 25: two packs each, not three of which one is half empty."""
+    """Ten items fill a pack. A window of 25 makes two packs, and no third one that is half empty."""
     sampler = LengthBatchSampler([10] * 100, BatchPlanner(100, packed=True), window=25)
     assert [len(batch) for batch in sampler] == [10] * 10
 
 
 def test_no_window_leaves_a_pack_half_empty():
-    """Where packs do not come out even, a window ends a few items earlier."""
+    """If the items do not fill all packs, a window ends a few items earlier."""
     lengths = np.random.default_rng(0).integers(30, 200, 10_000)
     batches = list(LengthBatchSampler(lengths, BatchPlanner(2048, packed=True), window=500))
     tokens = [int(lengths[batch].sum()) for batch in batches]

@@ -1,4 +1,4 @@
-"""One window: what a planner makes of lengths."""
+"""Plans of one window."""
 
 import re
 from itertools import combinations, pairwise
@@ -19,8 +19,8 @@ def rounded(length, multiple):
     return max(-(-length // multiple), 1) * multiple
 
 
-def by_hand(lengths, max_tokens, multiple):
-    """The post's rule in plain words: sort, and as many rows as the longest one of the batch allows."""
+def greedy_batches(lengths, max_tokens, multiple):
+    """infinibatch's rule: sort, then take as many rows as the longest one of the batch allows."""
     rows = sorted((rounded(length, multiple) for length in lengths), reverse=True)
     batches = []
     while rows:
@@ -35,7 +35,7 @@ def pieces_of(plan):
 
 
 def check_covers(pieces, lengths, keeps):
-    """Every item once, its tokens in pieces that follow on each other, as many as `keeps` says."""
+    """Every item is planned once, in consecutive pieces with `keeps(length)` tokens."""
     tokens = dict.fromkeys(range(len(lengths)), 0)
     for item, start, length in sorted(piece for batch in pieces for piece in batch):
         assert start == tokens[item]
@@ -52,7 +52,7 @@ def check_covers(pieces, lengths, keeps):
     batch_size=st.none() | st.integers(1, 6),
     seed=st.none() | st.integers(0, 9),
 )
-def test_nothing_lost_nothing_twice_nothing_over_budget(lengths, room, multiple, batch_size, seed):
+def test_every_item_once_and_within_the_budget(lengths, room, multiple, batch_size, seed):
     max_tokens = room * rounded(max(lengths, default=1), multiple) + room % multiple
     planner = BatchPlanner(max_tokens, batch_size=batch_size, multiple_of=multiple)
     plan = planner.plan(lengths, seeds=None if seed is None else (seed,))
@@ -72,7 +72,7 @@ def test_nothing_lost_nothing_twice_nothing_over_budget(lengths, room, multiple,
 def test_as_many_batches_as_the_greedy_rule_and_no_more_padding(lengths, room, multiple):
     max_tokens = room + rounded(max(lengths, default=1), multiple)
     plan = BatchPlanner(max_tokens, multiple_of=multiple).plan(lengths)
-    greedy = by_hand(lengths, max_tokens, multiple)
+    greedy = greedy_batches(lengths, max_tokens, multiple)
     assert len(plan) == len(greedy)
     assert plan.padded_tokens.sum() <= sum(len(rows) * rows[0] for rows in greedy)
 
@@ -82,22 +82,21 @@ def test_the_least_padding_of_all_partitions(lengths, room):
     rows = sorted(lengths, reverse=True)
     max_tokens = rows[0] + room
     costs = []
-    for cuts in combinations(range(1, len(rows)), len(by_hand(lengths, max_tokens, 1)) - 1):
-        bounds = [0, *cuts, len(rows)]
-        tokens = [(end - begin) * rows[begin] for begin, end in pairwise(bounds)]
+    for inner in combinations(range(1, len(rows)), len(greedy_batches(lengths, max_tokens, 1)) - 1):
+        tokens = [(end - begin) * rows[begin] for begin, end in pairwise([0, *inner, len(rows)])]
         if max(tokens) <= max_tokens:
             costs.append(sum(tokens))
     assert BatchPlanner(max_tokens).plan(lengths).padded_tokens.sum() == min(costs)
 
 
-def least_tokens(widths, max_tokens, batches, most):
-    """Padded tokens of the best partition into so many batches, tried at every cut there is."""
+def least_tokens(widths, max_tokens, batches, max_rows):
+    """Padded tokens of the best partition into this number of batches. Every boundary is tried."""
     infinite = np.int64(2**60)
     best = np.append(np.int64(0), np.full(len(widths), infinite))
     for _ in range(batches):
         longer = np.full(len(widths) + 1, infinite)
         for begin in np.flatnonzero(best[:-1] < infinite):
-            rows = np.arange(1, min(max_tokens // widths[begin], len(widths) - begin, most) + 1)
+            rows = np.arange(1, min(max_tokens // widths[begin], len(widths) - begin, max_rows) + 1)
             ends = slice(begin + 1, begin + 1 + len(rows))
             longer[ends] = np.minimum(longer[ends], best[begin] + rows * widths[begin])
         best = longer
@@ -116,10 +115,10 @@ def test_the_least_padding_of_a_window_of_few_batches(multiple, batch_size):
     assert len(plan) == planner.num_batches(lengths) <= 16
 
 
-def test_the_batches_of_the_shortest_items_are_cut_anew_where_there_are_many():
+def test_the_last_boundaries_of_many_batches_are_moved():
     rng = np.random.default_rng(0)
     lengths = rng.lognormal(4, 1, 5000).astype(int).clip(1, 2000)
-    greedy = by_hand(lengths.tolist(), 8192, 1)
+    greedy = greedy_batches(lengths.tolist(), 8192, 1)
     plan = BatchPlanner(8192).plan(lengths)
     assert len(plan) == len(greedy) > 40
     assert plan.padded_tokens.sum() < sum(len(rows) * rows[0] for rows in greedy)
@@ -173,7 +172,7 @@ def test_no_items():
         assert pieces_of(plan) == []
 
 
-def test_items_of_no_tokens_take_the_room_of_a_multiple():
+def test_items_without_tokens_take_the_room_of_a_multiple():
     plan = BatchPlanner(8, multiple_of=4).plan([0, 0, 0, 0, 0])
     assert sorted(plan.padded_tokens.tolist()) == [4, 8, 8]
 
@@ -202,7 +201,7 @@ def test_seeds_shuffle_batches_and_nothing_else():
     assert pieces_of(shuffled) != pieces_of(BatchPlanner(64).plan(lengths, seeds=(3, 1)))
 
 
-def test_a_seed_gives_the_same_batches_for_ever():
+def test_a_seed_always_gives_the_same_batches():
     plan = BatchPlanner(8).plan([8, 7, 6, 5, 4, 3], seeds=(1, 2))
     assert [batch[0][0] for batch in pieces_of(plan)] == [3, 2, 1, 4, 0]
 

@@ -1,4 +1,4 @@
-"""An epoch of a data set: its order, its ranks."""
+"""Epochs of a data set: their order and their ranks."""
 
 import re
 from itertools import islice, zip_longest
@@ -27,7 +27,7 @@ def test_an_epoch_holds_every_item_once(lengths, rule, window, shuffle, seed):
 
 @given(lengths=lengths_lists, rule=rules, window=windows, world_size=st.integers(2, 5))
 def test_ranks_get_the_same_number_of_batches_and_no_item_twice(lengths, rule, window, world_size):
-    def deal(remainder):
+    def batches_by_rank(remainder):
         return ranks_of(
             world_size,
             lambda **rank: sampler(lengths, rule, window=window, remainder=remainder, **rank),
@@ -37,7 +37,7 @@ def test_ranks_get_the_same_number_of_batches_and_no_item_twice(lengths, rule, w
     for remainder in ("drop", "repeat", "empty"):
         if remainder == "drop" and 0 < len(alone) < world_size:
             continue
-        by_rank = deal(remainder)
+        by_rank = batches_by_rank(remainder)
         assert len({len(batches) for batches in by_rank}) == 1
         in_order = [batch for step in zip(*by_rank, strict=True) for batch in step]
         count = len(alone) // world_size * world_size if remainder == "drop" else len(alone)
@@ -50,7 +50,7 @@ def test_ranks_get_the_same_number_of_batches_and_no_item_twice(lengths, rule, w
             assert all(batch in alone for batch in surplus)
 
 
-def test_each_epoch_is_another_order():
+def test_each_epoch_has_another_order():
     batches = sampler(window=100)
     first, second = list(batches), list(batches)
     assert first != second
@@ -61,7 +61,7 @@ def test_each_epoch_is_another_order():
     assert list(again) == second
 
 
-def test_another_seed_is_another_order():
+def test_another_seed_gives_another_order():
     assert list(sampler()) == list(sampler())
     assert list(sampler()) != list(sampler(seed=1))
     assert list(sampler(window=100)) != list(sampler(window=100, seed=1))
@@ -79,21 +79,21 @@ def test_batches_are_shuffled_inside_their_window():
 
 
 def test_one_epoch_after_another():
-    endless = iter(sampler(window=100, infinite=True))
+    infinite = iter(sampler(window=100, infinite=True))
     epochs = [list(sampler(window=100)), None]
     again = sampler(window=100)
     again.set_epoch(1)
     epochs[1] = list(again)
-    assert list(islice(endless, len(epochs[0]) + len(epochs[1]))) == epochs[0] + epochs[1]
+    assert list(islice(infinite, len(epochs[0]) + len(epochs[1]))) == epochs[0] + epochs[1]
 
 
-def test_endless_ranks_have_no_remainder():
+def test_an_infinite_sampler_has_no_remainder():
     alone = first_batches(sampler(window=100, infinite=True), 301)
     three = [first_batches(sampler(window=100, infinite=True, rank=r, world_size=3), 100) for r in range(3)]
     assert [batch for step in zip(*three, strict=True) for batch in step] == alone[:300]
 
 
-def test_an_empty_data_set_ends_also_if_endless():
+def test_an_empty_data_set_ends_even_if_infinite():
     for infinite in (False, True):
         assert list(sampler([], infinite=infinite)) == []
         assert list(sampler([], infinite=infinite, rank=1, world_size=2, remainder="empty")) == []
@@ -141,7 +141,7 @@ def test_progress_counts_split_items_once_and_all_ranks():
     assert batches.progress[:2] == (700, LENGTHS.sum())
 
 
-def test_its_length():
+def test_length():
     for options in ({}, {"rank": 1, "world_size": 3}, {"rank": 1, "world_size": 3, "remainder": "repeat"}):
         batches = sampler(window=100, **options)
         assert len(batches) == len(list(batches))
@@ -150,7 +150,7 @@ def test_its_length():
         len(sampler(infinite=True))
 
 
-def test_pieces_where_items_may_be_cut():
+def test_items_that_may_be_cut_are_pieces():
     batches = LengthBatchSampler([5, 3], BatchPlanner(4, too_long="split"), shuffle=False)
     assert list(batches) == [[(0, 0, 4)], [(1, 0, 3)], [(0, 4, 1)]]
     assert isinstance(next(iter(batches))[0], Piece)
@@ -178,7 +178,7 @@ def test_bad_arguments(options, error, message):
         sampler(**options)
 
 
-def test_no_planner():
+def test_a_planner_of_another_type():
     with pytest.raises(TypeError, match="planner must be a BatchPlanner, got int"):
         LengthBatchSampler([1, 2], 16)
 

@@ -1,4 +1,4 @@
-"""An epoch of a data set that is broken off and taken up again."""
+"""Interrupted epochs of a data set, restarts, and states."""
 
 import json
 import random
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from seqwarm_kernels.data import BatchPlanner, LengthBatchSampler
 
-from .made import broken_off, first_batches, lengths_lists, served_in_parts, through_json
+from .made import first_batches, lengths_lists, served_with_restart, served_with_restarts, through_json
 from .samplers import LENGTHS, RULES, rules, sampler, windows
 
 
@@ -29,27 +29,26 @@ def test_the_same_order_after_a_restart(lengths, rule, window, world_size, at, r
         def make(rank=rank):
             return sampler(lengths, rule, window=window, rank=rank, world_size=world_size, remainder=remainder)
 
-        unbroken = list(make())
-        assert broken_off(make, at % (len(unbroken) + 1)) == unbroken
+        uninterrupted = list(make())
+        assert served_with_restart(make, at % (len(uninterrupted) + 1)) == uninterrupted
 
 
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("window", [None, 100])
 @pytest.mark.parametrize("world_size", [1, 3])
-def test_killed_at_twenty_places(rule, window, world_size):
-    """Every process has its own restart, with states as they were written to a file."""
-    random_places = random.Random(f"{rule}, {window}, {world_size}")
+def test_twenty_restarts(rule, window, world_size):
+    rng = random.Random(f"{rule}, {window}, {world_size}")
 
     def make(rank):
         return sampler(rule=rule, window=window, rank=rank, world_size=world_size, remainder="empty")
 
-    unbroken = [list(make(rank)) for rank in range(world_size)]
-    killed_at = sorted(random_places.sample(range(len(unbroken[0]) + 1), min(20, len(unbroken[0]) + 1)))
-    assert served_in_parts(make, world_size, killed_at) == unbroken
+    uninterrupted = [list(make(rank)) for rank in range(world_size)]
+    stops = sorted(rng.sample(range(len(uninterrupted[0]) + 1), min(20, len(uninterrupted[0]) + 1)))
+    assert served_with_restarts(make, world_size, stops) == uninterrupted
 
 
 def test_a_restart_with_more_or_fewer_ranks():
-    """Four ranks stop, two go on: what both give is the epoch."""
+    """Four ranks stop and two continue. Together they serve the epoch."""
     four = [sampler(rank=rank, world_size=4, window=200, remainder="empty") for rank in range(4)]
     before = [first_batches(batches, 5) for batches in four]
     two = [sampler(rank=rank, world_size=2, window=200, remainder="empty") for rank in range(2)]
@@ -90,7 +89,7 @@ def test_a_restart_plans_the_open_window_and_nothing_before_it(monkeypatch):
     assert planned == [500]
 
 
-def test_endless_restart():
+def test_a_restart_of_an_infinite_sampler():
     def make():
         return sampler(window=100, infinite=True)
 
@@ -109,7 +108,7 @@ def sampler_at_epoch(epoch, **options):
 
 
 class TestIter:
-    def test_broken_off_it_begins_anew(self):
+    def test_an_interrupted_epoch_starts_again(self):
         batches = sampler(window=100)
         whole = list(sampler(window=100))
         first_batches(batches, 5)
@@ -117,7 +116,7 @@ class TestIter:
         assert batches.epoch == 1
 
     def test_after_the_last_batch_the_next_epoch_begins(self):
-        """Also where nobody asked for a batch more: a loader with workers takes the state then."""
+        """Even if no batch after the last one was requested: a loader with workers takes the state then."""
         batches = sampler(window=100)
         whole = list(sampler(window=100))
         first_batches(batches, len(whole))
@@ -125,7 +124,7 @@ class TestIter:
 
     @pytest.mark.parametrize("window", [None, 100])
     def test_after_the_last_step_of_several_ranks_the_next_epoch_begins(self, window):
-        """Batches of the open window are left, but too few for all ranks."""
+        """The open window has batches left, but too few for all ranks."""
         batches = sampler(rule="rows", window=window, rank=0, world_size=8)
         whole = list(sampler(rule="rows", window=window, rank=0, world_size=8))
         assert len(list(sampler(rule="rows", window=window))) % 8
@@ -134,7 +133,7 @@ class TestIter:
         assert following != whole
         assert following == list(sampler_at_epoch(1, rule="rows", window=window, rank=0, world_size=8))
 
-    def test_set_epoch_keeps_a_restored_place(self):
+    def test_set_epoch_keeps_a_restored_position(self):
         batches, whole = sampler(window=100), list(sampler(window=100))
         first_batches(batches, 9)
         restored = sampler(window=100)
@@ -142,7 +141,7 @@ class TestIter:
         restored.set_epoch(0)
         assert list(restored) == whole[9:]
 
-    def test_set_epoch_leaves_a_restored_place_of_another_epoch(self):
+    def test_set_epoch_drops_a_restored_position_of_another_epoch(self):
         batches = sampler(window=100)
         first_batches(batches, 9)
         restored = sampler(window=100)
@@ -157,11 +156,11 @@ class TestIter:
         batches = sampler(window=100)
         first = list(batches)
         batches.set_epoch(0)
-        assert first_batches(batches, len(first)) == first  # and nobody asks for the end
+        assert first_batches(batches, len(first)) == first  # without a request for the end
         batches.set_epoch(0)
         assert list(batches) == first
 
-    def test_a_restored_place_is_taken_up_once(self):
+    def test_a_restored_position_is_used_once(self):
         batches, whole = sampler(window=100), list(sampler(window=100))
         first_batches(batches, 9)
         restored = sampler(window=100)
@@ -234,7 +233,7 @@ def test_a_state_of_another_configuration(changed, message):
     assert other.state_dict() == before
 
 
-def test_states_that_are_none():
+def test_invalid_states():
     batches = sampler()
     with pytest.raises(TypeError, match="state_dict must be a mapping, got list"):
         batches.load_state_dict([])

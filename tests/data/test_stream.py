@@ -1,4 +1,4 @@
-"""Batches of a stream: windows, ranks, restarts without reading what was read."""
+"""Batches of a stream: windows, ranks, and restarts that do not read served windows again."""
 
 import json
 import random
@@ -15,9 +15,17 @@ from seqwarm_kernels import SequenceLengthScheduler
 from seqwarm_kernels.data import BatchPlanner, LengthBatchStream, Piece
 from seqwarm_kernels.data.sources.sequence_source import SequenceSource
 
-from .made import ListSource, broken_off, first_batches, items_of, lengths_lists, served_in_parts, through_json
+from .made import (
+    ListSource,
+    first_batches,
+    items_of,
+    lengths_lists,
+    served_with_restart,
+    served_with_restarts,
+    through_json,
+)
 
-#: Items (number, length): the number tells them apart.
+#: Items (number, length). Numbers are unique.
 ITEMS = list(enumerate(np.random.default_rng(1).lognormal(3, 0.9, 700).astype(int).clip(0, 200).tolist()))
 
 RULES = {
@@ -88,8 +96,8 @@ def test_the_same_order_after_a_restart(lengths, rule, window, ends_with, world_
         def make(rank=rank):
             return stream(items, rule, ends_with, window=window, rank=rank, world_size=world_size, remainder="empty")
 
-        unbroken = list(make())
-        assert broken_off(make, at % (len(unbroken) + 1)) == unbroken
+        uninterrupted = list(make())
+        assert served_with_restart(make, at % (len(uninterrupted) + 1)) == uninterrupted
 
 
 @given(lengths=lengths_lists, rule=rules, window=st.integers(1, 50), ends_with=st.sampled_from(["next", "end"]))
@@ -109,15 +117,15 @@ def test_a_restart_between_epochs(lengths, rule, window, ends_with):
 
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("world_size", [1, 2])
-def test_killed_at_twenty_places(rule, world_size):
+def test_twenty_restarts(rule, world_size):
     def make(rank):
         return stream(rule=rule, rank=rank, world_size=world_size, remainder="empty")
 
-    unbroken = [list(make(rank)) for rank in range(world_size)]
-    count = len(unbroken[0])
-    places = sorted(random.Random(rule).sample(range(count + 1), min(20, count + 1)))
-    assert served_in_parts(make, world_size, places) == unbroken
-    together = [entry for batches in unbroken for entry in items_of(batches)]
+    uninterrupted = [list(make(rank)) for rank in range(world_size)]
+    count = len(uninterrupted[0])
+    stops = sorted(random.Random(rule).sample(range(count + 1), min(20, count + 1)))
+    assert served_with_restarts(make, world_size, stops) == uninterrupted
+    together = [entry for batches in uninterrupted for entry in items_of(batches)]
     assert sorted(set(together)) == ITEMS
 
 
@@ -147,10 +155,10 @@ def test_a_state_is_small_and_the_same_size_anywhere():
     assert "number" not in json.dumps(batches.state_dict())
 
 
-def test_iter_goes_on_where_it_stands():
+def test_iter_continues_after_the_last_batch():
     batches = stream()
-    unbroken = stream()
-    whole, following = list(unbroken), list(unbroken)
+    uninterrupted = stream()
+    whole, following = list(uninterrupted), list(uninterrupted)
     assert first_batches(batches, 7) + first_batches(batches, 9) == whole[:16]
     assert list(batches) == whole[16:]
     assert list(batches) == following != whole
@@ -164,8 +172,8 @@ def test_ranks_divide_the_stream():
     assert [batch for batch in in_order if batch] == alone
 
 
-def test_windows_end_anywhere_in_a_step():
-    """Windows of three batches for two ranks: steps lie across their bounds, and nothing is dropped but at the end."""
+def test_a_step_may_span_windows():
+    """Windows of three batches for two ranks: batches are dropped only at the end of the epoch."""
     items = [(number, 10) for number in range(45)]
     by_rank = [list(stream(items, {"batch_size": 5}, window=15, rank=rank, world_size=2)) for rank in range(2)]
     assert [len(batches) for batches in by_rank] == [4, 4]
@@ -183,7 +191,7 @@ def test_one_item():
     assert list(stream([(0, 3)], rank=1, world_size=2, remainder="empty")) == [[]]
 
 
-def test_an_endless_source():
+def test_an_infinite_source():
     source = SequenceSource([list(range(n)) for n in range(1, 40)], infinite=True)
     batches = LengthBatchStream(source, BatchPlanner(64), window=30)
     assert sum(len(batch) for batch in islice(batches, 200)) > 300
@@ -203,26 +211,26 @@ def test_a_source_of_this_package():
     def make():
         return LengthBatchStream(SequenceSource(items, seed=3), BatchPlanner(128), window=64)
 
-    unbroken = list(make())
-    for at in (0, 1, 50, len(unbroken) - 1, len(unbroken)):
-        assert broken_off(make, at)[: len(unbroken)] == unbroken
+    uninterrupted = list(make())
+    for at in (0, 1, 50, len(uninterrupted) - 1, len(uninterrupted)):
+        assert served_with_restart(make, at)[: len(uninterrupted)] == uninterrupted
 
 
 def test_items_are_not_compared():
-    """Arrays have no truth value."""
+    """Arrays have no truth value, so comparing items would raise."""
     items = [np.arange(n) for n in (3, 1, 2)]
     (batch,) = LengthBatchStream(ListSource(items), BatchPlanner(batch_size=3))
     assert [len(item) for item in batch] == [3, 2, 1]
 
 
-def test_long_items_are_named_by_their_place():
+def test_the_error_names_the_position_of_a_long_item():
     items = [(number, 10) for number in range(300)]
     items[233] = (233, 600)
     with pytest.raises(ValueError, match=r"item 233 has 600 tokens, more than max_tokens 512 can hold"):
         list(stream(items))
 
 
-def test_a_length_that_is_none():
+def test_invalid_lengths():
     with pytest.raises(TypeError, match="length must return an int for each item, got float for item 0"):
         list(stream([(0, 1.5)]))
     with pytest.raises(ValueError, match="length must return at least 0 for each item, got -1 for item 2"):
@@ -279,11 +287,11 @@ def test_bad_arguments(options, error, message):
         stream(**options)
 
 
-def test_no_source():
+def test_a_source_of_another_type():
     with pytest.raises(TypeError, match=r"source must have __iter__, state_dict and load_state_dict, as .*, got list"):
         LengthBatchStream([1, 2], BatchPlanner(8))
 
 
-def test_what_comes_is_items_or_pieces():
+def test_batches_have_items_or_pieces():
     assert list(stream([(0, 3)])) == [[(0, 3)]]
     assert list(stream([(0, 70)], rule="split", shuffle=False)) == [[Piece((0, 70), 0, 64)], [Piece((0, 70), 64, 6)]]

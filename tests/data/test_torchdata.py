@@ -1,4 +1,4 @@
-"""Among torchdata's nodes and loaders: workers, prefetching, and states that survive both."""
+"""torchdata's nodes and loaders: workers, prefetching, and states."""
 
 import random
 from itertools import islice
@@ -21,9 +21,9 @@ from seqwarm_kernels.data import (  # noqa: E402
 )
 from seqwarm_kernels.data.torchdata_nodes import BatchNode, NodeSource, SourceNode, batch_loader  # noqa: E402
 
-from .made import ListSource, first_batches, items_of, through_json  # noqa: E402
+from .made import ListSource, first_batches, items_of, served_with_restarts, through_json  # noqa: E402
 
-# torchdata joins threads in a destructor, which may run in one of them.
+# torchdata joins threads in a destructor, which may run in one of those threads.
 pytestmark = [
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
     pytest.mark.filterwarnings("ignore:'set_vital' is deprecated"),
@@ -61,7 +61,7 @@ def make_loader(kind, num_workers=0, **options):
 
 
 class TestStatefulDataLoader:
-    UNBROKEN = numbers(stateful(0)[0])
+    UNINTERRUPTED = numbers(stateful(0)[0])
 
     @pytest.mark.parametrize("num_workers", [0, 1, 2])
     def test_restart(self, num_workers):
@@ -69,21 +69,21 @@ class TestStatefulDataLoader:
         head = numbers(islice(first, 8))
         second, _ = stateful(num_workers)
         second.load_state_dict(first.state_dict())
-        assert head + numbers(second) == self.UNBROKEN
+        assert head + numbers(second) == self.UNINTERRUPTED
 
     @pytest.mark.parametrize("num_workers", [0, 1])
     def test_the_next_epoch_after_a_restart_at_the_end(self, num_workers):
         first, _ = stateful(num_workers)
-        assert numbers(first) == self.UNBROKEN
+        assert numbers(first) == self.UNINTERRUPTED
         second, _ = stateful(num_workers)
         second.load_state_dict(first.state_dict())
         next_epoch = numbers(second)
         assert sorted(items_of(next_epoch)) == list(range(300))
-        assert next_epoch != self.UNBROKEN
+        assert next_epoch != self.UNINTERRUPTED
         assert next_epoch == numbers(first)
 
     def test_another_number_of_workers(self):
-        """torchdata refuses its own states then; what is in them for the sampler will do."""
+        """torchdata refuses its own states then. The sampler's state inside is accepted."""
         first, _ = stateful(2)
         head = numbers(islice(first, 8))
         state = first.state_dict()
@@ -96,7 +96,7 @@ class TestStatefulDataLoader:
         head += numbers(islice(second, 4))
         third, sampler = stateful(1)
         sampler.load_state_dict(batch_state(second.state_dict()))
-        assert head + numbers(third) == self.UNBROKEN
+        assert head + numbers(third) == self.UNINTERRUPTED
 
     def test_a_state_from_some_batches_before(self):
         first, _ = stateful(1, snapshot_every_n_steps=5)
@@ -114,24 +114,18 @@ class TestStatefulDataLoader:
 @pytest.mark.parametrize("kind", ["sampler", "stream"])
 class TestBatchLoader:
     @pytest.mark.parametrize("options", [{}, {"prefetch": 0}, {"num_workers": 2}, {"num_workers": 2, "prefetch": 4}])
-    def test_killed_at_places(self, kind, options):
-        unbroken = numbers(make_loader(kind, prefetch=0))
-        places = sorted(random.Random(str(options)).sample(range(len(unbroken)), 4))
-        parts, state, begun = [], None, 0
-        for end in [*places, len(unbroken)]:
-            here = make_loader(kind, **options)
-            if state is not None:
-                here.load_state_dict(state)
-            parts += numbers(islice(here, end - begun))
-            state, begun = through_json(here.state_dict()), end
-        assert parts == unbroken
+    def test_restarts(self, kind, options):
+        uninterrupted = numbers(make_loader(kind, prefetch=0))
+        stops = sorted(random.Random(str(options)).sample(range(len(uninterrupted)), 4))
+        (batches,) = served_with_restarts(lambda rank: make_loader(kind, **options), 1, stops)
+        assert numbers(batches) == uninterrupted
 
     def test_worker_processes(self, kind):
-        unbroken = numbers(make_loader(kind, prefetch=0))
-        assert numbers(make_loader(kind, 1, method="process")) == unbroken
+        uninterrupted = numbers(make_loader(kind, prefetch=0))
+        assert numbers(make_loader(kind, 1, method="process")) == uninterrupted
 
     def test_another_number_of_workers(self, kind):
-        unbroken = numbers(make_loader(kind, prefetch=0))
+        uninterrupted = numbers(make_loader(kind, prefetch=0))
         first = make_loader(kind, 2, prefetch=4)
         head = numbers(islice(first, 6))
         second = make_loader(kind, 0, prefetch=0)
@@ -139,22 +133,22 @@ class TestBatchLoader:
         head += numbers(islice(second, 6))
         third = make_loader(kind, 1, prefetch=1)
         third.load_state_dict(second.state_dict())
-        assert head + numbers(third) == unbroken
+        assert head + numbers(third) == uninterrupted
 
-    def test_it_goes_on_where_it_was_broken_off(self, kind):
-        """Batches that were fetched ahead come again."""
-        unbroken = numbers(make_loader(kind, prefetch=0))
+    def test_an_interrupted_iteration_continues(self, kind):
+        """Batches that were fetched and not yielded are yielded again."""
+        uninterrupted = numbers(make_loader(kind, prefetch=0))
         loader = make_loader(kind, 1, prefetch=4)
         parts = numbers(islice(loader, 5)) + numbers(islice(loader, 5))
-        assert parts == unbroken[:10]
-        assert parts + numbers(loader) == unbroken
+        assert parts == uninterrupted[:10]
+        assert parts + numbers(loader) == uninterrupted
 
     def test_epochs(self, kind):
         loader, plain = make_loader(kind), make_batches(kind)
         for _ in range(2):
             first_of_items = [[item if kind == "sampler" else item[0] for item in batch] for batch in plain]
             assert numbers(loader) == first_of_items
-        # Behind the last batch; only a data set is known to be at its end there.
+        # After the last batch, only a data set is known to be at its end.
         assert loader.progress.epochs == (2 if kind == "sampler" else 1)
         assert loader.progress.items == 600
 
@@ -179,7 +173,7 @@ class TestBatchLoader:
             loader.load_state_dict(other.state_dict())
         assert len(numbers(loader)) == len(numbers(make_loader(kind)))
 
-    def test_its_state_is_that_of_the_batches(self, kind):
+    def test_the_batches_load_its_state(self, kind):
         loader = make_loader(kind, 2)
         head = numbers(islice(loader, 5))
         batches = make_batches(kind)
@@ -209,19 +203,19 @@ def double(item):
     return [token for token in item for _ in range(2)]
 
 
-def test_tokenising_in_front_of_the_planner():
+def test_tokenizing_before_planning():
     def make():
         tokens = NodeSource(nodes.ParallelMapper(SourceNode(ListSource(ITEMS)), double, num_workers=2))
         stream = LengthBatchStream(tokens, BatchPlanner(256, packed=True), window=50)
         return batch_loader(stream, Prepare(PackedCollator(max_tokens=256)), num_workers=1)
 
-    unbroken = [batch["input_ids"].tolist() for batch in make()]
-    assert sum(len(batch[0]) for batch in unbroken) == 2 * LENGTHS.sum()
+    uninterrupted = [batch["input_ids"].tolist() for batch in make()]
+    assert sum(len(batch[0]) for batch in uninterrupted) == 2 * LENGTHS.sum()
     first = make()
     head = [batch["input_ids"].tolist() for batch in islice(first, 20)]
     second = make()
     second.load_state_dict(through_json(first.state_dict()))
-    assert head + [batch["input_ids"].tolist() for batch in second] == unbroken
+    assert head + [batch["input_ids"].tolist() for batch in second] == uninterrupted
 
 
 def test_epochs_of_a_node():

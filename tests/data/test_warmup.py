@@ -1,4 +1,4 @@
-"""The planner's length follows a schedule: by bucket, or by cutting."""
+"""The current length follows a schedule: by bucket, or by cutting."""
 
 from itertools import islice
 
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from seqwarm_kernels import SequenceLengthScheduler, discrete
 from seqwarm_kernels.data import BatchPlanner, LengthBatchSampler, LengthBatchStream, Piece
 
-from .made import ListSource, broken_off, first_batches, items_of
+from .made import ListSource, first_batches, items_of, served_with_restart
 
 LENGTHS = np.random.default_rng(2).integers(1, 65, 6000)
 
@@ -36,8 +36,8 @@ class TestBucket:
             assert max(lengths_of(batch)) <= scheduler.seq_length_at(step)
 
     @pytest.mark.parametrize("window", [None, 300])
-    def test_lengths_are_used_as_soon_as_they_may_be(self, window):
-        """A milestone is met to the step: then come items that were too long before."""
+    def test_longer_items_are_served_right_after_a_milestone(self, window):
+        """A milestone takes effect in its step: from then on, items are served that were too long before."""
         batches = list(islice(sampler(window=window), 34))
         for milestone in schedule().milestones()[1:]:
             before = max(length for batch in batches[: milestone.progress] for length in lengths_of(batch))
@@ -46,12 +46,12 @@ class TestBucket:
 
     @pytest.mark.parametrize("window", [None, 300])
     @pytest.mark.parametrize("unit", ["step", "token", "sample"])
-    def test_nothing_is_lost_or_doubled(self, window, unit):
+    def test_every_item_is_served_once(self, window, unit):
         batches = list(sampler(window=window, scheduler=schedule(300 if unit == "sample" else 5000, unit=unit)))
         assert sorted(items_of(batches)) == list(range(6000))
 
-    def test_an_epoch_that_runs_out_of_short_items_goes_on_with_the_next_longer_ones(self):
-        """The schedule stays at 8 for longer than the epoch: items come in order of the schedule's lengths."""
+    def test_an_epoch_without_short_items_left_continues_with_longer_ones(self):
+        """The schedule stays at 8 for the whole epoch, so items are served in the order of the schedule's lengths."""
         batches = list(sampler(scheduler=schedule(10**6), window=300))
         assert sorted(items_of(batches)) == list(range(6000))
         longest = [-(-max(lengths_of(batch)) // 8) * 8 for batch in batches]
@@ -82,14 +82,14 @@ class TestBucket:
                 assert max(lengths_of(batch)) <= schedule().seq_length_at(step)
 
     def test_a_length_that_falls(self):
-        """A pacing of one's own may: items that were let in once wait again."""
+        """With a custom pacing the length may fall. Items that were short enough before are then served later."""
         scheduler = SequenceLengthScheduler(8, 64, duration=20, pacing=lambda x: 1 if x < 0.5 else 0)
         batches = list(sampler(scheduler=scheduler, window=300))
         assert max(length for batch in batches[:10] for length in lengths_of(batch)) > 32
         assert max(length for batch in batches[10:20] for length in lengths_of(batch)) <= 8
         assert sorted(items_of(batches)) == list(range(6000))
 
-    def test_items_longer_than_the_schedule_ever_says(self):
+    def test_items_longer_than_every_length_of_the_schedule(self):
         with pytest.raises(ValueError, match=r"item 3 has 70 tokens, more than max_length 64; too_long="):
             sampler([1, 2, 3, 70])
         batches = list(sampler([1, 2, 3, 70], too_long="truncate"))
@@ -121,7 +121,7 @@ class TestCut:
             ends[item] = start + length
         assert [ends[item] for item in range(6000)] == LENGTHS.tolist()
 
-    def test_one_argument_apart(self):
+    def test_both_warmups_start_with_the_shortest_length(self):
         for warmup in ("bucket", "cut"):
             longest = [max(lengths_of(batch)) for batch in islice(sampler(window=300, warmup=warmup), 4)]
             assert max(longest) == 8
@@ -133,7 +133,7 @@ class TestCut:
 
 @pytest.mark.parametrize("unit", ["token", "sample"])
 def test_other_units(unit):
-    """A length holds from the window that begins at its milestone on, so the schedule is never ahead of itself."""
+    """A length applies from the window that begins at its milestone, so no batch is longer than the schedule allows."""
     scheduler = schedule(900 if unit == "sample" else 15_000, unit=unit)
     batches = sampler(scheduler=scheduler, window=300)
     seen = 0
@@ -156,14 +156,14 @@ def test_other_units(unit):
     ],
 )
 def test_a_window_ends_at_a_milestone_and_not_before(unit, units, world_size, num_items):
-    """Items of 10 tokens, ten to a batch: how many there are in the first window."""
+    """The number of items in the first window. Items have 10 tokens, and a batch has ten items."""
     scheduler = SequenceLengthScheduler(16, 64, duration=units, pacing=discrete([(units, 16)]), unit=unit)
     batches = sampler([10] * 2000, scheduler=scheduler, window=500, max_tokens=100, world_size=world_size)
     next(iter(batches))
     assert batches.state_dict()["num_items"] == num_items
 
 
-def test_the_scheduler_itself_is_only_read():
+def test_the_scheduler_is_not_changed():
     scheduler = schedule()
     first = list(sampler(scheduler=scheduler))
     scheduler.step(1000)
@@ -206,12 +206,12 @@ def test_the_same_order_after_a_restart(lengths, low, duration, unit, warmup, to
                 world_size=world_size,
             )
 
-        unbroken = list(make())
-        assert broken_off(make, at % (len(unbroken) + 1)) == unbroken
+        uninterrupted = list(make())
+        assert served_with_restart(make, at % (len(uninterrupted) + 1)) == uninterrupted
 
 
-def test_a_stream_gives_what_a_data_set_gives():
-    """The same items in the same order: the same batches, though a stream must read again what it kept for later."""
+def test_a_stream_and_a_data_set_have_the_same_batches():
+    """If their items have the same order. A stream must read items again that are served later."""
     items = list(enumerate(LENGTHS.tolist()))
     planner = BatchPlanner(256, max_length=schedule())
     stream = LengthBatchStream(ListSource(items), planner, length=lambda item: item[1], window=300, shuffle=False)
@@ -219,7 +219,7 @@ def test_a_stream_gives_what_a_data_set_gives():
     assert [[number for number, _ in batch] for batch in stream] == list(plain)
 
 
-def test_a_stream_holds_a_window_at_most():
+def test_a_stream_keeps_at_most_a_window_in_memory():
     items = list(enumerate(LENGTHS.tolist()))
     stream = LengthBatchStream(
         ListSource(items), BatchPlanner(256, max_length=schedule()), length=lambda item: item[1], window=100
