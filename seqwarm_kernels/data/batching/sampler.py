@@ -87,7 +87,10 @@ class LengthBatchSampler(PlannedBatches, Sampler[list[Any]]):
         planner.check(lengths)
 
     def __len__(self) -> int:
-        """Number of batches of the epoch for this rank. Plans the whole epoch, from the schedule's progress at its start."""
+        """Number of batches of the epoch for this rank.
+
+        Plans the whole epoch. A schedule continues from its progress at the start of the epoch.
+        """
         if self._infinite:
             raise TypeError("an infinite LengthBatchSampler has no length")
         start = self.position.start

@@ -11,7 +11,7 @@ from .plan import IntArray
 
 #: Number of batches whose boundaries are moved, those of the shortest items: 16 of 25 batches, 2 of 70 or more.
 #: The more batches a window has, the less there is to gain. So planning stays as fast as sorting.
-_MAX_MOVED, _MIN_MOVED, _MOVED_TIMES_SQUARED_BATCHES = 16, 2, 10_000
+_MAX_MOVED, _MIN_MOVED, _MOVED_SCALE = 16, 2, 10_000
 #: Candidates of each kind that are tried for one boundary.
 _MAX_CANDIDATES = 128
 _INFEASIBLE = np.int64(1) << 60
@@ -45,11 +45,11 @@ def reduce_padding(widths: IntArray, greedy: list[int], max_tokens: int, batch_s
     Greedy batches are full except the last. The room of the last batch is spent where it saves most: among short
     items, whose batches have the widest spread. The solution is a shortest path from boundary to boundary.
 
-    Each boundary has few candidates. It is a change of width, or else the next batch is full, because the next batch
-    could take more items of that width at no cost. It is at most the greedy boundary, and at least the boundary
-    that fills all later batches.
+    Each boundary has few candidates. It is a change of width, or the next batch is full: otherwise the next batch could
+    take more items of that width at no cost. It is never after the greedy boundary, and never before the boundary that
+    fills all later batches.
     """
-    moved = min(_MAX_MOVED, max(_MIN_MOVED, _MOVED_TIMES_SQUARED_BATCHES // len(greedy) ** 2))
+    moved = min(_MAX_MOVED, max(_MIN_MOVED, _MOVED_SCALE // len(greedy) ** 2))
     latest = greedy[-1 - moved :] if moved < len(greedy) else greedy
     if len(latest) < 3:
         return greedy

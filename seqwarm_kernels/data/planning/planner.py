@@ -30,10 +30,10 @@ class BatchPlanner:
         batch_size: maximum number of rows of a batch. Without `max_tokens`, all batches of a window but one have
             exactly this many rows.
         multiple_of: lengths are padded to a multiple of this. Items without tokens are padded to it as well.
-        max_length: maximum length of a sequence: an int, or a `SequenceLengthScheduler`, whose current length is then
-            followed as `warmup` says. The served steps, tokens or items are counted; the scheduler's own progress is
-            ignored, because loaders run ahead of training. Default: the longest sequence that fits the budget, or
-            unlimited without a budget.
+        max_length: maximum length of a sequence: an int, or a `SequenceLengthScheduler`. With a scheduler, the current
+            length follows its curve, as `warmup` says, by the steps, tokens or items that were served. The scheduler's
+            own progress is ignored, because loaders run ahead of training. Default: the longest sequence that fits the
+            budget, or unlimited without a budget.
         too_long: what happens to items longer than `max_length` (a scheduler's max_seq_length) or than the budget:
             "reject" raises, "truncate" keeps the first tokens, "split" divides them into several sequences.
         warmup: with a scheduler, what happens to items longer than the current length. "bucket" serves them later in
