@@ -172,8 +172,7 @@ def dense_call(
     Returns:
         The operator that serves the call, its tensors, and its options.
     """
-    validation.check_are_tensors(query=query, key=key, value=value)
-    query, key, value = _autocast(query, key, value)
+    query, key, value = _autocast(query), _autocast(key), _autocast(value)
     validation.check_query_key_value(query, key, value, "(batch, heads, length, head_dim)")
     validation.check_batch(query, key)
     batch_size, num_heads, query_length, head_dim = query.shape
@@ -225,8 +224,7 @@ def varlen_call(
     backend: str | None,
 ) -> tuple[OpOverload, tuple[Tensor, ...], VarlenOptions]:
     """`dense_call` for `alibi_attention_varlen`."""
-    validation.check_are_tensors(query=query, key=key, value=value)
-    query, key, value = _autocast(query, key, value)
+    query, key, value = _autocast(query), _autocast(key), _autocast(value)
     validation.check_query_key_value(query, key, value, "(tokens, heads, head_dim)")
     num_heads, head_dim = query.shape[1:]
     validation.check_heads(num_heads, key.shape[1])
@@ -261,19 +259,17 @@ def _operator(name: str, query: Tensor, backend: str | None) -> OpOverload:
     return overload(name, backends.choose(name, query.device.type, backend, query.dtype))
 
 
-def _autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """Cast the tensors as autocast casts the operands of a matrix product. float64 is not cast.
+def _autocast(tensor: Tensor) -> Tensor:
+    """Cast a tensor as autocast casts the operands of a matrix product. float64 is not cast.
 
-    An autocast rule for the whole operator would cast the slopes too.
+    An autocast rule for the whole operator would cast the slopes too. Anything but a tensor is left for the checks.
     """
-    device_type = tensors[0].device.type
-    if tensors[0].is_meta or not torch.is_autocast_enabled(device_type):  # autocast does not support the meta device
-        return tensors
-    dtype = torch.get_autocast_dtype(device_type)
-    return tuple(
-        tensor.to(dtype) if tensor.is_floating_point() and tensor.dtype != torch.float64 else tensor
-        for tensor in tensors
-    )
+    if not isinstance(tensor, Tensor) or tensor.is_meta:  # autocast does not support the meta device
+        return tensor
+    device_type = tensor.device.type
+    if not torch.is_autocast_enabled(device_type) or not tensor.is_floating_point() or tensor.dtype == torch.float64:
+        return tensor
+    return tensor.to(torch.get_autocast_dtype(device_type))
 
 
 def _dropout_seed(dropout_p: float, query: Tensor) -> Tensor | None:

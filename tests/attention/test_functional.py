@@ -117,7 +117,7 @@ BAD_VARLEN = [
     (
         {"cu_seqlens_k": torch.tensor([0, 6], dtype=torch.int32)},
         ValueError,
-        "cu_seqlens_k must be for as many sequences",
+        "cu_seqlens_k must describe as many sequences",
     ),
     ({"cu_seqlens_q": torch.zeros(0, dtype=torch.int32)}, ValueError, r"cu_seqlens_q must be \(batch \+ 1,\)"),
     ({"max_seqlen_q": -1}, ValueError, "max_seqlen_q must be at least 0, got -1"),

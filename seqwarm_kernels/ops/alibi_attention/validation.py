@@ -11,16 +11,12 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 MAX_HEAD_DIM = 256
 
 
-def check_are_tensors(**tensors: object) -> None:
-    for name, tensor in tensors.items():
-        if not isinstance(tensor, Tensor):
-            raise TypeError(f"{name} must be a tensor, got {type(tensor).__name__}")
-
-
 def check_query_key_value(query: Tensor, key: Tensor, value: Tensor, layout: str) -> None:
-    """Check ranks, dtypes, devices and shapes. `layout` names the dimensions in error messages, head_dim last."""
+    """Check types, ranks, dtypes, devices and shapes. `layout` names the dimensions for errors, head_dim last."""
     rank = layout.count(",") + 1
     for name, tensor in (("query", query), ("key", key), ("value", value)):
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"{name} must be a tensor, got {type(tensor).__name__}")
         if tensor.dim() != rank:
             raise ValueError(f"{name} must be {layout}, got shape {tuple(tensor.shape)}")
         if tensor.dtype not in DTYPES:
