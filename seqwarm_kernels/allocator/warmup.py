@@ -106,6 +106,10 @@ def warmup_allocator(
     ):
         if not model.training:
             model.train()
+        consensus = RankConsensus(model, device)
+        lengths = _lengths(max_len, scheduler)
+        if len(lengths) == 1 and max_len > 3 and is_compiled(model):
+            lengths.append(max_len // 2)  # torch.compile makes the length dynamic at the second length
         warmup = _Warmup(
             TrainingPass(
                 model=model,
@@ -119,12 +123,12 @@ def warmup_allocator(
             ),
             TrainingBatches(model, example_batch, max_len, device, resize_options),
             memory,
-            RankConsensus(model, device),
+            consensus,
         )
         rows, problem = warmup.choose_batch_size(batch_size, find_batch_size)
         entries: list[LengthMemory] = []
         if rows > 0 and (problem is None or batch_size == "auto"):
-            entries, problem = warmup.run_lengths(rows, _lengths(max_len, scheduler, is_compiled(model)))
+            entries, problem = warmup.run_lengths(rows, lengths)
     memory.synchronize()
     allocations = memory.allocations()
     report = AllocatorReport(
@@ -171,16 +175,10 @@ def _device_of(model: nn.Module) -> torch.device:
     return torch.device("cpu") if tensor is None else tensor.device
 
 
-def _lengths(max_len: int, scheduler: SequenceLengthScheduler | None, compiled: bool) -> list[int]:
-    """Return max_len and the lengths of the schedule, from long to short.
-
-    A compiled model runs at two lengths at least. At the second length torch.compile makes the length dynamic.
-    """
+def _lengths(max_len: int, scheduler: SequenceLengthScheduler | None) -> list[int]:
+    """Return max_len and the lengths of the schedule, from long to short."""
     lengths = set() if scheduler is None else {milestone.seq_length for milestone in scheduler.milestones()}
-    lengths -= {max_len}
-    if compiled and not lengths and max_len > 3:
-        lengths = {max_len // 2}
-    return [max_len, *sorted(lengths, reverse=True)]
+    return [max_len, *sorted(lengths - {max_len}, reverse=True)]
 
 
 @dataclass

@@ -64,8 +64,8 @@ def apply_alibi(
     try:
         _convert(surgery)
         prepare_configs(surgery, record)
+        dropped = surgery.update_optimizers(optimizers, parameters_before)
         restore_slopes(model, record)
-        dropped = _update_optimizers(surgery, optimizers, parameters_before)
         on_meta = any(parameter.is_meta for parameter in model.parameters())
         verification = None if on_meta else probe(model, max_seq_length, example_batch)
     except BaseException:
@@ -149,14 +149,3 @@ def _convert(surgery: Surgery) -> None:
     for module in modules.values():  # alibi=None: not converted on purpose, in a converted model
         if "ttention" in type(module).__name__ and not hasattr(module, "alibi"):
             surgery.set(module, "alibi", None)
-
-
-def _update_optimizers(surgery: Surgery, optimizers: list[Optimizer], before: dict[str, nn.Parameter]) -> int:
-    """Return the number of removed parameters. Parameters are compared by identity, so that tied weights stay."""
-    after = dict(surgery.model.named_parameters())
-    kept, old = {id(parameter) for parameter in after.values()}, {id(parameter) for parameter in before.values()}
-    dropped = sum(surgery.edits.drop_parameters(optimizer, old - kept) for optimizer in optimizers)
-    new = {name: parameter for name, parameter in after.items() if id(parameter) not in old}
-    if new and optimizers:
-        surgery.edits.add_parameters(optimizers[0], new)
-    return dropped

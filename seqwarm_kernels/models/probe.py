@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..utils.modules import ExampleBatch, as_mapping, call_model, from_mapping, guess_batch
+from ..utils.modules import ExampleBatch, call_model, guess_batch, with_same_token
 from .alibi_layer import AlibiHeads, AttentionCall, observe_calls
 from .families.torch_nn import AlibiMultiheadAttention
 from .report import Verification
@@ -28,9 +28,20 @@ def probe(model: nn.Module, max_seq_length: int, example_batch: ExampleBatch | N
     """
     paths = {module: path for path, module in model.named_modules() if hasattr(module, "alibi")}
     layers = [module for module in paths if isinstance(module.alibi, AlibiHeads)]
+    observed: list[list[AttentionCall]] = []
     with _evaluation(model):
         inputs = _inputs(model, min(_LENGTH, max_seq_length), example_batch)
-        calls, same_token_calls = (_run(model, batch) for batch in (inputs, _same_token(inputs)))
+        for batch in (inputs, with_same_token(inputs)):
+            observed.append([])
+            try:
+                with observe_calls(observed[-1].append):
+                    call_model(model, batch)
+            except Exception as error:
+                raise ValueError(
+                    f"the verification could not run {type(model).__name__}: {error}. If its inputs are the cause, "
+                    "pass example_batch"
+                ) from error
+    calls, same_token_calls = observed
     idle = [paths[layer] for layer in layers if not any(call.layer is layer for call in calls)]
     if idle:
         raise ValueError(f"ALiBi attention is never called in {', '.join(idle)}: pass an example_batch that calls it")
@@ -39,19 +50,6 @@ def probe(model: nn.Module, max_seq_length: int, example_batch: ExampleBatch | N
     ]
     errors, effects = zip(*[_error_and_effect(call, paths[call.layer]) for call in calls], strict=True)
     return Verification(len(calls), max(errors), min(effects), max(position_errors))
-
-
-def _run(model: nn.Module, batch: ExampleBatch) -> list[AttentionCall]:
-    calls: list[AttentionCall] = []
-    try:
-        with observe_calls(calls.append):
-            call_model(model, batch)
-    except Exception as error:
-        raise ValueError(
-            f"the verification could not run {type(model).__name__}: {error}. If its inputs are the cause, pass "
-            "example_batch"
-        ) from error
-    return calls
 
 
 def _inputs(model: nn.Module, length: int, example_batch: ExampleBatch | None) -> ExampleBatch:
@@ -66,17 +64,6 @@ def _inputs(model: nn.Module, length: int, example_batch: ExampleBatch | None) -
         return guess_batch(model, 2, length, parameter.device)
     except Exception as error:
         raise ValueError(f"the verification has no inputs for the model: {error}") from error
-
-
-def _same_token(batch: ExampleBatch) -> ExampleBatch:
-    """Return the batch with its first token everywhere. Position ids stay, because they must have no effect."""
-    same: dict[str, Any] = {}  # also by id of the tensor: entries that are one object stay one object
-    for name, value in as_mapping(batch).items():
-        is_sequence = isinstance(value, Tensor) and value.dim() > 1 and value.numel() > 0
-        if is_sequence and "position" not in name:
-            value = same.setdefault(str(id(value)), value[:1, :1].expand_as(value).contiguous())
-        same[name] = value
-    return from_mapping({name: same[name] for name in as_mapping(batch)}, batch)
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -122,6 +122,26 @@ class Surgery:
     def set(self, owner: Any, name: str, value: Any) -> None:
         """Assign `owner.name = value`."""
         self.edits.assign(owner, name, value)
+
+    def update_optimizers(self, optimizers: Sequence[Optimizer], before: Mapping[str, nn.Parameter]) -> int:
+        """Remove parameters that left the model from the optimizers, and add new ones to the first optimizer.
+
+        Parameters are compared by identity, so that tied weights stay.
+
+        Args:
+            optimizers: Optimizers of the model.
+            before: Parameters of the model before the conversion.
+
+        Returns:
+            The number of removed parameters.
+        """
+        after = dict(self.model.named_parameters())
+        kept, old = {id(parameter) for parameter in after.values()}, {id(parameter) for parameter in before.values()}
+        dropped = sum(self.edits.drop_parameters(optimizer, old - kept) for optimizer in optimizers)
+        new = {name: parameter for name, parameter in after.items() if id(parameter) not in old}
+        if new and optimizers:
+            self.edits.add_parameters(optimizers[0], new)
+        return dropped
 
     def _check_unquantised(self, module: nn.Module) -> None:
         kinds = [type(part) for part in module.modules()]

@@ -101,6 +101,17 @@ def from_mapping(mapping: dict[str, Any], batch: ExampleBatch) -> ExampleBatch:
     return mapping["0"] if isinstance(batch, Tensor) else tuple(mapping.values())
 
 
+def with_same_token(batch: ExampleBatch) -> ExampleBatch:
+    """The batch with its first token everywhere. Position ids are kept."""
+    same: dict[str, Any] = {}  # also by id of the tensor: entries that are one object stay one object
+    for name, value in as_mapping(batch).items():
+        is_sequence = isinstance(value, Tensor) and value.dim() > 1 and value.numel() > 0
+        if is_sequence and "position" not in name:
+            value = same.setdefault(str(id(value)), value[:1, :1].expand_as(value).contiguous())
+        same[name] = value
+    return from_mapping({name: same[name] for name in as_mapping(batch)}, batch)
+
+
 def call_model(model: nn.Module, batch: ExampleBatch) -> Any:
     """Call the model with the part of a batch that its forward takes.
 
