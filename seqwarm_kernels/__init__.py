@@ -1,8 +1,8 @@
 """Sequence-length warmup and ALiBi attention for PyTorch.
 
-`SequenceLengthScheduler` gives the current length, `resize_batch` makes a batch that long, `alibi_attention` attends, and
-`warmup_allocator` claims the memory of the longest batch before training starts. The modules `data`, `diagnostics` and
-`trainers` are imported on first access.
+`SequenceLengthScheduler` gives the current length, `resize_batch` makes a batch that long, `alibi_attention` attends,
+and `warmup_allocator` claims the memory of the longest batch before training starts. The modules `data`, `diagnostics`
+and `trainers` are imported on first access.
 """
 
 import importlib
