@@ -21,6 +21,7 @@ from seqwarm_kernels.utils.files import write_atomically
 
 from ..common.processes import Program
 from ..common.records import environment
+from ..gpu.records import device_environment
 from .plan import PACKAGE, SPEED, RunPlan
 from .scales import Scale
 
@@ -211,11 +212,7 @@ def _config(folder: Path) -> dict[str, Any]:
 
 @functools.cache
 def environment_of_runs() -> dict[str, Any]:
-    """The environment of this machine. Without Triton it says less about the GPU."""
+    """The environment of this machine."""
     if not torch.cuda.is_available():
         return environment()
-    try:
-        from ..gpu.records import device_environment
-    except ImportError:
-        return {**environment(), "cuda": torch.version.cuda, "gpu": torch.cuda.get_device_name()}
     return {name: value for name, value in device_environment().items() if name != "date"}

@@ -166,7 +166,7 @@ def write_tokens(config: Config, validation: set[bytes], folder: Path) -> None:
         np.save(part, np.memmap(part, dtype, mode="r"))
         part.unlink()
     tokenizer.save(str(folder / "tokenizer.json"))
-    for path in folder.iterdir():
+    for path in (*folder.iterdir(), folder):
         sync(path)
 
 
