@@ -33,7 +33,7 @@ def all_runs(scale):
 def test_loading_the_script_does_not_replace_other_modules(monkeypatch):
     script, other = load_script(), ModuleType("text")
     for name, module in vars(script).items():
-        monkeypatch.setitem(sys.modules, f"train_gpt2_{name}", module)  # put back afterwards
+        monkeypatch.setitem(sys.modules, f"train_gpt2_{name}", module)  # restored afterwards
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setitem(sys.modules, "text", other)
     again = load_script.__wrapped__()

@@ -79,7 +79,7 @@ class Config:
     vocab_size: int = by_size("size of that BPE", 50_257, type=number(int, 258))  # 256 bytes, END_OF_TEXT, MASK
     seq_length: int = by_size("full sequence length", 1024, type=AT_LEAST_ONE)
     batch_size: int = by_size("sequences in an optimizer step, over all ranks", 512, type=AT_LEAST_ONE)
-    micro_batch_size: int = by_size("full sequences in a rank's forward pass; more while short", 16, type=AT_LEAST_ONE)
+    micro_batch_size: int = by_size("rows per forward pass at full length; more if shorter", 16, type=AT_LEAST_ONE)
     total_tokens: int = by_size("tokens to train on", 0, type=AT_LEAST_ONE)
     learning_rate: float = by_size("peak learning rate", 0.0, type=NOT_NEGATIVE)
     lr_warmup_steps: int = by_size("optimizer steps until the peak", 500, type=AT_LEAST_ONE)
@@ -89,7 +89,7 @@ class Config:
     min_seq_length: int = by_size("sequence length at the start", 64, type=AT_LEAST_ONE)
     step_size: int = flag("lengths grow in multiples of this number", 8, type=AT_LEAST_ONE)
     objective: str = flag("causal: predict the next token; masked: as BERT", "causal", choices=["causal", "masked"])
-    precision: str = by_size("of products and attention; fsdp2: of all layers", "bf16", choices=["bf16", "fp32"])
+    precision: str = by_size("of matmuls and attention; with fsdp2 of all layers", "bf16", choices=["bf16", "fp32"])
     validation_lengths: Sequence[int] | None = flag("in tokens", shown="full length", type=AT_LEAST_ONE, nargs="+")
     validation_tokens: int = by_size("tokens to validate on, the same at every length", 2**20, type=AT_LEAST_ONE)
     validate_every: float = flag("share of all tokens between validations; each saves a checkpoint", 0.05, type=SHARE)

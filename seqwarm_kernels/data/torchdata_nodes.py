@@ -99,7 +99,7 @@ class BatchNode(nodes.BaseNode[Any]):
         assert self._iterator is not None
         batch = next(self._iterator, None)
         if batch is None and self._is_restored:
-            # torchdata's Loader cannot do this: if a state has no batches left, it keeps that state for ever (0.11).
+            # torchdata's Loader cannot do this: if a state has no batches left, it keeps that state forever (0.11).
             self._iterator = iter(self._batches)
             batch = next(self._iterator, None)
         self._is_restored = False

@@ -49,7 +49,7 @@ def write_chunks(
     Raises:
         TypeError: `items` is not iterable, or an item has a type that cannot be written.
         ValueError: `items` is empty or holds an item that cannot be written, or the folder holds chunks of other items,
-            more items, other lengths or other settings.
+            lengths or settings, of more items, or is finished with fewer items.
     """
     _check_items(items)
     check_int("items_per_chunk", items_per_chunk, minimum=1)

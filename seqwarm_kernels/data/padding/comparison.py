@@ -85,7 +85,7 @@ def compare(lengths: IntArray, settings: BatchingSettings) -> list[BatchingResul
 
     Args:
         lengths: (items,) int64, number of tokens in each item. Items longer than the token budget are truncated to it.
-        settings: of the five ways.
+        settings: batch sizes, budget, windows and seed of the five ways.
     """
     lengths = np.minimum(lengths, settings.max_tokens)
     size, budget, window, seed = settings.batch_size, settings.max_tokens, settings.window, settings.seed

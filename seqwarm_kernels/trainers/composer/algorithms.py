@@ -22,7 +22,7 @@ from ...utils.checks import check_bool, check_int, check_real
 from ...utils.modules import unwrapped
 from .functional import apply_alibi, rows_and_length, set_batch_sequence_length
 
-#: Checkpoints name the classes by this path, wherever the file lies.
+#: Checkpoints name `Alibi` by this path, which does not change if the file moves.
 _PUBLIC_MODULE = "seqwarm_kernels.trainers.composer"
 
 _AUTOCAST_DTYPES = {
