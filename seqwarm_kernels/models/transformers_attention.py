@@ -80,7 +80,7 @@ def attention_forward(
     """Attention function for `AttentionInterface`.
 
     Args:
-        module: A layer of a converted model. Its `alibi` is None if the layer was not converted, as cross-attention.
+        module: A layer of a converted model. `alibi` is None in layers without ALiBi, such as cross-attention.
         attention_mask: Result of `transformers_masks.encode`.
         sliding_window: w: keys at a distance of w or more are hidden.
         kwargs: cu_seq_lens_q, cu_seq_lens_k, max_length_q and max_length_k for packed sequences.

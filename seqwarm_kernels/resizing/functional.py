@@ -39,16 +39,18 @@ def resize_batch(
     """Cut every tensor of `batch` to rows of `seq_len` tokens. The input is not changed.
 
     Tensors with two or more dimensions are (B, S) or (B, S, features...) and agree on B and S. A (B, S, S) or
-    (B, 1, S, S) tensor whose name marks it as a mask is cut in both sequence dimensions. A 1-D tensor, list or tuple
-    with B entries holds one entry for each row. All other entries pass through. `seq_len >= S` changes nothing.
+    (B, 1, S, S) tensor whose name marks it as a mask is cut in both sequence dimensions. A 1-D tensor holds one entry
+    for each row, and so does a list or tuple with B entries. All other entries pass through. `seq_len >= S` changes
+    nothing.
 
     Args:
         batch: A mutable mapping of names to tensors (dict, OrderedDict, transformers' BatchEncoding and ModelOutput,
             a TensorDict, ...) or a dataclass. Containers can be nested: `keys`, `mask_keys`, `pad_values` and `out`
             call batch["encoder"]["input_ids"] "encoder.input_ids".
         seq_len: Number of tokens in a new row, at least 1.
-        mode: "truncate" keeps the first `seq_len` tokens of each row. "reshape" cuts each row into rows of `seq_len`.
-            "flatten" reads the whole batch as one stream, cuts the stream into rows of `seq_len`, and drops the tail.
+        mode: "truncate" keeps the first `seq_len` tokens of each row. "reshape" cuts each row into rows of `seq_len`,
+            in order. "flatten" reads the whole batch as one stream, cuts the stream into rows of `seq_len`, and drops
+            the tail.
         remainder: What "reshape" does with the S % seq_len tokens at the end of a row. "drop" drops them. "pad" pads
             them to a full row. "overlap" makes a last new row of the row's last `seq_len` tokens, in which the labels
             of duplicated tokens are filled.

@@ -176,8 +176,9 @@ class SequenceLengthScheduler:
     def milestones(self) -> list[Milestone]:
         """Every change of length, from progress 0 on, at whole numbers of units.
 
-        A pacing of your own is evaluated at 65,536 points. Where the lengths of two neighbouring points differ, the
-        changes between them are searched. A bump that is narrower than an interval can be missed.
+        A pacing of your own is evaluated at 65,537 points, or at every unit if the duration is shorter. If the lengths
+        of two neighboring points differ, the changes between the points are found by bisection. A bump that lies
+        between two points can be missed.
         """
         end = math.ceil(self.duration)
         intervals = 1 if isinstance(self.pacing, (root, discrete)) or self.pacing is linear else _CALLABLE_GRID

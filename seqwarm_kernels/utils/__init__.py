@@ -1,1 +1,1 @@
-"""Helpers without a topic of this package: checks of arguments, files, the user's model."""
+"""Helpers that several folders use: checks of arguments, atomic writes, calls of the user's model."""
