@@ -54,7 +54,7 @@ inline Wide size_of(Wide value) {
   }
 }
 
-// Adds the first `width` numbers into the first `lanes` of them. Loop lengths are constant, so compilers vectorise.
+// Adds the first `width` numbers into the first `lanes` of them. Loop lengths are constant, so compilers vectorize.
 template <int width, typename Wide>
 inline void fold(Wide* numbers) {
   if constexpr (width > lanes) {
