@@ -42,7 +42,7 @@ def imported_names(path, package=PACKAGE):
 
 
 def imported_files(path, package=PACKAGE):
-    """The files of the package that a file imports. A name of a folder's face counts as its `__init__.py`."""
+    """The files of the package that a file imports. An import from a folder counts as its `__init__.py`."""
     for target in imported_names(path, package):
         for length in range(len(target), 0, -1):
             found = package.joinpath(*target[:length])

@@ -228,9 +228,8 @@ def fails_at(model, optimizer, where, error):
 
 
 PLACES = pytest.mark.parametrize("where", ["forward", "backward", "optimizer"])
-FAILING = pytest.mark.parametrize(
-    "name", [name for name in ZOO if name != "compiled"]
-)  # hooks would compile the model again
+# Hooks would compile the compiled model again.
+FAILING = pytest.mark.parametrize("name", [name for name in ZOO if name != "compiled"])
 
 
 def after_a_failure(name, where, error, check):

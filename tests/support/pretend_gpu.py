@@ -1,7 +1,7 @@
 """The host side of the Triton kernels as on a GPU of capability 9.0, up to the launch: real arguments, real compiler.
 
-A program of its own, since Triton's interpreter, which other tests use, replaces all of it. Prints how many kernels
-were compiled for two lengths, and after many others.
+A separate program, because Triton's interpreter, which other tests use, replaces the host side. Prints the number of
+kernels compiled for two lengths, and the number after many other lengths.
 """
 
 import json
@@ -42,7 +42,7 @@ class PretendedDriver:
 
 
 def pretend(chip, launched=None):
-    """Compile kernels for a chip from now on instead of running them. Returns the list of launched kernels."""
+    """Compile kernels for a chip from now on instead of running them. Appends each compiled kernel to `launched`."""
     driver.set_active(PretendedDriver(chip))
 
     def compile_only(self, *args, warmup, **options):

@@ -1,6 +1,6 @@
 """A ramp's kernels as on a GPU of capability 9.0, up to the launch: attention and resizing at every length, twice.
 
-Prints how many were compiled the first time; raises where one is the second time.
+Prints the names of the kernels compiled by the first ramp. The second ramp must compile none, else an error is raised.
 """
 
 import json

@@ -2,8 +2,8 @@
 
     python -m tests.support.pretend_resize 90
 
-Prints, as JSON: for every rule what the compiler made of a batch whose every tensor may be moved in blocks of 16
-bytes; and how many kernels all lengths of a ramp need.
+Prints JSON: for every rule the registers, spills and wide moves of the kernel, for a batch in which every tensor can be
+copied in blocks of 16 bytes; and the number of kernels for all lengths of a ramp, and for several numbers of rows.
 """
 
 import json
