@@ -53,7 +53,8 @@ def prepare_configs(surgery: Surgery, before: dict[str, Any] | None) -> None:
         if config.model_type not in _OWN_ATTENTION:
             surgery.set(config, "attn_implementation", NAME)  # saved, so that a plain reload cannot lose ALiBi silently
         length = _LENGTHS.get(config.model_type, "max_position_embeddings")
-        surgery.set(config, length, surgery.max_seq_length + first_position(model))
+        first = first_position(model) if config.model_type == "roberta" else 0  # not for a model that holds a RoBERTa
+        surgery.set(config, length, surgery.max_seq_length + first)
 
 
 def record_of(model: Any) -> dict[str, Any] | None:
