@@ -1,8 +1,7 @@
 """Batches by length: a hard budget of tokens, exact restarts, and the same number of batches on every rank."""
 
-from .batching.sampler import LengthBatchSampler
-from .batching.state import batch_state
-from .batching.stream import LengthBatchStream
+from .batch_planning.plan import Piece, Plan
+from .batch_planning.planner import BatchPlanner
 from .files.compression import read_uncompressed
 from .files.reader import ChunkError
 from .files.writer import write_chunks
@@ -10,8 +9,9 @@ from .loading.collate import PackedCollator, PaddedCollator
 from .loading.prepare import PieceDataset, Prepare, cut_item
 from .loading.progress_bar import progress_bar
 from .loading.resumable_loader import ResumableLoader
-from .planning.plan import Piece, Plan
-from .planning.planner import BatchPlanner
+from .samplers.sampler import LengthBatchSampler
+from .samplers.state import batch_state
+from .samplers.stream import LengthBatchStream
 from .sources.base import Source
 from .sources.chunk_source import ChunkSource
 from .sources.sequence_source import SequenceSource

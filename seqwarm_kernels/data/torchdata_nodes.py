@@ -11,8 +11,8 @@ from typing import Any
 from torchdata import nodes
 
 from ..utils.checks import check_int
-from .batching.planned_batches import BatchingProgress, BatchIterator, PlannedBatches
-from .batching.state import batch_state
+from .samplers.planned_batches import BatchingProgress, BatchIterator, PlannedBatches
+from .samplers.state import batch_state
 from .sources.base import Source
 
 METHODS = ("thread", "process")

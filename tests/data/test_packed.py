@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seqwarm_kernels.data import BatchPlanner, LengthBatchSampler
-from seqwarm_kernels.data.planning.packed import pack
+from seqwarm_kernels.data.batch_planning.packed import pack
 
 from .made import items_of, lengths_lists
 

@@ -253,7 +253,7 @@ def test_a_source_that_lost_items():
 def test_it_runs_in_the_main_process(monkeypatch):
     batches = list(DataLoader(stream(), batch_size=None, collate_fn=lambda batch: batch))
     assert batches == list(stream())
-    monkeypatch.setattr("seqwarm_kernels.data.batching.stream.get_worker_info", lambda: "a worker")
+    monkeypatch.setattr("seqwarm_kernels.data.samplers.stream.get_worker_info", lambda: "a worker")
     with pytest.raises(ValueError, match="num_workers must be 0: each worker would read the whole stream"):
         iter(stream())
 

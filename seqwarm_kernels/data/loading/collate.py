@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ...ops.resize_batch.schema import IGNORED_LABEL
 from ...utils.checks import check_int
-from ..planning.plan import Piece
+from ..batch_planning.plan import Piece
 
 _UNTOKENIZED = "which is not tokenized: pass a transform to Prepare"
 _INTS = (

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch.utils.data import Dataset
 
-from ..planning.plan import Piece
+from ..batch_planning.plan import Piece
 
 
 def cut_item(item: Any, start: int, length: int) -> Any:

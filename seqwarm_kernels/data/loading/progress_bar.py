@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Protocol
 
-from ..batching.planned_batches import BatchingProgress
+from ..samplers.planned_batches import BatchingProgress
 
 UNITS = ("token", "item", "batch")
 

@@ -7,9 +7,9 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from ..batching.planned_batches import BatchingProgress
-from ..batching.rank_batches import Position
-from ..batching.sampler import LengthBatchSampler
+from ..samplers.planned_batches import BatchingProgress
+from ..samplers.rank_batches import Position
+from ..samplers.sampler import LengthBatchSampler
 
 
 class ResumableLoader:

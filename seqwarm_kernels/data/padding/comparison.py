@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...utils.checks import check_int
-from ..batching.sampler import LengthBatchSampler
-from ..planning.padded import greedy_boundaries
-from ..planning.plan import IntArray, check_size
-from ..planning.planner import BatchPlanner
+from ..batch_planning.padded import greedy_boundaries
+from ..batch_planning.plan import IntArray, check_size
+from ..batch_planning.planner import BatchPlanner
+from ..samplers.sampler import LengthBatchSampler
 from ..sources.permutation import permuted
 from .corpus import TextCorpus
 

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from ...utils.files import PARTIAL_SUFFIX
+from ..batch_planning.plan import IntArray, as_lengths
 from ..files.compression import COMPRESSIONS, READ_ERRORS, compression_of
 from ..files.reader import ChunkError, iter_lines
-from ..planning.plan import IntArray, as_lengths
 
 UNITS = ("line", "paragraph")
 #: Two tokenizers without a vocabulary, and one that is trained on the text. Other names refer to Hugging Face.

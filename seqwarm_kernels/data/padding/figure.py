@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..planning.plan import IntArray
+from ..batch_planning.plan import IntArray
 from .comparison import COLUMNS, BatchingResult
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..planning.plan import IntArray
-from ..planning.planner import BatchPlanner
+from ..batch_planning.plan import IntArray
+from ..batch_planning.planner import BatchPlanner
 from .readers import Reader, ReadItems
 
 

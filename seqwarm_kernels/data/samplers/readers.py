@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from ...utils.checks import check_bool, check_int
-from ..planning.plan import IntArray
+from ..batch_planning.plan import IntArray
 from ..sources.base import BlockSource, Source
 from ..sources.permutation import permuted
 

@@ -8,7 +8,7 @@ from typing import Any
 from torch.utils.data import IterableDataset, get_worker_info
 
 from ...utils.checks import check_int
-from ..planning.planner import BatchPlanner
+from ..batch_planning.planner import BatchPlanner
 from ..sources.base import Source
 from .planned_batches import BatchIterator, PlannedBatches
 from .rank_batches import Position, RankBatches

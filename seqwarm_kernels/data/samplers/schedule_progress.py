@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..planning.plan import IntArray, Plan
-from ..planning.planner import BatchPlanner
+from ..batch_planning.plan import IntArray, Plan
+from ..batch_planning.planner import BatchPlanner
 
 _MAX_ATTEMPTS = 4
 

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from torch.utils.data import Sampler
 
 from ...utils.checks import check_int
-from ..planning.plan import as_lengths
-from ..planning.planner import BatchPlanner
+from ..batch_planning.plan import as_lengths
+from ..batch_planning.planner import BatchPlanner
 from .planned_batches import PlannedBatches
 from .rank_batches import Position, RankBatches
 from .readers import IndexReader

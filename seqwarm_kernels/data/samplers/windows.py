@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..planning.plan import IntArray, Piece, Plan
-from ..planning.planner import BatchPlanner
+from ..batch_planning.plan import IntArray, Piece, Plan
+from ..batch_planning.planner import BatchPlanner
 from .readers import Reader, select_items
 from .schedule_progress import Counts, ScheduleProgress
 from .served import ServedUpTo, UnservedItems, UnservedReader

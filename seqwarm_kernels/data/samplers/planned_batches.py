@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from torch import distributed
 
 from ...utils.checks import check_bool, check_int, check_rank
-from ..planning.planner import BatchPlanner
+from ..batch_planning.planner import BatchPlanner
 from .rank_batches import REMAINDERS, Position, RankBatches
 from .readers import Reader
 from .schedule_progress import Counts
