@@ -124,7 +124,7 @@ def test_a_loaded_run_gives_the_last_validation_loss(finished, cache):
 def test_resuming_a_finished_run_trains_no_further(finished, cache, monkeypatch):
     out, records = finished
     monkeypatch.setattr(script.train.Run, "train_step", lambda run: pytest.fail("trained"))
-    monkeypatch.setattr(script.text, "write_tokens", lambda *_: pytest.fail("tokenised"))
+    monkeypatch.setattr(script.text, "write_tokens", lambda *_: pytest.fail("tokenized"))
     assert train(out, cache, "--resume", **BOTH_LENGTHS) == records
 
 

@@ -125,7 +125,7 @@ def _draw(
         width = 2 if name.startswith(OURS) else 1
         axes.plot(*zip(*points, strict=True), marker="o", markersize=3, label=name, linewidth=width)
     if ceiling is not None:
-        axes.axhline(ceiling, color="grey", linestyle=":", label="copy")
+        axes.axhline(ceiling, color="gray", linestyle=":", label="copy")
     axes.set_xscale("log", base=2)
     axes.set(title=title, xlabel=x_label, ylabel=y_label, ylim=(0, None))
     axes.grid(alpha=0.3)

@@ -70,7 +70,7 @@ def draw_cpu(records: list[Record], folder: Path) -> list[Path]:
             (handles[name],) = axis.plot(
                 *zip(*points, strict=True), marker="o", markersize=3, linewidth=width, color=f"C{index}"
             )
-        axis.axhline(1, color="grey", linestyle=":")
+        axis.axhline(1, color="gray", linestyle=":")
         axis.set_xscale("log")
         axis.set_yscale("log")
         axis.set_title(method, fontsize=9)

@@ -14,7 +14,7 @@ from .statistics import SPIKE, spread
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-BASELINE_COLOUR, WARMUP_COLOUR = "#0072B2", "#D55E00"  #: as in the demo: Okabe and Ito's blue and orange
+BASELINE_COLOR, WARMUP_COLOR = "#0072B2", "#D55E00"  #: as in the demo: Okabe and Ito's blue and orange
 
 
 def draw_all(results: Sequence[Result], folder: Path, scale: Scale) -> list[Path]:
@@ -61,8 +61,8 @@ def _draw_time(axes: list[Axes], results: list[Result]) -> None:
             _, seconds, losses = zip(*result.figures["curve"], strict=True)
             is_half = result.case["batch_size"] < batch_size
             label = f"{duration:g}{', half the batch' if is_half else ''}"
-            colour = "black" if duration == 0 else shades(duration)
-            curves.plot(seconds, losses, label=label, color=colour, linestyle=":" if is_half else "-")
+            color = "black" if duration == 0 else shades(duration)
+            curves.plot(seconds, losses, label=label, color=color, linestyle=":" if is_half else "-")
             if duration == 0 and not is_half:
                 curves.axhline(losses[-1], color="0.4", linestyle="--", linewidth=1)
     late = [point[2] for r in results for point in r.figures["curve"] if point[0] > 0.25 * r.figures["tokens"]]
@@ -71,12 +71,12 @@ def _draw_time(axes: list[Axes], results: list[Result]) -> None:
         curves.set_ylim(min(late) - 0.05, max(late) + 0.1)
     if curves.lines:
         curves.legend(title="duration, seed 0", fontsize=7, title_fontsize=7)
-    for unit, colour, marker in (("seconds", WARMUP_COLOUR, "o"), ("tokens", BASELINE_COLOUR, "s")):
+    for unit, color, marker in (("seconds", WARMUP_COLOR, "o"), ("tokens", BASELINE_COLOR, "s")):
         points = [(r.case["duration"], r.figures[f"sooner_in_{unit}"]) for r in results if r.case["duration"] > 0]
         reached = [point for point in points if point[1] is not None]
         if reached:
             durations, times = zip(*reached, strict=True)
-            ratios.plot(durations, times, marker, color=colour, markersize=5, alpha=0.8, label=unit)
+            ratios.plot(durations, times, marker, color=color, markersize=5, alpha=0.8, label=unit)
     missed = [r.case["duration"] for r in results if r.case["duration"] > 0 and r.figures["sooner_in_tokens"] is None]
     if missed:
         ratios.plot(missed, [0] * len(missed), "x", color="black", label="never reached", clip_on=False)
@@ -94,7 +94,7 @@ def _draw_stability(axes: list[Axes], results: list[Result]) -> None:
         (axes[1], lambda f: f["largest_ratio"], "largest loss ratio"),
     ):
         for batch, marker in zip(batches, "os^v", strict=False):
-            for warm, colour in ((False, BASELINE_COLOUR), (True, WARMUP_COLOUR)):
+            for warm, color in ((False, BASELINE_COLOR), (True, WARMUP_COLOR)):
                 same = [r for r in results if r.case["batch_size"] == batch and (r.case["duration"] > 0) == warm]
                 shift = 1.06 if warm else 1 / 1.06  # so that points do not hide each other
                 points = [(shift * r.case["learning_rate_factor"], value(r.figures)) for r in same]
@@ -102,8 +102,8 @@ def _draw_stability(axes: list[Axes], results: list[Result]) -> None:
                 if points:
                     factors, values = zip(*points, strict=True)
                     name = f"{'warmup' if warm else 'baseline'}, batch {batch}"
-                    filled = colour if batch == batches[0] else "none"
-                    axis.plot(factors, values, marker, color=colour, markerfacecolor=filled, label=name)
+                    filled = color if batch == batches[0] else "none"
+                    axis.plot(factors, values, marker, color=color, markerfacecolor=filled, label=name)
         _set_powers_of_two(axis, [r.case["learning_rate_factor"] for r in results])
         axis.set(xlabel="times the baseline's best learning rate", ylabel=label)
     axes[1].axhline(SPIKE, color="0.4", linestyle="--", linewidth=1)
@@ -122,9 +122,9 @@ def _draw_extrapolation(axes: list[Axes], results: list[Result]) -> None:
         for result in same:
             warm = result.case["duration"] > 0
             losses = {int(length): loss for length, loss in result.figures["loss_by_length"].items()}
-            colour, marker, name = (WARMUP_COLOUR, "s", "warmup") if warm else (BASELINE_COLOUR, "o", "baseline")
+            color, marker, name = (WARMUP_COLOR, "s", "warmup") if warm else (BASELINE_COLOR, "o", "baseline")
             label = name if result.case["seed"] == 0 else None
-            axis.plot(list(losses), list(losses.values()), color=colour, marker=marker, label=label)
+            axis.plot(list(losses), list(losses.values()), color=color, marker=marker, label=label)
             if losses:  # a run that diverged has none
                 _set_powers_of_two(axis, losses)
         axis.set(title=objective, xlabel="tokens in a validation window", ylabel="validation loss")

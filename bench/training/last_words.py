@@ -159,7 +159,7 @@ def score(
 
     Args:
         model: input_ids (B, S) int64 -> logits (B, S, V).
-        tokenizer: Has a method `encode(text)` whose result has `ids`. Context and word are tokenised separately, so
+        tokenizer: Has a method `encode(text)` whose result has `ids`. Context and word are tokenized separately, so
             that the word has tokens of its own.
         items: What to predict.
         device: Device of `model`.

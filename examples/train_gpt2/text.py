@@ -26,7 +26,7 @@ from seqwarm_kernels.data import read_uncompressed
 MASKED_SHARE = 0.15  # as BERT: of these, 80 % become the mask token, 10 % another ordinary token, 10 % stay
 END_OF_TEXT, MASK = "<|endoftext|>", "<|mask|>"
 TOKENIZER_DOCUMENTS = 1_000_000  # the most that a tokenizer is trained on
-DOCUMENTS_AT_ONCE = 256  # tokenised in parallel
+DOCUMENTS_AT_ONCE = 256  # tokenized in parallel
 LONG_FILE = 2**18  # characters; longer files of a folder are split into pieces
 LINES_IN_A_PIECE = 256
 IGNORED = -100  # label without a loss
@@ -110,7 +110,7 @@ def rows_of(name: str, column: str) -> Iterator[str]:
 
 
 def prepare_tokens(config: Config, cache: Path) -> Config:
-    """Tokenise the text, if the cache does not hold its tokens. The returned configuration names their folder."""
+    """Tokenize the text, if the cache does not hold its tokens. The returned configuration names their folder."""
     if config.tokens and (cache / config.tokens).exists():
         return config
     sizes = {digest: len(text) for digest, text in documents(config)}
@@ -156,7 +156,7 @@ def write_tokens(config: Config, validation: set[bytes], folder: Path) -> None:
     end = tokenizer.token_to_id(END_OF_TEXT)
     dtype = np.uint16 if max(tokenizer.get_vocab().values()) < 2**16 else np.uint32
     with open(folder / "training", "wb") as training, open(folder / "validation", "wb") as held_out:
-        remaining = documents(config, "tokenising")
+        remaining = documents(config, "tokenizing")
         while some := list(itertools.islice(remaining, DOCUMENTS_AT_ONCE)):
             encodings = tokenizer.encode_batch([text for _, text in some], add_special_tokens=False)  # in parallel
             for (digest, _), encoding in zip(some, encodings, strict=True):
@@ -197,7 +197,7 @@ def load_tokenizer(path: str | Path) -> tokenizers.Tokenizer:
         tokenizer = tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:  # the package raises nothing more specific
         raise UserError(f"tokenizer must be a JSON file of the package tokenizers, got {path}: {error}") from error
-    tokenizer.no_truncation()  # documents are tokenised completely, even if truncation was saved
+    tokenizer.no_truncation()  # documents are tokenized completely, even if truncation was saved
     tokenizer.no_padding()
     return tokenizer
 

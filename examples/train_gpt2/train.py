@@ -377,7 +377,7 @@ def main(arguments: list[str] | None = None, *, attention: Attention | None = No
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
         torch.set_float32_matmul_precision("high")  # TF32 in products of float32
     owns_group = "WORLD_SIZE" in os.environ and not distributed.is_initialized()
-    if owns_group:  # a long timeout: rank 0 tokenises while the others wait
+    if owns_group:  # a long timeout: rank 0 tokenizes while the others wait
         distributed.init_process_group("nccl" if config.device == "cuda" else "gloo", timeout=timedelta(hours=4))
     try:
         return run(config, given.out, given.cache or given.out / "tokens", attention)

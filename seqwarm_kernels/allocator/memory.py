@@ -78,7 +78,7 @@ class HostMemory:
         return os.sysconf("SC_AVPHYS_PAGES") * page, os.sysconf("SC_PHYS_PAGES") * page
 
     def release(self) -> None:
-        """No-op: malloc decides."""
+        """No-op: malloc decides when it returns memory to the system."""
 
     def synchronize(self) -> None:
         """No-op: the CPU is synchronous."""

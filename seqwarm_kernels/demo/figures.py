@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-#: Blue and orange of Okabe and Ito, distinct for any colour vision. The markers differ, too.
-COLOURS = {BASELINE: "#0072B2", WARMUP: "#D55E00"}
+#: Blue and orange of Okabe and Ito, distinct for any color vision. The markers differ, too.
+COLORS = {BASELINE: "#0072B2", WARMUP: "#D55E00"}
 MARKERS = {BASELINE: "o", WARMUP: "s"}
 LABELS = {BASELINE: "full length throughout", WARMUP: "sequence-length warmup"}
 
@@ -40,7 +40,7 @@ def _draw_losses(axes: Axes, comparison: Comparison, x: Callable[[Record | Cross
         axes.plot(
             [x(record) for record in records],
             [record.validation_loss for record in records],
-            color=COLOURS[run],
+            color=COLORS[run],
             marker=MARKERS[run],
             markersize=4,
             label=LABELS[run],
@@ -89,7 +89,7 @@ def length_figure(comparison: Comparison, lengths: list[tuple[float, int]]) -> b
             [tokens / 1e6 for tokens, _ in points],
             [length for _, length in points],
             where="post",
-            color=COLOURS[run],
+            color=COLORS[run],
             label=LABELS[run],
         )
     for records in (comparison.baseline, comparison.warmup):
@@ -97,7 +97,7 @@ def length_figure(comparison: Comparison, lengths: list[tuple[float, int]]) -> b
         steps.plot(
             [record.tokens / 1e6 for record in records],
             [record.step for record in records],
-            color=COLOURS[run],
+            color=COLORS[run],
             marker=MARKERS[run],
             markersize=4,
             label=LABELS[run],

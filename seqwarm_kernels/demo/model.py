@@ -28,7 +28,7 @@ class GPT(nn.Module):
         self.embedding = nn.Embedding(VOCABULARY, width)
         self.blocks = nn.ModuleList(Block(heads, width) for _ in range(layers))
         self.norm = nn.LayerNorm(width)
-        self.apply(_initialise)
+        self.apply(_initialize)
         for name, weight in self.named_parameters():
             if name.endswith("project.weight"):  # as in GPT-2: keeps the scale of the sum over all layers
                 nn.init.normal_(weight, std=0.02 / math.sqrt(2 * layers))
@@ -87,7 +87,7 @@ class MLP(nn.Module):
         return self.project(F.gelu(self.expand(hidden)))
 
 
-def _initialise(module: nn.Module) -> None:
+def _initialize(module: nn.Module) -> None:
     if isinstance(module, (nn.Linear, nn.Embedding)):
         nn.init.normal_(module.weight, std=0.02)
 

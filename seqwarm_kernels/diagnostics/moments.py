@@ -18,7 +18,7 @@ from .sharding import ShardLocation, gather_over_ranks, local_part
 
 _OPERATOR = "moment_statistics"
 _MAXIMA = [Statistic.VARIANCE_MAX, Statistic.MOMENTUM_MAX]
-#: Number of elements of quantised moments that are in memory as floating-point numbers at one time.
+#: Number of elements of quantized moments that are in memory as floating-point numbers at one time.
 _MAX_COPIED_ELEMENTS = 2**25
 
 

@@ -14,7 +14,7 @@ class OptimizerTensor(NamedTuple):
 
     kind: str  #: "momentum", "second_moment" or "gradients"
     tensor: Tensor
-    is_copy: bool  #: whether `tensor` was dequantised, and so is temporary
+    is_copy: bool  #: whether `tensor` was dequantized, and so is temporary
 
 
 def check_optimizer(optimizer: Any) -> None:
@@ -89,8 +89,8 @@ def _moments(state: Mapping[str, Any], optimizer: Any) -> Iterator[OptimizerTens
         yield OptimizerTensor("momentum", state["exp_avg"], is_copy=False)
         yield OptimizerTensor("second_moment", state["exp_avg_sq"], is_copy=False)
     else:
-        yield OptimizerTensor("momentum", _dequantised(state, 1), is_copy=True)
-        yield OptimizerTensor("second_moment", _dequantised(state, 2), is_copy=True)
+        yield OptimizerTensor("momentum", _dequantized(state, 1), is_copy=True)
+        yield OptimizerTensor("second_moment", _dequantized(state, 2), is_copy=True)
 
 
 def _check_has_moments(state: Mapping[str, Any], optimizer: Any) -> None:
@@ -114,7 +114,7 @@ def _has_bitsandbytes_moments(state: Mapping[str, Any]) -> bool:
     )
 
 
-def _dequantised(state: Mapping[str, Any], which: int) -> Tensor:
+def _dequantized(state: Mapping[str, Any], which: int) -> Tensor:
     """The first or second moment of a bitsandbytes optimizer.
 
     An element is qmap[code] times the largest value of its block. All blocks have the same number of elements, a power

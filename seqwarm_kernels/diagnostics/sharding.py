@@ -39,7 +39,7 @@ def local_part(tensor: Tensor, *, is_copy: bool = False) -> LocalPart:
     if hasattr(tensor, "device_mesh"):
         mesh, shard_dims = tensor.device_mesh, _shard_dims(tensor)
         tensor = tensor.to_local()  # type: ignore[attr-defined]
-    # A subclass with its own dequantize holds quantised numbers, as torchao's OptimState8bit does.
+    # A subclass with its own dequantize holds quantized numbers, as torchao's OptimState8bit does.
     is_copy = type(tensor).dequantize is not Tensor.dequantize
     if is_copy:
         tensor = tensor.dequantize()

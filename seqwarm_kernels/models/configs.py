@@ -28,7 +28,7 @@ def prepare_configs(surgery: Surgery, before: dict[str, Any] | None) -> None:
         before: `record_of` the model before the conversion.
 
     Raises:
-        ValueError: A config asks for quantisation.
+        ValueError: A config asks for quantization.
     """
     models = _pretrained_models(surgery.model)
     if not models:
@@ -47,7 +47,7 @@ def prepare_configs(surgery: Surgery, before: dict[str, Any] | None) -> None:
         if any(config is other for other in done):
             continue
         done.append(config)
-        _check_not_quantised(config)
+        _check_not_quantized(config)
         surgery.set(config, "_attn_implementation_internal", NAME)
         surgery.set(config, RECORD, record)
         if config.model_type not in _OWN_ATTENTION:
@@ -82,9 +82,9 @@ def _has_named_attention(module: nn.Module) -> bool:
     return isinstance(heads, AlibiHeads) and not isinstance(module, AlibiMultiheadAttention)
 
 
-def _check_not_quantised(config: Any) -> None:
+def _check_not_quantized(config: Any) -> None:
     if getattr(config, "quantization_config", None) is not None:
         raise ValueError(
             f"config.quantization_config must be None, got {type(config.quantization_config).__name__}: apply_alibi to "
-            "the model in floating point, train it, and quantise then"
+            "the model in floating point, train it, and quantize then"
         )

@@ -92,9 +92,9 @@ class Surgery:
             slopes: Default: `alibi_slopes(num_heads)`.
 
         Raises:
-            ValueError: The module is quantised.
+            ValueError: The module is quantized.
         """
-        self._check_unquantised(module)
+        self._check_unquantized(module)
         slopes = alibi_slopes(num_heads).tolist() if slopes is None else slopes
         device = next((parameter.device for parameter in module.parameters()), None)
         heads = AlibiHeads(slopes, causal=causal, learned=self.learn_slopes, device=device)
@@ -143,7 +143,7 @@ class Surgery:
             self.edits.add_parameters(optimizers[0], new)
         return dropped
 
-    def _check_unquantised(self, module: nn.Module) -> None:
+    def _check_unquantized(self, module: nn.Module) -> None:
         kinds = [type(part) for part in module.modules()]
         packages = {kind.__module__.split(".")[0] for kind in kinds}
         holds_integers = any(
@@ -151,8 +151,8 @@ class Surgery:
         )
         if holds_integers or "bitsandbytes" in packages or any("quantiz" in kind.__module__ for kind in kinds):
             raise ValueError(
-                f"{self.path} ({type(module).__name__}) is quantised: apply_alibi to the model in floating point, "
-                "train it, and quantise then"
+                f"{self.path} ({type(module).__name__}) is quantized: apply_alibi to the model in floating point, "
+                "train it, and quantize then"
             )
 
 

@@ -16,7 +16,7 @@ from .trial import Trial
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-#: Blue, orange and grey of Okabe and Ito, distinguishable with any colour vision. Line styles differ as well.
+#: Blue, orange and gray of Okabe and Ito, distinguishable with any color vision. Line styles differ as well.
 _FOUND, _FLUCTUATES, _STABLE = "#0072B2", "#D55E00", "0.55"
 
 #: The y axis ends at this multiple of the threshold above the stable trials, so that these are not squeezed together.
@@ -73,12 +73,12 @@ def _draw_trial(axes: Axes, trial: Trial, is_accepted: bool, top: float) -> None
     """Draw a trial. A cross marks a fluctuation, at the last finite perplexity or at the top of the figure."""
     progress = [each.progress for each in trial.validations if math.isfinite(each.perplexity)]
     perplexity = [min(each, _HIGHEST) for each in _finite(trial)]
-    colour = _FOUND if is_accepted else _FLUCTUATES if trial.fluctuates else _STABLE
+    color = _FOUND if is_accepted else _FLUCTUATES if trial.fluctuates else _STABLE
     verdict = "found" if is_accepted else "fluctuates" if trial.fluctuates else "stable"
     axes.plot(
         progress,
         perplexity,
-        color=colour,
+        color=color,
         linestyle="--" if trial.fluctuates else "-",
         linewidth=2.5 if is_accepted else 1.2,
         zorder=3 if is_accepted else 2,
@@ -87,4 +87,4 @@ def _draw_trial(axes: Axes, trial: Trial, is_accepted: bool, top: float) -> None
     if trial.fluctuates and progress:
         end = min(perplexity[-1], top)
         outside = progress[-1] > trial.end
-        axes.plot(progress[-1], end, "x", color=colour, markersize=8, markeredgewidth=2, clip_on=outside)
+        axes.plot(progress[-1], end, "x", color=color, markersize=8, markeredgewidth=2, clip_on=outside)

@@ -207,7 +207,7 @@ def _validated(trial: Trial, validations: Iterator[Validation], on_validation: C
 def _seeded(seed: int) -> Iterator[None]:
     """Seed all random streams, so that a trial does not depend on earlier trials, which may be read from a folder.
 
-    Afterwards the caller's random streams are restored; those of CUDA only if CUDA was initialised before.
+    Afterwards the caller's random streams are restored; those of CUDA only if CUDA was initialized before.
     """
     python, numpy = random.getstate(), np.random.get_state()
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()

@@ -102,7 +102,7 @@ def from_mapping(mapping: dict[str, Any], batch: ExampleBatch) -> ExampleBatch:
 
 
 def with_same_token(batch: ExampleBatch) -> ExampleBatch:
-    """The batch with its first token everywhere. Position ids are kept."""
+    """The batch with its first token everywhere. Position ids are kept, so that their effect shows."""
     same: dict[str, Any] = {}  # also by id of the tensor: entries that are one object stay one object
     for name, value in as_mapping(batch).items():
         is_sequence = isinstance(value, Tensor) and value.dim() > 1 and value.numel() > 0

@@ -242,8 +242,8 @@ def test_invalid_states():
         batches.load_state_dict({name: value for name, value in state.items() if name != "batches_served"})
     with pytest.raises(TypeError, match="batches_served must be an int, got str"):
         batches.load_state_dict({**state, "batches_served": "1"})
-    unknown = {**state, "configuration": {**state["configuration"], "colour": "red"}}
-    with pytest.raises(ValueError, match="of another configuration: colour is 'red' in the state, unknown here"):
+    unknown = {**state, "configuration": {**state["configuration"], "color": "red"}}
+    with pytest.raises(ValueError, match="of another configuration: color is 'red' in the state, unknown here"):
         batches.load_state_dict(unknown)
     batches.load_state_dict({**state, "num_items": 10, "batches_served": 10_000})
     with pytest.raises(ValueError, match="state_dict must be of the same items"):

@@ -203,7 +203,7 @@ def _stepped():
     return optimizer
 
 
-class Quantised(torch.Tensor):
+class Quantized(torch.Tensor):
     """Like torchao's OptimState8bit: codes, a scale for each block, and a map from codes to numbers."""
 
     @staticmethod
@@ -219,10 +219,10 @@ class Quantised(torch.Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func, types, args, kwargs=None):
-        raise AssertionError(f"{func} on a quantised tensor")
+        raise AssertionError(f"{func} on a quantized tensor")
 
 
-def quantise(values, block, qmap):
+def quantize(values, block, qmap):
     """Codes of the nearest entries of `qmap`, and the largest value of each block."""
     blocks = torch.nn.functional.pad(values.flatten(), (0, -values.numel() % block)).view(-1, block)
     largest = blocks.abs().amax(dim=1)
@@ -236,8 +236,8 @@ def test_torchaos_layout():
     signed, unsigned = torch.linspace(-1, 1, 256), torch.linspace(0, 1, 256)
     moments = []
     for values_of, qmap in ((torch.randn(8, 32), signed), (torch.rand(8, 32), unsigned)):
-        codes, largest = quantise(values_of, 64, qmap)
-        moments.append(Quantised(codes, largest, qmap))
+        codes, largest = quantize(values_of, 64, qmap)
+        moments.append(Quantized(codes, largest, qmap))
     optimizer.state[parameter] = {"exp_avg": moments[0], "exp_avg_sq": moments[1]}
     expected = plain(*[[moment.dequantize()] for moment in moments], [])
     assert values(moment_statistics(optimizer))[:4] == pytest.approx(expected[:4], rel=1e-6)
@@ -248,7 +248,7 @@ def bitsandbytes_state(shape, block):
     qmaps = {1: torch.linspace(-1, 1, 256), 2: torch.linspace(0, 1, 256)}
     state, represented = {"step": 1}, []
     for which, original in ((1, torch.randn(shape)), (2, torch.rand(shape))):
-        codes, largest = quantise(original, block, qmaps[which])
+        codes, largest = quantize(original, block, qmaps[which])
         state |= {f"state{which}": codes, f"qmap{which}": qmaps[which], f"absmax{which}": largest}
         flat = [
             qmaps[which][code].item() * largest[i // block].item() for i, code in enumerate(codes.flatten().tolist())

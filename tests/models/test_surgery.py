@@ -154,7 +154,7 @@ def test_models_in_half_precision_and_on_the_meta_device():
             assert module.slopes.equal(alibi_slopes(HEADS))
 
 
-def quantised():
+def quantized():
     model = make("llama")
     projection = model.model.layers[1].self_attn.q_proj
     del projection.weight
@@ -163,7 +163,7 @@ def quantised():
     return model
 
 
-def quantised_by_config():
+def quantized_by_config():
     model = make("llama")
     model.config.quantization_config = {"quant_method": "any"}
     return model
@@ -210,8 +210,8 @@ def strange_multihead_attention():
 
 
 UNSUPPORTED = [
-    (quantised, ValueError, r"model.layers.1.self_attn \(LlamaAttention\) is quantised: apply_alibi to the model in"),
-    (quantised_by_config, ValueError, "config.quantization_config must be None, got dict: apply_alibi to the model in"),
+    (quantized, ValueError, r"model.layers.1.self_attn \(LlamaAttention\) is quantized: apply_alibi to the model in"),
+    (quantized_by_config, ValueError, "config.quantization_config must be None, got dict: apply_alibi to the model in"),
     (windows_disagree, ValueError, r"must have the window of config.layer_types\[1\] 'sliding_attention', 6, got"),
     (unknown_layer_type, ValueError, r"must have the window of config.layer_types\[1\] 'chunked_attention'"),
     (relative_positions, ValueError, "position_embedding_type must be 'absolute', got 'relative_key'.* load the model"),

@@ -144,7 +144,7 @@ class Forward {
       keep_tile(problem_.dropout, 1.f, tile_.row, tile_.start, piece.begin, num_keys, width_, keep_);
     }
     for_each_group(piece.column, last_column, [&](auto vectors, int64_t lane) {
-      with_mask(biases_.side, [&](auto masked) { this->template soften<vectors.value, masked.value>(lane, num_keys); });
+      with_mask(biases_.side, [&](auto masked) { this->template softmax_weights<vectors.value, masked.value>(lane, num_keys); });
     });
     const P* weights;
     if constexpr (std::is_same_v<P, float>) {
@@ -161,7 +161,7 @@ class Forward {
 
   // Turns products into weights relative to the largest score so far, and rescales the earlier sums.
   template <int vectors, bool masked>
-  void soften(int64_t lane, int64_t num_keys) {
+  void softmax_weights(int64_t lane, int64_t num_keys) {
     const BiasedScores<vectors, masked> biased(biases_, lane);
     Vec largest[vectors], zero[vectors], decay[vectors], total[vectors];
     for (int v = 0; v < vectors; ++v) {

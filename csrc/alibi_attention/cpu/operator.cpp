@@ -29,7 +29,7 @@ using FourTensors = std::tuple<Tensor, Tensor, Tensor, Tensor>;
 constexpr int64_t unbounded = int64_t{1} << 40;
 constexpr int64_t longest_segment = (int64_t{1} << 31) - 1;
 // With fewer visible keys, finding keys to skip costs more than it saves.
-constexpr int64_t shortest_reach = 128;
+constexpr int64_t min_keys_to_skip = 128;
 // With fewer multiplications per thread, waking the threads costs more than they save.
 constexpr double least_work = 1 << 18;
 
@@ -161,7 +161,7 @@ Problem describe(Inputs& inputs, const DenseOptions& options) {
   }
   problem.segment_length = std::min(options.segment_length.value_or(longest_segment), longest_segment);
   problem.widest_view = std::min(problem.widest_view, problem.segment_length);
-  problem.reach = options.skip_tolerance > 0 && problem.widest_view >= shortest_reach;
+  problem.reach = options.skip_tolerance > 0 && problem.widest_view >= min_keys_to_skip;
   return problem;
 }
 
@@ -177,7 +177,7 @@ Problem describe(Inputs& inputs, const VarlenOptions& options) {
   problem.num_sequences = inputs.cu_seqlens_q.numel() - 1;
   problem.used_keys = std::clamp<int64_t>(problem.cu_seqlens_k[problem.num_sequences], 0, problem.key_length);
   problem.widest_view = std::min(problem.widest_view, options.max_seqlen_k);
-  problem.reach = options.skip_tolerance > 0 && problem.widest_view >= shortest_reach;
+  problem.reach = options.skip_tolerance > 0 && problem.widest_view >= min_keys_to_skip;
   return problem;
 }
 

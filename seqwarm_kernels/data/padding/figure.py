@@ -14,8 +14,8 @@ from .comparison import COLUMNS, BatchingResult
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-#: By Okabe and Ito, distinguishable with any colour vision.
-_COLOURS = ("#999999", "#E69F00", "#56B4E9", "#0072B2", "#D55E00")
+#: By Okabe and Ito, distinguishable with any color vision.
+_COLORS = ("#999999", "#E69F00", "#56B4E9", "#0072B2", "#D55E00")
 _COLUMN_WIDTHS = (0.42, 0.09, 0.13, 0.13, 0.09, 0.1)
 
 
@@ -60,9 +60,9 @@ def _draw_batches(
     axes: Axes, results: list[BatchingResult], values: Sequence[np.ndarray], edges: np.ndarray, label: str
 ) -> None:
     """Draw shares of all batches, because the numbers of batches differ."""
-    for result, colour, of_batches in zip(results, _COLOURS, values, strict=True):
+    for result, color, of_batches in zip(results, _COLORS, values, strict=True):
         counts, _ = np.histogram(np.clip(of_batches, edges[0], edges[-1]), edges)
-        axes.stairs(counts / counts.sum(), edges, color=colour, linewidth=1.5, label=result.name)
+        axes.stairs(counts / counts.sum(), edges, color=color, linewidth=1.5, label=result.name)
     axes.set(xlabel=label, ylabel="share of the batches")
     axes.spines[["top", "right"]].set_visible(False)
 

@@ -26,7 +26,7 @@ from .triton_reach import NORM_BLOCK, NORM_ROWS, key_norms_kernel
 from .triton_tiles import ALIGNED, BULK
 
 #: With fewer visible keys, finding keys to skip costs more than it saves.
-SHORTEST_SKIPPING = 512
+MIN_KEYS_TO_SKIP = 512
 
 _UNBOUNDED = 2**40
 _LONGEST_SEGMENT = 2**31 - 1
@@ -120,7 +120,7 @@ def skips(options: _Options, key_length: int) -> bool:
         visible.append(dense.segment_length)
     if dense.window is not None:
         visible.append(dense.window if dense.causal else 2 * dense.window)
-    return dense.skip_tolerance > 0 and min(visible) >= SHORTEST_SKIPPING
+    return dense.skip_tolerance > 0 and min(visible) >= MIN_KEYS_TO_SKIP
 
 
 def _packing(options: _Options) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from torch import Tensor
 from ..library import LIBRARY
 from ..triton_launch import DISPATCH_KEY, on
 from .schema import Kind, allocate, new_rows
-from .triton_kernel import TICKET, Entry, Info, LineLayout, resize_kernel
+from .triton_kernel import TICKET, Entry, Info, ResizePlan, resize_kernel
 
 GROUPS = 1024  # groups of at most 16 bytes in a program: eight loads in flight for each of its 128 threads
 ROWS, COLUMNS = 8, 128  # tile of the info in a program
@@ -26,10 +26,10 @@ _LONGEST_LINE = 2**30  # 32-bit indices hold a line and a tile, or two lines
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-def make_plan(new_rows: int, batch_size: int, source_length: int, new_length: int, rule: str) -> LineLayout:
+def make_plan(new_rows: int, batch_size: int, source_length: int, new_length: int, rule: str) -> ResizePlan:
     line = source_length if rule == "flatten" else new_rows // batch_size * new_length
     moved_by = line - source_length if rule == "reshape_overlap" else 0
-    return LineLayout(new_rows * new_length, line, source_length, new_length, line - new_length, moved_by)
+    return ResizePlan(new_rows * new_length, line, source_length, new_length, line - new_length, moved_by)
 
 
 def make_entry(source: Tensor, out: Tensor, kind: int) -> Entry:
@@ -55,7 +55,7 @@ def make_entry(source: Tensor, out: Tensor, kind: int) -> Entry:
     return Entry(source, out, row_stride, inner[0], unit_stride, units)
 
 
-def group_width(entry: Entry, plan: LineLayout, kind: int, keeps_last: bool) -> int:
+def group_width(entry: Entry, plan: ResizePlan, kind: int, keeps_last: bool) -> int:
     """Number of items that are adjacent and aligned in both source and output, at every access of the kernel."""
     if kind == Kind.ROW or (keeps_last and kind == Kind.SQUARE):
         return 1
@@ -77,7 +77,7 @@ def fill_bits(value: float, text: str, dtype: torch.dtype) -> int:
 
 
 def make_layout(
-    entry: Entry, plan: LineLayout, kind: int, rule: str, fill_value: float, dtype: torch.dtype
+    entry: Entry, plan: ResizePlan, kind: int, rule: str, fill_value: float, dtype: torch.dtype
 ) -> tuple[int, int, int, int]:
     """Kind, bytes of an item, items of a group, bits of the fill value."""
     may_fill = kind != Kind.ROW if rule == "reshape_pad" else kind == Kind.LABEL and rule == "reshape_overlap"
@@ -142,7 +142,7 @@ def _launch(
     info: Info | None,
     attention_mask: Tensor | None,
     rows: int,
-    plan: LineLayout,
+    plan: ResizePlan,
     rule: str,
 ) -> None:
     keeps_last = rule == "truncate_keep_last"

@@ -21,7 +21,7 @@ from torch import Tensor
 from ..triton_launch import kernel
 
 
-class LineLayout(NamedTuple):
+class ResizePlan(NamedTuple):
     """How lines are cut into new rows. Lengths are in tokens."""
 
     tokens: int  # in the new batch
@@ -227,8 +227,8 @@ def resize_kernel(
     GROUPS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """`entries` has an Entry for each tensor, `LAYOUTS` its kind, bytes of an item, items of a group, and fill bits."""
-    plan = LineLayout(tokens, line, source_length, new_length, last_start, moved_by)
-    row_plan = LineLayout(new_rows, chunks, source_length, new_length, last_start, moved_by)
+    plan = ResizePlan(tokens, line, source_length, new_length, last_start, moved_by)
+    row_plan = ResizePlan(new_rows, chunks, source_length, new_length, last_start, moved_by)
     tile = tl.program_id(0)
     for i in tl.static_range(len(LAYOUTS)):
         entry_plan = row_plan if LAYOUTS[i][0] == ROW else plan
