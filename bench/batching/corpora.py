@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from seqwarm_kernels.data.planning.plan import IntArray
 
 from seqwarm_kernels.data.files.writer import write_chunks
 from seqwarm_kernels.data.padding import TextCorpus, count_tokens
-from seqwarm_kernels.data.planning.plan import IntArray
 
 TOKENIZERS = ("whitespace", "bpe", "bytes")
 
