@@ -14,7 +14,7 @@ import torch
 from tqdm import tqdm
 
 from ..common.goals import goals_table
-from ..common.records import Record, table, write
+from ..common.records import CpuRecord, table, write
 from ..common.timing import Call, extra_resident_bytes, measure_cpu
 from .cases import BOTH, FORWARD, Case, call_of
 from .peers import EAGER, FLASH, FLEX, MASK, OURS, Peer, all_peers, ours, reference
@@ -74,7 +74,7 @@ class Measurements:
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
-        self.records: list[Record] = []
+        self.records: list[CpuRecord] = []
 
     def add(self, case: Case, peer: Peer, threads: int) -> None:
         """Measures a forward, and a forward with its backward if the peer has a backward."""
@@ -94,13 +94,13 @@ class Measurements:
 
     def _measure(
         self, case: Case, peer: Peer, threads: int, work: str, call: Call, error: float | None, facts: dict[str, Any]
-    ) -> Record:
+    ) -> CpuRecord:
         facts = {
             **case.problem.facts(), "dtype": str(case.problem.dtype), "work": work, "inputs": case.kind, **facts,
         }  # fmt: skip
         timing = measure_cpu(call, threads, self.seconds)
         name = case_of(case.problem, work, case.kind)
-        record = Record(OURS, name, peer.name, threads, timing.median, timing.iqr, error, facts)
+        record = CpuRecord(OURS, name, peer.name, threads, timing.median, timing.iqr, error, facts)
         self.records.append(record)
         return record
 
@@ -109,7 +109,7 @@ class Measurements:
         return any(record.median_ms > LONGEST_MS / 4 for record in same)
 
 
-def run(seconds: float, quick: bool) -> list[Record]:
+def run(seconds: float, quick: bool) -> list[CpuRecord]:
     most_threads = torch.get_num_threads()
     found = Measurements(seconds)
     problems = problems_of(quick)

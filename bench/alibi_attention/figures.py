@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from ..common.records import Record
+from ..common.records import CpuRecord
 from ..gpu.records import DeviceRecord, DeviceRecords, gigabytes_per_second, speedup, teraflops
 from .cases import BOTH, FORWARD
 from .peers import FLASH, FLEX, OURS
@@ -16,7 +16,7 @@ Curves = dict[str, list[tuple[int, float]]]
 # ---- on a CPU
 
 
-def draw_cpu(records: list[Record], folder: Path) -> list[Path]:
+def draw_cpu(records: list[CpuRecord], folder: Path) -> list[Path]:
     """Microseconds for each token and head, over the length."""
     panels = [(work, dtype) for work in (FORWARD, BOTH) for dtype in ("torch.float32", "torch.bfloat16")]
     curves = [_cpu_curves(records, work, dtype) for work, dtype in panels]
@@ -43,7 +43,7 @@ def draw_cpu(records: list[Record], folder: Path) -> list[Path]:
     return [path]
 
 
-def _cpu_curves(records: list[Record], work: str, dtype: str) -> Curves:
+def _cpu_curves(records: list[CpuRecord], work: str, dtype: str) -> Curves:
     curves: Curves = {}
     most_threads = max((record.threads for record in records), default=0)
     wanted = {"work": work, "dtype": dtype, "inputs": "a", "head_dim": 64, "segment_length": None}

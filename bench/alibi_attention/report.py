@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ..common.goals import Goal, goals_table, worst
-from ..common.records import Record, is_implementation, table
+from ..common.records import CpuRecord, is_implementation, table
 from ..gpu.records import DeviceRecord, DeviceRecords, gigabytes_per_second, speedup, teraflops
 from .cases import BACKWARD, BOTH, FORWARD
 from .figures import draw_cpu, draw_device
@@ -45,12 +45,12 @@ _COLUMNS = {
 
 def report(lines: list[dict[str, Any]], figures: Path) -> str:
     """Table and goals in Markdown. Figures are drawn into the folder `figures`."""
-    records = [Record(**line) for line in lines]
+    records = [CpuRecord(**line) for line in lines]
     drawn = [f"![{path.stem}]({path.name})" for path in draw_cpu(records, figures)]
     return "\n\n".join([table(records), goals_table(cpu_goals(records)), *drawn])
 
 
-def cpu_goals(records: list[Record]) -> Iterator[Goal]:
+def cpu_goals(records: list[CpuRecord]) -> Iterator[Goal]:
     for dtype, peers in (
         (torch.float32, ((MASK, 3), (FLEX, 4), (EAGER, 12), (FLASH, 1.5))),
         (torch.bfloat16, ((MASK, 3), (FLEX, 2))),
@@ -75,14 +75,14 @@ def cpu_goals(records: list[Record]) -> Iterator[Goal]:
     yield Goal("S8192, peak extra memory, SDPA with bias mask to ours", 20, ratio, "x")
 
 
-def _cpu_speedup(records: list[Record], peer: str, inputs: str = "a", **facts: Any) -> float | None:
+def _cpu_speedup(records: list[CpuRecord], peer: str, inputs: str = "a", **facts: Any) -> float | None:
     """Speedup of ours with default options over a peer, with all threads. A peer's time is the same for all inputs."""
     ours = _find(records, OURS, inputs=inputs, **facts)
     other = _find(records, peer, inputs="a", **facts)
     return None if ours is None or other is None else other.median_ms / ours.median_ms
 
 
-def _find(records: list[Record], implementation: str, **facts: Any) -> Record | None:
+def _find(records: list[CpuRecord], implementation: str, **facts: Any) -> CpuRecord | None:
     """The record with the most threads."""
     same = [
         record

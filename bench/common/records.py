@@ -17,7 +17,7 @@ RESULTS = Path(__file__).parents[1] / "results"
 
 
 @dataclass(frozen=True)
-class Record:
+class CpuRecord:
     """One implementation on one case. Times are milliseconds of one call."""
 
     operator: str
@@ -66,7 +66,7 @@ def read(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     return json.loads(first), [json.loads(line) for line in lines]
 
 
-def table(records: list[Record]) -> str:
+def table(records: list[CpuRecord]) -> str:
     """A Markdown table, with the speed of each implementation relative to the first one of its case."""
     lines = [
         "| case | implementation | threads | median ms | spread (IQR) ms | speed of the first = 1 | error |",

@@ -18,7 +18,7 @@ from tqdm import tqdm
 
 from seqwarm_kernels.diagnostics import JsonLines, TrainingMonitor, moment_statistics
 
-from ..common.records import Record, write
+from ..common.records import CpuRecord, write
 from ..common.timing import quartiles
 from .trainings import Training, exact_statistics, read_by_hand
 
@@ -30,7 +30,7 @@ MODEL, ROWS, LENGTHS = (4, 4, 112), 16, (256, 32)
 READ_EVERY = 20
 
 
-def measure_at(length: int, repeats: int) -> list[Record]:
+def measure_at(length: int, repeats: int) -> list[CpuRecord]:
     training = Training(*MODEL, ROWS, length, torch.device("cpu"))
     times: dict[str, list[float]] = {STEP: [], MONITOR: [], BY_HAND: []}
     with tempfile.TemporaryDirectory() as folder:
@@ -77,7 +77,7 @@ def _errors(training: Training) -> dict[str, float]:
 
 def _record(
     case: str, name: str, times: dict[str, list[float]], error: float | None, parameters: int, length: int
-) -> Record:
+) -> CpuRecord:
     timing, step = quartiles(times[name]), quartiles(times[STEP])
     facts = {
         "parameters": parameters,
@@ -87,15 +87,15 @@ def _record(
         "repeats": len(times[name]),
         "share_of_step": timing.median / step.median,
     }
-    return Record("diagnostics", case, name, torch.get_num_threads(), timing.median, timing.iqr, error, facts)
+    return CpuRecord("diagnostics", case, name, torch.get_num_threads(), timing.median, timing.iqr, error, facts)
 
 
 def report(lines: list[dict[str, Any]], figures: Path) -> str:
     """A Markdown table, without a figure."""
-    return share_table([Record(**line) for line in lines])
+    return share_table([CpuRecord(**line) for line in lines])
 
 
-def share_table(records: list[Record]) -> str:
+def share_table(records: list[CpuRecord]) -> str:
     lines = [
         "| case | measured | threads | median ms | spread (IQR) ms | share of the step | largest relative error |",
         "|---|---|---|---|---|---|---|",

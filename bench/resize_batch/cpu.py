@@ -12,7 +12,7 @@ import torch
 from tqdm import tqdm
 
 from ..common.goals import goals_table
-from ..common.records import Record, table, write
+from ..common.records import CpuRecord, table, write
 from ..common.timing import Call, Timing, measure_cpu, quartiles
 from .implementations import BY_HAND, OURS, Resizing, by_hand, implementations, problems
 from .report import RECORDS, SMALL_MEGABYTES, cpu_goals
@@ -42,7 +42,7 @@ class Work(NamedTuple):
     seconds: float
 
 
-def run(seconds: float, quick: bool) -> list[Record]:
+def run(seconds: float, quick: bool) -> list[CpuRecord]:
     """Measures every implementation on every problem.
 
     For small batches the implementations take turns, so that other load on the machine affects all of them equally.
@@ -70,7 +70,7 @@ def _is_small(problem: Resizing) -> bool:
     return problem.facts()["source_megabytes"] < SMALL_MEGABYTES
 
 
-def _measure_in_process(work: Work) -> list[Record]:
+def _measure_in_process(work: Work) -> list[CpuRecord]:
     torch.set_num_threads(work.threads)
     problem = work.problem
     batch = problem.batch()
@@ -86,7 +86,7 @@ def _measure_in_process(work: Work) -> list[Record]:
         if any(not torch.equal(result[key].view_as(tensor), tensor) for key, tensor in expected.items()):
             raise RuntimeError(f"{name} returns another batch than {BY_HAND}")
     return [
-        Record(OURS, problem.case(), name, work.threads, timing.median, timing.iqr, None, problem.facts())
+        CpuRecord(OURS, problem.case(), name, work.threads, timing.median, timing.iqr, None, problem.facts())
         for name, timing in timings.items()
     ]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..common.goals import Goal, goals_table, worst
-from ..common.records import Record, table
+from ..common.records import CpuRecord, table
 from ..gpu.records import DeviceRecord, DeviceRecords, speedup
 from .implementations import BY_HAND, COMPILED, FOREACH, METHODS, OURS, OURS_OUT, with_backend
 
@@ -21,17 +21,17 @@ LARGE_MEGABYTES = 64.0
 
 def report(lines: list[dict[str, Any]], figures: Path) -> str:
     """Table and goals in Markdown. Figures are drawn into the folder `figures`."""
-    records = [Record(**line) for line in lines]
+    records = [CpuRecord(**line) for line in lines]
     drawn = [f"![{path.stem}]({path.name})" for path in draw_cpu(records, figures)]
     return "\n\n".join([table(records), goals_table(cpu_goals(records)), *drawn])
 
 
-def _most_threads(records: list[Record]) -> list[Record]:
+def _most_threads(records: list[CpuRecord]) -> list[CpuRecord]:
     most = max((record.threads for record in records), default=0)
     return [record for record in records if record.threads == most]
 
 
-def cpu_goals(records: list[Record]) -> Iterator[Goal]:
+def cpu_goals(records: list[CpuRecord]) -> Iterator[Goal]:
     threaded = _most_threads(records)
     by_hand = {record.case: record for record in threaded if record.implementation == BY_HAND}
     pairs = [(each, by_hand[each.case]) for each in threaded if each.implementation == OURS and each.case in by_hand]
@@ -53,7 +53,7 @@ def cpu_goals(records: list[Record]) -> Iterator[Goal]:
     )  # fmt: skip
 
 
-def draw_cpu(records: list[Record], folder: Path) -> list[Path]:
+def draw_cpu(records: list[CpuRecord], folder: Path) -> list[Path]:
     """Speed relative to the same written by hand, over the size of the batch."""
     curves = {method: _cpu_curves(records, method) for method in METHODS}
     if not any(curves.values()):
@@ -83,7 +83,7 @@ def draw_cpu(records: list[Record], folder: Path) -> list[Path]:
     return [path]
 
 
-def _cpu_curves(records: list[Record], method: str) -> dict[str, list[tuple[float, float]]]:
+def _cpu_curves(records: list[CpuRecord], method: str) -> dict[str, list[tuple[float, float]]]:
     same = [record for record in _most_threads(records) if record.facts["method"] == method]
     by_hand = {record.case: record.median_ms for record in same if record.implementation == BY_HAND}
     curves: dict[str, list[tuple[float, float]]] = {}

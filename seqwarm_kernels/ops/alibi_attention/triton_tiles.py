@@ -28,7 +28,7 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 LN_2 = tl.constexpr(0.6931471805599453)
 
 
-class Source(NamedTuple):
+class TileSource(NamedTuple):
     """One head of query, key, value or a gradient, from which tiles are loaded."""
 
     pointer: Any  # to the head's first element; BULK: descriptor of the whole tensor
@@ -64,7 +64,7 @@ def head_of(tensor, batch, head, length, stride_batch, stride_head, stride_row, 
         STEP: tl.constexpr = 128 // tensor.dtype.element_ty.primitive_bitwidth
         pointer = tl.multiple_of(tensor + (batch.to(tl.int64) * stride_batch + head.to(tl.int64) * stride_head), 16)
         stride_row = stride_row // STEP * STEP
-    return Source(pointer, batch, head, length, stride_row)
+    return TileSource(pointer, batch, head, length, stride_row)
 
 
 @triton.jit
