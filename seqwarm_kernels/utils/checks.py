@@ -2,24 +2,36 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Collection, Mapping
+from numbers import Real
 from typing import Any
 
+from torch import Tensor
 
-def check_int(name: str, value: object, *, minimum: int | None = None) -> None:
-    """`value` must be an int (not a bool), at least `minimum`."""
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name} must be an int, got {type(value).__name__}")
+
+def check_int(name: str, value: object, *, minimum: int | None = None) -> int:
+    """Return `value` as an int. It must be an int of Python or NumPy (not a bool) of 64 bits, at least `minimum`."""
+    if not isinstance(value, int) or isinstance(value, bool):
+        if isinstance(value, (bool, Tensor)) or not hasattr(type(value), "__index__"):
+            raise TypeError(f"{name} must be an int, got {type(value).__name__}")
+        value = operator.index(value)  # type: ignore[arg-type]  # NumPy's ints
     if minimum is not None and value < minimum:
         raise ValueError(f"{name} must be at least {minimum}, got {value}")
+    if not -(2**63) <= value < 2**63:
+        raise ValueError(f"{name} must fit into 64 bits, got {value}")
+    return value
 
 
-def check_real(name: str, value: object) -> None:
-    """`value` must be a finite real number."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(f"{name} must be a real number, got {type(value).__name__}")
+def check_real(name: str, value: object) -> float:
+    """Return `value` as an int or float. It must be a finite real number of Python or NumPy (not a bool)."""
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        if isinstance(value, bool) or not isinstance(value, Real):
+            raise TypeError(f"{name} must be a real number, got {type(value).__name__}")
+        value = float(value)
     if not value - value == 0:  # torch.compile cannot trace math.isfinite of a dynamic number
         raise ValueError(f"{name} must be finite, got {value}")
+    return value
 
 
 def check_share(name: str, value: object) -> None:
