@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import inspect
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -15,9 +16,11 @@ from torch.amp import GradScaler
 from torch.optim import Optimizer
 from tqdm.auto import tqdm
 
+from ..ops.resize_batch.validation import resizing_rule
+from ..resizing.functional import resize_batch
 from ..schedule.scheduler import SequenceLengthScheduler
-from ..utils.checks import check_int, check_real
-from ..utils.modules import ExampleBatch, is_compiled
+from ..utils.checks import check_bool, check_int, check_real
+from ..utils.modules import ExampleBatch, as_mapping, is_compiled
 from .compilation import compilations
 from .distributed import Outcome, RankConsensus, without_gradient_exchange
 from .example_batch import TrainingBatches
@@ -28,6 +31,8 @@ from .training_pass import LossFunction, TrainingPass
 
 #: Largest number of rows that batch_size="auto" tries.
 _MOST_ROWS = 2**16
+#: Parameters of `resize_batch` that are no options of a warmup, which passes the batch and takes back the batch alone.
+_NOT_RESIZE_OPTIONS = {"batch", "seq_len", "return_info"}
 
 
 def warmup_allocator(
@@ -73,12 +78,12 @@ def warmup_allocator(
         optimizer: Makes steps, so that its state exists during the passes.
         autocast_dtype: Run forward and loss under torch.autocast with this dtype.
         grad_scaler: Scales the loss, as in training.
-        max_grad_norm: Clip gradients by this norm before a step, as in training.
+        max_grad_norm: Clip gradients by this positive norm before a step, as in training.
         accumulation_steps: Batches whose gradients are accumulated for one step. From the second batch on, gradients
             exist during forward.
         scheduler: Also run a pass at every length of this schedule: small tensors come from another pool of the
             allocator, and kernels are compiled for these lengths.
-        resize_options: Keyword arguments of `resize_batch`, as in training: mode, remainder, keys, ...
+        resize_options: Keyword arguments of `resize_batch`, as in training: mode, remainder, keys, ... Not return_info.
         find_batch_size: If `batch_size` does not fit, find the largest that does, by bisection.
         raise_out_of_memory: Raise an error if the requested batch size does not fit. By default only the report says
             so.
@@ -91,7 +96,15 @@ def warmup_allocator(
         ValueError: The inputs of the model cannot be guessed, or an argument has an invalid value.
         torch.OutOfMemoryError: The requested batch size does not fit, and `raise_out_of_memory` is True.
     """
-    _check_arguments(model, max_len, batch_size, max_grad_norm, accumulation_steps, scheduler)
+    flags = {"find_batch_size": find_batch_size, "raise_out_of_memory": raise_out_of_memory}
+    _check_types(model, example_batch, loss_fn, optimizer, autocast_dtype, grad_scaler, scheduler, flags)
+    max_len = check_int("max_len", max_len, minimum=1)
+    batch_size = _check_batch_size(batch_size)
+    max_grad_norm = _check_max_grad_norm(max_grad_norm)
+    accumulation_steps = check_int("accumulation_steps", accumulation_steps, minimum=1)
+    _check_resize_options(resize_options)
+    if scheduler is not None and scheduler.max_seq_length > max_len:
+        raise ValueError(f"max_len must reach the scheduler's max_seq_length {scheduler.max_seq_length}, got {max_len}")
     started = time.perf_counter()
     device = _device_of(model)
     memory = memory_of(device)
@@ -148,26 +161,67 @@ def warmup_allocator(
     return report
 
 
-def _check_arguments(
+def _check_types(
     model: object,
-    max_len: object,
-    batch_size: object,
-    max_grad_norm: object,
-    accumulation_steps: object,
-    scheduler: SequenceLengthScheduler | None,
+    example_batch: ExampleBatch | None,
+    loss_fn: object,
+    optimizer: object,
+    autocast_dtype: object,
+    grad_scaler: object,
+    scheduler: object,
+    flags: Mapping[str, object],
 ) -> None:
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
-    check_int("max_len", max_len, minimum=1)
-    if isinstance(batch_size, str) and batch_size != "auto":
-        raise ValueError(f"batch_size must be a number or 'auto', got {batch_size!r}")
-    if batch_size is not None and batch_size != "auto":
-        check_int("batch_size", batch_size, minimum=1)
-    if max_grad_norm is not None:
-        check_real("max_grad_norm", max_grad_norm)
-    check_int("accumulation_steps", accumulation_steps, minimum=1)
-    if scheduler is not None and scheduler.max_seq_length > max_len:  # type: ignore[operator]
-        raise ValueError(f"max_len must reach the scheduler's max_seq_length {scheduler.max_seq_length}, got {max_len}")
+    if example_batch is not None:
+        as_mapping(example_batch)
+    if loss_fn is not None and not callable(loss_fn):
+        raise TypeError(f"loss_fn must be callable or None, got {type(loss_fn).__name__}")
+    if optimizer is not None and not isinstance(optimizer, Optimizer):
+        raise TypeError(f"optimizer must be a torch optimizer or None, got {type(optimizer).__name__}")
+    if autocast_dtype is not None and not isinstance(autocast_dtype, torch.dtype):
+        raise TypeError(f"autocast_dtype must be a torch.dtype or None, got {type(autocast_dtype).__name__}")
+    if isinstance(autocast_dtype, torch.dtype) and not autocast_dtype.is_floating_point:
+        raise ValueError(f"autocast_dtype must be a floating-point dtype, got {autocast_dtype}")
+    if grad_scaler is not None and not isinstance(grad_scaler, GradScaler):
+        raise TypeError(f"grad_scaler must be a torch.amp.GradScaler or None, got {type(grad_scaler).__name__}")
+    if scheduler is not None and not isinstance(scheduler, SequenceLengthScheduler):
+        raise TypeError(f"scheduler must be a SequenceLengthScheduler or None, got {type(scheduler).__name__}")
+    for name, flag in flags.items():
+        check_bool(name, flag)
+
+
+def _check_batch_size(batch_size: Any) -> int | Literal["auto"] | None:
+    if batch_size is None or (isinstance(batch_size, str) and batch_size == "auto"):
+        return batch_size  # type: ignore[return-value]
+    if isinstance(batch_size, str):
+        raise ValueError(f"batch_size must be an int or 'auto', got {batch_size!r}")
+    return check_int("batch_size", batch_size, minimum=1)
+
+
+def _check_max_grad_norm(max_grad_norm: object) -> float | None:
+    if max_grad_norm is None:
+        return None
+    norm = check_real("max_grad_norm", max_grad_norm)
+    if norm <= 0:
+        raise ValueError(f"max_grad_norm must be positive, got {norm}")
+    return norm
+
+
+def _check_resize_options(resize_options: object) -> None:
+    if resize_options is None:
+        return
+    if not isinstance(resize_options, Mapping):
+        raise TypeError(f"resize_options must be a mapping or None, got {type(resize_options).__name__}")
+    known = set(inspect.signature(resize_batch).parameters) - _NOT_RESIZE_OPTIONS
+    unknown = [name for name in resize_options if name not in known]
+    if unknown:
+        raise ValueError(f"resize_options must hold options of resize_batch, {sorted(known)}, got {unknown}")
+    resizing_rule(
+        resize_options.get("mode", "truncate"),
+        resize_options.get("remainder", "drop"),
+        resize_options.get("keep_last_token", False),
+    )
 
 
 def _device_of(model: nn.Module) -> torch.device:
