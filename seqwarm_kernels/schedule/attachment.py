@@ -27,6 +27,8 @@ class HasSeqLength(Protocol):
     @property
     def seq_length(self) -> int: ...
 
+    def _count_batch(self) -> None: ...
+
 
 class Seen(NamedTuple):
     """Amount of data that went through a model."""
@@ -102,6 +104,7 @@ class Attachment:
 
     def _resized(self, batch: Any) -> Any:
         result, info = resize_batch(batch, self._scheduler.seq_length, **self._options, return_info=True)
+        self._scheduler._count_batch()
         self._tokens.append(info.num_valid_tokens)
         rows, self.seq_length = info.position_ids.shape
         self._samples += rows

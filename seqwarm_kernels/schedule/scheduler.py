@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from fractions import Fraction
 from itertools import pairwise
 from typing import Any, NamedTuple
 
+import torch
 from torch import nn
 
 from ..resizing.functional import resize_batch
@@ -18,6 +20,9 @@ UNITS = ("step", "token", "sample")
 
 #: Number of intervals in which `milestones` searches for changes: a user's own pacing may rise and fall anywhere.
 _CALLABLE_GRID = 65536
+
+#: Batches resized at the first length before a warning says that nobody calls `step`. More than a step accumulates.
+_BATCHES_BEFORE_WARNING = 500
 
 #: Maps x in [0, 1), an exact fraction of the warmup's duration, to the share of the growth to the full length, 0 to 1.
 Pacing = Callable[[Fraction], "float | Fraction"]
@@ -32,7 +37,7 @@ class root:
     """g(x) = x^(1 / degree), degree > 0. For degrees above 1 lengths grow fast at first; root(1) is linear."""
 
     def __init__(self, degree: float) -> None:
-        check_real("degree", degree)
+        degree = _plain(check_real("degree", degree))
         if degree <= 0:
             raise ValueError(f"degree must be positive, got {degree}")
         self.degree = degree
@@ -51,10 +56,10 @@ class discrete:
     """
 
     def __init__(self, stages: Iterable[tuple[int, int]]) -> None:
-        self.stages = [(units, length) for units, length in stages]
-        for units, length in self.stages:
-            check_int("units of a stage", units, minimum=1)
-            check_int("length of a stage", length, minimum=1)
+        self.stages = [
+            (check_int("units of a stage", units, minimum=1), check_int("length of a stage", length, minimum=1))
+            for units, length in stages
+        ]
         lengths = [length for _, length in self.stages]
         if any(before > after for before, after in pairwise(lengths)):
             raise ValueError(f"the lengths of stages must not fall, got {lengths}; a pacing of your own may")
@@ -101,12 +106,13 @@ class SequenceLengthScheduler:
     Args:
         min_seq_length: Tokens in a sequence at the start, at least 1.
         max_seq_length: Tokens in a sequence at the end, at least `min_seq_length`.
-        duration: Number of units until the full length, at least 0. With 0, every sequence has the full length.
+        duration: Number of units until the full length: 0 or at least 1, and not a share of the training. With 0, every
+            sequence has the full length.
         step_size: Lengths grow in multiples of this number, at least 1.
         pacing: g. "linear", `root(degree)`, `discrete([(units, length), ...])`, or a function from x in [0, 1) to
             [0, 1]. Other results are clamped to [0, 1].
         unit: Unit of duration and progress: "step", "token" or "sample". The scheduler does not count units itself:
-            the caller of `step` does.
+            the caller of `step` does. A warning says so after 500 batches without a call.
 
     Attributes:
         progress: Number of units so far.
@@ -126,16 +132,21 @@ class SequenceLengthScheduler:
         pacing: str | Pacing | discrete = "linear",
         unit: str = "step",
     ) -> None:
-        check_int("min_seq_length", min_seq_length, minimum=1)
-        check_int("max_seq_length", max_seq_length, minimum=1)
+        min_seq_length = check_int("min_seq_length", min_seq_length, minimum=1)
+        max_seq_length = check_int("max_seq_length", max_seq_length, minimum=1)
         if max_seq_length < min_seq_length:
             raise ValueError(f"max_seq_length must be at least min_seq_length {min_seq_length}, got {max_seq_length}")
-        check_real("duration", duration)
+        if not isinstance(unit, str) or unit not in UNITS:
+            raise ValueError(f"unit must be one of {', '.join(UNITS)}, got {unit!r}")
+        duration = _plain(check_real("duration", duration))
         if duration < 0:
             raise ValueError(f"duration must not be negative, got {duration}")
-        check_int("step_size", step_size, minimum=1)
-        if unit not in UNITS:
-            raise ValueError(f"unit must be one of {', '.join(UNITS)}, got {unit!r}")
+        if 0 < duration < 1:
+            raise ValueError(
+                f"duration must be 0 or at least 1, because it counts units (steps, tokens or samples), got {duration}"
+                f"; for a share of the training, as in Composer, write duration={duration} * total_{unit}s"
+            )
+        step_size = check_int("step_size", step_size, minimum=1)
         self.min_seq_length = min_seq_length
         self.max_seq_length = max_seq_length
         self.duration = duration
@@ -145,16 +156,29 @@ class SequenceLengthScheduler:
         if isinstance(self.pacing, discrete):
             self.pacing.check_fits(min_seq_length, max_seq_length, duration)
         self.progress = 0
+        self._batches_before_step: int | None = 0  # None as soon as somebody steps or loads, or after the warning
 
     @property
     def seq_length(self) -> int:
         """Current number of tokens in a sequence."""
         return self.seq_length_at(self.progress)
 
-    def step(self, n: int = 1) -> int:
-        """Count `n` more units (steps, tokens or samples: `unit`) and return the new sequence length."""
-        check_int("n", n, minimum=0)
-        self.progress += n
+    def step(self, n: int | None = None) -> int:
+        """Count `n` more units (steps, tokens or samples: `unit`) and return the new sequence length.
+
+        Args:
+            n: Steps, tokens or samples since the last call. Default: 1 with unit "step". Other units need a number.
+
+        Raises:
+            TypeError: `n` is not an int.
+            ValueError: `n` is negative, or missing with unit "token" or "sample". Nothing was counted.
+        """
+        if n is None and self.unit != "step":
+            raise ValueError(
+                f"n must be the number of {self.unit}s of the step, because unit is {self.unit!r}, got None"
+            )
+        self.progress += 1 if n is None else check_int("n", n, minimum=0)
+        self._batches_before_step = None
         return self.seq_length
 
     def seq_length_at(self, progress: float) -> int:
@@ -202,7 +226,25 @@ class SequenceLengthScheduler:
 
     def resize(self, batch: Any, **resize_options: Any) -> Any:
         """Call `resize_batch` with the current length."""
-        return resize_batch(batch, self.seq_length, **resize_options)
+        result = resize_batch(batch, self.seq_length, **resize_options)
+        if not torch.compiler.is_compiling():  # a graph would be traced again for each count
+            self._count_batch()
+        return result
+
+    def _count_batch(self) -> None:
+        """Count a resized batch, to warn once if nobody steps. Called by `resize` and by attachments."""
+        if self._batches_before_step is None or self.progress:
+            return
+        self._batches_before_step += 1
+        if self._batches_before_step >= _BATCHES_BEFORE_WARNING:
+            count, self._batches_before_step = self._batches_before_step, None
+            if self.seq_length < self.max_seq_length:
+                number = "" if self.unit == "step" else f"number of {self.unit}s"
+                warnings.warn(
+                    f"the length is still {self.seq_length} after {count} batches: call scheduler.step({number}) after "
+                    "each optimizer step",
+                    stacklevel=3,
+                )
 
     def attach(self, model: nn.Module, **resize_options: Any) -> Attachment:
         """Resize the arguments of `model` to the current length before its forward, in training mode only.
@@ -244,8 +286,8 @@ class SequenceLengthScheduler:
         check_state_entries(state_dict, self.state_dict())
         configuration = self._configuration()
         check_same_configuration({name: state_dict[name] for name in configuration}, configuration)
-        check_int("progress", state_dict["progress"], minimum=0)
-        self.progress = state_dict["progress"]
+        self.progress = check_int("progress", state_dict["progress"], minimum=0)
+        self._batches_before_step = None
 
     def _configuration(self) -> dict[str, int | float | str]:
         return {
@@ -262,8 +304,13 @@ class SequenceLengthScheduler:
         return f"SequenceLengthScheduler({settings}, progress={self.progress})"
 
 
+def _plain(number: float) -> float:
+    """The number without NumPy's type, which checkpoints of `torch.load` refuse."""
+    return number if isinstance(number, int) else float(number)
+
+
 def _as_pacing(pacing: str | Pacing | discrete) -> Pacing | discrete:
-    if pacing == "linear":
+    if isinstance(pacing, str) and pacing == "linear":
         return linear
     if isinstance(pacing, discrete) or callable(pacing):
         return pacing

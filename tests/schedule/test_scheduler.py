@@ -3,6 +3,7 @@ import math
 import random
 from fractions import Fraction
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -131,8 +132,10 @@ def test_a_duration_shorter_than_the_number_of_lengths_jumps():
 def test_step_counts_units():
     scheduler = SequenceLengthScheduler(8, 16, duration=100, unit="token")
     assert scheduler.step(99) == 8
-    assert scheduler.step() == 16
+    assert scheduler.step(1) == 16
     assert scheduler.progress == 100
+    by_step = SequenceLengthScheduler(8, 16, duration=2)
+    assert [by_step.step(), by_step.step()] == [8, 16]
 
 
 pacings = st.sampled_from(["linear", root(2), root(0.5), lambda x: float(x) ** 2])
@@ -187,6 +190,13 @@ def test_resize():
         ({"duration": -1}, ValueError, "duration must not be negative, got -1"),
         ({"duration": float("inf")}, ValueError, "duration must be finite"),
         ({"duration": "30%"}, TypeError, "duration must be a real number, got str"),
+        (
+            {"duration": 0.3},
+            ValueError,
+            r"duration must be 0 or at least 1, because it counts units \(steps, tokens or samples\), got 0.3; for a "
+            r"share of the training, as in Composer, write duration=0.3 \* total_steps",
+        ),
+        ({"duration": 0.5, "unit": "token"}, ValueError, r"write duration=0.5 \* total_tokens"),
         ({"step_size": 0}, ValueError, "step_size must be at least 1, got 0"),
         ({"unit": "epoch"}, ValueError, "unit must be one of step, token, sample, got 'epoch'"),
         ({"pacing": "quadratic"}, ValueError, "pacing must be 'linear', .* got 'quadratic'"),
@@ -220,6 +230,8 @@ def test_bad_progress():
         scheduler.step(-1)
     with pytest.raises(TypeError, match="n must be an int"):
         scheduler.step(0.5)
+    with pytest.raises(TypeError, match="n must be an int, got bool"):
+        scheduler.step(True)
     with pytest.raises(ValueError, match="progress must not be negative"):
         scheduler.seq_length_at(-1)
     assert scheduler.progress == 0
@@ -244,3 +256,19 @@ def test_state_of_another_configuration_changes_nothing():
 def test_state_is_plain():
     state = sw.SequenceLengthScheduler(duration=0.3 * 1000).state_dict()
     assert all(isinstance(value, (int, float, str)) for value in state.values())
+
+
+def test_numbers_of_numpy_become_plain():
+    """torch.load refuses NumPy's types in a checkpoint."""
+    number = np.int64(8)
+    scheduler = SequenceLengthScheduler(
+        number, np.int32(64), duration=np.float64(100), step_size=number, pacing=discrete([(number, number)])
+    )
+    scheduler.step(np.int64(3))
+    state = scheduler.state_dict()
+    assert all(type(value) in (int, float, str) for value in state.values())
+    assert state["pacing"] == "discrete([(8, 8)])"
+    assert repr(root(np.float64(2))) == "root(2.0)"
+    scheduler.load_state_dict({**state, "progress": np.int64(7)})
+    assert type(scheduler.progress) is int
+    assert scheduler.progress == 7

@@ -1,0 +1,80 @@
+"""Misuse that once gave wrong results without a word."""
+
+import copy
+import pickle
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+from seqwarm_kernels import SequenceLengthScheduler
+
+BATCH = {"input_ids": torch.arange(64).view(2, 32)}
+
+
+@pytest.mark.parametrize("unit", ["token", "sample"])
+def test_a_schedule_of_tokens_is_not_stepped_by_one(unit):
+    scheduler = SequenceLengthScheduler(8, 32, duration=1000, unit=unit)
+    with pytest.raises(ValueError, match=f"n must be the number of {unit}s of the step"):
+        scheduler.step()
+    assert scheduler.progress == 0
+    scheduler.step(1)
+    assert scheduler.progress == 1
+
+
+def test_a_duration_is_no_share_of_the_training():
+    with pytest.raises(ValueError, match=r"duration=0.3 \* total_steps"):
+        SequenceLengthScheduler(8, 32, duration=0.3)
+
+
+class Identity(nn.Module):
+    def forward(self, input_ids):
+        return input_ids
+
+
+def resize_often(scheduler, batches):
+    for _ in range(batches):
+        scheduler.resize(BATCH, copy=False)
+
+
+def forward_often(scheduler, batches):
+    model = Identity()
+    attachment = scheduler.attach(model)
+    for _ in range(batches):
+        model(BATCH["input_ids"])
+    attachment.remove()
+
+
+@pytest.mark.parametrize("use", [resize_often, forward_often])
+def test_a_scheduler_that_nobody_steps(use):
+    scheduler = SequenceLengthScheduler(16, 32, duration=1000)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        use(scheduler, 499)
+    copies = [copy.deepcopy(scheduler), pickle.loads(pickle.dumps(scheduler))]
+    for unstepped in (scheduler, *copies):
+        with pytest.warns(
+            UserWarning,
+            match=r"the length is still 16 after 500 batches: call scheduler.step\(\) after each optimizer step",
+        ):
+            use(unstepped, 1)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            use(unstepped, 600)
+
+
+def test_no_warning_of_a_scheduler_that_somebody_steps():
+    stepped, loaded, moved, without_ramp, full = (
+        SequenceLengthScheduler(16, longest, duration=duration, unit="token")
+        for longest, duration in ((32, 1000), (32, 1000), (32, 1000), (16, 1000), (32, 0))
+    )
+    state = loaded.state_dict()
+    stepped.step(0)
+    loaded.load_state_dict(state)
+    moved.progress = 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for scheduler in (stepped, loaded, moved, without_ramp, full):
+            resize_often(scheduler, 600)
+    assert loaded.state_dict() == state
