@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -10,30 +10,43 @@ import torch
 from torch import Tensor, nn
 
 from ..attention.functional import alibi_attention, alibi_attention_varlen
+from ..utils.checks import check_bool, check_real
 
 
 class AlibiHeads(nn.Module):
     """The slopes of the heads of one layer. They stay float32 if the model is cast, and are saved in its state dict.
 
     Args:
-        slopes: One for each head.
+        slopes: One for each head, finite.
         causal: Whether a query sees only the keys before it. None: each call decides.
         learned: Make the slopes a parameter. By default they are a buffer.
         device: Device of the slopes.
+
+    Raises:
+        TypeError: An argument has the wrong type.
+        ValueError: `slopes` is empty, or a slope is not finite.
     """
 
     slopes: Tensor
 
     def __init__(
         self,
-        slopes: Sequence[float],
+        slopes: Sequence[float] | Tensor,
         *,
         causal: bool | None,
         learned: bool = False,
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__()
-        self.initial = tuple(slopes)
+        if isinstance(slopes, (str, bytes)) or not isinstance(slopes, Iterable):
+            raise TypeError(f"slopes must be a sequence of numbers, got {type(slopes).__name__}")
+        if causal is not None:
+            check_bool("causal", causal)
+        check_bool("learned", learned)
+        numbers = slopes.tolist() if isinstance(slopes, Tensor) else slopes
+        self.initial = tuple(check_real("slopes", slope) for slope in numbers)
+        if not self.initial:
+            raise ValueError("slopes must hold one number for each head, got none")
         self.causal = causal
         tensor = torch.tensor(self.initial, dtype=torch.float32, device=device)
         if learned:

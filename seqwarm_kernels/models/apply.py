@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import os
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from torch import nn
 from torch.optim import Optimizer
 
 from ..utils.checks import check_bool, check_int
-from ..utils.modules import ExampleBatch, is_compiled, unwrapped
+from ..utils.modules import ExampleBatch, as_mapping, is_compiled, unwrapped
 from .alibi_layer import AlibiHeads
 from .checkpoints import restore_slopes
 from .configs import RECORD, prepare_configs, record_of
@@ -17,6 +18,9 @@ from .families import converter_by_structure
 from .probe import probe
 from .report import SurgeryReport
 from .surgery import Surgery, converter_for, registered_classes
+
+#: Keyword arguments of from_pretrained that say where a checkpoint is.
+_LOCATION = {"subfolder", "revision", "cache_dir"}
 
 
 def apply_alibi(
@@ -57,7 +61,20 @@ def apply_alibi(
 
     Source of the method: Press et al., arXiv 2108.12409.
     """
-    optimizers = _check(model, max_seq_length, optimizers, learn_slopes)
+    return _apply(model, max_seq_length, optimizers, learn_slopes, example_batch, location={})
+
+
+def _apply(
+    model: nn.Module,
+    max_seq_length: int,
+    optimizers: Optimizer | Iterable[Optimizer] | None,
+    learn_slopes: bool,
+    example_batch: ExampleBatch | None,
+    location: Mapping[str, Any],
+) -> SurgeryReport:
+    """Do the work of `apply_alibi`. `location` says where in the model's checkpoint its slopes are."""
+    max_seq_length = check_int("max_seq_length", max_seq_length, minimum=2)
+    optimizers = _check(model, optimizers, learn_slopes, example_batch)
     parameters_before = dict(model.named_parameters())
     record = record_of(model)
     surgery = Surgery(model, max_seq_length, learn_slopes)
@@ -65,7 +82,7 @@ def apply_alibi(
         _convert(surgery)
         prepare_configs(surgery, record)
         dropped = surgery.update_optimizers(optimizers, parameters_before)
-        restore_slopes(model, record)
+        restore_slopes(model, record, location)
         on_meta = any(parameter.is_meta for parameter in model.parameters())
         verification = None if on_meta else probe(model, max_seq_length, example_batch)
     except BaseException:
@@ -77,7 +94,11 @@ def apply_alibi(
 
 
 def load_alibi_model(
-    model_class: Any, name_or_path: str, *, example_batch: ExampleBatch | None = None, **kwargs: Any
+    model_class: Any,
+    name_or_path: str | os.PathLike[str],
+    *,
+    example_batch: ExampleBatch | None = None,
+    **kwargs: Any,
 ) -> Any:
     """Call `model_class.from_pretrained`, then `apply_alibi` with the arguments saved in the checkpoint's config.
 
@@ -91,8 +112,15 @@ def load_alibi_model(
         kwargs: Keyword arguments of `from_pretrained`.
 
     Raises:
+        TypeError: An argument has the wrong type.
         ValueError: The config has no arguments of `apply_alibi`.
     """
+    if not isinstance(model_class, type) or not hasattr(model_class, "from_pretrained"):
+        raise TypeError(f"model_class must be a Hugging Face model class or an Auto class, got {model_class!r}")
+    if not isinstance(name_or_path, (str, os.PathLike)):
+        raise TypeError(f"name_or_path must be a str or a path, got {type(name_or_path).__name__}")
+    if example_batch is not None:
+        as_mapping(example_batch)
     model = model_class.from_pretrained(name_or_path, **kwargs)
     record = record_of(model)
     if record is None:
@@ -100,16 +128,17 @@ def load_alibi_model(
             f"name_or_path must be a checkpoint of a model with ALiBi, got {name_or_path!r}, whose config has no "
             f"{RECORD}: use from_pretrained and apply_alibi(model, max_seq_length)"
         )
-    learn_slopes = record["learn_slopes"]
-    apply_alibi(model, record["max_seq_length"], learn_slopes=learn_slopes, example_batch=example_batch)
+    location = {name: value for name, value in kwargs.items() if name in _LOCATION}
+    _apply(model, record["max_seq_length"], None, record["learn_slopes"], example_batch, location)
     return model
 
 
-def _check(model: Any, max_seq_length: Any, optimizers: Any, learn_slopes: Any) -> list[Optimizer]:
+def _check(model: Any, optimizers: Any, learn_slopes: Any, example_batch: Any) -> list[Optimizer]:
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be an nn.Module, got {type(model).__name__}")
-    check_int("max_seq_length", max_seq_length, minimum=2)
     check_bool("learn_slopes", learn_slopes)
+    if example_batch is not None:
+        as_mapping(example_batch)
     optimizers = () if optimizers is None else optimizers
     optimizers = list(optimizers) if isinstance(optimizers, Iterable) else [optimizers]
     for optimizer in optimizers:

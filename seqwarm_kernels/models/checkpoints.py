@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +15,12 @@ from .configs import RECORD
 _SLOPES = ".slopes"
 
 
-def restore_slopes(model: nn.Module, record: dict[str, Any] | None) -> None:
+def restore_slopes(model: nn.Module, record: dict[str, Any] | None, location: Mapping[str, Any]) -> None:
     """Load learned slopes from the model's checkpoint. `from_pretrained` cannot load them into an unconverted model.
 
     Args:
         record: Arguments of `apply_alibi` saved in the model's config, see `configs.record_of`.
+        location: Keyword arguments of `from_pretrained` that say where the checkpoint is: subfolder, revision, ...
 
     Raises:
         ValueError: The slopes of a layer were learned, but the checkpoint does not have them.
@@ -28,7 +29,7 @@ def restore_slopes(model: nn.Module, record: dict[str, Any] | None) -> None:
         return
     config: Any = model.config
     source = config._name_or_path
-    saved = dict(_saved_slopes(source))
+    saved = dict(_saved_slopes(source, location))
     for path, module in model.named_modules():
         if isinstance(module, AlibiHeads):
             slopes = next((slopes for layer, slopes in saved.items() if _is_same_layer(layer, path)), None)
@@ -46,28 +47,28 @@ def _is_same_layer(saved: str, path: str) -> bool:
     return saved == path or saved.endswith(f".{path}") or path.endswith(f".{saved}")
 
 
-def _saved_slopes(source: str) -> Iterator[tuple[str, Tensor]]:
+def _saved_slopes(source: str, location: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
     """Yield the name of each `AlibiHeads` module in the checkpoint, and its slopes."""
     from safetensors import safe_open
 
-    for file in _weight_files(source):
+    for file in _weight_files(source, location):
         with safe_open(file, "pt") as tensors:
             for key in tensors.keys():  # noqa: SIM118  not a mapping
                 if key.endswith(f".alibi{_SLOPES}"):
                     yield key.removesuffix(_SLOPES), tensors.get_tensor(key)
 
 
-def _weight_files(source: str) -> list[Path]:
+def _weight_files(source: str, location: Mapping[str, Any]) -> list[Path]:
     """Return the weight files of a local folder, or of a checkpoint in the cache of `from_pretrained`."""
     from transformers.utils import cached_file
 
-    folder = Path(source)
+    folder = Path(source) / (location.get("subfolder") or "")
     if not source:  # the model was not loaded from a checkpoint
         return []
-    if not folder.is_dir():
+    if not Path(source).is_dir():
         names = ("config.json", "model.safetensors", "model.safetensors.index.json")
         files = [
-            cached_file(source, name, local_files_only=True, _raise_exceptions_for_missing_entries=False)
+            cached_file(source, name, local_files_only=True, _raise_exceptions_for_missing_entries=False, **location)
             for name in names
         ]
         folder = next((Path(file).parent for file in files if file is not None), folder)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..attention.slopes import alibi_slopes
+from ..utils.checks import check_int
 from .alibi_layer import AlibiHeads
 from .report import Removed, Replaced
 
@@ -33,13 +34,20 @@ def register_alibi(*module_classes: type[nn.Module] | str) -> Callable[[Converte
         module_classes: Classes, or the full names of classes that should not be imported.
 
     Raises:
+        TypeError: An argument is not a module class or a name, or the decorated object is not callable.
         ValueError: `module_classes` is empty.
     """
+    for module_class in module_classes:
+        is_class = isinstance(module_class, type) and issubclass(module_class, nn.Module)
+        if not is_class and not isinstance(module_class, str):
+            raise TypeError(f"module_classes must be classes of modules, or their full names, got {module_class!r}")
     names = [name if isinstance(name, str) else _full_name(name) for name in module_classes]
     if not names:
         raise ValueError("module_classes must hold at least one class, got none")
 
     def register(converter: Converter) -> Converter:
+        if not callable(converter):
+            raise TypeError(f"register_alibi must decorate a function, got {type(converter).__name__}")
         _converters.update(dict.fromkeys(names, converter))
         return converter
 
@@ -92,12 +100,16 @@ class Surgery:
             slopes: Default: `alibi_slopes(num_heads)`.
 
         Raises:
-            ValueError: The module is quantized.
+            TypeError: An argument has the wrong type.
+            ValueError: The module is quantized, or the number of slopes is not `num_heads`.
         """
         self._check_unquantized(module)
+        num_heads = check_int("num_heads", num_heads, minimum=1)
         slopes = alibi_slopes(num_heads).tolist() if slopes is None else slopes
         device = next((parameter.device for parameter in module.parameters()), None)
         heads = AlibiHeads(slopes, causal=causal, learned=self.learn_slopes, device=device)
+        if len(heads.initial) != num_heads:
+            raise ValueError(f"slopes must be one for each of the {num_heads} heads, got {len(heads.initial)}")
         self.edits.assign(module, "alibi", heads)
         self.replaced.append(Replaced(self.path, type(module).__name__, num_heads, causal))
 
@@ -214,7 +226,36 @@ class Edits:
 
 
 class NoPositions(nn.Module):
-    """Replaces a table of position embeddings. Adds zero."""
+    """Replaces a table of position embeddings. Adds zero.
+
+    `weight` is zeros (max_seq_length, hidden_size), for code that reads the table. They are no parameter, are not saved
+    in checkpoints, follow the module to devices and dtypes, and take the memory of one number.
+
+    Args:
+        max_seq_length: Rows of `weight`.
+        hidden_size: Columns of `weight`.
+        device: Device of `weight`.
+        dtype: Dtype of `weight`.
+    """
+
+    _like: Tensor
+
+    def __init__(
+        self,
+        max_seq_length: int = 0,
+        hidden_size: int = 0,
+        *,
+        device: torch.device | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.shape = (max_seq_length, hidden_size)
+        # Only its device and dtype count: `to_empty` may leave any value. `to` would copy an expanded buffer in full.
+        self.register_buffer("_like", torch.zeros((), device=device, dtype=dtype), persistent=False)
+
+    @property
+    def weight(self) -> Tensor:
+        return self._like.new_zeros(()).expand(self.shape)
 
     def forward(self, positions: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         return torch.zeros((), dtype=torch.int64, device=positions.device)  # the sum keeps the dtype of the embeddings

@@ -69,6 +69,32 @@ def test_learned_slopes_find_their_layers_in_a_model_with_a_head(tmp_path):
         assert layer.attn.alibi.slopes.equal(other.attn.alibi.slopes)
 
 
+def test_learned_slopes_of_a_subfolder_are_restored(tmp_path):
+    """The main folder holds another checkpoint, with other slopes."""
+    torch.manual_seed(1)
+    save("gpt2", tmp_path, learn_slopes=True)
+    ids, expected = save("gpt2", tmp_path / "best", learn_slopes=True)
+    model = load_alibi_model(transformers.GPT2LMHeadModel, tmp_path, subfolder="best").eval()
+    assert model(ids).logits.equal(expected)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("gpt2", "gpt2"), "model_class must be a Hugging Face model class or an Auto class, got 'gpt2'"),
+        ((transformers.GPT2LMHeadModel, 3), "name_or_path must be a str or a path, got int"),
+    ],
+)
+def test_bad_arguments_of_load_alibi_model(arguments, message):
+    with pytest.raises(TypeError, match=message):
+        load_alibi_model(*arguments)
+
+
+def test_an_example_batch_is_checked_before_the_checkpoint_is_loaded():
+    with pytest.raises(TypeError, match=r"example_batch must be a mapping, a tensor, .*, got int"):
+        load_alibi_model(transformers.GPT2LMHeadModel, "no such folder", example_batch=3)
+
+
 def test_lost_learned_slopes_raise(tmp_path):
     save("llama", tmp_path, learn_slopes=True)
     config = transformers.AutoConfig.from_pretrained(tmp_path)

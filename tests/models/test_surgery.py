@@ -65,6 +65,29 @@ def test_report():
     assert "removed transformer.wpe (Embedding, 2,048 parameters)" in text
 
 
+@pytest.mark.parametrize(
+    ("name", "path"),
+    [
+        ("gpt2", "transformer.wpe"),
+        ("opt", "model.decoder.embed_positions"),
+        ("bert", "bert.embeddings.position_embeddings"),
+    ],
+)
+def test_a_removed_table_reads_as_zeros(name, path):
+    model = make(name)
+    apply_alibi(model, 4096)
+    removed = model.get_submodule(path)
+    weight = removed.weight
+    assert (weight.shape, weight.dtype, weight.requires_grad) == ((4096, WIDTH), torch.float32, False)
+    assert weight.count_nonzero() == 0
+    assert weight.untyped_storage().nbytes() == 4
+    assert not [*removed.parameters(), *removed.state_dict()]
+    assert model.to(torch.bfloat16).get_submodule(path).weight.dtype == torch.bfloat16
+    assert model.to("meta").get_submodule(path).weight.is_meta
+    assert model.to_empty(device="cpu").get_submodule(path).weight.count_nonzero() == 0
+    assert sum(buffer.untyped_storage().nbytes() for buffer in removed.buffers()) <= 4
+
+
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_family_is_verified(name):
     model = make(name)

@@ -35,12 +35,12 @@ def convert_encoder_attention(module: Any, surgery: Surgery) -> None:
 
 @register_alibi(f"{_MODELS}.gpt2.modeling_gpt2.GPT2Model")
 def convert_gpt2(module: Any, surgery: Surgery) -> None:
-    surgery.replace(module.wpe, NoPositions())
+    _remove_table(module.wpe, surgery)
 
 
 @register_alibi(f"{_MODELS}.opt.modeling_opt.OPTDecoder")
 def convert_opt(module: Any, surgery: Surgery) -> None:
-    surgery.replace(module.embed_positions, NoPositions())
+    _remove_table(module.embed_positions, surgery)
     surgery.set(module, "max_target_positions", surgery.max_seq_length)
 
 
@@ -51,12 +51,18 @@ def convert_opt(module: Any, surgery: Surgery) -> None:
 )
 def convert_encoder_embeddings(module: Any, surgery: Surgery) -> None:
     """Remove the table, and resize the buffers that are as long as the table."""
-    surgery.replace(module.position_embeddings, NoPositions())
+    _remove_table(module.position_embeddings, surgery)
     length = surgery.max_seq_length + first_position(module)
     positions = torch.arange(length, device=module.position_ids.device)[None]
     surgery.set(module, "position_ids", positions)
     if hasattr(module, "token_type_ids"):
         surgery.set(module, "token_type_ids", torch.zeros_like(positions))
+
+
+def _remove_table(table: nn.Embedding, surgery: Surgery) -> None:
+    weight = table.weight
+    zeros = NoPositions(surgery.max_seq_length, weight.shape[1], device=weight.device, dtype=weight.dtype)
+    surgery.replace(table, zeros)
 
 
 def first_position(model: nn.Module) -> int:

@@ -1,0 +1,81 @@
+"""Arguments of apply_alibi, register_alibi and AlibiHeads are checked before anything is changed."""
+
+import numpy
+import pytest
+import torch
+from torch import nn
+
+from seqwarm_kernels import alibi_slopes, apply_alibi, register_alibi
+from seqwarm_kernels.models import AlibiHeads, surgery
+
+from .zoo import make
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"max_seq_length": 1}, ValueError, "max_seq_length must be at least 2, got 1"),
+        ({"max_seq_length": 64.0}, TypeError, "max_seq_length must be an int, got float"),
+        ({"learn_slopes": 1}, TypeError, "learn_slopes must be True or False, got 1"),
+        ({"optimizers": b"x"}, TypeError, "optimizers must be torch optimizers, got int"),
+        ({"optimizers": 3}, TypeError, "optimizers must be torch optimizers, got int"),
+        ({"example_batch": 3}, TypeError, "example_batch must be a mapping, a tensor, .*, got int"),
+    ],
+)
+def test_bad_arguments_of_apply_alibi(arguments, error, message, monkeypatch):
+    monkeypatch.setattr(surgery.Surgery, "replace", None)  # nothing is replaced
+    with pytest.raises(error, match=message):
+        apply_alibi(make("gpt2"), **{"max_seq_length": 64, **arguments})
+
+
+def test_a_length_of_numpy_is_taken():
+    model = make("gpt2")
+    report = apply_alibi(model, numpy.int64(64))
+    assert type(report.max_seq_length) is type(model.config.max_position_embeddings) is int
+
+
+@pytest.mark.parametrize(
+    ("slopes", "options", "error", "message"),
+    [
+        ([], {}, ValueError, "slopes must hold one number for each head, got none"),
+        (0.5, {}, TypeError, "slopes must be a sequence of numbers, got float"),
+        ("0.5", {}, TypeError, "slopes must be a sequence of numbers, got str"),
+        (["a"], {}, TypeError, "slopes must be a real number, got str"),
+        ([float("nan")], {}, ValueError, "slopes must be finite, got nan"),
+        ([0.5], {"causal": 1}, TypeError, "causal must be True or False, got 1"),
+        ([0.5], {"learned": "yes"}, TypeError, "learned must be True or False, got 'yes'"),
+    ],
+)
+def test_bad_arguments_of_alibi_heads(slopes, options, error, message):
+    with pytest.raises(error, match=message):
+        AlibiHeads(slopes, **{"causal": True, **options})
+
+
+@pytest.mark.parametrize("convert", [torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.clone])
+def test_alibi_heads_take_sequences_arrays_and_tensors(convert):
+    assert AlibiHeads(convert(alibi_slopes(6)), causal=None).slopes.equal(alibi_slopes(6))
+
+
+@pytest.mark.parametrize("module_class", [3, int, nn.Linear(1, 1)])
+def test_bad_classes_of_register_alibi(module_class):
+    with pytest.raises(TypeError, match="module_classes must be classes of modules, or their full names, got"):
+        register_alibi(module_class)
+
+
+def test_register_alibi_decorates_functions():
+    with pytest.raises(TypeError, match="register_alibi must decorate a function, got str"):
+        register_alibi("package.Attention")("convert")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"num_heads": 0}, ValueError, "num_heads must be at least 1, got 0"),
+        ({"slopes": [0.5]}, ValueError, "slopes must be one for each of the 2 heads, got 1"),
+    ],
+)
+def test_bad_arguments_of_give_alibi(arguments, error, message):
+    layer = nn.Linear(2, 2)
+    with pytest.raises(error, match=message):
+        surgery.Surgery(layer, 8, False).give_alibi(layer, **{"num_heads": 2, "causal": True, **arguments})
+    assert not hasattr(layer, "alibi")
