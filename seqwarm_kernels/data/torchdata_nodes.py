@@ -6,11 +6,13 @@ Needs torchdata 0.11 (`pip install seqwarm_kernels[data]`). No other module of t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 from torchdata import nodes
 
-from ..utils.checks import check_int
+from ..utils.checks import check_bool, check_int
+from .loading.budget import check_budget, check_collator
 from .samplers.planned_batches import BatchingProgress, BatchIterator, PlannedBatches
 from .samplers.state import batch_state
 from .sources.base import Source
@@ -163,7 +165,8 @@ def batch_loader(
 ) -> BatchLoader:
     """A loader that plans batches in this process, prepares them in workers, and fetches them ahead of training.
 
-    The state of the loader is exact to the batch.
+    The state of the loader is exact to the batch. A batch whose "input_ids" have more tokens than the planner's
+    `max_tokens` raises a ValueError.
 
     Args:
         batches: a `LengthBatchStream` or `LengthBatchSampler`.
@@ -175,16 +178,20 @@ def batch_loader(
 
     Raises:
         TypeError: an argument has the wrong type.
-        ValueError: an argument has an invalid value.
+        ValueError: an argument has an invalid value, or the planner packs and the collator pads, or the other way
+            round.
     """
     if not callable(prepare):
         raise TypeError(f"prepare must be a function, got {type(prepare).__name__}")
-    check_int("num_workers", num_workers, minimum=0)
-    check_int("prefetch", prefetch, minimum=0)
+    num_workers = check_int("num_workers", num_workers, minimum=0)
+    prefetch = check_int("prefetch", prefetch, minimum=0)
+    check_bool("pin_memory", pin_memory)
     if method not in METHODS:
         raise ValueError(f"method must be one of {', '.join(METHODS)}, got {method!r}")
     batch_node = BatchNode(batches)
+    check_collator("prepare", prepare, batches.planner)
     node: nodes.BaseNode[Any] = nodes.ParallelMapper(batch_node, prepare, num_workers, method=method)
+    node = nodes.Mapper(node, partial(check_budget, planner=batches.planner))
     if pin_memory:
         node = nodes.PinMemory(node)
     if prefetch:

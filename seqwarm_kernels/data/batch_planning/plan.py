@@ -24,6 +24,10 @@ class Piece(NamedTuple):
     start: int
     length: int  #: tokens
 
+    def __index__(self) -> int:
+        # Lists and datasets of Hugging Face ask an index for its int. Their own errors do not say what to do.
+        raise TypeError("a Piece is part of an item, not an index: wrap the dataset in PieceDataset, or use Prepare")
+
 
 @dataclass(frozen=True)
 class Plan:

@@ -35,8 +35,8 @@ class PaddedCollator:
     Args:
         pad_token_id: the id at padding.
         multiple_of: S is a multiple of this number. Pass the planner's value.
-        max_tokens: raise an error if B · S is larger. Pass the planner's value to detect items that are longer than
-            planned.
+        max_tokens: raise an error if B · S is larger. `ResumableLoader` and `batch_loader` check the planner's value.
+            With a plain DataLoader, which does not know the planner, pass it here.
     """
 
     def __init__(self, pad_token_id: int = 0, *, multiple_of: int = 1, max_tokens: int | None = None) -> None:
@@ -51,7 +51,7 @@ class PaddedCollator:
         rows = _all_ids_and_labels(items)
         longest = max((len(ids) for ids, _ in rows), default=0)
         width = max(-(-longest // self.multiple_of), 1) * self.multiple_of
-        _check_budget(len(rows) * width, self.max_tokens)
+        check_tokens(len(rows) * width, self.max_tokens)
         input_ids = torch.full((len(rows), width), self.pad_token_id)
         attention_mask = torch.zeros_like(input_ids)
         labels = torch.full_like(input_ids, IGNORED_LABEL)
@@ -75,8 +75,7 @@ class PackedCollator:
     Items are those of `PaddedCollator`. Items without tokens are left out. An empty batch has T = 0 and B = 0.
 
     Args:
-        max_tokens: raise an error if T is larger. Pass the planner's value to detect items that are longer than
-            planned.
+        max_tokens: raise an error if T is larger, as in `PaddedCollator`.
     """
 
     def __init__(self, *, max_tokens: int | None = None) -> None:
@@ -87,7 +86,7 @@ class PackedCollator:
         sequences = [(ids, labels) for ids, labels in _all_ids_and_labels(items) if len(ids)]
         lengths = [len(ids) for ids, _ in sequences]
         bounds = list(accumulate(lengths, initial=0))
-        _check_budget(bounds[-1], self.max_tokens)
+        check_tokens(bounds[-1], self.max_tokens)
         empty = torch.zeros(0, dtype=torch.int64)  # torch.cat needs at least one tensor
         labels = torch.cat([empty, *(labels for _, labels in sequences)])
         labels[bounds[:-1]] = IGNORED_LABEL
@@ -165,6 +164,10 @@ def _check_max_tokens(max_tokens: int | None) -> None:
         check_int("max_tokens", max_tokens, minimum=1)
 
 
-def _check_budget(tokens: int, max_tokens: int | None) -> None:
+def check_tokens(tokens: int, max_tokens: int | None) -> None:
+    """A batch of `tokens` tokens, padding included, must not be over the budget."""
     if max_tokens is not None and tokens > max_tokens:
-        raise ValueError(f"max_tokens is {max_tokens}, got a batch of {tokens} tokens: items are longer than planned")
+        raise ValueError(
+            f"max_tokens is {max_tokens}, got a batch of {tokens} tokens: items are longer than planned, so their "
+            "lengths were counted too short; or the collator pads otherwise than the planner (packed, multiple_of)"
+        )

@@ -93,7 +93,7 @@ class Prepare:
             _check_function("transform", transform)
         if dataset is not None:
             _check_dataset(dataset)
-        self._collate = collate
+        self.collate = collate
         self._dataset = dataset
         self._transform = transform
         self._cut = cut
@@ -104,7 +104,7 @@ class Prepare:
             items = _fetch(self._dataset, items)
         if self._transform is not None:
             items = list(map(self._transform, items))
-        return self._collate(_cut_pieces(items, batch, self._cut))
+        return self.collate(_cut_pieces(items, batch, self._cut))
 
 
 def _without_pieces(entries: Sequence[Any]) -> list[Any]:

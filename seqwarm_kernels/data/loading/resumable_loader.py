@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from torch.utils.data import DataLoader
+import numpy as np
+from torch import Tensor
+from torch.utils.data import DataLoader, TensorDataset
 
 from ..samplers.planned_batches import BatchingProgress
 from ..samplers.rank_batches import Position
 from ..samplers.sampler import LengthBatchSampler
+from .budget import check_budget, check_collator
 
 
 class ResumableLoader:
@@ -18,12 +21,15 @@ class ResumableLoader:
     Workers fetch batches ahead, so the sampler is ahead of training. This loader keeps the position after each batch
     that was fetched. The state does not depend on the workers: any number of workers may load it.
 
+    A batch whose "input_ids" have more tokens than the planner's `max_tokens` raises a ValueError.
+
     Args:
         loader: a DataLoader with a `LengthBatchSampler` as its `batch_sampler` and `in_order=True`.
 
     Raises:
-        TypeError: `loader` is not a DataLoader.
-        ValueError: `loader` has another batch sampler, or `in_order=False`.
+        TypeError: `loader` is not a DataLoader; or its dataset is a list or an array and the planner may cut items.
+        ValueError: `loader` has another batch sampler, or `in_order=False`; or its `collate_fn` is a `PaddedCollator`
+            and the planner packs, or the other way round.
     """
 
     def __init__(self, loader: DataLoader[Any]) -> None:
@@ -35,6 +41,15 @@ class ResumableLoader:
             )
         if not loader.in_order:
             raise ValueError("loader must have in_order=True: a state counts the batches that were yielded, in order")
+        # Other datasets may know pieces. Arrays would take a Piece for three indices.
+        if loader.batch_sampler.planner.cuts_items and isinstance(
+            loader.dataset, (Sequence, Tensor, np.ndarray, TensorDataset)
+        ):
+            raise TypeError(
+                "dataset of loader must be a PieceDataset, because the planner may cut items (too_long, warmup): "
+                f"pass PieceDataset(dataset), got {type(loader.dataset).__name__}"
+            )
+        check_collator("collate_fn of loader", loader.collate_fn, loader.batch_sampler.planner)
         self._loader = loader
         self._sampler = loader.batch_sampler
         self._last: Position | None = None  # after the last yielded batch; None between epochs
@@ -50,6 +65,7 @@ class ResumableLoader:
         with self._sampler.recorded_positions() as positions:
             batches = iter(self._loader)
         for batch in batches:
+            check_budget(batch, self._sampler.planner)
             self._last, self._any_yielded = positions.popleft(), True
             yield batch
         if positions:

@@ -23,6 +23,7 @@ class LengthBatchSampler(PlannedBatches, Sampler[list[Any]]):
 
         sampler = LengthBatchSampler(lengths, BatchPlanner(max_tokens=16384), window=10_000)
         loader = DataLoader(dataset, batch_sampler=sampler, collate_fn=PaddedCollator(), num_workers=4)
+        loader = ResumableLoader(loader)
 
     The items of an epoch are shuffled, divided into windows, and planned window by window. Each step has `world_size`
     batches, one for each rank.
@@ -35,6 +36,9 @@ class LengthBatchSampler(PlannedBatches, Sampler[list[Any]]):
 
     The state counts the batches that this sampler has yielded. A DataLoader with workers fetches batches ahead of
     training: take the state of `ResumableLoader`, or of torchdata's StatefulDataLoader.
+
+    The budget is that of `lengths`. `ResumableLoader` checks the collated batches too. A DataLoader alone does not:
+    pass the planner's `max_tokens` to the collator.
 
     Args:
         lengths: (items,) ints, tokens of each item.
