@@ -163,7 +163,7 @@ def test_invalid_settings_of_chunks(folder, settings, message):
 
 
 def test_folders_that_are_not_ready(tmp_path):
-    with pytest.raises(ValueError, match=r"has no manifest\.json: it is not a folder of write_chunks"):
+    with pytest.raises(ValueError, match=r"has no manifest\.json: .* Pass its \.txt or \.jsonl files as a list"):
         ChunkSource(tmp_path)
     with pytest.raises(ValueError, match="items must hold at least one"):
         write_chunks([], tmp_path)

@@ -315,6 +315,7 @@ def test_other_settings_are_rejected(tmp_path, settings, name):
         ),
         (["a", 3], {}, TypeError, "items must be strings for format 'text', got int as item 1"),
         (["a", "b\nc"], {}, ValueError, "item 1 has several"),
+        (["a\n", "b\n"], {}, ValueError, r"item 0 ends in a newline: strip it, as in \(line.rstrip\("),
         (["a", "\ud800"], {}, ValueError, "items must be text that UTF-8 can encode, item 1 is not: surrogates"),
         ([{"a": {1}}], {"format": "jsonl"}, TypeError, "items must be JSON-serializable, item 0 is not: .* set"),
         ([], {}, ValueError, "items must hold at least one that is not blank, got 0 items, 0 blank"),

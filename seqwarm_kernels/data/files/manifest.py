@@ -68,7 +68,10 @@ class Manifest:
             chunks = content.pop("chunks")
             return Manifest(**content, chunks=None if chunks is None else tuple(Chunk(**chunk) for chunk in chunks))
         except FileNotFoundError as error:
-            raise ValueError(f"{folder} has no {MANIFEST}: it is not a folder of write_chunks") from error
+            raise ValueError(
+                f"{folder} has no {MANIFEST}: it is not a folder of write_chunks. Pass its .txt or .jsonl files as a "
+                "list, or write their items with write_chunks first"
+            ) from error
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise ChunkError(path, None, f"invalid manifest: {error}") from error
 

@@ -144,6 +144,11 @@ def as_line(item: Any, item_format: str, number: int) -> bytes:
     if item_format == "text":
         if not isinstance(item, str):
             raise TypeError(f"items must be strings for format 'text', got {type(item).__name__} as item {number}")
+        if item.endswith("\n") and item.count("\n") == 1:
+            raise ValueError(
+                f"items must be one line each for format 'text', item {number} ends in a newline: strip it, as in "
+                '(line.rstrip("\\n") for line in file)'
+            )
         if "\n" in item:
             raise ValueError(
                 f"items must be one line each for format 'text', item {number} has several; use 'jsonl' for them"
