@@ -82,6 +82,7 @@ def raw_statistics(optimizer: Any, *, with_gradients: bool, backend: str | None 
     parts = [gather_over_ranks(_combined(torch.stack(rows)), location) for location, rows in found.items()]
     if not parts:
         device = next((parameter.device for parameter in parameters_of(optimizer)), torch.device("cpu"))
+        backends.choose(_OPERATOR, device.type, backend)  # raises also where there is nothing to compute yet
         return torch.zeros(len(Statistic), dtype=accumulation_dtype(device), device=device), False
     device = gather_device([part.device for part in parts])
     return _combined(torch.cat([part.to(device, non_blocking=True) for part in parts])), has_gradients

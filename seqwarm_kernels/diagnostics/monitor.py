@@ -76,7 +76,7 @@ class TrainingMonitor:
 
     def __init__(self, optimizer: Any, *outputs: Output, spike_threshold: float = 1.2, read_every: int = 20) -> None:
         check_optimizer(optimizer)
-        check_options(outputs, spike_threshold, read_every)
+        spike_threshold, read_every = checked_options(outputs, spike_threshold, read_every)
         self._optimizer = optimizer
         self._outputs = outputs
         self._read_every = read_every
@@ -93,8 +93,8 @@ class TrainingMonitor:
         Args:
             loss: the loss of the step; a number, or a tensor with one element, on any device.
             grad_norm: the gradient norm, for example the value that `clip_grad_norm_` returned. None computes the l2
-                norm of the gradients in `.grad` in the same pass; after clipping, that is the norm of the clipped
-                gradients.
+                norm of the gradients in `.grad` in the same pass. After clipping, that is the norm of the clipped
+                gradients, at most the clipping threshold: pass the value of `clip_grad_norm_` to see the norm before.
             extra_numbers: further numbers for the record, such as the learning rate or the sequence length. Numbers, or
                 tensors with one element.
 
@@ -212,15 +212,19 @@ def _call_all(calls: Iterable[Callable[[], object]]) -> None:
         raise first
 
 
-def check_options(outputs: Sequence[Output], spike_threshold: float, read_every: int) -> None:
-    """Check the options of a `TrainingMonitor`, also for callers that create the monitor later."""
+def checked_options(outputs: Sequence[Output], spike_threshold: float, read_every: int) -> tuple[float, int]:
+    """Check the options of a `TrainingMonitor`, also for callers that create the monitor later.
+
+    Returns:
+        `spike_threshold` and `read_every` as plain numbers.
+    """
     for output in outputs:
         if not callable(output):
             raise TypeError(f"outputs must be callables that take a StepRecord, got {type(output).__name__}")
-    check_real("spike_threshold", spike_threshold)
+    spike_threshold = check_real("spike_threshold", spike_threshold)
     if spike_threshold < 1:
         raise ValueError(f"spike_threshold must be at least 1, got {spike_threshold}")
-    check_int("read_every", read_every, minimum=1)
+    return spike_threshold, check_int("read_every", read_every, minimum=1)
 
 
 def _check_number(name: str, value: object) -> None:
@@ -229,6 +233,11 @@ def _check_number(name: str, value: object) -> None:
             raise ValueError(f"{name} must have one real element, got {value.dtype} {tuple(value.shape)}")
     elif isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{name} must be a number or a tensor with one element, got {type(value).__name__}")
+    else:
+        try:
+            float(value)
+        except OverflowError as error:
+            raise ValueError(f"{name} must be in the range of a float, got an int of more digits") from error
 
 
 def _concatenated(statistics: Tensor, values: Iterable[Tensor]) -> Tensor:

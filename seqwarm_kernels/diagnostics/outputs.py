@@ -3,48 +3,66 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 from pathlib import Path
 from typing import IO, Any
 
+from ..utils.checks import check_path
 from ..utils.files import write_atomically
 from .records import StepRecord
 
 #: The first bytes of each line.
 _LINE_START = b'{"step": '
 
+#: Suffix of the file that keeps the lines of repeated steps.
+_REPLACED_SUFFIX = ".replaced"
+
 
 class JsonLines:
     """Writes one line of JSON for each step: the fields of `StepRecord`, and the caller's own numbers.
 
     NaN and infinity, which JSON cannot represent, become null. A new record replaces the lines of its own step and of
-    later steps. If training resumes from step 100, lines after step 100 are removed; if training starts again from the
-    beginning, so does the file. An incomplete last line, left by a process that was killed, is removed as well.
+    later steps. If training resumes from step 100, lines after step 100 leave the file; if training starts again from
+    the beginning, so does the file. No record is lost: lines that leave the file are appended to a file beside it,
+    `monitor.jsonl.replaced` for `monitor.jsonl`. Only an incomplete last line, left by a process that was killed, is
+    removed.
 
     Args:
         path: the file to write. Its folder must exist.
 
     Raises:
-        ValueError: the folder does not exist, or the file has lines that are not StepRecords.
+        TypeError: `path` is not a path.
+        ValueError: the folder does not exist, `path` is a folder, or the file has lines that are not StepRecords.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = Path(path)
+        self.path = check_path("path", path)
         if not self.path.parent.is_dir():
             raise ValueError(f"path must be in a folder that exists, got {self.path}")
-        _lines_before(self.path, 1)  # raises if the file has other lines
+        if self.path.is_dir():
+            raise ValueError(f"path must be a file, got the folder {self.path}")
+        _split_at(self.path, 1)  # raises if the file has other lines
         self._file: IO[str] | None = None
         self._last_step = 0
 
     def __call__(self, record: StepRecord) -> None:
         if self._file is None or record.step <= self._last_step:
             self.close()
-            if (kept := _lines_before(self.path, record.step)) is not None:
-                write_atomically(self.path, kept)
+            self._remove_from(record.step)
             self._file = self.path.open("a", encoding="utf-8", buffering=1)  # line buffering
         self._file.write(record.to_json() + "\n")
         self._last_step = record.step
+
+    def _remove_from(self, step: int) -> None:
+        """Move the lines of `step` and of later steps to the file beside. A kill in between repeats lines there."""
+        kept, replaced, incomplete = _split_at(self.path, step)
+        if replaced:
+            with self.path.with_name(self.path.name + _REPLACED_SUFFIX).open("ab") as beside:
+                beside.write(replaced)
+                beside.flush()
+                os.fsync(beside.fileno())
+        if replaced or incomplete:
+            write_atomically(self.path, kept)
 
     def close(self) -> None:
         """Close the file. The next record opens it again."""
@@ -56,17 +74,21 @@ class JsonLines:
         return {**vars(self), "_file": None}
 
 
-def _lines_before(path: Path, step: int) -> bytes | None:
-    """The lines of steps before `step`; None if the file has no other lines."""
+def _split_at(path: Path, step: int) -> tuple[bytes, bytes, bytes]:
+    """The lines of steps before `step`, those of `step` and later steps, and the last line if it is incomplete."""
     lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
-    kept = [line for line in lines if _step_of(line, path) < step]
-    return b"".join(kept) if kept != lines else None
+    incomplete = lines.pop() if lines and _is_incomplete(lines[-1]) else b""
+    steps = [_step_of(line, path) for line in lines]
+    kept = [line for line, found in zip(lines, steps, strict=True) if found < step]
+    replaced = [line for line, found in zip(lines, steps, strict=True) if found >= step]
+    return b"".join(kept), b"".join(replaced), incomplete
 
 
-def _step_of(line: bytes, path: Path) -> float:
-    """The step of a line; infinity for an incomplete line."""
-    if not line.endswith(b"\n") and (line.startswith(_LINE_START) or _LINE_START.startswith(line)):
-        return math.inf
+def _is_incomplete(line: bytes) -> bool:
+    return not line.endswith(b"\n") and (line.startswith(_LINE_START) or _LINE_START.startswith(line))
+
+
+def _step_of(line: bytes, path: Path) -> int:
     try:
         return int(json.loads(line)["step"])
     except (ValueError, TypeError, KeyError) as error:
@@ -83,7 +105,7 @@ class TensorBoard:
 
     Raises:
         ImportError: the package tensorboard is not installed.
-        TypeError: `log_dir` is neither a path nor a SummaryWriter.
+        TypeError: `log_dir` is neither a path nor a SummaryWriter, or `prefix` is not a string.
     """
 
     def __init__(self, log_dir: Any, prefix: str = "optimizer/") -> None:
@@ -91,11 +113,13 @@ class TensorBoard:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
             raise ImportError("tensorboard is needed: pip install seqwarm_kernels[tensorboard]") from error
+        if not isinstance(prefix, str):
+            raise TypeError(f"prefix must be a string, got {type(prefix).__name__}")
         self._prefix = prefix
         self._folder: str | None = None
         self._writer: Any = log_dir
         if isinstance(log_dir, (str, os.PathLike)):
-            self._folder, self._writer = os.fspath(log_dir), None
+            self._folder, self._writer = str(check_path("log_dir", log_dir)), None
         elif not callable(getattr(log_dir, "add_scalar", None)):
             raise TypeError(f"log_dir must be a folder or a SummaryWriter, got {type(log_dir).__name__}")
         self._make_writer = SummaryWriter

@@ -88,11 +88,9 @@ class LossHistory:
             TypeError, ValueError: `state_dict` is not a state of a LossHistory. Nothing was changed.
         """
         check_state_entries(state_dict, self.state_dict())
-        for name in ("steps", "spikes"):
-            check_int(name, state_dict[name], minimum=0)
+        checked: dict[str, Any] = {name: check_int(name, state_dict[name], minimum=0) for name in ("steps", "spikes")}
         for name in ("min_loss", "max_loss_ratio"):
-            if state_dict[name] is not None:
-                check_real(name, state_dict[name])
-        if state_dict["spikes"] > state_dict["steps"]:
-            raise ValueError(f"spikes must be at most steps {state_dict['steps']}, got {state_dict['spikes']}")
-        vars(self).update(state_dict)
+            checked[name] = None if state_dict[name] is None else check_real(name, state_dict[name])
+        if checked["spikes"] > checked["steps"]:
+            raise ValueError(f"spikes must be at most steps {checked['steps']}, got {checked['spikes']}")
+        vars(self).update(checked)

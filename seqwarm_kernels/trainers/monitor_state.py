@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..diagnostics import TrainingMonitor
-from ..diagnostics.monitor import Output, check_options
+from ..diagnostics.monitor import Output, checked_options
 
 
 class MonitorState:
@@ -28,10 +28,8 @@ class MonitorState:
     """
 
     def __init__(self, outputs: Sequence[Output], spike_threshold: float, read_every: int) -> None:
-        check_options(outputs, spike_threshold, read_every)
+        self.spike_threshold, self.read_every = checked_options(outputs, spike_threshold, read_every)
         self.outputs = tuple(outputs)
-        self.spike_threshold = spike_threshold
-        self.read_every = read_every
         self.monitor: TrainingMonitor | None = None
         self.saved: Mapping[str, Any] | None = None
         self._losses: list[Tensor] = []

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import operator
+import os
 from collections.abc import Collection, Mapping
 from numbers import Real
+from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 
@@ -44,6 +47,22 @@ def check_share(name: str, value: object) -> None:
 def check_bool(name: str, value: object) -> None:
     if not isinstance(value, bool):
         raise TypeError(f"{name} must be True or False, got {value!r}")
+
+
+def check_path(name: str, value: object) -> Path:
+    """Return `value` as a Path. It must be a str or a path object, not bytes."""
+    path = os.fspath(value) if isinstance(value, os.PathLike) else value
+    if not isinstance(path, str):
+        raise TypeError(f"{name} must be a path, got {type(value).__name__}")
+    return Path(path)
+
+
+def check_dense(name: str, tensor: Tensor) -> None:
+    """`tensor` must be strided and not nested."""
+    if tensor.is_nested:
+        raise TypeError(f"{name} must be a dense tensor, got a nested tensor")
+    if tensor.layout != torch.strided:
+        raise TypeError(f"{name} must be a dense tensor, got layout {tensor.layout}")
 
 
 def check_rank(rank: object, world_size: object) -> None:

@@ -76,6 +76,27 @@ def test_one_output_with_repeated_steps(tmp_path):
     assert steps_in(path) == [1, 2]
 
 
+def test_no_record_is_lost(tmp_path):
+    """Records that leave the file are kept beside it, in the order in which they left."""
+    path = tmp_path / "monitor.jsonl"
+    write(path, range(1, 81)).close()
+    lines = path.read_text().splitlines()
+    write(path, [79]).close()
+    beside = tmp_path / "monitor.jsonl.replaced"
+    assert beside.read_text().splitlines() == lines[78:]
+    write(path, [1]).close()
+    assert steps_in(path) == [1]
+    assert steps_in(beside) == [79, 80, *range(1, 80)]
+    write(path, [2]).close()
+    assert steps_in(path) == [1, 2]
+    assert len(steps_in(beside)) == 81
+
+
+def test_nothing_is_kept_beside_a_new_file(tmp_path):
+    write(tmp_path / "monitor.jsonl", [1, 2, 3]).close()
+    assert [file.name for file in tmp_path.iterdir()] == ["monitor.jsonl"]
+
+
 def test_an_incomplete_last_line_is_removed(tmp_path):
     path = tmp_path / "monitor.jsonl"
     write(path, [1, 2, 3]).close()

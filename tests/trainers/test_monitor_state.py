@@ -2,9 +2,12 @@
 
 from types import SimpleNamespace
 
+import pytest
 import torch
 
 from seqwarm_kernels.trainers.monitor_state import MonitorState
+
+from ..support.arguments import check_accepted_or_named
 
 
 def test_losses_on_several_devices_meet_on_the_first():
@@ -15,3 +18,13 @@ def test_losses_on_several_devices_meet_on_the_first():
         state.add_loss(torch.ones(1, device=device))
     state.step(losses_are_parts=False)
     assert [(loss.device.type, loss.shape) for loss in seen] == [("meta", ())]
+
+
+@pytest.mark.parametrize("name", ["outputs", "spike_threshold", "read_every"])
+def test_an_argument_is_accepted_or_named(name):
+    arguments = {"outputs": [], "spike_threshold": 1.2, "read_every": 20}
+
+    def call(value):
+        MonitorState(**{**arguments, name: [value] if name == "outputs" else value})
+
+    check_accepted_or_named(name, call)

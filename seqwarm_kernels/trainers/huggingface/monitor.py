@@ -23,9 +23,9 @@ class Monitor(RestorableCallback):
 
     The loss is that of the optimizer step, as this rank's model returns it: the mean over all forwards of the step,
     even if `compute_loss` adds up two of them, or their sum if the forwards get `num_items_in_batch`. The gradient norm
-    is taken after clipping, since the Trainer calls no callback between backward and clipping. The process that logs
-    writes. Checkpoints keep the counts. If a checkpoint has no counts, a training that resumes from it starts to count
-    there.
+    is taken after clipping, since the Trainer calls no callback between backward and clipping; the Trainer itself logs
+    the norm before clipping. The process that logs writes. Checkpoints keep the counts. If a checkpoint has no counts,
+    a training that resumes from it starts to count there.
 
     Args:
         outputs, spike_threshold, read_every: as for `TrainingMonitor`.
@@ -39,7 +39,10 @@ class Monitor(RestorableCallback):
     def __init__(self, *outputs: Output, spike_threshold: float = 1.2, read_every: int = 20) -> None:
         super().__init__()
         self._monitor_state = MonitorState(outputs, spike_threshold, read_every)
-        self._options = {"spike_threshold": spike_threshold, "read_every": read_every}
+        self._options = {  # plain numbers: the Trainer saves them as JSON
+            "spike_threshold": self._monitor_state.spike_threshold,
+            "read_every": self._monitor_state.read_every,
+        }
         self._model: nn.Module | None = None
         self._hook: Any = None
         self._losses_are_parts = False
