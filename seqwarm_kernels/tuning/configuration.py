@@ -48,6 +48,7 @@ class SearchConfiguration:
         durations: Iterable[int] | None,
         learning_rate_warmup: int,
         multiples: float,
+        step_size: int,
         max_rise: float,
         seed: int,
         pacing: str | Pacing,
@@ -60,9 +61,9 @@ class SearchConfiguration:
             TypeError: an argument has the wrong type.
             ValueError: an argument is out of range.
         """
-        check_int("max_seq_length", max_seq_length, minimum=2)
-        check_int("learning_rate_warmup", learning_rate_warmup, minimum=1)
-        check_real("multiples", multiples)
+        max_seq_length = check_int("max_seq_length", max_seq_length, minimum=2)
+        learning_rate_warmup = check_int("learning_rate_warmup", learning_rate_warmup, minimum=1)
+        multiples = check_real("multiples", multiples)
         if multiples <= 0:
             raise ValueError(f"multiples must be positive, got {multiples}")
         if _end(multiples, learning_rate_warmup) > _LONGEST_TRIAL:
@@ -70,10 +71,10 @@ class SearchConfiguration:
                 f"multiples times learning_rate_warmup must be at most {_LONGEST_TRIAL} units, "
                 f"got {multiples} times {learning_rate_warmup}"
             )
-        check_real("max_rise", max_rise)
+        max_rise = check_real("max_rise", max_rise)
         if max_rise <= 1:
             raise ValueError(f"max_rise must be above 1, got {max_rise}")
-        check_int("seed", seed, minimum=0)
+        seed = check_int("seed", seed, minimum=0)
         if seed > _LARGEST_SEED:
             raise ValueError(f"seed must be at most {_LARGEST_SEED}, got {seed}")
         if isinstance(pacing, discrete):
@@ -89,6 +90,7 @@ class SearchConfiguration:
             durations=_ascending("durations", durations),
             learning_rate_warmup=learning_rate_warmup,
             multiples=multiples,
+            step_size=check_int("step_size", step_size, minimum=1),
             max_rise=max_rise,
             seed=seed,
             pacing=pacing,
@@ -139,11 +141,9 @@ def _end(multiples: float, learning_rate_warmup: int) -> int:
 
 
 def _ascending(name: str, values: Iterable[int]) -> tuple[int, ...]:
-    if not isinstance(values, Iterable):
+    if not isinstance(values, Iterable) or isinstance(values, (str, bytes, bytearray)):
         raise TypeError(f"{name} must be an iterable of ints, got {type(values).__name__}")
-    values = tuple(values)
-    for value in values:
-        check_int(f"each of {name}", value, minimum=1)
+    values = tuple(check_int(f"each of {name}", value, minimum=1) for value in values)
     if not values or any(before >= after for before, after in pairwise(values)):
         raise ValueError(f"{name} must be strictly increasing and not empty, got {list(values)}")
     return values
@@ -151,6 +151,8 @@ def _ascending(name: str, values: Iterable[int]) -> tuple[int, ...]:
 
 def _json_values(settings: Mapping[str, Any] | None) -> dict[str, Any]:
     """The settings after a round trip through JSON, so that they compare equal to settings read from a folder."""
+    if settings is not None and not isinstance(settings, Mapping):
+        raise TypeError(f"settings must be a mapping of plain JSON values, got {type(settings).__name__}")
     try:
         return json.loads(json.dumps(dict(settings or {}), allow_nan=False))
     except (TypeError, ValueError) as error:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..schedule.scheduler import SequenceLengthScheduler
+from ..utils.checks import check_path
 from .configuration import SearchConfiguration
 from .figure import draw
 from .trial import Trial
@@ -67,7 +68,7 @@ class TunedSchedule:
         Raises:
             ImportError: matplotlib is missing. The message says how to install it.
         """
-        draw(self.configuration, self.trials, self.accepted, Path(path))
+        draw(self.configuration, self.trials, self.accepted, check_path("path", path))
 
     def to_json(self) -> dict[str, Any]:
         """Plain values: the arguments of the scheduler, the cost of the search, the trials, and the configuration."""
@@ -97,7 +98,7 @@ class NoStableSchedule(RuntimeError):
 
     def figure(self, path: str | Path) -> None:
         """Like `TunedSchedule.figure`."""
-        draw(self.configuration, self.trials, None, Path(path))
+        draw(self.configuration, self.trials, None, check_path("path", path))
 
 
 def table(configuration: SearchConfiguration, trials: Sequence[Trial], accepted: Trial | None) -> str:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from ..schedule.scheduler import SequenceLengthScheduler
-from ..utils.checks import check_int
+from ..utils.checks import check_int, check_real
 
 
 class Validation(NamedTuple):
@@ -32,13 +32,28 @@ RunTrial = Callable[[SequenceLengthScheduler, int], Iterable[Validation]]
 
 @dataclass(frozen=True)
 class Trial:
-    """A candidate schedule and its validations."""
+    """A candidate schedule and its validations.
+
+    Raises:
+        TypeError: a number has the wrong type, or `validations` is not a tuple.
+        ValueError: a number is out of range.
+    """
 
     min_seq_length: int
     duration: int
     end: int  #: number of units after which a trial is stable if it has not fluctuated
     max_rise: float  #: a perplexity above this times the best earlier one is a significant fluctuation
     validations: tuple[Validation, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("min_seq_length", "duration", "end"):
+            object.__setattr__(self, name, check_int(name, getattr(self, name), minimum=1))  # the class is frozen
+        object.__setattr__(self, "max_rise", check_real("max_rise", self.max_rise))
+        if self.max_rise <= 1:
+            raise ValueError(f"max_rise must be above 1, got {self.max_rise}")
+        validations = self.validations
+        if not isinstance(validations, tuple) or not all(isinstance(each, Validation) for each in validations):
+            raise TypeError(f"validations must be a tuple of Validation, got {validations!r}")
 
     @cached_property
     def rises(self) -> list[float]:
@@ -130,8 +145,7 @@ def _count(name: str, value: Any) -> int:
     if not isinstance(value, bool):
         with suppress(TypeError):  # check_int names the type
             value = operator.index(value)  # NumPy integers, and tensors with one element
-    check_int(f"{name} of a Validation", value, minimum=0)
-    return value
+    return check_int(f"{name} of a Validation", value, minimum=0)
 
 
 def _perplexity(value: Any) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 from tqdm.auto import tqdm
 
 from ..schedule.scheduler import Pacing
-from ..utils.checks import check_bool
+from ..utils.checks import check_bool, check_path
 from .configuration import SearchConfiguration
 from .result import NoStableSchedule, TunedSchedule
 from .search import largest_stable
@@ -82,8 +81,7 @@ def tune_schedule(
     if not callable(run_trial):
         raise TypeError(f"run_trial must be callable, got {type(run_trial).__name__}")
     check_bool("progress", progress)
-    if folder is not None and not isinstance(folder, (str, os.PathLike)):
-        raise TypeError(f"folder must be a path, got {type(folder).__name__}")
+    path = None if folder is None else check_path("folder", folder)
     configuration = SearchConfiguration.checked(
         max_seq_length=max_seq_length,
         min_seq_lengths=min_seq_lengths,
@@ -97,7 +95,7 @@ def tune_schedule(
         seed=seed,
         settings=settings,
     )
-    records = None if folder is None else TrialFolder.open(Path(folder), configuration)
+    records = None if path is None else TrialFolder.open(path, configuration)
     trials: list[Trial] = []
 
     def is_stable(length: int, duration: int) -> bool:
