@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,6 +16,15 @@ from ..schedule.scheduler import SequenceLengthScheduler
 from ..utils.checks import check_int
 
 _OTHERWISE = "or start a new training from the checkpoint's weights"
+
+_NO_TOKEN = (
+    "no token of a step's batches is left after truncation, so the loss of the step is 0 or NaN, and the model learned "
+    "nothing: rows that begin with padding must be padded on the right (tokenizer.padding_side = 'right'), or be cut "
+    "with mode='reshape'"
+)
+
+
+_OPTIONS_OF_ANY_BATCH = ("mode", "remainder", "seq_dim", "keep_last_token", "copy")
 
 
 class ScheduleState:
@@ -30,18 +40,20 @@ class ScheduleState:
 
     Raises:
         TypeError: `scheduler` is not a SequenceLengthScheduler, or `resize_batch` does not have an option.
+        ValueError: an option has a value that no batch can have.
     """
 
     def __init__(self, scheduler: SequenceLengthScheduler, resize_options: Mapping[str, Any]) -> None:
         if not isinstance(scheduler, SequenceLengthScheduler):
             raise TypeError(f"scheduler must be a SequenceLengthScheduler, got {type(scheduler).__name__}")
-        inspect.signature(resize_batch).bind(None, scheduler.seq_length, **resize_options)
+        _check_resize_options(resize_options)
         self.scheduler = scheduler
         self.attachment: Attachment | None = None
         self.train_tokens = 0
         self._options = dict(resize_options)
         self._first_progress: int | None = None
         self._is_counted = True
+        self._has_warned = False
 
     def attach(self, model: nn.Module) -> Attachment:
         """Resizes the training inputs of `model`. Removes the attachment that an interrupted training has left."""
@@ -72,8 +84,7 @@ class ScheduleState:
             )
         self._remember_first_progress()
         try:
-            train_tokens = state_dict["train_tokens"]
-            check_int("train_tokens", train_tokens, minimum=0)
+            train_tokens = check_int("train_tokens", state_dict["train_tokens"], minimum=0)
             self.scheduler.load_state_dict(state_dict["scheduler"])
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(
@@ -111,6 +122,9 @@ class ScheduleState:
             torch.distributed.all_reduce(total)
             seen = Seen(*total.tolist())
         self.train_tokens += seen.tokens
+        if seen.samples and not seen.tokens and not self._has_warned:
+            self._has_warned = True
+            warnings.warn(_NO_TOKEN, stacklevel=2)
         return seen
 
     def metrics(self) -> dict[str, int]:
@@ -127,3 +141,11 @@ class ScheduleState:
         if self._first_progress is None:
             self._first_progress = self.scheduler.progress
         return self._first_progress
+
+
+def _check_resize_options(options: Mapping[str, Any]) -> None:
+    """Check the options that do not depend on the batch, on a batch of one token."""
+    inspect.signature(resize_batch).bind(None, 1, **options)
+    token = torch.zeros(1, 1, dtype=torch.long)
+    values = {name: value for name, value in options.items() if name in _OPTIONS_OF_ANY_BATCH}
+    resize_batch({"input_ids": token, "attention_mask": token}, 1, **values)

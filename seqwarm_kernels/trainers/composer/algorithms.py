@@ -71,16 +71,16 @@ class SeqLengthWarmup(Algorithm):
         truncate: bool = True,
         preserve_end_of_sequence: bool = False,
     ) -> None:
-        check_real("duration", duration)
+        duration = check_real("duration", duration)
         if not 0 <= duration <= 1:
             raise ValueError(f"duration must be a share of the training, from 0 to 1, got {duration}")
         check_bool("truncate", truncate)
         check_bool("preserve_end_of_sequence", preserve_end_of_sequence)
-        SequenceLengthScheduler(min_seq_length, max_seq_length, duration=0, step_size=step_size)  # checks them
+        scheduler = SequenceLengthScheduler(min_seq_length, max_seq_length, duration=0, step_size=step_size)
         self.duration = duration
-        self.min_seq_length = min_seq_length
-        self.max_seq_length = max_seq_length
-        self.step_size = step_size
+        self.min_seq_length = scheduler.min_seq_length  # checked, as plain ints
+        self.max_seq_length = scheduler.max_seq_length
+        self.step_size = scheduler.step_size
         self.truncate = truncate
         self.preserve_end_of_sequence = preserve_end_of_sequence
         self._memory_is_claimed = False
@@ -114,6 +114,8 @@ class SeqLengthWarmup(Algorithm):
     def _move_before_alibi(self, state: State) -> None:
         """Composer runs the list in reverse order on AFTER_DATALOADER, so this position runs after Alibi."""
         others = [algorithm for algorithm in state.algorithms if algorithm is not self]
+        if len(others) == len(state.algorithms):  # the caller runs this algorithm, not the trainer
+            return
         first = next((index for index, other in enumerate(others) if isinstance(other, Alibi)), len(others))
         if first < state.algorithms.index(self):
             state.algorithms = [*others[:first], self, *others[first:]]
@@ -193,8 +195,8 @@ class Alibi(Algorithm):
     """
 
     def __init__(self, max_sequence_length: int, train_sequence_length_scaling: float = 0.25) -> None:
-        check_int("max_sequence_length", max_sequence_length, minimum=1)
-        check_real("train_sequence_length_scaling", train_sequence_length_scaling)
+        self.max_sequence_length = check_int("max_sequence_length", max_sequence_length, minimum=1)
+        train_sequence_length_scaling = check_real("train_sequence_length_scaling", train_sequence_length_scaling)
         if not 0 < train_sequence_length_scaling <= 1:
             raise ValueError(f"train_sequence_length_scaling must be in (0, 1], got {train_sequence_length_scaling}")
         self._parts = round(1 / train_sequence_length_scaling)
@@ -202,7 +204,6 @@ class Alibi(Algorithm):
             raise ValueError(
                 f"train_sequence_length_scaling must be 1 / k for an integer k, got {train_sequence_length_scaling}"
             )
-        self.max_sequence_length = max_sequence_length
         self.train_sequence_length_scaling = train_sequence_length_scaling
         self._converted: WeakSet[nn.Module] = WeakSet()
 

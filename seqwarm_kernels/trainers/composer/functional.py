@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from ... import models
 from ...resizing.containers import flatten_batch
 from ...resizing.functional import resize_batch
-from ...utils.checks import check_bool
+from ...utils.checks import check_bool, check_int
 from ...utils.modules import forward_parameters, guess_batch
 
 _EXAMPLE_LENGTH = 16
@@ -41,6 +41,7 @@ def apply_alibi(
     Raises:
         ValueError: the model has nothing to replace. Composer's function only warns.
     """
+    max_sequence_length = check_int("max_sequence_length", max_sequence_length, minimum=1)
     batch = _example_batch(model, max_sequence_length)
     return models.apply_alibi(model, max_sequence_length, optimizers=optimizers, example_batch=batch)
 
@@ -82,9 +83,10 @@ def set_batch_sequence_length(
         the stream is cut, and contiguous copies where rows are truncated.
 
     Raises:
-        TypeError: `resize_batch` does not support the batch, or an option is not a bool.
+        TypeError: `resize_batch` does not support the batch, `curr_seq_len` is not an int, or an option is not a bool.
         ValueError: `curr_seq_len` is smaller than 1, or `resize_batch` cannot resize an entry.
     """
+    curr_seq_len = check_int("curr_seq_len", curr_seq_len, minimum=1)
     check_bool("truncate", truncate)
     check_bool("preserve_end_of_sequence", preserve_end_of_sequence)
     if not truncate:
