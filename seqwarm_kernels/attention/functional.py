@@ -43,17 +43,21 @@ def alibi_attention(
     for float64). Source of the bias: Press et al., arXiv 2108.12409.
 
     Args:
-        query: (B, Hq, Sq, D) float32, float16, bfloat16 or float64, any strides, D from 1 to 256.
+        query: (B, Hq, Sq, D) float32, float16, bfloat16 or float64, any strides, D from 1 to 256. Tensors that are
+            (B, S, H, D), as in FlashAttention, must be transposed: without `slopes` they may pass the checks, and
+            heads then attend to heads.
         key: (B, Hkv, Sk, D), with Hq a multiple of Hkv: query head h attends to key head h // (Hq / Hkv).
         value: (B, Hkv, Sk, D).
         slopes: (Hq,) or (B, Hq), any real values. Default: `alibi_slopes(Hq)`.
-        causal: Hide the keys after a query's position: j > position.
+        causal: Hide the keys after a query's position: j > position. On by default, unlike in
+            `scaled_dot_product_attention`.
         scale: Default: 1 / √D.
         segment_length: L. Token t belongs to segment t // L and attends only inside it, as if rows were cut into rows
             of L. Needs Sq = Sk and no query_start.
         query_start: Position of query 0: any int, or an int tensor () or (B,). Default: Sk − Sq.
         window: Hide keys at a distance |position − j| larger than this.
-        key_padding_mask: (B, Sk) bool, True where a key is attended. Masked keys and values may hold NaN.
+        key_padding_mask: (B, Sk) bool, True where a key is attended; `nn.MultiheadAttention`'s is True where it is
+            not. Masked keys and values may hold NaN.
         dropout_p: Share of the attention weights to drop, in [0, 1). The remaining weights are divided by
             1 − dropout_p.
         skip_tolerance: ε in [0, 1). At most this share of a query's softmax sum may be left out, so that apart from

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..utils.checks import check_int
+from ..utils.checks import check_bool, check_dense, check_int
 
 
 def alibi_slopes(num_heads: int, *, device: torch.device | str | None = None) -> Tensor:
@@ -25,7 +25,7 @@ def alibi_slopes(num_heads: int, *, device: torch.device | str | None = None) ->
     Returns:
         (H,) float32, in (0, 1).
     """
-    check_int("num_heads", num_heads, minimum=1)
+    num_heads = check_int("num_heads", num_heads, minimum=1)
     power = 2 ** (num_heads.bit_length() - 1)
     slopes = _geometric_slopes(power, device)
     if power < num_heads:
@@ -66,12 +66,13 @@ def alibi_bias(
         raise TypeError(
             f"slopes must be a floating-point tensor, got {getattr(slopes, 'dtype', type(slopes).__name__)}"
         )
+    check_dense("slopes", slopes)
     if slopes.dim() not in (1, 2):
         raise ValueError(f"slopes must be (num_heads,) or (batch, num_heads), got {tuple(slopes.shape)}")
-    check_int("query_length", query_length, minimum=0)
-    check_int("key_length", key_length, minimum=0)
-    start = key_length - query_length if query_start is None else query_start
-    check_int("query_start", start)
+    query_length = check_int("query_length", query_length, minimum=0)
+    key_length = check_int("key_length", key_length, minimum=0)
+    check_bool("causal", causal)
+    start = key_length - query_length if query_start is None else check_int("query_start", query_start)
     position = torch.arange(query_length, device=slopes.device)[:, None] + start
     offset = position - torch.arange(key_length, device=slopes.device)
     bias = -slopes[..., None, None] * offset.abs()

@@ -119,6 +119,12 @@ BAD_VARLEN = [
         ValueError,
         "cu_seqlens_k must describe as many sequences",
     ),
+    (
+        {"cu_seqlens_q": torch.tensor([0, 2, 6], dtype=torch.int32).to_sparse()},
+        TypeError,
+        "cu_seqlens_q must be a dense tensor, got layout torch.sparse_coo",
+    ),
+    ({"value": torch.randn(6, 2, 8).to_sparse()}, TypeError, "value must be a dense tensor"),
     ({"cu_seqlens_q": torch.zeros(0, dtype=torch.int32)}, ValueError, r"cu_seqlens_q must be \(batch \+ 1,\)"),
     ({"max_seqlen_q": -1}, ValueError, "max_seqlen_q must be at least 0, got -1"),
     ({"max_seqlen_k": None}, TypeError, "max_seqlen_k must be an int, got NoneType"),
@@ -126,6 +132,20 @@ BAD_VARLEN = [
     ({"window": -2}, ValueError, "window must be at least 0"),
     ({"causal": None}, TypeError, "causal must be True or False"),
 ]
+
+
+@pytest.mark.parametrize("name", ["query", "key", "value", "slopes", "key_padding_mask", "query_start"])
+def test_tensors_are_dense(name):
+    query, key, value = tensors()
+    given = {"query": query, "key": key, "value": value, "slopes": torch.rand(4)}
+    given |= {"key_padding_mask": torch.ones(2, 6, dtype=torch.bool), "query_start": torch.tensor([0, 1])}
+    alibi_attention(**given)
+    with pytest.raises(TypeError, match=f"{name} must be a dense tensor, got layout torch.sparse_coo"):
+        alibi_attention(**{**given, name: given[name].to_sparse()})
+    for layout in (torch.strided, torch.jagged):
+        nested = torch.nested.nested_tensor(list(given[name].view(2, -1)), layout=layout)
+        with pytest.raises(TypeError, match=f"{name} must be a dense tensor, got a nested tensor"):
+            alibi_attention(**{**given, name: nested})
 
 
 @pytest.mark.parametrize(("changes", "error", "message"), BAD_VARLEN)

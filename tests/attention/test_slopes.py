@@ -69,6 +69,11 @@ def test_bias_takes_slopes_for_each_row():
 def test_bias_rejects_bad_input():
     with pytest.raises(TypeError, match=r"slopes must be a floating-point tensor, got torch.int64"):
         alibi_bias(torch.tensor([1]), 2, 2)
+    for slopes in (torch.rand(2).to_sparse(), torch.nested.nested_tensor([torch.rand(2), torch.rand(2)])):
+        with pytest.raises(TypeError, match="slopes must be a dense tensor"):
+            alibi_bias(slopes, 2, 2)
+    with pytest.raises(TypeError, match="causal must be True or False, got 1"):
+        alibi_bias(alibi_slopes(2), 2, 2, causal=1)
     with pytest.raises(ValueError, match=r"slopes must be \(num_heads,\) or \(batch, num_heads\), got \(\)"):
         alibi_bias(torch.tensor(0.5), 2, 2)
     with pytest.raises(ValueError, match="query_length must be at least 0, got -1"):

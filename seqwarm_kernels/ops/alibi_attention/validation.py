@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ...utils.checks import check_int, check_real, check_share
+from ...utils.checks import check_dense, check_int, check_real, check_share
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 MAX_HEAD_DIM = 256
@@ -17,6 +17,7 @@ def check_query_key_value(query: Tensor, key: Tensor, value: Tensor, layout: str
     for name, tensor in (("query", query), ("key", key), ("value", value)):
         if not isinstance(tensor, Tensor):
             raise TypeError(f"{name} must be a tensor, got {type(tensor).__name__}")
+        check_dense(name, tensor)
         if tensor.dim() != rank:
             raise ValueError(f"{name} must be {layout}, got shape {tuple(tensor.shape)}")
         if tensor.dtype not in DTYPES:
@@ -59,6 +60,7 @@ def check_slopes(slopes: Tensor, query: Tensor, batch_size: int, num_heads: int)
     if not isinstance(slopes, Tensor) or not slopes.is_floating_point():
         got = slopes.dtype if isinstance(slopes, Tensor) else type(slopes).__name__
         raise TypeError(f"slopes must be a floating-point tensor, got {got}")
+    check_dense("slopes", slopes)
     if tuple(slopes.shape) not in ((num_heads,), (batch_size, num_heads)):
         raise ValueError(
             f"slopes must be ({num_heads},) or ({batch_size}, {num_heads}): one for each query head, "
@@ -79,6 +81,7 @@ def check_key_padding_mask(mask: Tensor, query: Tensor, key: Tensor) -> None:
     if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
         got = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
         raise TypeError(f"key_padding_mask must be a bool tensor, True where a key is attended, got {got}")
+    check_dense("key_padding_mask", mask)
     wanted = (key.shape[0], key.shape[2])
     if tuple(mask.shape) != wanted:
         raise ValueError(f"key_padding_mask must be (batch, key_length) {wanted}, got {tuple(mask.shape)}")
@@ -89,6 +92,7 @@ def check_query_start(query_start: int | Tensor, query: Tensor) -> None:
     if not isinstance(query_start, Tensor):
         check_int("query_start", query_start)
         return
+    check_dense("query_start", query_start)
     if query_start.dtype not in (torch.int32, torch.int64):
         raise TypeError(f"query_start must be an int or an int32 or int64 tensor, got {query_start.dtype}")
     if query_start.dim() > 1 or query_start.numel() not in (1, query.shape[0]):
@@ -113,6 +117,7 @@ def check_cu_seqlens(name: str, cu_seqlens: Tensor, query: Tensor) -> None:
     if not isinstance(cu_seqlens, Tensor) or cu_seqlens.dtype != torch.int32:
         got = cu_seqlens.dtype if isinstance(cu_seqlens, Tensor) else type(cu_seqlens).__name__
         raise TypeError(f"{name} must be an int32 tensor, got {got}")
+    check_dense(name, cu_seqlens)
     if cu_seqlens.dim() != 1 or cu_seqlens.numel() < 1:
         raise ValueError(f"{name} must be (batch + 1,), got shape {tuple(cu_seqlens.shape)}")
     check_device(name, cu_seqlens, query)
