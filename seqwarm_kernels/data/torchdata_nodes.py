@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
+import torch
 from torchdata import nodes
 
 from ..utils.checks import check_bool, check_int
@@ -174,7 +175,7 @@ def batch_loader(
         num_workers: number of workers that prepare batches; 0: only the thread that prefetches.
         method: kind of workers, "thread" or "process".
         prefetch: number of batches that are ready ahead of training; 0: none.
-        pin_memory: copy batches to pinned memory, for fast copies to the device.
+        pin_memory: copy batches to pinned memory, for fast copies to the device. Needs CUDA.
 
     Raises:
         TypeError: an argument has the wrong type.
@@ -186,6 +187,8 @@ def batch_loader(
     num_workers = check_int("num_workers", num_workers, minimum=0)
     prefetch = check_int("prefetch", prefetch, minimum=0)
     check_bool("pin_memory", pin_memory)
+    if pin_memory and not torch.cuda.is_available():
+        raise ValueError("pin_memory must be False without a CUDA device, got True")
     if method not in METHODS:
         raise ValueError(f"method must be one of {', '.join(METHODS)}, got {method!r}")
     batch_node = BatchNode(batches)

@@ -73,11 +73,11 @@ class Plan:
         return sums[self.ends] - sums[self.begins]
 
 
-def check_size(name: str, value: object) -> None:
-    """`value` must be an int from 1 to `MAX_TOKENS`."""
-    check_int(name, value, minimum=1)
-    if value > MAX_TOKENS:  # type: ignore[operator]
+def check_size(name: str, value: object) -> int:
+    """Return `value` as an int. It must be an int from 1 to `MAX_TOKENS`."""
+    if isinstance(value, (int, np.integer)) and value > MAX_TOKENS:  # the limit of check_int is larger
         raise ValueError(f"{name} must be at most {MAX_TOKENS}, got {value}")
+    return check_int(name, value, minimum=1)
 
 
 def as_lengths(lengths: Sequence[int] | NDArray[Any]) -> IntArray:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -61,10 +61,9 @@ class BatchPlanner:
     ) -> None:
         if max_tokens is None and batch_size is None:
             raise ValueError("max_tokens or batch_size must be given, got None for both")
-        for name, value in (("max_tokens", max_tokens), ("batch_size", batch_size)):
-            if value is not None:
-                check_size(name, value)
-        check_size("multiple_of", multiple_of)
+        max_tokens = None if max_tokens is None else check_size("max_tokens", max_tokens)
+        batch_size = None if batch_size is None else check_size("batch_size", batch_size)
+        multiple_of = check_size("multiple_of", multiple_of)
         if too_long not in TOO_LONG:
             raise ValueError(f"too_long must be one of {', '.join(TOO_LONG)}, got {too_long!r}")
         if warmup is not None:
@@ -111,8 +110,7 @@ class BatchPlanner:
             ValueError: an argument has an invalid value, or an item is too long and `too_long` is "reject".
         """
         lengths = as_lengths(lengths)
-        if seeds is not None:
-            _check_seeds(seeds)
+        seeds = None if seeds is None else _checked_seeds(seeds)
         self.check(lengths)
         pieces, starts, lengths = self._pieces(lengths, max_length)
         order, boundaries = pack(lengths, self._budget) if self.packed else self._pad(lengths)
@@ -181,15 +179,14 @@ class BatchPlanner:
         name = "max_length"
         if isinstance(max_length, SequenceLengthScheduler):
             name, max_length = "max_seq_length of the scheduler", max_length.max_seq_length
-        check_size(name, max_length)
+        max_length = check_size(name, max_length)
         if room is not None and max_length > room:
             raise ValueError(f"{name} must be at most {room}, for max_tokens to hold one row, got {max_length}")
         return max_length
 
     def _bound(self, max_length: int | None) -> int | None:
         """Maximum length of a sequence; None: unlimited."""
-        if max_length is not None:
-            check_int("max_length", max_length, minimum=1)
+        max_length = None if max_length is None else check_int("max_length", max_length, minimum=1)
         return min((bound for bound in (max_length, self.longest) if bound is not None), default=None)
 
     def _reason(self) -> str:
@@ -239,11 +236,10 @@ def _check_warmup(warmup: str, max_length: int | SequenceLengthScheduler | None)
         )
 
 
-def _check_seeds(seeds: Sequence[int]) -> None:
-    if isinstance(seeds, (int, str)) or not hasattr(seeds, "__iter__"):
+def _checked_seeds(seeds: Sequence[int]) -> list[int]:
+    if isinstance(seeds, (str, bytes, Mapping)) or not hasattr(seeds, "__iter__"):
         raise TypeError(f"seeds must be a sequence of ints, got {type(seeds).__name__}")
-    for number, seed in enumerate(seeds):
-        check_int(f"seeds[{number}]", seed, minimum=0)
+    return [check_int(f"seeds[{number}]", seed, minimum=0) for number, seed in enumerate(seeds)]
 
 
 def _check_packed(max_tokens: int | None, batch_size: int | None, multiple_of: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import os
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,12 +24,16 @@ def compression_of(path: Path) -> str:
     return next((each for each, suffix in COMPRESSIONS.items() if suffix and name.endswith(suffix)), "none")
 
 
-def read_uncompressed(path: Path) -> bytes:
+def read_uncompressed(path: str | os.PathLike[str]) -> bytes:
     """The content of a file. Files that end in `.gz` or `.zst` are decompressed.
 
     Raises:
+        TypeError: `path` is not a path.
         EOFError, OSError, zlib.error: The file is missing, truncated or damaged.
     """
+    if not isinstance(path, (str, os.PathLike)):
+        raise TypeError(f"path must be a path, got {type(path).__name__}")
+    path = Path(path)
     if compression_of(path) == "gz":
         return gzip.decompress(path.read_bytes())  # faster than in blocks
     with open_uncompressed(path) as file:

@@ -10,7 +10,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from ...utils.checks import check_int
+from ...utils.checks import check_bool, check_int
 from ...utils.files import PARTIAL_SUFFIX, write_atomically
 from .compression import COMPRESSIONS, READ_ERRORS, compress, read_uncompressed, zstandard
 from .manifest import MANIFEST, Chunk, Manifest, has_lengths, write_lengths
@@ -47,13 +47,16 @@ def write_chunks(
         The manifest.
 
     Raises:
-        TypeError: `items` is not iterable, or an item has a type that cannot be written.
+        TypeError: an argument has the wrong type, or an item has a type that cannot be written.
         ValueError: `items` is empty or holds an item that cannot be written, or the folder holds chunks of other items,
             lengths or settings, of more items, or is finished with fewer items.
     """
     _check_items(items)
-    check_int("items_per_chunk", items_per_chunk, minimum=1)
-    for name, value, known in (("format", format, FORMATS), ("compression", compression, COMPRESSIONS)):
+    if not isinstance(folder, (str, os.PathLike)):
+        raise TypeError(f"folder must be a path, got {type(folder).__name__}")
+    items_per_chunk = check_int("items_per_chunk", items_per_chunk, minimum=1)
+    check_bool("progress", progress)
+    for name, value, known in (("format", format, tuple(FORMATS)), ("compression", compression, tuple(COMPRESSIONS))):
         if value not in known:
             raise ValueError(f"{name} must be one of {', '.join(known)}, got {value!r}")
     if length_fn is not None and not callable(length_fn):

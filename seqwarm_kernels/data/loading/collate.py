@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ...ops.resize_batch.schema import IGNORED_LABEL
 from ...utils.checks import check_int
-from ..batch_planning.plan import Piece
+from ..batch_planning.plan import Piece, check_size
 
 _UNTOKENIZED = "which is not tokenized: pass a transform to Prepare"
 _INTS = (
@@ -40,12 +40,9 @@ class PaddedCollator:
     """
 
     def __init__(self, pad_token_id: int = 0, *, multiple_of: int = 1, max_tokens: int | None = None) -> None:
-        check_int("pad_token_id", pad_token_id)
-        check_int("multiple_of", multiple_of, minimum=1)
-        _check_max_tokens(max_tokens)
-        self.pad_token_id = pad_token_id
-        self.multiple_of = multiple_of
-        self.max_tokens = max_tokens
+        self.pad_token_id = check_int("pad_token_id", pad_token_id)
+        self.multiple_of = check_size("multiple_of", multiple_of)
+        self.max_tokens = None if max_tokens is None else check_int("max_tokens", max_tokens, minimum=1)
 
     def __call__(self, items: Sequence[Any]) -> dict[str, Tensor]:
         rows = _all_ids_and_labels(items)
@@ -79,8 +76,7 @@ class PackedCollator:
     """
 
     def __init__(self, *, max_tokens: int | None = None) -> None:
-        _check_max_tokens(max_tokens)
-        self.max_tokens = max_tokens
+        self.max_tokens = None if max_tokens is None else check_int("max_tokens", max_tokens, minimum=1)
 
     def __call__(self, items: Sequence[Any]) -> dict[str, Tensor | int]:
         sequences = [(ids, labels) for ids, labels in _all_ids_and_labels(items) if len(ids)]
@@ -157,11 +153,6 @@ def _contents(values: Any) -> str:
     """The invalid values, with a hint if they are text."""
     has_text = isinstance(values, (list, tuple)) and any(isinstance(value, str) for value in values)
     return f"{values!r:.60}" + (f", {_UNTOKENIZED}" if has_text else "")
-
-
-def _check_max_tokens(max_tokens: int | None) -> None:
-    if max_tokens is not None:
-        check_int("max_tokens", max_tokens, minimum=1)
 
 
 def check_tokens(tokens: int, max_tokens: int | None) -> None:

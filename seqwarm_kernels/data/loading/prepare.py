@@ -7,6 +7,7 @@ from typing import Any
 
 from torch.utils.data import Dataset
 
+from ...utils.checks import check_int
 from ..batch_planning.plan import Piece
 
 
@@ -20,9 +21,10 @@ def cut_item(item: Any, start: int, length: int) -> Any:
         length: number of tokens.
 
     Raises:
-        TypeError: `item` is neither a mapping nor a sequence.
-        ValueError: `item` is a mapping without "input_ids".
+        TypeError: `item` is neither a mapping nor a sequence, or another argument is not an int.
+        ValueError: `item` is a mapping without "input_ids", or `start` or `length` is negative.
     """
+    start, length = check_int("start", start, minimum=0), check_int("length", length, minimum=0)
     if not isinstance(item, Mapping):
         if not hasattr(item, "__getitem__"):
             raise TypeError(f"an item to cut must be a mapping or a sequence of tokens, got {type(item).__name__}")

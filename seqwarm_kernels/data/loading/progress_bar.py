@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Protocol
 
+from ...utils.checks import check_int
 from ..samplers.planned_batches import BatchingProgress
 
 UNITS = ("token", "item", "batch")
@@ -34,8 +35,8 @@ def progress_bar(
         options: passed to tqdm.
 
     Raises:
-        TypeError: `batches` does not have `progress` or is not iterable.
-        ValueError: `unit` is not "token", "item" or "batch".
+        TypeError: `batches` does not have `progress` or is not iterable, or `total` is not an int.
+        ValueError: `unit` is not "token", "item" or "batch", or `total` is negative.
     """
     if not (hasattr(batches, "progress") and hasattr(batches, "__iter__")):
         raise TypeError(
@@ -44,6 +45,7 @@ def progress_bar(
         )
     if unit not in UNITS:
         raise ValueError(f"unit must be one of {', '.join(UNITS)}, got {unit!r}")
+    total = None if total is None else check_int("total", total, minimum=0)
     return _with_bar(batches, unit, total, options)
 
 

@@ -9,6 +9,7 @@ import numpy as np
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
+from ...utils.checks import check_int
 from ..samplers.planned_batches import BatchingProgress
 from ..samplers.rank_batches import Position
 from ..samplers.sampler import LengthBatchSampler
@@ -75,6 +76,7 @@ class ResumableLoader:
         self._last = None
 
     def set_epoch(self, epoch: int) -> None:
+        epoch = check_int("epoch", epoch, minimum=0)
         self._discard_prefetched()
         self._sampler.set_epoch(epoch)
 

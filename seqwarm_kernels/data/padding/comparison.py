@@ -10,7 +10,7 @@ import numpy as np
 
 from ...utils.checks import check_int
 from ..batch_planning.padded import greedy_boundaries
-from ..batch_planning.plan import IntArray, check_size
+from ..batch_planning.plan import IntArray, as_lengths, check_size
 from ..batch_planning.planner import BatchPlanner
 from ..samplers.sampler import LengthBatchSampler
 from ..sources.permutation import permuted
@@ -40,8 +40,8 @@ class BatchingSettings:
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "short_window", "max_tokens", "window"):
-            check_size(name, getattr(self, name))
-        check_int("seed", self.seed, minimum=0)
+            object.__setattr__(self, name, check_size(name, getattr(self, name)))  # frozen
+        object.__setattr__(self, "seed", check_int("seed", self.seed, minimum=0))
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,16 @@ def compare(lengths: IntArray, settings: BatchingSettings) -> list[BatchingResul
     Args:
         lengths: (items,) int64, number of tokens in each item. Items longer than the token budget are truncated to it.
         settings: batch sizes, budget, windows and seed of the five ways.
+
+    Raises:
+        TypeError: `lengths` are not ints, or `settings` are not `BatchingSettings`.
+        ValueError: a length is negative, or there are none.
     """
+    lengths = as_lengths(lengths)
+    if not len(lengths):
+        raise ValueError("lengths must have at least one item, got none")
+    if not isinstance(settings, BatchingSettings):
+        raise TypeError(f"settings must be BatchingSettings, got {type(settings).__name__}")
     lengths = np.minimum(lengths, settings.max_tokens)
     size, budget, window, seed = settings.batch_size, settings.max_tokens, settings.window, settings.seed
     by_size = BatchPlanner(batch_size=size)
@@ -125,7 +134,14 @@ def _greedy(name: str, max_tokens: int, lengths: IntArray, window: int, seed: in
     return BatchingResult(name, items, tokens, padded_tokens, max_tokens)
 
 
+def check_results(results: object) -> None:
+    """`results` must be what `compare` returns."""
+    if not isinstance(results, list) or not all(isinstance(each, BatchingResult) for each in results):
+        raise TypeError(f"results must be a list of BatchingResult, as compare returns, got {results!r:.60}")
+
+
 def table(results: list[BatchingResult]) -> str:
+    check_results(results)
     rows = [COLUMNS, *(result.cells() for result in results)]
     name_width, *widths = (max(map(len, column)) + 2 for column in zip(*rows, strict=True))
     lines = [

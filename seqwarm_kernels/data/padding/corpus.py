@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ class TextCorpus:
         unit: "line" or "paragraph". A paragraph ends at a blank line.
 
     Raises:
+        TypeError: `paths` is not a list of paths.
         ValueError: A path does not exist, a listed file is not UTF-8 text, or there are no items.
     """
 
@@ -38,13 +40,13 @@ class TextCorpus:
         if unit not in UNITS:
             raise ValueError(f"unit must be one of {', '.join(UNITS)}, got {unit!r}")
         self.unit = unit
-        self.paths = [Path(path) for path in paths]
+        self.paths = _checked_paths(paths)
         self.files = self.json_files = self.not_text = 0
         self.damaged: list[str] = []  #: reasons why files in folders could not be read
         self.items = [item for path in self.paths for item in self._items_in(path)]
         if not self.items:
             damaged = "".join(f"; {problem}" for problem in self.damaged)
-            raise ValueError(f"no text found in {', '.join(map(str, self.paths)) or 'no files'}{damaged}")
+            raise ValueError(f"no text found in {', '.join(map(str, self.paths))}{damaged}")
 
     def _items_in(self, root: Path) -> Iterator[str]:
         if not root.exists():
@@ -84,6 +86,20 @@ class TextCorpus:
             yield "\n".join(paragraph)
 
 
+def _checked_paths(paths: Any) -> list[Path]:
+    # A string is iterable too, but its characters are not the paths that are meant.
+    if isinstance(paths, (str, bytes, os.PathLike)) or not isinstance(paths, Iterable):
+        raise TypeError(f"paths must be a list of files and folders, got {type(paths).__name__}")
+    checked = []
+    for path in paths:
+        if not isinstance(path, (str, os.PathLike)):
+            raise TypeError(f"paths must be a list of files and folders, got {type(path).__name__} among them")
+        checked.append(Path(path))
+    if not checked:
+        raise ValueError("paths must name at least one file or folder, got none")
+    return checked
+
+
 def _visible_files(root: Path) -> list[Path]:
     paths = (path for path in sorted(root.rglob("*")) if path.is_file() and path.suffix != PARTIAL_SUFFIX)
     return [path for path in paths if not any(part.startswith(".") for part in path.relative_to(root).parts)]
@@ -106,8 +122,15 @@ def count_tokens(items: list[str], tokenizer: str) -> tuple[IntArray, str]:
 
     Raises:
         ImportError: A required package is missing. The message says how to install it.
-        ValueError: `tokenizer` is unknown.
+        TypeError: `items` are not strings, or `tokenizer` is not a string.
+        ValueError: there are no items, or `tokenizer` is unknown.
     """
+    if not isinstance(items, list) or not all(isinstance(item, str) for item in items):
+        raise TypeError(f"items must be a list of strings, got {items!r:.60}")
+    if not items:
+        raise ValueError("items must have at least one string, got none")
+    if not isinstance(tokenizer, str):
+        raise TypeError(f"tokenizer must be a string, got {type(tokenizer).__name__}")
     if tokenizer == "whitespace":
         return as_lengths([len(item.split()) for item in items]), "words between spaces"
     if tokenizer == "bytes":

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..batch_planning.plan import IntArray
-from .comparison import COLUMNS, BatchingResult
+from ..batch_planning.plan import IntArray, as_lengths
+from .comparison import COLUMNS, BatchingResult, check_results
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -27,7 +28,20 @@ def draw(lengths: IntArray, results: list[BatchingResult], token_kind: str, path
         results: returned by `compare`.
         token_kind: what a token is, for the title.
         path: the PNG to write.
+
+    Raises:
+        TypeError: an argument has the wrong type.
+        ValueError: there are no lengths or no results.
     """
+    lengths = as_lengths(lengths)
+    check_results(results)
+    for name, values in (("lengths", lengths), ("results", results)):
+        if len(values) == 0:
+            raise ValueError(f"{name} must not be empty")
+    if not isinstance(token_kind, str):
+        raise TypeError(f"token_kind must be a string, got {type(token_kind).__name__}")
+    if not isinstance(path, (str, os.PathLike)):
+        raise TypeError(f"path must be a path, got {type(path).__name__}")
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 6.2), dpi=130, layout="constrained")

@@ -54,10 +54,9 @@ class PlannedBatches(ABC):
     ) -> None:
         if not isinstance(planner, BatchPlanner):
             raise TypeError(f"planner must be a BatchPlanner, got {type(planner).__name__}")
-        if window is not None:
-            check_int("window", window, minimum=1)
+        window = None if window is None else check_int("window", window, minimum=1)
         check_bool("shuffle", shuffle)
-        check_int("seed", seed, minimum=0)
+        seed = check_int("seed", seed, minimum=0)
         if remainder not in REMAINDERS:
             raise ValueError(f"remainder must be one of {', '.join(REMAINDERS)}, got {remainder!r}")
         check_bool("infinite", infinite)
@@ -211,4 +210,4 @@ def _rank_of(rank: int | None, world_size: int | None) -> tuple[int, int]:
             return 0, 1
         return distributed.get_rank(), distributed.get_world_size()
     check_rank(rank, world_size)
-    return rank, world_size
+    return int(rank), int(world_size)  # NumPy's ints are not JSON-able

@@ -9,7 +9,7 @@ from typing import Any
 from numpy.typing import NDArray
 from torch.utils.data import Sampler
 
-from ...utils.checks import check_int
+from ...utils.checks import check_bool, check_int
 from ..batch_planning.plan import as_lengths
 from ..batch_planning.planner import BatchPlanner
 from .planned_batches import PlannedBatches
@@ -73,6 +73,9 @@ class LengthBatchSampler(PlannedBatches, Sampler[list[Any]]):
         remainder: str = "drop",
     ) -> None:
         lengths = as_lengths(lengths)
+        # The reader keeps these before the base class checks them.
+        check_bool("shuffle", shuffle)
+        seed = check_int("seed", seed, minimum=0)
         self._num_items = len(lengths)
         self._start_is_set = False  # whether the next iterator starts at the current position
         self._planned_length: tuple[int, Counts, int] | None = None  # an epoch, its start, and its number of batches
@@ -111,7 +114,7 @@ class LengthBatchSampler(PlannedBatches, Sampler[list[Any]]):
 
     def set_epoch(self, epoch: int) -> None:
         """Start the next `iter()` at the beginning of this epoch, or where a state of it was just loaded."""
-        check_int("epoch", epoch, minimum=0)
+        epoch = check_int("epoch", epoch, minimum=0)
         position = self.position
         is_same_epoch = epoch == position.start.epoch
         if self._start_is_set and is_same_epoch:

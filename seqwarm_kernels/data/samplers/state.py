@@ -53,21 +53,24 @@ def unpack_state(state: Mapping[str, Any], configuration: Mapping[str, Any]) -> 
         ValueError: entries are missing or unknown, an entry is invalid, or the configuration is not `configuration`.
     """
     check_state_entries(state, _ENTRIES)
+    if not isinstance(state["configuration"], Mapping):
+        raise TypeError(f"configuration of state_dict must be a mapping, got {type(state['configuration']).__name__}")
     check_same_configuration(state["configuration"], configuration)
-    for name in ("epoch", "min_length", "batches_served"):
-        check_int(name, state[name], minimum=0)
-    for name in ("num_items", "max_length"):
-        if state[name] is not None:
-            check_int(name, state[name], minimum=1)
+    epoch, min_length, batches_served = (
+        check_int(name, state[name], minimum=0) for name in ("epoch", "min_length", "batches_served")
+    )
+    num_items, max_length = (
+        None if state[name] is None else check_int(name, state[name], minimum=1) for name in ("num_items", "max_length")
+    )
     start = Start(
-        epoch=state["epoch"],
+        epoch=epoch,
         served_up_to=_served_up_to(state["served_up_to"]),
         counts=_counts("counts", state["counts"]),
         epoch_start_counts=_counts("epoch_start_counts", state["epoch_start_counts"]),
-        min_length=state["min_length"],
+        min_length=min_length,
     )
     progress = _counts("progress", state["progress"])
-    return Position(start, progress, state["num_items"], state["max_length"], state["batches_served"])
+    return Position(start, progress, num_items, max_length, batches_served)
 
 
 def batch_state(state_dict: Mapping[str, Any]) -> dict[str, Any]:
@@ -92,9 +95,12 @@ def batch_state(state_dict: Mapping[str, Any]) -> dict[str, Any]:
 def _counts(name: str, entry: Any) -> Counts:
     if not isinstance(entry, Mapping) or sorted(entry) != sorted(Counts._fields):
         raise ValueError(f"{name} of state_dict must have the entries {list(Counts._fields)}, got {entry!r}")
-    for counted, number in entry.items():
-        check_int(f"{counted} in {name} of state_dict", number, minimum=0)
-    return Counts(**entry)
+    return Counts(
+        **{
+            counted: check_int(f"{counted} in {name} of state_dict", number, minimum=0)
+            for counted, number in entry.items()
+        }
+    )
 
 
 def _served_up_to(entries: Any) -> tuple[ServedUpTo, ...]:
@@ -103,9 +109,10 @@ def _served_up_to(entries: Any) -> tuple[ServedUpTo, ...]:
         raise ValueError(
             f"served_up_to of state_dict must be pairs of a bound and a cursor, at least one, got {entries!r}"
         )
-    for bound, _ in entries:
-        check_int("a bound in served_up_to of state_dict", bound, minimum=0)
-    return tuple(ServedUpTo(bound, cursor) for bound, cursor in entries)
+    return tuple(
+        ServedUpTo(check_int("a bound in served_up_to of state_dict", bound, minimum=0), cursor)
+        for bound, cursor in entries
+    )
 
 
 def _search(state: Any) -> Iterator[dict[str, Any]]:

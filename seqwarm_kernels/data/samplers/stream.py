@@ -75,7 +75,7 @@ class LengthBatchStream(PlannedBatches, IterableDataset[list[Any]]):
                 "source must end its epochs, got infinite=True with warmup='bucket': long items are served at the end "
                 "of an epoch; iterate over the stream once for each epoch"
             )
-        check_int("window", window, minimum=1)
+        window = check_int("window", window, minimum=1)
         super().__init__(
             SourceReader(source, length),
             planner,

@@ -41,12 +41,12 @@ class BlockSource(ABC):
     """
 
     def __init__(self, *, seed: int, shuffle: bool, infinite: bool, rank: int, world_size: int) -> None:
-        check_int("seed", seed, minimum=0)
+        seed = check_int("seed", seed, minimum=0)
         check_bool("shuffle", shuffle)
         check_bool("infinite", infinite)
         check_rank(rank, world_size)
         self.seed, self.shuffle, self.infinite = seed, shuffle, infinite
-        self.rank, self.world_size = rank, world_size
+        self.rank, self.world_size = int(rank), int(world_size)  # NumPy's ints are not JSON-able
         self.epoch = 0
         self.items = 0  #: yielded so far, over all epochs
         self._block = self._position = 0
@@ -109,7 +109,7 @@ class BlockSource(ABC):
             ValueError: Entries are missing or unknown, or the configuration differs. The source is unchanged.
         """
         self.check_state_dict(state_dict)
-        self.epoch, self._block, self._position, self.items = (state_dict[name] for name in _CURSOR)
+        self.epoch, self._block, self._position, self.items = (int(state_dict[name]) for name in _CURSOR)
         self._latest_iterator += 1
 
     def check_state_dict(self, state_dict: Mapping[str, Any]) -> None:

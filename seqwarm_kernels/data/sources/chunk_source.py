@@ -62,7 +62,7 @@ class ChunkSource(BlockSource):
         on_error: str = "raise",
     ) -> None:
         super().__init__(seed=seed, shuffle=shuffle, infinite=infinite, rank=rank, world_size=world_size)
-        check_int("buffer_chunks", buffer_chunks, minimum=1)
+        buffer_chunks = check_int("buffer_chunks", buffer_chunks, minimum=1)
         if on_error not in ON_ERROR:
             raise ValueError(f"on_error must be one of {', '.join(ON_ERROR)}, got {on_error!r}")
         check_bool("with_lengths", with_lengths)

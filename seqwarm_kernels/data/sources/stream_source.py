@@ -49,7 +49,7 @@ class StreamSource(BlockSource):
         world_size: int = 1,
     ) -> None:
         super().__init__(seed=seed, shuffle=shuffle, infinite=infinite, rank=rank, world_size=world_size)
-        check_int("buffer_size", buffer_size, minimum=1)
+        buffer_size = check_int("buffer_size", buffer_size, minimum=1)
         missing = [name for name in _PROTOCOL if not callable(getattr(dataset, name, None))]
         if missing:
             raise TypeError(

@@ -1,0 +1,245 @@
+"""Every argument of every public name is checked first, by an error that names it."""
+
+import inspect
+import json
+import os
+import re
+
+import numpy as np
+import pytest
+from torch.utils.data import DataLoader
+
+from seqwarm_kernels import data
+from seqwarm_kernels.data import padding
+
+from .made import ListSource, Stream
+
+ITEMS = [[1] * length for length in (1, 2, 3, 4)]
+LENGTHS = [len(item) for item in ITEMS]
+
+JUNK = [None, object(), b"x", "x", -1, 2.5, 10**30, [], {}, True]
+
+#: Plain records that the package makes, and a protocol.
+NOT_CALLED = {"ChunkError", "Piece", "Plan", "Source"}
+
+
+def planner():
+    return data.BatchPlanner(8)
+
+
+def sampler(**options):
+    return data.LengthBatchSampler(LENGTHS, planner(), **options)
+
+
+def stream():
+    return data.LengthBatchStream(ListSource(ITEMS), planner())
+
+
+def batch_loader(**arguments):
+    pytest.importorskip("torchdata.nodes")
+    from seqwarm_kernels.data.torchdata_nodes import batch_loader
+
+    return batch_loader(**arguments)
+
+
+def node(name):
+    pytest.importorskip("torchdata.nodes")
+    from seqwarm_kernels.data import torchdata_nodes
+
+    return getattr(torchdata_nodes, name)
+
+
+def results():
+    return padding.compare(LENGTHS, padding.BatchingSettings())
+
+
+SHARED = {"seed": 0, "shuffle": True, "rank": 0, "world_size": 1, "infinite": False}
+
+#: By name: what is called, and a function of a folder that returns valid arguments.
+CALLS = {
+    "BatchPlanner": (
+        data.BatchPlanner,
+        lambda _: (
+            {"max_tokens": 8, "batch_size": 2, "multiple_of": 1, "max_length": 8, "too_long": "reject"}
+            | {"warmup": None, "packed": False}
+        ),
+    ),
+    "BatchPlanner.plan": (planner().plan, lambda _: {"lengths": LENGTHS, "max_length": 8, "seeds": [0]}),
+    "ChunkSource": (
+        data.ChunkSource,
+        lambda folder: (
+            {**SHARED, "paths": chunks(folder), "buffer_chunks": 1, "with_lengths": True} | {"on_error": "raise"}
+        ),
+    ),
+    "LengthBatchSampler": (
+        data.LengthBatchSampler,
+        lambda _: {**SHARED, "lengths": LENGTHS, "planner": planner(), "window": 2, "remainder": "drop"},
+    ),
+    "LengthBatchSampler.set_epoch": (sampler().set_epoch, lambda _: {"epoch": 0}),
+    "LengthBatchStream": (
+        data.LengthBatchStream,
+        lambda _: (
+            {"source": ListSource(ITEMS), "planner": planner(), "length": len, "window": 2, "shuffle": True}
+            | {"seed": 0, "rank": 0, "world_size": 1, "remainder": "drop"}
+        ),
+    ),
+    "PackedCollator": (data.PackedCollator, lambda _: {"max_tokens": 8}),
+    "PackedCollator.__call__": (data.PackedCollator(), lambda _: {"items": ITEMS}),
+    "PaddedCollator": (data.PaddedCollator, lambda _: {"pad_token_id": 0, "multiple_of": 1, "max_tokens": 8}),
+    "PaddedCollator.__call__": (data.PaddedCollator(), lambda _: {"items": ITEMS}),
+    "PieceDataset": (data.PieceDataset, lambda _: {"dataset": ITEMS, "cut": data.cut_item}),
+    "Prepare": (
+        data.Prepare,
+        lambda _: {"collate": data.PaddedCollator(), "dataset": ITEMS, "transform": list, "cut": data.cut_item},
+    ),
+    "ResumableLoader": (data.ResumableLoader, lambda _: {"loader": DataLoader(ITEMS, batch_sampler=sampler())}),
+    "ResumableLoader.set_epoch": (
+        data.ResumableLoader(DataLoader(ITEMS, batch_sampler=sampler())).set_epoch,
+        lambda _: {"epoch": 0},
+    ),
+    "SequenceSource": (data.SequenceSource, lambda _: {**SHARED, "sequence": ITEMS}),
+    "StreamSource": (data.StreamSource, lambda _: {**SHARED, "dataset": Stream(ITEMS), "buffer_size": 2}),
+    "batch_state": (data.batch_state, lambda _: {"state_dict": sampler().state_dict()}),
+    "cut_item": (data.cut_item, lambda _: {"item": [1, 2, 3], "start": 1, "length": 2}),
+    "progress_bar": (data.progress_bar, lambda _: {"batches": sampler(), "unit": "token", "total": 10}),
+    "read_uncompressed": (data.read_uncompressed, lambda folder: {"path": text_file(folder)}),
+    "write_chunks": (
+        data.write_chunks,
+        lambda folder: (
+            {"items": ["a", "b"], "folder": folder / "new", "items_per_chunk": 1, "format": "text"}
+            | {"compression": "gz", "length_fn": len, "progress": False}
+        ),
+    ),
+    "padding.BatchingSettings": (
+        padding.BatchingSettings,
+        lambda _: {"batch_size": 2, "short_window": 4, "max_tokens": 8, "window": 4, "seed": 0},
+    ),
+    "padding.TextCorpus": (padding.TextCorpus, lambda folder: {"paths": [text_file(folder)], "unit": "line"}),
+    "padding.compare": (padding.compare, lambda _: {"lengths": LENGTHS, "settings": padding.BatchingSettings()}),
+    "padding.count_tokens": (padding.count_tokens, lambda _: {"items": ["a b"], "tokenizer": "bytes"}),
+    "padding.table": (padding.table, lambda _: {"results": results()}),
+    "padding.draw": (
+        padding.draw,
+        lambda folder: {"lengths": LENGTHS, "results": results(), "token_kind": "words", "path": folder / "a.png"},
+    ),
+    "torchdata_nodes.batch_loader": (
+        batch_loader,
+        lambda _: (
+            {"batches": stream(), "prepare": data.Prepare(data.PaddedCollator()), "num_workers": 0}
+            | {"method": "thread", "prefetch": 0, "pin_memory": False}
+        ),
+    ),
+    "torchdata_nodes.SourceNode": (
+        lambda **arguments: node("SourceNode")(**arguments),
+        lambda _: {"source": ListSource(ITEMS)},
+    ),
+    "torchdata_nodes.NodeSource": (
+        lambda **arguments: node("NodeSource")(**arguments),
+        lambda _: {"node": node("SourceNode")(ListSource(ITEMS))},
+    ),
+    "torchdata_nodes.BatchNode": (
+        lambda **arguments: node("BatchNode")(**arguments),
+        lambda _: {"batches": stream()},
+    ),
+}
+
+#: Valid values that would read a file that does not exist, or ask the network.
+VALID = {("read_uncompressed", "path"), ("padding.count_tokens", "tokenizer"), ("padding.draw", "path")}
+
+
+def text_file(folder):
+    path = folder / "a.txt"
+    path.write_text("a\nb\n")
+    return path
+
+
+def chunks(folder):
+    data.write_chunks(["a", "bc"], folder / "chunks", 1, length_fn=len)
+    return folder / "chunks"
+
+
+def default_of(call, name):
+    parameter = inspect.signature(call).parameters.get(name)
+    return None if parameter is None else parameter.default
+
+
+def must_fail(good, junk, default):
+    """Whether `junk` is surely wrong where `good` is right."""
+    if isinstance(good, bool):
+        return not isinstance(junk, bool)
+    if isinstance(good, int):
+        return (junk is not None or default is not None) and junk != -1
+    return callable(good) and (junk is not None or default is not None)
+
+
+def test_every_public_name_is_called():
+    assert {name.partition(".")[0] for name in CALLS} - {"padding", "torchdata_nodes"} == set(data.__all__) - NOT_CALLED
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_valid_arguments(name, tmp_path):
+    call, arguments = CALLS[name]
+    valid = arguments(tmp_path)
+    if name == "padding.draw":
+        pytest.importorskip("matplotlib")
+    call(**valid)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_junk(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    call, arguments = CALLS[name]
+    wrong = []
+    for number, (argument, junk) in enumerate((each, junk) for each in arguments(tmp_path) for junk in JUNK):
+        if (name, argument) in VALID and junk == "x":
+            continue
+        os.makedirs(tmp_path / str(number))
+        valid = arguments(tmp_path / str(number))
+        try:
+            call(**{**valid, argument: junk})
+        except (TypeError, ValueError) as error:
+            if not re.search(rf"\b{argument}\b", str(error)):
+                wrong.append(f"{argument}={junk!r}: {type(error).__name__}: {error}")
+        except Exception as error:
+            wrong.append(f"{argument}={junk!r}: {type(error).__name__}: {error}")
+        else:
+            if must_fail(valid[argument], junk, default_of(call, argument)):
+                wrong.append(f"{argument}={junk!r} was taken")
+    assert not wrong, "\n".join(wrong)
+
+
+NUMPY = {"seed": np.int64(3), "rank": np.int32(0), "world_size": np.int64(2)}
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda _: data.LengthBatchSampler(LENGTHS, data.BatchPlanner(np.int64(8)), window=np.int64(2), **NUMPY),
+        lambda _: data.LengthBatchSampler(
+            LENGTHS, data.BatchPlanner(batch_size=np.int64(2), max_length=np.int64(8), multiple_of=np.int64(2)), **NUMPY
+        ),
+        lambda _: data.LengthBatchStream(ListSource(ITEMS), planner(), window=np.int64(2), **NUMPY),
+        lambda folder: data.ChunkSource(chunks(folder), buffer_chunks=np.int64(1), **NUMPY),
+        lambda _: data.SequenceSource(ITEMS, **NUMPY),
+        lambda _: data.StreamSource(Stream(ITEMS), buffer_size=np.int64(1), **NUMPY),
+    ],
+)
+def test_ints_of_numpy_give_states_of_plain_ints(make, tmp_path):
+    made = make(tmp_path)
+    if hasattr(made, "set_epoch"):
+        made.set_epoch(np.int64(1))
+    next(iter(made))
+    state = made.state_dict()
+    assert json.loads(json.dumps(state)) == state
+    other = make(tmp_path)
+    other.load_state_dict(state)
+    assert other.state_dict() == state
+
+
+def test_a_cut_of_numpy_ints():
+    assert data.cut_item([1, 2, 3], np.int64(1), np.int64(1)) == [2]
+
+
+def test_the_configuration_of_a_state():
+    with pytest.raises(TypeError, match="configuration of state_dict must be a mapping, got int"):
+        sampler().load_state_dict({**sampler().state_dict(), "configuration": 3})
