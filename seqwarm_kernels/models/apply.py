@@ -13,11 +13,12 @@ from ..utils.checks import check_bool, check_int
 from ..utils.modules import ExampleBatch, as_mapping, is_compiled, unwrapped
 from .alibi_layer import AlibiHeads
 from .checkpoints import restore_slopes
-from .configs import RECORD, prepare_configs, record_of
+from .configs import prepare_configs, record_of
 from .families import converter_by_structure
 from .probe import probe
 from .report import SurgeryReport
 from .surgery import Surgery, converter_for, registered_classes
+from .transformers_attention import RECORD
 
 #: Keyword arguments of from_pretrained that say where a checkpoint is.
 _LOCATION = {"subfolder", "revision", "cache_dir"}
@@ -38,13 +39,20 @@ def apply_alibi(
     ALiBi acts and that no other positions are left. After any error the model, its config and the optimizers are as
     before.
 
+    A model that was pretrained without ALiBi must be trained on, because the positions it has learned are gone.
+
+    `nn.MultiheadAttention` keeps its mask convention: True in its `key_padding_mask` marks padding. In the
+    `key_padding_mask` of `alibi_attention` True marks a key to attend.
+
     Call this function before the model is wrapped (DistributedDataParallel, fully_shard) or compiled.
 
     Args:
         model: A Hugging Face model of a supported family, a model of nn.MultiheadAttention or
             nn.TransformerEncoderLayer, or a model whose classes are registered by `register_alibi`.
-        max_seq_length: Longest sequence that the model must take. It may be larger or smaller than before.
+        max_seq_length: Longest sequence that the model must take. It may be larger or smaller than before. It is no
+            limit at run time: most decoders also run on longer sequences.
         optimizers: Optimizers of the model's parameters. Removed parameters are removed from their groups and states.
+            An optimizer that was made earlier and is not passed keeps the removed parameters.
             Learned slopes are added to the first optimizer, in a group of their own without weight decay; its other
             options are those of the optimizer's first group.
         learn_slopes: Make the slopes parameters, one for each head and layer.
@@ -103,7 +111,7 @@ def load_alibi_model(
     """Call `model_class.from_pretrained`, then `apply_alibi` with the arguments saved in the checkpoint's config.
 
     transformers warns of missing position embeddings and of unknown slopes. Both warnings are expected: `apply_alibi`
-    removes the position embeddings and restores the slopes.
+    removes the position embeddings and restores the slopes. Another `attn_implementation` raises an error.
 
     Args:
         model_class: A Hugging Face model class, or an Auto class.
