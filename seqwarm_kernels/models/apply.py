@@ -13,12 +13,11 @@ from ..utils.checks import check_bool, check_int
 from ..utils.modules import ExampleBatch, as_mapping, is_compiled, unwrapped
 from .alibi_layer import AlibiHeads
 from .checkpoints import restore_slopes
-from .configs import prepare_configs, record_of
+from .configs import RECORD, prepare_configs, record_of
 from .families import converter_by_structure
 from .probe import probe
 from .report import SurgeryReport
 from .surgery import Surgery, converter_for, registered_classes
-from .transformers_attention import RECORD
 
 #: Keyword arguments of from_pretrained that say where a checkpoint is.
 _LOCATION = {"subfolder", "revision", "cache_dir"}
@@ -111,7 +110,7 @@ def load_alibi_model(
     """Call `model_class.from_pretrained`, then `apply_alibi` with the arguments saved in the checkpoint's config.
 
     transformers warns of missing position embeddings and of unknown slopes. Both warnings are expected: `apply_alibi`
-    removes the position embeddings and restores the slopes. Another `attn_implementation` raises an error.
+    removes the position embeddings and restores the slopes.
 
     Args:
         model_class: A Hugging Face model class, or an Auto class.

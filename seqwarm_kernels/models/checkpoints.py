@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from .alibi_layer import AlibiHeads
-from .transformers_attention import RECORD
+from .configs import RECORD
 
 _SLOPES = ".slopes"
 

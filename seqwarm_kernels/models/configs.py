@@ -10,10 +10,15 @@ from .alibi_layer import AlibiHeads
 from .families.learned import first_position
 from .families.torch_nn import AlibiMultiheadAttention
 from .surgery import Surgery
-from .transformers_attention import MARKER, NAME, OWN_ATTENTION, RECORD, check_call, refuse_packed
+from .transformers_attention import NAME, check_call, refuse_packed
+
+#: Config entry with the arguments of apply_alibi, and whether slopes were ever learned.
+RECORD = "seqwarm_alibi"
 
 #: Config entry of the longest sequence, if it is not max_position_embeddings.
 _LENGTHS = {"bloom": "seq_length", "mpt": "max_seq_len"}
+#: Their attention is not looked up by name, and a plain reload of their checkpoints must not look it up either.
+_OWN_ATTENTION = {"bloom", "mpt", "falcon"}
 
 
 def prepare_configs(surgery: Surgery, before: dict[str, Any] | None) -> None:
@@ -37,7 +42,7 @@ def prepare_configs(surgery: Surgery, before: dict[str, Any] | None) -> None:
     done: list[Any] = []
     for model in models:
         config = model.config
-        for check in (check_call, refuse_packed) if config.model_type in OWN_ATTENTION else (check_call,):
+        for check in (check_call, refuse_packed) if config.model_type in _OWN_ATTENTION else (check_call,):
             surgery.edits.on_undo(model.register_forward_pre_hook(check, with_kwargs=True).remove)
         if any(config is other for other in done):
             continue
@@ -45,9 +50,8 @@ def prepare_configs(surgery: Surgery, before: dict[str, Any] | None) -> None:
         _check_not_quantized(config)
         surgery.set(config, "_attn_implementation_internal", NAME)
         surgery.set(config, RECORD, record)
-        if config.model_type not in OWN_ATTENTION:  # saved, so that a plain reload cannot lose ALiBi silently
-            surgery.set(config, "attn_implementation", NAME)
-            surgery.set(config, "fusion_config", {**(getattr(config, "fusion_config", None) or {}), MARKER: False})
+        if config.model_type not in _OWN_ATTENTION:
+            surgery.set(config, "attn_implementation", NAME)  # saved, so that a plain reload cannot lose ALiBi silently
         length = _LENGTHS.get(config.model_type, "max_position_embeddings")
         first = first_position(model) if config.model_type == "roberta" else 0  # not for a model that holds a RoBERTa
         surgery.set(config, length, surgery.max_seq_length + first)

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from contextlib import suppress
-from functools import wraps
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
@@ -21,16 +18,6 @@ from .transformers_masks import Visible, decode, encode
 
 NAME = "seqwarm_alibi"
 
-#: Config entry with the arguments of apply_alibi, and whether slopes were ever learned.
-RECORD = "seqwarm_alibi"
-
-#: Their attention is not looked up by name, and a plain reload of their checkpoints must not look it up either.
-OWN_ATTENTION = {"bloom", "mpt", "falcon"}
-
-#: Entry of `fusion_config` in the configs of converted models. Without this package from_pretrained refuses the name,
-#: whatever its attn_implementation, and its error prints it.
-MARKER = "seqwarm_alibi (load the model with seqwarm_kernels.load_alibi_model)"
-
 #: Arguments of attention functions that change the scores in a way that the kernels do not support.
 _UNSUPPORTED = {
     "softcap": "capped scores are not supported with ALiBi",
@@ -44,35 +31,12 @@ _HOOKED_MODULE = "transformers.modeling_utils"
 
 
 def register() -> None:
-    """Register "seqwarm_alibi" in transformers, so that `from_pretrained` accepts a config with this attention.
-
-    A model that is made from the config of a converted model with another attention raises an error.
-    """
+    """Register "seqwarm_alibi" in transformers, so that `from_pretrained` accepts a config with this attention."""
     from transformers.masking_utils import AttentionMaskInterface
-    from transformers.modeling_utils import AttentionInterface, PreTrainedModel
+    from transformers.modeling_utils import AttentionInterface
 
     AttentionInterface.register(NAME, attention_forward)
     AttentionMaskInterface.register(NAME, encode)
-    PreTrainedModel.__init__ = _refusing_other_attention(PreTrainedModel.__init__)  # type: ignore[method-assign]
-    with suppress(ImportError):  # older versions of transformers
-        from transformers import fusion_mapping
-
-        fusion_mapping._FUSION_REGISTRY.setdefault(MARKER, fusion_mapping.ModuleFusionSpec())
-
-
-def _refusing_other_attention(init: Callable[..., None]) -> Callable[..., None]:
-    @wraps(init)
-    def checked_init(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
-        init(self, config, *args, **kwargs)
-        is_converted = getattr(config, RECORD, None) is not None and config.model_type not in OWN_ATTENTION
-        if is_converted and config._attn_implementation != NAME:
-            raise ValueError(
-                f"attn_implementation must be {NAME!r}, got {config._attn_implementation!r}, which has no ALiBi: the "
-                "config is that of a model with ALiBi. Use seqwarm_kernels.load_alibi_model without "
-                f"attn_implementation, or delete config.{RECORD} for a model without ALiBi"
-            )
-
-    return checked_init
 
 
 class RegisterOnImport(MetaPathFinder):

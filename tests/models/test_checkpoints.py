@@ -115,35 +115,7 @@ def test_a_plain_reload_cannot_lose_alibi_silently(name, tmp_path):
     code = f"import transformers; transformers.{model_class}.from_pretrained({str(tmp_path)!r})"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert result.returncode != 0
-    assert "ValueError" in result.stderr
-    assert "seqwarm_alibi" in result.stderr
-
-
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
-@pytest.mark.parametrize("name", ["gpt2", "llama", "bert"])
-def test_a_reload_with_another_attention_raises(name, attention, tmp_path):
-    ids, expected = save(name, tmp_path)
-    model_class = getattr(transformers, FAMILIES[name].model)
-    with pytest.raises(ValueError, match=f"attn_implementation must be 'seqwarm_alibi', got '{attention}', which has"):
-        model_class.from_pretrained(tmp_path, attn_implementation=attention)
-    config = transformers.AutoConfig.from_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=r"delete config\.seqwarm_alibi for a model without ALiBi"):
-        model_class._from_config(config, attn_implementation=attention)
-    del config.seqwarm_alibi
-    model_class._from_config(config, attn_implementation=attention)
-    assert load_alibi_model(model_class, tmp_path).eval()(ids).logits.equal(expected)
-
-
-def test_a_reload_with_another_attention_raises_without_this_package(tmp_path):
-    pytest.importorskip("transformers.fusion_mapping")
-    save("gpt2", tmp_path)
-    code = f"""
-import transformers
-transformers.AutoModelForCausalLM.from_pretrained({str(tmp_path)!r}, attn_implementation="sdpa")
-"""
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert result.returncode != 0
-    assert "seqwarm_alibi (load the model with seqwarm_kernels.load_alibi_model)" in result.stderr
+    assert 'attn_implementation="seqwarm_alibi"` is not supported' in result.stderr
 
 
 @pytest.mark.parametrize("name", ["bloom", "mpt", "falcon"])
