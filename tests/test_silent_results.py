@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from seqwarm_kernels import SequenceLengthScheduler
+from seqwarm_kernels import SequenceLengthScheduler, resize_batch
 
 BATCH = {"input_ids": torch.arange(64).view(2, 32)}
 
@@ -78,3 +78,9 @@ def test_no_warning_of_a_scheduler_that_somebody_steps():
         for scheduler in (stepped, loaded, moved, without_ramp, full):
             resize_often(scheduler, 600)
     assert loaded.state_dict() == state
+
+
+def test_an_iterator_of_names_is_not_used_up_in_silence():
+    batch = {**BATCH, "allowed": torch.ones(2, 32, 32, dtype=torch.bool)}
+    with pytest.raises(TypeError, match="mask_keys must be a collection of names, such as a list, got generator"):
+        resize_batch(batch, 8, mask_keys=(name for name in ["allowed"]))

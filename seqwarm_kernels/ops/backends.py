@@ -114,8 +114,7 @@ def choose(operator: str, device_type: str, backend: str | None, dtype: torch.dt
     """
     if backend is None:
         return _best(operator, device_type, dtype)
-    if backend not in BACKENDS:
-        raise ValueError(f"backend must be None or one of {', '.join(BACKENDS)}, got {backend!r}")
+    check_backend(backend)
     serving = _serving.get((operator, device_type), ("reference",))
     reason = _why_not_dtype(operator, backend, device_type, dtype)
     if backend not in serving:
@@ -123,6 +122,14 @@ def choose(operator: str, device_type: str, backend: str | None, dtype: torch.dt
     if reason is not None:
         raise ValueError(f"backend={backend!r} cannot serve this call: {reason}")
     return backend
+
+
+def check_backend(backend: object) -> None:
+    """`backend` must be the name of a backend, or None."""
+    if backend is not None and not isinstance(backend, str):
+        raise TypeError(f"backend must be None or a string, got {type(backend).__name__}")
+    if backend is not None and backend not in BACKENDS:
+        raise ValueError(f"backend must be None or one of {', '.join(BACKENDS)}, got {backend!r}")
 
 
 def _best(operator: str, device_type: str, dtype: torch.dtype | None) -> str:

@@ -58,7 +58,7 @@ class BatchBuffers(Mapping[str, Tensor]):
         mask_keys: Collection[str] | None = None,
         device: torch.device | str | None = None,
     ) -> None:
-        check_int("max_seq_len", max_seq_len, minimum=1)
+        max_seq_len = check_int("max_seq_len", max_seq_len, minimum=1)
         entries = flatten_batch(example_batch)
         rule = validation.resizing_rule(mode, remainder, keep_last_token=False)
         layout = validation.batch_layout(entries, mode=mode, seq_dim=seq_dim, keys=keys, mask_keys=mask_keys)

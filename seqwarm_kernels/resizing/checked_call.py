@@ -196,7 +196,7 @@ def cached_call(
         signatures = tuple([_signature(name, entry) for name, entry in entries.items()])
         key = signatures, options, _hashable(pad_values, keys, mask_keys)
         call = _calls.get(key)
-    except TypeError:  # a name or an option is not hashable, or sizes are symbols
+    except (TypeError, RuntimeError):  # a name or an option is not hashable, sizes are symbols, a tensor has no shape
         return _check_call(*arguments)
     if call is None:
         call = _check_call(*arguments)
@@ -218,9 +218,10 @@ def _hashable(
 ) -> tuple[object, ...] | None:
     if pad_values is None and keys is None and mask_keys is None:
         return None
+    validation.check_name_arguments(pad_values, keys, mask_keys)  # before an iterator is used up
     # the text of a value distinguishes 0.0 from -0.0
-    values = pad_values and tuple([(name, repr(value)) for name, value in pad_values.items()])
-    return values, *[names if names is None or isinstance(names, str) else tuple(names) for names in (keys, mask_keys)]
+    values = None if pad_values is None else tuple([(name, repr(value)) for name, value in pad_values.items()])
+    return values, *[None if names is None else tuple(names) for names in (keys, mask_keys)]
 
 
 def _check_call(
@@ -231,6 +232,8 @@ def _check_call(
     mask_keys: Collection[str] | None,
 ) -> CheckedCall:
     rule = validation.resizing_rule(options.mode, options.remainder, options.keep_last_token)
+    backends.check_backend(options.backend)  # views use none
+    validation.check_name_arguments(pad_values, keys, mask_keys)
     validation.check_names("pad_values", pad_values, entries)
     layout = validation.batch_layout(
         entries, mode=options.mode, seq_dim=options.seq_dim, keys=keys, mask_keys=mask_keys

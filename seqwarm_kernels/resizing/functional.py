@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from ..utils.checks import check_int
+from ..utils.checks import check_bool, check_int
 from .checked_call import Options, cached_call
 from .containers import flatten_batch, unflatten_batch
 
@@ -76,9 +76,17 @@ def resize_batch(
         TypeError: `batch` is not a mutable mapping or dataclass, or an argument has the wrong type.
         ValueError: The tensors disagree, or an argument does not fit them. Nothing was written.
     """
-    check_int("seq_len", seq_len, minimum=1)
-    if out is not None and not copy:
-        raise ValueError("out must be None with copy=False: views are not written anywhere")
+    seq_len = check_int("seq_len", seq_len, minimum=1)
+    # the lookup of a checked call would take 1 for True, and 1.0 or True for 1
+    seq_dim = seq_dim if type(seq_dim) is int else check_int("seq_dim", seq_dim)
+    check_bool("keep_last_token", keep_last_token)
+    check_bool("copy", copy)
+    check_bool("return_info", return_info)
+    if out is not None:
+        if not isinstance(out, Mapping):
+            raise TypeError(f"out must be a mapping of names to tensors, got {type(out).__name__}")
+        if not copy:
+            raise ValueError("out must be None with copy=False: views are not written anywhere")
     entries = flatten_batch(batch)
     options = Options(mode=mode, remainder=remainder, seq_dim=seq_dim, keep_last_token=keep_last_token, backend=backend)
     call = cached_call(entries, options, pad_values, keys, mask_keys)

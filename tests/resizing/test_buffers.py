@@ -122,3 +122,9 @@ def test_bad_arguments():
         BatchBuffers({"weight": torch.ones(4)}, 5)
     with pytest.raises(ValueError, match="mode must be one of"):
         BatchBuffers({"input_ids": torch.ones(4, 10)}, 5, mode="cut")
+    for argument, value in (
+        *(("mode", ["cut"]), ("remainder", 1), ("seq_dim", 1.0), ("seq_dim", True)),
+        *(("keys", 5), ("keys", iter(["input_ids"])), ("mask_keys", "input_ids")),
+    ):
+        with pytest.raises(TypeError, match=f"{argument} must be"):
+            BatchBuffers({"input_ids": torch.ones(4, 10)}, 5, **{argument: value})

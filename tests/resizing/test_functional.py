@@ -4,6 +4,7 @@ from collections import OrderedDict, UserDict, defaultdict
 from collections.abc import MutableMapping
 from types import MappingProxyType
 
+import numpy as np
 import pytest
 import torch
 
@@ -145,13 +146,45 @@ BAD_CALLS = [
     ({"labels": torch.ones(2, 10).to_sparse()}, {}, TypeError, r"batch\['labels'\] must be a dense tensor"),
     ({"x": torch.ones(2, 10, requires_grad=True)}, {}, ValueError, r"batch\['x'\] requires a gradient"),
     ({}, {"copy": False, "out": {}}, ValueError, "out must be None with copy=False"),
+    ({}, {"out": [IDS]}, TypeError, "out must be a mapping of names to tensors, got list"),
+    ({}, {"copy": {}}, TypeError, "copy must be True or False, got {}"),
+    ({}, {"keep_last_token": torch.tensor(5)}, TypeError, "keep_last_token must be True or False, got tensor"),
+    ({}, {"return_info": 1}, TypeError, "return_info must be True or False, got 1"),
+    ({}, {"seq_dim": 1.0}, TypeError, "seq_dim must be an int, got float"),
+    ({}, {"seq_dim": True}, TypeError, "seq_dim must be an int, got bool"),
+    ({}, {"mode": ["reshape"]}, TypeError, "mode must be a string, got list"),
+    ({}, {"remainder": None}, TypeError, "remainder must be a string, got NoneType"),
+    ({}, {"backend": 1}, TypeError, "backend must be None or a string, got int"),
+    ({}, {"backend": ["native"]}, TypeError, "backend must be None or a string, got list"),
+    ({}, {"backend": "fast", "copy": False}, ValueError, "backend must be None or one of"),
+    ({}, {"keys": 5}, TypeError, "keys must be a collection of names, such as a list, got int"),
+    ({}, {"keys": iter(["input_ids"])}, TypeError, "keys must be a collection of names, such as a list, got list_iter"),
+    ({}, {"keys": torch.tensor(5)}, TypeError, "keys must be a collection of names, such as a list, got Tensor"),
+    ({}, {"keys": [["input_ids"]]}, TypeError, r"keys must be a collection of names, got \['input_ids'\] in it"),
+    ({}, {"mask_keys": b"mask"}, TypeError, "mask_keys must be a collection of names, such as a list, got bytes"),
+    ({}, {"pad_values": [("input_ids", 1)]}, TypeError, "pad_values must be a mapping of names to numbers, got list"),
+    ({}, {"pad_values": 0}, TypeError, "pad_values must be a mapping of names to numbers, got int"),
+    ({}, {"pad_values": {"input_ids": torch.tensor(1)}}, TypeError, "must be a number, got Tensor"),
+    (
+        {"labels": torch.nested.nested_tensor([torch.ones(10), torch.ones(9)])},
+        {},
+        TypeError,
+        r"batch\['labels'\] must be a dense tensor, got a nested tensor",
+    ),
 ]
 
 
 @pytest.mark.parametrize(("more", "options", "error", "message"), BAD_CALLS)
 def test_bad_input(more, options, error, message):
+    resize_batch({"input_ids": IDS}, 4)  # a checked call of the same batch does not hide the error
     with pytest.raises(error, match=message):
         resize_batch({"input_ids": IDS, **more}, **{"seq_len": 4, **options})
+
+
+def test_numbers_of_numpy_are_taken():
+    options = {"mode": "reshape", "remainder": "pad", "pad_values": {"input_ids": np.int64(7)}}
+    result = resize_batch({"input_ids": IDS}, np.int64(4), seq_dim=np.int64(1), **options)
+    assert result["input_ids"][2].tolist() == [8, 9, 7, 7]
 
 
 class OwnCollection:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Hashable, Mapping
 from dataclasses import dataclass
+from numbers import Integral, Real
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ...utils.checks import check_dense, check_int
 from .schema import IGNORED_LABEL, Kind
 
 MODES = ("truncate", "reshape", "flatten")
 REMAINDERS = ("drop", "pad", "overlap")
+_USUAL_COLLECTIONS = (list, tuple, set, frozenset)
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,8 @@ class Layout:
 
 def resizing_rule(mode: str, remainder: str, keep_last_token: bool) -> str:
     """The operator's rule for the caller's mode, remainder and keep_last_token."""
+    check_string("mode", mode)
+    check_string("remainder", remainder)
     if mode not in MODES:
         raise ValueError(f"mode must be one of {', '.join(MODES)}, got {mode!r}")
     if remainder not in REMAINDERS:
@@ -40,11 +45,32 @@ def resizing_rule(mode: str, remainder: str, keep_last_token: bool) -> str:
     return "flatten" if mode == "flatten" else f"reshape_{remainder}"
 
 
-def check_names(argument: str, names: Iterable[str] | None, batch: Mapping[str, object]) -> None:
+def check_string(argument: str, value: object) -> None:
+    if not isinstance(value, str):
+        raise TypeError(f"{argument} must be a string, got {type(value).__name__}")
+
+
+def check_name_arguments(pad_values: object, keys: object, mask_keys: object) -> None:
+    """`pad_values` must be a mapping, `keys` and `mask_keys` collections. Each may be None.
+
+    An iterator is refused: the first of many readers would use it up.
+    """
+    if pad_values is not None and type(pad_values) is not dict and not isinstance(pad_values, Mapping):
+        raise TypeError(f"pad_values must be a mapping of names to numbers, got {type(pad_values).__name__}")
+    for argument, names in (("keys", keys), ("mask_keys", mask_keys)):
+        if names is None or type(names) in _USUAL_COLLECTIONS:  # the check against a protocol takes microseconds
+            continue
+        if isinstance(names, str):
+            raise TypeError(f"{argument} must be a collection of names, got the string {names!r}")
+        if not isinstance(names, Collection) or isinstance(names, (bytes, Tensor)):
+            raise TypeError(f"{argument} must be a collection of names, such as a list, got {type(names).__name__}")
+
+
+def check_names(argument: str, names: Collection[str] | None, batch: Mapping[str, object]) -> None:
     """All `names` must be names of tensors in the batch, or of lists with an entry for each row."""
-    if isinstance(names, str):
-        raise TypeError(f"{argument} must be a collection of names, got the string {names!r}")
-    for name in names or ():
+    for name in () if names is None else names:
+        if not isinstance(name, Hashable):
+            raise TypeError(f"{argument} must be a collection of names, got {name!r} in it")
         if not isinstance(batch.get(name), Tensor) and not is_list(batch.get(name)):
             raise ValueError(f"{argument} names {name!r}, the tensors of the batch are {tensor_names(batch)}")
 
@@ -66,8 +92,9 @@ def batch_layout(
     mask_keys: Collection[str] | None,
 ) -> Layout:
     """Which tensors are resized and how, and their common batch size and sequence length."""
-    if seq_dim not in (0, 1):
+    if check_int("seq_dim", seq_dim) not in (0, 1):
         raise ValueError(f"seq_dim must be 1 for (batch, sequence, ...) or 0 for (sequence, batch, ...), got {seq_dim}")
+    check_name_arguments(None, keys, mask_keys)
     check_names("keys", keys, batch)
     check_names("mask_keys", mask_keys, batch)
     taking_part = {
@@ -75,13 +102,15 @@ def batch_layout(
         for name, value in batch.items()
         if isinstance(value, Tensor) and value.dim() > 0 and (keys is None or name in keys)
     }
+    for name, tensor in taking_part.items():
+        check_dense(f"batch[{name!r}]", tensor)
     kinds = {name: _kind(name, tensor, seq_dim, mask_keys) for name, tensor in taking_part.items()}
     _check_supported(taking_part, kinds, mode, seq_dim)
     batch_size, source_length = _common_sizes(taking_part, kinds, seq_dim)
     if mode == "truncate":  # the number of rows does not change, so a vector of any length is kept
         kinds = {n: kind for n, kind in kinds.items() if kind != Kind.ROW or len(taking_part[n]) == batch_size}
     _check_rows(taking_part, kinds, batch_size)
-    _check_tensors(taking_part)
+    _check_one_device(taking_part)
     row_lists = [] if mode == "truncate" else _row_lists(batch, keys, batch_size)
     if row_lists and mode == "flatten":
         raise _no_place(row_lists[0], f"of {batch_size} entries")
@@ -177,13 +206,10 @@ def _check_rows(tensors: dict[str, Tensor], kinds: dict[str, Kind], batch_size: 
             )
 
 
-def _check_tensors(tensors: dict[str, Tensor]) -> None:
+def _check_one_device(tensors: dict[str, Tensor]) -> None:
     devices = {name: str(tensor.device) for name, tensor in tensors.items()}
     if len(set(devices.values())) > 1:
         raise ValueError(f"the tensors of batch must be on one device, got {devices}")
-    for name, tensor in tensors.items():
-        if tensor.layout != torch.strided:
-            raise TypeError(f"batch[{name!r}] must be a dense tensor, got layout {tensor.layout}")
 
 
 def _describe(tensors: dict[str, Tensor]) -> str:
@@ -223,6 +249,8 @@ def fill_value(name: str, kind: Kind, dtype: torch.dtype, pad_values: Mapping[st
     """The value of a slot without a source token: the caller's, else −100 for labels and 0 for other tensors."""
     fills_labels = kind == Kind.LABEL and rule in ("reshape_pad", "reshape_overlap")
     given = (pad_values or {}).get(name, IGNORED_LABEL if fills_labels else 0)
+    if isinstance(given, Real) and not isinstance(given, (int, float)):
+        given = int(given) if isinstance(given, Integral) else float(given)  # of NumPy
     if not isinstance(given, (bool, int, float)):
         raise TypeError(f"pad_values[{name!r}] must be a number, got {type(given).__name__}")
     if dtype == torch.bool:
