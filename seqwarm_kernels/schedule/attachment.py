@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from ..ops.resize_batch.schema import IGNORED_LABEL
 from ..resizing.containers import is_container
-from ..resizing.functional import resize_batch
 from ..utils.modules import forward_parameters, unwrapped
 
 #: Argument in which Hugging Face's Trainer passes the number of labels in all batches of a step, counted before
@@ -21,13 +20,10 @@ NUM_ITEMS_IN_BATCH = "num_items_in_batch"
 _ATTRIBUTE = "_seqwarm_attachment"
 
 
-class HasSeqLength(Protocol):
-    """A scheduler, or another object with a current sequence length."""
+class Resizer(Protocol):
+    """A scheduler, or another object that resizes batches to its current length."""
 
-    @property
-    def seq_length(self) -> int: ...
-
-    def _count_batch(self) -> None: ...
+    def resize(self, batch: Any, **resize_options: Any) -> Any: ...
 
 
 class Seen(NamedTuple):
@@ -44,7 +40,7 @@ class Attachment:
         seq_length: Length of the last batch in training mode, after resizing; None before the first batch.
     """
 
-    def __init__(self, model: nn.Module, scheduler: HasSeqLength, resize_options: Mapping[str, Any]) -> None:
+    def __init__(self, model: nn.Module, scheduler: Resizer, resize_options: Mapping[str, Any]) -> None:
         if not isinstance(model, nn.Module):
             raise TypeError(f"model must be an nn.Module, got {type(model).__name__}")
         if "return_info" in resize_options:
@@ -103,8 +99,7 @@ class Attachment:
         return tuple(resized.pop(name) for name in names), resized
 
     def _resized(self, batch: Any) -> Any:
-        result, info = resize_batch(batch, self._scheduler.seq_length, **self._options, return_info=True)
-        self._scheduler._count_batch()
+        result, info = self._scheduler.resize(batch, **self._options, return_info=True)
         self._tokens.append(info.num_valid_tokens)
         rows, self.seq_length = info.position_ids.shape
         self._samples += rows

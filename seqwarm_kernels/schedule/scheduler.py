@@ -232,7 +232,7 @@ class SequenceLengthScheduler:
         return result
 
     def _count_batch(self) -> None:
-        """Count a resized batch, to warn once if nobody steps. Called by `resize` and by attachments."""
+        """Count a resized batch, to warn once if nobody steps."""
         if self._batches_before_step is None or self.progress:
             return
         self._batches_before_step += 1
