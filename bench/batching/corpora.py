@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from seqwarm_kernels.data.planning.plan import IntArray
 
+from seqwarm_kernels.data.batch_planning.plan import IntArray
 from seqwarm_kernels.data.files.writer import write_chunks
 from seqwarm_kernels.data.padding import TextCorpus, count_tokens
 

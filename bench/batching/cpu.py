@@ -16,14 +16,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from seqwarm_kernels.data.batching.sampler import LengthBatchSampler
-from seqwarm_kernels.data.batching.stream import LengthBatchStream
-from seqwarm_kernels.data.planning.plan import IntArray
-from seqwarm_kernels.data.planning.planner import BatchPlanner
 from tqdm import tqdm
 
+from seqwarm_kernels.data.batch_planning.plan import IntArray
+from seqwarm_kernels.data.batch_planning.planner import BatchPlanner
 from seqwarm_kernels.data.loading.collate import PaddedCollator
 from seqwarm_kernels.data.padding import BatchingSettings, compare
+from seqwarm_kernels.data.samplers.sampler import LengthBatchSampler
+from seqwarm_kernels.data.samplers.stream import LengthBatchStream
 from seqwarm_kernels.data.sources.chunk_source import ChunkSource
 
 from ..common.records import write
