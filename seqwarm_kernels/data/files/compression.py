@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
+from ...utils.checks import check_path
+
 COMPRESSIONS = {"none": "", "gz": ".gz", "zst": ".zst"}
 
 #: Errors of reading a file that is missing, truncated or damaged.
@@ -31,9 +33,7 @@ def read_uncompressed(path: str | os.PathLike[str]) -> bytes:
         TypeError: `path` is not a path.
         EOFError, OSError, zlib.error: The file is missing, truncated or damaged.
     """
-    if not isinstance(path, (str, os.PathLike)):
-        raise TypeError(f"path must be a path, got {type(path).__name__}")
-    path = Path(path)
+    path = check_path("path", path)
     if compression_of(path) == "gz":
         return gzip.decompress(path.read_bytes())  # faster than in blocks
     with open_uncompressed(path) as file:

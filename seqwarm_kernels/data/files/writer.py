@@ -10,7 +10,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from ...utils.checks import check_bool, check_int
+from ...utils.checks import check_bool, check_int, check_path
 from ...utils.files import PARTIAL_SUFFIX, write_atomically
 from .compression import COMPRESSIONS, READ_ERRORS, compress, read_uncompressed, zstandard
 from .manifest import MANIFEST, Chunk, Manifest, has_lengths, write_lengths
@@ -52,8 +52,7 @@ def write_chunks(
             lengths or settings, of more items, or is finished with fewer items.
     """
     _check_items(items)
-    if not isinstance(folder, (str, os.PathLike)):
-        raise TypeError(f"folder must be a path, got {type(folder).__name__}")
+    folder = check_path("folder", folder)
     items_per_chunk = check_int("items_per_chunk", items_per_chunk, minimum=1)
     check_bool("progress", progress)
     for name, value, known in (("format", format, tuple(FORMATS)), ("compression", compression, tuple(COMPRESSIONS))):
@@ -63,7 +62,6 @@ def write_chunks(
         raise TypeError(f"length_fn must be a function of an item, got {type(length_fn).__name__}")
     if compression == "zst":
         zstandard()
-    folder = Path(folder)
     manifest = Manifest(format, compression, items_per_chunk, _name_of(length_fn))
     existing = _open_folder(folder, manifest)
     writer = _Writer(folder, manifest, length_fn, existing)
