@@ -205,7 +205,7 @@ def test_on_the_host_the_resident_set_is_reported():
 
 
 BAD_ARGUMENTS = [
-    ({"batch_size": "largest"}, ValueError, "batch_size must be a number or 'auto', got 'largest'"),
+    ({"batch_size": "largest"}, ValueError, "batch_size must be an int or 'auto', got 'largest'"),
     ({"accumulation_steps": 0}, ValueError, "accumulation_steps must be at least 1, got 0"),
     ({"max_grad_norm": "1"}, TypeError, "max_grad_norm must be a real number, got str"),
 ]
