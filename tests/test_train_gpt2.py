@@ -7,10 +7,8 @@ import itertools
 import json
 import os
 import runpy
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -126,24 +124,6 @@ def test_resuming_a_finished_run_trains_no_further(finished, cache, monkeypatch)
     monkeypatch.setattr(script.train.Run, "train_step", lambda run: pytest.fail("trained"))
     monkeypatch.setattr(script.text, "write_tokens", lambda *_: pytest.fail("tokenized"))
     assert train(out, cache, "--resume", **BOTH_LENGTHS) == records
-
-
-def test_killed_and_resumed_ends_on_the_same_bits(tmp_path, cache):
-    settings = {"total_tokens": 8_000, "validate_every": 0.1, "objective": "masked", "micro_batch_size": 2}
-    train(tmp_path / "whole", cache, **settings)
-    killed = tmp_path / "killed"
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": str(torch.get_num_threads())}
-    with subprocess.Popen(
-        [sys.executable, SCRIPT, *flags(killed, cache, **settings)], env=environment, stderr=subprocess.DEVNULL
-    ) as process:
-        while not (killed / "records.jsonl").exists() or len(lines(killed / "records.jsonl")) < 2:
-            assert process.poll() is None
-            time.sleep(0.02)
-        process.send_signal(signal.SIGKILL)
-    assert process.returncode == -signal.SIGKILL
-    assert not (killed / "model.pt").exists()
-    train(killed, cache, "--resume", **settings)
-    assert_same_run(tmp_path / "whole", killed)
 
 
 class Interrupted(Exception):

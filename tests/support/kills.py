@@ -1,0 +1,108 @@
+"""Trainings that are killed at a random moment, and resumed.
+
+A server that has imported the packages forks each process, so that a process starts in a fraction of a second.
+"""
+
+import multiprocessing
+import os
+import random
+import shutil
+import socket
+import time
+import traceback
+
+import pytest
+
+#: One kill in the tests of every change, many in the longest tests.
+KILLS = [pytest.param(1, marks=pytest.mark.slow), pytest.param(20, marks=pytest.mark.exhaustive)]
+
+_SERVER = multiprocessing.get_context("forkserver")
+_SERVER.set_forkserver_preload(  # those that are not installed are left out
+    [
+        "torch.distributed.checkpoint",
+        "torch.distributed.fsdp",
+        "tokenizers",
+        "lightning.pytorch",
+        "accelerate",
+        "transformers.trainer",
+        "transformers.models.gpt2.modeling_gpt2",
+        "seqwarm_kernels.diagnostics",
+    ]
+)
+
+
+def assert_kills_change_nothing(folder, train, assert_same_end, *, kills, ranks=1):
+    """Kill a training at `kills` random moments, each time a new one, and resume it. It ends as one without a kill.
+
+    Args:
+        folder: an empty folder.
+        train: a module-level function. train(folder) starts the training in a folder, or resumes it there.
+        assert_same_end: assert_same_end(folder, other) compares the results of two trainings.
+        ranks: number of processes that train together.
+    """
+    whole = folder / "whole"
+    server_started = _SERVER.Process(target=time.time)
+    server_started.start()
+    server_started.join()
+    start = time.monotonic()
+    run(train, whole, ranks)
+    seconds = time.monotonic() - start
+    killed = 0
+    while killed < kills:
+        moment = random.uniform(0, seconds)
+        out = folder / f"killed {killed} after {moment:.4f} of {seconds:.4f} seconds"  # the name shows in failures
+        if kill_after(moment, train, out, ranks):
+            killed += 1
+        run(train, out, ranks)
+        assert_same_end(whole, out)
+        shutil.rmtree(out)
+
+
+def run(train, folder, ranks=1):
+    """Train to the end."""
+    processes = _start(train, folder, ranks)
+    for process in processes:
+        process.join(120)
+    codes = [process.exitcode for process in processes]
+    _kill(processes)
+    errors = [path.read_text() for path in folder.glob("error *.txt")]
+    assert codes == [0] * ranks, "\n".join([folder.name, f"exit codes {codes}", *errors])
+
+
+def kill_after(seconds, train, folder, ranks=1):
+    """Train, and kill all ranks after some time. Returns whether they were still training."""
+    processes = _start(train, folder, ranks)
+    time.sleep(seconds)
+    _kill(processes)
+    codes = {process.exitcode for process in processes}
+    assert codes <= {0, 1, -9}, codes  # 1: a rank lost the connection to the rank that was killed before it
+    return -9 in codes
+
+
+def _start(train, folder, ranks):
+    folder.mkdir(exist_ok=True)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    processes = [_SERVER.Process(target=_train, args=(train, folder, rank, ranks, port)) for rank in range(ranks)]
+    for process in processes:
+        process.start()
+    return processes
+
+
+def _train(train, folder, rank, ranks, port):
+    if ranks > 1:
+        os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks)}
+        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    try:
+        train(folder)
+    except BaseException:
+        (folder / f"error {rank}.txt").write_text(traceback.format_exc())
+        raise
+
+
+def _kill(processes):
+    for process in processes:
+        process.kill()
+    for process in processes:
+        process.join()
