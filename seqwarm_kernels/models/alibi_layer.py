@@ -54,6 +54,10 @@ class AlibiHeads(nn.Module):
         else:
             self.register_buffer("slopes", tensor)
 
+    @property
+    def learned(self) -> bool:
+        return isinstance(self.slopes, nn.Parameter)
+
     def reset_parameters(self) -> None:
         """Set the slopes to their initial values, for models that were created on the meta device."""
         with torch.no_grad():
@@ -69,7 +73,7 @@ class AlibiHeads(nn.Module):
         return super()._apply(move, recurse)
 
     def extra_repr(self) -> str:
-        kind = "learned" if isinstance(self.slopes, nn.Parameter) else "fixed"
+        kind = "learned" if self.learned else "fixed"
         return f"num_heads={len(self.initial)}, causal={self.causal}, {kind}"
 
 

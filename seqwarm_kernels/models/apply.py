@@ -45,6 +45,8 @@ def apply_alibi(
 
     Call this function before the model is wrapped (DistributedDataParallel, fully_shard) or compiled.
 
+    A second call with the same `learn_slopes` changes `max_seq_length` and keeps the slopes.
+
     Args:
         model: A Hugging Face model of a supported family, a model of nn.MultiheadAttention or
             nn.TransformerEncoderLayer, or a model whose classes are registered by `register_alibi`.
@@ -64,7 +66,7 @@ def apply_alibi(
     Raises:
         TypeError: An argument has the wrong type.
         ValueError: Nothing can be replaced, a case is not supported (the message names a way out), the model is already
-            converted, or the verification fails.
+            converted with another `learn_slopes`, or the verification fails.
 
     Source of the method: Press et al., arXiv 2108.12409.
     """
@@ -84,12 +86,14 @@ def _apply(
     optimizers = _check(model, optimizers, learn_slopes, example_batch)
     parameters_before = dict(model.named_parameters())
     record = record_of(model)
+    is_first_call = not any(isinstance(module, AlibiHeads) for module in model.modules())
     surgery = Surgery(model, max_seq_length, learn_slopes)
     try:
         _convert(surgery)
         prepare_configs(surgery, record)
         dropped = surgery.update_optimizers(optimizers, parameters_before)
-        restore_slopes(model, record, location)
+        if is_first_call:
+            restore_slopes(model, record, location)
         on_meta = any(parameter.is_meta for parameter in model.parameters())
         verification = None if on_meta else probe(model, max_seq_length, example_batch)
     except BaseException:
@@ -162,9 +166,12 @@ def _check(model: Any, optimizers: Any, learn_slopes: Any, example_batch: Any) -
         raise ValueError("model is dispatched or offloaded by Accelerate: call apply_alibi first, on one device")
     if any(hasattr(module, "unshard") for module in model.modules()):
         raise ValueError("model is sharded: call apply_alibi before fully_shard")
-    converted = next((path for path, module in model.named_modules() if isinstance(module, AlibiHeads)), None)
-    if converted is not None:
-        raise ValueError(f"model is already converted, since it has {converted}: create the model again to change it")
+    heads = next((module for module in model.modules() if isinstance(module, AlibiHeads)), None)
+    if heads is not None and heads.learned != learn_slopes:
+        raise ValueError(
+            f"learn_slopes must be {heads.learned}, with which the model was converted, got {learn_slopes}: create the "
+            "model again to change it"
+        )
     return optimizers
 
 

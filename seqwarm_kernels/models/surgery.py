@@ -91,7 +91,7 @@ class Surgery:
     def give_alibi(
         self, module: nn.Module, num_heads: int, *, causal: bool | None, slopes: Sequence[float] | None = None
     ) -> None:
-        """Set `module.alibi`, the slopes that `alibi_layer_attention` uses.
+        """Set `module.alibi`, the slopes that `alibi_layer_attention` uses. Slopes that the module has are kept.
 
         Args:
             module: The current attention module.
@@ -110,7 +110,8 @@ class Surgery:
         heads = AlibiHeads(slopes, causal=causal, learned=self.learn_slopes, device=device)
         if len(heads.initial) != num_heads:
             raise ValueError(f"slopes must be one for each of the {num_heads} heads, got {len(heads.initial)}")
-        self.edits.assign(module, "alibi", heads)
+        if not isinstance(getattr(module, "alibi", None), AlibiHeads):
+            self.edits.assign(module, "alibi", heads)
         self.replaced.append(Replaced(self.path, type(module).__name__, num_heads, causal))
 
     def afterwards(self, action: Callable[[], None]) -> None:

@@ -150,6 +150,30 @@ def test_slopes_can_be_learned():
     assert all((p != alibi_slopes(HEADS)).all() for p in slopes)
 
 
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_second_call_changes_the_length_and_keeps_the_slopes(name):
+    model, fresh, ids = make(name), make(name), tokens(2, 48)
+    apply_alibi(model, 48, learn_slopes=True)
+    for module in model.modules():
+        if isinstance(module, AlibiHeads):
+            module.slopes.data = torch.rand(HEADS)
+    expected, before = model(ids).logits, state_of(model)
+    with pytest.raises(TypeError, match="example_batch"):
+        apply_alibi(model, 96, learn_slopes=True, example_batch=3)
+    with pytest.raises(ValueError, match="the verification could not run"):
+        apply_alibi(model, 96, learn_slopes=True, example_batch={"input_ids": None})
+    assert_unchanged(before, state_of(model))
+    report = apply_alibi(model, 96, learn_slopes=True)
+    assert (report.max_seq_length, len(report.replaced), report.removed) == (96, model.config.num_hidden_layers, ())
+    assert model(ids).logits.equal(expected)
+    apply_alibi(fresh, 96, learn_slopes=True)
+    assert model.config.to_dict() == fresh.config.to_dict()
+    for (_, buffer), (other, expected_buffer) in zip(model.named_buffers(), fresh.named_buffers(), strict=True):
+        assert buffer.shape == expected_buffer.shape, other
+    hooks = [[len(module._forward_pre_hooks) for module in part.modules()] for part in (model, fresh)]
+    assert hooks[0] == hooks[1]
+
+
 @pytest.mark.parametrize("learned", [False, True])
 def test_slopes_stay_float32(learned):
     model = make("bloom", n_head=6, hidden_size=36)
@@ -210,9 +234,9 @@ def relative_positions():
     return model
 
 
-def converted():
+def learning():
     model = make("gpt2")
-    apply_alibi(model, 64)
+    apply_alibi(model, 64, learn_slopes=True)
     return model
 
 
@@ -238,7 +262,7 @@ UNSUPPORTED = [
     (windows_disagree, ValueError, r"must have the window of config.layer_types\[1\] 'sliding_attention', 6, got"),
     (unknown_layer_type, ValueError, r"must have the window of config.layer_types\[1\] 'chunked_attention'"),
     (relative_positions, ValueError, "position_embedding_type must be 'absolute', got 'relative_key'.* load the model"),
-    (converted, ValueError, "model is already converted, since it has transformer.h.0.attn.alibi: create the model"),
+    (learning, ValueError, "learn_slopes must be True, with which the model was converted, got False: create"),
     (compiled, ValueError, "model is wrapped or compiled: call apply_alibi first"),
     (lambda: torch.compile(make("gpt2")), ValueError, "model is wrapped or compiled: call apply_alibi first"),
     (electra, ValueError, "that apply_alibi knows, got ElectraModel of .*ElectraAttention.* Known are .*GPT2Attention"),

@@ -133,3 +133,11 @@ def test_masks_that_are_not_known_to_be_causal_are_refused():
         layer(x, x, x, attn_mask=torch.zeros(LENGTH, LENGTH))
     with pytest.raises(RuntimeError, match="key_padding_mask must be bool, or hold only 0 and -inf"):
         layer(x, x, x, key_padding_mask=torch.full((ROWS, LENGTH), -2.0))
+
+
+def test_a_second_call_keeps_the_slopes():
+    layer = nn.MultiheadAttention(WIDTH, HEADS)
+    apply_alibi(layer, 16, learn_slopes=True)
+    layer.alibi.slopes.data.fill_(0.25)
+    apply_alibi(layer, 32, learn_slopes=True)
+    assert layer.alibi.slopes.tolist() == [0.25] * HEADS

@@ -59,7 +59,10 @@ def convert_encoder_embeddings(module: Any, surgery: Surgery) -> None:
         surgery.set(module, "token_type_ids", torch.zeros_like(positions))
 
 
-def _remove_table(table: nn.Embedding, surgery: Surgery) -> None:
+def _remove_table(table: nn.Embedding | NoPositions, surgery: Surgery) -> None:
+    if isinstance(table, NoPositions):  # removed by an earlier call
+        surgery.set(table, "shape", (surgery.max_seq_length, table.shape[1]))
+        return
     weight = table.weight
     zeros = NoPositions(surgery.max_seq_length, weight.shape[1], device=weight.device, dtype=weight.dtype)
     surgery.replace(table, zeros)

@@ -75,7 +75,7 @@ def convert_multihead_attention(module: nn.MultiheadAttention, surgery: Surgery)
     parent = surgery.model.get_submodule(parent_path)
     if isinstance(parent, nn.TransformerDecoderLayer) and name == "multihead_attn":
         return  # cross-attention
-    if type(module) is not nn.MultiheadAttention:
+    if type(module) not in (nn.MultiheadAttention, AlibiMultiheadAttention):
         raise ValueError(
             f"{surgery.path} must be an nn.MultiheadAttention itself, got its subclass {type(module).__qualname__}: "
             "register_alibi a converter for the subclass"

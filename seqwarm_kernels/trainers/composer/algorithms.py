@@ -181,7 +181,8 @@ def claim_memory(state: State, batch: Any) -> None:
 class Alibi(Algorithm):
     """Composer's Alibi on this package's `apply_alibi` and attention: the same arguments and events.
 
-    At the start of the training, ALiBi replaces the model's position embeddings. Each training batch (B, S) is cut into
+    At the start of the training, ALiBi replaces the model's position embeddings. A model that has ALiBi keeps it, and
+    only its maximum length changes. Each training batch (B, S) is cut into
     (B / scaling, S · scaling), row by row. Evaluation keeps full rows.
 
     Args:
@@ -195,7 +196,7 @@ class Alibi(Algorithm):
     """
 
     def __init__(self, max_sequence_length: int, train_sequence_length_scaling: float = 0.25) -> None:
-        self.max_sequence_length = check_int("max_sequence_length", max_sequence_length, minimum=1)
+        self.max_sequence_length = check_int("max_sequence_length", max_sequence_length, minimum=2)
         train_sequence_length_scaling = check_real("train_sequence_length_scaling", train_sequence_length_scaling)
         if not 0 < train_sequence_length_scaling <= 1:
             raise ValueError(f"train_sequence_length_scaling must be in (0, 1], got {train_sequence_length_scaling}")

@@ -41,7 +41,7 @@ def apply_alibi(
     Raises:
         ValueError: the model has nothing to replace. Composer's function only warns.
     """
-    max_sequence_length = check_int("max_sequence_length", max_sequence_length, minimum=1)
+    max_sequence_length = check_int("max_sequence_length", max_sequence_length, minimum=2)
     batch = _example_batch(model, max_sequence_length)
     return models.apply_alibi(model, max_sequence_length, optimizers=optimizers, example_batch=batch)
 

@@ -1,5 +1,6 @@
 """Alibi in Composer's own trainer, by itself and with SeqLengthWarmup."""
 
+import copy
 import warnings
 from types import SimpleNamespace
 
@@ -10,8 +11,8 @@ pytest.importorskip("composer", reason="needs Composer: make test-composer")
 
 from composer.core import Event
 
-from seqwarm_kernels.models import AlibiHeads
-from seqwarm_kernels.trainers.composer import Alibi, SeqLengthWarmup
+from seqwarm_kernels.models import AlibiHeads, alibi_layer_attention, register_alibi
+from seqwarm_kernels.trainers.composer import Alibi, SeqLengthWarmup, apply_alibi
 
 from .training import BATCH_SIZE, LENGTH, Bigrams, Run, batches, counting_rows, tiny_gpt2
 
@@ -79,7 +80,7 @@ def test_rows_that_cannot_be_cut():
 @pytest.mark.parametrize(
     ("arguments", "error", "match"),
     [
-        ((0,), ValueError, "max_sequence_length must be at least 1, got 0"),
+        ((1,), ValueError, "max_sequence_length must be at least 2, got 1"),
         ((8, 0), ValueError, r"train_sequence_length_scaling must be in \(0, 1\], got 0"),
         ((8, 1.5), ValueError, r"train_sequence_length_scaling must be in \(0, 1\], got 1.5"),
         ((8, 0.75), ValueError, "train_sequence_length_scaling must be 1 / k for an integer k, got 0.75"),
@@ -150,6 +151,54 @@ def test_one_algorithm_serves_several_trainers():
 def test_a_model_without_attention():
     with pytest.raises(ValueError, match="model must hold attention"):
         Run("1ba", Alibi(LENGTH), model=Bigrams())
+    with pytest.raises(ValueError, match="model must hold attention"):
+        apply_alibi(torch.nn.Linear(4, 4), LENGTH)
+
+
+def test_a_longer_length_in_a_second_call():
+    """For evaluation on longer sequences. The weights stay."""
+    model = tiny_gpt2()
+    for length in (LENGTH, 8 * LENGTH):
+        apply_alibi(model, length)
+        table = model.get_submodule("model.transformer.wpe").weight
+        assert (table.shape[0], table.requires_grad, table.count_nonzero().item()) == (length, False, 0)
+        assert model.config.n_positions == length
+        ids = counting_rows(2, length)
+        model.zero_grad()
+        model({"input_ids": ids, "labels": ids})["loss"].backward()
+        assert model.get_submodule("model.transformer.wte").weight.grad.any()
+
+
+def test_a_model_that_is_converted_already_stays_as_it_is():
+    first = Run("1ba", Alibi(LENGTH)).fit().model
+    second = Run("1ba", Alibi(LENGTH), model=copy.deepcopy(first)).model
+    assert repr(second) == repr(first)
+    states = first.state_dict(), second.state_dict()
+    torch.testing.assert_close(*states, rtol=0, atol=0)
+    assert [len(m._forward_pre_hooks) for m in second.modules()] == [len(m._forward_pre_hooks) for m in first.modules()]
+
+
+def test_classes_of_register_alibi():
+    """As additions to Composer's policy_registry, which is not read."""
+
+    class Attention(torch.nn.Module):
+        def forward(self, x):
+            heads = x.unflatten(-1, (2, 8)).transpose(1, 2)
+            return alibi_layer_attention(self, heads, heads, heads).transpose(1, 2).flatten(2)
+
+    @register_alibi(Attention)
+    def convert(module, surgery):
+        surgery.give_alibi(module, 2, causal=True)
+
+    model = torch.nn.Sequential(torch.nn.Embedding(16, 16), Attention())
+    apply_alibi(model, LENGTH)
+    assert is_alibi(model)
+
+
+def test_the_trainer_fits_again():
+    run = Run("2ba", Alibi(LENGTH), SeqLengthWarmup(0.5, 4, 8, 4)).fit()
+    run.trainer.fit(duration="1ba")
+    assert run.seen.lengths == [4, 8, 8]
 
 
 def test_it_is_required_on_load():

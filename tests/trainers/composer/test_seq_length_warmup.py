@@ -7,8 +7,10 @@ import torch
 
 pytest.importorskip("composer", reason="needs Composer: make test-composer")
 
-from composer.core import Event, Time, Timestamp
+from composer.core import Event, State, Time, Timestamp
+from composer.devices import DeviceCPU
 from composer.functional import set_batch_sequence_length as composers_set_batch_sequence_length
+from composer.loggers import Logger
 from torch.utils.data import DataLoader
 
 from seqwarm_kernels.trainers.composer import SeqLengthWarmup, algorithms, set_batch_sequence_length
@@ -135,6 +137,32 @@ def test_short_runs_and_ramps(max_duration, options):
         assert 8 <= length <= max(8, options.get("max_seq_length", 32))
     if options.get("duration") == 0:
         assert length == 32
+
+
+def test_algorithms_that_are_applied_without_a_trainer():
+    """Composer's State lists no algorithms. Two batches, of which the first is the ramp."""
+    model, dataloader = tiny_gpt2(), batches(2)
+    state = State(
+        model=model,
+        rank_zero_seed=0,
+        run_name="by hand",
+        device=DeviceCPU(),
+        dataloader=dataloader,
+        dataloader_label="train",
+        max_duration="1ep",
+    )
+    algorithm, logger = warmup(max_seq_length=16), Logger(state)
+    algorithm.apply(Event.INIT, state, logger)
+    assert state.algorithms == []
+    for batch, length in zip(dataloader, [8, 16], strict=True):
+        state.batch = batch
+        algorithm.apply(Event.AFTER_DATALOADER, state, logger)
+        assert {name: tensor.shape for name, tensor in state.batch.items()} == dict.fromkeys(
+            ("input_ids", "labels"), (BATCH_SIZE, length)
+        )
+        assert state.batch["labels"].equal(batch["labels"][:, :length])
+        model(state.batch)["loss"].backward()
+        state.timestamp = state.timestamp.to_next_batch(samples=BATCH_SIZE)
 
 
 def test_a_run_shorter_than_the_ramp_has_steps():
