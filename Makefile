@@ -12,7 +12,7 @@ BUILD_INPUTS := pyproject.toml constraints.txt setup.py CMakeLists.txt $(shell f
 
 export SEQWARM_TEST_DATA ?= $(abspath ../shared/data)
 
-.PHONY: help install demo experiments test test-cpus test-asan test-composer test-transformers-oldest lint format clean
+.PHONY: help install demo experiments test test-cpus test-asan test-composer test-transformers-oldest mutate lint format clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | while IFS='|' read -r target text; do \
@@ -74,6 +74,10 @@ test-transformers-oldest: build/transformers-oldest/installed  ## run the tests 
 	OMP_NUM_THREADS=1 PYTHONPATH=$(<D) $(RUN) -m pytest --numprocesses $(WORKERS) \
 		tests/models tests/trainers/test_huggingface.py tests/allocator/test_transformers.py $(ARGS)
 
+# Stopped and called again, it goes on. It works in copies of the project.
+mutate: $(STAMP)  ## change the code one place at a time: do tests fail? hours; ARGS="--only FILE --limit 10"
+	$(RUN) -m tools.mutation --workers $(WORKERS) $(ARGS)
+
 lint: $(STAMP)  ## check style, formatting and types
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
@@ -86,4 +90,4 @@ format: $(STAMP)  ## put imports and layout in order
 clean:  ## remove .venv and everything built
 	rm -rf $(VENV) build dist *.egg-info seqwarm_kernels/_C.*
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis
-	find seqwarm_kernels tests bench examples -name __pycache__ -type d -prune -exec rm -rf {} +
+	find seqwarm_kernels tests bench tools examples -name __pycache__ -type d -prune -exec rm -rf {} +

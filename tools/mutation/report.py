@@ -1,0 +1,61 @@
+"""The page of scores and survivors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from .mutants import Mutant
+from .records import NOT_BUILT, SURVIVED, Outcome
+from .survivors import REASONS
+from .targets import TARGETS
+
+PAGE = "docs/mutants.md"
+
+_INTRODUCTION = """\
+# Mutants
+
+`make mutate` changes one place of a file at a time: a comparison, a sign, a number, a deleted statement, and so on.
+Each mutant runs through the tests that use the file, without those marked `exhaustive`. A mutant dies if a test fails
+or does not end in time. All others count as survivors, also those that no test can tell from the code. A file has at
+most 40 mutants, drawn with a fixed seed; annotations, docstrings, messages and raise statements have none.
+
+`python -m tools.mutation --report` writes this page from `tools/mutation/records.jsonl`. A file that changed after its
+mutants were tried keeps its row until `make mutate` runs again.
+"""
+
+
+def page(outcomes: Mapping[Mutant, Outcome]) -> str:
+    tried = {mutant: outcome for mutant, outcome in outcomes.items() if outcome.result != NOT_BUILT}
+    return "\n".join([_INTRODUCTION, *_table(tried), "", "## Survivors", *_survivors(tried), ""])
+
+
+def _table(tried: Mapping[Mutant, Outcome]) -> list[str]:
+    lines = ["| file | mutants | died | survived | share that died |", "|---|---|---|---|---|"]
+    for target in TARGETS:
+        lines.append(_row(target.file, [outcome for mutant, outcome in tried.items() if mutant.file == target.file]))
+    return [*lines, _row("all", list(tried.values()))]
+
+
+def _row(name: str, outcomes: list[Outcome]) -> str:
+    if not outcomes:
+        return f"| `{name}` | | | | not yet measured |"
+    survived = sum(outcome.result == SURVIVED for outcome in outcomes)
+    died = len(outcomes) - survived
+    return f"| `{name}` | {len(outcomes)} | {died} | {survived} | {died / len(outcomes):.1%} |"
+
+
+def _survivors(tried: Mapping[Mutant, Outcome]) -> list[str]:
+    reasons = {entry[:4]: entry.reason for entry in REASONS}
+    lines, file = [], ""
+    for mutant in sorted(mutant for mutant, outcome in tried.items() if outcome.result == SURVIVED):
+        if mutant.file != file:
+            file = mutant.file
+            lines += ["", f"**{file}**", ""]
+        reason = reasons.get((file, mutant.code, mutant.before, mutant.after), "not explained yet")
+        lines.append(f"- line {mutant.line}, `{mutant.code}`: {_change(mutant)}. {reason}")
+    return lines
+
+
+def _change(mutant: Mutant) -> str:
+    before, after = (" ".join(text.split()) for text in (mutant.before, mutant.after))
+    return f"{mutant.operator} `{before}` → `{after}`"

@@ -1,0 +1,205 @@
+"""Tries mutants in a worker process, which has its own copy of the tree.
+
+The worker imports torch and pytest once. Each run of the tests is a fork of the worker, so a mutant costs its tests and
+little more. The package under test is imported in the fork only.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import json
+import os
+import re
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, NoReturn
+
+from .mutants import Mutant, digest
+from .records import FAILED, NOT_BUILT, SURVIVED, TIMED_OUT, Outcome
+from .targets import Target
+
+_NOT_COPIED = (".git", ".venv", "build", "reports", "__pycache__", ".*_cache", ".hypothesis", ".benchmarks")
+_ENVIRONMENT = {
+    "CI": "1",  # Hypothesis then draws the same examples in each run
+    "OMP_NUM_THREADS": "1",
+    "PYTHONDONTWRITEBYTECODE": "1",  # a mutant written in the same second with the same size would not be compiled
+    "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1",
+    "TRITON_INTERPRET": "1",
+}
+_PYTEST = ("-x", "-q", "--tb=no", "-rfE", "-p", "no:cacheprovider", "-m", "not exhaustive and not gpu")
+
+#: Seconds that a mutant may take besides four times those of the unchanged code.
+_SLACK = 30.0
+
+#: A mutant may allocate without end.
+_MEMORY = 16 * 2**30  # bytes
+
+_tree: Path  # this worker's copy
+_seconds: dict[str, float] = {}  # of each test without a mutant; tests that were never run are not in it
+
+
+class NotBuilt(Exception):
+    """The compiler refuses the mutant."""
+
+
+def start_worker(root: Path, scratch: Path) -> None:
+    """Copy the tree, and import what all tests import, except for the package."""
+    global _tree
+    _tree = Path(tempfile.mkdtemp(dir=scratch)) / "tree"
+    shutil.copytree(root, _tree, ignore=shutil.ignore_patterns(*_NOT_COPIED))
+    os.chdir(_tree)
+    os.environ.update(_ENVIRONMENT, PYTHONPATH=str(_tree))
+    sys.dont_write_bytecode = True
+    sys.path[:] = [str(_tree), *(path for path in sys.path if path and Path(path).resolve() != root)]
+    for module in ("torch._dynamo", "triton.language", "pytest", "hypothesis"):
+        importlib.import_module(module)
+
+
+def try_mutant(mutant: Mutant, target: Target) -> Outcome:
+    """Run the target's tests on the mutant until one fails."""
+    started = time.monotonic()
+    result, test = SURVIVED, None
+    for arguments in (target.first, target.then):
+        limit = _limit(arguments)
+        try:
+            with _applied(mutant):
+                result, test = _run(arguments, limit)
+        except NotBuilt:
+            result = NOT_BUILT
+        if result != SURVIVED:
+            break
+    return Outcome(result, test, round(time.monotonic() - started, 1))
+
+
+@functools.cache
+def _limit(arguments: tuple[str, ...]) -> float:
+    """Seconds after which a mutant counts as hanging. The tests must pass on the unchanged tree."""
+    started = time.monotonic()
+    result, test = _run(arguments, 3600)
+    _seconds.update(json.loads(_durations().read_text()))
+    if result != SURVIVED:
+        raise RuntimeError(f"pytest {' '.join(arguments)} {result} without a mutant: {test or _log().read_text()}")
+    return _SLACK + 4 * (time.monotonic() - started)
+
+
+def _run(arguments: tuple[str, ...], limit: float) -> tuple[str, str | None]:
+    """Run pytest in a fork. The result, and the test that failed."""
+    pid = os.fork()
+    if pid == 0:
+        _become_pytest(arguments)
+    deadline = time.monotonic() + limit
+    ended, status = os.waitpid(pid, os.WNOHANG)
+    while not ended and time.monotonic() < deadline:
+        time.sleep(0.02)
+        ended, status = os.waitpid(pid, os.WNOHANG)
+    with suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)  # also what the tests started and left behind
+    if not ended:
+        os.waitpid(pid, 0)
+        return TIMED_OUT, None
+    if status == 0:
+        return SURVIVED, None
+    failed = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", _log().read_text(errors="replace"), re.MULTILINE)
+    return FAILED, failed[1] if failed else None
+
+
+def _become_pytest(arguments: tuple[str, ...]) -> NoReturn:
+    status = 1
+    try:
+        os.setsid()
+        sys.stdout = sys.stderr = log = _log().open("w")
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+        resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
+        import pytest
+
+        status = int(pytest.main([*_PYTEST, *arguments], [_QuickestFirst()]))
+    finally:
+        sys.stdout.flush()
+        os._exit(status)
+
+
+class _QuickestFirst:
+    """Plugin of pytest: orders the tests by the time they took before, and writes the time they take."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    def pytest_collection_modifyitems(self, items: list[Any]) -> None:
+        items.sort(key=lambda item: _seconds.get(item.nodeid, 0.0))
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        self.seconds[report.nodeid] = self.seconds.get(report.nodeid, 0.0) + report.duration
+
+    def pytest_sessionfinish(self) -> None:
+        _durations().write_text(json.dumps(self.seconds))
+
+
+def _log() -> Path:
+    return _tree.parent / "log"
+
+
+def _durations() -> Path:
+    return _tree.parent / "durations.json"
+
+
+@contextmanager
+def _applied(mutant: Mutant) -> Iterator[None]:
+    path = _tree / mutant.file
+    source = path.read_text()
+    assert digest(source) == mutant.source, f"{mutant.file} changed while mutants were tried"
+    compiled = path.suffix != ".py"
+    unchanged = _built() if compiled else None
+    path.write_text(mutant.apply(source))
+    try:
+        if compiled:
+            _build()
+        yield
+    finally:
+        path.write_text(source)
+        if unchanged is not None:
+            _extension().write_bytes(unchanged)
+
+
+@functools.cache
+def _built() -> bytes:
+    """Build the unchanged extension, and return it. The tests of C++ files run on this one, with few optimizations."""
+    import pybind11
+    import torch
+
+    options = {
+        "CMAKE_BUILD_TYPE": "Mutation",
+        "CMAKE_CXX_FLAGS_MUTATION": "-O1",
+        "Python_EXECUTABLE": sys.executable,
+        "pybind11_DIR": pybind11.get_cmake_dir(),
+        "SEQWARM_TORCH_VERSION": torch.__version__,
+        "TORCH_INSTALL_PREFIX": os.path.dirname(torch.__file__),
+    }
+    os.environ["PATH"] = os.pathsep.join([sysconfig.get_path("scripts"), os.environ["PATH"]])
+    subprocess.run(
+        ["cmake", "-G", "Ninja", "-S", ".", "-B", "build", *(f"-D{name}={value}" for name, value in options.items())],
+        check=True,
+        capture_output=True,
+    )
+    _build()
+    return _extension().read_bytes()
+
+
+def _build() -> None:
+    if subprocess.run(["cmake", "--build", "build"], capture_output=True).returncode:
+        raise NotBuilt
+    shutil.copyfile(next(Path("build").glob("_C.*")), _extension())
+
+
+def _extension() -> Path:
+    return next((_tree / "seqwarm_kernels").glob("_C.*"))
