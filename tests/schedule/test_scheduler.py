@@ -234,6 +234,8 @@ def test_bad_progress():
         scheduler.step(True)
     with pytest.raises(ValueError, match="progress must not be negative"):
         scheduler.seq_length_at(-1)
+    with pytest.raises(TypeError, match="progress must be a real number, got str"):
+        scheduler.seq_length_at("3")
     assert scheduler.progress == 0
 
 
@@ -248,6 +250,8 @@ def test_state_of_another_configuration_changes_nothing():
         scheduler.load_state_dict({"progress": 7})
     with pytest.raises(TypeError, match="progress must be an int"):
         scheduler.load_state_dict({**state, "progress": "7"})
+    with pytest.raises(ValueError, match="progress must be at least 0, got -1"):
+        scheduler.load_state_dict({**state, "progress": -1})
     with pytest.raises(TypeError, match="state_dict must be a mapping"):
         scheduler.load_state_dict(None)
     assert scheduler.progress == 3

@@ -10,7 +10,7 @@ from tools.mutation.cpp_edits import cpp_edits
 from tools.mutation.mutants import Mutant, shuffled_mutants
 from tools.mutation.python_edits import python_edits
 from tools.mutation.records import FAILED, NOT_BUILT, SURVIVED, TIMED_OUT, Outcome
-from tools.mutation.targets import TARGETS, Target
+from tools.mutation.targets import TARGETS
 
 MUTANT = Mutant("file.py", "0123", 4, 1, "arithmetic", "x = a + b", "a + b", "(a - b)")
 
@@ -117,7 +117,7 @@ def test_mutants_of_a_target_can_be_told_apart_and_keep_their_order(target):
     mutants = shuffled_mutants(ROOT, target.file)
     assert mutants == shuffled_mutants(ROOT, target.file)
     assert len({(mutant, mutant.apply(source)) for mutant in mutants}) == len(mutants) >= 20
-    assert all((ROOT / argument).exists() for argument in target.first + target.then if argument.startswith("tests/"))
+    assert all((ROOT / argument).exists() for argument in target.tests if argument.startswith("tests/"))
 
 
 @pytest.fixture
@@ -143,7 +143,7 @@ def project(tmp_path, monkeypatch):
     ("operator", "tests", "result", "test"),
     [
         ("comparison", ("test_ok.py", "test_all.py"), FAILED, "test_all.py::test_count"),
-        ("comparison", ("test_ok.py", "test_ok.py"), SURVIVED, None),
+        ("comparison", ("test_ok.py",), SURVIVED, None),
         pytest.param("deletion", ("test_all.py", "test_ok.py"), TIMED_OUT, None, marks=pytest.mark.slow),
     ],
 )
@@ -151,7 +151,7 @@ def test_try_mutant(project, monkeypatch, operator, tests, result, test):
     monkeypatch.setattr(trial, "_SLACK", 2.0)
     source = (project / "counting.py").read_text()
     mutant = next(mutant for mutant in shuffled_mutants(project, "counting.py") if mutant.operator == operator)
-    outcome = trial.try_mutant(mutant, Target("counting.py", *((name,) for name in tests)))
+    outcome = trial.try_mutant(mutant, tests)
     assert (outcome.result, outcome.test) == (result, test)
     assert (project / "counting.py").read_text() == source
 
@@ -160,7 +160,7 @@ def test_tests_that_fail_without_a_mutant_are_an_error(project):
     (project / "test_ok.py").write_text("def test_ok(): assert False\n")
     mutant = shuffled_mutants(project, "counting.py")[0]
     with pytest.raises(RuntimeError, match="failed without a mutant: test_ok"):
-        trial.try_mutant(mutant, Target("counting.py", ("test_ok.py",), ("test_all.py",)))
+        trial.try_mutant(mutant, ("test_ok.py",))
 
 
 def test_quick_tests_run_first(project):

@@ -49,7 +49,7 @@ def try_file(executor: ProcessPoolExecutor, target: Target, limit: int, again: b
     with tqdm(desc=target.file, total=0, unit=" mutants", dynamic_ncols=True) as bar:
         while waiting := pending(mutants, known, limit):
             bar.total += len(waiting)
-            futures = {executor.submit(try_mutant, mutant, target): mutant for mutant in waiting}
+            futures = {executor.submit(try_mutant, mutant, target.tests): mutant for mutant in waiting}
             for future in as_completed(futures):
                 mutant, outcome = futures[future], future.result()
                 records.append(mutant, outcome)

@@ -26,7 +26,6 @@ from typing import Any, NoReturn
 
 from .mutants import Mutant, digest
 from .records import FAILED, NOT_BUILT, SURVIVED, TIMED_OUT, Outcome
-from .targets import Target
 
 _NOT_COPIED = (".git", ".venv", "build", "reports", "__pycache__", ".*_cache", ".hypothesis", ".benchmarks")
 _ENVIRONMENT = {
@@ -36,7 +35,7 @@ _ENVIRONMENT = {
     "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1",
     "TRITON_INTERPRET": "1",
 }
-_PYTEST = ("-x", "-q", "--tb=no", "-rfE", "-p", "no:cacheprovider", "-m", "not exhaustive and not gpu")
+_PYTEST = ("-x", "-q", "--tb=no", "-rfE", "-p", "no:cacheprovider", "-m", "not slow and not exhaustive and not gpu")
 
 #: Seconds that a mutant may take besides four times those of the unchanged code.
 _SLACK = 30.0
@@ -65,38 +64,32 @@ def start_worker(root: Path, scratch: Path) -> None:
         importlib.import_module(module)
 
 
-def try_mutant(mutant: Mutant, target: Target) -> Outcome:
-    """Run the target's tests on the mutant until one fails."""
+def try_mutant(mutant: Mutant, tests: tuple[str, ...]) -> Outcome:
+    """Run pytest with the arguments `tests` on the mutant, until a test fails."""
+    limit = _limit(tests)
     started = time.monotonic()
-    result, test = SURVIVED, None
-    for arguments in (target.first, target.then):
-        limit = _limit(arguments)
-        try:
-            with _applied(mutant):
-                result, test = _run(arguments, limit)
-        except NotBuilt:
-            result = NOT_BUILT
-        if result != SURVIVED:
-            break
+    result, test = NOT_BUILT, None
+    with suppress(NotBuilt), _applied(mutant):
+        result, test = _run(tests, limit)
     return Outcome(result, test, round(time.monotonic() - started, 1))
 
 
 @functools.cache
-def _limit(arguments: tuple[str, ...]) -> float:
+def _limit(tests: tuple[str, ...]) -> float:
     """Seconds after which a mutant counts as hanging. The tests must pass on the unchanged tree."""
     started = time.monotonic()
-    result, test = _run(arguments, 3600)
+    result, test = _run(tests, 3600)
     _seconds.update(json.loads(_durations().read_text()))
     if result != SURVIVED:
-        raise RuntimeError(f"pytest {' '.join(arguments)} {result} without a mutant: {test or _log().read_text()}")
+        raise RuntimeError(f"pytest {' '.join(tests)} {result} without a mutant: {test or _log().read_text()}")
     return _SLACK + 4 * (time.monotonic() - started)
 
 
-def _run(arguments: tuple[str, ...], limit: float) -> tuple[str, str | None]:
+def _run(tests: tuple[str, ...], limit: float) -> tuple[str, str | None]:
     """Run pytest in a fork. The result, and the test that failed."""
     pid = os.fork()
     if pid == 0:
-        _become_pytest(arguments)
+        _become_pytest(tests)
     deadline = time.monotonic() + limit
     ended, status = os.waitpid(pid, os.WNOHANG)
     while not ended and time.monotonic() < deadline:
@@ -113,7 +106,7 @@ def _run(arguments: tuple[str, ...], limit: float) -> tuple[str, str | None]:
     return FAILED, failed[1] if failed else None
 
 
-def _become_pytest(arguments: tuple[str, ...]) -> NoReturn:
+def _become_pytest(tests: tuple[str, ...]) -> NoReturn:
     status = 1
     try:
         os.setsid()
@@ -123,7 +116,7 @@ def _become_pytest(arguments: tuple[str, ...]) -> NoReturn:
         resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
         import pytest
 
-        status = int(pytest.main([*_PYTEST, *arguments], [_QuickestFirst()]))
+        status = int(pytest.main([*_PYTEST, *tests], [_QuickestFirst()]))
     finally:
         sys.stdout.flush()
         os._exit(status)
