@@ -1,6 +1,7 @@
 """Misuse that once gave wrong results without a word."""
 
 import copy
+import linecache
 import pickle
 import warnings
 
@@ -57,8 +58,10 @@ def test_a_scheduler_that_nobody_steps(use):
         with pytest.warns(
             UserWarning,
             match=r"the length is still 16 after 500 batches: call scheduler.step\(\) after each optimizer step",
-        ):
+        ) as caught:
             use(unstepped, 1)
+        line = linecache.getline(caught[0].filename, caught[0].lineno)
+        assert use is forward_often or "scheduler.resize(" in line
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             use(unstepped, 600)

@@ -1,12 +1,13 @@
 """python -m seqwarm_kernels plan: lengths, tokens and FLOPs against a loop over the steps."""
 
+import itertools
 import json
 
 import pytest
 
-from seqwarm_kernels import SequenceLengthScheduler
+from seqwarm_kernels import SequenceLengthScheduler, discrete
 from seqwarm_kernels.cli import main
-from seqwarm_kernels.schedule.plan import ModelSize, plan_schedule, table
+from seqwarm_kernels.schedule.plan import ModelSize, draw, plan_schedule, table
 
 MODEL = ModelSize(layers=2, hidden_size=16, vocab_size=100)
 
@@ -48,7 +49,32 @@ def test_a_run_that_ends_inside_the_ramp():
 def test_no_ramp_saves_nothing():
     plan = plan_schedule(SequenceLengthScheduler(8, 64, duration=0), 10, 2, MODEL)
     assert (plan.tokens_saved(), plan.attention_saved()) == (0, 0)
+    assert plan_schedule(SequenceLengthScheduler(8, 64, duration=0), 1, 2, MODEL).tokens == 2 * 64
     assert plan.flops == plan.flops_full_length == 10 * 2 * 64 * (6 * (12 * 2 * 256 + 1600) + 6 * 2 * 16 * 64)
+
+
+def three_stages(unit="sample"):
+    """12,000 tokens of length 8, 24,000 of length 16 and 48,000 of length 24, in batches of 300 rows."""
+    ramp, total = {"step": (10, 17), "token": (36_000, 84_000), "sample": (3000, 5000)}[unit]
+    pacing = discrete([(12_000, 8), (24_000, 16)]) if unit == "token" else "linear"
+    scheduler = SequenceLengthScheduler(8, 24, duration=ramp, step_size=8, pacing=pacing, unit=unit)
+    return plan_schedule(scheduler, total, 300, MODEL)
+
+
+def test_table():
+    assert (
+        table(three_stages())
+        == """\
+        sample    length    of all tokens so far
+             0         8                    0.0%
+         1,500        16                   14.3%
+         3,000        24                   42.9%
+
+steps                        17
+tokens                       8.4e+04 (30.0% fewer than as many steps at full length)
+training                     4.216e+09 FLOPs (31.2% fewer)
+attention                    3.133e+08 FLOPs (19.0% fewer than these tokens at full length)"""
+    )
 
 
 def test_a_long_plan_is_thinned_out():
@@ -56,8 +82,49 @@ def test_a_long_plan_is_thinned_out():
     lines = table(plan).splitlines()
     assert len(plan.stages) == 128
     assert len(lines) == 1 + 12 + 5
-    assert lines[1].split() == ["0", "8", "0.0%"]
-    assert lines[12].split()[:2] == ["1,000", "1,024"]
+    assert [line.split() for line in (lines[1], lines[2], lines[11], lines[12])] == [
+        ["0", "8", "0.0%"],
+        ["95", "104", "0.2%"],
+        ["906", "928", "16.4%"],
+        ["1,000", "1,024", "20.0%"],
+    ]
+    plan = plan_schedule(SequenceLengthScheduler(1, 12, duration=12, step_size=1), 20, 2, MODEL)
+    assert [line.split()[1] for line in table(plan).splitlines()[1:13]] == [str(length) for length in range(1, 13)]
+
+
+def test_json():
+    plan = json.loads(three_stages().to_json())
+    assert plan["stages"][1] == {"progress": 1500, "seq_length": 16, "steps": 5, "tokens": 24_000}
+    assert (plan["tokens"], plan["tokens_full_length"]) == (84_000, 120_000)
+    assert (plan["attention_flops"], plan["attention_flops_same_tokens"]) == (313_344_000, 387_072_000)
+    assert plan["attention_saved"] == pytest.approx(1 - 313_344_000 / 387_072_000)
+    assert three_stages().to_json().startswith('{\n  "unit"')
+
+
+@pytest.mark.parametrize("unit", ["step", "token", "sample"])
+def test_figure(monkeypatch, tmp_path, unit):
+    figure_module = pytest.importorskip("matplotlib.figure")
+    figures = []
+    monkeypatch.setattr(figure_module.Figure, "savefig", lambda figure, path, **_: figures.append((figure, path)))
+    plan = three_stages(unit)
+    draw(plan, tmp_path / "plan.png")
+    [(figure, path)] = figures
+    lengths, tokens = figure.axes
+    end = {"step": 17, "token": 84_000, "sample": 5000}[unit]
+    (line,) = lengths.lines
+    assert line.get_xdata() == pytest.approx([*(stage.progress for stage in plan.stages), end])
+    assert list(line.get_ydata()) == [8, 16, 24, 24]
+    assert line.get_drawstyle() == "steps-post"
+    assert (lengths.get_xlabel(), lengths.get_ylabel()) == (f"{unit}s", "sequence length")
+    assert lengths.get_xlim() == (0, end)
+    assert lengths.get_ylim()[0] == 0
+    (line,) = tokens.lines
+    assert line.get_xdata() == pytest.approx([*(stage.progress for stage in plan.stages), end])
+    assert line.get_ydata() == pytest.approx([0, *itertools.accumulate(stage.tokens for stage in plan.stages)])
+    assert tokens.get_ylabel() == "tokens so far"
+    assert tokens.get_ylim()[0] == 0
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["sequence length", "tokens so far"]
+    assert path == tmp_path / "plan.png"
 
 
 def test_the_command(capsys, tmp_path):

@@ -220,6 +220,8 @@ def test_bad_pacings():
         root("2")
     with pytest.raises(ValueError, match="units of a stage must be at least 1, got 0"):
         discrete([(0, 8)])
+    with pytest.raises(ValueError, match="length of a stage must be at least 1, got 0"):
+        discrete([(8, 0)])
     with pytest.raises(ValueError, match=r"the lengths of stages must not fall, got \[64, 32\]"):
         discrete([(10, 64), (10, 32)])
 

@@ -24,6 +24,7 @@ TARGETS = [
         "scheduler.py plan.py",
         "tests/schedule/test_scheduler.py",
         "tests/schedule/test_plan.py",
+        "tests/test_silent_results.py",
     ),
     Target("seqwarm_kernels/schedule/attachment.py", ("tests/schedule/test_attachment.py",)),
     *_in_folder(
