@@ -203,6 +203,24 @@ def test_which_planners_cut_items_or_keep_them_for_later(warmup, too_long):
     assert without_scheduler.cuts_items == (too_long != "reject")
 
 
+def test_the_configuration_is_plain():
+    planner = BatchPlanner(64, multiple_of=8, too_long="split")
+    assert planner.configuration() == {
+        "max_tokens": 64,
+        "batch_size": None,
+        "multiple_of": 8,
+        "max_length": 64,
+        "too_long": "split",
+        "warmup": None,
+        "packed": False,
+    }
+    scheduler = SequenceLengthScheduler(8, 32, duration=10)
+    state = scheduler.state_dict()
+    scheduler.step(3)
+    configuration = BatchPlanner(64, max_length=scheduler, warmup="cut").configuration()
+    assert (configuration["max_length"], configuration["warmup"]) == (state, "cut")
+
+
 def test_seeds_shuffle_batches_and_nothing_else():
     lengths = list(range(1, 60))
     plan = BatchPlanner(64).plan(lengths)
