@@ -34,7 +34,7 @@ TARGETS = [
     ),
     Target("seqwarm_kernels/resizing/checked_call.py", _RESIZING),
     Target(
-        "seqwarm_kernels/allocator/snapshot.py", ("tests/allocator/test_warmup.py", "tests/allocator/test_memory.py")
+        "seqwarm_kernels/allocator/snapshot.py", ("tests/allocator/test_snapshot.py", "tests/allocator/test_warmup.py")
     ),
     *_in_folder("seqwarm_kernels/ops/moment_statistics", "triton_kernel.py triton.py", *_MOMENTS, "triton"),
     *_in_folder(

@@ -1,0 +1,167 @@
+"""restore_afterwards: each thing that a block may change is as before, and the same object."""
+
+import random
+
+import numpy
+import pytest
+import torch
+from torch import nn
+
+from seqwarm_kernels.allocator import snapshot
+from seqwarm_kernels.allocator.snapshot import restore_afterwards
+
+
+def model_and_optimizer():
+    """With gradients and state. The optimizer has a parameter of its own, and no state for the last one."""
+    model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2), nn.Linear(2, 1))
+    own = nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.AdamW([{"params": model[:2].parameters()}, {"params": [own, model[2].weight], "lr": 0.5}])
+    (model[:2](torch.randn(4, 3)).square().sum() + own.sum()).backward()
+    optimizer.step()
+    return model, optimizer, own
+
+
+def leave(model, optimizer, scaler=None):
+    with restore_afterwards(model, optimizer, scaler):
+        pass
+
+
+def test_gradients_are_none_inside_and_the_same_tensors_afterwards():
+    model, optimizer, own = model_and_optimizer()
+    tensors = [*model.parameters(), own]
+    gradients = [tensor.grad for tensor in tensors]
+    copies = [None if gradient is None else gradient.clone() for gradient in gradients]
+    with restore_afterwards(model, optimizer):
+        assert all(tensor.grad is None for tensor in tensors)
+        for tensor in tensors:
+            tensor.grad = torch.ones_like(tensor)
+    for tensor, gradient, copied in zip(tensors, gradients, copies, strict=True):
+        assert tensor.grad is gradient
+        assert gradient is None or gradient.equal(copied)
+    assert own.grad is not None
+
+
+def test_values_are_restored_after_an_error():
+    model, optimizer, own = model_and_optimizer()
+    tensors = [*model.parameters(), *model.buffers(), own]
+    copies = [tensor.detach().clone() for tensor in tensors]
+    with pytest.raises(RuntimeError, match="inside"), restore_afterwards(model, optimizer):  # noqa: PT012
+        for tensor in tensors:
+            tensor.data.add_(1)
+        raise RuntimeError("inside")
+    assert all(tensor.equal(copied) for tensor, copied in zip(tensors, copies, strict=True))
+
+
+def test_values_are_restored_without_an_optimizer():
+    model, _, _ = model_and_optimizer()
+    copied = model[0].weight.detach().clone()
+    with restore_afterwards(model):
+        model[0].weight.data.zero_()
+    assert model[0].weight.equal(copied)
+
+
+def test_an_unchanged_tensor_is_not_written():
+    model = nn.Linear(2, 1)
+    model.register_buffer("overlapping", torch.ones(1).expand(3))  # a copy into it would raise
+    version = model.weight._version
+    leave(model, None)
+    assert model.weight._version == version
+
+
+def test_modes_and_the_names_of_tensors():
+    model, _, _ = model_and_optimizer()
+    weight, mean = model[0].weight, model[1].running_mean
+    model[2].eval()
+    with restore_afterwards(model):
+        model.eval()
+        model[2].train()
+        model[0].weight = nn.Parameter(torch.zeros(2, 3))
+        model[0].another = nn.Parameter(torch.zeros(1))
+        model[1].running_mean = torch.zeros(2)
+        model[1].register_buffer("cache", torch.zeros(1))
+    assert [module.training for module in model.modules()] == [True, True, True, False]
+    assert model[0].weight is weight
+    assert model[1].running_mean is mean
+    assert not hasattr(model[0], "another")
+    assert not hasattr(model[1], "cache")
+
+
+def test_state_of_an_optimizer():
+    model, optimizer, own = model_and_optimizer()
+    weight = model[0].weight
+    optimizer.state[weight]["list"] = [torch.ones(2), torch.zeros(1)]
+    optimizer.state[weight]["plain"] = {"nested": [1, 2]}
+    optimizer.calls = 1
+    state, average = optimizer.state[weight], optimizer.state[weight]["exp_avg"]
+    first_of_list, copied, steps = state["list"][0], average.clone(), state["step"].clone()
+    with restore_afterwards(model, optimizer):
+        average.add_(1)
+        state["step"] += 1
+        state["list"][0].zero_()
+        state["list"][1] = torch.ones(7)
+        state["plain"]["nested"].append(3)
+        state["another"] = 1
+        optimizer.state[weight] = {"exp_avg": torch.zeros(1)}
+        optimizer.state[own]["exp_avg"] = torch.zeros(1)
+        optimizer.state[model[2].weight] = {"step": 1}
+        optimizer.param_groups[1]["lr"] = 7.0
+        optimizer.param_groups[0]["another"] = 1
+        optimizer.calls, optimizer.another = 2, 1
+    assert optimizer.state[weight] is state
+    assert state["exp_avg"] is average
+    assert average.equal(copied)
+    assert state["step"].equal(steps)
+    assert state["list"][0] is first_of_list
+    assert [tensor.tolist() for tensor in state["list"]] == [[1, 1], [0]]
+    assert state["plain"] == {"nested": [1, 2]}
+    assert "another" not in state
+    assert optimizer.state[own]["exp_avg"].shape == (2,)
+    assert model[2].weight not in optimizer.state
+    assert [group["lr"] for group in optimizer.param_groups] == [0.001, 0.5]
+    assert optimizer.param_groups[1]["params"][0] is own
+    assert "another" not in optimizer.param_groups[0]
+    assert optimizer.calls == 1
+    assert not hasattr(optimizer, "another")
+
+
+def test_state_of_a_grad_scaler():
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    scale = scaler.scale(torch.ones(())) and scaler._scale
+    model, optimizer, _ = model_and_optimizer()
+    with restore_afterwards(model, optimizer, scaler):
+        scaler._scale.fill_(1.0)
+        scaler._growth_interval = 3
+        scaler._per_optimizer_states[1]["stage"] = None
+    assert scaler._scale is scale
+    assert scaler.get_scale() == 4.0
+    assert scaler._growth_interval == 2000
+    assert not scaler._per_optimizer_states
+
+
+def test_random_streams():
+    def draw():
+        return torch.rand(1).item(), random.random(), numpy.random.rand()
+
+    def seed():
+        torch.manual_seed(3)
+        random.seed(3)
+        numpy.random.seed(3)
+
+    model = nn.Linear(1, 1)
+    seed()
+    expected = draw()
+    seed()
+    with restore_afterwards(model):
+        draw()
+    assert draw() == expected
+
+
+def test_sharded_parameters_are_sharded_before_they_are_read_and_afterwards(monkeypatch):
+    model, calls = nn.Linear(2, 1), []
+    monkeypatch.setattr(snapshot, "reshard", lambda module: calls.append((module, module.weight.sum().item())))
+    total = model.weight.sum().item()
+    with restore_afterwards(model):
+        assert calls == [(model, total)]
+        model.weight.data.fill_(9)
+    assert calls == [(model, total), (model, 18)]
+    assert model.weight.sum().item() == total
