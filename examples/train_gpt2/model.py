@@ -7,9 +7,11 @@ import dataclasses
 import functools
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -138,9 +140,25 @@ def configure(given: argparse.Namespace) -> Config:
     return config
 
 
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Errors in this block name the file of the run that is being read."""
+    try:
+        yield
+    except (AttributeError, EOFError, KeyError, RuntimeError, TypeError, ValueError, UnpicklingError) as error:
+        raise UserError(
+            f"{path} is damaged, or was written by another version of this script: {type(error).__name__}: {error}"
+        ) from error
+
+
 def read_records(folder: Path) -> list[dict[str, Any]]:
     path = folder / "records.jsonl"
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    if not path.exists():
+        return []
+    with reading(path):
+        records = [json.loads(line) for line in path.read_text().splitlines()]
+        has_diverged(records)
+        return records
 
 
 def has_diverged(records: list[dict[str, Any]]) -> bool:
@@ -148,7 +166,9 @@ def has_diverged(records: list[dict[str, Any]]) -> bool:
 
 
 def read_config(folder: Path) -> Config:
-    return Config(**json.loads((folder / "config.json").read_text()))
+    path = folder / "config.json"
+    with reading(path):
+        return Config(**json.loads(path.read_text()))
 
 
 class GPT(nn.Module):

@@ -41,6 +41,7 @@ from model import (
     parse,
     read_config,
     read_records,
+    reading,
 )
 from text import IGNORED, Batches, load_tokenizer, open_atomically, prepare_tokens
 from torch import Tensor, distributed, nn
@@ -307,20 +308,22 @@ class Run:
             if self.rank == 0:
                 print(f"{self.out} has ended: {describe(recorded[-1])}")
             return
-        if not (self.out / "checkpoint.pt").exists():
+        path = self.out / "checkpoint.pt"
+        if not path.exists():
             return
-        state = torch.load(self.out / "checkpoint.pt", map_location="cpu", weights_only=True)
-        weights = state["weights"]
-        if isinstance(weights, str):
-            shards, weights = self.out / weights, self.weights()
-            checkpoint.load(weights, checkpoint_id=shards)
-        states.set_state_dict(
-            self.model, self.optimizer, model_state_dict=weights["model"], optim_state_dict=weights["optimizer"]
-        )
-        self.scheduler.load_state_dict(state["scheduler"])
-        self.monitor.load_state_dict(state["monitor"])
-        self.step, self.tokens, self.seconds = state["counts"]
-        self.records = state["records"]
+        with reading(path):
+            state = torch.load(path, map_location="cpu", weights_only=True)
+            weights = state["weights"]
+            if isinstance(weights, str):
+                shards, weights = self.out / weights, self.weights()
+                checkpoint.load(weights, checkpoint_id=shards)
+            states.set_state_dict(
+                self.model, self.optimizer, model_state_dict=weights["model"], optim_state_dict=weights["optimizer"]
+            )
+            self.scheduler.load_state_dict(state["scheduler"])
+            self.monitor.load_state_dict(state["monitor"])
+            self.step, self.tokens, self.seconds = state["counts"]
+            self.records = state["records"]
         self.save_records()  # a killed run may have stopped between checkpoint and records
 
     def export(self) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ...utils.checks import check_int
 from ...utils.files import write_atomically
 from .compression import COMPRESSIONS
 from .reader import FORMATS, ChunkError
@@ -66,7 +67,9 @@ class Manifest:
         try:
             content = json.loads(path.read_bytes())
             chunks = content.pop("chunks")
-            return Manifest(**content, chunks=None if chunks is None else tuple(Chunk(**chunk) for chunk in chunks))
+            manifest = Manifest(**content, chunks=None if chunks is None else tuple(Chunk(**chunk) for chunk in chunks))
+            manifest._check()
+            return manifest
         except FileNotFoundError as error:
             raise ValueError(
                 f"{folder} has no {MANIFEST}: it is not a folder of write_chunks. Pass its .txt or .jsonl files as a "
@@ -74,6 +77,23 @@ class Manifest:
             ) from error
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise ChunkError(path, None, f"invalid manifest: {error}") from error
+
+    def _check(self) -> None:
+        """Check every entry, of a file that may have been damaged."""
+        for name, value, known in (("format", self.format, FORMATS), ("compression", self.compression, COMPRESSIONS)):
+            if value not in known:
+                raise ValueError(f"{name} must be one of {', '.join(known)}, got {value!r}")
+        check_int("items_per_chunk", self.items_per_chunk, minimum=1)
+        check_int("blank_items", self.blank_items, minimum=0)
+        if not isinstance(self.length_fn, (str, type(None))):
+            raise TypeError(f"length_fn must be a string or null, got {self.length_fn!r}")
+        if self.chunks is not None and not self.chunks:
+            raise ValueError("chunks must be null or at least one chunk, got none")
+        for number, chunk in enumerate(self.chunks or ()):
+            if chunk.file != self.file_name(number):
+                raise ValueError(f"file of chunk {number} must be {self.file_name(number)!r}, got {chunk.file!r}")
+            check_int(f"items of {chunk.file}", chunk.items, minimum=1)
+            check_int(f"bytes of {chunk.file}", chunk.bytes, minimum=1)
 
     def lengths(self, folder: Path) -> NDArray[np.int64]:
         """Read the lengths of all items, in the order of the chunks.
@@ -106,7 +126,7 @@ def read_lengths(chunk_path: Path, items: int) -> NDArray[np.int64]:
     path = _lengths_path(chunk_path)
     try:
         lengths = np.load(path)
-    except (OSError, ValueError, EOFError) as error:
+    except Exception as error:  # NumPy raises errors of many types for a damaged header
         raise ChunkError(path, None, f"cannot be read: {error}") from error
     if lengths.shape != (items,):
         raise ChunkError(

@@ -62,6 +62,10 @@ def unpack_state(state: Mapping[str, Any], configuration: Mapping[str, Any]) -> 
     num_items, max_length = (
         None if state[name] is None else check_int(name, state[name], minimum=1) for name in ("num_items", "max_length")
     )
+    if num_items is None and batches_served:
+        raise ValueError(
+            f"batches_served of state_dict must be 0 where num_items is None, outside of a window, got {batches_served}"
+        )
     start = Start(
         epoch=epoch,
         served_up_to=_served_up_to(state["served_up_to"]),

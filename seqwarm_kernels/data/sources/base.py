@@ -56,6 +56,10 @@ class BlockSource(ABC):
     def _blocks(self) -> Iterator[Sequence[Any]]:
         """Yield this epoch's blocks in order, from block `_block` on. The next one is requested when one is done."""
 
+    def _num_blocks(self) -> int | None:
+        """Number of blocks of an epoch; None if it is unknown before the end of the epoch."""
+        return None
+
     @abstractmethod
     def _configuration(self) -> dict[str, Any]:
         """The settings of the subclass that a loaded state must agree with."""
@@ -119,6 +123,9 @@ class BlockSource(ABC):
         check_same_configuration({name: state_dict[name] for name in configuration}, configuration)
         for name in _CURSOR:
             check_int(name, state_dict[name], minimum=0)
+        num_blocks = self._num_blocks()
+        if num_blocks is not None and state_dict["block"] > num_blocks:
+            raise ValueError(f"block of state_dict must be at most {num_blocks}, got {state_dict['block']}")
 
     def _shared_configuration(self) -> dict[str, Any]:
         return {

@@ -86,6 +86,10 @@ class ChunkSource(BlockSource):
                 items = [items[index] for index in order.tolist()]
             yield items
 
+    def _num_blocks(self) -> int:
+        files = len(range(self.rank, len(self._paths), self.world_size))
+        return -(-files // self.buffer_chunks)
+
     def _read(self, file: int) -> list[Any]:
         path, chunk = self._paths[file], self._chunks[file]
         try:

@@ -59,6 +59,10 @@ class SequenceSource(BlockSource):
                 return
             yield self._read(permuted(indices, length, self.seed, self.epoch) if self.shuffle else indices)
 
+    def _num_blocks(self) -> int:
+        items = max(0, len(self._sequence) - self.rank)
+        return -(-items // (_BLOCK * self.world_size))
+
     def _read(self, indices: np.ndarray) -> Sequence[Any]:
         if hasattr(self._sequence, "__getitems__"):
             return self._sequence.__getitems__(indices.tolist())

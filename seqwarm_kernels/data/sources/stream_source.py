@@ -90,6 +90,14 @@ class StreamSource(BlockSource):
         super().load_state_dict(state_dict)
         self._state_before_block = copy.deepcopy(state_dict["dataset"])
 
+    def check_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        super().check_state_dict(state_dict)
+        if (state_dict["dataset"] is None) != (state_dict["block"] == 0):
+            raise ValueError(
+                "dataset of state_dict must be the dataset's state, and None only in block 0, got "
+                f"{state_dict['dataset']!r:.60} in block {state_dict['block']}"
+            )
+
     def _configuration(self) -> dict[str, Any]:
         return {"buffer_size": self.buffer_size}
 

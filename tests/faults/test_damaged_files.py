@@ -1,0 +1,192 @@
+"""Files that are cut, changed, or of another version are refused with an error that names the file, and stay."""
+
+import contextlib
+import json
+import shutil
+
+import pytest
+import torch
+
+from seqwarm_kernels.data import ChunkSource, write_chunks
+from seqwarm_kernels.diagnostics import JsonLines, StepRecord
+from seqwarm_kernels.tuning import NoStableSchedule, Validation, tune_schedule
+
+from .mutations import EXAMPLES, changed, damaged, explore, refusal_of
+
+
+def as_json(example):
+    return json.dumps(example, default=str).encode()
+
+
+def lines(count):
+    return [f"line {number}" for number in range(count)]
+
+
+@pytest.mark.parametrize("kind", ["bytes", "entries"])
+@pytest.mark.parametrize("examples", EXAMPLES)
+def test_manifest(tmp_path, kind, examples):
+    write_chunks(lines(20), tmp_path, 10, length_fn=len, progress=False)
+    path = tmp_path / "manifest.json"
+    content = path.read_bytes()
+
+    def check(example):
+        path.write_bytes(example if kind == "bytes" else as_json(example))
+        before = path.read_bytes()
+        for use in (read_all, lambda: write_chunks(lines(20), tmp_path, 10, length_fn=len, progress=False)):
+            refusal = refusal_of(use)
+            if refusal is not None:
+                assert str(tmp_path) in refusal
+                assert path.read_bytes() == before
+            path.write_bytes(before)
+
+    def read_all():
+        assert {item for item, _ in ChunkSource(tmp_path, with_lengths=True)} <= set(lines(20))
+
+    explore(examples, damaged(content) if kind == "bytes" else changed(json.loads(content)), check)
+
+
+@pytest.mark.parametrize("name", ["chunk-000000.txt.gz", "chunk-000000.lengths.npy"])
+@pytest.mark.parametrize("examples", EXAMPLES)
+def test_chunks_and_lengths(tmp_path, name, examples):
+    """Writing again mends them."""
+    write_chunks(lines(20), tmp_path, 10, length_fn=len, progress=False)
+    path = tmp_path / name
+    content = path.read_bytes()
+
+    def check(example):
+        path.write_bytes(example)
+        for use in (
+            lambda: list(ChunkSource(tmp_path, with_lengths=True)),
+            lambda: write_chunks(lines(20), tmp_path, 10, length_fn=len, progress=False),
+        ):
+            refusal = refusal_of(use)
+            assert refusal is None or str(path) in refusal
+        if refusal is None:
+            assert len(list(ChunkSource(tmp_path, with_lengths=True))) == 20
+
+    explore(examples, damaged(content), check)
+
+
+def record(step):
+    return StepRecord(step, 1.0, 1.0, False, 1.0, 1.0, 1.0, 1.0, None)
+
+
+@pytest.mark.parametrize("examples", EXAMPLES)
+def test_json_lines(tmp_path, examples):
+    path = tmp_path / "monitor.jsonl"
+    content = "".join(record(step).to_json() + "\n" for step in (1, 2, 3)).encode()
+
+    def check(example):
+        path.write_bytes(example)
+        refusal = refusal_of(lambda: JsonLines(path))
+        if refusal is not None:
+            assert str(path) in refusal
+            assert path.read_bytes() == example
+            return
+        output = JsonLines(path)
+        output(record(10))
+        output.close()
+        assert json.loads(path.read_bytes().splitlines()[-1])["step"] == 10
+
+    explore(examples, damaged(content), check)
+
+
+def trial(scheduler, end):
+    yield Validation(0, 10.0)
+    yield Validation(end, 9.0)
+
+
+def tune(folder):
+    return tune_schedule(
+        *(trial,), max_seq_length=32, learning_rate_warmup=4, min_seq_lengths=[8], durations=[10], folder=folder,
+        progress=False,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["bytes", "entries"])
+@pytest.mark.parametrize("pattern", ["configuration.json", "trial_*.json"])
+@pytest.mark.parametrize("examples", EXAMPLES)
+def test_a_search(tmp_path, kind, pattern, examples):
+    tune(tmp_path)
+    (path,) = tmp_path.glob(pattern)
+    content = path.read_bytes()
+
+    def check(example):
+        path.write_bytes(example if kind == "bytes" else as_json(example))
+        before = path.read_bytes()
+        refusal = None
+        with contextlib.suppress(NoStableSchedule):  # other perplexities have another outcome
+            refusal = refusal_of(lambda: tune(tmp_path))
+        if refusal is not None:
+            assert str(tmp_path) in refusal
+            assert path.read_bytes() == before
+
+    explore(examples, damaged(content) if kind == "bytes" else changed(json.loads(content)), check)
+
+
+def without(name):
+    def write(path):
+        state = torch.load(path, weights_only=True)
+        del state[name]
+        torch.save(state, path)
+
+    return write
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def of_another_version(path):
+    path.write_text(json.dumps({**json.loads(path.read_text()), "of another version": 1}))
+
+
+def as_number(path):
+    path.write_text("5\n")
+
+
+@pytest.fixture(scope="module")
+def run_of_gpt2(tmp_path_factory):
+    pytest.importorskip("tokenizers")
+    from .trainings import train_gpt2
+
+    folder = tmp_path_factory.mktemp("gpt2") / "run"
+    train_gpt2(folder)
+    return folder
+
+
+@pytest.mark.parametrize(("name", "content"), [("config.json", '{"size'), ("records.jsonl", "5")])
+def test_text_files_of_train_gpt2(tmp_path, name, content):
+    pytest.importorskip("tokenizers")
+    from bench.training.running import load_script
+
+    (tmp_path / name).write_text(content)
+    model = load_script().model
+    with pytest.raises(model.UserError, match=rf"{name} is damaged, or was written by another version"):
+        {"config.json": model.read_config, "records.jsonl": model.read_records}[name](tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        ("checkpoint.pt", cut),
+        ("checkpoint.pt", without("scheduler")),
+        ("checkpoint.pt", without("weights")),
+        ("config.json", cut),
+        ("config.json", of_another_version),
+        ("records.jsonl", cut),
+        ("records.jsonl", as_number),
+    ],
+)
+def test_train_gpt2(tmp_path, run_of_gpt2, name, damage):
+    from .trainings import train_gpt2
+
+    folder = tmp_path / "run"
+    shutil.copytree(run_of_gpt2, folder)
+    damage(folder / name)
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    with pytest.raises(ValueError, match=rf"{name} is damaged, or was written by another version") as refused:
+        train_gpt2(folder)
+    assert type(refused.value).__name__ == "UserError"
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
