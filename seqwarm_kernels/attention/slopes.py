@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..utils.checks import check_bool, check_dense, check_int
+from ..utils.checks import check_bool, check_dense, check_device, check_int
 
 
 def alibi_slopes(num_heads: int, *, device: torch.device | str | None = None) -> Tensor:
@@ -26,6 +26,7 @@ def alibi_slopes(num_heads: int, *, device: torch.device | str | None = None) ->
         (H,) float32, in (0, 1).
     """
     num_heads = check_int("num_heads", num_heads, minimum=1)
+    device = None if device is None else check_device("device", device)
     power = 2 ** (num_heads.bit_length() - 1)
     slopes = _geometric_slopes(power, device)
     if power < num_heads:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..attention.functional import alibi_attention, alibi_attention_varlen
-from ..utils.checks import check_bool, check_real
+from ..utils.checks import check_bool, check_iterable, check_real
 
 
 class AlibiHeads(nn.Module):
@@ -38,8 +38,7 @@ class AlibiHeads(nn.Module):
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__()
-        if isinstance(slopes, (str, bytes)) or not isinstance(slopes, Iterable):
-            raise TypeError(f"slopes must be a sequence of numbers, got {type(slopes).__name__}")
+        check_iterable("slopes", slopes, "a sequence of numbers")
         if causal is not None:
             check_bool("causal", causal)
         check_bool("learned", learned)

@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from ..utils.checks import check_bool, check_int
+from ..utils.checks import check_bool, check_int, check_iterable
 from ..utils.modules import ExampleBatch, as_mapping, is_compiled, unwrapped
 from .alibi_layer import AlibiHeads
 from .checkpoints import restore_slopes
@@ -150,8 +150,9 @@ def _check(model: Any, optimizers: Any, learn_slopes: Any, example_batch: Any) -
     check_bool("learn_slopes", learn_slopes)
     if example_batch is not None:
         as_mapping(example_batch)
-    optimizers = () if optimizers is None else optimizers
-    optimizers = list(optimizers) if isinstance(optimizers, Iterable) else [optimizers]
+    optimizers = () if optimizers is None else (optimizers,) if isinstance(optimizers, Optimizer) else optimizers
+    check_iterable("optimizers", optimizers, "torch optimizers")
+    optimizers = list(optimizers)
     for optimizer in optimizers:
         if not isinstance(optimizer, Optimizer):
             raise TypeError(f"optimizers must be torch optimizers, got {type(optimizer).__name__}")

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from ..ops.resize_batch import validation
 from ..ops.resize_batch.schema import INFO_DTYPES, Kind, new_rows
-from ..utils.checks import check_int
-from .containers import flatten_batch
+from ..utils.checks import check_device, check_int
+from .containers import flatten_batch, is_container
 
 _ALIGNMENT = 256  # bytes, as in the CUDA allocator
 _INFO_NAMES = ("valid_lengths", "position_ids", "num_valid_tokens")
@@ -59,13 +59,15 @@ class BatchBuffers(Mapping[str, Tensor]):
         device: torch.device | str | None = None,
     ) -> None:
         max_seq_len = check_int("max_seq_len", max_seq_len, minimum=1)
+        if not is_container(example_batch):
+            raise TypeError(f"example_batch must be a mapping or a dataclass, got {type(example_batch).__name__}")
         entries = flatten_batch(example_batch)
         rule = validation.resizing_rule(mode, remainder, keep_last_token=False)
         layout = validation.batch_layout(entries, mode=mode, seq_dim=seq_dim, keys=keys, mask_keys=mask_keys)
         tensors = [entries[name] for name in layout.kinds]
         sizes = _max_sizes(layout, rule, tensors, max_seq_len)
         dtypes = [*(tensor.dtype for tensor in tensors), *INFO_DTYPES]
-        device = tensors[0].device if device is None else torch.device(device)
+        device = tensors[0].device if device is None else check_device("device", device)
         self._memory, storages = _allocate(sizes, dtypes, device)
         self.device = self._memory.device
         self._storages = dict(zip(layout.kinds, storages, strict=False))

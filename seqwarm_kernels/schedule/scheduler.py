@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from ..resizing.functional import resize_batch
-from ..utils.checks import check_int, check_real, check_same_configuration, check_state_entries
+from ..utils.checks import check_int, check_iterable, check_real, check_same_configuration, check_state_entries
 from .attachment import Attachment
 
 UNITS = ("step", "token", "sample")
@@ -49,6 +49,14 @@ class root:
         return f"root({self.degree})"
 
 
+def _checked_stage(stage: Any) -> tuple[int, int]:
+    try:
+        units, length = stage
+    except (TypeError, ValueError):
+        raise TypeError(f"stages must be pairs (units, length), got {stage!r} among them") from None
+    return check_int("units of stages", units, minimum=1), check_int("length of stages", length, minimum=1)
+
+
 class discrete:
     """Stages (units, length), one after another. After the last stage comes the full length.
 
@@ -56,10 +64,8 @@ class discrete:
     """
 
     def __init__(self, stages: Iterable[tuple[int, int]]) -> None:
-        self.stages = [
-            (check_int("units of a stage", units, minimum=1), check_int("length of a stage", length, minimum=1))
-            for units, length in stages
-        ]
+        check_iterable("stages", stages, "pairs (units, length)")
+        self.stages = [_checked_stage(stage) for stage in stages]
         lengths = [length for _, length in self.stages]
         if any(before > after for before, after in pairwise(lengths)):
             raise ValueError(f"the lengths of stages must not fall, got {lengths}; a pacing of your own may")

@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import Any
 
 from ..schedule.scheduler import Pacing, SequenceLengthScheduler, discrete
-from ..utils.checks import check_int, check_real
+from ..utils.checks import check_int, check_iterable, check_real
 from .trial import Trial
 
 #: By default, durations are 1 to 16 times the length of a trial.
@@ -141,8 +141,7 @@ def _end(multiples: float, learning_rate_warmup: int) -> int:
 
 
 def _ascending(name: str, values: Iterable[int]) -> tuple[int, ...]:
-    if not isinstance(values, Iterable) or isinstance(values, (str, bytes, bytearray)):
-        raise TypeError(f"{name} must be an iterable of ints, got {type(values).__name__}")
+    check_iterable(name, values, "an iterable of ints")
     values = tuple(check_int(f"each of {name}", value, minimum=1) for value in values)
     if not values or any(before >= after for before, after in pairwise(values)):
         raise ValueError(f"{name} must be strictly increasing and not empty, got {list(values)}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 import os
+import sys
 from collections.abc import Collection, Mapping
 from numbers import Real
 from pathlib import Path
@@ -16,9 +17,13 @@ from torch import Tensor
 def check_int(name: str, value: object, *, minimum: int | None = None) -> int:
     """Return `value` as an int. It must be an int of Python or NumPy (not a bool) of 64 bits, at least `minimum`."""
     if not isinstance(value, int) or isinstance(value, bool):
-        if isinstance(value, (bool, Tensor)) or not hasattr(type(value), "__index__"):
-            raise TypeError(f"{name} must be an int, got {type(value).__name__}")
-        value = operator.index(value)  # type: ignore[arg-type]  # NumPy's ints
+        wrong = TypeError(f"{name} must be an int, got {type(value).__name__}")
+        if isinstance(value, (bool, Tensor)):
+            raise wrong
+        try:
+            value = operator.index(value)  # type: ignore[arg-type]  # NumPy's ints
+        except TypeError:
+            raise wrong from None
     if minimum is not None and value < minimum:
         raise ValueError(f"{name} must be at least {minimum}, got {value}")
     if not -(2**63) <= value < 2**63:
@@ -32,8 +37,9 @@ def check_real(name: str, value: object) -> float:
         if isinstance(value, bool) or not isinstance(value, Real):
             raise TypeError(f"{name} must be a real number, got {type(value).__name__}")
         value = float(value)
-    if not value - value == 0:  # torch.compile cannot trace math.isfinite of a dynamic number
-        raise ValueError(f"{name} must be finite, got {value}")
+    # torch.compile cannot trace math.isfinite of a dynamic number. An int may be too large for a float.
+    if not -sys.float_info.max <= value <= sys.float_info.max:
+        raise ValueError(f"{name} must be finite, got {float(value) if isinstance(value, float) else 'a larger int'}")
     return value
 
 
@@ -55,6 +61,24 @@ def check_path(name: str, value: object) -> Path:
     if not isinstance(path, str):
         raise TypeError(f"{name} must be a path, got {type(value).__name__}")
     return Path(path)
+
+
+def check_iterable(name: str, value: object, wanted: str) -> None:
+    """`value` must be an iterable of values, described by `wanted`: no text, mapping or tensor without dimensions."""
+    is_iterable = hasattr(type(value), "__iter__") or hasattr(type(value), "__getitem__")
+    is_scalar = getattr(value, "ndim", 1) == 0
+    if not is_iterable or is_scalar or isinstance(value, (str, bytes, bytearray, Mapping)):
+        raise TypeError(f"{name} must be {wanted}, got {type(value).__name__}")
+
+
+def check_device(name: str, value: object) -> torch.device:
+    """Return `value` as a device. It must be a torch.device or a str such as "cuda:0"."""
+    if not isinstance(value, (torch.device, str)):
+        raise TypeError(f"{name} must be a torch.device or a str, got {type(value).__name__}")
+    try:
+        return torch.device(value)
+    except RuntimeError as error:
+        raise ValueError(f"{name} must be a device such as 'cpu' or 'cuda:0', got {value!r}") from error
 
 
 def check_dense(name: str, tensor: Tensor) -> None:

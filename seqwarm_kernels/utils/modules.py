@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .checks import check_dense
+
 #: A batch that a model is called with: keyword arguments by name, positional arguments, or one tensor.
 ExampleBatch = Mapping[str, Any] | Sequence[Tensor] | Tensor
 
@@ -86,6 +88,7 @@ def as_mapping(batch: ExampleBatch) -> dict[str, Any]:
     if isinstance(batch, Mapping):
         return dict(batch)
     if isinstance(batch, Tensor):
+        check_dense("example_batch", batch)
         return {"0": batch}
     if isinstance(batch, (list, tuple)) and all(isinstance(entry, Tensor) for entry in batch):
         return {str(index): tensor for index, tensor in enumerate(batch)}

@@ -171,7 +171,7 @@ def test_items_without_tokens(collator, item, error, message):
 @pytest.mark.parametrize("collator", [PaddedCollator(), PackedCollator()])
 @pytest.mark.parametrize("batch", [None, 5, "abc", {"input_ids": [1]}, Piece(0, 0, 1)])
 def test_invalid_batches(collator, batch):
-    with pytest.raises(TypeError, match=f"a batch must be a list of items, got {type(batch).__name__}"):
+    with pytest.raises(TypeError, match=f"items must be a list of items, got {type(batch).__name__}"):
         collator(batch)
 
 

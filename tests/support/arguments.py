@@ -1,13 +1,107 @@
-"""Values that make no sense for most arguments, and what an error about them must say."""
+"""Calls with one argument replaced by values that make no sense: taken, or refused by name with nothing changed."""
 
-JUNK = [object(), b"x", "x", -1, 2.5, 10**30, 10**400, [], {}, True, [object()]]
+from __future__ import annotations
+
+import inspect
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+#: Values that make no sense for most arguments.
+JUNK = [
+    None,
+    object(),
+    b"x",
+    "x",
+    -1,
+    2.5,
+    math.nan,
+    10**30,
+    10**400,
+    [],
+    {},
+    True,
+    [object()],
+    np.array([object()]),
+    torch.tensor(5),
+    torch.tensor([1.0, math.nan]),
+    torch.eye(2).to_sparse(),
+]
+
+
+def complaints(call, make, argument, junk_values=JUNK):
+    """What is wrong with calls whose `argument` is junk, as a list of texts.
+
+    Args:
+        call: The function.
+        make: Makes valid arguments, anew for each call, as a dict.
+    """
+    found = []
+    for junk in junk_values:
+        valid = make()
+        before = _frozen(valid)
+        try:
+            call(**{**valid, argument: junk})
+        except (TypeError, ValueError) as error:
+            if not re.search(rf"(\b|_){argument.removeprefix('example_').removesuffix('s')}", str(error)):
+                found.append(f"{argument}={junk!r}: the error does not name it: {error!r}")
+            if _frozen(valid) != before:
+                found.append(f"{argument}={junk!r}: other arguments were changed before {error!r}")
+        except Exception as error:
+            found.append(f"{argument}={junk!r}: {error!r}")
+        else:
+            if must_fail(valid[argument], junk, _default(call, argument)):
+                found.append(f"{argument}={junk!r} was taken")
+    return found
 
 
 def check_accepted_or_named(name, call):
     """`call` accepts each value, or raises a TypeError or ValueError that names the argument."""
-    for value in JUNK:
-        try:
-            call(value)
-        except (TypeError, ValueError) as error:
-            if name not in str(error):
-                raise AssertionError(f"the error about {name}={value!r} must name it, got {error!r}") from error
+    found = complaints(lambda **arguments: call(arguments[name]), lambda: {name: None}, name)
+    assert not found, "\n".join(found)
+
+
+def must_fail(valid, junk, default):
+    """Whether `junk` is surely wrong where `valid` is right and `default` is the parameter's default."""
+    if junk is None:
+        return default is not None and valid is not None
+    if isinstance(valid, bool):
+        return not isinstance(junk, bool)
+    if isinstance(valid, int):
+        return not isinstance(junk, int) or isinstance(junk, bool)
+    if isinstance(valid, float):
+        return not isinstance(junk, int | float) or isinstance(junk, bool)
+    if isinstance(valid, str):
+        return not isinstance(junk, str)
+    if isinstance(valid, Tensor):
+        return not isinstance(junk, Tensor)
+    if isinstance(valid, Mapping):
+        return not isinstance(junk, Mapping)
+    return callable(valid)
+
+
+def _default(call, name):
+    parameter = inspect.signature(call).parameters.get(name)
+    return None if parameter is None else parameter.default
+
+
+def _frozen(value):
+    """`value` with everything in it that a call could change, comparable by ==."""
+    if isinstance(value, Tensor):
+        if value.is_sparse or value.is_meta:
+            return repr(value)
+        return value.dtype, tuple(value.shape), value.detach().cpu().numpy().tobytes()
+    if isinstance(value, nn.Module):
+        parts = [(name, type(module), module.training) for name, module in value.named_modules()]
+        return parts, _frozen(value.state_dict()), [parameter.grad is None for parameter in value.parameters()]
+    if isinstance(value, Mapping):
+        return {key: _frozen(entry) for key, entry in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        return [_frozen(entry) for entry in value]
+    if hasattr(value, "state_dict") and not isinstance(value, type):
+        return _frozen(value.state_dict())
+    return value if isinstance(value, int | float | str | Callable) else type(value)

@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
-from ...utils.checks import check_int
+from ...utils.checks import check_dense, check_int
 
 IntArray = NDArray[np.int64]
 
@@ -87,6 +88,8 @@ def as_lengths(lengths: Sequence[int] | NDArray[Any]) -> IntArray:
         TypeError: the lengths are not ints.
         ValueError: the lengths are not one-dimensional, or a length is negative or at least 2**63.
     """
+    if isinstance(lengths, Tensor):
+        check_dense("lengths", lengths)
     try:
         array = np.asarray(lengths)
     except ValueError as error:

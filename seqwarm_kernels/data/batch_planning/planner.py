@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...schedule.scheduler import SequenceLengthScheduler
-from ...utils.checks import check_bool, check_int
+from ...utils.checks import check_bool, check_int, check_iterable
 from .packed import pack
 from .padded import greedy_boundaries, reduce_padding
 from .plan import IntArray, Plan, as_lengths, check_size
@@ -237,8 +237,7 @@ def _check_warmup(warmup: str, max_length: int | SequenceLengthScheduler | None)
 
 
 def _checked_seeds(seeds: Sequence[int]) -> list[int]:
-    if isinstance(seeds, (str, bytes, Mapping)) or not hasattr(seeds, "__iter__"):
-        raise TypeError(f"seeds must be a sequence of ints, got {type(seeds).__name__}")
+    check_iterable("seeds", seeds, "a sequence of ints")
     return [check_int(f"seeds[{number}]", seed, minimum=0) for number, seed in enumerate(seeds)]
 
 

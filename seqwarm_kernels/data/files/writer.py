@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
-from ...utils.checks import check_bool, check_int, check_path
+from ...utils.checks import check_bool, check_int, check_iterable, check_path
 from ...utils.files import PARTIAL_SUFFIX, write_atomically
 from .compression import COMPRESSIONS, READ_ERRORS, compress, read_uncompressed, zstandard
 from .manifest import MANIFEST, Chunk, Manifest, has_lengths, write_lengths
@@ -51,7 +51,7 @@ def write_chunks(
         ValueError: `items` is empty or holds an item that cannot be written, or the folder holds chunks of other items,
             lengths or settings, of more items, or is finished with fewer items.
     """
-    _check_items(items)
+    check_iterable("items", items, "a list or another iterable of items")
     folder = check_path("folder", folder)
     items_per_chunk = check_int("items_per_chunk", items_per_chunk, minimum=1)
     check_bool("progress", progress)
@@ -69,12 +69,6 @@ def write_chunks(
         for item in bar:
             writer.add(item)
     return writer.finish()
-
-
-def _check_items(items: Any) -> None:
-    is_iterable = hasattr(type(items), "__iter__") or hasattr(type(items), "__getitem__")
-    if not is_iterable or isinstance(items, (str, bytes, Mapping)):
-        raise TypeError(f"items must be a list or another iterable of items, got {type(items).__name__}")
 
 
 def _name_of(length_fn: Callable[[Any], int] | None) -> str | None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ...ops.resize_batch.schema import IGNORED_LABEL
-from ...utils.checks import check_int
+from ...utils.checks import check_int, check_iterable
 from ..batch_planning.plan import Piece, check_size
 
 _UNTOKENIZED = "which is not tokenized: pass a transform to Prepare"
@@ -100,8 +100,10 @@ class PackedCollator:
 
 
 def _all_ids_and_labels(items: Any) -> list[tuple[Tensor, Tensor]]:
-    if isinstance(items, (str, bytes, Mapping, Piece)) or not hasattr(items, "__iter__"):
-        raise TypeError(f"a batch must be a list of items, got {type(items).__name__}")
+    wanted = "a list of items"
+    check_iterable("items", items, wanted)
+    if isinstance(items, Piece):
+        raise TypeError(f"items must be {wanted}, got Piece")
     return [_ids_and_labels(item) for item in items]
 
 

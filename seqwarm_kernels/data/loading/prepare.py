@@ -26,7 +26,7 @@ def cut_item(item: Any, start: int, length: int) -> Any:
     """
     start, length = check_int("start", start, minimum=0), check_int("length", length, minimum=0)
     if not isinstance(item, Mapping):
-        if not hasattr(item, "__getitem__"):
+        if not hasattr(item, "__getitem__") or getattr(item, "ndim", 1) == 0 or getattr(item, "is_sparse", False):
             raise TypeError(f"an item to cut must be a mapping or a sequence of tokens, got {type(item).__name__}")
         return item[start : start + length]
     if "input_ids" not in item:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from ...utils.checks import check_iterable
 from ...utils.files import PARTIAL_SUFFIX
 from ..batch_planning.plan import IntArray, as_lengths
 from ..files.compression import COMPRESSIONS, READ_ERRORS, compression_of
@@ -87,9 +88,7 @@ class TextCorpus:
 
 
 def _checked_paths(paths: Any) -> list[Path]:
-    # A string is iterable too, but its characters are not the paths that are meant.
-    if isinstance(paths, (str, bytes, os.PathLike)) or not isinstance(paths, Iterable):
-        raise TypeError(f"paths must be a list of files and folders, got {type(paths).__name__}")
+    check_iterable("paths", paths, "a list of files and folders")
     checked = []
     for path in paths:
         if not isinstance(path, (str, os.PathLike)):

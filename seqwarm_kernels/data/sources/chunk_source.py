@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ...utils.checks import check_bool, check_int
+from ...utils.checks import check_bool, check_int, check_iterable
 from ..files.manifest import Chunk, Manifest, read_lengths
 from ..files.reader import ChunkError, format_of, read_chunk
 from .base import BlockSource
@@ -132,15 +132,14 @@ def _in_folder(folder: Path, with_lengths: bool) -> tuple[list[Path], list[Chunk
 
 def _checked_paths(paths: Any) -> list[Path]:
     """Return the paths after checking them. A missing file is not an error here: it may be skipped when it is read."""
-    wanted = "paths must be a folder of write_chunks, a file, or files"
-    if isinstance(paths, bytes) or not isinstance(paths, Iterable):
-        raise TypeError(f"{wanted}, got {type(paths).__name__}")
+    wanted = "a folder of write_chunks, a file, or files"
+    check_iterable("paths", paths, wanted)
     files = []
     for path in paths:
         if not isinstance(path, (str, os.PathLike)):
-            raise TypeError(f"{wanted}, got {type(path).__name__} among them")
+            raise TypeError(f"paths must be {wanted}, got {type(path).__name__} among them")
         if Path(path).is_dir():
-            raise ValueError(f"{wanted}, got the folder {path} among files")
+            raise ValueError(f"paths must be {wanted}, got the folder {path} among files")
         format_of(Path(path))
         files.append(Path(path))
     if not files:

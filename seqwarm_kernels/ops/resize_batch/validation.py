@@ -95,6 +95,8 @@ def batch_layout(
     if check_int("seq_dim", seq_dim) not in (0, 1):
         raise ValueError(f"seq_dim must be 1 for (batch, sequence, ...) or 0 for (sequence, batch, ...), got {seq_dim}")
     check_name_arguments(None, keys, mask_keys)
+    if keys is not None and not keys:
+        raise ValueError("keys must name at least one tensor of the batch, got none")
     check_names("keys", keys, batch)
     check_names("mask_keys", mask_keys, batch)
     taking_part = {
