@@ -9,10 +9,12 @@ import torch
 from hypothesis import settings
 
 # Without a GPU, Triton's kernels run in its interpreter. Triton reads the variable at its first import.
-if not torch.cuda.is_available():
+HAS_GPU = torch.cuda.is_available()
+if not HAS_GPU:
     os.environ["TRITON_INTERPRET"] = "1"
 
 settings.register_profile("default", deadline=None, derandomize=bool(os.environ.get("CI")), print_blob=True)
+settings.register_profile("exhaustive", settings.get_profile("default"), derandomize=False, max_examples=1000)
 settings.load_profile("default")
 
 
@@ -28,9 +30,21 @@ def _fresh_compiler():
     torch._dynamo.reset()
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest selects by marker
 def pytest_collection_modifyitems(items):
-    if torch.cuda.is_available():
+    if HAS_GPU:
         return
+    interpreted = set()
     for item in items:
         if item.get_closest_marker("gpu") is not None:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+        elif _is_interpreted(item) and item.get_closest_marker("exhaustive") is None:
+            if item.function in interpreted:
+                item.add_marker(pytest.mark.slow)
+            interpreted.add(item.function)
+
+
+def _is_interpreted(item):
+    """Whether Triton's interpreter runs the test. It takes seconds where other backends take milliseconds, so each
+    test function's first case is in `make test`, and the others are slow."""
+    return getattr(item, "callspec", None) is not None and item.callspec.params.get("backend") == "triton"
