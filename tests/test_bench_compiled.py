@@ -18,19 +18,28 @@ PINNED = triton.__version__.startswith("3.7.")
 PRODUCTS = ("forward", "backward_query", "backward_key")
 
 
-def compile_all(chip, head_dim):
+def compile_all(chip, head_dim, *options):
     """Compiles in a process of its own, because the interpreter of other tests cannot compile."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, "-m", "bench", "aot", "--chips", str(chip), "--head-dims", str(head_dim), "--json"]
+    command = [sys.executable, "-m", "bench", "aot", "--chips", str(chip), "--head-dims", str(head_dim), "--json", *options]
     run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
     return [json.loads(line) for line in run.stdout.splitlines()]
 
 
+@pytest.mark.parametrize("chip", [80, 90])
+def test_causal_kernels_compile_into_the_right_instructions(chip):
+    check_reports(compile_all(chip, 64, "--variants", "causal"), chip, 64)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("head_dim", [16, 32, 64, 128, 256])
 @pytest.mark.parametrize("chip", [80, 90, 100])
 def test_every_configuration_compiles_into_the_right_instructions(chip, head_dim):
-    reports = compile_all(chip, head_dim)
+    check_reports(compile_all(chip, head_dim), chip, head_dim)
+
+
+def check_reports(reports, chip, head_dim):
     assert {report["kernel"] for report in reports} == {*PRODUCTS, "norms", "backward_terms"}
     for report in reports:
         assert report["shared_bytes"] <= SHARED_LIMIT[chip], report

@@ -120,6 +120,7 @@ def test_cuda_part_needs_nvcc(build, monkeypatch, tmp_path):
         build.usable_nvcc(build.Torch(Path("torch"), "2.13.0+cu130", "13.0"))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not on PATH")
 def test_cuda_sources_compile_for_every_chip_without_a_gpu(tmp_path):
     """Against the headers of the torch that is here, which a CPU build has as well."""

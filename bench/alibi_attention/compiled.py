@@ -206,12 +206,14 @@ def kernels_table(kernels: list[CompiledKernel]) -> str:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--chips", type=int, nargs="+", choices=CHIPS, default=CHIPS, help="90 for capability 9.0")
     parser.add_argument("--head-dims", type=int, nargs="+", choices=HEAD_DIMS, default=HEAD_DIMS)
+    parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=VARIANTS, help="kinds of calls")
     parser.add_argument("--json", action="store_true", help="print a line of JSON after each kernel")
 
 
 def main(arguments: argparse.Namespace) -> None:
     kernels = []
-    chosen = list(configurations(arguments.chips, arguments.head_dims))
+    every = configurations(arguments.chips, arguments.head_dims)
+    chosen = [each for each in every if each[-1] in arguments.variants]
     for each in tqdm(chosen, desc="aot", unit="kernel", disable=arguments.json):
         kernels.append(compile_kernel(*each))
         if arguments.json:

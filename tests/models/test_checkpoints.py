@@ -10,6 +10,7 @@ import torch
 from seqwarm_kernels import apply_alibi, load_alibi_model
 from seqwarm_kernels.models import AlibiHeads
 
+from ..support.tiers import first_fast
 from .zoo import FAMILIES, HEADS, make, tokens, transformers
 
 
@@ -104,7 +105,7 @@ def test_lost_learned_slopes_raise(tmp_path):
         apply_alibi(model, 96)
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama", "bert"])
+@pytest.mark.parametrize("name", first_fast(["gpt2", "llama", "bert"]))
 def test_a_plain_reload_cannot_lose_alibi_silently(name, tmp_path):
     """With this package imported the first forward raises; without it transformers does not load the model."""
     ids, _ = save(name, tmp_path)
@@ -126,6 +127,7 @@ def test_models_pretrained_with_alibi_load_without_this_package(name, tmp_path):
     torch.testing.assert_close(model(ids).logits, expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("imports", ["seqwarm_kernels, transformers", "transformers, seqwarm_kernels"])
 def test_a_fresh_process_loads_and_converts(imports, tmp_path):
     """In either order of imports."""
@@ -142,6 +144,7 @@ assert model(ids).logits.equal(expected)
     assert result.returncode == 0, result.stderr
 
 
+@pytest.mark.slow
 def test_a_plain_reload_of_falcon_warns_of_the_slopes(tmp_path):
     """Falcon's attention is not looked up by name, so that only this warning tells of the slopes."""
     save("falcon_rotary", tmp_path)

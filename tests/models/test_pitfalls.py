@@ -203,6 +203,7 @@ def test_a_position_module_in_two_places_is_replaced_in_both(monkeypatch):
     assert model.first is model.second
 
 
+@pytest.mark.slow
 def test_dynamic_graphs_have_no_breaks():
     model = make("gpt2")
     apply_alibi(model, 64)

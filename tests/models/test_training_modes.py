@@ -7,6 +7,7 @@ import torch
 
 from seqwarm_kernels import SequenceLengthScheduler, apply_alibi, warmup_allocator
 
+from ..support.tiers import first_fast
 from .zoo import make, padding, tokens
 
 
@@ -25,7 +26,7 @@ def loss_and_gradients(model, ids, mask):
 
 
 @pytest.mark.parametrize("kind", ["none", "right"])
-@pytest.mark.parametrize("name", ["gpt2", "bert", "qwen2", "modernbert", "bloom", "falcon", "mpt"])
+@pytest.mark.parametrize("name", first_fast(["gpt2", "bert", "qwen2", "modernbert", "bloom", "falcon", "mpt"]))
 def test_compiled(name, kind):
     plain = converted(name, learn_slopes=True)
     ids, mask = tokens(), padding(kind)

@@ -7,6 +7,7 @@ import torch
 
 from ..models import training
 from ..models.zoo import FAMILIES, transformers
+from ..support.tiers import first_fast
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -79,7 +80,7 @@ def lightning(name, folder, resume=False):
 
 
 @pytest.mark.parametrize("run", [hugging_face, lightning])
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", first_fast(FAMILIES))
 def test_a_family_trains_evaluates_and_resumes(name, run, tmp_path):
     losses, lengths, model = run(name, tmp_path)
     training.check_run(losses, lengths)

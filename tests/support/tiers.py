@@ -1,0 +1,16 @@
+"""Which cases of a test run in `make test`."""
+
+import pytest
+
+
+def first_fast(cases):
+    """The cases of a parametrized test: the first runs in `make test`, the others are slow."""
+    first, *others = cases
+    return [first, *map(_slow, others)]
+
+
+def _slow(case):
+    if hasattr(case, "marks"):  # a pytest.param
+        return case._replace(marks=[*case.marks, pytest.mark.slow])
+    values = case if isinstance(case, tuple) else (case,)
+    return pytest.param(*values, marks=pytest.mark.slow)
