@@ -12,7 +12,8 @@ BUILD_INPUTS := pyproject.toml constraints.txt setup.py CMakeLists.txt $(shell f
 
 export SEQWARM_TEST_DATA ?= $(abspath ../shared/data)
 
-.PHONY: help install demo experiments test test-cpus test-asan test-composer test-transformers-oldest mutate lint format clean
+.PHONY: help install demo experiments test test-slow test-exhaustive test-all test-cpus test-asan test-composer \
+	test-transformers-oldest mutate lint format clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | while IFS='|' read -r target text; do \
@@ -35,8 +36,19 @@ OUT ?= reports/experiments
 experiments: $(STAMP)  ## train the experiments at toy size, an hour on 2 cores; TEXT="my_corpus/", ARGS="--only a"
 	$(RUN) -m bench training --out $(OUT) $(if $(TEXT),--text $(TEXT)) $(ARGS)
 
-test: $(STAMP)  ## run the tests; ARGS="-k name" selects some
-	OMP_NUM_THREADS=1 $(RUN) -m pytest --numprocesses $(WORKERS) $(ARGS)
+PYTEST = OMP_NUM_THREADS=1 $(RUN) -m pytest --numprocesses $(WORKERS)
+
+test: $(STAMP)  ## run the fast tests, of every property one; ARGS="-k name" selects some
+	$(PYTEST) $(ARGS)
+
+test-slow: $(STAMP)  ## run the tests that `make test` leaves out, without the exhaustive ones
+	$(PYTEST) -m "slow and not exhaustive" $(ARGS)
+
+test-exhaustive: $(STAMP)  ## run the exhaustive tests: whole grids in the interpreter, fuzzing, kills at random moments
+	$(PYTEST) -m exhaustive $(ARGS)
+	$(PYTEST) -k "hypothesis or property" --hypothesis-profile exhaustive $(ARGS)
+
+test-all: test test-slow test-exhaustive test-cpus test-asan test-composer test-transformers-oldest  ## run all tests
 
 # An older CPU is asked of libtorch, whose answer picks our kernels, and of oneDNN, which multiplies for them.
 test-cpus: $(STAMP)  ## run the native kernels' tests as on CPUs with AVX2 only, and with neither
@@ -68,10 +80,10 @@ build/%/installed: $(STAMP) requirements-%.txt
 	touch $@
 
 test-composer: build/composer/installed  ## run the tests with Composer's trainer
-	OMP_NUM_THREADS=1 PYTHONPATH=$(<D) $(RUN) -m pytest --numprocesses $(WORKERS) tests/trainers/composer $(ARGS)
+	PYTHONPATH=$(<D) $(PYTEST) -m "not exhaustive" tests/trainers/composer $(ARGS)
 
 test-transformers-oldest: build/transformers-oldest/installed  ## run the tests of models with the oldest transformers
-	OMP_NUM_THREADS=1 PYTHONPATH=$(<D) $(RUN) -m pytest --numprocesses $(WORKERS) \
+	PYTHONPATH=$(<D) $(PYTEST) \
 		tests/models tests/trainers/test_huggingface.py tests/allocator/test_transformers.py $(ARGS)
 
 # Stopped and called again, it goes on. It works in copies of the project.

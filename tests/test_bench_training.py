@@ -98,6 +98,7 @@ def test_runs_of_another_text_are_not_mixed(tiny, tmp_path, capsys):
         Runner(runner.scale, runner.text, tmp_path / "out").finished(runs)
 
 
+@pytest.mark.slow
 def test_flex_on_a_cpu_says_itself_that_it_cannot(tiny):
     runner, _ = tiny
     run = plan.RunPlan(plan.SPEED, 0.3, PEAK, 8, 0, attention="flex")

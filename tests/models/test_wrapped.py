@@ -8,7 +8,6 @@ from torch.nn.parallel import DistributedDataParallel
 from seqwarm_kernels import SequenceLengthScheduler, apply_alibi
 
 from ..support.ranks import mean_of_two_ranks
-from ..support.tiers import first_fast
 from .zoo import VOCABULARY, make
 
 STEPS, ROWS, LENGTH = 4, 4, 24
@@ -58,7 +57,8 @@ def train_one_of_two(rank, name, wrapping):
     return train(model, wrapped(model, wrapping), lambda ids: ids.chunk(2)[rank])
 
 
-@pytest.mark.parametrize(("name", "wrapping"), first_fast([("gpt2", "fsdp"), ("gpt2", "ddp"), ("llama", "fsdp")]))
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "wrapping"), [("gpt2", "ddp"), ("gpt2", "fsdp"), ("llama", "fsdp")])
 def test_two_ranks_train_as_one(name, wrapping):
     together = mean_of_two_ranks(train_one_of_two, name, wrapping)
     model = converted(name)

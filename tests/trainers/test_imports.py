@@ -5,6 +5,8 @@ import sys
 
 import pytest
 
+from ..support.tiers import first_fast
+
 from seqwarm_kernels import trainers
 
 LAZILY = """
@@ -22,7 +24,8 @@ def run(code):
 
 
 @pytest.mark.parametrize(
-    ("package", "trainer"), [("transformers", "huggingface"), ("lightning", "lightning"), ("torch", "composer")]
+    ("package", "trainer"),
+    first_fast([("transformers", "huggingface"), ("lightning", "lightning"), ("torch", "composer")]),
 )
 def test_a_trainer_is_imported_on_first_access(package, trainer):
     pytest.importorskip(package)
