@@ -46,7 +46,7 @@ test-slow: $(STAMP)  ## run the tests that `make test` leaves out, without the e
 
 test-exhaustive: $(STAMP)  ## run the exhaustive tests: whole grids in the interpreter, fuzzing, kills at random moments
 	$(PYTEST) -m exhaustive $(ARGS)
-	$(PYTEST) -k "hypothesis or property" --hypothesis-profile exhaustive $(ARGS)
+	$(PYTEST) -m "hypothesis and not slow" --hypothesis-profile exhaustive $(ARGS)
 
 test-all: test test-slow test-exhaustive test-cpus test-asan test-composer test-transformers-oldest  ## run all tests
 

@@ -21,8 +21,8 @@ PRODUCTS = ("forward", "backward_query", "backward_key")
 def compile_all(chip, head_dim, *options):
     """Compiles in a process of its own, because the interpreter of other tests cannot compile."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, "-m", "bench", "aot", "--chips", str(chip), "--head-dims", str(head_dim), "--json", *options]
-    run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    command = [sys.executable, "-m", "bench", "aot", "--json", "--chips", str(chip), "--head-dims", str(head_dim)]
+    run = subprocess.run([*command, *options], cwd=ROOT, env=environment, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
     return [json.loads(line) for line in run.stdout.splitlines()]
 

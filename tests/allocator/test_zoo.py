@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from torch import nn
 from torch.distributed.fsdp import fully_shard
@@ -11,6 +11,8 @@ from torch.utils.checkpoint import checkpoint
 
 from seqwarm_kernels import SequenceLengthScheduler, warmup_allocator
 from tests.allocator.traces import assert_same, everything, identities
+
+from ..support.tiers import examples
 
 WORDS, WIDTH, MAX_LEN = 13, 8, 16
 
@@ -164,11 +166,11 @@ def draw_options(data):
     return options
 
 
-zoo_examples = settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
+zoo_examples = examples(8, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @pytest.mark.parametrize("name", ZOO)
-@settings(zoo_examples)
+@zoo_examples
 @given(data=st.data())
 def test_state_is_restored(name, data):
     model, optimizer = make(name, has_state=data.draw(st.booleans()))

@@ -4,13 +4,15 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from seqwarm_kernels import alibi_attention, alibi_attention_varlen, attended_share, attended_share_varlen
 from seqwarm_kernels.ops import backends
 from seqwarm_kernels.ops.alibi_attention.schema import DenseOptions
 from seqwarm_kernels.ops.library import overload
+
+from ..support.tiers import examples
 
 SKIPPING = [
     name for name in ("triton", "native") if backends.why_not("alibi_attention", name, "cpu", torch.float32) is None
@@ -248,7 +250,7 @@ def test_backward_loads_nothing_that_forward_skipped(backend):
     assert (gradients[1][:, :, :first] == 0).all()
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(data=st.data())
 def test_the_promise_on_random_inputs(backend, data):
     draw = data.draw

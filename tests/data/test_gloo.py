@@ -76,6 +76,7 @@ def one_rank(rank, world_size, port, results):
     distributed.destroy_process_group()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_ranks_end_together(world_size):
     with socket.socket() as free:

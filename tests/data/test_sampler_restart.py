@@ -6,11 +6,12 @@ import re
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from seqwarm_kernels.data import BatchPlanner, LengthBatchSampler
 
+from ..support.tiers import examples
 from .made import first_batches, lengths_lists, served_with_restart, served_with_restarts, through_json
 from .samplers import LENGTHS, RULES, rules, sampler, windows
 
@@ -191,7 +192,7 @@ def test_progress_goes_on_after_a_restart():
     assert restored.progress == batches.progress
 
 
-@settings(max_examples=20)
+@examples(20)
 @given(world_size=st.integers(1, 4), at=st.integers(0, 30))
 def test_every_rank_has_the_same_state(world_size, at):
     states = []

@@ -4,12 +4,13 @@ import itertools
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from seqwarm_kernels import alibi_attention, alibi_bias, alibi_slopes
 from seqwarm_kernels.ops import backends
 from tests.support.dense import dense_attention, distance_and_visibility
+from tests.support.tiers import examples
 
 SERVING = [
     name for name in backends.BACKENDS if backends.why_not("alibi_attention", name, "cpu", torch.float64) is None
@@ -111,7 +112,7 @@ def test_query_start_as_a_tensor(backend, query_start):
     check_against_dense(backend, random_inputs(), slopes, {"query_start": query_start})
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(data=st.data())
 def test_everything_combined(backend, data):
     draw = data.draw
@@ -140,6 +141,7 @@ def test_everything_combined(backend, data):
     check_against_dense(backend, inputs, torch.randn(shape, dtype=torch.float64).requires_grad_(), options)
 
 
+@pytest.mark.slow
 def test_gradcheck_of_everything_combined(backend):
     inputs = random_inputs(batch_size=2, heads=(4, 2), lengths=(6, 6), head_dim=3)
     slopes = torch.rand(2, 4, dtype=torch.float64, requires_grad=True)

@@ -2,11 +2,12 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from seqwarm_kernels import alibi_attention, alibi_attention_varlen
 from seqwarm_kernels.ops import backends
+from tests.support.tiers import examples
 
 SERVING = [
     name for name in backends.BACKENDS if backends.why_not("alibi_attention_varlen", name, "cpu", torch.float64) is None
@@ -45,7 +46,7 @@ def attend_one_by_one(inputs, lengths_q, lengths_k, slopes, **options):
     return torch.cat(outs), torch.cat(sums, 1)
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(data=st.data())
 def test_equals_the_sequences_one_by_one(backend, data):
     draw = data.draw

@@ -2,11 +2,12 @@
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from seqwarm_kernels import BatchBuffers, resize_batch
 from seqwarm_kernels.ops import backends
+from tests.support.tiers import examples
 
 
 def served():
@@ -26,7 +27,7 @@ def backend(request):
 
 
 # Hypothesis warns about fixtures that are shared by examples. This one only names a backend.
-examples = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+named_backend = {"suppress_health_check": [HealthCheck.function_scoped_fixture]}
 
 METHODS = [
     {"mode": "truncate"},
@@ -136,7 +137,7 @@ def test_a_batch_of_zero_rows(backend, method):
     assert resized["embeddings"].shape == (0, 4, 3)
 
 
-@settings(examples, max_examples=100)
+@examples(100, **named_backend)
 @given(data=st.data())
 def test_tokens_are_lost_or_duplicated_only_as_documented(backend, data):
     batch_size, length = data.draw(st.integers(0, 5)), data.draw(st.integers(1, 40))
@@ -307,7 +308,7 @@ def draw_tensor(data, batch_size, length):
     return large[:, spare::step][:, :length]
 
 
-@settings(examples, max_examples=2000)
+@examples(200, **named_backend)
 @given(data=st.data())
 def test_no_batch_on_which_backends_disagree(backend, data):
     if backend == "reference":

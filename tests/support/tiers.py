@@ -1,6 +1,7 @@
-"""Which cases of a test run in `make test`."""
+"""How much of a test runs in which tier."""
 
 import pytest
+from hypothesis import settings
 
 
 def first_fast(cases):
@@ -14,3 +15,8 @@ def _slow(case):
         return case._replace(marks=[*case.marks, pytest.mark.slow])
     values = case if isinstance(case, tuple) else (case,)
     return pytest.param(*values, marks=pytest.mark.slow)
+
+
+def examples(number, **more):
+    """Settings of hypothesis with `number` examples, ten times as many in the exhaustive tier."""
+    return settings(max_examples=number * settings.default.max_examples // 100, **more)

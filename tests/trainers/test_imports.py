@@ -5,9 +5,9 @@ import sys
 
 import pytest
 
-from ..support.tiers import first_fast
-
 from seqwarm_kernels import trainers
+
+from ..support.tiers import first_fast
 
 LAZILY = """
 import sys
