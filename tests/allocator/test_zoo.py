@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from seqwarm_kernels import SequenceLengthScheduler, warmup_allocator
 from tests.allocator.traces import assert_same, everything, identities
 
-from ..support.tiers import examples
+from ..support.tiers import examples, first_fast
 
 WORDS, WIDTH, MAX_LEN = 13, 8, 16
 
@@ -231,7 +231,7 @@ def fails_at(model, optimizer, where, error):
 
 PLACES = pytest.mark.parametrize("where", ["forward", "backward", "optimizer"])
 # Hooks would compile the compiled model again.
-FAILING = pytest.mark.parametrize("name", [name for name in ZOO if name != "compiled"])
+FAILING = [name for name in ZOO if name != "compiled"]
 
 
 def after_a_failure(name, where, error, check):
@@ -252,7 +252,7 @@ def after_a_failure(name, where, error, check):
 
 
 @PLACES
-@FAILING
+@pytest.mark.parametrize("name", FAILING)
 def test_state_is_restored_after_an_error(name, where):
     def raises(model, optimizer):
         with pytest.raises(KeyError, match="a bug"):
@@ -262,7 +262,7 @@ def test_state_is_restored_after_an_error(name, where):
 
 
 @PLACES
-@FAILING
+@pytest.mark.parametrize("name", first_fast(FAILING))
 def test_state_is_restored_after_running_out_of_memory(name, where):
     def reports(model, optimizer):
         report = warmup_allocator(
