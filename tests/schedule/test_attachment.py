@@ -75,6 +75,24 @@ def test_a_batch_in_one_mapping_is_resized_whole():
     assert batch["input_ids"].shape == (2, 16)
 
 
+def test_positional_arguments_without_names():
+    class Any(nn.Module):
+        def forward(self, first, *others, scale=1):
+            return [tensor.shape[1] * scale for tensor in (first, *others)]
+
+    model = Any()
+    scheduler().attach(model)
+    assert model(tokens()) == [4]
+    assert model(tokens(), tokens(), tokens(), scale=2) == [8, 8, 8]
+
+
+def test_an_argument_that_is_given_twice():
+    model = Model()
+    scheduler().attach(model)
+    with pytest.raises(TypeError, match="multiple values for argument 'input_ids'"):
+        model(tokens(), input_ids=tokens())
+
+
 def test_tokens_and_samples_are_counted():
     model, mask = Model(), torch.ones(2, 16, dtype=torch.int64)
     mask[1, 3:] = 0
@@ -207,3 +225,6 @@ def test_all_labels_count_if_the_loss_does_not_shift_them():
     labels = tokens()
     model(input_ids=labels, labels=labels, num_items_in_batch=32)
     assert counts == [8]
+    model(input_ids=labels, num_items_in_batch=32)
+    model(input_ids=labels, labels=torch.full_like(labels, -100), num_items_in_batch=32)
+    assert counts == [8, 32, 32]

@@ -46,6 +46,11 @@ def test_a_run_that_ends_inside_the_ramp():
     assert sum(stage.steps for stage in plan.stages) == 50
 
 
+def test_a_run_that_ends_where_the_length_changes():
+    plan = plan_schedule(SequenceLengthScheduler(8, 24, duration=10, step_size=8), 10, 1, MODEL)
+    assert [(stage.progress, stage.seq_length, stage.steps) for stage in plan.stages] == [(0, 8, 5), (5, 16, 5)]
+
+
 def test_no_ramp_saves_nothing():
     plan = plan_schedule(SequenceLengthScheduler(8, 64, duration=0), 10, 2, MODEL)
     assert (plan.tokens_saved(), plan.attention_saved()) == (0, 0)
