@@ -140,6 +140,9 @@ def test_compiled_models(first, in_place):
         torch.testing.assert_close(model(batch), expected(batch[:, :length]))
         schedule.step()
     schedule.progress = 0
+    model.eval()
+    assert model(tokens()).shape[1] == 16
+    model.train()
     attachment.remove()
     assert model(tokens()).shape[1] == 16
 

@@ -26,7 +26,7 @@ TARGETS = [
         "tests/schedule/test_plan.py",
         "tests/test_silent_results.py",
     ),
-    Target("seqwarm_kernels/schedule/attachment.py", ("tests/schedule/test_attachment.py",)),
+    Target("seqwarm_kernels/schedule/attachment.py", ("tests/schedule/test_attachment.py", "-k", "not processes")),
     *_in_folder(
         "seqwarm_kernels/data/batch_planning",
         "planner.py plan.py packed.py padded.py",
