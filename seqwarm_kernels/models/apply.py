@@ -116,6 +116,8 @@ def load_alibi_model(
     transformers warns of missing position embeddings and of unknown slopes. Both warnings are expected: `apply_alibi`
     removes the position embeddings and restores the slopes.
 
+    A plain `from_pretrained` refuses such a checkpoint, because its model would have no ALiBi.
+
     Args:
         model_class: A Hugging Face model class, or an Auto class.
         name_or_path: Checkpoint that `save_pretrained` wrote after `apply_alibi`.
@@ -132,7 +134,7 @@ def load_alibi_model(
         raise TypeError(f"name_or_path must be a str or a path, got {type(name_or_path).__name__}")
     if example_batch is not None:
         as_mapping(example_batch)
-    model = model_class.from_pretrained(name_or_path, **kwargs)
+    model = model_class.from_pretrained(name_or_path, **{"experts_implementation": None, **kwargs})  # configs.REFUSED
     record = record_of(model)
     if record is None:
         raise ValueError(

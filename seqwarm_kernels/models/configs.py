@@ -15,9 +15,13 @@ from .transformers_attention import NAME, check_call, refuse_packed
 #: Config entry with the arguments of apply_alibi, and whether slopes were ever learned.
 RECORD = "seqwarm_alibi"
 
+#: Saved as `experts_implementation`. transformers refuses values that it does not know, in models without experts too,
+#: and quotes them. A plain reload with another attention, which would be without ALiBi, is therefore an error.
+REFUSED = "needs seqwarm_kernels.load_alibi_model"
+
 #: Config entry of the longest sequence, if it is not max_position_embeddings.
 _LENGTHS = {"bloom": "seq_length", "mpt": "max_seq_len"}
-#: Their attention is not looked up by name, and a plain reload of their checkpoints must not look it up either.
+#: Their attention is not looked up by name.
 _OWN_ATTENTION = {"bloom", "mpt", "falcon"}
 
 
@@ -51,8 +55,10 @@ def prepare_configs(surgery: Surgery, before: dict[str, Any] | None) -> None:
         _check_not_quantized(config)
         surgery.set(config, "_attn_implementation_internal", NAME)
         surgery.set(config, RECORD, record)
-        if config.model_type not in _OWN_ATTENTION:
-            surgery.set(config, "attn_implementation", NAME)  # saved, so that a plain reload cannot lose ALiBi silently
+        if not _is_right_without_conversion(config, were_learned):  # saved, so that a plain reload is refused
+            surgery.set(config, "experts_implementation", REFUSED)
+            if config.model_type not in _OWN_ATTENTION:
+                surgery.set(config, "attn_implementation", NAME)
         length = _LENGTHS.get(config.model_type, "max_position_embeddings")
         first = first_position(model) if config.model_type == "roberta" else 0  # not for a model that holds a RoBERTa
         surgery.set(config, length, surgery.max_seq_length + first)
@@ -81,6 +87,13 @@ def _with_configs(model: nn.Module) -> list[Any]:
 def _has_named_attention(module: nn.Module) -> bool:
     heads = getattr(module, "alibi", None)
     return isinstance(heads, AlibiHeads) and not isinstance(module, AlibiMultiheadAttention)
+
+
+def _is_right_without_conversion(config: Any, slopes_were_learned: bool) -> bool:
+    """Return whether the model has the same slopes by its own code."""
+    if config.model_type not in _OWN_ATTENTION or slopes_were_learned:
+        return False
+    return config.model_type != "falcon" or config.alibi
 
 
 def _check_not_quantized(config: Any) -> None:

@@ -9,9 +9,10 @@ import torch
 
 from seqwarm_kernels import apply_alibi, load_alibi_model
 from seqwarm_kernels.models import AlibiHeads
+from seqwarm_kernels.models.configs import REFUSED
 
 from ..support.tiers import first_fast
-from .zoo import FAMILIES, HEADS, make, tokens, transformers
+from .zoo import CONVERTED, FAMILIES, HEADS, make, tokens, transformers
 
 
 def save(name, folder, learn_slopes=False):
@@ -33,7 +34,7 @@ def test_a_reloaded_and_converted_model_gives_the_same_numbers(name, tmp_path):
     record = json.loads((tmp_path / "config.json").read_text())
     assert record["seqwarm_alibi"]["max_seq_length"] == 96
     model_class = getattr(transformers, FAMILIES[name].model)
-    model = model_class.from_pretrained(tmp_path).eval()
+    model = model_class.from_pretrained(tmp_path, experts_implementation="eager").eval()
     apply_alibi(model, 96)
     assert model(ids).logits.equal(expected)
     assert load_alibi_model(model_class, tmp_path).eval()(ids).logits.equal(expected)
@@ -42,7 +43,7 @@ def test_a_reloaded_and_converted_model_gives_the_same_numbers(name, tmp_path):
 @pytest.mark.parametrize("learn_again", [False, True])
 def test_learned_slopes_are_restored(learn_again, tmp_path):
     ids, expected = save("llama", tmp_path, learn_slopes=True)
-    model = transformers.LlamaForCausalLM.from_pretrained(tmp_path).eval()
+    model = transformers.LlamaForCausalLM.from_pretrained(tmp_path, experts_implementation="eager").eval()
     apply_alibi(model, 96, learn_slopes=learn_again)
     assert model(ids).logits.equal(expected)
     assert sum(name.endswith("alibi.slopes") for name, _ in model.named_parameters()) == (2 if learn_again else 0)
@@ -99,24 +100,83 @@ def test_an_example_batch_is_checked_before_the_checkpoint_is_loaded():
 def test_lost_learned_slopes_raise(tmp_path):
     save("llama", tmp_path, learn_slopes=True)
     config = transformers.AutoConfig.from_pretrained(tmp_path)
-    config._name_or_path = ""
+    config._name_or_path, config._experts_implementation = "", None
     model = transformers.LlamaForCausalLM(config)
     with pytest.raises(ValueError, match=r"the config says that slopes were learned, but .* has none for"):
         apply_alibi(model, 96)
 
 
-@pytest.mark.parametrize("name", first_fast(["gpt2", "llama", "bert"]))
-def test_a_plain_reload_cannot_lose_alibi_silently(name, tmp_path):
-    """With this package imported the first forward raises; without it transformers does not load the model."""
-    ids, _ = save(name, tmp_path)
-    model_class = FAMILIES[name].model
-    model = getattr(transformers, model_class).from_pretrained(tmp_path)
+@pytest.mark.parametrize("attention", [{}, {"attn_implementation": "sdpa"}, {"attn_implementation": "eager"}], ids=str)
+@pytest.mark.parametrize("name", first_fast(CONVERTED))
+def test_a_plain_reload_is_refused(name, attention, tmp_path):
+    """By every class, also if an attention without ALiBi is asked for."""
+    save(name, tmp_path)
+    config = transformers.AutoConfig.from_pretrained(tmp_path)
+    for model_class in (getattr(transformers, FAMILIES[name].model), transformers.AutoModel):
+        for options in (attention, attention | {"config": config}):
+            with pytest.raises(ValueError, match=REFUSED):
+                model_class.from_pretrained(tmp_path, **options)
+
+
+@pytest.mark.parametrize("name", ["bloom", "mpt", "falcon"])
+def test_a_plain_reload_with_learned_slopes_is_refused(name, tmp_path):
+    ids, expected = save(name, tmp_path, learn_slopes=True)
+    model_class = getattr(transformers, FAMILIES[name].model)
+    with pytest.raises(ValueError, match=REFUSED):
+        model_class.from_pretrained(tmp_path)
+    assert load_alibi_model(model_class, tmp_path).eval()(ids).logits.equal(expected)
+
+
+def test_a_composite_model_is_refused_and_loads(tmp_path):
+    parts = [transformers.BertConfig(**FAMILIES[name].options) for name in ("bert", "bert_decoder")]
+    parts[1].add_cross_attention = True
+    config = transformers.EncoderDecoderConfig.from_encoder_decoder_configs(*parts)
+    config.pad_token_id = config.decoder_start_token_id = 0
+    model = transformers.EncoderDecoderModel(config).eval()
+    batch = {"input_ids": tokens(), "decoder_input_ids": tokens()}
+    apply_alibi(model, 96, example_batch=batch)
+    model.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=REFUSED):
+        transformers.EncoderDecoderModel.from_pretrained(tmp_path, attn_implementation="sdpa")
+    loaded = load_alibi_model(transformers.EncoderDecoderModel, tmp_path, example_batch=batch).eval()
+    assert loaded(**batch).logits.equal(model(**batch).logits)
+
+
+@pytest.mark.parametrize("experts", ["eager", "batched_mm"])
+def test_a_model_of_experts_keeps_its_choice(experts, tmp_path):
+    options = {**FAMILIES["llama"].options, "num_local_experts": 4}
+    model = transformers.MixtralForCausalLM(transformers.MixtralConfig(**options)).eval()
+    apply_alibi(model, 96)
+    model.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=REFUSED):
+        transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    loaded = load_alibi_model(transformers.MixtralForCausalLM, tmp_path, experts_implementation=experts).eval()
+    assert loaded.config._experts_implementation == experts
+    ids = tokens()
+    torch.testing.assert_close(loaded(ids).logits, model(ids).logits)
+
+
+def test_a_reload_that_is_not_converted_raises_at_its_first_forward(tmp_path):
+    ids, _ = save("gpt2", tmp_path)
+    model = transformers.GPT2LMHeadModel.from_pretrained(tmp_path, experts_implementation="eager")
     with pytest.raises(ValueError, match=r"call seqwarm_kernels.apply_alibi\(model, max_seq_length\) after from_pretr"):
         model(ids)
-    code = f"import transformers; transformers.{model_class}.from_pretrained({str(tmp_path)!r})"
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert result.returncode != 0
-    assert 'attn_implementation="seqwarm_alibi"` is not supported' in result.stderr
+
+
+@pytest.mark.slow
+def test_without_this_package_a_reload_is_refused(tmp_path):
+    save("gpt2", tmp_path)
+    code = f"""
+import transformers
+for options in ({{}}, {{"attn_implementation": "sdpa"}}):
+    try:
+        transformers.GPT2LMHeadModel.from_pretrained({str(tmp_path)!r}, **options)
+    except ValueError as error:
+        print(error)
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert 'attn_implementation="seqwarm_alibi"` is not supported' in result.stdout
+    assert REFUSED in result.stdout
 
 
 @pytest.mark.parametrize("name", ["bloom", "mpt", "falcon"])
@@ -135,22 +195,12 @@ def test_a_fresh_process_loads_and_converts(imports, tmp_path):
     torch.save([ids, expected], tmp_path / "expected.pt")
     code = f"""
 import {imports}, torch
-model = transformers.AutoModelForCausalLM.from_pretrained({str(tmp_path)!r})
-seqwarm_kernels.apply_alibi(model, 96)
+model = seqwarm_kernels.load_alibi_model(transformers.AutoModelForCausalLM, {str(tmp_path)!r})
 ids, expected = torch.load({str(tmp_path / "expected.pt")!r})
 assert model(ids).logits.equal(expected)
 """
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
-
-
-@pytest.mark.slow
-def test_a_plain_reload_of_falcon_warns_of_the_slopes(tmp_path):
-    """Falcon's attention is not looked up by name, so that only this warning tells of the slopes."""
-    save("falcon_rotary", tmp_path)
-    code = f"import transformers; transformers.FalconForCausalLM.from_pretrained({str(tmp_path)!r})"
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "alibi.slopes" in result.stderr + result.stdout
 
 
 def test_a_checkpoint_without_alibi_raises(tmp_path):
