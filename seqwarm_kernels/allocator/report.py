@@ -53,7 +53,7 @@ class AllocatorReport:
     batch_size: int  #: of the training passes; 0 if no batch size fits
     lengths: tuple[int, ...]  #: of the training passes, in order: max_len first
     seconds: float
-    peak_bytes: int  #: the most in use at any time
+    peak_bytes: int  #: the most in use at any time; on the CPU of the whole process, since it started
     reserved_bytes: int | None  #: reserved by the allocator at the end; None on the CPU
     device_allocations: int | None  #: number of segments requested from the device; None on the CPU
     compiled: tuple[str, ...]  #: Triton kernels and torch.compile graphs, in order
@@ -65,7 +65,8 @@ class AllocatorReport:
 
     def __str__(self) -> str:
         rows = [("device", self.device), ("batch size", str(self.batch_size)), ("lengths", self._lengths())]
-        rows.append(("peak memory", _mebibytes(self.peak_bytes)))
+        of_process = " (of the whole process, with Python and torch)" if self.reserved_bytes is None else ""
+        rows.append(("peak memory", f"{_mebibytes(self.peak_bytes)}{of_process}"))
         if self.reserved_bytes is not None:
             rows.append(("reserved memory", _mebibytes(self.reserved_bytes)))
         if self.device_allocations is not None:

@@ -242,6 +242,35 @@ def test_a_mapping_is_passed_whole(forward):
     assert model.calls[0]["input_ids"].shape == (1, 5)
 
 
+class Named(nn.Embedding):
+    """An embedding whose forward has parameters of other names."""
+
+    def forward(self, idx, targets=None):
+        return super().forward(idx)
+
+
+class NamedWithOptions(nn.Embedding):
+    def forward(self, idx, **options):
+        return super().forward(idx)
+
+
+@pytest.mark.parametrize(
+    ("model", "problem"),
+    [
+        (Named(8, 4), r"must be parameters of Named.forward\(idx, targets=None\), got .* so idx would be missing"),
+        (NamedWithOptions(8, 4), r"of NamedWithOptions.forward\(idx, \*\*options\), got .* so idx would be missing"),
+        (nn.Sequential(nn.Embedding(8, 4)), r"of Sequential.forward\(input\), .* must be Tensor, not dict"),
+    ],
+    ids=["two", "options", "one"],
+)
+def test_names_that_do_not_fit_the_parameters(model, problem):
+    batch = {"input_ids": torch.zeros(1, 4, dtype=torch.long), "labels": torch.zeros(1, 4, dtype=torch.long)}
+    with pytest.raises(TypeError, match=problem) as caught:
+        warmup_allocator(model, 8, example_batch=batch)
+    assert "got input_ids, labels" in str(caught.value)
+    assert "Rename the entries, or pass a tensor or a tuple of tensors instead" in str(caught.value)
+
+
 @pytest.mark.parametrize("make", [lambda t: t, lambda t: (t, t), lambda t: [t, t]])
 def test_tensors_are_passed_by_position(make):
     model = Recorder(positional)
@@ -349,6 +378,7 @@ def test_report():
     assert lines[0] == "warmup_allocator"
     assert "64, then 4 from 32 to 8" in str(report)
     assert "reserved memory" not in str(report)
+    assert any("peak memory" in line and "of the whole process, with Python and torch" in line for line in lines)
 
 
 @pytest.mark.parametrize(
