@@ -87,3 +87,50 @@ def test_an_iterator_of_names_is_not_used_up_in_silence():
     batch = {**BATCH, "allowed": torch.ones(2, 32, 32, dtype=torch.bool)}
     with pytest.raises(TypeError, match="mask_keys must be a collection of names, such as a list, got generator"):
         resize_batch(batch, 8, mask_keys=(name for name in ["allowed"]))
+
+
+class MeanOfPrefix(nn.Module):
+    """Predicts a label from the mean of the valid tokens up to it."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(50, 8), nn.Linear(8, 50)
+
+    def forward(self, input_ids, attention_mask, labels):
+        valid = attention_mask[..., None].float()
+        means = (self.embedding(input_ids) * valid).cumsum(1) / valid.cumsum(1)  # NaN before the first valid token
+        return nn.functional.cross_entropy(self.head(means).flatten(0, 1), labels.flatten())
+
+
+def padded_batch(rows, length, side):
+    batch = {
+        "input_ids": torch.zeros(len(rows), length, dtype=torch.int64),
+        "attention_mask": torch.zeros(len(rows), length, dtype=torch.int64),
+        "labels": torch.full((len(rows), length), -100),
+    }
+    for index, row in enumerate(rows):
+        where = slice(len(row)) if side == "right" else slice(length - len(row), length)
+        for name, value in {"input_ids": row, "attention_mask": 1, "labels": row}.items():
+            batch[name][index, where] = value
+    return batch
+
+
+@pytest.mark.parametrize("attached", [False, True])
+def test_a_batch_padded_on_the_left_trains_on_its_tokens(attached):
+    torch.manual_seed(0)
+    model = MeanOfPrefix()
+    rows = [torch.randint(50, (length,)) for length in (20, 12, 5)]
+    losses = {}
+    for side in ("right", "left"):
+        batch = padded_batch(rows, 24, side)
+        scheduler = SequenceLengthScheduler(8, 24, duration=2)
+        attachment = scheduler.attach(model) if attached else None
+        losses[side] = []
+        for tokens in (8 + 8 + 5, 16 + 12 + 5, 20 + 12 + 5):
+            losses[side].append(model(**batch) if attached else model(**scheduler.resize(batch)))
+            assert attachment is None or attachment.take_seen().tokens == tokens
+            scheduler.step()
+        if attachment is not None:
+            attachment.remove()
+    torch.testing.assert_close(losses["left"], losses["right"])
+    assert torch.stack(losses["left"]).isfinite().all()

@@ -12,10 +12,11 @@
 namespace seqwarm {
 namespace {
 
-enum class Rule { Truncate, TruncateKeepLast, ReshapeDrop, ReshapePad, ReshapeOverlap, Flatten };
+enum class Rule { Truncate, TruncateValid, TruncateKeepLast, ReshapeDrop, ReshapePad, ReshapeOverlap, Flatten };
 
-constexpr std::array<std::pair<std::string_view, Rule>, 6> rules{{
+constexpr std::array<std::pair<std::string_view, Rule>, 7> rules{{
     {"truncate", Rule::Truncate},
+    {"truncate_valid", Rule::TruncateValid},
     {"truncate_keep_last", Rule::TruncateKeepLast},
     {"reshape_drop", Rule::ReshapeDrop},
     {"reshape_pad", Rule::ReshapePad},
@@ -35,6 +36,7 @@ Rule rule_named(std::string_view name) {
 int64_t line_of(Rule rule, int64_t source_length, int64_t new_length) {
   switch (rule) {
     case Rule::Truncate:
+    case Rule::TruncateValid:
     case Rule::TruncateKeepLast:
       return new_length;
     case Rule::ReshapeDrop:
@@ -64,11 +66,8 @@ ResizePlan plan_of(const ResizeArguments& arguments) {
   plan.pads = rule == Rule::ReshapePad;
   plan.overlaps = rule == Rule::ReshapeOverlap;
   plan.keeps_last = rule == Rule::TruncateKeepLast;
+  plan.skips_padding = rule == Rule::TruncateValid || plan.keeps_last;
   return plan;
-}
-
-bool is_truncation(const ResizePlan& plan) {
-  return plan.line == plan.new_length;
 }
 
 Kind kind_of(int64_t number) {
@@ -104,7 +103,7 @@ void check_input(const ResizePlan& plan, const at::Tensor& input, Kind kind, con
     fits = fits && sizes.size() >= 2 && sizes[1] == plan.source_length;
   }
   if (kind == Kind::Square) {
-    fits = fits && sizes.size() == 3 && sizes[2] == plan.source_length && is_truncation(plan);
+    fits = fits && sizes.size() == 3 && sizes[2] == plan.source_length && plan.line == plan.new_length;
   }
   TORCH_CHECK_VALUE(
       fits, "resize_batch: an input of shape ", sizes, " and kind ", static_cast<int>(kind), " does not fit batch_size ",
@@ -127,8 +126,8 @@ void check_arguments(const ResizePlan& plan, const ResizeArguments& arguments, c
     TORCH_CHECK_VALUE(arguments.attention_mask->dim() == 2, "resize_batch: attention_mask must have two dimensions");
   }
   TORCH_CHECK_VALUE(
-      !plan.keeps_last || arguments.attention_mask.has_value(),
-      "resize_batch: truncate_keep_last needs an attention_mask");
+      !plan.skips_padding || arguments.attention_mask.has_value(), "resize_batch: rule '", arguments.rule,
+      "' needs an attention_mask");
 }
 
 void check_output(const at::Tensor& output, at::IntArrayRef shape, at::ScalarType dtype, const c10::Device& device) {

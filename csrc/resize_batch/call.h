@@ -1,10 +1,11 @@
 // Shared by the CPU and the CUDA implementation of seqwarm::resize_batch: how new rows are cut, and the description of
 // a call. ops/resize_batch/schema.py documents the arguments, ops/resize_batch/reference.py defines the results.
 //
-// All rules are the same copy, up to one detail: each source row yields a *line* of tokens, and the concatenated lines
+// All rules are the same copy, up to two details: each source row yields a *line* of tokens, and the concatenated lines
 // are the new batch. A line is the first L tokens of the row (truncate), its first floor(S / L) L (reshape_drop), all S
 // (flatten), or ceil(S / L) L. In the last case, slots beyond the row are filled (reshape_pad), or the last new row
-// holds the row's last L tokens (reshape_overlap). The detail: truncate_keep_last may take another token last.
+// holds the row's last L tokens (reshape_overlap). The details: truncate_valid and truncate_keep_last cut a row
+// from its first valid token on, and the latter may take another token last.
 
 #pragma once
 
@@ -38,6 +39,7 @@ struct ResizePlan {
   int64_t moved_by;    // how far back the tokens of that new row are, if it overlaps
   bool pads;
   bool overlaps;
+  bool skips_padding;  // rows that begin with masked tokens are cut from a later position on
   bool keeps_last;
 };
 

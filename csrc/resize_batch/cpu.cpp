@@ -16,7 +16,7 @@ namespace {
 
 // With fewer bytes per thread, waking the threads costs more than they save.
 constexpr int64_t bytes_per_task = 512 * 1024;
-// The same for a search for the last valid token, in positions to read.
+// The same for a search for the first or the last valid token, in positions to read.
 constexpr int64_t positions_per_task = 16 * 1024;
 
 // Consecutive tokens of a source row, and the index of the first one in the new batch.
@@ -27,15 +27,52 @@ struct Run {
   int64_t count;
 };
 
+// Under truncate, the source positions of the first and the last token of each new row. Empty where they are 0 and
+// new_length - 1 in every row.
+struct Cuts {
+  std::vector<int64_t> first;
+  std::vector<int64_t> last;
+
+  int64_t first_of(int64_t row) const {
+    return first.empty() ? 0 : first[row];
+  }
+};
+
+// The first valid position of each row, or an earlier one where fewer than new_length tokens follow. 0 without one.
+std::vector<int64_t> first_positions(const ResizeCall& call) {
+  const ResizePlan& plan = call.plan;
+  const int64_t rows = plan.skips_padding && plan.new_length < plan.source_length ? plan.batch_size : 0;
+  int64_t begin_valid = 0;
+  while (begin_valid < rows && call.mask.valid(begin_valid, 0)) {
+    ++begin_valid;
+  }
+  if (begin_valid == rows) {
+    return {};
+  }
+  std::vector<int64_t> positions(rows);
+  const int64_t rows_per_task = positions_per_task / plan.source_length + 1;
+  at::parallel_for(begin_valid, rows, rows_per_task, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      int64_t position = 0;
+      while (position < plan.source_length && !call.mask.valid(row, position)) {
+        ++position;
+      }
+      positions[row] = position == plan.source_length ? 0 : std::min(position, plan.source_length - plan.new_length);
+    }
+  });
+  return positions;
+}
+
 // Under truncate_keep_last: the last valid position of each row if it is cut, else the last position that is kept.
-std::vector<int64_t> last_positions(const ResizeCall& call) {
+std::vector<int64_t> last_positions(const ResizeCall& call, const Cuts& cuts) {
   const ResizePlan& plan = call.plan;
   std::vector<int64_t> positions(plan.keeps_last ? plan.batch_size : 0);
   const int64_t rows_per_task = positions_per_task / (plan.source_length - plan.new_length + 1) + 1;
   at::parallel_for(0, static_cast<int64_t>(positions.size()), rows_per_task, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
+      const int64_t end_of_row = cuts.first_of(row) + plan.new_length;
       int64_t position = plan.source_length - 1;
-      while (position >= plan.new_length && !call.mask.valid(row, position)) {
+      while (position >= end_of_row && !call.mask.valid(row, position)) {
         --position;
       }
       positions[row] = position;
@@ -46,8 +83,7 @@ std::vector<int64_t> last_positions(const ResizeCall& call) {
 
 // Calls visit(run) for the runs of the new tokens [begin, end).
 template <typename Visit>
-void for_each_run(
-    const ResizePlan& plan, const std::vector<int64_t>& last, int64_t begin, int64_t end, const Visit& visit) {
+void for_each_run(const ResizePlan& plan, const Cuts& cuts, int64_t begin, int64_t end, const Visit& visit) {
   for (int64_t token = begin; token < end;) {
     const int64_t row = token / plan.line;
     const int64_t position = token % plan.line;
@@ -65,9 +101,12 @@ void for_each_run(
       stop_at(plan.last_start);
       stop_at(plan.last_start + plan.moved_by);
     }
+    source.position += cuts.first_of(row);
     if (plan.keeps_last) {
       stop_at(plan.new_length - 1);
-      source.position = position == plan.new_length - 1 ? last[row] : position;
+      if (position == plan.new_length - 1) {
+        source.position = cuts.last[row];
+      }
     }
     visit(Run{token, row, source, count});
     token += count;
@@ -117,17 +156,18 @@ void copy_tokens(const ResizeEntry& entry, char* to, const char* from, int64_t c
 }
 
 // A mask over pairs of tokens: columns are cut like rows.
-void copy_pairs(const ResizeEntry& entry, char* to, const char* from, int64_t count, int64_t last_column) {
+void copy_pairs(
+    const ResizeEntry& entry, char* to, const char* from, int64_t count, int64_t first_column, int64_t last_column) {
   const int64_t last = entry.token_items - 1;
   for (int64_t token = 0; token < count; ++token) {
-    copy_strided(to, from, entry.item_stride, last, entry.item_size);
+    copy_strided(to, from + first_column * entry.item_stride, entry.item_stride, last, entry.item_size);
     std::memcpy(to + last * entry.item_size, from + last_column * entry.item_stride, entry.item_size);
     to += entry.token_items * entry.item_size;
     from += entry.position_stride;
   }
 }
 
-void copy_run(const ResizeCall& call, const ResizeEntry& entry, const std::vector<int64_t>& last, const Run& run) {
+void copy_run(const ResizeCall& call, const ResizeEntry& entry, const Cuts& cuts, const Run& run) {
   const int64_t token_size = entry.token_items * entry.item_size;
   char* to = entry.output + run.new_token * token_size;
   const char* from =
@@ -135,15 +175,16 @@ void copy_run(const ResizeCall& call, const ResizeEntry& entry, const std::vecto
   if (is_filled(call.plan, entry.kind, run.source)) {
     copy_strided(to, entry.fill, 0, run.count * entry.token_items, entry.item_size);
   } else if (entry.kind == Kind::Square) {
-    copy_pairs(entry, to, from, run.count, last.empty() ? entry.token_items - 1 : last[run.row]);
+    const int64_t first = cuts.first_of(run.row);
+    copy_pairs(
+        entry, to, from, run.count, first, cuts.last.empty() ? first + entry.token_items - 1 : cuts.last[run.row]);
   } else {
     copy_tokens(entry, to, from, run.count);
   }
 }
 
 // Writes the new tokens [begin, end) of one tensor.
-void copy_range(
-    const ResizeCall& call, const ResizeEntry& entry, const std::vector<int64_t>& last, int64_t begin, int64_t end) {
+void copy_range(const ResizeCall& call, const ResizeEntry& entry, const Cuts& cuts, int64_t begin, int64_t end) {
   const ResizePlan& plan = call.plan;
   const bool is_one_stream = plan.line == plan.source_length && !plan.keeps_last &&
                              entry.row_stride == plan.source_length * entry.position_stride;
@@ -151,19 +192,21 @@ void copy_range(
     const int64_t token_size = entry.token_items * entry.item_size;
     copy_tokens(entry, entry.output + begin * token_size, entry.input + begin * entry.position_stride, end - begin);
   } else {
-    for_each_run(plan, last, begin, end, [&](const Run& run) { copy_run(call, entry, last, run); });
+    for_each_run(plan, cuts, begin, end, [&](const Run& run) { copy_run(call, entry, cuts, run); });
   }
 }
 
-void write_info(const ResizeCall& call, const std::vector<int64_t>& last, int64_t new_row) {
+void write_info(const ResizeCall& call, const Cuts& cuts, int64_t new_row) {
   const ResizePlan& plan = call.plan;
   const int64_t first = new_row * plan.new_length;
+  const MaskView mask = call.mask;  // a copy, which the writes below cannot change as far as the compiler knows
   int64_t valid_before = 0;
-  for_each_run(plan, last, first, first + plan.new_length, [&](const Run& run) {
+  for_each_run(plan, cuts, first, first + plan.new_length, [&](const Run& run) {
     const bool has_tokens = run.source.position < plan.source_length;
+    int64_t* position_ids = call.info.position_ids + run.new_token;
     for (int64_t step = 0; step < run.count; ++step) {
-      const bool valid = has_tokens && call.mask.valid(run.row, run.source.position + step);
-      call.info.position_ids[run.new_token + step] = valid ? valid_before : 0;
+      const bool valid = has_tokens && mask.valid(run.row, run.source.position + step);
+      position_ids[step] = valid ? valid_before : 0;
       valid_before += valid;
     }
   });
@@ -179,7 +222,8 @@ void copy_rows(const ResizeCall& call, const ResizeEntry& entry) {
 
 void run(const ResizeCall& call) {
   const ResizePlan& plan = call.plan;
-  const std::vector<int64_t> last = last_positions(call);
+  Cuts cuts{first_positions(call), {}};
+  cuts.last = last_positions(call, cuts);
   std::vector<const ResizeEntry*> entries;
   int64_t bytes_per_token = 1;
   for (const ResizeEntry& entry : call.entries) {
@@ -192,14 +236,14 @@ void run(const ResizeCall& call) {
   }
   at::parallel_for(0, plan.tokens, bytes_per_task / bytes_per_token + 1, [&](int64_t begin, int64_t end) {
     for (const ResizeEntry* entry : entries) {
-      copy_range(call, *entry, last, begin, end);
+      copy_range(call, *entry, cuts, begin, end);
     }
   });
   if (call.info.num_valid_tokens != nullptr) {
     const int64_t rows_per_task = bytes_per_task / (2 * static_cast<int64_t>(sizeof(int64_t)) * plan.new_length) + 1;
     at::parallel_for(0, plan.new_rows, rows_per_task, [&](int64_t begin, int64_t end) {
       for (int64_t new_row = begin; new_row < end; ++new_row) {
-        write_info(call, last, new_row);
+        write_info(call, cuts, new_row);
       }
     });
     const int32_t* lengths = call.info.valid_lengths;

@@ -1,8 +1,9 @@
 // seqwarm::resize_batch on CUDA devices: one launch for all tensors of a batch and their info.
 //
 // The kernel's parameters hold the descriptions of the tensors, so a launch needs no memory and no copy to the device.
-// Blocks: the tiles of each tensor; then one block for the info of each new row; then, under truncate_keep_last, one
-// block for each row, which finds the row's last token and writes the slot that the tiles leave out.
+// Blocks: the tiles of each tensor; then one block for the info of each new row; then, under truncate_valid and
+// truncate_keep_last, one block for each row, which writes what the tiles leave out: a row that begins with masked
+// tokens, or the last slot.
 
 #include "call.h"
 
@@ -54,15 +55,42 @@ constexpr size_t largest_capacity = 240;  // more tensors take another launch
 static_assert(sizeof(Launch<usual_capacity>) <= 4096);
 static_assert(sizeof(Launch<largest_capacity>) <= 32764);
 
-// The last valid position of a row if it is cut, else the last position that is kept. Called by all threads of a block.
-__device__ int64_t last_position(const Task& task, int64_t row) {
-  __shared__ long long last;
+// Whether the tiles leave a row out.
+__device__ bool begins_masked(const Task& task, int64_t row) {
+  return task.plan.skips_padding && !task.mask.valid(row, 0);
+}
+
+// The source position of the first token of a new row: the first valid one, or an earlier one where fewer than
+// new_length tokens follow; 0 without one. Called by all threads of a block.
+__device__ int64_t first_kept_position(const Task& task, int64_t row) {
+  if (!begins_masked(task, row)) {
+    return 0;
+  }
+  __shared__ long long first;
   if (threadIdx.x == 0) {
-    last = task.plan.new_length - 1;
+    first = task.plan.source_length;
+  }
+  __syncthreads();
+  int64_t position = threadIdx.x;
+  while (position < task.plan.source_length && !task.mask.valid(row, position)) {
+    position += threads;
+  }
+  atomicMin(&first, static_cast<long long>(min(position, task.plan.source_length)));
+  __syncthreads();
+  return first == task.plan.source_length ? 0 : min(int64_t{first}, task.plan.source_length - task.plan.new_length);
+}
+
+// The last valid position of a row if it is cut, else the last position that is kept, given the first. Called by all
+// threads of a block.
+__device__ int64_t last_kept_position(const Task& task, int64_t row, int64_t first) {
+  __shared__ long long last;
+  const int64_t end = first + task.plan.new_length;
+  if (threadIdx.x == 0) {
+    last = end - 1;
   }
   __syncthreads();
   long long last_seen = -1;
-  for (int64_t position = task.plan.new_length + threadIdx.x; position < task.plan.source_length; position += threads) {
+  for (int64_t position = end + threadIdx.x; position < task.plan.source_length; position += threads) {
     if (task.mask.valid(row, position)) {
       last_seen = position;
     }
@@ -97,7 +125,7 @@ __device__ Place place_of(const ResizePlan& plan, const ResizeEntry& entry, int6
 }
 
 template <typename Group>
-__device__ void copy_tile(const ResizePlan& plan, const Tensor& tensor, int64_t tile) {
+__device__ void copy_tile(const Task& task, const Tensor& tensor, int64_t tile) {
   const ResizeEntry& entry = tensor.entry;
   const int64_t first = tile * groups_per_tile;
   const int64_t first_row = first / tensor.line_groups;
@@ -115,14 +143,12 @@ __device__ void copy_tile(const ResizePlan& plan, const Tensor& tensor, int64_t 
       const uint32_t within = first_within + index;
       const uint32_t rows = within / tensor.line_groups;
       const Place place =
-          place_of(plan, entry, first_row + rows, (within - rows * tensor.line_groups) * group_items);
-      written[step] = place.written;
-      if (place.written) {
-        groups[step] = fill;
-        if (place.input != nullptr) {
-          groups[step] = __ldg(reinterpret_cast<const Group*>(place.input));
-        }
+          place_of(task.plan, entry, first_row + rows, (within - rows * tensor.line_groups) * group_items);
+      groups[step] = fill;
+      if (place.input != nullptr) {  // also where nothing is written, so that no load waits for the mask
+        groups[step] = __ldg(reinterpret_cast<const Group*>(place.input));
       }
+      written[step] = place.written && (entry.kind == Kind::Row || !begins_masked(task, first_row + rows));
     }
   }
 #pragma unroll
@@ -133,18 +159,18 @@ __device__ void copy_tile(const ResizePlan& plan, const Tensor& tensor, int64_t 
   }
 }
 
-__device__ void copy_tile_of(const ResizePlan& plan, const Tensor& tensor, int64_t tile) {
+__device__ void copy_tile_of(const Task& task, const Tensor& tensor, int64_t tile) {
   switch (tensor.entry.group_size) {
     case 1:
-      return copy_tile<uint8_t>(plan, tensor, tile);
+      return copy_tile<uint8_t>(task, tensor, tile);
     case 2:
-      return copy_tile<uint16_t>(plan, tensor, tile);
+      return copy_tile<uint16_t>(task, tensor, tile);
     case 4:
-      return copy_tile<uint32_t>(plan, tensor, tile);
+      return copy_tile<uint32_t>(task, tensor, tile);
     case 8:
-      return copy_tile<uint64_t>(plan, tensor, tile);
+      return copy_tile<uint64_t>(task, tensor, tile);
     default:
-      return copy_tile<uint4>(plan, tensor, tile);
+      return copy_tile<uint4>(task, tensor, tile);
   }
 }
 
@@ -188,6 +214,45 @@ __device__ void copy_last_slot(const ResizePlan& plan, const ResizeEntry& entry,
   }
 }
 
+// Writes one row, whose tokens come from `first` on, and from `last` for the last slot.
+template <typename Group>
+__device__ void copy_row(
+    const ResizePlan& plan, const ResizeEntry& entry, int64_t row, int64_t first, int64_t last) {
+  const bool pairs = entry.kind == Kind::Square;
+  const int64_t last_slot = plan.new_length - 1;
+  const int64_t group_items = sizeof(Group) / entry.item_size;
+  const int64_t token_groups = entry.token_items / group_items;
+  const char* input = entry.input + row * entry.row_stride;
+  Group* output = reinterpret_cast<Group*>(entry.output) + row * plan.new_length * token_groups;
+  for (int64_t index = threadIdx.x; index < plan.new_length * token_groups; index += threads) {
+    const int64_t slot = index / token_groups;
+    const int64_t item = (index - slot * token_groups) * group_items;
+    const int64_t position = slot == last_slot ? last : first + slot;
+    const int64_t column = !pairs ? item : item == last_slot ? last : first + item;
+    output[index] =
+        *reinterpret_cast<const Group*>(input + position * entry.position_stride + column * entry.item_stride);
+  }
+}
+
+// A group must not span two tokens, since the first may be at any position.
+__device__ void copy_row_of(
+    const ResizePlan& plan, const ResizeEntry& entry, int64_t row, int64_t first, int64_t last) {
+  const int64_t token_size = entry.token_items * entry.item_size;
+  const int64_t alignment = token_size & -token_size;
+  switch (entry.kind == Kind::Square ? entry.item_size : min(int64_t{entry.group_size}, alignment)) {
+    case 1:
+      return copy_row<uint8_t>(plan, entry, row, first, last);
+    case 2:
+      return copy_row<uint16_t>(plan, entry, row, first, last);
+    case 4:
+      return copy_row<uint32_t>(plan, entry, row, first, last);
+    case 8:
+      return copy_row<uint64_t>(plan, entry, row, first, last);
+    default:
+      return copy_row<uint4>(plan, entry, row, first, last);
+  }
+}
+
 // One block for the whole row.
 __device__ void write_info(const Task& task, int64_t new_row) {
   using Scan = cub::BlockScan<int, threads>;
@@ -196,7 +261,8 @@ __device__ void write_info(const Task& task, int64_t new_row) {
   const int64_t first = new_row * plan.new_length;
   const int64_t first_row = first / plan.line;
   const int64_t first_position = first - first_row * plan.line;
-  const int64_t last = plan.keeps_last ? last_position(task, first_row) : -1;
+  const int64_t kept_from = first_kept_position(task, first_row);
+  const int64_t last = plan.keeps_last ? last_kept_position(task, first_row, kept_from) : -1;
   int valid_before = 0;
   for (int64_t start = 0; start < plan.new_length; start += threads) {
     const int64_t slot = start + threadIdx.x;
@@ -208,7 +274,8 @@ __device__ void write_info(const Task& task, int64_t new_row) {
         row += 1;
         position -= plan.line;
       }
-      position = plan.keeps_last && slot == plan.new_length - 1 ? last : source_of(plan, position).position;
+      position = source_of(plan, position).position + kept_from;
+      position = plan.keeps_last && slot == plan.new_length - 1 ? last : position;
       valid = position < plan.source_length && task.mask.valid(row, position);
     }
     int valid_before_here = 0;
@@ -231,6 +298,27 @@ __device__ void write_info(const Task& task, int64_t new_row) {
   }
 }
 
+// What the tiles leave out of one row.
+__device__ void write_left_out(const Task& task, const Tensor* tensors, int64_t row) {
+  const bool whole_row = begins_masked(task, row);
+  if (!whole_row && !task.plan.keeps_last) {
+    return;
+  }
+  const int64_t first = first_kept_position(task, row);
+  const int64_t last = task.plan.keeps_last ? last_kept_position(task, row, first) : first + task.plan.new_length - 1;
+  for (int32_t index = 0; index < task.tensor_count; ++index) {
+    const ResizeEntry& entry = tensors[index].entry;
+    if (entry.kind == Kind::Row) {
+      continue;
+    }
+    if (whole_row) {
+      copy_row_of(task.plan, entry, row, first, last);
+    } else {
+      copy_last_slot(task.plan, entry, row, last);
+    }
+  }
+}
+
 template <size_t capacity>
 __global__ void __launch_bounds__(threads) resize_kernel(const __grid_constant__ Launch<capacity> launch) {
   const Task& task = launch.task;
@@ -238,7 +326,7 @@ __global__ void __launch_bounds__(threads) resize_kernel(const __grid_constant__
   for (int32_t index = 0; index < task.tensor_count; ++index) {
     const Tensor& tensor = launch.tensors[index];
     if (block < tensor.tiles) {
-      return copy_tile_of(task.plan, tensor, block);
+      return copy_tile_of(task, tensor, block);
     }
     block -= tensor.tiles;
   }
@@ -248,12 +336,7 @@ __global__ void __launch_bounds__(threads) resize_kernel(const __grid_constant__
     }
     block -= task.plan.new_rows;
   }
-  const int64_t last = last_position(task, block);
-  for (int32_t index = 0; index < task.tensor_count; ++index) {
-    if (launch.tensors[index].entry.kind != Kind::Row) {
-      copy_last_slot(task.plan, launch.tensors[index].entry, block, last);
-    }
-  }
+  write_left_out(task, launch.tensors, block);
 }
 
 Tensor describe_tensor(const ResizePlan& plan, const ResizeEntry& entry) {
@@ -288,7 +371,7 @@ template <size_t capacity>
 void launch_kernel(const Task& task, c10::ArrayRef<ResizeEntry> entries, cudaStream_t stream) {
   Launch<capacity> launch{task, {}};
   int64_t blocks = (task.info.num_valid_tokens == nullptr ? 0 : task.plan.new_rows) +
-                   (task.plan.keeps_last ? task.plan.new_rows : 0);
+                   (task.plan.skips_padding ? task.plan.new_rows : 0);
   for (const ResizeEntry& entry : entries) {
     const Tensor tensor = describe_tensor(task.plan, entry);
     launch.tensors[launch.task.tensor_count++] = tensor;

@@ -64,6 +64,8 @@ class CheckedCall:
             mask = mask if mask is None or self.seq_dim == 1 else mask.transpose(0, 1)
 
         if not copy and self._views_suffice(length):
+            if mask is not None and self.rule == "truncate_valid" and length < self.source_length:
+                validation.check_no_row_begins_masked(self.mask_name, mask)
             results = [self._view(tensor, kind, rows, length) for tensor, kind in zip(tensors, self.kinds, strict=True)]
             info = self._info(tensors[0], mask, length) if return_info else []
         else:
@@ -240,6 +242,8 @@ def _check_call(
     )
     mask_name = validation.row_mask_name(entries, layout, options.seq_dim)
     validation.check_keep_last(rule, mask_name)
+    if rule == "truncate" and mask_name in layout.kinds:
+        rule = "truncate_valid"
     tensors = {name: entries[name] for name in layout.kinds}
     kinds = [int(kind) for kind in layout.kinds.values()]
     return CheckedCall(

@@ -48,9 +48,11 @@ def resize_batch(
             a TensorDict, ...) or a dataclass. Containers can be nested: `keys`, `mask_keys`, `pad_values` and `out`
             call batch["encoder"]["input_ids"] "encoder.input_ids".
         seq_len: Number of tokens in a new row, at least 1.
-        mode: "truncate" keeps the first `seq_len` tokens of each row. "reshape" cuts each row into rows of `seq_len`,
-            in order. "flatten" reads the whole batch as one stream, cuts the stream into rows of `seq_len`, and drops
-            the tail.
+        mode: "truncate" keeps the first `seq_len` tokens of each row. If a (B, S) "attention_mask" is resized with
+            them, it keeps `seq_len` tokens from the first valid one on, so rows may be padded on either side: a row in
+            which fewer follow keeps its last `seq_len`, a row without a valid token its first. "reshape" cuts each row
+            into rows of `seq_len`, in order. "flatten" reads the whole batch as one stream, cuts the stream into rows
+            of `seq_len`, and drops the tail.
         remainder: What "reshape" does with the S % seq_len tokens at the end of a row. "drop" drops them. "pad" pads
             them to a full row. "overlap" makes a last new row of the row's last `seq_len` tokens, in which the labels
             of duplicated tokens are filled.
@@ -63,7 +65,8 @@ def resize_batch(
         keys: Names of the tensors to resize; all other entries pass through. Default: all tensors.
         mask_keys: Names of the (B, S, S) and (B, 1, S, S) tensors that are masks over pairs of tokens. Default: names
             that end in "_mask".
-        copy: With False, the results are views of the input wherever a view can express them.
+        copy: With False, the results are views of the input wherever a view can express them. "truncate" then reads
+            the attention mask, which waits for the device, and raises if a row begins with padding.
         out: `BatchBuffers`, or contiguous tensors to write to, by name, each with the source's dtype and device and
             large enough. The results are views of their first elements, so addresses stay the same.
         return_info: Also return a `ResizeInfo`.
@@ -74,7 +77,8 @@ def resize_batch(
 
     Raises:
         TypeError: `batch` is not a mutable mapping or dataclass, or an argument has the wrong type.
-        ValueError: The tensors disagree, or an argument does not fit them. Nothing was written.
+        ValueError: The tensors disagree, an argument does not fit them, or `copy` is False and a row begins with
+            padding. Nothing was written.
     """
     seq_len = check_int("seq_len", seq_len, minimum=1)
     # the lookup of a checked call would take 1 for True, and 1.0 or True for 1

@@ -40,21 +40,23 @@ METHODS = [
 NOTHING = None
 
 
-def cut_rows(rows, seq_len, mode, remainder="drop", keep_last_token=False, last_valid=()):
+def cut_rows(masks, seq_len, mode, remainder="drop", keep_last_token=False):
     """New rows of (row, position, is_repeated) or NOTHING, written down from the documentation."""
-    tokens = [[(r, p, False) for p in range(length)] for r, length in enumerate(rows)]
-    source_length = rows[0] if rows else 0
+    tokens = [[(r, p, False) for p in range(len(mask))] for r, mask in enumerate(masks)]
+    source_length = len(masks[0]) if masks else 0
     if seq_len >= source_length:
         return tokens
     if mode == "flatten":
         stream = [token for row in tokens for token in row]
         return [stream[i : i + seq_len] for i in range(0, len(stream) - seq_len + 1, seq_len)]
     if mode == "truncate":
-        cut = [row[:seq_len] for row in tokens]
-        if keep_last_token:
-            for r, last in enumerate(last_valid):
-                if last >= seq_len:
-                    cut[r][-1] = (r, last, False)
+        cut = []
+        for row, mask in zip(tokens, masks, strict=True):
+            valid = [position for position, value in enumerate(mask) if value] or [0]
+            start = min(valid[0], source_length - seq_len)
+            cut.append(row[start : start + seq_len])
+            if keep_last_token and valid[-1] >= start + seq_len:
+                cut[-1][-1] = row[valid[-1]]
         return cut
     cut = []
     for row in tokens:
@@ -84,12 +86,24 @@ def taken(tensor, cut, seq_len, fill_value, fill_repeats=False):
     return torch.stack(rows) if rows else tensor.new_empty(0, min(seq_len, tensor.shape[1]), *tensor.shape[2:])
 
 
-def some_batch(batch_size, length, valid_lengths=None):
+def right_padding(batch_size, length):
+    return (torch.arange(length) < torch.randint(0, length + 1, (batch_size, 1))).long()
+
+
+def any_padding(batch_size, length):
+    """Masks of rows: padded on the left or on both sides, with or without holes, short, wholly masked."""
+    first, last = torch.randint(-length // 2, length + 1, (2, batch_size, 1))
+    position = torch.arange(length)
+    valid = (position >= first) & (position <= torch.maximum(last, first - 1))
+    holes = (torch.rand(batch_size, length) < 0.2) & (torch.rand(batch_size, 1) < 0.5)
+    return (valid & ~holes).long()
+
+
+def some_batch(batch_size, length, mask=None):
     token = torch.arange(batch_size * length).view(batch_size, length)
-    valid = torch.randint(0, length + 1, (batch_size,)) if valid_lengths is None else torch.tensor(valid_lengths)
     return {
         "input_ids": token + 1000,
-        "attention_mask": (torch.arange(length) < valid[:, None]).long(),
+        "attention_mask": right_padding(batch_size, length) if mask is None else mask,
         "labels": token + 5000,
         "embeddings": torch.randn(batch_size, length, 3, dtype=torch.float16),
         "flags": torch.rand(batch_size, length) > 0.5,
@@ -101,10 +115,7 @@ def some_batch(batch_size, length, valid_lengths=None):
 def check(batch, seq_len, method, backend, **more):
     before = {name: value.clone() for name, value in batch.items()}
     resized, info = resize_batch(batch, seq_len, return_info=True, backend=backend, **method, **more)
-    lengths = batch["attention_mask"].long()
-    positions = torch.arange(1, lengths.shape[1] + 1)
-    last_valid = ((lengths * positions).amax(1) - 1).tolist() if len(lengths) else []
-    cut = cut_rows([lengths.shape[1]] * len(lengths), seq_len, **method, last_valid=last_valid)
+    cut = cut_rows(batch["attention_mask"].tolist(), seq_len, **method)
     for name, tensor in batch.items():
         assert torch.equal(tensor, before[name]), f"{name} was changed"
         is_label = name == "labels"
@@ -131,6 +142,26 @@ def test_every_method_at_every_length(backend, method, seq_len, copy):
     check(some_batch(3, 11), seq_len, method, backend, copy=copy)
 
 
+PADDED_ROWS = [
+    [0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1],
+    [0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 1],  # fewer tokens than most new rows
+    [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1],
+    [0, 1, 0, 0, 1, 1, 0, 1, 1, 0, 0],  # holes, and padding at the end
+    [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0],
+    [1, 0, 0, 1, 1, 1, 1, 0, 0, 0, 0],
+    [1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1],
+]
+
+
+@pytest.mark.parametrize("method", METHODS, ids=str)
+@pytest.mark.parametrize("seq_len", [1, 2, 5, 8, 10, 11, 12])
+def test_rows_that_begin_with_padding(backend, method, seq_len):
+    resized = check(some_batch(7, 11, torch.tensor(PADDED_ROWS)), seq_len, method, backend)
+    if method["mode"] == "truncate":
+        kept = resized["attention_mask"].sum(1).tolist()
+        assert kept[:3] == [min(seq_len, 8), min(seq_len, 2), 1]
+
+
 @pytest.mark.parametrize("method", METHODS, ids=str)
 def test_a_batch_of_zero_rows(backend, method):
     resized = check(some_batch(0, 11), 4, method, backend)
@@ -143,8 +174,9 @@ def test_tokens_are_lost_or_duplicated_only_as_documented(backend, data):
     batch_size, length = data.draw(st.integers(0, 5)), data.draw(st.integers(1, 40))
     seq_len, method = data.draw(st.integers(1, 45)), data.draw(st.sampled_from(METHODS))
     torch.manual_seed(data.draw(st.integers(0, 1000)))
-    batch = some_batch(batch_size, length)
-    resized = check(batch, seq_len, method, backend, copy=data.draw(st.booleans()))
+    copy = data.draw(st.booleans())
+    batch = some_batch(batch_size, length, (any_padding if copy else right_padding)(batch_size, length))
+    resized = check(batch, seq_len, method, backend, copy=copy)
     tokens = resized["input_ids"].flatten().tolist()
     tokens = [token for token in tokens if token != 0]
     all_tokens = set(batch["input_ids"].flatten().tolist())
@@ -229,6 +261,17 @@ def test_square_masks_keep_the_last_token_in_both_dimensions(backend):
     assert cut["attention_mask"].tolist() == [[1, 1, 1], [1, 1, 0]]
 
 
+@pytest.mark.parametrize("keep_last_token", [False, True])
+def test_square_masks_of_rows_that_begin_with_padding(backend, keep_last_token):
+    pairs = torch.arange(3 * 6 * 6).view(3, 6, 6)
+    mask = torch.tensor([[0, 1, 1, 0, 1, 0], [0, 0, 0, 0, 1, 1], [1, 1, 1, 1, 0, 0]])
+    batch = {"attention_mask": mask, "pair_mask": pairs.half()}
+    cut = resize_batch(batch, 3, keep_last_token=keep_last_token, backend=backend)["pair_mask"]
+    kept = [[1, 2, 4], [3, 4, 5], [0, 1, 3]] if keep_last_token else [[1, 2, 3], [3, 4, 5], [0, 1, 2]]
+    for row, positions in enumerate(kept):
+        assert cut[row].tolist() == pairs[row][positions][:, positions].tolist()
+
+
 def test_mask_keys_name_other_square_masks(backend):
     batch = {"ids": torch.zeros(2, 5), "bias": torch.arange(50).view(2, 5, 5)}
     assert resize_batch(batch, 2, backend=backend)["bias"].shape == (2, 2, 5)
@@ -256,9 +299,9 @@ def test_pad_values(backend):
 
 @pytest.mark.parametrize("method", METHODS, ids=str)
 def test_sequence_first(backend, method):
-    batch = some_batch(3, 11)
-    first = {name: tensor.transpose(0, 1).contiguous() for name, tensor in batch.items()}
-    for copy in (True, False):
+    for copy, mask in ((True, any_padding(3, 11)), (False, right_padding(3, 11))):
+        batch = some_batch(3, 11, mask)
+        first = {name: tensor.transpose(0, 1).contiguous() for name, tensor in batch.items()}
         expected, info = resize_batch(batch, 4, backend=backend, return_info=True, **method)
         got, got_info = resize_batch(first, 4, seq_dim=0, backend=backend, return_info=True, copy=copy, **method)
         for name in batch:
@@ -290,10 +333,11 @@ def test_info_without_a_mask(backend):
 
 
 def test_info_counts_left_padding(backend):
-    batch = {"attention_mask": torch.tensor([[0, 0, 1, 1, 1]])}
+    batch = {"attention_mask": torch.tensor([[0, 0, 1, 1, 1], [0, 0, 0, 1, 1]])}
     _, info = resize_batch(batch, 4, return_info=True, backend=backend)
-    assert info.valid_lengths.tolist() == [2]
-    assert info.position_ids.tolist() == [[0, 0, 0, 1]]
+    assert info.valid_lengths.tolist() == [3, 2]
+    assert info.position_ids.tolist() == [[0, 0, 1, 2], [0, 0, 0, 1]]
+    assert info.num_valid_tokens.item() == 5
 
 
 DTYPES = [torch.int64, torch.int32, torch.int8, torch.bool, torch.bfloat16, torch.float32, torch.complex64]
@@ -333,7 +377,7 @@ def test_no_batch_on_which_backends_disagree(backend, data):
 @pytest.mark.parametrize("method", METHODS, ids=str)
 def test_blocks_of_16_bytes(backend, method):
     """Lengths at which every tensor is copied in blocks, with a batch of several tiles."""
-    batch = some_batch(5, 192)
+    batch = some_batch(5, 192, any_padding(5, 192))
     batch["embeddings"] = torch.randn(5, 192, 40).bfloat16()
     for seq_len in (16, 64, 96, 128, 176):
         check(batch, seq_len, method, backend)
@@ -342,6 +386,9 @@ def test_blocks_of_16_bytes(backend, method):
 @pytest.mark.parametrize("method", METHODS, ids=str)
 def test_rows_longer_than_a_tile(backend, method):
     check(some_batch(2, 2500), 1201, method, backend)
+    mask = torch.zeros(2, 2500, dtype=torch.int64)
+    mask[0, 1250:2460] = mask[1, 2100:] = 1
+    check(some_batch(2, 2500, mask), 1201, method, backend)
 
 
 @pytest.mark.parametrize("method", METHODS, ids=str)
@@ -352,7 +399,7 @@ def test_many_tensors(backend, method):
 
 @pytest.mark.parametrize("method", METHODS, ids=str)
 def test_buffers_keep_their_addresses_through_a_ramp(backend, method):
-    batch = some_batch(3, 40)
+    batch = some_batch(3, 40, any_padding(3, 40))
     options = {name: method[name] for name in ("mode", "remainder") if name in method}
     buffers = BatchBuffers(batch, 40, **options)
     addresses = set()
@@ -369,17 +416,17 @@ def test_buffers_keep_their_addresses_through_a_ramp(backend, method):
 
 
 def test_a_mask_that_hides_every_token(backend):
-    batch = some_batch(3, 11, valid_lengths=[0, 0, 0])
+    batch = some_batch(3, 11, torch.zeros(3, 11, dtype=torch.int64))
     for method in METHODS:
         check(batch, 4, method, backend)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.complex64])
 def test_masks_of_any_dtype(backend, dtype):
-    mask = torch.tensor([[1, 0, 0.5, -0.0, 0, 1], [0, 0, 0, 0, 0, -0.0]]).to(dtype)
+    mask = torch.tensor([[1, 0, 0.5, -0.0, 0, 1], [0, 0, 0, 0, 0, -0.0], [-0.0, 0.5, 0, 0, -0.0, 1]]).to(dtype)
     _, info = resize_batch({"attention_mask": mask}, 4, return_info=True, keep_last_token=True, backend=backend)
-    assert info.valid_lengths.tolist() == [3, 0]
-    assert info.position_ids.tolist() == [[0, 0, 1, 2], [0, 0, 0, 0]]
+    assert info.valid_lengths.tolist() == [3, 0, 2]
+    assert info.position_ids.tolist() == [[0, 0, 1, 2], [0, 0, 0, 0], [0, 0, 0, 1]]
 
 
 def test_complex_numbers(backend):

@@ -70,6 +70,41 @@ def test_only_views_share_memory_with_the_input(seq_len):
         assert shares == (mode != "reshape" or 10 % seq_len in (0, 10))
 
 
+LEFT_PADDED = {"input_ids": torch.arange(20).view(2, 10), "attention_mask": torch.ones(2, 10, dtype=torch.int64)}
+LEFT_PADDED["attention_mask"][1, :3] = 0
+NO_VIEWS = r"copy must be True where a row begins with padding: batch\['attention_mask'\] masks the first token of "
+
+
+@pytest.mark.parametrize("rows", [2, 100])
+@pytest.mark.parametrize("seq_dim", [0, 1])
+def test_views_of_rows_that_begin_with_padding_are_refused(rows, seq_dim):
+    options = {"copy": False, "seq_dim": seq_dim}
+    mask = torch.ones(rows, 10)
+    batch = {"ids": torch.ones(rows, 10), "attention_mask": mask}
+    batch = {name: tensor if seq_dim else tensor.T for name, tensor in batch.items()}
+    resize_batch(batch, 4, **options)
+    mask[-1, :9] = 0
+    with pytest.raises(ValueError, match=rf"{NO_VIEWS}row {rows - 1}, which is cut"):
+        resize_batch(batch, 4, **options)
+    resize_batch(batch, 10, **options)
+    mask[-1, 9] = 0  # no valid token: the row may begin anywhere
+    resize_batch(batch, 4, **options)
+
+
+def test_compiled_views_of_rows_that_begin_with_padding_are_refused():
+    cut = torch.compile(lambda batch: resize_batch(batch, 4, copy=False), backend="eager", fullgraph=True)
+    assert cut({**LEFT_PADDED, "attention_mask": torch.ones(2, 10)})["input_ids"].shape == (2, 4)
+    with pytest.raises(RuntimeError, match=NO_VIEWS + "a row"):
+        cut({**LEFT_PADDED, "attention_mask": LEFT_PADDED["attention_mask"].float()})
+
+
+@pytest.mark.parametrize("copy", [True, False])
+def test_a_mask_that_keys_does_not_name_moves_no_row(copy):
+    resized = resize_batch(LEFT_PADDED, 4, keys=["input_ids"], copy=copy)
+    assert torch.equal(resized["input_ids"], LEFT_PADDED["input_ids"][:, :4])
+    assert resized["attention_mask"] is LEFT_PADDED["attention_mask"]
+
+
 def test_views_carry_gradients():
     embeddings = torch.randn(2, 10, 3, requires_grad=True)
     view = resize_batch({"inputs_embeds": embeddings}, 4, copy=False)["inputs_embeds"]

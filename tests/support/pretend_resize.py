@@ -18,7 +18,7 @@ import torch
 
 from bench.alibi_attention.compiled import disassemble
 from seqwarm_kernels.ops.resize_batch import triton as resize
-from seqwarm_kernels.ops.resize_batch.schema import RULES, Kind
+from seqwarm_kernels.ops.resize_batch.schema import RULES, SKIPPING, Kind
 
 
 def resized(rule, rows, length, new_length, with_mask=True):
@@ -47,13 +47,13 @@ def main():
         kernels[rule] = made_of(launched[-1])
     before = len({id(kernel) for kernel in launched})
     for new_length in range(8, 1024, 8):
-        resized("truncate", 4, 1024, new_length)
+        resized("truncate_valid", 4, 1024, new_length)
     after = len({id(kernel) for kernel in launched})
     for rows in (1, 16, 33):
-        resized("truncate", rows, 1024, 64)
+        resized("truncate_valid", rows, 1024, 64)
     by_rows = len({id(kernel) for kernel in launched})
     for rule in RULES:
-        if rule != "truncate_keep_last":
+        if rule not in SKIPPING:
             resized(rule, 4, 1024, 256, with_mask=False)
     print(json.dumps({"kernels": kernels, "ramp": after - before, "rows": by_rows - after}))
 

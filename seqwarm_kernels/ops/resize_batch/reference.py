@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..library import implement
-from .schema import Kind, allocate, new_rows
+from .schema import SKIPPING, Kind, allocate, new_rows
 
 
 class SourceMap(NamedTuple):
@@ -36,11 +36,21 @@ def source_map(
         position = chunk_start.clamp(max=source_length - new_length) + slot
     else:
         position = chunk_start + slot
+    if rule in SKIPPING:
+        assert attention_mask is not None
+        position = position + truncation_start(attention_mask, new_length)[:, None]
     if rule == "truncate_keep_last":
         assert attention_mask is not None
         last_valid = last_valid_position(attention_mask)[:, None]
-        position = torch.where((slot == new_length - 1) & (last_valid > slot), last_valid, position)
+        position = torch.where((slot == new_length - 1) & (last_valid > position), last_valid, position)
     return SourceMap(row, position, position < chunk_start)
+
+
+def truncation_start(attention_mask: Tensor, new_length: int) -> Tensor:
+    """(B,): the position of the first token that truncation keeps: the first valid one, or an earlier one where fewer
+    than `new_length` tokens follow. 0 in rows without a valid token."""
+    first_valid = (attention_mask != 0).to(torch.uint8).argmax(dim=1)
+    return first_valid.clamp(max=attention_mask.shape[1] - new_length)
 
 
 def last_valid_position(attention_mask: Tensor) -> Tensor:

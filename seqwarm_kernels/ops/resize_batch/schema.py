@@ -28,12 +28,17 @@ from ..library import define
 #: What each rule does with a row of S tokens, L at a time:
 RULES = (
     "truncate",  # keep the first L
+    "truncate_valid",  # keep L from the first valid token on, or the last L where fewer follow
     "truncate_keep_last",  # the same, but the last slot takes the last valid token when that one was cut
     "reshape_drop",  # floor(S / L) new rows, the tail is dropped
     "reshape_pad",  # ceil(S / L) new rows, the last one is filled up
     "reshape_overlap",  # ceil(S / L) new rows, the last one holds the last L tokens
     "flatten",  # all rows as one stream of B * S tokens, cut into rows of L, the tail is dropped
 )
+
+
+#: Rules that skip the masked tokens at the beginning of a row. They need the attention mask.
+SKIPPING = ("truncate_valid", "truncate_keep_last")
 
 
 class Kind(IntEnum):

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..library import LIBRARY
 from ..triton_launch import DISPATCH_KEY, on
-from .schema import Kind, allocate, new_rows
+from .schema import SKIPPING, Kind, allocate, new_rows
 from .triton_kernel import TICKET, Entry, Info, ResizePlan, resize_kernel
 
 GROUPS = 1024  # groups of at most 16 bytes in a program: eight loads in flight for each of its 128 threads
@@ -55,12 +55,16 @@ def make_entry(source: Tensor, out: Tensor, kind: int) -> Entry:
     return Entry(source, out, row_stride, inner[0], unit_stride, units)
 
 
-def group_width(entry: Entry, plan: ResizePlan, kind: int, keeps_last: bool) -> int:
-    """Number of items that are adjacent and aligned in both source and output, at every access of the kernel."""
-    if kind == Kind.ROW or (keeps_last and kind == Kind.SQUARE):
+def group_width(entry: Entry, plan: ResizePlan, kind: int, within_tokens: bool) -> int:
+    """Number of items that are adjacent and aligned in both source and output, at every access of the kernel.
+
+    Args:
+        within_tokens: The tokens of a new row may come from any positions, so a group must not span two.
+    """
+    if kind == Kind.ROW or (within_tokens and kind == Kind.SQUARE):
         return 1
     limits = _WIDEST // entry.source.element_size() | entry.row_stride
-    if (entry.units == 1 or entry.unit_stride == 1) and entry.position_stride == entry.units and not keeps_last:
+    if (entry.units == 1 or entry.unit_stride == 1) and entry.position_stride == entry.units and not within_tokens:
         limits |= entry.units * plan.new_length | entry.units * plan.source_length
     elif entry.unit_stride == 1:
         limits |= entry.units | entry.position_stride
@@ -78,12 +82,12 @@ def fill_bits(value: float, text: str, dtype: torch.dtype) -> int:
 
 def make_layout(
     entry: Entry, plan: ResizePlan, kind: int, rule: str, fill_value: float, dtype: torch.dtype
-) -> tuple[int, int, int, int]:
-    """Kind, bytes of an item, items of a group, bits of the fill value."""
+) -> tuple[int, int, int, int, int]:
+    """Kind, bytes of an item, items of a group, bits of the fill value, items of a group within a token."""
     may_fill = kind != Kind.ROW if rule == "reshape_pad" else kind == Kind.LABEL and rule == "reshape_overlap"
     bits = fill_bits(fill_value, str(fill_value), dtype) if may_fill else 0
-    width = group_width(entry, plan, kind, rule == "truncate_keep_last")
-    return int(kind), entry.source.element_size(), width, bits
+    widths = [group_width(entry, plan, kind, within_tokens) for within_tokens in (False, True)]
+    return int(kind), entry.source.element_size(), widths[rule == "truncate_keep_last"], bits, widths[True]
 
 
 @functools.cache
@@ -138,7 +142,7 @@ def resize_batch_out(
 
 def _launch(
     entries: list[Entry],
-    layouts: list[tuple[int, int, int, int]],
+    layouts: list[tuple[int, int, int, int, int]],
     info: Info | None,
     attention_mask: Tensor | None,
     rows: int,
@@ -146,14 +150,15 @@ def _launch(
     rule: str,
 ) -> None:
     keeps_last = rule == "truncate_keep_last"
-    programs = rows if keeps_last else 0
+    skips_padding = rule in SKIPPING
+    programs = rows if skips_padding else 0
     if info is not None:
         programs += triton.cdiv(rows, ROWS)
-    for entry, (kind, _, width, _) in zip(entries, layouts, strict=True):
+    for entry, (kind, _, width, _, _) in zip(entries, layouts, strict=True):
         tokens = rows if kind == Kind.ROW else plan.tokens
         programs += triton.cdiv(tokens * entry.units // width, GROUPS)
     mask = None
-    if attention_mask is not None and (keeps_last or info is not None):
+    if attention_mask is not None and (skips_padding or info is not None):
         mask = attention_mask.ne(0) if attention_mask.is_complex() else attention_mask
     resize_kernel[(programs,)](
         tuple(entries),
@@ -166,6 +171,7 @@ def _launch(
         LAYOUTS=tuple(layouts),
         PADS=rule == "reshape_pad",
         MOVES=rule == "reshape_overlap",
+        SKIPS_PADDING=skips_padding,
         KEEPS_LAST=keeps_last,
         GROUPS=GROUPS,
         ROWS=ROWS,

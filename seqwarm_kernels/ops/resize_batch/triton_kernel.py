@@ -1,13 +1,16 @@
 """The kernel of `resize_batch`: every tensor of a batch, and its info, in one launch.
 
-All rules are the same copy, up to one detail: each source row yields a *line* of tokens, and the concatenated lines are
-the new batch. A line is the first L tokens of the row (truncate), its first ⌊S/L⌋·L (reshape_drop), all S (flatten), or
-⌈S/L⌋·L. In the last case, slots beyond the row are filled (reshape_pad), or the last new row holds the row's last L
-tokens (reshape_overlap). So every output is written from its first to its last element, in blocks of 16 bytes where
-the tensor allows it.
+All rules are the same copy, up to two details: each source row yields a *line* of tokens, and the concatenated lines
+are the new batch. A line is the first L tokens of the row (truncate), its first ⌊S/L⌋·L (reshape_drop), all S
+(flatten), or ⌈S/L⌋·L. In the last case, slots beyond the row are filled (reshape_pad), or the last new row holds the
+row's last L tokens (reshape_overlap). So every output is written from its first to its last element, in blocks of 16
+bytes where the tensor allows it.
 
-Programs: the tiles of each tensor, then the info of the new rows, then, under truncate_keep_last, one program for each
-row, which finds the row's last token and writes the slot that the tiles leave out.
+The details: truncate_valid and truncate_keep_last cut a row from its first valid token on, and the latter may take
+another token last.
+
+Programs: the tiles of each tensor, then the info of the new rows, then, under these two rules, one program for each
+row, which writes what the tiles leave out: a row that begins with masked tokens, or the last slot.
 """
 
 from __future__ import annotations
@@ -92,7 +95,8 @@ def source_position(position, plan, MOVES: tl.constexpr):
 @triton.jit
 def copy_tile(
     tile, entry, plan, KIND: tl.constexpr, ITEM_BYTES: tl.constexpr, WIDTH: tl.constexpr, FILL: tl.constexpr,
-    PADS: tl.constexpr, MOVES: tl.constexpr, KEEPS_LAST: tl.constexpr, GROUPS: tl.constexpr,
+    mask, stride_row, PADS: tl.constexpr, MOVES: tl.constexpr, SKIPS_PADDING: tl.constexpr, KEEPS_LAST: tl.constexpr,
+    GROUPS: tl.constexpr,
 ):  # fmt: skip
     """Write `GROUPS` groups of `WIDTH` items of one output."""
     line_groups = plan.line * entry.units // WIDTH
@@ -123,6 +127,8 @@ def copy_tile(
     source_offset = tl.multiple_of(offset[:, None], [1, WIDTH]) + lanes
     out_offset = (group * WIDTH)[:, None] + lanes
     items = tl.load(as_bits(entry.source, ITEM_BYTES) + source_offset, mask=has_token[:, None], other=FILL)
+    if SKIPS_PADDING and KIND != ROW:  # after the items, which need not wait for it
+        written &= is_valid(mask, row, row * 0, written, stride_row, 0)
     tl.store(as_bits(entry.out, ITEM_BYTES) + out_offset, items, mask=written[:, None])
 
 
@@ -137,9 +143,30 @@ def is_valid(mask, row, position, within, stride_row, stride_position):
 
 
 @triton.jit
+def first_kept_position(
+    row, is_row, mask, stride_row, stride_position, plan, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+):
+    """(ROWS,): the first valid position, or an earlier one where fewer than new_length tokens follow. 0 without one.
+
+    `row` and `is_row` are (ROWS, 1).
+    """
+    begins_masked = is_row & ~is_valid(mask, row, row * 0, is_row, stride_row, 0)
+    unknown = plan.source_length
+    first = tl.max(tl.where(begins_masked, unknown, 0), 1)
+    start = 0
+    while (start < plan.source_length) & (tl.max(first, 0) == unknown):
+        position = start + tl.arange(0, COLUMNS)[None, :]
+        within = begins_masked & (position < plan.source_length)
+        valid = is_valid(mask, row, position, within, stride_row, stride_position)
+        first = tl.minimum(first, tl.min(tl.where(valid, position, unknown), 1))
+        start += COLUMNS
+    return tl.minimum(tl.where(first == unknown, 0, first), plan.source_length - plan.new_length)
+
+
+@triton.jit
 def write_info(
-    tile, info, mask, stride_row, stride_position, new_rows, plan,
-    PADS: tl.constexpr, MOVES: tl.constexpr, KEEPS_LAST: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    tile, info, mask, stride_row, stride_position, new_rows, plan, PADS: tl.constexpr, MOVES: tl.constexpr,
+    SKIPS_PADDING: tl.constexpr, KEEPS_LAST: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Write lengths and position ids of `ROWS` new rows, and add their valid tokens to the total."""
     new_row = tile * ROWS + tl.arange(0, ROWS)
@@ -148,6 +175,10 @@ def write_info(
     first_position = (first % plan.line).to(tl.int32)[:, None]
     is_row = (new_row < new_rows)[:, None]
     last_slot = plan.new_length - 1
+    if SKIPS_PADDING:
+        # a narrower tile, since the wide one would take 128 registers instead of 72
+        kept_from = first_kept_position(row, is_row, mask, stride_row, stride_position, plan, ROWS, COLUMNS // 4)
+        kept_from = kept_from[:, None]
 
     count = tl.zeros((ROWS,), tl.int32)
     for start in range(0, plan.new_length, COLUMNS):
@@ -156,6 +187,8 @@ def write_info(
         beyond = position >= plan.line  # a new row of flatten may reach into the next line, at most one
         position = tl.where(beyond, position - plan.line, position)
         position = source_position(position, plan, MOVES)[0]
+        if SKIPS_PADDING:
+            position += kept_from
         within = is_row & (slot < plan.new_length)
         if PADS:
             has_token = within & (position < plan.source_length)
@@ -172,7 +205,7 @@ def write_info(
         any_valid = tl.zeros((ROWS,), tl.int32)
         for start in range(last_slot, plan.source_length, COLUMNS):
             position = start + tl.arange(0, COLUMNS)[None, :]
-            within = is_row & (position < plan.source_length)
+            within = is_row & (position >= kept_from + last_slot) & (position < plan.source_length)
             valid = is_valid(mask, row, position, within, stride_row, stride_position)
             any_valid = tl.maximum(any_valid, tl.max(valid.to(tl.int32), 1))
         tl.store(info.position_ids + first + last_slot, (any_valid * count).to(tl.int64), mask=new_row < new_rows)
@@ -188,10 +221,10 @@ def write_info(
 
 
 @triton.jit
-def last_valid_position(row, mask, stride_row, stride_position, plan, COLUMNS: tl.constexpr):
-    """The last valid position of a row if it is cut, else the last position that is kept."""
-    last = tl.zeros((COLUMNS,), tl.int32) + (plan.new_length - 1)
-    for start in range(plan.new_length, plan.source_length, COLUMNS):
+def last_kept_position(row, first, mask, stride_row, stride_position, plan, COLUMNS: tl.constexpr):
+    """The last valid position of a row if it is cut, else the end of the new_length tokens from `first` on."""
+    last = tl.zeros((COLUMNS,), tl.int32) + (first + plan.new_length - 1)
+    for start in range(first + plan.new_length, plan.source_length, COLUMNS):
         position = start + tl.arange(0, COLUMNS)
         valid = is_valid(mask, row, position, position < plan.source_length, stride_row, stride_position)
         last = tl.where(valid, position, last)
@@ -218,15 +251,39 @@ def copy_last_slot(row, last, entry, plan, KIND: tl.constexpr, ITEM_BYTES: tl.co
         tl.store(out_row + last_slot * entry.units + unit, items, mask=within)
 
 
+@triton.jit
+def copy_row(
+    row, first, last, entry, plan,
+    KIND: tl.constexpr, ITEM_BYTES: tl.constexpr, WIDTH: tl.constexpr, GROUPS: tl.constexpr,
+):  # fmt: skip
+    """Write one row, whose tokens come from `first` on, and from `last` for the last slot."""
+    last_slot = plan.new_length - 1
+    groups = plan.new_length * entry.units // WIDTH
+    lanes = tl.arange(0, WIDTH)[None, :]
+    for start in range(0, groups, GROUPS):
+        group = start + tl.arange(0, GROUPS)
+        slot = group * WIDTH // entry.units
+        unit = group * WIDTH % entry.units
+        position = tl.where(slot == last_slot, last, first + slot).to(tl.int64)
+        if KIND == SQUARE:
+            unit = tl.where(unit == last_slot, last, first + unit)
+        offset = row * entry.row_stride + position * entry.position_stride + unit.to(tl.int64) * entry.unit_stride
+        source_offset = tl.multiple_of(offset[:, None], [1, WIDTH]) + lanes
+        out_offset = tl.multiple_of((row * plan.new_length * entry.units + group * WIDTH)[:, None], [1, WIDTH]) + lanes
+        within = (group < groups)[:, None]
+        items = tl.load(as_bits(entry.source, ITEM_BYTES) + source_offset, mask=within)
+        tl.store(as_bits(entry.out, ITEM_BYTES) + out_offset, items, mask=within)
+
+
 @kernel
 def resize_kernel(
     entries, info, mask, stride_row: tl.int64, stride_position: tl.int64,
     new_rows: tl.int32, chunks: tl.int32, tokens: tl.int64, line: tl.int32, source_length: tl.int32,
     new_length: tl.int32, last_start: tl.int32, moved_by: tl.int32,
-    LAYOUTS: tl.constexpr, PADS: tl.constexpr, MOVES: tl.constexpr, KEEPS_LAST: tl.constexpr,
-    GROUPS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    LAYOUTS: tl.constexpr, PADS: tl.constexpr, MOVES: tl.constexpr, SKIPS_PADDING: tl.constexpr,
+    KEEPS_LAST: tl.constexpr, GROUPS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """`entries` has an Entry for each tensor, `LAYOUTS` its kind, bytes of an item, items of a group, and fill bits."""
+    """`entries` has an Entry for each tensor, `LAYOUTS` what `make_layout` returns for it."""
     plan = ResizePlan(tokens, line, source_length, new_length, last_start, moved_by)
     row_plan = ResizePlan(new_rows, chunks, source_length, new_length, last_start, moved_by)
     tile = tl.program_id(0)
@@ -236,19 +293,28 @@ def resize_kernel(
         if tile >= 0 and tile < tiles:
             copy_tile(
                 tile, entries[i], entry_plan, LAYOUTS[i][0], LAYOUTS[i][1], LAYOUTS[i][2], LAYOUTS[i][3],
-                PADS, MOVES, KEEPS_LAST, GROUPS,
+                mask, stride_row, PADS, MOVES, SKIPS_PADDING, KEEPS_LAST, GROUPS,
             )  # fmt: skip
         tile -= tiles
     if info is not None:
         tiles = tl.cdiv(new_rows, ROWS)
         if tile >= 0 and tile < tiles:
             write_info(
-                tile, info, mask, stride_row, stride_position, new_rows, plan, PADS, MOVES, KEEPS_LAST, ROWS, COLUMNS
-            )
+                tile, info, mask, stride_row, stride_position, new_rows, plan,
+                PADS, MOVES, SKIPS_PADDING, KEEPS_LAST, ROWS, COLUMNS,
+            )  # fmt: skip
         tile -= tiles
-    if KEEPS_LAST and tile >= 0:
+    if SKIPS_PADDING and tile >= 0:
         row = tile.to(tl.int64)
-        last = last_valid_position(row, mask, stride_row, stride_position, plan, GROUPS).to(tl.int64)
+        rows = tl.full((1, 1), row, tl.int64)
+        first = tl.max(first_kept_position(rows, rows >= 0, mask, stride_row, stride_position, plan, 1, GROUPS), 0)
+        last = first + plan.new_length - 1
+        if KEEPS_LAST:
+            last = last_kept_position(row, first, mask, stride_row, stride_position, plan, GROUPS)
+        begins_masked = tl.load(mask + row * stride_row) == 0
         for i in tl.static_range(len(LAYOUTS)):
             if LAYOUTS[i][0] != ROW:
-                copy_last_slot(row, last, entries[i], plan, LAYOUTS[i][0], LAYOUTS[i][1], GROUPS)
+                if begins_masked:
+                    copy_row(row, first, last, entries[i], plan, LAYOUTS[i][0], LAYOUTS[i][1], LAYOUTS[i][4], GROUPS)
+                elif KEEPS_LAST:
+                    copy_last_slot(row, last.to(tl.int64), entries[i], plan, LAYOUTS[i][0], LAYOUTS[i][1], GROUPS)

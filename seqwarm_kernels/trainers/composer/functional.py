@@ -66,15 +66,16 @@ def set_batch_sequence_length(
 ) -> Any:
     """Drop-in replacement for `composer.functional.set_batch_sequence_length`, on `resize_batch`.
 
-    It differs from Composer's function in four ways: the given batch is not changed; rows without a valid token are cut
-    as all other rows are; the last valid token is found with padding on either side; truncation keeps entries that are
-    not tensors, and vectors with one entry per row.
+    It differs from Composer's function in five ways: the given batch is not changed; rows that begin with padding are
+    truncated from their first valid token on; rows without a valid token are cut as all other rows are; the last valid
+    token is found with padding on either side; truncation keeps entries that are not tensors, and vectors with one
+    entry per row.
 
     Args:
         batch: names and tensors, each (B, S) or (B, S, features...).
         curr_seq_len: tokens in a new row. Nothing is cut if this is at least S.
-        truncate: keep the first tokens of each row. If False, read the batch as one stream of tokens, cut the stream
-            into rows, and drop the tail.
+        truncate: keep the first tokens of each row, from its first valid one on. If False, read the batch as one stream
+            of tokens, cut the stream into rows, and drop the tail.
         preserve_end_of_sequence: with `truncate`, put the last valid token of a cut row into the row's last slot.
             Needs an "attention_mask" (B, S).
 
