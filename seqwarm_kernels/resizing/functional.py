@@ -64,7 +64,8 @@ def resize_batch(
             every tensor. Needs a (B, S) "attention_mask".
         keys: Names of the tensors to resize; all other entries pass through. Default: all tensors.
         mask_keys: Names of the (B, S, S) and (B, 1, S, S) tensors that are masks over pairs of tokens. Default: names
-            that end in "_mask".
+            that end in "_mask". A (B, S, S) tensor of another name has S features for each token and keeps them all:
+            name a "bias" over pairs of tokens here, together with the masks.
         copy: With False, the results are views of the input wherever a view can express them. "truncate" then reads
             the attention mask, which waits for the device, and raises if a row begins with padding.
         out: `BatchBuffers`, or contiguous tensors to write to, by name, each with the source's dtype and device and

@@ -30,6 +30,17 @@ def test_each_row_keeps_its_own_last_token():
     assert kept["labels"].tolist() == [[2, 3, -1], [9, -1, 0], [2, 3, -1]]
 
 
+@pytest.mark.parametrize(("preserve", "first_row"), [(False, [1, 2, 3]), (True, [1, 2, 9])])
+def test_rows_that_begin_with_padding_are_cut_from_their_first_token_on(preserve, first_row):
+    batch = {
+        "input_ids": ids([0, 0, 1, 2, 3, 9], [0, 0, 0, 0, 1, 9]),
+        "attention_mask": ids([0, 0, 1, 1, 1, 1], [0, 0, 0, 0, 1, 1]),
+    }
+    cut = set_batch_sequence_length(batch, 3, preserve_end_of_sequence=preserve)
+    assert cut["input_ids"].tolist() == [first_row, [0, 1, 9]]
+    assert cut["attention_mask"].tolist() == [[1, 1, 1], [0, 1, 1]]
+
+
 def test_without_truncation_the_batch_is_one_stream_without_its_tail():
     batch = {"input_ids": torch.arange(14).view(2, 7), "labels": torch.arange(100, 114).view(2, 7)}
     reshaped = set_batch_sequence_length(batch, 4, truncate=False, preserve_end_of_sequence=True)
