@@ -17,7 +17,7 @@ from .configs import RECORD, prepare_configs, record_of
 from .families import converter_by_structure
 from .probe import probe
 from .report import SurgeryReport
-from .surgery import Surgery, converter_for, registered_classes
+from .surgery import Surgery, converter_for, registered_families
 
 #: Keyword arguments of from_pretrained that say where a checkpoint is.
 _LOCATION = {"subfolder", "revision", "cache_dir"}
@@ -190,7 +190,8 @@ def _convert(surgery: Surgery) -> None:
         classes = sorted({type(module).__qualname__ for module in modules.values()})
         raise ValueError(
             f"model must hold attention that apply_alibi knows, got {type(surgery.model).__name__} of "
-            f"{', '.join(classes)}. Known are {', '.join(registered_classes())}; register_alibi adds others"
+            f"{', '.join(classes)}. Known are {', '.join(registered_families())}, and decoders of transformers with "
+            "rotary embeddings; register_alibi adds others"
         )
     for module in modules.values():  # alibi=None: not converted on purpose, in a converted model
         if "ttention" in type(module).__name__ and not hasattr(module, "alibi"):
