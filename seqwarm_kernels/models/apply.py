@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from ..utils.checks import check_bool, check_int, check_iterable
+from ..utils.checks import check_bool, check_int, check_iterable, check_path
 from ..utils.modules import ExampleBatch, as_mapping, is_compiled, unwrapped
 from .alibi_layer import AlibiHeads
 from .checkpoints import restore_slopes
@@ -130,8 +130,7 @@ def load_alibi_model(
     """
     if not isinstance(model_class, type) or not hasattr(model_class, "from_pretrained"):
         raise TypeError(f"model_class must be a Hugging Face model class or an Auto class, got {model_class!r}")
-    if not isinstance(name_or_path, (str, os.PathLike)):
-        raise TypeError(f"name_or_path must be a str or a path, got {type(name_or_path).__name__}")
+    check_path("name_or_path", name_or_path)
     if example_batch is not None:
         as_mapping(example_batch)
     model = model_class.from_pretrained(name_or_path, **{"experts_implementation": None, **kwargs})  # configs.REFUSED

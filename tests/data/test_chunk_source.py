@@ -135,7 +135,7 @@ def test_a_missing_file_is_skipped_when_it_is_read(tmp_path):
         (None, TypeError, "paths must be a folder of write_chunks, a file, or files, got NoneType"),
         (5, TypeError, "paths must be a folder of write_chunks, a file, or files, got int"),
         (b"a.txt", TypeError, "or files, got bytes"),
-        (["a.txt", 5], TypeError, "or files, got int among them"),
+        (["a.txt", 5], TypeError, "each of paths must be a path, got int"),
         ([Path(__file__).parent], ValueError, "or files, got the folder .* among files"),
         ("missing", ValueError, "paths must exist, got 'missing': no such file or folder"),
         (__file__, ValueError, "files must end in .txt or .jsonl"),

@@ -84,7 +84,7 @@ def test_learned_slopes_of_a_subfolder_are_restored(tmp_path):
     ("arguments", "message"),
     [
         (("gpt2", "gpt2"), "model_class must be a Hugging Face model class or an Auto class, got 'gpt2'"),
-        ((transformers.GPT2LMHeadModel, 3), "name_or_path must be a str or a path, got int"),
+        ((transformers.GPT2LMHeadModel, 3), "name_or_path must be a path, got int"),
     ],
 )
 def test_bad_arguments_of_load_alibi_model(arguments, message):

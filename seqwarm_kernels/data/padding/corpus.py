@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ...utils.checks import check_iterable
+from ...utils.checks import check_iterable, check_path
 from ...utils.files import PARTIAL_SUFFIX
 from ..batch_planning.plan import IntArray, as_lengths
 from ..files.compression import COMPRESSIONS, READ_ERRORS, compression_of
@@ -89,11 +89,7 @@ class TextCorpus:
 
 def _checked_paths(paths: Any) -> list[Path]:
     check_iterable("paths", paths, "a list of files and folders")
-    checked = []
-    for path in paths:
-        if not isinstance(path, (str, os.PathLike)):
-            raise TypeError(f"paths must be a list of files and folders, got {type(path).__name__} among them")
-        checked.append(Path(path))
+    checked = [check_path("each of paths", path) for path in paths]
     if not checked:
         raise ValueError("paths must name at least one file or folder, got none")
     return checked

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ...utils.checks import check_path
 from ..batch_planning.plan import IntArray, as_lengths
 from .comparison import COLUMNS, BatchingResult, check_results
 
@@ -40,8 +40,7 @@ def draw(lengths: IntArray, results: list[BatchingResult], token_kind: str, path
             raise ValueError(f"{name} must not be empty")
     if not isinstance(token_kind, str):
         raise TypeError(f"token_kind must be a string, got {type(token_kind).__name__}")
-    if not isinstance(path, (str, os.PathLike)):
-        raise TypeError(f"path must be a path, got {type(path).__name__}")
+    path = check_path("path", path)
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 6.2), dpi=130, layout="constrained")

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ...utils.checks import check_bool, check_int, check_iterable
+from ...utils.checks import check_bool, check_int, check_iterable, check_path
 from ..files.manifest import Chunk, Manifest, read_lengths
 from ..files.reader import ChunkError, format_of, read_chunk
 from .base import BlockSource
@@ -136,12 +136,11 @@ def _checked_paths(paths: Any) -> list[Path]:
     check_iterable("paths", paths, wanted)
     files = []
     for path in paths:
-        if not isinstance(path, (str, os.PathLike)):
-            raise TypeError(f"paths must be {wanted}, got {type(path).__name__} among them")
-        if Path(path).is_dir():
-            raise ValueError(f"paths must be {wanted}, got the folder {path} among files")
-        format_of(Path(path))
-        files.append(Path(path))
+        file = check_path("each of paths", path)
+        if file.is_dir():
+            raise ValueError(f"paths must be {wanted}, got the folder {file} among files")
+        format_of(file)
+        files.append(file)
     if not files:
         raise ValueError("paths must name at least one file, got none")
     return files
