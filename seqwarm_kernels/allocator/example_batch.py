@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ..ops.resize_batch.schema import SEQUENCE_DIMS, Kind
 from ..ops.resize_batch.validation import Layout, batch_layout
+from ..resizing.containers import flatten_batch, unflatten_batch
 from ..resizing.functional import resize_batch
 from ..utils.modules import ExampleBatch, as_mapping, from_mapping, guess_batch
 
@@ -45,13 +46,15 @@ class TrainingBatches:
         self.example = example
 
     def example_rows(self) -> int:
-        return _layout(as_mapping(self.example), self.resize_options).batch_size
+        return _layout(flatten_batch(as_mapping(self.example)), self.resize_options).batch_size
 
     def make(self, rows: int, length: int) -> ExampleBatch:
         """Return a batch of (rows, max_len) after `resize_batch` to `length`."""
-        longest = repeated_to(as_mapping(self.example), rows, self.max_len, self.resize_options)
+        example = as_mapping(self.example)
+        longest = repeated_to(flatten_batch(example), rows, self.max_len, self.resize_options)
         moved = {name: value.to(self.device) if isinstance(value, Tensor) else value for name, value in longest.items()}
-        return from_mapping(resize_batch(moved, length, **self.resize_options), self.example)
+        batch = unflatten_batch(example, moved, (rows, self.max_len))
+        return from_mapping(resize_batch(batch, length, **self.resize_options), self.example)
 
 
 def repeated_to(batch: Mapping[str, Any], rows: int, length: int, options: Mapping[str, Any]) -> dict[str, Any]:

@@ -35,8 +35,8 @@ def restore_afterwards(
         stack.callback(_Gradients(parameters).restore)
         stack.callback(_Modules(model).restore)
         stack.callback(_Values([*parameters, *model.buffers()]).restore)
-        if optimizer is not None:
-            stack.callback(_OptimizerState(optimizer).restore)
+        for each in _optimizers(optimizer):
+            stack.callback(_OptimizerState(each).restore)
         if grad_scaler is not None:
             stack.callback(_Entries(vars(grad_scaler)).restore)
         stack.callback(reshard, model)
@@ -48,6 +48,16 @@ def _parameters(model: nn.Module, optimizer: Optimizer | None) -> list[Tensor]:
     groups = [] if optimizer is None else optimizer.param_groups
     tensors = [*model.parameters(), *(parameter for group in groups for parameter in group["params"])]
     return list({id(tensor): tensor for tensor in tensors}.values())
+
+
+def _optimizers(optimizer: Optimizer | None) -> Iterator[Optimizer]:
+    """Yield the optimizer, and one inside with a state of its own, as in ZeroRedundancyOptimizer."""
+    if optimizer is None:
+        return
+    yield optimizer
+    inner = getattr(optimizer, "optim", None)
+    if isinstance(inner, Optimizer):
+        yield from _optimizers(inner)
 
 
 class _Values:

@@ -16,7 +16,7 @@ from torch import Tensor
 from ..utils.checks import check_int, check_real
 from .device_to_host import DelayedReader, Row
 from .moments import raw_statistics
-from .optimizer_state import check_optimizer
+from .optimizer_state import check_optimizer, rank_sharding_of
 from .records import RESERVED_NAMES, LossHistory, StepRecord
 
 Output = Callable[[StepRecord], object]
@@ -54,7 +54,8 @@ class TrainingMonitor:
 
     In distributed training every rank creates a monitor and calls it at each step, because statistics of sharded states
     (DTensor) are exchanged between ranks. Pass outputs only on the ranks that write. The loss is that of each rank,
-    unless you pass the mean over ranks.
+    unless you pass the mean over ranks. FullyShardedDataParallel and DeepSpeed ZeRO keep plain tensors instead of
+    DTensors: a warning says that statistics are then those of each rank's part.
 
     Args:
         optimizer: as in `moment_statistics`.
@@ -76,6 +77,12 @@ class TrainingMonitor:
 
     def __init__(self, optimizer: Any, *outputs: Output, spike_threshold: float = 1.2, read_every: int = 20) -> None:
         check_optimizer(optimizer)
+        if sharding := rank_sharding_of(optimizer):
+            warnings.warn(
+                f"optimizer holds this rank's part of parameters that {sharding} shards: statistics and gradient norms "
+                "are those of this part; under fully_shard they are those of the whole",
+                stacklevel=2,
+            )
         spike_threshold, read_every = checked_options(outputs, spike_threshold, read_every)
         self._optimizer = optimizer
         self._outputs = outputs

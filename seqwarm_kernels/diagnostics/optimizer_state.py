@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -34,6 +35,22 @@ def check_optimizer(optimizer: Any) -> None:
         raise _no_second_moment(inner, "no state, and groups without betas")
     if isinstance(inner, torch.optim.Adamax):
         raise _no_second_moment(inner, "which keeps the largest gradients in place of a second moment")
+
+
+def rank_sharding_of(optimizer: Any) -> str | None:
+    """What shards the parameters so that an optimizer sees plain tensors, its rank's parts; None if nothing does."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    for parameter in parameters_of(optimizer):
+        # A parameter that was flattened, and that use_orig_params=True keeps, has only a private mark.
+        if fsdp is not None and (isinstance(parameter, fsdp.FlatParameter) or hasattr(parameter, "_fsdp_flattened")):
+            return "FullyShardedDataParallel"
+        if hasattr(parameter, "ds_id"):
+            return "DeepSpeed ZeRO"
+    while _is_optimizer(optimizer):
+        if type(optimizer).__module__.partition(".")[0] == "deepspeed" and "Zero" in type(optimizer).__name__:
+            return "DeepSpeed ZeRO"
+        optimizer = getattr(optimizer, "optimizer", None)
+    return None
 
 
 def optimizer_tensors(optimizer: Any, *, with_gradients: bool) -> Iterator[OptimizerTensor]:

@@ -52,6 +52,11 @@ def _walk(batch: Any, prefix: str) -> Iterator[tuple[Any, Any]]:
 
 
 def _items(container: Any, prefix: str) -> list[tuple[Any, Any]]:
+    if hasattr(container, "tensordicts") and hasattr(container, "stack_dim"):  # a lazy stack of TensorDict's package
+        raise TypeError(
+            f"batch must not be or hold a {type(container).__name__}, whose tensors are not in one memory: pass its "
+            ".contiguous()"
+        )
     if isinstance(container, MutableMapping):
         return list(container.items())
     if isinstance(container, Mapping) or not is_container(container):

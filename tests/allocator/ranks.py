@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
 from seqwarm_kernels import SequenceLengthScheduler, warmup_allocator
@@ -83,6 +84,19 @@ def state_is_restored(kind):
     assert_same(*results)
 
 
+def inner_optimizer_is_restored():
+    """ZeroRedundancyOptimizer keeps this rank's state in an optimizer inside."""
+    for steps in (0, 2):
+        model = nn.Sequential(nn.Embedding(WORDS, WIDTH), nn.Linear(WIDTH, WORDS))
+        optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=0.1)
+        for _ in range(steps):
+            model(torch.ones(1, 2, dtype=torch.long)).sum().backward()
+            optimizer.step()
+        before = everything(model, optimizer.optim)
+        warmup_allocator(model, MAX_LEN, optimizer=optimizer)
+        assert_same(before, everything(model, optimizer.optim))
+
+
 def one_rank_out_of_memory(kind):
     """Both ranks reduce the batch size. Under fully_shard ranks wait for each other inside a pass: both fail here,
     as they do in training, since shards have the same size."""
@@ -131,6 +145,7 @@ def main():
     kind = sys.argv[1]
     torch.distributed.init_process_group("gloo")
     state_is_restored(kind)
+    inner_optimizer_is_restored()
     one_rank_out_of_memory(kind)
     one_rank_fails(kind)
     ranks_with_different_batch_sizes(kind)

@@ -279,6 +279,22 @@ def test_tensors_are_passed_by_position(make):
     assert [tuple(call.shape) for call in model.calls] == [(2, 6), (2, 4), (2, 2)]
 
 
+@pytest.mark.parametrize("value", [3, 1.5, None, "words", [1, None]], ids=repr)
+def test_nested_entries_that_are_not_tensors_are_passed_unchanged(value):
+    seen = []
+
+    def forward(self, ids, task):
+        seen.append((ids.shape, task))
+        return self.weight * ids.float()
+
+    task = {"value": value, "list": [value, 2], "inner": {"value": value, "mask": torch.ones(1, 3)}}
+    warmup_allocator(Recorder(forward), 8, batch_size=2, example_batch={"ids": torch.ones(1, 3), "task": task})
+    (shape, found), *_ = seen
+    assert shape == found["inner"]["mask"].shape == (2, 8)
+    assert (found["value"], found["list"], found["inner"]["value"]) == (value, [value, 2], value)
+    assert task["inner"]["mask"].shape == (1, 3)
+
+
 def test_resize_options_are_applied():
     model = Recorder(by_name)
     scheduler = SequenceLengthScheduler(4, 8, duration=10, step_size=4)

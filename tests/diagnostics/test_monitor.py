@@ -359,3 +359,21 @@ def test_numpy_numbers(optimizer):
 def test_invalid_states_are_refused(optimizer, state, message):
     with pytest.raises((TypeError, ValueError), match=message):
         TrainingMonitor(optimizer).load_state_dict(state)
+
+
+def test_parameters_that_deepspeed_shards_warn():
+    model = model_of()
+    optimizer = torch.optim.AdamW(model.parameters())
+    next(model.parameters()).ds_id = 0
+    with pytest.warns(UserWarning, match="this rank's part of parameters that DeepSpeed ZeRO shards"):
+        TrainingMonitor(optimizer)
+
+
+def test_an_optimizer_of_deepspeed_warns():
+    class ZeroOptimizer:
+        def __init__(self, optimizer):
+            self.optimizer, self.param_groups, self.state = optimizer, optimizer.param_groups, optimizer.state
+
+    ZeroOptimizer.__module__ = "deepspeed.runtime.zero.stage_1_and_2"
+    with pytest.warns(UserWarning, match="this rank's part of parameters that DeepSpeed ZeRO shards"):
+        TrainingMonitor(ZeroOptimizer(torch.optim.AdamW(model_of().parameters())))

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from seqwarm_kernels.diagnostics import TrainingMonitor, moment_statistics
@@ -81,10 +81,19 @@ def by_hand(rank):
     return found
 
 
+def monitor_of_flat_parameters():
+    """Without a step: only the warning of a monitor is tested."""
+    for keeps_parameters in (False, True):
+        model = FullyShardedDataParallel(model_of(), use_orig_params=keeps_parameters, device_id=torch.device("cpu"))
+        with pytest.warns(UserWarning, match="this rank's part of parameters that FullyShardedDataParallel shards"):
+            TrainingMonitor(torch.optim.AdamW(model.parameters()))
+
+
 MESHES = [(2,), (1, 2), (2, 1)]
 
 
 def all_cases(rank):
+    monitor_of_flat_parameters()
     return torch.stack([*(train_sharded(rank, shape) for shape in MESHES), by_hand(rank)])
 
 

@@ -161,3 +161,13 @@ def test_bad_batches():
         resize_batch(Batch, 2)
     with pytest.raises(ValueError, match=r"batch holds two entries that are called 'a\.b'"):
         resize_batch({"a.b": ids(), "a": {"b": ids()}}, 2)
+
+
+def test_a_lazy_stack_is_refused_with_what_to_pass():
+    tensordict = pytest.importorskip("tensordict")
+    rows = [tensordict.TensorDict({"input_ids": torch.arange(6) + row}, []) for row in range(2)]
+    stack = tensordict.lazy_stack(rows)
+    for batch in (stack, {"inner": stack}):
+        with pytest.raises(TypeError, match=r"hold a LazyStackedTensorDict, .* pass its .contiguous\(\)"):
+            resize_batch(batch, 3)
+    assert resize_batch(stack.contiguous(), 3)["input_ids"].tolist() == [[0, 1, 2], [1, 2, 3]]
