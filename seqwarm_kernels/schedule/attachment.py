@@ -54,6 +54,7 @@ class Attachment:
         self._names = list(forward_parameters(model))
         self._tokens: list[Tensor] = []
         self._samples = 0
+        self._shares: list[Tensor] = []
         self._compiled: Any = model._compiled_call_impl
         if self._compiled is None:
             self._handle = model.register_forward_pre_hook(self, with_kwargs=True)
@@ -76,6 +77,11 @@ class Attachment:
         self._tokens, self._samples = [], 0
         return seen
 
+    def take_shares(self) -> list[Tensor]:
+        """The share of its labels that each batch with `num_items_in_batch` kept, since the last call."""
+        shares, self._shares = self._shares, []
+        return shares
+
     def _resize_and_call(self, *args: Any, **kwargs: Any) -> Any:
         args, kwargs = self(self._model, args, kwargs)
         return self._compiled(*args, **kwargs)
@@ -92,10 +98,18 @@ class Attachment:
         names = names if named else [str(index) for index in range(len(args))]
         inputs = dict(zip(names, args, strict=True)) | kwargs
         num_items = inputs.pop(NUM_ITEMS_IN_BATCH, None)
+        if num_items is not None and inputs.get("labels") is None:
+            raise ValueError(
+                f"labels must be passed to the model with {NUM_ITEMS_IN_BATCH}, got {', '.join(inputs)}: labels "
+                "outside of the model are not cut to the length of its outputs; compute the loss in its forward, "
+                "without a compute_loss_func"
+            )
         resized = self._resized(inputs)
         if num_items is not None:
             first = 1 if _shifts_labels(model) else 0
-            resized[NUM_ITEMS_IN_BATCH] = num_items * _kept_share(inputs.get("labels"), resized.get("labels"), first)
+            share = _kept_share(inputs["labels"], resized["labels"], first)
+            self._shares.append(share)
+            resized[NUM_ITEMS_IN_BATCH] = num_items * share
         return tuple(resized.pop(name) for name in names), resized
 
     def _resized(self, batch: Any) -> Any:
@@ -112,9 +126,7 @@ def _shifts_labels(model: nn.Module) -> bool:
     return loss_type is None or "CausalLM" in str(loss_type)
 
 
-def _kept_share(labels: Tensor | None, kept: Tensor | None, first: int) -> Tensor | float:
+def _kept_share(labels: Tensor, kept: Tensor, first: int) -> Tensor:
     """The share of the counted labels, from position `first` on, that resizing keeps. 1 if no labels are counted."""
-    if labels is None or kept is None:
-        return 1.0
     count, count_kept = ((tensor[..., first:] != IGNORED_LABEL).sum() for tensor in (labels, kept))
     return torch.where(count > 0, count_kept / count, 1.0)

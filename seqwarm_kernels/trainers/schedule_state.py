@@ -23,6 +23,14 @@ _NO_TOKEN = (
     "with mode='reshape'"
 )
 
+_OTHER_SHARES = (
+    "the batches of one step kept different shares of their labels, from {:.3g} to {:.3g}. Each batch, on each rank, "
+    "is weighted by its number of labels before cutting, because the Trainer counts num_items_in_batch before "
+    "calling the model. Batches of rows of equal length, or one batch for each step on one rank, are weighted exactly"
+)
+
+#: Shares of labels that count as different, relative to each other.
+_SHARE_TOLERANCE = 1e-3
 
 _OPTIONS_OF_ANY_BATCH = ("mode", "remainder", "seq_dim", "keep_last_token", "copy")
 
@@ -54,6 +62,7 @@ class ScheduleState:
         self._first_progress: int | None = None
         self._is_counted = True
         self._has_warned = False
+        self._has_warned_of_shares = False
 
     def attach(self, model: nn.Module) -> Attachment:
         """Resizes the training inputs of `model`. Removes the attachment that an interrupted training has left."""
@@ -126,6 +135,23 @@ class ScheduleState:
             self._has_warned = True
             warnings.warn(_NO_TOKEN, stacklevel=2)
         return seen
+
+    def warn_of_shares(self, device: torch.device) -> None:
+        """Warns once if the batches of a step, on any rank, kept different shares of their labels.
+
+        Args:
+            device: the device on which the ranks exchange their shares.
+        """
+        shares = [] if self.attachment is None else self.attachment.take_shares()
+        if not shares or self._has_warned_of_shares:  # on all ranks
+            return
+        extremes = torch.stack([torch.stack(shares).min(), -torch.stack(shares).max()]).to(device)
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            torch.distributed.all_reduce(extremes, torch.distributed.ReduceOp.MIN)
+        least, most = extremes[0].item(), -extremes[1].item()
+        if least < most * (1 - _SHARE_TOLERANCE):
+            self._has_warned_of_shares = True
+            warnings.warn(_OTHER_SHARES.format(least, most), stacklevel=2)
 
     def metrics(self) -> dict[str, int]:
         """Returns the `seq_length` of the last step, and `train_tokens` if the last step was counted."""

@@ -228,6 +228,7 @@ def test_all_labels_count_if_the_loss_does_not_shift_them():
     labels = tokens()
     model(input_ids=labels, labels=labels, num_items_in_batch=32)
     assert counts == [8]
-    model(input_ids=labels, num_items_in_batch=32)
+    with pytest.raises(ValueError, match=r"labels must be passed to the model with num_items_in_batch, got input_ids"):
+        model(input_ids=labels, num_items_in_batch=32)
     model(input_ids=labels, labels=torch.full_like(labels, -100), num_items_in_batch=32)
-    assert counts == [8, 32, 32]
+    assert counts == [8, 32]

@@ -5,6 +5,7 @@ import json
 import os
 import pickle
 import socket
+import warnings
 from types import SimpleNamespace
 
 import pytest
@@ -117,6 +118,31 @@ def test_training_equals_a_loop_over_resized_batches(tmp_path, accumulate, optio
     torch.testing.assert_close(logged(training), losses, rtol=1e-5, atol=1e-5)
     assert_same_weights(warmed, expected)
     assert not warmed._forward_pre_hooks
+
+
+def test_labels_outside_of_the_model_raise(tmp_path):
+    """A loss of the last token would have a fitting shape, and the label of another token."""
+    last = torch.nn.functional.cross_entropy
+    training = trainer(tmp_path, model(), [SequenceLengthWarmup(schedule())])
+    training.compute_loss_func = lambda outputs, labels, num_items_in_batch: last(outputs.logits[:, -1], labels[:, -1])
+    with pytest.raises(ValueError, match=r"labels must be passed to the model .* without a compute_loss_func"):
+        training.train()
+
+
+@pytest.mark.parametrize(("rows_differ", "accumulate", "number"), [(True, 2, 1), (True, 1, 0), (False, 2, 0)])
+def test_batches_that_keep_different_shares_of_their_labels_warn_once(tmp_path, rows_differ, accumulate, number):
+    data = dataset()
+    for row in data[2::4] + data[3::4] if rows_differ else []:
+        row["labels"] = row["labels"].clone()
+        row["labels"][LENGTH // 2 :] = -100
+    training = trainer(
+        tmp_path, model(), [SequenceLengthWarmup(schedule())], data, gradient_accumulation_steps=accumulate
+    )
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        training.train()
+    messages = [str(warning.message) for warning in caught if "kept different shares" in str(warning.message)]
+    assert len(messages) == number
 
 
 def test_lengths_and_tokens_are_logged(tmp_path):

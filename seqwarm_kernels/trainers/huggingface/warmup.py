@@ -28,8 +28,9 @@ class SequenceLengthWarmup(RestorableCallback):
 
         trainer.callback_handler.callbacks.insert(0, trainer.pop_callback(SequenceLengthWarmup))
 
-    The model must compute the loss: a `compute_loss_func` would get cut logits and whole labels. If the batches of one
-    step keep different shares of their labels, each batch is weighted by its number of labels before cutting.
+    The model must compute the loss: a `compute_loss_func` would get cut logits and whole labels. If the Trainer counts
+    the labels of a step, such a function is an error. If the batches of one step, on all ranks, keep different shares
+    of their labels, each batch is weighted by its number of labels before cutting, and a warning says so once.
 
     Args:
         scheduler: the schedule of sequence lengths.
@@ -68,6 +69,7 @@ class SequenceLengthWarmup(RestorableCallback):
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         self._schedule_state.step(1, args.device)
+        self._schedule_state.warn_of_shares(args.device)
 
     def on_log(
         self,
