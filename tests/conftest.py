@@ -39,13 +39,13 @@ def pytest_collection_modifyitems(items):
         if item.get_closest_marker("gpu") is not None:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
         elif _is_interpreted(item) and item.get_closest_marker("exhaustive") is None:
-            if item.function in interpreted:
+            if item.function in interpreted or item.get_closest_marker("slow_in_interpreter") is not None:
                 item.add_marker(pytest.mark.slow)
             interpreted.add(item.function)
 
 
 def _is_interpreted(item):
     """Whether Triton's interpreter runs the test. It takes seconds where other backends take milliseconds, so each
-    test function's first case is in `make test`, and the others are slow."""
+    test function's first case is in `make test` if it is short enough, and the others are slow."""
     backend = item.callspec.params.get("backend") if hasattr(item, "callspec") else None
     return "triton" in (backend if isinstance(backend, tuple) else [backend])

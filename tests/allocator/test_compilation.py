@@ -80,6 +80,7 @@ def test_triton_kernels_are_named(monkeypatch):
     assert runtime.jit_post_compile_hook is before
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 def test_no_kernel_of_this_package_compiles_after_a_pass_at_every_length():
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}

@@ -121,6 +121,7 @@ write_chunks((f"item {number} " + "word " * 50 for number in range(6000)), sys.a
 """
 
 
+@pytest.mark.slow
 def test_killed_while_writing(tmp_path):
     """Every chunk file is complete. After the next run, the files are those of an uninterrupted run."""
     folder, kills = tmp_path / "killed", 0
@@ -189,6 +190,7 @@ def test_files_have_the_permissions_of_any_other(tmp_path):
     assert (tmp_path / "atomic").stat().st_mode == (tmp_path / "plain").stat().st_mode
 
 
+@pytest.mark.slow
 def test_two_processes_write_into_one_folder_at_once(tmp_path):
     running = [subprocess.Popen([sys.executable, "-c", WRITE, tmp_path / "chunks"]) for _ in range(2)]
     assert [process.wait(timeout=120) for process in running] == [0, 0]

@@ -13,6 +13,8 @@ import seqwarm_kernels
 from seqwarm_kernels.demo.report_folder import ReportFolder
 from seqwarm_kernels.demo.training import Trainer
 
+from ..support.tiers import first_fast
+
 pytest.importorskip("matplotlib")
 
 RUN = """
@@ -108,7 +110,7 @@ def test_the_default_folder_is_named_after_the_time(demo, text_file):
     assert folder.name.startswith("demo-2")
 
 
-@pytest.mark.parametrize("steps_before", [0, 1, 3, 7])
+@pytest.mark.parametrize("steps_before", first_fast([3, 0, 1, 7]))
 def test_a_resumed_run_equals_an_uninterrupted_one(demo, text_file, monkeypatch, steps_before):
     demo(*tiny(text_file, "uninterrupted"))
     with monkeypatch.context() as patch:
@@ -119,6 +121,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(demo, text_file, monkeypatch,
     assert without_seconds(metrics("stopped")) == without_seconds(metrics("uninterrupted"))
 
 
+@pytest.mark.slow
 def test_a_killed_process_resumes_to_the_same_numbers(demo, text_file, tmp_path):
     demo(*tiny(text_file, "uninterrupted"))
     options = [str(option) for option in tiny(text_file, "killed")]

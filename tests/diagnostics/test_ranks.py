@@ -103,6 +103,7 @@ def found():
     return mean_of_two_ranks(all_cases).tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mesh_shape", MESHES, ids=str)
 def test_fully_shard(found, mesh_shape):
     assert found[MESHES.index(mesh_shape)] == pytest.approx(whole(), rel=1e-5)

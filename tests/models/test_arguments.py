@@ -17,7 +17,7 @@ from .zoo import make
         ({"max_seq_length": 1}, ValueError, "max_seq_length must be at least 2, got 1"),
         ({"max_seq_length": 64.0}, TypeError, "max_seq_length must be an int, got float"),
         ({"learn_slopes": 1}, TypeError, "learn_slopes must be True or False, got 1"),
-        ({"optimizers": b"x"}, TypeError, "optimizers must be torch optimizers, got int"),
+        ({"optimizers": b"x"}, TypeError, "optimizers must be torch optimizers, got bytes"),
         ({"optimizers": 3}, TypeError, "optimizers must be torch optimizers, got int"),
         ({"example_batch": 3}, TypeError, "example_batch must be a mapping, a tensor, .*, got int"),
     ],
