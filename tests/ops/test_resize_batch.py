@@ -314,8 +314,11 @@ def test_out_is_written_and_keeps_its_addresses(backend, method):
     batch = some_batch(3, 12)
     out = {name: torch.full((2 * tensor.numel(),), 99, dtype=tensor.dtype) for name, tensor in batch.items()}
     for seq_len in (5, 3, 12):
-        expected = resize_batch(batch, seq_len, backend=backend, **method)
-        got = resize_batch(batch, seq_len, out=out, backend=backend, **method)
+        expected, expected_info = resize_batch(batch, seq_len, return_info=True, backend=backend, **method)
+        got, info = resize_batch(batch, seq_len, out=out, return_info=True, backend=backend, **method)
+        assert [field.dtype for field in info] == [field.dtype for field in expected_info]
+        assert all(torch.equal(*pair) for pair in zip(info, expected_info, strict=True))
+        assert resize_batch(batch, seq_len, out=out, backend=backend, **method).keys() == batch.keys()
         for name in batch:
             assert torch.equal(got[name], expected[name])
             assert got[name].is_contiguous()
