@@ -68,6 +68,15 @@ def test_only_views_share_memory_with_the_input(seq_len):
         view = resize_batch(batch, seq_len, mode=mode, copy=False, keys=["input_ids", "labels"])["input_ids"]
         shares = view.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr()
         assert shares == (mode != "reshape" or 10 % seq_len in (0, 10))
+    for options in (
+        {"mode": "reshape", "remainder": "pad"},
+        {"mode": "reshape", "remainder": "overlap"},
+        {"keep_last_token": True},
+    ):
+        masked = {"input_ids": tensor, "attention_mask": torch.ones_like(tensor)}
+        view = resize_batch(masked, seq_len, copy=False, **options)["input_ids"]
+        shares = view.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr()
+        assert shares == (seq_len >= 10)
 
 
 LEFT_PADDED = {"input_ids": torch.arange(20).view(2, 10), "attention_mask": torch.ones(2, 10, dtype=torch.int64)}
