@@ -165,3 +165,16 @@ def test_sharded_parameters_are_sharded_before_they_are_read_and_afterwards(monk
         model.weight.data.fill_(9)
     assert calls == [(model, total), (model, 18)]
     assert model.weight.sum().item() == total
+
+
+def test_of_a_sharded_tensor_the_local_part_is_restored():
+    part = torch.ones(2)
+
+    class Sharded(torch.Tensor):
+        def to_local(self):
+            return part
+
+    values = snapshot._Values([torch.zeros(4).as_subclass(Sharded)])
+    part.fill_(3)
+    values.restore()
+    assert part.tolist() == [1, 1]
