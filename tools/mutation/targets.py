@@ -15,7 +15,7 @@ def _in_folder(folder: str, names: str, *tests: str) -> list[Target]:
 
 
 _RESIZING = ("tests/resizing", "tests/ops/test_resize_batch.py")
-_MOMENTS = ("tests/ops/test_moment_statistics.py", "-k")
+_MOMENTS = ("tests/ops/test_moment_statistics.py", "tests/ops/test_defaults.py", "-k")
 _ATTENTION = ("tests/ops/test_attention_kernels.py", "tests/ops/test_attention_kernels_varlen.py", "-k")
 
 TARGETS = [
@@ -40,7 +40,8 @@ TARGETS = [
     *_in_folder(
         "seqwarm_kernels/ops/resize_batch",
         "triton_kernel.py triton.py",
-        *("tests/ops/test_resize_batch.py", "tests/ops/test_resize_batch_launch.py", "-k", "triton or launch"),
+        *("tests/ops/test_resize_batch.py", "tests/ops/test_resize_batch_launch.py", "tests/ops/test_defaults.py"),
+        *("-k", "triton or launch"),
     ),
     *_in_folder(
         "seqwarm_kernels/ops/alibi_attention",

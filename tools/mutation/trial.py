@@ -35,7 +35,7 @@ _ENVIRONMENT = {
     "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1",
     "TRITON_INTERPRET": "1",
 }
-_PYTEST = ("-x", "-q", "--tb=no", "-rfE", "-p", "no:cacheprovider", "-m", "not slow and not exhaustive and not gpu")
+_PYTEST = ("-x", "-q", "--tb=no", "-rfE", "-p", "no:cacheprovider", "-m", "not exhaustive and not gpu")
 
 #: Seconds that a mutant may take besides four times those of the unchanged code.
 _SLACK = 30.0

@@ -101,11 +101,13 @@ def _visible(offset: Tensor, causal: bool, window: int | None) -> Tensor:
     return visible
 
 
-def _keep(options: DenseOptions | VarlenOptions, head: Tensor, i: Tensor, j: Tensor) -> Tensor | None:
+def _keep(
+    options: DenseOptions | VarlenOptions, head: Tensor, i: Tensor, j: Tensor, dtype: torch.dtype
+) -> Tensor | None:
     if options.dropout_seed is None:
         return None
     mask = keep_mask(options.dropout_p, options.dropout_seed, head[..., None, None], i[:, None], j)
-    return mask / (1 - options.dropout_p)
+    return mask.to(dtype) / (1 - options.dropout_p)
 
 
 def _dense_pairs(query: Tensor, key: Tensor, options: DenseOptions) -> Pairs:
@@ -121,7 +123,7 @@ def _dense_pairs(query: Tensor, key: Tensor, options: DenseOptions) -> Pairs:
     if options.key_padding_mask is not None:
         visible = visible & options.key_padding_mask[:, None, None, :]
     head = torch.arange(batch_size * num_heads, device=query.device).view(batch_size, num_heads)
-    return Pairs(offset.abs(), visible, _keep(options, head, i, j))
+    return Pairs(offset.abs(), visible, _keep(options, head, i, j, query.dtype))
 
 
 class _Sequence(NamedTuple):
@@ -141,7 +143,8 @@ def _sequences(num_heads: int, slopes: Tensor, options: VarlenOptions) -> Iterat
         i = torch.arange(*queries, device=device)
         j = torch.arange(*keys, device=device)
         offset = (i[:, None] - queries[1]) - (j - keys[1])  # the last query meets the last key
-        pairs = Pairs(offset.abs(), _visible(offset, options.causal, options.window), _keep(options, head, i, j))
+        visible = _visible(offset, options.causal, options.window)
+        pairs = Pairs(offset.abs(), visible, _keep(options, head, i, j, slopes.dtype))
         yield _Sequence(slice(*queries), slice(*keys), slopes if slopes.dim() == 1 else slopes[index], pairs)
 
 

@@ -1,0 +1,90 @@
+"""No call depends on torch's default device and dtype."""
+
+from contextlib import contextmanager
+
+import pytest
+import torch
+from torch.utils._pytree import tree_leaves
+
+from seqwarm_kernels import alibi_attention, alibi_attention_varlen, alibi_slopes, resize_batch
+from seqwarm_kernels.ops import backends
+from seqwarm_kernels.ops.library import overload
+
+
+@contextmanager
+def other_defaults():
+    torch.set_default_dtype(torch.float64)
+    try:
+        with torch.device("meta"):
+            yield
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def attend(backend):
+    tensors = [torch.randn(2, 2, 9, 4, requires_grad=True) for _ in range(3)]
+    slopes = alibi_slopes(2).requires_grad_()
+    mask = torch.rand(2, 9) > 0.2
+
+    def call():
+        torch.manual_seed(0)
+        out = alibi_attention(*tensors, slopes, key_padding_mask=mask, dropout_p=0.2, backend=backend)
+        return [out, *torch.autograd.grad(out.sum(), [*tensors, slopes])]
+
+    return call
+
+
+def attend_varlen(backend):
+    tensors = [torch.randn(7, 2, 4, requires_grad=True) for _ in range(3)]
+    slopes, cu_seqlens = alibi_slopes(2).requires_grad_(), torch.tensor([0, 3, 7], dtype=torch.int32)
+
+    def call():
+        torch.manual_seed(0)
+        out = alibi_attention_varlen(*tensors, cu_seqlens, cu_seqlens, 4, 4, slopes, dropout_p=0.2, backend=backend)
+        return [out, *torch.autograd.grad(out.sum(), [*tensors, slopes])]
+
+    return call
+
+
+def resize(backend):
+    batch = {
+        "input_ids": torch.arange(20).view(2, 10),
+        "attention_mask": torch.ones(2, 10),
+        "scores": torch.rand(2, 10),
+    }
+    out = {name: tensor.clone() for name, tensor in batch.items()}
+
+    def call():
+        return [
+            resize_batch(batch, 4, return_info=True, backend=backend, **options)
+            for options in ({}, {"mode": "reshape", "remainder": "pad"}, {"keep_last_token": True}, {"out": out})
+        ]
+
+    return call
+
+
+def statistics(backend):
+    tensors = [torch.rand(5), torch.rand(3)]
+    return lambda: overload("moment_statistics", backend)(tensors, tensors, tensors)
+
+
+CALLS = {
+    "alibi_attention": attend,
+    "alibi_attention_varlen": attend_varlen,
+    "resize_batch": resize,
+    "moment_statistics": statistics,
+}
+
+
+@pytest.mark.parametrize("backend", backends.BACKENDS)
+@pytest.mark.parametrize("operator", CALLS)
+def test_other_defaults_change_nothing(operator, backend):
+    if backends.why_not(operator, backend, "cpu") is not None:
+        pytest.skip(f"{operator} is not served by {backend} on cpu")
+    call = CALLS[operator](backend)
+    with other_defaults():  # first: some tensors are kept for later calls
+        got = tree_leaves(call())
+    expected = tree_leaves(call())
+    for one, other in zip(got, expected, strict=True):
+        assert (one.dtype, one.device) == (other.dtype, other.device)
+        assert torch.equal(one, other)
