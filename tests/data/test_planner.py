@@ -191,6 +191,11 @@ def test_lengths_of_many_kinds(lengths):
     assert BatchPlanner(6).plan(lengths).lengths.tolist() == [3, 1]
 
 
+def test_the_longest_length():
+    lengths = np.array([2**63 - 1], np.uint64)
+    assert BatchPlanner(6, too_long="truncate").plan(lengths).lengths.tolist() == [6]
+
+
 @pytest.mark.parametrize("warmup", [None, "bucket", "cut"])
 @pytest.mark.parametrize("too_long", ["reject", "truncate", "split"])
 def test_which_planners_cut_items_or_keep_them_for_later(warmup, too_long):
@@ -305,6 +310,7 @@ def test_bad_settings(settings, error, message):
         ([1, -2, -3], ValueError, "lengths must be at least 0, got -2 for item 1"),
         ([True], TypeError, "lengths must be ints, got bool"),
         ([[1], [1, 2]], ValueError, "lengths must be one int for each item, got nested ones of several sizes"),
+        (torch.tensor([1, 2]).to_sparse(), TypeError, "lengths must be a dense tensor, got layout torch.sparse_coo"),
         (np.array([1, 2**63], np.uint64), ValueError, f"lengths must be below 2**63, got {2**63} for item 1"),
     ],
 )
