@@ -185,10 +185,16 @@ def test_the_first_item_that_is_too_long_is_named():
 
 
 @pytest.mark.parametrize(
-    "lengths", [np.array([3, 1], dtype=np.uint8), torch.tensor([3, 1]), (3, 1), np.array([3, 1], dtype=np.int32)]
+    "lengths",
+    [
+        *(np.array([3, 1], dtype=dtype) for dtype in (np.uint8, np.int32, np.uint64)),
+        *(torch.tensor([3, 1]), (3, 1)),
+    ],
 )
 def test_lengths_of_many_kinds(lengths):
-    assert BatchPlanner(6).plan(lengths).lengths.tolist() == [3, 1]
+    plan = BatchPlanner(6).plan(lengths)
+    assert plan.lengths.tolist() == [3, 1]
+    assert plan.tokens().dtype == plan.whole_items().dtype == plan.padded_tokens.dtype == np.int64
 
 
 def test_the_longest_length():
@@ -307,7 +313,7 @@ def test_bad_settings(settings, error, message):
     [
         ([1.0, 2.0], TypeError, "lengths must be ints, got float64"),
         ([[1, 2]], ValueError, "lengths must be one-dimensional, got shape (1, 2)"),
-        ([1, -2, -3], ValueError, "lengths must be at least 0, got -2 for item 1"),
+        ([0, -2, -3], ValueError, "lengths must be at least 0, got -2 for item 1"),
         ([True], TypeError, "lengths must be ints, got bool"),
         ([[1], [1, 2]], ValueError, "lengths must be one int for each item, got nested ones of several sizes"),
         (torch.tensor([1, 2]).to_sparse(), TypeError, "lengths must be a dense tensor, got layout torch.sparse_coo"),
