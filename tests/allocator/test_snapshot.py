@@ -156,6 +156,16 @@ def test_random_streams():
     assert draw() == expected
 
 
+def test_random_streams_of_gpus(monkeypatch):
+    restored = []
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_rng_state_all", lambda: ["state"])
+    monkeypatch.setattr(torch.cuda, "set_rng_state_all", restored.append)
+    with restore_afterwards(nn.Linear(1, 1)):
+        assert not restored
+    assert restored == [["state"]]
+
+
 def test_sharded_parameters_are_sharded_before_they_are_read_and_afterwards(monkeypatch):
     model, calls = nn.Linear(2, 1), []
     monkeypatch.setattr(snapshot, "reshard", lambda module: calls.append((module, module.weight.sum().item())))

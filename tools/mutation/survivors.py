@@ -13,4 +13,42 @@ class Reason(NamedTuple):
     reason: str
 
 
-REASONS: list[Reason] = []
+_LOOK = "The look of the figure, which no test fixes."
+
+REASONS = [
+    Reason(
+        "seqwarm_kernels/data/batch_planning/plan.py",
+        "array = array.astype(np.int64, copy=False)",
+        "False",
+        "(True)",
+        "Equivalent: a copy that nobody changes.",
+    ),
+    Reason(
+        "seqwarm_kernels/data/batch_planning/planner.py",
+        'order = np.argsort(shorter, kind="stable")',
+        '"stable"',
+        "('stableX')",
+        "Equivalent: NumPy reads the first letter of the name.",
+    ),
+    Reason(
+        "seqwarm_kernels/ops/moment_statistics/triton.py",
+        "entries = entries.pin_memory().to(device, non_blocking=True)",
+        "True",
+        "(False)",
+        "Runs on a GPU only, where the same values arrive later.",
+    ),
+    Reason(
+        "seqwarm_kernels/schedule/plan.py",
+        'figure = Figure(figsize=(7, 4), layout="constrained")',
+        'Figure(figsize=(7, 4), layout="constrained")',
+        "(Figure(figsize=(7, 4)))",
+        _LOOK,
+    ),
+    Reason(
+        "seqwarm_kernels/schedule/plan.py",
+        'figure.legend(loc="outside upper center", ncols=2)',
+        'figure.legend(loc="outside upper center", ncols=2)',
+        "(figure.legend(loc='outside upper center'))",
+        _LOOK,
+    ),
+]
