@@ -180,6 +180,15 @@ def test_one_launch_and_the_same_bits_each_time(monkeypatch):
 
 
 @interpreted
+def test_the_ticket_of_triton_lies_on_the_device_of_the_launch():
+    from seqwarm_kernels.ops.moment_statistics.triton import make_ticket
+
+    with torch.device("meta"):
+        ticket = make_ticket.__wrapped__(torch.device("cpu"), 0)
+    assert ticket.equal(torch.zeros((), dtype=torch.int32))
+
+
+@interpreted
 def test_contents_are_read_again_if_addresses_are_cached(monkeypatch):
     tensor = torch.ones(8)
     assert overload(NAME, "triton")([tensor], [], []).tolist() == [0, 0, 8, 1, 0]
