@@ -218,9 +218,9 @@ def test_bad_pacings():
         root(0)
     with pytest.raises(TypeError, match="degree must be a real number"):
         root("2")
-    with pytest.raises(ValueError, match="units of a stage must be at least 1, got 0"):
+    with pytest.raises(ValueError, match="units of stages must be at least 1, got 0"):
         discrete([(0, 8)])
-    with pytest.raises(ValueError, match="length of a stage must be at least 1, got 0"):
+    with pytest.raises(ValueError, match="length of stages must be at least 1, got 0"):
         discrete([(8, 0)])
     with pytest.raises(ValueError, match=r"the lengths of stages must not fall, got \[64, 32\]"):
         discrete([(10, 64), (10, 32)])
