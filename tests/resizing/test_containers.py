@@ -58,6 +58,11 @@ def test_the_kind_depends_on_the_last_part_of_the_path():
     assert padded["decoder"]["lm_labels"][1].tolist() == [4, 5, -100, -100]
 
 
+def test_a_list_of_a_batch_with_one_row():
+    batch = {"input_ids": torch.arange(10).view(1, 10), "names": ["a"]}
+    assert resize_batch(batch, 5, mode="reshape")["names"] == ["a", "a"]
+
+
 def test_lists_with_an_entry_for_each_row():
     names, images = ["a", "b"], ({"id": 1}, {"id": 2})
     batch = {"input_ids": ids(), "names": names, "images": images, "classes": ["x", "y", "z"]}

@@ -58,4 +58,11 @@ REASONS = [
         "(figure.legend(loc='outside upper center'))",
         _LOOK,
     ),
+    Reason(
+        "seqwarm_kernels/resizing/checked_call.py",
+        "results = [self._view(tensor, kind, rows, length) for tensor, kind in zip(tensors, self.kinds, strict=True)]",
+        "zip(tensors, self.kinds, strict=True)",
+        "(zip(tensors, self.kinds))",
+        "Equivalent: a kind is made for each tensor.",
+    ),
 ]
