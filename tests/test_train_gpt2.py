@@ -166,6 +166,7 @@ def test_interrupted_anywhere_it_ends_on_the_same_bits(tmp_path, finished, cache
     assert_same_run(finished[0], out)
 
 
+@pytest.mark.slow
 def test_two_ranks_train_as_one_and_resume(tmp_path, finished, cache):
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     command = [sys.executable, *torchrun, "-m", "tests.test_train_gpt2", str(tmp_path), str(cache)]

@@ -18,9 +18,8 @@ from ..utils.checks import check_int
 _OTHERWISE = "or start a new training from the checkpoint's weights"
 
 _NO_TOKEN = (
-    "no token of a step's batches is left after truncation, so the loss of the step is 0 or NaN, and the model learned "
-    "nothing: rows that begin with padding must be padded on the right (tokenizer.padding_side = 'right'), or be cut "
-    "with mode='reshape'"
+    "no token of a step's batches is left after resizing, so the loss of the step is 0 or NaN, and the model learned "
+    "nothing: the attention mask of every row is 0 everywhere, or a mode with remainder='drop' left no row"
 )
 
 _OTHER_SHARES = (

@@ -257,6 +257,7 @@ def test_backward_loads_nothing_that_forward_skipped(backend):
     assert (gradients[1][:, :, :first] == 0).all()
 
 
+@pytest.mark.slow_in_interpreter
 @examples(25)
 @given(data=st.data())
 def test_the_promise_on_random_inputs(backend, data):

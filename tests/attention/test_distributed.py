@@ -58,6 +58,7 @@ def losses_of_half(rank, backend):
     return losses_of(DistributedDataParallel(model), batches.chunk(2, dim=1)[rank])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", SERVING)
 def test_two_processes_have_the_losses_of_one(backend):
     together = mean_of_two_ranks(losses_of_half, backend)

@@ -255,6 +255,7 @@ def test_a_full_disk_is_one_line(demo, text_file, capsys, monkeypatch):
     assert "No space left on device" in capsys.readouterr().err.splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_the_seed_changes_the_numbers(demo, text_file):
     demo(*tiny(text_file, "zero"))
     demo(*tiny(text_file, "one"), "--seed", 1)

@@ -11,6 +11,8 @@ from seqwarm_kernels.diagnostics import TrainingMonitor, moment_statistics
 from ..support.ranks import mean_of_two_ranks
 from .plain import model_of, statistics_of
 
+pytestmark = pytest.mark.slow  # two processes train
+
 
 def step(model, optimizer, index):
     optimizer.zero_grad()
@@ -103,7 +105,6 @@ def found():
     return mean_of_two_ranks(all_cases).tolist()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("mesh_shape", MESHES, ids=str)
 def test_fully_shard(found, mesh_shape):
     assert found[MESHES.index(mesh_shape)] == pytest.approx(whole(), rel=1e-5)

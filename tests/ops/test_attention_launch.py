@@ -66,6 +66,7 @@ def test_no_number_causes_a_compilation(monkeypatch):
             assert ("constexpr" in annotation) == parameter.name.isupper()
 
 
+@pytest.mark.slow
 def test_lengths_and_batch_sizes_compile_nothing_on_a_pretended_gpu():
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     run = subprocess.run(

@@ -168,6 +168,7 @@ def test_a_batch_of_zero_rows(backend, method):
     assert resized["embeddings"].shape == (0, 4, 3)
 
 
+@pytest.mark.slow_in_interpreter
 @examples(100, **named_backend)
 @given(data=st.data())
 def test_tokens_are_lost_or_duplicated_only_as_documented(backend, data):
@@ -355,6 +356,7 @@ def draw_tensor(data, batch_size, length):
     return large[:, spare::step][:, :length]
 
 
+@pytest.mark.slow_in_interpreter
 @examples(200, **named_backend)
 @given(data=st.data())
 def test_no_batch_on_which_backends_disagree(backend, data):
@@ -400,6 +402,7 @@ def test_many_tensors(backend, method):
     check({**batch, **some_batch(2, 11)}, 4, method, backend)
 
 
+@pytest.mark.slow_in_interpreter
 @pytest.mark.parametrize("method", METHODS, ids=str)
 def test_buffers_keep_their_addresses_through_a_ramp(backend, method):
     batch = some_batch(3, 40, any_padding(3, 40))

@@ -11,6 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 from seqwarm_kernels import SequenceLengthScheduler
 
 from ..support.ranks import mean_of_two_ranks
+from ..support.tiers import first_fast
 
 WORDS, WIDTH = 11, 8
 
@@ -175,7 +176,7 @@ def train(model, schedule, share):
     return torch.stack(losses)
 
 
-@pytest.mark.parametrize("wrapping", ["ddp, attach", "attach, ddp", "fsdp"])
+@pytest.mark.parametrize("wrapping", first_fast(["attach, ddp", "ddp, attach", "fsdp"]))
 def test_two_processes_train_as_one(wrapping):
     together = mean_of_two_ranks(train_one_of_two, wrapping)
     torch.manual_seed(0)

@@ -246,6 +246,7 @@ def test_a_search_for_the_batch_size_starts_over(tmp_path):
     assert logged(training, "seq_length")[:5] == [4, 4, 8, 12, 16]
 
 
+@pytest.mark.slow
 def test_a_compiled_model_is_warmed_up(tmp_path):
     compiled, expected = model(), model()
     flags = {"torch_compile": True, "torch_compile_backend": "aot_eager", "max_steps": 5}

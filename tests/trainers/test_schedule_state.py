@@ -33,12 +33,12 @@ def test_a_step_that_has_no_token_left_is_reported_once(unit):
         model(torch.ones(2, 16, dtype=torch.long), on_the_right)
         model(torch.ones(2, 16, dtype=torch.long), on_the_right.flip(1))
         state.step(1, CPU)
-    model(torch.ones(2, 16, dtype=torch.long), on_the_right.flip(1))
-    with pytest.warns(UserWarning, match="no token of a step's batches is left .*must be padded on the right"):
+    model(torch.ones(2, 16, dtype=torch.long), on_the_right * 0)
+    with pytest.warns(UserWarning, match="no token of a step's batches is left .*the attention mask of every row is 0"):
         state.step(1, CPU)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        model(torch.ones(2, 16, dtype=torch.long), on_the_right.flip(1))
+        model(torch.ones(2, 16, dtype=torch.long), on_the_right * 0)
         state.step(1, CPU)
 
 

@@ -177,6 +177,7 @@ def test_lengths_that_are_not_below_the_full_one_are_left_out():
     assert tune(Formula(lambda *_: True), max_seq_length=32).configuration.min_seq_lengths == (8, 16)
 
 
+@pytest.mark.slow
 def test_a_small_transformer_that_full_length_makes_diverge():
     """At this learning rate, training diverges at the full length, or if the full length is reached early."""
     torch.set_num_threads(1)
