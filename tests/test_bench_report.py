@@ -18,7 +18,8 @@ from bench.alibi_attention import gpu as attention
 from bench.alibi_attention.cases import BOTH
 from bench.alibi_attention.report import device_goals as attention_goals
 from bench.allocator import gpu as allocator
-from bench.common.records import RESULTS
+from bench.common import records as cpu_records
+from bench.common.records import RESULTS, CpuRecord
 from bench.common.timing import Timing
 from bench.gpu import command
 from bench.gpu.records import DeviceRecord, DeviceRecords, read_device_records
@@ -181,3 +182,23 @@ def test_cpu_benchmarks_need_no_triton():
     modules = ["alibi_attention.cpu", "resize_batch.cpu", "batching.cpu", "moment_statistics.cpu", "report"]
     code = "import sys; sys.modules['triton'] = None; import " + ", ".join(f"bench.{name}" for name in modules)
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=120)
+
+
+def test_an_interrupted_run_keeps_the_records_so_far(monkeypatch, tmp_path):
+    monkeypatch.setattr(cpu_records, "RESULTS", tmp_path)
+    (tmp_path / "cpu.jsonl").write_text("of an earlier run")
+    record = CpuRecord("operator", "case", "implementation", 1, 1.0, 0.1, None)
+
+    def measured(fails):
+        yield record
+        if fails:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        cpu_records.write("cpu", measured(fails=True))
+    assert (tmp_path / "cpu.jsonl").read_text() == "of an earlier run"
+    assert cpu_records.read(tmp_path / "cpu.jsonl.partial")[1] == [asdict(record)]
+    path, written = cpu_records.write("cpu", measured(fails=False))
+    assert written == [record]
+    assert cpu_records.read(path)[1] == [asdict(record)]
+    assert [file.name for file in tmp_path.iterdir()] == ["cpu.jsonl"]

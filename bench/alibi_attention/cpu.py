@@ -76,8 +76,9 @@ class Measurements:
         self.seconds = seconds
         self.records: list[CpuRecord] = []
 
-    def add(self, case: Case, peer: Peer, threads: int) -> None:
-        """Measures a forward, and a forward with its backward if the peer has a backward."""
+    def add(self, case: Case, peer: Peer, threads: int) -> list[CpuRecord]:
+        """Measures a forward, and a forward with its backward if the peer has a backward. Returns the new records."""
+        before = len(self.records)
         torch.set_num_threads(threads)
         detached = [tensor.detach() for tensor in case.inputs]
         facts = {}
@@ -91,6 +92,7 @@ class Measurements:
         forward = self._measure(case, peer, threads, FORWARD, call, error, facts)
         if peer != FLEX and forward.median_ms < LONGEST_MS:  # FlexAttention has no backward on CPUs
             self._measure(case, peer, threads, BOTH, call_of(BOTH, attend, case.inputs, case.grad_out), None, {})
+        return self.records[before:]
 
     def _measure(
         self, case: Case, peer: Peer, threads: int, work: str, call: Call, error: float | None, facts: dict[str, Any]
@@ -109,7 +111,7 @@ class Measurements:
         return any(record.median_ms > LONGEST_MS / 4 for record in same)
 
 
-def run(seconds: float, quick: bool) -> list[CpuRecord]:
+def run(seconds: float, quick: bool) -> Iterator[CpuRecord]:
     most_threads = torch.get_num_threads()
     found = Measurements(seconds)
     problems = problems_of(quick)
@@ -118,12 +120,11 @@ def run(seconds: float, quick: bool) -> list[CpuRecord]:
             case = Case(problem, "a", CPU)
             for peer in peers_of(problem):
                 if threads == most_threads or not found.is_slow(problem, peer):
-                    found.add(case, peer, threads)
+                    yield from found.add(case, peer, threads)
             if threads == most_threads and problem.dtype == torch.float32 and problem.segment_length is None:
                 for peer in ours(CPU, problem.dtype):
-                    found.add(Case(problem, "b", CPU), peer, threads)
+                    yield from found.add(Case(problem, "b", CPU), peer, threads)
     torch.set_num_threads(most_threads)
-    return sorted(found.records, key=lambda record: record.case)
 
 
 def pytest_generate_tests(metafunc: Any) -> None:
@@ -162,6 +163,5 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(arguments: argparse.Namespace) -> None:
-    records = run(arguments.seconds, arguments.quick)
-    path = write(RECORDS, records)
+    path, records = write(RECORDS, run(arguments.seconds, arguments.quick))
     print(f"{table(records)}\n\n{goals_table(cpu_goals(records))}\n\nwritten to {path}")

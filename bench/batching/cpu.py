@@ -237,6 +237,5 @@ def main(arguments: argparse.Namespace) -> None:
         raise SystemExit("no text found: set SEQWARM_TEST_DATA, or pass a folder with --large")
     if not infinibatch.installed():
         print("The package infinibatch is not installed. It is not measured.")
-    records = list(run(found, arguments.repeats))
-    path = write(RECORDS, records)
+    path, records = write(RECORDS, run(found, arguments.repeats))
     print(f"{report_records(records)}\n\nwritten to {path}")

@@ -51,13 +51,25 @@ def _cpu_name() -> str:
     return f"{names[0]}, {len(names)} cores" if names else platform.processor()
 
 
-def write(name: str, records: Iterable[Any]) -> Path:
-    """Writes bench/results/<name>.jsonl: first a line with the environment, then a line for each dataclass."""
+def write(name: str, records: Iterable[Any]) -> tuple[Path, list[Any]]:
+    """Writes bench/results/<name>.jsonl: first a line with the environment, then a line for each dataclass.
+
+    Each record is written as soon as it is measured, to <name>.jsonl.partial, which gets its name at the end. After an
+    interruption the partial file holds the records so far, and <name>.jsonl is unchanged.
+
+    Returns:
+        The path, and the records.
+    """
     RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"{name}.jsonl"
-    lines = [json.dumps(environment()), *(json.dumps(asdict(record)) for record in records)]
-    path.write_text("\n".join(lines) + "\n")
-    return path
+    path, partial = RESULTS / f"{name}.jsonl", RESULTS / f"{name}.jsonl.partial"
+    written = []
+    with partial.open("w") as file:
+        print(json.dumps(environment()), file=file, flush=True)
+        for record in records:
+            print(json.dumps(asdict(record)), file=file, flush=True)
+            written.append(record)
+    partial.replace(path)
+    return path, written
 
 
 def read(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
@@ -67,7 +79,8 @@ def read(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
 
 
 def table(records: list[CpuRecord]) -> str:
-    """A Markdown table, with the speed of each implementation relative to the first one of its case."""
+    """A Markdown table by case, with the speed of each implementation relative to the first one of its case."""
+    records = sorted(records, key=lambda record: record.case)
     lines = [
         "| case | implementation | threads | median ms | spread (IQR) ms | speed of the first = 1 | error |",
         "|---|---|---|---|---|---|---|",

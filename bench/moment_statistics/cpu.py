@@ -114,6 +114,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(arguments: argparse.Namespace) -> None:
-    records = [record for length in LENGTHS for record in measure_at(length, arguments.repeats)]
-    path = write(RECORDS, records)
+    measured = (record for length in LENGTHS for record in measure_at(length, arguments.repeats))
+    path, records = write(RECORDS, measured)
     print(f"{share_table(records)}\n\nwritten to {path}")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import itertools
 import multiprocessing
 import time
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -42,7 +42,7 @@ class Work(NamedTuple):
     seconds: float
 
 
-def run(seconds: float, quick: bool) -> list[CpuRecord]:
+def run(seconds: float, quick: bool) -> Iterator[CpuRecord]:
     """Measures every implementation on every problem.
 
     For small batches the implementations take turns, so that other load on the machine affects all of them equally.
@@ -58,8 +58,8 @@ def run(seconds: float, quick: bool) -> list[CpuRecord]:
         together = [names] if _is_small(problem) else [[name] for name in names]
         work += [Work(problem, some, threads, seconds) for threads in _thread_counts() for some in together]
     with multiprocessing.get_context("fork").Pool(1, maxtasksperchild=1) as pool:
-        found = list(tqdm(pool.imap(_measure_in_process, work, chunksize=1), total=len(work), desc="resize_batch"))
-    return sorted(itertools.chain.from_iterable(found), key=lambda record: record.case)
+        for records in tqdm(pool.imap(_measure_in_process, work, chunksize=1), total=len(work), desc="resize_batch"):
+            yield from records
 
 
 def _thread_counts() -> list[int]:
@@ -109,6 +109,5 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(arguments: argparse.Namespace) -> None:
-    records = run(arguments.seconds, arguments.quick)
-    path = write(RECORDS, records)
+    path, records = write(RECORDS, run(arguments.seconds, arguments.quick))
     print(f"{table(records)}\n\n{goals_table(cpu_goals(records))}\n\nwritten to {path}")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from ..utils.checks import check_path
-from ..utils.files import write_atomically
+from ..utils.files import naming_file, write_atomically
 from .records import StepRecord
 
 #: The first bytes of each line.
@@ -50,7 +50,8 @@ class JsonLines:
             self.close()
             self._remove_from(record.step)
             self._file = self.path.open("a", encoding="utf-8", buffering=1)  # line buffering
-        self._file.write(record.to_json() + "\n")
+        with naming_file(self.path):
+            self._file.write(record.to_json() + "\n")
         self._last_step = record.step
 
     def _remove_from(self, step: int) -> None:

@@ -20,15 +20,27 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 
 @contextmanager
+def naming_file(path: Path) -> Iterator[None]:
+    """Errors of the system name the file. Python's own errors about writing, as on a full disk, do not."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = str(path)
+        raise
+
+
+@contextmanager
 def open_atomically(path: Path) -> Iterator[BinaryIO]:
     """A file to write, which replaces `path` at the end if no exception was raised."""
     partial = partial_of(path)
     try:
-        with open(partial, "xb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
+        with naming_file(path):
+            with open(partial, "xb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(partial, path)
     except BaseException:
         partial.unlink(missing_ok=True)
         raise
