@@ -50,9 +50,9 @@ def convert_opt(module: Any, surgery: Surgery) -> None:
     f"{_MODELS}.distilbert.modeling_distilbert.Embeddings",
 )
 def convert_encoder_embeddings(module: Any, surgery: Surgery) -> None:
-    """Remove the table, and resize the buffers that are as long as the table."""
+    """Remove the table, and lengthen the buffers that are as long as the table."""
     _remove_table(module.position_embeddings, surgery)
-    length = surgery.max_seq_length + first_position(module)
+    length = max(surgery.max_seq_length + first_position(module), module.position_ids.shape[1])
     positions = torch.arange(length, device=module.position_ids.device)[None]
     surgery.set(module, "position_ids", positions)
     if hasattr(module, "token_type_ids"):
