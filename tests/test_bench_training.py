@@ -146,6 +146,7 @@ def test_time_that_is_over_stops(tiny):
     assert runner.finished([run]) == []
 
 
+@pytest.mark.slow
 def test_a_run_that_fails_says_why(tiny):
     runner, outcomes = tiny
     missing = Runner(runner.scale, [runner.out / "nowhere"], runner.out)
@@ -282,6 +283,7 @@ def test_a_text_of_code_has_no_last_words(tiny, monkeypatch, capsys):
     assert capsys.readouterr().out.count("last words are skipped: documents must hold") == 1
 
 
+@pytest.mark.slow
 def test_a_part_does_not_replace_what_is_published(call, tmp_path, monkeypatch):
     monkeypatch.setattr(command, "RESULTS", tmp_path / "published")
     monkeypatch.setattr(command, "FIGURES", tmp_path / "published")
@@ -296,6 +298,7 @@ def test_a_part_does_not_replace_what_is_published(call, tmp_path, monkeypatch):
     assert (tmp_path / "published" / "cpu_training.jsonl").read_bytes() == whole
 
 
+@pytest.mark.slow
 def test_results_of_extrapolation_stay_when_another_duration_is_best(call, monkeypatch):
     def cases(found):
         return {(r["case"]["duration"], r["case"]["seed"]) for r in found if r["experiment"] == "c"}
@@ -315,6 +318,7 @@ def test_records_are_json(tmp_path):
     assert read(tmp_path / "records.jsonl")[1][0]["figures"] == {"loss_by_length": {"256": None, "512": 1}}
 
 
+@pytest.mark.slow
 def test_the_command_needs_no_triton():
     code = "import sys; sys.modules['triton'] = None; import bench.training.command"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=120)

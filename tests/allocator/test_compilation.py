@@ -20,6 +20,8 @@ from seqwarm_kernels import (
     warmup_allocator,
 )
 
+from ..support.tiers import first_fast
+
 
 class Model(nn.Module):
     def __init__(self):
@@ -35,7 +37,7 @@ def step(model, batch):
     model(batch["input_ids"]).square().mean().backward()
 
 
-@pytest.mark.parametrize("mode", ["truncate", "reshape"])
+@pytest.mark.parametrize("mode", first_fast(["truncate", "reshape"]))
 def test_a_compiled_model_compiles_nothing_after_the_warmup(mode):
     model = Model()
     model.compile(backend="aot_eager")

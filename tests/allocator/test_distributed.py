@@ -5,10 +5,9 @@ import sys
 
 import pytest
 
-from ..support.tiers import first_fast
 
-
-@pytest.mark.parametrize("kind", first_fast(["fsdp", "ddp"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
 def test_two_ranks(kind):
     command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "tests.allocator.ranks"]
     run = subprocess.run([sys.executable, *command, kind], capture_output=True, text=True, timeout=300, check=False)

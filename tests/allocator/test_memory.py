@@ -11,6 +11,8 @@ from seqwarm_kernels.allocator import warmup
 from seqwarm_kernels.allocator.memory import HostMemory
 from tests.allocator.traces import assert_same, everything
 
+from ..support.tiers import first_fast
+
 MEBIBYTE = 2**20
 
 
@@ -119,7 +121,7 @@ def test_out_of_memory_is_raised_where_asked(device):
     assert device.owned == 0
 
 
-@pytest.mark.parametrize(("max_len", "largest"), [(20, 5), (7, 14), (100, 1), (101, 0)])
+@pytest.mark.parametrize(("max_len", "largest"), first_fast([(20, 5), (7, 14), (100, 1), (101, 0)]))
 def test_the_largest_batch_size_is_found(device, max_len, largest):
     report = warmup_allocator(Model(device), max_len, batch_size=33, find_batch_size=True)
     assert report.out_of_memory.largest_batch_size == largest

@@ -30,7 +30,7 @@ def test_map_style(dataset):
 
 
 @pytest.mark.parametrize("change", first_fast(["files shuffled", "unchanged", "mapped", "filtered"]))
-@pytest.mark.parametrize("shuffle", [True, False])
+@pytest.mark.parametrize("shuffle", first_fast([True, False]))
 def test_a_stream_resumes_from_any_position(dataset, change, shuffle):
     def make():
         stream = dataset.to_iterable_dataset(num_shards=5)

@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 BLOCKED = """
 import sys
 
@@ -25,6 +27,7 @@ else:
 """
 
 
+@pytest.mark.slow
 def test_it_needs_numpy_and_torch():
     result = subprocess.run([sys.executable, "-c", BLOCKED], capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr

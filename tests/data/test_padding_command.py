@@ -126,6 +126,7 @@ def test_partial_files_are_not_read(tmp_path, capsys):
     assert as_json(capsys, "--text", tmp_path)["not_text"] == 0
 
 
+@pytest.mark.slow
 def test_a_closed_pipe_is_not_an_error(text):
     command = [sys.executable, "-m", "seqwarm_kernels", "padding", "--text", text]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

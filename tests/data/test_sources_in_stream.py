@@ -15,6 +15,7 @@ from seqwarm_kernels.data import (
     write_chunks,
 )
 
+from ..support.tiers import first_fast
 from .made import Stream
 
 ITEMS = ["x" * (1 + number * 7 % 60) + str(number) for number in range(700)]
@@ -57,7 +58,7 @@ def test_an_epoch_has_every_item_once(make):
         assert sorted(text for batch in stream for text in texts(batch)) == sorted(ITEMS)
 
 
-@pytest.mark.parametrize("infinite", [False, True])
+@pytest.mark.parametrize("infinite", first_fast([False, True]))
 def test_resumes_from_20_random_positions(make, infinite):
     def batches(stream, count):
         found = []

@@ -40,6 +40,7 @@ def test_opcheck_attention(backend, options, slopes_shape):
     torch.library.opcheck(overload("alibi_attention", backend), (query, key, value, slopes, *DENSE_OPTIONS[options]))
 
 
+@pytest.mark.slow
 @on_every_backend("alibi_attention_varlen")
 def test_opcheck_varlen(backend):
     query = torch.randn(7, 4, 5, requires_grad=True)
@@ -49,6 +50,7 @@ def test_opcheck_varlen(backend):
     torch.library.opcheck(overload("alibi_attention_varlen", backend), (query, key, value, slopes, *options))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("slopes_need_grad", [True, False])
 @on_every_backend("alibi_attention")
 def test_opcheck_backward(backend, slopes_need_grad):
@@ -61,6 +63,7 @@ def test_opcheck_backward(backend, slopes_need_grad):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("slopes_need_grad", [True, False])
 @on_every_backend("alibi_attention_varlen")
 def test_opcheck_varlen_backward(backend, slopes_need_grad):

@@ -20,6 +20,8 @@ import transformers
 
 from seqwarm_kernels.trainers.huggingface import SequenceLengthWarmup
 
+from ..support.tiers import first_fast
+
 WORDS, LENGTH, LEARNING_RATE = 50, 16, 0.5
 
 
@@ -173,8 +175,8 @@ def test_evaluation_keeps_the_full_length(tmp_path):
     assert lengths == {True: [4, 4, 8, 12, 16, 16, 16, 16], False: [LENGTH] * 6}
 
 
-@pytest.mark.parametrize("restored_by_trainer", [False, True])
-@pytest.mark.parametrize("unit", ["step", "token"])
+@pytest.mark.parametrize("restored_by_trainer", first_fast([False, True]))
+@pytest.mark.parametrize("unit", first_fast(["token", "step"]))
 def test_a_resumed_training_equals_an_uninterrupted_one(tmp_path, unit, restored_by_trainer):
     arguments = {"optim": "adamw_torch", "learning_rate": 1e-2, "train_sampling_strategy": "random"}
     arguments |= {"save_strategy": "steps", "save_steps": 3, "gradient_accumulation_steps": 2, "num_train_epochs": 2}
