@@ -18,6 +18,12 @@ settings.register_profile("exhaustive", settings.get_profile("default"), derando
 settings.load_profile("default")
 
 
+#: Tiers of a test's first case in Triton's interpreter, and of the others.
+TIERS = (None, "slow")
+#: The same for tests marked slow_in_interpreter.
+TIERS_OF_LONG = ("slow", "exhaustive")
+
+
 @pytest.fixture(autouse=True)
 def _fixed_seed():
     torch.manual_seed(0)
@@ -39,13 +45,15 @@ def pytest_collection_modifyitems(items):
         if item.get_closest_marker("gpu") is not None:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
         elif _is_interpreted(item) and item.get_closest_marker("exhaustive") is None:
-            if item.function in interpreted or item.get_closest_marker("slow_in_interpreter") is not None:
-                item.add_marker(pytest.mark.slow)
+            tiers = TIERS_OF_LONG if item.get_closest_marker("slow_in_interpreter") is not None else TIERS
+            tier = tiers[item.function in interpreted]
             interpreted.add(item.function)
+            if tier is not None:
+                item.add_marker(tier)
 
 
 def _is_interpreted(item):
     """Whether Triton's interpreter runs the test. It takes seconds where other backends take milliseconds, so each
-    test function's first case is in `make test` if it is short enough, and the others are slow."""
+    test function's first case is in another tier than its other cases."""
     backend = item.callspec.params.get("backend") if hasattr(item, "callspec") else None
     return "triton" in (backend if isinstance(backend, tuple) else [backend])

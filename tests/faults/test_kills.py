@@ -22,8 +22,11 @@ def test_lightning(tmp_path, kills):
 @pytest.mark.parametrize("kills", KILLS)
 @pytest.mark.parametrize(
     ("train", "ranks"),
-    [(trainings.train_gpt2, 1), (trainings.train_gpt2, 2), (trainings.train_gpt2_fsdp2, 2)],
-    ids=["one process", "DDP", "FSDP2"],
+    [
+        pytest.param(trainings.train_gpt2, 1, id="one process"),
+        pytest.param(trainings.train_gpt2, 2, id="DDP", marks=pytest.mark.exhaustive),
+        pytest.param(trainings.train_gpt2_fsdp2, 2, id="FSDP2", marks=pytest.mark.exhaustive),
+    ],
 )
 def test_train_gpt2(tmp_path, train, ranks, kills):
     pytest.importorskip("tokenizers")
