@@ -18,6 +18,7 @@ from seqwarm_kernels.data import (
     SequenceSource,
 )
 
+from ..support.tiers import first_fast
 from .made import through_json
 
 ITEMS = [[number] * (1 + number % 50) for number in range(600)]
@@ -123,7 +124,7 @@ def test_items_for_later_are_not_kept_in_memory():
     assert Item.most < 700  # a window, the items it was chosen from, and a block of the source
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("num_workers", first_fast([0, 2]))
 @pytest.mark.parametrize("served", [0, 3])
 def test_the_state_before_the_first_batch(num_workers, served):
     """No batch counts as served before it was yielded, however far the sampler is ahead."""

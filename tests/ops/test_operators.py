@@ -9,6 +9,7 @@ from seqwarm_kernels.ops import backends
 from seqwarm_kernels.ops.alibi_attention.schema import DenseOptions, VarlenOptions
 from seqwarm_kernels.ops.library import overload
 from seqwarm_kernels.ops.resize_batch.schema import RULES, Kind, allocate
+from tests.support.tiers import first_fast
 
 CU_SEQLENS = torch.tensor([0, 3, 3, 7], dtype=torch.int32)
 
@@ -30,7 +31,7 @@ DENSE_OPTIONS = {
 }
 
 
-@pytest.mark.parametrize("slopes_shape", [(4,), (2, 4)])
+@pytest.mark.parametrize("slopes_shape", first_fast([[4], [2, 4]]))
 @pytest.mark.parametrize("options", DENSE_OPTIONS)
 @on_every_backend("alibi_attention")
 def test_opcheck_attention(backend, options, slopes_shape):
@@ -185,7 +186,7 @@ RESIZE_OPTIONS = [
 ]
 
 
-@pytest.mark.parametrize("options", RESIZE_OPTIONS, ids=str)
+@pytest.mark.parametrize("options", first_fast(RESIZE_OPTIONS), ids=str)
 @on_every_backend("resize_batch")
 def test_resize_compiles_once_for_a_ramp(backend, options):
     """Lengths up to and beyond the full length."""
