@@ -211,6 +211,7 @@ def test_rows_of_30_at_8(backend):
     assert stream.shape == (7, 8)
 
 
+@pytest.mark.slow_in_interpreter
 @pytest.mark.parametrize("method", METHODS, ids=str)
 def test_any_strides(backend, method):
     contiguous = some_batch(4, 11)
@@ -298,6 +299,7 @@ def test_pad_values(backend):
     assert lapped["labels"].tolist() == [[1, 1, 1], [-1, 1, 1]]
 
 
+@pytest.mark.slow_in_interpreter
 @pytest.mark.parametrize("method", METHODS, ids=str)
 def test_sequence_first(backend, method):
     for copy, mask in ((True, any_padding(3, 11)), (False, right_padding(3, 11))):
@@ -310,6 +312,7 @@ def test_sequence_first(backend, method):
         assert all(torch.equal(*pair) for pair in zip(got_info, info, strict=True))
 
 
+@pytest.mark.slow_in_interpreter
 @pytest.mark.parametrize("method", METHODS, ids=str)
 def test_out_is_written_and_keeps_its_addresses(backend, method):
     batch = some_batch(3, 12)
@@ -379,6 +382,7 @@ def test_no_batch_on_which_backends_disagree(backend, data):
     assert all(torch.equal(*pair) for pair in zip(info, expected_info, strict=True))
 
 
+@pytest.mark.slow_in_interpreter
 @pytest.mark.parametrize("method", METHODS, ids=str)
 def test_blocks_of_16_bytes(backend, method):
     """Lengths at which every tensor is copied in blocks, with a batch of several tiles."""
@@ -388,6 +392,7 @@ def test_blocks_of_16_bytes(backend, method):
         check(batch, seq_len, method, backend)
 
 
+@pytest.mark.slow_in_interpreter
 @pytest.mark.parametrize("method", METHODS, ids=str)
 def test_rows_longer_than_a_tile(backend, method):
     check(some_batch(2, 2500), 1201, method, backend)
@@ -396,6 +401,7 @@ def test_rows_longer_than_a_tile(backend, method):
     check(some_batch(2, 2500, mask), 1201, method, backend)
 
 
+@pytest.mark.slow_in_interpreter
 @pytest.mark.parametrize("method", METHODS, ids=str)
 def test_many_tensors(backend, method):
     batch = {f"tensor_{i}": torch.randint(100, (2, 11), dtype=DTYPES[i % 3]) for i in range(40)}
