@@ -1,4 +1,5 @@
 import os
+from collections import Counter
 
 # A graph from torch's cache on disk has narrower guards than a freshly compiled one, so counts of compilations would
 # depend on earlier runs on this machine.
@@ -18,12 +19,6 @@ settings.register_profile("exhaustive", settings.get_profile("default"), derando
 settings.load_profile("default")
 
 
-#: Tiers of a test's first case in Triton's interpreter, and of the others.
-TIERS = (None, "slow")
-#: The same for tests marked slow_in_interpreter.
-TIERS_OF_LONG = ("slow", "exhaustive")
-
-
 @pytest.fixture(autouse=True)
 def _fixed_seed():
     torch.manual_seed(0)
@@ -40,20 +35,21 @@ def _fresh_compiler():
 def pytest_collection_modifyitems(items):
     if HAS_GPU:
         return
-    interpreted = set()
+    interpreted = Counter()
     for item in items:
         if item.get_closest_marker("gpu") is not None:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
         elif _is_interpreted(item) and item.get_closest_marker("exhaustive") is None:
-            tiers = TIERS_OF_LONG if item.get_closest_marker("slow_in_interpreter") is not None else TIERS
-            tier = tiers[item.function in interpreted]
-            interpreted.add(item.function)
-            if tier is not None:
-                item.add_marker(tier)
+            case = interpreted[item.function]
+            interpreted[item.function] += 1
+            if item.get_closest_marker("exhaustive_in_interpreter") is not None:
+                item.add_marker(pytest.mark.exhaustive)
+            elif case:
+                item.add_marker(pytest.mark.slow if case % 3 == 1 else pytest.mark.exhaustive)
 
 
 def _is_interpreted(item):
     """Whether Triton's interpreter runs the test. It takes seconds where other backends take milliseconds, so each
-    test function's first case is in another tier than its other cases."""
+    test function's first case is in `make test`, every third of the others is slow, and the rest is exhaustive."""
     backend = item.callspec.params.get("backend") if hasattr(item, "callspec") else None
     return "triton" in (backend if isinstance(backend, tuple) else [backend])

@@ -70,7 +70,7 @@ STEEP = torch.tensor([0.5, 2.0])
 TOLERANCES = [2**-4, 2**-24]
 
 
-@pytest.mark.slow_in_interpreter
+@pytest.mark.exhaustive_in_interpreter
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("tolerance", TOLERANCES)
 def test_ordinary_inputs(backend, causal, tolerance):
@@ -104,7 +104,7 @@ def norms_of(name, tensors):
         query[:, :, 128:192] *= 40
 
 
-@pytest.mark.slow_in_interpreter
+@pytest.mark.exhaustive_in_interpreter
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize(
     "name", ["huge", "one far key", "far key after", "all equal", "zero", "opposite", "growing", "uneven"]
@@ -140,7 +140,7 @@ def test_the_bound_is_tight(backend, strength, after):
     check_error_bounds(backend, [query, key, value], torch.tensor([1.0]), 2**-4, **options)
 
 
-@pytest.mark.slow_in_interpreter
+@pytest.mark.exhaustive_in_interpreter
 def test_many_far_keys_weigh_more_than_the_first_of_them(backend):
     """With a flat slope, 400 keys, each below ε, together weigh more than all other keys."""
     slope, length, far = 0.02, 800, 400
@@ -152,7 +152,7 @@ def test_many_far_keys_weigh_more_than_the_first_of_them(backend):
     check_error_bounds(backend, [query, key, value], torch.full((2,), slope), 2**-4)
 
 
-@pytest.mark.slow_in_interpreter
+@pytest.mark.exhaustive_in_interpreter
 @pytest.mark.parametrize("slope", [0.0, 1e-30, 1e-6, -1e-3, -1.0])
 def test_slopes_without_a_reach(backend, slope):
     tensors = inputs(lengths=(200, 200), heads=(1, 1))
@@ -162,7 +162,7 @@ def test_slopes_without_a_reach(backend, slope):
         assert (attended_share(*tensors, slopes, causal=causal, skip_tolerance=2**-4, backend=backend) == 1).all()
 
 
-@pytest.mark.slow_in_interpreter
+@pytest.mark.exhaustive_in_interpreter
 @pytest.mark.parametrize("causal", [True, False])
 def test_a_masked_diagonal(backend, causal):
     """Without a sum of near keys nothing may be skipped. Padding holds NaN."""
@@ -194,7 +194,7 @@ def test_a_key_that_is_not_finite_is_visited(backend, bad):
     assert gradient[0, 0, -1].isnan().all()
 
 
-@pytest.mark.slow_in_interpreter
+@pytest.mark.exhaustive_in_interpreter
 @pytest.mark.parametrize(
     "options",
     [
@@ -214,7 +214,7 @@ def test_with_other_rules(backend, options):
     check_error_bounds(backend, tensors, slopes, 2**-6, **options)
 
 
-@pytest.mark.slow_in_interpreter
+@pytest.mark.exhaustive_in_interpreter
 @pytest.mark.parametrize("causal", [True, False])
 def test_packed_sequences(backend, causal):
     lengths_q, lengths_k = [100, 0, 150, 3], [160, 5, 150, 90]
@@ -257,7 +257,7 @@ def test_backward_loads_nothing_that_forward_skipped(backend):
     assert (gradients[1][:, :, :first] == 0).all()
 
 
-@pytest.mark.slow_in_interpreter
+@pytest.mark.exhaustive_in_interpreter
 @examples(25)
 @given(data=st.data())
 def test_the_promise_on_random_inputs(backend, data):

@@ -109,7 +109,7 @@ def check_compiles_like_eager(function, inputs_by_length, most_recompiles=1):
 TEN_LENGTHS = range(8, 88, 8)
 
 
-@pytest.mark.slow_in_interpreter
+@pytest.mark.exhaustive_in_interpreter
 @on_every_backend("alibi_attention")
 def test_attention_compiles_once_for_a_ramp(backend):
     def attend_and_differentiate(query, key, value, slopes):
@@ -122,7 +122,7 @@ def test_attention_compiles_once_for_a_ramp(backend):
     check_compiles_like_eager(attend_and_differentiate, [inputs(length) for length in TEN_LENGTHS])
 
 
-@pytest.mark.slow_in_interpreter
+@pytest.mark.exhaustive_in_interpreter
 @on_every_backend("alibi_attention")
 def test_attention_in_a_compiled_training_step(backend):
     """Forward and backward through the compiled graph, with every option that is a tensor or a number."""
@@ -144,7 +144,7 @@ def test_attention_in_a_compiled_training_step(backend):
     assert num_graphs() - before <= 2
 
 
-@pytest.mark.slow_in_interpreter
+@pytest.mark.exhaustive_in_interpreter
 @on_every_backend("alibi_attention")
 def test_defaults_and_dropout_compile(backend):
     def attend(query, key, value):
@@ -161,7 +161,7 @@ def test_defaults_and_dropout_compile(backend):
     assert num_graphs() - before <= 2
 
 
-@pytest.mark.slow_in_interpreter
+@pytest.mark.exhaustive_in_interpreter
 @on_every_backend("alibi_attention_varlen")
 def test_varlen_compiles_once_for_a_ramp(backend):
     def attend(query, key, value, cu_seqlens, longest):

@@ -168,7 +168,7 @@ def test_a_batch_of_zero_rows(backend, method):
     assert resized["embeddings"].shape == (0, 4, 3)
 
 
-@pytest.mark.slow_in_interpreter
+@pytest.mark.exhaustive_in_interpreter
 @examples(100, **named_backend)
 @given(data=st.data())
 def test_tokens_are_lost_or_duplicated_only_as_documented(backend, data):
@@ -211,7 +211,7 @@ def test_rows_of_30_at_8(backend):
     assert stream.shape == (7, 8)
 
 
-@pytest.mark.slow_in_interpreter
+@pytest.mark.exhaustive_in_interpreter
 @pytest.mark.parametrize("method", METHODS, ids=str)
 def test_any_strides(backend, method):
     contiguous = some_batch(4, 11)
@@ -299,7 +299,7 @@ def test_pad_values(backend):
     assert lapped["labels"].tolist() == [[1, 1, 1], [-1, 1, 1]]
 
 
-@pytest.mark.slow_in_interpreter
+@pytest.mark.exhaustive_in_interpreter
 @pytest.mark.parametrize("method", METHODS, ids=str)
 def test_sequence_first(backend, method):
     for copy, mask in ((True, any_padding(3, 11)), (False, right_padding(3, 11))):
@@ -312,7 +312,7 @@ def test_sequence_first(backend, method):
         assert all(torch.equal(*pair) for pair in zip(got_info, info, strict=True))
 
 
-@pytest.mark.slow_in_interpreter
+@pytest.mark.exhaustive_in_interpreter
 @pytest.mark.parametrize("method", METHODS, ids=str)
 def test_out_is_written_and_keeps_its_addresses(backend, method):
     batch = some_batch(3, 12)
@@ -359,7 +359,7 @@ def draw_tensor(data, batch_size, length):
     return large[:, spare::step][:, :length]
 
 
-@pytest.mark.slow_in_interpreter
+@pytest.mark.exhaustive_in_interpreter
 @examples(200, **named_backend)
 @given(data=st.data())
 def test_no_batch_on_which_backends_disagree(backend, data):
@@ -382,7 +382,7 @@ def test_no_batch_on_which_backends_disagree(backend, data):
     assert all(torch.equal(*pair) for pair in zip(info, expected_info, strict=True))
 
 
-@pytest.mark.slow_in_interpreter
+@pytest.mark.exhaustive_in_interpreter
 @pytest.mark.parametrize("method", METHODS, ids=str)
 def test_blocks_of_16_bytes(backend, method):
     """Lengths at which every tensor is copied in blocks, with a batch of several tiles."""
@@ -392,7 +392,7 @@ def test_blocks_of_16_bytes(backend, method):
         check(batch, seq_len, method, backend)
 
 
-@pytest.mark.slow_in_interpreter
+@pytest.mark.exhaustive_in_interpreter
 @pytest.mark.parametrize("method", METHODS, ids=str)
 def test_rows_longer_than_a_tile(backend, method):
     check(some_batch(2, 2500), 1201, method, backend)
@@ -401,14 +401,14 @@ def test_rows_longer_than_a_tile(backend, method):
     check(some_batch(2, 2500, mask), 1201, method, backend)
 
 
-@pytest.mark.slow_in_interpreter
+@pytest.mark.exhaustive_in_interpreter
 @pytest.mark.parametrize("method", METHODS, ids=str)
 def test_many_tensors(backend, method):
     batch = {f"tensor_{i}": torch.randint(100, (2, 11), dtype=DTYPES[i % 3]) for i in range(40)}
     check({**batch, **some_batch(2, 11)}, 4, method, backend)
 
 
-@pytest.mark.slow_in_interpreter
+@pytest.mark.exhaustive_in_interpreter
 @pytest.mark.parametrize("method", METHODS, ids=str)
 def test_buffers_keep_their_addresses_through_a_ramp(backend, method):
     batch = some_batch(3, 40, any_padding(3, 40))
