@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 import seqwarm_kernels
+from seqwarm_kernels.utils.files import PARTIAL_SUFFIX
 
 RESULTS = Path(__file__).parents[1] / "results"
 
@@ -61,7 +62,7 @@ def write(name: str, records: Iterable[Any]) -> tuple[Path, list[Any]]:
         The path, and the records.
     """
     RESULTS.mkdir(exist_ok=True)
-    path, partial = RESULTS / f"{name}.jsonl", RESULTS / f"{name}.jsonl.partial"
+    path, partial = RESULTS / f"{name}.jsonl", RESULTS / f"{name}.jsonl{PARTIAL_SUFFIX}"
     written = []
     with partial.open("w") as file:
         print(json.dumps(environment()), file=file, flush=True)

@@ -39,7 +39,7 @@ def check_real(name: str, value: object) -> float:
         value = float(value)
     # torch.compile cannot trace math.isfinite of a dynamic number. An int may be too large for a float.
     if not -sys.float_info.max <= value <= sys.float_info.max:
-        raise ValueError(f"{name} must be finite, got {float(value) if isinstance(value, float) else 'a larger int'}")
+        raise ValueError(f"{name} must be finite, got {value if isinstance(value, float) else 'a larger int'}")
     return value
 
 
