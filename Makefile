@@ -44,9 +44,10 @@ test: $(STAMP)  ## run the fast tests, of every property one; ARGS="-k name" sel
 test-slow: $(STAMP)  ## run the tests that `make test` leaves out, without the exhaustive ones
 	$(PYTEST) -m "slow and not exhaustive" $(ARGS)
 
-test-exhaustive: $(STAMP)  ## run the exhaustive tests: whole grids in the interpreter, fuzzing, kills at random moments
-	$(PYTEST) -m exhaustive $(ARGS)
-	$(PYTEST) -m "hypothesis and not slow" --hypothesis-profile exhaustive $(ARGS)
+# Property tests that are not marked run with ten times the examples of `make test`.
+test-exhaustive: $(STAMP) build/composer/installed  ## run the exhaustive tests: whole grids, fuzzing, kills, wheels
+	$(PYTEST) -m "exhaustive or (hypothesis and not slow)" --hypothesis-profile exhaustive $(ARGS)
+	PYTHONPATH=build/composer $(PYTEST) -m exhaustive tests/trainers/composer $(ARGS)
 
 test-all: test test-slow test-exhaustive test-cpus test-asan test-composer test-transformers-oldest  ## run all tests
 

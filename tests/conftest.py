@@ -1,3 +1,4 @@
+import gc
 import os
 from collections import Counter
 
@@ -19,9 +20,13 @@ settings.register_profile("exhaustive", settings.get_profile("default"), derando
 settings.load_profile("default")
 
 
+def pytest_addoption(parser):
+    parser.addoption("--seed", type=int, default=0, help="torch's seed at the start of each test (default: 0)")
+
+
 @pytest.fixture(autouse=True)
-def _fixed_seed():
-    torch.manual_seed(0)
+def _fixed_seed(request):
+    torch.manual_seed(request.config.getoption("seed"))
 
 
 @pytest.fixture(autouse=True)
@@ -46,6 +51,12 @@ def pytest_collection_modifyitems(items):
                 item.add_marker(pytest.mark.exhaustive)
             elif case:
                 item.add_marker(pytest.mark.slow if case % 3 == 1 else pytest.mark.exhaustive)
+
+
+def pytest_collection_finish():
+    """Without this, each collection of garbage goes through all imported modules, and takes half a second."""
+    gc.collect()
+    gc.freeze()
 
 
 def _is_interpreted(item):

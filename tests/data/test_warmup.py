@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from seqwarm_kernels import SequenceLengthScheduler, discrete
 from seqwarm_kernels.data import BatchPlanner, LengthBatchSampler, LengthBatchStream, Piece
 
+from ..support.tiers import examples
 from .made import ListSource, first_batches, items_of, served_with_restart
 
 LENGTHS = np.random.default_rng(2).integers(1, 65, 6000)
@@ -189,6 +190,7 @@ def test_stages():
     world_size=st.integers(1, 3),
     at=st.integers(0, 100),
 )
+@examples(30)
 def test_the_same_order_after_a_restart(lengths, low, duration, unit, warmup, too_long, packed, window, world_size, at):
     scheduler = SequenceLengthScheduler(low, 40, duration=duration, step_size=3, unit=unit)
     for rank in range(world_size):

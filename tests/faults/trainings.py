@@ -81,7 +81,9 @@ def composer(folder):
         save_interval="2ba",
         save_overwrite=True,
         load_path=None if checkpoint is None else str(checkpoint),
-    ).fit()
+    )
+    if run.trainer.state.timestamp.batch < run.trainer.state.max_duration:  # else Composer refuses to fit
+        run.fit()
     save_end(folder, run.model, {})
 
 

@@ -82,13 +82,16 @@ def test_the_number_of_threads_changes_only_sums_over_chunks(threads, heads, dro
     results = {}
     for number in (1, 2, 3, 8):
         threads(number)
-        results[number] = check(tensors, dropout_p=dropout_p)
+        results[number] = differentiate(tensors, "native", dropout_p=dropout_p)
         for first, second in zip(results[number], differentiate(tensors, "native", dropout_p=dropout_p), strict=True):
             assert torch.equal(first, second), f"{number} threads gave other bits the second time"
-    for number in (2, 3, 8):
-        for name, one, many in zip(NAMES, results[1], results[number], strict=True):
-            if name not in ("grad_key", "grad_value"):
-                assert torch.equal(one, many), f"{name} depends on the number of threads"
+    check(tensors, dropout_p=dropout_p)
+    for number in (1, 2, 3):
+        for name, some, eight in zip(NAMES, results[number], results[8], strict=True):
+            if name in ("grad_key", "grad_value"):
+                torch.testing.assert_close(some, eight)
+            else:
+                assert torch.equal(some, eight), f"{name} depends on the number of threads"
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])

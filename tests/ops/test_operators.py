@@ -94,9 +94,13 @@ def num_graphs():
     return counters["stats"]["unique_graphs"]
 
 
-def check_compiles_like_eager(function, inputs_by_length, most_recompiles=1):
+#: Inductor takes seconds to compile what aot_eager traces in milliseconds. Both guard the same shapes.
+with_compilers = pytest.mark.parametrize("compiler", first_fast(["aot_eager", "inductor"]))
+
+
+def check_compiles_like_eager(function, inputs_by_length, compiler, most_recompiles=1):
     """No graph break, equal results, and at most one recompile, which makes shapes dynamic."""
-    compiled = torch.compile(function, fullgraph=True)
+    compiled = torch.compile(function, fullgraph=True, backend=compiler)
     before = num_graphs()
     for inputs in inputs_by_length:
         torch.manual_seed(0)
@@ -110,8 +114,9 @@ TEN_LENGTHS = range(8, 88, 8)
 
 
 @pytest.mark.exhaustive_in_interpreter
+@with_compilers
 @on_every_backend("alibi_attention")
-def test_attention_compiles_once_for_a_ramp(backend):
+def test_attention_compiles_once_for_a_ramp(backend, compiler):
     def attend_and_differentiate(query, key, value, slopes):
         out = alibi_attention(query, key, value, slopes, return_lse=True, backend=backend)
         return out[0].sum() + out[1].sum()
@@ -119,13 +124,13 @@ def test_attention_compiles_once_for_a_ramp(backend):
     def inputs(length):
         return [torch.randn(2, heads, length, 5, requires_grad=True) for heads in (4, 2, 2)] + [alibi_slopes(4)]
 
-    check_compiles_like_eager(attend_and_differentiate, [inputs(length) for length in TEN_LENGTHS])
+    check_compiles_like_eager(attend_and_differentiate, [inputs(length) for length in TEN_LENGTHS], compiler)
 
 
 @pytest.mark.exhaustive_in_interpreter
 @on_every_backend("alibi_attention")
 def test_attention_in_a_compiled_training_step(backend):
-    """Forward and backward through the compiled graph, with every option that is a tensor or a number."""
+    """Forward and backward through inductor's graph, with every option that is a tensor or a number."""
 
     def attend(query, key, value, slopes, mask, segment_length):
         return alibi_attention(
@@ -145,15 +150,16 @@ def test_attention_in_a_compiled_training_step(backend):
 
 
 @pytest.mark.exhaustive_in_interpreter
+@with_compilers
 @on_every_backend("alibi_attention")
-def test_defaults_and_dropout_compile(backend):
+def test_defaults_and_dropout_compile(backend, compiler):
     def attend(query, key, value):
         return alibi_attention(query, key, value, dropout_p=0.2, causal=False, backend=backend)
 
     def inputs(length):
         return [torch.randn(2, heads, length, 5) for heads in (4, 2, 2)]
 
-    compiled = torch.compile(attend, fullgraph=True)
+    compiled = torch.compile(attend, fullgraph=True, backend=compiler)
     before = num_graphs()
     for length in TEN_LENGTHS:
         out = compiled(*inputs(length))
@@ -162,8 +168,9 @@ def test_defaults_and_dropout_compile(backend):
 
 
 @pytest.mark.exhaustive_in_interpreter
+@with_compilers
 @on_every_backend("alibi_attention_varlen")
-def test_varlen_compiles_once_for_a_ramp(backend):
+def test_varlen_compiles_once_for_a_ramp(backend, compiler):
     def attend(query, key, value, cu_seqlens, longest):
         return alibi_attention_varlen(
             query, key, value, cu_seqlens, cu_seqlens, longest, longest, window=30, backend=backend
@@ -173,7 +180,7 @@ def test_varlen_compiles_once_for_a_ramp(backend):
         tensors = [torch.randn(3 * length, heads, 5) for heads in (4, 2, 2)]
         return [*tensors, torch.arange(4, dtype=torch.int32) * length, length]
 
-    check_compiles_like_eager(attend, [inputs(length) for length in TEN_LENGTHS])
+    check_compiles_like_eager(attend, [inputs(length) for length in TEN_LENGTHS], compiler)
 
 
 RESIZE_OPTIONS = [
@@ -186,9 +193,10 @@ RESIZE_OPTIONS = [
 ]
 
 
+@with_compilers
 @pytest.mark.parametrize("options", first_fast(RESIZE_OPTIONS), ids=str)
 @on_every_backend("resize_batch")
-def test_resize_compiles_once_for_a_ramp(backend, options):
+def test_resize_compiles_once_for_a_ramp(backend, options, compiler):
     """Lengths up to and beyond the full length."""
 
     def resize(input_ids, attention_mask, labels, seq_len):
@@ -199,13 +207,13 @@ def test_resize_compiles_once_for_a_ramp(backend, options):
     input_ids = torch.arange(160).view(2, 80)
     mask = torch.arange(80) < torch.tensor([[70], [35]])
     inputs = [(input_ids, mask, input_ids.clone(), length) for length in [*TEN_LENGTHS, 100]]
-    check_compiles_like_eager(resize, inputs)
+    check_compiles_like_eager(resize, inputs, compiler)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("compiler", [None, "aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
 @on_every_backend("alibi_attention")
-def test_autocast_casts_query_key_value_but_not_slopes(backend, dtype, compiled):
+def test_autocast_casts_query_key_value_but_not_slopes(backend, dtype, compiler):
     if (reason := backends.why_not("alibi_attention", backend, "cpu", dtype)) is not None:
         pytest.skip(reason)
     query, key, value = (torch.randn(2, 4, 16, 8, requires_grad=True) for _ in range(3))
@@ -214,8 +222,9 @@ def test_autocast_casts_query_key_value_but_not_slopes(backend, dtype, compiled)
     def attend(query, key, value, slopes):
         return alibi_attention(query, key, value, slopes, return_lse=True, backend=backend)
 
+    compiled = torch.compile(attend, fullgraph=True, backend=compiler) if compiler else attend
     with torch.autocast("cpu", dtype=dtype):
-        out, lse = (torch.compile(attend, fullgraph=True) if compiled else attend)(query, key, value, slopes)
+        out, lse = compiled(query, key, value, slopes)
     low = [tensor.to(dtype) for tensor in (query, key, value)]
     expected, expected_lse = attend(*low, slopes)
     assert out.dtype == dtype

@@ -55,6 +55,6 @@ TARGETS = [
         "csrc/alibi_attention/cpu",
         "problem.h queries.h keys.h reach.h scores.h dropout.h simd.h products.cpp forward.cpp backward.cpp "
         "operator.cpp",
-        *(*_ATTENTION, "native"),
+        *("tests/ops/test_attention_native.py", *_ATTENTION, "native"),
     ),
 ]

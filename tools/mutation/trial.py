@@ -172,6 +172,7 @@ def _built() -> bytes:
 
     options = {
         "CMAKE_BUILD_TYPE": "Mutation",
+        "CMAKE_CXX_COMPILER_LAUNCHER": Path(__file__).with_name("compile_for_this_cpu.sh"),
         "CMAKE_CXX_FLAGS_MUTATION": "-O1",
         "Python_EXECUTABLE": sys.executable,
         "pybind11_DIR": pybind11.get_cmake_dir(),
@@ -185,6 +186,7 @@ def _built() -> bytes:
         capture_output=True,
     )
     _build()
+    os.environ["SEQWARM_ONLY_CAPABILITY"] = torch.backends.cpu.get_cpu_capability()
     return _extension().read_bytes()
 
 

@@ -1,0 +1,188 @@
+"""What warmup_allocator passes to the model: the example batch at each length, or one that it guesses."""
+
+import pytest
+import torch
+from torch import nn
+
+from seqwarm_kernels import SequenceLengthScheduler, warmup_allocator
+
+from .models import Recorder
+from .traces import assert_same, everything
+
+
+def by_name(self, input_ids, attention_mask=None):
+    self.calls.append((input_ids, attention_mask))
+    return input_ids * self.weight
+
+
+def by_keywords(self, **batch):
+    self.calls.append(batch)
+    return batch["input_ids"] * self.weight
+
+
+def whole(self, batch):
+    self.calls.append(batch)
+    return {"loss": (batch["input_ids"] * self.weight).mean()}
+
+
+def positional(self, inputs):
+    self.calls.append(inputs)
+    return inputs * self.weight
+
+
+def example():
+    return {
+        "input_ids": torch.tensor([[1, 2, 3]]),
+        "attention_mask": torch.tensor([[1, 1, 0]]),
+        "labels": torch.tensor([[4, 5, -100]]),
+        "weight": torch.tensor([0.5]),
+        "pair_mask": torch.zeros(1, 1, 3, 3, dtype=torch.bool),
+    }
+
+
+def test_a_mapping_is_passed_by_the_names_of_forward():
+    model = Recorder(by_name)
+    batches = []
+
+    def loss_fn(output, batch):
+        batches.append(batch)
+        return output.mean()
+
+    report = warmup_allocator(model, 7, batch_size=2, example_batch=example(), loss_fn=loss_fn)
+    ((input_ids, attention_mask),) = model.calls
+    assert input_ids.tolist() == [[1, 2, 3, 1, 2, 3, 1]] * 2
+    assert attention_mask.tolist() == [[1] * 7] * 2
+    assert batches[0]["labels"].tolist() == [[4, 5, -100, 4, 5, -100, 4]] * 2
+    assert batches[0]["weight"].tolist() == [0.5, 0.5]
+    assert batches[0]["pair_mask"].shape == (2, 1, 7, 7)
+    assert batches[0]["pair_mask"].all()
+    assert report.batch_size == 2
+
+
+@pytest.mark.parametrize("forward", [by_keywords, whole])
+def test_a_mapping_is_passed_whole(forward):
+    model = Recorder(forward)
+    warmup_allocator(model, 5, example_batch=example())
+    assert list(model.calls[0]) == list(example())
+    assert model.calls[0]["input_ids"].shape == (1, 5)
+
+
+class Named(nn.Embedding):
+    """An embedding whose forward has parameters of other names."""
+
+    def forward(self, idx, targets=None):
+        return super().forward(idx)
+
+
+class NamedWithOptions(nn.Embedding):
+    def forward(self, idx, **options):
+        return super().forward(idx)
+
+
+@pytest.mark.parametrize(
+    ("model", "problem"),
+    [
+        (Named(8, 4), r"must be parameters of Named.forward\(idx, targets=None\), got .* so idx would be missing"),
+        (NamedWithOptions(8, 4), r"of NamedWithOptions.forward\(idx, \*\*options\), got .* so idx would be missing"),
+        (nn.Sequential(nn.Embedding(8, 4)), r"of Sequential.forward\(input\), .* must be Tensor, not dict"),
+    ],
+    ids=["two", "options", "one"],
+)
+def test_names_that_do_not_fit_the_parameters(model, problem):
+    batch = {"input_ids": torch.zeros(1, 4, dtype=torch.long), "labels": torch.zeros(1, 4, dtype=torch.long)}
+    with pytest.raises(TypeError, match=problem) as caught:
+        warmup_allocator(model, 8, example_batch=batch)
+    assert "got input_ids, labels" in str(caught.value)
+    assert "Rename the entries, or pass a tensor or a tuple of tensors instead" in str(caught.value)
+
+
+@pytest.mark.parametrize("make", [lambda t: t, lambda t: (t, t), lambda t: [t, t]])
+def test_tensors_are_passed_by_position(make):
+    model = Recorder(positional)
+    scheduler = SequenceLengthScheduler(2, 6, duration=10, step_size=2)
+    warmup_allocator(model, 6, example_batch=make(torch.arange(6).view(2, 3)), scheduler=scheduler)
+    assert [tuple(call.shape) for call in model.calls] == [(2, 6), (2, 4), (2, 2)]
+
+
+@pytest.mark.parametrize("value", [3, 1.5, None, "words", [1, None]], ids=repr)
+def test_nested_entries_that_are_not_tensors_are_passed_unchanged(value):
+    seen = []
+
+    def forward(self, ids, task):
+        seen.append((ids.shape, task))
+        return self.weight * ids.float()
+
+    task = {"value": value, "list": [value, 2], "inner": {"value": value, "mask": torch.ones(1, 3)}}
+    warmup_allocator(Recorder(forward), 8, batch_size=2, example_batch={"ids": torch.ones(1, 3), "task": task})
+    (shape, found), *_ = seen
+    assert shape == found["inner"]["mask"].shape == (2, 8)
+    assert (found["value"], found["list"], found["inner"]["value"]) == (value, [value, 2], value)
+    assert task["inner"]["mask"].shape == (1, 3)
+
+
+def test_resize_options_are_applied():
+    model = Recorder(by_name)
+    scheduler = SequenceLengthScheduler(4, 8, duration=10, step_size=4)
+    batch = {"input_ids": torch.ones(2, 8), "pixel_values": torch.ones(2, 3, 4, 4)}
+    options = {"mode": "reshape", "keys": ["input_ids"]}
+    warmup_allocator(model, 8, example_batch=batch, scheduler=scheduler, resize_options=options)
+    assert [tuple(input_ids.shape) for input_ids, _ in model.calls] == [(2, 8), (4, 4)]
+
+
+def test_tokens_may_come_first():
+    model = Recorder(by_name)
+    scheduler = SequenceLengthScheduler(8, 64, duration=10, step_size=56)
+    options = {"seq_dim": 0}
+    batch = {"class_weights": torch.ones(10), "scale": torch.tensor(1.0), "input_ids": torch.zeros(16, 4)}
+    report = warmup_allocator(model, 64, batch_size=2, example_batch=batch, scheduler=scheduler, resize_options=options)
+    assert [tuple(input_ids.shape) for input_ids, _ in model.calls] == [(64, 2), (8, 2)]
+    assert report.batch_size == 2
+
+
+def test_rows_are_counted_by_the_tokens():
+    batch = {"class_weights": torch.ones(10), "scale": torch.tensor(1.0), "input_ids": torch.zeros(2, 4)}
+    assert warmup_allocator(Recorder(by_name), 8, example_batch=batch).batch_size == 2
+
+
+class Config:
+    vocab_size = 30
+
+
+class HuggingFaceLike(nn.Module):
+    """Has everything that is read from a transformers model: config, names of forward, output embeddings, loss."""
+
+    def __init__(self):
+        super().__init__()
+        self.config = Config()
+        self.project = nn.Linear(1, 30)
+        self.seen = []
+
+    def get_output_embeddings(self):
+        return self.project
+
+    def forward(self, input_ids=None, attention_mask=None, labels=None):
+        self.seen.append((input_ids, attention_mask, labels))
+        logits = self.project(input_ids[..., None].float())
+        return {"loss": nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten()), "logits": logits}
+
+
+def test_a_hugging_face_model_without_an_example():
+    model = HuggingFaceLike()
+    warmup_allocator(model, 12, batch_size=3)
+    ((input_ids, attention_mask, labels),) = model.seen
+    assert input_ids.shape == (3, 12)
+    assert input_ids.min() >= 0
+    assert input_ids.max() < 30
+    assert attention_mask.all()
+    assert labels.equal(input_ids)
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: nn.Linear(4, 4), lambda: nn.Sequential(nn.Conv1d(2, 2, 1), nn.Embedding(3, 3))]
+)
+def test_inputs_that_cannot_be_guessed(make):
+    model = make()
+    before = everything(model)
+    with pytest.raises(ValueError, match=r"cannot guess the inputs of .*; pass example_batch"):
+        warmup_allocator(model, 8)
+    assert_same(before, everything(model))
