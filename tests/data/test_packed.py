@@ -38,6 +38,15 @@ def test_the_packs_of_first_fit_decreasing(lengths, extra):
     assert [[n for n in content if n] for content in found] == [[n for n in content if n] for content in expected]
 
 
+def test_items_of_equal_length_keep_their_order():
+    """NumPy's other kinds of sorting move equal numbers differently on each kind of CPU."""
+    lengths = np.tile([5, 9, 7], 1000)
+    order = pack(lengths, 100).order
+    for length in (5, 7, 9):
+        items = order[lengths[order] == length]
+        assert (np.diff(items) > 0).all()
+
+
 @pytest.mark.parametrize("window", [None, 10_000])
 def test_packs_are_full_and_have_no_padding(window):
     rng = np.random.default_rng(0)

@@ -115,6 +115,15 @@ def test_the_least_padding_of_a_window_of_few_batches(multiple, batch_size):
     assert len(plan) == planner.num_batches(lengths) <= 16
 
 
+def test_more_widths_than_are_tried():
+    """Thousands of widths in each batch: every tenth or so is tried, and that is nearly as good as all of them."""
+    lengths = np.arange(10_000, 0, -1)
+    plan = BatchPlanner(8_000_000).plan(lengths)
+    greedy = sum(len(rows) * rows[0] for rows in greedy_batches(lengths.tolist(), 8_000_000, 1))
+    best = least_tokens(lengths, 8_000_000, len(plan), len(lengths))
+    assert best <= plan.padded_tokens.sum() < best + 0.01 * (greedy - best)
+
+
 def test_the_last_boundaries_of_many_batches_are_moved():
     rng = np.random.default_rng(0)
     lengths = rng.lognormal(4, 1, 5000).astype(int).clip(1, 2000)
@@ -122,6 +131,19 @@ def test_the_last_boundaries_of_many_batches_are_moved():
     plan = BatchPlanner(8192).plan(lengths)
     assert len(plan) == len(greedy) > 40
     assert plan.padded_tokens.sum() < sum(len(rows) * rows[0] for rows in greedy)
+
+
+def test_items_of_more_than_65535_tokens():
+    assert BatchPlanner(batch_size=2).plan([1, 70_000, 2, 65_537, 65_536]).items.tolist() == [1, 3, 4, 2, 0]
+
+
+@pytest.mark.parametrize("too_long", ["truncate", "split"])
+def test_the_tokens_that_are_served(too_long):
+    lengths = np.array([3, 9, 5])
+    planner = BatchPlanner(6, too_long=too_long)
+    assert planner.tokens(lengths).tolist() == ([3, 6, 5] if too_long == "truncate" else [3, 9, 5])
+    assert planner.tokens(lengths).sum() == planner.plan(lengths).lengths.sum()
+    assert BatchPlanner(batch_size=2, too_long=too_long).tokens(lengths).tolist() == [3, 9, 5]
 
 
 def test_a_fixed_batch_size():
@@ -142,10 +164,12 @@ def test_items_of_equal_width_keep_their_order():
 @given(lengths=lengths_lists, max_tokens=st.integers(1, 30), multiple=st.integers(1, 4), packed=st.booleans())
 def test_split(lengths, max_tokens, multiple, packed):
     multiple = 1 if packed else min(multiple, max_tokens)
-    plan = BatchPlanner(max_tokens, multiple_of=multiple, too_long="split", packed=packed).plan(lengths)
+    planner = BatchPlanner(max_tokens, multiple_of=multiple, too_long="split", packed=packed)
+    plan = planner.plan(lengths)
     check_covers(pieces_of(plan), lengths, keeps=lambda length: length)
     assert (plan.padded_tokens <= max_tokens).all()
     assert plan.whole_items().sum() == len(lengths)
+    assert planner.num_batches(np.asarray(lengths, dtype=np.int64)) == len(plan)
 
 
 @given(lengths=lengths_lists, max_tokens=st.integers(1, 30), max_length=st.none() | st.integers(1, 30))

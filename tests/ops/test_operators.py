@@ -128,16 +128,17 @@ def test_attention_compiles_once_for_a_ramp(backend, compiler):
 
 
 @pytest.mark.exhaustive_in_interpreter
+@with_compilers
 @on_every_backend("alibi_attention")
-def test_attention_in_a_compiled_training_step(backend):
-    """Forward and backward through inductor's graph, with every option that is a tensor or a number."""
+def test_attention_in_a_compiled_training_step(backend, compiler):
+    """Forward and backward through the compiled graph, with every option that is a tensor or a number."""
 
     def attend(query, key, value, slopes, mask, segment_length):
         return alibi_attention(
             query, key, value, slopes, key_padding_mask=mask, segment_length=segment_length, window=40, backend=backend
         )
 
-    compiled = torch.compile(attend, fullgraph=True)
+    compiled = torch.compile(attend, fullgraph=True, backend=compiler)
     before = num_graphs()
     for length in TEN_LENGTHS:
         inputs = [torch.randn(2, heads, 80, 5, requires_grad=True) for heads in (4, 2, 2)]

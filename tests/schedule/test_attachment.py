@@ -110,9 +110,11 @@ def test_num_items_in_batch_is_scaled_by_the_share_of_kept_labels():
     batches = [{"input_ids": tokens(), "labels": tokens()} for _ in range(2)]
     cut = [schedule.resize(batch) for batch in batches]
     expected = sum(model(**batch) for batch in cut) / 2
-    schedule.attach(model)
+    attachment = schedule.attach(model)
     count = sum((batch["labels"][:, 1:] != -100).sum() for batch in batches)
     torch.testing.assert_close(sum(model(**batch, num_items_in_batch=count) for batch in batches), expected)
+    torch.testing.assert_close(attachment.take_shares(), [torch.tensor(3 / 15)] * 2)
+    assert attachment.take_shares() == []
     ignored = torch.full((2, 16), -100)
     assert model(tokens(), ignored, num_items_in_batch=torch.tensor(3)) == 0
 

@@ -83,6 +83,7 @@ def test_cpp_edits(source):
         "@f(1 + 1)\nclass A: pass",
         "def f():\n  raise ValueError(1 + 1)",
         "x = f'{1 + 1}'",
+        "x = zip(*a, strict=True)",
     ],
 )
 def test_left_out_of_python(source):

@@ -1,6 +1,7 @@
 """Changes of Python code, found in its syntax tree. Triton's device functions are Python code as well.
 
-Left out are annotations, decorators, docstrings, imports, f-strings (they make messages) and raise statements.
+Left out are annotations, decorators, docstrings, imports, f-strings (they make messages), raise statements, and zip's
+`strict`, which only raises.
 """
 
 from __future__ import annotations
@@ -72,9 +73,15 @@ def _nodes(node: ast.AST) -> Iterator[Any]:
     for name, value in ast.iter_fields(node):
         children = value if isinstance(value, list) else [value]
         for child in children if name not in _LEFT_OUT_FIELDS else ():
-            docstring = isinstance(child, ast.Expr) and isinstance(child.value, ast.Constant)
-            if isinstance(child, ast.AST) and not isinstance(child, _LEFT_OUT) and not docstring:
+            if isinstance(child, ast.AST) and not _is_left_out(child):
                 yield from _nodes(child)
+
+
+def _is_left_out(node: ast.AST) -> bool:
+    match node:
+        case ast.Expr(value=ast.Constant()) | ast.keyword(arg="strict"):
+            return True
+    return isinstance(node, _LEFT_OUT)
 
 
 def _changes(node: Any) -> Iterator[Change]:
@@ -95,7 +102,7 @@ def _changes(node: Any) -> Iterator[Change]:
         case ast.Call(func=function, keywords=keywords):
             yield from _renamed(function)
             for place, keyword in enumerate(keywords):
-                if keyword.arg is not None:
+                if keyword.arg not in (None, "strict"):
                     yield "keyword", node, _with(node, keywords=_replaced(keywords, place))
         case ast.AugAssign(op=operator):
             yield "deletion", node, ast.Pass()

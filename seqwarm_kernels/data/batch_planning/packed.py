@@ -47,11 +47,11 @@ def pack(lengths: IntArray, max_tokens: int) -> Packs:
                 first[index] += count
                 counts[index] -= count
         boundaries.append(packed)
-    return Packs(by_length[_ranges(run_begins, run_counts)], np.asarray(boundaries, dtype=np.int64))
+    return Packs(by_length[_ranges(run_begins, run_counts)], np.asarray(boundaries))
 
 
 def _ranges(begins: list[int], counts: list[int]) -> IntArray:
     """Concatenates range(begin, begin + count) of each run."""
     sizes = np.asarray(counts, dtype=np.int64)
     shifts = np.asarray(begins, dtype=np.int64) - (np.cumsum(sizes) - sizes)
-    return np.arange(int(sizes.sum()), dtype=np.int64) + np.repeat(shifts, sizes)
+    return np.arange(sizes.sum()) + np.repeat(shifts, sizes)

@@ -30,7 +30,7 @@ def greedy_boundaries(widths: IntArray, max_tokens: int | None, batch_size: int 
     count = len(widths)
     if max_tokens is None:
         assert batch_size is not None
-        return [*range(0, count, batch_size), count] if count else [0]
+        return [*range(0, count, batch_size), count]
     max_rows = count if batch_size is None else batch_size
     boundaries, begin = [0], 0
     while begin < count:
@@ -50,7 +50,7 @@ def reduce_padding(widths: IntArray, greedy: list[int], max_tokens: int, batch_s
     fills all later batches.
     """
     moved = min(_MAX_MOVED, max(_MIN_MOVED, _MOVED_SCALE // len(greedy) ** 2))
-    latest = greedy[-1 - moved :] if moved < len(greedy) else greedy
+    latest = greedy[-1 - moved :]
     if len(latest) < 3:
         return greedy
     runs = _runs(widths, latest[0], max_tokens, len(widths) if batch_size is None else batch_size)

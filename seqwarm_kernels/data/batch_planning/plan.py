@@ -98,10 +98,10 @@ def as_lengths(lengths: Sequence[int] | NDArray[Any]) -> IntArray:
         raise TypeError(f"lengths must be ints, got {array.dtype}")
     if array.ndim != 1:
         raise ValueError(f"lengths must be one-dimensional, got shape {array.shape}")
-    if array.dtype == np.uint64 and array.max(initial=0) > np.iinfo(np.int64).max:
+    if array.dtype == np.uint64 and (array > np.iinfo(np.int64).max).any():
         raise ValueError(f"lengths must be below 2**63, got {array.max()} for item {array.argmax()}")
     array = array.astype(np.int64, copy=False)
-    if array.min(initial=0) < 0:
+    if (array < 0).any():
         item = int(np.flatnonzero(array < 0)[0])
         raise ValueError(f"lengths must be at least 0, got {array[item]} for item {item}")
     return array
