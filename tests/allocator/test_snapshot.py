@@ -52,6 +52,21 @@ def test_values_are_restored_after_an_error():
     assert all(tensor.equal(copied) for tensor, copied in zip(tensors, copies, strict=True))
 
 
+def test_values_of_an_optimizer_inside_are_restored():
+    """As in ZeroRedundancyOptimizer, whose state is that of its attribute `optim`."""
+    model = nn.Linear(3, 2)
+    outer = torch.optim.SGD(model.parameters(), lr=0.1)
+    outer.optim = torch.optim.AdamW(model.parameters(), lr=0.1)
+    model(torch.ones(1, 3)).sum().backward()
+    outer.optim.step()
+    with restore_afterwards(model, outer):
+        model(torch.ones(1, 3)).sum().backward()
+        outer.optim.step()
+        outer.optim.param_groups[0]["lr"] = 0.5
+    assert outer.optim.param_groups[0]["lr"] == 0.1
+    assert [int(state["step"]) for state in outer.optim.state.values()] == [1, 1]
+
+
 def test_values_are_restored_without_an_optimizer():
     model, _, _ = model_and_optimizer()
     copied = model[0].weight.detach().clone()

@@ -159,13 +159,13 @@ def test_with_accumulation_gradients_exist_during_forward(accumulation_steps, pa
 
 
 class OwnState(torch.optim.SGD):
-    """Keeps a list of tensors, and replaces the dict of its state at each step."""
+    """Keeps a list of tensors and others, and replaces the dict of its state at each step."""
 
     def step(self, closure=None):
         super().step(closure)
         for parameter in self.param_groups[0]["params"]:
             old = self.state[parameter]
-            kept = old.get("kept", [torch.zeros(2)])
+            kept = old.get("kept", [torch.zeros(2), "a name"])
             kept[0].add_(1)
             self.state[parameter] = {"kept": kept, "steps": old.get("steps", 0) + 1}
 

@@ -65,6 +65,12 @@ def test_dtypes_in_one_list(backend):
 
 
 @on_every_backend
+def test_a_dtype_of_8_bits(backend):
+    tensor = torch.randn(50).to(torch.float8_e5m2)
+    check(backend, [tensor], [tensor.float().square()], [tensor])
+
+
+@on_every_backend
 def test_each_number_is_of_its_own_list(backend):
     ones = torch.ones(4)
     got = overload(NAME, backend)([-2 * ones], [9 * ones], [5 * ones])
@@ -171,9 +177,9 @@ def test_one_launch_and_the_same_bits_each_time(monkeypatch):
 
     counted = CountedKernel(host.moment_kernel)
     monkeypatch.setattr(host, "moment_kernel", counted)
-    lists = [[torch.rand(n) for n in (3, 40, host.CHUNK + 1)] for _ in range(3)]
+    lists = [[torch.rand(n) for n in (3, 40, 2048 * 8 + 1)] for _ in range(3)]
     results = [overload(NAME, "triton")(*lists) for _ in range(3)]
-    assert counted.launches == 3
+    assert counted.grids == [(3 * (1 + 1 + 2),)] * 3  # a program for each 2048 * 8 elements
     assert torch.equal(results[0], results[1])
     assert torch.equal(results[0], results[2])
 

@@ -22,6 +22,15 @@ def on_every_backend(operator):
     return pytest.mark.parametrize("backend", serving(operator))
 
 
+@pytest.mark.parametrize("backend", backends.BACKENDS)
+@pytest.mark.parametrize("operator", backends.operators())
+def test_every_backend_that_is_installed_serves_every_operator(operator, backend):
+    """The tests of kernels run with what serves here, so one that is missing by mistake would not be noticed."""
+    if (problem := backends.problem(backend)) is not None:
+        pytest.skip(problem)
+    assert None in [backends.why_not(operator, backend, device) for device in backends.DEVICE_TYPES]
+
+
 DENSE_OPTIONS = {
     "plain": DenseOptions(None, None, None, 0, True, 0.5, None, None, 0.0, 0.0),
     "all": DenseOptions(

@@ -27,11 +27,15 @@ def assert_within_budget(name, got, exact, eager, dtype, times=2):
 
 
 class CountedKernel:
-    """A Triton kernel that counts its launches."""
+    """A Triton kernel that records its launches."""
 
     def __init__(self, kernel):
-        self.kernel, self.launches = kernel, 0
+        self.kernel, self.grids = kernel, []
+
+    @property
+    def launches(self):
+        return len(self.grids)
 
     def __getitem__(self, grid):
-        self.launches += 1
+        self.grids.append(grid)
         return self.kernel[grid]

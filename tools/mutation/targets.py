@@ -15,8 +15,9 @@ def _in_folder(folder: str, names: str, *tests: str) -> list[Target]:
 
 
 _RESIZING = ("tests/resizing", "tests/ops/test_resize_batch.py")
-_MOMENTS = ("tests/ops/test_moment_statistics.py", "tests/ops/test_defaults.py", "-k")
-_ATTENTION = ("tests/ops/test_attention_kernels.py", "tests/ops/test_attention_kernels_varlen.py", "-k")
+_SERVED = "tests/ops/test_operators.py::test_every_backend_that_is_installed_serves_every_operator"
+_MOMENTS = (_SERVED, "tests/ops/test_moment_statistics.py", "tests/ops/test_defaults.py", "-m", "not gpu", "-k")
+_ATTENTION = (_SERVED, "tests/ops/test_attention_kernels.py", "tests/ops/test_attention_kernels_varlen.py", "-k")
 
 TARGETS = [
     *_in_folder(
@@ -40,7 +41,12 @@ TARGETS = [
     *_in_folder(
         "seqwarm_kernels/ops/resize_batch",
         "triton_kernel.py triton.py",
-        *("tests/ops/test_resize_batch.py", "tests/ops/test_resize_batch_launch.py", "tests/ops/test_defaults.py"),
+        *(
+            _SERVED,
+            "tests/ops/test_resize_batch.py",
+            "tests/ops/test_resize_batch_launch.py",
+            "tests/ops/test_defaults.py",
+        ),
         *("-k", "triton or launch"),
     ),
     *_in_folder(
@@ -49,7 +55,7 @@ TARGETS = [
         "triton_backward_query.py triton.py",
         *(*_ATTENTION, "triton"),
     ),
-    *_in_folder("csrc/resize_batch", "call.cpp cpu.cpp", "tests/ops/test_resize_batch.py", "-k", "native"),
+    *_in_folder("csrc/resize_batch", "call.cpp cpu.cpp", _SERVED, "tests/ops/test_resize_batch.py", "-k", "native"),
     Target("csrc/moment_statistics/cpu.cpp", (*_MOMENTS, "native")),
     *_in_folder(
         "csrc/alibi_attention/cpu",
