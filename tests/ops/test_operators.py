@@ -22,13 +22,13 @@ def on_every_backend(operator):
     return pytest.mark.parametrize("backend", serving(operator))
 
 
-@pytest.mark.parametrize("backend", backends.BACKENDS)
+@pytest.mark.parametrize("implementation", backends.BACKENDS)
 @pytest.mark.parametrize("operator", backends.operators())
-def test_every_backend_that_is_installed_serves_every_operator(operator, backend):
+def test_every_backend_that_is_installed_serves_every_operator(operator, implementation):
     """The tests of kernels run with what serves here, so one that is missing by mistake would not be noticed."""
-    if (problem := backends.problem(backend)) is not None:
+    if (problem := backends.problem(implementation)) is not None:
         pytest.skip(problem)
-    assert None in [backends.why_not(operator, backend, device) for device in backends.DEVICE_TYPES]
+    assert None in [backends.why_not(operator, implementation, device) for device in backends.DEVICE_TYPES]
 
 
 DENSE_OPTIONS = {
