@@ -24,10 +24,10 @@ def check_int(name: str, value: object, *, minimum: int | None = None) -> int:
             value = operator.index(value)  # type: ignore[arg-type]  # NumPy's ints
         except TypeError:
             raise wrong from None
+    if not -(2**63) <= value < 2**63:
+        raise ValueError(f"{name} must fit into 64 bits, got an int of {value.bit_length()} bits")
     if minimum is not None and value < minimum:
         raise ValueError(f"{name} must be at least {minimum}, got {value}")
-    if not -(2**63) <= value < 2**63:
-        raise ValueError(f"{name} must fit into 64 bits, got {value}")
     return value
 
 
