@@ -1,7 +1,6 @@
-"""One of two ranks that call warmup_allocator together: `torchrun --nproc-per-node 2 -m tests.allocator.ranks ddp`."""
+"""One of two ranks that call warmup_allocator together."""
 
 import faulthandler
-import sys
 
 import pytest
 import torch
@@ -11,8 +10,10 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
 from seqwarm_kernels import SequenceLengthScheduler, warmup_allocator
-from tests.allocator.test_zoo import MAX_LEN, WIDTH, WORDS, Body, ChannelNorm
-from tests.allocator.traces import assert_same, everything, identities
+
+from ..support.ranks import join_group, leave_group
+from .test_zoo import MAX_LEN, WIDTH, WORDS, Body, ChannelNorm
+from .traces import assert_same, everything, identities
 
 
 class Model(Body):
@@ -140,10 +141,9 @@ def one_rank_fails(kind):
     train(model, torch.optim.SGD(model.parameters(), lr=0.1), 2)
 
 
-def main():
+def everything_on_a_rank(rank, port, kind):
     faulthandler.dump_traceback_later(120, exit=True)  # shows where ranks wait for each other
-    kind = sys.argv[1]
-    torch.distributed.init_process_group("gloo")
+    join_group(rank, port)
     state_is_restored(kind)
     inner_optimizer_is_restored()
     one_rank_out_of_memory(kind)
@@ -151,9 +151,4 @@ def main():
     ranks_with_different_batch_sizes(kind)
     if kind == "ddp":
         compiled_around_the_wrapper()
-    torch.distributed.barrier()
-    torch.distributed.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main()
+    leave_group()

@@ -1,14 +1,12 @@
-"""warmup_allocator on two ranks started by torchrun: state is restored, and both ranks take the same decision."""
-
-import subprocess
-import sys
+"""warmup_allocator on two ranks: state is restored, and both ranks take the same decision."""
 
 import pytest
+
+from ..support.ranks import run_ranks
+from .ranks import everything_on_a_rank
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])
 def test_two_ranks(kind):
-    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "tests.allocator.ranks"]
-    run = subprocess.run([sys.executable, *command, kind], capture_output=True, text=True, timeout=300, check=False)
-    assert run.returncode == 0, run.stderr[-6000:]
+    run_ranks(everything_on_a_rank, kind)

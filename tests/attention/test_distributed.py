@@ -59,6 +59,7 @@ def losses_of_half(rank, backend):
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive_in_interpreter
 @pytest.mark.parametrize("backend", SERVING)
 def test_two_processes_have_the_losses_of_one(backend):
     together = mean_of_two_ranks(losses_of_half, backend)

@@ -1,17 +1,15 @@
 """Real ranks on uneven data end together, and their sums are those of one process."""
 
-import socket
-from datetime import timedelta
-
 import numpy as np
 import pytest
 import torch
-import torch.multiprocessing as multiprocessing
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from seqwarm_kernels.data import BatchPlanner, LengthBatchSampler, LengthBatchStream, PaddedCollator
 from seqwarm_kernels.data.sources.sequence_source import SequenceSource
+
+from ..support.ranks import join_group, run_ranks
 
 WORDS, WIDTH = 11, 4
 #: A few very long items among many short ones: half of the items are far from half of the batches.
@@ -58,11 +56,9 @@ def train(sampler, items, model):
     return steps
 
 
-def one_rank(rank, world_size, port, results):
+def one_rank(rank, port, world_size, results):
     torch.set_num_threads(1)
-    distributed.init_process_group(
-        "gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=world_size, timeout=timedelta(seconds=60)
-    )
+    join_group(rank, port, world_size)
     items, model = make_items(), make_model()
     planner = BatchPlanner(128, multiple_of=4)
     sums = evaluate(LengthBatchSampler(LENGTHS, planner, window=40, remainder="empty"), items, model)
@@ -79,11 +75,8 @@ def one_rank(rank, world_size, port, results):
 @pytest.mark.slow
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_ranks_end_together(world_size):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     results = torch.zeros(world_size, 7, dtype=torch.float64).share_memory_()
-    multiprocessing.spawn(one_rank, args=(world_size, port, results), nprocs=world_size)
+    run_ranks(one_rank, world_size, results, world_size=world_size)
     alone = LengthBatchSampler(LENGTHS, BatchPlanner(128, multiple_of=4), window=40)
     expected = evaluate(alone, make_items(), make_model())
     batches = int(expected[3])

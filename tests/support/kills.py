@@ -1,34 +1,17 @@
-"""Trainings that are killed at a random moment, and resumed.
+"""Trainings that are killed at a random moment, and resumed."""
 
-A server that has imported the packages forks each process, so that a process starts in a fraction of a second.
-"""
-
-import multiprocessing
 import os
 import random
 import shutil
-import socket
 import time
 import traceback
 
 import pytest
 
+from .ranks import SERVER, free_port
+
 #: One kill in the tests of every change, many in the longest tests.
 KILLS = [pytest.param(1, marks=pytest.mark.slow), pytest.param(20, marks=pytest.mark.exhaustive)]
-
-_SERVER = multiprocessing.get_context("forkserver")
-_SERVER.set_forkserver_preload(  # those that are not installed are left out
-    [
-        "torch.distributed.checkpoint",
-        "torch.distributed.fsdp",
-        "tokenizers",
-        "lightning.pytorch",
-        "accelerate",
-        "transformers.trainer",
-        "transformers.models.gpt2.modeling_gpt2",
-        "seqwarm_kernels.diagnostics",
-    ]
-)
 
 
 def assert_kills_change_nothing(folder, train, assert_same_end, *, kills, ranks=1):
@@ -41,7 +24,7 @@ def assert_kills_change_nothing(folder, train, assert_same_end, *, kills, ranks=
         ranks: number of processes that train together.
     """
     whole = folder / "whole"
-    server_started = _SERVER.Process(target=time.time)
+    server_started = SERVER.Process(target=time.time)
     server_started.start()
     server_started.join()
     start = time.monotonic()
@@ -81,10 +64,8 @@ def kill_after(seconds, train, folder, ranks=1):
 
 def _start(train, folder, ranks):
     folder.mkdir(exist_ok=True)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    processes = [_SERVER.Process(target=_train, args=(train, folder, rank, ranks, port)) for rank in range(ranks)]
+    port = free_port()
+    processes = [SERVER.Process(target=_train, args=(train, folder, rank, ranks, port)) for rank in range(ranks)]
     for process in processes:
         process.start()
     return processes

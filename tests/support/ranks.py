@@ -1,28 +1,61 @@
-"""Two processes that train one model together over gloo."""
+"""Processes that train together. They fork from a server that has imported the packages, instead of importing torch."""
 
 import gc
+import multiprocessing
 import socket
 
 import torch
-import torch.multiprocessing as multiprocessing
+import torch.multiprocessing
+
+SERVER = multiprocessing.get_context("forkserver")
+SERVER.set_forkserver_preload(  # those that are not installed are left out
+    [
+        "torch.distributed.checkpoint",
+        "torch.distributed.fsdp",
+        "tokenizers",
+        "lightning.pytorch",
+        "accelerate",
+        "transformers.trainer",
+        "transformers.models.gpt2.modeling_gpt2",
+        "seqwarm_kernels.diagnostics",
+    ]
+)
+
+
+def free_port():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+def run_ranks(function, *arguments, world_size=2):
+    """Call function(rank, port, *arguments), a module-level function, in each process. An error in one is raised."""
+    torch.multiprocessing.start_processes(
+        function, args=(free_port(), *arguments), nprocs=world_size, start_method="forkserver"
+    )
+
+
+def join_group(rank, port, world_size=2):
+    torch.distributed.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=world_size)
+
+
+def leave_group():
+    gc.collect()  # a wrapped model that outlives its process group would abort the process
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
 
 
 def mean_of_two_ranks(train, *arguments):
     """The mean of the tensors that `train(rank, *arguments)`, a module-level function, returns on two ranks."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    queue = multiprocessing.get_context("spawn").SimpleQueue()
-    multiprocessing.spawn(_one, args=(port, queue, train, arguments), nprocs=2)
+    queue = SERVER.SimpleQueue()
+    run_ranks(_one, queue, train, arguments)
     return torch.tensor(queue.get())
 
 
 def _one(rank, port, queue, train, arguments):
-    torch.distributed.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    join_group(rank, port)
     result = train(rank, *arguments)
     torch.distributed.all_reduce(result)
     if rank == 0:
         queue.put((result / 2).tolist())
-    gc.collect()  # a wrapped model that outlives its process group would abort the process
-    torch.distributed.barrier()
-    torch.distributed.destroy_process_group()
+    leave_group()

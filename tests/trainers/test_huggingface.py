@@ -4,7 +4,6 @@ import copy
 import json
 import os
 import pickle
-import socket
 import warnings
 from types import SimpleNamespace
 
@@ -20,6 +19,7 @@ import transformers
 
 from seqwarm_kernels.trainers.huggingface import SequenceLengthWarmup
 
+from ..support.ranks import run_ranks
 from ..support.tiers import first_fast
 
 WORDS, LENGTH, LEARNING_RATE = 50, 16, 0.5
@@ -269,7 +269,7 @@ def in_parts(folder, batch_size, **arguments):
         yield {name: logged(training, name) for name in ("loss", "seq_length", "train_tokens")}, counted.progress
 
 
-def one_of_two(rank, folder, port):
+def one_of_two(rank, port, folder):
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     (folder / f"{rank}.json").write_text(json.dumps([*in_parts(folder, 2, ddp_backend="gloo")]))
@@ -278,10 +278,7 @@ def one_of_two(rank, folder, port):
 
 @pytest.mark.slow
 def test_two_processes_train_as_one(tmp_path):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    torch.multiprocessing.spawn(one_of_two, args=(tmp_path, port), nprocs=2)
+    run_ranks(one_of_two, tmp_path)
     (losses, _), alone = in_parts(tmp_path, 4)
     for rank in (0, 1):
         (own_losses, _), own = json.loads((tmp_path / f"{rank}.json").read_text())

@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 from typing import NamedTuple
 
 import pytest
@@ -17,6 +16,8 @@ pytest.importorskip("lightning.pytorch")
 import lightning.pytorch as lightning
 
 from seqwarm_kernels.trainers.lightning import SequenceLengthWarmup
+
+from ..support.ranks import run_ranks
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Lightning's hints on workers, loggers and intervals
 WORDS, WIDTH, LENGTH, LEARNING_RATE = 11, 8, 16, 0.05
@@ -309,7 +310,7 @@ def reports(size, **settings):
         yield [model.losses, model.lengths[True], callback.state_dict()]
 
 
-def one_of_two(rank, folder, port):
+def one_of_two(rank, port, folder):
     os.environ |= {"LOCAL_RANK": str(rank), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     (folder / f"{rank}.json").write_text(json.dumps([*reports(2, devices=2, strategy="ddp")]))
     torch.distributed.destroy_process_group()
@@ -317,10 +318,7 @@ def one_of_two(rank, folder, port):
 
 @pytest.mark.slow
 def test_two_processes_train_as_one(tmp_path):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    torch.multiprocessing.spawn(one_of_two, args=(tmp_path, port), nprocs=2)
+    run_ranks(one_of_two, tmp_path)
     first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1))
     for own, other, (losses, *alone) in zip(first, second, reports(4), strict=True):
         assert own[1:] == other[1:] == alone
