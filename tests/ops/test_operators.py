@@ -203,8 +203,11 @@ RESIZE_OPTIONS = [
 ]
 
 
-@with_compilers
-@pytest.mark.parametrize("options", first_fast(RESIZE_OPTIONS), ids=str)
+@pytest.mark.parametrize(
+    ("options", "compiler"),
+    first_fast([*((options, "aot_eager") for options in RESIZE_OPTIONS), (RESIZE_OPTIONS[0], "inductor")]),
+    ids=str,
+)
 @on_every_backend("resize_batch")
 def test_resize_compiles_once_for_a_ramp(backend, options, compiler):
     """Lengths up to and beyond the full length."""
