@@ -13,7 +13,7 @@ BUILD_INPUTS := pyproject.toml constraints.txt setup.py CMakeLists.txt $(shell f
 export SEQWARM_TEST_DATA ?= $(abspath ../shared/data)
 
 .PHONY: help install demo experiments test test-slow test-exhaustive test-all test-cpus test-asan test-composer \
-	test-transformers-oldest mutate lint format clean
+	test-transformers-oldest mutate docs lint format clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | while IFS='|' read -r target text; do \
@@ -31,7 +31,7 @@ $(STAMP): $(BUILD_INPUTS)
 demo: $(STAMP)  ## run the demo; ARGS="--help" lists its options
 	$(RUN) -m seqwarm_kernels demo $(ARGS)
 
-# Of docs/training.md. Stopped and called again, it goes on.
+# Of docs/benchmarks/experiments.md. Stopped and called again, it goes on.
 OUT ?= reports/experiments
 experiments: $(STAMP)  ## train the experiments at toy size, an hour on 2 cores; TEXT="my_corpus/", ARGS="--only a"
 	$(RUN) -m bench training --out $(OUT) $(if $(TEXT),--text $(TEXT)) $(ARGS)
@@ -90,6 +90,9 @@ test-transformers-oldest: build/transformers-oldest/installed  ## run the tests 
 # Stopped and called again, it goes on. It works in copies of the project.
 mutate: $(STAMP)  ## change the code one place at a time: do tests fail? hours; ARGS="--only FILE --limit 10"
 	$(RUN) -m tools.mutation --workers $(WORKERS) $(ARGS)
+
+docs: $(STAMP)  ## build the site into build/docs; a warning is an error
+	$(RUN) -m sphinx -W --keep-going -n -q -b html docs build/docs $(ARGS)
 
 lint: $(STAMP)  ## check style, formatting and types
 	$(RUN) -m ruff check .

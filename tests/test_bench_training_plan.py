@@ -88,7 +88,7 @@ def test_the_plan_for_a_gpu_fits_into_half_an_hour():
     runs["a"] = [*plan.duration_runs(H200, peak), *plan.best_duration_runs(H200, peak, 0.9, 3)]
     runs["b"] = plan.stability_runs(H200, peak)
     names = {run.name for found in runs.values() for run in found}
-    assert len(names) == 23  # as docs/training.md says
+    assert len(names) == 23  # as docs/benchmarks/experiments.md says
     assert len(names) * (H200.total_tokens / 0.7e6 + 15) < 22 * 60
     timed = {(run.duration, run.seed) for run in runs["a"] if run.batch_size == H200.batch_size}
     assert {(duration, seed) for duration in (0.0, 0.9) for seed in range(3)} <= timed

@@ -1,4 +1,4 @@
-"""Does sequence-length warmup train better? The experiments of docs/training.md, from text to figures.
+"""Does sequence-length warmup train better? The experiments of docs/benchmarks/experiments.md, from text to figures.
 
 Every run is examples/train_gpt2/train.py in its own process. To continue, call the command again: finished runs are
 read, and a stopped run resumes from its last checkpoint. (a) and (d) are timed: run them on a quiet machine.

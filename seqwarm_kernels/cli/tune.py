@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     add = parser.add_argument_group("the search").add_argument
     add("--min-seq-lengths", type=int, nargs="+", metavar="TOKENS", help="default 8 16 32 64 128")
-    add("--durations", type=int, nargs="+", metavar="UNITS", help="default: see docs/tuning.md")
+    add("--durations", type=int, nargs="+", metavar="UNITS", help="default: see docs/guides/tuning.md")
     add("--step-size", type=int, default=8, help="lengths grow in multiples of this number; default 8")
     add("--root", type=float, metavar="DEGREE", help="pacing root(DEGREE); default: linear")
     multiples_help = "length of a trial, in multiples of the learning rate's warmup; default 3"

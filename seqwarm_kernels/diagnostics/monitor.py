@@ -34,6 +34,8 @@ class _HostValues(NamedTuple):
 class TrainingMonitor:
     """Reads an optimizer's moments after each of its steps, and passes a record of each step to its outputs.
 
+    Example::
+
         with TrainingMonitor(optimizer, JsonLines("monitor.jsonl")) as monitor:
             for batch in loader:
                 loss = ...

@@ -104,6 +104,8 @@ class Milestone(NamedTuple):
 class SequenceLengthScheduler:
     """Grows the sequence length from `min_seq_length` to `max_seq_length` over `duration` units.
 
+    The length after n units is::
+
         length(n) = min + step_size · ⌊(max − min) · g(n / duration) / step_size⌋
 
     clamped to [min, max], and exactly max for n >= duration. Source of the method: C. Li, M. Zhang, Y. He, "The

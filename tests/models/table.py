@@ -1,4 +1,4 @@
-"""The table of docs/models.md, made by converting every family. `python -m tests.models.table` rewrites it."""
+"""The table of docs/guides/models.md, made by converting every family. `python -m tests.models.table` rewrites it."""
 
 import re
 from pathlib import Path
@@ -8,7 +8,7 @@ from seqwarm_kernels import apply_alibi
 from .zoo import CACHED, FAMILIES, make
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "models.md"
+PAGE = ROOT / "docs" / "guides" / "models.md"
 BEGIN, END = "<!-- table of families: begin -->\n", "<!-- table of families: end -->\n"
 HEADER = ["model type", "converted class", "removed", "attention", "slopes", "cache", "packed"]
 

@@ -9,7 +9,7 @@ from .records import NOT_BUILT, SURVIVED, Outcome
 from .survivors import REASONS
 from .targets import TARGETS
 
-PAGE = "docs/mutants.md"
+PAGE = "docs/kernels/mutants.md"
 
 _INTRODUCTION = """\
 # Mutants

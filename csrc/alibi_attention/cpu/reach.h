@@ -1,5 +1,5 @@
-// The reach of a query: the distance beyond which all keys together weigh less than the tolerance. docs/reach.md has
-// the proof, and triton_reach.py the same formula. In base 2, with a = |q| · max|k| · |scale| · log2(e), slope m > 0
+// The reach of a query: the distance beyond which all keys together weigh less than the tolerance.
+// docs/kernels/skipping.md has the proof, and triton_reach.py the same formula. In base 2, with a = |q| · max|k| · |scale| · log2(e), slope m > 0
 // and a softmax sum of at least 2^L,
 //
 //   d = (a - L - log2(1 - 2^-m) - t) / m

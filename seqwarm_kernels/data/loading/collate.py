@@ -24,6 +24,8 @@ _INTS = (
 class PaddedCollator:
     """Pads the rows on the right to the longest one, rounded up.
 
+    The entries of a batch::
+
         input_ids (B, S) int64
         attention_mask (B, S) int64, 1 at tokens, 0 at padding
         labels (B, S) int64, −100 at padding
@@ -62,6 +64,8 @@ class PaddedCollator:
 class PackedCollator:
     """Concatenates the sequences into one row without padding, for `alibi_attention_varlen` and models converted by
     `apply_alibi`.
+
+    The entries of a batch::
 
         input_ids (1, T) int64
         position_ids (1, T) int64, from 0 in each sequence

@@ -23,6 +23,8 @@ def progress_bar(
 ) -> Iterator[Any]:
     """Yield the batches and show a tqdm bar with the progress of all ranks together and the epoch.
 
+    Example::
+
         for batch in progress_bar(ResumableLoader(loader), total=10**9):
             train(batch)
 

@@ -21,6 +21,8 @@ from .schedule_progress import Counts
 class LengthBatchSampler(PlannedBatches, Sampler[list[Any]]):
     """Yields lists of indices of items of similar length, the same number of lists on every rank.
 
+    Example::
+
         sampler = LengthBatchSampler(lengths, BatchPlanner(max_tokens=16384), window=10_000)
         loader = DataLoader(dataset, batch_sampler=sampler, collate_fn=PaddedCollator(), num_workers=4)
         loader = ResumableLoader(loader)

@@ -1,6 +1,6 @@
 """The reach of a query: the distance beyond which all keys together weigh less than the tolerance.
 
-docs/reach.md has the proof. In base 2, with slope m > 0, a score at distance d is at most a − m·d, where
+docs/kernels/skipping.md has the proof. In base 2, with slope m > 0, a score at distance d is at most a − m·d, where
 a = ‖q‖ · max‖k‖ · |scale| · log2(e). All keys at distance d₀ or more add at most 2^(a − m·d₀) / (1 − 2^(−m)) to a
 softmax sum of at least 2^L. Their share of the sum is 2^t at
 

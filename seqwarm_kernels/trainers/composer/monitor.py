@@ -18,6 +18,8 @@ _LOSS = "loss/train/total"
 class Monitor(Callback):
     """A `TrainingMonitor` of a Trainer's optimizer.
 
+    Example::
+
         Trainer(..., callbacks=Monitor(JsonLines("monitor.jsonl")))
 
     The loss is Composer's loss of the batch, over all microbatches and ranks. The gradient norm is taken after

@@ -19,6 +19,8 @@ from .restorable import RestorableCallback
 class Monitor(RestorableCallback):
     """A `TrainingMonitor` of a Trainer's optimizer.
 
+    Example::
+
         Trainer(..., callbacks=[Monitor(JsonLines("monitor.jsonl"))])
 
     The loss is that of the optimizer step, as this rank's model returns it: the mean over all forwards of the step,

@@ -16,6 +16,8 @@ from .restorable import RestorableCallback
 class SequenceLengthWarmup(RestorableCallback):
     """Trains a Trainer's model on sequences of the scheduled length. Evaluation keeps the full length.
 
+    Example::
+
         Trainer(..., callbacks=[SequenceLengthWarmup(SequenceLengthScheduler(64, 1024, duration=10_000))])
 
     Each optimizer step advances the schedule by 1, or, if its unit is "token" or "sample", by the number of tokens or
@@ -24,7 +26,7 @@ class SequenceLengthWarmup(RestorableCallback):
 
     Every log gets `seq_length` and `train_tokens`, the number of tokens that all ranks have trained on, after cutting
     and without padding. The Trainer's own `num_input_tokens_seen` and `total_flos` count whole batches. Reporters run
-    before the callbacks that are passed to a Trainer. Move this callback to the front to have both reported:
+    before the callbacks that are passed to a Trainer. Move this callback to the front to have both reported::
 
         trainer.callback_handler.callbacks.insert(0, trainer.pop_callback(SequenceLengthWarmup))
 

@@ -16,6 +16,8 @@ from ..monitor_state import MonitorState
 class Monitor(Callback):
     """A `TrainingMonitor` of a Trainer's optimizer.
 
+    Example::
+
         Trainer(..., callbacks=[Monitor(JsonLines("monitor.jsonl"))])
 
     The loss is the mean of the losses that `training_step` returned for the batches of an optimizer step, on this rank.

@@ -18,6 +18,8 @@ from ..schedule_state import ScheduleState
 class SequenceLengthWarmup(Callback):
     """Trains on batches of the scheduled length. Validation, testing and the sanity check keep the full length.
 
+    Example::
+
         Trainer(..., callbacks=[SequenceLengthWarmup(SequenceLengthScheduler(64, 1024, duration=10_000))])
 
     Each step of `trainer.global_step` advances the schedule by 1, or, if its unit is "token" or "sample", by the number

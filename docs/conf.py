@@ -1,0 +1,81 @@
+"""Sphinx's configuration. `make docs` builds the site."""
+
+import os
+
+import seqwarm_kernels
+
+project = "seqwarm_kernels"
+version = release = seqwarm_kernels.__version__
+copyright = "seqwarm_kernels contributors"
+language = "en"
+smartquotes = False
+
+extensions = [
+    "myst_nb",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",
+    "sphinx.ext.napoleon",
+    "sphinx_copybutton",
+    "sphinx_design",
+]
+exclude_patterns = ["figures"]
+
+# MyST
+myst_enable_extensions = ["colon_fence", "dollarmath"]
+myst_heading_anchors = 3
+nb_execution_mode = "cache"
+nb_execution_timeout = 120
+nb_execution_raise_on_error = True
+nb_execution_show_tb = True
+
+# Docstrings are Google style. A name in single backticks becomes a link where the site documents it.
+default_role = "py:obj"
+autodoc_default_options = {"members": True, "member-order": "bysource", "show-inheritance": True}
+autodoc_typehints = "signature"
+autodoc_typehints_format = "short"
+autodoc_preserve_defaults = True
+autodoc_inherit_docstrings = False  # hooks of a trainer's callback are not for users to call
+autodoc_mock_imports = ["composer"]  # Composer is not installed beside the torch that the package needs
+napoleon_google_docstring = True
+napoleon_numpy_docstring = False
+napoleon_use_ivar = True
+autosummary_generate = True
+python_use_unqualified_type_names = True
+
+# Warnings are errors. Names of other packages have no page here: the build looks nothing up in the network.
+nitpicky = True
+nitpick_ignore_regex = [
+    ("py:obj", ".*"),  # words in single backticks that are not documented names
+    ("py:class", ".*"),  # types in signatures, written as where they are defined
+    ("py:exc", ".*"),
+]
+
+html_theme = "pydata_sphinx_theme"
+html_title = "seqwarm_kernels"
+html_static_path = ["_static"]
+html_css_files = ["custom.css"]
+html_show_sourcelink = False
+html_theme_options = {
+    "header_links_before_dropdown": 6,
+    "navigation_with_keys": False,
+    "show_prev_next": True,
+    "footer_start": ["copyright"],
+    "footer_end": [],
+    "secondary_sidebar_items": ["page-toc"],
+}
+html_context = {"default_mode": "auto"}
+html_sidebars = {"changelog": [], "contributing": []}
+
+copybutton_prompt_text = r">>> |\.\.\. |\$ "
+copybutton_prompt_is_regexp = True
+
+os.environ.setdefault("OMP_NUM_THREADS", "2")  # of the notebook's kernel
+
+
+def setup(app):
+    app.connect("autodoc-process-docstring", _escape_bars)
+
+
+def _escape_bars(app, what, name, obj, options, lines):
+    """|x| is an absolute value in docstrings, and a substitution in reStructuredText."""
+    lines[:] = [line.replace("|", r"\|") for line in lines]

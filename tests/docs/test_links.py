@@ -1,0 +1,24 @@
+"""Relative links of Markdown pages lead to files and headings that exist."""
+
+import pytest
+
+from .markdown import PAGES, ROOT, anchors, links
+
+
+def broken_links(page, text):
+    for link in links(text):
+        path, _, anchor = link.partition("#")
+        target = (ROOT / page).parent / path if path else ROOT / page
+        if not target.exists() or (anchor and anchor not in anchors(target.read_text())):
+            yield link
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links(page):
+    assert list(broken_links(page, (ROOT / page).read_text())) == []
+
+
+def test_a_broken_link_would_be_seen():
+    text = "[one](docs/missing.md) [two](#benchmarks) [three](#another) [four](https://pytorch.org)\n"
+    text += "[five](CONTRIBUTING.md#benchmarks) [six](CONTRIBUTING.md#nothing)\n```\n[seven](code.md)\n```\n"
+    assert list(broken_links("CONTRIBUTING.md", text)) == ["docs/missing.md", "#another", "CONTRIBUTING.md#nothing"]
