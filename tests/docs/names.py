@@ -1,0 +1,170 @@
+"""What the code of a page takes for granted: `NAMES[page]()` makes it, in a folder of its own."""
+
+import warnings
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import DataLoader
+
+VOCABULARY, LENGTH = 50, 1024
+TEXT = "Sequences are short at first. They grow to the full length. " * 3
+
+
+def transformers_model():
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    sizes = {"n_positions": LENGTH, "n_embd": 8, "n_layer": 1, "n_head": 2}
+    return GPT2LMHeadModel(GPT2Config(vocab_size=VOCABULARY, bos_token_id=0, eos_token_id=0, **sizes))
+
+
+class Small(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(VOCABULARY, 4), nn.Linear(4, VOCABULARY)
+
+    def forward(self, input_ids):
+        return self.head(self.embedding(input_ids))
+
+
+def loss_fn(logits, batch):
+    return F.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten())
+
+
+def rows(count=2, length=LENGTH):
+    tokens = torch.randint(VOCABULARY, (count, length))
+    return {"input_ids": tokens, "labels": tokens}
+
+
+def dataset(length=LENGTH):
+    return [{name: tensor[0] for name, tensor in rows(1, length).items()} for _ in range(4)]
+
+
+def plain():
+    """A small model, its optimizer, and an endless loader."""
+    model = Small()
+    return {
+        "model": model,
+        "optimizer": torch.optim.AdamW(model.parameters()),
+        "loss_fn": loss_fn,
+        "total_tokens": 16 * LENGTH,
+        "batch": rows(),
+        "batches": iter(rows, None),
+        "loader": [rows() for _ in range(64)],
+        "torch": torch,
+    }
+
+
+def hugging_face():
+    """A tiny model in the folder "gpt2", which `from_pretrained` takes for the name's checkpoint."""
+    from transformers import TrainingArguments
+
+    transformers_model().save_pretrained("gpt2")
+    return {
+        "arguments": TrainingArguments("out", max_steps=2, per_device_train_batch_size=2, use_cpu=True, report_to=[]),
+        "dataset": dataset(),
+    }
+
+
+def readme():
+    return {**plain(), **hugging_face(), "num_heads": 8, **dict(zip(("query", "key", "value"), queries(), strict=True))}
+
+
+def queries():
+    return torch.randn(3, 1, 8, 16, 4)
+
+
+def lightning():
+    import lightning.pytorch as pl
+
+    class Module(pl.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.model = Small()
+
+        def training_step(self, batch):
+            return loss_fn(self.model(batch["input_ids"]), batch)
+
+        def configure_optimizers(self):
+            return torch.optim.AdamW(self.parameters())
+
+    warnings.simplefilter("ignore")
+    arguments = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "accelerator": "cpu"}
+    return {
+        "module": Module(),
+        "loader": DataLoader(dataset(), batch_size=2),
+        "max_steps": 2,
+        "other_arguments": {**arguments, "enable_model_summary": False},
+    }
+
+
+def models():
+    from seqwarm_kernels import apply_alibi
+
+    class MyAttention(nn.Module):
+        num_heads = 2
+
+    model = transformers_model()
+    apply_alibi(model, max_seq_length=64)
+    model.save_pretrained("alibi")
+    return {
+        **hugging_face(),
+        "folder": "alibi",
+        "nn": nn,
+        "MyAttention": MyAttention,
+        "MyPositionalEncoding": type("MyPositionalEncoding", (nn.Module,), {}),
+    }
+
+
+def batching():
+    from types import SimpleNamespace
+
+    return {
+        "dataset": [{"input_ids": list(range(1, 2 + i % 30))} for i in range(100)],
+        "model": lambda **batch: batch["input_ids"].sum(),
+        "texts": TEXT.split(". "),
+        "tokenizer": lambda text: SimpleNamespace(input_ids=list(text.encode())),
+    }
+
+
+def diagnostics():
+    model = OfBatch()
+    return {
+        **plain(),
+        "model": model,
+        "optimizer": torch.optim.AdamW(model.parameters()),
+        "loader": [rows(length=8) for _ in range(3)],
+        "rate": 1e-3,
+    }
+
+
+class OfBatch(Small):
+    def forward(self, batch):
+        return super().forward(batch["input_ids"])
+
+
+def tuning():
+    return {
+        "build": lambda: (None, None),
+        "validate": lambda model: 10.0,
+        "train_step": lambda model, optimizer, batch: None,
+        "next_batch": lambda: {"input_ids": torch.zeros(1, LENGTH, dtype=torch.int64)},
+    }
+
+
+def allocator():
+    return {**plain(), "tokens": rows()["input_ids"]}
+
+
+#: Pages that are not here need no names.
+NAMES = {
+    "README.md": readme,
+    "docs/guides/plain_loop.md": plain,
+    "docs/guides/huggingface.md": hugging_face,
+    "docs/guides/lightning.md": lightning,
+    "docs/guides/models.md": models,
+    "docs/guides/batching.md": batching,
+    "docs/guides/diagnostics.md": diagnostics,
+    "docs/guides/tuning.md": tuning,
+    "docs/concepts/allocator.md": allocator,
+}

@@ -1,0 +1,32 @@
+"""The Python code of README and docs runs, and prints what the page says."""
+
+import pytest
+
+from . import markdown
+from .names import NAMES
+
+WITH_COMPOSER = ("docs/guides/composer.md", "docs/help/from_composer.md")  # tests/trainers/composer runs these
+RUN_HERE = [
+    page
+    for page in markdown.PAGES
+    if page not in WITH_COMPOSER and list(markdown.python_blocks((markdown.ROOT / page).read_text()))
+]
+
+
+@pytest.mark.parametrize("page", RUN_HERE)
+def test_code(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = NAMES.get(page, dict)()
+    for printed, expected in markdown.run(page, {**names, "__name__": "__main__"}):
+        assert printed == expected
+
+
+def test_names_are_of_pages_with_code():
+    assert set(NAMES) <= set(RUN_HERE)
+
+
+def test_blocks_are_found_with_their_output_and_their_reason():
+    text = "```python\nprint(1)\n```\n\n```text\n1\n```\n<!-- not run: needs a GPU -->\n```python\nprint(2)\n```\n"
+    first, second = markdown.python_blocks(text)
+    assert (first.code, first.line, first.not_run, first.printed) == ("print(1)\n", 2, None, "1\n")
+    assert (second.code, second.line, second.not_run, second.printed) == ("print(2)\n", 10, "needs a GPU", None)

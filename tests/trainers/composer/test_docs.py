@@ -1,0 +1,21 @@
+"""The Python code of the pages that need Composer runs, and prints what the page says."""
+
+import pytest
+
+pytest.importorskip("composer")
+
+from torch.utils.data import DataLoader
+
+from ...docs import markdown
+from ...docs.names import dataset
+from ...docs.test_code_blocks import WITH_COMPOSER
+from .training import tiny_gpt2
+
+
+@pytest.mark.parametrize("page", WITH_COMPOSER)
+def test_code(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rows = [{name: row % 16 for name, row in item.items()} for item in dataset(length=64)]
+    names = {"model": tiny_gpt2(), "loader": DataLoader(rows, batch_size=2)}
+    for printed, expected in markdown.run(page, names):
+        assert printed == expected
