@@ -3,8 +3,10 @@
 import contextlib
 import io
 import re
+import sys
 from itertools import zip_longest
 from pathlib import Path
+from types import ModuleType
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
@@ -33,16 +35,31 @@ def python_blocks(text):
         yield Block(fence["code"], line, reason and reason[1], following["code"] if prints else None)
 
 
-def run(page, names):
-    """Run the Python blocks of a page in one namespace. Returns what each printed and what the page says."""
-    outputs = []
-    for block in python_blocks((ROOT / page).read_text()):
+def calls_in_tables(text):
+    """The code in the first words of each cell below a last column called "seqwarm_kernels"."""
+    for table in re.findall(r"^\|.*seqwarm_kernels \|\n\|[-|]+\|\n((?:\|.*\n)+)", text, re.MULTILINE):
+        for row in table.splitlines():
+            yield re.search(r"[^|]*\|$", row)[0].split("`")[1]
+
+
+def run(page, names, monkeypatch):
+    """Run a page's Python blocks, then the calls in its tables, in one module.
+
+    Returns what each block printed and what the page says.
+    """
+    module = ModuleType("page")  # torch.compile looks for globals in the module
+    vars(module).update(names)
+    monkeypatch.setitem(sys.modules, "page", module)
+    text, outputs = (ROOT / page).read_text(), []
+    for block in python_blocks(text):
         if block.not_run:
             continue
         with contextlib.redirect_stdout(io.StringIO()) as printed:
-            exec(compile("\n" * (block.line - 1) + block.code, str(ROOT / page), "exec"), names)
+            exec(compile("\n" * (block.line - 1) + block.code, str(ROOT / page), "exec"), vars(module))
         if block.printed is not None:
             outputs.append((printed.getvalue(), block.printed))
+    for call in calls_in_tables(text):
+        exec(call, vars(module))
     return outputs
 
 

@@ -156,6 +156,10 @@ def allocator():
     return {**plain(), "tokens": rows()["input_ids"]}
 
 
+def deepspeed():
+    return {"tokens": rows()["input_ids"], "labels": rows()["labels"]}
+
+
 #: Pages that are not here need no names.
 NAMES = {
     "README.md": readme,
@@ -167,4 +171,5 @@ NAMES = {
     "docs/guides/diagnostics.md": diagnostics,
     "docs/guides/tuning.md": tuning,
     "docs/concepts/allocator.md": allocator,
+    "docs/help/from_deepspeed.md": deepspeed,
 }

@@ -17,7 +17,7 @@ RUN_HERE = [
 def test_code(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names = NAMES.get(page, dict)()
-    for printed, expected in markdown.run(page, {**names, "__name__": "__main__"}):
+    for printed, expected in markdown.run(page, names, monkeypatch):
         assert printed == expected
 
 
@@ -30,3 +30,9 @@ def test_blocks_are_found_with_their_output_and_their_reason():
     first, second = markdown.python_blocks(text)
     assert (first.code, first.line, first.not_run, first.printed) == ("print(1)\n", 2, None, "1\n")
     assert (second.code, second.line, second.not_run, second.printed) == ("print(2)\n", 10, "needs a GPU", None)
+
+
+def test_calls_in_tables_are_found():
+    text = "| f | seqwarm_kernels |\n|---|---|\n| `f(x)` | `g(x)`, faster |\n| `f()` | `g()` |\n"
+    assert list(markdown.calls_in_tables(text)) == ["g(x)", "g()"]
+    assert len(list(markdown.calls_in_tables((markdown.ROOT / "docs/help/from_composer.md").read_text()))) == 8

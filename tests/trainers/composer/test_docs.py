@@ -17,5 +17,5 @@ def test_code(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     rows = [{name: row % 16 for name, row in item.items()} for item in dataset(length=64)]
     names = {"model": tiny_gpt2(), "loader": DataLoader(rows, batch_size=2)}
-    for printed, expected in markdown.run(page, names):
+    for printed, expected in markdown.run(page, names, monkeypatch):
         assert printed == expected

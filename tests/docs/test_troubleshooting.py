@@ -1,0 +1,35 @@
+"""Each message that the troubleshooting page quotes is one of the package's."""
+
+import ast
+import re
+
+import pytest
+
+from . import markdown
+
+PAGE = markdown.ROOT / "docs" / "help" / "troubleshooting.md"
+QUOTES = [match["code"].strip() for match in markdown.FENCE.finditer(PAGE.read_text()) if match["language"] == "text"]
+SHORTEST = 25  #: a message of fewer constant characters would match too much
+
+
+@pytest.fixture(scope="module")
+def messages():
+    """Patterns of all strings in the package, with a hole for each value."""
+    patterns = []
+    for path in (markdown.ROOT / "seqwarm_kernels").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            parts = node.values if isinstance(node, ast.JoinedStr) else [node]
+            constants = [part.value if isinstance(part, ast.Constant) else None for part in parts]
+            if sum(len(text) for text in constants if isinstance(text, str)) >= SHORTEST:
+                pattern = "".join(re.escape(text) if isinstance(text, str) else ".*" for text in constants)
+                patterns.append(re.compile(pattern, re.DOTALL))
+    return patterns
+
+
+@pytest.mark.parametrize("quote", QUOTES)
+def test_the_message_exists(quote, messages):
+    assert any(pattern.fullmatch(quote) for pattern in messages)
+
+
+def test_a_message_that_does_not_exist_would_be_seen(messages):
+    assert not any(pattern.fullmatch(QUOTES[0].replace("does not fit", "is too large")) for pattern in messages)
