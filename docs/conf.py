@@ -1,6 +1,7 @@
 """Sphinx's configuration. `make docs` builds the site."""
 
 import os
+from pathlib import Path
 
 import seqwarm_kernels
 
@@ -54,6 +55,7 @@ html_theme = "pydata_sphinx_theme"
 html_title = "seqwarm_kernels"
 html_static_path = ["_static"]
 html_css_files = ["custom.css"]
+html_search_scorer = str(Path(__file__).with_name("scorer.js"))
 html_show_sourcelink = False
 html_theme_options = {
     "header_links_before_dropdown": 6,
