@@ -23,6 +23,7 @@ COMMANDS = {
         "everything that needs a GPU: tests, sanitizer, attention, resize_batch, allocator",
     ),
     "training": ("bench.training.command", "does warmup train better: time to a loss, stability, extrapolation, speed"),
+    "page": ("bench.page", "the tables of docs/benchmarks/index.md, from the records"),
     "report": ("bench.report", "figures and tables from the records"),
 }
 

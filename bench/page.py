@@ -1,0 +1,159 @@
+"""Writes the tables of docs/benchmarks/index.md from the records under bench/results."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from .alibi_attention.cases import BOTH, FORWARD
+from .alibi_attention.peers import EAGER, FLASH, FLEX, MASK, OURS, OURS_NO_SKIP
+from .batching.report import PADDING
+from .common.records import RESULTS, CpuRecord, is_implementation, read
+from .resize_batch.implementations import BY_HAND, OURS_OUT
+from .resize_batch.implementations import OURS as RESIZE
+
+PAGE = Path(__file__).parents[1] / "docs" / "benchmarks" / "index.md"
+LENGTHS = (64, 256, 1024, 4096, 8192, 16384)
+THREADS = 2
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    pass
+
+
+def main(arguments: argparse.Namespace) -> None:
+    PAGE.write_text(filled(PAGE.read_text()))
+
+
+def filled(page: str) -> str:
+    """The page with new tables between `<!-- name: begin -->` and `<!-- name: end -->`."""
+    for name, make in TABLES.items():
+        begin, end = f"<!-- {name}: begin -->\n", f"<!-- {name}: end -->"
+        before, rest = page.split(begin)
+        page = f"{before}{begin}\n{make()}\n\n{end}{rest.split(end)[1]}"
+    return page
+
+
+def _markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    return "\n".join(f"| {' | '.join(row)} |" for row in (header, ["---"] * len(header), *rows))
+
+
+def _cpu_records(name: str) -> list[CpuRecord]:
+    return [CpuRecord(**line) for line in read(RESULTS / f"{name}.jsonl")[1]]
+
+
+def _time_text(time: float | None) -> str:
+    if time is None:
+        return ""
+    return f"{time:.3g} ms" if time >= 0.1 else f"{1000 * time:.3g} µs"
+
+
+def _times_as_fast(ours: float | None, theirs: float | None) -> str:
+    return f"{theirs / ours:.1f}" if ours and theirs else ""
+
+
+# ---- attention
+
+
+class _Attention:
+    """Looks up the times of a causal call with 12 heads of 64."""
+
+    def __init__(self) -> None:
+        self.records = _cpu_records("cpu_alibi_attention")
+
+    def time(self, implementation: str, length: int, dtype: str, work: str) -> float | None:
+        wanted: dict[str, Any] = {"length": length, "dtype": f"torch.{dtype}", "work": work, "head_dim": 64}
+        wanted |= {"causal": True, "segment_length": None, "inputs": "a", "heads": 12, "key_heads": 12}
+        found = (
+            record.median_ms
+            for record in self.records
+            if record.threads == THREADS
+            and is_implementation(record.implementation, implementation)
+            and all(record.facts[name] == value for name, value in wanted.items())
+        )
+        return next(found, None)
+
+
+def _attention_peers() -> str:
+    attention = _Attention()
+    names = {
+        OURS: "**`alibi_attention`**",
+        OURS_NO_SKIP: "`alibi_attention`, `skip_tolerance=0`",
+        MASK.name: "SDPA with the dense bias as mask",
+        FLEX.name: "FlexAttention, compiled (no backward on CPUs)",
+        FLASH.name: "SDPA without any bias",
+        EAGER.name: "eager with a dense bias",
+    }
+    columns = [(dtype, work) for dtype in ("float32", "bfloat16") for work in (FORWARD, BOTH)]
+    rows = [
+        [label, *(_time_text(attention.time(name, 1024, dtype, work)) for dtype, work in columns)]
+        for name, label in names.items()
+    ]
+    return _markdown(["2 rows of 1,024 tokens", *(f"{dtype}, {work}" for dtype, work in columns)], rows)
+
+
+def _attention_lengths() -> str:
+    attention = _Attention()
+    rows = []
+    for dtype in ("float32", "bfloat16"):
+        for length in LENGTHS:
+            row = [f"{length:,}", dtype]
+            for work, peers in ((FORWARD, (MASK, FLEX, FLASH)), (BOTH, (MASK, FLASH))):
+                ours = attention.time(OURS, length, dtype, work)
+                row.append(_time_text(ours))
+                row += [_times_as_fast(ours, attention.time(peer.name, length, dtype, work)) for peer in peers]
+            if row[2]:
+                rows.append(row)
+    header = ["tokens", "dtype", "forward", "SDPA mask", "Flex", "SDPA, no bias"]
+    return _markdown([*header, "with backward", "SDPA mask", "SDPA, no bias"], rows)
+
+
+# ---- everything else
+
+
+def _resize_batch() -> str:
+    records = [r for r in _cpu_records("cpu_resize_batch") if r.threads == THREADS and r.facts["tensors"] == 3]
+    times = {(record.case, record.implementation): record.median_ms for record in records}
+    implementations = (RESIZE, OURS_OUT, BY_HAND)
+    rows = [
+        [case, *(_time_text(times.get((case, implementation))) for implementation in implementations)]
+        for case in dict.fromkeys(record.case for record in records)
+    ]
+    return _markdown(["case", *implementations], rows)
+
+
+def _padding() -> str:
+    rows = [
+        [line["corpus"], line["counted"], line["implementation"], f"{line['figures']['padding']:.1%}"]
+        for line in read(RESULTS / "cpu_batching.jsonl")[1]
+        if line["what"] == PADDING
+    ]
+    return _markdown(["corpus", "tokens", "batches", "padding"], rows)
+
+
+def _demo() -> str:
+    header = ["seed", "attention", "learning rate", "loss, full length", "loss, warmup"]
+    rows = [_demo_row(line) for line in read(RESULTS / "cpu_demo.jsonl")[1]]
+    return _markdown([*header, "sooner in seconds", "sooner in tokens"], rows)
+
+
+def _demo_row(line: dict[str, Any]) -> list[str]:
+    settings = [str(line["seed"]), line.get("attention", "native"), str(line["learning_rate"])]
+    baseline = f"{line['baseline_loss']:.3f}"
+    if "warmup_loss" not in line:
+        return [*settings, baseline, "not run", "", ""]
+    seconds = line["baseline_seconds"] / line["reached_after_seconds"]
+    tokens = line["tokens"] / line["reached_after_tokens"]
+    return [*settings, baseline, f"{line['warmup_loss']:.3f}", f"{seconds:.2f}", f"{tokens:.2f}"]
+
+
+#: The tables of the page, by the names of their markers.
+TABLES = {
+    "attention beside its peers": _attention_peers,
+    "attention over lengths": _attention_lengths,
+    "resize_batch": _resize_batch,
+    "padding": _padding,
+    "demo": _demo,
+}
