@@ -140,7 +140,7 @@ def _demo() -> str:
 
 
 def _demo_row(line: dict[str, Any]) -> list[str]:
-    settings = [str(line["seed"]), line.get("attention", "native"), str(line["learning_rate"])]
+    settings = [str(line["seed"]), line.get("attention", "not recorded"), str(line["learning_rate"])]
     baseline = f"{line['baseline_loss']:.3f}"
     if "warmup_loss" not in line:
         return [*settings, baseline, "not run", "", ""]

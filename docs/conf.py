@@ -42,6 +42,7 @@ napoleon_numpy_docstring = False
 napoleon_use_ivar = True
 autosummary_generate = True
 python_use_unqualified_type_names = True
+python_maximum_signature_line_length = 80
 
 # Warnings are errors. Names of other packages have no page here: the build looks nothing up in the network.
 nitpicky = True
@@ -76,8 +77,24 @@ os.environ.setdefault("OMP_NUM_THREADS", "2")  # of the notebook's kernel
 
 def setup(app):
     app.connect("autodoc-process-docstring", _escape_bars)
+    app.connect("missing-reference", _link_by_last_name)
 
 
 def _escape_bars(app, what, name, obj, options, lines):
     """|x| is an absolute value in docstrings, and a substitution in reStructuredText."""
     lines[:] = [line.replace("|", r"\|") for line in lines]
+
+
+def _link_by_last_name(app, env, node, contnode):
+    """Docstrings say `resize_batch`, and signatures name a type by the file that defines it. Both get a link."""
+    domain, name = env.get_domain("py"), node["reftarget"].rpartition(".")[2]
+    if node["reftype"] not in ("class", "obj"):
+        return None
+    found = [
+        full_name
+        for full_name, entry in domain.objects.items()
+        if entry.objtype in ("class", "exception", "function") and full_name.rpartition(".")[2] == name
+    ]
+    if len(found) != 1:
+        return None
+    return domain.resolve_xref(env, node["refdoc"], app.builder, "obj", found[0], node, contnode)
