@@ -6,11 +6,13 @@ A goal without a record is reported as "not yet measured".
 from __future__ import annotations
 
 import argparse
+import functools
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from . import shown
 from .alibi_attention import report as attention
 from .batching import report as batching
 from .common.goals import goals_table
@@ -19,6 +21,10 @@ from .gpu.records import DeviceRecord, DeviceRecords, read_device_records
 from .gpu.summary import device_goals, failures
 from .moment_statistics import cpu as moments
 from .resize_batch import report as resizing
+from .training.figures import draw_all as draw_trainings
+from .training.results import Result
+from .training.scales import H200, TOY, Scale
+from .training.tables import report as training_tables
 
 FIGURES = Path(__file__).parent.parent / "docs" / "figures"
 
@@ -30,8 +36,10 @@ def _demo_report(lines: list[dict[str, Any]], figures: Path) -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
-def _training_report(lines: list[dict[str, Any]], figures: Path) -> str:
-    return f"{len(lines)} results. `python -m bench training` prints their tables and draws their figures."
+def _training_report(lines: list[dict[str, Any]], figures: Path, scale: Scale) -> str:
+    results = [Result(**line) for line in lines]
+    draw_trainings(results, figures, scale)
+    return f"{len(lines)} results.\n\n{training_tables(results, scale)}"
 
 
 #: For each records file: a function of its records and of the folder for figures, which returns Markdown.
@@ -41,6 +49,9 @@ REPORTS: dict[str, Callable[[list[dict[str, Any]], Path], str]] = {
     "cpu_demo": _demo_report,
     moments.RECORDS: moments.report,
     resizing.RECORDS: resizing.report,
+    shown.DEMO: shown.demo_report,
+    shown.PADDING: shown.padding_report,
+    shown.TUNING: shown.tuning_report,
 }
 
 
@@ -63,7 +74,7 @@ def main(arguments: argparse.Namespace) -> None:
 
 def _report_of(path: Path) -> Callable[[list[dict[str, Any]], Path], str]:
     if path.stem.endswith("_training"):  # a file for each device
-        return _training_report
+        return functools.partial(_training_report, scale=TOY if path.stem.startswith("cpu") else H200)
     if path.stem not in REPORTS:
         sys.exit(f"{path} has no report; files with a report: {', '.join(REPORTS)}, device*, *_training")
     return REPORTS[path.stem]

@@ -1,58 +1,80 @@
-"""Figures of alibi_attention: speed over length on a CPU and on a GPU, skipping and segments."""
+"""Figures of alibi_attention: time over length on a CPU and on a GPU, speedup, and segments."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+from seqwarm_kernels.utils.figures import label_lines, log_axis, mark, new_figure, plain_numbers, plot, save_both
 
 from ..common.records import CpuRecord
 from ..gpu.records import DeviceRecord, DeviceRecords, gigabytes_per_second, speedup, teraflops
 from .cases import BOTH, FORWARD
 from .peers import FLASH, FLEX, OURS
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
 Curves = dict[str, list[tuple[int, float]]]
+REFERENCE = f"{OURS} reference"  #: the definition, which is not made to be fast
 
 
 # ---- on a CPU
 
 
 def draw_cpu(records: list[CpuRecord], folder: Path) -> list[Path]:
-    """Microseconds for each token and head, over the length."""
-    panels = [(work, dtype) for work in (FORWARD, BOTH) for dtype in ("torch.float32", "torch.bfloat16")]
-    curves = [_cpu_curves(records, work, dtype) for work, dtype in panels]
-    if not any(curves):
+    if not any(cpu_curves(records, work, dtype) for work, dtype in _CPU_PANELS):
         return []
-    from matplotlib.figure import Figure
-
-    folder.mkdir(parents=True, exist_ok=True)
-    figure = Figure(figsize=(9, 6.4), layout="constrained")
-    axes = figure.subplots(2, 2, sharex=True)
-    for axis, (work, dtype), found in zip(axes.flat, panels, curves, strict=True):
-        for name, points in found.items():
-            width = 2 if name.startswith(f"{OURS} native") else 1
-            axis.plot(*zip(*points, strict=True), marker="o", markersize=3, label=name, linewidth=width)
-        axis.set_xscale("log", base=2)
-        axis.set_yscale("log")
-        axis.set_title(f"{work}, {dtype.removeprefix('torch.')}", fontsize=9)
-        axis.grid(alpha=0.3)
-    axes[0, 0].legend(fontsize=7)
-    figure.supxlabel("tokens", fontsize=9)
-    figure.supylabel("µs for each token and head", fontsize=9)
-    path = folder / "cpu_attention.png"
-    figure.savefig(path, dpi=130)
-    return [path]
+    return [save_both(functools.partial(cpu_figure, records), folder / "cpu_attention.png")]
 
 
-def _cpu_curves(records: list[CpuRecord], work: str, dtype: str) -> Curves:
+_CPU_PANELS = [(work, dtype) for work in (FORWARD, BOTH) for dtype in ("torch.float32", "torch.bfloat16")]
+
+
+def cpu_figure(records: list[CpuRecord]) -> Figure:
+    """Microseconds per token over the length, with all heads."""
+    figure = new_figure(11, 8)
+    panels = figure.subplots(2, 2, sharex=True, sharey=True)
+    for axes, (work, dtype) in zip(panels.flat, _CPU_PANELS, strict=True):
+        _draw_curves(axes, cpu_curves(records, work, dtype))
+        log_axis(axes.yaxis)
+        axes.set_title(f"{work}, {dtype.removeprefix('torch.')}")
+    for axes in panels[1]:
+        axes.set_xlabel("tokens in a sequence")
+    for axes in panels[:, 0]:
+        axes.set_ylabel("µs per token, 12 heads")
+    label_lines(panels.flat, bold=OURS)
+    figure.suptitle("Causal attention with ALiBi on a CPU: time per token (lower is better)")
+    return figure
+
+
+def cpu_curves(records: list[CpuRecord], work: str, dtype: str) -> Curves:
+    """Microseconds per token by length, with the most threads, 12 heads of 64 components."""
     curves: Curves = {}
     most_threads = max((record.threads for record in records), default=0)
     wanted = {"work": work, "dtype": dtype, "inputs": "a", "head_dim": 64, "segment_length": None}
     for record in records:
         facts = record.facts
         if record.threads == most_threads and all(facts.get(name) == value for name, value in wanted.items()):
-            tokens = facts["batch_size"] * facts["length"] * facts["heads"]
-            curves.setdefault(record.implementation, []).append((facts["length"], record.median_ms * 1e3 / tokens))
+            per_token = record.median_ms * 1e3 / (facts["batch_size"] * facts["length"]) * (12 / facts["heads"])
+            curves.setdefault(_without_backend(record.implementation), []).append((facts["length"], per_token))
+    curves.pop(REFERENCE, None)
     return {name: sorted(points) for name, points in sorted(curves.items())}
+
+
+def _without_backend(implementation: str) -> str:
+    return implementation.replace(" native", "").replace(" triton", "")
+
+
+def _draw_curves(axes: Axes, curves: Curves) -> None:
+    for name, points in curves.items():
+        plot(axes, name, *zip(*points, strict=True))
+    lengths = sorted({length for points in curves.values() for length, _ in points})
+    if lengths:
+        log_axis(axes.xaxis, lengths[:: 1 + len(lengths) // 8])
 
 
 # ---- on a GPU
@@ -60,22 +82,26 @@ def _cpu_curves(records: list[CpuRecord], work: str, dtype: str) -> Curves:
 
 def draw_device(records: DeviceRecords, folder: Path, copy_rate: float | None) -> list[Path]:
     """Every figure that has records."""
-    drawn: list[Path | None] = []
+    drawn = []
     for head_dim in (64, 128):
         for work in (FORWARD, BOTH):
             dense = records.of_stages("long", "lengths").all
             found = [r for r in dense if r.facts.get("head_dim") == head_dim and _is_plain(r)]
             curves = _by_size(found, work, "length", teraflops)
+            draw = functools.partial(_device_figure, curves, f"Causal {work}, head dimension {head_dim}")
             path = folder / f"attention_d{head_dim}_{work.replace(' + ', '_')}.png"
-            drawn.append(
-                _draw(curves, path, f"Causal {work}, head_dim {head_dim}", "tokens", "dense-equivalent TFLOP/s")
-            )
-    path = folder / "attention_speedup.png"
-    drawn.append(_draw(_speedups(records), path, "alibi_attention, causal", "tokens", "times as fast"))
+            if curves:
+                drawn.append(save_both(draw, path))
+    speedups = {
+        (work, head_dim): _speedups(records, work, head_dim) for work in (FORWARD, BOTH) for head_dim in (64, 128)
+    }
+    if any(speedups.values()):
+        drawn.append(save_both(functools.partial(_speedup_figure, speedups), folder / "attention_speedup.png"))
     curves = _by_size(records.of_stages("segments").all, FORWARD, "segment_length", gigabytes_per_second)
-    path, title = folder / "attention_segments.png", "Segments in 64k tokens, forward"
-    drawn.append(_draw(curves, path, title, "segment_length", "GB/s", ceiling=copy_rate))
-    return [path for path in drawn if path is not None]
+    if curves:
+        draw = functools.partial(_segments_figure, curves, copy_rate)
+        drawn.append(save_both(draw, folder / "attention_segments.png"))
+    return drawn
 
 
 def _is_plain(record: DeviceRecord) -> bool:
@@ -93,42 +119,60 @@ def _by_size(
     for record in records:
         value = value_of(record)
         if value is not None and record.work == work and record.inputs == "a":
-            curves.setdefault(record.implementation, []).append((record.facts[size], value))
+            curves.setdefault(_without_backend(record.implementation), []).append((record.facts[size], value))
     return {name: sorted(points) for name, points in curves.items()}
 
 
-def _speedups(records: DeviceRecords) -> Curves:
-    """Speedups over FlexAttention, and over flash attention without a bias."""
+def _speedups(records: DeviceRecords, work: str, head_dim: int) -> Curves:
+    """Speedups of alibi_attention over FlexAttention, and over flash attention without a bias."""
     curves: Curves = {}
-    for head_dim in (64, 128):
-        for work in (FORWARD, BOTH):
-            for record in records.timed(OURS, work, head_dim=head_dim, segment_length=None):
-                for label, other in (("FlexAttention", FLEX.name), ("flash, no bias", FLASH.name)):
-                    ratio = speedup(record, records.beside(record, other))
-                    if ratio is not None and _is_plain(record):
-                        name = f"vs {label}, {work}, D{head_dim}"
-                        curves.setdefault(name, []).append((record.facts["length"], ratio))
+    for record in records.timed(OURS, work, head_dim=head_dim, segment_length=None):
+        for peer in (FLEX, FLASH):
+            ratio = speedup(record, records.beside(record, peer.name))
+            if ratio is not None and _is_plain(record):
+                curves.setdefault(peer.name, []).append((record.facts["length"], ratio))
     return {name: sorted(points) for name, points in curves.items()}
 
 
-def _draw(
-    curves: Curves, path: Path, title: str, x_label: str, y_label: str, *, ceiling: float | None = None
-) -> Path | None:
-    if not curves:
-        return None
-    from matplotlib.figure import Figure
-
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure = Figure(figsize=(7, 4.2), layout="constrained")
+def _one_panel(curves: Curves, title: str, x_label: str, y_label: str) -> tuple[Figure, Axes]:
+    figure = new_figure(9, 4.8)
     axes = figure.subplots()
-    for name, points in curves.items():
-        width = 2 if name.startswith(OURS) else 1
-        axes.plot(*zip(*points, strict=True), marker="o", markersize=3, label=name, linewidth=width)
-    if ceiling is not None:
-        axes.axhline(ceiling, color="gray", linestyle=":", label="copy")
-    axes.set_xscale("log", base=2)
-    axes.set(title=title, xlabel=x_label, ylabel=y_label, ylim=(0, None))
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize=7)
-    figure.savefig(path, dpi=130)
-    return path
+    _draw_curves(axes, curves)
+    axes.set(xlabel=x_label, ylabel=y_label)
+    axes.set_ylim(bottom=0)
+    plain_numbers(axes.yaxis)
+    figure.suptitle(title)
+    return figure, axes
+
+
+def _device_figure(curves: Curves, title: str) -> Figure:
+    rate = "TFLOP/s, counted without skipping"
+    figure, axes = _one_panel(curves, f"{title} (higher is better)", "tokens in a sequence", rate)
+    label_lines([axes], bold=OURS)
+    return figure
+
+
+def _segments_figure(curves: Curves, copy_rate: float | None) -> Figure:
+    title = "Segments in 65,536 tokens, forward (higher is better)"
+    figure, axes = _one_panel(curves, title, "tokens in a segment", "GB/s of queries, keys, values and results")
+    if copy_rate is not None:
+        axes.set_ylim(top=1.1 * max(copy_rate, axes.get_ylim()[1]))
+        mark(axes, "copy", y=copy_rate)
+    label_lines([axes], bold=OURS)
+    return figure
+
+
+def _speedup_figure(speedups: dict[tuple[str, int], Curves]) -> Figure:
+    figure = new_figure(11, 7)
+    panels = figure.subplots(2, 2, sharex=True, sharey=True)
+    for axes, ((work, head_dim), curves) in zip(panels.flat, speedups.items(), strict=True):
+        _draw_curves(axes, curves)
+        axes.set_title(f"{work}, head dimension {head_dim}")
+        axes.set_ylim(bottom=0)
+        plain_numbers(axes.yaxis)
+        mark(axes, "equally fast", y=1)
+    figure.supxlabel("tokens in a sequence", fontsize=10)
+    figure.supylabel("alibi_attention is this many times as fast", fontsize=10)
+    label_lines(panels.flat)
+    figure.suptitle("Causal alibi_attention beside others on a GPU")
+    return figure

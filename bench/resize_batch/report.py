@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from seqwarm_kernels.utils.figures import ink, log_axis, new_figure, plot, save_both
 
 from ..common.goals import Goal, goals_table, worst
 from ..common.records import CpuRecord, table
 from ..gpu.records import DeviceRecord, DeviceRecords, speedup
-from .implementations import BY_HAND, COMPILED, FOREACH, METHODS, OURS, OURS_OUT, with_backend
+from .implementations import BY_HAND, COMPILED, FOREACH, METHODS, OURS, OURS_OUT, OURS_VIEWS, VIEWS, with_backend
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 RECORDS = "cpu_resize_batch"  #: name of the records file of the CPU benchmark
 SMALL_MEGABYTES = 1.0  #: a smaller batch is resized so fast that the cost of the call itself counts
@@ -54,44 +60,61 @@ def cpu_goals(records: list[CpuRecord]) -> Iterator[Goal]:
 
 
 def draw_cpu(records: list[CpuRecord], folder: Path) -> list[Path]:
-    """Speed relative to the same written by hand, over the size of the batch."""
-    curves = {method: _cpu_curves(records, method) for method in METHODS}
-    if not any(curves.values()):
+    if not any(cpu_speeds(records, method) for method in METHODS):
         return []
-    from matplotlib.figure import Figure
-
-    folder.mkdir(parents=True, exist_ok=True)
-    figure = Figure(figsize=(10, 5.6), layout="constrained")
-    axes = figure.subplots(2, 3, sharex=True, sharey=True)
-    handles = {}
-    for axis, (method, found) in zip(axes.flat, curves.items(), strict=True):
-        for index, (name, points) in enumerate(found.items()):
-            width = 2 if name.startswith(OURS) else 1
-            (handles[name],) = axis.plot(
-                *zip(*points, strict=True), marker="o", markersize=3, linewidth=width, color=f"C{index}"
-            )
-        axis.axhline(1, color="gray", linestyle=":")
-        axis.set_xscale("log")
-        axis.set_yscale("log")
-        axis.set_title(method, fontsize=9)
-        axis.grid(alpha=0.3)
-    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=3, fontsize=7)
-    figure.supxlabel("MB of the batch", fontsize=9)
-    figure.supylabel(f"speed of {BY_HAND} = 1", fontsize=9)
-    path = folder / "cpu_resize_batch.png"
-    figure.savefig(path, dpi=130)
-    return [path]
+    return [save_both(functools.partial(cpu_figure, records), folder / "cpu_resize_batch.png")]
 
 
-def _cpu_curves(records: list[CpuRecord], method: str) -> dict[str, list[tuple[float, float]]]:
+def cpu_figure(records: list[CpuRecord]) -> Figure:
+    """Speed relative to the same written by hand. A row for each shape of the batch, a point for each implementation."""
+    shapes = sorted({_shape(record) for record in records})
+    names = list(dict.fromkeys(name for method in METHODS for name in cpu_speeds(records, method)))
+    figure = new_figure(11, 7.6)
+    panels = figure.subplots(2, 3, sharex=True, sharey=True)
+    for axes, method in zip(panels.flat, METHODS, strict=True):
+        for name, points in cpu_speeds(records, method).items():
+            shift = 0.2 * (names.index(name) - (len(names) - 1) / 2)  # so that no point hides another
+            heights = [shapes.index(shape) + shift for shape, _ in points]
+            plot(axes, name, [speed for _, speed in points], heights, linestyle="none")
+        log_axis(axes.xaxis)
+        axes.set_title(method)
+        axes.set_yticks(range(len(shapes)), [shape.label() for shape in shapes])
+        axes.axvline(1, color=ink(), linestyle=(0, (4, 3)), linewidth=1, zorder=1.5)
+        axes.set_ylim(len(shapes) - 0.5, -0.5)
+    panels[0, 0].set_ylabel("int64 tensors × rows × tokens")
+    panels[1, 0].set_ylabel("int64 tensors × rows × tokens")
+    figure.supxlabel(f"times as fast as {BY_HAND} (right of the dashed line is faster)", fontsize=10)
+    handles = {line.get_gid(): line for axes in panels.flat for line in axes.lines if line.get_gid()}
+    figure.legend([handles[name] for name in names], names, loc="outside upper center", ncols=2)
+    return figure
+
+
+class _Shape(NamedTuple):
+    megabytes: float
+    tensors: int
+    rows: int
+    tokens: int
+
+    def label(self) -> str:
+        size = f"{self.megabytes:.0f}" if self.megabytes >= 10 else f"{self.megabytes:.1g}"
+        return f"{self.tensors} × {self.rows:,} × {self.tokens:,}, {size} MB"
+
+
+def _shape(record: CpuRecord) -> _Shape:
+    facts = record.facts
+    return _Shape(facts["source_megabytes"], facts["tensors"], facts["rows"], facts["tokens"])
+
+
+def cpu_speeds(records: list[CpuRecord], method: str) -> dict[str, list[tuple[_Shape, float]]]:
+    """Speeds of the implementations that copy, by shape. The time of a view does not depend on the batch."""
     same = [record for record in _most_threads(records) if record.facts["method"] == method]
     by_hand = {record.case: record.median_ms for record in same if record.implementation == BY_HAND}
-    curves: dict[str, list[tuple[float, float]]] = {}
+    speeds: dict[str, list[tuple[_Shape, float]]] = {}
     for record in same:
-        if record.implementation != BY_HAND:
-            point = record.facts["source_megabytes"], by_hand[record.case] / record.median_ms
-            curves.setdefault(record.implementation, []).append(point)
-    return {name: sorted(points) for name, points in curves.items()}
+        if record.implementation not in (BY_HAND, VIEWS, OURS_VIEWS):
+            point = _shape(record), by_hand[record.case] / record.median_ms
+            speeds.setdefault(record.implementation, []).append(point)
+    return {name: sorted(points) for name, points in speeds.items()}
 
 
 # ---- on a GPU

@@ -7,6 +7,7 @@ import platform
 import torch
 
 from .. import __version__
+from ..utils.figures import png
 from .figures import length_figure, loss_figure
 from .records import WARMUP, Comparison, Crossing, Record, full_length_speed
 from .report_folder import METRICS, SUMMARY, ReportFolder
@@ -22,8 +23,8 @@ def write_report(folder: ReportFolder, settings: Settings, corpus: Corpus, recor
     """Writes the figures, and the summary last, since it marks the run as finished. Returns the text to print."""
     comparison = Comparison.of(records)
     lengths = [(float(tokens), length) for tokens, length in make_scheduler(WARMUP, settings).milestones()]
-    folder.write(LOSS_FIGURE, loss_figure(comparison))
-    folder.write(LENGTH_FIGURE, length_figure(comparison, lengths))
+    folder.write(LOSS_FIGURE, png(lambda: loss_figure(comparison, settings.seed)))
+    folder.write(LENGTH_FIGURE, png(lambda: length_figure(comparison, lengths)))
     folder.write(SUMMARY, summary(settings, corpus, comparison).encode())
     sentences = [comparison.headline(), comparison.speed_warning(), f"Report: {folder.path / SUMMARY}"]
     return "\n".join(["", _result_table(comparison), "", *filter(None, sentences)])

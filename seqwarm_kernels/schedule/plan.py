@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import json
 import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..utils.checks import check_matplotlib
+from ..utils.figures import label_lines, new_figure, plot, png, short_numbers
 from .scheduler import Milestone, SequenceLengthScheduler
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 #: Maximum number of stages in the table.
 _TABLE_ROWS = 12
+
+_FULL, _WARMUP = "full length throughout", "sequence-length warmup"  #: names of the lines in the figure
 
 
 @dataclass(frozen=True)
@@ -127,29 +136,39 @@ def table(plan: SchedulePlan) -> str:
 
 
 def draw(plan: SchedulePlan, path: Path) -> None:
-    """Draw the length and the tokens so far over the run.
+    """Draw the length and the tokens so far over the run, as a PNG.
 
     Raises:
         ImportError: matplotlib is not installed. The message says how to install it.
     """
     check_matplotlib()
-    from matplotlib.figure import Figure
+    path.write_bytes(png(functools.partial(plan_figure, plan)))
 
-    figure = Figure(figsize=(7, 4), layout="constrained")
-    axes = figure.subplots()
+
+def plan_figure(plan: SchedulePlan) -> Figure:
+    """Above: the length. Below: tokens so far, or steps if the unit is the token, with and without warmup."""
+    figure = new_figure(8, 5.6)
+    lengths, amounts = figure.subplots(2, 1, sharex=True)
     end = plan.stages[-1].progress + _units_of(plan.stages[-1], plan.unit)
     progress = [*(stage.progress for stage in plan.stages), end]
-    lengths = [stage.seq_length for stage in plan.stages]
-    axes.step(progress, [*lengths, lengths[-1]], where="post", color="#D55E00", label="sequence length")
-    axes.set(xlabel=f"{plan.unit}s", ylabel="sequence length", xlim=(0, end), ylim=(0, None))
-    tokens = [0.0]
-    for stage in plan.stages:
-        tokens.append(tokens[-1] + stage.tokens)
-    token_axes = axes.twinx()
-    token_axes.plot(progress, tokens, color="#0072B2", label="tokens so far")
-    token_axes.set(ylabel="tokens so far", ylim=(0, None))
-    figure.legend(loc="outside upper center", ncols=2)
-    figure.savefig(path, dpi=130)
+    longest = plan.stages[-1].seq_length
+    options = {"marker": "none", "drawstyle": "steps-post"}
+    plot(lengths, _FULL, [0, end], [longest, longest], **options)
+    plot(lengths, _WARMUP, progress, [*(stage.seq_length for stage in plan.stages), longest], **options)
+    steps = list(itertools.accumulate((stage.steps for stage in plan.stages), initial=0.0))
+    tokens = list(itertools.accumulate((stage.tokens for stage in plan.stages), initial=0.0))
+    if plan.unit == "token":  # as many tokens
+        so_far, full, amount = steps, steps[-1] * plan.tokens / plan.tokens_full_length, "optimizer steps"
+    else:  # as many steps
+        so_far, full, amount = tokens, plan.tokens_full_length, "tokens"
+    plot(amounts, _FULL, [0, end], [0, full], marker="none")
+    plot(amounts, _WARMUP, progress, so_far, marker="none")
+    lengths.set(ylabel="sequence length (tokens)", ylim=(0, None))
+    amounts.set(xlabel=f"{plan.unit}s", ylabel=f"{amount} so far", xlim=(0, end), ylim=(0, None))
+    for axis in (lengths.yaxis, amounts.xaxis, amounts.yaxis):
+        short_numbers(axis)
+    label_lines([lengths, amounts], bold=_WARMUP)
+    return figure
 
 
 def _units_of(stage: PlannedStage, unit: str) -> float:

@@ -1,61 +1,77 @@
-"""Validation perplexity of every trial, as a PNG."""
+"""The figure of a search: the perplexity of every trial, and the rise that decides."""
 
 from __future__ import annotations
 
-import io
+import functools
 import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..utils.checks import check_matplotlib
+from ..utils.figures import ACCENT, CONTRAST, QUIET, label_lines, log_axis, mark, new_figure, plain_numbers, png
 from ..utils.files import write_atomically
 from .configuration import SearchConfiguration
 from .trial import Trial
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
-#: Blue, orange and gray of Okabe and Ito, distinguishable with any color vision. Line styles differ as well.
-_FOUND, _FLUCTUATES, _STABLE = "#0072B2", "#D55E00", "0.55"
-
-#: The y axis ends at this multiple of the threshold above the stable trials, so that these are not squeezed together.
+#: The upper panel ends at this multiple of the threshold above the stable trials, so that these are not squeezed together.
 _HEADROOM = 3
 
 #: Larger perplexities overflow in matplotlib's axis computations.
 _HIGHEST = 1e100
 
+_MARKERS = "os^vD<>pPhd*"  #: of the trials in turn, so that they differ without color
+
 
 def draw(configuration: SearchConfiguration, trials: Sequence[Trial], accepted: Trial | None, path: Path) -> None:
-    """Write the figure of a search.
+    """Write the figure of a search as a PNG.
 
     Raises:
         ImportError: matplotlib is missing. The message says how to install it.
     """
     check_matplotlib()
-    from matplotlib.figure import Figure
+    write_atomically(path, png(functools.partial(search_figure, configuration, trials, accepted)))
 
-    figure = Figure(figsize=(8, 4.2), dpi=110, layout="constrained")
-    axes = figure.subplots()
+
+def search_figure(configuration: SearchConfiguration, trials: Sequence[Trial], accepted: Trial | None) -> Figure:
+    """Above: validation perplexity. Below: each perplexity relative to the best before it, with the limit."""
+    figure = new_figure(10, 7)
+    perplexities, rises = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
     bottom, top = _limits(configuration.max_rise, trials)
-    for trial in trials:
-        _draw_trial(axes, trial, trial is accepted, top)
-    axes.set(xlabel=f"{configuration.unit}s", ylabel="validation perplexity at full length", yscale="log")
-    axes.set_xlim(0, configuration.end)
-    axes.xaxis.set_major_formatter("{x:,.0f}")
-    axes.yaxis.set_major_formatter("{x:g}")
-    axes.yaxis.set_minor_formatter("{x:g}")
-    axes.set_ylim(bottom, top)
-    axes.grid(alpha=0.25)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png")
-    write_atomically(path, buffer.getvalue())
+    top_rise = 1 + 1.6 * (configuration.max_rise - 1)
+    for index, trial in enumerate(trials):
+        look = {**_look(trial, trial is accepted), "marker": _MARKERS[index % len(_MARKERS)]}
+        label = f"from {trial.min_seq_length} over {trial.duration:,}: {_verdict(trial, trial is accepted)}"
+        _draw_trial(perplexities, trial, _finite(trial), top, {**look, "label": label})
+        _draw_trial(rises, trial, trial.rises, top_rise, {**look, "label": f"_{label}"})
+    log_axis(perplexities.yaxis, _ticks(bottom, top))
+    perplexities.set(ylabel="validation perplexity at the full length", ylim=(bottom, top))
+    rises.set(xlabel=f"{configuration.unit}s of a trial", ylabel="perplexity / best so far", ylim=(0.98, top_rise))
+    rises.set_xlim(0, configuration.end)
+    plain_numbers(rises.xaxis)
+    mark(rises, f"limit: {configuration.max_rise:g} times the best before", y=configuration.max_rise)
+    if perplexities.lines:
+        label_lines([perplexities])
+    figure.suptitle("Trials of a search: minimum length, duration, outcome")
+    return figure
+
+
+def _verdict(trial: Trial, is_accepted: bool) -> str:
+    return "found" if is_accepted else "fluctuates" if trial.fluctuates else "stable"
+
+
+def _look(trial: Trial, is_accepted: bool) -> dict:
+    if is_accepted:
+        return {"color": ACCENT, "linewidth": 2.4, "zorder": 3}
+    return {"color": CONTRAST, "linestyle": "--"} if trial.fluctuates else {"color": QUIET}
 
 
 def _limits(max_rise: float, trials: Sequence[Trial]) -> tuple[float, float]:
-    """Limits of the y axis. They ignore each trial's first validation: before training, perplexity is far higher."""
+    """Limits of perplexity. They ignore each trial's first validation: before training, perplexity is far higher."""
     seen = [perplexity for trial in trials for perplexity in _finite(trial)[1:]]
     calm = [perplexity for trial in trials if not trial.fluctuates for perplexity in _finite(trial)[1:]]
     calm = calm or [min(_finite(trial)) for trial in trials if _finite(trial)]
@@ -65,26 +81,37 @@ def _limits(max_rise: float, trials: Sequence[Trial]) -> tuple[float, float]:
     return min(0.95 * min(seen or calm), 0.5 * top), top
 
 
+def _ticks(bottom: float, top: float) -> list[float]:
+    """Some round numbers from bottom to top: 4 to 9 of them on a logarithmic axis."""
+    for steps in ((1,), (1, 2, 5), (1, 1.5, 2, 3, 4, 5, 7), tuple(each / 10 for each in range(10, 100, 2))):
+        powers = range(math.floor(math.log10(bottom)), math.ceil(math.log10(top)))
+        ticks = [step * 10.0**power for power in powers for step in steps if bottom <= step * 10.0**power <= top]
+        if len(ticks) >= 4:
+            break
+    return ticks[:: 1 + len(ticks) // 10]
+
+
 def _finite(trial: Trial) -> list[float]:
     return [each.perplexity for each in trial.validations if math.isfinite(each.perplexity)]
 
 
-def _draw_trial(axes: Axes, trial: Trial, is_accepted: bool, top: float) -> None:
-    """Draw a trial. A cross marks a fluctuation, at the last finite perplexity or at the top of the figure."""
-    progress = [each.progress for each in trial.validations if math.isfinite(each.perplexity)]
-    perplexity = [min(each, _HIGHEST) for each in _finite(trial)]
-    color = _FOUND if is_accepted else _FLUCTUATES if trial.fluctuates else _STABLE
-    verdict = "found" if is_accepted else "fluctuates" if trial.fluctuates else "stable"
-    axes.plot(
-        progress,
-        perplexity,
-        color=color,
-        linestyle="--" if trial.fluctuates else "-",
-        linewidth=2.5 if is_accepted else 1.2,
-        zorder=3 if is_accepted else 2,
-        label=f"from {trial.min_seq_length} over {trial.duration:,}: {verdict}",
-    )
-    if trial.fluctuates and progress:
-        end = min(perplexity[-1], top)
+def _draw_trial(axes: Axes, trial: Trial, values: Sequence[float], top: float, look: dict) -> None:
+    """Draw values of a trial. A cross marks a fluctuation, at its value or at the top of the axes."""
+    points = list(zip([each.progress for each in trial.validations], values, strict=False))
+    if not points:
+        return
+    progress, heights = zip(*[(at, min(value, _HIGHEST)) for at, value in points], strict=True)
+    axes.plot(progress, heights, **look)
+    if trial.fluctuates:
         outside = progress[-1] > trial.end
-        axes.plot(progress[-1], end, "x", color=color, markersize=8, markeredgewidth=2, clip_on=outside)
+        end = min(heights[-1], top)
+        axes.plot(
+            progress[-1],
+            end,
+            "x",
+            color=look["color"],
+            markersize=10,
+            markeredgewidth=2.5,
+            clip_on=outside,
+            label="_fluctuates",
+        )

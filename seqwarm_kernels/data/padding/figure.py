@@ -1,27 +1,94 @@
-"""A PNG with histograms of the item lengths and of the batches of each way of batching, and the table."""
+"""The comparison as a figure: histograms of the item lengths and of the batches, and the padding of each way."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ...utils.checks import check_path
+from ...utils.checks import check_matplotlib, check_path
+from ...utils.figures import QUIET, ink, log_axis, look_of, new_figure, plain_numbers, png
+from ...utils.files import write_atomically
 from ..batch_planning.plan import IntArray, as_lengths
-from .comparison import COLUMNS, BatchingResult, check_results
+from .comparison import BatchingResult, check_results
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
-#: By Okabe and Ito, distinguishable with any color vision.
-_COLORS = ("#999999", "#E69F00", "#56B4E9", "#0072B2", "#D55E00")
-_COLUMN_WIDTHS = (0.42, 0.09, 0.13, 0.13, 0.09, 0.1)
+#: The ways of `compare` in order, as named in `LOOKS`.
+_LOOKS = ("random", "short window", "greedy (infinibatch)", "BatchPlanner", "BatchPlanner, packed")
+
+_BINS = 40
+_POWERS_OF_TEN = [10.0**power for power in range(10)]
+
+
+@dataclass(frozen=True)
+class Histogram:
+    edges: list[float]
+    counts: list[int]
+
+
+@dataclass(frozen=True)
+class BatchHistograms:
+    """The batches of one way of batching."""
+
+    name: str
+    batches: int
+    padding: float  #: share of padding in all tokens
+    budget_used: float | None  #: share of the token budget that is text
+    max_tokens: int | None  #: the token budget, None without one
+    padding_of_a_batch: Histogram
+    tokens_of_a_batch: Histogram  #: padding included
+
+
+@dataclass(frozen=True)
+class PaddingHistograms:
+    """All that the figure shows. Plain values, so that they can be written as JSON."""
+
+    items: int
+    tokens: int
+    token_kind: str  #: what a token is
+    lengths: Histogram  #: tokens of an item
+    ways: list[BatchHistograms]
+
+    @staticmethod
+    def of(lengths: IntArray, results: list[BatchingResult], token_kind: str) -> PaddingHistograms:
+        length_edges = np.unique(np.geomspace(1, max(2, int(lengths.max()) + 1), _BINS + 10).astype(int))
+        sizes = np.concatenate([each.padded_tokens for each in results])
+        smallest, largest = (int(np.quantile(sizes, share)) for share in (0.005, 0.995))
+        size_edges = np.geomspace(max(1, smallest), 1.1 * largest + 1, _BINS + 1)
+        ways = [
+            BatchHistograms(
+                name=each.name,
+                batches=len(each.items),
+                padding=each.padding,
+                budget_used=each.budget_used,
+                max_tokens=each.max_tokens,
+                padding_of_a_batch=_histogram(_padding_shares(each), np.linspace(0, 1, _BINS + 1)),
+                tokens_of_a_batch=_histogram(each.padded_tokens, size_edges),
+            )
+            for each in results
+        ]
+        of_lengths = _histogram(np.maximum(lengths, 1), length_edges)
+        return PaddingHistograms(len(lengths), int(lengths.sum()), token_kind, of_lengths, ways)
+
+
+def _padding_shares(result: BatchingResult) -> np.ndarray:
+    return (result.padded_tokens - result.tokens) / np.maximum(result.padded_tokens, 1)
+
+
+def _histogram(values: np.ndarray, edges: np.ndarray) -> Histogram:
+    """Values outside of the edges count in the first or the last bin."""
+    counts, _ = np.histogram(np.clip(values, edges[0], edges[-1]), edges)
+    return Histogram(edges.tolist(), counts.tolist())
 
 
 def draw(lengths: IntArray, results: list[BatchingResult], token_kind: str, path: str | Path) -> None:
-    """Draw the comparison. Needs matplotlib.
+    """Draw the comparison as a PNG. Needs matplotlib.
 
     Args:
         lengths: (items,) int64, number of tokens in each item.
@@ -30,6 +97,7 @@ def draw(lengths: IntArray, results: list[BatchingResult], token_kind: str, path
         path: the PNG to write.
 
     Raises:
+        ImportError: matplotlib is missing.
         TypeError: an argument has the wrong type.
         ValueError: there are no lengths or no results.
     """
@@ -41,48 +109,52 @@ def draw(lengths: IntArray, results: list[BatchingResult], token_kind: str, path
     if not isinstance(token_kind, str):
         raise TypeError(f"token_kind must be a string, got {type(token_kind).__name__}")
     path = check_path("path", path)
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(11, 6.2), dpi=130, layout="constrained")
-    panels = figure.subplot_mosaic(
-        [["lengths", "padding", "tokens"], ["table", "table", "table"]], height_ratios=(5, 2)
-    )
-    _draw_lengths(panels["lengths"], lengths, token_kind)
-    shares = [(each.padded_tokens - each.tokens) / np.maximum(each.padded_tokens, 1) for each in results]
-    _draw_batches(panels["padding"], results, shares, np.linspace(0, 1, 41), "padding of a batch")
-    tokens = [each.padded_tokens for each in results]
-    smallest, largest = (int(np.quantile(np.concatenate(tokens), share)) for share in (0.005, 0.995))
-    edges = np.geomspace(max(1, smallest), 1.1 * largest + 1, 41)
-    _draw_batches(panels["tokens"], results, tokens, edges, "tokens per batch, with padding")
-    panels["tokens"].set_xscale("log")
-    panels["padding"].xaxis.set_major_formatter("{x:.0%}")
-    figure.legend(*panels["tokens"].get_legend_handles_labels(), loc="outside upper center", ncols=3, fontsize=8)
-    _draw_table(panels["table"], results)
-    figure.savefig(path)
+    check_matplotlib()
+    histograms = PaddingHistograms.of(lengths, results, token_kind)
+    write_atomically(path, png(functools.partial(padding_figure, histograms)))
 
 
-def _draw_lengths(axes: Axes, lengths: IntArray, token_kind: str) -> None:
-    edges = np.unique(np.geomspace(1, max(2, int(lengths.max()) + 1), 50).astype(int))
-    axes.hist(np.maximum(lengths, 1), bins=edges.tolist(), color="0.4")
-    axes.set(xscale="log", xlabel="tokens per item", ylabel="items")
-    axes.set_title(f"{len(lengths):,} items, {int(lengths.sum()):,} tokens\n{token_kind}", fontsize=7)
-    axes.spines[["top", "right"]].set_visible(False)
+def padding_figure(histograms: PaddingHistograms) -> Figure:
+    """A row for each way of batching, so that no histogram hides another."""
+    ways = histograms.ways
+    figure = new_figure(11, 2.2 + 1.1 * len(ways))
+    top, below = figure.subfigures(2, 1, height_ratios=(2, 1.1 * len(ways)))
+    _draw_lengths(top.subplots(), histograms)
+    panels = below.subplots(len(ways), 2, sharex="col", squeeze=False)
+    for index, (way, row) in enumerate(zip(ways, panels, strict=True)):
+        color = look_of(_LOOKS[index]).color
+        for axes, histogram in zip(row, (way.padding_of_a_batch, way.tokens_of_a_batch), strict=True):
+            _draw_histogram(axes, histogram, color)
+        row[0].set_title(way.name)
+        row[1].set_title(_totals(way))
+        if way.max_tokens is not None:
+            row[1].axvline(way.max_tokens, color=ink(), linestyle=(0, (4, 3)), linewidth=1)
+    for axes in panels.flat:
+        axes.set_ylim(0, 1.05)
+        axes.set_yticks([0, 1], ["0", "all"])
+    left, right = panels[-1]
+    left.set(xlabel="padding of a batch", xlim=(0, 1))
+    left.xaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
+    right.set_xlabel("tokens of a batch, padding included; dashed: the budget")
+    log_axis(right.xaxis, _POWERS_OF_TEN)
+    below.supylabel("share of the batches", fontsize=10)
+    return figure
 
 
-def _draw_batches(
-    axes: Axes, results: list[BatchingResult], values: Sequence[np.ndarray], edges: np.ndarray, label: str
-) -> None:
+def _draw_lengths(axes: Axes, histograms: PaddingHistograms) -> None:
+    axes.stairs(histograms.lengths.counts, histograms.lengths.edges, color=QUIET, fill=True)
+    axes.set(xlabel=f"tokens of an item ({histograms.token_kind})", ylabel="items")
+    axes.set_title(f"{histograms.items:,} items, {histograms.tokens:,} tokens")
+    log_axis(axes.xaxis, _POWERS_OF_TEN)
+    plain_numbers(axes.yaxis)
+
+
+def _draw_histogram(axes: Axes, histogram: Histogram, color: str) -> None:
     """Draw shares of all batches, because the numbers of batches differ."""
-    for result, color, of_batches in zip(results, _COLORS, values, strict=True):
-        counts, _ = np.histogram(np.clip(of_batches, edges[0], edges[-1]), edges)
-        axes.stairs(counts / counts.sum(), edges, color=color, linewidth=1.5, label=result.name)
-    axes.set(xlabel=label, ylabel="share of the batches")
-    axes.spines[["top", "right"]].set_visible(False)
+    shares = np.asarray(histogram.counts) / sum(histogram.counts)
+    axes.stairs(shares, histogram.edges, color=color, fill=True)
 
 
-def _draw_table(axes: Axes, results: list[BatchingResult]) -> None:
-    cells = [list(result.cells()) for result in results]
-    drawn = axes.table(cells, colLabels=COLUMNS, loc="center", edges="horizontal", colWidths=_COLUMN_WIDTHS)
-    drawn.auto_set_font_size(False)
-    drawn.set_fontsize(8)
-    axes.set_axis_off()
+def _totals(way: BatchHistograms) -> str:
+    used = "" if way.budget_used is None else f", {way.budget_used:.1%} of the budget used"
+    return f"{way.batches:,} batches, {way.padding:.1%} padding{used}"

@@ -1,0 +1,131 @@
+"""Copies a finished demo, or a search of `tune`, to bench/results, so that `python -m bench report` can draw it."""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from seqwarm_kernels.data.padding.figure import BatchHistograms, Histogram, PaddingHistograms, padding_figure
+from seqwarm_kernels.demo.figures import progress_figure
+from seqwarm_kernels.demo.records import WARMUP, Comparison, Record
+from seqwarm_kernels.demo.report_folder import METRICS, ReportFolder
+from seqwarm_kernels.demo.settings import Settings
+from seqwarm_kernels.demo.training import make_scheduler
+from seqwarm_kernels.tuning.configuration import SearchConfiguration
+from seqwarm_kernels.tuning.figure import search_figure
+from seqwarm_kernels.tuning.trial import Trial, Validation
+from seqwarm_kernels.tuning.trial_folder import RESULT
+from seqwarm_kernels.utils.figures import save_both
+
+from .common.records import write
+
+DEMO, TUNING, PADDING = "cpu_demo_run", "cpu_tuning", "cpu_padding"  #: names of the records files
+
+
+@dataclass(frozen=True)
+class DemoRun:
+    """The evaluations of a finished demo."""
+
+    settings: dict[str, Any]
+    evaluations: list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Search:
+    """The trials of a finished search."""
+
+    configuration: dict[str, Any]
+    schedule: dict[str, Any] | None  #: the schedule found
+    trials: list[dict[str, Any]]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("folder", type=Path, help="of `seqwarm_kernels demo --report` or `tune --folder`")
+
+
+def main(arguments: argparse.Namespace) -> None:
+    folder = arguments.folder
+    if (folder / METRICS).exists():
+        evaluations = [json.loads(line) for line in (folder / METRICS).read_text().splitlines()]
+        path, _ = write(DEMO, [DemoRun(ReportFolder(folder).settings().to_json(), evaluations)])
+    elif (folder / RESULT).exists():
+        result = json.loads((folder / RESULT).read_text())
+        path, _ = write(TUNING, [Search(result["configuration"], result["schedule"], result["trials"])])
+    else:
+        sys.exit(f"{folder} has neither {METRICS} of a demo nor {RESULT} of a search")
+    print(path)
+
+
+# ---- reports
+
+
+def demo_report(lines: list[dict[str, Any]], figures: Path) -> str:
+    rows = ["| run | tokens | validation loss |", "|---|---|---|"]
+    for line in lines:
+        comparison, settings = comparison_of(line), Settings.from_json(line["settings"])
+        lengths = [(float(tokens), length) for tokens, length in make_scheduler(WARMUP, settings).milestones()]
+        draw = functools.partial(progress_figure, comparison, lengths, settings.seed)
+        save_both(draw, figures / "demo_validation_loss.png")
+        for last in (comparison.baseline[-1], comparison.warmup[-1]):
+            rows.append(f"| {last.run} | {last.tokens:,} | {last.validation_loss:.4f} |")
+    return "\n".join(rows)
+
+
+def comparison_of(line: dict[str, Any]) -> Comparison:
+    return Comparison.of([Record(**evaluation) for evaluation in line["evaluations"]])
+
+
+def tuning_report(lines: list[dict[str, Any]], figures: Path) -> str:
+    rows = ["| min length | duration | trained to | largest rise | verdict |", "|---|---|---|---|---|"]
+    for line in lines:
+        configuration, trials, accepted = search_of(line)
+        save_both(functools.partial(search_figure, configuration, trials, accepted), figures / "tuning.png")
+        for trial in trials:
+            verdict = "found" if trial is accepted else "fluctuates" if trial.fluctuates else "stable"
+            numbers = f"{trial.min_seq_length} | {trial.duration:,} | {trial.cost:,} | {trial.largest_rise:.2f}"
+            rows.append(f"| {numbers} | {verdict} |")
+    return "\n".join(rows)
+
+
+def search_of(line: dict[str, Any]) -> tuple[SearchConfiguration, list[Trial], Trial | None]:
+    configuration = SearchConfiguration(**line["configuration"])
+    trials = []
+    for recorded in line["trials"]:
+        trial = configuration.trial(recorded["min_seq_length"], recorded["duration"])
+        for each in recorded["validations"]:
+            trial = trial.then(Validation(each["progress"], float(each["perplexity"]), each["tokens"]))
+        trials.append(trial)
+    schedule = line["schedule"] or {}
+    candidate = schedule.get("min_seq_length"), schedule.get("duration")
+    return configuration, trials, next((t for t in trials if (t.min_seq_length, t.duration) == candidate), None)
+
+
+def padding_report(lines: list[dict[str, Any]], figures: Path) -> str:
+    rows = ["| batching | batches | padding |", "|---|---|---|"]
+    for line in lines:
+        histograms = histograms_of(line)
+        save_both(functools.partial(padding_figure, histograms), figures / "padding.png")
+        rows += [f"| {way.name} | {way.batches:,} | {way.padding:.1%} |" for way in histograms.ways]
+    return "\n".join(rows)
+
+
+def histograms_of(line: dict[str, Any]) -> PaddingHistograms:
+    def histogram(values: dict[str, Any]) -> Histogram:
+        return Histogram(**values)
+
+    ways = [
+        BatchHistograms(
+            **{
+                **way,
+                "padding_of_a_batch": histogram(way["padding_of_a_batch"]),
+                "tokens_of_a_batch": histogram(way["tokens_of_a_batch"]),
+            }
+        )
+        for way in line["ways"]
+    ]
+    return PaddingHistograms(**{**line, "lengths": histogram(line["lengths"]), "ways": ways})
