@@ -8,7 +8,7 @@ import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from seqwarm_kernels.data.padding.figure import BatchHistograms, Histogram, PaddingHistograms, padding_figure
 from seqwarm_kernels.demo.figures import progress_figure
@@ -23,6 +23,9 @@ from seqwarm_kernels.tuning.trial_folder import RESULT
 from seqwarm_kernels.utils.figures import save_both
 
 from .common.records import write
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 DEMO, TUNING, PADDING = "cpu_demo_run", "cpu_tuning", "cpu_padding"  #: names of the records files
 
@@ -61,35 +64,46 @@ def main(arguments: argparse.Namespace) -> None:
     print(path)
 
 
-# ---- reports
+# ---- a demo
 
 
 def demo_report(lines: list[dict[str, Any]], figures: Path) -> str:
     rows = ["| run | tokens | validation loss |", "|---|---|---|"]
     for line in lines:
-        comparison, settings = comparison_of(line), Settings.from_json(line["settings"])
-        lengths = [(float(tokens), length) for tokens, length in make_scheduler(WARMUP, settings).milestones()]
-        draw = functools.partial(progress_figure, comparison, lengths, settings.seed)
-        save_both(draw, figures / "demo_validation_loss.png")
+        save_both(functools.partial(demo_figure, line), figures / "demo_validation_loss.png")
+        comparison = comparison_of(line)
         for last in (comparison.baseline[-1], comparison.warmup[-1]):
             rows.append(f"| {last.run} | {last.tokens:,} | {last.validation_loss:.4f} |")
     return "\n".join(rows)
+
+
+def demo_figure(line: dict[str, Any]) -> Figure:
+    settings = Settings.from_json(line["settings"])
+    lengths = [(float(tokens), length) for tokens, length in make_scheduler(WARMUP, settings).milestones()]
+    return progress_figure(comparison_of(line), lengths, settings.seed)
 
 
 def comparison_of(line: dict[str, Any]) -> Comparison:
     return Comparison.of([Record(**evaluation) for evaluation in line["evaluations"]])
 
 
+# ---- a search
+
+
 def tuning_report(lines: list[dict[str, Any]], figures: Path) -> str:
     rows = ["| min length | duration | trained to | largest rise | verdict |", "|---|---|---|---|---|"]
     for line in lines:
-        configuration, trials, accepted = search_of(line)
-        save_both(functools.partial(search_figure, configuration, trials, accepted), figures / "tuning.png")
+        save_both(functools.partial(tuning_figure, line), figures / "tuning.png")
+        _, trials, accepted = search_of(line)
         for trial in trials:
             verdict = "found" if trial is accepted else "fluctuates" if trial.fluctuates else "stable"
             numbers = f"{trial.min_seq_length} | {trial.duration:,} | {trial.cost:,} | {trial.largest_rise:.2f}"
             rows.append(f"| {numbers} | {verdict} |")
     return "\n".join(rows)
+
+
+def tuning_figure(line: dict[str, Any]) -> Figure:
+    return search_figure(*search_of(line))
 
 
 def search_of(line: dict[str, Any]) -> tuple[SearchConfiguration, list[Trial], Trial | None]:
@@ -105,27 +119,18 @@ def search_of(line: dict[str, Any]) -> tuple[SearchConfiguration, list[Trial], T
     return configuration, trials, next((t for t in trials if (t.min_seq_length, t.duration) == candidate), None)
 
 
+# ---- padding
+
+
 def padding_report(lines: list[dict[str, Any]], figures: Path) -> str:
     rows = ["| batching | batches | padding |", "|---|---|---|"]
     for line in lines:
-        histograms = histograms_of(line)
-        save_both(functools.partial(padding_figure, histograms), figures / "padding.png")
-        rows += [f"| {way.name} | {way.batches:,} | {way.padding:.1%} |" for way in histograms.ways]
+        save_both(functools.partial(padding_figure_of, line), figures / "padding.png")
+        rows += [f"| {way['name']} | {way['batches']:,} | {way['padding']:.1%} |" for way in line["ways"]]
     return "\n".join(rows)
 
 
-def histograms_of(line: dict[str, Any]) -> PaddingHistograms:
-    def histogram(values: dict[str, Any]) -> Histogram:
-        return Histogram(**values)
-
-    ways = [
-        BatchHistograms(
-            **{
-                **way,
-                "padding_of_a_batch": histogram(way["padding_of_a_batch"]),
-                "tokens_of_a_batch": histogram(way["tokens_of_a_batch"]),
-            }
-        )
-        for way in line["ways"]
-    ]
-    return PaddingHistograms(**{**line, "lengths": histogram(line["lengths"]), "ways": ways})
+def padding_figure_of(line: dict[str, Any]) -> Figure:
+    names = ("padding_of_a_batch", "tokens_of_a_batch")
+    ways = [BatchHistograms(**{**way, **{name: Histogram(**way[name]) for name in names}}) for way in line["ways"]]
+    return padding_figure(PaddingHistograms(**{**line, "lengths": Histogram(**line["lengths"]), "ways": ways}))

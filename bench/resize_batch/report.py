@@ -66,7 +66,7 @@ def draw_cpu(records: list[CpuRecord], folder: Path) -> list[Path]:
 
 
 def cpu_figure(records: list[CpuRecord]) -> Figure:
-    """Speed relative to the same written by hand. A row for each shape of the batch, a point for each implementation."""
+    """Speed relative to the same written by hand: rows are shapes of the batch, points are implementations."""
     shapes = sorted({_shape(record) for record in records})
     names = list(dict.fromkeys(name for method in METHODS for name in cpu_speeds(records, method)))
     figure = new_figure(11, 7.6)

@@ -140,13 +140,8 @@ def stability_figure(results: list[Result], scale: Scale) -> Figure:
     panels[-1].set_title(f"Spikes, hollow: {', '.join(map(str, batches[1:]))} rows" if batches[1:] else "Spikes")
     panels[-1].set_ylabel("largest loss, relative to the smallest before")
     handles = {line.get_gid(): line for line in panels[0].lines if line.get_gid()}
-    figure.legend(
-        handles.values(),
-        handles.keys(),
-        loc="outside upper center",
-        ncols=2,
-        title=f"{_seeds(results)}; trains: at most {TRAINS:g} times the baseline's loss at × 1",
-    )
+    title = f"{_seeds(results)}; trains: at most {TRAINS:g} times the baseline's loss at × 1"
+    figure.legend(handles.values(), handles.keys(), loc="outside upper center", ncols=2, title=title)
     return figure
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-#: The upper panel ends at this multiple of the threshold above the stable trials, so that these are not squeezed together.
+#: The upper panel ends at this multiple of the threshold above the stable trials, which it would else squeeze together.
 _HEADROOM = 3
 
 #: Larger perplexities overflow in matplotlib's axis computations.
@@ -103,15 +103,5 @@ def _draw_trial(axes: Axes, trial: Trial, values: Sequence[float], top: float, l
     progress, heights = zip(*[(at, min(value, _HIGHEST)) for at, value in points], strict=True)
     axes.plot(progress, heights, **look)
     if trial.fluctuates:
-        outside = progress[-1] > trial.end
-        end = min(heights[-1], top)
-        axes.plot(
-            progress[-1],
-            end,
-            "x",
-            color=look["color"],
-            markersize=10,
-            markeredgewidth=2.5,
-            clip_on=outside,
-            label="_fluctuates",
-        )
+        cross = {"color": look["color"], "markersize": 10, "markeredgewidth": 2.5, "label": "_fluctuates"}
+        axes.plot(progress[-1], min(heights[-1], top), "x", clip_on=progress[-1] > trial.end, **cross)

@@ -9,6 +9,7 @@ import io
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -62,7 +63,7 @@ LOOKS = {
     "eager, slicing": Look(_GRAY, "X", "-."),
     # allocator
     "with warmup_allocator": Look(_ORANGE, "s", width=2.0),
-    "without": Look(_BLUE, "o", "--"),
+    "without warmup_allocator": Look(_BLUE, "o", "--"),
     # batching
     "random": Look(_GRAY, "X"),
     "short window": Look(_BLUE, "^"),
@@ -124,6 +125,13 @@ def ink() -> str:
     return matplotlib.rcParams["text.color"]
 
 
+def page() -> str:
+    """The color behind everything."""
+    import matplotlib
+
+    return matplotlib.rcParams["figure.facecolor"]
+
+
 def new_figure(width: float, height: float) -> Figure:
     """A figure in inches, without pyplot, so that it needs no display."""
     from matplotlib.figure import Figure
@@ -179,13 +187,13 @@ def short_numbers(axis: Axis) -> None:
 
     def shown(value: float, _: object) -> str:
         largest = max(map(abs, axis.get_view_interval()))
-        unit, letter = next((each for each in _UNITS if largest >= each[0]), (1, ""))
+        unit, letter = next((each for each in _UNITS if largest >= max(20_000, 2 * each[0])), (1, ""))
         return f"{value / unit:,.6g}{letter}" if value else "0"
 
     axis.set_major_formatter(shown)
 
 
-_UNITS = ((2e9, " B"), (2e6, " M"), (2e4, " k"))
+_UNITS = ((1e9, " B"), (1e6, " M"), (1e3, " k"))
 
 
 #: A thin line from the left end of a label to a point.
@@ -229,9 +237,9 @@ def spread_out(positions: Sequence[float], gap: float) -> list[float]:
     """Positions near the given ones, in the same order, with `gap` between neighbors."""
     order = sorted(range(len(positions)), key=lambda index: positions[index])
     upwards, downwards = list(positions), list(positions)
-    for below, above in zip(order, order[1:], strict=False):
+    for below, above in pairwise(order):
         upwards[above] = max(upwards[above], upwards[below] + gap)
-    for below, above in reversed(list(zip(order, order[1:], strict=False))):
+    for below, above in reversed(list(pairwise(order))):
         downwards[below] = min(downwards[below], downwards[above] - gap)
     return [(up + down) / 2 for up, down in zip(upwards, downwards, strict=True)]
 

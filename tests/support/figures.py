@@ -1,4 +1,4 @@
-"""Checks of drawn figures: labels that overlap, powers of ten and offsets, looks."""
+"""Checks of drawn figures: texts that overlap, numbers that are not written out, looks."""
 
 import itertools
 import re
@@ -12,35 +12,23 @@ from matplotlib.text import Text
 from seqwarm_kernels.utils.figures import look_of
 
 
-def texts(figure):
-    return [text for text in figure.findobj(Text) if text.get_visible() and text.get_text().strip()]
-
-
 def shown_texts(figure):
-    """All texts that are drawn, with their boxes. Ticks outside of the axes are not drawn."""
+    """All texts that are drawn, with their boxes."""
     figure.draw_without_rendering()
-    found = []
-    for text in texts(figure):
-        axes = text.axes
-        labels = [] if axes is None else [*_ticks(axes.xaxis), *_ticks(axes.yaxis)]
-        is_tick = axes is not None and text in {
-            t
-            for axis in (axes.xaxis, axes.yaxis)
-            for tick in (*axis.majorTicks, *axis.minorTicks)
-            for t in (tick.label1, tick.label2)
-        }
-        if (not is_tick or text in labels) and (axes is None or axes.get_visible()):
-            found.append((text.get_text(), text.get_window_extent().padded(-1)))
-    return found
+    hidden = {label for axes in figure.axes for axis in (axes.xaxis, axes.yaxis) for label in _hidden_ticks(axis)}
+    hidden |= {text for axes in figure.axes if not axes.axison for text in axes.findobj(Text)}
+    texts = [text for text in figure.findobj(Text) if text.get_visible() and text.get_text().strip()]
+    box_of = Text.get_window_extent  # that of an annotation includes its arrow
+    return [(text.get_text(), box_of(text).padded(-1)) for text in texts if text not in hidden]
 
 
-def _ticks(axis):
+def _hidden_ticks(axis):
+    """Labels of ticks outside of the axes, and those on the other side."""
     low, high = sorted(axis.get_view_interval())
-    margin = 1e-6 * abs(high - low)
-    ticks = [*axis.get_major_ticks(), *axis.get_minor_ticks()]
-    return [
-        tick.label1 for tick in ticks if tick.label1.get_visible() and low - margin <= tick.get_loc() <= high + margin
-    ]
+    for tick in (*axis.majorTicks, *axis.minorTicks):
+        yield tick.label2
+        if not low - 1e-6 * abs(low) <= tick.get_loc() <= high + 1e-6 * abs(high):
+            yield tick.label1
 
 
 def check_readable(figure):
@@ -49,25 +37,33 @@ def check_readable(figure):
     assert found
     page = figure.bbox.padded(1)
     for text, box in found:
-        assert page.x0 <= box.x0 and box.x1 <= page.x1 and page.y0 <= box.y0 and box.y1 <= page.y1, f"{text} is cut off"
-        assert not re.search(r"mathdefault|\d+e[+-]?\d", text), f"{text} is no plain number"
+        inside = page.x0 <= box.x0 and box.x1 <= page.x1 and page.y0 <= box.y0 and box.y1 <= page.y1
+        assert not re.search(r"mathdefault|\de[+-]?\d", text), f"{text!r} is not a plain number"
+        assert inside, f"{text!r} is cut off"
     for (one, box), (other, other_box) in itertools.combinations(found, 2):
         assert not box.overlaps(other_box), f"{one!r} and {other!r} overlap"
 
 
-def drawn_lines(axes):
-    """The lines of implementations, by name."""
-    return {line.get_gid(): line for line in axes.lines if line.get_gid()}
+def drawn(axes):
+    """The points of each implementation in a panel, by name."""
+    lines = [line for line in axes.lines if line.get_gid()]
+    return {line.get_gid(): list(zip(line.get_xdata(), line.get_ydata(), strict=True)) for line in lines}
 
 
 def check_looks(figure, names):
-    """Every line of an implementation has its own color, marker and line style, and exactly `names` are drawn."""
+    """Exactly `names` are drawn. Each has its color and marker, in the legend, too."""
     found = set()
     for axes in figure.axes:
-        for line in axes.lines:
-            if line.get_gid() is None:
-                continue
+        for line in (line for line in axes.lines if line.get_gid()):
             look = look_of(line.get_gid())
-            assert (line.get_color(), line.get_marker()) == (look.color, look.marker), line.get_gid()
+            assert line.get_color() == look.color, line.get_gid()
+            assert line.get_marker() in (look.marker, "none", "None"), line.get_gid()
             found.add(line.get_gid())
     assert found == set(names)
+    for legend in figure.legends:
+        for handle, text in zip(legend.legend_handles, legend.get_texts(), strict=True):
+            assert handle.get_color() == look_of(text.get_text()).color
+
+
+def texts_of(figure):
+    return [text for text, _ in shown_texts(figure)]

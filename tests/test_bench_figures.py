@@ -1,0 +1,206 @@
+"""The figures of bench, drawn from the committed records: texts, looks, and the points of the records."""
+
+import math
+
+import pytest
+
+pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+
+from bench import shown
+from bench.alibi_attention import figures as attention
+from bench.alibi_attention.cases import BOTH, FORWARD
+from bench.common.records import RESULTS, CpuRecord, read
+from bench.resize_batch import implementations as resizing
+from bench.resize_batch import report as resize_report
+from bench.training import figures as training
+from bench.training.plan import CAUSAL, EXTRAPOLATION, MASKED, SPEED, STABILITY, TIME
+from bench.training.results import Result
+from bench.training.scales import TOY
+from seqwarm_kernels.utils.figures import style
+
+from .support.figures import check_looks, check_readable, drawn, texts_of
+
+
+@pytest.fixture(autouse=True)
+def styled():
+    with style():
+        yield
+
+
+def lines_of(name):
+    return read(RESULTS / f"{name}.jsonl")[1]
+
+
+# ---- attention
+
+
+def test_attention_on_a_cpu():
+    records = [CpuRecord(**line) for line in lines_of("cpu_alibi_attention")]
+    figure = attention.cpu_figure(records)
+    check_readable(figure)
+    peers = {"FlexAttention", "SDPA flash, no bias", "SDPA with bias mask", "eager with bias"}
+    check_looks(figure, {"alibi_attention", "alibi_attention, no skip", *peers})
+    panels = {axes.get_title(loc="left"): axes for axes in figure.axes}
+    assert list(panels) == [f"{work}, {dtype}" for work in (FORWARD, BOTH) for dtype in ("float32", "bfloat16")]
+    assert len({(axes.get_xlim(), axes.get_ylim()) for axes in figure.axes}) == 1
+    for title, axes in panels.items():
+        points = drawn(axes)
+        assert ("FlexAttention" in points) == title.startswith("forward,"), "it has no backward on a CPU"
+        assert {text.get_text() for text in axes.texts} == set(points)
+        work, dtype = title.split(", ")
+        [record] = [
+            record
+            for record in records
+            if (record.implementation, record.threads) == ("SDPA with bias mask", 2)
+            and record.facts["work"] == work
+            and record.case.endswith(f"causal B2 H12 S1024 D64, {dtype}")
+        ]
+        assert dict(points["SDPA with bias mask"])[1024] == pytest.approx(1000 * record.median_ms / 2048)
+    assert figure.axes[0].get_ylabel() == "µs per token, 12 heads"
+    assert figure.axes[2].get_xlabel() == "tokens in a sequence"
+    assert {"64", "1,024", "16,384", "0.5"} & set(texts_of(figure)) >= {"64", "1,024", "16,384"}
+
+
+def test_a_missing_implementation_does_not_change_the_others():
+    records = [CpuRecord(**line) for line in lines_of("cpu_alibi_attention")]
+    figure = attention.cpu_figure([record for record in records if record.implementation != "FlexAttention"])
+    names = {"alibi_attention", "alibi_attention, no skip", "SDPA flash, no bias", "SDPA with bias mask"}
+    check_looks(figure, {*names, "eager with bias"})
+
+
+# ---- resize_batch
+
+
+def test_resize_batch_on_a_cpu():
+    records = [CpuRecord(**line) for line in lines_of("cpu_resize_batch")]
+    figure = resize_report.cpu_figure(records)
+    check_readable(figure)
+    shown_names = {resizing.OURS, resizing.OURS_OUT, resizing.FOREACH, resizing.COMPILED}
+    check_looks(figure, shown_names)
+    assert {text.get_text() for text in figure.legends[0].get_texts()} == shown_names
+    shapes = [label.get_text() for label in figure.axes[0].get_yticklabels()]
+    assert shapes[0] == "2 × 8 × 128, 0.02 MB"
+    assert shapes[-1] == "16 × 4,096 × 1,024, 537 MB"
+    assert len(shapes) == 9
+    for axes, method in zip(figure.axes, resizing.METHODS, strict=True):
+        assert axes.get_title(loc="left") == method
+        assert all(line.get_linestyle() == "None" for line in axes.lines if line.get_gid())  # shapes are not joined
+        of_shape = [record for record in records if record.case.startswith(f"{method}, 3 x 2048 x 2048")]
+        ms = {record.implementation: record.median_ms for record in of_shape if record.threads == 2}
+        speeds = {round(row): speed for speed, row in drawn(axes)[resizing.OURS]}
+        assert speeds[6] == pytest.approx(ms[resizing.BY_HAND] / ms[resizing.OURS])
+    assert any("times as fast as slice + contiguous" in text for text in texts_of(figure))
+
+
+# ---- training
+
+
+def results(experiment):
+    found = [Result(**line) for line in lines_of("cpu_training")]
+    return [result for result in found if result.experiment == experiment and result.failure is None]
+
+
+def test_time_to_a_loss():
+    figure = training.time_figure(results(TIME), TOY)
+    check_readable(figure)
+    check_looks(figure, {training.BASELINE, training.WARMUP, training.HALF_BATCH})
+    curves, ratios = figure.axes
+    labels = [text.get_text() for text in curves.texts]
+    assert labels == ["full length", "half the batch", *(f"warmup {share}%" for share in (15, 30, 45, 60, 75, 90))]
+    [half] = [line for line in ratios.lines if line.get_gid() == training.HALF_BATCH]  # its seconds are not comparable
+    found = sorted(r.figures["sooner_in_tokens"] for r in results(TIME) if r.case["batch_size"] == 4)
+    assert sorted(half.get_ydata()) == found
+    assert "as soon as the baseline" in [text.get_text() for text in ratios.texts]
+    baseline = next(line for line in curves.lines if line.get_gid() == training.BASELINE)
+    curve = next(r for r in results(TIME) if not r.case["duration"]).figures["curve"]
+    assert list(baseline.get_xdata()) == [tokens / 1000 for tokens, _, _ in curve]
+    assert list(baseline.get_ydata()) == [loss for _, _, loss in curve]
+
+
+def test_stability():
+    figure = training.stability_figure(results(STABILITY), TOY)
+    check_readable(figure)
+    check_looks(figure, {training.BASELINE, training.WARMUP})
+    small, large, ratios = figure.axes
+    assert small.get_ylim() == large.get_ylim()
+    assert [text.get_text() for text in small.texts] == ["trains below"]
+    assert [text.get_text() for text in ratios.texts] == ["a spike: above 1.2"]
+    assert figure.legends[0].get_title().get_text().startswith("1 seed; trains: at most 1.1 times")
+    spike = max(result.figures["largest_ratio"] for result in results(STABILITY))
+    assert max(y for line in ratios.lines if line.get_gid() for y in line.get_ydata()) == spike
+
+
+def test_extrapolation():
+    figure = training.extrapolation_figure(results(EXTRAPOLATION), TOY)
+    check_readable(figure)
+    check_looks(figure, {training.BASELINE, training.WARMUP})
+    causal, masked = figure.axes
+    assert causal.get_ylim() == masked.get_ylim()
+    assert causal.get_ylim()[0] == 0
+    assert causal.get_title(loc="left") == f"{CAUSAL} training, 3 seeds"
+    assert masked.get_title(loc="left") == f"{MASKED} training, 1 seed"
+    for axes in figure.axes:
+        assert "trained at 256" in [text.get_text() for text in axes.texts]
+    assert "full length throughout:\n3.71 to 3.75 at 1,024" in [text.get_text() for text in causal.texts]
+
+
+def test_speed():
+    figure = training.speed_figure(results(SPEED), TOY)
+    check_readable(figure)
+    check_looks(figure, {"this package", "eager, slicing"})
+    found = results(SPEED)
+    at_32 = sorted(
+        s[1] for r in found if r.case["attention"] == "package" for s in r.figures["by_length"] if s[0] == 32
+    )
+    assert dict(drawn(figure.axes[0])["this package"])[32] == at_32[1]
+
+
+# ---- a demo, a search, padding
+
+
+def test_the_demo():
+    [line] = lines_of(shown.DEMO)
+    figure = shown.demo_figure(line)
+    check_readable(figure)
+    check_looks(figure, {"full length throughout", "sequence-length warmup"})
+    losses, lengths = figure.axes
+    for run, name in (("baseline", "full length throughout"), ("warmup", "sequence-length warmup")):
+        found = [each for each in line["evaluations"] if each["run"] == run]
+        assert drawn(losses)[name] == [(each["tokens"] / 1e6, each["validation_loss"]) for each in found]
+    assert drawn(lengths)["sequence-length warmup"][0] == (0, 32)
+    assert max(length for _, length in drawn(lengths)["sequence-length warmup"]) == 256
+    assert any("seed 0" in text for text in texts_of(figure))
+    assert {"1.03 M tokens", "1.43 M tokens", "final loss at the full length"} < set(texts_of(figure))
+
+
+def test_a_search():
+    [line] = lines_of(shown.TUNING)
+    figure = shown.tuning_figure(line)
+    check_readable(figure)
+    perplexities, _ = figure.axes
+    labels = [text.get_text() for text in perplexities.texts]
+    assert sorted(labels)[-1] == "from 8 over 92,160: fluctuates"
+    assert sum(label.endswith("found") for label in labels) == 1
+    trials = [each for each in perplexities.lines if not each.get_label().startswith("_")]
+    assert [len(each.get_ydata()) for each in trials] == [len(each["validations"]) for each in line["trials"]]
+    assert any("limit: 1.3 times the best before" in text for text in texts_of(figure))
+    crosses = [each for axes in figure.axes for each in axes.lines if each.get_marker() == "x"]
+    assert len(crosses) == 2 * sum(trial["outcome"] == "fluctuates" for trial in line["trials"])
+
+
+def test_padding():
+    [line] = lines_of(shown.PADDING)
+    figure = shown.padding_figure_of(line)
+    check_readable(figure)
+    lengths, *panels = figure.axes
+    assert lengths.get_title(loc="left") == "242,580 items, 41,182,215 tokens"
+    titles = [axes.get_title(loc="left") for axes in panels]
+    assert titles[:2] == ["random batches of 32", "7,581 batches, 84.2% padding"]
+    assert len(panels) == 2 * len(line["ways"])  # no histogram hides another
+    assert len({axes.get_ylim() for axes in panels}) == 1
+    for axes, way in zip(panels[::2], line["ways"], strict=True):
+        [stairs] = axes.patches
+        assert list(stairs.get_data().values) == [
+            count / way["batches"] for count in way["padding_of_a_batch"]["counts"]
+        ]
+        assert math.isclose(sum(stairs.get_data().values), 1)

@@ -1,0 +1,157 @@
+"""The style of figures: looks, axes, labels at lines, light and dark files."""
+
+import io
+import itertools
+import sys
+
+import pytest
+
+pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+
+from matplotlib.colors import to_rgb
+from PIL import Image
+
+from bench.alibi_attention import peers
+from bench.resize_batch import implementations
+from seqwarm_kernels.utils import figures
+
+from .support.figures import check_looks, check_readable, shown_texts
+
+
+@pytest.fixture(autouse=True)
+def styled():
+    with figures.style():
+        yield
+
+
+def lightness(color):
+    """The gray that a color becomes, from 0 to 1."""
+    return sum(weight * part for weight, part in zip((0.299, 0.587, 0.114), to_rgb(color), strict=True))
+
+
+def axes_of(width=6, height=3):
+    figure = figures.new_figure(width, height)
+    return figure, figure.subplots()
+
+
+def test_a_backend_does_not_change_a_look():
+    assert figures.look_of("alibi_attention native, no skip") == figures.look_of("alibi_attention triton, no skip")
+    assert figures.look_of("alibi_attention native, no skip") != figures.look_of("alibi_attention")
+    with pytest.raises(KeyError):
+        figures.look_of("an implementation without a look")
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        [peer.name for peer in vars(peers).values() if isinstance(peer, peers.Peer) and "max-autotune" not in peer.name]
+        + [peers.OURS, peers.OURS_NO_SKIP],
+        [implementations.OURS, implementations.OURS_OUT, implementations.FOREACH, implementations.COMPILED],
+        ["full length throughout", "sequence-length warmup", "half the batch, full length"],
+    ],
+    ids=["attention", "resize_batch", "training"],
+)
+def test_implementations_of_one_figure_differ_without_color(names):
+    looks = [figures.look_of(name) for name in names]
+    assert len({look.marker for look in looks}) == len(names) >= 3
+
+
+def test_colors_are_readable_on_both_pages():
+    for name, look in figures.LOOKS.items():
+        assert 0.25 < lightness(look.color) < 0.7, name
+
+
+def test_labels_are_apart_and_in_order():
+    positions = [0.5, 0.51, 0.1, 0.49, 0.9]
+    spread = figures.spread_out(positions, 0.1)
+    order = sorted(range(5), key=positions.__getitem__)
+    assert order == sorted(range(5), key=spread.__getitem__)
+    assert all(spread[b] - spread[a] >= 0.1 - 1e-9 for a, b in itertools.pairwise(order))
+    assert (spread[2], spread[4]) == (0.1, 0.9)
+    assert spread[0] == pytest.approx(0.5)
+
+
+def test_labels_at_lines_do_not_overlap():
+    figure, axes = axes_of()
+    names = ["alibi_attention", "FlexAttention", "SDPA with bias mask", "eager with bias"]
+    for index, name in enumerate(names):
+        figures.plot(axes, name, [0, 1], [0, 1 + index / 1000])
+    figures.label_lines([axes], bold="alibi_attention")
+    check_readable(figure)
+    check_looks(figure, names)
+    labels = {text.get_text(): text for text in axes.texts}
+    assert [labels[name].get_fontweight() for name in names] == ["bold", "normal", "normal", "normal"]
+    assert [labels[name].xy for name in names] == [(1, 1 + index / 1000) for index in range(4)]
+    assert labels[names[0]].arrow_patch.get_edgecolor()[:3] == to_rgb(figures.look_of(names[0]).color)
+
+
+def test_what_the_checks_of_figures_find():
+    figure, axes = axes_of()
+    axes.text(0.5, 0.5, "one")
+    check_readable(figure)
+    axes.text(0.51, 0.5, "other")
+    with pytest.raises(AssertionError, match="'one' and 'other' overlap"):
+        check_readable(figure)
+    figure, axes = axes_of()
+    axes.plot([1, 2], [1e-9, 1e9])
+    axes.set_yscale("log")
+    with pytest.raises(AssertionError, match="is not a plain number"):
+        check_readable(figure)
+    figure, axes = axes_of()
+    figures.plot(axes, "FlexAttention", [0, 1], [0, 1], color="red")
+    with pytest.raises(AssertionError, match="FlexAttention"):
+        check_looks(figure, ["FlexAttention"])
+
+
+@pytest.mark.parametrize(
+    ("limits", "ticks", "shown"),
+    [
+        ((0.5, 20), None, ["0.5", "1", "2", "5", "10", "20"]),
+        ((64, 16384), [64, 1024, 16384], ["64", "1,024", "16,384"]),
+    ],
+)
+def test_numbers_of_a_logarithmic_axis_are_written_out(limits, ticks, shown):
+    figure, axes = axes_of()
+    axes.plot(limits, [0, 1])
+    axes.set_yticks([])
+    figures.log_axis(axes.xaxis, ticks)
+    assert [text for text, _ in shown_texts(figure)] == shown
+
+
+@pytest.mark.parametrize(
+    ("largest", "shown"),
+    [(8_000, ["0", "8,000"]), (80_000, ["0", "80 k"]), (5e6, ["0", "5 M"]), (3e9, ["0", "3 B"])],
+)
+def test_an_axis_of_large_numbers_has_one_unit(largest, shown):
+    figure, axes = axes_of()
+    axes.plot([0, largest], [0, 1])
+    axes.set_xticks([0, largest])
+    axes.set_yticks([])
+    figures.short_numbers(axes.xaxis)
+    assert [text for text, _ in shown_texts(figure)] == shown
+
+
+def test_a_file_for_light_and_one_for_dark_pages(tmp_path):
+    def draw():
+        figure, axes = axes_of()
+        figures.plot(axes, "FlexAttention", [0, 1], [0, 1])
+        return figure
+
+    assert figures.save_both(draw, tmp_path / "new" / "name.png") == tmp_path / "new" / "name.png"
+    assert sorted(path.name for path in (tmp_path / "new").iterdir()) == ["name.png", "name_dark.png"]
+    corners = {}
+    for theme in (figures.LIGHT, figures.DARK):
+        stem = "name" if theme == figures.LIGHT else "name_dark"
+        image = Image.open(tmp_path / "new" / f"{stem}.png").convert("RGB")
+        assert image.size == (900, 450)
+        corners[theme] = sum(image.getpixel((0, 0)))
+        with figures.style(theme):
+            assert abs(lightness(figures.ink()) - lightness(figures.page())) > 0.7
+    assert corners[figures.LIGHT] > 700 > 100 > corners[figures.DARK]
+    assert Image.open(io.BytesIO(figures.png(draw))).mode == "P"
+
+
+def test_without_matplotlib_the_error_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(ImportError, match=r'pip install "seqwarm_kernels\[demo\]"'), figures.style():
+        pass
