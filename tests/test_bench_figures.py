@@ -170,7 +170,7 @@ def test_the_demo():
     assert drawn(lengths)["sequence-length warmup"][0] == (0, 32)
     assert max(length for _, length in drawn(lengths)["sequence-length warmup"]) == 256
     assert any("seed 0" in text for text in texts_of(figure))
-    assert {"1.03 M tokens", "1.43 M tokens", "final loss at the full length"} < set(texts_of(figure))
+    assert {"1.03 M", "1.43 M", "final loss at the full length"} < set(texts_of(figure))
 
 
 def test_a_search():

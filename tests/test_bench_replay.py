@@ -3,8 +3,9 @@
 import pytest
 
 from bench.allocator.replay import CAPACITY, MIB, WITH, WITHOUT, CachingAllocator, Training, ramp_figure, replay
+from seqwarm_kernels.utils.figures import style
 
-TINY = Training(layers=2, width=64, vocabulary=512, batch_size=4)
+TINY = Training(layers=2, width=256, vocabulary=8192, batch_size=8)
 LENGTHS = range(8, 257, 8)
 
 
@@ -84,7 +85,7 @@ def test_a_warmed_ramp_asks_for_nothing():
 def test_the_figure_says_that_it_is_a_replay():
     figures = pytest.importorskip("tests.support.figures")
     ramps = {name: replay(TINY, LENGTHS, CAPACITY, warmed=name == WITH) for name in (WITHOUT, WITH)}
-    with figures.style():
+    with style():
         figure = ramp_figure(ramps)
         figures.check_readable(figure)
         figures.check_looks(figure, {WITH, WITHOUT})

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import re
 import subprocess
 import sys
 from dataclasses import asdict
@@ -25,6 +26,10 @@ from bench.gpu import command
 from bench.gpu.records import DeviceRecord, DeviceRecords, read_device_records
 from bench.gpu.stage import PARTS
 from bench.gpu.summary import summary
+from bench.report import FIGURES
+from seqwarm_kernels.utils.figures import LIGHT, style
+
+from .support.figures import check_looks, check_readable
 
 ROOT = Path(__file__).parent.parent
 RAMP = {"device_allocations": 0, "compilations": 0, "stalls": 0, "reserved_megabytes": 1, "warmup_seconds": 1}
@@ -43,8 +48,24 @@ def run_bench(monkeypatch, capsys):
 # ---- records files
 
 
-def test_every_committed_records_file_has_a_section(run_bench, tmp_path):
-    sections = run_bench("report", "--figures", tmp_path).split("\n## ")
+@pytest.fixture
+def drawn(monkeypatch):
+    """Figures for light pages, laid out in place of being written."""
+    found = []
+
+    def png(draw, theme):
+        if theme == LIGHT:
+            with style():
+                found.append(draw())
+        return b""
+
+    monkeypatch.setattr("seqwarm_kernels.utils.figures.png", png)
+    return found
+
+
+def test_every_committed_records_file_has_a_section(run_bench, monkeypatch, tmp_path):
+    monkeypatch.setattr("seqwarm_kernels.utils.figures.png", lambda draw, theme: b"")  # test_bench_figures draws them
+    sections = re.split("\n## (?=On a GPU|cpu)", run_bench("report", "--figures", tmp_path))
     reported = {section.removeprefix("## ").partition("\n")[0]: section for section in sections}
     files = sorted(RESULTS.glob("*.jsonl"))
     assert files
@@ -53,10 +74,15 @@ def test_every_committed_records_file_has_a_section(run_bench, tmp_path):
         section = reported["On a GPU" if path.stem.startswith("device") else path.stem]
         assert json.loads(environment)["torch"] in section
         if path.stem.endswith("_training"):
-            assert f"{len(lines)} results. `python -m bench training`" in section
+            assert f"{len(lines)} results." in section
+            assert "## (d) Speed" in section
         else:
             assert section.count("\n|") >= len(lines)
-    assert {path.name for path in tmp_path.iterdir()} >= {"cpu_attention.png", "cpu_resize_batch.png"}
+    trainings = {f"training_{name}" for name in ("time", "stability", "extrapolation", "speed")}
+    names = trainings | {"cpu_attention", "cpu_resize_batch", "demo_validation_loss", "padding", "tuning"}
+    assert {path.name for path in tmp_path.iterdir()} == {f"{name}{end}.png" for name in names for end in ("", "_dark")}
+    committed = {path.stem.removesuffix("_dark") for path in FIGURES.glob("*.png")}
+    assert committed == names | {"reach", "attended_share", "plan", "allocator_replay"}
 
 
 def test_a_records_file_without_a_report_is_an_error(run_bench, tmp_path):
@@ -115,7 +141,7 @@ def write(path, records):
     path.write_text("\n".join(lines) + "\n")
 
 
-def test_every_stage_of_a_gpu_run_is_reported(run_bench, device_records, tmp_path):
+def test_every_stage_of_a_gpu_run_is_reported(run_bench, device_records, drawn, tmp_path):
     write(tmp_path / "device.jsonl", device_records)
     out = run_bench("report", "--records", tmp_path, "--figures", tmp_path / "figures")
     assert "device.jsonl: gpu pretend" in out
@@ -123,10 +149,16 @@ def test_every_stage_of_a_gpu_run_is_reported(run_bench, device_records, tmp_pat
     for stage in {record.stage for record in device_records} - {"long", "lengths", "segments"}:
         assert f"\n| {stage} | work |" in out
     assert "- failed 1x, first tuned a case forward, FlexAttention: RuntimeError: a reason" in out
-    drawn = {path.stem for path in (tmp_path / "figures").iterdir()}
+    names = {path.stem.removesuffix("_dark") for path in (tmp_path / "figures").iterdir()}
     speeds = {f"attention_d{head_dim}_{work}" for head_dim in (64, 128) for work in ("forward", "forward_backward")}
-    assert drawn == {*speeds, "attention_speedup", "attention_segments"}
-    assert all(f"![{name}]({name}.png)" in out for name in drawn)
+    assert names == {*speeds, "attention_speedup", "attention_segments"}
+    assert all(f"![{name}]({name}.png)" in out for name in names)
+    assert len(drawn) == len(names)
+    for figure in drawn:
+        check_readable(figure)
+        names = {line.get_gid() for axes in figure.axes for line in axes.lines if line.get_gid()}
+        check_looks(figure, names)
+        assert len(names) > 1
 
 
 def test_every_stage_of_a_gpu_run_is_in_the_summary(device_records):

@@ -18,6 +18,7 @@ from bench.training.reading import as_demo_records, read_steps, read_validations
 from bench.training.running import RunOutcome
 from bench.training.scales import TOY
 from bench.training.statistics import correlation, count_spikes, mean_and_error, sign_test, spread
+from seqwarm_kernels.utils.figures import style
 
 NAN = math.nan
 PEAK = plan.Peak(1e-3, 0.05)
@@ -183,11 +184,13 @@ def test_seeds_that_did_not_reach_the_loss_are_listed():
 
 
 def test_durations_that_did_not_reach_the_loss_are_drawn():
-    figure = pytest.importorskip("matplotlib.figure", reason="matplotlib is not installed")
-    axes = figure.Figure().subplots(1, 2)
-    figures._draw_time(list(axes), [timed(0.0, 0, 1.0), timed(0.3, 0, 1.3), timed(0.6, 0, None)])
-    [missed] = [drawn for drawn in axes[1].lines if drawn.get_label() == "never reached"]
+    support = pytest.importorskip("tests.support.figures")
+    with style():
+        figure = figures.time_figure([timed(0.0, 0, 1.0), timed(0.3, 0, 1.3), timed(0.6, 0, None)], TOY)
+        support.check_readable(figure)
+    [missed] = [drawn for drawn in figure.axes[1].lines if drawn.get_label() == "never reached"]
     assert list(missed.get_xdata()) == [0.6]
+    assert "never reached" in [text.get_text() for text in figure.axes[1].get_legend().get_texts()]
 
 
 def test_what_cannot_be_compared_is_not_a_failure_to_train():

@@ -120,7 +120,7 @@ def _key(result: dict[str, Any]) -> str:
 def _draw(results: list[Result], folder: Path, scale: Scale) -> None:
     try:
         draw_all(results, folder, scale)
-    except ModuleNotFoundError as error:
+    except ImportError as error:
         print(f"no figures: {error}")
 
 

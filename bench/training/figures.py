@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from seqwarm_kernels.utils.figures import (
     ink,
@@ -101,7 +101,7 @@ def draw_ratios(axes: Axes, results: list[Result]) -> None:
             reached = [point for point in points if point[1] is not None]
             if reached and not (name == HALF_BATCH and unit == "seconds"):
                 label = f"in {unit}" if name == WARMUP else "half the batch,\nin tokens"
-                fill = {} if filled else {"markerfacecolor": "none"}
+                fill: dict[str, Any] = {} if filled else {"markerfacecolor": "none"}
                 plot(axes, name, *zip(*reached, strict=True), linestyle="none", label=label, **fill)
     missed = [r.case["duration"] for r in results if r.case["duration"] > 0 and r.figures["sooner_in_tokens"] is None]
     if missed:
@@ -157,7 +157,7 @@ def _draw_runs(axes: Axes, results: list[Result], value: str, hollow: Sequence[i
             points = [(shift * r.case["learning_rate_factor"], r.figures[value]) for r in same]
             points = sorted(point for point in points if point[1] is not None)
             if points:
-                fill = {"markerfacecolor": "none"} if batch in hollow else {}
+                fill: dict[str, Any] = {"markerfacecolor": "none"} if batch in hollow else {}
                 plot(axes, name, *zip(*points, strict=True), linestyle="none", markersize=7, **fill)
     log_axis(axes.xaxis, sorted({r.case["learning_rate_factor"] for r in results}))
     axes.set_xlabel("times the baseline's best learning rate")
@@ -207,15 +207,14 @@ def speed_figure(results: list[Result], scale: Scale) -> Figure:
     """Median speed at each length of the ramp, with the range of the runs."""
     figure = new_figure(8, 4.8)
     axes = figure.subplots()
-    speeds = {_ATTENTIONS[name]: speeds_by_length(runs) for name, runs in by_attention(results).items() if runs}
-    for index, (name, found) in enumerate(speeds.items()):
+    speeds = {_ATTENTIONS[name]: speeds_by_length(runs) for name, runs in by_attention(results).items()}
+    for index, (name, found) in enumerate((name, found) for name, found in speeds.items() if found):
         line = plot(axes, name, list(found), [each.median for each in found.values()])
         shift = 2 * (index - (len(speeds) - 1) / 2)  # so that no range hides another
         lows, highs = [each.lowest for each in found.values()], [each.highest for each in found.values()]
         axes.vlines([length + shift for length in found], lows, highs, color=line.get_color(), linewidth=3, alpha=0.4)
     axes.set(xlabel="sequence length in the ramp (tokens)", ylabel="tokens per second of training", ylim=(0, None))
-    lengths = sorted({int(x) for line in axes.lines for x in line.get_xdata()})  # type: ignore[union-attr]
-    axes.set_xticks(lengths)
+    axes.set_xticks(sorted({length for found in speeds.values() for length in found}))
     plain_numbers(axes.yaxis)
     label_lines([axes], bold=_ATTENTIONS[PACKAGE])
     figure.suptitle("Training speed during a ramp: median and range of the runs (higher is better)")

@@ -113,7 +113,7 @@ def share_figure(reaches: Sequence[Reach]) -> Figure:
     first = reaches[0]
     shares = np.array([[reach.shares[head] for reach in reaches] for head in first.steepest_first])
     table = np.vstack([shares, shares.mean(0, keepdims=True)])
-    figure = new_figure(1.1 * len(reaches) + 2.2, 0.36 * len(shares) + 1.7)
+    figure = new_figure(max(1.1 * len(reaches) + 2.2, 6), 0.36 * len(shares) + 1.7)
     axes = figure.subplots()
     colors = LinearSegmentedColormap.from_list("shares", [page(), ACCENT])
     axes.imshow(table, colors, vmin=0, vmax=1, aspect="auto")
@@ -123,13 +123,15 @@ def share_figure(reaches: Sequence[Reach]) -> Figure:
     axes.grid(visible=False)
     axes.set_xticks(range(len(reaches)), [f"{reach.length:,}" for reach in reaches])
     axes.set_yticks(range(len(table)), [*(_head(first, head) for head in first.steepest_first), "all heads"])
-    axes.set_xlabel(f"tokens in a sequence (normal queries and keys of {first.head_dim} components)")
+    axes.set_xlabel(f"tokens in a sequence\n(normal queries and keys of {first.head_dim} components)")
     figure.suptitle("Share of the visible keys that causal attention visits")
     return figure
 
 
-def _mixed(color: str, share: float) -> tuple[float, ...]:
+def _mixed(color: str, share: float) -> str:
     """A color on the page with this opacity."""
-    from matplotlib.colors import to_rgb
+    from matplotlib.colors import to_hex, to_rgb
 
-    return tuple(share * over + (1 - share) * under for over, under in zip(to_rgb(color), to_rgb(page()), strict=True))
+    return to_hex(
+        [share * over + (1 - share) * under for over, under in zip(to_rgb(color), to_rgb(page()), strict=True)]
+    )

@@ -27,7 +27,7 @@ def loss_figure(comparison: Comparison, seed: int) -> Figure:
     figure = new_figure(13, 4.8)
     by_seconds, by_tokens = figure.subplots(1, 2, sharey=True)
     _draw_losses(by_seconds, comparison, _seconds, "s")
-    _draw_losses(by_tokens, comparison, _millions, "M tokens")
+    _draw_losses(by_tokens, comparison, _millions, "M")
     by_seconds.set(xlabel="seconds of training", ylabel="validation loss at the full length\n(nats per byte)")
     by_tokens.set_xlabel("million tokens")
     label_lines([by_seconds, by_tokens])
@@ -39,7 +39,7 @@ def progress_figure(comparison: Comparison, lengths: Lengths, seed: int) -> Figu
     """Validation loss at the full length, and below it the length that is trained on, against tokens."""
     figure = new_figure(9, 6.6)
     losses, below = figure.subplots(2, 1, sharex=True, height_ratios=(5, 2))
-    _draw_losses(losses, comparison, _millions, "M tokens")
+    _draw_losses(losses, comparison, _millions, "M")
     _draw_lengths(below, comparison, lengths)
     losses.set_ylabel("validation loss at the full length\n(nats per byte)")
     below.set_xlabel("million tokens trained on")

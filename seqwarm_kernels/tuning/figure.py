@@ -39,7 +39,7 @@ def draw(configuration: SearchConfiguration, trials: Sequence[Trial], accepted: 
 
 def search_figure(configuration: SearchConfiguration, trials: Sequence[Trial], accepted: Trial | None) -> Figure:
     """Above: validation perplexity. Below: each perplexity relative to the best before it, with the limit."""
-    figure = new_figure(10, 7)
+    figure = new_figure(10, max(7, 3 + 0.3 * len(trials)))
     perplexities, rises = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
     bottom, top = _limits(configuration.max_rise, trials)
     top_rise = 1 + 1.6 * (configuration.max_rise - 1)

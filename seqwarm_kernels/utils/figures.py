@@ -13,6 +13,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from .checks import check_matplotlib
 from .files import write_atomically
 
@@ -98,7 +100,7 @@ def style(theme: str = LIGHT) -> Iterator[None]:
     import matplotlib
 
     page, ink, grid = _PAGES[theme]
-    settings: dict[str, Any] = {
+    settings: Any = {
         **dict.fromkeys(("figure.facecolor", "axes.facecolor", "savefig.facecolor"), page),
         **dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), ink),
         "grid.color": grid,
@@ -215,7 +217,9 @@ def label_lines(panels: Iterable[Axes], bold: str = "") -> None:
 def _label_lines(axes: Axes, bold: str) -> None:
     lines = [line for line in axes.lines if not str(line.get_label()).startswith("_")]
     box = axes.get_window_extent()
-    ends = [(line.get_xdata()[-1], line.get_ydata()[-1]) for line in lines]  # type: ignore[index]
+    low, high = axes.get_ylim()
+    points = [np.asarray(line.get_xydata())[-1].tolist() for line in lines]
+    ends = [(x, min(max(y, low), high)) for x, y in points]
     heights = [(axes.transData.transform(end)[1] - box.y0) / box.height for end in ends]
     rows = max((str(line.get_label()).count("\n") + 1 for line in lines), default=1)
     spread = spread_out(heights, 1.3 * rows * LABEL_SIZE * axes.figure.dpi / 72 / box.height)

@@ -7,7 +7,8 @@ import pytest
 
 from seqwarm_kernels import SequenceLengthScheduler, discrete
 from seqwarm_kernels.cli import main
-from seqwarm_kernels.schedule.plan import ModelSize, draw, plan_schedule, table
+from seqwarm_kernels.schedule.plan import ModelSize, plan_figure, plan_schedule, table
+from seqwarm_kernels.utils.figures import style
 
 MODEL = ModelSize(layers=2, hidden_size=16, vocab_size=100)
 
@@ -107,29 +108,35 @@ def test_json():
 
 
 @pytest.mark.parametrize("unit", ["step", "token", "sample"])
-def test_figure(monkeypatch, tmp_path, unit):
-    figure_module = pytest.importorskip("matplotlib.figure")
-    figures = []
-    monkeypatch.setattr(figure_module.Figure, "savefig", lambda figure, path, **_: figures.append((figure, path)))
+def test_figure(unit):
+    support = pytest.importorskip("tests.support.figures")
     plan = three_stages(unit)
-    draw(plan, tmp_path / "plan.png")
-    [(figure, path)] = figures
-    lengths, tokens = figure.axes
+    with style():
+        figure = plan_figure(plan)
+        support.check_readable(figure)
+        support.check_looks(figure, {"full length throughout", "sequence-length warmup"})
+    lengths, amounts = figure.axes
     end = {"step": 17, "token": 84_000, "sample": 5000}[unit]
-    (line,) = lengths.lines
-    assert line.get_xdata() == pytest.approx([*(stage.progress for stage in plan.stages), end])
-    assert list(line.get_ydata()) == [8, 16, 24, 24]
-    assert line.get_drawstyle() == "steps-post"
-    assert (lengths.get_xlabel(), lengths.get_ylabel()) == (f"{unit}s", "sequence length")
-    assert lengths.get_xlim() == (0, end)
-    assert lengths.get_ylim()[0] == 0
-    (line,) = tokens.lines
-    assert line.get_xdata() == pytest.approx([*(stage.progress for stage in plan.stages), end])
-    assert line.get_ydata() == pytest.approx([0, *itertools.accumulate(stage.tokens for stage in plan.stages)])
-    assert tokens.get_ylabel() == "tokens so far"
-    assert tokens.get_ylim()[0] == 0
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["sequence length", "tokens so far"]
-    assert path == tmp_path / "plan.png"
+    starts = [stage.progress for stage in plan.stages]
+    assert support.drawn(lengths) == {
+        "full length throughout": [(0, 24), (end, 24)],
+        "sequence-length warmup": list(zip([*starts, end], [8, 16, 24, 24], strict=True)),
+    }
+    assert {line.get_drawstyle() for line in lengths.lines} == {"steps-post"}
+    of_stages = [stage.steps if unit == "token" else stage.tokens for stage in plan.stages]
+    full = amounts.lines[0].get_ydata()[-1]
+    steps = sum(stage.steps for stage in plan.stages)
+    assert full == pytest.approx(
+        steps * 84_000 / plan.tokens_full_length if unit == "token" else plan.tokens_full_length
+    )
+    assert [y for _, y in support.drawn(amounts)["sequence-length warmup"]] == pytest.approx(
+        [0, *itertools.accumulate(of_stages)]
+    )
+    assert amounts.get_ylabel() == ("optimizer steps so far" if unit == "token" else "tokens so far")
+    assert amounts.get_xlabel() == f"{unit}s"
+    assert amounts.get_xlim() == (0, end)
+    assert lengths.get_ylabel() == "sequence length (tokens)"
+    assert lengths.get_ylim()[0] == amounts.get_ylim()[0] == 0
 
 
 def test_the_command(capsys, tmp_path):
