@@ -132,6 +132,5 @@ def _mixed(color: str, share: float) -> str:
     """A color on the page with this opacity."""
     from matplotlib.colors import to_hex, to_rgb
 
-    return to_hex(
-        [share * over + (1 - share) * under for over, under in zip(to_rgb(color), to_rgb(page()), strict=True)]
-    )
+    red, green, blue = share * np.array(to_rgb(color)) + (1 - share) * np.array(to_rgb(page()))
+    return to_hex((red, green, blue))

@@ -118,7 +118,8 @@ def padding_figure(histograms: PaddingHistograms) -> Figure:
     """A row for each way of batching, so that no histogram hides another."""
     ways = histograms.ways
     figure = new_figure(11, 2.2 + 1.1 * len(ways))
-    top, below = np.ravel(figure.subfigures(2, 1, height_ratios=(2, 1.1 * len(ways))))
+    grid = figure.add_gridspec(2, 1, height_ratios=(2, 1.1 * len(ways)))
+    top, below = figure.add_subfigure(grid[0]), figure.add_subfigure(grid[1])
     _draw_lengths(top.subplots(), histograms)
     panels = below.subplots(len(ways), 2, sharex="col", squeeze=False)
     for index, (way, row) in enumerate(zip(ways, panels, strict=True)):
