@@ -12,13 +12,16 @@ from .test_tune_schedule import region, tune
 from .toys import Formula
 
 
+FEW = {"min_seq_lengths": [8, 16], "durations": [200, 300]}  #: candidates
+
+
 def test_the_figure(tmp_path):
     pytest.importorskip("matplotlib")
     found = tune(Formula(region))
     found.figure(tmp_path / "tuning.png")
     assert (tmp_path / "tuning.png").read_bytes().startswith(b"\x89PNG")
     with pytest.raises(NoStableSchedule) as caught:
-        tune(lambda scheduler, end: [Validation(0, math.inf)])
+        tune(lambda scheduler, end: [Validation(0, math.inf)], **FEW)
     caught.value.figure(str(tmp_path / "nothing.png"))
     assert (tmp_path / "nothing.png").read_bytes().startswith(b"\x89PNG")
 
@@ -58,6 +61,6 @@ def test_a_perplexity_above_the_figure_does_not_squeeze_the_rest(highest):
 def test_the_figure_of_a_search_without_a_stable_trial(validations, tmp_path):
     pytest.importorskip("matplotlib")
     with pytest.raises(NoStableSchedule) as caught:
-        tune(lambda scheduler, end: [Validation(*each) for each in validations])
+        tune(lambda scheduler, end: [Validation(*each) for each in validations], **FEW)
     caught.value.figure(tmp_path / "nothing.png")
     assert (tmp_path / "nothing.png").read_bytes().startswith(b"\x89PNG")
