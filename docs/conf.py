@@ -3,6 +3,8 @@
 import os
 from pathlib import Path
 
+from docutils import nodes
+
 import seqwarm_kernels
 
 project = "seqwarm_kernels"
@@ -31,7 +33,7 @@ nb_execution_show_tb = True
 
 # Docstrings are Google style. A name in single backticks becomes a link where the site documents it.
 default_role = "py:obj"
-autodoc_default_options = {"members": True, "member-order": "bysource", "show-inheritance": True}
+autodoc_default_options = {"members": True, "member-order": "bysource"}
 autodoc_typehints = "signature"
 autodoc_typehints_format = "short"
 autodoc_preserve_defaults = True
@@ -78,6 +80,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "2")  # of the notebook's kernel
 def setup(app):
     app.connect("autodoc-process-docstring", _escape_bars)
     app.connect("missing-reference", _link_by_last_name)
+    app.connect("doctree-read", _add_dark_pictures, priority=400)  # before Sphinx collects the pictures
 
 
 def _escape_bars(app, what, name, obj, options, lines):
@@ -98,3 +101,17 @@ def _link_by_last_name(app, env, node, contnode):
     if len(found) != 1:
         return None
     return domain.resolve_xref(env, node["refdoc"], app.builder, "obj", found[0], node, contnode)
+
+
+def _add_dark_pictures(app, doctree):
+    """A picture that has a second file, `<name>_dark.png`, changes with the colors of the page."""
+    folder = Path(app.env.doc2path(app.env.docname)).parent
+    for image in list(doctree.findall(nodes.image)):
+        light = Path(image["uri"])
+        dark = light.with_name(f"{light.stem}_dark{light.suffix}")
+        if (folder / dark).exists():
+            twin = image.deepcopy()
+            twin["uri"] = str(dark)
+            image["classes"].append("only-light")
+            twin["classes"].append("only-dark")
+            image.parent.insert(image.parent.index(image) + 1, twin)
