@@ -1,58 +1,40 @@
 """Sequence-length warmup and ALiBi attention for PyTorch.
 
 `SequenceLengthScheduler` gives the current length, `resize_batch` makes a batch that long, `alibi_attention` attends,
-and `warmup_allocator` claims the memory of the longest batch before training starts. The modules `data`, `diagnostics`
-and `trainers` are imported on first access.
+and `warmup_allocator` claims the memory of the longest batch before training starts.
+
+All names load on first access, so that `seqwarm --help` does not wait for torch. `import seqwarm_kernels.ops` registers
+the operators `torch.ops.seqwarm`.
 """
 
 import importlib
-from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
-from .allocator.compilation import compilations, no_compilation
-from .allocator.report import AllocatorReport
-from .allocator.warmup import warmup_allocator
-from .attention.attended_share import attended_share, attended_share_varlen
-from .attention.functional import alibi_attention, alibi_attention_varlen
-from .attention.slopes import alibi_bias, alibi_slopes
-from .models import SurgeryReport, apply_alibi, load_alibi_model, register_alibi
-from .resizing.buffers import BatchBuffers
-from .resizing.functional import ResizeInfo, resize_batch
-from .schedule.scheduler import Milestone, SequenceLengthScheduler, discrete, root
+if TYPE_CHECKING:
+    from .api import *  # noqa: F403
 
 __version__ = "0.1.0"
 
+#: Modules that the public names do not need.
 _LAZY_MODULES = ("data", "diagnostics", "trainers")
 
-__all__ = [
-    "AllocatorReport",
-    "BatchBuffers",
-    "Milestone",
-    "ResizeInfo",
-    "SequenceLengthScheduler",
-    "SurgeryReport",
-    "alibi_attention",
-    "alibi_attention_varlen",
-    "alibi_bias",
-    "alibi_slopes",
-    "apply_alibi",
-    "attended_share",
-    "attended_share_varlen",
-    "compilations",
-    "discrete",
-    "load_alibi_model",
-    "no_compilation",
-    "register_alibi",
-    "resize_batch",
-    "root",
-    "warmup_allocator",
-]
 
-
-def __getattr__(name: str) -> ModuleType:
-    if name not in _LAZY_MODULES:
+def __getattr__(name: str) -> Any:
+    if name in _LAZY_MODULES:
+        return importlib.import_module(f".{name}", __name__)
+    if name.startswith("__") and name != "__all__":  # asked for by tools such as inspect
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return importlib.import_module(f".{name}", __name__)
+    _load_public_names()
+    if name not in globals():
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return globals()[name]
 
 
 def __dir__() -> list[str]:
+    _load_public_names()
     return sorted([*globals(), *_LAZY_MODULES])
+
+
+def _load_public_names() -> None:
+    api = importlib.import_module(".api", __name__)
+    globals().update({name: getattr(api, name) for name in api.__all__}, __all__=api.__all__)

@@ -14,7 +14,7 @@ PACKAGE = Path(seqwarm_kernels.__file__).parent
 
 #: From top to bottom. A folder imports from itself and from the folders below it.
 LAYERS = (
-    *("__main__", "cli", "demo", "trainers", "diagnostics", "tuning", "models", "data"),
+    *("__main__", "cli", "demo", "trainers", "diagnostics", "tuning", "api", "models", "data"),
     *("allocator", "schedule", "resizing", "attention", "ops", "utils"),
 )
 BACKENDS = {"reference", "native", "triton"}
@@ -52,9 +52,9 @@ def imported_files(path, package=PACKAGE):
                 break
 
 
-def test_the_root_holds_folders_only():
+def test_the_root_holds_few_files():
     files = {path.name for path in PACKAGE.iterdir() if path.is_file() and path.suffix != ".so"}
-    assert files == {"__init__.py", "__main__.py", "py.typed"}
+    assert files == {"__init__.py", "__main__.py", "api.py", "py.typed"}
 
 
 @pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
@@ -114,6 +114,7 @@ sys.meta_path.insert(0, Block())
 import torch
 import seqwarm_kernels as sw
 
+sw.resize_batch
 assert not [name for name in sys.modules if name.startswith(("seqwarm_kernels.data", "seqwarm_kernels.trainers"))]
 query = torch.randn(1, 2, 5, 4, requires_grad=True)
 sw.alibi_attention(query, query, query).sum().backward()
@@ -145,6 +146,11 @@ except ValueError as error:
 else:
     raise AssertionError("the blocked triton served a call")
 """
+
+
+def test_the_package_itself_loads_nothing():
+    code = "import sys, seqwarm_kernels; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_the_reference_needs_only_torch():
