@@ -1,4 +1,4 @@
-"""`python -m seqwarm_kernels`."""
+"""`python -m seqwarm_kernels`, the same as `seqwarm`."""
 
 import sys
 

@@ -1,105 +1,80 @@
-"""The command line: `python -m seqwarm_kernels {info,plan,padding,tune,demo}`."""
+"""The command line: `seqwarm {info,plan,padding,tune,demo,reach}`, also as `python -m seqwarm_kernels`.
+
+No file of this folder imports torch at its top, so that help and shell completion are quick.
+"""
 
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
-import platform
-from collections.abc import Iterator, Sequence
-from typing import Any
-
-import torch
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+from contextlib import nullcontext, redirect_stdout
 
 from .. import __version__
-from ..ops import backends
-from . import demo, padding, plan, tune
+from . import completion, demo, info, padding, plan, reach, tune
+from .common import EXIT_STATUS, CommandError, HelpFormatter, Result, add_json
+
+#: Each has HELP, EXAMPLES, add_arguments and run.
+COMMANDS = {"info": info, "plan": plan, "padding": padding, "tune": tune, "demo": demo, "reach": reach}
+
+_DESCRIPTION = "Sequence-length warmup and ALiBi attention for PyTorch. `seqwarm COMMAND --help` describes a command."
+
+_EXAMPLES = """\
+examples:
+  seqwarm info
+  seqwarm demo --quick
+  seqwarm plan --duration 3000 --figure plan.png
+"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one subcommand and return the exit status of the process."""
-    parsed = _parser().parse_args(arguments)
-    return parsed.run(parsed)
+    """Run one command and return the exit status of the process."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    parsed = make_parser().parse_args(arguments)
+    parsed.command_line = shlex.join(["seqwarm", *arguments])
+    try:
+        with redirect_stdout(sys.stderr) if parsed.json else nullcontext():  # a user's training may print
+            result = parsed.run(parsed)
+        _print(result, parsed.json)
+    except CommandError as error:
+        return _fail(parsed.command, error, error.status)
+    except (ImportError, OSError) as error:
+        return _fail(parsed.command, error, 1)
+    except KeyboardInterrupt:
+        return _fail(parsed.command, "stopped", 130)
+    return result.status
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m seqwarm_kernels")
-    subcommands = parser.add_subparsers(required=True, metavar="{info,plan,padding,tune,demo}")
-
-    info_parser = subcommands.add_parser("info", help="show versions, devices, and the available backends")
-    info_parser.add_argument("--json", action="store_true", help="print a JSON object")
-    info_parser.set_defaults(run=_run_info)
-    for name, command, text in (
-        ("plan", plan, "show the lengths of a schedule, and the tokens and FLOPs that it saves"),
-        ("padding", padding, "compare the padding of several ways of batching, on text"),
-        ("tune", tune, "find a schedule that trains stably, by short trials"),
-        ("demo", demo, "train a small model with and without warmup, and compare"),
-    ):
-        subparser = subcommands.add_parser(name, help=text)
+def make_parser() -> argparse.ArgumentParser:
+    epilog = f"{_EXAMPLES}\n{completion.HELP}\n{EXIT_STATUS}"
+    parser = argparse.ArgumentParser("seqwarm", description=_DESCRIPTION, epilog=epilog, formatter_class=HelpFormatter)
+    parser.add_argument("--version", action="version", version=f"seqwarm_kernels {__version__}")
+    completion.add_argument(parser)
+    commands = parser.add_subparsers(dest="command", required=True, metavar=f"{{{','.join(COMMANDS)}}}")
+    for name, command in COMMANDS.items():
+        subparser = commands.add_parser(
+            name,
+            help=command.HELP,
+            description=f"{command.HELP[0].upper()}{command.HELP[1:]}.",
+            epilog=f"{command.EXAMPLES}\n{EXIT_STATUS}",
+            formatter_class=HelpFormatter,
+        )
         command.add_arguments(subparser)
+        add_json(subparser)
         subparser.set_defaults(run=command.run)
     return parser
 
 
-def _run_info(arguments: argparse.Namespace) -> int:
-    info = collect_info()
-    print(json.dumps(info, indent=2) if arguments.json else "\n".join(_info_lines(info)))
-    return 0
-
-
-def collect_info() -> dict[str, Any]:
-    """Installed versions and available backends, as plain values. A `..._problem` says why a value is None."""
-    triton, triton_problem = _triton_version()
-    extension_problem = backends.problem("native")
-    extension = None if extension_problem else importlib.import_module("seqwarm_kernels._C").build_info()
-    return {
-        "python": platform.python_version(),
-        "seqwarm_kernels": __version__,
-        "torch": torch.__version__,
-        "torch_cuda": torch.version.cuda,
-        "triton": triton,
-        "triton_problem": triton_problem,
-        "gpus": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
-        "extension": extension,
-        "extension_problem": extension_problem,
-        "backends": {operator: _backend_problems(operator) for operator in backends.operators()},
-    }
-
-
-def _triton_version() -> tuple[str | None, str | None]:
+def _print(result: Result, as_json: bool) -> None:
     try:
-        return importlib.import_module("triton").__version__, None
-    except ImportError as error:
-        return None, str(error)
+        print(json.dumps(result.json, indent=2) if as_json else result.text, flush=True)
+    except BrokenPipeError:  # the reader, such as `head`, has closed the pipe: nothing is left to flush at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _backend_problems(operator: str) -> dict[str, dict[str, str | None]]:
-    """Device type -> backend -> why the backend cannot serve the operator there, None if it can."""
-    return {
-        device_type: {backend: backends.why_not(operator, backend, device_type) for backend in backends.BACKENDS}
-        for device_type in backends.DEVICE_TYPES
-    }
-
-
-def _info_lines(info: dict[str, Any]) -> Iterator[str]:
-    def line(name: str, value: str) -> str:
-        return f"{name:<16} {value}"
-
-    for name in ("python", "seqwarm_kernels", "torch"):
-        yield line(name, info[name])
-    yield line("CUDA of torch", info["torch_cuda"] or "none")
-    yield line("triton", info["triton"] or f"none: {info['triton_problem']}")
-    yield line("GPUs", ", ".join(info["gpus"]) or "none")
-    extension = info["extension"]
-    if extension is None:
-        yield line("extension", f"none: {info['extension_problem']}")
-    else:
-        versions = f"torch {extension['torch']}, CUDA {extension['cuda'] or 'none'}, {extension['compiler']}"
-        yield line("extension", versions)
-    for operator, device_types in info["backends"].items():
-        yield ""
-        yield operator
-        for device_type, problems in device_types.items():
-            for backend, problem in problems.items():
-                state = "available" if problem is None else f"no: {problem}"
-                yield f"  {device_type:<5} {backend:<10} {state}"
+def _fail(command: str, error: Exception | str, status: int) -> int:
+    print(f"seqwarm {command}: error: {error}", file=sys.stderr)
+    return status

@@ -1,72 +1,51 @@
-"""The command `padding`: compare how much padding different ways of batching cost on the user's text."""
+"""The command `padding`: how much padding different ways of batching cost on the user's text."""
 
 from __future__ import annotations
 
 import argparse
-import os
-import sys
-from pathlib import Path
+
+from .common import Result, add_figure, check_figure, usage_errors
+
+HELP = "compare the padding of several ways of batching, on your text"
+EXAMPLES = """\
+examples:
+  seqwarm padding --text my_corpus/
+  seqwarm padding --text a.txt b.txt.gz --items paragraph --tokenizer bpe --figure padding.png
+  seqwarm padding --text my_corpus/ --max-tokens 8192 --json
+"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--text",
-        nargs="+",
-        required=True,
-        metavar="FILE",
-        help="UTF-8 text files or folders of them, plain, .gz or .zst; JSON is counted as plain text",
-    )
-    parser.add_argument(
-        "--items",
-        choices=("line", "paragraph"),
-        default="line",
-        help="what an item is; blank lines are skipped; default line",
-    )
-    parser.add_argument(
-        "--tokenizer",
-        default="whitespace",
-        metavar="NAME",
-        help="whitespace (default), bytes, bpe (trained on the text), or a name that transformers.AutoTokenizer loads",
-    )
-    budget = parser.add_argument_group("batches with a token budget")
-    budget.add_argument(
-        "--max-tokens", type=int, default=16_384, metavar="N", help="tokens per batch, with padding; default 16384"
-    )
-    budget.add_argument(
-        "--window", type=int, default=10_000, metavar="N", help="items that are sorted together; default 10000"
-    )
-    fixed = parser.add_argument_group("batches with a fixed number of items")
-    fixed.add_argument("--batch-size", type=int, default=32, metavar="N", help="items per batch; default 32")
-    fixed.add_argument(
-        "--short-window", type=int, default=320, metavar="N", help="items that are sorted together; default 320"
-    )
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the order of the items; default 0")
-    parser.add_argument("--figure", type=Path, metavar="PNG", help="write histograms and the table to this file")
-    parser.add_argument("--json", action="store_true", help="print a JSON object")
+    add = parser.add_argument
+    text_help = "UTF-8 text files or folders of them, plain, .gz or .zst; JSON is counted as plain text; required"
+    add("--text", nargs="+", required=True, metavar="FILE", help=text_help)
+    items_help = "what an item is; blank lines are skipped"
+    add("--items", choices=("line", "paragraph"), default="line", help=items_help)
+    tokenizer_help = "whitespace, bytes, bpe (trained on the text), or a name that transformers.AutoTokenizer loads"
+    add("--tokenizer", default="whitespace", metavar="NAME", help=tokenizer_help)
+    add("--seed", type=int, default=0, metavar="N", help="seed of the order of the items")
+    window_help = "items that are sorted by length together"
+    budget = parser.add_argument_group("batches with a token budget").add_argument
+    budget("--max-tokens", type=int, default=16_384, metavar="N", help="tokens per batch, with padding")
+    budget("--window", type=int, default=10_000, metavar="N", help=window_help)
+    fixed = parser.add_argument_group("batches with a fixed number of items").add_argument
+    fixed("--batch-size", type=int, default=32, metavar="N", help="items per batch")
+    fixed("--short-window", type=int, default=320, metavar="N", help=window_help)
+    add_figure(parser, "histograms and the table", page=True)
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Return 0, or 2 after an error in the arguments or the text."""
-    # Imported here so that --help and other commands start quickly.
-    from ..data.padding import BatchingSettings, PaddingReport, TextCorpus, compare, count_tokens, draw
-    from ..utils.checks import check_matplotlib
+def run(arguments: argparse.Namespace) -> Result:
+    with usage_errors(arguments):
+        check_figure(arguments.figure, page=True)
+        from ..data.padding import BatchingSettings, PaddingReport, TextCorpus, compare, count_tokens, draw
+        from ..data.padding.page import write_page
 
-    try:
-        if arguments.figure is not None:
-            check_matplotlib()
         names = ("batch_size", "short_window", "max_tokens", "window", "seed")
         settings = BatchingSettings(**{name: getattr(arguments, name) for name in names})
         corpus = TextCorpus(arguments.text, arguments.items)
         lengths, token_kind = count_tokens(corpus.items, arguments.tokenizer)
-        results = compare(lengths, settings)
-        if arguments.figure is not None:
-            draw(lengths, results, token_kind, arguments.figure)
-    except (ValueError, TypeError, OSError, ImportError) as error:
-        print(f"seqwarm_kernels padding: {error}", file=sys.stderr)
-        return 2
-    report = PaddingReport(corpus, lengths, token_kind, settings, results)
-    try:
-        print(report.as_json() if arguments.json else report.as_text(), flush=True)
-    except BrokenPipeError:  # the reader, such as `head`, has closed the pipe: nothing is left to flush at exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return 0
+        report = PaddingReport(corpus, lengths, token_kind, settings, compare(lengths, settings))
+    if arguments.figure is not None:
+        draw(lengths, report.results, token_kind, arguments.figure)
+        write_page(report, arguments.figure, arguments.command_line)
+    return Result(report.to_json(), report.as_text())

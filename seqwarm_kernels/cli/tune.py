@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import json
 import os
 import sys
 import traceback
@@ -13,10 +12,29 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..schedule.scheduler import UNITS, linear, root
+from .common import (
+    UNITS,
+    CommandError,
+    Result,
+    add_figure,
+    add_pacing,
+    check_figure,
+    demo_default,
+    option,
+    usage_errors,
+)
 
-if TYPE_CHECKING:  # the functions import the rest, so that --help and info are quick
+if TYPE_CHECKING:  # imported by the functions, so that help is quick
     from ..tuning import NoStableSchedule, TunedSchedule
+
+HELP = "find a schedule that trains stably, by short trials"
+EXAMPLES = """\
+examples:
+  seqwarm tune --text my_corpus/ --folder tuning --figure tuning.png
+  seqwarm tune --steps 120 --seq-length 128 --layers 2 --width 64
+  seqwarm tune --trial my_package.my_module:run_trial --seq-length 1024 --learning-rate-warmup 1000 \\
+      --durations 5000 10000 15000 20000 --folder tuning
+"""
 
 #: Options that only the demo's GPT has, and options that only the user's own training has.
 _DEMO_OPTIONS = ("text", "steps", "learning_rate", "batch_size", "layers", "width", "device", "validations")
@@ -29,70 +47,82 @@ _VALIDATIONS = 12
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of the command. An option that is not given is None, or its default."""
     add = parser.add_argument_group("what is trained").add_argument
-    text_help = "UTF-8 text files, or folders of them, for the demo's small GPT; default: Python's standard library"
+    text_help = "UTF-8 text files, or folders of them, for the demo's GPT (default: Python's standard library)"
     add("--text", nargs="+", metavar="FILE", help=text_help)
-    trial_help = "your own training: the argument run_trial of seqwarm_kernels.diagnostics.tune_schedule"
+    trial_help = "your own training: run_trial of seqwarm_kernels.diagnostics.tune_schedule (default: the demo's GPT)"
     add("--trial", metavar="MODULE:FUNCTION", help=trial_help)
-    add("--seq-length", type=int, metavar="TOKENS", help="full sequence length")
-    add("--seed", type=int, default=0, metavar="N", help="default 0")
+    length_help = f"full sequence length; required with --trial {demo_default('seq_length')}"
+    add("--seq-length", type=int, metavar="TOKENS", help=length_help)
+    add("--seed", type=int, default=0, metavar="N", help="seed of every trial")
 
     add = parser.add_argument_group("the demo's GPT").add_argument
-    add("--steps", type=int, metavar="N", help="token budget of a whole run, in steps at the full length")
-    add("--learning-rate", type=float, metavar="RATE", help="peak learning rate, reached after 5%% of the tokens")
-    add("--batch-size", type=int, metavar="ROWS")
-    add("--layers", type=int, metavar="N")
-    add("--width", type=int, metavar="N")
-    add("--device", help="cpu, cuda or cuda:INDEX; default: cuda if there is a GPU")
-    add("--validations", type=int, metavar="N", help=f"validations in a trial; default {_VALIDATIONS}")
+    add(
+        "--steps",
+        type=int,
+        metavar="N",
+        help=f"token budget of a whole run, in full-length steps {demo_default('steps')}",
+    )
+    rate_help = f"peak learning rate, reached after 5%% of the tokens {demo_default('peak_learning_rate')}"
+    add("--learning-rate", type=float, metavar="RATE", help=rate_help)
+    add("--batch-size", type=int, metavar="ROWS", help=f"rows in a step {demo_default('batch_size')}")
+    add("--layers", type=int, metavar="N", help=f"number of layers {demo_default('layers')}")
+    add("--width", type=int, metavar="N", help=f"width of the model, a multiple of its heads {demo_default('width')}")
+    add("--device", help="cpu, cuda or cuda:INDEX (default: cuda if there is a GPU)")
+    add("--validations", type=int, metavar="N", help=f"validations in a trial (default: {_VALIDATIONS})")
 
     add = parser.add_argument_group("your own training").add_argument
-    add("--learning-rate-warmup", type=int, metavar="UNITS", help="warmup of the learning rate; required")
-    add("--unit", choices=UNITS, help="unit of durations and of the learning rate's warmup; default step")
+    warmup_help = "warmup of the learning rate; required with --trial (default for the demo's GPT: 5%% of the tokens)"
+    add("--learning-rate-warmup", type=int, metavar="UNITS", help=warmup_help)
+    add("--unit", choices=UNITS, help="unit of durations and of the learning rate's warmup (default: step)")
 
-    add = parser.add_argument_group("the search").add_argument
-    add("--min-seq-lengths", type=int, nargs="+", metavar="TOKENS", help="default 8 16 32 64 128")
-    add("--durations", type=int, nargs="+", metavar="UNITS", help="default: see docs/guides/tuning.md")
-    add("--step-size", type=int, default=8, help="lengths grow in multiples of this number; default 8")
-    add("--root", type=float, metavar="DEGREE", help="pacing root(DEGREE); default: linear")
-    multiples_help = "length of a trial, in multiples of the learning rate's warmup; default 3"
-    add("--multiples", type=float, default=3.0, help=multiples_help)
-    max_rise_help = "largest ratio of a perplexity to the best one before it in a stable trial; default 1.3"
-    add("--max-rise", type=float, default=1.3, help=max_rise_help)
-    add("--folder", type=Path, metavar="DIR", help="folder of the trials' records; continues a search that was stopped")
-    add("--figure", type=Path, metavar="PNG", help="file for a figure of the trials")
-    add("--json", action="store_true", help="print a JSON object")
+    search = parser.add_argument_group("the search")
+    add = search.add_argument
+    lengths_help = "lengths to start at that are tried (default: 8 16 32 64 128)"
+    add("--min-seq-lengths", type=int, nargs="+", metavar="TOKENS", help=lengths_help)
+    durations_help = (
+        "ramps that are tried (default: 15%% to 90%% of the run of the demo's GPT; with --trial, 1 to 16 times the "
+        "length of a trial)"
+    )
+    add("--durations", type=int, nargs="+", metavar="UNITS", help=durations_help)
+    add_pacing(search)
+    multiples_help = "length of a trial, in multiples of the learning rate's warmup"
+    add("--multiples", type=float, default=3.0, metavar="N", help=multiples_help)
+    max_rise_help = "largest ratio of a perplexity to the best one before it in a stable trial"
+    add("--max-rise", type=float, default=1.3, metavar="RATIO", help=max_rise_help)
+    folder_help = "folder of the trials' records; continues a search that was stopped (default: no records)"
+    add("--folder", type=Path, metavar="DIR", help=folder_help)
+    add_figure(parser, "the perplexities of all trials", page=True)
 
 
 class _TrainingFailed(Exception):
     """Raised from an error in the user's training, whose traceback is printed."""
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Searches and prints. Returns 0, 1 if no schedule was stable, 2 after a user error, or 130 after Ctrl-C."""
+def run(arguments: argparse.Namespace) -> Result:
+    """Searches. The exit status is 1 if no schedule was stable, and after an error in the training."""
     try:
-        return _search(arguments)
+        with usage_errors(arguments):
+            found = _search(arguments)
     except _TrainingFailed as failed:
         traceback.print_exception(failed.__cause__)
-        return 2
-    except (ValueError, TypeError, OSError, ImportError) as error:
-        print(f"seqwarm_kernels tune: {error}", file=sys.stderr)
-        return 2
+        cause = traceback.format_exception_only(failed.__cause__)[-1].strip()
+        raise CommandError(f"the training raised {cause}") from failed
     except KeyboardInterrupt:
         hint = "With --folder, a search can continue." if arguments.folder is None else "The same command continues it."
-        print(f"\nStopped. {hint}", file=sys.stderr)
-        return 130
+        raise CommandError(f"stopped. {hint}", status=130) from None
+    return _result(found, arguments)
 
 
-def _search(arguments: argparse.Namespace) -> int:
+def _search(arguments: argparse.Namespace) -> TunedSchedule | NoStableSchedule:
+    check_figure(arguments.figure, page=True, made=arguments.folder)
+    from ..schedule.scheduler import linear, root
     from ..tuning import NoStableSchedule, tune_schedule
 
-    if arguments.figure is not None:
-        _check_figure(arguments.figure, arguments.folder)
     options = _own_options(arguments) if arguments.trial else _demo_options(arguments)
     if arguments.min_seq_lengths is not None:
         options["min_seq_lengths"] = arguments.min_seq_lengths
     try:
-        found = tune_schedule(
+        return tune_schedule(
             _wrap_training_errors(options.pop("run_trial")),
             multiples=arguments.multiples,
             max_rise=arguments.max_rise,
@@ -100,26 +130,25 @@ def _search(arguments: argparse.Namespace) -> int:
             pacing=linear if arguments.root is None else root(arguments.root),
             seed=arguments.seed,
             folder=arguments.folder,
+            progress=sys.stderr.isatty(),
             **options,
         )
     except NoStableSchedule as not_found:
-        _show(not_found, arguments)
-        return 1
-    _show(found, arguments)
-    return 0
+        return not_found
 
 
-def _check_figure(path: Path, folder: Path | None) -> None:
-    """Checks --figure before the search, which may take hours and makes the folder of the records."""
-    from ..utils.checks import check_matplotlib
+def _result(found: TunedSchedule | NoStableSchedule, arguments: argparse.Namespace) -> Result:
+    from ..tuning import NoStableSchedule
+    from ..tuning.page import write_page
 
-    check_matplotlib()
-    if path.is_dir():
-        raise ValueError(f"--figure must be a file, got the folder {path}")
-    if folder is not None and path.parent.resolve() == folder.resolve():
-        return
-    if not (path.parent.is_dir() and os.access(path.parent, os.W_OK)):
-        raise ValueError(f"--figure must be in an existing folder with write permission, got {path}")
+    if arguments.figure is not None:
+        found.figure(arguments.figure)
+        write_page(found, arguments.figure, arguments.command_line)
+    if not isinstance(found, NoStableSchedule):
+        return Result(found.to_json(), found.table())
+    if not arguments.json:
+        raise CommandError(str(found))
+    return Result(found.to_json(), "", status=1)
 
 
 def _wrap_training_errors(run_trial: Callable[..., Any]) -> Callable[..., Any]:
@@ -145,24 +174,11 @@ def _training_errors() -> Iterator[None]:
         raise _TrainingFailed from error
 
 
-def _show(found: TunedSchedule | NoStableSchedule, arguments: argparse.Namespace) -> None:
-    from ..tuning import NoStableSchedule
-
-    if arguments.json:
-        print(json.dumps(found.to_json(), indent=2))
-    elif isinstance(found, NoStableSchedule):
-        print(f"seqwarm_kernels tune: {found}", file=sys.stderr)
-    else:
-        print(found.table())
-    if arguments.figure is not None:
-        found.figure(arguments.figure)
-
-
 def _own_options(arguments: argparse.Namespace) -> dict[str, Any]:
     _refuse(arguments, _DEMO_OPTIONS, "belongs to the demo's GPT, not to --trial")
     for name in ("seq_length", "learning_rate_warmup"):
         if getattr(arguments, name) is None:
-            raise ValueError(f"--trial needs {_flag(name)}")
+            raise ValueError(f"--trial needs {option(name)}")
     return {
         "run_trial": _load_function(arguments.trial),
         "max_seq_length": arguments.seq_length,
@@ -231,8 +247,4 @@ def _demo_options(arguments: argparse.Namespace) -> dict[str, Any]:
 def _refuse(arguments: argparse.Namespace, names: tuple[str, ...], why: str) -> None:
     for name in names:
         if getattr(arguments, name) is not None:
-            raise ValueError(f"{_flag(name)} {why}")
-
-
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
+            raise ValueError(f"{option(name)} {why}")

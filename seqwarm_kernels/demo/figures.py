@@ -74,16 +74,21 @@ def _millions(point: Record | Crossing) -> float:
 def _draw_losses(axes: Axes, comparison: Comparison, x: Position, unit: str) -> None:
     for records in (comparison.baseline, comparison.warmup):
         plot(axes, LABELS[records[0].run], [x(each) for each in records], [each.validation_loss for each in records])
+    axes.set_ylim(loss_limits(comparison))
+    axes.set_xlim(left=0)
+    mark(axes, "final loss at the full length", y=comparison.target, at=0.02)
+    _mark_crossings(axes, comparison, x, unit)
+
+
+def loss_limits(comparison: Comparison) -> tuple[float, float]:
+    """Limits of the axis of losses, without the first evaluations."""
     tail = [
         record.validation_loss
         for record in comparison.baseline + comparison.warmup
         if record.tokens >= FIRST_SHOWN_SHARE * comparison.baseline[-1].tokens
     ]
     margin = 0.12 * (max(tail) - min(tail) or 1)
-    axes.set_ylim(min(tail) - margin, max(tail) + margin)
-    axes.set_xlim(left=0)
-    mark(axes, "final loss at the full length", y=comparison.target, at=0.02)
-    _mark_crossings(axes, comparison, x, unit)
+    return min(tail) - margin, max(tail) + margin
 
 
 def _mark_crossings(axes: Axes, comparison: Comparison, x: Position, unit: str) -> None:

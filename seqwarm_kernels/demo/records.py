@@ -112,8 +112,8 @@ class Comparison:
         in_seconds = f"{_sooner(ours.seconds, theirs.seconds)} in seconds ({seconds})"
         reached = f"Sequence-length warmup reached the baseline's final validation loss of {self.target:.4f}"
         if self.speed_warning() is not None:
-            return f"{reached} {in_tokens}. The seconds, {seconds}, cannot be compared."
-        return f"{reached} {in_seconds} and {in_tokens}."
+            return f"{reached}: {in_tokens}. The seconds, {seconds}, cannot be compared."
+        return f"{reached}: {in_seconds} and {in_tokens}."
 
 
 def _sooner(ours: float, theirs: float) -> str:

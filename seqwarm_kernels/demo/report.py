@@ -1,13 +1,16 @@
-"""The report: two figures and a page in Markdown."""
+"""The report: two figures, an interactive page, and a summary in Markdown."""
 
 from __future__ import annotations
 
 import platform
+from dataclasses import asdict
+from typing import Any
 
 import torch
 
-from .. import __version__
 from ..utils.figures import png
+from ..utils.report_page import versions
+from . import page
 from .figures import length_figure, loss_figure
 from .records import WARMUP, Comparison, Crossing, Record, full_length_speed
 from .report_folder import METRICS, SUMMARY, ReportFolder
@@ -17,17 +20,39 @@ from .training import make_scheduler
 
 LOSS_FIGURE = "validation_loss.png"
 LENGTH_FIGURE = "sequence_length.png"
+PAGE = "report.html"
 
 
-def write_report(folder: ReportFolder, settings: Settings, corpus: Corpus, records: list[Record]) -> str:
-    """Writes the figures, and the summary last, since it marks the run as finished. Returns the text to print."""
-    comparison = Comparison.of(records)
+def write_report(folder: ReportFolder, settings: Settings, corpus: Corpus, comparison: Comparison) -> None:
+    """Writes the figures, the page, and the summary last, since it marks the run as finished."""
     lengths = [(float(tokens), length) for tokens, length in make_scheduler(WARMUP, settings).milestones()]
     folder.write(LOSS_FIGURE, png(lambda: loss_figure(comparison, settings.seed)))
     folder.write(LENGTH_FIGURE, png(lambda: length_figure(comparison, lengths)))
+    rows = _setting_rows(settings, corpus)
+    folder.write(PAGE, page.report(comparison, lengths, _result(comparison), rows, folder.command()))
     folder.write(SUMMARY, summary(settings, corpus, comparison).encode())
-    sentences = [comparison.headline(), comparison.speed_warning(), f"Report: {folder.path / SUMMARY}"]
-    return "\n".join(["", _result_table(comparison), "", *filter(None, sentences)])
+
+
+def report_text(folder: ReportFolder, comparison: Comparison) -> str:
+    """The text to print."""
+    files = f"Report: {folder.path / PAGE} and {folder.path / SUMMARY}"
+    sentences = [comparison.headline(), comparison.speed_warning(), files]
+    return "\n".join(["", _table(*_result(comparison)), "", *filter(None, sentences)])
+
+
+def result_as_json(folder: ReportFolder, settings: Settings, comparison: Comparison) -> dict[str, Any]:
+    """Plain values: settings, crossings of the baseline's final loss, and all evaluations."""
+    crossing = comparison.warmup_crossing
+    return {
+        "report": str(folder.path),
+        "headline": comparison.headline(),
+        "warning": comparison.speed_warning(),
+        "target_loss": comparison.target,
+        "baseline_reached": asdict(comparison.baseline_crossing),
+        "warmup_reached": None if crossing is None else asdict(crossing),
+        "settings": settings.to_json(),
+        "records": [asdict(record) for record in comparison.baseline + comparison.warmup],
+    }
 
 
 def summary(settings: Settings, corpus: Corpus, comparison: Comparison) -> str:
@@ -38,7 +63,7 @@ def summary(settings: Settings, corpus: Corpus, comparison: Comparison) -> str:
 {_warning(comparison)}
 ![Validation loss against seconds and tokens]({LOSS_FIGURE})
 
-{_result_table(comparison)}
+{_table(*_result(comparison))}
 
 ![Sequence length and steps against tokens]({LENGTH_FIGURE})
 
@@ -64,9 +89,9 @@ def summary(settings: Settings, corpus: Corpus, comparison: Comparison) -> str:
 
 ## Settings
 
-{_table(["setting", "value"], _setting_rows(settings, corpus))}
+{_table(["setting", "value"], [*_setting_rows(settings, corpus), ["versions", versions()]])}
 
-Every evaluation is a line of [{METRICS}]({METRICS}).
+Every evaluation is a line of [{METRICS}]({METRICS}). [{PAGE}]({PAGE}) has the curves to hover over.
 """
 
 
@@ -75,14 +100,15 @@ def _warning(comparison: Comparison) -> str:
     return f"\n> {warning}\n" if warning else ""
 
 
-def _result_table(comparison: Comparison) -> str:
+def _result(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
+    """Head and rows of the table of results."""
     rows = [
         _result_row("full length throughout", comparison.baseline, comparison.baseline_crossing),
         _result_row("sequence-length warmup", comparison.warmup, comparison.warmup_crossing),
     ]
     reached = f"reached {comparison.target:.4f} after"
     head = ["run", "final validation loss", "steps", "tokens", "seconds", "tokens/s at full length", reached]
-    return _table(head, rows)
+    return head, rows
 
 
 def _result_row(label: str, records: list[Record], crossing: Crossing | None) -> list[str]:
@@ -115,10 +141,6 @@ def _setting_rows(settings: Settings, corpus: Corpus) -> list[list[str]]:
         ["precision", "float32" if settings.autocast_dtype is None else "bfloat16 autocast"],
         ["seed", str(settings.seed)],
         ["device", _device_name(settings)],
-        [
-            "versions",
-            f"seqwarm_kernels {__version__}, torch {torch.__version__}, Python {platform.python_version()}",
-        ],
     ]
 
 

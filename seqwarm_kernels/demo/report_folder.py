@@ -36,8 +36,8 @@ class ReportFolder:
     path: Path
 
     @staticmethod
-    def create(given: str | None, settings: Settings, corpus: Corpus) -> ReportFolder:
-        """Makes a new folder, and writes the settings to it.
+    def create(given: str | None, settings: Settings, corpus: Corpus, command: str) -> ReportFolder:
+        """Makes a new folder, and writes the settings and the command line to it.
 
         Raises:
             ValueError: the folder is not empty.
@@ -48,7 +48,7 @@ class ReportFolder:
         if path.exists() and (not path.is_dir() or _visible_entries(path)):
             raise ValueError(f"--report must name a new or empty folder, got {path}")
         path.mkdir(parents=True, exist_ok=True)
-        stored = {"settings": settings.to_json(), "text_sha256": corpus.fingerprint()}
+        stored = {"settings": settings.to_json(), "text_sha256": corpus.fingerprint(), "command": command}
         write_atomically(path / SETTINGS, json.dumps(stored, indent=2).encode())
         return ReportFolder(path)
 
@@ -78,6 +78,10 @@ class ReportFolder:
     def check_same_text(self, corpus: Corpus) -> None:
         if self._stored().get("text_sha256") != corpus.fingerprint():
             raise ValueError(f"the text has changed since the run in {self.path} began: {corpus.source}")
+
+    def command(self) -> str:
+        """Returns the command line that started the run."""
+        return self._stored()["command"]
 
     def _stored(self) -> dict[str, Any]:
         return json.loads((self.path / SETTINGS).read_text())

@@ -203,8 +203,14 @@ def run_both(folder: ReportFolder, settings: Settings, corpus: Corpus) -> list[R
         print(f"{run}: {trainer.warm_allocator()}")
         if done and checkpoint.trainer is not None:
             trainer.load_state_dict(checkpoint.trainer)
-        bar = tqdm(total=settings.total_tokens, initial=trainer.tokens, desc=run, unit=" tokens", unit_scale=True)
-        with bar:
+        with tqdm(
+            total=settings.total_tokens,
+            initial=trainer.tokens,
+            desc=run,
+            unit=" tokens",
+            unit_scale=True,
+            disable=None,  # no bar where the output is not a terminal
+        ) as bar:
             for record in trainer.train(bar):
                 records.append(record)
                 folder.save(Checkpoint(records, trainer.state_dict()))

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import functools
 import itertools
-import json
 import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from ..utils.checks import check_matplotlib
+from ..utils.checks import check_int, check_matplotlib
 from ..utils.figures import label_lines, new_figure, plot, png, short_numbers
 from .scheduler import Milestone, SequenceLengthScheduler
 
@@ -30,6 +29,16 @@ class ModelSize:
     layers: int
     hidden_size: int
     vocab_size: int
+
+    def __post_init__(self) -> None:
+        for name in ("layers", "hidden_size", "vocab_size"):
+            check_int(name, getattr(self, name), minimum=1)
+
+    def __str__(self) -> str:
+        return (
+            f"{self.layers} layers, hidden size {self.hidden_size:,}, vocabulary {self.vocab_size:,}: "
+            f"{self.parameters() / 1e6:,.1f} M parameters"
+        )
 
     def parameters(self) -> int:
         return 12 * self.layers * self.hidden_size**2 + self.vocab_size * self.hidden_size
@@ -62,6 +71,7 @@ class SchedulePlan:
     """A run with warmup, compared with the same number of steps at the full length."""
 
     unit: str
+    model: ModelSize
     stages: tuple[PlannedStage, ...]
     tokens: float
     tokens_full_length: float
@@ -78,15 +88,16 @@ class SchedulePlan:
         """The saved share of the FLOPs of attention for the same tokens at the full length."""
         return 1 - self.attention_flops / self.attention_flops_same_tokens
 
-    def to_json(self) -> str:
+    def to_json(self) -> dict[str, Any]:
         saved = {"tokens_saved": self.tokens_saved(), "attention_saved": self.attention_saved()}
-        return json.dumps({**asdict(self), **saved}, indent=2)
+        return {**asdict(self), **saved}
 
 
 def plan_schedule(scheduler: SequenceLengthScheduler, total: int, batch_size: int, model: ModelSize) -> SchedulePlan:
     """The plan of a run of `total` units, the ramp included, with `batch_size` rows in each step."""
     if total < 1:
         raise ValueError(f"total must be at least 1 {scheduler.unit}, got {total}")
+    check_int("batch_size", batch_size, minimum=1)
     changes = [milestone for milestone in scheduler.milestones() if milestone.progress < total]
     ends = [*changes[1:], Milestone(total, 0)]
     stages = [_stage(start, end.progress, scheduler.unit, batch_size) for start, end in zip(changes, ends, strict=True)]
@@ -95,6 +106,7 @@ def plan_schedule(scheduler: SequenceLengthScheduler, total: int, batch_size: in
     full = steps * batch_size * longest
     return SchedulePlan(
         unit=scheduler.unit,
+        model=model,
         stages=tuple(stages),
         tokens=tokens,
         tokens_full_length=full,
@@ -125,12 +137,12 @@ def table(plan: SchedulePlan) -> str:
     steps = sum(stage.steps for stage in plan.stages)
     lines += [
         "",
-        f"steps                        {math.ceil(steps):,}",
-        f"tokens                       {plan.tokens:.4g} "
-        f"({plan.tokens_saved():.1%} fewer than as many steps at full length)",
-        f"training                     {plan.flops:.4g} FLOPs ({1 - plan.flops / plan.flops_full_length:.1%} fewer)",
-        f"attention                    {plan.attention_flops:.4g} FLOPs "
-        f"({plan.attention_saved():.1%} fewer than these tokens at full length)",
+        f"model      {plan.model}",
+        f"steps      {math.ceil(steps):,}",
+        f"tokens     {plan.tokens:.4g}, {plan.tokens_saved():.1%} fewer than as many steps at full length",
+        f"training   {plan.flops:.4g} FLOPs of this model, {1 - plan.flops / plan.flops_full_length:.1%} fewer",
+        f"attention  {plan.attention_flops:.4g} of these FLOPs, "
+        f"{plan.attention_saved():.1%} fewer than for the same tokens at full length",
     ]
     return "\n".join(lines)
 

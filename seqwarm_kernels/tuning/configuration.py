@@ -105,6 +105,13 @@ class SearchConfiguration:
         """Number of units in a trial."""
         return _end(self.multiples, self.learning_rate_warmup)
 
+    def rule(self) -> str:
+        """The rule by which a trial is stable, as a sentence."""
+        return (
+            f"Stable: up to {self.end:,} {self.unit}s ({self.multiples:g} times the learning rate's warmup) "
+            f"no validation perplexity above {self.max_rise:g} times the best before it."
+        )
+
     def scheduler(self, min_seq_length: int, duration: int) -> SequenceLengthScheduler:
         return SequenceLengthScheduler(
             min_seq_length,

@@ -55,12 +55,17 @@ class TunedSchedule:
 
     def table(self) -> str:
         """All trials, the rule, and the schedule found."""
+        return f"{table(self.configuration, self.trials, self.accepted)}\n{self.outcome()}"
+
+    def outcome(self) -> str:
+        """The schedule found and the cost of the search, as sentences."""
+        unit = self.configuration.unit
         found = (
-            f"Found: min_seq_length {self.min_seq_length}, duration {self.duration:,} {self.configuration.unit}s, "
-            f"in {len(self.trials)} trials of {self.cost:,} {self.configuration.unit}s in total."
+            f"Found: min_seq_length {self.min_seq_length}, duration {self.duration:,} {unit}s, "
+            f"in {len(self.trials)} trials of {self.cost:,} {unit}s in total."
         )
         longest = "This is the longest candidate: longer durations may be stable as well." if self.is_longest else ""
-        return "\n".join(filter(None, [table(self.configuration, self.trials, self.accepted), found, longest]))
+        return "\n".join(filter(None, [found, longest]))
 
     def figure(self, path: str | Path) -> None:
         """Write a PNG with the validation perplexity of every trial.
@@ -83,9 +88,13 @@ class NoStableSchedule(RuntimeError):
     def __init__(self, configuration: SearchConfiguration, trials: Sequence[Trial]) -> None:
         self.configuration = configuration
         self.trials = tuple(trials)
-        super().__init__(
+        super().__init__(f"{self.outcome()}\n\n{table(configuration, trials, None)}")
+
+    def outcome(self) -> str:
+        """What may help, as sentences."""
+        return (
             "no candidate was stable. A lower learning rate, a longer learning rate warmup, longer durations or a "
-            f"smaller step_size may help.\n\n{table(configuration, trials, None)}"
+            "smaller step_size may help."
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -102,19 +111,25 @@ class NoStableSchedule(RuntimeError):
 
 
 def table(configuration: SearchConfiguration, trials: Sequence[Trial], accepted: Trial | None) -> str:
-    unit = configuration.unit
-    lines = [f"{'min length':>10}  {'duration':>14}  {'trained to':>14}  {'largest rise':>12}  verdict"]
-    for trial in trials:
-        verdict = "fluctuates" if trial.fluctuates else "stable"
-        lines.append(
-            f"{trial.min_seq_length:>10}  {trial.duration:>14,}  {trial.cost:>14,}  {trial.largest_rise:>12.2f}  "
-            f"{verdict}{'  <- found' if trial is accepted else ''}"
+    widths = (10, 14, 14, 12, 0)
+    head, rows = columns(trials, accepted)
+    lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in (head, *rows)]
+    return "\n".join([*lines, "", configuration.rule()])
+
+
+def columns(trials: Sequence[Trial], accepted: Trial | None) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Head and rows of the table of trials."""
+    rows = [
+        (
+            str(trial.min_seq_length),
+            f"{trial.duration:,}",
+            f"{trial.cost:,}",
+            f"{trial.largest_rise:.2f}",
+            ("fluctuates" if trial.fluctuates else "stable") + ("  <- found" if trial is accepted else ""),
         )
-    rule = (
-        f"Stable: up to {configuration.end:,} {unit}s ({configuration.multiples:g} times the learning rate's warmup) "
-        f"no validation perplexity above {configuration.max_rise:g} times the best before it."
-    )
-    return "\n".join([*lines, "", rule])
+        for trial in trials
+    ]
+    return ("min length", "duration", "trained to", "largest rise", "verdict"), rows
 
 
 def _search_as_json(configuration: SearchConfiguration, trials: Sequence[Trial]) -> dict[str, Any]:

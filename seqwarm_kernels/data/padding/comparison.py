@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 
@@ -18,6 +18,17 @@ from .corpus import TextCorpus
 
 #: Headers of `BatchingResult.cells`.
 COLUMNS = ("batching", "batches", "items per batch", "tokens per batch", "padding", "budget used")
+
+
+#: What the words of the table mean.
+NOTES = (
+    "window: number of items that are sorted by length together.",
+    "budget: most tokens that a batch may have, padding included.",
+    "greedy: the longest items first, batch after batch filled up to the budget, as the library infinibatch does.",
+    "BatchPlanner: as many batches as greedy, with boundaries that cost less padding.",
+    "packed: items one after another in one row, without padding.",
+    "tokens per batch: average, without padding.",
+)
 
 
 @dataclass(frozen=True)
@@ -104,7 +115,7 @@ def compare(lengths: IntArray, settings: BatchingSettings) -> list[BatchingResul
     return [
         _sampled(f"random batches of {size}", by_size, lengths, size, seed),
         _sampled(sorted_name, by_size, lengths, settings.short_window, seed),
-        _greedy(f"{by_budget}, greedy (infinibatch)", budget, lengths, window, seed),
+        _greedy(f"{by_budget}, greedy", budget, lengths, window, seed),
         _sampled(f"{by_budget}, BatchPlanner", BatchPlanner(budget), lengths, window, seed),
         _sampled(f"{by_budget}, packed", BatchPlanner(budget, packed=True), lengths, window, seed),
     ]
@@ -121,7 +132,7 @@ def _sampled(name: str, planner: BatchPlanner, lengths: IntArray, window: int, s
 
 
 def _greedy(name: str, max_tokens: int, lengths: IntArray, window: int, seed: int) -> BatchingResult:
-    """The rule of infinibatch: sort each window by length, then fill batch after batch up to the token budget."""
+    """Sort each window by length, then fill batch after batch up to the token budget, as infinibatch does."""
     lengths = lengths[permuted(np.arange(len(lengths)), len(lengths), seed, 0)]  # the order of the sampler
     parts: list[tuple[IntArray, IntArray, IntArray]] = []
     for begin in range(0, len(lengths), window):
@@ -148,7 +159,7 @@ def table(results: list[BatchingResult]) -> str:
         name.ljust(name_width) + "".join(cell.rjust(width) for cell, width in zip(cells, widths, strict=True))
         for name, *cells in rows
     ]
-    return "\n".join([*lines, "Tokens per batch: average, without padding."])
+    return "\n".join([*lines, "", *NOTES])
 
 
 @dataclass(frozen=True)
@@ -167,7 +178,11 @@ class PaddingReport:
         return int((self.lengths > self.settings.max_tokens).sum())
 
     def as_text(self) -> str:
-        return "\n".join([*self._about_corpus(), self._about_tokens(), "", table(self.results)])
+        return "\n".join([*self.about(), "", table(self.results)])
+
+    def about(self) -> list[str]:
+        """The corpus in sentences."""
+        return [*self._about_corpus(), self._about_tokens()]
 
     def _about_corpus(self) -> Iterator[str]:
         corpus = self.corpus
@@ -186,9 +201,10 @@ class PaddingReport:
             f"{int(self.lengths.max()):,} at most{truncated}."
         )
 
-    def as_json(self) -> str:
+    def to_json(self) -> dict[str, Any]:
+        """Plain values: the corpus, the settings, and padding and budget of each way of batching."""
         corpus = self.corpus
-        report = {
+        return {
             "items": len(corpus.items),
             "unit": corpus.unit,
             "files": corpus.files,
@@ -198,6 +214,7 @@ class PaddingReport:
             "token_kind": self.token_kind,
             "longest": int(self.lengths.max()),
             "truncated": self.truncated,
+            "settings": asdict(self.settings),
             "batchings": [
                 {
                     "name": result.name,
@@ -210,7 +227,6 @@ class PaddingReport:
                 for result in self.results
             ],
         }
-        return json.dumps(report, indent=2)
 
 
 def _files(count: int) -> str:

@@ -1,0 +1,90 @@
+"""The command `info`: versions, devices, and the available backends."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import platform
+from collections.abc import Iterator
+from typing import Any
+
+from .. import __version__
+from .common import Result
+
+HELP = "show versions, devices, and the available backends"
+EXAMPLES = """\
+examples:
+  seqwarm info
+  seqwarm info --json
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command has no options of its own."""
+
+
+def run(arguments: argparse.Namespace) -> Result:
+    info = collect_info()
+    return Result(info, "\n".join(_lines(info)))
+
+
+def collect_info() -> dict[str, Any]:
+    """Installed versions and available backends, as plain values. A `..._problem` says why a value is None."""
+    import torch
+
+    from ..ops import backends
+
+    triton, triton_problem = _triton_version()
+    extension_problem = backends.problem("native")
+    extension = None if extension_problem else importlib.import_module("seqwarm_kernels._C").build_info()
+    return {
+        "python": platform.python_version(),
+        "seqwarm_kernels": __version__,
+        "torch": torch.__version__,
+        "torch_cuda": torch.version.cuda,
+        "triton": triton,
+        "triton_problem": triton_problem,
+        "gpus": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
+        "extension": extension,
+        "extension_problem": extension_problem,
+        "backends": {
+            operator: {
+                device_type: {
+                    backend: backends.why_not(operator, backend, device_type) for backend in backends.BACKENDS
+                }
+                for device_type in backends.DEVICE_TYPES
+            }
+            for operator in backends.operators()
+        },
+    }
+
+
+def _triton_version() -> tuple[str | None, str | None]:
+    try:
+        return importlib.import_module("triton").__version__, None
+    except ImportError as error:
+        return None, str(error)
+
+
+def _lines(info: dict[str, Any]) -> Iterator[str]:
+    def line(name: str, value: str) -> str:
+        return f"{name:<16} {value}"
+
+    for name in ("python", "seqwarm_kernels", "torch"):
+        yield line(name, info[name])
+    yield line("CUDA of torch", info["torch_cuda"] or "none")
+    yield line("triton", info["triton"] or f"none: {info['triton_problem']}")
+    yield line("GPUs", ", ".join(info["gpus"]) or "none")
+    extension = info["extension"]
+    if extension is None:
+        yield line("extension", f"none: {info['extension_problem']}")
+    else:
+        versions = f"torch {extension['torch']}, CUDA {extension['cuda'] or 'none'}, {extension['compiler']}"
+        yield line("extension", versions)
+    for operator, device_types in info["backends"].items():
+        yield ""
+        yield operator
+        for device_type, problems in device_types.items():
+            for backend, problem in problems.items():
+                state = "available" if problem is None else f"no: {problem}"
+                yield f"  {device_type:<5} {backend:<10} {state}"

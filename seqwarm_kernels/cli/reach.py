@@ -1,0 +1,80 @@
+"""The command `reach`: which share of the keys each head visits, and which tiles."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .common import CommandError, Result, add_figure, check_figure, usage_errors
+
+if TYPE_CHECKING:
+    from ..attention.reach import Reach
+
+HELP = "show which share of the keys each head of ALiBi attention visits"
+EXAMPLES = """\
+Runs the kernels on random normal queries and keys. A trained model's scores may be larger or smaller:
+--score-std scales them, and seqwarm_kernels.attended_share measures your own tensors.
+
+examples:
+  seqwarm reach --heads 12 --length 8192 --figure reach.png
+  seqwarm reach --heads 32 --length 4096 --head-dim 128 --bidirectional --json
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--heads", type=int, default=12, metavar="N", help="heads of a layer, with the usual slopes of ALiBi")
+    add("--length", type=int, default=8192, metavar="TOKENS", help="sequence length")
+    add("--head-dim", type=int, default=64, metavar="N", help="size of a head, 1 to 256")
+    add("--bidirectional", action="store_true", help="also attend later keys, as in an encoder (default: causal)")
+    add("--window", type=int, metavar="TOKENS", help="largest distance attended (default: no limit)")
+    tolerance_help = "share of a query's softmax sum that may be left out; 0 skips nothing (default: 2^-24, 6e-8)"
+    add("--skip-tolerance", type=float, default=2**-24, metavar="SHARE", help=tolerance_help)
+    score_help = "standard deviation of the scores before the bias; larger scores reach farther"
+    add("--score-std", type=float, default=1.0, metavar="STD", help=score_help)
+    add("--seed", type=int, default=0, metavar="N", help="seed of the queries and keys")
+    add_figure(parser, "the tiles that each head visits")
+
+
+def run(arguments: argparse.Namespace) -> Result:
+    with usage_errors(arguments):
+        check_figure(arguments.figure)
+        from ..attention.reach import ReachSettings, measure_reach
+
+        names = ("heads", "length", "head_dim", "window", "skip_tolerance", "score_std", "seed")
+        settings = ReachSettings(
+            **{name: getattr(arguments, name) for name in names}, causal=not arguments.bidirectional
+        )
+        try:
+            reach = measure_reach(settings)
+        except RuntimeError as error:
+            raise CommandError(str(error)) from error
+    if arguments.figure is not None:
+        draw(reach, arguments.figure)
+    return Result(reach.to_json(), reach.table())
+
+
+def draw(reach: Reach, path: Path) -> None:
+    """Draws one panel for each head: the visible tiles in gray, and the visited tiles in blue."""
+    from matplotlib.figure import Figure
+
+    from ..ops.alibi_attention.schema import RANGE_BLOCK
+
+    columns = min(len(reach.slopes), 6)
+    rows = -(-len(reach.slopes) // columns)
+    figure = Figure(figsize=(2 * columns, 2.2 * rows), dpi=130, layout="constrained")
+    panels = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).ravel()
+    queries = [block * RANGE_BLOCK for block in range(len(reach.visible))]
+    for panel in panels:
+        panel.set_axis_off()
+    for head, (axes, share) in enumerate(zip(panels, reach.shares(), strict=False)):
+        axes.set_axis_on()
+        axes.fill_betweenx(queries, *reach.visible.T.tolist(), step="post", color="0.85")
+        axes.fill_betweenx(queries, *reach.visited[head].T.tolist(), step="post", color="#0072B2")
+        axes.set_title(f"head {head}: {share:.1%}", fontsize=9)
+        axes.set(xlim=(0, reach.settings.length), ylim=(reach.settings.length, 0), aspect="equal")
+        axes.tick_params(labelsize=7)
+    figure.supxlabel("key position (tokens)")
+    figure.supylabel("query position (tokens)")
+    figure.savefig(path, format="png")
