@@ -2,7 +2,7 @@
 
     python examples/dynamic_batching.py --text my_text.txt --figure padding.png
 
-The four steps are numbered in `main`. `python -m seqwarm_kernels padding` prints only the table of step 2.
+The four steps are numbered in `main`. `seqwarm padding` prints only the table of step 2.
 """
 
 import argparse

@@ -15,12 +15,14 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-#: Modules that the public names do not need.
-_LAZY_MODULES = ("data", "diagnostics", "trainers")
+_FOLDERS = (
+    *("allocator", "attention", "cli", "data", "demo", "diagnostics", "models"),
+    *("ops", "resizing", "schedule", "trainers", "tuning", "utils"),
+)
 
 
 def __getattr__(name: str) -> Any:
-    if name in _LAZY_MODULES:
+    if name in _FOLDERS:
         return importlib.import_module(f".{name}", __name__)
     if name.startswith("__") and name != "__all__":  # asked for by tools such as inspect
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -32,7 +34,7 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     _load_public_names()
-    return sorted([*globals(), *_LAZY_MODULES])
+    return sorted([*globals(), *_FOLDERS])
 
 
 def _load_public_names() -> None:

@@ -1,16 +1,201 @@
+"""The command line: help, exit statuses, --json, completion, info, reach."""
+
+import argparse
+import importlib
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 
-from seqwarm_kernels import cli
+from seqwarm_kernels import __version__, cli
+from seqwarm_kernels.cli import common
 from seqwarm_kernels.ops import backends
+
+COMMANDS = ("info", "plan", "padding", "tune", "demo", "reach")
+
+
+def run(*arguments):
+    """The exit status of the command line."""
+    try:
+        return cli.main([str(argument) for argument in arguments])
+    except SystemExit as error:
+        return error.code
+
+
+def subparsers():
+    [action] = [each for each in cli.make_parser()._actions if isinstance(each, argparse._SubParsersAction)]
+    return action.choices
+
+
+def test_the_commands():
+    assert tuple(subparsers()) == COMMANDS
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_has_examples_defaults_and_exit_statuses(command, capsys):
+    assert run(command, "--help") == 0
+    text = capsys.readouterr().out
+    assert text.startswith(f"usage: seqwarm {command}")
+    assert f"examples:\n  seqwarm {command}" in text
+    assert common.EXIT_STATUS in text
+    for action in subparsers()[command]._actions:
+        if action.nargs != 0:  # not a flag
+            shown = " ".join(subparsers()[command]._get_formatter()._expand_help(action).split())
+            assert "default" in shown or "required" in shown, action.dest
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_examples_parse(command):
+    for line in cli.COMMANDS[command].EXAMPLES.replace("\\\n", "").splitlines():
+        if line.startswith("  seqwarm"):
+            assert cli.make_parser().parse_args(line.split()[1:]).command == command
+
+
+def test_the_main_help(capsys):
+    assert run("--help") == 0
+    text = capsys.readouterr().out
+    assert all(f"\n    {command} " in text for command in COMMANDS)
+    assert "--print-completion bash" in text
+    assert common.EXIT_STATUS in text
+    assert run("--version") == 0
+    assert capsys.readouterr().out == f"seqwarm_kernels {__version__}\n"
+
+
+def test_defaults_that_help_repeats():
+    from seqwarm_kernels.demo import settings
+    from seqwarm_kernels.schedule.scheduler import UNITS
+
+    assert common.UNITS == UNITS
+    for name, values in common.DEMO_DEFAULTS.items():
+        assert values == (getattr(settings.CPU, name), getattr(settings.GPU, name))
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["tune", "--help"], ["demo", "--bad"], ["--print-completion", "bash"]]
+)
+def test_help_and_completion_do_not_import_torch(arguments):
+    code = (
+        "import sys; sys.modules.update(dict.fromkeys(('torch', 'numpy', 'matplotlib', 'plotly')))\n"
+        f"from seqwarm_kernels import cli; cli.main({arguments})"
+    )
+    finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert finished.returncode == (2 if "--bad" in arguments else 0), finished.stderr
+    assert "seqwarm" in finished.stdout + finished.stderr
+
+
+def test_the_console_script():
+    tomllib = pytest.importorskip("tomllib")
+    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
+    module, function = project["scripts"]["seqwarm"].split(":")
+    assert getattr(importlib.import_module(module), function) is cli.main
+
+
+def test_as_a_module():
+    command = [sys.executable, "-m", "seqwarm_kernels", "--version"]
+    assert (
+        subprocess.run(command, capture_output=True, check=True).stdout.decode() == f"seqwarm_kernels {__version__}\n"
+    )
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion(shell, capsys):
+    pytest.importorskip("shtab")
+    assert run("--print-completion", shell) == 0
+    script = capsys.readouterr().out
+    for word in (*COMMANDS, "min-seq-length", "skip-tolerance"):
+        assert word in script
+    assert {"bash": "_shtab_compgen_files", "zsh": "_files", "fish": "__fish_complete_path"}[shell] in script
+
+
+def test_completion_needs_shtab(capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "shtab", None)
+    assert run("--print-completion", "bash") == 1
+    printed = capsys.readouterr()
+    assert 'pip install "seqwarm_kernels[completion]"' in printed.err
+    assert printed.out == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "the following arguments are required: {info,plan,padding,tune,demo,reach}"),
+        (["nothing"], "invalid choice: 'nothing'"),
+        (["info", "--bad"], "unrecognized arguments: --bad"),
+        (["plan"], "the following arguments are required: --duration"),
+        (["plan", "--duration", "many"], "argument --duration: invalid int value: 'many'"),
+        (["plan", "--duration", 10, "--unit", "epoch"], "argument --unit: invalid choice: 'epoch'"),
+        (
+            ["plan", "--duration", 10, "--min-seq-length", 2000],
+            "seqwarm plan: error: --max-seq-length must be at least --min-seq-length 2000, got 1024",
+        ),
+        (["plan", "--duration", -1], "seqwarm plan: error: --duration must not be negative, got -1"),
+        (["plan", "--duration", 10, "--total", 0], "seqwarm plan: error: --total must be at least 1 step, got 0"),
+        (["plan", "--duration", 10, "--layers", 0], "seqwarm plan: error: --layers must be at least 1, got 0"),
+        (["plan", "--duration", 10, "--batch-size", 0], "seqwarm plan: error: --batch-size must be at least 1, got 0"),
+        (["plan", "--duration", 10, "--root", 0], "seqwarm plan: error: --root must be positive, got 0"),
+        (["plan", "--duration", 10, "--figure", "plan.svg"], "--figure must be a file with the suffix .png"),
+        (["plan", "--duration", 10, "--figure", "no/plan.png"], "--figure must be in an existing folder"),
+        (["reach", "--heads", 0], "seqwarm reach: error: --heads must be at least 1, got 0"),
+        (
+            ["reach", "--length", 64, "--head-dim", 300],
+            "seqwarm reach: error: query must have a --head-dim from 1 to 256",
+        ),
+        (["reach", "--skip-tolerance", 2], "seqwarm reach: error: --skip-tolerance must be in [0, 1), got 2"),
+        (["reach", "--window", -1], "seqwarm reach: error: --window must be at least 0, got -1"),
+    ],
+)
+@pytest.mark.parametrize("json_option", [(), ("--json",)])
+def test_wrong_usage_is_status_2_with_a_message(capsys, arguments, message, json_option):
+    if any("head" in str(each) or "skip" in str(each) or "window" in str(each) for each in arguments):
+        _skip_without_kernels()
+    assert run(*arguments, *json_option if arguments else ()) == 2
+    printed = capsys.readouterr()
+    assert message in printed.err
+    assert printed.out == ""
+
+
+def _skip_without_kernels():
+    if backends.choose("alibi_attention", "cuda" if torch.cuda.is_available() else "cpu", None) == "reference":
+        pytest.skip("no kernel that skips keys")
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "message"),
+    [
+        (ImportError("no package"), 1, "seqwarm info: error: no package\n"),
+        (OSError(28, "No space left on device"), 1, "No space left on device"),
+        (KeyboardInterrupt(), 130, "seqwarm info: error: stopped\n"),
+    ],
+)
+def test_exit_statuses(capsys, monkeypatch, error, status, message):
+    def fail():
+        raise error
+
+    monkeypatch.setattr(cli.info, "collect_info", fail)
+    assert run("info") == status
+    assert message in capsys.readouterr().err
+
+
+def test_an_error_of_the_package_keeps_its_traceback(monkeypatch):
+    monkeypatch.setattr(cli.info, "collect_info", lambda: {}["key"])
+    with pytest.raises(KeyError):
+        run("info")
+
+
+def test_json_is_alone_on_stdout(capsys, monkeypatch):
+    collect = cli.info.collect_info
+    monkeypatch.setattr(cli.info, "collect_info", lambda: print("not JSON") or collect())
+    assert run("info", "--json") == 0
+    printed = capsys.readouterr()
+    assert json.loads(printed.out) == collect()
+    assert printed.err == "not JSON\n"
 
 
 def test_info_lists_versions_and_backends(capsys):
-    assert cli.main(["info"]) == 0
+    assert run("info") == 0
     text = capsys.readouterr().out
     assert torch.__version__ in text
     for operator in backends.operators():
@@ -19,7 +204,7 @@ def test_info_lists_versions_and_backends(capsys):
 
 
 def test_info_as_json_says_why_a_backend_is_not_available(capsys):
-    assert cli.main(["info", "--json"]) == 0
+    assert run("info", "--json") == 0
     info = json.loads(capsys.readouterr().out)
     assert info["torch"] == torch.__version__
     assert (info["extension"] is None) == (info["extension_problem"] is not None)
@@ -33,7 +218,7 @@ def test_info_as_json_says_why_a_backend_is_not_available(capsys):
 
 def test_info_without_the_extension(capsys, monkeypatch):
     monkeypatch.setitem(backends._problems, "native", "it is not built")
-    assert cli.main(["info"]) == 0
+    assert run("info") == 0
     text = capsys.readouterr().out
     assert "none: it is not built" in text
     assert "native     no: it is not built" in text
@@ -41,29 +226,37 @@ def test_info_without_the_extension(capsys, monkeypatch):
 
 def test_info_without_triton(capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "triton", None)
-    assert cli.main(["info", "--json"]) == 0
+    assert run("info", "--json") == 0
     info = json.loads(capsys.readouterr().out)
     assert info["triton"] is None
     assert "triton" in info["triton_problem"]
 
 
-def test_info_as_a_module():
-    finished = subprocess.run(
-        [sys.executable, "-m", "seqwarm_kernels", "info"], capture_output=True, text=True, check=False
-    )
-    assert finished.returncode == 0, finished.stderr
-    assert "resize_batch" in finished.stdout
+def test_reach(capsys, tmp_path):
+    _skip_without_kernels()
+    options = ("reach", "--heads", 7, "--length", 1500, "--head-dim", 16, "--window", 900, "--score-std", 2)
+    assert run(*options, "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["heads"], found["length"], found["causal"], found["window"]) == (7, 1500, True, 900)
+    assert len(found["per_head"]) == 7
+    assert run(*options) == 0
+    head, *rows, total = capsys.readouterr().out.splitlines()
+    assert head.split()[0] == "head"
+    for row, expected in zip(rows, found["per_head"], strict=True):
+        slope, share = f"{expected['slope']:.5f}", f"{expected['attended_share']:.1%}"
+        assert row.split() == [str(expected["head"]), slope, share, f"{expected['largest_distance']:,}"]
+    assert total.split() == ["all", f"{found['attended_share']:.1%}"]
 
 
-def test_demo_is_a_subcommand(capsys):
-    with pytest.raises(SystemExit) as exit_status:
-        cli.main(["demo", "--help"])
-    assert exit_status.value.code == 0
-    assert "usage: python -m seqwarm_kernels demo" in capsys.readouterr().out
+def test_the_figure_of_reach(capsys, tmp_path):
+    _skip_without_kernels()
+    pytest.importorskip("matplotlib")
+    path = tmp_path / "reach.png"
+    assert run("reach", "--heads", 7, "--length", 300, "--bidirectional", "--figure", path) == 0
+    assert path.read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_subcommand_is_needed(capsys):
-    with pytest.raises(SystemExit) as exit_status:
-        cli.main([])
-    assert exit_status.value.code == 2
-    assert "{info,plan,padding,tune,demo}" in capsys.readouterr().err
+def test_reach_without_kernels_is_status_1(capsys, monkeypatch):
+    monkeypatch.setattr(backends, "choose", lambda *_: "reference")
+    assert run("reach", "--length", 100) == 1
+    assert "seqwarm reach: error: no kernel that skips keys is available" in capsys.readouterr().err

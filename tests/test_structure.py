@@ -149,8 +149,23 @@ else:
 
 
 def test_the_package_itself_loads_nothing():
-    code = "import sys, seqwarm_kernels; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
+    code = (
+        "import sys, seqwarm_kernels\n"
+        "from seqwarm_kernels import cli\n"
+        "assert not {'torch', 'numpy'} & sys.modules.keys()\n"
+        "assert seqwarm_kernels.models.__name__ == 'seqwarm_kernels.models'\n"
+        "assert seqwarm_kernels.alibi_attention.__name__ == 'alibi_attention'\n"
+        "assert 'BatchBuffers' in dir(seqwarm_kernels) and 'trainers' in dir(seqwarm_kernels)\n"
+        "assert not hasattr(seqwarm_kernels, 'nothing')\n"
+        "from seqwarm_kernels import *\n"
+        "assert root(2)(0.25) == 0.5\n"
+    )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_every_folder_loads_on_first_access():
+    folders = {path.name for path in PACKAGE.iterdir() if (path / "__init__.py").exists()}
+    assert set(seqwarm_kernels._FOLDERS) == folders
 
 
 def test_the_reference_needs_only_torch():

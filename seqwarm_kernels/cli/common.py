@@ -9,7 +9,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ..schedule.scheduler import Pacing
 
 EXIT_STATUS = """\
 exit status:
@@ -102,6 +105,16 @@ def add_pacing(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> Non
 def demo_default(name: str) -> str:
     cpu, gpu = DEMO_DEFAULTS[name]
     return f"(default: {cpu} on a CPU, {gpu} on a GPU)"
+
+
+def pacing(degree: float | None) -> Pacing:
+    """The pacing of --root."""
+    from ..schedule.scheduler import linear, root
+
+    try:
+        return linear if degree is None else root(degree)
+    except ValueError as error:
+        raise ValueError(str(error).replace("degree", "--root", 1)) from error
 
 
 def check_figure(path: Path | None, *, page: bool = False, made: Path | None = None) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from .common import UNITS, Result, add_figure, add_pacing, check_figure, usage_errors
+from .common import UNITS, Result, add_figure, add_pacing, check_figure, pacing, usage_errors
 
 HELP = "show the lengths of a schedule, and the tokens and FLOPs that it saves"
 EXAMPLES = """\
@@ -44,7 +44,7 @@ def run(arguments: argparse.Namespace) -> Result:
     with usage_errors(arguments):
         check_figure(arguments.figure)
         from ..schedule.plan import ModelSize, draw, plan_schedule, table
-        from ..schedule.scheduler import SequenceLengthScheduler, linear, root
+        from ..schedule.scheduler import SequenceLengthScheduler
 
         scheduler = SequenceLengthScheduler(
             arguments.min_seq_length,
@@ -52,7 +52,7 @@ def run(arguments: argparse.Namespace) -> Result:
             duration=arguments.duration,
             step_size=arguments.step_size,
             unit=arguments.unit,
-            pacing=linear if arguments.root is None else root(arguments.root),
+            pacing=pacing(arguments.root),
         )
         total = round(arguments.duration / _DEFAULT_SHARE) if arguments.total is None else arguments.total
         model = ModelSize(arguments.layers, arguments.hidden_size, arguments.vocab_size)

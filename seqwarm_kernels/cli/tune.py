@@ -21,6 +21,7 @@ from .common import (
     check_figure,
     demo_default,
     option,
+    pacing,
     usage_errors,
 )
 
@@ -115,7 +116,6 @@ def run(arguments: argparse.Namespace) -> Result:
 
 def _search(arguments: argparse.Namespace) -> TunedSchedule | NoStableSchedule:
     check_figure(arguments.figure, page=True, made=arguments.folder)
-    from ..schedule.scheduler import linear, root
     from ..tuning import NoStableSchedule, tune_schedule
 
     options = _own_options(arguments) if arguments.trial else _demo_options(arguments)
@@ -127,7 +127,7 @@ def _search(arguments: argparse.Namespace) -> TunedSchedule | NoStableSchedule:
             multiples=arguments.multiples,
             max_rise=arguments.max_rise,
             step_size=arguments.step_size,
-            pacing=linear if arguments.root is None else root(arguments.root),
+            pacing=pacing(arguments.root),
             seed=arguments.seed,
             folder=arguments.folder,
             progress=sys.stderr.isatty(),

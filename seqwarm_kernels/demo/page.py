@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -100,6 +100,6 @@ def _speeds(comparison: Comparison) -> str:
     )
 
 
-def _run_line(records: list[Record], x: list[float], y: list[float]) -> dict[str, Any]:
+def _run_line(records: list[Record], x: Sequence[float], y: Sequence[float]) -> dict[str, Any]:
     run = records[0].run
     return line(LABELS[run], x, y, color=COLORS[run], marker={"symbol": "circle" if run == BASELINE else "square"})

@@ -51,7 +51,7 @@ def write_page(found: TunedSchedule | NoStableSchedule, figure: Path, command_li
                 [_lengths(configuration, trial, style) for trial, style in styles],
                 x=progress,
                 y={"title": "sequence length (tokens)", "rangemode": "tozero"},
-                note="A trial ends before its schedule may.",
+                note="A trial may end before its schedule does.",
             ),
             report_page.table("Trials", *columns(found.trials, accepted)),
             report_page.how_it_was_made(command_line, _settings(configuration)),
@@ -63,10 +63,11 @@ def write_page(found: TunedSchedule | NoStableSchedule, figure: Path, command_li
 def _settings(configuration: SearchConfiguration) -> list[tuple[str, str]]:
     values = configuration.to_json()
     settings = values.pop("settings")
-    return [(name, str(value)) for name, value in {**values, **settings}.items()]
+    named = {**values, **{f"settings: {name}": value for name, value in settings.items()}}
+    return [(name, str(value)) for name, value in named.items()]
 
 
-def _rises(trial: Trial, style: dict[str, str]) -> dict[str, Any]:
+def _rises(trial: Trial, style: dict[str, Any]) -> dict[str, Any]:
     return report_page.line(x=[each.progress for each in trial.validations], y=trial.rises, **style)
 
 
@@ -75,21 +76,21 @@ def _limit(configuration: SearchConfiguration) -> dict[str, Any]:
     return report_page.line("limit", [0, configuration.end], limit, color="black", dash="dot", mode="lines")
 
 
-def _perplexities(trial: Trial, style: dict[str, str]) -> dict[str, Any]:
+def _perplexities(trial: Trial, style: dict[str, Any]) -> dict[str, Any]:
     validations = trial.validations
     return report_page.line(
         x=[each.progress for each in validations], y=[each.perplexity for each in validations], **style
     )
 
 
-def _lengths(configuration: SearchConfiguration, trial: Trial, style: dict[str, str]) -> dict[str, Any]:
+def _lengths(configuration: SearchConfiguration, trial: Trial, style: dict[str, Any]) -> dict[str, Any]:
     milestones = configuration.scheduler(trial.min_seq_length, trial.duration).milestones()
     end = round(1.05 * configuration.durations[-1]), configuration.max_seq_length
     progress, lengths = zip(*milestones, end, strict=True)
     return report_page.line(x=progress, y=lengths, steps=True, **style)
 
 
-def _style(trial: Trial, is_accepted: bool) -> dict[str, str]:
+def _style(trial: Trial, is_accepted: bool) -> dict[str, Any]:
     verdict = "found" if is_accepted else "fluctuates" if trial.fluctuates else "stable"
     return {
         "name": f"from {trial.min_seq_length} over {trial.duration:,}: {verdict}",

@@ -119,7 +119,7 @@ def table(configuration: SearchConfiguration, trials: Sequence[Trial], accepted:
 
 def columns(trials: Sequence[Trial], accepted: Trial | None) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """Head and rows of the table of trials."""
-    rows = [
+    rows: list[tuple[str, ...]] = [
         (
             str(trial.min_seq_length),
             f"{trial.duration:,}",

@@ -44,7 +44,7 @@ h1 {{ font-size: 1.5rem; }} h2 {{ font-size: 1.15rem; margin: 2rem 0 .5rem; }}
 .scroll {{ overflow-x: auto; }}
 table {{ border-collapse: collapse; font-size: .9rem; }}
 th, td {{ border-bottom: 1px solid #ddd; padding: .3rem .7rem .3rem 0; text-align: left; vertical-align: top; }}
-.wrap td {{ overflow-wrap: anywhere; }}
+.wrap td + td {{ overflow-wrap: anywhere; }}
 </style>
 </head>
 <body>

@@ -12,6 +12,8 @@ from seqwarm_kernels import cli
 from seqwarm_kernels.data import BatchPlanner
 from seqwarm_kernels.data.padding import BatchingSettings, TextCorpus, compare, count_tokens
 
+from ..support.pages import check_page
+
 WIKITEXT = Path(os.environ.get("SEQWARM_TEST_DATA", "")) / "wikitext-2" / "valid.txt"
 
 
@@ -38,10 +40,11 @@ def test_the_table(text, capsys):
     assert "800 lines in 1 file, blank ones not counted." in out
     assert "Tokens: words between spaces; 20 per line on average, 40 at most." in out
     rows = [line for line in out.splitlines() if "%" in line]
+    assert "greedy: the longest items first" in out
     assert [row.split("  ")[0] for row in rows] == [
         "random batches of 32",
         "window of 320, batches of 32",
-        "budget 400, window 800, greedy (infinibatch)",
+        "budget 400, window 800, greedy",
         "budget 400, window 800, BatchPlanner",
         "budget 400, window 800, packed",
     ]
@@ -197,6 +200,28 @@ def test_a_figure(text, tmp_path, capsys):
     assert path.read_bytes().startswith(b"\x89PNG")
 
 
+def test_the_page_has_the_batches_and_how_it_was_made(text, tmp_path, capsys):
+    pytest.importorskip("plotly", reason="plotly is not installed")
+    path = tmp_path / "padding.png"
+    found = as_json(capsys, "--text", text, "--max-tokens", 400, "--seed", 5, "--figure", path)
+    page = check_page(path.with_suffix(".html"))
+    padding, sizes, items = map(page.traces, range(3))
+    settings = BatchingSettings(max_tokens=400, seed=5)
+    lengths = np.array([1 + number % 40 for number in range(800)])
+    for expected, each in zip(compare(lengths, settings), found["batchings"], strict=True):
+        shares = 1 - expected.tokens / expected.padded_tokens
+        middle = np.quantile(shares, 0.5, method="inverted_cdf")
+        assert padding[each["name"]][100] == pytest.approx((0.5, middle))
+        assert [value for _, value in sizes[each["name"]]][:: 200] == [
+            expected.padded_tokens.min(), expected.padded_tokens.max(),
+        ]  # fmt: skip
+        assert f"{each['padding']:.1%}" in page.text
+    assert (items["items"][0], items["items"][-1]) == ((0, 1), (1, 40))
+    assert "seed\n5\n" in page.text
+    assert "torch 2" in page.text
+    assert f"seqwarm padding --text {text} --max-tokens 400 --seed 5" in page.text
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -204,12 +229,12 @@ def test_a_figure(text, tmp_path, capsys):
         (["--text", "bad.txt"], "bad.txt, line 1: invalid UTF-8"),
         (["--text", "zero.txt"], "zero.txt, line 1: not text: it holds a NUL character"),
         (["--text", "blank.txt"], "no text found in blank.txt"),
-        (["--text", "good.txt", "--max-tokens", "0"], "max_tokens must be at least 1, got 0"),
-        (["--text", "good.txt", "--max-tokens", str(2**70)], f"max_tokens must be at most {2**31 - 1}, got {2**70}"),
-        (["--text", "good.txt", "--batch-size", str(2**70)], f"batch_size must be at most {2**31 - 1}, got {2**70}"),
-        (["--text", "good.txt", "--window", "-1"], "window must be at least 1, got -1"),
-        (["--text", "good.txt", "--seed", "-1"], "seed must be at least 0, got -1"),
-        (["--text", "good.txt", "--figure", "no/folder.png"], "No such file or directory"),
+        (["--text", "good.txt", "--max-tokens", "0"], "--max-tokens must be at least 1, got 0"),
+        (["--text", "good.txt", "--max-tokens", str(2**70)], f"--max-tokens must be at most {2**31 - 1}, got {2**70}"),
+        (["--text", "good.txt", "--batch-size", str(2**70)], f"--batch-size must be at most {2**31 - 1}, got {2**70}"),
+        (["--text", "good.txt", "--window", "-1"], "--window must be at least 1, got -1"),
+        (["--text", "good.txt", "--seed", "-1"], "--seed must be at least 0, got -1"),
+        (["--text", "good.txt", "--figure", "no/folder.png"], "--figure must be in an existing folder"),
     ],
 )
 def test_errors(tmp_path, monkeypatch, capsys, arguments, message):
@@ -218,7 +243,7 @@ def test_errors(tmp_path, monkeypatch, capsys, arguments, message):
         (tmp_path / f"{name}.txt").write_bytes(content)
     assert run(*arguments) == 2
     error = capsys.readouterr().err
-    assert error.startswith("seqwarm_kernels padding: ")
+    assert error.startswith("seqwarm padding: error: ")
     assert message in error
     assert "Traceback" not in error
 
@@ -228,7 +253,7 @@ def test_an_unknown_tokenizer(text, capsys):
     assert run("--text", text, "--tokenizer", "./nowhere") == 2
     error = capsys.readouterr().err
     assert (
-        "tokenizer must be one of whitespace, bytes, bpe, or a name that transformers can load, got './nowhere'"
+        "--tokenizer must be one of whitespace, bytes, bpe, or a name that transformers can load, got './nowhere'"
         in error
     )
 
@@ -239,11 +264,12 @@ def test_an_unknown_tokenizer(text, capsys):
         ("tokenizers", ["--tokenizer", "bpe"], "pip install tokenizers"),
         ("transformers", ["--tokenizer", "roberta-base"], "pip install transformers"),
         ("matplotlib", ["--figure", "a.png"], 'pip install "seqwarm_kernels[demo]"'),
+        ("plotly", ["--figure", "a.png"], 'pip install "seqwarm_kernels[demo]"'),
     ],
 )
 def test_packages_that_are_missing(text, monkeypatch, capsys, blocked, arguments, message):
     monkeypatch.setitem(sys.modules, blocked, None)
-    assert run("--text", text, *arguments) == 2
+    assert run("--text", text, *arguments) == 1
     assert message in capsys.readouterr().err
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from seqwarm_kernels.cli import demo as command
+from seqwarm_kernels import cli
 
 
 @pytest.fixture
@@ -22,8 +22,6 @@ def demo(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., int]:
     monkeypatch.chdir(tmp_path)
 
     def run(*options: object) -> int:
-        parser = argparse.ArgumentParser()
-        command.add_arguments(parser)
-        return command.run(parser.parse_args([str(option) for option in options]))
+        return cli.main(["demo", *map(str, options)])
 
     return run

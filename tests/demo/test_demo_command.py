@@ -5,25 +5,23 @@ import signal
 import subprocess
 import sys
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
+import torch
 
 import seqwarm_kernels
 from seqwarm_kernels.demo.report_folder import ReportFolder
-from seqwarm_kernels.demo.training import Trainer
+from seqwarm_kernels.demo.training import Trainer, make_scheduler
 
+from ..support.pages import check_page
 from ..support.tiers import first_fast
 
 pytest.importorskip("matplotlib")
+pytest.importorskip("plotly")
 
-RUN = """
-import argparse, sys
-from seqwarm_kernels.cli import demo as command
-parser = argparse.ArgumentParser()
-command.add_arguments(parser)
-sys.exit(command.run(parser.parse_args()))
-"""
+RUN = "import sys; from seqwarm_kernels.cli import main; sys.exit(main(['demo', *sys.argv[1:]]))"
 
 
 def tiny(text, report):
@@ -68,6 +66,7 @@ def test_a_whole_run(demo, text_file, capsys):
     assert {path.name for path in Path("out").iterdir()} == {
         "checkpoint.pt",
         "metrics.jsonl",
+        "report.html",
         "sequence_length.png",
         "settings.json",
         "summary.md",
@@ -80,9 +79,10 @@ def test_a_whole_run(demo, text_file, capsys):
     assert list(records[0]) == [
         "run", "step", "tokens", "seconds", "seq_length", "learning_rate", "train_loss", "validation_loss",
     ]  # fmt: skip
-    printed = capsys.readouterr().out
-    assert "warmup_allocator" in printed
-    assert "the baseline's final validation loss" in printed
+    printed = capsys.readouterr()
+    assert "warmup_allocator" in printed.out
+    assert "the baseline's final validation loss" in printed.out
+    assert printed.err == ""  # no progress bar without a terminal
     assert Path("out/validation_loss.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -102,6 +102,42 @@ def test_the_summary_has_result_settings_and_explanations(demo, text_file):
         "torch 2",
     ):
         assert part in summary
+
+
+def test_page_and_json_have_the_records(demo, text_file, capsys):
+    assert demo(*tiny(text_file, "out"), "--seed", 3) == 0
+    page = check_page(Path("out/report.html"))
+    records = metrics("out")
+    names = {"baseline": "full length throughout", "warmup": "sequence-length warmup"}
+    by_seconds, by_tokens, schedule, speeds = map(page.traces, range(4))
+    for run, name in names.items():
+        own = [record for record in records if record["run"] == run]
+        assert by_seconds[name] == [(record["seconds"], record["validation_loss"]) for record in own]
+        assert by_tokens[name] == [(record["tokens"], record["validation_loss"]) for record in own]
+        assert speeds[name] == [
+            (after["seq_length"], (after["tokens"] - before["tokens"]) / (after["seconds"] - before["seconds"]))
+            for before, after in pairwise(own)
+        ]
+    settings = ReportFolder(Path("out")).settings()
+    milestones = make_scheduler("warmup", settings).milestones()
+    assert schedule[names["warmup"]] == [*milestones, (settings.total_tokens, 24)]
+    assert schedule[names["baseline"]] == [(0, 24), (settings.total_tokens, 24)]
+    assert "Sequence-length warmup " in page.text
+    assert f"{records[4]['validation_loss']:.4f}" in page.text
+    assert "seed\n3\n" in page.text
+    assert f"torch {torch.__version__}" in page.text
+    command = page.text.partition("command\n")[2].splitlines()[0]
+    assert command.startswith("seqwarm demo --device cpu --quick")
+    assert command.endswith("--report out --seed 3")
+
+    capsys.readouterr()
+    content = Path("out/report.html").read_text()
+    assert demo("--resume", "out", "--json") == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["records"] == records
+    assert result["target_loss"] == records[4]["validation_loss"]
+    assert result["settings"]["seed"] == 3
+    assert Path("out/report.html").read_text() == content  # with the command that started the run
 
 
 def test_the_default_folder_is_named_after_the_time(demo, text_file):
@@ -172,11 +208,11 @@ def test_resuming_a_finished_run_writes_its_report_again(demo, text_file, monkey
     assert Path("out/summary.md").read_text() == summary
 
 
-def fails(demo, capsys, *options):
+def fails(demo, capsys, *options, status=2):
     """Returns the only line that is printed."""
-    assert demo(*options) == 2
+    assert demo(*options) == status
     [line] = capsys.readouterr().err.splitlines()
-    assert line.startswith("seqwarm_kernels demo: ")
+    assert line.startswith("seqwarm demo: error: ")
     return line
 
 
@@ -240,9 +276,10 @@ def test_errors_are_one_line(demo, capsys, options, message):
     assert not Path("reports").exists()
 
 
-def test_a_missing_matplotlib_is_named_before_training(demo, text_file, capsys, monkeypatch):
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    assert 'pip install "seqwarm_kernels[demo]"' in fails(demo, capsys, *tiny(text_file, "out"))
+@pytest.mark.parametrize("package", ["matplotlib", "plotly"])
+def test_a_missing_package_is_named_before_training(demo, text_file, capsys, monkeypatch, package):
+    monkeypatch.setitem(sys.modules, package, None)
+    assert 'pip install "seqwarm_kernels[demo]"' in fails(demo, capsys, *tiny(text_file, "out"), status=1)
     assert not Path("out").exists()
 
 
@@ -251,7 +288,7 @@ def test_a_full_disk_is_one_line(demo, text_file, capsys, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(ReportFolder, "save", full)
-    assert demo(*tiny(text_file, "out")) == 2
+    assert demo(*tiny(text_file, "out")) == 1
     assert "No space left on device" in capsys.readouterr().err.splitlines()[-1]
 
 
@@ -260,17 +297,3 @@ def test_the_seed_changes_the_numbers(demo, text_file):
     demo(*tiny(text_file, "zero"))
     demo(*tiny(text_file, "one"), "--seed", 1)
     assert metrics("zero")[0]["validation_loss"] != metrics("one")[0]["validation_loss"]
-
-
-def test_help_needs_neither_torch_nor_matplotlib():
-    code = (
-        "import sys; sys.modules['torch'] = sys.modules['matplotlib'] = None\n"
-        "import argparse, importlib.util\n"
-        "spec = importlib.util.spec_from_file_location('command', sys.argv[1])\n"
-        "command = importlib.util.module_from_spec(spec)\n"
-        "spec.loader.exec_module(command)\n"
-        "command.add_arguments(argparse.ArgumentParser())"
-    )
-    from seqwarm_kernels.cli import demo as command
-
-    subprocess.run([sys.executable, "-c", code, command.__file__], check=True)

@@ -42,7 +42,7 @@ def test_the_first_crossing_counts():
 def test_headline_with_a_speedup():
     warmup = records(WARMUP, [(0.0, 0, 5.0), (4.0, 100, 2.0)], seq_length=4) + records(WARMUP, [(14.0, 200, 1.5)])
     headline = Comparison.of(records(BASELINE, FALLING) + warmup).headline()
-    assert "2.0000 5.00 times sooner in seconds (4.0 s instead of 20.0 s)" in headline
+    assert "2.0000: 5.00 times sooner in seconds (4.0 s instead of 20.0 s)" in headline
     assert "2.00 times sooner in tokens" in headline
 
 

@@ -13,6 +13,8 @@ from seqwarm_kernels.demo.text import read_corpus
 from seqwarm_kernels.demo.training import Trainer
 from seqwarm_kernels.demo.tuning_trial import DemoTrial, demo_settings, perplexity
 
+from ..support.pages import check_page
+
 TRIAL = """
 from seqwarm_kernels.diagnostics import Validation
 
@@ -68,11 +70,11 @@ def run(*options):
     return cli.main(["tune", *map(str, options)])
 
 
-def fails(capsys, *options):
+def fails(capsys, *options, status=2):
     """Returns the only line that is printed."""
-    assert run(*options) == 2
+    assert run(*options) == status
     [line] = capsys.readouterr().err.splitlines()
-    assert line.startswith("seqwarm_kernels tune: ")
+    assert line.startswith("seqwarm tune: error: ")
     return line
 
 
@@ -115,7 +117,7 @@ def test_nothing_stable_is_exit_status_1_with_the_table(own, capsys):
     assert run("--trial", f"{own}:hopeless", *OWN, "--figure", "tuning.png") == 1
     printed = capsys.readouterr()
     assert printed.out == ""
-    assert "seqwarm_kernels tune: no candidate was stable" in printed.err
+    assert "seqwarm tune: error: no candidate was stable" in printed.err
     assert "fluctuates" in printed.err
     assert Path("tuning.png").read_bytes().startswith(b"\x89PNG")
     assert run("--trial", f"{own}:hopeless", *OWN, "--json") == 1
@@ -131,31 +133,30 @@ def test_ctrl_c_prints_how_to_continue(own, capsys):
 
 @pytest.mark.parametrize("function", ["mistaken", "mistaken_at_once"])
 def test_an_error_in_the_users_training_keeps_its_traceback(own, capsys, function):
-    assert run("--trial", f"{own}:{function}", *OWN) == 2
+    assert run("--trial", f"{own}:{function}", *OWN) == 1
     lines = capsys.readouterr().err.splitlines()
-    assert lines[-1] == "TypeError: not one number but two"
+    assert lines[-1] == "seqwarm tune: error: the training raised TypeError: not one number but two"
     assert any("own_training.py" in line and "in mistake" in line for line in lines)
 
 
 def test_an_error_in_the_users_module_keeps_its_traceback(own, capsys):
     Path(f"{own}.py").write_text("import nowhere_to_be_found")
-    assert run("--trial", f"{own}:run_trial", *OWN) == 2
+    assert run("--trial", f"{own}:run_trial", *OWN) == 1
     lines = capsys.readouterr().err.splitlines()
-    assert lines[-1] == "ModuleNotFoundError: No module named 'nowhere_to_be_found'"
+    assert lines[-1].endswith("the training raised ModuleNotFoundError: No module named 'nowhere_to_be_found'")
     assert any("own_training.py" in line for line in lines)
 
 
 def test_a_training_that_yields_nothing_is_one_line(own, capsys):
     assert run("--trial", f"{own}:nothing", *OWN) == 2
     line = capsys.readouterr().err.splitlines()[-1]
-    assert "seqwarm_kernels tune: run_trial must yield, or return an iterable of," in line
+    assert "seqwarm tune: error: run_trial must yield, or return an iterable of," in line
 
 
 def test_a_figure_that_cannot_be_written_if_nothing_is_stable(own, capsys):
     Path("figures").mkdir()
-    assert run("--trial", f"{own}:takes_the_folder_away", *OWN, "--figure", "figures/tuning.png") == 2
+    assert run("--trial", f"{own}:takes_the_folder_away", *OWN, "--figure", "figures/tuning.png") == 1
     printed = capsys.readouterr().err
-    assert "no candidate was stable" in printed
     assert "Traceback" not in printed
     assert "figures/tuning.png" in printed.splitlines()[-1]
 
@@ -199,7 +200,7 @@ def test_the_demos_gpt(text_file, tmp_path, capsys, monkeypatch):
 def test_options_of_the_demos_gpt(text_file, tmp_path, capsys, monkeypatch):
     made = []
     monkeypatch.setattr(tuning, "Trainer", lambda run, settings, corpus: made.append(settings) or 1 / 0)
-    assert run(*TINY, "--text", text_file, "--learning-rate", 0.1, "--seed", 3, "--validations", 5) == 2
+    assert run(*TINY, "--text", text_file, "--learning-rate", 0.1, "--seed", 3, "--validations", 5) == 1
     assert "ZeroDivisionError" in capsys.readouterr().err
     [settings] = made
     names = ("steps", "seq_length", "batch_size", "layers", "width", "peak_learning_rate", "seed", "device")
@@ -249,21 +250,20 @@ def test_another_text_is_another_configuration(text_file, tmp_path, capsys):
         (["--trial", ".own_training:run_trial", *OWN], "--trial must be MODULE:FUNCTION, got .own_training:run_trial"),
         (["--trial", "own_training:nowhere", *OWN], "--trial must name a function, got own_training:nowhere"),
         (["--trial", "own_training:no_function", *OWN], "--trial must name a function, got own_training:no_function"),
-        (["--trial", "own_training:run_trial", *OWN, "--multiples", 1e308], "multiples times learning_rate_warmup"),
+        (["--trial", "own_training:run_trial", *OWN, "--multiples", 1e308], "--multiples times --learning-rate-warmup"),
         (["--trial", "own_training:run_trial", *OWN, "--figure", "."], "--figure must be a file, got the folder ."),
         (
             ["--trial", "own_training:run_trial", *OWN, "--figure", "nowhere/tuning.png"],
             "--figure must be in an existing folder with write permission, got nowhere/tuning.png",
         ),
         ([*TINY, "--multiples", 21], "--multiples must keep a trial within the run's 2,560 tokens, got 21 times"),
-        (["--trial", "nowhere_to_be_found:run", *OWN], "No module named 'nowhere_to_be_found'"),
         (["--trial", "own_training:run_trial", "--seq-length", 64], "--trial needs --learning-rate-warmup"),
         (["--trial", "own_training:run_trial"], "--trial needs --seq-length"),
         (
             ["--trial", "own_training:run_trial", *OWN, "--steps", 3],
             "--steps belongs to the demo's GPT, not to --trial",
         ),
-        (["--trial", "own_training:run_trial", *OWN, "--max-rise", 1], "max_rise must be above 1"),
+        (["--trial", "own_training:run_trial", *OWN, "--max-rise", 1], "--max-rise must be above 1"),
         (["--unit", "step"], "--unit belongs to --trial"),
         (["--text", "nowhere.txt"], "no such file or folder: nowhere.txt"),
         (["--device", "tpu"], "--device must be cpu, cuda or cuda:INDEX, got tpu"),
@@ -278,7 +278,51 @@ def test_errors_of_the_user(own, capsys, options, message):
     assert message in fails(capsys, *options)
 
 
-def test_a_figure_needs_matplotlib(own, capsys, monkeypatch):
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    line = fails(capsys, "--trial", f"{own}:run_trial", *OWN, "--figure", "tuning.png")
-    assert "figures need matplotlib: pip install" in line
+def test_a_module_that_does_not_exist(own, capsys):
+    line = fails(capsys, "--trial", "nowhere_to_be_found:run", *OWN, status=1)
+    assert "No module named 'nowhere_to_be_found'" in line
+
+
+@pytest.mark.parametrize("package", ["matplotlib", "plotly"])
+def test_a_figure_needs_packages(own, capsys, monkeypatch, package):
+    monkeypatch.setitem(sys.modules, package, None)
+    line = fails(capsys, "--trial", f"{own}:run_trial", *OWN, "--figure", "tuning.png", status=1)
+    assert f"need {package}: pip install" in line
+
+
+def test_the_page_has_the_trials_and_how_it_was_made(own, capsys):
+    pytest.importorskip("plotly")
+    options = ("--trial", f"{own}:run_trial", *OWN, "--seed", 7, "--figure", "tuning.png")
+    assert run(*options, "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    page = check_page(Path("tuning.html"))
+    rises, perplexities, schedules = map(page.traces, range(3))
+    assert rises.pop("limit") == [(0, 1.3), (150, 1.3)]
+    for trial, *traces in zip(found["trials"], rises.items(), perplexities.items(), schedules.items(), strict=True):
+        (name, rise), (_, perplexity), (_, schedule) = traces
+        verdict = "found" if trial["duration"] == 300 and trial["min_seq_length"] == 16 else trial["outcome"]
+        assert name == f"from {trial['min_seq_length']} over {trial['duration']}: {verdict}"
+        assert perplexity == [(each["progress"], each["perplexity"]) for each in trial["validations"]]
+        assert max(value for _, value in rise) == trial["largest_rise"]
+        scheduler = SequenceLengthScheduler(trial["min_seq_length"], 64, duration=trial["duration"])
+        assert schedule == [*scheduler.milestones(), (420, 64)]
+    assert "Found: min_seq_length 16, duration 300 steps" in page.text
+    assert "seed\n7\n" in page.text
+    assert f"torch {torch.__version__}" in page.text
+    assert f"command\nseqwarm tune --trial {own}:run_trial --seq-length 64" in page.text
+
+
+def test_the_page_if_nothing_is_stable(own, capsys):
+    pytest.importorskip("plotly")
+    assert run("--trial", f"{own}:hopeless", *OWN, "--figure", "tuning.png") == 1
+    page = check_page(Path("tuning.html"))
+    assert "no candidate was stable" in page.text
+    assert next(iter(page.traces(1).values())) == [(0, None)]
+
+
+def test_a_training_that_prints_does_not_disturb_json(own, capsys):
+    Path(f"{own}.py").write_text("print('loading')\n" + TRIAL)
+    assert run("--trial", f"{own}:run_trial", *OWN, "--json") == 0
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)["schedule"]["duration"] == 300
+    assert printed.err == "loading\n"  # and no progress bar without a terminal

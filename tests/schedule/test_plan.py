@@ -76,10 +76,11 @@ def test_table():
          1,500        16                   14.3%
          3,000        24                   42.9%
 
-steps                        17
-tokens                       8.4e+04 (30.0% fewer than as many steps at full length)
-training                     4.216e+09 FLOPs (31.2% fewer)
-attention                    3.133e+08 FLOPs (19.0% fewer than these tokens at full length)"""
+model      2 layers, hidden size 16, vocabulary 100: 0.0 M parameters
+steps      17
+tokens     8.4e+04, 30.0% fewer than as many steps at full length
+training   4.216e+09 FLOPs of this model, 31.2% fewer
+attention  3.133e+08 of these FLOPs, 19.0% fewer than for the same tokens at full length"""
     )
 
 
@@ -87,7 +88,7 @@ def test_a_long_plan_is_thinned_out():
     plan = plan_schedule(SequenceLengthScheduler(8, 1024, duration=1000), 3000, 2, MODEL)
     lines = table(plan).splitlines()
     assert len(plan.stages) == 128
-    assert len(lines) == 1 + 12 + 5
+    assert len(lines) == 1 + 12 + 6
     assert [line.split() for line in (lines[1], lines[2], lines[11], lines[12])] == [
         ["0", "8", "0.0%"],
         ["95", "104", "0.2%"],
@@ -99,12 +100,12 @@ def test_a_long_plan_is_thinned_out():
 
 
 def test_json():
-    plan = json.loads(three_stages().to_json())
+    plan = json.loads(json.dumps(three_stages().to_json()))
     assert plan["stages"][1] == {"progress": 1500, "seq_length": 16, "steps": 5, "tokens": 24_000}
     assert (plan["tokens"], plan["tokens_full_length"]) == (84_000, 120_000)
     assert (plan["attention_flops"], plan["attention_flops_same_tokens"]) == (313_344_000, 387_072_000)
     assert plan["attention_saved"] == pytest.approx(1 - 313_344_000 / 387_072_000)
-    assert three_stages().to_json().startswith('{\n  "unit"')
+    assert plan["model"] == {"layers": 2, "hidden_size": 16, "vocab_size": 100}
 
 
 @pytest.mark.parametrize("unit", ["step", "token", "sample"])
@@ -150,6 +151,15 @@ def test_the_command(capsys, tmp_path):
     plan = json.loads(capsys.readouterr().out)
     assert plan["unit"] == "token"
     assert 0 < plan["attention_saved"] < 1
+
+
+def test_a_run_that_ends_before_the_full_length_is_a_warning(capsys):
+    assert main(["plan", "--duration", "300", "--total", "299", "--json"]) == 0
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)["stages"]
+    assert "warning: the run of 299 steps ends before the full length, which --duration sets to 300" in printed.err
+    assert main(["plan", "--duration", "300", "--total", "300"]) == 0
+    assert capsys.readouterr().err == ""
 
 
 def test_bad_total():

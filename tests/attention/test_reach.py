@@ -1,0 +1,75 @@
+"""The keys that each head visits, beside attended_share on the same tensors."""
+
+import pytest
+import torch
+
+from seqwarm_kernels import alibi_slopes, attended_share
+from seqwarm_kernels.attention.reach import ReachSettings, measure_reach
+from seqwarm_kernels.ops import backends
+
+needs_kernels = pytest.mark.skipif(
+    backends.choose("alibi_attention", "cuda" if torch.cuda.is_available() else "cpu", None) == "reference",
+    reason="no kernel that skips keys",
+)
+
+
+@needs_kernels
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"causal": False}, {"window": 700}, {"score_std": 3.0}, {"skip_tolerance": 2**-6}, {"skip_tolerance": 0.0}],
+    ids=str,
+)
+def test_the_shares_are_attended_shares(options):
+    settings = ReachSettings(heads=3, length=2000, head_dim=16, seed=1, **options)
+    reach = measure_reach(settings)
+    query, key = torch.randn(2, 1, 3, 2000, 16, generator=torch.Generator().manual_seed(1))
+    given = {name: value for name, value in options.items() if name != "score_std"}
+    expected = attended_share(query * settings.score_std, key, key, **given)[0]
+    assert reach.shares() == pytest.approx(expected.tolist())
+    assert reach.share() == pytest.approx(expected.mean().item())
+    assert reach.slopes.tolist() == alibi_slopes(3).tolist()
+    if options == {"skip_tolerance": 0.0}:
+        assert reach.shares() == [1, 1, 1]
+    else:
+        assert min(reach.shares()) < 1
+
+
+@needs_kernels
+@pytest.mark.parametrize("causal", [True, False])
+def test_distances(causal):
+    reach = measure_reach(ReachSettings(heads=2, length=1000, head_dim=8, causal=causal))
+    for head, distance in enumerate(reach.distances()):
+        farthest = 0
+        for block, (begin, end) in enumerate(reach.visited[head].tolist()):
+            rows = range(32 * block, min(32 * block + 32, 1000))
+            farthest = max(farthest, rows[-1] - begin, 0 if causal else end - 1 - rows[0])
+        assert distance == farthest
+    assert measure_reach(ReachSettings(heads=1, length=1000, skip_tolerance=0.0)).distances() == [999]
+
+
+@needs_kernels
+def test_larger_scores_reach_farther():
+    few, many = (measure_reach(ReachSettings(4, 3000, score_std=std)).share() for std in (0.5, 4.0))
+    assert few < many
+
+
+def test_without_kernels(monkeypatch):
+    monkeypatch.setattr(backends, "choose", lambda *_: "reference")
+    monkeypatch.setattr(backends, "why_not", lambda _, backend, *__: f"{backend} is not there")
+    with pytest.raises(RuntimeError, match="no kernel that skips keys is available: native is not there; triton is"):
+        measure_reach(ReachSettings(2, 100))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"heads": 0}, "heads must be at least 1, got 0"),
+        ({"length": 0}, "length must be at least 1, got 0"),
+        ({"head_dim": 0}, "head_dim must be at least 1, got 0"),
+        ({"score_std": -1.0}, "score_std must not be negative, got -1.0"),
+        ({"score_std": float("nan")}, "score_std must be finite, got nan"),
+    ],
+)
+def test_bad_settings(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        ReachSettings(**{"heads": 2, "length": 10, **arguments})
