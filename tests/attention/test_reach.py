@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from seqwarm_kernels import alibi_slopes, attended_share
-from seqwarm_kernels.attention.reach import ReachSettings, measure_reach
+from seqwarm_kernels.attention.reach import Reach, ReachSettings, measure_reach
 from seqwarm_kernels.ops import backends
 
 needs_kernels = pytest.mark.skipif(
@@ -34,17 +34,12 @@ def test_the_shares_are_attended_shares(options):
         assert min(reach.shares()) < 1
 
 
-@needs_kernels
-@pytest.mark.parametrize("causal", [True, False])
-def test_distances(causal):
-    reach = measure_reach(ReachSettings(heads=2, length=1000, head_dim=8, causal=causal))
-    for head, distance in enumerate(reach.distances()):
-        farthest = 0
-        for block, (begin, end) in enumerate(reach.visited[head].tolist()):
-            rows = range(32 * block, min(32 * block + 32, 1000))
-            farthest = max(farthest, rows[-1] - begin, 0 if causal else end - 1 - rows[0])
-        assert distance == farthest
-    assert measure_reach(ReachSettings(heads=1, length=1000, skip_tolerance=0.0)).distances() == [999]
+@pytest.mark.parametrize(("causal", "distance"), [(True, 31), (False, 49)])
+def test_the_largest_distance(causal, distance):
+    """Queries 0 to 31 visit all 50 keys, queries 32 to 49 the last 20."""
+    visited = torch.tensor([[[0, 50], [30, 50]]])
+    reach = Reach(ReachSettings(1, 50, causal=causal), "native", torch.ones(1), visited, visible=visited[0])
+    assert reach.distances() == [distance]
 
 
 @needs_kernels
