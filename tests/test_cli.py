@@ -41,6 +41,7 @@ def test_help_has_examples_defaults_and_exit_statuses(command, capsys):
     assert text.startswith(f"usage: seqwarm {command}")
     assert f"examples:\n  seqwarm {command}" in text
     assert common.EXIT_STATUS in text
+    assert max(map(len, cli.COMMANDS[command].EXAMPLES.splitlines())) <= 80
     for action in subparsers()[command]._actions:
         if action.nargs != 0:  # not a flag
             shown = " ".join(subparsers()[command]._get_formatter()._expand_help(action).split())

@@ -15,8 +15,8 @@ if TYPE_CHECKING:  # imported by the functions, so that help is quick
 
 HELP = "train a small GPT with and without warmup, and compare"
 EXAMPLES = """\
-Writes a folder with report.html (curves to hover over, readable without a network), PNG figures, summary.md and
-the records of all evaluations.
+Writes a folder with report.html (curves to hover over, no network needed), PNG
+figures, summary.md, and the records of all evaluations.
 
 examples:
   seqwarm demo --quick

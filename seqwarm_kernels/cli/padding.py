@@ -10,7 +10,8 @@ HELP = "compare the padding of several ways of batching, on your text"
 EXAMPLES = """\
 examples:
   seqwarm padding --text my_corpus/
-  seqwarm padding --text a.txt b.txt.gz --items paragraph --tokenizer bpe --figure padding.png
+  seqwarm padding --text a.txt b.txt.gz --items paragraph --tokenizer bpe
+  seqwarm padding --text my_corpus/ --figure padding.png
   seqwarm padding --text my_corpus/ --max-tokens 8192 --json
 """
 

@@ -9,12 +9,12 @@ from .common import UNITS, Result, add_figure, add_pacing, check_figure, pacing,
 
 HELP = "show the lengths of a schedule, and the tokens and FLOPs that it saves"
 EXAMPLES = """\
-FLOPs are those of a GPT with an MLP of four times the hidden size and tied embeddings. The default sizes are
-those of GPT-2 small.
+FLOPs are those of a GPT with an MLP of four times the hidden size and tied
+embeddings. The default sizes are those of GPT-2 small.
 
 examples:
   seqwarm plan --duration 3000
-  seqwarm plan --duration 60000000 --total 200000000 --unit token --max-seq-length 2048 --figure plan.png
+  seqwarm plan --duration 60000000 --unit token --figure plan.png
   seqwarm plan --duration 3000 --layers 24 --hidden-size 1024 --json
 """
 

@@ -13,12 +13,13 @@ if TYPE_CHECKING:
 
 HELP = "show which share of the keys each head of ALiBi attention visits"
 EXAMPLES = """\
-Runs the kernels on random normal queries and keys. A trained model's scores may be larger or smaller:
---score-std scales them, and seqwarm_kernels.attended_share measures your own tensors.
+Runs the kernels on random normal queries and keys. A trained model's scores
+may be larger or smaller: --score-std scales them, and
+seqwarm_kernels.attended_share measures your own tensors.
 
 examples:
   seqwarm reach --heads 12 --length 8192 --figure reach.png
-  seqwarm reach --heads 32 --length 4096 --head-dim 128 --bidirectional --json
+  seqwarm reach --heads 32 --length 4096 --bidirectional --json
 """
 
 

@@ -33,8 +33,8 @@ EXAMPLES = """\
 examples:
   seqwarm tune --text my_corpus/ --folder tuning --figure tuning.png
   seqwarm tune --steps 120 --seq-length 128 --layers 2 --width 64
-  seqwarm tune --trial my_package.my_module:run_trial --seq-length 1024 --learning-rate-warmup 1000 \\
-      --durations 5000 10000 15000 20000 --folder tuning
+  seqwarm tune --trial my_package.my_module:run_trial --seq-length 1024 \\
+      --learning-rate-warmup 1000 --durations 5000 10000 15000 20000
 """
 
 #: Options that only the demo's GPT has, and options that only the user's own training has.

@@ -80,8 +80,8 @@ class ReportFolder:
             raise ValueError(f"the text has changed since the run in {self.path} began: {corpus.source}")
 
     def command(self) -> str:
-        """Returns the command line that started the run."""
-        return self._stored()["command"]
+        """Returns the command line that started the run; older versions did not record it."""
+        return self._stored().get("command", "not recorded")
 
     def _stored(self) -> dict[str, Any]:
         return json.loads((self.path / SETTINGS).read_text())
