@@ -37,7 +37,7 @@ def write_page(found: TunedSchedule | NoStableSchedule, figure: Path, command_li
                 [*(_rises(trial, style) for trial, style in styles), _limit(configuration)],
                 x=progress,
                 y={"title": "times the best", "range": [0.95, 2 * configuration.max_rise - 1], "hoverformat": ".3f"},
-                note=f"Above the dashed line a trial is not stable. {_NOT_FINITE}",
+                note=f"Above the dotted line a trial is not stable. {_NOT_FINITE}",
             ),
             report_page.chart(
                 "Validation perplexity at full length",
