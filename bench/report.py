@@ -46,11 +46,11 @@ def _training_report(lines: list[dict[str, Any]], figures: Path, scale: Scale) -
 REPORTS: dict[str, Callable[[list[dict[str, Any]], Path], str]] = {
     attention.RECORDS: attention.report,
     batching.RECORDS: batching.report,
+    batching.FIGURE_RECORDS: batching.figure_report,
     "cpu_demo": _demo_report,
     moments.RECORDS: moments.report,
     resizing.RECORDS: resizing.report,
     shown.DEMO: shown.demo_report,
-    shown.PADDING: shown.padding_report,
     shown.TUNING: shown.tuning_report,
 }
 

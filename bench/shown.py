@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from seqwarm_kernels.data.padding.figure import BatchHistograms, Histogram, PaddingHistograms, padding_figure
 from seqwarm_kernels.demo.figures import progress_figure
 from seqwarm_kernels.demo.records import WARMUP, Comparison, Record
 from seqwarm_kernels.demo.report_folder import METRICS, ReportFolder
@@ -27,7 +26,7 @@ from .common.records import write
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-DEMO, TUNING, PADDING = "cpu_demo_run", "cpu_tuning", "cpu_padding"  #: names of the records files
+DEMO, TUNING = "cpu_demo_run", "cpu_tuning"  #: names of the records files
 
 
 @dataclass(frozen=True)
@@ -117,20 +116,3 @@ def search_of(line: dict[str, Any]) -> tuple[SearchConfiguration, list[Trial], T
     schedule = line["schedule"] or {}
     candidate = schedule.get("min_seq_length"), schedule.get("duration")
     return configuration, trials, next((t for t in trials if (t.min_seq_length, t.duration) == candidate), None)
-
-
-# ---- padding
-
-
-def padding_report(lines: list[dict[str, Any]], figures: Path) -> str:
-    rows = ["| batching | batches | padding |", "|---|---|---|"]
-    for line in lines:
-        save_both(functools.partial(padding_figure_of, line), figures / "padding.png")
-        rows += [f"| {way['name']} | {way['batches']:,} | {way['padding']:.1%} |" for way in line["ways"]]
-    return "\n".join(rows)
-
-
-def padding_figure_of(line: dict[str, Any]) -> Figure:
-    names = ("padding_of_a_batch", "tokens_of_a_batch")
-    ways = [BatchHistograms(**{**way, **{name: Histogram(**way[name]) for name in names}}) for way in line["ways"]]
-    return padding_figure(PaddingHistograms(**{**line, "lengths": Histogram(**line["lengths"]), "ways": ways}))

@@ -9,6 +9,7 @@ pytest.importorskip("matplotlib", reason="matplotlib is not installed")
 from bench import shown
 from bench.alibi_attention import figures as attention
 from bench.alibi_attention.cases import BOTH, FORWARD
+from bench.batching import report as batching
 from bench.common.records import RESULTS, CpuRecord, read
 from bench.resize_batch import implementations as resizing
 from bench.resize_batch import report as resize_report
@@ -189,8 +190,8 @@ def test_a_search():
 
 
 def test_padding():
-    [line] = lines_of(shown.PADDING)
-    figure = shown.padding_figure_of(line)
+    [line] = lines_of(batching.FIGURE_RECORDS)
+    figure = batching.padding_figure_of(line)
     check_readable(figure)
     lengths, *panels = figure.axes
     assert lengths.get_title(loc="left") == "242,580 items, 41,182,215 tokens"

@@ -22,6 +22,7 @@ from seqwarm_kernels.data.batch_planning.plan import IntArray
 from seqwarm_kernels.data.batch_planning.planner import BatchPlanner
 from seqwarm_kernels.data.loading.collate import PaddedCollator
 from seqwarm_kernels.data.padding import BatchingSettings, compare
+from seqwarm_kernels.data.padding.figure import PaddingHistograms
 from seqwarm_kernels.data.samplers.sampler import LengthBatchSampler
 from seqwarm_kernels.data.samplers.stream import LengthBatchStream
 from seqwarm_kernels.data.sources.chunk_source import ChunkSource
@@ -31,6 +32,7 @@ from . import infinibatch
 from .corpora import TOKENIZERS, BenchCorpus, corpora, count_bytes, many_lengths
 from .report import (
     END_TO_END,
+    FIGURE_RECORDS,
     GREEDY,
     INFINIBATCH,
     INFINIBATCH_SHUFFLED,
@@ -69,6 +71,13 @@ def padding(corpus: BenchCorpus) -> Iterator[BatchingRecord]:
                     }
                     implementation = name if window == WINDOW else f"{name}, window {window:,}"
                     yield BatchingRecord(PADDING, corpus.name, implementation, lengths.counted, figures)
+
+
+def figure_histograms(corpus: BenchCorpus) -> PaddingHistograms:
+    """What the figure shows: a byte is a token, since it makes the longest items."""
+    lengths, counted = corpus.lengths("bytes")
+    settings = BatchingSettings(max_tokens=BUDGET, window=WINDOW)
+    return PaddingHistograms.of(lengths, compare(lengths, settings), counted)
 
 
 def planned(corpus: BenchCorpus, tokenizer: str, repeats: int) -> Iterator[BatchingRecord]:
@@ -238,4 +247,5 @@ def main(arguments: argparse.Namespace) -> None:
     if not infinibatch.installed():
         print("The package infinibatch is not installed. It is not measured.")
     path, records = write(RECORDS, run(found, arguments.repeats))
+    write(FIGURE_RECORDS, [figure_histograms(found[-1])])
     print(f"{report_records(records)}\n\nwritten to {path}")

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from seqwarm_kernels.data.padding.figure import BatchHistograms, Histogram, PaddingHistograms, padding_figure
+from seqwarm_kernels.utils.figures import save_both
 
 from ..common.goals import Goal, goals_table
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 RECORDS = "cpu_batching"  #: name of the records file
+FIGURE_RECORDS = "cpu_padding"  #: name of the file with the histograms of the figure
 PADDING, PLANNED, END_TO_END, RESUMED = "padding", "planned", "end to end", "resumed"
 INFINIBATCH, PLANNER, SAMPLER, STREAM = "infinibatch", "BatchPlanner.plan", "LengthBatchSampler", "LengthBatchStream"
 INFINIBATCH_SHUFFLED = "infinibatch, shuffled"
@@ -92,3 +100,20 @@ def _beside(records: list[BatchingRecord], record: BatchingRecord, implementatio
         return each.what, each.corpus, each.counted
 
     return next((r for r in records if r.implementation == implementation and key(r) == key(record)), None)
+
+
+# ---- the figure
+
+
+def figure_report(lines: list[dict[str, Any]], figures: Path) -> str:
+    rows = ["| batching | batches | padding |", "|---|---|---|"]
+    for line in lines:
+        save_both(functools.partial(padding_figure_of, line), figures / "padding.png")
+        rows += [f"| {way['name']} | {way['batches']:,} | {way['padding']:.1%} |" for way in line["ways"]]
+    return "\n".join(rows)
+
+
+def padding_figure_of(line: dict[str, Any]) -> Figure:
+    names = ("padding_of_a_batch", "tokens_of_a_batch")
+    ways = [BatchHistograms(**{**way, **{name: Histogram(**way[name]) for name in names}}) for way in line["ways"]]
+    return padding_figure(PaddingHistograms(**{**line, "lengths": Histogram(**line["lengths"]), "ways": ways}))

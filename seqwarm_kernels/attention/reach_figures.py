@@ -80,7 +80,7 @@ def reach_figure(reach: Reach) -> Figure:
     extent = (0, reach.length, reach.length, 0)
     for axes, head in zip(panels.flat, reach.steepest_first, strict=False):
         axes.imshow(reach.tiles(head), colors, vmin=HIDDEN, vmax=VISITED, extent=extent, interpolation="nearest")
-        axes.set_title(f"{_head(reach, head)}\nvisits {reach.shares[head]:.0%}")
+        axes.set_title(f"{_head(reach, head)}\nvisits {_percent(reach.shares[head])}")
         axes.grid(visible=False)
         axes.set_xticks([0, reach.length // 2])
         axes.set_yticks([0, reach.length // 2, reach.length])
@@ -92,6 +92,10 @@ def reach_figure(reach: Reach) -> Figure:
     figure.supylabel("query", fontsize=10)
     _tile_legend(figure)
     return figure
+
+
+def _percent(share: float) -> str:
+    return ">99%" if 0.995 <= share < 1 else f"{share:.0%}"
 
 
 def _head(reach: Reach, head: int) -> str:
@@ -115,10 +119,10 @@ def share_figure(reaches: Sequence[Reach]) -> Figure:
     table = np.vstack([shares, shares.mean(0, keepdims=True)])
     figure = new_figure(max(1.1 * len(reaches) + 2.2, 6), 0.36 * len(shares) + 1.7)
     axes = figure.subplots()
-    colors = LinearSegmentedColormap.from_list("shares", [page(), ACCENT])
+    colors = LinearSegmentedColormap.from_list("shares", [page(), _mixed(ACCENT, 0.7)])
     axes.imshow(table, colors, vmin=0, vmax=1, aspect="auto")
     for (row, column), share in np.ndenumerate(table):
-        axes.text(column, row, f"{share:.0%}", ha="center", va="center", fontsize=LABEL_SIZE)
+        axes.text(column, row, _percent(share), ha="center", va="center", fontsize=LABEL_SIZE)
     axes.axhline(len(shares) - 0.5, color=ink(), linewidth=1)
     axes.grid(visible=False)
     axes.set_xticks(range(len(reaches)), [f"{reach.length:,}" for reach in reaches])

@@ -62,6 +62,14 @@ def test_bad_numbers(heads, length, name):
         Reach.of(heads, length)
 
 
+@pytest.mark.parametrize(("share", "text"), [(1.0, "100%"), (0.997, ">99%"), (0.994, "99%"), (0.0, "0%")])
+def test_a_share_is_not_rounded_to_all(share, text):
+    pytest.importorskip("matplotlib")
+    with style():
+        figure = share_figure([Reach(64, 64, [0.5], np.zeros((1, 2, 2), np.int32), [share])])
+    assert [label.get_text() for label in figure.axes[0].texts] == [text, text]
+
+
 def test_the_figure_of_tiles(reach):
     figures = pytest.importorskip("tests.support.figures")
     with style():

@@ -11,7 +11,6 @@ from seqwarm_kernels.utils.figures import style
 from .test_tune_schedule import region, tune
 from .toys import Formula
 
-
 FEW = {"min_seq_lengths": [8, 16], "durations": [200, 300]}  #: candidates
 
 
