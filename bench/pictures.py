@@ -7,7 +7,8 @@ import functools
 from pathlib import Path
 
 from seqwarm_kernels import SequenceLengthScheduler
-from seqwarm_kernels.attention.reach_figures import Reach, reach_figure, share_figure
+from seqwarm_kernels.attention.reach import ReachSettings, measure_reach
+from seqwarm_kernels.attention.reach_figures import reach_figure, share_figure
 from seqwarm_kernels.schedule.plan import ModelSize, plan_figure, plan_schedule
 from seqwarm_kernels.utils.figures import save_both
 
@@ -23,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(arguments: argparse.Namespace) -> None:
     folder = arguments.figures
-    reaches = [Reach.of(HEADS, length) for length in LENGTHS]
+    reaches = [measure_reach(ReachSettings(HEADS, length)) for length in LENGTHS]
     plan = plan_schedule(SequenceLengthScheduler(8, 1024, duration=3000), 10_000, 32, ModelSize(12, 768, 50257))
     print(save_both(functools.partial(reach_figure, reaches[LENGTHS.index(LENGTH)]), folder / "reach.png"))
     print(save_both(functools.partial(share_figure, reaches), folder / "attended_share.png"))

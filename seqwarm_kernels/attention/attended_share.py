@@ -102,41 +102,9 @@ def attended_share_varlen(
     )
 
 
-@torch.no_grad()
-def attended_ranges(query: Tensor, key: Tensor, value: Tensor, slopes: Tensor) -> tuple[Tensor, Tensor]:
-    """The keys that causal attention with default options attends, and their share.
-
-    Returns:
-        (B, Hq, ⌈S / RANGE_BLOCK⌉, 2) int32: the first and the end of the keys of each block of queries.
-        (B, Hq) float64: the share.
-    """
-    operator, tensors, options = dense_call(
-        query,
-        key,
-        value,
-        slopes,
-        causal=True,
-        scale=None,
-        segment_length=None,
-        query_start=None,
-        window=None,
-        key_padding_mask=None,
-        dropout_p=0.0,
-        skip_tolerance=DEFAULT_SKIP_TOLERANCE,
-        backend=None,
-    )
-    *_, ranges = operator(*tensors, *options)
-    visible = _count_keys(operator(*tensors, *options._replace(skip_tolerance=0.0)))
-    return ranges.unflatten(-1, (-1, 2)), _share(_count_keys((ranges,)), visible)
-
-
 def _attended_share(operator: OpOverload, tensors: tuple[Tensor, ...], options: DenseOptions | VarlenOptions) -> Tensor:
     attended = _count_keys(operator(*tensors, *options))
     visible = _count_keys(operator(*tensors, *options._replace(skip_tolerance=0.0)))
-    return _share(attended, visible)
-
-
-def _share(attended: Tensor, visible: Tensor) -> Tensor:
     return torch.where(visible > 0, attended / visible, 1.0)
 
 

@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 from .common import CommandError, Result, add_figure, check_figure, usage_errors
-
-if TYPE_CHECKING:
-    from ..attention.reach import Reach
 
 HELP = "show which share of the keys each head of ALiBi attention visits"
 EXAMPLES = """\
@@ -52,30 +47,8 @@ def run(arguments: argparse.Namespace) -> Result:
         except RuntimeError as error:
             raise CommandError(str(error)) from error
     if arguments.figure is not None:
-        draw(reach, arguments.figure)
+        from ..attention.reach_figures import reach_figure
+        from ..utils.figures import png
+
+        arguments.figure.write_bytes(png(lambda: reach_figure(reach)))
     return Result(reach.to_json(), reach.table())
-
-
-def draw(reach: Reach, path: Path) -> None:
-    """Draws one panel for each head: the visible tiles in gray, and the visited tiles in blue."""
-    from matplotlib.figure import Figure
-
-    from ..ops.alibi_attention.schema import RANGE_BLOCK
-
-    columns = min(len(reach.slopes), 6)
-    rows = -(-len(reach.slopes) // columns)
-    figure = Figure(figsize=(2 * columns, 2.2 * rows), dpi=130, layout="constrained")
-    panels = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).ravel()
-    queries = [block * RANGE_BLOCK for block in range(len(reach.visible))]
-    for panel in panels:
-        panel.set_axis_off()
-    for head, (axes, share) in enumerate(zip(panels, reach.shares(), strict=False)):
-        axes.set_axis_on()
-        axes.fill_betweenx(queries, *reach.visible.T.tolist(), step="post", color="0.85")
-        axes.fill_betweenx(queries, *reach.visited[head].T.tolist(), step="post", color="#0072B2")
-        axes.set_title(f"head {head}: {share:.1%}", fontsize=9)
-        axes.set(xlim=(0, reach.settings.length), ylim=(reach.settings.length, 0), aspect="equal")
-        axes.tick_params(labelsize=7)
-    figure.supxlabel("key position (tokens)")
-    figure.supylabel("query position (tokens)")
-    figure.savefig(path, format="png")

@@ -7,8 +7,9 @@ from itertools import pairwise
 from typing import Any
 
 from ..utils import report_page
+from ..utils.figures import look_of
 from ..utils.report_page import chart, line
-from .figures import COLORS, LABELS, loss_limits
+from .figures import LABELS, loss_limits
 from .records import BASELINE, WARMUP, Comparison, Crossing, Record
 
 
@@ -76,8 +77,8 @@ def _schedule(comparison: Comparison, lengths: list[tuple[float, int]]) -> str:
     return chart(
         "The schedule",
         [
-            line(LABELS[BASELINE], [0, end], [full, full], color=COLORS[BASELINE], steps=True),
-            line(LABELS[WARMUP], tokens, values, color=COLORS[WARMUP], steps=True),
+            line(LABELS[BASELINE], [0, end], [full, full], color=look_of(LABELS[BASELINE]).color, steps=True),
+            line(LABELS[WARMUP], tokens, values, color=look_of(LABELS[WARMUP]).color, steps=True),
         ],
         x={"title": "tokens", "tickformat": ","},
         y={"title": "sequence length (tokens)", "rangemode": "tozero"},
@@ -102,4 +103,10 @@ def _speeds(comparison: Comparison) -> str:
 
 def _run_line(records: list[Record], x: Sequence[float], y: Sequence[float]) -> dict[str, Any]:
     run = records[0].run
-    return line(LABELS[run], x, y, color=COLORS[run], marker={"symbol": "circle" if run == BASELINE else "square"})
+    return line(
+        LABELS[run],
+        x,
+        y,
+        color=look_of(LABELS[run]).color,
+        marker={"symbol": "circle" if run == BASELINE else "square"},
+    )

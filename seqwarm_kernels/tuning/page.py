@@ -6,13 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from ..utils import report_page
+from ..utils.figures import ACCENT, CONTRAST, QUIET
 from ..utils.files import write_atomically
 from .configuration import SearchConfiguration
 from .result import NoStableSchedule, TunedSchedule, columns
 from .trial import Trial
 
-#: Of Okabe and Ito, distinguishable with any color vision. Dashes differ as well.
-_COLORS = {"found": "#0072B2", "fluctuates": "#D55E00", "stable": "#8c8c8c"}
+#: Dashes differ as well.
+_COLORS = {"found": ACCENT, "fluctuates": CONTRAST, "stable": QUIET}
 
 _NOT_FINITE = "A perplexity that is not finite is left out."
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 #: The ways of `compare` in order, as named in `LOOKS`.
-_LOOKS = ("random", "short window", "greedy (infinibatch)", "BatchPlanner", "BatchPlanner, packed")
+WAYS = ("random", "short window", "greedy (infinibatch)", "BatchPlanner", "BatchPlanner, packed")
 
 _BINS = 40
 _POWERS_OF_TEN = [10.0**power for power in range(10)]
@@ -123,7 +123,7 @@ def padding_figure(histograms: PaddingHistograms) -> Figure:
     _draw_lengths(top.subplots(), histograms)
     panels = below.subplots(len(ways), 2, sharex="col", squeeze=False)
     for index, (way, row) in enumerate(zip(ways, panels, strict=True)):
-        color = look_of(_LOOKS[index]).color
+        color = look_of(WAYS[index]).color
         for axes, histogram in zip(row, (way.padding_of_a_batch, way.tokens_of_a_batch), strict=True):
             _draw_histogram(axes, histogram, color)
         row[0].set_title(way.name)

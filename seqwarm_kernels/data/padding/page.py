@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 
 from ...utils import report_page
+from ...utils.figures import look_of
 from ...utils.files import write_atomically
 from .comparison import COLUMNS, NOTES, BatchingResult, PaddingReport
-
-#: By Okabe and Ito, distinguishable with any color vision.
-_COLORS = ("#999999", "#E69F00", "#56B4E9", "#0072B2", "#D55E00")
+from .figure import WAYS
 
 #: A distribution is drawn by its quantiles, because a corpus may have millions of items.
 _SHARES = np.linspace(0, 1, 201)
@@ -55,8 +54,8 @@ def _chart(title: str, unit: str, counted: str, traces: list[dict[str, Any]], fo
 
 
 def _of_batches(results: list[BatchingResult], values: Callable[[BatchingResult], np.ndarray]) -> list[dict[str, Any]]:
-    pairs = zip(results, _COLORS, strict=True)
-    return [_distribution(result.name, values(result), color) for result, color in pairs]
+    pairs = zip(results, WAYS, strict=True)
+    return [_distribution(result.name, values(result), look_of(way).color) for result, way in pairs]
 
 
 def _paddings(result: BatchingResult) -> np.ndarray:
