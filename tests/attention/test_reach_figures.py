@@ -50,13 +50,14 @@ def test_tiles_cover_the_measured_share(reach):
 
 
 def test_a_length_that_is_not_a_multiple_of_a_block():
-    assert visited_tiles(measured(1, 50), 0).tolist() == [[VISITED, HIDDEN], [VISITED, VISITED]]
+    """The native kernels take 64 queries at a time, so two blocks of queries visit the same keys."""
+    assert visited_tiles(measured(1, 50), 0).tolist() == [[VISITED, VISITED], [VISITED, VISITED]]
 
 
 def test_without_a_causal_mask_nothing_is_hidden():
     assert (visited_tiles(measured(1, 100, causal=False), 0) == VISITED).all()
     window = visited_tiles(measured(1, 100, causal=False, window=10), 0)
-    assert (window == HIDDEN).sum() == 6  # all but the tiles on the diagonal and beside it
+    assert [(row == HIDDEN).sum() for row in window] == [1, 1, 1, 1]
 
 
 def test_flat_heads_visit_more(reach):
