@@ -13,7 +13,7 @@ BUILD_INPUTS := pyproject.toml constraints.txt setup.py CMakeLists.txt $(shell f
 export SEQWARM_TEST_DATA ?= $(abspath ../shared/data)
 
 .PHONY: help install demo experiments test test-slow test-exhaustive test-all test-cpus test-asan test-composer \
-	test-transformers-oldest mutate docs lint format clean
+	test-transformers-oldest mutate wheels docs lint format clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | while IFS='|' read -r target text; do \
@@ -90,6 +90,12 @@ test-transformers-oldest: build/transformers-oldest/installed  ## run the tests 
 # Stopped and called again, it goes on. It works in copies of the project.
 mutate: $(STAMP)  ## change the code one place at a time: do tests fail? hours; ARGS="--only FILE --limit 10"
 	$(RUN) -m tools.mutation --workers $(WORKERS) $(ARGS)
+
+# A wheel with the extension, for the torch of .venv, and one without, for any. The label says for which torch.
+wheels: $(STAMP)  ## build the source distribution and both wheels into dist/
+	$(RUN) -m build --sdist --no-isolation --outdir dist
+	SEQWARM_EXTENSION=0 $(RUN) -m build --wheel --no-isolation --outdir dist
+	SEQWARM_EXTENSION=1 SEQWARM_VERSION_LABEL=1 $(RUN) -m build --wheel --no-isolation --outdir dist
 
 docs: $(STAMP)  ## build the site into build/docs; a warning is an error
 	$(RUN) -m sphinx -W --keep-going -n -q -b html docs build/docs $(ARGS)

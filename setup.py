@@ -1,11 +1,15 @@
 """Builds the extension `seqwarm_kernels._C` with CMake, where that is possible; pyproject.toml says the rest.
 
-Two environment variables decide, each 0, 1 or auto (the default):
+Two environment variables decide what is built, each 0, 1 or auto (the default):
 
 SEQWARM_EXTENSION   0: install without the extension. 1: fail where it cannot be built. auto: build it where
                     torch, a C++ compiler, cmake, ninja and pybind11 are found, else say what is missing.
 SEQWARM_CUDA        the same for the extension's CUDA part, which needs nvcc and a torch built for CUDA; no GPU.
                     CMake's own CUDAARCHS replaces the architectures of CMakeLists.txt.
+
+SEQWARM_VERSION_LABEL   1: name what the extension is built for in the version, 0.2.0+torch2.13 or, with the CUDA part,
+                        0.2.0+cu130torch2.13. For wheels that are handed on. A wheel without the extension is for any
+                        Python and any torch, and has no label.
 """
 
 from __future__ import annotations
@@ -180,13 +184,32 @@ class CMakeBuild(build_ext):
         ]
 
 
+def project_version() -> str:
+    """`__version__` of the package, without importing it."""
+    found = re.search(r'^__version__ = "(.+)"$', (ROOT / "seqwarm_kernels/__init__.py").read_text(), re.MULTILINE)
+    assert found is not None
+    return found[1]
+
+
+def local_label(torch: Torch, nvcc: str | None) -> str:
+    """What the extension is built for, as the local part of a version."""
+    release = ".".join(torch.version.split("+")[0].split(".")[:2])
+    return (f"cu{torch.cuda.replace('.', '')}" if nvcc and torch.cuda else "") + f"torch{release}"
+
+
 def main() -> None:
-    decision = decide() if BUILDING_COMMANDS & set(sys.argv) else None
+    is_labeled = os.environ.get("SEQWARM_VERSION_LABEL") == "1"
+    commands = BUILDING_COMMANDS | ({"dist_info"} if is_labeled else set())  # metadata and wheel have one version
+    decision = decide() if commands & set(sys.argv) else None
     if decision is None:
-        setup()
+        setup(version=project_version())
         return
     CMakeBuild.torch, CMakeBuild.nvcc = decision
-    setup(ext_modules=[Extension("seqwarm_kernels._C", sources=[])], cmdclass={"build_ext": CMakeBuild})
+    setup(
+        version=project_version() + (f"+{local_label(*decision)}" if is_labeled else ""),
+        ext_modules=[Extension("seqwarm_kernels._C", sources=[])],
+        cmdclass={"build_ext": CMakeBuild},
+    )
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .api import *  # noqa: F403
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _FOLDERS = (
     *("allocator", "attention", "cli", "data", "demo", "diagnostics", "models"),

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
+import seqwarm_kernels
+
 ROOT = Path(__file__).parents[1]
 SETUP = ROOT / "setup.py"
 
@@ -133,6 +135,22 @@ def test_cuda_sources_compile_for_every_chip_without_a_gpu(tmp_path):
     compiled = subprocess.run([*command, "-o", str(target)], capture_output=True, text=True, check=False)
     assert compiled.returncode == 0, compiled.stderr
     assert all(chip in target.read_bytes() for chip in (b"sm_80", b"sm_90", b"sm_100"))
+
+
+@pytest.mark.parametrize(
+    ("version", "cuda", "nvcc", "label"),
+    [
+        ("2.13.0+cpu", None, None, "torch2.13"),
+        ("2.11.1+cu130", "13.0", None, "torch2.11"),  # without the CUDA part
+        ("2.11.1+cu130", "13.0", "/usr/bin/nvcc", "cu130torch2.11"),
+    ],
+)
+def test_label_of_a_version(build, version, cuda, nvcc, label):
+    assert build.local_label(build.Torch(Path("torch"), version, cuda), nvcc) == label
+
+
+def test_version_is_that_of_the_package(build):
+    assert build.project_version() == seqwarm_kernels.__version__
 
 
 @pytest.mark.parametrize("release", ["13.0", "13.2"])

@@ -32,6 +32,22 @@ def test_train_plain(run):
     assert losses[-1] < losses[0] - 1
 
 
+@pytest.mark.parametrize(("script", "package"), [("huggingface", "transformers"), ("lightning", "lightning")])
+def test_trainers(run, script, package):
+    pytest.importorskip(package)
+    lines = [line.split() for line in run(f"train_{script}.py", "--steps", 12).splitlines() if line.startswith("step")]
+    lengths = [int(words[3]) for words in lines]
+    assert lengths[0] < lengths[-1] == 128
+    assert lengths == sorted(lengths)
+    assert float(lines[-1][5]) < float(lines[0][5])
+
+
+def test_train_packed(run):
+    lines = [line.split() for line in run("train_packed.py", "--steps", 30).splitlines()]
+    assert [int(words[4]) > 900 for words in lines] == [True] * 6
+    assert float(lines[-1][7]) < float(lines[0][7]) - 1
+
+
 def test_dynamic_batching_on_a_small_text(run, tmp_path):
     (tmp_path / "small.txt").write_text("one\ntwo words\nthree\n")
     printed = run("dynamic_batching.py", "--text", tmp_path / "small.txt")

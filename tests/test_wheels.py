@@ -7,6 +7,9 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import torch
+
+import seqwarm_kernels
 
 ROOT = Path(__file__).parents[1]
 
@@ -54,8 +57,14 @@ def environment(tmp_path_factory):
 @pytest.mark.parametrize("extension", ["0", "1"])
 def test_wheel_of_the_source_distribution(source_distribution, environment, tmp_path, extension):
     build = ("wheel", "--no-build-isolation", "--no-deps", "--wheel-dir", tmp_path, source_distribution)
-    run(sys.executable, "-m", "pip", *build, SEQWARM_EXTENSION=extension)
+    run(sys.executable, "-m", "pip", *build, SEQWARM_EXTENSION=extension, SEQWARM_VERSION_LABEL="1")
     (wheel,) = tmp_path.glob("*.whl")
+    version, *tags = wheel.stem.split("-")[1:]
+    release = ".".join(torch.__version__.split(".")[:2])
+    if extension == "1":
+        assert version == f"{seqwarm_kernels.__version__}+torch{release}"
+    else:
+        assert (version, tags) == (seqwarm_kernels.__version__, ["py3", "none", "any"])
     names = zipfile.ZipFile(wheel).namelist()
     assert sum(name.startswith("seqwarm_kernels/_C.") for name in names) == int(extension)
     folders = {name.partition("/")[0] for name in names}
@@ -64,7 +73,7 @@ def test_wheel_of_the_source_distribution(source_distribution, environment, tmp_
     before = installed_files(environment)
     run(environment, "-m", "pip", "install", "--constraint", ROOT / "constraints.txt", wheel)
     run(environment, "-c", PROGRAM)
-    printed = run(environment, "-m", "seqwarm_kernels", "info")
+    printed = run(environment.with_name("seqwarm"), "info")
     assert ("cpu   native     available" in printed) == (extension == "1"), printed
     run(environment, "-m", "pip", "uninstall", "--yes", "seqwarm_kernels")
     left = {file for file in installed_files(environment) - before if "seqwarm" in str(file)}
