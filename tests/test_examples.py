@@ -44,7 +44,9 @@ def test_trainers(run, script, package):
 
 def test_train_packed(run):
     lines = [line.split() for line in run("train_packed.py", "--steps", 30).splitlines()]
-    assert [int(words[4]) > 900 for words in lines] == [True] * 6
+    tokens = sorted(int(words[4]) for words in lines)
+    assert tokens[1] > 900  # the last batch of an epoch may have few
+    assert tokens[-1] <= 1024
     assert float(lines[-1][7]) < float(lines[0][7]) - 1
 
 

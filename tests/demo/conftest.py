@@ -17,7 +17,14 @@ def text_file(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def demo(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., int]:
+def demo(drawing_demo: Callable[..., int], monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
+    """As `drawing_demo`, without the seconds that drawing the figures takes."""
+    monkeypatch.setattr("seqwarm_kernels.demo.report.png", lambda draw: b"")
+    return drawing_demo
+
+
+@pytest.fixture
+def drawing_demo(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., int]:
     """Returns a function that runs the command in an empty folder and returns its exit code."""
     monkeypatch.chdir(tmp_path)
 

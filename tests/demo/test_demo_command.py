@@ -61,8 +61,8 @@ def stop_at_step(monkeypatch, last, error):
     monkeypatch.setattr(Trainer, "_step", stopping)
 
 
-def test_a_whole_run(demo, text_file, capsys):
-    assert demo(*tiny(text_file, "out")) == 0
+def test_a_whole_run(drawing_demo, text_file, capsys):
+    assert drawing_demo(*tiny(text_file, "out")) == 0
     assert {path.name for path in Path("out").iterdir()} == {
         "checkpoint.pt",
         "metrics.jsonl",
