@@ -48,7 +48,8 @@ def main() -> None:
         max_duration=f"{steps}ba",
         # Grow from 16 tokens to the full length over the first 30 % of the training.
         algorithms=[
-            Alibi(max_sequence_length=FULL_LENGTH),
+            # The default, 0.25, would cut every row into four, as Composer's does.
+            Alibi(max_sequence_length=FULL_LENGTH, train_sequence_length_scaling=1.0),
             SeqLengthWarmup(duration=0.3, min_seq_length=16, max_seq_length=FULL_LENGTH),
         ],
         optimizers=torch.optim.AdamW(model.parameters(), lr=3e-3),
