@@ -175,8 +175,10 @@ def test_state_in_lists_and_in_new_dicts():
     optimizer = OwnState(model.parameters(), lr=0.1)
     trained(model, optimizer)
     before = everything(model, optimizer)
+    kept = [state["kept"][0] for state in optimizer.state.values()]
     warmup_allocator(model, 8, optimizer=optimizer)
     assert_same(before, everything(model, optimizer))
+    assert all(state["kept"][0] is tensor for state, tensor in zip(optimizer.state.values(), kept, strict=True))
 
 
 def test_report():

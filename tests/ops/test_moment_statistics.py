@@ -190,6 +190,7 @@ def test_the_ticket_of_triton_lies_on_the_device_of_the_launch():
 
     with torch.device("meta"):
         ticket = make_ticket.__wrapped__(torch.device("cpu"), 0)
+    assert ticket.dtype == torch.int32
     assert ticket.equal(torch.zeros((), dtype=torch.int32))
 
 

@@ -236,6 +236,15 @@ def test_the_length_of_a_batch_shorter_than_scheduled():
     assert attachment.seq_length == 3
 
 
+@pytest.mark.parametrize("loss_type", [None, "ForCausalLM"])
+def test_the_first_label_does_not_count_if_the_loss_shifts_them(loss_type):
+    model, schedule = Model(), scheduler()
+    model.loss_type = loss_type
+    attachment = schedule.attach(model)
+    model(input_ids=tokens(), labels=tokens(), num_items_in_batch=30)
+    torch.testing.assert_close(attachment.take_shares(), [torch.tensor(3 / 15)])
+
+
 def test_all_labels_count_if_the_loss_does_not_shift_them():
     model = Model()
     model.loss_type = "ForMaskedLM"

@@ -37,7 +37,7 @@ TARGETS = [
     Target(
         "seqwarm_kernels/allocator/snapshot.py", ("tests/allocator/test_snapshot.py", "tests/allocator/test_warmup.py")
     ),
-    *_in_folder("seqwarm_kernels/ops/moment_statistics", "triton_kernel.py triton.py", *_MOMENTS, "triton"),
+    *_in_folder("seqwarm_kernels/ops/moment_statistics", "triton_kernel.py triton.py", *_MOMENTS, "not native"),
     *_in_folder(
         "seqwarm_kernels/ops/resize_batch",
         "triton_kernel.py triton.py",
@@ -56,7 +56,7 @@ TARGETS = [
         *(*_ATTENTION, "triton"),
     ),
     *_in_folder("csrc/resize_batch", "call.cpp cpu.cpp", _SERVED, "tests/ops/test_resize_batch.py", "-k", "native"),
-    Target("csrc/moment_statistics/cpu.cpp", (*_MOMENTS, "native")),
+    Target("csrc/moment_statistics/cpu.cpp", (*_MOMENTS, "not triton")),
     *_in_folder(
         "csrc/alibi_attention/cpu",
         "problem.h queries.h keys.h reach.h scores.h dropout.h simd.h products.cpp forward.cpp backward.cpp "
