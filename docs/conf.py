@@ -27,7 +27,7 @@ exclude_patterns = ["figures"]
 myst_enable_extensions = ["colon_fence", "dollarmath"]
 myst_heading_anchors = 3
 nb_execution_mode = "cache"
-nb_execution_timeout = 120
+nb_execution_timeout = 600  # seconds; a busy machine is slow
 nb_execution_raise_on_error = True
 nb_execution_show_tb = True
 
