@@ -32,11 +32,15 @@ def test_causal_kernels_compile_into_the_right_instructions(chip):
     check_reports(compile_all(chip, 16, "--variants", "causal"), chip, 16)
 
 
+CONFIGURATIONS = [(chip, head_dim) for head_dim in (16, 32, 64, 128, 256) for chip in (80, 90, 100)]
+COMMON = [(80, 64), (90, 64), (100, 64), (90, 256)]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "head_dim", [64, 256, *(pytest.param(dim, marks=pytest.mark.exhaustive) for dim in (16, 32, 128))]
+    ("chip", "head_dim"),
+    [pytest.param(*each, marks=[] if each in COMMON else pytest.mark.exhaustive) for each in CONFIGURATIONS],
 )
-@pytest.mark.parametrize("chip", [80, 90, 100])
 def test_every_configuration_compiles_into_the_right_instructions(chip, head_dim):
     check_reports(compile_all(chip, head_dim), chip, head_dim)
 
