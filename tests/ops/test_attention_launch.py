@@ -149,7 +149,7 @@ def test_offsets_beyond_32_bits(device):
     try:
         memory = torch.empty(2 * stride + 4 * 8 * 16, dtype=torch.float16, device=device)
     except RuntimeError:
-        pytest.skip("8 GiB of addresses are not to be had")
+        pytest.skip("needs 8 GiB of address space")
     inputs = []
     for offset in range(3):
         tensor = memory.as_strided(shape, strides, 2 * offset * 8 * 16 // 2)
