@@ -4,6 +4,7 @@ import json
 import pickle
 import re
 
+import pytest
 import torch
 
 END = "end.pt"
@@ -21,9 +22,10 @@ def train_gpt2_fsdp2(folder):
 def _train_gpt2(folder, **settings):
     from ..test_train_gpt2 import script, train
 
-    script.model.SIZES["toy"] |= {"layers": 2, "width": 32}
     settings |= {"objective": "masked", "validation_tokens": 256, "micro_batch_size": 2}
-    train(folder, folder.parent / "cache", "--resume", **settings)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(script.model.SIZES, "toy", {**script.model.SIZES["toy"], "layers": 2, "width": 32})
+        train(folder, folder.parent / "cache", "--resume", **settings)
 
 
 def hugging_face(folder):
