@@ -113,4 +113,6 @@ def test_dtypes(backend, dtype):
     assert out.dtype == dtype
     assert lse.dtype == torch.float32
     exact, _ = attend_one_by_one([tensor.double() for tensor in inputs], [3, 5], [3, 5], slopes.double())
-    assert (out.double() - exact).abs().max() <= torch.finfo(dtype).eps * exact.abs().max()
+    # float32 sums over 5 channels and 5 keys; the result is rounded once to dtype
+    budget = (torch.finfo(dtype).eps + 8 * torch.finfo(torch.float32).eps) * exact.abs().max()
+    assert (out.double() - exact).abs().max() <= budget
