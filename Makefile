@@ -39,7 +39,7 @@ experiments: $(STAMP)  ## train the experiments at toy size, an hour on 2 cores;
 PYTEST = OMP_NUM_THREADS=1 $(RUN) -m pytest --numprocesses $(WORKERS)
 
 test: $(STAMP)  ## run the fast tests, of every property one; ARGS="-k name" selects some
-	$(PYTEST) $(ARGS)
+	$(PYTEST) --dist loadgroup $(ARGS)
 
 test-slow: $(STAMP)  ## run the tests that `make test` leaves out, without the exhaustive ones
 	$(PYTEST) -m "slow and not exhaustive" $(ARGS)

@@ -36,8 +36,16 @@ def _fresh_compiler():
     torch._dynamo.reset()
 
 
+#: Tests that name these need the server of tests/support/ranks.py. With `--dist loadgroup` one worker starts it, and
+#: imports transformers and the trainers.
+RANKS = {"run_ranks", "mean_of_two_ranks"}
+
+
 @pytest.hookimpl(tryfirst=True)  # before pytest selects by marker
 def pytest_collection_modifyitems(items):
+    for item in items:
+        if item.path.parent.name in ("models", "trainers") or RANKS & vars(item.module).keys():
+            item.add_marker(pytest.mark.xdist_group("trainers"))
     if HAS_GPU:
         return
     interpreted = Counter()

@@ -18,7 +18,7 @@ pytest.importorskip("matplotlib", reason="matplotlib is not installed")
 from bench.training import command, figures, last_words, plan, results, tables
 from bench.training.experiments import Experiments
 from bench.training.reading import read_validations
-from bench.training.running import FINISHED, ROOT, OtherRun, OutOfTime, RunFailed, Runner, RunOutcome
+from bench.training.running import FINISHED, ROOT, OtherRun, OutOfTime, RunFailed, Runner, RunOutcome, load_script
 from bench.training.scales import TOY
 
 from .test_bench_training_results import line, monitor_line, write_lines
@@ -44,7 +44,22 @@ def tiny(tmp_path_factory):
         TOY, vocab_size=300, seq_length=32, min_seq_length=8, total_tokens=1024, validation_tokens=256, last_words=5
     )
     runner = Runner(scale, [text], folder / "out")
-    return runner, runner.run_all(plan.extrapolation_runs(scale, PEAK, 1)[:2], "tiny")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Runner, "_process", train_in_this_process)
+        return runner, runner.run_all(plan.extrapolation_runs(scale, PEAK, 1)[:2], "tiny")
+
+
+def train_in_this_process(runner, run, log):
+    load_script().train.main(run.arguments(runner.scale, runner.text, runner.out))
+    return 0, ""
+
+
+@pytest.mark.slow
+def test_a_run_has_its_own_process(tiny):
+    runner, outcomes = tiny
+    [outcome] = runner.run_all([replace(outcomes[0].run, seed=9)], "own process")
+    assert outcome.failure is None
+    assert "tokens" in outcome.folder.with_name(f"{outcome.folder.name}.log").read_text()
 
 
 def test_two_runs_train(tiny):
@@ -202,6 +217,7 @@ SMALL = replace(
 def call(tmp_path, monkeypatch):
     """Call the command with runs that are written down at once: call(*arguments, loss=, diverges=) -> records."""
     monkeypatch.setitem(command.SCALES, "toy", SMALL)
+    monkeypatch.setattr("seqwarm_kernels.utils.figures.png", lambda draw, theme: draw() and b"")
 
     def write_run(self, run, loss, diverges):
         folder = self.folder(run)

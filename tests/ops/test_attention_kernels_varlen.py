@@ -12,6 +12,7 @@ on_everything = pytest.mark.parametrize(("backend", "device", "dtype"), list(imp
 
 #: lengths of queries and keys, number of tokens outside of all sequences, options
 CASES = {
+    "few tokens": ([3, 20], [3, 20], 2, {}),  # first: Triton's interpreter runs it in `make test`
     "same lengths": ([30, 100, 3], [30, 100, 3], 0, {}),
     "empty sequences": ([0, 70, 0, 0, 9, 0], [0, 70, 0, 5, 9, 0], 0, {"causal": False}),
     "more keys": ([5, 90, 20], [80, 100, 150], 0, {}),
