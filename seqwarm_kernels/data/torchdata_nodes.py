@@ -5,6 +5,7 @@ Needs torchdata 0.11 (`pip install seqwarm_kernels[data]`). No other module of t
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -126,6 +127,7 @@ class BatchLoader(nodes.Loader[Any]):
         super().__init__(root, restart_on_stop_iteration=False)
         self._node = node
         self._batches = batches
+        weakref.finalize(self, _stop_threads, root)  # also when Python ends
 
     def __iter__(self) -> Iterator[Any]:
         if self._node.next_state is None:
@@ -153,6 +155,17 @@ class BatchLoader(nodes.Loader[Any]):
         self._batches.progress_of(state)  # checks the state before anything changes
         self._node.next_state = state
         super().load_state_dict({"root": None, "num_yielded": 0})
+
+
+def _stop_threads(root: nodes.BaseNode[Any]) -> None:
+    """Let go of the iterators of torchdata's nodes, which then stop their threads and wait for them.
+
+    A thread that is still in torch's code when Python ends would abort the process.
+    """
+    node: Any = root
+    while node is not None:
+        vars(node).pop("_it", None)
+        node = vars(node).get("source")
 
 
 def batch_loader(

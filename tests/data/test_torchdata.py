@@ -1,6 +1,8 @@
 """torchdata's nodes and loaders: workers, prefetching, and states."""
 
 import random
+import subprocess
+import sys
 from itertools import islice
 
 import numpy as np
@@ -242,3 +244,20 @@ def test_epochs_of_a_node():
 def test_bad_arguments(make, error, message):
     with pytest.raises(error, match=message):
         make()
+
+
+def test_python_ends_while_batches_are_fetched_ahead(tmp_path):
+    """A thread in torch's code at that moment would abort the process."""
+    program = """
+import torch
+from seqwarm_kernels.data import BatchPlanner, LengthBatchStream, SequenceSource
+from seqwarm_kernels.data.torchdata_nodes import batch_loader
+
+stream = LengthBatchStream(SequenceSource([1] * 100, infinite=True), BatchPlanner(10), length=int, window=100)
+loader = batch_loader(stream, lambda items: {"input_ids": torch.ones(3000, 3000).sum(0)[None, :1]}, num_workers=2)
+for number, _ in enumerate(loader):
+    if number == 2:
+        break
+"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
