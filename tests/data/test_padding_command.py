@@ -1,4 +1,5 @@
 import gzip
+import io
 import json
 import os
 import subprocess
@@ -69,6 +70,17 @@ def test_items_longer_than_the_budget_are_truncated(text, capsys):
     found = as_json(capsys, "--text", text, "--max-tokens", 30, "--window", 800)
     assert found["truncated"] == 200
     assert found["batchings"][3]["tokens"] == 20 * (sum(range(1, 31)) + 10 * 30)
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_bars_are_for_terminals(text, monkeypatch, is_terminal):
+    errors = io.StringIO()
+    errors.isatty = lambda: is_terminal
+    monkeypatch.setattr(sys, "stderr", errors)
+    assert run("--text", text) == 0
+    shown = errors.getvalue()
+    assert ("count tokens" in shown) == is_terminal
+    assert shown.rpartition("\r")[0].rpartition("\r")[2].strip() == ""  # cleared at the end
 
 
 def test_numbers_computed_by_hand():

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from tqdm import tqdm
 
 from ...utils.checks import check_iterable, check_path
 from ...utils.files import PARTIAL_SUFFIX
@@ -43,25 +44,24 @@ class TextCorpus:
         self.paths = _checked_paths(paths)
         self.files = self.json_files = self.not_text = 0
         self.damaged: list[str] = []  #: reasons why files in folders could not be read
-        self.items = [item for path in self.paths for item in self._items_in(path)]
+        files = [(path, root.is_dir()) for root in self.paths for path in _visible_files(root)]
+        with _progress_bar(files, "read", " files") as bar:
+            self.items = [item for path, in_folder in bar for item in self._items_of(path, in_folder)]
         if not self.items:
             damaged = "".join(f"; {problem}" for problem in self.damaged)
             raise ValueError(f"no text found in {', '.join(map(str, self.paths))}{damaged}")
 
-    def _items_in(self, root: Path) -> Iterator[str]:
-        if not root.exists():
-            raise ValueError(f"no such file or folder: {root}")
-        for path in _visible_files(root) if root.is_dir() else [root]:
-            try:
-                items = list(self._items_of_file(path))
-            except ChunkError as error:
-                if not root.is_dir():
-                    raise
-                self._count_skipped(error)
-                continue
-            self.files += 1
-            self.json_files += _is_json(path)
-            yield from items
+    def _items_of(self, path: Path, in_folder: bool) -> Iterator[str]:
+        try:
+            items = list(self._items_of_file(path))
+        except ChunkError as error:
+            if not in_folder:
+                raise
+            self._count_skipped(error)
+            return
+        self.files += 1
+        self.json_files += _is_json(path)
+        yield from items
 
     def _count_skipped(self, error: ChunkError) -> None:
         if isinstance(error.__cause__, READ_ERRORS):
@@ -95,6 +95,11 @@ def _checked_paths(paths: Any) -> list[Path]:
 
 
 def _visible_files(root: Path) -> list[Path]:
+    """The files in a folder, or the file itself."""
+    if not root.exists():
+        raise ValueError(f"no such file or folder: {root}")
+    if not root.is_dir():
+        return [root]
     paths = (path for path in sorted(root.rglob("*")) if path.is_file() and path.suffix != PARTIAL_SUFFIX)
     return [path for path in paths if not any(part.startswith(".") for part in path.relative_to(root).parts)]
 
@@ -126,9 +131,9 @@ def count_tokens(items: list[str], tokenizer: str) -> tuple[IntArray, str]:
     if not isinstance(tokenizer, str):
         raise TypeError(f"tokenizer must be a string, got {type(tokenizer).__name__}")
     if tokenizer == "whitespace":
-        return as_lengths([len(item.split()) for item in items]), "words between spaces"
+        return _encoded_lengths(items, lambda part: map(str.split, part)), "words between spaces"
     if tokenizer == "bytes":
-        return as_lengths([len(item.encode()) for item in items]), "bytes"
+        return _encoded_lengths(items, lambda part: map(str.encode, part)), "bytes"
     if tokenizer == "bpe":
         trained = _train_bpe(items)
         token_kind = f"a byte-level BPE of {trained.get_vocab_size():,} entries, trained on this text"
@@ -137,8 +142,18 @@ def count_tokens(items: list[str], tokenizer: str) -> tuple[IntArray, str]:
 
 
 def _encoded_lengths(items: list[str], encode: Callable[[list[str]], Iterable[Any]]) -> IntArray:
-    parts = [items[begin : begin + _ITEMS_PER_CALL] for begin in range(0, len(items), _ITEMS_PER_CALL)]
-    return np.concatenate([as_lengths([len(encoding) for encoding in encode(part)]) for part in parts])
+    lengths = []
+    with _progress_bar(items, "count tokens", " items") as bar:
+        for begin in range(0, len(items), _ITEMS_PER_CALL):
+            part = items[begin : begin + _ITEMS_PER_CALL]
+            lengths.append(as_lengths([len(encoding) for encoding in encode(part)]))
+            bar.update(len(part))
+    return np.concatenate(lengths)
+
+
+def _progress_bar(items: list[Any], name: str, unit: str) -> tqdm[Any]:
+    """Only on a terminal, and gone when it is done."""
+    return tqdm(items, desc=name, unit=unit, unit_scale=True, disable=None, leave=False)
 
 
 def _train_bpe(items: list[str]) -> Any:
@@ -149,12 +164,11 @@ def _train_bpe(items: list[str]) -> Any:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    tokenizer.train_from_iterator(
-        items,
-        trainers.BpeTrainer(
-            vocab_size=_VOCABULARY_SIZE, min_frequency=2, initial_alphabet=alphabet, show_progress=False
-        ),
+    trainer = trainers.BpeTrainer(
+        vocab_size=_VOCABULARY_SIZE, min_frequency=2, initial_alphabet=alphabet, show_progress=False
     )
+    with _progress_bar(items, "train the BPE", " items") as bar:
+        tokenizer.train_from_iterator(bar, trainer)
     return tokenizer
 
 
