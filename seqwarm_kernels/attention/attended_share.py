@@ -53,7 +53,6 @@ def attended_share(
             query_start=query_start,
             window=window,
             key_padding_mask=key_padding_mask,
-            dropout_p=0.0,
             skip_tolerance=skip_tolerance,
             backend=backend,
         )
@@ -95,7 +94,6 @@ def attended_share_varlen(
             causal=causal,
             scale=scale,
             window=window,
-            dropout_p=0.0,
             skip_tolerance=skip_tolerance,
             backend=backend,
         )

@@ -162,14 +162,14 @@ def dense_call(
     slopes: Tensor | None,
     *,
     causal: bool,
-    scale: float | None,
-    segment_length: int | None,
-    query_start: int | Tensor | None,
-    window: int | None,
-    key_padding_mask: Tensor | None,
-    dropout_p: float,
+    scale: float | None = None,
+    segment_length: int | None = None,
+    query_start: int | Tensor | None = None,
+    window: int | None = None,
+    key_padding_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
     skip_tolerance: float,
-    backend: str | None,
+    backend: str | None = None,
 ) -> tuple[OpOverload, tuple[Tensor, ...], DenseOptions]:
     """Check the arguments of `alibi_attention` and fill in defaults.
 
@@ -221,11 +221,11 @@ def varlen_call(
     slopes: Tensor | None,
     *,
     causal: bool,
-    scale: float | None,
-    window: int | None,
-    dropout_p: float,
+    scale: float | None = None,
+    window: int | None = None,
+    dropout_p: float = 0.0,
     skip_tolerance: float,
-    backend: str | None,
+    backend: str | None = None,
 ) -> tuple[OpOverload, tuple[Tensor, ...], VarlenOptions]:
     """`dense_call` for `alibi_attention_varlen`."""
     query, key, value = _autocast(query), _autocast(key), _autocast(value)

@@ -134,14 +134,8 @@ def _ranges(settings: ReachSettings, query: Tensor, key: Tensor, slopes: Tensor,
         key,  # values do not matter
         slopes,
         causal=settings.causal,
-        scale=None,
-        segment_length=None,
-        query_start=None,
         window=settings.window,
-        key_padding_mask=None,
-        dropout_p=0.0,
         skip_tolerance=skip_tolerance,
-        backend=None,
     )
     *_, ranges = operator(*tensors, *options)
     return ranges[0].unflatten(-1, (-1, 2)).long().cpu()
