@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
-from tqdm.auto import tqdm
+from tqdm import tqdm
 
 from ..ops.resize_batch.validation import resizing_rule
 from ..resizing.functional import resize_batch

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from tqdm.auto import tqdm
+from tqdm import tqdm
 
 from ..allocator.report import AllocatorReport
 from ..allocator.warmup import warmup_allocator

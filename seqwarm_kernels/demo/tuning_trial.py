@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tqdm.auto import tqdm
+from tqdm import tqdm
 
 from ..schedule.scheduler import SequenceLengthScheduler
 from ..tuning import Validation
