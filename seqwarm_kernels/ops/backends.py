@@ -33,8 +33,8 @@ def load_extension() -> None:
         extension = importlib.import_module("seqwarm_kernels._C")
     except ModuleNotFoundError:
         _problems["native"] = (
-            "the extension seqwarm_kernels._C is not built; `pip install --no-build-isolation .` builds it where a "
-            "C++ compiler is installed"
+            "the extension seqwarm_kernels._C is not built; `pip install cmake ninja pybind11`, then "
+            "`pip install --no-build-isolation .` builds it where a C++ compiler is installed"
         )
     except ImportError as error:
         _problems["native"] = f"the extension seqwarm_kernels._C does not load: {error}"
