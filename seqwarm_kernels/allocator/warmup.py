@@ -70,11 +70,11 @@ def warmup_allocator(
         batch_size: Rows of a batch. Default: the rows of `example_batch`, or 1 without one. "auto": the largest number
             of rows that fits.
         example_batch: Input of the model: a mapping, whose entries are passed to the parameters of `forward` by name,
-            or a tensor, or a tuple of tensors. Its tokens are repeated to `max_len`, and its masks are set to ones.
-            Without it, inputs are made for Hugging Face models from their config, and for models whose first
-            layer is an embedding.
-        loss_fn: Called as loss_fn(output, batch), returns a scalar. Default: `loss` of the output if there is one,
-            else the mean of the output's floating-point tensors.
+            or a tensor, or a tuple of tensors. Entries without such a parameter are for `loss_fn`. Its tokens are
+            repeated to `max_len`, and its masks are set to ones. Without it, inputs are made for Hugging Face models
+            from their config, and for models whose first layer is an embedding.
+        loss_fn: Called as loss_fn(output, batch), with a batch like `example_batch`, and returns a scalar. Default:
+            `loss` of the output if there is one, else the mean of the output's floating-point tensors.
         optimizer: Makes steps, so that its state exists during the passes.
         autocast_dtype: Run forward and loss under torch.autocast with this dtype.
         grad_scaler: Scales the loss, as in training.

@@ -155,5 +155,5 @@ def _names_do_not_fit(model: nn.Module, batch: Mapping[str, Any], problem: str) 
     return (
         f"the names in example_batch must be parameters of {name}.forward({', '.join(map(str, parameters.values()))}), "
         f"got {', '.join(map(str, batch))}, so {problem}. Rename the entries, or pass a tensor or a tuple of tensors "
-        "instead, whose order counts"
+        "instead, whose order counts; a loss_fn gets the same batch"
     )
