@@ -117,12 +117,15 @@ def models():
 
 
 def batching():
+    from pathlib import Path
     from types import SimpleNamespace
 
+    folder = Path("my_corpus")
+    folder.mkdir()
+    (folder / "text.txt").write_text(TEXT.replace(". ", ".\n"))
     return {
         "dataset": [{"input_ids": list(range(1, 2 + i % 30))} for i in range(100)],
         "model": lambda **batch: batch["input_ids"].sum(),
-        "texts": TEXT.split(". "),
         "tokenizer": lambda text: SimpleNamespace(input_ids=list(text.encode())),
     }
 

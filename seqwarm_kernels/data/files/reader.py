@@ -151,7 +151,7 @@ def as_line(item: Any, item_format: str, number: int) -> bytes:
             )
         if "\n" in item:
             raise ValueError(
-                f"items must be one line each for format 'text', item {number} has several; use 'jsonl' for them"
+                f"items must be one line each for format 'text', item {number} has several: pass format='jsonl'"
             )
     try:
         text = item if item_format == "text" else json.dumps(item, ensure_ascii=False, separators=(",", ":"))
