@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--report", metavar="DIR", help="new folder for the results (default: reports/demo-DATE-TIME)")
     packing_help = "train on paragraphs packed without padding, instead of windows of the text"
     add("--packing", action="store_true", default=None, help=packing_help)
-    quick_help = "short run of less than a minute, with fewer steps and a smaller model"
+    quick_help = "short run of about a minute, with fewer steps and a smaller model"
     add("--quick", action="store_true", default=None, help=quick_help)
     resume_help = "continue a run that was stopped (default without DIR: the newest one in reports/)"
     add("--resume", nargs="?", const=NEWEST, metavar="DIR", help=resume_help)
