@@ -85,6 +85,8 @@ def _lines(info: dict[str, Any]) -> Iterator[str]:
         yield ""
         yield operator
         for device_type, problems in device_types.items():
+            if device_type == "cuda" and info["torch_cuda"] is None and not info["gpus"]:
+                continue  # "CUDA of torch: none" has said it
             for backend, problem in problems.items():
                 state = "available" if problem is None else f"no: {problem}"
                 yield f"  {device_type:<5} {backend:<10} {state}"
