@@ -25,7 +25,7 @@ from seqwarm_kernels.ops.alibi_attention.triton_backward_key import backward_key
 from seqwarm_kernels.ops.alibi_attention.triton_backward_query import backward_query_kernel
 from seqwarm_kernels.ops.alibi_attention.triton_backward_terms import TERM_ROWS, backward_terms_kernel
 from seqwarm_kernels.ops.alibi_attention.triton_configurations import (
-    BULK_COPIES_FROM,
+    BULK_COPIES,
     CHIPS,
     Tiles,
     block_d,
@@ -34,6 +34,8 @@ from seqwarm_kernels.ops.alibi_attention.triton_configurations import (
 from seqwarm_kernels.ops.alibi_attention.triton_forward import forward_kernel
 from seqwarm_kernels.ops.alibi_attention.triton_reach import NORM_BLOCK, NORM_ROWS, key_norms_kernel
 from seqwarm_kernels.ops.alibi_attention.triton_tiles import ALIGNED, BULK
+
+from .sass import MATRIX, inner_loops
 
 HEAD_DIMS = (16, 32, 64, 128, 256)
 BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
@@ -45,9 +47,6 @@ KERNELS = {
     "backward_key": backward_key_kernel,
 }
 SIMPLE = ("norms", "backward_terms")  # one pass over rows, without a matrix product
-#: Names of each chip's matrix and copy instructions in its disassembly.
-MATRIX = {80: "HMMA", 90: "HGMMA", 100: "UTCHMMA"}
-COPY = {80: "LDGSTS", 90: "UTMALDG", 100: "UTMALDG"}
 
 _TILED = {"query", "key", "value", "grad_out"}  # arguments that may be tensor descriptors
 _OPTIONAL = {
@@ -58,6 +57,7 @@ _OPTIONAL = {
     "cu_seqlens_k": "*i32",
     "norms": "*fp32",
     "grad_slope_rows": "*fp32",
+    "packed_value": "*{dtype}",
 }
 _WRITTEN = {"out", "grad_query", "grad_key", "grad_value"}
 
@@ -65,7 +65,7 @@ _WRITTEN = {"out", "grad_query", "grad_key", "grad_value"}
 VARIANTS: dict[str, dict[str, Any]] = {
     "causal": {"causal": True},
     "full": {"causal": False},
-    "packed": {"causal": True, "present": {"cu_seqlens_q", "cu_seqlens_k"}},
+    "packed": {"causal": True, "present": {"cu_seqlens_q", "cu_seqlens_k", "packed_value"}},
     "mask": {"causal": False, "present": {"key_padding_mask"}},
     "dropout": {"causal": True, "present": {"dropout_seed"}},
 }
@@ -85,11 +85,12 @@ class CompiledKernel:
     spilled_bytes: int
     shared_bytes: int
     matrix: int  #: number of matrix instructions, by the names in MATRIX
-    copies: int  #: number of bulk or asynchronous copies, by the names in COPY
+    loops: int  #: number of innermost loops with matrix instructions
+    pipelined: int  #: number of those that are pipelined
 
 
 def _access(chip: int, dtype: str, variant: dict[str, Any]) -> int:
-    bulk = chip >= BULK_COPIES_FROM and BYTES[dtype] == 2 and "key_padding_mask" not in variant.get("present", ())
+    bulk = chip in BULK_COPIES and BYTES[dtype] == 2 and "key_padding_mask" not in variant.get("present", ())
     return BULK.value if bulk else ALIGNED.value
 
 
@@ -129,7 +130,7 @@ def _signature(kernel: str, tiles: Tiles, head_dim: int, dtype: str, access: int
         elif name in _TILED | _WRITTEN:
             types[name] = f"*{dtype}"
         else:
-            types[name] = _OPTIONAL.get(name, "*i32" if name == "ranges" else "*fp32")
+            types[name] = _OPTIONAL.get(name, "*i32" if name == "ranges" else "*fp32").format(dtype=dtype)
     return types, values
 
 
@@ -143,6 +144,7 @@ def compile_kernel(kernel: str, chip: int, head_dim: int, dtype: str, variant: s
         options={"num_warps": tiles.num_warps, "num_stages": tiles.num_stages},
     )
     registers, stack, assembly = disassemble(compiled.asm["cubin"])
+    loops = inner_loops(assembly, chip)
     return CompiledKernel(
         kernel=kernel,
         chip=chip,
@@ -154,7 +156,8 @@ def compile_kernel(kernel: str, chip: int, head_dim: int, dtype: str, variant: s
         spilled_bytes=stack,
         shared_bytes=compiled.metadata.shared,
         matrix=len(re.findall(rf"\b{MATRIX[chip]}", assembly)),
-        copies=len(re.findall(rf"\b{COPY[chip]}", assembly)),
+        loops=len(loops),
+        pipelined=sum(loop.is_pipelined for loop in loops),
     )
 
 
@@ -191,14 +194,14 @@ def kernels_table(kernels: list[CompiledKernel]) -> str:
     """A Markdown table."""
     lines = [
         "| kernel | chip | D | dtype | variant | tiles, warps, stages | registers | spilled bytes | shared KiB "
-        "| matrix | copies |",
+        "| matrix | pipelined loops |",
         "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for k in kernels:
         lines.append(
             f"| {k.kernel} | sm_{k.chip} | {k.head_dim} | {k.dtype} | {k.variant} | {k.tiles} | {k.registers} "
             f"| {k.spilled_bytes} | {k.shared_bytes / 1024:.1f} | {k.matrix} {MATRIX[k.chip]} "
-            f"| {k.copies} {COPY[k.chip]} |"
+            f"| {f'{k.pipelined} of {k.loops}' if k.loops else ''} |"
         )
     return "\n".join(lines)
 

@@ -20,7 +20,7 @@ from .schema import DenseOptions, VarlenOptions, allocate_like, allocate_outputs
 from .triton_backward_key import backward_key_kernel
 from .triton_backward_query import backward_query_kernel
 from .triton_backward_terms import TERM_ROWS, backward_terms_kernel
-from .triton_configurations import BULK_COPIES_FROM, Configuration, Tiles, block_d, configuration
+from .triton_configurations import BULK_COPIES, Configuration, Tiles, block_d, configuration
 from .triton_forward import forward_kernel
 from .triton_reach import NORM_BLOCK, NORM_ROWS, key_norms_kernel
 from .triton_tiles import ALIGNED, BULK
@@ -73,7 +73,7 @@ def _aligned(tensor: Tensor) -> Tensor:
 def _access(tensors: list[Tensor], mask: Tensor | None) -> int:
     """How kernels load tiles. Bulk copies need distinct memory for every row, and cannot mask single rows."""
     query = tensors[0]
-    if mask is not None or query.element_size() != 2 or _capability(query.device) < BULK_COPIES_FROM:
+    if mask is not None or query.element_size() != 2 or _capability(query.device) not in BULK_COPIES:
         return ALIGNED.value
     bulk = all(
         tensor.numel() and all(stride for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1)
@@ -187,7 +187,7 @@ def _programs(tensor: Tensor, rows: int) -> tuple[int]:
 
 def _capability(device: torch.device) -> int:
     if device.type == "cpu":  # the interpreter supports every way to load a tile
-        return BULK_COPIES_FROM
+        return BULK_COPIES.start
     major, minor = torch.cuda.get_device_capability(device)
     return 10 * major + minor
 
@@ -235,6 +235,7 @@ def forward(query: Tensor, key: Tensor, value: Tensor, slopes: Tensor, options: 
             query=_readable(query, tiles.block_m, access),
             key=_readable(key, tiles.block_n, access),
             value=_readable(value, tiles.block_n, access),
+            packed_value=value if isinstance(options, VarlenOptions) else None,
             norms=norms,
             out=out,
             lse=lse,

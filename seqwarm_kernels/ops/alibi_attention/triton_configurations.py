@@ -25,9 +25,10 @@ class Configuration(NamedTuple):
     backward_key: Tiles
 
 
-#: Chips by compute capability. Other chips take the tiles of the next lower entry.
-CHIPS = (80, 90, 100)
-BULK_COPIES_FROM = 90
+#: Chips by compute capability. Other chips take the tiles of the next lower entry, and 12.0 those of 8.0.
+CHIPS = (80, 90, 100, 120)
+#: Chips that load tiles by bulk copies. On 12.0 backward would spill up to 2,792 bytes with them.
+BULK_COPIES = range(90, 120)
 
 # 16-bit, by chip and head_dim.
 _HALF = {
@@ -82,7 +83,7 @@ def configuration(capability: int, head_dim: int, bytes_per_element: int, *, pla
         bytes_per_element: 2 or 4.
         plain: neither mask nor dropout. Both need registers, so tiles have half the columns with either.
     """
-    chip = 80 if capability >= 120 else max(chip for chip in CHIPS if chip <= max(capability, CHIPS[0]))
+    chip = 80 if capability >= 120 else max(chip for chip in _HALF if chip <= max(capability, 80))
     row = _FLOAT[block_d(head_dim)] if bytes_per_element == 4 else _HALF[chip][block_d(head_dim)]
     if plain:
         return row

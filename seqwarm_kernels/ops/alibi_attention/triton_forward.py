@@ -11,6 +11,7 @@ from ..triton_launch import kernel
 from .schema import RANGE_BLOCK
 from .triton_reach import largest_norm, reach
 from .triton_tiles import (
+    ALIGNED,
     LEFT,
     LN_2,
     LOG2_E,
@@ -55,12 +56,14 @@ class Rows(NamedTuple):
 @triton.jit
 def _attend(
     softmax,
-    begin,
-    end,
+    first,
+    direction,
+    count,
     reference,
     slope2,
     rows,
     keys,
+    packed_value,
     dropout,
     scale2,
     SIDE: tl.constexpr,
@@ -72,11 +75,15 @@ def _attend(
     ACCESS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Attend the tiles in [begin, end). In tiles that are not MASKED all rows share one slope, and the bias counts from
-    the column `reference` instead of the row's center, which shifts all scores of a row equally."""
+    """Attend `count` tiles, from column `first` to the right (direction 1) or to the left (-1).
+
+    `first` does not depend on data in memory: otherwise the compiler forgets the alignment of addresses, and issues no
+    asynchronous copies. In tiles that are not MASKED all rows share one slope, and the bias counts from the column
+    `reference` instead of the row's center, which shifts all scores of a row equally."""
     total, largest, values = softmax
     shift = (SIDE * slope2) * (rows.center - reference).to(tl.float32)
-    for start in tl.range(begin, end, BLOCK_N):
+    for tile in tl.range(0, count):
+        start = first + direction * tile * BLOCK_N
         columns = start + tl.arange(0, BLOCK_N)
         kept = kept_keys(keys.mask, start, keys.key.length, keys.stride_mask, BLOCK_N)
         key = load_tile(keys.key, start, kept, BLOCK_N, HEAD_DIM, BLOCK_D, ACCESS)
@@ -110,9 +117,13 @@ def _attend(
         if dropout.seed is not None:
             keep = kept_weights(dropout.seed, dropout.threshold, dropout.head, rows.index, start, BLOCK_M, BLOCK_N)
             weights = tl.where(keep, weights, 0.0)
-        if PACKED and SIDE == MASKED:  # tokens outside of the sequences may hold NaN
+        if PACKED and SIDE == MASKED:
+            # Tokens outside of the sequences may hold NaN. Clearing a tile in registers, as after a bulk copy, would
+            # make every matrix product of the kernel wait for the one before.
             kept = (columns >= tl.min(rows.low, 0)) & (columns < tl.max(rows.high, 0))
-        value = load_tile(keys.value, start, kept, BLOCK_N, HEAD_DIM, BLOCK_D, ACCESS)
+            value = load_tile(packed_value, start, kept, BLOCK_N, HEAD_DIM, BLOCK_D, ALIGNED)
+        else:
+            value = load_tile(keys.value, start, kept, BLOCK_N, HEAD_DIM, BLOCK_D, ACCESS)
         values = values * decay[:, None]
         values = tl.dot(weights.to(value.dtype), value, values, input_precision=PRECISION)
     return Softmax(total, largest, values)
@@ -132,6 +143,7 @@ def forward_kernel(
     query,
     key,
     value,
+    packed_value,  # value by pointers if there are packed sequences, else None
     slopes,
     query_start,
     key_padding_mask,
@@ -218,6 +230,8 @@ def forward_kernel(
         key_padding_mask,
         stride_ms,
     )
+    if PACKED:
+        packed_value = head_of(packed_value, batch, key_head, key_length, stride_vb, stride_vh, stride_vs, ALIGNED)
     dropout = Dropout(None if dropout_seed is None else tl.load(dropout_seed), dropout_threshold, row, inverse_keep)
 
     softmax = Softmax(
@@ -225,9 +239,10 @@ def forward_kernel(
         tl.full((BLOCK_M,), float("-inf"), tl.float32),
         tl.zeros((BLOCK_M, BLOCK_D), tl.float32),
     )
+    count = tl.cdiv(tl.minimum(near_end, end) - near_begin, BLOCK_N)
     softmax = _attend(
-        softmax, near_begin, tl.minimum(near_end, end), 0, 0.0, rows, keys, dropout, scale2,
-        MASKED, PACKED, HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_N, ACCESS, PRECISION,
+        softmax, near_begin, 1, count, 0, 0.0, rows, keys, packed_value, dropout,
+        scale2, MASKED, PACKED, HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_N, ACCESS, PRECISION,
     )  # fmt: skip
     if norms is not None:
         known = softmax.largest + tl.log2(softmax.total)
@@ -243,21 +258,24 @@ def forward_kernel(
             end = tl.minimum(end, tl.maximum(last_reached + 1, near_end))
     begin = begin // BLOCK_N * BLOCK_N
 
+    # All tiles that every row sees are left of near_begin or right of near_end, so loops run outward from there.
+    count = (near_begin - tl.maximum(begin, full_begin)) // BLOCK_N
     softmax = _attend(
-        softmax, tl.maximum(begin, full_begin), near_begin, near_begin, slope2_full, rows, keys, dropout, scale2,
+        softmax, near_begin - BLOCK_N, -1, count, near_begin, slope2_full, rows, keys, packed_value, dropout, scale2,
         LEFT, PACKED, HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_N, ACCESS, PRECISION,
     )  # fmt: skip
     if not CAUSAL:
+        count = tl.cdiv(tl.minimum(full_end, end) - near_end, BLOCK_N)
         softmax = _attend(
-            softmax, near_end, tl.minimum(full_end, end), near_begin, slope2_full, rows, keys, dropout, scale2,
+            softmax, near_end, 1, count, near_begin, slope2_full, rows, keys, packed_value, dropout, scale2,
             RIGHT, PACKED, HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_N, ACCESS, PRECISION,
         )  # fmt: skip
     for edge in range(1 if CAUSAL else 2):  # at both ends some rows do not see every key
-        edge_begin, edge_end = begin, full_begin
+        first_tile, direction, count = full_begin - BLOCK_N, -1, (full_begin - begin) // BLOCK_N
         if edge == 1:
-            edge_begin, edge_end = full_end, end
+            first_tile, direction, count = full_end, 1, tl.cdiv(end - full_end, BLOCK_N)
         softmax = _attend(
-            softmax, edge_begin, edge_end, 0, 0.0, rows, keys, dropout, scale2,
+            softmax, first_tile, direction, count, 0, 0.0, rows, keys, packed_value, dropout, scale2,
             MASKED, PACKED, HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_N, ACCESS, PRECISION,
         )  # fmt: skip
     if not CAUSAL:
