@@ -9,7 +9,7 @@ from dataclasses import dataclass
 MATRIX = {80: "HMMA", 90: "HGMMA", 100: "UTCHMMA", 120: "HMMA"}  #: each chip's matrix instruction
 COPIES = ("LDGSTS", "UTMALDG")  # asynchronous, and in bulk
 
-_INSTRUCTION = re.compile(r"/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)([^;]*);")
+_INSTRUCTION = re.compile(r"/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\w+\s+)?(WARPGROUP\.DEPBAR|[A-Z]\w*)([^;]*);")
 
 
 @dataclass(frozen=True)
@@ -27,25 +27,23 @@ class Loop:
 
 
 def inner_loops(assembly: str, chip: int) -> list[Loop]:
-    instructions = [(int(at, 16), name, rest) for at, name, rest in _INSTRUCTION.findall(assembly)]
-    spans = []
-    for at, name, rest in instructions:
-        target = re.search(r"0x([0-9a-f]+)", rest) if name == "BRA" or name.startswith("BRA.") else None
-        if target and int(target[1], 16) < at:
-            spans.append((int(target[1], 16), at))
-    inner = [
-        span
-        for span in spans
-        if not any(span != other and span[0] <= other[0] <= other[1] <= span[1] for other in spans)
-    ]
-    loops = []
-    for begin, end in inner:
-        counts = Counter(
-            name.partition(".")[0] + (".DEPBAR" if "DEPBAR" in name else "")
-            for at, name, _ in instructions
-            if begin <= at <= end
-        )
-        if counts[MATRIX[chip]]:
-            copies = sum(counts[name] for name in COPIES)
-            loops.append(Loop(counts[MATRIX[chip]], copies, counts["WARPGROUP.DEPBAR"]))
-    return loops
+    """The loops with matrix products that hold no other such loop. Loops that only wait do not count."""
+    instructions = [(int(at, 16), *rest) for at, *rest in _INSTRUCTION.findall(_main_part(assembly))]
+    loops = {}
+    for at, name, operands in instructions:
+        target = re.search(r"0x([0-9a-f]+)", operands) if name == "BRA" else None
+        if target and (begin := int(target[1], 16)) < at:
+            counts = Counter(name for place, name, _ in instructions if begin <= place <= at)
+            if counts[MATRIX[chip]]:
+                copies = sum(counts[name] for name in COPIES)
+                loops[begin, at] = Loop(counts[MATRIX[chip]], copies, counts["WARPGROUP.DEPBAR"])
+    return [loop for span, loop in loops.items() if not any(_holds(span, other) for other in loops)]
+
+
+def _main_part(assembly: str) -> str:
+    """Up to the exit. Rarely taken branches follow, which jump back into loops."""
+    return re.split(r"\*/\s+EXIT ;", assembly)[0]
+
+
+def _holds(span: tuple[int, int], other: tuple[int, int]) -> bool:
+    return span != other and span[0] <= other[0] and other[1] <= span[1]

@@ -30,8 +30,8 @@ class DeviceMemory:
         return torch.cuda.memory_reserved(self.device)
 
     def allocations(self) -> int | None:
-        """Return the number of segments that the allocator has requested from the device."""
-        return torch.cuda.memory_stats(self.device).get("segment.all.allocated", 0)
+        """Return how often the allocator has asked the device for memory, also to let a segment grow."""
+        return torch.cuda.memory_stats(self.device)["num_device_alloc"]
 
     def free(self) -> tuple[int, int]:
         """Return the free memory and the total memory of the device."""

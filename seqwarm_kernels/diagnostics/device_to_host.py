@@ -55,7 +55,7 @@ class DelayedReader:
         numbers = torch.cat([row.numbers.to(device, non_blocking=True) for row in rows])
         if not numbers.is_cuda:
             return _Copy(rows, numbers.cpu(), None)
-        host = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
+        host = torch.empty(numbers.shape, dtype=numbers.dtype, device="cpu", pin_memory=True)
         host.copy_(numbers, non_blocking=True)
         arrived = torch.cuda.Event()
         arrived.record(torch.cuda.current_stream(numbers.device))

@@ -25,6 +25,7 @@ def _short_reach(monkeypatch):
     """Makes the kernels look for keys to skip even among few keys."""
     triton = pytest.importorskip("seqwarm_kernels.ops.alibi_attention.triton")
     monkeypatch.setattr(triton, "MIN_KEYS_TO_SKIP", 1)
+    monkeypatch.setattr(triton, "MIN_QUERIES_TO_SKIP", 1)
 
 
 def inputs(lengths=(300, 300), heads=(2, 1), batch_size=1, head_dim=16, dtype=torch.float32):

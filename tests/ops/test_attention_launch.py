@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from seqwarm_kernels import alibi_attention
 from seqwarm_kernels.ops import backends
+from tests.support.kernels import CountedKernel
 
 triton = pytest.importorskip("triton")
 pytestmark = pytest.mark.skipif(
@@ -191,3 +193,24 @@ def test_unsupported_dtypes(dtype, message):
 
 def test_the_interpreter_is_never_the_default():
     assert backends.choose("alibi_attention", "cpu", None, torch.float32) != "triton"
+
+
+@pytest.mark.parametrize(("queries", "launches"), [(1, 0), (127, 0), (128, 1)])
+def test_few_queries_do_not_read_all_keys_twice(monkeypatch, queries, launches):
+    """Two query heads share each key head, so 128 tokens are 256 queries."""
+    from seqwarm_kernels.ops.alibi_attention import triton as host
+
+    counted = CountedKernel(host.key_norms_kernel)
+    monkeypatch.setattr(host, "key_norms_kernel", counted)
+    query, key = torch.randn(1, 2, queries, 16), torch.randn(1, 1, 512, 16)
+    alibi_attention(query, key, key, backend="triton")
+    assert counted.launches == launches
+
+
+@pytest.mark.parametrize("allowed", ["tf32", "ieee"])
+def test_tf32_changes_no_16_bit_kernel(monkeypatch, allowed):
+    from seqwarm_kernels.ops.alibi_attention import triton as host
+
+    monkeypatch.setattr(torch.backends.cuda, "matmul", SimpleNamespace(fp32_precision=allowed))
+    assert host._precision(torch.float32) == allowed
+    assert host._precision(torch.bfloat16) == "ieee"

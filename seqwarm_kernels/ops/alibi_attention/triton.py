@@ -27,6 +27,8 @@ from .triton_tiles import ALIGNED, BULK
 
 #: With fewer visible keys, finding keys to skip costs more than it saves.
 MIN_KEYS_TO_SKIP = 512
+#: With fewer queries for each key head too: the largest norms are found by reading all keys once.
+MIN_QUERIES_TO_SKIP = 256
 
 _UNBOUNDED = 2**40
 _LONGEST_SEGMENT = 2**31 - 1
@@ -110,8 +112,10 @@ def _as_dense(options: _Options) -> DenseOptions:
     return DenseOptions(None, None, seed, 0, causal, scale, None, window, dropout_p, skip_tolerance)
 
 
-def skips(options: _Options, key_length: int) -> bool:
+def skips(options: _Options, query: Tensor, key: Tensor) -> bool:
     """Whether the kernels look for keys to skip."""
+    _, num_heads, query_length, _ = sizes_of(query)
+    _, num_key_heads, key_length, _ = sizes_of(key)
     dense = _as_dense(options)
     visible = [key_length]
     if isinstance(options, VarlenOptions):
@@ -120,7 +124,8 @@ def skips(options: _Options, key_length: int) -> bool:
         visible.append(dense.segment_length)
     if dense.window is not None:
         visible.append(dense.window if dense.causal else 2 * dense.window)
-    return dense.skip_tolerance > 0 and min(visible) >= MIN_KEYS_TO_SKIP
+    queries = query_length * (num_heads // num_key_heads)
+    return dense.skip_tolerance > 0 and min(visible) >= MIN_KEYS_TO_SKIP and queries >= MIN_QUERIES_TO_SKIP
 
 
 def _packing(options: _Options) -> dict[str, Any]:
@@ -167,8 +172,13 @@ def _shared(query: Tensor, key: Tensor, value: Tensor, slopes: Tensor, options: 
         "CAUSAL": dense.causal,
         "HEAD_DIM": head_dim,
         "BLOCK_D": block_d(head_dim),
-        "PRECISION": "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "ieee",
+        "PRECISION": _precision(query.dtype),
     }
+
+
+def _precision(dtype: torch.dtype) -> str:
+    """Of products. 16-bit kernels do not depend on it, and are not compiled again when TF32 is allowed."""
+    return "tf32" if dtype == torch.float32 and torch.backends.cuda.matmul.fp32_precision == "tf32" else "ieee"
 
 
 def _tiled(tiles: Tiles) -> dict[str, int]:
@@ -230,7 +240,7 @@ def forward(query: Tensor, key: Tensor, value: Tensor, slopes: Tensor, options: 
     tiles = _configuration(query, options).forward
     tolerance = options.skip_tolerance * (1.0 if options.causal else 0.5)
     with on(query.device):
-        norms = _key_norms(key, mask) if skips(options, sizes_of(key)[2]) else None
+        norms = _key_norms(key, mask) if skips(options, query, key) else None
         forward_kernel[_programs(query, tiles.block_m)](
             query=_readable(query, tiles.block_m, access),
             key=_readable(key, tiles.block_n, access),
@@ -273,7 +283,7 @@ def backward(tensors: tuple[Any, ...], options: _Options) -> tuple[Tensor, Tenso
         **_strides("g", grad_out),
         **_shared(query, key, value, slopes.float(), options),
         "ACCESS": access,
-        "REACH": skips(options, sizes_of(key)[2]),
+        "REACH": skips(options, query, key),
     }
     with on(query.device):
         if query.numel():

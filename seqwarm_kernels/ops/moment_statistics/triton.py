@@ -50,7 +50,7 @@ def make_table(lists: tuple[tuple[Span, ...], ...], device: torch.device, stream
             rows.append((span.address - offset, lead, end, chunks, _DTYPES.index(span.dtype)))
             chunks += triton.cdiv(end, CHUNK)
         ends.append(chunks)
-    entries = torch.tensor(rows).view(len(rows), 5).t().contiguous()
+    entries = torch.tensor(rows, device="cpu").view(len(rows), 5).t().contiguous()
     if device.type == "cuda":
         entries = entries.pin_memory().to(device, non_blocking=True)
     return Table(entries, ends[0], ends[1], chunks)
