@@ -7,6 +7,8 @@ from hypothesis import strategies as st
 
 from seqwarm_kernels import BatchBuffers, resize_batch
 from seqwarm_kernels.ops import backends
+from seqwarm_kernels.ops.library import overload
+from seqwarm_kernels.ops.resize_batch.schema import Kind
 from tests.support.tiers import examples, first_fast
 
 
@@ -448,3 +450,27 @@ def test_complex_numbers(backend):
     padded = resize_batch(batch, 3, mode="reshape", remainder="pad", pad_values={"ids": 0.5}, backend=backend)
     assert padded["ids"][1].tolist() == [*batch["ids"][0, 3:].tolist(), 0.5 + 0j]
     assert padded["labels"][1].tolist() == [*batch["labels"][0, 3:].tolist(), -100 + 0j]
+
+
+MISFITS = {
+    "no dimensions": (torch.tensor(1), Kind.SEQUENCE),
+    "fewer rows": (torch.zeros(1, 6), Kind.SEQUENCE),
+    "more tokens": (torch.zeros(2, 7), Kind.SEQUENCE),
+    "no tokens": (torch.zeros(2), Kind.LABEL),
+    "a row of tokens": (torch.zeros(2, 6), Kind.ROW),
+    "fewer entries": (torch.zeros(1), Kind.ROW),
+    "not square": (torch.zeros(2, 6, 5), Kind.SQUARE),
+    "square with features": (torch.zeros(2, 6, 6, 1), Kind.SQUARE),
+}
+
+
+@pytest.mark.skipif(backends.problem("native") is not None, reason=str(backends.problem("native")))
+@pytest.mark.parametrize("name", MISFITS)
+def test_the_native_operator_never_reads_beyond_an_input(name):
+    """The operator can be called without `resize_batch`, which checks its arguments."""
+    tensor, kind = MISFITS[name]
+    arguments = [tensor], None, 2, 6, 3, "truncate", [kind], [0], False
+    with pytest.raises(ValueError, match=r"an input of shape .* does not fit batch_size 2, source_length 6"):
+        overload("resize_batch", "native")(*arguments)
+    with pytest.raises(ValueError, match="does not fit"):
+        overload("resize_batch_out", "native")(*arguments, [torch.zeros(2, 3)])
