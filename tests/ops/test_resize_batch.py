@@ -333,12 +333,23 @@ def test_out_is_written_and_keeps_its_addresses(backend, method):
 
 
 def test_info_without_a_mask(backend):
-    batch = {"input_ids": torch.arange(10).view(2, 5)}
+    batch = {"input_ids": torch.arange(15).view(3, 5)}
     for copy in (True, False):
         _, info = resize_batch(batch, 3, return_info=True, copy=copy, backend=backend)
-        check_info(info, torch.ones(2, 3, dtype=torch.bool))
+        check_info(info, torch.ones(3, 3, dtype=torch.bool))
         _, info = resize_batch(batch, 3, mode="reshape", remainder="pad", return_info=True, copy=copy, backend=backend)
-        check_info(info, torch.tensor([[1, 1, 1], [1, 1, 0]] * 2, dtype=torch.bool))
+        check_info(info, torch.tensor([[1, 1, 1], [1, 1, 0]] * 3, dtype=torch.bool))
+
+
+@pytest.mark.parametrize("method", METHODS, ids=str)
+def test_info_of_a_mask_with_other_strides(backend, method):
+    mask = (torch.arange(27).view(9, 3) % 4 > 0).int().mT
+    results = [
+        resize_batch({"attention_mask": each}, 4, return_info=True, backend=backend, **method)[1]
+        for each in (mask, mask.contiguous())
+    ]
+    for got, expected in zip(*results, strict=True):
+        assert torch.equal(got, expected)
 
 
 def test_info_counts_left_padding(backend):
