@@ -21,6 +21,12 @@ from bench.resize_batch.report import report as report_resizing
 CPU = torch.device("cpu")
 
 
+@pytest.fixture(autouse=True)
+def _no_drawing(monkeypatch):
+    """test_bench_figures draws."""
+    monkeypatch.setattr("seqwarm_kernels.utils.figures.png", lambda draw, theme: b"")
+
+
 @pytest.mark.parametrize(
     "problem",
     [

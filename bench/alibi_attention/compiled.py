@@ -56,6 +56,7 @@ _OPTIONAL = {
     "cu_seqlens_q": "*i32",
     "cu_seqlens_k": "*i32",
     "norms": "*fp32",
+    "grad_lse": "*fp32",
     "grad_slope_rows": "*fp32",
     "packed_value": "*{dtype}",
 }
@@ -116,7 +117,7 @@ def _signature(kernel: str, tiles: Tiles, head_dim: int, dtype: str, access: int
         "PRECISION": "ieee",
         "NORM_BLOCK": NORM_BLOCK,
     }
-    present = {"norms", "grad_slope_rows", *variant.get("present", ())}
+    present = {"norms", "grad_lse", "grad_slope_rows", *variant.get("present", ())}
     types, values = {}, {}
     for parameter in KERNELS[kernel].params:
         name = parameter.name

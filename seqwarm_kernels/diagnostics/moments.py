@@ -106,6 +106,6 @@ def _combined(rows: Tensor) -> Tensor:
     """Statistics of several parts (N, 5) to the statistics of the whole (5,)."""
     if len(rows) == 1:
         return rows[0]
-    whole = rows.sum(dim=0)
-    whole[_MAXIMA] = rows[:, _MAXIMA].amax(dim=0)
-    return whole
+    sums, maxima = rows.sum(dim=0), rows.amax(dim=0)
+    # A list of indices would be copied to the device, which waits for it.
+    return torch.stack([(maxima if statistic in _MAXIMA else sums)[statistic] for statistic in Statistic])

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from seqwarm_kernels.data import BatchPlanner, LengthBatchSampler, Piece
 
+from ..support.tiers import examples
 from .made import first_batches, items_of, lengths_lists
 from .samplers import LENGTHS, ranks_of, rules, sampler, windows
 
@@ -26,6 +27,7 @@ def test_an_epoch_holds_every_item_once(lengths, rule, window, shuffle, seed):
 
 
 @given(lengths=lengths_lists, rule=rules, window=windows, world_size=st.integers(2, 5))
+@examples(40)
 def test_ranks_get_the_same_number_of_batches_and_no_item_twice(lengths, rule, window, world_size):
     def batches_by_rank(remainder):
         return ranks_of(

@@ -24,6 +24,7 @@ from .samplers import LENGTHS, RULES, rules, sampler, windows
     at=st.integers(0, 60),
     remainder=st.sampled_from(["repeat", "empty"]),
 )
+@examples(40)
 def test_the_same_order_after_a_restart(lengths, rule, window, world_size, at, remainder):
     for rank in range(world_size):
 

@@ -294,3 +294,12 @@ def test_nan_is_reported():
     found = moment_statistics(optimizer)
     assert math.isnan(found.variance_max)
     assert math.isfinite(found.momentum_max)
+
+
+def test_parts_are_combined_without_waiting_for_the_device():
+    """An index that is a list becomes a tensor, which is copied to the device."""
+    rows = torch.tensor([[1.0, 2, 3, 4, 5], [5, 1, 5, 1, 5]])
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        combined = moments_module._combined(rows)
+    assert combined.tolist() == [6, 2, 8, 4, 10]
+    assert not {event.name for event in profile.events()} & {"aten::index", "aten::index_put_", "aten::copy_"}

@@ -214,3 +214,38 @@ def test_tf32_changes_no_16_bit_kernel(monkeypatch, allowed):
     monkeypatch.setattr(torch.backends.cuda, "matmul", SimpleNamespace(fp32_precision=allowed))
     assert host._precision(torch.float32) == allowed
     assert host._precision(torch.bfloat16) == "ieee"
+
+
+class CalledOperators(TorchDispatchMode):
+    """Notes the name of each operator that is called."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.append(func.name())
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("backend", [name for name in backends.BACKENDS if backends.problem(name) is None])
+def test_an_output_that_is_not_used_has_no_gradient(backend):
+    """The same gradients as from zeros. For an unused lse no zeros are made."""
+    leaves = [torch.randn(1, 2, 9, 4, requires_grad=True) for _ in range(3)] + [torch.rand(2, requires_grad=True)]
+
+    def gradients(weight_of_out, weight_of_lse):
+        out, lse = alibi_attention(*leaves, return_lse=True, backend=backend)
+        parts = [
+            part.cos().sum() * weight
+            for part, weight in ((out, weight_of_out), (lse, weight_of_lse))
+            if weight is not None
+        ]
+        with CalledOperators() as called:
+            return called.names, torch.autograd.grad(sum(parts), leaves, materialize_grads=True)
+
+    for alone, both in (((1, None), (1, 0)), ((None, 1), (0, 1))):
+        (names, got), (_, expected) = gradients(*alone), gradients(*both)
+        for one, other in zip(got, expected, strict=True):
+            torch.testing.assert_close(one, other)
+        if alone == (1, None):
+            assert [name for name in names if "zeros" in name] == []

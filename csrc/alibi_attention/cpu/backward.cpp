@@ -140,8 +140,8 @@ class Backward {
       grad_lse_[column] = 0;
       if (tile_.sees[column] && inputs.lse[place] != -infinity) {
         log2_sum_[column] = inputs.log2_sum[place];
-        delta_[column] -= inputs.grad_lse[place];
-        grad_lse_[column] = inputs.grad_lse[place];
+        grad_lse_[column] = inputs.grad_lse == nullptr ? 0 : inputs.grad_lse[place];
+        delta_[column] -= grad_lse_[column];
       }
     }
   }

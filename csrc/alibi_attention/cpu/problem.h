@@ -74,7 +74,7 @@ struct ForwardOutputs {
 struct BackwardInputs {
   Strided grad_out;
   Strided out;
-  const float* grad_lse;  // dense, as lse
+  const float* grad_lse;  // dense, as lse; null for zeros
   const float* lse;
   const float* log2_sum;
   const int32_t* ranges;

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ..library import differentiable, overload
@@ -16,13 +17,16 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]
     tensors = [entry for entry in inputs if isinstance(entry, Tensor)]
     ctx.save_for_backward(*tensors, *output)
     ctx.mark_non_differentiable(*output[2:])
+    ctx.set_materialize_grads(False)  # no zeros for an lse that is not used
     ctx.arguments = [None if isinstance(entry, Tensor) else entry for entry in inputs]
     ctx.is_tensor = [isinstance(entry, Tensor) for entry in inputs]
 
 
 def _backward(operator: str, backend: str) -> Any:
-    def backward(ctx: Any, grad_out: Tensor, grad_lse: Tensor, *_: Tensor | None) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad_out: Tensor | None, grad_lse: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
         *tensors, out, lse, log2_sum, ranges = ctx.saved_tensors
+        if grad_out is None:
+            grad_out = torch.zeros_like(out)
         remaining = iter(tensors)
         arguments = [
             next(remaining) if is_tensor else entry

@@ -47,7 +47,7 @@ def forward(
 
 def backward(
     grad_out: Tensor,
-    grad_lse: Tensor,
+    grad_lse: Tensor | None,
     lse: Tensor,
     query: Tensor,
     key: Tensor,
@@ -64,7 +64,9 @@ def backward(
     kept_weights = weights
     if pairs.keep is not None:
         grad_weights, kept_weights = grad_weights * pairs.keep, weights * pairs.keep
-    row_term = (weights * grad_weights).sum(-1) - grad_lse.masked_fill(lse == float("-inf"), 0)
+    row_term = (weights * grad_weights).sum(-1)
+    if grad_lse is not None:
+        row_term = row_term - grad_lse.masked_fill(lse == float("-inf"), 0)
     grad_scores = weights * (grad_weights - row_term[..., None])
     grad_query = scale * grad_scores @ key
     grad_key = scale * grad_scores.mT @ query
@@ -193,7 +195,7 @@ def alibi_attention(query: Tensor, key: Tensor, value: Tensor, slopes: Tensor, *
 @_without_autocast
 def alibi_attention_backward(
     grad_out: Tensor,
-    grad_lse: Tensor,
+    grad_lse: Tensor | None,
     out: Tensor,
     lse: Tensor,
     log2_sum: Tensor,
@@ -233,7 +235,7 @@ def alibi_attention_varlen(query: Tensor, key: Tensor, value: Tensor, slopes: Te
 @_without_autocast
 def alibi_attention_varlen_backward(
     grad_out: Tensor,
-    grad_lse: Tensor,
+    grad_lse: Tensor | None,
     out: Tensor,
     lse: Tensor,
     log2_sum: Tensor,
@@ -254,7 +256,7 @@ def alibi_attention_varlen_backward(
         q_part, k_part, v_part = _heads_first(sequence, q, k, v)
         *gradients, grad_slopes_part = backward(
             g[queries].transpose(0, 1),
-            grad_lse[:, queries],
+            None if grad_lse is None else grad_lse[:, queries],
             lse[:, queries],
             *(q_part, k_part, v_part, sequence.slopes, sequence.pairs, options.scale),
         )

@@ -31,7 +31,7 @@ _VARLEN = (
     "bool causal, float scale, SymInt? window, float dropout_p, float skip_tolerance"
 )
 _BACKWARD = (
-    "Tensor grad_out, Tensor grad_lse, Tensor out, Tensor lse, Tensor log2_sum, Tensor ranges, bool slopes_need_grad"
+    "Tensor grad_out, Tensor? grad_lse, Tensor out, Tensor lse, Tensor log2_sum, Tensor ranges, bool slopes_need_grad"
 )
 _OUTPUTS = "(Tensor out, Tensor lse, Tensor log2_sum, Tensor ranges)"
 _GRADIENTS = "(Tensor grad_query, Tensor grad_key, Tensor grad_value, Tensor grad_slopes)"
@@ -100,7 +100,7 @@ def allocate_outputs(query: Tensor, *_: object) -> tuple[Tensor, Tensor, Tensor,
 
 def _fake_backward(
     grad_out: Tensor,
-    grad_lse: Tensor,
+    grad_lse: Tensor | None,
     out: Tensor,
     lse: Tensor,
     log2_sum: Tensor,
@@ -112,7 +112,7 @@ def _fake_backward(
     slopes: Tensor,
     *options: object,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradients shaped as their tensors. grad_slopes is empty unless `slopes_need_grad`."""
+    """Gradients shaped as their tensors. grad_slopes is empty unless `slopes_need_grad`. grad_lse None: zeros."""
     grad_slopes = slopes.new_empty(slopes.shape if slopes_need_grad else (0,))
     return allocate_like(query), allocate_like(key), allocate_like(value), grad_slopes
 

@@ -273,7 +273,7 @@ def backward(tensors: tuple[Any, ...], options: _Options) -> tuple[Tensor, Tenso
     tiles = _configuration(query, options)
     to_rows = {
         "grad_lse": grad_lse,
-        **dict(zip(("stride_lb", "stride_lh", "stride_ls"), _row_strides(grad_lse), strict=True)),
+        **_row_strides(grad_lse),
         **_strides("o", grad_query),
     }
     shared = {
@@ -328,8 +328,9 @@ def backward(tensors: tuple[Any, ...], options: _Options) -> tuple[Tensor, Tenso
     return grad_query, grad_key, grad_value, grad_slopes
 
 
-def _row_strides(rows: Tensor) -> tuple[int, ...]:
-    return rows.stride() if rows.dim() == 3 else (0, *rows.stride())
+def _row_strides(rows: Tensor | None) -> dict[str, int]:
+    strides = (0, 0, 0) if rows is None else (0, *rows.stride())[-3:]
+    return dict(zip(("stride_lb", "stride_lh", "stride_ls"), strides, strict=True))
 
 
 def _sum_slopes(rows: Tensor, slopes: Tensor, options: _Options) -> Tensor:

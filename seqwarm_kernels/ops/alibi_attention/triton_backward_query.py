@@ -264,8 +264,9 @@ def backward_query_kernel(
         grad_query, gradient, batch, head, start, query_length, stride_ob, stride_oh, stride_os,
         BLOCK_M, HEAD_DIM, BLOCK_D,
     )  # fmt: skip
-    if SLOPES:  # Σ dS = dlse, since Σ P = 1
-        grad_lse += batch.to(tl.int64) * stride_lb + head.to(tl.int64) * stride_lh
-        row_grad_lse = tl.load(grad_lse + index.to(tl.int64) * stride_ls, mask=seen, other=0.0)
-        grad_slope = tl.where(seen, grad_slope - beyond * row_grad_lse, 0.0)
+    if SLOPES:
+        if grad_lse is not None:  # Σ dS = dlse, since Σ P = 1
+            grad_lse += batch.to(tl.int64) * stride_lb + head.to(tl.int64) * stride_lh
+            grad_slope -= beyond * tl.load(grad_lse + index.to(tl.int64) * stride_ls, mask=seen, other=0.0)
+        grad_slope = tl.where(seen, grad_slope, 0.0)
         tl.store(grad_slope_rows + row_offset, grad_slope, mask=inside)

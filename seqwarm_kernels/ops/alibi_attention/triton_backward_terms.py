@@ -13,7 +13,7 @@ TERM_ROWS = 32
 @kernel
 def backward_terms_kernel(
     grad_out,
-    grad_lse,
+    grad_lse,  # None: zeros
     out,
     lse,
     delta,
@@ -48,9 +48,9 @@ def backward_terms_kernel(
     index = start + tl.arange(0, ROWS)
     present = index < query_length
     row_offset = (batch * num_heads + head).to(tl.int64) * query_length + index
-    row_lse = tl.load(lse + row_offset, mask=present, other=float("-inf"))
-    seen = row_lse != float("-inf")
-    grad_lse += batch.to(tl.int64) * stride_lb + head.to(tl.int64) * stride_lh
-    row_grad_lse = tl.load(grad_lse + index.to(tl.int64) * stride_ls, mask=seen, other=0.0)
-    row_delta = tl.sum(out_tile.to(tl.float32) * grad_tile.to(tl.float32), 1) - row_grad_lse
+    row_delta = tl.sum(out_tile.to(tl.float32) * grad_tile.to(tl.float32), 1)
+    if grad_lse is not None:
+        seen = tl.load(lse + row_offset, mask=present, other=float("-inf")) != float("-inf")
+        grad_lse += batch.to(tl.int64) * stride_lb + head.to(tl.int64) * stride_lh
+        row_delta -= tl.load(grad_lse + index.to(tl.int64) * stride_ls, mask=seen, other=0.0)
     tl.store(delta + row_offset, row_delta, mask=present)
