@@ -23,7 +23,7 @@ class Loop:
     @property
     def is_pipelined(self) -> bool:
         """The next tiles are on their way during the products, and products do not wait for one another."""
-        return self.copies > 0 and (self.waits == 0 or self.waits < self.products)
+        return self.copies > 0 and self.waits < self.products
 
 
 def inner_loops(assembly: str, chip: int) -> list[Loop]:

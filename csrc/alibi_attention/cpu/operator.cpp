@@ -271,9 +271,9 @@ Tensor sum_slopes(const Tensor& slope_rows, const Problem& problem, const Tensor
 
 template <typename Options>
 FourTensors backward(
-    const Tensor& grad_out_, const std::optional<Tensor>& grad_lse_, const Tensor& out_, const Tensor& lse_, const Tensor& log2_sum_,
-    const Tensor& ranges_, bool slopes_need_grad, const Tensor& query, const Tensor& key, const Tensor& value,
-    const Tensor& slopes, const Options& options) {
+    const Tensor& grad_out_, const std::optional<Tensor>& grad_lse_, const Tensor& out_, const Tensor& lse_,
+    const Tensor& log2_sum_, const Tensor& ranges_, bool slopes_need_grad, const Tensor& query, const Tensor& key,
+    const Tensor& value, const Tensor& slopes, const Options& options) {
   const Tensor grad_query = allocate_like(query), grad_key = allocate_like(key), grad_value = allocate_like(value);
   const Tensor grad_out = with_dense_rows(grad_out_), out = with_dense_rows(out_);
   const Tensor grad_lse = grad_lse_.has_value() ? grad_lse_->contiguous() : Tensor();
@@ -288,8 +288,8 @@ FourTensors backward(
   const Tensor partial =
       at::empty({chunked ? num_items * 2 * padded_keys(problem.key_length) * padded_dims(problem) : 0}, lse.options());
   const BackwardInputs inputs{
-      strided(grad_out), strided(out), grad_lse.defined() ? grad_lse.const_data_ptr<float>() : nullptr, lse.const_data_ptr<float>(),
-      log2_sum.const_data_ptr<float>(), ranges.const_data_ptr<int32_t>()};
+      strided(grad_out), strided(out), grad_lse.defined() ? grad_lse.const_data_ptr<float>() : nullptr,
+      lse.const_data_ptr<float>(), log2_sum.const_data_ptr<float>(), ranges.const_data_ptr<int32_t>()};
   const BackwardOutputs outputs{
       strided(grad_query), strided(grad_key), strided(grad_value),
       slopes_need_grad ? slope_rows.data_ptr<float>() : nullptr, partial.data_ptr<float>()};
@@ -318,9 +318,9 @@ struct Operator {
   }
 
   static FourTensors run_backward(
-      const Tensor& grad_out, const std::optional<Tensor>& grad_lse, const Tensor& out, const Tensor& lse, const Tensor& log2_sum,
-      const Tensor& ranges, bool slopes_need_grad, const Tensor& query, const Tensor& key, const Tensor& value,
-      const Tensor& slopes, Arguments... arguments) {
+      const Tensor& grad_out, const std::optional<Tensor>& grad_lse, const Tensor& out, const Tensor& lse,
+      const Tensor& log2_sum, const Tensor& ranges, bool slopes_need_grad, const Tensor& query, const Tensor& key,
+      const Tensor& value, const Tensor& slopes, Arguments... arguments) {
     return backward(
         grad_out, grad_lse, out, lse, log2_sum, ranges, slopes_need_grad, query, key, value, slopes,
         Options{arguments...});
