@@ -19,6 +19,7 @@ from bench.training.running import RunOutcome
 from bench.training.scales import TOY
 from bench.training.statistics import correlation, count_spikes, mean_and_error, sign_test, spread
 from seqwarm_kernels.utils.figures import style
+from tests.support.tiers import first_fast
 
 NAN = math.nan
 PEAK = plan.Peak(1e-3, 0.05)
@@ -379,7 +380,7 @@ def test_last_words_are_scored_token_by_token():
 # ---- attention
 
 
-@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("causal", first_fast([True, False]))
 def test_attentions_agree(causal):
     slopes = sw.alibi_slopes(4)
     flex = with_attention.Flex()

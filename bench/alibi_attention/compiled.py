@@ -23,7 +23,11 @@ from triton.compiler import ASTSource
 
 from seqwarm_kernels.ops.alibi_attention.triton_backward_key import backward_key_kernel
 from seqwarm_kernels.ops.alibi_attention.triton_backward_query import backward_query_kernel
-from seqwarm_kernels.ops.alibi_attention.triton_backward_terms import TERM_ROWS, backward_terms_kernel
+from seqwarm_kernels.ops.alibi_attention.triton_backward_ranges import (
+    RANGE_CHUNK,
+    RANGE_TILES,
+    backward_ranges_kernel,
+)
 from seqwarm_kernels.ops.alibi_attention.triton_configurations import (
     BULK_COPIES,
     CHIPS,
@@ -42,11 +46,11 @@ BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 KERNELS = {
     "norms": key_norms_kernel,
     "forward": forward_kernel,
-    "backward_terms": backward_terms_kernel,
+    "backward_ranges": backward_ranges_kernel,
     "backward_query": backward_query_kernel,
     "backward_key": backward_key_kernel,
 }
-SIMPLE = ("norms", "backward_terms")  # one pass over rows, without a matrix product
+SIMPLE = ("norms", "backward_ranges")  # without a matrix product
 
 _TILED = {"query", "key", "value", "grad_out"}  # arguments that may be tensor descriptors
 _OPTIONAL = {
@@ -55,18 +59,18 @@ _OPTIONAL = {
     "dropout_seed": "*i64",
     "cu_seqlens_q": "*i32",
     "cu_seqlens_k": "*i32",
-    "norms": "*fp32",
     "grad_lse": "*fp32",
     "grad_slope_rows": "*fp32",
     "packed_value": "*{dtype}",
 }
-_WRITTEN = {"out", "grad_query", "grad_key", "grad_value"}
+_DENSE = {"out", "grad_query", "grad_key", "grad_value"}
 
 #: Kinds of calls: causal or not, and the optional arguments that are passed.
 VARIANTS: dict[str, dict[str, Any]] = {
     "causal": {"causal": True},
     "full": {"causal": False},
-    "packed": {"causal": True, "present": {"cu_seqlens_q", "cu_seqlens_k", "packed_value"}},
+    "window": {"causal": False, "limited": True},
+    "packed": {"causal": True, "limited": True, "present": {"cu_seqlens_q", "cu_seqlens_k", "packed_value"}},
     "mask": {"causal": False, "present": {"key_padding_mask"}},
     "dropout": {"causal": True, "present": {"dropout_seed"}},
 }
@@ -98,7 +102,7 @@ def _access(chip: int, dtype: str, variant: dict[str, Any]) -> int:
 def _tiles(kernel: str, chip: int, head_dim: int, dtype: str, variant: str) -> Tiles:
     if kernel in SIMPLE:
         return Tiles(0, 0, 4, 1)
-    plain = variant in ("causal", "full", "packed")
+    plain = variant not in ("mask", "dropout")
     return getattr(configuration(chip, head_dim, BYTES[dtype], plain=plain), kernel)
 
 
@@ -107,17 +111,19 @@ def _signature(kernel: str, tiles: Tiles, head_dim: int, dtype: str, access: int
     constants = {
         "SEARCH_STEPS": 8,
         "CAUSAL": variant["causal"],
-        "REACH": True,
+        "LIMITED": variant.get("limited", False),
         "HEAD_DIM": head_dim,
         "BLOCK_D": block_d(head_dim),
         "BLOCK_M": tiles.block_m,
-        "BLOCK_N": tiles.block_n,
-        "ROWS": NORM_ROWS if kernel == "norms" else TERM_ROWS,
+        "BLOCK_N": tiles.block_n or 64,
+        "ROWS": NORM_ROWS,
+        "TILES": RANGE_TILES,
+        "CHUNK": RANGE_CHUNK,
         "ACCESS": ALIGNED.value if kernel in SIMPLE else access,
         "PRECISION": "ieee",
         "NORM_BLOCK": NORM_BLOCK,
     }
-    present = {"norms", "grad_lse", "grad_slope_rows", *variant.get("present", ())}
+    present = {"grad_lse", "grad_slope_rows", *variant.get("present", ())}
     types, values = {}, {}
     for parameter in KERNELS[kernel].params:
         name = parameter.name
@@ -128,10 +134,10 @@ def _signature(kernel: str, tiles: Tiles, head_dim: int, dtype: str, access: int
         elif name in _TILED and constants["ACCESS"] == BULK.value:
             rows = tiles.block_n if name in ("key", "value") else tiles.block_m
             types[name] = f"tensordesc<{dtype}[1, 1, {rows}, {block_d(head_dim)}]>"
-        elif name in _TILED | _WRITTEN:
+        elif name in _TILED | _DENSE:
             types[name] = f"*{dtype}"
         else:
-            types[name] = _OPTIONAL.get(name, "*i32" if name == "ranges" else "*fp32").format(dtype=dtype)
+            types[name] = _OPTIONAL.get(name, "*i32" if name.endswith("ranges") else "*fp32").format(dtype=dtype)
     return types, values
 
 

@@ -166,7 +166,7 @@ def draw_options(data):
     return options
 
 
-zoo_examples = examples(8, suppress_health_check=[HealthCheck.function_scoped_fixture])
+zoo_examples = examples(5, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @pytest.mark.parametrize("name", ZOO)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from seqwarm_kernels import SequenceLengthScheduler, discrete
 from seqwarm_kernels.data import BatchPlanner, LengthBatchSampler, LengthBatchStream, Piece
+from tests.support.tiers import first_fast
 
 from ..support.tiers import examples
 from .made import ListSource, first_batches, items_of, served_with_restart
@@ -45,7 +46,7 @@ class TestBucket:
             then = batches[milestone.progress : milestone.progress + 4]
             assert before <= milestone.seq_length - 8 < max(length for batch in then for length in lengths_of(batch))
 
-    @pytest.mark.parametrize("window", [None, 300])
+    @pytest.mark.parametrize("window", first_fast([300, None]))
     @pytest.mark.parametrize("unit", ["step", "token", "sample"])
     def test_every_item_is_served_once(self, window, unit):
         batches = list(sampler(window=window, scheduler=schedule(300 if unit == "sample" else 5000, unit=unit)))

@@ -41,7 +41,7 @@ DENSE_OPTIONS = {
 
 
 @pytest.mark.parametrize("slopes_shape", first_fast([[2], [2, 2]]))
-@pytest.mark.parametrize("options", DENSE_OPTIONS)
+@pytest.mark.parametrize("options", first_fast(DENSE_OPTIONS))
 @on_every_backend("alibi_attention")
 def test_opcheck_attention(backend, options, slopes_shape):
     query = torch.randn(2, 2, 6, 5, requires_grad=True)
@@ -88,7 +88,7 @@ def test_opcheck_varlen_backward(backend, slopes_need_grad):
     )
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", first_fast(RULES))
 @on_every_backend("resize_batch")
 def test_opcheck_resize(backend, rule):
     inputs = [torch.arange(22).view(2, 11), torch.randn(2, 11, 3)]
@@ -223,7 +223,7 @@ def test_resize_compiles_once_for_a_ramp(backend, options, compiler):
     check_compiles_like_eager(resize, inputs, compiler)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", first_fast([torch.bfloat16, torch.float16]))
 @pytest.mark.parametrize("compiler", [None, "aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
 @on_every_backend("alibi_attention")
 def test_autocast_casts_query_key_value_but_not_slopes(backend, dtype, compiler):

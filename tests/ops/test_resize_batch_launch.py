@@ -11,6 +11,7 @@ import torch
 from seqwarm_kernels import BatchBuffers, resize_batch
 from seqwarm_kernels.ops import backends
 from seqwarm_kernels.ops.resize_batch.schema import Kind
+from tests.support.tiers import first_fast
 
 from ..support.kernels import CountedKernel
 
@@ -24,7 +25,7 @@ def batch_of(tensors, rows=3, length=12, **where):
 @pytest.mark.skipif(
     backends.why_not("resize_batch", "triton", "cpu") is not None, reason="Triton's interpreter does not serve here"
 )
-@pytest.mark.parametrize("tensors", [1, 2, 16, 40])
+@pytest.mark.parametrize("tensors", first_fast([40, 1, 2, 16]))
 @pytest.mark.parametrize("return_info", [False, True])
 def test_one_launch_whatever_the_number_of_tensors(monkeypatch, tensors, return_info):
     from seqwarm_kernels.ops.resize_batch import triton as host

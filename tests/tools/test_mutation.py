@@ -145,7 +145,7 @@ def project(tmp_path, monkeypatch):
     ("operator", "tests", "result", "test"),
     [
         ("comparison", ("test_ok.py", "test_all.py"), FAILED, "test_all.py::test_count"),
-        ("comparison", ("test_ok.py",), SURVIVED, None),
+        pytest.param("comparison", ("test_ok.py",), SURVIVED, None, marks=pytest.mark.slow),
         pytest.param("deletion", ("test_all.py", "test_ok.py"), TIMED_OUT, None, marks=pytest.mark.slow),
     ],
 )

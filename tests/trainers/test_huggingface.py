@@ -109,7 +109,8 @@ def assert_same_weights(model, expected, **tolerance):
 
 
 @pytest.mark.parametrize(
-    ("accumulate", "options"), [(1, {}), (2, {}), (3, {}), (1, {"mode": "reshape"}), (2, {"mode": "flatten"})]
+    ("accumulate", "options"),
+    first_fast([(2, {"mode": "flatten"}), (1, {}), (2, {}), (3, {}), (1, {"mode": "reshape"})]),
 )
 def test_training_equals_a_loop_over_resized_batches(tmp_path, accumulate, options):
     warmed, expected = model(), model()

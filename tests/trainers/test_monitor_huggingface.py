@@ -17,6 +17,7 @@ from transformers import TrainerCallback
 from transformers.trainer_callback import ExportableState
 
 from seqwarm_kernels.trainers.huggingface import Monitor, SequenceLengthWarmup
+from tests.support.tiers import first_fast
 
 from ..diagnostics.plain import statistics_of
 from .test_huggingface import dataset, logged, model, padded_dataset, schedule, trainer
@@ -91,7 +92,7 @@ def lines(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-@pytest.mark.parametrize("restore", [False, True])
+@pytest.mark.parametrize("restore", first_fast([True, False]))
 def test_a_resumed_training_goes_on_with_the_same_records(tmp_path, restore):
     options = {**JUMPS, "save_strategy": "steps", "save_steps": 3, "restore_callback_states_from_checkpoint": restore}
     whole = Monitor(JsonLines(tmp_path / "whole.jsonl"), spike_threshold=1.01)
@@ -119,7 +120,7 @@ def test_restoring_a_checkpoint_of_other_options_raises(tmp_path):
         resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
 
 
-@pytest.mark.parametrize("restore", [False, True])
+@pytest.mark.parametrize("restore", first_fast([True, False]))
 def test_each_of_several_monitors_resumes_with_its_counts(tmp_path, restore):
     options = {**JUMPS, "save_strategy": "steps", "save_steps": 3, "restore_callback_states_from_checkpoint": restore}
 
@@ -186,7 +187,9 @@ def test_a_restored_monitor_keeps_its_outputs(tmp_path):
     assert later.monitor is None
 
 
-@pytest.mark.parametrize("copied", [copy.deepcopy, lambda it: pickle.loads(pickle.dumps(it))], ids=["copy", "pickle"])
+@pytest.mark.parametrize(
+    "copied", first_fast([copy.deepcopy, lambda it: pickle.loads(pickle.dumps(it))]), ids=["copy", "pickle"]
+)
 def test_copies(tmp_path, copied):
     monitor = copied(Monitor(JsonLines(tmp_path / "monitor.jsonl"), spike_threshold=1.5))
     assert isinstance(monitor, Monitor)

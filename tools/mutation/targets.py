@@ -51,7 +51,7 @@ TARGETS = [
     ),
     *_in_folder(
         "seqwarm_kernels/ops/alibi_attention",
-        "triton_tiles.py triton_reach.py triton_forward.py triton_backward_terms.py triton_backward_key.py "
+        "triton_tiles.py triton_reach.py triton_forward.py triton_backward_ranges.py triton_backward_key.py "
         "triton_backward_query.py triton.py",
         *(*_ATTENTION, "triton"),
     ),

@@ -1,7 +1,7 @@
 """Host side of the Triton kernels: from an operator's arguments to launches.
 
-A kernel is compiled for each head_dim, each set of dtypes and flags, and once more where there are enough keys to skip
-some. Lengths and other numbers never cause another compilation.
+A kernel is compiled for each head_dim and each set of dtypes and flags. Lengths and other numbers never cause another
+compilation.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ..triton_launch import DISPATCH_KEY, on
 from .schema import DenseOptions, VarlenOptions, allocate_like, allocate_outputs
 from .triton_backward_key import backward_key_kernel
 from .triton_backward_query import backward_query_kernel
-from .triton_backward_terms import TERM_ROWS, backward_terms_kernel
+from .triton_backward_ranges import RANGE_CHUNK, RANGE_TILES, backward_ranges_kernel
 from .triton_configurations import BULK_COPIES, Configuration, Tiles, block_d, configuration
 from .triton_forward import forward_kernel
 from .triton_reach import NORM_BLOCK, NORM_ROWS, key_norms_kernel
@@ -170,6 +170,7 @@ def _shared(query: Tensor, key: Tensor, value: Tensor, slopes: Tensor, options: 
         **_strides("k", key),
         **_strides("v", value),
         "CAUSAL": dense.causal,
+        "LIMITED": dense.window is not None or dense.segment_length is not None or isinstance(options, VarlenOptions),
         "HEAD_DIM": head_dim,
         "BLOCK_D": block_d(head_dim),
         "PRECISION": _precision(query.dtype),
@@ -239,19 +240,19 @@ def forward(query: Tensor, key: Tensor, value: Tensor, slopes: Tensor, options: 
     access = _access([query, key, value], mask)
     tiles = _configuration(query, options).forward
     tolerance = options.skip_tolerance * (1.0 if options.causal else 0.5)
+    skipping = skips(options, query, key)
     with on(query.device):
-        norms = _key_norms(key, mask) if skips(options, query, key) else None
         forward_kernel[_programs(query, tiles.block_m)](
             query=_readable(query, tiles.block_m, access),
             key=_readable(key, tiles.block_n, access),
             value=_readable(value, tiles.block_n, access),
             packed_value=value if isinstance(options, VarlenOptions) else None,
-            norms=norms,
+            norms=_key_norms(key, mask) if skipping else lse,
             out=out,
             lse=lse,
             log2_sum=log2_sum,
             ranges=ranges,
-            log2_tolerance=0.0 if norms is None else math.log2(tolerance),
+            log2_tolerance=math.log2(tolerance) if skipping else -math.inf,
             **_shared(query, key, value, slopes.float(), options),
             **_strides("o", out),
             **_tiled(tiles),
@@ -271,44 +272,31 @@ def backward(tensors: tuple[Any, ...], options: _Options) -> tuple[Tensor, Tenso
     query, key, value, grad_out = _aligned(query), _aligned(key), _aligned(value), _aligned(grad_out)
     access = _access([query, key, value, grad_out], _as_dense(options).key_padding_mask)
     tiles = _configuration(query, options)
-    to_rows = {
-        "grad_lse": grad_lse,
-        **_row_strides(grad_lse),
-        **_strides("o", grad_query),
-    }
+    skipping = skips(options, query, key)
     shared = {
         "lse2": lse2,
         "delta": delta,
-        "ranges": ranges,
         **_strides("g", grad_out),
         **_shared(query, key, value, slopes.float(), options),
         "ACCESS": access,
-        "REACH": skips(options, query, key),
     }
     with on(query.device):
         if query.numel():
-            backward_terms_kernel[_programs(query, TERM_ROWS)](
-                grad_out=grad_out,
-                out=out,
-                lse=lse,
-                delta=delta,
-                **to_rows,
-                **_strides("g", grad_out),
-                **{name: shared[name] for name in ("num_heads", "query_length", "HEAD_DIM", "BLOCK_D")},
-                ROWS=TERM_ROWS,
-                num_warps=4,
-            )
             of_query, of_key = tiles.backward_query.block_m, tiles.backward_query.block_n
             backward_query_kernel[_programs(query, of_query)](
                 grad_out=_readable(grad_out, of_query, access),
                 query=_readable(query, of_query, access),
                 key=_readable(key, of_key, access),
                 value=_readable(value, of_key, access),
+                grad_lse=grad_lse,
+                out=out,
                 log2_sum=log2_sum,
+                ranges=ranges,
                 grad_query=grad_query,
                 grad_slope_rows=grad_slope_rows,
                 **shared,
-                **to_rows,
+                **_row_strides(grad_lse),
+                **_strides("o", grad_query),
                 **_tiled(tiles.backward_query),
             )
         if key.numel():
@@ -318,14 +306,35 @@ def backward(tensors: tuple[Any, ...], options: _Options) -> tuple[Tensor, Tenso
                 query=_readable(query, of_query, access),
                 key=_readable(key, of_key, access),
                 value=_readable(value, of_key, access),
+                key_ranges=_key_ranges(ranges, query, key, of_key) if skipping else ranges,
                 grad_key=grad_key,
                 grad_value=grad_value,
+                skips=int(skipping),
                 **shared,
                 **_strides("o", grad_key),
                 **_tiled(tiles.backward_key),
             )
     grad_slopes = slopes.new_empty(0) if grad_slope_rows is None else _sum_slopes(grad_slope_rows, slopes, options)
     return grad_query, grad_key, grad_value, grad_slopes
+
+
+def _key_ranges(ranges: Tensor, query: Tensor, key: Tensor, rows: int) -> Tensor:
+    """(batch · heads, tiles of `rows` keys, 2) int32: the range of queries that attended each tile of keys."""
+    batch_size, num_heads, query_length, _ = sizes_of(query)
+    key_length = sizes_of(key)[2]
+    num_tiles = triton.cdiv(key_length, rows)
+    key_ranges = ranges.new_empty((batch_size * num_heads, num_tiles, 2))
+    backward_ranges_kernel[(batch_size * num_heads * triton.cdiv(num_tiles, RANGE_TILES),)](
+        ranges,
+        key_ranges,
+        query_length,
+        key_length,
+        BLOCK_N=rows,
+        TILES=RANGE_TILES,
+        CHUNK=RANGE_CHUNK,
+        num_warps=4,
+    )
+    return key_ranges
 
 
 def _row_strides(rows: Tensor | None) -> dict[str, int]:

@@ -10,7 +10,6 @@ import triton
 import triton.language as tl
 
 from ..triton_launch import kernel
-from .schema import RANGE_BLOCK
 from .triton_tiles import (
     FAR,
     LEFT,
@@ -29,8 +28,6 @@ from .triton_tiles import (
     store_tile,
     visible_queries,
 )
-
-_RANGE_BLOCK = tl.constexpr(RANGE_BLOCK)
 
 
 class KeyRows(NamedTuple):
@@ -106,30 +103,12 @@ def _over_queries(
     return grad_key, grad_value
 
 
-@triton.jit
-def _queries_that_attended(ranges, row, begin, end, key_begin, key_end, query_length):
-    """[begin, end), cut to the first and last query that attended a key in [key_begin, key_end)."""
-    CHUNK: tl.constexpr = 32
-    num_ranges = tl.cdiv(query_length, _RANGE_BLOCK)
-    base = ranges + row.to(tl.int64) * num_ranges * 2
-    lowest, highest = FAR, 0
-    for first in range(begin // _RANGE_BLOCK, tl.cdiv(end, _RANGE_BLOCK), CHUNK):
-        blocks = first + tl.arange(0, CHUNK)
-        present = blocks < num_ranges
-        attended_begin = tl.load(base + blocks * 2, mask=present, other=FAR)
-        attended_end = tl.load(base + blocks * 2 + 1, mask=present, other=0)
-        hit = (attended_begin < key_end) & (attended_end > key_begin)
-        lowest = tl.minimum(lowest, tl.min(tl.where(hit, blocks * _RANGE_BLOCK, FAR), 0))
-        highest = tl.maximum(highest, tl.max(tl.where(hit, (blocks + 1) * _RANGE_BLOCK, 0), 0))
-    return tl.maximum(begin, lowest), tl.minimum(end, highest)
-
-
 @kernel
 def backward_key_kernel(
     grad_out,
     lse2,
     delta,
-    ranges,
+    key_ranges,  # not read unless `skips`
     query,
     key,
     value,
@@ -152,6 +131,7 @@ def backward_key_kernel(
     query_length: tl.int32,
     key_length: tl.int32,
     num_sequences: tl.int32,
+    skips: tl.int32,
     stride_start: tl.int64,
     stride_gb: tl.int64,
     stride_gh: tl.int64,
@@ -174,7 +154,7 @@ def backward_key_kernel(
     stride_slope_h: tl.int64,
     SEARCH_STEPS: tl.constexpr,
     CAUSAL: tl.constexpr,
-    REACH: tl.constexpr,
+    LIMITED: tl.constexpr,  # a window, segments or packed sequences limit the keys of a query
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -198,9 +178,9 @@ def backward_key_kernel(
         query_offset += tl.load(query_start + batch * stride_start)
     first, last, zero, sequence = opposite(
         index, batch, cu_seqlens_k, cu_seqlens_q, num_sequences, query_length, -query_offset, segment_length,
-        SEARCH_STEPS,
+        LIMITED, SEARCH_STEPS,
     )  # fmt: skip
-    low, high, center = visible_queries(first, last, zero, window, CAUSAL)
+    low, high, center = visible_queries(first, last, zero, window, CAUSAL, LIMITED)
     inside = index < key_length
     if key_padding_mask is not None:
         key_padding_mask += batch * stride_mb
@@ -226,10 +206,9 @@ def backward_key_kernel(
         row = batch * num_heads + head
         slope2, slope2_full = slopes_of(slopes, sequence, batch, head, stride_slope_b, stride_slope_h, seen, PACKED)
         begin, end = all_begin, all_end
-        if REACH:
-            begin, end = _queries_that_attended(
-                ranges, row, begin, end, start, tl.minimum(start + BLOCK_N, key_length), query_length
-            )
+        entry = key_ranges + (row.to(tl.int64) * num_blocks + block) * 2
+        begin = tl.maximum(begin, tl.load(entry, mask=skips != 0, other=0))
+        end = tl.minimum(end, tl.load(entry + 1, mask=skips != 0, other=FAR))
         begin = begin // BLOCK_M * BLOCK_M
         rows = KeyRows(key_tile, value_tile, low, high, center, slope2, start)
         queries = Queries(
@@ -239,12 +218,13 @@ def backward_key_kernel(
             delta + row.to(tl.int64) * query_length,
         )
         dropout = Dropout(seed, dropout_threshold, row, inverse_keep)
-        for piece in range(2 if CAUSAL else 3):  # the nearest queries, then the queries at both ends
-            piece_begin, piece_end = near_begin, near_end
+        # Queries at the left end, the nearest, at the right end.
+        for piece in range(0 if LIMITED and not CAUSAL else 1, 3):
+            piece_begin, piece_end = begin, full_begin
             if piece == 1:
-                piece_begin, piece_end = full_end, end
+                piece_begin, piece_end = near_begin, near_end
             if piece == 2:
-                piece_begin, piece_end = begin, tl.minimum(full_begin, near_begin)
+                piece_begin, piece_end = full_end, end
             to_key, to_value = _over_queries(
                 to_key, to_value, tl.maximum(piece_begin, begin), tl.minimum(piece_end, end), 0, 0.0, rows, queries,
                 dropout, scale2, MASKED, PACKED, HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_N, ACCESS, PRECISION,

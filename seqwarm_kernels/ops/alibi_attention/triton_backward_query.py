@@ -1,4 +1,5 @@
-"""Backward, second kernel: one program for BLOCK_M queries computes their gradient over the keys that forward attended.
+"""Backward, second kernel: one program for BLOCK_M queries computes their gradient over the keys that forward attended,
+and the terms that all score gradients of a query share.
 
 Programs share no sum, here and in triton_backward_key.py, so equal inputs give equal bits. With
 P = exp(score − lse), delta = Σ P ∘ dP − dlse and dS = P ∘ (dP − delta):
@@ -32,6 +33,7 @@ from .triton_tiles import (
     slopes_of,
     split,
     store_tile,
+    tile_pointers,
     visible_keys,
 )
 
@@ -122,9 +124,9 @@ def _attended_keys(ranges, block, row, query_length, BLOCK_M: tl.constexpr):
 @kernel
 def backward_query_kernel(
     grad_out,
-    grad_lse,
+    grad_lse,  # None: zeros
+    out,
     log2_sum,
-    delta,
     ranges,
     query,
     key,
@@ -135,6 +137,7 @@ def backward_query_kernel(
     dropout_seed,
     cu_seqlens_q,
     cu_seqlens_k,
+    delta,
     lse2,
     grad_query,
     grad_slope_rows,
@@ -174,7 +177,7 @@ def backward_query_kernel(
     stride_slope_h: tl.int64,
     SEARCH_STEPS: tl.constexpr,
     CAUSAL: tl.constexpr,
-    REACH: tl.constexpr,
+    LIMITED: tl.constexpr,  # a window, segments or packed sequences limit the keys of a query
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -182,8 +185,8 @@ def backward_query_kernel(
     ACCESS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Computes grad_query, the contribution of each query to grad_slopes (unless None), and lse2: lse in base 2, +∞ for
-    queries without a key."""
+    """Computes grad_query, the contribution of each query to grad_slopes (unless None), delta, and lse2: lse in base 2,
+    +∞ for queries without a key."""
     num_blocks = tl.cdiv(query_length, BLOCK_M)
     program = tl.program_id(0)
     # Longest first: late queries see most keys, and the last heads have the flattest slopes.
@@ -199,17 +202,17 @@ def backward_query_kernel(
     if query_start is not None:
         query_offset += tl.load(query_start + batch * stride_start)
     first, last, position, sequence = opposite(
-        index, batch, cu_seqlens_q, cu_seqlens_k, num_sequences, key_length, query_offset, segment_length, SEARCH_STEPS
-    )
-    low, high, center, beyond = visible_keys(first, last, position, window, CAUSAL)
+        index, batch, cu_seqlens_q, cu_seqlens_k, num_sequences, key_length, query_offset, segment_length, LIMITED,
+        SEARCH_STEPS,
+    )  # fmt: skip
+    low, high, center, beyond = visible_keys(first, last, position, window, CAUSAL, LIMITED)
     inside = index < query_length
     high = tl.where(inside, high, low)
     sees_some = low < high
     slope2, slope2_full = slopes_of(slopes, sequence, batch, head, stride_slope_b, stride_slope_h, sees_some, PACKED)
     begin, full_begin, near_begin, near_end, full_end, end = split(low, high, center, BLOCK_N)
-    if REACH:
-        attended_begin, attended_end = _attended_keys(ranges, block, row, query_length, BLOCK_M)
-        begin, end = tl.maximum(begin, attended_begin), tl.minimum(end, attended_end)
+    attended_begin, attended_end = _attended_keys(ranges, block, row, query_length, BLOCK_M)
+    begin, end = tl.maximum(begin, attended_begin), tl.minimum(end, attended_end)
     begin = begin // BLOCK_N * BLOCK_N
     scale2 = scale * LOG2_E
 
@@ -223,7 +226,15 @@ def backward_query_kernel(
     seen = sees_some & (row_log2 != float("-inf"))
     row_log2 = tl.where(seen, row_log2, float("inf"))
     tl.store(lse2 + row_offset, row_log2 - tl.where(seen, slope2 * beyond, 0.0), mask=inside)
-    row_delta = tl.load(delta + row_offset, mask=inside, other=0.0)
+    pointers, present = tile_pointers(
+        out, batch, head, start, query_length, stride_ob, stride_oh, stride_os, BLOCK_M, HEAD_DIM, BLOCK_D
+    )
+    out_tile = tl.load(pointers, mask=present, other=0.0)
+    row_delta = tl.sum(out_tile.to(tl.float32) * grad_tile.to(tl.float32), 1)  # Σ P ∘ dP
+    if grad_lse is not None:
+        grad_lse += batch.to(tl.int64) * stride_lb + head.to(tl.int64) * stride_lh
+        row_delta -= tl.load(grad_lse + index.to(tl.int64) * stride_ls, mask=seen, other=0.0)
+    tl.store(delta + row_offset, row_delta, mask=inside)
 
     rows = QueryRows(query_tile, grad_tile, row_delta, row_log2, index, low, high, center, slope2)
     if key_padding_mask is not None:
@@ -239,10 +250,10 @@ def backward_query_kernel(
 
     gradient = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
     grad_slope = tl.zeros((BLOCK_M,), tl.float32)
-    for piece in range(2 if CAUSAL else 3):  # the nearest keys, then the keys at both ends
-        piece_begin, piece_end = near_begin, tl.minimum(near_end, end)
+    for piece in range(0 if LIMITED else 1, 2 if CAUSAL else 3):  # keys at the left end, the nearest, at the right end
+        piece_begin, piece_end = begin, full_begin
         if piece == 1:
-            piece_begin, piece_end = begin, full_begin
+            piece_begin, piece_end = near_begin, tl.minimum(near_end, end)
         if piece == 2:
             piece_begin, piece_end = full_end, end
         gradient, grad_slope = _over_keys(
@@ -266,7 +277,6 @@ def backward_query_kernel(
     )  # fmt: skip
     if SLOPES:
         if grad_lse is not None:  # Σ dS = dlse, since Σ P = 1
-            grad_lse += batch.to(tl.int64) * stride_lb + head.to(tl.int64) * stride_lh
             grad_slope -= beyond * tl.load(grad_lse + index.to(tl.int64) * stride_ls, mask=seen, other=0.0)
         grad_slope = tl.where(seen, grad_slope, 0.0)
         tl.store(grad_slope_rows + row_offset, grad_slope, mask=inside)

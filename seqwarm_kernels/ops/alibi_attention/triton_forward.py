@@ -150,7 +150,7 @@ def forward_kernel(
     dropout_seed,
     cu_seqlens_q,
     cu_seqlens_k,
-    norms,
+    norms,  # not read if log2_tolerance is −∞
     out,
     lse,
     log2_sum,
@@ -158,7 +158,7 @@ def forward_kernel(
     query_offset: tl.int64,
     window: tl.int64,
     scale: tl.float32,
-    log2_tolerance: tl.float32,
+    log2_tolerance: tl.float32,  # −∞: no key is skipped
     inverse_keep: tl.float32,
     dropout_threshold: tl.uint32,
     segment_length: tl.int32,
@@ -186,6 +186,7 @@ def forward_kernel(
     stride_slope_h: tl.int64,
     SEARCH_STEPS: tl.constexpr,
     CAUSAL: tl.constexpr,
+    LIMITED: tl.constexpr,  # a window, segments or packed sequences limit the keys of a query
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -208,9 +209,10 @@ def forward_kernel(
     if query_start is not None:
         query_offset += tl.load(query_start + batch * stride_start)
     first, last, position, sequence = opposite(
-        index, batch, cu_seqlens_q, cu_seqlens_k, num_sequences, key_length, query_offset, segment_length, SEARCH_STEPS
-    )
-    low, high, center, beyond = visible_keys(first, last, position, window, CAUSAL)
+        index, batch, cu_seqlens_q, cu_seqlens_k, num_sequences, key_length, query_offset, segment_length, LIMITED,
+        SEARCH_STEPS,
+    )  # fmt: skip
+    low, high, center, beyond = visible_keys(first, last, position, window, CAUSAL, LIMITED)
     high = tl.where(index < query_length, high, low)
     sees_some = low < high
     slope2, slope2_full = slopes_of(slopes, sequence, batch, head, stride_slope_b, stride_slope_h, sees_some, PACKED)
@@ -220,8 +222,10 @@ def forward_kernel(
     source = head_of(query, batch, head, query_length, stride_qb, stride_qh, stride_qs, ACCESS)
     tile = load_tile(source, block * BLOCK_M, None, BLOCK_M, HEAD_DIM, BLOCK_D, ACCESS)
     rows = Rows(tile, index, low, high, center, slope2)
-    if norms is not None:
-        query_norm = tl.sqrt(tl.sum(tile.to(tl.float32) * tile.to(tl.float32), 1))
+    query_norm = tl.sqrt(tl.sum(tile.to(tl.float32) * tile.to(tl.float32), 1))
+    key_row = batch * (num_heads // group_size) + key_head
+    skips = log2_tolerance > float("-inf")
+    key_norm = largest_norm(norms, key_row, begin, tl.where(skips, near_begin, begin), key_length, NORM_BLOCK)
     if key_padding_mask is not None:
         key_padding_mask += batch * stride_mb
     keys = Keys(
@@ -244,18 +248,15 @@ def forward_kernel(
         softmax, near_begin, 1, count, 0, 0.0, rows, keys, packed_value, dropout,
         scale2, MASKED, PACKED, HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_N, ACCESS, PRECISION,
     )  # fmt: skip
-    if norms is not None:
-        known = softmax.largest + tl.log2(softmax.total)
-        key_row = batch * (num_heads // group_size) + key_head
-        key_norm = largest_norm(norms, key_row, begin, near_begin, key_length, NORM_BLOCK)
+    known = softmax.largest + tl.log2(softmax.total)
+    distance = reach(query_norm, key_norm, scale2, slope2, known, log2_tolerance)
+    first_reached = tl.min(tl.where(sees_some, center - distance, near_begin), 0)
+    begin = tl.minimum(tl.maximum(begin, first_reached), near_begin)
+    if not CAUSAL:
+        key_norm = largest_norm(norms, key_row, near_end, tl.where(skips, end, near_end), key_length, NORM_BLOCK)
         distance = reach(query_norm, key_norm, scale2, slope2, known, log2_tolerance)
-        first_reached = tl.min(tl.where(sees_some, center - distance, near_begin), 0)
-        begin = tl.minimum(tl.maximum(begin, first_reached), near_begin)
-        if not CAUSAL:
-            key_norm = largest_norm(norms, key_row, near_end, end, key_length, NORM_BLOCK)
-            distance = reach(query_norm, key_norm, scale2, slope2, known, log2_tolerance)
-            last_reached = tl.max(tl.where(sees_some, center + distance, 0), 0)
-            end = tl.minimum(end, tl.maximum(last_reached + 1, near_end))
+        last_reached = tl.max(tl.where(sees_some, center + distance, 0), 0)
+        end = tl.minimum(end, tl.maximum(last_reached + 1, near_end))
     begin = begin // BLOCK_N * BLOCK_N
 
     # All tiles that every row sees are left of near_begin or right of near_end, so loops run outward from there.
@@ -270,7 +271,7 @@ def forward_kernel(
             softmax, near_end, 1, count, near_begin, slope2_full, rows, keys, packed_value, dropout, scale2,
             RIGHT, PACKED, HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_N, ACCESS, PRECISION,
         )  # fmt: skip
-    for edge in range(1 if CAUSAL else 2):  # at both ends some rows do not see every key
+    for edge in range(0 if LIMITED else 1, 1 if CAUSAL else 2):  # at both ends some rows do not see every key
         first_tile, direction, count = full_begin - BLOCK_N, -1, (full_begin - begin) // BLOCK_N
         if edge == 1:
             first_tile, direction, count = full_end, 1, tl.cdiv(end - full_end, BLOCK_N)

@@ -164,6 +164,7 @@ def opposite(
     other_length,
     offset,
     segment_length,
+    LIMITED: tl.constexpr,
     SEARCH_STEPS: tl.constexpr,
 ):
     """For each token: the interval [first, end) of the other side in the same sequence or segment, the index at
@@ -177,7 +178,7 @@ def opposite(
         zero = (tokens - own_end + end).to(tl.int64)
     else:
         sequence = tokens * 0 + batch
-        first = tokens // segment_length * segment_length
+        first = tokens // segment_length * segment_length if LIMITED else tokens * 0
         end = tl.minimum(first.to(tl.int64) + segment_length, other_length).to(tl.int32)
         zero = tokens.to(tl.int64) + offset
     return first, end, zero, sequence
@@ -208,21 +209,29 @@ def penalty(slope2, distance, PACKED: tl.constexpr):
 
 
 @triton.jit
-def visible_keys(first, end, position, window, CAUSAL: tl.constexpr):
+def visible_keys(first, end, position, window, CAUSAL: tl.constexpr, LIMITED: tl.constexpr):
     """The keys [low, high) that queries at `position` see, their center inside [first, end), and the distance from
     position to center. All keys of an interval on one side are that much farther away."""
-    low = tl.maximum(position - window, first)
-    high = tl.minimum(position + (1 if CAUSAL else window + 1), end)
+    low = tl.maximum(position - window, first) if LIMITED else first.to(tl.int64)
+    high = end.to(tl.int64)
+    if CAUSAL:
+        high = tl.minimum(position + 1, end)
+    elif LIMITED:
+        high = tl.minimum(position + window + 1, end)
     center = tl.maximum(tl.minimum(position, end - 1), first)
     beyond = tl.abs(position - center).to(tl.float32)
     return _inside(low, first, end), _inside(high, first, end), center.to(tl.int32), beyond
 
 
 @triton.jit
-def visible_queries(first, end, zero, window, CAUSAL: tl.constexpr):
+def visible_queries(first, end, zero, window, CAUSAL: tl.constexpr, LIMITED: tl.constexpr):
     """The queries [low, high) that see the keys whose query at distance zero is `zero`, and that query."""
-    low = tl.maximum(zero if CAUSAL else zero - window, first)
-    high = tl.minimum(zero + window + 1, end)
+    low = first.to(tl.int64)
+    if CAUSAL:
+        low = tl.maximum(zero, first)
+    elif LIMITED:
+        low = tl.maximum(zero - window, first)
+    high = tl.minimum(zero + window + 1, end) if LIMITED else end.to(tl.int64)
     center = tl.maximum(tl.minimum(zero, FAR), -FAR)
     return _inside(low, first, end), _inside(high, first, end), center.to(tl.int32)
 
