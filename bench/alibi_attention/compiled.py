@@ -123,7 +123,7 @@ def _signature(kernel: str, tiles: Tiles, head_dim: int, dtype: str, access: int
         "PRECISION": "ieee",
         "NORM_BLOCK": NORM_BLOCK,
     }
-    present = {"grad_lse", "grad_slope_rows", *variant.get("present", ())}
+    present = variant.get("present", ())
     types, values = {}, {}
     for parameter in KERNELS[kernel].params:
         name = parameter.name

@@ -231,9 +231,12 @@ def backward_query_kernel(
     )
     out_tile = tl.load(pointers, mask=present, other=0.0)
     row_delta = tl.sum(out_tile.to(tl.float32) * grad_tile.to(tl.float32), 1)  # Σ P ∘ dP
+    grad_slope = tl.zeros((BLOCK_M,), tl.float32)
     if grad_lse is not None:
         grad_lse += batch.to(tl.int64) * stride_lb + head.to(tl.int64) * stride_lh
-        row_delta -= tl.load(grad_lse + index.to(tl.int64) * stride_ls, mask=seen, other=0.0)
+        row_grad_lse = tl.load(grad_lse + index.to(tl.int64) * stride_ls, mask=seen, other=0.0)
+        row_delta -= row_grad_lse
+        grad_slope = -beyond * row_grad_lse
     tl.store(delta + row_offset, row_delta, mask=inside)
 
     rows = QueryRows(query_tile, grad_tile, row_delta, row_log2, index, low, high, center, slope2)
@@ -249,7 +252,6 @@ def backward_query_kernel(
     dropout = Dropout(seed, dropout_threshold, row, inverse_keep)
 
     gradient = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
-    grad_slope = tl.zeros((BLOCK_M,), tl.float32)
     for piece in range(0 if LIMITED else 1, 2 if CAUSAL else 3):  # keys at the left end, the nearest, at the right end
         piece_begin, piece_end = begin, full_begin
         if piece == 1:
@@ -276,7 +278,4 @@ def backward_query_kernel(
         BLOCK_M, HEAD_DIM, BLOCK_D,
     )  # fmt: skip
     if SLOPES:
-        if grad_lse is not None:  # Σ dS = dlse, since Σ P = 1
-            grad_slope -= beyond * tl.load(grad_lse + index.to(tl.int64) * stride_ls, mask=seen, other=0.0)
-        grad_slope = tl.where(seen, grad_slope, 0.0)
-        tl.store(grad_slope_rows + row_offset, grad_slope, mask=inside)
+        tl.store(grad_slope_rows + row_offset, tl.where(seen, grad_slope, 0.0), mask=inside)

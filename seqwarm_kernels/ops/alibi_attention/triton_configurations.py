@@ -37,8 +37,8 @@ _HALF = {
         16: Configuration(Tiles(128, 128, 8, 3), Tiles(128, 64, 8, 3), Tiles(64, 128, 8, 3)),
         32: Configuration(Tiles(128, 128, 8, 3), Tiles(128, 64, 8, 3), Tiles(64, 128, 8, 3)),
         64: Configuration(Tiles(128, 64, 8, 3), Tiles(128, 32, 8, 3), Tiles(32, 128, 8, 2)),
-        # Twice the columns would spill in each of the three.
-        128: Configuration(Tiles(128, 32, 8, 2), Tiles(128, 32, 8, 3), Tiles(32, 64, 8, 3)),
+        # Twice the columns would spill in each of the three, three stages in backward_query.
+        128: Configuration(Tiles(128, 32, 8, 2), Tiles(128, 32, 8, 2), Tiles(32, 64, 8, 3)),
         256: Configuration(Tiles(64, 32, 8, 2), Tiles(64, 16, 8, 2), Tiles(32, 32, 8, 2)),
     },
     90: {
