@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from .. import __version__
-from .common import Result
+from ..utils.switches import SWITCHES, switches
+from .common import Result, usage_errors
 
 HELP = "show versions, devices, and the available backends"
 EXAMPLES = """\
@@ -24,6 +25,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> Result:
+    with usage_errors(arguments):
+        switches()
     info = collect_info()
     return Result(info, "\n".join(_lines(info)))
 
@@ -47,6 +50,7 @@ def collect_info() -> dict[str, Any]:
         "gpus": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
         "extension": extension,
         "extension_problem": extension_problem,
+        "switches": switches(),
         "backends": {
             operator: {
                 device_type: {
@@ -81,6 +85,8 @@ def _lines(info: dict[str, Any]) -> Iterator[str]:
     else:
         versions = f"torch {extension['torch']}, CUDA {extension['cuda'] or 'none'}, {extension['compiler']}"
         yield line("extension", versions)
+    for name, choice in info["switches"].items():
+        yield f"{name} {choice} ({SWITCHES[name].purpose})"
     for operator, device_types in info["backends"].items():
         yield ""
         yield operator

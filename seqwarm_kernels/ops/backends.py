@@ -13,11 +13,15 @@ from collections.abc import Mapping
 
 import torch
 
+from ..utils.switches import switch
+
 BACKENDS = ("triton", "native", "reference")
 DEVICE_TYPES = ("cuda", "cpu")  # the reference serves every other device as well
 
 #: Triton serves the CPU only in its interpreter. The interpreter exists for tests and is never the default.
 _INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+
+_CUDA_RESIZE = switch("SEQWARM_CUDA_RESIZE") == "1"
 
 _Dtypes = tuple[torch.dtype, ...]
 
@@ -93,6 +97,8 @@ def why_not(operator: str, backend: str, device_type: str, dtype: torch.dtype | 
         return None
     if backend in _problems:
         return _problems[backend]
+    if operator.startswith("resize_batch") and (backend, device_type) == ("native", "cuda") and not _CUDA_RESIZE:
+        return "SEQWARM_CUDA_RESIZE=0 turns it off"
     if not torch._C._dispatch_has_kernel_for_dispatch_key(f"seqwarm::{operator}.{backend}", device_type.upper()):
         return f"{operator} has no {backend} kernel for {device_type} tensors here"
     return _why_not_dtype(operator, backend, device_type, dtype)

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from ...utils.switches import switch
+
 
 class Tiles(NamedTuple):
     """Queries and keys in a tile, warps in a program, and tiles in flight."""
@@ -28,7 +30,7 @@ class Configuration(NamedTuple):
 #: Chips by compute capability. Other chips take the tiles of the next lower entry, and 12.0 those of 8.0.
 CHIPS = (80, 90, 100, 120)
 #: Chips that load tiles by bulk copies. On 12.0 backward would spill up to 2,792 bytes with them.
-BULK_COPIES = range(90, 120)
+BULK_COPIES = range(90, 120 if switch("SEQWARM_BULK_COPIES") == "1" else 90)
 
 # 16-bit, by chip and head_dim.
 _HALF = {
