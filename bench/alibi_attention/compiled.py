@@ -69,6 +69,9 @@ _DENSE = {"out", "grad_query", "grad_key", "grad_value"}
 VARIANTS: dict[str, dict[str, Any]] = {
     "causal": {"causal": True},
     "full": {"causal": False},
+    "causal, two programs": {"causal": True, "programs": 2},
+    "full, two programs": {"causal": False, "programs": 2},
+    "slopes": {"causal": True, "present": {"grad_lse", "grad_slope_rows"}},
     "window": {"causal": False, "limited": True},
     "packed": {"causal": True, "limited": True, "present": {"cu_seqlens_q", "cu_seqlens_k", "packed_value"}},
     "mask": {"causal": False, "present": {"key_padding_mask"}},
@@ -103,7 +106,8 @@ def _tiles(kernel: str, chip: int, head_dim: int, dtype: str, variant: str) -> T
     if kernel in SIMPLE:
         return Tiles(0, 0, 4, 1)
     plain = variant not in ("mask", "dropout")
-    return getattr(configuration(chip, head_dim, BYTES[dtype], plain=plain), kernel)
+    programs = VARIANTS[variant].get("programs", 1)
+    return getattr(configuration(chip, head_dim, BYTES[dtype], plain=plain, programs=programs), kernel)
 
 
 def _signature(kernel: str, tiles: Tiles, head_dim: int, dtype: str, access: int, variant: dict[str, Any]) -> Any:
@@ -193,8 +197,15 @@ def configurations(chips: Iterable[int], head_dims: Iterable[int]) -> Iterator[t
                 if head_dim == 64:
                     yield kernel, chip, head_dim, "fp16", variants[-1]
                 if head_dim in (64, 128) and kernel not in SIMPLE:
-                    others = [variant for variant in VARIANTS if variant not in variants]
+                    others = [name for name in VARIANTS if name not in variants and _differs(name, kernel, chip)]
                     yield from [(kernel, chip, head_dim, "bf16", variant) for variant in others]
+
+
+def _differs(variant: str, kernel: str, chip: int) -> bool:
+    """Whether the variant is another kernel than "causal" and "full" are."""
+    if variant == "slopes":
+        return kernel == "backward_query"
+    return chip == 90 or "programs" not in VARIANTS[variant]
 
 
 def kernels_table(kernels: list[CompiledKernel]) -> str:

@@ -14,7 +14,7 @@ from ..ops.alibi_attention import validation
 from ..ops.alibi_attention.schema import DenseOptions, VarlenOptions
 from ..ops.library import overload
 from ..utils.checks import check_bool, check_int
-from .slopes import alibi_slopes
+from .slopes import default_slopes
 
 DEFAULT_SKIP_TOLERANCE = 2**-24
 
@@ -182,7 +182,7 @@ def dense_call(
     batch_size, num_heads, query_length, head_dim = query.shape
     validation.check_heads(num_heads, key.shape[1])
     if slopes is None:
-        slopes = alibi_slopes(num_heads, device=query.device)
+        slopes = default_slopes(num_heads, query.device)
     validation.check_slopes(slopes, query, batch_size, num_heads)
     scale = 1 / math.sqrt(head_dim) if scale is None else scale
     check_bool("causal", causal)
@@ -238,7 +238,7 @@ def varlen_call(
     check_int("max_seqlen_q", max_seqlen_q, minimum=0)
     check_int("max_seqlen_k", max_seqlen_k, minimum=0)
     if slopes is None:
-        slopes = alibi_slopes(num_heads, device=query.device)
+        slopes = default_slopes(num_heads, query.device)
     validation.check_slopes(slopes, query, cu_seqlens_q.numel() - 1, num_heads)
     scale = 1 / math.sqrt(head_dim) if scale is None else scale
     check_bool("causal", causal)

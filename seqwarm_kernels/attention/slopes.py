@@ -6,6 +6,8 @@ Length Extrapolation", ICLR 2022, arXiv 2108.12409.
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from torch import Tensor
 
@@ -33,6 +35,24 @@ def alibi_slopes(num_heads: int, *, device: torch.device | str | None = None) ->
         between = _geometric_slopes(2 * power, device)[::2]
         slopes = torch.cat([slopes, between[: num_heads - power]])
     return slopes.to(torch.float32)
+
+
+def default_slopes(num_heads: int, device: torch.device) -> Tensor:
+    """`alibi_slopes`, computed once for each device and stream. Not to be changed in place."""
+    stream = 0
+    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
+        return alibi_slopes(num_heads, device=device)  # another tensor than a later call may use
+    if device.type == "cuda":
+        if torch.cuda.is_current_stream_capturing():
+            return alibi_slopes(num_heads, device=device)
+        stream = torch.cuda.current_stream(device).cuda_stream  # another stream would read before they are written
+    return _computed_once(num_heads, device, stream)
+
+
+@functools.lru_cache(maxsize=64)
+def _computed_once(num_heads: int, device: torch.device, stream: int) -> Tensor:
+    with torch.inference_mode(False):  # autograd cannot save inference tensors
+        return alibi_slopes(num_heads, device=device)
 
 
 def _geometric_slopes(power: int, device: torch.device | str | None) -> Tensor:

@@ -2,8 +2,10 @@ import math
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from seqwarm_kernels import alibi_bias, alibi_slopes
+from seqwarm_kernels import alibi_attention, alibi_bias, alibi_slopes
+from seqwarm_kernels.attention.slopes import _computed_once, default_slopes
 
 
 def slopes_of_the_paper(num_heads):
@@ -82,3 +84,28 @@ def test_bias_rejects_bad_input():
         alibi_bias(alibi_slopes(2), 1, 2.5)
     with pytest.raises(TypeError, match="query_start must be an int"):
         alibi_bias(alibi_slopes(2), 1, 2, query_start=0.5)
+
+
+def test_default_slopes_are_computed_once():
+    device = torch.device("cpu")
+    assert default_slopes(12, device) is default_slopes(12, device)
+    assert torch.equal(default_slopes(12, device), alibi_slopes(12))
+
+
+def test_default_slopes_of_another_context_are_not_kept():
+    """Fake tensors, and tensors made in inference mode, do not reach later calls."""
+    device = torch.device("cpu")
+    _computed_once.cache_clear()
+    with FakeTensorMode():
+        assert isinstance(default_slopes(6, device), FakeTensor)
+    with torch.inference_mode():
+        assert not default_slopes(6, device).is_inference()
+    query = torch.randn(1, 6, 5, 4, requires_grad=True)
+    alibi_attention(query, query, query).sum().backward()
+    assert query.grad is not None
+
+
+def test_default_slopes_in_a_compiled_function():
+    query = torch.randn(1, 6, 5, 4)
+    compiled = torch.compile(lambda query: alibi_attention(query, query, query), fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(query), alibi_attention(query, query, query))

@@ -248,3 +248,16 @@ def test_an_output_that_is_not_used_has_no_gradient(backend):
             torch.testing.assert_close(one, other)
         if alone == (1, None):
             assert [name for name in names if "zeros" in name] == []
+
+
+def test_tensors_that_repeat_memory_are_copied_for_bulk_copies():
+    """Bulk copies read no row twice. Pointers do, and then nothing is copied."""
+    from seqwarm_kernels.ops.alibi_attention import triton as host
+
+    expanded = torch.randn(1, 1, 6, 8, dtype=torch.float16).expand(2, 3, 6, 8)
+    for gradient in (expanded, torch.ones(()).half().expand(2, 3, 6, 8)):
+        copied = host._readable(gradient, host.BULK.value)
+        assert host.is_aligned(copied)
+        assert 0 not in copied.stride()
+        torch.testing.assert_close(copied, gradient, rtol=0, atol=0)
+    assert host._readable(expanded, host.ALIGNED.value) is expanded

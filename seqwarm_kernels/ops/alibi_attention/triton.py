@@ -62,9 +62,10 @@ def is_aligned(tensor: Tensor) -> bool:
     return rows_are_dense and tensor.data_ptr() % _ALIGNMENT == 0 and not any(stride % step for stride in strides)
 
 
-def _aligned(tensor: Tensor) -> Tensor:
-    """`tensor` itself if it is aligned, else a copy whose rows are padded to blocks of 16 bytes."""
-    if is_aligned(tensor):
+def _readable(tensor: Tensor, access: int) -> Tensor:
+    """`tensor` itself if kernels can read it, else a copy whose rows are padded to blocks of 16 bytes."""
+    repeats = any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True))
+    if is_aligned(tensor) and not (repeats and access == BULK.value):
         return tensor
     step = _ALIGNMENT // tensor.element_size()
     head_dim = tensor.shape[-1]
@@ -72,19 +73,14 @@ def _aligned(tensor: Tensor) -> Tensor:
     return padded[..., :head_dim].copy_(tensor)
 
 
-def _access(tensors: list[Tensor], mask: Tensor | None) -> int:
+def _access(query: Tensor, key: Tensor, mask: Tensor | None) -> int:
     """How kernels load tiles. Bulk copies need distinct memory for every row, and cannot mask single rows."""
-    query = tensors[0]
     if mask is not None or query.element_size() != 2 or _capability(query.device) not in BULK_COPIES:
         return ALIGNED.value
-    bulk = all(
-        tensor.numel() and all(stride for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1)
-        for tensor in tensors
-    )
-    return BULK.value if bulk else ALIGNED.value
+    return BULK.value if query.numel() and key.numel() else ALIGNED.value
 
 
-def _readable(tensor: Tensor, rows: int, access: int) -> Tensor | TensorDescriptor:
+def _tiles_of(tensor: Tensor, rows: int, access: int) -> Tensor | TensorDescriptor:
     """`tensor`, or for bulk copies its descriptor for tiles of `rows` tokens."""
     if access != BULK.value:
         return tensor
@@ -235,17 +231,17 @@ def forward(query: Tensor, key: Tensor, value: Tensor, slopes: Tensor, options: 
     out, lse, log2_sum, ranges = allocate_outputs(query)
     if query.numel() == 0:
         return out, lse, log2_sum, ranges
-    query, key, value = _aligned(query), _aligned(key), _aligned(value)
     mask = _as_dense(options).key_padding_mask
-    access = _access([query, key, value], mask)
+    access = _access(query, key, mask)
+    query, key, value = _readable(query, access), _readable(key, access), _readable(value, access)
     tiles = _configuration(query, options).forward
     tolerance = options.skip_tolerance * (1.0 if options.causal else 0.5)
     skipping = skips(options, query, key)
     with on(query.device):
         forward_kernel[_programs(query, tiles.block_m)](
-            query=_readable(query, tiles.block_m, access),
-            key=_readable(key, tiles.block_n, access),
-            value=_readable(value, tiles.block_n, access),
+            query=_tiles_of(query, tiles.block_m, access),
+            key=_tiles_of(key, tiles.block_n, access),
+            value=_tiles_of(value, tiles.block_n, access),
             packed_value=value if isinstance(options, VarlenOptions) else None,
             norms=_key_norms(key, mask) if skipping else lse,
             out=out,
@@ -269,8 +265,8 @@ def backward(tensors: tuple[Any, ...], options: _Options) -> tuple[Tensor, Tenso
     grad_slope_rows = torch.empty_like(lse) if slopes_need_grad else None
     if out.stride() != grad_query.stride():
         out = allocate_like(query).copy_(out)
-    query, key, value, grad_out = _aligned(query), _aligned(key), _aligned(value), _aligned(grad_out)
-    access = _access([query, key, value, grad_out], _as_dense(options).key_padding_mask)
+    access = _access(query, key, _as_dense(options).key_padding_mask)
+    query, key, value, grad_out = (_readable(tensor, access) for tensor in (query, key, value, grad_out))
     tiles = _configuration(query, options)
     skipping = skips(options, query, key)
     shared = {
@@ -284,10 +280,10 @@ def backward(tensors: tuple[Any, ...], options: _Options) -> tuple[Tensor, Tenso
         if query.numel():
             of_query, of_key = tiles.backward_query.block_m, tiles.backward_query.block_n
             backward_query_kernel[_programs(query, of_query)](
-                grad_out=_readable(grad_out, of_query, access),
-                query=_readable(query, of_query, access),
-                key=_readable(key, of_key, access),
-                value=_readable(value, of_key, access),
+                grad_out=_tiles_of(grad_out, of_query, access),
+                query=_tiles_of(query, of_query, access),
+                key=_tiles_of(key, of_key, access),
+                value=_tiles_of(value, of_key, access),
                 grad_lse=grad_lse,
                 out=out,
                 log2_sum=log2_sum,
@@ -302,10 +298,10 @@ def backward(tensors: tuple[Any, ...], options: _Options) -> tuple[Tensor, Tenso
         if key.numel():
             of_query, of_key = tiles.backward_key.block_m, tiles.backward_key.block_n
             backward_key_kernel[_programs(key, of_key)](
-                grad_out=_readable(grad_out, of_query, access),
-                query=_readable(query, of_query, access),
-                key=_readable(key, of_key, access),
-                value=_readable(value, of_key, access),
+                grad_out=_tiles_of(grad_out, of_query, access),
+                query=_tiles_of(query, of_query, access),
+                key=_tiles_of(key, of_key, access),
+                value=_tiles_of(value, of_key, access),
                 key_ranges=_key_ranges(ranges, query, key, of_key) if skipping else ranges,
                 grad_key=grad_key,
                 grad_value=grad_value,

@@ -61,6 +61,18 @@ _HALF = {
     },
 }
 
+# 16-bit, by chip and head_dim, so that two programs fit on a multiprocessor. One computes softmax while the other
+# multiplies, but each tile that is loaded serves fewer rows.
+_HALF_TWO_PROGRAMS = {
+    90: {
+        64: Configuration(Tiles(64, 128, 4, 2), Tiles(64, 64, 4, 3), Tiles(64, 64, 4, 3)),
+        128: Configuration(Tiles(64, 64, 4, 3), Tiles(64, 64, 4, 2), Tiles(32, 64, 4, 3)),
+    },
+}
+
+#: Programs that are to share a multiprocessor: 1 or 2. Not yet measured which is faster.
+PROGRAMS = 2 if switch("SEQWARM_TILES") == "two" else 1
+
 # float32 uses no matrix instructions unless torch allows TF32. Small tiles keep compilation quick.
 _FLOAT = {
     16: Configuration(Tiles(64, 32, 8, 2), Tiles(64, 32, 8, 2), Tiles(32, 64, 8, 2)),
@@ -76,7 +88,9 @@ def block_d(head_dim: int) -> int:
     return max(16, 1 << (head_dim - 1).bit_length())
 
 
-def configuration(capability: int, head_dim: int, bytes_per_element: int, *, plain: bool) -> Configuration:
+def configuration(
+    capability: int, head_dim: int, bytes_per_element: int, *, plain: bool, programs: int = PROGRAMS
+) -> Configuration:
     """The tiles of all kernels for one kind of call.
 
     Args:
@@ -84,9 +98,12 @@ def configuration(capability: int, head_dim: int, bytes_per_element: int, *, pla
         head_dim: 1 to 256.
         bytes_per_element: 2 or 4.
         plain: neither mask nor dropout. Both need registers, so tiles have half the columns with either.
+        programs: 1 or 2, on one multiprocessor. 2 counts where there is a row for it.
     """
     chip = 80 if capability >= 120 else max(chip for chip in _HALF if chip <= max(capability, 80))
     row = _FLOAT[block_d(head_dim)] if bytes_per_element == 4 else _HALF[chip][block_d(head_dim)]
+    if programs == 2 and bytes_per_element == 2:
+        row = _HALF_TWO_PROGRAMS.get(chip, {}).get(block_d(head_dim), row)
     if plain:
         return row
     forward, query, key = row
