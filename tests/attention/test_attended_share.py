@@ -11,9 +11,8 @@ from seqwarm_kernels import alibi_attention, alibi_attention_varlen, attended_sh
 from seqwarm_kernels.ops import backends
 from seqwarm_kernels.ops.alibi_attention.schema import DenseOptions
 from seqwarm_kernels.ops.library import overload
-from tests.support.tiers import first_fast
 
-from ..support.tiers import examples
+from ..support.tiers import examples, first_fast
 
 SKIPPING = [
     name for name in ("triton", "native") if backends.why_not("alibi_attention", name, "cpu", torch.float32) is None

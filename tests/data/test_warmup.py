@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 
 from seqwarm_kernels import SequenceLengthScheduler, discrete
 from seqwarm_kernels.data import BatchPlanner, LengthBatchSampler, LengthBatchStream, Piece
-from tests.support.tiers import first_fast
 
-from ..support.tiers import examples
+from ..support.tiers import examples, first_fast
 from .made import ListSource, first_batches, items_of, served_with_restart
 
 LENGTHS = np.random.default_rng(2).integers(1, 65, 6000)

@@ -11,9 +11,9 @@ import torch
 
 from seqwarm_kernels.ops import backends
 from seqwarm_kernels.ops.library import overload
-from tests.support.tiers import first_fast
 
 from ..support.kernels import CountedKernel
+from ..support.tiers import first_fast
 
 NAME = "moment_statistics"
 SERVING = [name for name in backends.BACKENDS if backends.why_not(NAME, name, "cpu") is None]

@@ -4,6 +4,8 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,9 +13,9 @@ import torch
 from seqwarm_kernels import BatchBuffers, resize_batch
 from seqwarm_kernels.ops import backends
 from seqwarm_kernels.ops.resize_batch.schema import Kind
-from tests.support.tiers import first_fast
 
 from ..support.kernels import CountedKernel
+from ..support.tiers import first_fast
 
 triton = pytest.importorskip("triton")
 
@@ -22,9 +24,12 @@ def batch_of(tensors, rows=3, length=12, **where):
     return {f"tensor_{i}": torch.randint(100, (rows, length), **where) for i in range(tensors)}
 
 
-@pytest.mark.skipif(
+interpreted = pytest.mark.skipif(
     backends.why_not("resize_batch", "triton", "cpu") is not None, reason="Triton's interpreter does not serve here"
 )
+
+
+@interpreted
 @pytest.mark.parametrize("tensors", first_fast([40, 1, 2, 16]))
 @pytest.mark.parametrize("return_info", [False, True])
 def test_one_launch_whatever_the_number_of_tensors(monkeypatch, tensors, return_info):
@@ -34,6 +39,55 @@ def test_one_launch_whatever_the_number_of_tensors(monkeypatch, tensors, return_
     monkeypatch.setattr(host, "resize_kernel", counted)
     resize_batch(batch_of(tensors), 5, return_info=return_info, backend="triton")
     assert counted.launches == 1
+
+
+@interpreted
+def test_programs_for_all_groups_of_all_rows(monkeypatch):
+    """4 · 2,500 tokens in groups of 16 bytes are 5,000 groups, of which a program moves 1,024. The row needs one."""
+    from seqwarm_kernels.ops.resize_batch import triton as host
+
+    counted = CountedKernel(host.resize_kernel)
+    monkeypatch.setattr(host, "resize_kernel", counted)
+    batch = {"input_ids": torch.randint(100, (4, 3000)), "row": torch.randint(100, (4,))}
+    resized = resize_batch(batch, 2500, backend="triton")
+    assert torch.equal(resized["input_ids"], batch["input_ids"][:, :2500])
+    assert counted.grids == [(5 + 1,)]
+
+
+@interpreted
+@pytest.mark.parametrize("mask", [[[2, 1j, 0]], [[1, 1, 0]]])
+def test_complex_masks_hide_zeros(mask):
+    batch = {"ids": torch.tensor([[5, 6, 7]]), "attention_mask": torch.tensor(mask, dtype=torch.complex64)}
+    _, info = resize_batch(batch, 3, return_info=True, backend="triton")
+    assert info.valid_lengths.tolist() == [2]
+
+
+@interpreted
+@pytest.mark.parametrize(("length", "fits"), [(3, True), (4, False)])
+def test_tokens_are_counted_up_to_a_limit(monkeypatch, length, fits):
+    from seqwarm_kernels.ops.resize_batch import triton as host
+
+    monkeypatch.setattr(host, "TICKET", SimpleNamespace(value=8))
+    batch = {"ids": torch.ones(2, 4, dtype=torch.int64)}
+    with nullcontext() if fits else pytest.raises(ValueError, match="counts fewer than 8 tokens, got 8"):
+        resize_batch(batch, length, return_info=True, backend="triton")
+    resize_batch(batch, length, backend="triton")
+
+
+@interpreted
+def test_layouts_are_constants_so_they_hold_nothing_that_is_not_used():
+    """Another fill value compiles the kernel again only where it is written."""
+    from seqwarm_kernels.ops.resize_batch import triton as host
+
+    def layout(kind, rule):
+        plan = host.make_plan(4, 4, 64, 32, rule)
+        return host.make_layout(host.make_entry(INTS, INTS[:, :32], kind), plan, kind, rule, -100, torch.int64)
+
+    assert layout(Kind.LABEL, "reshape_overlap") == (Kind.LABEL, 8, 2, -100, 1)
+    assert layout(Kind.SEQUENCE, "reshape_overlap") == (Kind.SEQUENCE, 8, 2, 0, 1)
+    assert layout(Kind.LABEL, "truncate") == (Kind.LABEL, 8, 2, 0, 1)
+    assert layout(Kind.SEQUENCE, "reshape_pad") == (Kind.SEQUENCE, 8, 2, -100, 1)
+    assert layout(Kind.SEQUENCE, "truncate_keep_last") == (Kind.SEQUENCE, 8, 1, 0, 1)
 
 
 INTS = torch.zeros(4, 64, dtype=torch.int64)
