@@ -14,7 +14,7 @@ from seqwarm_kernels import __version__, cli
 from seqwarm_kernels.cli import common
 from seqwarm_kernels.ops import backends
 
-COMMANDS = ("info", "plan", "padding", "tune", "demo", "reach")
+COMMANDS = ("info", "check", "plan", "padding", "tune", "demo", "reach")
 
 
 def run(*arguments):
@@ -122,7 +122,7 @@ def test_completion_needs_shtab(capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "the following arguments are required: {info,plan,padding,tune,demo,reach}"),
+        ([], "the following arguments are required: {info,check,plan,padding,tune,demo,reach}"),
         (["nothing"], "invalid choice: 'nothing'"),
         (["info", "--bad"], "unrecognized arguments: --bad"),
         (["plan"], "the following arguments are required: --duration"),

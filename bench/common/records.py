@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 import seqwarm_kernels
+from seqwarm_kernels.cli.info import cpu_name
 from seqwarm_kernels.utils.files import PARTIAL_SUFFIX
 
 RESULTS = Path(__file__).parents[1] / "results"
@@ -41,15 +42,9 @@ def environment() -> dict[str, str | None]:
         "seqwarm_kernels": seqwarm_kernels.__version__,
         "torch": torch.__version__,
         "python": platform.python_version(),
-        "cpu": _cpu_name(),
+        "cpu": cpu_name(),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
     }
-
-
-def _cpu_name() -> str:
-    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return f"{names[0]}, {len(names)} cores" if names else platform.processor()
 
 
 def write(name: str, records: Iterable[Any]) -> tuple[Path, list[Any]]:

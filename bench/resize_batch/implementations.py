@@ -12,20 +12,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from seqwarm_kernels import BatchBuffers, resize_batch
+from seqwarm_kernels.self_check.calls import METHODS
 
 from ..common.timing import Call
 
 Batch = dict[str, Tensor]
 
-#: Methods of resizing by name, and resize_batch's arguments for each.
-METHODS: dict[str, dict[str, Any]] = {
-    "truncate": {"mode": "truncate"},
-    "truncate, last token kept": {"mode": "truncate", "keep_last_token": True},
-    "reshape": {"mode": "reshape"},
-    "reshape, padded": {"mode": "reshape", "remainder": "pad"},
-    "reshape, overlapping": {"mode": "reshape", "remainder": "overlap"},
-    "flatten": {"mode": "flatten"},
-}
 TRUNCATIONS = ("truncate", "truncate, last token kept")
 
 OURS = "resize_batch"

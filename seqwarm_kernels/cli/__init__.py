@@ -1,4 +1,4 @@
-"""The command line: `seqwarm {info,plan,padding,tune,demo,reach}`, also as `python -m seqwarm_kernels`.
+"""The command line: `seqwarm {info,check,plan,padding,tune,demo,reach}`, also as `python -m seqwarm_kernels`.
 
 No file of this folder imports torch at its top, so that help and shell completion are quick.
 """
@@ -14,17 +14,20 @@ from collections.abc import Sequence
 from contextlib import nullcontext, redirect_stdout
 
 from .. import __version__
-from . import completion, demo, info, padding, plan, reach, tune
+from . import check, completion, demo, info, padding, plan, reach, tune
 from .common import EXIT_STATUS, CommandError, HelpFormatter, Result, add_json
 
 #: Each has HELP, EXAMPLES, add_arguments and run.
-COMMANDS = {"info": info, "plan": plan, "padding": padding, "tune": tune, "demo": demo, "reach": reach}
+COMMANDS = {
+    "info": info, "check": check, "plan": plan, "padding": padding, "tune": tune, "demo": demo, "reach": reach,
+}  # fmt: skip
 
 _DESCRIPTION = "Sequence-length warmup and ALiBi attention for PyTorch. `seqwarm COMMAND --help` describes a command."
 
 _EXAMPLES = """\
 examples:
   seqwarm info
+  seqwarm check
   seqwarm demo --quick
   seqwarm plan --duration 3000 --figure plan.png
 """

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 EXIT_STATUS = """\
 exit status:
   0    success
-  1    the command failed: no stable schedule, a missing package, a full disk,
+  1    the command failed: no stable schedule, a mismatch of
+       check, a missing package, a full disk,
        an error in your own training
   2    wrong usage: an option or a file that you named does not fit
   130  stopped by Ctrl-C

@@ -6,6 +6,7 @@ import argparse
 import importlib
 import platform
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from .. import __version__
@@ -45,6 +46,8 @@ def collect_info() -> dict[str, Any]:
         "seqwarm_kernels": __version__,
         "torch": torch.__version__,
         "torch_cuda": torch.version.cuda,
+        "cpu": cpu_name(),
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "triton": triton,
         "triton_problem": triton_problem,
         "gpus": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
@@ -63,6 +66,12 @@ def collect_info() -> dict[str, Any]:
     }
 
 
+def cpu_name() -> str:
+    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return f"{names[0]}, {len(names)} cores" if names else platform.processor()
+
+
 def _triton_version() -> tuple[str | None, str | None]:
     try:
         return importlib.import_module("triton").__version__, None
@@ -76,6 +85,7 @@ def _lines(info: dict[str, Any]) -> Iterator[str]:
 
     for name in ("python", "seqwarm_kernels", "torch"):
         yield line(name, info[name])
+    yield line("CPU", f"{info['cpu']}, {info['cpu_capability']}")
     yield line("CUDA of torch", info["torch_cuda"] or "none")
     yield line("triton", info["triton"] or f"none: {info['triton_problem']}")
     yield line("GPUs", ", ".join(info["gpus"]) or "none")

@@ -7,6 +7,7 @@ import torch
 
 from seqwarm_kernels import alibi_attention
 from seqwarm_kernels.ops import backends
+from seqwarm_kernels.self_check.calls import RESULTS, differentiate
 from tests.support.attention_cases import CASES, options_of, slopes_of, tensors_of
 from tests.support.kernels import Exact
 
@@ -38,18 +39,6 @@ def _poisoned_memory(monkeypatch):
     torch.use_deterministic_algorithms(True, warn_only=True)
     yield
     torch.use_deterministic_algorithms(False)
-
-
-RESULTS = ("out", "lse", "grad_query", "grad_key", "grad_value", "grad_slopes")
-
-
-def differentiate(attend, leaves, weights):
-    """out, lse, and the gradients of a weighted sum of both."""
-    out, lse = attend(leaves)
-    seen = lse.isfinite()
-    objective = (out * weights[0].to(out.dtype)).sum() + (lse * weights[1].to(lse.dtype))[seen].sum()
-    gradients = torch.autograd.grad(objective, leaves, allow_unused=True, materialize_grads=True)
-    return out.detach(), lse.detach(), *gradients
 
 
 def exact_results(attend, leaves, weights):

@@ -1,0 +1,72 @@
+"""The command `check`: does every operator compute the right results on this machine, and how fast is it?"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from .common import Result
+from .info import collect_info
+
+if TYPE_CHECKING:
+    from ..self_check.run import CheckedBackend
+    from ..self_check.speed import TimedCase
+
+HELP = "compare every operator with its reference on this machine, and time it"
+EXAMPLES = """\
+Every backend that serves here runs small calls of every operator, forward and
+backward. The results are compared with the reference in float64. A mismatch
+ends the command with status 1. On a CPU all takes less than a minute; on a
+GPU the first run compiles its kernels.
+
+examples:
+  seqwarm check
+  seqwarm check --json
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command has no options of its own."""
+
+
+def run(arguments: argparse.Namespace) -> Result:
+    from ..self_check.run import check_backends
+    from ..self_check.speed import time_all
+
+    start = time.perf_counter()
+    checked = list(check_backends())
+    wrong = any(row.mismatches for row in checked)
+    timed = [] if wrong else list(time_all())  # a kernel that fails cannot be timed
+    report = {
+        "environment": collect_info(),
+        "results": [asdict(row) for row in checked],
+        "times": [asdict(row) for row in timed],
+        "seconds": time.perf_counter() - start,
+    }
+    return Result(report, "\n".join(_lines(checked, timed)), int(wrong))
+
+
+def _lines(checked: list[CheckedBackend], timed: list[TimedCase]) -> Iterator[str]:
+    from ..self_check.speed import IMPLEMENTATIONS
+
+    layout = "{:<23}{:<8}{:<11}{:<10}{:<12}{}"
+    yield layout.format("operator", "device", "backend", "dtype", "result", "largest error, as a share of its budget")
+    for row in checked:
+        result = "MISMATCH" if row.mismatches else "ok"
+        worst = f"{row.worst_share:.2f} ({row.worst})" if row.worst_share else "0"
+        yield layout.format(row.operator, row.device, row.backend, row.dtype, result, worst)
+    mismatches = [(row, mismatch) for row in checked for mismatch in row.mismatches]
+    yield ""
+    yield f"{len(mismatches)} mismatches" if mismatches else "all results are within their budgets"
+    for row, mismatch in mismatches:
+        yield f"  {row.operator} {row.device} {row.backend} {row.dtype}, {mismatch}"
+    if not timed:
+        return
+    yield ""
+    yield "{:<58}".format("milliseconds") + "".join(f"{name:>20}" for name in IMPLEMENTATIONS)
+    for case in timed:
+        times = [f"{case.milliseconds[name]:.3g}" if name in case.milliseconds else "-" for name in IMPLEMENTATIONS]
+        yield f"{case.case:<58}" + "".join(f"{milliseconds:>20}" for milliseconds in times)

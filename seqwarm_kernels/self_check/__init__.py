@@ -1,0 +1,1 @@
+"""Does every operator compute the right results on this machine, and how fast is it?"""

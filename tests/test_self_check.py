@@ -1,0 +1,98 @@
+"""seqwarm check: it passes here, and a wrong kernel turns it red."""
+
+import json
+from itertools import product
+
+import pytest
+import torch
+
+from seqwarm_kernels import cli
+from seqwarm_kernels.ops import backends
+from seqwarm_kernels.ops.library import overload
+from seqwarm_kernels.self_check import calls, run, speed
+from seqwarm_kernels.utils.switches import SWITCHES
+
+SMALL = {
+    "alibi_attention": {"a call": calls.Attention({"window": 4}, lengths=(9, 9), heads=(2, 1), head_dim=8)},
+    "alibi_attention_varlen": {"a call": calls.PackedAttention(lengths=(5, 4), head_dim=8)},
+    "resize_batch": {"a call": calls.CALLS["resize_batch"]["reshape, padded"]},
+    "resize_batch_out": {"a call": calls.CALLS["resize_batch_out"]["reshape, padded"]},
+    "moment_statistics": {"a call": calls.Moments()},
+}
+
+
+@pytest.fixture
+def small(monkeypatch):
+    monkeypatch.setattr(run, "CALLS", SMALL)
+    monkeypatch.setattr(speed, "SIZES", [(1, 16)])
+    monkeypatch.setattr(speed, "_SECONDS", 1e-4)
+
+
+@pytest.fixture(autouse=True)
+def _uninterpreted(monkeypatch):
+    monkeypatch.setattr(backends, "BACKENDS", ("native", "reference"))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+
+def served():
+    return [name for name in ("native", "reference") if backends.problem(name) is None]
+
+
+def test_the_operators_are_those_of_the_package():
+    assert sorted(calls.CALLS) == backends.operators()
+
+
+def test_the_report(small, capsys):
+    assert cli.main(["check", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert set(report["environment"]["switches"]) == set(SWITCHES)
+    assert report["environment"]["cpu"]
+    rows = {(row["operator"], row["backend"], row["dtype"]) for row in report["results"]}
+    assert rows == set(product(SMALL, served(), ("float32", "bfloat16", "float16")))
+    assert all(row["mismatches"] == [] and row["worst_share"] <= 1 for row in report["results"])
+    assert [len(case["milliseconds"]) for case in report["times"]] == [4, 3, 3]
+    assert all(time > 0 for case in report["times"] for time in case["milliseconds"].values())
+
+
+def wrong(operator):
+    """The reference, with one element of the first result changed by a thousandth."""
+    right = overload(operator, "reference")
+
+    def computed(*arguments):
+        found = right(*arguments)
+        changed = arguments[-1] if found is None else found
+        last = (changed[0] if isinstance(changed, (tuple, list)) else changed).view(-1)[-1:]
+        last.copy_(last + (last * 1e-3 if last.is_floating_point() else 1))
+        return found
+
+    return computed
+
+
+@pytest.mark.skipif(backends.problem("native") is not None, reason="the extension is not available")
+@pytest.mark.parametrize("operator", [*SMALL, "alibi_attention_backward", "alibi_attention_varlen_backward"])
+def test_a_wrong_kernel_is_a_mismatch(small, capsys, operator):
+    with torch.library._scoped_library("seqwarm", "IMPL") as library:
+        library.impl(f"{operator}.native", wrong(operator), "CPU", allow_override=True)
+        assert cli.main(["check"]) == 1
+    text, changed = capsys.readouterr().out, operator.removesuffix("_backward")
+    assert {tuple(line.split()[:3]) for line in text.splitlines() if "MISMATCH" in line} == {(changed, "cpu", "native")}
+    assert f"\n  {changed} cpu native float32, a call: " in text
+    assert cli.main(["check"]) == 0
+
+
+@pytest.mark.skipif(backends.problem("native") is not None, reason="the extension is not available")
+def test_an_error_is_a_mismatch(small, capsys):
+    def fail(*arguments):
+        raise RuntimeError("no kernel image")
+
+    with torch.library._scoped_library("seqwarm", "IMPL") as library:
+        library.impl("resize_batch.native", fail, "CPU", allow_override=True)
+        assert cli.main(["check"]) == 1
+    text = capsys.readouterr().out
+    assert "  resize_batch cpu native float32, a call: RuntimeError: no kernel image" in text
+    assert "3 mismatches" in text
+
+
+@pytest.mark.slow
+def test_every_call_is_within_its_budget():
+    assert [row for row in run.check_backends() if row.mismatches] == []
