@@ -20,7 +20,7 @@ COMMANDS = {
     ),
     "device": (
         "bench.gpu.command",
-        "everything that needs a GPU: tests, sanitizer, attention, resize_batch, allocator",
+        "everything that needs a GPU, in four parts: tests, attention, memory, tuning",
     ),
     "training": ("bench.training.command", "does warmup train better: time to a loss, stability, extrapolation, speed"),
     "page": ("bench.page", "the tables of docs/benchmarks/index.md, from the records"),

@@ -17,7 +17,8 @@ from .alibi_attention import report as attention
 from .batching import report as batching
 from .common.goals import goals_table
 from .common.records import RESULTS, read
-from .gpu.records import DeviceRecord, DeviceRecords, read_device_records
+from .gpu.predictions import predictions_table
+from .gpu.records import TESTS, DeviceRecords, read_folder
 from .gpu.summary import device_goals, failures
 from .moment_statistics import cpu as moments
 from .resize_batch import report as resizing
@@ -61,15 +62,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(arguments: argparse.Namespace) -> None:
-    device_files = []
     for path in sorted(arguments.records.glob("*.jsonl")):
-        if path.stem.startswith("device"):
-            device_files.append(path)
-        else:
+        if not path.stem.startswith("device"):
             environment, lines = read(path)
             text = _report_of(path)(lines, arguments.figures)
             print(f"## {path.stem}\n\n{_facts(environment)}\n\n{text}\n")
-    print(f"## On a GPU\n\n{_device_report(device_files, arguments.figures)}")
+    print(f"## On a GPU\n\n{_device_report(arguments.records, arguments.figures)}")
 
 
 def _report_of(path: Path) -> Callable[[list[dict[str, Any]], Path], str]:
@@ -84,17 +82,16 @@ def _facts(environment: dict[str, Any]) -> str:
     return ", ".join(f"{name} {value}" for name, value in environment.items() if value)
 
 
-def _device_report(paths: list[Path], figures: Path) -> str:
-    """The goals, the comparison of attention with its peers, and a table for each other stage."""
-    texts = [] if paths else ["Not yet measured: `python -m bench device` writes the records."]
-    found: dict[tuple[str, ...], DeviceRecord] = {}
-    for path in paths:  # a later file replaces records of the same measurement
-        environment, read_records = read_device_records(path)
-        texts.append(f"{path.name}: {_facts(environment)}")
-        found |= {record.key(): record for record in read_records}
-    records = DeviceRecords(found.values())
-    texts += [goals_table(device_goals(records)), attention.device_report(records, figures)]
-    stages = dict.fromkeys(record.stage for record in records.all if record.stage not in attention.STAGES)
+def _device_report(folder: Path, figures: Path) -> str:
+    """The goals, the predictions, the comparison of attention with its peers, and a table for each other stage."""
+    environments, records = read_folder(folder)
+    texts = [f"{name}: {_facts(environment)}" for name, environment in environments.items()]
+    if not environments:
+        texts = ["Not yet measured: `python -m bench device` writes the records."]
+    texts += [goals_table(device_goals(records)), predictions_table(records)]
+    texts.append(attention.device_report(records, figures))
+    left_out = {*attention.STAGES, TESTS}  # tests have no times
+    stages = dict.fromkeys(record.stage for record in records.all if record.stage not in left_out)
     texts += [_stage_table(records, stage) for stage in stages]
     texts.append("\n".join(f"- {failure}" for failure in failures(records)))
     return "\n\n".join(text for text in texts if text)

@@ -1,6 +1,5 @@
 """bench: every records file and every stage of a GPU run is reported; CPU benchmarks need no triton."""
 
-import importlib.util
 import json
 import re
 import subprocess
@@ -22,9 +21,9 @@ from bench.allocator import gpu as allocator
 from bench.common import records as cpu_records
 from bench.common.records import RESULTS, CpuRecord
 from bench.common.timing import Timing
-from bench.gpu import command
+from bench.gpu.predictions import PREDICTIONS
 from bench.gpu.records import DeviceRecord, DeviceRecords, read_device_records
-from bench.gpu.stage import PARTS
+from bench.gpu.stage import STAGES
 from bench.gpu.summary import summary
 from bench.report import FIGURES
 from seqwarm_kernels.utils.figures import LIGHT, style
@@ -109,6 +108,9 @@ class PretendRecorder:
     def out_of_time(self):
         return False
 
+    def seconds_left(self):
+        return 1.0
+
     def add(self, record):
         self.records.append(record)
 
@@ -123,12 +125,12 @@ class PretendRecorder:
 def device_records(monkeypatch):
     """Records of every stage: attention in full size, since its inputs are not drawn, and the rest in tiny sizes."""
     ramp = SimpleNamespace(returncode=0, stdout=json.dumps({"longest": 32, **RAMP}))
-    monkeypatch.setattr(allocator, "subprocess", SimpleNamespace(run=lambda *_, **__: ramp))
+    monkeypatch.setattr(allocator.subprocess, "run", lambda *_, **__: ramp)
     monkeypatch.setattr(attention, "measure_host", lambda *_: Timing(2.0, 1.0, 3.0))
     monkeypatch.setattr("bench.alibi_attention.peers.backends.choose", lambda *_: "triton")
     recorder = PretendRecorder()
-    full_size = (attention.long, attention.lengths, attention.segments, attention.tuned)
-    for part in dict.fromkeys(part for parts in PARTS.values() for part in parts):
+    full_size = (attention.paths, attention.long, attention.lengths, attention.segments, attention.tuned)
+    for part in dict.fromkeys(part for parts in STAGES.values() for part in parts):
         before = len(recorder.records)
         part(recorder, torch.device("cpu"), part not in full_size)
         assert len(recorder.records) > before, part
@@ -146,6 +148,7 @@ def test_every_stage_of_a_gpu_run_is_reported(run_bench, device_records, drawn, 
     out = run_bench("report", "--records", tmp_path, "--figures", tmp_path / "figures")
     assert "device.jsonl: gpu pretend" in out
     assert {record.case for record in device_records if record.case not in out} == set()
+    assert "| forward D128, counted | 480 to 620 TFLOP/s | 0.25 TFLOP/s | too low |" in out
     for stage in {record.stage for record in device_records} - {"long", "lengths", "segments"}:
         assert f"\n| {stage} | work |" in out
     assert "- failed 1x, first tuned a case forward, FlexAttention: RuntimeError: a reason" in out
@@ -162,11 +165,17 @@ def test_every_stage_of_a_gpu_run_is_reported(run_bench, device_records, drawn, 
 
 
 def test_every_stage_of_a_gpu_run_is_in_the_summary(device_records):
-    lines = list(summary(device_records))
     records = DeviceRecords(device_records)
+    lines = list(summary(records))
     for goal in (*attention_goals(records), *allocator.device_goals(records)):
         assert goal.value is not None, goal
         assert any(goal.what in line and goal.value_text() in line for line in lines)
+    for prediction in PREDICTIONS:
+        outcome = prediction.outcome(records)
+        assert any(line.startswith(outcome) and prediction.what in line for line in lines)
+    # These need the second table of tiles, and the large batch.
+    unmeasured = [prediction.what for prediction in PREDICTIONS if prediction.measured(records) is None]
+    assert unmeasured == ["two programs an SM, forward D128", "resize_batch native, 805 MB, share of a copy"]
     for stage in ("host", "packed", "tuned", "diagnostics"):
         assert any(line.startswith(f"{stage} ") for line in lines)
     assert any(line.startswith("D64 S1024 B16 Hkv32: 2 / 4 ms  no skip 1.00/1.00") for line in lines)
@@ -200,14 +209,6 @@ def test_every_command_has_help(run_bench, name, capsys):
         run_bench(name, "--help")
     assert end.value.code == 0
     assert f"python -m bench {name}" in capsys.readouterr().out
-
-
-def test_the_device_command_starts_modules_that_exist():
-    commands = [program for _, program, _ in command._programs(list(command.TOGETHER), tiny=False)]
-    names = {program[program.index("-m") + 1] for program in commands}
-    assert names == {"pytest", "bench.gpu.sanitize", "bench.alibi_attention.precompile"}
-    assert all(importlib.util.find_spec(name) for name in (*names, "bench.gpu.stage", "bench.allocator.gpu"))
-    assert set(command.STAGES) == {*PARTS, *command.TOGETHER}
 
 
 def test_cpu_benchmarks_need_no_triton():

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -94,6 +96,22 @@ def _sweep(
                     return
                 if peer.name in {wanted.name for wanted in peers_of(problem, case.kind)}:
                     _compare(recorder, stage, case, peer, make_attend)
+
+
+def paths(recorder: Recorder, device: torch.device, tiny: bool) -> None:
+    """Our kernels without skipping, then with it, without and with a mask."""
+    _sweep(recorder, device, "paths", problems.paths(tiny), lambda problem, _: ours(device, problem.dtype)[::-1])
+
+
+def tiles(recorder: Recorder, device: torch.device, tiny: bool) -> None:
+    """Our kernels without skipping, on the table of tiles that SEQWARM_TILES names."""
+    table = os.environ.get("SEQWARM_TILES", "one")
+
+    def peers(problem: Problem, _: str) -> list[Peer]:
+        [no_skip] = [peer for peer in ours(device, problem.dtype) if peer.name.endswith(NO_SKIP)]
+        return [replace(no_skip, name=f"{no_skip.name}, tiles {table}")]
+
+    _sweep(recorder, device, "tiles", [each for each in problems.paths(tiny) if not each.masked], peers)
 
 
 def long(recorder: Recorder, device: torch.device, tiny: bool) -> None:

@@ -45,6 +45,9 @@ def _make_ours(skip_tolerance: float, backend: str | None) -> Make:
     def make(problem: Problem, device: torch.device) -> Attend:
         slopes = alibi_slopes(problem.heads, device=device)
         options: dict[str, Any] = {"causal": problem.causal, "segment_length": problem.segment_length}
+        if problem.masked:
+            shape = problem.batch_size, problem.length
+            options["key_padding_mask"] = torch.ones(shape, dtype=torch.bool, device=device)
         return functools.partial(
             alibi_attention, slopes=slopes, skip_tolerance=skip_tolerance, backend=backend, **options
         )

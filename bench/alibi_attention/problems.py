@@ -21,6 +21,7 @@ class Problem:
     causal: bool = True
     segment_length: int | None = None
     dtype: torch.dtype = torch.bfloat16
+    masked: bool = False  #: with a key_padding_mask that hides nothing, so that only the path differs
 
     def flops(self) -> float:
         """Floating-point operations of the forward. With segments, only pairs within a segment count."""
@@ -40,11 +41,12 @@ class Problem:
         kind = "causal" if self.causal else "full"
         heads = f"{self.heads}" if self.heads == self.key_heads else f"{self.heads}/{self.key_heads}"
         segments = "" if self.segment_length is None else f" L{self.segment_length}"
-        return f"{kind} B{self.batch_size} H{heads} S{self.length} D{self.head_dim}{segments}"
+        masked = ", mask" if self.masked else ""
+        return f"{kind} B{self.batch_size} H{heads} S{self.length} D{self.head_dim}{segments}{masked}"
 
     def facts(self) -> dict[str, Any]:
         """The properties that records are looked up by."""
-        names = ("batch_size", "heads", "key_heads", "length", "head_dim", "causal", "segment_length")
+        names = ("batch_size", "heads", "key_heads", "length", "head_dim", "causal", "segment_length", "masked")
         return {name: getattr(self, name) for name in names}
 
 
@@ -75,6 +77,12 @@ def _of_length(length: int, head_dim: int) -> Problem:
 _TINY = Problem(2, 2, 2, 64, 16, dtype=torch.float32)
 _SEGMENTS = Problem(1, 12, 12, 65536, 64)
 _8K = _of_length(8192, 128)
+
+
+def paths(tiny: bool) -> list[Problem]:
+    """Every path of the kernels at a short and a long length, each without and with a mask."""
+    chosen = [_TINY] if tiny else [_of_length(length, head_dim) for length in (4096, 16384) for head_dim in (128, 64)]
+    return [replace(problem, masked=masked) for masked in (False, True) for problem in chosen]
 
 
 def long(tiny: bool) -> list[Problem]:

@@ -23,7 +23,7 @@ from seqwarm_kernels.demo.model import GPT
 
 from ..common.goals import Goal
 from ..common.timing import device_allocations
-from ..gpu.records import DeviceRecord, DeviceRecords, Recorder
+from ..gpu.records import DeviceRecord, DeviceRecords, Recorder, explain
 
 AFTER = "after warmup_allocator"
 WITHOUT = "without warmup_allocator"
@@ -35,10 +35,13 @@ STEPS_AT_FULL_LENGTH = 16
 def ramp(recorder: Recorder, device: torch.device, tiny: bool) -> None:
     for variant, name in VARIANTS.items():
         command = [sys.executable, "-m", "bench.allocator.gpu", variant, *(["--tiny"] if tiny else [])]
-        run = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-        if run.returncode:
-            failure = run.stderr.strip().splitlines()[-1]
+        try:
+            run = subprocess.run(command, capture_output=True, text=True, timeout=recorder.seconds_left(), check=True)
+        except subprocess.CalledProcessError as error:
+            failure = error.stderr.strip().splitlines()[-1]
             recorder.add(DeviceRecord("allocator", "ramp", "ramp", name, failure=failure))
+        except subprocess.TimeoutExpired as error:
+            recorder.add(DeviceRecord("allocator", "ramp", "ramp", name, failure=explain(error)))
         else:
             figures = json.loads(run.stdout.splitlines()[-1])
             longest = int(figures.pop("longest"))

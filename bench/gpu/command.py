@@ -1,51 +1,56 @@
-"""Everything that needs a GPU, in one call: tests, sanitizer, attention and its peers, resize_batch, memory, monitor.
+"""Everything that needs a GPU, in four calls: `--part tests`, then `attention`, `memory` and `tuning`.
 
-Tests, sanitizer and the compilation of the measured kernels run at the same time. After them, each stage of
-measurements runs alone, in a process of its own, so that a crash does not affect other stages. A short table follows.
+Each call ends by itself in less than ten minutes, and all four in less than 24. It begins with a compiler, a trivial
+kernel and the extension, which is built if it has no CUDA part; where one of these fails, nothing else runs. Every
+record is written as it is measured, to device_<part>.jsonl, and what the programs print to device_<part>.log.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib.util
-import json
-import shutil
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
 from ..common.processes import Program
 from ..common.records import RESULTS
-from .records import NAME, device_environment, read_device_records
+from . import pytest_records
+from .records import STEPS, append, begin, read_device_records, read_folder
+from .steps import ESSENTIAL, FIRST, NEED_A_GPU, PROFILES, SANITIZERS, step_record
 from .summary import summary
 
 ROOT = Path(__file__).parents[2]
 PYTHON = [sys.executable, "-m"]
-SANITIZERS = ("memcheck", "racecheck", "initcheck")
-TOGETHER = ("tests", "sanitizer", "precompile")
-#: Stages in the order that they run, with shares of the time. The next stage gets the time that a stage leaves unused.
-STAGES = {
-    "tests": 30,
-    "long": 20,
-    "memory": 8,
-    "small": 8,
-    "diagnostics": 6,
-    "segments": 15,
-    "lengths": 35,
-    "tuned": 12,
+
+
+class Part(NamedTuple):
+    minutes: float
+    stages: dict[str, int]  #: measurements, with shares of the time. The next stage gets the time that one leaves.
+
+
+PARTS = {
+    "tests": Part(8.5, {}),
+    "attention": Part(6.25, {"paths": 90, "long": 90, "small": 40, "segments": 60, "lengths": 90}),
+    "memory": Part(4.5, {"allocator": 150, "resize": 70, "diagnostics": 40}),
+    "tuning": Part(4.0, {"tiles one": 60, "tiles two": 60, "tuned": 50}),
 }
-STAGES |= {stage: 0 for stage in TOGETHER if stage not in STAGES}
+_COMPARED = ("long", "segments", "lengths")  # stages whose peers take long to compile
 _ATTEMPTS = 6  # processes for one stage
-_COMPILERS = 6
+_TOGETHER = 8  # steps at a time
+_STEP_SECONDS, _BUILD_SECONDS = 90.0, 240.0  # a process may take
+_TEST_WORKERS, _COMPILERS = 10, 6
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--minutes", type=float, default=9.0, help="time for all stages together")
-    parser.add_argument("--stages", nargs="+", choices=STAGES, default=list(STAGES))
+    parser.add_argument("--part", choices=PARTS, required=True)
     parser.add_argument("--out", type=Path, help="folder for records and logs (default: bench/results)")
     parser.add_argument("--dry-run", action="store_true", help="run the program with tiny sizes on the CPU, to test it")
 
@@ -56,78 +61,120 @@ def main(arguments: argparse.Namespace) -> None:
         sys.exit("no CUDA device found; --dry-run tests the program on the CPU")
     folder = (arguments.out or (Path(tempfile.mkdtemp()) if tiny else RESULTS)).resolve()
     folder.mkdir(parents=True, exist_ok=True)
-    for old in folder.glob("device*.log"):
-        old.unlink()
-    (folder / NAME).write_text(json.dumps(device_environment()) + "\n")
-    lines = list(_run(arguments.stages, folder, arguments.minutes * 60, tiny))
-    if tiny:
-        lines.append("dry run on a CPU: the figures are meaningless")
-    print("\n".join(["", *lines, *summary(read_device_records(folder / NAME)[1]), f"records and logs: {folder}"]))
+    run = Run(folder, arguments.part, tiny)
+    try:
+        run.everything()
+    finally:
+        print("\n".join(["", *summary(read_folder(folder)[1])]))
+        print(f"{'dry run on a CPU: the figures are meaningless; ' if tiny else ''}records and logs: {folder}")
 
 
-def _run(chosen: list[str], folder: Path, seconds: float, tiny: bool) -> Iterator[str]:
-    start, used = time.monotonic(), 0
-    measured = [stage for stage in STAGES if stage in chosen and stage not in TOGETHER]
-    together = [stage for stage in TOGETHER if stage in chosen]
-    shares = sum(STAGES[stage] for stage in measured) + (STAGES["tests"] if together else 0)
-    if together:
-        used += STAGES["tests"]
-        yield from _run_together(together, folder, start + seconds * used / shares, tiny)
-    for stage in measured:
-        used += STAGES[stage]
-        yield from _stage(stage, folder, start + seconds * used / shares, tiny)
+class Run:
+    """One call: a part with its file of records, its log and its end."""
 
+    def __init__(self, folder: Path, part: str, tiny: bool) -> None:
+        self.part, self.tiny = PARTS[part], tiny
+        self.records, self.log = folder / f"device_{part}.jsonl", folder / f"device_{part}.log"
+        self.end = time.monotonic() + 60 * self.part.minutes
+        self._writing = threading.Lock()
+        begin(self.records)
+        self.log.unlink(missing_ok=True)
 
-def _run_together(chosen: list[str], folder: Path, end: float, tiny: bool) -> Iterator[str]:
-    running = {}
-    for name, command, environment in _programs(chosen, tiny):
-        running[name] = Program(command, folder / f"device_{name}.log", ROOT, **environment)
-    for name, program in running.items():
-        _announce(name, end)
-        outcome = program.wait_until(end)
-        if not name.startswith("precompile"):
-            yield f"{name}: {outcome}"
+    def everything(self) -> None:
+        self.steps(ESSENTIAL, _BUILD_SECONDS, together=1)
+        failed = [record for record in read_device_records(self.records)[1] if record.failure is not None]
+        if failed:
+            sys.exit("\n".join(f"{record.case} failed, so nothing else runs: {record.failure}" for record in failed))
+        if not self.part.stages:
+            self.steps(FIRST, _STEP_SECONDS)
+            with ThreadPoolExecutor(2) as pool:
+                list(pool.map(lambda run: run(), (self.sanitizers, self.tests)))
+        if set(_COMPARED) & self.part.stages.keys():
+            self.precompile()
+        if "tuned" in self.part.stages:
+            self.steps(PROFILES, _STEP_SECONDS)
+        start, shares = time.monotonic(), sum(self.part.stages.values())
+        used = 0
+        for stage, share in self.part.stages.items():
+            used += share
+            self.stage(stage, start + (self.end - start) * used / shares)
 
+    # ---- steps and tests
 
-def _programs(chosen: list[str], tiny: bool) -> Iterator[tuple[str, list[str], dict[str, str]]]:
-    if "tests" in chosen:
-        which = ["-m", "gpu", "--maxfail=20", "--continue-on-collection-errors", "-p", "no:cacheprovider"]
-        if tiny:
-            which = ["tests/ops/test_attention_kernels.py", "-k", "causal and float32", "--maxfail=1"]
-        elif importlib.util.find_spec("xdist"):
-            which += ["--numprocesses", "4"]
-        yield "tests", [*PYTHON, "pytest", *which], {}
-    if "sanitizer" in chosen:
-        tool = shutil.which("compute-sanitizer") or shutil.which("/usr/local/cuda/bin/compute-sanitizer")
-        sanitize = [*PYTHON, "bench.gpu.sanitize"]
-        yield "kernels", sanitize, {}
-        for kind in SANITIZERS if not tiny else ():
-            options = ["--tool", kind, "--target-processes", "application-only", "--print-limit", "20"]
-            # The tool sees torch's memory pool as one block, and would miss accesses outside of a tensor.
-            yield kind, [tool or "compute-sanitizer", *options, *sanitize], {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
-    if "precompile" in chosen:
-        shares = 2 if tiny else _COMPILERS
-        for share in range(shares):
+    def sanitizers(self) -> None:
+        self.steps(SANITIZERS, 60 * self.part.minutes)
+
+    def steps(self, steps: Iterable[str], seconds: float, together: int = _TOGETHER) -> None:
+        """Each in a process of its own, several at a time; in a dry run, which cannot crash, all in one."""
+        names = [name for name in steps if not (self.tiny and name in NEED_A_GPU)]
+        groups = [names] if self.tiny and names else [[name] for name in names]
+        with ThreadPoolExecutor(together) as pool:
+            list(pool.map(lambda group: self._steps_in_a_process(group, seconds), groups))
+
+    def _steps_in_a_process(self, names: list[str], seconds: float) -> None:
+        seconds = max(1.0, min(seconds, self.end - time.monotonic() - 10))
+        command = [*PYTHON, "bench.gpu.steps", *names, "--out", str(self.records), "--seconds", f"{seconds:.0f}"]
+        outcome, text, _ = self._finish(names[0], command, time.monotonic() + seconds + 5)
+        recorded = {record.case for record in read_device_records(self.records)[1] if record.stage == STEPS}
+        for name in names:
+            if name not in recorded:
+                append(self.records, step_record(name, seconds, outcome, text))
+
+    def tests(self) -> None:
+        command = [*PYTHON, "pytest", "-p", "bench.gpu.pytest_records", "-p", "no:cacheprovider"]
+        if self.tiny:
+            command += ["tests/ops/test_attention_kernels.py", "-k", "native-float32 and small", "--maxfail", "1"]
+        else:
+            command += ["-m", "gpu", "--hypothesis-profile", "gpu", "--continue-on-collection-errors"]
+            if importlib.util.find_spec("xdist"):
+                command += ["--numprocesses", str(_TEST_WORKERS)]
+        end = self.end - 15
+        environment = pytest_records.environment(self.records, end - time.monotonic())
+        start = time.monotonic()
+        outcome, text, code = self._finish("pytest", command, end + 10, **environment)
+        pytest_records.add_unfinished(self.records)
+        append(self.records, step_record("gpu tests", time.monotonic() - start, outcome if code else None, text))
+
+    # ---- measurements
+
+    def precompile(self) -> None:
+        """Compiles slow kernels in several processes, so that the stages find them in the caches on disk."""
+        shares, end = (1, self.end) if self.tiny else (_COMPILERS, time.monotonic() + _STEP_SECONDS)
+
+        def compile_share(share: int) -> None:
             command = [*PYTHON, "bench.alibi_attention.precompile", str(share), str(shares)]
-            yield f"precompile_{share}", command, {}
+            self._finish(f"precompile {share}", command, end)
 
+        with ThreadPoolExecutor(shares) as pool:
+            list(pool.map(compile_share, range(shares)))
 
-def _stage(name: str, folder: Path, end: float, tiny: bool) -> Iterator[str]:
-    """Runs a stage in a process. After a crash another process continues with the measurements that have no record."""
-    for attempt in range(_ATTEMPTS):
-        seconds = end - time.monotonic()
-        if seconds < 1:
-            yield f"{name}: no time left"
-            return
-        _announce(name, end)
-        command = [*PYTHON, "bench.gpu.stage", name, "--out", str(folder)]
-        command += ["--seconds", f"{max(1.0, seconds - 10):.0f}", *(["--dry-run"] if tiny else [])]
-        program = Program(command, folder / f"device_{name}.log", ROOT)
-        outcome = program.wait_until(end + 15)
-        if program.code == 0 or program.code is None:
-            break
-        yield f"{name}, process {attempt + 1}: {outcome}"
+    def stage(self, name: str, end: float) -> None:
+        """After a crash another process continues with the measurements that have no record."""
+        stage, _, tiles = name.partition(" ")
+        environment = {"SEQWARM_TILES": tiles} if tiles else {}
+        for _ in range(_ATTEMPTS):
+            seconds = end - time.monotonic()
+            if seconds < 1:
+                print(f"{name}: no time left", flush=True)
+                return
+            command = [*PYTHON, "bench.gpu.stage", stage, "--out", str(self.records)]
+            command += ["--seconds", f"{max(1.0, seconds - 10):.0f}"]
+            code = self._finish(name, command, end + 5, **environment)[2]
+            if not code:
+                return
 
+    # ---- processes
 
-def _announce(name: str, end: float) -> None:
-    print(f"{name} ... {end - time.monotonic():.0f} s at most", flush=True)
+    def _finish(self, name: str, command: list[str], end: float, **environment: str) -> tuple[str, str, int | None]:
+        """Runs a program until `end` at most, and appends its output to the log: outcome, output, exit code."""
+        print(f"{name} ... {end - time.monotonic():.0f} s at most", flush=True)
+        own_log = self.log.with_suffix(f".{name.replace(' ', '_')}.log")
+        if self.tiny and command[2].startswith("bench.gpu."):
+            command = [*command, "--dry-run"]
+        program = Program(command, own_log, ROOT, **environment)
+        outcome = program.wait_until(end)
+        text = own_log.read_text(errors="replace")
+        own_log.unlink()
+        with self._writing, self.log.open("a") as file:
+            file.write(f"==== {name}: {outcome}\n{text}\n")
+        return outcome, text, program.code

@@ -20,9 +20,8 @@ import torch
 from ..common.records import environment, is_implementation
 from ..common.timing import Call, measure_device
 
-NAME = "device.jsonl"
+STEPS, TESTS = "steps", "tests"  #: stages without times
 DEVICE_LOST = 3  #: exit code of a process whose device no longer answers
-_RUNNING = "running.json"  # key of the measurement in progress; it stays if the process is killed
 _LONGEST = 120.0  # seconds that a measurement may take, compilation included, before its process is killed
 _CRASHED = "ended its process"
 
@@ -140,6 +139,16 @@ def _query_driver(fields: str) -> str | None:
     return subprocess.run(command, capture_output=True, text=True, timeout=20).stdout.strip() or None
 
 
+def begin(path: Path) -> None:
+    """A new file with the environment."""
+    path.write_text(json.dumps(device_environment()) + "\n")
+
+
+def append(path: Path, record: DeviceRecord) -> None:
+    with path.open("a") as file:
+        file.write(json.dumps(asdict(record)) + "\n")
+
+
 def read_device_records(path: Path) -> tuple[dict[str, Any], list[DeviceRecord]]:
     """The environment and the records, without lines that were not written completely."""
     first, *lines = path.read_text().splitlines()
@@ -152,6 +161,16 @@ def read_device_records(path: Path) -> tuple[dict[str, Any], list[DeviceRecord]]
     return json.loads(first), records
 
 
+def read_folder(folder: Path) -> tuple[dict[str, dict[str, Any]], DeviceRecords]:
+    """The environment of each file, and all records. A later file replaces records of the same measurement."""
+    environments: dict[str, dict[str, Any]] = {}
+    found: dict[tuple[str, ...], DeviceRecord] = {}
+    for path in sorted(folder.glob("device*.jsonl")):
+        environments[path.name], records = read_device_records(path)
+        found |= {record.key(): record for record in records}
+    return environments, DeviceRecords(found.values())
+
+
 def explain(error: BaseException) -> str:
     lines = str(error).strip().splitlines() or [""]
     return f"{type(error).__name__}: {lines[0]}"[:300]
@@ -161,12 +180,13 @@ class Recorder:
     """Measures and appends records. Measurements that have a record already are skipped.
 
     Args:
-        folder: Folder with the file of records.
+        path: File of records, which `begin` has made.
         seconds: Time limit. No measurement begins after it.
     """
 
-    def __init__(self, folder: Path, seconds: float) -> None:
-        self._path, self._running = folder / NAME, folder / _RUNNING
+    def __init__(self, path: Path, seconds: float) -> None:
+        # The key of the measurement in progress stays in a file if the process is killed.
+        self._path, self._running = path, path.with_suffix(".running")
         records = read_device_records(self._path)[1]
         self._recorded = {record.key() for record in records}
         self._crashing = {(r.stage, r.case, r.implementation) for r in records if r.failure == _CRASHED}
@@ -177,9 +197,12 @@ class Recorder:
             self.add(DeviceRecord(stage, case, work, name, inputs, failure=_CRASHED))
             self._crashing.add((stage, case, name))
 
+    def seconds_left(self) -> float:
+        return self._end - time.monotonic()
+
     def out_of_time(self) -> bool:
         """Whether the time limit has passed. The first call after it prints a message."""
-        over = time.monotonic() > self._end
+        over = self.seconds_left() < 0
         if over and not self._announced:
             self._announced = True
             print("out of time: the rest of this stage is not measured", flush=True)
@@ -187,8 +210,7 @@ class Recorder:
 
     def add(self, record: DeviceRecord) -> None:
         self._recorded.add(record.key())
-        with self._path.open("a") as file:
-            file.write(json.dumps(asdict(record)) + "\n")
+        append(self._path, record)
         self._running.unlink(missing_ok=True)
 
     def measure(

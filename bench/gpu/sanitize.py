@@ -6,8 +6,9 @@ from typing import Any
 
 import torch
 
-from seqwarm_kernels import alibi_attention, alibi_attention_varlen, resize_batch
+from seqwarm_kernels import BatchBuffers, alibi_attention, alibi_attention_varlen, resize_batch
 from seqwarm_kernels.ops.backends import why_not
+from seqwarm_kernels.ops.library import overload
 
 from ..resize_batch.implementations import METHODS
 
@@ -31,12 +32,27 @@ def resize(device: str) -> None:
         "attention_mask": torch.arange(70, device=device).view(7, 10) % 3 > 0,
         "embeddings": torch.ones(7, 10, 24, device=device, dtype=torch.bfloat16),
         "labels": torch.ones(7, 10, device=device),
+        **{f"tensor_{index}": torch.ones(7, 10, device=device) for index in range(30)},  # 24 fit into one launch
     }
     for backend in ("native", "triton"):
         if why_not("resize_batch", backend, device) is None:
             for options in METHODS.values():
                 resize_batch(batch, 4, return_info=True, backend=backend, **options)
+            if device == "cuda":
+                pinned = {name: tensor.cpu().pin_memory() for name, tensor in batch.items()}
+                resize_batch(pinned, 4, out=BatchBuffers(pinned, 4, device=device), backend=backend)
             print(f"ran resize_batch {backend}", flush=True)
+
+
+def moments(device: str) -> None:
+    """Small and large tensors of several dtypes."""
+    sizes = (1, 0, 7, *range(100, 130), 40_000)
+    for backend in ("native", "triton"):
+        if why_not("moment_statistics", backend, device) is None:
+            for dtype in (torch.float32, torch.bfloat16):
+                tensors = [torch.ones(size, device=device, dtype=dtype) for size in sizes]
+                overload("moment_statistics", backend)(tensors, tensors, tensors)
+            print(f"ran moment_statistics {backend}", flush=True)
 
 
 def main() -> None:
@@ -56,6 +72,7 @@ def main() -> None:
         print("ran", *options, flush=True)
     packed(device, dtype)
     resize(device)
+    moments(device)
     if on_gpu:
         torch.cuda.synchronize()
     print("every kernel ran")

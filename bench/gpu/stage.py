@@ -1,4 +1,4 @@
-"""One stage of a GPU run, in a process of its own: `python -m bench.gpu.stage NAME --out FOLDER --seconds SECONDS`."""
+"""One stage of measurements, in a process of its own: `python -m bench.gpu.stage NAME --out FILE --seconds SECONDS`."""
 
 from __future__ import annotations
 
@@ -14,32 +14,35 @@ from ..moment_statistics import gpu as moments
 from ..resize_batch import gpu as resizing
 from .records import DeviceRecord, Recorder, explain
 
-Part = Callable[[Recorder, torch.device, bool], None]
-PARTS: dict[str, tuple[Part, ...]] = {
+Measure = Callable[[Recorder, torch.device, bool], None]
+STAGES: dict[str, tuple[Measure, ...]] = {
+    "paths": (attention.paths,),
     "long": (resizing.copy, attention.long),
-    "memory": (resizing.copy, resizing.resize, allocator.ramp),
     "small": (attention.host, attention.packed),
-    "diagnostics": (moments.monitor,),
     "segments": (resizing.copy, attention.segments),
     "lengths": (attention.lengths,),
+    "allocator": (allocator.ramp,),
+    "resize": (resizing.copy, resizing.resize),
+    "diagnostics": (moments.monitor,),
+    "tiles": (attention.tiles,),
     "tuned": (attention.tuned,),
 }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("name", choices=PARTS)
+    parser.add_argument("name", choices=STAGES)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seconds", type=float, required=True)
     parser.add_argument("--dry-run", action="store_true")
     arguments = parser.parse_args()
     recorder = Recorder(arguments.out, arguments.seconds)
     device = torch.device("cpu" if arguments.dry_run else "cuda")
-    for part in PARTS[arguments.name]:
+    for measure in STAGES[arguments.name]:
         try:
-            part(recorder, device, arguments.dry_run)
-        except Exception as error:  # the other parts still run
-            recorder.add(DeviceRecord(arguments.name, part.__name__, "", "", failure=explain(error)))
+            measure(recorder, device, arguments.dry_run)
+        except Exception as error:  # the other measurements still run
+            recorder.add(DeviceRecord(arguments.name, measure.__name__, "", "", failure=explain(error)))
 
 
 if __name__ == "__main__":

@@ -1,28 +1,50 @@
-"""The short table at the end of a GPU run: goals, times and failures."""
+"""The table at the end of a GPU run: goals, times, failures, and which predictions held."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterator
 
 from ..alibi_attention import report as attention
 from ..allocator import gpu as allocator
 from ..common.goals import Goal
 from ..resize_batch import report as resizing
-from .records import DeviceRecord, DeviceRecords
+from .predictions import prediction_lines
+from .records import STEPS, TESTS, DeviceRecord, DeviceRecords
 
 _MOST_FAILURES = 7
 
 
-def summary(found: Iterable[DeviceRecord]) -> Iterator[str]:
+def summary(records: DeviceRecords) -> Iterator[str]:
     """The lines of the table."""
-    records = DeviceRecords(found)
     for goal in device_goals(records):
+        if goal.value is None:
+            continue
         mark = {True: "ok  ", False: "MISS", None: "    "}[goal.reached()]
         yield f"{mark} {goal.what:<62} {goal.value_text():>16}  {goal.goal_text():<14} {goal.where}"
     yield from attention.summary_lines(records)
     for stage in ("host", "packed", "tuned", "diagnostics"):
         yield from _times(records, stage)
+    yield from passed_and_failed(records)
     yield from failures(records)
+    yield from prediction_lines(records)
+
+
+def passed_and_failed(records: DeviceRecords) -> Iterator[str]:
+    """How many steps and tests passed, and a line for each step that did not."""
+    for stage in (STEPS, TESTS):
+        outcomes = Counter(_outcome(record) for record in records.of_stages(stage).all)
+        if outcomes:
+            yield f"{stage}: {', '.join(f'{count} {outcome}' for outcome, count in outcomes.items())}"
+    for record in records.of_stages(STEPS).all:
+        if record.failure is not None:
+            yield f"FAILED {record.case}: {record.failure[:150]}"
+
+
+def _outcome(record: DeviceRecord) -> str:
+    if record.failure is None:
+        return "passed"
+    return next((word for word in ("skipped", "not run") if record.failure.startswith(word)), "failed")
 
 
 def device_goals(records: DeviceRecords) -> Iterator[Goal]:
@@ -46,7 +68,7 @@ def failures(records: DeviceRecords) -> Iterator[str]:
     """A line for each reason."""
     reasons: dict[str, list[DeviceRecord]] = {}
     for record in records.all:
-        if record.failure is not None:
+        if record.failure is not None and record.stage != STEPS and _outcome(record) == "failed":
             reasons.setdefault(f"{record.implementation}: {record.failure}", []).append(record)
     for reason, failed in [*reasons.items()][:_MOST_FAILURES]:
         yield f"failed {len(failed)}x, first {failed[0].stage} {failed[0].case} {failed[0].work}, {reason[:150]}"

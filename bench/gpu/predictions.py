@@ -1,0 +1,152 @@
+"""What an H200 should measure, written down before anything ran on one. The last table of a run says what held.
+
+A prediction that fails is a finding: either the arithmetic forgot something, or the program does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from ..alibi_attention.cases import BACKWARD, FORWARD
+from ..alibi_attention.peers import OURS_NO_SKIP
+from ..allocator.gpu import AFTER, FULL_LENGTH
+from ..moment_statistics.gpu import MONITORED
+from ..moment_statistics.gpu import STEP as TRAINING_STEP
+from ..resize_batch.implementations import OURS, with_backend
+from .records import DeviceRecords, speedup, teraflops
+
+Measured = Callable[[DeviceRecords], float | None]
+
+
+class Prediction(NamedTuple):
+    what: str
+    arithmetic: str
+    low: float
+    high: float
+    unit: str
+    measured: Measured
+
+    def outcome(self, records: DeviceRecords) -> str:
+        value = self.measured(records)
+        if value is None:
+            return "not yet measured"
+        return "held" if self.low <= value <= self.high else "too low" if value < self.low else "too high"
+
+    def value_text(self, records: DeviceRecords) -> str:
+        value = self.measured(records)
+        return "" if value is None else f"{value:.4g} {self.unit}".strip()
+
+    def range_text(self) -> str:
+        return f"{self.low:g} to {self.high:g} {self.unit}".strip()
+
+
+def _teraflops(work: str, head_dim: int) -> Measured:
+    """Causal attention of 16k tokens, without skipping and without a mask."""
+
+    def measured(records: DeviceRecords) -> float | None:
+        found = records.of_stages("paths")
+        return teraflops(found.find(OURS_NO_SKIP, work, length=16384, head_dim=head_dim, masked=False))
+
+    return measured
+
+
+def _mask_costs(records: DeviceRecords) -> float | None:
+    found = records.of_stages("paths")
+    plain, masked = (
+        found.find(OURS_NO_SKIP, FORWARD, length=16384, head_dim=128, masked=masked) for masked in (False, True)
+    )
+    return speedup(plain, masked)
+
+
+def _two_programs(records: DeviceRecords) -> float | None:
+    found = records.of_stages("tiles")
+    one, two = (
+        found.find(f"{OURS_NO_SKIP}, tiles {table}", FORWARD, length=16384, head_dim=128) for table in ("one", "two")
+    )
+    return speedup(two, one)
+
+
+def _share_of_copy(records: DeviceRecords) -> float | None:
+    """Of the largest batch, truncated."""
+    name = with_backend(OURS, "native")
+    for record in records.of_stages("resize_batch").all:
+        if record.implementation == name and record.facts.get("rows") == 8192 and record.facts["method"] == "truncate":
+            return records.share_of_copy(record)
+    return None
+
+
+def _of_ramp(figure: str, implementation: str = AFTER) -> Measured:
+    def measured(records: DeviceRecords) -> float | None:
+        ramps = {record.implementation: record.figures for record in records.of_stages("allocator").all}
+        return ramps.get(implementation, {}).get(figure)
+
+    return measured
+
+
+def _excess_of_ramp(records: DeviceRecords) -> float | None:
+    ramp, full = (_of_ramp("reserved_megabytes", name)(records) for name in (AFTER, FULL_LENGTH))
+    return None if ramp is None or not full else 100 * (ramp / full - 1)
+
+
+def _cost_of_monitor(records: DeviceRecords) -> float | None:
+    step, monitored = (records.of_stages("diagnostics").find(name, "training") for name in (TRAINING_STEP, MONITORED))
+    ratio = speedup(step, monitored)
+    return None if ratio is None else 100 * (ratio - 1)
+
+
+_COUNTED = "docs/kernels/attention_gpu.md: clocks of products, exponentials and other arithmetic of a tile"
+_LOCKSTEP = "the same, but three barriers a tile and a wait for both products before the softmax: hardly any overlap"
+
+PREDICTIONS = (
+    Prediction("forward D128, counted", _COUNTED, 480, 620, "TFLOP/s", _teraflops(FORWARD, 128)),
+    Prediction("forward D128, in lock-step", _LOCKSTEP, 400, 480, "TFLOP/s", _teraflops(FORWARD, 128)),
+    Prediction("forward D64, counted", _COUNTED, 350, 470, "TFLOP/s", _teraflops(FORWARD, 64)),
+    Prediction("forward D64, in lock-step", _LOCKSTEP, 280, 380, "TFLOP/s", _teraflops(FORWARD, 64)),
+    Prediction("backward D128, counted", _COUNTED, 280, 400, "TFLOP/s", _teraflops(BACKWARD, 128)),
+    Prediction("backward D128, in lock-step", _LOCKSTEP, 260, 330, "TFLOP/s", _teraflops(BACKWARD, 128)),
+    Prediction(
+        "two programs an SM, forward D128",
+        "the softmax of one program runs beside the products of the other: 10 to 30 % faster",
+        1.1, 1.3, "x", _two_programs,
+    ),
+    Prediction(
+        "time of forward D128 with a mask, relative",
+        "half the columns in a tile and pointers for bulk copies: twice the barriers, the same products",
+        1.2, 2.0, "x", _mask_costs,
+    ),
+    Prediction(
+        "resize_batch native, 805 MB, share of a copy",
+        "16 bytes a thread, each byte read and written once; half of each row is skipped",
+        0.8, 1.02, "", _share_of_copy,
+    ),
+    Prediction(
+        "device allocations of a ramp after warmup_allocator",
+        "replay of the caching allocator's policy: 0 new segments",
+        0, 0, "", _of_ramp("device_allocations"),
+    ),
+    Prediction("compilations of that ramp", "no length is part of a kernel", 0, 0, "", _of_ramp("compilations")),
+    Prediction(
+        "memory reserved beyond full length throughout",
+        "replay of GPT-2 small, 16 x 1024: the output is held through backward",
+        0, 30, "%", _excess_of_ramp,
+    ),
+    Prediction(
+        "cost of TrainingMonitor, 50 million parameters",
+        "it reads 0.4 GB of moments once, 0.1 ms at 4 TB/s, beside a step of some 20 ms",
+        0, 2, "%", _cost_of_monitor,
+    ),
+)  # fmt: skip
+
+
+def predictions_table(records: DeviceRecords) -> str:
+    rows = ["| prediction | range | measured | outcome | arithmetic |", "|---|---|---|---|---|"]
+    for each in PREDICTIONS:
+        cells = each.what, each.range_text(), each.value_text(records), each.outcome(records), each.arithmetic
+        rows.append(f"| {' | '.join(cells)} |")
+    return "\n".join(rows)
+
+
+def prediction_lines(records: DeviceRecords) -> Iterator[str]:
+    for each in PREDICTIONS:
+        yield f"{each.outcome(records):<17} {each.what:<52} {each.value_text(records):>16}  {each.range_text()}"

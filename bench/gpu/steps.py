@@ -1,0 +1,302 @@
+"""The first steps on a GPU, from a compiler to a captured graph: each passes, or fails with a traceback.
+
+`python -m bench.gpu.steps NAME ... --out FILE` runs steps in this process, and records each as it ends.
+"""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import functools
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from seqwarm_kernels import alibi_attention, resize_batch
+from seqwarm_kernels.ops import backends
+from seqwarm_kernels.self_check.calls import CALLS, METHODS, Attention, Call, PackedAttention
+from seqwarm_kernels.self_check.exact import Exact
+
+from . import records
+from .records import DeviceRecord, append, explain
+
+ROOT = Path(__file__).parents[2]
+_MOST_OUTPUT = 4000  # characters in a record
+
+Step = Callable[[torch.device], None]
+
+
+# ---- the machine
+
+
+def compiler(device: torch.device) -> None:
+    """Triton compiles a C file for each kernel."""
+    subprocess.run([os.environ.get("CC", "gcc"), "--version"], check=True)
+    header = Path(sysconfig.get_path("include")) / "Python.h"
+    assert header.exists(), f"{header} does not exist: install Python's headers"
+
+
+def packages(device: torch.device) -> None:
+    missing = [name for name in ("pytest", "hypothesis", "triton") if importlib.util.find_spec(name) is None]
+    assert not missing, f"not installed: {', '.join(missing)}"
+
+
+def trivial_kernel(device: torch.device) -> None:
+    from .trivial import add_one
+
+    add_one(device)
+
+
+def extension(device: torch.device) -> None:
+    """Builds the extension for this GPU if it has no CUDA part."""
+    if (problem := _no_cuda_part()) is None:
+        return
+    print(f"{problem}; building", flush=True)
+    major, minor = torch.cuda.get_device_capability(device)
+    wanted = {"SEQWARM_EXTENSION": "1", "SEQWARM_CUDA": "1", "CUDAARCHS": f"{major}{minor}-real"}
+    path = os.pathsep.join([os.environ.get("PATH", ""), "/usr/local/cuda/bin"])
+    command = [sys.executable, "setup.py", "build_ext", "--inplace"]
+    subprocess.run(command, cwd=ROOT, check=True, env={**os.environ, **wanted, "PATH": path})
+    problem = _no_cuda_part()
+    assert problem is None, problem
+
+
+def _no_cuda_part() -> str | None:
+    """Why the extension does not serve CUDA, in a new process, since an extension is imported once."""
+    command = [sys.executable, "-m", "seqwarm_kernels", "info", "--json"]
+    info = json.loads(subprocess.run(command, cwd=ROOT, check=True, capture_output=True).stdout)
+    if info["extension"] is None:
+        return str(info["extension_problem"])
+    return None if info["extension"]["cuda"] else "the extension _C is built without its CUDA part"
+
+
+# ---- results
+
+
+def compare(operator: str, call: Call, device: torch.device, *, backend: str | None = None) -> None:
+    """Compares a call with the reference in float64."""
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    backend = backends.choose(operator, device.type, backend, dtype)
+    found = list(call.compare(backend, device.type, dtype))
+    print(operator, backend, dtype, *found, sep="\n", flush=True)
+    wrong = [str(comparison) for comparison in found if not comparison.within()]
+    assert not wrong, "; ".join(wrong)
+
+
+def forward(device: torch.device) -> None:
+    """The smallest forward with bulk copies."""
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    tensors = [torch.randn(1, 1, 128, 64, device=device).to(dtype) for _ in range(3)]
+    out = alibi_attention(*tensors)
+    exact = Exact(lambda given: [alibi_attention(*given, backend="reference")], tensors)
+    [comparison] = exact.compare(["out"], [out], [dtype])
+    assert comparison.within(), str(comparison)
+
+
+def boundary_length(length: int, device: torch.device) -> None:
+    """A length around a tile's end, where keys begin to be skipped, or beyond; and twice for equal bits."""
+    compare("alibi_attention", Attention(lengths=(length, length), heads=(2, 1)), device)
+    inputs = _inputs(device, length)
+    first, second = _results(inputs), _results(inputs)
+    assert all(map(torch.equal, first, second)), "the same inputs gave other bits"
+
+
+def _inputs(device: torch.device, length: int) -> list[Tensor]:
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    return [torch.randn(2, 2, length, 64, device=device).to(dtype).requires_grad_() for _ in range(3)]
+
+
+def _results(inputs: list[Tensor]) -> list[Tensor]:
+    out = alibi_attention(*inputs)
+    return [out.detach(), *torch.autograd.grad(out.float().square().sum(), inputs)]
+
+
+def _attention(**options: Any) -> Step:
+    return functools.partial(compare, "alibi_attention", Attention(**options))
+
+
+def _resizing(backend: str) -> Step:
+    def step(device: torch.device) -> None:
+        for operator in ("resize_batch", "resize_batch_out"):
+            for method in METHODS:
+                compare(operator, CALLS[operator][method], device, backend=backend)
+
+    return step
+
+
+# ---- streams, graphs, compilers
+
+
+def another_stream(device: torch.device) -> None:
+    inputs = _inputs(device, 600)
+    expected = _results(inputs)
+    torch.cuda.synchronize()
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(100_000_000)  # work on the default stream would overtake it
+        found = _results(inputs)
+        batch = resize_batch({"input_ids": torch.arange(100, device=device).view(2, 50)}, 10)
+    stream.synchronize()
+    assert all(map(torch.equal, expected, found))
+    assert batch["input_ids"].tolist() == torch.arange(100).view(2, 50)[:, :10].tolist()
+
+
+def captured_graph(device: torch.device) -> None:
+    """A captured step, replayed with other data."""
+    inputs = _inputs(device, 600)
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        _results(inputs)
+    stream.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = _results(inputs)
+    with torch.no_grad():
+        for tensor in inputs:
+            tensor.normal_()
+    graph.replay()
+    assert all(map(torch.equal, found, _results(inputs)))
+
+
+def compiled(device: torch.device) -> None:
+    inputs = _inputs(device, 128)
+    out = torch.compile(alibi_attention, fullgraph=True)(*inputs)
+    assert torch.equal(out, alibi_attention(*inputs))
+    torch.autograd.grad(out.sum(), inputs)
+
+
+def no_synchronization(device: torch.device) -> None:
+    inputs, batch = _inputs(device, 600), {"input_ids": torch.arange(100, device=device).view(2, 50)}
+    _results(inputs), resize_batch(batch, 10)  # compiles
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        _results(inputs), resize_batch(batch, 10)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+# ---- sanitizers
+
+
+def sanitize(tool: str | None, device: torch.device) -> None:
+    """A small call of every kernel under a tool of compute-sanitizer, or without one."""
+    command = [sys.executable, "-m", "bench.gpu.sanitize"]
+    if tool is None:
+        subprocess.run(command, cwd=ROOT, check=True)
+        return
+    program = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
+    options = ["--tool", tool, "--target-processes", "application-only", "--print-limit", "20", "--error-exitcode", "9"]
+    # The tool sees torch's memory pool as one block, and would miss accesses outside of a tensor.
+    environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+    subprocess.run([program, *options, *command], cwd=ROOT, check=True, env=environment)
+
+
+_FORWARD = """
+import torch
+from seqwarm_kernels import alibi_attention
+
+query, key, value = torch.randn(3, 2, 16, 8192, 128, device="cuda", dtype=torch.bfloat16)
+for _ in range(2):
+    alibi_attention(query, key, value, skip_tolerance=0)
+"""
+
+
+def profile(device: torch.device) -> None:
+    """One run of Nsight Compute, whose output is in the log. It leaves the clocks as they are."""
+    program = shutil.which("ncu") or "/usr/local/cuda/bin/ncu"
+    options = ["--clock-control", "none", "--set", "detailed", "-k", "forward_kernel", "--launch-count", "1"]
+    subprocess.run([program, *options, sys.executable, "-c", _FORWARD], cwd=ROOT, check=True)
+
+
+#: If one of these fails, nothing else runs.
+ESSENTIAL: dict[str, Step] = {"compiler": compiler, "trivial kernel": trivial_kernel, "extension": extension}
+FIRST: dict[str, Step] = {
+    "packages": packages,
+    "forward": forward,
+    "forward and backward": _attention(lengths=(128, 128), heads=(1, 1)),
+    "token-major": _attention(token_major=True),
+    "packed": functools.partial(compare, "alibi_attention_varlen", PackedAttention()),
+    "packed, full": functools.partial(compare, "alibi_attention_varlen", PackedAttention({"causal": False})),
+    "grouped heads": _attention(heads=(8, 2)),
+    "1 token": _attention(lengths=(1, 1)),
+    "5 tokens": _attention(lengths=(5, 5)),
+    **{f"head_dim {head_dim}": _attention(head_dim=head_dim) for head_dim in (5, 80, 128, 256)},
+    **{
+        f"length {length}": functools.partial(boundary_length, length)
+        for length in (127, 128, 129, 511, 512, 513, 2049)
+    },
+    "padding with NaN": _attention(masked=True),
+    "dropout 0.9": _attention(options={"dropout_p": 0.9}),
+    "window": _attention(options={"window": 50}),
+    "full, window": _attention(options={"window": 50, "causal": False}),
+    "segments": _attention(options={"segment_length": 40}),
+    "query_start": _attention(options={"query_start": 30}),
+    "resize_batch, native": _resizing("native"),
+    "resize_batch, triton": _resizing("triton"),
+    "moment_statistics": functools.partial(compare, "moment_statistics", CALLS["moment_statistics"]["34 tensors"]),
+    "another stream": another_stream,
+    "captured graph": captured_graph,
+    "torch.compile": compiled,
+    "no synchronization": no_synchronization,
+}
+SANITIZERS: dict[str, Step] = {
+    "every kernel": functools.partial(sanitize, None),
+    **{tool: functools.partial(sanitize, tool) for tool in ("memcheck", "racecheck", "initcheck")},
+}
+PROFILES: dict[str, Step] = {"profile of forward, D128": profile}
+STEPS = ESSENTIAL | FIRST | SANITIZERS | PROFILES
+#: Left out of a dry run.
+NEED_A_GPU = {
+    *("trivial kernel", "extension", "resize_batch, triton", "another stream", "captured graph", "no synchronization"),
+    *("torch.compile", "memcheck", "racecheck", "initcheck", *PROFILES),
+    *("length 511", "length 512", "length 513", "length 2049"),  # these take long on a CPU
+}
+
+
+def step_record(name: str, seconds: float, failure: str | None, output: str = "") -> DeviceRecord:
+    facts = {} if failure is None else {"output": output[-_MOST_OUTPUT:]}
+    figures = {"seconds": seconds}
+    return DeviceRecord(records.STEPS, name, "step", "seqwarm_kernels", figures=figures, facts=facts, failure=failure)
+
+
+def run_step(name: str, device: torch.device) -> DeviceRecord:
+    start = time.monotonic()
+    torch.manual_seed(0)
+    try:
+        STEPS[name](device)
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+    except Exception as error:
+        traceback.print_exc()
+        return step_record(name, time.monotonic() - start, explain(error), traceback.format_exc())
+    return step_record(name, time.monotonic() - start, None)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="+", choices=STEPS)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--seconds", type=float, required=True, help="after these, the traceback is printed")
+    parser.add_argument("--dry-run", action="store_true")
+    arguments = parser.parse_args()
+    faulthandler.enable()
+    faulthandler.dump_traceback_later(arguments.seconds, exit=True)
+    device = torch.device("cpu" if arguments.dry_run else "cuda")
+    for name in arguments.names:
+        append(arguments.out, run_step(name, device))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,251 @@
+"""bench device: each part runs, ends, and records everything, also what crashes, fails or is not run."""
+
+import importlib.util
+import json
+import subprocess
+import sys
+import time
+from argparse import Namespace
+from pathlib import Path
+
+import pytest
+
+from bench.common.processes import Program
+from bench.gpu import command, pytest_records, steps
+from bench.gpu.predictions import Prediction
+from bench.gpu.records import STEPS, TESTS, DeviceRecord, DeviceRecords, append, begin, read_device_records
+from bench.gpu.stage import STAGES
+from bench.gpu.summary import summary
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_the_parts_end_in_time():
+    assert all(part.minutes < 10 for part in command.PARTS.values())
+    assert sum(part.minutes for part in command.PARTS.values()) < 23.5  # the rest is for starts and tables
+    memory = command.PARTS["memory"].stages
+    assert next(iter(memory)) == "allocator"
+    left = 60 * command.PARTS["memory"].minutes - 100  # after a build
+    assert left * memory["allocator"] / sum(memory.values()) >= 90
+
+
+# ---- the program, without its processes
+
+
+class PretendPrograms:
+    """In place of processes: each writes the records that `outcomes` has for it, and ends with an exit code."""
+
+    def __init__(self, outcomes):
+        self.outcomes, self.started = outcomes, []
+
+    def __call__(self, arguments, log, cwd, **environment):
+        module, *rest = arguments[2:]
+        assert importlib.util.find_spec(module), module
+        name = rest[0] if module.startswith("bench.gpu.") else module
+        self.started.append((name, environment.get("SEQWARM_TILES")))
+        failure, self.code = self.outcomes.get(name, (None, 0))
+        log.write_text(f"output of {name}")
+        if module == "bench.gpu.steps" and not self.code:
+            append(Path(rest[rest.index("--out") + 1]), steps.step_record(name, 1.0, failure))
+        return self
+
+    def wait_until(self, moment):
+        return f"exit {self.code}: output"
+
+
+@pytest.fixture
+def run(monkeypatch, tmp_path):
+    monkeypatch.setattr(command.torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(command, "begin", lambda path: path.write_text("{}\n"))
+    monkeypatch.setattr(command, "_TOGETHER", 1)
+    monkeypatch.setattr(command, "_COMPILERS", 1)
+
+    def call(part, **outcomes):
+        programs = PretendPrograms({name.replace("_", " "): outcome for name, outcome in outcomes.items()})
+        monkeypatch.setattr(command, "Program", programs)
+        command.main(Namespace(part=part, out=tmp_path, dry_run=False))
+        return programs.started, read_device_records(tmp_path / f"device_{part}.jsonl")[1]
+
+    return call
+
+
+ESSENTIAL = ["compiler", "trivial kernel", "extension"]
+
+
+def test_every_stage_runs_in_its_part(run):
+    stages = []
+    for part in ("attention", "memory", "tuning"):
+        started = run(part)[0]
+        assert [name for name, _ in started[:3]] == ESSENTIAL
+        stages += [each for each in started[3:] if each[0] in STAGES]
+    assert {name for name, _ in stages} == set(STAGES)
+    assert [table for name, table in stages if name == "tiles"] == ["one", "two"]
+
+
+def test_the_part_of_tests(run, capsys, tmp_path):
+    started, records = run("tests", dropout_0=(None, -11), window=("AssertionError: out is off", 0), pytest=(None, 1))
+    assert {name for name, _ in started} == {*steps.STEPS, "pytest"} - set(steps.PROFILES)
+    failures = {record.case: record for record in records if record.failure}
+    assert set(failures) == {"window", "gpu tests"}
+    text = capsys.readouterr().out
+    assert "FAILED window: AssertionError: out is off" in text
+    assert "==== window: exit 0: output\noutput of window\n" in (tmp_path / "device_tests.log").read_text()
+
+
+def test_a_step_that_ends_its_process_is_recorded(run):
+    records = run("tests", forward=(None, -11))[1]
+    [record] = [record for record in records if record.case == "forward"]
+    assert (record.failure, record.facts["output"]) == ("exit -11: output", "output of forward")
+
+
+@pytest.mark.parametrize("name", ESSENTIAL)
+def test_nothing_runs_without_the_essentials(run, name):
+    with pytest.raises(SystemExit, match=f"{name} failed, so nothing else runs: it has no CUDA part"):
+        run("memory", **{name.replace(" ", "_"): ("it has no CUDA part", 0)})
+
+
+def test_a_stage_that_crashes_is_continued(run):
+    started = run("memory", resize=(None, -11))[0]
+    assert [name for name, _ in started].count("resize") == command._ATTEMPTS
+    assert started[-1][0] == "diagnostics"
+
+
+# ---- steps
+
+
+def test_a_failing_step_has_its_traceback(monkeypatch):
+    def fail(device):
+        raise ValueError("a reason")
+
+    monkeypatch.setitem(steps.STEPS, "window", fail)
+    record = steps.run_step("window", steps.torch.device("cpu"))
+    assert record.failure == "ValueError: a reason"
+    assert "in fail" in record.facts["output"]
+
+
+def test_the_extension_is_built_where_it_has_no_cuda_part(monkeypatch):
+    found = iter([{"extension": {"cuda": None}}, {"extension": {"cuda": "13.0"}}])
+    built = []
+
+    def pretend(command, **options):
+        if command[1:] == ["setup.py", "build_ext", "--inplace"]:
+            built.append({name: options["env"][name] for name in ("SEQWARM_CUDA", "CUDAARCHS")})
+        return Namespace(stdout=json.dumps(next(found)) if "info" in command else "")
+
+    monkeypatch.setattr(steps.subprocess, "run", pretend)
+    monkeypatch.setattr(steps.torch.cuda, "get_device_capability", lambda device: (9, 0))
+    steps.extension(steps.torch.device("cuda"))
+    assert built == [{"SEQWARM_CUDA": "1", "CUDAARCHS": "90-real"}]
+    found = iter([{"extension": None, "extension_problem": "it does not load"}] * 2)
+    with pytest.raises(AssertionError, match="it does not load"):
+        steps.extension(steps.torch.device("cuda"))
+
+
+@pytest.mark.parametrize("name", ["forward", "length 129", "packed", "padding with NaN", "query_start"])
+def test_steps_pass_on_a_cpu(name):
+    assert steps.run_step(name, steps.torch.device("cpu")).failure is None
+
+
+# ---- predictions
+
+
+@pytest.mark.parametrize(
+    ("value", "outcome"),
+    [(None, "not yet measured"), (1.0, "held"), (2.0, "held"), (0.9, "too low"), (2.1, "too high")],
+)
+def test_a_prediction_holds_or_not(value, outcome):
+    prediction = Prediction("what", "arithmetic", 1.0, 2.0, "x", lambda records: value)
+    assert prediction.outcome(DeviceRecords([])) == outcome
+
+
+# ---- records of pytest
+
+_TESTS = """
+import os
+import time
+import pytest
+
+def test_passes(): pass
+def test_fails():
+    os.environ["SEQWARM_TESTS_END"] = "0"
+    assert 1 == 2
+@pytest.mark.skip(reason="no reason")
+def test_skipped(): pass
+def test_hangs(): time.sleep(100)
+def test_after(): pass
+"""
+
+
+def _written(files, text):
+    return any(text in file.read_text() for file in files)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [[], ["--numprocesses", "1"]], ids=["alone", "xdist"])
+def test_what_time_did_not_allow_is_recorded(tmp_path, options):
+    if options:
+        pytest.importorskip("xdist", reason="pytest-xdist is not installed")
+    (tmp_path / "test_some.py").write_text(_TESTS)
+    records = tmp_path / "device_tests.jsonl"
+    begin(records)
+    arguments = ["-p", "bench.gpu.pytest_records", "--rootdir", str(tmp_path), str(tmp_path), *options]
+    environment = pytest_records.environment(records, 1000) | {"PYTHONPATH": str(ROOT)}
+    program = Program([sys.executable, "-m", "pytest", *arguments], tmp_path / "log", tmp_path, **environment)
+    end = time.monotonic() + 60
+    while time.monotonic() < end and not _written(tmp_path.glob("*.traceback*"), "test_hangs"):
+        time.sleep(0.1)
+    program.wait_until(time.monotonic() + 1)
+    pytest_records.add_unfinished(records)
+    found = {record.case.partition("::")[2]: record for record in read_device_records(records)[1]}
+    assert found["test_passes"].failure is None
+    assert found["test_fails"].failure == "call: assert 1 == 2"
+    assert "def test_fails" in found["test_fails"].facts["traceback"]
+    assert found["test_skipped"].failure == "skipped: Skipped: no reason"
+    assert found["test_hangs"].failure.startswith("running when the time was over")
+    assert 'test_some.py", line 12 in test_hangs' in found["test_hangs"].facts["traceback"]
+    assert found["test_after"].failure == "not run: the time was over"
+    assert [path.name for path in tmp_path.glob("device_tests.*")] == ["device_tests.jsonl"]
+
+
+def test_tests_in_the_summary():
+    outcomes = (None, None, "skipped: no reason", "not run: the time was over", "call: assert 1 == 2")
+    records = [DeviceRecord(TESTS, f"test {i}", "test", "pytest", failure=why) for i, why in enumerate(outcomes)]
+    lines = list(summary(DeviceRecords([*records, steps.step_record("window", 1.0, "RuntimeError: no")])))
+    assert "tests: 2 passed, 1 skipped, 1 not run, 1 failed" in lines
+    assert "steps: 1 failed" in lines
+    assert "FAILED window: RuntimeError: no" in lines
+    assert "failed 1x, first tests test 4 test, pytest: call: assert 1 == 2" in lines
+
+
+# ---- the whole program on a CPU
+
+
+def dry_run(part, folder):
+    arguments = ["device", "--part", part, "--dry-run", "--out", str(folder)]
+    run = subprocess.run(
+        [sys.executable, "-m", "bench", *arguments], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert {path.name for path in folder.iterdir()} == {f"device_{part}.jsonl", f"device_{part}.log"}
+    return read_device_records(folder / f"device_{part}.jsonl")[1], run.stdout
+
+
+@pytest.mark.exhaustive
+def test_a_dry_run_of_the_tests(tmp_path):
+    records, text = dry_run("tests", tmp_path)
+    assert {record.case for record in records if record.stage == STEPS} == {
+        *(name for name in steps.STEPS if name not in steps.NEED_A_GPU),
+        "gpu tests",
+    }
+    assert {record.stage for record in records} == {STEPS, TESTS}
+    assert [record for record in records if record.failure is not None] == []
+    assert "tests: 1 passed" in text
+
+
+@pytest.mark.exhaustive  # FlexAttention compiles for a minute
+@pytest.mark.parametrize("part", [part for part in command.PARTS if part != "tests"])
+def test_a_dry_run_of_measurements(tmp_path, part):
+    records = dry_run(part, tmp_path)[0]
+    measured = {record.stage for record in records if record.failure is None} - {"copy", STEPS}
+    names = {"small": {"host", "packed"}, "resize": {"resize_batch"}, "tiles one": {"tiles"}, "tiles two": {"tiles"}}
+    assert measured == set().union(*(names.get(stage, {stage}) for stage in command.PARTS[part].stages))
