@@ -104,10 +104,31 @@ def test_nothing_runs_without_the_essentials(run, name):
         run("memory", **{name.replace(" ", "_"): ("it has no CUDA part", 0)})
 
 
+def test_killed_tests_have_not_passed(run):
+    [record] = [record for record in run("tests", pytest=(None, None))[1] if record.case == "gpu tests"]
+    assert record.failure == "exit None: output"
+
+
+def test_the_running_measurement_is_recorded(run, tmp_path):
+    key = ["resize_batch", "a case", "resize", "native", "a"]
+    (tmp_path / "device_memory.running").write_text(json.dumps(key))
+    [record] = [record for record in run("memory")[1] if record.stage != STEPS]
+    assert (list(record.key()), record.failure) == (key, "ended its process")
+    assert not (tmp_path / "device_memory.running").exists()
+
+
 def test_a_stage_that_crashes_is_continued(run):
     started = run("memory", resize=(None, -11))[0]
     assert [name for name, _ in started].count("resize") == command._ATTEMPTS
     assert started[-1][0] == "diagnostics"
+
+
+def test_processes_of_a_program_end_with_it(tmp_path):
+    child = f"import time, pathlib; time.sleep(1); pathlib.Path({str(tmp_path / 'late')!r}).touch()"
+    program = Program(["sh", "-c", f'{sys.executable} -c "{child}" &'], tmp_path / "log", tmp_path)
+    assert program.wait_until(time.monotonic() + 10).startswith("exit 0")
+    time.sleep(1.5)
+    assert not (tmp_path / "late").exists()
 
 
 # ---- steps

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -40,10 +41,17 @@ class Program:
         try:
             self.code = self._process.wait(max(0.0, moment - time.monotonic()))
         except subprocess.TimeoutExpired:
-            os.killpg(self._process.pid, signal.SIGKILL)
+            self._end_group()
             self._process.wait()
             return f"stopped when its time was over; last: {self._last_line()}"
+        self._end_group()
         return f"exit {self.code}: {self._last_line()}"
+
+    def _end_group(self) -> None:
+        """Ends the process and those that it has started, also if it ended before them."""
+        assert self._process is not None
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
 
     def _last_line(self) -> str:
         lines = [line for line in self._log.read_text(errors="replace").splitlines() if line.strip()]

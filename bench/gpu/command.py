@@ -23,7 +23,7 @@ import torch
 from ..common.processes import Program
 from ..common.records import RESULTS
 from . import pytest_records
-from .records import STEPS, append, begin, read_device_records, read_folder
+from .records import STEPS, Recorder, append, begin, read_device_records, read_folder
 from .steps import ESSENTIAL, FIRST, NEED_A_GPU, PROFILES, SANITIZERS, step_record
 from .summary import summary
 
@@ -46,6 +46,7 @@ _COMPARED = ("long", "segments", "lengths")  # stages whose peers take long to c
 _ATTEMPTS = 6  # processes for one stage
 _TOGETHER = 8  # steps at a time
 _STEP_SECONDS, _BUILD_SECONDS = 90.0, 240.0  # a process may take
+_START_SECONDS = 15.0  # until a process has imported torch; it then writes its own traceback when the time is over
 _TEST_WORKERS, _COMPILERS = 10, 6
 
 
@@ -65,6 +66,7 @@ def main(arguments: argparse.Namespace) -> None:
     try:
         run.everything()
     finally:
+        Recorder(run.records, 0.0)  # records the measurement that was running when the time was over
         print("\n".join(["", *summary(read_folder(folder)[1])]))
         print(f"{'dry run on a CPU: the figures are meaningless; ' if tiny else ''}records and logs: {folder}")
 
@@ -112,9 +114,9 @@ class Run:
             list(pool.map(lambda group: self._steps_in_a_process(group, seconds), groups))
 
     def _steps_in_a_process(self, names: list[str], seconds: float) -> None:
-        seconds = max(1.0, min(seconds, self.end - time.monotonic() - 10))
+        seconds = max(1.0, min(seconds, self.end - time.monotonic() - _START_SECONDS))
         command = [*PYTHON, "bench.gpu.steps", *names, "--out", str(self.records), "--seconds", f"{seconds:.0f}"]
-        outcome, text, _ = self._finish(names[0], command, time.monotonic() + seconds + 5)
+        outcome, text, _ = self._finish(names[0], command, time.monotonic() + seconds + _START_SECONDS)
         recorded = {record.case for record in read_device_records(self.records)[1] if record.stage == STEPS}
         for name in names:
             if name not in recorded:
@@ -133,7 +135,7 @@ class Run:
         start = time.monotonic()
         outcome, text, code = self._finish("pytest", command, end + 10, **environment)
         pytest_records.add_unfinished(self.records)
-        append(self.records, step_record("gpu tests", time.monotonic() - start, outcome if code else None, text))
+        append(self.records, step_record("gpu tests", time.monotonic() - start, None if code == 0 else outcome, text))
 
     # ---- measurements
 

@@ -23,6 +23,7 @@ from ..common.timing import Call, measure_device
 STEPS, TESTS = "steps", "tests"  #: stages without times
 DEVICE_LOST = 3  #: exit code of a process whose device no longer answers
 _LONGEST = 120.0  # seconds that a measurement may take, compilation included, before its process is killed
+_GRACE = 5.0  # seconds that a measurement may take beyond the time limit
 _CRASHED = "ended its process"
 
 
@@ -233,7 +234,7 @@ class Recorder:
         if key in self._recorded or self.out_of_time() or (stage, case, implementation) in self._crashing:
             return
         self._running.write_text(json.dumps(key))
-        faulthandler.dump_traceback_later(_LONGEST, exit=True)
+        faulthandler.dump_traceback_later(min(_LONGEST, self.seconds_left() + _GRACE), exit=True)
         try:
             call, figures = make()
             timing = measure_device(call)
