@@ -9,6 +9,7 @@ are given back first.
 
 from __future__ import annotations
 
+import bisect
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -35,9 +36,14 @@ class Block:
 
     size: int
     is_small: bool
+    address: int
     is_free: bool = True
     before: Block | None = None
     after: Block | None = None
+
+
+#: Size, address, block, sorted: addresses differ, so blocks are not compared.
+_Pool = list[tuple[int, int, Block]]
 
 
 @dataclass
@@ -49,17 +55,15 @@ class CachingAllocator:
     in_use: int = 0
     peak: int = 0  #: most bytes in use so far
     device_calls: int = 0  #: number of segments that the device was asked for or given back
-    _free: list[Block] = field(default_factory=list)
+    _free: tuple[_Pool, _Pool] = field(default_factory=lambda: ([], []))  #: large and small blocks
+    _next_address: int = 0
 
     def allocate(self, size: int) -> Block:
         size = _rounded(size, 512)
         is_small = size <= MIB
-        fitting = [block for block in self._free if block.is_small == is_small and block.size >= size]
-        block = min(fitting, key=lambda block: block.size, default=None)
-        if block is None:
-            block = self._new_segment(size, is_small)
-        else:
-            self._free.remove(block)
+        pool = self._free[is_small]
+        index = bisect.bisect_left(pool, (size,))
+        block = pool.pop(index)[2] if index < len(pool) else self._new_segment(size, is_small)
         rest = block.size - size
         if rest >= 512 if is_small else rest > MIB:
             self._split(block, size)
@@ -72,35 +76,45 @@ class CachingAllocator:
         self.in_use -= block.size
         block.is_free = True
         if block.after is not None and block.after.is_free:
-            self._free.remove(block.after)
+            self._take(block.after)
             self._merge(block, block.after)
         if block.before is not None and block.before.is_free:
-            self._free.remove(block.before)
+            self._take(block.before)
             block = self._merge(block.before, block)
-        self._free.append(block)
+        self._keep(block)
+
+    def release_unused(self) -> None:
+        """Give the segments without a block in use back to the device."""
+        for _, _, block in [*self._free[False], *self._free[True]]:
+            if block.before is None and block.after is None:
+                self._take(block)
+                self.reserved -= block.size
+                self.device_calls += 1
 
     def _new_segment(self, size: int, is_small: bool) -> Block:
         segment = 2 * MIB if is_small else 20 * MIB if size < 10 * MIB else _rounded(size, 2 * MIB)
         if self.reserved + segment > self.capacity:
-            self._release_unused()
+            self.release_unused()
         if self.reserved + segment > self.capacity:
             raise MemoryError(f"{segment} bytes do not fit: {self.reserved} of {self.capacity} bytes are in use")
         self.reserved += segment
         self.device_calls += 1
-        return Block(segment, is_small)
+        address, self._next_address = self._next_address, self._next_address + segment
+        return Block(segment, is_small, address)
 
-    def _release_unused(self) -> None:
-        for block in [block for block in self._free if block.before is None and block.after is None]:
-            self._free.remove(block)
-            self.reserved -= block.size
-            self.device_calls += 1
+    def _keep(self, block: Block) -> None:
+        bisect.insort(self._free[block.is_small], (block.size, block.address, block))
+
+    def _take(self, block: Block) -> None:
+        pool = self._free[block.is_small]
+        del pool[bisect.bisect_left(pool, (block.size, block.address))]
 
     def _split(self, block: Block, size: int) -> None:
-        rest = Block(block.size - size, block.is_small, before=block, after=block.after)
+        rest = Block(block.size - size, block.is_small, block.address + size, before=block, after=block.after)
         if block.after is not None:
             block.after.before = rest
         block.size, block.after = size, rest
-        self._free.append(rest)
+        self._keep(rest)
 
     def _merge(self, first: Block, second: Block) -> Block:
         first.size, first.after = first.size + second.size, second.after

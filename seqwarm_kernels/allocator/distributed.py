@@ -20,16 +20,20 @@ class Outcome(IntEnum):
 
 
 class RankConsensus:
-    """Exchanges values between the ranks that hold the same model. Does nothing for a model on one process."""
+    """Exchanges values between the ranks of a process group. Does nothing without a group."""
 
-    def __init__(self, model: nn.Module, device: torch.device) -> None:
-        self.group = _process_group(model)
-        on_device = self.group is not None and torch.distributed.get_backend(self.group) == "nccl"
+    def __init__(self, group: Any, device: torch.device) -> None:
+        self.group = group
+        on_device = group is not None and torch.distributed.get_backend(group) == "nccl"
         self.device = device if on_device else torch.device("cpu")
 
     def worst_outcome(self, own: Outcome) -> Outcome:
         """Return the worst outcome of all ranks. Every rank must make the same number of calls."""
         return Outcome(self.largest(int(own)))
+
+    def smallest(self, own: int) -> int:
+        """Return the smallest number of all ranks. Every rank must make the same number of calls."""
+        return -self.largest(-own)
 
     def largest(self, own: int) -> int:
         """Return the largest number of all ranks. Every rank must make the same number of calls."""
@@ -40,14 +44,22 @@ class RankConsensus:
         return int(number.item())
 
 
-def _process_group(model: nn.Module) -> Any:
-    """Return the process group of the ranks that hold the same model, or None."""
-    if not _is_initialized():
-        return None
-    wrapper = _find_wrapper(model)
-    if wrapper is not None:
-        return wrapper.process_group
-    return torch.distributed.group.WORLD if _sharded_modules(model) else None
+@contextmanager
+def rank_consensus(model: nn.Module, device: torch.device) -> Iterator[RankConsensus]:
+    """Yield the consensus of the ranks that hold the same model.
+
+    A rank that leaves a pass of fully_shard early leaves the others in a collective of the model's group. So the ranks
+    agree in a group of their own, in host memory.
+    """
+    if is_sharded(model):
+        group = torch.distributed.new_group(backend="gloo")
+        try:
+            yield RankConsensus(group, device)
+        finally:
+            torch.distributed.destroy_process_group(group)
+    else:
+        wrapper = _find_wrapper(model) if _is_initialized() else None
+        yield RankConsensus(None if wrapper is None else wrapper.process_group, device)
 
 
 def _is_initialized() -> bool:
@@ -66,6 +78,10 @@ def _sharded_modules(model: nn.Module) -> list[Any]:
     from torch.distributed.fsdp import FSDPModule
 
     return [module for module in model.modules() if isinstance(module, FSDPModule)]
+
+
+def is_sharded(model: nn.Module) -> bool:
+    return bool(_sharded_modules(model))
 
 
 def reshard(model: nn.Module) -> None:

@@ -4,9 +4,23 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 
 import torch
+
+_MEBIBYTE = 2**20
+_MEMINFO = Path("/proc/meminfo")
+#: In errors of torch's CPU allocator, the CUDA runtime, Triton's launcher, libraries and NCCL.
+_OUT_OF_MEMORY = (
+    "can't allocate memory",
+    "CUDA error: out of memory",
+    "Triton Error [CUDA]: out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+    "Cuda failure 2 'out of memory'",
+)
 
 
 class DeviceMemory:
@@ -36,6 +50,25 @@ class DeviceMemory:
     def free(self) -> tuple[int, int]:
         """Return the free memory and the total memory of the device."""
         return torch.cuda.mem_get_info(self.device)
+
+    @contextmanager
+    def limited_to(self, size: int) -> Iterator[None]:
+        """Let the allocator be out of memory in the block as soon as it would reserve more than `size` bytes."""
+        before = torch.cuda.get_per_process_memory_fraction(self.device)
+        fraction = max(0, size) / self.free()[1]
+        torch.cuda.set_per_process_memory_fraction(min(before, fraction), self.device)
+        try:
+            yield
+        finally:
+            torch.cuda.set_per_process_memory_fraction(before, self.device)
+
+    def reserve_spare(self) -> None:
+        """Reserve another segment for tensors of at most 1 MiB."""
+        before, tensors = self.allocations(), []
+        for _ in range(torch.cuda.memory_reserved(self.device) // _MEBIBYTE + 1):  # the free blocks are taken first
+            tensors.append(torch.empty(_MEBIBYTE, dtype=torch.uint8, device=self.device))
+            if self.allocations() != before:
+                return
 
     def release(self) -> None:
         """Return unused memory to the device."""
@@ -71,11 +104,19 @@ class HostMemory:
         return None
 
     def free(self) -> tuple[int, int]:
-        """Return the free memory and the total memory of the host, or zeros if the system does not report them."""
-        if "SC_AVPHYS_PAGES" not in getattr(os, "sysconf_names", ()):  # not Linux
+        """Return the memory that is available and the total memory, or zeros if the system does not report them."""
+        if not _MEMINFO.exists():  # not Linux
             return 0, 0
-        page = os.sysconf("SC_PAGE_SIZE")
-        return os.sysconf("SC_AVPHYS_PAGES") * page, os.sysconf("SC_PHYS_PAGES") * page
+        entries = dict(line.split(":") for line in _MEMINFO.read_text().splitlines())
+        available, total = (int(entries[name].removesuffix("kB")) * 1024 for name in ("MemAvailable", "MemTotal"))
+        return available, total
+
+    def limited_to(self, size: int) -> AbstractContextManager[None]:
+        """No-op: torch does not limit host memory."""
+        return nullcontext()
+
+    def reserve_spare(self) -> None:
+        """No-op: malloc does not keep tensors of this size apart."""
 
     def release(self) -> None:
         """No-op: malloc decides when it returns memory to the system."""
@@ -93,7 +134,7 @@ def memory_of(device: torch.device) -> Memory:
 
 def is_out_of_memory(error: Exception) -> bool:
     return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or (
-        isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+        isinstance(error, RuntimeError) and any(message in str(error) for message in _OUT_OF_MEMORY)
     )
 
 

@@ -56,6 +56,7 @@ class AllocatorReport:
     peak_bytes: int  #: the most in use at any time; on the CPU of the whole process, since it started
     reserved_bytes: int | None  #: reserved by the allocator at the end; None on the CPU
     device_allocations: int | None  #: number of segments requested from the device; None on the CPU
+    last_allocations: int | None  #: of these in the last rehearsal: 0 if training needs none; None on the CPU
     compiled: tuple[str, ...]  #: Triton kernels and torch.compile graphs, in order
     memory: tuple[LengthMemory, ...]  #: one entry for each of `lengths`
     out_of_memory: OutOfMemory | None  #: None if the requested batch size fits

@@ -35,7 +35,7 @@ def restore_afterwards(
         stack.callback(_Gradients(parameters).restore)
         stack.callback(_Modules(model).restore)
         stack.callback(_Values([*parameters, *model.buffers()]).restore)
-        for each in _optimizers(optimizer):
+        for each in optimizers_in(optimizer):
             stack.callback(_OptimizerState(each).restore)
         if grad_scaler is not None:
             stack.callback(_Entries(vars(grad_scaler)).restore)
@@ -50,14 +50,14 @@ def _parameters(model: nn.Module, optimizer: Optimizer | None) -> list[Tensor]:
     return list({id(tensor): tensor for tensor in tensors}.values())
 
 
-def _optimizers(optimizer: Optimizer | None) -> Iterator[Optimizer]:
+def optimizers_in(optimizer: Optimizer | None) -> Iterator[Optimizer]:
     """Yield the optimizer, and one inside with a state of its own, as in ZeroRedundancyOptimizer."""
     if optimizer is None:
         return
     yield optimizer
     inner = getattr(optimizer, "optim", None)
     if isinstance(inner, Optimizer):
-        yield from _optimizers(inner)
+        yield from optimizers_in(inner)
 
 
 class _Values:

@@ -1,4 +1,4 @@
-"""One training pass, with the same options as the training to come."""
+"""Training passes with the same options as the training to come."""
 
 from __future__ import annotations
 
@@ -15,13 +15,17 @@ from torch.utils._pytree import tree_leaves
 
 from ..utils.modules import ExampleBatch, call_model
 from .distributed import end_iteration
+from .snapshot import optimizers_in
 
 LossFunction = Callable[[Any, Any], Tensor]
 
 
-@dataclass(frozen=True)
+@dataclass
 class TrainingPass:
-    """Forward, loss, backward, and the optimizer step."""
+    """Forward, loss, backward, and the optimizer step.
+
+    The last output and loss are kept until the next forward has replaced them, as in a loop with variables for both.
+    """
 
     model: nn.Module
     device: torch.device
@@ -31,17 +35,21 @@ class TrainingPass:
     grad_scaler: GradScaler | None
     max_grad_norm: float | None
     accumulation_steps: int
+    _output: Any = None
+    _loss: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        self._states = [(each, set(each.state)) for each in optimizers_in(self.optimizer)]
 
     def forward_backward(self, batch: ExampleBatch) -> None:
         """Compute gradients. With accumulation, run twice: gradients exist in every pass after the first."""
         self.model.zero_grad(set_to_none=True)
         for _ in range(min(self.accumulation_steps, 2)):
             with self._autocast():
-                output = call_model(self.model, batch)
-                loss = _default_loss(output) if self.loss_fn is None else self.loss_fn(output, batch)
-            if loss.requires_grad:  # False if the whole model is frozen
-                (loss if self.grad_scaler is None else self.grad_scaler.scale(loss)).backward()
-            del output, loss
+                self._output = call_model(self.model, batch)
+                self._loss = _default_loss(self._output) if self.loss_fn is None else self.loss_fn(self._output, batch)
+            if self._loss.requires_grad:  # False if the whole model is frozen
+                (self._loss if self.grad_scaler is None else self.grad_scaler.scale(self._loss)).backward()
 
     def step(self) -> None:
         """Run the optimizer step, also if gradients overflow. `GradScaler.step` would skip the step then."""
@@ -56,10 +64,18 @@ class TrainingPass:
         if self.grad_scaler is not None:
             self.grad_scaler.update()
 
+    def forget(self) -> None:
+        """Free the last output, the gradients, and the optimizer state that the passes have made."""
+        self._output = self._loss = None
+        self.model.zero_grad(set_to_none=True)
+        for optimizer, known in self._states:
+            for parameter in optimizer.state.keys() - known:
+                del optimizer.state[parameter]
+
     def discard(self) -> None:
         """Free everything that an interrupted pass has left behind."""
         end_iteration(self.model)
-        self.model.zero_grad(set_to_none=True)
+        self.forget()
 
     def _autocast(self) -> AbstractContextManager[Any]:
         if self.autocast_dtype is None:

@@ -6,6 +6,7 @@ import gc
 import inspect
 import time
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any, Literal
@@ -22,7 +23,7 @@ from ..schedule.scheduler import SequenceLengthScheduler
 from ..utils.checks import check_bool, check_int, check_real
 from ..utils.modules import ExampleBatch, as_mapping, is_compiled
 from .compilation import compilations
-from .distributed import Outcome, RankConsensus, without_gradient_exchange
+from .distributed import Outcome, RankConsensus, is_sharded, rank_consensus, without_gradient_exchange
 from .example_batch import TrainingBatches
 from .memory import Memory, fragmentation_advice, is_out_of_memory, memory_of
 from .report import AllocatorReport, LengthMemory, OutOfMemory
@@ -31,6 +32,10 @@ from .training_pass import LossFunction, TrainingPass
 
 #: Largest number of rows that batch_size="auto" tries.
 _MOST_ROWS = 2**16
+#: What batch_size="auto" leaves free, the larger of both.
+_LEFT_BYTES, _LEFT_SHARE = 2**30, 0.03
+#: Where memory is short, every rehearsal allocates, because blocks are given back to the device in between.
+_MOST_REHEARSALS = 5
 #: Parameters of `resize_batch` that are no options of a warmup, which passes the batch and takes back the batch alone.
 _NOT_RESIZE_OPTIONS = {"batch", "seq_len", "return_info"}
 
@@ -55,20 +60,39 @@ def warmup_allocator(
     """Train once at `max_len`, so that memory is allocated and kernels are compiled, then restore everything.
 
     PyTorch's caching allocator handles growing sequences badly: each new length needs larger blocks than any shorter
-    length has left behind. After a training pass at the longest length, shorter sequences fit into the reserved blocks.
+    length has left behind. After training passes at the longest length, and with `scheduler` at every other length,
+    sequences fit into the reserved blocks.
+
+    The passes are those of this loop::
+
+        for batch in batches:
+            output = model(**scheduler.resize(batch))  # the last output lives until here
+            loss = loss_fn(output, batch)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    With `scheduler` and the options of the training, this loop and loops that keep less ask the device for no memory
+    afterwards, at any of the lengths, in any order, if `last_allocations` of the report is 0. It is not if the device
+    is nearly full. Reserved memory is at most 5 % or 50 MiB, whichever is more, beyond what this loop reserves at
+    `max_len` alone. A loop that frees the output before backward would reserve less, by up to two outputs.
 
     Afterwards parameters, buffers, gradients (None stays None), random streams, train/eval flags, the optimizer, the
     scaler and the scheduler are bit for bit as before, also after an exception. Copies are kept in host memory during
     the call. Hooks of the model and the optimizer run: a counter in your hook counts these passes, too.
 
     Under DistributedDataParallel gradients are not exchanged; under fully_shard they are. Every rank must call this
-    function. If one rank is out of memory or fails, all ranks stop.
+    function. Under DistributedDataParallel all ranks stop if one is out of memory or fails. Under fully_shard ranks
+    wait for each other inside a pass. On a GPU the allocators of all ranks get the same limit during the call, the
+    room of the fullest device, so that ranks with shards of one size are out of memory at the same allocation. If a
+    rank fails alone, the others wait until the timeout of their process group. Then every rank raises an error, or
+    NCCL's watchdog ends its process.
 
     Args:
         model: Any module. It runs in train mode.
         max_len: Longest sequence of the training to come.
         batch_size: Rows of a batch. Default: the rows of `example_batch`, or 1 without one. "auto": the largest number
-            of rows that fits.
+            of rows that fits and leaves 3 % of the device's memory free, at least 1 GiB.
         example_batch: Input of the model: a mapping, whose entries are passed to the parameters of `forward` by name,
             or a tensor, or a tuple of tensors. Entries without such a parameter are for `loss_fn`. Its tokens are
             repeated to `max_len`, and its masks are set to ones. Without it, inputs are made for Hugging Face models
@@ -81,8 +105,8 @@ def warmup_allocator(
         max_grad_norm: Clip gradients by this positive norm before a step, as in training.
         accumulation_steps: Batches whose gradients are accumulated for one step. From the second batch on, gradients
             exist during forward.
-        scheduler: Also run a pass at every length of this schedule: small tensors come from another pool of the
-            allocator, and kernels are compiled for these lengths.
+        scheduler: Also train at every length of this schedule, shortest first and without the optimizer state of
+            earlier passes, until nothing new is allocated, five times at most. Kernels are compiled for these lengths.
         resize_options: Keyword arguments of `resize_batch`, as in training: mode, remainder, keys, ... Not return_info.
         find_batch_size: If `batch_size` does not fit, find the largest that does, by bisection.
         raise_out_of_memory: Raise an error if the requested batch size does not fit. By default only the report says
@@ -113,16 +137,15 @@ def warmup_allocator(
         raise ValueError(f"batch_size='auto' needs a device that reports when it is out of memory, got {device}")
     with (
         compilations() as compiled,
+        rank_consensus(model, device) as consensus,
+        _limited(memory, consensus, is_sharded(model), batch_size == "auto"),
         restore_afterwards(model, optimizer, grad_scaler),
         without_gradient_exchange(model),
         torch.enable_grad(),
     ):
         if not model.training:
             model.train()
-        consensus = RankConsensus(model, device)
-        lengths = _lengths(max_len, scheduler)
-        if len(lengths) == 1 and max_len > 3 and is_compiled(model):
-            lengths.append(max_len // 2)  # torch.compile makes the length dynamic at the second length
+        lengths = _lengths(max_len, scheduler, model)
         warmup = _Warmup(
             TrainingPass(
                 model=model,
@@ -139,11 +162,10 @@ def warmup_allocator(
             consensus,
         )
         rows, problem = warmup.choose_batch_size(batch_size, find_batch_size)
-        entries: list[LengthMemory] = []
         if rows > 0 and (problem is None or batch_size == "auto"):
-            entries, problem = warmup.run_lengths(rows, lengths)
+            problem = warmup.rehearse(rows, lengths)
     memory.synchronize()
-    allocations = memory.allocations()
+    entries, allocations = list(warmup.measured.values()), memory.allocations()
     report = AllocatorReport(
         device=str(device),
         batch_size=rows,
@@ -152,6 +174,7 @@ def warmup_allocator(
         peak_bytes=max([memory.peak(), *(entry.peak_bytes for entry in entries)]),
         reserved_bytes=memory.reserved(),
         device_allocations=None if allocations is None else allocations - (allocations_before or 0),
+        last_allocations=warmup.last_allocations,
         compiled=tuple(compiled),
         memory=tuple(entries),
         out_of_memory=problem,
@@ -229,10 +252,30 @@ def _device_of(model: nn.Module) -> torch.device:
     return torch.device("cpu") if tensor is None else tensor.device
 
 
-def _lengths(max_len: int, scheduler: SequenceLengthScheduler | None) -> list[int]:
-    """Return max_len and the lengths of the schedule, from long to short."""
-    lengths = set() if scheduler is None else {milestone.seq_length for milestone in scheduler.milestones()}
-    return [max_len, *sorted(lengths - {max_len}, reverse=True)]
+def _lengths(max_len: int, scheduler: SequenceLengthScheduler | None, model: nn.Module) -> list[int]:
+    """Return the lengths to rehearse, from short to long: max_len and those of the schedule, or none without one."""
+    if scheduler is not None:
+        return sorted({max_len, *(milestone.seq_length for milestone in scheduler.milestones())})
+    if max_len > 3 and is_compiled(model):
+        return [max_len // 2, max_len]  # torch.compile makes the length dynamic at the second length
+    return []
+
+
+def _limited(memory: Memory, consensus: RankConsensus, sharded: bool, auto: bool) -> AbstractContextManager[None]:
+    """Return the context of a limit of memory, if it is needed.
+
+    The ranks of fully_shard are out of memory at the same allocation, so that none waits for another in a collective.
+    A batch size that is found leaves memory to communication, kernels that are loaded later, and other libraries.
+    """
+    reserved = memory.reserved()
+    if reserved is None or not (sharded or auto):
+        return nullcontext()
+    if sharded:
+        memory.release()  # unused memory in pieces differs between ranks
+        reserved = memory.reserved() or 0
+    allocated, (free, total) = memory.allocated(), memory.free()
+    room = free + reserved - allocated - (max(_LEFT_BYTES, int(_LEFT_SHARE * total)) if auto else 0)
+    return memory.limited_to(allocated + (consensus.smallest(room) if sharded else room))
 
 
 @dataclass
@@ -243,7 +286,8 @@ class _Warmup:
     batches: TrainingBatches
     memory: Memory
     consensus: RankConsensus
-    full_length: dict[int, LengthMemory] = field(default_factory=dict)  #: by rows: the last attempt, if it fits
+    measured: dict[int, LengthMemory] = field(default_factory=dict)  #: by length, of the last batch size that fits
+    last_allocations: int | None = None  #: of the last rehearsal
 
     def choose_batch_size(self, batch_size: int | Literal["auto"] | None, find: bool) -> tuple[int, OutOfMemory | None]:
         """Return the rows to continue with, and a description if the requested rows do not fit."""
@@ -255,22 +299,26 @@ class _Warmup:
             return rows, problem
         return rows, replace(problem, largest_batch_size=self._bisect(0, rows))
 
-    def run_lengths(self, rows: int, lengths: list[int]) -> tuple[list[LengthMemory], OutOfMemory | None]:
-        """Run a pass at each length, up to the first length that does not fit."""
-        entries: list[LengthMemory] = []
-        for length in tqdm(lengths, desc="warmup_allocator", unit="length", disable=None, leave=False):
-            if length == self.batches.max_len and rows in self.full_length:
-                entries.append(self.full_length[rows])
-                continue
-
-            def work(length: int = length) -> None:
-                self.training_pass.forward_backward(self.batches.make(rows, length))
-
-            problem = self._attempt(work, rows, length)
+    def rehearse(self, rows: int, lengths: list[int]) -> OutOfMemory | None:
+        """Train at each length as training will, until that allocates nothing. Return the first that does not fit."""
+        if not self.measured:  # the last attempt of a search did not fit, and its memory was released
+            problem = self._try_rows(rows)
             if problem is not None:
-                return entries, problem
-            entries.append(self._measured(length))
-        return entries, None
+                return problem
+        for _ in range(_MOST_REHEARSALS if lengths else 0):
+            before = self.memory.allocations()
+            self.training_pass.forget()
+            for length in tqdm(lengths, desc="warmup_allocator", unit="length", disable=None, leave=False):
+                problem = self._try_length(rows, length, passes=1)
+                if problem is not None:
+                    return problem
+            after = self.memory.allocations()
+            self.last_allocations = None if before is None or after is None else after - before
+            if self.consensus.largest(self.last_allocations or 0) == 0:
+                break
+        self.training_pass.forget()
+        # Loops differ in the small tensors that they keep: batches, losses, metrics.
+        return self._attempt(self.memory.reserve_spare, rows, self.batches.max_len) if lengths else None
 
     def _largest_batch_size(self) -> tuple[int, OutOfMemory | None]:
         fits, rows = 0, 1
@@ -293,22 +341,19 @@ class _Warmup:
 
     def _try_rows(self, rows: int) -> OutOfMemory | None:
         """Train at max_len: once without optimizer state, and once with it."""
-        length = self.batches.max_len
+        self.measured.clear()
+        return self._try_length(rows, self.batches.max_len, passes=1 if self.training_pass.optimizer is None else 2)
 
+    def _try_length(self, rows: int, length: int, passes: int) -> OutOfMemory | None:
         def work() -> None:
-            batch = self.batches.make(rows, length)
-            for _ in range(1 if self.training_pass.optimizer is None else 2):
-                self.training_pass.forward_backward(batch)
+            for _ in range(passes):
+                self.training_pass.forward_backward(self.batches.make(rows, length))
                 self.training_pass.step()
 
-        self.full_length.clear()
         problem = self._attempt(work, rows, length)
         if problem is None:
-            self.full_length[rows] = self._measured(length)
+            self.measured[length] = LengthMemory(length, self.memory.peak(), self.memory.reserved())
         return problem
-
-    def _measured(self, length: int) -> LengthMemory:
-        return LengthMemory(length, self.memory.peak(), self.memory.reserved())
 
     def _attempt(self, work: Callable[[], None], rows: int, length: int) -> OutOfMemory | None:
         """Return a description if any rank is out of memory. Any other error is raised, on every rank."""
@@ -328,7 +373,8 @@ class _Warmup:
         if failure is not None:
             raise failure
         if worst == Outcome.FAILED:
-            raise RuntimeError("warmup_allocator failed on another rank")
+            own_problem = "" if problem is None else f"; here {problem}"
+            raise RuntimeError(f"warmup_allocator failed on another rank{own_problem}")
         if worst == Outcome.FITS:
             return None
         self.training_pass.discard()

@@ -1,6 +1,7 @@
 """One of two ranks that call warmup_allocator together."""
 
 import faulthandler
+from datetime import timedelta
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from seqwarm_kernels import SequenceLengthScheduler, warmup_allocator
 
 from ..support.ranks import join_group, leave_group
-from .test_zoo import MAX_LEN, WIDTH, WORDS, Body, ChannelNorm
+from .test_zoo import MAX_LEN, WIDTH, WORDS, Body, ChannelNorm, fails_at
 from .traces import assert_same, everything, identities
 
 
@@ -73,7 +74,7 @@ def state_is_restored(kind):
                 model, MAX_LEN, batch_size=3, loss_fn=loss_of, optimizer=optimizer, scheduler=scheduler,
                 accumulation_steps=2,
             )  # fmt: skip
-            assert report.lengths == (16, 12, 8, 4)
+            assert report.lengths == (16, 4, 8, 12)
             assert_same(before, everything(model, optimizer))
             assert before_ids == identities(model, optimizer)
             assert flags == (
@@ -128,10 +129,8 @@ def ranks_with_different_batch_sizes(kind):
     assert warmup_allocator(model, MAX_LEN, example_batch=own, loss_fn=loss_of).batch_size == 4
 
 
-def one_rank_fails(kind):
-    if kind == "fsdp":  # a rank that leaves a pass always blocks the others
-        return
-    model, inner = wrapped(kind)
+def one_rank_fails():
+    model, inner = wrapped("ddp")
     rank = torch.distributed.get_rank()
     if rank == 1:
         inner.raises = {"rows": 1, "error": KeyError("a bug")}
@@ -141,14 +140,30 @@ def one_rank_fails(kind):
     train(model, torch.optim.SGD(model.parameters(), lr=0.1), 2)
 
 
+def one_rank_fails_inside_fully_shard(rank, port, where, error, message):
+    """The other rank waits in a collective until the timeout of its process group. Both raise an error."""
+    faulthandler.dump_traceback_later(60, exit=True)
+    join_group(rank, port, timeout=timedelta(seconds=4))
+    model, _ = wrapped("fsdp")
+    optimizer = torch.optim.AdamW(model.parameters())
+    if rank == 1:
+        fails_at(model, optimizer, where, error)
+    before = everything(model, optimizer)
+    with pytest.raises(Exception, match=message if rank == 1 else "(?i)timed out") as raised:
+        warmup_allocator(model, MAX_LEN, loss_fn=loss_of, optimizer=optimizer)
+    assert isinstance(raised.value, type(error) if isinstance(error, KeyError) and rank == 1 else RuntimeError)
+    assert_same(before, everything(model, optimizer))
+    torch.distributed.destroy_process_group()
+
+
 def everything_on_a_rank(rank, port, kind):
     faulthandler.dump_traceback_later(120, exit=True)  # shows where ranks wait for each other
     join_group(rank, port)
     state_is_restored(kind)
     inner_optimizer_is_restored()
     one_rank_out_of_memory(kind)
-    one_rank_fails(kind)
     ranks_with_different_batch_sizes(kind)
     if kind == "ddp":
+        one_rank_fails()
         compiled_around_the_wrapper()
     leave_group()

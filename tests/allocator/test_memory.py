@@ -1,13 +1,15 @@
 """warmup_allocator on a fake device that runs out of memory, and on the host."""
 
 import json
+from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 
 from seqwarm_kernels import SequenceLengthScheduler, warmup_allocator
-from seqwarm_kernels.allocator import warmup
+from seqwarm_kernels.allocator import memory, warmup
 from seqwarm_kernels.allocator.memory import HostMemory
 from tests.allocator.traces import assert_same, everything
 
@@ -19,17 +21,17 @@ MEBIBYTE = 2**20
 class FakeDevice:
     """Counters of a caching allocator. A token takes 1 MiB during a pass; the device has 100 MiB."""
 
-    total, per_token = 100 * MEBIBYTE, MEBIBYTE
-
-    def __init__(self, fragmented=0):
+    def __init__(self, fragmented=0, total=100 * MEBIBYTE, per_token=MEBIBYTE):
         self.calls = []
+        self.total = self.limit = total
+        self.per_token = per_token
         self.owned = self.most = 0
         self.fragmented = fragmented
         self.segments = 0
 
     def take(self, tokens):
         self.most = max(self.most, tokens * self.per_token)
-        if self.most > self.total:
+        if self.most > self.limit:
             raise torch.OutOfMemoryError(f"CUDA out of memory. Tried to allocate {tokens} MiB.\nGPU 0 has ...")
         if self.most > self.owned:
             self.segments += 1
@@ -53,6 +55,15 @@ class FakeDevice:
 
     def free(self):
         return self.total - self.owned, self.total
+
+    @contextmanager
+    def limited_to(self, size):
+        self.limit = size
+        yield
+        self.limit = self.total
+
+    def reserve_spare(self):
+        self.calls.append("reserve_spare")
 
     def release(self):
         self.calls.append("release")
@@ -86,15 +97,35 @@ def device(monkeypatch):
 def test_memory_at_each_length_and_no_new_segment_after_the_first(device):
     scheduler = SequenceLengthScheduler(4, 16, duration=10, step_size=4)
     report = warmup_allocator(Model(device), 16, batch_size=5, scheduler=scheduler)
-    assert report.lengths == (16, 12, 8, 4)
+    assert report.lengths == (16, 4, 8, 12)
     assert [entry.peak_bytes for entry in report.memory] == [length * 5 * MEBIBYTE for length in report.lengths]
     assert [entry.reserved_bytes for entry in report.memory] == [80 * MEBIBYTE] * 4
     assert report.device_allocations == 1
     assert report.peak_bytes == report.reserved_bytes == 80 * MEBIBYTE
     assert "release" not in device.calls
     assert device.calls[-1] == "synchronize"
+    assert report.last_allocations == 0
     assert "80 MiB" in str(report)
-    assert json.loads(report.to_json())["memory"][1]["length"] == 12
+    assert json.loads(report.to_json())["memory"][1]["length"] == 4
+
+
+@pytest.mark.parametrize(("allocating", "rehearsals", "last"), [(0, 1, 0), (1, 2, 0), (3, 4, 0), (100, 5, 4)])
+def test_lengths_are_rehearsed_until_nothing_is_allocated(device, allocating, rehearsals, last):
+    model = Model(device)
+    device.take = lambda tokens: setattr(
+        device, "segments", device.segments + (len(model.shapes) <= 1 + 4 * allocating)
+    )
+    report = warmup_allocator(model, 16, scheduler=SequenceLengthScheduler(4, 16, duration=10, step_size=4))
+    assert [length for _, length in model.shapes] == [16, *([4, 8, 12, 16] * rehearsals)]
+    assert report.last_allocations == last
+    assert device.calls.count("reserve_spare") == 1
+    assert report.lengths == (16, 4, 8, 12)
+
+
+def test_without_a_schedule_nothing_is_rehearsed(device):
+    report = warmup_allocator(Model(device), 16)
+    assert report.last_allocations is None
+    assert "reserve_spare" not in device.calls
 
 
 def test_out_of_memory_is_reported(device):
@@ -130,20 +161,30 @@ def test_the_largest_batch_size_is_found(device, max_len, largest):
     assert words in str(report)
 
 
+#: Both leave 100 tokens: of a large device 3 % stay free, and 1 GiB of a small one.
+LARGE = {"total": 104 * 2**30, "per_token": 2**30}
+SMALL = {"total": 2**30 + 100 * MEBIBYTE}
+
+
+@pytest.mark.parametrize("size", [LARGE, SMALL])
 @pytest.mark.parametrize(("max_len", "largest"), [(20, 5), (7, 14), (100, 1)])
-def test_auto_takes_the_largest(device, max_len, largest):
+def test_auto_takes_the_largest(monkeypatch, size, max_len, largest):
+    device = FakeDevice(**size)
+    monkeypatch.setattr(warmup, "memory_of", lambda _: device)
     model = Model(device)
     scheduler = SequenceLengthScheduler(4, max_len, duration=10, step_size=4)
     report = warmup_allocator(model, max_len, batch_size="auto", scheduler=scheduler)
     assert report.batch_size == largest
     assert report.lengths[0] == max_len
-    assert report.lengths[-1] == 4
+    assert report.lengths[1] == 4
     assert report.out_of_memory is None
-    assert device.owned == largest * max_len * MEBIBYTE, "the memory of the chosen batch size is not reserved"
+    assert device.limit == device.total
+    assert device.owned == largest * max_len * device.per_token, "the memory of the chosen batch size is not reserved"
     assert len(model.shapes) < 30
 
 
 def test_auto_when_nothing_fits(device):
+    """The device is smaller than what stays free."""
     report = warmup_allocator(Model(device), 101, batch_size="auto")
     assert report.batch_size == 0
     assert report.lengths == ()
@@ -179,13 +220,63 @@ def test_advice_for_fragmented_memory(monkeypatch, settings):
     assert advice is None or "30 MiB are reserved by the allocator but fragmented" in advice
 
 
-def test_out_of_memory_on_the_host_is_recognized():
+@pytest.mark.parametrize(
+    "message",
+    [
+        "[enforce fail at alloc_cpu.cpp:118] DefaultCPUAllocator: can't allocate memory: you tried",
+        "CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported",
+        "Triton Error [CUDA]: out of memory",
+        "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+        "cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
+        "ncclUnhandledCudaError: Call to CUDA function failed.\nLast error:\nCuda failure 2 'out of memory'",
+    ],
+)
+def test_out_of_memory_is_recognized(message):
     def fails(self, input_ids):
-        raise RuntimeError("[enforce fail at alloc_cpu.cpp:118] DefaultCPUAllocator: can't allocate memory: you tried")
+        raise RuntimeError(message)
 
     model = Model(FakeDevice())
     model.forward = fails.__get__(model)
-    assert warmup_allocator(model, 8).out_of_memory is not None
+    assert warmup_allocator(model, 8).out_of_memory.message == message.partition("\n")[0]
+
+
+def test_available_memory_of_the_host(monkeypatch, tmp_path):
+    meminfo = tmp_path / "meminfo"
+    meminfo.write_text("MemTotal:       24631916 kB\nMemFree: 1024 kB\nMemAvailable:  2048 kB\nHugePages_Total: 0\n")
+    monkeypatch.setattr(memory, "_MEMINFO", meminfo)
+    assert HostMemory().free() == (2048 * 1024, 24631916 * 1024)
+    monkeypatch.setattr(memory, "_MEMINFO", tmp_path / "missing")
+    assert HostMemory().free() == (0, 0)
+
+
+def test_a_limit_of_the_allocator_is_lifted_at_the_end(monkeypatch):
+    fractions = [1.0]
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (30, 200))
+    monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda device: fractions[-1])
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda share, device: fractions.append(share))
+    device = memory.DeviceMemory(torch.device("cuda"))
+    with pytest.raises(KeyError), device.limited_to(50):
+        raise KeyError
+    with device.limited_to(100), device.limited_to(400):
+        pass
+    assert fractions == [1.0, 0.25, 1.0, 0.5, 0.5, 0.5, 1.0]
+
+
+def test_ranks_of_fully_shard_have_the_same_room(monkeypatch):
+    """The smallest room of all ranks beyond what each has allocated. Unused memory in pieces is released first."""
+    device = FakeDevice(fragmented=30)
+    monkeypatch.setattr(device, "allocated", lambda: 7)
+    asked = []
+    consensus = SimpleNamespace(smallest=lambda room: asked.append(room) or room - 10)
+    with warmup._limited(device, consensus, sharded=True, auto=False):
+        assert device.limit == device.total + 30 - 10
+    assert asked == [device.total + 30 - 7]
+    assert device.calls == ["release"]
+    for options in ({"sharded": False, "auto": False}, {"sharded": False, "auto": True}):
+        with warmup._limited(device, None, **options):
+            assert (device.limit == device.total) == (not options["auto"])
+    with warmup._limited(HostMemory(), None, sharded=True, auto=False):
+        pass
 
 
 def test_other_errors_are_not_taken_for_out_of_memory(device):

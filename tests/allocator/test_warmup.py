@@ -1,6 +1,7 @@
 """warmup_allocator restores all state bit for bit, also if the model or the optimizer fails."""
 
 import random
+import weakref
 
 import numpy
 import pytest
@@ -53,7 +54,7 @@ def test_state_is_restored(name, has_state):
     assert before_ids == identities(model, optimizer)
     assert model.head.weight is model.embedding.weight
     assert scheduler.state_dict() == schedule_before
-    assert model.lengths == [32, 32, 24, 16, 8]  # twice at full length: without and with optimizer state
+    assert model.lengths == [32, 32, 8, 16, 24, 32]  # twice at full length: without and with optimizer state
 
 
 @pytest.mark.parametrize("fail_at", [1, 2, 3])
@@ -158,6 +159,35 @@ def test_with_accumulation_gradients_exist_during_forward(accumulation_steps, pa
     assert exist == [False, True][:passes]
 
 
+def test_a_rehearsal_starts_without_the_state_that_the_passes_have_made():
+    model, sizes = Tied(), []
+    optimizer = torch.optim.AdamW(model.parameters())
+    optimizer.register_step_pre_hook(lambda optimizer, *_: sizes.append(len(optimizer.state)))
+    scheduler = SequenceLengthScheduler(8, 32, duration=100)
+    warmup_allocator(model, 32, optimizer=optimizer, scheduler=scheduler)
+    with_state = sizes[1]
+    assert with_state > 0
+    assert sizes == [0, with_state, 0, *[with_state] * 3]
+    sizes.clear()
+    trained(model, optimizer)
+    sizes.clear()
+    warmup_allocator(model, 32, optimizer=optimizer, scheduler=scheduler)
+    assert sizes == [with_state] * 6
+
+
+def test_an_output_lives_until_the_next_forward_has_ended():
+    model, outputs, living = Tied(), [], []
+
+    def keep(module, inputs, output):
+        living.append([reference() is not None for reference in outputs])
+        outputs.append(weakref.ref(output))
+
+    model.register_forward_hook(keep)
+    warmup_allocator(model, 32, scheduler=SequenceLengthScheduler(8, 32, duration=100))
+    assert living == [[], [False], [False, True], [False, False, True], [False, False, False, True]]
+    assert not any(reference() is not None for reference in outputs)
+
+
 class OwnState(torch.optim.SGD):
     """Keeps a list of tensors and others, and replaces the dict of its state at each step."""
 
@@ -184,14 +214,14 @@ def test_state_in_lists_and_in_new_dicts():
 def test_report():
     scheduler = SequenceLengthScheduler(8, 32, duration=100)
     report = warmup_allocator(Tied(), 64, batch_size=2, scheduler=scheduler)
-    assert report.lengths == (64, 32, 24, 16, 8)
+    assert report.lengths == (64, 8, 16, 24, 32)
     assert report.device == "cpu"
     assert report.reserved_bytes is None
     assert report.device_allocations is None
     assert report.peak_bytes > 0
     lines = str(report).splitlines()
     assert lines[0] == "warmup_allocator"
-    assert "64, then 4 from 32 to 8" in str(report)
+    assert "64, then 4 from 8 to 32" in str(report)
     assert "reserved memory" not in str(report)
     assert any("peak memory" in line and "of the whole process, with Python and torch" in line for line in lines)
 

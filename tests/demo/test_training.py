@@ -86,7 +86,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(corpus, run, stop_after):
 
 def test_warm_allocator_runs_every_length_of_the_schedule(corpus):
     assert Trainer(BASELINE, TINY, corpus).warm_allocator().lengths == (40,)
-    assert Trainer(WARMUP, TINY, corpus).warm_allocator().lengths == (40, 32, 24, 16, 8)
+    assert Trainer(WARMUP, TINY, corpus).warm_allocator().lengths == (40, 8, 16, 24, 32)
 
 
 def test_seconds_do_not_include_evaluation(corpus, monkeypatch):

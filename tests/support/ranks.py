@@ -35,8 +35,10 @@ def run_ranks(function, *arguments, world_size=2):
     )
 
 
-def join_group(rank, port, world_size=2):
-    torch.distributed.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=world_size)
+def join_group(rank, port, world_size=2, timeout=None):
+    torch.distributed.init_process_group(
+        "gloo", f"tcp://127.0.0.1:{port}", timeout=timeout, rank=rank, world_size=world_size
+    )
 
 
 def leave_group():
