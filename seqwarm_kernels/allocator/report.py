@@ -33,8 +33,8 @@ class OutOfMemory:
     def __str__(self) -> str:
         parts = [
             f"batch size {self.batch_size} at length {self.length} does not fit: "
-            f"{_mebibytes(self.allocated_bytes)} were in use before, {_mebibytes(self.free_bytes)} of "
-            f"{_mebibytes(self.total_bytes)} were free"
+            f"{mebibytes(self.allocated_bytes)} were in use before, {mebibytes(self.free_bytes)} of "
+            f"{mebibytes(self.total_bytes)} were free"
         ]
         if self.largest_batch_size is None:
             parts.append("find_batch_size=True finds the largest that fits")
@@ -67,9 +67,9 @@ class AllocatorReport:
     def __str__(self) -> str:
         rows = [("device", self.device), ("batch size", str(self.batch_size)), ("lengths", self._lengths())]
         of_process = " (of the whole process, with Python and torch)" if self.reserved_bytes is None else ""
-        rows.append(("peak memory", f"{_mebibytes(self.peak_bytes)}{of_process}"))
+        rows.append(("peak memory", f"{mebibytes(self.peak_bytes)}{of_process}"))
         if self.reserved_bytes is not None:
-            rows.append(("reserved memory", _mebibytes(self.reserved_bytes)))
+            rows.append(("reserved memory", mebibytes(self.reserved_bytes)))
         if self.device_allocations is not None:
             rows.append(("device allocations", str(self.device_allocations)))
         rows.append(("compiled", f"{len(self.compiled)} kernels and graphs"))
@@ -86,5 +86,5 @@ class AllocatorReport:
         return f"{self.lengths[0]}, then {len(self.lengths) - 1} from {self.lengths[1]} to {self.lengths[-1]}"
 
 
-def _mebibytes(count: int) -> str:
+def mebibytes(count: int) -> str:
     return f"{count / _MEBIBYTE:,.0f} MiB"

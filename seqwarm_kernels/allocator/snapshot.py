@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import random
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -16,6 +17,13 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
 from .distributed import reshard
+from .memory import HostMemory
+from .report import mebibytes
+
+#: Elements that are compared or summed at a time.
+_PIECE = 2**22
+#: By bytes of an element. Larger ones are read as several integers.
+_INTEGERS = {1: torch.int8, 2: torch.int16}
 
 
 @contextmanager
@@ -27,6 +35,11 @@ def restore_afterwards(
     Restored are parameters, buffers, gradients (None inside the block), train/eval flags, state and settings of the
     optimizer, the gradient scaler, and the random streams of torch (CPU and every CUDA device), Python and NumPy.
     Copies are kept in host memory. Tensors stay the same objects. Hooks run, and their other changes are not restored.
+
+    Parameters that are frozen and not in the optimizer are not copied.
+
+    Raises:
+        RuntimeError: At the end, if the block has changed such a parameter.
     """
     reshard(model)  # parameters stay unsharded after a forward without a backward
     parameters = _parameters(model, optimizer)
@@ -34,7 +47,8 @@ def restore_afterwards(
         stack.callback(_RandomStreams().restore)
         stack.callback(_Gradients(parameters).restore)
         stack.callback(_Modules(model).restore)
-        stack.callback(_Values([*parameters, *model.buffers()]).restore)
+        stack.callback(_Frozen(model, optimizer).check)
+        stack.callback(_Values(_changing(model, optimizer)).restore)
         for each in optimizers_in(optimizer):
             stack.callback(_OptimizerState(each).restore)
         if grad_scaler is not None:
@@ -43,10 +57,53 @@ def restore_afterwards(
         yield
 
 
+def missing_host_memory(
+    model: nn.Module, optimizer: Optimizer | None = None, grad_scaler: GradScaler | None = None
+) -> str | None:
+    """Return what is wrong if the copies of `restore_afterwards` do not fit into the host's memory, else None."""
+    state = [entries for each in optimizers_in(optimizer) for entries in each.state.values()]
+    scaler = {} if grad_scaler is None else vars(grad_scaler)
+    tensors = [*_changing(model, optimizer), *_tensors_in([state, scaler])]
+    processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # set by torchrun; each makes copies
+    needed = processes * sum(_local_part(tensor).nbytes for tensor in tensors)
+    available, total = HostMemory().free()
+    if total == 0 or needed <= available:
+        return None
+    return (
+        "warmup_allocator keeps copies of parameters, buffers and optimizer state in host memory: "
+        f"{mebibytes(needed)} for {processes} processes, but {mebibytes(available)} are available. "
+        "Without optimizer state less is copied: call warmup_allocator before the first step"
+    )
+
+
+def _tensors_in(tree: object) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+
+def _changing(model: nn.Module, optimizer: Optimizer | None) -> list[Tensor]:
+    """Return the tensors of the model and the optimizer that a training step may change."""
+    frozen = {id(parameter) for parameter in _frozen(model, optimizer).values()}
+    tensors = [*_parameters(model, optimizer), *model.buffers()]
+    return [tensor for tensor in tensors if id(tensor) not in frozen]
+
+
+def _frozen(model: nn.Module, optimizer: Optimizer | None) -> dict[str, Tensor]:
+    """Return the parameters without a gradient that are not in the optimizer."""
+    stepped = {id(parameter) for group in _groups(optimizer) for parameter in group["params"]}
+    return {
+        name: parameter
+        for name, parameter in model.named_parameters()
+        if not parameter.requires_grad and id(parameter) not in stepped and _is_plain(_local_part(parameter))
+    }
+
+
+def _groups(optimizer: Optimizer | None) -> list[dict[str, Any]]:
+    return [] if optimizer is None else optimizer.param_groups
+
+
 def _parameters(model: nn.Module, optimizer: Optimizer | None) -> list[Tensor]:
     """Return the parameters of the model and the optimizer, each once."""
-    groups = [] if optimizer is None else optimizer.param_groups
-    tensors = [*model.parameters(), *(parameter for group in groups for parameter in group["params"])]
+    tensors = [*model.parameters(), *(parameter for group in _groups(optimizer) for parameter in group["params"])]
     return list({id(tensor): tensor for tensor in tensors}.values())
 
 
@@ -70,14 +127,53 @@ class _Values:
     def restore(self) -> None:
         with torch.no_grad():
             for tensor, copied in self.copies:
-                if not torch.equal(tensor.cpu(), copied):  # an unchanged tensor may overlap itself: no copy into it
+                if not _are_equal(tensor, copied):  # an unchanged tensor may overlap itself: no copy into it
                     tensor.copy_(copied)
+
+
+def _are_equal(tensor: Tensor, copied: Tensor) -> bool:
+    """Compare a tensor with its copy in host memory, up to the first piece that differs."""
+    if not (_is_plain(tensor) and tensor.is_contiguous()):
+        return torch.equal(tensor.cpu(), copied)
+    pieces = zip(tensor.view(-1).split(_PIECE), copied.view(-1).split(_PIECE), strict=True)
+    return all(torch.equal(piece.cpu(), expected) for piece, expected in pieces)
+
+
+class _Frozen:
+    """Sums over the bits of frozen parameters, computed on their device."""
+
+    def __init__(self, model: nn.Module, optimizer: Optimizer | None) -> None:
+        self.sums = [(name, tensor, _sum_of_bits(tensor)) for name, tensor in _frozen(model, optimizer).items()]
+
+    def check(self) -> None:
+        changed = [name for name, tensor, before in self.sums if not torch.equal(_sum_of_bits(tensor), before)]
+        if changed:
+            raise RuntimeError(
+                "warmup_allocator makes no copies of parameters that are frozen and not in the optimizer, but the "
+                f"model's forward or a hook has changed {', '.join(changed)}. Load them again. Make them buffers or "
+                "add them to the optimizer, so that they are copied and restored"
+            )
+
+
+def _sum_of_bits(parameter: Tensor) -> Tensor:
+    """Sum a tensor's bits as integers. Weights differ, so that elements which are swapped or negated change the sum."""
+    values = _local_part(parameter.detach()).reshape(-1)
+    total = torch.zeros((), dtype=torch.int64, device=values.device)
+    for piece in values.view(_INTEGERS.get(values.element_size(), torch.int32)).split(_PIECE):
+        weights = torch.arange(1, 2 * len(piece), 2, device=piece.device)
+        total = 3 * total + (piece * weights).sum()
+    return total
 
 
 def _local_part(tensor: Tensor) -> Tensor:
     """Return the tensor, or a view of this rank's part of a sharded tensor."""
     to_local = getattr(tensor.detach(), "to_local", None)
     return tensor if to_local is None else to_local()
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    """Return False for tensors of other classes, such as quantized ones, which may have no views."""
+    return type(tensor) in (Tensor, nn.Parameter)
 
 
 class _Modules:
@@ -133,7 +229,7 @@ class _Entries:
     def __init__(self, entries: dict[Any, Any]) -> None:
         self.entries = entries
         state = {name: value for name, value in entries.items() if name != "params"}  # saved with the model
-        self.values = _Values([leaf for leaf in tree_leaves(state) if isinstance(leaf, Tensor)])
+        self.values = _Values(_tensors_in(state))
         self.saved = {name: _copy_plain(value) for name, value in entries.items()}
 
     def restore(self) -> None:

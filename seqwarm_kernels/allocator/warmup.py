@@ -27,7 +27,7 @@ from .distributed import Outcome, RankConsensus, is_sharded, rank_consensus, wit
 from .example_batch import TrainingBatches
 from .memory import Memory, fragmentation_advice, is_out_of_memory, memory_of
 from .report import AllocatorReport, LengthMemory, OutOfMemory
-from .snapshot import restore_afterwards
+from .snapshot import missing_host_memory, restore_afterwards
 from .training_pass import LossFunction, TrainingPass
 
 #: Largest number of rows that batch_size="auto" tries.
@@ -75,11 +75,13 @@ def warmup_allocator(
     With `scheduler` and the options of the training, this loop and loops that keep less ask the device for no memory
     afterwards, at any of the lengths, in any order, if `last_allocations` of the report is 0. It is not if the device
     is nearly full. Reserved memory is at most 5 % or 50 MiB, whichever is more, beyond what this loop reserves at
-    `max_len` alone. A loop that frees the output before backward would reserve less, by up to two outputs.
+    `max_len` alone, and more only with attention that materializes its scores. A loop that frees the output before
+    backward would reserve less, by up to two outputs.
 
     Afterwards parameters, buffers, gradients (None stays None), random streams, train/eval flags, the optimizer, the
     scaler and the scheduler are bit for bit as before, also after an exception. Copies are kept in host memory during
-    the call. Hooks of the model and the optimizer run: a counter in your hook counts these passes, too.
+    the call, but not of parameters that are frozen and not in `optimizer`: sums over their bits show that they have not
+    changed. Hooks of the model and the optimizer run: a counter in your hook counts these passes, too.
 
     Under DistributedDataParallel gradients are not exchanged; under fully_shard they are. Every rank must call this
     function. Under DistributedDataParallel all ranks stop if one is out of memory or fails. Under fully_shard ranks
@@ -117,6 +119,8 @@ def warmup_allocator(
 
     Raises:
         TypeError: An argument has the wrong type.
+        MemoryError: The copies do not fit into the available host memory.
+        RuntimeError: The model has changed a frozen parameter, of which there is no copy, or another rank has failed.
         ValueError: The inputs of the model cannot be guessed, or an argument has an invalid value.
         torch.OutOfMemoryError: The requested batch size does not fit, and `raise_out_of_memory` is True.
     """
@@ -139,7 +143,7 @@ def warmup_allocator(
         compilations() as compiled,
         rank_consensus(model, device) as consensus,
         _limited(memory, consensus, is_sharded(model), batch_size == "auto"),
-        restore_afterwards(model, optimizer, grad_scaler),
+        _restored(consensus, model, optimizer, grad_scaler),
         without_gradient_exchange(model),
         torch.enable_grad(),
     ):
@@ -276,6 +280,15 @@ def _limited(memory: Memory, consensus: RankConsensus, sharded: bool, auto: bool
     allocated, (free, total) = memory.allocated(), memory.free()
     room = free + reserved - allocated - (max(_LEFT_BYTES, int(_LEFT_SHARE * total)) if auto else 0)
     return memory.limited_to(allocated + (consensus.smallest(room) if sharded else room))
+
+
+def _restored(
+    consensus: RankConsensus, model: nn.Module, optimizer: Optimizer | None, grad_scaler: GradScaler | None
+) -> AbstractContextManager[None]:
+    missing = missing_host_memory(model, optimizer, grad_scaler)
+    if consensus.largest(int(missing is not None)):
+        raise MemoryError(missing or "warmup_allocator: another rank lacks host memory for its copies")
+    return restore_afterwards(model, optimizer, grad_scaler)
 
 
 @dataclass

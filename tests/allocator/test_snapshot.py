@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from seqwarm_kernels import warmup_allocator
 from seqwarm_kernels.allocator import snapshot
 from seqwarm_kernels.allocator.snapshot import restore_afterwards
 
@@ -203,3 +204,76 @@ def test_of_a_sharded_tensor_the_local_part_is_restored():
     part.fill_(3)
     values.restore()
     assert part.tolist() == [1, 1]
+
+
+def lora(dtype=torch.float32):
+    model = nn.Sequential(nn.Linear(4, 4, dtype=dtype).requires_grad_(False), nn.Linear(4, 1, dtype=dtype))
+    return model, torch.optim.AdamW(model[1].parameters())
+
+
+def test_frozen_parameters_are_not_copied():
+    model, optimizer = lora()
+    assert {id(tensor) for tensor in snapshot._changing(model, optimizer)} == {
+        id(each) for each in model[1].parameters()
+    }
+    optimizer.add_param_group({"params": [model[0].weight]})
+    assert id(model[0].weight) in {id(tensor) for tensor in snapshot._changing(model, optimizer)}
+    with restore_afterwards(model, optimizer):
+        model[0].weight.data.zero_()
+    assert model[0].weight.any()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128])
+@pytest.mark.parametrize(
+    "change", [lambda bias: bias[1].neg_(), lambda bias: bias.neg_(), lambda bias: bias.copy_(bias.flip(0))]
+)
+@pytest.mark.parametrize("piece", [2, 2**20])
+def test_a_change_of_a_frozen_parameter_is_an_error(monkeypatch, piece, change, dtype):
+    monkeypatch.setattr(snapshot, "_PIECE", piece)
+    model, optimizer = lora(dtype)
+    leave(model, optimizer)
+
+    def change_both():
+        with restore_afterwards(model, optimizer):
+            change(model[0].bias.data)
+            model[1].weight.data.zero_()
+
+    with pytest.raises(RuntimeError, match=r"forward or a hook has changed 0\.bias\. Load them"):
+        change_both()
+    assert model[1].weight.any(), "the rest was not restored"
+
+
+def test_all_copies_are_counted_before_the_first(monkeypatch):
+    """Buffers, parameters, optimizer state and the scaler's tensors, for each process of the host."""
+    model, optimizer, _ = model_and_optimizer()
+    model[0].requires_grad_(False)  # still in the optimizer
+    model.append(nn.Linear(100, 100).requires_grad_(False))
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    scaler.scale(torch.ones(()))
+    copied = []
+    values = snapshot._Values.__init__
+    monkeypatch.setattr(
+        snapshot._Values, "__init__", lambda self, tensors: copied.extend(tensors) or values(self, tensors)
+    )
+    leave(model, optimizer, scaler)
+    needed = 3 * sum(tensor.nbytes for tensor in copied)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
+    for available, fits in ((needed, True), (needed - 1, False)):
+        monkeypatch.setattr(snapshot.HostMemory, "free", lambda _, available=available: (available, 2**40))
+        missing = snapshot.missing_host_memory(model, optimizer, scaler)
+        assert (missing is None) == fits
+    assert "0 MiB for 3 processes, but 0 MiB are available" in missing
+    with pytest.raises(MemoryError, match="for 3 processes"):
+        warmup_allocator(model, 8, optimizer=optimizer, grad_scaler=scaler, example_batch=torch.ones(1, 3))
+    monkeypatch.setattr(snapshot.HostMemory, "free", lambda _: (0, 0))  # not Linux
+    assert snapshot.missing_host_memory(model, optimizer, scaler) is None
+
+
+def test_a_large_tensor_is_compared_in_pieces(monkeypatch):
+    monkeypatch.setattr(snapshot, "_PIECE", 3)
+    tensor = torch.arange(7.0)
+    values = snapshot._Values([tensor])
+    for index in range(7):
+        tensor[index] = -1
+        values.restore()
+        assert tensor.equal(torch.arange(7.0))
