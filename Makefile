@@ -13,7 +13,7 @@ BUILD_INPUTS := pyproject.toml constraints.txt setup.py CMakeLists.txt $(shell f
 export SEQWARM_TEST_DATA ?= $(abspath ../shared/data)
 
 .PHONY: help install demo experiments test test-slow test-exhaustive test-all test-cpus test-asan test-composer \
-	test-transformers-oldest mutate wheels docs lint format clean
+	test-transformers-oldest mutate wheels gpu-build docs lint format clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | while IFS='|' read -r target text; do \
@@ -96,6 +96,19 @@ wheels: $(STAMP)  ## build the source distribution and both wheels into dist/
 	$(RUN) -m build --sdist --no-isolation --outdir dist
 	SEQWARM_EXTENSION=0 $(RUN) -m build --wheel --no-isolation --outdir dist
 	SEQWARM_EXTENSION=1 SEQWARM_VERSION_LABEL=1 $(RUN) -m build --wheel --no-isolation --outdir dist
+
+# The oldest supported torch, with its CUDA libraries 5 GB. A GPU is not needed, but nvcc of the same major version is.
+GPU_PYTHON ?= python3.12
+GPU_BUILD := build/gpu
+gpu-build: $(STAMP)  ## build and import the extension with its CUDA part, on the oldest torch's CUDA build; 5 GB
+	$(GPU_PYTHON) -m venv $(GPU_BUILD)
+	$(GPU_BUILD)/bin/python -m pip install cmake ninja numpy pybind11 setuptools torch==2.11.0 wheel
+	SEQWARM_EXTENSION=1 SEQWARM_CUDA=1 SEQWARM_VERSION_LABEL=1 \
+		$(GPU_BUILD)/bin/python -m pip wheel --no-build-isolation --no-deps --wheel-dir $(GPU_BUILD)/wheels .
+	$(GPU_BUILD)/bin/python -m pip install --force-reinstall --no-deps $(GPU_BUILD)/wheels/*.whl
+	cd $(GPU_BUILD) && bin/python -m seqwarm_kernels info | tee info && grep -E "^extension .*CUDA [0-9]" info
+	SEQWARM_CUDA_TORCH=$$($(GPU_BUILD)/bin/python -c "import os, torch; print(os.path.dirname(torch.__file__))") \
+		$(PYTEST) tests/allocator/test_torch_allocator.py
 
 docs: $(STAMP)  ## build the site into build/docs; a warning is an error
 	$(RUN) -m sphinx -W --keep-going -n -q -b html docs build/docs $(ARGS)

@@ -167,7 +167,7 @@ SMALL = {"total": 2**30 + 100 * MEBIBYTE}
 
 
 @pytest.mark.parametrize("size", [LARGE, SMALL])
-@pytest.mark.parametrize(("max_len", "largest"), [(20, 5), (7, 14), (100, 1)])
+@pytest.mark.parametrize(("max_len", "largest"), [(20, 5), (17, 5), (7, 14), (100, 1)])
 def test_auto_takes_the_largest(monkeypatch, size, max_len, largest):
     device = FakeDevice(**size)
     monkeypatch.setattr(warmup, "memory_of", lambda _: device)
