@@ -166,10 +166,12 @@ def warmup_allocator(
             consensus,
         )
         rows, problem = warmup.choose_batch_size(batch_size, find_batch_size)
+        entries: tuple[LengthMemory, ...] = ()
         if rows > 0 and (problem is None or batch_size == "auto"):
             problem = warmup.rehearse(rows, lengths)
+            entries = tuple(warmup.measured.values())
     memory.synchronize()
-    entries, allocations = list(warmup.measured.values()), memory.allocations()
+    allocations = memory.allocations()
     report = AllocatorReport(
         device=str(device),
         batch_size=rows,
@@ -180,7 +182,7 @@ def warmup_allocator(
         device_allocations=None if allocations is None else allocations - (allocations_before or 0),
         last_allocations=warmup.last_allocations,
         compiled=tuple(compiled),
-        memory=tuple(entries),
+        memory=entries,
         out_of_memory=problem,
     )
     if problem is not None and raise_out_of_memory:

@@ -157,6 +157,7 @@ def test_the_largest_batch_size_is_found(device, max_len, largest):
     report = warmup_allocator(Model(device), max_len, batch_size=33, find_batch_size=True)
     assert report.out_of_memory.largest_batch_size == largest
     assert report.out_of_memory.batch_size == 33
+    assert report.lengths == ()
     words = "not even a single row fits" if largest == 0 else f"the largest batch size that fits is {largest}"
     assert words in str(report)
 
