@@ -175,12 +175,12 @@ class Ramp:
 
 
 def replay(training: Training, lengths: Sequence[int], capacity: int, *, warmed: bool) -> Ramp:
-    """Train one step at each length. With `warmed`, a step at each length comes before, longest first, uncounted."""
+    """Train one step at each length. With `warmed`, uncounted steps at the longest and at each length come before."""
     allocator, ramp = CachingAllocator(capacity), Ramp(list(lengths), [], [], [])
     for size in training.weights():
         for _ in range(4):  # weight, gradient, two moments
             allocator.allocate(size)
-    for length in sorted(lengths, reverse=True) if warmed else ():
+    for length in (max(lengths), *sorted(lengths)) if warmed else ():
         training.step(allocator, length)
     before = allocator.device_calls
     for length in lengths:
