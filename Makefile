@@ -102,7 +102,8 @@ GPU_PYTHON ?= python3.12
 GPU_BUILD := build/gpu
 gpu-build: $(STAMP)  ## build and import the extension with its CUDA part, on the oldest torch's CUDA build; 5 GB
 	$(GPU_PYTHON) -m venv $(GPU_BUILD)
-	$(GPU_BUILD)/bin/python -m pip install cmake ninja numpy pybind11 setuptools torch==2.11.0 wheel
+	$(GPU_BUILD)/bin/python -m pip install cmake ninja numpy pybind11 setuptools torch==2.11.0 tqdm wheel
+	rm -rf $(GPU_BUILD)/wheels
 	SEQWARM_EXTENSION=1 SEQWARM_CUDA=1 SEQWARM_VERSION_LABEL=1 \
 		$(GPU_BUILD)/bin/python -m pip wheel --no-build-isolation --no-deps --wheel-dir $(GPU_BUILD)/wheels .
 	$(GPU_BUILD)/bin/python -m pip install --force-reinstall --no-deps $(GPU_BUILD)/wheels/*.whl
