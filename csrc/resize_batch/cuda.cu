@@ -253,9 +253,27 @@ __device__ void copy_row_of(
   }
 }
 
-// One block for the whole row.
+// Whether a slot of a new row holds a valid token.
+__device__ bool is_valid(
+    const Task& task, int64_t first_row, int64_t first_position, int64_t slot, int64_t kept_from, int64_t last) {
+  const ResizePlan& plan = task.plan;
+  int64_t row = first_row;
+  int64_t position = first_position + slot;
+  if (position >= plan.line) {  // a new row of flatten may reach into the next line, at most one
+    row += 1;
+    position -= plan.line;
+  }
+  position = source_of(plan, position).position + kept_from;
+  position = plan.keeps_last && slot == plan.new_length - 1 ? last : position;
+  return position < plan.source_length && task.mask.valid(row, position);
+}
+
+// One block for the whole row. A thread counts its valid slots of each step in a byte of its own, so one scan counts
+// those of all steps: at most `threads` in a byte.
 __device__ void write_info(const Task& task, int64_t new_row) {
-  using Scan = cub::BlockScan<int, threads>;
+  constexpr int steps = sizeof(uint64_t);  // loads in flight before the scan
+  static_assert(threads < 256);
+  using Scan = cub::BlockScan<uint64_t, threads>;
   __shared__ typename Scan::TempStorage storage;
   const ResizePlan& plan = task.plan;
   const int64_t first = new_row * plan.new_length;
@@ -264,36 +282,36 @@ __device__ void write_info(const Task& task, int64_t new_row) {
   const int64_t kept_from = first_kept_position(task, first_row);
   const int64_t last = plan.keeps_last ? last_kept_position(task, first_row, kept_from) : -1;
   int valid_before = 0;
-  for (int64_t start = 0; start < plan.new_length; start += threads) {
-    const int64_t slot = start + threadIdx.x;
-    int valid = 0;
-    if (slot < plan.new_length) {
-      int64_t row = first_row;
-      int64_t position = first_position + slot;
-      if (position >= plan.line) {  // a new row of flatten may reach into the next line, at most one
-        row += 1;
-        position -= plan.line;
+  for (int64_t start = 0; start < plan.new_length; start += steps * threads) {
+    uint64_t valid = 0;
+#pragma unroll
+    for (int step = 0; step < steps; ++step) {
+      const int64_t slot = start + step * threads + threadIdx.x;
+      if (slot < plan.new_length && is_valid(task, first_row, first_position, slot, kept_from, last)) {
+        valid |= uint64_t{1} << (8 * step);
       }
-      position = source_of(plan, position).position + kept_from;
-      position = plan.keeps_last && slot == plan.new_length - 1 ? last : position;
-      valid = position < plan.source_length && task.mask.valid(row, position);
     }
-    int valid_before_here = 0;
-    int valid_in_block = 0;
+    uint64_t valid_before_here = 0;
+    uint64_t valid_in_block = 0;
     Scan(storage).ExclusiveSum(valid, valid_before_here, valid_in_block);
-    if (slot < plan.new_length) {
-      task.info.position_ids[first + slot] = valid ? valid_before + valid_before_here : 0;
+#pragma unroll
+    for (int step = 0; step < steps; ++step) {
+      const int64_t slot = start + step * threads + threadIdx.x;
+      const auto count = [&](uint64_t counts) { return static_cast<int>(counts >> (8 * step) & 0xff); };
+      if (slot < plan.new_length) {
+        task.info.position_ids[first + slot] = count(valid) ? valid_before + count(valid_before_here) : 0;
+      }
+      valid_before += count(valid_in_block);
     }
-    valid_before += valid_in_block;
     __syncthreads();  // the storage is used again
   }
   if (threadIdx.x == 0) {
     task.info.valid_lengths[new_row] = valid_before;
     // The block that adds last knows the total, and resets the running total to zero.
     const unsigned long long before = atomicAdd(task.running_total, ticket + valid_before);
-    if (before / ticket == plan.new_rows - 1) {
+    if (before / ticket == static_cast<unsigned long long>(plan.new_rows - 1)) {
       *task.info.num_valid_tokens = before % ticket + valid_before;
-      *task.running_total = 0;
+      atomicExch(task.running_total, 0);
     }
   }
 }
@@ -382,8 +400,9 @@ void launch_kernel(const Task& task, c10::ArrayRef<ResizeEntry> entries, cudaStr
   if (blocks == 0) {
     return;
   }
-  resize_kernel<capacity><<<static_cast<unsigned int>(blocks), threads, 0, stream>>>(launch);
-  C10_CUDA_KERNEL_LAUNCH_CHECK();
+  void* arguments[] = {&launch};
+  C10_CUDA_CHECK(
+      cudaLaunchKernel(resize_kernel<capacity>, static_cast<unsigned int>(blocks), threads, arguments, 0, stream));
 }
 
 void run(const ResizeCall& call) {

@@ -415,10 +415,23 @@ def test_rows_longer_than_a_tile(backend, method):
 
 
 @pytest.mark.exhaustive_in_interpreter
+@pytest.mark.parametrize("number", [40, 300])  # a launch of the CUDA kernel takes 24 or 240
 @pytest.mark.parametrize("method", METHODS, ids=str)
-def test_many_tensors(backend, method):
-    batch = {f"tensor_{i}": torch.randint(100, (2, 11), dtype=DTYPES[i % 3]) for i in range(40)}
+def test_many_tensors(backend, method, number):
+    batch = {f"tensor_{i}": torch.randint(100, (2, 11), dtype=DTYPES[i % 3]) for i in range(number)}
     check({**batch, **some_batch(2, 11)}, 4, method, backend)
+
+
+@pytest.mark.exhaustive_in_interpreter
+@pytest.mark.parametrize("method", METHODS, ids=str)
+def test_tokens_of_any_size_at_any_address(backend, method):
+    batch = some_batch(2, 24, any_padding(2, 24))
+    for features in (1, 2, 3, 6, 8, 16, 17, 24, 32):
+        for start in (0, 1, 4, 8):
+            memory = torch.randint(256, (start + 2 * 24 * features,), dtype=torch.uint8)
+            batch[f"bytes_{features}_{start}"] = memory[start:].view(2, 24, features)
+    for seq_len in (7, 16):
+        check(batch, seq_len, method, backend)
 
 
 @pytest.mark.exhaustive_in_interpreter
