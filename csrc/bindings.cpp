@@ -5,6 +5,12 @@
 
 namespace py = pybind11;
 
+#ifdef SEQWARM_CUDA_VERSION
+namespace seqwarm {
+int oldest_cuda_capability();  // that the kernels are compiled for: 75 for 7.5
+}
+#endif
+
 namespace {
 
 py::dict build_info() {
@@ -12,8 +18,10 @@ py::dict build_info() {
   info["torch"] = SEQWARM_TORCH_VERSION;
 #ifdef SEQWARM_CUDA_VERSION
   info["cuda"] = SEQWARM_CUDA_VERSION;
+  info["oldest_cuda_capability"] = seqwarm::oldest_cuda_capability();
 #else
   info["cuda"] = py::none();
+  info["oldest_cuda_capability"] = py::none();
 #endif
   info["compiler"] = SEQWARM_COMPILER;
   return info;

@@ -447,4 +447,10 @@ TORCH_LIBRARY_IMPL(seqwarm, CUDA, library) {
 }
 
 }  // namespace
+
+int oldest_cuda_capability() {
+  constexpr int architectures[] = {__CUDA_ARCH_LIST__};  // 750 for capability 7.5, in ascending order
+  return architectures[0] / 10;
+}
+
 }  // namespace seqwarm

@@ -7,6 +7,7 @@ kernel. This module asks the dispatcher once for every operator, when `seqwarm_k
 
 from __future__ import annotations
 
+import functools
 import importlib
 import os
 from collections.abc import Mapping
@@ -29,6 +30,7 @@ _implemented: dict[str, tuple[str, ...]] = {}  # operator -> backends, best firs
 _lacking: dict[str, dict[str, _Dtypes]] = {}  # operator -> backend -> dtypes without a kernel
 _serving: dict[tuple[str, str], tuple[str, ...]] = {}  # (operator, device type) -> backends, best first
 _problems: dict[str, str] = {}  # backend -> why it is not available
+_gpu_problems: dict[str, str] = {}  # backend -> why it is not available on the GPUs here
 
 
 def load_extension() -> None:
@@ -48,6 +50,20 @@ def load_extension() -> None:
             _problems["native"] = (
                 f"the extension was built for torch {built_for}, this is torch {torch.__version__}: rebuild it"
             )
+        oldest = extension.build_info().get("oldest_cuda_capability")
+        if oldest is not None:  # runs when CUDA starts, since a question to a GPU would start CUDA
+            torch.cuda._lazy_call(functools.partial(_refuse_older_gpus, divmod(oldest, 10)))
+
+
+def _refuse_older_gpus(oldest: tuple[int, int]) -> None:
+    for index in range(torch.cuda.device_count()):
+        capability = torch.cuda.get_device_capability(index)
+        if capability < oldest:
+            _gpu_problems["native"] = (
+                f"the extension is compiled for compute capability {oldest[0]}.{oldest[1]} and newer, "
+                f"{torch.cuda.get_device_name(index)} has {capability[0]}.{capability[1]}"
+            )
+            _find_serving()
 
 
 def load_triton(*modules: str) -> None:
@@ -79,10 +95,15 @@ def register(operator: str, implemented: tuple[str, ...], lacking: Mapping[str, 
     """
     _implemented[operator] = implemented
     _lacking[operator] = dict(lacking or {})
-    for device_type in DEVICE_TYPES:
-        _serving[operator, device_type] = tuple(
-            backend for backend in implemented if why_not(operator, backend, device_type) is None
-        )
+    _find_serving()
+
+
+def _find_serving() -> None:
+    for operator, implemented in _implemented.items():
+        for device_type in DEVICE_TYPES:
+            _serving[operator, device_type] = tuple(
+                backend for backend in implemented if why_not(operator, backend, device_type) is None
+            )
 
 
 def operators() -> list[str]:
@@ -101,6 +122,8 @@ def why_not(operator: str, backend: str, device_type: str, dtype: torch.dtype | 
         return "SEQWARM_CUDA_RESIZE=0 turns it off"
     if not torch._C._dispatch_has_kernel_for_dispatch_key(f"seqwarm::{operator}.{backend}", device_type.upper()):
         return f"{operator} has no {backend} kernel for {device_type} tensors here"
+    if device_type == "cuda" and backend in _gpu_problems:
+        return _gpu_problems[backend]
     return _why_not_dtype(operator, backend, device_type, dtype)
 
 

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <cstring>
 
+#define __CUDA_ARCH_LIST__ 0
 #define __device__
 #define __global__
 #define __grid_constant__
