@@ -2,9 +2,11 @@
 
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,8 @@ import seqwarm_kernels
 
 ROOT = Path(__file__).parents[1]
 SETUP = ROOT / "setup.py"
+CHIPS = (75, 80, 90, 100)
+CAPTURED = {"capture_output": True, "text": True, "check": True}
 
 
 @pytest.fixture
@@ -127,14 +131,34 @@ def test_cuda_part_needs_nvcc(build, monkeypatch, tmp_path):
 def test_cuda_sources_compile_for_every_chip_without_a_gpu(tmp_path):
     """Against the headers of the torch that is here, which a CPU build has as well."""
     include = Path(torch.__file__).parent / "include"
-    targets = [f"-gencode=arch=compute_{chip},code=sm_{chip}" for chip in (80, 90, 100)]
+    targets = [f"-gencode=arch=compute_{chip},code=sm_{chip}" for chip in CHIPS]
     command = ["nvcc", "-std=c++20", "--threads", "2", "-Xcompiler=-Wall,-Wextra", "-Werror", "all-warnings"]
     command += ["-DC10_CUDA_NO_CMAKE_CONFIGURE_FILE", "-isystem", str(include), *targets]
     command += ["-isystem", str(include / "torch/csrc/api/include"), "-c", str(ROOT / "csrc/resize_batch/cuda.cu")]
     target = tmp_path / "resize_batch.o"
     compiled = subprocess.run([*command, "-o", str(target)], capture_output=True, text=True, check=False)
     assert compiled.returncode == 0, compiled.stderr
-    assert all(chip in target.read_bytes() for chip in (b"sm_80", b"sm_90", b"sm_100"))
+    check_cuda_kernels(target)
+
+
+def check_cuda_kernels(target):
+    """Both kernels of each chip spill nothing, and copy 16 bytes at a time."""
+    tools = Path(pytest.importorskip("triton").__file__).parent / "backends/nvidia/bin"
+    for chip in CHIPS:
+        usage, assembly = (
+            subprocess.run([tools / "cuobjdump", "-arch", f"sm_{chip}", flag, target], **CAPTURED).stdout
+            for flag in ("-res-usage", "-sass")
+        )
+        kernels = re.findall(r"REG:(\d+) STACK:(\d+) .*LOCAL:(\d+)", usage)
+        assert len(kernels) == 2, usage
+        for registers, *spilled in kernels:
+            assert int(registers) <= 128, usage  # of 65536, so that four blocks of 128 threads fit and hide latency
+            assert spilled == ["0", "0"], usage
+        bodies = assembly.split("Function :")[1:]
+        assert len(bodies) == 2
+        for body in bodies:
+            moves = Counter(re.findall(r"\b(LDG|STG)\.E\.128\b", body))
+            assert min(moves["LDG"], moves["STG"]) >= 8, (chip, moves)
 
 
 @pytest.mark.parametrize(
