@@ -66,22 +66,27 @@ struct MaskView {
   int64_t row_stride;
   int64_t position_stride;
   int32_t item_size;
-  uint64_t value_bits;  // without the sign bit of floating-point numbers, since -0.0 counts as zero
+  uint64_t value_bits = ~uint64_t{0};  // without the sign bit of floating-point numbers, since -0.0 counts as zero
 
   SEQWARM_HOST_DEVICE bool valid(int64_t row, int64_t position) const {
+    return (item(row, position) & value_bits) != 0;
+  }
+
+  // The bits of an item. Not zero without a mask.
+  SEQWARM_HOST_DEVICE uint64_t item(int64_t row, int64_t position) const {
     if (data == nullptr) {
-      return true;
+      return ~uint64_t{0};
     }
-    const char* item = data + row * row_stride + position * position_stride;
+    const char* address = data + row * row_stride + position * position_stride;
     switch (item_size) {
       case 1:
-        return (*reinterpret_cast<const uint8_t*>(item) & value_bits) != 0;
+        return *reinterpret_cast<const uint8_t*>(address);
       case 2:
-        return (*reinterpret_cast<const uint16_t*>(item) & value_bits) != 0;
+        return *reinterpret_cast<const uint16_t*>(address);
       case 4:
-        return (*reinterpret_cast<const uint32_t*>(item) & value_bits) != 0;
+        return *reinterpret_cast<const uint32_t*>(address);
       default:
-        return (*reinterpret_cast<const uint64_t*>(item) & value_bits) != 0;
+        return *reinterpret_cast<const uint64_t*>(address);
     }
   }
 };

@@ -253,8 +253,8 @@ __device__ void copy_row_of(
   }
 }
 
-// Whether a slot of a new row holds a valid token.
-__device__ bool is_valid(
+// The bits of the attention mask for a slot of a new row.
+__device__ uint64_t mask_item(
     const Task& task, int64_t first_row, int64_t first_position, int64_t slot, int64_t kept_from, int64_t last) {
   const ResizePlan& plan = task.plan;
   int64_t row = first_row;
@@ -265,11 +265,11 @@ __device__ bool is_valid(
   }
   position = source_of(plan, position).position + kept_from;
   position = plan.keeps_last && slot == plan.new_length - 1 ? last : position;
-  return position < plan.source_length && task.mask.valid(row, position);
+  return position < plan.source_length ? task.mask.item(row, position) : 0;
 }
 
-// One block for the whole row. A thread counts its valid slots of each step in a byte of its own, so one scan counts
-// those of all steps: at most `threads` in a byte.
+// One block for the whole row. Each step of a thread has a byte of its own, so one scan counts the valid slots of all
+// steps, at most `threads` in a byte.
 __device__ void write_info(const Task& task, int64_t new_row) {
   constexpr int steps = sizeof(uint64_t);  // loads in flight before the scan
   static_assert(threads < 256);
@@ -283,13 +283,16 @@ __device__ void write_info(const Task& task, int64_t new_row) {
   const int64_t last = plan.keeps_last ? last_kept_position(task, first_row, kept_from) : -1;
   int valid_before = 0;
   for (int64_t start = 0; start < plan.new_length; start += steps * threads) {
-    uint64_t valid = 0;
+    uint64_t items[steps];
 #pragma unroll
     for (int step = 0; step < steps; ++step) {
       const int64_t slot = start + step * threads + threadIdx.x;
-      if (slot < plan.new_length && is_valid(task, first_row, first_position, slot, kept_from, last)) {
-        valid |= uint64_t{1} << (8 * step);
-      }
+      items[step] = slot < plan.new_length ? mask_item(task, first_row, first_position, slot, kept_from, last) : 0;
+    }
+    uint64_t valid = 0;
+#pragma unroll
+    for (int step = 0; step < steps; ++step) {
+      valid |= uint64_t{(items[step] & task.mask.value_bits) != 0} << (8 * step);
     }
     uint64_t valid_before_here = 0;
     uint64_t valid_in_block = 0;

@@ -43,6 +43,13 @@ def test_columns_of_a_square_mask(rule, size):
     assert group_size(source, 24, "truncate", Kind.SQUARE) == 8
 
 
+@pytest.mark.parametrize(("strides", "size"), [((192, 3, 1), 16), ((256, 4, 1), 2), ((256, 2, 64), 2)])
+def test_groups_span_tokens_only_where_tokens_are_dense(strides, size):
+    features = 2 if strides[1] == 2 else 3
+    memory = torch.zeros(1024, dtype=torch.bfloat16)
+    assert group_size(memory.as_strided((4, 64, features), strides), 32, "truncate") == size
+
+
 def test_items_of_16_bytes():
     assert group_size(torch.zeros(4, 64, dtype=torch.complex128)[:, 1:], 3, "truncate") == 16
     assert group_size(torch.zeros(4, 64, dtype=torch.complex128)[:, ::2], 3, "truncate") == 16

@@ -14,7 +14,7 @@ ROOT = FOLDER.parents[1]
 TORCH = Path(torch.__file__).parent
 COMPILER = os.environ.get("CXX", "c++")
 
-TESTS = ("tests/ops/test_resize_batch.py", "tests/cuda_shim/test_group_sizes.py")
+TESTS = ("tests/cuda_shim/test_group_sizes.py", "tests/ops/test_resize_batch.py")
 OPTIONS = {"ASAN_OPTIONS": "detect_leaks=0", "TSAN_OPTIONS": "halt_on_error=1"}
 #: Libraries that must be loaded before Python.
 RUNTIMES = {"address": ("libasan.so", "libstdc++.so"), "thread": ("libtsan.so", "libstdc++.so"), "undefined": ()}
@@ -41,13 +41,19 @@ def build(folder, sanitizer):
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux" or shutil.which(COMPILER) is None, reason="needs Linux and a C++ compiler")
 @pytest.mark.parametrize(
-    "sanitizer", ["undefined", *(pytest.param(name, marks=pytest.mark.exhaustive) for name in ("address", "thread"))]
+    ("sanitizer", "tier"),
+    [
+        ("undefined", "not slow and not exhaustive"),
+        pytest.param("address", "", marks=pytest.mark.exhaustive),
+        pytest.param("thread", "", marks=pytest.mark.exhaustive),
+    ],
 )
-def test_cuda_kernel_passes_the_tests_of_the_native_backend(sanitizer, tmp_path):
+def test_cuda_kernel_passes_the_tests_of_the_native_backend(sanitizer, tier, tmp_path):
     library = build(tmp_path, sanitizer)
     preloaded = " ".join(compiled(f"-print-file-name={name}") for name in RUNTIMES[sanitizer])
+    options = ["-p", "tests.cuda_shim.plugin", "-m", tier, "-k", "native-cpu or test_group_sizes", "-x"]
     run = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "tests.cuda_shim.plugin", "-m", "", "-k", "native-cpu or test_group_sizes", "-x", *TESTS],
+        [sys.executable, "-m", "pytest", *options, *TESTS],
         cwd=ROOT,
         env={**os.environ, **OPTIONS, "LD_PRELOAD": preloaded, "SEQWARM_CUDA_SHIM": str(library)},
         capture_output=True,
