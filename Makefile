@@ -12,8 +12,8 @@ BUILD_INPUTS := pyproject.toml constraints.txt setup.py CMakeLists.txt $(shell f
 
 export SEQWARM_TEST_DATA ?= $(abspath ../shared/data)
 
-.PHONY: help install demo experiments test test-slow test-exhaustive test-all test-cpus test-asan test-composer \
-	test-transformers-oldest mutate wheels gpu-build docs lint format clean
+.PHONY: help install demo experiments test test-slow test-exhaustive test-all test-cpus test-asan test-shim \
+	test-composer test-transformers-oldest mutate wheels gpu-build docs lint format clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | while IFS='|' read -r target text; do \
@@ -73,6 +73,10 @@ test-asan: $(STAMP)  ## run the native kernels' tests with AddressSanitizer and 
 	cd $(ASAN)/tree && OMP_NUM_THREADS=2 ASAN_OPTIONS=detect_leaks=0 \
 		LD_PRELOAD="$$($${CXX:-c++} -print-file-name=libasan.so) $$($${CXX:-c++} -print-file-name=libstdc++.so)" \
 		$(abspath $(RUN)) -m pytest --numprocesses $(WORKERS) -k native tests/ops $(ARGS)
+
+# The tests themselves are slow or exhaustive, so `make test-all` runs them without this target.
+test-shim: $(STAMP)  ## run resize_batch's CUDA kernel on CPU threads with AddressSanitizer, UBSan and ThreadSanitizer
+	$(PYTEST) -m "slow or exhaustive" tests/cuda_shim $(ARGS)
 
 # A folder of packages that come before .venv's, for what cannot live there: Composer would bring an old torch.
 build/%/installed: $(STAMP) requirements-%.txt

@@ -14,7 +14,8 @@ def _in_folder(folder: str, names: str, *tests: str) -> list[Target]:
     return [Target(f"{folder}/{name}", tests) for name in names.split()]
 
 
-_RESIZING = ("tests/resizing", "tests/ops/test_resize_batch.py")
+_RESIZE_BATCH = "tests/ops/test_resize_batch.py"
+_RESIZING = ("tests/resizing", _RESIZE_BATCH)
 _SERVED = "tests/ops/test_operators.py::test_every_backend_that_is_installed_serves_every_operator"
 _MOMENTS = (_SERVED, "tests/ops/test_moment_statistics.py", "tests/ops/test_defaults.py", "-m", "not gpu", "-k")
 _ATTENTION = (_SERVED, "tests/ops/test_attention_kernels.py", "tests/ops/test_attention_kernels_varlen.py", "-k")
@@ -43,7 +44,7 @@ TARGETS = [
         "triton_kernel.py triton.py",
         *(
             _SERVED,
-            "tests/ops/test_resize_batch.py",
+            _RESIZE_BATCH,
             "tests/ops/test_resize_batch_launch.py",
             "tests/ops/test_defaults.py",
         ),
@@ -55,7 +56,9 @@ TARGETS = [
         "triton_backward_query.py triton.py",
         *(*_ATTENTION, "triton"),
     ),
-    *_in_folder("csrc/resize_batch", "call.cpp cpu.cpp", _SERVED, "tests/ops/test_resize_batch.py", "-k", "native"),
+    Target("csrc/resize_batch/call.cpp", (_SERVED, _RESIZE_BATCH, "tests/cuda_shim", "-k", "native")),
+    Target("csrc/resize_batch/cpu.cpp", (_SERVED, _RESIZE_BATCH, "-k", "native")),
+    Target("csrc/resize_batch/cuda.cu", ("tests/cuda_shim", "-k", "native")),
     Target("csrc/moment_statistics/cpu.cpp", (*_MOMENTS, "not triton")),
     *_in_folder(
         "csrc/alibi_attention/cpu",
