@@ -43,21 +43,17 @@ class PretendPrograms:
         assert importlib.util.find_spec(module), module
         name = rest[0] if module.startswith("bench.gpu.") else module
         self.started.append((name, environment.get("SEQWARM_TILES")))
-        failure, self.code = self.outcomes.get(name, (None, 0))
+        failure, code = self.outcomes.get(name, (None, 0))
         log.write_text(f"output of {name}")
-        if module == "bench.gpu.steps" and not self.code:
+        if module == "bench.gpu.steps" and not code:
             append(Path(rest[rest.index("--out") + 1]), steps.step_record(name, 1.0, failure))
-        return self
-
-    def wait_until(self, moment):
-        return f"exit {self.code}: output"
+        return Namespace(code=code, wait_until=lambda moment: f"exit {code}: output")
 
 
 @pytest.fixture
 def run(monkeypatch, tmp_path):
     monkeypatch.setattr(command.torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(command, "begin", lambda path: path.write_text("{}\n"))
-    monkeypatch.setattr(command, "_TOGETHER", 1)
     monkeypatch.setattr(command, "_COMPILERS", 1)
 
     def call(part, **outcomes):
