@@ -199,7 +199,8 @@ def _written(files, text):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [[], ["--numprocesses", "1"]], ids=["alone", "xdist"])
-def test_what_time_did_not_allow_is_recorded(tmp_path, options):
+def test_what_time_did_not_allow_is_recorded(tmp_path, monkeypatch, options):
+    monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)  # else pytest below is a worker too
     if options:
         pytest.importorskip("xdist", reason="pytest-xdist is not installed")
     (tmp_path / "test_some.py").write_text(_TESTS)
