@@ -104,7 +104,7 @@ def _access(chip: int, dtype: str, variant: dict[str, Any]) -> int:
 
 def _tiles(kernel: str, chip: int, head_dim: int, dtype: str, variant: str) -> Tiles:
     if kernel in SIMPLE:
-        return Tiles(0, 0, 4, 1)
+        return Tiles(0, 64, 4, 1)
     plain = variant not in ("mask", "dropout")
     programs = VARIANTS[variant].get("programs", 1)
     return getattr(configuration(chip, head_dim, BYTES[dtype], plain=plain, programs=programs), kernel)
@@ -119,7 +119,7 @@ def _signature(kernel: str, tiles: Tiles, head_dim: int, dtype: str, access: int
         "HEAD_DIM": head_dim,
         "BLOCK_D": block_d(head_dim),
         "BLOCK_M": tiles.block_m,
-        "BLOCK_N": tiles.block_n or 64,
+        "BLOCK_N": tiles.block_n,
         "ROWS": NORM_ROWS,
         "TILES": RANGE_TILES,
         "CHUNK": RANGE_CHUNK,

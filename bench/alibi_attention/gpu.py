@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -14,6 +13,7 @@ from torch.nn.attention.varlen import varlen_attn
 from tqdm import tqdm
 
 from seqwarm_kernels import alibi_attention, alibi_attention_varlen, alibi_slopes, attended_share
+from seqwarm_kernels.utils.switches import switch
 
 from ..common.timing import Call, extra_device_bytes, measure_host
 from ..gpu.records import DeviceRecord, Recorder, explain
@@ -105,7 +105,7 @@ def paths(recorder: Recorder, device: torch.device, tiny: bool) -> None:
 
 def tiles(recorder: Recorder, device: torch.device, tiny: bool) -> None:
     """Our kernels without skipping, on the table of tiles that SEQWARM_TILES names."""
-    table = os.environ.get("SEQWARM_TILES", "one")
+    table = switch("SEQWARM_TILES")
 
     def peers(problem: Problem, _: str) -> list[Peer]:
         [no_skip] = [peer for peer in ours(device, problem.dtype) if peer.name.endswith(NO_SKIP)]

@@ -72,7 +72,7 @@ class Steps:
         lengths: Four lengths. Three determine the sizes, and the fourth checks them.
 
     Raises:
-        ValueError: The steps at these lengths differ in more than sizes, or sizes are no such polynomials.
+        ValueError: The steps at these lengths differ in more than sizes, or a size does not follow a polynomial.
     """
 
     def __init__(self, record: Callable[[int], list[list[Event]]], lengths: Sequence[int]) -> None:

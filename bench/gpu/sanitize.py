@@ -9,8 +9,7 @@ import torch
 from seqwarm_kernels import BatchBuffers, alibi_attention, alibi_attention_varlen, resize_batch
 from seqwarm_kernels.ops.backends import why_not
 from seqwarm_kernels.ops.library import overload
-
-from ..resize_batch.implementations import METHODS
+from seqwarm_kernels.self_check.calls import METHODS, MOMENT_SIZES
 
 
 def attention(device: str, dtype: torch.dtype, length: int, **options: Any) -> None:
@@ -46,11 +45,10 @@ def resize(device: str) -> None:
 
 def moments(device: str) -> None:
     """Small and large tensors of several dtypes."""
-    sizes = (1, 0, 7, *range(100, 130), 40_000)
     for backend in ("native", "triton"):
         if why_not("moment_statistics", backend, device) is None:
             for dtype in (torch.float32, torch.bfloat16):
-                tensors = [torch.ones(size, device=device, dtype=dtype) for size in sizes]
+                tensors = [torch.ones(size, device=device, dtype=dtype) for size in MOMENT_SIZES]
                 overload("moment_statistics", backend)(tensors, tensors, tensors)
             print(f"ran moment_statistics {backend}", flush=True)
 

@@ -63,7 +63,8 @@ def _refuse_older_gpus(oldest: tuple[int, int]) -> None:
                 f"the extension is compiled for compute capability {oldest[0]}.{oldest[1]} and newer, "
                 f"{torch.cuda.get_device_name(index)} has {capability[0]}.{capability[1]}"
             )
-            _find_serving()
+    for operator in _implemented if _gpu_problems else ():
+        _find_serving(operator)
 
 
 def load_triton(*modules: str) -> None:
@@ -95,15 +96,14 @@ def register(operator: str, implemented: tuple[str, ...], lacking: Mapping[str, 
     """
     _implemented[operator] = implemented
     _lacking[operator] = dict(lacking or {})
-    _find_serving()
+    _find_serving(operator)
 
 
-def _find_serving() -> None:
-    for operator, implemented in _implemented.items():
-        for device_type in DEVICE_TYPES:
-            _serving[operator, device_type] = tuple(
-                backend for backend in implemented if why_not(operator, backend, device_type) is None
-            )
+def _find_serving(operator: str) -> None:
+    for device_type in DEVICE_TYPES:
+        _serving[operator, device_type] = tuple(
+            backend for backend in _implemented[operator] if why_not(operator, backend, device_type) is None
+        )
 
 
 def operators() -> list[str]:

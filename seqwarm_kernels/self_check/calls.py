@@ -163,13 +163,16 @@ class Resizing:
 
 # ---- moment_statistics
 
+#: Numbers of elements of the tensors: none, few and many.
+MOMENT_SIZES = (1, 0, 7, *range(100, 130), 40_000)
+
 
 @dataclass(frozen=True)
 class Moments:
     """A call of `moment_statistics` on lists of small and large tensors."""
 
     def compare(self, backend: str, device: str, dtype: torch.dtype) -> Iterator[Comparison]:
-        sizes = (1, 0, 7, *range(100, 130), 40_000)
+        sizes = MOMENT_SIZES
         momentum, gradients = ([torch.randn(size, device=device).to(dtype) for size in sizes] for _ in range(2))
         second_moment = [tensor.square() for tensor in momentum]
 

@@ -23,7 +23,8 @@ def start_cuda(monkeypatch):
     monkeypatch.setattr(backends, "_gpu_problems", {})
     monkeypatch.setattr(backends, "_serving", {})
     backends.load_extension()
-    backends._find_serving()
+    for operator in backends.operators():
+        backends._find_serving(operator)
     assert backends.choose("resize_batch", "cuda", None) == "native"  # CUDA has not started
 
     def start(*capabilities):

@@ -38,8 +38,8 @@ def test_the_cuda_resize_can_be_turned_off(monkeypatch):
     served = []
     for on in (True, False):
         monkeypatch.setattr(backends, "_CUDA_RESIZE", on)
-        backends._find_serving()
         for operator in ("resize_batch", "resize_batch_out", "moment_statistics"):
+            backends._find_serving(operator)
             served.append(backends.choose(operator, "cuda", None))
             assert backends.choose(operator, "cpu", None) == "native"
     assert served == ["native", "native", "native", "triton", "triton", "native"]
