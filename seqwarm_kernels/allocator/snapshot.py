@@ -18,9 +18,10 @@ from torch.utils._pytree import tree_leaves
 
 from .distributed import reshard
 from .memory import HostMemory
+from .pinned_buffers import PinnedBuffers
 from .report import mebibytes
 
-#: Elements that are compared or summed at a time.
+#: Elements that are summed at a time.
 _PIECE = 2**22
 #: By bytes of an element. Larger ones are read as several integers.
 _INTEGERS = {1: torch.int8, 2: torch.int16}
@@ -48,7 +49,7 @@ def restore_afterwards(
         stack.callback(_Gradients(parameters).restore)
         stack.callback(_Modules(model).restore)
         stack.callback(_Frozen(model, optimizer).check)
-        stack.callback(_Values(_changing(model, optimizer)).restore)
+        stack.callback(_Values(_changing(model, optimizer, grad_scaler)).restore)
         for each in optimizers_in(optimizer):
             stack.callback(_OptimizerState(each).restore)
         if grad_scaler is not None:
@@ -61,9 +62,7 @@ def missing_host_memory(
     model: nn.Module, optimizer: Optimizer | None = None, grad_scaler: GradScaler | None = None
 ) -> str | None:
     """Return what is wrong if the copies of `restore_afterwards` do not fit into the host's memory, else None."""
-    state = [entries for each in optimizers_in(optimizer) for entries in each.state.values()]
-    scaler = {} if grad_scaler is None else vars(grad_scaler)
-    tensors = [*_changing(model, optimizer), *_tensors_in([state, scaler])]
+    tensors = _changing(model, optimizer, grad_scaler)
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # set by torchrun; each makes copies
     needed = processes * sum(_local_part(tensor).nbytes for tensor in tensors)
     available, total = HostMemory().free()
@@ -76,15 +75,17 @@ def missing_host_memory(
     )
 
 
-def _tensors_in(tree: object) -> list[Tensor]:
-    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
-
-
-def _changing(model: nn.Module, optimizer: Optimizer | None) -> list[Tensor]:
-    """Return the tensors of the model and the optimizer that a training step may change."""
+def _changing(
+    model: nn.Module, optimizer: Optimizer | None = None, grad_scaler: GradScaler | None = None
+) -> list[Tensor]:
+    """Return the tensors that a training step may change, each once."""
+    state: list[Any] = [] if grad_scaler is None else [vars(grad_scaler)]
+    for each in optimizers_in(optimizer):
+        state += [*each.state.values(), *each.param_groups]
+    tensors = [*_parameters(model, optimizer), *model.buffers(), *tree_leaves(state)]
     frozen = {id(parameter) for parameter in _frozen(model, optimizer).values()}
-    tensors = [*_parameters(model, optimizer), *model.buffers()]
-    return [tensor for tensor in tensors if id(tensor) not in frozen]
+    unique = {id(tensor): tensor for tensor in tensors if isinstance(tensor, Tensor)}
+    return [tensor for key, tensor in unique.items() if key not in frozen]
 
 
 def _frozen(model: nn.Module, optimizer: Optimizer | None) -> dict[str, Tensor]:
@@ -118,25 +119,37 @@ def optimizers_in(optimizer: Optimizer | None) -> Iterator[Optimizer]:
 
 
 class _Values:
-    """The contents of tensors."""
+    """The contents of tensors, in pageable host memory."""
 
     def __init__(self, tensors: list[Tensor]) -> None:
         local = [_local_part(tensor) for tensor in tensors]
-        self.copies = [(tensor, tensor.detach().to("cpu", copy=True)) for tensor in local]
+        on_gpu = [tensor for tensor in local if _is_on_gpu(tensor) and _is_plain(tensor) and tensor.is_contiguous()]
+        self.on_gpu = [(tensor, torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")) for tensor in on_gpu]
+        self.buffers = PinnedBuffers() if on_gpu else None
+        if self.buffers is not None:
+            self.buffers.save(self.on_gpu)
+        found = set(map(id, on_gpu))
+        self.others = [(tensor, tensor.detach().to("cpu", copy=True)) for tensor in local if id(tensor) not in found]
 
     def restore(self) -> None:
         with torch.no_grad():
-            for tensor, copied in self.copies:
+            for tensor, copied in self.others:
                 if not _are_equal(tensor, copied):  # an unchanged tensor may overlap itself: no copy into it
                     tensor.copy_(copied)
+        if self.buffers is not None:
+            self.buffers.restore(self.on_gpu)
 
 
 def _are_equal(tensor: Tensor, copied: Tensor) -> bool:
-    """Compare a tensor with its copy in host memory, up to the first piece that differs."""
-    if not (_is_plain(tensor) and tensor.is_contiguous()):
-        return torch.equal(tensor.cpu(), copied)
-    pieces = zip(tensor.view(-1).split(_PIECE), copied.view(-1).split(_PIECE), strict=True)
-    return all(torch.equal(piece.cpu(), expected) for piece, expected in pieces)
+    """Compare a tensor with its copy in host memory, bit for bit where a tensor shows its bits."""
+    tensor = tensor.detach().cpu()
+    return torch.equal(_bits(tensor), _bits(copied)) if _is_plain(tensor) else torch.equal(tensor, copied)
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    """Return the bits of a tensor as integers, in one dimension."""
+    flat = tensor.detach().reshape(-1)
+    return flat.view(_INTEGERS.get(flat.element_size(), torch.int32))
 
 
 class _Frozen:
@@ -157,9 +170,9 @@ class _Frozen:
 
 def _sum_of_bits(parameter: Tensor) -> Tensor:
     """Sum a tensor's bits as integers. Weights differ, so that elements which are swapped or negated change the sum."""
-    values = _local_part(parameter.detach()).reshape(-1)
-    total = torch.zeros((), dtype=torch.int64, device=values.device)
-    for piece in values.view(_INTEGERS.get(values.element_size(), torch.int32)).split(_PIECE):
+    bits = _bits(_local_part(parameter))
+    total = torch.zeros((), dtype=torch.int64, device=bits.device)
+    for piece in bits.split(_PIECE):
         weights = torch.arange(1, 2 * len(piece), 2, device=piece.device)
         total = 3 * total + (piece * weights).sum()
     return total
@@ -169,6 +182,10 @@ def _local_part(tensor: Tensor) -> Tensor:
     """Return the tensor, or a view of this rank's part of a sharded tensor."""
     to_local = getattr(tensor.detach(), "to_local", None)
     return tensor if to_local is None else to_local()
+
+
+def _is_on_gpu(tensor: Tensor) -> bool:
+    return tensor.is_cuda
 
 
 def _is_plain(tensor: Tensor) -> bool:
@@ -224,16 +241,13 @@ class _OptimizerState:
 
 
 class _Entries:
-    """A dict of tensors and plain values, restored in place."""
+    """The entries of a dict. The contents of their tensors are restored with those of the model."""
 
     def __init__(self, entries: dict[Any, Any]) -> None:
         self.entries = entries
-        state = {name: value for name, value in entries.items() if name != "params"}  # saved with the model
-        self.values = _Values(_tensors_in(state))
         self.saved = {name: _copy_plain(value) for name, value in entries.items()}
 
     def restore(self) -> None:
-        self.values.restore()
         _replace_entries(self.entries, self.saved)
 
 
