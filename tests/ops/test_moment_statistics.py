@@ -131,13 +131,58 @@ def test_native_bits_do_not_depend_on_the_threads():
     assert all(torch.equal(found[0], other) for other in found)
 
 
-@interpreted
-def test_more_tensors_and_chunks_than_a_program_reads_at_once(monkeypatch):
+@pytest.fixture
+def small_sizes(monkeypatch):
+    """A chunk of Triton's kernel has 16 elements, and a program reads two table entries or results at a time."""
     from seqwarm_kernels.ops.moment_statistics import triton as host
 
-    monkeypatch.setattr(host, "SEARCH", 4)
-    tensors = [torch.randn(n) for n in (1, 2, host.CHUNK + 5, 3, 4, 5, 6, 7, 8)]
-    check("triton", tensors, [tensor.square() for tensor in tensors[::-1]], tensors)
+    for name, size in {"BLOCK": 16, "STEPS": 1, "CHUNK": 16, "SEARCH": 2}.items():
+        monkeypatch.setattr(host, name, size)
+
+
+@interpreted
+@pytest.mark.parametrize("count", first_fast([9, 1, 2, 3, 4, 5, 8, 17]))
+def test_more_tensors_and_chunks_than_a_program_reads_at_once(small_sizes, count):
+    tensors = [torch.randn(n) for n in [20, *[13] * (count - 1)]]
+    squares = [tensors[0].square()]
+    for _ in range(2):  # the second launch finds the tickets at zero
+        check("triton", tensors, squares, [])
+
+
+@interpreted
+@pytest.mark.parametrize(
+    ("momentum", "second_moments", "gradients"),
+    first_fast([(2, 3, 1), (0, 1, 2), (3, 0, 3), (1, 1, 1), (4, 2, 0), (5, 5, 5)]),
+)
+def test_the_lists_share_groups_of_chunks(small_sizes, momentum, second_moments, gradients):
+    lists = [[torch.randn(15) for _ in range(count)] for count in (momentum, second_moments, gradients)]
+    check("triton", lists[0], [tensor.square() for tensor in lists[1]], lists[2])
+
+
+@interpreted
+def test_nan_in_one_of_many_groups(small_sizes):
+    tensors = [torch.ones(16) for _ in range(5)]
+    tensors[2] = torch.full((16,), math.nan)
+    got = overload(NAME, "triton")(tensors, [torch.ones(16)], []).tolist()
+    assert got == pytest.approx([16, 1, math.nan, math.nan, 0], nan_ok=True)
+
+
+@interpreted
+def test_no_program_adds_up_more_results_than_it_reads_at_once(monkeypatch):
+    from seqwarm_kernels.ops.moment_statistics import triton as host
+    from seqwarm_kernels.ops.moment_statistics import triton_kernel
+
+    for name, size in {"BLOCK": 16, "STEPS": 1, "CHUNK": 16, "SEARCH": 4}.items():
+        monkeypatch.setattr(host, name, size)
+    counts, reduce = [], triton_kernel.reduce_partials
+
+    def counted(totals, maxima, begin, end, BLOCK):
+        counts.append(int(end) - int(begin))
+        return reduce(totals, maxima, begin, end, BLOCK)
+
+    monkeypatch.setattr(triton_kernel, "reduce_partials", counted)
+    check("triton", [torch.randn(16 * 15)], [], [])
+    assert max(counts) == 4
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
@@ -186,13 +231,13 @@ def test_one_launch_and_the_same_bits_each_time(monkeypatch):
 
 
 @interpreted
-def test_the_ticket_of_triton_lies_on_the_device_of_the_launch():
-    from seqwarm_kernels.ops.moment_statistics.triton import make_ticket
+def test_the_tickets_of_triton_lie_on_the_device_of_the_launch():
+    from seqwarm_kernels.ops.moment_statistics.triton import Span, make_table
 
+    spans = (Span(16, 3, torch.float32),), (), ()
     with torch.device("meta"):
-        ticket = make_ticket.__wrapped__(torch.device("cpu"), 0)
-    assert ticket.dtype == torch.int32
-    assert ticket.equal(torch.zeros((), dtype=torch.int32))
+        table = make_table.__wrapped__(spans, torch.device("cpu"), 0)
+    assert table.tickets.equal(torch.zeros(2, dtype=torch.int32))
 
 
 @interpreted

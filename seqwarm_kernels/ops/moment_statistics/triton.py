@@ -15,7 +15,7 @@ from .schema import Statistic, any_tensor, real
 from .triton_kernel import moment_kernel
 
 BLOCK, STEPS = 2048, 8  # a chunk is STEPS blocks of BLOCK elements
-SEARCH = 512  # number of table entries, or of chunks' results, that a program reads at a time
+SEARCH = 512  # number of table entries, or of results, that a program reads at a time
 CHUNK = BLOCK * STEPS
 _ALIGNMENT = 16  # bytes
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)  # the kernel's codes
@@ -28,6 +28,8 @@ class Table(NamedTuple):
     momentum_from: int  #: first chunk of momentum; chunks of second moments come before
     gradients_from: int  #: first chunk of gradients
     chunks: int
+    groups: int  #: of SEARCH chunks
+    tickets: Tensor  #: (groups + 1,), zeros. Launches of one stream never overlap, so they share it
 
 
 class Span(NamedTuple):
@@ -53,13 +55,9 @@ def make_table(lists: tuple[tuple[Span, ...], ...], device: torch.device, stream
     entries = torch.tensor(rows, device="cpu").view(len(rows), 5).t().contiguous()
     if device.type == "cuda":
         entries = entries.pin_memory().to(device, non_blocking=True)
-    return Table(entries, ends[0], ends[1], chunks)
-
-
-@functools.cache
-def make_ticket(device: torch.device, stream: int) -> Tensor:
-    """A zero that the kernel counts up and resets to zero. Launches of one stream never overlap, so they share it."""
-    return torch.zeros((), dtype=torch.int32, device=device)
+    groups = triton.cdiv(chunks, SEARCH)
+    tickets = torch.zeros(groups + 1, dtype=torch.int32, device=device)
+    return Table(entries, ends[0], ends[1], chunks, groups, tickets)
 
 
 def as_read(tensor: Tensor) -> Tensor:
@@ -86,14 +84,15 @@ def moment_statistics(momentum: list[Tensor], second_moment: list[Tensor], gradi
     out = torch.zeros(len(Statistic), dtype=torch.float64, device=device)
     if table.chunks == 0:
         return out
-    totals = torch.empty(table.chunks, dtype=torch.float64, device=device)
-    maxima = torch.empty(table.chunks, dtype=torch.float32, device=device)
+    results = table.chunks + 3 * table.groups
+    totals = torch.empty(results, dtype=torch.float64, device=device)
+    maxima = torch.empty(results, dtype=torch.float32, device=device)
     with on(device):
         moment_kernel[(table.chunks,)](
             table.entries,
             totals,
             maxima,
-            make_ticket(device, stream),
+            table.tickets,
             out,
             table.entries.shape[1],
             table.momentum_from,

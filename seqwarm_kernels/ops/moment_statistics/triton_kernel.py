@@ -2,7 +2,8 @@
 
 A table on the device holds the tensors' addresses. Tensors are cut into chunks, numbered from the first tensor to the
 last, and each program reads one chunk: it looks up the chunk's tensor, and stores the chunk's sum and maximum. The
-program that finishes last adds up all results in the chunks' order, so the bits of the result do not depend on which
+program that finishes last in a group of `SEARCH` chunks adds up the group's results, and the program that finishes last
+of all adds up those of the groups. Both add in the chunks' order, so the bits of the result do not depend on which
 program is last.
 
 Each lane sums `STEPS` numbers in float32; all other sums are float64. No number is negative, so the relative error of
@@ -69,18 +70,23 @@ def load_float32(base, dtype, start, lead, end, BLOCK: tl.constexpr):
 
 @triton.jit
 def entry_of(chunk, first_chunks, entries, chunks, BLOCK: tl.constexpr):
-    """The entry of a chunk's tensor: the last entry whose first chunk is not after `chunk`."""
-    count = 0
-    for start in range(0, entries, BLOCK):
-        index = start + tl.arange(0, BLOCK)
+    """The entry of a chunk's tensor: the last entry whose first chunk is not after `chunk`.
+
+    Each step compares `BLOCK` entries at equal distances, and continues between two of them.
+    """
+    entry = 0
+    distance = entries
+    while distance > 1:
+        distance = tl.cdiv(distance, BLOCK)
+        index = entry + distance * tl.arange(0, BLOCK)
         first = tl.load(first_chunks + index, mask=index < entries, other=chunks)
-        count += tl.sum((first <= chunk).to(tl.int32))
-    return count - 1
+        entry += (tl.sum((first <= chunk).to(tl.int32)) - 1) * distance
+    return entry
 
 
 @triton.jit
 def reduce_partials(totals, maxima, begin, end, BLOCK: tl.constexpr):
-    """The sum and the maximum of the programs' results. If the sum is NaN, so is the maximum, which ignores NaN."""
+    """The sum and the maximum of results. If the sum is NaN, so is the maximum, which ignores NaN."""
     total = tl.zeros([BLOCK], dtype=tl.float64)
     largest = tl.zeros([BLOCK], dtype=tl.float32)
     for start in range(begin, end, BLOCK):
@@ -92,13 +98,24 @@ def reduce_partials(totals, maxima, begin, end, BLOCK: tl.constexpr):
     return total, tl.where(total == total, maximum, total)
 
 
+@triton.jit
+def reduce_group(totals, maxima, begin, end, group_total, group_maximum, BLOCK: tl.constexpr):
+    total, maximum = reduce_partials(totals, maxima, begin, end, BLOCK)
+    tl.store(group_total, total)
+    tl.store(group_maximum, maximum.to(tl.float32))
+
+
 @kernel
 def moment_kernel(
-    table, totals, maxima, ticket, out,
+    table, totals, maxima, tickets, out,
     entries: tl.int32, momentum_from: tl.int32, gradients_from: tl.int32, chunks: tl.int32,
     BLOCK: tl.constexpr, STEPS: tl.constexpr, SEARCH: tl.constexpr,
 ):  # fmt: skip
-    """Chunks before `momentum_from` are second moments; chunks from `gradients_from` on are gradients."""
+    """Chunks before `momentum_from` are second moments; chunks from `gradients_from` on are gradients.
+
+    `totals` and `maxima` hold the results of the chunks, and then those of the groups, for each of the three lists.
+    `tickets` are zero before and after a launch: one for each group, and one for the groups.
+    """
     chunk = tl.program_id(0)
     entry = entry_of(chunk, table + FIRST_CHUNK * entries, entries, chunks, SEARCH)
     base = tl.load(table + BASE * entries + entry)
@@ -121,13 +138,28 @@ def moment_kernel(
     tl.store(totals + chunk, tl.sum(total.to(tl.float64)))
     tl.store(maxima + chunk, tl.max(largest))
     tl.debug_barrier()  # both are written before the ticket is taken
-    if tl.atomic_add(ticket, 1, sem="acq_rel") == chunks - 1:
-        variance_l1, variance_max = reduce_partials(totals, maxima, 0, momentum_from, SEARCH)
-        momentum_l1, momentum_max = reduce_partials(totals, maxima, momentum_from, gradients_from, SEARCH)
-        squares, _ = reduce_partials(totals, maxima, gradients_from, chunks, SEARCH)
-        tl.store(out, variance_l1)
-        tl.store(out + 1, variance_max)
-        tl.store(out + 2, momentum_l1)
-        tl.store(out + 3, momentum_max)
-        tl.store(out + 4, squares)
-        tl.store(ticket, 0)  # for the next launch
+    group = chunk // SEARCH
+    groups = tl.cdiv(chunks, SEARCH)
+    first = group * SEARCH
+    last = tl.minimum(first + SEARCH, chunks)
+    if tl.atomic_add(tickets + group, 1, sem="acq_rel") == last - first - 1:
+        tl.store(tickets + group, 0)  # for the next launch
+        variance, variance_maxima = totals + chunks, maxima + chunks
+        momentum, momentum_maxima = variance + groups, variance_maxima + groups
+        gradients, gradients_maxima = momentum + groups, momentum_maxima + groups
+        from_momentum, from_gradients = tl.maximum(first, momentum_from), tl.maximum(first, gradients_from)
+        to_momentum, to_gradients = tl.minimum(last, momentum_from), tl.minimum(last, gradients_from)
+        reduce_group(totals, maxima, first, to_momentum, variance + group, variance_maxima + group, SEARCH)
+        reduce_group(totals, maxima, from_momentum, to_gradients, momentum + group, momentum_maxima + group, SEARCH)
+        reduce_group(totals, maxima, from_gradients, last, gradients + group, gradients_maxima + group, SEARCH)
+        tl.debug_barrier()
+        if tl.atomic_add(tickets + groups, 1, sem="acq_rel") == groups - 1:
+            variance_l1, variance_max = reduce_partials(variance, variance_maxima, 0, groups, SEARCH)
+            momentum_l1, momentum_max = reduce_partials(momentum, momentum_maxima, 0, groups, SEARCH)
+            squares, _ = reduce_partials(gradients, gradients_maxima, 0, groups, SEARCH)
+            tl.store(out, variance_l1)
+            tl.store(out + 1, variance_max)
+            tl.store(out + 2, momentum_l1)
+            tl.store(out + 3, momentum_max)
+            tl.store(out + 4, squares)
+            tl.store(tickets + groups, 0)
