@@ -88,6 +88,20 @@ def test_the_part_of_tests(run, capsys, tmp_path):
     assert "==== window: exit 0: output\noutput of window\n" in (tmp_path / "device_tests.log").read_text()
 
 
+def test_processes_that_run_together_start_no_pool_of_compilers(run, monkeypatch):
+    threads, call = {}, PretendPrograms.__call__
+
+    def noted(self, arguments, log, cwd, **environment):
+        threads.setdefault(arguments[2], set()).add(environment.get("TORCHINDUCTOR_COMPILE_THREADS"))
+        return call(self, arguments, log, cwd, **environment)
+
+    monkeypatch.setattr(PretendPrograms, "__call__", noted)
+    for part in command.PARTS:
+        run(part)
+    together = ("bench.gpu.steps", "bench.alibi_attention.precompile", "pytest")
+    assert threads == {name: {"1"} for name in together} | {"bench.gpu.stage": {None}}
+
+
 def test_a_step_that_ends_its_process_is_recorded(run):
     records = run("tests", forward=(None, -11))[1]
     [record] = [record for record in records if record.case == "forward"]

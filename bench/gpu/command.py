@@ -48,6 +48,7 @@ _TOGETHER = 8  # steps at a time
 _STEP_SECONDS, _BUILD_SECONDS = 90.0, 240.0  # a process may take
 _START_SECONDS = 15.0  # until a process has imported torch; it then writes its own traceback when the time is over
 _TEST_WORKERS, _COMPILERS = 10, 6
+_NO_POOL = {"TORCHINDUCTOR_COMPILE_THREADS": "1"}  # else each process starts compilers for all cores
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -116,7 +117,7 @@ class Run:
     def _steps_in_a_process(self, names: list[str], seconds: float) -> None:
         seconds = max(1.0, min(seconds, self.end - time.monotonic() - _START_SECONDS))
         command = [*PYTHON, "bench.gpu.steps", *names, "--out", str(self.records), "--seconds", f"{seconds:.0f}"]
-        outcome, text, _ = self._finish(names[0], command, time.monotonic() + seconds + _START_SECONDS)
+        outcome, text, _ = self._finish(names[0], command, time.monotonic() + seconds + _START_SECONDS, **_NO_POOL)
         recorded = {record.case for record in read_device_records(self.records)[1] if record.stage == STEPS}
         for name in names:
             if name not in recorded:
@@ -131,7 +132,7 @@ class Run:
             if importlib.util.find_spec("xdist"):
                 command += ["--numprocesses", str(_TEST_WORKERS)]
         end = self.end - 15
-        environment = pytest_records.environment(self.records, end - time.monotonic())
+        environment = _NO_POOL | pytest_records.environment(self.records, end - time.monotonic())
         start = time.monotonic()
         outcome, text, code = self._finish("pytest", command, end + 10, **environment)
         pytest_records.add_unfinished(self.records)
@@ -145,7 +146,7 @@ class Run:
 
         def compile_share(share: int) -> None:
             command = [*PYTHON, "bench.alibi_attention.precompile", str(share), str(shares)]
-            self._finish(f"precompile {share}", command, end)
+            self._finish(f"precompile {share}", command, end, **_NO_POOL)
 
         with ThreadPoolExecutor(shares) as pool:
             list(pool.map(compile_share, range(shares)))
