@@ -226,6 +226,34 @@ def test_info_without_the_extension(capsys, monkeypatch):
     assert "native     no: it is not built" in text
 
 
+@pytest.mark.parametrize(
+    ("variables", "files", "problem"),
+    [
+        ({}, [], "Triton needs a C compiler, and gcc or clang is not found: install gcc, or set CC"),
+        ({"CC": "icc"}, ["gcc", "Python.h"], "Triton needs a C compiler, and icc is not found"),
+        ({}, ["gcc"], "Python.h: install the headers of Python"),
+        ({}, ["clang", "Python.h"], None),
+        ({"CC": "icc"}, ["icc", "Python.h"], None),
+    ],
+)
+def test_info_on_a_gpu_says_what_triton_needs_to_launch(capsys, monkeypatch, tmp_path, variables, files, problem):
+    pytest.importorskip("triton")
+    for name in files:
+        (tmp_path / name).touch(mode=0o755)
+    monkeypatch.delenv("CC", raising=False)
+    for name, value in {"PATH": str(tmp_path), **variables}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(cli.info.sysconfig, "get_path", lambda name, scheme: str(tmp_path))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    assert run("info") == 0
+    assert "needs" not in capsys.readouterr().out, "there is no GPU"
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "H200")
+    assert run("info") == 0
+    [line] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("triton ")]
+    assert problem in line if problem else "needs" not in line
+
+
 def test_info_without_triton(capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "triton", None)
     assert run("info", "--json") == 0

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import platform
+import shutil
+import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -33,7 +36,8 @@ def run(arguments: argparse.Namespace) -> Result:
 
 
 def collect_info() -> dict[str, Any]:
-    """Installed versions and available backends, as plain values. A `..._problem` says why a value is None."""
+    """Installed versions and available backends, as plain values. A `..._problem` says why a value is None, or what it
+    lacks."""
     import torch
 
     from ..ops import backends
@@ -49,7 +53,7 @@ def collect_info() -> dict[str, Any]:
         "cpu": cpu_name(),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "triton": triton,
-        "triton_problem": triton_problem,
+        "triton_problem": triton_problem or (_launcher_problem() if torch.cuda.device_count() else None),
         "gpus": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
         "extension": extension,
         "extension_problem": extension_problem,
@@ -79,6 +83,15 @@ def _triton_version() -> tuple[str | None, str | None]:
         return None, str(error)
 
 
+def _launcher_problem() -> str | None:
+    """What Triton lacks to launch kernels. On first use it compiles C code for that."""
+    compilers = [os.environ["CC"]] if "CC" in os.environ else ["gcc", "clang"]
+    if not any(map(shutil.which, compilers)):
+        return f"Triton needs a C compiler, and {' or '.join(compilers)} is not found: install gcc, or set CC"
+    header = Path(sysconfig.get_path("include", "posix_prefix")) / "Python.h"
+    return None if header.exists() else f"Triton needs {header}: install the headers of Python (python3-dev)"
+
+
 def _lines(info: dict[str, Any]) -> Iterator[str]:
     def line(name: str, value: str) -> str:
         return f"{name:<16} {value}"
@@ -87,7 +100,7 @@ def _lines(info: dict[str, Any]) -> Iterator[str]:
         yield line(name, info[name])
     yield line("CPU", f"{info['cpu']}, {info['cpu_capability']}")
     yield line("CUDA of torch", info["torch_cuda"] or "none")
-    yield line("triton", info["triton"] or f"none: {info['triton_problem']}")
+    yield line("triton", ": ".join(filter(None, (info["triton"] or "none", info["triton_problem"]))))
     yield line("GPUs", ", ".join(info["gpus"]) or "none")
     extension = info["extension"]
     if extension is None:
