@@ -48,18 +48,20 @@ class RankConsensus:
 def rank_consensus(model: nn.Module, device: torch.device) -> Iterator[RankConsensus]:
     """Yield the consensus of the ranks that hold the same model.
 
-    A rank that leaves a pass of fully_shard early leaves the others in a collective of the model's group. So the ranks
-    agree in a group of their own, in host memory.
+    They agree in a gloo group of their own: a rank that leaves a pass of fully_shard early leaves the others in a
+    collective of the model's group, and NCCL allocates memory of a device that may have none left. Only ranks that are
+    some of all ranks agree in the group of DistributedDataParallel, since making a group takes all ranks.
     """
-    if is_sharded(model):
-        group = torch.distributed.new_group(backend="gloo")
+    wrapper = _find_wrapper(model) if _is_initialized() else None
+    group = None if wrapper is None else wrapper.process_group
+    if is_sharded(model) or (group is not None and group.size() == torch.distributed.get_world_size()):
+        own = torch.distributed.new_group(backend="gloo")
         try:
-            yield RankConsensus(group, device)
+            yield RankConsensus(own, device)
         finally:
-            torch.distributed.destroy_process_group(group)
+            torch.distributed.destroy_process_group(own)
     else:
-        wrapper = _find_wrapper(model) if _is_initialized() else None
-        yield RankConsensus(None if wrapper is None else wrapper.process_group, device)
+        yield RankConsensus(group, device)
 
 
 def _is_initialized() -> bool:

@@ -58,21 +58,20 @@ def restore_afterwards(
         yield
 
 
-def missing_host_memory(
+def check_host_memory(
     model: nn.Module, optimizer: Optimizer | None = None, grad_scaler: GradScaler | None = None
-) -> str | None:
-    """Return what is wrong if the copies of `restore_afterwards` do not fit into the host's memory, else None."""
+) -> None:
+    """Raise MemoryError if the copies of `restore_afterwards` do not fit into the available memory of the host."""
     tensors = _changing(model, optimizer, grad_scaler)
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # set by torchrun; each makes copies
     needed = processes * sum(_local_part(tensor).nbytes for tensor in tensors)
     available, total = HostMemory().free()
-    if total == 0 or needed <= available:
-        return None
-    return (
-        "warmup_allocator keeps copies of parameters, buffers and optimizer state in host memory: "
-        f"{mebibytes(needed)} for {processes} processes, but {mebibytes(available)} are available. "
-        "Without optimizer state less is copied: call warmup_allocator before the first step"
-    )
+    if total != 0 and needed > available:
+        raise MemoryError(
+            "warmup_allocator keeps copies of parameters, buffers and optimizer state in host memory: "
+            f"{mebibytes(needed)} for {processes} processes, but {mebibytes(available)} are available. "
+            "Without optimizer state less is copied: call warmup_allocator before the first step"
+        )
 
 
 def _changing(

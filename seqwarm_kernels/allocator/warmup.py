@@ -5,8 +5,8 @@ from __future__ import annotations
 import gc
 import inspect
 import time
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any, Literal
@@ -27,7 +27,7 @@ from .distributed import Outcome, RankConsensus, is_sharded, rank_consensus, wit
 from .example_batch import TrainingBatches
 from .memory import Memory, fragmentation_advice, is_out_of_memory, memory_of
 from .report import AllocatorReport, LengthMemory, OutOfMemory
-from .snapshot import missing_host_memory, restore_afterwards
+from .snapshot import check_host_memory, restore_afterwards
 from .training_pass import LossFunction, TrainingPass
 
 #: Largest number of rows that batch_size="auto" tries.
@@ -284,13 +284,21 @@ def _limited(memory: Memory, consensus: RankConsensus, sharded: bool, auto: bool
     return memory.limited_to(allocated + (consensus.smallest(room) if sharded else room))
 
 
+@contextmanager
 def _restored(
     consensus: RankConsensus, model: nn.Module, optimizer: Optimizer | None, grad_scaler: GradScaler | None
-) -> AbstractContextManager[None]:
-    missing = missing_host_memory(model, optimizer, grad_scaler)
-    if consensus.largest(int(missing is not None)):
-        raise MemoryError(missing or "warmup_allocator: another rank lacks host memory for its copies")
-    return restore_afterwards(model, optimizer, grad_scaler)
+) -> Iterator[None]:
+    """Restore everything afterwards. If one rank cannot copy its tensors, every rank raises."""
+    with ExitStack() as stack:
+        failure = None
+        try:
+            check_host_memory(model, optimizer, grad_scaler)
+            stack.enter_context(restore_afterwards(model, optimizer, grad_scaler))
+        except Exception as error:
+            failure = error
+        if consensus.largest(int(failure is not None)):
+            raise failure or RuntimeError("warmup_allocator: another rank could not copy its tensors to host memory")
+        yield
 
 
 @dataclass

@@ -2,6 +2,7 @@
 
 import faulthandler
 from datetime import timedelta
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -11,6 +12,8 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
 from seqwarm_kernels import SequenceLengthScheduler, warmup_allocator
+from seqwarm_kernels.allocator import warmup
+from seqwarm_kernels.allocator.distributed import rank_consensus
 
 from ..support.ranks import join_group, leave_group
 from .test_zoo import MAX_LEN, WIDTH, WORDS, Body, ChannelNorm, fails_at
@@ -140,6 +143,38 @@ def one_rank_fails():
     train(model, torch.optim.SGD(model.parameters(), lr=0.1), 2)
 
 
+def ranks_agree_over_gloo(kind):
+    model, _ = wrapped(kind)
+    with rank_consensus(model, torch.device("cuda")) as consensus:
+        assert torch.distributed.get_backend(consensus.group) == "gloo"
+        assert consensus.group not in (getattr(model, "process_group", None), torch.distributed.group.WORLD)
+        assert consensus.largest(torch.distributed.get_rank()) == 1
+        assert consensus.smallest(torch.distributed.get_rank()) == 0
+
+
+def one_rank_cannot_copy(kind):
+    model, _ = wrapped(kind)
+    rank = torch.distributed.get_rank()
+    restore = warmup.restore_afterwards
+    if rank == 1:
+        warmup.restore_afterwards = Mock(side_effect=RuntimeError("no pinned memory"))
+    gradient = next(model.parameters()).grad = torch.zeros_like(next(model.parameters()))
+    with pytest.raises(RuntimeError, match="no pinned memory" if rank == 1 else "another rank could not copy"):
+        warmup_allocator(model, MAX_LEN, loss_fn=loss_of)
+    warmup.restore_afterwards = restore
+    assert next(model.parameters()).grad is gradient
+
+
+def some_of_all_ranks():
+    """The other rank does not call warmup_allocator."""
+    rank = torch.distributed.get_rank()
+    groups = [torch.distributed.new_group([each]) for each in range(2)]
+    model = DistributedDataParallel(Model(), process_group=groups[rank])
+    if rank == 0:
+        assert warmup_allocator(model, MAX_LEN, loss_fn=loss_of).batch_size == 1
+    torch.distributed.barrier()
+
+
 def one_rank_fails_inside_fully_shard(rank, port, where, error, message):
     """The other rank waits in a collective until the timeout of its process group. Both raise an error."""
     faulthandler.dump_traceback_later(60, exit=True)
@@ -163,7 +198,10 @@ def everything_on_a_rank(rank, port, kind):
     inner_optimizer_is_restored()
     one_rank_out_of_memory(kind)
     ranks_with_different_batch_sizes(kind)
+    ranks_agree_over_gloo(kind)
+    one_rank_cannot_copy(kind)
     if kind == "ddp":
+        some_of_all_ranks()
         one_rank_fails()
         compiled_around_the_wrapper()
     leave_group()

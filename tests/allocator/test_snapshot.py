@@ -262,15 +262,15 @@ def test_all_copies_are_counted_before_the_first(monkeypatch):
     leave(model, optimizer, scaler)
     needed = 3 * sum(tensor.nbytes for tensor in copied)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
-    for available, fits in ((needed, True), (needed - 1, False)):
-        monkeypatch.setattr(snapshot.HostMemory, "free", lambda _, available=available: (available, 2**40))
-        missing = snapshot.missing_host_memory(model, optimizer, scaler)
-        assert (missing is None) == fits
-    assert "0 MiB for 3 processes, but 0 MiB are available" in missing
+    monkeypatch.setattr(snapshot.HostMemory, "free", lambda _: (needed, 2**40))
+    snapshot.check_host_memory(model, optimizer, scaler)
+    monkeypatch.setattr(snapshot.HostMemory, "free", lambda _: (needed - 1, 2**40))
+    with pytest.raises(MemoryError, match="0 MiB for 3 processes, but 0 MiB are available"):
+        snapshot.check_host_memory(model, optimizer, scaler)
     with pytest.raises(MemoryError, match="for 3 processes"):
         warmup_allocator(model, 8, optimizer=optimizer, grad_scaler=scaler, example_batch=torch.ones(1, 3))
     monkeypatch.setattr(snapshot.HostMemory, "free", lambda _: (0, 0))  # not Linux
-    assert snapshot.missing_host_memory(model, optimizer, scaler) is None
+    snapshot.check_host_memory(model, optimizer, scaler)
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
