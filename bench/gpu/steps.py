@@ -14,7 +14,6 @@ import os
 import shutil
 import subprocess
 import sys
-import sysconfig
 import time
 import traceback
 from collections.abc import Callable
@@ -25,6 +24,7 @@ import torch
 from torch import Tensor
 
 from seqwarm_kernels import alibi_attention, resize_batch
+from seqwarm_kernels.cli.info import launcher_problem
 from seqwarm_kernels.ops import backends
 from seqwarm_kernels.self_check.calls import CALLS, METHODS, Attention, Call, PackedAttention
 from seqwarm_kernels.self_check.exact import Exact
@@ -42,10 +42,8 @@ Step = Callable[[torch.device], None]
 
 
 def compiler(device: torch.device) -> None:
-    """Triton compiles a C file for each kernel."""
-    subprocess.run([os.environ.get("CC", "gcc"), "--version"], check=True)
-    header = Path(sysconfig.get_path("include")) / "Python.h"
-    assert header.exists(), f"{header} does not exist: install Python's headers"
+    problem = launcher_problem()
+    assert problem is None, problem
 
 
 def packages(device: torch.device) -> None:

@@ -53,7 +53,7 @@ def collect_info() -> dict[str, Any]:
         "cpu": cpu_name(),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "triton": triton,
-        "triton_problem": triton_problem or (_launcher_problem() if torch.cuda.device_count() else None),
+        "triton_problem": triton_problem or (launcher_problem() if torch.cuda.device_count() else None),
         "gpus": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
         "extension": extension,
         "extension_problem": extension_problem,
@@ -83,7 +83,7 @@ def _triton_version() -> tuple[str | None, str | None]:
         return None, str(error)
 
 
-def _launcher_problem() -> str | None:
+def launcher_problem() -> str | None:
     """What Triton lacks to launch kernels. On first use it compiles C code for that."""
     compilers = [os.environ["CC"]] if "CC" in os.environ else ["gcc", "clang"]
     if not any(map(shutil.which, compilers)):

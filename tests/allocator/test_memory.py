@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from bench.common import timing
 from seqwarm_kernels import SequenceLengthScheduler, warmup_allocator
 from seqwarm_kernels.allocator import memory, warmup
 from seqwarm_kernels.allocator.memory import HostMemory
@@ -261,6 +262,15 @@ def test_a_limit_of_the_allocator_is_lifted_at_the_end(monkeypatch):
     with device.limited_to(100), device.limited_to(400):
         pass
     assert fractions == [1.0, 0.25, 1.0, 0.5, 0.5, 0.5, 1.0]
+
+
+def test_a_segment_that_grows_counts_as_an_allocation(monkeypatch):
+    """Under expandable segments, segments are hardly ever allocated: they grow."""
+    counters = {"num_device_alloc": 7, "segment.all.allocated": 1}
+    monkeypatch.setattr(torch.cuda, "memory_stats", lambda device=None: counters)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert memory.DeviceMemory(torch.device("cuda")).allocations() == 7
+    assert timing.device_allocations() == 7
 
 
 def test_ranks_of_fully_shard_have_the_same_room(monkeypatch):

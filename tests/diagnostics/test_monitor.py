@@ -2,12 +2,14 @@
 
 import json
 import math
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
 
 from seqwarm_kernels.diagnostics import StepRecord, TrainingMonitor
+from seqwarm_kernels.diagnostics.device_to_host import DelayedReader, Row
 
 from .plain import model_of, statistics_of, train_step
 
@@ -257,6 +259,29 @@ def test_numbers_are_checked_before_a_step_counts(optimizer, loss, numbers, erro
     with pytest.raises((ValueError, TypeError), match=error):
         monitor.observe(loss, **numbers)
     assert monitor.state_dict()["steps"] == 0
+
+
+class OnGpu(torch.Tensor):
+    """In memory of the host, but says that it is on a GPU."""
+
+    is_cuda = True
+
+
+def test_numbers_of_a_gpu_arrive_one_block_later_whatever_the_default_device(monkeypatch):
+    events, empty = [], torch.empty
+    with torch.device("meta"):
+        assert empty(0).is_meta  # torch notes its functions at the first of these calls
+    monkeypatch.setattr(torch, "empty", lambda *size, pin_memory, **options: empty(*size, **options))
+    monkeypatch.setattr(torch.cuda, "Event", lambda: events.append(Mock()) or events[-1])
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: device)
+    reader, found = DelayedReader(2), []
+    for number in range(5):
+        row = Row(number, torch.tensor([float(number), 1.0]).as_subclass(OnGpu))
+        with torch.device("meta"):
+            found.append(reader.add(row))
+    assert found == [[], [], [], [(0, [0, 1]), (1, [1, 1])], []]
+    assert [event.synchronize.called for event in events] == [True, False]
+    assert reader.read_all() == [(2, [2, 1]), (3, [3, 1]), (4, [4, 1])]
 
 
 @pytest.mark.gpu

@@ -238,6 +238,7 @@ def test_the_tickets_of_triton_lie_on_the_device_of_the_launch():
     with torch.device("meta"):
         table = make_table.__wrapped__(spans, torch.device("cpu"), 0)
     assert table.tickets.equal(torch.zeros(2, dtype=torch.int32))
+    assert table.entries.tolist() == [[16], [0], [3], [0], [0]]
 
 
 @interpreted
