@@ -68,12 +68,12 @@ def check_reports(reports, chip, head_dim):
             assert 2 * report["shared_bytes"] <= SHARED_LIMIT[chip] - 1024, report  # 1 KiB belongs to each program
             assert 2 * report["registers"] * 32 * num_warps(report) <= 65536, report
         assert report["registers"] > 16, f"compiled to an empty kernel: {report}"
-        if report["dtype"] == "fp32":
+        if report["dtype"] == "fp32" and report["variant"] != "tf32":
             continue
         if report["kernel"] in PRODUCTS:
             assert report["matrix"] > 0, report
             assert report["pipelined"] == report["loops"] >= 2, report
-        if head_dim <= 128:  # with a mask or packing, kernels may spill a little: they clear tiles in registers
+        if head_dim <= 128:  # kernels that clear tiles in registers, or are not the default, may spill a little
             plain = report["variant"].startswith(("causal", "full"))
             most = SPILL_LIMIT[chip] if plain and PINNED else 256
             assert report["spilled_bytes"] <= most, report

@@ -65,7 +65,7 @@ _OPTIONAL = {
 }
 _DENSE = {"out", "grad_query", "grad_key", "grad_value"}
 
-#: Kinds of calls: causal or not, and the optional arguments that are passed.
+#: Kinds of calls: causal or not, the optional arguments that are passed, no bulk copies, products in TF32.
 VARIANTS: dict[str, dict[str, Any]] = {
     "causal": {"causal": True},
     "full": {"causal": False},
@@ -76,6 +76,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "packed": {"causal": True, "limited": True, "present": {"cu_seqlens_q", "cu_seqlens_k", "packed_value"}},
     "mask": {"causal": False, "present": {"key_padding_mask"}},
     "dropout": {"causal": True, "present": {"dropout_seed"}},
+    "pointers": {"causal": False, "pointers": True},
+    "tf32": {"causal": False, "dtype": "fp32", "precision": "tf32"},
 }
 
 
@@ -98,7 +100,8 @@ class CompiledKernel:
 
 
 def _access(chip: int, dtype: str, variant: dict[str, Any]) -> int:
-    bulk = chip in BULK_COPIES and BYTES[dtype] == 2 and "key_padding_mask" not in variant.get("present", ())
+    by_pointers = "pointers" in variant or "key_padding_mask" in variant.get("present", ())
+    bulk = chip in BULK_COPIES and BYTES[dtype] == 2 and not by_pointers
     return BULK.value if bulk else ALIGNED.value
 
 
@@ -124,7 +127,7 @@ def _signature(kernel: str, tiles: Tiles, head_dim: int, dtype: str, access: int
         "TILES": RANGE_TILES,
         "CHUNK": RANGE_CHUNK,
         "ACCESS": ALIGNED.value if kernel in SIMPLE else access,
-        "PRECISION": "ieee",
+        "PRECISION": variant.get("precision", "ieee"),
         "NORM_BLOCK": NORM_BLOCK,
     }
     present = variant.get("present", ())
@@ -197,14 +200,17 @@ def configurations(chips: Iterable[int], head_dims: Iterable[int]) -> Iterator[t
                 if head_dim == 64:
                     yield kernel, chip, head_dim, "fp16", variants[-1]
                 if head_dim in (64, 128) and kernel not in SIMPLE:
-                    others = [name for name in VARIANTS if name not in variants and _differs(name, kernel, chip)]
-                    yield from [(kernel, chip, head_dim, "bf16", variant) for variant in others]
+                    others = VARIANTS.keys() - set(variants)
+                    for name in sorted(name for name in others if _differs(name, kernel, chip, head_dim)):
+                        yield kernel, chip, head_dim, VARIANTS[name].get("dtype", "bf16"), name
 
 
-def _differs(variant: str, kernel: str, chip: int) -> bool:
+def _differs(variant: str, kernel: str, chip: int, head_dim: int) -> bool:
     """Whether the variant is another kernel than "causal" and "full" are."""
     if variant == "slopes":
         return kernel == "backward_query"
+    if variant in ("pointers", "tf32"):  # not the default, so the larger head dim is enough
+        return head_dim == 128 and (variant == "tf32" or chip in BULK_COPIES)
     return chip == 90 or "programs" not in VARIANTS[variant]
 
 
