@@ -120,7 +120,8 @@ def warmup_allocator(
     Raises:
         TypeError: An argument has the wrong type.
         MemoryError: The copies do not fit into the available host memory.
-        RuntimeError: The model has changed a frozen parameter, which is not copied, or another rank has failed.
+        RuntimeError: The model has changed a frozen parameter, which is not copied, the driver does not pin two buffers
+            of 16 MiB in host memory, or another rank has failed.
         ValueError: The inputs of the model cannot be guessed, or an argument has an invalid value.
         torch.OutOfMemoryError: The requested batch size does not fit, and `raise_out_of_memory` is True.
     """

@@ -116,3 +116,15 @@ def test_a_driver_that_does_not_pin(device, monkeypatch):
     with pytest.raises(RuntimeError, match="pinned host memory, which the driver does not allocate: CUDA error: oper"):
         context.__enter__()
     assert weight.grad is gradient
+
+
+@pytest.mark.gpu
+def test_on_a_gpu():
+    tensors = [torch.randn(size, device="cuda") for size in (3, 2**22 + 1, 2**23)]
+    before = [tensor.clone() for tensor in tensors]
+    values = snapshot._Values(tensors)
+    assert all(buffer.is_pinned() for buffer in values.buffers.buffers)
+    for tensor in tensors:
+        tensor.zero_()
+    values.restore()
+    assert all(map(torch.equal, tensors, before))
