@@ -4,8 +4,19 @@
 #pragma once
 
 #include "problem.h"
+#include "short_sequences.h"
+
+#include <c10/util/FunctionRef.h>
 
 namespace seqwarm {
+
+// Short sequences that share a tile, and the key head. The call writes the next item of the calling thread, or returns
+// false.
+struct ShortItem {
+  Group group;
+  int64_t key_head;
+};
+using NextShortItem = c10::function_ref<bool(ShortItem&)>;
 
 // `scratch` belongs to the calling thread, is aligned to 64 bytes, and has the size that the _bytes function returns.
 struct Kernels {
@@ -15,6 +26,10 @@ struct Kernels {
   void (*backward)(const Problem&, const BackwardInputs&, const BackwardOutputs&, const Item&, char* scratch);
   // Sums the partial gradients of all chunks of a key head, in order.
   void (*sum_chunks)(const Problem&, const BackwardOutputs&, const Item& first);
+  int64_t (*short_forward_bytes)(const Problem&);
+  void (*short_forward)(const Problem&, const ForwardOutputs&, NextShortItem, char* scratch);
+  int64_t (*short_backward_bytes)(const Problem&);
+  void (*short_backward)(const Problem&, const BackwardInputs&, const BackwardOutputs&, NextShortItem, char* scratch);
 };
 
 extern const Kernels kernels_DEFAULT;
@@ -33,6 +48,12 @@ void backward(
     const Problem& problem, const BackwardInputs& inputs, const BackwardOutputs& outputs, const Item& item,
     char* scratch);
 void sum_chunks(const Problem& problem, const BackwardOutputs& outputs, const Item& first);
+int64_t short_forward_bytes(const Problem& problem);
+void short_forward(const Problem& problem, const ForwardOutputs& outputs, NextShortItem next, char* scratch);
+int64_t short_backward_bytes(const Problem& problem);
+void short_backward(
+    const Problem& problem, const BackwardInputs& inputs, const BackwardOutputs& outputs, NextShortItem next,
+    char* scratch);
 
 }  // namespace CPU_CAPABILITY
 #endif

@@ -9,6 +9,7 @@
 #include "kernels.h"
 #include "problem.h"
 #include "products.h"
+#include "short_sequences.h"
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
@@ -197,6 +198,46 @@ int64_t count_chunks(const Problem& problem, int64_t threads, int64_t items_of_e
   return std::clamp<int64_t>(wanted, 1, std::max<int64_t>(tiles, 1));
 }
 
+// Memory for a thread, aligned to a cache line.
+class Scratch {
+ public:
+  explicit Scratch(int64_t bytes) : memory_(at::empty({bytes + 64}, at::kByte)) {}
+
+  char* data() const {
+    char* memory = static_cast<char*>(memory_.data_ptr());
+    return memory + (64 - reinterpret_cast<uintptr_t>(memory) % 64) % 64;
+  }
+
+ private:
+  Tensor memory_;
+};
+
+// Calls run(next, scratch) on every thread, for all heads of all groups: neighboring heads are neighbors in memory.
+template <typename Run>
+void for_each_short_item(
+    const Problem& problem, const ShortSequences& sequences, int64_t threads, int64_t scratch_bytes, const Run& run) {
+  const auto num_groups = static_cast<int64_t>(sequences.groups.size()), num_heads = problem.num_key_heads;
+  const int64_t at_once = num_groups >= 2 * threads ? num_heads : 1;
+  std::atomic<int64_t> start{0};
+  at::parallel_for(0, std::min(threads, num_groups * num_heads / at_once), 1, [&](int64_t, int64_t) {
+    const Scratch scratch(scratch_bytes);
+    int64_t index = 0, end = 0;
+    const auto next = [&](ShortItem& item) {
+      if (index == end) {
+        index = start.fetch_add(at_once);
+        end = index + at_once;
+      }
+      if (index >= num_groups * num_heads) {
+        return false;
+      }
+      item = {sequences.groups[index / num_heads], index % num_heads};
+      ++index;
+      return true;
+    };
+    run(next, scratch.data());
+  });
+}
+
 // Calls run(item, scratch) for every item. The last heads have the flattest slopes, take longest, and come first.
 template <typename Run>
 void for_each_item(const Problem& problem, int64_t threads, int64_t num_chunks, int64_t scratch_bytes, const Run& run) {
@@ -204,18 +245,25 @@ void for_each_item(const Problem& problem, int64_t threads, int64_t num_chunks, 
   const int64_t num_workers = std::min(threads, num_items);
   std::atomic<int64_t> next{0};
   at::parallel_for(0, num_workers, 1, [&](int64_t, int64_t) {
-    const Tensor scratch = at::empty({scratch_bytes + 64}, at::kByte);
-    char* memory = static_cast<char*>(scratch.data_ptr());
-    memory += (64 - reinterpret_cast<uintptr_t>(memory) % 64) % 64;
+    const Scratch scratch(scratch_bytes);
     for (int64_t index = next++; index < num_items; index = next++) {
       const int64_t head = index / num_chunks / problem.batch_size;
       run(Item{
               index / num_chunks % problem.batch_size, problem.num_key_heads - 1 - head, index % num_chunks,
               num_chunks},
-          memory);
+          scratch.data());
     }
     finish_multiplying();
   });
+}
+
+// All keys.
+void fill_ranges(const Tensor& ranges, int64_t key_length) {
+  int32_t* range = ranges.data_ptr<int32_t>();
+  for (int64_t index = 0; index < ranges.numel(); index += 2) {
+    range[index] = 0;
+    range[index + 1] = static_cast<int32_t>(key_length);
+  }
 }
 
 template <typename Options>
@@ -232,13 +280,21 @@ FourTensors forward(
   const Tensor ranges = at::empty(rows, query.options().dtype(at::kInt));
   if (query.numel() > 0) {
     Inputs inputs(query, key, value, slopes);
-    const Problem problem = describe(inputs, options);
+    Problem problem = describe(inputs, options);
     const ForwardOutputs outputs{
         strided(out), lse.data_ptr<float>(), log2_sum.data_ptr<float>(), ranges.data_ptr<int32_t>()};
     const int64_t threads = usable_threads(problem);
-    for_each_item(
-        problem, threads, count_chunks(problem, threads, 4), kernels().forward_bytes(problem),
-        [&](const Item& item, char* scratch) { kernels().forward(problem, outputs, item, scratch); });
+    if (const ShortSequences sequences = short_sequences_of(problem); !sequences.groups.empty()) {
+      problem.native_products = false;
+      fill_ranges(ranges, problem.key_length);
+      for_each_short_item(
+          problem, sequences, threads, kernels().short_forward_bytes(problem),
+          [&](NextShortItem next, char* scratch) { kernels().short_forward(problem, outputs, next, scratch); });
+    } else {
+      for_each_item(
+          problem, threads, count_chunks(problem, threads, 4), kernels().forward_bytes(problem),
+          [&](const Item& item, char* scratch) { kernels().forward(problem, outputs, item, scratch); });
+    }
   }
   return {out, lse, log2_sum, ranges};
 }
@@ -280,10 +336,12 @@ FourTensors backward(
   const Tensor lse = lse_.contiguous(), log2_sum = log2_sum_.contiguous(), ranges = ranges_.contiguous();
   const Tensor slope_rows = slopes_need_grad ? at::empty_like(lse) : Tensor();
   Inputs tensors(query, key, value, slopes);
-  const Problem problem = describe(tensors, options);
+  Problem problem = describe(tensors, options);
   const int64_t threads = usable_threads(problem);
+  const ShortSequences sequences = short_sequences_of(problem);
+  const bool is_short = !sequences.groups.empty();
   const int64_t num_chunks = count_chunks(problem, threads, 2);  // each chunk has gradients of all keys of its head
-  const bool chunked = num_chunks > 1;
+  const bool chunked = num_chunks > 1 && !is_short;
   const int64_t num_items = problem.batch_size * problem.num_key_heads * num_chunks;
   const Tensor partial =
       at::empty({chunked ? num_items * 2 * padded_keys(problem.key_length) * padded_dims(problem) : 0}, lse.options());
@@ -293,9 +351,16 @@ FourTensors backward(
   const BackwardOutputs outputs{
       strided(grad_query), strided(grad_key), strided(grad_value),
       slopes_need_grad ? slope_rows.data_ptr<float>() : nullptr, partial.data_ptr<float>()};
-  for_each_item(
-      problem, threads, num_chunks, kernels().backward_bytes(problem, chunked),
-      [&](const Item& item, char* scratch) { kernels().backward(problem, inputs, outputs, item, scratch); });
+  if (is_short) {
+    problem.native_products = false;
+    for_each_short_item(
+        problem, sequences, threads, kernels().short_backward_bytes(problem),
+        [&](NextShortItem next, char* scratch) { kernels().short_backward(problem, inputs, outputs, next, scratch); });
+  } else {
+    for_each_item(
+        problem, threads, num_chunks, kernels().backward_bytes(problem, chunked),
+        [&](const Item& item, char* scratch) { kernels().backward(problem, inputs, outputs, item, scratch); });
+  }
   if (chunked) {
     at::parallel_for(0, problem.batch_size * problem.num_key_heads, 1, [&](int64_t first, int64_t last) {
       for (int64_t index = first; index < last; ++index) {

@@ -10,17 +10,25 @@
 namespace seqwarm {
 inline namespace CPU_CAPABILITY {
 
+// Calls function(T()) with the dtype of the inputs.
+template <typename Function>
+inline void with_input_type(const Problem& problem, const Function& function) {
+  if (problem.input_type == InputType::Float) {
+    function(float());
+  } else if (problem.input_type == InputType::Half) {
+    function(c10::Half());
+  } else {
+    function(c10::BFloat16());
+  }
+}
+
 // Calls function(T(), P()) with the dtype of the inputs and the dtype of the products.
 template <typename Function>
 inline void with_types(const Problem& problem, const Function& function) {
-  if (problem.input_type == InputType::Float) {
-    function(float(), float());
-  } else if (problem.input_type == InputType::Half) {
-    function(c10::Half(), float());
-  } else if (problem.native_products) {
+  if (problem.native_products) {
     function(c10::BFloat16(), c10::BFloat16());
   } else {
-    function(c10::BFloat16(), float());
+    with_input_type(problem, [&](auto input) { function(input, float()); });
   }
 }
 

@@ -1,0 +1,217 @@
+// Backward of short sequences, with rows of gradients as in short_forward.cpp:
+//
+//     S = K · Qᵀ     P = exp(S − lse)     dP = V · dOᵀ     dS = P ∘ (dP − delta)     delta = Σ P ∘ dP − dlse
+//     dV += P · dO        dK += scale · dS · Q        dQ = scale · dSᵀ · K        dslope = −Σ dS ∘ distance
+
+#include "kernels.h"
+#include "short_products.h"
+#include "short_rows.h"
+#include "short_tile.h"
+#include "types.h"
+
+namespace seqwarm {
+inline namespace CPU_CAPABILITY {
+namespace {
+
+template <typename T>
+class ShortBackward {
+ public:
+  ShortBackward(const Problem& problem, Arena& arena)
+      : problem_(problem),
+        dims_(padded_dims(problem)),
+        tile_(problem),
+        query_rows_(arena, problem),
+        grad_out_rows_(arena, problem),
+        key_rows_(arena, problem),
+        value_rows_(arena, problem),
+        query_(arena.take<float>(piece_width * dims_)),
+        grad_out_(arena.take<float>(piece_width * dims_)),
+        rows_(arena.take<float>(piece_width * dims_)),
+        weights_(arena.take<float>(most_queries * piece_width)),
+        grad_scores_(arena.take<float>(most_queries * piece_width)),
+        keep_(arena.take<float>(problem.dropout.active ? most_queries * piece_width : 0)),
+        grad_key_(arena.take<float>(most_queries * dims_)),
+        grad_value_(arena.take<float>(most_queries * dims_)) {}
+
+  void run(const BackwardInputs& inputs, const BackwardOutputs& outputs, const Group& group, int64_t key_head) {
+    tile_.place(group);
+    key_rows_.open_keys(problem_.key, tile_, key_head);
+    value_rows_.open_keys(problem_.value, tile_, key_head);
+    std::fill_n(grad_key_, tile_.num_keys() * dims_, 0.f);
+    std::fill_n(grad_value_, tile_.num_keys() * dims_, 0.f);
+    const int64_t group_size = problem_.num_heads / problem_.num_key_heads;
+    for (int64_t head = key_head * group_size; head < (key_head + 1) * group_size; ++head) {
+      tile_.set_head(head);
+      query_rows_.open_queries(problem_.query, tile_, true);
+      grad_out_rows_.open_queries(inputs.grad_out, tile_, true);
+      tile_.for_each_piece([&](const ShortPiece& piece) { differentiate(inputs, outputs, piece); });
+    }
+    store_key_gradients(outputs, key_head);
+  }
+
+ private:
+  void differentiate(const BackwardInputs& inputs, const BackwardOutputs& outputs, const ShortPiece& piece) {
+    load_sums(inputs, piece);
+    query_rows_.transpose_piece(tile_, piece, query_, rows_);
+    grad_out_rows_.transpose_piece(tile_, piece, grad_out_, rows_);
+    tile_.for_each_span(piece, [&](const Span& span) {
+      multiply_keys(span, key_rows_, query_, weights_);
+      multiply_keys(span, value_rows_, grad_out_, grad_scores_);
+    });
+    if (problem_.dropout.active) {
+      keep_short(problem_, tile_, piece, problem_.dropout.inverse_keep, keep_);
+    }
+    for_each_group(0, piece_width, [&](auto vectors, int64_t lane) {
+      this->template differentiate_scores<vectors.value>(piece, lane, outputs.slope_rows != nullptr);
+    });
+    tile_.for_each_span(piece, [&](const Span& span) { add_up(outputs, piece, span); });
+  }
+
+  void multiply_keys(const Span& span, const ShortRows<T>& rows, const float* columns, float* products) const {
+    const Rows<float> keys = rows.keys(span);
+    multiply_short(
+        span.num_keys, piece_width, dims_, {keys.data, keys.ld, 1}, {columns, piece_width},
+        products + span.score_row * piece_width, piece_width, false);
+  }
+
+  void load_sums(const BackwardInputs& inputs, const ShortPiece& piece) {
+    std::fill_n(log2_sum_, piece_width, infinity);  // gives weights of 0
+    std::fill_n(grad_lse_, piece_width, 0.f);
+    tile_.for_each_span(piece, [&](const Span& span) {
+      for (int64_t index = 0; index < span.width; ++index) {
+        const int64_t place = tile_.place_of(span, index), lane = span.column - piece.column + index;
+        if (tile_.sees(span.column + index) && inputs.lse[place] != -infinity) {
+          log2_sum_[lane] = inputs.log2_sum[place];
+          grad_lse_[lane] = inputs.grad_lse == nullptr ? 0 : inputs.grad_lse[place];
+        }
+      }
+    });
+  }
+
+  // Turns products with keys into weights, and products with values into gradients of scores, times the scale.
+  template <int vectors>
+  void differentiate_scores(const ShortPiece& piece, int64_t lane, bool with_slopes) {
+    const BiasedScores<vectors, true> biased(piece.biases, lane);
+    const bool dropping = problem_.dropout.active;
+    for (int v = 0; v < vectors; ++v) {
+      const int64_t first = lane + v * lanes;
+      const Vec zero = Vec::loadu(log2_sum_ + first), grad_lse = Vec::loadu(grad_lse_ + first);
+      const Vec center = Vec::loadu(piece.biases.center + first);
+      Vec delta(0.f), sum(0.f), sum_distant(0.f), mean_distance(0.f);
+      for (int64_t key = 0; key < piece.num_keys; ++key) {
+        const int64_t place = key * piece_width + first;
+        const Vec weight = exp2(biased(Vec::loadu(weights_ + place), key, v) - zero);
+        Vec grad_weight = Vec::loadu(grad_scores_ + place);
+        if (dropping) {
+          grad_weight = grad_weight * Vec::loadu(keep_ + place);
+        }
+        // With the keys of another sequence, products may be NaN and `keep_` is not set.
+        grad_weight = Vec::blendv(grad_weight, Vec(0.f), weight == Vec(0.f));
+        delta = at::vec::fmadd(weight, grad_weight, delta);
+        weight.store(weights_ + place);
+        grad_weight.store(grad_scores_ + place);
+      }
+      delta = delta - grad_lse;
+      for (int64_t key = 0; key < piece.num_keys; ++key) {
+        const int64_t place = key * piece_width + first;
+        const Vec weight = Vec::loadu(weights_ + place);
+        const Vec grad_score = weight * (Vec::loadu(grad_scores_ + place) - delta);
+        if (with_slopes) {
+          const Vec distance = (center - Vec(static_cast<float>(key))).abs();
+          sum = sum + grad_score;
+          sum_distant = at::vec::fmadd(grad_score, distance, sum_distant);
+          mean_distance = at::vec::fmadd(weight, distance, mean_distance);
+        }
+        (dropping ? weight * Vec::loadu(keep_ + place) : weight).store(weights_ + place);
+        (grad_score * Vec(problem_.scale)).store(grad_scores_ + place);
+      }
+      // Exact score gradients sum to the gradient of lse. Their difference is rounding, which enters the sum times the
+      // mean distance.
+      (sum_distant - (sum - grad_lse) * mean_distance).store(grad_slope_ + first);
+    }
+  }
+
+  void add_up(const BackwardOutputs& outputs, const ShortPiece& piece, const Span& span) {
+    const int64_t first = span.column - piece.column, scores = span.score_row * piece_width + first;
+    const Rows<float> keys = key_rows_.keys(span);
+    multiply_short(
+        span.num_keys, dims_, span.width, {weights_ + scores, piece_width, 1}, grad_out_rows_.queries(span),
+        grad_value_ + span.place * dims_, dims_, true);
+    multiply_short(
+        span.num_keys, dims_, span.width, {grad_scores_ + scores, piece_width, 1}, query_rows_.queries(span),
+        grad_key_ + span.place * dims_, dims_, true);
+    const ShortResult<T> grad_query(
+        problem_, outputs.grad_query, span.sequence->batch, tile_.head(), span.query, rows_);
+    multiply_short(
+        span.width, dims_, span.num_keys, {grad_scores_ + scores, 1, piece_width}, keys, grad_query.data(),
+        grad_query.ld(), false);
+    for (int64_t index = 0; index < span.width; ++index) {
+      const int64_t column = span.column + index;
+      if (!tile_.sees(column)) {
+        std::fill_n(grad_query.data() + index * grad_query.ld(), dims_, 0.f);
+      }
+      if (outputs.slope_rows != nullptr) {
+        const float from_beyond = tile_.beyond(column) * grad_lse_[first + index];
+        outputs.slope_rows[tile_.place_of(span, index)] =
+            tile_.sees(column) ? -grad_slope_[first + index] - from_beyond : 0.f;
+      }
+    }
+    grad_query.finish(span.width);
+  }
+
+  void store_key_gradients(const BackwardOutputs& outputs, int64_t key_head) const {
+    int64_t place = 0;
+    for (const Sequence* sequence = tile_.group().begin; sequence != tile_.group().end; ++sequence) {
+      for (int64_t key = 0; key < sequence->num_keys; ++key, ++place) {
+        const auto store = [&](const Strided& tensor, const float* sums) {
+          T* row = tensor.row<T>(sequence->batch, key_head, sequence->first_key + key);
+          load_row(sums + place * dims_, row, problem_.head_dim, problem_.head_dim);
+        };
+        store(outputs.grad_key, grad_key_);
+        store(outputs.grad_value, grad_value_);
+      }
+    }
+  }
+
+  const Problem& problem_;
+  const int64_t dims_;
+  ShortTile tile_;
+  ShortRows<T> query_rows_;
+  ShortRows<T> grad_out_rows_;
+  ShortRows<T> key_rows_;
+  ShortRows<T> value_rows_;
+  float* query_;  // (dims, queries)
+  float* grad_out_;
+  float* rows_;
+  float* weights_;  // (keys, queries)
+  float* grad_scores_;
+  float* keep_;
+  float* grad_key_;  // (keys, dims)
+  float* grad_value_;
+  float log2_sum_[piece_width];
+  float grad_lse_[piece_width];
+  float grad_slope_[piece_width];
+};
+
+}  // namespace
+
+int64_t short_backward_bytes(const Problem& problem) {
+  Arena arena(nullptr);
+  with_input_type(problem, [&](auto input) { ShortBackward<decltype(input)>(problem, arena); });
+  return arena.used();
+}
+
+void short_backward(
+    const Problem& problem, const BackwardInputs& inputs, const BackwardOutputs& outputs, NextShortItem next,
+    char* scratch) {
+  with_input_type(problem, [&](auto input) {
+    Arena arena(scratch);
+    ShortBackward<decltype(input)> backward(problem, arena);
+    for (ShortItem item; next(item);) {
+      backward.run(inputs, outputs, item.group, item.key_head);
+    }
+  });
+}
+
+}  // namespace CPU_CAPABILITY
+}  // namespace seqwarm

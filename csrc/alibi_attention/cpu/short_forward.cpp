@@ -1,0 +1,159 @@
+// Forward of short sequences. Rows of the output are queries, so that each sums over the keys of its own sequence:
+//
+//     S (keys, queries) = K · Qᵀ        O (queries, dims) = softmax(S)ᵀ · V
+
+#include "kernels.h"
+#include "short_products.h"
+#include "short_rows.h"
+#include "short_tile.h"
+#include "types.h"
+
+namespace seqwarm {
+inline namespace CPU_CAPABILITY {
+namespace {
+
+template <typename T>
+class ShortForward {
+ public:
+  ShortForward(const Problem& problem, Arena& arena)
+      : problem_(problem),
+        dims_(padded_dims(problem)),
+        tile_(problem),
+        query_rows_(arena, problem),
+        key_rows_(arena, problem),
+        value_rows_(arena, problem),
+        query_(arena.take<float>(piece_width * dims_)),
+        rows_(arena.take<float>(piece_width * dims_)),
+        weights_(arena.take<float>(most_queries * piece_width)),
+        keep_(arena.take<float>(problem.dropout.active ? most_queries * piece_width : 0)) {}
+
+  void run(const ForwardOutputs& outputs, const Group& group, int64_t key_head) {
+    tile_.place(group);
+    key_rows_.open_keys(problem_.key, tile_, key_head);
+    value_rows_.open_keys(problem_.value, tile_, key_head);
+    const int64_t group_size = problem_.num_heads / problem_.num_key_heads;
+    for (int64_t head = key_head * group_size; head < (key_head + 1) * group_size; ++head) {
+      tile_.set_head(head);
+      query_rows_.open_queries(problem_.query, tile_, false);
+      tile_.for_each_piece([&](const ShortPiece& piece) { attend(outputs, piece); });
+    }
+  }
+
+ private:
+  void attend(const ForwardOutputs& outputs, const ShortPiece& piece) {
+    query_rows_.transpose_piece(tile_, piece, query_, rows_);
+    tile_.for_each_span(piece, [&](const Span& span) {
+      const Rows<float> keys = key_rows_.keys(span);
+      multiply_short(
+          span.num_keys, piece_width, dims_, {keys.data, keys.ld, 1}, {query_, piece_width},
+          weights_ + span.score_row * piece_width, piece_width, false);
+    });
+    if (problem_.dropout.active) {
+      keep_short(problem_, tile_, piece, problem_.dropout.inverse_keep, keep_);
+    }
+    for_each_group(0, piece_width, [&](auto vectors, int64_t lane) {
+      this->template softmax<vectors.value>(piece, lane);
+    });
+    tile_.for_each_span(piece, [&](const Span& span) { store(outputs, piece, span); });
+  }
+
+  template <int vectors>
+  void softmax(const ShortPiece& piece, int64_t lane) {
+    const BiasedScores<vectors, true> biased(piece.biases, lane);
+    Vec largest[vectors], total[vectors];
+    for (int v = 0; v < vectors; ++v) {
+      largest[v] = Vec(-infinity);
+      total[v] = Vec(0.f);
+    }
+    float* row = weights_ + lane;
+    for (int64_t key = 0; key < piece.num_keys; ++key, row += piece_width) {
+      for (int v = 0; v < vectors; ++v) {
+        const Vec score = biased(Vec::loadu(row + v * lanes), key, v);
+        score.store(row + v * lanes);
+        largest[v] = at::vec::clamp_min(score, largest[v]);  // may drop a NaN, which the weight keeps
+      }
+    }
+    for (int v = 0; v < vectors; ++v) {
+      largest[v].store(largest_ + lane + v * lanes);
+      largest[v] = Vec::blendv(largest[v], Vec(0.f), largest[v] == Vec(-infinity));
+    }
+    row = weights_ + lane;
+    for (int64_t key = 0; key < piece.num_keys; ++key, row += piece_width) {
+      for (int v = 0; v < vectors; ++v) {
+        const Vec weight = exp2(Vec::loadu(row + v * lanes) - largest[v]);
+        total[v] = total[v] + weight;
+        weight.store(row + v * lanes);
+      }
+    }
+    for (int v = 0; v < vectors; ++v) {
+      total[v].store(total_ + lane + v * lanes);
+      total[v] = Vec(1.f) / total[v];
+    }
+    row = weights_ + lane;
+    for (int64_t key = 0; key < piece.num_keys; ++key, row += piece_width) {
+      for (int v = 0; v < vectors; ++v) {
+        Vec weight = Vec::loadu(row + v * lanes) * total[v];
+        if (problem_.dropout.active) {
+          weight = weight * Vec::loadu(keep_ + (row - weights_) + v * lanes);
+        }
+        weight.store(row + v * lanes);
+      }
+    }
+  }
+
+  void store(const ForwardOutputs& outputs, const ShortPiece& piece, const Span& span) {
+    const ShortResult<T> out(problem_, outputs.out, span.sequence->batch, tile_.head(), span.query, rows_);
+    const Rows<float> values = value_rows_.keys(span);
+    const int64_t first = span.column - piece.column;
+    multiply_short(
+        span.width, dims_, span.num_keys, {weights_ + span.score_row * piece_width + first, 1, piece_width}, values,
+        out.data(), out.ld(), false);
+    for (int64_t index = 0; index < span.width; ++index) {
+      const float largest = largest_[first + index], total = total_[first + index];
+      const bool empty = !tile_.sees(span.column + index) || total == 0;  // false for NaN, which must reach the output
+      if (empty) {
+        std::fill_n(out.data() + index * out.ld(), dims_, 0.f);
+      }
+      const float log2_sum = empty ? -infinity : largest + std::log2(total);
+      const float slope2 = piece.biases.slope2[first + index];
+      const int64_t place = tile_.place_of(span, index);
+      outputs.log2_sum[place] = log2_sum;
+      outputs.lse[place] = empty ? -infinity : (log2_sum - slope2 * tile_.beyond(span.column + index)) * ln_2;
+    }
+    out.finish(span.width);
+  }
+
+  const Problem& problem_;
+  const int64_t dims_;
+  ShortTile tile_;
+  ShortRows<T> query_rows_;
+  ShortRows<T> key_rows_;
+  ShortRows<T> value_rows_;
+  float* query_;  // (dims, queries)
+  float* rows_;
+  float* weights_;  // (keys, queries)
+  float* keep_;
+  float largest_[piece_width];
+  float total_[piece_width];
+};
+
+}  // namespace
+
+int64_t short_forward_bytes(const Problem& problem) {
+  Arena arena(nullptr);
+  with_input_type(problem, [&](auto input) { ShortForward<decltype(input)>(problem, arena); });
+  return arena.used();
+}
+
+void short_forward(const Problem& problem, const ForwardOutputs& outputs, NextShortItem next, char* scratch) {
+  with_input_type(problem, [&](auto input) {
+    Arena arena(scratch);
+    ShortForward<decltype(input)> forward(problem, arena);
+    for (ShortItem item; next(item);) {
+      forward.run(outputs, item.group, item.key_head);
+    }
+  });
+}
+
+}  // namespace CPU_CAPABILITY
+}  // namespace seqwarm

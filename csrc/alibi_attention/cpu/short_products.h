@@ -1,0 +1,80 @@
+// Products of short tiles, for which a call of libtorch's costs as much as the product.
+
+#pragma once
+
+#include "simd.h"
+
+namespace seqwarm {
+inline namespace CPU_CAPABILITY {
+
+// A matrix with element (i, p) at i * row + p * column.
+struct Matrix {
+  const float* data;
+  int64_t row;
+  int64_t column;
+
+  Matrix transposed() const { return {data, column, row}; }
+};
+
+namespace detail {
+
+// C (rows, vectors) of A (rows, k) · B (k, vectors), in registers.
+template <int rows, int vectors>
+inline void multiply_block(int64_t k, Matrix a, Rows<float> b, float* c, int64_t ldc, bool accumulate) {
+  Vec sum[rows][vectors];
+#pragma GCC unroll 8
+  for (int i = 0; i < rows; ++i) {
+#pragma GCC unroll 4
+    for (int v = 0; v < vectors; ++v) {
+      sum[i][v] = accumulate ? Vec::loadu(c + i * ldc + v * lanes) : Vec(0.f);
+    }
+  }
+  for (int64_t p = 0; p < k; ++p) {
+    Vec right[vectors];
+#pragma GCC unroll 4
+    for (int v = 0; v < vectors; ++v) {
+      right[v] = Vec::loadu(b.data + p * b.ld + v * lanes);
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < rows; ++i) {
+      const Vec left(a.data[i * a.row + p * a.column]);
+#pragma GCC unroll 4
+      for (int v = 0; v < vectors; ++v) {
+        sum[i][v] = at::vec::fmadd(left, right[v], sum[i][v]);
+      }
+    }
+  }
+#pragma GCC unroll 8
+  for (int i = 0; i < rows; ++i) {
+#pragma GCC unroll 4
+    for (int v = 0; v < vectors; ++v) {
+      sum[i][v].store(c + i * ldc + v * lanes);
+    }
+  }
+}
+
+template <int rows, int vectors>
+inline void multiply_rows_of(int64_t m, int64_t k, Matrix a, Rows<float> b, float* c, int64_t ldc, bool accumulate) {
+  for (; m >= rows; m -= rows, a.data += rows * a.row, c += rows * ldc) {
+    multiply_block<rows, vectors>(k, a, b, c, ldc, accumulate);
+  }
+  if constexpr (rows > 1) {
+    if (m > 0) {
+      multiply_rows_of<rows / 2, vectors>(m, k, a, b, c, ldc, accumulate);
+    }
+  }
+}
+
+}  // namespace detail
+
+// C (m, n) = A (m, k) · B (k, n), or C += with `accumulate`. n is a multiple of `lanes`.
+inline void multiply_short(
+    int64_t m, int64_t n, int64_t k, Matrix a, Rows<float> b, float* c, int64_t ldc, bool accumulate) {
+  for_each_group(0, n, [&](auto vectors, int64_t lane) {
+    constexpr int rows = vectors.value == 4 ? 4 : 8;
+    detail::multiply_rows_of<rows, vectors.value>(m, k, a, {b.data + lane, b.ld}, c + lane, ldc, accumulate);
+  });
+}
+
+}  // namespace CPU_CAPABILITY
+}  // namespace seqwarm

@@ -1,0 +1,85 @@
+#include "short_sequences.h"
+
+#include <algorithm>
+
+namespace seqwarm {
+namespace {
+
+// Products in 16 bits pay off from this length on: shorter tiles take longer to bring into order than to multiply.
+constexpr int64_t shortest_of_native_products = 33;
+
+std::vector<Sequence> segments_of_rows(const Problem& problem) {
+  std::vector<Sequence> sequences;
+  const int64_t length = std::max(problem.query_length, problem.key_length);
+  const int64_t step = std::clamp<int64_t>(problem.segment_length, 1, std::max<int64_t>(length, 1));
+  for (int64_t row = 0; row < problem.batch_size; ++row) {
+    const int64_t start =
+        problem.query_start == nullptr ? 0 : problem.query_start[row * problem.query_start_stride];
+    for (int64_t first = 0; first < length; first += step) {
+      const auto count = [&](int64_t all) { return std::clamp<int64_t>(all - first, 0, step); };
+      sequences.push_back(
+          {row, row, first, count(problem.query_length), first, count(problem.key_length),
+           problem.query_offset + start});
+    }
+  }
+  return sequences;
+}
+
+// Tokens that belong to no sequence become sequences without keys or without queries.
+std::vector<Sequence> packed_sequences(const Problem& problem) {
+  std::vector<Sequence> sequences;
+  int64_t query = 0, key = 0;
+  for (int64_t index = 1; index <= problem.num_sequences; ++index) {
+    const int64_t last_query = std::clamp<int64_t>(problem.cu_seqlens_q[index], query, problem.query_length);
+    const int64_t last_key = std::clamp<int64_t>(problem.cu_seqlens_k[index], key, problem.key_length);
+    const int64_t num_queries = last_query - query, num_keys = last_key - key;
+    sequences.push_back({0, index - 1, query, num_queries, key, num_keys, num_keys - num_queries});
+    query = last_query;
+    key = last_key;
+  }
+  for (; query < problem.query_length; query += most_queries) {
+    sequences.push_back({0, 0, query, std::min(most_queries, problem.query_length - query), 0, 0, 0});
+  }
+  for (; key < problem.key_length; key += most_queries) {
+    sequences.push_back({0, 0, 0, 0, key, std::min(most_queries, problem.key_length - key), 0});
+  }
+  return sequences;
+}
+
+int64_t longest_of(const Problem& problem) {
+  if (problem.cu_seqlens_q == nullptr) {
+    return std::min(std::max(problem.query_length, problem.key_length), problem.segment_length);
+  }
+  int64_t longest = 0;
+  for (int64_t index = 0; index < problem.num_sequences; ++index) {
+    for (const int32_t* ends : {problem.cu_seqlens_q, problem.cu_seqlens_k}) {
+      longest = std::max<int64_t>(longest, ends[index + 1] - ends[index]);
+    }
+  }
+  return longest;
+}
+
+}  // namespace
+
+ShortSequences short_sequences_of(const Problem& problem) {
+  ShortSequences found;
+  const int64_t too_long = problem.native_products ? shortest_of_native_products : most_queries + 1;
+  if (longest_of(problem) >= too_long) {
+    return found;
+  }
+  found.sequences = problem.cu_seqlens_q == nullptr ? segments_of_rows(problem) : packed_sequences(problem);
+  int64_t queries = 0, keys = 0;
+  for (const Sequence& sequence : found.sequences) {
+    queries += sequence.num_queries;
+    keys += sequence.num_keys;
+    if (found.groups.empty() || std::max(queries, keys) > most_queries) {
+      found.groups.push_back({&sequence, &sequence});
+      queries = sequence.num_queries;
+      keys = sequence.num_keys;
+    }
+    found.groups.back().end = &sequence + 1;
+  }
+  return found;
+}
+
+}  // namespace seqwarm

@@ -1,0 +1,33 @@
+// Short sequences: rows of a batch, segments of rows, or packed sequences, of at most most_queries queries and as many
+// keys. Groups of them share a tile.
+
+#pragma once
+
+#include "problem.h"
+
+#include <vector>
+
+namespace seqwarm {
+
+struct Sequence {
+  int64_t batch;
+  int64_t slope_row;  // of slopes (B, H)
+  int64_t first_query, num_queries;
+  int64_t first_key, num_keys;
+  int64_t position;  // of the first query; the first key is at position 0
+};
+
+// Neighboring sequences, with at most most_queries queries and as many keys in total.
+struct Group {
+  const Sequence* begin;
+  const Sequence* end;
+};
+
+struct ShortSequences {
+  std::vector<Sequence> sequences;
+  std::vector<Group> groups;  // empty if a sequence is too long
+};
+
+ShortSequences short_sequences_of(const Problem& problem);
+
+}  // namespace seqwarm

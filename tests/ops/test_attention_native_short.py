@@ -1,0 +1,146 @@
+"""Short rows, segments and packed sequences, which share tiles in the native backend."""
+
+from functools import partial
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from seqwarm_kernels import alibi_attention, alibi_attention_varlen
+from seqwarm_kernels.ops import backends
+from seqwarm_kernels.self_check.calls import RESULTS, differentiate
+from tests.support.kernels import Exact
+
+pytestmark = pytest.mark.skipif(backends.problem("native") is not None, reason=str(backends.problem("native")))
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+LAYOUTS = ["heads first", "tokens first", "strided"]
+
+
+@pytest.fixture(autouse=True)
+def _poisoned_memory(monkeypatch):
+    monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def draw_tensor(layout, batch_size, heads, length, head_dim, dtype):
+    if layout == "tokens first":
+        return torch.randn(batch_size, length, heads, head_dim).to(dtype).transpose(1, 2)
+    if layout == "strided":
+        return torch.randn(batch_size, heads, 2 * length + 1, head_dim + 3).to(dtype)[:, :, 1::2, 1:-2]
+    return torch.randn(batch_size, heads, length, head_dim).to(dtype)
+
+
+def check(attend, leaves):
+    """The native backend's results, after a comparison with the reference in float64."""
+    weights = torch.randn(leaves[0].shape), torch.randn(attend(leaves, "reference")[1].shape)
+    dtype = leaves[0].dtype
+
+    def results_of(leaves, backend):
+        return differentiate(partial(attend, backend=backend), [leaf.requires_grad_() for leaf in leaves], weights)
+
+    results = results_of(leaves, "native")
+    exact = Exact(partial(results_of, backend="reference"), leaves)
+    exact.check(RESULTS, results, (dtype, torch.float32, dtype, dtype, dtype, dtype))
+
+
+@settings(max_examples=40)
+@given(data=st.data(), seed=st.integers(0, 2**16))
+def test_rows(data, seed):
+    torch.manual_seed(seed)
+    length = data.draw(st.integers(1, 16) | st.integers(17, 64), "length")
+    batch_size = data.draw(st.integers(1, max(1, min(300, 600 // length))), "batch_size")
+    heads, key_heads = data.draw(st.sampled_from([(1, 1), (2, 2), (4, 2), (3, 1)]), "heads")
+    head_dim = data.draw(st.sampled_from([1, 5, 16, 33, 64]), "head_dim")
+    dtype, layout = data.draw(st.sampled_from(DTYPES), "dtype"), data.draw(st.sampled_from(LAYOUTS), "layout")
+    key_length = data.draw(st.sampled_from([length, length, min(64, length + 3), max(1, length - 2)]), "key_length")
+    options = {"causal": data.draw(st.booleans(), "causal"), "dropout_p": data.draw(st.sampled_from([0.0, 0.3]), "p")}
+    options["window"] = data.draw(st.sampled_from([None, 0, 3, 40]), "window")
+    if key_length == length and data.draw(st.booleans(), "segments"):
+        options["segment_length"] = data.draw(st.integers(1, 20), "segment_length")
+    elif data.draw(st.booleans(), "own positions"):
+        options["query_start"] = torch.randint(-3, key_length + 3, (batch_size,))
+    query = draw_tensor(layout, batch_size, heads, length, head_dim, dtype)
+    key, value = (draw_tensor(layout, batch_size, key_heads, key_length, head_dim, dtype) for _ in range(2))
+    if data.draw(st.booleans(), "mask"):
+        mask = torch.rand(batch_size, key_length) < 0.7
+        options["key_padding_mask"] = mask
+        key, value = (t.masked_fill(~mask[:, None, :, None], float("nan")) for t in (key, value))
+    slopes = torch.rand(batch_size, heads) if data.draw(st.booleans(), "slopes by row") else torch.rand(heads) - 0.2
+
+    def attend(tensors, backend):
+        torch.manual_seed(5)
+        return alibi_attention(*tensors, return_lse=True, skip_tolerance=0, backend=backend, **options)
+
+    check(attend, [query, key, value, slopes])
+
+
+@settings(max_examples=25)
+@given(
+    lengths=st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20)), max_size=60),
+    rest=st.sampled_from([0, 5, 130]),
+    dtype=st.sampled_from(DTYPES),
+    causal=st.booleans(),
+    dropout_p=st.sampled_from([0.0, 0.3]),
+    seed=st.integers(0, 2**16),
+)
+def test_packed_sequences(lengths, rest, dtype, causal, dropout_p, seed):
+    """`rest` tokens belong to no sequence."""
+    torch.manual_seed(seed)
+    ends_q, ends_k = (torch.tensor([0, *(pair[of] for pair in lengths)]).cumsum(0).int() for of in (0, 1))
+    query = torch.randn(int(ends_q[-1]) + rest, 4, 24).to(dtype)
+    key, value = (torch.randn(int(ends_k[-1]) + rest, 2, 24).to(dtype) for _ in range(2))
+    slopes = torch.rand(len(lengths), 4)
+    longest = [max((pair[of] for pair in lengths), default=0) for of in (0, 1)]
+
+    def attend(tensors, backend):
+        torch.manual_seed(5)
+        *tensors, slopes = tensors
+        return alibi_attention_varlen(
+            *tensors, ends_q, ends_k, *longest, slopes, causal=causal, dropout_p=dropout_p, return_lse=True,
+            skip_tolerance=0, backend=backend,
+        )  # fmt: skip
+
+    check(attend, [query, key, value, slopes])
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("length", [1, 3, 8, 16, 20, 32])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_row_does_not_depend_on_its_neighbors(layout, length, dtype):
+    """Not even on NaN in them: all bits are those of the row alone."""
+    batch_size, poisoned = 300 // length, 1
+    tensors = [draw_tensor(layout, batch_size, heads, length, 16, dtype) for heads in (4, 2, 2)]
+    grad_out = torch.randn(tensors[0].shape).to(dtype)
+    for tensor in (*tensors, grad_out):
+        tensor[poisoned] = float("nan")
+    weights = grad_out, torch.randn(tensors[0].shape[:-1])
+
+    def results_of(rows):
+        leaves = [tensor[rows].detach().requires_grad_() for tensor in tensors]
+        out, lse = alibi_attention(*leaves, return_lse=True, backend="native")
+        loss = (out * weights[0][rows]).sum() + (lse * weights[1][rows]).sum()
+        return out.detach(), lse.detach(), *torch.autograd.grad(loss, leaves)
+
+    together = results_of(slice(None))
+    for row in (0, poisoned, 2, batch_size - 1):
+        for of_all, alone in zip(together, results_of(slice(row, row + 1)), strict=True):
+            assert of_all[row].isnan().all() == (row == poisoned)
+            if row != poisoned:
+                assert torch.equal(of_all[row], alone[0])
+
+
+def test_packed_sequences_equal_rows():
+    """To the last bit, and a batch of rows equals one row of segments."""
+    batch_size, length = 37, 9
+    rows = [torch.randn(batch_size, length, heads, 32).transpose(1, 2) for heads in (4, 2, 2)]
+    ends = torch.arange(0, (batch_size + 1) * length, length, dtype=torch.int32)
+    packed = [tensor.transpose(1, 2).flatten(0, 1) for tensor in rows]
+    long_row = [tensor.transpose(0, 1)[None] for tensor in packed]
+    want = alibi_attention(*rows, backend="native").transpose(1, 2).flatten(0, 1)
+    got = alibi_attention_varlen(*packed, ends, ends, length, length, backend="native")
+    segments = alibi_attention(*long_row, segment_length=length, backend="native")[0].transpose(0, 1)
+    assert torch.equal(got, want)
+    assert torch.equal(segments, want)
