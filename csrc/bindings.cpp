@@ -1,7 +1,12 @@
 // The Python module seqwarm_kernels._C. Importing it registers the operators' kernels. Their schemas are defined in
-// Python (seqwarm_kernels/ops). The module itself only reports what it was built with.
+// Python (seqwarm_kernels/ops). The module itself reports what it was built with, and has a shorter way to a kernel for
+// calls that were checked.
+
+#include "alibi_attention/cpu/direct.h"
+#include "calls/kind.h"
 
 #include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
 
 namespace py = pybind11;
 
@@ -31,4 +36,6 @@ py::dict build_info() {
 
 PYBIND11_MODULE(_C, module) {
   module.def("build_info", &build_info, "The torch, CUDA toolkit and compiler that this extension was built with.");
+  module.def("call_kind", &seqwarm::call_kind, "The kind of a call with these arguments, or None.");
+  seqwarm::define_direct_calls(module);
 }

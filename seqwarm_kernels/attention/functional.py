@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Callable, Hashable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,11 +13,28 @@ from torch._ops import OpOverload
 from ..ops import backends
 from ..ops.alibi_attention import validation
 from ..ops.alibi_attention.schema import DenseOptions, VarlenOptions
-from ..ops.library import overload
+from ..ops.call_kind import CallCache, call_kind
+from ..ops.library import overload, short
 from ..utils.checks import check_bool, check_int
 from .slopes import default_slopes
 
 DEFAULT_SKIP_TOLERANCE = 2**-24
+
+
+class _KnownCall(NamedTuple):
+    """How calls run of which one was checked."""
+
+    run: Callable[..., tuple[Tensor, ...]]
+    num_heads: int
+    slopes: Tensor | None  #: the default; None on a GPU, where they differ from stream to stream
+    offset: int | None  #: of a dense call without query_start
+    numbers: tuple[Any, ...]  #: the last options, the same in all calls of the kind
+
+    def default_slopes(self, query: Tensor) -> Tensor:
+        return default_slopes(self.num_heads, query.device) if self.slopes is None else self.slopes
+
+
+_known_calls: CallCache[_KnownCall] = CallCache()
 
 
 def alibi_attention(
@@ -73,23 +91,58 @@ def alibi_attention(
     Raises:
         TypeError, ValueError: An argument does not fit. The message names it. Raised before any kernel runs.
     """
-    check_bool("return_lse", return_lse)
-    operator, tensors, options = dense_call(
-        query,
-        key,
-        value,
-        slopes,
-        causal=causal,
-        scale=scale,
-        segment_length=segment_length,
-        query_start=query_start,
-        window=window,
-        key_padding_mask=key_padding_mask,
-        dropout_p=dropout_p,
-        skip_tolerance=skip_tolerance,
-        backend=backend,
-    )
-    out, lse, *_ = operator(*tensors, *options)
+    kind = known = None
+    if not torch.compiler.is_compiling():
+        if torch._C._is_any_autocast_enabled():
+            query, key, value = _autocast(query), _autocast(key), _autocast(value)
+        kind = call_kind(
+            "dense",
+            query,
+            key,
+            value,
+            slopes,
+            key_padding_mask,
+            int if type(query_start) is int else query_start,  # it may grow with every call
+            causal,
+            scale,
+            segment_length,
+            window,
+            dropout_p,
+            skip_tolerance,
+            return_lse,
+            backend,
+        )
+        known = _known_calls.get(kind)
+    if known is None:
+        check_bool("return_lse", return_lse)
+        call = dense_call(
+            query,
+            key,
+            value,
+            slopes,
+            causal=causal,
+            scale=scale,
+            segment_length=segment_length,
+            query_start=query_start,
+            window=window,
+            key_padding_mask=key_padding_mask,
+            dropout_p=dropout_p,
+            skip_tolerance=skip_tolerance,
+            backend=backend,
+        )
+        out, lse, *_ = _run(kind, *call)
+    else:
+        out, lse, *_ = known.run(
+            query,
+            key,
+            value,
+            known.default_slopes(query) if slopes is None else slopes,
+            query_start.view(-1) if isinstance(query_start, Tensor) else None,
+            key_padding_mask,
+            None if dropout_p == 0 else _dropout_seed(dropout_p, query),
+            query_start if type(query_start) is int else known.offset,
+            *known.numbers,
+        )
     return (out, lse) if return_lse else out
 
 
@@ -134,24 +187,59 @@ def alibi_attention_varlen(
     Raises:
         TypeError, ValueError: An argument does not fit. The message names it. Raised before any kernel runs.
     """
-    check_bool("return_lse", return_lse)
-    operator, tensors, options = varlen_call(
-        query,
-        key,
-        value,
-        cu_seqlens_q,
-        cu_seqlens_k,
-        max_seqlen_q,
-        max_seqlen_k,
-        slopes,
-        causal=causal,
-        scale=scale,
-        window=window,
-        dropout_p=dropout_p,
-        skip_tolerance=skip_tolerance,
-        backend=backend,
-    )
-    out, lse, *_ = operator(*tensors, *options)
+    kind = known = None
+    if not torch.compiler.is_compiling():
+        if torch._C._is_any_autocast_enabled():
+            query, key, value = _autocast(query), _autocast(key), _autocast(value)
+        kind = call_kind(
+            "varlen",
+            query,
+            key,
+            value,
+            cu_seqlens_q,
+            cu_seqlens_k,
+            max_seqlen_q,
+            max_seqlen_k,
+            slopes,
+            causal,
+            scale,
+            window,
+            dropout_p,
+            skip_tolerance,
+            return_lse,
+            backend,
+        )
+        known = _known_calls.get(kind)
+    if known is None:
+        check_bool("return_lse", return_lse)
+        call = varlen_call(
+            query,
+            key,
+            value,
+            cu_seqlens_q,
+            cu_seqlens_k,
+            max_seqlen_q,
+            max_seqlen_k,
+            slopes,
+            causal=causal,
+            scale=scale,
+            window=window,
+            dropout_p=dropout_p,
+            skip_tolerance=skip_tolerance,
+            backend=backend,
+        )
+        out, lse, *_ = _run(kind, *call)
+    else:
+        out, lse, *_ = known.run(
+            query,
+            key,
+            value,
+            known.default_slopes(query) if slopes is None else slopes,
+            cu_seqlens_q,
+            cu_seqlens_k,
+            None if dropout_p == 0 else _dropout_seed(dropout_p, query),
+            *known.numbers,
+        )
     return (out, lse) if return_lse else out
 
 
@@ -257,6 +345,26 @@ def varlen_call(
         skip_tolerance=skip_tolerance,
     )
     return _operator("alibi_attention_varlen", query, backend), (query, key, value, slopes), options
+
+
+def _run(
+    kind: Hashable, operator: OpOverload, tensors: tuple[Tensor, ...], options: DenseOptions | VarlenOptions
+) -> tuple[Tensor, ...]:
+    """The first call of its kind, whose arguments were checked."""
+    if kind is None:
+        return operator(*tensors, *options)
+    query = tensors[0]
+    num_heads = query.shape[1]
+    is_dense = isinstance(options, DenseOptions)
+    known = _KnownCall(
+        run=short(operator._schema.name.removeprefix("seqwarm::"), operator._overloadname),
+        num_heads=num_heads,
+        slopes=None if query.is_cuda else default_slopes(num_heads, query.device),
+        offset=options.query_offset if isinstance(options, DenseOptions) else None,
+        numbers=options[4:] if is_dense else options[3:],
+    )
+    _known_calls.remember(kind, known)
+    return known.run(*tensors, *options)
 
 
 def _operator(name: str, query: Tensor, backend: str | None) -> OpOverload:

@@ -11,6 +11,7 @@ import functools
 import importlib
 import os
 from collections.abc import Mapping
+from types import ModuleType
 
 import torch
 
@@ -24,6 +25,9 @@ _INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 _CUDA_RESIZE = switch("SEQWARM_CUDA_RESIZE") == "1"
 
+#: The compiled extension, where it serves.
+extension: ModuleType | None = None
+
 _Dtypes = tuple[torch.dtype, ...]
 
 _implemented: dict[str, tuple[str, ...]] = {}  # operator -> backends, best first
@@ -35,8 +39,9 @@ _gpu_problems: dict[str, str] = {}  # backend -> why it is not available on the 
 
 def load_extension() -> None:
     """Import the compiled extension, which registers its kernels. On failure, record the reason."""
+    global extension
     try:
-        extension = importlib.import_module("seqwarm_kernels._C")
+        loaded = importlib.import_module("seqwarm_kernels._C")
     except ModuleNotFoundError:
         _problems["native"] = (
             "the extension seqwarm_kernels._C is not built; `pip install cmake ninja pybind11`, then "
@@ -45,12 +50,14 @@ def load_extension() -> None:
     except ImportError as error:
         _problems["native"] = f"the extension seqwarm_kernels._C does not load: {error}"
     else:
-        built_for = extension.build_info()["torch"]
-        if built_for != torch.__version__:
+        built_for = loaded.build_info()["torch"]
+        if built_for == torch.__version__:
+            extension = loaded
+        else:
             _problems["native"] = (
                 f"the extension was built for torch {built_for}, this is torch {torch.__version__}: rebuild it"
             )
-        oldest = extension.build_info().get("oldest_cuda_capability")
+        oldest = loaded.build_info().get("oldest_cuda_capability")
         if oldest is not None:  # runs when CUDA starts, since a question to a GPU would start CUDA
             torch.cuda._lazy_call(functools.partial(_refuse_older_gpus, divmod(oldest, 10)))
 

@@ -6,8 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 
 LIBRARY = torch.library.Library("seqwarm", "DEF")
+
+_short: dict[tuple[str, str], Callable[..., tuple[Tensor, ...]]] = {}
 
 
 def define(operator: str, signature: str, backends: tuple[str, ...], *, fake: Callable[..., Any]) -> None:
@@ -37,3 +40,16 @@ def differentiable(
     """Register the backward of an operator with autograd."""
     name = f"seqwarm::{operator}.{backend}"
     torch.library.register_autograd(name, backward, setup_context=setup_context, lib=LIBRARY)
+
+
+def shorten(operator: str, backend: str, function: Callable[..., tuple[Tensor, ...]]) -> None:
+    """Register a shorter way to the kernels of an overload, past the Python parts of the dispatcher."""
+    _short[operator, backend] = function
+
+
+def short(operator: str, backend: str) -> Callable[..., tuple[Tensor, ...]]:
+    """A function of the overload's arguments that returns at least its first two outputs, differentiable.
+
+    Only for arguments that have a kind (`call_kind`).
+    """
+    return _short.get((operator, backend)) or overload(operator, backend)

@@ -256,8 +256,8 @@ def test_tensors_that_repeat_memory_are_copied_for_bulk_copies():
 
     expanded = torch.randn(1, 1, 6, 8, dtype=torch.float16).expand(2, 3, 6, 8)
     for gradient in (expanded, torch.ones(()).half().expand(2, 3, 6, 8)):
-        copied = host._readable(gradient, host.BULK.value)
+        copied = host.Reader(gradient, host.BULK.value)(gradient)
         assert host.is_aligned(copied)
         assert 0 not in copied.stride()
         torch.testing.assert_close(copied, gradient, rtol=0, atol=0)
-    assert host._readable(expanded, host.ALIGNED.value) is expanded
+    assert host.Reader(expanded, host.ALIGNED.value)(expanded) is expanded

@@ -15,6 +15,7 @@ class CountedKernel:
 
     def __init__(self, kernel):
         self.kernel, self.grids = kernel, []
+        self.arg_names = kernel.arg_names
 
     @property
     def launches(self):

@@ -198,10 +198,22 @@ int64_t count_chunks(const Problem& problem, int64_t threads, int64_t items_of_e
   return std::clamp<int64_t>(wanted, 1, std::max<int64_t>(tiles, 1));
 }
 
-// Memory for a thread, aligned to a cache line.
+// With more bytes, scratch memory is returned after each call.
+constexpr int64_t most_kept_bytes = 1 << 20;
+
+// Memory for this thread, aligned to a cache line. A little of it is kept for the next call: to allocate it takes longer
+// than the work on a short row.
 class Scratch {
  public:
-  explicit Scratch(int64_t bytes) : memory_(at::empty({bytes + 64}, at::kByte)) {}
+  explicit Scratch(int64_t bytes) {
+    thread_local Tensor kept;
+    if (kept.defined() && kept.numel() == bytes + 64) {
+      memory_ = kept;
+    } else {
+      memory_ = at::empty({bytes + 64}, at::kByte);
+      kept = bytes <= most_kept_bytes ? memory_ : Tensor();
+    }
+  }
 
   char* data() const {
     char* memory = static_cast<char*>(memory_.data_ptr());

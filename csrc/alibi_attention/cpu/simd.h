@@ -218,7 +218,13 @@ class Arena {
   template <typename T>
   T* take(int64_t count) {
     T* piece = memory_ == nullptr ? nullptr : reinterpret_cast<T*>(memory_ + used_);
-    used_ += (count * static_cast<int64_t>(sizeof(T)) + 63) / 64 * 64;
+    const int64_t bytes = (count * static_cast<int64_t>(sizeof(T)) + 63) / 64 * 64;
+#ifdef __SANITIZE_ADDRESS__
+    if (memory_ != nullptr) {
+      ASAN_UNPOISON_MEMORY_REGION(memory_ + used_, bytes);  // memory that was kept has the fences of an earlier call
+    }
+#endif
+    used_ += bytes;
     fence();
     return piece;
   }

@@ -1,12 +1,14 @@
 """Host side of the Triton kernels: from an operator's arguments to launches.
 
 A kernel is compiled for each head_dim and each set of dtypes and flags. Lengths and other numbers never cause another
-compilation.
+compilation. All arguments of launches but tensors and query_offset are computed once for each kind of call.
 """
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,8 +16,10 @@ import triton
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from ..library import LIBRARY
-from ..triton_launch import DISPATCH_KEY, on
+from ..call_kind import CallCache, call_kind
+from ..library import LIBRARY, shorten
+from ..triton_launch import DISPATCH_KEY, Launch, on
+from .autograd import without_dispatcher
 from .schema import DenseOptions, VarlenOptions, allocate_like, allocate_outputs
 from .triton_backward_key import backward_key_kernel
 from .triton_backward_query import backward_query_kernel
@@ -62,15 +66,47 @@ def is_aligned(tensor: Tensor) -> bool:
     return rows_are_dense and tensor.data_ptr() % _ALIGNMENT == 0 and not any(stride % step for stride in strides)
 
 
-def _readable(tensor: Tensor, access: int) -> Tensor:
-    """`tensor` itself if kernels can read it, else a copy whose rows are padded to blocks of 16 bytes."""
-    repeats = any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True))
-    if is_aligned(tensor) and not (repeats and access == BULK.value):
-        return tensor
+class Reader:
+    """How kernels read the rows of tensors like one: those of a tensor itself, or of a copy padded to 16 bytes."""
+
+    def __init__(self, tensor: Tensor, access: int) -> None:
+        repeats = any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True))
+        self._access, self._dtype = access, tensor.dtype
+        self._copies = not is_aligned(tensor) or (repeats and access == BULK.value)
+        readable = _padded(tensor, "meta") if self._copies else tensor
+        self.sizes, self.strides = sizes_of(readable), strides_of(readable)
+
+    def __call__(self, tensor: Tensor) -> Tensor:
+        return _padded(tensor, tensor.device).copy_(tensor) if self._copies else tensor
+
+    def tiles(self, rows: int) -> Callable[[Tensor], Tensor | TensorDescriptor]:
+        """What kernels take for a readable tensor: itself, or for bulk copies its descriptor for tiles of `rows`."""
+        if self._access != BULK.value:
+            return _itself
+        step = _ALIGNMENT // self._dtype.itemsize
+        strides = [stride if size > 1 else step for stride, size in zip(self.strides, self.sizes, strict=True)]
+        block_shape = [1, 1, rows, block_d(self.sizes[3])]
+        any_tensor = torch.empty(0, dtype=self._dtype, device="meta")
+        checked = TensorDescriptor(any_tensor, list(self.sizes), [*strides[:3], 1], block_shape)
+        return functools.partial(_descriptor, fields=vars(checked))
+
+
+def _padded(tensor: Tensor, device: torch.device | str) -> Tensor:
+    """An uninitialized tensor of the same shape. Its rows are padded to blocks of 16 bytes."""
     step = _ALIGNMENT // tensor.element_size()
     head_dim = tensor.shape[-1]
-    padded = tensor.new_empty((*tensor.shape[:-1], triton.cdiv(head_dim, step) * step))
-    return padded[..., :head_dim].copy_(tensor)
+    return tensor.new_empty((*tensor.shape[:-1], triton.cdiv(head_dim, step) * step), device=device)[..., :head_dim]
+
+
+def _itself(tensor: Tensor) -> Tensor:
+    return tensor
+
+
+def _descriptor(tensor: Tensor, fields: dict[str, Any]) -> TensorDescriptor:
+    """A descriptor whose fields were checked for another tensor of the same kind."""
+    descriptor = object.__new__(TensorDescriptor)
+    vars(descriptor).update(fields, base=tensor)
+    return descriptor
 
 
 def _access(query: Tensor, key: Tensor, mask: Tensor | None) -> int:
@@ -80,18 +116,14 @@ def _access(query: Tensor, key: Tensor, mask: Tensor | None) -> int:
     return BULK.value if query.numel() and key.numel() else ALIGNED.value
 
 
-def _tiles_of(tensor: Tensor, rows: int, access: int) -> Tensor | TensorDescriptor:
-    """`tensor`, or for bulk copies its descriptor for tiles of `rows` tokens."""
-    if access != BULK.value:
-        return tensor
-    step = _ALIGNMENT // tensor.element_size()
-    sizes = sizes_of(tensor)
-    strides = [stride if size > 1 else step for stride, size in zip(strides_of(tensor), sizes, strict=True)]
-    return TensorDescriptor(tensor, list(sizes), [*strides[:3], 1], [1, 1, rows, block_d(sizes[3])])
+def _strides_like(tensor: Tensor) -> _Four:
+    """The strides of `allocate_like(tensor)`."""
+    same = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+    return strides_of(allocate_like(same))
 
 
-def _strides(name: str, tensor: Tensor) -> dict[str, int]:
-    batch, head, row, _ = strides_of(tensor)
+def _strides(name: str, strides: _Four) -> dict[str, int]:
+    batch, head, row, _ = strides
     return {f"stride_{name}b": batch, f"stride_{name}h": head, f"stride_{name}s": row}
 
 
@@ -124,31 +156,24 @@ def skips(options: _Options, query: Tensor, key: Tensor) -> bool:
     return dense.skip_tolerance > 0 and min(visible) >= MIN_KEYS_TO_SKIP and queries >= MIN_QUERIES_TO_SKIP
 
 
-def _packing(options: _Options) -> dict[str, Any]:
+def _packing(options: _Options) -> dict[str, int]:
     if not isinstance(options, VarlenOptions):
-        return {"cu_seqlens_q": None, "cu_seqlens_k": None, "num_sequences": 0, "SEARCH_STEPS": 0}
+        return {"num_sequences": 0, "SEARCH_STEPS": 0}
     num_sequences = options.cu_seqlens_q.numel() - 1
     return {
-        "cu_seqlens_q": options.cu_seqlens_q.contiguous(),
-        "cu_seqlens_k": options.cu_seqlens_k.contiguous(),
         "num_sequences": num_sequences,
         "SEARCH_STEPS": next(steps for steps in _SEARCH_STEPS if num_sequences < 2**steps),
     }
 
 
-def _shared(query: Tensor, key: Tensor, value: Tensor, slopes: Tensor, options: _Options) -> dict[str, Any]:
-    """The arguments that forward and backward kernels share."""
+def _constant(query: Reader, key: Reader, value: Reader, slopes: Tensor, options: _Options) -> dict[str, Any]:
+    """The arguments that forward and backward kernels share, and that are the same in all calls of a kind."""
     dense = _as_dense(options)
-    _, num_heads, query_length, head_dim = sizes_of(query)
-    _, num_key_heads, key_length, _ = sizes_of(key)
+    _, num_heads, query_length, head_dim = query.sizes
+    _, num_key_heads, key_length, _ = key.sizes
     start = dense.query_start
     return {
-        "slopes": slopes,
-        "query_start": start,
-        "key_padding_mask": dense.key_padding_mask,
-        "dropout_seed": dense.dropout_seed,
         **_packing(options),
-        "query_offset": max(-_UNBOUNDED, min(_UNBOUNDED, dense.query_offset)),
         "window": _UNBOUNDED if dense.window is None else min(dense.window, _UNBOUNDED),
         "scale": dense.scale,
         "inverse_keep": 1 / (1 - dense.dropout_p),
@@ -162,14 +187,27 @@ def _shared(query: Tensor, key: Tensor, value: Tensor, slopes: Tensor, options: 
         **_mask_strides(dense.key_padding_mask),
         "stride_slope_b": 0 if slopes.dim() == 1 else slopes.stride(0),
         "stride_slope_h": slopes.stride(-1),
-        **_strides("q", query),
-        **_strides("k", key),
-        **_strides("v", value),
+        **_strides("q", query.strides),
+        **_strides("k", key.strides),
+        **_strides("v", value.strides),
         "CAUSAL": dense.causal,
         "LIMITED": dense.window is not None or dense.segment_length is not None or isinstance(options, VarlenOptions),
         "HEAD_DIM": head_dim,
         "BLOCK_D": block_d(head_dim),
-        "PRECISION": _precision(query.dtype),
+    }
+
+
+def _changing(slopes: Tensor, options: _Options) -> dict[str, Any]:
+    """The arguments that forward and backward kernels share, and that change from call to call."""
+    dense = _as_dense(options)
+    return {
+        "slopes": slopes.float(),
+        "query_start": dense.query_start,
+        "key_padding_mask": dense.key_padding_mask,
+        "dropout_seed": dense.dropout_seed,
+        "cu_seqlens_q": options.cu_seqlens_q.contiguous() if isinstance(options, VarlenOptions) else None,
+        "cu_seqlens_k": options.cu_seqlens_k.contiguous() if isinstance(options, VarlenOptions) else None,
+        "query_offset": max(-_UNBOUNDED, min(_UNBOUNDED, dense.query_offset)),
     }
 
 
@@ -187,9 +225,9 @@ def _tiled(tiles: Tiles) -> dict[str, int]:
     }
 
 
-def _programs(tensor: Tensor, rows: int) -> tuple[int]:
-    batch_size, num_heads, length, _ = sizes_of(tensor)
-    return (batch_size * num_heads * triton.cdiv(length, rows),)
+def _programs(sizes: _Four, rows: int) -> int:
+    batch_size, num_heads, length, _ = sizes
+    return batch_size * num_heads * triton.cdiv(length, rows)
 
 
 def _capability(device: torch.device) -> int:
@@ -204,133 +242,220 @@ def _configuration(query: Tensor, options: _Options) -> Configuration:
     return configuration(_capability(query.device), query.shape[-1], query.element_size(), plain=plain)
 
 
-def _key_norms(key: Tensor, mask: Tensor | None) -> Tensor:
+class Forward:
+    """Forward of calls of one kind."""
+
+    def __init__(self, query: Tensor, key: Tensor, value: Tensor, slopes: Tensor, options: _Options) -> None:
+        mask = _as_dense(options).key_padding_mask
+        access = _access(query, key, mask)
+        tiles = _configuration(query, options).forward
+        tolerance = options.skip_tolerance * (1.0 if options.causal else 0.5)
+        skipping = skips(options, query, key)
+        self._readers = tuple(Reader(tensor, access) for tensor in (query, key, value))
+        rows = (tiles.block_m, tiles.block_n, tiles.block_n)
+        self._tiles = tuple(reader.tiles(count) for reader, count in zip(self._readers, rows, strict=True))
+        self._key_norms = KeyNorms(self._readers[1], mask) if skipping else None
+        self._launch = Launch(
+            forward_kernel,
+            _programs(self._readers[0].sizes, tiles.block_m),
+            log2_tolerance=math.log2(tolerance) if skipping else -math.inf,
+            **_constant(*self._readers, slopes.float(), options),
+            **_strides("o", _strides_like(query)),
+            **_tiled(tiles),
+            ACCESS=access,
+            PRECISION=_precision(query.dtype),
+            NORM_BLOCK=NORM_BLOCK,
+        )
+
+    def __call__(
+        self, query: Tensor, key: Tensor, value: Tensor, slopes: Tensor, options: _Options
+    ) -> tuple[Tensor, ...]:
+        out, lse, log2_sum, ranges = allocate_outputs(query)
+        read_query, read_key, read_value = self._readers
+        query, key, value = read_query(query), read_key(key), read_value(value)
+        of_query, of_key, of_value = self._tiles
+        with on(query.device):
+            self._launch(
+                query=of_query(query),
+                key=of_key(key),
+                value=of_value(value),
+                packed_value=value if isinstance(options, VarlenOptions) else None,
+                norms=lse if self._key_norms is None else self._key_norms(key, _as_dense(options).key_padding_mask),
+                out=out,
+                lse=lse,
+                log2_sum=log2_sum,
+                ranges=ranges,
+                **_changing(slopes, options),
+            )
+        return out, lse, log2_sum, ranges
+
+
+class KeyNorms:
     """(batch · heads · blocks) float32: the largest squared norm of the unmasked keys of each block of NORM_BLOCK."""
-    _, num_heads, length, head_dim = sizes_of(key)
-    programs = _programs(key, NORM_BLOCK)
-    norms = key.new_empty(programs, dtype=torch.float32)
-    key_norms_kernel[programs](
-        key=key,
-        key_padding_mask=mask,
-        norms=norms,
-        num_heads=num_heads,
-        key_length=length,
-        **_strides("k", key),
-        **_mask_strides(mask),
-        HEAD_DIM=head_dim,
-        BLOCK_D=block_d(head_dim),
-        ACCESS=ALIGNED.value,
-        NORM_BLOCK=NORM_BLOCK,
-        ROWS=NORM_ROWS,
-        num_warps=4,
-    )
-    return norms
+
+    def __init__(self, key: Reader, mask: Tensor | None) -> None:
+        _, num_heads, length, head_dim = key.sizes
+        self._programs = _programs(key.sizes, NORM_BLOCK)
+        self._launch = Launch(
+            key_norms_kernel,
+            self._programs,
+            num_heads=num_heads,
+            key_length=length,
+            **_strides("k", key.strides),
+            **_mask_strides(mask),
+            HEAD_DIM=head_dim,
+            BLOCK_D=block_d(head_dim),
+            ACCESS=ALIGNED.value,
+            NORM_BLOCK=NORM_BLOCK,
+            ROWS=NORM_ROWS,
+            num_warps=4,
+        )
+
+    def __call__(self, key: Tensor, mask: Tensor | None) -> Tensor:
+        norms = key.new_empty(self._programs, dtype=torch.float32)
+        self._launch(key=key, key_padding_mask=mask, norms=norms)
+        return norms
+
+
+class KeyRanges:
+    """(batch · heads, tiles of `rows` keys, 2) int32: the range of queries that attended each tile of keys."""
+
+    def __init__(self, query: Reader, key: Reader, rows: int) -> None:
+        batch_size, num_heads, query_length, _ = query.sizes
+        key_length = key.sizes[2]
+        num_tiles = triton.cdiv(key_length, rows)
+        self._shape = batch_size * num_heads, num_tiles, 2
+        self._launch = Launch(
+            backward_ranges_kernel,
+            batch_size * num_heads * triton.cdiv(num_tiles, RANGE_TILES),
+            query_length=query_length,
+            key_length=key_length,
+            BLOCK_N=rows,
+            TILES=RANGE_TILES,
+            CHUNK=RANGE_CHUNK,
+            num_warps=4,
+        )
+
+    def __call__(self, ranges: Tensor) -> Tensor:
+        key_ranges = ranges.new_empty(self._shape)
+        self._launch(ranges=ranges, key_ranges=key_ranges)
+        return key_ranges
+
+
+class Backward:
+    """Backward of calls of one kind."""
+
+    def __init__(
+        self,
+        grad_out: Tensor,
+        grad_lse: Tensor | None,
+        out: Tensor,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        slopes: Tensor,
+        options: _Options,
+    ) -> None:
+        access = _access(query, key, _as_dense(options).key_padding_mask)
+        configuration = _configuration(query, options)
+        skipping = skips(options, query, key)
+        readers = tuple(Reader(tensor, access) for tensor in (grad_out, query, key, value))
+        of_grad_query, of_grad_key = _strides_like(query), _strides_like(key)
+        self._readers = readers
+        self._copies_out = strides_of(out) != of_grad_query
+        shared = {
+            **_strides("g", readers[0].strides),
+            **_constant(*readers[1:], slopes.float(), options),
+            "ACCESS": access,
+            "PRECISION": _precision(query.dtype),
+        }
+        tiles = configuration.backward_query
+        self._query_tiles = _tiles_of_all(readers, tiles)
+        self._query_launch = Launch(
+            backward_query_kernel,
+            _programs(readers[1].sizes, tiles.block_m),
+            **shared,
+            **_row_strides(grad_lse),
+            **_strides("o", of_grad_query),
+            **_tiled(tiles),
+        )
+        tiles = configuration.backward_key
+        self._key_tiles = _tiles_of_all(readers, tiles)
+        self._key_ranges = KeyRanges(readers[1], readers[2], tiles.block_n) if skipping else None
+        self._key_launch = Launch(
+            backward_key_kernel,
+            _programs(readers[2].sizes, tiles.block_n),
+            skips=int(skipping),
+            **shared,
+            **_strides("o", of_grad_key),
+            **_tiled(tiles),
+        )
+
+    def __call__(self, tensors: tuple[Any, ...], options: _Options) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        grad_out, grad_lse, out, lse, log2_sum, ranges, slopes_need_grad, query, key, value, slopes = tensors
+        grad_query, grad_key, grad_value = allocate_like(query), allocate_like(key), allocate_like(value)
+        lse2, delta = torch.empty_like(lse), torch.empty_like(lse)
+        grad_slope_rows = torch.empty_like(lse) if slopes_need_grad else None
+        if self._copies_out:
+            out = allocate_like(query).copy_(out)
+        rows = [reader(tensor) for reader, tensor in zip(self._readers, (grad_out, query, key, value), strict=True)]
+        shared = {"lse2": lse2, "delta": delta, **_changing(slopes, options)}
+        with on(query.device):
+            if query.numel():
+                self._query_launch(
+                    **{name: tiles(tensor) for (name, tiles), tensor in zip(self._query_tiles, rows, strict=True)},
+                    grad_lse=grad_lse,
+                    out=out,
+                    log2_sum=log2_sum,
+                    ranges=ranges,
+                    grad_query=grad_query,
+                    grad_slope_rows=grad_slope_rows,
+                    **shared,
+                )
+            if key.numel():
+                self._key_launch(
+                    **{name: tiles(tensor) for (name, tiles), tensor in zip(self._key_tiles, rows, strict=True)},
+                    key_ranges=ranges if self._key_ranges is None else self._key_ranges(ranges),
+                    grad_key=grad_key,
+                    grad_value=grad_value,
+                    **shared,
+                )
+        grad_slopes = slopes.new_empty(0) if grad_slope_rows is None else _sum_slopes(grad_slope_rows, slopes, options)
+        return grad_query, grad_key, grad_value, grad_slopes
+
+
+def _tiles_of_all(readers: tuple[Reader, ...], tiles: Tiles) -> list[tuple[str, Callable[[Tensor], Any]]]:
+    """For grad_out, query, key and value, the name and what kernels take."""
+    rows = (tiles.block_m, tiles.block_m, tiles.block_n, tiles.block_n)
+    names = ("grad_out", "query", "key", "value")
+    return [(name, reader.tiles(count)) for name, reader, count in zip(names, readers, rows, strict=True)]
+
+
+_known: CallCache[Any] = CallCache()
+
+
+def _known_call(make: Callable[..., Any], arguments: tuple[Any, ...], options: _Options, *more: Any) -> Any:
+    """`make(*arguments, options)`, once for each kind of call. `more` decides the kind, too."""
+    fixed = options[:3] + options[4:] if isinstance(options, DenseOptions) else options  # without query_offset
+    kind = call_kind(make.__name__, type(options).__name__, _precision(arguments[0].dtype), *arguments, *fixed, *more)
+    call = _known.get(kind)
+    if call is None:
+        call = make(*arguments, options)
+        _known.remember(kind, call)
+    return call
 
 
 def forward(query: Tensor, key: Tensor, value: Tensor, slopes: Tensor, options: _Options) -> tuple[Tensor, ...]:
-    out, lse, log2_sum, ranges = allocate_outputs(query)
     if query.numel() == 0:
-        return out, lse, log2_sum, ranges
-    mask = _as_dense(options).key_padding_mask
-    access = _access(query, key, mask)
-    query, key, value = _readable(query, access), _readable(key, access), _readable(value, access)
-    tiles = _configuration(query, options).forward
-    tolerance = options.skip_tolerance * (1.0 if options.causal else 0.5)
-    skipping = skips(options, query, key)
-    with on(query.device):
-        forward_kernel[_programs(query, tiles.block_m)](
-            query=_tiles_of(query, tiles.block_m, access),
-            key=_tiles_of(key, tiles.block_n, access),
-            value=_tiles_of(value, tiles.block_n, access),
-            packed_value=value if isinstance(options, VarlenOptions) else None,
-            norms=_key_norms(key, mask) if skipping else lse,
-            out=out,
-            lse=lse,
-            log2_sum=log2_sum,
-            ranges=ranges,
-            log2_tolerance=math.log2(tolerance) if skipping else -math.inf,
-            **_shared(query, key, value, slopes.float(), options),
-            **_strides("o", out),
-            **_tiled(tiles),
-            ACCESS=access,
-            NORM_BLOCK=NORM_BLOCK,
-        )
-    return out, lse, log2_sum, ranges
+        return allocate_outputs(query)
+    tensors = query, key, value, slopes
+    return _known_call(Forward, tensors, options)(*tensors, options)
 
 
 def backward(tensors: tuple[Any, ...], options: _Options) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    grad_out, grad_lse, out, lse, log2_sum, ranges, slopes_need_grad, query, key, value, slopes = tensors
-    grad_query, grad_key, grad_value = allocate_like(query), allocate_like(key), allocate_like(value)
-    lse2, delta = torch.empty_like(lse), torch.empty_like(lse)
-    grad_slope_rows = torch.empty_like(lse) if slopes_need_grad else None
-    if out.stride() != grad_query.stride():
-        out = allocate_like(query).copy_(out)
-    access = _access(query, key, _as_dense(options).key_padding_mask)
-    query, key, value, grad_out = (_readable(tensor, access) for tensor in (query, key, value, grad_out))
-    tiles = _configuration(query, options)
-    skipping = skips(options, query, key)
-    shared = {
-        "lse2": lse2,
-        "delta": delta,
-        **_strides("g", grad_out),
-        **_shared(query, key, value, slopes.float(), options),
-        "ACCESS": access,
-    }
-    with on(query.device):
-        if query.numel():
-            of_query, of_key = tiles.backward_query.block_m, tiles.backward_query.block_n
-            backward_query_kernel[_programs(query, of_query)](
-                grad_out=_tiles_of(grad_out, of_query, access),
-                query=_tiles_of(query, of_query, access),
-                key=_tiles_of(key, of_key, access),
-                value=_tiles_of(value, of_key, access),
-                grad_lse=grad_lse,
-                out=out,
-                log2_sum=log2_sum,
-                ranges=ranges,
-                grad_query=grad_query,
-                grad_slope_rows=grad_slope_rows,
-                **shared,
-                **_row_strides(grad_lse),
-                **_strides("o", grad_query),
-                **_tiled(tiles.backward_query),
-            )
-        if key.numel():
-            of_query, of_key = tiles.backward_key.block_m, tiles.backward_key.block_n
-            backward_key_kernel[_programs(key, of_key)](
-                grad_out=_tiles_of(grad_out, of_query, access),
-                query=_tiles_of(query, of_query, access),
-                key=_tiles_of(key, of_key, access),
-                value=_tiles_of(value, of_key, access),
-                key_ranges=_key_ranges(ranges, query, key, of_key) if skipping else ranges,
-                grad_key=grad_key,
-                grad_value=grad_value,
-                skips=int(skipping),
-                **shared,
-                **_strides("o", grad_key),
-                **_tiled(tiles.backward_key),
-            )
-    grad_slopes = slopes.new_empty(0) if grad_slope_rows is None else _sum_slopes(grad_slope_rows, slopes, options)
-    return grad_query, grad_key, grad_value, grad_slopes
-
-
-def _key_ranges(ranges: Tensor, query: Tensor, key: Tensor, rows: int) -> Tensor:
-    """(batch · heads, tiles of `rows` keys, 2) int32: the range of queries that attended each tile of keys."""
-    batch_size, num_heads, query_length, _ = sizes_of(query)
-    key_length = sizes_of(key)[2]
-    num_tiles = triton.cdiv(key_length, rows)
-    key_ranges = ranges.new_empty((batch_size * num_heads, num_tiles, 2))
-    backward_ranges_kernel[(batch_size * num_heads * triton.cdiv(num_tiles, RANGE_TILES),)](
-        ranges,
-        key_ranges,
-        query_length,
-        key_length,
-        BLOCK_N=rows,
-        TILES=RANGE_TILES,
-        CHUNK=RANGE_CHUNK,
-        num_warps=4,
-    )
-    return key_ranges
+    grad_out, grad_lse, out, lse, log2_sum, ranges, slopes_need_grad, *inputs = tensors
+    described = grad_out, grad_lse, out, *inputs
+    return _known_call(Backward, described, options, lse, log2_sum, ranges, slopes_need_grad)(tensors, options)
 
 
 def _row_strides(rows: Tensor | None) -> dict[str, int]:
@@ -368,10 +493,13 @@ def _varlen_backward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return backward(arguments[:_NUM_TENSORS], VarlenOptions(*arguments[_NUM_TENSORS:]))
 
 
-for _name, _function in {
-    "alibi_attention": _dense,
-    "alibi_attention_backward": _dense_backward,
-    "alibi_attention_varlen": _varlen,
-    "alibi_attention_varlen_backward": _varlen_backward,
-}.items():
-    LIBRARY.impl(f"{_name}.triton", _function, DISPATCH_KEY)
+#: Names, and the kernels of forward and backward.
+OPERATORS = (
+    ("alibi_attention", _dense, _dense_backward),
+    ("alibi_attention_varlen", _varlen, _varlen_backward),
+)
+
+for _name, _forward, _backward in OPERATORS:
+    LIBRARY.impl(f"{_name}.triton", _forward, DISPATCH_KEY)
+    LIBRARY.impl(f"{_name}_backward.triton", _backward, DISPATCH_KEY)
+    shorten(_name, "triton", without_dispatcher(_name, "triton", _forward, _backward))

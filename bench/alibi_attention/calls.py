@@ -1,0 +1,86 @@
+"""What a call of alibi_attention costs beside its arithmetic.
+
+On the CPU: one row of one token, beside torch's attention. For GPUs: the time of the host, with a launcher that does
+nothing. Needs a process without TRITON_INTERPRET.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+from torch.utils.benchmark import Timer
+
+from seqwarm_kernels import alibi_attention
+
+from ..common.records import CpuRecord, table, write
+from ..common.timing import quartiles
+from .pretended_gpu import CHIP, pretend
+
+RECORDS = "cpu_attention_calls"
+FORWARD, BOTH = "forward", "forward and backward"
+HEADS = (1, 12)
+#: Lengths of which Triton takes two and five kernels, forward and backward.
+LENGTHS = (128, 512)
+ROUNDS = 5
+
+_Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+def _native(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    return alibi_attention(query, key, value, backend="native")
+
+
+def _triton(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    return alibi_attention(query, key, value, backend="triton")
+
+
+def _torch(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    return scaled_dot_product_attention(query, key, value, is_causal=True)
+
+
+def _timer(attend: _Attend, shape: tuple[int, ...], dtype: torch.dtype, work: str) -> Timer:
+    inputs = [torch.randn(shape, dtype=dtype, requires_grad=work == BOTH) for _ in range(3)]
+    grad_out = torch.ones(shape, dtype=dtype)
+    call = "attend(*inputs)" if work == FORWARD else "grad(attend(*inputs), inputs, grad_out)"
+    names = {"attend": attend, "inputs": inputs, "grad_out": grad_out, "grad": torch.autograd.grad}
+    return Timer(call, globals=names, num_threads=1)
+
+
+def measure(
+    case: str, peers: dict[str, _Attend], shape: tuple[int, ...], dtype: torch.dtype, seconds: float
+) -> Iterator[CpuRecord]:
+    """The peers in turns, so that all have the machine in the same states."""
+    for work in (FORWARD, BOTH):
+        timers = {name: _timer(attend, shape, dtype, work) for name, attend in peers.items()}
+        times: dict[str, list[float]] = {name: [] for name in peers}
+        for _ in range(ROUNDS):
+            for name, timer in timers.items():
+                times[name] += timer.blocked_autorange(min_run_time=seconds / ROUNDS).times
+        for name in peers:
+            timing = quartiles([1e3 * each for each in times[name]])
+            facts = {"heads": shape[1], "length": shape[2], "work": work}
+            yield CpuRecord("alibi_attention", f"{work}, {case}", name, 1, timing.median, timing.iqr, None, facts)
+
+
+def run(seconds: float) -> Iterator[CpuRecord]:
+    for heads in HEADS:
+        peers = {"alibi_attention native": _native, "SDPA": _torch}
+        yield from measure(f"B1 H{heads} S1 D64", peers, (1, heads, 1, 64), torch.float32, seconds)
+    pretend()
+    for length in LENGTHS:
+        case = f"B1 H2 S{length} D64 float16, pretended GPU {CHIP / 10}"
+        yield from measure(case, {"alibi_attention triton": _triton}, (1, 2, length, 64), torch.float16, seconds)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--seconds", type=float, default=2.0, help="measuring time of each record")
+
+
+def main(arguments: argparse.Namespace) -> None:
+    path, records = write(RECORDS, run(arguments.seconds))
+    print(table(records))
+    print(f"\nwritten to {path}")

@@ -1,0 +1,51 @@
+"""A GPU that compiles Triton's kernels and does not run them: what remains of a call is the time of the host.
+
+Import before torch starts Triton, in a process without TRITON_INTERPRET. Tensors are on the CPU.
+"""
+
+from __future__ import annotations
+
+import importlib
+from types import SimpleNamespace
+from typing import Any
+
+from triton.backends.compiler import GPUTarget
+from triton.runtime.driver import driver
+
+from seqwarm_kernels.ops import backends
+from seqwarm_kernels.ops.library import LIBRARY
+
+CHIP = 90
+
+
+class _Driver:
+    """What Triton asks of a driver before and in a launch."""
+
+    utils = SimpleNamespace(
+        get_device_properties=lambda device: {"max_shared_mem": 2**30},
+        load_binary=lambda *binary: (object(), object(), 0, 0, 1024),
+    )
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", CHIP, 32)
+
+    def launcher_cls(self, source: Any, metadata: Any) -> Any:
+        return lambda *arguments: None
+
+
+def pretend() -> None:
+    """From now on `backend="triton"` serves tensors on the CPU, and leaves their contents as they are."""
+    driver.set_active(_Driver())
+    host = importlib.import_module("seqwarm_kernels.ops.alibi_attention.triton")
+    for name, forward, backward in host.OPERATORS:
+        LIBRARY.impl(f"{name}.triton", forward, "CPU")
+        LIBRARY.impl(f"{name}_backward.triton", backward, "CPU")
+    backends._problems.pop("triton", None)
+    for name, *_ in host.OPERATORS:
+        backends._find_serving(name)

@@ -1,0 +1,163 @@
+#include "direct.h"
+
+#include <ATen/ATen.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <optional>
+#include <tuple>
+#include <utility>
+
+namespace py = pybind11;
+
+namespace seqwarm {
+namespace {
+
+using at::Tensor;
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+using Maybe = std::optional<Tensor>;
+using FourTensors = std::tuple<Tensor, Tensor, Tensor, Tensor>;
+
+// The dispatcher's type of a number of the schema: an int there may be a symbol.
+template <typename T>
+struct InSchema {
+  using type = T;
+};
+template <>
+struct InSchema<int64_t> {
+  using type = c10::SymInt;
+};
+template <>
+struct InSchema<std::optional<int64_t>> {
+  using type = std::optional<c10::SymInt>;
+};
+template <typename T>
+using in_schema = typename InSchema<T>::type;
+
+template <typename T>
+T saved_as(const Tensor& tensor) {
+  if constexpr (std::is_same_v<T, Maybe>) {
+    return tensor.defined() ? Maybe(tensor) : std::nullopt;
+  } else {
+    return tensor;
+  }
+}
+
+struct Dense {
+  static constexpr const char* forward = "seqwarm::alibi_attention";
+  static constexpr const char* backward = "seqwarm::alibi_attention_backward";
+};
+struct Varlen {
+  static constexpr const char* forward = "seqwarm::alibi_attention_varlen";
+  static constexpr const char* backward = "seqwarm::alibi_attention_varlen_backward";
+};
+
+// An operator that takes query, key, value and slopes, three tensors of which a `T` each may be None, and `Numbers`.
+template <typename Operator, typename T, typename... Numbers>
+struct Attention : torch::autograd::Function<Attention<Operator, T, Numbers...>> {
+  static constexpr bool is_traceable = true;
+
+  static std::pair<Tensor, Tensor> call(
+      const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& slopes, const T& first,
+      const T& second, const Maybe& seed, Numbers... numbers) {
+    const bool records = at::GradMode::is_enabled() &&
+        (query.requires_grad() || key.requires_grad() || value.requires_grad() || slopes.requires_grad());
+    if (records) {
+      const variable_list outputs = Attention::apply(query, key, value, slopes, first, second, seed, numbers...);
+      return {outputs[0], outputs[1]};
+    }
+    const FourTensors outputs = run(query, key, value, slopes, first, second, seed, numbers...);
+    return {std::get<0>(outputs), std::get<1>(outputs)};
+  }
+
+  static variable_list forward(
+      AutogradContext* context, const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& slopes,
+      const T& first, const T& second, const Maybe& seed, Numbers... numbers) {
+    auto [out, lse, log2_sum, ranges] = run(query, key, value, slopes, first, second, seed, numbers...);
+    context->save_for_backward(
+        {query, key, value, slopes, Maybe(first).value_or(Tensor()), Maybe(second).value_or(Tensor()),
+         seed.value_or(Tensor()), out, lse, log2_sum, ranges});
+    context->mark_non_differentiable({log2_sum, ranges});
+    context->set_materialize_grads(false);  // no zeros for an lse that is not used
+    c10::impl::GenericList list(c10::AnyType::get());
+    list.reserve(sizeof...(Numbers));
+    (list.push_back(numbers), ...);
+    context->saved_data["numbers"] = std::move(list);
+    return {out, lse, log2_sum, ranges};
+  }
+
+  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    const variable_list saved = context->get_saved_variables();
+    const Tensor& out = saved[7];
+    const Tensor grad_out = gradients[0].defined() ? gradients[0] : at::zeros_like(out);
+    const bool slopes_need_grad = context->needs_input_grad(3);
+    const auto list = context->saved_data["numbers"].toList();
+    size_t index = 0;
+    const std::tuple<Numbers...> numbers{list.get(index++).template to<Numbers>()...};
+    FourTensors results = std::apply(
+        [&](Numbers... each) {
+          return run_backward(
+              grad_out, saved_as<Maybe>(gradients[1]), out, saved[8], saved[9], saved[10], slopes_need_grad, saved[0],
+              saved[1], saved[2], saved[3], saved_as<T>(saved[4]), saved_as<T>(saved[5]), saved_as<Maybe>(saved[6]),
+              each...);
+        },
+        numbers);
+    variable_list inputs(7 + sizeof...(Numbers));
+    std::tie(inputs[0], inputs[1], inputs[2], inputs[3]) = std::move(results);
+    if (!slopes_need_grad) {
+      inputs[3] = Tensor();
+    }
+    return inputs;
+  }
+
+ private:
+  static FourTensors run(
+      const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& slopes, const T& first,
+      const T& second, const Maybe& seed, Numbers... numbers) {
+    using Call = FourTensors(
+        const Tensor&, const Tensor&, const Tensor&, const Tensor&, const T&, const T&, const Maybe&,
+        in_schema<Numbers>...);
+    static const auto handle =
+        c10::Dispatcher::singleton().findSchemaOrThrow(Operator::forward, "native").template typed<Call>();
+    const at::AutoDispatchBelowADInplaceOrView below_autograd;
+    return handle.call(query, key, value, slopes, first, second, seed, numbers...);
+  }
+
+  // The operator refuses to be differentiated again, with an autograd of its own. It costs time only where a second
+  // derivative is asked for.
+  static FourTensors run_backward(
+      const Tensor& grad_out, const Maybe& grad_lse, const Tensor& out, const Tensor& lse, const Tensor& log2_sum,
+      const Tensor& ranges, bool slopes_need_grad, const Tensor& query, const Tensor& key, const Tensor& value,
+      const Tensor& slopes, const T& first, const T& second, const Maybe& seed, Numbers... numbers) {
+    using Call = FourTensors(
+        const Tensor&, const Maybe&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, bool, const Tensor&,
+        const Tensor&, const Tensor&, const Tensor&, const T&, const T&, const Maybe&, in_schema<Numbers>...);
+    static const auto handle =
+        c10::Dispatcher::singleton().findSchemaOrThrow(Operator::backward, "native").template typed<Call>();
+    const c10::impl::ExcludeDispatchKeyGuard below_autograd(
+        at::GradMode::is_enabled() ? c10::DispatchKeySet() : c10::autograd_dispatch_keyset_with_ADInplaceOrView);
+    return handle.call(
+        grad_out, grad_lse, out, lse, log2_sum, ranges, slopes_need_grad, query, key, value, slopes, first, second, seed,
+        numbers...);
+  }
+};
+
+using MaybeInt = std::optional<int64_t>;
+using DenseAttention = Attention<Dense, Maybe, int64_t, bool, double, MaybeInt, MaybeInt, double, double>;
+using VarlenAttention = Attention<Varlen, Tensor, int64_t, int64_t, bool, double, MaybeInt, double, double>;
+
+}  // namespace
+
+void define_direct_calls(py::module_& module) {
+  module.def(
+      "alibi_attention", torch::wrap_pybind_function_no_gil(&DenseAttention::call),
+      "The operator's out and lse, for a checked call.");
+  module.def(
+      "alibi_attention_varlen", torch::wrap_pybind_function_no_gil(&VarlenAttention::call),
+      "Likewise, of packed sequences.");
+}
+
+}  // namespace seqwarm

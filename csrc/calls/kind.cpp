@@ -1,0 +1,105 @@
+#include "kind.h"
+
+#include <ATen/PythonTorchFunctionTLS.h>
+#include <ATen/core/Tensor.h>
+#include <c10/core/InferenceMode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/csrc/autograd/python_variable.h>
+
+#include <string>
+#include <string_view>
+
+namespace py = pybind11;
+
+namespace seqwarm {
+namespace {
+
+constexpr uintptr_t alignment = 16;  // of blocks that kernels may load at once
+
+using c10::DispatchKey;
+using c10::DispatchKeySet;
+
+const DispatchKeySet plain_keys = DispatchKeySet(DispatchKey::CPU) | DispatchKeySet(DispatchKey::CUDA) |
+    DispatchKeySet(DispatchKey::AutogradCPU) | DispatchKeySet(DispatchKey::AutogradCUDA) |
+    DispatchKeySet(DispatchKey::ADInplaceOrView) | c10::autocast_dispatch_keyset;
+
+// No dispatch or torch-function mode, tracing or functorch transform is active. Autocast may be.
+bool is_plain_state() {
+  const c10::impl::LocalDispatchKeySet local = c10::impl::tls_local_dispatch_key_set();
+  DispatchKeySet expected = c10::default_excluded_set | c10::autocast_dispatch_keyset;
+  if (c10::InferenceMode::is_enabled()) {
+    expected = expected | c10::autograd_dispatch_keyset;
+  }
+  const DispatchKeySet included = local.included_ - c10::default_included_set - c10::autocast_dispatch_keyset;
+  return included.empty() && (local.excluded_ - expected).empty() && !at::impl::torch_function_mode_enabled();
+}
+
+template <typename T>
+void append(std::string& kind, const T* values, size_t count) {
+  kind.append(reinterpret_cast<const char*>(values), count * sizeof(T));
+}
+
+template <typename T>
+void append(std::string& kind, char type, T value) {
+  kind.push_back(type);
+  append(kind, &value, 1);
+}
+
+bool append_tensor(std::string& kind, const at::Tensor& tensor) {
+  const DispatchKeySet keys = tensor.key_set();
+  if (!plain_keys.isSupersetOf(keys)) {
+    return false;
+  }
+  const auto address = reinterpret_cast<uintptr_t>(tensor.const_data_ptr());
+  append(kind, 'T', keys.raw_repr());
+  append(kind, 'd', tensor.scalar_type());
+  append(kind, 'i', tensor.device().index());
+  append(kind, 'a', address % alignment == 0);
+  append(kind, 'n', tensor.dim());
+  append(kind, tensor.sizes().data(), tensor.dim());
+  append(kind, tensor.strides().data(), tensor.dim());
+  return true;
+}
+
+bool append_argument(std::string& kind, PyObject* argument) {
+  if (argument == Py_None) {
+    kind.push_back('N');
+  } else if (THPVariable_CheckExact(argument)) {  // a Tensor or a Parameter
+    return append_tensor(kind, THPVariable_Unpack(argument));
+  } else if (PyBool_Check(argument)) {
+    append(kind, 'B', argument == Py_True);
+  } else if (PyLong_CheckExact(argument)) {
+    int overflow = 0;
+    append(kind, 'I', PyLong_AsLongLongAndOverflow(argument, &overflow));
+    return overflow == 0;
+  } else if (PyFloat_CheckExact(argument)) {
+    append(kind, 'F', PyFloat_AS_DOUBLE(argument));
+  } else if (PyUnicode_CheckExact(argument)) {
+    const std::string text = py::handle(argument).cast<std::string>();
+    append(kind, 'S', text.size());
+    kind += text;
+  } else if (argument == reinterpret_cast<PyObject*>(&PyLong_Type)) {
+    kind.push_back('L');
+  } else {
+    return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+std::optional<py::bytes> call_kind(const py::args& arguments) {
+  if (!is_plain_state()) {
+    return std::nullopt;
+  }
+  std::string kind;
+  kind.reserve(1024);
+  for (const py::handle argument : arguments) {
+    if (!append_argument(kind, argument.ptr())) {
+      return std::nullopt;
+    }
+  }
+  return py::bytes(kind);
+}
+
+}  // namespace seqwarm

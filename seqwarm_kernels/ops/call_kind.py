@@ -1,0 +1,67 @@
+"""The kind of a call: all that decides how it is checked and run. What was found out for one call serves its kind."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from . import backends
+
+_ALIGNMENT = 16  # bytes: of blocks that kernels may load at once
+_MAX_KINDS = 256
+
+_Call = TypeVar("_Call")
+
+
+class CallCache(dict[Hashable, _Call]):
+    """Calls by their kind. A training run has few kinds. Where lengths grow with each call, old ones are dropped."""
+
+    def remember(self, kind: Hashable, call: _Call) -> None:
+        if kind is None:
+            return
+        if len(self) >= _MAX_KINDS:
+            self.clear()
+        self[kind] = call
+
+
+def _call_kind(*arguments: Any) -> Hashable | None:
+    """The kind of a call with these arguments, as one value that can be compared; without the extension.
+
+    Of tensors: shape, strides, dtype, device and alignment. Of None, bool, int, float and str: type and value. Of the
+    type int: itself. None if another argument is among them, a tensor is not a plain one (a subclass, or inside of a
+    functorch transform), or a mode of PyTorch could change what the call does.
+    """
+    if not _is_plain_state():
+        return None
+    kind: list[Any] = []
+    for argument in arguments:
+        if type(argument) in (Tensor, torch.nn.Parameter):
+            if argument.layout != torch.strided or argument.is_nested or argument.device.type not in ("cpu", "cuda"):
+                return None
+            aligned = argument.data_ptr() % _ALIGNMENT == 0
+            kind += argument.shape, argument.stride(), argument.dtype, argument.device, aligned
+        elif argument is None or argument is int:
+            kind.append(argument)
+        elif type(argument) is float:
+            kind.append(argument.hex())  # distinguishes 0.0 from -0.0
+        elif type(argument) in (bool, int, str):
+            kind += type(argument), argument
+        else:
+            return None
+    return tuple(kind)
+
+
+def _is_plain_state() -> bool:
+    """Whether no dispatch or torch-function mode, tracing or functorch transform is active. Autocast may be."""
+    return not (
+        torch._C._len_torch_dispatch_stack()
+        or torch._C._len_torch_function_stack()
+        or torch._C._are_functorch_transforms_active()
+        or torch._C._get_tracing_state() is not None
+    )
+
+
+call_kind = _call_kind if backends.extension is None else backends.extension.call_kind
