@@ -23,7 +23,7 @@ from .pretended_gpu import CHIP, pretend
 RECORDS = "cpu_attention_calls"
 FORWARD, BOTH = "forward", "forward and backward"
 HEADS = (1, 12)
-#: Lengths of which Triton takes two and five kernels, forward and backward.
+#: Triton launches three kernels for the first length, one in forward, and five for the other, two in forward.
 LENGTHS = (128, 512)
 ROUNDS = 5
 

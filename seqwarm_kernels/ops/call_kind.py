@@ -41,6 +41,8 @@ def _call_kind(*arguments: Any) -> Hashable | None:
         if type(argument) in (Tensor, torch.nn.Parameter):
             if argument.layout != torch.strided or argument.is_nested or argument.device.type not in ("cpu", "cuda"):
                 return None
+            if argument.is_conj() or argument.is_neg():
+                return None
             aligned = argument.data_ptr() % _ALIGNMENT == 0
             kind += argument.shape, argument.stride(), argument.dtype, argument.device, aligned
         elif argument is None or argument is int:

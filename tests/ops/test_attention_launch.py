@@ -261,3 +261,65 @@ def test_tensors_that_repeat_memory_are_copied_for_bulk_copies():
         assert 0 not in copied.stride()
         torch.testing.assert_close(copied, gradient, rtol=0, atol=0)
     assert host.Reader(expanded, host.ALIGNED.value)(expanded) is expanded
+
+
+def test_a_kernel_is_looked_up_once_and_then_gets_the_same_arguments():
+    from seqwarm_kernels.ops.triton_launch import Launch
+
+    seen = []
+
+    class Compiled:
+        def __getitem__(self, grid):
+            return lambda *arguments: seen.append((grid, arguments))
+
+    class Kernel:
+        arg_names = ("query", "length", "mask", "out", "BLOCK")
+
+        def __getitem__(self, grid):
+            def run(**arguments):
+                assert arguments.pop("num_warps") == 4
+                seen.append((grid, tuple(arguments[name] for name in self.arg_names)))
+                return Compiled()
+
+            return run
+
+    launch = Launch(Kernel(), 7, length=5, BLOCK=16, num_warps=4)
+    for number in range(3):
+        launch(query=f"query {number}", out=f"out {number}", mask=None)
+    assert seen == [((7, 1, 1), (f"query {number}", 5, None, f"out {number}", 16)) for number in range(3)]
+
+
+def test_descriptors_of_a_kind_are_those_of_triton():
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    from seqwarm_kernels.ops.alibi_attention import triton as host
+
+    tensor, other = torch.randn(2, 3, 40, 64).half().unbind(0)
+    made = host.Reader(tensor[None], host.BULK.value).tiles(32)(other[None])
+    expected = TensorDescriptor(other[None], [1, 3, 40, 64], [8, 40 * 64, 64, 1], [1, 1, 32, 64])
+    assert type(made) is TensorDescriptor
+    assert vars(made).keys() == vars(expected).keys()
+    assert made.base.data_ptr() == other.data_ptr()
+    assert all(vars(made)[name] == vars(expected)[name] for name in vars(expected) if name != "base")
+
+
+def test_what_decides_a_launch_decides_its_kind(monkeypatch):
+    """TF32, alignment, and whether the gradient of lse and of slopes is asked for."""
+    from seqwarm_kernels.ops.alibi_attention import triton as host
+
+    host._known.clear()
+    query = torch.randn(1, 1, 3, 16, requires_grad=True)
+    slopes = torch.ones(1, requires_grad=True)
+    for _ in range(2):
+        for given in (slopes, slopes.detach()):
+            for outputs in (slice(0, 1), slice(0, 2)):
+                out = alibi_attention(query, query, query, given, return_lse=True, backend="triton")
+                torch.autograd.grad(sum(one.sum() for one in out[outputs]), query)
+    assert len(host._known) == 1 + 4
+
+    monkeypatch.setattr(torch.backends.cuda, "matmul", SimpleNamespace(fp32_precision="tf32"))
+    alibi_attention(query, query, query, slopes, backend="triton")
+    assert len(host._known) == 6
+    shifted = torch.randn(49)[1:].view(1, 1, 3, 16)
+    alibi_attention(shifted, query, query, slopes, backend="triton")
+    assert len(host._known) == 7

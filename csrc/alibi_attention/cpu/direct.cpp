@@ -82,10 +82,10 @@ struct Attention : torch::autograd::Function<Attention<Operator, T, Numbers...>>
          seed.value_or(Tensor()), out, lse, log2_sum, ranges});
     context->mark_non_differentiable({log2_sum, ranges});
     context->set_materialize_grads(false);  // no zeros for an lse that is not used
-    c10::impl::GenericList list(c10::AnyType::get());
-    list.reserve(sizeof...(Numbers));
-    (list.push_back(numbers), ...);
-    context->saved_data["numbers"] = std::move(list);
+    c10::impl::GenericList saved_numbers(c10::AnyType::get());
+    saved_numbers.reserve(sizeof...(Numbers));
+    (saved_numbers.push_back(numbers), ...);
+    context->saved_data["numbers"] = std::move(saved_numbers);
     return {out, lse, log2_sum, ranges};
   }
 
@@ -94,17 +94,13 @@ struct Attention : torch::autograd::Function<Attention<Operator, T, Numbers...>>
     const Tensor& out = saved[7];
     const Tensor grad_out = gradients[0].defined() ? gradients[0] : at::zeros_like(out);
     const bool slopes_need_grad = context->needs_input_grad(3);
-    const auto list = context->saved_data["numbers"].toList();
-    size_t index = 0;
-    const std::tuple<Numbers...> numbers{list.get(index++).template to<Numbers>()...};
-    FourTensors results = std::apply(
-        [&](Numbers... each) {
-          return run_backward(
-              grad_out, saved_as<Maybe>(gradients[1]), out, saved[8], saved[9], saved[10], slopes_need_grad, saved[0],
-              saved[1], saved[2], saved[3], saved_as<T>(saved[4]), saved_as<T>(saved[5]), saved_as<Maybe>(saved[6]),
-              each...);
-        },
-        numbers);
+    const auto numbers = context->saved_data["numbers"].toList();
+    FourTensors results = [&]<size_t... indices>(std::index_sequence<indices...>) {
+      return run_backward(
+          grad_out, saved_as<Maybe>(gradients[1]), out, saved[8], saved[9], saved[10], slopes_need_grad, saved[0],
+          saved[1], saved[2], saved[3], saved_as<T>(saved[4]), saved_as<T>(saved[5]), saved_as<Maybe>(saved[6]),
+          numbers.get(indices).template to<Numbers>()...);
+    }(std::index_sequence_for<Numbers...>());
     variable_list inputs(7 + sizeof...(Numbers));
     std::tie(inputs[0], inputs[1], inputs[2], inputs[3]) = std::move(results);
     if (!slopes_need_grad) {

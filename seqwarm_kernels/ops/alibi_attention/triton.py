@@ -251,7 +251,7 @@ class Forward:
         tiles = _configuration(query, options).forward
         tolerance = options.skip_tolerance * (1.0 if options.causal else 0.5)
         skipping = skips(options, query, key)
-        self._readers = tuple(Reader(tensor, access) for tensor in (query, key, value))
+        self._readers = Reader(query, access), Reader(key, access), Reader(value, access)
         rows = (tiles.block_m, tiles.block_n, tiles.block_n)
         self._tiles = tuple(reader.tiles(count) for reader, count in zip(self._readers, rows, strict=True))
         self._key_norms = KeyNorms(self._readers[1], mask) if skipping else None
@@ -359,7 +359,7 @@ class Backward:
         access = _access(query, key, _as_dense(options).key_padding_mask)
         configuration = _configuration(query, options)
         skipping = skips(options, query, key)
-        readers = tuple(Reader(tensor, access) for tensor in (grad_out, query, key, value))
+        readers = Reader(grad_out, access), Reader(query, access), Reader(key, access), Reader(value, access)
         of_grad_query, of_grad_key = _strides_like(query), _strides_like(key)
         self._readers = readers
         self._copies_out = strides_of(out) != of_grad_query

@@ -1,0 +1,349 @@
+"""The kind of a call, with the extension and without, and calls whose kind is known."""
+
+import importlib
+import threading
+import weakref
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from seqwarm_kernels import alibi_attention, alibi_attention_varlen
+from seqwarm_kernels.attention import functional
+from seqwarm_kernels.ops import backends, call_kind
+from seqwarm_kernels.ops.alibi_attention import autograd
+
+ALL = [call_kind._call_kind]
+if backends.extension is not None:
+    ALL.append(backends.extension.call_kind)
+BACKENDS = [
+    backend
+    for backend in backends.BACKENDS
+    if backends.why_not("alibi_attention", backend, "cpu", torch.float32) is None
+]
+both = pytest.mark.parametrize("kind_of", ALL)
+each_backend = pytest.mark.parametrize("backend", BACKENDS)
+
+
+class Subclass(torch.Tensor):
+    pass
+
+
+class Mode(TorchDispatchMode):
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        return function(*args, **(kwargs or {}))
+
+
+class FunctionMode(torch.overrides.TorchFunctionMode):
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        return function(*args, **(kwargs or {}))
+
+
+def whole(shape=(2, 3, 4, 8), dtype=torch.float32):
+    return torch.zeros(shape, dtype=dtype)
+
+
+DIFFERENT = [
+    whole(),
+    whole((2, 3, 8, 4)),
+    whole((2, 3, 4)),
+    whole((3, 2, 4, 8)).transpose(0, 1),
+    whole((2, 3, 4, 9))[..., 1:],
+    whole((2, 3, 4, 16))[..., ::2],
+    whole(193)[1:].view(2, 3, 4, 8),
+    whole(dtype=torch.float16),
+    whole(dtype=torch.int32),
+    *(None, True, False, 1, 0, 2**40, 1.0, 0.0, -0.0, 0.5, "", "1", "native", int),
+]
+
+
+@both
+def test_arguments_that_differ_have_different_kinds(kind_of):
+    kinds = [kind_of(argument) for argument in DIFFERENT]
+    assert None not in kinds
+    assert len(set(kinds)) == len(kinds)
+    assert len({kind_of(*arguments) for arguments in (("ab", "c"), ("a", "bc"), (None, 1), (1, None), (1,))}) == 5
+
+
+@both
+def test_contents_and_gradients_have_no_part_in_a_kind(kind_of):
+    tensor = whole()
+    same = [whole() + 1, whole().requires_grad_(), torch.nn.Parameter(whole()), tensor * tensor.requires_grad_()]
+    assert {kind_of(one) for one in same} == {kind_of(tensor)}
+
+
+@both
+@pytest.mark.parametrize(
+    "argument",
+    [
+        pytest.param(whole().as_subclass(Subclass), id="subclass"),
+        pytest.param(whole().to_sparse(), id="sparse"),
+        pytest.param(whole().to("meta"), id="meta"),
+        pytest.param(torch.view_as_complex(whole((4, 2))).conj(), id="conjugate"),
+        pytest.param(torch.view_as_complex(whole((4, 2))).conj().imag, id="negative"),
+        *(1j, [1], object, torch.float32),
+    ],
+)
+def test_other_arguments_have_no_kind(kind_of, argument):
+    assert kind_of(argument) is None
+
+
+@both
+@pytest.mark.parametrize("mode", [Mode, FunctionMode])
+def test_no_kind_in_a_mode(kind_of, mode):
+    with mode():
+        assert kind_of(1) is None
+    assert kind_of(1) is not None
+
+
+@both
+def test_no_kind_in_a_transform_or_trace(kind_of):
+    kinds = []
+
+    def f(tensor):
+        kinds.append(kind_of(1))
+        return tensor * 1
+
+    torch.func.vmap(f)(torch.ones(2))
+    torch.func.grad(lambda tensor: f(tensor).sum())(torch.ones(2))
+    torch.jit.trace(f, torch.ones(2), check_trace=False)
+    assert kinds == [None, None, None]
+
+
+@both
+def test_a_kind_with_autocast_and_without_gradients(kind_of):
+    expected = kind_of(1)
+    for context in (torch.autocast("cpu"), torch.no_grad(), torch.inference_mode()):
+        with context:
+            assert kind_of(1) == expected
+
+
+def test_a_cache_is_bounded():
+    calls = call_kind.CallCache()
+    for kind in range(3 * call_kind._MAX_KINDS):
+        calls.remember(kind, kind)
+        assert calls[kind] == kind
+    assert len(calls) <= call_kind._MAX_KINDS
+    calls.remember(None, 1)
+    assert None not in calls
+
+
+@st.composite
+def calls_of_two_kinds(draw):
+    """A call, and one that differs in one argument."""
+    heads, length = draw(st.sampled_from([1, 2])), draw(st.sampled_from([1, 3]))
+    choices = {
+        "token_major": [False, True],
+        "offset": [0, 1],  # of the memory, in elements
+        "requires_grad": [False, True],
+        "slopes": [None, torch.full((heads,), 0.5), torch.full((2, heads), 0.25)],
+        "causal": [True, False],
+        "scale": [None, 1, 0.5],
+        "window": [None, 0, 2],
+        "query_start": [None, 0, 2, torch.tensor(1), torch.tensor([0, 2])],
+        "key_padding_mask": [None, torch.arange(length).expand(2, -1) < 1],
+        "return_lse": [False, True],
+    }
+    first = {name: draw(st.sampled_from(values)) for name, values in choices.items()}
+    name = draw(st.sampled_from(sorted(choices)))
+    return [(heads, length, call) for call in (first, {**first, name: draw(st.sampled_from(choices[name]))})]
+
+
+def inputs(heads, length, token_major, offset, requires_grad):
+    tensors = []
+    for index in range(3):
+        shape = (2, length, heads, 4) if token_major else (2, heads, length, 4)
+        memory = torch.randn(offset + 8 * heads * length, generator=torch.Generator().manual_seed(index))
+        tensor = memory[offset:].view(shape)
+        tensors.append((tensor.transpose(1, 2) if token_major else tensor).requires_grad_(requires_grad))
+    return tensors
+
+
+def forget():
+    functional._known_calls.clear()
+    if "triton" in BACKENDS:
+        importlib.import_module("seqwarm_kernels.ops.alibi_attention.triton")._known.clear()
+
+
+def results(backend, heads, length, options):
+    options = dict(options)
+    tensors = inputs(heads, length, *(options.pop(name) for name in ("token_major", "offset", "requires_grad")))
+    outputs = alibi_attention(*tensors, backend=backend, **options)
+    outputs = outputs if options["return_lse"] else (outputs,)
+    if not tensors[0].requires_grad:
+        return outputs
+    return [*outputs, *torch.autograd.grad(sum(output.nan_to_num(neginf=0).sum() for output in outputs), tensors)]
+
+
+def compare_known_and_new(backend, calls):
+    forget()
+    known = [results(backend, *call) for call in (*calls, *calls)]
+    for call, result in zip((*calls, *calls), known, strict=True):
+        forget()
+        torch.testing.assert_close(result, results(backend, *call), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("backend", [backend for backend in BACKENDS if backend != "triton"])
+@settings(max_examples=100, deadline=None)
+@given(calls=calls_of_two_kinds())
+def test_known_calls_equal_new_ones(backend, calls):
+    compare_known_and_new(backend, calls)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("triton" not in BACKENDS, reason="Triton does not serve its interpreter here")
+@settings(max_examples=10, deadline=None)
+@given(calls=calls_of_two_kinds())
+def test_known_calls_of_triton_equal_new_ones(calls):
+    compare_known_and_new("triton", calls)
+
+
+@each_backend
+def test_wrong_arguments_of_a_known_kind(backend):
+    tensor = torch.randn(1, 1, 2, 8)
+    alibi_attention(tensor, tensor, tensor, backend=backend, query_start=1)
+    for wrong in ({"causal": 1}, {"query_start": True}, {"return_lse": 0}, {"window": True}, {"query_start": "int"}):
+        with pytest.raises((TypeError, AttributeError)):
+            alibi_attention(tensor, tensor, tensor, backend=backend, **{"query_start": 1, **wrong})
+    mask = torch.ones(1, 3, dtype=torch.bool)
+    with pytest.raises(ValueError, match="key_padding_mask"):
+        alibi_attention(tensor, tensor, tensor, backend=backend, query_start=1, key_padding_mask=mask)
+
+
+@each_backend
+def test_a_growing_query_start_is_one_kind(backend):
+    tensor = torch.randn(1, 1, 1, 8)
+    functional._known_calls.clear()
+    for start in range(5):
+        alibi_attention(tensor, tensor, tensor, backend=backend, query_start=start)
+    assert len(functional._known_calls) == 1
+
+
+@each_backend
+def test_no_tensor_is_kept(backend):
+    query = torch.randn(1, 1, 2, 8)
+    alibi_attention(query, query, query, backend=backend)
+    gone = weakref.ref(query)
+    del query
+    assert gone() is None
+
+
+@each_backend
+def test_autocast_after_a_call_without(backend):
+    tensors = [torch.randn(1, 1, 2, 8) for _ in range(3)]
+    assert alibi_attention(*tensors, backend=backend).dtype == torch.float32
+    with torch.autocast("cpu", torch.float16):
+        assert alibi_attention(*tensors, backend=backend).dtype == torch.float16
+        assert alibi_attention(*tensors, backend=backend).dtype == torch.float16
+    assert alibi_attention(*tensors, backend=backend).dtype == torch.float32
+
+
+@each_backend
+def test_dropout_draws_a_seed_for_each_call(backend):
+    tensors = [torch.randn(1, 2, 16, 8) for _ in range(3)]
+    first, second = (alibi_attention(*tensors, dropout_p=0.5, backend=backend) for _ in range(2))
+    assert not torch.equal(first, second)
+
+
+@pytest.mark.parametrize("backend", [backend for backend in BACKENDS if backend != "triton"])
+def test_threads(backend):  # Triton's interpreter runs one kernel at a time
+    tensors = [torch.randn(1, 2, 5, 8) for _ in range(3)]
+    expected = alibi_attention(*tensors, backend=backend)
+    functional._known_calls.clear()
+    got = []
+
+    def work():
+        for _ in range(3):
+            got.append(alibi_attention(*tensors, backend=backend))
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(got) == 12
+    torch.testing.assert_close(got, [expected] * 12, rtol=0, atol=0)
+
+
+@each_backend
+@pytest.mark.parametrize("varlen", [False, True])
+def test_autograd_of_a_known_call(backend, varlen):
+    """lse alone, only the slopes, saved-tensor hooks, a second backward, and no second derivative."""
+
+    def call(query, slopes):
+        if varlen:
+            ends = torch.tensor([0, 2, 5], dtype=torch.int32)
+            return alibi_attention_varlen(
+                query, query, query, ends, ends, 3, 3, slopes, return_lse=True, backend=backend
+            )
+        return alibi_attention(query, query, query, slopes, return_lse=True, backend=backend)
+
+    query = torch.randn(5, 2, 8) if varlen else torch.randn(1, 2, 5, 8)
+    query.requires_grad_()
+    slopes = torch.rand(2, requires_grad=True)
+    out, lse = call(query, slopes)
+    expected = torch.autograd.grad(out.sum() + lse.sum(), (query, slopes))
+    out, lse = call(query, slopes)
+    by_parts = [torch.autograd.grad(part.sum(), (query, slopes), retain_graph=True) for part in (out, lse)]
+    for one, *parts in zip(expected, *by_parts, strict=True):
+        torch.testing.assert_close(one, sum(parts))
+    (alone,) = torch.autograd.grad(sum(part.sum() for part in call(query.detach(), slopes)), slopes)
+    torch.testing.assert_close(alone, expected[1])
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor.clone(), lambda tensor: tensor):
+        out, lse = call(query, slopes)
+    torch.testing.assert_close(torch.autograd.grad(out.sum() + lse.sum(), (query, slopes)), expected)
+    with pytest.raises(RuntimeError, match="second time"):
+        out.sum().backward()
+    out, lse = call(query, slopes)
+    (once,) = torch.autograd.grad(out.square().sum(), query, create_graph=True)
+    with pytest.raises(RuntimeError, match="no second derivative"):
+        once.sum().backward()
+    with torch.no_grad():
+        assert not call(query, slopes)[0].requires_grad
+
+
+@each_backend
+def test_an_overwritten_input_is_noticed(backend):
+    query = torch.randn(1, 1, 3, 8, requires_grad=True)
+    for _ in range(2):
+        key = torch.randn(1, 1, 3, 8)
+        out = alibi_attention(query, key, key, backend=backend)
+        key.add_(1)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            out.sum().backward()
+
+
+def test_the_dispatcher_is_passed_by_only_without_a_mode(monkeypatch):
+    """A mode sees the operator."""
+    monkeypatch.setattr(functional, "short", lambda *names: pytest.fail("the operator was to be called"))
+    tensor = torch.randn(1, 1, 2, 8)
+    functional._known_calls.clear()
+    with Mode():
+        alibi_attention(tensor, tensor, tensor)
+    with pytest.raises(pytest.fail.Exception):
+        alibi_attention(tensor, tensor, tensor)
+
+
+def test_gradients_without_the_dispatcher():
+    calls = []
+
+    def run(query, key, value, slopes):
+        outputs = query * 2, key.sum(-1), value.clone(), slopes.clone()
+        calls.append("forward")
+        return outputs
+
+    def backward(grad_out, grad_lse, *_):
+        calls.append("backward")
+        return grad_out * 2, torch.zeros(1, 1, 2, 8), torch.zeros(1, 1, 2, 8), torch.zeros(1)
+
+    call = autograd.without_dispatcher("alibi_attention", "reference", run, backward)
+    tensor = torch.randn(1, 1, 2, 8)
+    assert not call(tensor, tensor, tensor, torch.ones(1))[0].requires_grad
+    leaf = tensor.clone().requires_grad_()
+    out, _, *rest = call(leaf, tensor, tensor, torch.ones(1))
+    assert not any(one.requires_grad for one in rest)
+    out.sum().backward()
+    assert torch.equal(leaf.grad, torch.full_like(leaf, 2))
+    assert calls == ["forward", "forward", "backward"]
