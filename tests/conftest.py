@@ -1,6 +1,7 @@
 import gc
 import os
 from collections import Counter
+from contextlib import suppress
 
 # A graph from torch's cache on disk has narrower guards than a freshly compiled one, so counts of compilations would
 # depend on earlier runs on this machine.
@@ -14,6 +15,10 @@ from hypothesis import settings
 HAS_GPU = torch.cuda.is_available()
 if not HAS_GPU:
     os.environ["TRITON_INTERPRET"] = "1"
+    with suppress(ImportError):
+        from .support.interpreter import patch_the_language_once
+
+        patch_the_language_once()
 
 settings.register_profile("default", deadline=None, derandomize=bool(os.environ.get("CI")), print_blob=True)
 settings.register_profile("exhaustive", settings.get_profile("default"), derandomize=False, max_examples=1000)
@@ -28,7 +33,11 @@ def pytest_addoption(parser):
 
 @pytest.fixture(autouse=True)
 def _fixed_seed(request):
-    torch.manual_seed(request.config.getoption("seed"))
+    """torch.manual_seed takes milliseconds: it notes a traceback for each kind of device that is not there."""
+    seed = request.config.getoption("seed")
+    torch.default_generator.manual_seed(seed)
+    if HAS_GPU:
+        torch.cuda.manual_seed_all(seed)
 
 
 @pytest.fixture(autouse=True)

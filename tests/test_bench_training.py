@@ -23,6 +23,7 @@ from bench.training.scales import TOY
 
 from .test_bench_training_results import line, monitor_line, write_lines
 
+pytestmark = pytest.mark.xdist_group("train_gpt2")  # one worker loads the script and trains what tests share
 NAN = math.nan
 PEAK = plan.Peak(1e-3, 0.05)
 

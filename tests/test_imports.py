@@ -14,13 +14,11 @@ FILES = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.
 
 def own_imports(path, root):
     """Each import of the project's own files, as a path without suffix and the imported name."""
-    for node in ast.walk(parsed(path)):
+    for node in imports_and_names(path)[0]:
         if isinstance(node, ast.Import):
             targets = [(alias.name, None) for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            targets = [("." * node.level + (node.module or ""), alias.name) for alias in node.names]
         else:
-            continue
+            targets = [("." * node.level + (node.module or ""), alias.name) for alias in node.names]
         for module, name in targets:
             level = len(module) - len(module.lstrip("."))
             parts = [part for part in module.lstrip(".").split(".") if part]
@@ -49,17 +47,12 @@ def file_of(target):
 
 
 @functools.cache
-def parsed(path):
-    return ast.parse(path.read_text())
-
-
-@functools.cache
-def names_in(file):
-    """The names that a file binds at its top level, also inside of if, try and with."""
-    if file.is_dir():
-        return set()
+def imports_and_names(file):
+    """The imports anywhere in a file, and the names that it binds at its top level, also inside of if, try and with."""
+    tree = ast.parse(file.read_text())
+    imports = [node for node in ast.walk(tree) if isinstance(node, (ast.Import, ast.ImportFrom))]
     names = set()
-    todo = list(parsed(file).body)
+    todo = list(tree.body)
     while todo:
         node = todo.pop()
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
@@ -72,7 +65,11 @@ def names_in(file):
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             names.add(node.id)
         todo += ast.iter_child_nodes(node)
-    return names
+    return imports, names
+
+
+def names_in(file):
+    return set() if file.is_dir() else imports_and_names(file)[1]
 
 
 def test_every_import_of_the_project_exists():

@@ -70,7 +70,8 @@ def wrong(operator):
 
 @pytest.mark.skipif(backends.problem("native") is not None, reason="the extension is not available")
 @pytest.mark.parametrize("operator", [*SMALL, "alibi_attention_backward", "alibi_attention_varlen_backward"])
-def test_a_wrong_kernel_is_a_mismatch(small, capsys, operator):
+def test_a_wrong_kernel_is_a_mismatch(small, monkeypatch, capsys, operator):
+    monkeypatch.setattr(run, "_DTYPES", (torch.float32,))
     with torch.library._scoped_library("seqwarm", "IMPL") as library:
         library.impl(f"{operator}.native", wrong(operator), "CPU", allow_override=True)
         assert cli.main(["check"]) == 1

@@ -24,6 +24,7 @@ from bench.training.running import ROOT, SCRIPT, load_script
 
 from .support.tiers import first_fast
 
+pytestmark = pytest.mark.xdist_group("train_gpt2")  # one worker loads the script and trains what tests share
 TEXT = Path(asyncio.__file__).parent  # source, and compiled files that must be skipped
 TIMES = ("seconds", "tokens_per_second", "peak_memory_bytes")
 

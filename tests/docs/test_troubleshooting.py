@@ -7,6 +7,7 @@ import pytest
 
 from . import markdown
 
+pytestmark = pytest.mark.xdist_group("troubleshooting")  # one worker reads the messages
 PAGE = markdown.ROOT / "docs" / "help" / "troubleshooting.md"
 QUOTES = [match["code"].strip() for match in markdown.FENCE.finditer(PAGE.read_text()) if match["language"] == "text"]
 SHORTEST = 25  #: a message of fewer constant characters would match too much

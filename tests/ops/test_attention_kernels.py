@@ -29,9 +29,6 @@ def implementations(operator="alibi_attention"):
                 yield pytest.param(backend, "cuda", dtype, id=f"{name}-cuda", marks=pytest.mark.gpu)
 
 
-on_everything = pytest.mark.parametrize(("backend", "device", "dtype"), list(implementations()))
-
-
 @pytest.fixture(autouse=True)
 def _poisoned_memory(monkeypatch):
     """torch.empty returns NaN, so an element that a kernel does not write becomes visible."""
@@ -50,15 +47,28 @@ def check_results(exact, results, dtype):
     exact.check(RESULTS, results, (dtype, torch.float32, dtype, dtype, dtype, dtype))
 
 
-@pytest.mark.parametrize("name", CASES)
-@on_everything
+#: Those that half precision runs in `make test`, or in the interpreter in `make test-slow`.
+FEW_CASES = ["causal", "mask of everything", "mqa", "head_dim 100", "everything"]
+
+
+def cases():
+    """Every case with every implementation. A case of float16 is that of bfloat16 with other casts."""
+    for implementation in implementations():
+        backend, _, dtype = implementation.values
+        for name in CASES:
+            is_slow = backend == "native" and dtype == torch.float16 and name not in FEW_CASES
+            marks = [*implementation.marks, *([pytest.mark.slow] if is_slow else [])]
+            yield pytest.param(*implementation.values, name, id=f"{implementation.id}-{name}", marks=marks)
+
+
+@pytest.mark.parametrize(("backend", "device", "dtype", "name"), list(cases()))
 def test_outputs_and_gradients_stay_inside_the_budget(backend, device, dtype, name):
     check_case(backend, device, dtype, name)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", HALF)
-@pytest.mark.parametrize("name", ["causal", "mask of everything", "mqa", "head_dim 100", "everything"])
+@pytest.mark.parametrize("name", FEW_CASES)
 def test_half_precision_in_the_interpreter(dtype, name):
     if (reason := backends.why_not("alibi_attention", "triton", "cpu", dtype)) is not None:
         pytest.skip(reason)
