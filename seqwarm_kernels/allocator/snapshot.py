@@ -23,6 +23,8 @@ from .report import mebibytes
 
 #: Elements that are summed at a time.
 _PIECE = 2**22
+#: The odd factors of SplitMix64's finalizer (Steele et al., OOPSLA 2014), as signed integers.
+_MIXERS = (0xBF58476D1CE4E5B9 - 2**64, 0x94D049BB133111EB - 2**64)
 #: By bytes of an element. Larger ones are read as several integers.
 _INTEGERS = {1: torch.int8, 2: torch.int16}
 
@@ -168,11 +170,17 @@ class _Frozen:
 
 
 def _sum_of_bits(parameter: Tensor) -> Tensor:
-    """Sum a tensor's bits as integers. Weights differ, so that elements which are swapped or negated change the sum."""
+    """Sum a tensor's bits as integers, with weights that look random.
+
+    With regular weights, such as 1, 3, 5, 7, elements that are negated or swapped could leave the sum as it was.
+    """
     bits = _bits(_local_part(parameter))
     total = torch.zeros((), dtype=torch.int64, device=bits.device)
     for piece in bits.split(_PIECE):
-        weights = torch.arange(1, 2 * len(piece), 2, device=piece.device)
+        weights = torch.arange(1, len(piece) + 1, device=piece.device)
+        for factor in _MIXERS:
+            weights *= factor
+            weights ^= weights >> 29
         total = 3 * total + (piece * weights).sum()
     return total
 

@@ -247,6 +247,11 @@ def test_a_change_of_a_frozen_parameter_is_an_error(monkeypatch, piece, change, 
     assert model[1].weight.any(), "the rest was not restored"
 
 
+def test_signs_that_cancel_in_a_regular_sum():
+    signs = torch.tensor([1.0, -1, -1, 1, -1, 1, 1, -1])
+    assert not torch.equal(snapshot._sum_of_bits(signs), snapshot._sum_of_bits(-signs))
+
+
 def test_all_copies_are_counted_before_the_first(monkeypatch):
     """Buffers, parameters, optimizer state and the scaler's tensors, for each process of the host."""
     model, optimizer, _ = model_and_optimizer()
