@@ -7,7 +7,7 @@ nothing. Needs a process without TRITON_INTERPRET.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 from torch import Tensor
@@ -51,7 +51,7 @@ def _timer(attend: _Attend, shape: tuple[int, ...], dtype: torch.dtype, work: st
 
 
 def measure(
-    case: str, peers: dict[str, _Attend], shape: tuple[int, ...], dtype: torch.dtype, seconds: float
+    case: str, peers: Mapping[str, _Attend], shape: tuple[int, ...], dtype: torch.dtype, seconds: float
 ) -> Iterator[CpuRecord]:
     """The peers in turns, so that all have the machine in the same states."""
     for work in (FORWARD, BOTH):
