@@ -9,6 +9,7 @@ import importlib
 COMMANDS = {
     "resize_batch": ("bench.resize_batch.cpu", "resize_batch on the CPU beside the same written by hand"),
     "alibi_attention": ("bench.alibi_attention.cpu", "attention on the CPU beside torch's own"),
+    "short": ("bench.alibi_attention.short", "attention on the CPU where warmup begins, beside torch's own"),
     "calls": ("bench.alibi_attention.calls", "what a call of attention costs beside its arithmetic, GPUs pretended"),
     "batching": ("bench.batching.cpu", "batches by length: padding, speed beside infinibatch, resuming"),
     "diagnostics": (

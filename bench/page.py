@@ -9,6 +9,7 @@ from typing import Any
 
 from .alibi_attention.cases import BOTH, FORWARD
 from .alibi_attention.peers import EAGER, FLASH, FLEX, MASK, OURS, OURS_NO_SKIP
+from .alibi_attention.report import SHORT
 from .batching.report import PADDING
 from .common.records import RESULTS, CpuRecord, is_implementation, read
 from .resize_batch.implementations import BY_HAND, OURS_OUT
@@ -110,6 +111,35 @@ def _attention_lengths() -> str:
     return _markdown([*header, "with backward", "SDPA mask", "SDPA, no bias"], rows)
 
 
+def _short_attention() -> str:
+    """A table for each CPU: how many times as fast as the best peer with the bias, and as the best of all."""
+    return "\n\n".join(_short_table(path) for path in sorted(RESULTS.glob(f"{SHORT}_*.jsonl")))
+
+
+def _short_table(path: Path) -> str:
+    environment, lines = read(path)
+    times = {
+        (r.facts["length"], r.facts["layout"], r.facts["dtype"], r.facts["work"], r.implementation): r.median_ms
+        for r in (CpuRecord(**line) for line in lines)
+    }
+    columns = [(dtype, work) for dtype in ("float32", "bfloat16") for work in (FORWARD, BOTH)]
+
+    def cell(length: int, layout: str, dtype: str, work: str) -> str:
+        ours, mask, eager, no_bias = (
+            times[length, layout, f"torch.{dtype}", work, name]
+            for name in (f"{OURS} native", MASK.name, EAGER.name, FLASH.name)
+        )
+        ratios = _times_as_fast(ours, min(mask, eager)), _times_as_fast(ours, min(mask, eager, no_bias))
+        return f"{_time_text(ours)} ({', '.join(ratios)})"
+
+    rows = [
+        [f"{length}", layout, *(cell(length, layout, dtype, work) for dtype, work in columns)]
+        for length, layout in dict.fromkeys(key[:2] for key in times)
+    ]
+    header = ["tokens", "layout", *(f"{dtype}, {work}" for dtype, work in columns)]
+    return f"{environment['cpu']}, {path.stem.removeprefix(f'{SHORT}_')}:\n\n{_markdown(header, rows)}"
+
+
 # ---- everything else
 
 
@@ -153,6 +183,7 @@ def _demo_row(line: dict[str, Any]) -> list[str]:
 TABLES = {
     "attention beside its peers": _attention_peers,
     "attention over lengths": _attention_lengths,
+    "short attention": _short_attention,
     "resize_batch": _resize_batch,
     "padding": _padding,
     "demo": _demo,

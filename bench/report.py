@@ -16,7 +16,7 @@ from . import shown
 from .alibi_attention import report as attention
 from .batching import report as batching
 from .common.goals import goals_table
-from .common.records import RESULTS, read
+from .common.records import RESULTS, CpuRecord, read, table
 from .gpu.predictions import predictions_table
 from .gpu.records import TESTS, DeviceRecords, read_folder
 from .gpu.summary import device_goals, failures
@@ -35,6 +35,10 @@ def _demo_report(lines: list[dict[str, Any]], figures: Path) -> str:
     names = list(dict.fromkeys(name for line in lines for name in line))
     rows = [names, ["---"] * len(names), *([str(line.get(name, "")) for name in names] for line in lines)]
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def _plain_report(lines: list[dict[str, Any]], figures: Path) -> str:
+    return table([CpuRecord(**line) for line in lines])
 
 
 def _training_report(lines: list[dict[str, Any]], figures: Path, scale: Scale) -> str:
@@ -73,6 +77,8 @@ def main(arguments: argparse.Namespace) -> None:
 def _report_of(path: Path) -> Callable[[list[dict[str, Any]], Path], str]:
     if path.stem.endswith("_training"):  # a file for each device
         return functools.partial(_training_report, scale=TOY if path.stem.startswith("cpu") else H200)
+    if path.stem.startswith((attention.CALLS, attention.SHORT)):  # a file for each kind of CPU
+        return _plain_report
     if path.stem not in REPORTS:
         sys.exit(f"{path} has no report; files with a report: {', '.join(REPORTS)}, device*, *_training")
     return REPORTS[path.stem]

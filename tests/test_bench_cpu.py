@@ -1,12 +1,14 @@
 """bench: the CPU benchmarks measure and report, in tiny sizes."""
 
-from dataclasses import asdict
+import json
+from dataclasses import asdict, replace
 
 import pytest
 import torch
 
+from bench import page
 from bench.alibi_attention import cpu as attention
-from bench.alibi_attention import peers
+from bench.alibi_attention import peers, short
 from bench.alibi_attention.cases import BOTH, FORWARD, RESULT_NAMES, Case
 from bench.alibi_attention.problems import Problem
 from bench.alibi_attention.report import report as report_attention
@@ -43,6 +45,22 @@ def test_attention_peers_compute_the_same(problem):
         errors = case.exact.errors(out.detach(), torch.autograd.grad(out, case.inputs, case.grad_out))
         assert set(errors) == set(RESULT_NAMES)
         assert max(errors.values()) < 1e-4, peer.name
+
+
+def test_short_attention_is_measured(monkeypatch, tmp_path):
+    rows = list(short.measure(8, torch.float32, "tokens first", 1, 0.001))
+    assert [record.facts["work"] for record in rows] == [FORWARD] * 4 + [BOTH] * 4
+    assert rows[0].implementation == "alibi_attention native"
+    assert rows[0].max_error < 1e-5
+    monkeypatch.setattr(page, "RESULTS", tmp_path)
+    other = [
+        replace(record, facts={**record.facts, "dtype": "torch.bfloat16"}, median_ms=0.5 * record.median_ms)
+        for record in rows
+    ]
+    lines = [{"cpu": "a CPU"}, *(asdict(record) for record in rows + other)]
+    (tmp_path / "cpu_short_attention_kind.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    assert page._short_attention().startswith("a CPU, kind:\n\n| tokens | layout | float32, forward |")
+    assert "\n| 8 | tokens first | " in page._short_attention()
 
 
 def test_attention_is_measured(monkeypatch, tmp_path):

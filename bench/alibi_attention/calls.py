@@ -12,20 +12,18 @@ from collections.abc import Callable, Iterator, Mapping
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
-from torch.utils.benchmark import Timer
 
 from seqwarm_kernels import alibi_attention
 
-from ..common.records import CpuRecord, table, write
-from ..common.timing import quartiles
+from ..common.records import CpuRecord, cpu_kind, table, write
+from ..common.timing import measure_in_turns
+from .cases import BOTH, FORWARD, call_of
 from .pretended_gpu import CHIP, pretend
+from .report import CALLS
 
-RECORDS = "cpu_attention_calls"
-FORWARD, BOTH = "forward", "forward and backward"
 HEADS = (1, 12)
 #: Triton launches three kernels for the first length, one in forward, and five for the other, two in forward.
 LENGTHS = (128, 512)
-ROUNDS = 5
 
 _Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
@@ -42,26 +40,13 @@ def _torch(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     return scaled_dot_product_attention(query, key, value, is_causal=True)
 
 
-def _timer(attend: _Attend, shape: tuple[int, ...], dtype: torch.dtype, work: str) -> Timer:
-    inputs = [torch.randn(shape, dtype=dtype, requires_grad=work == BOTH) for _ in range(3)]
-    grad_out = torch.ones(shape, dtype=dtype)
-    call = "attend(*inputs)" if work == FORWARD else "grad(attend(*inputs), inputs, grad_out)"
-    names = {"attend": attend, "inputs": inputs, "grad_out": grad_out, "grad": torch.autograd.grad}
-    return Timer(call, globals=names, num_threads=1)
-
-
 def measure(
     case: str, peers: Mapping[str, _Attend], shape: tuple[int, ...], dtype: torch.dtype, seconds: float
 ) -> Iterator[CpuRecord]:
-    """The peers in turns, so that all have the machine in the same states."""
     for work in (FORWARD, BOTH):
-        timers = {name: _timer(attend, shape, dtype, work) for name, attend in peers.items()}
-        times: dict[str, list[float]] = {name: [] for name in peers}
-        for _ in range(ROUNDS):
-            for name, timer in timers.items():
-                times[name] += timer.blocked_autorange(min_run_time=seconds / ROUNDS).times
-        for name in peers:
-            timing = quartiles([1e3 * each for each in times[name]])
+        inputs = [torch.randn(shape, dtype=dtype, requires_grad=True) for _ in range(3)]
+        calls = {name: call_of(work, attend, inputs, torch.ones(shape, dtype=dtype)) for name, attend in peers.items()}
+        for name, timing in measure_in_turns(calls, 1, seconds).items():
             facts = {"heads": shape[1], "length": shape[2], "work": work}
             yield CpuRecord("alibi_attention", f"{work}, {case}", name, 1, timing.median, timing.iqr, None, facts)
 
@@ -81,6 +66,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(arguments: argparse.Namespace) -> None:
-    path, records = write(RECORDS, run(arguments.seconds))
+    path, records = write(f"{CALLS}_{cpu_kind()}", run(arguments.seconds))
     print(table(records))
     print(f"\nwritten to {path}")

@@ -37,6 +37,17 @@ def is_implementation(name: str, wanted: str) -> bool:
     return wanted in (name, name.replace(" native", "").replace(" triton", ""))
 
 
+def cpu_kind() -> str:
+    """The vendor and the instructions that decide how attention multiplies: "intel-amx", "amd-avx512_bf16", ..."""
+    name = cpu_name().lower()
+    vendor = next((vendor for vendor in ("intel", "amd") if vendor in name), platform.machine())
+    if torch.cpu._is_amx_tile_supported():
+        return f"{vendor}-amx"
+    if torch.cpu._is_avx512_bf16_supported():
+        return f"{vendor}-avx512_bf16"
+    return f"{vendor}-{torch.backends.cpu.get_cpu_capability().lower()}"
+
+
 def environment() -> dict[str, str | None]:
     return {
         "seqwarm_kernels": seqwarm_kernels.__version__,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -33,6 +33,16 @@ def measure_cpu(call: Call, threads: int, seconds: float) -> Timing:
     """Times blocks of calls that take `seconds` together, after a warm-up."""
     timer = Timer("call()", globals={"call": call}, num_threads=threads)
     return quartiles([1e3 * each for each in timer.blocked_autorange(min_run_time=seconds).times])
+
+
+def measure_in_turns(calls: Mapping[str, Call], threads: int, seconds: float, rounds: int = 5) -> dict[str, Timing]:
+    """Times calls that take turns, each for `seconds` together: all have the machine in the same states."""
+    timers = {name: Timer("call()", globals={"call": call}, num_threads=threads) for name, call in calls.items()}
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(rounds):
+        for name, timer in timers.items():
+            times[name] += [1e3 * each for each in timer.blocked_autorange(min_run_time=seconds / rounds).times]
+    return {name: quartiles(found) for name, found in times.items()}
 
 
 def measure_device(call: Call, milliseconds: float = 100.0) -> Timing:

@@ -1,0 +1,64 @@
+"""Attention on the CPU where warmup begins: rows of 8 to 256 tokens, in both layouts, beside torch's own.
+
+Peers take turns, so that all have the machine in the same states. CPUs of another kind have records of their own.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from ..common.records import CpuRecord, cpu_kind, table, write
+from ..common.timing import measure_in_turns
+from .cases import BOTH, FORWARD, Case, call_of
+from .cpu import CPU, case_of, problem_of
+from .peers import EAGER, FLASH, MASK, OURS, ours
+from .report import SHORT
+
+LENGTHS = (8, 16, 32, 64, 128, 256)
+DTYPES = (torch.float32, torch.bfloat16)
+
+
+def _tokens_first(tensor: Tensor) -> Tensor:
+    """The same values, in memory as projections return them."""
+    return tensor.transpose(1, 2).contiguous().transpose(1, 2)
+
+
+LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {"tokens first": _tokens_first, "heads first": Tensor.contiguous}
+
+
+def measure(length: int, dtype: torch.dtype, layout: str, threads: int, seconds: float) -> Iterator[CpuRecord]:
+    problem = problem_of(length, dtype=dtype)
+    case = Case(problem, "a", CPU)
+    inputs = [LAYOUTS[layout](tensor.detach()).requires_grad_() for tensor in case.inputs]
+    grad_out = LAYOUTS[layout](case.grad_out)
+    peers = (ours(CPU, dtype)[0], MASK, FLASH, EAGER)
+    attends = {peer.name: peer.make(problem, CPU) for peer in peers}
+    for work in (FORWARD, BOTH):
+        calls = {name: call_of(work, attend, inputs, grad_out) for name, attend in attends.items()}
+        for peer, timing in zip(peers, measure_in_turns(calls, threads, seconds).values(), strict=True):
+            error = None
+            if work == FORWARD and peer.has_bias:
+                error = case.exact.errors(attends[peer.name](*inputs).detach())["out"]
+            facts = {**problem.facts(), "dtype": str(dtype), "work": work, "layout": layout}
+            name = f"{case_of(problem, work, 'a')}, {layout}"
+            yield CpuRecord(OURS, name, peer.name, threads, timing.median, timing.iqr, error, facts)
+
+
+def run(seconds: float) -> Iterator[CpuRecord]:
+    cases = [(length, dtype, layout) for dtype in DTYPES for layout in LAYOUTS for length in LENGTHS]
+    for length, dtype, layout in tqdm(cases, desc="short attention", unit="case"):
+        yield from measure(length, dtype, layout, torch.get_num_threads(), seconds)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--seconds", type=float, default=1.0, help="measuring time of each record")
+
+
+def main(arguments: argparse.Namespace) -> None:
+    path, records = write(f"{SHORT}_{cpu_kind()}", run(arguments.seconds))
+    print(f"{table(records)}\n\nwritten to {path}")
