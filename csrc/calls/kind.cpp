@@ -78,8 +78,6 @@ bool append_argument(std::string& kind, PyObject* argument) {
     const std::string text = py::handle(argument).cast<std::string>();
     append(kind, 'S', text.size());
     kind += text;
-  } else if (argument == reinterpret_cast<PyObject*>(&PyLong_Type)) {
-    kind.push_back('L');
   } else {
     return false;
   }

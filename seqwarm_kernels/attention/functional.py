@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import torch
 from torch import Tensor
@@ -102,7 +102,8 @@ def alibi_attention(
             value,
             slopes,
             key_padding_mask,
-            int if type(query_start) is int else query_start,  # it may grow with every call
+            _is_position(query_start),  # it may grow with every call, so that its value is no part of the kind
+            None if _is_position(query_start) else query_start,
             causal,
             scale,
             segment_length,
@@ -140,7 +141,7 @@ def alibi_attention(
             query_start.view(-1) if isinstance(query_start, Tensor) else None,
             key_padding_mask,
             None if dropout_p == 0 else _dropout_seed(dropout_p, query),
-            query_start if type(query_start) is int else known.offset,
+            query_start if _is_position(query_start) else known.offset,
             *known.numbers,
         )
     return (out, lse) if return_lse else out
@@ -365,6 +366,11 @@ def _run(
     )
     _known_calls.remember(kind, known)
     return known.run(*tensors, *options)
+
+
+def _is_position(query_start: object) -> TypeGuard[int]:
+    """Whether the checks of any int serve this one: larger ones are refused."""
+    return type(query_start) is int and -(2**63) <= query_start < 2**63
 
 
 def _operator(name: str, query: Tensor, backend: str | None) -> OpOverload:

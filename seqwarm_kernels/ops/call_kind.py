@@ -30,9 +30,9 @@ class CallCache(dict[Hashable, _Call]):
 def _call_kind(*arguments: Any) -> Hashable | None:
     """The kind of a call with these arguments, as one value that can be compared; without the extension.
 
-    Of tensors: shape, strides, dtype, device and alignment. Of None, bool, int, float and str: type and value. Of the
-    type int: itself. None if another argument is among them, a tensor is not a plain one (a subclass, or inside of a
-    functorch transform), or a mode of PyTorch could change what the call does.
+    Of tensors: shape, strides, dtype, device and alignment. Of None, bool, int, float and str: type and value. None if
+    another argument is among them, a tensor is not a plain one (a subclass, or inside of a functorch transform), or a
+    mode of PyTorch could change what the call does.
     """
     if not _is_plain_state():
         return None
@@ -45,7 +45,7 @@ def _call_kind(*arguments: Any) -> Hashable | None:
                 return None
             aligned = argument.data_ptr() % _ALIGNMENT == 0
             kind += argument.shape, argument.stride(), argument.dtype, argument.device, aligned
-        elif argument is None or argument is int:
+        elif argument is None:
             kind.append(argument)
         elif type(argument) is float:
             kind.append(argument.hex())  # distinguishes 0.0 from -0.0
