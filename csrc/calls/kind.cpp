@@ -2,7 +2,6 @@
 
 #include <ATen/PythonTorchFunctionTLS.h>
 #include <ATen/core/Tensor.h>
-#include <c10/core/InferenceMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/autograd/python_variable.h>
 
@@ -23,13 +22,12 @@ const DispatchKeySet plain_keys = DispatchKeySet(DispatchKey::CPU) | DispatchKey
     DispatchKeySet(DispatchKey::AutogradCPU) | DispatchKeySet(DispatchKey::AutogradCUDA) |
     DispatchKeySet(DispatchKey::ADInplaceOrView) | c10::autocast_dispatch_keyset;
 
-// No dispatch or torch-function mode, tracing or functorch transform is active. Autocast may be.
+// No dispatch or torch-function mode, tracing or functorch transform is active. Autocast may be, and autograd may be
+// excluded.
 bool is_plain_state() {
   const c10::impl::LocalDispatchKeySet local = c10::impl::tls_local_dispatch_key_set();
-  DispatchKeySet expected = c10::default_excluded_set | c10::autocast_dispatch_keyset;
-  if (c10::InferenceMode::is_enabled()) {
-    expected = expected | c10::autograd_dispatch_keyset;
-  }
+  const DispatchKeySet expected =
+      c10::default_excluded_set | c10::autocast_dispatch_keyset | c10::autograd_dispatch_keyset_with_ADInplaceOrView;
   const DispatchKeySet included = local.included_ - c10::default_included_set - c10::autocast_dispatch_keyset;
   return included.empty() && (local.excluded_ - expected).empty() && !at::impl::torch_function_mode_enabled();
 }
@@ -75,9 +73,14 @@ bool append_argument(std::string& kind, PyObject* argument) {
   } else if (PyFloat_CheckExact(argument)) {
     append(kind, 'F', PyFloat_AS_DOUBLE(argument));
   } else if (PyUnicode_CheckExact(argument)) {
-    const std::string text = py::handle(argument).cast<std::string>();
-    append(kind, 'S', text.size());
-    kind += text;
+    Py_ssize_t size = 0;
+    const char* text = PyUnicode_AsUTF8AndSize(argument, &size);
+    if (text == nullptr) {  // a part of a surrogate pair
+      PyErr_Clear();
+      return false;
+    }
+    append(kind, 'S', size);
+    append(kind, text, size);
   } else {
     return false;
   }

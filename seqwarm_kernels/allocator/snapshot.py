@@ -196,8 +196,9 @@ def _is_on_gpu(tensor: Tensor) -> bool:
 
 
 def _is_plain(tensor: Tensor) -> bool:
-    """Return False for tensors of other classes, such as quantized ones, which may have no views."""
-    return type(tensor) in (Tensor, nn.Parameter)
+    """Return False for tensors whose memory cannot be viewed as integers: of other classes, quantized, sparse."""
+    strided = tensor.layout == torch.strided and not tensor.is_quantized
+    return type(tensor) in (Tensor, nn.Parameter) and strided and not tensor.is_conj() and not tensor.is_neg()
 
 
 class _Modules:

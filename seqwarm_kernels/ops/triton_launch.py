@@ -44,7 +44,7 @@ class Launch:
 
     def __call__(self, **arguments: Any) -> None:
         """Launch the kernel with the rest of its arguments, the same ones in every launch."""
-        if self._compiled is None:  # always in the interpreter
+        if self._compiled is None or self._kernel.pre_run_hooks:  # None: always in the interpreter
             self._compiled = self._kernel[self._grid](**arguments, **self._arguments)
         else:
             self._compiled[self._grid](*map(arguments.get, self._names, self._values))

@@ -252,6 +252,21 @@ def test_signs_that_cancel_in_a_regular_sum():
     assert not torch.equal(snapshot._sum_of_bits(signs), snapshot._sum_of_bits(-signs))
 
 
+@pytest.mark.parametrize(
+    "buffer",
+    [
+        pytest.param(torch.quantize_per_tensor(torch.randn(4), 0.1, 0, torch.qint8), id="quantized"),
+        pytest.param(torch.randn(4, dtype=torch.complex64).conj(), id="conjugated"),
+    ],
+)
+def test_buffers_whose_memory_shows_no_values(buffer):
+    model = nn.Linear(2, 2)
+    model.register_buffer("held", buffer)
+    with restore_afterwards(model):
+        pass
+    assert model.held is buffer
+
+
 def test_all_copies_are_counted_before_the_first(monkeypatch):
     """Buffers, parameters, optimizer state and the scaler's tensors, for each process of the host."""
     model, optimizer, _ = model_and_optimizer()

@@ -144,3 +144,27 @@ def test_packed_sequences_equal_rows():
     segments = alibi_attention(*long_row, segment_length=length, backend="native")[0].transpose(0, 1)
     assert torch.equal(got, want)
     assert torch.equal(segments, want)
+
+
+@pytest.mark.parametrize("length", [8, 40, 70])
+def test_a_hidden_row_whose_queries_hold_nan(length):
+    query, key, value = (torch.randn(2, 1, length, 8) for _ in range(3))
+    query[0] = float("nan")
+    mask = torch.tensor([False, True])[:, None].expand(2, length)
+    out, lse = alibi_attention(query, key, value, key_padding_mask=mask, return_lse=True, backend="native")
+    assert (out[0] == 0).all()
+    assert (lse[0] == float("-inf")).all()
+    assert out[1].isfinite().all()
+
+
+@pytest.mark.parametrize(
+    "ends",
+    [[100, 101], [-(2**31), 101], [0, 2**31 - 1], [-900_000_000, 10], [50, 20, 101], [0, 90, 3, 101], [-5, 2, 2]],
+)
+def test_ends_that_describe_no_pack_crash_nothing(ends):
+    """Values are not checked: that would wait for a GPU."""
+    query, key, value = (torch.randn(101, 2, 16, requires_grad=True) for _ in range(3))
+    slopes = torch.rand(len(ends) - 1, 2, requires_grad=True)
+    ends = torch.tensor(ends, dtype=torch.int32)
+    out = alibi_attention_varlen(query, key, value, ends, ends, 101, 101, slopes, backend="native")
+    out.sum().backward()

@@ -204,10 +204,10 @@ def test_known_calls_of_triton_equal_new_ones(calls):
 def test_wrong_arguments_of_a_known_kind(backend):
     tensor = torch.randn(1, 1, 2, 8)
     alibi_attention(tensor, tensor, tensor, backend=backend, query_start=1)
-    junk = {"causal": 1, "return_lse": 0, "window": True}.items()
+    junk = {"causal": 1, "return_lse": 0, "window": True, "backend": "\ud800"}.items()
     for name, value in [*junk, *(("query_start", value) for value in (True, "int", int, 2**63, -(2**70)))]:
         with pytest.raises((TypeError, ValueError), match=f"^{name} must"):
-            alibi_attention(tensor, tensor, tensor, backend=backend, **{"query_start": 1, name: value})
+            alibi_attention(tensor, tensor, tensor, **{"backend": backend, "query_start": 1, name: value})
     mask = torch.ones(1, 3, dtype=torch.bool)
     with pytest.raises(ValueError, match="key_padding_mask"):
         alibi_attention(tensor, tensor, tensor, backend=backend, query_start=1, key_padding_mask=mask)
@@ -348,3 +348,71 @@ def test_gradients_without_the_dispatcher():
     out.sum().backward()
     assert torch.equal(leaf.grad, torch.full_like(leaf, 2))
     assert calls == ["forward", "forward", "backward"]
+
+
+@each_backend
+def test_compiled_autograd_of_an_eager_forward(backend):
+    leaves = [torch.randn(1, 2, 4, 8, requires_grad=True) for _ in range(3)]
+
+    def gradients():
+        loss = alibi_attention(*leaves, dropout_p=0.2, backend=backend).sum()
+        for leaf in leaves:
+            leaf.grad = None
+        return loss
+
+    torch.manual_seed(0)
+    gradients().backward()
+    want = [leaf.grad.clone() for leaf in leaves]
+    torch.manual_seed(0)
+    loss = gradients()
+    with torch._dynamo.compiled_autograd._enable(torch.compile(backend="eager")):
+        loss.backward()
+    for leaf, grad in zip(leaves, want, strict=True):
+        assert torch.equal(leaf.grad, grad)
+
+
+@each_backend
+def test_a_mode_around_backward_sees_the_operator(backend):
+    seen = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            seen.append(str(function))
+            return function(*args, **(kwargs or {}))
+
+    leaf = torch.randn(1, 2, 4, 8, requires_grad=True)
+    out = alibi_attention(leaf, leaf, leaf, backend=backend)
+    with Watch():
+        out.sum().backward()
+    assert f"seqwarm.alibi_attention_backward.{backend}" in seen
+
+
+@pytest.mark.skipif("triton" not in BACKENDS, reason="Triton does not serve here")
+def test_launches_are_known_behind_the_dispatcher(monkeypatch):
+    from seqwarm_kernels.ops.alibi_attention import triton
+
+    made = []
+
+    class Forward(triton.Forward):
+        def __init__(self, *arguments):
+            made.append(1)
+            super().__init__(*arguments)
+
+    monkeypatch.setattr(triton, "Forward", Forward)
+    triton._known.clear()
+    leaf, slopes = torch.randn(1, 2, 4, 8, requires_grad=True), torch.rand(2)
+    for _ in range(3):
+        torch.ops.seqwarm.alibi_attention.triton(
+            leaf, leaf, leaf, slopes, None, None, None, 0, True, 0.3, None, None, 0.0, 0.0
+        )
+    assert len(made) == 1
+
+
+@each_backend
+def test_below_autograd_no_graph_is_recorded(backend):
+    """In the implementation of an operator with an autograd of its own."""
+    leaf = torch.randn(1, 2, 4, 8, requires_grad=True)
+    for _ in range(2):
+        with torch._C._AutoDispatchBelowAutograd():
+            out = alibi_attention(leaf, leaf, leaf, backend=backend)
+        assert not out.requires_grad

@@ -63,7 +63,9 @@ struct Attention : torch::autograd::Function<Attention<Operator, T, Numbers...>>
   static std::pair<Tensor, Tensor> call(
       const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& slopes, const T& first,
       const T& second, const Maybe& seed, Numbers... numbers) {
+    // Autograd may also be excluded: the caller may be the implementation of an operator that has its own.
     const bool records = at::GradMode::is_enabled() &&
+        !c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::AutogradOther) &&
         (query.requires_grad() || key.requires_grad() || value.requires_grad() || slopes.requires_grad());
     if (records) {
       const variable_list outputs = Attention::apply(query, key, value, slopes, first, second, seed, numbers...);
@@ -80,13 +82,12 @@ struct Attention : torch::autograd::Function<Attention<Operator, T, Numbers...>>
     context->save_for_backward(
         {query, key, value, slopes, Maybe(first).value_or(Tensor()), Maybe(second).value_or(Tensor()),
          seed.value_or(Tensor()), out, lse, log2_sum, ranges});
-    context->mark_non_differentiable({log2_sum, ranges});
     context->set_materialize_grads(false);  // no zeros for an lse that is not used
     c10::impl::GenericList saved_numbers(c10::AnyType::get());
     saved_numbers.reserve(sizeof...(Numbers));
     (saved_numbers.push_back(numbers), ...);
     context->saved_data["numbers"] = std::move(saved_numbers);
-    return {out, lse, log2_sum, ranges};
+    return {out, lse};
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {

@@ -324,8 +324,8 @@ Tensor sum_slopes(const Tensor& slope_rows, const Problem& problem, const Tensor
     for (int64_t head = first; head < last; ++head) {
       for (int64_t batch = 0; batch < batches; ++batch) {
         const bool by_sequence = packed && slopes.dim() == 2;
-        const int64_t begin = by_sequence ? problem.cu_seqlens_q[batch] : 0;
-        const int64_t end = by_sequence ? problem.cu_seqlens_q[batch + 1] : length;
+        const auto place = [&](int64_t index) { return std::clamp<int64_t>(problem.cu_seqlens_q[index], 0, length); };
+        const int64_t begin = by_sequence ? place(batch) : 0, end = by_sequence ? place(batch + 1) : length;
         const float* row = parts + ((packed ? 0 : batch) * num_heads + head) * length;
         double& total = sum[(num_sums == 1 ? 0 : batch) * num_heads + head];
         for (int64_t token = begin; token < end; ++token) {

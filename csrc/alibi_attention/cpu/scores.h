@@ -167,6 +167,9 @@ class BiasedScores {
   // From products of key `key`, counted from the first key of the tile.
   Vec operator()(Vec product, int64_t key, int v) const {
     if constexpr (masked) {
+      if (biases_.of_key[key] == -infinity) {
+        return Vec(-infinity);  // also where the query holds NaN
+      }
       const Vec index(static_cast<float>(key));
       const Vec bias = Vec(biases_.of_key[key]) - slope2_[v] * (center_[v] - index).abs();
       const Vec visible = (index >= low_[v]) & (index < high_[v]);

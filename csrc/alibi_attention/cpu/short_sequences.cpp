@@ -53,7 +53,8 @@ int64_t longest_of(const Problem& problem) {
   int64_t longest = 0;
   for (int64_t index = 0; index < problem.num_sequences; ++index) {
     for (const int32_t* ends : {problem.cu_seqlens_q, problem.cu_seqlens_k}) {
-      longest = std::max<int64_t>(longest, ends[index + 1] - ends[index]);
+      const int64_t start = index == 0 ? 0 : ends[index];  // as in packed_sequences, which takes all tokens
+      longest = std::max(longest, ends[index + 1] - start);
     }
   }
   return longest;

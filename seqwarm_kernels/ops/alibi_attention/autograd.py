@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..call_kind import call_kind
 from ..library import differentiable, overload
 from .schema import BACKENDS
 
@@ -68,14 +69,18 @@ def without_dispatcher(
     operator: str, backend: str, run: Callable[..., Any], run_backward: Callable[..., Any]
 ) -> Callable[..., tuple[Tensor, ...]]:
     """The operator as a plain function, given its kernels, for calls without a mode, transform or subclass."""
-    refusing = overload(f"{operator}_backward", backend)
+    operator_backward = overload(f"{operator}_backward", backend)
 
     def backward(*arguments: Any) -> tuple[Tensor, ...]:
-        """The operator's autograd refuses a second derivative."""
-        return refusing(*arguments) if torch.is_grad_enabled() else run_backward(*arguments)
+        """By the operator where it is asked for a second derivative, which it refuses, or where a mode is active."""
+        if torch.compiler.is_compiling() or torch.is_grad_enabled() or call_kind(*arguments[:2]) is None:
+            return operator_backward(*arguments)
+        return run_backward(*arguments)
 
     def call(*arguments: Any) -> tuple[Tensor, ...]:
-        if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in arguments[:_NUM_DIFFERENTIABLE]):
+        needs_grad = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in arguments[:_NUM_DIFFERENTIABLE])
+        # Excluded in the implementation of an operator that has an autograd of its own.
+        if needs_grad and not torch._C._dispatch_tls_is_dispatch_key_excluded(torch._C.DispatchKey.AutogradOther):
             return _WithoutDispatcher.apply(*arguments, run, backward)
         return run(*arguments)
 
