@@ -273,6 +273,7 @@ def test_a_kernel_is_looked_up_once_and_then_gets_the_same_arguments():
             return lambda *arguments: seen.append((grid, arguments))
 
     class Kernel:
+        pre_run_hooks = ()
         arg_names = ("query", "length", "mask", "out", "BLOCK")
 
         def __getitem__(self, grid):
