@@ -83,3 +83,12 @@ def _is_interpreted(item):
     test function's first case is in `make test`, every third of the others is slow, and the rest is exhaustive."""
     backend = item.callspec.params.get("backend") if hasattr(item, "callspec") else None
     return "triton" in (backend if isinstance(backend, tuple) else [backend])
+
+
+@pytest.fixture
+def poisoned_memory(monkeypatch):
+    """torch.empty returns NaN, so an element that a kernel does not write becomes visible."""
+    monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    yield
+    torch.use_deterministic_algorithms(False)

@@ -11,6 +11,7 @@ from seqwarm_kernels.self_check.calls import RESULTS, differentiate
 from tests.support.attention_cases import CASES, options_of, slopes_of, tensors_of
 from tests.support.kernels import Exact
 
+pytestmark = pytest.mark.usefixtures("poisoned_memory")
 HALF = (torch.float16, torch.bfloat16)
 
 
@@ -27,15 +28,6 @@ def implementations(operator="alibi_attention"):
                 yield pytest.param(backend, "cpu", dtype, id=f"{name}-cpu", marks=marks)
             if backend == "triton":
                 yield pytest.param(backend, "cuda", dtype, id=f"{name}-cuda", marks=pytest.mark.gpu)
-
-
-@pytest.fixture(autouse=True)
-def _poisoned_memory(monkeypatch):
-    """torch.empty returns NaN, so an element that a kernel does not write becomes visible."""
-    monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    yield
-    torch.use_deterministic_algorithms(False)
 
 
 def exact_results(attend, leaves, weights):

@@ -12,17 +12,12 @@ from seqwarm_kernels.ops import backends
 from seqwarm_kernels.self_check.calls import RESULTS, differentiate
 from tests.support.kernels import Exact
 
-pytestmark = pytest.mark.skipif(backends.problem("native") is not None, reason=str(backends.problem("native")))
+pytestmark = [
+    pytest.mark.skipif(backends.problem("native") is not None, reason=str(backends.problem("native"))),
+    pytest.mark.usefixtures("poisoned_memory"),
+]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 LAYOUTS = ["heads first", "tokens first", "strided"]
-
-
-@pytest.fixture(autouse=True)
-def _poisoned_memory(monkeypatch):
-    monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    yield
-    torch.use_deterministic_algorithms(False)
 
 
 def draw_tensor(layout, batch_size, heads, length, head_dim, dtype):
