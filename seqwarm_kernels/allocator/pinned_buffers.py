@@ -65,5 +65,5 @@ def _pieces(tensors: Iterable[tuple[Tensor, Tensor]]) -> Iterable[tuple[Tensor, 
     """Yield pieces of both tensors that fit into a buffer."""
     for tensor, copied in tensors:
         size = _BYTES // tensor.element_size()
-        # A copy into `data` is no change to autograd: the contents are as they were before the passes.
+        # Through `data`, so that autograd sees no change: the contents become those of before the passes.
         yield from zip(tensor.data.view(-1).split(size), copied.view(-1).split(size), strict=True)

@@ -102,7 +102,7 @@ def alibi_attention(
             value,
             slopes,
             key_padding_mask,
-            _is_position(query_start),  # it may grow with every call, so that its value is no part of the kind
+            _is_position(query_start),  # its value is left out: it changes with every decoding step
             None if _is_position(query_start) else query_start,
             causal,
             scale,

@@ -55,8 +55,8 @@ class ShortBackward {
     query_rows_.transpose_piece(tile_, piece, query_, rows_);
     grad_out_rows_.transpose_piece(tile_, piece, grad_out_, rows_);
     tile_.for_each_span(piece, [&](const Span& span) {
-      multiply_keys(span, key_rows_, query_, weights_);
-      multiply_keys(span, value_rows_, grad_out_, grad_scores_);
+      key_rows_.multiply_keys(span, query_, weights_);
+      value_rows_.multiply_keys(span, grad_out_, grad_scores_);
     });
     if (problem_.dropout.active) {
       keep_short(problem_, tile_, piece, problem_.dropout.inverse_keep, keep_);
@@ -65,13 +65,6 @@ class ShortBackward {
       this->template differentiate_scores<vectors.value>(piece, lane, outputs.slope_rows != nullptr);
     });
     tile_.for_each_span(piece, [&](const Span& span) { add_up(outputs, piece, span); });
-  }
-
-  void multiply_keys(const Span& span, const ShortRows<T>& rows, const float* columns, float* products) const {
-    const Rows<float> keys = rows.keys(span);
-    multiply_short(
-        span.num_keys, piece_width, dims_, {keys.data, keys.ld, 1}, {columns, piece_width},
-        products + span.score_row * piece_width, piece_width, false);
   }
 
   void load_sums(const BackwardInputs& inputs, const ShortPiece& piece) {

@@ -42,12 +42,7 @@ class ShortForward {
  private:
   void attend(const ForwardOutputs& outputs, const ShortPiece& piece) {
     query_rows_.transpose_piece(tile_, piece, query_, rows_);
-    tile_.for_each_span(piece, [&](const Span& span) {
-      const Rows<float> keys = key_rows_.keys(span);
-      multiply_short(
-          span.num_keys, piece_width, dims_, {keys.data, keys.ld, 1}, {query_, piece_width},
-          weights_ + span.score_row * piece_width, piece_width, false);
-    });
+    tile_.for_each_span(piece, [&](const Span& span) { key_rows_.multiply_keys(span, query_, weights_); });
     if (problem_.dropout.active) {
       keep_short(problem_, tile_, piece, problem_.dropout.inverse_keep, keep_);
     }

@@ -12,8 +12,6 @@ struct Matrix {
   const float* data;
   int64_t row;
   int64_t column;
-
-  Matrix transposed() const { return {data, column, row}; }
 };
 
 namespace detail {

@@ -2,6 +2,7 @@
 
 #pragma once
 
+#include "short_products.h"
 #include "short_tile.h"
 
 #include <cstring>
@@ -50,6 +51,14 @@ class ShortRows {
 
   Rows<float> queries(const Span& span) const {
     return in_place_ ? own(span.sequence->batch, span.query) : Rows<float>{copy_ + span.column * dims_, dims_};
+  }
+
+  // products (keys, piece_width) = the keys of a span · columns (padded_dims, piece_width), at the span's rows.
+  void multiply_keys(const Span& span, const float* columns, float* products) const {
+    const Rows<float> rows = keys(span);
+    multiply_short(
+        span.num_keys, piece_width, dims_, {rows.data, rows.ld, 1}, {columns, piece_width},
+        products + span.score_row * piece_width, piece_width, false);
   }
 
   // (padded_dims, piece_width): the queries of a piece as columns. `spare` has room for as many floats.

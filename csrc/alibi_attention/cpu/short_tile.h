@@ -72,7 +72,7 @@ class ShortTile {
     for (int64_t index = 0; index < num_pieces_; ++index) {
       ShortPiece& piece = pieces_[index];
       for_each_span(piece, [&](const Span& span) {
-        if (span.num_keys > 0) {  // else there may be no slope
+        if (span.num_keys > 0) {  // tokens after the last packed sequence have no keys and no slope
           const int64_t row = span.sequence->slope_row;
           const float slope = problem_.slopes[row * problem_.slope_batch + head * problem_.slope_head];
           std::fill_n(piece.biases.slope2 + span.column - piece.column, span.width, log2_e * slope);
@@ -139,10 +139,9 @@ class ShortTile {
     piece.last_span = is_last ? num_spans_ : (&piece + 1)->first_span;
     piece.num_keys = 0;
     Biases& biases = piece.biases;
-    biases.side = Side::Masked;
     biases.scale2 = problem_.scale * log2_e;
     const auto clear = [](float* values) { std::fill(values, values + piece_width, 0.f); };
-    clear(biases.slope2), clear(biases.low), clear(biases.high), clear(biases.center), clear(biases.shift);
+    clear(biases.slope2), clear(biases.low), clear(biases.high), clear(biases.center);
     for (int64_t index = piece.first_span; index < piece.last_span; ++index) {
       Span& span = spans_[index];
       span.num_keys = std::max<int64_t>(span.num_keys - span.key, 0);
