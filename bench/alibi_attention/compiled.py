@@ -74,6 +74,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "slopes": {"causal": True, "present": {"grad_lse", "grad_slope_rows"}},
     "window": {"causal": False, "limited": True},
     "packed": {"causal": True, "limited": True, "present": {"cu_seqlens_q", "cu_seqlens_k", "packed_value"}},
+    "short rows": {"causal": True, "limited": True, "merged": True, "pointers": True},
     "mask": {"causal": False, "present": {"key_padding_mask"}},
     "dropout": {"causal": True, "present": {"dropout_seed"}},
     "pointers": {"causal": False, "pointers": True},
@@ -108,7 +109,7 @@ def _access(chip: int, dtype: str, variant: dict[str, Any]) -> int:
 def _tiles(kernel: str, chip: int, head_dim: int, dtype: str, variant: str) -> Tiles:
     if kernel in SIMPLE:
         return Tiles(0, 64, 4, 1)
-    plain = variant not in ("mask", "dropout")
+    plain = variant not in ("mask", "dropout", "short rows")
     programs = VARIANTS[variant].get("programs", 1)
     return getattr(configuration(chip, head_dim, BYTES[dtype], plain=plain, programs=programs), kernel)
 
@@ -119,6 +120,7 @@ def _signature(kernel: str, tiles: Tiles, head_dim: int, dtype: str, access: int
         "SEARCH_STEPS": 8,
         "CAUSAL": variant["causal"],
         "LIMITED": variant.get("limited", False),
+        "MERGED": variant.get("merged", False),
         "HEAD_DIM": head_dim,
         "BLOCK_D": block_d(head_dim),
         "BLOCK_M": tiles.block_m,

@@ -80,7 +80,8 @@ def test_lengths_and_batch_sizes_compile_nothing_on_a_pretended_gpu():
     )
     assert run.returncode == 0, run.stderr
     counts = json.loads(run.stdout)
-    assert counts == {"short": 3, "long": 5, "afterwards": 5}  # to skip keys takes two kernels more
+    # Rows that share tiles take three kernels of their own, to skip keys takes two more.
+    assert counts == {"shared": 3, "short": 6, "long": 8, "afterwards": 8}
 
 
 @pytest.mark.gpu
@@ -88,7 +89,7 @@ def test_lengths_and_batch_sizes_compile_nothing():
     def compiled():
         return sum(len(cache[0]) for kernel in kernels() for cache in kernel.device_caches.values())
 
-    for length in (300, 1000):  # below and above the length from which keys are skipped
+    for length in (16, 300, 1000):  # rows share tiles up to 64, keys are skipped from 512
         forward_and_backward(2, length, "cuda", torch.bfloat16)
     before = compiled()
     for batch_size, length in ((1, 1), (1, 8), (3, 17), (16, 64), (2, 128), (5, 513), (1, 1024), (2, 4096)):

@@ -1,7 +1,7 @@
 """The host side of the Triton kernels as on a GPU of capability 9.0, up to the launch: real arguments, real compiler.
 
 A separate program, because Triton's interpreter, which other tests use, replaces the host side. Prints the number of
-kernels compiled after a short length, a long one, and many others.
+kernels compiled after a length at which rows share tiles, a short one, a long one, and many others.
 """
 
 import json
@@ -80,7 +80,7 @@ def compiled():
 def main():
     pretend(chip=90)
     counts = {}
-    for name, length in {"short": 128, "long": 1024}.items():  # without and with skipping
+    for name, length in {"shared": 16, "short": 128, "long": 1024}.items():  # skipping in the last
         forward_and_backward(2, length)
         counts[name] = compiled()
     for batch_size, length in ((1, 1), (3, 17), (16, 64), (2, 16), (5, 513), (1, 2048)):

@@ -1,7 +1,8 @@
 """Host side of the Triton kernels: from an operator's arguments to launches.
 
-A kernel is compiled for each head_dim and each set of dtypes and flags. Lengths and other numbers never cause another
-compilation. All arguments of launches but tensors and query_offset are computed once for each kind of call.
+A kernel is compiled for each head_dim and each set of dtypes and flags, and once more for short rows, which share
+tiles. Lengths and other numbers cause no other compilation. All arguments of launches but tensors and query_offset are
+computed once for each kind of call.
 """
 
 from __future__ import annotations
@@ -37,6 +38,10 @@ MIN_QUERIES_TO_SKIP = 256
 _UNBOUNDED = 2**40
 _LONGEST_SEGMENT = 2**31 - 1
 _ALIGNMENT = 16  # bytes
+#: Rows of more tokens do not share tiles with other rows.
+LONGEST_MERGED_ROW = 64
+_MOST_MERGED_ROWS = 2**23  # the kernels count at most 2**30 tokens in a row
+
 _SEARCH_STEPS = (8, 16, 31)  # few values, since each is another compilation
 
 _Four = tuple[int, int, int, int]  # batch, head, token, dim
@@ -69,12 +74,15 @@ def is_aligned(tensor: Tensor) -> bool:
 class Reader:
     """How kernels read the rows of tensors like one: those of a tensor itself, or of a copy padded to 16 bytes."""
 
-    def __init__(self, tensor: Tensor, access: int) -> None:
+    def __init__(self, tensor: Tensor, access: int, *, merged: bool) -> None:
         repeats = any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True))
         self._access, self._dtype = access, tensor.dtype
         self._copies = not is_aligned(tensor) or (repeats and access == BULK.value)
         readable = _padded(tensor, "meta") if self._copies else tensor
-        self.sizes, self.strides = sizes_of(readable), strides_of(readable)
+        batch_size, heads, length, head_dim = sizes_of(readable)
+        self.row_length = length if merged else None
+        self.sizes = (1, heads, batch_size * length, head_dim) if merged else sizes_of(readable)
+        self.strides = strides_of(readable)
 
     def __call__(self, tensor: Tensor) -> Tensor:
         return _padded(tensor, tensor.device).copy_(tensor) if self._copies else tensor
@@ -109,9 +117,19 @@ def _descriptor(tensor: Tensor, fields: dict[str, Any]) -> TensorDescriptor:
     return descriptor
 
 
-def _access(query: Tensor, key: Tensor, mask: Tensor | None) -> int:
+def merges(query: Tensor, key: Tensor, slopes: Tensor, options: _Options) -> bool:
+    """Whether the rows of the batch are segments of one row for the kernels, so that short rows share tiles."""
+    if isinstance(options, VarlenOptions) or slopes.dim() != 1:
+        return False
+    batch_size, _, length, _ = sizes_of(query)
+    short = length == sizes_of(key)[2] and length <= LONGEST_MERGED_ROW and 1 < batch_size <= _MOST_MERGED_ROWS
+    segments_end_with_rows = options.segment_length is None or length % min(options.segment_length, length) == 0
+    return short and segments_end_with_rows and (options.dropout_seed is None or length % 4 == 0)
+
+
+def _access(query: Tensor, key: Tensor, mask: Tensor | None, *, merged: bool) -> int:
     """How kernels load tiles. Bulk copies need distinct memory for every row, and cannot mask single rows."""
-    if mask is not None or query.element_size() != 2 or _capability(query.device) not in BULK_COPIES:
+    if merged or mask is not None or query.element_size() != 2 or _capability(query.device) not in BULK_COPIES:
         return ALIGNED.value
     return BULK.value if query.numel() and key.numel() else ALIGNED.value
 
@@ -172,38 +190,45 @@ def _constant(query: Reader, key: Reader, value: Reader, slopes: Tensor, options
     _, num_heads, query_length, head_dim = query.sizes
     _, num_key_heads, key_length, _ = key.sizes
     start = dense.query_start
+    merged = query.row_length is not None
+    row_length = query.row_length or query_length
+    longest_segment = row_length if merged else _LONGEST_SEGMENT
+    limited = dense.window is not None or dense.segment_length is not None or isinstance(options, VarlenOptions)
     return {
         **_packing(options),
         "window": _UNBOUNDED if dense.window is None else min(dense.window, _UNBOUNDED),
         "scale": dense.scale,
         "inverse_keep": 1 / (1 - dense.dropout_p),
         "dropout_threshold": int(dense.dropout_p * 2**32),
-        "segment_length": min(dense.segment_length or _LONGEST_SEGMENT, _LONGEST_SEGMENT),
+        "segment_length": min(dense.segment_length or longest_segment, longest_segment),
         "num_heads": num_heads,
         "group_size": num_heads // num_key_heads,
         "query_length": query_length,
         "key_length": key_length,
+        "row_length": row_length,
         "stride_start": start.stride(0) if start is not None and start.numel() > 1 else 0,
-        **_mask_strides(dense.key_padding_mask),
+        **({"stride_mb": 0, "stride_ms": 1} if merged else _mask_strides(dense.key_padding_mask)),
         "stride_slope_b": 0 if slopes.dim() == 1 else slopes.stride(0),
         "stride_slope_h": slopes.stride(-1),
         **_strides("q", query.strides),
         **_strides("k", key.strides),
         **_strides("v", value.strides),
         "CAUSAL": dense.causal,
-        "LIMITED": dense.window is not None or dense.segment_length is not None or isinstance(options, VarlenOptions),
+        "LIMITED": limited or merged,
+        "MERGED": merged,
         "HEAD_DIM": head_dim,
         "BLOCK_D": block_d(head_dim),
     }
 
 
-def _changing(slopes: Tensor, options: _Options) -> dict[str, Any]:
+def _changing(slopes: Tensor, options: _Options, *, merged: bool) -> dict[str, Any]:
     """The arguments that forward and backward kernels share, and that change from call to call."""
     dense = _as_dense(options)
+    mask = dense.key_padding_mask
     return {
         "slopes": slopes.float(),
         "query_start": dense.query_start,
-        "key_padding_mask": dense.key_padding_mask,
+        "key_padding_mask": mask.contiguous() if merged and mask is not None else mask,
         "dropout_seed": dense.dropout_seed,
         "cu_seqlens_q": options.cu_seqlens_q.contiguous() if isinstance(options, VarlenOptions) else None,
         "cu_seqlens_k": options.cu_seqlens_k.contiguous() if isinstance(options, VarlenOptions) else None,
@@ -237,8 +262,8 @@ def _capability(device: torch.device) -> int:
     return 10 * major + minor
 
 
-def _configuration(query: Tensor, options: _Options) -> Configuration:
-    plain = _as_dense(options).key_padding_mask is None and options.dropout_seed is None
+def _configuration(query: Tensor, options: _Options, *, merged: bool) -> Configuration:
+    plain = not merged and _as_dense(options).key_padding_mask is None and options.dropout_seed is None
     return configuration(_capability(query.device), query.shape[-1], query.element_size(), plain=plain)
 
 
@@ -247,11 +272,13 @@ class Forward:
 
     def __init__(self, query: Tensor, key: Tensor, value: Tensor, slopes: Tensor, options: _Options) -> None:
         mask = _as_dense(options).key_padding_mask
-        access = _access(query, key, mask)
-        tiles = _configuration(query, options).forward
+        self._merged = merges(query, key, slopes, options)
+        access = _access(query, key, mask, merged=self._merged)
+        tiles = _configuration(query, options, merged=self._merged).forward
         tolerance = options.skip_tolerance * (1.0 if options.causal else 0.5)
         skipping = skips(options, query, key)
-        self._readers = Reader(query, access), Reader(key, access), Reader(value, access)
+        read = functools.partial(Reader, access=access, merged=self._merged)
+        self._readers = read(query), read(key), read(value)
         rows = (tiles.block_m, tiles.block_n, tiles.block_n)
         self._tiles = tuple(reader.tiles(count) for reader, count in zip(self._readers, rows, strict=True))
         self._key_norms = KeyNorms(self._readers[1], mask) if skipping else None
@@ -285,7 +312,7 @@ class Forward:
                 lse=lse,
                 log2_sum=log2_sum,
                 ranges=ranges,
-                **_changing(slopes, options),
+                **_changing(slopes, options, merged=self._merged),
             )
         return out, lse, log2_sum, ranges
 
@@ -356,10 +383,12 @@ class Backward:
         slopes: Tensor,
         options: _Options,
     ) -> None:
-        access = _access(query, key, _as_dense(options).key_padding_mask)
-        configuration = _configuration(query, options)
+        self._merged = merges(query, key, slopes, options)
+        access = _access(query, key, _as_dense(options).key_padding_mask, merged=self._merged)
+        configuration = _configuration(query, options, merged=self._merged)
         skipping = skips(options, query, key)
-        readers = Reader(grad_out, access), Reader(query, access), Reader(key, access), Reader(value, access)
+        read = functools.partial(Reader, access=access, merged=self._merged)
+        readers = read(grad_out), read(query), read(key), read(value)
         of_grad_query, of_grad_key = _strides_like(query), _strides_like(key)
         self._readers = readers
         self._copies_out = strides_of(out) != of_grad_query
@@ -399,7 +428,7 @@ class Backward:
         if self._copies_out:
             out = allocate_like(query).copy_(out)
         rows = [reader(tensor) for reader, tensor in zip(self._readers, (grad_out, query, key, value), strict=True)]
-        shared = {"lse2": lse2, "delta": delta, **_changing(slopes, options)}
+        shared = {"lse2": lse2, "delta": delta, **_changing(slopes, options, merged=self._merged)}
         with on(query.device):
             if query.numel():
                 self._query_launch(

@@ -17,15 +17,18 @@ from .triton_tiles import (
     MASKED,
     RIGHT,
     Dropout,
+    finite,
     head_of,
     kept_keys,
     kept_weights,
     load_tile,
+    offset_of,
     opposite,
     penalty,
     slopes_of,
     split,
     store_tile,
+    token_offsets,
     visible_queries,
 )
 
@@ -47,6 +50,7 @@ class Queries(NamedTuple):
     grad_out: Any
     lse2: Any  # +∞ where a query saw no key
     delta: Any
+    stride_row: Any  # of lse2 and delta, from one row of the batch to the next
 
 
 @triton.jit
@@ -70,6 +74,7 @@ def _over_queries(
     ACCESS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
+    MERGED: tl.constexpr = queries.query.row_length is not None and SIDE == MASKED
     own = (-SIDE * slope2) * (rows.center - reference).to(tl.float32)
     for start in tl.range(begin, end, BLOCK_M, num_stages=2 if SIDE == MASKED else None):
         columns = start + tl.arange(0, BLOCK_M)
@@ -79,12 +84,15 @@ def _over_queries(
             kept = (columns >= tl.min(rows.low, 0)) & (columns < tl.max(rows.high, 0))
         query = load_tile(queries.query, start, kept, BLOCK_M, HEAD_DIM, BLOCK_D, ACCESS)
         scores = tl.dot(rows.key, tl.trans(query), input_precision=PRECISION) * scale2
-        lse2 = tl.load(queries.lse2 + columns, mask=inside, other=float("inf"))
-        delta = tl.load(queries.delta + columns, mask=inside, other=0.0)
+        offsets = token_offsets(columns, queries.query.row_length, queries.stride_row, 1)
+        lse2 = tl.load(queries.lse2 + offsets, mask=inside, other=float("inf"))
+        delta = tl.load(queries.delta + offsets, mask=inside, other=0.0)
         if SIDE == MASKED:
             distance = tl.abs(columns[None, :] - rows.center[:, None]).to(tl.float32)
             weights = tl.exp2(scores - penalty(rows.slope2, distance, PACKED) - lse2[None, :])
             visible = (columns[None, :] >= rows.low[:, None]) & (columns[None, :] < rows.high[:, None])
+            if MERGED:
+                weights += (delta * 0)[None, :]
             weights = tl.where(visible, weights, 0.0)
         else:
             theirs = (SIDE * slope2) * (columns - reference).to(tl.float32) - lse2
@@ -93,12 +101,17 @@ def _over_queries(
         grad_weights = tl.dot(rows.value, tl.trans(grad_out), input_precision=PRECISION)
         kept_part = weights
         if dropout.seed is not None:
-            keep = kept_weights(dropout.seed, dropout.threshold, dropout.head, columns, rows.begin, BLOCK_M, BLOCK_N)
+            keep = kept_weights(dropout, columns, rows.begin, BLOCK_M, BLOCK_N)
             keep = tl.trans(keep)
             kept_part = tl.where(keep, weights * dropout.inverse_keep, 0.0)
             grad_weights = tl.where(keep, grad_weights * dropout.inverse_keep, 0.0)
+        if MERGED:
+            grad_out = finite(grad_out)
         grad_value = tl.dot(kept_part.to(grad_out.dtype), grad_out, grad_value, input_precision=PRECISION)
         grad_scores = weights * (grad_weights - delta[None, :])
+        if MERGED:
+            grad_scores = tl.where(visible, grad_scores, 0.0)
+            query = finite(query)
         grad_key = tl.dot(grad_scores.to(query.dtype), query, grad_key, input_precision=PRECISION)
     return grad_key, grad_value
 
@@ -130,6 +143,7 @@ def backward_key_kernel(
     group_size: tl.int32,
     query_length: tl.int32,
     key_length: tl.int32,
+    row_length: tl.int32,  # not read unless MERGED
     num_sequences: tl.int32,
     skips: tl.int32,
     stride_start: tl.int64,
@@ -154,7 +168,8 @@ def backward_key_kernel(
     stride_slope_h: tl.int64,
     SEARCH_STEPS: tl.constexpr,
     CAUSAL: tl.constexpr,
-    LIMITED: tl.constexpr,  # a window, segments or packed sequences limit the keys of a query
+    LIMITED: tl.constexpr,  # a window, segments, packed sequences or merged rows limit the keys of a query
+    MERGED: tl.constexpr,  # the tokens of all rows of the batch count as one row, so that short rows share tiles
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -170,12 +185,12 @@ def backward_key_kernel(
     block = program % num_blocks
     key_head = num_key_heads - 1 - program // num_blocks % num_key_heads
     batch = program // num_blocks // num_key_heads
+    merged = row_length if MERGED else None
     PACKED: tl.constexpr = cu_seqlens_q is not None
 
     start = block * BLOCK_N
     index = start + tl.arange(0, BLOCK_N)
-    if query_start is not None:
-        query_offset += tl.load(query_start + batch * stride_start)
+    query_offset = offset_of(index, query_start, query_offset, batch, merged, stride_start)
     first, last, zero, sequence = opposite(
         index, batch, cu_seqlens_k, cu_seqlens_q, num_sequences, query_length, -query_offset, segment_length,
         LIMITED, SEARCH_STEPS,
@@ -192,9 +207,9 @@ def backward_key_kernel(
     seen = low < high
     all_begin, full_begin, near_begin, near_end, full_end, all_end = split(low, high, center, BLOCK_M)
 
-    source = head_of(key, batch, key_head, key_length, stride_kb, stride_kh, stride_ks, ACCESS)
+    source = head_of(key, batch, key_head, key_length, merged, stride_kb, stride_kh, stride_ks, ACCESS)
     key_tile = load_tile(source, start, kept, BLOCK_N, HEAD_DIM, BLOCK_D, ACCESS)
-    source = head_of(value, batch, key_head, key_length, stride_vb, stride_vh, stride_vs, ACCESS)
+    source = head_of(value, batch, key_head, key_length, merged, stride_vb, stride_vh, stride_vs, ACCESS)
     value_tile = load_tile(source, start, kept, BLOCK_N, HEAD_DIM, BLOCK_D, ACCESS)
     scale2 = scale * LOG2_E
     seed = None if dropout_seed is None else tl.load(dropout_seed)
@@ -212,12 +227,13 @@ def backward_key_kernel(
         begin = begin // BLOCK_M * BLOCK_M
         rows = KeyRows(key_tile, value_tile, low, high, center, slope2, start)
         queries = Queries(
-            head_of(query, batch, head, query_length, stride_qb, stride_qh, stride_qs, ACCESS),
-            head_of(grad_out, batch, head, query_length, stride_gb, stride_gh, stride_gs, ACCESS),
-            lse2 + row.to(tl.int64) * query_length,
-            delta + row.to(tl.int64) * query_length,
+            head_of(query, batch, head, query_length, merged, stride_qb, stride_qh, stride_qs, ACCESS),
+            head_of(grad_out, batch, head, query_length, merged, stride_gb, stride_gh, stride_gs, ACCESS),
+            lse2 + row.to(tl.int64) * row_length,
+            delta + row.to(tl.int64) * row_length,
+            num_heads * row_length,
         )
-        dropout = Dropout(seed, dropout_threshold, row, inverse_keep)
+        dropout = Dropout(seed, dropout_threshold, row, inverse_keep, merged, num_heads)
         # Queries at the left end, the nearest, at the right end.
         for piece in range(0 if LIMITED and not CAUSAL else 1, 3):
             piece_begin, piece_end = begin, full_begin
@@ -242,11 +258,11 @@ def backward_key_kernel(
 
     to_key = tl.where(seen[:, None], to_key * scale, 0.0)
     store_tile(
-        grad_key, to_key, batch, key_head, start, key_length, stride_ob, stride_oh, stride_os,
+        grad_key, to_key, batch, key_head, start, key_length, merged, stride_ob, stride_oh, stride_os,
         BLOCK_N, HEAD_DIM, BLOCK_D,
     )  # fmt: skip
     to_value = tl.where(seen[:, None], to_value, 0.0)
     store_tile(
-        grad_value, to_value, batch, key_head, start, key_length, stride_ob, stride_oh, stride_os,
+        grad_value, to_value, batch, key_head, start, key_length, merged, stride_ob, stride_oh, stride_os,
         BLOCK_N, HEAD_DIM, BLOCK_D,
     )  # fmt: skip

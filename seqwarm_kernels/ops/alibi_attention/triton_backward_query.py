@@ -24,16 +24,19 @@ from .triton_tiles import (
     RIGHT,
     Dropout,
     Keys,
+    finite,
     head_of,
     kept_keys,
     kept_weights,
     load_tile,
+    offset_of,
     opposite,
     penalty,
     slopes_of,
     split,
     store_tile,
     tile_pointers,
+    token_offsets,
     visible_keys,
 )
 
@@ -76,6 +79,7 @@ def _over_keys(
     ACCESS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
+    MERGED: tl.constexpr = keys.key.row_length is not None and SIDE == MASKED
     zero = rows.log2_sum + (SIDE * slope2) * (rows.center - reference).to(tl.float32)
     for start in tl.range(begin, end, BLOCK_N):
         columns = start + tl.arange(0, BLOCK_N)
@@ -99,9 +103,12 @@ def _over_keys(
         value = load_tile(keys.value, start, kept, BLOCK_N, HEAD_DIM, BLOCK_D, ACCESS)
         grad_weights = tl.dot(rows.grad_out, tl.trans(value), input_precision=PRECISION)
         if dropout.seed is not None:
-            keep = kept_weights(dropout.seed, dropout.threshold, dropout.head, rows.index, start, BLOCK_M, BLOCK_N)
+            keep = kept_weights(dropout, rows.index, start, BLOCK_M, BLOCK_N)
             grad_weights = tl.where(keep, grad_weights * dropout.inverse_keep, 0.0)
         grad_scores = weights * (grad_weights - rows.delta[:, None])
+        if MERGED:
+            grad_scores = tl.where(visible, grad_scores, 0.0)
+            key = finite(key)
         if SLOPES:
             if SIDE != MASKED:
                 distance = SIDE * (rows.center[:, None] - columns[None, :]).to(tl.float32)
@@ -151,6 +158,7 @@ def backward_query_kernel(
     group_size: tl.int32,
     query_length: tl.int32,
     key_length: tl.int32,
+    row_length: tl.int32,  # not read unless MERGED
     num_sequences: tl.int32,
     stride_start: tl.int64,
     stride_gb: tl.int64,
@@ -177,7 +185,8 @@ def backward_query_kernel(
     stride_slope_h: tl.int64,
     SEARCH_STEPS: tl.constexpr,
     CAUSAL: tl.constexpr,
-    LIMITED: tl.constexpr,  # a window, segments or packed sequences limit the keys of a query
+    LIMITED: tl.constexpr,  # a window, segments, packed sequences or merged rows limit the keys of a query
+    MERGED: tl.constexpr,  # the tokens of all rows of the batch count as one row, so that short rows share tiles
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -195,12 +204,12 @@ def backward_query_kernel(
     batch = program // num_blocks // num_heads
     key_head = head // group_size
     row = batch * num_heads + head
+    merged = row_length if MERGED else None
     PACKED: tl.constexpr = cu_seqlens_q is not None
     SLOPES: tl.constexpr = grad_slope_rows is not None
 
     index = block * BLOCK_M + tl.arange(0, BLOCK_M)
-    if query_start is not None:
-        query_offset += tl.load(query_start + batch * stride_start)
+    query_offset = offset_of(index, query_start, query_offset, batch, merged, stride_start)
     first, last, position, sequence = opposite(
         index, batch, cu_seqlens_q, cu_seqlens_k, num_sequences, key_length, query_offset, segment_length, LIMITED,
         SEARCH_STEPS,
@@ -211,30 +220,31 @@ def backward_query_kernel(
     sees_some = low < high
     slope2, slope2_full = slopes_of(slopes, sequence, batch, head, stride_slope_b, stride_slope_h, sees_some, PACKED)
     begin, full_begin, near_begin, near_end, full_end, end = split(low, high, center, BLOCK_N)
-    attended_begin, attended_end = _attended_keys(ranges, block, row, query_length, BLOCK_M)
-    begin, end = tl.maximum(begin, attended_begin), tl.minimum(end, attended_end)
+    if not MERGED:
+        attended_begin, attended_end = _attended_keys(ranges, block, row, query_length, BLOCK_M)
+        begin, end = tl.maximum(begin, attended_begin), tl.minimum(end, attended_end)
     begin = begin // BLOCK_N * BLOCK_N
     scale2 = scale * LOG2_E
 
     start = block * BLOCK_M
-    source = head_of(query, batch, head, query_length, stride_qb, stride_qh, stride_qs, ACCESS)
+    source = head_of(query, batch, head, query_length, merged, stride_qb, stride_qh, stride_qs, ACCESS)
     query_tile = load_tile(source, start, None, BLOCK_M, HEAD_DIM, BLOCK_D, ACCESS)
-    source = head_of(grad_out, batch, head, query_length, stride_gb, stride_gh, stride_gs, ACCESS)
+    source = head_of(grad_out, batch, head, query_length, merged, stride_gb, stride_gh, stride_gs, ACCESS)
     grad_tile = load_tile(source, start, None, BLOCK_M, HEAD_DIM, BLOCK_D, ACCESS)
-    row_offset = row.to(tl.int64) * query_length + index
+    row_offset = row.to(tl.int64) * row_length + token_offsets(index, merged, num_heads * row_length, 1)
     row_log2 = tl.load(log2_sum + row_offset, mask=inside, other=float("-inf"))
     seen = sees_some & (row_log2 != float("-inf"))
     row_log2 = tl.where(seen, row_log2, float("inf"))
     tl.store(lse2 + row_offset, row_log2 - tl.where(seen, slope2 * beyond, 0.0), mask=inside)
     pointers, present = tile_pointers(
-        out, batch, head, start, query_length, stride_ob, stride_oh, stride_os, BLOCK_M, HEAD_DIM, BLOCK_D
+        out, batch, head, start, query_length, merged, stride_ob, stride_oh, stride_os, BLOCK_M, HEAD_DIM, BLOCK_D
     )
     out_tile = tl.load(pointers, mask=present, other=0.0)
     row_delta = tl.sum(out_tile.to(tl.float32) * grad_tile.to(tl.float32), 1)  # Σ P ∘ dP
     grad_slope = tl.zeros((BLOCK_M,), tl.float32)
     if grad_lse is not None:
         grad_lse += batch.to(tl.int64) * stride_lb + head.to(tl.int64) * stride_lh
-        row_grad_lse = tl.load(grad_lse + index.to(tl.int64) * stride_ls, mask=seen, other=0.0)
+        row_grad_lse = tl.load(grad_lse + token_offsets(index, merged, stride_lb, stride_ls), mask=seen, other=0.0)
         row_delta -= row_grad_lse
         grad_slope = -beyond * row_grad_lse
     tl.store(delta + row_offset, row_delta, mask=inside)
@@ -243,13 +253,13 @@ def backward_query_kernel(
     if key_padding_mask is not None:
         key_padding_mask += batch * stride_mb
     keys = Keys(
-        head_of(key, batch, key_head, key_length, stride_kb, stride_kh, stride_ks, ACCESS),
-        head_of(value, batch, key_head, key_length, stride_vb, stride_vh, stride_vs, ACCESS),
+        head_of(key, batch, key_head, key_length, merged, stride_kb, stride_kh, stride_ks, ACCESS),
+        head_of(value, batch, key_head, key_length, merged, stride_vb, stride_vh, stride_vs, ACCESS),
         key_padding_mask,
         stride_ms,
     )
     seed = None if dropout_seed is None else tl.load(dropout_seed)
-    dropout = Dropout(seed, dropout_threshold, row, inverse_keep)
+    dropout = Dropout(seed, dropout_threshold, row, inverse_keep, merged, num_heads)
 
     gradient = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
     for piece in range(0 if LIMITED else 1, 2 if CAUSAL else 3):  # keys at the left end, the nearest, at the right end
@@ -274,7 +284,7 @@ def backward_query_kernel(
 
     gradient = tl.where(seen[:, None], gradient * scale, 0.0)
     store_tile(
-        grad_query, gradient, batch, head, start, query_length, stride_ob, stride_oh, stride_os,
+        grad_query, gradient, batch, head, start, query_length, merged, stride_ob, stride_oh, stride_os,
         BLOCK_M, HEAD_DIM, BLOCK_D,
     )  # fmt: skip
     if SLOPES:

@@ -97,7 +97,8 @@ def configuration(
         capability: 90 for compute capability 9.0.
         head_dim: 1 to 256.
         bytes_per_element: 2 or 4.
-        plain: neither mask nor dropout. Both need registers, so tiles have half the columns with either.
+        plain: without mask, dropout and rows that share tiles. Each needs registers, so tiles have half the columns
+            with any of them.
         programs: 1 or 2, on one multiprocessor. 2 counts where there is a row for it.
     """
     chip = 80 if capability >= 120 else max(chip for chip in _HALF if chip <= max(capability, 80))

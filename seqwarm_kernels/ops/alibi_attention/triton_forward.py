@@ -19,15 +19,18 @@ from .triton_tiles import (
     RIGHT,
     Dropout,
     Keys,
+    finite,
     head_of,
     kept_keys,
     kept_weights,
     load_tile,
+    offset_of,
     opposite,
     penalty,
     slopes_of,
     split,
     store_tile,
+    token_offsets,
     visible_keys,
 )
 
@@ -80,6 +83,7 @@ def _attend(
     `first` does not depend on data in memory: otherwise the compiler forgets the alignment of addresses, and issues no
     asynchronous copies. In tiles that are not MASKED all rows share one slope, and the bias counts from the column
     `reference` instead of the row's center, which shifts all scores of a row equally."""
+    MERGED: tl.constexpr = keys.key.row_length is not None and SIDE == MASKED
     total, largest, values = softmax
     shift = (SIDE * slope2) * (rows.center - reference).to(tl.float32)
     for tile in tl.range(0, count):
@@ -115,7 +119,7 @@ def _attend(
         largest = new_largest
         total = total * decay + tl.sum(weights, 1)
         if dropout.seed is not None:
-            keep = kept_weights(dropout.seed, dropout.threshold, dropout.head, rows.index, start, BLOCK_M, BLOCK_N)
+            keep = kept_weights(dropout, rows.index, start, BLOCK_M, BLOCK_N)
             weights = tl.where(keep, weights, 0.0)
         if PACKED and SIDE == MASKED:
             # Tokens outside of the sequences may hold NaN. Clearing a tile in registers, as after a bulk copy, would
@@ -124,9 +128,24 @@ def _attend(
             value = load_tile(packed_value, start, kept, BLOCK_N, HEAD_DIM, BLOCK_D, ALIGNED)
         else:
             value = load_tile(keys.value, start, kept, BLOCK_N, HEAD_DIM, BLOCK_D, ACCESS)
+        if MERGED:
+            poison = tl.sum(value.to(tl.float32) * 0, 1)
+            weights = tl.where(visible, weights + poison[None, :], 0.0)
+            value = finite(value)
         values = values * decay[:, None]
         values = tl.dot(weights.to(value.dtype), value, values, input_precision=PRECISION)
     return Softmax(total, largest, values)
+
+
+@triton.jit
+def _store_whole_range(ranges, index, head, num_heads, length, row_length):
+    """Store that every query of merged rows attended its row."""
+    num_ranges = tl.cdiv(row_length, _RANGE_BLOCK)
+    row, token = index // row_length * num_heads + head, index % row_length
+    pointers = ranges + (row.to(tl.int64) * num_ranges + token // _RANGE_BLOCK) * 2
+    first = (index < length) & (token % _RANGE_BLOCK == 0)
+    tl.store(pointers, token * 0, mask=first)
+    tl.store(pointers + 1, token * 0 + row_length, mask=first)
 
 
 @triton.jit
@@ -166,6 +185,7 @@ def forward_kernel(
     group_size: tl.int32,
     query_length: tl.int32,
     key_length: tl.int32,
+    row_length: tl.int32,  # not read unless MERGED
     num_sequences: tl.int32,
     stride_start: tl.int64,
     stride_qb: tl.int64,
@@ -186,7 +206,8 @@ def forward_kernel(
     stride_slope_h: tl.int64,
     SEARCH_STEPS: tl.constexpr,
     CAUSAL: tl.constexpr,
-    LIMITED: tl.constexpr,  # a window, segments or packed sequences limit the keys of a query
+    LIMITED: tl.constexpr,  # a window, segments, packed sequences or merged rows limit the keys of a query
+    MERGED: tl.constexpr,  # the tokens of all rows of the batch count as one row, so that short rows share tiles
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -203,11 +224,11 @@ def forward_kernel(
     batch = program // num_blocks // num_heads
     key_head = head // group_size
     row = batch * num_heads + head
+    merged = row_length if MERGED else None
     PACKED: tl.constexpr = cu_seqlens_q is not None
 
     index = block * BLOCK_M + tl.arange(0, BLOCK_M)
-    if query_start is not None:
-        query_offset += tl.load(query_start + batch * stride_start)
+    query_offset = offset_of(index, query_start, query_offset, batch, merged, stride_start)
     first, last, position, sequence = opposite(
         index, batch, cu_seqlens_q, cu_seqlens_k, num_sequences, key_length, query_offset, segment_length, LIMITED,
         SEARCH_STEPS,
@@ -219,7 +240,7 @@ def forward_kernel(
     begin, full_begin, near_begin, near_end, full_end, end = split(low, high, center, BLOCK_N)
     scale2 = scale * LOG2_E
 
-    source = head_of(query, batch, head, query_length, stride_qb, stride_qh, stride_qs, ACCESS)
+    source = head_of(query, batch, head, query_length, merged, stride_qb, stride_qh, stride_qs, ACCESS)
     tile = load_tile(source, block * BLOCK_M, None, BLOCK_M, HEAD_DIM, BLOCK_D, ACCESS)
     rows = Rows(tile, index, low, high, center, slope2)
     query_norm = tl.sqrt(tl.sum(tile.to(tl.float32) * tile.to(tl.float32), 1))
@@ -229,14 +250,17 @@ def forward_kernel(
     if key_padding_mask is not None:
         key_padding_mask += batch * stride_mb
     keys = Keys(
-        head_of(key, batch, key_head, key_length, stride_kb, stride_kh, stride_ks, ACCESS),
-        head_of(value, batch, key_head, key_length, stride_vb, stride_vh, stride_vs, ACCESS),
+        head_of(key, batch, key_head, key_length, merged, stride_kb, stride_kh, stride_ks, ACCESS),
+        head_of(value, batch, key_head, key_length, merged, stride_vb, stride_vh, stride_vs, ACCESS),
         key_padding_mask,
         stride_ms,
     )
     if PACKED:
-        packed_value = head_of(packed_value, batch, key_head, key_length, stride_vb, stride_vh, stride_vs, ALIGNED)
-    dropout = Dropout(None if dropout_seed is None else tl.load(dropout_seed), dropout_threshold, row, inverse_keep)
+        packed_value = head_of(
+            packed_value, batch, key_head, key_length, None, stride_vb, stride_vh, stride_vs, ALIGNED
+        )
+    seed = None if dropout_seed is None else tl.load(dropout_seed)
+    dropout = Dropout(seed, dropout_threshold, row, inverse_keep, merged, num_heads)
 
     softmax = Softmax(
         tl.zeros((BLOCK_M,), tl.float32),
@@ -287,12 +311,15 @@ def forward_kernel(
     empty = total == 0  # False for NaN, which must reach the output
     attended = tl.where(empty[:, None], 0.0, values * (inverse_keep / tl.where(empty, 1.0, total))[:, None])
     store_tile(
-        out, attended, batch, head, block * BLOCK_M, query_length, stride_ob, stride_oh, stride_os,
+        out, attended, batch, head, block * BLOCK_M, query_length, merged, stride_ob, stride_oh, stride_os,
         BLOCK_M, HEAD_DIM, BLOCK_D,
     )  # fmt: skip
     row_log2 = tl.where(empty, float("-inf"), largest + tl.log2(tl.where(empty, 1.0, total)))
-    row_offset = row.to(tl.int64) * query_length + index
+    row_offset = row.to(tl.int64) * row_length + token_offsets(index, merged, num_heads * row_length, 1)
     tl.store(log2_sum + row_offset, row_log2, mask=index < query_length)
     row_lse = tl.where(empty, float("-inf"), (row_log2 - slope2 * beyond) * LN_2)
     tl.store(lse + row_offset, row_lse, mask=index < query_length)
-    _store_range(ranges, block, row, begin, end, query_length, BLOCK_M)
+    if MERGED:
+        _store_whole_range(ranges, index, head, num_heads, query_length, row_length)
+    else:
+        _store_range(ranges, block, row, begin, end, query_length, BLOCK_M)

@@ -35,7 +35,9 @@ class TileSource(NamedTuple):
     batch: Any
     head: Any
     length: Any
-    stride_row: Any
+    row_length: Any  # None: `length` counts the tokens of one row
+    stride_batch: Any
+    stride_token: Any
 
 
 class Keys(NamedTuple):
@@ -54,17 +56,31 @@ class Dropout(NamedTuple):
     threshold: Any
     head: Any
     inverse_keep: Any
+    row_length: Any  # None: all queries are of the same row
+    num_heads: Any
 
 
 @triton.jit
-def head_of(tensor, batch, head, length, stride_batch, stride_head, stride_row, ACCESS: tl.constexpr):
+def token_offsets(tokens, row_length, stride_batch, stride_token):
+    """Offsets of tokens in memory. With a `row_length`, tokens count on from one row of the batch to the next."""
+    if row_length is None:
+        offsets = tokens.to(tl.int64) * stride_token
+    else:
+        row, token = tokens // row_length, tokens % row_length
+        offsets = row.to(tl.int64) * stride_batch + token.to(tl.int64) * stride_token
+    return offsets
+
+
+@triton.jit
+def head_of(tensor, batch, head, length, row_length, stride_batch, stride_head, stride_token, ACCESS: tl.constexpr):
     if ACCESS == BULK:
         pointer = tensor
     else:  # the hint is on a result, since inlining loses a hint on an argument
         STEP: tl.constexpr = 128 // tensor.dtype.element_ty.primitive_bitwidth
         pointer = tl.multiple_of(tensor + (batch.to(tl.int64) * stride_batch + head.to(tl.int64) * stride_head), 16)
-        stride_row = stride_row // STEP * STEP
-    return TileSource(pointer, batch, head, length, stride_row)
+        stride_batch = stride_batch // STEP * STEP
+        stride_token = stride_token // STEP * STEP
+    return TileSource(pointer, batch, head, length, row_length, stride_batch, stride_token)
 
 
 @triton.jit
@@ -85,7 +101,8 @@ def load_tile(
     else:
         rows = start + tl.arange(0, ROWS)
         columns = tl.arange(0, BLOCK_D)
-        pointers = source.pointer + ((rows.to(tl.int64) * source.stride_row)[:, None] + columns[None, :])
+        offsets = token_offsets(rows, source.row_length, source.stride_batch, source.stride_token)
+        pointers = source.pointer + (offsets[:, None] + columns[None, :])
         inside = rows < source.length
         if kept is not None:
             inside = inside & kept
@@ -97,33 +114,45 @@ def load_tile(
 
 
 @triton.jit
+def finite(tile):
+    """The tile with zeros in place of NaN and infinity. In a product with merged rows, a weight of 0 does not keep a
+    NaN of one row out of the others. What a row does see must make its weights NaN instead."""
+    return tl.where(tile - tile == 0, tile, 0.0)
+
+
+@triton.jit
 def tile_pointers(
-    tensor, batch, head, start, length, stride_batch, stride_head, stride_row,
+    tensor, batch, head, start, length, row_length, stride_batch, stride_head, stride_token,
     ROWS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """Pointers and mask of a tile of an output, whose last dimension is dense and whose strides are multiples of
-    head_dim. Offsets inside the tile fit into 32 bits, which saves registers."""
+    head_dim. Offsets inside the tile of one row fit into 32 bits, which saves registers."""
     rows = tl.arange(0, ROWS)
     columns = tl.arange(0, BLOCK_D)
     base = tensor + (batch.to(tl.int64) * stride_batch + head.to(tl.int64) * stride_head)
-    base += start.to(tl.int64) * stride_row
-    step = (stride_row // HEAD_DIM).to(tl.int32) * HEAD_DIM
+    if row_length is None:
+        base += start.to(tl.int64) * stride_token
+        offsets = rows * ((stride_token // HEAD_DIM).to(tl.int32) * HEAD_DIM)
+    else:
+        steps = token_offsets(start + rows, row_length, stride_batch // HEAD_DIM, stride_token // HEAD_DIM)
+        offsets = steps * HEAD_DIM
     if HEAD_DIM * tensor.dtype.element_ty.primitive_bitwidth % 128 == 0:
         base = tl.multiple_of(base, 16)
     mask = (start + rows < length)[:, None]
     if HEAD_DIM < BLOCK_D:
         mask = mask & (columns < HEAD_DIM)[None, :]
-    return base + ((rows * step)[:, None] + columns[None, :]), mask
+    return base + (offsets[:, None] + columns[None, :]), mask
 
 
 @triton.jit
 def store_tile(
-    tensor, tile, batch, head, start, length, stride_batch, stride_head, stride_row,
+    tensor, tile, batch, head, start, length, row_length, stride_batch, stride_head, stride_token,
     ROWS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     pointers, mask = tile_pointers(
-        tensor, batch, head, start, length, stride_batch, stride_head, stride_row, ROWS, HEAD_DIM, BLOCK_D
-    )
+        tensor, batch, head, start, length, row_length, stride_batch, stride_head, stride_token, ROWS, HEAD_DIM,
+        BLOCK_D,
+    )  # fmt: skip
     tl.store(pointers, tile.to(tensor.dtype.element_ty), mask=mask)
 
 
@@ -135,6 +164,15 @@ def kept_keys(mask, start, length, stride, ROWS: tl.constexpr):
         keys = start + tl.arange(0, ROWS)
         kept = tl.load(mask + keys.to(tl.int64) * stride, mask=keys < length, other=0) != 0
     return kept
+
+
+@triton.jit
+def offset_of(tokens, query_start, query_offset, batch, row_length, stride_start):
+    """The position of the first query of each token's row."""
+    if query_start is not None:
+        row = batch if row_length is None else tokens // row_length
+        query_offset += tl.load(query_start + row * stride_start)
+    return query_offset
 
 
 @triton.jit
@@ -265,12 +303,18 @@ def split(low, high, center, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def kept_weights(seed, dropout_threshold, head, rows, start, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """(ROWS, COLUMNS) bool: the weights that dropout keeps, of queries `rows` and keys from `start`. `start` is a
-    multiple of 4."""
-    groups = start // 4 + tl.arange(0, COLUMNS // 4)
-    key = groups[None, :].to(tl.uint32) + tl.zeros((ROWS, COLUMNS // 4), tl.uint32)
-    query = rows[:, None].to(tl.uint32) + tl.zeros((ROWS, COLUMNS // 4), tl.uint32)
-    bits0, bits1, bits2, bits3 = tl.philox(seed, key, query, key * 0 + head.to(tl.uint32), key * 0)
+def kept_weights(dropout, queries, start, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """(ROWS, COLUMNS) bool: the weights that dropout keeps, of `queries` and the keys from `start` on. `start` and
+    row_length are multiples of 4."""
+    keys = start + 4 * tl.arange(0, COLUMNS // 4)
+    head = dropout.head + queries * 0
+    if dropout.row_length is not None:
+        keys = keys % dropout.row_length
+        head += queries // dropout.row_length * dropout.num_heads
+        queries = queries % dropout.row_length
+    zeros = tl.zeros((ROWS, COLUMNS // 4), tl.uint32)
+    key = (keys // 4)[None, :].to(tl.uint32) + zeros
+    query = queries[:, None].to(tl.uint32) + zeros
+    bits0, bits1, bits2, bits3 = tl.philox(dropout.seed, key, query, head[:, None].to(tl.uint32) + zeros, zeros)
     even, odd = tl.join(bits0, bits2), tl.join(bits1, bits3)  # (..., 4 keys as 2 x 2)
-    return tl.join(even, odd).reshape([ROWS, COLUMNS]) >= dropout_threshold
+    return tl.join(even, odd).reshape([ROWS, COLUMNS]) >= dropout.threshold

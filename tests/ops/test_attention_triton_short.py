@@ -1,0 +1,122 @@
+"""Short rows, which share tiles in the Triton kernels."""
+
+from functools import partial
+
+import pytest
+import torch
+
+from seqwarm_kernels import alibi_attention
+from seqwarm_kernels.ops import backends
+from seqwarm_kernels.self_check.calls import RESULTS, differentiate
+from tests.support.kernels import Exact
+from tests.support.tiers import first_fast
+
+triton = pytest.importorskip("triton")
+pytestmark = [
+    pytest.mark.skipif(
+        backends.why_not("alibi_attention", "triton", "cpu", torch.float32) is not None
+        and not torch.cuda.is_available(),
+        reason="Triton serves neither a GPU nor its interpreter here",
+    ),
+    pytest.mark.usefixtures("poisoned_memory"),
+]
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+LAYOUTS = ("heads first", "tokens first", "strided")
+
+
+def draw_tensor(layout, batch_size, heads, length, head_dim, device="cpu"):
+    if layout == "tokens first":
+        return torch.randn(batch_size, length, heads, head_dim, device=device).transpose(1, 2)
+    if layout == "strided":
+        return torch.randn(batch_size, heads, 2 * length + 1, head_dim + 3, device=device)[:, :, 1::2, 1:-2]
+    return torch.randn(batch_size, heads, length, head_dim, device=device)
+
+
+def merges(tensors, **options):
+    from seqwarm_kernels.ops.alibi_attention import triton as attention
+    from seqwarm_kernels.ops.alibi_attention.schema import DenseOptions
+
+    query, key, _, slopes = tensors
+    seed = torch.zeros((), dtype=torch.int64) if options.get("dropout_p") else None
+    segment_length = options.get("segment_length")
+    return attention.merges(query, key, slopes, DenseOptions(None, None, seed, 0, True, 1, segment_length, None, 0, 0))
+
+
+#: Rows, tokens, layout, options. Rows with the same remainder by 4 and with another, in one tile and in several.
+CASES = [
+    (7, 12, "heads first", {"mask": True, "own positions": True, "dropout_p": 0.3}),
+    (300, 1, "tokens first", {}),
+    (70, 3, "heads first", {"causal": False}),
+    (19, 7, "strided", {"mask": True}),
+    (9, 16, "tokens first", {"window": 3}),
+    (5, 33, "heads first", {"own positions": True}),
+    (9, 16, "strided", {"segment_length": 4}),
+    (3, 40, "tokens first", {"dropout_p": 0.3, "causal": False}),
+    (3, 64, "heads first", {"segment_length": 100, "causal": False, "window": 20}),
+]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(("batch_size", "length", "layout", "options"), first_fast(CASES))
+def test_merged_rows(batch_size, length, layout, options, device):
+    tensors = [draw_tensor(layout, batch_size, heads, length, 20, device) for heads in (2, 1, 1)]
+    leaves = [*tensors, torch.rand(2, device=device) - 0.2]
+    assert merges(leaves, **options)
+    options = dict(options)
+    if options.pop("mask", False):
+        options["key_padding_mask"] = torch.rand(batch_size, 2 * length, device=device)[:, ::2] < 0.7
+    if options.pop("own positions", False):
+        options["query_start"] = torch.randint(-3, length + 3, (batch_size,), device=device)
+    weights = torch.randn(tensors[0].shape, device=device), torch.randn(tensors[0].shape[:-1], device=device)
+
+    def results_of(leaves, backend):
+        def attend(tensors):
+            torch.manual_seed(5)
+            return alibi_attention(*tensors, return_lse=True, skip_tolerance=0, backend=backend, **options)
+
+        return differentiate(attend, [leaf.detach().requires_grad_() for leaf in leaves], weights)
+
+    exact = Exact(partial(results_of, backend="reference"), leaves)
+    exact.check(RESULTS, results_of(leaves, "triton"), (torch.float32,) * len(RESULTS))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(("layout", "length"), first_fast([("tokens first", 8), ("heads first", 3), ("strided", 40)]))
+def test_nan_stays_in_its_row(layout, length, device):
+    batch_size, poisoned, others = 5, 2, [0, 1, 3, 4]
+    tensors = [draw_tensor(layout, batch_size, heads, length, 16, device) for heads in (2, 1, 1)]
+    grad_out = torch.randn(tensors[0].shape, device=device)
+    weights = grad_out, torch.randn(tensors[0].shape[:-1], device=device)
+
+    def results():
+        def attend(leaves):
+            return alibi_attention(*leaves, return_lse=True, backend="triton")
+
+        return differentiate(attend, [tensor.detach().requires_grad_() for tensor in tensors], weights)
+
+    want = results()
+    for name, tensor in zip(("query", "key", "value", "grad_out"), (*tensors, grad_out), strict=True):
+        clean = tensor[poisoned].clone()
+        tensor[poisoned, 0, length - 1, 1] = float("nan")
+        got = results()
+        tensor[poisoned] = clean
+        assert got[2][poisoned, 0, length - 1].isnan().all(), f"NaN in {name} did not reach the gradient"
+        for what, first, second in zip(RESULTS, got, want, strict=False):
+            assert torch.equal(first[others], second[others]), f"NaN in {name} reached {what} of other rows"
+    assert want[0].isfinite().all()
+
+
+def test_which_rows_merge():
+    def of(batch_size, length, key_length=None, slopes=None, **options):
+        query, key = torch.empty(batch_size, 2, length, 8), torch.empty(batch_size, 2, key_length or length, 8)
+        return merges((query, key, key, torch.ones(2) if slopes is None else slopes), **options)
+
+    assert of(2, 64)
+    assert of(2, 6, segment_length=3)
+    assert of(2, 6, segment_length=7)
+    assert not of(2, 65)
+    assert not of(1, 64)
+    assert not of(2, 1, key_length=9)
+    assert not of(2, 8, slopes=torch.ones(2, 2))
+    assert not of(2, 6, segment_length=4)  # the last segment of a row is shorter
+    assert not of(2, 6, dropout_p=0.1)  # four keys share random numbers
