@@ -74,7 +74,7 @@ def is_aligned(tensor: Tensor) -> bool:
 class Reader:
     """How kernels read the rows of tensors like one: those of a tensor itself, or of a copy padded to 16 bytes."""
 
-    def __init__(self, tensor: Tensor, access: int, *, merged: bool) -> None:
+    def __init__(self, tensor: Tensor, access: int, *, merged: bool = False) -> None:
         repeats = any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True))
         self._access, self._dtype = access, tensor.dtype
         self._copies = not is_aligned(tensor) or (repeats and access == BULK.value)
@@ -127,7 +127,7 @@ def merges(query: Tensor, key: Tensor, slopes: Tensor, options: _Options) -> boo
     return short and segments_end_with_rows and (options.dropout_seed is None or length % 4 == 0)
 
 
-def _access(query: Tensor, key: Tensor, mask: Tensor | None, *, merged: bool) -> int:
+def _access(query: Tensor, key: Tensor, mask: Tensor | None, *, merged: bool = False) -> int:
     """How kernels load tiles. Bulk copies need distinct memory for every row, and cannot mask single rows."""
     if merged or mask is not None or query.element_size() != 2 or _capability(query.device) not in BULK_COPIES:
         return ALIGNED.value

@@ -50,7 +50,7 @@ def key_norms_kernel(
     head = program // num_blocks % num_heads
     batch = program // num_blocks // num_heads
     largest = 0.0
-    source = head_of(key, batch, head, key_length, stride_kb, stride_kh, stride_ks, ACCESS)
+    source = head_of(key, batch, head, key_length, None, stride_kb, stride_kh, stride_ks, ACCESS)
     if key_padding_mask is not None:
         key_padding_mask += batch.to(tl.int64) * stride_mb
     for step in tl.static_range(NORM_BLOCK // ROWS):
