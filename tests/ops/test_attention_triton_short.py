@@ -95,12 +95,14 @@ def test_nan_stays_in_its_row(layout, length, device):
         return differentiate(attend, [tensor.detach().requires_grad_() for tensor in tensors], weights)
 
     want = results()
-    for name, tensor in zip(("query", "key", "value", "grad_out"), (*tensors, grad_out), strict=True):
+    reached = {"query": "out", "key": "out", "value": "out", "grad_out": "grad_value"}
+    for (name, result), tensor in zip(reached.items(), (*tensors, grad_out), strict=True):
         clean = tensor[poisoned].clone()
         tensor[poisoned, 0, length - 1, 1] = float("nan")
         got = results()
         tensor[poisoned] = clean
-        assert got[2][poisoned, 0, length - 1].isnan().all(), f"NaN in {name} did not reach the gradient"
+        for what in (result, "grad_query", "grad_key"):
+            assert got[RESULTS.index(what)][poisoned, 0, length - 1].isnan().all(), f"NaN in {name} missed {what}"
         for what, first, second in zip(RESULTS, got, want, strict=False):
             assert torch.equal(first[others], second[others]), f"NaN in {name} reached {what} of other rows"
     assert want[0].isfinite().all()
