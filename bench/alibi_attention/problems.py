@@ -94,6 +94,7 @@ def lengths(tiny: bool) -> list[Problem]:
     if tiny:
         return [replace(_TINY, length=32), replace(_TINY, key_heads=1, causal=False)]
     first = [_of_length(length, head_dim) for length in (1024, 4096, 128, 2048, 512, 256) for head_dim in (128, 64)]
+    short = [_of_length(length, 64) for length in (8, 32, 64, 16)]
     others = [
         replace(_8K, causal=False),
         replace(_8K, key_heads=4),
@@ -102,7 +103,7 @@ def lengths(tiny: bool) -> list[Problem]:
         replace(_of_length(16384, 64), batch_size=4),
         _of_length(32768, 64),
     ]
-    return first + others
+    return first + short + others
 
 
 def segments(tiny: bool) -> list[Problem]:

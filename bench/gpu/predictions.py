@@ -9,12 +9,13 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from ..alibi_attention.cases import BACKWARD, FORWARD
+from ..alibi_attention.peers import OURS as OURS_ATTENTION
 from ..alibi_attention.peers import OURS_NO_SKIP
 from ..allocator.gpu import AFTER, FULL_LENGTH
 from ..moment_statistics.gpu import MONITORED
 from ..moment_statistics.gpu import STEP as TRAINING_STEP
 from ..resize_batch.implementations import OURS, with_backend
-from .records import DeviceRecords, speedup, teraflops
+from .records import DeviceRecords, gigabytes_per_second, speedup, teraflops
 
 Measured = Callable[[DeviceRecords], float | None]
 
@@ -57,6 +58,12 @@ def _mask_costs(records: DeviceRecords) -> float | None:
         found.find(OURS_NO_SKIP, FORWARD, length=16384, head_dim=128, masked=masked) for masked in (False, True)
     )
     return speedup(plain, masked)
+
+
+def _traffic_of_short_rows(records: DeviceRecords) -> float | None:
+    record = records.of_stages("lengths").find(OURS_ATTENTION, FORWARD, length=8, head_dim=64)
+    rate = None if record is None else gigabytes_per_second(record)
+    return None if rate is None else rate / 1000
 
 
 def _two_programs(records: DeviceRecords) -> float | None:
@@ -114,6 +121,11 @@ PREDICTIONS = (
         "time of forward D128 with a mask, relative",
         "half the columns in a tile and pointers for bulk copies: twice the barriers, the same products",
         1.2, 2.0, "x", _mask_costs,
+    ),
+    Prediction(
+        "traffic of forward, 2,048 rows of 8 tokens, D64",
+        "a tile of 128 tokens moves 64 KiB, 1.8 us of a multiprocessor's share, and computes its two products in 0.3",
+        1.0, 3.5, "TB/s", _traffic_of_short_rows,
     ),
     Prediction(
         "resize_batch native, 805 MB, share of a copy",
