@@ -10,7 +10,6 @@ from .moment_statistics import schema as moment_statistics_schema
 from .resize_batch import reference as _resize_batch_reference  # noqa: F401
 from .resize_batch import schema as resize_batch_schema
 
-backends.load_extension()
 if backends.extension is not None:
     for _operator in ("alibi_attention", "alibi_attention_varlen"):
         shorten(_operator, "native", getattr(backends.extension, _operator))

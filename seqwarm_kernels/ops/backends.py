@@ -174,3 +174,6 @@ def _best(operator: str, device_type: str, dtype: torch.dtype | None) -> str:
         if not interpreted and dtype not in _lacking[operator].get(backend, ()):
             return backend
     return "reference"
+
+
+load_extension()  # here, since other modules read `extension` when they are imported

@@ -59,6 +59,10 @@ DIFFERENT = [
 ]
 
 
+def test_the_extension_finds_kinds_where_it_serves():
+    assert call_kind.call_kind is ALL[-1]
+
+
 @both
 def test_arguments_that_differ_have_different_kinds(kind_of):
     kinds = [kind_of(argument) for argument in DIFFERENT]

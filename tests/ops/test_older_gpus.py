@@ -22,6 +22,7 @@ def start_cuda(monkeypatch):
     monkeypatch.setattr(backends, "_problems", {})
     monkeypatch.setattr(backends, "_gpu_problems", {})
     monkeypatch.setattr(backends, "_serving", {})
+    monkeypatch.setattr(backends, "extension", None)
     backends.load_extension()
     for operator in backends.operators():
         backends._find_serving(operator)
