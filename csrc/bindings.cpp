@@ -4,6 +4,7 @@
 
 #include "alibi_attention/cpu/direct.h"
 #include "calls/kind.h"
+#include "resize_batch/direct.h"
 
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
@@ -38,4 +39,5 @@ PYBIND11_MODULE(_C, module) {
   module.def("build_info", &build_info, "The torch, CUDA toolkit and compiler that this extension was built with.");
   module.def("call_kind", &seqwarm::call_kind, "The kind of a call with these arguments, or None.");
   seqwarm::define_direct_calls(module);
+  seqwarm::define_direct_resize(module);
 }

@@ -239,7 +239,17 @@ uint64_t value_bits_of(at::ScalarType dtype) {
   }
 }
 
-// Replaces `mask` by a comparison with zero if its bits do not show whether an item is zero.
+InfoOutput describe_info(const ResizePlan& plan, at::TensorList outputs, const c10::Device& device) {
+  check_output(outputs[0], {plan.new_rows}, at::kInt, device);
+  check_output(outputs[1], {plan.new_rows, plan.new_length}, at::kLong, device);
+  check_output(outputs[2], {}, at::kLong, device);
+  return {
+      outputs[0].mutable_data_ptr<int32_t>(), outputs[1].mutable_data_ptr<int64_t>(),
+      outputs[2].mutable_data_ptr<int64_t>()};
+}
+
+}  // namespace
+
 MaskView describe_mask(at::Tensor& mask, const c10::Device& device) {
   const at::ScalarType dtype = mask.scalar_type();
   const bool bits_suffice = at::isIntegralType(dtype, /*includeBool=*/true) || value_bits_of(dtype) != ~uint64_t{0};
@@ -252,17 +262,6 @@ MaskView describe_mask(at::Tensor& mask, const c10::Device& device) {
       static_cast<const char*>(mask.const_data_ptr()), mask.stride(0) * item_size, mask.stride(1) * item_size,
       static_cast<int32_t>(item_size), value_bits_of(mask.scalar_type())};
 }
-
-InfoOutput describe_info(const ResizePlan& plan, at::TensorList outputs, const c10::Device& device) {
-  check_output(outputs[0], {plan.new_rows}, at::kInt, device);
-  check_output(outputs[1], {plan.new_rows, plan.new_length}, at::kLong, device);
-  check_output(outputs[2], {}, at::kLong, device);
-  return {
-      outputs[0].mutable_data_ptr<int32_t>(), outputs[1].mutable_data_ptr<int64_t>(),
-      outputs[2].mutable_data_ptr<int64_t>()};
-}
-
-}  // namespace
 
 std::vector<at::Tensor> allocate_outputs(const ResizeArguments& arguments, Allocate allocate) {
   const ResizePlan plan = plan_of(arguments);

@@ -32,7 +32,7 @@ def _call_kind(*arguments: Any) -> Hashable | None:
 
     Of tensors: shape, strides, dtype, device and alignment. Of None, bool, int, float and str: type and value. None if
     another argument is among them, a tensor is not a plain one (a subclass, or inside of a functorch transform), or a
-    mode of PyTorch could change what the call does.
+    mode of PyTorch could change what the call does. The extension also knows dicts of tensors, for calls that it runs.
     """
     if not _is_plain_state():
         return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -15,6 +15,9 @@ from ..ops.library import overload
 from ..ops.resize_batch import validation
 from ..ops.resize_batch.schema import INFO_DTYPES, LACKING, SEQUENCE_DIMS, Kind, new_rows, output_shapes
 from .buffers import BatchBuffers
+
+#: From a batch and a length to the new batch, or None where the call has to take the longer way.
+DirectCall = Callable[[dict[str, Tensor], int], dict[str, Tensor] | None]
 
 
 class Options(NamedTuple):
@@ -81,6 +84,19 @@ class CheckedCall:
         for name in self.row_lists:
             new_entries[name] = _repeated(entries[name], rows // max(self.batch_size, 1))
         return new_entries, (rows, length) if self.seq_dim == 1 else (length, rows), info
+
+    def direct(self, copy: bool) -> DirectCall | None:
+        """The call in C++ for batches that have a kind (`call_kind`), or None where C++ does not serve."""
+        serves = self.rule in ("truncate", "truncate_valid")
+        if copy:
+            serves = backends.choose("resize_batch", self.device_type, self.backend, self.dtype) == "native"
+        if not serves or self.rearranged or backends.extension is None:
+            return None
+        sizes = (self.batch_size, self.source_length)
+        call: DirectCall = backends.extension.resize_call(
+            self.rule, *sizes, self.names, self.kinds, self.fill_values, self.mask_name, copy
+        )
+        return call
 
     def _copy(
         self,

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
+from ..ops.call_kind import CallCache, call_kind
 from ..utils.checks import check_bool, check_int
-from .checked_call import Options, cached_call
+from .checked_call import DirectCall, Options, cached_call
 from .containers import flatten_batch, unflatten_batch
 
 
@@ -18,6 +20,9 @@ class ResizeInfo(NamedTuple):
     valid_lengths: Tensor  #: (rows,) int32, number of valid tokens in each new row
     position_ids: Tensor  #: (rows, seq_len) int64, valid tokens before this one in its new row; 0 if not valid
     num_valid_tokens: Tensor  #: () int64, on the batch's device
+
+
+_direct_calls: CallCache[DirectCall | None] = CallCache()
 
 
 def resize_batch(
@@ -81,6 +86,12 @@ def resize_batch(
         ValueError: The tensors disagree, an argument does not fit them, or `copy` is False and a row begins with
             padding. Nothing was written.
     """
+    kind = None
+    if out is None and return_info is False and not torch.compiler.is_compiling():
+        kind = call_kind(batch, mode, remainder, seq_dim, pad_values, keep_last_token, keys, mask_keys, copy, backend)
+        direct = _direct_calls.get(kind)
+        if direct is not None and (resized := direct(batch, seq_len)) is not None:
+            return resized
     seq_len = check_int("seq_len", seq_len, minimum=1)
     # the lookup of a checked call would take 1 for True, and 1.0 or True for 1
     seq_dim = seq_dim if type(seq_dim) is int else check_int("seq_dim", seq_dim)
@@ -96,5 +107,7 @@ def resize_batch(
     options = Options(mode=mode, remainder=remainder, seq_dim=seq_dim, keep_last_token=keep_last_token, backend=backend)
     call = cached_call(entries, options, pad_values, keys, mask_keys)
     new_entries, sizes, info = call.run(entries, seq_len, copy, out, return_info)
+    if kind is not None:
+        _direct_calls.remember(kind, call.direct(copy))
     new_batch = unflatten_batch(batch, new_entries, sizes)
     return (new_batch, ResizeInfo(*info)) if return_info else new_batch

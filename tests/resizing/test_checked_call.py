@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from seqwarm_kernels import resize_batch
-from seqwarm_kernels.resizing import checked_call
+from seqwarm_kernels.ops.call_kind import CallCache
+from seqwarm_kernels.resizing import checked_call, functional
 
 IDS = torch.arange(20).view(2, 10)
 OPTIONS = [
@@ -21,6 +22,7 @@ def checks(monkeypatch):
     """The arguments of each check, with nothing cached before."""
     seen, check = [], checked_call._check_call
     monkeypatch.setattr(checked_call, "_calls", {})
+    monkeypatch.setattr(functional, "_direct_calls", CallCache())
     monkeypatch.setattr(checked_call, "_check_call", lambda *arguments: (seen.append(arguments), check(*arguments))[1])
     return seen
 
