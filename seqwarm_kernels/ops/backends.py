@@ -27,6 +27,7 @@ _CUDA_RESIZE = switch("SEQWARM_CUDA_RESIZE") == "1"
 
 #: The compiled extension, where it serves.
 extension: ModuleType | None = None
+_EXPECTED = ("alibi_attention", "alibi_attention_varlen", "call_kind", "resize_call")  #: what Python calls in it
 
 _Dtypes = tuple[torch.dtype, ...]
 
@@ -38,7 +39,11 @@ _gpu_problems: dict[str, str] = {}  # backend -> why it is not available on the 
 
 
 def load_extension() -> None:
-    """Import the compiled extension, which registers its kernels. On failure, record the reason."""
+    """Import the compiled extension, which registers its kernels. On failure, record the reason.
+
+    Raises:
+        ImportError: The extension was built from older sources.
+    """
     global extension
     try:
         loaded = importlib.import_module("seqwarm_kernels._C")
@@ -52,6 +57,12 @@ def load_extension() -> None:
     else:
         built_for = loaded.build_info()["torch"]
         if built_for == torch.__version__:
+            missing = [name for name in _EXPECTED if not hasattr(loaded, name)]
+            if missing:
+                raise ImportError(
+                    f"the extension {loaded.__file__} lacks {', '.join(missing)}: it is older than the Python sources, "
+                    "rebuild it"
+                )
             extension = loaded
         else:
             _problems["native"] = (

@@ -16,9 +16,10 @@ def start_cuda(monkeypatch):
     """Loads an extension compiled for 7.5, and starts CUDA with GPUs of the given capabilities."""
     queued = []
     info = {"torch": torch.__version__, "oldest_cuda_capability": 75}
+    loaded = SimpleNamespace(build_info=lambda: info, **dict.fromkeys(backends._EXPECTED))
     monkeypatch.setattr(torch.cuda, "_lazy_call", queued.append)
     monkeypatch.setattr(torch._C, "_dispatch_has_kernel_for_dispatch_key", lambda name, key: True)
-    monkeypatch.setitem(sys.modules, "seqwarm_kernels._C", SimpleNamespace(build_info=lambda: info))
+    monkeypatch.setitem(sys.modules, "seqwarm_kernels._C", loaded)
     monkeypatch.setattr(backends, "_problems", {})
     monkeypatch.setattr(backends, "_gpu_problems", {})
     monkeypatch.setattr(backends, "_serving", {})

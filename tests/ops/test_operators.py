@@ -1,5 +1,8 @@
 """What torch requires of every operator: schema, fake, autograd; torch.compile without recompiles; autocast."""
 
+import sys
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch._dynamo.utils import counters
@@ -302,3 +305,10 @@ def test_checkpointing_replays_the_dropout(backend):
 
     recomputed = gradients(lambda: torch.utils.checkpoint.checkpoint(attend, *inputs, use_reentrant=False))
     torch.testing.assert_close(recomputed, gradients(lambda: attend(*inputs)), rtol=0, atol=0)
+
+
+def test_an_extension_from_older_sources_is_refused(monkeypatch):
+    older = SimpleNamespace(build_info=lambda: {"torch": torch.__version__}, __file__="_C.so")
+    monkeypatch.setitem(sys.modules, "seqwarm_kernels._C", older)
+    with pytest.raises(ImportError, match=r"_C.so lacks alibi_attention, .*resize_call: .* rebuild it"):
+        backends.load_extension()

@@ -161,6 +161,14 @@ def test_a_mode_or_transform_sees_a_known_call():
     assert torch.equal(cut(IDS.view(2, 1, 10)), IDS.view(2, 1, 10)[..., :4])
 
 
+def test_only_copies_of_the_native_backend_are_direct(known):
+    resize_batch({"input_ids": IDS}, 4, backend="reference")
+    assert list(known.values()) == [None]
+    for options in ({"copy": False, "backend": "reference"}, {"backend": "native"}):
+        resize_batch({"input_ids": IDS}, 4, **options)
+    assert None not in list(known.values())[1:]
+
+
 def test_no_tensor_is_kept(known):
     ids = IDS.clone()
     resize_batch({"input_ids": ids}, 4)
