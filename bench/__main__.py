@@ -8,6 +8,7 @@ import importlib
 #: Each command's module and purpose. Only the module of the chosen command is imported: some need optional packages.
 COMMANDS = {
     "resize_batch": ("bench.resize_batch.cpu", "resize_batch on the CPU beside the same written by hand"),
+    "resize_calls": ("bench.resize_batch.calls", "what a call of resize_batch costs on a small batch"),
     "alibi_attention": ("bench.alibi_attention.cpu", "attention on the CPU beside torch's own"),
     "short": ("bench.alibi_attention.short", "attention on the CPU where warmup begins, beside torch's own"),
     "calls": ("bench.alibi_attention.calls", "what a call of attention costs beside its arithmetic, GPUs pretended"),

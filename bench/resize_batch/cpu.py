@@ -77,7 +77,7 @@ def _measure_in_process(work: Work) -> list[CpuRecord]:
     makers = implementations(problem, batch, compiled=True)
     calls = {name: makers[name]() for name in work.names}
     if _is_small(problem):
-        timings = _measure_in_turn(calls)
+        timings = measure_by_turns(calls)
     else:
         timings = {name: measure_cpu(call, work.threads, work.seconds) for name, call in calls.items()}
     expected = by_hand(batch, problem.length, problem.method)
@@ -91,10 +91,10 @@ def _measure_in_process(work: Work) -> list[CpuRecord]:
     ]
 
 
-def _measure_in_turn(calls: dict[str, Call]) -> dict[str, Timing]:
-    """Times 1000 calls of each implementation, after 100 calls to warm up."""
+def measure_by_turns(calls: dict[str, Call], rounds: int = 1000) -> dict[str, Timing]:
+    """Times `rounds` calls of each implementation, after 100 calls to warm up."""
     times: dict[str, list[float]] = {name: [] for name in calls}
-    for round_ in range(1100):
+    for round_ in range(100 + rounds):
         for name, call in calls.items():
             start = time.perf_counter()
             call()

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 RECORDS = "cpu_resize_batch"  #: name of the records file of the CPU benchmark
+CALLS = "cpu_resize_calls"  #: with a file for each kind of CPU
 SMALL_MEGABYTES = 1.0  #: a smaller batch is resized so fast that the cost of the call itself counts
 LARGE_MEGABYTES = 64.0
 
