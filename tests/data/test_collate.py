@@ -134,8 +134,8 @@ def test_items_longer_than_planned(collator):
     [
         ({"ids": [1]}, "an item must have input_ids, got ['ids']"),
         ({"input_ids": [1, 2], "labels": [1]}, "labels must be as long as the 2 input_ids of their item, got 1"),
-        ([[1, 2]], "an item must hold one int for each token, got torch.int64 of shape (1, 2)"),
-        ({"input_ids": [0.5]}, "input_ids must hold one int for each token, got torch.float32 of shape (1,)"),
+        ([[1, 2]], "an item must hold one int for each token, got [[1, 2]]"),
+        ({"input_ids": [0.5]}, "input_ids must hold one int for each token, got [0.5]"),
     ],
 )
 def test_invalid_items(collator, item, message):
@@ -154,12 +154,14 @@ def test_invalid_items(collator, item, message):
         ("abc", TypeError, "got 'abc', which is not tokenized: pass a transform to Prepare"),
         ("", TypeError, "got '', which is not tokenized"),
         ({"input_ids": "abc"}, TypeError, "input_ids must hold one int for each token, got 'abc', which is not"),
-        (("abc", 3), ValueError, "got ('abc', 3), which is not tokenized: pass a transform to Prepare: "),
+        (("abc", 3), ValueError, "got ('abc', 3), which is not tokenized: pass a transform to Prepare"),
         (Piece(0, 0, 2), TypeError, "got a Piece: wrap the dataset in PieceDataset, or use Prepare"),
         ([[1], [1, 2]], ValueError, "an item must hold one int for each token, got [[1], [1, 2]]: "),
-        ([True, False], ValueError, "got torch.bool of shape (2,)"),
+        ([True, False], ValueError, "got [True, False]"),
         (np.array([2**63], np.uint64), ValueError, f"an item must hold ints below 2**63, got {2**63}"),
-        ([np.uint64(2**63)], ValueError, "an item must hold one int for each token, got "),
+        ([2**63], ValueError, f"an item must hold ints below 2**63, got {2**63}"),
+        ([2**64], ValueError, f"an item must hold one int for each token, got [{2**64}]"),
+        (torch.zeros(2, dtype=torch.bfloat16), ValueError, "got torch.bfloat16 of shape (2,): "),
         ({"input_ids": [1], "labels": 7}, TypeError, "labels must hold one int for each token, got the int 7"),
     ],
 )

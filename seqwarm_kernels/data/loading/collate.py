@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import accumulate
 from numbers import Integral
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ...ops.resize_batch.schema import IGNORED_LABEL
 from ...utils.checks import check_int, check_iterable
-from ..batch_planning.plan import Piece, check_size
+from ..batch_planning.plan import IntArray, Piece, check_size
 
 _UNTOKENIZED = "which is not tokenized: pass a transform to Prepare"
-_INTS = (
-    *(torch.int8, torch.int16, torch.int32, torch.int64),
-    *(torch.uint8, torch.uint16, torch.uint32, torch.uint64),
-)
 
 
 class PaddedCollator:
@@ -47,18 +44,15 @@ class PaddedCollator:
         self.max_tokens = None if max_tokens is None else check_int("max_tokens", max_tokens, minimum=1)
 
     def __call__(self, items: Sequence[Any]) -> dict[str, Tensor]:
-        rows = _all_ids_and_labels(items)
-        longest = max((len(ids) for ids, _ in rows), default=0)
-        width = max(-(-longest // self.multiple_of), 1) * self.multiple_of
-        check_tokens(len(rows) * width, self.max_tokens)
-        input_ids = torch.full((len(rows), width), self.pad_token_id)
-        attention_mask = torch.zeros_like(input_ids)
-        labels = torch.full_like(input_ids, IGNORED_LABEL)
-        for row, (ids, own_labels) in enumerate(rows):
-            input_ids[row, : len(ids)] = ids
-            attention_mask[row, : len(ids)] = 1
-            labels[row, : len(ids)] = own_labels
-        return {"input_ids": input_ids, "attention_mask": attention_mask, "labels": labels}
+        tokens = _joined(items)
+        width = max(-(-int(tokens.lengths.max(initial=0)) // self.multiple_of), 1) * self.multiple_of
+        check_tokens(len(tokens.lengths) * width, self.max_tokens)
+        is_token = np.arange(width) < tokens.lengths[:, None]
+        return {
+            "input_ids": _padded(tokens.ids, is_token, self.pad_token_id),
+            "attention_mask": torch.from_numpy(is_token.astype(np.int64)),
+            "labels": _padded(tokens.labels, is_token, IGNORED_LABEL),
+        }
 
 
 class PackedCollator:
@@ -83,19 +77,18 @@ class PackedCollator:
         self.max_tokens = None if max_tokens is None else check_int("max_tokens", max_tokens, minimum=1)
 
     def __call__(self, items: Sequence[Any]) -> dict[str, Tensor | int]:
-        sequences = [(ids, labels) for ids, labels in _all_ids_and_labels(items) if len(ids)]
-        lengths = [len(ids) for ids, _ in sequences]
-        bounds = list(accumulate(lengths, initial=0))
-        check_tokens(bounds[-1], self.max_tokens)
-        empty = torch.zeros(0, dtype=torch.int64)  # torch.cat needs at least one tensor
-        labels = torch.cat([empty, *(labels for _, labels in sequences)])
+        tokens = _joined(items)
+        check_tokens(len(tokens.ids), self.max_tokens)
+        lengths = tokens.lengths[tokens.lengths > 0]
+        bounds = np.append(0, np.cumsum(lengths))
+        labels = tokens.labels.copy()  # may be the ids
         labels[bounds[:-1]] = IGNORED_LABEL
-        cu_seq_lens = torch.tensor(bounds, dtype=torch.int32)
-        longest = max(lengths, default=0)
+        cu_seq_lens = torch.from_numpy(bounds.astype(np.int32))
+        longest = int(lengths.max(initial=0))
         return {
-            "input_ids": torch.cat([empty, *(ids for ids, _ in sequences)])[None],
-            "position_ids": torch.cat([empty, *map(torch.arange, lengths)])[None],
-            "labels": labels[None],
+            "input_ids": torch.from_numpy(tokens.ids)[None],
+            "position_ids": torch.from_numpy(np.arange(len(labels)) - np.repeat(bounds[:-1], lengths))[None],
+            "labels": torch.from_numpy(labels)[None],
             "cu_seq_lens_q": cu_seq_lens,
             "cu_seq_lens_k": cu_seq_lens,
             "max_length_q": longest,
@@ -103,16 +96,43 @@ class PackedCollator:
         }
 
 
-def _all_ids_and_labels(items: Any) -> list[tuple[Tensor, Tensor]]:
+class _Tokens(NamedTuple):
+    """The tokens of a batch, one item after another."""
+
+    lengths: IntArray  #: (items,) int64
+    ids: IntArray  #: (tokens,) int64
+    labels: IntArray  #: (tokens,) int64, the ids themselves if no item has labels of its own
+
+
+def _joined(items: Any) -> _Tokens:
     wanted = "a list of items"
     check_iterable("items", items, wanted)
     if isinstance(items, Piece):
         raise TypeError(f"items must be {wanted}, got Piece")
-    return [_ids_and_labels(item) for item in items]
+    pairs = [_ids_and_labels(item) for item in items]
+    ids = _concatenated([ids for ids, _ in pairs])
+    has_labels = any(labels is not ids for ids, labels in pairs)
+    return _Tokens(
+        lengths=np.fromiter((len(ids) for ids, _ in pairs), np.int64, len(pairs)),
+        ids=ids,
+        labels=_concatenated([labels for _, labels in pairs]) if has_labels else ids,
+    )
 
 
-def _ids_and_labels(item: Any) -> tuple[Tensor, Tensor]:
-    """Ids and labels, (tokens,) int64 each."""
+def _concatenated(arrays: list[NDArray[Any]]) -> IntArray:
+    """Convert all arrays at once, which is faster than one by one."""
+    empty = np.empty(0, np.int64)  # np.concatenate needs at least one array
+    return np.concatenate([empty, *arrays], dtype=np.int64, casting="unsafe")
+
+
+def _padded(tokens: IntArray, is_token: NDArray[np.bool_], padding: int) -> Tensor:
+    rows = np.full(is_token.shape, padding, np.int64)
+    rows[is_token] = tokens
+    return torch.from_numpy(rows)
+
+
+def _ids_and_labels(item: Any) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Ids and labels, (tokens,) ints each."""
     if not isinstance(item, Mapping):
         ids = _tokens("an item", item)
         return ids, ids
@@ -127,21 +147,19 @@ def _ids_and_labels(item: Any) -> tuple[Tensor, Tensor]:
     return ids, labels
 
 
-def _tokens(name: str, values: Any) -> Tensor:
-    """Convert ids or labels to a tensor, (tokens,) int64."""
+def _tokens(name: str, values: Any) -> NDArray[Any]:
+    """Convert ids or labels to an array, (tokens,) ints. An array without tokens may have any dtype."""
     if isinstance(values, (str, bytes, Integral, Piece)) or not hasattr(values, "__len__"):
         raise TypeError(f"{name} must hold one int for each token, got {_kind(values)}")
     try:
-        tokens = torch.as_tensor(values)
-    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+        tokens = values.numpy(force=True) if isinstance(values, Tensor) else np.asarray(values)
+    except (TypeError, ValueError, RuntimeError) as error:
         raise ValueError(f"{name} must hold one int for each token, got {_contents(values)}: {error}") from error
-    if tokens.dim() == 1 and len(tokens) == 0:
-        return torch.zeros(0, dtype=torch.int64)
-    if tokens.dim() != 1 or tokens.dtype not in _INTS:
-        raise ValueError(f"{name} must hold one int for each token, got {tokens.dtype} of shape {tuple(tokens.shape)}")
-    if tokens.dtype == torch.uint64 and (tokens.to(torch.int64) < 0).any():
-        raise ValueError(f"{name} must hold ints below 2**63, got {max(tokens.tolist())}")
-    return tokens.to(torch.int64)
+    if tokens.ndim != 1 or (tokens.dtype.kind not in "iu" and tokens.size):
+        raise ValueError(f"{name} must hold one int for each token, got {_contents(values)}")
+    if tokens.dtype == np.uint64 and (tokens >= 2**63).any():
+        raise ValueError(f"{name} must hold ints below 2**63, got {tokens.max()}")
+    return tokens
 
 
 def _kind(values: Any) -> str:
@@ -157,7 +175,9 @@ def _kind(values: Any) -> str:
 
 def _contents(values: Any) -> str:
     """The invalid values, with a hint if they are text."""
-    has_text = isinstance(values, (list, tuple)) and any(isinstance(value, str) for value in values)
+    if not isinstance(values, (list, tuple)):
+        return f"{getattr(values, 'dtype', type(values).__name__)} of shape {tuple(getattr(values, 'shape', ()))}"
+    has_text = any(isinstance(value, str) for value in values)
     return f"{values!r:.60}" + (f", {_UNTOKENIZED}" if has_text else "")
 
 
