@@ -57,7 +57,9 @@ def read_chunk(path: Path, expected_items: int | None = None, expected_bytes: in
     is_json = format_of(path) == "jsonl"
     try:
         lines = _all_lines(path)
-        items = list(map(_from_json if is_json else str, filter(str.strip, lines)))
+        items: list[Any] = list(filter(str.strip, lines))
+        if is_json:
+            items = list(map(_from_json, items))
     except (*READ_ERRORS, ValueError, RecursionError):
         lines, items = _line_by_line(path, is_json)
     if expected_items is not None and len(items) != expected_items:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, Protocol
@@ -37,7 +38,7 @@ class ReadItems(NamedTuple):
         return self.cursor_at(int(self.positions[count - 1]) + 1)
 
 
-def select_items(items: Sequence[Any], chosen: IntArray) -> Sequence[Any]:
+def select_items(items: Sequence[Any], chosen: IntArray) -> list[Any]:
     if isinstance(items, np.ndarray):
         return items[chosen]
     return [items[index] for index in chosen.tolist()]
@@ -123,8 +124,8 @@ class SourceReader:
     def forget(self) -> None:
         self._epoch: int | None = None  # of the items in memory
         self._iterator: Iterator[Any] = iter(())
-        self._items: list[Any] = []
-        self._lengths: list[int] = []
+        self._items: list[Any] = []  # replaced and never changed, so that readers may keep it without a copy
+        self._lengths: IntArray = np.empty(0, np.int64)  # of the items
         self._first = 0  # position of the first item in memory
         self._kept: list[dict[str, Any]] = []  # some of the cursors, by increasing position
 
@@ -150,11 +151,15 @@ class SourceReader:
         if epoch != self._epoch or not self._first <= position <= self._first + len(self._items):
             self._go_to(epoch, cursor)
         self._forget_before(position)
-        while (count is None or len(self._items) < count) and self._read_some(count):
-            pass
-        lengths = np.asarray(self._lengths[:count], dtype=np.int64)
+        if count is None or len(self._items) < count:
+            items = self._read_items(count)
+            lengths = self._checked_lengths(items, position + len(self._items))
+            self._items = [*self._items, *items] if self._items else items
+            self._lengths = np.append(self._lengths, lengths)
+        items = self._items if count is None or len(self._items) <= count else self._items[:count]
+        lengths = self._lengths[:count]
         positions = np.arange(position, position + len(lengths))
-        return ReadItems(positions, lengths, self._items[:count], partial(_cursor_at, list(self._kept)))
+        return ReadItems(positions, lengths, items, partial(_cursor_at, list(self._kept)))
 
     def position(self, cursor: Any) -> int:
         return int(cursor["position"])
@@ -176,7 +181,7 @@ class SourceReader:
             # Without a first item, the state was the end of the previous epoch.
             self._iterator = itertools.chain(first, self._iterator) if first else iter(self._source)
         self._epoch, self._first = epoch, cursor["position"]
-        self._items, self._lengths, self._kept = [], [], [cursor]
+        self._items, self._lengths, self._kept = [], self._lengths[:0], [cursor]
         skipped = sum(1 for _ in itertools.islice(self._iterator, cursor["skip"]))
         if skipped < cursor["skip"]:
             raise ValueError(
@@ -184,36 +189,41 @@ class SourceReader:
                 f"got {skipped}"
             )
 
-    def _read_some(self, count: int | None) -> bool:
-        """Read up to the next position whose cursor is kept; False at the end of the epoch."""
-        position = self._first + len(self._items)
-        size = _SPACING - position % _SPACING
-        size = size if count is None else min(size, count - len(self._items))
-        items = list(itertools.islice(self._iterator, size))
-        lengths = self._checked_lengths(items, position)
-        self._items += items
-        self._lengths += lengths
-        if len(items) < size:
-            return False
-        if (position + size) % _SPACING == 0:
-            state = self._source.state_dict()
-            self._kept.append({"position": position + size, "skip": 0, "starts_epoch": False, "source": state})
-        return True
+    def _read_items(self, count: int | None) -> list[Any]:
+        """Read the items after those in memory, up to `count` together; None: all. Keeps cursors on the way."""
+        items: list[Any] = []
+        first = position = self._first + len(self._items)
+        end = math.inf if count is None else self._first + count
+        while position < end:
+            next_kept = position - position % _SPACING + _SPACING
+            items.extend(itertools.islice(self._iterator, int(min(next_kept, end)) - position))
+            position = first + len(items)
+            if position < min(next_kept, end):  # the epoch has ended
+                break
+            if position == next_kept:
+                state = self._source.state_dict()
+                self._kept.append({"position": position, "skip": 0, "starts_epoch": False, "source": state})
+        return items
 
-    def _checked_lengths(self, items: list[Any], first_position: int) -> list[int]:
-        lengths = [self._length(item) for item in items]
-        for position, length in enumerate(lengths, start=first_position):
-            if not hasattr(length, "__index__"):
-                raise TypeError(
-                    f"length must return an int for each item, got {type(length).__name__} for item {position}"
-                )
-            if length < 0:
-                raise ValueError(f"length must return at least 0 for each item, got {length} for item {position}")
-        return lengths
+    def _checked_lengths(self, items: list[Any], first_position: int) -> IntArray:
+        lengths = list(map(self._length, items))
+        if not all(map(hasattr, lengths, itertools.repeat("__index__"))):
+            number = next(number for number, length in enumerate(lengths) if not hasattr(length, "__index__"))
+            raise TypeError(
+                f"length must return an int for each item, got {type(lengths[number]).__name__} for item "
+                f"{first_position + number}"
+            )
+        counted = np.asarray(lengths, dtype=np.int64)
+        if (counted < 0).any():
+            number = int((counted < 0).argmax())
+            raise ValueError(
+                f"length must return at least 0 for each item, got {counted[number]} for item {first_position + number}"
+            )
+        return counted
 
     def _forget_before(self, position: int) -> None:
         dropped = position - self._first
-        del self._items[:dropped], self._lengths[:dropped]
+        self._items, self._lengths = self._items[dropped:], self._lengths[dropped:]
         self._first = position
         not_after = sum(cursor["position"] <= position for cursor in self._kept)
         del self._kept[: not_after - 1]

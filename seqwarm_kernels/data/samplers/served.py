@@ -97,10 +97,12 @@ class UnservedItems:
         cursor = None
         for part in self._parts:
             if items := min(count, len(part.lengths)):
-                taken.append(part.items[:items])
+                taken.append(part.items[:items] if items < len(part.lengths) else part.items)
                 cursor = part.cursor_after(items)
             count -= items
         served = _mark_served(self._served, self._reader, self._max_length, cursor)
+        if len(taken) == 1:
+            return taken[0], served
         if isinstance(taken[0], np.ndarray):
             return np.concatenate(taken), served  # type: ignore[return-value]
         return list(chain.from_iterable(taken)), served

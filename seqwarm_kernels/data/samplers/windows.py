@@ -47,7 +47,7 @@ class Window:
         """The items of batch `index`, or pieces of items."""
         indices, starts, lengths = self.plan.batch(index)
         selected = select_items(self._items, indices)
-        items = selected.tolist() if isinstance(selected, np.ndarray) else list(selected)
+        items = selected.tolist() if isinstance(selected, np.ndarray) else selected
         return list(map(Piece, items, starts.tolist(), lengths.tolist())) if self._in_pieces else items
 
     def counts(self, batches: int) -> Counts:

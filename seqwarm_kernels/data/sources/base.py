@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Iterator, Mapping
+from itertools import chain, islice
+from operator import length_hint
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from ...utils.checks import check_bool, check_int, check_rank, check_same_configuration, check_state_entries
@@ -48,12 +51,27 @@ class BlockSource(ABC):
         self.seed, self.shuffle, self.infinite = seed, shuffle, infinite
         self.rank, self.world_size = int(rank), int(world_size)  # NumPy's ints are not JSON-able
         self.epoch = 0
-        self.items = 0  #: yielded so far, over all epochs
-        self._block = self._position = 0
         self._latest_iterator = 0
+        self._set_position(block=0, position=0, items=0)
+
+    def _set_position(self, block: int, position: int, items: int) -> None:
+        self._block = block
+        self._rest: Iterator[Any] = iter(())  # of the open block
+        # Counted once a block is open, so that each of its items is taken without a step in Python.
+        self._position_after_rest, self._items_after_rest = position, items
+
+    @property
+    def items(self) -> int:
+        """Number of items yielded so far, over all epochs."""
+        return self._items_after_rest - length_hint(self._rest)
+
+    @property
+    def _position(self) -> int:
+        """Number of items of the open block that were yielded."""
+        return self._position_after_rest - length_hint(self._rest)
 
     @abstractmethod
-    def _blocks(self) -> Iterator[Sequence[Any]]:
+    def _blocks(self) -> Iterator[list[Any]]:
         """Yield this epoch's blocks in order, from block `_block` on. The next one is requested when one is done."""
 
     def _num_blocks(self) -> int | None:
@@ -65,30 +83,44 @@ class BlockSource(ABC):
         """The settings of the subclass that a loaded state must agree with."""
 
     def __iter__(self) -> Iterator[Any]:
-        self._latest_iterator += 1
-        return self._items(self._latest_iterator)
+        self._go_to(self._block, self._position, self.items)
+        return chain.from_iterable(self._rests(self._latest_iterator))
 
-    def _items(self, iterator: int) -> Iterator[Any]:
+    def _go_to(self, block: int, position: int, items: int) -> None:
+        """Continue from here. An older iterator raises an error at its next item."""
+        self._latest_iterator += 1
+        deque(self._rest, maxlen=0)
+        self._set_position(block, position, items)
+
+    def __getstate__(self) -> dict[str, Any]:
+        position = {"_position_after_rest": self._position, "_items_after_rest": self.items}
+        return {**vars(self), **position, "_rest": iter(())}  # the items are read again
+
+    def _rests(self, iterator: int) -> Iterator[Iterator[Any]]:
+        """Yield the rest of each block."""
+        self._check_latest(iterator)
         while True:
             items_before, from_start = self.items, self._block == self._position == 0
             for block in self._blocks():
                 self._check_position(block)
-                while self._position < len(block):
-                    self._position += 1
-                    self.items += 1
-                    yield block[self._position - 1]
-                    if iterator != self._latest_iterator:
-                        raise RuntimeError(
-                            "this iterator is invalid: the source was iterated again or restored in the meantime"
-                        )
-                self._block, self._position = self._block + 1, 0
+                rest = iter(block)
+                next(islice(rest, self._position, self._position), None)  # skips the items before the position
+                self._items_after_rest = self.items + length_hint(rest)
+                self._position_after_rest, self._rest = len(block), rest
+                yield rest
+                self._check_latest(iterator)
+                self._block, self._position_after_rest = self._block + 1, 0
             self.epoch, self._block = self.epoch + 1, 0
             if not self.infinite:
                 return
             if from_start and self.items == items_before:
                 raise ValueError(f"{type(self).__name__} must have items to be infinite, got an empty epoch")
 
-    def _check_position(self, block: Sequence[Any]) -> None:
+    def _check_latest(self, iterator: int) -> None:
+        if iterator != self._latest_iterator:
+            raise RuntimeError("this iterator is invalid: the source was iterated again or restored in the meantime")
+
+    def _check_position(self, block: list[Any]) -> None:
         if 0 < len(block) < self._position:  # a block whose files were skipped is empty
             raise ValueError(
                 f"{type(self).__name__} must have the same items as when the state was taken: the state is after "
@@ -113,8 +145,8 @@ class BlockSource(ABC):
             ValueError: Entries are missing or unknown, or the configuration differs. The source is unchanged.
         """
         self.check_state_dict(state_dict)
-        self.epoch, self._block, self._position, self.items = (int(state_dict[name]) for name in _CURSOR)
-        self._latest_iterator += 1
+        self.epoch, *cursor = (int(state_dict[name]) for name in _CURSOR)
+        self._go_to(*cursor)
 
     def check_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Raise the errors of `load_state_dict` without loading."""

@@ -7,17 +7,25 @@ import os
 import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ...utils.checks import check_bool, check_int, check_iterable, check_path
+from ..batch_planning.plan import IntArray
 from ..files.manifest import Chunk, Manifest, read_lengths
 from ..files.reader import ChunkError, format_of, read_chunk
 from .base import BlockSource
 from .permutation import permuted
 
 ON_ERROR = ("raise", "skip")
+
+_NO_LENGTHS = np.empty(0, np.int64)
+
+
+class _ReadFile(NamedTuple):
+    items: list[Any]
+    lengths: IntArray  #: (items,) int64 with `with_lengths`, else (0,)
 
 
 class ChunkSource(BlockSource):
@@ -80,30 +88,31 @@ class ChunkSource(BlockSource):
         if self.shuffle:
             file_order = permuted(file_order, len(self._paths), self.seed, self.epoch)
         while files := file_order[self._block * self.buffer_chunks :][: self.buffer_chunks].tolist():
-            items = [item for file in files for item in self._read(file)]
+            read = [self._read(file) for file in files]
+            items = read[0].items if len(read) == 1 else [item for each in read for item in each.items]
+            lengths = np.concatenate([each.lengths for each in read])
             if self.shuffle:
                 order = permuted(np.arange(len(items)), len(items), self.seed, self.epoch, self.rank, self._block + 1)
                 items = [items[index] for index in order.tolist()]
-            yield items
+                lengths = lengths[order] if self.with_lengths else lengths
+            yield list(zip(items, lengths.tolist(), strict=True)) if self.with_lengths else items
 
     def _num_blocks(self) -> int:
         files = len(range(self.rank, len(self._paths), self.world_size))
         return -(-files // self.buffer_chunks)
 
-    def _read(self, file: int) -> list[Any]:
+    def _read(self, file: int) -> _ReadFile:
         path, chunk = self._paths[file], self._chunks[file]
         try:
             items = read_chunk(path) if chunk is None else read_chunk(path, chunk.items, chunk.bytes)
-            if self.with_lengths:
-                return list(zip(items, read_lengths(path, len(items)).tolist(), strict=True))
-            return items
+            return _ReadFile(items, read_lengths(path, len(items)) if self.with_lengths else _NO_LENGTHS)
         except ChunkError as error:
             if self.on_error == "raise":
                 raise
             if str(path) not in self.skipped:
                 warnings.warn(f"skipped: {error}", stacklevel=2)
             self.skipped[str(path)] = str(error)
-            return []
+            return _ReadFile([], _NO_LENGTHS)
 
     def _configuration(self) -> dict[str, Any]:
         return {"buffer_chunks": self.buffer_chunks, "files": self._fingerprint}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -50,7 +50,7 @@ class SequenceSource(BlockSource):
             )
         self._sequence = sequence
 
-    def _blocks(self) -> Iterator[Sequence[Any]]:
+    def _blocks(self) -> Iterator[list[Any]]:
         length = len(self._sequence)
         while True:
             first = self.rank + self._block * _BLOCK * self.world_size
@@ -63,9 +63,9 @@ class SequenceSource(BlockSource):
         items = max(0, len(self._sequence) - self.rank)
         return -(-items // (_BLOCK * self.world_size))
 
-    def _read(self, indices: np.ndarray) -> Sequence[Any]:
+    def _read(self, indices: np.ndarray) -> list[Any]:
         if hasattr(self._sequence, "__getitems__"):
-            return self._sequence.__getitems__(indices.tolist())
+            return list(self._sequence.__getitems__(indices.tolist()))
         return [self._sequence[index] for index in indices.tolist()]
 
     def _configuration(self) -> dict[str, Any]:
