@@ -12,7 +12,8 @@ COMMANDS = {
     "alibi_attention": ("bench.alibi_attention.cpu", "attention on the CPU beside torch's own"),
     "short": ("bench.alibi_attention.short", "attention on the CPU where warmup begins, beside torch's own"),
     "calls": ("bench.alibi_attention.calls", "what a call of attention costs beside its arithmetic, GPUs pretended"),
-    "batching": ("bench.batching.cpu", "batches by length: padding, speed beside infinibatch, resuming"),
+    "batching": ("bench.batching.cpu", "batches by length: padding, planning beside infinibatch, resuming"),
+    "files": ("bench.batching.files", "from compressed files to tensors, beside infinibatch: time and shares of it"),
     "diagnostics": (
         "bench.moment_statistics.cpu",
         "cost of monitoring an optimizer on the CPU, beside a training step",

@@ -52,6 +52,7 @@ REPORTS: dict[str, Callable[[list[dict[str, Any]], Path], str]] = {
     attention.RECORDS: attention.report,
     batching.RECORDS: batching.report,
     batching.FIGURE_RECORDS: batching.figure_report,
+    batching.FILES_RECORDS: batching.files_report,
     "cpu_demo": _demo_report,
     moments.RECORDS: moments.report,
     resizing.RECORDS: resizing.report,

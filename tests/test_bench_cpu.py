@@ -13,8 +13,9 @@ from bench.alibi_attention.cases import BOTH, FORWARD, RESULT_NAMES, Case
 from bench.alibi_attention.problems import Problem
 from bench.alibi_attention.report import report as report_attention
 from bench.batching import cpu as batching
+from bench.batching import files
 from bench.batching.corpora import BenchCorpus
-from bench.batching.report import report_records
+from bench.batching.report import files_report, report_records
 from bench.moment_statistics import cpu as moments
 from bench.resize_batch import cpu as resizing
 from bench.resize_batch.implementations import BY_HAND, METHODS, OURS, Resizing, implementations
@@ -128,6 +129,20 @@ def test_batching_is_measured(monkeypatch, tmp_path):
     )
     assert histograms.ways[0].padding == random.figures["padding"]
     text = report_records(records)
-    for what in ("padding", "planned", "end to end", "resumed"):
+    for what in ("padding", "planned", "resumed"):
         assert f"| {what} | a corpus |" in text
     assert "| resumed after a million items, LengthBatchStream |" in text
+
+
+def test_files_to_tensors_are_measured(monkeypatch, tmp_path):
+    monkeypatch.setattr(files, "WINDOW", 100)
+    path = tmp_path / "text.txt"
+    path.write_text("".join(f"{'word ' * (index % 23 + 1)}\n" for index in range(1000)))
+    corpus = BenchCorpus("a corpus", [path], "line")
+    corpus.write_chunks(tmp_path / "chunks", most_bytes=256)
+    records = list(files.measure(corpus, tmp_path / "chunks", batches=5, repeats=2))
+    ours = records[0]
+    assert (ours.implementation, ours.batches, ours.repeats) == ("LengthBatchStream", 5, 2)
+    assert set(ours.stages) == {"read", "plan", "encode", "pad"}
+    assert all(0 < seconds <= ours.cpu_seconds for seconds in ours.stages.values())
+    assert f"| LengthBatchStream | {ours.cpu_seconds:.3g} |" in files_report([asdict(ours)], tmp_path)

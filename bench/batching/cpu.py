@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import operator
 import pickle
 import tempfile
 import time
@@ -14,24 +13,19 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import numpy as np
-import torch
 from tqdm import tqdm
 
 from seqwarm_kernels.data.batch_planning.plan import IntArray
 from seqwarm_kernels.data.batch_planning.planner import BatchPlanner
-from seqwarm_kernels.data.loading.collate import PaddedCollator
 from seqwarm_kernels.data.padding import BatchingSettings, compare
 from seqwarm_kernels.data.padding.figure import PaddingHistograms
 from seqwarm_kernels.data.samplers.sampler import LengthBatchSampler
-from seqwarm_kernels.data.samplers.stream import LengthBatchStream
-from seqwarm_kernels.data.sources.chunk_source import ChunkSource
 
 from ..common.records import write
 from . import infinibatch
-from .corpora import TOKENIZERS, BenchCorpus, corpora, count_bytes, many_lengths
+from .corpora import TOKENIZERS, BenchCorpus, corpora, many_lengths
+from .files import BUDGET, WINDOW, stream
 from .report import (
-    END_TO_END,
     FIGURE_RECORDS,
     GREEDY,
     INFINIBATCH,
@@ -49,7 +43,7 @@ from .report import (
     report_records,
 )
 
-BUDGET, WINDOW, MILLION = 16_384, 10_000, 1_000_000
+MILLION = 1_000_000
 
 
 def padding(corpus: BenchCorpus) -> Iterator[BatchingRecord]:
@@ -131,38 +125,6 @@ def _in_turn(runs: dict[str, Callable[[], int]], repeats: int) -> dict[str, tupl
     return {name: (counts[name], median(times)) for name, times in seconds.items()}
 
 
-def end_to_end(corpus: BenchCorpus, folder: Path, repeats: int) -> Iterator[BatchingRecord]:
-    """One epoch's number of batches, from compressed files to tensors of bytes, with equally large shuffle buffers."""
-    count = _count(_stream(folder, infinite=False))
-    collate = PaddedCollator(max_tokens=BUDGET)
-
-    def tensors(batches: Any, text: Callable[[Any], str]) -> int:
-        return sum(1 for batch in itertools.islice(batches, count) if collate([_encode(text(item)) for item in batch]))
-
-    runs = {STREAM: lambda: tensors(_stream(folder, infinite=True), operator.itemgetter(0))}
-    if infinibatch.installed():
-        runs[INFINIBATCH] = lambda: tensors(_peer(folder), str)
-    for name, (batches, seconds) in _in_turn(runs, repeats).items():
-        figures = {"batches": batches, "seconds": seconds, "batches_per_second": batches / seconds}
-        yield BatchingRecord(END_TO_END, corpus.name, name, "bytes", figures, _version(name))
-
-
-def _encode(text: str) -> torch.Tensor:
-    return torch.from_numpy(np.frombuffer(text.encode(), np.uint8).astype(np.int64))
-
-
-def _stream(folder: Path, infinite: bool) -> LengthBatchStream:
-    source = ChunkSource(folder, infinite=infinite, with_lengths=True)
-    length = operator.itemgetter(1)
-    return LengthBatchStream(source, BatchPlanner(BUDGET), length=length, window=WINDOW, rank=0, world_size=1)
-
-
-def _peer(folder: Path) -> Any:
-    """infinibatch with a shuffle buffer as large as our window."""
-    paths = sorted(folder.glob("*.txt.gz"))
-    return infinibatch.over_chunks(paths, count_bytes, BUDGET, WINDOW, buffer_size=WINDOW)
-
-
 def resumed(corpus: BenchCorpus, folder: Path, repeats: int) -> Iterator[BatchingRecord]:
     """Time to load a state that was taken after a million items, and to return the next batch."""
     lengths = many_lengths(corpus.lengths("bytes").tokens, 2 * MILLION, BUDGET)
@@ -176,13 +138,13 @@ def resumed(corpus: BenchCorpus, folder: Path, repeats: int) -> Iterator[Batchin
     def load(batches: Any, state: str) -> None:
         batches.load_state_dict(json.loads(state))
 
-    yield _resumed(corpus, STREAM, lambda: _stream(folder, infinite=True), save, load, repeats)
+    yield _resumed(corpus, STREAM, lambda: stream(folder), save, load, repeats)
     yield _resumed(corpus, f"{SAMPLER} of {len(lengths):,} items", sampler, save, load, repeats)
     if infinibatch.installed():
         yield _resumed(
             corpus,
             INFINIBATCH,
-            lambda: _peer(folder),
+            lambda: infinibatch.over_chunks(folder, BUDGET, WINDOW, stored_lengths=False),
             lambda batches: pickle.dumps(batches.getstate()),
             lambda batches, state: batches.setstate(pickle.loads(state)),
             repeats,
@@ -231,7 +193,6 @@ def run(found: list[BenchCorpus], repeats: int) -> Iterator[BatchingRecord]:
         yield from planned(found[-1], tokenizer, repeats)
     with tempfile.TemporaryDirectory() as folder:
         found[-1].write_chunks(Path(folder), BUDGET)
-        yield from end_to_end(found[-1], Path(folder), repeats)
         yield from resumed(found[-1], Path(folder), 2 * repeats + 1)
 
 

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
+from seqwarm_kernels.data.files.manifest import read_lengths
 from seqwarm_kernels.data.files.reader import read_chunk
+
+from .corpora import count_bytes
 
 
 def installed() -> bool:
@@ -28,21 +32,21 @@ def over_lengths(lengths: list[int], max_tokens: int, window: int, shuffle: bool
     return _bucketed(source, lengths.__getitem__, max_tokens, window)
 
 
-def over_chunks(
-    paths: Sequence[Path], length: Callable[[Any], int], max_tokens: int, window: int, buffer_size: int
-) -> Any:
-    """The endless pipeline of the blog post: shuffles chunks, items in buffers, and batches in windows."""
+def over_chunks(folder: Path, max_tokens: int, window: int, *, stored_lengths: bool) -> Any:
+    """The endless pipeline of the blog post: shuffles chunks, items in buffers of `window`, and batches in windows.
+
+    Args:
+        stored_lengths: the items are (text, length) with the lengths of `write_chunks`. False: they are texts.
+    """
     from infinibatch.datasets import chunked_dataset_iterator
 
-    items = chunked_dataset_iterator(
-        [str(path) for path in paths],
-        lambda path: iter(read_chunk(Path(path))),
-        buffer_size=buffer_size,
-        train=True,
-        seed=0,
-        shuffle=True,
-    )
-    return _bucketed(items, length, max_tokens, window)
+    def read(path: str) -> Iterator[Any]:
+        items = read_chunk(Path(path))
+        return zip(items, read_lengths(Path(path), len(items)).tolist(), strict=True) if stored_lengths else iter(items)
+
+    paths = sorted(map(str, folder.glob("*.txt.gz")))
+    items = chunked_dataset_iterator(paths, read, buffer_size=window, train=True, seed=0, shuffle=True)
+    return _bucketed(items, itemgetter(1) if stored_lengths else count_bytes, max_tokens, window)
 
 
 def _bucketed(items: Any, length: Callable[[Any], int], max_tokens: int, window: int) -> Any:

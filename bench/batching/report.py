@@ -18,9 +18,12 @@ if TYPE_CHECKING:
 
 RECORDS = "cpu_batching"  #: name of the records file
 FIGURE_RECORDS = "cpu_padding"  #: name of the file with the histograms of the figure
-PADDING, PLANNED, END_TO_END, RESUMED = "padding", "planned", "end to end", "resumed"
+FILES_RECORDS = "cpu_files"  #: name of the file from compressed files to tensors
+PADDING, PLANNED, RESUMED = "padding", "planned", "resumed"
 INFINIBATCH, PLANNER, SAMPLER, STREAM = "infinibatch", "BatchPlanner.plan", "LengthBatchSampler", "LengthBatchStream"
 INFINIBATCH_SHUFFLED = "infinibatch, shuffled"
+INFINIBATCH_STORED = "infinibatch, stored lengths"
+STAGES = ("read", "plan", "encode", "pad")
 GREEDY, OURS, PACKED = "infinibatch's rule", "BatchPlanner", "packed"
 LARGE_ITEMS = 100_000  #: number of items from which the goals of a large corpus apply
 
@@ -33,6 +36,38 @@ class BatchingRecord:
     counted: str  #: the unit that lengths are counted in
     figures: dict[str, float] = field(default_factory=dict)
     version: str = ""  #: version of the peer's package
+
+
+@dataclass(frozen=True)
+class FilesRecord:
+    """From compressed files to padded tensors. Medians and interquartile ranges of the repeats, in seconds."""
+
+    corpus: str
+    implementation: str
+    batches: int
+    cpu_seconds: float
+    cpu_iqr: float
+    wall_seconds: float
+    wall_iqr: float
+    stages: dict[str, float]  #: CPU time of each of `STAGES`
+    repeats: int
+    version: str = ""  #: version of the peer's package
+
+
+def files_report(lines: list[dict[str, Any]], figures: Path) -> str:
+    return files_table([FilesRecord(**line) for line in lines])
+
+
+def files_table(records: list[FilesRecord]) -> str:
+    """A table with the share of each stage in the CPU time, and the goal beside the fastest peer."""
+    rows = [f"| implementation | CPU s | IQR | wall s | IQR | {' | '.join(STAGES)} |", "|---" * (5 + len(STAGES)) + "|"]
+    for record in records:
+        shares = " | ".join(f"{record.stages[stage] / sum(record.stages.values()):.0%}" for stage in STAGES)
+        times = (record.cpu_seconds, record.cpu_iqr, record.wall_seconds, record.wall_iqr)
+        rows.append(f"| {record.implementation} | {' | '.join(f'{time:.3g}' for time in times)} | {shares} |")
+    ours, *peers = (record.cpu_seconds for record in records)
+    speed = min(peers) / ours if peers else None
+    return "\n".join([*rows, "", goals_table([Goal("speed from files to tensors, CPU time", 1, speed, "x")])])
 
 
 def report(lines: list[dict[str, Any]], figures: Path) -> str:
@@ -80,7 +115,6 @@ def _speed_goals(records: list[BatchingRecord]) -> Iterator[Goal]:
         (PLANNED, PLANNER, INFINIBATCH, 10),
         (PLANNED, f"{PLANNER}, packed", INFINIBATCH, None),
         (PLANNED, SAMPLER, INFINIBATCH_SHUFFLED, 10),
-        (END_TO_END, STREAM, INFINIBATCH, None),
     ):
         for record in records:
             if (record.what, record.implementation) == (what, ours) and (other := _beside(records, record, peer)):

@@ -16,6 +16,8 @@ from ...utils.checks import check_int, check_iterable
 from ..batch_planning.plan import IntArray, Piece, check_size
 
 _UNTOKENIZED = "which is not tokenized: pass a transform to Prepare"
+#: The usual types of ids, told apart first: checking for a Mapping or an Integral takes longer than all else.
+_ARRAYS = (np.ndarray, Tensor, list)
 
 
 class PaddedCollator:
@@ -133,7 +135,7 @@ def _padded(tokens: IntArray, is_token: NDArray[np.bool_], padding: int) -> Tens
 
 def _ids_and_labels(item: Any) -> tuple[NDArray[Any], NDArray[Any]]:
     """Ids and labels, (tokens,) ints each."""
-    if not isinstance(item, Mapping):
+    if isinstance(item, _ARRAYS) or not isinstance(item, Mapping):
         ids = _tokens("an item", item)
         return ids, ids
     if "input_ids" not in item:
@@ -149,17 +151,22 @@ def _ids_and_labels(item: Any) -> tuple[NDArray[Any], NDArray[Any]]:
 
 def _tokens(name: str, values: Any) -> NDArray[Any]:
     """Convert ids or labels to an array, (tokens,) ints. An array without tokens may have any dtype."""
-    if isinstance(values, (str, bytes, Integral, Piece)) or not hasattr(values, "__len__"):
-        raise TypeError(f"{name} must hold one int for each token, got {_kind(values)}")
+    if not isinstance(values, _ARRAYS):
+        _check_has_tokens(name, values)
     try:
         tokens = values.numpy(force=True) if isinstance(values, Tensor) else np.asarray(values)
     except (TypeError, ValueError, RuntimeError) as error:
         raise ValueError(f"{name} must hold one int for each token, got {_contents(values)}: {error}") from error
     if tokens.ndim != 1 or (tokens.dtype.kind not in "iu" and tokens.size):
         raise ValueError(f"{name} must hold one int for each token, got {_contents(values)}")
-    if tokens.dtype == np.uint64 and (tokens >= 2**63).any():
+    if tokens.dtype.kind == "u" and tokens.dtype.itemsize == 8 and (tokens >= 2**63).any():
         raise ValueError(f"{name} must hold ints below 2**63, got {tokens.max()}")
     return tokens
+
+
+def _check_has_tokens(name: str, values: Any) -> None:
+    if isinstance(values, (str, bytes, Integral, Piece)) or not hasattr(values, "__len__"):
+        raise TypeError(f"{name} must hold one int for each token, got {_kind(values)}")
 
 
 def _kind(values: Any) -> str:

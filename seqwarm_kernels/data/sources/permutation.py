@@ -21,13 +21,14 @@ def permuted(indices: NDArray[np.int64], n: int, *seeds: int) -> NDArray[np.int6
     mask = (np.uint64(1) << half) - np.uint64(1)
     keys = np.random.SeedSequence(seeds).generate_state(_ROUNDS, np.uint64)
     values = np.array(indices, dtype=np.uint64)
-    outside = np.ones(len(values), dtype=bool)
-    while outside.any():
-        left, right = values[outside] >> half, values[outside] & mask
+    outside = np.arange(len(values))
+    while len(outside):
+        mapped = values[outside]
+        left, right = mapped >> half, mapped & mask
         for key in keys:
             left, right = right, left ^ (_mixed(right + key) & mask)
-        values[outside] = left << half | right
-        outside = values >= n
+        values[outside] = mapped = left << half | right
+        outside = outside[mapped >= n]
     return values.astype(np.int64)
 
 

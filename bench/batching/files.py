@@ -1,0 +1,125 @@
+"""From compressed files to padded tensors, beside the package infinibatch with the same reader, on one thread."""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator
+from operator import itemgetter
+from pathlib import Path
+from typing import Any, NamedTuple
+from unittest.mock import patch
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from tqdm import tqdm
+
+from seqwarm_kernels.data.batch_planning.planner import BatchPlanner
+from seqwarm_kernels.data.files.reader import read_chunk
+from seqwarm_kernels.data.loading.collate import PaddedCollator
+from seqwarm_kernels.data.samplers.stream import LengthBatchStream
+from seqwarm_kernels.data.sources import chunk_source
+
+from ..common.records import write
+from ..common.timing import quartiles
+from . import infinibatch
+from .corpora import BenchCorpus, corpora
+from .report import FILES_RECORDS, INFINIBATCH, INFINIBATCH_STORED, STAGES, STREAM, FilesRecord, files_table
+
+BUDGET, WINDOW = 16_384, 10_000
+
+
+class Pipeline(NamedTuple):
+    open: Callable[[], Iterable[list[Any]]]  #: returns endless batches of items
+    text: Callable[[Any], str]  #: returns the text of an item
+
+
+class Clock:
+    """Seconds of CPU time of each stage."""
+
+    def __init__(self) -> None:
+        self.seconds = dict.fromkeys(STAGES, 0.0)
+        self._last = time.thread_time()
+
+    def add(self, stage: str) -> None:
+        """Count the time since the last call."""
+        now = time.thread_time()
+        self.seconds[stage] += now - self._last
+        self._last = now
+
+
+def stream(folder: Path) -> LengthBatchStream:
+    source = chunk_source.ChunkSource(folder, infinite=True, with_lengths=True)
+    return LengthBatchStream(source, BatchPlanner(BUDGET), length=itemgetter(1), window=WINDOW, rank=0, world_size=1)
+
+
+def pipelines(folder: Path) -> dict[str, Pipeline]:
+    found = {STREAM: Pipeline(lambda: stream(folder), itemgetter(0))}
+    if infinibatch.installed():
+        for name, stored, text in ((INFINIBATCH, False, str), (INFINIBATCH_STORED, True, itemgetter(0))):
+            found[name] = Pipeline(
+                lambda stored=stored: infinibatch.over_chunks(folder, BUDGET, WINDOW, stored_lengths=stored),  # type: ignore[misc]
+                text,
+            )
+    return found
+
+
+def run(pipeline: Pipeline, batches: int) -> tuple[Clock, float]:
+    """CPU time of each stage of the first `batches` batches, and the seconds they took."""
+    collate = PaddedCollator(max_tokens=BUDGET)
+    start, clock = time.perf_counter(), Clock()
+
+    def timed_read(*arguments: Any) -> list[Any]:
+        clock.add("plan")
+        items = read_chunk(*arguments)
+        clock.add("read")
+        return items
+
+    with patch.object(chunk_source, "read_chunk", timed_read), patch.object(infinibatch, "read_chunk", timed_read):
+        iterator = iter(pipeline.open())
+        for _ in range(batches):
+            items = next(iterator)
+            clock.add("plan")
+            encoded = [_encode(pipeline.text(item)) for item in items]
+            clock.add("encode")
+            collate(encoded)
+            clock.add("pad")
+    return clock, time.perf_counter() - start
+
+
+def _encode(text: str) -> NDArray[np.uint8]:
+    return np.frombuffer(text.encode(), np.uint8)
+
+
+def measure(corpus: BenchCorpus, folder: Path, batches: int, repeats: int) -> Iterator[FilesRecord]:
+    """The pipelines take turns, so that other load affects all of them equally."""
+    found = pipelines(folder)
+    runs: dict[str, list[tuple[Clock, float]]] = {name: [] for name in found}
+    for _ in tqdm(range(repeats), desc="pipelines in turn", disable=None):
+        for name, pipeline in found.items():
+            runs[name].append(run(pipeline, batches))
+    for name, each in runs.items():
+        cpu = quartiles([sum(clock.seconds.values()) for clock, _ in each])
+        wall = quartiles([seconds for _, seconds in each])
+        stages = {stage: quartiles([clock.seconds[stage] for clock, _ in each]).median for stage in STAGES}
+        version = infinibatch.version() if name != STREAM else ""
+        yield FilesRecord(
+            corpus.name, name, batches, cpu.median, cpu.iqr, wall.median, wall.iqr, stages, repeats, version
+        )
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--large", type=Path, metavar="FOLDER", help="text with at least 100,000 paragraphs")
+    parser.add_argument("--repeats", type=int, default=5, help="repeats of each timing")
+
+
+def main(arguments: argparse.Namespace) -> None:
+    torch.set_num_threads(1)
+    *_, corpus = corpora(arguments.large)
+    with tempfile.TemporaryDirectory() as folder:
+        corpus.write_chunks(Path(folder), BUDGET)
+        epoch = BatchPlanner(BUDGET).num_batches(np.minimum(corpus.lengths("bytes").tokens, BUDGET))
+        path, records = write(FILES_RECORDS, measure(corpus, Path(folder), epoch, arguments.repeats))
+    print(f"{files_table(records)}\n\nwritten to {path}")
