@@ -138,7 +138,7 @@ def resumed(corpus: BenchCorpus, folder: Path, repeats: int) -> Iterator[Batchin
     def load(batches: Any, state: str) -> None:
         batches.load_state_dict(json.loads(state))
 
-    yield _resumed(corpus, STREAM, lambda: stream(folder), save, load, repeats)
+    yield _resumed(corpus, STREAM, lambda: stream(folder, stored_lengths=True), save, load, repeats)
     yield _resumed(corpus, f"{SAMPLER} of {len(lengths):,} items", sampler, save, load, repeats)
     if infinibatch.installed():
         yield _resumed(

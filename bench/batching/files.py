@@ -6,6 +6,7 @@ import argparse
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,8 +26,17 @@ from seqwarm_kernels.data.sources import chunk_source
 from ..common.records import write
 from ..common.timing import quartiles
 from . import infinibatch
-from .corpora import BenchCorpus, corpora
-from .report import FILES_RECORDS, INFINIBATCH, INFINIBATCH_STORED, STAGES, STREAM, FilesRecord, files_table
+from .corpora import BenchCorpus, corpora, count_bytes
+from .report import (
+    FILES_RECORDS,
+    INFINIBATCH,
+    INFINIBATCH_STORED,
+    STAGES,
+    STREAM,
+    STREAM_STORED,
+    FilesRecord,
+    files_table,
+)
 
 BUDGET, WINDOW = 16_384, 10_000
 
@@ -50,20 +60,23 @@ class Clock:
         self._last = now
 
 
-def stream(folder: Path) -> LengthBatchStream:
-    source = chunk_source.ChunkSource(folder, infinite=True, with_lengths=True)
-    return LengthBatchStream(source, BatchPlanner(BUDGET), length=itemgetter(1), window=WINDOW, rank=0, world_size=1)
+def stream(folder: Path, *, stored_lengths: bool) -> LengthBatchStream:
+    """Endless batches of texts, or of (text, length) with the lengths of `write_chunks`."""
+    source = chunk_source.ChunkSource(folder, infinite=True, with_lengths=stored_lengths)
+    length = itemgetter(1) if stored_lengths else count_bytes
+    return LengthBatchStream(source, BatchPlanner(BUDGET), length=length, window=WINDOW, rank=0, world_size=1)
 
 
 def pipelines(folder: Path) -> dict[str, Pipeline]:
-    found = {STREAM: Pipeline(lambda: stream(folder), itemgetter(0))}
-    if infinibatch.installed():
-        for name, stored, text in ((INFINIBATCH, False, str), (INFINIBATCH_STORED, True, itemgetter(0))):
-            found[name] = Pipeline(
-                lambda stored=stored: infinibatch.over_chunks(folder, BUDGET, WINDOW, stored_lengths=stored),  # type: ignore[misc]
-                text,
-            )
-    return found
+    """Ours and infinibatch's, each with items that are texts, and with the lengths of `write_chunks` beside them."""
+    over_chunks = partial(infinibatch.over_chunks, folder, BUDGET, WINDOW)
+    found = {
+        STREAM: Pipeline(partial(stream, folder, stored_lengths=False), str),
+        INFINIBATCH: Pipeline(partial(over_chunks, stored_lengths=False), str),
+        STREAM_STORED: Pipeline(partial(stream, folder, stored_lengths=True), itemgetter(0)),
+        INFINIBATCH_STORED: Pipeline(partial(over_chunks, stored_lengths=True), itemgetter(0)),
+    }
+    return {name: each for name, each in found.items() if infinibatch.installed() or not name.startswith(INFINIBATCH)}
 
 
 def run(pipeline: Pipeline, batches: int) -> tuple[Clock, float]:
@@ -104,7 +117,7 @@ def measure(corpus: BenchCorpus, folder: Path, batches: int, repeats: int) -> It
         cpu = quartiles([sum(clock.seconds.values()) for clock, _ in each])
         wall = quartiles([seconds for _, seconds in each])
         stages = {stage: quartiles([clock.seconds[stage] for clock, _ in each]).median for stage in STAGES}
-        version = infinibatch.version() if name != STREAM else ""
+        version = infinibatch.version() if name.startswith(INFINIBATCH) else ""
         yield FilesRecord(
             corpus.name, name, batches, cpu.median, cpu.iqr, wall.median, wall.iqr, stages, repeats, version
         )

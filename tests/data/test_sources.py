@@ -116,6 +116,27 @@ def test_a_new_iterator_continues_and_invalidates_the_old_one(make):
         next(old)
 
 
+def test_an_old_iterator_that_never_started_changes_nothing(make):
+    source = make(seed=2)
+    expected = list(make(seed=2))
+    old, new = iter(source), iter(source)
+    assert next(new) == expected[0]
+    with pytest.raises(RuntimeError, match="this iterator is invalid"):
+        next(old)
+    assert list(new) == expected[1:]
+
+
+def test_a_pickled_source_holds_no_items_and_continues():
+    source = SequenceSource(range(600), seed=2)
+    iterator = iter(source)
+    head = [next(iterator) for _ in range(300)]
+    pickled = pickle.dumps(source)
+    restored = pickle.loads(pickled)
+    assert len(pickled) < 1000
+    assert (restored.items, restored.state_dict()) == (300, source.state_dict())
+    assert sorted(head + list(restored)) == list(range(600))
+
+
 def test_a_state_is_small_and_does_not_change(make):
     source = make(infinite=True)
     iterator = iter(source)

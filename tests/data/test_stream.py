@@ -235,6 +235,9 @@ def test_invalid_lengths():
         list(stream([(0, 1.5)]))
     with pytest.raises(ValueError, match="length must return at least 0 for each item, got -1 for item 2"):
         list(stream([(0, 1), (1, 1), (2, -1)]))
+    items = [(number, 1 if number < 250 else -7) for number in range(300)]
+    with pytest.raises(ValueError, match="length must return at least 0 for each item, got -7 for item 250"):
+        list(stream(items, window=100))
 
 
 def test_lengths_of_numpy_are_ints():
