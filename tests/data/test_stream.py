@@ -238,6 +238,9 @@ def test_invalid_lengths():
     items = [(number, 1 if number < 250 else -7) for number in range(300)]
     with pytest.raises(ValueError, match="length must return at least 0 for each item, got -7 for item 250"):
         list(stream(items, window=100))
+    items = [(number, 1 if number < 250 else 1.5) for number in range(300)]
+    with pytest.raises(TypeError, match="length must return an int for each item, got float for item 250"):
+        list(stream(items, window=100))
 
 
 def test_lengths_of_numpy_are_ints():
