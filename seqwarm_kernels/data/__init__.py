@@ -6,7 +6,7 @@ from .files.compression import read_uncompressed
 from .files.reader import ChunkError
 from .files.writer import write_chunks
 from .loading.collate import PackedCollator, PaddedCollator
-from .loading.prepare import PieceDataset, Prepare, cut_item
+from .loading.prepare import ItemDataset, PieceDataset, Prepare, cut_item
 from .loading.progress_bar import progress_bar
 from .loading.resumable_loader import ResumableLoader
 from .samplers.sampler import LengthBatchSampler
@@ -21,6 +21,7 @@ __all__ = [
     "BatchPlanner",
     "ChunkError",
     "ChunkSource",
+    "ItemDataset",
     "LengthBatchSampler",
     "LengthBatchStream",
     "PackedCollator",

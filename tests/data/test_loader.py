@@ -11,10 +11,12 @@ from torch.utils.data import DataLoader
 
 from seqwarm_kernels.data import (
     BatchPlanner,
+    ItemDataset,
     LengthBatchSampler,
     LengthBatchStream,
     PaddedCollator,
     PieceDataset,
+    Prepare,
     ResumableLoader,
     progress_bar,
 )
@@ -37,6 +39,19 @@ def loader(num_workers=0, *, window=50, too_long="reject", persistent=False, max
         persistent_workers=persistent,
     )
     return ResumableLoader(plain)
+
+
+def stream_loader(num_workers=0, *, persistent=False, **options):
+    stream = LengthBatchStream(ListSource(ITEMS), BatchPlanner(128, **options), window=50)
+    return ResumableLoader(
+        DataLoader(
+            ItemDataset(),
+            batch_sampler=stream,
+            collate_fn=Prepare(PaddedCollator()),
+            num_workers=num_workers,
+            persistent_workers=persistent,
+        )
+    )
 
 
 def numbers(batches):
@@ -116,6 +131,41 @@ def test_ranks_that_run_out_get_batches_without_rows():
     assert any(len(batches[-1]["input_ids"]) == 0 for batches in by_rank)
 
 
+class TestStream:
+    @pytest.mark.parametrize("num_workers", [0, 2])
+    def test_restarts(self, num_workers):
+        uninterrupted = numbers(stream_loader())
+        stops = sorted(random.Random(num_workers).sample(range(len(uninterrupted)), 20 if num_workers == 0 else 4))
+        (batches,) = served_with_restarts(lambda rank: stream_loader(num_workers), 1, stops)
+        assert numbers(batches) == uninterrupted
+        assert sorted(number for batch in uninterrupted for number in batch) == list(range(300))
+
+    @pytest.mark.parametrize(("num_workers", "persistent"), [(0, False), (1, False), (1, True)])
+    def test_an_interrupted_iteration_continues(self, num_workers, persistent):
+        """Batches that were fetched and not yielded are yielded again."""
+        batches, plain = stream_loader(num_workers, persistent=persistent), stream_loader()
+        uninterrupted, following = numbers(plain), numbers(plain)
+        head = numbers(islice(batches, 7)) + numbers(islice(batches, 40))
+        batches.set_epoch(0)
+        assert head + numbers(batches) == uninterrupted
+        assert batches.progress[:2] == (300, LENGTHS.sum())
+        assert numbers(batches) == following != uninterrupted
+
+    def test_pieces(self):
+        batches = list(stream_loader(1, too_long="split", max_length=32))
+        assert sum(int(batch["attention_mask"].sum()) for batch in batches) == LENGTHS.sum()
+        assert max(batch["input_ids"].shape[1] for batch in batches) == 32
+
+    def test_it_has_no_length(self):
+        with pytest.raises(TypeError, match="a LengthBatchStream has no length"):
+            len(stream_loader())
+
+    def test_other_datasets_are_refused(self):
+        stream = LengthBatchStream(ListSource(ITEMS), BatchPlanner(128))
+        with pytest.raises(ValueError, match=r"must be ItemDataset\(\) with a LengthBatchStream, .* got list"):
+            ResumableLoader(DataLoader(ITEMS, batch_sampler=stream))
+
+
 def test_length_and_progress():
     batches = loader(2)
     assert len(batches) == len(UNINTERRUPTED)
@@ -161,7 +211,7 @@ def test_a_progress_bar_of_a_stream():
 def test_bad_loaders():
     with pytest.raises(TypeError, match="loader must be a DataLoader, got list"):
         ResumableLoader([])
-    with pytest.raises(ValueError, match="loader must have a LengthBatchSampler as batch_sampler, got BatchSampler"):
+    with pytest.raises(ValueError, match="or a LengthBatchStream as batch_sampler, got BatchSampler"):
         ResumableLoader(DataLoader(ITEMS))
     sampler = LengthBatchSampler(LENGTHS, BatchPlanner(128))
     with pytest.raises(ValueError, match="loader must have in_order=True"):

@@ -256,12 +256,9 @@ def test_a_source_that_lost_items():
         next(iter(shorter))
 
 
-def test_it_runs_in_the_main_process(monkeypatch):
-    batches = list(DataLoader(stream(), batch_size=None, collate_fn=lambda batch: batch))
-    assert batches == list(stream())
-    monkeypatch.setattr("seqwarm_kernels.data.samplers.stream.get_worker_info", lambda: "a worker")
-    with pytest.raises(ValueError, match="num_workers must be 0: each worker would read the whole stream"):
-        iter(stream())
+def test_it_is_not_a_dataset():
+    with pytest.raises(TypeError, match=r"is not a dataset: pass it to DataLoader\(ItemDataset\(\), "):
+        list(DataLoader(stream(), batch_size=None))
 
 
 def test_a_state_of_another_configuration():

@@ -68,6 +68,17 @@ class PieceDataset(Dataset[Any]):
         return _cut_pieces(_fetch(self._dataset, _without_pieces(indices)), indices, self._cut)
 
 
+class ItemDataset(Dataset[Any]):
+    """A dataset that is indexed with the items themselves.
+
+    With it, a `LengthBatchStream`, which yields items, is the `batch_sampler` of a DataLoader. `Prepare` as its
+    `collate_fn` turns the items into a batch, in the DataLoader's workers.
+    """
+
+    def __getitem__(self, item: Any) -> Any:
+        return item
+
+
 class Prepare:
     """Turn a list of indices, items or pieces into a batch. Picklable if its parts are.
 

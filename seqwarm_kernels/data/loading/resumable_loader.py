@@ -10,35 +10,46 @@ from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 from ...utils.checks import check_int
-from ..samplers.planned_batches import BatchingProgress
+from ..samplers.planned_batches import BatchingProgress, PlannedBatches
 from ..samplers.rank_batches import Position
-from ..samplers.sampler import LengthBatchSampler
+from ..samplers.stream import LengthBatchStream
 from .budget import check_budget, check_collator
+from .prepare import ItemDataset
 
 
 class ResumableLoader:
-    """Yields the batches of a DataLoader over a `LengthBatchSampler`, with the state after the last yielded batch.
+    """Yields the batches of a DataLoader over a `LengthBatchSampler` or a `LengthBatchStream`, with the state after the
+    last yielded batch.
 
     Workers fetch batches ahead, so the sampler is ahead of training. This loader keeps the position after each batch
     that was fetched. The state does not depend on the workers: any number of workers may load it.
 
+    Trainers take this loader as it is. It is not a DataLoader, so they do not shard it a second time.
+
     A batch whose "input_ids" have more tokens than the planner's `max_tokens` raises a ValueError.
 
     Args:
-        loader: a DataLoader with a `LengthBatchSampler` as its `batch_sampler` and `in_order=True`.
+        loader: a DataLoader with a `LengthBatchSampler` or a `LengthBatchStream` as its `batch_sampler` and
+            `in_order=True`. With a stream, its dataset is an `ItemDataset`.
 
     Raises:
         TypeError: `loader` is not a DataLoader; or its dataset is a list or an array and the planner may cut items.
-        ValueError: `loader` has another batch sampler, or `in_order=False`; or its `collate_fn` is a `PaddedCollator`
-            and the planner packs, or the other way round.
+        ValueError: `loader` has another batch sampler, or `in_order=False`, or a stream and another dataset; or its
+            `collate_fn` is a `PaddedCollator` and the planner packs, or the other way round.
     """
 
     def __init__(self, loader: DataLoader[Any]) -> None:
         if not isinstance(loader, DataLoader):
             raise TypeError(f"loader must be a DataLoader, got {type(loader).__name__}")
-        if not isinstance(loader.batch_sampler, LengthBatchSampler):
+        if not isinstance(loader.batch_sampler, PlannedBatches):
             raise ValueError(
-                f"loader must have a LengthBatchSampler as batch_sampler, got {type(loader.batch_sampler).__name__}"
+                "loader must have a LengthBatchSampler or a LengthBatchStream as batch_sampler, got "
+                f"{type(loader.batch_sampler).__name__}"
+            )
+        if isinstance(loader.batch_sampler, LengthBatchStream) and not isinstance(loader.dataset, ItemDataset):
+            raise ValueError(
+                "dataset of loader must be ItemDataset() with a LengthBatchStream, which yields items and no indices, "
+                f"got {type(loader.dataset).__name__}"
             )
         if not loader.in_order:
             raise ValueError("loader must have in_order=True: a state counts the batches that were yielded, in order")
@@ -60,7 +71,11 @@ class ResumableLoader:
         return len(self._loader)
 
     def __iter__(self) -> Iterator[Any]:
-        """Yields one epoch, as the sampler's `iter()` does, or the rest of an epoch after `load_state_dict`."""
+        """Yields one epoch, as the sampler's `iter()` does, or the rest of an epoch after `load_state_dict`.
+
+        After an interrupted iteration, a `LengthBatchSampler` starts its epoch again. A `LengthBatchStream` continues
+        after the last yielded batch.
+        """
         self._discard_prefetched()
         self._last, self._any_yielded = self._sampler.prepare_start(), False
         with self._sampler.recorded_positions() as positions:

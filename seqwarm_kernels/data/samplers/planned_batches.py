@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from torch import distributed
 
@@ -62,6 +62,7 @@ class PlannedBatches(ABC):
         check_bool("infinite", infinite)
         self.planner = planner
         self.rank, self.world_size = _rank_of(rank, world_size)
+        self._rank_is_default = rank is None
         self._remainder = remainder
         self._infinite = infinite
         self._configuration = {
@@ -79,7 +80,23 @@ class PlannedBatches(ABC):
         self._recorded: deque[Position] | None = None
 
     def __iter__(self) -> BatchIterator:
+        if self._rank_is_default and _rank_of(None, None)[1] > self.world_size:
+            raise ValueError(
+                f"rank and world_size must be those of torch.distributed, got {self.rank} and {self.world_size}, from "
+                f"before it was initialized: make the {type(self).__name__} afterwards, or pass rank and world_size"
+            )
         return BatchIterator(self, self._recorded)
+
+    @property
+    def batch_size(self) -> NoReturn:
+        """Raises an error. Accelerate and Lightning read this attribute before they shard a batch sampler."""
+        if self.world_size == 1:
+            raise AttributeError(f"batches of a {type(self).__name__} differ in size")
+        raise ValueError(
+            f"a {type(self).__name__} of {self.world_size} ranks must not be sharded again: each rank already gets its "
+            "own batches; pass ResumableLoader(loader) to the trainer, which takes it as it is, and no DataLoader to "
+            "accelerator.prepare"
+        )
 
     @property
     def position(self) -> Position:
@@ -116,6 +133,19 @@ class PlannedBatches(ABC):
         """
         position = self._unpacked(state_dict)
         self._reader.forget()
+        self._current = self._rank_batches(position)
+
+    @abstractmethod
+    def set_epoch(self, epoch: int) -> None:
+        """Trainers call this before each epoch."""
+
+    def prepare_start(self) -> Position:
+        """Fix where the next iterator starts, before it is created. Returns that position."""
+        self._current = self._begin()
+        return self.position
+
+    def rewind(self, position: Position, *, restart_epoch: bool) -> None:
+        """Go back to `position`. `restart_epoch`: the next iterator may start at the beginning of its epoch instead."""
         self._current = self._rank_batches(position)
 
     @contextmanager

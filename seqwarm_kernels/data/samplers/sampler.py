@@ -131,13 +131,13 @@ class LengthBatchSampler(PlannedBatches, Sampler[list[Any]]):
         self._start_is_set = True
 
     def prepare_start(self) -> Position:
-        """Fix where the next iterator starts, before it is created. Returns that position."""
-        self._current, self._start_is_set = self._begin(), True
-        return self.position
+        position = super().prepare_start()
+        self._start_is_set = True
+        return position
 
     def rewind(self, position: Position, *, restart_epoch: bool) -> None:
-        """Go back to `position`. The next iterator starts there, or with `restart_epoch` at the start of its epoch."""
-        self._current, self._start_is_set = self._rank_batches(position), not restart_epoch
+        super().rewind(position, restart_epoch=restart_epoch)
+        self._start_is_set = not restart_epoch
 
     def _begin(self) -> RankBatches:
         if self._start_is_set:

@@ -5,18 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from torch.utils.data import IterableDataset, get_worker_info
-
 from ...utils.checks import check_int
 from ..batch_planning.planner import BatchPlanner
 from ..sources.base import Source
-from .planned_batches import BatchIterator, PlannedBatches
+from .planned_batches import PlannedBatches
 from .rank_batches import Position, RankBatches
 from .readers import SourceReader
 
 
-class LengthBatchStream(PlannedBatches, IterableDataset[list[Any]]):
+class LengthBatchStream(PlannedBatches):
     """Yields lists of items of similar length from any `Source`, the same number of lists on every rank.
+
+    Example::
+
+        stream = LengthBatchStream(source, BatchPlanner(max_tokens=16384), length=lambda item: item[1])
+        prepare = Prepare(PaddedCollator(), transform=tokenize)
+        loader = ResumableLoader(DataLoader(ItemDataset(), batch_sampler=stream, collate_fn=prepare, num_workers=4))
 
     Reads and plans one window of items at a time. Every rank reads the same stream, plans the same batches and takes
     its own ones, so the source must not be split by rank. Costly work belongs after the planner, where each rank
@@ -26,8 +30,7 @@ class LengthBatchStream(PlannedBatches, IterableDataset[list[Any]]):
     may cut items yields a `Piece` for each item. Long items that a schedule serves later are not kept in memory: the
     source is read again.
 
-    Runs in the main process, because each worker would read the whole stream. `batch_loader` processes items in
-    workers.
+    Runs in the main process, which gives the items of each batch to a worker of the DataLoader.
 
     Args:
         source: yields items. Do not use it elsewhere: this stream takes and loads its state.
@@ -87,13 +90,14 @@ class LengthBatchStream(PlannedBatches, IterableDataset[list[Any]]):
             remainder=remainder,
         )
 
-    def __iter__(self) -> BatchIterator:
-        if get_worker_info() is not None:
-            raise ValueError(
-                "num_workers must be 0: each worker would read the whole stream; batch_loader prepares batches in "
-                "workers"
-            )
-        return super().__iter__()
+    def __len__(self) -> int:
+        raise TypeError(
+            "a LengthBatchStream has no length, and is not a dataset: pass it to DataLoader(ItemDataset(), "
+            "batch_sampler=stream, ...)"
+        )
+
+    def set_epoch(self, epoch: int) -> None:
+        """Does nothing. The stream continues after its last batch, in the epoch of its source."""
 
     def _begin(self) -> RankBatches:
         return self._current

@@ -16,6 +16,7 @@ from .training import tiny_gpt2
 def test_code(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     rows = [{name: row % 16 for name, row in item.items()} for item in dataset(length=64)]
-    names = {"model": tiny_gpt2(), "loader": DataLoader(rows, batch_size=2)}
+    loader = DataLoader(rows, batch_size=2)
+    names = {"model": tiny_gpt2(), "loader": loader, "make_loader": lambda: loader, "max_duration": "1ep"}
     for printed, expected in markdown.run(page, names, monkeypatch):
         assert printed == expected
