@@ -21,13 +21,16 @@ from seqwarm_kernels.data import (
     ItemDataset,
     LengthBatchSampler,
     LengthBatchStream,
+    ResumableLoader,
     SequenceSource,
     write_chunks,
 )
+from seqwarm_kernels.trainers.huggingface import LoaderState
 
 from ..docs import markdown
 from ..docs.test_code_blocks import ON_TWO_RANKS
 from ..support.ranks import join_group, run_ranks
+from ..support.tiers import first_fast
 
 #: 1,000 items, six batches padded or packed. The tokens of item i are i + 1, so that padding, 0, is no item.
 LENGTHS = [35 + 37 * i % 101 for i in range(1000)]
@@ -82,6 +85,7 @@ def trainer_names(model):
         "arguments": TrainingArguments(
             "out",
             max_steps=3,
+            ignore_data_skip=True,
             use_cpu=True,
             ddp_backend="gloo",
             save_strategy="no",
@@ -133,14 +137,15 @@ def test_two_ranks_train_on_every_item_once(tmp_path):
         assert counts.sum(0)[1:].tolist() == LENGTHS
 
 
-def sampler(world_size):
+def sampler(world_size, infinite=False):
     ranks = {} if world_size is None else {"rank": 0, "world_size": world_size}
-    return LengthBatchSampler(LENGTHS, BatchPlanner(512), **ranks)
+    return LengthBatchSampler(LENGTHS, BatchPlanner(8192), infinite=infinite, **ranks)
 
 
-def stream(world_size):
+def stream(world_size, infinite=False):
+    source = SequenceSource(range(1000), infinite=infinite)
     return LengthBatchStream(
-        SequenceSource(range(1000)), BatchPlanner(512), length=LENGTHS.__getitem__, rank=0, world_size=world_size
+        source, BatchPlanner(8192), length=LENGTHS.__getitem__, window=1000, rank=0, world_size=world_size
     )
 
 
@@ -163,3 +168,56 @@ class TestShardedAgain:
         loader = DataLoader(ItemDataset(), batch_sampler=sampler(1), collate_fn=list)
         assert sorted(item for batch in prepare_data_loader(loader) for item in batch) == list(range(1000))
         assert not hasattr(sampler(1), "batch_size")
+
+
+def collate(items):
+    return {"input_ids": torch.tensor(items)[None]}
+
+
+class TestTrainer:
+    """Hugging Face's. An epoch has 11 or 12 batches."""
+
+    @staticmethod
+    def train(folder, make, infinite=False, resume=None, **options):
+        """Trains on 14 batches. Returns the items of each."""
+        from transformers import Trainer, TrainingArguments
+
+        loader = ResumableLoader(DataLoader(ItemDataset(), batch_sampler=make(1, infinite), collate_fn=collate))
+
+        class LoaderTrainer(Trainer):
+            def get_train_dataloader(self):
+                return loader
+
+        class Model(CountingModel):
+            def forward(self, input_ids):
+                batches.append(input_ids[0].tolist())
+                return super().forward(input_ids)
+
+        batches = []
+        settings = {"max_steps": 14, "save_steps": 1, "use_cpu": True, "report_to": [], "disable_tqdm": True}
+        arguments = TrainingArguments(str(folder), **{**settings, "ignore_data_skip": True, **options})
+        trainer = LoaderTrainer(Model(), arguments, callbacks=[LoaderState(loader)])
+        trainer.train(resume_from_checkpoint=resume)
+        return batches
+
+    @pytest.mark.parametrize(
+        ("make", "infinite"), first_fast([(sampler, False), (sampler, True), (stream, False), (stream, True)])
+    )
+    def test_a_resumed_training_continues_with_the_next_batch(self, tmp_path, make, infinite):
+        whole = self.train(tmp_path, make, infinite)
+        # In the first epoch, after it, and in the second. After an epoch of a stream that ends, the Trainer stops.
+        for step in (4, 13) if make is stream and not infinite else (4, 11, 12, 13):
+            resumed = self.train(tmp_path / "again", make, infinite, str(tmp_path / f"checkpoint-{step}"))
+            assert resumed == whole[step:]
+
+    def test_the_trainer_must_not_skip_batches(self, tmp_path):
+        with pytest.raises(ValueError, match="ignore_data_skip must be True with LoaderState"):
+            self.train(tmp_path, sampler, ignore_data_skip=False)
+
+    def test_a_checkpoint_without_it(self):
+        callback = LoaderState(ResumableLoader(DataLoader(ItemDataset(), batch_sampler=sampler(1))))
+        state = SimpleNamespace(global_step=1, stateful_callbacks={})
+        with pytest.raises(ValueError, match="the checkpoint was written without LoaderState"):
+            callback.on_train_begin(SimpleNamespace(ignore_data_skip=True), state, None)
+        with pytest.raises(TypeError, match="loader must be a ResumableLoader, got DataLoader"):
+            LoaderState(DataLoader([1]))

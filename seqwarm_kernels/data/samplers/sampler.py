@@ -115,11 +115,14 @@ class LengthBatchSampler(PlannedBatches, Sampler[list[Any]]):
         return self.position.start.epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """Start the next `iter()` at the beginning of this epoch, or where a state of it was just loaded."""
+        """Start the next `iter()` at the beginning of this epoch, or where a state of it was just loaded.
+
+        An infinite sampler continues from any state that was just loaded: a trainer counts its epochs otherwise.
+        """
         epoch = check_int("epoch", epoch, minimum=0)
         position = self.position
         is_same_epoch = epoch == position.start.epoch
-        if self._start_is_set and is_same_epoch:
+        if self._start_is_set and (is_same_epoch or (self._infinite and position.counts.batches)):
             return
         self._start_is_set = True
         self._current = self._start_epoch(

@@ -1,6 +1,7 @@
-"""Sequence-length warmup and a monitor of the optimizer as callbacks of Hugging Face's Trainer."""
+"""Callbacks of Hugging Face's Trainer: sequence-length warmup, a monitor of the optimizer, the position in the data."""
 
 try:
+    from .loader_state import LoaderState
     from .monitor import Monitor
     from .warmup import SequenceLengthWarmup
 except ImportError as error:
@@ -8,4 +9,4 @@ except ImportError as error:
         f"transformers and accelerate are needed (pip install seqwarm_kernels[huggingface]); the import failed: {error}"
     ) from error
 
-__all__ = ["Monitor", "SequenceLengthWarmup"]
+__all__ = ["LoaderState", "Monitor", "SequenceLengthWarmup"]
