@@ -89,7 +89,10 @@ CALLS = {
         data.Prepare,
         lambda _: {"collate": data.PaddedCollator(), "dataset": ITEMS, "transform": list, "cut": data.cut_item},
     ),
-    "ResumableLoader": (data.ResumableLoader, lambda _: {"loader": DataLoader(ITEMS, batch_sampler=sampler())}),
+    "ResumableLoader": (
+        data.ResumableLoader,
+        lambda _: {"loader": DataLoader(ITEMS, batch_sampler=sampler()), "fetched_ahead": 0},
+    ),
     "ResumableLoader.set_epoch": (
         data.ResumableLoader(DataLoader(ITEMS, batch_sampler=sampler())).set_epoch,
         lambda _: {"epoch": 0},

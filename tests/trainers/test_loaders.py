@@ -216,8 +216,67 @@ class TestTrainer:
 
     def test_a_checkpoint_without_it(self):
         callback = LoaderState(ResumableLoader(DataLoader(ItemDataset(), batch_sampler=sampler(1))))
-        state = SimpleNamespace(global_step=1, stateful_callbacks={})
+        arguments, state = SimpleNamespace(ignore_data_skip=True), SimpleNamespace(global_step=0, stateful_callbacks={})
+        callback.on_train_begin(arguments, state, None)
+        state.global_step = 1
         with pytest.raises(ValueError, match="the checkpoint was written without LoaderState"):
-            callback.on_train_begin(SimpleNamespace(ignore_data_skip=True), state, None)
+            callback.on_train_begin(arguments, state, None)
         with pytest.raises(TypeError, match="loader must be a ResumableLoader, got DataLoader"):
             LoaderState(DataLoader([1]))
+
+
+class TestLightning:
+    @staticmethod
+    def train(folder, make, infinite=False, resume=None, **options):
+        """Trains on 10 batches. Returns the items of each."""
+        import lightning.pytorch as pl
+
+        plain = DataLoader(ItemDataset(), batch_sampler=make(1, infinite), collate_fn=collate)
+
+        class Module(pl.LightningModule):
+            def __init__(self):
+                super().__init__()
+                self.model = CountingModel()
+
+            def training_step(self, batch):
+                batches.append(batch["input_ids"][0].tolist())
+                return self.model(**batch)["loss"]
+
+            def configure_optimizers(self):
+                return torch.optim.SGD(self.parameters(), lr=1e-6)
+
+        batches = []
+        save = pl.callbacks.ModelCheckpoint(folder, filename="{step}", every_n_train_steps=4, save_top_k=-1)
+        quiet = dict.fromkeys(("logger", "enable_progress_bar", "enable_model_summary"), False)
+        trainer = pl.Trainer(max_steps=10, accelerator="cpu", callbacks=[save], **quiet)
+        trainer.fit(Module(), ResumableLoader(plain, **options), ckpt_path=resume, weights_only=False)
+        return batches
+
+    @pytest.mark.parametrize(
+        ("make", "infinite", "options"),
+        first_fast(
+            [(stream, False, {"fetched_ahead": 1}), (sampler, False, {}), (sampler, True, {"fetched_ahead": 1})]
+        ),
+    )
+    def test_a_resumed_training_continues_with_the_next_batch(self, tmp_path, make, infinite, options):
+        whole = self.train(tmp_path, make, infinite, **options)
+        checkpoint = str(tmp_path / "step=4.ckpt")
+        assert self.train(tmp_path / "again", make, infinite, checkpoint, **options) == whole[4:]
+
+
+def test_accelerate_saves_and_loads_a_loader(tmp_path):
+    from accelerate import Accelerator
+
+    def make():
+        loader = ResumableLoader(DataLoader(ItemDataset(), batch_sampler=stream(1), collate_fn=list))
+        accelerator = Accelerator(cpu=True)
+        accelerator.register_for_checkpointing(loader)
+        return accelerator, loader
+
+    accelerator, loader = make()
+    batches = iter(loader)
+    head = [next(batches) for _ in range(5)]
+    accelerator.save_state(str(tmp_path))
+    accelerator, loader = make()
+    accelerator.load_state(str(tmp_path))
+    assert head + list(loader) == list(stream(1))

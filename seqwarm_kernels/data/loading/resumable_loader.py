@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -31,14 +32,18 @@ class ResumableLoader:
     Args:
         loader: a DataLoader with a `LengthBatchSampler` or a `LengthBatchStream` as its `batch_sampler` and
             `in_order=True`. With a stream, its dataset is an `ItemDataset`.
+        fetched_ahead: number of batches that a trainer fetches before it trains on them. The state is that many batches
+            before the last yielded one. Lightning fetches one batch ahead of a loader without a length.
 
     Raises:
-        TypeError: `loader` is not a DataLoader; or its dataset is a list or an array and the planner may cut items.
-        ValueError: `loader` has another batch sampler, or `in_order=False`, or a stream and another dataset; or its
-            `collate_fn` is a `PaddedCollator` and the planner packs, or the other way round.
+        TypeError: an argument has the wrong type; or the dataset of `loader` is a list or an array and the planner may
+            cut items.
+        ValueError: `fetched_ahead` is negative; `loader` has another batch sampler, or `in_order=False`, or a stream
+            and another dataset; or its `collate_fn` is a `PaddedCollator` and the planner packs, or the other way
+            round.
     """
 
-    def __init__(self, loader: DataLoader[Any]) -> None:
+    def __init__(self, loader: DataLoader[Any], *, fetched_ahead: int = 0) -> None:
         if not isinstance(loader, DataLoader):
             raise TypeError(f"loader must be a DataLoader, got {type(loader).__name__}")
         if not isinstance(loader.batch_sampler, PlannedBatches):
@@ -64,7 +69,8 @@ class ResumableLoader:
         check_collator("collate_fn of loader", loader.collate_fn, loader.batch_sampler.planner)
         self._loader = loader
         self._sampler = loader.batch_sampler
-        self._last: Position | None = None  # after the last yielded batch; None between epochs
+        self._fetched_ahead = check_int("fetched_ahead", fetched_ahead, minimum=0)
+        self._last: Position | None = None  # of the state; None between epochs
         self._any_yielded = False
 
     def __len__(self) -> int:
@@ -80,9 +86,11 @@ class ResumableLoader:
         self._last, self._any_yielded = self._sampler.prepare_start(), False
         with self._sampler.recorded_positions() as positions:
             batches = iter(self._loader)
+        latest = deque([self._last], maxlen=1 + self._fetched_ahead)
         for batch in batches:
             check_budget(batch, self._sampler.planner)
-            self._last, self._any_yielded = positions.popleft(), True
+            latest.append(positions.popleft())
+            self._last, self._any_yielded = latest[0], True
             yield batch
         if positions:
             raise RuntimeError(
@@ -100,7 +108,7 @@ class ResumableLoader:
         return self._sampler.progress if self._last is None else self._sampler.progress_at(self._last)
 
     def state_dict(self) -> dict[str, Any]:
-        """The sampler's state after the last yielded batch."""
+        """The sampler's state after the last yielded batch, or `fetched_ahead` batches before."""
         return self._sampler.state_dict() if self._last is None else self._sampler.state_at(self._last)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
