@@ -2,12 +2,17 @@
 // Python (seqwarm_kernels/ops). The module itself reports what it was built with, and has a shorter way to a kernel for
 // calls that were checked.
 
-#include "alibi_attention/cpu/direct.h"
+#include "alibi_attention/direct.h"
 #include "calls/kind.h"
 #include "resize_batch/direct.h"
 
+#include <ATen/ops/empty_strided.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <vector>
 
 namespace py = pybind11;
 
@@ -33,11 +38,23 @@ py::dict build_info() {
   return info;
 }
 
+std::vector<at::Tensor> allocate(const std::vector<at::Tensor>& shells, at::Device device) {
+  std::vector<at::Tensor> tensors;
+  tensors.reserve(shells.size());
+  for (const at::Tensor& shell : shells) {
+    tensors.push_back(at::empty_strided(shell.sizes(), shell.strides(), shell.options().device(device)));
+  }
+  return tensors;
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_C, module) {
   module.def("build_info", &build_info, "The torch, CUDA toolkit and compiler that this extension was built with.");
   module.def("call_kind", &seqwarm::call_kind, "The kind of a call with these arguments, or None.");
+  module.def(
+      "allocate", torch::wrap_pybind_function(&allocate),
+      "Uninitialized tensors on a device, of the shapes, strides and dtypes of other tensors.");
   seqwarm::define_direct_calls(module);
   seqwarm::define_direct_resize(module);
 }

@@ -1,7 +1,8 @@
 """What a call of alibi_attention costs beside its arithmetic.
 
-On the CPU: one row of one token, beside torch's attention. For GPUs: the time of the host, with a launcher that does
-nothing. Needs a process without TRITON_INTERPRET.
+On the CPU: one row of one token, beside torch's attention. No rows at all: forward and backward without forward is what
+torch.autograd.grad and the call's node cost. For GPUs: the time of the host, with a launcher that does nothing. Needs a
+process without TRITON_INTERPRET.
 """
 
 from __future__ import annotations
@@ -18,10 +19,11 @@ from seqwarm_kernels import alibi_attention
 from ..common.records import CpuRecord, cpu_kind, table, write
 from ..common.timing import measure_in_turns
 from .cases import BOTH, FORWARD, call_of
-from .pretended_gpu import CHIP, pretend
+from .pretended_gpu import pretend
 from .report import CALLS
 
 HEADS = (1, 12)
+CHIP = 90
 #: Triton launches three kernels for the first length, one in forward, and five for the other, two in forward.
 LENGTHS = (128, 512)
 
@@ -55,7 +57,10 @@ def run(seconds: float) -> Iterator[CpuRecord]:
     for heads in HEADS:
         peers = {"alibi_attention native": _native, "SDPA": _torch}
         yield from measure(f"B1 H{heads} S1 D64", peers, (1, heads, 1, 64), torch.float32, seconds)
-    pretend()
+    yield from measure(
+        "no rows, autograd alone", {"alibi_attention native": _native}, (0, 2, 128, 64), torch.float32, seconds
+    )
+    pretend(CHIP)
     for length in LENGTHS:
         case = f"B1 H2 S{length} D64 float16, pretended GPU {CHIP / 10}"
         yield from measure(case, {"alibi_attention triton": _triton}, (1, 2, length, 64), torch.float16, seconds)

@@ -1,4 +1,4 @@
-"""A GPU that compiles Triton's kernels and does not run them: what remains of a call is the time of the host.
+"""A GPU that compiles Triton's kernels and does not run them: what remains of a call is the work of the host.
 
 Import before torch starts Triton, in a process without TRITON_INTERPRET. Tensors are on the CPU.
 """
@@ -15,11 +15,12 @@ from triton.runtime.driver import driver
 from seqwarm_kernels.ops import backends
 from seqwarm_kernels.ops.library import LIBRARY
 
-CHIP = 90
-
 
 class _Driver:
     """What Triton asks of a driver before and in a launch."""
+
+    def __init__(self, chip: int) -> None:
+        self._chip = chip
 
     utils = SimpleNamespace(
         get_device_properties=lambda device: {"max_shared_mem": 2**30},
@@ -33,15 +34,15 @@ class _Driver:
         return 0
 
     def get_current_target(self) -> GPUTarget:
-        return GPUTarget("cuda", CHIP, 32)
+        return GPUTarget("cuda", self._chip, 32)
 
     def launcher_cls(self, source: Any, metadata: Any) -> Any:
         return lambda *arguments: None
 
 
-def pretend() -> None:
-    """From now on `backend="triton"` serves tensors on the CPU, and leaves their contents as they are."""
-    driver.set_active(_Driver())
+def pretend(chip: int) -> None:
+    """From now on kernels are compiled for `chip`, and `backend="triton"` serves tensors on the CPU."""
+    driver.set_active(_Driver(chip))
     host = importlib.import_module("seqwarm_kernels.ops.alibi_attention.triton")
     for name, forward, backward in host.OPERATORS:
         LIBRARY.impl(f"{name}.triton", forward, "CPU")

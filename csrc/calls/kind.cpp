@@ -1,7 +1,6 @@
 #include "kind.h"
 
 #include <ATen/PythonTorchFunctionTLS.h>
-#include <ATen/core/Tensor.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/autograd/python_variable.h>
 
@@ -22,16 +21,6 @@ const DispatchKeySet plain_keys = DispatchKeySet(DispatchKey::CPU) | DispatchKey
     DispatchKeySet(DispatchKey::AutogradCPU) | DispatchKeySet(DispatchKey::AutogradCUDA) |
     DispatchKeySet(DispatchKey::ADInplaceOrView) | c10::autocast_dispatch_keyset;
 
-// No dispatch or torch-function mode, tracing or functorch transform is active. Autocast may be, and autograd may be
-// excluded.
-bool is_plain_state() {
-  const c10::impl::LocalDispatchKeySet local = c10::impl::tls_local_dispatch_key_set();
-  const DispatchKeySet expected =
-      c10::default_excluded_set | c10::autocast_dispatch_keyset | c10::autograd_dispatch_keyset_with_ADInplaceOrView;
-  const DispatchKeySet included = local.included_ - c10::default_included_set - c10::autocast_dispatch_keyset;
-  return included.empty() && (local.excluded_ - expected).empty() && !at::impl::torch_function_mode_enabled();
-}
-
 template <typename T>
 void append(std::string& kind, const T* values, size_t count) {
   kind.append(reinterpret_cast<const char*>(values), count * sizeof(T));
@@ -44,12 +33,11 @@ void append(std::string& kind, char type, T value) {
 }
 
 bool append_tensor(std::string& kind, const at::Tensor& tensor) {
-  const DispatchKeySet keys = tensor.key_set();
-  if (!plain_keys.isSupersetOf(keys)) {
+  if (!is_plain(tensor)) {
     return false;
   }
   const auto address = reinterpret_cast<uintptr_t>(tensor.const_data_ptr());
-  append(kind, 'T', keys.raw_repr());
+  append(kind, 'T', tensor.key_set().raw_repr());
   append(kind, 'd', tensor.scalar_type());
   append(kind, 'i', tensor.device().index());
   append(kind, 'a', address % alignment == 0);
@@ -106,6 +94,18 @@ bool append_argument(std::string& kind, PyObject* argument) {
 }
 
 }  // namespace
+
+bool is_plain_state() {
+  const c10::impl::LocalDispatchKeySet local = c10::impl::tls_local_dispatch_key_set();
+  const DispatchKeySet expected =
+      c10::default_excluded_set | c10::autocast_dispatch_keyset | c10::autograd_dispatch_keyset_with_ADInplaceOrView;
+  const DispatchKeySet included = local.included_ - c10::default_included_set - c10::autocast_dispatch_keyset;
+  return included.empty() && (local.excluded_ - expected).empty() && !at::impl::torch_function_mode_enabled();
+}
+
+bool is_plain(const at::Tensor& tensor) {
+  return plain_keys.isSupersetOf(tensor.key_set());
+}
 
 std::optional<py::bytes> call_kind(const py::args& arguments) {
   if (!is_plain_state()) {

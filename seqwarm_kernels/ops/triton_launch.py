@@ -24,30 +24,30 @@ def kernel(function: Callable[..., None]) -> Any:
 
 
 class Launch:
-    """Launches of a kernel in which only some arguments change.
+    """Launches of a kernel in which only its first arguments change.
 
     To find the compiled kernel, Triton looks at every argument of a launch. Here it does so in the first one.
 
     Args:
         kernel: made by `kernel`.
         programs: size of the grid.
-        arguments: by name, the same in all launches. Tensors must keep their dtypes, and None stays None.
+        arguments: the last ones, by name, the same in all launches, and options of the compiler.
     """
 
     def __init__(self, kernel: Any, programs: int, **arguments: Any) -> None:
         self._kernel = kernel
         self._grid = (programs, 1, 1)
-        self._names = kernel.arg_names
         self._arguments = arguments
-        self._values = [arguments.get(name) for name in self._names]
-        self._compiled: Any = None
+        self._constants = [arguments[name] for name in kernel.arg_names if name in arguments]
+        self._run: Any = None
 
-    def __call__(self, **arguments: Any) -> None:
-        """Launch the kernel with the rest of its arguments, the same ones in every launch."""
-        if self._compiled is None or self._kernel.pre_run_hooks:  # None: always in the interpreter
-            self._compiled = self._kernel[self._grid](**arguments, **self._arguments)
+    def __call__(self, *changing: Any) -> None:
+        """Launch with the first arguments. Tensors must keep their dtypes, and None stays None."""
+        if self._run is None or self._kernel.pre_run_hooks:
+            compiled = self._kernel[self._grid](*changing, **self._arguments)
+            self._run = compiled and compiled[self._grid]  # None in the interpreter
         else:
-            self._compiled[self._grid](*map(arguments.get, self._names, self._values))
+            self._run(*changing, *self._constants)
 
 
 def on(device: torch.device) -> AbstractContextManager[Any]:

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from seqwarm_kernels import alibi_attention, alibi_attention_varlen
 from seqwarm_kernels.attention import functional
 from seqwarm_kernels.ops import backends, call_kind
-from seqwarm_kernels.ops.alibi_attention import autograd
+from seqwarm_kernels.ops.library import short
 
 ALL = [call_kind._call_kind]
 if backends.extension is not None:
@@ -353,29 +353,6 @@ def test_the_dispatcher_is_passed_by_only_without_a_mode(monkeypatch):
         alibi_attention(tensor, tensor, tensor)
 
 
-def test_gradients_without_the_dispatcher():
-    calls = []
-
-    def run(query, key, value, slopes):
-        outputs = query * 2, key.sum(-1), value.clone(), slopes.clone()
-        calls.append("forward")
-        return outputs
-
-    def backward(grad_out, grad_lse, *_):
-        calls.append("backward")
-        return grad_out * 2, torch.zeros(1, 1, 2, 8), torch.zeros(1, 1, 2, 8), torch.zeros(1)
-
-    call = autograd.without_dispatcher("alibi_attention", "reference", run, backward)
-    tensor = torch.randn(1, 1, 2, 8)
-    assert not call(tensor, tensor, tensor, torch.ones(1))[0].requires_grad
-    leaf = tensor.clone().requires_grad_()
-    out, _, *rest = call(leaf, tensor, tensor, torch.ones(1))
-    assert not any(one.requires_grad for one in rest)
-    out.sum().backward()
-    assert torch.equal(leaf.grad, torch.full_like(leaf, 2))
-    assert calls == ["forward", "forward", "backward"]
-
-
 @each_backend
 def test_compiled_autograd_of_an_eager_forward(backend):
     leaves = [torch.randn(1, 2, 4, 8, requires_grad=True) for _ in range(3)]
@@ -442,3 +419,53 @@ def test_below_autograd_no_graph_is_recorded(backend):
         with torch._C._AutoDispatchBelowAutograd():
             out = alibi_attention(leaf, leaf, leaf, backend=backend)
         assert not out.requires_grad
+
+
+@pytest.mark.skipif("triton" not in BACKENDS, reason="Triton does not serve here")
+def test_an_error_in_a_python_kernel(monkeypatch):
+    from seqwarm_kernels.ops.alibi_attention import triton
+
+    def fail(*arguments):
+        raise LookupError("of the kernel")
+
+    leaf = torch.randn(1, 2, 4, 8, requires_grad=True)
+    out = alibi_attention(leaf, leaf, leaf, backend="triton")
+    for name, call in (
+        ("forward", lambda: alibi_attention(leaf, leaf, leaf, backend="triton")),
+        ("backward", out.sum().backward),
+    ):
+        monkeypatch.setattr(triton, name, fail)
+        with pytest.raises(LookupError, match="of the kernel"):
+            call()
+
+
+@each_backend
+def test_the_profiler_sees_a_known_call(backend):
+    leaf = torch.randn(1, 2, 4, 8, requires_grad=True)
+    for _ in range(2):
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+            alibi_attention(leaf, leaf, leaf, backend=backend).sum().backward()
+    names = {event.name for event in profile.events()}
+    assert {"seqwarm::alibi_attention", "seqwarm::alibi_attention_backward"} <= names
+
+
+@each_backend
+def test_batched_gradients(backend):
+    leaf = torch.randn(1, 2, 4, 8, requires_grad=True)
+    rows = torch.randn(2, 1, 2, 4, 8)
+    out = alibi_attention(leaf, leaf, leaf, backend=backend)
+    expected = [torch.autograd.grad(out, leaf, row, retain_graph=True)[0] for row in rows]
+    (got,) = torch.autograd.grad(out, leaf, rows, is_grads_batched=True)
+    torch.testing.assert_close(got, torch.stack(expected))
+
+
+@pytest.mark.skipif(backends.extension is None, reason="the extension is not built")
+def test_the_kind_of_a_call_is_found_by_the_extension():
+    """Whatever is imported first."""
+    assert call_kind.call_kind is backends.extension.call_kind
+
+
+@pytest.mark.skipif("triton" not in BACKENDS or backends.extension is None, reason="needs Triton and the extension")
+@pytest.mark.parametrize("operator", ["alibi_attention", "alibi_attention_varlen"])
+def test_known_calls_of_triton_go_through_the_extension(operator):
+    assert type(short(operator, "triton")) is type(backends.extension.call_kind)

@@ -1,7 +1,8 @@
 """The host side of the Triton kernels as on a GPU of capability 9.0, up to the launch: real arguments, real compiler.
 
 A separate program, because Triton's interpreter, which other tests use, replaces the host side. Prints the number of
-kernels compiled after a length at which rows share tiles, a short one, a long one, and many others.
+kernels compiled after a length at which rows share tiles, a short one, a long one, and many others, and whether two
+calls of a kind launch alike.
 """
 
 import json
@@ -10,11 +11,10 @@ import os
 os.environ.pop("TRITON_INTERPRET", None)
 
 import torch
-from triton.backends.compiler import GPUTarget
 from triton.compiler import CompiledKernel
-from triton.runtime.driver import driver
-from triton.runtime.jit import JITFunction
+from triton.tools.tensor_descriptor import TensorDescriptor
 
+from bench.alibi_attention import pretended_gpu
 from seqwarm_kernels import alibi_slopes
 from seqwarm_kernels.ops.alibi_attention import triton as attention
 from seqwarm_kernels.ops.alibi_attention.schema import DenseOptions
@@ -28,40 +28,11 @@ KERNELS = (
 )
 
 
-class PretendedDriver:
-    def __init__(self, chip):
-        self.chip = chip
-
-    def get_current_device(self):
-        return 0
-
-    def get_current_stream(self, device):
-        return 0
-
-    def get_current_target(self):
-        return GPUTarget("cuda", self.chip, 32)
-
-
 def pretend(chip, launched=None):
     """Compile kernels for a chip from now on instead of running them. Appends each launched kernel to `launched`."""
-    driver.set_active(PretendedDriver(chip))
-
-    def compile_only(self, *args, warmup, **options):
-        compiled = launch(self, *args, warmup=True, **options)
-        if launched is not None:
-            launched.append(compiled)
-        return compiled
-
-    def do_not_run(self, grid):
-        if launched is not None:
-            launched.append(self)
-        return lambda *arguments: None
-
-    JITFunction.run = compile_only
-    CompiledKernel.__getitem__ = do_not_run
-
-
-launch = JITFunction.run
+    pretended_gpu.pretend(chip)
+    if launched is not None:
+        CompiledKernel.launch_metadata = lambda kernel, *launch: launched.append(kernel)
 
 
 def forward_and_backward(batch_size, length, head_dim=64):
@@ -77,6 +48,29 @@ def compiled():
     return sum(len(cache[0]) for kernel in KERNELS for cache in kernel.device_caches.values())
 
 
+def launches_of_two_calls(length):
+    """The launches of the first call of a kind, whose arguments Triton finds by name, and those of the second."""
+    launched = []
+
+    def launch(kernel, grid, stream, *arguments):
+        launched.append((kernel.name, grid, [described(argument) for argument in arguments]))
+
+    CompiledKernel.launch_metadata = launch
+    attention._known.clear()
+    for _ in range(2):
+        forward_and_backward(2, length)
+    half = len(launched) // 2
+    return launched[:half], launched[half:]
+
+
+def described(argument):
+    if isinstance(argument, torch.Tensor):
+        return argument.shape, argument.stride(), argument.dtype
+    if isinstance(argument, TensorDescriptor):
+        return argument.shape, argument.strides, argument.block_shape
+    return argument
+
+
 def main():
     pretend(chip=90)
     counts = {}
@@ -85,7 +79,9 @@ def main():
         counts[name] = compiled()
     for batch_size, length in ((1, 1), (3, 17), (16, 64), (2, 16), (5, 513), (1, 2048)):
         forward_and_backward(batch_size, length)
-    print(json.dumps({**counts, "afterwards": compiled()}))
+    counts["afterwards"] = compiled()
+    first, second = launches_of_two_calls(1024)
+    print(json.dumps({**counts, "launches": len(first), "launched alike": first == second}))
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -17,10 +17,10 @@ import triton
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from .. import backends
 from ..call_kind import CallCache, call_kind
 from ..library import LIBRARY, shorten
 from ..triton_launch import DISPATCH_KEY, Launch, on
-from .autograd import without_dispatcher
 from .schema import DenseOptions, VarlenOptions, allocate_like, allocate_outputs
 from .triton_backward_key import backward_key_kernel
 from .triton_backward_query import backward_query_kernel
@@ -96,7 +96,14 @@ class Reader:
         block_shape = [1, 1, rows, block_d(self.sizes[3])]
         any_tensor = torch.empty(0, dtype=self._dtype, device="meta")
         checked = TensorDescriptor(any_tensor, list(self.sizes), [*strides[:3], 1], block_shape)
-        return functools.partial(_descriptor, fields=vars(checked))
+
+        def describe(tensor: Tensor) -> TensorDescriptor:
+            descriptor = object.__new__(TensorDescriptor)  # without its checks
+            descriptor.base, descriptor.shape = tensor, checked.shape
+            descriptor.strides, descriptor.block_shape = checked.strides, checked.block_shape
+            return descriptor
+
+        return describe
 
 
 def _padded(tensor: Tensor, device: torch.device | str) -> Tensor:
@@ -108,13 +115,6 @@ def _padded(tensor: Tensor, device: torch.device | str) -> Tensor:
 
 def _itself(tensor: Tensor) -> Tensor:
     return tensor
-
-
-def _descriptor(tensor: Tensor, fields: dict[str, Any]) -> TensorDescriptor:
-    """A descriptor whose fields were checked for another tensor of the same kind."""
-    descriptor = object.__new__(TensorDescriptor)
-    vars(descriptor).update(fields, base=tensor)
-    return descriptor
 
 
 def merges(query: Tensor, key: Tensor, slopes: Tensor, options: _Options) -> bool:
@@ -134,10 +134,17 @@ def _access(query: Tensor, key: Tensor, mask: Tensor | None, *, merged: bool = F
     return BULK.value if query.numel() and key.numel() else ALIGNED.value
 
 
-def _strides_like(tensor: Tensor) -> _Four:
-    """The strides of `allocate_like(tensor)`."""
-    same = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
-    return strides_of(allocate_like(same))
+def _shell(tensor: Tensor) -> Tensor:
+    """A tensor of the same kind without memory."""
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+
+
+def _allocate(shells: Sequence[Tensor], device: torch.device) -> list[Tensor]:
+    """Uninitialized tensors like `shells`; without the extension."""
+    return [torch.empty_strided(shell.shape, shell.stride(), dtype=shell.dtype, device=device) for shell in shells]
+
+
+allocate = _allocate if backends.extension is None else backends.extension.allocate
 
 
 def _strides(name: str, strides: _Four) -> dict[str, int]:
@@ -221,19 +228,18 @@ def _constant(query: Reader, key: Reader, value: Reader, slopes: Tensor, options
     }
 
 
-def _changing(slopes: Tensor, options: _Options, *, merged: bool) -> dict[str, Any]:
-    """The arguments that forward and backward kernels share, and that change from call to call."""
-    dense = _as_dense(options)
-    mask = dense.key_padding_mask
-    return {
-        "slopes": slopes.float(),
-        "query_start": dense.query_start,
-        "key_padding_mask": mask.contiguous() if merged and mask is not None else mask,
-        "dropout_seed": dense.dropout_seed,
-        "cu_seqlens_q": options.cu_seqlens_q.contiguous() if isinstance(options, VarlenOptions) else None,
-        "cu_seqlens_k": options.cu_seqlens_k.contiguous() if isinstance(options, VarlenOptions) else None,
-        "query_offset": max(-_UNBOUNDED, min(_UNBOUNDED, dense.query_offset)),
-    }
+def _options_read(slopes: Tensor, options: _Options, *, merged: bool) -> tuple[Tensor | None, ...]:
+    """The slopes and the tensors among the options, in the order of the kernels' arguments."""
+    slopes = slopes.float()
+    if isinstance(options, DenseOptions):
+        query_start, mask, dropout_seed, *_ = options
+        return slopes, query_start, mask.contiguous() if merged and mask is not None else mask, dropout_seed, None, None
+    cu_seqlens_q, cu_seqlens_k, dropout_seed, *_ = options
+    return slopes, None, None, dropout_seed, cu_seqlens_q.contiguous(), cu_seqlens_k.contiguous()
+
+
+def _query_offset(options: _Options) -> int:
+    return max(-_UNBOUNDED, min(_UNBOUNDED, options.query_offset)) if isinstance(options, DenseOptions) else 0
 
 
 def _precision(dtype: torch.dtype) -> str:
@@ -282,12 +288,13 @@ class Forward:
         rows = (tiles.block_m, tiles.block_n, tiles.block_n)
         self._tiles = tuple(reader.tiles(count) for reader, count in zip(self._readers, rows, strict=True))
         self._key_norms = KeyNorms(self._readers[1], mask) if skipping else None
+        self._outputs = allocate_outputs(_shell(query))
         self._launch = Launch(
             forward_kernel,
             _programs(self._readers[0].sizes, tiles.block_m),
             log2_tolerance=math.log2(tolerance) if skipping else -math.inf,
             **_constant(*self._readers, slopes.float(), options),
-            **_strides("o", _strides_like(query)),
+            **_strides("o", strides_of(self._outputs[0])),
             **_tiled(tiles),
             ACCESS=access,
             PRECISION=_precision(query.dtype),
@@ -297,22 +304,23 @@ class Forward:
     def __call__(
         self, query: Tensor, key: Tensor, value: Tensor, slopes: Tensor, options: _Options
     ) -> tuple[Tensor, ...]:
-        out, lse, log2_sum, ranges = allocate_outputs(query)
+        out, lse, log2_sum, ranges = allocate(self._outputs, query.device)
         read_query, read_key, read_value = self._readers
         query, key, value = read_query(query), read_key(key), read_value(value)
         of_query, of_key, of_value = self._tiles
         with on(query.device):
             self._launch(
-                query=of_query(query),
-                key=of_key(key),
-                value=of_value(value),
-                packed_value=value if isinstance(options, VarlenOptions) else None,
-                norms=lse if self._key_norms is None else self._key_norms(key, _as_dense(options).key_padding_mask),
-                out=out,
-                lse=lse,
-                log2_sum=log2_sum,
-                ranges=ranges,
-                **_changing(slopes, options, merged=self._merged),
+                of_query(query),
+                of_key(key),
+                of_value(value),
+                value if isinstance(options, VarlenOptions) else None,
+                *_options_read(slopes, options, merged=self._merged),
+                lse if self._key_norms is None else self._key_norms(key, _as_dense(options).key_padding_mask),
+                out,
+                lse,
+                log2_sum,
+                ranges,
+                _query_offset(options),
             )
         return out, lse, log2_sum, ranges
 
@@ -340,7 +348,7 @@ class KeyNorms:
 
     def __call__(self, key: Tensor, mask: Tensor | None) -> Tensor:
         norms = key.new_empty(self._programs, dtype=torch.float32)
-        self._launch(key=key, key_padding_mask=mask, norms=norms)
+        self._launch(key, mask, norms)
         return norms
 
 
@@ -365,7 +373,7 @@ class KeyRanges:
 
     def __call__(self, ranges: Tensor) -> Tensor:
         key_ranges = ranges.new_empty(self._shape)
-        self._launch(ranges=ranges, key_ranges=key_ranges)
+        self._launch(ranges, key_ranges)
         return key_ranges
 
 
@@ -377,6 +385,8 @@ class Backward:
         grad_out: Tensor,
         grad_lse: Tensor | None,
         out: Tensor,
+        lse: Tensor,
+        slopes_need_grad: bool,
         query: Tensor,
         key: Tensor,
         value: Tensor,
@@ -389,7 +399,11 @@ class Backward:
         skipping = skips(options, query, key)
         read = functools.partial(Reader, access=access, merged=self._merged)
         readers = read(grad_out), read(query), read(key), read(value)
-        of_grad_query, of_grad_key = _strides_like(query), _strides_like(key)
+        rows = torch.empty_like(_shell(lse))
+        results = [allocate_like(_shell(tensor)) for tensor in (query, key, value)]
+        last = rows if slopes_need_grad else slopes.new_empty(0, device="meta")
+        self._shells = [*results, rows, rows, last]
+        of_grad_query, of_grad_key = strides_of(results[0]), strides_of(results[1])
         self._readers = readers
         self._copies_out = strides_of(out) != of_grad_query
         shared = {
@@ -421,43 +435,42 @@ class Backward:
         )
 
     def __call__(self, tensors: tuple[Any, ...], options: _Options) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        grad_out, grad_lse, out, lse, log2_sum, ranges, slopes_need_grad, query, key, value, slopes = tensors
-        grad_query, grad_key, grad_value = allocate_like(query), allocate_like(key), allocate_like(value)
-        lse2, delta = torch.empty_like(lse), torch.empty_like(lse)
-        grad_slope_rows = torch.empty_like(lse) if slopes_need_grad else None
+        grad_out, grad_lse, out, _, log2_sum, ranges, slopes_need_grad, query, key, value, slopes = tensors
+        grad_query, grad_key, grad_value, lse2, delta, grad_slopes = allocate(self._shells, query.device)
         if self._copies_out:
             out = allocate_like(query).copy_(out)
         rows = [reader(tensor) for reader, tensor in zip(self._readers, (grad_out, query, key, value), strict=True)]
-        shared = {"lse2": lse2, "delta": delta, **_changing(slopes, options, merged=self._merged)}
+        read, offset = _options_read(slopes, options, merged=self._merged), _query_offset(options)
         with on(query.device):
             if query.numel():
+                grad_out, *inputs = [tiles(tensor) for tiles, tensor in zip(self._query_tiles, rows, strict=True)]
                 self._query_launch(
-                    **{name: tiles(tensor) for (name, tiles), tensor in zip(self._query_tiles, rows, strict=True)},
-                    grad_lse=grad_lse,
-                    out=out,
-                    log2_sum=log2_sum,
-                    ranges=ranges,
-                    grad_query=grad_query,
-                    grad_slope_rows=grad_slope_rows,
-                    **shared,
+                    grad_out,
+                    grad_lse,
+                    out,
+                    log2_sum,
+                    ranges,
+                    *inputs,
+                    *read,
+                    delta,
+                    lse2,
+                    grad_query,
+                    grad_slopes if slopes_need_grad else None,
+                    offset,
                 )
             if key.numel():
-                self._key_launch(
-                    **{name: tiles(tensor) for (name, tiles), tensor in zip(self._key_tiles, rows, strict=True)},
-                    key_ranges=ranges if self._key_ranges is None else self._key_ranges(ranges),
-                    grad_key=grad_key,
-                    grad_value=grad_value,
-                    **shared,
-                )
-        grad_slopes = slopes.new_empty(0) if grad_slope_rows is None else _sum_slopes(grad_slope_rows, slopes, options)
+                grad_out, *inputs = [tiles(tensor) for tiles, tensor in zip(self._key_tiles, rows, strict=True)]
+                key_ranges = ranges if self._key_ranges is None else self._key_ranges(ranges)
+                self._key_launch(grad_out, lse2, delta, key_ranges, *inputs, *read, grad_key, grad_value, offset)
+        if slopes_need_grad:
+            grad_slopes = _sum_slopes(grad_slopes, slopes, options)
         return grad_query, grad_key, grad_value, grad_slopes
 
 
-def _tiles_of_all(readers: tuple[Reader, ...], tiles: Tiles) -> list[tuple[str, Callable[[Tensor], Any]]]:
-    """For grad_out, query, key and value, the name and what kernels take."""
+def _tiles_of_all(readers: tuple[Reader, ...], tiles: Tiles) -> list[Callable[[Tensor], Any]]:
+    """What kernels take for grad_out, query, key and value."""
     rows = (tiles.block_m, tiles.block_m, tiles.block_n, tiles.block_n)
-    names = ("grad_out", "query", "key", "value")
-    return [(name, reader.tiles(count)) for name, reader, count in zip(names, readers, rows, strict=True)]
+    return [reader.tiles(count) for reader, count in zip(readers, rows, strict=True)]
 
 
 _known: CallCache[Any] = CallCache()
@@ -483,8 +496,8 @@ def forward(query: Tensor, key: Tensor, value: Tensor, slopes: Tensor, options: 
 
 def backward(tensors: tuple[Any, ...], options: _Options) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     grad_out, grad_lse, out, lse, log2_sum, ranges, slopes_need_grad, *inputs = tensors
-    described = grad_out, grad_lse, out, *inputs
-    return _known_call(Backward, described, options, lse, log2_sum, ranges, slopes_need_grad)(tensors, options)
+    described = grad_out, grad_lse, out, lse, slopes_need_grad, *inputs
+    return _known_call(Backward, described, options, log2_sum, ranges)(tensors, options)
 
 
 def _row_strides(rows: Tensor | None) -> dict[str, int]:
@@ -531,4 +544,6 @@ OPERATORS = (
 for _name, _forward, _backward in OPERATORS:
     LIBRARY.impl(f"{_name}.triton", _forward, DISPATCH_KEY)
     LIBRARY.impl(f"{_name}_backward.triton", _backward, DISPATCH_KEY)
-    shorten(_name, "triton", without_dispatcher(_name, "triton", _forward, _backward))
+    if backends.extension is not None:
+        in_python = getattr(backends.extension, f"{_name}_in_python")
+        shorten(_name, "triton", in_python(_forward, _backward))

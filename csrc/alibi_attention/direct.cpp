@@ -1,7 +1,10 @@
 #include "direct.h"
 
+#include "../calls/kind.h"
+
 #include <ATen/ATen.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/record_function.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/csrc/utils/pybind.h>
@@ -54,11 +57,21 @@ struct Varlen {
   static constexpr const char* forward = "seqwarm::alibi_attention_varlen";
   static constexpr const char* backward = "seqwarm::alibi_attention_varlen_backward";
 };
+struct Native {
+  static constexpr const char* name = "native";
+};
+struct Triton {  // Its kernels are in Python.
+  static constexpr const char* name = "triton";
+};
 
-// An operator that takes query, key, value and slopes, three tensors of which a `T` each may be None, and `Numbers`.
-template <typename Operator, typename T, typename... Numbers>
-struct Attention : torch::autograd::Function<Attention<Operator, T, Numbers...>> {
+// A backend's operator that takes query, key, value and slopes, three tensors of which a `T` each may be None, and
+// `Numbers`.
+template <typename Operator, typename Backend, typename T, typename... Numbers>
+struct Attention : torch::autograd::Function<Attention<Operator, Backend, T, Numbers...>> {
   static constexpr bool is_traceable = true;
+  static constexpr bool in_python = std::is_same_v<Backend, Triton>;
+  static inline PyObject* python_forward = nullptr;
+  static inline PyObject* python_backward = nullptr;
 
   static std::pair<Tensor, Tensor> call(
       const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& slopes, const T& first,
@@ -117,10 +130,14 @@ struct Attention : torch::autograd::Function<Attention<Operator, T, Numbers...>>
     using Call = FourTensors(
         const Tensor&, const Tensor&, const Tensor&, const Tensor&, const T&, const T&, const Maybe&,
         in_schema<Numbers>...);
-    static const auto handle =
-        c10::Dispatcher::singleton().findSchemaOrThrow(Operator::forward, "native").template typed<Call>();
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
-    return handle.call(query, key, value, slopes, first, second, seed, numbers...);
+    if constexpr (in_python) {
+      RECORD_FUNCTION(Operator::forward, {});
+      return call_python(python_forward, query, key, value, slopes, first, second, seed, numbers...);
+    } else {
+      static const auto handle = find<Call>(Operator::forward);
+      return handle.call(query, key, value, slopes, first, second, seed, numbers...);
+    }
   }
 
   // The operator refuses to be differentiated again, with an autograd of its own. It costs time only where a second
@@ -132,28 +149,60 @@ struct Attention : torch::autograd::Function<Attention<Operator, T, Numbers...>>
     using Call = FourTensors(
         const Tensor&, const Maybe&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, bool, const Tensor&,
         const Tensor&, const Tensor&, const Tensor&, const T&, const T&, const Maybe&, in_schema<Numbers>...);
-    static const auto handle =
-        c10::Dispatcher::singleton().findSchemaOrThrow(Operator::backward, "native").template typed<Call>();
+    const bool differentiates = at::GradMode::is_enabled();
     const c10::impl::ExcludeDispatchKeyGuard below_autograd(
-        at::GradMode::is_enabled() ? c10::DispatchKeySet() : c10::autograd_dispatch_keyset_with_ADInplaceOrView);
+        differentiates ? c10::DispatchKeySet() : c10::autograd_dispatch_keyset_with_ADInplaceOrView);
+    if (in_python && !differentiates && is_plain_state() && is_plain(grad_out)) {
+      RECORD_FUNCTION(Operator::backward, {});
+      return call_python(
+          python_backward, grad_out, grad_lse, out, lse, log2_sum, ranges, slopes_need_grad, query, key, value, slopes,
+          first, second, seed, numbers...);
+    }
+    static const auto handle = find<Call>(Operator::backward);
     return handle.call(
         grad_out, grad_lse, out, lse, log2_sum, ranges, slopes_need_grad, query, key, value, slopes, first, second, seed,
         numbers...);
   }
+
+  template <typename Call>
+  static auto find(const char* name) {
+    return c10::Dispatcher::singleton().findSchemaOrThrow(name, Backend::name).template typed<Call>();
+  }
+
+  template <typename... Arguments>
+  static FourTensors call_python(PyObject* function, const Arguments&... arguments) {
+    const py::gil_scoped_acquire gil;
+    return py::handle(function)(arguments...).template cast<FourTensors>();
+  }
 };
 
 using MaybeInt = std::optional<int64_t>;
-using DenseAttention = Attention<Dense, Maybe, int64_t, bool, double, MaybeInt, MaybeInt, double, double>;
-using VarlenAttention = Attention<Varlen, Tensor, int64_t, int64_t, bool, double, MaybeInt, double, double>;
+template <typename Backend>
+using DenseAttention = Attention<Dense, Backend, Maybe, int64_t, bool, double, MaybeInt, MaybeInt, double, double>;
+template <typename Backend>
+using VarlenAttention = Attention<Varlen, Backend, Tensor, int64_t, int64_t, bool, double, MaybeInt, double, double>;
+
+template <typename Operator>
+py::cpp_function with_python_kernels(py::function forward, py::function backward) {
+  Operator::python_forward = forward.release().ptr();
+  Operator::python_backward = backward.release().ptr();
+  return torch::wrap_pybind_function(&Operator::call);
+}
 
 }  // namespace
 
 void define_direct_calls(py::module_& module) {
   module.def(
-      "alibi_attention", torch::wrap_pybind_function_no_gil(&DenseAttention::call),
+      "alibi_attention", torch::wrap_pybind_function_no_gil(&DenseAttention<Native>::call),
       "The operator's out and lse, for a checked call.");
   module.def(
-      "alibi_attention_varlen", torch::wrap_pybind_function_no_gil(&VarlenAttention::call),
+      "alibi_attention_varlen", torch::wrap_pybind_function_no_gil(&VarlenAttention<Native>::call),
+      "Likewise, of packed sequences.");
+  module.def(
+      "alibi_attention_in_python", &with_python_kernels<DenseAttention<Triton>>,
+      "The same function for the Triton backend, whose kernels are Python functions: forward and backward.");
+  module.def(
+      "alibi_attention_varlen_in_python", &with_python_kernels<VarlenAttention<Triton>>,
       "Likewise, of packed sequences.");
 }
 
