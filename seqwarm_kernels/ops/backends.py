@@ -27,7 +27,17 @@ _CUDA_RESIZE = switch("SEQWARM_CUDA_RESIZE") == "1"
 
 #: The compiled extension, where it serves.
 extension: ModuleType | None = None
-_EXPECTED = ("alibi_attention", "alibi_attention_varlen", "call_kind", "resize_call")  #: what Python calls in it
+
+#: What Python calls in the extension.
+_EXPECTED = (
+    "alibi_attention",
+    "alibi_attention_in_python",
+    "alibi_attention_varlen",
+    "alibi_attention_varlen_in_python",
+    "allocate",
+    "call_kind",
+    "resize_call",
+)
 
 _Dtypes = tuple[torch.dtype, ...]
 
