@@ -254,15 +254,16 @@ def test_an_output_that_is_not_used_has_no_gradient(backend):
 
 def test_tensors_that_repeat_memory_are_copied_for_bulk_copies():
     """Bulk copies read no row twice. Pointers do, and then nothing is copied."""
-    from seqwarm_kernels.ops.alibi_attention import triton as host
+    from seqwarm_kernels.ops.alibi_attention.triton_readers import Reader, is_aligned
+    from seqwarm_kernels.ops.alibi_attention.triton_tiles import ALIGNED, BULK
 
     expanded = torch.randn(1, 1, 6, 8, dtype=torch.float16).expand(2, 3, 6, 8)
     for gradient in (expanded, torch.ones(()).half().expand(2, 3, 6, 8)):
-        copied = host.Reader(gradient, host.BULK.value)(gradient)
-        assert host.is_aligned(copied)
+        copied = Reader(gradient, BULK.value)(gradient)
+        assert is_aligned(copied)
         assert 0 not in copied.stride()
         torch.testing.assert_close(copied, gradient, rtol=0, atol=0)
-    assert host.Reader(expanded, host.ALIGNED.value)(expanded) is expanded
+    assert Reader(expanded, ALIGNED.value)(expanded) is expanded
 
 
 def test_a_kernel_is_looked_up_once_and_then_gets_the_same_arguments():
