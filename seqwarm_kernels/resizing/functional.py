@@ -10,8 +10,10 @@ from torch import Tensor
 
 from ..ops.call_kind import CallCache, call_kind
 from ..utils.checks import check_bool, check_int
-from .checked_call import DirectCall, Options, cached_call
+from .checked_call import CheckedCall, DirectCall, Options, cached_call
 from .containers import flatten_batch, unflatten_batch
+from .packed import PackedCall, packed_call
+from .packing import PACKED_NAMES, packed_bounds
 
 
 class ResizeInfo(NamedTuple):
@@ -105,9 +107,15 @@ def resize_batch(
             raise ValueError("out must be None with copy=False: views are not written anywhere")
     entries = flatten_batch(batch)
     options = Options(mode=mode, remainder=remainder, seq_dim=seq_dim, keep_last_token=keep_last_token, backend=backend)
-    call = cached_call(entries, options, pad_values, keys, mask_keys)
+    is_plain = entries is batch and PACKED_NAMES.isdisjoint(batch)  # the usual batch, without a look at each name
+    bounds = None if is_plain else packed_bounds(entries, seq_dim)
+    call: CheckedCall | PackedCall
+    if bounds is None:
+        call = cached_call(entries, options, pad_values, keys, mask_keys)
+    else:
+        call = packed_call(entries, bounds, options, pad_values, keys, mask_keys)
     new_entries, sizes, info = call.run(entries, seq_len, copy, out, return_info)
-    if kind is not None:
+    if kind is not None and is_plain and isinstance(call, CheckedCall):  # the values of others may make them packed
         _direct_calls.remember(kind, call.direct(copy))
     new_batch = unflatten_batch(batch, new_entries, sizes)
     return (new_batch, ResizeInfo(*info)) if return_info else new_batch

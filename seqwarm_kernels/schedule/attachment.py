@@ -23,6 +23,9 @@ _ATTRIBUTE = "_seqwarm_attachment"
 class Resizer(Protocol):
     """A scheduler, or another object that resizes batches to its current length."""
 
+    @property
+    def seq_length(self) -> int: ...
+
     def resize(self, batch: Any, **resize_options: Any) -> Any: ...
 
 
@@ -30,14 +33,15 @@ class Seen(NamedTuple):
     """Amount of data that went through a model."""
 
     tokens: int  #: after resizing: the tokens of the attention mask, or all tokens without a mask
-    samples: int  #: rows after resizing
+    samples: int  #: rows after resizing; of packed batches, sequences
 
 
 class Attachment:
     """Resizes the arguments of a model's calls in training mode. Made by `SequenceLengthScheduler.attach`.
 
     Attributes:
-        seq_length: Length of the last batch in training mode, after resizing; None before the first batch.
+        seq_length: Length of the last batch in training mode, after resizing; None before the first batch. Sequences
+            of a packed batch may all be shorter.
     """
 
     def __init__(self, model: nn.Module, scheduler: Resizer, resize_options: Mapping[str, Any]) -> None:
@@ -113,10 +117,11 @@ class Attachment:
         return tuple(resized.pop(name) for name in names), resized
 
     def _resized(self, batch: Any) -> Any:
+        seq_length = self._scheduler.seq_length
         result, info = self._scheduler.resize(batch, **self._options, return_info=True)
         self._tokens.append(info.num_valid_tokens)
-        rows, self.seq_length = info.position_ids.shape
-        self._samples += rows
+        self._samples += len(info.valid_lengths)  # a packed batch has one row of several sequences
+        self.seq_length = min(seq_length, info.position_ids.shape[1])
         return result
 
 

@@ -45,6 +45,11 @@ def resizing_rule(mode: str, remainder: str, keep_last_token: bool) -> str:
     return "flatten" if mode == "flatten" else f"reshape_{remainder}"
 
 
+def check_seq_dim(seq_dim: int) -> None:
+    if check_int("seq_dim", seq_dim) not in (0, 1):
+        raise ValueError(f"seq_dim must be 1 for (batch, sequence, ...) or 0 for (sequence, batch, ...), got {seq_dim}")
+
+
 def check_string(argument: str, value: object) -> None:
     if not isinstance(value, str):
         raise TypeError(f"{argument} must be a string, got {type(value).__name__}")
@@ -75,6 +80,12 @@ def check_names(argument: str, names: Collection[str] | None, batch: Mapping[str
             raise ValueError(f"{argument} names {name!r}, the tensors of the batch are {tensor_names(batch)}")
 
 
+def check_keys(keys: Collection[str] | None, batch: Mapping[str, object]) -> None:
+    if keys is not None and not keys:
+        raise ValueError("keys must name at least one tensor of the batch, got none")
+    check_names("keys", keys, batch)
+
+
 def is_list(value: object) -> bool:
     return type(value) in (list, tuple)
 
@@ -92,12 +103,9 @@ def batch_layout(
     mask_keys: Collection[str] | None,
 ) -> Layout:
     """Which tensors are resized and how, and their common batch size and sequence length."""
-    if check_int("seq_dim", seq_dim) not in (0, 1):
-        raise ValueError(f"seq_dim must be 1 for (batch, sequence, ...) or 0 for (sequence, batch, ...), got {seq_dim}")
+    check_seq_dim(seq_dim)
     check_name_arguments(None, keys, mask_keys)
-    if keys is not None and not keys:
-        raise ValueError("keys must name at least one tensor of the batch, got none")
-    check_names("keys", keys, batch)
+    check_keys(keys, batch)
     check_names("mask_keys", mask_keys, batch)
     taking_part = {
         name: value
@@ -112,7 +120,7 @@ def batch_layout(
     if mode == "truncate":  # the number of rows does not change, so a vector of any length is kept
         kinds = {n: kind for n, kind in kinds.items() if kind != Kind.ROW or len(taking_part[n]) == batch_size}
     _check_rows(taking_part, kinds, batch_size)
-    _check_one_device(taking_part)
+    check_one_device(taking_part)
     row_lists = [] if mode == "truncate" else _row_lists(batch, keys, batch_size)
     if row_lists and mode == "flatten":
         raise _no_place(row_lists[0], f"of {batch_size} entries")
@@ -140,10 +148,9 @@ def _no_place(name: str, what: str) -> ValueError:
 def _kind(name: str, tensor: Tensor, seq_dim: int, mask_keys: Collection[str] | None) -> Kind:
     if tensor.dim() == 1:
         return Kind.ROW
-    if _is_square_mask(tensor) and is_mask(name, mask_keys):
+    if is_square_mask(tensor) and is_mask(name, mask_keys):
         return Kind.SQUARE
-    own = own_name(name)
-    return Kind.LABEL if own == "labels" or own.endswith("_labels") else Kind.SEQUENCE
+    return Kind.LABEL if is_label(name) else Kind.SEQUENCE
 
 
 def own_name(path: object) -> str:
@@ -151,11 +158,15 @@ def own_name(path: object) -> str:
     return str(path).rpartition(".")[2]
 
 
+def is_label(name: str) -> bool:
+    return f"_{own_name(name)}".endswith("_labels")
+
+
 def is_mask(name: str, mask_keys: Collection[str] | None) -> bool:
     return own_name(name).endswith("_mask") if mask_keys is None else name in mask_keys
 
 
-def _is_square_mask(tensor: Tensor) -> bool:
+def is_square_mask(tensor: Tensor) -> bool:
     """(B, S, S) or (B, 1, S, S)."""
     has_right_rank = tensor.dim() == 3 or (tensor.dim() == 4 and tensor.shape[1] == 1)
     return has_right_rank and tensor.shape[-1] == tensor.shape[-2]
@@ -208,7 +219,7 @@ def _check_rows(tensors: dict[str, Tensor], kinds: dict[str, Kind], batch_size: 
             )
 
 
-def _check_one_device(tensors: dict[str, Tensor]) -> None:
+def check_one_device(tensors: dict[str, Tensor]) -> None:
     devices = {name: str(tensor.device) for name, tensor in tensors.items()}
     if len(set(devices.values())) > 1:
         raise ValueError(f"the tensors of batch must be on one device, got {devices}")

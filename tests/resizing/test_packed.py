@@ -1,0 +1,288 @@
+"""Packed batches: each sequence is cut on its own, against lists cut in plain Python."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from seqwarm_kernels import resize_batch
+from seqwarm_kernels.data import PackedCollator
+from tests.support.tiers import examples
+
+METHODS = [
+    {"mode": "truncate"},
+    {"mode": "reshape"},
+    {"mode": "reshape", "remainder": "pad"},
+    {"mode": "reshape", "remainder": "overlap"},
+    {"mode": "flatten"},
+]
+#: Names of the boundaries, and of the longest sequence.
+SPELLINGS = [
+    (["cu_seq_lens_q", "cu_seq_lens_k"], ["max_length_q", "max_length_k"]),
+    (["cu_seqlens_q", "cu_seqlens_k"], ["max_seqlen_q", "max_seqlen_k"]),
+    (["cu_seqlens"], ["max_seqlen"]),
+    (["cu_seq_q", "cu_seq_k"], ["max_q", "max_k"]),
+]
+methods = st.sampled_from(METHODS)
+dtypes = st.sampled_from([torch.int32, torch.int64])
+
+
+def cut(length, seq_len, mode, remainder="drop"):
+    """The pieces of one sequence as lists of (position, is_repeated), written down from the documentation."""
+    tokens = [(position, False) for position in range(length)]
+    if length <= seq_len:
+        return [tokens]
+    if mode == "truncate":
+        return [tokens[:seq_len]]
+    pieces = [tokens[start : start + seq_len] for start in range(0, length, seq_len)]
+    short = len(pieces[-1]) < seq_len
+    if short and mode == "reshape" and remainder == "drop":
+        return pieces[:-1]
+    if short and mode == "reshape" and remainder == "overlap":
+        known = (len(pieces) - 1) * seq_len
+        pieces[-1] = [(position, position < known) for position in range(length - seq_len, length)]
+    return pieces
+
+
+def bounds_of(lengths):
+    bounds = [0]
+    for length in lengths:
+        bounds.append(bounds[-1] + length)
+    return bounds
+
+
+def row(values, is_flat=False, dtype=torch.int64):
+    made = torch.tensor(values, dtype=dtype)
+    return made if is_flat else made[None]
+
+
+def check_same(found, expected):
+    for name, value in expected.items():
+        if isinstance(value, torch.Tensor):
+            torch.testing.assert_close(found[name], value, rtol=0, atol=0)
+        else:
+            assert found[name] == value, name
+
+
+def packed(tokens, spelling, dtype, is_flat, first_position):
+    """A packed batch of (id, label, sequence, position) tokens, and the lengths of its sequences."""
+    ids, labels, sequences, positions = zip(*tokens, strict=True)
+    lengths = [sequences.count(sequence) for sequence in range(sequences[-1] + 1)]
+    batch = {name: torch.tensor(bounds_of(lengths), dtype=dtype) for name in spelling[0]}
+    return batch | {
+        **dict.fromkeys(spelling[1], max(lengths)),
+        "input_ids": row(ids, is_flat),
+        "labels": row(labels, is_flat, dtype),
+        "position_ids": row([first_position + position for position in positions], is_flat, dtype),
+        "seq_idx": row(sequences, is_flat, torch.int32),
+        "features": row([[token, -1.5] for token in ids], is_flat, torch.float32),
+        "name": "batch",
+    }
+
+
+@examples(50)
+@given(
+    lengths=st.lists(st.integers(1, 13), min_size=1, max_size=6),
+    seq_len=st.integers(1, 15),
+    method=st.sampled_from(METHODS),
+    spelling=st.sampled_from(SPELLINGS),
+    dtype=st.sampled_from([torch.int32, torch.int64]),
+    is_flat=st.booleans(),
+    first_position=st.sampled_from([0, 2]),
+    model_shifts=st.booleans(),
+    copy=st.booleans(),
+)
+def test_each_sequence_is_cut_on_its_own(
+    lengths, seq_len, method, spelling, dtype, is_flat, first_position, model_shifts, copy
+):
+    """`model_shifts`: the first label of each sequence does not count. Otherwise a label is that of the next token."""
+    old, new = [], []
+    for sequence, length in enumerate(lengths):
+        ids = [100 * sequence + position for position in range(length)]
+        labels = [-100 if model_shifts and position == 0 else 1000 + token for position, token in enumerate(ids)]
+        old += [(ids[position], labels[position], sequence, position) for position in range(length)]
+        for piece in cut(length, seq_len, **method):
+            number = new[-1][2] + 1 if new else 0
+            for slot, (position, is_repeated) in enumerate(piece):
+                ignored = is_repeated or (model_shifts and slot == 0)
+                new.append((ids[position], -100 if ignored else labels[position], number, slot))
+    layout = spelling, dtype, is_flat, first_position
+    batch, expected = packed(old, *layout), packed(new, *layout)
+
+    resized, info = resize_batch(batch, seq_len, copy=copy, return_info=True, **method)
+
+    assert list(resized) == list(batch)
+    check_same(resized, expected)
+    check_same(batch, packed(old, *layout))
+    slots = [slot for *_, slot in new]
+    assert info.valid_lengths.tolist() == expected[spelling[0][0]].diff().tolist()
+    assert info.position_ids.tolist() == [slots]
+    assert info.num_valid_tokens == len(new)
+    shared = resized["features"].data_ptr() == batch["features"].data_ptr()
+    assert shared == (not copy and seq_len >= max(lengths))
+
+
+@examples(50)
+@given(
+    lengths=st.lists(st.integers(1, 9), min_size=2, max_size=5),
+    seq_len=st.integers(1, 10),
+    method=st.sampled_from(METHODS),
+    names=st.sampled_from([["position_ids"], ["seq_idx"], ["seq_idx", "position_ids"]]),
+    seq_dim=st.sampled_from([0, 1]),
+    hides=st.booleans(),
+)
+def test_sequences_are_found_by_positions(lengths, seq_len, method, names, seq_dim, hides):
+    """The result is that of the same batch with boundaries."""
+    tokens = [(sequence, position) for sequence, length in enumerate(lengths) for position in range(length)]
+    batch = {"input_ids": row([10 * sequence + position for sequence, position in tokens])}
+    batch |= {"position_ids": row([position for _, position in tokens]), "seq_idx": row([n for n, _ in tokens])}
+    batch = {name: value for name, value in batch.items() if name in ("input_ids", *names)}
+    batch["attention_mask"] = torch.ones_like(batch["input_ids"])
+    if not hides or "position_ids" not in names:
+        del batch["attention_mask"]
+    if seq_dim == 0:
+        batch = {name: value.T for name, value in batch.items()}
+    expected = resize_batch(
+        batch | {"cu_seqlens": torch.tensor(bounds_of(lengths))}, seq_len, seq_dim=seq_dim, **method
+    )
+    del expected["cu_seqlens"]
+    check_same(resize_batch(batch, seq_len, seq_dim=seq_dim, **method), expected)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("lengths", [[], [0], [0, 5, 0, 0, 3, 0]])
+def test_empty_sequences_stay(lengths, method):
+    bounds = torch.tensor(bounds_of(lengths))
+    batch = {"input_ids": torch.arange(int(bounds[-1]))[None], "cu_seqlens": bounds, "max_seqlen": 5}
+    resized = resize_batch(batch, 3, **method)
+    new_lengths = resized["cu_seqlens"].diff().tolist()
+    assert new_lengths == [len(piece) for length in lengths for piece in cut(length, 3, **method)]
+    assert resized["input_ids"].shape == (1, sum(new_lengths))
+    assert resized["max_seqlen"] == max(new_lengths, default=0)
+
+
+def collated():
+    return PackedCollator()([[1, 2, 3, 4, 5], [6, 7, 8], [9]])
+
+
+def test_the_batches_of_the_packed_collator():
+    resized = resize_batch(collated(), 2, mode="reshape", remainder="pad")
+    check_same(resized, PackedCollator()([[1, 2], [3, 4], [5], [6, 7], [8], [9]]))
+    check_same(resize_batch(collated(), 2), PackedCollator()([[1, 2], [6, 7], [9]]))
+
+
+def test_an_entry_for_each_sequence():
+    batch = collated() | {"weights": torch.tensor([0.5, 1.0, 2.0]), "row": torch.tensor([7]), "scale": torch.tensor(3)}
+    assert resize_batch(batch, 2)["weights"].tolist() == [0.5, 1.0, 2.0]
+    resized = resize_batch(batch, 2, mode="reshape", remainder="pad")
+    assert resized["weights"].tolist() == [0.5, 0.5, 0.5, 1.0, 1.0, 2.0]
+    assert resized["row"].tolist() == [7]
+
+
+def test_masked_tokens_are_not_counted():
+    batch = collated() | {"attention_mask": row([0, 1, 1, 1, 1, 1, 0, 1, 1])}
+    resized, info = resize_batch(batch, 3, return_info=True)
+    assert resized["attention_mask"].tolist() == [[0, 1, 1, 1, 0, 1, 1]]
+    assert info.valid_lengths.tolist() == [2, 2, 1]
+    assert info.position_ids.tolist() == [[0, 0, 1, 0, 0, 1, 0]]
+    assert info.num_valid_tokens == 5
+
+
+def test_tensors_that_keys_does_not_name_pass_through():
+    images = torch.zeros(4, 3, 8, 8)
+    resized = resize_batch(collated() | {"pixel_values": images}, 2, keys=["input_ids", "labels"])
+    assert resized.pop("pixel_values") is images
+    check_same(resized, resize_batch(collated(), 2))
+
+
+def test_longest_as_a_tensor_and_none():
+    batch = collated() | {"max_length_q": torch.tensor(5, dtype=torch.int32), "cu_seq_lens_k": None}
+    resized = resize_batch(batch, 2)
+    assert resized["max_length_q"].dtype == torch.int32
+    assert resized["max_length_q"] == 2
+    assert resized["cu_seq_lens_k"] is None
+
+
+def test_features_carry_gradients():
+    features = torch.ones(1, 9, 2, requires_grad=True)
+    resize_batch(collated() | {"features": features}, 2)["features"].sum().backward()
+    assert features.grad[0, :, 0].tolist() == [1, 1, 0, 0, 0, 1, 1, 0, 1]
+
+
+PADDED = {"input_ids": torch.arange(12).view(2, 6), "attention_mask": torch.tensor([[0, 0, 1, 1, 1, 1], [1] * 5 + [0]])}
+NOT_PACKED = [
+    {"input_ids": row(range(6)), "position_ids": row(range(6))},
+    {"input_ids": torch.arange(12).view(2, 6), "position_ids": torch.arange(6).expand(2, 6)},
+    {"input_ids": torch.arange(12).view(2, 6), "position_ids": torch.arange(6)},
+    PADDED | {"position_ids": torch.tensor([[1, 1, 0, 1, 2, 3], [2, 3, 4, 5, 6, 1]])},  # of generation, of RoBERTa
+    PADDED | {"position_ids": torch.tensor([[0, 0, 0, 1, 2, 3], [0, 1, 3, 4, 5, 0]])},
+    {"input_ids": torch.arange(12).view(2, 6), "position_ids": None, "cu_seq_lens_q": None},
+]
+
+
+@pytest.mark.parametrize("batch", NOT_PACKED)
+def test_other_batches_are_rows(batch):
+    assert resize_batch(batch, 4)["input_ids"].shape == (len(batch["input_ids"]), 4)
+
+
+def test_padding_between_sequences_joins_the_sequence_before_it():
+    mask, positions = row([1, 1, 1, 0, 1, 1, 0]), row([0, 1, 2, 0, 0, 1, 0])
+    batch = {"input_ids": row(range(7)), "attention_mask": mask, "position_ids": positions}
+    assert resize_batch(batch, 2)["input_ids"].tolist() == [[0, 1, 4, 5]]
+
+
+NO_BOUNDS = {"cu_seq_lens_q": None, "cu_seq_lens_k": None}
+IDS, TWO_ROWS = row(range(9)), torch.arange(18).view(2, 9)
+REFUSED = [
+    ({"cu_seq_lens_q": torch.tensor([0.0, 9.0])}, {}, TypeError, "'cu_seq_lens_q'.* a tensor of integers.*got torch.f"),
+    ({"cu_seq_lens_q": [0, 9]}, {}, TypeError, "'cu_seq_lens_q'.* must be a tensor of integers.* got list"),
+    ({"cu_seq_lens_q": torch.tensor([[0, 5, 9]])}, {}, ValueError, r"boundaries of sequences in one row.*got \(1, 3\)"),
+    ({"cu_seqlens": torch.tensor([1, 5, 9])} | NO_BOUNDS, {}, ValueError, r"with 0 and not fall, got \[1, 5, 9\]"),
+    ({"cu_seqlens": torch.tensor([0, 6, 5, 9])} | NO_BOUNDS, {}, ValueError, "must begin with 0 and not fall"),
+    ({"cu_seqlens": torch.tensor([0, 5, 8])} | NO_BOUNDS, {}, ValueError, r"'input_ids'\] must have one row of 8 t"),
+    (
+        {"cu_seq_lens_k": torch.tensor([0, 4, 9])},
+        {},
+        ValueError,
+        r"'cu_seq_lens_k'\] must equal batch\['cu_seq_lens_q'",
+    ),
+    ({"cu_seq_lens_k": torch.tensor([0, 9])}, {}, ValueError, "must equal"),
+    ({"labels": row(range(8))}, {}, ValueError, r"'labels'\] must have one row of 9 tokens.*got \(1, 8\).*keys="),
+    ({"input_ids": TWO_ROWS}, {}, ValueError, r"'input_ids'\] must have one row of 9 tokens.*got \(2, 9\)"),
+    ({"x_mask": torch.ones(1, 9, 9)}, {}, ValueError, r"'x_mask'\] must not be a mask over pairs .*got \(1, 9, 9\)"),
+    ({"x_mask": torch.ones(1, 1, 9, 9)}, {}, ValueError, "must not be a mask over pairs of tokens"),
+    ({"x": IDS.to_sparse()}, {}, TypeError, r"batch\['x'\] must be a dense tensor"),
+    ({"x": IDS.to("meta")}, {}, ValueError, "must be on one device"),
+    ({}, {"keep_last_token": True}, ValueError, "keep_last_token must be False for a packed batch"),
+    ({}, {"out": {}}, ValueError, "out must be None for a packed batch"),
+    ({}, {"backend": "native"}, ValueError, "backend must be None or 'reference' for a packed batch, got 'native'"),
+    ({}, {"backend": "fast"}, ValueError, "backend must be None or one of"),
+    ({}, {"seq_dim": 2}, ValueError, "seq_dim must be 1"),
+    ({}, {"mode": "fold"}, ValueError, "mode must be one of"),
+    ({}, {"keys": ["nothing"]}, ValueError, "keys names 'nothing'"),
+    ({}, {"keys": []}, ValueError, "keys must name at least one tensor"),
+    ({}, {"pad_values": {"labels": 0.5}}, ValueError, "must fit torch.int64"),
+]
+
+
+@pytest.mark.parametrize(("more", "options", "error", "message"), REFUSED)
+def test_what_is_not_recognized_is_refused(more, options, error, message):
+    bounds = torch.tensor([0, 5, 9])
+    batch = {"input_ids": IDS, "labels": IDS, "cu_seq_lens_q": bounds, "cu_seq_lens_k": bounds, **more}
+    with pytest.raises(error, match=message):
+        resize_batch(batch, 4, **options)
+
+
+@pytest.mark.parametrize("name", ["position_ids", "seq_idx"])
+def test_packed_sequences_in_several_rows_are_refused(name):
+    numbers = {"position_ids": [0, 1, 2, 3, 4, 5, 6, 0, 1], "seq_idx": [0] * 7 + [1] * 2}[name]
+    batch = {"input_ids": TWO_ROWS, name: torch.tensor([numbers, numbers])}
+    with pytest.raises(ValueError, match=rf"'{name}'\] must hold one sequence in each of its 2 rows, got .* in row 0"):
+        resize_batch(batch, 4)
+
+
+def test_a_compiled_graph_refuses_positions_that_start_anew():
+    compiled = torch.compile(lambda batch: resize_batch(batch, 4), fullgraph=True, backend="eager")
+    assert compiled(NOT_PACKED[0])["input_ids"].shape == (1, 4)
+    with pytest.raises(RuntimeError, match="position_ids holds packed sequences: resize them outside of the graph"):
+        compiled({"input_ids": row(range(6)), "position_ids": row([0, 1, 2, 0, 1, 2])})
