@@ -16,6 +16,9 @@ from ..utils.modules import forward_parameters, unwrapped
 #: resizing. A model that gets it divides its sum of losses by it.
 NUM_ITEMS_IN_BATCH = "num_items_in_batch"
 
+#: Argument with which TRL's trainers ask for losses of tokens, which they sum and divide themselves.
+FUSED_LM_HEAD = "fused_lm_head"
+
 #: Attribute in which a model keeps its attachment.
 _ATTRIBUTE = "_seqwarm_attachment"
 
@@ -107,6 +110,11 @@ class Attachment:
                 f"labels must be passed to the model with {NUM_ITEMS_IN_BATCH}, got {', '.join(inputs)}: labels "
                 "outside of the model are not cut to the length of its outputs; compute the loss in its forward, "
                 "without a compute_loss_func"
+            )
+        if inputs.get(FUSED_LM_HEAD):
+            raise ValueError(
+                f"{FUSED_LM_HEAD} must not be passed to the model: TRL divides its loss by the number of labels before "
+                "they are cut; call add_to(trainer) of SequenceLengthWarmup instead of passing it in callbacks"
             )
         resized = self._resized(inputs)
         if num_items is not None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from torch import nn
-from transformers import TrainerControl, TrainerState, TrainingArguments
+from transformers import Trainer, TrainerControl, TrainerState, TrainingArguments
 
 from ...schedule.scheduler import SequenceLengthScheduler
 from ..schedule_state import ScheduleState
@@ -30,9 +30,10 @@ class SequenceLengthWarmup(RestorableCallback):
 
         trainer.callback_handler.callbacks.insert(0, trainer.pop_callback(SequenceLengthWarmup))
 
-    The model must compute the loss: a `compute_loss_func` would get cut logits and whole labels. If the Trainer counts
-    the labels of a step, such a function is an error. If the batches of one step, on all ranks, keep different shares
-    of their labels, each batch is weighted by its number of labels before cutting, and a warning says so once.
+    With `callbacks=[warmup]` the model must compute the loss: a `compute_loss_func` would get cut logits and whole
+    labels. If the Trainer counts the labels of a step, such a function is an error. If the batches of one step, on all
+    ranks, keep different shares of their labels, each batch is weighted by its number of labels before cutting, and a
+    warning says so once. `warmup.add_to(trainer)` has neither limit. TRL's trainers need it.
 
     Args:
         scheduler: the schedule of sequence lengths.
@@ -50,6 +51,30 @@ class SequenceLengthWarmup(RestorableCallback):
     def __init__(self, scheduler: SequenceLengthScheduler, **resize_options: Any) -> None:
         super().__init__()
         self._schedule_state = ScheduleState(scheduler, resize_options)
+        self._batches: nn.Module | None = None  # through which batches pass after `add_to`
+
+    def add_to(self, trainer: Trainer) -> None:
+        """Add the callback to a Trainer whose loss is computed outside of the model, such as TRL's `SFTTrainer`.
+
+        Batches are cut when the Trainer takes them for a step, before it counts their labels. So its own counts, a
+        `compute_loss_func` and metrics see what the model is trained on. Do not pass the callback in `callbacks`, too.
+
+        Raises:
+            TypeError: `trainer` is not a Trainer.
+            ValueError: the trainer has this callback already.
+        """
+        if not isinstance(trainer, Trainer):
+            raise TypeError(f"trainer must be a transformers.Trainer, got {type(trainer).__name__}")
+        if self in trainer.callback_handler.callbacks or self._batches is not None:
+            raise ValueError("trainer must not have this callback yet: leave it out of callbacks, and add it once")
+        trainer.add_callback(self)
+        batches = self._batches = nn.Identity()
+        take = trainer.get_batch_samples
+
+        def take_resized(epoch_iterator: Iterator[Any], *args: Any, **kwargs: Any) -> Any:
+            return take(map(batches, epoch_iterator), *args, **kwargs)
+
+        trainer.__dict__["get_batch_samples"] = take_resized
 
     def on_train_begin(
         self,
@@ -59,7 +84,7 @@ class SequenceLengthWarmup(RestorableCallback):
         model: nn.Module | None = None,
         **kwargs: Any,
     ) -> None:
-        _check_arguments(args)
+        _check_arguments(args, cuts_batches=self._batches is not None)
         if state.global_step == 0:
             self._schedule_state.start()
         else:  # the Trainer sets `progress` only with restore_callback_states_from_checkpoint
@@ -67,7 +92,7 @@ class SequenceLengthWarmup(RestorableCallback):
             saved = states.get(type(self).__name__)
             self._schedule_state.resume(saved["attributes"]["progress"] if isinstance(saved, Mapping) else None)
         assert model is not None
-        self._schedule_state.attach(model)  # its wrapper in distributed or compiled training calls it
+        self._schedule_state.attach(self._batches or model)  # its wrapper in distributed or compiled training calls it
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         self._schedule_state.step(1, args.device)
@@ -106,11 +131,11 @@ class SequenceLengthWarmup(RestorableCallback):
         self._schedule_state.resume(saved)
 
 
-def _check_arguments(args: TrainingArguments) -> None:
-    if args.label_smoothing_factor:
+def _check_arguments(args: TrainingArguments, cuts_batches: bool) -> None:
+    if args.label_smoothing_factor and not cuts_batches:
         raise ValueError(
             f"label_smoothing_factor must be 0, got {args.label_smoothing_factor}: the Trainer smooths the labels of "
-            "the whole batch, outside of the model; compute a smoothed loss in the model's forward"
+            "the whole batch, outside of the model; call warmup.add_to(trainer) instead of passing it in callbacks"
         )
     if args.n_gpu > 1:
         raise ValueError(

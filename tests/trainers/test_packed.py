@@ -1,0 +1,129 @@
+"""Packed batches under warmup in the trainers: every sequence is cut, and logs count the tokens that the model sees."""
+
+import pytest
+import torch
+
+from seqwarm_kernels import SequenceLengthScheduler, apply_alibi, resize_batch
+
+pytest.importorskip("transformers")
+pytest.importorskip("accelerate")
+
+import transformers
+
+from seqwarm_kernels.trainers.huggingface import SequenceLengthWarmup
+
+from ..support.tiers import first_fast
+
+WORDS, LENGTH, SEQUENCES, LEARNING_RATE = 50, 40, 8, 0.5
+COLLATORS = [
+    transformers.DataCollatorWithFlattening(),
+    transformers.DataCollatorWithFlattening(return_flash_attn_kwargs=True, return_seq_idx=True),
+]
+METHODS = [{}, {"mode": "reshape", "remainder": "pad"}]
+
+
+def model():
+    torch.manual_seed(1)
+    config = transformers.LlamaConfig(
+        vocab_size=WORDS,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        max_position_embeddings=LENGTH,
+    )
+    made = transformers.LlamaForCausalLM(config)
+    apply_alibi(made, LENGTH)
+    return made
+
+
+def count_tokens(model):
+    """A list with the number of tokens of each forward in training mode."""
+    seen = []
+    model.model.embed_tokens.register_forward_pre_hook(
+        lambda embedding, inputs: seen.append(inputs[0].numel()) if embedding.training else None
+    )
+    return seen
+
+
+def schedule():
+    """Lengths 8, 16, 24, 32 of four steps."""
+    return SequenceLengthScheduler(8, LENGTH, duration=4, step_size=8)
+
+
+def sequences(number=4 * SEQUENCES):
+    torch.manual_seed(2)
+    return [{"input_ids": row.tolist()} for row in torch.randint(WORDS, (number, LENGTH))]
+
+
+def arguments(folder, config=transformers.TrainingArguments, **more):
+    return config(
+        output_dir=str(folder),
+        **{
+            "per_device_train_batch_size": SEQUENCES,
+            "learning_rate": LEARNING_RATE,
+            "lr_scheduler_type": "constant",
+            "optim": "sgd",
+            "max_grad_norm": 0.0,
+            "num_train_epochs": 1,
+            "train_sampling_strategy": "sequential",
+            "logging_steps": 1,
+            "save_strategy": "no",
+            "report_to": "none",
+            "disable_tqdm": True,
+            "use_cpu": True,
+            **more,
+        },
+    )
+
+
+def logged(trainer, name):
+    return [record[name] for record in trainer.state.log_history if "loss" in record]
+
+
+def by_hand(model, collator, data, method):
+    """Trains on the sequences of each step, cut one by one. The loss is the mean over all their labels."""
+    optimizer, lengths, losses = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE), schedule(), []
+    for start in range(0, len(data), SEQUENCES):
+        rows = [torch.tensor(item["input_ids"])[None] for item in data[start : start + SEQUENCES]]
+        cut = [resize_batch({"ids": row, "labels": row}, lengths.seq_length, **method) for row in rows]
+        count = sum((batch["labels"][:, 1:] != -100).sum() for batch in cut)
+        parts = [model(input_ids=batch["ids"], labels=batch["labels"], num_items_in_batch=count).loss for batch in cut]
+        sum(parts).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        lengths.step()
+        losses.append(sum(parts).item())
+    return losses
+
+
+@pytest.mark.parametrize("adds", [False, True])
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("collator", COLLATORS)
+def test_hugging_face_trains_on_every_sequence(tmp_path, collator, method, adds):
+    """The warmup used to truncate the packed row: 8 of 320 tokens trained in the first step."""
+    warmed, expected, warmup = model(), model(), SequenceLengthWarmup(schedule(), **method)
+    seen = count_tokens(warmed)
+    callbacks = None if adds else [warmup]
+    trainer = transformers.Trainer(
+        warmed, arguments(tmp_path), train_dataset=sequences(), data_collator=collator, callbacks=callbacks
+    )
+    if adds:
+        warmup.add_to(trainer)
+    trainer.train()
+    lengths = [8, 16, 24, 32]
+    assert logged(trainer, "seq_length") == lengths
+    assert seen == ([LENGTH * SEQUENCES] * 4 if method else [length * SEQUENCES for length in lengths])
+    assert logged(trainer, "train_tokens") == torch.tensor(seen).cumsum(0).tolist()
+    losses = by_hand(expected, collator, sequences(), method)
+    torch.testing.assert_close(logged(trainer, "loss"), losses, rtol=1e-4, atol=1e-4)
+    for name, parameter in expected.named_parameters():
+        torch.testing.assert_close(warmed.get_parameter(name), parameter, rtol=1e-4, atol=1e-5)
+
+
+def tokenizer():
+    tokenizers = pytest.importorskip("tokenizers")
+    words = {f"w{number}": number for number in range(WORDS)}
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="w0"))
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=made, pad_token="w0", eos_token="w1")
