@@ -82,7 +82,7 @@ def logged(trainer, name):
     return [record[name] for record in trainer.state.log_history if "loss" in record]
 
 
-def by_hand(model, collator, data, method):
+def by_hand(model, data, method):
     """Trains on the sequences of each step, cut one by one. The loss is the mean over all their labels."""
     optimizer, lengths, losses = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE), schedule(), []
     for start in range(0, len(data), SEQUENCES):
@@ -116,7 +116,7 @@ def test_hugging_face_trains_on_every_sequence(tmp_path, collator, method, adds)
     assert logged(trainer, "seq_length") == lengths
     assert seen == ([LENGTH * SEQUENCES] * 4 if method else [length * SEQUENCES for length in lengths])
     assert logged(trainer, "train_tokens") == torch.tensor(seen).cumsum(0).tolist()
-    losses = by_hand(expected, collator, sequences(), method)
+    losses = by_hand(expected, sequences(), method)
     torch.testing.assert_close(logged(trainer, "loss"), losses, rtol=1e-4, atol=1e-4)
     for name, parameter in expected.named_parameters():
         torch.testing.assert_close(warmed.get_parameter(name), parameter, rtol=1e-4, atol=1e-5)
@@ -127,3 +127,47 @@ def tokenizer():
     words = {f"w{number}": number for number in range(WORDS)}
     made = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="w0"))
     return transformers.PreTrainedTokenizerFast(tokenizer_object=made, pad_token="w0", eos_token="w1")
+
+
+def sft_trainer(folder, model, callbacks=None, **more):
+    trl = pytest.importorskip("trl")
+    datasets = pytest.importorskip("datasets")
+    config = arguments(folder, trl.SFTConfig, max_length=2 * LENGTH, per_device_train_batch_size=4, **more)
+    data = datasets.Dataset.from_list(sequences())
+    return trl.SFTTrainer(model, config, train_dataset=data, processing_class=tokenizer(), callbacks=callbacks)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_trl_trains_on_every_packed_sequence(tmp_path, method):
+    """Each row of TRL has two sequences, and each batch four rows."""
+    warmed, expected, warmup = model(), model(), SequenceLengthWarmup(schedule(), **method)
+    seen = count_tokens(warmed)
+    trainer = sft_trainer(tmp_path, warmed, packing=True)
+    order = [{"input_ids": ids} for row in trainer.train_dataset["input_ids"] for ids in (row[:LENGTH], row[LENGTH:])]
+    warmup.add_to(trainer)
+    trainer.train()
+    assert seen == ([LENGTH * SEQUENCES] * 4 if method else [length * SEQUENCES for length in (8, 16, 24, 32)])
+    assert logged(trainer, "train_tokens") == torch.tensor(seen).cumsum(0).tolist()
+    assert logged(trainer, "num_tokens") == logged(trainer, "train_tokens")
+    losses = by_hand(expected, order, method)
+    torch.testing.assert_close(logged(trainer, "loss"), losses, rtol=1e-4, atol=1e-4)
+
+
+def test_trl_without_add_to_is_refused(tmp_path):
+    """TRL would divide the loss of the tokens that are left by the number of all labels."""
+    trainer = sft_trainer(tmp_path, model(), [SequenceLengthWarmup(schedule())], packing=True)
+    with pytest.raises(ValueError, match=r"fused_lm_head must not be passed .* call add_to\(trainer\)"):
+        trainer.train()
+
+
+def test_add_to_is_called_once(tmp_path):
+    warmup = SequenceLengthWarmup(schedule())
+    trainer = transformers.Trainer(model(), arguments(tmp_path), callbacks=[warmup])
+    with pytest.raises(ValueError, match="must not have this callback yet"):
+        warmup.add_to(trainer)
+    trainer.remove_callback(warmup)
+    warmup.add_to(trainer)
+    with pytest.raises(ValueError, match="must not have this callback yet"):
+        warmup.add_to(trainer)
+    with pytest.raises(TypeError, match="trainer must be a transformers.Trainer, got int"):
+        SequenceLengthWarmup(schedule()).add_to(3)
