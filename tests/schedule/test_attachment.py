@@ -104,6 +104,33 @@ def test_tokens_and_samples_are_counted():
     assert attachment.take_seen() == (0, 0)
 
 
+@pytest.mark.parametrize(("mode", "tokens_and_samples"), [("truncate", (7, 2)), ("reshape", (11, 3))])
+def test_sequences_of_a_packed_batch_are_cut_and_counted(mode, tokens_and_samples):
+    """Sequences of 3 and 8 tokens at length 4. The first label of a sequence does not count."""
+    model, schedule = Model(), scheduler()
+    ids, positions = tokens(1, 11), torch.tensor([[0, 1, 2, *range(8)]])
+    labels = ids.where(positions != 0, -100)
+    attachment = schedule.attach(model, mode=mode, keys=["input_ids", "labels"])
+    rows = [ids[:, :3], *ids[:, 3:].split(4, dim=1)][: tokens_and_samples[1]]
+    sums = [
+        nn.functional.cross_entropy(model.head(model.embedding(row))[0, :-1], row[0, 1:], reduction="sum")
+        for row in rows
+    ]
+    kept = tokens_and_samples[0] - tokens_and_samples[1]
+    model.forward = lambda position_ids, **batch: Model.forward(model, **batch)
+    found = model(input_ids=ids, labels=labels, position_ids=positions, num_items_in_batch=torch.tensor(9.0))
+    torch.testing.assert_close(found, sum(sums) / kept)
+    assert attachment.take_seen() == tokens_and_samples
+    assert attachment.seq_length == 4
+
+
+def test_a_loss_that_is_divided_outside_is_refused():
+    model = Model()
+    scheduler().attach(model)
+    with pytest.raises(ValueError, match="fused_lm_head must not be passed to the model: TRL divides its loss"):
+        model(tokens(), labels=tokens(), fused_lm_head=True)
+
+
 def test_num_items_in_batch_is_scaled_by_the_share_of_kept_labels():
     """Two accumulated batches: the sum of their losses is divided by the number of their kept labels."""
     model, schedule = Model(), scheduler()

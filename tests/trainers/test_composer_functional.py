@@ -76,3 +76,13 @@ def test_bad_input():
         set_batch_sequence_length(batch, 3, truncate="yes")
     with pytest.raises(ValueError, match="seq_len must be at least 1, got 0"):
         set_batch_sequence_length(batch, 0)
+
+
+@pytest.mark.parametrize(("truncate", "kept"), [(True, [1, 2, 6, 7]), (False, list(range(1, 9)))])
+def test_each_sequence_of_a_packed_batch_is_cut(truncate, kept):
+    batch = {"input_ids": ids(list(range(1, 9))), "position_ids": ids([0, 1, 2, 3, 4, 0, 1, 2])}
+    cut = set_batch_sequence_length(batch, 2, truncate)
+    assert cut["input_ids"].tolist() == [kept]
+    assert cut["position_ids"].tolist() == [[0, 1, 0, 1] if truncate else [0, 1, 0, 1, 0, 0, 1, 0]]
+    with pytest.raises(ValueError, match="keep_last_token must be False for a packed batch"):
+        set_batch_sequence_length(batch, 2, preserve_end_of_sequence=True)

@@ -1,5 +1,9 @@
 """Packed batches under warmup in the trainers: every sequence is cut, and logs count the tokens that the model sees."""
 
+import itertools
+import json
+import os
+
 import pytest
 import torch
 
@@ -12,6 +16,7 @@ import transformers
 
 from seqwarm_kernels.trainers.huggingface import SequenceLengthWarmup
 
+from ..support.ranks import run_ranks
 from ..support.tiers import first_fast
 
 WORDS, LENGTH, SEQUENCES, LEARNING_RATE = 50, 40, 8, 0.5
@@ -98,9 +103,9 @@ def by_hand(model, data, method):
     return losses
 
 
-@pytest.mark.parametrize("adds", [False, True])
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("collator", COLLATORS)
+@pytest.mark.parametrize(
+    ("collator", "method", "adds"), first_fast([*itertools.product(COLLATORS, METHODS, [False, True])])
+)
 def test_hugging_face_trains_on_every_sequence(tmp_path, collator, method, adds):
     """The warmup used to truncate the packed row: 8 of 320 tokens trained in the first step."""
     warmed, expected, warmup = model(), model(), SequenceLengthWarmup(schedule(), **method)
@@ -120,6 +125,75 @@ def test_hugging_face_trains_on_every_sequence(tmp_path, collator, method, adds)
     torch.testing.assert_close(logged(trainer, "loss"), losses, rtol=1e-4, atol=1e-4)
     for name, parameter in expected.named_parameters():
         torch.testing.assert_close(warmed.get_parameter(name), parameter, rtol=1e-4, atol=1e-5)
+
+
+def trained(folder, collator, method, adds, **more):
+    """What the log says, and how many tokens went through this rank's model in each step."""
+    warmed, warmup = model(), SequenceLengthWarmup(schedule(), **method)
+    seen, callbacks = count_tokens(warmed), None if adds else [warmup]
+    data = [{**item, "labels": item["input_ids"]} for item in sequences()]
+    trainer = transformers.Trainer(
+        warmed, arguments(folder, **more), train_dataset=data, data_collator=collator, callbacks=callbacks
+    )
+    if adds:
+        warmup.add_to(trainer)
+    trainer.train()
+    return {"loss": logged(trainer, "loss"), "train_tokens": logged(trainer, "train_tokens"), "seen": seen}
+
+
+def all_trained(folder, **more):
+    collators = [COLLATORS[1], transformers.default_data_collator]  # packed, and rows of equal length
+    methods = [{}, {"mode": "reshape"}]  # neither pads
+    return [trained(folder, *case, **more) for case in itertools.product(collators, methods, [False, True])]
+
+
+def one_of_two(rank, port, folder):
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    found = all_trained(folder, ddp_backend="gloo", per_device_train_batch_size=SEQUENCES // 2)
+    (folder / f"{rank}.json").write_text(json.dumps(found))
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.slow
+def test_two_processes_train_on_what_the_log_says(tmp_path):
+    run_ranks(one_of_two, tmp_path)
+    alone = all_trained(tmp_path)
+    ranks = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1)]
+    for expected, *found in zip(alone, *ranks, strict=True):
+        seen = torch.tensor([rank["seen"] for rank in found]).sum(0)
+        assert seen.tolist() == expected["seen"]
+        for rank in found:
+            assert rank["train_tokens"] == seen.cumsum(0).tolist() == expected["train_tokens"]
+            torch.testing.assert_close(rank["loss"], expected["loss"], rtol=1e-4, atol=1e-4)
+
+
+def test_lightning_trains_on_every_sequence():
+    lightning = pytest.importorskip("lightning.pytorch")
+    from seqwarm_kernels.trainers import lightning as trainers
+
+    class Module(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.model, self.tokens = model(), []
+
+        def training_step(self, batch, batch_idx):
+            self.tokens.append(int(self.trainer.callback_metrics.get("train_tokens", 0)))
+            return self.model(**batch).loss
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=LEARNING_RATE)
+
+    module = Module()
+    seen = count_tokens(module.model)
+    loader = torch.utils.data.DataLoader(sequences(), SEQUENCES, collate_fn=COLLATORS[1])
+    quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
+    warmup = trainers.SequenceLengthWarmup(schedule(), mode="reshape", remainder="pad")
+    trainer = lightning.Trainer(accelerator="cpu", max_epochs=1, log_every_n_steps=1, callbacks=[warmup], **quiet)
+    trainer.fit(module, loader)
+    assert seen == [LENGTH * SEQUENCES] * 4
+    assert module.tokens == [0, *torch.tensor(seen).cumsum(0).tolist()[:3]]
+    assert warmup.state_dict()["train_tokens"] == sum(seen)
 
 
 def tokenizer():
@@ -169,5 +243,5 @@ def test_add_to_is_called_once(tmp_path):
     warmup.add_to(trainer)
     with pytest.raises(ValueError, match="must not have this callback yet"):
         warmup.add_to(trainer)
-    with pytest.raises(TypeError, match="trainer must be a transformers.Trainer, got int"):
+    with pytest.raises(TypeError, match=r"trainer must be a transformers\.Trainer, got int"):
         SequenceLengthWarmup(schedule()).add_to(3)

@@ -20,7 +20,7 @@ from ...resizing.functional import resize_batch
 from ...schedule.scheduler import SequenceLengthScheduler
 from ...utils.checks import check_bool, check_int, check_real
 from ...utils.modules import unwrapped
-from .functional import apply_alibi, rows_and_length, set_batch_sequence_length
+from .functional import apply_alibi, is_packed, rows_and_length, set_batch_sequence_length
 
 #: Checkpoints name `Alibi` by this path, which does not change if the file moves.
 _PUBLIC_MODULE = "seqwarm_kernels.trainers.composer"
@@ -42,7 +42,7 @@ class SeqLengthWarmup(Algorithm):
 
     Before the first batch on a CUDA device, the model runs once at full length to claim its memory, and is restored bit
     for bit (see `warmup_allocator`). With automatic microbatching, this run finds the microbatch size. It is skipped
-    under FSDP, and for batches that are not mappings.
+    under FSDP, and for batches that are packed or not mappings.
 
     `SeqLengthWarmup` runs after `Alibi`, in either order of the trainer's algorithms. Alibi first cuts the rows, and
     their length is min(the scheduled length, train_sequence_length_scaling · S). For a ramp to full rows, set
@@ -149,7 +149,7 @@ def claim_memory(state: State, batch: Any) -> None:
     Raises:
         torch.OutOfMemoryError: the microbatch does not fit, and its size is set by the caller, or is 1.
     """
-    if not isinstance(batch, Mapping):
+    if not isinstance(batch, Mapping) or is_packed(batch):
         return
     rows, length = rows_and_length(batch)
     if state.device_train_microbatch_size is not None:
@@ -192,7 +192,7 @@ class Alibi(Algorithm):
     Raises:
         TypeError: an argument has the wrong type.
         ValueError: an argument is out of range; at the start, the model has nothing to replace; at a batch, the length
-            of its rows is not a multiple of k.
+            of its rows is not a multiple of k, or the batch is packed.
     """
 
     def __init__(self, max_sequence_length: int, train_sequence_length_scaling: float = 0.25) -> None:
@@ -235,6 +235,11 @@ class Alibi(Algorithm):
             state.batch = self._cut(state.batch)
 
     def _cut(self, batch: object) -> object:
+        if is_packed(batch):
+            raise ValueError(
+                "train_sequence_length_scaling must be 1 for packed batches, whose sequences are not cut into equal "
+                f"parts, got {self.train_sequence_length_scaling}"
+            )
         _, length = rows_and_length(batch)
         if length == 0 or length % self._parts:
             raise ValueError(

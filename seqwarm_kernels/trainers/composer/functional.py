@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from ... import models
 from ...resizing.containers import flatten_batch
 from ...resizing.functional import resize_batch
+from ...resizing.packing import packed_bounds
 from ...utils.checks import check_bool, check_int
 from ...utils.modules import forward_parameters, guess_batch
 
@@ -75,9 +76,10 @@ def set_batch_sequence_length(
         batch: names and tensors, each (B, S) or (B, S, features...).
         curr_seq_len: tokens in a new row. Nothing is cut if this is at least S.
         truncate: keep the first tokens of each row, from its first valid one on. If False, read the batch as one stream
-            of tokens, cut the stream into rows, and drop the tail.
+            of tokens, cut the stream into rows, and drop the tail. The sequences of a packed batch are cut one by one,
+            and without `truncate` no token is dropped.
         preserve_end_of_sequence: with `truncate`, put the last valid token of a cut row into the row's last slot.
-            Needs an "attention_mask" (B, S).
+            Needs an "attention_mask" (B, S), and rows of one sequence.
 
     Returns:
         A new batch of the same type. Its tensors are the given ones where nothing is cut, views of the given ones where
@@ -101,3 +103,8 @@ def rows_and_length(batch: Any) -> tuple[int, int]:
     shapes = [value.shape for value in flatten_batch(batch).values() if isinstance(value, Tensor) and value.dim() > 1]
     # The largest size counts: a mask over pairs of tokens may be (B, 1, S, S).
     return max((shape[0] for shape in shapes), default=0), max((shape[1] for shape in shapes), default=0)
+
+
+def is_packed(batch: Any) -> bool:
+    """Whether `resize_batch` takes a batch for a packed one."""
+    return packed_bounds(flatten_batch(batch), 1) is not None

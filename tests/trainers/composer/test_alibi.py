@@ -55,6 +55,13 @@ def test_rows_are_cut_as_composer_reshapes_them(scaling, parts):
         torch.testing.assert_close(new[name], tensor.reshape(rows * parts, length // parts), rtol=0, atol=0)
 
 
+def test_packed_batches_are_not_cut():
+    batch = {"input_ids": torch.arange(8)[None], "position_ids": torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3]])}
+    assert cut(Alibi(8, 1), batch) is batch
+    with pytest.raises(ValueError, match=r"train_sequence_length_scaling must be 1 for packed batches.*got 0\.25"):
+        cut(Alibi(8), batch)
+
+
 def test_an_entry_for_each_row_is_repeated_for_each_of_its_parts():
     batch = {"input_ids": torch.arange(16).view(2, 8), "weight": torch.tensor([1.0, 2.0])}
     assert cut(Alibi(8, 0.5), batch)["weight"].tolist() == [1.0, 1.0, 2.0, 2.0]
