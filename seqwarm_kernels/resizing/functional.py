@@ -17,7 +17,10 @@ from .packing import PACKED_NAMES, packed_bounds
 
 
 class ResizeInfo(NamedTuple):
-    """Facts about a resized batch. A token is valid where the attention mask is not 0; without a mask all are valid."""
+    """Facts about a resized batch. A token is valid where the attention mask is not 0; without a mask all are valid.
+
+    The new rows of a packed batch are its new sequences, but `position_ids` is (1, tokens).
+    """
 
     valid_lengths: Tensor  #: (rows,) int32, number of valid tokens in each new row
     position_ids: Tensor  #: (rows, seq_len) int64, valid tokens before this one in its new row; 0 if not valid
@@ -50,6 +53,12 @@ def resize_batch(
     for each row, and so does a list or tuple with B entries. All other entries pass through. `seq_len >= S` changes
     nothing.
 
+    A packed batch is one row (1, T) of several sequences, or flat tensors (T,), with boundaries ("cu_seq_lens_q",
+    "cu_seqlens", ...), "position_ids" that start anew, or "seq_idx" that changes. Each sequence is cut as a row of its
+    own would be, but is not padded. Boundaries, the longest length ("max_length_q", ...), position ids, and labels of
+    first tokens are those of the new sequences. Boundaries, or else position ids, are read, which waits for their
+    device. The batch is copied by PyTorch's operators, at least one for each tensor.
+
     Args:
         batch: A mutable mapping of names to tensors (dict, OrderedDict, transformers' BatchEncoding and ModelOutput,
             a TensorDict, ...) or a dataclass. Containers can be nested: `keys`, `mask_keys`, `pad_values` and `out`
@@ -68,7 +77,7 @@ def resize_batch(
         pad_values: Value of a padded slot, by name. Default: −100 for "labels" and names that end in "_labels", 0 for
             all others.
         keep_last_token: With "truncate", a row whose last valid token was cut holds that token in its last slot, in
-            every tensor. Needs a (B, S) "attention_mask".
+            every tensor. Needs a (B, S) "attention_mask", and rows of one sequence.
         keys: Names of the tensors to resize; all other entries pass through. Default: all tensors.
         mask_keys: Names of the (B, S, S) and (B, 1, S, S) tensors that are masks over pairs of tokens. Default: names
             that end in "_mask". A (B, S, S) tensor of another name has S features for each token and keeps them all:
@@ -76,17 +85,18 @@ def resize_batch(
         copy: With False, the results are views of the input wherever a view can express them. "truncate" then reads
             the attention mask, which waits for the device, and raises if a row begins with padding.
         out: `BatchBuffers`, or contiguous tensors to write to, by name, each with the source's dtype and device and
-            large enough. The results are views of their first elements, so addresses stay the same.
+            large enough. The results are views of their first elements, so addresses stay the same. None for a packed
+            batch.
         return_info: Also return a `ResizeInfo`.
-        backend: None (best available), "reference", "native" or "triton".
+        backend: None (best available), "reference", "native" or "triton". Packed batches have the reference only.
 
     Returns:
         A batch of the same types, or (batch, ResizeInfo).
 
     Raises:
         TypeError: `batch` is not a mutable mapping or dataclass, or an argument has the wrong type.
-        ValueError: The tensors disagree, an argument does not fit them, or `copy` is False and a row begins with
-            padding. Nothing was written.
+        ValueError: The tensors disagree, an argument does not fit them, `copy` is False and a row begins with padding,
+            or several rows hold several sequences. Nothing was written.
     """
     kind = None
     if out is None and return_info is False and not torch.compiler.is_compiling():

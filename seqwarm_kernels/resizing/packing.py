@@ -74,9 +74,9 @@ def _bounds_of_starts(name: str, values: Tensor, entries: Mapping[Any, Any], seq
         is_start = _as_rows(values, seq_dim).diff(dim=1) != 0
     else:
         mask = entries.get(f"{name.removesuffix(POSITIONS)}attention_mask")
-        fits = isinstance(mask, Tensor) and mask.shape == values.shape
-        mask = _as_rows(mask, seq_dim) if fits else None
-        is_start = _starts_anew(_as_rows(values, seq_dim), mask)
+        if not isinstance(mask, Tensor) or mask.shape != values.shape:
+            mask = None
+        is_start = _starts_anew(_as_rows(values, seq_dim), None if mask is None else _as_rows(mask, seq_dim))
     if torch.compiler.is_compiling() or (values.is_cuda and torch.cuda.is_current_stream_capturing()):
         torch._assert_async(~is_start.any(), f"{name} holds packed sequences: resize them outside of the graph")
         return None

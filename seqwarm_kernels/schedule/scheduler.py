@@ -258,11 +258,11 @@ class SequenceLengthScheduler:
         """Resize the arguments of `model` to the current length before its forward, in training mode only.
 
         Tensor arguments are resized under the names of the forward's parameters. A batch in one mapping is resized as
-        a whole. Set `keys` if the model takes other tensors of two dimensions, such as the source of an
-        encoder-decoder or labels of rows. The loss must be computed in the forward or from its outputs, because labels
-        outside the model are not resized: a loss of every token then fails, but a loss of the last token, or one that
-        broadcasts, silently gets the labels of other tokens. Pass the labels to the model, or call `resize` on the
-        whole batch instead of attaching.
+        a whole. The sequences of a packed batch are cut one by one, and each is a sample. Set `keys` if the model takes
+        other tensors of two dimensions, such as the source of an encoder-decoder or labels of rows. The loss must be
+        computed in the forward or from its outputs, because labels outside the model are not resized: a loss of every
+        token then fails, but a loss of the last token, or one that broadcasts, silently gets the labels of other
+        tokens. Pass the labels to the model, or call `resize` on the whole batch instead of attaching.
 
         Works on DistributedDataParallel, fully_shard, Accelerate and compiled models. Attach last, so that compiling
         does not include the resizing in its graph. `num_items_in_batch`, which Hugging Face's Trainer passes, is scaled
