@@ -234,6 +234,29 @@ def test_trl_without_add_to_is_refused(tmp_path):
         trainer.train()
 
 
+def test_a_resumed_training_goes_on_after_add_to(tmp_path):
+    reported = []
+
+    class Reporter(transformers.TrainerCallback):
+        def on_log(self, args, state, control, logs, **kwargs):
+            reported.append(logs["train_tokens"])
+
+    def train(**resumed):
+        warmup, warmed = SequenceLengthWarmup(schedule()), model()
+        settings = arguments(tmp_path, save_strategy="steps", save_steps=2, gradient_accumulation_steps=2, max_steps=4)
+        trainer = transformers.Trainer(
+            warmed, settings, train_dataset=sequences(64), data_collator=COLLATORS[0], callbacks=[Reporter]
+        )
+        warmup.add_to(trainer)
+        trainer.train(**resumed)
+        return [logged(trainer, name) for name in ("loss", "seq_length", "train_tokens")]
+
+    uninterrupted = train()
+    assert uninterrupted[1:] == [[8, 16, 24, 32], [128, 384, 768, 1280]]
+    assert reported == [128, 384, 768, 1280, 1280]  # the last record is the Trainer's summary
+    assert train(resume_from_checkpoint=str(tmp_path / "checkpoint-2")) == uninterrupted
+
+
 def test_add_to_is_called_once(tmp_path):
     warmup = SequenceLengthWarmup(schedule())
     trainer = transformers.Trainer(model(), arguments(tmp_path), callbacks=[warmup])

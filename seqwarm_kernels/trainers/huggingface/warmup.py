@@ -26,9 +26,8 @@ class SequenceLengthWarmup(RestorableCallback):
 
     Every log gets `seq_length` and `train_tokens`, the number of tokens that all ranks have trained on, after cutting
     and without padding. The Trainer's own `num_input_tokens_seen` and `total_flos` count whole batches. Reporters run
-    before the callbacks that are passed to a Trainer. Move this callback to the front to have both reported::
-
-        trainer.callback_handler.callbacks.insert(0, trainer.pop_callback(SequenceLengthWarmup))
+    before the callbacks that are passed to a Trainer. To have both reported, call `warmup.add_to(trainer)`, which puts
+    this callback first, instead of passing it.
 
     With `callbacks=[warmup]` the model must compute the loss: a `compute_loss_func` would get cut logits and whole
     labels. If the Trainer counts the labels of a step, such a function is an error. If the batches of one step, on all
@@ -54,7 +53,7 @@ class SequenceLengthWarmup(RestorableCallback):
         self._batches: nn.Module | None = None  # through which batches pass after `add_to`
 
     def add_to(self, trainer: Trainer) -> None:
-        """Add the callback to a Trainer whose loss is computed outside of the model, such as TRL's `SFTTrainer`.
+        """Add the callback to a Trainer whose loss may be computed outside of the model, such as TRL's `SFTTrainer`.
 
         Batches are cut when the Trainer takes them for a step, before it counts their labels. So its own counts, a
         `compute_loss_func` and metrics see what the model is trained on. Do not pass the callback in `callbacks`, too.
@@ -67,7 +66,7 @@ class SequenceLengthWarmup(RestorableCallback):
             raise TypeError(f"trainer must be a transformers.Trainer, got {type(trainer).__name__}")
         if self in trainer.callback_handler.callbacks or self._batches is not None:
             raise ValueError("trainer must not have this callback yet: leave it out of callbacks, and add it once")
-        trainer.add_callback(self)
+        trainer.callback_handler.callbacks.insert(0, self)  # before reporters, which then see its logs
         batches = self._batches = nn.Identity()
         take = trainer.get_batch_samples
 
