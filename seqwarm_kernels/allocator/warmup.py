@@ -92,7 +92,7 @@ def warmup_allocator(
 
     Args:
         model: Any module. It runs in train mode.
-        max_len: Longest sequence of the training to come.
+        max_len: Longest sequence of the training to come. With a packed `example_batch`, its number of tokens.
         batch_size: Rows of a batch. Default: the rows of `example_batch`, or 1 without one. "auto": the largest number
             of rows that fits and leaves 3 % of the device's memory free, at least 1 GiB.
         example_batch: Input of the model: a mapping, whose entries are passed to the parameters of `forward` by name,

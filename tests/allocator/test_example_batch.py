@@ -5,6 +5,8 @@ import torch
 from torch import nn
 
 from seqwarm_kernels import SequenceLengthScheduler, warmup_allocator
+from seqwarm_kernels.allocator.example_batch import TrainingBatches
+from seqwarm_kernels.data import PackedCollator
 
 from .models import Recorder
 from .traces import assert_same, everything
@@ -186,3 +188,16 @@ def test_inputs_that_cannot_be_guessed(make):
     with pytest.raises(ValueError, match=r"cannot guess the inputs of .*; pass example_batch"):
         warmup_allocator(model, 8)
     assert_same(before, everything(model))
+
+
+def test_the_sequences_of_a_packed_example_are_cut():
+    example = PackedCollator()([[1, 2, 3, 4, 5], [6, 7, 8]])
+
+    def bounds(max_len, length):
+        batches = TrainingBatches(nn.Identity(), example, max_len, torch.device("cpu"), None)
+        return batches.make(1, length)["cu_seq_lens_q"].tolist()
+
+    assert bounds(8, 8) == [0, 5, 8]
+    assert bounds(8, 4) == [0, 4, 7]
+    with pytest.raises(ValueError, match=r"must have one row of 8 tokens, .* got \(1, 16\)"):
+        bounds(16, 16)
