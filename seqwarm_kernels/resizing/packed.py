@@ -108,6 +108,20 @@ def packed_call(
     validation.check_names("mask_keys", mask_keys, entries)
     validation.check_names("pad_values", pad_values, entries)
 
+    of_tokens, of_sequences = _resized_tensors(entries, bounds, keys, mask_keys)
+    validation.check_one_device(of_tokens)
+    fill_values = {
+        name: validation.fill_value(name, Kind.LABEL, rows.dtype, pad_values, "reshape_overlap")
+        for name, rows in of_tokens.items()
+        if validation.is_label(name)
+    }
+    return PackedCall(bounds, rule, of_tokens, of_sequences, fill_values, _valid(entries, int(bounds[-1])))
+
+
+def _resized_tensors(
+    entries: Mapping[str, Any], bounds: Tensor, keys: Collection[str] | None, mask_keys: Collection[str] | None
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """`of_tokens` and `of_sequences` of `PackedCall`. Position ids and sequence indices need no name in `keys`."""
     tokens, sequences = int(bounds[-1]), len(bounds) - 1
     of_tokens, of_sequences = {}, {}
     for name, value in entries.items():
@@ -136,13 +150,7 @@ def packed_call(
             )
     if not of_tokens:
         raise ValueError(f"batch must hold a tensor of the {tokens} packed tokens to resize, got {list(entries)}")
-    validation.check_one_device(of_tokens)
-    fill_values = {
-        name: validation.fill_value(name, Kind.LABEL, rows.dtype, pad_values, "reshape_overlap")
-        for name, rows in of_tokens.items()
-        if validation.is_label(name)
-    }
-    return PackedCall(bounds, rule, of_tokens, of_sequences, fill_values, _valid(entries, tokens))
+    return of_tokens, of_sequences
 
 
 def _valid(entries: Mapping[str, Any], tokens: int) -> Tensor | None:

@@ -273,6 +273,13 @@ def test_what_is_not_recognized_is_refused(more, options, error, message):
         resize_batch(batch, 4, **options)
 
 
+def test_boundaries_without_tokens_are_refused():
+    with pytest.raises(
+        ValueError, match=r"batch must hold a tensor of the 9 packed tokens to resize, got \['cu_seqlens'"
+    ):
+        resize_batch({"cu_seqlens": torch.tensor([0, 9]), "name": "batch"}, 4)
+
+
 @pytest.mark.parametrize("name", ["position_ids", "seq_idx"])
 def test_packed_sequences_in_several_rows_are_refused(name):
     numbers = {"position_ids": [0, 1, 2, 3, 4, 5, 6, 0, 1], "seq_idx": [0] * 7 + [1] * 2}[name]
