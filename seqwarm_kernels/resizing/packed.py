@@ -222,7 +222,7 @@ def _ignored(labels: Tensor, tokens: NewTokens) -> Tensor:
     ignore it. The first label of a piece is ignored where that of its sequence is.
     """
     first = labels[tokens.source - tokens.offset - tokens.slot]
-    begins = _beside((tokens.slot == 0) & (tokens.offset > 0), first)
+    begins = _beside(tokens.slot == 0, first)
     return _beside(tokens.slot < tokens.repeated, first) | (begins & (first == IGNORED_LABEL))
 
 
