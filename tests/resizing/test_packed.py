@@ -225,6 +225,14 @@ def test_other_batches_are_rows(batch):
     assert resize_batch(batch, 4)["input_ids"].shape == (len(batch["input_ids"]), 4)
 
 
+def test_packed_batches_are_known_among_batches_of_the_same_shapes():
+    """Calls of one kind are checked once, but position ids tell a packed batch by their values."""
+    rows, packed_row = row(range(6)), row([0, 1, 2, 0, 1, 2])
+    for positions, kept in [(rows, [0, 1]), (rows, [0, 1]), (packed_row, [0, 1, 3, 4]), (rows, [0, 1])]:
+        resized = resize_batch({"input_ids": row(range(6)), "position_ids": positions}, 2)
+        assert resized["input_ids"].tolist() == [kept]
+
+
 def test_padding_between_sequences_joins_the_sequence_before_it():
     mask, positions = row([1, 1, 1, 0, 1, 1, 0]), row([0, 1, 2, 0, 0, 1, 0])
     batch = {"input_ids": row(range(7)), "attention_mask": mask, "position_ids": positions}
