@@ -257,6 +257,14 @@ def test_a_resumed_training_goes_on_after_add_to(tmp_path):
     assert train(resume_from_checkpoint=str(tmp_path / "checkpoint-2")) == uninterrupted
 
 
+def test_labels_are_smoothed_after_they_are_cut(tmp_path):
+    warmup, settings = SequenceLengthWarmup(schedule()), arguments(tmp_path, label_smoothing_factor=0.1)
+    trainer = transformers.Trainer(model(), settings, train_dataset=sequences(), data_collator=COLLATORS[0])
+    warmup.add_to(trainer)
+    trainer.train()
+    assert logged(trainer, "seq_length") == [8, 16, 24, 32]
+
+
 def test_add_to_is_called_once(tmp_path):
     warmup = SequenceLengthWarmup(schedule())
     trainer = transformers.Trainer(model(), arguments(tmp_path), callbacks=[warmup])
@@ -266,5 +274,7 @@ def test_add_to_is_called_once(tmp_path):
     warmup.add_to(trainer)
     with pytest.raises(ValueError, match="must not have this callback yet"):
         warmup.add_to(trainer)
+    with pytest.raises(ValueError, match="add it once"):
+        warmup.add_to(transformers.Trainer(model(), arguments(tmp_path)))
     with pytest.raises(TypeError, match=r"trainer must be a transformers\.Trainer, got int"):
         SequenceLengthWarmup(schedule()).add_to(3)
