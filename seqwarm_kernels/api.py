@@ -9,7 +9,8 @@ from .attention.slopes import alibi_bias, alibi_slopes
 from .models import SurgeryReport, apply_alibi, load_alibi_model, register_alibi
 from .resizing.buffers import BatchBuffers
 from .resizing.functional import ResizeInfo, resize_batch
-from .schedule.scheduler import Milestone, SequenceLengthScheduler, discrete, root
+from .schedule.pacing import cyclic, discrete, doubling, exponential, root
+from .schedule.scheduler import Milestone, SequenceLengthScheduler
 
 __all__ = [
     "AllocatorReport",
@@ -26,7 +27,10 @@ __all__ = [
     "attended_share",
     "attended_share_varlen",
     "compilations",
+    "cyclic",
     "discrete",
+    "doubling",
+    "exponential",
     "load_alibi_model",
     "no_compilation",
     "register_alibi",

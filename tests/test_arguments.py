@@ -132,6 +132,9 @@ CALLS = {
     "attended_share": (sw.attended_share, dense),
     "attended_share_varlen": (sw.attended_share_varlen, varlen),
     "compilations": (sw.compilations, dict),
+    "cyclic": (sw.cyclic, lambda: {"pacing": "linear", "cycles": 2}),
+    "doubling": (sw.doubling, lambda: {"times": 3}),
+    "exponential": (sw.exponential, lambda: {"ratio": 8.0}),
     "discrete": (sw.discrete, lambda: {"stages": [(2, 4), (2, 8)]}),
     "load_alibi_model": (
         load_alibi_model,

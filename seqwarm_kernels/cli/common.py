@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ..schedule.scheduler import Pacing
+    from ..schedule.pacing import Pacing
 
 EXIT_STATUS = """\
 exit status:
@@ -111,7 +111,7 @@ def demo_default(name: str) -> str:
 
 def pacing(degree: float | None) -> Pacing:
     """The pacing of --root."""
-    from ..schedule.scheduler import linear, root
+    from ..schedule.pacing import linear, root
 
     try:
         return linear if degree is None else root(degree)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from fractions import Fraction
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -13,8 +13,9 @@ import torch
 from torch import nn
 
 from ..resizing.functional import resize_batch
-from ..utils.checks import check_int, check_iterable, check_real, check_same_configuration, check_state_entries
+from ..utils.checks import check_int, check_real, check_same_configuration, check_state_entries
 from .attachment import Attachment
+from .pacing import Pacing, as_pacing, describe, discrete, plain, rises
 
 UNITS = ("step", "token", "sample")
 
@@ -23,75 +24,6 @@ _CALLABLE_GRID = 65536
 
 #: Batches resized at the first length before a warning says that nobody calls `step`. More than a step accumulates.
 _BATCHES_BEFORE_WARNING = 500
-
-#: Maps x in [0, 1), an exact fraction of the warmup's duration, to the share of the growth to the full length, 0 to 1.
-Pacing = Callable[[Fraction], "float | Fraction"]
-
-
-def linear(x: Fraction) -> Fraction:
-    """g(x) = x."""
-    return x
-
-
-class root:
-    """g(x) = x^(1 / degree), degree > 0. For degrees above 1 lengths grow fast at first; root(1) is linear."""
-
-    def __init__(self, degree: float) -> None:
-        degree = _plain(check_real("degree", degree))
-        if degree <= 0:
-            raise ValueError(f"degree must be positive, got {degree}")
-        self.degree = degree
-
-    def __call__(self, x: Fraction) -> float:
-        return float(x) ** (1 / self.degree)
-
-    def __repr__(self) -> str:
-        return f"root({self.degree})"
-
-
-def _checked_stage(stage: Any) -> tuple[int, int]:
-    try:
-        units, length = stage
-    except (TypeError, ValueError):
-        raise TypeError(f"stages must be pairs (units, length), got {stage!r} among them") from None
-    return check_int("units of stages", units, minimum=1), check_int("length of stages", length, minimum=1)
-
-
-class discrete:
-    """Stages (units, length), one after another. After the last stage comes the full length.
-
-    The lengths must not fall. They need not be multiples of a step size.
-    """
-
-    def __init__(self, stages: Iterable[tuple[int, int]]) -> None:
-        check_iterable("stages", stages, "pairs (units, length)")
-        self.stages = [_checked_stage(stage) for stage in stages]
-        lengths = [length for _, length in self.stages]
-        if any(before > after for before, after in pairwise(lengths)):
-            raise ValueError(f"the lengths of stages must not fall, got {lengths}; a pacing of your own may")
-
-    def length_at(self, progress: float) -> int | None:
-        """The length of the stage at `progress`, or None after the last stage."""
-        end = 0
-        for units, length in self.stages:
-            end += units
-            if progress < end:
-                return length
-        return None
-
-    def check_fits(self, min_seq_length: int, max_seq_length: int, duration: float) -> None:
-        total = sum(units for units, _ in self.stages)
-        if total > duration:
-            raise ValueError(f"duration must cover the stages of pacing, {total} units, got {duration}")
-        for _, length in self.stages:
-            if not min_seq_length <= length <= max_seq_length:
-                raise ValueError(
-                    f"pacing must keep to lengths from min_seq_length {min_seq_length} to max_seq_length "
-                    f"{max_seq_length}, got a stage of {length}"
-                )
-
-    def __repr__(self) -> str:
-        return f"discrete({self.stages})"
 
 
 class Milestone(NamedTuple):
@@ -117,8 +49,8 @@ class SequenceLengthScheduler:
         duration: Number of units until the full length: 0 or at least 1, and not a share of the training. With 0, every
             sequence has the full length.
         step_size: Lengths grow in multiples of this number, at least 1.
-        pacing: g. "linear", `root(degree)`, `discrete([(units, length), ...])`, or a function from x in [0, 1) to
-            [0, 1]. Other results are clamped to [0, 1].
+        pacing: g. "linear", "sine", `root`, `exponential`, `doubling`, `cyclic`, `discrete`, or a function from x in
+            [0, 1) to [0, 1]. Other results are clamped to [0, 1].
         unit: Unit of duration and progress: "step", "token" or "sample". The scheduler does not count units itself:
             the caller of `step` does. A warning says so after 500 batches without a call.
 
@@ -146,7 +78,7 @@ class SequenceLengthScheduler:
             raise ValueError(f"max_seq_length must be at least min_seq_length {min_seq_length}, got {max_seq_length}")
         if not isinstance(unit, str) or unit not in UNITS:
             raise ValueError(f"unit must be one of {', '.join(UNITS)}, got {unit!r}")
-        duration = _plain(check_real("duration", duration))
+        duration = plain(check_real("duration", duration))
         if duration < 0:
             raise ValueError(f"duration must not be negative, got {duration}")
         if 0 < duration < 1:
@@ -160,7 +92,7 @@ class SequenceLengthScheduler:
         self.duration = duration
         self.step_size = step_size
         self.unit = unit
-        self.pacing = _as_pacing(pacing)
+        self.pacing = as_pacing(pacing)
         if isinstance(self.pacing, discrete):
             self.pacing.check_fits(min_seq_length, max_seq_length, duration)
         self.progress = 0
@@ -212,13 +144,19 @@ class SequenceLengthScheduler:
         of two neighboring points differ, the changes between the points are found by bisection. A bump that lies
         between two points can be missed.
         """
-        end = math.ceil(self.duration)
-        intervals = 1 if isinstance(self.pacing, (root, discrete)) or self.pacing is linear else _CALLABLE_GRID
-        points = sorted({end * index // intervals for index in range(intervals + 1)})
+        points = sorted(self._points_between_changes())
         found = [Milestone(points[0], self.seq_length_at(points[0]))]
         for start, stop in pairwise(points):
             found += self._changes(start, stop, found[-1].seq_length, self.seq_length_at(stop))
         return found
+
+    def _points_between_changes(self) -> set[int]:
+        """Points from 0 to the end. Between two of them, lengths either all rise or all fall."""
+        end, parts = math.ceil(self.duration), rises(self.pacing)
+        if parts is None:
+            return {end * index // _CALLABLE_GRID for index in range(_CALLABLE_GRID + 1)}
+        starts = {math.ceil(Fraction(self.duration) * index / parts) for index in range(parts + 1)}
+        return starts | {max(start - 1, 0) for start in starts}
 
     def _changes(self, start: int, stop: int, length: int, length_at_stop: int) -> Iterator[Milestone]:
         """The changes in (start, stop], found by bisection."""
@@ -305,30 +243,10 @@ class SequenceLengthScheduler:
             "max_seq_length": self.max_seq_length,
             "duration": self.duration,
             "step_size": self.step_size,
-            "pacing": _describe(self.pacing),
+            "pacing": describe(self.pacing),
             "unit": self.unit,
         }
 
     def __repr__(self) -> str:
         settings = ", ".join(f"{name}={value!r}" for name, value in self._configuration().items())
         return f"SequenceLengthScheduler({settings}, progress={self.progress})"
-
-
-def _plain(number: float) -> float:
-    """The number without NumPy's type, which checkpoints of `torch.load` refuse."""
-    return number if isinstance(number, int) else float(number)
-
-
-def _as_pacing(pacing: str | Pacing | discrete) -> Pacing | discrete:
-    if isinstance(pacing, str) and pacing == "linear":
-        return linear
-    if isinstance(pacing, discrete) or callable(pacing):
-        return pacing
-    raise ValueError(f"pacing must be 'linear', root(degree), discrete(stages) or a function, got {pacing!r}")
-
-
-def _describe(pacing: Pacing | discrete) -> str:
-    """The value of a built-in pacing, or the name of a function."""
-    if isinstance(pacing, (root, discrete)):
-        return repr(pacing)
-    return getattr(pacing, "__qualname__", type(pacing).__qualname__)

@@ -10,7 +10,8 @@ from fractions import Fraction
 from itertools import pairwise
 from typing import Any
 
-from ..schedule.scheduler import Pacing, SequenceLengthScheduler, discrete
+from ..schedule.pacing import Pacing, discrete
+from ..schedule.scheduler import SequenceLengthScheduler
 from ..utils.checks import check_int, check_iterable, check_real
 from .trial import Trial
 

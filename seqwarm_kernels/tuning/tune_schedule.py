@@ -8,7 +8,7 @@ from typing import Any
 
 from tqdm.auto import tqdm
 
-from ..schedule.scheduler import Pacing
+from ..schedule.pacing import Pacing
 from ..utils.checks import check_bool, check_path
 from .configuration import SearchConfiguration
 from .result import NoStableSchedule, TunedSchedule

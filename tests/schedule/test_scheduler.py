@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import seqwarm_kernels as sw
-from seqwarm_kernels import SequenceLengthScheduler, discrete, root
+from seqwarm_kernels import SequenceLengthScheduler, cyclic, discrete, doubling, exponential, root
 
 RANDOM_CONFIGURATIONS = [*range(40), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(40, 200))]
 
@@ -106,6 +106,35 @@ def test_linear_is_exact_where_floats_are_not():
     assert [scheduler.seq_length_at(n) for n in range(0, 1000, 10)] == list(range(1, 101))
 
 
+def lengths_of(pacing, duration, **settings):
+    scheduler = SequenceLengthScheduler(8, 64, duration=duration, pacing=pacing, **settings)
+    return [scheduler.seq_length_at(n) for n in range(duration + 1)]
+
+
+def test_exponential_and_doubling():
+    assert lengths_of(doubling(3), 8) == [8, 8, 16, 16, 32, 32, 64, 64, 64]
+    assert lengths_of(exponential(8), 5, step_size=1) == [8, 12, 18, 27, 42, 64]  # 8 · 8^(n / 5)
+    assert lengths_of("sine", 7, step_size=1) == [8, 20, 32, 42, 51, 58, 62, 64]
+
+
+def test_lengths_fall_at_a_new_cycle():
+    assert lengths_of(cyclic(doubling(3), 2), 8) == [8, 16, 32, 64, 8, 16, 32, 64, 64]
+    assert lengths_of(cyclic("linear", 3), 6) == [8, 32, 8, 32, 8, 32, 64]
+    scheduler = SequenceLengthScheduler(8, 1024, duration=10**9, unit="token", pacing=cyclic(doubling(7), 8))
+    starts = [milestone for milestone in scheduler.milestones() if milestone.seq_length == 8]
+    assert starts == [(10**9 * cycle // 8, 8) for cycle in range(8)]
+    assert len(scheduler.milestones()) == 8 * 8
+
+
+@pytest.mark.parametrize("pacing", [cyclic(root(2), 3), exponential(8), doubling(3)])
+def test_pacings_with_settings_are_part_of_the_state(pacing):
+    state = SequenceLengthScheduler(duration=10, pacing=pacing).state_dict()
+    assert state["pacing"] == repr(pacing)
+    assert repr(eval(repr(pacing), vars(sw))) == repr(pacing)
+    with pytest.raises(ValueError, match="pacing is"):
+        SequenceLengthScheduler(duration=10).load_state_dict(state)
+
+
 def test_a_user_defined_pacing_is_clamped():
     scheduler = SequenceLengthScheduler(8, 64, duration=10, pacing=lambda x: 3 * float(x) - 1)
     assert [scheduler.seq_length_at(n) for n in range(11)] == [8, 8, 8, 8, 16, 32, 48, 64, 64, 64, 64]
@@ -138,7 +167,8 @@ def test_step_counts_units():
     assert [by_step.step(), by_step.step()] == [8, 16]
 
 
-pacings = st.sampled_from(["linear", root(2), root(0.5), lambda x: float(x) ** 2])
+rising = st.sampled_from(["linear", "sine", root(2), root(0.5), exponential(100), doubling(3), lambda x: float(x) ** 2])
+pacings = rising | st.builds(cyclic, rising, st.integers(1, 9))
 
 
 @given(
@@ -218,6 +248,16 @@ def test_bad_pacings():
         root(0)
     with pytest.raises(TypeError, match="degree must be a real number"):
         root("2")
+    with pytest.raises(ValueError, match="ratio must be above 1, got 1"):
+        exponential(1)
+    with pytest.raises(ValueError, match="times must be at least 1, got 0"):
+        doubling(0)
+    with pytest.raises(ValueError, match="cycles must be at least 1, got 0"):
+        cyclic("linear", 0)
+    with pytest.raises(ValueError, match=r"pacing must be 'linear', 'sine', .* got 'quadratic'"):
+        cyclic("quadratic", 2)
+    with pytest.raises(ValueError, match="pacing must scale with the cycle, got discrete"):
+        cyclic(discrete([(8, 8)]), 2)
     with pytest.raises(ValueError, match="units of stages must be at least 1, got 0"):
         discrete([(0, 8)])
     with pytest.raises(ValueError, match="length of stages must be at least 1, got 0"):

@@ -1,0 +1,187 @@
+"""Pacings: the share of the growth to the full length at each point of the warmup."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from fractions import Fraction
+from itertools import pairwise
+from typing import Any
+
+from ..utils.checks import check_int, check_iterable, check_real
+
+#: Maps x in [0, 1), an exact fraction of the warmup's duration, to the share of the growth to the full length, 0 to 1.
+Pacing = Callable[[Fraction], "float | Fraction"]
+
+
+def linear(x: Fraction) -> Fraction:
+    """g(x) = x."""
+    return x
+
+
+class root:
+    """g(x) = x^(1 / degree), degree > 0. For degrees above 1 lengths grow fast at first; root(1) is linear."""
+
+    def __init__(self, degree: float) -> None:
+        degree = plain(check_real("degree", degree))
+        if degree <= 0:
+            raise ValueError(f"degree must be positive, got {degree}")
+        self.degree = degree
+
+    def __call__(self, x: Fraction) -> float:
+        return float(x) ** (1 / self.degree)
+
+    def __repr__(self) -> str:
+        return f"root({self.degree})"
+
+
+def sine(x: Fraction) -> float:
+    """g(x) = sin(π x / 2). Lengths grow fast at first and slowly at last.
+
+    Source: T. Zhu et al., "SkyLadder", arXiv 2503.15450.
+    """
+    return math.sin(math.pi / 2 * float(x))
+
+
+_BY_NAME: dict[str, Pacing] = {"linear": linear, "sine": sine}
+
+
+class exponential:
+    """g(x) = (ratio^x − 1) / (ratio − 1), ratio > 1. Lengths grow slowly at first.
+
+    With `ratio` = max_seq_length / min_seq_length they grow by the same factor in equal times. Source: T. Zhu et al.,
+    "SkyLadder", arXiv 2503.15450.
+    """
+
+    def __init__(self, ratio: float) -> None:
+        ratio = plain(check_real("ratio", ratio))
+        if ratio <= 1:
+            raise ValueError(f"ratio must be above 1, got {ratio}")
+        self.ratio = ratio
+
+    def __call__(self, x: Fraction) -> float:
+        return math.expm1(float(x) * math.log(self.ratio)) / (self.ratio - 1)
+
+    def __repr__(self) -> str:
+        return f"exponential({self.ratio})"
+
+
+class doubling:
+    """Lengths min, 2 · min, 4 · min, ... up to 2^times · min, each for the same number of units; times >= 1.
+
+    Exact if max_seq_length is 2^times · min_seq_length and `step_size` divides min_seq_length.
+    """
+
+    def __init__(self, times: int) -> None:
+        self.times = check_int("times", times, minimum=1)
+
+    def __call__(self, x: Fraction) -> Fraction:
+        return Fraction(2 ** math.floor(x * (self.times + 1)) - 1, 2**self.times - 1)
+
+    def __repr__(self) -> str:
+        return f"doubling({self.times})"
+
+
+class cyclic:
+    """The growth of another pacing, `cycles` times one after another. Lengths fall where a cycle begins.
+
+    ``cyclic(doubling(5), cycles=8)`` is close to the curriculum Grow-P2 of H. Pouransari et al., "Dataset
+    Decomposition", NeurIPS 2024, arXiv 2405.13226. There, the lengths of a cycle are drawn at random, short ones first
+    with larger odds; here they come in order.
+
+    Args:
+        pacing: As for `SequenceLengthScheduler`, but not `discrete`, whose stages are numbers of units.
+        cycles: At least 1.
+    """
+
+    def __init__(self, pacing: str | Pacing, cycles: int) -> None:
+        if isinstance(pacing, discrete):
+            raise ValueError("pacing must scale with the cycle, got discrete, whose stages are fixed")
+        self.pacing = _as_function(pacing)
+        self.cycles = check_int("cycles", cycles, minimum=1)
+
+    def __call__(self, x: Fraction) -> float | Fraction:
+        return self.pacing(x * self.cycles % 1)
+
+    def __repr__(self) -> str:
+        return f"cyclic({describe(self.pacing)}, {self.cycles})"
+
+
+def _checked_stage(stage: Any) -> tuple[int, int]:
+    try:
+        units, length = stage
+    except (TypeError, ValueError):
+        raise TypeError(f"stages must be pairs (units, length), got {stage!r} among them") from None
+    return check_int("units of stages", units, minimum=1), check_int("length of stages", length, minimum=1)
+
+
+class discrete:
+    """Stages (units, length), one after another. After the last stage comes the full length.
+
+    The lengths must not fall. They need not be multiples of a step size.
+    """
+
+    def __init__(self, stages: Iterable[tuple[int, int]]) -> None:
+        check_iterable("stages", stages, "pairs (units, length)")
+        self.stages = [_checked_stage(stage) for stage in stages]
+        lengths = [length for _, length in self.stages]
+        if any(before > after for before, after in pairwise(lengths)):
+            raise ValueError(f"the lengths of stages must not fall, got {lengths}; a pacing of your own may")
+
+    def length_at(self, progress: float) -> int | None:
+        """The length of the stage at `progress`, or None after the last stage."""
+        end = 0
+        for units, length in self.stages:
+            end += units
+            if progress < end:
+                return length
+        return None
+
+    def check_fits(self, min_seq_length: int, max_seq_length: int, duration: float) -> None:
+        total = sum(units for units, _ in self.stages)
+        if total > duration:
+            raise ValueError(f"duration must cover the stages of pacing, {total} units, got {duration}")
+        for _, length in self.stages:
+            if not min_seq_length <= length <= max_seq_length:
+                raise ValueError(
+                    f"pacing must keep to lengths from min_seq_length {min_seq_length} to max_seq_length "
+                    f"{max_seq_length}, got a stage of {length}"
+                )
+
+    def __repr__(self) -> str:
+        return f"discrete({self.stages})"
+
+
+def as_pacing(pacing: str | Pacing | discrete) -> Pacing | discrete:
+    return pacing if isinstance(pacing, discrete) else _as_function(pacing)
+
+
+def _as_function(pacing: str | Pacing) -> Pacing:
+    if isinstance(pacing, str) and pacing in _BY_NAME:
+        return _BY_NAME[pacing]
+    if callable(pacing):
+        return pacing
+    raise ValueError(
+        "pacing must be 'linear', 'sine', one of root, exponential, doubling, cyclic and discrete, or a function, got "
+        f"{pacing!r}"
+    )
+
+
+def describe(pacing: Pacing | discrete) -> str:
+    """How a state names a pacing."""
+    if isinstance(pacing, (root, exponential, doubling, cyclic, discrete)):
+        return repr(pacing)
+    return getattr(pacing, "__qualname__", type(pacing).__qualname__)
+
+
+def rises(pacing: Pacing | discrete) -> int | None:
+    """The number of equal parts of the duration in each of which no length falls. None if that is not known."""
+    if isinstance(pacing, cyclic):
+        parts = rises(pacing.pacing)
+        return None if parts is None else parts * pacing.cycles
+    return 1 if pacing in (linear, sine) or isinstance(pacing, (root, exponential, doubling, discrete)) else None
+
+
+def plain(number: float) -> float:
+    """The number without NumPy's type, which checkpoints of `torch.load` refuse."""
+    return number if isinstance(number, int) else float(number)
