@@ -55,7 +55,7 @@ def cases():
 
 @pytest.mark.parametrize(("backend", "device", "dtype", "name"), list(cases()))
 def test_outputs_and_gradients_stay_inside_the_budget(backend, device, dtype, name):
-    check_case(backend, device, dtype, name)
+    check_case(backend, device, dtype, CASES[name])
 
 
 @pytest.mark.slow
@@ -64,11 +64,11 @@ def test_outputs_and_gradients_stay_inside_the_budget(backend, device, dtype, na
 def test_half_precision_in_the_interpreter(dtype, name):
     if (reason := backends.why_not("alibi_attention", "triton", "cpu", dtype)) is not None:
         pytest.skip(reason)
-    check_case("triton", "cpu", dtype, name)
+    check_case("triton", "cpu", dtype, CASES[name])
 
 
-def check_case(backend, device, dtype, name):
-    case, stretch = CASES[name], 1 if device == "cpu" else 6
+def check_case(backend, device, dtype, case):
+    stretch = 1 if device == "cpu" else 6
     leaves = [*tensors_of(case, device, dtype, stretch), slopes_of(case, device)]
     options = options_of(case, device, stretch)
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from .mutants import Mutant
 from .records import NOT_BUILT, SURVIVED, Outcome
-from .survivors import REASONS
+from .survivors import reason_of
 from .targets import TARGETS
 
 PAGE = "docs/kernels/mutants.md"
@@ -15,9 +15,10 @@ _INTRODUCTION = """\
 # Mutants
 
 `make mutate` changes one place of a file at a time: a comparison, a sign, a number, a deleted statement, and so on.
-Each mutant runs through the tests of its file, without those marked `exhaustive`. A mutant dies if a test fails or does
-not end in time. All others count as survivors, also those that no test can tell from the code. Mutants are drawn with a
-fixed seed; annotations, docstrings, messages and raise statements have none.
+Each mutant runs through the tests of its file, without those marked `exhaustive`. A survivor without a reason also runs
+through the wider tests, if the file has any. A mutant dies if a test fails or does not end in time. All others count as
+survivors, also those that no test can tell from the code. Mutants are drawn with a fixed seed; annotations, docstrings,
+messages and raise statements have none.
 
 `python -m tools.mutation --report` writes this page from `tools/mutation/records.jsonl`. A file that changed after its
 mutants were tried keeps its row until `make mutate` runs again.
@@ -45,13 +46,12 @@ def _row(name: str, outcomes: list[Outcome]) -> str:
 
 
 def _survivors(tried: Mapping[Mutant, Outcome]) -> list[str]:
-    reasons = {entry[:4]: entry.reason for entry in REASONS}
     lines, file = [], ""
     for mutant in sorted(mutant for mutant, outcome in tried.items() if outcome.result == SURVIVED):
         if mutant.file != file:
             file = mutant.file
             lines += ["", f"**{file}**", ""]
-        reason = reasons.get((file, mutant.code, mutant.before, mutant.after), "not explained yet")
+        reason = reason_of(mutant) or "not explained yet"
         lines.append(f"- line {mutant.line}, `{mutant.code}`: {_change(mutant)}. {reason}")
     return lines
 

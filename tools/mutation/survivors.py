@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from .mutants import Mutant
+
 
 class Reason(NamedTuple):
     file: str
@@ -225,3 +227,9 @@ REASONS = [
         "Runs on a GPU only.",
     ),
 ]
+
+_REASON_OF = {entry[:4]: entry.reason for entry in REASONS}
+
+
+def reason_of(mutant: Mutant) -> str | None:
+    return _REASON_OF.get((mutant.file, mutant.code, mutant.before, mutant.after))

@@ -8,17 +8,19 @@ from typing import NamedTuple
 class Target(NamedTuple):
     file: str
     tests: tuple[str, ...]  #: arguments of pytest
+    wider: tuple[str, ...] = ()  #: those of tests that take longer, for mutants that survive the others
 
 
-def _in_folder(folder: str, names: str, *tests: str) -> list[Target]:
-    return [Target(f"{folder}/{name}", tests) for name in names.split()]
+def _in_folder(folder: str, names: str, *tests: str, wider: tuple[str, ...] = ()) -> list[Target]:
+    return [Target(f"{folder}/{name}", tests, wider) for name in names.split()]
 
 
 _RESIZE_BATCH = "tests/ops/test_resize_batch.py"
 _RESIZING = ("tests/resizing", _RESIZE_BATCH)
 _SERVED = "tests/ops/test_operators.py::test_every_backend_that_is_installed_serves_every_operator"
 _MOMENTS = (_SERVED, "tests/ops/test_moment_statistics.py", "tests/ops/test_defaults.py", "-m", "not gpu", "-k")
-_ATTENTION = (_SERVED, "tests/ops/test_attention_kernels.py", "tests/ops/test_attention_kernels_varlen.py", "-k")
+_ATTENTION_GRID = ("tests/ops/test_attention_kernels.py", "tests/ops/test_attention_kernels_varlen.py", "-k")
+_SKIPPING = "tests/attention/test_attended_share.py"
 
 TARGETS = [
     *_in_folder(
@@ -38,6 +40,7 @@ TARGETS = [
     Target(
         "seqwarm_kernels/allocator/snapshot.py", ("tests/allocator/test_snapshot.py", "tests/allocator/test_warmup.py")
     ),
+    Target("seqwarm_kernels/allocator/pinned_buffers.py", ("tests/allocator/test_pinned_buffers.py",)),
     *_in_folder("seqwarm_kernels/ops/moment_statistics", "triton_kernel.py triton.py", *_MOMENTS, "not native"),
     *_in_folder(
         "seqwarm_kernels/ops/resize_batch",
@@ -53,8 +56,14 @@ TARGETS = [
     *_in_folder(
         "seqwarm_kernels/ops/alibi_attention",
         "triton_tiles.py triton_reach.py triton_forward.py triton_backward_ranges.py triton_backward_key.py "
-        "triton_backward_query.py triton.py",
-        *(*_ATTENTION, "triton"),
+        "triton_backward_query.py",
+        *("tests/ops/test_attention_triton.py", _SKIPPING, "-k", "triton and not native"),
+        wider=(*_ATTENTION_GRID, "triton"),
+    ),
+    Target(
+        "seqwarm_kernels/ops/alibi_attention/triton.py",
+        (_SERVED, "tests/ops/test_attention_triton.py", "tests/ops/test_attention_launch.py", "-k", "not pretended"),
+        wider=(_SKIPPING, *_ATTENTION_GRID, "triton"),
     ),
     Target("csrc/resize_batch/call.cpp", (_SERVED, _RESIZE_BATCH, "tests/cuda_shim", "-k", "native")),
     Target("csrc/resize_batch/cpu.cpp", (_SERVED, _RESIZE_BATCH, "-k", "native")),
@@ -63,7 +72,14 @@ TARGETS = [
     *_in_folder(
         "csrc/alibi_attention/cpu",
         "problem.h queries.h keys.h reach.h scores.h dropout.h simd.h products.cpp forward.cpp backward.cpp "
-        "operator.cpp",
-        *("tests/ops/test_attention_native.py", *_ATTENTION, "native"),
+        "operator.cpp direct.cpp",
+        *("tests/ops/test_attention_native.py", _SKIPPING, *_ATTENTION_GRID, "native"),
     ),
+    *_in_folder(
+        "csrc/alibi_attention/cpu",
+        "short_tile.h short_products.h short_rows.h short_forward.cpp short_backward.cpp short_sequences.cpp",
+        "tests/ops/test_attention_native_short.py",
+        wider=("tests/ops/test_attention_native.py", *_ATTENTION_GRID, "native"),
+    ),
+    Target("csrc/calls/kind.cpp", ("tests/ops/test_call_kind.py", "-k", "not triton")),
 ]

@@ -19,6 +19,7 @@ import sys
 import sysconfig
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -45,6 +46,7 @@ _MEMORY = 16 * 2**30  # bytes
 
 _tree: Path  # this worker's copy
 _seconds: dict[str, float] = {}  # of each test without a mutant; tests that were never run are not in it
+_kills: Counter[str | None] = Counter()  # mutants that failed each test
 
 
 class NotBuilt(Exception):
@@ -64,13 +66,17 @@ def start_worker(root: Path, scratch: Path) -> None:
         importlib.import_module(module)
 
 
-def try_mutant(mutant: Mutant, tests: tuple[str, ...]) -> Outcome:
-    """Run pytest with the arguments `tests` on the mutant, until a test fails."""
-    limit = _limit(tests)
+def try_mutant(mutant: Mutant, runs: list[tuple[str, ...]]) -> Outcome:
+    """Run pytest with each of the arguments `runs` on the mutant, until a test fails."""
+    limits = [_limit(tests) for tests in runs]
     started = time.monotonic()
     result, test = NOT_BUILT, None
     with suppress(NotBuilt), _applied(mutant):
-        result, test = _run(tests, limit)
+        for tests, limit in zip(runs, limits, strict=True):
+            result, test = _run(tests, limit)
+            if result != SURVIVED:
+                _kills[test] += 1
+                break
     return Outcome(result, test, round(time.monotonic() - started, 1))
 
 
@@ -116,20 +122,20 @@ def _become_pytest(tests: tuple[str, ...]) -> NoReturn:
         resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
         import pytest
 
-        status = int(pytest.main([*_PYTEST, *tests], [_QuickestFirst()]))
+        status = int(pytest.main([*_PYTEST, *tests], [_LikeliestFirst()]))
     finally:
         sys.stdout.flush()
         os._exit(status)
 
 
-class _QuickestFirst:
-    """Plugin of pytest: orders the tests by the time they took before, and writes the time they take."""
+class _LikeliestFirst:
+    """Plugin of pytest: tests that failed on many mutants in little time come first. Writes the times."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
 
     def pytest_collection_modifyitems(self, items: list[Any]) -> None:
-        items.sort(key=lambda item: _seconds.get(item.nodeid, 0.0))
+        items.sort(key=lambda item: _seconds.get(item.nodeid, 0.0) / (1 + _kills[item.nodeid]))
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         self.seconds[report.nodeid] = self.seconds.get(report.nodeid, 0.0) + report.duration

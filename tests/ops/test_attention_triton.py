@@ -1,0 +1,82 @@
+"""Triton's attention kernels with small tiles: short rows of one head reach every loop, in a second each."""
+
+import pytest
+import torch
+
+from seqwarm_kernels.ops import backends
+from tests.ops import test_attention_kernels as dense
+from tests.ops import test_attention_kernels_varlen as packed
+from tests.support.attention_cases import Case
+from tests.support.tiers import first_fast
+
+pytestmark = [
+    pytest.mark.skipif(
+        backends.why_not("alibi_attention", "triton", "cpu", torch.float32) is not None,
+        reason="Triton does not serve its interpreter here",
+    ),
+    pytest.mark.usefixtures("poisoned_memory", "small_tiles"),
+]
+
+
+@pytest.fixture
+def small_tiles(monkeypatch):
+    from seqwarm_kernels.ops.alibi_attention import triton as host
+    from seqwarm_kernels.ops.alibi_attention.triton_configurations import Configuration, Tiles
+
+    tiles = Configuration(Tiles(32, 16, 4, 2), Tiles(32, 16, 4, 2), Tiles(16, 32, 4, 2))
+    monkeypatch.setattr(host, "configuration", lambda *_, **__: tiles)
+    host._known.clear()
+    yield
+    host._known.clear()
+
+
+def small(options=None, lengths=(50, 70), heads=(2, 1), batch_size=1, **more):
+    return Case(options or {}, lengths=lengths, heads=heads, batch_size=batch_size, **more)
+
+
+CASES = {
+    "causal": small(),
+    "full": small({"causal": False}),
+    "everything": small(
+        {"causal": False, "window": 20, "segment_length": 30, "dropout_p": 0.2, "scale": 0.3},
+        lengths=(60, 60),
+        slopes=(1, 2),
+        mask="random",
+        layout="projection",
+    ),
+    "mask": small(mask="random", batch_size=2),
+    "window": small({"window": 25}),
+    "window, full": small({"window": 25, "causal": False}),
+    "segments": small({"segment_length": 33}, lengths=(70, 70)),
+    "dropout": small({"dropout_p": 0.3}),
+    "starts in a tensor": small({"query_start": torch.tensor([-40, 60]), "causal": False}, batch_size=2),
+    "more queries than keys": small(lengths=(90, 40)),
+    "head_dim 5": small({"causal": False}, head_dim=5),
+    "huge slopes": small(slopes=1e4),
+    "strided dims": small(layout="strided", heads=(4, 2)),
+}
+
+
+#: As those of the grid of packed sequences.
+PACKED_CASES = {
+    "causal": ([30, 0, 40, 3], [40, 5, 30, 3], 9, {}),
+    "full": ([50, 20], [30, 45], 9, {"causal": False, "window": 25, "dropout_p": 0.3}),
+}
+
+
+@pytest.mark.parametrize("name", first_fast(CASES))
+def test_rows(name):
+    dense.check_case("triton", "cpu", torch.float32, CASES[name])
+
+
+@pytest.mark.parametrize("name", first_fast(PACKED_CASES))
+def test_packed_sequences(name):
+    packed.check_case("triton", "cpu", torch.float32, PACKED_CASES[name], by_sequence=name == "full")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["causal", "full"])
+def test_bulk_copies(name):
+    """The interpreter loads tiles of float16 as GPUs with bulk copies do."""
+    dense.check_case("triton", "cpu", torch.float16, CASES[name])
+    packed.check_case("triton", "cpu", torch.float16, PACKED_CASES[name], by_sequence=name == "full")
