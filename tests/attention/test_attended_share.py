@@ -258,6 +258,22 @@ def test_backward_loads_nothing_that_forward_skipped(backend):
     assert (gradients[1][:, :, :first] == 0).all()
 
 
+@pytest.mark.parametrize(("causal", "window"), [(False, None), (False, 12), (True, None)])
+def test_forward_attends_no_key_outside_of_its_ranges(backend, causal, window):
+    """Their values hold NaN when it runs again."""
+    query, key, value = inputs(lengths=(32, 512), heads=(1, 1))
+    slopes = torch.tensor([0.4])
+    options = DenseOptions(None, None, None, 240, causal, 0.25, None, window, 0.0, 2**-10)
+    out, _, _, ranges = overload("alibi_attention", backend)(query, key, value, slopes, *options)
+    begin, end = ranges.flatten().tolist()
+    assert 100 < begin < end < 400
+    value[:, :, :begin] = float("nan")
+    if not causal:  # otherwise `end` is the first key that no query sees
+        value[:, :, end:] = float("nan")
+    again, *_ = overload("alibi_attention", backend)(query, key, value, slopes, *options)
+    torch.testing.assert_close(again, out, rtol=0, atol=0)
+
+
 @pytest.mark.exhaustive_in_interpreter
 @examples(25)
 @given(data=st.data())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import multiprocessing
+import re
 import tempfile
 from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -23,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tools.mutation", description=__doc__)
-    parser.add_argument("--only", metavar="FILE", default="", help="files whose path contains this")
+    parser.add_argument("--only", metavar="REGEX", default="", help="files whose path matches this in a part")
     parser.add_argument("--limit", type=int, default=40, help="number of mutants of each file (default: %(default)s)")
     parser.add_argument("--workers", type=int, default=2, help="number of processes (default: %(default)s)")
     parser.add_argument(
@@ -32,7 +33,7 @@ def main() -> None:
     parser.add_argument("--report", action="store_true", help="only write the report")
     arguments = parser.parse_args()
     if not arguments.report:
-        targets = [target for target in TARGETS if arguments.only in target.file]
+        targets = [target for target in TARGETS if re.search(arguments.only, target.file)]
         with tempfile.TemporaryDirectory(prefix="mutation-") as scratch:
             context = multiprocessing.get_context("spawn")
             with ProcessPoolExecutor(arguments.workers, context, start_worker, (ROOT, Path(scratch))) as executor:

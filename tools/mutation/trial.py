@@ -30,16 +30,16 @@ from .records import FAILED, NOT_BUILT, SURVIVED, TIMED_OUT, Outcome
 
 _NOT_COPIED = (".git", ".venv", "build", "reports", "__pycache__", ".*_cache", ".hypothesis", ".benchmarks")
 _ENVIRONMENT = {
-    "CI": "1",  # Hypothesis then draws the same examples in each run
     "OMP_NUM_THREADS": "1",
     "PYTHONDONTWRITEBYTECODE": "1",  # a mutant written in the same second with the same size would not be compiled
     "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1",
     "TRITON_INTERPRET": "1",
 }
-_PYTEST = ("-x", "-q", "--tb=no", "-rfE", "-p", "no:cacheprovider", "-m", "not exhaustive and not gpu")
+_PYTEST = ("-x", "-q", "--tb=no", "-rfE", "-p", "no:cacheprovider", "--hypothesis-profile", "mutation")
+_PYTEST += ("-m", "not exhaustive and not gpu")
 
-#: Seconds that a mutant may take besides four times those of the unchanged code.
-_SLACK = 30.0
+#: Seconds that all tests, and CPU seconds that one test may take besides four times those of the unchanged code.
+_SLACK, _SLACK_OF_A_TEST = 30.0, 5.0
 
 #: A mutant may allocate without end.
 _MEMORY = 16 * 2**30  # bytes
@@ -105,6 +105,7 @@ def _run(tests: tuple[str, ...], limit: float) -> tuple[str, str | None]:
         os.killpg(pid, signal.SIGKILL)  # also what the tests started and left behind
     if not ended:
         os.waitpid(pid, 0)
+    if not ended or (os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGPROF):
         return TIMED_OUT, None
     if status == 0:
         return SURVIVED, None
@@ -121,7 +122,11 @@ def _become_pytest(tests: tuple[str, ...]) -> NoReturn:
         os.dup2(log.fileno(), 2)
         resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
         import pytest
+        from hypothesis import Phase, settings
 
+        # The same examples in each run. No smaller one is searched for one that fails.
+        phases = (Phase.explicit, Phase.generate)
+        settings.register_profile("mutation", deadline=None, derandomize=True, phases=phases, database=None)
         status = int(pytest.main([*_PYTEST, *tests], [_LikeliestFirst()]))
     finally:
         sys.stdout.flush()
@@ -129,13 +134,17 @@ def _become_pytest(tests: tuple[str, ...]) -> NoReturn:
 
 
 class _LikeliestFirst:
-    """Plugin of pytest: tests that failed on many mutants in little time come first. Writes the times."""
+    """Plugin of pytest: tests that failed on many mutants in little time come first. Limits and writes their times."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
 
     def pytest_collection_modifyitems(self, items: list[Any]) -> None:
         items.sort(key=lambda item: _seconds.get(item.nodeid, 0.0) / (1 + _kills[item.nodeid]))
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        if nodeid in _seconds:
+            signal.setitimer(signal.ITIMER_PROF, _SLACK_OF_A_TEST + 4 * _seconds[nodeid])  # its signal ends the process
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         self.seconds[report.nodeid] = self.seconds.get(report.nodeid, 0.0) + report.duration
