@@ -274,6 +274,15 @@ def test_forward_attends_no_key_outside_of_its_ranges(backend, causal, window):
     torch.testing.assert_close(again, out, rtol=0, atol=0)
 
 
+def test_zeros_are_skipped_however_large_the_queries_are(backend):
+    query, key, value = inputs(lengths=(32, 512), heads=(1, 1))
+    options = DenseOptions(None, None, None, 240, False, 0.25, None, None, 0.0, 2**-10)
+    for size in (1, 1000):
+        *_, ranges = overload("alibi_attention", backend)(size * query, 0 * key, value, torch.tensor([0.4]), *options)
+        assert 100 < ranges.min()
+        assert ranges.max() < 400
+
+
 @pytest.mark.exhaustive_in_interpreter
 @examples(25)
 @given(data=st.data())
