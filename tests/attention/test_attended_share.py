@@ -118,13 +118,13 @@ def test_adversarial_norms(backend, name, causal):
 
 
 def test_a_far_key_that_matters_is_visited(backend):
-    """Its score makes up for the distance: without it the output would differ."""
-    query, key, value = inputs(lengths=(256, 256), heads=(1, 1))
+    """Its score makes up for the distance: without it the output would differ. Other heads and rows have none."""
+    query, key, value = inputs(lengths=(32, 256), heads=(2, 2), batch_size=2)
     query[:], key[:] = 0.1, 0.0
-    key[:, :, 0] = 2000.0
-    slopes = torch.tensor([2.0])
-    out, _ = check_error_bounds(backend, [query, key, value], slopes, 2**-10)
-    torch.testing.assert_close(out[0, 0, -1], value[0, 0, 0])
+    key[0, 1, 0] = key[1, 0, 0] = 2000.0
+    out, _ = check_error_bounds(backend, [query, key, value], torch.tensor([2.0, 2.0]), 2**-10, query_start=224)
+    torch.testing.assert_close(out[0, 1, -1], value[0, 1, 0])
+    torch.testing.assert_close(out[1, 0, -1], value[1, 0, 0])
 
 
 @pytest.mark.parametrize("after", [False, True])

@@ -504,3 +504,18 @@ def test_the_native_operator_never_reads_beyond_an_input(name):
         overload("resize_batch", "native")(*arguments)
     with pytest.raises(ValueError, match="does not fit"):
         overload("resize_batch_out", "native")(*arguments, [torch.zeros(2, 3)])
+
+
+@pytest.mark.skipif(backends.problem("native") is not None, reason=str(backends.problem("native")))
+@pytest.mark.parametrize("method", METHODS)
+def test_native_threads_share_a_large_batch(method):
+    mask = torch.rand(256, 1024) < 0.3
+    batch = {"input_ids": torch.randint(100, mask.shape), "attention_mask": mask}
+    before = torch.get_num_threads()
+    torch.set_num_threads(4)
+    try:
+        for seq_len in (256, 1000):
+            got, expected = (resize_batch(batch, seq_len, **method, backend=name) for name in ("native", "reference"))
+            assert all(torch.equal(got[key], expected[key]) for key in batch)
+    finally:
+        torch.set_num_threads(before)

@@ -226,6 +226,48 @@ REASONS = [
         "return None",
         "Runs on a GPU only.",
     ),
+    Reason(
+        "seqwarm_kernels/allocator/pinned_buffers.py",
+        "_BYTES = 2**24",
+        "2**24",
+        "(2 * 24)",
+        "Changes speed only: with other sizes the copies are the same.",
+    ),
+    Reason(
+        "seqwarm_kernels/allocator/pinned_buffers.py",
+        "_BYTES = 2**24",
+        "2",
+        "(3)",
+        "Changes speed only: with other sizes the copies are the same.",
+    ),
+    Reason(
+        "seqwarm_kernels/allocator/pinned_buffers.py",
+        "_BYTES = 2**24",
+        "24",
+        "(25)",
+        "Changes speed only: with other sizes the copies are the same.",
+    ),
+    Reason(
+        "seqwarm_kernels/allocator/pinned_buffers.py",
+        'self.buffers = [torch.empty(_BYTES, dtype=torch.uint8, device="cpu", pin_memory=True) for _ in range(2)]',
+        'torch.empty(_BYTES, dtype=torch.uint8, device="cpu", pin_memory=True)',
+        "(torch.empty(_BYTES, dtype=torch.uint8, pin_memory=True))",
+        "Differs only under another default device.",
+    ),
+    Reason(
+        "seqwarm_kernels/ops/alibi_attention/triton_tiles.py",
+        "ends = tl.load(cu_seqlens + candidate, mask=inside, other=2**31 - 1)",
+        "1",
+        "(2)",
+        "Equivalent: `inside` hides the value as well.",
+    ),
+    Reason(
+        "seqwarm_kernels/ops/alibi_attention/triton_backward_query.py",
+        "scores = tl.dot(rows.query, tl.trans(key), input_precision=PRECISION) * scale2",
+        "tl.dot(rows.query, tl.trans(key), input_precision=PRECISION)",
+        "(tl.dot(rows.query, tl.trans(key)))",
+        "Runs on a GPU only: the interpreter multiplies in float32.",
+    ),
 ]
 
 _REASON_OF = {entry[:4]: entry.reason for entry in REASONS}

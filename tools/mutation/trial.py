@@ -30,6 +30,7 @@ from .records import FAILED, NOT_BUILT, SURVIVED, TIMED_OUT, Outcome
 
 _NOT_COPIED = (".git", ".venv", "build", "reports", "__pycache__", ".*_cache", ".hypothesis", ".benchmarks")
 _ENVIRONMENT = {
+    "CMAKE_BUILD_PARALLEL_LEVEL": "1",
     "OMP_NUM_THREADS": "1",
     "PYTHONDONTWRITEBYTECODE": "1",  # a mutant written in the same second with the same size would not be compiled
     "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1",
