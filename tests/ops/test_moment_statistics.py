@@ -71,6 +71,13 @@ def test_a_dtype_of_8_bits(backend):
     check(backend, [tensor], [tensor.float().square()], [tensor])
 
 
+@pytest.mark.parametrize("backend", [backend for backend in SERVING if backend != "triton"])
+def test_float64_is_not_rounded_to_float32(backend):
+    """The Triton kernel rounds."""
+    tensors = [torch.tensor([1e100, -3e100, 2e-100], dtype=torch.float64)]
+    check(backend, tensors, second_moments(tensors), tensors)
+
+
 @on_every_backend
 def test_each_number_is_of_its_own_list(backend):
     ones = torch.ones(4)
