@@ -86,8 +86,9 @@ def test_ordinary_inputs(backend, causal, tolerance):
 
 @pytest.mark.parametrize("causal", [True, False])
 def test_gradients_of_keys_that_few_queries_attend(backend, causal):
-    tensors = inputs(lengths=(80, 256))
-    check_error_bounds(backend, tensors, STEEP, 2**-24, causal=causal, query_start=150)
+    """Enough blocks of queries and of keys for every loop of the Triton kernel that finds them."""
+    tensors = inputs(lengths=(230, 1100))
+    check_error_bounds(backend, tensors, STEEP, 2**-24, causal=causal, query_start=860)
 
 
 def norms_of(name, tensors):

@@ -152,6 +152,17 @@ def test_a_hidden_row_whose_queries_hold_nan(length):
     assert out[1].isfinite().all()
 
 
+@pytest.mark.parametrize("sign", [-1, 1])
+def test_scores_far_from_zero(sign):
+    """About -1600 and 1600: exp of them is 0 and inf."""
+    near_20 = 20 + torch.randn(2, 2, 9, 16) / 100
+    tensors = near_20, sign * near_20, torch.randn(2, 2, 9, 16)
+    results = alibi_attention(*tensors, return_lse=True, backend="native")
+    expected = alibi_attention(*(tensor.double() for tensor in tensors), return_lse=True, backend="reference")
+    for result, exact in zip(results, expected, strict=True):
+        torch.testing.assert_close(result.double(), exact.double(), rtol=1e-3, atol=1e-3)
+
+
 @pytest.mark.parametrize(
     "ends",
     [[100, 101], [-(2**31), 101], [0, 2**31 - 1], [-900_000_000, 10], [50, 20, 101], [0, 90, 3, 101], [-5, 2, 2]],

@@ -268,6 +268,48 @@ REASONS = [
         "(tl.dot(rows.query, tl.trans(key)))",
         "Runs on a GPU only: the interpreter multiplies in float32.",
     ),
+    Reason(
+        "csrc/moment_statistics/cpu.cpp",
+        "largest[index] = sizes[index] > largest[index] ? sizes[index] : largest[index];  // not NaN; the sum keeps it",
+        ">",
+        ">=",
+        "Equivalent: an equal number takes its place.",
+    ),
+    Reason(
+        "seqwarm_kernels/ops/alibi_attention/triton_backward_ranges.py",
+        "attended_begin = tl.load(ranges + blocks * 2, mask=present, other=FAR)",
+        "tl.load(ranges + blocks * 2, mask=present, other=FAR)",
+        "(tl.load(ranges + blocks * 2, mask=present))",
+        "Equivalent: the end of such a block is 0, so it hits no tile.",
+    ),
+    Reason(
+        "seqwarm_kernels/ops/alibi_attention/triton_reach.py",
+        "_RELATIVE_MARGIN = tl.constexpr(1 + 2**-9)",
+        "2",
+        "(3)",
+        "Another margin for rounding. No known input needs the whole margin.",
+    ),
+    Reason(
+        "seqwarm_kernels/ops/alibi_attention/triton_reach.py",
+        "_ABSOLUTE_MARGIN = tl.constexpr(2**-4)",
+        "2",
+        "(3)",
+        "Another margin for rounding. No known input needs the whole margin.",
+    ),
+    Reason(
+        "seqwarm_kernels/ops/alibi_attention/triton_tiles.py",
+        "tile = tl.where(kept[:, None], tile, 0.0)",
+        "0.0",
+        "(1.0)",
+        "Equivalent: any finite number, since its weights are 0.",
+    ),
+    Reason(
+        "csrc/alibi_attention/cpu/short_tile.h",
+        "int64_t head_ = 0;",
+        "0",
+        "(0 + 1)",
+        "Equivalent: set_head comes before head.",
+    ),
 ]
 
 _REASON_OF = {entry[:4]: entry.reason for entry in REASONS}
