@@ -53,7 +53,8 @@ def device(monkeypatch):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.bool])
 def test_every_element_is_saved_and_restored(device, dtype):
-    tensors = [torch.randint(2, (size,)).to(dtype) for size in SIZES] + [torch.ones((), dtype=dtype)]
+    high = 2 if dtype == torch.bool else 2**40  # more digits than float32 has
+    tensors = [torch.randint(high, (size,)).to(dtype) for size in SIZES] + [torch.ones((), dtype=dtype)]
     before = [tensor.clone() for tensor in tensors]
     values = snapshot._Values(tensors)
     assert device.most == 2, "the device never copies while the CPU does"

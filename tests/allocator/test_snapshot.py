@@ -252,6 +252,26 @@ def test_signs_that_cancel_in_a_regular_sum():
     assert not torch.equal(snapshot._sum_of_bits(signs), snapshot._sum_of_bits(-signs))
 
 
+def test_a_sum_shows_changes_in_the_first_and_the_last_of_many_pieces(monkeypatch):
+    """A regular sum would not change."""
+    monkeypatch.setattr(snapshot, "_PIECE", 8)
+    bits = torch.randint(100, (300,), dtype=torch.int32)
+    before = snapshot._sum_of_bits(bits)
+    for place in (0, 297):
+        changed = bits.clone()
+        changed[place : place + 3] += torch.tensor([1, -2, 1], dtype=torch.int32)
+        assert not torch.equal(snapshot._sum_of_bits(changed), before)
+
+
+def test_three_elements_of_one_byte():
+    model = nn.Sequential(nn.Linear(2, 2))
+    model.register_parameter("frozen", nn.Parameter(torch.tensor([1, 2, 3], dtype=torch.int8), requires_grad=False))
+    model.register_buffer("flags", torch.tensor([True, False, True]))
+    with restore_afterwards(model):
+        model.flags.logical_not_()
+    assert model.flags.tolist() == [True, False, True]
+
+
 @pytest.mark.parametrize(
     "buffer",
     [

@@ -59,7 +59,7 @@ CASES = {
 
 #: As those of the grid of packed sequences.
 PACKED_CASES = {
-    "causal": ([30, 0, 40, 3], [40, 5, 30, 3], 9, {}),
+    "causal": ([30, 0, 20], [40, 5, 10], 9, {}),
     "full": ([50, 20], [30, 45], 9, {"causal": False, "window": 25, "dropout_p": 0.3}),
 }
 

@@ -310,6 +310,41 @@ REASONS = [
         "(0 + 1)",
         "Equivalent: set_head comes before head.",
     ),
+    Reason(
+        "seqwarm_kernels/allocator/snapshot.py",
+        "_PIECE = 2**22",
+        "2",
+        "(3)",
+        "Changes memory and speed only.",
+    ),
+    Reason(
+        "seqwarm_kernels/allocator/snapshot.py",
+        "weights ^= weights >> 29",
+        "weights >> 29",
+        "(weights << 29)",
+        "Other weights that look random.",
+    ),
+    Reason(
+        "seqwarm_kernels/allocator/snapshot.py",
+        "total = 3 * total + (piece * weights).sum()",
+        "3 * total + (piece * weights).sum()",
+        "(3 * total - (piece * weights).sum())",
+        "Another sum that shows changes as well.",
+    ),
+    Reason(
+        "seqwarm_kernels/allocator/snapshot.py",
+        "return tensor.is_cuda",
+        "return tensor.is_cuda",
+        "return None",
+        "Runs on a GPU only.",
+    ),
+    Reason(
+        "seqwarm_kernels/allocator/snapshot.py",
+        "weights = torch.arange(1, len(piece) + 1, device=piece.device)",
+        "torch.arange(1, len(piece) + 1, device=piece.device)",
+        "(torch.arange(1, len(piece) + 1))",
+        "On a CPU the result is the same.",
+    ),
 ]
 
 _REASON_OF = {entry[:4]: entry.reason for entry in REASONS}

@@ -37,10 +37,15 @@ TARGETS = [
         *("tests/data/test_planner.py", "tests/data/test_packed.py", "tests/data/test_arguments.py"),
     ),
     Target("seqwarm_kernels/resizing/checked_call.py", (*_RESIZING, "-k", "not triton or serve")),
-    Target(
-        "seqwarm_kernels/allocator/snapshot.py", ("tests/allocator/test_snapshot.py", "tests/allocator/test_warmup.py")
+    *_in_folder(
+        "seqwarm_kernels/allocator",
+        "snapshot.py pinned_buffers.py",
+        *(
+            "tests/allocator/test_snapshot.py",
+            "tests/allocator/test_pinned_buffers.py",
+            "tests/allocator/test_warmup.py",
+        ),
     ),
-    Target("seqwarm_kernels/allocator/pinned_buffers.py", ("tests/allocator/test_pinned_buffers.py",)),
     *_in_folder("seqwarm_kernels/ops/moment_statistics", "triton_kernel.py triton.py", *_MOMENTS, "not native"),
     *_in_folder(
         "seqwarm_kernels/ops/resize_batch",
