@@ -152,6 +152,19 @@ def test_a_hidden_row_whose_queries_hold_nan(length):
     assert out[1].isfinite().all()
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_gradients_beside_queries_that_see_no_key_and_hold_nan(dtype):
+    query, key, value = (torch.randn(2, 1, 8, 16).to(dtype) for _ in range(3))
+    results = []
+    for number in (0.0, float("nan")):
+        query[:, :, :3] = number
+        leaves = [tensor.clone().requires_grad_() for tensor in (query, key, value)]
+        out = alibi_attention(*leaves, query_start=-3, backend="native")
+        results.append(torch.autograd.grad(out.sum(), leaves))
+    for expected, gradient in zip(*results, strict=True):
+        assert torch.equal(gradient, expected)
+
+
 @pytest.mark.parametrize("sign", [-1, 1])
 def test_scores_far_from_zero(sign):
     """About -1600 and 1600: exp of them is 0 and inf."""
