@@ -352,6 +352,34 @@ REASONS = [
         "(10)",
         "Another margin for rounding. No known input needs the whole margin.",
     ),
+    Reason(
+        "csrc/alibi_attention/cpu/short_tile.h",
+        "int64_t num_columns_ = 0, num_keys_ = 0, num_spans_ = 0, num_pieces_ = 0;",
+        "0",
+        "(0 + 1)",
+        "Equivalent: `place` sets all of them first.",
+    ),
+    Reason(
+        "csrc/alibi_attention/cpu/short_forward.cpp",
+        "query_rows_.open_queries(problem_.query, tile_, false);",
+        "false",
+        "true",
+        "Changes speed only: queries without a key are cleared later.",
+    ),
+    Reason(
+        "csrc/alibi_attention/cpu/short_backward.cpp",
+        "const Vec zero = Vec::loadu(log2_sum_ + first), grad_lse = Vec::loadu(grad_lse_ + first);",
+        "+",
+        "-",
+        "With AVX-512, on which the mutants ran, `first` is 0.",
+    ),
+    Reason(
+        "csrc/calls/kind.cpp",
+        "int overflow = 0;",
+        "0",
+        "(0 + 1)",
+        "Equivalent: Python's function sets it.",
+    ),
 ]
 
 _REASON_OF = {entry[:4]: entry.reason for entry in REASONS}
