@@ -65,12 +65,14 @@ TARGETS = [
         *("tests/ops/test_attention_triton.py", _SKIPPING, "-k", "triton and not native"),
         wider=(*_ATTENTION_GRID, "triton"),
     ),
-    Target(
-        "seqwarm_kernels/ops/alibi_attention/triton.py",
-        (_SERVED, "tests/ops/test_attention_triton.py", "tests/ops/test_attention_launch.py", "-k", "not pretended"),
+    *_in_folder(
+        "seqwarm_kernels/ops/alibi_attention",
+        "triton.py triton_readers.py",
+        *(_SERVED, "tests/ops/test_attention_triton.py", "tests/ops/test_attention_launch.py", "-k", "not pretended"),
         wider=(_SKIPPING, *_ATTENTION_GRID, "triton"),
     ),
     Target("csrc/resize_batch/call.cpp", (_SERVED, _RESIZE_BATCH, "tests/cuda_shim", "-k", "native")),
+    Target("csrc/resize_batch/direct.cpp", _RESIZING),
     Target("csrc/resize_batch/cpu.cpp", (_SERVED, _RESIZE_BATCH, "-k", "native")),
     Target("csrc/resize_batch/cuda.cu", ("tests/cuda_shim", "-k", "native")),
     Target("csrc/moment_statistics/cpu.cpp", (*_MOMENTS, "not triton")),

@@ -36,8 +36,10 @@ _ENVIRONMENT = {
     "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1",
     "TRITON_INTERPRET": "1",
 }
-_PYTEST = ("-x", "-q", "--tb=no", "-rfE", "-p", "no:cacheprovider", "--hypothesis-profile", "mutation")
-_PYTEST += ("-m", "not exhaustive and not gpu")
+_PYTEST = (
+    *("-x", "-q", "--tb=no", "-rfE", "-p", "no:cacheprovider", "--hypothesis-profile", "mutation"),
+    *("-m", "not exhaustive and not gpu"),
+)
 
 #: Seconds that all tests, and CPU seconds that one test may take besides four times those of the unchanged code.
 _SLACK, _SLACK_OF_A_TEST = 30.0, 5.0
