@@ -1,6 +1,7 @@
 """`make mutate`: the mutants it makes, those it tries next, its records and its page."""
 
 import sys
+from collections import Counter
 
 import pytest
 
@@ -134,6 +135,7 @@ def project(tmp_path, monkeypatch):
     (tree / "test_ok.py").write_text("def test_ok(): pass\n")
     monkeypatch.setattr(trial, "_tree", tree, raising=False)
     monkeypatch.setattr(trial, "_seconds", {})
+    monkeypatch.setattr(trial, "_kills", Counter())
     monkeypatch.chdir(tree)
     monkeypatch.syspath_prepend(tree)
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
@@ -153,7 +155,7 @@ def test_try_mutant(project, monkeypatch, operator, tests, result, test):
     monkeypatch.setattr(trial, "_SLACK", 2.0)
     source = (project / "counting.py").read_text()
     mutant = next(mutant for mutant in shuffled_mutants(project, "counting.py") if mutant.operator == operator)
-    outcome = trial.try_mutant(mutant, tests)
+    outcome = trial.try_mutant(mutant, [tests])
     assert (outcome.result, outcome.test) == (result, test)
     assert (project / "counting.py").read_text() == source
 
@@ -162,7 +164,13 @@ def test_tests_that_fail_without_a_mutant_are_an_error(project):
     (project / "test_ok.py").write_text("def test_ok(): assert False\n")
     mutant = shuffled_mutants(project, "counting.py")[0]
     with pytest.raises(RuntimeError, match="failed without a mutant: test_ok"):
-        trial.try_mutant(mutant, ("test_ok.py",))
+        trial.try_mutant(mutant, [("test_ok.py",)])
+
+
+def test_wider_tests_run_on_a_survivor(project):
+    mutant = next(mutant for mutant in shuffled_mutants(project, "counting.py") if mutant.operator == "comparison")
+    outcome = trial.try_mutant(mutant, [("test_ok.py",), ("test_all.py",)])
+    assert outcome.test == "test_all.py::test_count"
 
 
 def test_quick_tests_run_first(project):
@@ -171,6 +179,8 @@ def test_quick_tests_run_first(project):
     )
     trial._seconds.update({"test_ok.py::test_slow": 0.3, "test_ok.py::test_quick": 0.1})
     assert trial._run(("test_ok.py",), 60) == (FAILED, "test_ok.py::test_quick")
+    trial._kills["test_ok.py::test_slow"] = 5
+    assert trial._run(("test_ok.py",), 60) == (FAILED, "test_ok.py::test_slow")
 
 
 def test_what_is_known_is_not_tried_again():
@@ -206,7 +216,7 @@ def test_page(monkeypatch):
     assert f"| `{TARGETS[1].file}` | | | | not yet measured |" in page
     assert "not explained yet" in page
     reason = survivors.Reason(first.file, first.code, first.before, first.after, "Why it survives.")
-    monkeypatch.setattr(report, "REASONS", [reason])
+    monkeypatch.setattr(survivors, "REASONS", [reason])
     assert "Why it survives." in report.page(outcomes)
 
 

@@ -382,8 +382,7 @@ REASONS = [
     ),
 ]
 
-_REASON_OF = {entry[:4]: entry.reason for entry in REASONS}
-
 
 def reason_of(mutant: Mutant) -> str | None:
-    return _REASON_OF.get((mutant.file, mutant.code, mutant.before, mutant.after))
+    key = (mutant.file, mutant.code, mutant.before, mutant.after)
+    return next((entry.reason for entry in REASONS if entry[:4] == key), None)

@@ -79,7 +79,7 @@ TARGETS = [
     *_in_folder(
         "csrc/alibi_attention/cpu",
         "problem.h queries.h keys.h reach.h scores.h dropout.h simd.h products.cpp forward.cpp backward.cpp "
-        "operator.cpp direct.cpp",
+        "operator.cpp",
         *("tests/ops/test_attention_native.py", _SKIPPING, *_ATTENTION_GRID, "native"),
     ),
     *_in_folder(
