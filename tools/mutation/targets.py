@@ -20,12 +20,13 @@ _RESIZING = ("tests/resizing", _RESIZE_BATCH)
 _SERVED = "tests/ops/test_operators.py::test_every_backend_that_is_installed_serves_every_operator"
 _MOMENTS = (_SERVED, "tests/ops/test_moment_statistics.py", "tests/ops/test_defaults.py", "-m", "not gpu", "-k")
 _ATTENTION_GRID = ("tests/ops/test_attention_kernels.py", "tests/ops/test_attention_kernels_varlen.py", "-k")
+_SHORT_ROWS = "tests/ops/test_attention_triton_short.py"
 _SKIPPING = "tests/attention/test_attended_share.py"
 
 TARGETS = [
     *_in_folder(
         "seqwarm_kernels/schedule",
-        "scheduler.py plan.py",
+        "scheduler.py pacing.py plan.py",
         "tests/schedule/test_scheduler.py",
         "tests/schedule/test_plan.py",
         "tests/test_silent_results.py",
@@ -62,7 +63,7 @@ TARGETS = [
         "seqwarm_kernels/ops/alibi_attention",
         "triton_tiles.py triton_reach.py triton_forward.py triton_backward_ranges.py triton_backward_key.py "
         "triton_backward_query.py",
-        *("tests/ops/test_attention_triton.py", _SKIPPING, "-k", "triton and not native"),
+        *("tests/ops/test_attention_triton.py", _SHORT_ROWS, _SKIPPING, "-k", "triton and not native"),
         wider=(*_ATTENTION_GRID, "triton"),
     ),
     *_in_folder(
