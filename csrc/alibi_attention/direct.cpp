@@ -152,11 +152,14 @@ struct Attention : torch::autograd::Function<Attention<Operator, Backend, T, Num
     const bool differentiates = at::GradMode::is_enabled();
     const c10::impl::ExcludeDispatchKeyGuard below_autograd(
         differentiates ? c10::DispatchKeySet() : c10::autograd_dispatch_keyset_with_ADInplaceOrView);
-    if (in_python && !differentiates && is_plain_state() && is_plain(grad_out)) {
-      RECORD_FUNCTION(Operator::backward, {});
-      return call_python(
-          python_backward, grad_out, grad_lse, out, lse, log2_sum, ranges, slopes_need_grad, query, key, value, slopes,
-          first, second, seed, numbers...);
+    if constexpr (in_python) {
+      const bool is_known = is_plain(grad_out) && (!grad_lse.has_value() || is_plain(*grad_lse));
+      if (is_known && !differentiates && is_plain_state()) {
+        RECORD_FUNCTION(Operator::backward, {});
+        return call_python(
+            python_backward, grad_out, grad_lse, out, lse, log2_sum, ranges, slopes_need_grad, query, key, value, slopes,
+            first, second, seed, numbers...);
+      }
     }
     static const auto handle = find<Call>(Operator::backward);
     return handle.call(

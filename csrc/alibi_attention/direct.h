@@ -1,4 +1,4 @@
-// seqwarm::alibi_attention and its varlen form for Python, without the operator's autograd, which is in Python.
+// seqwarm::alibi_attention and its varlen form for Python, past the dispatcher, with an autograd in C++.
 
 #pragma once
 

@@ -59,8 +59,10 @@ CASES = [
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(("batch_size", "length", "layout", "options"), first_fast(CASES))
 def test_merged_rows(batch_size, length, layout, options, device):
-    tensors = [draw_tensor(layout, batch_size, heads, length, 20, device) for heads in (2, 1, 1)]
-    leaves = [*tensors, torch.rand(2, device=device) - 0.2]
+    of_value = "tokens first" if layout == "heads first" else "heads first"
+    layouts_and_heads = zip((layout, layout, of_value), (4, 2, 2), strict=True)
+    tensors = [draw_tensor(each, batch_size, heads, length, 20, device) for each, heads in layouts_and_heads]
+    leaves = [*tensors, torch.rand(4, device=device) - 0.2]
     assert merges(leaves, **options)
     options = dict(options)
     if options.pop("mask", False):
@@ -118,6 +120,7 @@ def test_which_rows_merge():
     assert of(2, 6, segment_length=7)
     assert not of(2, 65)
     assert not of(1, 64)
+    assert not of(2, 0, segment_length=4)
     assert not of(2, 1, key_length=9)
     assert not of(2, 8, slopes=torch.ones(2, 2))
     assert not of(2, 6, segment_length=4)  # the last segment of a row is shorter

@@ -450,6 +450,17 @@ def test_the_profiler_sees_a_known_call(backend):
 
 
 @each_backend
+def test_a_negative_view_as_gradient_of_lse(backend):
+    query = torch.randn(1, 2, 6, 16, requires_grad=True)
+    _, lse = alibi_attention(query, query, query, return_lse=True, backend=backend)
+    weights = torch.randn(lse.shape)
+    got, want = (
+        torch.autograd.grad(lse, query, weight, retain_graph=True) for weight in (torch._neg_view(weights), -weights)
+    )
+    assert torch.equal(*got, *want)
+
+
+@each_backend
 def test_batched_gradients(backend):
     leaf = torch.randn(1, 2, 4, 8, requires_grad=True)
     rows = torch.randn(2, 1, 2, 4, 8)

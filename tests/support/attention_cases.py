@@ -16,7 +16,7 @@ class Case:
     batch_size: int = 2
     head_dim: int = 16
     slopes: Any = None  # a number, or the shape of random slopes
-    layout: str = "contiguous"
+    layout: str | tuple[str, str, str] = "contiguous"  # of query, key and value, if they differ
     mask: str | None = None
 
 
@@ -25,7 +25,8 @@ def segments(length, **more):
 
 
 CASES = {
-    "small": Case(lengths=(30, 40), heads=(2, 1), batch_size=1),  # first: Triton's interpreter runs it in `make test`
+    # First: Triton's interpreter runs it in `make test`.
+    "small": Case(lengths=(30, 40), batch_size=1, layout=("contiguous", "projection", "contiguous")),
     "causal": Case(),
     "full": Case({"causal": False}),
     "few queries": Case(lengths=(3, 200)),
@@ -35,6 +36,7 @@ CASES = {
     "no queries": Case(lengths=(0, 9)),
     "no keys": Case(lengths=(9, 0)),
     "no rows": Case(batch_size=0),
+    "segments of nothing": Case({"segment_length": 4}, lengths=(0, 0)),
     "window": Case({"window": 37}),
     "window, full": Case({"window": 37, "causal": False}),
     "window of itself": Case({"window": 0, "causal": False}),
@@ -74,6 +76,7 @@ CASES = {
     "head_dim 256": Case(head_dim=256, heads=(2, 1), batch_size=1),
     "tokens outside of heads": Case(layout="projection"),
     "one tensor for all three": Case(layout="fused", lengths=(150, 150), heads=(4, 4)),
+    "values outside of heads": Case(layout=("projection", "contiguous", "projection")),
     "expanded keys": Case(layout="expanded"),
     "strided dims": Case(layout="strided"),
     "rows that are not aligned": Case(layout="shifted"),
@@ -92,7 +95,8 @@ def tensors_of(case, device, dtype, stretch=1):
     query_length, key_length = (length * stretch for length in case.lengths)
     shapes = [(case.heads[0], query_length), (case.heads[1], key_length), (case.heads[1], key_length)]
     dense = [torch.randn(case.batch_size, *shape, case.head_dim, device=device).to(dtype) for shape in shapes]
-    return [LAYOUTS[case.layout](tensor).requires_grad_() for tensor in dense]
+    layouts = (case.layout,) * 3 if isinstance(case.layout, str) else case.layout
+    return [LAYOUTS[layout](tensor).requires_grad_() for layout, tensor in zip(layouts, dense, strict=True)]
 
 
 def _projection(tensor):

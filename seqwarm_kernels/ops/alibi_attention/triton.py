@@ -51,9 +51,10 @@ def merges(query: Tensor, key: Tensor, slopes: Tensor, options: _Options) -> boo
     if isinstance(options, VarlenOptions) or slopes.dim() != 1:
         return False
     batch_size, _, length, _ = sizes_of(query)
-    short = length == sizes_of(key)[2] and length <= LONGEST_MERGED_ROW and 1 < batch_size <= _MOST_MERGED_ROWS
+    if not (0 < length == sizes_of(key)[2] <= LONGEST_MERGED_ROW and 1 < batch_size <= _MOST_MERGED_ROWS):
+        return False
     segments_end_with_rows = options.segment_length is None or length % min(options.segment_length, length) == 0
-    return short and segments_end_with_rows and (options.dropout_seed is None or length % 4 == 0)
+    return segments_end_with_rows and (options.dropout_seed is None or length % 4 == 0)
 
 
 def _access(query: Tensor, key: Tensor, mask: Tensor | None, *, merged: bool = False) -> int:
@@ -126,9 +127,7 @@ def _constant(query: Reader, key: Reader, value: Reader, slopes: Tensor, options
     _, num_heads, query_length, head_dim = query.sizes
     _, num_key_heads, key_length, _ = key.sizes
     start = dense.query_start
-    merged = query.row_length is not None
-    row_length = query.row_length or query_length
-    longest_segment = row_length if merged else _LONGEST_SEGMENT
+    longest_segment = query.row_length if query.merged else _LONGEST_SEGMENT
     limited = dense.window is not None or dense.segment_length is not None or isinstance(options, VarlenOptions)
     return {
         **_packing(options),
@@ -141,17 +140,17 @@ def _constant(query: Reader, key: Reader, value: Reader, slopes: Tensor, options
         "group_size": num_heads // num_key_heads,
         "query_length": query_length,
         "key_length": key_length,
-        "row_length": row_length,
+        "row_length": query.row_length,
         "stride_start": start.stride(0) if start is not None and start.numel() > 1 else 0,
-        **({"stride_mb": 0, "stride_ms": 1} if merged else _mask_strides(dense.key_padding_mask)),
+        **({"stride_mb": 0, "stride_ms": 1} if query.merged else _mask_strides(dense.key_padding_mask)),
         "stride_slope_b": 0 if slopes.dim() == 1 else slopes.stride(0),
         "stride_slope_h": slopes.stride(-1),
         **_strides("q", query.strides),
         **_strides("k", key.strides),
         **_strides("v", value.strides),
         "CAUSAL": dense.causal,
-        "LIMITED": limited or merged,
-        "MERGED": merged,
+        "LIMITED": limited or query.merged,
+        "MERGED": query.merged,
         "HEAD_DIM": head_dim,
         "BLOCK_D": block_d(head_dim),
     }
@@ -332,7 +331,7 @@ class Backward:
         results = [allocate_like(_shell(tensor)) for tensor in (query, key, value)]
         last = rows if slopes_need_grad else slopes.new_empty(0, device="meta")
         self._shells = [*results, rows, rows, last]
-        of_grad_query, of_grad_key = strides_of(results[0]), strides_of(results[1])
+        of_grad_query, of_grad_key, of_grad_value = map(strides_of, results)
         self._readers = readers
         self._copies_out = strides_of(out) != of_grad_query
         shared = {
@@ -360,6 +359,7 @@ class Backward:
             skips=int(skipping),
             **shared,
             **_strides("o", of_grad_key),
+            **_strides("w", of_grad_value),
             **_tiled(tiles),
         )
 

@@ -143,7 +143,7 @@ def backward_key_kernel(
     group_size: tl.int32,
     query_length: tl.int32,
     key_length: tl.int32,
-    row_length: tl.int32,  # not read unless MERGED
+    row_length: tl.int32,  # tokens of a row of the batch
     num_sequences: tl.int32,
     skips: tl.int32,
     stride_start: tl.int64,
@@ -162,6 +162,9 @@ def backward_key_kernel(
     stride_ob: tl.int64,
     stride_oh: tl.int64,
     stride_os: tl.int64,
+    stride_wb: tl.int64,
+    stride_wh: tl.int64,
+    stride_ws: tl.int64,
     stride_mb: tl.int64,
     stride_ms: tl.int64,
     stride_slope_b: tl.int64,
@@ -190,7 +193,7 @@ def backward_key_kernel(
 
     start = block * BLOCK_N
     index = start + tl.arange(0, BLOCK_N)
-    query_offset = offset_of(index, query_start, query_offset, batch, merged, stride_start)
+    query_offset = offset_of(index, key_length, query_start, query_offset, batch, merged, stride_start)
     first, last, zero, sequence = opposite(
         index, batch, cu_seqlens_k, cu_seqlens_q, num_sequences, query_length, -query_offset, segment_length,
         LIMITED, SEARCH_STEPS,
@@ -263,6 +266,6 @@ def backward_key_kernel(
     )  # fmt: skip
     to_value = tl.where(seen[:, None], to_value, 0.0)
     store_tile(
-        grad_value, to_value, batch, key_head, start, key_length, merged, stride_ob, stride_oh, stride_os,
+        grad_value, to_value, batch, key_head, start, key_length, merged, stride_wb, stride_wh, stride_ws,
         BLOCK_N, HEAD_DIM, BLOCK_D,
     )  # fmt: skip

@@ -158,7 +158,7 @@ def backward_query_kernel(
     group_size: tl.int32,
     query_length: tl.int32,
     key_length: tl.int32,
-    row_length: tl.int32,  # not read unless MERGED
+    row_length: tl.int32,  # tokens of a row of the batch
     num_sequences: tl.int32,
     stride_start: tl.int64,
     stride_gb: tl.int64,
@@ -209,7 +209,7 @@ def backward_query_kernel(
     SLOPES: tl.constexpr = grad_slope_rows is not None
 
     index = block * BLOCK_M + tl.arange(0, BLOCK_M)
-    query_offset = offset_of(index, query_start, query_offset, batch, merged, stride_start)
+    query_offset = offset_of(index, query_length, query_start, query_offset, batch, merged, stride_start)
     first, last, position, sequence = opposite(
         index, batch, cu_seqlens_q, cu_seqlens_k, num_sequences, key_length, query_offset, segment_length, LIMITED,
         SEARCH_STEPS,

@@ -169,7 +169,7 @@ def forward_kernel(
     dropout_seed,
     cu_seqlens_q,
     cu_seqlens_k,
-    norms,  # not read if log2_tolerance is −∞
+    norms,  # not used if log2_tolerance is −∞
     out,
     lse,
     log2_sum,
@@ -185,7 +185,7 @@ def forward_kernel(
     group_size: tl.int32,
     query_length: tl.int32,
     key_length: tl.int32,
-    row_length: tl.int32,  # not read unless MERGED
+    row_length: tl.int32,  # tokens of a row of the batch
     num_sequences: tl.int32,
     stride_start: tl.int64,
     stride_qb: tl.int64,
@@ -228,7 +228,7 @@ def forward_kernel(
     PACKED: tl.constexpr = cu_seqlens_q is not None
 
     index = block * BLOCK_M + tl.arange(0, BLOCK_M)
-    query_offset = offset_of(index, query_start, query_offset, batch, merged, stride_start)
+    query_offset = offset_of(index, query_length, query_start, query_offset, batch, merged, stride_start)
     first, last, position, sequence = opposite(
         index, batch, cu_seqlens_q, cu_seqlens_k, num_sequences, key_length, query_offset, segment_length, LIMITED,
         SEARCH_STEPS,

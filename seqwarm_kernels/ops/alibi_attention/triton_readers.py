@@ -48,9 +48,9 @@ class Reader:
         self._access, self._dtype = access, tensor.dtype
         self._copies = not is_aligned(tensor) or (repeats and access == BULK.value)
         readable = _padded(tensor, "meta") if self._copies else tensor
-        batch_size, heads, length, head_dim = sizes_of(readable)
-        self.row_length = length if merged else None
-        self.sizes = (1, heads, batch_size * length, head_dim) if merged else sizes_of(readable)
+        batch_size, heads, self.row_length, head_dim = sizes_of(readable)
+        self.merged = merged
+        self.sizes = (1, heads, batch_size * self.row_length, head_dim) if merged else sizes_of(readable)
         self.strides = strides_of(readable)
 
     def __call__(self, tensor: Tensor) -> Tensor:

@@ -167,11 +167,13 @@ def kept_keys(mask, start, length, stride, ROWS: tl.constexpr):
 
 
 @triton.jit
-def offset_of(tokens, query_start, query_offset, batch, row_length, stride_start):
+def offset_of(tokens, length, query_start, query_offset, batch, row_length, stride_start):
     """The position of the first query of each token's row."""
     if query_start is not None:
-        row = batch if row_length is None else tokens // row_length
-        query_offset += tl.load(query_start + row * stride_start)
+        if row_length is None:
+            query_offset += tl.load(query_start + batch * stride_start)
+        else:
+            query_offset += tl.load(query_start + tokens // row_length * stride_start, mask=tokens < length, other=0)
     return query_offset
 
 
