@@ -71,8 +71,9 @@ class Attachment:
 
     def remove(self) -> None:
         """Restore the model. A second call does nothing."""
-        if self._model.__dict__.pop(_ATTRIBUTE, None) is None:
+        if self._model.__dict__.get(_ATTRIBUTE) is not self:  # the model may have a newer attachment
             return
+        del self._model.__dict__[_ATTRIBUTE]
         if self._compiled is None:
             self._handle.remove()
         else:

@@ -55,6 +55,17 @@ def test_batches_are_resized_in_training_mode_only():
     assert model(tokens()).shape[1] == 16
 
 
+def test_only_the_current_attachment_is_removed():
+    model, schedule = Model(), scheduler()
+    older = schedule.attach(model)
+    older.remove()
+    newer = schedule.attach(model)
+    older.remove()
+    assert model(tokens()).shape[1] == 4
+    newer.remove()
+    assert model(tokens()).shape[1] == 16
+
+
 @pytest.mark.parametrize("options", [{}, {"mode": "reshape"}, {"mode": "flatten", "copy": False}])
 def test_the_loss_is_that_of_the_resized_batch(options):
     model, schedule = Model(), scheduler()

@@ -236,6 +236,44 @@ def test_a_training_that_does_not_resume_starts_over(tmp_path):
         assert shared.progress == 8
 
 
+@pytest.mark.parametrize("adds", [False, True])
+def test_after_an_interruption_a_removed_callback_does_not_cut(tmp_path, adds):
+    warmed, warmup, lengths = model(), SequenceLengthWarmup(schedule(duration=100)), []
+
+    def record(embedding, inputs):
+        lengths.append(inputs[0].shape[1])
+        if len(lengths) == 2:
+            raise KeyboardInterrupt
+
+    warmed.transformer.wte.register_forward_pre_hook(record)
+    training = trainer(tmp_path, warmed, [] if adds else [warmup], max_steps=2)
+    if adds:
+        warmup.add_to(training)
+    with pytest.raises(KeyboardInterrupt):
+        training.train()
+    training.remove_callback(warmup)
+    training.train()
+    assert lengths == [4, 4, LENGTH, LENGTH]
+    other = SequenceLengthWarmup(schedule(duration=100))
+    other.add_to(training)
+    training.train()
+    assert lengths[4:] == [4, 4]
+
+
+def test_a_callback_that_is_removed_in_training_does_not_cut(tmp_path):
+    class Remove(transformers.TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            if state.global_step == 2:
+                training.remove_callback(warmup)
+
+    warmed, warmup, lengths = model(), SequenceLengthWarmup(schedule(duration=100)), []
+    warmed.transformer.wte.register_forward_pre_hook(lambda embedding, inputs: lengths.append(inputs[0].shape[1]))
+    training = trainer(tmp_path, warmed, [Remove()], max_steps=4)
+    warmup.add_to(training)
+    training.train()
+    assert lengths == [4, 4, LENGTH, LENGTH]
+
+
 def test_a_search_for_the_batch_size_starts_over(tmp_path):
     class OutOfMemory(transformers.TrainerCallback):
         def on_step_end(self, args, state, control, **kwargs):

@@ -274,7 +274,10 @@ def test_add_to_is_called_once(tmp_path):
     warmup.add_to(trainer)
     with pytest.raises(ValueError, match="must not have this callback yet"):
         warmup.add_to(trainer)
-    with pytest.raises(ValueError, match="add it once"):
+    with pytest.raises(ValueError, match="got a callback that was added to another Trainer"):
         warmup.add_to(transformers.Trainer(model(), arguments(tmp_path)))
+    trainer.remove_callback(warmup)
+    with pytest.raises(ValueError, match="or was removed from this one: make a new SequenceLengthWarmup"):
+        warmup.add_to(trainer)
     with pytest.raises(TypeError, match=r"trainer must be a transformers\.Trainer, got int"):
         SequenceLengthWarmup(schedule()).add_to(3)

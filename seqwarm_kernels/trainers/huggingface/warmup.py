@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -60,18 +61,24 @@ class SequenceLengthWarmup(RestorableCallback):
 
         Raises:
             TypeError: `trainer` is not a Trainer.
-            ValueError: the trainer has this callback already.
+            ValueError: the trainer has this callback already, or the callback was added before.
         """
         if not isinstance(trainer, Trainer):
             raise TypeError(f"trainer must be a transformers.Trainer, got {type(trainer).__name__}")
-        if self in trainer.callback_handler.callbacks or self._batches is not None:
+        if self in trainer.callback_handler.callbacks:
             raise ValueError("trainer must not have this callback yet: leave it out of callbacks, and add it once")
+        if self._batches is not None:
+            raise ValueError(
+                "add_to must be called once, got a callback that was added to another Trainer, or was removed from "
+                "this one: make a new SequenceLengthWarmup"
+            )
         trainer.callback_handler.callbacks.insert(0, self)  # before reporters, which then see its logs
         batches = self._batches = nn.Identity()
         take = trainer.get_batch_samples
 
         def take_resized(epoch_iterator: Iterator[Any], *args: Any, **kwargs: Any) -> Any:
-            return take(map(batches, epoch_iterator), *args, **kwargs)
+            is_added = self in trainer.callback_handler.callbacks  # until `trainer.remove_callback`
+            return take(map(batches, epoch_iterator) if is_added else epoch_iterator, *args, **kwargs)
 
         trainer.__dict__["get_batch_samples"] = take_resized
 
@@ -91,7 +98,10 @@ class SequenceLengthWarmup(RestorableCallback):
             saved = states.get(type(self).__name__)
             self._schedule_state.resume(saved["attributes"]["progress"] if isinstance(saved, Mapping) else None)
         assert model is not None
-        self._schedule_state.attach(self._batches or model)  # its wrapper in distributed or compiled training calls it
+        # Attaches to the inner model, which its wrapper in distributed or compiled training calls.
+        attachment = self._schedule_state.attach(self._batches or model)
+        # No event follows an error. But the next training replaces the state, even if this callback was removed.
+        weakref.finalize(state, attachment.remove)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         self._schedule_state.step(1, args.device)
@@ -115,9 +125,9 @@ class SequenceLengthWarmup(RestorableCallback):
         self.detach()
 
     def detach(self) -> None:
-        """Removes the hooks from the model.
+        """Stops cutting: removes the hook from the model, or after `add_to` from what the Trainer's batches go through.
 
-        An interrupted training leaves them on the model, and the next training with this callback removes them.
+        A training that ends by an error leaves the hook until the Trainer's next training begins.
         """
         self._schedule_state.detach()
 
