@@ -143,6 +143,14 @@ def test_invalid_items(collator, item, message):
         collator([item])
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_a_nested_tensor_is_no_item():
+    nested = torch.nested.nested_tensor([torch.arange(3), torch.arange(2)])
+    for item, name in ((nested, "an item"), ({"input_ids": [1], "labels": nested}, "labels")):
+        with pytest.raises(ValueError, match=f"{name} must hold one int for each token, got a nested tensor"):
+            PaddedCollator()([item])
+
+
 @pytest.mark.parametrize("collator", [PaddedCollator(), PackedCollator()])
 @pytest.mark.parametrize(
     ("item", "error", "message"),

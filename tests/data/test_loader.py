@@ -166,6 +166,24 @@ class TestStream:
             ResumableLoader(DataLoader(ITEMS, batch_sampler=stream))
 
 
+@pytest.mark.parametrize("make", [loader, stream_loader])
+def test_an_older_iterator_is_invalid(make):
+    batches = make()
+    older, expected = iter(batches), numbers(make())
+    next(older)
+    newer = iter(batches)
+    head = [next(newer)]
+    with pytest.raises(RuntimeError, match="this iterator is invalid: the loader was iterated again"):
+        next(older)
+    assert numbers(head + list(newer)) == expected[1 if make is stream_loader else 0 :]
+    newer = iter(batches)
+    next(newer)
+    batches.load_state_dict(make().state_dict())
+    with pytest.raises(RuntimeError, match="or restored in the meantime"):
+        next(newer)
+    assert numbers(batches) == expected
+
+
 def test_length_and_progress():
     batches = loader(2)
     assert len(batches) == len(UNINTERRUPTED)

@@ -182,6 +182,8 @@ def _kind(values: Any) -> str:
 
 def _contents(values: Any) -> str:
     """The invalid values, with a hint if they are text."""
+    if isinstance(values, Tensor) and values.is_nested:  # its shape may raise an error
+        return "a nested tensor"
     if not isinstance(values, (list, tuple)):
         return f"{getattr(values, 'dtype', type(values).__name__)} of shape {tuple(getattr(values, 'shape', ()))}"
     has_text = any(isinstance(value, str) for value in values)

@@ -73,6 +73,9 @@ class ItemDataset(Dataset[Any]):
 
     With it, a `LengthBatchStream`, which yields items, is the `batch_sampler` of a DataLoader. `Prepare` as its
     `collate_fn` turns the items into a batch, in the DataLoader's workers.
+
+    After an interrupted iteration, the next one of a DataLoader with workers leaves out the batches that were fetched
+    ahead. A `ResumableLoader` yields them.
     """
 
     def __getitem__(self, item: Any) -> Any:

@@ -72,6 +72,7 @@ class ResumableLoader:
         self._fetched_ahead = check_int("fetched_ahead", fetched_ahead, minimum=0)
         self._last: Position | None = None  # of the state; None between epochs
         self._any_yielded = False
+        self._latest_iterator = 0
 
     def __len__(self) -> int:
         return len(self._loader)
@@ -80,8 +81,10 @@ class ResumableLoader:
         """Yields one epoch, as the sampler's `iter()` does, or the rest of an epoch after `load_state_dict`.
 
         After an interrupted iteration, a `LengthBatchSampler` starts its epoch again. A `LengthBatchStream` continues
-        after the last yielded batch.
+        after the last yielded batch. An older iterator raises a RuntimeError at its next batch.
         """
+        self._latest_iterator += 1
+        iterator = self._latest_iterator
         self._discard_prefetched()
         self._last, self._any_yielded = self._sampler.prepare_start(), False
         with self._sampler.recorded_positions() as positions:
@@ -92,6 +95,10 @@ class ResumableLoader:
             latest.append(positions.popleft())
             self._last, self._any_yielded = latest[0], True
             yield batch
+            if iterator != self._latest_iterator:
+                raise RuntimeError(
+                    "this iterator is invalid: the loader was iterated again or restored in the meantime"
+                )
         if positions:
             raise RuntimeError(
                 f"the data set or collate_fn raised StopIteration: {len(positions)} batches of the epoch are missing"
@@ -115,6 +122,7 @@ class ResumableLoader:
         """Continue from a state with the next `iter()`. States of the sampler are accepted as well."""
         self._sampler.load_state_dict(state_dict)
         self._last = None
+        self._latest_iterator += 1
 
     def _discard_prefetched(self) -> None:
         """After an interrupted iteration, go back before the batches that were fetched and not yielded."""

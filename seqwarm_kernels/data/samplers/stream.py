@@ -26,7 +26,9 @@ class LengthBatchStream(PlannedBatches):
     its own ones, so the source must not be split by rank. Costly work belongs after the planner, where each rank
     processes only its own batches: let the source know the lengths, and tokenize afterwards.
 
-    Each `iter()` continues after the last batch, in a new epoch if the epoch of the source has ended. A planner that
+    Each `iter()` continues after the last batch, in a new epoch if the epoch of the source has ended. A DataLoader with
+    workers fetches batches ahead, and leaves them out if an iteration is interrupted. `ResumableLoader` continues after
+    the last batch that it yielded. A planner that
     may cut items yields a `Piece` for each item. Long items that a schedule serves later are not kept in memory: the
     source is read again.
 
