@@ -151,11 +151,13 @@ def stream(world_size, infinite=False):
 
 class TestShardedAgain:
     @pytest.mark.parametrize("make", [sampler, stream])
-    @pytest.mark.parametrize("even_batches", [False, True])
-    def test_accelerate(self, make, even_batches):
+    @pytest.mark.parametrize(
+        "options", [{"even_batches": False}, {"even_batches": True}, {"dispatch_batches": True, "put_on_device": True}]
+    )
+    def test_accelerate(self, make, options):
         loader = DataLoader(ItemDataset(), batch_sampler=make(2))
         with pytest.raises(ValueError, match=r"of 2 ranks must not be sharded again: .* pass ResumableLoader"):
-            prepare_data_loader(loader, num_processes=2, process_index=0, even_batches=even_batches)
+            prepare_data_loader(loader, num_processes=2, process_index=0, **options)
 
     def test_lightning(self):
         from lightning.pytorch.utilities.data import _update_dataloader
@@ -168,6 +170,7 @@ class TestShardedAgain:
         loader = DataLoader(ItemDataset(), batch_sampler=sampler(1), collate_fn=list)
         assert sorted(item for batch in prepare_data_loader(loader) for item in batch) == list(range(1000))
         assert not hasattr(sampler(1), "batch_size")
+        assert not hasattr(sampler(1), "sampler")
 
 
 def collate(items):
@@ -175,11 +178,11 @@ def collate(items):
 
 
 class TestTrainer:
-    """Hugging Face's. An epoch has 11 or 12 batches."""
+    """Hugging Face's. An epoch has 12 batches."""
 
     @staticmethod
     def train(folder, make, infinite=False, resume=None, **options):
-        """Trains on 14 batches. Returns the items of each."""
+        """Trains on 14 batches, or on one epoch of a loader with a length. Returns the items of each."""
         from transformers import Trainer, TrainingArguments
 
         loader = ResumableLoader(DataLoader(ItemDataset(), batch_sampler=make(1, infinite), collate_fn=collate))
@@ -194,7 +197,8 @@ class TestTrainer:
                 return super().forward(input_ids)
 
         batches = []
-        settings = {"max_steps": 14, "save_steps": 1, "use_cpu": True, "report_to": [], "disable_tqdm": True}
+        steps = 12 if make is sampler and not infinite else 14
+        settings = {"max_steps": steps, "save_steps": 1, "use_cpu": True, "report_to": [], "disable_tqdm": True}
         arguments = TrainingArguments(str(folder), **{**settings, "ignore_data_skip": True, **options})
         trainer = LoaderTrainer(Model(), arguments, callbacks=[LoaderState(loader)])
         trainer.train(resume_from_checkpoint=resume)
@@ -205,8 +209,8 @@ class TestTrainer:
     )
     def test_a_resumed_training_continues_with_the_next_batch(self, tmp_path, make, infinite):
         whole = self.train(tmp_path, make, infinite)
-        # In the first epoch, after it, and in the second. After an epoch of a stream that ends, the Trainer stops.
-        for step in (4, 13) if make is stream and not infinite else (4, 11, 12, 13):
+        # In the first epoch, after it, and in the second. After an epoch of a loader that ends, the Trainer stops.
+        for step in (4, 11, 12, 13) if infinite else (4, 11) if make is sampler else (4, 13):
             resumed = self.train(tmp_path / "again", make, infinite, str(tmp_path / f"checkpoint-{step}"))
             assert resumed == whole[step:]
 
@@ -214,9 +218,31 @@ class TestTrainer:
         with pytest.raises(ValueError, match="ignore_data_skip must be True with LoaderState"):
             self.train(tmp_path, sampler, ignore_data_skip=False)
 
+    @pytest.mark.parametrize(
+        "options",
+        [
+            {"max_steps": 13},
+            {"max_steps": -1, "num_train_epochs": 2},
+            {"max_steps": -1, "num_train_epochs": 1, "gradient_accumulation_steps": 5},
+        ],
+        ids=str,
+    )
+    def test_one_epoch_of_a_loader_with_a_length(self, tmp_path, options):
+        with pytest.raises(ValueError, match=r"loader must have infinite=True .* got a loader of 12 batches"):
+            self.train(tmp_path, sampler, **options)
+
+    def test_whole_steps_of_several_batches(self, tmp_path):
+        options = {"max_steps": -1, "num_train_epochs": 1, "gradient_accumulation_steps": 4}
+        whole = self.train(tmp_path, sampler, **options)
+        assert len(whole) == 12
+        resumed = self.train(tmp_path / "again", sampler, resume=str(tmp_path / "checkpoint-2"), **options)
+        assert resumed == whole[8:]
+        assert self.train(tmp_path, sampler, max_steps=2, gradient_accumulation_steps=5) == whole[:10]
+
     def test_a_checkpoint_without_it(self):
         callback = LoaderState(ResumableLoader(DataLoader(ItemDataset(), batch_sampler=sampler(1))))
-        arguments, state = SimpleNamespace(ignore_data_skip=True), SimpleNamespace(global_step=0, stateful_callbacks={})
+        arguments = SimpleNamespace(ignore_data_skip=True, gradient_accumulation_steps=1)
+        state = SimpleNamespace(global_step=0, max_steps=12, stateful_callbacks={})
         callback.on_train_begin(arguments, state, None)
         state.global_step = 1
         with pytest.raises(ValueError, match="the checkpoint was written without LoaderState"):
@@ -280,3 +306,19 @@ def test_accelerate_saves_and_loads_a_loader(tmp_path):
     accelerator, loader = make()
     accelerator.load_state(str(tmp_path))
     assert head + list(loader) == list(stream(1))
+
+
+def test_accelerate_accumulates_over_the_end_of_an_epoch():
+    from accelerate import Accelerator
+    from accelerate.state import GradientState
+
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=5)
+    model = accelerator.prepare(CountingModel())
+    loader = ResumableLoader(DataLoader(ItemDataset(), batch_sampler=sampler(1), collate_fn=list))
+    syncs = []
+    for _ in range(2):
+        for _ in loader:
+            with accelerator.accumulate(model):
+                syncs.append(accelerator.sync_gradients)
+    GradientState._reset_state()
+    assert syncs == [step % 5 == 0 for step in range(1, len(syncs) + 1)]

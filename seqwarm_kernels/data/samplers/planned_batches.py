@@ -90,8 +90,16 @@ class PlannedBatches(ABC):
     @property
     def batch_size(self) -> NoReturn:
         """Raises an error. Accelerate and Lightning read this attribute before they shard a batch sampler."""
+        self._raise_no("batch_size")
+
+    @property
+    def sampler(self) -> NoReturn:
+        """Raises an error. Accelerate reads this attribute before it shards or dispatches batches."""
+        self._raise_no("sampler")
+
+    def _raise_no(self, name: str) -> NoReturn:
         if self.world_size == 1:
-            raise AttributeError(f"batches of a {type(self).__name__} differ in size")
+            raise AttributeError(f"a {type(self).__name__} has no {name}")
         raise ValueError(
             f"a {type(self).__name__} of {self.world_size} ranks must not be sharded again: each rank already gets its "
             "own batches; pass ResumableLoader(loader) to the trainer, which takes it as it is, and no DataLoader to "

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from transformers import TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer_utils import has_length
 
 from ...data.loading.resumable_loader import ResumableLoader
 from .restorable import RestorableCallback
@@ -21,6 +22,9 @@ class LoaderState(RestorableCallback):
     A training that resumes continues with the next batch, with any number of ranks and workers. The Trainer itself
     would skip batches of a DataLoader, which a `ResumableLoader` is not.
 
+    A loader with a length trains for one epoch at most. For more, make its sampler `infinite=True`, and set
+    `max_steps`: the Trainer ends every epoch after as many batches as the first had.
+
     Args:
         loader: the loader that `get_train_dataloader` returns.
 
@@ -29,8 +33,9 @@ class LoaderState(RestorableCallback):
 
     Raises:
         TypeError: `loader` is not a ResumableLoader.
-        ValueError: when training begins, `ignore_data_skip` is False, or the checkpoint has no state of this callback,
-            or a state of another configuration.
+        ValueError: when training begins, `ignore_data_skip` is False, or the steps of the training need more batches
+            than one epoch of a loader with a length, or the checkpoint has no state of this callback, or a state of
+            another configuration.
     """
 
     def __init__(self, loader: ResumableLoader) -> None:
@@ -54,6 +59,7 @@ class LoaderState(RestorableCallback):
             raise ValueError(
                 "ignore_data_skip must be True with LoaderState, which continues with the next batch itself"
             )
+        self._check_one_epoch(state.max_steps, args.gradient_accumulation_steps)
         if state.global_step == 0:
             return
         states: Any = state.stateful_callbacks
@@ -63,3 +69,13 @@ class LoaderState(RestorableCallback):
                 "the checkpoint was written without LoaderState; resume without it, or start a new training"
             )
         self.progress = saved["attributes"]["progress"]
+
+    def _check_one_epoch(self, max_steps: int, accumulation: int) -> None:
+        """The Trainer neither knows the lengths of later epochs nor, if it resumes, a last step of fewer batches."""
+        if has_length(self._loader) and max_steps * accumulation > len(self._loader):
+            raise ValueError(
+                f"loader must have infinite=True and max_steps must be set to train for {max_steps} steps of "
+                f"{accumulation} batches, got a loader of {len(self._loader)} batches: the Trainer ends every epoch "
+                "after as many batches as the first had, and a training that resumes leaves out a last step of fewer "
+                "batches"
+            )
