@@ -127,7 +127,8 @@ class SequenceLengthWarmup(RestorableCallback):
     def detach(self) -> None:
         """Stops cutting: removes the hook from the model, or after `add_to` from what the Trainer's batches go through.
 
-        A training that ends by an error leaves the hook until the Trainer's next training begins.
+        A training that ends by an error leaves the hook until the Trainer's next training begins. If a callback raised
+        the error and its traceback is kept, as interactive sessions do, the hook stays: call this method then.
         """
         self._schedule_state.detach()
 
