@@ -15,6 +15,7 @@ from ..ops.library import overload
 from ..ops.resize_batch import validation
 from ..ops.resize_batch.schema import INFO_DTYPES, LACKING, SEQUENCE_DIMS, Kind, new_rows, output_shapes
 from .buffers import BatchBuffers
+from .packing import check_mask_values
 
 #: From a batch and a length to the new batch, or None where the call has to take the longer way.
 DirectCall = Callable[[dict[str, Tensor], int], dict[str, Tensor] | None]
@@ -256,6 +257,7 @@ def _check_call(
     layout = validation.batch_layout(
         entries, mode=options.mode, seq_dim=options.seq_dim, keys=keys, mask_keys=mask_keys
     )
+    check_mask_values(entries)
     mask_name = validation.row_mask_name(entries, layout, options.seq_dim)
     validation.check_keep_last(rule, mask_name)
     if rule == "truncate" and mask_name in layout.kinds:

@@ -12,10 +12,10 @@ from torch.nn import functional
 
 from ..ops import backends
 from ..ops.resize_batch import validation
-from ..ops.resize_batch.schema import IGNORED_LABEL, Kind
+from ..ops.resize_batch.schema import Kind
 from ..utils.checks import check_dense
 from .checked_call import Options
-from .packing import BOUNDARIES, INDICES, LONGEST, POSITIONS
+from .packing import BOUNDARIES, INDICES, LONGEST, POSITIONS, check_mask_values, valid_tokens
 
 
 class Pieces(NamedTuple):
@@ -46,6 +46,7 @@ class PackedCall:
     rule: str
     of_tokens: dict[str, Tensor]  #: (T, features...), views of the tensors that are resized
     of_sequences: dict[str, Tensor]  #: (N,): one entry for each sequence
+    lists: dict[str, Any]  #: lists and tuples with one entry for each sequence
     fill_values: dict[str, float]  #: for each tensor of labels, the value that does not count
     valid: Tensor | None  #: (T,) bool; None if all tokens are valid
 
@@ -68,17 +69,19 @@ class PackedCall:
             new_entries[name] = result if entries[name].shape[0] == len(rows) else result[None]
         for name, tensor in self.of_sequences.items():
             new_entries[name] = tensor[pieces.sequence.to(tensor.device)]
+        for name, values in self.lists.items():
+            new_entries[name] = type(values)(values[sequence] for sequence in pieces.sequence.tolist())
         return new_entries, sizes, info
 
     def _taken(self, name: str, rows: Tensor, tokens: NewTokens) -> Tensor:
         """The new tokens of one tensor."""
         result, own = rows[tokens.source], validation.own_name(name)
-        if own == POSITIONS:
+        if own in POSITIONS:
             return result - _beside(tokens.offset, result).to(result.dtype)
-        if own == INDICES:
+        if own in INDICES:
             return _beside(tokens.piece, result).to(result.dtype).expand_as(result).contiguous()
         if name in self.fill_values:
-            return result.masked_fill(_ignored(rows, tokens), self.fill_values[name])
+            return result.masked_fill(_beside(tokens.slot < tokens.repeated, result), self.fill_values[name])
         return result
 
 
@@ -107,6 +110,7 @@ def packed_call(
     validation.check_keys(keys, entries)
     validation.check_names("mask_keys", mask_keys, entries)
     validation.check_names("pad_values", pad_values, entries)
+    check_mask_values(entries)
 
     of_tokens, of_sequences = _resized_tensors(entries, bounds, keys, mask_keys)
     validation.check_one_device(of_tokens)
@@ -115,7 +119,9 @@ def packed_call(
         for name, rows in of_tokens.items()
         if validation.is_label(name)
     }
-    return PackedCall(bounds, rule, of_tokens, of_sequences, fill_values, _valid(entries, int(bounds[-1])))
+    lists = {name: entries[name] for name in validation.row_lists(entries, keys, len(bounds) - 1)}
+    valid = valid_tokens(entries, int(bounds[-1]))
+    return PackedCall(bounds, rule, of_tokens, of_sequences, lists, fill_values, valid)
 
 
 def _resized_tensors(
@@ -129,7 +135,7 @@ def _resized_tensors(
         if not isinstance(value, Tensor) or value.dim() == 0 or own in BOUNDARIES or own in LONGEST:
             continue
         is_named = keys is None or name in keys
-        if not is_named and own not in (POSITIONS, INDICES):
+        if not is_named and own not in POSITIONS | INDICES:
             continue
         check_dense(f"batch[{name!r}]", value)
         if validation.is_square_mask(value) and validation.is_mask(name, mask_keys):
@@ -151,14 +157,6 @@ def _resized_tensors(
     if not of_tokens:
         raise ValueError(f"batch must hold a tensor of the {tokens} packed tokens to resize, got {list(entries)}")
     return of_tokens, of_sequences
-
-
-def _valid(entries: Mapping[str, Any], tokens: int) -> Tensor | None:
-    """(tokens,) bool: where the attention mask is not 0. None without a mask of the packed tokens."""
-    for name, value in entries.items():
-        if validation.own_name(name) == "attention_mask" and isinstance(value, Tensor) and value.numel() == tokens:
-            return value.flatten() != 0
-    return None
 
 
 def cut_sequences(bounds: Tensor, seq_len: int, rule: str) -> Pieces:
@@ -213,17 +211,6 @@ def _new_boundaries(entries: Mapping[str, Any], new_bounds: Tensor) -> dict[str,
 def _beside(numbers: Tensor, tensor: Tensor) -> Tensor:
     """(tokens,) as (tokens, 1, ...), to go with a tensor (tokens, features...)."""
     return numbers.view(-1, *[1] * (tensor.dim() - 1))
-
-
-def _ignored(labels: Tensor, tokens: NewTokens) -> Tensor:
-    """Whether a label must not count: its token stands twice, or begins a new sequence.
-
-    A model that shifts labels would predict the first label of a sequence from the sequence before it, so collators
-    ignore it. The first label of a piece is ignored where that of its sequence is.
-    """
-    first = labels[tokens.source - tokens.offset - tokens.slot]
-    begins = _beside(tokens.slot == 0, first)
-    return _beside(tokens.slot < tokens.repeated, first) | (begins & (first == IGNORED_LABEL))
 
 
 def _info(tokens: NewTokens, new_bounds: Tensor, valid: Tensor | None) -> list[Tensor]:

@@ -10,41 +10,82 @@ from torch import Tensor
 
 from ..ops.resize_batch.validation import own_name
 
-#: Names of boundaries, (N + 1,) from 0 to the number of tokens: in transformers, flash-attention, torch's varlen_attn.
+#: Names of boundaries, (N + 1,) from 0 to the number of tokens: in transformers, flash-attention, torch, OLMo.
 BOUNDARIES = frozenset(
-    {"cu_seq_lens_q", "cu_seq_lens_k", "cu_seqlens", "cu_seqlens_q", "cu_seqlens_k", "cu_seq_q", "cu_seq_k"}
+    {"cu_seq_lens", "cu_seq_lens_q", "cu_seq_lens_k", "cu_seqlens", "cu_seqlens_q", "cu_seqlens_k"}
+    | {"cu_seq_q", "cu_seq_k", "cu_doc_lens"}
 )
 #: Names of the number of tokens of the longest sequence.
-LONGEST = frozenset({"max_length_q", "max_length_k", "max_seqlen", "max_seqlen_q", "max_seqlen_k", "max_q", "max_k"})
-POSITIONS, INDICES = "position_ids", "seq_idx"
+LONGEST = frozenset(
+    {"max_length_q", "max_length_k", "max_seqlen", "max_seqlen_q", "max_seqlen_k", "max_q", "max_k", "max_doc_len"}
+)
+POSITIONS = frozenset({"position_ids", "decoder_position_ids"})
+#: Names of the number of each token's sequence.
+INDICES = frozenset({"seq_idx", "sequence_id", "document_id", "document_ids", "doc_ids"})
+_LENGTHS = "doc_lens"
+_INTEGERS = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
 
 #: Names that may tell a packed batch.
-PACKED_NAMES = BOUNDARIES | {POSITIONS, INDICES}
+PACKED_NAMES = BOUNDARIES | POSITIONS | INDICES | {_LENGTHS}
 
 
 def packed_bounds(entries: Mapping[Any, Any], seq_dim: int) -> Tensor | None:
     """The boundaries of the sequences of a packed batch, (N + 1,) int64 in host memory. None for other batches.
 
-    Reads boundaries, or else position ids and sequence indices, and waits for their device.
+    Reads boundaries, position ids and sequence indices, and waits for their device.
 
     Raises:
         TypeError: Boundaries are not a tensor of integers.
-        ValueError: Boundaries are not those of one row, or several rows hold packed sequences.
+        ValueError: Boundaries are not those of one row, several rows hold packed sequences, or two entries tell
+            different sequences.
     """
-    names = [name for name in entries if own_name(name) in PACKED_NAMES]
-    boundaries = {name: entries[name] for name in names if own_name(name) in BOUNDARIES and entries[name] is not None}
-    if boundaries:
-        return _checked_boundaries(boundaries)
-    for name in names:
-        value = entries[name]
-        if isinstance(value, Tensor) and value.dim() in (1, 2) and value.device.type != "meta":
-            bounds = _bounds_of_starts(name, value, entries, seq_dim)
-            if bounds is not None:
-                return bounds
+    named = {name: value for name, value in entries.items() if own_name(name) in PACKED_NAMES and value is not None}
+    for name in named:
+        if own_name(name) == _LENGTHS:
+            raise ValueError(f"batch[{name!r}] must be left out: pass the boundaries of its sequences as 'cu_doc_lens'")
+    boundaries = {name: value for name, value in named.items() if own_name(name) in BOUNDARIES}
+    found = _checked_boundaries(boundaries) if boundaries else {}
+    for name, value in named.items():
+        if name not in boundaries and isinstance(value, Tensor) and value.dim() in (1, 2) and value.numel():
+            bounds = _bounds_of_numbers(name, value, entries, seq_dim)
+            if bounds is not None and not (boundaries and _tells_nothing(bounds)):
+                found[name] = bounds
+    _check_agreement(found, entries)
+    is_flat = any(entries[name].dim() == 1 for name in found)  # boundaries are 1-D, too
+    for name, bounds in found.items():
+        if not boundaries and _tells_nothing(bounds):
+            raise ValueError(
+                f"batch[{name!r}] must not make each of {len(bounds) - 1} tokens a sequence of its own: leave it out, "
+                "or add boundaries such as 'cu_seqlens'"
+            )
+        if is_flat or len(bounds) > 2:
+            return bounds
     return None
 
 
-def _checked_boundaries(boundaries: Mapping[str, Any]) -> Tensor:
+def check_mask_values(entries: Mapping[Any, Any]) -> None:
+    """An attention mask must be 0 or 1: greater numbers would tell packed sequences. Waits for the mask's device."""
+    for name, mask in entries.items():
+        if not own_name(name).endswith("attention_mask") or not isinstance(mask, Tensor) or not mask.numel():
+            continue
+        is_readable = type(mask) is Tensor and mask.device.type != "meta" and not _is_in_graph(mask)
+        if is_readable and mask.dtype in _INTEGERS and mask.max() > 1:
+            raise ValueError(
+                f"batch[{name!r}] must hold 0 and 1, got {int(mask.max())}: numbers of packed sequences are "
+                "'seq_idx', and must not mask padding"
+            )
+
+
+def valid_tokens(entries: Mapping[Any, Any], tokens: int) -> Tensor | None:
+    """(tokens,) bool: where the attention mask is not 0. None without a mask of the packed tokens."""
+    for name, value in entries.items():
+        if own_name(name) == "attention_mask" and isinstance(value, Tensor) and value.numel() == tokens:
+            return value.flatten() != 0
+    return None
+
+
+def _checked_boundaries(boundaries: Mapping[str, Any]) -> dict[str, Tensor]:
+    """One of the boundaries, which all are equal."""
     found: dict[str, Tensor] = {}
     for name, value in boundaries.items():
         if not isinstance(value, Tensor) or value.is_floating_point() or value.is_complex():
@@ -65,32 +106,84 @@ def _checked_boundaries(boundaries: Mapping[str, Any]) -> Tensor:
             )
     if bounds[0] != 0 or (bounds.diff() < 0).any():
         raise ValueError(f"batch[{name!r}] must begin with 0 and not fall, got {bounds.tolist()}")
-    return bounds
+    return {name: bounds}
 
 
-def _bounds_of_starts(name: str, values: Tensor, entries: Mapping[Any, Any], seq_dim: int) -> Tensor | None:
-    """The boundaries where position ids start anew or sequence indices change. None if they do nowhere."""
-    if own_name(name) == INDICES:
-        is_start = _as_rows(values, seq_dim).diff(dim=1) != 0
+def _bounds_of_numbers(name: str, values: Tensor, entries: Mapping[Any, Any], seq_dim: int) -> Tensor | None:
+    """The boundaries where position ids start anew or sequence indices change. None for several rows."""
+    is_of_rows, is_index = values.dim() == 1 and not _is_of_tokens(values, entries), own_name(name) in INDICES
+    if values.device.type == "meta" or (is_of_rows and is_index):
+        return None
+    rows = _as_rows(values, seq_dim)
+    if is_index:
+        is_start = rows.diff(dim=1) != 0
     else:
-        mask = entries.get(f"{name.removesuffix(POSITIONS)}attention_mask")
-        if not isinstance(mask, Tensor) or mask.shape != values.shape:
-            mask = None
-        is_start = _starts_anew(_as_rows(values, seq_dim), None if mask is None else _as_rows(mask, seq_dim))
-    if torch.compiler.is_compiling() or (values.is_cuda and torch.cuda.is_current_stream_capturing()):
+        mask = entries.get(f"{name.removesuffix('position_ids')}attention_mask")
+        fits = isinstance(mask, Tensor) and mask.shape == values.shape
+        is_start = _starts_anew(rows, _as_rows(mask, seq_dim) if fits else None)
+    if _is_in_graph(values):
         torch._assert_async(~is_start.any(), f"{name} holds packed sequences: resize them outside of the graph")
         return None
-    if len(is_start) == 1:
-        starts = is_start[0].nonzero()[:, 0].cpu() + 1
-        length = is_start.shape[1] + 1
-        return torch.cat([torch.tensor([0]), starts, torch.tensor([length])]) if len(starts) else None
+    if len(rows) > 1:
+        _check_one_sequence_each(name, is_start)
+        return None
+    starts = is_start[0].nonzero()[:, 0].cpu() + 1
+    if is_of_rows and not len(starts):
+        return None
+    return torch.cat([torch.tensor([0]), starts, torch.tensor([rows.numel()])])
+
+
+def _is_of_tokens(numbers: Tensor, entries: Mapping[Any, Any]) -> bool:
+    """Whether 1-D numbers belong to the tokens of one row, rather than to the rows or to the columns of a batch."""
+    length, has_tokens = len(numbers), False
+    for name, value in entries.items():
+        if not isinstance(value, Tensor) or value.dim() == 0 or own_name(name) in PACKED_NAMES:
+            continue
+        is_row = value.dim() > 1 and len(value) == 1
+        is_of_rows = len(value) == length and not value.is_floating_point()
+        if value.dim() > 1 and not is_row and (value.shape[1] == length or is_of_rows):
+            return False
+        has_tokens |= value.shape[is_row] == length
+    return has_tokens and length > 1
+
+
+def _is_in_graph(tensor: Tensor) -> bool:
+    """Whether values cannot be read, because a graph is compiled or captured."""
+    return torch.compiler.is_compiling() or (tensor.is_cuda and torch.cuda.is_current_stream_capturing())
+
+
+def _check_one_sequence_each(name: str, is_start: Tensor) -> None:
     if is_start.any():
         row = int(is_start.any(dim=1).nonzero()[0])
         raise ValueError(
             f"batch[{name!r}] must hold one sequence in each of its {len(is_start)} rows, got several in row {row}: "
             "pack the sequences of all rows into one row, or mark padding in an attention_mask"
         )
-    return None
+
+
+def _tells_nothing(bounds: Tensor) -> bool:
+    """Whether each token is a sequence of its own, as with position ids that are all 0."""
+    return len(bounds) > 2 and len(bounds) - 1 == int(bounds[-1])
+
+
+def _check_agreement(found: Mapping[str, Tensor], entries: Mapping[Any, Any]) -> None:
+    """All boundaries must tell the same sequences of valid tokens. Sequences without tokens do not count."""
+    if len(found) < 2:
+        return
+    name = max(found, key=lambda name: len(found[name]))
+    bounds = found[name]
+    valid = valid_tokens(entries, int(bounds[-1]))
+    kept = slice(None) if valid is None else valid.cpu()
+    starts = torch.repeat_interleave(bounds.diff())[kept].diff() != 0
+    for other, values in found.items():
+        has_other_tokens = values[-1] != bounds[-1]
+        if has_other_tokens and len(values) == 2:  # one sequence, as of an encoder beside a packed decoder
+            continue
+        if has_other_tokens or not starts.equal(torch.repeat_interleave(values.diff())[kept].diff() != 0):
+            raise ValueError(
+                f"batch[{other!r}] must tell the same sequences as batch[{name!r}], got the boundaries "
+                f"{values.tolist()} and {bounds.tolist()}"
+            )
 
 
 def _as_rows(values: Tensor, seq_dim: int) -> Tensor:
@@ -103,12 +196,13 @@ def _as_rows(values: Tensor, seq_dim: int) -> Tensor:
 def _starts_anew(positions: Tensor, mask: Tensor | None) -> Tensor:
     """(B, S - 1): whether a token's position does not follow that of the token before it.
 
-    With a mask, which may hide any tokens, it must only be larger than that of the valid token before it.
+    In a row with masked tokens, it must only be larger than that of the valid token before it.
     """
+    follows_not = positions.diff(dim=1) != 1  # as transformers finds packed sequences
     if mask is None:
-        return positions.diff(dim=1) != 1  # as transformers finds packed sequences
+        return follows_not
     valid = mask != 0
     columns = torch.arange(positions.shape[1], device=positions.device)
     before = columns.where(valid, -1).cummax(dim=1).values[:, :-1]
     falls = positions[:, 1:] <= positions.gather(1, before.clamp(min=0))
-    return falls & valid[:, 1:] & (before >= 0)
+    return torch.where(valid.all(dim=1, keepdim=True), follows_not, falls & valid[:, 1:] & (before >= 0))

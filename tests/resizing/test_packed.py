@@ -104,8 +104,7 @@ def test_each_sequence_is_cut_on_its_own(
         for piece in cut(length, seq_len, **method):
             number = new[-1][2] + 1 if new else 0
             for slot, (position, is_repeated) in enumerate(piece):
-                ignored = is_repeated or (model_shifts and slot == 0)
-                new.append((ids[position], -100 if ignored else labels[position], number, slot))
+                new.append((ids[position], -100 if is_repeated else labels[position], number, slot))
     layout = spelling, dtype, is_flat, first_position
     batch, expected = packed(old, *layout), packed(new, *layout)
 
@@ -124,7 +123,7 @@ def test_each_sequence_is_cut_on_its_own(
 
 @examples(50)
 @given(
-    lengths=st.lists(st.integers(1, 9), min_size=2, max_size=5),
+    lengths=st.lists(st.integers(1, 9), min_size=2, max_size=5).filter(lambda lengths: max(lengths) > 1),
     seq_len=st.integers(1, 10),
     method=st.sampled_from(METHODS),
     names=st.sampled_from([["position_ids"], ["seq_idx"], ["seq_idx", "position_ids"]]),
@@ -167,8 +166,30 @@ def collated():
 
 def test_the_batches_of_the_packed_collator():
     resized = resize_batch(collated(), 2, mode="reshape", remainder="pad")
-    check_same(resized, PackedCollator()([[1, 2], [3, 4], [5], [6, 7], [8], [9]]))
+    labels = collated()["labels"]  # a piece's first token is predicted from the token before it
+    check_same(resized, PackedCollator()([[1, 2], [3, 4], [5], [6, 7], [8], [9]]) | {"labels": labels})
     check_same(resize_batch(collated(), 2), PackedCollator()([[1, 2], [6, 7], [9]]))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_model_that_shifts_labels_predicts_them_from_the_token_before(method):
+    batch = PackedCollator()([list(range(1, 9)), list(range(11, 16)), [21]])
+    resized = resize_batch(batch, 3, **method)
+    ids, labels = resized["input_ids"][0].tolist(), resized["labels"][0].tolist()
+    predicted = [(before, label) for before, label in zip(ids, labels[1:], strict=False) if label != -100]
+    assert all(label == before + 1 for before, label in predicted)
+    assert sorted(label for _, label in predicted) == sorted({*ids} - {1, 11, 21})
+
+
+@pytest.mark.parametrize("kind", [list, tuple])
+def test_a_list_with_an_entry_for_each_sequence(kind):
+    batch = collated() | {"texts": kind("abc"), "names": ["x", "y"]}
+    assert resize_batch(batch, 2)["texts"] == kind("abc")
+    resized = resize_batch(batch, 2, mode="reshape", remainder="pad")
+    assert resized["texts"] == kind("aaabbc")
+    assert resized["names"] == ["x", "y"]
+    with pytest.raises(ValueError, match=r"keys names the list 'names': it must have 3 entries.*got 2"):
+        resize_batch(batch, 2, keys=["input_ids", "names"])
 
 
 def test_an_entry_for_each_sequence():
@@ -217,6 +238,10 @@ NOT_PACKED = [
     PADDED | {"position_ids": torch.tensor([[1, 1, 0, 1, 2, 3], [2, 3, 4, 5, 6, 1]])},  # of generation, of RoBERTa
     PADDED | {"position_ids": torch.tensor([[0, 0, 0, 1, 2, 3], [0, 1, 3, 4, 5, 0]])},
     {"input_ids": torch.arange(12).view(2, 6), "position_ids": None, "cu_seq_lens_q": None},
+    {"input_ids": torch.arange(36).view(6, 6), "position_ids": torch.arange(6)},
+    {"input_ids": torch.arange(12).view(2, 6), "document_ids": torch.tensor([3, 5])},  # an entry for each row
+    {"input_ids": row(range(6)), "document_ids": torch.tensor([3])},
+    {"input_ids": row(range(6)), "position_ids": row(range(6)), "attention_mask": row([0, 0, 1, 1, 1, 1])},
 ]
 
 
@@ -231,6 +256,88 @@ def test_packed_batches_are_known_among_batches_of_the_same_shapes():
     for positions, kept in [(rows, [0, 1]), (rows, [0, 1]), (packed_row, [0, 1, 3, 4]), (rows, [0, 1])]:
         resized = resize_batch({"input_ids": row(range(6)), "position_ids": positions}, 2)
         assert resized["input_ids"].tolist() == [kept]
+
+
+@pytest.mark.parametrize("flat", [{"input_ids": torch.arange(8)}, {"inputs_embeds": torch.arange(32.0).view(8, 4)}])
+def test_flat_tensors_with_position_ids_are_one_sequence(flat):
+    (name,) = flat
+    resized = resize_batch(flat | {"position_ids": torch.arange(8)}, 2)
+    check_same(resized, {name: flat[name][:2], "position_ids": torch.arange(2)})
+
+
+@pytest.mark.parametrize("name", ["seq_idx", "sequence_id", "document_id", "document_ids", "doc_ids"])
+def test_names_of_indices(name):
+    batch = {"input_ids": row(range(8)), name: row([7] * 5 + [3] * 3)}
+    resized = resize_batch(batch, 4, mode="reshape", remainder="pad")
+    assert resized[name].tolist() == [[0] * 4 + [1] + [2] * 3]
+
+
+@pytest.mark.parametrize("name", ["cu_seq_lens", "cu_doc_lens"])
+def test_names_of_boundaries(name):
+    batch = {"input_ids": row(range(8)), name: torch.tensor([0, 5, 8]), "max_doc_len": 5}
+    resized = resize_batch(batch, 4)
+    check_same(resized, {"input_ids": row([0, 1, 2, 3, 5, 6, 7]), name: torch.tensor([0, 4, 7]), "max_doc_len": 4})
+
+
+def test_a_mask_that_hides_nothing_changes_nothing():
+    batch = {"input_ids": row(range(8)), "position_ids": row([0, 1, 2, 3, 10, 11, 12, 13])}
+    masked = batch | {"attention_mask": torch.ones(1, 8, dtype=torch.int64)}
+    assert (
+        resize_batch(masked, 2)["input_ids"].tolist() == resize_batch(batch, 2)["input_ids"].tolist() == [[0, 1, 4, 5]]
+    )
+
+
+ZEROS = {"input_ids": row(range(8)), "position_ids": row([0] * 8)}
+
+
+def test_position_ids_that_are_all_0_tell_nothing():
+    with pytest.raises(ValueError, match=r"'position_ids'\] must not make each of 8 tokens a sequence of its own"):
+        resize_batch(ZEROS, 2)
+    resized = resize_batch(ZEROS | {"cu_seqlens": torch.tensor([0, 5, 8])}, 2)
+    assert resized["input_ids"].tolist() == [[0, 1, 5, 6]]
+
+
+HALVES, THIRD = row([0, 1, 2, 3, 0, 1, 2, 3]), row([0, 1, 2, 0, 1, 2, 3, 4])
+DISAGREEING = [
+    {"position_ids": THIRD, "seq_idx": row([0] * 4 + [1] * 4)},
+    {"position_ids": THIRD, "cu_seqlens": torch.tensor([0, 4, 8])},
+    {"position_ids": HALVES, "cu_seqlens": torch.tensor([0, 8])},
+    {"position_ids": row(range(8)), "cu_seqlens": torch.tensor([0, 4, 8])},
+    {"position_ids": HALVES, "decoder_position_ids": THIRD},
+    {"position_ids": row(range(8)), "decoder_position_ids": HALVES},
+    {"position_ids": HALVES, "decoder_position_ids": row([0, 1, 2, 0, 1, 2])},
+    {"a": {"position_ids": HALVES}, "b": {"position_ids": THIRD}},
+]
+
+
+@pytest.mark.parametrize("names", DISAGREEING)
+def test_two_packings_in_one_batch_are_refused(names):
+    paths = [f"{name}.position_ids" if isinstance(value, dict) else name for name, value in names.items()]
+    with pytest.raises(ValueError, match="must tell the same sequences as") as raised:
+        resize_batch({"input_ids": row(range(8)), **names}, 2, keys=["input_ids"])
+    assert all(f"batch[{path!r}]" in str(raised.value) for path in paths)
+
+
+def test_masked_tokens_may_begin_a_sequence():
+    """The names agree on the valid tokens."""
+    batch = {"input_ids": row(range(8)), "position_ids": HALVES, "attention_mask": row([1, 1, 1, 1, 0, 1, 1, 1])}
+    resized = resize_batch(batch | {"cu_seqlens": torch.tensor([0, 4, 4, 8])}, 2)
+    assert resized["input_ids"].tolist() == [[0, 1, 4, 5]]
+
+
+@pytest.mark.parametrize("more", [{}, {"seq_idx": row([0, 0, 1, 1])}, {"keep": row([3, 4, 5, 6])}])
+@pytest.mark.parametrize("mode", ["truncate", "reshape"])
+def test_numbers_of_sequences_in_an_attention_mask_are_refused(mode, more):
+    batch = {"input_ids": row(range(4)), "attention_mask": row([1, 1, 2, 2])} | more
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"'attention_mask'\] must hold 0 and 1, got 2"):
+            resize_batch(batch, 2, mode=mode)
+
+
+def test_lengths_are_refused():
+    batch = {"input_ids": row(range(8)), "doc_lens": torch.tensor([5, 3])}
+    with pytest.raises(ValueError, match=r"'doc_lens'\] must be left out: pass the boundaries .* as 'cu_doc_lens'"):
+        resize_batch(batch, 2)
 
 
 def test_padding_between_sequences_joins_the_sequence_before_it():

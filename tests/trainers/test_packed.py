@@ -88,18 +88,22 @@ def logged(trainer, name):
 
 
 def by_hand(model, data, method):
-    """Trains on the sequences of each step, cut one by one. The loss is the mean over all their labels."""
+    """Trains on the sequences of each step, cut one by one. The loss is the mean over all their labels.
+
+    A piece's first token is predicted from the piece before it.
+    """
     optimizer, lengths, losses = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE), schedule(), []
     for start in range(0, len(data), SEQUENCES):
         rows = [torch.tensor(item["input_ids"])[None] for item in data[start : start + SEQUENCES]]
         cut = [resize_batch({"ids": row, "labels": row}, lengths.seq_length, **method) for row in rows]
-        count = sum((batch["labels"][:, 1:] != -100).sum() for batch in cut)
-        parts = [model(input_ids=batch["ids"], labels=batch["labels"], num_items_in_batch=count).loss for batch in cut]
-        sum(parts).backward()
+        logits = [model(input_ids=batch["ids"]).logits.flatten(0, 1)[:-1] for batch in cut]
+        labels = [batch["labels"].flatten()[1:] for batch in cut]
+        loss = torch.nn.functional.cross_entropy(torch.cat(logits), torch.cat(labels))
+        loss.backward()
         optimizer.step()
         optimizer.zero_grad()
         lengths.step()
-        losses.append(sum(parts).item())
+        losses.append(loss.item())
     return losses
 
 

@@ -121,13 +121,13 @@ def batch_layout(
         kinds = {n: kind for n, kind in kinds.items() if kind != Kind.ROW or len(taking_part[n]) == batch_size}
     _check_rows(taking_part, kinds, batch_size)
     check_one_device(taking_part)
-    row_lists = [] if mode == "truncate" else _row_lists(batch, keys, batch_size)
-    if row_lists and mode == "flatten":
-        raise _no_place(row_lists[0], f"of {batch_size} entries")
-    return Layout(batch_size, source_length, kinds, row_lists)
+    lists = [] if mode == "truncate" else row_lists(batch, keys, batch_size)
+    if lists and mode == "flatten":
+        raise _no_place(lists[0], f"of {batch_size} entries")
+    return Layout(batch_size, source_length, kinds, lists)
 
 
-def _row_lists(batch: Mapping[str, Any], keys: Collection[str] | None, batch_size: int) -> list[str]:
+def row_lists(batch: Mapping[str, Any], keys: Collection[str] | None, batch_size: int) -> list[str]:
     lists = {name: value for name, value in batch.items() if is_list(value)}
     for name in keys or ():
         if name in lists and len(lists[name]) != batch_size:
