@@ -54,10 +54,11 @@ def resize_batch(
     nothing.
 
     A packed batch is one row (1, T) of several sequences, or flat tensors (T,), with boundaries ("cu_seq_lens_q",
-    "cu_seqlens", ...), "position_ids" that start anew, or "seq_idx" that changes. Each sequence is cut as a row of its
-    own would be, but is not padded. Boundaries, the longest length ("max_length_q", ...), position ids, and labels of
-    first tokens are those of the new sequences. Boundaries, or else position ids, are read, which waits for their
-    device. The batch is copied by PyTorch's operators, at least one for each tensor.
+    "cu_seqlens", ...), "position_ids" that start anew, or "seq_idx" or "document_ids" that change. Each sequence is cut
+    as a row of its own would be, but is not padded. Boundaries, the longest length ("max_length_q", ...) and position
+    ids are those of the new sequences. A list with N entries holds one for each sequence. Boundaries, position ids and
+    indices are read, which waits for their device. The batch is copied by PyTorch's operators, at least one for each
+    tensor. The first attention mask of each shape is read, too: numbers above 1 are refused.
 
     Args:
         batch: A mutable mapping of names to tensors (dict, OrderedDict, transformers' BatchEncoding and ModelOutput,
@@ -96,7 +97,7 @@ def resize_batch(
     Raises:
         TypeError: `batch` is not a mutable mapping or dataclass, or an argument has the wrong type.
         ValueError: The tensors disagree, an argument does not fit them, `copy` is False and a row begins with padding,
-            or several rows hold several sequences. Nothing was written.
+            several rows hold several sequences, or two entries tell different sequences. Nothing was written.
     """
     kind = None
     if out is None and return_info is False and not torch.compiler.is_compiling():

@@ -119,8 +119,9 @@ def _bounds_of_numbers(name: str, values: Tensor, entries: Mapping[Any, Any], se
         is_start = rows.diff(dim=1) != 0
     else:
         mask = entries.get(f"{name.removesuffix('position_ids')}attention_mask")
-        fits = isinstance(mask, Tensor) and mask.shape == values.shape
-        is_start = _starts_anew(rows, _as_rows(mask, seq_dim) if fits else None)
+        if not isinstance(mask, Tensor) or mask.shape != values.shape:
+            mask = None
+        is_start = _starts_anew(rows, None if mask is None else _as_rows(mask, seq_dim))
     if _is_in_graph(values):
         torch._assert_async(~is_start.any(), f"{name} holds packed sequences: resize them outside of the graph")
         return None

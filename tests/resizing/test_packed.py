@@ -240,7 +240,9 @@ NOT_PACKED = [
     {"input_ids": torch.arange(12).view(2, 6), "position_ids": None, "cu_seq_lens_q": None},
     {"input_ids": torch.arange(36).view(6, 6), "position_ids": torch.arange(6)},
     {"input_ids": torch.arange(12).view(2, 6), "document_ids": torch.tensor([3, 5])},  # an entry for each row
-    {"input_ids": row(range(6)), "document_ids": torch.tensor([3])},
+    {"input_ids": row(range(6)), "labels": torch.tensor([1]), "document_ids": torch.tensor([3])},
+    {"input_ids": torch.rand(6, 6), "position_ids": torch.arange(6)},
+    {"input_ids": torch.arange(12).view(2, 6), "position_ids": torch.arange(5)},
     {"input_ids": row(range(6)), "position_ids": row(range(6)), "attention_mask": row([0, 0, 1, 1, 1, 1])},
 ]
 
@@ -316,6 +318,21 @@ def test_two_packings_in_one_batch_are_refused(names):
     with pytest.raises(ValueError, match="must tell the same sequences as") as raised:
         resize_batch({"input_ids": row(range(8)), **names}, 2, keys=["input_ids"])
     assert all(f"batch[{path!r}]" in str(raised.value) for path in paths)
+
+
+def test_a_decoder_of_other_length():
+    """Its one sequence passes through, as `keys` says. Packed sequences of another length are refused."""
+    batch = {"input_ids": row(range(8)), "position_ids": HALVES, "decoder_position_ids": row(range(5))}
+    assert resize_batch(batch, 2, keys=["input_ids"])["decoder_position_ids"] is batch["decoder_position_ids"]
+    more = {"attention_mask": torch.ones(1, 8), "decoder_position_ids": row([0, 1, 0, 1, 2])}
+    with pytest.raises(ValueError, match="must tell the same sequences as"):
+        resize_batch(batch | more, 2, keys=["input_ids"])
+
+
+def test_rows_without_tokens():
+    empty = torch.zeros(1, 0, dtype=torch.int64)
+    with pytest.raises(ValueError, match="must have a sequence length of at least 1"):
+        resize_batch({"input_ids": empty, "position_ids": empty}, 2)
 
 
 def test_masked_tokens_may_begin_a_sequence():
