@@ -71,8 +71,8 @@ def check_mask_values(entries: Mapping[Any, Any]) -> None:
         is_readable = type(mask) is Tensor and mask.device.type != "meta" and not _is_in_graph(mask)
         if is_readable and mask.dtype in _INTEGERS and mask.max() > 1:
             raise ValueError(
-                f"batch[{name!r}] must hold 0 and 1, got {int(mask.max())}: numbers of packed sequences are "
-                "'seq_idx', and must not mask padding"
+                f"batch[{name!r}] must hold 0 and 1, got {int(mask.max())}: pass the numbers of packed sequences as "
+                "'seq_idx'"
             )
 
 

@@ -128,6 +128,7 @@ def batch_layout(
 
 
 def row_lists(batch: Mapping[str, Any], keys: Collection[str] | None, batch_size: int) -> list[str]:
+    """Names of the lists and tuples that have an entry for each row."""
     lists = {name: value for name, value in batch.items() if is_list(value)}
     for name in keys or ():
         if name in lists and len(lists[name]) != batch_size:
