@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..ops.call_kind import CallCache, call_kind
+from ..ops.resize_batch.validation import own_name
 from ..utils.checks import check_bool, check_int
 from .checked_call import CheckedCall, DirectCall, Options, cached_call
 from .containers import flatten_batch, unflatten_batch
@@ -58,7 +59,7 @@ def resize_batch(
     as a row of its own would be, but is not padded. Boundaries, the longest length ("max_length_q", ...) and position
     ids are those of the new sequences. A list with N entries holds one for each sequence. Boundaries, position ids and
     indices are read, which waits for their device. The batch is copied by PyTorch's operators, at least one for each
-    tensor. The first attention mask of each shape is read, too: numbers above 1 are refused.
+    tensor. In host memory, the first attention mask of each shape is read, too: numbers above 1 are refused.
 
     Args:
         batch: A mutable mapping of names to tensors (dict, OrderedDict, transformers' BatchEncoding and ModelOutput,
@@ -118,7 +119,7 @@ def resize_batch(
             raise ValueError("out must be None with copy=False: views are not written anywhere")
     entries = flatten_batch(batch)
     options = Options(mode=mode, remainder=remainder, seq_dim=seq_dim, keep_last_token=keep_last_token, backend=backend)
-    is_plain = entries is batch and PACKED_NAMES.isdisjoint(batch)  # the usual batch, without a look at each name
+    is_plain = PACKED_NAMES.isdisjoint(map(own_name, entries))
     bounds = None if is_plain else packed_bounds(entries, seq_dim)
     call: CheckedCall | PackedCall
     if bounds is None:

@@ -425,3 +425,9 @@ def test_a_compiled_graph_refuses_positions_that_start_anew():
     assert compiled(NOT_PACKED[0])["input_ids"].shape == (1, 4)
     with pytest.raises(RuntimeError, match="position_ids holds packed sequences: resize them outside of the graph"):
         compiled({"input_ids": row(range(6)), "position_ids": row([0, 1, 2, 0, 1, 2])})
+
+
+def test_dotted_names_of_a_flat_batch():
+    batch = {"a.input_ids": torch.arange(16)[None], "a.position_ids": torch.arange(4).repeat(4)[None]}
+    for _ in range(2):  # a known call, too
+        assert resize_batch(batch, 2)["a.input_ids"].tolist() == [[0, 1, 4, 5, 8, 9, 12, 13]]
