@@ -119,7 +119,7 @@ def resize_batch(
             raise ValueError("out must be None with copy=False: views are not written anywhere")
     entries = flatten_batch(batch)
     options = Options(mode=mode, remainder=remainder, seq_dim=seq_dim, keep_last_token=keep_last_token, backend=backend)
-    is_plain = PACKED_NAMES.isdisjoint(map(own_name, entries))
+    is_plain = not any(own_name(name) in PACKED_NAMES for name in entries)
     bounds = None if is_plain else packed_bounds(entries, seq_dim)
     call: CheckedCall | PackedCall
     if bounds is None:
