@@ -19,6 +19,7 @@ import transformers
 
 from seqwarm_kernels.trainers.huggingface import SequenceLengthWarmup
 
+from ..support.huggingface import PLAIN_SGD, logged
 from ..support.ranks import run_ranks
 from ..support.tiers import first_fast
 
@@ -52,29 +53,12 @@ def padded_dataset(rows=16):
 
 
 def trainer(folder, model, callbacks, data=None, **arguments):
-    settings = {
-        "per_device_train_batch_size": 2,
-        "learning_rate": LEARNING_RATE,
-        "lr_scheduler_type": "constant",
-        "optim": "sgd",
-        "max_grad_norm": 0.0,
-        "num_train_epochs": 1,
-        "train_sampling_strategy": "sequential",
-        "logging_steps": 1,
-        "save_strategy": "no",
-        "report_to": "none",
-        "disable_tqdm": True,
-        "use_cpu": True,
-    }
+    settings = {**PLAIN_SGD, "per_device_train_batch_size": 2, "learning_rate": LEARNING_RATE}
     data = dataset() if data is None else data
     arguments = transformers.TrainingArguments(output_dir=str(folder), **{**settings, **arguments})
     made = transformers.Trainer(model, arguments, train_dataset=data, eval_dataset=data[:2], callbacks=callbacks)
     made.remove_callback(transformers.PrinterCallback)
     return made
-
-
-def logged(trainer, name="loss"):
-    return [record[name] for record in trainer.state.log_history if "loss" in record]
 
 
 def collated(data, size=2):

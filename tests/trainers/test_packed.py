@@ -16,6 +16,7 @@ import transformers
 
 from seqwarm_kernels.trainers.huggingface import SequenceLengthWarmup
 
+from ..support.huggingface import PLAIN_SGD, logged
 from ..support.ranks import run_ranks
 from ..support.tiers import first_fast
 
@@ -63,28 +64,8 @@ def sequences(number=4 * SEQUENCES):
 
 
 def arguments(folder, config=transformers.TrainingArguments, **more):
-    return config(
-        output_dir=str(folder),
-        **{
-            "per_device_train_batch_size": SEQUENCES,
-            "learning_rate": LEARNING_RATE,
-            "lr_scheduler_type": "constant",
-            "optim": "sgd",
-            "max_grad_norm": 0.0,
-            "num_train_epochs": 1,
-            "train_sampling_strategy": "sequential",
-            "logging_steps": 1,
-            "save_strategy": "no",
-            "report_to": "none",
-            "disable_tqdm": True,
-            "use_cpu": True,
-            **more,
-        },
-    )
-
-
-def logged(trainer, name):
-    return [record[name] for record in trainer.state.log_history if "loss" in record]
+    settings = {**PLAIN_SGD, "per_device_train_batch_size": SEQUENCES, "learning_rate": LEARNING_RATE}
+    return config(output_dir=str(folder), **{**settings, **more})
 
 
 def by_hand(model, data, method):
