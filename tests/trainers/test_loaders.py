@@ -32,7 +32,7 @@ from ..docs.test_code_blocks import ON_TWO_RANKS
 from ..support.ranks import join_group, run_ranks
 from ..support.tiers import first_fast
 
-#: 1,000 items, six batches padded or packed. The tokens of item i are i + 1, so that padding, 0, is no item.
+#: 1,000 items, six batches padded or packed. The tokens of item i are i + 1. Padding is 0.
 LENGTHS = [35 + 37 * i % 101 for i in range(1000)]
 
 

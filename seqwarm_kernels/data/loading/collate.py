@@ -16,7 +16,7 @@ from ...utils.checks import check_int, check_iterable
 from ..batch_planning.plan import IntArray, Piece, check_size
 
 _UNTOKENIZED = "which is not tokenized: pass a transform to Prepare"
-#: The usual types of ids, told apart first: checking for a Mapping or an Integral takes longer than all else.
+#: The usual types of ids. They are checked first, because a check for a Mapping or an Integral takes long.
 _ARRAYS = (np.ndarray, Tensor, list)
 
 

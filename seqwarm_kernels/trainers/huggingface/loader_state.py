@@ -62,13 +62,12 @@ class LoaderState(RestorableCallback):
         self._check_one_epoch(state.max_steps, args.gradient_accumulation_steps)
         if state.global_step == 0:
             return
-        states: Any = state.stateful_callbacks
-        saved = states.get(type(self).__name__)
-        if not isinstance(saved, Mapping):
+        saved = self.saved_progress(state)
+        if saved is None:
             raise ValueError(
                 "the checkpoint was written without LoaderState; resume without it, or start a new training"
             )
-        self.progress = saved["attributes"]["progress"]
+        self.progress = saved
 
     def _check_one_epoch(self, max_steps: int, accumulation: int) -> None:
         """The Trainer neither knows the lengths of later epochs nor, if it resumes, a last step of fewer batches."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Mapping
 from typing import Any
 
-from transformers import TrainerCallback
+from transformers import TrainerCallback, TrainerState
 from transformers.trainer_callback import ExportableState
 
 
@@ -25,6 +26,12 @@ class RestorableCallback(TrainerCallback, ExportableState):
     def state(self) -> dict[str, Any]:
         """The callback's entry in trainer_state.json."""
         return {"args": {}, "attributes": {"progress": self.progress}}
+
+    def saved_progress(self, state: TrainerState) -> Any:
+        """The progress in the checkpoint from which the Trainer resumes, or None if it has none of this callback."""
+        states: Any = state.stateful_callbacks
+        saved = states.get(type(self).__name__)
+        return saved["attributes"]["progress"] if isinstance(saved, Mapping) else None
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _without_state, (type(self).__bases__[0],), vars(self)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from torch import nn
@@ -94,9 +94,7 @@ class SequenceLengthWarmup(RestorableCallback):
         if state.global_step == 0:
             self._schedule_state.start()
         else:  # the Trainer sets `progress` only with restore_callback_states_from_checkpoint
-            states: Any = state.stateful_callbacks
-            saved = states.get(type(self).__name__)
-            self._schedule_state.resume(saved["attributes"]["progress"] if isinstance(saved, Mapping) else None)
+            self._schedule_state.resume(self.saved_progress(state))
         assert model is not None
         # Attaches to the inner model, which its wrapper in distributed or compiled training calls.
         attachment = self._schedule_state.attach(self._batches or model)
