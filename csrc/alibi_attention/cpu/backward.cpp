@@ -20,7 +20,7 @@ inline namespace CPU_CAPABILITY {
 namespace {
 
 int64_t partial_size(const Problem& problem) {
-  return padded_keys(problem.key_length) * padded_dims(problem);
+  return round_up(problem.key_length, key_step) * padded_dims(problem);
 }
 
 // The partial gradients of an item, first of the key, then of the value.
@@ -65,7 +65,7 @@ class Backward {
  public:
   Backward(const Problem& problem, Arena& arena, bool chunked)
       : problem_(problem),
-        width_(tile_queries(problem.query_length)),
+        width_(tile_queries(problem)),
         dims_(padded_dims(problem)),
         keys_(arena, problem, Keys::Order::Rows),
         key_columns_(arena, problem, Keys::Order::Columns),

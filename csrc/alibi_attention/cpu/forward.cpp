@@ -28,7 +28,7 @@ class Forward {
  public:
   Forward(const Problem& problem, Arena& arena)
       : problem_(problem),
-        width_(tile_queries(problem.query_length)),
+        width_(tile_queries(problem)),
         dims_(padded_dims(problem)),
         keys_(arena, problem, Keys::Order::Rows),
         values_(arena, problem, Keys::Order::Columns),

@@ -84,13 +84,14 @@ class PackedBlocks {
     const auto missing = [&](int64_t key) {
       return key >= problem_.used_keys || (hidden_ != nullptr && hidden_[key] != 0);
     };
+    const int64_t first = block * most_keys;
+    const int64_t count = std::min(most_keys, round_up(problem_.used_keys - first, key_step));
     const Rows<P> rows = rows_of<T>(
-        problem_, *tensor_, batch_, key_head_, block * most_keys, most_keys, order_ == Order::Rows ? slot : rows_,
-        missing);
+        problem_, *tensor_, batch_, key_head_, first, count, order_ == Order::Rows ? slot : rows_, missing);
     if (order_ == Order::Rows) {
       return rows;
     }
-    left_from_transpose(rows, slot, most_keys, dims_, most_keys, pairs_);
+    left_from_transpose(rows, slot, most_keys, dims_, count, pairs_);
     return {slot, most_keys};
   }
 

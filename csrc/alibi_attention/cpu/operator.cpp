@@ -192,7 +192,7 @@ int64_t usable_threads(const Problem& problem) {
 // The number of parts that the queries of a key head are cut into, so that every thread has items.
 int64_t count_chunks(const Problem& problem, int64_t threads, int64_t items_of_each) {
   const int64_t heads = std::max<int64_t>(problem.batch_size * problem.num_key_heads, 1);
-  const int64_t width = tile_queries(problem.query_length);
+  const int64_t width = tile_queries(problem);
   const int64_t tiles = problem.num_heads / problem.num_key_heads * ((problem.query_length + width - 1) / width);
   const int64_t wanted = threads == 1 ? 1 : (items_of_each * threads + heads - 1) / heads;
   return std::clamp<int64_t>(wanted, 1, std::max<int64_t>(tiles, 1));
@@ -233,6 +233,9 @@ void for_each_short_item(
   std::atomic<int64_t> start{0};
   at::parallel_for(0, std::min(threads, num_groups * num_heads / at_once), 1, [&](int64_t, int64_t) {
     const Scratch scratch(scratch_bytes);
+    if (problem.native_products) {
+      start_multiplying();
+    }
     int64_t index = 0, end = 0;
     const auto next = [&](ShortItem& item) {
       if (index == end) {
@@ -247,6 +250,9 @@ void for_each_short_item(
       return true;
     };
     run(next, scratch.data());
+    if (problem.native_products) {
+      finish_multiplying();
+    }
   });
 }
 
@@ -258,6 +264,7 @@ void for_each_item(const Problem& problem, int64_t threads, int64_t num_chunks, 
   std::atomic<int64_t> next{0};
   at::parallel_for(0, num_workers, 1, [&](int64_t, int64_t) {
     const Scratch scratch(scratch_bytes);
+    start_multiplying();
     for (int64_t index = next++; index < num_items; index = next++) {
       const int64_t head = index / num_chunks / problem.batch_size;
       run(Item{
@@ -297,7 +304,7 @@ FourTensors forward(
         strided(out), lse.data_ptr<float>(), log2_sum.data_ptr<float>(), ranges.data_ptr<int32_t>()};
     const int64_t threads = usable_threads(problem);
     if (const ShortSequences sequences = short_sequences_of(problem); !sequences.groups.empty()) {
-      problem.native_products = false;
+      problem.native_products = sequences.native_products;
       fill_ranges(ranges, problem.key_length);
       for_each_short_item(
           problem, sequences, threads, kernels().short_forward_bytes(problem),
@@ -356,7 +363,7 @@ FourTensors backward(
   const bool chunked = num_chunks > 1 && !is_short;
   const int64_t num_items = problem.batch_size * problem.num_key_heads * num_chunks;
   const Tensor partial =
-      at::empty({chunked ? num_items * 2 * padded_keys(problem.key_length) * padded_dims(problem) : 0}, lse.options());
+      at::empty({chunked ? num_items * 2 * round_up(problem.key_length, key_step) * padded_dims(problem) : 0}, lse.options());
   const BackwardInputs inputs{
       strided(grad_out), strided(out), grad_lse.defined() ? grad_lse.const_data_ptr<float>() : nullptr,
       lse.const_data_ptr<float>(), log2_sum.const_data_ptr<float>(), ranges.const_data_ptr<int32_t>()};
@@ -364,7 +371,7 @@ FourTensors backward(
       strided(grad_query), strided(grad_key), strided(grad_value),
       slopes_need_grad ? slope_rows.data_ptr<float>() : nullptr, partial.data_ptr<float>()};
   if (is_short) {
-    problem.native_products = false;
+    problem.native_products = sequences.native_products;
     for_each_short_item(
         problem, sequences, threads, kernels().short_backward_bytes(problem),
         [&](NextShortItem next, char* scratch) { kernels().short_backward(problem, inputs, outputs, next, scratch); });

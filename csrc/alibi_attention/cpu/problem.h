@@ -105,9 +105,10 @@ constexpr int64_t round_up(int64_t count, int64_t step) {
   return (count + step - 1) / step * step;
 }
 
-// Few widths, since each needs another set of products.
-constexpr int64_t tile_queries(int64_t query_length) {
-  return query_length <= 16 ? 16 : query_length <= 32 ? 32 : most_queries;
+// Few widths, since each needs another set of products. Those of bfloat16 sum over at least 32.
+constexpr int64_t tile_queries(const Problem& problem) {
+  const int64_t length = problem.query_length;
+  return length <= 16 && !problem.native_products ? 16 : length <= 32 ? 32 : most_queries;
 }
 
 constexpr int64_t padded_keys(int64_t key_length) {

@@ -1,5 +1,7 @@
 #include "products.h"
 
+#include "tile_products.h"
+
 #include <ATen/Context.h>
 #include <ATen/core/ivalue.h>
 #include <ATen/cpu/Utils.h>
@@ -21,7 +23,11 @@ void multiply(
 void multiply(
     int64_t m, int64_t n, int64_t k, const c10::BFloat16* a, int64_t lda, const c10::BFloat16* b, int64_t ldb, float* c,
     int64_t ldc, bool accumulate) {
-  brgemm(m, n, k, lda, ldb, ldc, accumulate, a, b, c, /*is_vnni=*/true);
+  if (multiplies_tiles()) {
+    multiply_tiles(m, n, k, a, lda, b, ldb, c, ldc, accumulate);
+  } else {
+    brgemm(m, n, k, lda, ldb, ldc, accumulate, a, b, c, /*is_vnni=*/true);
+  }
 }
 
 namespace {
@@ -32,7 +38,7 @@ bool try_bfloat16() {
   c10::BFloat16 b[2 * 2] = {};
   float c[2 * 2];
   try {
-    multiply(2, 2, 2, a, 2, b, 2, c, 2, false);
+    brgemm(2, 2, 2, 2, 2, 2, false, a, b, c, /*is_vnni=*/true);
   } catch (const c10::Error&) {
     return false;
   }
@@ -53,11 +59,20 @@ bool multiplies_bfloat16() {
   if (!fast || !at::globalContext().userEnabledMkldnn()) {
     return false;
   }
-  static const bool works = try_bfloat16();
+  static const bool works = multiplies_tiles() || try_bfloat16();
   return works;
 }
 
+void start_multiplying() {
+  if (multiplies_tiles()) {
+    configure_tiles();
+  }
+}
+
 void finish_multiplying() {
+  if (multiplies_tiles()) {
+    release_tiles();
+  }
   at::native::cpublas::brgemm_release();
 }
 

@@ -21,7 +21,8 @@ void multiply(
 // Whether this CPU has a fast product for bfloat16.
 bool multiplies_bfloat16();
 
-// Releases the CPU's matrix registers, if any. Call it on every thread that has multiplied.
+// Prepare and release the CPU's matrix registers, if any. Every thread calls them before and after its products.
+void start_multiplying();
 void finish_multiplying();
 
 }  // namespace seqwarm

@@ -111,7 +111,7 @@ inline QueryTile place_queries(const Problem& problem, int64_t batch, int64_t he
   tile.batch = batch;
   tile.head = head;
   tile.start = start;
-  tile.width = tile_queries(problem.query_length);
+  tile.width = tile_queries(problem);
   tile.row = batch * problem.num_heads + head;
   tile.any = false;
   for (int64_t column = 0; column < tile.width; ++column) {

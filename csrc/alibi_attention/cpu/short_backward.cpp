@@ -6,6 +6,7 @@
 #include "kernels.h"
 #include "short_products.h"
 #include "short_rows.h"
+#include "short_scores.h"
 #include "short_tile.h"
 #include "types.h"
 
@@ -13,8 +14,11 @@ namespace seqwarm {
 inline namespace CPU_CAPABILITY {
 namespace {
 
-template <typename T>
+// T is the dtype of the inputs, P the dtype of the products.
+template <typename T, typename P>
 class ShortBackward {
+  static constexpr int64_t width = piece_width<P>;
+
  public:
   ShortBackward(const Problem& problem, Arena& arena)
       : problem_(problem),
@@ -24,12 +28,15 @@ class ShortBackward {
         grad_out_rows_(arena, problem),
         key_rows_(arena, problem),
         value_rows_(arena, problem),
-        query_(arena.take<float>(piece_width * dims_)),
-        grad_out_(arena.take<float>(piece_width * dims_)),
-        rows_(arena.take<float>(piece_width * dims_)),
-        weights_(arena.take<float>(most_queries * piece_width)),
-        grad_scores_(arena.take<float>(most_queries * piece_width)),
-        keep_(arena.take<float>(problem.dropout.active ? most_queries * piece_width : 0)),
+        query_(arena.take<P>(width * dims_)),
+        grad_out_(arena.take<P>(width * dims_)),
+        spare_(arena.take<P>(width * dims_)),
+        rows_(arena.take<float>(width * dims_)),
+        weight_scores_(arena),
+        grad_score_scores_(arena),
+        weights_(weight_scores_.data()),
+        grad_scores_(grad_score_scores_.data()),
+        keep_(arena.take<float>(problem.dropout.active ? most_queries * width : 0)),
         grad_key_(arena.take<float>(most_queries * dims_)),
         grad_value_(arena.take<float>(most_queries * dims_)) {}
 
@@ -52,8 +59,8 @@ class ShortBackward {
  private:
   void differentiate(const BackwardInputs& inputs, const BackwardOutputs& outputs, const ShortPiece& piece) {
     load_sums(inputs, piece);
-    query_rows_.transpose_piece(tile_, piece, query_, rows_);
-    grad_out_rows_.transpose_piece(tile_, piece, grad_out_, rows_);
+    query_rows_.transpose_piece(tile_, piece, query_, spare_);
+    grad_out_rows_.transpose_piece(tile_, piece, grad_out_, spare_);
     tile_.for_each_span(piece, [&](const Span& span) {
       key_rows_.multiply_keys(span, query_, weights_);
       value_rows_.multiply_keys(span, grad_out_, grad_scores_);
@@ -61,15 +68,17 @@ class ShortBackward {
     if (problem_.dropout.active) {
       keep_short(problem_, tile_, piece, problem_.dropout.inverse_keep, keep_);
     }
-    for_each_group(0, piece_width, [&](auto vectors, int64_t lane) {
+    for_each_group(0, width, [&](auto vectors, int64_t lane) {
       this->template differentiate_scores<vectors.value>(piece, lane, outputs.slope_rows != nullptr);
     });
+    weight_scores_.set(piece);
+    grad_score_scores_.set(piece);
     tile_.for_each_span(piece, [&](const Span& span) { add_up(outputs, piece, span); });
   }
 
   void load_sums(const BackwardInputs& inputs, const ShortPiece& piece) {
-    std::fill_n(log2_sum_, piece_width, infinity);  // gives weights of 0
-    std::fill_n(grad_lse_, piece_width, 0.f);
+    std::fill_n(log2_sum_, width, infinity);  // gives weights of 0
+    std::fill_n(grad_lse_, width, 0.f);
     tile_.for_each_span(piece, [&](const Span& span) {
       for (int64_t index = 0; index < span.width; ++index) {
         const int64_t place = tile_.place_of(span, index), lane = span.column - piece.column + index;
@@ -92,7 +101,7 @@ class ShortBackward {
       const Vec center = Vec::loadu(piece.biases.center + first);
       Vec delta(0.f), sum(0.f), sum_distant(0.f), mean_distance(0.f);
       for (int64_t key = 0; key < piece.num_keys; ++key) {
-        const int64_t place = key * piece_width + first;
+        const int64_t place = key * width + first;
         const Vec weight = exp2(biased(Vec::loadu(weights_ + place), key, v) - zero);
         Vec grad_weight = Vec::loadu(grad_scores_ + place);
         if (dropping) {
@@ -106,7 +115,7 @@ class ShortBackward {
       }
       delta = delta - grad_lse;
       for (int64_t key = 0; key < piece.num_keys; ++key) {
-        const int64_t place = key * piece_width + first;
+        const int64_t place = key * width + first;
         const Vec weight = Vec::loadu(weights_ + place);
         const Vec grad_score = weight * (Vec::loadu(grad_scores_ + place) - delta);
         if (with_slopes) {
@@ -125,19 +134,18 @@ class ShortBackward {
   }
 
   void add_up(const BackwardOutputs& outputs, const ShortPiece& piece, const Span& span) {
-    const int64_t first = span.column - piece.column, scores = span.score_row * piece_width + first;
-    const Rows<float> keys = key_rows_.keys(span);
+    const int64_t first = span.column - piece.column;
     multiply_short(
-        span.num_keys, dims_, span.width, {weights_ + scores, piece_width, 1}, grad_out_rows_.queries(span),
+        span.num_keys, dims_, span.width, weight_scores_.by_key(span, first), grad_out_rows_.right_queries(span),
         grad_value_ + span.place * dims_, dims_, true);
     multiply_short(
-        span.num_keys, dims_, span.width, {grad_scores_ + scores, piece_width, 1}, query_rows_.queries(span),
+        span.num_keys, dims_, span.width, grad_score_scores_.by_key(span, first), query_rows_.right_queries(span),
         grad_key_ + span.place * dims_, dims_, true);
     const ShortResult<T> grad_query(
         problem_, outputs.grad_query, span.sequence->batch, tile_.head(), span.query, rows_);
     multiply_short(
-        span.width, dims_, span.num_keys, {grad_scores_ + scores, 1, piece_width}, keys, grad_query.data(),
-        grad_query.ld(), false);
+        span.width, dims_, span.num_keys, grad_score_scores_.by_query(span, first), key_rows_.right_keys(span),
+        grad_query.data(), grad_query.ld(), false);
     for (int64_t index = 0; index < span.width; ++index) {
       const int64_t column = span.column + index;
       if (!tile_.sees(column)) {
@@ -153,53 +161,59 @@ class ShortBackward {
   }
 
   void store_key_gradients(const BackwardOutputs& outputs, int64_t key_head) const {
-    int64_t place = 0;
+    int64_t first = 0;
     for (const Sequence* sequence = tile_.group().begin; sequence != tile_.group().end; ++sequence) {
-      for (int64_t key = 0; key < sequence->num_keys; ++key, ++place) {
+      for (int64_t key = 0; key < sequence->num_keys; ++key) {
         const auto store = [&](const Strided& tensor, const float* sums) {
           T* row = tensor.row<T>(sequence->batch, key_head, sequence->first_key + key);
-          load_row(sums + place * dims_, row, problem_.head_dim, problem_.head_dim);
+          load_row(sums + (first + key) * dims_, row, problem_.head_dim, problem_.head_dim);
         };
         store(outputs.grad_key, grad_key_);
         store(outputs.grad_value, grad_value_);
       }
+      first += round_up(sequence->num_keys, sequence_step<P>);
     }
   }
 
   const Problem& problem_;
   const int64_t dims_;
-  ShortTile tile_;
-  ShortRows<T> query_rows_;
-  ShortRows<T> grad_out_rows_;
-  ShortRows<T> key_rows_;
-  ShortRows<T> value_rows_;
-  float* query_;  // (dims, queries)
-  float* grad_out_;
+  ShortTile<P> tile_;
+  ShortRows<T, P> query_rows_;
+  ShortRows<T, P> grad_out_rows_;
+  ShortRows<T, P> key_rows_;
+  ShortRows<T, P> value_rows_;
+  P* query_;  // (dims, queries)
+  P* grad_out_;
+  P* spare_;
   float* rows_;
-  float* weights_;  // (keys, queries)
+  ShortScores<P> weight_scores_;
+  ShortScores<P> grad_score_scores_;
+  float* weights_;  // (keys, queries), the scores' own
   float* grad_scores_;
   float* keep_;
   float* grad_key_;  // (keys, dims)
   float* grad_value_;
-  float log2_sum_[piece_width];
-  float grad_lse_[piece_width];
-  float grad_slope_[piece_width];
+  float log2_sum_[width];
+  float grad_lse_[width];
+  float grad_slope_[width];
 };
 
 }  // namespace
 
 int64_t short_backward_bytes(const Problem& problem) {
   Arena arena(nullptr);
-  with_input_type(problem, [&](auto input) { ShortBackward<decltype(input)>(problem, arena); });
+  with_types(problem, [&](auto input, auto product) {
+    ShortBackward<decltype(input), decltype(product)>(problem, arena);
+  });
   return arena.used();
 }
 
 void short_backward(
     const Problem& problem, const BackwardInputs& inputs, const BackwardOutputs& outputs, NextShortItem next,
     char* scratch) {
-  with_input_type(problem, [&](auto input) {
+  with_types(problem, [&](auto input, auto product) {
     Arena arena(scratch);
-    ShortBackward<decltype(input)> backward(problem, arena);
+    ShortBackward<decltype(input), decltype(product)> backward(problem, arena);
     for (ShortItem item; next(item);) {
       backward.run(inputs, outputs, item.group, item.key_head);
     }

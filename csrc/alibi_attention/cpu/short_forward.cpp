@@ -5,6 +5,7 @@
 #include "kernels.h"
 #include "short_products.h"
 #include "short_rows.h"
+#include "short_scores.h"
 #include "short_tile.h"
 #include "types.h"
 
@@ -12,8 +13,11 @@ namespace seqwarm {
 inline namespace CPU_CAPABILITY {
 namespace {
 
-template <typename T>
+// T is the dtype of the inputs, P the dtype of the products.
+template <typename T, typename P>
 class ShortForward {
+  static constexpr int64_t width = piece_width<P>;
+
  public:
   ShortForward(const Problem& problem, Arena& arena)
       : problem_(problem),
@@ -22,10 +26,12 @@ class ShortForward {
         query_rows_(arena, problem),
         key_rows_(arena, problem),
         value_rows_(arena, problem),
-        query_(arena.take<float>(piece_width * dims_)),
-        rows_(arena.take<float>(piece_width * dims_)),
-        weights_(arena.take<float>(most_queries * piece_width)),
-        keep_(arena.take<float>(problem.dropout.active ? most_queries * piece_width : 0)) {}
+        query_(arena.take<P>(width * dims_)),
+        spare_(arena.take<P>(width * dims_)),
+        rows_(arena.take<float>(width * dims_)),
+        scores_(arena),
+        weights_(scores_.data()),
+        keep_(arena.take<float>(problem.dropout.active ? most_queries * width : 0)) {}
 
   void run(const ForwardOutputs& outputs, const Group& group, int64_t key_head) {
     tile_.place(group);
@@ -41,14 +47,15 @@ class ShortForward {
 
  private:
   void attend(const ForwardOutputs& outputs, const ShortPiece& piece) {
-    query_rows_.transpose_piece(tile_, piece, query_, rows_);
+    query_rows_.transpose_piece(tile_, piece, query_, spare_);
     tile_.for_each_span(piece, [&](const Span& span) { key_rows_.multiply_keys(span, query_, weights_); });
     if (problem_.dropout.active) {
       keep_short(problem_, tile_, piece, problem_.dropout.inverse_keep, keep_);
     }
-    for_each_group(0, piece_width, [&](auto vectors, int64_t lane) {
+    for_each_group(0, width, [&](auto vectors, int64_t lane) {
       this->template softmax<vectors.value>(piece, lane);
     });
+    scores_.set(piece);
     tile_.for_each_span(piece, [&](const Span& span) { store(outputs, piece, span); });
   }
 
@@ -61,7 +68,7 @@ class ShortForward {
       total[v] = Vec(0.f);
     }
     float* row = weights_ + lane;
-    for (int64_t key = 0; key < piece.num_keys; ++key, row += piece_width) {
+    for (int64_t key = 0; key < piece.num_keys; ++key, row += width) {
       for (int v = 0; v < vectors; ++v) {
         const Vec score = biased(Vec::loadu(row + v * lanes), key, v);
         score.store(row + v * lanes);
@@ -73,7 +80,7 @@ class ShortForward {
       largest[v] = Vec::blendv(largest[v], Vec(0.f), largest[v] == Vec(-infinity));
     }
     row = weights_ + lane;
-    for (int64_t key = 0; key < piece.num_keys; ++key, row += piece_width) {
+    for (int64_t key = 0; key < piece.num_keys; ++key, row += width) {
       for (int v = 0; v < vectors; ++v) {
         const Vec weight = exp2(Vec::loadu(row + v * lanes) - largest[v]);
         total[v] = total[v] + weight;
@@ -85,7 +92,7 @@ class ShortForward {
       total[v] = Vec(1.f) / total[v];
     }
     row = weights_ + lane;
-    for (int64_t key = 0; key < piece.num_keys; ++key, row += piece_width) {
+    for (int64_t key = 0; key < piece.num_keys; ++key, row += width) {
       for (int v = 0; v < vectors; ++v) {
         Vec weight = Vec::loadu(row + v * lanes) * total[v];
         if (problem_.dropout.active) {
@@ -98,11 +105,10 @@ class ShortForward {
 
   void store(const ForwardOutputs& outputs, const ShortPiece& piece, const Span& span) {
     const ShortResult<T> out(problem_, outputs.out, span.sequence->batch, tile_.head(), span.query, rows_);
-    const Rows<float> values = value_rows_.keys(span);
     const int64_t first = span.column - piece.column;
     multiply_short(
-        span.width, dims_, span.num_keys, {weights_ + span.score_row * piece_width + first, 1, piece_width}, values,
-        out.data(), out.ld(), false);
+        span.width, dims_, span.num_keys, scores_.by_query(span, first), value_rows_.right_keys(span), out.data(),
+        out.ld(), false);
     for (int64_t index = 0; index < span.width; ++index) {
       const float largest = largest_[first + index], total = total_[first + index];
       const bool empty = !tile_.sees(span.column + index) || total == 0;  // false for NaN, which must reach the output
@@ -120,30 +126,34 @@ class ShortForward {
 
   const Problem& problem_;
   const int64_t dims_;
-  ShortTile tile_;
-  ShortRows<T> query_rows_;
-  ShortRows<T> key_rows_;
-  ShortRows<T> value_rows_;
-  float* query_;  // (dims, queries)
+  ShortTile<P> tile_;
+  ShortRows<T, P> query_rows_;
+  ShortRows<T, P> key_rows_;
+  ShortRows<T, P> value_rows_;
+  P* query_;  // (dims, queries)
+  P* spare_;
   float* rows_;
-  float* weights_;  // (keys, queries)
+  ShortScores<P> scores_;
+  float* weights_;  // (keys, queries), the scores' own
   float* keep_;
-  float largest_[piece_width];
-  float total_[piece_width];
+  float largest_[width];
+  float total_[width];
 };
 
 }  // namespace
 
 int64_t short_forward_bytes(const Problem& problem) {
   Arena arena(nullptr);
-  with_input_type(problem, [&](auto input) { ShortForward<decltype(input)>(problem, arena); });
+  with_types(problem, [&](auto input, auto product) {
+    ShortForward<decltype(input), decltype(product)>(problem, arena);
+  });
   return arena.used();
 }
 
 void short_forward(const Problem& problem, const ForwardOutputs& outputs, NextShortItem next, char* scratch) {
-  with_input_type(problem, [&](auto input) {
+  with_types(problem, [&](auto input, auto product) {
     Arena arena(scratch);
-    ShortForward<decltype(input)> forward(problem, arena);
+    ShortForward<decltype(input), decltype(product)> forward(problem, arena);
     for (ShortItem item; next(item);) {
       forward.run(outputs, item.group, item.key_head);
     }

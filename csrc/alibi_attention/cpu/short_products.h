@@ -1,8 +1,10 @@
-// Products of short tiles, for which a call of libtorch's costs as much as the product.
+// Products of short tiles. For those of float, a call of libtorch's costs as much as the product.
 
 #pragma once
 
+#include "problem.h"
 #include "simd.h"
+#include "tile_products.h"
 
 namespace seqwarm {
 inline namespace CPU_CAPABILITY {
@@ -72,6 +74,13 @@ inline void multiply_short(
     constexpr int rows = vectors.value == 4 ? 4 : 8;
     detail::multiply_rows_of<rows, vectors.value>(m, k, a, {b.data + lane, b.ld}, c + lane, ldc, accumulate);
   });
+}
+
+// The same on AMX, with B in pairs. m and k are rounded up to multiples of 32, for which all operands have room.
+inline void multiply_short(
+    int64_t m, int64_t n, int64_t k, Rows<c10::BFloat16> a, Rows<c10::BFloat16> b, float* c, int64_t ldc,
+    bool accumulate) {
+  multiply_tiles(round_up(m, 32), n, round_up(k, 32), a.data, a.ld, b.data, b.ld, c, ldc, accumulate);
 }
 
 }  // namespace CPU_CAPABILITY

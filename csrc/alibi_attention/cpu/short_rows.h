@@ -10,99 +10,124 @@
 namespace seqwarm {
 inline namespace CPU_CAPABILITY {
 
-// The tokens of one head as rows of padded_dims floats: their own memory where that is possible, else a copy.
-template <typename T>
+// The tokens of one head as rows of padded_dims elements: their own memory where that is possible, else a copy with
+// zeros in the gaps. T is the dtype of the tensor, P the dtype of the products.
+template <typename T, typename P>
 class ShortRows {
+  using Tile = ShortTile<P>;
+  static constexpr int64_t width = piece_width<P>;
+
  public:
   ShortRows(Arena& arena, const Problem& problem)
       : problem_(problem),
         dims_(padded_dims(problem)),
-        fits_(std::is_same_v<T, float> && dims_ == problem.head_dim),
-        copy_(arena.take<float>(most_queries * dims_)) {}
+        fits_(std::is_same_v<T, P> && dims_ == problem.head_dim),
+        copy_(arena.take<P>(most_queries * dims_)),
+        pairs_(arena.take<P>(pair_of<P> == 1 ? 0 : most_queries * dims_)) {}
 
   // The keys of a tile. Masked keys become zeros: they may hold NaN, and 0 · NaN is not 0.
-  void open_keys(const Strided& tensor, const ShortTile& tile, int64_t key_head) {
-    open(tensor, key_head, problem_.key_padding_mask == nullptr);
-    float* row = copy_;
+  void open_keys(const Strided& tensor, const Tile& tile, int64_t key_head) {
+    open(tensor, key_head, tile.has_no_gap() && problem_.key_padding_mask == nullptr);
+    P* row = copy_;
     for (const Sequence* sequence = tile.group().begin; !in_place_ && sequence != tile.group().end; ++sequence) {
-      for (int64_t key = 0; key < sequence->num_keys; ++key, row += dims_) {
+      for (int64_t key = 0; key < round_up(sequence->num_keys, sequence_step<P>); ++key, row += dims_) {
         const int64_t token = sequence->first_key + key;
-        copy_row(sequence->batch, token, is_hidden(problem_, *sequence, token), row);
+        copy_row(sequence->batch, token, key >= sequence->num_keys || is_hidden(problem_, *sequence, token), row);
       }
     }
   }
 
   // The queries of a tile. Those that see no key become zeros with `clear`: sums over queries include them.
-  void open_queries(const Strided& tensor, const ShortTile& tile, bool clear) {
-    open(tensor, tile.head(), tile.all_see() || !clear);
+  void open_queries(const Strided& tensor, const Tile& tile, bool clear) {
+    open(tensor, tile.head(), tile.has_no_gap() && (tile.all_see() || !clear));
     tile.for_each_piece([&](const ShortPiece& piece) {
       tile.for_each_span(piece, [&](const Span& span) {
-        for (int64_t index = 0; !in_place_ && index < span.width; ++index) {
-          const bool skip = clear && !tile.sees(span.column + index);
+        for (int64_t index = 0; !in_place_ && index < round_up(span.width, sequence_step<P>); ++index) {
+          const bool skip = index >= span.width || (clear && !tile.sees(span.column + index));
           copy_row(span.sequence->batch, span.query + index, skip, copy_ + (span.column + index) * dims_);
         }
       });
     });
   }
 
-  Rows<float> keys(const Span& span) const {
-    return in_place_ ? own(span.sequence->batch, span.key) : Rows<float>{copy_ + span.place * dims_, dims_};
+  Rows<P> keys(const Span& span) const {
+    return in_place_ ? own(span.sequence->batch, span.key) : Rows<P>{copy_ + span.place * dims_, dims_};
   }
 
-  Rows<float> queries(const Span& span) const {
-    return in_place_ ? own(span.sequence->batch, span.query) : Rows<float>{copy_ + span.column * dims_, dims_};
+  Rows<P> queries(const Span& span) const {
+    return in_place_ ? own(span.sequence->batch, span.query) : Rows<P>{copy_ + span.column * dims_, dims_};
   }
 
-  // products (keys, piece_width) = the keys of a span · columns (padded_dims, piece_width), at the span's rows.
-  void multiply_keys(const Span& span, const float* columns, float* products) const {
-    const Rows<float> rows = keys(span);
-    multiply_short(
-        span.num_keys, piece_width, dims_, {rows.data, rows.ld, 1}, {columns, piece_width},
-        products + span.score_row * piece_width, piece_width, false);
+  // The same as the right side of products, until the next call.
+  Rows<P> right_keys(const Span& span) const { return to_right(keys(span), span.num_keys); }
+  Rows<P> right_queries(const Span& span) const { return to_right(queries(span), width); }
+
+  // products (keys, width) = the keys of a span · columns (padded_dims, width), at the span's rows.
+  void multiply_keys(const Span& span, const P* columns, float* products) const {
+    float* target = products + span.score_row * width;
+    const Rows<P> rows = keys(span);
+    if constexpr (std::is_same_v<P, float>) {
+      multiply_short(
+          span.num_keys, width, dims_, Matrix{rows.data, rows.ld, 1}, {columns, width}, target, width, false);
+    } else {
+      multiply_short(span.num_keys, width, dims_, rows, {columns, width}, target, width, false);
+    }
   }
 
-  // (padded_dims, piece_width): the queries of a piece as columns. `spare` has room for as many floats.
-  void transpose_piece(const ShortTile& tile, const ShortPiece& piece, float* columns, float* spare) const {
-    Rows<float> rows{spare, dims_};
+  // (padded_dims, width): the queries of a piece as columns. `spare` has room for as many elements.
+  void transpose_piece(const Tile& tile, const ShortPiece& piece, P* columns, P* spare) const {
+    Rows<P> rows{spare, dims_};
     int64_t present = 0;
     tile.for_each_span(piece, [&](const Span& span) {
-      const Rows<float> found = queries(span);
-      if (span.width == piece_width) {
+      const Rows<P> found = queries(span);
+      if (span.width == width || pair_of<P> == 2) {  // a copy has zeros after the span
         rows = found;
+        return;
       }
-      for (int64_t index = 0; span.width < piece_width && index < span.width; ++index, ++present) {
-        std::memcpy(spare + present * dims_, found.data + index * found.ld, dims_ * sizeof(float));
+      for (int64_t index = 0; index < span.width; ++index, ++present) {
+        std::memcpy(spare + present * dims_, found.data + index * found.ld, dims_ * sizeof(P));
       }
     });
     if (rows.data == spare) {
-      std::memset(spare + present * dims_, 0, (piece_width - present) * dims_ * sizeof(float));
+      std::memset(spare + present * dims_, 0, (width - present) * dims_ * sizeof(P));
     }
-    transpose(rows.data, rows.ld, columns, piece_width, piece_width, dims_);
+    right_from_transpose(rows, columns, width, dims_);
   }
 
  private:
   void open(const Strided& tensor, int64_t head, bool complete) {
     tensor_ = &tensor;
     head_ = head;
-    in_place_ = fits_ && complete;
+    in_place_ = fits_ && complete && tensor.token % pair_of<P> == 0;
   }
 
-  void copy_row(int64_t batch, int64_t token, bool skip, float* row) const {
-    load_row(tensor_->row<const T>(batch, head_, token), row, skip ? 0 : problem_.head_dim, dims_);
+  void copy_row(int64_t batch, int64_t token, bool skip, P* row) const {
+    load_row(
+        tensor_->row<const T>(batch, head_, skip ? 0 : token), row, skip ? 0 : problem_.head_dim, dims_);
   }
 
-  Rows<float> own(int64_t batch, int64_t token) const {
-    if constexpr (std::is_same_v<T, float>) {
-      return {tensor_->row<const float>(batch, head_, token), tensor_->token};
+  Rows<P> own(int64_t batch, int64_t token) const {
+    if constexpr (std::is_same_v<T, P>) {
+      return {tensor_->row<const T>(batch, head_, token), tensor_->token};
     } else {
       return {};
+    }
+  }
+
+  Rows<P> to_right(Rows<P> rows, int64_t count) const {
+    if constexpr (std::is_same_v<P, float>) {
+      return rows;
+    } else {
+      right_from_rows(rows, pairs_, count, dims_);
+      return {pairs_, dims_};
     }
   }
 
   const Problem& problem_;
   const int64_t dims_;
   const bool fits_;
-  float* copy_;
+  P* copy_;
+  P* pairs_;
   const Strided* tensor_ = nullptr;
   int64_t head_ = 0;
   bool in_place_ = false;

@@ -1,12 +1,18 @@
 #include "short_sequences.h"
 
+#include "tile_products.h"
+
+#include <c10/util/BFloat16.h>
+
 #include <algorithm>
 
 namespace seqwarm {
 namespace {
 
-// Products in 16 bits pay off from this length on: shorter tiles take longer to bring into order than to multiply.
-constexpr int64_t shortest_of_native_products = 33;
+// Products of libtorch's in 16 bits take longer than those of short tiles in float32, up to this length. So do tiles of
+// AMX, up to a shorter one: most of their rows are empty.
+constexpr int64_t longest_before_native_products = 32;
+constexpr int64_t longest_before_tiles = 16;
 
 std::vector<Sequence> segments_of_rows(const Problem& problem) {
   std::vector<Sequence> sequences;
@@ -64,19 +70,22 @@ int64_t longest_of(const Problem& problem) {
 
 ShortSequences short_sequences_of(const Problem& problem) {
   ShortSequences found;
-  const int64_t too_long = problem.native_products ? shortest_of_native_products : most_queries + 1;
-  if (longest_of(problem) >= too_long) {
+  const int64_t longest = longest_of(problem);
+  const bool in_tiles = problem.native_products && multiplies_tiles();
+  if (longest > (problem.native_products && !in_tiles ? longest_before_native_products : most_queries)) {
     return found;
   }
+  found.native_products = in_tiles && longest > longest_before_tiles;
+  const int64_t step = found.native_products ? sequence_step<c10::BFloat16> : sequence_step<float>;
   found.sequences = problem.cu_seqlens_q == nullptr ? segments_of_rows(problem) : packed_sequences(problem);
   int64_t queries = 0, keys = 0;
   for (const Sequence& sequence : found.sequences) {
-    queries += sequence.num_queries;
-    keys += sequence.num_keys;
+    queries += round_up(sequence.num_queries, step);
+    keys += round_up(sequence.num_keys, step);
     if (found.groups.empty() || std::max(queries, keys) > most_queries) {
       found.groups.push_back({&sequence, &sequence});
-      queries = sequence.num_queries;
-      keys = sequence.num_keys;
+      queries = round_up(sequence.num_queries, step);
+      keys = round_up(sequence.num_keys, step);
     }
     found.groups.back().end = &sequence + 1;
   }

@@ -5,6 +5,7 @@
 
 #include "problem.h"
 
+#include <type_traits>
 #include <vector>
 
 namespace seqwarm {
@@ -17,7 +18,7 @@ struct Sequence {
   int64_t position;  // of the first query; the first key is at position 0
 };
 
-// Neighboring sequences, with at most most_queries queries and as many keys in total.
+// Neighboring sequences, with at most most_queries queries and as many keys in total, gaps included.
 struct Group {
   const Sequence* begin;
   const Sequence* end;
@@ -26,7 +27,12 @@ struct Group {
 struct ShortSequences {
   std::vector<Sequence> sequences;
   std::vector<Group> groups;  // empty if a sequence is too long
+  bool native_products = false;  // as in Problem
 };
+
+// Sequences start at multiples of this in a tile, as products need.
+template <typename P>
+constexpr int64_t sequence_step = std::is_same_v<P, float> ? 1 : 32;
 
 ShortSequences short_sequences_of(const Problem& problem);
 

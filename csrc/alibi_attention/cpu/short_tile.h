@@ -15,8 +15,9 @@
 namespace seqwarm {
 inline namespace CPU_CAPABILITY {
 
-constexpr int64_t piece_width = 16;  // a whole number of vectors
-constexpr int64_t most_pieces = most_queries / piece_width;
+// P is the dtype of the products, float or BFloat16. A whole number of vectors, and what products of P need.
+template <typename P>
+constexpr int64_t piece_width = std::is_same_v<P, float> ? 16 : 32;
 
 // Neighboring columns of one sequence in one piece, and the keys that any of them sees.
 struct Span {
@@ -25,7 +26,7 @@ struct Span {
   int64_t width;
   int64_t query;      // token of the first column
   int64_t key;        // token of the first key
-  int64_t num_keys;
+  int64_t num_keys;   // a multiple of sequence_step, which may end after the sequence
   int64_t place;      // of that key among the keys of the tile
   int64_t score_row;  // of that key in the piece
 };
@@ -44,8 +45,13 @@ inline bool is_hidden(const Problem& problem, const Sequence& sequence, int64_t 
   return mask != nullptr && !mask[sequence.batch * problem.mask_batch + token * problem.mask_key];
 }
 
+template <typename P>
 class ShortTile {
+  static constexpr int64_t step = sequence_step<P>;
+
  public:
+  static constexpr int64_t width = piece_width<P>;
+
   explicit ShortTile(const Problem& problem) : problem_(problem) {}
 
   // Places the columns of a group, unless they are in place already.
@@ -55,12 +61,13 @@ class ShortTile {
     }
     group_ = group;
     num_columns_ = num_keys_ = num_spans_ = num_pieces_ = 0;
-    all_see_ = true;
+    all_see_ = has_no_gap_ = true;
     for (const Sequence* sequence = group.begin; sequence != group.end; ++sequence) {
-      for (int64_t query = 0; query < sequence->num_queries; ++query) {
+      for (int64_t query = 0; query < round_up(sequence->num_queries, step); ++query) {
         add_column(*sequence, query);
       }
-      num_keys_ += sequence->num_keys;
+      num_keys_ += round_up(sequence->num_keys, step);
+      has_no_gap_ &= sequence->num_queries % step == 0 && sequence->num_keys % step == 0;
     }
     for (int64_t index = 0; index < num_pieces_; ++index) {
       finish(pieces_[index]);
@@ -102,6 +109,7 @@ class ShortTile {
 
   bool sees(int64_t column) const { return low_[column] < high_[column]; }
   bool all_see() const { return all_see_; }
+  bool has_no_gap() const { return has_no_gap_; }
   float beyond(int64_t column) const { return beyond_[column]; }
   int64_t head() const { return head_; }
   int64_t num_keys() const { return num_keys_; }
@@ -110,12 +118,16 @@ class ShortTile {
  private:
   void add_column(const Sequence& sequence, int64_t query) {
     const int64_t column = num_columns_++;
-    if (column % piece_width == 0) {
+    if (column % width == 0) {
       pieces_[num_pieces_].column = column;
       pieces_[num_pieces_++].first_span = num_spans_;
     }
-    if (column % piece_width == 0 || query == 0) {
+    if (column % width == 0 || query == 0) {
       spans_[num_spans_++] = {&sequence, column, 0, sequence.first_query + query, sequence.num_keys, 0, num_keys_, 0};
+    }
+    if (query >= sequence.num_queries) {  // a gap
+      low_[column] = high_[column] = 0;
+      return;
     }
     const int64_t position = sequence.position + query;
     const auto inside = [&](int64_t key) { return std::clamp<int64_t>(key, 0, sequence.num_keys); };
@@ -135,16 +147,18 @@ class ShortTile {
   }
 
   void finish(ShortPiece& piece) {
-    const bool is_last = piece.column + piece_width >= num_columns_;
+    const bool is_last = piece.column + width >= num_columns_;
     piece.last_span = is_last ? num_spans_ : (&piece + 1)->first_span;
     piece.num_keys = 0;
     Biases& biases = piece.biases;
     biases.scale2 = problem_.scale * log2_e;
-    const auto clear = [](float* values) { std::fill(values, values + piece_width, 0.f); };
+    const auto clear = [](float* values) { std::fill(values, values + width, 0.f); };
     clear(biases.slope2), clear(biases.low), clear(biases.high), clear(biases.center);
     for (int64_t index = piece.first_span; index < piece.last_span; ++index) {
       Span& span = spans_[index];
-      span.num_keys = std::max<int64_t>(span.num_keys - span.key, 0);
+      const int64_t end = round_up(span.num_keys, step), present = span.sequence->num_keys;
+      span.key = span.key / step * step;
+      span.num_keys = std::max<int64_t>(end - span.key, 0);
       span.score_row = piece.num_keys;
       for (int64_t column = span.column; column < span.column + span.width; ++column) {
         const int64_t lane = column - piece.column, shift = span.score_row - span.key;
@@ -152,10 +166,11 @@ class ShortTile {
         biases.high[lane] = static_cast<float>(sees(column) ? high_[column] + shift : 0);
         biases.center[lane] = static_cast<float>(center_[column] + shift);
       }
-      span.place += span.key;
+      const int64_t first = span.key;
+      span.place += first;
       span.key += span.sequence->first_key;
       for (int64_t key = 0; key < span.num_keys; ++key) {
-        const bool hidden = is_hidden(problem_, *span.sequence, span.key + key);
+        const bool hidden = first + key >= present || is_hidden(problem_, *span.sequence, span.key + key);
         biases.of_key[piece.num_keys++] = hidden ? -infinity : 0.f;
       }
     }
@@ -165,23 +180,27 @@ class ShortTile {
   Group group_{};
   int64_t head_ = 0;
   int64_t num_columns_ = 0, num_keys_ = 0, num_spans_ = 0, num_pieces_ = 0;
-  bool all_see_ = true;
-  Span spans_[most_queries + most_pieces];
-  ShortPiece pieces_[most_pieces];
+  bool all_see_ = true, has_no_gap_ = true;
+  Span spans_[most_queries + most_queries / width];
+  ShortPiece pieces_[most_queries / width];
   // Of the keys of the query's sequence:
   int64_t low_[most_queries], high_[most_queries], center_[most_queries];
   float beyond_[most_queries];
 };
 
 // (keys, piece_width): `kept_value` where dropout keeps a weight, else 0.
+template <typename P>
 inline void keep_short(
-    const Problem& problem, const ShortTile& tile, const ShortPiece& piece, float kept_value, float* keep) {
+    const Problem& problem, const ShortTile<P>& tile, const ShortPiece& piece, float kept_value, float* keep) {
+  if (!tile.has_no_gap()) {
+    std::fill_n(keep, piece.num_keys * tile.width, 0.f);
+  }
   tile.for_each_span(piece, [&](const Span& span) {
     const int64_t row = span.sequence->batch * problem.num_heads + tile.head();
     for (int64_t index = 0; index < span.width; ++index) {
       keep_column(
-          problem.dropout, kept_value, row, span.query + index, span.key, span.num_keys, piece_width,
-          keep + span.score_row * piece_width + span.column - piece.column + index);
+          problem.dropout, kept_value, row, span.query + index, span.key, span.num_keys, tile.width,
+          keep + span.score_row * tile.width + span.column - piece.column + index);
     }
   });
 }

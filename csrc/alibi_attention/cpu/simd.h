@@ -166,25 +166,23 @@ inline void load_row(const From* from, To* to, int64_t count, int64_t padded) {
   std::memset(to + count, 0, (padded - count) * sizeof(To));
 }
 
-// Σ a · b over up to 256 values of any dtype.
+// Σ a · b over values of any dtype.
 template <typename T>
 inline float dot(const T* a, const T* b, int64_t count) {
-  if constexpr (std::is_same_v<T, float>) {
-    Vec sum(0.f);
-    int64_t index = 0;
-    for (; index + lanes <= count; index += lanes) {
-      sum = at::vec::fmadd(Vec::loadu(a + index), Vec::loadu(b + index), sum);
+  using Loaded = at::vec::Vectorized<T>;
+  Vec sum(0.f);
+  for (int64_t index = 0; index < count; index += Loaded::size()) {
+    const int64_t present = std::min<int64_t>(count - index, Loaded::size());
+    const Loaded left = Loaded::loadu(a + index, present), right = Loaded::loadu(b + index, present);
+    if constexpr (std::is_same_v<T, float>) {
+      sum = at::vec::fmadd(left, right, sum);
+    } else {
+      const auto [left_low, left_high] = at::vec::convert_to_float(left);
+      const auto [right_low, right_high] = at::vec::convert_to_float(right);
+      sum = at::vec::fmadd(left_high, right_high, at::vec::fmadd(left_low, right_low, sum));
     }
-    if (index < count) {
-      sum = at::vec::fmadd(Vec::loadu(a + index, count - index), Vec::loadu(b + index, count - index), sum);
-    }
-    return at::vec::vec_reduce_all<float>([](const Vec& left, const Vec& right) { return left + right; }, sum);
-  } else {
-    float float_a[256], float_b[256];
-    load_row(a, float_a, count, count);
-    load_row(b, float_b, count, count);
-    return dot(float_a, float_b, count);
   }
+  return at::vec::vec_reduce_all<float>([](const Vec& left, const Vec& right) { return left + right; }, sum);
 }
 
 // Two floats as the bfloat16 pair (low, high) of a word, rounded to nearest even. The values come from bfloat16 inputs

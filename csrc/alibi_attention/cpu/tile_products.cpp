@@ -1,0 +1,113 @@
+#include "tile_products.h"
+
+#ifdef SEQWARM_AMX
+
+#include <ATen/core/ivalue.h>
+#include <ATen/cpu/Utils.h>
+
+#include <immintrin.h>
+
+#include <algorithm>
+#include <cctype>
+#include <cstdlib>
+#include <string>
+
+namespace seqwarm {
+namespace {
+
+// Intel's layout of the operand of ldtilecfg.
+struct alignas(64) Configuration {
+  uint8_t palette = 1;
+  uint8_t start_row = 0;
+  uint8_t reserved[14] = {};
+  uint16_t bytes_of_rows[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+  uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+};
+
+// ONEDNN_MAX_CPU_ISA limits the instructions of libtorch's products. It limits these, too.
+bool is_allowed() {
+  const char* limit = std::getenv("ONEDNN_MAX_CPU_ISA");
+  std::string name = limit == nullptr ? "" : limit;
+  std::transform(name.begin(), name.end(), name.begin(), [](unsigned char letter) { return std::toupper(letter); });
+  return name.empty() || name == "DEFAULT" || name.find("AMX") != std::string::npos;
+}
+
+}  // namespace
+
+bool multiplies_tiles() {
+  static const bool found = [] {
+    const auto has = at::cpu::get_cpu_capabilities();
+    const auto bfloat16 = has.find("amx_bf16");
+    return bfloat16 != has.end() && bfloat16->second.toBool() && is_allowed() && at::cpu::init_amx();
+  }();
+  return found;
+}
+
+void configure_tiles() {
+  static constexpr Configuration configuration;
+  _tile_loadconfig(&configuration);
+}
+
+void release_tiles() {
+  _tile_release();
+}
+
+void multiply_tiles(
+    int64_t m, int64_t n, int64_t k, const c10::BFloat16* a, int64_t lda, const c10::BFloat16* b, int64_t ldb, float* c,
+    int64_t ldc, bool accumulate) {
+  const int64_t a_bytes = lda * 2, b_bytes = ldb * 4, c_bytes = ldc * 4;
+  for (int64_t row = 0; row < m; row += 32) {
+    for (int64_t column = 0; column < n; column += 32) {
+      float* upper = c + row * ldc + column;
+      float* lower = upper + 16 * ldc;
+      if (accumulate) {
+        _tile_loadd(0, upper, c_bytes);
+        _tile_loadd(1, upper + 16, c_bytes);
+        _tile_loadd(2, lower, c_bytes);
+        _tile_loadd(3, lower + 16, c_bytes);
+      } else {
+        _tile_zero(0);
+        _tile_zero(1);
+        _tile_zero(2);
+        _tile_zero(3);
+      }
+      for (int64_t p = 0; p < k; p += 32) {
+        const c10::BFloat16* left = a + row * lda + p;
+        const c10::BFloat16* right = b + p * ldb + column * 2;
+        _tile_loadd(4, left, a_bytes);
+        _tile_loadd(6, right, b_bytes);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_loadd(7, right + 32, b_bytes);
+        _tile_dpbf16ps(1, 4, 7);
+        _tile_loadd(5, left + 16 * lda, a_bytes);
+        _tile_dpbf16ps(2, 5, 6);
+        _tile_dpbf16ps(3, 5, 7);
+      }
+      _tile_stored(0, upper, c_bytes);
+      _tile_stored(1, upper + 16, c_bytes);
+      _tile_stored(2, lower, c_bytes);
+      _tile_stored(3, lower + 16, c_bytes);
+    }
+  }
+}
+
+}  // namespace seqwarm
+
+#else
+
+namespace seqwarm {
+
+bool multiplies_tiles() {
+  return false;
+}
+
+void configure_tiles() {}
+
+void release_tiles() {}
+
+void multiply_tiles(
+    int64_t, int64_t, int64_t, const c10::BFloat16*, int64_t, const c10::BFloat16*, int64_t, float*, int64_t, bool) {}
+
+}  // namespace seqwarm
+
+#endif
