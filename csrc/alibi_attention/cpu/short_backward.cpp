@@ -36,9 +36,9 @@ class ShortBackward {
         grad_score_scores_(arena),
         weights_(weight_scores_.data()),
         grad_scores_(grad_score_scores_.data()),
-        keep_(arena.take<float>(problem.dropout.active ? most_queries * width : 0)),
-        grad_key_(arena.take<float>(most_queries * dims_)),
-        grad_value_(arena.take<float>(most_queries * dims_)) {}
+        keep_(arena.take<float>(problem.dropout.active ? most_tokens<P> * width : 0)),
+        grad_key_(arena.take<float>(most_tokens<P> * dims_)),
+        grad_value_(arena.take<float>(most_tokens<P> * dims_)) {}
 
   void run(const BackwardInputs& inputs, const BackwardOutputs& outputs, const Group& group, int64_t key_head) {
     tile_.place(group);

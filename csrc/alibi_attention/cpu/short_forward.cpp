@@ -31,7 +31,7 @@ class ShortForward {
         rows_(arena.take<float>(width * dims_)),
         scores_(arena),
         weights_(scores_.data()),
-        keep_(arena.take<float>(problem.dropout.active ? most_queries * width : 0)) {}
+        keep_(arena.take<float>(problem.dropout.active ? most_tokens<P> * width : 0)) {}
 
   void run(const ForwardOutputs& outputs, const Group& group, int64_t key_head) {
     tile_.place(group);

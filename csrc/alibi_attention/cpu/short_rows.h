@@ -22,8 +22,8 @@ class ShortRows {
       : problem_(problem),
         dims_(padded_dims(problem)),
         fits_(std::is_same_v<T, P> && dims_ == problem.head_dim),
-        copy_(arena.take<P>(most_queries * dims_)),
-        pairs_(arena.take<P>(pair_of<P> == 1 ? 0 : most_queries * dims_)) {}
+        copy_(arena.take<P>(most_tokens<P> * dims_)),
+        pairs_(arena.take<P>(pair_of<P> == 1 ? 0 : most_tokens<P> * dims_)) {}
 
   // The keys of a tile. Masked keys become zeros: they may hold NaN, and 0 · NaN is not 0.
   void open_keys(const Strided& tensor, const Tile& tile, int64_t key_head) {

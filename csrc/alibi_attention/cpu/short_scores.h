@@ -17,7 +17,7 @@ class ShortScores<float> {
   static constexpr int64_t width = piece_width<float>;
 
  public:
-  explicit ShortScores(Arena& arena) : scores_(arena.take<float>(most_queries * width)) {}
+  explicit ShortScores(Arena& arena) : scores_(arena.take<float>(most_tokens<float> * width)) {}
 
   float* data() const { return scores_; }
   void set(const ShortPiece&) {}
@@ -41,10 +41,10 @@ class ShortScores<c10::BFloat16> {
 
  public:
   explicit ShortScores(Arena& arena)
-      : scores_(arena.take<float>(most_queries * width)),
-        by_key_(arena.take<c10::BFloat16>(most_queries * width)),
-        pairs_(arena.take<c10::BFloat16>(most_queries * width)),
-        by_query_(arena.take<c10::BFloat16>(most_queries * width)) {}
+      : scores_(arena.take<float>(most_tokens<c10::BFloat16> * width)),
+        by_key_(arena.take<c10::BFloat16>(most_tokens<c10::BFloat16> * width)),
+        pairs_(arena.take<c10::BFloat16>(most_tokens<c10::BFloat16> * width)),
+        by_query_(arena.take<c10::BFloat16>(most_tokens<c10::BFloat16> * width)) {}
 
   float* data() const { return scores_; }
 

@@ -14,6 +14,9 @@ namespace {
 constexpr int64_t longest_before_native_products = 32;
 constexpr int64_t longest_before_tiles = 16;
 
+// Tokens after the last packed sequence are cut to sequences of this length.
+constexpr int64_t longest_rest = 64;
+
 std::vector<Sequence> segments_of_rows(const Problem& problem) {
   std::vector<Sequence> sequences;
   const int64_t length = std::max(problem.query_length, problem.key_length);
@@ -43,11 +46,11 @@ std::vector<Sequence> packed_sequences(const Problem& problem) {
     query = last_query;
     key = last_key;
   }
-  for (; query < problem.query_length; query += most_queries) {
-    sequences.push_back({0, 0, query, std::min(most_queries, problem.query_length - query), 0, 0, 0});
+  for (; query < problem.query_length; query += longest_rest) {
+    sequences.push_back({0, 0, query, std::min(longest_rest, problem.query_length - query), 0, 0, 0});
   }
-  for (; key < problem.key_length; key += most_queries) {
-    sequences.push_back({0, 0, 0, 0, key, std::min(most_queries, problem.key_length - key), 0});
+  for (; key < problem.key_length; key += longest_rest) {
+    sequences.push_back({0, 0, 0, 0, key, std::min(longest_rest, problem.key_length - key), 0});
   }
   return sequences;
 }
@@ -72,17 +75,18 @@ ShortSequences short_sequences_of(const Problem& problem) {
   ShortSequences found;
   const int64_t longest = longest_of(problem);
   const bool in_tiles = problem.native_products && multiplies_tiles();
-  if (longest > (problem.native_products && !in_tiles ? longest_before_native_products : most_queries)) {
-    return found;
-  }
   found.native_products = in_tiles && longest > longest_before_tiles;
   const int64_t step = found.native_products ? sequence_step<c10::BFloat16> : sequence_step<float>;
+  const int64_t most = found.native_products ? most_tokens<c10::BFloat16> : most_tokens<float>;
+  if (longest > (problem.native_products && !in_tiles ? longest_before_native_products : most)) {
+    return found;
+  }
   found.sequences = problem.cu_seqlens_q == nullptr ? segments_of_rows(problem) : packed_sequences(problem);
   int64_t queries = 0, keys = 0;
   for (const Sequence& sequence : found.sequences) {
     queries += round_up(sequence.num_queries, step);
     keys += round_up(sequence.num_keys, step);
-    if (found.groups.empty() || std::max(queries, keys) > most_queries) {
+    if (found.groups.empty() || std::max(queries, keys) > most) {
       found.groups.push_back({&sequence, &sequence});
       queries = round_up(sequence.num_queries, step);
       keys = round_up(sequence.num_keys, step);

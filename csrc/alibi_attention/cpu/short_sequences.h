@@ -1,5 +1,5 @@
-// Short sequences: rows of a batch, segments of rows, or packed sequences, of at most most_queries queries and as many
-// keys. Groups of them share a tile.
+// Short sequences: rows of a batch, segments of rows, or packed sequences, of at most most_tokens queries and as many keys.
+// Groups of them share a tile.
 
 #pragma once
 
@@ -18,7 +18,7 @@ struct Sequence {
   int64_t position;  // of the first query; the first key is at position 0
 };
 
-// Neighboring sequences, with at most most_queries queries and as many keys in total, gaps included.
+// Neighboring sequences, with at most most_tokens queries and as many keys in total, gaps included.
 struct Group {
   const Sequence* begin;
   const Sequence* end;
@@ -29,6 +29,10 @@ struct ShortSequences {
   std::vector<Group> groups;  // empty if a sequence is too long
   bool native_products = false;  // as in Problem
 };
+
+// Queries, and keys, of a tile. P is the dtype of the products, float or BFloat16.
+template <typename P>
+constexpr int64_t most_tokens = std::is_same_v<P, float> ? 64 : 128;
 
 // Sequences start at multiples of this in a tile, as products need.
 template <typename P>

@@ -15,7 +15,7 @@
 namespace seqwarm {
 inline namespace CPU_CAPABILITY {
 
-// P is the dtype of the products, float or BFloat16. A whole number of vectors, and what products of P need.
+// Columns: a whole number of vectors, and what products of P need.
 template <typename P>
 constexpr int64_t piece_width = std::is_same_v<P, float> ? 16 : 32;
 
@@ -181,11 +181,11 @@ class ShortTile {
   int64_t head_ = 0;
   int64_t num_columns_ = 0, num_keys_ = 0, num_spans_ = 0, num_pieces_ = 0;
   bool all_see_ = true, has_no_gap_ = true;
-  Span spans_[most_queries + most_queries / width];
-  ShortPiece pieces_[most_queries / width];
+  Span spans_[most_tokens<P> + most_tokens<P> / width];
+  ShortPiece pieces_[most_tokens<P> / width];
   // Of the keys of the query's sequence:
-  int64_t low_[most_queries], high_[most_queries], center_[most_queries];
-  float beyond_[most_queries];
+  int64_t low_[most_tokens<P>], high_[most_tokens<P>], center_[most_tokens<P>];
+  float beyond_[most_tokens<P>];
 };
 
 // (keys, piece_width): `kept_value` where dropout keeps a weight, else 0.
