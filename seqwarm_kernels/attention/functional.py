@@ -16,6 +16,7 @@ from ..ops.alibi_attention.schema import DenseOptions, VarlenOptions
 from ..ops.call_kind import CallCache, call_kind
 from ..ops.library import overload, short
 from ..utils.checks import check_bool, check_int
+from .context_parallel import refuse_context_parallel
 from .slopes import default_slopes
 
 DEFAULT_SKIP_TOLERANCE = 2**-24
@@ -93,6 +94,7 @@ def alibi_attention(
     """
     kind = known = None
     if not torch.compiler.is_compiling():
+        refuse_context_parallel()
         if torch._C._is_any_autocast_enabled():
             query, key, value = _autocast(query), _autocast(key), _autocast(value)
         kind = call_kind(
@@ -190,6 +192,7 @@ def alibi_attention_varlen(
     """
     kind = known = None
     if not torch.compiler.is_compiling():
+        refuse_context_parallel()
         if torch._C._is_any_autocast_enabled():
             query, key, value = _autocast(query), _autocast(key), _autocast(value)
         kind = call_kind(
