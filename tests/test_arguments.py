@@ -126,6 +126,7 @@ CALLS = {
             "max_seq_length": 8,
             "optimizers": [],
             "learn_slopes": False,
+            "slopes": [0.5, 0.25],
             "example_batch": None,
         },
     ),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -10,7 +10,35 @@ import torch
 from torch import Tensor, nn
 
 from ..attention.functional import alibi_attention, alibi_attention_varlen
-from ..utils.checks import check_bool, check_iterable, check_real
+from ..utils.checks import check_bool, check_dense, check_iterable, check_real
+
+#: The `slopes` of `apply_alibi`: (H,) for all layers, or a list with the (H,) of each layer.
+Slopes = tuple[float, ...] | list[tuple[float, ...]]
+
+
+def check_slopes(slopes: Any) -> Slopes:
+    """Return the `slopes` of `apply_alibi` as numbers. Each must be finite in float32 and not negative."""
+    rows = _elements(slopes)
+    if any(isinstance(row, Iterable) for row in rows):
+        return [_row(row) for row in rows]
+    return _row(rows)
+
+
+def _row(slopes: Any) -> tuple[float, ...]:
+    row = tuple(float(check_real("slopes", slope)) for slope in _elements(slopes))
+    for slope in row:
+        if not 0 <= slope <= torch.finfo(torch.float32).max:
+            raise ValueError(f"slopes must be finite in float32 and not negative, got {slope}")
+    return row
+
+
+def _elements(slopes: Any) -> list[Any]:
+    """Return the elements of a sequence, array or tensor. Those of a tensor are numbers of Python."""
+    check_iterable("slopes", slopes, "a sequence of numbers")
+    if isinstance(slopes, Tensor):
+        check_dense("slopes", slopes)
+        return slopes.tolist()
+    return list(slopes)
 
 
 class AlibiHeads(nn.Module):
@@ -38,11 +66,10 @@ class AlibiHeads(nn.Module):
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__()
-        check_iterable("slopes", slopes, "a sequence of numbers")
+        numbers = _elements(slopes)
         if causal is not None:
             check_bool("causal", causal)
         check_bool("learned", learned)
-        numbers = slopes.tolist() if isinstance(slopes, Tensor) else slopes
         self.initial = tuple(check_real("slopes", slope) for slope in numbers)
         if not self.initial:
             raise ValueError("slopes must hold one number for each head, got none")

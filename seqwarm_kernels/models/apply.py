@@ -6,12 +6,12 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..utils.checks import check_bool, check_int, check_iterable, check_path
 from ..utils.modules import ExampleBatch, as_mapping, is_compiled, unwrapped
-from .alibi_layer import AlibiHeads
+from .alibi_layer import AlibiHeads, check_slopes
 from .checkpoints import restore_slopes
 from .configs import RECORD, prepare_configs, record_of
 from .families import converter_by_structure
@@ -29,14 +29,15 @@ def apply_alibi(
     *,
     optimizers: Optimizer | Iterable[Optimizer] | None = None,
     learn_slopes: bool = False,
+    slopes: Iterable[float] | Iterable[Iterable[float]] | Tensor | None = None,
     example_batch: ExampleBatch | None = None,
 ) -> SurgeryReport:
     """Replace the position embeddings of `model` by ALiBi in its self-attention, in place.
 
     Learned position embeddings are removed from the model and the optimizers. Rotary embeddings are switched off.
-    Models pretrained with ALiBi keep their slopes. Cross-attention is not changed. Two forward passes then verify that
-    ALiBi acts and that no other positions are left. After any error the model, its config and the optimizers are as
-    before.
+    Models pretrained with ALiBi keep their slopes by default. Cross-attention is not changed. Two forward passes then
+    verify that ALiBi acts and that no other positions are left. After any error the model, its config and the
+    optimizers are as before.
 
     A model that was pretrained without ALiBi must be trained on, because the positions it has learned are gone.
 
@@ -45,7 +46,7 @@ def apply_alibi(
 
     Call this function before the model is wrapped (DistributedDataParallel, fully_shard) or compiled.
 
-    A second call with the same `learn_slopes` changes `max_seq_length` and keeps the slopes.
+    A second call with the same `learn_slopes` changes `max_seq_length`. It keeps the slopes, unless it is given others.
 
     Args:
         model: A Hugging Face model of a supported family, a model of nn.MultiheadAttention or
@@ -56,7 +57,11 @@ def apply_alibi(
             An optimizer that was made earlier and is not passed keeps the removed parameters.
             Learned slopes are added to the first optimizer, in a group of their own without weight decay; its other
             options are those of the optimizer's first group.
-        learn_slopes: Make the slopes parameters, one for each head and layer.
+        learn_slopes: Make the slopes parameters, one for each head and layer. They begin at `slopes`.
+        slopes: (H,) for all layers, or (L, H) for the layers in the order of `model.named_modules()`, which is that of
+            `report.replaced`: numbers, lists, an array or a tensor, finite in float32 and not negative. A slope is what
+            the score loses for each token of distance, after the score is scaled. Default: the slopes of the
+            checkpoint, of the model's own pretraining with ALiBi, or `alibi_slopes(H)`.
         example_batch: Input of the model for the verification. By default it is made from the config, or from the
             first layer if that layer is an embedding.
 
@@ -65,12 +70,13 @@ def apply_alibi(
 
     Raises:
         TypeError: An argument has the wrong type.
-        ValueError: Nothing can be replaced, a case is not supported (the message names a way out), the model is already
-            converted with another `learn_slopes`, or the verification fails.
+        ValueError: Nothing can be replaced, `slopes` do not fit the layers and heads, a case is not supported (the
+            message names a way out), the model is already converted with another `learn_slopes`, or the verification
+            fails.
 
     Source of the method: Press et al., arXiv 2108.12409.
     """
-    return _apply(model, max_seq_length, optimizers, learn_slopes, example_batch, location={})
+    return _apply(model, max_seq_length, optimizers, learn_slopes, slopes, example_batch, location={})
 
 
 def _apply(
@@ -78,21 +84,25 @@ def _apply(
     max_seq_length: int,
     optimizers: Optimizer | Iterable[Optimizer] | None,
     learn_slopes: bool,
+    slopes: Any,
     example_batch: ExampleBatch | None,
     location: Mapping[str, Any],
 ) -> SurgeryReport:
     """Do the work of `apply_alibi`. `location` says where in the model's checkpoint its slopes are."""
     max_seq_length = check_int("max_seq_length", max_seq_length, minimum=2)
     optimizers = _check(model, optimizers, learn_slopes, example_batch)
+    slopes = None if slopes is None else check_slopes(slopes)
     parameters_before = dict(model.named_parameters())
     record = record_of(model)
     is_first_call = not any(isinstance(module, AlibiHeads) for module in model.modules())
     surgery = Surgery(model, max_seq_length, learn_slopes)
     try:
         _convert(surgery)
-        prepare_configs(surgery, record)
+        if slopes is not None:
+            surgery.set_slopes(slopes)
+        prepare_configs(surgery, record, own_slopes=learn_slopes or slopes is not None)
         dropped = surgery.update_optimizers(optimizers, parameters_before)
-        if is_first_call:
+        if is_first_call and slopes is None:
             restore_slopes(model, record, location)
         on_meta = any(parameter.is_meta for parameter in model.parameters())
         verification = None if on_meta else probe(model, max_seq_length, example_batch)
@@ -141,7 +151,7 @@ def load_alibi_model(
             f"{RECORD}: use from_pretrained and apply_alibi(model, max_seq_length)"
         )
     location = {name: value for name, value in kwargs.items() if name in _LOCATION}
-    _apply(model, record["max_seq_length"], None, record["learn_slopes"], example_batch, location)
+    _apply(model, record["max_seq_length"], None, record["learn_slopes"], None, example_batch, location)
     return model
 
 

@@ -1,4 +1,4 @@
-"""Learned slopes from the checkpoints of converted models."""
+"""Slopes that were learned or given, from the checkpoints of converted models."""
 
 from __future__ import annotations
 
@@ -16,16 +16,18 @@ _SLOPES = ".slopes"
 
 
 def restore_slopes(model: nn.Module, record: dict[str, Any] | None, location: Mapping[str, Any]) -> None:
-    """Load learned slopes from the model's checkpoint. `from_pretrained` cannot load them into an unconverted model.
+    """Load the slopes from the model's checkpoint, if they were learned or given.
+
+    `from_pretrained` cannot load them into an unconverted model.
 
     Args:
         record: Arguments of `apply_alibi` saved in the model's config, see `configs.record_of`.
         location: Keyword arguments of `from_pretrained` that say where the checkpoint is: subfolder, revision, ...
 
     Raises:
-        ValueError: The slopes of a layer were learned, but the checkpoint does not have them.
+        ValueError: The checkpoint does not have the slopes of a layer.
     """
-    if record is None or not record["slopes_were_learned"]:
+    if record is None or not record["own_slopes"]:
         return
     config: Any = model.config
     source = config._name_or_path
@@ -35,11 +37,13 @@ def restore_slopes(model: nn.Module, record: dict[str, Any] | None, location: Ma
             slopes = next((slopes for layer, slopes in saved.items() if _is_same_layer(layer, path)), None)
             if slopes is None:
                 raise ValueError(
-                    f"the config says that slopes were learned, but the checkpoint {source!r} has none for {path}: "
-                    f"load the model from its checkpoint, or delete config.{RECORD} to start from the default slopes"
+                    f"the config says that slopes were learned or given, but the checkpoint {source!r} has none for "
+                    f"{path}: load the model from its checkpoint, pass slopes, or delete config.{RECORD} to start from "
+                    "the default slopes"
                 )
             with torch.no_grad():
                 module.slopes.copy_(slopes)
+            module.initial = tuple(slopes.tolist())
 
 
 def _is_same_layer(saved: str, path: str) -> bool:

@@ -12,7 +12,7 @@ from .families.torch_nn import AlibiMultiheadAttention
 from .surgery import Surgery
 from .transformers_attention import NAME, check_call, refuse_packed
 
-#: Config entry with the arguments of apply_alibi, and whether slopes were ever learned.
+#: Config entry with the arguments of apply_alibi, and whether the slopes were ever learned or the user's own.
 RECORD = "seqwarm_alibi"
 
 #: Saved as `experts_implementation`. transformers refuses values that it does not know, in models without experts too,
@@ -25,11 +25,12 @@ _LENGTHS = {"bloom": "seq_length", "mpt": "max_seq_len"}
 _OWN_ATTENTION = {"bloom", "mpt", "falcon"}
 
 
-def prepare_configs(surgery: Surgery, before: dict[str, Any] | None) -> None:
+def prepare_configs(surgery: Surgery, before: dict[str, Any] | None, *, own_slopes: bool) -> None:
     """Select our attention and masks in the models that hold ALiBi layers, and save the arguments in their configs.
 
     Args:
         before: `record_of` the model before the conversion.
+        own_slopes: Whether the slopes are learned or the user's own, in this call.
 
     Raises:
         ValueError: A config asks for quantization.
@@ -37,11 +38,11 @@ def prepare_configs(surgery: Surgery, before: dict[str, Any] | None) -> None:
     models = _pretrained_models(surgery.model)
     if not models:
         return
-    were_learned = surgery.learn_slopes or (before is not None and before["slopes_were_learned"])
+    own_slopes = own_slopes or (before is not None and before["own_slopes"])
     record = {
         "max_seq_length": surgery.max_seq_length,
         "learn_slopes": surgery.learn_slopes,
-        "slopes_were_learned": were_learned,
+        "own_slopes": own_slopes,
     }
     done: list[Any] = []
     for model in models:
@@ -55,7 +56,7 @@ def prepare_configs(surgery: Surgery, before: dict[str, Any] | None) -> None:
         _check_not_quantized(config)
         surgery.set(config, "_attn_implementation_internal", NAME)
         surgery.set(config, RECORD, record)
-        if not _is_right_without_conversion(config, were_learned):  # saved, so that a plain reload is refused
+        if not _is_right_without_conversion(config, own_slopes):  # saved, so that a plain reload is refused
             surgery.set(config, "experts_implementation", REFUSED)
             if config.model_type not in _OWN_ATTENTION:
                 surgery.set(config, "attn_implementation", NAME)
@@ -89,9 +90,9 @@ def _has_named_attention(module: nn.Module) -> bool:
     return isinstance(heads, AlibiHeads) and not isinstance(module, AlibiMultiheadAttention)
 
 
-def _is_right_without_conversion(config: Any, slopes_were_learned: bool) -> bool:
+def _is_right_without_conversion(config: Any, own_slopes: bool) -> bool:
     """Return whether the model has the same slopes by its own code."""
-    if config.model_type not in _OWN_ATTENTION or slopes_were_learned:
+    if config.model_type not in _OWN_ATTENTION or own_slopes:
         return False
     return config.model_type != "falcon" or config.alibi
 

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from ..attention.slopes import alibi_slopes
 from ..utils.checks import check_int
-from .alibi_layer import AlibiHeads
+from .alibi_layer import AlibiHeads, Slopes
 from .report import Removed, Replaced
 
 #: Converts one module of a registered class.
@@ -88,12 +88,15 @@ class Surgery:
         self.replaced: list[Replaced] = []
         self.removed: list[Removed] = []
         self.edits = Edits()
+        self._heads: list[AlibiHeads] = []  # of each layer in `replaced`
         self._afterwards: list[Callable[[], None]] = []
 
     def give_alibi(
         self, module: nn.Module, num_heads: int, *, causal: bool | None, slopes: Sequence[float] | None = None
     ) -> None:
         """Set `module.alibi`, the slopes that `alibi_layer_attention` uses. Slopes that the module has are kept.
+
+        The `slopes` of `apply_alibi` come before those of a converter.
 
         Args:
             module: The current attention module.
@@ -114,7 +117,30 @@ class Surgery:
             raise ValueError(f"slopes must be one for each of the {num_heads} heads, got {len(heads.initial)}")
         if not isinstance(getattr(module, "alibi", None), AlibiHeads):
             self.edits.assign(module, "alibi", heads)
+        self._heads.append(module.alibi)  # type: ignore[arg-type]
         self.replaced.append(Replaced(self.path, type(module).__name__, num_heads, causal))
+
+    def set_slopes(self, slopes: Slopes) -> None:
+        """Replace the slopes of all layers by those of the user.
+
+        Raises:
+            ValueError: The number of layers or of heads is another.
+        """
+        rows = slopes if isinstance(slopes, list) else [slopes] * len(self._heads)
+        if len(rows) != len(self._heads):
+            raise ValueError(
+                f"slopes must have a row for each of the {len(self._heads)} layers with ALiBi, or be one row for all, "
+                f"got {len(rows)} rows"
+            )
+        for row, layer in zip(rows, self.replaced, strict=True):
+            if len(row) != layer.num_heads:
+                raise ValueError(
+                    f"slopes must hold one number for each of the {layer.num_heads} heads of {layer.path}, got "
+                    f"{len(row)}"
+                )
+        for row, heads in zip(rows, self._heads, strict=True):
+            self.edits.assign(heads, "initial", row)
+            self.edits.fill(heads.slopes, torch.tensor(row))
 
     def afterwards(self, action: Callable[[], None]) -> None:
         """Run `action` after all attention modules are converted."""
@@ -195,6 +221,12 @@ class Edits:
         old = _MISSING if hides_method else getattr(owner, name, _MISSING)
         setattr(owner, name, value)
         self._log.append(lambda: delattr(owner, name) if old is _MISSING else setattr(owner, name, old))
+
+    def fill(self, tensor: Tensor, values: Tensor) -> None:
+        """Copy values into a parameter or buffer."""
+        old = tensor.detach().clone()
+        tensor.detach().copy_(values)
+        self._log.append(lambda: tensor.detach().copy_(old))
 
     def drop_parameters(self, optimizer: Optimizer, gone: set[int]) -> int:
         """Remove the parameters with these ids from the optimizer's groups and state. Return how many there were."""

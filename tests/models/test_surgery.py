@@ -99,7 +99,7 @@ def test_every_family_is_verified(name):
     assert all(module.training for module in model.modules())
     assert len(report.replaced) == model.config.num_hidden_layers
     assert {layer.causal for layer in report.replaced} == {FAMILIES[name].causal}
-    record = {"max_seq_length": 96, "learn_slopes": False, "slopes_were_learned": False}
+    record = {"max_seq_length": 96, "learn_slopes": False, "own_slopes": False}
     assert model.config.seqwarm_alibi == record
     if hasattr(model.config, "max_position_embeddings"):
         first = model.config.pad_token_id + 1 if name == "roberta" else 0
