@@ -102,7 +102,7 @@ import sys
 
 BLOCKED = {
     *("triton", "matplotlib", "transformers", "hypothesis", "composer", "lightning", "torchdata", "tensordict"),
-    *("zstandard", "datasets", "tokenizers", "tensorboard"),
+    *("backports", "datasets", "tokenizers", "tensorboard"),
 }
 
 class Block:

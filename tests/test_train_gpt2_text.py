@@ -47,13 +47,14 @@ def test_documents(tmp_path, capsys):
             "e.bin": b"\0",
             "f.txt": b" \n",
             "g.gz": b"broken",
+            "h.gz": b"",
             ".hidden": b"hidden\n",
         },
     )
     written(folder / ".git", {"config": b"hidden\n"})
     assert texts_of(folder) == texts_of(folder) == ["first\n", "second\n"]
     message = capsys.readouterr().out
-    assert message.count("skipped 3 of 9 files") == 1
+    assert message.count("skipped 4 of 10 files") == 1
     assert "d.bin" in message
     for name, message in (("d.bin", "UTF-8.*can't decode"), ("e.bin", "not hold NUL"), ("g.gz", "Not a gzipped file")):
         with pytest.raises(ValueError, match=message) as refused:

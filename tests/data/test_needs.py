@@ -10,7 +10,7 @@ import sys
 
 class Block:
     def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in {"torchdata", "transformers", "datasets", "matplotlib", "zstandard"}:
+        if name.split(".")[0] in {"torchdata", "transformers", "datasets", "matplotlib", "backports"}:
             raise ModuleNotFoundError(f"{name} is blocked", name=name)
 
 sys.meta_path.insert(0, Block())

@@ -3,34 +3,26 @@ import pickle
 
 import pytest
 
+from seqwarm_kernels.data.files import compression
 from seqwarm_kernels.data.files.reader import ChunkError, iter_lines, read_chunk
 
 COMPRESSIONS = ["gz", "zst"]
-
-
-def needs(compression):
-    if compression == "zst":
-        pytest.importorskip("zstandard", reason="zstandard is not installed")
-
 
 LINES = b"".join(
     b'"item %d of a file long enough to be truncated, %d"\n' % (number, number**5) for number in range(2000)
 )
 
 
-def compressed(compression):
-    if compression == "zst":
-        import zstandard
-
-        return zstandard.ZstdCompressor().compress(LINES)
-    return gzip.compress(LINES)
+def compressed(kind, content=LINES):
+    if kind == "zst" and compression.zstd is None:
+        pytest.skip("backports.zstd is not installed")
+    return compression.compress(content, kind)
 
 
-@pytest.mark.parametrize("compression", COMPRESSIONS)
+@pytest.mark.parametrize("kind", COMPRESSIONS)
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.999])
-def test_a_truncated_file_names_the_line(tmp_path, compression, share):
-    needs(compression)
-    path, content = tmp_path / f"a.jsonl.{compression}", compressed(compression)
+def test_a_truncated_file_names_the_line(tmp_path, kind, share):
+    path, content = tmp_path / f"a.jsonl.{kind}", compressed(kind)
     path.write_bytes(content[: int(len(content) * share)])
     with pytest.raises(ChunkError, match="the compressed file is truncated") as error:
         read_chunk(path)
@@ -38,22 +30,52 @@ def test_a_truncated_file_names_the_line(tmp_path, compression, share):
     assert 1 <= error.value.line <= 2001
 
 
-@pytest.mark.parametrize("compression", COMPRESSIONS)
-def test_a_damaged_file_names_the_line(tmp_path, compression):
-    needs(compression)
-    path, content = tmp_path / f"a.jsonl.{compression}", bytearray(compressed(compression))
-    content[len(content) // 2 : len(content) // 2 + 64] = bytes(64)
+@pytest.mark.parametrize("kind", COMPRESSIONS)
+def test_a_damaged_file_names_the_line(tmp_path, kind):
+    path, content = tmp_path / f"a.txt.{kind}", bytearray(compressed(kind))
+    content[len(content) // 2] ^= 1
     path.write_bytes(content)
-    with pytest.raises(ChunkError, match=r"line \d+: .*"):
+    with pytest.raises(ChunkError, match=r"line \d+: the compressed file is damaged: "):
+        read_chunk(path)
+    with pytest.raises(OSError, match="the compressed file is damaged: "):
+        compression.read_uncompressed(path)
+
+
+def test_the_checksum_of_zstd_finds_another_letter(tmp_path):
+    path = tmp_path / "a.txt.zst"
+    path.write_bytes(compressed("zst", b"letters\n").replace(b"letters", b"lettera"))
+    with pytest.raises(ChunkError, match=r"the compressed file is damaged: .* checksum"):
         read_chunk(path)
 
 
-@pytest.mark.parametrize("compression", COMPRESSIONS)
-def test_concatenated_compressed_files(tmp_path, compression):
+@pytest.mark.parametrize("kind", COMPRESSIONS)
+def test_a_compressed_file_of_no_bytes_is_truncated(tmp_path, kind):
+    """Unlike a compressed file of nothing."""
+    path, nothing = tmp_path / f"a.txt.{kind}", compressed(kind, b"")
+    path.write_bytes(b"")
+    with pytest.raises(EOFError):
+        compression.read_uncompressed(path)
+    for read in (read_chunk, lambda path: list(iter_lines(path))):
+        with pytest.raises(ChunkError, match="line 1: the compressed file is truncated"):
+            read(path)
+    path.write_bytes(nothing)
+    assert compression.read_uncompressed(path) == b""
+    with pytest.raises(ChunkError, match="line 0: the file is empty"):
+        read_chunk(path)
+
+
+@pytest.mark.parametrize("kind", COMPRESSIONS)
+def test_the_same_content_gives_the_same_bytes(kind, monkeypatch):
+    first = compressed(kind)
+    monkeypatch.setattr("time.time", lambda: 0)
+    assert compressed(kind) == first
+
+
+@pytest.mark.parametrize("kind", COMPRESSIONS)
+def test_concatenated_compressed_files(tmp_path, kind):
     """The tools of gzip and zstd write such files when they append."""
-    needs(compression)
-    path = tmp_path / f"a.jsonl.{compression}"
-    path.write_bytes(compressed(compression) * 2)
+    path = tmp_path / f"a.jsonl.{kind}"
+    path.write_bytes(compressed(kind) * 2)
     assert len(read_chunk(path)) == 4000
 
 
@@ -61,7 +83,6 @@ def test_concatenated_compressed_files(tmp_path, compression):
     ("name", "content", "line", "message"),
     [
         ("a.txt", b"", None, "line 0: the file is empty"),
-        ("a.txt.gz", b"", None, "line 0: the file is empty"),
         ("a.txt", b"\n  \n\n", 3, "the file has only blank lines"),
         ("a.jsonl", b'{"a": 1}\n\n{"a": \n', 3, "invalid JSON: Expecting value"),
         ("a.txt", b"good\nbad \xff\n", 2, "invalid UTF-8: invalid start byte at byte 4 of the line"),

@@ -5,19 +5,27 @@ from __future__ import annotations
 import gzip
 import io
 import os
+import sys
 import zlib
-from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
 
 from ...utils.checks import check_path
 
+try:
+    if sys.version_info >= (3, 14):
+        from compression import zstd
+    else:
+        from backports import zstd
+except ImportError:
+    zstd = None  # type: ignore[assignment]
+
 COMPRESSIONS = {"none": "", "gz": ".gz", "zst": ".zst"}
 
-#: Errors of reading a file that is missing, truncated or damaged.
-READ_ERRORS = (EOFError, OSError, zlib.error)
+#: Errors of reading a compressed file that is damaged.
+DAMAGE = (gzip.BadGzipFile, zlib.error, *(() if zstd is None else (zstd.ZstdError,)))
 
-_BLOCK = 1 << 20
+#: Errors of reading a file that is missing, truncated or damaged.
+READ_ERRORS = (EOFError, OSError, *DAMAGE)
 
 
 def compression_of(path: Path) -> str:
@@ -31,84 +39,50 @@ def read_uncompressed(path: str | os.PathLike[str]) -> bytes:
 
     Raises:
         TypeError: `path` is not a path.
-        EOFError, OSError, zlib.error: The file is missing, truncated or damaged.
+        OSError: The file is missing, cannot be read, or is damaged.
+        EOFError: The compressed file is truncated.
+        ImportError: The file ends in `.zst`, and the package that reads it is missing.
     """
     path = check_path("path", path)
-    if compression_of(path) == "gz":
-        return gzip.decompress(path.read_bytes())  # faster than in blocks
-    with open_uncompressed(path) as file:
-        return file.read()
+    try:
+        if compression_of(path) == "gz":
+            _check_not_empty(path)
+            return gzip.decompress(path.read_bytes())  # faster than in blocks
+        with open_uncompressed(path) as file:
+            return file.read()
+    except DAMAGE as error:
+        raise OSError(f"the compressed file is damaged: {error}") from error
 
 
 def open_uncompressed(path: Path) -> io.BufferedIOBase:
     compression = compression_of(path)
     if compression == "gz":
+        _check_not_empty(path)
         return gzip.open(path)
     if compression == "zst":
-        package = zstandard()
-        return io.BufferedReader(_ZstdReader(open(path, "rb"), package), _BLOCK)
+        check_zstd()
+        return zstd.open(path)
     return open(path, "rb")
 
 
-class _ZstdReader(io.RawIOBase):
-    """Reads zstd and raises EOFError if the file is truncated. zstandard's own readers end without an error."""
-
-    def __init__(self, file: IO[bytes], package: Any) -> None:
-        self._file = file
-        self._blocks = self._uncompressed(package)
-        self._rest = memoryview(b"")
-
-    def _uncompressed(self, package: Any) -> Iterator[bytes]:
-        decompressor = None
-        rest = b""
-        while block := rest or self._file.read(_BLOCK):
-            decompressor = decompressor or package.ZstdDecompressor().decompressobj()
-            try:
-                yield decompressor.decompress(block)
-            except package.ZstdError as error:
-                raise zlib.error(str(error)) from error
-            rest = decompressor.unused_data
-            if decompressor.eof:  # another frame may follow
-                decompressor = None
-        if decompressor is not None:
-            raise EOFError
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        while not self._rest:
-            block = next(self._blocks, None)
-            if block is None:
-                return 0
-            self._rest = memoryview(block)
-        part = self._rest[: len(buffer)]
-        buffer[: len(part)] = part
-        self._rest = self._rest[len(part) :]
-        return len(part)
-
-    def close(self) -> None:
-        self._file.close()
-        super().close()
+def check_zstd() -> None:
+    """Raise an ImportError that says what to install, if zstd files cannot be read."""
+    if zstd is None:
+        raise ImportError(".zst files need Python 3.14 or the package backports.zstd: pip install backports.zstd")
 
 
-def zstandard() -> Any:
-    """Import the package zstandard.
-
-    Raises:
-        ImportError: The package is missing. The message says how to install it.
-    """
-    try:
-        import zstandard as module
-    except ImportError as error:
-        raise ImportError(".zst files need the package zstandard: pip install zstandard") from error
-    return module
+def _check_not_empty(path: Path) -> None:
+    """gzip reads a file of no bytes, which is a truncated one, as if it held nothing."""
+    if path.stat().st_size == 0:
+        raise EOFError("the compressed file is empty")
 
 
 def compress(content: bytes, compression: str) -> bytes:
-    """Compress `content`. The same content always gives the same bytes."""
+    """Compress `content`, with a checksum. The same content always gives the same bytes."""
     if compression == "gz":
         return gzip.compress(content, compresslevel=6, mtime=0)
     if compression == "zst":
-        return zstandard().ZstdCompressor(level=6).compress(content)
+        check_zstd()
+        parameter = zstd.CompressionParameter
+        return zstd.compress(content, options={parameter.compression_level: 6, parameter.checksum_flag: 1})
     return content

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import codecs
-import gzip
 import json
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from .compression import COMPRESSIONS, READ_ERRORS, compression_of, open_uncompressed, read_uncompressed
+from .compression import COMPRESSIONS, DAMAGE, READ_ERRORS, compression_of, open_uncompressed, read_uncompressed
 
 FORMATS = {"text": ".txt", "jsonl": ".jsonl"}
 
@@ -126,7 +124,7 @@ def iter_lines(path: Path) -> Iterator[tuple[int, str]]:
 def _unreadable(path: Path, line: int, error: Exception) -> ChunkError:
     if isinstance(error, EOFError):
         return ChunkError(path, line, "the compressed file is truncated")
-    if isinstance(error, (gzip.BadGzipFile, zlib.error)):
+    if isinstance(error, DAMAGE):
         return ChunkError(path, line, f"the compressed file is damaged: {error}")
     return ChunkError(path, None, f"cannot be read: {getattr(error, 'strerror', None) or error}")
 

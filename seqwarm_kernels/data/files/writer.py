@@ -12,7 +12,7 @@ from tqdm import tqdm
 
 from ...utils.checks import check_bool, check_int, check_iterable, check_path
 from ...utils.files import PARTIAL_SUFFIX, write_atomically
-from .compression import COMPRESSIONS, READ_ERRORS, compress, read_uncompressed, zstandard
+from .compression import COMPRESSIONS, READ_ERRORS, check_zstd, compress, read_uncompressed
 from .manifest import MANIFEST, Chunk, Manifest, has_lengths, write_lengths
 from .reader import FORMATS, as_content, as_line
 
@@ -38,7 +38,7 @@ def write_chunks(
         folder: created if missing. The folder must not hold other files.
         items_per_chunk: number of items in each file. The last file may have fewer.
         format: "text", one item a line, or "jsonl".
-        compression: "gz", "zst" (needs the package zstandard) or "none".
+        compression: "gz", "zst" (needs Python 3.14 or the package backports.zstd) or "none".
         length_fn: counts an item's tokens. The lengths are stored beside each chunk, so that planning needs no
             tokenizer.
         progress: show a progress bar if standard error is a terminal.
@@ -61,7 +61,7 @@ def write_chunks(
     if length_fn is not None and not callable(length_fn):
         raise TypeError(f"length_fn must be a function of an item, got {type(length_fn).__name__}")
     if compression == "zst":
-        zstandard()
+        check_zstd()
     manifest = Manifest(format, compression, items_per_chunk, _name_of(length_fn))
     existing = _open_folder(folder, manifest)
     writer = _Writer(folder, manifest, length_fn, existing)
