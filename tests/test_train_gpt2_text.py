@@ -52,10 +52,11 @@ def test_documents(tmp_path, capsys):
         },
     )
     written(folder / ".git", {"config": b"hidden\n"})
+    (folder / "link").symlink_to("link")
     assert texts_of(folder) == texts_of(folder) == ["first\n", "second\n"]
     message = capsys.readouterr().out
-    assert message.count("skipped 4 of 10 files") == 1
-    assert "d.bin" in message
+    assert message.count("skipped 5 of 9 files") == 1
+    assert str(folder / "link") in message
     for name, message in (("d.bin", "UTF-8.*can't decode"), ("e.bin", "not hold NUL"), ("g.gz", "Not a gzipped file")):
         with pytest.raises(ValueError, match=message) as refused:
             texts_of(folder / name)

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from model import Batch, Config, UserError
 from tqdm.auto import tqdm
 
-from seqwarm_kernels.data import read_uncompressed
+from seqwarm_kernels.data import read_uncompressed, visible_files
 
 MASKED_SHARE = 0.15  # as BERT: of these, 80 % become the mask token, 10 % another ordinary token, 10 % stay
 END_OF_TEXT, MASK = "<|endoftext|>", "<|mask|>"
@@ -61,16 +61,17 @@ def files_of(paths: Sequence[str]) -> Iterator[str]:
 def files_below(root: Path) -> Iterator[str]:
     """The text files of a folder. Hidden files are skipped, and so are files without text, with a message."""
     skipped: list[Exception] = []
-    paths = [Path(folder, name) for folder, _, names in os.walk(root, onerror=skipped.append) for name in names]
-    for path in sorted(paths):
-        if "/." not in f"/{path.relative_to(root).as_posix()}":
-            try:
-                text = text_of(path)
-                yield from pieces_of(text) if len(text) > LONG_FILE else [text]
-            except UserError as error:
-                skipped.append(error)
+    paths = visible_files(root, skipped.append)
+    unreachable = len(skipped)
+    for path in paths:
+        try:
+            text = text_of(path)
+            yield from pieces_of(text) if len(text) > LONG_FILE else [text]
+        except UserError as error:
+            skipped.append(error)
     if skipped:
-        print_once(f"{root}: skipped {len(skipped)} of {len(paths)} files; the first: {skipped[0]}")
+        total = unreachable + len(paths)
+        print_once(f"{root}: skipped {len(skipped)} of {total} files; the first: {skipped[0]}")
 
 
 def pieces_of(text: str) -> Iterator[str]:

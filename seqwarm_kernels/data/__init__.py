@@ -1,5 +1,6 @@
 """Batches by length: a hard budget of tokens, exact restarts, and the same number of batches on every rank."""
 
+from ..utils.files import visible_files
 from .batch_planning.plan import Piece, Plan
 from .batch_planning.planner import BatchPlanner
 from .files.compression import read_uncompressed
@@ -38,5 +39,6 @@ __all__ = [
     "cut_item",
     "progress_bar",
     "read_uncompressed",
+    "visible_files",
     "write_chunks",
 ]

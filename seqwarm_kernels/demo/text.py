@@ -11,6 +11,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from ..utils.files import visible_files
+
 VALIDATION_SHARE = 0.1
 
 #: Separates two files. Text does not contain this byte.
@@ -111,7 +113,7 @@ def _user_files(paths: tuple[str, ...]) -> Iterator[TextFile]:
     for root in map(Path, paths):
         if not root.exists():
             raise ValueError(f"no such file or folder: {root}")
-        for path in _visible_files(root) if root.is_dir() else [root]:
+        for path in visible_files(root) if root.is_dir() else [root]:
             if path.resolve() in seen:
                 continue
             seen.add(path.resolve())
@@ -120,12 +122,6 @@ def _user_files(paths: tuple[str, ...]) -> Iterator[TextFile]:
             if offset is not None:
                 raise ValueError(f"{path} is not UTF-8 text: invalid at byte {offset}")
             yield TextFile(path.relative_to(root if root.is_dir() else root.parent).as_posix(), content)
-
-
-def _visible_files(root: Path) -> list[Path]:
-    """Returns all files below `root`, except those whose name or folder starts with a dot."""
-    paths = (path for path in sorted(root.rglob("*")) if path.is_file())
-    return [path for path in paths if not any(part.startswith(".") for part in path.relative_to(root).parts)]
 
 
 def _invalid_offset(content: bytes) -> int | None:

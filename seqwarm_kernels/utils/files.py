@@ -1,16 +1,52 @@
-"""Files that are written atomically: a killed process leaves no half-written file."""
+"""The files of a folder, and files that are written atomically: a killed process leaves no half-written file."""
 
 from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Iterator
+import stat
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NoReturn
+
+from .checks import check_path
 
 #: Suffix of a file that is being written. A killed process leaves such a file; it is never read and can be deleted.
 PARTIAL_SUFFIX = ".partial"
+
+
+def visible_files(folder: str | os.PathLike[str], onerror: Callable[[OSError], object] | None = None) -> list[Path]:
+    """The files of a folder and of its subfolders, sorted.
+
+    Hidden files and folders are left out, and so are files that a process began to write and did not finish
+    (`.partial`). Links to files are followed, links to folders are not.
+
+    Args:
+        folder: path of the folder.
+        onerror: called with the error of each folder or file that cannot be reached, such as a link to nothing. Its
+            `filename` names the path. By default the first error is raised.
+
+    Raises:
+        TypeError: `folder` is not a path, or `onerror` is not a function.
+        OSError: a folder or file cannot be reached, and there is no `onerror`.
+    """
+    if onerror is not None and not callable(onerror):
+        raise TypeError(f"onerror must be a function of an error, got {type(onerror).__name__}")
+    report, found = onerror or _raise, []
+    for parent, folders, names in os.walk(check_path("folder", folder), onerror=report):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        for path in (Path(parent, name) for name in names if not name.startswith(".")):
+            try:
+                if path.suffix != PARTIAL_SUFFIX and stat.S_ISREG(path.stat().st_mode):
+                    found.append(path)
+            except OSError as error:
+                report(error)
+    return sorted(found)
+
+
+def _raise(error: OSError) -> NoReturn:
+    raise error
 
 
 def write_atomically(path: Path, content: bytes) -> None:

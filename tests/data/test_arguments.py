@@ -103,6 +103,7 @@ CALLS = {
     "cut_item": (data.cut_item, lambda _: {"item": [1, 2, 3], "start": 1, "length": 2}),
     "progress_bar": (data.progress_bar, lambda _: {"batches": sampler(), "unit": "token", "total": 10}),
     "read_uncompressed": (data.read_uncompressed, lambda folder: {"path": text_file(folder)}),
+    "visible_files": (data.visible_files, lambda folder: {"folder": folder, "onerror": print}),
     "write_chunks": (
         data.write_chunks,
         lambda folder: (

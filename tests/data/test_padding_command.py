@@ -120,6 +120,16 @@ def test_paragraphs_folders_and_compressed_files(tmp_path, capsys):
     assert "JSON" not in out
 
 
+def test_a_link_to_nothing_is_counted_as_damaged(tmp_path, capsys):
+    (tmp_path / "a.txt").write_text("one\n")
+    (tmp_path / "b.txt").symlink_to("nowhere")
+    found = as_json(capsys, "--text", tmp_path)
+    assert (found["items"], found["damaged"]) == (
+        1,
+        [f"{tmp_path / 'b.txt'}: cannot be read: No such file or directory"],
+    )
+
+
 def test_a_folder_with_only_a_truncated_file(tmp_path, capsys):
     (tmp_path / "a.txt.gz").write_bytes(gzip.compress(b"one two three\n" * 99)[:-9])
     assert run("--text", tmp_path) == 2

@@ -60,6 +60,12 @@ def test_folders_are_read_recursively_without_hidden_files(tmp_path):
     assert sorted(as_bytes(corpus.training) + as_bytes(corpus.validation)) == sorted(b"a" * 100 + b"b" * 100)
 
 
+def test_a_link_to_nothing_is_named(tmp_path):
+    (tmp_path / "a.txt").symlink_to("nowhere")
+    with pytest.raises(FileNotFoundError, match=r"a\.txt"):
+        read_corpus((str(tmp_path),), 16)
+
+
 def test_missing_file_is_named(tmp_path):
     with pytest.raises(ValueError, match=r"no such file or folder: .*nowhere\.txt"):
         read_corpus((str(tmp_path / "nowhere.txt"),), 16)

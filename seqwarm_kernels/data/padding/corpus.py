@@ -10,7 +10,7 @@ import numpy as np
 from tqdm import tqdm
 
 from ...utils.checks import check_iterable, check_path
-from ...utils.files import PARTIAL_SUFFIX
+from ...utils.files import visible_files
 from ..batch_planning.plan import IntArray, as_lengths
 from ..files.compression import COMPRESSIONS, READ_ERRORS, compression_of
 from ..files.reader import ChunkError, iter_lines
@@ -44,12 +44,20 @@ class TextCorpus:
         self.paths = _checked_paths(paths)
         self.files = self.json_files = self.not_text = 0
         self.damaged: list[str] = []  #: reasons why files in folders could not be read
-        files = [(path, root.is_dir()) for root in self.paths for path in _visible_files(root)]
+        files = [(path, root.is_dir()) for root in self.paths for path in self._files_of(root)]
         with _progress_bar(files, "read", " files") as bar:
             self.items = [item for path, in_folder in bar for item in self._items_of(path, in_folder)]
         if not self.items:
             damaged = "".join(f"; {problem}" for problem in self.damaged)
             raise ValueError(f"no text found in {', '.join(map(str, self.paths))}{damaged}")
+
+    def _files_of(self, root: Path) -> list[Path]:
+        if not root.exists():
+            raise ValueError(f"no such file or folder: {root}")
+        return visible_files(root, self._count_unreachable) if root.is_dir() else [root]
+
+    def _count_unreachable(self, error: OSError) -> None:
+        self.damaged.append(f"{error.filename}: cannot be read: {error.strerror}")
 
     def _items_of(self, path: Path, in_folder: bool) -> Iterator[str]:
         try:
@@ -92,16 +100,6 @@ def _checked_paths(paths: Any) -> list[Path]:
     if not checked:
         raise ValueError("paths must name at least one file or folder, got none")
     return checked
-
-
-def _visible_files(root: Path) -> list[Path]:
-    """The files in a folder, or the file itself."""
-    if not root.exists():
-        raise ValueError(f"no such file or folder: {root}")
-    if not root.is_dir():
-        return [root]
-    paths = (path for path in sorted(root.rglob("*")) if path.is_file() and path.suffix != PARTIAL_SUFFIX)
-    return [path for path in paths if not any(part.startswith(".") for part in path.relative_to(root).parts)]
 
 
 def _is_json(path: Path) -> bool:
