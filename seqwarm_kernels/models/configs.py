@@ -48,8 +48,7 @@ def prepare_configs(surgery: Surgery, before: dict[str, Any] | None, *, own_slop
     for model in models:
         config = model.config
         for check in (check_call, refuse_packed) if config.model_type in _OWN_ATTENTION else (check_call,):
-            if check not in model._forward_pre_hooks.values():
-                surgery.edits.on_undo(model.register_forward_pre_hook(check, with_kwargs=True).remove)
+            surgery.add_hook(model, check)
         if any(config is other for other in done):
             continue
         done.append(config)

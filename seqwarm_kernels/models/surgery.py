@@ -164,6 +164,11 @@ class Surgery:
         """Assign `owner.name = value`."""
         self.edits.assign(owner, name, value)
 
+    def add_hook(self, module: nn.Module, hook: Callable[..., Any]) -> None:
+        """Register a forward pre-hook with keyword arguments, unless the module has it from an earlier call."""
+        if hook not in module._forward_pre_hooks.values():
+            self.edits.on_undo(module.register_forward_pre_hook(hook, with_kwargs=True).remove)
+
     def update_optimizers(self, optimizers: Sequence[Optimizer], before: Mapping[str, nn.Parameter]) -> int:
         """Remove parameters that left the model from the optimizers, and add new ones to the first optimizer.
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from .alibi_layer import AlibiHeads, Packing, alibi_layer_attention
-from .transformers_masks import Visible, decode, encode
+from .transformers_masks import Visible, boundaries, decode, encode
 
 NAME = "seqwarm_alibi"
 
@@ -150,13 +150,39 @@ def refuse_packed(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
         )
 
 
+def pass_packed(decoder: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Forward pre-hook of a decoder that does not pass `position_ids` to its masks. They become `cu_seq_lens_q`.
+
+    As in the masks of other models, position_ids tell packed sequences if there is no attention_mask and no cache.
+    """
+    from transformers.masking_utils import find_packed_sequence_indices
+
+    position_ids = kwargs.get("position_ids")
+    others = ("attention_mask", "past_key_values", "cu_seq_lens_q")
+    if position_ids is None or any(kwargs.get(name) is not None for name in others):
+        return None
+    if torch.compiler.is_compiling():
+        _check_one_sequence(position_ids)
+        return None
+    tokens = kwargs["inputs_embeds"] if kwargs.get("input_ids") is None else kwargs["input_ids"]
+    packed = find_packed_sequence_indices(position_ids.expand(tokens.shape[0], -1))
+    if packed is None:
+        return None
+    cu_seq_lens, length = boundaries(packed), packed.shape[1]
+    names = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
+    return args, kwargs | dict(zip(names, (cu_seq_lens, cu_seq_lens, length, length), strict=True))
+
+
 def _check_not_packed(position_ids: Tensor | None, query: Tensor, key: Tensor) -> None:
+    if position_ids is not None and position_ids.dim() == 2 and query.shape[2] == key.shape[2]:
+        _check_one_sequence(position_ids)
+
+
+def _check_one_sequence(position_ids: Tensor) -> None:
     """Assert that position_ids hold one sequence. Runs on the device and does not wait for it.
 
     Compiled models cannot read the values of position_ids.
     """
-    if position_ids is None or position_ids.dim() != 2 or query.shape[2] != key.shape[2]:
-        return
     one_sequence = (position_ids.diff(dim=-1) == 1).all()
     torch._assert_async(
         one_sequence,

@@ -72,7 +72,7 @@ def encode(
     else:
         pattern = _pattern_of_closures(mask_function)
     if pattern.packed is not None:
-        return _with_window(_boundaries(pattern.packed), pattern.window)
+        return _with_window(boundaries(pattern.packed)[None, None, None, :], pattern.window)
     visible = _visible_keys(attention_mask, kv_length, kv_offset)
     start = q_offset - kv_offset
     at_the_end = isinstance(start, int) and start == kv_length - q_length
@@ -203,9 +203,15 @@ def _refuse(name: str) -> None:
     )
 
 
-def _boundaries(packed: Tensor) -> Tensor:
-    """Return (1, 1, 1, N + 1) int64: the starts of the sequences in the tokens of all rows, and the end."""
+def boundaries(packed: Tensor) -> Tensor:
+    """Return the starts of the sequences in the tokens of all rows, and the end.
+
+    Args:
+        packed: (B, S), equal numbers for the tokens of one sequence.
+
+    Returns:
+        (N + 1,) int64.
+    """
     starts = torch.ones_like(packed, dtype=torch.bool)
     starts[:, 1:] = packed[:, 1:] != packed[:, :-1]
-    ends = functional.pad(starts.flatten().nonzero()[:, 0], (0, 1), value=packed.numel())
-    return ends[None, None, None, :]
+    return functional.pad(starts.flatten().nonzero()[:, 0], (0, 1), value=packed.numel())

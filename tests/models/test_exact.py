@@ -28,7 +28,7 @@ ROWS, LENGTH = 3, 20
 def logits_and_gradients(model, ids, weights, attention_mask):
     model.zero_grad()
     is_opt = model.config.model_type == "opt"  # computes position_ids from the mask by default
-    more = {"position_ids": torch.zeros_like(ids)} if is_opt else {}
+    more = {"position_ids": torch.arange(ids.shape[1]).expand_as(ids)} if is_opt else {}
     logits = model(input_ids=ids, attention_mask=attention_mask, **more).logits
     (logits * weights.to(logits.dtype)).sum().backward()
     gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}

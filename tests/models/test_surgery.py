@@ -18,7 +18,10 @@ def state_of(model, *optimizers):
     config = getattr(model, "config", None)
     return (
         repr(model),
-        {path: (type(module), sorted(module.__dict__), module.training) for path, module in model.named_modules()},
+        {
+            path: (type(module), sorted(module.__dict__), module.training, len(module._forward_pre_hooks))
+            for path, module in model.named_modules()
+        },
         {name: (id(tensor), tensor.clone()) for name, tensor in [*model.named_parameters(), *model.named_buffers()]},
         None if config is None else copy.deepcopy(config.__dict__),
         [copy.deepcopy(optimizer.state_dict()) for optimizer in optimizers],

@@ -8,7 +8,7 @@ import torch
 from seqwarm_kernels import SequenceLengthScheduler, apply_alibi, warmup_allocator
 
 from ..support.tiers import first_fast
-from .zoo import make, padding, tokens
+from .zoo import make, padding, tokens, transformers
 
 
 def converted(name, dtype=torch.float32, **options):
@@ -43,8 +43,9 @@ def test_compiled(name, kind):
         torch.testing.assert_close(p.grad, gradients[n], rtol=1e-4, atol=1e-5)
 
 
-def test_compiled_models_refuse_packed_position_ids():
-    compiled = torch.compile(converted("gpt2"), backend="aot_eager")
+@pytest.mark.parametrize("name", ["gpt2", "opt"])
+def test_compiled_models_refuse_packed_position_ids(name):
+    compiled = torch.compile(converted(name), backend="aot_eager")
     positions = torch.tensor([[0, 1, 2, 0, 1, 2, 3]])
     with pytest.raises(RuntimeError, match="position_ids hold packed sequences"):
         compiled(tokens(1, 7), position_ids=positions)
@@ -80,6 +81,24 @@ def test_the_allocator_is_warmed_up_and_the_schedule_attached(name):
     torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
     schedule.attach(model, mode="reshape")
     assert model(tokens(2, 64)).logits.shape[:2] == (16, 8)
+
+
+@pytest.mark.parametrize("with_boundaries", [False, True])
+@pytest.mark.parametrize("name", ["gpt2", "opt", "llama"])
+def test_packed_sequences_train_as_padded_rows(name, with_boundaries):
+    """As DataCollatorWithFlattening packs them, by position_ids alone or with cu_seq_lens."""
+    model = converted(name, torch.float64).train()
+    items = [{"input_ids": row[:length].tolist()} for row, length in zip(tokens(3, 9), (9, 1, 6), strict=True)]
+    rows = torch.nn.utils.rnn.pad_sequence([torch.tensor(item["input_ids"]) for item in items], batch_first=True)
+    mask = torch.arange(9) < torch.tensor([9, 1, 6])[:, None]
+    expected = loss_and_gradients(model, rows, mask.long())
+    model.zero_grad()
+    collate = transformers.DataCollatorWithFlattening(return_flash_attn_kwargs=with_boundaries)
+    loss = model(**collate(items), use_cache=False).loss
+    loss.backward()
+    found = [loss.detach(), *[p.grad for p in model.parameters() if p.grad is not None]]
+    for result, exact in zip(found, expected, strict=True):
+        torch.testing.assert_close(result, exact, rtol=1e-6, atol=1e-9)
 
 
 def test_unsupported_arguments_are_refused():
