@@ -15,6 +15,8 @@ from .transformers_attention import NAME, check_call, refuse_packed
 #: Config entry with the arguments of apply_alibi, and whether the slopes were ever learned or the user's own.
 RECORD = "seqwarm_alibi"
 
+_ENTRIES = {"max_seq_length", "learn_slopes", "own_slopes"}
+
 #: Saved as `experts_implementation`. transformers refuses values that it does not know, in models without experts too,
 #: and quotes them. A plain reload with another attention, which would be without ALiBi, is therefore an error.
 REFUSED = "needs seqwarm_kernels.load_alibi_model"
@@ -65,9 +67,19 @@ def prepare_configs(surgery: Surgery, before: dict[str, Any] | None, *, own_slop
 
 
 def record_of(model: Any) -> dict[str, Any] | None:
-    """Return the arguments of `apply_alibi` that a config of the model holds, or None if the model is not converted."""
+    """Return the arguments of `apply_alibi` that a config of the model holds, or None if the model is not converted.
+
+    Raises:
+        ValueError: The record has other entries: another version wrote it.
+    """
     records = (getattr(module.config, RECORD, None) for module in _with_configs(model))
-    return next((record for record in records if record is not None), None)
+    record: dict[str, Any] | None = next((record for record in records if record is not None), None)
+    if record is not None and record.keys() != _ENTRIES:
+        raise ValueError(
+            f"{RECORD} in the model's config must hold {', '.join(sorted(_ENTRIES))}, got {', '.join(sorted(record))}: "
+            "another version of seqwarm_kernels wrote the checkpoint"
+        )
+    return record
 
 
 def _pretrained_models(model: nn.Module) -> list[Any]:

@@ -92,6 +92,15 @@ def test_bad_arguments_of_load_alibi_model(arguments, message):
         load_alibi_model(*arguments)
 
 
+def test_a_record_of_another_version_is_refused(tmp_path):
+    save("gpt2", tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    del config["seqwarm_alibi"]["own_slopes"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match=r"must hold .*own_slopes, got .*another version of seqwarm_kernels wrote the"):
+        load_alibi_model(transformers.GPT2LMHeadModel, tmp_path)
+
+
 def test_an_example_batch_is_checked_before_the_checkpoint_is_loaded():
     with pytest.raises(TypeError, match=r"example_batch must be a mapping, a tensor, .*, got int"):
         load_alibi_model(transformers.GPT2LMHeadModel, "no such folder", example_batch=3)
