@@ -30,7 +30,7 @@ class Experiments:
             RunFailed: A run failed, or the baseline diverged at every learning rate.
         """
         for experiment in only:
-            if experiment != plan.SPEED:
+            if experiment not in (plan.SPEED, plan.TOKENS):
                 self._sweep()
             if experiment == plan.TIME:  # they choose the best duration, which further runs need
                 self._runner.run_all(self._duration_runs(), plan.EXPERIMENTS[plan.TIME])
@@ -53,6 +53,7 @@ class Experiments:
             *results.extrapolation_results(self._finished(plan.EXTRAPOLATION)),
             *self._last_words(),
             *results.speed_results(self._finished(plan.SPEED)),
+            *results.token_results(self._finished(plan.TOKENS), self._scale.seq_length),
         ]
 
     def environments(self) -> list[dict[str, Any]]:
@@ -94,6 +95,8 @@ class Experiments:
             return plan.sweep_runs(self._scale)
         if experiment == plan.SPEED:
             return plan.speed_runs(self._scale)
+        if experiment == plan.TOKENS:
+            return plan.constant_token_runs(self._scale, self._seeds)
         peak = self._peak()
         if peak is None:
             return []

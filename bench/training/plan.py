@@ -12,7 +12,7 @@ from seqwarm_kernels import SequenceLengthScheduler
 from .scales import Scale
 
 SWEEP = "sweep"
-TIME, STABILITY, EXTRAPOLATION, SPEED = "a", "b", "c", "d"
+TIME, STABILITY, EXTRAPOLATION, SPEED, TOKENS = "a", "b", "c", "d", "e"
 LAST_WORDS = "c, last words"  #: further results of the runs of (c)
 #: In the order of a call without `--only`. First the one that is cheapest and says most about this package.
 EXPERIMENTS = {
@@ -21,14 +21,25 @@ EXPERIMENTS = {
     TIME: "time and tokens to the baseline's final loss",
     STABILITY: "stability",
     EXTRAPOLATION: "extrapolation and last words",
+    TOKENS: "constant tokens in a step",
 }
 #: The sweep and stability share runs. Timed runs share none, because they need a quiet machine.
-_FOLDERS = {SWEEP: "stability", TIME: "time", STABILITY: "stability", EXTRAPOLATION: "extrapolation", SPEED: "speed"}
+_FOLDERS = {
+    SWEEP: "stability",
+    TIME: "time",
+    STABILITY: "stability",
+    EXTRAPOLATION: "extrapolation",
+    SPEED: "speed",
+    TOKENS: "tokens",
+}
 
 _FEW_VALIDATIONS = 4  #: of runs for which only the last one counts
 
 PACKAGE = "package"  #: the attention of this package
 CAUSAL, MASKED = "causal", "masked"
+#: What becomes of the tokens of a step: the ends of rows are thrown away, or rows are cut into more rows, without and
+#: with the square-root rule for the learning rate.
+TRUNCATED, CONSTANT, SCALED = "truncated", "constant", "constant-scaled"
 
 
 class Peak(NamedTuple):
@@ -49,6 +60,7 @@ class RunPlan:
     seed: int
     objective: str = CAUSAL
     attention: str = PACKAGE
+    tokens: str = TRUNCATED
 
     @property
     def name(self) -> str:
@@ -59,6 +71,7 @@ class RunPlan:
             f"batch{self.batch_size}",
             *([self.objective] if self.objective != CAUSAL else []),
             *([self.attention] if self.experiment == SPEED else []),
+            *([self.tokens] if self.tokens != TRUNCATED else []),
             f"seed{self.seed}",
         ]
         return f"{_FOLDERS[self.experiment]}/{'-'.join(parts)}"
@@ -87,14 +100,17 @@ class RunPlan:
         scheduler = self.scheduler(scale)
         steps = 0
         while scheduler.progress < self.peak.share * scale.total_tokens:
-            scheduler.step(self.batch_size * scheduler.seq_length)
+            full, length = scale.seq_length, scheduler.seq_length
+            rows = self.batch_size if self.tokens == TRUNCATED else self.batch_size * full // length
+            scheduler.step(rows * length)
             steps += 1
         return steps
 
     def arguments(self, scale: Scale, text: list[Path], out: Path) -> list[str]:
         """Arguments of the script, which starts or resumes the run."""
         scheduler = self.scheduler(scale)
-        validations = {SPEED: ramp_validations(scale), TIME: scale.validations}.get(self.experiment, _FEW_VALIDATIONS)
+        validations = {SPEED: ramp_validations(scale), TIME: scale.validations, TOKENS: scale.validations}
+        validations = validations.get(self.experiment, _FEW_VALIDATIONS)
         is_long = self.experiment == EXTRAPOLATION or (self.experiment == TIME and scale.extrapolate_timed)
         lengths = [scale.seq_length * factor for factor in ((1, 2, 4) if is_long else (1,))]
         options: dict[str, object] = {
@@ -123,6 +139,8 @@ class RunPlan:
             *given,
             *("--validation-lengths", *map(str, lengths)),
             *("--text", *map(str, text)),
+            *(["--constant-tokens"] if self.tokens != TRUNCATED else []),
+            *(["--scale-learning-rate"] if self.tokens == SCALED else []),
             "--resume",
         ]
 
@@ -188,13 +206,31 @@ def _grid(
 
 def speed_runs(scale: Scale) -> list[RunPlan]:
     """The attentions in turn, so that other load on the machine affects all of them. Needs no result of the sweep."""
-    middle = scale.learning_rates[(len(scale.learning_rates) - 1) // 2]
-    duration, peak = ramp_duration(scale), Peak(middle, scale.lr_warmup_shares[-1])
+    duration, peak = ramp_duration(scale), middle_peak(scale)
     return [
         RunPlan(SPEED, duration, peak, scale.batch_size, seed, attention=attention)
         for seed in range(scale.speed_repeats)
         for attention in (PACKAGE, *scale.attentions)
     ]
+
+
+def middle_peak(scale: Scale) -> Peak:
+    """The peak of runs that do not wait for the sweep. With the toy it is the one that the sweep chose."""
+    return Peak(scale.learning_rates[(len(scale.learning_rates) - 1) // 2], scale.lr_warmup_shares[-1])
+
+
+def constant_token_runs(scale: Scale, seeds: int) -> list[RunPlan]:
+    """Warmup with constant tokens in a step, and what it is compared with. Needs no result of the sweep.
+
+    The longest duration comes first, with all seeds.
+    """
+    full = RunPlan(TOKENS, 0.0, middle_peak(scale), scale.batch_size, 0)
+    controls = [full, replace(full, batch_size=scale.batch_size // 2)]
+    longest, usual = (
+        [replace(full, duration=duration, tokens=tokens) for tokens in (TRUNCATED, CONSTANT, SCALED)]
+        for duration in (max(scale.durations), scale.duration)
+    )
+    return [replace(run, seed=seed) for runs in ([*controls, *longest], usual) for seed in range(seeds) for run in runs]
 
 
 def ramp_duration(scale: Scale) -> float:

@@ -11,7 +11,7 @@ import numpy as np
 
 from seqwarm_kernels.demo.records import Comparison, Record, full_length_speed
 
-from .plan import EXTRAPOLATION, PACKAGE, SPEED, STABILITY, SWEEP, TIME, Peak, RunPlan
+from .plan import EXTRAPOLATION, PACKAGE, SPEED, STABILITY, SWEEP, TIME, TOKENS, Peak, RunPlan
 from .reading import ValidationRecord, as_demo_records, read_steps, read_validations
 from .running import RunOutcome
 from .statistics import correlation, count_spikes
@@ -101,6 +101,17 @@ def _time_figures(validations: Sequence[ValidationRecord], baseline: list[Record
         "full_length_speed": full_length_speed(curve) if curve else None,
         "curve": [[record.tokens, record.seconds, record.validation_loss] for record in curve],
     }
+
+
+def token_results(outcomes: Sequence[RunOutcome], length: int) -> list[Result]:
+    """Losses and tokens as in (a). Times are left out, because these runs need no quiet machine."""
+    timed = ("seconds", "reached_after_seconds", "sooner_in_seconds", "full_length_speed", "busy")
+    found = []
+    for outcome, result in zip(outcomes, time_results(outcomes, length), strict=True):
+        figures = {name: value for name, value in result.figures.items() if name not in timed}
+        figures["curve"] = [[tokens, loss] for tokens, _, loss in figures["curve"]]
+        found.append(Result(TOKENS, {**result.case, "tokens": outcome.run.tokens}, figures))
+    return found
 
 
 def best_duration(results: Iterable[Result]) -> float | None:

@@ -90,6 +90,16 @@ class Config:
     warmup_duration: float = flag("share of all tokens until the full length; 0: no warmup", 0.3, type=SHARE)
     min_seq_length: int = by_size("sequence length at the start", 64, type=AT_LEAST_ONE)
     step_size: int = flag("lengths grow in multiples of this number", 8, type=AT_LEAST_ONE)
+    constant_tokens: bool = flag(
+        "cut rows into more rows while they are short, so that every step has the tokens of one at full length",
+        False,
+        action="store_true",
+    )
+    scale_learning_rate: bool = flag(
+        "with --constant-tokens: multiply the learning rate by the square root of rows over rows at full length",
+        False,
+        action="store_true",
+    )
     objective: str = flag("causal: predict the next token; masked: as BERT", "causal", choices=["causal", "masked"])
     precision: str = by_size("of matmuls and attention; with fsdp2 of all layers", "bf16", choices=["bf16", "fp32"])
     validation_lengths: Sequence[int] | None = flag("in tokens", shown="full length", type=AT_LEAST_ONE, nargs="+")
@@ -130,6 +140,8 @@ def configure(given: argparse.Namespace) -> Config:
         least, most = config.min_seq_length, config.seq_length
         if "min_seq_length" in flags and least > most:
             raise UserError(f"min_seq_length must be at most seq_length {most}, got {least}")
+        if config.scale_learning_rate and not config.constant_tokens:
+            raise UserError("scale_learning_rate needs --constant-tokens: without it every step has the same rows")
         return dataclasses.replace(config, min_seq_length=min(least, most))
     if not given.resume:
         raise UserError(f"{given.out} holds a run: add --resume to continue it, or name another folder as --out")

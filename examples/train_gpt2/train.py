@@ -130,31 +130,37 @@ class Run:
 
     def claim_memory(self) -> None:
         """Allocate and compile before the first step: every length of the schedule, with the rows of its passes."""
-        lengths = sorted({milestone.seq_length for milestone in self.scheduler.milestones()}, reverse=True)
+        shapes = {(rows, m.seq_length) for m in self.scheduler.milestones() for rows in self.passes(m.seq_length)}
+        by_rows = [(rows, sorted(length for of, length in shapes if of == rows)) for rows in {rows for rows, _ in shapes}]
         example = {name: tensor[:1] for name, tensor in self.batches.draw(0).items()}
-        for rows, group in itertools.groupby(lengths, self.rows_of_a_pass):
-            longest, *_, shortest = [*group] * 2  # twice, because a group may have a single length
+        for rows, lengths in sorted(by_rows, key=lambda of: of[0] * of[1][-1], reverse=True):  # most tokens first
             report = sw.warmup_allocator(
                 self.parallel,
-                longest,
+                lengths[-1],
                 batch_size=rows,
                 example_batch=example,
                 loss_fn=loss_sum,
                 optimizer=self.optimizer,
                 autocast_dtype=torch.bfloat16 if self.config.precision == "bf16" else None,
                 max_grad_norm=self.config.max_grad_norm or None,
-                accumulation_steps=1 if rows == self.rows else 2,
+                accumulation_steps=max(min(2, len(self.passes(length))) for length in lengths),
                 scheduler=sw.SequenceLengthScheduler(
-                    shortest, longest, duration=longest - shortest, step_size=self.config.step_size
+                    lengths[0],
+                    lengths[-1],
+                    duration=len(lengths) - 1,
+                    pacing=sw.discrete([(1, length) for length in lengths[:-1]]),
                 ),
                 raise_out_of_memory=True,
             )
             if self.rank == 0:
                 print(report)
 
-    def rows_of_a_pass(self, length: int) -> int:
-        """Rows of a forward pass: about as many tokens at every length, at most the whole batch."""
-        return min(self.rows, self.config.micro_batch_size * (self.config.seq_length // length))
+    def passes(self, length: int) -> list[int]:
+        """Rows of each forward pass of a step: about as many tokens at every length, at most the whole batch."""
+        full = self.config.seq_length
+        rows = self.rows * full // length if self.config.constant_tokens else self.rows
+        count, rest = divmod(rows, self.config.micro_batch_size * (full // length))
+        return [self.config.micro_batch_size * (full // length)] * count + [rest] * (rest > 0)
 
     def train_and_validate(self, bar: tqdm[Any]) -> dict[str, Any]:
         """Train until the next validation, and validate. Only the training counts as time."""
@@ -200,18 +206,18 @@ class Run:
     def train_step(self) -> tuple[Tensor, Tensor, int]:
         """One optimizer step at the current length. Returns mean loss, labels and tokens, over all ranks."""
         self.seq_length = self.scheduler.seq_length
-        batch = self.scheduler.resize(self.batches.draw(self.step))
+        batch = self.resize(self.batches.draw(self.step))
         count = torch.full((), int((batch["labels"] != IGNORED).sum()), device=self.device)
         labels = self.sum_over_ranks(count).clamp(min=1)
         loss = torch.zeros((), device=self.device)
-        for part, is_last in self.micro_batches(batch, self.rows_of_a_pass(self.seq_length)):
+        for part, is_last in self.micro_batches(batch, self.passes(self.seq_length)[0]):
             with self.exchange_gradients(is_last):
                 with self.autocast():
                     part_loss = loss_sum(self.parallel(part["input_ids"]), part) * self.world_size / labels
                 part_loss.backward()
             loss += part_loss.detach()
         grad_norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.config.max_grad_norm or math.inf)
-        rate = learning_rate(self.step, self.tokens, self.config)
+        rate = learning_rate(self.step, self.tokens, self.config) * self.rate_factor(len(batch["labels"]))
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.optimizer.step()
@@ -223,6 +229,21 @@ class Run:
         self.scheduler.step(tokens)
         self.step, self.tokens = self.step + 1, self.tokens + tokens
         return loss, labels, tokens
+
+    def resize(self, batch: Batch) -> Batch:
+        """Cut the rows of this rank to the current length: throw their ends away, or make more rows of the same tokens.
+
+        With constant tokens the rows are one stream, and what is left after its last new row is dropped: fewer tokens
+        than a row. A new row may begin in one window and end in the next.
+        """
+        return self.scheduler.resize(batch, mode="flatten" if self.config.constant_tokens else "truncate")
+
+    def rate_factor(self, rows: int) -> float:
+        """The square root of a step's rows over the rows at full length, if the learning rate follows the rows.
+
+        The rule for Adam and larger batches: Malladi et al., arXiv 2205.10287. It takes rows for independent examples.
+        """
+        return math.sqrt(rows / self.rows) if self.config.scale_learning_rate else 1.0
 
     @torch.no_grad()
     def validate(self) -> dict[str, float]:
