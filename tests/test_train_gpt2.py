@@ -49,6 +49,9 @@ def train(out, cache, *extra, **changed):
 
 
 BOTH_LENGTHS = {"validation_lengths": [64, 128]}
+CONSTANT_TOKENS = ["--constant-tokens"]
+CONSTANT_AND_SCALED = [*CONSTANT_TOKENS, "--scale-learning-rate", "--resume"]
+SHORT_AND_FULL = {**BOTH_LENGTHS, "step_size": 48, "warmup_duration": 0.6}  # 16 and 64 tokens: two ranks have all rows
 
 
 def without_times(records):
@@ -179,6 +182,8 @@ def test_two_ranks_train_as_one_and_resume(tmp_path, finished, cache):
     done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr[-6000:]
     expected, _, _ = script.train.load_run(finished[0])
+    train(tmp_path / "constant", cache, *CONSTANT_AND_SCALED, **SHORT_AND_FULL)
+    expected_lines = lines(tmp_path / "constant" / "monitor.jsonl")
     for parallel in ("ddp", "fsdp2"):
         whole = tmp_path / parallel / "whole"
         assert_same_run(whole, tmp_path / parallel / "interrupted")
@@ -189,6 +194,10 @@ def test_two_ranks_train_as_one_and_resume(tmp_path, finished, cache):
         model, _, _ = script.train.load_run(whole)
         torch.testing.assert_close(model.state_dict(), expected.state_dict(), rtol=1e-2, atol=1e-3)
         assert_first_step_is_of_all_labels(tmp_path / parallel / "masked", cache)
+        assert_same_run(tmp_path / parallel / "constant", tmp_path / parallel / "constant-interrupted")
+        for one, two in zip(expected_lines, lines(tmp_path / parallel / "constant" / "monitor.jsonl"), strict=True):
+            assert (one["seq_length"], one["learning_rate"]) == (two["seq_length"], two["learning_rate"])
+            assert one["loss"] == pytest.approx(two["loss"], rel=1e-3)
 
 
 def assert_first_step_is_of_all_labels(folder, cache):
@@ -218,6 +227,13 @@ def one_of_two_ranks(folder, cache):
             train(folder / parallel / "interrupted", cache, "--resume", **settings)
         patch.undo()
         train(folder / parallel / "interrupted", cache, "--resume", **settings)
+        constant = {**settings, **SHORT_AND_FULL}
+        train(folder / parallel / "constant", cache, *CONSTANT_AND_SCALED, **constant)
+        patch = interrupt(script.train.Run, "train_step", 9)
+        with pytest.raises(Interrupted):
+            train(folder / parallel / "constant-interrupted", cache, *CONSTANT_AND_SCALED, **constant)
+        patch.undo()
+        train(folder / parallel / "constant-interrupted", cache, *CONSTANT_AND_SCALED, **constant)
         train(folder / parallel / "masked", cache, **{**settings, "objective": "masked", "total_tokens": 64})
     gc.collect()
     torch.distributed.barrier()
@@ -235,7 +251,14 @@ def test_train_loss_is_the_mean_over_all_labels(tmp_path, cache):
     assert record["train_loss"] == pytest.approx(sum(losses) / sum(labels), rel=1e-6)
 
 
-def test_memory_is_claimed_for_each_shape_that_trains(tmp_path, cache, monkeypatch):
+@pytest.mark.parametrize(
+    ("extra", "micro_batch_size", "shapes"),
+    [
+        ([], 1, {(4, 16), (2, 32), (1, 48), (1, 64)}),
+        (CONSTANT_TOKENS, 3, {(12, 16), (4, 16), (6, 32), (2, 32), (3, 48), (2, 48), (3, 64), (1, 64)}),
+    ],
+)
+def test_memory_is_claimed_for_each_shape_that_trains(tmp_path, cache, monkeypatch, extra, micro_batch_size, shapes):
     now, seen = ["validate"], {"claim_memory": set(), "train_step": set(), "validate": set()}
     block = script.model.Block.forward
 
@@ -254,9 +277,48 @@ def test_memory_is_claimed_for_each_shape_that_trains(tmp_path, cache, monkeypat
     monkeypatch.setattr(
         script.model.Block, "forward", lambda layer, hidden: seen[now[-1]].add(hidden.shape[:2]) or block(layer, hidden)
     )
-    train(tmp_path / "run", cache, micro_batch_size=1)
-    assert seen["train_step"] == {(4, 16), (2, 32), (1, 48), (1, 64)}
+    train(tmp_path / "run", cache, *extra, micro_batch_size=micro_batch_size)
+    assert seen["train_step"] == shapes
     assert seen["claim_memory"] == seen["train_step"]
+
+
+def test_constant_tokens(tmp_path, cache, monkeypatch):
+    """Each step has the tokens of one at full length, less than a row missing. The loss is that of the cut stream."""
+    steps, original = [], script.train.Run.train_step
+
+    def train_step(run):
+        loss, labels, tokens = original(run)
+        steps.append((run.seq_length, int(labels), tokens))
+        return loss, labels, tokens
+
+    monkeypatch.setattr(script.train.Run, "train_step", train_step)
+    records = train(tmp_path, cache, *CONSTANT_TOKENS, micro_batch_size=3, warmup_duration=0.8)
+    assert {length for length, _, _ in steps} == {16, 32, 48, 64}
+    assert all(labels == tokens == 4 * 64 // length * length for length, labels, tokens in steps)
+    assert records[-1]["tokens"] == sum(tokens for _, _, tokens in steps)
+    config = script.model.read_config(tmp_path)
+    drawn = script.text.Batches(config, cache / config.tokens, 0, 1)
+    with torch.no_grad():
+        logits = script.model.build_model(config)(drawn.draw(0)["input_ids"].view(16, 16))
+    first = lines(tmp_path / "monitor.jsonl")[0]["loss"]
+    assert first == pytest.approx(F.cross_entropy(logits.flatten(0, 1), drawn.draw(0)["labels"].flatten()).item())
+
+
+def test_the_learning_rate_follows_the_square_root_of_the_rows(tmp_path, cache):
+    scaled, plain, resumed = (tmp_path / name for name in ("scaled", "plain", "resumed"))
+    extra, changed = CONSTANT_AND_SCALED, {"warmup_duration": 0.8}
+    train(plain, cache, *CONSTANT_TOKENS, **changed)
+    train(scaled, cache, *extra, **changed)
+    for one, other in zip(*(lines(folder / "monitor.jsonl") for folder in (scaled, plain)), strict=True):
+        assert one["seq_length"] == other["seq_length"]
+        rows = 4 * 64 // one["seq_length"]
+        assert one["learning_rate"] == pytest.approx(other["learning_rate"] * (rows / 4) ** 0.5)
+    patch = interrupt(script.train.Run, "train_step", 9)  # after the first checkpoint, while rows are short
+    with pytest.raises(Interrupted):
+        train(resumed, cache, *extra, **changed)
+    patch.undo()
+    train(resumed, cache, *extra, **changed)
+    assert_same_run(scaled, resumed)
 
 
 def test_own_attention(tmp_path, finished, cache):
@@ -395,6 +457,11 @@ def test_a_run_is_continued_as_it_began(finished, cache, changed, extra, message
 def test_invalid_settings_are_refused(tmp_path, cache, changed, message):
     with pytest.raises(ValueError, match=message):
         train(tmp_path / "run", cache, **changed)
+
+
+def test_the_learning_rate_is_not_scaled_by_rows_that_stay_the_same(tmp_path, cache):
+    with pytest.raises(script.model.UserError, match="scale_learning_rate needs --constant-tokens"):
+        train(tmp_path / "run", cache, "--scale-learning-rate")
 
 
 def test_the_shortest_length_of_a_size_is_never_above_the_longest(tmp_path):

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import dataclasses
 import gc
-import itertools
 import json
 import math
 import os
@@ -130,10 +129,13 @@ class Run:
 
     def claim_memory(self) -> None:
         """Allocate and compile before the first step: every length of the schedule, with the rows of its passes."""
-        shapes = {(rows, m.seq_length) for m in self.scheduler.milestones() for rows in self.passes(m.seq_length)}
-        by_rows = [(rows, sorted(length for of, length in shapes if of == rows)) for rows in {rows for rows, _ in shapes}]
+        by_rows: dict[int, list[int]] = {}  # the lengths of the passes with that many rows, shortest first
+        for length in sorted({milestone.seq_length for milestone in self.scheduler.milestones()}):
+            for rows in set(self.passes(length)):
+                by_rows.setdefault(rows, []).append(length)
         example = {name: tensor[:1] for name, tensor in self.batches.draw(0).items()}
-        for rows, lengths in sorted(by_rows, key=lambda of: of[0] * of[1][-1], reverse=True):  # most tokens first
+        largest_first = sorted(by_rows.items(), key=lambda group: group[0] * group[1][-1], reverse=True)
+        for number, (rows, lengths) in enumerate(largest_first):
             report = sw.warmup_allocator(
                 self.parallel,
                 lengths[-1],
@@ -152,15 +154,15 @@ class Run:
                 ),
                 raise_out_of_memory=True,
             )
-            if self.rank == 0:
+            if self.rank == 0 and number == 0:
                 print(report)
 
     def passes(self, length: int) -> list[int]:
         """Rows of each forward pass of a step: about as many tokens at every length, at most the whole batch."""
         full = self.config.seq_length
         rows = self.rows * full // length if self.config.constant_tokens else self.rows
-        count, rest = divmod(rows, self.config.micro_batch_size * (full // length))
-        return [self.config.micro_batch_size * (full // length)] * count + [rest] * (rest > 0)
+        most = self.config.micro_batch_size * (full // length)
+        return [min(most, rows - start) for start in range(0, rows, most)]
 
     def train_and_validate(self, bar: tqdm[Any]) -> dict[str, Any]:
         """Train until the next validation, and validate. Only the training counts as time."""
@@ -231,17 +233,18 @@ class Run:
         return loss, labels, tokens
 
     def resize(self, batch: Batch) -> Batch:
-        """Cut the rows of this rank to the current length: throw their ends away, or make more rows of the same tokens.
+        """This rank's batch at the current length.
 
-        With constant tokens the rows are one stream, and what is left after its last new row is dropped: fewer tokens
-        than a row. A new row may begin in one window and end in the next.
+        With constant tokens the windows are one stream, cut into rows: a row may begin in one window and end in the
+        next. The end of the stream is dropped if it does not fill a row.
         """
         return self.scheduler.resize(batch, mode="flatten" if self.config.constant_tokens else "truncate")
 
     def rate_factor(self, rows: int) -> float:
-        """The square root of a step's rows over the rows at full length, if the learning rate follows the rows.
+        """The square root of rows over rows at full length, or 1 without --scale-learning-rate.
 
-        The rule for Adam and larger batches: Malladi et al., arXiv 2205.10287. It takes rows for independent examples.
+        Malladi et al. (arXiv 2205.10287) derive this rule for Adam and batches of independent examples. They change
+        betas and epsilon, too, which stay here.
         """
         return math.sqrt(rows / self.rows) if self.config.scale_learning_rate else 1.0
 
