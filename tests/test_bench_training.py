@@ -191,14 +191,14 @@ def test_last_words_of_a_run(tiny):
 
 def test_without_results_nothing_is_claimed():
     text = tables.report([], TOY)
-    assert text.count("not yet measured") == 7
+    assert text.count("not yet measured") == 8
 
 
 def test_options():
     parser = ArgumentParser()
     command.add_arguments(parser)
     given = parser.parse_args(["--out", "runs"])
-    assert (given.scale, given.only, given.seeds, given.text) == ("toy", ["d", "a", "b", "c"], 3, None)
+    assert (given.scale, given.only, given.seeds, given.text) == ("toy", ["d", "a", "b", "c", "e"], 3, None)
     assert parser.parse_args(["--out", "runs", "--only", "a", "c"]).only == ["a", "c"]
 
 
@@ -264,6 +264,28 @@ def test_where_every_baseline_diverges_the_report_goes_on(call, tmp_path):
 def test_the_speed_needs_no_sweep(call):
     _, found = call("--only", "d")
     assert [r["experiment"] for r in found] == ["d"] * 3
+
+
+def test_constant_tokens_need_no_sweep_and_record_no_times(call, capsys):
+    _, found = call("--only", "e", "--seeds", "2", loss=lambda run: 2.0 + 0.5 * (run.tokens == plan.SCALED))
+    assert [r["experiment"] for r in found] == ["e"] * 10
+    assert {r["case"]["tokens"] for r in found} == {plan.TRUNCATED, plan.CONSTANT, plan.SCALED}
+    assert all(r["figures"]["tokens"] == 300 and r["figures"]["curve"] for r in found)
+    assert not [
+        name for r in found for name in r["figures"] if "second" in name or name in ("busy", "full_length_speed")
+    ]
+    printed = capsys.readouterr().out
+    assert "constant tokens in a step: 10 of 10 runs left, 6.0 M tokens\n" in printed
+    assert "| 0.3 | 8 | constant-scaled | 30 | 2.500, 2.500 | 2.500 | -0.500, -0.500 | —, — |" in printed
+
+
+def test_what_is_left_is_estimated_from_what_is_finished(tiny):
+    runner, outcomes = tiny
+    others = [replace(outcomes[0].run, seed=seed) for seed in (10, 11, 12)]
+    assert runner.estimate([outcome.run for outcome in outcomes]) == "0 of 2 runs left, 0.0 M tokens"
+    found = runner.estimate([outcomes[0].run, *others])
+    seconds = read_validations(outcomes[0].folder)[-1].seconds
+    assert found == f"3 of 4 runs left, 0.0 M tokens, about {3 * seconds / 60:.0f} minutes of training"
 
 
 def test_records_are_of_the_machine_that_trained(call):

@@ -27,6 +27,7 @@ def all_runs(scale):
         "b": plan.stability_runs(scale, plan.Peak(scale.learning_rates[1], 0.05)),
         "c": plan.extrapolation_runs(scale, PEAK, 3),
         "d": plan.speed_runs(scale),
+        "e": plan.constant_token_runs(scale, 3),
     }
 
 
@@ -59,6 +60,8 @@ def test_the_script_takes_every_run(scale):
                 run.duration, run.objective, scale.size,
             )  # fmt: skip
             assert config.batch_size % config.micro_batch_size == 0
+            assert config.constant_tokens == (run.tokens != plan.TRUNCATED)
+            assert config.scale_learning_rate == (run.tokens == plan.SCALED)
             assert config.validation_tokens % max(config.validation_lengths) == 0
             assert config.min_seq_length < config.seq_length
 
@@ -78,6 +81,12 @@ def test_what_varies():
         assert sorted(pairs) == sorted((rate, duration) for rate in rates for duration in (0.0, scale.duration))
     assert [run.objective for run in runs["c"]].count("masked") == 2
     assert {run.attention for run in runs["d"]} == {"package", "eager", "flex"}
+    arms = [("truncated", 0), ("truncated", 0.9), ("constant", 0.9), ("constant-scaled", 0.9)]
+    arms += [("truncated", 0.3), ("constant", 0.3), ("constant-scaled", 0.3)]
+    of_full = [(run.tokens, run.duration, run.seed) for run in runs["e"] if run.batch_size == scale.batch_size]
+    assert sorted(of_full) == sorted((*arm, seed) for arm in arms for seed in range(3))
+    assert {run.peak for run in runs["e"]} == {plan.Peak(4e-3, 0.17)}  # that of (a)
+    assert [run.seed for run in runs["e"] if run.batch_size < scale.batch_size] == [0, 1, 2]
 
 
 def test_the_plan_for_a_gpu_fits_into_half_an_hour():
@@ -87,6 +96,7 @@ def test_the_plan_for_a_gpu_fits_into_half_an_hour():
     runs["c"] = plan.extrapolation_runs(H200, peak, 3, best=0.9)
     runs["a"] = [*plan.duration_runs(H200, peak), *plan.best_duration_runs(H200, peak, 0.9, 3)]
     runs["b"] = plan.stability_runs(H200, peak)
+    del runs["e"]  # not part of this plan
     names = {run.name for found in runs.values() for run in found}
     assert len(names) == 23  # as docs/benchmarks/experiments.md says
     assert len(names) * (H200.total_tokens / 0.7e6 + 15) < 22 * 60
@@ -136,12 +146,15 @@ def test_each_length_of_the_ramp_trains_between_two_validations(scale):
     assert {length for found in lengths for length in found} == set(range(smallest, scale.seq_length + 1, step))
 
 
+@pytest.mark.parametrize("is_constant", [False, True])
 @pytest.mark.parametrize(("duration", "batch_size"), [(0.0, 8), (0.3, 8), (0.9, 8), (0.3, 32)])
-def test_the_learning_rate_peaks_after_the_same_tokens(duration, batch_size):
-    run = plan.RunPlan(plan.TIME, duration, plan.Peak(1e-3, 0.1), batch_size, 0)
+def test_the_learning_rate_peaks_after_the_same_tokens(duration, batch_size, is_constant):
+    tokens_of_a_step = plan.CONSTANT if is_constant else plan.TRUNCATED
+    run = plan.RunPlan(plan.TOKENS, duration, plan.Peak(1e-3, 0.1), batch_size, 0, tokens=tokens_of_a_step)
     lengths, tokens = [], 0
     while tokens < 0.1 * TOY.total_tokens:  # step by step, by the formula of linear pacing
         way = min(1, tokens / (duration * TOY.total_tokens)) if duration else 1
         lengths.append(min(256, 32 + 8 * math.floor((256 - 32) * way / 8)))
-        tokens += batch_size * lengths[-1]
+        rows = batch_size * 256 // lengths[-1] if is_constant else batch_size
+        tokens += rows * lengths[-1]
     assert run.lr_warmup_steps(TOY) == len(lengths)

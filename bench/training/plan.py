@@ -226,11 +226,12 @@ def constant_token_runs(scale: Scale, seeds: int) -> list[RunPlan]:
     """
     full = RunPlan(TOKENS, 0.0, middle_peak(scale), scale.batch_size, 0)
     controls = [full, replace(full, batch_size=scale.batch_size // 2)]
-    longest, usual = (
+    longest, *others = [
         [replace(full, duration=duration, tokens=tokens) for tokens in (TRUNCATED, CONSTANT, SCALED)]
-        for duration in (max(scale.durations), scale.duration)
-    )
-    return [replace(run, seed=seed) for runs in ([*controls, *longest], usual) for seed in range(seeds) for run in runs]
+        for duration in dict.fromkeys((max(scale.durations), scale.duration))
+    ]
+    groups = [[*controls, *longest], *others]
+    return [replace(run, seed=seed) for runs in groups for seed in range(seeds) for run in runs]
 
 
 def ramp_duration(scale: Scale) -> float:

@@ -38,6 +38,7 @@ def case_of(run: RunPlan) -> dict[str, Any]:
         "batch_size": run.batch_size,
         "seed": run.seed,
         "objective": run.objective,
+        **({"tokens": run.tokens} if run.experiment == TOKENS else {}),
     }
 
 
@@ -107,10 +108,10 @@ def token_results(outcomes: Sequence[RunOutcome], length: int) -> list[Result]:
     """Losses and tokens as in (a). Times are left out, because these runs need no quiet machine."""
     timed = ("seconds", "reached_after_seconds", "sooner_in_seconds", "full_length_speed", "busy")
     found = []
-    for outcome, result in zip(outcomes, time_results(outcomes, length), strict=True):
+    for result in time_results(outcomes, length):
         figures = {name: value for name, value in result.figures.items() if name not in timed}
         figures["curve"] = [[tokens, loss] for tokens, _, loss in figures["curve"]]
-        found.append(Result(TOKENS, {**result.case, "tokens": outcome.run.tokens}, figures))
+        found.append(Result(TOKENS, result.case, figures))
     return found
 
 

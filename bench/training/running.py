@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import mean
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,6 +24,7 @@ from ..common.processes import Program
 from ..common.records import environment
 from ..gpu.records import device_environment
 from .plan import PACKAGE, SPEED, RunPlan
+from .reading import read_validations
 from .scales import Scale
 
 ROOT = Path(__file__).parents[2]
@@ -109,6 +111,7 @@ class Runner:
             RunFailed: A run with this package's attention failed, or a program could not be started.
             OtherRun: A folder holds a run with other settings or another text.
         """
+        print(f"{title}: {self.estimate(runs)}")
         outcomes = []
         with tqdm(runs, desc=title, unit="run") as bar:
             for run in bar:
@@ -119,6 +122,14 @@ class Runner:
     def finished(self, runs: Sequence[RunPlan]) -> list[RunOutcome]:
         """The outcomes of those `runs` that are finished. Trains nothing."""
         return [outcome for run in runs if (outcome := self._outcome(run)) is not None]
+
+    def estimate(self, runs: Sequence[RunPlan]) -> str:
+        """What is left of `runs`, and how long that trains at the speed of those that are finished."""
+        finished = self.finished(runs)
+        seconds = [read_validations(outcome.folder)[-1].seconds for outcome in finished if outcome.failure is None]
+        left = len(runs) - len(finished)
+        text = f"{left} of {len(runs)} runs left, {left * self.scale.total_tokens / 1e6:.1f} M tokens"
+        return f"{text}, about {left * mean(seconds) / 60:.0f} minutes of training" if seconds and left else text
 
     def _outcome(self, run: RunPlan) -> RunOutcome | None:
         path = self.folder(run) / FINISHED

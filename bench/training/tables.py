@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from statistics import mean
 from typing import Any
 
-from .plan import EXTRAPOLATION, LAST_WORDS, MASKED, PACKAGE, SPEED, STABILITY, SWEEP, TIME
+from .plan import EXTRAPOLATION, LAST_WORDS, MASKED, PACKAGE, SPEED, STABILITY, SWEEP, TIME, TOKENS
 from .results import Result, best_peak, by_attention
 from .scales import Scale
 from .statistics import spread
@@ -24,6 +24,7 @@ def report(results: Sequence[Result], scale: Scale) -> str:
         f"(c) Loss by length, trained at {scale.seq_length}": (extrapolation_table, EXTRAPOLATION),
         "(c) Last words": (last_words_table, LAST_WORDS),
         "(d) Speed": (speed_table, SPEED),
+        "(e) Constant tokens in a step": (token_table, TOKENS),
     }
     sections = []
     for title, (make, experiment) in parts.items():
@@ -75,6 +76,29 @@ def time_table(results: Sequence[Result]) -> str:
         for r in ordered
     ]
     return "\n\n".join([_table(names, rows), *_diverged_baselines(results), *_time_spread(results)])
+
+
+def token_table(results: Sequence[Result]) -> str:
+    """Losses of each seed, and how much lower they are than the baseline's of the same seed."""
+    names = ["duration", "rows at full length", "tokens of a step", "steps", "final loss of each seed"]
+    names += ["mean", "less than the baseline", "sooner in tokens"]
+    rows = []
+    for (duration, batch, tokens), found in _groups(results, lambda c: (c["duration"], -c["batch_size"], c["tokens"])):
+        losses = [r.figures["final_loss"] for r in found]
+        lower = [
+            None if None in (r.figures["final_loss"], r.figures["target_loss"])
+            else r.figures["target_loss"] - r.figures["final_loss"]
+            for r in found
+        ]  # fmt: skip
+        each = [
+            ", ".join(dict.fromkeys(str(r.figures["steps"]) for r in found)),
+            ", ".join(map(_number, losses)),
+            _number(None if None in losses else mean(losses)),
+            ", ".join(_number(value, "+.3f") for value in lower),
+            ", ".join(_number(r.figures["sooner_in_tokens"], ".2f") for r in found),
+        ]
+        rows.append([f"{duration:g}", -batch, tokens, *each])
+    return "\n\n".join([_table(names, rows), *_diverged_baselines(results)])
 
 
 def _diverged_baselines(results: Sequence[Result]) -> list[str]:
