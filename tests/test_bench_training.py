@@ -268,14 +268,14 @@ def test_the_speed_needs_no_sweep(call):
 
 def test_constant_tokens_need_no_sweep_and_record_no_times(call, capsys):
     _, found = call("--only", "e", "--seeds", "2", loss=lambda run: 2.0 + 0.5 * (run.tokens == plan.SCALED))
-    assert [r["experiment"] for r in found] == ["e"] * 10
+    assert [r["experiment"] for r in found] == ["e"] * 12
     assert {r["case"]["tokens"] for r in found} == {plan.TRUNCATED, plan.CONSTANT, plan.SCALED}
     assert all(r["figures"]["tokens"] == 300 and r["figures"]["curve"] for r in found)
     assert not [
         name for r in found for name in r["figures"] if "second" in name or name in ("busy", "full_length_speed")
     ]
     printed = capsys.readouterr().out
-    assert "constant tokens in a step: 10 of 10 runs left, 6.0 M tokens\n" in printed
+    assert "constant tokens in a step: 12 of 12 runs left, 7.2 M tokens\n" in printed
     assert "| 0.3 | 8 | constant-scaled | 30 | 2.500, 2.500 | 2.500 | -0.500, -0.500 | —, — |" in printed
 
 

@@ -230,7 +230,8 @@ def constant_token_runs(scale: Scale, seeds: int) -> list[RunPlan]:
         [replace(full, duration=duration, tokens=tokens) for tokens in (TRUNCATED, CONSTANT, SCALED)]
         for duration in dict.fromkeys((max(scale.durations), scale.duration))
     ]
-    groups = [[*controls, *longest], *others]
+    half = replace(longest[1], batch_size=scale.batch_size // 2)  # as many steps as the second control
+    groups = [[*controls, *longest], *others, [half]]
     return [replace(run, seed=seed) for runs in groups for seed in range(seeds) for run in runs]
 
 

@@ -1,6 +1,7 @@
 """The Python code of the pages that need Composer runs, and prints what the page says."""
 
 import pytest
+import torch
 
 pytest.importorskip("composer")
 
@@ -17,6 +18,8 @@ def test_code(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     rows = [{name: row % 16 for name, row in item.items()} for item in dataset(length=64)]
     loader = DataLoader(rows, batch_size=2)
-    names = {"model": tiny_gpt2(), "loader": loader, "make_loader": lambda: loader, "max_duration": "1ep"}
+    model = tiny_gpt2()
+    names = {"model": model, "loader": loader, "make_loader": lambda: loader, "max_duration": "1ep"}
+    names["optimizer"] = torch.optim.AdamW(model.parameters())
     for printed, expected in markdown.run(page, names, monkeypatch):
         assert printed == expected

@@ -1,0 +1,129 @@
+"""The recipes of docs/guides/constant_tokens.md: the tokens and the learning rate of every step."""
+
+import math
+import warnings
+
+import pytest
+import torch
+from torch import nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils.data import DataLoader
+
+pytest.importorskip("accelerate")
+pytest.importorskip("lightning.pytorch")
+pytest.importorskip("transformers")
+
+import seqwarm_kernels
+from seqwarm_kernels import resize_batch
+
+from ..docs import markdown
+from ..docs.names import LENGTH, VOCABULARY, lightning, plain, rows, transformers_model
+from ..docs.test_code_blocks import COUNTED
+
+STEPS = 8  # the ramp takes 2.4 of them
+LINEAR = [64, 464, 864, *[1024] * 5]  # 64 + 8 * floor(960 n / 2.4 / 8)
+DOUBLING = [64, 256, *[1024] * 6]  # 5 stages of 0.48 steps
+LOOP, HUGGING_FACE, LIGHTNING, BUDGET = range(4)
+
+
+def names_of_page():
+    """What the code takes for granted: 8 rows in each step."""
+    import transformers
+
+    of_lightning, full_batch = lightning(), rows(8 * STEPS)
+    data = [dict(zip(full_batch, row, strict=True)) for row in zip(*full_batch.values(), strict=True)]
+    transformers_model().save_pretrained("gpt2")
+    return {
+        **plain(),
+        "math": math,
+        "sw": seqwarm_kernels,
+        "AdamW": torch.optim.AdamW,
+        "LambdaLR": torch.optim.lr_scheduler.LambdaLR,
+        "total_steps": STEPS,
+        "warmup_steps": 3,
+        "rate": lambda step: 1e-3 / (1 + step),
+        "batches": iter(lambda: rows(8), None),
+        "dataset": data,
+        "arguments": transformers.TrainingArguments(
+            "out", max_steps=STEPS, per_device_train_batch_size=8, logging_steps=1, use_cpu=True, report_to=[]
+        ),
+        "Module": type(of_lightning["module"]),
+        "loader": DataLoader(data, batch_size=8),
+        "other_arguments": of_lightning["other_arguments"],
+    }
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """run(recipe) -> the names that its code leaves, shapes of the token ids, and learning rates, step by step."""
+    monkeypatch.chdir(tmp_path)
+    blocks = [block.code for block in markdown.python_blocks((markdown.ROOT / COUNTED).read_text())]
+    shapes, rates = [], []
+
+    def see_ids(module, args):
+        if isinstance(module, nn.Embedding) and module.num_embeddings == VOCABULARY and torch.is_grad_enabled():
+            shapes.append(tuple(args[0].shape))
+
+    def make(recipe):
+        names = names_of_page()
+        names["train_step"] = lambda batch: shapes.append((*batch["input_ids"].shape, batch["max_length_q"]))
+        hooks = [
+            nn.modules.module.register_module_forward_pre_hook(see_ids),
+            register_optimizer_step_pre_hook(lambda optimizer, *_: rates.append(optimizer.param_groups[0]["lr"])),
+        ]
+        with warnings.catch_warnings(action="ignore"):
+            exec(blocks[recipe], names)
+        for hook in hooks:
+            hook.remove()
+        return names, shapes, rates
+
+    return make
+
+
+def cut(lengths):
+    """Shapes of steps of 8 rows as one stream, cut to these lengths."""
+    return [(8 * LENGTH // length, length) for length in lengths]
+
+
+def test_your_own_loop(run):
+    names, shapes, rates = run(LOOP)
+    assert shapes == cut(LINEAR)
+    assert all(8 * LENGTH - length < count * length <= 8 * LENGTH for count, length in shapes)
+    assert rates == [names["rate"](step) * math.sqrt(count / 8) for step, (count, _) in enumerate(shapes)]
+
+
+def test_hugging_face(run):
+    names, shapes, rates = run(HUGGING_FACE)
+    assert shapes == cut(DOUBLING)
+    assert {count * length for count, length in shapes} == {8 * LENGTH}
+    expected = [6e-4 * names["cosine"](step) * math.sqrt(count / 8) for step, (count, _) in enumerate(shapes)]
+    assert rates == pytest.approx(expected)
+    logs = [log["train_tokens"] for log in names["trainer"].state.log_history if "loss" in log]
+    assert logs == [8 * LENGTH * step for step in range(1, STEPS + 1)]
+
+
+def test_lightning(run):
+    _, shapes, rates = run(LIGHTNING)
+    assert shapes == cut(LINEAR)
+    assert rates == pytest.approx([6e-4 * math.sqrt(LENGTH / length) for _, length in shapes])
+
+
+def test_a_budget(run):
+    names, shapes, _ = run(BUDGET)
+    assert shapes == [(1, 8 * LENGTH, length) for length in LINEAR]  # packed
+    assert names["optimizer"].param_groups[0]["lr"] == names["rate"](STEPS - 1)  # 8 sequences
+
+
+def test_what_the_table_says():
+    batch = rows(8)
+    found = {}
+    for mode, remainder in (("truncate", "drop"), ("reshape", "drop"), ("reshape", "overlap"), ("flatten", "drop")):
+        cut_batch = resize_batch(batch, 600, mode=mode, remainder=remainder)
+        labels = cut_batch["labels"]
+        found[mode, remainder] = (len(labels), int((labels != -100).sum()))
+    assert found == {
+        ("truncate", "drop"): (8, 4800),
+        ("reshape", "drop"): (8, 4800),
+        ("reshape", "overlap"): (16, 8192),
+        ("flatten", "drop"): (13, 7800),
+    }
