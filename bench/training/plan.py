@@ -109,8 +109,8 @@ class RunPlan:
     def arguments(self, scale: Scale, text: list[Path], out: Path) -> list[str]:
         """Arguments of the script, which starts or resumes the run."""
         scheduler = self.scheduler(scale)
-        validations = {SPEED: ramp_validations(scale), TIME: scale.validations, TOKENS: scale.validations}
-        validations = validations.get(self.experiment, _FEW_VALIDATIONS)
+        by_experiment = {SPEED: ramp_validations(scale), TIME: scale.validations, TOKENS: scale.validations}
+        validations = by_experiment.get(self.experiment, _FEW_VALIDATIONS)
         is_long = self.experiment == EXTRAPOLATION or (self.experiment == TIME and scale.extrapolate_timed)
         lengths = [scale.seq_length * factor for factor in ((1, 2, 4) if is_long else (1,))]
         options: dict[str, object] = {
