@@ -276,7 +276,7 @@ def test_constant_tokens_need_no_sweep_and_record_no_times(call, capsys):
     ]
     printed = capsys.readouterr().out
     assert "constant tokens in a step: 12 of 12 runs left, 7.2 M tokens\n" in printed
-    assert "| 0.3 | 8 | constant-scaled | 30 | 2.500, 2.500 | 2.500 | -0.500, -0.500 | —, — |" in printed
+    assert "| warmup 0.3 | 8 | constant-scaled | 30 | 2.500, 2.500 | 2.500 | -0.500, -0.500 | —, — |" in printed
 
 
 def test_what_is_left_is_estimated_from_what_is_finished(tiny):

@@ -80,7 +80,7 @@ def time_table(results: Sequence[Result]) -> str:
 
 def token_table(results: Sequence[Result]) -> str:
     """Losses of each seed, and how much lower they are than the baseline's of the same seed."""
-    names = ["duration", "rows at full length", "tokens of a step", "steps", "final loss of each seed"]
+    names = ["", "rows at full length", "tokens of a step", "steps", "final loss of each seed"]
     names += ["mean", "less than the baseline", "sooner in tokens"]
     rows = []
     for (duration, batch, tokens), found in _groups(results, lambda c: (c["duration"], -c["batch_size"], c["tokens"])):
@@ -97,7 +97,7 @@ def token_table(results: Sequence[Result]) -> str:
             ", ".join(_number(value, "+.3f") for value in lower),
             ", ".join(_number(r.figures["sooner_in_tokens"], ".2f") for r in found),
         ]
-        rows.append([f"{duration:g}", -batch, tokens, *each])
+        rows.append([_kind(duration), -batch, tokens if duration else "—", *each])
     return "\n\n".join([_table(names, rows), *_diverged_baselines(results)])
 
 
