@@ -399,3 +399,10 @@ def test_slicing_is_what_resize_does():
     by_hand = with_attention.slice_batch(scheduler, batch)
     for name, tensor in scheduler.resize(batch).items():
         assert torch.equal(by_hand[name], tensor)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "shown"), [([], []), (range(8, 257, 8), [8, 16, 32, 64, 128, 256]), ([128, 384, 256], [128, 384])]
+)
+def test_tables_of_long_ramps_show_some_lengths(lengths, shown):
+    assert results.shown_lengths(lengths) == shown

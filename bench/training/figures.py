@@ -19,7 +19,7 @@ from seqwarm_kernels.utils.figures import (
 )
 
 from .plan import CAUSAL, EXTRAPOLATION, MASKED, PACKAGE, SPEED, STABILITY, TIME
-from .results import TRAINS, Result, by_attention
+from .results import TRAINS, Result, by_attention, shown_lengths
 from .scales import Scale
 from .statistics import SPIKE, Spread, spread
 
@@ -214,7 +214,7 @@ def speed_figure(results: list[Result], scale: Scale) -> Figure:
         lows, highs = [each.lowest for each in found.values()], [each.highest for each in found.values()]
         axes.vlines([length + shift for length in found], lows, highs, color=line.get_color(), linewidth=3, alpha=0.4)
     axes.set(xlabel="sequence length in the ramp (tokens)", ylabel="tokens per second of training", ylim=(0, None))
-    axes.set_xticks(sorted({length for found in speeds.values() for length in found}))
+    axes.set_xticks(shown_lengths({length for found in speeds.values() for length in found}))
     plain_numbers(axes.yaxis)
     label_lines([axes], bold=_ATTENTIONS[PACKAGE])
     figure.suptitle("Training speed during a ramp: median and range of the runs (higher is better)")

@@ -168,6 +168,15 @@ def extrapolation_results(outcomes: Iterable[RunOutcome]) -> list[Result]:
     return results
 
 
+def shown_lengths(lengths: Iterable[int]) -> list[int]:
+    """Some lengths of a ramp: the last, and down from there each at most half of the one before."""
+    shown: list[int] = []
+    for length in sorted(lengths, reverse=True):
+        if not shown or shown[-1] >= 2 * length:
+            shown.append(length)
+    return shown[::-1]
+
+
 def speed_results(outcomes: Iterable[RunOutcome]) -> list[Result]:
     """Tokens per second and memory between two validations: one length of the ramp each."""
     results = []

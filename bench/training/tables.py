@@ -7,7 +7,7 @@ from statistics import mean
 from typing import Any
 
 from .plan import EXTRAPOLATION, LAST_WORDS, MASKED, PACKAGE, SPEED, STABILITY, SWEEP, TIME, TOKENS
-from .results import Result, best_peak, by_attention
+from .results import Result, best_peak, by_attention, shown_lengths
 from .scales import Scale
 from .statistics import spread
 
@@ -209,7 +209,7 @@ def last_words_table(results: Sequence[Result]) -> str:
 def speed_table(results: Sequence[Result]) -> str:
     found = by_attention(results)
     ours = [r for r in found[PACKAGE] if r.failure is None]
-    lengths = sorted({stage[0] for r in results if r.failure is None for stage in r.figures["by_length"]})
+    lengths = shown_lengths({stage[0] for r in results if r.failure is None for stage in r.figures["by_length"]})
     at_lengths = [f"at {length}" for length in lengths]
     names = ["attention", "tokens/s, whole ramp", *at_lengths, "peak MB", "time / package's time"]
     rows = []
