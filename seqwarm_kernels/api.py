@@ -11,6 +11,7 @@ from .resizing.buffers import BatchBuffers
 from .resizing.functional import ResizeInfo, resize_batch
 from .schedule.pacing import cyclic, discrete, doubling, exponential, root
 from .schedule.scheduler import Milestone, SequenceLengthScheduler
+from .schedule.token_lr import StepByTokens, TokenLR
 
 __all__ = [
     "AllocatorReport",
@@ -18,7 +19,9 @@ __all__ = [
     "Milestone",
     "ResizeInfo",
     "SequenceLengthScheduler",
+    "StepByTokens",
     "SurgeryReport",
+    "TokenLR",
     "alibi_attention",
     "alibi_attention_varlen",
     "alibi_bias",

@@ -79,6 +79,11 @@ class Attachment:
         else:
             self._model._compiled_call_impl = self._compiled
 
+    @property
+    def has_unseen(self) -> bool:
+        """Whether batches went through the model since the last call of `take_seen`."""
+        return bool(self._tokens)
+
     def take_seen(self) -> Seen:
         """Data since the last call of `take_seen`. Waits for the device, so call it once in an optimizer step."""
         seen = Seen(int(torch.stack(self._tokens).sum()) if self._tokens else 0, self._samples)

@@ -40,33 +40,51 @@ class ScheduleState:
     Args:
         scheduler: the schedule to step.
         resize_options: options for `resize_batch`.
+        total_tokens: number of tokens after which the training ends; None if it ends otherwise.
 
     Attributes:
         attachment: the attachment of the current training, or None.
         train_tokens: number of tokens that all ranks have trained on, after resizing and without padding.
 
     Raises:
-        TypeError: `scheduler` is not a SequenceLengthScheduler, or `resize_batch` does not have an option.
-        ValueError: an option has a value that no batch can have.
+        TypeError: `scheduler` is not a SequenceLengthScheduler, `total_tokens` is not an int, or `resize_batch` does
+            not have an option.
+        ValueError: `total_tokens` is smaller than 1, or an option has a value that no batch can have.
     """
 
-    def __init__(self, scheduler: SequenceLengthScheduler, resize_options: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        scheduler: SequenceLengthScheduler,
+        resize_options: Mapping[str, Any],
+        total_tokens: int | None = None,
+    ) -> None:
         if not isinstance(scheduler, SequenceLengthScheduler):
             raise TypeError(f"scheduler must be a SequenceLengthScheduler, got {type(scheduler).__name__}")
         _check_resize_options(resize_options)
         self.scheduler = scheduler
         self.attachment: Attachment | None = None
         self.train_tokens = 0
+        self._total_tokens = None if total_tokens is None else check_int("total_tokens", total_tokens, minimum=1)
         self._options = dict(resize_options)
+        self._device = torch.device("cpu")
         self._first_progress: int | None = None
-        self._is_counted = True
+        self._seen = Seen(0, 0)  # counted since the last call of `step`
+        self._is_up_to_date = False  # whether everything before this point was counted
+        self._has_counted_step = True  # of the last call of `step`
         self._has_warned = False
         self._has_warned_of_shares = False
 
-    def attach(self, model: nn.Module) -> Attachment:
-        """Resizes the training inputs of `model`. Removes the attachment that an interrupted training has left."""
+    def attach(self, model: nn.Module, device: torch.device) -> Attachment:
+        """Resizes the training inputs of `model`. Removes the attachment that an interrupted training has left.
+
+        Args:
+            model: the module to attach to.
+            device: the device on which the ranks exchange their counts.
+        """
         self.detach()
         self.attachment = self.scheduler.attach(model, **self._options)
+        self._device, self._seen = device, Seen(0, 0)
+        self._is_up_to_date = False
         return self.attachment
 
     def detach(self) -> None:
@@ -83,7 +101,8 @@ class ScheduleState:
         """Loads a state of `state_dict()` from a checkpoint; None if the checkpoint has no such state.
 
         Raises:
-            ValueError: the state is missing or invalid, or has another configuration. Nothing was changed.
+            ValueError: the state is missing or invalid, has another configuration, or has reached `total_tokens`.
+                Nothing was changed.
         """
         if state_dict is None:
             raise ValueError(
@@ -93,40 +112,80 @@ class ScheduleState:
         self._remember_first_progress()
         try:
             train_tokens = check_int("train_tokens", state_dict["train_tokens"], minimum=0)
-            self.scheduler.load_state_dict(state_dict["scheduler"])
+            if self._total_tokens is None or train_tokens < self._total_tokens:
+                self.scheduler.load_state_dict(state_dict["scheduler"])
+                self.train_tokens = train_tokens
+                return
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(
                 f"the checkpoint's state of SequenceLengthWarmup does not fit: {error}; pass a scheduler of the "
                 f"checkpoint's configuration, {_OTHERWISE}"
             ) from error
-        self.train_tokens = train_tokens
+        raise ValueError(
+            f"total_tokens must be more than the {train_tokens} tokens of the checkpoint, got {self._total_tokens}: "
+            "its training has ended"
+        )
 
-    def step(self, steps: int, device: torch.device, *, count: bool = True) -> None:
+    def step(self, steps: int, *, count: bool = True) -> None:
         """Advances the schedule by optimizer steps that every rank has made.
 
         Args:
             steps: number of optimizer steps.
-            device: the device on which the ranks exchange their counts.
-            count: if False and the schedule's unit is "step", count the tokens later, without waiting for the device
-                and the ranks.
+            count: if False and nothing depends on the tokens of this step, count them later, without waiting for the
+                device and the ranks.
         """
         unit = self.scheduler.unit
-        self._is_counted = count or unit != "step"
-        seen = self._count(device) if self._is_counted else Seen(0, 0)
+        if count or unit != "step" or self._total_tokens is not None:
+            self._bring_up_to_date()
+        seen, self._seen = self._seen, Seen(0, 0)
+        self._has_counted_step, self._is_up_to_date = self._is_up_to_date, False
         self.scheduler.step({"step": steps, "token": seen.tokens, "sample": seen.samples}[unit])
 
-    def count_remaining(self, device: torch.device) -> None:
+    def begin(self) -> None:
+        """Must be called on all ranks before the batches of a step, or before each of them."""
+        self._is_up_to_date = False
+
+    def count_tokens(self) -> int:
+        """Returns the tokens of all ranks, with those of the current step.
+
+        The first call after a batch exchanges counts, so all ranks must make it.
+
+        Raises:
+            ValueError: no training is running.
+        """
+        if self.attachment is None:
+            raise ValueError(
+                "count_tokens needs a SequenceLengthWarmup that counts the tokens of a running training: pass the same "
+                "object to the trainer"
+            )
+        self._bring_up_to_date()
+        return self.train_tokens
+
+    def is_finished(self) -> bool:
+        """Whether the training has reached `total_tokens`, with the current step."""
+        if self._total_tokens is None or self.attachment is None:
+            return False
+        return self.count_tokens() >= self._total_tokens
+
+    def _bring_up_to_date(self) -> None:
+        is_new = self.attachment is not None and self.attachment.has_unseen
+        if is_new or not self._is_up_to_date:  # the same on all ranks, also if one of them has no batch in a step
+            new = self._count()
+            self._seen = Seen(self._seen.tokens + new.tokens, self._seen.samples + new.samples)
+            self._is_up_to_date = True
+
+    def count_remaining(self) -> None:
         """Counts the tokens of steps that were made with `count=False`."""
         if self.scheduler.unit == "step":
-            self._count(device)
+            self._count()
 
-    def _count(self, device: torch.device) -> Seen:
+    def _count(self) -> Seen:
         """Returns what all ranks have seen since the last call, and adds it to `train_tokens`."""
         if self.attachment is None:
             return Seen(0, 0)
         seen = self.attachment.take_seen()
         if torch.distributed.is_available() and torch.distributed.is_initialized():
-            total = torch.tensor(seen, device=device)
+            total = torch.tensor(seen, device=self._device)
             torch.distributed.all_reduce(total)
             seen = Seen(*total.tolist())
         self.train_tokens += seen.tokens
@@ -135,16 +194,12 @@ class ScheduleState:
             warnings.warn(_NO_TOKEN, stacklevel=2)
         return seen
 
-    def warn_of_shares(self, device: torch.device) -> None:
-        """Warns once if the batches of a step, on any rank, kept different shares of their labels.
-
-        Args:
-            device: the device on which the ranks exchange their shares.
-        """
+    def warn_of_shares(self) -> None:
+        """Warns once if the batches of a step, on any rank, kept different shares of their labels."""
         shares = [] if self.attachment is None else self.attachment.take_shares()
         if not shares or self._has_warned_of_shares:  # on all ranks
             return
-        extremes = torch.stack([torch.stack(shares).min(), -torch.stack(shares).max()]).to(device)
+        extremes = torch.stack([torch.stack(shares).min(), -torch.stack(shares).max()]).to(self._device)
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             torch.distributed.all_reduce(extremes, torch.distributed.ReduceOp.MIN)
         least, most = extremes[0].item(), -extremes[1].item()
@@ -156,7 +211,7 @@ class ScheduleState:
         """Returns the `seq_length` of the last step, and `train_tokens` if the last step was counted."""
         trained_with = None if self.attachment is None else self.attachment.seq_length
         length = {"seq_length": trained_with or self.scheduler.seq_length}
-        return {**length, "train_tokens": self.train_tokens} if self._is_counted else length
+        return {**length, "train_tokens": self.train_tokens} if self._has_counted_step else length
 
     def state_dict(self) -> dict[str, Any]:
         """Returns plain numbers and strings."""

@@ -25,21 +25,21 @@ def scheduler(**options):
 @pytest.mark.parametrize("unit", ["step", "token", "sample"])
 def test_a_step_that_has_no_token_left_is_reported_once(unit):
     state, model = ScheduleState(scheduler(unit=unit), {}), Model()
-    state.attach(model)
+    state.attach(model, CPU)
     on_the_right = (torch.arange(16) < 5).long().expand(2, 16)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        state.step(1, CPU)  # without a forward, as in a step that was skipped
+        state.step(1)  # without a forward, as in a step that was skipped
         model(torch.ones(2, 16, dtype=torch.long), on_the_right)
         model(torch.ones(2, 16, dtype=torch.long), on_the_right.flip(1))
-        state.step(1, CPU)
+        state.step(1)
     model(torch.ones(2, 16, dtype=torch.long), on_the_right * 0)
     with pytest.warns(UserWarning, match="no token of a step's batches is left .*the attention mask of every row is 0"):
-        state.step(1, CPU)
+        state.step(1)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         model(torch.ones(2, 16, dtype=torch.long), on_the_right * 0)
-        state.step(1, CPU)
+        state.step(1)
 
 
 @pytest.mark.parametrize("name", ["mode", "remainder", "seq_dim", "keep_last_token", "copy", "return_information"])

@@ -37,20 +37,26 @@ class SequenceLengthWarmup(RestorableCallback):
 
     Args:
         scheduler: the schedule of sequence lengths.
+        total_tokens: end the training after the step that reaches this number of tokens, counted as `train_tokens`. It
+            still ends before at `max_steps` or after `num_train_epochs`. None: it ends only there.
         resize_options: options for `resize_batch`: `mode`, `keys`, ...
 
     Attributes:
         progress: the state that a checkpoint keeps.
 
     Raises:
-        TypeError: `scheduler` is not a SequenceLengthScheduler, or `resize_batch` does not have an option.
-        ValueError: when training begins, the warmup does not support the training's arguments, or the checkpoint has no
-            state of this callback, or a state of another configuration.
+        TypeError: `scheduler` is not a SequenceLengthScheduler, `total_tokens` is not an int, or `resize_batch` does
+            not have an option.
+        ValueError: `total_tokens` is smaller than 1; when training begins, the warmup does not support the training's
+            arguments, or the checkpoint has no state of this callback, or a state of another configuration, or has
+            reached `total_tokens`.
     """
 
-    def __init__(self, scheduler: SequenceLengthScheduler, **resize_options: Any) -> None:
+    def __init__(
+        self, scheduler: SequenceLengthScheduler, *, total_tokens: int | None = None, **resize_options: Any
+    ) -> None:
         super().__init__()
-        self._schedule_state = ScheduleState(scheduler, resize_options)
+        self._schedule_state = ScheduleState(scheduler, resize_options, total_tokens)
         self._batches: nn.Module | None = None  # through which batches pass after `add_to`
 
     def add_to(self, trainer: Trainer) -> None:
@@ -97,13 +103,24 @@ class SequenceLengthWarmup(RestorableCallback):
             self._schedule_state.resume(self.saved_progress(state))
         assert model is not None
         # Attaches to the inner model, which its wrapper in distributed or compiled training calls.
-        attachment = self._schedule_state.attach(self._batches or model)
+        attachment = self._schedule_state.attach(self._batches or model, args.device)
         # No event follows an error. But the next training replaces the state, even if this callback was removed.
         weakref.finalize(state, attachment.remove)
 
+    def on_step_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        self._schedule_state.begin()
+
+    def on_optimizer_step(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        if self._schedule_state.is_finished():
+            state.max_steps = state.global_step + 1  # the Trainer evaluates and saves after its last step
+
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        self._schedule_state.step(1, args.device)
-        self._schedule_state.warn_of_shares(args.device)
+        self._schedule_state.step(1)
+        self._schedule_state.warn_of_shares()
 
     def on_log(
         self,
@@ -121,6 +138,17 @@ class SequenceLengthWarmup(RestorableCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         self.detach()
+
+    def count_tokens(self) -> int:
+        """The number of tokens that all ranks have trained on, with the batches of the current step.
+
+        Made to be the `source` of `TokenLR` and `StepByTokens`. The first call after a batch waits for the device and
+        the ranks, so all ranks must make it.
+
+        Raises:
+            ValueError: no training with this callback is running.
+        """
+        return self._schedule_state.count_tokens()
 
     def detach(self) -> None:
         """Stops cutting: removes the hook from the model, or after `add_to` from what the Trainer's batches go through.

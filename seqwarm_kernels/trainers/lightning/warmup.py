@@ -31,17 +31,22 @@ class SequenceLengthWarmup(Callback):
 
     Args:
         scheduler: the schedule of sequence lengths.
+        total_tokens: end the training after the step that reaches this number of tokens, counted as `train_tokens`. It
+            still ends before at `max_steps` or `max_epochs`. None: it ends only there.
         resize_options: options for `resize_batch`: `mode`, `keys`, ... The tensors of a tuple or list are named "0",
             "1", ...; a single tensor is named "0".
 
     Raises:
-        TypeError: `scheduler` is not a SequenceLengthScheduler, `resize_batch` does not have an option or does not
-            support a batch, or `training_step` takes a dataloader_iter.
-        ValueError: a checkpoint to resume from has no state of this callback, or a state of another configuration.
+        TypeError: `scheduler` is not a SequenceLengthScheduler, `total_tokens` is not an int, `resize_batch` does not
+            have an option or does not support a batch, or `training_step` takes a dataloader_iter.
+        ValueError: `total_tokens` is smaller than 1; a checkpoint to resume from has no state of this callback, or a
+            state of another configuration, or has reached `total_tokens`.
     """
 
-    def __init__(self, scheduler: SequenceLengthScheduler, **resize_options: Any) -> None:
-        self._schedule_state = ScheduleState(scheduler, resize_options)
+    def __init__(
+        self, scheduler: SequenceLengthScheduler, *, total_tokens: int | None = None, **resize_options: Any
+    ) -> None:
+        self._schedule_state = ScheduleState(scheduler, resize_options, total_tokens)
         self._steps = 0
         self._unhook: Callable[[], None] | None = None
 
@@ -54,9 +59,9 @@ class SequenceLengthWarmup(Callback):
         if trainer.global_step == 0:
             self._schedule_state.start()
         self._steps = trainer.global_step
-        self._attach(trainer)
+        self._attach(trainer, pl_module.device)
 
-    def _attach(self, trainer: Trainer) -> None:
+    def _attach(self, trainer: Trainer, device: torch.device) -> None:
         """Hooks the strategy's `batch_to_device`.
 
         Every batch passes `batch_to_device`, on one device or many, with or without a data module, before any callback
@@ -66,7 +71,7 @@ class SequenceLengthWarmup(Callback):
         self._detach()
         strategy, resize = trainer.strategy, _ResizeModule()
         to_device = strategy.batch_to_device
-        self._schedule_state.attach(resize)
+        self._schedule_state.attach(resize, device)
 
         def resized_to_device(batch: Any, *args: Any, **kwargs: Any) -> Any:
             batch = to_device(batch, *args, **kwargs)
@@ -81,6 +86,9 @@ class SequenceLengthWarmup(Callback):
         self._unhook = None
         self._schedule_state.detach()
 
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        self._schedule_state.begin()
+
     def on_train_batch_end(
         self,
         trainer: Any,  # its log_every_n_steps has no annotation
@@ -93,14 +101,26 @@ class SequenceLengthWarmup(Callback):
         if steps == 0:  # gradients are being accumulated
             return
         self._steps = trainer.global_step
+        trainer.should_stop |= self._schedule_state.is_finished()
         every = trainer.log_every_n_steps
-        self._schedule_state.step(steps, pl_module.device, count=every > 0 and trainer.global_step % every == 0)
+        self._schedule_state.step(steps, count=every > 0 and trainer.global_step % every == 0)
         metrics = self._schedule_state.metrics().items()
         # float64 on the CPU: exact, and does not wait for a device
         pl_module.log_dict({name: torch.tensor(value, dtype=torch.float64) for name, value in metrics})
 
+    def count_tokens(self) -> int:
+        """The number of tokens that all ranks have trained on, with the batches of the current step.
+
+        Made to be the `source` of `TokenLR` and `StepByTokens`. The first call after a batch waits for the device and
+        the ranks, so all ranks must make it.
+
+        Raises:
+            ValueError: no training with this callback is running.
+        """
+        return self._schedule_state.count_tokens()
+
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._schedule_state.count_remaining(pl_module.device)
+        self._schedule_state.count_remaining()
         self._detach()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
@@ -111,7 +131,7 @@ class SequenceLengthWarmup(Callback):
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Counts the tokens of steps that were not logged. Every rank runs this hook, so ranks can exchange counts."""
-        self._schedule_state.count_remaining(pl_module.device)
+        self._schedule_state.count_remaining()
         checkpoint["callbacks"][self.state_key] = self.state_dict()
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:

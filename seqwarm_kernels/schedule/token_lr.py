@@ -1,0 +1,269 @@
+"""Learning rates by tokens instead of steps: short sequences hold few tokens, so steps would end a decay too early."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+from ..utils.checks import check_int, check_real, check_same_configuration, check_state_entries
+from .pacing import plain
+
+#: Returns the number of tokens that all ranks have trained on so far.
+TokenSource = Callable[[], int]
+
+#: From 1 at x = 0 to 0 at x = 1.
+_DECAYS: dict[str, Callable[[float], float]] = {
+    "cosine": lambda x: (1 + math.cos(math.pi * x)) / 2,
+    "linear": lambda x: 1 - x,
+}
+
+
+class TokenLR(LRScheduler):
+    """A learning rate that rises and falls with the number of tokens trained on, t.
+
+    Each parameter group has its own peak: its learning rate before the first scheduler, "initial_lr" in torch. With
+    W = `warmup_tokens`, D = `decay_tokens` and F = `final`, the learning rate is the peak times::
+
+        t / W                             while t < W
+        F + (1 − F) · d((t − W) / (D − W))    while W <= t < D,  with d(x) = (1 + cos πx) / 2 or 1 − x
+        F                                 from D on
+
+    `decay_tokens` counts from the start of the training, like `--lr-decay-tokens` of Megatron-DeepSpeed: pass the
+    tokens of the whole training. The learning rate of an optimizer step depends on the tokens of all earlier steps, so
+    with `warmup_tokens` the first step has learning rate 0.
+
+    Example::
+
+        schedule = TokenLR(optimizer, warmup_tokens=10_000_000, decay_tokens=total_tokens)
+        ...
+        optimizer.step()
+        schedule.step(tokens_of_all_ranks)
+
+    A trainer calls `step()` without a number. Pass `source=warmup.count_tokens` of its SequenceLengthWarmup. Only the
+    count matters then, not how often `step` is called: Accelerate calls it once for each process.
+
+    Args:
+        optimizer: Its learning rates are the peaks.
+        warmup_tokens: W, 0 or at least 1. To warm up for k steps, pass k times the tokens of a step at the first
+            sequence length.
+        decay_tokens: D, at least 1 and at least `warmup_tokens`.
+        final: F, from 0 to 1. With 1 the learning rate stays at its peak.
+        decay: "cosine" or "linear".
+        source: A function that returns the number of tokens so far. None: `step` takes the number of new tokens.
+
+    Attributes:
+        tokens: Number of tokens so far.
+
+    Raises:
+        TypeError: An argument has the wrong type.
+        ValueError: A number is out of its range, or `decay` is unknown.
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        *,
+        warmup_tokens: float,
+        decay_tokens: float,
+        final: float = 0.1,
+        decay: str = "cosine",
+        source: TokenSource | None = None,
+    ) -> None:
+        if not isinstance(optimizer, Optimizer):
+            raise TypeError(f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}")
+        self.warmup_tokens = _tokens("warmup_tokens", warmup_tokens)
+        self.decay_tokens = _tokens("decay_tokens", decay_tokens)
+        if self.decay_tokens < max(1, self.warmup_tokens):
+            raise ValueError(
+                f"decay_tokens must be at least 1 and at least warmup_tokens {self.warmup_tokens}, because it counts "
+                f"from the start of the training, got {self.decay_tokens}"
+            )
+        self.final = plain(check_real("final", final))
+        if not 0 <= self.final <= 1:
+            raise ValueError(f"final must be a share of the peak, from 0 to 1, got {final}")
+        if not isinstance(decay, str) or decay not in _DECAYS:
+            raise ValueError(f"decay must be one of {', '.join(_DECAYS)}, got {decay!r}")
+        self.decay = decay
+        self._source = _checked_source(source)
+        super().__init__(optimizer)  # calls step() once
+
+    @property
+    def tokens(self) -> int:
+        return self.last_epoch
+
+    def step(self, n: int | None = None) -> None:
+        """Count tokens and set the learning rates of the next optimizer step. Call this after `optimizer.step()`.
+
+        Args:
+            n: Number of tokens of the step, on all ranks. Left out if there is a `source`.
+
+        Raises:
+            TypeError: `n` is not an int.
+            ValueError: `n` is negative, missing, or given beside a `source`. Nothing was counted.
+        """
+        is_initial = self.last_epoch < 0  # torch's constructor sets the first learning rates in this way
+        tokens = 0 if is_initial else _counted(self.tokens, n, self._source)
+        self.last_epoch = tokens - 1
+        super().step()  # adds 1
+
+    def get_lr(self) -> list[float | Tensor]:
+        """The learning rate of each parameter group at `tokens`."""
+        share = self._share(self.tokens)
+        return [peak * share for peak in self.base_lrs]
+
+    def _share(self, tokens: int) -> float:
+        if tokens < self.warmup_tokens:
+            return tokens / self.warmup_tokens
+        if tokens >= self.decay_tokens:
+            return self.final
+        x = (tokens - self.warmup_tokens) / (self.decay_tokens - self.warmup_tokens)
+        return self.final + (1 - self.final) * _DECAYS[self.decay](x)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Tokens, peaks and configuration, without `source`."""
+        return {"tokens": self.tokens, "base_lrs": list(self.base_lrs), **self._configuration()}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Load the tokens and the peaks. As in torch, the optimizer's own state has its current learning rates.
+
+        Raises:
+            TypeError: `state_dict` is not a mapping, or an entry has the wrong type.
+            ValueError: Entries are missing, unknown, or of another configuration. Nothing was changed.
+        """
+        check_state_entries(state_dict, self.state_dict())
+        configuration = self._configuration()
+        check_same_configuration({name: state_dict[name] for name in configuration}, configuration)
+        peaks = state_dict["base_lrs"]
+        if not isinstance(peaks, list) or len(peaks) != len(self.base_lrs):
+            raise ValueError(
+                f"base_lrs must be a list of {len(self.base_lrs)} learning rates, one for each group, got {peaks!r}"
+            )
+        self.last_epoch = check_int("tokens", state_dict["tokens"], minimum=0)
+        self.base_lrs = list(peaks)
+        self._last_lr = self.get_lr()
+
+    def _configuration(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in ("warmup_tokens", "decay_tokens", "final", "decay")}
+
+
+class StepByTokens(LRScheduler):
+    """Any scheduler of torch's interface, with one step for each `tokens_per_step` tokens trained on.
+
+    Example::
+
+        cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=total_tokens // tokens_per_step)
+        schedule = StepByTokens(cosine, tokens_per_step)
+        ...
+        optimizer.step()
+        schedule.step(tokens_of_all_ranks)
+
+    With the number of tokens of a full batch, the scheduler decays as in a training without sequence-length warmup.
+
+    Args:
+        scheduler: The scheduler to step. A ReduceLROnPlateau, which follows a metric, cannot be stepped by tokens.
+        tokens_per_step: Number of tokens of all ranks for one step of `scheduler`, at least 1.
+        source: As for `TokenLR`.
+
+    Attributes:
+        tokens: Number of tokens so far. `scheduler` has made `tokens // tokens_per_step` steps.
+
+    Raises:
+        TypeError: An argument has the wrong type.
+        ValueError: `tokens_per_step` is smaller than 1.
+    """
+
+    def __init__(self, scheduler: LRScheduler, tokens_per_step: int, *, source: TokenSource | None = None) -> None:
+        if not isinstance(scheduler, LRScheduler) or isinstance(scheduler, ReduceLROnPlateau):
+            raise TypeError(
+                "scheduler must be a torch.optim.lr_scheduler.LRScheduler that steps without a metric, got "
+                f"{type(scheduler).__name__}"
+            )
+        self.tokens_per_step = check_int("tokens_per_step", tokens_per_step, minimum=1)
+        self.scheduler = scheduler
+        self.optimizer = scheduler.optimizer
+        self.tokens = 0
+        self._source = _checked_source(source)
+        self._step_count = 0  # Accelerate adds to it while gradients accumulate
+
+    def step(self, n: int | None = None) -> None:
+        """Count tokens as `TokenLR.step` does, and make the steps of `scheduler` that they complete.
+
+        Raises:
+            TypeError: `n` is not an int.
+            ValueError: `n` is negative, missing, or given beside a `source`; or `source` counts fewer tokens than
+                before, as in a new training, for which the scheduler must be made anew. Nothing was counted.
+        """
+        tokens = _counted(self.tokens, n, self._source)
+        if tokens < self.tokens:
+            raise ValueError(
+                f"source must not count backwards, got {tokens} tokens after {self.tokens}: make a new scheduler for "
+                "each training, since it cannot step back"
+            )
+        for _ in range(tokens // self.tokens_per_step - self.tokens // self.tokens_per_step):
+            self.scheduler.step()
+        self.tokens = tokens
+
+    def get_last_lr(self) -> list[float | Tensor]:
+        """The learning rates that `scheduler` has set last."""
+        return self.scheduler.get_last_lr()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Tokens, `tokens_per_step` and the state of `scheduler`, without `source`."""
+        return {
+            "tokens": self.tokens,
+            "tokens_per_step": self.tokens_per_step,
+            "scheduler": self.scheduler.state_dict(),
+        }
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Load a state of the same `tokens_per_step`.
+
+        Raises:
+            TypeError: `state_dict` is not a mapping, or its tokens are not an int.
+            ValueError: Entries are missing, unknown, or of another configuration. Nothing was changed.
+        """
+        check_state_entries(state_dict, self.state_dict())
+        check_same_configuration(
+            {"tokens_per_step": state_dict["tokens_per_step"]}, {"tokens_per_step": self.tokens_per_step}
+        )
+        tokens = check_int("tokens", state_dict["tokens"], minimum=0)
+        self.scheduler.load_state_dict(state_dict["scheduler"])
+        self.tokens = tokens
+
+
+def _tokens(name: str, value: float) -> float:
+    number = plain(check_real(name, value))
+    if number < 0 or 0 < number < 1:
+        raise ValueError(
+            f"{name} must be 0 or at least 1, because it counts tokens, got {value}; for a share of the training write "
+            f"{name}={value} * total_tokens"
+        )
+    return number
+
+
+def _checked_source(source: TokenSource | None) -> TokenSource | None:
+    if source is not None and not callable(source):
+        raise TypeError(
+            "source must be a function that returns the number of tokens so far, such as warmup.count_tokens, got "
+            f"{type(source).__name__}"
+        )
+    return source
+
+
+def _counted(tokens: int, n: int | None, source: TokenSource | None) -> int:
+    """Number of tokens after a step: `n` more than `tokens`, or what `source` has counted."""
+    if source is not None:
+        if n is not None:
+            raise ValueError(f"n must be left out, because source counts the tokens, got {n}")
+        return check_int("the result of source", source(), minimum=0)
+    if n is None:
+        raise ValueError(
+            "n must be the number of tokens of the step, got None; where a trainer calls step(), pass "
+            "source=warmup.count_tokens of its SequenceLengthWarmup"
+        )
+    return tokens + check_int("n", n, minimum=0)

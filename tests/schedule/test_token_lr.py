@@ -1,0 +1,249 @@
+"""TokenLR and StepByTokens: learning rates from the tokens of each step, in loops of one's own and under Accelerate."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+import seqwarm_kernels as sw
+
+from ..support.arguments import check_accepted_or_named
+
+PEAKS = (0.3, 0.07)
+COUNTS = [5, 0, 17, 1, 40, 37, 0, 200, 3]  # of 100 warmup and 300 decay tokens
+
+
+def made_optimizer(peaks=PEAKS):
+    return torch.optim.SGD([{"params": [torch.nn.Parameter(torch.ones(2))], "lr": peak} for peak in peaks])
+
+
+def token_lr(optimizer, **settings):
+    return sw.TokenLR(optimizer, **{"warmup_tokens": 100, "decay_tokens": 300, **settings})
+
+
+def cosine_lr(optimizer, per_step=16, **settings):
+    inner = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=20, eta_min=0.001)
+    return sw.StepByTokens(inner, per_step, **settings)
+
+
+def trained(optimizer, schedule, counts):
+    """The learning rates of each step, of all groups."""
+    rates = []
+    for count in counts:
+        rates.append([group["lr"] for group in optimizer.param_groups])
+        optimizer.step()
+        schedule.step(count)
+        assert schedule.get_last_lr() == [group["lr"] for group in optimizer.param_groups]
+    return rates
+
+
+def share(tokens, warmup, decay, final, shape):
+    if tokens < warmup:
+        return tokens / warmup
+    x = min(1.0, (tokens - warmup) / (decay - warmup)) if decay > warmup else 1.0
+    return final + (1 - final) * {"cosine": 0.5 + 0.5 * math.cos(x * math.pi), "linear": 1 - x}[shape]
+
+
+@pytest.mark.parametrize("shape", ["cosine", "linear"])
+@pytest.mark.parametrize(("warmup", "decay", "final"), [(100, 300, 0.1), (0, 250.5, 0.0), (63, 63, 0.5), (7, 9999, 1)])
+def test_learning_rates_follow_the_tokens(shape, warmup, decay, final):
+    optimizer = made_optimizer()
+    schedule = sw.TokenLR(optimizer, warmup_tokens=warmup, decay_tokens=decay, final=final, decay=shape)
+    rates = trained(optimizer, schedule, COUNTS)
+    tokens = np.cumsum([0, *COUNTS])
+    expected = [[peak * share(count, warmup, decay, final, shape) for peak in PEAKS] for count in tokens[:-1]]
+    np.testing.assert_allclose(rates, expected, rtol=1e-12, atol=1e-15)
+    assert schedule.tokens == tokens[-1]
+
+
+def test_the_peak_and_the_end_are_exact():
+    optimizer = made_optimizer()
+    assert trained(optimizer, token_lr(optimizer), [100, 199, 1, 10**12, 0])[1] == list(PEAKS)
+    assert [group["lr"] for group in optimizer.param_groups] == [peak * 0.1 for peak in PEAKS]
+
+
+def test_a_scheduler_steps_once_for_each_number_of_tokens():
+    for per_step in (1, 16, 50):
+        optimizer, stepped = made_optimizer(), made_optimizer()
+        schedule = cosine_lr(optimizer, per_step)
+        plain = torch.optim.lr_scheduler.CosineAnnealingLR(stepped, T_max=20, eta_min=0.001)
+        expected = [[group["lr"] for group in stepped.param_groups]]
+        stepped.step()
+        for _ in range(sum(COUNTS)):
+            plain.step()
+            expected.append([group["lr"] for group in stepped.param_groups])
+        tokens = np.cumsum([0, *COUNTS])[:-1]
+        assert trained(optimizer, schedule, COUNTS) == [expected[count // per_step] for count in tokens]
+
+
+@pytest.mark.parametrize("make", [token_lr, cosine_lr])
+def test_a_resumed_training_has_the_same_learning_rates_to_the_bit(make, tmp_path):
+    whole = made_optimizer()
+    expected = trained(whole, make(whole), COUNTS)
+    for stop in range(len(COUNTS)):
+        first = made_optimizer()
+        schedule = make(first)
+        trained(first, schedule, COUNTS[:stop])
+        torch.save([first.state_dict(), schedule.state_dict()], tmp_path / "state")
+        second = made_optimizer((9.0, 9.0))  # the state has the peaks
+        resumed = make(second)
+        states = torch.load(tmp_path / "state", weights_only=True)
+        second.load_state_dict(states[0])
+        resumed.load_state_dict(states[1])
+        assert resumed.get_last_lr() == schedule.get_last_lr()
+        assert trained(second, resumed, COUNTS[stop:]) == expected[stop:]
+
+
+def test_a_state_of_another_configuration_raises_and_changes_nothing():
+    schedule = token_lr(made_optimizer())
+    before = schedule.state_dict()
+    for name, value in {"warmup_tokens": 99, "decay_tokens": 301, "final": 0.2, "decay": "linear"}.items():
+        state = token_lr(made_optimizer(), **{name: value}).state_dict()
+        with pytest.raises(ValueError, match=f"another configuration: {name} is {value!r} in the state"):
+            schedule.load_state_dict({**state, "tokens": 7})
+    with pytest.raises(ValueError, match="base_lrs must be a list of 2 learning rates"):
+        schedule.load_state_dict({**token_lr(made_optimizer([1.0])).state_dict(), "tokens": 7})
+    with pytest.raises(TypeError, match="tokens must be an int, got float"):
+        schedule.load_state_dict({**before, "tokens": 7.0})
+    with pytest.raises(ValueError, match="must have the entries"):
+        schedule.load_state_dict({"tokens": 7})
+    assert schedule.state_dict() == before
+    stepped = cosine_lr(made_optimizer())
+    with pytest.raises(ValueError, match="tokens_per_step is 16 in the state, 17 here"):
+        cosine_lr(made_optimizer(), 17).load_state_dict(stepped.state_dict())
+    with pytest.raises(TypeError, match="tokens must be an int, got str"):
+        stepped.load_state_dict({**stepped.state_dict(), "tokens": "7"})
+
+
+@pytest.mark.parametrize("make", [token_lr, cosine_lr])
+def test_a_source_is_read_however_often_the_scheduler_steps(make):
+    optimizer, read, tokens = made_optimizer(), made_optimizer(), [0]
+    expected = trained(optimizer, make(optimizer), COUNTS)
+    schedule = make(read, source=lambda: tokens[0])
+    rates = []
+    for count in COUNTS:
+        rates.append([group["lr"] for group in read.param_groups])
+        read.step()
+        tokens[0] += count
+        for _ in range(3):
+            schedule.step()
+    assert rates == expected
+    assert schedule.tokens == sum(COUNTS)
+
+
+def test_a_source_that_starts_over_starts_the_learning_rate_over():
+    optimizer, counts = made_optimizer(), iter([60, 250, 30])
+    schedule = token_lr(optimizer, source=lambda: next(counts))
+    for _ in range(3):
+        optimizer.step()
+        schedule.step()
+    assert schedule.get_last_lr() == [peak * 0.3 for peak in PEAKS]
+    stepped = cosine_lr(made_optimizer(), source=iter([60, 30]).__next__)
+    stepped.optimizer.step()
+    stepped.step()
+    with pytest.raises(
+        ValueError, match="source must not count backwards, got 30 tokens after 60: make a new scheduler"
+    ):
+        stepped.step()
+    assert stepped.tokens == 60
+
+
+@pytest.mark.parametrize("make", [token_lr, cosine_lr])
+def test_a_step_needs_a_number_or_a_source(make):
+    schedule = make(made_optimizer())
+    with pytest.raises(
+        ValueError, match=r"n must be the number of tokens of the step, got None; .*source=warmup\.count"
+    ):
+        schedule.step()
+    with pytest.raises(ValueError, match="n must be at least 0, got -1"):
+        schedule.step(-1)
+    with pytest.raises(ValueError, match="n must be left out, because source counts the tokens, got 3"):
+        make(made_optimizer(), source=int).step(3)
+    with pytest.raises(TypeError, match="the result of source must be an int, got NoneType"):
+        make(made_optimizer(), source=lambda: None).step()
+    with pytest.raises(TypeError, match=r"source must be a function that returns the number of tokens so far.*got int"):
+        make(made_optimizer(), source=3)
+    assert schedule.tokens == 0
+
+
+ARGUMENTS = {"optimizer": made_optimizer(), "warmup_tokens": 10, "decay_tokens": 20, "final": 0.1, "decay": "linear"}
+
+
+@pytest.mark.parametrize("name", [*ARGUMENTS, "source"])
+def test_an_argument_is_accepted_or_named(name):
+    def call(value):
+        arguments = {**ARGUMENTS, name: value}
+        sw.TokenLR(arguments.pop("optimizer"), **arguments)
+
+    check_accepted_or_named(name, call)
+
+
+@pytest.mark.parametrize("name", ["scheduler", "tokens_per_step"])
+def test_an_argument_of_step_by_tokens_is_accepted_or_named(name):
+    def call(value):
+        arguments = {"scheduler": torch.optim.lr_scheduler.StepLR(made_optimizer(), 1), "tokens_per_step": 1}
+        sw.StepByTokens(**{**arguments, name: value})
+
+    check_accepted_or_named(name, call)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"warmup_tokens": 0.1}, r"warmup_tokens must be 0 or at least 1, .*write warmup_tokens=0\.1 \* total_tokens"),
+        ({"decay_tokens": 0.5}, "decay_tokens must be 0 or at least 1"),
+        ({"decay_tokens": 99}, "decay_tokens must be at least 1 and at least warmup_tokens 100, .* got 99"),
+        ({"warmup_tokens": 0, "decay_tokens": 0}, "decay_tokens must be at least 1"),
+        ({"final": 1.5}, r"final must be a share of the peak, from 0 to 1, got 1\.5"),
+        ({"decay": "exponential"}, "decay must be one of cosine, linear, got 'exponential'"),
+    ],
+)
+def test_a_number_out_of_range_raises(settings, message):
+    optimizer = made_optimizer()
+    with pytest.raises(ValueError, match=message):
+        token_lr(optimizer, **settings)
+    assert [group["lr"] for group in optimizer.param_groups] == list(PEAKS)
+
+
+def test_a_scheduler_that_follows_a_metric_raises():
+    plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(made_optimizer())
+    with pytest.raises(TypeError, match="steps without a metric, got ReduceLROnPlateau"):
+        sw.StepByTokens(plateau, 16)
+
+
+@pytest.mark.parametrize("make", [token_lr, cosine_lr])
+def test_learning_rates_in_tensors_stay_the_same_tensors(make):
+    """As optimizers that are captured or compiled need."""
+    rate = torch.tensor(0.3, dtype=torch.float64)
+    optimizer = torch.optim.Adam([torch.nn.Parameter(torch.ones(2))], lr=rate, capturable=True, foreach=True)
+    plain = made_optimizer([0.3])
+    schedule, expected = make(optimizer), make(plain)
+    for count in COUNTS:
+        for each in (optimizer, plain):
+            each.step()
+        schedule.step(count)
+        expected.step(count)
+        assert optimizer.param_groups[0]["lr"] is rate
+        torch.testing.assert_close(rate.item(), plain.param_groups[0]["lr"])
+
+
+@pytest.mark.parametrize("make", [token_lr, cosine_lr])
+def test_accelerate_prepares_it(make):
+    accelerate = pytest.importorskip("accelerate")
+    accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=2)
+    inner, plain, tokens = made_optimizer(), made_optimizer(), [0]
+    optimizer, schedule = accelerator.prepare(inner, make(inner, source=lambda: tokens[0]))
+    parameter = inner.param_groups[0]["params"][0]
+    rates = []
+    for count in [0, *COUNTS, 0, *COUNTS]:
+        with accelerator.accumulate(torch.nn.Identity()):
+            rates.append([group["lr"] for group in inner.param_groups])
+            accelerator.backward(parameter.sum())
+            optimizer.step()
+            tokens[0] += count
+            schedule.step()
+            optimizer.zero_grad()
+    counts = [0, *COUNTS, 0, *COUNTS]
+    pairs = [first + second for first, second in zip(counts[::2], counts[1::2], strict=True)]
+    assert rates[::2] == rates[1::2] == trained(plain, make(plain), pairs)

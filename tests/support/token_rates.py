@@ -1,0 +1,30 @@
+"""The learning rates that tokens should give, for the tests of trainers."""
+
+import torch
+
+import seqwarm_kernels as sw
+
+PEAK = 0.1
+WARMUP, DECAY = 40, 150
+
+
+def token_lr(optimizer, source):
+    return sw.TokenLR(optimizer, warmup_tokens=WARMUP, decay_tokens=DECAY, final=0.2, decay="linear", source=source)
+
+
+def step_lr(optimizer, source):
+    return sw.StepByTokens(torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma=0.9), 10, source=source)
+
+
+def token_lr_at(tokens):
+    if tokens < WARMUP:
+        return PEAK * (tokens / WARMUP)
+    return PEAK * (0.2 + 0.8 * (1 - min(1.0, (tokens - WARMUP) / (DECAY - WARMUP))))
+
+
+def step_lr_at(tokens):
+    return PEAK * 0.9 ** (tokens // 10)
+
+
+#: How to make a scheduler, and its learning rate after a number of tokens.
+SCHEDULERS = {"TokenLR": (token_lr, token_lr_at), "StepByTokens": (step_lr, step_lr_at)}
