@@ -1,7 +1,7 @@
 """Composer's names and arguments on this package's operators.
 
-The functions work without Composer. The algorithms `SeqLengthWarmup` and `Alibi` and the callback `Monitor` need
-Composer, and are imported on first access.
+The functions work without Composer. The algorithms `SeqLengthWarmup` and `Alibi` and the callbacks `Monitor` and
+`TokenCounter` need Composer, and are imported on first access.
 """
 
 from __future__ import annotations
@@ -14,11 +14,17 @@ from .functional import apply_alibi, set_batch_sequence_length
 if TYPE_CHECKING:
     from .algorithms import Alibi, SeqLengthWarmup
     from .monitor import Monitor
+    from .token_counter import TokenCounter
 
-__all__ = ["Alibi", "Monitor", "SeqLengthWarmup", "apply_alibi", "set_batch_sequence_length"]
+__all__ = ["Alibi", "Monitor", "SeqLengthWarmup", "TokenCounter", "apply_alibi", "set_batch_sequence_length"]
 
 #: The names that need Composer, and the module of each.
-_MODULES = {"Alibi": "algorithms", "SeqLengthWarmup": "algorithms", "Monitor": "monitor"}
+_MODULES = {
+    "Alibi": "algorithms",
+    "SeqLengthWarmup": "algorithms",
+    "Monitor": "monitor",
+    "TokenCounter": "token_counter",
+}
 
 
 def __getattr__(name: str) -> Any:

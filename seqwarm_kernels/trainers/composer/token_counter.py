@@ -1,0 +1,100 @@
+"""The number of tokens that Composer's trainer has trained on, and an end by tokens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from composer.core import Callback, State
+from composer.loggers import Logger
+from composer.utils import dist
+from torch import Tensor
+
+from ...resizing.functional import resize_batch
+from ...utils.checks import check_int, check_state_entries
+from .functional import rows_and_length
+
+
+class TokenCounter(Callback):
+    """Counts the tokens that all ranks train on, after all algorithms have cut the batches and without padding.
+
+    Composer's own count, `time/token`, and a max_duration in tokens ("tok") count batches before they are cut.
+
+    Example::
+
+        counter = TokenCounter(total_tokens=10**9)
+        schedule = TokenLR(optimizer, warmup_tokens=10**7, decay_tokens=10**9, source=counter.count_tokens)
+        Trainer(..., optimizers=optimizer, schedulers=schedule, step_schedulers_every_batch=True, callbacks=counter)
+
+    Logs `train_tokens` after each batch. Checkpoints keep it.
+
+    Args:
+        total_tokens: end the training after the batch that reaches this number of tokens. It still ends before at its
+            max_duration, of which SeqLengthWarmup's duration is a share. None: it ends only there.
+
+    Attributes:
+        train_tokens: number of tokens so far, without those of the current batch.
+
+    Raises:
+        TypeError: `total_tokens` is not an int; `resize_batch` does not support a batch.
+        ValueError: `total_tokens` is smaller than 1; when training begins, it has been reached, or the checkpoint was
+            written without this callback.
+    """
+
+    def __init__(self, total_tokens: int | None = None) -> None:
+        self.total_tokens = None if total_tokens is None else check_int("total_tokens", total_tokens, minimum=1)
+        self.train_tokens = 0
+        self._batch_tokens: Tensor | None = None  # of this rank, not counted yet
+        self._is_running = False
+
+    def fit_start(self, state: State, logger: Logger) -> None:
+        if state.timestamp.batch.value and not self.train_tokens:
+            raise ValueError(
+                "the checkpoint was written without TokenCounter; resume without it, or start a new training from the "
+                "checkpoint's weights"
+            )
+        if self.total_tokens is not None and self.train_tokens >= self.total_tokens:
+            raise ValueError(
+                f"total_tokens must be more than the {self.train_tokens} tokens trained on so far, got "
+                f"{self.total_tokens}: the training has ended"
+            )
+        self._batch_tokens, self._is_running = None, True
+
+    def batch_start(self, state: State, logger: Logger) -> None:
+        _, length = rows_and_length(state.batch)
+        _, info = resize_batch(state.batch, max(length, 1), copy=False, return_info=True)
+        self._batch_tokens = info.num_valid_tokens
+
+    def count_tokens(self) -> int:
+        """The number of tokens that all ranks have trained on, with those of the current batch.
+
+        Made to be the `source` of `TokenLR` and `StepByTokens`. The first call in a batch waits for the device and the
+        ranks, so all ranks must make it.
+
+        Raises:
+            ValueError: no training with this callback is running.
+        """
+        if not self._is_running:
+            raise ValueError(
+                "count_tokens needs a running training: pass the same TokenCounter to the trainer's callbacks"
+            )
+        if self._batch_tokens is not None:
+            total, self._batch_tokens = self._batch_tokens.clone(), None
+            dist.all_reduce(total)
+            self.train_tokens += int(total)
+        return self.train_tokens
+
+    def batch_end(self, state: State, logger: Logger) -> None:
+        tokens = self.count_tokens()
+        logger.log_metrics({"train_tokens": tokens})
+        if self.total_tokens is not None and tokens >= self.total_tokens:
+            state.stop_training()
+
+    def fit_end(self, state: State, logger: Logger) -> None:
+        self._is_running = False
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"train_tokens": self.train_tokens}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        check_state_entries(state, self.state_dict())
+        self.train_tokens = check_int("train_tokens", state["train_tokens"], minimum=0)
