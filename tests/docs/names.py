@@ -91,6 +91,8 @@ def lightning():
     warnings.simplefilter("ignore")
     arguments = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "accelerator": "cpu"}
     return {
+        "Module": Module,
+        "torch": torch,
         "module": Module(),
         "loader": DataLoader(dataset(), batch_size=2),
         "max_steps": 2,
