@@ -71,6 +71,7 @@ class TrainingMonitor:
         spikes: number of spikes among the steps read.
         min_loss: the smallest finite loss read; None before the first finite loss.
         max_loss_ratio: the largest finite ratio read; None before the first finite ratio.
+        last_record: the record of the newest step read; None before the first.
 
     Raises:
         TypeError: `optimizer` is not an optimizer, or an argument has the wrong type.
@@ -92,6 +93,7 @@ class TrainingMonitor:
         self._reader = DelayedReader(read_every)
         self._history = LossHistory(spike_threshold)
         self._observed = 0
+        self.last_record: StepRecord | None = None
 
     @torch.no_grad()
     def observe(
@@ -179,11 +181,13 @@ class TrainingMonitor:
         """
         self._history.load_state_dict(state_dict)
         self._observed = self._history.steps
+        self.last_record = None
         self._reader = DelayedReader(self._read_every)
 
     def _emit(self, rows: list[tuple[_HostValues, list[float]]]) -> None:
         """Count every step, and pass its record to every output, even if an output raises."""
         records = [self._record(host_values, numbers) for host_values, numbers in rows]
+        self.last_record = records[-1] if records else self.last_record
         _call_all([partial(output, record) for record in records for output in self._outputs])
 
     def _record(self, host_values: _HostValues, numbers: list[float]) -> StepRecord:

@@ -11,6 +11,9 @@ from torch import Tensor
 from ..diagnostics import TrainingMonitor
 from ..diagnostics.monitor import Output, checked_options
 
+#: Numbers of a record that are not in the trainer's logs: the trainer logs its own loss, and spikes are counted.
+_LEFT_OUT = ("loss", "is_spike")
+
 
 class MonitorState:
     """A trainer's monitor, over one training or several.
@@ -100,6 +103,16 @@ class MonitorState:
         """Raises ValueError if steps were made and none of them had a loss."""
         if self._skipped and not self._had_loss and self.monitor is not None and self.monitor.min_loss is None:
             raise _missing_loss()
+
+    def figures(self) -> dict[str, float]:
+        """Returns figures of the newest record that was read, for the trainer's own logs; empty before the first."""
+        record = None if self.monitor is None else self.monitor.last_record
+        if self.monitor is None or record is None:
+            return {}
+        numbers = {**record.numbers(), "spikes": self.monitor.spikes}
+        return {
+            f"monitor/{name}": value for name, value in numbers.items() if name not in _LEFT_OUT and value is not None
+        }
 
     def state_dict(self) -> dict[str, Any]:
         """Returns plain numbers, or an empty dict before the first training."""

@@ -284,3 +284,58 @@ def test_a_compiled_model(tmp_path):
     )
     training.train()
     assert [record.loss for record in records] == pytest.approx(logged(training), rel=1e-3)
+
+
+class Reporter(TrainerCallback):
+    """Collects the logs as they reach a reporter, which the Trainer calls before other callbacks."""
+
+    def __init__(self):
+        self.logs = []
+
+    def on_log(self, args, state, control, logs, **kwargs):
+        self.logs.append(dict(logs))
+
+
+FIGURES = ("loss_ratio", "variance_l1", "variance_max", "momentum_l1", "momentum_max", "grad_norm")
+
+
+def test_reporters_get_the_figures_of_the_newest_record(tmp_path):
+    reporter, records, warmup = Reporter(), [], SequenceLengthWarmup(schedule())
+    monitor = Monitor(records.append, read_every=3, spike_threshold=1.01)
+    training = trainer(tmp_path, model(), [reporter], **JUMPS)
+    monitor.add_to(training)
+    warmup.add_to(training)
+    assert training.callback_handler.callbacks[-2:] == [monitor, warmup]
+    training.train()
+    assert len(records) == 8
+    *logs, summary = reporter.logs
+    assert [log["seq_length"] for log in reporter.logs] == [4, 4, 8, 12, 16, 16, 16, 16, 16]
+    assert [log.get("monitor/step") for log in logs] == [None, None, 3, 3, 3, 6, 6, 6]
+    for log in logs[2:]:
+        record = records[log["monitor/step"] - 1]
+        assert {name: log[f"monitor/{name}"] for name in FIGURES} == {name: getattr(record, name) for name in FIGURES}
+        assert log["monitor/spikes"] == sum(record.is_spike for record in records[: record.step])
+    assert 0 < logs[-1]["monitor/spikes"] < 6
+    assert summary["monitor/step"] == 6
+    history = [record for record in training.state.log_history if "loss" in record]
+    assert [{**log, "step": step} for step, log in enumerate(logs, 1)] == history
+    assert not [name for name in training.evaluate() if name.startswith(("monitor/", "seq_length"))]
+
+
+def test_figures_that_are_passed_are_in_the_history_and_reach_reporters_behind_them(tmp_path):
+    first, last = Reporter(), Reporter()
+    training = trainer(tmp_path, model(), [first, Monitor(read_every=1), last], **ADAM)
+    training.train()
+    assert [log["monitor/step"] for log in last.logs[:-1]] == logged(training, "monitor/step") == list(range(1, 9))
+    assert "monitor/step" not in first.logs[0]
+
+
+def test_a_removed_monitor_logs_nothing(tmp_path):
+    reporter, monitor = Reporter(), Monitor(read_every=1)
+    training = trainer(tmp_path, model(), [reporter], **ADAM)
+    monitor.add_to(training)
+    training.remove_callback(monitor)
+    training.train()
+    assert not [name for log in reporter.logs for name in log if name.startswith("monitor/")]
+    with pytest.raises(ValueError, match=r"add_to must be called once, .* make a new Monitor"):
+        monitor.add_to(training)

@@ -1,5 +1,6 @@
 """Monitor in a real Lightning Trainer, against the losses of the module and the state of its optimizer."""
 
+import csv
 import json
 
 import pytest
@@ -197,3 +198,27 @@ def test_a_step_that_returns_no_loss():
 
     with pytest.raises(ValueError, match="Monitor needs the loss of a step, got none"):
         trainer(Monitor()).fit(Manual(), loader())
+
+
+FIGURES = ("loss_ratio", "variance_l1", "variance_max", "momentum_l1", "momentum_max", "grad_norm")
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_loggers_get_the_figures_of_the_newest_record(tmp_path, accumulate):
+    from lightning.pytorch.loggers import CSVLogger
+
+    records = []
+    monitor = Monitor(records.append, read_every=3, spike_threshold=1.0)
+    settings = {"accumulate_grad_batches": accumulate, "log_every_n_steps": 2, "max_epochs": accumulate}
+    trainer([monitor, SequenceLengthWarmup(schedule())], logger=CSVLogger(tmp_path), **settings).fit(Model(), loader())
+    (path,) = tmp_path.rglob("metrics.csv")
+    with path.open() as file:
+        logs = [*csv.DictReader(file)]
+    assert [log["seq_length"] for log in logs] == ["4.0", "12.0", "16.0", "16.0"]
+    assert [log["monitor/step"] for log in logs] == ["", "3.0", "6.0", "6.0"]
+    for log in logs[1:]:
+        record = records[int(float(log["monitor/step"])) - 1]
+        assert [float(log[f"monitor/{name}"]) for name in FIGURES] == [getattr(record, name) for name in FIGURES]
+        assert float(log["monitor/spikes"]) == sum(record.is_spike for record in records[: record.step])
+    assert "monitor/loss" not in logs[1]
+    assert (float(logs[-1]["monitor/spikes"]) > 0) == (accumulate == 1)

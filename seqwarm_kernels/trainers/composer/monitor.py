@@ -26,6 +26,9 @@ class Monitor(Callback):
     clipping. Rank zero writes. Checkpoints keep the counts. If a checkpoint has no counts, a training that resumes from
     it starts to count there.
 
+    Loggers get the figures of the newest record that was read, "monitor/loss_ratio" and so on, which is up to
+    2 · `read_every` steps old: "monitor/step" says of which step. "monitor/spikes" is the number of spikes up to it.
+
     Args:
         outputs, spike_threshold, read_every: as for `TrainingMonitor`.
 
@@ -50,6 +53,7 @@ class Monitor(Callback):
     def batch_end(self, state: State, logger: Logger) -> None:
         assert self.monitor is not None
         self.monitor.observe(state.total_loss_dict[_LOSS])
+        logger.log_metrics(self._monitor_state.figures())
 
     def fit_end(self, state: State, logger: Logger) -> None:
         self._monitor_state.close()

@@ -13,10 +13,10 @@ from ...diagnostics import TrainingMonitor
 from ...diagnostics.monitor import Output
 from ...schedule.attachment import NUM_ITEMS_IN_BATCH
 from ..monitor_state import MonitorState
-from .restorable import RestorableCallback
+from .logs import LoggingCallback
 
 
-class Monitor(RestorableCallback):
+class Monitor(LoggingCallback):
     """A `TrainingMonitor` of a Trainer's optimizer.
 
     Example::
@@ -28,6 +28,11 @@ class Monitor(RestorableCallback):
     is taken after clipping, since the Trainer calls no callback between backward and clipping; the Trainer itself logs
     the norm before clipping. The process that logs writes. Checkpoints keep the counts. If a checkpoint has no counts,
     a training that resumes from it starts to count there.
+
+    Every log gets the figures of the newest record that was read, "monitor/loss_ratio" and so on, which is up to
+    2 · `read_every` steps old: "monitor/step" says of which step. "monitor/spikes" is the number of spikes up to it.
+    The Trainer calls its reporters before the callbacks that are passed to it. To have the figures reported, call
+    `monitor.add_to(trainer)` instead of passing the callback.
 
     Args:
         outputs, spike_threshold, read_every: as for `TrainingMonitor`.
@@ -102,6 +107,10 @@ class Monitor(RestorableCallback):
     ) -> None:
         self._unhook()
         self._monitor_state.close()
+
+    def figures(self) -> dict[str, float]:
+        """Figures of the newest record that was read; empty outside of a training."""
+        return {} if self._hook is None else self._monitor_state.figures()
 
     def _unhook(self) -> None:
         if self._hook is not None:

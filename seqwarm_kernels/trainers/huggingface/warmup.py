@@ -11,10 +11,10 @@ from transformers import Trainer, TrainerControl, TrainerState, TrainingArgument
 
 from ...schedule.scheduler import SequenceLengthScheduler
 from ..schedule_state import ScheduleState
-from .restorable import RestorableCallback
+from .logs import LoggingCallback
 
 
-class SequenceLengthWarmup(RestorableCallback):
+class SequenceLengthWarmup(LoggingCallback):
     """Trains a Trainer's model on sequences of the scheduled length. Evaluation keeps the full length.
 
     Example::
@@ -26,9 +26,9 @@ class SequenceLengthWarmup(RestorableCallback):
     before its first training. A training that resumes loads the schedule's state from the checkpoint.
 
     Every log gets `seq_length` and `train_tokens`, the number of tokens that all ranks have trained on, after cutting
-    and without padding. The Trainer's own `num_input_tokens_seen` and `total_flos` count whole batches. Reporters run
-    before the callbacks that are passed to a Trainer. To have both reported, call `warmup.add_to(trainer)`, which puts
-    this callback first, instead of passing it.
+    and without padding. The Trainer's own `num_input_tokens_seen` and `total_flos` count whole batches. The Trainer
+    calls its reporters before the callbacks that are passed to it. To have both reported, call `warmup.add_to(trainer)`
+    instead of passing the callback.
 
     With `callbacks=[warmup]` the model must compute the loss: a `compute_loss_func` would get cut logits and whole
     labels. If the Trainer counts the labels of a step, such a function is an error. If the batches of one step, on all
@@ -60,25 +60,17 @@ class SequenceLengthWarmup(RestorableCallback):
         self._batches: nn.Module | None = None  # through which batches pass after `add_to`
 
     def add_to(self, trainer: Trainer) -> None:
-        """Add the callback to a Trainer whose loss may be computed outside of the model, such as TRL's `SFTTrainer`.
+        """Adds the callback to a Trainer whose loss may be computed outside of the model, such as TRL's `SFTTrainer`.
 
         Batches are cut when the Trainer takes them for a step, before it counts their labels. So its own counts, a
-        `compute_loss_func` and metrics see what the model is trained on. Do not pass the callback in `callbacks`, too.
+        `compute_loss_func` and metrics see what the model is trained on. Reporters get the figures of each log. Do not
+        pass the callback in `callbacks`, too.
 
         Raises:
             TypeError: `trainer` is not a Trainer.
             ValueError: the trainer has this callback already, or the callback was added before.
         """
-        if not isinstance(trainer, Trainer):
-            raise TypeError(f"trainer must be a transformers.Trainer, got {type(trainer).__name__}")
-        if self in trainer.callback_handler.callbacks:
-            raise ValueError("trainer must not have this callback yet: leave it out of callbacks, and add it once")
-        if self._batches is not None:
-            raise ValueError(
-                "add_to must be called once, got a callback that was added to another Trainer, or was removed from "
-                "this one: make a new SequenceLengthWarmup"
-            )
-        trainer.callback_handler.callbacks.insert(0, self)  # before reporters, which then see its logs
+        super().add_to(trainer)
         batches = self._batches = nn.Identity()
         take = trainer.get_batch_samples
 
@@ -122,17 +114,9 @@ class SequenceLengthWarmup(RestorableCallback):
         self._schedule_state.step(1)
         self._schedule_state.warn_of_shares()
 
-    def on_log(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: dict[str, Any] | None = None,
-        **kwargs: Any,
-    ) -> None:
-        if self._schedule_state.attachment is not None and logs is not None:
-            for record in (logs, *state.log_history[-1:]):  # the history has an earlier copy of the logs
-                record.update(self._schedule_state.metrics())
+    def figures(self) -> dict[str, int]:
+        """The length of the last step and the tokens so far; empty outside of a training."""
+        return {} if self._schedule_state.attachment is None else self._schedule_state.metrics()
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any

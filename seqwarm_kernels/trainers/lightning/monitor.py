@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
@@ -24,6 +25,9 @@ class Monitor(Callback):
     A step whose `training_step` returned None is counted, and has no record. The gradient norm is taken after clipping.
     Rank zero writes. Checkpoints keep the counts. If a checkpoint has no counts, a training that resumes from it starts
     to count there.
+
+    Loggers get the figures of the newest record that was read, "monitor/loss_ratio" and so on, which is up to
+    2 · `read_every` steps old: "monitor/step" says of which step. "monitor/spikes" is the number of spikes up to it.
 
     Args:
         outputs, spike_threshold, read_every: as for `TrainingMonitor`.
@@ -49,7 +53,12 @@ class Monitor(Callback):
         self._monitor_state.start(trainer.optimizers, steps=self._steps, writes=trainer.is_global_zero)
 
     def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+        self,
+        trainer: Any,  # its log_every_n_steps has no annotation
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
     ) -> None:
         loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
         if isinstance(loss, Tensor):  # automatic optimization divides the loss by the number of batches in a step
@@ -59,6 +68,11 @@ class Monitor(Callback):
             self._steps = trainer.global_step
             # In automatic optimization, a step may skip its batch and so have no loss.
             self._monitor_state.step(losses_are_parts=False, may_begin_without=pl_module.automatic_optimization)
+            every = trainer.log_every_n_steps
+            if every > 0 and trainer.global_step % every == 0:
+                figures = self._monitor_state.figures().items()
+                # float64 on the CPU: exact, and does not wait for a device
+                pl_module.log_dict({name: torch.tensor(value, dtype=torch.float64) for name, value in figures})
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._monitor_state.close()

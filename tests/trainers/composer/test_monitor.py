@@ -63,3 +63,13 @@ def test_a_further_fit_continues_the_count():
     run.trainer.fit(duration="2ba")
     assert [record.step for record in records] == [1, 2, 3, 4, 5]
     assert records[3].loss_ratio != 1.0
+
+
+def test_loggers_get_the_figures_of_the_newest_record():
+    records = []
+    run = Run("8ba", callbacks=[Monitor(records.append, read_every=3, spike_threshold=1.0)]).fit()
+    assert run.metric("monitor/step") == [3, 3, 3, 6, 6, 6]
+    for name in ("loss_ratio", "variance_max", "variance_l1", "momentum_max", "momentum_l1", "grad_norm"):
+        assert run.metric(f"monitor/{name}") == [getattr(records[step - 1], name) for step in (3, 3, 3, 6, 6, 6)]
+    spikes = [sum(record.is_spike for record in records[:step]) for step in (3, 3, 3, 6, 6, 6)]
+    assert run.metric("monitor/spikes") == spikes
