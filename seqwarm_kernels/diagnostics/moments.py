@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,21 +18,25 @@ from .sharding import ShardLocation, gather_over_ranks, local_part
 
 _OPERATOR = "moment_statistics"
 _MAXIMA = [Statistic.VARIANCE_MAX, Statistic.MOMENTUM_MAX]
+#: What each of the operator's numbers is taken from, in their order.
+_KINDS = ("second_moment", "second_moment", "momentum", "momentum", "gradients")
 #: Number of elements of quantized moments that are in memory as floating-point numbers at one time.
 _MAX_COPIED_ELEMENTS = 2**25
 
 
 class MomentStatistics(NamedTuple):
-    """0-d tensors, float64 (float32 on MPS), over all elements of all parameters that have been stepped.
+    """0-d tensors, float64 (float32 on MPS), over all elements of all parameters that have a moment or a gradient.
 
-    √v is the square root of the second moment as stored, without Adam's bias correction.
+    Statistics of what no parameter has are None: of a moment that the optimizer does not keep, of all moments before
+    the first step, and the norm without gradients. √v is the square root of the second moment as stored, without Adam's
+    bias correction.
     """
 
-    variance_l1: Tensor  #: Σ √v
-    variance_max: Tensor  #: the largest √v
-    momentum_l1: Tensor  #: Σ |m|
-    momentum_max: Tensor  #: the largest |m|
-    grad_norm: Tensor | None  #: l2 norm of the gradients in `.grad`; None if no parameter has a gradient
+    variance_l1: Tensor | None  #: Σ √v
+    variance_max: Tensor | None  #: the largest √v
+    momentum_l1: Tensor | None  #: Σ |m|
+    momentum_max: Tensor | None  #: the largest |m|
+    grad_norm: Tensor | None  #: l2 norm of the gradients in `.grad`
 
 
 @dataclass
@@ -54,38 +58,44 @@ def moment_statistics(optimizer: Any, *, backend: str | None = None) -> MomentSt
     one call for each share.
 
     Args:
-        optimizer: Adam, AdamW, NAdam, RAdam, ... (fused, foreach, capturable); any optimizer whose state has exp_avg
-            and exp_avg_sq; torchao's and bitsandbytes' 8-bit optimizers; a wrapper that has such an optimizer as
-            `.optimizer`. Before its first step all statistics of moments are 0, as Adam's moments are.
+        optimizer: any optimizer. Its momentum is the state's exp_avg (Adam, Lion) or momentum_buffer (SGD, Muon), its
+            second moment exp_avg_sq (Adam) or square_avg (RMSprop). Also torchao's and bitsandbytes' 8-bit Adam, and a
+            wrapper that has an optimizer as `.optimizer`.
         backend: "triton", "native" or "reference"; None for the best available backend.
 
     Raises:
         TypeError: `optimizer` is not an optimizer.
-        ValueError: `optimizer` does not keep a second moment, or not for all parameters; or `backend` does not support
-            its tensors.
+        ValueError: `optimizer` holds only this rank's part of the states, or `backend` does not support its tensors.
     """
-    numbers, has_gradients = raw_statistics(optimizer, with_gradients=True, backend=backend)
-    variance_l1, variance_max, momentum_l1, momentum_max, squares = numbers.unbind()
-    norm = squares.sqrt() if has_gradients else None
-    return MomentStatistics(variance_l1, variance_max, momentum_l1, momentum_max, norm)
+    numbers, kinds = raw_statistics(optimizer, with_gradients=True, backend=backend)
+    found = MomentStatistics(*existing(numbers.unbind(), kinds))
+    return found if found.grad_norm is None else found._replace(grad_norm=found.grad_norm.sqrt())
+
+
+T = TypeVar("T")
+
+
+def existing(numbers: Iterable[T], kinds: Collection[str]) -> list[T | None]:
+    """The operator's five numbers, with None for those of kinds that no parameter has."""
+    return [number if kind in kinds else None for number, kind in zip(numbers, _KINDS, strict=True)]
 
 
 @torch.no_grad()
-def raw_statistics(optimizer: Any, *, with_gradients: bool, backend: str | None = None) -> tuple[Tensor, bool]:
-    """The operator's five numbers (5,) over all devices and ranks, and whether any parameter has a gradient."""
+def raw_statistics(optimizer: Any, *, with_gradients: bool, backend: str | None = None) -> tuple[Tensor, set[str]]:
+    """The operator's five numbers (5,) over all devices and ranks, and the kinds of tensors that parameters have."""
     found: dict[ShardLocation, list[Tensor]] = {}
-    has_gradients = False
+    kinds: set[str] = set()
     for location, batch in _batches(optimizer, with_gradients):
-        has_gradients |= bool(batch.gradients)
+        kinds.update(kind for kind in _KINDS if getattr(batch, kind))
         operator = overload(_OPERATOR, backends.choose(_OPERATOR, location.device.type, backend))
         found.setdefault(location, []).append(operator(batch.momentum, batch.second_moment, batch.gradients))
     parts = [gather_over_ranks(_combined(torch.stack(rows)), location) for location, rows in found.items()]
     if not parts:
         device = next((parameter.device for parameter in parameters_of(optimizer)), torch.device("cpu"))
         backends.choose(_OPERATOR, device.type, backend)  # raises also where there is nothing to compute yet
-        return torch.zeros(len(Statistic), dtype=accumulation_dtype(device), device=device), False
+        return torch.zeros(len(Statistic), dtype=accumulation_dtype(device), device=device), kinds
     device = gather_device([part.device for part in parts])
-    return _combined(torch.cat([part.to(device, non_blocking=True) for part in parts])), has_gradients
+    return _combined(torch.cat([part.to(device, non_blocking=True) for part in parts])), kinds
 
 
 def _batches(optimizer: Any, with_gradients: bool) -> Iterator[tuple[ShardLocation, _Batch]]:

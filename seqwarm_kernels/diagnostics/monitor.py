@@ -13,10 +13,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ..ops.moment_statistics.schema import Statistic
 from ..utils.checks import check_int, check_real
 from .device_to_host import DelayedReader, Row
-from .moments import raw_statistics
-from .optimizer_state import check_optimizer, rank_sharding_of
+from .moments import existing, raw_statistics
+from .optimizer_state import inner_optimizer, rank_sharding_of
 from .records import RESERVED_NAMES, LossHistory, StepRecord
 
 Output = Callable[[StepRecord], object]
@@ -28,11 +29,14 @@ class _HostValues(NamedTuple):
     step: int
     numbers: dict[str, float]
     names_on_device: list[str]  #: names of the numbers that follow the statistics in the step's row
-    has_gradients: bool  #: whether the statistics include a gradient norm
+    kinds: set[str]  #: what the statistics are taken from
 
 
 class TrainingMonitor:
     """Reads an optimizer's moments after each of its steps, and passes a record of each step to its outputs.
+
+    An optimizer is watched for what it has: numbers of a moment that it does not keep are None. Two optimizers, such as
+    Muon for matrices and AdamW for all else, have a monitor each.
 
     Example::
 
@@ -75,11 +79,11 @@ class TrainingMonitor:
 
     Raises:
         TypeError: `optimizer` is not an optimizer, or an argument has the wrong type.
-        ValueError: `optimizer` does not keep a second moment, or a number is out of range.
+        ValueError: `optimizer` holds only this rank's part of the states, or a number is out of range.
     """
 
     def __init__(self, optimizer: Any, *outputs: Output, spike_threshold: float = 1.2, read_every: int = 20) -> None:
-        check_optimizer(optimizer)
+        inner_optimizer(optimizer)  # raises if it is none
         if sharding := rank_sharding_of(optimizer):
             warnings.warn(
                 f"optimizer holds this rank's part of parameters that {sharding} shards: statistics and gradient norms "
@@ -111,8 +115,7 @@ class TrainingMonitor:
 
         Raises:
             TypeError: a value is neither a number nor a tensor.
-            ValueError: a tensor does not have one real element, the name of an extra number is reserved, or
-                `optimizer` does not keep a second moment.
+            ValueError: a tensor does not have one real element, or the name of an extra number is reserved.
         """
         given = {"loss": loss, **({} if grad_norm is None else {"grad_norm": grad_norm}), **extra_numbers}
         for name, value in given.items():
@@ -121,13 +124,13 @@ class TrainingMonitor:
                 given[name] = value.full_tensor()
         if reserved := RESERVED_NAMES & extra_numbers.keys():
             raise ValueError(f"extra_numbers must not use reserved names, got {', '.join(sorted(reserved))}")
-        statistics, has_gradients = raw_statistics(self._optimizer, with_gradients=grad_norm is None)
+        statistics, kinds = raw_statistics(self._optimizer, with_gradients=grad_norm is None)
         on_device = {
             name: value for name, value in given.items() if isinstance(value, Tensor) and value.device.type != "cpu"
         }
         on_host = {name: float(value) for name, value in given.items() if name not in on_device}
         self._observed += 1
-        host_values = _HostValues(self._observed, on_host, list(on_device), has_gradients)
+        host_values = _HostValues(self._observed, on_host, list(on_device), kinds)
         self._emit(self._reader.add(Row(host_values, _concatenated(statistics, on_device.values()))))
 
     def flush(self) -> None:
@@ -191,7 +194,8 @@ class TrainingMonitor:
         _call_all([partial(output, record) for record in records for output in self._outputs])
 
     def _record(self, host_values: _HostValues, numbers: list[float]) -> StepRecord:
-        variance_l1, variance_max, momentum_l1, momentum_max, squares, *others = numbers
+        statistics, others = numbers[: len(Statistic)], numbers[len(Statistic) :]
+        variance_l1, variance_max, momentum_l1, momentum_max, squares = existing(statistics, host_values.kinds)
         values = {**dict(zip(host_values.names_on_device, others, strict=True)), **host_values.numbers}
         loss = values.pop("loss")
         ratio, is_spike = self._history.add(loss)
@@ -204,7 +208,7 @@ class TrainingMonitor:
             variance_max=variance_max,
             momentum_l1=momentum_l1,
             momentum_max=momentum_max,
-            grad_norm=values.pop("grad_norm", math.sqrt(squares) if host_values.has_gradients else None),
+            grad_norm=values.pop("grad_norm", None if squares is None else math.sqrt(squares)),
             extra=values,
         )
 

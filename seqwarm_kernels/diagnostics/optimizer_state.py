@@ -6,8 +6,10 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
+
+#: Names under which optimizers keep their moments, by kind. A state has at most one name of a kind.
+_MOMENT_NAMES = {"momentum": ("exp_avg", "momentum_buffer"), "second_moment": ("exp_avg_sq", "square_avg")}
 
 
 class OptimizerTensor(NamedTuple):
@@ -16,25 +18,6 @@ class OptimizerTensor(NamedTuple):
     kind: str  #: "momentum", "second_moment" or "gradients"
     tensor: Tensor
     is_copy: bool  #: whether `tensor` was dequantized, and so is temporary
-
-
-def check_optimizer(optimizer: Any) -> None:
-    """Check that an optimizer, or the one that it wraps, keeps a second moment or will do so from its first step on.
-
-    Some optimizers of other packages look like Adam before their first step; they pass this check until then.
-
-    Raises:
-        TypeError: `optimizer` is not an optimizer.
-        ValueError: `optimizer` does not keep a second moment.
-    """
-    inner = _unwrapped(optimizer)
-    states = [state for parameter in parameters_of(inner) if (state := inner.state.get(parameter))]
-    for state in states:
-        _check_has_moments(state, inner)
-    if not states and not all("betas" in group for group in inner.param_groups):
-        raise _no_second_moment(inner, "no state, and groups without betas")
-    if isinstance(inner, torch.optim.Adamax):
-        raise _no_second_moment(inner, "which keeps the largest gradients in place of a second moment")
 
 
 def rank_sharding_of(optimizer: Any) -> str | None:
@@ -54,30 +37,24 @@ def rank_sharding_of(optimizer: Any) -> str | None:
 
 
 def optimizer_tensors(optimizer: Any, *, with_gradients: bool) -> Iterator[OptimizerTensor]:
-    """Both moments of each parameter that has a state, and, if `with_gradients`, each gradient.
+    """The moments that the state of each parameter has, and, if `with_gradients`, each gradient.
 
     Raises:
-        TypeError: `optimizer` is not an optimizer.
-        ValueError: `optimizer` does not keep a second moment, or not for all parameters.
+        TypeError, ValueError: as `inner_optimizer`.
     """
-    inner = _unwrapped(optimizer)
-    has_moments = False
+    inner = inner_optimizer(optimizer)
     for parameter in parameters_of(inner):
-        if state := inner.state.get(parameter):
-            has_moments = True
-            yield from _moments(state, inner)
+        yield from _moments(inner.state.get(parameter) or {})
         if with_gradients and parameter.grad is not None:
             yield OptimizerTensor("gradients", parameter.grad, is_copy=False)
-    if not has_moments:
-        check_optimizer(inner)
 
 
 def parameters_of(optimizer: Any) -> Iterator[Tensor]:
-    for group in _unwrapped(optimizer).param_groups:
+    for group in inner_optimizer(optimizer).param_groups:
         yield from group["params"]
 
 
-def _unwrapped(optimizer: Any) -> Any:
+def inner_optimizer(optimizer: Any) -> Any:
     """The innermost optimizer, for wrappers such as Accelerate's.
 
     Raises:
@@ -100,26 +77,15 @@ def _is_optimizer(value: object) -> bool:
     return hasattr(value, "param_groups") and hasattr(value, "state")
 
 
-def _moments(state: Mapping[str, Any], optimizer: Any) -> Iterator[OptimizerTensor]:
-    _check_has_moments(state, optimizer)
-    if "exp_avg_sq" in state and "exp_avg" in state:
-        yield OptimizerTensor("momentum", state["exp_avg"], is_copy=False)
-        yield OptimizerTensor("second_moment", state["exp_avg_sq"], is_copy=False)
-    else:
+def _moments(state: Mapping[str, Any]) -> Iterator[OptimizerTensor]:
+    if _has_bitsandbytes_moments(state):
         yield OptimizerTensor("momentum", _dequantized(state, 1), is_copy=True)
         yield OptimizerTensor("second_moment", _dequantized(state, 2), is_copy=True)
-
-
-def _check_has_moments(state: Mapping[str, Any], optimizer: Any) -> None:
-    if not ("exp_avg" in state and "exp_avg_sq" in state) and not _has_bitsandbytes_moments(state):
-        raise _no_second_moment(optimizer, f"a parameter's state holds {', '.join(map(str, state))}")
-
-
-def _no_second_moment(optimizer: Any, found: str) -> ValueError:
-    return ValueError(
-        f"optimizer must keep exp_avg and exp_avg_sq for each parameter, as Adam does, got {type(optimizer).__name__} "
-        f"({found})"
-    )
+        return
+    for kind, names in _MOMENT_NAMES.items():
+        for name in names:
+            if isinstance(state.get(name), Tensor):  # SGD's may be None
+                yield OptimizerTensor(kind, state[name], is_copy=False)
 
 
 def _has_bitsandbytes_moments(state: Mapping[str, Any]) -> bool:

@@ -16,17 +16,18 @@ class StepRecord:
     """One optimizer step. Numbers that are not finite are kept as NaN and infinity.
 
     √v is the square root of the optimizer's second moment as stored, without Adam's bias correction. Sums and maxima
-    run over all elements of all parameters.
+    run over all elements of all parameters. Numbers of a moment that the optimizer does not keep, or does not have
+    before its first step, are None.
     """
 
     step: int  #: 1 for the first step
     loss: float
     loss_ratio: float  #: the loss divided by the smallest finite loss of all earlier steps; 1 for the first step
     is_spike: bool  #: the ratio is above the monitor's threshold, or the loss is not finite
-    variance_l1: float  #: Σ √v
-    variance_max: float  #: the largest √v
-    momentum_l1: float  #: Σ |m|
-    momentum_max: float  #: the largest |m|
+    variance_l1: float | None  #: Σ √v
+    variance_max: float | None  #: the largest √v
+    momentum_l1: float | None  #: Σ |m|
+    momentum_max: float | None  #: the largest |m|
     grad_norm: float | None  #: l2 norm of the gradients; None if no parameter had a gradient
     extra: Mapping[str, float] = field(default_factory=dict)  #: the caller's own numbers
 

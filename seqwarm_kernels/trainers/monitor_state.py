@@ -47,8 +47,7 @@ class MonitorState:
             writes: whether this rank writes to the outputs.
 
         Raises:
-            ValueError: there is not exactly one optimizer, the optimizer has no second-moment state, or the saved
-                counts are invalid.
+            ValueError: there is not exactly one optimizer, or the saved counts are invalid.
         """
         if len(optimizers) != 1:
             raise ValueError(

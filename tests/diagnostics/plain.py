@@ -25,16 +25,21 @@ def numbers(tensors):
 
 
 def statistics(momentum, second_moment, gradients):
-    """Returns variance_l1, variance_max, momentum_l1, momentum_max, grad_norm."""
+    """Returns variance_l1, variance_max, momentum_l1, momentum_max, grad_norm; None for those without numbers."""
     roots = [math.sqrt(value) for value in numbers(second_moment)]
     sizes = [abs(value) for value in numbers(momentum)]
-    norm = math.sqrt(math.fsum(value * value for value in numbers(gradients)))
-    return [math.fsum(roots), max(roots), math.fsum(sizes), max(sizes), norm]
+    norm = math.sqrt(math.fsum(value * value for value in numbers(gradients))) if gradients else None
+    sums = [[math.fsum(values), max(values)] if values else [None, None] for values in (roots, sizes)]
+    return [*sums[0], *sums[1], norm]
 
 
 def statistics_of(optimizer):
-    """The statistics of an optimizer with Adam's state names that is not wrapped."""
+    """The statistics of an optimizer with torch's state names that is not wrapped."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     states = [optimizer.state[parameter] for parameter in parameters if parameter in optimizer.state]
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    return statistics([s["exp_avg"] for s in states], [s["exp_avg_sq"] for s in states], gradients)
+    moments = [
+        [state[name] for state in states for name in names if name in state]
+        for names in (("exp_avg", "momentum_buffer"), ("exp_avg_sq", "square_avg"))
+    ]
+    return statistics(*moments, gradients)

@@ -236,8 +236,8 @@ def test_options_are_checked(optimizer, options, error):
 
 
 def test_optimizers_and_outputs_are_checked_at_once(model, optimizer):
-    with pytest.raises(ValueError, match="got SGD \\(no state, and groups without betas\\)"):
-        TrainingMonitor(torch.optim.SGD(model.parameters(), lr=0.1))
+    with pytest.raises(TypeError, match="optimizer must have param_groups and state, got Sequential"):
+        TrainingMonitor(model)
     with pytest.raises(TypeError, match="outputs must be callables that take a StepRecord, got str"):
         TrainingMonitor(optimizer, "monitor.jsonl")
 

@@ -253,9 +253,15 @@ def test_a_loss_from_outside_of_the_model_raises(tmp_path, other):
         training.train()
 
 
-def test_an_optimizer_without_a_second_moment_raises_when_training_begins(tmp_path):
-    with pytest.raises(ValueError, match=r"must keep exp_avg and exp_avg_sq .* got SGD"):
-        trainer(tmp_path, model(), [Monitor()]).train()
+def test_an_optimizer_without_moments_is_watched_for_the_rest(tmp_path):
+    reporter, records, monitor = Reporter(), [], Monitor(read_every=1)
+    training = trainer(tmp_path, model(), [reporter, Monitor(records.append)])  # SGD
+    monitor.add_to(training)
+    training.train()
+    assert [record.loss for record in records] == pytest.approx(logged(training), rel=1e-3)
+    assert all(numbers(record)[:4] == [None] * 4 and record.grad_norm > 0 for record in records)
+    names = {name for name in reporter.logs[0] if name.startswith("monitor/")}
+    assert names == {"monitor/step", "monitor/loss_ratio", "monitor/grad_norm", "monitor/spikes"}
 
 
 def test_options_are_checked_at_once():

@@ -34,8 +34,7 @@ class Monitor(Callback):
 
     Raises:
         TypeError: an argument has the wrong type.
-        ValueError: an argument is out of range; when training begins, there is more than one optimizer, or the
-            optimizer has no second-moment state.
+        ValueError: an argument is out of range; when training begins, there is more than one optimizer.
     """
 
     def __init__(self, *outputs: Output, spike_threshold: float = 1.2, read_every: int = 20) -> None:

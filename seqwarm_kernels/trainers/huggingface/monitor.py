@@ -39,8 +39,8 @@ class Monitor(LoggingCallback):
 
     Raises:
         TypeError: an argument has the wrong type.
-        ValueError: an argument is out of range; when training begins, the optimizer has no second-moment state; at the
-            first step, the model returned no loss, because `label_smoothing_factor` or `compute_loss_func` is given.
+        ValueError: an argument is out of range; at the first step, the model returned no loss, because
+            `label_smoothing_factor` or `compute_loss_func` is given.
     """
 
     def __init__(self, *outputs: Output, spike_threshold: float = 1.2, read_every: int = 20) -> None:

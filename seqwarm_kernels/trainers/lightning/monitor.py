@@ -34,9 +34,9 @@ class Monitor(Callback):
 
     Raises:
         TypeError: an argument has the wrong type.
-        ValueError: an argument is out of range; when training begins, there is more than one optimizer, or the
-            optimizer has no second-moment state; `training_step` returned no loss: in manual optimization, at the first
-            step, and in automatic optimization, when training ends and no step had a loss.
+        ValueError: an argument is out of range; when training begins, there is more than one optimizer;
+            `training_step` returned no loss: in manual optimization, at the first step, and in automatic optimization,
+            when training ends and no step had a loss.
     """
 
     def __init__(self, *outputs: Output, spike_threshold: float = 1.2, read_every: int = 20) -> None:
