@@ -90,7 +90,7 @@ test-composer: build/composer/installed  ## run the tests with Composer's traine
 test-transformers-oldest: build/transformers-oldest/installed  ## run the tests of models with the oldest transformers
 	PYTHONPATH=$(<D) $(PYTEST) \
 		tests/models tests/trainers/test_huggingface.py tests/trainers/test_loaders.py \
-		tests/trainers/test_packed.py \
+		tests/trainers/test_packed.py tests/trainers/test_tokens_huggingface.py tests/trainers/test_monitor_huggingface.py \
 		tests/allocator/test_transformers.py $(ARGS)
 
 # Stopped and called again, it goes on. It works in copies of the project.

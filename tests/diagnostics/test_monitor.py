@@ -150,8 +150,10 @@ def test_a_resumed_monitor_counts_like_an_uninterrupted_one(optimizer):
     for stop in range(len(losses) + 1):
         first, records = observed(optimizer, losses[:stop], read_every=3)
         state = json.loads(json.dumps(first.state_dict(), allow_nan=False))
-        second = TrainingMonitor(optimizer, records.append)
+        assert first.last_record is (records[-1] if records else None)
+        second = first if stop == 3 else TrainingMonitor(optimizer, records.append)
         second.load_state_dict(state)
+        assert second.last_record is None
         for loss in losses[stop:]:
             second.observe(loss)
         assert second.state_dict() == whole.state_dict()

@@ -42,6 +42,28 @@ def test_a_step_that_has_no_token_left_is_reported_once(unit):
         state.step(1)
 
 
+@pytest.mark.parametrize("has_batch", [True, False])
+def test_ranks_exchange_their_counts_once_in_a_step_also_one_without_a_batch(monkeypatch, has_batch):
+    exchanged = []
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "all_reduce", lambda total: exchanged.append(total.add_(5).tolist()))
+    state, model = ScheduleState(scheduler(unit="token"), {}, total_tokens=30), Model()
+    state.attach(model, CPU)
+    for step in (1, 2):
+        state.begin()
+        if has_batch:
+            model(torch.ones(2, 16, dtype=torch.long))
+        tokens = step * (8 * has_batch + 5)
+        assert [state.count_tokens(), state.count_tokens()] == [tokens] * 2
+        assert state.is_finished() == (tokens >= 30)
+        state.step(1)
+        assert len(exchanged) == step
+        assert state.scheduler.progress == tokens
+    state.begin()
+    assert state.count_tokens() == tokens + 5
+    assert state.scheduler.progress == tokens
+
+
 @pytest.mark.parametrize("name", ["mode", "remainder", "seq_dim", "keep_last_token", "copy", "return_information"])
 def test_an_option_is_accepted_or_named_before_training(name):
     check_accepted_or_named(name, lambda value: ScheduleState(scheduler(), {name: value}))
