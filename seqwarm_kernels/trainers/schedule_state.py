@@ -135,7 +135,7 @@ class ScheduleState:
                 device and the ranks.
         """
         unit = self.scheduler.unit
-        if count or unit != "step" or self._total_tokens is not None:
+        if count or unit != "step":
             self._bring_up_to_date()
         seen, self._seen = self._seen, Seen(0, 0)
         self._has_counted_step, self._is_up_to_date = self._is_up_to_date, False

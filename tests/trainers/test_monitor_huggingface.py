@@ -337,11 +337,15 @@ def test_figures_that_are_passed_are_in_the_history_and_reach_reporters_behind_t
 
 
 def test_a_removed_monitor_logs_nothing(tmp_path):
+    class Remove(TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            if state.global_step == 4:
+                training.remove_callback(monitor)
+
     reporter, monitor = Reporter(), Monitor(read_every=1)
-    training = trainer(tmp_path, model(), [reporter], **ADAM)
+    training = trainer(tmp_path, model(), [reporter, Remove], **ADAM)
     monitor.add_to(training)
-    training.remove_callback(monitor)
     training.train()
-    assert not [name for log in reporter.logs for name in log if name.startswith("monitor/")]
+    assert [log.get("monitor/step") for log in reporter.logs] == [1, 2, 3, *[None] * 6]
     with pytest.raises(ValueError, match=r"add_to must be called once, .* make a new Monitor"):
         monitor.add_to(training)

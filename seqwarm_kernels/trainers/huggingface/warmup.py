@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 from transformers import Trainer, TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 
 from ...schedule.scheduler import SequenceLengthScheduler
 from ..schedule_state import ScheduleState
@@ -104,13 +105,13 @@ class SequenceLengthWarmup(LoggingCallback):
     ) -> None:
         self._schedule_state.begin()
 
-    def on_optimizer_step(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        if self._schedule_state.is_finished():
-            state.max_steps = state.global_step + 1  # the Trainer evaluates and saves after its last step
-
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        if self._schedule_state.is_finished():  # then the Trainer does as after `max_steps`
+            control.should_training_stop = True
+            control.should_save |= args.save_strategy == SaveStrategy.STEPS
+            control.should_evaluate |= (
+                args.eval_strategy == IntervalStrategy.STEPS and args.eval_delay <= state.global_step
+            )
         self._schedule_state.step(1)
         self._schedule_state.warn_of_shares()
 
