@@ -11,6 +11,7 @@ COMMANDS = {
     "resize_calls": ("bench.resize_batch.calls", "what a call of resize_batch costs on a small batch"),
     "alibi_attention": ("bench.alibi_attention.cpu", "attention on the CPU beside torch's own"),
     "short": ("bench.alibi_attention.short", "attention on the CPU where warmup begins, beside torch's own"),
+    "decoding": ("bench.alibi_attention.decoding", "one query over a long cache on the CPU, beside torch's own"),
     "calls": ("bench.alibi_attention.calls", "what a call of attention costs beside its arithmetic, GPUs pretended"),
     "batching": ("bench.batching.cpu", "batches by length: padding, planning beside infinibatch, resuming"),
     "files": ("bench.batching.files", "from compressed files to tensors, beside infinibatch: time and shares of it"),

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from .alibi_attention.cases import BOTH, FORWARD
+from .alibi_attention.decoding import OURS_BOUND
 from .alibi_attention.peers import EAGER, FLASH, FLEX, MASK, OURS, OURS_NO_SKIP
-from .alibi_attention.report import SHORT
+from .alibi_attention.report import DECODING, SHORT
 from .batching.report import PADDING
 from .common.records import RESULTS, CpuRecord, is_implementation, read
 from .resize_batch.implementations import BY_HAND, OURS_OUT
@@ -140,6 +141,31 @@ def _short_table(path: Path) -> str:
     return f"{environment['cpu']}, {path.stem.removeprefix(f'{SHORT}_')}:\n\n{_markdown(header, rows)}"
 
 
+def _decoding() -> str:
+    """A table for each CPU: times, and how many times as fast as SDPA with a mask that was made before."""
+    return "\n\n".join(_decoding_table(path) for path in sorted(RESULTS.glob(f"{DECODING}_*.jsonl")))
+
+
+def _decoding_table(path: Path) -> str:
+    environment, lines = read(path)
+    names = ("heads", "key_heads", "head_dim", "batch_size", "length")
+    times: dict[tuple[int, ...], dict[tuple[str, str], float]] = {}
+    for record in (CpuRecord(**line) for line in lines):
+        case = times.setdefault(tuple(record.facts[name] for name in names), {})
+        case[record.implementation, record.facts["inputs"]] = record.median_ms
+
+    def row(case: tuple[int, ...], found: dict[tuple[str, str], float]) -> list[str]:
+        heads, key_heads, head_dim, batch_size, keys = case
+        cells = [f"{heads} on {key_heads}, {head_dim}", f"{batch_size}", f"{keys:,}", _time_text(found[MASK.name, "a"])]
+        for name in (OURS, OURS_BOUND, OURS_NO_SKIP):
+            cells += [_times_as_fast(found[name, inputs], found[MASK.name, inputs]) for inputs in ("a", "b")]
+        return cells
+
+    header = ["heads, head_dim", "rows", "keys", "SDPA mask", "ours", "inputs b", "with bound", "inputs b"]
+    body = _markdown([*header, "no skip", "inputs b"], [row(*entry) for entry in times.items()])
+    return f"{environment['cpu']}, {path.stem.removeprefix(f'{DECODING}_')}:\n\n{body}"
+
+
 # ---- everything else
 
 
@@ -184,6 +210,7 @@ TABLES = {
     "attention beside its peers": _attention_peers,
     "attention over lengths": _attention_lengths,
     "short attention": _short_attention,
+    "decoding": _decoding,
     "resize_batch": _resize_batch,
     "padding": _padding,
     "demo": _demo,

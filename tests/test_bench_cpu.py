@@ -8,7 +8,7 @@ import torch
 
 from bench import page
 from bench.alibi_attention import cpu as attention
-from bench.alibi_attention import peers, short
+from bench.alibi_attention import decoding, peers, short
 from bench.alibi_attention.cases import BOTH, FORWARD, RESULT_NAMES, Case
 from bench.alibi_attention.problems import Problem
 from bench.alibi_attention.report import report as report_attention
@@ -62,6 +62,17 @@ def test_short_attention_is_measured(monkeypatch, tmp_path):
     (tmp_path / "cpu_short_attention_kind.jsonl").write_text("\n".join(map(json.dumps, lines)))
     assert page._short_attention().startswith("a CPU, kind:\n\n| tokens | layout | float32, forward |")
     assert "\n| 8 | tokens first | " in page._short_attention()
+
+
+def test_decoding_is_measured(monkeypatch, tmp_path):
+    rows = [row for inputs in "ab" for row in decoding.measure(Problem(1, 4, 2, 300, 16), inputs, 1, 0.001)]
+    assert [row.implementation for row in rows[:3]] == [peers.OURS, decoding.OURS_BOUND, peers.OURS_NO_SKIP]
+    assert all(row.max_error < 0.02 for row in rows if row.implementation != peers.FLASH.name)
+    monkeypatch.setattr(page, "RESULTS", tmp_path)
+    lines = [{"cpu": "a CPU"}, *(asdict(row) for row in rows)]
+    (tmp_path / "cpu_decoding_kind.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    assert page._decoding().startswith("a CPU, kind:\n\n| heads, head_dim | rows | keys | SDPA mask |")
+    assert "\n| 4 on 2, 16 | 1 | 300 | " in page._decoding()
 
 
 def test_attention_is_measured(monkeypatch, tmp_path):

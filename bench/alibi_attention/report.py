@@ -27,7 +27,8 @@ from .peers import (
 )
 
 RECORDS = "cpu_alibi_attention"  #: name of the records file of the CPU benchmark
-SHORT, CALLS = "cpu_short_attention", "cpu_attention_calls"  #: names with a file for each kind of CPU
+#: Names with a file for each kind of CPU.
+SHORT, CALLS, DECODING = "cpu_short_attention", "cpu_attention_calls", "cpu_decoding"
 STAGES = ("long", "lengths", "segments")  #: stages of a GPU run that are compared with peers
 
 _SHORT: dict[str, Any] = {"length": 1024, "head_dim": 64, "batch_size": 2}

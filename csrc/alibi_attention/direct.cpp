@@ -37,6 +37,10 @@ template <>
 struct InSchema<std::optional<int64_t>> {
   using type = std::optional<c10::SymInt>;
 };
+template <>
+struct InSchema<Maybe> {
+  using type = const Maybe&;
+};
 template <typename T>
 using in_schema = typename InSchema<T>::type;
 
@@ -65,7 +69,7 @@ struct Triton {  // Its kernels are in Python.
 };
 
 // A backend's operator that takes query, key, value and slopes, three tensors of which a `T` each may be None, and
-// `Numbers`.
+// `Numbers`, which may end with another tensor.
 template <typename Operator, typename Backend, typename T, typename... Numbers>
 struct Attention : torch::autograd::Function<Attention<Operator, Backend, T, Numbers...>> {
   static constexpr bool is_traceable = true;
@@ -181,7 +185,7 @@ struct Attention : torch::autograd::Function<Attention<Operator, Backend, T, Num
 
 using MaybeInt = std::optional<int64_t>;
 template <typename Backend>
-using DenseAttention = Attention<Dense, Backend, Maybe, int64_t, bool, double, MaybeInt, MaybeInt, double, double>;
+using DenseAttention = Attention<Dense, Backend, Maybe, int64_t, bool, double, MaybeInt, MaybeInt, double, double, Maybe>;
 template <typename Backend>
 using VarlenAttention = Attention<Varlen, Backend, Tensor, int64_t, int64_t, bool, double, MaybeInt, double, double>;
 

@@ -29,7 +29,7 @@ class _KnownCall(NamedTuple):
     num_heads: int
     slopes: Tensor | None  #: the default; None on a GPU, where they differ from stream to stream
     offset: int | None  #: of a dense call without query_start
-    numbers: tuple[Any, ...]  #: the last options, the same in all calls of the kind
+    numbers: tuple[Any, ...]  #: the options that are no tensors, the same in all calls of the kind
 
     def default_slopes(self, query: Tensor) -> Tensor:
         return default_slopes(self.num_heads, query.device) if self.slopes is None else self.slopes
@@ -52,6 +52,7 @@ def alibi_attention(
     key_padding_mask: Tensor | None = None,
     dropout_p: float = 0.0,
     skip_tolerance: float = DEFAULT_SKIP_TOLERANCE,
+    key_norm_bound: Tensor | None = None,
     return_lse: bool = False,
     backend: str | None = None,
 ) -> Any:  # one tensor, or two with return_lse; a union would burden every caller
@@ -81,6 +82,9 @@ def alibi_attention(
             1 − dropout_p.
         skip_tolerance: ε in [0, 1). At most this share of a query's softmax sum may be left out, so that apart from
             rounding |out − exact| ≤ 2ε · max|value| / (1 − dropout_p). With 0, nothing is left out.
+        key_norm_bound: (B, Hkv) float32: in row b and head h, no key that `key_padding_mask` keeps has a larger l2 norm
+            than this, or the outputs are wrong. For decoding: with it, a call of few queries does not read the keys
+            that skip_tolerance lets it leave out. Without it, it reads all keys, and leaves out values.
         return_lse: Also return lse, the natural log of each query's softmax sum, with the bias and before dropout;
             −∞ for a query without any visible key.
         backend: None (best available), "reference", "native" or "triton".
@@ -112,6 +116,7 @@ def alibi_attention(
             window,
             dropout_p,
             skip_tolerance,
+            key_norm_bound,
             return_lse,
             backend,
         )
@@ -131,6 +136,7 @@ def alibi_attention(
             key_padding_mask=key_padding_mask,
             dropout_p=dropout_p,
             skip_tolerance=skip_tolerance,
+            key_norm_bound=key_norm_bound,
             backend=backend,
         )
         out, lse, *_ = _run(kind, *call)
@@ -145,6 +151,7 @@ def alibi_attention(
             None if dropout_p == 0 else _dropout_seed(dropout_p, query),
             query_start if _is_position(query_start) else known.offset,
             *known.numbers,
+            key_norm_bound,
         )
     return (out, lse) if return_lse else out
 
@@ -261,6 +268,7 @@ def dense_call(
     key_padding_mask: Tensor | None = None,
     dropout_p: float = 0.0,
     skip_tolerance: float,
+    key_norm_bound: Tensor | None = None,
     backend: str | None = None,
 ) -> tuple[OpOverload, tuple[Tensor, ...], DenseOptions]:
     """Check the arguments of `alibi_attention` and fill in defaults.
@@ -281,6 +289,8 @@ def dense_call(
     validation.check_options(scale, window, dropout_p, skip_tolerance)
     if key_padding_mask is not None:
         validation.check_key_padding_mask(key_padding_mask, query, key)
+    if key_norm_bound is not None:
+        validation.check_key_norm_bound(key_norm_bound, query, key)
     if segment_length is not None:
         validation.check_segment_length(segment_length, query_start, query, key)
     if query_start is None:
@@ -298,6 +308,7 @@ def dense_call(
         window=window,
         dropout_p=dropout_p,
         skip_tolerance=skip_tolerance,
+        key_norm_bound=key_norm_bound,
     )
     return _operator("alibi_attention", query, backend), (query, key, value, slopes), options
 
@@ -365,7 +376,7 @@ def _run(
         num_heads=num_heads,
         slopes=None if query.is_cuda else default_slopes(num_heads, query.device),
         offset=options.query_offset if isinstance(options, DenseOptions) else None,
-        numbers=options[4:] if is_dense else options[3:],
+        numbers=options[4:-1] if is_dense else options[3:],
     )
     _known_calls.remember(kind, known)
     return known.run(*tensors, *options)

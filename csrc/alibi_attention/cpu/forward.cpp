@@ -96,7 +96,9 @@ class Forward {
 
   // For each range_block of queries, the keys to visit among the keys [begin, end) that some query sees.
   void find_reach(int64_t begin, int64_t end) {
-    const Reach left(problem_, norms_.largest(begin, begin_)), right(problem_, norms_.largest(end_, end));
+    const float log2_tolerance = problem_.log2_tolerance;
+    const Reach left(problem_, norms_.largest(begin, begin_), log2_tolerance);
+    const Reach right(problem_, norms_.largest(end_, end), log2_tolerance);
     for (int64_t column = 0; column < width_; column += range_block) {
       int64_t first = begin_, last = end_;
       for (int64_t query = column; query < std::min(column + range_block, width_); ++query) {

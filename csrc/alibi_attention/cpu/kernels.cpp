@@ -6,7 +6,8 @@
 namespace seqwarm {
 
 const Kernels SEQWARM_KERNELS(CPU_CAPABILITY) = {
-    forward_bytes,       forward,       backward_bytes,       backward, sum_chunks,
-    short_forward_bytes, short_forward, short_backward_bytes, short_backward};
+    forward_bytes,        forward,        backward_bytes,       backward,       sum_chunks,
+    short_forward_bytes,  short_forward,  short_backward_bytes, short_backward,
+    decode_forward_bytes, decode_forward, merge_chunks};
 
 }  // namespace seqwarm

@@ -3,6 +3,7 @@
 
 #pragma once
 
+#include "decode.h"
 #include "problem.h"
 #include "short_sequences.h"
 
@@ -17,6 +18,7 @@ struct ShortItem {
   int64_t key_head;
 };
 using NextShortItem = c10::function_ref<bool(ShortItem&)>;
+using NextDecodeItem = c10::function_ref<bool(DecodeItem&)>;  // likewise
 
 // `scratch` belongs to the calling thread, is aligned to 64 bytes, and has the size that the _bytes function returns.
 struct Kernels {
@@ -30,6 +32,10 @@ struct Kernels {
   void (*short_forward)(const Problem&, const ForwardOutputs&, NextShortItem, char* scratch);
   int64_t (*short_backward_bytes)(const Problem&);
   void (*short_backward)(const Problem&, const BackwardInputs&, const BackwardOutputs&, NextShortItem, char* scratch);
+  int64_t (*decode_forward_bytes)(const Problem&);
+  void (*decode_forward)(const Problem&, const ForwardOutputs&, const Partials&, NextDecodeItem, char* scratch);
+  // Of one row of (batch, head, query).
+  void (*merge_chunks)(const Problem&, const ForwardOutputs&, const Partials&, int64_t row);
 };
 
 extern const Kernels kernels_DEFAULT;
@@ -54,6 +60,11 @@ int64_t short_backward_bytes(const Problem& problem);
 void short_backward(
     const Problem& problem, const BackwardInputs& inputs, const BackwardOutputs& outputs, NextShortItem next,
     char* scratch);
+int64_t decode_forward_bytes(const Problem& problem);
+void decode_forward(
+    const Problem& problem, const ForwardOutputs& outputs, const Partials& partials, NextDecodeItem next,
+    char* scratch);
+void merge_chunks(const Problem& problem, const ForwardOutputs& outputs, const Partials& partials, int64_t row);
 
 }  // namespace CPU_CAPABILITY
 #endif

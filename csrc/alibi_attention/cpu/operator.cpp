@@ -41,6 +41,7 @@ struct DenseOptions {
   double scale;
   std::optional<int64_t> segment_length, window;
   double dropout_p, skip_tolerance;
+  std::optional<Tensor> key_norm_bound;
 };
 
 struct VarlenOptions {
@@ -101,7 +102,7 @@ Tensor allocate_like(const Tensor& tensor) {
 // Owns the tensors that a problem points into.
 struct Inputs {
   Tensor query, key, value, slopes;
-  std::optional<Tensor> query_start, key_padding_mask;
+  std::optional<Tensor> query_start, key_padding_mask, key_norm_bound;
   Tensor cu_seqlens_q, cu_seqlens_k;
 
   Inputs(const Tensor& query_, const Tensor& key_, const Tensor& value_, const Tensor& slopes_)
@@ -159,6 +160,12 @@ Problem describe(Inputs& inputs, const DenseOptions& options) {
     problem.key_padding_mask = inputs.key_padding_mask->const_data_ptr<bool>();
     problem.mask_batch = inputs.key_padding_mask->stride(0);
     problem.mask_key = inputs.key_padding_mask->stride(1);
+  }
+  if (options.key_norm_bound) {
+    inputs.key_norm_bound = options.key_norm_bound;
+    problem.key_norm_bound = inputs.key_norm_bound->const_data_ptr<float>();
+    problem.bound_batch = inputs.key_norm_bound->stride(0);
+    problem.bound_head = inputs.key_norm_bound->stride(1);
   }
   problem.segment_length = std::min(options.segment_length.value_or(longest_segment), longest_segment);
   problem.widest_view = std::min(problem.widest_view, problem.segment_length);
@@ -256,6 +263,29 @@ void for_each_short_item(
   });
 }
 
+void decode(Problem& problem, const ForwardOutputs& outputs, int64_t threads) {
+  problem.native_products = false;
+  const DecodeItems items(problem);
+  const Tensor memory = at::empty({Partials::count(problem)}, at::kFloat);
+  const Partials partials(problem, memory.data_ptr<float>());
+  std::atomic<int64_t> start{0};
+  at::parallel_for(0, std::min(threads, items.count()), 1, [&](int64_t, int64_t) {
+    const Scratch scratch(kernels().decode_forward_bytes(problem));
+    const auto next = [&](DecodeItem& item) {
+      const int64_t index = start++;
+      item = items[index];
+      return index < items.count();
+    };
+    kernels().decode_forward(problem, outputs, partials, next, scratch.data());
+  });
+  const int64_t num_rows = problem.batch_size * problem.num_heads * problem.query_length;
+  at::parallel_for(0, num_rows, at::divup(num_rows, threads), [&](int64_t first, int64_t last) {
+    for (int64_t row = first; row < last; ++row) {
+      kernels().merge_chunks(problem, outputs, partials, row);
+    }
+  });
+}
+
 // Calls run(item, scratch) for every item. The last heads have the flattest slopes, take longest, and come first.
 template <typename Run>
 void for_each_item(const Problem& problem, int64_t threads, int64_t num_chunks, int64_t scratch_bytes, const Run& run) {
@@ -309,6 +339,8 @@ FourTensors forward(
       for_each_short_item(
           problem, sequences, threads, kernels().short_forward_bytes(problem),
           [&](NextShortItem next, char* scratch) { kernels().short_forward(problem, outputs, next, scratch); });
+    } else if (is_decoding(problem)) {
+      decode(problem, outputs, threads);
     } else {
       for_each_item(
           problem, threads, count_chunks(problem, threads, 4), kernels().forward_bytes(problem),
@@ -414,7 +446,7 @@ struct Operator {
 using MaybeTensor = const std::optional<Tensor>&;
 using MaybeInt = std::optional<int64_t>;
 using Dense = Operator<
-    DenseOptions, MaybeTensor, MaybeTensor, MaybeTensor, int64_t, bool, double, MaybeInt, MaybeInt, double, double>;
+    DenseOptions, MaybeTensor, MaybeTensor, MaybeTensor, int64_t, bool, double, MaybeInt, MaybeInt, double, double, MaybeTensor>;
 using Varlen = Operator<
     VarlenOptions, const Tensor&, const Tensor&, MaybeTensor, int64_t, int64_t, bool, double, MaybeInt, double, double>;
 

@@ -43,6 +43,9 @@ struct Problem {
   const bool* key_padding_mask;  // may be null
   int64_t mask_batch;
   int64_t mask_key;
+  const float* key_norm_bound;  // (batch, key head): no key is longer; null if unknown
+  int64_t bound_batch;
+  int64_t bound_head;
   const int32_t* cu_seqlens_q;  // null: not packed
   const int32_t* cu_seqlens_k;
   int64_t num_sequences;

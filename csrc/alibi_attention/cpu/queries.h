@@ -65,28 +65,45 @@ inline Place place_in_row(const Problem& problem, int64_t batch, int64_t token) 
 
 }  // namespace detail
 
-inline void place_query(const Problem& problem, QueryTile& tile, int64_t column) {
-  const int64_t token = tile.start + column;
+// The keys [low, high) that a query sees, and the rest of a column of QueryTile.
+struct QueryView {
+  int64_t low, high, center;
+  float beyond, slope2;
+
+  bool sees() const { return low < high; }
+  int64_t nearest() const { return std::clamp(center, low, high - 1); }
+};
+
+inline QueryView view_of(const Problem& problem, int64_t batch, int64_t head, int64_t token) {
   const bool packed = problem.cu_seqlens_q != nullptr;
   const detail::Place place = token >= problem.query_length ? detail::Place{0, 0, 0, 0}
       : packed ? detail::place_in_pack(problem, token)
-               : detail::place_in_row(problem, tile.batch, token);
+               : detail::place_in_row(problem, batch, token);
   const auto inside = [&](int64_t key) { return std::max(std::min(key, place.end), place.first); };
-  const int64_t low = inside(place.position - problem.window);
-  const int64_t high = inside(place.position + (problem.causal ? 1 : problem.window + 1));
-  const int64_t center = std::max(std::min(place.position, place.end - 1), place.first);
+  QueryView view;
+  view.low = inside(place.position - problem.window);
+  view.high = inside(place.position + (problem.causal ? 1 : problem.window + 1));
+  view.center = std::max(std::min(place.position, place.end - 1), place.first);
+  view.beyond = static_cast<float>(std::abs(place.position - view.center));
+  view.slope2 =
+      view.sees() ? log2_e * problem.slopes[place.sequence * problem.slope_batch + head * problem.slope_head] : 0;
+  return view;
+}
+
+inline void place_query(const Problem& problem, QueryTile& tile, int64_t column) {
+  const QueryView view = view_of(problem, tile.batch, tile.head, tile.start + column);
+  const int64_t low = view.low, high = view.high, center = view.center;
+  const float slope2 = view.slope2;
   tile.low[column] = low;
   tile.high[column] = high;
   tile.center[column] = center;
-  tile.beyond[column] = static_cast<float>(std::abs(place.position - center));
-  tile.sees[column] = low < high;
-  tile.slope2[column] = 0;
-  if (low >= high) {
+  tile.beyond[column] = view.beyond;
+  tile.slope2[column] = slope2;
+  tile.sees[column] = view.sees();
+  if (!view.sees()) {
     return;
   }
-  const float slope2 = log2_e * problem.slopes[place.sequence * problem.slope_batch + tile.head * problem.slope_head];
-  const int64_t nearest = std::clamp(center, low, high - 1);
-  tile.slope2[column] = slope2;
+  const int64_t nearest = view.nearest();
   if (!tile.any) {
     tile.any = true;
     tile.first_low = tile.last_low = low;

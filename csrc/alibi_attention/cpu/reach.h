@@ -55,8 +55,8 @@ class KeyNorms {
 
 class Reach {
  public:
-  Reach(const Problem& problem, float key_norm)
-      : most_(key_norm * std::abs(problem.scale * log2_e) * relative_margin), log2_tolerance_(problem.log2_tolerance) {}
+  Reach(const Problem& problem, float key_norm, float log2_tolerance)
+      : most_(key_norm * std::abs(problem.scale * log2_e) * relative_margin), log2_tolerance_(log2_tolerance) {}
 
   // The reach of one query, or out_of_reach where no finite bound holds. `known` is L.
   int64_t distance(float query_norm, float slope2, float known) const {

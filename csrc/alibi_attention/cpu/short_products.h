@@ -19,8 +19,8 @@ struct Matrix {
 namespace detail {
 
 // C (rows, vectors) of A (rows, k) · B (k, vectors), in registers.
-template <int rows, int vectors>
-inline void multiply_block(int64_t k, Matrix a, Rows<float> b, float* c, int64_t ldc, bool accumulate) {
+template <int rows, int vectors, typename T>
+inline void multiply_block(int64_t k, Matrix a, Rows<T> b, float* c, int64_t ldc, bool accumulate) {
   Vec sum[rows][vectors];
 #pragma GCC unroll 8
   for (int i = 0; i < rows; ++i) {
@@ -33,7 +33,7 @@ inline void multiply_block(int64_t k, Matrix a, Rows<float> b, float* c, int64_t
     Vec right[vectors];
 #pragma GCC unroll 4
     for (int v = 0; v < vectors; ++v) {
-      right[v] = Vec::loadu(b.data + p * b.ld + v * lanes);
+      right[v] = load_floats(b.data + p * b.ld + v * lanes);
     }
 #pragma GCC unroll 8
     for (int i = 0; i < rows; ++i) {
@@ -53,8 +53,8 @@ inline void multiply_block(int64_t k, Matrix a, Rows<float> b, float* c, int64_t
   }
 }
 
-template <int rows, int vectors>
-inline void multiply_rows_of(int64_t m, int64_t k, Matrix a, Rows<float> b, float* c, int64_t ldc, bool accumulate) {
+template <int rows, int vectors, typename T>
+inline void multiply_rows_of(int64_t m, int64_t k, Matrix a, Rows<T> b, float* c, int64_t ldc, bool accumulate) {
   for (; m >= rows; m -= rows, a.data += rows * a.row, c += rows * ldc) {
     multiply_block<rows, vectors>(k, a, b, c, ldc, accumulate);
   }
@@ -68,11 +68,12 @@ inline void multiply_rows_of(int64_t m, int64_t k, Matrix a, Rows<float> b, floa
 }  // namespace detail
 
 // C (m, n) = A (m, k) · B (k, n), or C += with `accumulate`. n is a multiple of `lanes`.
+template <typename T>
 inline void multiply_short(
-    int64_t m, int64_t n, int64_t k, Matrix a, Rows<float> b, float* c, int64_t ldc, bool accumulate) {
+    int64_t m, int64_t n, int64_t k, Matrix a, Rows<T> b, float* c, int64_t ldc, bool accumulate) {
   for_each_group(0, n, [&](auto vectors, int64_t lane) {
     constexpr int rows = vectors.value == 4 ? 4 : 8;
-    detail::multiply_rows_of<rows, vectors.value>(m, k, a, {b.data + lane, b.ld}, c + lane, ldc, accumulate);
+    detail::multiply_rows_of<rows, vectors.value>(m, k, a, Rows<T>{b.data + lane, b.ld}, c + lane, ldc, accumulate);
   });
 }
 

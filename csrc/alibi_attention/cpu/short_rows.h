@@ -68,7 +68,7 @@ class ShortRows {
     const Rows<P> rows = keys(span);
     if constexpr (std::is_same_v<P, float>) {
       multiply_short(
-          span.num_keys, width, dims_, Matrix{rows.data, rows.ld, 1}, {columns, width}, target, width, false);
+          span.num_keys, width, dims_, Matrix{rows.data, rows.ld, 1}, Rows<float>{columns, width}, target, width, false);
     } else {
       multiply_short(span.num_keys, width, dims_, rows, {columns, width}, target, width, false);
     }

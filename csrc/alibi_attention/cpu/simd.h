@@ -166,6 +166,18 @@ inline void load_row(const From* from, To* to, int64_t count, int64_t padded) {
   std::memset(to + count, 0, (padded - count) * sizeof(To));
 }
 
+// `lanes` elements as floats.
+template <typename T>
+inline Vec load_floats(const T* from) {
+  if constexpr (std::is_same_v<T, float>) {
+    return Vec::loadu(from);
+  } else {
+    Vec floats;
+    at::vec::load_to_float<T>(from, floats);
+    return floats;
+  }
+}
+
 // Σ a · b over values of any dtype.
 template <typename T>
 inline float dot(const T* a, const T* b, int64_t count) {

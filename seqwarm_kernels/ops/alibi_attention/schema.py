@@ -24,7 +24,8 @@ RANGE_BLOCK = 32
 _TENSORS = "Tensor query, Tensor key, Tensor value, Tensor slopes"
 _DENSE = (
     "Tensor? query_start, Tensor? key_padding_mask, Tensor? dropout_seed, SymInt query_offset, bool causal, "
-    "float scale, SymInt? segment_length, SymInt? window, float dropout_p, float skip_tolerance"
+    "float scale, SymInt? segment_length, SymInt? window, float dropout_p, float skip_tolerance, "
+    "Tensor? key_norm_bound=None"
 )
 _VARLEN = (
     "Tensor cu_seqlens_q, Tensor cu_seqlens_k, Tensor? dropout_seed, SymInt max_seqlen_q, SymInt max_seqlen_k, "
@@ -50,6 +51,7 @@ class DenseOptions(NamedTuple):
     window: int | None
     dropout_p: float
     skip_tolerance: float
+    key_norm_bound: Tensor | None = None  # (B, Hkv) float32
 
 
 class VarlenOptions(NamedTuple):

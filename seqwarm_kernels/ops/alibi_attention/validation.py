@@ -88,6 +88,16 @@ def check_key_padding_mask(mask: Tensor, query: Tensor, key: Tensor) -> None:
     check_device("key_padding_mask", mask, query)
 
 
+def check_key_norm_bound(bound: Tensor, query: Tensor, key: Tensor) -> None:
+    if not isinstance(bound, Tensor) or bound.dtype != torch.float32:
+        got = bound.dtype if isinstance(bound, Tensor) else type(bound).__name__
+        raise TypeError(f"key_norm_bound must be a float32 tensor, got {got}")
+    check_dense("key_norm_bound", bound)
+    if bound.shape != key.shape[:2]:
+        raise ValueError(f"key_norm_bound must be (batch, key_heads) {tuple(key.shape[:2])}, got {tuple(bound.shape)}")
+    check_device("key_norm_bound", bound, query)
+
+
 def check_query_start(query_start: int | Tensor, query: Tensor) -> None:
     if not isinstance(query_start, Tensor):
         check_int("query_start", query_start)
