@@ -35,6 +35,8 @@ from seqwarm_kernels.ops.alibi_attention.triton_configurations import (
     block_d,
     configuration,
 )
+from seqwarm_kernels.ops.alibi_attention.triton_decode import CHUNK, MERGED_CHUNKS, decode_tiles
+from seqwarm_kernels.ops.alibi_attention.triton_decode_kernel import decode_kernel, merge_kernel
 from seqwarm_kernels.ops.alibi_attention.triton_forward import forward_kernel
 from seqwarm_kernels.ops.alibi_attention.triton_reach import NORM_BLOCK, NORM_ROWS, key_norms_kernel
 from seqwarm_kernels.ops.alibi_attention.triton_tiles import ALIGNED, BULK
@@ -49,8 +51,10 @@ KERNELS = {
     "backward_ranges": backward_ranges_kernel,
     "backward_query": backward_query_kernel,
     "backward_key": backward_key_kernel,
+    "decode": decode_kernel,
+    "merge": merge_kernel,
 }
-SIMPLE = ("norms", "backward_ranges")  # without a matrix product
+SIMPLE = ("norms", "backward_ranges", "merge")  # without a matrix product
 
 _TILED = {"query", "key", "value", "grad_out"}  # arguments that may be tensor descriptors
 _OPTIONAL = {
@@ -59,6 +63,7 @@ _OPTIONAL = {
     "dropout_seed": "*i64",
     "cu_seqlens_q": "*i32",
     "cu_seqlens_k": "*i32",
+    "key_norm_bound": "*fp32",
     "grad_lse": "*fp32",
     "grad_slope_rows": "*fp32",
     "packed_value": "*{dtype}",
@@ -78,6 +83,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "mask": {"causal": False, "present": {"key_padding_mask"}},
     "dropout": {"causal": True, "present": {"dropout_seed"}},
     "pointers": {"causal": False, "pointers": True},
+    "bound": {"causal": True, "present": {"key_norm_bound"}},
+    "64 rows": {"causal": False, "rows": 64, "present": {"key_norm_bound"}},
     "tf32": {"causal": False, "dtype": "fp32", "precision": "tf32"},
 }
 
@@ -109,6 +116,8 @@ def _access(chip: int, dtype: str, variant: dict[str, Any]) -> int:
 def _tiles(kernel: str, chip: int, head_dim: int, dtype: str, variant: str) -> Tiles:
     if kernel in SIMPLE:
         return Tiles(0, 64, 4, 1)
+    if kernel == "decode":
+        return decode_tiles(VARIANTS[variant].get("rows", 4), head_dim, BYTES[dtype])
     plain = variant not in ("mask", "dropout", "short rows")
     programs = VARIANTS[variant].get("programs", 1)
     return getattr(configuration(chip, head_dim, BYTES[dtype], plain=plain, programs=programs), kernel)
@@ -127,7 +136,8 @@ def _signature(kernel: str, tiles: Tiles, head_dim: int, dtype: str, access: int
         "BLOCK_N": tiles.block_n,
         "ROWS": NORM_ROWS,
         "TILES": RANGE_TILES,
-        "CHUNK": RANGE_CHUNK,
+        "CHUNK": CHUNK if kernel == "decode" else RANGE_CHUNK,
+        "CHUNKS": MERGED_CHUNKS,
         "ACCESS": ALIGNED.value if kernel in SIMPLE else access,
         "PRECISION": variant.get("precision", "ieee"),
         "NORM_BLOCK": NORM_BLOCK,
@@ -140,7 +150,7 @@ def _signature(kernel: str, tiles: Tiles, head_dim: int, dtype: str, access: int
             types[name], values[name] = "constexpr", constants.get(name)
         elif parameter.annotation_type:
             types[name] = parameter.annotation_type
-        elif name in _TILED and constants["ACCESS"] == BULK.value:
+        elif name in _TILED and kernel != "decode" and constants["ACCESS"] == BULK.value:
             rows = tiles.block_n if name in ("key", "value") else tiles.block_m
             types[name] = f"tensordesc<{dtype}[1, 1, {rows}, {block_d(head_dim)}]>"
         elif name in _TILED | _DENSE:
@@ -211,6 +221,10 @@ def _differs(variant: str, kernel: str, chip: int, head_dim: int) -> bool:
     """Whether the variant is another kernel than "causal" and "full" are."""
     if variant == "slopes":
         return kernel == "backward_query"
+    if variant in ("bound", "64 rows"):
+        return kernel == "decode"
+    if kernel == "decode":
+        return variant in ("mask", "dropout", "window")
     if variant in ("pointers", "tf32"):  # not the default, so the larger head dim is enough
         return head_dim == 128 and (variant == "tf32" or chip in BULK_COPIES)
     return chip == 90 or "programs" not in VARIANTS[variant]

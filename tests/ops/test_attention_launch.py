@@ -28,12 +28,15 @@ def kernels():
         triton_backward_key,
         triton_backward_query,
         triton_backward_ranges,
+        triton_decode_kernel,
         triton_forward,
         triton_reach,
     )
 
     return [
         triton_forward.forward_kernel,
+        triton_decode_kernel.decode_kernel,
+        triton_decode_kernel.merge_kernel,
         triton_backward_ranges.backward_ranges_kernel,
         triton_backward_query.backward_query_kernel,
         triton_backward_key.backward_key_kernel,
@@ -213,8 +216,8 @@ def test_tf32_changes_no_16_bit_kernel(monkeypatch, allowed):
     from seqwarm_kernels.ops.alibi_attention import triton as host
 
     monkeypatch.setattr(torch.backends.cuda, "matmul", SimpleNamespace(fp32_precision=allowed))
-    assert host._precision(torch.float32) == allowed
-    assert host._precision(torch.bfloat16) == "ieee"
+    assert host.precision_of(torch.float32) == allowed
+    assert host.precision_of(torch.bfloat16) == "ieee"
 
 
 class CalledOperators(TorchDispatchMode):

@@ -17,10 +17,13 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from bench.alibi_attention import pretended_gpu
 from seqwarm_kernels import alibi_slopes
 from seqwarm_kernels.ops.alibi_attention import triton as attention
+from seqwarm_kernels.ops.alibi_attention import triton_decode_kernel
 from seqwarm_kernels.ops.alibi_attention.schema import DenseOptions
 
 KERNELS = (
     attention.forward_kernel,
+    triton_decode_kernel.decode_kernel,
+    triton_decode_kernel.merge_kernel,
     attention.backward_ranges_kernel,
     attention.backward_query_kernel,
     attention.backward_key_kernel,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -21,10 +21,21 @@ from ..call_kind import CallCache, call_kind
 from ..library import LIBRARY, shorten
 from ..triton_launch import DISPATCH_KEY, Launch, on
 from .schema import DenseOptions, VarlenOptions, allocate_like, allocate_outputs
+from .triton_arguments import (
+    LONGEST_SEGMENT,
+    UNBOUNDED,
+    allocate,
+    mask_strides,
+    precision_of,
+    query_offset_of,
+    shell_of,
+    strides_named,
+)
 from .triton_backward_key import backward_key_kernel
 from .triton_backward_query import backward_query_kernel
 from .triton_backward_ranges import RANGE_CHUNK, RANGE_TILES, backward_ranges_kernel
 from .triton_configurations import BULK_COPIES, Configuration, Tiles, block_d, configuration
+from .triton_decode import Decode, decodes
 from .triton_forward import forward_kernel
 from .triton_reach import NORM_BLOCK, NORM_ROWS, key_norms_kernel
 from .triton_readers import Four, Reader, sizes_of, strides_of
@@ -35,8 +46,6 @@ MIN_KEYS_TO_SKIP = 512
 #: With fewer queries for each key head too: the largest norms are found by reading all keys once.
 MIN_QUERIES_TO_SKIP = 256
 
-_UNBOUNDED = 2**40
-_LONGEST_SEGMENT = 2**31 - 1
 #: Rows of more tokens do not share tiles with other rows.
 LONGEST_MERGED_ROW = 64
 _MOST_MERGED_ROWS = 2**23  # the kernels count at most 2**30 tokens in a row
@@ -62,29 +71,6 @@ def _access(query: Tensor, key: Tensor, mask: Tensor | None, *, merged: bool = F
     if merged or mask is not None or query.element_size() != 2 or _capability(query.device) not in BULK_COPIES:
         return ALIGNED.value
     return BULK.value if query.numel() and key.numel() else ALIGNED.value
-
-
-def _shell(tensor: Tensor) -> Tensor:
-    """A tensor of the same kind without memory."""
-    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
-
-
-def _allocate(shells: Sequence[Tensor], device: torch.device) -> list[Tensor]:
-    """Uninitialized tensors like `shells`; without the extension."""
-    return [torch.empty_strided(shell.shape, shell.stride(), dtype=shell.dtype, device=device) for shell in shells]
-
-
-allocate = _allocate if backends.extension is None else backends.extension.allocate
-
-
-def _strides(name: str, strides: Four) -> dict[str, int]:
-    batch, head, row, _ = strides
-    return {f"stride_{name}b": batch, f"stride_{name}h": head, f"stride_{name}s": row}
-
-
-def _mask_strides(mask: Tensor | None) -> dict[str, int]:
-    stride_batch, stride_key = (0, 0) if mask is None else mask.stride()
-    return {"stride_mb": stride_batch, "stride_ms": stride_key}
 
 
 def _as_dense(options: _Options) -> DenseOptions:
@@ -127,11 +113,11 @@ def _constant(query: Reader, key: Reader, value: Reader, slopes: Tensor, options
     _, num_heads, query_length, head_dim = query.sizes
     _, num_key_heads, key_length, _ = key.sizes
     start = dense.query_start
-    longest_segment = query.row_length if query.merged else _LONGEST_SEGMENT
+    longest_segment = query.row_length if query.merged else LONGEST_SEGMENT
     limited = dense.window is not None or dense.segment_length is not None or isinstance(options, VarlenOptions)
     return {
         **_packing(options),
-        "window": _UNBOUNDED if dense.window is None else min(dense.window, _UNBOUNDED),
+        "window": UNBOUNDED if dense.window is None else min(dense.window, UNBOUNDED),
         "scale": dense.scale,
         "inverse_keep": 1 / (1 - dense.dropout_p),
         "dropout_threshold": int(dense.dropout_p * 2**32),
@@ -142,12 +128,12 @@ def _constant(query: Reader, key: Reader, value: Reader, slopes: Tensor, options
         "key_length": key_length,
         "row_length": query.row_length,
         "stride_start": start.stride(0) if start is not None and start.numel() > 1 else 0,
-        **({"stride_mb": 0, "stride_ms": 1} if query.merged else _mask_strides(dense.key_padding_mask)),
+        **({"stride_mb": 0, "stride_ms": 1} if query.merged else mask_strides(dense.key_padding_mask)),
         "stride_slope_b": 0 if slopes.dim() == 1 else slopes.stride(0),
         "stride_slope_h": slopes.stride(-1),
-        **_strides("q", query.strides),
-        **_strides("k", key.strides),
-        **_strides("v", value.strides),
+        **strides_named("q", query.strides),
+        **strides_named("k", key.strides),
+        **strides_named("v", value.strides),
         "CAUSAL": dense.causal,
         "LIMITED": limited or query.merged,
         "MERGED": query.merged,
@@ -164,15 +150,6 @@ def _options_read(slopes: Tensor, options: _Options, *, merged: bool) -> tuple[T
         return slopes, query_start, mask.contiguous() if merged and mask is not None else mask, dropout_seed, None, None
     cu_seqlens_q, cu_seqlens_k, dropout_seed, *_ = options
     return slopes, None, None, dropout_seed, cu_seqlens_q.contiguous(), cu_seqlens_k.contiguous()
-
-
-def _query_offset(options: _Options) -> int:
-    return max(-_UNBOUNDED, min(_UNBOUNDED, options.query_offset)) if isinstance(options, DenseOptions) else 0
-
-
-def _precision(dtype: torch.dtype) -> str:
-    """Of products. 16-bit kernels do not depend on it, and are not compiled again when TF32 is allowed."""
-    return "tf32" if dtype == torch.float32 and torch.backends.cuda.matmul.fp32_precision == "tf32" else "ieee"
 
 
 def _tiled(tiles: Tiles) -> dict[str, int]:
@@ -216,16 +193,16 @@ class Forward:
         rows = (tiles.block_m, tiles.block_n, tiles.block_n)
         self._tiles = tuple(reader.tiles(count) for reader, count in zip(self._readers, rows, strict=True))
         self._key_norms = KeyNorms(self._readers[1], mask) if skipping else None
-        self._outputs = allocate_outputs(_shell(query))
+        self._outputs = allocate_outputs(shell_of(query))
         self._launch = Launch(
             forward_kernel,
             _programs(self._readers[0].sizes, tiles.block_m),
             log2_tolerance=math.log2(tolerance) if skipping else -math.inf,
             **_constant(*self._readers, slopes.float(), options),
-            **_strides("o", strides_of(self._outputs[0])),
+            **strides_named("o", strides_of(self._outputs[0])),
             **_tiled(tiles),
             ACCESS=access,
-            PRECISION=_precision(query.dtype),
+            PRECISION=precision_of(query.dtype),
             NORM_BLOCK=NORM_BLOCK,
         )
 
@@ -248,7 +225,7 @@ class Forward:
                 lse,
                 log2_sum,
                 ranges,
-                _query_offset(options),
+                query_offset_of(options),
             )
         return out, lse, log2_sum, ranges
 
@@ -264,8 +241,8 @@ class KeyNorms:
             self._programs,
             num_heads=num_heads,
             key_length=length,
-            **_strides("k", key.strides),
-            **_mask_strides(mask),
+            **strides_named("k", key.strides),
+            **mask_strides(mask),
             HEAD_DIM=head_dim,
             BLOCK_D=block_d(head_dim),
             ACCESS=ALIGNED.value,
@@ -327,18 +304,18 @@ class Backward:
         skipping = skips(options, query, key)
         read = functools.partial(Reader, access=access, merged=self._merged)
         readers = read(grad_out), read(query), read(key), read(value)
-        rows = torch.empty_like(_shell(lse))
-        results = [allocate_like(_shell(tensor)) for tensor in (query, key, value)]
+        rows = torch.empty_like(shell_of(lse))
+        results = [allocate_like(shell_of(tensor)) for tensor in (query, key, value)]
         last = rows if slopes_need_grad else slopes.new_empty(0, device="meta")
         self._shells = [*results, rows, rows, last]
         of_grad_query, of_grad_key, of_grad_value = map(strides_of, results)
         self._readers = readers
         self._copies_out = strides_of(out) != of_grad_query
         shared = {
-            **_strides("g", readers[0].strides),
+            **strides_named("g", readers[0].strides),
             **_constant(*readers[1:], slopes.float(), options),
             "ACCESS": access,
-            "PRECISION": _precision(query.dtype),
+            "PRECISION": precision_of(query.dtype),
         }
         tiles = configuration.backward_query
         self._query_tiles = _tiles_of_all(readers, tiles)
@@ -347,7 +324,7 @@ class Backward:
             _programs(readers[1].sizes, tiles.block_m),
             **shared,
             **_row_strides(grad_lse),
-            **_strides("o", of_grad_query),
+            **strides_named("o", of_grad_query),
             **_tiled(tiles),
         )
         tiles = configuration.backward_key
@@ -358,8 +335,8 @@ class Backward:
             _programs(readers[2].sizes, tiles.block_n),
             skips=int(skipping),
             **shared,
-            **_strides("o", of_grad_key),
-            **_strides("w", of_grad_value),
+            **strides_named("o", of_grad_key),
+            **strides_named("w", of_grad_value),
             **_tiled(tiles),
         )
 
@@ -369,7 +346,7 @@ class Backward:
         if self._copies_out:
             out = allocate_like(query).copy_(out)
         rows = [reader(tensor) for reader, tensor in zip(self._readers, (grad_out, query, key, value), strict=True)]
-        read, offset = _options_read(slopes, options, merged=self._merged), _query_offset(options)
+        read, offset = _options_read(slopes, options, merged=self._merged), query_offset_of(options)
         with on(query.device):
             if query.numel():
                 grad_out, *inputs = [tiles(tensor) for tiles, tensor in zip(self._query_tiles, rows, strict=True)]
@@ -408,7 +385,7 @@ _known: CallCache[Any] = CallCache()
 def _known_call(make: Callable[..., Any], arguments: tuple[Any, ...], options: _Options, *more: Any) -> Any:
     """`make(*arguments, options)`, once for each kind of call. `more` decides the kind, too."""
     fixed = options[:3] + options[4:] if isinstance(options, DenseOptions) else options  # without query_offset
-    kind = call_kind(make.__name__, type(options).__name__, _precision(arguments[0].dtype), *arguments, *fixed, *more)
+    kind = call_kind(make.__name__, type(options).__name__, precision_of(arguments[0].dtype), *arguments, *fixed, *more)
     call = _known.get(kind)
     if call is None:
         call = make(*arguments, options)
@@ -420,7 +397,8 @@ def forward(query: Tensor, key: Tensor, value: Tensor, slopes: Tensor, options: 
     if query.numel() == 0:
         return allocate_outputs(query)
     tensors = query, key, value, slopes
-    return _known_call(Forward, tensors, options)(*tensors, options)
+    make = Decode if decodes(query, key, options) else Forward
+    return _known_call(make, tensors, options)(*tensors, options)
 
 
 def backward(tensors: tuple[Any, ...], options: _Options) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -1,0 +1,47 @@
+"""Arguments of launches that the Triton kernels of attention share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from .. import backends
+from .schema import DenseOptions, VarlenOptions
+from .triton_readers import Four
+
+UNBOUNDED = 2**40
+LONGEST_SEGMENT = 2**31 - 1
+
+
+def shell_of(tensor: Tensor) -> Tensor:
+    """A tensor of the same kind without memory."""
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+
+
+def _allocate(shells: Sequence[Tensor], device: torch.device) -> list[Tensor]:
+    """Uninitialized tensors like `shells`; without the extension."""
+    return [torch.empty_strided(shell.shape, shell.stride(), dtype=shell.dtype, device=device) for shell in shells]
+
+
+allocate = _allocate if backends.extension is None else backends.extension.allocate
+
+
+def strides_named(name: str, strides: Four) -> dict[str, int]:
+    batch, head, row, _ = strides
+    return {f"stride_{name}b": batch, f"stride_{name}h": head, f"stride_{name}s": row}
+
+
+def mask_strides(mask: Tensor | None) -> dict[str, int]:
+    stride_batch, stride_key = (0, 0) if mask is None else mask.stride()
+    return {"stride_mb": stride_batch, "stride_ms": stride_key}
+
+
+def query_offset_of(options: DenseOptions | VarlenOptions) -> int:
+    return max(-UNBOUNDED, min(UNBOUNDED, options.query_offset)) if isinstance(options, DenseOptions) else 0
+
+
+def precision_of(dtype: torch.dtype) -> str:
+    """Of products. 16-bit kernels do not depend on it, and are not compiled again when TF32 is allowed."""
+    return "tf32" if dtype == torch.float32 and torch.backends.cuda.matmul.fp32_precision == "tf32" else "ieee"

@@ -1,0 +1,140 @@
+"""Few queries over many keys in the Triton kernels: chunks of keys, merged, and what they skip."""
+
+from functools import partial
+
+import pytest
+import torch
+
+from seqwarm_kernels import alibi_attention
+from seqwarm_kernels.ops import backends
+from seqwarm_kernels.self_check.calls import RESULTS, differentiate
+from tests.support.kernels import Exact
+from tests.support.tiers import first_fast
+
+triton = pytest.importorskip("triton")
+pytestmark = [
+    pytest.mark.skipif(
+        backends.why_not("alibi_attention", "triton", "cpu", torch.float32) is not None
+        and not torch.cuda.is_available(),
+        reason="Triton serves neither a GPU nor its interpreter here",
+    ),
+    pytest.mark.usefixtures("poisoned_memory"),
+]
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+NAN = float("nan")
+
+
+def tensors_of(device, queries=1, keys=700, heads=(4, 2), head_dim=16, batch_size=2, tokens_first=False):
+    shapes = (heads[0], queries), (heads[1], keys), (heads[1], keys)
+    tensors = [torch.randn(batch_size, *shape, head_dim, device=device) for shape in shapes]
+    if tokens_first:
+        tensors = [tensor.transpose(1, 2).contiguous().transpose(1, 2) for tensor in tensors]
+    return tensors
+
+
+def bound_of(key):
+    return key.nan_to_num().norm(dim=-1).amax(-1)
+
+
+#: Shapes, options of the call, what else.
+CASES = [
+    ({"queries": 3, "heads": (6, 1)}, {"dropout_p": 0.3}, {"mask", "bound"}),
+    ({"keys": 512}, {}, set()),
+    ({"head_dim": 20, "tokens_first": True}, {"causal": False, "query_start": 300}, {"bound"}),
+    ({"queries": 16, "heads": (6, 1)}, {"window": 300}, {"mask"}),
+    ({"queries": 2, "keys": 1100}, {"causal": False, "window": 400}, {"starts", "slopes by row"}),
+    ({"keys": 4500, "batch_size": 1}, {}, {"bound"}),
+    ({}, {}, {"mask of everything"}),
+]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(("shapes", "options", "more"), first_fast(CASES))
+@pytest.mark.parametrize("skip_tolerance", first_fast([2.0**-24, 0.0]))
+def test_outputs_and_gradients(shapes, options, more, skip_tolerance, device):
+    query, key, value = tensors_of(device, **shapes)
+    batch_size, heads = query.shape[:2]
+    options = {**options, "skip_tolerance": skip_tolerance}
+    if "mask" in more:
+        mask = options["key_padding_mask"] = torch.rand(batch_size, key.shape[2], device=device) < 0.7
+        key, value = (tensor.masked_fill(~mask[:, None, :, None], NAN) for tensor in (key, value))
+    if "mask of everything" in more:
+        options["key_padding_mask"] = torch.zeros(batch_size, key.shape[2], dtype=torch.bool, device=device)
+    if "bound" in more:
+        options["key_norm_bound"] = bound_of(key)
+    if "starts" in more:
+        options["query_start"] = torch.tensor([-1, 900], device=device)
+    slopes = torch.rand((batch_size, heads) if "slopes by row" in more else heads, device=device) / 3
+    weights = torch.randn(query.shape, device=device), torch.randn(query.shape[:-1], device=device)
+
+    def results_of(leaves, backend):
+        def attend(tensors):
+            torch.manual_seed(5)
+            return alibi_attention(*tensors, return_lse=True, backend=backend, **options)
+
+        return differentiate(attend, [leaf.detach().requires_grad_() for leaf in leaves], weights)
+
+    leaves = [query, key, value, slopes]
+    exact = Exact(partial(results_of, backend="reference"), leaves)
+    exact.check(RESULTS, results_of(leaves, "triton"), (torch.float32,) * len(RESULTS))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_what_is_read(device):
+    query, key, value = tensors_of(device, heads=(1, 1), batch_size=1, keys=1500)
+    slopes, bound = torch.tensor([0.3], device=device), bound_of(key)
+
+    def reaches_out(tensor, index, **options):
+        kept = tensor[0, 0, index].clone()
+        tensor[0, 0, index] = NAN
+        out = alibi_attention(query, key, value, slopes, backend="triton", **options)
+        tensor[0, 0, index] = kept
+        return bool(out.isnan().any())
+
+    assert reaches_out(key, 1490)
+    assert reaches_out(value, 1490)
+    assert reaches_out(key, 100)
+    assert not reaches_out(value, 100)
+    assert reaches_out(value, 100, skip_tolerance=0)
+    assert not reaches_out(key, 100, key_norm_bound=bound)
+    assert reaches_out(key, 100, key_norm_bound=bound, skip_tolerance=0)
+    assert reaches_out(key, 100, key_norm_bound=bound * NAN)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("bounded", [False, True])
+def test_a_huge_far_key_is_found(bounded, device):
+    query, key, value = tensors_of(device, heads=(2, 2))
+    key[:, :, 7] = 1000 * query[:, :, 0]
+    bound = bound_of(key) if bounded else None
+    out = alibi_attention(query, key, value, key_norm_bound=bound, backend="triton")
+    torch.testing.assert_close(out[:, :, 0], value[:, :, 7])
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_nan_behind_the_position_and_in_a_query(device):
+    query, key, value = tensors_of(device, queries=2)
+    want = alibi_attention(query, key[:, :, :602], value[:, :, :602], backend="triton")
+    for tensor in (key, value):
+        tensor[:, :, 602:] = NAN
+    query[1, 2, 0] = NAN
+    out = alibi_attention(query, key, value, query_start=600, backend="triton")
+    assert out[1, 2, 0].isnan().all()
+    assert out.isnan().sum() == out.shape[-1]
+    want[1, 2, 0] = NAN
+    torch.testing.assert_close(out, want, equal_nan=True)
+
+
+def test_which_calls_decode():
+    from seqwarm_kernels.ops.alibi_attention import triton_decode
+    from seqwarm_kernels.ops.alibi_attention.schema import DenseOptions, VarlenOptions
+
+    def of(queries, keys, options=DenseOptions):
+        options = options(*[None] * (11 if options is DenseOptions else 10))
+        return triton_decode.decodes(torch.empty(1, 1, queries, 8), torch.empty(1, 1, keys, 8), options)
+
+    assert of(1, 512)
+    assert of(16, 512)
+    assert not of(17, 512)
+    assert not of(1, 511)
+    assert not of(1, 512, VarlenOptions)
