@@ -279,5 +279,10 @@ def test_a_dry_run_of_the_tests(tmp_path):
 def test_a_dry_run_of_measurements(tmp_path, part):
     records = dry_run(part, tmp_path)[0]
     measured = {record.stage for record in records if record.failure is None} - {"copy", STEPS}
-    names = {"small": {"host", "packed"}, "resize": {"resize_batch"}, "tiles one": {"tiles"}, "tiles two": {"tiles"}}
+    names = {
+        "small": {"host", "packed", "decoding"},
+        "resize": {"resize_batch"},
+        "tiles one": {"tiles"},
+        "tiles two": {"tiles"},
+    }
     assert measured == set().union(*(names.get(stage, {stage}) for stage in command.PARTS[part].stages))

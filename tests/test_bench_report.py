@@ -129,7 +129,14 @@ def device_records(monkeypatch):
     monkeypatch.setattr(attention, "measure_host", lambda *_: Timing(2.0, 1.0, 3.0))
     monkeypatch.setattr("bench.alibi_attention.peers.backends.choose", lambda *_: "triton")
     recorder = PretendRecorder()
-    full_size = (attention.paths, attention.long, attention.lengths, attention.segments, attention.tuned)
+    full_size = (
+        attention.paths,
+        attention.long,
+        attention.lengths,
+        attention.segments,
+        attention.tuned,
+        attention.decoding,
+    )
     for part in dict.fromkeys(part for parts in STAGES.values() for part in parts):
         before = len(recorder.records)
         part(recorder, torch.device("cpu"), part not in full_size)
@@ -176,7 +183,7 @@ def test_every_stage_of_a_gpu_run_is_in_the_summary(device_records):
     # These need the second table of tiles, and the large batch.
     unmeasured = [prediction.what for prediction in PREDICTIONS if prediction.measured(records) is None]
     assert unmeasured == ["two programs an SM, forward D128", "resize_batch native, 805 MB, share of a copy"]
-    for stage in ("host", "packed", "tuned", "diagnostics"):
+    for stage in ("host", "packed", "decoding", "tuned", "diagnostics"):
         assert any(line.startswith(f"{stage} ") for line in lines)
     assert any(line.startswith("D64 S1024 B16 Hkv32: 2 / 4 ms  no skip 1.00/1.00") for line in lines)
 

@@ -1,4 +1,4 @@
-"""Decoding on the CPU: one query over a long cache, beside SDPA with a dense mask that was made before.
+"""Decoding: one query over a long cache, beside SDPA with a dense mask that was made before.
 
 Peers take turns, so that all have the machine in the same states. CPUs of another kind have records of their own.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -26,27 +27,35 @@ OURS_BOUND = f"{OURS}, key_norm_bound"
 #: Query heads, key heads, head_dim.
 HEADS = ((12, 12, 64), (32, 8, 128))
 BATCHES, KEYS = (1, 8), (1024, 2048, 4096, 8192, 16384)
+PEERS = (OURS, OURS_BOUND, OURS_NO_SKIP, MASK.name, FLASH.name)
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+def inputs_of(problem: Problem, kind: str, device: torch.device) -> list[Tensor]:
+    """One query, and `problem.length` keys and values."""
+    _, key, value = draw(replace(problem, heads=problem.key_heads), kind, device)
+    query = torch.randn(problem.batch_size, problem.heads, 1, problem.head_dim, device=device)
+    query *= 3 if kind == "b" else 1
+    return [query.to(problem.dtype), key.detach(), value.detach()]
 
 
 def peers_of(problem: Problem, key: Tensor) -> dict[str, Attend]:
     shared = problem.heads != problem.key_heads
-    mask = alibi_bias(alibi_slopes(problem.heads), 1, problem.length)[None].to(problem.dtype)
+    mask = alibi_bias(alibi_slopes(problem.heads, device=key.device), 1, problem.length)[None].to(problem.dtype)
     bound = key.float().norm(dim=-1).amax(-1)
+    sdpa = partial(scaled_dot_product_attention, enable_gqa=shared)
     return {
         OURS: alibi_attention,
-        OURS_BOUND: lambda *tensors: alibi_attention(*tensors, key_norm_bound=bound),
-        OURS_NO_SKIP: lambda *tensors: alibi_attention(*tensors, skip_tolerance=0),
-        MASK.name: lambda *tensors: scaled_dot_product_attention(*tensors, attn_mask=mask, enable_gqa=shared),
-        FLASH.name: lambda *tensors: scaled_dot_product_attention(*tensors, enable_gqa=shared),
+        OURS_BOUND: partial(alibi_attention, key_norm_bound=bound),
+        OURS_NO_SKIP: partial(alibi_attention, skip_tolerance=0),
+        MASK.name: partial(sdpa, attn_mask=mask),
+        FLASH.name: sdpa,
     }
 
 
 def measure(problem: Problem, inputs: str, threads: int, seconds: float) -> Iterator[CpuRecord]:
-    """`problem.length` counts keys. Errors are of the first row, against the reference in float64."""
-    _, key, value = draw(replace(problem, heads=problem.key_heads), inputs, torch.device("cpu"))
-    query = torch.randn(problem.batch_size, problem.heads, 1, problem.head_dim) * (3 if inputs == "b" else 1)
-    tensors = [query.to(problem.dtype), key.detach(), value.detach()]
+    """Errors are of the first row, against the reference in float64."""
+    tensors = inputs_of(problem, inputs, torch.device("cpu"))
     attends = peers_of(problem, tensors[1])
     exact = alibi_attention(*(tensor[:1].double() for tensor in tensors), backend="reference")
     timings = measure_in_turns({name: _call(attends[name], tensors) for name in attends}, threads, seconds)

@@ -17,6 +17,7 @@ from seqwarm_kernels.utils.switches import switch
 
 from ..common.timing import Call, extra_device_bytes, measure_host
 from ..gpu.records import DeviceRecord, Recorder, explain
+from . import decoding as one_query
 from . import problems
 from .cases import BACKWARD, BOTH, FORWARD, Case, call_of, exact_attention
 from .peers import (
@@ -202,6 +203,25 @@ def _packed_error(attend: Attend, inputs: list[Tensor], grad_out: Tensor, cu_seq
     slopes = alibi_slopes(PACKED_HEADS, device=out.device).double()[:1]
     expected = exact_attention(query[None], key, value, grad[None], slopes, causal=True)[0][0, 0]
     return {"error_out": ((out - expected).abs().max() / expected.abs().max()).item()}
+
+
+# ---- decoding
+
+
+def decoding(recorder: Recorder, device: torch.device, tiny: bool) -> None:
+    """One query over a long cache, beside SDPA with a mask that was made before."""
+    for problem in problems.decoding(tiny):
+        inputs = functools.cache(functools.partial(one_query.inputs_of, problem, "a", device))
+        for name in one_query.PEERS:
+
+            def make(
+                name: str = name, problem: Problem = problem, inputs: Callable[[], list[Tensor]] = inputs
+            ) -> tuple[Call, dict[str, float]]:
+                tensors = inputs()
+                attend = one_query.peers_of(problem, tensors[1])[name]
+                return lambda: attend(*tensors), {"moved_megabytes": 2 * tensors[1].nbytes / 1e6}
+
+            recorder.measure("decoding", problem.case(), FORWARD, name, make, facts=problem.facts())
 
 
 # ---- cost of a call for the caller

@@ -106,6 +106,19 @@ def lengths(tiny: bool) -> list[Problem]:
     return first + short + others
 
 
+def decoding(tiny: bool) -> list[Problem]:
+    """`length` counts keys."""
+    if tiny:
+        return [replace(_TINY, length=600)]
+    heads = ((12, 12, 64), (32, 8, 128))
+    return [
+        Problem(batch_size, *of_heads[:2], keys, of_heads[2])
+        for of_heads in heads
+        for batch_size in (1, 8)
+        for keys in (8192, 16384, 1024)
+    ]
+
+
 def segments(tiny: bool) -> list[Problem]:
     if tiny:
         return [replace(_TINY, segment_length=8)]

@@ -66,6 +66,13 @@ def _traffic_of_short_rows(records: DeviceRecords) -> float | None:
     return None if rate is None else rate / 1000
 
 
+def _traffic_of_decoding(records: DeviceRecords) -> float | None:
+    found = records.of_stages("decoding")
+    record = found.find(OURS_NO_SKIP, FORWARD, length=16384, head_dim=128, batch_size=8)
+    rate = None if record is None else gigabytes_per_second(record)
+    return None if rate is None else rate / 1000
+
+
 def _two_programs(records: DeviceRecords) -> float | None:
     found = records.of_stages("tiles")
     one, two = (
@@ -126,6 +133,11 @@ PREDICTIONS = (
         "traffic of forward, 2,048 rows of 8 tokens, D64",
         "a tile of 128 tokens moves 64 KiB, 1.8 us of a multiprocessor's share, and computes its two products in 0.3",
         1.0, 3.5, "TB/s", _traffic_of_short_rows,
+    ),
+    Prediction(
+        "traffic of decoding, 8 rows of 16,384 keys, 8 key heads of 128",
+        "4,096 programs read 128 KiB each, two on a multiprocessor, keys in flight; values wait; 4.8 TB/s at most",
+        2.0, 4.0, "TB/s", _traffic_of_decoding,
     ),
     Prediction(
         "resize_batch native, 805 MB, share of a copy",

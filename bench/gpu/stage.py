@@ -18,7 +18,7 @@ Measure = Callable[[Recorder, torch.device, bool], None]
 STAGES: dict[str, tuple[Measure, ...]] = {
     "paths": (attention.paths,),
     "long": (resizing.copy, attention.long),
-    "small": (attention.host, attention.packed),
+    "small": (attention.host, attention.packed, attention.decoding),
     "segments": (resizing.copy, attention.segments),
     "lengths": (attention.lengths,),
     "allocator": (allocator.ramp,),
