@@ -227,7 +227,7 @@ def test_a_decoding_step_with_gradients_of_all_inputs_and_skipped_keys():
     results = results_of(leaves, "native")
     Exact(partial(results_of, backend="reference"), leaves).check(RESULTS, results, (torch.float32,) * 6)
     grad_key = results[RESULTS.index("grad_key")]
-    assert (grad_key[:, 0, :1000] == 0).all()
+    assert (grad_key[:, 0, :1700] == 0).all()  # weights of visited keys would not be zero yet
     assert (grad_key[:, :, -1] != 0).any()
 
 

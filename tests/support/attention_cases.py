@@ -32,6 +32,7 @@ CASES = {
     "few queries": Case(lengths=(3, 200)),
     "one query over many keys": Case(lengths=(1, 1100)),
     "few queries over many keys": Case({"causal": False, "query_start": 300}, lengths=(4, 600), heads=(6, 2)),
+    "one query beyond many keys": Case({"query_start": 650}, lengths=(1, 600)),
     "one query, mask": Case(lengths=(1, 600), mask="random", head_dim=20, layout="projection"),
     "one query, window and dropout": Case({"window": 520, "dropout_p": 0.3}, lengths=(1, 600), slopes=(2, 4)),
     "more queries than keys": Case(lengths=(200, 70)),
