@@ -16,6 +16,7 @@
 #include <ATen/Version.h>
 #include <torch/library.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cmath>
 #include <optional>
@@ -183,7 +184,9 @@ Problem describe(Inputs& inputs, const VarlenOptions& options) {
   problem.cu_seqlens_q = inputs.cu_seqlens_q.const_data_ptr<int32_t>();
   problem.cu_seqlens_k = inputs.cu_seqlens_k.const_data_ptr<int32_t>();
   problem.num_sequences = inputs.cu_seqlens_q.numel() - 1;
-  problem.used_keys = std::clamp<int64_t>(problem.cu_seqlens_k[problem.num_sequences], 0, problem.key_length);
+  // The last entry, unless the entries decrease: values are not checked, but no read may pass the end of a tensor.
+  const int64_t last = *std::max_element(problem.cu_seqlens_k, problem.cu_seqlens_k + problem.num_sequences + 1);
+  problem.used_keys = std::clamp<int64_t>(last, 0, problem.key_length);
   problem.widest_view = std::min(problem.widest_view, options.max_seqlen_k);
   problem.reach = options.skip_tolerance > 0 && problem.widest_view >= min_keys_to_skip;
   return problem;

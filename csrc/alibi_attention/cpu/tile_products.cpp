@@ -12,6 +12,10 @@
 #include <cstdlib>
 #include <string>
 
+#ifdef __SANITIZE_ADDRESS__
+#include <sanitizer/asan_interface.h>
+#endif
+
 namespace seqwarm {
 namespace {
 
@@ -30,6 +34,20 @@ bool is_allowed() {
   std::string name = limit == nullptr ? "" : limit;
   std::transform(name.begin(), name.end(), name.begin(), [](unsigned char letter) { return std::toupper(letter); });
   return name.empty() || name == "DEFAULT" || name.find("AMX") != std::string::npos;
+}
+
+// AddressSanitizer does not see what tiles load and store. Here it sees the rows of an operand.
+inline void check_rows(
+    [[maybe_unused]] const void* first, [[maybe_unused]] int64_t rows, [[maybe_unused]] int64_t bytes,
+    [[maybe_unused]] int64_t bytes_to_next) {
+#ifdef __SANITIZE_ADDRESS__
+  for (int64_t row = 0; row < rows; ++row) {
+    char* begin = static_cast<char*>(const_cast<void*>(first)) + row * bytes_to_next;
+    if (const void* poisoned = __asan_region_is_poisoned(begin, bytes)) {
+      static_cast<void>(*static_cast<const volatile char*>(poisoned));  // which ends the process with a report
+    }
+  }
+#endif
 }
 
 }  // namespace
@@ -56,6 +74,9 @@ void multiply_tiles(
     int64_t m, int64_t n, int64_t k, const c10::BFloat16* a, int64_t lda, const c10::BFloat16* b, int64_t ldb, float* c,
     int64_t ldc, bool accumulate) {
   const int64_t a_bytes = lda * 2, b_bytes = ldb * 4, c_bytes = ldc * 4;
+  check_rows(a, m, k * 2, a_bytes);
+  check_rows(b, k / 2, n * 4, b_bytes);
+  check_rows(c, m, n * 4, c_bytes);
   for (int64_t row = 0; row < m; row += 32) {
     for (int64_t column = 0; column < n; column += 32) {
       float* upper = c + row * ldc + column;
