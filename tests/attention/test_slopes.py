@@ -105,7 +105,11 @@ def test_default_slopes_of_another_context_are_not_kept():
     assert query.grad is not None
 
 
-def test_default_slopes_in_a_compiled_function():
-    query = torch.randn(1, 6, 5, 4)
-    compiled = torch.compile(lambda query: alibi_attention(query, query, query), fullgraph=True, backend="aot_eager")
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_default_slopes_in_a_compiled_function(dynamic):
+    """Also where the number of heads is symbolic."""
+    query = torch.randn(2, 6, 5, 4)
+    compiled = torch.compile(
+        lambda query: alibi_attention(query, query, query), fullgraph=True, dynamic=dynamic, backend="aot_eager"
+    )
     torch.testing.assert_close(compiled(query), alibi_attention(query, query, query))

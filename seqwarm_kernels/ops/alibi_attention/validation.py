@@ -61,7 +61,9 @@ def check_slopes(slopes: Tensor, query: Tensor, batch_size: int, num_heads: int)
         got = slopes.dtype if isinstance(slopes, Tensor) else type(slopes).__name__
         raise TypeError(f"slopes must be a floating-point tensor, got {got}")
     check_dense("slopes", slopes)
-    if tuple(slopes.shape) not in ((num_heads,), (batch_size, num_heads)):
+    # Size by size: torch.compile does not find a symbolic size in a tuple.
+    by_row = slopes.dim() == 2 and slopes.shape[0] == batch_size
+    if not (slopes.dim() == 1 or by_row) or slopes.shape[-1] != num_heads:
         raise ValueError(
             f"slopes must be ({num_heads},) or ({batch_size}, {num_heads}): one for each query head, "
             f"got {tuple(slopes.shape)}"
