@@ -138,7 +138,7 @@ class ScheduleState:
         if count or unit != "step":
             self._bring_up_to_date()
         seen, self._seen = self._seen, Seen(0, 0)
-        self._has_counted_step, self._is_up_to_date = self._is_up_to_date, False
+        self._has_counted_step = self._is_up_to_date
         self.scheduler.step({"step": steps, "token": seen.tokens, "sample": seen.samples}[unit])
 
     def begin(self) -> None:
