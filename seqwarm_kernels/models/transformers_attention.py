@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from ..utils.modules import forward_parameters
 from .alibi_layer import AlibiHeads, Packing, alibi_layer_attention
 from .transformers_masks import Visible, boundaries, decode, encode
 
@@ -157,14 +158,15 @@ def pass_packed(decoder: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
     """
     from transformers.masking_utils import find_packed_sequence_indices
 
-    position_ids = kwargs.get("position_ids")
+    given = dict(zip(forward_parameters(decoder), args, strict=False)) | kwargs if args else kwargs
+    position_ids = given.get("position_ids")
     others = ("attention_mask", "past_key_values", "cu_seq_lens_q")
-    if position_ids is None or any(kwargs.get(name) is not None for name in others):
+    if position_ids is None or any(given.get(name) is not None for name in others):
         return None
     if torch.compiler.is_compiling():
         _check_one_sequence(position_ids)
         return None
-    tokens = kwargs["inputs_embeds"] if kwargs.get("input_ids") is None else kwargs["input_ids"]
+    tokens = given["inputs_embeds"] if given.get("input_ids") is None else given["input_ids"]
     packed = find_packed_sequence_indices(position_ids.expand(tokens.shape[0], -1))
     if packed is None:
         return None

@@ -90,6 +90,15 @@ def test_packed_sequences_are_recognized_by_their_positions(name):
         torch.testing.assert_close(together, alone, rtol=0, atol=1e-6)
 
 
+def test_a_decoder_of_opt_takes_positional_arguments():
+    decoder, lengths = converted("opt").model.decoder, (5, 1, 8)
+    ids, (positions, _) = tokens(1, sum(lengths)), packed(lengths)
+    alone = torch.cat([decoder(part)[0] for part in ids.split(lengths, 1)], 1)
+    torch.testing.assert_close(decoder(ids, position_ids=positions)[0], alone, rtol=0, atol=1e-6)
+    masked = decoder(ids, torch.ones_like(ids), position_ids=positions)[0]
+    torch.testing.assert_close(masked, decoder(ids)[0], rtol=0, atol=1e-6)
+
+
 def test_packed_rows_stay_apart_if_one_is_a_single_sequence():
     model, lengths = converted("gpt2"), (5, 9)
     ids, (positions, _) = tokens(2, 14), packed(lengths)
