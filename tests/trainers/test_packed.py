@@ -1,5 +1,6 @@
 """Packed batches under warmup in the trainers: every sequence is cut, and logs count the tokens that the model sees."""
 
+import copy
 import itertools
 import json
 import os
@@ -266,3 +267,16 @@ def test_add_to_is_called_once(tmp_path):
         warmup.add_to(trainer)
     with pytest.raises(TypeError, match=r"trainer must be a transformers\.Trainer, got int"):
         SequenceLengthWarmup(schedule()).add_to(3)
+
+
+@pytest.mark.parametrize("is_copy", [False, True])
+def test_a_callback_of_another_trainer_raises_instead_of_cutting_nothing(tmp_path, is_copy):
+    warmup = SequenceLengthWarmup(schedule())
+    warmup.add_to(transformers.Trainer(model(), arguments(tmp_path)))
+    passed = copy.deepcopy(warmup) if is_copy else warmup
+    trainer = transformers.Trainer(
+        model(), arguments(tmp_path), train_dataset=sequences(), data_collator=COLLATORS[0], callbacks=[passed]
+    )
+    with pytest.raises(ValueError, match="add_to must be called with the trainer that trains"):
+        trainer.train()
+    assert trainer.state.global_step == 0

@@ -50,7 +50,7 @@ class SequenceLengthWarmup(LoggingCallback):
             not have an option.
         ValueError: `total_tokens` is smaller than 1; when training begins, the warmup does not support the training's
             arguments, or the checkpoint has no state of this callback, or a state of another configuration, or has
-            reached `total_tokens`.
+            reached `total_tokens`; at the first step, the callback or a copy of it was added to another Trainer.
     """
 
     def __init__(
@@ -103,6 +103,12 @@ class SequenceLengthWarmup(LoggingCallback):
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
+        attachment = self._schedule_state.attachment
+        if self._batches is not None and attachment is not None and attachment.seq_length is None:
+            raise ValueError(
+                "add_to must be called with the trainer that trains, got a callback whose batches another Trainer takes: "
+                f"make a new {type(self).__name__} for each Trainer"
+            )
         self._schedule_state.begin()
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
