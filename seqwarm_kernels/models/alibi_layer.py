@@ -87,7 +87,7 @@ class AlibiHeads(nn.Module):
     def reset_parameters(self) -> None:
         """Set the slopes to their initial values, for models that were created on the meta device."""
         with torch.no_grad():
-            self.slopes.copy_(torch.tensor(self.initial))
+            self.slopes.copy_(torch.tensor(self.initial, dtype=torch.float32))
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> AlibiHeads:
         """Move slopes to other devices, but not to other dtypes: at distance 1000, bfloat16 slopes are off by 2."""

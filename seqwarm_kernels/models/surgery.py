@@ -140,7 +140,7 @@ class Surgery:
                 )
         for row, heads in zip(rows, self._heads, strict=True):
             self.edits.assign(heads, "initial", row)
-            self.edits.fill(heads.slopes, torch.tensor(row))
+            self.edits.fill(heads.slopes, torch.tensor(row, dtype=torch.float32))
 
     def afterwards(self, action: Callable[[], None]) -> None:
         """Run `action` after all attention modules are converted."""

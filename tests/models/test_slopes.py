@@ -155,6 +155,18 @@ def test_slopes_of_a_model_on_the_meta_device_come_with_its_parameters():
     assert slopes_of(model) == [torch.tensor(OWN).tolist()] * 2
 
 
+def test_slopes_are_not_rounded_to_the_default_dtype():
+    model = make("llama")
+    try:
+        torch.set_default_dtype(torch.bfloat16)
+        apply_alibi(model, 64, slopes=OWN)
+        given = slopes_of(model)
+        reset(model)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert given == slopes_of(model) == [torch.tensor(OWN).tolist()] * 2
+
+
 def test_slopes_come_before_those_of_a_converter(monkeypatch):
     monkeypatch.setattr(surgery, "_converters", dict(surgery._converters))
     model = nn.Sequential(nn.Embedding(11, WIDTH), CustomAttention())
