@@ -93,8 +93,9 @@ class MonitorState:
             self.monitor.observe(losses.sum() if losses_are_parts else losses.mean())
         elif self._had_loss or may_begin_without:
             self._skipped = True
-            counts = self.monitor.state_dict()
+            counts, newest = self.monitor.state_dict(), self.monitor.last_record
             self.monitor.load_state_dict({**counts, "steps": counts["steps"] + 1})
+            self.monitor.last_record = newest
         else:
             raise _missing_loss()
 

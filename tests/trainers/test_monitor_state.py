@@ -20,6 +20,18 @@ def test_losses_on_several_devices_meet_on_the_first():
     assert [(loss.device.type, loss.shape) for loss in seen] == [("meta", ())]
 
 
+def test_a_step_without_a_loss_keeps_the_figures_of_the_newest_record():
+    optimizer = torch.optim.AdamW([torch.nn.Parameter(torch.ones(2))])
+    state = MonitorState([], 1.2, 20)
+    state.start([optimizer], steps=0, writes=False)
+    for step in (1, 2):
+        state.add_loss(torch.tensor(1.0 / step))
+        state.step(losses_are_parts=False)
+        state.step(losses_are_parts=False)
+    assert state.figures()["monitor/step"] == 3
+    assert state.state_dict()["steps"] == 4
+
+
 @pytest.mark.parametrize("name", ["outputs", "spike_threshold", "read_every"])
 def test_an_argument_is_accepted_or_named(name):
     arguments = {"outputs": [], "spike_threshold": 1.2, "read_every": 20}
