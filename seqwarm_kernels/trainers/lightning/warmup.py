@@ -27,7 +27,8 @@ class SequenceLengthWarmup(Callback):
     schedule had before its first training. A training that resumes loads the schedule's state from the checkpoint.
 
     Logs `seq_length` at each step, and `train_tokens` at each step that a logger gets. `train_tokens` is the number of
-    tokens that all ranks have trained on, after cutting and without padding.
+    tokens that all ranks have trained on, after cutting and without padding. Batches that the module skips,
+    because `training_step` returns None or `on_train_batch_start` returns -1, count, too.
 
     Args:
         scheduler: the schedule of sequence lengths.
