@@ -106,8 +106,8 @@ class SequenceLengthWarmup(LoggingCallback):
         attachment = self._schedule_state.attachment
         if self._batches is not None and attachment is not None and attachment.seq_length is None:
             raise ValueError(
-                "add_to must be called with the trainer that trains, got a callback whose batches another Trainer takes: "
-                f"make a new {type(self).__name__} for each Trainer"
+                "add_to must be called with the trainer that trains, got a callback whose batches another Trainer "
+                f"takes: make a new {type(self).__name__} for each Trainer"
             )
         self._schedule_state.begin()
 
