@@ -164,3 +164,14 @@ def test_nothing_runs_before_the_checks():
 
 def ones():
     return torch.ones(1, 1, 2, 4), torch.ones(1, 1, 2, 4), torch.ones(1, 1, 2, 4)
+
+
+def test_positions_made_in_a_compiled_function():
+    """The number of rows is symbolic there, and the number of positions is not."""
+    query = torch.randn(2, 4, 3, 8)
+
+    def attend(query):
+        return alibi_attention(query, query, query, query_start=torch.tensor([0, 2]))
+
+    compiled = torch.compile(attend, fullgraph=True, dynamic=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(query), attend(query))

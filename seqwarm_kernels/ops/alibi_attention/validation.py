@@ -107,7 +107,8 @@ def check_query_start(query_start: int | Tensor, query: Tensor) -> None:
     check_dense("query_start", query_start)
     if query_start.dtype not in (torch.int32, torch.int64):
         raise TypeError(f"query_start must be an int or an int32 or int64 tensor, got {query_start.dtype}")
-    if query_start.dim() > 1 or query_start.numel() not in (1, query.shape[0]):
+    fits = query_start.numel() == 1 or query_start.numel() == query.shape[0]  # not `in`, as for slopes
+    if query_start.dim() > 1 or not fits:
         raise ValueError(
             f"query_start must be one position or one for each of the {query.shape[0]} rows, "
             f"got shape {tuple(query_start.shape)}"
