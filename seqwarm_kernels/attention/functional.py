@@ -83,8 +83,9 @@ def alibi_attention(
         skip_tolerance: ε in [0, 1). At most this share of a query's softmax sum may be left out, so that apart from
             rounding |out − exact| ≤ 2ε · max|value| / (1 − dropout_p). With 0, nothing is left out.
         key_norm_bound: (B, Hkv) float32: in row b and head h, no key that `key_padding_mask` keeps has a larger l2 norm
-            than this, or the outputs are wrong. For decoding: with it, a call of few queries does not read the keys
-            that skip_tolerance lets it leave out. Without it, it reads all keys, and leaves out values.
+            than this, or the outputs are wrong. Under autocast the norms of the cast keys count: rounding may raise
+            them. For decoding: with it, a call of few queries does not read the keys that skip_tolerance lets it leave
+            out. Without it, it reads all keys, and leaves out values.
         return_lse: Also return lse, the natural log of each query's softmax sum, with the bias and before dropout;
             −∞ for a query without any visible key.
         backend: None (best available), "reference", "native" or "triton".
