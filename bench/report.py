@@ -78,7 +78,8 @@ def main(arguments: argparse.Namespace) -> None:
 def _report_of(path: Path) -> Callable[[list[dict[str, Any]], Path], str]:
     if path.stem.endswith("_training"):  # a file for each device
         return functools.partial(_training_report, scale=TOY if path.stem.startswith("cpu") else H200)
-    if path.stem.startswith((attention.CALLS, attention.SHORT, resizing.CALLS)):  # a file for each kind of CPU
+    by_cpu = (attention.CALLS, attention.SHORT, attention.DECODING, resizing.CALLS)
+    if path.stem.startswith(by_cpu):  # a file for each kind of CPU
         return _plain_report
     if path.stem not in REPORTS:
         sys.exit(f"{path} has no report; files with a report: {', '.join(REPORTS)}, device*, *_training")

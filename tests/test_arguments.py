@@ -54,6 +54,16 @@ def varlen():
     return attention(**tensors, **bounds, **lengths, skip_tolerance=0.0, backend="reference")
 
 
+def constant_rate():
+    return torch.optim.lr_scheduler.ConstantLR(torch.optim.SGD(Model().parameters(), 0.1))
+
+
+def token_rates():
+    optimizer = torch.optim.SGD(Model().parameters(), 0.1)
+    numbers = {"warmup_tokens": 4.0, "decay_tokens": 16.0, "final": 0.1}
+    return {"optimizer": optimizer, **numbers, "decay": "cosine", "source": None}
+
+
 TRAINING = {"dropout_p": 0.0, "return_lse": False}
 
 
@@ -110,7 +120,7 @@ CALLS = {
         lambda state_dict: scheduler().load_state_dict(state_dict),
         lambda: {"state_dict": scheduler().state_dict()},
     ),
-    "alibi_attention": (sw.alibi_attention, lambda: dense() | TRAINING),
+    "alibi_attention": (sw.alibi_attention, lambda: dense() | TRAINING | {"key_norm_bound": torch.ones(1, 2)}),
     "alibi_attention_varlen": (sw.alibi_attention_varlen, lambda: varlen() | TRAINING),
     "alibi_bias": (
         sw.alibi_bias,
@@ -118,6 +128,13 @@ CALLS = {
             {"slopes": torch.tensor([0.5]), "query_length": 2, "key_length": 3, "causal": True, "query_start": None}
         ),
     ),
+    "StepByTokens": (
+        sw.StepByTokens,
+        lambda: {"scheduler": constant_rate(), "tokens_per_step": 8, "source": None},
+    ),
+    "StepByTokens.step": (lambda n: sw.StepByTokens(constant_rate(), 8).step(n), lambda: {"n": 1}),
+    "TokenLR": (sw.TokenLR, token_rates),
+    "TokenLR.step": (lambda n: sw.TokenLR(**token_rates()).step(n), lambda: {"n": 1}),
     "alibi_slopes": (sw.alibi_slopes, lambda: {"num_heads": 2, "device": "cpu"}),
     "apply_alibi": (
         sw.apply_alibi,

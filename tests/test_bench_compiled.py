@@ -61,7 +61,7 @@ def test_every_configuration_compiles_into_the_right_instructions(chip, head_dim
 
 
 def check_reports(reports, chip, head_dim):
-    assert {report["kernel"] for report in reports} == {*PRODUCTS, "norms", "backward_ranges"}
+    assert {report["kernel"] for report in reports} == {*PRODUCTS, "decode", "merge", "norms", "backward_ranges"}
     for report in reports:
         assert report["shared_bytes"] <= SHARED_LIMIT[chip], report
         if "two programs" in report["variant"]:

@@ -221,7 +221,7 @@ def speed_table(results: Sequence[Result]) -> str:
         whole = spread([run.figures["tokens_per_second"] for run in runs])
         stages = [stage for run in runs for stage in run.figures["by_length"]]
         at = [_number(_median_at(stages, length), ",.0f") for length in lengths]
-        peaks = [max(stage[2] or 0 for stage in run.figures["by_length"]) for run in runs]
+        peaks = [max((stage[2] or 0 for stage in run.figures["by_length"]), default=0) for run in runs]
         memory = spread(peaks).median / 1e6
         ratio = spread([o.figures["tokens_per_second"] for o in ours]).median / whole.median if ours else None
         speed = f"{whole.median:,.0f} ({whole.lowest:,.0f} to {whole.highest:,.0f})"
