@@ -84,7 +84,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "dropout": {"causal": True, "present": {"dropout_seed"}},
     "pointers": {"causal": False, "pointers": True},
     "bound": {"causal": True, "present": {"key_norm_bound"}},
-    "64 rows": {"causal": False, "rows": 64, "present": {"key_norm_bound"}},
+    "32 rows": {"causal": False, "rows": 32, "present": {"key_norm_bound"}},
     "tf32": {"causal": False, "dtype": "fp32", "precision": "tf32"},
 }
 
@@ -221,7 +221,7 @@ def _differs(variant: str, kernel: str, chip: int, head_dim: int) -> bool:
     """Whether the variant is another kernel than "causal" and "full" are."""
     if variant == "slopes":
         return kernel == "backward_query"
-    if variant in ("bound", "64 rows"):
+    if variant in ("bound", "32 rows"):
         return kernel == "decode"
     if kernel == "decode":
         return variant in ("mask", "dropout", "window")

@@ -44,7 +44,7 @@ def decodes(query: Tensor, key: Tensor, options: DenseOptions | VarlenOptions) -
 def decode_tiles(rows: int, head_dim: int, bytes_per_element: int) -> Tiles:
     """The largest tiles that fit into registers. `rows`: the queries of a key head."""
     row_bytes = bytes_per_element * block_d(head_dim)
-    block_m = min(max(MOST_QUERIES, triton.next_power_of_2(rows)), 64 if row_bytes <= 256 else 32)
+    block_m = min(max(MOST_QUERIES, triton.next_power_of_2(rows)), 32)  # Triton 3.7 fails at 64 on Blackwell
     if bytes_per_element == 4:
         return Tiles(16, 32 if row_bytes < 256 else 16, 4, 2)
     return Tiles(block_m, 64 if row_bytes <= 256 else 32, 4, 3)
