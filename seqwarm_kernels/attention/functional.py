@@ -29,7 +29,7 @@ class _KnownCall(NamedTuple):
     num_heads: int
     slopes: Tensor | None  #: the default; None on a GPU, where they differ from stream to stream
     offset: int | None  #: of a dense call without query_start
-    numbers: tuple[Any, ...]  #: the options that are no tensors, the same in all calls of the kind
+    numbers: tuple[Any, ...]  #: the options without tensors, the same in all calls of the kind
 
     def default_slopes(self, query: Tensor) -> Tensor:
         return default_slopes(self.num_heads, query.device) if self.slopes is None else self.slopes

@@ -154,7 +154,7 @@ def refuse_packed(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
 def pass_packed(decoder: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Forward pre-hook of a decoder that does not pass `position_ids` to its masks. They become `cu_seq_lens_q`.
 
-    As in the masks of other models, position_ids tell packed sequences if there is no attention_mask and no cache.
+    As in the masks of other models, position_ids mark packed sequences only without an attention_mask and a cache.
     """
     from transformers.masking_utils import find_packed_sequence_indices
 

@@ -2,6 +2,7 @@
 
 import gc
 import multiprocessing
+import os
 import socket
 
 import torch
@@ -33,6 +34,12 @@ def run_ranks(function, *arguments, world_size=2):
     torch.multiprocessing.start_processes(
         function, args=(free_port(), *arguments), nprocs=world_size, start_method="forkserver"
     )
+
+
+def set_environment(rank, port):
+    """Sets what torchrun tells the processes of a world of two."""
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
 
 
 def join_group(rank, port, world_size=2, timeout=None):

@@ -2,7 +2,6 @@
 
 import copy
 import json
-import os
 import pickle
 import warnings
 from types import SimpleNamespace
@@ -20,7 +19,7 @@ import transformers
 from seqwarm_kernels.trainers.huggingface import SequenceLengthWarmup
 
 from ..support.huggingface import PLAIN_SGD, logged
-from ..support.ranks import run_ranks
+from ..support.ranks import run_ranks, set_environment
 from ..support.tiers import first_fast
 
 WORDS, LENGTH, LEARNING_RATE = 50, 16, 0.5
@@ -293,8 +292,7 @@ def in_parts(folder, batch_size, **arguments):
 
 
 def one_of_two(rank, port, folder):
-    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    set_environment(rank, port)
     (folder / f"{rank}.json").write_text(json.dumps([*in_parts(folder, 2, ddp_backend="gloo")]))
     torch.distributed.destroy_process_group()
 

@@ -58,7 +58,7 @@ class Data(lightning.LightningDataModule):
 
 
 def valid_tokens(model):
-    """A list with the number of tokens of each call of the model that are no padding."""
+    """Returns a function that lists the number of tokens in each call of the model, without padding."""
     seen, all_tokens = [], count_tokens(model)
 
     def count(module, args, kwargs):

@@ -3,7 +3,6 @@
 import copy
 import itertools
 import json
-import os
 
 import pytest
 import torch
@@ -18,7 +17,7 @@ import transformers
 from seqwarm_kernels.trainers.huggingface import SequenceLengthWarmup
 
 from ..support.huggingface import PLAIN_SGD, logged
-from ..support.ranks import run_ranks
+from ..support.ranks import run_ranks, set_environment
 from ..support.tiers import first_fast
 
 WORDS, LENGTH, SEQUENCES, LEARNING_RATE = 50, 40, 8, 0.5
@@ -134,8 +133,7 @@ def all_trained(folder, **more):
 
 
 def one_of_two(rank, port, folder):
-    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    set_environment(rank, port)
     found = all_trained(folder, ddp_backend="gloo", per_device_train_batch_size=SEQUENCES // 2)
     (folder / f"{rank}.json").write_text(json.dumps(found))
     torch.distributed.destroy_process_group()

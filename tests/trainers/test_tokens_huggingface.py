@@ -1,7 +1,6 @@
 """Learning rates and an end by tokens in a Hugging Face Trainer: of every step, from the tokens trained on before."""
 
 import json
-import os
 
 import pytest
 import torch
@@ -15,7 +14,7 @@ import transformers
 
 from seqwarm_kernels.trainers.huggingface import SequenceLengthWarmup
 
-from ..support.ranks import run_ranks
+from ..support.ranks import run_ranks, set_environment
 from ..support.tiers import first_fast
 from ..support.token_rates import PEAK, SCHEDULERS, token_lr, token_lr_at
 from .test_huggingface import model, padded_dataset, schedule, trainer
@@ -188,8 +187,7 @@ def in_parts(folder, batch_size, **arguments):
 
 
 def one_of_two(rank, port, folder):
-    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    set_environment(rank, port)
     (folder / f"{rank}.json").write_text(json.dumps([*in_parts(folder, 2, ddp_backend="gloo")]))
     torch.distributed.destroy_process_group()
 
