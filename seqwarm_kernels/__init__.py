@@ -17,7 +17,7 @@ __version__ = "0.2.0"
 
 _FOLDERS = (
     *("allocator", "attention", "cli", "data", "demo", "diagnostics", "models"),
-    *("ops", "resizing", "schedule", "self_check", "trainers", "tuning", "utils"),
+    *("ops", "parallel", "resizing", "schedule", "self_check", "trainers", "tuning", "utils"),
 )
 
 

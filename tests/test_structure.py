@@ -14,8 +14,8 @@ PACKAGE = Path(seqwarm_kernels.__file__).parent
 
 #: From top to bottom. A folder imports from itself and from the folders below it.
 LAYERS = (
-    *("__main__", "cli", "self_check", "demo", "trainers", "diagnostics", "tuning", "api", "models", "data"),
-    *("allocator", "schedule", "resizing", "attention", "ops", "utils"),
+    *("__main__", "cli", "self_check", "demo", "trainers", "diagnostics", "tuning", "api", "parallel", "models"),
+    *("data", "allocator", "schedule", "resizing", "attention", "ops", "utils"),
 )
 BACKENDS = {"reference", "native", "triton"}
 

@@ -10,7 +10,7 @@ PAGES = Path(__file__).parents[2] / "docs" / "api"
 MODULES = (
     *("seqwarm_kernels", "seqwarm_kernels.data", "seqwarm_kernels.diagnostics", "seqwarm_kernels.models"),
     *(f"seqwarm_kernels.trainers.{trainer}" for trainer in ("composer", "huggingface", "lightning")),
-    "seqwarm_kernels.tuning",
+    *("seqwarm_kernels.parallel", "seqwarm_kernels.tuning"),
 )
 DIRECTIVE = re.compile(r"^\.\. (currentmodule|automodule|autofunction|autoclass|autoexception):: (\S+)$", re.MULTILINE)
 
