@@ -270,9 +270,14 @@ def dense_call(
     dropout_p: float = 0.0,
     skip_tolerance: float,
     key_norm_bound: Tensor | None = None,
+    dropout_seed: Tensor | None = None,
     backend: str | None = None,
 ) -> tuple[OpOverload, tuple[Tensor, ...], DenseOptions]:
     """Check the arguments of `alibi_attention` and fill in defaults.
+
+    Args:
+        dropout_seed: () or (B, Hq, 4) int64, as in dropout.py, if dropout_p > 0. Default: drawn from the device's
+            generator.
 
     Returns:
         The operator that serves the call, its tensors, and its options.
@@ -301,7 +306,7 @@ def dense_call(
     options = DenseOptions(
         query_start=query_start.view(-1) if isinstance(query_start, Tensor) else None,
         key_padding_mask=key_padding_mask,
-        dropout_seed=_dropout_seed(dropout_p, query),
+        dropout_seed=_dropout_seed(dropout_p, query) if dropout_seed is None else dropout_seed,
         query_offset=0 if isinstance(query_start, Tensor) else query_start,
         causal=causal,
         scale=scale,
@@ -329,9 +334,10 @@ def varlen_call(
     window: int | None = None,
     dropout_p: float = 0.0,
     skip_tolerance: float,
+    dropout_seed: Tensor | None = None,
     backend: str | None = None,
 ) -> tuple[OpOverload, tuple[Tensor, ...], VarlenOptions]:
-    """`dense_call` for `alibi_attention_varlen`."""
+    """`dense_call` for `alibi_attention_varlen`. `dropout_seed` is () or (Hq, 4)."""
     query, key, value = _autocast(query), _autocast(key), _autocast(value)
     validation.check_query_key_value(query, key, value, "(tokens, heads, head_dim)")
     num_heads, head_dim = query.shape[1:]
@@ -351,7 +357,7 @@ def varlen_call(
     options = VarlenOptions(
         cu_seqlens_q=cu_seqlens_q,
         cu_seqlens_k=cu_seqlens_k,
-        dropout_seed=_dropout_seed(dropout_p, query),
+        dropout_seed=_dropout_seed(dropout_p, query) if dropout_seed is None else dropout_seed,
         max_seqlen_q=max_seqlen_q,
         max_seqlen_k=max_seqlen_k,
         causal=causal,

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from ..library import implement
-from .dropout import keep_mask
+from .dropout import dropout_origins, keep_mask
 from .schema import DenseOptions, VarlenOptions, accumulation_dtype, allocate_like, allocate_outputs
 
 
@@ -103,13 +103,19 @@ def _visible(offset: Tensor, causal: bool, window: int | None) -> Tensor:
     return visible
 
 
-def _keep(
-    options: DenseOptions | VarlenOptions, head: Tensor, i: Tensor, j: Tensor, dtype: torch.dtype
-) -> Tensor | None:
-    if options.dropout_seed is None:
+def _keep(dropout_p: float, origins: Tensor | None, i: Tensor, j: Tensor, dtype: torch.dtype) -> Tensor | None:
+    """`origins` is (..., Hq, 4)."""
+    if origins is None:
         return None
-    mask = keep_mask(options.dropout_p, options.dropout_seed, head[..., None, None], i[:, None], j)
-    return mask.to(dtype) / (1 - options.dropout_p)
+    seed, head, first_query, first_key = origins[..., None, None, :].unbind(-1)
+    mask = keep_mask(dropout_p, seed, head, first_query + i[:, None], first_key + j)
+    return mask.to(dtype) / (1 - dropout_p)
+
+
+def _origins(dropout_seed: Tensor | None, batch_size: int, num_heads: int) -> Tensor | None:
+    if dropout_seed is None or dropout_seed.dim() > 0:
+        return dropout_seed
+    return dropout_origins(dropout_seed, batch_size, num_heads)
 
 
 def _dense_pairs(query: Tensor, key: Tensor, options: DenseOptions) -> Pairs:
@@ -124,8 +130,8 @@ def _dense_pairs(query: Tensor, key: Tensor, options: DenseOptions) -> Pairs:
         visible = visible & (i[:, None] // options.segment_length == j // options.segment_length)
     if options.key_padding_mask is not None:
         visible = visible & options.key_padding_mask[:, None, None, :]
-    head = torch.arange(batch_size * num_heads, device=query.device).view(batch_size, num_heads)
-    return Pairs(offset.abs(), visible, _keep(options, head, i, j, query.dtype))
+    origins = _origins(options.dropout_seed, batch_size, num_heads)
+    return Pairs(offset.abs(), visible, _keep(options.dropout_p, origins, i, j, query.dtype))
 
 
 class _Sequence(NamedTuple):
@@ -139,14 +145,15 @@ class _Sequence(NamedTuple):
 
 def _sequences(num_heads: int, slopes: Tensor, options: VarlenOptions) -> Iterator[_Sequence]:
     device = slopes.device
-    head = torch.arange(num_heads, device=device)
+    origins = _origins(options.dropout_seed, 1, num_heads)
+    origins = None if origins is None else origins.view(num_heads, 4)
     ends_q, ends_k = options.cu_seqlens_q.tolist(), options.cu_seqlens_k.tolist()
     for index, (queries, keys) in enumerate(zip(pairwise(ends_q), pairwise(ends_k), strict=True)):
         i = torch.arange(*queries, device=device)
         j = torch.arange(*keys, device=device)
         offset = (i[:, None] - queries[1]) - (j - keys[1])  # the last query meets the last key
         visible = _visible(offset, options.causal, options.window)
-        pairs = Pairs(offset.abs(), visible, _keep(options, head, i, j, slopes.dtype))
+        pairs = Pairs(offset.abs(), visible, _keep(options.dropout_p, origins, i, j, slopes.dtype))
         yield _Sequence(slice(*queries), slice(*keys), slopes if slopes.dim() == 1 else slopes[index], pairs)
 
 

@@ -1,8 +1,8 @@
 """Schemas and fake implementations of `seqwarm::alibi_attention`, its varlen form, and their backward.
 
 The public functions resolve all defaults. Slopes, scale and positions are explicit: query i of row b is at position
-`query_start[b] + query_offset + i` (query_start None: 0), and key j is at position j. `dropout_seed` is a () int64
-tensor when dropout_p > 0. dropout.py defines the dropout mask of a seed.
+`query_start[b] + query_offset + i` (query_start None: 0), and key j is at position j. `dropout_seed` is a tensor when
+dropout_p > 0: a seed for all heads, or seeds and origins of each head. dropout.py defines the dropout mask of both.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class DenseOptions(NamedTuple):
 
     query_start: Tensor | None  # (B) or (1)
     key_padding_mask: Tensor | None  # (B, Sk) bool
-    dropout_seed: Tensor | None
+    dropout_seed: Tensor | None  # () or (B, Hq, 4) int64
     query_offset: int
     causal: bool
     scale: float
@@ -59,7 +59,7 @@ class VarlenOptions(NamedTuple):
 
     cu_seqlens_q: Tensor  # (B + 1) int32
     cu_seqlens_k: Tensor  # (B + 1) int32
-    dropout_seed: Tensor | None
+    dropout_seed: Tensor | None  # () or (Hq, 4) int64
     max_seqlen_q: int
     max_seqlen_k: int
     causal: bool
