@@ -1,3 +1,5 @@
-"""Attention whose heads or tokens are sharded over several devices. Built on torch.distributed."""
+"""ALiBi attention on many devices."""
 
-__all__: list[str] = []
+from .context_attention import context_attention, context_attention_varlen
+
+__all__ = ["context_attention", "context_attention_varlen"]

@@ -1,0 +1,268 @@
+"""ALiBi attention over rows whose tokens are sharded over ranks. Only the keys and values that can matter travel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed._functional_collectives as collectives
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.nn import functional
+
+from ..attention.functional import DEFAULT_SKIP_TOLERANCE, dense_call, varlen_call
+from ..ops.alibi_attention.dropout import dropout_origins
+from ..utils.checks import check_bool
+from .checks import check_dropout, check_halo, check_local, check_mesh, check_same_length
+from .halo import Halo, Shared, exchange
+from .halo_width import choose_widths
+from .parts import Part, Shard
+
+#: Attends the rows of a part to its keys and values (B, H, S, D) and mask (B, Sk): out (B, Hq, Sq, D), lse (B, Hq, Sq).
+_Attend = Callable[[Part, Tensor, Tensor, Tensor, Tensor | None], tuple[Tensor, Tensor]]
+
+
+def context_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    slopes: Tensor | None = None,
+    *,
+    mesh: DeviceMesh,
+    halo: int | Sequence[int] | None = None,
+    causal: bool = True,
+    scale: float | None = None,
+    segment_length: int | None = None,
+    window: int | None = None,
+    key_padding_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    skip_tolerance: float = DEFAULT_SKIP_TOLERANCE,
+    return_lse: bool = False,
+    backend: str | None = None,
+) -> Any:  # one tensor, or two with return_lse; a union would burden every caller
+    """`alibi_attention` over rows whose tokens are sharded over the ranks of `mesh`: context parallelism.
+
+    Rank r holds the tokens r · c to (r + 1) · c − 1 of every row. A rank receives only the keys and values next to its
+    shard that can weigh more than `skip_tolerance` for one of its queries: the halo. Its width depends on slopes and
+    norms, not on the length of the rows. In backward the gradients of the halo travel back.
+
+    All ranks must call it, with the same shapes and options. Outputs and gradients are those of the rank's tokens.
+    Gradients of slopes are partial sums: the gradient is their sum over the ranks, as for all other parameters of a
+    model whose tokens are sharded.
+
+    Args:
+        query: (B, Hq, c, D), this rank's tokens.
+        key: (B, Hkv, c, D).
+        value: (B, Hkv, c, D).
+        slopes: (Hq,) or (B, Hq). Default: `alibi_slopes(Hq)`. Heads with slopes near 0 or below reach all tokens: their
+            keys and values come from all ranks.
+        mesh: One dimension, such as `device_mesh["context"]`, with the ranks in the order of their tokens.
+        halo: Width of the halo in tokens: one for all key heads, or one for each. It may be larger than c. Default: the
+            smallest that serves. The host then waits for it in each call, which torch.compile cannot. A given halo
+            that is too narrow fails an assertion on the device. `halo_widths` finds the widths of an example.
+        causal: As for `alibi_attention`, as are scale, window, skip_tolerance, return_lse and backend.
+        segment_length: As for `alibi_attention`. If it divides c, nothing is exchanged.
+        key_padding_mask: (B, c) bool, True where a key is attended. A query at a masked position is taken for padding:
+            its output is finite, but lacks keys that no other query needs.
+        dropout_p: As for `alibi_attention`. The mask is that of one device whose seed is the largest of the ranks'
+            seeds. c and segment_length must be multiples of 4.
+
+    Returns:
+        out (B, Hq, c, D); with return_lse also lse (B, Hq, c).
+
+    Raises:
+        TypeError, ValueError: An argument does not fit. The message names it. Raised before anything is sent.
+        RuntimeError: `halo` is too narrow, or the ranks hold different numbers of tokens.
+
+    Source of the bound: docs/kernels/skipping.md. The halo has half of skip_tolerance, the kernels have the other half.
+    """
+    check_bool("return_lse", return_lse)
+    check_mesh(mesh)
+    check_local("query", query)
+    operator, (query, key, value, slopes), options = dense_call(
+        query,
+        key,
+        value,
+        slopes,
+        causal=causal,
+        scale=scale,
+        segment_length=segment_length,
+        window=window,
+        key_padding_mask=key_padding_mask,
+        dropout_p=dropout_p,
+        skip_tolerance=skip_tolerance,
+        backend=backend,
+    )
+    check_same_length(query, key, 2)
+    shard = Shard(key.shape[2], mesh.get_local_rank(), mesh.size(), causal, segment_length)
+    check_dropout(shard, dropout_p)
+    seed = _common_seed(options.dropout_seed, mesh)
+    widths = choose_widths(
+        query,
+        key,
+        slopes,
+        key_padding_mask,
+        scale=options.scale,
+        skip_tolerance=skip_tolerance / 2,
+        halo=check_halo(halo, key.shape[1]),
+        widest=shard.widest(window),
+        causal=causal,
+        mesh=mesh,
+    )
+
+    def attend(part: Part, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+        of_part = options._replace(
+            key_padding_mask=mask,
+            dropout_seed=None if seed is None else _origins(seed, query, shard, part),
+            query_offset=part.first_row - part.first_key,
+            segment_length=part.segment_length,
+            skip_tolerance=skip_tolerance / 2,
+        )
+        out, lse, *_ = operator(query, key, value, slopes, *of_part)
+        return out, lse
+
+    parts = shard.parts(max(widths))
+    out, lse = _attend_parts(parts, widths, mesh, causal, (query, key, value), key_padding_mask, attend)
+    return (out, lse) if return_lse else out
+
+
+def context_attention_varlen(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seqlens: Tensor,
+    max_seqlen: int,
+    slopes: Tensor | None = None,
+    *,
+    mesh: DeviceMesh,
+    halo: int | Sequence[int] | None = None,
+    causal: bool = True,
+    scale: float | None = None,
+    window: int | None = None,
+    dropout_p: float = 0.0,
+    skip_tolerance: float = DEFAULT_SKIP_TOLERANCE,
+    return_lse: bool = False,
+    backend: str | None = None,
+) -> Any:  # one tensor, or two with return_lse; a union would burden every caller
+    """`context_attention` over packed sequences. Rank r holds the packed tokens r · c to (r + 1) · c − 1.
+
+    A sequence may lie on several ranks. Options, gradients and errors are those of `context_attention`.
+
+    Args:
+        query: (c, Hq, D), this rank's tokens.
+        key: (c, Hkv, D).
+        value: (c, Hkv, D).
+        cu_seqlens: (B + 1,) int32, the boundaries of the sequences in the tokens of all ranks, starting with 0, not
+            decreasing. The outputs of tokens past the last entry are zero.
+        max_seqlen: At least the length of the longest sequence.
+        slopes: (Hq,), or (B, Hq) by sequence. Default: `alibi_slopes(Hq)`.
+
+    Returns:
+        out (c, Hq, D); with return_lse also lse (Hq, c).
+    """
+    check_bool("return_lse", return_lse)
+    check_mesh(mesh)
+    check_local("query", query)
+    operator, (query, key, value, slopes), options = varlen_call(
+        query,
+        key,
+        value,
+        cu_seqlens,
+        cu_seqlens,
+        max_seqlen,
+        max_seqlen,
+        slopes,
+        causal=causal,
+        scale=scale,
+        window=window,
+        dropout_p=dropout_p,
+        skip_tolerance=skip_tolerance,
+        backend=backend,
+    )
+    check_same_length(query, key, 0)
+    shard = Shard(key.shape[0], mesh.get_local_rank(), mesh.size(), causal)
+    check_dropout(shard, dropout_p)
+    seed = _common_seed(options.dropout_seed, mesh)
+    as_row = [tensor.transpose(0, 1)[None] for tensor in (query, key, value)]
+    widths = choose_widths(
+        *as_row[:2],
+        slopes if slopes.dim() == 1 else slopes.amin(0),
+        None,
+        scale=options.scale,
+        skip_tolerance=skip_tolerance / 2,
+        halo=check_halo(halo, key.shape[1]),
+        widest=min(shard.widest(window), max(max_seqlen - 1, 0)),
+        causal=causal,
+        mesh=mesh,
+    )
+
+    def attend(part: Part, query: Tensor, key: Tensor, value: Tensor, mask: None) -> tuple[Tensor, Tensor]:
+        # The last query of a sequence meets its last key: where keys go on after the rows, so must the queries.
+        rows, keys = query.shape[2], key.shape[2]
+        query = functional.pad(query, (0, 0, 0, part.end_key - part.end_row))
+        of_part = options._replace(
+            cu_seqlens_q=_boundaries(cu_seqlens, shard.start + part.first_row, query.shape[2]),
+            cu_seqlens_k=_boundaries(cu_seqlens, shard.start + part.first_key, keys),
+            dropout_seed=None if seed is None else _origins(seed, query, shard, part)[0],
+            max_seqlen_q=min(max_seqlen, query.shape[2]),
+            max_seqlen_k=min(max_seqlen, keys),
+            skip_tolerance=skip_tolerance / 2,
+        )
+        packed = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+        out, lse, *_ = operator(*packed, slopes, *of_part)
+        return out[:rows].transpose(0, 1)[None], lse[None, :, :rows]
+
+    parts = shard.parts(max(widths), split=causal)
+    out, lse = _attend_parts(parts, widths, mesh, causal, as_row, None, attend)
+    out, lse = out[0].transpose(0, 1), lse[0]
+    return (out, lse) if return_lse else out
+
+
+def _attend_parts(
+    parts: list[Part],
+    widths: list[int],
+    mesh: DeviceMesh,
+    causal: bool,
+    tensors: Sequence[Tensor],
+    mask: Tensor | None,
+    attend: _Attend,
+) -> tuple[Tensor, Tensor]:
+    """Exchange the halo, and attend the parts. Those with local keys only come first, while it travels."""
+    query, key, value = tensors
+    width = max(widths)
+    local = [key, value] if mask is None else [key, value, mask[:, None, :, None].to(key.dtype)]
+    halos: list[Halo | None] = [None] * len(local)
+    if width:
+        shared = [Shared(key, widths), Shared(value, widths), *(Shared(tensor, [width]) for tensor in local[2:])]
+        halos = [*exchange(shared, mesh, causal=causal)]
+    done = []
+    for part in parts:
+        keys, values, *masks = (_keys(part, tensor, halo) for tensor, halo in zip(local, halos, strict=True))
+        rows = query[:, :, part.first_row : part.end_row]
+        done.append((part.first_row, *attend(part, rows, keys, values, masks[0][:, 0, :, 0] > 0 if masks else None)))
+    done.sort(key=lambda entry: entry[0])
+    _, outs, lses = zip(*done, strict=True)
+    return (torch.cat(outs, 2), torch.cat(lses, 2)) if len(done) > 1 else (outs[0], lses[0])
+
+
+def _keys(part: Part, local: Tensor, halo: Halo | None) -> Tensor:
+    length = local.shape[2]
+    inside = local[:, :, max(part.first_key, 0) : min(part.end_key, length)]
+    if halo is None or not part.with_halo:
+        return inside
+    return halo.around(inside, max(-part.first_key, 0), max(part.end_key - length, 0))
+
+
+def _boundaries(cu_seqlens: Tensor, start: int, length: int) -> Tensor:
+    """The boundaries of the sequences in `length` packed tokens from `start` on."""
+    return cu_seqlens.clamp(start, start + length) - start
+
+
+def _common_seed(seed: Tensor | None, mesh: DeviceMesh) -> Tensor | None:
+    return None if seed is None else collectives.all_reduce(seed, "max", mesh)
+
+
+def _origins(seed: Tensor, query: Tensor, shard: Shard, part: Part) -> Tensor:
+    batch_size, num_heads, *_ = query.shape
+    return dropout_origins(seed, batch_size, num_heads, shard.start + part.first_row, shard.start + part.first_key)

@@ -1,0 +1,182 @@
+"""How many tokens beyond its shard a rank's queries reach: the widths of the halo.
+
+The bound is that of docs/kernels/skipping.md. With a = |scale| · ‖q‖ · K, where K bounds the norms of keys, the keys at
+distances >= d hold at most the share ε of a query's softmax sum if
+
+    d >= (a − L − ln(1 − e^(−slope)) − ln ε) / slope.
+
+L is a lower bound of the log of the sum: the score of the query's own key, whose distance is 0. So d is known before
+any attention.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+import torch.distributed
+import torch.distributed._functional_collectives as collectives
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.nn import functional
+
+BLOCK = 64  #: widths are multiples of it, so that few of them differ
+
+_RAISED = 1 + 2**-9  # margins for rounding, as in the proof
+_MARGIN = 2**-4 * math.log(2)
+_OWN_SCORE_MARGIN = 2**-10
+_SMALLEST_SLOPE = 2**-16 * math.log(2)  #: flatter heads reach everything
+
+
+class _Queries(NamedTuple):
+    """A query reaches the distance (norm · K + rest) / slope, if no key's norm exceeds K."""
+
+    norm: Tensor  #: (B, Hkv, G, c), times the scale; G query heads share a key head
+    rest: Tensor  #: (B, Hkv, G, c)
+    slope: Tensor  #: (B or 1, Hkv, G, 1)
+
+    def distance(self, key_norm: Tensor) -> Tensor:
+        """key_norm (B, Hkv) -> (B, Hkv, G, c)"""
+        reached = (self.norm * (key_norm[..., None, None] * _RAISED) + self.rest) / self.slope
+        return torch.where(self.slope > _SMALLEST_SLOPE, reached, math.inf).nan_to_num(nan=math.inf, posinf=math.inf)
+
+
+@torch.no_grad()
+def choose_widths(
+    query: Tensor,
+    key: Tensor,
+    slopes: Tensor,
+    key_padding_mask: Tensor | None,
+    *,
+    scale: float,
+    skip_tolerance: float,
+    halo: list[int] | None,
+    widest: int,
+    causal: bool,
+    mesh: DeviceMesh,
+) -> list[int]:
+    """The width of the halo for each key head.
+
+    Args:
+        query: (B, Hq, c, D), the local shard.
+        key: (B, Hkv, c, D).
+        slopes: (Hq,) or (B, Hq).
+        key_padding_mask: (B, c), or None. Queries of padding ask for nothing.
+        skip_tolerance: The share of a query's sum that the keys beyond the halo may hold.
+        halo: The widths given by the caller, or None.
+        widest: The widest halo that any rank can use.
+    """
+    widest = min(-(-widest // 4) * 4, (mesh.size() - 1) * key.shape[2])
+    given = None if halo is None else [min(-(-width // 4) * 4, widest) for width in halo]
+    if widest == 0 or (given is not None and min(given) == widest):
+        return [widest] * key.shape[1]
+    if given is None and torch.compiler.is_compiling():
+        raise ValueError("halo must be an int under torch.compile, got None, which makes the host wait for a width")
+    bound = _Bound(query, key, slopes, key_padding_mask, scale, skip_tolerance, causal, mesh)
+    if given is None:
+        return [min(width, widest) for width in bound.smallest()]
+    bound.check(given, widest)
+    return given
+
+
+class _Bound:
+    """The widths that the queries of all ranks need."""
+
+    def __init__(
+        self,
+        query: Tensor,
+        key: Tensor,
+        slopes: Tensor,
+        key_padding_mask: Tensor | None,
+        scale: float,
+        skip_tolerance: float,
+        causal: bool,
+        mesh: DeviceMesh,
+    ) -> None:
+        self._mesh, self._causal, self._length = mesh, causal, key.shape[2]
+        key_norm = torch.linalg.vector_norm(key, dim=-1, dtype=_precise(key))
+        if key_padding_mask is not None:
+            key_norm = key_norm.masked_fill(~key_padding_mask[:, None], 0)
+        largest = key_norm.amax(-1) if key_norm.numel() else key_norm.new_zeros(key_norm.shape[:2])
+        own = functional.pad(largest.flatten(), (0, 1), value=self._length)
+        gathered = own.new_empty(mesh.size(), len(own))
+        torch.distributed.all_gather_into_tensor(gathered, own[None], group=mesh.get_group())
+        torch._assert_async(
+            (gathered[:, -1] == self._length).all(), "query must hold the same number of tokens on every rank of mesh"
+        )
+        self._largest = gathered[:, :-1].view(-1, *largest.shape)  # (P, B, Hkv)
+        share = skip_tolerance if causal else skip_tolerance / 2  # both sides share it
+        self._queries = _queries(query, key, key_norm, slopes, key_padding_mask, scale, share)
+
+    def smallest(self) -> list[int]:
+        """The smallest widths that serve. Waits for the device."""
+        size, length = self._mesh.size(), self._length
+        widths: dict[int, int] = {}
+        heads = range(self._largest.shape[2])
+        for first in range(1, size):
+            for head, needed in enumerate(self._needed([first for _ in heads]).tolist()):
+                if head not in widths and needed <= first * length:
+                    widths[head] = max(math.ceil(needed), (first - 1) * length)
+            if len(widths) == len(heads):
+                break
+        found = [widths.get(head, (size - 1) * length) for head in heads]
+        return [-(-width // BLOCK) * BLOCK for width in found]
+
+    def check(self, given: list[int], widest: int) -> None:
+        """Assert, without waiting for the device, that the given widths serve."""
+        needed = self._needed([width // self._length + 1 for width in given]).clamp(max=widest)
+        torch._assert_async(
+            (needed <= needed.new_tensor(given)).all(),
+            f"halo is too narrow, got {given}: keys beyond it weigh more than skip_tolerance. halo_widths returns "
+            "widths that serve",
+        )
+
+    def _needed(self, firsts: list[int]) -> Tensor:
+        """The widths (Hkv,) as floats if, for each key head, only shards at least `first` away may stay beyond them.
+
+        The same on all ranks.
+        """
+        rank, size = self._mesh.get_local_rank(), self._mesh.size()
+        position = torch.arange(self._length, device=self._largest.device)
+        widths = self._needed_beyond([range(max(rank - first + 1, 0)) for first in firsts], position)
+        if not self._causal:
+            after = self._needed_beyond([range(rank + first, size) for first in firsts], position.flip(0))
+            widths = torch.maximum(widths, after)
+        return collectives.all_reduce(widths, "max", self._mesh)
+
+    def _needed_beyond(self, shards: list[range], position: Tensor) -> Tensor:
+        """The widths on one side. `position` (c,) is the distance of the queries from the shard's end on that side."""
+        bounds = [self._largest[there.start : there.stop, :, head] for head, there in enumerate(shards)]
+        largest = torch.stack([functional.pad(norms, (0, 0, 0, 1)).amax(0) for norms in bounds], -1)
+        distance = self._queries.distance(largest)
+        # Query t needs d − t tokens of the halo. Queries at t >= width attend local keys only, and must need none.
+        width = torch.where(distance <= position, 0, torch.maximum(distance - position, position + 1))
+        width = functional.pad(width.transpose(0, 1).flatten(1), (0, 1)).amax(1)
+        return width * width.new_tensor([len(there) > 0 for there in shards])
+
+
+def _queries(
+    query: Tensor,
+    key: Tensor,
+    key_norm: Tensor,
+    slopes: Tensor,
+    key_padding_mask: Tensor | None,
+    scale: float,
+    share: float,
+) -> _Queries:
+    heads = key.shape[1], query.shape[1] // key.shape[1]
+    grouped, dtype = query.unflatten(1, heads), key_norm.dtype
+    norm = abs(scale) * torch.linalg.vector_norm(grouped, dim=-1, dtype=dtype)
+    own = scale * (grouped.to(dtype) * key[:, :, None].to(dtype)).sum(-1)
+    own = own - _OWN_SCORE_MARGIN * norm * key_norm[:, :, None]
+    if key_padding_mask is not None:
+        own = own.masked_fill(~key_padding_mask[:, None, None], math.inf)  # reaches nothing
+    slope = slopes.to(dtype).expand(-1 if slopes.dim() == 2 else 1, -1).unflatten(1, heads)[..., None]
+    tail = torch.log(-torch.expm1(-slope))
+    allowed = math.log(share) if share > 0 else -math.inf
+    return _Queries(norm, _MARGIN - own - tail - allowed, slope)
+
+
+def _precise(tensor: Tensor) -> torch.dtype:
+    return torch.float64 if tensor.dtype == torch.float64 else torch.float32
