@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from ..attention.functional import DEFAULT_SKIP_TOLERANCE, dense_call, varlen_call
 from ..ops.alibi_attention.dropout import dropout_origins
+from ..ops.alibi_attention.schema import DenseOptions
 from ..utils.checks import check_bool
 from .checks import check_dropout, check_halo, check_local, check_mesh, check_same_length
 from .halo import Halo, Shared, exchange
@@ -97,19 +98,8 @@ def context_attention(
     check_same_length(query, key, 2)
     shard = Shard(key.shape[2], mesh.get_local_rank(), mesh.size(), causal, segment_length)
     check_dropout(shard, dropout_p)
+    widths = _dense_widths(query, key, slopes, options, shard, check_halo(halo, key.shape[1]), mesh)
     seed = _common_seed(options.dropout_seed, mesh)
-    widths = choose_widths(
-        query,
-        key,
-        slopes,
-        key_padding_mask,
-        scale=options.scale,
-        skip_tolerance=skip_tolerance / 2,
-        halo=check_halo(halo, key.shape[1]),
-        widest=shard.widest(window),
-        causal=causal,
-        mesh=mesh,
-    )
 
     def attend(part: Part, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
         of_part = options._replace(
@@ -183,10 +173,10 @@ def context_attention_varlen(
     check_same_length(query, key, 0)
     shard = Shard(key.shape[0], mesh.get_local_rank(), mesh.size(), causal)
     check_dropout(shard, dropout_p)
-    seed = _common_seed(options.dropout_seed, mesh)
-    as_row = [tensor.transpose(0, 1)[None] for tensor in (query, key, value)]
+    query, key, value = (tensor.transpose(0, 1)[None] for tensor in (query, key, value))  # one row, heads first
     widths = choose_widths(
-        *as_row[:2],
+        query,
+        key,
         slopes if slopes.dim() == 1 else slopes.amin(0),
         None,
         scale=options.scale,
@@ -196,8 +186,9 @@ def context_attention_varlen(
         causal=causal,
         mesh=mesh,
     )
+    seed = _common_seed(options.dropout_seed, mesh)
 
-    def attend(part: Part, query: Tensor, key: Tensor, value: Tensor, mask: None) -> tuple[Tensor, Tensor]:
+    def attend(part: Part, query: Tensor, key: Tensor, value: Tensor, _: Tensor | None) -> tuple[Tensor, Tensor]:
         # The last query of a sequence meets its last key: where keys go on after the rows, so must the queries.
         rows, keys = query.shape[2], key.shape[2]
         query = functional.pad(query, (0, 0, 0, part.end_key - part.end_row))
@@ -214,9 +205,73 @@ def context_attention_varlen(
         return out[:rows].transpose(0, 1)[None], lse[None, :, :rows]
 
     parts = shard.parts(max(widths), split=causal)
-    out, lse = _attend_parts(parts, widths, mesh, causal, as_row, None, attend)
+    out, lse = _attend_parts(parts, widths, mesh, causal, (query, key, value), None, attend)
     out, lse = out[0].transpose(0, 1), lse[0]
     return (out, lse) if return_lse else out
+
+
+def halo_widths(
+    query: Tensor,
+    key: Tensor,
+    slopes: Tensor | None = None,
+    *,
+    mesh: DeviceMesh,
+    causal: bool = True,
+    scale: float | None = None,
+    segment_length: int | None = None,
+    window: int | None = None,
+    key_padding_mask: Tensor | None = None,
+    skip_tolerance: float = DEFAULT_SKIP_TOLERANCE,
+) -> list[int]:
+    """The smallest `halo` with which `context_attention` serves these inputs: tokens for each key head.
+
+    It is the same on all ranks, which must all call this function. The host waits for the result. Other queries and
+    keys may need more: leave a margin, or take the largest of several batches. c, the shard's length, times the number
+    of other ranks means all tokens.
+
+    Args:
+        query: As for `context_attention`, as are all others.
+    """
+    check_mesh(mesh)
+    check_local("query", query)
+    _, (query, key, _, slopes), options = dense_call(
+        query,
+        key,
+        key,  # values do not matter
+        slopes,
+        causal=causal,
+        scale=scale,
+        segment_length=segment_length,
+        window=window,
+        key_padding_mask=key_padding_mask,
+        skip_tolerance=skip_tolerance,
+    )
+    check_same_length(query, key, 2)
+    shard = Shard(key.shape[2], mesh.get_local_rank(), mesh.size(), causal, segment_length)
+    return _dense_widths(query, key, slopes, options, shard, None, mesh)
+
+
+def _dense_widths(
+    query: Tensor,
+    key: Tensor,
+    slopes: Tensor,
+    options: DenseOptions,
+    shard: Shard,
+    halo: list[int] | None,
+    mesh: DeviceMesh,
+) -> list[int]:
+    return choose_widths(
+        query,
+        key,
+        slopes,
+        options.key_padding_mask,
+        scale=options.scale,
+        skip_tolerance=options.skip_tolerance / 2,
+        halo=halo,
+        widest=shard.widest(options.window),
+        causal=options.causal,
+        mesh=mesh,
+    )
 
 
 def _attend_parts(
@@ -236,14 +291,16 @@ def _attend_parts(
     if width:
         shared = [Shared(key, widths), Shared(value, widths), *(Shared(tensor, [width]) for tensor in local[2:])]
         halos = [*exchange(shared, mesh, causal=causal)]
-    done = []
-    for part in parts:
+    done: dict[int, tuple[Tensor, Tensor]] = {}
+    for index in sorted(range(len(parts)), key=lambda index: parts[index].with_halo):
+        part = parts[index]
         keys, values, *masks = (_keys(part, tensor, halo) for tensor, halo in zip(local, halos, strict=True))
         rows = query[:, :, part.first_row : part.end_row]
-        done.append((part.first_row, *attend(part, rows, keys, values, masks[0][:, 0, :, 0] > 0 if masks else None)))
-    done.sort(key=lambda entry: entry[0])
-    _, outs, lses = zip(*done, strict=True)
-    return (torch.cat(outs, 2), torch.cat(lses, 2)) if len(done) > 1 else (outs[0], lses[0])
+        done[index] = attend(part, rows, keys, values, masks[0][:, 0, :, 0] > 0 if masks else None)
+    if len(parts) == 1:
+        return done[0]
+    outs, lses = zip(*(done[index] for index in range(len(parts))), strict=True)
+    return torch.cat(outs, 2), torch.cat(lses, 2)
 
 
 def _keys(part: Part, local: Tensor, halo: Halo | None) -> Tensor:

@@ -15,7 +15,6 @@ import math
 from typing import NamedTuple
 
 import torch
-import torch.distributed
 import torch.distributed._functional_collectives as collectives
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
@@ -100,8 +99,10 @@ class _Bound:
             key_norm = key_norm.masked_fill(~key_padding_mask[:, None], 0)
         largest = key_norm.amax(-1) if key_norm.numel() else key_norm.new_zeros(key_norm.shape[:2])
         own = functional.pad(largest.flatten(), (0, 1), value=self._length)
-        gathered = own.new_empty(mesh.size(), len(own))
-        torch.distributed.all_gather_into_tensor(gathered, own[None], group=mesh.get_group())
+        # A sum with zeros: the names of all-gathers differ between versions of torch.
+        gathered = own.new_zeros(mesh.size(), len(own))
+        gathered[mesh.get_local_rank()] = own
+        gathered = collectives.all_reduce(gathered, "sum", mesh)
         torch._assert_async(
             (gathered[:, -1] == self._length).all(), "query must hold the same number of tokens on every rank of mesh"
         )
@@ -128,8 +129,7 @@ class _Bound:
         needed = self._needed([width // self._length + 1 for width in given]).clamp(max=widest)
         torch._assert_async(
             (needed <= needed.new_tensor(given)).all(),
-            f"halo is too narrow, got {given}: keys beyond it weigh more than skip_tolerance. halo_widths returns "
-            "widths that serve",
+            "halo is too narrow: keys beyond it weigh more than skip_tolerance. halo_widths returns widths that serve",
         )
 
     def _needed(self, firsts: list[int]) -> Tensor:

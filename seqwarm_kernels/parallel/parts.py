@@ -53,7 +53,7 @@ class Shard:
         return widest if window is None else min(widest, window)
 
     def parts(self, width: int, *, split: bool = True) -> list[Part]:
-        """All rows, in parts. Those that wait for the halo come last.
+        """All rows in parts, in order.
 
         Args:
             width: Tokens of the halo on one side. Without segments, rows farther than that from the shard's end see
@@ -63,10 +63,10 @@ class Shard:
         if self.segment_length is not None:
             parts = self._segments(width, self.segment_length)
         elif width == 0:
-            parts = iter([Part(0, self.length, 0, self.length)])
+            return [Part(0, self.length, 0, self.length)]
         else:
             parts = self._rows(width if split else self.length, width)
-        return sorted((part for part in parts if part.first_row < part.end_row), key=lambda part: part.with_halo)
+        return [part for part in parts if part.first_row < part.end_row]
 
     def _rows(self, near: int, width: int) -> Iterator[Part]:
         """Rows nearer than `near` to an end of the shard see the halo on that side."""
@@ -77,8 +77,8 @@ class Shard:
         if near_end < near_start:
             yield Part(0, end, first_key, end_key, None, True)
             return
-        yield Part(near_start, near_end, 0, end)
         yield Part(0, near_start, first_key, near_start if self.causal else end, None, True)
+        yield Part(near_start, near_end, 0, end)
         yield Part(near_end, end, 0, end_key, None, True)
 
     def _segments(self, width: int, segment: int) -> Iterator[Part]:
