@@ -49,7 +49,7 @@ class Shard:
         widths = [self._open_before(boundary) for boundary in boundaries]
         if not self.causal:
             widths += [self._open_after(boundary) for boundary in boundaries]
-        widest = max(widths, default=0)
+        widest = max([0, *widths])
         return widest if window is None else min(widest, window)
 
     def parts(self, width: int, *, split: bool = True) -> list[Part]:

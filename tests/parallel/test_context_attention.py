@@ -1,0 +1,328 @@
+"""Attention to sharded tokens computes what one device computes, and sends no more than it must."""
+
+import importlib
+import itertools
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor.debug import CommDebugMode
+
+from seqwarm_kernels import alibi_attention, alibi_attention_varlen
+from seqwarm_kernels.parallel import context_attention, context_attention_varlen, halo_widths
+
+from ..support.ranks import join_group, leave_group, run_ranks
+
+module = importlib.import_module("seqwarm_kernels.parallel.context_attention")  # the function has the same name
+
+HEADS, KEY_HEADS, HEAD_DIM, BATCH_SIZE = 4, 2, 8, 2
+SLOPES = torch.tensor([0.9, 0.6, 0.4, 0.25])
+#: Neither hides a difference in float64, where eager itself is good to 1e-13.
+EXACT = {torch.float64: 2**-50, torch.float32: 2**-24}
+BOUND = {torch.float64: 1e-11, torch.float32: 1e-5}
+BACKEND = {torch.float64: "reference", torch.float32: None}
+
+#: (tokens of a rank, options). Halos are smaller than a shard of 200, equal to one of 24, and larger.
+CASES = [
+    (200, {}),
+    (24, {}),
+    (36, {"skip_tolerance": 0.0}),
+    (50, {"window": 7}),
+    (13, {"window": 20}),
+    (24, {"segment_length": 24}),  # nothing travels
+    (30, {"segment_length": 24}),
+    (26, {"segment_length": 80}),
+    (48, {"dropout_p": 0.3}),
+    (20, {"dropout_p": 0.3, "segment_length": 12}),
+]
+
+
+def inputs(size, length, dtype, seed=0):
+    """Of all ranks: query, key, value, slopes, and the gradients of out and lse."""
+    torch.manual_seed(seed)
+    query, key, value, grad_out = (
+        torch.randn(BATCH_SIZE, heads, size * length, HEAD_DIM, dtype=dtype)
+        for heads in (HEADS, KEY_HEADS, KEY_HEADS, HEADS)
+    )
+    return (query, key, value, SLOPES.to(dtype)), (grad_out, torch.randn(grad_out.shape[:-1], dtype=dtype))
+
+
+def own(tensor, mesh, length, dim=2):
+    return tensor.narrow(dim, mesh.get_local_rank() * length, length)
+
+
+def differentiate(function, tensors, gradients):
+    leaves = [tensor.clone().requires_grad_() for tensor in tensors]
+    outputs = function(*leaves)
+    torch.autograd.backward(outputs, gradients)
+    return [*(output.detach() for output in outputs), *(leaf.grad for leaf in leaves)]
+
+
+def compare(mesh, whole, attend, tensors, gradients, length, bound, valid=None):
+    """Outputs, lse and gradients of this rank with those of one device. `valid` (B, S): rows to compare."""
+    expected = differentiate(whole, tensors, gradients)
+    torch.manual_seed(1)
+    shards = [own(tensor, mesh, length) for tensor in tensors[:3]]
+    found = differentiate(attend, [*shards, tensors[3]], [own(gradient, mesh, length) for gradient in gradients])
+    torch.distributed.all_reduce(found[-1])
+    for index, (actual, wanted) in enumerate(zip(found, expected, strict=True)):
+        if index < len(found) - 1:
+            wanted = own(wanted, mesh, length)
+        if index < 2 and valid is not None:
+            rows = own(valid, mesh, length, 1)[:, None].expand(actual.shape[:3])
+            actual, wanted = actual[rows], wanted[rows]
+        scale = wanted[wanted.isfinite()].abs().max().clamp(min=1) if wanted.numel() else 1
+        is_long_sum = index == len(found) - 1 and wanted.dtype == torch.float32  # the slopes', with cancellation
+        torch.testing.assert_close(actual, wanted, rtol=0, atol=float(bound * scale * (100 if is_long_sum else 1)))
+
+
+def one_device_is_met(mesh):
+    dtypes = list(EXACT) if mesh.size() == 2 else [torch.float64]
+    for (length, options), dtype, causal in itertools.product(CASES, dtypes, (True, False)):
+        tensors, gradients = inputs(mesh.size(), length, dtype)
+        options = {"skip_tolerance": EXACT[dtype], "causal": causal, "return_lse": True, **options}
+        options["backend"] = "reference" if "dropout_p" in options else BACKEND[dtype]
+
+        def whole(*tensors, options=options):
+            torch.manual_seed(1)  # of dropout
+            return alibi_attention(*tensors, **{**options, "skip_tolerance": 0.0})
+
+        def attend(*tensors, options=options):
+            return context_attention(*tensors, mesh=mesh, **options)
+
+        compare(mesh, whole, attend, tensors, gradients, length, BOUND[dtype])
+
+
+def masks_hide_keys(mesh):
+    """Also all keys of a rank, and those that a row's own position is among. Masked keys hold NaN."""
+    length, dtype = 40, torch.float64
+    for causal in (True, False):
+        (query, key, value, slopes), gradients = inputs(mesh.size(), length, dtype)
+        mask = torch.rand(BATCH_SIZE, mesh.size() * length) > 0.3
+        mask[0, -length:] = False
+        mask[1, :length] = False
+        key[~mask[:, None].expand(key.shape[:3])] = float("nan")
+        gradients = [
+            gradient * mask[:, None].reshape(BATCH_SIZE, 1, -1, *[1] * (gradient.dim() - 3)) for gradient in gradients
+        ]
+
+        def whole(*tensors, mask=mask, causal=causal):
+            return alibi_attention(
+                *tensors, key_padding_mask=mask, causal=causal, skip_tolerance=0.0, return_lse=True, backend="reference"
+            )
+
+        def attend(*tensors, mask=mask, causal=causal):
+            out, lse = context_attention(
+                *tensors,
+                key_padding_mask=own(mask, mesh, length, 1),
+                causal=causal,
+                skip_tolerance=2**-50,
+                return_lse=True,
+                mesh=mesh,
+                backend="reference",
+            )
+            assert out.isfinite().all()
+            return out, lse
+
+        compare(mesh, whole, attend, (query, key, value, slopes), gradients, length, 1e-11, valid=mask)
+
+
+def packed_sequences_meet_one_device(mesh):
+    length, dtype = 52, torch.float64
+    total = mesh.size() * length
+    cu_seqlens = torch.tensor([0, 20, 20, 75, 80, total - 5], dtype=torch.int32)  # tokens without a sequence last
+    longest = max(55, total - 85)
+    tensors, (grad_out, grad_lse) = inputs(mesh.size(), length, dtype)
+    tensors = [*(tensor[:1] for tensor in tensors[:3]), tensors[3]]
+    for causal, options in itertools.product((True, False), ({}, {"window": 9}, {"dropout_p": 0.3}, {"halo": total})):
+        common = {"causal": causal, "return_lse": True, "backend": "reference"}
+        without_halo = {name: value for name, value in options.items() if name != "halo"}
+
+        def pack(tensors):
+            return [tensor[0].transpose(0, 1) for tensor in tensors]
+
+        def whole(*tensors, common=common, options=without_halo):
+            torch.manual_seed(1)
+            out, lse = alibi_attention_varlen(
+                *pack(tensors[:3]),
+                cu_seqlens,
+                cu_seqlens,
+                longest,
+                longest,
+                tensors[3],
+                skip_tolerance=0.0,
+                **common,
+                **options,
+            )
+            return out.transpose(0, 1)[None], lse[None]
+
+        def attend(*tensors, common=common, options=options):
+            out, lse = context_attention_varlen(
+                *pack(tensors[:3]),
+                cu_seqlens,
+                longest,
+                tensors[3],
+                mesh=mesh,
+                skip_tolerance=2**-50,
+                **common,
+                **options,
+            )
+            return out.transpose(0, 1)[None], lse[None]
+
+        # The lse of a token without a sequence is −∞, and has no gradient.
+        gradients = grad_out[:1], torch.where(torch.arange(total) < total - 5, grad_lse[:1], 0)
+        compare(mesh, whole, attend, tensors, gradients, length, 1e-11)
+
+
+def a_tolerance_is_kept(mesh):
+    """|out − exact| <= 2ε · max|value|, with an ε so large that the halo leaves out what would be seen."""
+    length, tolerance = 96, 2e-2
+    narrow = 0
+    for seed, causal in itertools.product(range(4), (True, False)):
+        (query, key, value, slopes), _ = inputs(mesh.size(), length, torch.float64, seed)
+        value = value + 10 * torch.arange(mesh.size() * length)[:, None] / length  # far values are others
+        exact = alibi_attention(query, key, value, slopes, causal=causal, skip_tolerance=0.0)
+        shards = [own(tensor, mesh, length) for tensor in (query, key, value)]
+        out = context_attention(*shards, slopes, mesh=mesh, causal=causal, skip_tolerance=tolerance)
+        assert (out - own(exact, mesh, length)).abs().max() <= 2 * tolerance * value.abs().max()
+        narrow += max(halo_widths(*shards[:2], slopes, mesh=mesh, causal=causal, skip_tolerance=tolerance)) < length
+    assert narrow > 0
+
+
+def far_keys_are_found(mesh):
+    """One huge key in the first shard matters to the last one; heads without slope need all keys."""
+    length = 100
+    (query, key, value, _), _ = inputs(mesh.size(), length, torch.float64)
+    for slopes in (SLOPES, torch.tensor([0.9, 0.6, 0.0, -0.01])):
+        for factor in (1, 1000):
+            larger = key.clone()
+            larger[0, 0, 3] *= factor
+            exact = alibi_attention(query, larger, value, slopes, skip_tolerance=0.0)
+            shards = [own(tensor, mesh, length) for tensor in (query, larger, value)]
+            out = context_attention(*shards, slopes, mesh=mesh, skip_tolerance=2**-50)
+            torch.testing.assert_close(out, own(exact, mesh, length), rtol=0, atol=1e-11)
+            widths = halo_widths(*shards[:2], slopes, mesh=mesh)
+            everything = (mesh.size() - 1) * length
+            assert (widths[0] == everything) == (factor == 1000)
+            assert (widths[1] == everything) == (slopes is not SLOPES or everything == length)
+
+
+def repeats_are_equal(mesh):
+    tensors, gradients = inputs(mesh.size(), 100, torch.float32)
+    shards = [*(own(tensor, mesh, 100) for tensor in tensors[:3]), SLOPES]
+    gradients = [own(gradient, mesh, 100) for gradient in gradients]
+
+    def attend(*tensors):
+        return context_attention(*tensors, mesh=mesh, return_lse=True)
+
+    first, second = (differentiate(attend, shards, gradients) for _ in range(2))
+    assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
+
+
+def compiled_calls_are_equal(mesh):
+    """A graph without breaks does not wait for the device."""
+    length = 100
+    tensors, gradients = inputs(mesh.size(), length, torch.float32)
+    shards = [*(own(tensor, mesh, length) for tensor in tensors[:3]), SLOPES]
+    gradients = [own(gradient, mesh, length) for gradient in gradients]
+    mask = torch.ones(BATCH_SIZE, length, dtype=torch.bool)
+    for options in ({}, {"causal": False}, {"key_padding_mask": mask}, {"segment_length": 72}, {"segment_length": 8}):
+
+        def attend(*tensors, options=options):
+            return context_attention(*tensors, mesh=mesh, halo=[length, 3 * length], return_lse=True, **options)
+
+        torch.manual_seed(1)
+        eager = differentiate(attend, shards, gradients)
+        torch.manual_seed(1)
+        compiled = differentiate(torch.compile(attend, fullgraph=True, backend="aot_eager"), shards, gradients)
+        for one, other in zip(eager, compiled, strict=True):
+            torch.testing.assert_close(one, other, rtol=0, atol=1e-6)
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="halo must be an int under torch.compile"):
+        torch.compile(lambda *tensors: context_attention(*tensors, mesh=mesh), fullgraph=True, backend="aot_eager")(
+            *shards
+        )
+
+
+def only_the_halo_travels(mesh):
+    """The collectives of a call, and the elements that the rank receives of keys and values."""
+    length, halo = 96, [32, 64]
+    tensors, (grad_out, _) = inputs(mesh.size(), length, torch.float32)
+    shards = [(own(tensor, mesh, length) / 10).requires_grad_() for tensor in tensors[:3]]  # small norms
+    exchange = module.exchange
+    received = []
+
+    def count(*arguments, **options):
+        halos = exchange(*arguments, **options)
+        received.append(sum(int((side != 0).sum()) for of_tensor in halos for side in of_tensor))
+        return halos
+
+    def collectives(**options):
+        with CommDebugMode() as counted:
+            out = context_attention(*shards, SLOPES, mesh=mesh, **options)
+            out.backward(own(grad_out, mesh, length))
+        return {str(name).split(".")[-1]: number for name, number in counted.get_comm_counts().items()}
+
+    with mock.patch.object(module, "exchange", count):
+        assert collectives(halo=halo, skip_tolerance=0.02) == {"all_reduce": 2, "all_to_all_single": 2}
+    expected = 2 * BATCH_SIZE * HEAD_DIM * sum(halo) if mesh.get_local_rank() else 0
+    assert received == [expected]
+    assert collectives() == {"all_reduce": 2 + (mesh.size() > 2), "all_to_all_single": 2} or mesh.size() > 2
+    assert collectives(halo=mesh.size() * length) == {"all_to_all_single": 2}  # nothing to check
+    assert collectives(segment_length=32) == collectives(window=0) == {}
+
+
+def faults_are_named(mesh):
+    (query, key, value, _), _ = inputs(mesh.size(), 20, torch.float32)
+    shards = [own(tensor, mesh, 20) for tensor in (query, key, value)]
+
+    def fails(message, *tensors, error=ValueError, **options):
+        with pytest.raises(error, match=message):
+            context_attention(*(tensors or shards), **{"mesh": mesh, **options})
+
+    fails("mesh must be a DeviceMesh, got int", mesh=2, error=TypeError)
+    grid = init_device_mesh("cpu", (1, mesh.size()), mesh_dim_names=("data", "context"))
+    fails("mesh must have one dimension, such as device_mesh\\['context'\\], got 2 dimensions", mesh=grid)
+    fails("halo must be at least 0, got -1", halo=-1)
+    fails("halo must be an int, or one for each of the 2 key heads, got 3", halo=[1, 2, 3])
+    fails("halo must be an int, got float", halo=1.5, error=TypeError)
+    fails(
+        "key must hold the tokens of query, 20, got 12 tokens", shards[0], *(tensor[:, :, :12] for tensor in shards[1:])
+    )
+    fails("query must hold a multiple of 4 tokens with dropout, got 18", *(t[:, :, :18] for t in shards), dropout_p=0.1)
+    fails("segment_length must be a multiple of 4 with dropout, got 6", segment_length=6, dropout_p=0.1)
+    placed = [DTensor.from_local(tensor, mesh, [Replicate()]) for tensor in shards]
+    fails("query must be the tensor of this rank, got a DTensor: pass query.to_local\\(\\)", *placed, error=TypeError)
+    fails("halo is too narrow", halo=4, error=RuntimeError)
+    shorter = [tensor[:, :, : 20 - mesh.get_local_rank()] for tensor in shards]
+    fails("query must hold the same number of tokens on every rank of mesh", *shorter, error=RuntimeError)
+
+
+CHECKS = (
+    one_device_is_met,
+    masks_hide_keys,
+    packed_sequences_meet_one_device,
+    a_tolerance_is_kept,
+    far_keys_are_found,
+    repeats_are_equal,
+    compiled_calls_are_equal,
+    only_the_halo_travels,
+    faults_are_named,
+)
+
+
+def run_checks(rank, port, size):
+    join_group(rank, port, world_size=size)
+    mesh = init_device_mesh("cpu", (size,))
+    for check in CHECKS:
+        if size == 2 or check is not compiled_calls_are_equal:  # minutes, with many processes
+            check(mesh)
+    leave_group()
+
+
+@pytest.mark.parametrize("size", [2, pytest.param(3, marks=pytest.mark.slow), pytest.param(4, marks=pytest.mark.slow)])
+def test_ranks(size):
+    """All checks in one start of the processes, which takes longer than most of them."""
+    run_ranks(run_checks, size, world_size=size)
