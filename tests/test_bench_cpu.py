@@ -151,9 +151,9 @@ def test_files_to_tensors_are_measured(monkeypatch, tmp_path):
     path.write_text("".join(f"{'word ' * (index % 23 + 1)}\n" for index in range(1000)))
     corpus = BenchCorpus("a corpus", [path], "line")
     corpus.write_chunks(tmp_path / "chunks", most_bytes=256)
-    records = list(files.measure(corpus, tmp_path / "chunks", batches=5, repeats=2))
+    records = list(files.measure(corpus, tmp_path / "chunks", windows=3, repeats=2))
     ours = records[0]
-    assert (ours.implementation, ours.batches, ours.repeats) == ("LengthBatchStream", 5, 2)
+    assert (ours.implementation, ours.items, ours.batches, ours.repeats) == ("LengthBatchStream", 300, 3, 2)
     assert set(ours.stages) == {"read", "plan", "encode", "pad"}
     assert all(0 < seconds <= ours.cpu_seconds for seconds in ours.stages.values())
     assert f"| LengthBatchStream | {ours.cpu_seconds:.3g} |" in files_report([asdict(ours)], tmp_path)

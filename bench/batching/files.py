@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import gc
+import math
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -79,9 +81,20 @@ def pipelines(folder: Path) -> dict[str, Pipeline]:
     return {name: each for name, each in found.items() if infinibatch.installed() or not name.startswith(INFINIBATCH)}
 
 
-def run(pipeline: Pipeline, batches: int) -> tuple[Clock, float]:
-    """CPU time of each stage of the first `batches` batches, and the seconds they took."""
+class Run(NamedTuple):
+    clock: Clock
+    wall_seconds: float
+    batches: int
+
+
+def run(pipeline: Pipeline, windows: int) -> Run:
+    """The batches of the first `windows` windows.
+
+    A window is read and planned before its first batch, so only whole windows count the same work for every pipeline.
+    """
     collate = PaddedCollator(max_tokens=BUDGET)
+    gc.collect()  # the iterators of an earlier run of infinibatch are cycles
+    items_left, batches = windows * WINDOW, 0
     start, clock = time.perf_counter(), Clock()
 
     def timed_read(*arguments: Any) -> list[Any]:
@@ -92,34 +105,45 @@ def run(pipeline: Pipeline, batches: int) -> tuple[Clock, float]:
 
     with patch.object(chunk_source, "read_chunk", timed_read), patch.object(infinibatch, "read_chunk", timed_read):
         iterator = iter(pipeline.open())
-        for _ in range(batches):
+        while items_left > 0:
             items = next(iterator)
             clock.add("plan")
             encoded = [_encode(pipeline.text(item)) for item in items]
             clock.add("encode")
             collate(encoded)
             clock.add("pad")
-    return clock, time.perf_counter() - start
+            items_left, batches = items_left - len(items), batches + 1
+    return Run(clock, time.perf_counter() - start, batches)
 
 
 def _encode(text: str) -> NDArray[np.uint8]:
     return np.frombuffer(text.encode(), np.uint8)
 
 
-def measure(corpus: BenchCorpus, folder: Path, batches: int, repeats: int) -> Iterator[FilesRecord]:
+def measure(corpus: BenchCorpus, folder: Path, windows: int, repeats: int) -> Iterator[FilesRecord]:
     """The pipelines take turns, so that other load affects all of them equally."""
     found = pipelines(folder)
-    runs: dict[str, list[tuple[Clock, float]]] = {name: [] for name in found}
+    runs: dict[str, list[Run]] = {name: [] for name in found}
     for _ in tqdm(range(repeats), desc="pipelines in turn", disable=None):
         for name, pipeline in found.items():
-            runs[name].append(run(pipeline, batches))
+            runs[name].append(run(pipeline, windows))
     for name, each in runs.items():
-        cpu = quartiles([sum(clock.seconds.values()) for clock, _ in each])
-        wall = quartiles([seconds for _, seconds in each])
-        stages = {stage: quartiles([clock.seconds[stage] for clock, _ in each]).median for stage in STAGES}
+        cpu = quartiles([sum(one.clock.seconds.values()) for one in each])
+        wall = quartiles([one.wall_seconds for one in each])
+        stages = {stage: quartiles([one.clock.seconds[stage] for one in each]).median for stage in STAGES}
         version = infinibatch.version() if name.startswith(INFINIBATCH) else ""
         yield FilesRecord(
-            corpus.name, name, batches, cpu.median, cpu.iqr, wall.median, wall.iqr, stages, repeats, version
+            corpus.name,
+            name,
+            windows * WINDOW,
+            each[0].batches,
+            cpu.median,
+            cpu.iqr,
+            wall.median,
+            wall.iqr,
+            stages,
+            repeats,
+            version,
         )
 
 
@@ -133,6 +157,6 @@ def main(arguments: argparse.Namespace) -> None:
     *_, corpus = corpora(arguments.large)
     with tempfile.TemporaryDirectory() as folder:
         corpus.write_chunks(Path(folder), BUDGET)
-        epoch = BatchPlanner(BUDGET).num_batches(np.minimum(corpus.lengths("bytes").tokens, BUDGET))
-        path, records = write(FILES_RECORDS, measure(corpus, Path(folder), epoch, arguments.repeats))
+        windows = math.ceil(len(corpus.items) / WINDOW)
+        path, records = write(FILES_RECORDS, measure(corpus, Path(folder), windows, arguments.repeats))
     print(f"{files_table(records)}\n\nwritten to {path}")

@@ -44,6 +44,7 @@ class FilesRecord:
 
     corpus: str
     implementation: str
+    items: int  #: whole windows
     batches: int
     cpu_seconds: float
     cpu_iqr: float

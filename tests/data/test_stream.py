@@ -7,6 +7,7 @@ from itertools import islice
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
@@ -243,8 +244,10 @@ def test_invalid_lengths():
         list(stream(items, window=100))
 
 
-def test_lengths_of_numpy_are_ints():
-    assert len(list(stream([(0, np.int64(3))]))) == 1
+def test_lengths_of_numpy_and_torch_are_ints():
+    assert len(list(stream([(0, np.int64(3)), (1, torch.tensor(3))]))) == 1
+    with pytest.raises(TypeError, match="length must return an int for each item, got Tensor for item 1"):
+        list(stream([(0, 3), (1, torch.tensor(3.0))]))
 
 
 def test_a_source_that_lost_items():

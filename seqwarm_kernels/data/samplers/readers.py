@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, Protocol
@@ -13,7 +14,7 @@ import numpy as np
 from ...utils.checks import check_bool, check_int
 from ..batch_planning.plan import IntArray
 from ..sources.base import BlockSource, Source
-from ..sources.permutation import permuted
+from ..sources.permutation import permutation, permuted
 
 #: Items between two states of a source that are kept. At most this many items are read again to reach any item.
 _SPACING = 64
@@ -103,9 +104,7 @@ class IndexReader:
         if not self._whole:
             return permuted(positions, len(self._lengths), self._seed, epoch)
         if self._order_of_epoch is None or self._order_of_epoch[0] != epoch:
-            # NumPy has frozen RandomState's streams, so a state stays valid after an upgrade of NumPy.
-            bits = np.random.MT19937(np.random.SeedSequence((self._seed, epoch)))
-            self._order_of_epoch = epoch, np.random.RandomState(bits).permutation(len(self._lengths))
+            self._order_of_epoch = epoch, permutation(len(self._lengths), self._seed, epoch)
         return self._order_of_epoch[1][positions[0] : positions[-1] + 1]
 
 
@@ -207,13 +206,14 @@ class SourceReader:
 
     def _checked_lengths(self, items: list[Any], first_position: int) -> IntArray:
         lengths = list(map(self._length, items))
-        if not all(map(hasattr, lengths, itertools.repeat("__index__"))):
-            number = next(number for number, length in enumerate(lengths) if not hasattr(length, "__index__"))
+        try:
+            counted = np.fromiter(map(operator.index, lengths), np.int64, len(lengths))
+        except TypeError:
+            number = next(number for number, length in enumerate(lengths) if not _is_int(length))
             raise TypeError(
                 f"length must return an int for each item, got {type(lengths[number]).__name__} for item "
                 f"{first_position + number}"
-            )
-        counted = np.asarray(lengths, dtype=np.int64)
+            ) from None
         if (counted < 0).any():
             number = int((counted < 0).argmax())
             raise ValueError(
@@ -227,6 +227,14 @@ class SourceReader:
         self._first = position
         not_after = sum(cursor["position"] <= position for cursor in self._kept)
         del self._kept[: not_after - 1]
+
+
+def _is_int(value: Any) -> bool:
+    try:
+        operator.index(value)
+    except TypeError:
+        return False
+    return True
 
 
 def _cursor_at(kept: list[dict[str, Any]], position: int) -> dict[str, Any]:

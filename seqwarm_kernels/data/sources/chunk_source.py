@@ -16,7 +16,7 @@ from ..batch_planning.plan import IntArray
 from ..files.manifest import Chunk, Manifest, read_lengths
 from ..files.reader import ChunkError, format_of, read_chunk
 from .base import BlockSource
-from .permutation import permuted
+from .permutation import permutation
 
 ON_ERROR = ("raise", "skip")
 
@@ -84,15 +84,15 @@ class ChunkSource(BlockSource):
         self._fingerprint = _fingerprint(self._paths, self._chunks)
 
     def _blocks(self) -> Iterator[list[Any]]:
-        file_order = np.arange(self.rank, len(self._paths), self.world_size)
-        if self.shuffle:
-            file_order = permuted(file_order, len(self._paths), self.seed, self.epoch)
-        while files := file_order[self._block * self.buffer_chunks :][: self.buffer_chunks].tolist():
+        num_files = len(self._paths)
+        file_order = permutation(num_files, self.seed, self.epoch) if self.shuffle else np.arange(num_files)
+        files_of_rank = file_order[self.rank :: self.world_size]
+        while files := files_of_rank[self._block * self.buffer_chunks :][: self.buffer_chunks].tolist():
             read = [self._read(file) for file in files]
             items = read[0].items if len(read) == 1 else [item for each in read for item in each.items]
             lengths = np.concatenate([each.lengths for each in read])
             if self.shuffle:
-                order = permuted(np.arange(len(items)), len(items), self.seed, self.epoch, self.rank, self._block + 1)
+                order = permutation(len(items), self.seed, self.epoch, self.rank, self._block + 1)
                 items = [items[index] for index in order.tolist()]
                 lengths = lengths[order] if self.with_lengths else lengths
             yield list(zip(items, lengths.tolist(), strict=True)) if self.with_lengths else items

@@ -1,4 +1,4 @@
-"""Random permutations that can be evaluated in parts. They do not depend on the machine or the version of NumPy."""
+"""Random permutations, whole or in parts. They do not depend on the machine or the version of NumPy."""
 
 from __future__ import annotations
 
@@ -8,6 +8,15 @@ from numpy.typing import NDArray
 _ROUNDS = 8
 _MIN_HALF_BITS = 3  # with 2, the orders of five items are not equally likely
 _MULTIPLIERS = np.uint64(0xFF51AFD7ED558CCD), np.uint64(0xC4CEB9FE1A85EC53)  # of MurmurHash3's last step
+
+
+def permutation(n: int, *seeds: int) -> NDArray[np.int64]:
+    """Return the random permutation of range(n) that `seeds` define. It is another one than that of `permuted`.
+
+    The time is that of all n values, which then take a fraction of the time of `permuted`.
+    """
+    # NumPy has frozen RandomState's streams, so a state stays valid after an upgrade of NumPy.
+    return np.random.RandomState(np.random.MT19937(np.random.SeedSequence(seeds))).permutation(n)
 
 
 def permuted(indices: NDArray[np.int64], n: int, *seeds: int) -> NDArray[np.int64]:

@@ -11,7 +11,7 @@ import numpy as np
 
 from ...utils.checks import check_int
 from .base import BlockSource
-from .permutation import permuted
+from .permutation import permutation
 
 _PROTOCOL = ("__iter__", "state_dict", "load_state_dict")
 
@@ -80,7 +80,7 @@ class StreamSource(BlockSource):
         first = (self.rank - self._block * self.buffer_size) % self.world_size
         indices = np.arange(first, len(items), self.world_size)
         if self.shuffle:
-            indices = permuted(indices, len(items), self.seed, self.epoch, self._block + 1)
+            indices = permutation(len(items), self.seed, self.epoch, self._block + 1)[indices]
         return [items[index] for index in indices.tolist()]
 
     def state_dict(self) -> dict[str, Any]:
