@@ -279,3 +279,14 @@ def test_a_shuffle_buffer_is_rejected():
         StreamSource(dataset)
     BufferShuffledExamplesIterable.buffer_size = 1
     assert sorted(StreamSource(dataset)) == [1, 2]
+
+
+def test_a_state_of_another_order_is_refused(tmp_path):
+    """The order of shuffled blocks has changed before: such a state would continue at other items."""
+    (tmp_path / "items.txt").write_text("a\nb\n")
+    source = ChunkSource([tmp_path / "items.txt"])
+    state = source.state_dict()
+    with pytest.raises(ValueError, match="order is 'older' in the state, 'MT19937' here"):
+        source.load_state_dict({**state, "order": "older"})
+    with pytest.raises(ValueError, match="state_dict must have the entries"):
+        source.load_state_dict({name: entry for name, entry in state.items() if name != "order"})

@@ -16,7 +16,7 @@ from ..batch_planning.plan import IntArray
 from ..files.manifest import Chunk, Manifest, read_lengths
 from ..files.reader import ChunkError, format_of, read_chunk
 from .base import BlockSource
-from .permutation import permutation
+from .permutation import ORDER, permutation
 
 ON_ERROR = ("raise", "skip")
 
@@ -115,7 +115,7 @@ class ChunkSource(BlockSource):
             return _ReadFile([], _NO_LENGTHS)
 
     def _configuration(self) -> dict[str, Any]:
-        return {"buffer_chunks": self.buffer_chunks, "files": self._fingerprint}
+        return {"order": ORDER, "buffer_chunks": self.buffer_chunks, "files": self._fingerprint}
 
 
 def _find(paths: Any, with_lengths: bool) -> tuple[list[Path], list[Chunk | None]]:

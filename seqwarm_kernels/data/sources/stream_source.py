@@ -11,7 +11,7 @@ import numpy as np
 
 from ...utils.checks import check_int
 from .base import BlockSource
-from .permutation import permutation
+from .permutation import ORDER, permutation
 
 _PROTOCOL = ("__iter__", "state_dict", "load_state_dict")
 
@@ -99,7 +99,7 @@ class StreamSource(BlockSource):
             )
 
     def _configuration(self) -> dict[str, Any]:
-        return {"buffer_size": self.buffer_size}
+        return {"order": ORDER, "buffer_size": self.buffer_size}
 
 
 def _has_shuffle_buffer(examples: Any) -> bool:
