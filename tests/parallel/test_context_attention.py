@@ -64,7 +64,7 @@ def differentiate(function, tensors, gradients):
 def compare(mesh, whole, attend, tensors, gradients, length, bound, valid=None):
     """Outputs, lse and gradients of this rank with those of one device. `valid` (B, S): rows to compare."""
     expected = differentiate(whole, tensors, gradients)
-    torch.manual_seed(1)
+    torch.manual_seed(mesh.get_local_rank())
     shards = [own(tensor, mesh, length) for tensor in tensors[:3]]
     found = differentiate(attend, [*shards, tensors[3]], [own(gradient, mesh, length) for gradient in gradients])
     torch.distributed.all_reduce(found[-1])
@@ -79,6 +79,12 @@ def compare(mesh, whole, attend, tensors, gradients, length, bound, valid=None):
         torch.testing.assert_close(actual, wanted, rtol=0, atol=float(bound * scale * (100 if is_long_sum else 1)))
 
 
+def set_largest_seed(mesh):
+    """For dropout on one device: draws the largest of the seeds that the ranks draw."""
+    drawn = [torch.randint(2**63 - 1, (), generator=torch.manual_seed(rank)) for rank in range(mesh.size())]
+    torch.manual_seed(drawn.index(max(drawn)))
+
+
 def one_device_is_met(mesh):
     dtypes = list(EXACT) if mesh.size() == 2 else [torch.float64]
     for (length, options), dtype, causal in itertools.product(CASES, dtypes, (True, False)):
@@ -87,7 +93,7 @@ def one_device_is_met(mesh):
         options["backend"] = "reference" if "dropout_p" in options else BACKEND[dtype]
 
         def whole(*tensors, options=options):
-            torch.manual_seed(1)  # of dropout
+            set_largest_seed(mesh)
             return alibi_attention(*tensors, **{**options, "skip_tolerance": 0.0})
 
         def attend(*tensors, options=options):
@@ -145,7 +151,7 @@ def packed_sequences_meet_one_device(mesh):
             return [tensor[0].transpose(0, 1) for tensor in tensors]
 
         def whole(*tensors, common=common, options=without_halo):
-            torch.manual_seed(1)
+            set_largest_seed(mesh)
             out, lse = alibi_attention_varlen(
                 *pack(tensors[:3]),
                 cu_seqlens,
@@ -210,6 +216,40 @@ def far_keys_are_found(mesh):
             assert (widths[1] == everything) == (slopes is not SLOPES or everything == length)
 
 
+def far_queries_are_served(mesh):
+    """A query in the middle of a shard that reaches beyond it, while those before it reach less far."""
+    length, row = 200, 120
+    torch.manual_seed(0)
+    direction = torch.zeros(HEAD_DIM, dtype=torch.float64)
+    direction[0] = 1
+    key = direction.expand(1, 1, mesh.size() * length, HEAD_DIM).clone()
+    value, query = torch.randn_like(key), 0.01 * torch.randn_like(key)
+    for rank in range(1, mesh.size()):
+        key[:, :, rank * length - 40 : rank * length] *= -1
+        query[:, :, rank * length + row] = -55 * HEAD_DIM**0.5 * direction  # the scores of near keys are −55
+    slopes = torch.tensor([0.9], dtype=torch.float64)
+    exact = alibi_attention(query, key, value, slopes, skip_tolerance=0.0)
+    shards = [own(tensor, mesh, length) for tensor in (query, key, value)]
+    out = context_attention(*shards, slopes, mesh=mesh, skip_tolerance=2**-24)
+    torch.testing.assert_close(out, own(exact, mesh, length), rtol=0, atol=1e-6)
+    assert halo_widths(*shards[:2], slopes, mesh=mesh) == [128]
+
+
+def both_sides_share_the_tolerance(mesh):
+    length, slopes = 4096, torch.tensor([0.01])
+    tokens = torch.ones(1, 1, length, 1)
+    one_side = halo_widths(tokens, tokens, slopes, mesh=mesh, skip_tolerance=2**-24)
+    assert 0 < one_side[0] < length
+    assert halo_widths(tokens, tokens, slopes, mesh=mesh, skip_tolerance=2**-23, causal=False) == one_side
+
+
+def padding_asks_for_nothing(mesh):
+    (query, key, _, _), _ = inputs(mesh.size(), 100, torch.float32)
+    mask = torch.rand(BATCH_SIZE, 100) > 0.3
+    key = own(key, mesh, 100).masked_fill(~mask[:, None, :, None], float("nan"))
+    assert halo_widths(own(query, mesh, 100), key, SLOPES, mesh=mesh, key_padding_mask=mask)[0] == 64
+
+
 def repeats_are_equal(mesh):
     tensors, gradients = inputs(mesh.size(), 100, torch.float32)
     shards = [*(own(tensor, mesh, 100) for tensor in tensors[:3]), SLOPES]
@@ -240,7 +280,7 @@ def compiled_calls_are_equal(mesh):
         compiled = differentiate(torch.compile(attend, fullgraph=True, backend="aot_eager"), shards, gradients)
         for one, other in zip(eager, compiled, strict=True):
             torch.testing.assert_close(one, other, rtol=0, atol=1e-6)
-    with pytest.raises(torch._dynamo.exc.Unsupported, match="halo must be an int under torch[.]compile"):
+    with pytest.raises(torch._dynamo.exc.Unsupported, match=r"halo must be an int under torch\.compile"):
         torch.compile(lambda *tensors: context_attention(*tensors, mesh=mesh), fullgraph=True, backend="aot_eager")(
             *shards
         )
@@ -306,6 +346,9 @@ CHECKS = (
     packed_sequences_meet_one_device,
     a_tolerance_is_kept,
     far_keys_are_found,
+    far_queries_are_served,
+    both_sides_share_the_tolerance,
+    padding_asks_for_nothing,
     repeats_are_equal,
     compiled_calls_are_equal,
     only_the_halo_travels,
