@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable
-from typing import Any, NamedTuple, TypeGuard
+from typing import Any, NamedTuple, TypeGuard, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,11 +15,13 @@ from ..ops.alibi_attention import validation
 from ..ops.alibi_attention.schema import DenseOptions, VarlenOptions
 from ..ops.call_kind import CallCache, call_kind
 from ..ops.library import overload, short
-from ..utils.checks import check_bool, check_int
+from ..utils.checks import check_bool, check_int, is_dtensor
 from .context_parallel import refuse_context_parallel
 from .slopes import default_slopes
 
 DEFAULT_SKIP_TOLERANCE = 2**-24
+
+_Options = TypeVar("_Options", DenseOptions, VarlenOptions)
 
 
 class _KnownCall(NamedTuple):
@@ -316,7 +318,7 @@ def dense_call(
         skip_tolerance=skip_tolerance,
         key_norm_bound=key_norm_bound,
     )
-    return _operator("alibi_attention", query, backend), (query, key, value, slopes), options
+    return _distributed(_operator("alibi_attention", query, backend), (query, key, value, slopes), options)
 
 
 def varlen_call(
@@ -366,7 +368,18 @@ def varlen_call(
         dropout_p=dropout_p,
         skip_tolerance=skip_tolerance,
     )
-    return _operator("alibi_attention_varlen", query, backend), (query, key, value, slopes), options
+    return _distributed(_operator("alibi_attention_varlen", query, backend), (query, key, value, slopes), options)
+
+
+def _distributed(
+    operator: OpOverload, tensors: tuple[Tensor, ...], options: _Options
+) -> tuple[OpOverload, tuple[Tensor, ...], _Options]:
+    """A checked call, with its arguments placed on the query's mesh if there are DTensors."""
+    if any(is_dtensor(entry) for entry in (*tensors, *options)):
+        from ..ops.alibi_attention.sharding import distribute  # loads torch.distributed.tensor
+
+        tensors, options = distribute(tensors, options)
+    return operator, tensors, options
 
 
 def _run(

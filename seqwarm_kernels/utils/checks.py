@@ -89,6 +89,12 @@ def check_dense(name: str, tensor: Tensor) -> None:
         raise TypeError(f"{name} must be a dense tensor, got layout {tensor.layout}")
 
 
+def is_dtensor(value: object) -> bool:
+    """Whether `value` is a DTensor. Does not load torch.distributed.tensor: without it there are none."""
+    loaded = sys.modules.get("torch.distributed.tensor")
+    return loaded is not None and isinstance(value, loaded.DTensor)
+
+
 def check_rank(rank: object, world_size: object) -> None:
     """`rank` must be an int in [0, `world_size`)."""
     check_int("world_size", world_size, minimum=1)
