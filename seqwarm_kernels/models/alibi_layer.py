@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..attention.functional import alibi_attention, alibi_attention_varlen
-from ..utils.checks import check_bool, check_dense, check_iterable, check_real
+from ..utils.checks import check_bool, check_dense, check_iterable, check_real, is_dtensor
 
 #: The `slopes` of `apply_alibi`: (H,) for all layers, or a list with the (H,) of each layer.
 Slopes = tuple[float, ...] | list[tuple[float, ...]]
@@ -86,8 +86,27 @@ class AlibiHeads(nn.Module):
 
     def reset_parameters(self) -> None:
         """Set the slopes to their initial values, for models that were created on the meta device."""
-        with torch.no_grad():
-            self.slopes.copy_(torch.tensor(self.initial, dtype=torch.float32))
+        fill_slopes(self.slopes, torch.tensor(self.initial, dtype=torch.float32))
+
+    def sharded_slopes(self, mesh: Any, src_data_rank: int | None) -> Tensor:
+        """The slopes as a parameter or buffer of which each rank of `mesh` holds its heads: a DTensor, Shard(0).
+
+        Args:
+            mesh: A DeviceMesh of one dimension.
+            src_data_rank: The rank whose slopes all ranks take, or None: each rank takes its own.
+
+        Raises:
+            ValueError: The mesh does not divide the number of heads.
+        """
+        from torch.distributed.tensor import Shard, distribute_tensor  # loads for half a second
+
+        if len(self.initial) % mesh.size():
+            raise ValueError(
+                f"slopes must be of a number of heads that the {mesh.size()} ranks of the mesh divide, got "
+                f"{len(self.initial)} heads"
+            )
+        slopes = distribute_tensor(self.slopes.detach(), mesh, [Shard(0)], src_data_rank=src_data_rank)
+        return nn.Parameter(slopes, requires_grad=self.slopes.requires_grad) if self.learned else slopes
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> AlibiHeads:
         """Move slopes to other devices, but not to other dtypes: at distance 1000, bfloat16 slopes are off by 2."""
@@ -101,6 +120,17 @@ class AlibiHeads(nn.Module):
     def extra_repr(self) -> str:
         kind = "learned" if self.learned else "fixed"
         return f"num_heads={len(self.initial)}, causal={self.causal}, {kind}"
+
+
+def fill_slopes(slopes: Tensor, values: Tensor) -> None:
+    """Copy the values of all heads, a plain tensor, into slopes. They may be a DTensor."""
+    if is_dtensor(slopes):
+        from torch.distributed.tensor import distribute_tensor
+
+        sharded: Any = slopes
+        values = values.to(slopes.device)
+        values = distribute_tensor(values, sharded.device_mesh, sharded.placements, src_data_rank=None)
+    slopes.detach().copy_(values)
 
 
 class Packing(NamedTuple):
@@ -119,6 +149,7 @@ class AttentionCall(NamedTuple):
     query: Tensor
     key: Tensor
     value: Tensor
+    slopes: Tensor
     out: Tensor
     reference: Callable[[Tensor], Tensor]  #: takes slopes; returns the output of the reference backend in float64
 
@@ -163,18 +194,39 @@ def alibi_layer_attention(
 
     Returns:
         (B, Hq, Sq, D).
+
+    Raises:
+        ValueError: The query has another number of heads than the slopes, as under tensor parallelism without
+            `parallel.ShardSlopes`.
     """
     heads: AlibiHeads = layer.alibi  # type: ignore[assignment]
+    slopes = _slopes_for(query, heads)
     causal = heads.causal if causal is None else causal
     options: dict[str, Any] = {"causal": causal, "scale": scale, "window": window}
     if packing is None:
         options |= {"query_start": query_start, "key_padding_mask": key_padding_mask}
-        out = alibi_attention(query, key, value, heads.slopes, dropout_p=dropout_p, **options)
+        out = alibi_attention(query, key, value, slopes, dropout_p=dropout_p, **options)
     else:
-        out = _packed_attention(query, key, value, packing, slopes=heads.slopes, dropout_p=dropout_p, **options)
+        out = _packed_attention(query, key, value, packing, slopes=slopes, dropout_p=dropout_p, **options)
     for observer in _observers:
-        observer(AttentionCall(layer, query, key, value, out, _reference(query, key, value, packing, options)))
+        reference = _reference(query, key, value, packing, options)
+        observer(AttentionCall(layer, query, key, value, slopes, out, reference))
     return out
+
+
+def _slopes_for(query: Tensor, heads: AlibiHeads) -> Tensor:
+    """The slopes of the query's heads: those of this rank if the query is a plain tensor."""
+    slopes: Any = heads.slopes
+    if is_dtensor(slopes) and not is_dtensor(query):
+        slopes = slopes.to_local()
+    if query.shape[1] != slopes.shape[0]:
+        raise ValueError(
+            f"query must have the {slopes.shape[0]} heads that the layer has slopes for, got {query.shape[1]} heads: "
+            "under tensor parallelism, each rank needs the slopes of its heads. Call apply_alibi, then "
+            "parallelize_module with seqwarm_kernels.parallel.ShardSlopes() for each `alibi` module of a layer with "
+            "sharded heads"
+        )
+    return slopes
 
 
 def _packed_attention(query: Tensor, key: Tensor, value: Tensor, packing: Packing, **options: Any) -> Tensor:

@@ -6,10 +6,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from .alibi_layer import AlibiHeads
+from .alibi_layer import AlibiHeads, fill_slopes
 from .configs import RECORD
 
 _SLOPES = ".slopes"
@@ -41,8 +40,7 @@ def restore_slopes(model: nn.Module, record: dict[str, Any] | None, location: Ma
                     f"{path}: load the model from its checkpoint, pass slopes, or delete config.{RECORD} to start from "
                     "the default slopes"
                 )
-            with torch.no_grad():
-                module.slopes.copy_(slopes)
+            fill_slopes(module.slopes, slopes)
             module.initial = tuple(slopes.tolist())
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -96,8 +95,7 @@ def _position_error(call: AttentionCall, path: str, is_first: bool) -> float:
 
 
 def _error_and_effect(call: AttentionCall, path: str) -> tuple[float, float]:
-    heads: Any = call.layer.alibi
-    slopes = heads.slopes
+    slopes = call.slopes
     error, effect = (
         _relative((call.out - call.reference(other)).abs().max(), call.value)
         for other in (slopes, torch.zeros_like(slopes))

@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..attention.slopes import alibi_slopes
-from ..utils.checks import check_int
-from .alibi_layer import AlibiHeads, Slopes
+from ..utils.checks import check_int, is_dtensor
+from .alibi_layer import AlibiHeads, Slopes, fill_slopes
 from .report import Removed, Replaced
+from .transformers_sharding import mesh_of_heads
 
 #: Converts one module of a registered class.
 Converter = Callable[[Any, "Surgery"], None]
@@ -117,7 +118,11 @@ class Surgery:
             raise ValueError(f"slopes must be one for each of the {num_heads} heads, got {len(heads.initial)}")
         if not isinstance(getattr(module, "alibi", None), AlibiHeads):
             self.edits.assign(module, "alibi", heads)
-        self._heads.append(module.alibi)  # type: ignore[arg-type]
+        heads = module.alibi  # type: ignore[assignment]
+        mesh = mesh_of_heads(self.model, self.path, module)
+        if mesh is not None and not is_dtensor(heads.slopes):
+            self.edits.assign(heads, "slopes", heads.sharded_slopes(mesh, src_data_rank=None))
+        self._heads.append(heads)
         self.replaced.append(Replaced(self.path, type(module).__name__, num_heads, causal))
 
     def set_slopes(self, slopes: Slopes) -> None:
@@ -228,9 +233,9 @@ class Edits:
         self._log.append(lambda: delattr(owner, name) if old is _MISSING else setattr(owner, name, old))
 
     def fill(self, tensor: Tensor, values: Tensor) -> None:
-        """Copy values into a parameter or buffer."""
+        """Copy values into slopes."""
         old = tensor.detach().clone()
-        tensor.detach().copy_(values)
+        fill_slopes(tensor, values)
         self._log.append(lambda: tensor.detach().copy_(old))
 
     def drop_parameters(self, optimizer: Optimizer, gone: set[int]) -> int:

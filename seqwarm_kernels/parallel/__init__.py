@@ -1,5 +1,15 @@
 """ALiBi attention on many devices."""
 
 from .context_attention import context_attention, context_attention_varlen, halo_widths
+from .tensor_parallel import ShardSlopes
+from .ulysses import heads_to_tokens, local_heads, tokens_to_heads
 
-__all__ = ["context_attention", "context_attention_varlen", "halo_widths"]
+__all__ = [
+    "ShardSlopes",
+    "context_attention",
+    "context_attention_varlen",
+    "halo_widths",
+    "heads_to_tokens",
+    "local_heads",
+    "tokens_to_heads",
+]

@@ -1,7 +1,7 @@
 """Attention to DTensors: the sharding rules of the operators, and the placements of a call's arguments.
 
-Rows (the batch) and heads are independent, so each rank runs the operator on its own rows and heads, without an exchange.
-Only the gradient of slopes that all rows share is a sum over ranks.
+Rows (the batch) and heads are independent, so each rank runs the operator on its own rows and heads, without an
+exchange. Only the gradient of slopes that all rows share is a sum over ranks.
 
 Importing this module registers the rules and loads torch.distributed.tensor, which takes half a second. It is imported
 when the first DTensor comes. No other file uses `register_sharding`, which is experimental.
@@ -9,7 +9,6 @@ when the first DTensor comes. No other file uses `register_sharding`, which is e
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -106,6 +105,9 @@ def distribute(tensors: tuple[Tensor, ...], options: _Options) -> tuple[tuple[Te
         ValueError: A placement or a number of heads or rows does not fit.
     """
     is_packed = isinstance(options, VarlenOptions)
+    query: Any  # DTensors: mypy does not narrow tensors in a loop
+    key: Any
+    value: Any
     query, key, value, slopes = tensors
     for name, tensor in (("query", query), ("key", key), ("value", value)):
         if not isinstance(tensor, DTensor):
@@ -133,7 +135,7 @@ def distribute(tensors: tuple[Tensor, ...], options: _Options) -> tuple[tuple[Te
                 )
         return tensor if list(tensor.placements) == wanted else tensor.redistribute(placements=wanted)
 
-    placed = {
+    placed: dict[str, Any] = {
         name: distributed(name, entry) for name, entry in options._asdict().items() if isinstance(entry, Tensor)
     }
     return (query, key, value, distributed("slopes", slopes)), options._replace(**placed)
@@ -156,12 +158,13 @@ def _cuts(query: DTensor, is_packed: bool) -> list[str | None]:
 
 
 def _check_divisible(query: DTensor, key: DTensor, cuts: list[str | None]) -> None:
-    mesh = query.device_mesh
-    ranks = {cut: math.prod(mesh.size(dim) for dim, other in enumerate(cuts) if other == cut) for cut in (_ROWS, _HEADS)}
+    ranks = {None: 1, _ROWS: 1, _HEADS: 1}
+    for dimension, cut in enumerate(cuts):
+        ranks[cut] *= query.device_mesh.size(dimension)
     if key.shape[1] % ranks[_HEADS]:
         raise ValueError(
-            f"query must have heads that the mesh divides, got {query.shape[1]} query heads and {key.shape[1]} key heads "
-            f"for {ranks[_HEADS]} ranks: each rank needs whole groups of a key head and its query heads"
+            f"query must have heads that the mesh divides, got {query.shape[1]} query heads and {key.shape[1]} key "
+            f"heads for {ranks[_HEADS]} ranks: each rank needs whole groups of a key head and its query heads"
         )
     if query.shape[0] < ranks[_ROWS]:
         raise ValueError(
