@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.distributed._functional_collectives import all_to_all_single_autograd
 from torch.distributed.device_mesh import DeviceMesh
 
-from ..utils.checks import is_dtensor
+from .checks import check_local, check_mesh
 
 
 def tokens_to_heads(tensor: Tensor, mesh: DeviceMesh) -> Tensor:
@@ -87,7 +87,8 @@ def local_heads(slopes: Tensor, mesh: DeviceMesh) -> Tensor:
         raise TypeError(f"slopes must be a tensor, got {type(slopes).__name__}")
     if slopes.dim() not in (1, 2):
         raise ValueError(f"slopes must be (heads,) or (batch, heads), got shape {tuple(slopes.shape)}")
-    ranks = _check_mesh(mesh)
+    check_mesh(mesh)
+    ranks = mesh.size()
     if slopes.shape[-1] % ranks:
         raise ValueError(
             f"slopes must be of a number of heads that the {ranks} ranks of the mesh divide, got {slopes.shape[-1]}"
@@ -101,17 +102,11 @@ def _exchange(parts: Tensor, mesh: DeviceMesh) -> Tensor:
 
 
 def _check(tensor: Tensor, mesh: DeviceMesh) -> int:
-    if not isinstance(tensor, Tensor) or is_dtensor(tensor):
-        raise TypeError(f"tensor must be a plain tensor, got {type(tensor).__name__}")
+    """Return the number of ranks."""
+    if not isinstance(tensor, Tensor):
+        raise TypeError(f"tensor must be a tensor, got {type(tensor).__name__}")
+    check_local("tensor", tensor)
     if tensor.dim() != 4:
         raise ValueError(f"tensor must be (batch, heads, length, head_dim), got shape {tuple(tensor.shape)}")
-    return _check_mesh(mesh)
-
-
-def _check_mesh(mesh: DeviceMesh) -> int:
-    """Return its number of ranks."""
-    if not isinstance(mesh, DeviceMesh):
-        raise TypeError(f"mesh must be a DeviceMesh, got {type(mesh).__name__}")
-    if mesh.ndim != 1:
-        raise ValueError(f"mesh must have one dimension, got {mesh.ndim}: pass a part of it, such as mesh['cp']")
+    check_mesh(mesh)
     return mesh.size()

@@ -1,0 +1,252 @@
+"""Attention to DTensors has the outputs and gradients of one device, to the bit where the sums are the same."""
+
+import contextlib
+import itertools
+
+import pytest
+import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.debug import CommDebugMode
+
+import seqwarm_kernels as sw
+from seqwarm_kernels.ops import backends
+
+from ..support.ranks import join_group, leave_group, run_ranks
+
+ROWS, HEADS, KEY_HEADS, LENGTH, WIDTH = 4, 8, 4, 37, 8
+STARTS = (0, 10, 10, 37)
+BY_ROWS, BY_HEADS, WHOLE = Shard(0), Shard(1), Replicate()
+SERVING = [
+    name for name in ("reference", "native") if backends.why_not("alibi_attention", name, "cpu", torch.float32) is None
+]
+
+
+def inputs(is_packed):
+    torch.manual_seed(0)
+    if is_packed:
+        return [torch.randn(LENGTH, heads, WIDTH) for heads in (HEADS, KEY_HEADS, KEY_HEADS, HEADS)]
+    return [torch.randn(ROWS, heads, LENGTH, WIDTH) for heads in (HEADS, KEY_HEADS, KEY_HEADS, HEADS)]
+
+
+def attend(tensors, slopes, is_packed, **options):
+    if not is_packed:
+        return sw.alibi_attention(*tensors, slopes, return_lse=True, **options)
+    ends = torch.tensor(STARTS, dtype=torch.int32)
+    options = {name: value for name, value in options.items() if name not in ("key_padding_mask", "query_start")}
+    return sw.alibi_attention_varlen(*tensors, ends, ends, 27, 27, slopes, return_lse=True, **options)
+
+
+def dense_options(kind):
+    """Positions of each row, or one for all; with a mask, or with bounds of the key norms."""
+    mask = torch.arange(ROWS * LENGTH).view(ROWS, LENGTH) % 5 > 0
+    if kind == "rows":
+        return {"query_start": torch.tensor([0, 3, -2, 90]), "key_padding_mask": mask}
+    if kind == "one":
+        return {"query_start": torch.tensor(4), "key_norm_bound": torch.full((ROWS, KEY_HEADS), 99.0), "causal": False}
+    return {"segment_length": 16}
+
+
+def gradients(outputs, gradient, slopes, tensors):
+    """of the slopes last. The lse takes part, weighted by its own index."""
+    out, lse = outputs
+    weights = torch.arange(lse.numel()).view(lse.shape).sin()
+    if hasattr(out, "placements"):
+        gradient = distribute_tensor(gradient, out.device_mesh, out.placements, src_data_rank=None)
+        weights = distribute_tensor(weights, lse.device_mesh, lse.placements, src_data_rank=None)
+    wanted = [*tensors, slopes] if slopes.requires_grad else tensors
+    return torch.autograd.grad([out, lse], wanted, [gradient, weights])
+
+
+def whole(tensor):
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+
+
+def check(mesh, placements, slopes, options, is_packed=False, own=attend):
+    """One call on DTensors against the same call on plain tensors. Returns the gradient of the slopes as it came."""
+    *tensors, gradient = inputs(is_packed)
+    tensors = [tensor.requires_grad_() for tensor in tensors]
+    plain = whole(slopes.detach()).requires_grad_(slopes.requires_grad)
+    expected = attend(tensors, plain, is_packed, **options)
+    sharded = [distribute_tensor(tensor.detach(), mesh, placements).requires_grad_() for tensor in tensors]
+    with CommDebugMode() if own is attend else contextlib.nullcontext() as communication:
+        outputs = own(sharded, slopes, is_packed, **options)
+        found = gradients(outputs, gradient, slopes, sharded)
+    if communication is not None and not slopes.requires_grad and not options.get("dropout_p"):
+        assert communication.get_total_counts() == 0
+    wanted = gradients(expected, gradient, plain, tensors)
+    assert all(torch.equal(whole(one), other) for one, other in zip(outputs, expected, strict=True))
+    assert all(torch.equal(whole(one), other) for one, other in zip(found[:3], wanted[:3], strict=True))
+    assert all(one.placements == tuple(placements) for one in found[:3])
+    if not slopes.requires_grad:
+        return None
+    torch.testing.assert_close(whole(found[3]), wanted[3], rtol=1e-5, atol=1e-5)
+    if BY_ROWS not in placements:
+        assert torch.equal(whole(found[3]), wanted[3])
+    return found[3]
+
+
+def two_ranks(rank, port):
+    join_group(rank, port)
+    mesh = init_device_mesh("cpu", (2,))
+    slopes = sw.alibi_slopes(HEADS)
+    by_row = slopes * torch.tensor([[1.0], [0.5], [2.0], [0.0]])
+    for backend, placement, kind in itertools.product(SERVING, (BY_ROWS, BY_HEADS, WHOLE), ("rows", "one", "segments")):
+        options = dense_options(kind) | {"backend": backend}
+        check(mesh, [placement], slopes, options)
+        check(mesh, [placement], by_row.clone().requires_grad_(), options)
+    check_slopes(mesh, slopes, by_row)
+    for backend, placement in itertools.product(SERVING, (BY_HEADS, WHOLE)):
+        for given in (slopes, slopes[None] * torch.tensor([[1.0], [0.5], [2.0]])):
+            check(mesh, [placement], given, {"backend": backend}, is_packed=True)
+            check(mesh, [placement], given.clone().requires_grad_(), {"backend": backend}, is_packed=True)
+    check_default_slopes(mesh)
+    check_uneven_rows(mesh)
+    check_compiled(mesh, slopes)
+    check_dropout(mesh, slopes)
+    check_share(mesh, slopes)
+    check_refused(mesh, slopes)
+    leave_group()
+
+
+def check_slopes(mesh, slopes, by_row):
+    """Gradients of slopes are placed as the slopes. Where rows are sharded, those of shared slopes are summands."""
+    cases = [
+        (slopes, BY_HEADS, Shard(0), Shard(0)),
+        (slopes, BY_HEADS, WHOLE, WHOLE),
+        (slopes, BY_ROWS, WHOLE, Partial("sum")),
+        (by_row, BY_HEADS, Shard(1), Shard(1)),
+        (by_row, BY_ROWS, Shard(0), Shard(0)),
+    ]
+    for given, placement, own, expected in cases:
+        learned = distribute_tensor(given, mesh, [own]).requires_grad_()
+        gradient = check(mesh, [placement], learned, {})
+        assert gradient.placements == (expected,), (placement, own, gradient.placements)
+    plain = check(mesh, [BY_ROWS], slopes.clone().requires_grad_(), {})
+    assert type(plain) is torch.Tensor
+
+
+def check_default_slopes(mesh):
+    """Those of all heads. The slopes of the local heads would be others."""
+    *tensors, _ = inputs(False)
+    expected = sw.alibi_attention(*tensors)
+    sharded = [distribute_tensor(tensor, mesh, [BY_HEADS]) for tensor in tensors]
+    assert torch.equal(sw.alibi_attention(*sharded).full_tensor(), expected)
+    local = sw.alibi_attention(*(tensor.to_local() for tensor in sharded))
+    assert not torch.equal(local, sw.alibi_attention(*sharded).to_local())
+
+
+def check_uneven_rows(mesh):
+    *tensors, _ = [tensor[:3] for tensor in inputs(False)]
+    mask = dense_options("rows")["key_padding_mask"][:3]
+    expected = sw.alibi_attention(*tensors, key_padding_mask=mask)
+    sharded = [distribute_tensor(tensor, mesh, [BY_ROWS]) for tensor in tensors]
+    out = sw.alibi_attention(*sharded, key_padding_mask=mask)
+    assert torch.equal(out.full_tensor(), expected)
+
+
+def check_compiled(mesh, slopes):
+    torch._dynamo.reset()
+    for placement in (BY_HEADS, BY_ROWS):
+        compiled = torch.compile(attend, fullgraph=True, backend="aot_eager")
+        check(mesh, [placement], slopes, dense_options("rows"), own=compiled)
+        check(mesh, [placement], slopes.clone().requires_grad_(), {}, own=compiled)
+        learned = distribute_tensor(slopes, mesh, [WHOLE]).requires_grad_()
+        check(mesh, [placement], learned, {}, own=compiled)
+
+
+def check_dropout(mesh, slopes):
+    """The masks are those of one device, although each rank would draw another seed."""
+    for placement, backend in itertools.product((BY_HEADS, BY_ROWS, WHOLE), SERVING):
+        for is_packed in (False,) if placement == BY_ROWS else (False, True):
+            *tensors, _ = inputs(is_packed)
+            sharded = [distribute_tensor(tensor, mesh, [placement]) for tensor in tensors]
+            torch.manual_seed(mesh.get_rank())
+            seeds = [_seed_after(rank) for rank in range(2)]
+            out, _ = attend(sharded, slopes, is_packed, dropout_p=0.3, backend=backend)
+            torch.manual_seed(max(range(2), key=seeds.__getitem__))
+            expected, _ = attend(tensors, slopes, is_packed, dropout_p=0.3, backend=backend)
+            assert torch.equal(out.full_tensor(), expected), (placement, backend, is_packed)
+
+
+def _seed_after(seed):
+    """The dropout seed that a rank draws first."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return torch.randint(2**63 - 1, ()).item()
+
+
+def check_share(mesh, slopes):
+    *tensors, _ = inputs(False)
+    sharded = [distribute_tensor(tensor, mesh, [BY_HEADS]) for tensor in tensors]
+    share = sw.attended_share(*sharded)
+    assert share.placements == (BY_HEADS,)
+    assert torch.equal(share.full_tensor(), sw.attended_share(*tensors))
+
+
+def check_refused(mesh, slopes):
+    query, key, value, _ = inputs(False)
+
+    def on(tensor, *placements):
+        return distribute_tensor(tensor, mesh, placements)
+
+    def refused(error, match, *arguments, **options):
+        with pytest.raises(error, match=match):
+            sw.alibi_attention(*arguments, **options)
+
+    by_heads = [on(tensor, BY_HEADS) for tensor in (query, key, value)]
+    by_tokens = [on(tensor, Shard(2)) for tensor in (query, key, value)]
+    refused(ValueError, r"query .*parallel\.tokens_to_heads.*parallel\.context_attention", *by_tokens)
+    refused(
+        ValueError,
+        r"query must be replicated or sharded in its rows",
+        *[on(tensor, Shard(3)) for tensor in (query, key, value)],
+    )
+    refused(ValueError, r"key must have the query's mesh and placements", by_heads[0], on(key, WHOLE), by_heads[2])
+    refused(TypeError, r"value must be a DTensor if another argument is one", by_heads[0], by_heads[1], value)
+    refused(TypeError, r"query must be a DTensor", query, key, value, on(slopes, WHOLE))
+    refused(
+        ValueError,
+        r"slopes must be replicated, or have the placements .*got",
+        *[on(tensor, BY_ROWS) for tensor in (query, key, value)],
+        on(slopes, Shard(0)),
+    )
+    refused(ValueError, r"slopes must be \(8,\) or \(4, 8\)", *by_heads, slopes[:4])
+    odd = [on(tensor, BY_HEADS) for tensor in (query[:, :6], key[:, :3], value[:, :3])]
+    refused(
+        ValueError, r"query must have heads that the mesh divides, got 6 query heads and 3 key heads for 2 ranks", *odd
+    )
+    one_row = [on(tensor, BY_ROWS) for tensor in (query[:1], key[:1], value[:1])]
+    refused(ValueError, r"query must have a row for each of the 2 ranks", *one_row)
+    packed = [on(tensor, Shard(0)) for tensor in inputs(True)[:3]]
+    with pytest.raises(ValueError, match=r"query must hold all tokens on each rank"):
+        attend(packed, slopes, True)
+
+
+@pytest.mark.slow
+def test_two_ranks():
+    run_ranks(two_ranks)
+
+
+def four_ranks(rank, port):
+    """A mesh of two dimensions: rows over one, heads over the other."""
+    join_group(rank, port, world_size=4)
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    slopes = sw.alibi_slopes(HEADS)
+    for placements in ([BY_ROWS, BY_HEADS], [BY_HEADS, BY_HEADS], [BY_ROWS, BY_ROWS], [WHOLE, BY_HEADS]):
+        for learned in (False, True):
+            check(mesh, placements, slopes.clone().requires_grad_(learned), dense_options("rows"))
+    learned = distribute_tensor(slopes, mesh, [WHOLE, Shard(0)]).requires_grad_()
+    assert check(mesh, [BY_ROWS, BY_HEADS], learned, {}).placements == (Partial("sum"), Shard(0))
+    *tensors, _ = inputs(False)
+    sharded = [distribute_tensor(tensor, mesh, [BY_ROWS, BY_HEADS]) for tensor in tensors]
+    torch.manual_seed(0)
+    out = sw.alibi_attention(*sharded, dropout_p=0.5)
+    torch.manual_seed(0)
+    assert torch.equal(out.full_tensor(), sw.alibi_attention(*tensors, dropout_p=0.5))
+    leave_group()
+
+
+@pytest.mark.slow
+def test_four_ranks():
+    run_ranks(four_ranks, world_size=4)
