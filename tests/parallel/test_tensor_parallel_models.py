@@ -1,0 +1,160 @@
+"""Models under tensor parallelism train with the losses of one process, and save all slopes."""
+
+import pytest
+import torch
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+import seqwarm_kernels as sw
+from seqwarm_kernels.models import AlibiHeads
+from seqwarm_kernels.parallel import ShardSlopes
+
+from ..models import zoo
+from ..models.zoo import transformers
+from ..support.ranks import join_group, leave_group, run_ranks
+
+distributed = pytest.importorskip("transformers.distributed")
+
+MODELS = zoo.FAMILIES | zoo.OTHERS
+#: Families with a plan of tensor parallelism in transformers.
+PLANNED = ("gpt_neox", "llama", "mistral", "qwen2", "qwen3", "olmo2", "phi3", "smollm3", "granite")
+ALL_HEADS = ("olmo2", "phi3")  # their plans gather the heads before attention
+ATTENTION = "model.layers.*.self_attn"
+PLAN = {f"{ATTENTION}.{name}": ColwiseParallel() for name in ("q_proj", "k_proj", "v_proj")}
+PLAN[f"{ATTENTION}.o_proj"] = RowwiseParallel()
+
+
+def batches():
+    torch.manual_seed(1)
+    return [zoo.tokens() for _ in range(3)]
+
+
+def losses(model):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.2, foreach=False)
+    found = []
+    for batch in batches():
+        loss = model(input_ids=batch, labels=batch).loss
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        found.append(loss.item())
+    return found
+
+
+def load(name, folder, **options):
+    config = distributed.DistributedConfig(**options) if options else None
+    return getattr(transformers, MODELS[name].model).from_pretrained(folder, distributed_config=config)
+
+
+def slopes_of(model):
+    return [module.slopes for module in model.modules() if isinstance(module, AlibiHeads)]
+
+
+def two_ranks(rank, port, folder):
+    join_group(rank, port)
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    mesh = init_device_mesh("cpu", (2,))
+    for name in MODELS:
+        if rank == 0:
+            zoo.make(name).save_pretrained(folder / name)
+    torch.distributed.barrier()
+    for number, name in enumerate(PLANNED):
+        check_planned(name, folder, learn_slopes=number % 2 == 1)
+    check_parallelized(mesh, learn_slopes=False)
+    check_parallelized(mesh, learn_slopes=True)
+    check_refused(mesh, folder)
+    leave_group()
+
+
+def check_planned(name, folder, learn_slopes):
+    """`from_pretrained` with a plan, then `apply_alibi`; the saved checkpoint is that of one process."""
+    alone = load(name, folder / name)
+    sw.apply_alibi(alone, 64, learn_slopes=learn_slopes)
+    together = load(name, folder / name, tp_size=2)
+    sw.apply_alibi(together, 64, learn_slopes=learn_slopes)
+    assert all(isinstance(slopes, DTensor) == (name not in ALL_HEADS) for slopes in slopes_of(together)), name
+    assert losses(together) == pytest.approx(losses(alone), rel=1e-5), name
+    saved = folder / f"{name}-saved"
+    together.save_pretrained(saved)
+    torch.distributed.barrier()
+    again = sw.load_alibi_model(type(alone), saved)
+    for key, value in alone.state_dict().items():
+        torch.testing.assert_close(again.state_dict()[key], value, rtol=1e-4, atol=1e-5)
+    tokens = batches()[0]
+    config = distributed.DistributedConfig(tp_size=2)
+    loaded = sw.load_alibi_model(type(alone), saved, distributed_config=config)
+    with torch.no_grad():
+        torch.testing.assert_close(loaded(tokens).logits, again(tokens).logits, rtol=1e-4, atol=1e-5)
+
+
+def check_parallelized(mesh, learn_slopes):
+    """torch's `parallelize_module` after `apply_alibi`."""
+    alone, together = zoo.make("llama"), zoo.make("llama")
+    slopes = [[0.9, 0.5, 0.2, 0.1], [0.8, 0.4, 0.3, 0.0]]
+    for model in (alone, together):
+        sw.apply_alibi(model, 64, learn_slopes=learn_slopes, slopes=slopes)
+    parallelize_module(together, mesh, PLAN | {f"{ATTENTION}.alibi": ShardSlopes()})
+    assert [tensor.to_local().shape for tensor in slopes_of(together)] == [(2,), (2,)]
+    assert [tensor.requires_grad for tensor in slopes_of(together)] == [learn_slopes] * 2
+    assert losses(together) == pytest.approx(losses(alone), rel=1e-5)
+    options = StateDictOptions(full_state_dict=True)
+    state = get_model_state_dict(together, options=options)
+    expected = alone.state_dict()
+    if mesh.get_rank() == 0:
+        assert state.keys() == expected.keys()
+        torch.testing.assert_close(dict(state), dict(expected), rtol=1e-4, atol=1e-5)
+    heads = next(module for module in together.modules() if isinstance(module, AlibiHeads))
+    heads.reset_parameters()
+    assert heads.slopes.full_tensor().tolist() == pytest.approx(slopes[0])
+    assert together.to(torch.bfloat16) is together
+    assert heads.slopes.dtype == torch.float32
+    together.float()
+    sw.apply_alibi(together, 64, learn_slopes=learn_slopes, slopes=slopes[::-1])  # a second call
+    assert heads.slopes.full_tensor().tolist() == pytest.approx(slopes[1])
+
+
+def check_refused(mesh, folder):
+    for name in ("gpt2", "bloom", "stablelm"):
+        with pytest.raises(ValueError, match="has no `tp_plan`"):
+            load(name, folder / name, tp_size=2)
+    with pytest.raises(
+        ValueError, match=r"layers\.0\.self_attn must have a number of key heads that tp_size 2 divides"
+    ):
+        sw.apply_alibi(load("gemma", folder / "gemma", tp_size=2), 64)
+    how = r"query must have the 4 heads that the layer has slopes for, got 2 heads: .*parallel\.ShardSlopes"
+    without_slopes = zoo.make("llama")
+    sw.apply_alibi(without_slopes, 64)
+    parallelize_module(without_slopes, mesh, PLAN)
+    with pytest.raises(ValueError, match=how):
+        without_slopes(zoo.tokens())
+    parallelized_first = parallelize_module(zoo.make("llama"), mesh, PLAN)
+    with pytest.raises(ValueError, match=how):
+        sw.apply_alibi(parallelized_first, 64)
+    converted_first = zoo.make("llama")
+    sw.apply_alibi(converted_first, 64)
+    config = distributed.DistributedConfig(tp_size=2)
+    _, _, mesh_manager = type(converted_first).prepare_distribute_model(config)
+    type(converted_first).maybe_distribute_model(converted_first, config, mesh_manager)
+    with pytest.raises(ValueError, match=how):
+        converted_first(zoo.tokens())
+    sw.apply_alibi(converted_first, 64)  # a second call
+    converted_first(zoo.tokens())
+    with pytest.raises(
+        ValueError, match="slopes must be of a number of heads that the 2 ranks of the mesh divide, got 3"
+    ):
+        parallelize_module(AlibiHeads([0.1, 0.2, 0.3], causal=True), mesh, ShardSlopes())
+    with pytest.raises(TypeError, match=r"ShardSlopes must be applied to the `alibi` module of a layer .* got Linear"):
+        parallelize_module(torch.nn.Linear(2, 2), mesh, ShardSlopes())
+
+
+@pytest.mark.slow
+def test_two_ranks(tmp_path):
+    run_ranks(two_ranks, tmp_path)
+
+
+def test_every_family_with_a_plan_is_tried():
+    planned = {name for name in MODELS if zoo.make(name).tp_plan}
+    assert planned == {*PLANNED, "gemma"}  # gemma has one key head
