@@ -184,6 +184,14 @@ def test_two_ranks_train_as_one_and_resume(tmp_path, finished, cache):
     expected, _, _ = script.train.load_run(finished[0])
     train(tmp_path / "constant", cache, *CONSTANT_AND_SCALED, **SHORT_AND_FULL)
     expected_lines = lines(tmp_path / "constant" / "monitor.jsonl")
+    for folder in ("shared-heads", "shared-heads-resumed"):
+        for one, two in zip(finished[1], lines(tmp_path / folder / "records.jsonl"), strict=True):
+            assert (one["step"], one["tokens"], one["seq_length"]) == (two["step"], two["tokens"], two["seq_length"])
+            assert one["train_loss"] == pytest.approx(two["train_loss"], rel=1e-4)
+            assert one["validation_loss"] == pytest.approx(two["validation_loss"], rel=1e-4)
+        model, _, _ = script.train.load_run(tmp_path / folder)
+        torch.testing.assert_close(model.state_dict(), expected.state_dict(), rtol=1e-2, atol=1e-3)
+    assert_same_run(tmp_path / "shared-heads", tmp_path / "shared-heads-resumed")
     for parallel in ("ddp", "fsdp2"):
         whole = tmp_path / parallel / "whole"
         assert_same_run(whole, tmp_path / parallel / "interrupted")
@@ -235,6 +243,13 @@ def one_of_two_ranks(folder, cache):
         patch.undo()
         train(folder / parallel / "constant-interrupted", cache, *CONSTANT_AND_SCALED, **constant)
         train(folder / parallel / "masked", cache, **{**settings, "objective": "masked", "total_tokens": 64})
+    shared = {**BOTH_LENGTHS, "tensor_parallel": 2}
+    train(folder / "shared-heads", cache, **shared)
+    patch = interrupt(script.train.Run, "train_step", 35)
+    with pytest.raises(Interrupted):
+        train(folder / "shared-heads-resumed", cache, **shared)
+    patch.undo()
+    train(folder / "shared-heads-resumed", cache, "--resume", **shared)
     gc.collect()
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()
@@ -448,6 +463,8 @@ def test_a_run_is_continued_as_it_began(finished, cache, changed, extra, message
         ({"text": None}, "--text or --dataset"),
         ({"dataset": "name"}, "--text or --dataset"),
         ({"parallel": "fsdp2"}, "torchrun"),
+        ({"tensor_parallel": 3}, "tensor_parallel must divide the 4 heads, got 3"),
+        ({"tensor_parallel": 2}, "tensor_parallel must divide the 1 ranks, got 2"),
         ({"seq_length": 10**7}, "more than 10000000 tokens to train on"),
         ({"validation_lengths": 10**6}, "more than 1000000 tokens to validate on"),
         ({"min_seq_length": 65}, "min_seq_length must be at most seq_length 64, got 65"),

@@ -108,6 +108,7 @@ class Config:
     validation_share: float = flag("share of the text to validate on, in whole documents", 0.05, type=SHARE)
     seed: int = flag("seed of weights and batches", 0, type=number(int, 0))
     parallel: str = flag("parallelism under torchrun", "ddp", choices=["ddp", "fsdp2"])
+    tensor_parallel: int = flag("ranks that share the heads of a layer, and its MLP", 1, type=AT_LEAST_ONE)
     compile: bool = flag("apply torch.compile to each block", False, action="store_true")
     device: str = flag("device", "cuda" if torch.cuda.is_available() else "cpu", choices=["cuda", "cpu"])
     monitor_every: int = flag("steps between two reads of loss and monitors", 20, type=AT_LEAST_ONE)
@@ -142,6 +143,8 @@ def configure(given: argparse.Namespace) -> Config:
             raise UserError(f"min_seq_length must be at most seq_length {most}, got {least}")
         if config.scale_learning_rate and not config.constant_tokens:
             raise UserError("scale_learning_rate needs --constant-tokens: without it every step has the same rows")
+        if config.heads % config.tensor_parallel:
+            raise UserError(f"tensor_parallel must divide the {config.heads} heads, got {config.tensor_parallel}")
         return dataclasses.replace(config, min_seq_length=min(least, most))
     if not given.resume:
         raise UserError(f"{given.out} holds a run: add --resume to continue it, or name another folder as --out")
@@ -221,8 +224,9 @@ class Block(nn.Module):
         self.register_buffer("slopes", sw.alibi_slopes(config.heads), persistent=False)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        heads = self.query_key_value(self.attention_norm(hidden)).unflatten(-1, (3, self.heads, -1))
-        query, key, value = heads.permute(2, 0, 3, 1, 4)  # views, each (B, H, S, D)
+        # Heads come first in the projection, so that a part of its rows is a part of the heads.
+        heads = self.query_key_value(self.attention_norm(hidden)).unflatten(-1, (self.heads, 3, -1))
+        query, key, value = heads.permute(3, 0, 2, 1, 4)  # views, each (B, H, S, D)
         attended = self.attention(query, key, value, self.slopes, causal=self.is_causal)
         hidden = hidden + self.attention_project(attended.transpose(1, 2).flatten(2))
         return hidden + self.mlp_project(F.gelu(self.mlp_expand(self.mlp_norm(hidden)), approximate="tanh"))

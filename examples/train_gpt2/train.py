@@ -2,12 +2,14 @@
 
     python examples/train_gpt2/train.py --text corpus/ --out runs/first
     torchrun --nproc-per-node 8 examples/train_gpt2/train.py --size 1.5b --parallel fsdp2 --text corpus/ --out runs/big
+    torchrun --nproc-per-node 2 examples/train_gpt2/train.py --tensor-parallel 2 --text corpus/ --out runs/shared
     python examples/train_gpt2/train.py --size toy --text corpus/ --out runs/toy    # a minute on two CPU cores
 
 To continue a run that was killed, repeat the command with --resume. The run's folder, shared by all nodes, holds
 config.json, tokenizer.json, tokens/, records.jsonl (a line for each validation), monitor.jsonl (a line for each step),
-checkpoint.pt (with --parallel fsdp2 also checkpoint-STEP/) and at the end model.pt. Exit status 2: the flags or the
-text are invalid. Exit status 3: the loss became NaN or infinite. Under torchrun the exit status is 1 in both cases.
+checkpoint.pt (with --parallel fsdp2 or --tensor-parallel also checkpoint-STEP/) and at the end model.pt. Exit status 2:
+the flags or the text are invalid. Exit status 3: the loss became NaN or infinite. Under torchrun the exit status is 1
+in both cases.
 """
 
 from __future__ import annotations
@@ -46,8 +48,9 @@ from text import IGNORED, Batches, load_tokenizer, open_atomically, prepare_toke
 from torch import Tensor, distributed, nn
 from torch.distributed import checkpoint
 from torch.distributed.checkpoint import state_dict as states
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_module, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 from tqdm.auto import tqdm
 
@@ -65,13 +68,23 @@ class Run:
     def __init__(
         self, config: Config, out: Path, cache: Path, attention: Attention | None, rank: int, world_size: int
     ) -> None:
-        self.config, self.out, self.rank, self.world_size = config, out, rank, world_size
+        self.config, self.out, self.rank = config, out, rank
         self.device = torch.device(config.device)  # under torchrun, the GPU that `main` chose
         self.synchronize = torch.get_device_module(self.device).synchronize
-        self.rows, odd = divmod(config.batch_size, self.world_size)
+        # Ranks that share heads train on the same rows. `replicas` groups of them have rows of their own.
+        self.replicas, odd = divmod(world_size, config.tensor_parallel)
         if odd:
-            raise UserError(f"batch_size must be a multiple of the {self.world_size} ranks, got {config.batch_size}")
-        self.batches = Batches(config, cache / config.tokens, self.rank, self.world_size)
+            raise UserError(f"tensor_parallel must divide the {world_size} ranks, got {config.tensor_parallel}")
+        if config.tensor_parallel > 1 and self.replicas > 1 and config.parallel != "fsdp2":
+            raise UserError("--tensor-parallel with fewer than all ranks needs --parallel fsdp2")
+        self.rows, odd = divmod(config.batch_size, self.replicas)
+        if odd:
+            raise UserError(f"batch_size must be a multiple of the {self.replicas} replicas, got {config.batch_size}")
+        self.mesh = None
+        if distributed.is_initialized():
+            shape = self.replicas, config.tensor_parallel
+            self.mesh = distributed.init_device_mesh(config.device, shape, mesh_dim_names=("replicas", "heads"))
+        self.batches = Batches(config, cache / config.tokens, rank // config.tensor_parallel, self.replicas)
         self.model = build_model(config, attention).to(self.device)
         self.parallel = self.parallelise()  # the module that training calls
         matrices = [parameter for parameter in self.model.parameters() if parameter.ndim == 2]
@@ -96,15 +109,16 @@ class Run:
         if self.config.compile:
             for block in self.model.blocks:
                 block.compile()
+        if self.mesh is not None and self.config.tensor_parallel > 1:
+            shard_heads(self.model, self.mesh["heads"])
         if self.config.parallel == "fsdp2":
-            if not distributed.is_initialized():
+            if self.mesh is None:
                 raise UserError("--parallel fsdp2 needs torchrun: torchrun --nproc-per-node N ...")
-            mesh = distributed.init_device_mesh(self.config.device, (self.world_size,))
             dtype = torch.bfloat16 if self.config.precision == "bf16" else None
             policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
             for module in [*self.model.blocks, self.model]:
-                fully_shard(module, mesh=mesh, mp_policy=policy)
-        elif self.world_size > 1:
+                fully_shard(module, mesh=self.mesh["replicas"], mp_policy=policy)
+        elif self.replicas > 1:
             return DistributedDataParallel(self.model, broadcast_buffers=False, gradient_as_bucket_view=True)
         return self.model
 
@@ -215,7 +229,7 @@ class Run:
         for part, is_last in self.micro_batches(batch, self.passes(self.seq_length)[0]):
             with self.exchange_gradients(is_last):
                 with self.autocast():
-                    part_loss = loss_sum(self.parallel(part["input_ids"]), part) * self.world_size / labels
+                    part_loss = loss_sum(self.parallel(part["input_ids"]), part) * self.replicas / labels
                 part_loss.backward()
             loss += part_loss.detach()
         grad_norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.config.max_grad_norm or math.inf)
@@ -223,11 +237,11 @@ class Run:
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.optimizer.step()
-        loss = self.sum_over_ranks(loss) / self.world_size
+        loss = self.sum_over_ranks(loss) / self.replicas
         grad_norm = grad_norm.full_tensor() if isinstance(grad_norm, DTensor) else grad_norm
         self.monitor.observe(loss, grad_norm, learning_rate=rate, seq_length=self.seq_length)
         self.optimizer.zero_grad()
-        tokens = batch["input_ids"].numel() * self.world_size
+        tokens = batch["input_ids"].numel() * self.replicas
         self.scheduler.step(tokens)
         self.step, self.tokens = self.step + 1, self.tokens + tokens
         return loss, labels, tokens
@@ -284,11 +298,15 @@ class Run:
         return nullcontext()
 
     def sum_over_ranks(self, tensor: Tensor) -> Tensor:
-        if self.world_size > 1:
-            distributed.all_reduce(tensor)
+        """The sum over the ranks that train on different rows."""
+        if self.mesh is not None and self.replicas > 1:
+            distributed.all_reduce(tensor, group=self.mesh.get_group("replicas"))
         return tensor
 
-    # A checkpoint is the file checkpoint.pt, replaced atomically. With fsdp2 the file names the folder of the shards.
+    def is_sharded(self) -> bool:
+        return self.config.parallel == "fsdp2" or self.config.tensor_parallel > 1
+
+    # A checkpoint is the file checkpoint.pt, replaced atomically. It names the folder of the shards of weights.
 
     def save(self) -> None:
         if not has_diverged(self.records):
@@ -310,7 +328,7 @@ class Run:
             "weights": self.weights(),
         }
         shards = self.out / f"checkpoint-{self.step}"
-        if isinstance(self.parallel, FSDPModule):
+        if self.is_sharded():
             checkpoint.save(state["weights"], checkpoint_id=shards)
             state["weights"] = shards.name
         if self.rank == 0:
@@ -357,6 +375,34 @@ class Run:
         if self.rank == 0:
             with open_atomically(self.out / "model.pt") as file:
                 torch.save(weights, file)
+
+
+def shard_heads(model: GPT, mesh: DeviceMesh) -> None:
+    """Tensor parallelism: each rank of `mesh` has a part of the heads, of the MLPs, and all other weights.
+
+    All weights become DTensors. Attention follows them: its heads are sharded, and the slopes are those of all heads.
+    """
+    first = {"query_key_value": (Shard(0), Shard(0)), "mlp_expand": (Shard(0), Shard(0))}  # weight, bias
+    second = {"attention_project": (Shard(1), Replicate()), "mlp_project": (Shard(1), Replicate())}
+
+    def shard(path: str, module: nn.Module, mesh: DeviceMesh) -> None:
+        placements = (first | second).get(path.rpartition(".")[2], ())
+        for name, placement in zip(("weight", "bias"), placements, strict=False):
+            weights = distribute_tensor(getattr(module, name), mesh, [placement])
+            module.register_parameter(name, nn.Parameter(weights))
+
+    def on_mesh(input_ids: Tensor) -> DTensor:
+        return DTensor.from_local(input_ids, mesh, [Replicate()], run_check=False)
+
+    def replicate(_: nn.Module, inputs: tuple[Tensor, ...], named: dict[str, Tensor]) -> Any:
+        return tuple(map(on_mesh, inputs)), {name: on_mesh(tensor) for name, tensor in named.items()}
+
+    def gather(_: nn.Module, inputs: Any, logits: DTensor) -> Tensor:
+        return logits.redistribute(placements=[Replicate()]).to_local()
+
+    distribute_module(model, mesh, shard)
+    model.register_forward_pre_hook(replicate, with_kwargs=True)
+    model.register_forward_hook(gather)
 
 
 def learning_rate(step: int, tokens: int, config: Config) -> float:
