@@ -155,6 +155,8 @@ def test_the_package_itself_loads_nothing():
         "assert not {'torch', 'numpy'} & sys.modules.keys()\n"
         "assert seqwarm_kernels.models.__name__ == 'seqwarm_kernels.models'\n"
         "assert seqwarm_kernels.alibi_attention.__name__ == 'alibi_attention'\n"
+        "import torch; seqwarm_kernels.alibi_attention(*torch.ones(3, 1, 2, 4, 8))\n"
+        "assert 'torch.distributed.tensor' not in sys.modules\n"  # loads for half a second
         "assert 'BatchBuffers' in dir(seqwarm_kernels) and 'trainers' in dir(seqwarm_kernels)\n"
         "assert not hasattr(seqwarm_kernels, 'nothing')\n"
         "from seqwarm_kernels import *\n"

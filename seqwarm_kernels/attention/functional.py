@@ -64,6 +64,12 @@ def alibi_attention(
     zero, and so are its gradients. Differentiable in query, key, value and slopes. Accumulates in float32 (float64
     for float64). Source of the bias: Press et al., arXiv 2108.12409.
 
+    query, key and value may be DTensors that are sharded in rows, Shard(0), or heads, Shard(1), or replicated. Other
+    tensors are then DTensors of these rows and heads, or plain tensors of all of them, the same on each rank; plain
+    and default slopes are those of all heads. Results are placed as the query. Plain tensors of the local heads of a
+    rank need `slopes` of these heads: the default slopes would be those of a model with fewer heads
+    (`seqwarm_kernels.parallel.local_heads`).
+
     Args:
         query: (B, Hq, Sq, D) float32, float16, bfloat16 or float64, any strides, D from 1 to 256. Tensors that are
             (B, S, H, D), as in FlashAttention, must be transposed: without `slopes` they may pass the checks, and
@@ -181,7 +187,7 @@ def alibi_attention_varlen(
 
     Sequence b holds the queries cu_seqlens_q[b] ... cu_seqlens_q[b + 1] − 1, and likewise the keys. The last query of
     a sequence has the position of its last key: query i has position len_k − len_q + i. Options, dtypes, gradients
-    and the zeros for queries without a key are those of `alibi_attention`.
+    and the zeros for queries without a key are those of `alibi_attention`. DTensors may be sharded in heads.
 
     Args:
         query: (Tq, Hq, D), all sequences one after another.

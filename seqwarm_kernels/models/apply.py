@@ -44,7 +44,9 @@ def apply_alibi(
     `nn.MultiheadAttention` keeps its mask convention: True in its `key_padding_mask` marks padding. In the
     `key_padding_mask` of `alibi_attention` True marks a key to attend.
 
-    Call this function before the model is wrapped (DistributedDataParallel, fully_shard) or compiled.
+    Call this function before the model is wrapped (DistributedDataParallel, fully_shard) or compiled. A model that
+    `from_pretrained` sharded by a plan of tensor parallelism gets the slopes of this rank's heads. For torch's
+    `parallelize_module`, which comes after this function, see `parallel.ShardSlopes`.
 
     A second call with the same `learn_slopes` changes `max_seq_length`. It keeps the slopes, unless it is given others.
 

@@ -118,6 +118,15 @@ def models():
     }
 
 
+def many_devices():
+    """A group of one rank. tests/docs/test_code_blocks.py ends it."""
+    from ..support.ranks import free_port, join_group
+
+    join_group(0, free_port(), world_size=1)
+    query, key, value = queries()
+    return {"query": query, "key": key, "value": value, "world_size": 1, "torch": torch}
+
+
 def batching():
     from pathlib import Path
     from types import SimpleNamespace
@@ -172,6 +181,7 @@ NAMES = {
     "docs/guides/huggingface.md": hugging_face,
     "docs/guides/lightning.md": lightning,
     "docs/guides/models.md": models,
+    "docs/guides/many_devices.md": many_devices,
     "docs/guides/batching.md": batching,
     "docs/guides/diagnostics.md": diagnostics,
     "docs/guides/tuning.md": tuning,

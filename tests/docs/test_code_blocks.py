@@ -1,6 +1,7 @@
 """The Python code of README and docs runs, and prints what the page says."""
 
 import pytest
+import torch
 
 from . import markdown
 from .names import NAMES
@@ -20,8 +21,12 @@ RUN_HERE = [
 def test_code(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names = NAMES.get(page, dict)()
-    for printed, expected in markdown.run(page, names, monkeypatch):
-        assert printed == expected
+    try:
+        for printed, expected in markdown.run(page, names, monkeypatch):
+            assert printed == expected
+    finally:
+        if torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
 
 
 def test_names_are_of_pages_with_code():

@@ -10,7 +10,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tenso
 from torch.distributed.tensor.debug import CommDebugMode
 
 import seqwarm_kernels as sw
-from seqwarm_kernels.ops import backends
+from seqwarm_kernels.ops import backends, call_kind
 
 from ..support.ranks import join_group, leave_group, run_ranks
 
@@ -106,6 +106,9 @@ def two_ranks(rank, port):
     check_dropout(mesh, slopes)
     check_share(mesh, slopes)
     check_refused(mesh, slopes)
+    for kind_of in (call_kind._call_kind, call_kind.call_kind):  # a known call would take the local tensors for all
+        assert kind_of(slopes) is not None
+        assert kind_of(distribute_tensor(slopes, mesh, [WHOLE])) is None
     leave_group()
 
 
