@@ -100,11 +100,13 @@ def two_ranks(rank, port):
         for given in (slopes, slopes[None] * torch.tensor([[1.0], [0.5], [2.0]])):
             check(mesh, [placement], given, {"backend": backend}, is_packed=True)
             check(mesh, [placement], given.clone().requires_grad_(), {"backend": backend}, is_packed=True)
+    check_triton(mesh)
     check_default_slopes(mesh)
     check_uneven_rows(mesh)
     check_compiled(mesh, slopes)
     check_dropout(mesh, slopes)
     check_share(mesh, slopes)
+    check_resizing(mesh)
     check_refused(mesh, slopes)
     for kind_of in (call_kind._call_kind, call_kind.call_kind):  # a known call would take the local tensors for all
         assert kind_of(slopes) is not None
@@ -127,6 +129,17 @@ def check_slopes(mesh, slopes, by_row):
         assert gradient.placements == (expected,), (placement, own, gradient.placements)
     plain = check(mesh, [BY_ROWS], slopes.clone().requires_grad_(), {})
     assert type(plain) is torch.Tensor
+
+
+def check_triton(mesh):
+    """A small call in the interpreter. The rules are those of the other backends."""
+    if backends.why_not("alibi_attention", "triton", "cpu", torch.float32) is None:
+        query = torch.randn(1, 2, 5, 4)
+        sharded = distribute_tensor(query, mesh, [BY_HEADS]).requires_grad_()
+        plain = query.clone().requires_grad_()
+        for tensor in (sharded, plain):
+            sw.alibi_attention(tensor, tensor, tensor, backend="triton").square().sum().backward()
+        assert torch.equal(sharded.grad.full_tensor(), plain.grad)
 
 
 def check_default_slopes(mesh):
@@ -176,6 +189,13 @@ def _seed_after(seed):
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return torch.randint(2**63 - 1, ()).item()
+
+
+def check_resizing(mesh):
+    """No rule: a sharded batch has other rows on each rank after some modes. It must not be taken for a plain one."""
+    tokens = distribute_tensor(torch.zeros(2, 8, dtype=torch.int64), mesh, [BY_ROWS])
+    with pytest.raises(TypeError, match=r"batch\['input_ids'\] must be the plain tensor of this rank, got a DTensor"):
+        sw.resize_batch({"input_ids": tokens}, 4)
 
 
 def check_share(mesh, slopes):

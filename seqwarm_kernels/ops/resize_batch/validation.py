@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...utils.checks import check_dense, check_int
+from ...utils.checks import check_dense, check_int, is_dtensor
 from .schema import IGNORED_LABEL, Kind
 
 MODES = ("truncate", "reshape", "flatten")
@@ -114,6 +114,11 @@ def batch_layout(
     }
     for name, tensor in taking_part.items():
         check_dense(f"batch[{name!r}]", tensor)
+        if is_dtensor(tensor):
+            raise TypeError(
+                f"batch[{name!r}] must be the plain tensor of this rank, got a DTensor: resize its to_local(), or the "
+                "batch before it is distributed"
+            )
     kinds = {name: _kind(name, tensor, seq_dim, mask_keys) for name, tensor in taking_part.items()}
     _check_supported(taking_part, kinds, mode, seq_dim)
     batch_size, source_length = _common_sizes(taking_part, kinds, seq_dim)
