@@ -280,12 +280,12 @@ def _check_call(
         rearranged=options.seq_dim != 1 or Kind.SQUARE in kinds,
         needs_gradient=next((name for name, tensor in tensors.items() if tensor.requires_grad), None),
         backend=options.backend,
-        dtype=_rare_dtype([tensor.dtype for tensor in tensors.values()]),
+        dtype=rare_dtype([tensor.dtype for tensor in tensors.values()], LACKING),
         device_type=next(iter(tensors.values())).device.type,
     )
 
 
-def _rare_dtype(dtypes: list[torch.dtype]) -> torch.dtype | None:
+def rare_dtype(dtypes: list[torch.dtype], lacking: Mapping[str, tuple[torch.dtype, ...]]) -> torch.dtype | None:
     """The first dtype that a backend lacks."""
-    lacking = {dtype for lacked in LACKING.values() for dtype in lacked}
-    return next((dtype for dtype in dtypes if dtype in lacking), None)
+    lacked = {dtype for of_backend in lacking.values() for dtype in of_backend}
+    return next((dtype for dtype in dtypes if dtype in lacked), None)

@@ -4,38 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from ..ops import backends
+from ..ops.library import overload
 from ..ops.resize_batch import validation
 from ..ops.resize_batch.schema import Kind
+from ..ops.resize_packed.reference import new_tokens_of, resize
+from ..ops.resize_packed.schema import LACKING, PackedKind, Pieces, cut_sequences
 from ..utils.checks import check_dense
-from .checked_call import Options
-from .packing import BOUNDARIES, INDICES, LONGEST, POSITIONS, check_mask_values, valid_tokens
-
-
-class Pieces(NamedTuple):
-    """The sequences of the new batch, each a piece of an old one. All tensors are (pieces,) int64, on the host."""
-
-    sequence: Tensor  #: index of the old sequence
-    source: Tensor  #: index of the first token in the old batch
-    offset: Tensor  #: the same within the old sequence
-    length: Tensor
-    repeated: Tensor  #: number of its first tokens that the piece before it holds, too
-
-
-class NewTokens(NamedTuple):
-    """The tokens of the new batch. All tensors are (tokens,) int64, on the device of the batch."""
-
-    source: Tensor  #: index in the old batch
-    piece: Tensor  #: index of the piece
-    slot: Tensor  #: index within the piece
-    offset: Tensor  #: `Pieces.offset` of the piece
-    repeated: Tensor  #: `Pieces.repeated` of the piece
+from .checked_call import Options, rare_dtype
+from .packing import BOUNDARIES, INDICES, INTEGERS, LONGEST, POSITIONS, check_mask_values, packed_mask
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,11 +26,12 @@ class PackedCall:
 
     bounds: Tensor  #: (N + 1,) int64 on the host, boundaries of the sequences
     rule: str
-    of_tokens: dict[str, Tensor]  #: (T, features...), views of the tensors that are resized
-    of_sequences: dict[str, Tensor]  #: (N,): one entry for each sequence
+    tensors: dict[str, Tensor]  #: those that are resized as the operator takes them, (T, features...) or (N,)
+    kinds: list[int]  #: a `PackedKind` for each tensor
+    fill_values: list[float]  #: for each tensor, the value of a repeated label
     lists: dict[str, Any]  #: lists and tuples with one entry for each sequence
-    fill_values: dict[str, float]  #: for each tensor of labels, the value that does not count
-    valid: Tensor | None  #: (T,) bool; None if all tokens are valid
+    mask: Tensor | None  #: (T,); None if all tokens are valid
+    backend: str | None
 
     def run(
         self, entries: Mapping[str, Any], seq_len: int, copy: bool, out: Mapping[str, Tensor] | None, return_info: bool
@@ -56,33 +39,38 @@ class PackedCall:
         """As `CheckedCall.run`. The first two sizes are 1 and the number of new tokens."""
         if out is not None:
             raise ValueError("out must be None for a packed batch, whose number of tokens depends on its sequences")
-        pieces = cut_sequences(self.bounds, seq_len, self.rule)
-        new_bounds = functional.pad(pieces.length.cumsum(0), (1, 0))
-        sizes = 1, int(new_bounds[-1])
-        tokens = tokens_of(pieces, new_bounds, next(iter(self.of_tokens.values())).device)
-        info = _info(tokens, new_bounds, self.valid) if return_info else []
-        if not copy and new_bounds.equal(self.bounds):
-            return {}, sizes, info
-        new_entries = _new_boundaries(entries, new_bounds)
-        for name, rows in self.of_tokens.items():
-            result = self._taken(name, rows, tokens)
-            new_entries[name] = result if entries[name].shape[0] == len(rows) else result[None]
-        for name, tensor in self.of_sequences.items():
-            new_entries[name] = tensor[pieces.sequence.to(tensor.device)]
-        for name, values in self.lists.items():
-            new_entries[name] = type(values)(values[sequence] for sequence in pieces.sequence.tolist())
-        return new_entries, sizes, info
+        pieces, new_bounds = cut_sequences(self.bounds, seq_len, self.rule)
+        new_tokens = int(new_bounds[-1])
+        unchanged = not copy and new_bounds.equal(self.bounds)
+        tensors = [] if unchanged else [*self.tensors.values()]
+        results: list[Tensor] = []
+        if tensors or return_info:
+            device = next(iter(self.tensors.values())).device
+            results = self._resized(tensors, pieces, new_tokens, device, return_info)
+        info = [results[-3], results[-2][None], results[-1]] if return_info else []
+        new_entries: dict[str, Any] = {}
+        if not unchanged:
+            new_entries |= _new_boundaries(entries, new_bounds)
+            for (name, tensor), result in zip(self.tensors.items(), results, strict=False):
+                new_entries[name] = result if entries[name].dim() == tensor.dim() else result[None]
+            for name, values in self.lists.items():
+                new_entries[name] = type(values)(values[sequence] for sequence in pieces[Pieces.SEQUENCE].tolist())
+        return new_entries, (1, new_tokens), info
 
-    def _taken(self, name: str, rows: Tensor, tokens: NewTokens) -> Tensor:
-        """The new tokens of one tensor."""
-        result, own = rows[tokens.source], validation.own_name(name)
-        if own in POSITIONS:
-            return result - _beside(tokens.offset, result).to(result.dtype)
-        if own in INDICES:
-            return _beside(tokens.piece, result).to(result.dtype).expand_as(result).contiguous()
-        if name in self.fill_values:
-            return result.masked_fill(_beside(tokens.slot < tokens.repeated, result), self.fill_values[name])
-        return result
+    def _resized(
+        self, tensors: list[Tensor], pieces: Tensor, new_tokens: int, device: torch.device, return_info: bool
+    ) -> list[Tensor]:
+        """The new tensors, then the info, from one call of the operator."""
+        pieces = _on_device(pieces, device)
+        kinds, fill_values = self.kinds[: len(tensors)], self.fill_values[: len(tensors)]
+        dtype = rare_dtype([tensor.dtype for tensor in tensors], LACKING)
+        operator = overload("resize_packed", backends.choose("resize_packed", device.type, self.backend, dtype))
+        results: list[Tensor] = operator(tensors, self.mask, pieces, new_tokens, kinds, fill_values, return_info)
+        for index, tensor in enumerate(tensors):
+            if tensor.requires_grad and torch.is_grad_enabled():  # the operator carries none, its definition does
+                tokens = new_tokens_of(pieces, new_tokens)
+                results[index] = resize(tensor, pieces, tokens, kinds[index], fill_values[index])
+        return results
 
 
 def packed_call(
@@ -103,8 +91,6 @@ def packed_call(
     if options.keep_last_token:
         raise ValueError("keep_last_token must be False for a packed batch, got True")
     backends.check_backend(options.backend)
-    if options.backend not in (None, "reference"):
-        raise ValueError(f"backend must be None or 'reference' for a packed batch, got {options.backend!r}")
     validation.check_seq_dim(options.seq_dim)
     validation.check_name_arguments(pad_values, keys, mask_keys)
     validation.check_keys(keys, entries)
@@ -112,24 +98,32 @@ def packed_call(
     validation.check_names("pad_values", pad_values, entries)
     check_mask_values(entries)
 
-    of_tokens, of_sequences = _resized_tensors(entries, bounds, keys, mask_keys)
-    validation.check_one_device(of_tokens)
-    fill_values = {
-        name: validation.fill_value(name, Kind.LABEL, rows.dtype, pad_values, "reshape_overlap")
-        for name, rows in of_tokens.items()
-        if validation.is_label(name)
-    }
-    lists = {name: entries[name] for name in validation.row_lists(entries, keys, len(bounds) - 1)}
-    valid = valid_tokens(entries, int(bounds[-1]))
-    return PackedCall(bounds, rule, of_tokens, of_sequences, lists, fill_values, valid)
+    found = _resized_tensors(entries, bounds, keys, mask_keys)
+    tensors = {name: tensor for name, (tensor, _) in found.items()}
+    validation.check_one_device(tensors)
+    return PackedCall(
+        bounds=bounds,
+        rule=rule,
+        tensors=tensors,
+        kinds=[int(kind) for _, kind in found.values()],
+        fill_values=[
+            validation.fill_value(name, Kind.LABEL, tensor.dtype, pad_values, "reshape_overlap")
+            if kind == PackedKind.LABEL
+            else 0
+            for name, (tensor, kind) in found.items()
+        ],
+        lists={name: entries[name] for name in validation.row_lists(entries, keys, len(bounds) - 1)},
+        mask=packed_mask(entries, int(bounds[-1])),
+        backend=options.backend,
+    )
 
 
 def _resized_tensors(
     entries: Mapping[str, Any], bounds: Tensor, keys: Collection[str] | None, mask_keys: Collection[str] | None
-) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """`of_tokens` and `of_sequences` of `PackedCall`. Position ids and sequence indices need no name in `keys`."""
+) -> dict[str, tuple[Tensor, PackedKind]]:
+    """The tensors as the operator takes them. Position ids and sequence indices need no name in `keys`."""
     tokens, sequences = int(bounds[-1]), len(bounds) - 1
-    of_tokens, of_sequences = {}, {}
+    found: dict[str, tuple[Tensor, PackedKind]] = {}
     for name, value in entries.items():
         own = validation.own_name(name)
         if not isinstance(value, Tensor) or value.dim() == 0 or own in BOUNDARIES or own in LONGEST:
@@ -144,55 +138,31 @@ def _resized_tensors(
                 "leave it out, since boundaries or position ids say which tokens attend each other"
             )
         if value.shape[0] == tokens:
-            of_tokens[name] = value
+            found[name] = value, _kind_of(name, value)
         elif value.shape[:2] == (1, tokens):
-            of_tokens[name] = value[0]
+            found[name] = value[0], _kind_of(name, value)
         elif value.dim() == 1 and len(value) == sequences:
-            of_sequences[name] = value
+            found[name] = value, PackedKind.SEQUENCE
         elif is_named and value.shape != (1,):
             raise ValueError(
                 f"batch[{name!r}] must have one row of {tokens} tokens, as the boundaries of the packed batch say, got "
                 f"{tuple(value.shape)}; name those to resize with keys="
             )
-    if not of_tokens:
+    if all(kind == PackedKind.SEQUENCE for _, kind in found.values()):
         raise ValueError(f"batch must hold a tensor of the {tokens} packed tokens to resize, got {list(entries)}")
-    return of_tokens, of_sequences
+    return found
 
 
-def cut_sequences(bounds: Tensor, seq_len: int, rule: str) -> Pieces:
-    """The pieces of each sequence, in order. A sequence of at most `seq_len` tokens is one piece.
-
-    Args:
-        bounds: (N + 1,) int64, boundaries of the sequences.
-        seq_len: largest number of tokens in a piece.
-        rule: one of `ops.resize_batch.schema.RULES`. Pieces need no padding, so the last one is shorter under
-            "reshape_pad" and "flatten".
-    """
-    lengths = bounds.diff()
-    if rule.startswith("truncate"):
-        counts = torch.ones_like(lengths)
-    elif rule == "reshape_drop":
-        counts = (lengths // seq_len).clamp(min=1)
-    else:
-        counts = ((lengths + seq_len - 1) // seq_len).clamp(min=1)
-    sequence = torch.repeat_interleave(counts)
-    offset = (torch.arange(len(sequence)) - (counts.cumsum(0) - counts)[sequence]) * seq_len
-    left = lengths[sequence] - offset
-    repeated = torch.zeros_like(left)
-    if rule == "reshape_overlap":
-        repeated = (seq_len - left).clamp(min=0).where(offset > 0, 0)
-    offset = offset - repeated
-    return Pieces(sequence, bounds[sequence] + offset, offset, (left + repeated).clamp(max=seq_len), repeated)
-
-
-def tokens_of(pieces: Pieces, new_bounds: Tensor, device: torch.device) -> NewTokens:
-    """Copies a table of the pieces to the device, and does not wait for results."""
-    table = torch.stack([pieces.length, new_bounds[:-1], pieces.source, pieces.offset, pieces.repeated])
-    length, first, source, offset, repeated = table.to(device)
-    total = int(new_bounds[-1])
-    piece = torch.repeat_interleave(length, output_size=total)
-    slot = torch.arange(total, device=device) - first[piece]
-    return NewTokens(source[piece] + slot, piece, slot, offset[piece], repeated[piece])
+def _kind_of(name: str, tensor: Tensor) -> PackedKind:
+    """The kind of a tensor of tokens."""
+    own = validation.own_name(name)
+    if own in POSITIONS:
+        return PackedKind.POSITION
+    if own in INDICES:
+        if tensor.dtype not in INTEGERS:
+            raise TypeError(f"batch[{name!r}] must hold integers, the numbers of sequences, got {tensor.dtype}")
+        return PackedKind.INDEX
+    return PackedKind.LABEL if validation.is_label(name) else PackedKind.TOKEN
 
 
 def _new_boundaries(entries: Mapping[str, Any], new_bounds: Tensor) -> dict[str, Any]:
@@ -202,21 +172,12 @@ def _new_boundaries(entries: Mapping[str, Any], new_bounds: Tensor) -> dict[str,
     for name, value in entries.items():
         own = validation.own_name(name)
         if value is not None and own in BOUNDARIES:
-            new_entries[name] = new_bounds.to(value)
+            new_entries[name] = _on_device(new_bounds.to(value.dtype), value.device)
         elif value is not None and own in LONGEST:
             new_entries[name] = torch.full_like(value, longest) if isinstance(value, Tensor) else longest
     return new_entries
 
 
-def _beside(numbers: Tensor, tensor: Tensor) -> Tensor:
-    """(tokens,) as (tokens, 1, ...), to go with a tensor (tokens, features...)."""
-    return numbers.view(-1, *[1] * (tensor.dim() - 1))
-
-
-def _info(tokens: NewTokens, new_bounds: Tensor, valid: Tensor | None) -> list[Tensor]:
-    """valid_lengths (pieces,) int32, position_ids (1, tokens) int64, num_valid_tokens () int64."""
-    kept = torch.ones_like(tokens.source, dtype=torch.bool) if valid is None else valid[tokens.source]
-    counts = functional.pad(kept.cumsum(0), (1, 0))
-    at_bounds = counts[new_bounds.to(counts.device)]
-    positions = (counts[:-1] - at_bounds[tokens.piece]).masked_fill(~kept, 0)
-    return [at_bounds.diff().to(torch.int32), positions[None], counts[-1]]
+def _on_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """A tensor of the host on the device of the batch. The copy waits for nothing, since its source is pinned."""
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)

@@ -23,7 +23,7 @@ POSITIONS = frozenset({"position_ids", "decoder_position_ids"})
 #: Names of the number of each token's sequence.
 INDICES = frozenset({"seq_idx", "sequence_id", "document_id", "document_ids", "doc_ids"})
 _LENGTHS = "doc_lens"
-_INTEGERS = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
+INTEGERS = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
 
 #: Names that may tell a packed batch.
 PACKED_NAMES = BOUNDARIES | POSITIONS | INDICES | {_LENGTHS}
@@ -69,18 +69,18 @@ def check_mask_values(entries: Mapping[Any, Any]) -> None:
         if not own_name(name).endswith("attention_mask") or not isinstance(mask, Tensor) or not mask.numel():
             continue
         is_readable = type(mask) is Tensor and mask.is_cpu and not torch.compiler.is_compiling()
-        if is_readable and mask.dtype in _INTEGERS and mask.max() > 1:
+        if is_readable and mask.dtype in INTEGERS and mask.max() > 1:
             raise ValueError(
                 f"batch[{name!r}] must hold 0 and 1, got {int(mask.max())}: pass the numbers of packed sequences as "
                 "'seq_idx'"
             )
 
 
-def valid_tokens(entries: Mapping[Any, Any], tokens: int) -> Tensor | None:
-    """(tokens,) bool: where the attention mask is not 0. None without a mask of the packed tokens."""
+def packed_mask(entries: Mapping[Any, Any], tokens: int) -> Tensor | None:
+    """(tokens,): the attention mask. None without a mask of the packed tokens."""
     for name, value in entries.items():
         if own_name(name) == "attention_mask" and isinstance(value, Tensor) and value.numel() == tokens:
-            return value.flatten() != 0
+            return value.flatten()
     return None
 
 
@@ -169,14 +169,15 @@ def _tells_nothing(bounds: Tensor) -> bool:
 
 def _check_agreement(found: Mapping[str, Tensor], entries: Mapping[Any, Any]) -> None:
     """All boundaries must tell the same sequences of valid tokens. Sequences without tokens do not count."""
-    if len(found) < 2:
+    name = max(found, key=lambda name: len(found[name]), default="")
+    others = {other: bounds for other, bounds in found.items() if not bounds.equal(found[name])}
+    if not others:
         return
-    name = max(found, key=lambda name: len(found[name]))
     bounds = found[name]
-    valid = valid_tokens(entries, int(bounds[-1]))
-    kept = slice(None) if valid is None else valid.cpu()
+    mask = packed_mask(entries, int(bounds[-1]))
+    kept = slice(None) if mask is None else (mask != 0).cpu()
     starts = torch.repeat_interleave(bounds.diff())[kept].diff() != 0
-    for other, values in found.items():
+    for other, values in others.items():
         has_other_tokens = values[-1] != bounds[-1]
         if has_other_tokens and len(values) == 2:  # one sequence, as of an encoder beside a packed decoder
             continue

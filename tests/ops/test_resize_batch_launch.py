@@ -117,8 +117,8 @@ def test_items_of_a_group_are_adjacent_in_source_and_output(source, new_length, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("chip", [80, 90, 100])
-def test_the_kernel_compiles_to_wide_moves_and_once_for_a_ramp(chip):
+@pytest.mark.parametrize("chip", [80, 90, 100, 120])
+def test_the_kernels_compile_to_wide_moves_and_once_for_a_ramp(chip):
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     command = [sys.executable, "-m", "tests.support.pretend_resize", str(chip)]
     run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
@@ -130,6 +130,10 @@ def test_the_kernel_compiles_to_wide_moves_and_once_for_a_ramp(chip):
         assert kernel["wide_stores"] >= 8, (rule, kernel)
     assert report["ramp"] == 1  # for lengths at which a row of the mask is not a multiple of 16 bytes
     assert report["rows"] == 0
+    assert report["packed"]["spilled_bytes"] == 0
+    assert report["packed"]["wide_loads"] >= 8  # of the features
+    assert report["packed"]["wide_stores"] >= 8
+    assert report["packed_ramp"] == 0
 
 
 GPU_BACKENDS = [name for name in ("native", "triton") if backends.why_not("resize_batch", name, "cuda") is None]

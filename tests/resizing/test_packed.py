@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from seqwarm_kernels import resize_batch
 from seqwarm_kernels.data import PackedCollator
+from seqwarm_kernels.ops import backends
 from tests.support.tiers import examples
 
 METHODS = [
@@ -23,8 +24,7 @@ SPELLINGS = [
     (["cu_seqlens"], ["max_seqlen"]),
     (["cu_seq_q", "cu_seq_k"], ["max_q", "max_k"]),
 ]
-methods = st.sampled_from(METHODS)
-dtypes = st.sampled_from([torch.int32, torch.int64])
+BACKENDS = [None, *[name for name in backends.BACKENDS if not backends.why_not("resize_packed", name, "cpu")]]
 
 
 def cut(length, seq_len, mode, remainder="drop"):
@@ -91,9 +91,10 @@ def packed(tokens, spelling, dtype, is_flat, first_position):
     first_position=st.sampled_from([0, 2]),
     model_shifts=st.booleans(),
     copy=st.booleans(),
+    backend=st.sampled_from(BACKENDS),
 )
 def test_each_sequence_is_cut_on_its_own(
-    lengths, seq_len, method, spelling, dtype, is_flat, first_position, model_shifts, copy
+    lengths, seq_len, method, spelling, dtype, is_flat, first_position, model_shifts, copy, backend
 ):
     """`model_shifts`: the first label of each sequence does not count. Otherwise a label is that of the next token."""
     old, new = [], []
@@ -108,7 +109,7 @@ def test_each_sequence_is_cut_on_its_own(
     layout = spelling, dtype, is_flat, first_position
     batch, expected = packed(old, *layout), packed(new, *layout)
 
-    resized, info = resize_batch(batch, seq_len, copy=copy, return_info=True, **method)
+    resized, info = resize_batch(batch, seq_len, copy=copy, return_info=True, backend=backend, **method)
 
     assert list(resized) == list(batch)
     check_same(resized, expected)
@@ -224,10 +225,17 @@ def test_longest_as_a_tensor_and_none():
     assert resized["cu_seq_lens_k"] is None
 
 
-def test_features_carry_gradients():
-    features = torch.ones(1, 9, 2, requires_grad=True)
-    resize_batch(collated() | {"features": features}, 2)["features"].sum().backward()
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_features_carry_gradients(backend):
+    features, weights = torch.ones(1, 9, 2, requires_grad=True), torch.ones(3, requires_grad=True)
+    batch = collated() | {"features": features, "weights": weights}
+    resized = resize_batch(batch, 2, backend=backend)
+    assert resized["input_ids"].tolist() == [[1, 2, 6, 7, 9]]
+    (resized["features"].sum() + resized["weights"] @ torch.arange(3.0)).backward()
     assert features.grad[0, :, 0].tolist() == [1, 1, 0, 0, 0, 1, 1, 0, 1]
+    assert weights.grad.tolist() == [0, 1, 2]
+    with torch.no_grad():
+        assert not resize_batch(batch, 2, backend=backend)["features"].requires_grad
 
 
 PADDED = {"input_ids": torch.arange(12).view(2, 6), "attention_mask": torch.tensor([[0, 0, 1, 1, 1, 1], [1] * 5 + [0]])}
@@ -297,6 +305,16 @@ def test_position_ids_that_are_all_0_tell_nothing():
         resize_batch(ZEROS, 2)
     resized = resize_batch(ZEROS | {"cu_seqlens": torch.tensor([0, 5, 8])}, 2)
     assert resized["input_ids"].tolist() == [[0, 1, 5, 6]]
+
+
+@pytest.mark.parametrize("positions", [[0] * 8, [0, 1, 2, 0, 0, 0, 1, 0]])
+def test_new_position_ids_are_those_at_the_start_of_a_sequence(positions):
+    """A difference to the piece's own first position would be negative where positions do not follow one another."""
+    batch = {"input_ids": row(range(8)), "position_ids": row(positions), "cu_seqlens": torch.tensor([0, 5, 8])}
+    if any(positions):
+        batch["attention_mask"] = row([1, 1, 1, 0, 0, 1, 1, 0])
+    resized = resize_batch(batch, 3, mode="reshape", remainder="pad")
+    assert resized["position_ids"].tolist() == [[*positions[:3], *positions[:2], *positions[5:]]]
 
 
 HALVES, THIRD = row([0, 1, 2, 3, 0, 1, 2, 3]), row([0, 1, 2, 0, 1, 2, 3, 4])
@@ -387,7 +405,12 @@ REFUSED = [
     ({"x": IDS.to("meta")}, {}, ValueError, "must be on one device"),
     ({}, {"keep_last_token": True}, ValueError, "keep_last_token must be False for a packed batch"),
     ({}, {"out": {}}, ValueError, "out must be None for a packed batch"),
-    ({}, {"backend": "native"}, ValueError, "backend must be None or 'reference' for a packed batch, got 'native'"),
+    (
+        {"seq_idx": row([0.0] * 5 + [1.0] * 4, dtype=torch.float32)},
+        {},
+        TypeError,
+        "'seq_idx'.* must hold integers.*got",
+    ),
     ({}, {"backend": "fast"}, ValueError, "backend must be None or one of"),
     ({}, {"seq_dim": 2}, ValueError, "seq_dim must be 1"),
     ({}, {"mode": "fold"}, ValueError, "mode must be one of"),

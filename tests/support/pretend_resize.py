@@ -1,9 +1,10 @@
-"""resize_batch's Triton kernel as on a GPU of some capability, up to the launch.
+"""resize_batch's Triton kernels as on a GPU of some capability, up to the launch.
 
     python -m tests.support.pretend_resize 90
 
 Prints JSON: for every rule the registers, spills and wide moves of the kernel, for a batch in which every tensor can be
-copied in blocks of 16 bytes; and the number of kernels for all lengths of a ramp, and for several numbers of rows.
+copied in blocks of 16 bytes; the number of kernels for all lengths of a ramp, and for several numbers of rows; the same
+for the kernel of packed batches.
 """
 
 import json
@@ -19,6 +20,8 @@ import torch
 from bench.alibi_attention.compiled import disassemble
 from seqwarm_kernels.ops.resize_batch import triton as resize
 from seqwarm_kernels.ops.resize_batch.schema import RULES, SKIPPING, Kind
+from seqwarm_kernels.ops.resize_packed import triton as resize_packed
+from seqwarm_kernels.ops.resize_packed.schema import PackedKind, cut_sequences
 
 
 def resized(rule, rows, length, new_length, with_mask=True):
@@ -30,6 +33,17 @@ def resized(rule, rows, length, new_length, with_mask=True):
     kinds = [Kind.LABEL, Kind.SEQUENCE, Kind.SEQUENCE]
     mask = inputs[1] if with_mask else None
     resize.resize_batch(inputs, mask, rows, length, new_length, rule, kinds, [-100, 0, 0], True)
+
+
+def resized_packed(sequences, length, new_length):
+    tokens = sequences * length
+    inputs = [torch.zeros(sequences)] + 4 * [torch.zeros(tokens, dtype=torch.int64)]
+    inputs.append(torch.zeros(tokens, 24, dtype=torch.bfloat16))
+    mask = torch.zeros(tokens, dtype=torch.bool)
+    bounds = length * torch.arange(sequences + 1)
+    pieces, new_bounds = cut_sequences(bounds, new_length, "reshape_overlap")
+    kinds = [*map(int, PackedKind), int(PackedKind.TOKEN)]
+    resize_packed.resize_packed(inputs, mask, pieces, int(new_bounds[-1]), kinds, [0, 0, -100, 0, 0, 0], True)
 
 
 def made_of(compiled):
@@ -45,7 +59,7 @@ def main():
     for rule in RULES:
         resized(rule, 4, 1024, 256)
         kernels[rule] = made_of(launched[-1])
-    before = len({id(kernel) for kernel in launched})
+    before_ramp = len({id(kernel) for kernel in launched})
     for new_length in range(8, 1024, 8):
         resized("truncate_valid", 4, 1024, new_length)
     after = len({id(kernel) for kernel in launched})
@@ -55,7 +69,14 @@ def main():
     for rule in RULES:
         if rule not in SKIPPING:
             resized(rule, 4, 1024, 256, with_mask=False)
-    print(json.dumps({"kernels": kernels, "ramp": after - before, "rows": by_rows - after}))
+    resized_packed(4, 1024, 256)
+    packed = made_of(launched[-1])
+    before = len({id(kernel) for kernel in launched})
+    for sequences, length, new_length in [(1, 1, 1), (3, 7, 2), (16, 512, 64), (33, 1000, 8), (4, 1024, 1024)]:
+        resized_packed(sequences, length, new_length)
+    again = len({id(kernel) for kernel in launched}) - before
+    report = {"kernels": kernels, "ramp": after - before_ramp, "rows": by_rows - after}
+    print(json.dumps(report | {"packed": packed, "packed_ramp": again}))
 
 
 if __name__ == "__main__":

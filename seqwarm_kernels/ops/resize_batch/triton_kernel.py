@@ -212,10 +212,14 @@ def write_info(
         count += any_valid
     tl.store(info.valid_lengths + new_row, count, mask=new_row < new_rows)
 
-    # The program that adds last knows the total, and resets the running total to zero.
-    added = tl.sum(count.to(tl.int64), 0)
+    add_to_total(info, tl.sum(count.to(tl.int64), 0), tl.cdiv(new_rows, ROWS))
+
+
+@triton.jit
+def add_to_total(info, added, programs):
+    """Add to the number of valid tokens. The last program knows it, and resets the running total to zero."""
     before = tl.atomic_add(info.running_total, added + TICKET)
-    if before // TICKET == tl.cdiv(new_rows, ROWS) - 1:
+    if before // TICKET == programs - 1:
         tl.store(info.num_valid_tokens, before % TICKET + added)
         tl.store(info.running_total, tl.zeros((), tl.int64))
 

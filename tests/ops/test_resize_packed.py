@@ -1,0 +1,297 @@
+"""resize_packed on every available backend and device, against lists cut in plain Python."""
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given
+from hypothesis import strategies as st
+
+from seqwarm_kernels import resize_batch
+from seqwarm_kernels.ops import backends
+from seqwarm_kernels.ops.library import overload
+from seqwarm_kernels.ops.resize_packed.schema import LACKING, PackedKind, cut_sequences
+from tests.support.kernels import CountedKernel
+from tests.support.tiers import examples, first_fast
+
+pytestmark = pytest.mark.usefixtures("poisoned_memory")
+
+
+def served():
+    for device in backends.DEVICE_TYPES:
+        for name in backends.BACKENDS:
+            if backends.why_not("resize_packed", name, device) is None and (device == "cpu" or name != "reference"):
+                marks = [pytest.mark.gpu] if device == "cuda" else []
+                yield pytest.param((name, device), id=f"{name}-{device}", marks=marks)
+
+
+@pytest.fixture(params=served())
+def backend(request):
+    """Its name. The test creates its tensors on its device."""
+    name, device = request.param
+    with torch.device(device):
+        yield name
+
+
+# Hypothesis warns about fixtures that are shared by examples. This one only names a backend.
+named_backend = {"suppress_health_check": [HealthCheck.function_scoped_fixture]}
+
+INTEGERS = [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8]
+OTHERS = [torch.bool, torch.bfloat16, torch.float16, torch.float32, torch.float64, torch.complex64, torch.complex128]
+FEATURES = [(), (1,), (3,), (8,), (2, 2), (0,)]
+MASKS = [torch.int64, torch.bool, torch.uint8, torch.float16, torch.float32, torch.complex64]
+
+
+def dtypes_of(backend):
+    return [dtype for dtype in INTEGERS + OTHERS if dtype not in LACKING.get(backend, ())]
+
+
+def some_values(shape, dtype, stride=1):
+    """Numbers from -99 to 99, or such that a token is `stride` tokens away from the next in memory."""
+    values = torch.randint(-99, 100, (stride * shape[0], *shape[1:]))
+    return (values > 0 if dtype == torch.bool else values.abs() if dtype == torch.uint8 else values).to(dtype)[::stride]
+
+
+def table_of(lengths, pieces):
+    """`pieces` of the operator for lists of pieces (sequence, offset, length, repeated)."""
+    starts = [sum(lengths[:sequence]) for sequence in range(len(lengths))]
+    rows, first = [[], [], [], [], []], 0
+    for sequence, offset, length, repeated in pieces:
+        values = first, starts[sequence] + offset, starts[sequence], sequence, repeated
+        for row, value in zip(rows, values, strict=True):
+            row.append(value)
+        first += length
+    return torch.tensor(rows, dtype=torch.int64), first
+
+
+def tokens_of(lengths, pieces):
+    """(piece, slot, token of the old batch, token at the start of its sequence, whether repeated) of each new token."""
+    for number, (sequence, offset, length, repeated) in enumerate(pieces):
+        start = sum(lengths[:sequence])
+        for slot in range(length):
+            yield number, slot, start + offset + slot, start + slot, slot < repeated
+
+
+def expected_of(tensor, kind, fill_value, lengths, pieces):
+    tokens = list(tokens_of(lengths, pieces))
+    if kind == PackedKind.SEQUENCE:
+        values = [tensor[sequence] for sequence, *_ in pieces]
+    elif kind == PackedKind.POSITION:
+        values = [tensor[start] for _, _, _, start, _ in tokens]
+    elif kind == PackedKind.INDEX:
+        values = [torch.full_like(tensor[0], number) for number, *_ in tokens]
+    else:
+        fills = kind == PackedKind.LABEL
+        values = [
+            torch.full_like(tensor[0], fill_value) if fills and is_repeated else tensor[token]
+            for _, _, token, _, is_repeated in tokens
+        ]
+    return torch.stack(values) if values else tensor[:0]
+
+
+def check_info(info, mask, lengths, pieces):
+    valid = [[] for _ in pieces]
+    for number, _, token, *_ in tokens_of(lengths, pieces):
+        valid[number].append(mask is None or bool(mask[token] != 0))
+    assert [field.dtype for field in info] == [torch.int32, torch.int64, torch.int64]
+    assert info[0].tolist() == [sum(piece) for piece in valid]
+    expected = [sum(piece[:slot]) if is_valid else 0 for piece in valid for slot, is_valid in enumerate(piece)]
+    assert info[1].tolist() == expected
+    assert info[2].item() == sum(sum(piece) for piece in valid)
+
+
+def check(backend, tensors, kinds, fill_values, mask, lengths, pieces):
+    """All tensors of a call, and its info."""
+    table, new_tokens = table_of(lengths, pieces)
+    arguments = tensors, mask, table, new_tokens, kinds, fill_values
+    for return_info in (False, True):
+        before = [tensor.clone() for tensor in tensors]
+        results = overload("resize_packed", backend)(*arguments, return_info)
+        assert len(results) == len(tensors) + 3 * return_info
+        for tensor, old, kind, fill_value, result in zip(tensors, before, kinds, fill_values, results, strict=False):
+            assert torch.equal(tensor, old)
+            assert result.is_contiguous()
+            expected = expected_of(tensor, kind, fill_value, lengths, pieces)
+            torch.testing.assert_close(result, expected, rtol=0, atol=0)
+        if return_info:
+            check_info(results[-3:], mask, lengths, pieces)
+
+
+@st.composite
+def problems(draw):
+    """Lengths of sequences, and pieces of them in order: any parts, some without tokens."""
+    lengths = draw(st.lists(st.integers(0, 40), min_size=1, max_size=5))
+    pieces = []
+    for sequence, length in enumerate(lengths):
+        for _ in range(draw(st.integers(0, 3))):
+            size = draw(st.integers(0, length))
+            offset = draw(st.integers(0, length - size))
+            pieces.append((sequence, offset, size, draw(st.integers(0, size))))
+    return lengths, pieces
+
+
+@pytest.mark.exhaustive_in_interpreter
+@examples(100, **named_backend)
+@given(data=st.data(), problem=problems())
+def test_any_pieces_of_any_tensors(backend, data, problem):
+    lengths, pieces = problem
+    torch.manual_seed(data.draw(st.integers(0, 1000)))
+    tensors, kinds = [], []
+    for kind in data.draw(st.lists(st.sampled_from(PackedKind), max_size=4)):
+        dtype = data.draw(st.sampled_from(INTEGERS if kind == PackedKind.INDEX else dtypes_of(backend)))
+        is_sequence = kind == PackedKind.SEQUENCE
+        features = () if is_sequence else data.draw(st.sampled_from(FEATURES))
+        shape = (len(lengths) if is_sequence else sum(lengths), *features)
+        tensors.append(some_values(shape, dtype, data.draw(st.sampled_from([1, 2]))))
+        kinds.append(int(kind))
+    fill_values = [1 if tensor.dtype in (torch.bool, torch.uint8) else -100 for tensor in tensors]
+    mask = None
+    if data.draw(st.booleans()):
+        mask = some_values((sum(lengths),), torch.bool).to(data.draw(st.sampled_from(MASKS)))
+    check(backend, tensors, kinds, fill_values, mask, lengths, pieces)
+
+
+def every_kind(lengths, features=(3,)):
+    """A tensor of each kind, and one of wide tokens."""
+    tokens = sum(lengths)
+    tensors = [some_values((len(lengths),), torch.float32)]
+    tensors += [some_values((tokens,), dtype) for dtype in (torch.int64, torch.int64, torch.int32, torch.int16)]
+    tensors += [some_values((tokens, *features), torch.bfloat16), some_values((tokens, 2), torch.bool)]
+    kinds = [0, 1, 2, 3, 4, 1, 1]
+    return tensors, kinds, [0, 0, -100, 0, 0, 0, 0]
+
+
+RULES = ["truncate", "reshape_drop", "reshape_pad", "reshape_overlap", "flatten"]
+
+
+def cut(lengths, seq_len, rule):
+    """Pieces (sequence, offset, length, repeated), written down from the documentation."""
+    pieces = []
+    for sequence, length in enumerate(lengths):
+        offsets = range(0, max(length, 1), seq_len)
+        whole = [(sequence, offset, min(seq_len, length - offset), 0) for offset in offsets]
+        if rule == "truncate":
+            whole = whole[:1]
+        if len(whole) > 1 and whole[-1][2] < seq_len:
+            *whole, (_, _, left, _) = whole
+            if rule == "reshape_overlap":
+                whole.append((sequence, length - seq_len, seq_len, seq_len - left))
+            elif rule != "reshape_drop":
+                whole.append((sequence, length - left, left, 0))
+        pieces += whole
+    return pieces
+
+
+@examples(100)
+@given(lengths=st.lists(st.integers(0, 20), max_size=6), seq_len=st.integers(1, 25), rule=st.sampled_from(RULES))
+def test_sequences_are_cut_into_pieces(lengths, seq_len, rule):
+    pieces, bounds = cut_sequences(torch.tensor([0, *lengths]).cumsum(0), seq_len, rule)
+    expected, new_tokens = table_of(lengths, cut(lengths, seq_len, rule))
+    assert pieces.tolist() == expected.tolist()
+    assert bounds.tolist() == [*expected[0].tolist(), new_tokens]
+
+
+@pytest.mark.exhaustive_in_interpreter
+@pytest.mark.parametrize("rule", first_fast(["reshape_overlap", "truncate", "reshape_drop"]))
+def test_pieces_of_several_tiles(backend, rule):
+    """More tokens than a program or a task of a thread writes, and tokens of more than 16 bytes."""
+    lengths = [1500, 0, 700, 1, 2600]
+    tensors, kinds, fill_values = every_kind(lengths, features=(40,))
+    check(backend, tensors, kinds, fill_values, tensors[-1][:, 0], lengths, cut(lengths, 600, rule))
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 7, 8, 9, 64, 65])
+def test_any_number_of_pieces(backend, count):
+    """Bisection begins with the largest power of two. Programs of the info take several pieces each."""
+    lengths = [3] * count
+    check(backend, *every_kind(lengths), None, lengths, cut(lengths, 2, "reshape_overlap"))
+
+
+@pytest.mark.parametrize("lengths", [[], [0], [0, 0, 5, 0, 0, 3, 0, 0]])
+@pytest.mark.parametrize("rule", RULES)
+def test_sequences_without_tokens(backend, lengths, rule):
+    check(backend, *every_kind(lengths), None, lengths, cut(lengths, 2, rule))
+
+
+def test_rows_of_another_tensor(backend):
+    """Tokens in blocks of 16 bytes, which begin at addresses that are no multiple of 16."""
+    large = some_values((9 * 16 + 1,), torch.int16)
+    tensors = [large[1:].view(9, 16), large[:-1].view(9, 16)]
+    check(backend, tensors, [1, 1], [0, 0], None, [5, 4], [(0, 1, 3, 0), (1, 0, 2, 0)])
+
+
+def test_a_mask_with_other_strides(backend):
+    mask = torch.tensor([1, 0, 0, 1, 1, 0, 0, 1, 0, 1])[::2]
+    check(backend, [], [], [], mask, [5], [(0, 0, 2, 0), (0, 2, 3, 0)])
+
+
+@pytest.mark.skipif(backends.problem("native") is not None, reason="the extension does not serve here")
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"pieces": torch.zeros(4, 1, dtype=torch.int64)}, r"pieces must be a contiguous int64 tensor \(5, pieces\)"),
+        ({"pieces": torch.zeros(5, 1, dtype=torch.int32)}, "pieces must be a contiguous int64 tensor"),
+        ({"pieces": torch.zeros(2, 5, dtype=torch.int64).T}, "pieces must be a contiguous int64 tensor"),
+        ({"pieces": torch.tensor([[0], [3], [0], [0], [0]])}, "pieces must be parts of 4 tokens and 2 sequences"),
+        ({"pieces": torch.tensor([[0], [-1], [0], [0], [0]])}, "pieces must be parts of"),
+        ({"pieces": torch.tensor([[0], [0], [3], [0], [0]])}, "pieces must be parts of"),
+        ({"pieces": torch.tensor([[0], [0], [-1], [0], [0]])}, "pieces must be parts of"),
+        ({"pieces": torch.tensor([[0], [0], [0], [2], [0]])}, "pieces must be parts of"),
+        ({"pieces": torch.tensor([[0], [0], [0], [-1], [0]])}, "pieces must be parts of"),
+        ({"pieces": torch.tensor([[0], [0], [0], [0], [3]])}, "pieces must be parts of"),
+        ({"pieces": torch.tensor([[1], [0], [0], [0], [0]])}, "pieces must be parts of"),
+        ({"pieces": torch.tensor([[0, 3]] + 4 * [[0, 0]])}, "pieces must be parts of"),
+        ({"pieces": torch.zeros(5, 0, dtype=torch.int64)}, "with 2 tokens in all"),
+        ({"new_tokens": 5}, "with 5 tokens in all"),
+        ({"mask": torch.ones(1)}, "pieces must be parts of 1 tokens"),
+        ({"kinds": [1, 5]}, "unknown kind 5"),
+        ({"kinds": [1]}, "a kind and a fill value for each of the 2 inputs"),
+        ({"inputs": [torch.ones(4), torch.ones(2, 2)]}, "an input must be"),
+    ],
+)
+def test_arguments_of_the_native_operator_that_do_not_fit(change, message):
+    arguments = {
+        "inputs": [torch.ones(4), torch.ones(2)],
+        "mask": None,
+        "pieces": torch.zeros(5, 1, dtype=torch.int64),
+        "new_tokens": 2,
+        "kinds": [1, 0],
+    }
+    operator = overload("resize_packed", "native")
+    operator(*arguments.values(), [0, 0], True)
+    with pytest.raises(ValueError, match=message):
+        operator(*(arguments | change).values(), [0, 0], True)
+
+
+@pytest.mark.parametrize("return_info", [False, True])
+def test_one_launch_whatever_the_number_of_tensors(monkeypatch, return_info):
+    if backends.why_not("resize_packed", "triton", "cpu") is not None:
+        pytest.skip("Triton's interpreter does not serve here")
+    from seqwarm_kernels.ops.resize_packed import triton as host
+
+    counted = CountedKernel(host.resize_packed_kernel)
+    monkeypatch.setattr(host, "resize_packed_kernel", counted)
+    batch = {f"tensor_{i}": torch.arange(9)[None] for i in range(20)} | {"weights": torch.rand(2)}
+    batch |= {"labels": torch.arange(9)[None], "cu_seqlens": torch.tensor([0, 5, 9])}
+    resize_batch(batch, 3, return_info=return_info, backend="triton")
+    assert counted.launches == 1
+
+
+GPU_BACKENDS = [name for name in ("native", "triton") if backends.why_not("resize_packed", name, "cuda") is None]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("backend", GPU_BACKENDS)
+@pytest.mark.parametrize("return_info", [False, True])
+def test_one_launch_on_the_device_and_no_wait(backend, return_info):
+    """With boundaries in host memory. The table of the pieces is copied, but starts no kernel."""
+    batch = {f"tensor_{i}": torch.arange(9, device="cuda")[None] for i in range(20)}
+    batch |= {"cu_seqlens": torch.tensor([0, 5, 9])}
+    resize_batch(batch, 3, return_info=return_info, backend=backend)
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+            resize_batch(batch, 3, return_info=return_info, backend=backend)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    started = [event.name for event in profile.events() if event.device_type == torch.autograd.DeviceType.CUDA]
+    assert len([name for name in started if "Memcpy" not in name]) == 1
