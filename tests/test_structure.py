@@ -81,7 +81,7 @@ def test_a_circle_would_be_seen(tmp_path):
         graphlib.TopologicalSorter(graph).prepare()
 
 
-@pytest.mark.parametrize("operator", ["alibi_attention", "moment_statistics", "resize_batch"])
+@pytest.mark.parametrize("operator", ["alibi_attention", "moment_statistics", "resize_batch", "resize_packed"])
 def test_implementations_of_an_operator_never_import_each_other(operator):
     """A backend's files are `<backend>.py` and `<backend>_*.py`."""
     folder = PACKAGE / "ops" / operator

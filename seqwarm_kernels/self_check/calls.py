@@ -161,6 +161,37 @@ class Resizing:
             yield Comparison(name, 0.0 if torch.equal(found, right) else float("inf"), 0.0, float("nan"))
 
 
+@dataclass(frozen=True)
+class PackedResizing:
+    """A call of `resize_batch` on a packed batch. The results must be those of the reference, bit for bit."""
+
+    options: dict[str, Any]
+
+    def compare(self, backend: str, device: str, dtype: torch.dtype) -> Iterator[Comparison]:
+        lengths, new_length = torch.tensor([30, 0, 1, 140, 12]), 12
+        tokens = int(lengths.sum())
+        batch = {
+            "input_ids": torch.arange(tokens)[None],
+            "labels": torch.arange(tokens)[None],
+            "seq_idx": torch.repeat_interleave(lengths).int()[None],
+            "position_ids": torch.cat([torch.arange(length) for length in lengths.tolist()])[None],
+            "embeddings": torch.randn(1, tokens, 24).to(dtype),
+            "weights": torch.randn(len(lengths)),
+            "attention_mask": (torch.rand(1, tokens) > 0.2).long(),
+        }
+        on_device = {name: tensor.to(device) for name, tensor in batch.items()}
+        bounds = {"cu_seqlens": torch.cat([torch.zeros(1), lengths.cumsum(0)]).int()}
+
+        def results(backend: str, batch: dict[str, Tensor]) -> list[Tensor]:
+            resized = resize_batch(batch | bounds, new_length, return_info=True, backend=backend, **self.options)
+            return [tensor.cpu() for tensor in tree_leaves(resized)]
+
+        names = [*batch, *bounds, "valid_lengths", "position_ids", "num_valid_tokens"]
+        both = results(backend, on_device), results("reference", batch)
+        for name, found, right in zip(names, *both, strict=True):
+            yield Comparison(name, 0.0 if torch.equal(found, right) else float("inf"), 0.0, float("nan"))
+
+
 # ---- moment_statistics
 
 #: Numbers of elements of the tensors: none, few and many.
@@ -202,5 +233,8 @@ CALLS: dict[str, dict[str, Call]] = {
     },
     "resize_batch": {name: Resizing(options) for name, options in METHODS.items()},
     "resize_batch_out": {name: Resizing(options, into_buffers=True) for name, options in METHODS.items()},
+    "resize_packed": {
+        name: PackedResizing(options) for name, options in METHODS.items() if "keep_last_token" not in options
+    },
     "moment_statistics": {"34 tensors": Moments()},
 }

@@ -63,6 +63,19 @@ def resize(backend):
     return call
 
 
+def resize_packed(backend):
+    batch = {"input_ids": torch.arange(9)[None], "labels": torch.arange(9)[None], "cu_seqlens": torch.tensor([0, 5, 9])}
+    batch["position_ids"] = torch.tensor([[0, 1, 2, 3, 4, 0, 1, 2, 3]])
+
+    def call():
+        return [
+            resize_batch(batch, 3, return_info=True, backend=backend, **options)
+            for options in ({}, {"mode": "reshape", "remainder": "overlap"})
+        ]
+
+    return call
+
+
 def statistics(backend):
     tensors = [torch.rand(5), torch.rand(3)]
     return lambda: overload("moment_statistics", backend)(tensors, tensors, tensors)
@@ -72,6 +85,7 @@ CALLS = {
     "alibi_attention": attend,
     "alibi_attention_varlen": attend_varlen,
     "resize_batch": resize,
+    "resize_packed": resize_packed,
     "moment_statistics": statistics,
 }
 

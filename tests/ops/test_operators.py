@@ -12,6 +12,7 @@ from seqwarm_kernels.ops import backends
 from seqwarm_kernels.ops.alibi_attention.schema import DenseOptions, VarlenOptions
 from seqwarm_kernels.ops.library import overload
 from seqwarm_kernels.ops.resize_batch.schema import RULES, Kind, allocate
+from seqwarm_kernels.ops.resize_packed.schema import PackedKind, cut_sequences
 from tests.support.tiers import first_fast
 
 CU_SEQLENS = torch.tensor([0, 3, 3, 7], dtype=torch.int32)
@@ -106,6 +107,15 @@ def test_opcheck_resize(backend, rule):
     torch.library.opcheck(overload("resize_batch", backend), arguments)
     outputs = [torch.zeros_like(output) for output in allocate(*arguments)]
     torch.library.opcheck(overload("resize_batch_out", backend), (*arguments, outputs))
+
+
+@pytest.mark.parametrize("rule", first_fast(["reshape_overlap", "truncate"]))
+@on_every_backend("resize_packed")
+def test_opcheck_resize_packed(backend, rule):
+    pieces, bounds = cut_sequences(torch.tensor([0, 5, 5, 9]), 3, rule)
+    inputs = [torch.rand(3), torch.rand(9, 2), torch.arange(9), torch.arange(9), torch.arange(9)]
+    arguments = (inputs, torch.ones(9), pieces, int(bounds[-1]), [*map(int, PackedKind)], [0, 0, -100, 0, 0], True)
+    torch.library.opcheck(overload("resize_packed", backend), arguments)
 
 
 def num_graphs():

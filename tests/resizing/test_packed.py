@@ -405,12 +405,7 @@ REFUSED = [
     ({"x": IDS.to("meta")}, {}, ValueError, "must be on one device"),
     ({}, {"keep_last_token": True}, ValueError, "keep_last_token must be False for a packed batch"),
     ({}, {"out": {}}, ValueError, "out must be None for a packed batch"),
-    (
-        {"seq_idx": row([0.0] * 5 + [1.0] * 4, dtype=torch.float32)},
-        {},
-        TypeError,
-        "'seq_idx'.* must hold integers.*got",
-    ),
+    ({"seq_idx": torch.tensor([[0.0] * 5 + [1.0] * 4])}, {}, TypeError, "'seq_idx'.* must hold integers.*got torch.f"),
     ({}, {"backend": "fast"}, ValueError, "backend must be None or one of"),
     ({}, {"seq_dim": 2}, ValueError, "seq_dim must be 1"),
     ({}, {"mode": "fold"}, ValueError, "mode must be one of"),

@@ -16,6 +16,7 @@ def _in_folder(folder: str, names: str, *tests: str, wider: tuple[str, ...] = ()
 
 
 _RESIZE_BATCH = "tests/ops/test_resize_batch.py"
+_RESIZE_PACKED = "tests/ops/test_resize_packed.py"
 _RESIZING = ("tests/resizing", _RESIZE_BATCH)
 _SERVED = "tests/ops/test_operators.py::test_every_backend_that_is_installed_serves_every_operator"
 _MOMENTS = (_SERVED, "tests/ops/test_moment_statistics.py", "tests/ops/test_defaults.py", "-m", "not gpu", "-k")
@@ -59,6 +60,7 @@ TARGETS = [
         ),
         *("-k", "triton or launch"),
     ),
+    *_in_folder("seqwarm_kernels/ops/resize_packed", "triton_kernel.py triton.py", _RESIZE_PACKED, "-k", "triton"),
     *_in_folder(
         "seqwarm_kernels/ops/alibi_attention",
         "triton_tiles.py triton_reach.py triton_forward.py triton_backward_ranges.py triton_backward_key.py "
@@ -75,6 +77,7 @@ TARGETS = [
     Target("csrc/resize_batch/call.cpp", (_SERVED, _RESIZE_BATCH, "tests/cuda_shim", "-k", "native")),
     Target("csrc/resize_batch/direct.cpp", _RESIZING),
     Target("csrc/resize_batch/cpu.cpp", (_SERVED, _RESIZE_BATCH, "-k", "native")),
+    Target("csrc/resize_packed/cpu.cpp", (_SERVED, _RESIZE_PACKED, "-k", "native or serves")),
     Target("csrc/resize_batch/cuda.cu", ("tests/cuda_shim", "-k", "native")),
     Target("csrc/moment_statistics/cpu.cpp", (*_MOMENTS, "not triton")),
     *_in_folder(
