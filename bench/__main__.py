@@ -9,6 +9,7 @@ import importlib
 COMMANDS = {
     "resize_batch": ("bench.resize_batch.cpu", "resize_batch on the CPU beside the same written by hand"),
     "resize_calls": ("bench.resize_batch.calls", "what a call of resize_batch costs on a small batch"),
+    "resize_packed": ("bench.resize_batch.packed", "what a call of resize_batch costs on a packed batch"),
     "alibi_attention": ("bench.alibi_attention.cpu", "attention on the CPU beside torch's own"),
     "short": ("bench.alibi_attention.short", "attention on the CPU where warmup begins, beside torch's own"),
     "decoding": ("bench.alibi_attention.decoding", "one query over a long cache on the CPU, beside torch's own"),

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 RECORDS = "cpu_resize_batch"  #: name of the records file of the CPU benchmark
 CALLS = "cpu_resize_calls"  #: with a file for each kind of CPU
+PACKED = "cpu_resize_packed"  #: the same
 SMALL_MEGABYTES = 1.0  #: a smaller batch is resized so fast that the cost of the call itself counts
 LARGE_MEGABYTES = 64.0
 

@@ -128,10 +128,10 @@ def _bounds_of_numbers(name: str, values: Tensor, entries: Mapping[Any, Any], se
     if len(rows) > 1:
         _check_one_sequence_each(name, is_start)
         return None
-    starts = is_start[0].nonzero()[:, 0].cpu() + 1
+    starts = is_start[0].nonzero()[:, 0] + 1
     if is_of_rows and not len(starts):
         return None
-    return torch.cat([torch.tensor([0]), starts, torch.tensor([rows.numel()])])
+    return torch.tensor([0, *starts.tolist(), rows.numel()], device="cpu")
 
 
 def _is_of_tokens(numbers: Tensor, entries: Mapping[Any, Any]) -> bool:

@@ -1,0 +1,125 @@
+"""What a call of resize_batch on a packed batch costs on the CPU, beside the same by hand with known boundaries."""
+
+from __future__ import annotations
+
+import argparse
+import functools
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from seqwarm_kernels import resize_batch
+from seqwarm_kernels.data import PackedCollator
+from seqwarm_kernels.ops import backends
+from seqwarm_kernels.ops.library import overload
+from seqwarm_kernels.ops.resize_packed.schema import PackedKind, cut_sequences
+
+from ..common.goals import Goal, goals_table, worst
+from ..common.records import CpuRecord, cpu_kind, table, write
+from ..common.timing import Call
+from .cpu import measure_by_turns
+from .implementations import OURS, Batch
+from .report import PACKED
+
+#: sequences, tokens, length
+SIZES = [(8, 1024, 64), (16, 4096, 128), (64, 32768, 256), (2048, 32768, 8)]
+MODES = ("truncate", "reshape")  # the latter with remainder="pad", which loses nothing
+ROUNDS = 1000
+SLICES, INDEX, OPERATOR = "slices + cat", "index of each token", "seqwarm::resize_packed"
+
+
+def make_batch(sequences: int, tokens: int) -> Batch:
+    """int64 tensors of `tokens` tokens, in sequences of random lengths, as the packed collator returns them."""
+    ends = torch.randperm(tokens - 1, generator=torch.Generator().manual_seed(0))[: sequences - 1].sort().values + 1
+    bounds = [0, *ends.tolist(), tokens]
+    batch: Batch = PackedCollator()([torch.arange(start, end) for start, end in pairwise(bounds)])
+    return batch
+
+
+def by_slices(batch: Batch, length: int, mode: str) -> Batch:
+    pieces = []
+    for start, end in pairwise(batch["cu_seq_lens_q"].tolist()):
+        starts = [start] if mode == "truncate" else range(start, end, length)
+        pieces += [(start, first, min(first + length, end)) for first in starts]
+    cut = {name: torch.cat([batch[name][:, a:b] for _, a, b in pieces], 1) for name in ("input_ids", "labels")}
+    positions = torch.cat([batch["position_ids"][:, start : start + b - a] for start, a, b in pieces], 1)
+    lengths = torch.tensor([0, *(b - a for _, a, b in pieces)])
+    return {**cut, "position_ids": positions, **_boundaries(lengths.cumsum(0, dtype=torch.int32))}
+
+
+def by_index(batch: Batch, length: int, mode: str) -> Batch:
+    bounds = batch["cu_seq_lens_q"].long()
+    pieces, new_bounds = cut_sequences(bounds, length, _rule(mode))
+    first, source, start, _, _ = pieces
+    piece = torch.repeat_interleave(new_bounds.diff())
+    slot = torch.arange(len(piece)) - first[piece]
+    taken = source[piece] + slot
+    cut = {name: batch[name][:, taken] for name in ("input_ids", "labels")}
+    return {**cut, "position_ids": batch["position_ids"][:, start[piece] + slot], **_boundaries(new_bounds.int())}
+
+
+def by_operator(batch: Batch, length: int, mode: str) -> Batch:
+    pieces, new_bounds = cut_sequences(batch["cu_seq_lens_q"].long(), length, _rule(mode))
+    names, kinds = ("input_ids", "labels", "position_ids"), [PackedKind.TOKEN, PackedKind.TOKEN, PackedKind.POSITION]
+    operator = overload("resize_packed", backends.choose("resize_packed", "cpu", None))
+    tensors = [batch[name][0] for name in names]
+    results = operator(tensors, None, pieces, int(new_bounds[-1]), [*map(int, kinds)], [0, 0, 0], False)
+    cut = {name: result[None] for name, result in zip(names, results, strict=True)}
+    return {**cut, **_boundaries(new_bounds.int())}
+
+
+def ours(batch: Batch, length: int, mode: str) -> Batch:
+    resized: Batch = resize_batch(batch, length, mode=mode, remainder="drop" if mode == "truncate" else "pad")
+    return resized
+
+
+def _rule(mode: str) -> str:
+    return "truncate" if mode == "truncate" else "reshape_pad"
+
+
+def _boundaries(bounds: Tensor) -> Batch:
+    longest = int(bounds.diff().max())
+    names = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
+    return dict(zip(names, (bounds, bounds, longest, longest), strict=True))  # type: ignore[arg-type]
+
+
+_Cut = Callable[[Batch, int, str], Batch]
+IMPLEMENTATIONS: dict[str, _Cut] = {SLICES: by_slices, INDEX: by_index, OPERATOR: by_operator, OURS: ours}
+
+
+def run(rounds: int = ROUNDS) -> Iterator[CpuRecord]:
+    torch.set_num_threads(1)
+    for sequences, tokens, length in SIZES:
+        for mode in MODES:
+            batch = make_batch(sequences, tokens)
+            calls: dict[str, Call] = {
+                name: functools.partial(cut, batch, length, mode) for name, cut in IMPLEMENTATIONS.items()
+            }
+            for call in calls.values():  # all must return the same batch
+                torch.testing.assert_close(call(), calls[SLICES](), rtol=0, atol=0)
+            case = f"{mode}, 3 x {tokens} int64 in {sequences} sequences to {length}"
+            facts = {"sequences": sequences, "tokens": tokens, "length": length, "mode": mode}
+            for name, timing in measure_by_turns(calls, rounds).items():
+                yield CpuRecord("resize_packed", case, name, 1, timing.median, timing.iqr, None, facts)
+
+
+def goals(records: list[CpuRecord]) -> Iterator[Goal]:
+    by_name = {(record.case, record.implementation): record for record in records}
+    for peer in (SLICES, INDEX):
+        ratio, where = worst(
+            (by_name[record.case, peer].median_ms / record.median_ms, record.case)
+            for record in records
+            if record.implementation == OPERATOR
+        )
+        yield Goal(f"{OPERATOR} vs {peer}, worst", 1, ratio, "x", where)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    pass
+
+
+def main(arguments: argparse.Namespace) -> None:
+    path, records = write(f"{PACKED}_{cpu_kind()}", run())
+    print(f"{table(records)}\n\n{goals_table(goals(records))}\n\nwritten to {path}")
