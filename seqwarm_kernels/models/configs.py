@@ -10,7 +10,7 @@ from .alibi_layer import AlibiHeads
 from .families.learned import first_position
 from .families.torch_nn import AlibiMultiheadAttention
 from .surgery import Surgery
-from .transformers_attention import NAME, check_call, refuse_packed
+from .transformers_attention import NAME, check_call, pass_packed, refuse_packed
 
 #: Config entry with the arguments of apply_alibi, and whether the slopes were ever learned or the user's own.
 RECORD = "seqwarm_alibi"
@@ -49,8 +49,11 @@ def prepare_configs(surgery: Surgery, before: dict[str, Any] | None, *, own_slop
     done: list[Any] = []
     for model in models:
         config = model.config
-        for check in (check_call, refuse_packed) if config.model_type in _OWN_ATTENTION else (check_call,):
-            surgery.add_hook(model, check)
+        surgery.add_hook(model, check_call)
+        if config.model_type in _OWN_ATTENTION:
+            surgery.add_hook(model, refuse_packed)
+        elif _is_causal(model):
+            surgery.add_hook(model, pass_packed)
         if any(config is other for other in done):
             continue
         done.append(config)
@@ -85,6 +88,10 @@ def record_of(model: Any) -> dict[str, Any] | None:
 def _pretrained_models(model: nn.Module) -> list[Any]:
     """Return every Hugging Face model that holds an ALiBi layer whose attention is looked up by name."""
     return [module for module in _with_configs(model) if any(_has_named_attention(part) for part in module.modules())]
+
+
+def _is_causal(model: nn.Module) -> bool:
+    return all(part.causal for part in model.modules() if isinstance(part, AlibiHeads))
 
 
 def _with_configs(model: nn.Module) -> list[Any]:

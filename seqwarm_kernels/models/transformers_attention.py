@@ -152,16 +152,19 @@ def refuse_packed(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
 
 
 def pass_packed(decoder: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Forward pre-hook of a decoder that does not pass `position_ids` to its masks. They become `cu_seq_lens_q`.
+    """Forward pre-hook of causal models. `position_ids` that start anew become `cu_seq_lens_q`.
 
-    As in the masks of other models, position_ids mark packed sequences only without an attention_mask and a cache.
+    As in the masks of transformers, position_ids mark packed sequences only without an attention_mask and a cache. These
+    masks look for a cache after `use_cache=True` made an empty one, and OPT does not pass position_ids to them.
     """
     from transformers.masking_utils import find_packed_sequence_indices
 
     given = dict(zip(forward_parameters(decoder), args, strict=False)) | kwargs if args else kwargs
     position_ids = given.get("position_ids")
     others = ("attention_mask", "past_key_values", "cu_seq_lens_q")
-    if position_ids is None or any(given.get(name) is not None for name in others):
+    if not isinstance(position_ids, Tensor) or position_ids.dim() > 2:  # of images and videos
+        return None
+    if any(given.get(name) is not None for name in others):
         return None
     if torch.compiler.is_compiling():
         _check_one_sequence(position_ids)

@@ -58,8 +58,8 @@ def resize_batch(
     "cu_seqlens", ...), "position_ids" that start anew, or "seq_idx" or "document_ids" that change. Each sequence is cut
     as a row of its own would be, but is not padded. Boundaries, the longest length ("max_length_q", ...) and position
     ids are those of the new sequences. A list with N entries holds one for each sequence. Boundaries, position ids and
-    indices are read, which waits for their device. The batch is copied by PyTorch's operators, at least one for each
-    tensor. In host memory, the first attention mask of each shape is read, too: numbers above 1 are refused.
+    indices are read, which waits for their device: the number of new tokens depends on them. In host memory, the first
+    attention mask of each shape is read, too: numbers above 1 are refused.
 
     Args:
         batch: A mutable mapping of names to tensors (dict, OrderedDict, transformers' BatchEncoding and ModelOutput,
@@ -90,7 +90,7 @@ def resize_batch(
             large enough. The results are views of their first elements, so addresses stay the same. None for a packed
             batch.
         return_info: Also return a `ResizeInfo`.
-        backend: None (best available), "reference", "native" or "triton". Packed batches have the reference only.
+        backend: None (best available), "reference", "native" or "triton".
 
     Returns:
         A batch of the same types, or (batch, ResizeInfo).

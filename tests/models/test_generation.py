@@ -85,9 +85,13 @@ def test_packed_sequences_are_recognized_by_their_positions(name):
     model, lengths = converted(name), (5, 1, 8)
     ids, (positions, _) = tokens(2, sum(lengths)), packed(lengths, rows=2)
     alone = torch.cat([model(part).logits for part in ids.split(lengths, 1)], 1)
-    for given in (positions, positions[:1]):
-        together = model(ids, position_ids=given, use_cache=False).logits
+    for given, use_cache in ((positions, False), (positions[:1], False), (positions, True)):
+        together = model(ids, position_ids=given, use_cache=use_cache).logits
         torch.testing.assert_close(together, alone, rtol=0, atol=1e-6)
+    base = model.base_model
+    inside = base(ids, position_ids=positions, use_cache=True)[0]
+    expected = torch.cat([base(part)[0] for part in ids.split(lengths, 1)], 1)
+    torch.testing.assert_close(inside, expected, rtol=0, atol=1e-6)
 
 
 def test_a_decoder_of_opt_takes_positional_arguments():

@@ -8,7 +8,6 @@ import torch
 from torch import nn
 
 from ..surgery import NoPositions, Surgery, register_alibi
-from ..transformers_attention import pass_packed
 
 _MODELS = "transformers.models"
 
@@ -43,7 +42,6 @@ def convert_gpt2(module: Any, surgery: Surgery) -> None:
 def convert_opt(module: Any, surgery: Surgery) -> None:
     _remove_table(module.embed_positions, surgery)
     surgery.set(module, "max_target_positions", surgery.max_seq_length)
-    surgery.add_hook(module, pass_packed)
 
 
 @register_alibi(
