@@ -9,7 +9,7 @@ from .attention.slopes import alibi_bias, alibi_slopes
 from .models import SurgeryReport, apply_alibi, load_alibi_model, register_alibi
 from .resizing.buffers import BatchBuffers
 from .resizing.functional import ResizeInfo, resize_batch
-from .schedule.pacing import cyclic, discrete, doubling, exponential, root
+from .schedule.pacing import cyclic, discrete, doubling, exponential, grow_p2, root
 from .schedule.scheduler import Milestone, SequenceLengthScheduler
 from .schedule.token_lr import StepByTokens, TokenLR
 
@@ -34,6 +34,7 @@ __all__ = [
     "discrete",
     "doubling",
     "exponential",
+    "grow_p2",
     "load_alibi_model",
     "no_compilation",
     "register_alibi",

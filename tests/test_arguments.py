@@ -153,6 +153,7 @@ CALLS = {
     "cyclic": (sw.cyclic, lambda: {"pacing": "linear", "cycles": 2}),
     "doubling": (sw.doubling, lambda: {"times": 3}),
     "exponential": (sw.exponential, lambda: {"ratio": 8.0}),
+    "grow_p2": (sw.grow_p2, lambda: {"times": 2, "cycles": 2, "draws": 3, "seed": 1}),
     "discrete": (sw.discrete, lambda: {"stages": [(2, 4), (2, 8)]}),
     "load_alibi_model": (
         load_alibi_model,

@@ -6,6 +6,7 @@ import argparse
 import functools
 from collections.abc import Callable, Iterator
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,7 +21,7 @@ from ..common.goals import Goal, goals_table, worst
 from ..common.records import CpuRecord, cpu_kind, table, write
 from ..common.timing import Call
 from .cpu import measure_by_turns
-from .implementations import OURS, Batch
+from .implementations import OURS
 from .report import PACKED
 
 #: sequences, tokens, length
@@ -29,16 +30,18 @@ MODES = ("truncate", "reshape")  # the latter with remainder="pad", which loses 
 ROUNDS = 1000
 SLICES, INDEX, OPERATOR = "slices + cat", "index of each token", "seqwarm::resize_packed"
 
+PackedBatch = dict[str, Any]
 
-def make_batch(sequences: int, tokens: int) -> Batch:
+
+def make_batch(sequences: int, tokens: int) -> PackedBatch:
     """int64 tensors of `tokens` tokens, in sequences of random lengths, as the packed collator returns them."""
     ends = torch.randperm(tokens - 1, generator=torch.Generator().manual_seed(0))[: sequences - 1].sort().values + 1
     bounds = [0, *ends.tolist(), tokens]
-    batch: Batch = PackedCollator()([torch.arange(start, end) for start, end in pairwise(bounds)])
+    batch: PackedBatch = PackedCollator()([torch.arange(start, end) for start, end in pairwise(bounds)])
     return batch
 
 
-def by_slices(batch: Batch, length: int, mode: str) -> Batch:
+def by_slices(batch: PackedBatch, length: int, mode: str) -> PackedBatch:
     pieces = []
     for start, end in pairwise(batch["cu_seq_lens_q"].tolist()):
         starts = [start] if mode == "truncate" else range(start, end, length)
@@ -49,7 +52,7 @@ def by_slices(batch: Batch, length: int, mode: str) -> Batch:
     return {**cut, "position_ids": positions, **_boundaries(lengths.cumsum(0, dtype=torch.int32))}
 
 
-def by_index(batch: Batch, length: int, mode: str) -> Batch:
+def by_index(batch: PackedBatch, length: int, mode: str) -> PackedBatch:
     bounds = batch["cu_seq_lens_q"].long()
     pieces, new_bounds = cut_sequences(bounds, length, _rule(mode))
     first, source, start, _, _ = pieces
@@ -60,7 +63,7 @@ def by_index(batch: Batch, length: int, mode: str) -> Batch:
     return {**cut, "position_ids": batch["position_ids"][:, start[piece] + slot], **_boundaries(new_bounds.int())}
 
 
-def by_operator(batch: Batch, length: int, mode: str) -> Batch:
+def by_operator(batch: PackedBatch, length: int, mode: str) -> PackedBatch:
     pieces, new_bounds = cut_sequences(batch["cu_seq_lens_q"].long(), length, _rule(mode))
     names, kinds = ("input_ids", "labels", "position_ids"), [PackedKind.TOKEN, PackedKind.TOKEN, PackedKind.POSITION]
     operator = overload("resize_packed", backends.choose("resize_packed", "cpu", None))
@@ -70,8 +73,8 @@ def by_operator(batch: Batch, length: int, mode: str) -> Batch:
     return {**cut, **_boundaries(new_bounds.int())}
 
 
-def ours(batch: Batch, length: int, mode: str) -> Batch:
-    resized: Batch = resize_batch(batch, length, mode=mode, remainder="drop" if mode == "truncate" else "pad")
+def ours(batch: PackedBatch, length: int, mode: str) -> PackedBatch:
+    resized: PackedBatch = resize_batch(batch, length, mode=mode, remainder="drop" if mode == "truncate" else "pad")
     return resized
 
 
@@ -79,13 +82,13 @@ def _rule(mode: str) -> str:
     return "truncate" if mode == "truncate" else "reshape_pad"
 
 
-def _boundaries(bounds: Tensor) -> Batch:
+def _boundaries(bounds: Tensor) -> PackedBatch:
     longest = int(bounds.diff().max())
     names = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
-    return dict(zip(names, (bounds, bounds, longest, longest), strict=True))  # type: ignore[arg-type]
+    return dict(zip(names, (bounds, bounds, longest, longest), strict=True))
 
 
-_Cut = Callable[[Batch, int, str], Batch]
+_Cut = Callable[[PackedBatch, int, str], PackedBatch]
 IMPLEMENTATIONS: dict[str, _Cut] = {SLICES: by_slices, INDEX: by_index, OPERATOR: by_operator, OURS: ours}
 
 

@@ -154,8 +154,8 @@ def refuse_packed(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
 def pass_packed(decoder: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Forward pre-hook of causal models. `position_ids` that start anew become `cu_seq_lens_q`.
 
-    As in the masks of transformers, position_ids mark packed sequences only without an attention_mask and a cache. These
-    masks look for a cache after `use_cache=True` made an empty one, and OPT does not pass position_ids to them.
+    As in the masks of transformers, position_ids mark packed sequences only without an attention_mask and a cache.
+    These masks look for a cache after `use_cache=True` made an empty one, and OPT does not pass position_ids to them.
     """
     from transformers.masking_utils import find_packed_sequence_indices
 

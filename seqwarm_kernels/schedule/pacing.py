@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable
 from fractions import Fraction
 from itertools import pairwise
+from random import Random
 from typing import Any
 
 from ..utils.checks import check_int, check_iterable, check_real
@@ -85,9 +86,8 @@ class doubling:
 class cyclic:
     """The growth of another pacing, `cycles` times one after another. Lengths fall where a cycle begins.
 
-    ``cyclic(doubling(5), cycles=8)`` is close to the curriculum Grow-P2 of H. Pouransari et al., "Dataset
-    Decomposition", NeurIPS 2024, arXiv 2405.13226. There, the lengths of a cycle are drawn at random, short ones first
-    with larger odds; here they come in order.
+    ``cyclic(doubling(5), cycles=8)`` is close to the curriculum Grow-P2, which draws the lengths of a cycle at random
+    (`grow_p2`); here they come in order.
 
     Args:
         pacing: As for `SequenceLengthScheduler`, but not `discrete`, whose stages are numbers of units.
@@ -105,6 +105,42 @@ class cyclic:
 
     def __repr__(self) -> str:
         return f"cyclic({describe(self.pacing)}, {self.cycles})"
+
+
+class grow_p2:
+    """Lengths min, 2 · min, ... 2^times · min in random order, in `cycles` cycles.
+
+    In a cycle each length is drawn `draws` times, each time for the same number of units. A length has twice the odds
+    of the next longer one, as long as it has draws left. The order depends on `seed` alone, so it is the same on all
+    ranks and after a restart. Source: Grow-P2 of H. Pouransari et al., "Dataset Decomposition", NeurIPS 2024, arXiv
+    2405.13226.
+
+    Args:
+        times, cycles, draws: At least 1.
+        seed: Any int.
+    """
+
+    def __init__(self, times: int, cycles: int, draws: int, *, seed: int = 0) -> None:
+        self._doubling = doubling(times)
+        self.times = self._doubling.times
+        self.cycles = check_int("cycles", cycles, minimum=1)
+        self.draws = check_int("draws", draws, minimum=1)
+        self.seed = check_int("seed", seed)
+        random = Random(self.seed)
+        self.order: list[int] = []  #: number of doublings in each part of the duration
+        for _ in range(self.cycles):
+            left = [self.draws] * (self.times + 1)
+            while any(left):
+                odds = [2.0**-index if count else 0 for index, count in enumerate(left)]
+                (drawn,) = random.choices(range(len(left)), odds)
+                left[drawn] -= 1
+                self.order.append(drawn)
+
+    def __call__(self, x: Fraction) -> Fraction:
+        return self._doubling(Fraction(self.order[math.floor(x * len(self.order))], self.times + 1))
+
+    def __repr__(self) -> str:
+        return f"grow_p2({self.times}, {self.cycles}, {self.draws}, seed={self.seed})"
 
 
 def _checked_stage(stage: Any) -> tuple[int, int]:
@@ -162,14 +198,14 @@ def _as_function(pacing: str | Pacing) -> Pacing:
     if callable(pacing):
         return pacing
     raise ValueError(
-        "pacing must be 'linear', 'sine', one of root, exponential, doubling, cyclic and discrete, or a function, got "
-        f"{pacing!r}"
+        "pacing must be 'linear', 'sine', one of root, exponential, doubling, cyclic, grow_p2 and discrete, or a "
+        f"function, got {pacing!r}"
     )
 
 
 def describe(pacing: Pacing | discrete) -> str:
     """How a state names a pacing."""
-    if isinstance(pacing, (root, exponential, doubling, cyclic, discrete)):
+    if isinstance(pacing, (root, exponential, doubling, cyclic, grow_p2, discrete)):
         return repr(pacing)
     return getattr(pacing, "__qualname__", type(pacing).__qualname__)
 
@@ -179,6 +215,8 @@ def rises(pacing: Pacing | discrete) -> int | None:
     if isinstance(pacing, cyclic):
         parts = rises(pacing.pacing)
         return None if parts is None else parts * pacing.cycles
+    if isinstance(pacing, grow_p2):
+        return len(pacing.order)
     return 1 if pacing in (linear, sine) or isinstance(pacing, (root, exponential, doubling, discrete)) else None
 
 

@@ -49,8 +49,8 @@ class SequenceLengthScheduler:
         duration: Number of units until the full length: 0 or at least 1, and not a share of the training. With 0, every
             sequence has the full length.
         step_size: Lengths grow in multiples of this number, at least 1.
-        pacing: g. "linear", "sine", `root`, `exponential`, `doubling`, `cyclic`, `discrete`, or a function from x in
-            [0, 1) to [0, 1]. Other results are clamped to [0, 1].
+        pacing: g. "linear", "sine", `root`, `exponential`, `doubling`, `cyclic`, `grow_p2`, `discrete`, or a function
+            from x in [0, 1) to [0, 1]. Other results are clamped to [0, 1].
         unit: Unit of duration and progress: "step", "token" or "sample". The scheduler does not count units itself:
             the caller of `step` does. A warning says so after 500 batches without a call.
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import seqwarm_kernels as sw
-from seqwarm_kernels import SequenceLengthScheduler, cyclic, discrete, doubling, exponential, root
+from seqwarm_kernels import SequenceLengthScheduler, cyclic, discrete, doubling, exponential, grow_p2, root
 
 RANDOM_CONFIGURATIONS = [*range(40), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(40, 200))]
 
@@ -126,7 +126,21 @@ def test_lengths_fall_at_a_new_cycle():
     assert len(scheduler.milestones()) == 8 * 8
 
 
-@pytest.mark.parametrize("pacing", [cyclic(root(2), 3), exponential(8), doubling(3)])
+def test_lengths_that_are_drawn():
+    """Each as often as the others in a cycle, in an order of the seed, short ones rather at first."""
+    pacing = grow_p2(3, 50, 20, seed=1)
+    lengths = lengths_of(pacing, 4000)[:-1]
+    assert lengths == lengths_of(grow_p2(3, 50, 20, seed=1), 4000)[:-1]
+    assert lengths != lengths_of(grow_p2(3, 50, 20, seed=2), 4000)[:-1]
+    for start in range(0, 4000, 80):
+        cycle = lengths[start : start + 80]
+        assert [cycle.count(length) for length in (8, 16, 32, 64)] == [20] * 4
+    assert lengths[:80] != lengths[80:160]
+    first = [lengths[80 * cycle] for cycle in range(50)]
+    assert first.count(8) > first.count(32) + first.count(64) > 0  # odds of 8 : 4 : 2 : 1
+
+
+@pytest.mark.parametrize("pacing", [cyclic(root(2), 3), exponential(8), doubling(3), grow_p2(3, 2, 4)])
 def test_pacings_with_settings_are_part_of_the_state(pacing):
     state = SequenceLengthScheduler(duration=10, pacing=pacing).state_dict()
     assert state["pacing"] == repr(pacing)
@@ -168,7 +182,8 @@ def test_step_counts_units():
 
 
 rising = st.sampled_from(["linear", "sine", root(2), root(0.5), exponential(100), doubling(3), lambda x: float(x) ** 2])
-pacings = rising | st.builds(cyclic, rising, st.integers(1, 9))
+drawn = st.builds(grow_p2, st.integers(1, 4), st.integers(1, 3), st.integers(1, 4), seed=st.integers(-1, 5))
+pacings = rising | drawn | st.builds(cyclic, rising, st.integers(1, 9))
 
 
 @given(
@@ -254,6 +269,9 @@ def test_bad_pacings():
         doubling(0)
     with pytest.raises(ValueError, match="cycles must be at least 1, got 0"):
         cyclic("linear", 0)
+    for name in ("times", "cycles", "draws"):
+        with pytest.raises(ValueError, match=f"{name} must be at least 1, got 0"):
+            grow_p2(**{"times": 1, "cycles": 1, "draws": 1, name: 0})
     with pytest.raises(ValueError, match=r"pacing must be 'linear', 'sine', .* got 'quadratic'"):
         cyclic("quadratic", 2)
     with pytest.raises(ValueError, match="pacing must scale with the cycle, got discrete"):
