@@ -198,6 +198,20 @@ def test_pieces_of_several_tiles(backend, rule):
     check(backend, tensors, kinds, fill_values, tensors[-1][:, 0], lengths, cut(lengths, 600, rule))
 
 
+@pytest.mark.skipif(backends.problem("native") is not None, reason="the extension does not serve here")
+def test_threads_begin_inside_pieces():
+    """The native kernel shares 2.4 MB among its threads."""
+    lengths = [50] * 20
+    pieces = [(sequence, 0, 50, 40) for sequence in range(20)]
+    labels = some_values((1000, 300), torch.int64)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        check("native", [labels, labels[:, 0]], [2, 3], [-100, 0], None, lengths, pieces)
+    finally:
+        torch.set_num_threads(threads)
+
+
 @pytest.mark.parametrize("count", [7, 1, 2, 3, 4, 8, 9, 65])
 def test_any_number_of_pieces(backend, count):
     """Bisection begins with the largest power of two. Programs of the info take several pieces each."""
