@@ -104,7 +104,7 @@ Tensor allocate_like(const Tensor& tensor) {
 struct Inputs {
   Tensor query, key, value, slopes;
   std::optional<Tensor> query_start, key_padding_mask, key_norm_bound;
-  Tensor cu_seqlens_q, cu_seqlens_k;
+  Tensor dropout_origins, cu_seqlens_q, cu_seqlens_k;
 
   Inputs(const Tensor& query_, const Tensor& key_, const Tensor& value_, const Tensor& slopes_)
       : query(with_dense_rows(query_)),
@@ -114,7 +114,7 @@ struct Inputs {
 };
 
 void set_common(
-    Problem& problem, const Inputs& inputs, const std::optional<Tensor>& dropout_seed, bool causal, double scale,
+    Problem& problem, Inputs& inputs, const std::optional<Tensor>& dropout_seed, bool causal, double scale,
     std::optional<int64_t> window, double dropout_p, double skip_tolerance) {
   const bool packed = inputs.query.dim() == 3;
   const int64_t heads = 1, tokens = packed ? 0 : 2;
@@ -140,7 +140,12 @@ void set_common(
   problem.widest_view = std::min(problem.key_length, causal ? problem.window + 1 : 2 * problem.window + 1);
   problem.log2_tolerance = static_cast<float>(std::log2(skip_tolerance * (causal ? 1.0 : 0.5)));
   problem.dropout.active = dropout_seed.has_value();
-  problem.dropout.seed = dropout_seed ? static_cast<uint64_t>(dropout_seed->item<int64_t>()) : 0;
+  if (dropout_seed && dropout_seed->dim() > 0) {
+    inputs.dropout_origins = dropout_seed->contiguous();
+    problem.dropout.origins = inputs.dropout_origins.const_data_ptr<int64_t>();
+  } else if (dropout_seed) {
+    problem.dropout.seed = static_cast<uint64_t>(dropout_seed->item<int64_t>());
+  }
   problem.dropout.threshold = static_cast<uint32_t>(dropout_p * 4294967296.0);
   problem.dropout.inverse_keep = static_cast<float>(1 / (1 - dropout_p));
 }
