@@ -76,6 +76,8 @@ def check_reports(reports, chip, head_dim):
         if head_dim <= 128:  # kernels that clear tiles in registers, or are not the default, may spill a little
             plain = report["variant"].startswith(("causal", "full"))
             most = SPILL_LIMIT[chip] if plain and PINNED else 256
+            if report["variant"] == "origins, short rows":  # origins of each query are held while bits are drawn
+                most = 1024
             assert report["spilled_bytes"] <= most, report
 
 

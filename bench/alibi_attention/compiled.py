@@ -82,6 +82,15 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "short rows": {"causal": True, "limited": True, "merged": True, "pointers": True},
     "mask": {"causal": False, "present": {"key_padding_mask"}},
     "dropout": {"causal": True, "present": {"dropout_seed"}},
+    "origins": {"causal": True, "origins": True, "present": {"dropout_seed"}},
+    "origins, short rows": {
+        "causal": True,
+        "limited": True,
+        "merged": True,
+        "pointers": True,
+        "origins": True,
+        "present": {"dropout_seed"},
+    },
     "pointers": {"causal": False, "pointers": True},
     "bound": {"causal": True, "present": {"key_norm_bound"}},
     "32 rows": {"causal": False, "rows": 32, "present": {"key_norm_bound"}},
@@ -118,7 +127,7 @@ def _tiles(kernel: str, chip: int, head_dim: int, dtype: str, variant: str) -> T
         return Tiles(0, 64, 4, 1)
     if kernel == "decode":
         return decode_tiles(VARIANTS[variant].get("rows", 4), head_dim, BYTES[dtype])
-    plain = variant not in ("mask", "dropout", "short rows")
+    plain = variant not in ("mask", "dropout", "origins", "short rows", "origins, short rows")
     programs = VARIANTS[variant].get("programs", 1)
     return getattr(configuration(chip, head_dim, BYTES[dtype], plain=plain, programs=programs), kernel)
 
@@ -130,6 +139,7 @@ def _signature(kernel: str, tiles: Tiles, head_dim: int, dtype: str, access: int
         "CAUSAL": variant["causal"],
         "LIMITED": variant.get("limited", False),
         "MERGED": variant.get("merged", False),
+        "ORIGINS": variant.get("origins", False),
         "HEAD_DIM": head_dim,
         "BLOCK_D": block_d(head_dim),
         "BLOCK_M": tiles.block_m,
@@ -224,7 +234,7 @@ def _differs(variant: str, kernel: str, chip: int, head_dim: int) -> bool:
     if variant in ("bound", "32 rows"):
         return kernel == "decode"
     if kernel == "decode":
-        return variant in ("mask", "dropout", "window")
+        return variant in ("mask", "dropout", "origins", "window")
     if variant in ("pointers", "tf32"):  # not the default, so the larger head dim is enough
         return head_dim == 128 and (variant == "tf32" or chip in BULK_COPIES)
     return chip == 90 or "programs" not in VARIANTS[variant]

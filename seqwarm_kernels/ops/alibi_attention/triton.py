@@ -25,6 +25,8 @@ from .triton_arguments import (
     LONGEST_SEGMENT,
     UNBOUNDED,
     allocate,
+    contiguous,
+    has_origins,
     mask_strides,
     precision_of,
     query_offset_of,
@@ -137,6 +139,7 @@ def _constant(query: Reader, key: Reader, value: Reader, slopes: Tensor, options
         "CAUSAL": dense.causal,
         "LIMITED": limited or query.merged,
         "MERGED": query.merged,
+        "ORIGINS": has_origins(dense.dropout_seed),
         "HEAD_DIM": head_dim,
         "BLOCK_D": block_d(head_dim),
     }
@@ -147,9 +150,9 @@ def _options_read(slopes: Tensor, options: _Options, *, merged: bool) -> tuple[T
     slopes = slopes.float()
     if isinstance(options, DenseOptions):
         query_start, mask, dropout_seed, *_ = options
-        return slopes, query_start, mask.contiguous() if merged and mask is not None else mask, dropout_seed, None, None
+        return slopes, query_start, contiguous(mask) if merged else mask, contiguous(dropout_seed), None, None
     cu_seqlens_q, cu_seqlens_k, dropout_seed, *_ = options
-    return slopes, None, None, dropout_seed, cu_seqlens_q.contiguous(), cu_seqlens_k.contiguous()
+    return slopes, None, None, contiguous(dropout_seed), cu_seqlens_q.contiguous(), cu_seqlens_k.contiguous()
 
 
 def _tiled(tiles: Tiles) -> dict[str, int]:

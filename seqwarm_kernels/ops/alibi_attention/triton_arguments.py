@@ -42,6 +42,15 @@ def query_offset_of(options: DenseOptions | VarlenOptions) -> int:
     return max(-UNBOUNDED, min(UNBOUNDED, options.query_offset)) if isinstance(options, DenseOptions) else 0
 
 
+def contiguous(tensor: Tensor | None) -> Tensor | None:
+    return None if tensor is None else tensor.contiguous()
+
+
+def has_origins(dropout_seed: Tensor | None) -> bool:
+    """Whether each head has its own seed and origins (dropout.py)."""
+    return dropout_seed is not None and dropout_seed.dim() > 0
+
+
 def precision_of(dtype: torch.dtype) -> str:
     """Of products. 16-bit kernels do not depend on it, and are not compiled again when TF32 is allowed."""
     return "tf32" if dtype == torch.float32 and torch.backends.cuda.matmul.fp32_precision == "tf32" else "ieee"

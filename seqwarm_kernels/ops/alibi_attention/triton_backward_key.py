@@ -16,7 +16,7 @@ from .triton_tiles import (
     LOG2_E,
     MASKED,
     RIGHT,
-    Dropout,
+    dropout_of,
     finite,
     head_of,
     kept_keys,
@@ -173,6 +173,7 @@ def backward_key_kernel(
     CAUSAL: tl.constexpr,
     LIMITED: tl.constexpr,  # a window, segments, packed sequences or merged rows limit the keys of a query
     MERGED: tl.constexpr,  # the tokens of all rows of the batch count as one row, so that short rows share tiles
+    ORIGINS: tl.constexpr,  # dropout_seed is (batch, heads, 4)
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -215,7 +216,6 @@ def backward_key_kernel(
     source = head_of(value, batch, key_head, key_length, merged, stride_vb, stride_vh, stride_vs, ACCESS)
     value_tile = load_tile(source, start, kept, BLOCK_N, HEAD_DIM, BLOCK_D, ACCESS)
     scale2 = scale * LOG2_E
-    seed = None if dropout_seed is None else tl.load(dropout_seed)
 
     to_key = tl.zeros((BLOCK_N, BLOCK_D), tl.float32)
     to_value = tl.zeros((BLOCK_N, BLOCK_D), tl.float32)
@@ -236,7 +236,9 @@ def backward_key_kernel(
             delta + row.to(tl.int64) * row_length,
             num_heads * row_length,
         )
-        dropout = Dropout(seed, dropout_threshold, row, inverse_keep, merged, num_heads)
+        dropout = dropout_of(
+            dropout_seed, dropout_threshold, row, inverse_keep, merged, num_heads, query_length, ORIGINS
+        )
         # Queries at the left end, the nearest, at the right end.
         for piece in range(0 if LIMITED and not CAUSAL else 1, 3):
             piece_begin, piece_end = begin, full_begin

@@ -22,8 +22,8 @@ from .triton_tiles import (
     LOG2_E,
     MASKED,
     RIGHT,
-    Dropout,
     Keys,
+    dropout_of,
     finite,
     head_of,
     kept_keys,
@@ -187,6 +187,7 @@ def backward_query_kernel(
     CAUSAL: tl.constexpr,
     LIMITED: tl.constexpr,  # a window, segments, packed sequences or merged rows limit the keys of a query
     MERGED: tl.constexpr,  # the tokens of all rows of the batch count as one row, so that short rows share tiles
+    ORIGINS: tl.constexpr,  # dropout_seed is (batch, heads, 4)
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -258,8 +259,7 @@ def backward_query_kernel(
         key_padding_mask,
         stride_ms,
     )
-    seed = None if dropout_seed is None else tl.load(dropout_seed)
-    dropout = Dropout(seed, dropout_threshold, row, inverse_keep, merged, num_heads)
+    dropout = dropout_of(dropout_seed, dropout_threshold, row, inverse_keep, merged, num_heads, query_length, ORIGINS)
 
     gradient = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
     for piece in range(0 if LIMITED else 1, 2 if CAUSAL else 3):  # keys at the left end, the nearest, at the right end

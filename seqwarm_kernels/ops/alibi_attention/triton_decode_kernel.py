@@ -85,6 +85,7 @@ def decode_kernel(
     stride_bound_h: tl.int64,
     CAUSAL: tl.constexpr,
     LIMITED: tl.constexpr,
+    ORIGINS: tl.constexpr,  # dropout_seed is (batch, heads, 4)
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -171,6 +172,7 @@ def decode_kernel(
     total = tl.zeros((BLOCK_M,), tl.float32)
     out = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
     seed = None if dropout_seed is None else tl.load(dropout_seed)
+    origins = dropout_seed if ORIGINS else None
     for step in tl.range((begin - chunk * CHUNK) // BLOCK_N, tl.cdiv(end - chunk * CHUNK, BLOCK_N)):
         start = chunk * CHUNK + step * BLOCK_N
         kept = kept_keys(key_padding_mask, start, key_length, stride_ms, BLOCK_N)
@@ -186,7 +188,9 @@ def decode_kernel(
         total = total * decay + tl.sum(weights, 1)
         out = out * decay[:, None]
         if dropout_seed is not None:
-            dropout = Dropout(seed, dropout_threshold, batch * num_heads + head, 1.0, None, num_heads)
+            dropout = Dropout(
+                seed, batch * num_heads + head, 0, 0, origins, dropout_threshold, 1.0, None, num_heads, query_length
+            )
             weights = tl.where(kept_weights(dropout, token, start, BLOCK_M, BLOCK_N), weights, 0.0)
         # All keys with scores up to `least` weigh at most half of the tolerance together. NaN compares false.
         least = known + log2_tolerance - log2_keys - 2**-4

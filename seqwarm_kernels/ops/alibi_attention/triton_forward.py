@@ -17,8 +17,8 @@ from .triton_tiles import (
     LOG2_E,
     MASKED,
     RIGHT,
-    Dropout,
     Keys,
+    dropout_of,
     finite,
     head_of,
     kept_keys,
@@ -208,6 +208,7 @@ def forward_kernel(
     CAUSAL: tl.constexpr,
     LIMITED: tl.constexpr,  # a window, segments, packed sequences or merged rows limit the keys of a query
     MERGED: tl.constexpr,  # the tokens of all rows of the batch count as one row, so that short rows share tiles
+    ORIGINS: tl.constexpr,  # dropout_seed is (batch, heads, 4)
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -259,8 +260,7 @@ def forward_kernel(
         packed_value = head_of(
             packed_value, batch, key_head, key_length, None, stride_vb, stride_vh, stride_vs, ALIGNED
         )
-    seed = None if dropout_seed is None else tl.load(dropout_seed)
-    dropout = Dropout(seed, dropout_threshold, row, inverse_keep, merged, num_heads)
+    dropout = dropout_of(dropout_seed, dropout_threshold, row, inverse_keep, merged, num_heads, query_length, ORIGINS)
 
     softmax = Softmax(
         tl.zeros((BLOCK_M,), tl.float32),

@@ -53,11 +53,15 @@ class Dropout(NamedTuple):
     """Arguments of dropout.py's mask, and 1 / (1 − dropout_p)."""
 
     seed: Any  # None: no dropout
-    threshold: Any
     head: Any
+    first_query: Any
+    first_block: Any  # first key // 4
+    origins: Any  # (rows of the batch, heads, 4), to be read for each query, with `head` counted through both; or None
+    threshold: Any
     inverse_keep: Any
     row_length: Any  # None: all queries are of the same row
     num_heads: Any
+    query_length: Any
 
 
 @triton.jit
@@ -305,18 +309,52 @@ def split(low, high, center, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def dropout_of(dropout_seed, threshold, head, inverse_keep, row_length, num_heads, query_length, ORIGINS: tl.constexpr):
+    """The dropout of one `head`, counted through batch and heads. With a `row_length`, of the same head of all rows."""
+    seed = None if dropout_seed is None else tl.load(dropout_seed)
+    first_query, first_block, origins = 0, 0, None
+    if ORIGINS:
+        if row_length is None:
+            origin = dropout_seed + head.to(tl.int64) * 4
+            seed, head, first_query, first_block = _origin(origin, None)
+        else:
+            origins = dropout_seed
+    return Dropout(
+        seed, head, first_query, first_block, origins, threshold, inverse_keep, row_length, num_heads, query_length
+    )
+
+
+@triton.jit
+def _origin(origin, mask):
+    """Seed, head, first query, first key // 4"""
+    return (
+        tl.load(origin, mask=mask),
+        tl.load(origin + 1, mask=mask).to(tl.uint32),
+        tl.load(origin + 2, mask=mask).to(tl.uint32),
+        (tl.load(origin + 3, mask=mask) // 4).to(tl.uint32),
+    )
+
+
+@triton.jit
 def kept_weights(dropout, queries, start, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     """(ROWS, COLUMNS) bool: the weights that dropout keeps, of `queries` and the keys from `start` on. `start` and
     row_length are multiples of 4."""
     keys = start + 4 * tl.arange(0, COLUMNS // 4)
     head = dropout.head + queries * 0
+    inside = queries < dropout.query_length
     if dropout.row_length is not None:
         keys = keys % dropout.row_length
         head += queries // dropout.row_length * dropout.num_heads
         queries = queries % dropout.row_length
     zeros = tl.zeros((ROWS, COLUMNS // 4), tl.uint32)
-    key = (keys // 4)[None, :].to(tl.uint32) + zeros
-    query = queries[:, None].to(tl.uint32) + zeros
-    bits0, bits1, bits2, bits3 = tl.philox(dropout.seed, key, query, head[:, None].to(tl.uint32) + zeros, zeros)
+    key = (keys // 4)[None, :].to(tl.uint32) + dropout.first_block + zeros
+    query = queries[:, None].to(tl.uint32) + dropout.first_query + zeros
+    seed = dropout.seed
+    if dropout.origins is not None:
+        seed, head, first_query, first_block = _origin(dropout.origins + head.to(tl.int64) * 4, inside)
+        seed = seed[:, None]
+        query += first_query[:, None]
+        key += first_block[:, None]
+    bits0, bits1, bits2, bits3 = tl.philox(seed, key, query, head[:, None].to(tl.uint32) + zeros, zeros)
     even, odd = tl.join(bits0, bits2), tl.join(bits1, bits3)  # (..., 4 keys as 2 x 2)
     return tl.join(even, odd).reshape([ROWS, COLUMNS]) >= dropout.threshold
