@@ -431,7 +431,7 @@ def test_sizes(size, millions):
 
 def test_weights_begin_as_those_of_gpt2():
     model = script.model.build_model(config_of(seed=3))
-    expected = {"embedding.weight": 0.02, "query_key_value.weight": 0.02, "mlp_project.weight": 0.02 / 6**0.5}
+    expected = {"embedding.weight": 0.02, "heads_projection.weight": 0.02, "mlp_project.weight": 0.02 / 6**0.5}
     for name, parameter in model.named_parameters():
         for ending, deviation in expected.items():
             if name.endswith(ending):

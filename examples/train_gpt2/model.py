@@ -219,13 +219,13 @@ class Block(nn.Module):
         width = config.width
         self.heads, self.is_causal, self.attention = config.heads, config.objective == "causal", attention
         self.attention_norm, self.mlp_norm = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.query_key_value, self.attention_project = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.heads_projection, self.attention_project = nn.Linear(width, 3 * width), nn.Linear(width, width)
         self.mlp_expand, self.mlp_project = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
         self.register_buffer("slopes", sw.alibi_slopes(config.heads), persistent=False)
 
     def forward(self, hidden: Tensor) -> Tensor:
         # Heads come first in the projection, so that a part of its rows is a part of the heads.
-        heads = self.query_key_value(self.attention_norm(hidden)).unflatten(-1, (self.heads, 3, -1))
+        heads = self.heads_projection(self.attention_norm(hidden)).unflatten(-1, (self.heads, 3, -1))
         query, key, value = heads.permute(3, 0, 2, 1, 4)  # views, each (B, H, S, D)
         attended = self.attention(query, key, value, self.slopes, causal=self.is_causal)
         hidden = hidden + self.attention_project(attended.transpose(1, 2).flatten(2))

@@ -382,7 +382,7 @@ def shard_heads(model: GPT, mesh: DeviceMesh) -> None:
 
     All weights become DTensors. Attention follows them: its heads are sharded, and the slopes are those of all heads.
     """
-    first = {"query_key_value": (Shard(0), Shard(0)), "mlp_expand": (Shard(0), Shard(0))}  # weight, bias
+    first = {"heads_projection": (Shard(0), Shard(0)), "mlp_expand": (Shard(0), Shard(0))}  # weight, bias
     second = {"attention_project": (Shard(1), Replicate()), "mlp_project": (Shard(1), Replicate())}
 
     def shard(path: str, module: nn.Module, mesh: DeviceMesh) -> None:
