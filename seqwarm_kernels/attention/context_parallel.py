@@ -17,5 +17,5 @@ def refuse_context_parallel() -> None:
         raise ValueError(
             "query must hold the tokens of whole rows, got a call inside torch's context_parallel, which leaves each "
             "rank a part of the tokens and exchanges keys for scaled_dot_product_attention alone: positions and keys "
-            "would be those of the part. Split batches or heads over the ranks instead"
+            "would be those of the part. Call seqwarm_kernels.parallel.context_attention, outside of context_parallel"
         )

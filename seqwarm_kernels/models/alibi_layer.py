@@ -50,6 +50,9 @@ class AlibiHeads(nn.Module):
         learned: Make the slopes a parameter. By default they are a buffer.
         device: Device of the slopes.
 
+    Attributes:
+        context: What attends instead of `alibi_attention`, as `parallel.ContextParallel` sets it, or None.
+
     Raises:
         TypeError: An argument has the wrong type.
         ValueError: `slopes` is empty, or a slope is not finite.
@@ -74,6 +77,7 @@ class AlibiHeads(nn.Module):
         if not self.initial:
             raise ValueError("slopes must hold one number for each head, got none")
         self.causal = causal
+        self.context: Any = None
         tensor = torch.tensor(self.initial, dtype=torch.float32, device=device)
         if learned:
             self.slopes = nn.Parameter(tensor)
@@ -203,6 +207,9 @@ def alibi_layer_attention(
     slopes = _slopes_for(query, heads)
     causal = heads.causal if causal is None else causal
     options: dict[str, Any] = {"causal": causal, "scale": scale, "window": window}
+    if heads.context is not None:
+        visible = {"packing": packing, "query_start": query_start, "key_padding_mask": key_padding_mask}
+        return heads.context(heads, query, key, value, dropout_p=dropout_p, **visible, **options)
     if packing is None:
         options |= {"query_start": query_start, "key_padding_mask": key_padding_mask}
         out = alibi_attention(query, key, value, slopes, dropout_p=dropout_p, **options)

@@ -181,6 +181,8 @@ def _check(model: Any, optimizers: Any, learn_slopes: Any, example_batch: Any) -
     if any(hasattr(module, "unshard") for module in model.modules()):
         raise ValueError("model is sharded: call apply_alibi before fully_shard")
     heads = next((module for module in model.modules() if isinstance(module, AlibiHeads)), None)
+    if heads is not None and heads.context is not None:
+        raise ValueError("model has ContextParallel: call apply_alibi before parallelize_module")
     if heads is not None and heads.learned != learn_slopes:
         raise ValueError(
             f"learn_slopes must be {heads.learned}, with which the model was converted, got {learn_slopes}: create the "

@@ -27,6 +27,9 @@ _UNSUPPORTED = {
     "cache": "paged caches are not supported; generate with a DynamicCache or a StaticCache",
 }
 
+#: The hook with which Accelerate prepares attention layers for torch's `context_parallel`.
+_CONTEXT_HOOK = "_self_attn_pre_forward_hook"
+
 #: Registration runs after the import of this module.
 _HOOKED_MODULE = "transformers.modeling_utils"
 
@@ -102,6 +105,7 @@ def attention_forward(
     if not isinstance(module.alibi, AlibiHeads):
         return _without_alibi(module, query, key, value, visible, dropout, scaling), None
     packing = _packing(kwargs) or visible.packing
+    _check_whole_rows(module, kwargs, visible)
     window = _window(module, sliding_window, visible, attention_mask)
     if packing is None and attention_mask is None and torch.compiler.is_compiling():
         _check_not_packed(kwargs.get("position_ids"), query, key)
@@ -207,6 +211,22 @@ def _window(module: nn.Module, sliding_window: int | None, visible: Visible, mas
             "largest distance: make sliding_window and layer_types of the config agree with the layers"
         )
     return of_layer
+
+
+def _check_whole_rows(module: nn.Module, kwargs: dict[str, Any], visible: Visible) -> None:
+    """Refuse what other libraries and masks know of rows that are sharded over ranks."""
+    if any(getattr(hook, "__name__", None) == _CONTEXT_HOOK for hook in module._forward_pre_hooks.values()):
+        raise ValueError(
+            f"parallelism_config must have cp_size=1, got a {type(module).__name__} with Accelerate's hooks for "
+            "context parallelism, which exchange keys for scaled_dot_product_attention alone and drop the mask: apply "
+            "seqwarm_kernels.parallel.ContextParallel instead, which calls context_attention"
+        )
+    if module.alibi.context is not None and visible.packing is not None and kwargs.get("cu_seq_lens_q") is None:
+        raise ValueError(
+            "position_ids must not tell packed sequences under ContextParallel, since a rank has only a part of them: "
+            "pass cu_seq_lens_q, cu_seq_lens_k, max_length_q and max_length_k of the tokens of all ranks, as "
+            "shard_sequence returns them"
+        )
 
 
 def _check_supported(kwargs: dict[str, Any]) -> None:

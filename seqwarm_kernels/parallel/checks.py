@@ -51,3 +51,8 @@ def check_dropout(shard: Shard, dropout_p: float) -> None:
         raise ValueError(f"query must hold a multiple of 4 tokens with dropout, got {shard.length}")
     if shard.segment_length is not None and shard.segment_length % 4:
         raise ValueError(f"segment_length must be a multiple of 4 with dropout, got {shard.segment_length}")
+
+
+def check_parts(by: object) -> None:
+    if not isinstance(by, str) or by not in ("tokens", "rows"):
+        raise ValueError(f"by must be 'tokens' or 'rows', got {by!r}")

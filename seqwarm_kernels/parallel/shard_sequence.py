@@ -1,0 +1,196 @@
+"""This rank's part of a batch: some tokens of every row, or some of the rows."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Collection, Iterator, Mapping, MutableMapping
+from typing import Any
+
+import torch
+import torch.distributed._functional_collectives as collectives
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.nn import functional
+
+from ..ops.resize_batch.schema import IGNORED_LABEL, Kind
+from ..ops.resize_batch.validation import batch_layout, is_label, own_name, row_lists
+from ..resizing.containers import flatten_batch, unflatten_batch
+from ..resizing.functional import resize_batch
+from ..resizing.packing import BOUNDARIES, INDICES, LONGEST, POSITIONS, packed_bounds
+from ..schedule.attachment import NUM_ITEMS_IN_BATCH
+from ..utils.checks import check_bool
+from .checks import check_mesh, check_parts
+
+_LABELS, _SHIFTED = "labels", "shift_labels"
+_PACKED_MULTIPLE = 4  #: of the tokens of a rank, for dropout
+
+
+def shard_sequence(
+    batch: Any,
+    mesh: DeviceMesh,
+    seq_len: int | None = None,
+    *,
+    by: str = "tokens",
+    shift_labels: bool = True,
+    keys: Collection[str] | None = None,
+) -> Any:
+    """Take this rank's part of a batch that all ranks of `mesh` hold: a contiguous part of the tokens of every row.
+
+    Labels are shifted before: the last token of a rank predicts the first token of the next rank. A batch with "labels"
+    (B, S) gets two entries, which the causal language models of transformers take:
+
+    - "shift_labels": at each token the label of the next one, −100 at the end of a row. "labels" are not shifted.
+    - "num_items_in_batch": the labels of the whole batch over the number of ranks. A model divides its sum of losses by
+      it, so the mean of the ranks' losses is the loss of the whole batch.
+
+    A loss of your own sums over its tokens and divides by "num_items_in_batch". Pass shift_labels=False, and count the
+    labels before, if labels are shifted already or belong to their own token, as for masked language models.
+
+    Packed batches are padded to a multiple of 4 · P tokens, with tokens of no sequence: zeros with label −100. They keep
+    the boundaries of all ranks' tokens. If only position ids or indices told them, "cu_seq_lens_q" and so on are added.
+
+    Args:
+        batch: As for `resize_batch`, the same on all P ranks of the mesh. It is not changed.
+        mesh: One dimension, that of `ContextParallel`.
+        seq_len: Truncate rows to this length before. Resize in other ways with `resize_batch` or
+            `SequenceLengthScheduler.resize` before.
+        by: "tokens", or "rows": each rank gets B / P whole rows, for `sharded_by(model, "rows")`. Choose rows where P
+            divides B, as in a batch that was reshaped to short rows: a rank has as many tokens, and exchanges none.
+        shift_labels: Add the two entries.
+        keys: As for `resize_batch`: the tensors to shard. Default: all.
+
+    Returns:
+        A batch of the same type. Tensors without a sequence dimension are whole, except by rows.
+
+    Raises:
+        TypeError: An argument has the wrong type.
+        ValueError: P does not divide the rows or their length, an entry has several sequence dimensions, labels are
+            those of rows, or a packed batch is sharded by rows.
+        RuntimeError: The ranks hold different batches.
+    """
+    check_mesh(mesh)
+    check_parts(by)
+    check_bool("shift_labels", shift_labels)
+    if seq_len is not None:
+        batch = resize_batch(batch, seq_len, keys=keys, copy=False)
+    bounds = packed_bounds(flatten_batch(batch), 1)
+    added = dict(_added(batch, bounds, mesh.size(), shift_labels))
+    entries = {**flatten_batch(batch), **added}
+    keys = None if keys is None else {*keys, *(name for name in added if name == _SHIFTED)}
+    _check_equal(entries, mesh)
+    if bounds is None:
+        parts = dict(_parts_of_rows(entries, mesh, by, keys))
+    elif by == "tokens":
+        parts = dict(_parts_of_packed(entries, bounds, mesh, keys))
+    else:
+        raise ValueError("by must be 'tokens' for a packed batch, which is one row, got 'rows'")
+    if added:
+        batch = copy.copy(batch)
+        for name in added:
+            batch[name] = parts.get(name, added[name])
+    sizes = next(part.shape[:2] for part in parts.values() if isinstance(part, Tensor) and part.dim() > 1)
+    return unflatten_batch(batch, parts, (sizes[0], sizes[1]))
+
+
+def _added(batch: Any, bounds: Tensor | None, size: int, shift_labels: bool) -> Iterator[tuple[str, Any]]:
+    """The entries that the batch lacks: shifted labels and their number, and boundaries."""
+    entries = flatten_batch(batch)
+    labels = entries.get(_LABELS) if shift_labels and _SHIFTED not in entries else None
+    is_told = bounds is None or any(own_name(name) in BOUNDARIES for name in entries)
+    if (labels is not None or not is_told) and not isinstance(batch, MutableMapping):
+        raise TypeError(f"batch must be a mapping to take more entries, got {type(batch).__name__}")
+    if isinstance(labels, Tensor):
+        shifted = _shifted(labels, bounds)
+        yield _SHIFTED, shifted
+        yield NUM_ITEMS_IN_BATCH, (shifted != IGNORED_LABEL).sum() / size
+    if bounds is not None and not is_told:
+        boundaries, longest = bounds.to(_device(entries), torch.int32), int(bounds.diff().max())
+        yield from {"cu_seq_lens_q": boundaries, "cu_seq_lens_k": boundaries}.items()
+        yield from {"max_length_q": longest, "max_length_k": longest}.items()
+
+
+def _shifted(labels: Tensor, bounds: Tensor | None) -> Tensor:
+    """At each token the label of the next token of its sequence."""
+    if labels.dim() == 1 and bounds is None:
+        raise ValueError(
+            f"batch['labels'] must be (rows, tokens) to be shifted, got {tuple(labels.shape)}: pass shift_labels=False "
+            'and by="rows" for labels of rows'
+        )
+    shifted = functional.pad(labels, (0, 1), value=IGNORED_LABEL)[..., 1:]
+    if bounds is None:
+        return shifted
+    lasts = bounds[1:][bounds.diff() > 0] - 1
+    return shifted.index_fill(-1, lasts.to(labels.device), IGNORED_LABEL)
+
+
+def _check_equal(entries: Mapping[Any, Any], mesh: DeviceMesh) -> None:
+    """Assert, without waiting for the device, that all ranks hold the same integers."""
+    total = torch.zeros((), dtype=torch.int64, device=mesh.device_type)
+    for number, tensor in enumerate(_integers(entries), start=1):
+        weights = torch.arange(1, tensor.numel() + 1, device=tensor.device)
+        total = total + number * (tensor.numel() + (tensor.flatten() * weights).sum()).to(total.device)
+    largest, smallest = collectives.all_reduce(torch.stack([total, -total]), "max", mesh)
+    torch._assert_async(
+        largest == -smallest,
+        "batch must be the same on all ranks of mesh: give the ranks of a context-parallel group the same data, with "
+        "samplers whose rank and number of replicas count the groups",
+    )
+
+
+def _integers(entries: Mapping[Any, Any]) -> Iterator[Tensor]:
+    for value in entries.values():
+        if isinstance(value, Tensor) and value.dim() and not (value.is_floating_point() or value.is_complex()):
+            yield value
+
+
+def _parts_of_rows(
+    entries: Mapping[Any, Any], mesh: DeviceMesh, by: str, keys: Collection[str] | None
+) -> Iterator[tuple[str, Any]]:
+    layout = batch_layout(entries, mode="truncate", seq_dim=1, keys=keys, mask_keys=None)
+    rank, size = mesh.get_local_rank(), mesh.size()
+    if by == "rows":
+        rows = _share("rows", layout.batch_size, size)
+        lists = row_lists(entries, keys, layout.batch_size)
+        for name, value in entries.items():
+            if name in lists or (isinstance(value, Tensor) and value.shape[:1] == (layout.batch_size,)):
+                yield name, value[rank * rows : (rank + 1) * rows]
+        return
+    tokens = _share("tokens in a row", layout.source_length, size)
+    for name, kind in layout.kinds.items():
+        if kind == Kind.SQUARE:
+            raise ValueError(
+                f"batch[{name!r}] must have one sequence dimension, got {tuple(entries[name].shape)}: pass a mask "
+                "(rows, tokens)"
+            )
+        if kind != Kind.ROW:
+            yield name, entries[name][:, rank * tokens : (rank + 1) * tokens].contiguous()
+
+
+def _share(what: str, count: int, size: int) -> int:
+    if count % size:
+        raise ValueError(
+            f"batch must have a multiple of {size} {what}, one part for each rank of mesh, got {count}: choose lengths "
+            "of the schedule (min_seq_length, step_size) and of the collator (pad_to_multiple_of) that it divides"
+        )
+    return count // size
+
+
+def _parts_of_packed(
+    entries: Mapping[Any, Any], bounds: Tensor, mesh: DeviceMesh, keys: Collection[str] | None
+) -> Iterator[tuple[str, Any]]:
+    total, rank, size = int(bounds[-1]), mesh.get_local_rank(), mesh.size()
+    tokens = -(-total // (_PACKED_MULTIPLE * size)) * _PACKED_MULTIPLE
+    for name, value in entries.items():
+        if not isinstance(value, Tensor) or own_name(name) in BOUNDARIES | LONGEST:
+            continue
+        if keys is not None and name not in keys and own_name(name) not in POSITIONS | INDICES:
+            continue
+        dim = 0 if value.shape[:1] == (total,) else 1 if value.shape[:2] == (1, total) else None
+        if dim is not None:
+            padding = [0, 0] * (value.dim() - dim - 1) + [0, tokens * size - total]
+            fill = IGNORED_LABEL if is_label(name) else 0
+            yield name, functional.pad(value, padding, value=fill).narrow(dim, rank * tokens, tokens).contiguous()
+
+
+def _device(entries: Mapping[Any, Any]) -> torch.device:
+    return next(value.device for value in entries.values() if isinstance(value, Tensor) and value.dim())

@@ -1,0 +1,208 @@
+"""Models whose rows are sharded over two ranks train as on one."""
+
+import copy
+import traceback
+
+import pytest
+import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor.parallel import parallelize_module
+
+from seqwarm_kernels import apply_alibi
+from seqwarm_kernels.parallel import ContextParallel, shard_sequence, sharded_by
+
+from ..support.ranks import join_group, leave_group, run_ranks
+
+pytest.importorskip("transformers")
+
+from ..models.zoo import FAMILIES, OTHERS, make, padding, tokens  # noqa: E402
+
+ROWS, LENGTH, STEPS = 2, 24, 3
+CAUSAL = [name for name, family in (FAMILIES | OTHERS).items() if family.causal]
+
+
+def causal_batch(name, step):
+    """Even steps have padding, of row 1 only: rank 0 does not see it where it is on the right."""
+    torch.manual_seed(step)
+    input_ids = tokens(ROWS, LENGTH)
+    mask = padding(("right", "left", "none")[step % 3], ROWS, LENGTH)
+    batch = {"input_ids": input_ids, "labels": input_ids.clone()}
+    return batch if mask is None else batch | {"attention_mask": mask, "labels": input_ids.masked_fill(mask == 0, -100)}
+
+
+def packed_batch(name, step):
+    torch.manual_seed(step)
+    input_ids = tokens(1, 2 * LENGTH - 5)
+    lengths = [[20, 3, 20], [21, 22], [1, 30, 12]][step]
+    position_ids = torch.cat([torch.arange(length) for length in lengths])[None]
+    labels = input_ids.masked_fill(position_ids == 0, -100)  # as DataCollatorWithFlattening
+    return {"input_ids": input_ids, "position_ids": position_ids, "labels": labels}
+
+
+def masked_batch(name, step):
+    torch.manual_seed(step)
+    batch = causal_batch(name, step)
+    is_counted = torch.rand(ROWS, LENGTH) < torch.linspace(0.1, 0.9, LENGTH)  # most of them on rank 1
+    return batch | {"labels": batch["labels"].masked_fill(~is_counted, -100)}
+
+
+def converted(name, **changes):
+    """In float64, so that only what is left out differs. The reference backend serves it."""
+    model = make(name, torch.float64, **changes)
+    apply_alibi(model, 128, learn_slopes=name == "llama")
+    return model.train()
+
+
+def loss_of(model, batch, name):
+    """The mean over all labels. Masked language models compute a mean of their own, which is that of a rank."""
+    if (FAMILIES | OTHERS)[name].causal:
+        return model(**batch).loss
+    inputs = {name: tensor for name, tensor in batch.items() if name != "labels"}
+    num_items = inputs.pop("num_items_in_batch", (batch["labels"] != -100).sum())
+    logits = model(**inputs).logits
+    return (
+        torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten(), reduction="sum") / num_items
+    )
+
+
+def trained(name, model, make_batch, prepare, is_sharded):
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    losses = []
+    for step in range(STEPS):
+        loss = loss_of(model, prepare(make_batch(name, step)), name)
+        loss.backward()
+        loss = loss.detach()
+        if is_sharded:
+            for tensor in [loss, *(p.grad for p in model.parameters() if p.grad is not None)]:
+                torch.distributed.all_reduce(tensor)
+                tensor /= 2
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return torch.tensor(losses, dtype=torch.float64)
+
+
+def assert_trains_as_one(mesh, name, make_batch=causal_batch, *, by="tokens", shift=True, halo=None, **changes):
+    whole = converted(name, **changes)
+    sharded = copy.deepcopy(whole)
+    parallelize_module(sharded, mesh, ContextParallel(halo))
+
+    def shard(batch):
+        counted = {} if shift else {"num_items_in_batch": (batch["labels"] != -100).sum() / mesh.size()}
+        return shard_sequence(batch, mesh, by=by, shift_labels=shift) | counted
+
+    expected = trained(name, whole, make_batch, dict, False)
+    with sharded_by(sharded, by):
+        found = trained(name, sharded, make_batch, shard, True)
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
+    for (parameter, one), two in zip(whole.named_parameters(), sharded.parameters(), strict=True):
+        torch.testing.assert_close(two, one, rtol=0, atol=1e-4, msg=lambda text, at=parameter: f"{at}: {text}")
+
+
+def check_refusals(mesh):
+    model = converted("llama")
+    with (
+        pytest.raises(ValueError, match="model must have layers with ContextParallel, got none"),
+        sharded_by(model, "rows"),
+    ):
+        pass
+    with pytest.raises(ValueError, match="ContextParallel must be applied to a module with ALiBi layers, got Linear"):
+        parallelize_module(torch.nn.Linear(2, 2), mesh, ContextParallel())
+    parallelize_module(model, mesh, {"model.layers.*": ContextParallel()})
+    with pytest.raises(ValueError, match="by must be 'tokens' or 'rows', got 'batch'"), sharded_by(model, "batch"):
+        pass
+    with pytest.raises(ValueError, match="model has ContextParallel: call apply_alibi before parallelize_module"):
+        apply_alibi(model, 256, learn_slopes=True)
+    input_ids = tokens(1, 8)
+    with pytest.raises(ValueError, match="position_ids must not tell packed sequences under ContextParallel"):
+        model(input_ids, position_ids=torch.tensor([[0, 1, 2, 0, 1, 2, 3, 4]]))
+    cache = model(input_ids, use_cache=True).past_key_values
+    with pytest.raises(
+        ValueError, match="past_key_values must be None under ContextParallel, got 8 queries and 16 keys"
+    ):
+        model(input_ids, past_key_values=cache)
+    model.eval()
+    with pytest.raises(ValueError, match="model must be in training mode under ContextParallel, or its inputs be"):
+        model(input_ids)
+    with sharded_by(model, "rows"):
+        generated = model.generate(input_ids, max_new_tokens=3, do_sample=False, eos_token_id=None, pad_token_id=0)
+    assert generated.shape == (1, 11)
+    with sharded_by(model, "tokens"), torch.no_grad():
+        model(input_ids)
+    with pytest.raises(ValueError, match="model must be in training mode"):  # as before the block
+        model(input_ids)
+
+
+def check_accelerate_hooks(mesh):
+    from accelerate.big_modeling import _attach_context_parallel_hooks
+
+    model = converted("llama")
+    _attach_context_parallel_hooks(model)
+    with pytest.raises(ValueError, match=r"parallelism_config must have cp_size=1, .* calls context_attention"):
+        model(tokens(1, 8))
+
+
+def cases():
+    for name in CAUSAL:
+        yield f"causal {name}", lambda mesh, name=name: assert_trains_as_one(mesh, name)
+    for name in ("llama", "opt", "qwen2"):
+        yield f"packed {name}", lambda mesh, name=name: assert_trains_as_one(mesh, name, packed_batch)
+    for name in ("bert", "modernbert"):
+        yield f"masked {name}", lambda mesh, name=name: assert_trains_as_one(mesh, name, masked_batch, shift=False)
+    yield "rows", lambda mesh: assert_trains_as_one(mesh, "llama", by="rows")
+    yield "halo", lambda mesh: assert_trains_as_one(mesh, "mistral", halo=8)
+    yield "checkpoints", check_checkpoints
+    yield "dropout", check_dropout
+    yield "refusals", check_refusals
+    yield "Accelerate", check_accelerate_hooks
+
+
+def check_checkpoints(mesh):
+    """Gradient checkpointing attends again in backward."""
+    model = converted("llama")
+    plain = copy.deepcopy(model)
+    model.gradient_checkpointing_enable()
+    for one in (model, plain):
+        parallelize_module(one, mesh, ContextParallel())
+        one(**shard_sequence(causal_batch("llama", 0), mesh)).loss.backward()
+    for one, two in zip(model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, two.grad)
+
+
+def check_dropout(mesh):
+    """Equal seeds drop the same weights as on one device."""
+    outs = []
+    whole = converted("gpt2", attn_pdrop=0.3)
+    sharded = copy.deepcopy(whole)
+    parallelize_module(sharded, mesh, ContextParallel())
+    batch = {"input_ids": tokens(ROWS, LENGTH)}
+    torch.distributed.broadcast(batch["input_ids"], 0)
+    for model, prepare in ((whole, dict), (sharded, lambda batch: shard_sequence(batch, mesh))):
+        torch.manual_seed(3)
+        outs.append(model(**prepare(batch)).logits)
+    torch.testing.assert_close(outs[1], outs[0].chunk(2, 1)[mesh.get_local_rank()], rtol=1e-6, atol=1e-6)
+
+
+def one_rank(rank, port, folder):
+    join_group(rank, port)
+    mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("context",))
+    for name, check in cases():
+        torch.manual_seed(0)
+        try:
+            check(mesh)
+        except Exception:
+            (folder / f"{name}-{rank}").write_text(traceback.format_exc())
+    leave_group()
+
+
+@pytest.fixture(scope="module")
+def errors(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("errors")
+    run_ranks(one_rank, folder)
+    return folder
+
+
+@pytest.mark.parametrize("name", [name for name, _ in cases()])
+def test_two_ranks(errors, name):
+    found = [path.read_text() for path in errors.glob(f"{name}-*")]
+    assert not found, "\n".join(found)
