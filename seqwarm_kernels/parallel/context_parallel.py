@@ -98,8 +98,8 @@ class LayerContext:
             return context_attention(query, key, value, heads.slopes, key_padding_mask=key_padding_mask, **options)
         if len(query) != 1:
             raise ValueError(f"packed sequences must be in one row under ContextParallel, got {len(query)} rows")
-        packed = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
-        out = context_attention_varlen(*packed, packing.cu_seqlens_q, packing.max_seqlen_q, heads.slopes, **options)
+        q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+        out = context_attention_varlen(q, k, v, packing.cu_seqlens_q, packing.max_seqlen_q, heads.slopes, **options)
         return out.transpose(0, 1)[None]
 
 

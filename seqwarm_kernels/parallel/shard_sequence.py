@@ -46,8 +46,9 @@ def shard_sequence(
     A loss of your own sums over its tokens and divides by "num_items_in_batch". Pass shift_labels=False, and count the
     labels before, if labels are shifted already or belong to their own token, as for masked language models.
 
-    Packed batches are padded to a multiple of 4 · P tokens, with tokens of no sequence: zeros with label −100. They keep
-    the boundaries of all ranks' tokens. If only position ids or indices told them, "cu_seq_lens_q" and so on are added.
+    Packed batches are padded to a multiple of 4 · P tokens, with tokens of no sequence: zeros with label −100. They
+    keep the boundaries of all ranks' tokens. If only position ids or indices told them, "cu_seq_lens_q" and so on are
+    added.
 
     Args:
         batch: As for `resize_batch`, the same on all P ranks of the mesh. It is not changed.
@@ -113,7 +114,7 @@ def _shifted(labels: Tensor, bounds: Tensor | None) -> Tensor:
     """At each token the label of the next token of its sequence."""
     if labels.dim() == 1 and bounds is None:
         raise ValueError(
-            f"batch['labels'] must be (rows, tokens) to be shifted, got {tuple(labels.shape)}: pass shift_labels=False "
+            f"batch['labels'] must be (rows, tokens), got {tuple(labels.shape)}: pass shift_labels=False "
             'and by="rows" for labels of rows'
         )
     shifted = functional.pad(labels, (0, 1), value=IGNORED_LABEL)[..., 1:]

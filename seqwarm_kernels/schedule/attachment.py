@@ -124,7 +124,7 @@ class Attachment:
             )
         resized = self._resized(inputs)
         if num_items is not None:
-            first = 1 if _shifts_labels(model) else 0
+            first = 1 if shifts_labels(model) else 0
             share = _kept_share(inputs["labels"], resized["labels"], first)
             self._shares.append(share)
             resized[NUM_ITEMS_IN_BATCH] = num_items * share
@@ -139,7 +139,7 @@ class Attachment:
         return result
 
 
-def _shifts_labels(model: nn.Module) -> bool:
+def shifts_labels(model: nn.Module) -> bool:
     """Whether a Hugging Face model's loss leaves out the first label of each row, as in causal language models."""
     loss_type = getattr(unwrapped(model), "loss_type", None)
     return loss_type is None or "CausalLM" in str(loss_type)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import nn
 
 from ..resizing.functional import resize_batch
-from ..schedule.attachment import Attachment, Seen
+from ..schedule.attachment import Attachment, Resizer, Seen, shifts_labels
 from ..schedule.scheduler import SequenceLengthScheduler
 from ..utils.checks import check_int
 
@@ -67,6 +68,7 @@ class ScheduleState:
         self._total_tokens = None if total_tokens is None else check_int("total_tokens", total_tokens, minimum=1)
         self._options = dict(resize_options)
         self._device = torch.device("cpu")
+        self._ranks_of_batch = 1
         self._first_progress: int | None = None
         self._seen = Seen(0, 0)  # counted since the last call of `step`
         self._is_up_to_date = False  # whether everything before this point was counted
@@ -74,15 +76,22 @@ class ScheduleState:
         self._has_warned = False
         self._has_warned_of_shares = False
 
-    def attach(self, model: nn.Module, device: torch.device) -> Attachment:
-        """Resizes the training inputs of `model`. Removes the attachment that an interrupted training has left.
+    def attach(self, entrance: nn.Module, model: nn.Module, device: torch.device) -> Attachment:
+        """Resizes the training inputs of `entrance`. Removes the attachment that an interrupted training has left.
 
         Args:
-            model: the module to attach to.
+            entrance: the module to attach to: the model, or another module that all batches pass.
+            model: the model. With `ContextParallel`, each rank gets its part of the tokens of a batch that all ranks
+                of the mesh hold, and the batch counts once.
             device: the device on which the ranks exchange their counts.
         """
         self.detach()
-        self.attachment = self.scheduler.attach(model, **self._options)
+        sharded = context_mesh_of(model)
+        resizer: Resizer = self.scheduler
+        self._ranks_of_batch = 1 if sharded is None else sharded.size()
+        if sharded is not None:
+            resizer = _ShardingResizer(self.scheduler, sharded, shifts_labels(model))
+        self.attachment = Attachment(entrance, resizer, self._options)
         self._device, self._seen = device, Seen(0, 0)
         self._is_up_to_date = False
         return self.attachment
@@ -187,6 +196,7 @@ class ScheduleState:
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             total = torch.tensor(seen, device=self._device)
             torch.distributed.all_reduce(total)
+            total //= self._ranks_of_batch
             seen = Seen(*total.tolist())
         self.train_tokens += seen.tokens
         if seen.samples and not seen.tokens and not self._has_warned:
@@ -221,6 +231,42 @@ class ScheduleState:
         if self._first_progress is None:
             self._first_progress = self.scheduler.progress
         return self._first_progress
+
+
+class _ShardingResizer:
+    """A `Resizer` that then takes this rank's part of the tokens. The facts it returns are those of whole rows."""
+
+    def __init__(self, scheduler: SequenceLengthScheduler, mesh: Any, shift_labels: bool) -> None:
+        self._scheduler, self._mesh, self._shift_labels = scheduler, mesh, shift_labels
+
+    @property
+    def seq_length(self) -> int:
+        return self._scheduler.seq_length
+
+    def resize(self, batch: Any, **options: Any) -> Any:
+        from ..parallel.shard_sequence import shard_sequence
+
+        resized, info = self._scheduler.resize(batch, **options)
+        keys = options.get("keys")
+        return shard_sequence(resized, self._mesh, shift_labels=self._shift_labels, keys=keys), info
+
+
+def context_mesh_of(model: nn.Module) -> Any:
+    """The mesh of a model with `ContextParallel`, or None."""
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return None
+    from ..parallel.context_parallel import context_mesh  # loads torch.distributed.tensor
+
+    return context_mesh(model)
+
+
+def with_whole_rows(model: nn.Module) -> AbstractContextManager[None]:
+    """Evaluates in this block on rows of each rank's own, also under `ContextParallel`."""
+    if context_mesh_of(model) is None:
+        return nullcontext()
+    from ..parallel.context_parallel import sharded_by
+
+    return sharded_by(model, "rows")
 
 
 def _check_resize_options(options: Mapping[str, Any]) -> None:

@@ -15,7 +15,7 @@ from ..support.ranks import join_group, leave_group, run_ranks
 
 pytest.importorskip("transformers")
 
-from ..models.zoo import FAMILIES, OTHERS, make, padding, tokens  # noqa: E402
+from ..models.zoo import FAMILIES, OTHERS, make, padding, tokens
 
 ROWS, LENGTH, STEPS = 2, 24, 3
 CAUSAL = [name for name, family in (FAMILIES | OTHERS).items() if family.causal]
@@ -36,7 +36,7 @@ def packed_batch(name, step):
     lengths = [[20, 3, 20], [21, 22], [1, 30, 12]][step]
     position_ids = torch.cat([torch.arange(length) for length in lengths])[None]
     labels = input_ids.masked_fill(position_ids == 0, -100)  # as DataCollatorWithFlattening
-    return {"input_ids": input_ids, "position_ids": position_ids, "labels": labels}
+    return {"input_ids": input_ids, "position_ids": position_ids, "labels": labels, "use_cache": False}
 
 
 def masked_batch(name, step):
@@ -115,7 +115,7 @@ def check_refusals(mesh):
         apply_alibi(model, 256, learn_slopes=True)
     input_ids = tokens(1, 8)
     with pytest.raises(ValueError, match="position_ids must not tell packed sequences under ContextParallel"):
-        model(input_ids, position_ids=torch.tensor([[0, 1, 2, 0, 1, 2, 3, 4]]))
+        model(input_ids, position_ids=torch.tensor([[0, 1, 2, 0, 1, 2, 3, 4]]), use_cache=False)
     cache = model(input_ids, use_cache=True).past_key_values
     with pytest.raises(
         ValueError, match="past_key_values must be None under ContextParallel, got 8 queries and 16 keys"

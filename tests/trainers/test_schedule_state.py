@@ -25,7 +25,7 @@ def scheduler(**options):
 @pytest.mark.parametrize("unit", ["step", "token", "sample"])
 def test_a_step_that_has_no_token_left_is_reported_once(unit):
     state, model = ScheduleState(scheduler(unit=unit), {}), Model()
-    state.attach(model, CPU)
+    state.attach(model, model, CPU)
     on_the_right = (torch.arange(16) < 5).long().expand(2, 16)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -48,7 +48,7 @@ def test_ranks_exchange_their_counts_once_in_a_step_also_one_without_a_batch(mon
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.distributed, "all_reduce", lambda total: exchanged.append(total.add_(5).tolist()))
     state, model = ScheduleState(scheduler(unit="token"), {}, total_tokens=30), Model()
-    state.attach(model, CPU)
+    state.attach(model, model, CPU)
     for step in (1, 2):
         state.begin()
         if has_batch:

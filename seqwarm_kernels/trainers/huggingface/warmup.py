@@ -11,7 +11,7 @@ from transformers import Trainer, TrainerControl, TrainerState, TrainingArgument
 from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 
 from ...schedule.scheduler import SequenceLengthScheduler
-from ..schedule_state import ScheduleState
+from ..schedule_state import ScheduleState, context_mesh_of, with_whole_rows
 from .logs import LoggingCallback
 
 
@@ -35,6 +35,10 @@ class SequenceLengthWarmup(LoggingCallback):
     labels. If the Trainer counts the labels of a step, such a function is an error. If the batches of one step, on all
     ranks, keep different shares of their labels, each batch is weighted by its number of labels before cutting, and a
     warning says so once. `warmup.add_to(trainer)` has neither limit. TRL's trainers need it.
+
+    A model with `parallel.ContextParallel` needs `add_to`, too. Its training batches are sharded after cutting, and
+    count once for the ranks of the mesh, to which `get_train_dataloader` must give the same batches. It is evaluated on
+    whole rows.
 
     Args:
         scheduler: the schedule of sequence lengths.
@@ -80,6 +84,13 @@ class SequenceLengthWarmup(LoggingCallback):
             return take(map(batches, epoch_iterator) if is_added else epoch_iterator, *args, **kwargs)
 
         trainer.__dict__["get_batch_samples"] = take_resized
+        predict = trainer.prediction_step
+
+        def predict_whole_rows(model: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            with with_whole_rows(model):
+                return predict(model, *args, **kwargs)
+
+        trainer.__dict__["prediction_step"] = predict_whole_rows
 
     def on_train_begin(
         self,
@@ -95,8 +106,13 @@ class SequenceLengthWarmup(LoggingCallback):
         else:  # the Trainer sets `progress` only with restore_callback_states_from_checkpoint
             self._schedule_state.resume(self.saved_progress(state))
         assert model is not None
+        if self._batches is None and context_mesh_of(model) is not None:
+            raise ValueError(
+                "callbacks must not hold the warmup of a model with ContextParallel: call warmup.add_to(trainer) "
+                "instead, so that the labels of each rank's part are counted"
+            )
         # Attaches to the inner model, which its wrapper in distributed or compiled training calls.
-        attachment = self._schedule_state.attach(self._batches or model, args.device)
+        attachment = self._schedule_state.attach(self._batches or model, model, args.device)
         # No event follows an error. But the next training replaces the state, even if this callback was removed.
         weakref.finalize(state, attachment.remove)
 
@@ -173,5 +189,6 @@ def _check_arguments(args: TrainingArguments, cuts_batches: bool) -> None:
     if split > 1:
         raise ValueError(
             f"parallelism_config must give each rank batches of its own, got {split} ranks that share one; leave "
-            "tp_size, cp_size and sp_size at 1"
+            "tp_size, cp_size and sp_size at 1. For context parallelism, apply parallel.ContextParallel to the model, "
+            "call warmup.add_to(trainer), and give the ranks of a group the same batches in get_train_dataloader"
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 
 from ...resizing.containers import is_container
 from ...schedule.scheduler import SequenceLengthScheduler
-from ..schedule_state import ScheduleState
+from ..schedule_state import ScheduleState, with_whole_rows
 
 
 class SequenceLengthWarmup(Callback):
@@ -29,6 +30,10 @@ class SequenceLengthWarmup(Callback):
     Logs `seq_length` at each step, and `train_tokens` at each step that a logger gets. `train_tokens` is the number of
     tokens that all ranks have trained on, after cutting and without padding. Batches that the module skips,
     because `training_step` returns None or `on_train_batch_start` returns -1, count, too.
+
+    Training batches of a module with `parallel.ContextParallel` are sharded after cutting, and count once for the ranks
+    of the mesh, to which the DataLoader must give the same batches (`use_distributed_sampler=False`). Validation is on
+    whole rows.
 
     Args:
         scheduler: the schedule of sequence lengths.
@@ -50,6 +55,7 @@ class SequenceLengthWarmup(Callback):
         self._schedule_state = ScheduleState(scheduler, resize_options, total_tokens)
         self._steps = 0
         self._unhook: Callable[[], None] | None = None
+        self._validation = ExitStack()
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if "dataloader_iter" in inspect.signature(pl_module.training_step).parameters:
@@ -60,9 +66,9 @@ class SequenceLengthWarmup(Callback):
         if trainer.global_step == 0:
             self._schedule_state.start()
         self._steps = trainer.global_step
-        self._attach(trainer, pl_module.device)
+        self._attach(trainer, pl_module)
 
-    def _attach(self, trainer: Trainer, device: torch.device) -> None:
+    def _attach(self, trainer: Trainer, module: LightningModule) -> None:
         """Hooks the strategy's `batch_to_device`.
 
         Every batch passes `batch_to_device`, on one device or many, with or without a data module, before any callback
@@ -72,7 +78,7 @@ class SequenceLengthWarmup(Callback):
         self._detach()
         strategy, resize = trainer.strategy, _ResizeModule()
         to_device = strategy.batch_to_device
-        self._schedule_state.attach(resize, device)
+        self._schedule_state.attach(resize, module, module.device)
 
         def resized_to_device(batch: Any, *args: Any, **kwargs: Any) -> Any:
             batch = to_device(batch, *args, **kwargs)
@@ -81,7 +87,14 @@ class SequenceLengthWarmup(Callback):
         strategy.__dict__["batch_to_device"] = resized_to_device
         self._unhook = lambda: strategy.__dict__.pop("batch_to_device")
 
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._validation.enter_context(with_whole_rows(pl_module))
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._validation.close()
+
     def _detach(self) -> None:
+        self._validation.close()
         if self._unhook is not None:
             self._unhook()
         self._unhook = None

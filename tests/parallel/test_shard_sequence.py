@@ -1,0 +1,155 @@
+"""Parts of batches: the parts of all ranks make up the batch, with labels that were shifted before."""
+
+import pytest
+import torch
+from torch.distributed.device_mesh import init_device_mesh
+
+from seqwarm_kernels import resize_batch
+from seqwarm_kernels.parallel import shard_sequence
+
+from ..support.ranks import free_port, join_group
+
+RANKS = 4
+
+
+@pytest.fixture(scope="module")
+def one_rank():
+    join_group(0, free_port(), world_size=1)
+    yield init_device_mesh("cpu", (1,))
+    torch.distributed.destroy_process_group()
+
+
+@pytest.fixture
+def parts(one_rank, monkeypatch):
+    """shard_sequence on every rank of four: only the rank and size of the mesh differ."""
+
+    def sharded(batch, **options):
+        found = []
+        for rank in range(RANKS):
+            with monkeypatch.context() as patch:
+                patch.setattr(one_rank, "size", lambda mesh_dim=None: RANKS)
+                patch.setattr(one_rank, "get_local_rank", lambda mesh_dim=None, rank=rank: rank)
+                found.append(shard_sequence(batch, one_rank, **options))
+        return found
+
+    return sharded
+
+
+def batch(rows=4, length=16):
+    torch.manual_seed(0)
+    input_ids = torch.randint(1, 50, (rows, length))
+    mask = torch.ones_like(input_ids)
+    mask[1, -3:] = 0
+    labels = input_ids.masked_fill(mask == 0, -100)
+    return {
+        "input_ids": input_ids,
+        "attention_mask": mask,
+        "labels": labels,
+        "ids": list("abcd"),
+        "weight": torch.rand(rows),
+    }
+
+
+def joined(found, name, dim=1):
+    return torch.cat([part[name] for part in found], dim)
+
+
+def test_tokens(parts):
+    whole = batch()
+    found = parts(whole)
+    for name in ("input_ids", "attention_mask", "labels"):
+        assert torch.equal(joined(found, name), whole[name])
+        assert found[1][name].is_contiguous()
+    shifted = joined(found, "shift_labels")
+    assert torch.equal(shifted[:, :-1], whole["labels"][:, 1:])
+    assert (shifted[:, -1] == -100).all()
+    counted = (whole["labels"][:, 1:] != -100).sum()
+    assert all(torch.equal(part["num_items_in_batch"], counted / RANKS) for part in found)
+    assert all(part["ids"] is whole["ids"] and part["weight"] is whole["weight"] for part in found)
+    assert whole.keys() == {"input_ids", "attention_mask", "labels", "ids", "weight"}  # not changed
+
+
+def test_rows(parts):
+    whole = batch()
+    found = parts(whole, by="rows")
+    for name in ("input_ids", "attention_mask", "labels", "weight"):
+        assert torch.equal(joined(found, name, 0), whole[name])
+    assert [part["ids"] for part in found] == [["a"], ["b"], ["c"], ["d"]]
+    assert torch.equal(joined(found, "shift_labels", 0)[:, :-1], whole["labels"][:, 1:])
+
+
+def test_rows_are_resized_before_labels_are_shifted(parts):
+    whole = batch()
+    found = parts(whole, seq_len=8)
+    assert torch.equal(joined(found, "input_ids"), whole["input_ids"][:, :8])
+    assert (joined(found, "shift_labels")[:, -1] == -100).all()
+    reshaped = parts(resize_batch({"labels": whole["labels"]}, 8, mode="reshape"), by="rows")
+    assert torch.equal(joined(reshaped, "labels", 0), whole["labels"].view(8, 8))
+
+
+@pytest.mark.parametrize("told_by", ["position_ids", "cu_seq_lens_q"])
+def test_packed(parts, told_by):
+    lengths, total = [5, 9, 3], 17
+    starts = torch.tensor([0, 5, 14, 17], dtype=torch.int32)
+    input_ids = torch.arange(1, total + 1)[None]
+    told = {"position_ids": torch.cat([torch.arange(length) for length in lengths])[None], "cu_seq_lens_q": starts}
+    found = parts({"input_ids": input_ids, "labels": input_ids.clone(), told_by: told[told_by]})
+    assert [part["input_ids"].shape for part in found] == [(1, 8)] * RANKS  # a multiple of 4 on each rank
+    assert torch.equal(joined(found, "input_ids")[:, :total], input_ids)
+    assert not joined(found, "input_ids")[:, total:].any()
+    shifted = joined(found, "shift_labels")[0]
+    expected = torch.arange(2, total + 2)
+    expected[[4, 13, 16]] = -100
+    assert torch.equal(shifted[:total], expected)
+    assert (shifted[total:] == -100).all()
+    assert (joined(found, "labels")[0, total:] == -100).all()
+    assert found[0]["num_items_in_batch"] == 14 / RANKS
+    assert all(torch.equal(part["cu_seq_lens_q"], starts) for part in found)
+    if told_by == "position_ids":
+        assert all(part["cu_seq_lens_k"].dtype == torch.int32 and part["max_length_q"] == 9 for part in found)
+
+
+def test_labels_that_are_not_shifted(parts):
+    found = parts(batch(), shift_labels=False)
+    assert found[0].keys() == batch().keys()
+
+
+def test_keys_leave_others_whole(parts):
+    whole = batch() | {"pixels": torch.rand(4, 3, 5, 5)}
+    found = parts(whole, keys=["input_ids", "labels"])
+    assert found[2]["pixels"] is whole["pixels"]
+    assert found[2]["attention_mask"] is whole["attention_mask"]
+    assert torch.equal(joined(found, "shift_labels")[:, :-1], whole["labels"][:, 1:])
+
+
+@pytest.mark.parametrize(
+    ("changes", "options", "message"),
+    [
+        ({"input_ids": torch.zeros(4, 16)}, {"by": "heads"}, "by must be 'tokens' or 'rows', got 'heads'"),
+        ({}, {"seq_len": 6}, "batch must have a multiple of 4 tokens in a row, one part for each rank of mesh, got 6"),
+        ({"attention_mask": torch.ones(4, 1, 16, 16)}, {}, "'attention_mask'. must have one sequence dimension"),
+        (
+            {"labels": torch.zeros(4, dtype=torch.long)},
+            {},
+            r"'labels'. must be \(rows, tokens\), got \(4,\)",
+        ),
+    ],
+)
+def test_what_cannot_be_sharded(parts, changes, options, message):
+    with pytest.raises(ValueError, match=message):
+        parts(batch() | changes, **options)
+
+
+def test_rows_that_cannot_be_shared(parts):
+    with pytest.raises(ValueError, match="batch must have a multiple of 4 rows, one part for each rank of mesh, got 3"):
+        parts({"input_ids": torch.zeros(3, 16)}, by="rows")
+    packed = {"input_ids": torch.zeros(1, 16), "cu_seqlens": torch.tensor([0, 8, 16])}
+    with pytest.raises(ValueError, match="by must be 'tokens' for a packed batch, which is one row, got 'rows'"):
+        parts(packed, by="rows")
+
+
+def test_arguments(one_rank):
+    with pytest.raises(TypeError, match="mesh must be a DeviceMesh, got str"):
+        shard_sequence(batch(), "context")
+    with pytest.raises(TypeError, match="shift_labels must be True or False, got 1"):
+        shard_sequence(batch(), one_rank, shift_labels=1)
