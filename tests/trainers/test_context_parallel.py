@@ -1,0 +1,120 @@
+"""A model with ContextParallel on two ranks trains as on one: equal losses, and each token counts once."""
+
+import json
+
+import pytest
+import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor.parallel import parallelize_module
+from torch.utils.data import DataLoader
+
+transformers = pytest.importorskip("transformers")
+pytest.importorskip("accelerate")
+lightning = pytest.importorskip("lightning.pytorch")
+
+from seqwarm_kernels import SequenceLengthScheduler, apply_alibi
+from seqwarm_kernels.parallel import ContextParallel
+from seqwarm_kernels.trainers import huggingface
+from seqwarm_kernels.trainers import lightning as of_lightning
+
+from ..support.huggingface import logged
+from ..support.ranks import run_ranks, set_environment
+from .test_huggingface import model, trainer
+
+LENGTH, ROWS = 16, 12
+
+
+def rows():
+    """Rows with different numbers of tokens, most of them on rank 0."""
+    torch.manual_seed(2)
+    mask = (torch.arange(LENGTH) < (torch.arange(ROWS)[:, None] * 5) % LENGTH + 3).long()
+    ids = torch.randint(50, (ROWS, LENGTH))
+    labels = ids.masked_fill(mask == 0, -100)
+    return [{"input_ids": i, "attention_mask": m, "labels": k} for i, m, k in zip(ids, mask, labels, strict=True)]
+
+
+def schedule(unit):
+    return SequenceLengthScheduler(4, LENGTH, duration={"token": 60, "sample": 9}[unit], step_size=4, unit=unit)
+
+
+def converted():
+    made = model()
+    apply_alibi(made, LENGTH)
+    return made
+
+
+def shard(made, ranks):
+    if ranks > 1:
+        parallelize_module(made, init_device_mesh("cpu", (ranks,)), ContextParallel())
+
+
+def huggingface_report(folder, ranks, unit="token"):
+    made, warmup = converted(), huggingface.SequenceLengthWarmup(schedule(unit))
+    arguments = {"eval_strategy": "epoch", "ddp_backend": "gloo" if ranks > 1 else None}
+    training = trainer(folder, made, [], rows(), **arguments)
+    training.get_train_dataloader = lambda: DataLoader(rows(), batch_size=2)
+    warmup.add_to(training)
+    shard(made, ranks)
+    training.train()
+    evaluated = [record["eval_loss"] for record in training.state.log_history if "eval_loss" in record]
+    counts = [logged(training, "seq_length"), logged(training, "train_tokens"), warmup.progress]
+    return [[*logged(training), *evaluated], counts]
+
+
+class Module(lightning.LightningModule):
+    def __init__(self, ranks):
+        super().__init__()
+        self.inner, self.ranks, self.losses = converted(), ranks, []
+
+    def configure_model(self):
+        shard(self.inner, self.ranks)
+
+    def training_step(self, batch, batch_idx):
+        loss = self.inner(**batch).loss
+        self.losses.append(loss.item())
+        return loss
+
+    def validation_step(self, batch, batch_idx):
+        self.losses.append(self.inner(**batch).loss.item())
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.5)
+
+
+def lightning_report(ranks, unit="token", **settings):
+    module, warmup = Module(ranks), of_lightning.SequenceLengthWarmup(schedule(unit))
+    quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
+    options = {"accelerator": "cpu", "max_epochs": 1, "use_distributed_sampler": False, "callbacks": [warmup]}
+    training = lightning.Trainer(**quiet, **options, **settings)
+    training.fit(module, DataLoader(rows(), batch_size=2), DataLoader(rows()[:4], batch_size=2))
+    return [module.losses, warmup.state_dict()]
+
+
+def one_of_two(rank, port, folder):
+    set_environment(rank, port)
+    reports = [huggingface_report(folder, 2)]
+    without_add_to = trainer(folder, made := converted(), [huggingface.SequenceLengthWarmup(schedule("token"))])
+    shard(made, 2)
+    with pytest.raises(ValueError, match=r"callbacks must not hold the warmup of a model with ContextParallel: call"):
+        without_add_to.train()
+    training = trainer(folder, made, [])
+    huggingface.SequenceLengthWarmup(schedule("token")).add_to(training)
+    with pytest.raises(RuntimeError, match="batch must be the same on all ranks of mesh"):
+        training.train()  # with the Trainer's own loader
+    for unit in ("token", "sample"):
+        reports.append(lightning_report(2, unit, devices=2, strategy="ddp"))
+    (folder / f"{rank}.json").write_text(json.dumps(reports))
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # Lightning's hints on workers, loggers and intervals
+def test_two_ranks_train_as_one(tmp_path):
+    run_ranks(one_of_two, tmp_path)
+    first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1))
+    alone = [huggingface_report(tmp_path, 1), lightning_report(1), lightning_report(1, "sample")]
+    for own, other, (losses, counts) in zip(first, second, alone, strict=True):
+        assert own[1] == other[1] == json.loads(json.dumps(counts))
+        mean = torch.tensor([own[0], other[0]]).mean(0)
+        torch.testing.assert_close(mean, torch.tensor(losses), rtol=2e-5, atol=1e-5)
+    assert len(set(alone[0][1][0])) > 2
