@@ -195,10 +195,7 @@ def test_two_ranks_train_as_one_and_resume(tmp_path, finished, cache):
     for parallel in ("ddp", "fsdp2"):
         whole = tmp_path / parallel / "whole"
         assert_same_run(whole, tmp_path / parallel / "interrupted")
-        for one, two in zip(finished[1], lines(whole / "records.jsonl"), strict=True):
-            assert (one["step"], one["tokens"], one["seq_length"]) == (two["step"], two["tokens"], two["seq_length"])
-            assert one["train_loss"] == pytest.approx(two["train_loss"], rel=1e-4)
-            assert one["validation_loss"] == pytest.approx(two["validation_loss"], rel=1e-4)
+        assert_same_losses(finished[1], lines(whole / "records.jsonl"))
         model, _, _ = script.train.load_run(whole)
         torch.testing.assert_close(model.state_dict(), expected.state_dict(), rtol=1e-2, atol=1e-3)
         assert_first_step_is_of_all_labels(tmp_path / parallel / "masked", cache)
@@ -206,6 +203,14 @@ def test_two_ranks_train_as_one_and_resume(tmp_path, finished, cache):
         for one, two in zip(expected_lines, lines(tmp_path / parallel / "constant" / "monitor.jsonl"), strict=True):
             assert (one["seq_length"], one["learning_rate"]) == (two["seq_length"], two["learning_rate"])
             assert one["loss"] == pytest.approx(two["loss"], rel=1e-3)
+    assert_same_losses(finished[1], lines(tmp_path / "context" / "records.jsonl"))
+
+
+def assert_same_losses(alone, together):
+    for one, two in zip(alone, together, strict=True):
+        assert (one["step"], one["tokens"], one["seq_length"]) == (two["step"], two["tokens"], two["seq_length"])
+        assert one["train_loss"] == pytest.approx(two["train_loss"], rel=1e-4)
+        assert one["validation_loss"] == pytest.approx(two["validation_loss"], rel=1e-4)
 
 
 def assert_first_step_is_of_all_labels(folder, cache):
@@ -250,6 +255,7 @@ def one_of_two_ranks(folder, cache):
         train(folder / "shared-heads-resumed", cache, **shared)
     patch.undo()
     train(folder / "shared-heads-resumed", cache, "--resume", **shared)
+    train(folder / "context", cache, **{**BOTH_LENGTHS, "context_parallel": 2, "micro_batch_size": 1})
     gc.collect()
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()
@@ -465,6 +471,7 @@ def test_a_run_is_continued_as_it_began(finished, cache, changed, extra, message
         ({"parallel": "fsdp2"}, "torchrun"),
         ({"tensor_parallel": 3}, "tensor_parallel must divide the 4 heads, got 3"),
         ({"tensor_parallel": 2}, "tensor_parallel must divide the 1 ranks, got 2"),
+        ({"context_parallel": 2}, "context_parallel must divide the 1 ranks of torchrun, got 2"),
         ({"seq_length": 10**7}, "more than 10000000 tokens to train on"),
         ({"validation_lengths": 10**6}, "more than 1000000 tokens to validate on"),
         ({"min_seq_length": 65}, "min_seq_length must be at most seq_length 64, got 65"),

@@ -109,6 +109,7 @@ class Config:
     seed: int = flag("seed of weights and batches", 0, type=number(int, 0))
     parallel: str = flag("parallelism under torchrun", "ddp", choices=["ddp", "fsdp2"])
     tensor_parallel: int = flag("ranks that share the heads of a layer, and its MLP", 1, type=AT_LEAST_ONE)
+    context_parallel: int = flag("ranks that share the tokens of each row, under torchrun", 1, type=AT_LEAST_ONE)
     compile: bool = flag("apply torch.compile to each block", False, action="store_true")
     device: str = flag("device", "cuda" if torch.cuda.is_available() else "cpu", choices=["cuda", "cpu"])
     monitor_every: int = flag("steps between two reads of loss and monitors", 20, type=AT_LEAST_ONE)

@@ -3,6 +3,7 @@
     python examples/train_gpt2/train.py --text corpus/ --out runs/first
     torchrun --nproc-per-node 8 examples/train_gpt2/train.py --size 1.5b --parallel fsdp2 --text corpus/ --out runs/big
     torchrun --nproc-per-node 2 examples/train_gpt2/train.py --tensor-parallel 2 --text corpus/ --out runs/shared
+    torchrun --nproc-per-node 8 examples/train_gpt2/train.py --context-parallel 4 --text corpus/ --out runs/long
     python examples/train_gpt2/train.py --size toy --text corpus/ --out runs/toy    # a minute on two CPU cores
 
 To continue a run that was killed, repeat the command with --resume. The run's folder, shared by all nodes, holds
@@ -15,6 +16,7 @@ in both cases.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import gc
 import json
 import math
@@ -77,14 +79,18 @@ class Run:
             raise UserError(f"tensor_parallel must divide the {world_size} ranks, got {config.tensor_parallel}")
         if config.tensor_parallel > 1 and self.replicas > 1 and config.parallel != "fsdp2":
             raise UserError("--tensor-parallel with fewer than all ranks needs --parallel fsdp2")
-        self.rows, odd = divmod(config.batch_size, self.replicas)
+        self.context = self.context_mesh()  # of the replicas that share the tokens of each row, in groups
+        groups = self.replicas // config.context_parallel
+        self.rows, odd = divmod(config.batch_size, groups)
         if odd:
-            raise UserError(f"batch_size must be a multiple of the {self.replicas} replicas, got {config.batch_size}")
+            raise UserError(f"batch_size must be a multiple of the {groups} replicas, got {config.batch_size}")
         self.mesh = None
         if distributed.is_initialized():
             shape = self.replicas, config.tensor_parallel
             self.mesh = distributed.init_device_mesh(config.device, shape, mesh_dim_names=("replicas", "heads"))
-        self.batches = Batches(config, cache / config.tokens, rank // config.tensor_parallel, self.replicas)
+        self.batches = Batches(config, cache / config.tokens, rank // (world_size // groups), groups)
+        if self.context is not None:
+            attention = functools.partial(sw.parallel.context_attention, mesh=self.context)
         self.model = build_model(config, attention).to(self.device)
         self.parallel = self.parallelise()  # the module that training calls
         matrices = [parameter for parameter in self.model.parameters() if parameter.ndim == 2]
@@ -104,6 +110,20 @@ class Run:
         self.seconds = 0.0
         self.seq_length = self.scheduler.seq_length  # of the last step
         self.records: list[dict[str, Any]] = []
+
+    def context_mesh(self) -> DeviceMesh | None:
+        size, config = self.config.context_parallel, self.config
+        if size == 1:
+            return None
+        if self.replicas % size:
+            raise UserError(f"context_parallel must divide the {self.replicas} ranks of torchrun, got {size}")
+        if config.compile or config.tensor_parallel > 1:
+            raise UserError("--context-parallel cannot be combined with --compile or --tensor-parallel")
+        lengths = {config.min_seq_length, config.step_size, config.seq_length, *(config.validation_lengths or ())}
+        if any(length % size for length in lengths):
+            raise UserError(f"context_parallel {size} must divide all lengths and step_size, got {sorted(lengths)}")
+        shape = (self.replicas // size, size)
+        return distributed.init_device_mesh(config.device, shape, mesh_dim_names=("data", "context"))["context"]
 
     def parallelise(self) -> nn.Module:
         if self.config.compile:
@@ -166,6 +186,7 @@ class Run:
                     duration=len(lengths) - 1,
                     pacing=sw.discrete([(1, length) for length in lengths[:-1]]),
                 ),
+                shard_batch=None if self.context is None else self.shard,
                 raise_out_of_memory=True,
             )
             if self.rank == 0 and number == 0:
@@ -252,7 +273,11 @@ class Run:
         With constant tokens the windows are one stream, cut into rows: a row may begin in one window and end in the
         next. The end of the stream is dropped if it does not fill a row.
         """
-        return self.scheduler.resize(batch, mode="flatten" if self.config.constant_tokens else "truncate")
+        return self.shard(self.scheduler.resize(batch, mode="flatten" if self.config.constant_tokens else "truncate"))
+
+    def shard(self, batch: Batch) -> Batch:
+        """This rank's part of the tokens. Labels are those of the next token already."""
+        return batch if self.context is None else sw.parallel.shard_sequence(batch, self.context, shift_labels=False)
 
     def rate_factor(self, rows: int) -> float:
         """The square root of rows over rows at full length, or 1 without --scale-learning-rate.
@@ -269,7 +294,7 @@ class Run:
         for length in self.batches.lengths:
             rows = max(1, self.config.micro_batch_size * self.config.seq_length // length)
             total = torch.zeros(2, dtype=torch.float64, device=self.device)
-            for part, _ in self.micro_batches(self.batches.to_validate(length), rows):
+            for part, _ in self.micro_batches(self.shard(self.batches.to_validate(length)), rows):
                 with self.autocast():
                     loss = loss_sum(self.model(part["input_ids"]), part)
                 total += torch.stack([loss, (part["labels"] != IGNORED).sum()])

@@ -45,16 +45,21 @@ class RankConsensus:
 
 
 @contextmanager
-def rank_consensus(model: nn.Module, device: torch.device) -> Iterator[RankConsensus]:
+def rank_consensus(model: nn.Module, device: torch.device, *, are_waiting: bool) -> Iterator[RankConsensus]:
     """Yield the consensus of the ranks that hold the same model.
 
     They agree in a gloo group of their own: a rank that leaves a pass of fully_shard early leaves the others in a
     collective of the model's group, and NCCL allocates memory of a device that may have none left. Only ranks that are
     some of all ranks agree in the group of DistributedDataParallel, since making a group takes all ranks.
+
+    Args:
+        model: May be wrapped in DistributedDataParallel.
+        device: Of the model.
+        are_waiting: Whether ranks wait for each other inside a pass, as under fully_shard.
     """
     wrapper = _find_wrapper(model) if _is_initialized() else None
     group = None if wrapper is None else wrapper.process_group
-    if is_sharded(model) or (group is not None and group.size() == torch.distributed.get_world_size()):
+    if are_waiting or (group is not None and group.size() == torch.distributed.get_world_size()):
         own = torch.distributed.new_group(backend="gloo")
         try:
             yield RankConsensus(own, device)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -24,6 +24,7 @@ class TrainingBatches:
         max_len: Length of a batch before it is resized.
         device: Device of the batches.
         resize_options: Keyword arguments of `resize_batch`.
+        shard: Takes a resized batch, returns this rank's part; None: all of it.
 
     Raises:
         ValueError: The inputs of the model cannot be guessed.
@@ -36,7 +37,9 @@ class TrainingBatches:
         max_len: int,
         device: torch.device,
         resize_options: Mapping[str, Any] | None,
+        shard: Callable[[Any], Any] | None = None,
     ) -> None:
+        self._shard = shard
         self.max_len = max_len
         self.device = device
         self.resize_options = dict(resize_options or {})
@@ -49,12 +52,13 @@ class TrainingBatches:
         return _layout(flatten_batch(as_mapping(self.example)), self.resize_options).batch_size
 
     def make(self, rows: int, length: int) -> ExampleBatch:
-        """Return a batch of (rows, max_len) after `resize_batch` to `length`."""
+        """Return a batch of (rows, max_len) after `resize_batch` to `length`, or this rank's part."""
         example = as_mapping(self.example)
         longest = repeated_to(flatten_batch(example), rows, self.max_len, self.resize_options)
         moved = {name: value.to(self.device) if isinstance(value, Tensor) else value for name, value in longest.items()}
         batch = unflatten_batch(example, moved, (rows, self.max_len))
-        return from_mapping(resize_batch(batch, length, **self.resize_options), self.example)
+        resized = resize_batch(batch, length, **self.resize_options)
+        return from_mapping(resized if self._shard is None else self._shard(resized), self.example)
 
 
 def repeated_to(batch: Mapping[str, Any], rows: int, length: int, options: Mapping[str, Any]) -> dict[str, Any]:

@@ -54,6 +54,7 @@ def warmup_allocator(
     accumulation_steps: int = 1,
     scheduler: SequenceLengthScheduler | None = None,
     resize_options: Mapping[str, Any] | None = None,
+    shard_batch: Callable[[Any], Any] | None = None,
     find_batch_size: bool = False,
     raise_out_of_memory: bool = False,
 ) -> AllocatorReport:
@@ -110,6 +111,9 @@ def warmup_allocator(
         scheduler: Also train at every length of this schedule, shortest first and without the optimizer state of
             earlier passes, until nothing new is allocated, five times at most. Kernels are compiled for these lengths.
         resize_options: Keyword arguments of `resize_batch`, as in training: mode, remainder, keys, ... Not return_info.
+        shard_batch: Called with each resized batch, returns the part of it that this rank trains on, as
+            `parallel.shard_sequence` does. Lengths of the report are those of whole rows. Ranks then wait for each
+            other inside a pass, as under fully_shard.
         find_batch_size: If `batch_size` does not fit, find the largest that does, by bisection.
         raise_out_of_memory: Raise an error if the requested batch size does not fit. By default only the report says
             so.
@@ -126,7 +130,7 @@ def warmup_allocator(
         torch.OutOfMemoryError: The requested batch size does not fit, and `raise_out_of_memory` is True.
     """
     flags = {"find_batch_size": find_batch_size, "raise_out_of_memory": raise_out_of_memory}
-    _check_types(model, example_batch, loss_fn, optimizer, autocast_dtype, grad_scaler, scheduler, flags)
+    _check_types(model, example_batch, loss_fn, shard_batch, optimizer, autocast_dtype, grad_scaler, scheduler, flags)
     max_len = check_int("max_len", max_len, minimum=1)
     batch_size = _check_batch_size(batch_size)
     max_grad_norm = _check_max_grad_norm(max_grad_norm)
@@ -134,6 +138,7 @@ def warmup_allocator(
     _check_resize_options(resize_options)
     if scheduler is not None and scheduler.max_seq_length > max_len:
         raise ValueError(f"max_len must reach the scheduler's max_seq_length {scheduler.max_seq_length}, got {max_len}")
+    are_waiting = shard_batch is not None or is_sharded(model)  # ranks, for each other
     started = time.perf_counter()
     device = _device_of(model)
     memory = memory_of(device)
@@ -142,8 +147,8 @@ def warmup_allocator(
         raise ValueError(f"batch_size='auto' needs a device that reports when it is out of memory, got {device}")
     with (
         compilations() as compiled,
-        rank_consensus(model, device) as consensus,
-        _limited(memory, consensus, is_sharded(model), batch_size == "auto"),
+        rank_consensus(model, device, are_waiting=are_waiting) as consensus,
+        _limited(memory, consensus, are_waiting, batch_size == "auto"),
         _restored(consensus, model, optimizer, grad_scaler),
         without_gradient_exchange(model),
         torch.enable_grad(),
@@ -162,7 +167,7 @@ def warmup_allocator(
                 max_grad_norm=max_grad_norm,
                 accumulation_steps=accumulation_steps,
             ),
-            TrainingBatches(model, example_batch, max_len, device, resize_options),
+            TrainingBatches(model, example_batch, max_len, device, resize_options, shard_batch),
             memory,
             consensus,
         )
@@ -195,6 +200,7 @@ def _check_types(
     model: object,
     example_batch: ExampleBatch | None,
     loss_fn: object,
+    shard_batch: object,
     optimizer: object,
     autocast_dtype: object,
     grad_scaler: object,
@@ -205,8 +211,9 @@ def _check_types(
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
     if example_batch is not None:
         as_mapping(example_batch)
-    if loss_fn is not None and not callable(loss_fn):
-        raise TypeError(f"loss_fn must be callable or None, got {type(loss_fn).__name__}")
+    for name, function in (("loss_fn", loss_fn), ("shard_batch", shard_batch)):
+        if function is not None and not callable(function):
+            raise TypeError(f"{name} must be callable or None, got {type(function).__name__}")
     if optimizer is not None and not isinstance(optimizer, Optimizer):
         raise TypeError(f"optimizer must be a torch optimizer or None, got {type(optimizer).__name__}")
     if autocast_dtype is not None and not isinstance(autocast_dtype, torch.dtype):
@@ -268,21 +275,21 @@ def _lengths(max_len: int, scheduler: SequenceLengthScheduler | None, model: nn.
     return []
 
 
-def _limited(memory: Memory, consensus: RankConsensus, sharded: bool, auto: bool) -> AbstractContextManager[None]:
+def _limited(memory: Memory, consensus: RankConsensus, are_waiting: bool, auto: bool) -> AbstractContextManager[None]:
     """Return the context of a limit of memory, if it is needed.
 
-    The ranks of fully_shard are out of memory at the same allocation, so that none waits for another in a collective.
+    Ranks that wait for each other are out of memory at the same allocation, so that none is left in a collective.
     A batch size that is found leaves memory to communication, kernels that are loaded later, and other libraries.
     """
     reserved = memory.reserved()
-    if reserved is None or not (sharded or auto):
+    if reserved is None or not (are_waiting or auto):
         return nullcontext()
-    if sharded:
+    if are_waiting:
         memory.release()  # unused memory in pieces differs between ranks
         reserved = memory.reserved() or 0
     allocated, (free, total) = memory.allocated(), memory.free()
     room = free + reserved - allocated - (max(_LEFT_BYTES, int(_LEFT_SHARE * total)) if auto else 0)
-    return memory.limited_to(allocated + (consensus.smallest(room) if sharded else room))
+    return memory.limited_to(allocated + (consensus.smallest(room) if are_waiting else room))
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from seqwarm_kernels import SequenceLengthScheduler, warmup_allocator
 from seqwarm_kernels.allocator import warmup
-from seqwarm_kernels.allocator.distributed import rank_consensus
+from seqwarm_kernels.allocator.distributed import is_sharded, rank_consensus
 
 from ..support.ranks import join_group, leave_group
 from .test_zoo import MAX_LEN, WIDTH, WORDS, Body, ChannelNorm, fails_at
@@ -145,7 +145,7 @@ def one_rank_fails():
 
 def ranks_agree_over_gloo(kind):
     model, _ = wrapped(kind)
-    with rank_consensus(model, torch.device("cuda")) as consensus:
+    with rank_consensus(model, torch.device("cuda"), are_waiting=is_sharded(model)) as consensus:
         assert torch.distributed.get_backend(consensus.group) == "gloo"
         assert consensus.group not in (getattr(model, "process_group", None), torch.distributed.group.WORLD)
         assert consensus.largest(torch.distributed.get_rank()) == 1

@@ -8,7 +8,7 @@ import torch
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.parallel import parallelize_module
 
-from seqwarm_kernels import apply_alibi
+from seqwarm_kernels import SequenceLengthScheduler, apply_alibi, warmup_allocator
 from seqwarm_kernels.parallel import ContextParallel, shard_sequence, sharded_by
 
 from ..support.ranks import join_group, leave_group, run_ranks
@@ -153,6 +153,7 @@ def cases():
     yield "halo", lambda mesh: assert_trains_as_one(mesh, "mistral", halo=8)
     yield "checkpoints", check_checkpoints
     yield "dropout", check_dropout
+    yield "allocator", check_allocator
     yield "refusals", check_refusals
     yield "Accelerate", check_accelerate_hooks
 
@@ -181,6 +182,28 @@ def check_dropout(mesh):
         torch.manual_seed(3)
         outs.append(model(**prepare(batch)).logits)
     torch.testing.assert_close(outs[1], outs[0].chunk(2, 1)[mesh.get_local_rank()], rtol=1e-6, atol=1e-6)
+
+
+def check_allocator(mesh):
+    """Warm-up passes have shards of the lengths that training will have, and change nothing."""
+    model, lengths = converted("gpt2"), []
+    parallelize_module(model, mesh, ContextParallel())
+    before = copy.deepcopy(model.state_dict())
+    model.register_forward_pre_hook(
+        lambda _, args, kwargs: lengths.append(kwargs["input_ids"].shape[1]), with_kwargs=True
+    )
+    schedule = SequenceLengthScheduler(8, 32, duration=4, step_size=8)
+    report = warmup_allocator(
+        model,
+        32,
+        batch_size=3,
+        example_batch=causal_batch("gpt2", 2),
+        scheduler=schedule,
+        shard_batch=lambda batch: shard_sequence(batch, mesh),
+    )
+    assert report.lengths == (32, 8, 16, 24)
+    assert lengths[:4] == [16, 4, 8, 12]
+    torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
 
 
 def one_rank(rank, port, folder):
