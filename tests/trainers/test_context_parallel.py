@@ -8,9 +8,11 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.parallel import parallelize_module
 from torch.utils.data import DataLoader
 
-transformers = pytest.importorskip("transformers")
+pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
-lightning = pytest.importorskip("lightning.pytorch")
+pytest.importorskip("lightning.pytorch")
+
+import lightning.pytorch as lightning
 
 from seqwarm_kernels import SequenceLengthScheduler, apply_alibi
 from seqwarm_kernels.parallel import ContextParallel
