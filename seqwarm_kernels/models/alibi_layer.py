@@ -209,7 +209,9 @@ def alibi_layer_attention(
     options: dict[str, Any] = {"causal": causal, "scale": scale, "window": window}
     if heads.context is not None:
         visible = {"packing": packing, "query_start": query_start, "key_padding_mask": key_padding_mask}
-        return heads.context(heads, query, key, value, dropout_p=dropout_p, **visible, **options)
+        return heads.context(
+            query, key, value, slopes, training=heads.training, dropout_p=dropout_p, **visible, **options
+        )
     if packing is None:
         options |= {"query_start": query_start, "key_padding_mask": key_padding_mask}
         out = alibi_attention(query, key, value, slopes, dropout_p=dropout_p, **options)

@@ -177,6 +177,8 @@ def pass_packed(decoder: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
     packed = find_packed_sequence_indices(position_ids.expand(tokens.shape[0], -1))
     if packed is None:
         return None
+    if any(isinstance(part, AlibiHeads) and part.context is not None for part in decoder.modules()):
+        raise _local_packing()
     cu_seq_lens, length = boundaries(packed), packed.shape[1]
     names = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
     return args, kwargs | dict(zip(names, (cu_seq_lens, cu_seq_lens, length, length), strict=True))
@@ -222,11 +224,15 @@ def _check_whole_rows(module: nn.Module, kwargs: dict[str, Any], visible: Visibl
             "seqwarm_kernels.parallel.ContextParallel instead, which calls context_attention"
         )
     if module.alibi.context is not None and visible.packing is not None and kwargs.get("cu_seq_lens_q") is None:
-        raise ValueError(
-            "position_ids must not tell packed sequences under ContextParallel, since a rank has only a part of them: "
-            "pass cu_seq_lens_q, cu_seq_lens_k, max_length_q and max_length_k of the tokens of all ranks, as "
-            "shard_sequence returns them"
-        )
+        raise _local_packing()
+
+
+def _local_packing() -> ValueError:
+    return ValueError(
+        "position_ids must not tell packed sequences under ContextParallel, since a rank has only a part of them: "
+        "pass cu_seq_lens_q, cu_seq_lens_k, max_length_q and max_length_k of the tokens of all ranks, as "
+        "shard_sequence returns them"
+    )
 
 
 def _check_supported(kwargs: dict[str, Any]) -> None:

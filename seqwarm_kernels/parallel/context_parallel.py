@@ -69,18 +69,19 @@ class LayerContext:
 
     def __call__(
         self,
-        heads: AlibiHeads,
         query: Tensor,
         key: Tensor,
         value: Tensor,
+        slopes: Tensor,
         *,
+        training: bool,
         packing: Packing | None,
         query_start: Tensor | None,
         key_padding_mask: Tensor | None,
         **options: Any,
     ) -> Tensor:
         """Arguments and result are those of `alibi_layer_attention`. Boundaries are those of all ranks' tokens."""
-        if not (heads.training or self.in_evaluation):
+        if not (training or self.in_evaluation):
             raise ValueError(
                 "model must be in training mode under ContextParallel, or its inputs be described, got a call in "
                 'evaluation mode: use `with sharded_by(model, "rows"):` if each rank has rows of its own, as in '
@@ -95,11 +96,11 @@ class LayerContext:
         if packing is None:
             if key_padding_mask is None:  # ranks must exchange the same tensors, and another one may have padding
                 key_padding_mask = torch.ones(len(key), key.shape[2], dtype=torch.bool, device=key.device)
-            return context_attention(query, key, value, heads.slopes, key_padding_mask=key_padding_mask, **options)
+            return context_attention(query, key, value, slopes, key_padding_mask=key_padding_mask, **options)
         if len(query) != 1:
             raise ValueError(f"packed sequences must be in one row under ContextParallel, got {len(query)} rows")
         q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
-        out = context_attention_varlen(q, k, v, packing.cu_seqlens_q, packing.max_seqlen_q, heads.slopes, **options)
+        out = context_attention_varlen(q, k, v, packing.cu_seqlens_q, packing.max_seqlen_q, slopes, **options)
         return out.transpose(0, 1)[None]
 
 
