@@ -122,7 +122,7 @@ class Run:
         lengths = {config.min_seq_length, config.step_size, config.seq_length, *(config.validation_lengths or ())}
         if any(length % size for length in lengths):
             raise UserError(f"context_parallel {size} must divide all lengths and step_size, got {sorted(lengths)}")
-        shape = (self.replicas // size, size)
+        shape = self.replicas // size, size
         return distributed.init_device_mesh(config.device, shape, mesh_dim_names=("data", "context"))["context"]
 
     def parallelise(self) -> nn.Module:
