@@ -223,7 +223,8 @@ def _check_whole_rows(module: nn.Module, kwargs: dict[str, Any], visible: Visibl
             "context parallelism, which exchange keys for scaled_dot_product_attention alone and drop the mask: apply "
             "seqwarm_kernels.parallel.ContextParallel instead, which calls context_attention"
         )
-    if module.alibi.context is not None and visible.packing is not None and kwargs.get("cu_seq_lens_q") is None:
+    is_sharded = getattr(module.alibi, "context", None) is not None
+    if is_sharded and visible.packing is not None and kwargs.get("cu_seq_lens_q") is None:
         raise _local_packing()
 
 

@@ -101,7 +101,12 @@ def _added(batch: Any, bounds: Tensor | None, size: int, shift_labels: bool) -> 
     if (labels is not None or not is_told) and not isinstance(batch, MutableMapping):
         raise TypeError(f"batch must be a mapping to take more entries, got {type(batch).__name__}")
     if isinstance(labels, Tensor):
-        shifted = _shifted(labels, bounds)
+        if labels.dim() == 1 and bounds is None:
+            raise ValueError(
+                f"batch['labels'] must be (rows, tokens), got {tuple(labels.shape)}: pass shift_labels=False and "
+                'by="rows" for labels of rows'
+            )
+        shifted = _shifted(labels)
         yield _SHIFTED, shifted
         yield NUM_ITEMS_IN_BATCH, (shifted != IGNORED_LABEL).sum() / size
     if bounds is not None and not is_told:
@@ -110,18 +115,9 @@ def _added(batch: Any, bounds: Tensor | None, size: int, shift_labels: bool) -> 
         yield from {"max_length_q": longest, "max_length_k": longest}.items()
 
 
-def _shifted(labels: Tensor, bounds: Tensor | None) -> Tensor:
-    """At each token the label of the next token of its sequence."""
-    if labels.dim() == 1 and bounds is None:
-        raise ValueError(
-            f"batch['labels'] must be (rows, tokens), got {tuple(labels.shape)}: pass shift_labels=False "
-            'and by="rows" for labels of rows'
-        )
-    shifted = functional.pad(labels, (0, 1), value=IGNORED_LABEL)[..., 1:]
-    if bounds is None:
-        return shifted
-    lasts = bounds[1:][bounds.diff() > 0] - 1
-    return shifted.index_fill(-1, lasts.to(labels.device), IGNORED_LABEL)
+def _shifted(labels: Tensor) -> Tensor:
+    """At each token the label of the next one. As in one process, collators ignore the first label of a sequence."""
+    return functional.pad(labels, (0, 1), value=IGNORED_LABEL)[..., 1:]
 
 
 def _check_equal(entries: Mapping[Any, Any], mesh: DeviceMesh) -> None:
