@@ -12,6 +12,8 @@ any attention.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable, Mapping
+from functools import reduce
 from typing import NamedTuple
 
 import torch
@@ -72,11 +74,32 @@ def choose_widths(
         return [widest] * key.shape[1]
     if given is None and torch.compiler.is_compiling():
         raise ValueError("halo must be an int under torch.compile, got None, which makes the host wait for a width")
-    bound = _Bound(query, key, slopes, key_padding_mask, scale, skip_tolerance, causal, mesh)
+    largest, queries = _shard(query, key, slopes, key_padding_mask, scale, skip_tolerance, causal)
+    largest = _gathered(largest, key.shape[2], mesh)
+    bound = _Bound(
+        largest, {mesh.get_local_rank(): queries}, causal, lambda widths: collectives.all_reduce(widths, "max", mesh)
+    )
     if given is None:
         return [min(width, widest) for width in bound.smallest()]
     bound.check(given, widest)
     return given
+
+
+@torch.no_grad()
+def widths_of_shards(
+    shards: Iterable[tuple[Tensor, Tensor]], slopes: Tensor, *, scale: float, skip_tolerance: float, causal: bool
+) -> list[int]:
+    """The widths that `choose_widths` finds for rows whose shards are all in this process. Needs no process group.
+
+    Args:
+        shards: The query (B, Hq, c, D) and the key (B, Hkv, c, D) of each rank, in order. Each pair is used once.
+        slopes: (Hq,) or (B, Hq).
+    """
+    found = [_shard(query, key, slopes, None, scale, skip_tolerance, causal) for query, key in shards]
+    largest = torch.stack([norm for norm, _ in found])
+    bound = _Bound(largest, dict(enumerate(queries for _, queries in found)), causal, lambda widths: widths)
+    widest = (len(found) - 1) * bound.length
+    return [min(width, widest) for width in bound.smallest()]
 
 
 class _Bound:
@@ -84,35 +107,23 @@ class _Bound:
 
     def __init__(
         self,
-        query: Tensor,
-        key: Tensor,
-        slopes: Tensor,
-        key_padding_mask: Tensor | None,
-        scale: float,
-        skip_tolerance: float,
+        largest: Tensor,
+        queries: Mapping[int, _Queries],
         causal: bool,
-        mesh: DeviceMesh,
+        maximum: Callable[[Tensor], Tensor],
     ) -> None:
-        self._mesh, self._causal, self._length = mesh, causal, key.shape[2]
-        key_norm = torch.linalg.vector_norm(key, dim=-1, dtype=_precise(key))
-        if key_padding_mask is not None:
-            key_norm = key_norm.masked_fill(~key_padding_mask[:, None], 0)
-        largest = key_norm.amax(-1) if key_norm.numel() else key_norm.new_zeros(key_norm.shape[:2])
-        own = functional.pad(largest.flatten(), (0, 1), value=self._length)
-        # A sum with zeros: the names of all-gathers differ between versions of torch.
-        gathered = own.new_zeros(mesh.size(), len(own))
-        gathered[mesh.get_local_rank()] = own
-        gathered = collectives.all_reduce(gathered, "sum", mesh)
-        torch._assert_async(
-            (gathered[:, -1] == self._length).all(), "query must hold the same number of tokens on every rank of mesh"
-        )
-        self._largest = gathered[:, :-1].view(-1, *largest.shape)  # (P, B, Hkv)
-        share = skip_tolerance if causal else skip_tolerance / 2  # both sides share it
-        self._queries = _queries(query, key, key_norm, slopes, key_padding_mask, scale, share)
+        """
+        Args:
+            largest: (P, B, Hkv), the largest key norm of each shard.
+            queries: Those of the ranks that are in this process.
+            maximum: Returns the maximum over all processes.
+        """
+        self._largest, self._queries, self._causal, self._maximum = largest, queries, causal, maximum
+        self.size, self.length = len(largest), next(iter(queries.values())).norm.shape[-1]
 
     def smallest(self) -> list[int]:
         """The smallest widths that serve. Waits for the device."""
-        size, length = self._mesh.size(), self._length
+        size, length = self.size, self.length
         widths: dict[int, int] = {}
         heads = range(self._largest.shape[2])
         for first in range(1, size):
@@ -126,7 +137,7 @@ class _Bound:
 
     def check(self, given: list[int], widest: int) -> None:
         """Assert, without waiting for the device, that the given widths serve."""
-        needed = self._needed([width // self._length + 1 for width in given]).clamp(max=widest)
+        needed = self._needed([width // self.length + 1 for width in given]).clamp(max=widest)
         torch._assert_async(
             (needed <= needed.new_tensor(given)).all(),
             "halo is too narrow: keys beyond it weigh more than skip_tolerance. halo_widths returns widths that serve",
@@ -137,23 +148,56 @@ class _Bound:
 
         The same on all ranks.
         """
-        rank, size = self._mesh.get_local_rank(), self._mesh.size()
-        position = torch.arange(self._length, device=self._largest.device)
-        widths = self._needed_beyond([range(max(rank - first + 1, 0)) for first in firsts], position)
-        if not self._causal:
-            after = self._needed_beyond([range(rank + first, size) for first in firsts], position.flip(0))
-            widths = torch.maximum(widths, after)
-        return collectives.all_reduce(widths, "max", self._mesh)
+        return self._maximum(reduce(torch.maximum, (self._needed_by(rank, firsts) for rank in self._queries)))
 
-    def _needed_beyond(self, shards: list[range], position: Tensor) -> Tensor:
+    def _needed_by(self, rank: int, firsts: list[int]) -> Tensor:
+        position = torch.arange(self.length, device=self._largest.device)
+        widths = self._needed_beyond(rank, [range(max(rank - first + 1, 0)) for first in firsts], position)
+        if not self._causal:
+            after = self._needed_beyond(rank, [range(rank + first, self.size) for first in firsts], position.flip(0))
+            widths = torch.maximum(widths, after)
+        return widths
+
+    def _needed_beyond(self, rank: int, shards: list[range], position: Tensor) -> Tensor:
         """The widths on one side. `position` (c,) is the distance of the queries from the shard's end on that side."""
         bounds = [self._largest[there.start : there.stop, :, head] for head, there in enumerate(shards)]
         largest = torch.stack([functional.pad(norms, (0, 0, 0, 1)).amax(0) for norms in bounds], -1)
-        distance = self._queries.distance(largest)
+        distance = self._queries[rank].distance(largest)
         # Query t needs d − t tokens of the halo. Queries at t >= width attend local keys only, and must need none.
         width = torch.where(distance <= position, 0, torch.maximum(distance - position, position + 1))
         width = functional.pad(width.transpose(0, 1).flatten(1), (0, 1)).amax(1)
         return width * width.new_tensor([len(there) > 0 for there in shards])
+
+
+def _shard(
+    query: Tensor,
+    key: Tensor,
+    slopes: Tensor,
+    key_padding_mask: Tensor | None,
+    scale: float,
+    skip_tolerance: float,
+    causal: bool,
+) -> tuple[Tensor, _Queries]:
+    """The largest norm of a shard's keys (B, Hkv), and its queries."""
+    key_norm = torch.linalg.vector_norm(key, dim=-1, dtype=_precise(key))
+    if key_padding_mask is not None:
+        key_norm = key_norm.masked_fill(~key_padding_mask[:, None], 0)
+    largest = key_norm.amax(-1) if key_norm.numel() else key_norm.new_zeros(key_norm.shape[:2])
+    share = skip_tolerance if causal else skip_tolerance / 2  # both sides share it
+    return largest, _queries(query, key, key_norm, slopes, key_padding_mask, scale, share)
+
+
+def _gathered(largest: Tensor, length: int, mesh: DeviceMesh) -> Tensor:
+    """The largest norms of all shards, (P, B, Hkv)."""
+    own = functional.pad(largest.flatten(), (0, 1), value=length)
+    # A sum with zeros: the names of all-gathers differ between versions of torch.
+    gathered = own.new_zeros(mesh.size(), len(own))
+    gathered[mesh.get_local_rank()] = own
+    gathered = collectives.all_reduce(gathered, "sum", mesh)
+    torch._assert_async(
+        (gathered[:, -1] == length).all(), "query must hold the same number of tokens on every rank of mesh"
+    )
+    return gathered[:, :-1].view(-1, *largest.shape)
 
 
 def _queries(
