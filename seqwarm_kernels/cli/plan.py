@@ -1,11 +1,15 @@
-"""The command `plan`: the lengths of a schedule, and the tokens and FLOPs that it saves."""
+"""The command `plan`: the lengths of a schedule, the tokens and FLOPs that it saves, and what ranks would exchange."""
 
 from __future__ import annotations
 
 import argparse
 import sys
+from typing import TYPE_CHECKING
 
 from .common import UNITS, Result, add_figure, add_pacing, check_figure, pacing, usage_errors
+
+if TYPE_CHECKING:
+    from ..parallel.exchanges import Exchanges
 
 HELP = "show the lengths of a schedule, and the tokens and FLOPs that it saves"
 EXAMPLES = """\
@@ -16,6 +20,7 @@ examples:
   seqwarm plan --duration 3000
   seqwarm plan --duration 60000000 --unit token --figure plan.png
   seqwarm plan --duration 3000 --layers 24 --hidden-size 1024 --json
+  seqwarm plan --duration 3000 --max-seq-length 131072 --batch-size 1 --ranks 4
 """
 
 #: The duration's share of a run whose total is not given: that of Composer's sequence-length warmup.
@@ -37,6 +42,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--layers", type=int, default=12, metavar="N", help="number of layers")
     add("--hidden-size", type=int, default=768, metavar="N", help="width of the model")
     add("--vocab-size", type=int, default=50257, metavar="N", help="size of the vocabulary")
+    add = parser.add_argument_group("rows whose tokens are sharded over ranks").add_argument
+    add("--ranks", type=int, metavar="N", help="show what N ranks exchange at the full length (default: no table)")
+    add("--heads", type=int, default=12, metavar="N", help="heads of a layer, with the usual slopes of ALiBi")
+    add("--key-heads", type=int, metavar="N", help="heads of keys and values (default: as many as --heads)")
+    add("--head-dim", type=int, metavar="N", help="size of a head (default: --hidden-size / --heads)")
+    score_help = "standard deviation of the scores before the bias, which decides the halo; larger scores reach farther"
+    add("--score-std", type=float, default=1.0, metavar="STD", help=score_help)
     add_figure(parser, "the lengths and the tokens")
 
 
@@ -57,6 +69,7 @@ def run(arguments: argparse.Namespace) -> Result:
         total = round(arguments.duration / _DEFAULT_SHARE) if arguments.total is None else arguments.total
         model = ModelSize(arguments.layers, arguments.hidden_size, arguments.vocab_size)
         plan = plan_schedule(scheduler, total, arguments.batch_size, model)
+        exchanges = None if arguments.ranks is None else _exchanges(arguments)
     if total < arguments.duration:
         print(
             f"seqwarm plan: warning: the run of {total:,} {scheduler.unit}s ends before the full length, which "
@@ -65,4 +78,31 @@ def run(arguments: argparse.Namespace) -> Result:
         )
     if arguments.figure is not None:
         draw(plan, arguments.figure)
-    return Result(plan.to_json(), table(plan))
+    if exchanges is None:
+        return Result(plan.to_json(), table(plan))
+    return Result({**plan.to_json(), "exchanges": exchanges.to_json()}, f"{table(plan)}\n\n{exchanges.table()}")
+
+
+def _exchanges(arguments: argparse.Namespace) -> Exchanges:
+    """What the ranks exchange for a batch of the full length.
+
+    Raises:
+        ValueError: an option does not fit.
+    """
+    from ..parallel.exchanges import Exchanges
+    from ..parallel.volumes import ContextSize, normal_widths
+
+    heads, length, ranks = arguments.heads, arguments.max_seq_length, arguments.ranks
+    if heads > 0 and arguments.head_dim is None and arguments.hidden_size % heads:
+        raise ValueError(f"--heads must divide --hidden-size {arguments.hidden_size} without --head-dim, got {heads}")
+    if ranks > 0 and length % ranks:
+        raise ValueError(f"--max-seq-length must be a multiple of --ranks {ranks}, got {length}")
+    size = ContextSize(
+        heads=heads,
+        key_heads=heads if arguments.key_heads is None else arguments.key_heads,
+        head_dim=arguments.hidden_size // max(heads, 1) if arguments.head_dim is None else arguments.head_dim,
+        length=length,
+        ranks=ranks,
+        batch_size=arguments.batch_size,
+    )
+    return Exchanges(size, tuple(normal_widths(size, score_std=arguments.score_std)))

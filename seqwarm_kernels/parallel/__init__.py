@@ -1,5 +1,6 @@
 """ALiBi attention on many devices."""
 
+from .balance import RankWork, balanced_slopes, rank_work
 from .context_attention import context_attention, context_attention_varlen, halo_widths
 from .context_parallel import ContextParallel, sharded_by
 from .shard_sequence import shard_sequence
@@ -8,12 +9,15 @@ from .ulysses import heads_to_tokens, local_heads, tokens_to_heads
 
 __all__ = [
     "ContextParallel",
+    "RankWork",
     "ShardSlopes",
+    "balanced_slopes",
     "context_attention",
     "context_attention_varlen",
     "halo_widths",
     "heads_to_tokens",
     "local_heads",
+    "rank_work",
     "shard_sequence",
     "sharded_by",
     "tokens_to_heads",

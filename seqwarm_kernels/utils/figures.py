@@ -66,6 +66,11 @@ LOOKS = {
     # allocator
     "with warmup_allocator": Look(_ORANGE, "s", width=2.0),
     "without warmup_allocator": Look(_BLUE, "o", "--"),
+    # exchanges between ranks
+    "ring": Look(_GRAY, "X", "-."),
+    "all-gather": Look(_BLUE, "^"),
+    "Ulysses": Look(_GREEN, "v"),
+    "halo": Look(_ORANGE, "o", width=2.4),
     # batching
     "random": Look(_GRAY, "X"),
     "short window": Look(_BLUE, "^"),

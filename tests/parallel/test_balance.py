@@ -1,0 +1,94 @@
+"""The order of slopes that balances ranks, and the work of ranks."""
+
+import itertools
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from seqwarm_kernels import alibi_slopes
+from seqwarm_kernels.parallel import balanced_slopes, rank_work
+
+SIZES = st.builds(lambda ranks, turns: (ranks * turns, ranks), st.integers(1, 16), st.integers(1, 8))
+
+
+@given(SIZES)
+def test_the_slopes_are_those_of_alibi_in_snake_order(size):
+    heads, ranks = size
+    slopes = balanced_slopes(heads, ranks)
+    assert slopes.dtype == torch.float32
+    ordered = sorted(alibi_slopes(heads).tolist(), reverse=True)
+    snake = itertools.cycle([*range(ranks), *reversed(range(ranks))])
+    of_ranks = [[] for _ in range(ranks)]
+    for slope in ordered:
+        of_ranks[next(snake)].append(slope)
+    assert slopes.tolist() == [slope for of_rank in of_ranks for slope in of_rank]
+
+
+@given(SIZES, st.sampled_from([256, 4096, 65536]))
+def test_no_rank_does_more_than_in_the_usual_order(size, length):
+    """The work of a head is about the distance that it reaches, at most the length."""
+    heads, ranks = size
+
+    def worst(slopes):
+        return rank_work((40 / slopes / length).clamp(max=1), ranks).imbalance()
+
+    sorted_slopes = alibi_slopes(heads).sort(descending=True).values
+    assert worst(balanced_slopes(heads, ranks)) <= worst(sorted_slopes) + 1e-9
+
+
+def test_the_work_of_ranks():
+    share = torch.tensor([[0.1, 0.3, 0.4, 0.6], [0.3, 0.5, 0.8, 1.0]])
+    work = rank_work(share, 2)
+    assert work.shares == pytest.approx((0.3, 0.7))
+    assert work.mean() == pytest.approx(0.5)
+    assert work.imbalance() == pytest.approx(1.4)
+    assert rank_work(share[0], 4).shares == pytest.approx((0.1, 0.3, 0.4, 0.6))
+    assert work.table().splitlines() == [
+        "rank  share of keys visited  relative to the mean",
+        "   0                  30.0%                  0.60",
+        "   1                  70.0%                  1.40",
+        " all                  50.0%          largest 1.40",
+    ]
+
+
+def test_ranks_without_work():
+    work = rank_work(torch.zeros(4), 2)
+    assert work.imbalance() == 1
+    assert "largest 1.00" in work.table()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ((0, 1), ValueError, "^num_heads must be at least 1, got 0"),
+        ((8, 0), ValueError, "^num_ranks must be at least 1, got 0"),
+        ((12, 8), ValueError, "^num_heads must be a multiple of the 8 ranks, got 12"),
+        ((8.0, 2), TypeError, "^num_heads must be an int"),
+        ((8, "2"), TypeError, "^num_ranks must be an int"),
+        ((8, 2, 1.5), TypeError, "^device"),
+    ],
+)
+def test_junk_in_balanced_slopes(arguments, error, message):
+    heads, ranks, *device = arguments
+    with pytest.raises(error, match=message):
+        balanced_slopes(heads, ranks, **({"device": device[0]} if device else {}))
+
+
+@pytest.mark.parametrize(
+    ("share", "ranks", "error", "message"),
+    [
+        ([0.5, 0.5], 2, TypeError, "^attended_share must be a floating-point tensor, got list"),
+        (torch.ones(4, dtype=torch.int64), 2, TypeError, "^attended_share must be a floating-point tensor, got torch.int"),
+        (torch.ones(1, 2, 4), 2, ValueError, r"^attended_share must be \(heads,\) or \(batch, heads\), got \(1, 2, 4\)"),
+        (torch.ones(0, 4), 2, ValueError, "^attended_share must be"),
+        (torch.tensor([0.5, 1.5]), 2, ValueError, r"^attended_share must be in \[0, 1\]"),
+        (torch.tensor([0.5, torch.nan]), 2, ValueError, r"^attended_share must be in \[0, 1\]"),
+        (torch.ones(6), 4, ValueError, "^attended_share must be of a multiple of the 4 ranks, got 6 heads"),
+        (torch.ones(4), 0, ValueError, "^num_ranks must be at least 1, got 0"),
+    ],
+)
+def test_junk_in_rank_work(share, ranks, error, message):
+    with pytest.raises(error, match=message):
+        rank_work(share, ranks)

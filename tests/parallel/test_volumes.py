@@ -1,0 +1,236 @@
+"""Bytes that ranks receive: the formulas against exchanges played with single tokens, and against bytes of runs."""
+
+import re
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.distributed
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.distributed.device_mesh import init_device_mesh
+
+from bench.parallel.counting import ReceivedBytes
+from bench.parallel.cpu import FLAT, USUAL, count_on_rank
+from seqwarm_kernels import alibi_slopes
+from seqwarm_kernels.parallel import halo_widths
+from seqwarm_kernels.parallel.exchanges import Exchanges
+from seqwarm_kernels.parallel.halo_width import widths_of_shards
+from seqwarm_kernels.parallel.volumes import ContextSize, Volume, normal_widths
+
+from ..support.ranks import join_group, leave_group, run_ranks
+
+LARGE = ContextSize(32, 32, 128, 2**17, 8)
+SIZES = st.builds(
+    lambda ranks, shard, key_heads, group, **options: ContextSize(
+        key_heads * group, key_heads, length=ranks * shard, ranks=ranks, **options
+    ),
+    ranks=st.integers(1, 6),
+    shard=st.integers(1, 5),
+    key_heads=st.integers(1, 6),
+    group=st.integers(1, 3),
+    head_dim=st.integers(1, 8),
+    batch_size=st.integers(1, 3),
+    causal=st.booleans(),
+    bytes_per_element=st.sampled_from([2, 4, 8]),
+)
+
+
+def vector(size):
+    """Bytes of one vector of a head, in all rows."""
+    return size.batch_size * size.head_dim * size.bytes_per_element
+
+
+def received_in_ring(size, steps):
+    """Bytes that rank 0 receives if every rank passes on the keys and values that it holds."""
+    holds, received = list(range(size.ranks)), 0
+    for _ in range(steps):
+        holds = [holds[rank - 1] for rank in range(size.ranks)]
+        received += 2 * size.key_heads * size.shard_length * vector(size)
+    return received, holds
+
+
+@given(SIZES)
+def test_ring(size):
+    forward, holds = received_in_ring(size, size.ranks - 1)
+    assert holds == [(rank + 1) % size.ranks for rank in range(size.ranks)], "every shard has been everywhere"
+    home, holds = received_in_ring(size, size.ranks if size.ranks > 1 else 0)
+    assert holds == list(range(size.ranks)), "gradients are back at home"
+    assert size.ring() == Volume(forward, forward + home)
+
+
+@given(SIZES)
+def test_ulysses(size):
+    """Rank 0 needs all tokens of its heads, and has its own. Outputs go the other way."""
+    if size.heads % size.ranks or size.key_heads % size.ranks:
+        with pytest.raises(ValueError, match=f"must be a multiple of the {size.ranks} ranks, got"):
+            size.ulysses()
+        return
+    received = 0
+    for heads in (size.heads, size.key_heads, size.key_heads):
+        received += heads // size.ranks * (size.length - size.shard_length) * vector(size)
+    received += (size.heads - size.heads // size.ranks) * size.shard_length * vector(size)
+    assert size.ulysses() == Volume(received, received)
+
+
+@given(SIZES, st.data())
+def test_halo(size, data):
+    """Token by token: who sends which one to whom."""
+    widths = data.draw(st.lists(st.integers(0, 40), min_size=size.key_heads, max_size=size.key_heads))
+    received, sent = [0] * size.ranks, [0] * size.ranks
+    for width in widths:
+        for rank in range(size.ranks):
+            first, end = rank * size.shard_length, (rank + 1) * size.shard_length
+            tokens = [t for t in range(first - width, first) if t >= 0]
+            tokens += [] if size.causal else [t for t in range(end, end + width) if t < size.length]
+            received[rank] += len(tokens)
+            for token in tokens:
+                sent[token // size.shard_length] += 1
+    bytes_of = [Volume(2 * r * vector(size), 2 * s * vector(size)) for r, s in zip(received, sent, strict=True)]
+    assert [size.halo(widths, rank) for rank in range(size.ranks)] == bytes_of
+    assert size.halo(widths) == tuple(map(max, zip(*bytes_of, strict=True)))
+
+
+@given(SIZES)
+def test_a_halo_of_all_tokens_is_an_all_gather(size):
+    everything = [size.length] * size.key_heads
+    assert size.halo(everything) == size.all_gather()
+    assert size.all_gather().forward == size.ring().forward
+
+
+def test_the_formulas_of_the_size_of_the_goals():
+    assert LARGE.ring().forward == 4 * 128 * 32 * 2**17 * 7 // 8 == 1_879_048_192
+    assert LARGE.ulysses().forward == 4 * 128 * 64 * 2**14 * 7 // 8 == 469_762_048
+    assert LARGE.halo([1000] * 32).forward == 4 * 128 * 32_000
+    assert replace(LARGE, length=2**20, ranks=64).halo([1000] * 32) == LARGE.halo([1000] * 32)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"heads": 0}, "heads must be at least 1, got 0"),
+        ({"key_heads": 5}, "key_heads must divide the 32 heads, got 5"),
+        ({"ranks": 3}, "length must be a multiple of the 3 ranks, got 131072"),
+        ({"head_dim": -1}, "head_dim must be at least 1, got -1"),
+        ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
+        ({"bytes_per_element": 0}, "bytes_per_element must be at least 1, got 0"),
+    ],
+)
+def test_junk_in_a_size(change, message):
+    with pytest.raises(ValueError, match=message):
+        replace(LARGE, **change)
+
+
+def test_arguments_of_a_wrong_kind():
+    for name in ("heads", "key_heads", "head_dim", "length", "ranks", "batch_size", "bytes_per_element"):
+        with pytest.raises(TypeError, match=f"^{name} must be an int"):
+            replace(LARGE, **{name: 2.5})
+    with pytest.raises(TypeError, match="^causal must be"):
+        replace(LARGE, causal=1)
+    with pytest.raises(TypeError, match="^widths must be an int"):
+        LARGE.halo([1.5] * 32)
+    for wrong, message in (([1] * 31, "each of the 32 key heads, got 31"), ([-1] * 32, "widths must be at least 0")):
+        with pytest.raises(ValueError, match=message):
+            LARGE.halo(wrong)
+    for rank in (-1, 8):
+        with pytest.raises(ValueError, match=re.escape(f"rank must be in [0, 8), got {rank}")):
+            LARGE.halo([1] * 32, rank)
+    with pytest.raises(ValueError, match="score_std must not be negative, got -1"):
+        normal_widths(LARGE, score_std=-1)
+    with pytest.raises(ValueError, match="seed must be at least 0, got -1"):
+        normal_widths(LARGE, seed=-1)
+
+
+# ---- widths
+
+
+def test_widths_of_normal_inputs_do_not_depend_on_the_length():
+    size = ContextSize(4, 4, 16, 2**14, 8)
+    widths = normal_widths(size)
+    assert widths[0] < widths[1] < widths[2] < size.length // 2
+    assert normal_widths(size) == widths
+    assert normal_widths(size, seed=1) == pytest.approx(widths, rel=0.15)
+    assert normal_widths(replace(size, ranks=2)) == pytest.approx(widths, rel=0.15)
+    assert normal_widths(replace(size, length=2**15)) == pytest.approx(widths, rel=0.15)
+    assert min(normal_widths(size, score_std=3)) > 1.3 * min(widths)
+    assert normal_widths(size, skip_tolerance=0.0) == [7 * 2**11] * 4
+
+
+def test_widths_of_key_heads_are_the_largest_of_their_group():
+    shared = normal_widths(ContextSize(4, 2, 16, 2**13, 2))
+    alone = normal_widths(ContextSize(4, 4, 16, 2**13, 2))
+    assert shared == pytest.approx([alone[1], alone[3]], rel=0.15)
+
+
+def test_a_row_that_is_too_long_to_draw():
+    size = ContextSize(4, 4, 16, 2**20, 4)
+    widths = normal_widths(size, most_tokens=2**12)
+    assert widths[:2] == normal_widths(replace(size, length=2**12))[:2]
+    assert widths[3] == 3 * 2**18, "it reaches all drawn tokens"
+    assert normal_widths(replace(size, length=2**12))[3] == 3 * 2**10
+
+
+# ---- a run
+
+
+RUNS = [
+    (ContextSize(4, 2, 16, 1024, 4), USUAL),
+    (ContextSize(4, 4, 16, 2048, 4, batch_size=2, causal=False), USUAL),
+    (ContextSize(6, 2, 8, 64, 4), FLAT),
+]
+
+
+def _run(rank, port):
+    join_group(rank, port, 4)
+    mesh = init_device_mesh("cpu", (4,))
+    for size, slopes in RUNS:
+        found = count_on_rank(mesh, size, slopes)
+        assert (found.forward, found.backward) == (found.formula_forward, found.formula_backward), size
+        assert found.forward + found.backward > 0
+        if slopes == FLAT and rank == 3:
+            assert found.forward == size.all_gather().forward
+    with ReceivedBytes(rank, 4) as counted:
+        torch.distributed._functional_collectives.all_reduce(torch.zeros(8), "max", mesh)
+        assert counted.received["all_reduce"] == 2 * 32 * 3 / 4
+        with pytest.raises(TypeError, match="all_gather_into_tensor has no count"):
+            torch.distributed._functional_collectives.all_gather_tensor(torch.zeros(8), 0, mesh)
+    _same_widths_in_one_process(mesh)
+    leave_group()
+
+
+def _same_widths_in_one_process(mesh):
+    for causal in (True, False):
+        torch.manual_seed(0)
+        query, key = torch.randn(2, 4, 1200, 16), torch.randn(2, 2, 1200, 16)
+        shards = list(zip(query.chunk(4, 2), key.chunk(4, 2), strict=True))
+        found = halo_widths(*shards[mesh.get_local_rank()], mesh=mesh, causal=causal)
+        options = {"scale": 0.25, "skip_tolerance": 2**-25, "causal": causal}
+        assert widths_of_shards(shards, alibi_slopes(4), **options) == found
+
+
+def test_runs_receive_what_the_formula_says():
+    run_ranks(_run, world_size=4)
+
+
+# ---- the table
+
+
+def test_the_table_and_what_is_not_possible():
+    exchanges = Exchanges(ContextSize(12, 12, 64, 1024, 8), (64,) * 11 + (512,))
+    title, header, ring, gather, ulysses, halo, note = exchanges.table().splitlines()
+    assert title.endswith("12 heads, 12 key heads of 64, 1,024 tokens on 8 ranks, 1 rows, 16 bits")
+    assert header.split() == ["forward", "backward", "times", "fewer", "than", "a", "ring"]
+    assert ring.split() == ["ring", "2.753", "MB", "5.898", "MB", "1.0"]
+    assert gather.split() == ["all-gather", "2.753", "MB", "2.753", "MB", "1.6"]
+    assert ulysses.endswith("not possible: heads must be a multiple of the 8 ranks, got 12")
+    assert halo.split() == ["halo", "0.3113", "MB", "0.3113", "MB", "13.9"]
+    assert "64 to 512 tokens" in note
+    json = exchanges.to_json()
+    assert json["bytes_received"]["Ulysses"] == {"not_possible": "heads must be a multiple of the 8 ranks, got 12"}
+    assert json["bytes_received"]["halo"] == {"forward": 256 * 1216, "backward": 256 * 1216}
+    assert json["halo_widths"] == [64] * 11 + [512]
+
+
+def test_the_table_of_one_rank():
+    table = Exchanges(ContextSize(2, 2, 4, 8, 1), (0, 0)).table()
+    assert table.count("0 MB") == 8
