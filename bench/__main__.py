@@ -20,6 +20,7 @@ COMMANDS = {
         "bench.moment_statistics.cpu",
         "cost of monitoring an optimizer on the CPU, beside a training step",
     ),
+    "many_devices": ("bench.parallel.cpu", "bytes that ranks exchange for sharded tokens, and the balance of heads"),
     "aot": (
         "bench.alibi_attention.compiled",
         "registers, spills, memory and instructions of the Triton kernels, without a GPU",

@@ -12,7 +12,7 @@ from .alibi_attention.decoding import OURS_BOUND
 from .alibi_attention.peers import EAGER, FLASH, FLEX, MASK, OURS, OURS_NO_SKIP
 from .alibi_attention.report import DECODING, SHORT
 from .batching.report import PADDING
-from .common.records import RESULTS, CpuRecord, is_implementation, read
+from .common.records import RESULTS, CpuRecord, is_implementation, markdown, read
 from .resize_batch.implementations import BY_HAND, OURS_OUT
 from .resize_batch.implementations import OURS as RESIZE
 
@@ -36,10 +36,6 @@ def filled(page: str) -> str:
         before, rest = page.split(begin)
         page = f"{before}{begin}\n{make()}\n\n{end}{rest.split(end)[1]}"
     return page
-
-
-def _markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    return "\n".join(f"| {' | '.join(row)} |" for row in (header, ["---"] * len(header), *rows))
 
 
 def _cpu_records(name: str) -> list[CpuRecord]:
@@ -93,7 +89,7 @@ def _attention_peers() -> str:
         [label, *(_time_text(attention.time(name, 1024, dtype, work)) for dtype, work in columns)]
         for name, label in names.items()
     ]
-    return _markdown(["2 rows of 1,024 tokens", *(f"{dtype}, {work}" for dtype, work in columns)], rows)
+    return markdown(["2 rows of 1,024 tokens", *(f"{dtype}, {work}" for dtype, work in columns)], rows)
 
 
 def _attention_lengths() -> str:
@@ -109,7 +105,7 @@ def _attention_lengths() -> str:
             if row[2]:
                 rows.append(row)
     header = ["tokens", "dtype", "forward", "SDPA mask", "Flex", "SDPA, no bias"]
-    return _markdown([*header, "with backward", "SDPA mask", "SDPA, no bias"], rows)
+    return markdown([*header, "with backward", "SDPA mask", "SDPA, no bias"], rows)
 
 
 def _short_attention() -> str:
@@ -138,7 +134,7 @@ def _short_table(path: Path) -> str:
         for length, layout in dict.fromkeys(key[:2] for key in times)
     ]
     header = ["tokens", "layout", *(f"{dtype}, {work}" for dtype, work in columns)]
-    return f"{environment['cpu']}, {path.stem.removeprefix(f'{SHORT}_')}:\n\n{_markdown(header, rows)}"
+    return f"{environment['cpu']}, {path.stem.removeprefix(f'{SHORT}_')}:\n\n{markdown(header, rows)}"
 
 
 def _decoding() -> str:
@@ -162,7 +158,7 @@ def _decoding_table(path: Path) -> str:
         return cells
 
     header = ["heads, head_dim", "rows", "keys", "SDPA mask", "ours", "inputs b", "with bound", "inputs b"]
-    body = _markdown([*header, "no skip", "inputs b"], [row(*entry) for entry in times.items()])
+    body = markdown([*header, "no skip", "inputs b"], [row(*entry) for entry in times.items()])
     return f"{environment['cpu']}, {path.stem.removeprefix(f'{DECODING}_')}:\n\n{body}"
 
 
@@ -177,7 +173,7 @@ def _resize_batch() -> str:
         [case, *(_time_text(times.get((case, implementation))) for implementation in implementations)]
         for case in dict.fromkeys(record.case for record in records)
     ]
-    return _markdown(["case", *implementations], rows)
+    return markdown(["case", *implementations], rows)
 
 
 def _padding() -> str:
@@ -186,13 +182,13 @@ def _padding() -> str:
         for line in read(RESULTS / "cpu_batching.jsonl")[1]
         if line["what"] == PADDING
     ]
-    return _markdown(["corpus", "tokens", "batches", "padding"], rows)
+    return markdown(["corpus", "tokens", "batches", "padding"], rows)
 
 
 def _demo() -> str:
     header = ["seed", "attention", "learning rate", "loss, full length", "loss, warmup"]
     rows = [_demo_row(line) for line in read(RESULTS / "cpu_demo.jsonl")[1]]
-    return _markdown([*header, "sooner in seconds", "sooner in tokens"], rows)
+    return markdown([*header, "sooner in seconds", "sooner in tokens"], rows)
 
 
 def _demo_row(line: dict[str, Any]) -> list[str]:

@@ -21,6 +21,7 @@ from .gpu.predictions import predictions_table
 from .gpu.records import TESTS, DeviceRecords, read_folder
 from .gpu.summary import device_goals, failures
 from .moment_statistics import cpu as moments
+from .parallel import report as many_devices
 from .resize_batch import report as resizing
 from .training.figures import draw_all as draw_trainings
 from .training.results import Result
@@ -54,6 +55,7 @@ REPORTS: dict[str, Callable[[list[dict[str, Any]], Path], str]] = {
     batching.FIGURE_RECORDS: batching.figure_report,
     batching.FILES_RECORDS: batching.files_report,
     "cpu_demo": _demo_report,
+    many_devices.RECORDS: many_devices.report,
     moments.RECORDS: moments.report,
     resizing.RECORDS: resizing.report,
     shown.DEMO: shown.demo_report,

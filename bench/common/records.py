@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -83,6 +83,10 @@ def read(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """The environment and the records that `write` wrote."""
     first, *lines = path.read_text().splitlines()
     return json.loads(first), [json.loads(line) for line in lines]
+
+
+def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    return "\n".join(f"| {' | '.join(row)} |" for row in (header, ["---"] * len(header), *rows))
 
 
 def table(records: list[CpuRecord]) -> str:

@@ -1,0 +1,120 @@
+"""What ranks exchange in attention over sharded tokens, and how evenly ranks that share heads work.
+
+Counts bytes on processes of this machine. Times of processes that share two cores would say nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Any
+
+import torch
+import torch.distributed
+import torch.multiprocessing
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from tqdm import tqdm
+
+from seqwarm_kernels.attention.reach import ReachSettings, measure_reach
+from seqwarm_kernels.attention.slopes import alibi_slopes
+from seqwarm_kernels.parallel import context_attention, halo_widths
+from seqwarm_kernels.parallel.volumes import ContextSize, normal_widths
+
+from ..common.records import write
+from .counting import ReceivedBytes
+from .records import RECORDS, Counted, HeadShares, Widths
+from .report import tables
+
+USUAL, FLAT = "usual", "flat"  #: slopes of a run
+LARGE = ContextSize(32, 32, 128, 2**17, 8)  #: the size of the goals
+#: Sizes whose widths are drawn, and the standard deviation of the scores.
+DRAWN = (
+    (LARGE, 1.0),
+    (LARGE, 3.0),
+    (ContextSize(32, 8, 128, 2**17, 8), 1.0),
+    (ContextSize(12, 12, 64, 2**17, 8), 1.0),
+    (ContextSize(32, 32, 128, 2**14, 8), 1.0),
+    (ContextSize(32, 32, 128, 2**20, 64), 1.0),
+)
+#: Runs on processes. Shorter than the size of the goals, and with the same heads: the halo is the same.
+RUNS = (
+    (ContextSize(32, 32, 128, 2**14, 2), USUAL),
+    (ContextSize(32, 8, 128, 2**14, 4), USUAL),
+    (ContextSize(12, 12, 64, 2**14, 4, batch_size=2, causal=False), USUAL),
+    (ContextSize(32, 32, 128, 2**14, 8), USUAL),
+    (ContextSize(12, 4, 64, 2**11, 4), FLAT),
+)
+HEADS, HEAD_DIM, SHARE_LENGTHS = 32, 128, (2**13, 2**14, 2**15, 2**16)
+
+
+def run_all() -> Iterator[Any]:
+    for size, slopes in tqdm(RUNS, desc="runs", unit="run"):
+        yield from counted(size, slopes)
+    for length in tqdm(SHARE_LENGTHS, desc="shares", unit="length"):
+        reach = measure_reach(ReachSettings(HEADS, length, HEAD_DIM))
+        steepest_first = reach.slopes.argsort(descending=True)
+        yield HeadShares(HEADS, HEAD_DIM, length, torch.tensor(reach.shares())[steepest_first].tolist())
+    for size, score_std in tqdm(DRAWN, desc="widths", unit="size"):
+        widths = normal_widths(size, score_std=score_std, most_tokens=size.length)
+        yield Widths(asdict(size), score_std, widths)
+
+
+def counted(size: ContextSize, slopes: str) -> list[Counted]:
+    """The bytes that each rank receives in forward and backward of one layer, with the smallest halo."""
+    queue = torch.multiprocessing.get_context("spawn").SimpleQueue()
+    store = torch.distributed.TCPStore("127.0.0.1", 0, size.ranks, is_master=True, wait_for_workers=False)
+    torch.multiprocessing.spawn(_count, (store.port, size, slopes, queue), nprocs=size.ranks)
+    return queue.get()  # type: ignore[no-any-return]
+
+
+def _count(rank: int, port: int, size: ContextSize, slopes: str, queue: Any) -> None:
+    torch.set_num_threads(1)
+    store = torch.distributed.TCPStore("127.0.0.1", port, size.ranks, is_master=False)
+    torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=size.ranks)
+    found: list[Any] = [None] * size.ranks
+    torch.distributed.all_gather_object(found, count_on_rank(init_device_mesh("cpu", (size.ranks,)), size, slopes))
+    if rank == 0:
+        queue.put(found)
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
+
+
+def count_on_rank(mesh: DeviceMesh, size: ContextSize, slopes: str) -> Counted:
+    """What this rank of the mesh receives."""
+    rank = mesh.get_local_rank()
+    generator = torch.Generator().manual_seed(rank)
+    query, key, value = (
+        torch.randn(size.batch_size, heads, size.shard_length, size.head_dim, generator=generator)
+        .bfloat16()
+        .requires_grad_()
+        for heads in (size.heads, size.key_heads, size.key_heads)
+    )
+    per_head = alibi_slopes(size.heads) if slopes == USUAL else torch.zeros(size.heads)
+    widths = halo_widths(query, key, per_head, mesh=mesh, causal=size.causal)
+    with ReceivedBytes(rank, size.ranks) as forward:
+        out = context_attention(query, key, value, per_head, mesh=mesh, halo=widths, causal=size.causal)
+        loss = out.float().sum()
+    with ReceivedBytes(rank, size.ranks) as backward:
+        loss.backward()
+    formula = size.halo(widths, rank)
+    return Counted(
+        asdict(size),
+        slopes,
+        widths,
+        rank,
+        forward.received["all_to_all_single"],
+        backward.received["all_to_all_single"],
+        formula.forward,
+        formula.backward,
+        forward.received["all_reduce"],
+    )
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    pass
+
+
+def main(arguments: argparse.Namespace) -> None:
+    path, records = write(RECORDS, run_all())
+    print(f"{tables([asdict(record) for record in records])}\n\nwritten to {path}")

@@ -1,0 +1,195 @@
+"""Tables, goals and the figure of what ranks exchange, from the records."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from seqwarm_kernels.parallel.balance import balanced_slopes, rank_work
+from seqwarm_kernels.parallel.exchanges import ALL_GATHER, HALO, RING, ULYSSES, Exchanges
+from seqwarm_kernels.parallel.volumes import ContextSize, Volume
+from seqwarm_kernels.attention.slopes import alibi_slopes
+from seqwarm_kernels.utils.figures import label_lines, log_axis, new_figure, plot, save_both
+
+from ..common.goals import Goal, goals_table
+from ..common.records import RESULTS, markdown, read
+from .records import RECORDS, Counted, HeadShares, Widths
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+LENGTHS, RANKS = (2**13, 2**15, 2**17, 2**20), (2, 4, 8, 16, 32, 64)
+GOAL_LENGTH, GOAL_RANKS, BALANCED_RANKS = 2**17, 8, 8
+_FIGURE_LENGTHS = [2**power for power in range(13, 21)]
+
+
+def report(lines: list[dict[str, Any]], figures: Path) -> str:
+    save_both(functools.partial(figure, lines), figures / "exchanged_bytes.png")
+    return tables(lines)
+
+
+def tables(lines: Sequence[dict[str, Any]]) -> str:
+    all_tables = (exchange_table, width_table, counted_table, balance_table)
+    return "\n\n".join([*(make(lines) for make in all_tables), goals_table(goals(lines))])
+
+
+def goals(lines: Sequence[dict[str, Any]]) -> Iterator[Goal]:
+    """Of the formula, with the widths of the largest run on as many ranks and heads."""
+    large = ContextSize(32, 32, 128, GOAL_LENGTH, GOAL_RANKS)
+    found = (run for run in _counted(lines) if (run[0].heads, run[0].key_heads, run[0].ranks) == (32, 32, GOAL_RANKS))
+    widths = next((records[0].widths for _, records in found), None)
+    for name, goal in ((RING, 20), (ULYSSES, 4)):
+        fewer = None if widths is None else _fewer(large, widths)[name]
+        yield Goal(f"bytes in forward, times fewer than {name}", goal, fewer, "x", "counted at 16,384 tokens, 131,072")
+    agree = [records for _, records in _counted(lines) if all(map(_is_exact, records))]
+    yield Goal("runs whose bytes are those of the formula", len(_counted(lines)), len(agree))
+
+
+# ---- tables
+
+
+def exchange_table(lines: Sequence[dict[str, Any]]) -> str:
+    """The bytes in forward by length and number of ranks."""
+    widths = _widths(lines, ContextSize(32, 32, 128, GOAL_LENGTH, GOAL_RANKS))
+    rows = []
+    for length in LENGTHS:
+        for ranks in RANKS:
+            volumes = Exchanges(ContextSize(32, 32, 128, length, ranks), tuple(widths)).volumes()
+            cells = [_megabytes(volumes[name]) for name in (RING, ALL_GATHER, ULYSSES, HALO)]
+            rows.append([f"{length:,}", str(ranks), *cells, *_fewer_texts(volumes)])
+    header = ["tokens", "ranks", RING, ALL_GATHER, ULYSSES, f"**{HALO}**"]
+    return markdown([*header, "ring / halo", "Ulysses / halo"], rows)
+
+
+def width_table(lines: Sequence[dict[str, Any]]) -> str:
+    """How wide the halo is for normal inputs."""
+    rows = []
+    for record in _of(Widths, lines):
+        size = ContextSize(**record.size)
+        widest, mean = max(record.widths), sum(record.widths) / size.key_heads
+        volumes = Exchanges(size, tuple(record.widths)).volumes()
+        of_size = [f"{size.length:,}", str(size.ranks), f"{record.score_std:g}", f"{mean:,.0f}", f"{widest:,}"]
+        rows.append([_heads(size), *of_size, _megabytes(volumes[HALO]), *_fewer_texts(volumes)])
+    header = ["heads", "tokens", "ranks", "scores' deviation", "mean width", "widest", "halo"]
+    return markdown([*header, "ring / halo", "Ulysses / halo"], rows)
+
+
+def counted_table(lines: Sequence[dict[str, Any]]) -> str:
+    """What ranks received in runs, beside the formula. The rank that received most."""
+    rows = []
+    for size, records in _counted(lines):
+        most = max(records, key=lambda record: record.forward)
+        back = max(records, key=lambda record: record.backward)
+        rows.append(
+            [
+                f"{_heads(size)}, {size.batch_size} × {size.length:,} tokens",
+                f"{records[0].slopes}, {'causal' if size.causal else 'both sides'}",
+                str(size.ranks),
+                f"{most.forward:,}",
+                f"{most.formula_forward:,}",
+                f"{back.backward:,}",
+                f"{back.formula_backward:,}",
+                f"{most.deciding:,}",
+            ]
+        )
+    header = ["rows", "slopes", "ranks", "forward", "formula", "backward", "formula", "to decide the widths"]
+    return markdown(header, rows)
+
+
+def balance_table(lines: Sequence[dict[str, Any]]) -> str:
+    """The work of the slowest of 8 ranks relative to the mean, by the order of the slopes."""
+    rows = []
+    for record in _of(HeadShares, lines):
+        usual, balanced = (rank_work(shares, BALANCED_RANKS) for shares in in_both_orders(record))
+        cells = [f"{work.imbalance():.2f}" for work in (usual, balanced)]
+        rows.append([f"{record.length:,}", f"{usual.mean():.1%}", *cells])
+    return markdown(["tokens", "share of keys visited", "`alibi_slopes`", "**`balanced_slopes`**"], rows)
+
+
+def in_both_orders(record: HeadShares) -> tuple[torch.Tensor, torch.Tensor]:
+    """The shares of heads in the order of `alibi_slopes`, and of `balanced_slopes`."""
+    steepest_first = torch.tensor(record.shares)
+    orders = alibi_slopes(record.heads), balanced_slopes(record.heads, BALANCED_RANKS)
+    usual, balanced = (steepest_first[(-slopes).argsort().argsort()] for slopes in orders)
+    return usual, balanced
+
+
+def _heads(size: ContextSize) -> str:
+    shared = "" if size.heads == size.key_heads else f" on {size.key_heads}"
+    return f"{size.heads}{shared} of {size.head_dim}"
+
+
+def _megabytes(volume: Volume | str) -> str:
+    return "not possible" if isinstance(volume, str) else f"{volume.forward / 1e6:,.4g} MB"
+
+
+def _fewer_texts(volumes: dict[str, Volume | str]) -> list[str]:
+    halo = volumes[HALO]
+    assert isinstance(halo, Volume)
+    others = (volumes[name] for name in (RING, ULYSSES))
+    return ["" if isinstance(other, str) else f"{other.forward / halo.forward:.1f}" for other in others]
+
+
+def _fewer(size: ContextSize, widths: Sequence[int]) -> dict[str, float]:
+    """How many times as many bytes the others receive in forward."""
+    halo = size.halo(widths).forward
+    return {RING: size.ring().forward / halo, ULYSSES: size.ulysses().forward / halo}
+
+
+# ---- records
+
+
+def records_of_file() -> list[dict[str, Any]]:
+    return read(RESULTS / f"{RECORDS}.jsonl")[1]
+
+
+def _of(kind: type, lines: Sequence[dict[str, Any]]) -> list[Any]:
+    return [kind(**line) for line in lines if line["what"] == kind.what]
+
+
+def _widths(lines: Sequence[dict[str, Any]], size: ContextSize, score_std: float = 1.0) -> list[int]:
+    found = (r.widths for r in _of(Widths, lines) if (ContextSize(**r.size), r.score_std) == (size, score_std))
+    return next(found)  # type: ignore[no-any-return]
+
+
+def _counted(lines: Sequence[dict[str, Any]]) -> list[tuple[ContextSize, list[Counted]]]:
+    """The records of all ranks, by run."""
+    runs: dict[ContextSize, list[Counted]] = {}
+    for record in _of(Counted, lines):
+        runs.setdefault(ContextSize(**record.size), []).append(record)
+    return list(runs.items())
+
+
+def _is_exact(record: Counted) -> bool:
+    return (record.forward, record.backward) == (record.formula_forward, record.formula_backward)
+
+
+# ---- the figure
+
+
+def figure(lines: Sequence[dict[str, Any]]) -> Figure:
+    """Forward and backward: over the length, and over the number of ranks."""
+    widths = tuple(_widths(lines, ContextSize(32, 32, 128, GOAL_LENGTH, GOAL_RANKS)))
+    drawn = new_figure(9.6, 4)
+    over_lengths, over_ranks = drawn.subplots(1, 2, sharey=True)
+    panels = (
+        (over_lengths, _FIGURE_LENGTHS, [ContextSize(32, 32, 128, x, GOAL_RANKS) for x in _FIGURE_LENGTHS]),
+        (over_ranks, RANKS, [ContextSize(32, 32, 128, GOAL_LENGTH, x) for x in RANKS]),
+    )
+    for axes, places, sizes in panels:
+        volumes = [Exchanges(size, widths).volumes() for size in sizes]
+        for name in (RING, ALL_GATHER, ULYSSES, HALO):
+            points = [(x, v[name]) for x, v in zip(places, volumes, strict=True) if isinstance(v[name], Volume)]
+            plot(axes, name, [x for x, _ in points], [sum(volume) / 1e6 for _, volume in points])
+        log_axis(axes.xaxis, places[::2] if axes is over_lengths else places)
+        log_axis(axes.yaxis, [10, 100, 1000, 10_000])
+    over_lengths.set(
+        title=f"{GOAL_RANKS} ranks", xlabel="tokens in a sequence", ylabel="MB received by a rank in a layer"
+    )
+    over_ranks.set(title=f"{GOAL_LENGTH:,} tokens", xlabel="ranks")
+    label_lines([over_lengths, over_ranks], bold=HALO)
+    return drawn
