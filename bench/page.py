@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +13,11 @@ from .alibi_attention.peers import EAGER, FLASH, FLEX, MASK, OURS, OURS_NO_SKIP
 from .alibi_attention.report import DECODING, SHORT
 from .batching.report import PADDING
 from .common.records import RESULTS, CpuRecord, is_implementation, markdown, read
+from .parallel import report as many_devices
 from .resize_batch.implementations import BY_HAND, OURS_OUT
 from .resize_batch.implementations import OURS as RESIZE
 
-PAGE = Path(__file__).parents[1] / "docs" / "benchmarks" / "index.md"
+_DOCS = Path(__file__).parents[1] / "docs"
 LENGTHS = (64, 256, 1024, 4096, 8192, 16384)
 THREADS = 2
 
@@ -26,12 +27,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(arguments: argparse.Namespace) -> None:
-    PAGE.write_text(filled(PAGE.read_text()))
+    for page, tables in PAGES.items():
+        page.write_text(filled(page.read_text(), tables))
 
 
-def filled(page: str) -> str:
+def filled(page: str, tables: dict[str, Callable[[], str]]) -> str:
     """The page with new tables between `<!-- name: begin -->` and `<!-- name: end -->`."""
-    for name, make in TABLES.items():
+    for name, make in tables.items():
         begin, end = f"<!-- {name}: begin -->\n", f"<!-- {name}: end -->"
         before, rest = page.split(begin)
         page = f"{before}{begin}\n{make()}\n\n{end}{rest.split(end)[1]}"
@@ -201,13 +203,28 @@ def _demo_row(line: dict[str, Any]) -> list[str]:
     return [*settings, baseline, f"{line['warmup_loss']:.3f}", f"{seconds:.2f}", f"{tokens:.2f}"]
 
 
-#: The tables of the page, by the names of their markers.
-TABLES = {
-    "attention beside its peers": _attention_peers,
-    "attention over lengths": _attention_lengths,
-    "short attention": _short_attention,
-    "decoding": _decoding,
-    "resize_batch": _resize_batch,
-    "padding": _padding,
-    "demo": _demo,
+# ---- many devices
+
+
+def _of_many_devices(table: Callable[[Sequence[dict[str, Any]]], str]) -> Callable[[], str]:
+    return lambda: table(read(RESULTS / f"{many_devices.RECORDS}.jsonl")[1])
+
+
+#: The tables of each page, by the names of their markers.
+PAGES = {
+    _DOCS / "benchmarks" / "index.md": {
+        "attention beside its peers": _attention_peers,
+        "attention over lengths": _attention_lengths,
+        "short attention": _short_attention,
+        "decoding": _decoding,
+        "resize_batch": _resize_batch,
+        "padding": _padding,
+        "demo": _demo,
+    },
+    _DOCS / "guides" / "many_devices.md": {
+        "exchanges": _of_many_devices(many_devices.exchange_table),
+        "widths": _of_many_devices(many_devices.width_table),
+        "counted": _of_many_devices(many_devices.counted_table),
+        "balance": _of_many_devices(many_devices.balance_table),
+    },
 }

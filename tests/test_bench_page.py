@@ -1,20 +1,28 @@
-"""The tables of the page on benchmarks are those of the records."""
+"""The generated tables of the pages are those of the records."""
 
 import re
 
+import pytest
+
 from bench import page
 
-
-def test_the_page_is_up_to_date():
-    text = page.PAGE.read_text()
-    assert page.filled(text) == text, "run python -m bench page"
+PAGES = pytest.mark.parametrize(("path", "tables"), page.PAGES.items(), ids=lambda each: getattr(each, "stem", ""))
 
 
-def test_every_marker_has_a_table_and_every_table_a_marker():
-    text = page.PAGE.read_text()
-    assert re.findall(r"<!-- (.*): begin -->", text) == list(page.TABLES)
+@PAGES
+def test_the_page_is_up_to_date(path, tables):
+    text = path.read_text()
+    assert page.filled(text, tables) == text, "run python -m bench page"
 
 
-def test_a_table_that_is_not_up_to_date_would_be_seen():
-    text = page.PAGE.read_text()
-    assert page.filled(text.replace("| 1,024 | float32 |", "| 1,024 | float32 | 1 ms |")) == text
+@PAGES
+def test_every_marker_has_a_table_and_every_table_a_marker(path, tables):
+    assert re.findall(r"<!-- (.*): begin -->", path.read_text()) == list(tables)
+
+
+@PAGES
+def test_a_table_that_is_not_up_to_date_would_be_seen(path, tables):
+    text = path.read_text()
+    changed = re.sub(r"(begin -->\n\n\|.*\n\|.*\n\| )", r"\1another ", text)
+    assert changed != text
+    assert page.filled(changed, tables) == text

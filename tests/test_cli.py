@@ -139,6 +139,23 @@ def test_completion_needs_shtab(capsys, monkeypatch):
         (["plan", "--duration", 10, "--root", 0], "seqwarm plan: error: --root must be positive, got 0"),
         (["plan", "--duration", 10, "--figure", "plan.svg"], "--figure must be a file with the suffix .png"),
         (["plan", "--duration", 10, "--figure", "no/plan.png"], "--figure must be in an existing folder"),
+        (["plan", "--duration", 10, "--ranks", 0], "seqwarm plan: error: --ranks must be at least 1, got 0"),
+        (
+            ["plan", "--duration", 10, "--ranks", 3],
+            "seqwarm plan: error: --max-seq-length must be a multiple of --ranks 3, got 1024",
+        ),
+        (
+            ["plan", "--duration", 10, "--ranks", 2, "--heads", 5],
+            "seqwarm plan: error: --heads must divide --hidden-size 768 without --head-dim, got 5",
+        ),
+        (
+            ["plan", "--duration", 10, "--ranks", 2, "--key-heads", 5],
+            "seqwarm plan: error: --key-heads must divide the 12 heads, got 5",
+        ),
+        (
+            ["plan", "--duration", 10, "--ranks", 2, "--score-std", -1],
+            "seqwarm plan: error: --score-std must not be negative, got -1",
+        ),
         (["reach", "--heads", 0], "seqwarm reach: error: --heads must be at least 1, got 0"),
         (
             ["reach", "--length", 64, "--head-dim", 300],

@@ -7,6 +7,8 @@ import pytest
 
 from seqwarm_kernels import SequenceLengthScheduler, discrete
 from seqwarm_kernels.cli import main
+from seqwarm_kernels.parallel.exchanges import Exchanges
+from seqwarm_kernels.parallel.volumes import ContextSize, normal_widths
 from seqwarm_kernels.schedule.plan import ModelSize, plan_figure, plan_schedule, table
 from seqwarm_kernels.utils.figures import style
 
@@ -160,6 +162,32 @@ def test_a_run_that_ends_before_the_full_length_is_a_warning(capsys):
     assert "warning: the run of 299 steps ends before the full length, which --duration sets to 300" in printed.err
     assert main(["plan", "--duration", "300", "--total", "300"]) == 0
     assert capsys.readouterr().err == ""
+
+
+def test_what_ranks_exchange(capsys):
+    arguments = ["plan", "--duration", "300", "--batch-size", "1", "--max-seq-length", "4096", "--ranks", "4"]
+    arguments += ["--hidden-size", "64", "--heads", "4", "--key-heads", "2"]
+    assert main([*arguments, "--json"]) == 0
+    exchanges = json.loads(capsys.readouterr().out)["exchanges"]
+    size = ContextSize(4, 2, 16, 4096, 4)
+    widths = normal_widths(size)
+    assert exchanges["halo_widths"] == widths
+    assert exchanges["bytes_received"]["halo"] == size.halo(widths)._asdict()
+    assert exchanges["bytes_received"]["ring"] == size.ring()._asdict()
+    assert exchanges["bytes_received"]["Ulysses"] == {"not_possible": "key_heads must be a multiple of the 4 ranks, got 2"}
+    assert main(arguments) == 0
+    printed = capsys.readouterr().out
+    assert "fewer than as many steps at full length" in printed
+    assert printed.rstrip().endswith(Exchanges(size, tuple(widths)).table())
+    assert main([*arguments, "--head-dim", "8", "--score-std", "2", "--json"]) == 0
+    exchanges = json.loads(capsys.readouterr().out)["exchanges"]
+    assert exchanges["head_dim"] == 8
+    assert exchanges["halo_widths"] == normal_widths(ContextSize(4, 2, 8, 4096, 4), score_std=2)
+
+
+def test_without_ranks_nothing_is_exchanged(capsys):
+    assert main(["plan", "--duration", "300", "--json"]) == 0
+    assert "exchanges" not in json.loads(capsys.readouterr().out)
 
 
 def test_bad_total():
