@@ -65,7 +65,7 @@ def counted(size: ContextSize, slopes: str) -> list[Counted]:
     queue = torch.multiprocessing.get_context("spawn").SimpleQueue()
     store = torch.distributed.TCPStore("127.0.0.1", 0, size.ranks, is_master=True, wait_for_workers=False)
     torch.multiprocessing.spawn(_count, (store.port, size, slopes, queue), nprocs=size.ranks)
-    return queue.get()  # type: ignore[no-any-return]
+    return queue.get()
 
 
 def _count(rank: int, port: int, size: ContextSize, slopes: str, queue: Any) -> None:

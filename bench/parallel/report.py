@@ -5,14 +5,14 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
+from seqwarm_kernels.attention.slopes import alibi_slopes
 from seqwarm_kernels.parallel.balance import balanced_slopes, rank_work
 from seqwarm_kernels.parallel.exchanges import ALL_GATHER, HALO, RING, ULYSSES, Exchanges
 from seqwarm_kernels.parallel.volumes import ContextSize, Volume
-from seqwarm_kernels.attention.slopes import alibi_slopes
 from seqwarm_kernels.utils.figures import label_lines, log_axis, new_figure, plot, save_both
 
 from ..common.goals import Goal, goals_table
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 LENGTHS, RANKS = (2**13, 2**15, 2**17, 2**20), (2, 4, 8, 16, 32, 64)
 GOAL_LENGTH, GOAL_RANKS, BALANCED_RANKS = 2**17, 8, 8
+_Record = TypeVar("_Record", Widths, Counted, HeadShares)
 _FIGURE_LENGTHS = [2**power for power in range(13, 21)]
 
 
@@ -147,13 +148,13 @@ def records_of_file() -> list[dict[str, Any]]:
     return read(RESULTS / f"{RECORDS}.jsonl")[1]
 
 
-def _of(kind: type, lines: Sequence[dict[str, Any]]) -> list[Any]:
+def _of(kind: type[_Record], lines: Sequence[dict[str, Any]]) -> list[_Record]:
     return [kind(**line) for line in lines if line["what"] == kind.what]
 
 
 def _widths(lines: Sequence[dict[str, Any]], size: ContextSize, score_std: float = 1.0) -> list[int]:
     found = (r.widths for r in _of(Widths, lines) if (ContextSize(**r.size), r.score_std) == (size, score_std))
-    return next(found)  # type: ignore[no-any-return]
+    return next(found)
 
 
 def _counted(lines: Sequence[dict[str, Any]]) -> list[tuple[ContextSize, list[Counted]]]:
@@ -183,8 +184,9 @@ def figure(lines: Sequence[dict[str, Any]]) -> Figure:
     for axes, places, sizes in panels:
         volumes = [Exchanges(size, widths).volumes() for size in sizes]
         for name in (RING, ALL_GATHER, ULYSSES, HALO):
-            points = [(x, v[name]) for x, v in zip(places, volumes, strict=True) if isinstance(v[name], Volume)]
-            plot(axes, name, [x for x, _ in points], [sum(volume) / 1e6 for _, volume in points])
+            found = [(x, of_size[name]) for x, of_size in zip(places, volumes, strict=True)]
+            points = [(x, sum(volume) / 1e6) for x, volume in found if isinstance(volume, Volume)]
+            plot(axes, name, *zip(*points, strict=True))
         log_axis(axes.xaxis, places[::2] if axes is over_lengths else places)
         log_axis(axes.yaxis, [10, 100, 1000, 10_000])
     over_lengths.set(

@@ -3,8 +3,8 @@
 Let c = S / P be the tokens of each of P ranks, and T the bytes of one token's keys and values.
 
 Ring (H. Liu et al., "Ring Attention with Blockwise Transformers", arXiv 2310.01889): the keys and values of the other
-ranks pass, (P − 1) · c · T. They pass again in backward, and their gradients take one step more, to return home: another
-P · c · T. Implementations that sum gradients in float32 send more.
+ranks pass, (P − 1) · c · T. They pass again in backward, and their gradients take one step more, to return home:
+another P · c · T. Implementations that sum gradients in float32 send more.
 
 All-gather (A. Dubey et al., "The Llama 3 Herd of Models", arXiv 2407.21783, section 3.3.2): (P − 1) · c · T. As many
 bytes of gradients in backward, if the gathered keys and values were kept.

@@ -80,8 +80,18 @@ def test_junk_in_balanced_slopes(arguments, error, message):
     ("share", "ranks", "error", "message"),
     [
         ([0.5, 0.5], 2, TypeError, "^attended_share must be a floating-point tensor, got list"),
-        (torch.ones(4, dtype=torch.int64), 2, TypeError, "^attended_share must be a floating-point tensor, got torch.int"),
-        (torch.ones(1, 2, 4), 2, ValueError, r"^attended_share must be \(heads,\) or \(batch, heads\), got \(1, 2, 4\)"),
+        (
+            torch.ones(4, dtype=torch.int64),
+            2,
+            TypeError,
+            "^attended_share must be a floating-point tensor, got torch.int",
+        ),
+        (
+            torch.ones(1, 2, 4),
+            2,
+            ValueError,
+            r"^attended_share must be \(heads,\) or \(batch, heads\), got \(1, 2, 4\)",
+        ),
         (torch.ones(0, 4), 2, ValueError, "^attended_share must be"),
         (torch.tensor([0.5, 1.5]), 2, ValueError, r"^attended_share must be in \[0, 1\]"),
         (torch.tensor([0.5, torch.nan]), 2, ValueError, r"^attended_share must be in \[0, 1\]"),

@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from bench.parallel.counting import ReceivedBytes
 from bench.parallel.cpu import FLAT, USUAL, count_on_rank
 from seqwarm_kernels import alibi_slopes
-from seqwarm_kernels.parallel import halo_widths
+from seqwarm_kernels.parallel import halo_widths, heads_to_tokens, tokens_to_heads
 from seqwarm_kernels.parallel.exchanges import Exchanges
 from seqwarm_kernels.parallel.halo_width import widths_of_shards
 from seqwarm_kernels.parallel.volumes import ContextSize, Volume, normal_widths
@@ -125,9 +125,9 @@ def test_arguments_of_a_wrong_kind():
     for name in ("heads", "key_heads", "head_dim", "length", "ranks", "batch_size", "bytes_per_element"):
         with pytest.raises(TypeError, match=f"^{name} must be an int"):
             replace(LARGE, **{name: 2.5})
-    with pytest.raises(TypeError, match="^causal must be"):
+    with pytest.raises(TypeError, match=r"^causal must be"):
         replace(LARGE, causal=1)
-    with pytest.raises(TypeError, match="^widths must be an int"):
+    with pytest.raises(TypeError, match=r"^widths must be an int"):
         LARGE.halo([1.5] * 32)
     for wrong, message in (([1] * 31, "each of the 32 key heads, got 31"), ([-1] * 32, "widths must be at least 0")):
         with pytest.raises(ValueError, match=message):
@@ -189,6 +189,7 @@ def _run(rank, port):
         assert found.forward + found.backward > 0
         if slopes == FLAT and rank == 3:
             assert found.forward == size.all_gather().forward
+    _same_bytes_by_ulysses(mesh)
     with ReceivedBytes(rank, 4) as counted:
         torch.distributed._functional_collectives.all_reduce(torch.zeros(8), "max", mesh)
         assert counted.received["all_reduce"] == 2 * 32 * 3 / 4
@@ -196,6 +197,17 @@ def _run(rank, port):
             torch.distributed._functional_collectives.all_gather_tensor(torch.zeros(8), 0, mesh)
     _same_widths_in_one_process(mesh)
     leave_group()
+
+
+def _same_bytes_by_ulysses(mesh):
+    size = ContextSize(8, 4, 16, 48, 4, batch_size=3, bytes_per_element=4)
+    tensors = [torch.randn(3, heads, 12, 16, requires_grad=True) for heads in (8, 4, 4)]
+    with ReceivedBytes(mesh.get_local_rank(), 4) as counted:
+        exchanged = [tokens_to_heads(tensor, mesh) for tensor in tensors]
+        out = heads_to_tokens(exchanged[0], mesh)
+        assert counted.received["all_to_all_single"] == size.ulysses().forward
+        (out.sum() + sum(each.sum() for each in exchanged)).backward()
+    assert counted.received["all_to_all_single"] == sum(size.ulysses())
 
 
 def _same_widths_in_one_process(mesh):

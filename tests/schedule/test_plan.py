@@ -174,7 +174,9 @@ def test_what_ranks_exchange(capsys):
     assert exchanges["halo_widths"] == widths
     assert exchanges["bytes_received"]["halo"] == size.halo(widths)._asdict()
     assert exchanges["bytes_received"]["ring"] == size.ring()._asdict()
-    assert exchanges["bytes_received"]["Ulysses"] == {"not_possible": "key_heads must be a multiple of the 4 ranks, got 2"}
+    assert exchanges["bytes_received"]["Ulysses"] == {
+        "not_possible": "key_heads must be a multiple of the 4 ranks, got 2"
+    }
     assert main(arguments) == 0
     printed = capsys.readouterr().out
     assert "fewer than as many steps at full length" in printed
