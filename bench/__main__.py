@@ -30,7 +30,7 @@ COMMANDS = {
         "everything that needs a GPU, in four parts: tests, attention, memory, tuning",
     ),
     "training": ("bench.training.command", "does warmup train better: time to a loss, stability, extrapolation, speed"),
-    "page": ("bench.page", "the tables of docs/benchmarks/index.md, from the records"),
+    "page": ("bench.page", "the tables of the pages on benchmarks and on many devices, from the records"),
     "show": ("bench.shown", "copy a finished demo or search to the records, for its figure"),
     "pictures": ("bench.pictures", "figures that need no records: reach, a plan, a replay of the allocator"),
     "report": ("bench.report", "figures and tables from the records"),

@@ -1,4 +1,4 @@
-"""Writes the tables of docs/benchmarks/index.md from the records under bench/results."""
+"""Writes the tables of pages of docs from the records under bench/results."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """The figures of bench, drawn from the committed records: texts, looks, and the points of the records."""
 
 import math
+from dataclasses import asdict
 
 import pytest
 
@@ -11,12 +12,14 @@ from bench.alibi_attention import figures as attention
 from bench.alibi_attention.cases import BOTH, FORWARD
 from bench.batching import report as batching
 from bench.common.records import RESULTS, CpuRecord, read
+from bench.parallel import report as many_devices
 from bench.resize_batch import implementations as resizing
 from bench.resize_batch import report as resize_report
 from bench.training import figures as training
 from bench.training.plan import CAUSAL, EXTRAPOLATION, MASKED, SPEED, STABILITY, TIME
 from bench.training.results import Result
 from bench.training.scales import TOY
+from seqwarm_kernels.parallel.volumes import ContextSize
 from seqwarm_kernels.utils.figures import style
 
 from .support.figures import check_looks, check_readable, drawn, texts_of
@@ -67,6 +70,30 @@ def test_a_missing_implementation_does_not_change_the_others():
     figure = attention.cpu_figure([record for record in records if record.implementation != "FlexAttention"])
     names = {"alibi_attention", "alibi_attention, no skip", "SDPA flash, no bias", "SDPA with bias mask"}
     check_looks(figure, {*names, "eager with bias"})
+
+
+# ---- many devices
+
+
+def test_what_ranks_exchange():
+    lines = lines_of(many_devices.RECORDS)
+    figure = many_devices.figure(lines)
+    check_readable(figure)
+    check_looks(figure, {"ring", "all-gather", "Ulysses", "halo"})
+    over_lengths, over_ranks = map(drawn, figure.axes)
+    size = ContextSize(32, 32, 128, 2**17, 8)
+    [widths] = [line["widths"] for line in lines if line.get("score_std") == 1 and line["size"] == asdict(size)]
+    for name, volume in {"ring": size.ring(), "Ulysses": size.ulysses(), "halo": size.halo(widths)}.items():
+        assert dict(over_lengths[name])[2**17] == dict(over_ranks[name])[8] == sum(volume) / 1e6
+    assert max(ranks for ranks, _ in over_ranks["Ulysses"]) == 32, "64 ranks do not divide 32 heads"
+    assert max(ranks for ranks, _ in over_ranks["halo"]) == 64
+
+
+def test_the_goals_of_what_ranks_exchange():
+    goals = list(many_devices.goals(lines_of(many_devices.RECORDS)))
+    assert [goal.goal for goal in goals] == [20, 4, 5]
+    assert all(goal.reached() for goal in goals)
+    assert [goal.value for goal in many_devices.goals([])] == [None, None, 0]
 
 
 # ---- resize_batch

@@ -48,8 +48,9 @@ def test_a_backend_does_not_change_a_look():
         + [peers.OURS, peers.OURS_NO_SKIP],
         [implementations.OURS, implementations.OURS_OUT, implementations.FOREACH, implementations.COMPILED],
         ["full length throughout", "sequence-length warmup", "half the batch, full length"],
+        ["ring", "all-gather", "Ulysses", "halo"],
     ],
-    ids=["attention", "resize_batch", "training"],
+    ids=["attention", "resize_batch", "training", "many devices"],
 )
 def test_implementations_of_one_figure_differ_without_color(names):
     looks = [figures.look_of(name) for name in names]

@@ -11,7 +11,7 @@ import torch
 
 from seqwarm_kernels.attention.slopes import alibi_slopes
 from seqwarm_kernels.parallel.balance import balanced_slopes, rank_work
-from seqwarm_kernels.parallel.exchanges import ALL_GATHER, HALO, RING, ULYSSES, Exchanges
+from seqwarm_kernels.parallel.exchanges import ALL_GATHER, HALO, RING, ULYSSES, Exchanges, megabytes
 from seqwarm_kernels.parallel.volumes import ContextSize, Volume
 from seqwarm_kernels.utils.figures import label_lines, log_axis, new_figure, plot, save_both
 
@@ -125,7 +125,7 @@ def _heads(size: ContextSize) -> str:
 
 
 def _megabytes(volume: Volume | str) -> str:
-    return "not possible" if isinstance(volume, str) else f"{volume.forward / 1e6:,.4g} MB"
+    return "not possible" if isinstance(volume, str) else megabytes(volume.forward)
 
 
 def _fewer_texts(volumes: dict[str, Volume | str]) -> list[str]:

@@ -51,11 +51,12 @@ class Exchanges:
                 lines.append(f"{name:12}  not possible: {volume}")
                 continue
             fewer = f"{sum(ring) / sum(volume):.1f}" if sum(volume) else ""
-            lines.append(f"{name:12}{_megabytes(volume.forward):>14}{_megabytes(volume.backward):>14}{fewer:>26}")
+            lines.append(f"{name:12}{megabytes(volume.forward):>14}{megabytes(volume.backward):>14}{fewer:>26}")
         widths = f"{min(self.widths):,} to {max(self.widths):,}"
         lines.append(f"The halo is {widths} tokens wide by key head, for random normal queries and keys.")
         return "\n".join(lines)
 
 
-def _megabytes(count: int) -> str:
-    return f"{count / 1e6:,.4g} MB"
+def megabytes(count: int) -> str:
+    amount = count / 1e6
+    return f"{amount:,.0f} MB" if amount >= 100 else f"{amount:.3g} MB"

@@ -232,10 +232,10 @@ def test_the_table_and_what_is_not_possible():
     title, header, ring, gather, ulysses, halo, note = exchanges.table().splitlines()
     assert title.endswith("12 heads, 12 key heads of 64, 1,024 tokens on 8 ranks, 1 rows, 16 bits")
     assert header.split() == ["forward", "backward", "times", "fewer", "than", "a", "ring"]
-    assert ring.split() == ["ring", "2.753", "MB", "5.898", "MB", "1.0"]
-    assert gather.split() == ["all-gather", "2.753", "MB", "2.753", "MB", "1.6"]
+    assert ring.split() == ["ring", "2.75", "MB", "5.9", "MB", "1.0"]
+    assert gather.split() == ["all-gather", "2.75", "MB", "2.75", "MB", "1.6"]
     assert ulysses.endswith("not possible: heads must be a multiple of the 8 ranks, got 12")
-    assert halo.split() == ["halo", "0.3113", "MB", "0.3113", "MB", "13.9"]
+    assert halo.split() == ["halo", "0.311", "MB", "0.311", "MB", "13.9"]
     assert "64 to 512 tokens" in note
     json = exchanges.to_json()
     assert json["bytes_received"]["Ulysses"] == {"not_possible": "heads must be a multiple of the 8 ranks, got 12"}
