@@ -207,7 +207,7 @@ def _demo_row(line: dict[str, Any]) -> list[str]:
 
 
 def _of_many_devices(table: Callable[[Sequence[dict[str, Any]]], str]) -> Callable[[], str]:
-    return lambda: table(read(RESULTS / f"{many_devices.RECORDS}.jsonl")[1])
+    return lambda: table(many_devices.records_of_file())
 
 
 #: The tables of each page, by the names of their markers.

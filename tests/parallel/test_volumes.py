@@ -162,6 +162,20 @@ def test_widths_of_key_heads_are_the_largest_of_their_group():
     assert shared == pytest.approx([alone[1], alone[3]], rel=0.15)
 
 
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_both_sides_reach_as_far(ranks):
+    """Rows that are turned around need the same halo. The last key is larger than all others."""
+    torch.manual_seed(0)
+    query, key = torch.randn(2, 1, 1, 1500, 8)
+    key[:, :, -1] *= 30
+
+    def widths(query, key):
+        shards = zip(query.chunk(ranks, 2), key.chunk(ranks, 2), strict=True)
+        return widths_of_shards(shards, torch.tensor([0.7]), scale=0.3, skip_tolerance=1e-6, causal=False)
+
+    assert widths(query, key) == widths(query.flip(2), key.flip(2)) > widths(query, key.clamp(-3, 3))
+
+
 def test_a_row_that_is_too_long_to_draw():
     size = ContextSize(4, 4, 16, 2**20, 4)
     widths = normal_widths(size, most_tokens=2**12)
@@ -196,6 +210,7 @@ def _run(rank, port):
         with pytest.raises(TypeError, match="all_gather_into_tensor has no count"):
             torch.distributed._functional_collectives.all_gather_tensor(torch.zeros(8), 0, mesh)
     _same_widths_in_one_process(mesh)
+    _widths_of_normal_inputs(mesh)
     leave_group()
 
 
@@ -218,6 +233,15 @@ def _same_widths_in_one_process(mesh):
         found = halo_widths(*shards[mesh.get_local_rank()], mesh=mesh, causal=causal)
         options = {"scale": 0.25, "skip_tolerance": 2**-25, "causal": causal}
         assert widths_of_shards(shards, alibi_slopes(4), **options) == found
+
+
+def _widths_of_normal_inputs(mesh):
+    """normal_widths draws a shard after the other, the key first."""
+    torch.manual_seed(7)
+    drawn = [torch.randn(1, 2, 2**13, 8) for _ in range(4)][mesh.get_local_rank()]
+    expected = halo_widths(drawn[:, 1:] * 2, drawn[:, :1], mesh=mesh)
+    assert expected[0] < 3 * 2**13, "not all tokens"
+    assert normal_widths(ContextSize(1, 1, 8, 2**15, 4), score_std=2, seed=7) == expected
 
 
 def test_runs_receive_what_the_formula_says():
