@@ -78,7 +78,14 @@ def test_every_committed_records_file_has_a_section(run_bench, monkeypatch, tmp_
         else:
             assert section.count("\n|") >= len(lines)
     trainings = {f"training_{name}" for name in ("time", "stability", "extrapolation", "speed")}
-    names = trainings | {"cpu_attention", "cpu_resize_batch", "demo_validation_loss", "padding", "tuning"}
+    names = trainings | {
+        "cpu_attention",
+        "cpu_resize_batch",
+        "demo_validation_loss",
+        "exchanged_bytes",
+        "padding",
+        "tuning",
+    }
     assert {path.name for path in tmp_path.iterdir()} == {f"{name}{end}.png" for name in names for end in ("", "_dark")}
     committed = {path.stem.removesuffix("_dark") for path in FIGURES.glob("*.png")}
     assert committed == names | {"reach", "attended_share", "plan", "allocator_replay"}
