@@ -22,6 +22,7 @@ _SERVED = "tests/ops/test_operators.py::test_every_backend_that_is_installed_ser
 _MOMENTS = (_SERVED, "tests/ops/test_moment_statistics.py", "tests/ops/test_defaults.py", "-m", "not gpu", "-k")
 _ATTENTION_GRID = ("tests/ops/test_attention_kernels.py", "tests/ops/test_attention_kernels_varlen.py", "-k")
 _SHORT_ROWS = "tests/ops/test_attention_triton_short.py"
+_CALL_KIND = "tests/ops/test_call_kind.py"
 _SKIPPING = "tests/attention/test_attended_share.py"
 
 TARGETS = [
@@ -32,7 +33,17 @@ TARGETS = [
         "tests/schedule/test_plan.py",
         "tests/test_silent_results.py",
     ),
+    Target("seqwarm_kernels/schedule/token_lr.py", ("tests/schedule/test_token_lr.py",)),
     Target("seqwarm_kernels/schedule/attachment.py", ("tests/schedule/test_attachment.py", "-k", "not processes")),
+    Target(
+        "seqwarm_kernels/trainers/huggingface/logs.py",
+        ("tests/trainers/test_tokens_huggingface.py", "tests/trainers/test_monitor_huggingface.py"),
+    ),
+    Target(
+        "seqwarm_kernels/trainers/composer/token_counter.py",
+        ("tests/trainers/composer/test_token_counter.py",),
+        wider=("tests/trainers/composer/test_two_ranks.py",),
+    ),
     *_in_folder(
         "seqwarm_kernels/data/batch_planning",
         "planner.py plan.py packed.py padded.py",
@@ -74,6 +85,12 @@ TARGETS = [
         *(_SERVED, "tests/ops/test_attention_triton.py", "tests/ops/test_attention_launch.py", "-k", "not pretended"),
         wider=(_SKIPPING, *_ATTENTION_GRID, "triton"),
     ),
+    *_in_folder(
+        "seqwarm_kernels/ops/alibi_attention",
+        "triton_decode.py triton_decode_kernel.py",
+        "tests/ops/test_attention_triton_decoding.py",
+        wider=("tests/ops/test_attention_launch.py", "-k", "not pretended"),
+    ),
     Target("csrc/resize_batch/call.cpp", (_SERVED, _RESIZE_BATCH, "tests/cuda_shim", "-k", "native")),
     Target("csrc/resize_batch/direct.cpp", _RESIZING),
     Target("csrc/resize_batch/cpu.cpp", (_SERVED, _RESIZE_BATCH, "-k", "native")),
@@ -88,9 +105,16 @@ TARGETS = [
     ),
     *_in_folder(
         "csrc/alibi_attention/cpu",
-        "short_tile.h short_products.h short_rows.h short_forward.cpp short_backward.cpp short_sequences.cpp",
+        "short_tile.h short_scores.h short_products.h short_rows.h short_forward.cpp short_backward.cpp "
+        "short_sequences.cpp tile_products.cpp",
         "tests/ops/test_attention_native_short.py",
         wider=("tests/ops/test_attention_native.py", *_ATTENTION_GRID, "native"),
     ),
-    Target("csrc/calls/kind.cpp", ("tests/ops/test_call_kind.py", "-k", "not triton")),
+    Target(
+        "csrc/alibi_attention/cpu/decode_forward.cpp",
+        ("tests/ops/test_attention_native_decoding.py",),
+        wider=("tests/ops/test_attention_native.py", *_ATTENTION_GRID, "native"),
+    ),
+    Target("csrc/alibi_attention/direct.cpp", (_CALL_KIND,)),
+    Target("csrc/calls/kind.cpp", (_CALL_KIND, "-k", "not triton")),
 ]

@@ -62,7 +62,8 @@ def start_worker(root: Path, scratch: Path) -> None:
     _tree = Path(tempfile.mkdtemp(dir=scratch)) / "tree"
     shutil.copytree(root, _tree, ignore=shutil.ignore_patterns(*_NOT_COPIED))
     os.chdir(_tree)
-    os.environ.update(_ENVIRONMENT, PYTHONPATH=str(_tree))
+    paths = [str(_tree), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    os.environ.update(_ENVIRONMENT, PYTHONPATH=os.pathsep.join(paths))
     sys.dont_write_bytecode = True
     sys.path[:] = [str(_tree), *(path for path in sys.path if path and Path(path).resolve() != root)]
     for module in ("torch._dynamo", "triton.language", "pytest", "hypothesis"):
