@@ -113,6 +113,8 @@ def test_a_dict_of_tensors_is_known_after_one_call(refuse_new, copy):
         resized = resize_batch({name: tensor.clone() for name, tensor in batch.items()}, length, copy=copy)
         assert list(resized) == list(first)
         assert torch.equal(resized["input_ids"], IDS[:, :length])
+    begins_masked = {**batch, "attention_mask": (IDS % 10 > 2).float()}
+    assert torch.equal(resize_batch(begins_masked, 10, copy=copy)["input_ids"], IDS)  # nothing is cut
     for mode in ("reshape", "flatten"):
         with pytest.raises(pytest.fail.Exception):
             resize_batch(batch, 4, copy=copy, mode=mode)

@@ -149,6 +149,16 @@ def test_pacings_with_settings_are_part_of_the_state(pacing):
         SequenceLengthScheduler(duration=10).load_state_dict(state)
 
 
+def test_functions_are_told_apart_in_the_state():
+    def growth(x):
+        return x
+
+    states = [SequenceLengthScheduler(duration=10, pacing=pacing).state_dict() for pacing in ("linear", "sine", growth)]
+    assert [state["pacing"] for state in states] == ["linear", "sine", growth.__qualname__]
+    with pytest.raises(ValueError, match="pacing is 'linear' in the state, 'sine' here"):
+        SequenceLengthScheduler(duration=10, pacing="sine").load_state_dict(states[0])
+
+
 def test_a_user_defined_pacing_is_clamped():
     scheduler = SequenceLengthScheduler(8, 64, duration=10, pacing=lambda x: 3 * float(x) - 1)
     assert [scheduler.seq_length_at(n) for n in range(11)] == [8, 8, 8, 8, 16, 32, 48, 64, 64, 64, 64]
@@ -195,17 +205,27 @@ pacings = rising | drawn | st.builds(cyclic, rising, st.integers(1, 9))
 )
 def test_milestones_are_all_changes(low, extra, duration, step, pacing):
     scheduler = SequenceLengthScheduler(low, low + extra, duration=duration, step_size=step, pacing=pacing)
+    assert scheduler.milestones() == changes_of(scheduler)
+
+
+def changes_of(scheduler):
     changes = [(0, scheduler.seq_length_at(0))]
-    for n in range(1, duration + 2):
+    for n in range(1, int(scheduler.duration) + 2):
         if scheduler.seq_length_at(n) != changes[-1][1]:
             changes.append((n, scheduler.seq_length_at(n)))
-    assert scheduler.milestones() == changes
+    return changes
 
 
 def test_milestones_of_a_falling_pacing():
     scheduler = SequenceLengthScheduler(8, 64, duration=1000, pacing=lambda x: abs(math.sin(20 * float(x))))
-    visited = {scheduler.seq_length_at(n) for n in range(1001)}
-    assert {milestone.seq_length for milestone in scheduler.milestones()} == visited
+    assert scheduler.milestones() == changes_of(scheduler)
+
+
+def test_milestones_that_are_closer_than_the_grid_of_a_function():
+    """In each of 300 cycles of 33,333 units, 7 lengths; the last one is there for 51 units."""
+    scheduler = SequenceLengthScheduler(8, 64, duration=10**7, unit="token", pacing=cyclic(root(0.01), 300))
+    lengths = [milestone.seq_length for milestone in scheduler.milestones()]
+    assert lengths == [*range(8, 64, 8)] * 300 + [64]
 
 
 def test_milestones_of_a_billion_tokens_are_found_quickly():
@@ -265,6 +285,10 @@ def test_bad_pacings():
         root("2")
     with pytest.raises(ValueError, match="ratio must be above 1, got 1"):
         exponential(1)
+    with pytest.raises(TypeError, match="ratio must be a real number"):
+        exponential("2")
+    with pytest.raises(TypeError, match=r"stages must be .*pairs \(units, length\), got int"):
+        discrete(5)
     with pytest.raises(ValueError, match="times must be at least 1, got 0"):
         doubling(0)
     with pytest.raises(ValueError, match="cycles must be at least 1, got 0"):

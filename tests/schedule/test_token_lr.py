@@ -46,7 +46,9 @@ def share(tokens, warmup, decay, final, shape):
 
 
 @pytest.mark.parametrize("shape", ["cosine", "linear"])
-@pytest.mark.parametrize(("warmup", "decay", "final"), [(100, 300, 0.1), (0, 250.5, 0.0), (63, 63, 0.5), (7, 9999, 1)])
+@pytest.mark.parametrize(
+    ("warmup", "decay", "final"), [(100, 300, 0.1), (0, 250.5, 0.0), (63, 63, 0.5), (7, 9999, 1), (1, 1.5, 1)]
+)
 def test_learning_rates_follow_the_tokens(shape, warmup, decay, final):
     optimizer = made_optimizer()
     schedule = sw.TokenLR(optimizer, warmup_tokens=warmup, decay_tokens=decay, final=final, decay=shape)
@@ -112,8 +114,12 @@ def test_a_state_of_another_configuration_raises_and_changes_nothing():
     stepped = cosine_lr(made_optimizer())
     with pytest.raises(ValueError, match="tokens_per_step is 16 in the state, 17 here"):
         cosine_lr(made_optimizer(), 17).load_state_dict(stepped.state_dict())
+    before = stepped.state_dict()
     with pytest.raises(TypeError, match="tokens must be an int, got str"):
-        stepped.load_state_dict({**stepped.state_dict(), "tokens": "7"})
+        stepped.load_state_dict({**before, "tokens": "7"})
+    with pytest.raises(ValueError, match="tokens must be at least 0, got -1"):
+        stepped.load_state_dict({**before, "tokens": -1})
+    assert stepped.state_dict() == before
 
 
 @pytest.mark.parametrize("make", [token_lr, cosine_lr])

@@ -47,7 +47,7 @@ def complaints(call, make, argument, junk_values=JUNK):
         try:
             call(**{**valid, argument: junk})
         except (TypeError, ValueError) as error:
-            if not re.search(rf"(\b|_){argument.removeprefix('example_').removesuffix('s')}", str(error)):
+            if not re.search(rf"(\b|_){argument.removeprefix('example_').removesuffix('s')}s?\b", str(error)):
                 found.append(f"{argument}={junk!r}: the error does not name it: {error!r}")
             if _frozen(valid) != before:
                 found.append(f"{argument}={junk!r}: other arguments were changed before {error!r}")
