@@ -120,6 +120,16 @@ def test_a_dict_of_tensors_is_known_after_one_call(refuse_new, copy):
             resize_batch(batch, 4, copy=copy, mode=mode)
 
 
+@pytest.mark.parametrize("row", range(2))
+def test_views_of_a_row_that_begins_with_padding(row):
+    mask = torch.ones(2, 10)
+    for _ in range(2):
+        resize_batch({"input_ids": IDS, "attention_mask": mask}, 4, copy=False)
+    mask[row, 0] = 0
+    with pytest.raises(ValueError, match="copy must be True where a row begins with padding"):
+        resize_batch({"input_ids": IDS, "attention_mask": mask}, 4, copy=False)
+
+
 @pytest.mark.parametrize("copy", [True, False])
 def test_wrong_lengths_in_a_known_call(copy):
     for _ in range(2):
