@@ -109,7 +109,7 @@ def test_a_dict_of_tensors_is_known_after_one_call(refuse_new, copy):
     batch = {"input_ids": IDS, "attention_mask": torch.ones(2, 10), "step": torch.tensor(1)}
     first = resize_batch(batch, 4, copy=copy)
     refuse_new()
-    for length in (3, 10, 50):
+    for length in (1, 3, 10, 50):
         resized = resize_batch({name: tensor.clone() for name, tensor in batch.items()}, length, copy=copy)
         assert list(resized) == list(first)
         assert torch.equal(resized["input_ids"], IDS[:, :length])

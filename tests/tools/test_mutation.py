@@ -118,7 +118,7 @@ def test_mutants_of_a_target_can_be_told_apart_and_keep_their_order(target):
     source = (ROOT / target.file).read_text()
     mutants = shuffled_mutants(ROOT, target.file)
     assert mutants == shuffled_mutants(ROOT, target.file)
-    assert len({(mutant, mutant.apply(source)) for mutant in mutants}) == len(mutants) >= 20
+    assert len({(mutant, mutant.apply(source)) for mutant in mutants}) == len(mutants) >= 10
     files = [argument.partition("::")[0] for argument in target.tests if argument.startswith("tests/")]
     assert all((ROOT / file).exists() for file in files)
 
