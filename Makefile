@@ -94,8 +94,8 @@ test-transformers-oldest: build/transformers-oldest/installed  ## run the tests 
 		tests/allocator/test_transformers.py $(ARGS)
 
 # Stopped and called again, it goes on. It works in copies of the project.
-mutate: $(STAMP)  ## change the code one place at a time: do tests fail? hours; ARGS="--only FILE --limit 10"
-	$(RUN) -m tools.mutation --workers $(WORKERS) $(ARGS)
+mutate: $(STAMP) build/composer/installed  ## change the code one place at a time: do tests fail? hours; ARGS="--only FILE --limit 10"
+	PYTHONPATH=$(abspath build/composer) $(RUN) -m tools.mutation --workers $(WORKERS) $(ARGS)
 
 # A wheel with the extension, for the torch of .venv, and one without, for any. The label says for which torch.
 wheels: $(STAMP)  ## build the source distribution and both wheels into dist/
