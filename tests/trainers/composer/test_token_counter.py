@@ -112,3 +112,5 @@ def test_a_state_that_is_not_a_counters_raises_and_changes_nothing():
     with pytest.raises(TypeError, match="train_tokens must be an int, got str"):
         counter.load_state_dict({"train_tokens": "7"})
     assert counter.state_dict() == {"train_tokens": 5}
+    counter.load_state_dict({"train_tokens": 0})
+    assert counter.state_dict() == {"train_tokens": 0}
