@@ -332,6 +332,31 @@ def test_autograd_of_a_known_call(backend, varlen):
 
 
 @each_backend
+@pytest.mark.parametrize("varlen", [False, True])
+def test_gradients_of_a_known_call_beside_the_reference(backend, varlen):
+    """Of all inputs, and of each alone. No two tensors and no two numbers are the same."""
+    shape = (7, 2, 8) if varlen else (2, 2, 7, 8)
+    tensors, weights = [*torch.randn(3, *shape), torch.rand(2)], torch.randn(shape)
+    options = {"scale": 0.4, "window": 4, "dropout_p": 0.25, "return_lse": True}
+    padding = {"key_padding_mask": torch.arange(7).expand(2, -1) != 1, "query_start": torch.tensor([0, 1])}
+
+    def gradients(backend, needed):
+        torch.manual_seed(3)
+        leaves = [tensor.clone().requires_grad_(index in needed) for index, tensor in enumerate(tensors)]
+        if varlen:
+            ends = [torch.tensor(ends, dtype=torch.int32) for ends in ([0, 2, 7], [0, 3, 7])]
+            out, lse = alibi_attention_varlen(*leaves[:3], *ends, 5, 4, leaves[3], backend=backend, **options)
+        else:
+            out, lse = alibi_attention(*leaves, backend=backend, **options, **padding)
+        return [*torch.autograd.grad((out * weights).sum() + lse.sum(), [leaves[index] for index in needed])]
+
+    expected = gradients("reference", range(4))
+    alone = [] if backend == "triton" else [[0], [1], [2], [3]]  # its interpreter is slow
+    for needed in (range(4), range(4), *alone):
+        torch.testing.assert_close(gradients(backend, needed), [expected[index] for index in needed])
+
+
+@each_backend
 def test_an_overwritten_input_is_noticed(backend):
     query = torch.randn(1, 1, 3, 8, requires_grad=True)
     for _ in range(2):
