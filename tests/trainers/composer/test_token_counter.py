@@ -79,14 +79,17 @@ def test_a_resumed_training_has_the_same_learning_rates(kind, tmp_path):
 def test_a_training_ends_by_tokens(tmp_path):
     """The first batches have 4 rows of 8 tokens: 100 batches make a slow ramp."""
     saving = {"save_folder": str(tmp_path), "save_interval": "100ba"}
-    rates, _, trainer = fitted(TokenCounter(65), token_lr, "100ba", batches(100), **saving)
-    assert rates.tokens == [0, 32, 64, 96]
-    assert trainer.state.timestamp.batch.value == 3
-    assert [path.name for path in tmp_path.glob("ep*.pt")] == ["ep0-ba3-rank0.pt"]
-    path = str(tmp_path / "ep0-ba3-rank0.pt")
-    with pytest.raises(ValueError, match="total_tokens must be more than the 96 tokens trained on so far, got 96: the"):
-        fitted(TokenCounter(96), token_lr, "100ba", batches(100), load_path=path)
-    later, _, _ = fitted(TokenCounter(97), token_lr, "100ba", batches(100), load_path=path)
+    counter = TokenCounter(64)
+    rates, _, trainer = fitted(counter, token_lr, "100ba", batches(100), **saving)
+    assert rates.tokens == [0, 32, 64]
+    assert trainer.state.timestamp.batch.value == 2
+    assert [path.name for path in tmp_path.glob("ep*.pt")] == ["ep0-ba2-rank0.pt"]
+    with pytest.raises(ValueError, match="count_tokens needs a running training"):
+        counter.count_tokens()
+    path = str(tmp_path / "ep0-ba2-rank0.pt")
+    with pytest.raises(ValueError, match="total_tokens must be more than the 64 tokens trained on so far, got 64: the"):
+        fitted(TokenCounter(64), token_lr, "100ba", batches(100), load_path=path)
+    later, _, _ = fitted(TokenCounter(65), token_lr, "100ba", batches(100), load_path=path)
     assert later.tokens == [0, 32]
 
 
