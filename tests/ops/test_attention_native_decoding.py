@@ -11,6 +11,7 @@ from seqwarm_kernels import alibi_attention
 from seqwarm_kernels.ops import backends
 from seqwarm_kernels.self_check.calls import RESULTS, differentiate
 from tests.support.kernels import Exact
+from tests.support.skipping import check_the_promise
 
 pytestmark = [
     pytest.mark.skipif(backends.problem("native") is not None, reason=str(backends.problem("native"))),
@@ -119,6 +120,12 @@ def test_skipping_keeps_its_promise(tolerance, causal, bounded):
     rounding = 1e-6
     assert (out - exact).abs().max() <= (2 * tolerance + rounding) * value.abs().max()
     assert (lse - exact_lse).abs().max() <= 1.1 * tolerance + 1e-5
+
+
+@pytest.mark.parametrize("bounded", [False, True])
+@pytest.mark.parametrize("causal", [True, False])
+def test_the_worst_keys_weigh_no_more_than_the_tolerance(causal, bounded):
+    check_the_promise("native", causal=causal, bounded=bounded)
 
 
 def visited(key, value, query, **options):

@@ -9,6 +9,7 @@ from seqwarm_kernels import alibi_attention
 from seqwarm_kernels.ops import backends
 from seqwarm_kernels.self_check.calls import RESULTS, differentiate
 from tests.support.kernels import Exact
+from tests.support.skipping import check_the_promise
 from tests.support.tiers import first_fast
 
 triton = pytest.importorskip("triton")
@@ -102,6 +103,14 @@ def test_what_is_read(device):
 
 
 @pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(
+    ("causal", "bounded"), first_fast([(False, True), (False, False), (True, True), (True, False)])
+)
+def test_the_worst_keys_weigh_no_more_than_the_tolerance(causal, bounded, device):
+    check_the_promise("triton", causal=causal, bounded=bounded, device=device)
+
+
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("bounded", [False, True])
 def test_a_huge_far_key_is_found(bounded, device):
     query, key, value = tensors_of(device, heads=(2, 2))
@@ -123,6 +132,19 @@ def test_nan_behind_the_position_and_in_a_query(device):
     assert out.isnan().sum() == out.shape[-1]
     want[1, 2, 0] = NAN
     torch.testing.assert_close(out, want, equal_nan=True)
+
+
+def test_tiles_of_decoding():
+    """Sizes that Triton compiles, with the queries of a head in one tile, and whole tiles in a chunk."""
+    from seqwarm_kernels.ops.alibi_attention import triton_decode
+
+    for bytes_per_element in (2, 4):
+        for head_dim in (16, 64, 128, 129, 256):
+            for rows in (1, 16, 17, 32, 33, 1024):
+                tiles = triton_decode.decode_tiles(rows, head_dim, bytes_per_element)
+                assert tiles.block_m in (16, 32)
+                assert tiles.block_n in (16, 32, 64)
+                assert triton_decode.CHUNK % tiles.block_n == 0
 
 
 def test_which_calls_decode():

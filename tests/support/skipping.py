@@ -1,0 +1,41 @@
+"""The worst keys for what decoding skips: all of them together weigh about as much as it may leave out."""
+
+import torch
+
+from seqwarm_kernels import alibi_attention
+
+LENGTH = 512
+TOLERANCE = 0.125
+ROWS = 11
+
+
+def check_the_promise(backend, *, causal, bounded, device="cpu"):
+    """The weights that are left out are at most the tolerance. Of those from 1/8 to 4 times as much, some are left out.
+
+    The query's last 32 keys have score 0. With `bounded`, the keys far away are as long as the norm bound allows and
+    point along the query, and all between weigh next to nothing. Else all other keys have the same score.
+    """
+    position = LENGTH - 1 if causal else LENGTH // 2
+    slope = 0.1 if bounded else 1e-6
+    distance = (torch.arange(LENGTH) - position).abs().double()
+    is_near = (torch.arange(LENGTH) <= position) & (distance < 32)
+    is_far = (distance >= 128) if bounded else ~is_near
+    penalties = torch.exp(-slope * distance)
+    shares = TOLERANCE * 2 ** torch.linspace(-3, 2, ROWS, dtype=torch.float64)  # of the far keys, one row each
+    norms = torch.log(shares / (1 - shares) * penalties[is_near].sum() / penalties[is_far].sum())
+    scores = torch.where(is_far, norms[:, None], torch.where(is_near, 0, -norms.abs()[:, None]))
+    query, key, value = torch.zeros(ROWS, 1, 1, 16), torch.zeros(ROWS, 1, LENGTH, 16), torch.zeros(ROWS, 1, LENGTH, 16)
+    query[..., 0], key[:, 0, :, 0], value[:, 0, is_far] = 1, scores.float(), 1
+
+    def attended(tensors, **options):
+        slopes = torch.full((1,), slope, dtype=tensors[0].dtype, device=tensors[0].device)
+        out = alibi_attention(*tensors, slopes, scale=1, causal=causal, query_start=position, **options)
+        return out[:, 0, 0, 0].double().cpu()
+
+    exact = attended([tensor.double() for tensor in (query, key, value)], skip_tolerance=0, backend="reference")
+    torch.testing.assert_close(exact, shares, rtol=0.05, atol=0)
+    query, key, value = (tensor.to(device) for tensor in (query, key, value))
+    bound = key[:, :, :, 0].abs().amax(-1) if bounded else None
+    found = attended((query, key, value), skip_tolerance=TOLERANCE, key_norm_bound=bound, backend=backend)
+    left_out = (exact - found).max()
+    assert TOLERANCE / 8 <= left_out <= TOLERANCE
