@@ -341,9 +341,13 @@ def test_state_of_another_configuration_changes_nothing():
     assert scheduler.progress == 3
 
 
-def test_state_is_plain():
-    state = sw.SequenceLengthScheduler(duration=0.3 * 1000).state_dict()
-    assert all(isinstance(value, (int, float, str)) for value in state.values())
+def test_the_state_that_checkpoints_keep():
+    scheduler = sw.SequenceLengthScheduler(duration=0.3 * 1000)
+    configuration = {"min_seq_length": 8, "max_seq_length": 1024, "duration": 300.0}
+    configuration |= {"step_size": 8, "pacing": "linear", "unit": "step"}
+    assert scheduler.state_dict() == {"progress": 0, **configuration}
+    copy = eval(repr(scheduler).replace(", progress=0", ""), vars(sw))
+    assert copy.state_dict() == scheduler.state_dict()
 
 
 def test_numbers_of_numpy_become_plain():
