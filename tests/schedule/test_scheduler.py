@@ -222,8 +222,8 @@ def test_milestones_of_a_falling_pacing():
 
 
 def test_milestones_that_are_closer_than_the_grid_of_a_function():
-    """In each of 300 cycles of 33,333 units, 7 lengths; the last one is there for 51 units."""
-    scheduler = SequenceLengthScheduler(8, 64, duration=10**7, unit="token", pacing=cyclic(root(0.01), 300))
+    """In each of 300 cycles of 333,333 units, 7 lengths; all but the first share the last 650 units."""
+    scheduler = SequenceLengthScheduler(8, 64, duration=10**8, unit="token", pacing=cyclic(root(0.001), 300))
     lengths = [milestone.seq_length for milestone in scheduler.milestones()]
     assert lengths == [*range(8, 64, 8)] * 300 + [64]
 
