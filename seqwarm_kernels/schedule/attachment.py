@@ -127,7 +127,7 @@ class Attachment:
             first = 1 if shifts_labels(model) else 0
             share = _kept_share(inputs["labels"], resized["labels"], first)
             self._shares.append(share)
-            resized[NUM_ITEMS_IN_BATCH] = num_items * share
+            resized[NUM_ITEMS_IN_BATCH] = num_items * torch.where(share > 0, share, 1.0)  # a loss of 0, not 0 / 0
         return tuple(resized.pop(name) for name in names), resized
 
     def _resized(self, batch: Any) -> Any:

@@ -78,12 +78,13 @@ def test_the_loss_is_that_of_the_resized_batch(options):
 
 def test_a_batch_in_one_mapping_is_resized_whole():
     class Whole(nn.Module):
-        def forward(self, batch):
-            return batch["input_ids"]
+        def forward(self, batch, power=1):
+            return batch["input_ids"] ** power
 
     model, batch = Whole(), {"input_ids": tokens()}
     scheduler().attach(model)
     assert model(batch).equal(batch["input_ids"][:, :4])
+    assert model(batch, 2).equal(batch["input_ids"][:, :4] ** 2)
     assert batch["input_ids"].shape == (2, 16)
 
 
@@ -158,6 +159,9 @@ def test_num_items_in_batch_is_scaled_by_the_share_of_kept_labels():
     assert attachment.take_shares() == []
     ignored = torch.full((2, 16), -100)
     assert model(tokens(), ignored, num_items_in_batch=torch.tensor(3)) == 0
+    ignored[0, 10] = 1  # is cut
+    assert model(tokens(), ignored, num_items_in_batch=torch.tensor(3)) == 0
+    assert attachment.take_shares() == [1, 0]
 
 
 @pytest.mark.parametrize("first", ["attach", "compile"])
