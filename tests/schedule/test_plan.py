@@ -137,7 +137,7 @@ def test_figure(unit):
     )
     assert amounts.get_ylabel() == ("optimizer steps so far" if unit == "token" else "tokens so far")
     assert amounts.get_xlabel() == f"{unit}s"
-    assert amounts.get_xlim() == (0, end)
+    assert lengths.get_xlim() == amounts.get_xlim() == (0, end)
     assert lengths.get_ylabel() == "sequence length (tokens)"
     assert lengths.get_ylim()[0] == amounts.get_ylim()[0] == 0
 
