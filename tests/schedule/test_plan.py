@@ -106,6 +106,7 @@ def test_json():
     assert plan["stages"][1] == {"progress": 1500, "seq_length": 16, "steps": 5, "tokens": 24_000}
     assert (plan["tokens"], plan["tokens_full_length"]) == (84_000, 120_000)
     assert (plan["attention_flops"], plan["attention_flops_same_tokens"]) == (313_344_000, 387_072_000)
+    assert plan["tokens_saved"] == pytest.approx(0.3)
     assert plan["attention_saved"] == pytest.approx(1 - 313_344_000 / 387_072_000)
     assert plan["model"] == {"layers": 2, "hidden_size": 16, "vocab_size": 100}
 
@@ -127,7 +128,8 @@ def test_figure(unit):
     }
     assert {line.get_drawstyle() for line in lengths.lines} == {"steps-post"}
     of_stages = [stage.steps if unit == "token" else stage.tokens for stage in plan.stages]
-    full = amounts.lines[0].get_ydata()[-1]
+    (origin, (last, full)) = support.drawn(amounts)["full length throughout"]
+    assert (origin, last) == ((0, 0), end)
     steps = sum(stage.steps for stage in plan.stages)
     assert full == pytest.approx(
         steps * 84_000 / plan.tokens_full_length if unit == "token" else plan.tokens_full_length
