@@ -168,6 +168,8 @@ def test_a_step_needs_a_number_or_a_source(make):
         make(made_optimizer(), source=int).step(3)
     with pytest.raises(TypeError, match="the result of source must be an int, got NoneType"):
         make(made_optimizer(), source=lambda: None).step()
+    with pytest.raises(ValueError, match="the result of source must be at least 0, got -1"):
+        make(made_optimizer(), source=lambda: -1).step()
     with pytest.raises(TypeError, match=r"source must be a function that returns the number of tokens so far.*got int"):
         make(made_optimizer(), source=3)
     assert schedule.tokens == 0
