@@ -111,6 +111,14 @@ def test_the_worst_keys_weigh_no_more_than_the_tolerance(causal, bounded, device
 
 
 @pytest.mark.parametrize("device", DEVICES)
+def test_one_start_for_all_rows(device):
+    query, key, value = tensors_of(device, keys=512)
+    start = torch.tensor(300, device=device)
+    expected = alibi_attention(query, key, value, query_start=300, backend="triton")
+    assert torch.equal(alibi_attention(query, key, value, query_start=start, backend="triton"), expected)
+
+
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("bounded", [False, True])
 def test_a_huge_far_key_is_found(bounded, device):
     query, key, value = tensors_of(device, heads=(2, 2))
@@ -145,6 +153,22 @@ def test_tiles_of_decoding():
                 assert tiles.block_m in (16, 32)
                 assert tiles.block_n in (16, 32, 64)
                 assert triton_decode.CHUNK % tiles.block_n == 0
+
+
+def test_a_launch_gets_its_tiles(monkeypatch):
+    from seqwarm_kernels.ops.alibi_attention import triton_decode
+
+    class Recorded(triton_decode.Launch):
+        def __init__(self, kernel, programs, **arguments):
+            launches.append(arguments)
+            super().__init__(kernel, programs, **arguments)
+
+    launches = []
+    monkeypatch.setattr(triton_decode, "Launch", Recorded)
+    alibi_attention(*tensors_of("cpu", keys=513), backend="triton")
+    tiles = triton_decode.decode_tiles(2, 16, 4)
+    found = [launches[0].get(name) for name in ("BLOCK_M", "BLOCK_N", "num_warps", "num_stages")]
+    assert found == list(tiles)
 
 
 def test_which_calls_decode():

@@ -111,6 +111,13 @@ def test_json():
     assert plan["model"] == {"layers": 2, "hidden_size": 16, "vocab_size": 100}
 
 
+def test_numbers_below_1():
+    with pytest.raises(ValueError, match="hidden_size must be at least 1, got 0"):
+        ModelSize(2, 0, 100)
+    with pytest.raises(ValueError, match="batch_size must be at least 1, got 0"):
+        plan_schedule(SequenceLengthScheduler(duration=10), 10, 0, MODEL)
+
+
 @pytest.mark.parametrize("unit", ["step", "token", "sample"])
 def test_figure(unit):
     support = pytest.importorskip("tests.support.figures")

@@ -108,6 +108,8 @@ def test_a_state_of_another_configuration_raises_and_changes_nothing():
         schedule.load_state_dict({**token_lr(made_optimizer([1.0])).state_dict(), "tokens": 7})
     with pytest.raises(TypeError, match="tokens must be an int, got float"):
         schedule.load_state_dict({**before, "tokens": 7.0})
+    with pytest.raises(ValueError, match="tokens must be at least 0, got -1"):
+        schedule.load_state_dict({**before, "tokens": -1})
     with pytest.raises(ValueError, match="must have the entries"):
         schedule.load_state_dict({"tokens": 7})
     assert schedule.state_dict() == before
@@ -117,6 +119,8 @@ def test_a_state_of_another_configuration_raises_and_changes_nothing():
     before = stepped.state_dict()
     with pytest.raises(TypeError, match="tokens must be an int, got str"):
         stepped.load_state_dict({**before, "tokens": "7"})
+    with pytest.raises(ValueError, match="must have the entries"):
+        stepped.load_state_dict({"tokens": 7})
     with pytest.raises(ValueError, match="tokens must be at least 0, got -1"):
         stepped.load_state_dict({**before, "tokens": -1})
     assert stepped.state_dict() == before
@@ -212,6 +216,11 @@ def test_a_number_out_of_range_raises(settings, message):
     with pytest.raises(ValueError, match=message):
         token_lr(optimizer, **settings)
     assert [group["lr"] for group in optimizer.param_groups] == list(PEAKS)
+
+
+def test_no_tokens_for_each_step_raise():
+    with pytest.raises(ValueError, match="tokens_per_step must be at least 1, got 0"):
+        cosine_lr(made_optimizer(), 0)
 
 
 def test_a_scheduler_that_follows_a_metric_raises():
