@@ -135,6 +135,7 @@ def test_the_last_boundaries_of_many_batches_are_moved():
 
 def test_items_of_more_than_65535_tokens():
     assert BatchPlanner(batch_size=2).plan([1, 70_000, 2, 65_537, 65_536]).items.tolist() == [1, 3, 4, 2, 0]
+    assert BatchPlanner(batch_size=2).plan([1, 65_537, 2]).items.tolist() == [1, 2, 0]  # as far apart as 2**16
 
 
 @pytest.mark.parametrize("too_long", ["truncate", "split"])
