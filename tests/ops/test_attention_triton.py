@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from seqwarm_kernels import alibi_attention
 from seqwarm_kernels.ops import backends
 from tests.ops import test_attention_kernels as dense
 from tests.ops import test_attention_kernels_varlen as packed
@@ -80,3 +81,8 @@ def test_bulk_copies(name):
     """The interpreter loads tiles of float16 as GPUs with bulk copies do."""
     dense.check_case("triton", "cpu", torch.float16, CASES[name])
     packed.check_case("triton", "cpu", torch.float16, PACKED_CASES[name], by_sequence=name == "full")
+
+
+def test_one_number():
+    query, key, value = torch.randn(3, 1, 1, 1, 1)
+    assert torch.equal(alibi_attention(query, key, value, backend="triton"), value)
