@@ -217,6 +217,7 @@ def backward_key_kernel(
     value_tile = load_tile(source, start, kept, BLOCK_N, HEAD_DIM, BLOCK_D, ACCESS)
     scale2 = scale * LOG2_E
 
+    seed = None if dropout_seed is None else tl.load(dropout_seed)
     to_key = tl.zeros((BLOCK_N, BLOCK_D), tl.float32)
     to_value = tl.zeros((BLOCK_N, BLOCK_D), tl.float32)
     for member in range(group_size):
@@ -237,7 +238,7 @@ def backward_key_kernel(
             num_heads * row_length,
         )
         dropout = dropout_of(
-            dropout_seed, dropout_threshold, row, inverse_keep, merged, num_heads, query_length, ORIGINS
+            seed, dropout_seed, dropout_threshold, row, inverse_keep, merged, num_heads, query_length, ORIGINS
         )
         # Queries at the left end, the nearest, at the right end.
         for piece in range(0 if LIMITED and not CAUSAL else 1, 3):

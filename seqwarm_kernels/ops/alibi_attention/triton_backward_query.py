@@ -259,7 +259,10 @@ def backward_query_kernel(
         key_padding_mask,
         stride_ms,
     )
-    dropout = dropout_of(dropout_seed, dropout_threshold, row, inverse_keep, merged, num_heads, query_length, ORIGINS)
+    seed = None if dropout_seed is None else tl.load(dropout_seed)
+    dropout = dropout_of(
+        seed, dropout_seed, dropout_threshold, row, inverse_keep, merged, num_heads, query_length, ORIGINS
+    )
 
     gradient = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
     for piece in range(0 if LIMITED else 1, 2 if CAUSAL else 3):  # keys at the left end, the nearest, at the right end

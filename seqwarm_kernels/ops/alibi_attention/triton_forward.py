@@ -260,7 +260,10 @@ def forward_kernel(
         packed_value = head_of(
             packed_value, batch, key_head, key_length, None, stride_vb, stride_vh, stride_vs, ALIGNED
         )
-    dropout = dropout_of(dropout_seed, dropout_threshold, row, inverse_keep, merged, num_heads, query_length, ORIGINS)
+    seed = None if dropout_seed is None else tl.load(dropout_seed)
+    dropout = dropout_of(
+        seed, dropout_seed, dropout_threshold, row, inverse_keep, merged, num_heads, query_length, ORIGINS
+    )
 
     softmax = Softmax(
         tl.zeros((BLOCK_M,), tl.float32),

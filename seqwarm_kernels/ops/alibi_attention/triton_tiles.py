@@ -309,14 +309,15 @@ def split(low, high, center, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def dropout_of(dropout_seed, threshold, head, inverse_keep, row_length, num_heads, query_length, ORIGINS: tl.constexpr):
-    """The dropout of one `head`, counted through batch and heads. With a `row_length`, of the same head of all rows."""
-    seed = None if dropout_seed is None else tl.load(dropout_seed)
+def dropout_of(
+    seed, dropout_seed, threshold, head, inverse_keep, row_length, num_heads, query_length, ORIGINS: tl.constexpr
+):
+    """The dropout of one `head`, counted through batch and heads. With a `row_length`, of the same head of all rows.
+    `seed` is the first value of `dropout_seed`, which kernels read once for all heads."""
     first_query, first_block, origins = 0, 0, None
     if ORIGINS:
         if row_length is None:
-            origin = dropout_seed + head.to(tl.int64) * 4
-            seed, head, first_query, first_block = _origin(origin, None)
+            seed, head, first_query, first_block = _origin(dropout_seed + head.to(tl.int64) * 4, None)
         else:
             origins = dropout_seed
     return Dropout(
