@@ -13,7 +13,7 @@ BUILD_INPUTS := pyproject.toml constraints.txt setup.py CMakeLists.txt $(shell f
 export SEQWARM_TEST_DATA ?= $(abspath ../shared/data)
 
 .PHONY: help install demo experiments test test-slow test-exhaustive test-all test-cpus test-asan test-shim \
-	test-composer test-transformers-oldest mutate wheels gpu-build docs lint format clean
+	test-composer test-transformers-oldest test-torch-oldest mutate wheels gpu-build docs lint format clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | while IFS='|' read -r target text; do \
@@ -92,6 +92,17 @@ test-transformers-oldest: build/transformers-oldest/installed  ## run the tests 
 		tests/models tests/trainers/test_huggingface.py tests/trainers/test_loaders.py \
 		tests/trainers/test_packed.py tests/trainers/test_tokens_huggingface.py tests/trainers/test_monitor_huggingface.py \
 		tests/allocator/test_transformers.py $(ARGS)
+
+# In a copy of the project, without the extension, which is built for the torch of .venv. With CUDA libraries 5 GB.
+# The interpreter of the oldest Triton needs an older NumPy.
+TORCH_OLDEST := build/torch-oldest
+test-torch-oldest: $(STAMP)  ## run the tests of many devices with the oldest torch; 5 GB
+	$(PYTHON) -m venv $(TORCH_OLDEST)
+	$(TORCH_OLDEST)/bin/python -m pip install accelerate==1.15.0 hypothesis "numpy<2.4" pytest pytest-xdist torch==2.11.0 tqdm transformers==5.23.0
+	rm -rf $(TORCH_OLDEST)/tree && mkdir -p $(TORCH_OLDEST)/tree
+	cp -r bench examples seqwarm_kernels tests pyproject.toml $(TORCH_OLDEST)/tree
+	rm -f $(TORCH_OLDEST)/tree/seqwarm_kernels/_C.*
+	cd $(TORCH_OLDEST)/tree && OMP_NUM_THREADS=1 ../bin/python -m pytest --numprocesses $(WORKERS) -m "not exhaustive" tests/parallel $(ARGS)
 
 # Stopped and called again, it goes on. It works in copies of the project.
 mutate: $(STAMP) build/composer/installed  ## change the code one place at a time: do tests fail? hours; ARGS="--only FILE --limit 10"

@@ -18,7 +18,7 @@ from .context_attention import context_attention, context_attention_varlen
 
 
 class ContextParallel(ParallelStyle):
-    """Lets the attention of a converted model reach the tokens of all ranks of the mesh. For `parallelize_module`:
+    """Lets the attention of a converted model reach the tokens of all ranks of the mesh. For `parallelize_module`::
 
         apply_alibi(model, 131_072)
         parallelize_module(model, mesh["context"], ContextParallel())
