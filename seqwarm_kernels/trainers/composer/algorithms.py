@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from fractions import Fraction
 from typing import Any
 from weakref import WeakSet
@@ -20,6 +21,8 @@ from ...resizing.functional import resize_batch
 from ...schedule.scheduler import SequenceLengthScheduler
 from ...utils.checks import check_bool, check_int, check_real
 from ...utils.modules import unwrapped
+from ..schedule_state import with_whole_rows
+from .context_shards import ContextShards, context_shards
 from .functional import apply_alibi, is_packed, rows_and_length, set_batch_sequence_length
 
 #: Checkpoints name `Alibi` by this path, which does not change if the file moves.
@@ -48,6 +51,10 @@ class SeqLengthWarmup(Algorithm):
     their length is min(the scheduled length, train_sequence_length_scaling · S). For a ramp to full rows, set
     `max_seq_length` to that product.
 
+    Microbatches of a model with `parallel.ContextParallel` are sharded before the forward. All ranks of the mesh get the
+    same batches from the dataloader, and Composer's timestamp, with its tokens and samples, counts them once. The model
+    is evaluated on whole rows.
+
     Args:
         duration: share of the training after which the full length is reached, in [0, 1].
         min_seq_length: tokens in a row at the start.
@@ -58,7 +65,8 @@ class SeqLengthWarmup(Algorithm):
 
     Raises:
         TypeError: an argument has the wrong type.
-        ValueError: an argument is out of range; at the first batch, max_duration is in seconds or iterations, or in
+        ValueError: an argument is out of range; when training begins, a model with ContextParallel has training metrics
+            or device_train_microbatch_size="auto"; at the first batch, max_duration is in seconds or iterations, or in
             epochs of a dataloader without a length.
     """
 
@@ -84,19 +92,40 @@ class SeqLengthWarmup(Algorithm):
         self.truncate = truncate
         self.preserve_end_of_sequence = preserve_end_of_sequence
         self._memory_is_claimed = False
+        self._shards: ContextShards | None = None
+        self._evaluation = ExitStack()
 
     def match(self, event: Event, state: State) -> bool:
-        return event in (Event.INIT, Event.AFTER_DATALOADER)
+        if event in (Event.BEFORE_FORWARD, Event.BATCH_END):
+            return self._shards is not None
+        return event in (Event.INIT, Event.FIT_START, Event.AFTER_DATALOADER, Event.EVAL_START, Event.EVAL_END)
 
     def apply(self, event: Event, state: State, logger: Logger) -> None:
         if event == Event.INIT:
             self._memory_is_claimed = False
             self._move_before_alibi(state)
-            return
+        elif event == Event.FIT_START:
+            self._evaluation.close()  # which an error may have left open
+            self._shards = context_shards(state)
+        elif event == Event.AFTER_DATALOADER:
+            self._resize(state, logger)
+        elif event == Event.EVAL_START:
+            self._evaluation.close()
+            self._evaluation.enter_context(with_whole_rows(state.model))
+        elif event == Event.EVAL_END:
+            self._evaluation.close()
+        elif self._shards is not None:
+            if event == Event.BEFORE_FORWARD:
+                state.batch = self._shards.shard(state.batch)
+            else:
+                self._shards.count_once(state)
+
+    def _resize(self, state: State, logger: Logger) -> None:
         if not self._memory_is_claimed:
             self._memory_is_claimed = True
             if state.device.name == "gpu" and not state.fsdp_enabled:
-                claim_memory(state, set_batch_sequence_length(state.batch, self.max_seq_length, self.truncate))
+                longest = set_batch_sequence_length(state.batch, self.max_seq_length, self.truncate)
+                claim_memory(state, longest, None if self._shards is None else self._shards.shard)
         length = self._current_length(state)
         state.batch = set_batch_sequence_length(state.batch, length, self.truncate, self.preserve_end_of_sequence)
         rows, _ = rows_and_length(state.batch)
@@ -141,8 +170,8 @@ def _progress(state: State) -> tuple[int, int]:
     return now.epoch.value * batches + min(now.batch_in_epoch.value, batches), limit.value * batches
 
 
-def claim_memory(state: State, batch: Any) -> None:
-    """Runs the model once with a microbatch of `batch`, and restores everything.
+def claim_memory(state: State, batch: Any, shard_batch: Callable[[Any], Any] | None = None) -> None:
+    """Runs the model once with a microbatch of `batch`, or this rank's part of it, and restores everything.
 
     With automatic microbatching, the microbatch size is halved until the microbatch fits.
 
@@ -168,6 +197,7 @@ def claim_memory(state: State, batch: Any) -> None:
             example_batch=batch,
             loss_fn=loss_of,
             autocast_dtype=_AUTOCAST_DTYPES.get(state.precision),
+            shard_batch=shard_batch,
         )
         if report.out_of_memory is None:
             return

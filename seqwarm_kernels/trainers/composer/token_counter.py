@@ -11,13 +11,16 @@ from torch import Tensor
 
 from ...resizing.functional import resize_batch
 from ...utils.checks import check_int, check_state_entries
+from ..schedule_state import context_mesh_of
+from .algorithms import SeqLengthWarmup
 from .functional import rows_and_length
 
 
 class TokenCounter(Callback):
     """Counts the tokens that all ranks train on, after all algorithms have cut the batches and without padding.
 
-    Composer's own count, `time/token`, and a max_duration in tokens ("tok") count batches before they are cut.
+    Composer's own count, `time/token`, and a max_duration in tokens ("tok") count batches before they are cut. The ranks
+    that share the tokens of a model with `parallel.ContextParallel` count once.
 
     Example::
 
@@ -36,8 +39,8 @@ class TokenCounter(Callback):
 
     Raises:
         TypeError: `total_tokens` is not an int; `resize_batch` does not support a batch.
-        ValueError: `total_tokens` is smaller than 1; when training begins, it has been reached, or the checkpoint was
-            written without this callback.
+        ValueError: `total_tokens` is smaller than 1; when training begins, it has been reached, the checkpoint was
+            written without this callback, or a model with ContextParallel trains without SeqLengthWarmup.
     """
 
     def __init__(self, total_tokens: int | None = None) -> None:
@@ -45,6 +48,7 @@ class TokenCounter(Callback):
         self.train_tokens = 0
         self._batch_tokens: Tensor | None = None  # of this rank, not counted yet
         self._is_running = False
+        self._ranks_of_batch = 1
 
     def fit_start(self, state: State, logger: Logger) -> None:
         if state.timestamp.batch.value and not self.train_tokens:
@@ -57,6 +61,14 @@ class TokenCounter(Callback):
                 f"total_tokens must be more than the {self.train_tokens} tokens trained on so far, got "
                 f"{self.total_tokens}: the training has ended"
             )
+        mesh = context_mesh_of(state.model)
+        if mesh is not None and not any(isinstance(each, SeqLengthWarmup) for each in state.algorithms):
+            raise ValueError(
+                "algorithms must hold SeqLengthWarmup for a model with ContextParallel, got none, so whether batches "
+                "hold whole rows or shards is not known: add SeqLengthWarmup, which shards them, with duration=0 for "
+                "full rows"
+            )
+        self._ranks_of_batch = 1 if mesh is None else mesh.size()
         self._batch_tokens, self._is_running = None, True
 
     def batch_start(self, state: State, logger: Logger) -> None:
@@ -80,7 +92,7 @@ class TokenCounter(Callback):
         if self._batch_tokens is not None:
             total, self._batch_tokens = self._batch_tokens.clone(), None
             dist.all_reduce(total)
-            self.train_tokens += int(total)
+            self.train_tokens += int(total) // self._ranks_of_batch
         return self.train_tokens
 
     def batch_end(self, state: State, logger: Logger) -> None:

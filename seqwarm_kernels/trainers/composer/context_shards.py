@@ -1,0 +1,57 @@
+"""Composer's training of a model with `ContextParallel`: each rank gets its part of the tokens of every row."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from composer.core import State
+
+from ...schedule.attachment import NUM_ITEMS_IN_BATCH
+from ...utils.modules import unwrapped
+from ..schedule_state import context_mesh_of
+
+#: What `shard_sequence` adds to a batch. The forward of transformers' models takes it without naming it.
+_ADDED = ("shift_labels", NUM_ITEMS_IN_BATCH, "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
+
+_COUNTS = ("sample", "token", "token_in_iteration", "sample_in_epoch", "token_in_epoch")
+
+
+class ContextShards:
+    """Shards what the ranks of a mesh train on together.
+
+    Raises:
+        ValueError: the trainer has training metrics, or finds the microbatch size itself.
+    """
+
+    def __init__(self, state: State, mesh: Any) -> None:
+        if state.train_metrics:
+            raise ValueError(
+                f"the model must have no training metrics under ContextParallel, got {', '.join(state.train_metrics)}: "
+                "Composer compares the logits of a rank's tokens with the labels of all; pass them as eval_metrics"
+            )
+        if state.auto_microbatching:
+            raise ValueError(
+                "device_train_microbatch_size must be a number under ContextParallel, got 'auto': a rank that is out "
+                "of memory would leave the others waiting for its keys"
+            )
+        self._mesh = mesh
+        model: Any = unwrapped(state.model)
+        if hasattr(model, "model_forward_args"):  # Composer's HuggingFaceModel drops every other entry
+            model.model_forward_args.update(_ADDED)
+
+    def shard(self, batch: Any) -> Any:
+        from ...parallel.shard_sequence import shard_sequence
+
+        return shard_sequence(batch, self._mesh)
+
+    def count_once(self, state: State) -> None:
+        """Corrects the timestamp after a batch, to which Composer adds the batch of every rank."""
+        before, now, ranks = state.previous_timestamp, state.timestamp, self._mesh.size()
+        counts = {name: (getattr(before, name).value, getattr(now, name).value) for name in _COUNTS}
+        state.timestamp = now.copy(**{name: old + (new - old) // ranks for name, (old, new) in counts.items()})
+
+
+def context_shards(state: State) -> ContextShards | None:
+    """Returns None for a model without `ContextParallel`."""
+    mesh = context_mesh_of(state.model)
+    return None if mesh is None else ContextShards(state, mesh)
