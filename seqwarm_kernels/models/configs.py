@@ -10,7 +10,7 @@ from .alibi_layer import AlibiHeads
 from .families.learned import first_position
 from .families.torch_nn import AlibiMultiheadAttention
 from .surgery import Surgery
-from .transformers_attention import NAME, check_call, pass_packed, refuse_packed
+from .transformers_attention import NAME, check_call, drops_keywords, pass_packed, refuse_packed
 
 #: Config entry with the arguments of apply_alibi, and whether the slopes were ever learned or the user's own.
 RECORD = "seqwarm_alibi"
@@ -50,7 +50,7 @@ def prepare_configs(surgery: Surgery, before: dict[str, Any] | None, *, own_slop
     for model in models:
         config = model.config
         surgery.add_hook(model, check_call)
-        if config.model_type in _OWN_ATTENTION:
+        if config.model_type in _OWN_ATTENTION or drops_keywords(model):
             surgery.add_hook(model, refuse_packed)
         elif _is_causal(model):
             surgery.add_hook(model, pass_packed)

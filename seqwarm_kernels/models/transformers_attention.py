@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dis
+import inspect
 import sys
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
@@ -142,15 +144,40 @@ def check_call(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Non
         raise ValueError("output_attentions must be False: the kernels never compute the attention weights")
 
 
+def drops_keywords(model: nn.Module) -> bool:
+    """Whether a module around an attention layer takes `**kwargs` and does not read them, as those of StableLM do.
+
+    What tells packed sequences would be lost there without an error.
+    """
+    paths = [name for name, part in model.named_modules() if isinstance(getattr(part, "alibi", None), AlibiHeads)]
+    around = {type(model.get_submodule(path[:end])) for path in paths for end in _dots(path)}
+    return any(_ignores_keywords(inspect.unwrap(kind.forward)) for kind in around if kind.forward is not None)
+
+
+def _dots(path: str) -> list[int]:
+    return [index for index, character in enumerate(path) if character == "."]
+
+
+def _ignores_keywords(forward: Any) -> bool:
+    code = forward.__code__
+    if not code.co_flags & inspect.CO_VARKEYWORDS:
+        return False
+    num_named = code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & inspect.CO_VARARGS)
+    name = code.co_varnames[num_named]
+    read = (instruction for instruction in dis.get_instructions(code) if instruction.opname.startswith("LOAD"))
+    return not any(name in (i.argval if isinstance(i.argval, tuple) else (i.argval,)) for i in read)
+
+
 def refuse_packed(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Forward pre-hook of models that do not pass packed sequences to their attention.
 
     Raises:
-        ValueError: `cu_seq_lens_q` is given.
+        ValueError: `cu_seq_lens_q` or `position_ids` tell packed sequences.
     """
-    if kwargs.get("cu_seq_lens_q") is not None:
+    if kwargs.get("cu_seq_lens_q") is not None or _packed_indices(model, args, kwargs) is not None:
+        name = "cu_seq_lens_q" if kwargs.get("cu_seq_lens_q") is not None else "position_ids"
         raise ValueError(
-            f"cu_seq_lens_q must be None for {type(model).__name__}: the model does not pass packed sequences to its "
+            f"{name} must tell no packed sequences for {type(model).__name__}: the model does not pass them to its "
             "attention; pad them"
         )
 
@@ -161,6 +188,18 @@ def pass_packed(decoder: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
     As in the masks of transformers, position_ids mark packed sequences only without an attention_mask and a cache.
     These masks look for a cache after `use_cache=True` made an empty one, and OPT does not pass position_ids to them.
     """
+    packed = _packed_indices(decoder, args, kwargs)
+    if packed is None:
+        return None
+    if any(isinstance(part, AlibiHeads) and part.context is not None for part in decoder.modules()):
+        raise _local_packing()
+    cu_seq_lens, length = boundaries(packed), packed.shape[1]
+    names = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
+    return args, kwargs | dict(zip(names, (cu_seq_lens, cu_seq_lens, length, length), strict=True))
+
+
+def _packed_indices(decoder: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
+    """The number of each token's sequence, (B, S), if position_ids start anew. A compiled model asserts that not."""
     from transformers.masking_utils import find_packed_sequence_indices
 
     given = dict(zip(forward_parameters(decoder), args, strict=False)) | kwargs if args else kwargs
@@ -174,14 +213,7 @@ def pass_packed(decoder: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
         _check_one_sequence(position_ids)
         return None
     tokens = given["inputs_embeds"] if given.get("input_ids") is None else given["input_ids"]
-    packed = find_packed_sequence_indices(position_ids.expand(tokens.shape[0], -1))
-    if packed is None:
-        return None
-    if any(isinstance(part, AlibiHeads) and part.context is not None for part in decoder.modules()):
-        raise _local_packing()
-    cu_seq_lens, length = boundaries(packed), packed.shape[1]
-    names = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
-    return args, kwargs | dict(zip(names, (cu_seq_lens, cu_seq_lens, length, length), strict=True))
+    return find_packed_sequence_indices(position_ids.expand(tokens.shape[0], -1))
 
 
 def _check_not_packed(position_ids: Tensor | None, query: Tensor, key: Tensor) -> None:

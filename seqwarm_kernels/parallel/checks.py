@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -16,6 +17,8 @@ def check_mesh(mesh: object) -> None:
         raise TypeError(f"mesh must be a DeviceMesh, got {type(mesh).__name__}")
     if mesh.ndim != 1:
         raise ValueError(f"mesh must have one dimension, such as device_mesh['context'], got {mesh.ndim} dimensions")
+    if not torch.compiler.is_compiling() and mesh.mesh.tolist() != sorted(mesh.mesh.tolist()):
+        raise ValueError(f"mesh must have its ranks in ascending order, got {mesh.mesh.tolist()}")
 
 
 def check_local(name: str, tensor: object) -> None:
@@ -31,16 +34,25 @@ def check_same_length(query: Tensor, key: Tensor, dimension: int) -> None:
         )
 
 
-def check_halo(halo: object, key_heads: int) -> list[int] | None:
-    """Return one width for each key head, or None."""
+def check_halo(halo: object) -> int | list[int] | None:
+    """Return the width, or one for each key head."""
     if halo is None:
         return None
     if not isinstance(halo, Sequence):
-        return [check_int("halo", halo, minimum=0)] * key_heads
+        return check_int("halo", halo, minimum=0)
     check_iterable("halo", halo, "an int, or one for each key head")
-    if len(halo) != key_heads:
-        raise ValueError(f"halo must be an int, or one for each of the {key_heads} key heads, got {len(halo)}")
     return [check_int("halo", width, minimum=0) for width in halo]
+
+
+def check_halo_of_heads(halo: object, key_heads: int) -> list[int] | None:
+    """Return one width for each key head, or None."""
+    checked = check_halo(halo)
+    if checked is None:
+        return None
+    widths = [checked] * key_heads if isinstance(checked, int) else checked
+    if len(widths) != key_heads:
+        raise ValueError(f"halo must be an int, or one for each of the {key_heads} key heads, got {len(widths)}")
+    return widths
 
 
 def check_dropout(shard: Shard, dropout_p: float) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,7 +16,7 @@ from ..attention.functional import DEFAULT_SKIP_TOLERANCE, dense_call, varlen_ca
 from ..ops.alibi_attention.dropout import dropout_origins
 from ..ops.alibi_attention.schema import DenseOptions
 from ..utils.checks import check_bool
-from .checks import check_dropout, check_halo, check_local, check_mesh, check_same_length
+from .checks import check_dropout, check_halo_of_heads, check_local, check_mesh, check_same_length
 from .halo import Halo, Shared, exchange
 from .halo_width import choose_widths
 from .parts import Part, Shard
@@ -58,14 +59,15 @@ def context_attention(
         value: (B, Hkv, c, D).
         slopes: (Hq,) or (B, Hq). Default: `alibi_slopes(Hq)`. Heads with slopes near 0 or below reach all tokens: their
             keys and values come from all ranks.
-        mesh: One dimension, such as `device_mesh["context"]`, with the ranks in the order of their tokens.
+        mesh: One dimension, such as `device_mesh["context"]`, with ranks in ascending order, which is that of their
+            tokens.
         halo: Width of the halo in tokens: one for all key heads, or one for each. It may be larger than c. Default: the
             smallest that serves. The host then waits for it in each call, which torch.compile cannot. A given halo
             that is too narrow fails an assertion on the device. `halo_widths` finds the widths of an example.
         causal: As for `alibi_attention`, as are scale, window, skip_tolerance, return_lse and backend.
         segment_length: As for `alibi_attention`. If it divides c, nothing is exchanged.
         key_padding_mask: (B, c) bool, True where a key is attended. A query at a masked position is taken for padding:
-            its output is finite, but lacks keys that no other query needs.
+            its output lacks keys that no other query needs.
         dropout_p: As for `alibi_attention`. The mask is that of one device whose seed is the largest of the ranks'
             seeds. c and segment_length must be multiples of 4.
 
@@ -74,7 +76,8 @@ def context_attention(
 
     Raises:
         TypeError, ValueError: An argument does not fit. The message names it. Raised before anything is sent.
-        RuntimeError: `halo` is too narrow, or the ranks hold different numbers of tokens.
+        RuntimeError: `halo` is too narrow, or the ranks hold different numbers of tokens. Both are seen where the ranks
+            compare norms: not if nothing is exchanged, or a given `halo` holds all tokens.
 
     Source of the bound: docs/kernels/skipping.md. The halo has half of skip_tolerance, the kernels have the other half.
     """
@@ -98,7 +101,7 @@ def context_attention(
     check_same_length(query, key, 2)
     shard = Shard(key.shape[2], mesh.get_local_rank(), mesh.size(), causal, segment_length)
     check_dropout(shard, dropout_p)
-    widths = _dense_widths(query, key, slopes, options, shard, check_halo(halo, key.shape[1]), mesh)
+    widths = _dense_widths(query, key, slopes, options, shard, check_halo_of_heads(halo, key.shape[1]), mesh)
     seed = _common_seed(options.dropout_seed, mesh)
 
     def attend(part: Part, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -174,14 +177,15 @@ def context_attention_varlen(
     shard = Shard(key.shape[0], mesh.get_local_rank(), mesh.size(), causal)
     check_dropout(shard, dropout_p)
     query, key, value = (tensor.transpose(0, 1)[None] for tensor in (query, key, value))  # one row, heads first
+    is_token = torch.arange(shard.start, shard.end, device=query.device) < cu_seqlens[-1]
     widths = choose_widths(
         query,
         key,
-        slopes if slopes.dim() == 1 else slopes.amin(0),
-        None,
+        slopes if slopes.dim() == 1 else functional.pad(slopes, (0, 0, 0, 1), value=math.inf).amin(0),
+        is_token[None],
         scale=options.scale,
         skip_tolerance=skip_tolerance / 2,
-        halo=check_halo(halo, key.shape[1]),
+        halo=check_halo_of_heads(halo, key.shape[1]),
         widest=min(shard.widest(window), max(max_seqlen - 1, 0)),
         causal=causal,
         mesh=mesh,

@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.parallel import ParallelStyle
 
 from ..models.alibi_layer import AlibiHeads, Packing
-from .checks import check_mesh, check_parts
+from .checks import check_halo, check_mesh, check_parts
 from .context_attention import context_attention, context_attention_varlen
 
 
@@ -37,14 +37,14 @@ class ContextParallel(ParallelStyle):
         halo: As for `context_attention`.
 
     Raises:
-        TypeError: The mesh is not a DeviceMesh.
+        TypeError: `halo` is not an int or a sequence of ints, or the mesh is not a DeviceMesh.
         ValueError: The mesh has several dimensions, or the module has no ALiBi layer. In a forward: a cache or a
             pattern of the mask does not work on shards.
     """
 
     def __init__(self, halo: int | Sequence[int] | None = None) -> None:
         super().__init__()
-        self.halo = halo
+        self.halo = check_halo(halo)
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         check_mesh(device_mesh)
@@ -119,7 +119,10 @@ def sharded_by(model: nn.Module, by: str) -> Iterator[None]:
     check_parts(by)
     before = {layer: layer.context for layer in _heads(model) if layer.context is not None}
     if not before:
-        raise ValueError("model must have layers with ContextParallel, got none: call parallelize_module first")
+        raise ValueError(
+            "model must have layers with ContextParallel, got none: call parallelize_module first, and leave other "
+            'blocks of sharded_by(model, "rows")'
+        )
     try:
         for layer, context in before.items():
             layer.context = replace(context, in_evaluation=True) if by == "tokens" else None

@@ -166,7 +166,7 @@ class _Bound:
         # Query t needs d − t tokens of the halo. Queries at t >= width attend local keys only, and must need none.
         width = torch.where(distance <= position, 0, torch.maximum(distance - position, position + 1))
         width = functional.pad(width.transpose(0, 1).flatten(1), (0, 1)).amax(1)
-        return width * width.new_tensor([len(there) > 0 for there in shards])
+        return width.masked_fill(torch.tensor([len(there) == 0 for there in shards], device=width.device), 0)
 
 
 def _shard(
@@ -189,7 +189,7 @@ def _shard(
 
 def _gathered(largest: Tensor, length: int, mesh: DeviceMesh) -> Tensor:
     """The largest norms of all shards, (P, B, Hkv)."""
-    own = functional.pad(largest.flatten(), (0, 1), value=length)
+    own = torch.cat([largest.flatten(), largest.new_full((1,), length)])
     # A sum with zeros: the names of all-gathers differ between versions of torch.
     gathered = own.new_zeros(mesh.size(), len(own))
     gathered[mesh.get_local_rank()] = own
@@ -212,6 +212,8 @@ def _queries(
     heads = key.shape[1], query.shape[1] // key.shape[1]
     grouped, dtype = query.unflatten(1, heads), key_norm.dtype
     norm = abs(scale) * torch.linalg.vector_norm(grouped, dim=-1, dtype=dtype)
+    if key_padding_mask is not None:
+        norm = norm.masked_fill(~key_padding_mask[:, None, None], 0)
     own = scale * (grouped.to(dtype) * key[:, :, None].to(dtype)).sum(-1)
     own = own - _OWN_SCORE_MARGIN * norm * key_norm[:, :, None]
     if key_padding_mask is not None:

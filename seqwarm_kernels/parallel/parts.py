@@ -60,6 +60,8 @@ class Shard:
                 local keys only.
             split: False: without segments, leave all rows together.
         """
+        if self.length == 0:
+            return [Part(0, 0, 0, 0)]
         if self.segment_length is not None:
             parts = self._segments(width, self.segment_length)
         elif width == 0:

@@ -22,6 +22,7 @@ from ..utils.checks import check_bool
 from .checks import check_mesh, check_parts
 
 _LABELS, _SHIFTED = "labels", "shift_labels"
+_MULTIPLIER = 0x1E3779B97F4A7C15  #: spreads the bits of a checksum
 _PACKED_MULTIPLE = 4  #: of the tokens of a rank, for dropout
 
 
@@ -41,7 +42,7 @@ def shard_sequence(
 
     - "shift_labels": at each token the label of the next one, −100 at the end of a row. "labels" are not shifted.
     - "num_items_in_batch": the labels of the whole batch over the number of ranks. A model divides its sum of losses by
-      it, so the mean of the ranks' losses is the loss of the whole batch.
+      it, so the mean of the ranks' losses is the loss of the whole batch. It replaces an entry of this name.
 
     A loss of your own sums over its tokens and divides by "num_items_in_batch". Pass shift_labels=False, and count the
     labels before, if labels are shifted already or belong to their own token, as for masked language models.
@@ -89,16 +90,20 @@ def shard_sequence(
         batch = copy.copy(batch)
         for name in added:
             batch[name] = parts.get(name, added[name])
-    sizes = next(part.shape[:2] for part in parts.values() if isinstance(part, Tensor) and part.dim() > 1)
-    return unflatten_batch(batch, parts, (sizes[0], sizes[1]))
+    sizes = max((part.shape for part in parts.values() if isinstance(part, Tensor)), key=len)
+    return unflatten_batch(batch, parts, (sizes[0], sizes[1]) if len(sizes) > 1 else (1, sizes[0]))
 
 
 def _added(batch: Any, bounds: Tensor | None, size: int, shift_labels: bool) -> Iterator[tuple[str, Any]]:
     """The entries that the batch lacks: shifted labels and their number, and boundaries."""
     entries = flatten_batch(batch)
+    if shift_labels:
+        _check_label_names(entries)
     labels = entries.get(_LABELS) if shift_labels and _SHIFTED not in entries else None
     is_told = bounds is None or any(own_name(name) in BOUNDARIES for name in entries)
-    if (labels is not None or not is_told) and not isinstance(batch, MutableMapping):
+    if (labels is not None or not is_told or (shift_labels and _SHIFTED in entries)) and not isinstance(
+        batch, MutableMapping
+    ):
         raise TypeError(f"batch must be a mapping to take more entries, got {type(batch).__name__}")
     if isinstance(labels, Tensor):
         if labels.dim() == 1 and bounds is None:
@@ -106,13 +111,23 @@ def _added(batch: Any, bounds: Tensor | None, size: int, shift_labels: bool) -> 
                 f"batch['labels'] must be (rows, tokens), got {tuple(labels.shape)}: pass shift_labels=False and "
                 'by="rows" for labels of rows'
             )
-        shifted = _shifted(labels)
-        yield _SHIFTED, shifted
-        yield NUM_ITEMS_IN_BATCH, (shifted != IGNORED_LABEL).sum() / size
+        entries = {**entries, _SHIFTED: _shifted(labels)}
+        yield _SHIFTED, entries[_SHIFTED]
+    if shift_labels and isinstance(entries.get(_SHIFTED), Tensor):
+        yield NUM_ITEMS_IN_BATCH, (entries[_SHIFTED] != IGNORED_LABEL).sum() / size
     if bounds is not None and not is_told:
         boundaries, longest = bounds.to(_device(entries), torch.int32), int(bounds.diff().max())
         yield from {"cu_seq_lens_q": boundaries, "cu_seq_lens_k": boundaries}.items()
         yield from {"max_length_q": longest, "max_length_k": longest}.items()
+
+
+def _check_label_names(entries: Mapping[Any, Any]) -> None:
+    for name, value in entries.items():
+        if isinstance(value, Tensor) and is_label(name) and name not in (_LABELS, _SHIFTED):
+            raise ValueError(
+                f"batch must have its labels as 'labels' to shift them, got {name!r}: pass shift_labels=False, with "
+                "labels that are those of their own tokens"
+            )
 
 
 def _shifted(labels: Tensor) -> Tensor:
@@ -121,11 +136,15 @@ def _shifted(labels: Tensor) -> Tensor:
 
 
 def _check_equal(entries: Mapping[Any, Any], mesh: DeviceMesh) -> None:
-    """Assert, without waiting for the device, that all ranks hold the same integers."""
+    """Assert, without waiting for the device, that all ranks hold the same tensors, by a checksum."""
     total = torch.zeros((), dtype=torch.int64, device=mesh.device_type)
-    for number, tensor in enumerate(_integers(entries), start=1):
-        weights = torch.arange(1, tensor.numel() + 1, device=tensor.device)
-        total = total + number * (tensor.numel() + (tensor.flatten() * weights).sum()).to(total.device)
+    for number, tensor in enumerate(_tensors(entries), start=1):
+        contents = tensor.contiguous().flatten()
+        if tensor.dtype.is_floating_point or tensor.dtype.is_complex:
+            contents = contents.view(torch.uint8)
+        mixed = (contents + torch.arange(contents.numel(), device=tensor.device)) * _MULTIPLIER  # wraps
+        mixed = (mixed ^ (mixed >> 29)) * _MULTIPLIER
+        total = total + number * (tensor.numel() + (mixed ^ (mixed >> 32)).sum()).to(total.device)
     largest, smallest = collectives.all_reduce(torch.stack([total, -total]), "max", mesh)
     torch._assert_async(
         largest == -smallest,
@@ -134,9 +153,9 @@ def _check_equal(entries: Mapping[Any, Any], mesh: DeviceMesh) -> None:
     )
 
 
-def _integers(entries: Mapping[Any, Any]) -> Iterator[Tensor]:
+def _tensors(entries: Mapping[Any, Any]) -> Iterator[Tensor]:
     for value in entries.values():
-        if isinstance(value, Tensor) and value.dim() and not (value.is_floating_point() or value.is_complex()):
+        if isinstance(value, Tensor) and value.dim():
             yield value
 
 
@@ -176,9 +195,12 @@ def _parts_of_packed(
     entries: Mapping[Any, Any], bounds: Tensor, mesh: DeviceMesh, keys: Collection[str] | None
 ) -> Iterator[tuple[str, Any]]:
     total, rank, size = int(bounds[-1]), mesh.get_local_rank(), mesh.size()
+    names = {name: value for name, value in entries.items() if own_name(name) not in BOUNDARIES | LONGEST}
+    if not any(isinstance(value, Tensor) and total in value.shape[:2] for value in names.values()):
+        raise ValueError(f"batch must hold the {total} tokens up to the last boundary, and no others")
     tokens = -(-total // (_PACKED_MULTIPLE * size)) * _PACKED_MULTIPLE
-    for name, value in entries.items():
-        if not isinstance(value, Tensor) or own_name(name) in BOUNDARIES | LONGEST:
+    for name, value in names.items():
+        if not isinstance(value, Tensor):
             continue
         if keys is not None and name not in keys and own_name(name) not in POSITIONS | INDICES:
             continue

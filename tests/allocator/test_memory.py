@@ -279,14 +279,14 @@ def test_ranks_of_fully_shard_have_the_same_room(monkeypatch):
     monkeypatch.setattr(device, "allocated", lambda: 7)
     asked = []
     consensus = SimpleNamespace(smallest=lambda room: asked.append(room) or room - 10)
-    with warmup._limited(device, consensus, sharded=True, auto=False):
+    with warmup._limited(device, consensus, are_waiting=True, auto=False):
         assert device.limit == device.total + 30 - 10
     assert asked == [device.total + 30 - 7]
     assert device.calls == ["release"]
-    for options in ({"sharded": False, "auto": False}, {"sharded": False, "auto": True}):
+    for options in ({"are_waiting": False, "auto": False}, {"are_waiting": False, "auto": True}):
         with warmup._limited(device, None, **options):
             assert (device.limit == device.total) == (not options["auto"])
-    with warmup._limited(HostMemory(), None, sharded=True, auto=False):
+    with warmup._limited(HostMemory(), None, are_waiting=True, auto=False):
         pass
 
 

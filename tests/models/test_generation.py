@@ -1,5 +1,7 @@
 """A converted model gives the same logits with any cache as without a cache."""
 
+import inspect
+
 import pytest
 import torch
 
@@ -112,9 +114,14 @@ def test_packed_rows_stay_apart_if_one_is_a_single_sequence():
     torch.testing.assert_close(together, expected, rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["bloom", "mpt", "falcon"])
+@pytest.mark.parametrize("name", ["bloom", "mpt", "falcon", "stablelm"])
 def test_packed_sequences_that_a_model_cannot_take_are_refused(name):
     model = converted(name)
-    _, starts = packed((5, 9))
-    with pytest.raises(ValueError, match=r"cu_seq_lens_q must be None for .*: the model does not pass"):
+    positions, starts = packed((5, 9))
+    if "position_ids" in inspect.signature(type(model).forward).parameters:
+        with pytest.raises(ValueError, match=r"position_ids must tell no packed sequences for .*: the model does not"):
+            model(tokens(1, 14), position_ids=positions)
+    with pytest.raises(
+        ValueError, match=r"cu_seq_lens_q must tell no packed sequences for .*: the model does not pass"
+    ):
         model(tokens(1, 14), cu_seq_lens_q=starts, cu_seq_lens_k=starts, max_length_q=9, max_length_k=9)

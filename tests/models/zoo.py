@@ -141,7 +141,9 @@ OTHERS = {
     "olmo2": Family("Olmo2ForCausalLM", "Olmo2Config", _sized(), True),
     "phi3": Family("Phi3ForCausalLM", "Phi3Config", _sized(num_key_value_heads=2), True),
     "smollm3": Family("SmolLM3ForCausalLM", "SmolLM3Config", _sized(num_key_value_heads=2, pad_token_id=0), True),
-    "stablelm": Family("StableLmForCausalLM", "StableLmConfig", _sized(num_key_value_heads=2), True),
+    "stablelm": Family(
+        "StableLmForCausalLM", "StableLmConfig", _sized(num_key_value_heads=2), True, takes_packed=False
+    ),
     "granite": Family("GraniteForCausalLM", "GraniteConfig", _sized(attention_multiplier=0.3), True),
 }
 CONVERTED = [name for name, family in FAMILIES.items() if not family.pretrained_with_alibi]

@@ -7,7 +7,7 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.debug import CommDebugMode
 
@@ -211,6 +211,7 @@ def far_keys_are_found(mesh):
             out = context_attention(*shards, slopes, mesh=mesh, skip_tolerance=2**-50)
             torch.testing.assert_close(out, own(exact, mesh, length), rtol=0, atol=1e-11)
             widths = halo_widths(*shards[:2], slopes, mesh=mesh)
+            context_attention(*shards, slopes, mesh=mesh, halo=widths)  # serves, as it says
             everything = (mesh.size() - 1) * length
             assert (widths[0] == everything) == (factor == 1000)
             assert (widths[1] == everything) == (slopes is not SLOPES or everything == length)
@@ -280,6 +281,15 @@ def compiled_calls_are_equal(mesh):
         compiled = differentiate(torch.compile(attend, fullgraph=True, backend="aot_eager"), shards, gradients)
         for one, other in zip(eager, compiled, strict=True):
             torch.testing.assert_close(one, other, rtol=0, atol=1e-6)
+    counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(
+        lambda *tensors: context_attention(*tensors, SLOPES, mesh=mesh, halo=3 * length),
+        fullgraph=True,
+        backend=counter,
+    )
+    for shorter in (length, 80, 72, 60):
+        compiled(*(tensor[:, :, :shorter] for tensor in shards[:3]))
+    assert counter.frame_count <= 2, "lengths are dynamic"
     with pytest.raises(torch._dynamo.exc.Unsupported, match=r"halo must be an int under torch\.compile"):
         torch.compile(lambda *tensors: context_attention(*tensors, mesh=mesh), fullgraph=True, backend="aot_eager")(
             *shards
@@ -314,6 +324,24 @@ def only_the_halo_travels(mesh):
     assert collectives(segment_length=32) == collectives(window=0) == {}
 
 
+def edges_are_served(mesh):
+    """No tokens, no sequences, and junk in tokens that no sequence holds."""
+    none = torch.zeros(1, HEADS, 0, HEAD_DIM)
+    assert context_attention(none, none, none, mesh=mesh, segment_length=4).shape == none.shape
+    tokens = torch.randn(8, HEADS, HEAD_DIM)
+    no_sequence = torch.zeros(1, dtype=torch.int32)
+    by_sequence = torch.zeros(0, HEADS)
+    out = context_attention_varlen(tokens, tokens, tokens, no_sequence, 8, by_sequence, mesh=mesh)
+    assert not out.any()
+    length, is_last = 200, mesh.get_local_rank() == mesh.size() - 1
+    query, key, value = torch.randn(3, length, HEADS, HEAD_DIM)
+    if is_last:
+        key[-3:] = float("nan")
+    ends = torch.tensor([0, mesh.size() * length - 3], dtype=torch.int32)
+    out = context_attention_varlen(query, key, value, ends, int(ends[1]), SLOPES, mesh=mesh, halo=[64, 64, 128, 192])
+    assert out.isfinite().all()
+
+
 def faults_are_named(mesh):
     (query, key, value, _), _ = inputs(mesh.size(), 20, torch.float32)
     shards = [own(tensor, mesh, 20) for tensor in (query, key, value)]
@@ -325,6 +353,8 @@ def faults_are_named(mesh):
     fails("mesh must be a DeviceMesh, got int", mesh=2, error=TypeError)
     grid = init_device_mesh("cpu", (1, mesh.size()), mesh_dim_names=("data", "context"))
     fails("mesh must have one dimension, such as device_mesh\\['context'\\], got 2 dimensions", mesh=grid)
+    backwards = DeviceMesh("cpu", list(reversed(range(mesh.size()))))
+    fails(r"mesh must have its ranks in ascending order, got \[\d, ", mesh=backwards)
     fails("halo must be at least 0, got -1", halo=-1)
     fails("halo must be an int, or one for each of the 2 key heads, got 3", halo=[1, 2, 3])
     fails("halo must be an int, got float", halo=1.5, error=TypeError)
@@ -350,22 +380,26 @@ CHECKS = (
     both_sides_share_the_tolerance,
     padding_asks_for_nothing,
     repeats_are_equal,
-    compiled_calls_are_equal,
     only_the_halo_travels,
+    edges_are_served,
     faults_are_named,
 )
 
 
-def run_checks(rank, port, size):
+def run_checks(rank, port, size, checks):
     join_group(rank, port, world_size=size)
     mesh = init_device_mesh("cpu", (size,))
-    for check in CHECKS:
-        if size == 2 or check is not compiled_calls_are_equal:  # minutes, with many processes
-            check(mesh)
+    for check in checks:
+        check(mesh)
     leave_group()
 
 
 @pytest.mark.parametrize("size", [2, pytest.param(3, marks=pytest.mark.slow), pytest.param(4, marks=pytest.mark.slow)])
 def test_ranks(size):
     """All checks in one start of the processes, which takes longer than most of them."""
-    run_ranks(run_checks, size, world_size=size)
+    run_ranks(run_checks, size, CHECKS, world_size=size)
+
+
+@pytest.mark.slow
+def test_compiled_ranks():
+    run_ranks(run_checks, 2, [compiled_calls_are_equal], world_size=2)
