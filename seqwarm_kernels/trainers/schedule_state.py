@@ -11,10 +11,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..models.alibi_layer import AlibiHeads
 from ..resizing.functional import resize_batch
 from ..schedule.attachment import Attachment, Resizer, Seen, shifts_labels
 from ..schedule.scheduler import SequenceLengthScheduler
-from ..utils.checks import check_int
+from ..utils.checks import check_int, is_dtensor
 
 _OTHERWISE = "or start a new training from the checkpoint's weights"
 
@@ -76,7 +77,9 @@ class ScheduleState:
         self._has_warned = False
         self._has_warned_of_shares = False
 
-    def attach(self, entrance: nn.Module, model: nn.Module, device: torch.device) -> Attachment:
+    def attach(
+        self, entrance: nn.Module, model: nn.Module, device: torch.device, ranks_of_batch: int = 1
+    ) -> Attachment:
         """Resizes the training inputs of `entrance`. Removes the attachment that an interrupted training has left.
 
         Args:
@@ -84,11 +87,16 @@ class ScheduleState:
             model: the model. With `ContextParallel`, each rank gets its part of the tokens of a batch that all ranks
                 of the mesh hold, and the batch counts once.
             device: the device on which the ranks exchange their counts.
+            ranks_of_batch: the number of ranks to which the trainer gives the same batches, as under tensor parallelism.
+
+        Raises:
+            ValueError: ranks share the tokens of the model with ContextParallel, and others share its heads.
         """
         self.detach()
         sharded = context_mesh_of(model)
+        _check_parallelism(model, sharded, ranks_of_batch)
         resizer: Resizer = self.scheduler
-        self._ranks_of_batch = 1 if sharded is None else sharded.size()
+        self._ranks_of_batch = max(ranks_of_batch, 1 if sharded is None else sharded.size())
         if sharded is not None:
             resizer = _ShardingResizer(self.scheduler, sharded, shifts_labels(model))
         self.attachment = Attachment(entrance, resizer, self._options)
@@ -258,6 +266,23 @@ def context_mesh_of(model: nn.Module) -> Any:
     from ..parallel.context_parallel import context_mesh  # loads torch.distributed.tensor
 
     return context_mesh(model)
+
+
+def _check_parallelism(model: nn.Module, sharded: Any, ranks_of_batch: int) -> None:
+    """Check that the ranks that share tokens are those to which the trainer gives the same batches, if it does so."""
+    size = 1 if sharded is None else sharded.size()
+    heads = _ranks_of_heads(model)
+    if size > 1 and (heads > 1 or ranks_of_batch not in (1, size)):
+        raise ValueError(
+            f"ranks must share either the tokens or the heads of a model, got ContextParallel on {size} ranks, and "
+            f"tensor parallelism on {max(heads, ranks_of_batch)}"
+        )
+
+
+def _ranks_of_heads(model: nn.Module) -> int:
+    """The number of ranks that share the heads of ALiBi layers. FSDP2 shards learned slopes too, which say nothing."""
+    layers = [module for module in model.modules() if isinstance(module, AlibiHeads) and not module.learned]
+    return max((layer.slopes.device_mesh.size() for layer in layers if is_dtensor(layer.slopes)), default=1)
 
 
 def with_whole_rows(model: nn.Module) -> AbstractContextManager[None]:

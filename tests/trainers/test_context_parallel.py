@@ -1,11 +1,11 @@
-"""A model with ContextParallel on two ranks trains as on one: equal losses, and each token counts once."""
+"""A model with ContextParallel, or with tensor parallelism, on two ranks trains as on one: each token counts once."""
 
 import json
 
 import pytest
 import torch
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor.parallel import parallelize_module
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.utils.data import DataLoader
 
 pytest.importorskip("transformers")
@@ -13,14 +13,17 @@ pytest.importorskip("accelerate")
 pytest.importorskip("lightning.pytorch")
 
 import lightning.pytorch as lightning
+import transformers
+from lightning.pytorch.strategies import ModelParallelStrategy
 
 from seqwarm_kernels import SequenceLengthScheduler, apply_alibi
-from seqwarm_kernels.parallel import ContextParallel
+from seqwarm_kernels.parallel import ContextParallel, ShardSlopes
 from seqwarm_kernels.trainers import huggingface
 from seqwarm_kernels.trainers import lightning as of_lightning
 
 from ..support.huggingface import logged
 from ..support.ranks import run_ranks, set_environment
+from . import test_packed
 from .test_huggingface import model, trainer
 
 LENGTH, ROWS = 16, 12
@@ -64,12 +67,12 @@ def huggingface_report(folder, ranks, unit="token"):
 
 
 class Module(lightning.LightningModule):
-    def __init__(self, ranks):
+    def __init__(self, ranks, inner=None, shard=shard):
         super().__init__()
-        self.inner, self.ranks, self.losses = converted(), ranks, []
+        self.inner, self.ranks, self.losses, self.shard = inner or converted(), ranks, [], shard
 
     def configure_model(self):
-        shard(self.inner, self.ranks)
+        self.shard(self.inner, self.ranks)
 
     def training_step(self, batch, batch_idx):
         loss = self.inner(**batch).loss
@@ -83,13 +86,49 @@ class Module(lightning.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.5)
 
 
-def lightning_report(ranks, unit="token", **settings):
-    module, warmup = Module(ranks), of_lightning.SequenceLengthWarmup(schedule(unit))
+def lightning_report(ranks, unit="token", module=None, **settings):
+    module, warmup = module or Module(ranks), of_lightning.SequenceLengthWarmup(schedule(unit))
     quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
     options = {"accelerator": "cpu", "max_epochs": 1, "use_distributed_sampler": False, "callbacks": [warmup]}
     training = lightning.Trainer(**quiet, **options, **settings)
     training.fit(module, DataLoader(rows(), batch_size=2), DataLoader(rows()[:4], batch_size=2))
     return [module.losses, warmup.state_dict()]
+
+
+ATTENTION = "model.layers.*.self_attn"
+PLAN = {f"{ATTENTION}.{name}": ColwiseParallel() for name in ("q_proj", "k_proj", "v_proj")}
+PLAN |= {f"{ATTENTION}.o_proj": RowwiseParallel(), f"{ATTENTION}.alibi": ShardSlopes()}
+
+
+def shard_heads(made, ranks):
+    if ranks > 1:
+        parallelize_module(made, init_device_mesh("cpu", (ranks,)), PLAN)
+
+
+def shard_both(made, ranks):
+    shard_heads(made, ranks)
+    shard(made, ranks)
+
+
+def lightning_of_heads(ranks, **settings):
+    return lightning_report(ranks, module=Module(ranks, test_packed.model(), shard_heads), **settings)
+
+
+def huggingface_of_heads(folder, ranks, adds):
+    saved = folder / f"llama-{ranks}-{adds}"
+    options = {}
+    if ranks > 1:
+        from transformers.distributed import DistributedConfig
+
+        options = {"distributed_config": DistributedConfig(tp_size=ranks)}
+    made = transformers.LlamaForCausalLM.from_pretrained(folder / "llama", **options)
+    apply_alibi(made, LENGTH)
+    warmup = huggingface.SequenceLengthWarmup(schedule("sample"))
+    training = trainer(saved, made, [] if adds else [warmup], rows(), ddp_backend="gloo" if ranks > 1 else None)
+    if adds:
+        warmup.add_to(training)
+    training.train()
+    return [logged(training), [logged(training, "seq_length"), logged(training, "train_tokens"), warmup.progress]]
 
 
 def one_of_two(rank, port, folder):
@@ -105,6 +144,11 @@ def one_of_two(rank, port, folder):
         training.train()  # with the Trainer's own loader
     for unit in ("token", "sample"):
         reports.append(lightning_report(2, unit, devices=2, strategy="ddp"))
+    reports.append(lightning_of_heads(2, devices=2, strategy=ModelParallelStrategy()))
+    with pytest.raises(ValueError, match="ranks must share either the tokens or the heads of a model, got ContextPar"):
+        module = Module(2, test_packed.model(), shard_both)
+        lightning_report(2, module=module, devices=2, strategy=ModelParallelStrategy())
+    reports += [huggingface_of_heads(folder, 2, adds) for adds in (False, True)]
     (folder / f"{rank}.json").write_text(json.dumps(reports))
     torch.distributed.destroy_process_group()
 
@@ -112,9 +156,11 @@ def one_of_two(rank, port, folder):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # Lightning's hints on workers, loggers and intervals
 def test_two_ranks_train_as_one(tmp_path):
+    test_packed.model().save_pretrained(tmp_path / "llama")
     run_ranks(one_of_two, tmp_path)
     first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1))
-    alone = [huggingface_report(tmp_path, 1), lightning_report(1), lightning_report(1, "sample")]
+    alone = [huggingface_report(tmp_path, 1), lightning_report(1), lightning_report(1, "sample"), lightning_of_heads(1)]
+    alone += [huggingface_of_heads(tmp_path, 1, adds) for adds in (False, True)]
     for own, other, (losses, counts) in zip(first, second, alone, strict=True):
         assert own[1] == other[1] == json.loads(json.dumps(counts))
         mean = torch.tensor([own[0], other[0]]).mean(0)

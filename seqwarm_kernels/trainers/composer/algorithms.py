@@ -51,9 +51,9 @@ class SeqLengthWarmup(Algorithm):
     their length is min(the scheduled length, train_sequence_length_scaling · S). For a ramp to full rows, set
     `max_seq_length` to that product.
 
-    Microbatches of a model with `parallel.ContextParallel` are sharded before the forward. All ranks of the mesh get
-    the same batches from the dataloader, and Composer's timestamp, with its tokens and samples, counts them once. The
-    model is evaluated on whole rows.
+    Microbatches of a model with `parallel.ContextParallel` are sharded before the forward. The dataloader must give the
+    ranks of the mesh the same batches. Composer's timestamp counts their samples and tokens once. The model is
+    evaluated on whole rows.
 
     Args:
         duration: share of the training after which the full length is reached, in [0, 1].

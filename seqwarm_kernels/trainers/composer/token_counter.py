@@ -19,8 +19,8 @@ from .functional import rows_and_length
 class TokenCounter(Callback):
     """Counts the tokens that all ranks train on, after all algorithms have cut the batches and without padding.
 
-    Composer's own count, `time/token`, and a max_duration in tokens ("tok") count batches before they are cut. The
-    ranks that share the tokens of a model with `parallel.ContextParallel` count once.
+    Composer's own count, `time/token`, and a max_duration in tokens ("tok") count batches before they are cut. A batch
+    whose tokens ranks share, in a model with `parallel.ContextParallel`, counts once.
 
     Example::
 

@@ -38,7 +38,7 @@ class SequenceLengthWarmup(LoggingCallback):
 
     A model with `parallel.ContextParallel` needs `add_to`, too. Its training batches are sharded after cutting, and
     count once for the ranks of the mesh, to which `get_train_dataloader` must give the same batches. It is evaluated on
-    whole rows.
+    whole rows. Batches of a model that was loaded with `DistributedConfig(tp_size=...)` count once for its ranks.
 
     Args:
         scheduler: the schedule of sequence lengths.
@@ -112,7 +112,8 @@ class SequenceLengthWarmup(LoggingCallback):
                 "instead, so that the labels of each rank's part are counted"
             )
         # Attaches to the inner model, which its wrapper in distributed or compiled training calls.
-        attachment = self._schedule_state.attach(self._batches or model, model, args.device)
+        ranks_of_batch = getattr(model, "tp_size", None) or 1  # as the Trainer finds it
+        attachment = self._schedule_state.attach(self._batches or model, model, args.device, ranks_of_batch)
         # No event follows an error. But the next training replaces the state, even if this callback was removed.
         weakref.finalize(state, attachment.remove)
 

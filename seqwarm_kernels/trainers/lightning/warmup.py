@@ -33,7 +33,7 @@ class SequenceLengthWarmup(Callback):
 
     Training batches of a module with `parallel.ContextParallel` are sharded after cutting, and count once for the ranks
     of the mesh, to which the DataLoader must give the same batches (`use_distributed_sampler=False`). Validation is on
-    whole rows.
+    whole rows. Batches that the ranks of tensor parallelism share (`ModelParallelStrategy`) count once.
 
     Args:
         scheduler: the schedule of sequence lengths.
@@ -78,7 +78,7 @@ class SequenceLengthWarmup(Callback):
         self._detach()
         strategy, resize = trainer.strategy, _ResizeModule()
         to_device = strategy.batch_to_device
-        self._schedule_state.attach(resize, module, module.device)
+        self._schedule_state.attach(resize, module, module.device, _ranks_of_batch(trainer))
 
         def resized_to_device(batch: Any, *args: Any, **kwargs: Any) -> Any:
             batch = to_device(batch, *args, **kwargs)
@@ -152,6 +152,12 @@ class SequenceLengthWarmup(Callback):
         """Loads the state here, because Lightning calls load_state_dict also for a checkpoint that is only tested."""
         if trainer.training:
             self._schedule_state.resume(checkpoint["callbacks"].get(self.state_key))
+
+
+def _ranks_of_batch(trainer: Trainer) -> int:
+    """The number of ranks to which Lightning's sampler gives the same batches: those of tensor parallelism."""
+    sampler = trainer.distributed_sampler_kwargs
+    return 1 if sampler is None else trainer.world_size // sampler["num_replicas"]
 
 
 class _ResizeModule(nn.Module):
