@@ -87,7 +87,7 @@ class ScheduleState:
             model: the model. With `ContextParallel`, each rank gets its part of the tokens of a batch that all ranks
                 of the mesh hold, and the batch counts once.
             device: the device on which the ranks exchange their counts.
-            ranks_of_batch: the number of ranks to which the trainer gives the same batches, as under tensor parallelism.
+            ranks_of_batch: number of ranks to which the trainer gives the same batches, as under tensor parallelism.
 
         Raises:
             ValueError: ranks share the tokens of the model with ContextParallel, and others share its heads.
@@ -282,7 +282,8 @@ def _check_parallelism(model: nn.Module, sharded: Any, ranks_of_batch: int) -> N
 def _ranks_of_heads(model: nn.Module) -> int:
     """The number of ranks that share the heads of ALiBi layers. FSDP2 shards learned slopes too, which say nothing."""
     layers = [module for module in model.modules() if isinstance(module, AlibiHeads) and not module.learned]
-    return max((layer.slopes.device_mesh.size() for layer in layers if is_dtensor(layer.slopes)), default=1)
+    shared: list[Any] = [layer.slopes for layer in layers if is_dtensor(layer.slopes)]
+    return max((slopes.device_mesh.size() for slopes in shared), default=1)
 
 
 def with_whole_rows(model: nn.Module) -> AbstractContextManager[None]:
