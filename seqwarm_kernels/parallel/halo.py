@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import groupby
 from typing import NamedTuple
 
 import torch
@@ -66,10 +65,10 @@ def exchange(shared: Sequence[Shared], mesh: DeviceMesh, *, causal: bool) -> lis
 def _runs(widths: Sequence[int]) -> Iterator[tuple[slice, int]]:
     """Neighboring heads of one width."""
     start = 0
-    for width, run in groupby(widths):
-        end = start + len(list(run))
-        yield slice(start, end), width
-        start = end
+    for end in range(1, len(widths) + 1):  # not groupby, for which torch.compile would fix the widths
+        if end == len(widths) or widths[end] != widths[start]:
+            yield slice(start, end), widths[start]
+            start = end
 
 
 def _cuts(shared: Sequence[Shared], sender: int, receiver: int, causal: bool) -> Iterator[Tensor]:

@@ -6,6 +6,7 @@ from unittest import mock
 
 import pytest
 import torch
+import torch._dynamo.testing
 import torch.distributed
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate
