@@ -112,12 +112,12 @@ class grow_p2:
 
     In a cycle each length is drawn `draws` times, each time for the same number of units. A length has twice the odds
     of the next longer one, as long as it has draws left. The order depends on `seed` alone, so it is the same on all
-    ranks and after a restart. Source: Grow-P2 of H. Pouransari et al., "Dataset Decomposition", NeurIPS 2024, arXiv
-    2405.13226.
+    ranks and after a restart. Lengths are exact as for `doubling`. Source: Grow-P2 of H. Pouransari et al., "Dataset
+    Decomposition", NeurIPS 2024, arXiv 2405.13226.
 
     Args:
         times, cycles, draws: At least 1.
-        seed: Any int.
+        seed: At least 0.
     """
 
     def __init__(self, times: int, cycles: int, draws: int, *, seed: int = 0) -> None:
@@ -125,7 +125,7 @@ class grow_p2:
         self.times = self._doubling.times
         self.cycles = check_int("cycles", cycles, minimum=1)
         self.draws = check_int("draws", draws, minimum=1)
-        self.seed = check_int("seed", seed)
+        self.seed = check_int("seed", seed, minimum=0)
         random = Random(self.seed)
         self.order: list[int] = []  #: number of doublings in each part of the duration
         for _ in range(self.cycles):
