@@ -57,9 +57,10 @@ def resize_batch(
     A packed batch is one row (1, T) of several sequences, or flat tensors (T,), with boundaries ("cu_seq_lens_q",
     "cu_seqlens", ...), "position_ids" that start anew, or "seq_idx" or "document_ids" that change. Each sequence is cut
     as a row of its own without padding would be: an attention mask does not move the cut, and nothing is padded.
-    Boundaries, the longest length ("max_length_q", ...) and position ids are those of the new sequences. A list with N entries holds one for each sequence. Boundaries, position ids and
-    indices are read, which waits for their device: the number of new tokens depends on them. In host memory, the first
-    attention mask of each shape is read, too: numbers above 1 are refused.
+    Boundaries, the longest length ("max_length_q", ...) and position ids are those of the new sequences. A list with N
+    entries holds one for each sequence. Boundaries, position ids and indices are read, which waits for their device:
+    the number of new tokens depends on them. In host memory, the first attention mask of each shape is read, too:
+    numbers above 1 are refused.
 
     Args:
         batch: A mutable mapping of names to tensors (dict, OrderedDict, transformers' BatchEncoding and ModelOutput,
