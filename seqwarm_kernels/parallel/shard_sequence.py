@@ -48,7 +48,7 @@ def shard_sequence(
     labels before, if labels are shifted already or belong to their own token, as for masked language models.
 
     Packed batches are padded to a multiple of 4 · P tokens, with tokens of no sequence: zeros with label −100. They
-    keep the boundaries of all ranks' tokens. If only position ids or indices told them, "cu_seq_lens_q" and so on are
+    keep the boundaries of all ranks' tokens. If only position ids or indices tell them, "cu_seq_lens_q" and so on are
     added.
 
     Args:
@@ -75,9 +75,10 @@ def shard_sequence(
     check_bool("shift_labels", shift_labels)
     if seq_len is not None:
         batch = resize_batch(batch, seq_len, keys=keys, copy=False)
-    bounds = packed_bounds(flatten_batch(batch), 1)
-    added = dict(_added(batch, bounds, mesh.size(), shift_labels))
-    entries = {**flatten_batch(batch), **added}
+    entries = flatten_batch(batch)
+    bounds = packed_bounds(entries, 1)
+    added = dict(_added(batch, entries, bounds, mesh.size(), shift_labels))
+    entries = {**entries, **added}
     keys = None if keys is None else {*keys, *(name for name in added if name == _SHIFTED)}
     _check_equal(entries, mesh)
     if bounds is None:
@@ -94,16 +95,16 @@ def shard_sequence(
     return unflatten_batch(batch, parts, (sizes[0], sizes[1]) if len(sizes) > 1 else (1, sizes[0]))
 
 
-def _added(batch: Any, bounds: Tensor | None, size: int, shift_labels: bool) -> Iterator[tuple[str, Any]]:
+def _added(
+    batch: Any, entries: Mapping[Any, Any], bounds: Tensor | None, size: int, shift_labels: bool
+) -> Iterator[tuple[str, Any]]:
     """The entries that the batch lacks: shifted labels and their number, and boundaries."""
-    entries = flatten_batch(batch)
     if shift_labels:
         _check_label_names(entries)
     labels = entries.get(_LABELS) if shift_labels and _SHIFTED not in entries else None
     is_told = bounds is None or any(own_name(name) in BOUNDARIES for name in entries)
-    if (labels is not None or not is_told or (shift_labels and _SHIFTED in entries)) and not isinstance(
-        batch, MutableMapping
-    ):
+    is_extended = labels is not None or not is_told or (shift_labels and _SHIFTED in entries)
+    if is_extended and not isinstance(batch, MutableMapping):
         raise TypeError(f"batch must be a mapping to take more entries, got {type(batch).__name__}")
     if isinstance(labels, Tensor):
         if labels.dim() == 1 and bounds is None:

@@ -9,24 +9,10 @@ from seqwarm_kernels import BatchBuffers, resize_batch
 from seqwarm_kernels.ops import backends
 from seqwarm_kernels.ops.library import overload
 from seqwarm_kernels.ops.resize_batch.schema import Kind
+from tests.support.backends import backend_fixture
 from tests.support.tiers import examples, first_fast
 
-
-def served():
-    for device in backends.DEVICE_TYPES:
-        for name in backends.BACKENDS:
-            if backends.why_not("resize_batch", name, device) is None and (device == "cpu" or name != "reference"):
-                marks = [pytest.mark.gpu] if device == "cuda" else []
-                yield pytest.param((name, device), id=f"{name}-{device}", marks=marks)
-
-
-@pytest.fixture(params=served())
-def backend(request):
-    """Its name. The test creates its tensors on its device."""
-    name, device = request.param
-    with torch.device(device):
-        yield name
-
+backend = backend_fixture("resize_batch")
 
 # Hypothesis warns about fixtures that are shared by examples. This one only names a backend.
 named_backend = {"suppress_health_check": [HealthCheck.function_scoped_fixture]}

@@ -9,27 +9,14 @@ from seqwarm_kernels import resize_batch
 from seqwarm_kernels.ops import backends
 from seqwarm_kernels.ops.library import overload
 from seqwarm_kernels.ops.resize_packed.schema import LACKING, PackedKind, cut_sequences
+from tests.support.backends import backend_fixture
 from tests.support.kernels import CountedKernel
 from tests.support.tiers import examples, first_fast
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
 
-def served():
-    for device in backends.DEVICE_TYPES:
-        for name in backends.BACKENDS:
-            if backends.why_not("resize_packed", name, device) is None and (device == "cpu" or name != "reference"):
-                marks = [pytest.mark.gpu] if device == "cuda" else []
-                yield pytest.param((name, device), id=f"{name}-{device}", marks=marks)
-
-
-@pytest.fixture(params=served())
-def backend(request):
-    """Its name. The test creates its tensors on its device."""
-    name, device = request.param
-    with torch.device(device):
-        yield name
-
+backend = backend_fixture("resize_packed")
 
 # Hypothesis warns about fixtures that are shared by examples. This one only names a backend.
 named_backend = {"suppress_health_check": [HealthCheck.function_scoped_fixture]}
@@ -226,7 +213,7 @@ def test_sequences_without_tokens(backend, lengths, rule):
 
 
 def test_rows_of_another_tensor(backend):
-    """Tokens in blocks of 16 bytes, which begin at addresses that are no multiple of 16."""
+    """Tokens in blocks of 16 bytes, whose addresses are not multiples of 16."""
     large = some_values((9 * 16 + 1,), torch.int16)
     tensors = [large[1:].view(9, 16), large[:-1].view(9, 16)]
     check(backend, tensors, [1, 1], [0, 0], None, [5, 4], [(0, 1, 3, 0), (1, 0, 2, 0)])

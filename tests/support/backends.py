@@ -1,0 +1,27 @@
+"""The backends of an operator that serve on this machine."""
+
+import pytest
+import torch
+
+from seqwarm_kernels.ops import backends
+
+
+def served(operator):
+    """Parameters (backend, device): all on the CPU, and on a GPU all but the reference."""
+    for device in backends.DEVICE_TYPES:
+        for name in backends.BACKENDS:
+            if backends.why_not(operator, name, device) is None and (device == "cpu" or name != "reference"):
+                marks = [pytest.mark.gpu] if device == "cuda" else []
+                yield pytest.param((name, device), id=f"{name}-{device}", marks=marks)
+
+
+def backend_fixture(operator):
+    """A fixture: the name of each backend. The test creates its tensors on its device."""
+
+    @pytest.fixture(params=served(operator))
+    def backend(request):
+        name, device = request.param
+        with torch.device(device):
+            yield name
+
+    return backend
