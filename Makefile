@@ -13,7 +13,7 @@ BUILD_INPUTS := pyproject.toml constraints.txt setup.py CMakeLists.txt $(shell f
 export SEQWARM_TEST_DATA ?= $(abspath ../shared/data)
 
 .PHONY: help install demo experiments test test-slow test-exhaustive test-all test-cpus test-asan test-shim \
-	test-composer test-transformers-oldest test-torch-oldest mutate wheels gpu-build docs lint format clean
+	test-composer test-mds test-transformers-oldest test-torch-oldest mutate wheels gpu-build docs lint format clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | while IFS='|' read -r target text; do \
@@ -49,7 +49,7 @@ test-exhaustive: $(STAMP) build/composer/installed  ## run the exhaustive tests:
 	$(PYTEST) -m "exhaustive or (hypothesis and not slow)" --hypothesis-profile exhaustive $(ARGS)
 	PYTHONPATH=build/composer $(PYTEST) -m exhaustive tests/trainers/composer $(ARGS)
 
-test-all: test test-slow test-exhaustive test-cpus test-asan test-composer test-transformers-oldest  ## run all tests
+test-all: test test-slow test-exhaustive test-cpus test-asan test-composer test-mds test-transformers-oldest  ## run all tests
 
 # An older CPU is asked of libtorch, whose answer picks our kernels, and of oneDNN, which multiplies for them.
 test-cpus: $(STAMP)  ## run the native kernels' tests as on CPUs with AVX2 only, and with neither
@@ -86,6 +86,11 @@ build/%/installed: $(STAMP) requirements-%.txt
 
 test-composer: build/composer/installed  ## run the tests with Composer's trainer
 	PYTHONPATH=$(<D) $(PYTEST) -m "not exhaustive" tests/trainers/composer $(ARGS)
+
+test-mds: build/mds/installed  ## run the tests of sources of tokens with mosaicml-streaming
+	PYTHONPATH=$(<D) $(PYTEST) -m "not exhaustive" \
+		tests/data/test_token_sources.py tests/data/test_arguments.py tests/faults/test_damaged_token_files.py \
+		tests/data/test_padding_command.py tests/data/test_ranks_of_sources.py tests/data/test_source_kills.py $(ARGS)
 
 test-transformers-oldest: build/transformers-oldest/installed  ## run the tests of models with the oldest transformers
 	PYTHONPATH=$(<D) $(PYTEST) \

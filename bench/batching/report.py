@@ -12,6 +12,7 @@ from seqwarm_kernels.data.padding.figure import BatchHistograms, Histogram, Padd
 from seqwarm_kernels.utils.figures import save_both
 
 from ..common.goals import Goal, goals_table
+from ..common.records import markdown
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 RECORDS = "cpu_batching"  #: name of the records file
 FIGURE_RECORDS = "cpu_padding"  #: name of the file with the histograms of the figure
 FILES_RECORDS = "cpu_files"  #: name of the file from compressed files to tensors
+TEXT_FILES_RECORDS = "cpu_text_files"  #: name of the file of text in chunk files, Parquet and Arrow
 PADDING, PLANNED, RESUMED = "padding", "planned", "resumed"
 INFINIBATCH, PLANNER, SAMPLER, STREAM = "infinibatch", "BatchPlanner.plan", "LengthBatchSampler", "LengthBatchStream"
 INFINIBATCH_SHUFFLED = "infinibatch, shuffled"
@@ -53,6 +55,37 @@ class FilesRecord:
     stages: dict[str, float]  #: CPU time of each of `STAGES`
     repeats: int
     version: str = ""  #: version of the peer's package
+
+
+@dataclass(frozen=True)
+class TextFilesRecord:
+    """An epoch of texts with their lengths. CPU time of all threads, in seconds."""
+
+    corpus: str
+    format: str
+    version: str  #: of the library
+    order: str
+    items: int
+    bytes: int  #: of the files, with lengths
+    text_bytes: int
+    seconds: float  #: median
+    iqr: float
+    repeats: int
+
+
+def text_files_report(lines: list[dict[str, Any]], figures: Path) -> str:
+    return text_files_table([TextFilesRecord(**line) for line in lines])
+
+
+def text_files_table(records: list[TextFilesRecord]) -> str:
+    """The size of each format beside that of the text, and items a second of CPU time in each order."""
+    rows = []
+    for record in records:
+        speed = record.items / record.seconds / 1e3
+        spread = speed * record.iqr / record.seconds / 2
+        size = f"{record.bytes / record.text_bytes:.0%}"
+        rows.append([record.format, size, record.order, f"{speed:.0f} (± {spread:.0f})"])
+    return markdown(["format", "size / text", "order", "1,000 items/s"], rows)
 
 
 def files_report(lines: list[dict[str, Any]], figures: Path) -> str:

@@ -1,10 +1,10 @@
 """Batches by length: a hard budget of tokens, exact restarts, and the same number of batches on every rank."""
 
-from ..utils.files import visible_files
 from .batch_planning.plan import Piece, Plan
 from .batch_planning.planner import BatchPlanner
 from .files.compression import read_uncompressed
 from .files.reader import ChunkError
+from .files.remote import visible_files
 from .files.writer import write_chunks
 from .loading.collate import PackedCollator, PaddedCollator
 from .loading.prepare import ItemDataset, PieceDataset, Prepare, cut_item
@@ -15,8 +15,12 @@ from .samplers.state import batch_state
 from .samplers.stream import LengthBatchStream
 from .sources.base import Source
 from .sources.chunk_source import ChunkSource
+from .sources.mds_source import MDSSource
+from .sources.megatron_source import MegatronSource
+from .sources.parquet_source import ParquetSource, count_lengths
 from .sources.sequence_source import SequenceSource
 from .sources.stream_source import StreamSource
+from .sources.token_source import TokenSource
 
 __all__ = [
     "BatchPlanner",
@@ -25,8 +29,11 @@ __all__ = [
     "ItemDataset",
     "LengthBatchSampler",
     "LengthBatchStream",
+    "MDSSource",
+    "MegatronSource",
     "PackedCollator",
     "PaddedCollator",
+    "ParquetSource",
     "Piece",
     "PieceDataset",
     "Plan",
@@ -35,7 +42,9 @@ __all__ = [
     "SequenceSource",
     "Source",
     "StreamSource",
+    "TokenSource",
     "batch_state",
+    "count_lengths",
     "cut_item",
     "progress_bar",
     "read_uncompressed",

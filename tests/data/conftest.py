@@ -13,3 +13,14 @@ def folder(tmp_path_factory):
     path = tmp_path_factory.mktemp("chunks")
     write_chunks(TEXTS, path, 100, length_fn=len)
     return path
+
+
+@pytest.fixture(scope="session")
+def s3():
+    """A local S3 server with the bucket "bucket"."""
+    for package in ("s3fs", "moto", "flask_cors"):
+        pytest.importorskip(package)
+    from ..support.s3 import served_bucket
+
+    with served_bucket() as server:
+        yield server

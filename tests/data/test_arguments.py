@@ -12,6 +12,7 @@ from seqwarm_kernels.data import padding
 
 from ..support.arguments import JUNK, complaints
 from .made import ListSource, Stream
+from .token_files import END, documents, need_mds, write_flat, write_mds, write_megatron
 
 ITEMS = [[1] * length for length in (1, 2, 3, 4)]
 LENGTHS = [len(item) for item in ITEMS]
@@ -80,11 +81,26 @@ CALLS = {
             | {"seed": 0, "rank": 0, "world_size": 1, "remainder": "drop"}
         ),
     ),
+    "MDSSource": (
+        data.MDSSource,
+        lambda folder: {**SHARED, "folders": mds(folder), "column": "tokens", "dtype": "uint16", "buffer_size": 2},
+    ),
+    "MegatronSource": (
+        data.MegatronSource,
+        lambda folder: {**SHARED, "prefixes": write_megatron(folder, documents(3)), "buffer_size": 2},
+    ),
     "PackedCollator": (data.PackedCollator, lambda _: {"max_tokens": 8}),
     "PackedCollator.__call__": (data.PackedCollator(), lambda _: {"items": ITEMS}),
     "PaddedCollator": (data.PaddedCollator, lambda _: {"pad_token_id": 0, "multiple_of": 1, "max_tokens": 8}),
     "PaddedCollator.__call__": (data.PaddedCollator(), lambda _: {"items": ITEMS}),
     "PieceDataset": (data.PieceDataset, lambda _: {"dataset": ITEMS, "cut": data.cut_item}),
+    "ParquetSource": (
+        data.ParquetSource,
+        lambda folder: (
+            {**SHARED, "paths": parquet(folder), "column": "text", "length_column": "length", "buffer_chunks": 1}
+            | {"with_lengths": True, "on_error": "raise"}
+        ),
+    ),
     "Prepare": (
         data.Prepare,
         lambda _: {"collate": data.PaddedCollator(), "dataset": ITEMS, "transform": list, "cut": data.cut_item},
@@ -98,8 +114,20 @@ CALLS = {
         lambda _: {"epoch": 0},
     ),
     "SequenceSource": (data.SequenceSource, lambda _: {**SHARED, "sequence": ITEMS}),
+    "SequenceSource.lengths": (data.SequenceSource(ITEMS).lengths, lambda _: {"length": len}),
     "StreamSource": (data.StreamSource, lambda _: {**SHARED, "dataset": Stream(ITEMS), "buffer_size": 2}),
+    "TokenSource": (
+        data.TokenSource,
+        lambda folder: (
+            {**SHARED, "paths": write_flat(folder, documents(3)), "end_token": END, "start_token": None}
+            | {"document_ends": None, "dtype": "uint16", "index_folder": folder / "index", "buffer_size": 2}
+        ),
+    ),
     "batch_state": (data.batch_state, lambda _: {"state_dict": sampler().state_dict()}),
+    "count_lengths": (
+        data.count_lengths,
+        lambda folder: {"paths": parquet(folder), "length_fn": len, "column": "text"},
+    ),
     "cut_item": (data.cut_item, lambda _: {"item": [1, 2, 3], "start": 1, "length": 2}),
     "progress_bar": (data.progress_bar, lambda _: {"batches": sampler(), "unit": "token", "total": 10}),
     "read_uncompressed": (data.read_uncompressed, lambda folder: {"path": text_file(folder)}),
@@ -115,6 +143,7 @@ CALLS = {
         padding.BatchingSettings,
         lambda _: {"batch_size": 2, "short_window": 4, "max_tokens": 8, "window": 4, "seed": 0},
     ),
+    "padding.DataSet": (padding.DataSet, lambda folder: {"paths": [write_megatron(folder, documents(3))]}),
     "padding.TextCorpus": (padding.TextCorpus, lambda folder: {"paths": [text_file(folder)], "unit": "line"}),
     "padding.compare": (padding.compare, lambda _: {"lengths": LENGTHS, "settings": padding.BatchingSettings()}),
     "padding.count_tokens": (padding.count_tokens, lambda _: {"items": ["a b"], "tokenizer": "bytes"}),
@@ -145,7 +174,10 @@ CALLS = {
 }
 
 #: Valid values that would read a file that does not exist, or ask the network.
-VALID = {("read_uncompressed", "path"), ("padding.count_tokens", "tokenizer"), ("padding.draw", "path")}
+VALID = {
+    *(("read_uncompressed", "path"), ("padding.count_tokens", "tokenizer"), ("padding.draw", "path")),
+    *(("MDSSource", "folders"), ("padding.DataSet", "paths"), ("MegatronSource", "prefixes"), ("TokenSource", "paths")),
+}
 
 
 def text_file(folder):
@@ -157,6 +189,17 @@ def text_file(folder):
 def chunks(folder):
     data.write_chunks(["a", "bc"], folder / "chunks", 1, length_fn=len)
     return folder / "chunks"
+
+
+def parquet(folder):
+    pytest.importorskip("pyarrow")
+    data.write_chunks(["a", "bc"], folder / "parquet", 1, format="parquet", length_fn=len)
+    return folder / "parquet"
+
+
+def mds(folder):
+    need_mds()
+    return write_mds(folder, documents(3))
 
 
 def test_every_public_name_is_called():
@@ -202,6 +245,8 @@ NUMPY = {"seed": np.int64(3), "rank": np.int32(0), "world_size": np.int64(2)}
         ),
         lambda _: data.LengthBatchStream(ListSource(ITEMS), planner(), window=np.int64(2), **NUMPY),
         lambda folder: data.ChunkSource(chunks(folder), buffer_chunks=np.int64(1), **NUMPY),
+        lambda folder: data.ParquetSource(parquet(folder), buffer_chunks=np.int64(1), **NUMPY),
+        lambda folder: data.MegatronSource(write_megatron(folder, documents(3)), buffer_size=np.int64(1), **NUMPY),
         lambda _: data.SequenceSource(ITEMS, **NUMPY),
         lambda _: data.StreamSource(Stream(ITEMS), buffer_size=np.int64(1), **NUMPY),
     ],

@@ -9,7 +9,7 @@ from torch.nn.parallel import DistributedDataParallel
 from seqwarm_kernels.data import BatchPlanner, LengthBatchSampler, LengthBatchStream, PaddedCollator
 from seqwarm_kernels.data.sources.sequence_source import SequenceSource
 
-from ..support.ranks import join_group, run_ranks
+from ..support.ranks import join_group, leave_group, run_ranks
 
 WORDS, WIDTH = 11, 4
 #: A few very long items among many short ones: half of the items are far from half of the batches.
@@ -69,7 +69,7 @@ def one_rank(rank, port, world_size, results):
         )
         steps.append(train(stream, items, DistributedDataParallel(model)))
     results[rank] = torch.tensor([*sums, *steps], dtype=torch.float64)
-    distributed.destroy_process_group()
+    leave_group()
 
 
 @pytest.mark.slow

@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 
 from seqwarm_kernels import cli
-from seqwarm_kernels.data import BatchPlanner
+from seqwarm_kernels.data import BatchPlanner, write_chunks
+from seqwarm_kernels.data.files.remote import check_location, write_file
 from seqwarm_kernels.data.padding import BatchingSettings, TextCorpus, compare, count_tokens
 
 from ..support.pages import check_page
+from .token_files import END, documents, write_flat, write_llm_c, write_mds, write_megatron, write_npy
 
 WIKITEXT = Path(os.environ.get("SEQWARM_TEST_DATA", "")) / "wikitext-2" / "valid.txt"
 
@@ -310,3 +312,86 @@ def test_on_wikitext(capsys):
     assert ours["padding"] <= 0.1 < greedy["padding"]
     assert ours["batches"] <= 1.05 * greedy["batches"]
     assert packed["padding"] == 0
+
+
+# ---- data sets
+
+
+@pytest.fixture(params=["flat", "ends", "megatron", "mds", "parquet", "parquet file", "s3", "chunks"])
+def data_set(request, tmp_path):
+    """Options for a data set, and the lengths of its documents."""
+    made = documents(300)
+    lengths = [len(document) for document in made]
+    if request.param == "flat":
+        return [write_llm_c(tmp_path, made), "--end-token", END], lengths
+    if request.param == "ends":
+        np.save(tmp_path / "ends.npy", np.cumsum(lengths))
+        return [write_npy(tmp_path, made), "--document-ends", tmp_path / "ends.npy"], lengths
+    if request.param == "megatron":
+        return [write_megatron(tmp_path, made).with_suffix(".bin")], lengths
+    if request.param == "mds":
+        return [write_mds(tmp_path, made, encoding="bytes"), "--column", "tokens", "--dtype", "uint16"], lengths
+    path, texts = tmp_path / "chunks", ["a" * length for length in lengths]
+    if request.param.startswith("parquet"):
+        pytest.importorskip("pyarrow")
+        write_chunks(texts, path, 100, format="parquet", length_fn=len, progress=False)
+        if request.param == "parquet file":
+            write_chunks(texts, path := tmp_path / "one", format="parquet", length_fn=len, progress=False)
+            path = path / "chunk-000000.parquet"
+        is_folder = request.param == "parquet"  # of write_chunks, which says the column of lengths
+        return [path, *([] if is_folder else ["--column", "text", "--length-column", "length"])], lengths
+    if request.param == "s3":
+        request.getfixturevalue("s3")
+        path = f"s3://bucket/{tmp_path.name}"
+    write_chunks(texts, path, 100, length_fn=len, progress=False)
+    return [path], lengths
+
+
+def test_a_data_set(data_set, capsys):
+    options, lengths = data_set
+    found = as_json(capsys, "--data", *options, "--max-tokens", 400)
+    assert (found["items"], found["longest"], found["unit"]) == (300, max(lengths), "document")
+    assert found["batchings"][0]["tokens"] == sum(lengths)
+    assert found["paths"] == [str(options[0])]
+    assert run("--data", *options) == 0
+    out = capsys.readouterr().out
+    assert f"300 documents in {options[0]}, read by {found['source']}.\n" in out
+    assert f"per document on average, {max(lengths)} at most" in out
+
+
+def test_several_files_of_a_data_set(tmp_path, capsys):
+    paths = [write_llm_c(tmp_path, documents(count), name=f"{count}.bin") for count in (10, 20)]
+    assert as_json(capsys, "--data", *paths, "--end-token", END)["items"] == 30
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ([], "--end-token or --start-token or --document-ends must be given, one of them, got none"),
+        (["--end-token", "7", "--column", "a"], "--column is not an option of TokenSource"),
+        (["--end-token", "7", "--dtype", "float32"], "--dtype must be a NumPy dtype of ints such as 'uint16'"),
+        (["--end-token", "8"], "token 8 is not among"),
+    ],
+)
+def test_options_that_do_not_fit_a_data_set(tmp_path, capsys, options, message):
+    path = write_flat(tmp_path, documents(30))
+    assert run("--data", path, *options) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_text_at_a_url(text, s3, capsys):
+    url = check_location("url", "s3://bucket/text")
+    write_file(url / text.name, text.read_bytes())
+    found, local = (as_json(capsys, "--text", place) for place in (url, text))
+    assert found["batchings"] == local["batchings"]
+    assert found["files"] == local["files"]
+
+
+def test_options_of_data_sets_for_text(text, capsys):
+    assert run("--text", text, "--dtype", "uint16") == 2
+    assert "--dtype needs --data, got --text" in capsys.readouterr().err
+
+
+def test_a_data_set_that_is_missing(tmp_path, capsys):
+    assert run("--data", tmp_path / "nothing.bin", "--end-token", "3") == 2
+    assert f"{tmp_path / 'nothing.bin'}: cannot be read: No such file or directory" in capsys.readouterr().err

@@ -10,18 +10,32 @@ from seqwarm_kernels.data.sources.base import Source
 from seqwarm_kernels.data.sources.chunk_source import ChunkSource
 from seqwarm_kernels.data.sources.sequence_source import SequenceSource
 from seqwarm_kernels.data.sources.stream_source import StreamSource
+from seqwarm_kernels.data.sources.token_source import TokenSource
 
 from .made import TEXTS as ITEMS
 from .made import Stream
 
 
-@pytest.fixture(params=["chunks", "sequence", "stream"])
-def make(request, folder):
+class TextsOfTokens(TokenSource):
+    """Lines of text as documents: a byte is a token."""
+
+    def _read(self, runs):
+        return [item.tobytes().decode().rstrip("\n") for item in super()._read(runs)]
+
+
+@pytest.fixture(params=["chunks", "sequence", "stream", "tokens"])
+def make(request, folder, tmp_path):
+    (tmp_path / "lines.txt").write_text("".join(f"{item}\n" for item in ITEMS))
+
     def make(**settings):
         if request.param == "chunks":
             return ChunkSource(folder, buffer_chunks=3, **settings)
         if request.param == "sequence":
             return SequenceSource(ITEMS, **settings)
+        if request.param == "tokens":
+            return TextsOfTokens(
+                tmp_path / "lines.txt", end_token=ord("\n"), dtype="uint8", buffer_size=128, **settings
+            )
         return StreamSource(Stream(ITEMS), buffer_size=128, **settings)
 
     return make
@@ -62,6 +76,8 @@ def test_ranks_share_the_items(make, shuffle):
         sizes = [len(part) for part in parts]
         if isinstance(make(), ChunkSource):  # split by files: 10 of 100 items, one of 3
             sizes = [-(-size // 100) for size in sizes]
+        if isinstance(make(), TokenSource):  # split by runs of 64 items
+            sizes = [-(-size // 64) for size in sizes]
         assert max(sizes) - min(sizes) <= 1
 
 
@@ -218,6 +234,22 @@ def test_an_infinite_source_without_items_is_an_error(tmp_path):
 def test_invalid_sequences(sequence):
     with pytest.raises(TypeError, match=rf"sequence must have len\(\) .* got {type(sequence).__name__}"):
         SequenceSource(sequence)
+
+
+def test_lengths_of_a_sequence():
+    source = SequenceSource(ITEMS, rank=1, world_size=2)
+    assert source.lengths().tolist() == list(map(len, ITEMS))
+    assert source.lengths(lambda item: np.int32(2 * len(item))).tolist() == [2 * len(item) for item in ITEMS]
+    assert SequenceSource([]).lengths().dtype == np.int64
+    with pytest.raises(TypeError, match="length must be a function of an item, got int"):
+        source.lengths(5)
+    with pytest.raises(ValueError, match=r"length must return an int from 0 to \d+, got -1 for 'item 0'"):
+        source.lengths(lambda item: -1)
+
+
+def test_a_stream_does_not_know_lengths():
+    with pytest.raises(TypeError, match="a StreamSource does not know the lengths of its items: write them once"):
+        StreamSource(Stream(ITEMS)).lengths()
 
 
 def test_arrays_and_datasets_that_read_many_items_at_once():

@@ -296,7 +296,7 @@ def test_other_settings_are_rejected(tmp_path, settings, name):
     ("items", "settings", "error", "message"),
     [
         (["a"], {"items_per_chunk": 0}, ValueError, "items_per_chunk must be at least 1, got 0"),
-        (["a"], {"format": "csv"}, ValueError, "format must be one of text, jsonl, got 'csv'"),
+        (["a"], {"format": "csv"}, ValueError, "format must be one of text, jsonl, parquet, got 'csv'"),
         (["a"], {"compression": "bz2"}, ValueError, "compression must be one of none, gz, zst, got 'bz2'"),
         (["a"], {"length_fn": 3}, TypeError, "length_fn must be a function of an item, got int"),
         (["a"], {"length_fn": lambda _: -1}, ValueError, "length_fn must return an int from 0 to 4294967295, got -1"),

@@ -7,7 +7,7 @@ import shutil
 import pytest
 import torch
 
-from seqwarm_kernels.data import ChunkSource, write_chunks
+from seqwarm_kernels.data import ChunkSource, ParquetSource, write_chunks
 from seqwarm_kernels.diagnostics import JsonLines, StepRecord
 from seqwarm_kernels.tuning import NoStableSchedule, Validation, tune_schedule
 
@@ -63,6 +63,29 @@ def test_chunks_and_lengths(tmp_path, name, examples):
             assert refusal is None or str(path) in refusal
         if refusal is None:
             assert len(list(ChunkSource(tmp_path, with_lengths=True))) == 20
+
+    explore(examples, damaged(content), check)
+
+
+@pytest.mark.parametrize("examples", EXAMPLES)
+def test_parquet(tmp_path, examples):
+    """Damage is found by checksums, or gives other items of the right kind. Writing again mends it."""
+    pytest.importorskip("pyarrow")
+    write = {"items_per_chunk": 10, "format": "parquet", "length_fn": len, "progress": False}
+    write_chunks(lines(20), tmp_path, **write)
+    path = tmp_path / "chunk-000000.parquet"
+    content = path.read_bytes()
+
+    def check(example):
+        path.write_bytes(example)
+        for use in (
+            lambda: list(ParquetSource(tmp_path, length_column="length", with_lengths=True)),
+            lambda: write_chunks(lines(20), tmp_path, **write),
+        ):
+            refusal = refusal_of(use)
+            assert refusal is None or str(path) in refusal
+        if refusal is None:
+            assert len(list(ParquetSource(tmp_path))) == 20
 
     explore(examples, damaged(content), check)
 

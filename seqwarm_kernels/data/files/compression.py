@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import gzip
 import io
-import os
 import sys
 import zlib
 from pathlib import Path
 
-from ...utils.checks import check_path
+from .remote import AnyPath, PathLike, RemotePath, check_location
 
 try:
     if sys.version_info >= (3, 14):
@@ -28,14 +27,14 @@ DAMAGE = (gzip.BadGzipFile, zlib.error, *(() if zstd is None else (zstd.ZstdErro
 READ_ERRORS = (EOFError, OSError, *DAMAGE)
 
 
-def compression_of(path: Path) -> str:
+def compression_of(path: AnyPath) -> str:
     """The key of `COMPRESSIONS` for the file name's suffix. Case is ignored."""
     name = path.name.lower()
     return next((each for each, suffix in COMPRESSIONS.items() if suffix and name.endswith(suffix)), "none")
 
 
-def read_uncompressed(path: str | os.PathLike[str]) -> bytes:
-    """The content of a file. Files that end in `.gz` or `.zst` are decompressed.
+def read_uncompressed(path: PathLike) -> bytes:
+    """The content of a file or of a URL of fsspec. Files that end in `.gz` or `.zst` are decompressed.
 
     Raises:
         TypeError: `path` is not a path.
@@ -43,26 +42,29 @@ def read_uncompressed(path: str | os.PathLike[str]) -> bytes:
         EOFError: The compressed file is truncated.
         ImportError: The file ends in `.zst`, and the package that reads it is missing.
     """
-    path = check_path("path", path)
+    path = check_location("path", path)
     try:
         if compression_of(path) == "gz":
-            _check_not_empty(path)
-            return gzip.decompress(path.read_bytes())  # faster than in blocks
+            content = path.read_bytes()
+            _check_not_empty(len(content))
+            return gzip.decompress(content)  # faster than in blocks
         with open_uncompressed(path) as file:
             return file.read()
     except DAMAGE as error:
         raise OSError(f"the compressed file is damaged: {error}") from error
 
 
-def open_uncompressed(path: Path) -> io.BufferedIOBase:
+def open_uncompressed(path: AnyPath) -> io.BufferedIOBase:
+    """Open a file for reading from its beginning. The file of a URL is in memory as it is, compressed or not."""
     compression = compression_of(path)
+    file = io.BytesIO(path.read_bytes()) if isinstance(path, RemotePath) else path
     if compression == "gz":
-        _check_not_empty(path)
-        return gzip.open(path)
+        _check_not_empty(file.stat().st_size if isinstance(file, Path) else len(file.getbuffer()))
+        return gzip.open(file)
     if compression == "zst":
         check_zstd()
-        return zstd.open(path)
-    return open(path, "rb")
+        return zstd.open(file)
+    return open(file, "rb") if isinstance(file, Path) else file
 
 
 def check_zstd() -> None:
@@ -71,9 +73,9 @@ def check_zstd() -> None:
         raise ImportError(".zst files need Python 3.14 or the package backports.zstd: pip install backports.zstd")
 
 
-def _check_not_empty(path: Path) -> None:
+def _check_not_empty(size: int) -> None:
     """gzip reads a file of no bytes, which is a truncated one, as if it held nothing."""
-    if path.stat().st_size == 0:
+    if size == 0:
         raise EOFError("the compressed file is empty")
 
 

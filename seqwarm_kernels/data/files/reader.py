@@ -5,10 +5,10 @@ from __future__ import annotations
 import codecs
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from .compression import COMPRESSIONS, DAMAGE, READ_ERRORS, compression_of, open_uncompressed, read_uncompressed
+from .remote import AnyPath, file_size
 
 FORMATS = {"text": ".txt", "jsonl": ".jsonl"}
 
@@ -16,7 +16,7 @@ FORMATS = {"text": ".txt", "jsonl": ".jsonl"}
 class ChunkError(ValueError):
     """A file is missing, damaged or has unexpected contents. The message begins with the file and the line."""
 
-    def __init__(self, path: Path, line: int | None, problem: str) -> None:
+    def __init__(self, path: AnyPath, line: int | None, problem: str) -> None:
         where = str(path) if line is None else f"{path}, line {line}"
         super().__init__(f"{where}: {problem}")
         self.path, self.line, self.problem = path, line, problem
@@ -25,7 +25,7 @@ class ChunkError(ValueError):
         return type(self), (self.path, self.line, self.problem)
 
 
-def format_of(path: Path) -> str:
+def format_of(path: AnyPath) -> str:
     """The key of `FORMATS` for the file name's suffix, before any .gz or .zst. Case is ignored.
 
     Raises:
@@ -40,7 +40,7 @@ def format_of(path: Path) -> str:
     return found
 
 
-def read_chunk(path: Path, expected_items: int | None = None, expected_bytes: int | None = None) -> list[Any]:
+def read_chunk(path: AnyPath, expected_items: int | None = None, expected_bytes: int | None = None) -> list[Any]:
     """Read all items of a file: strings, or decoded JSON values. Blank lines and a byte-order mark are skipped.
 
     Args:
@@ -64,21 +64,21 @@ def read_chunk(path: Path, expected_items: int | None = None, expected_bytes: in
         verb = "ends after" if len(items) < expected_items else "has"
         problem = f"the file {verb} {len(items)} items, its manifest says {expected_items}"
         raise ChunkError(path, len(lines), problem)
-    if expected_bytes is not None and path.stat().st_size != expected_bytes:
-        problem = f"the file has {path.stat().st_size} bytes, its manifest says {expected_bytes}"
+    if expected_bytes is not None and (size := file_size(path)) != expected_bytes:
+        problem = f"the file has {size} bytes, its manifest says {expected_bytes}"
         raise ChunkError(path, len(lines), problem)
     if not items:
         raise ChunkError(path, len(lines), "the file has only blank lines" if lines else "the file is empty")
     return items
 
 
-def _all_lines(path: Path) -> list[str]:
+def _all_lines(path: AnyPath) -> list[str]:
     """Read all lines at once, which is faster than line by line."""
     lines = read_uncompressed(path).removeprefix(codecs.BOM_UTF8).decode().split("\n")
     return lines if lines[-1] else lines[:-1]
 
 
-def _line_by_line(path: Path, is_json: bool) -> tuple[list[str], list[Any]]:
+def _line_by_line(path: AnyPath, is_json: bool) -> tuple[list[str], list[Any]]:
     """Read again to find the invalid line."""
     lines, items = [], []
     for number, text in iter_lines(path):
@@ -101,7 +101,7 @@ def _from_json(text: str) -> Any:
     return item if end == len(text) else json.loads(text)  # accepts surrounding spaces, and raises
 
 
-def iter_lines(path: Path) -> Iterator[tuple[int, str]]:
+def iter_lines(path: AnyPath) -> Iterator[tuple[int, str]]:
     """Yield (line number from 1, line without its "\\n"). Only "\\n" ends a line. The file is read in blocks.
 
     A byte-order mark at the beginning of the file is skipped.
@@ -121,7 +121,7 @@ def iter_lines(path: Path) -> Iterator[tuple[int, str]]:
         raise _unreadable(path, number + 1, error) from error
 
 
-def _unreadable(path: Path, line: int, error: Exception) -> ChunkError:
+def _unreadable(path: AnyPath, line: int, error: Exception) -> ChunkError:
     if isinstance(error, EOFError):
         return ChunkError(path, line, "the compressed file is truncated")
     if isinstance(error, DAMAGE):

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
-from ...utils.checks import check_bool, check_int, check_iterable, check_path
-from ...utils.files import PARTIAL_SUFFIX, write_atomically
+from ...utils.checks import check_bool, check_int, check_iterable
+from ...utils.files import PARTIAL_SUFFIX
 from .compression import COMPRESSIONS, READ_ERRORS, check_zstd, compress, read_uncompressed
-from .manifest import MANIFEST, Chunk, Manifest, has_lengths, write_lengths
-from .reader import FORMATS, as_content, as_line
+from .lengths import has_lengths, lengths_path, write_lengths
+from .manifest import CHUNK_FORMATS, MANIFEST, Chunk, Manifest
+from .parquet import check_pyarrow
+from .parquet_writer import write_parquet_chunk
+from .reader import as_content, as_line
+from .remote import AnyPath, PathLike, check_location, file_size, write_file
 
 
 def write_chunks(
     items: Iterable[Any],
-    folder: str | os.PathLike[str],
+    folder: PathLike,
     items_per_chunk: int = 10_000,
     *,
     format: str = "text",
@@ -34,13 +36,16 @@ def write_chunks(
     Several processes may write the same items into one folder at once. One chunk at a time is in memory.
 
     Args:
-        items: strings of one line for "text", JSON-serializable values for "jsonl". Blank strings are left out of text.
-        folder: created if missing. The folder must not hold other files.
+        items: strings of one line for "text", JSON-serializable values for "jsonl", strings or lists or arrays of ints
+            for "parquet". Blank strings are left out of text.
+        folder: a folder, or a URL of fsspec such as s3://bucket/folder. Created if missing. It must not hold other
+            files.
         items_per_chunk: number of items in each file. The last file may have fewer.
-        format: "text", one item a line, or "jsonl".
-        compression: "gz", "zst" (needs Python 3.14 or the package backports.zstd) or "none".
-        length_fn: counts an item's tokens. The lengths are stored beside each chunk, so that planning needs no
-            tokenizer.
+        format: "text", one item a line, "jsonl", or "parquet" (needs pyarrow), which `ParquetSource` and other
+            libraries read: one row group a file, of a column "text" or "input_ids".
+        compression: "gz", "zst" (needs Python 3.14 or the package backports.zstd, except for Parquet) or "none".
+        length_fn: counts an item's tokens. The lengths are stored beside each chunk, in Parquet in a column "length",
+            so that planning needs no tokenizer.
         progress: show a progress bar if standard error is a terminal.
 
     Returns:
@@ -52,15 +57,20 @@ def write_chunks(
             lengths or settings, of more items, or is finished with fewer items.
     """
     check_iterable("items", items, "a list or another iterable of items")
-    folder = check_path("folder", folder)
+    folder = check_location("folder", folder)
     items_per_chunk = check_int("items_per_chunk", items_per_chunk, minimum=1)
     check_bool("progress", progress)
-    for name, value, known in (("format", format, tuple(FORMATS)), ("compression", compression, tuple(COMPRESSIONS))):
+    for name, value, known in (
+        ("format", format, tuple(CHUNK_FORMATS)),
+        ("compression", compression, tuple(COMPRESSIONS)),
+    ):
         if value not in known:
             raise ValueError(f"{name} must be one of {', '.join(known)}, got {value!r}")
     if length_fn is not None and not callable(length_fn):
         raise TypeError(f"length_fn must be a function of an item, got {type(length_fn).__name__}")
-    if compression == "zst":
+    if format == "parquet":
+        check_pyarrow()
+    elif compression == "zst":
         check_zstd()
     manifest = Manifest(format, compression, items_per_chunk, _name_of(length_fn))
     existing = _open_folder(folder, manifest)
@@ -75,7 +85,7 @@ def _name_of(length_fn: Callable[[Any], int] | None) -> str | None:
     return None if length_fn is None else getattr(length_fn, "__qualname__", type(length_fn).__qualname__)
 
 
-def _open_folder(folder: Path, manifest: Manifest) -> Manifest | None:
+def _open_folder(folder: AnyPath, manifest: Manifest) -> Manifest | None:
     """Create the folder, or check its settings. The settings are written first, so no other run can use different ones.
 
     Returns:
@@ -106,7 +116,7 @@ class _Writer:
     """
 
     def __init__(
-        self, folder: Path, manifest: Manifest, length_fn: Callable[[Any], int] | None, existing: Manifest | None
+        self, folder: AnyPath, manifest: Manifest, length_fn: Callable[[Any], int] | None, existing: Manifest | None
     ) -> None:
         self._folder, self._manifest, self._length_fn = folder, manifest, length_fn
         self._max_items = None if existing is None or existing.chunks is None else existing.items
@@ -114,9 +124,12 @@ class _Writer:
         self._pending_items: list[Any] = []
         self._pending_lines: list[bytes] = []
         self._blank_count = self._count = 0
+        self._holds_text = True
 
     def add(self, item: Any) -> None:
-        line = as_line(item, self._manifest.format, self._count)
+        if self._manifest.format == "parquet":
+            self._check_kind(item)
+        line = b"" if self._manifest.format == "parquet" else as_line(item, self._manifest.format, self._count)
         self._count += 1
         if self._manifest.format == "text" and not item.strip():
             self._blank_count += 1
@@ -131,17 +144,33 @@ class _Writer:
         if len(self._pending_items) == self._manifest.items_per_chunk:
             self._write_chunk()
 
+    def _check_kind(self, item: Any) -> None:
+        """A Parquet column holds texts or lists of tokens, in all chunks."""
+        if self._count == 0:
+            self._holds_text = isinstance(item, str)
+        elif isinstance(item, str) != self._holds_text:
+            raise TypeError(
+                "items must be all strings or all one-dimensional arrays or lists of ints for format 'parquet', got "
+                f"{item!r:.60} as item {self._count}"
+            )
+
     def _write_chunk(self) -> None:
         path = self._folder / self._manifest.file_name(len(self._chunks))
-        items, content = self._pending_items, as_content(self._pending_lines)
-        exists = _has_content(path, content)
-        # The lengths are written first, so that a chunk that exists has its lengths.
-        if self._length_fn is not None and not (exists and has_lengths(path, items, self._length_fn)):
-            write_lengths(path, items, self._length_fn)
-        if not exists:
-            write_atomically(path, compress(content, self._manifest.compression))
-        self._chunks.append(Chunk(path.name, len(items), path.stat().st_size))
+        if self._manifest.format == "parquet":
+            write_parquet_chunk(path, self._pending_items, self._manifest.compression, self._length_fn)
+        else:
+            self._write_lines(path)
+        self._chunks.append(Chunk(path.name, len(self._pending_items), file_size(path)))
         self._pending_items, self._pending_lines = [], []
+
+    def _write_lines(self, path: AnyPath) -> None:
+        items, content = self._pending_items, as_content(self._pending_lines)
+        exists, lengths = _has_content(path, content), lengths_path(path)
+        # The lengths are written first, so that a chunk that exists has its lengths.
+        if self._length_fn is not None and not (exists and has_lengths(lengths, items, self._length_fn)):
+            write_lengths(lengths, items, self._length_fn)
+        if not exists:
+            write_file(path, compress(content, self._manifest.compression))
 
     def finish(self) -> Manifest:
         if self._pending_items:
@@ -158,7 +187,7 @@ class _Writer:
         return manifest
 
 
-def _has_content(path: Path, content: bytes) -> bool:
+def _has_content(path: AnyPath, content: bytes) -> bool:
     """Whether the file exists with this content. False for a damaged file, which is written again."""
     if not path.exists():
         return False

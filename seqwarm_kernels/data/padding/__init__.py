@@ -2,6 +2,7 @@
 
 from .comparison import BatchingResult, BatchingSettings, PaddingReport, compare, table
 from .corpus import TOKENIZERS, UNITS, TextCorpus, count_tokens
+from .data_set import DataSet
 from .figure import draw
 
 __all__ = [
@@ -9,6 +10,7 @@ __all__ = [
     "UNITS",
     "BatchingResult",
     "BatchingSettings",
+    "DataSet",
     "PaddingReport",
     "TextCorpus",
     "compare",

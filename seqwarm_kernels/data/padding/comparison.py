@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -14,7 +13,6 @@ from ..batch_planning.plan import IntArray, as_lengths, check_size
 from ..batch_planning.planner import BatchPlanner
 from ..samplers.sampler import LengthBatchSampler
 from ..sources.permutation import permuted
-from .corpus import TextCorpus
 
 #: Headers of `BatchingResult.cells`.
 COLUMNS = ("batching", "batches", "items per batch", "tokens per batch", "padding", "budget used")
@@ -162,11 +160,23 @@ def table(results: list[BatchingResult]) -> str:
     return "\n".join([*lines, "", *NOTES])
 
 
+class Corpus(Protocol):
+    """What a report says about the items, apart from their lengths."""
+
+    unit: str  #: what an item is
+
+    def about(self) -> list[str]:
+        """Sentences."""
+
+    def facts(self) -> dict[str, Any]:
+        """Plain values, among them the unit."""
+
+
 @dataclass(frozen=True)
 class PaddingReport:
     """The comparison on one corpus, as text or JSON."""
 
-    corpus: TextCorpus
+    corpus: Corpus
     lengths: IntArray  #: (items,) int64, number of tokens in each item
     token_kind: str  #: what a token is
     settings: BatchingSettings
@@ -182,16 +192,7 @@ class PaddingReport:
 
     def about(self) -> list[str]:
         """The corpus in sentences."""
-        return [*self._about_corpus(), self._about_tokens()]
-
-    def _about_corpus(self) -> Iterator[str]:
-        corpus = self.corpus
-        yield f"{len(corpus.items):,} {corpus.unit}s in {_files(corpus.files)}, blank ones not counted."
-        if corpus.not_text:
-            yield f"Skipped, not text: {_files(corpus.not_text)}."
-        if corpus.json_files:
-            yield f"{_files(corpus.json_files)} of JSON: each line is counted as plain text, JSON syntax included."
-        yield from (f"Skipped, damaged: {problem}." for problem in corpus.damaged)
+        return [*self.corpus.about(), self._about_tokens()]
 
     def _about_tokens(self) -> str:
         unit, max_tokens = self.corpus.unit, self.settings.max_tokens
@@ -203,14 +204,9 @@ class PaddingReport:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values: the corpus, the settings, and padding and budget of each way of batching."""
-        corpus = self.corpus
         return {
-            "items": len(corpus.items),
-            "unit": corpus.unit,
-            "files": corpus.files,
-            "json_files": corpus.json_files,
-            "not_text": corpus.not_text,
-            "damaged": corpus.damaged,
+            "items": len(self.lengths),
+            **self.corpus.facts(),
             "token_kind": self.token_kind,
             "longest": int(self.lengths.max()),
             "truncated": self.truncated,
@@ -227,7 +223,3 @@ class PaddingReport:
                 for result in self.results
             ],
         }
-
-
-def _files(count: int) -> str:
-    return "1 file" if count == 1 else f"{count:,} files"

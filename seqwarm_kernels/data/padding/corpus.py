@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from tqdm import tqdm
 
-from ...utils.checks import check_iterable, check_path
-from ...utils.files import visible_files
+from ...utils.checks import check_iterable
 from ..batch_planning.plan import IntArray, as_lengths
 from ..files.compression import COMPRESSIONS, READ_ERRORS, compression_of
 from ..files.reader import ChunkError, iter_lines
+from ..files.remote import AnyPath, PathLike, check_location, visible_files
 
 UNITS = ("line", "paragraph")
 #: Two tokenizers without a vocabulary, and one that is trained on the text. Other names refer to Hugging Face.
@@ -29,7 +28,7 @@ class TextCorpus:
     In folders, hidden files and files that are not text are skipped. JSON files are read as plain text.
 
     Args:
-        paths: text files, or folders of them. Files may be compressed (.gz or .zst).
+        paths: text files, or folders of them, local or at URLs of fsspec. Files may be compressed (.gz or .zst).
         unit: "line" or "paragraph". A paragraph ends at a blank line.
 
     Raises:
@@ -37,7 +36,7 @@ class TextCorpus:
         ValueError: A path does not exist, a listed file is not UTF-8 text, or there are no items.
     """
 
-    def __init__(self, paths: Iterable[str | Path], unit: str = "line") -> None:
+    def __init__(self, paths: Iterable[PathLike], unit: str = "line") -> None:
         if unit not in UNITS:
             raise ValueError(f"unit must be one of {', '.join(UNITS)}, got {unit!r}")
         self.unit = unit
@@ -51,7 +50,23 @@ class TextCorpus:
             damaged = "".join(f"; {problem}" for problem in self.damaged)
             raise ValueError(f"no text found in {', '.join(map(str, self.paths))}{damaged}")
 
-    def _files_of(self, root: Path) -> list[Path]:
+    def about(self) -> list[str]:
+        """The corpus in sentences."""
+        found = [f"{len(self.items):,} {self.unit}s in {_counted(self.files)}, blank ones not counted."]
+        if self.not_text:
+            found.append(f"Skipped, not text: {_counted(self.not_text)}.")
+        if self.json_files:
+            found.append(
+                f"{_counted(self.json_files)} of JSON: each line is counted as plain text, JSON syntax included."
+            )
+        return [*found, *(f"Skipped, damaged: {problem}." for problem in self.damaged)]
+
+    def facts(self) -> dict[str, Any]:
+        """The corpus as plain values."""
+        names = ("unit", "files", "json_files", "not_text", "damaged")
+        return {name: getattr(self, name) for name in names}
+
+    def _files_of(self, root: AnyPath) -> list[AnyPath]:
         if not root.exists():
             raise ValueError(f"no such file or folder: {root}")
         return visible_files(root, self._count_unreachable) if root.is_dir() else [root]
@@ -59,7 +74,7 @@ class TextCorpus:
     def _count_unreachable(self, error: OSError) -> None:
         self.damaged.append(f"{error.filename}: cannot be read: {error.strerror}")
 
-    def _items_of(self, path: Path, in_folder: bool) -> Iterator[str]:
+    def _items_of(self, path: AnyPath, in_folder: bool) -> Iterator[str]:
         try:
             items = list(self._items_of_file(path))
         except ChunkError as error:
@@ -77,7 +92,7 @@ class TextCorpus:
         else:
             self.not_text += 1
 
-    def _items_of_file(self, path: Path) -> Iterator[str]:
+    def _items_of_file(self, path: AnyPath) -> Iterator[str]:
         paragraph: list[str] = []
         for number, line in iter_lines(path):
             if "\0" in line:
@@ -94,15 +109,19 @@ class TextCorpus:
             yield "\n".join(paragraph)
 
 
-def _checked_paths(paths: Any) -> list[Path]:
+def _checked_paths(paths: Any) -> list[AnyPath]:
     check_iterable("paths", paths, "a list of files and folders")
-    checked = [check_path("each of paths", path) for path in paths]
+    checked = [check_location("each of paths", path) for path in paths]
     if not checked:
         raise ValueError("paths must name at least one file or folder, got none")
     return checked
 
 
-def _is_json(path: Path) -> bool:
+def _counted(files: int) -> str:
+    return "1 file" if files == 1 else f"{files:,} files"
+
+
+def _is_json(path: AnyPath) -> bool:
     return path.name.lower().removesuffix(COMPRESSIONS[compression_of(path)]).endswith((".json", ".jsonl"))
 
 

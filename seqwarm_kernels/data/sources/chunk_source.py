@@ -2,33 +2,23 @@
 
 from __future__ import annotations
 
-import hashlib
-import os
-import warnings
-from collections.abc import Iterable, Iterator
-from pathlib import Path
-from typing import Any, NamedTuple
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
-import numpy as np
-
-from ...utils.checks import check_bool, check_int, check_iterable, check_path
+from ...utils.checks import check_iterable
 from ..batch_planning.plan import IntArray
-from ..files.manifest import Chunk, Manifest, read_lengths
-from ..files.reader import ChunkError, format_of, read_chunk
-from .base import BlockSource
-from .permutation import ORDER, permutation
+from ..files.lengths import lengths_path, read_lengths
+from ..files.manifest import Chunk, Manifest
+from ..files.reader import format_of, read_chunk
+from ..files.remote import AnyPath, PathLike, RemotePath, check_location, file_size, is_path
+from .base import fingerprint
+from .chunked_source import NO_LENGTHS, ChunkedSource, LoadedChunk, check_settings
 
-ON_ERROR = ("raise", "skip")
-
-_NO_LENGTHS = np.empty(0, np.int64)
-
-
-class _ReadFile(NamedTuple):
-    items: list[Any]
-    lengths: IntArray  #: (items,) int64 with `with_lengths`, else (0,)
+_THREADS = 16
 
 
-class ChunkSource(BlockSource):
+class ChunkSource(ChunkedSource):
     """The items of chunk files. The files are shuffled, and the items inside each buffer of `buffer_chunks` files.
 
     Restoring reads the files of one buffer. The ranks read different files. The number of files per rank differs by at
@@ -36,6 +26,7 @@ class ChunkSource(BlockSource):
 
     Args:
         paths: a folder of `write_chunks`, or files in order: .txt or .jsonl, optionally followed by .gz or .zst. Each
+            path may be a URL of fsspec, such as s3://bucket/folder; such files are read ahead, one buffer at most. Each
             file is read as a whole. Blank lines and a byte-order mark are skipped.
         seed: determines the order, together with the epoch.
         shuffle: shuffle the files and the items. False: keep the order of the files.
@@ -58,7 +49,7 @@ class ChunkSource(BlockSource):
 
     def __init__(
         self,
-        paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
+        paths: PathLike | Iterable[PathLike],
         *,
         seed: int = 0,
         shuffle: bool = True,
@@ -69,69 +60,68 @@ class ChunkSource(BlockSource):
         with_lengths: bool = False,
         on_error: str = "raise",
     ) -> None:
-        super().__init__(seed=seed, shuffle=shuffle, infinite=infinite, rank=rank, world_size=world_size)
-        buffer_chunks = check_int("buffer_chunks", buffer_chunks, minimum=1)
-        if on_error not in ON_ERROR:
-            raise ValueError(f"on_error must be one of {', '.join(ON_ERROR)}, got {on_error!r}")
-        check_bool("with_lengths", with_lengths)
-        self.buffer_chunks, self.with_lengths, self.on_error = buffer_chunks, with_lengths, on_error
-        self.skipped: dict[str, str] = {}  #: file -> reason, for the files skipped so far
+        buffer_chunks = check_settings(buffer_chunks, with_lengths, on_error)
         self._paths, self._chunks = _find(paths, with_lengths)
+        super().__init__(
+            seed=seed,
+            shuffle=shuffle,
+            infinite=infinite,
+            rank=rank,
+            world_size=world_size,
+            buffer_chunks=buffer_chunks,
+            with_lengths=with_lengths,
+            on_error=on_error,
+            num_chunks=len(self._paths),
+            reads_ahead=any(isinstance(path, RemotePath) for path in self._paths),
+        )
         if len(self._paths) < world_size:
             raise ValueError(
                 f"paths must hold a file for each of {world_size} ranks, got {len(self._paths)}: write smaller chunks"
             )
         self._fingerprint = _fingerprint(self._paths, self._chunks)
 
-    def _blocks(self) -> Iterator[list[Any]]:
-        num_files = len(self._paths)
-        file_order = permutation(num_files, self.seed, self.epoch) if self.shuffle else np.arange(num_files)
-        files_of_rank = file_order[self.rank :: self.world_size]
-        while files := files_of_rank[self._block * self.buffer_chunks :][: self.buffer_chunks].tolist():
-            read = [self._read(file) for file in files]
-            items = read[0].items if len(read) == 1 else [item for each in read for item in each.items]
-            lengths = np.concatenate([each.lengths for each in read])
-            if self.shuffle:
-                order = permutation(len(items), self.seed, self.epoch, self.rank, self._block + 1)
-                items = [items[index] for index in order.tolist()]
-                lengths = lengths[order] if self.with_lengths else lengths
-            yield list(zip(items, lengths.tolist(), strict=True)) if self.with_lengths else items
+    def lengths(self) -> IntArray:
+        """The lengths that `write_chunks` stored, of all ranks, in the order of the files, (items,) int64.
 
-    def _num_blocks(self) -> int:
-        files = len(range(self.rank, len(self._paths), self.world_size))
-        return -(-files // self.buffer_chunks)
+        Raises:
+            ValueError: `paths` is not a folder of `write_chunks` with lengths.
+        """
+        if self._chunks[0] is None:
+            raise ValueError(f"lengths need a folder of write_chunks, {self._paths[0]} is a file")
+        folder = self._paths[0].parent
+        return Manifest.read(folder).lengths(folder)
 
-    def _read(self, file: int) -> _ReadFile:
-        path, chunk = self._paths[file], self._chunks[file]
-        try:
-            items = read_chunk(path) if chunk is None else read_chunk(path, chunk.items, chunk.bytes)
-            return _ReadFile(items, read_lengths(path, len(items)) if self.with_lengths else _NO_LENGTHS)
-        except ChunkError as error:
-            if self.on_error == "raise":
-                raise
-            if str(path) not in self.skipped:
-                warnings.warn(f"skipped: {error}", stacklevel=2)
-            self.skipped[str(path)] = str(error)
-            return _ReadFile([], _NO_LENGTHS)
+    def _load(self, chunk: int) -> LoadedChunk:
+        path, expected = self._paths[chunk], self._chunks[chunk]
+        items = read_chunk(path) if expected is None else read_chunk(path, expected.items, expected.bytes)
+        return LoadedChunk(items, read_lengths(lengths_path(path), len(items)) if self.with_lengths else NO_LENGTHS)
+
+    def _name_of(self, chunk: int) -> str:
+        return str(self._paths[chunk])
 
     def _configuration(self) -> dict[str, Any]:
-        return {"order": ORDER, "buffer_chunks": self.buffer_chunks, "files": self._fingerprint}
+        return {**super()._configuration(), "files": self._fingerprint}
 
 
-def _find(paths: Any, with_lengths: bool) -> tuple[list[Path], list[Chunk | None]]:
-    is_single = isinstance(paths, (str, os.PathLike))
-    if is_single and not Path(paths).exists():
-        raise ValueError(f"paths must exist, got {str(paths)!r}: no such file or folder")
-    if is_single and Path(paths).is_dir():
-        return _in_folder(Path(paths), with_lengths)
+def _find(paths: Any, with_lengths: bool) -> tuple[list[AnyPath], list[Chunk | None]]:
+    if is_single := is_path(paths):
+        path = check_location("paths", paths)
+        if not path.exists():
+            raise ValueError(f"paths must exist, got {str(path)!r}: no such file or folder")
+        if path.is_dir():
+            return _in_folder(path, with_lengths)
     files = _checked_paths([paths] if is_single else paths)
     if with_lengths:
         raise ValueError(f"with_lengths needs a folder of write_chunks as paths, got {paths!r:.80}")
     return files, [None] * len(files)
 
 
-def _in_folder(folder: Path, with_lengths: bool) -> tuple[list[Path], list[Chunk | None]]:
+def _in_folder(folder: AnyPath, with_lengths: bool) -> tuple[list[AnyPath], list[Chunk | None]]:
     manifest = Manifest.read(folder)
+    if manifest.format == "parquet":
+        raise ValueError(
+            f"paths must be a folder of text or JSON lines, {folder} holds Parquet files: use ParquetSource"
+        )
     if manifest.chunks is None:
         raise ValueError(f"write_chunks has not finished {folder}: call it again with the same items")
     if with_lengths and manifest.length_fn is None:
@@ -139,14 +129,14 @@ def _in_folder(folder: Path, with_lengths: bool) -> tuple[list[Path], list[Chunk
     return [folder / chunk.file for chunk in manifest.chunks], list(manifest.chunks)
 
 
-def _checked_paths(paths: Any) -> list[Path]:
+def _checked_paths(paths: Any) -> list[AnyPath]:
     """Return the paths after checking them. A missing file is not an error here: it may be skipped when it is read."""
     wanted = "a folder of write_chunks, a file, or files"
     check_iterable("paths", paths, wanted)
     files = []
     for path in paths:
-        file = check_path("each of paths", path)
-        if file.is_dir():
+        file = check_location("each of paths", path)
+        if not isinstance(file, RemotePath) and file.is_dir():  # a store would be asked once for each file
             raise ValueError(f"paths must be {wanted}, got the folder {file} among files")
         format_of(file)
         files.append(file)
@@ -155,17 +145,19 @@ def _checked_paths(paths: Any) -> list[Path]:
     return files
 
 
-def _fingerprint(paths: list[Path], chunks: list[Chunk | None]) -> str:
+def _fingerprint(paths: list[AnyPath], chunks: list[Chunk | None]) -> str:
     """Hash the names and sizes of the files. The folder may be moved, and no file is read."""
-    entries = [
-        (path.name, *((None, _size(path)) if chunk is None else (chunk.items, chunk.bytes)))
-        for path, chunk in zip(paths, chunks, strict=True)
-    ]
-    return f"{len(entries)} files, {hashlib.sha256(repr(entries).encode()).hexdigest()[:16]}"
+    with ThreadPoolExecutor(_THREADS) as pool:  # a store answers many questions at once
+        unknown = pool.map(_size, [path for path, chunk in zip(paths, chunks, strict=True) if chunk is None])
+        entries = [
+            (path.name, *((None, next(unknown)) if chunk is None else (chunk.items, chunk.bytes)))
+            for path, chunk in zip(paths, chunks, strict=True)
+        ]
+    return fingerprint(entries)
 
 
-def _size(path: Path) -> int | None:
+def _size(path: AnyPath) -> int | None:
     try:
-        return path.stat().st_size
+        return file_size(path)
     except OSError:
         return None

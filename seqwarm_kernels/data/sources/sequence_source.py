@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
+from ..batch_planning.plan import IntArray
+from ..files.lengths import count_length
 from .base import BlockSource
 from .permutation import permuted
 
@@ -49,6 +51,26 @@ class SequenceSource(BlockSource):
                 f"got {type(sequence).__name__}"
             )
         self._sequence = sequence
+
+    def lengths(self, length: Callable[[Any], int] = len) -> IntArray:
+        """The length of each item of all ranks, in the order of the sequence, (items,) int64.
+
+        Every item is read. A column of lengths, if the sequence has one, is faster.
+
+        Args:
+            length: returns the number of tokens of an item.
+
+        Raises:
+            TypeError: `length` is not a function.
+            ValueError: `length` returns something else than a length.
+        """
+        if not callable(length):
+            raise TypeError(f"length must be a function of an item, got {type(length).__name__}")
+        blocks = (
+            self._read(np.arange(first, min(first + _BLOCK, len(self._sequence))))
+            for first in range(0, len(self._sequence), _BLOCK)
+        )
+        return np.array([count_length(length, item, "length") for block in blocks for item in block], dtype=np.int64)
 
     def _blocks(self) -> Iterator[list[Any]]:
         length = len(self._sequence)

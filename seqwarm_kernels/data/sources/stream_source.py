@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Mapping
 from itertools import islice
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -64,6 +64,17 @@ class StreamSource(BlockSource):
         self.buffer_size = buffer_size
         self._dataset = dataset
         self._initial_state = self._state_before_block = copy.deepcopy(dataset.state_dict())
+
+    def lengths(self) -> NoReturn:
+        """A stream does not know the lengths of its items before they are read.
+
+        Raises:
+            TypeError: always. The message says how to count them once.
+        """
+        raise TypeError(
+            "a StreamSource does not know the lengths of its items: write them once with write_chunks and a length_fn, "
+            "and read them with ChunkSource"
+        )
 
     def _blocks(self) -> Iterator[list[Any]]:
         if hasattr(self._dataset, "set_epoch"):

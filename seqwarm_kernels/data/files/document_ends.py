@@ -1,0 +1,161 @@
+"""Where documents end in a flat array of tokens: given, or found by the token between them and kept in a file."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from tqdm import tqdm
+
+from ..batch_planning.plan import IntArray
+from .reader import ChunkError
+from .remote import AnyPath, check_location, is_path, open_whole, write_file
+from .token_arrays import TokenArray
+
+_TOKENS_PER_READ = 2**21  #: few enough to stay in a processor's cache while they are searched
+
+
+class Separator(NamedTuple):
+    """The token that every document has at its end or at its start. It belongs to the document."""
+
+    token: int
+    at_end: bool
+
+    @property
+    def name(self) -> str:
+        return "end_token" if self.at_end else "start_token"
+
+
+def found_boundaries(array: TokenArray, separator: Separator, index_folder: AnyPath | None) -> IntArray:
+    """Find the documents of an array, (documents + 1,) int64. The whole file is read the first time.
+
+    The boundaries are kept in a file, which counts as long as size and time of change of the array's file are the same.
+
+    Args:
+        array: the tokens.
+        separator: the token between documents.
+        index_folder: where the boundaries are kept; None: beside the file.
+
+    Raises:
+        ChunkError: The file cannot be read, or the token does not occur.
+        ValueError: The boundaries cannot be written.
+    """
+    path = _index_path(array.file.local, separator, index_folder)
+    made_from = _made_from(array, separator)
+    boundaries = _kept(path, made_from, array.tokens)
+    if boundaries is None:
+        boundaries = _search(array, separator)
+        _keep(path, made_from, boundaries)
+    return boundaries
+
+
+def given_boundaries(array: TokenArray, ends: object) -> IntArray:
+    """The boundaries of documents that end at `ends`: ints, or the path or URL of a .npy file of them.
+
+    Raises:
+        TypeError: `ends` are not ints.
+        ValueError: `ends` decrease, or the last one is not the number of tokens.
+        ChunkError: The .npy file cannot be read.
+    """
+    name = "document_ends"
+    if is_path(ends):
+        ends = _load_ends(check_location(name, ends))
+    try:
+        found = np.asarray(ends)
+    except ValueError as error:
+        raise TypeError(f"{name} must be ints, got {type(ends).__name__}") from error
+    if found.ndim != 1 or found.dtype.kind not in "iu":
+        raise TypeError(f"{name} must be ints, or a .npy file of ints, got {found.dtype} of shape {found.shape}")
+    boundaries = np.append(0, found.astype(np.int64))
+    falls = np.flatnonzero(np.diff(boundaries) < 0)
+    if len(falls):
+        before, after = boundaries[falls[0] : falls[0] + 2].tolist()
+        raise ValueError(
+            f"{name} must not decrease, got {after} after {before} at index {falls[0]} for {array.file.path}"
+        )
+    if boundaries[-1] != array.tokens:
+        raise ValueError(
+            f"{name} must end with the number of tokens, {array.tokens} in {array.file.path}, got {boundaries[-1]}"
+        )
+    return boundaries
+
+
+def _load_ends(path: AnyPath) -> Any:
+    try:
+        with open_whole(path) as file:
+            return np.load(file)
+    except Exception as error:  # NumPy raises errors of many types for a damaged header
+        raise ChunkError(path, None, f"document_ends cannot be read: {error}") from error
+
+
+def _search(array: TokenArray, separator: Separator) -> IntArray:
+    parts = [np.zeros(1, np.int64), *_positions(array, separator), np.full(1, array.tokens)]
+    if len(parts) == 2:
+        raise array.file.error(
+            f"token {separator.token} is not among the {array.tokens:,} tokens of {array.dtype}: "
+            f"{separator.name} or dtype must be another one"
+        )
+    boundaries = np.concatenate(parts)
+    return boundaries[np.append(True, np.diff(boundaries) > 0)]  # 0 and the end may stand twice
+
+
+def _positions(array: TokenArray, separator: Separator) -> Iterator[IntArray]:
+    """The first tokens of documents, except that at 0, or the number of all tokens."""
+    with tqdm(total=array.tokens, desc=f"find documents in {array.file.path.name}", unit=" tokens", **_BAR) as bar:
+        for first in range(0, array.tokens, _TOKENS_PER_READ):
+            count = min(_TOKENS_PER_READ, array.tokens - first)
+            tokens = array.file.read(array.dtype, array.first_byte + first * array.dtype.itemsize, count)
+            found = np.flatnonzero(tokens == separator.token)
+            if len(found):
+                yield found + (first + int(separator.at_end))
+            bar.update(count)
+
+
+#: Only on a terminal, and gone when it is done.
+_BAR: dict[str, Any] = {"unit_scale": True, "disable": None, "leave": False}
+
+
+def _index_path(path: Path, separator: Separator, index_folder: AnyPath | None) -> AnyPath:
+    name = f"{path.name}.{separator.name}-{separator.token}.npz"
+    if index_folder is None:
+        return path.with_name(name)
+    folder = hashlib.sha256(str(path.parent.resolve()).encode()).hexdigest()[:8]  # of files with the same name
+    return index_folder / f"{folder}-{name}"
+
+
+def _made_from(array: TokenArray, separator: Separator) -> str:
+    facts = array.file.local.stat()
+    entries = [facts.st_size, facts.st_mtime_ns, array.dtype.str, array.first_byte, array.tokens, *separator]
+    return json.dumps(entries)
+
+
+def _kept(path: AnyPath, made_from: str, tokens: int) -> IntArray | None:
+    """The boundaries in a file, None if it is missing, damaged, or of an older file of tokens."""
+    try:
+        with open_whole(path) as file, np.load(file) as entries:
+            if str(entries["made_from"]) != made_from:
+                return None
+            boundaries = entries["boundaries"]
+    except Exception:  # NumPy and zipfile raise errors of many types for a damaged file
+        return None
+    is_valid = boundaries.dtype == np.int64 and boundaries.ndim == 1 and len(boundaries) > 1
+    if not is_valid or boundaries[0] != 0 or boundaries[-1] != tokens or (np.diff(boundaries) < 0).any():
+        return None
+    return boundaries
+
+
+def _keep(path: AnyPath, made_from: str, boundaries: IntArray) -> None:
+    buffer = io.BytesIO()
+    np.savez(buffer, made_from=np.array(made_from), boundaries=boundaries)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_file(path, buffer.getvalue())
+    except OSError as error:
+        raise ValueError(
+            f"index_folder must be a folder that can be written, got {path.parent} ({error.strerror or error})"
+        ) from error

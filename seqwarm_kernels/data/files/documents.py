@@ -1,0 +1,77 @@
+"""Files that hold documents one after another, whose places are known without reading tokens."""
+
+from __future__ import annotations
+
+import zlib
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..batch_planning.plan import IntArray
+from .data_file import DataFile
+
+
+class DocumentFile(ABC):
+    """A file of documents.
+
+    Args:
+        file: the file.
+        num_documents: number of documents in the file.
+        facts: what tells this file from another one of the same name, as plain values.
+    """
+
+    def __init__(self, file: DataFile, num_documents: int, facts: tuple[Any, ...]) -> None:
+        self.file = file
+        self.facts = (file.path.name, num_documents, *facts)
+        self._num_documents = num_documents
+
+    def __len__(self) -> int:
+        """Number of documents."""
+        return self._num_documents
+
+    @abstractmethod
+    def lengths(self) -> IntArray:
+        """The number of tokens of each document, (documents,) int64."""
+
+    @abstractmethod
+    def read(self, runs: Sequence[tuple[int, int]]) -> list[Any]:
+        """The documents of several runs. A run is its first document and the one after its last.
+
+        Raises:
+            ChunkError: The file is missing, shorter than it was, or damaged. The message names the place.
+        """
+
+
+class TokenFile(DocumentFile):
+    """Tokens of one dtype, document after document.
+
+    Args:
+        file: the file.
+        dtype: of a token.
+        first_byte: where the tokens begin.
+        boundaries: (documents + 1,) int64, non-decreasing, in tokens from `first_byte`.
+    """
+
+    def __init__(self, file: DataFile, dtype: np.dtype[Any], first_byte: int, boundaries: IntArray) -> None:
+        super().__init__(file, len(boundaries) - 1, (dtype.str, zlib.crc32(boundaries.data)))
+        self._dtype, self._first_byte, self._boundaries = dtype, first_byte, boundaries
+
+    def lengths(self) -> IntArray:
+        return np.diff(self._boundaries)
+
+    def read(self, runs: Sequence[tuple[int, int]]) -> list[NDArray[Any]]:
+        boundaries = [self._boundaries[begin : end + 1] for begin, end in runs]
+        parts = [
+            (self._first_byte + int(each[0]) * self._dtype.itemsize, int(each[-1] - each[0])) for each in boundaries
+        ]
+        read = zip(self.file.read_parts(self._dtype, parts), boundaries, strict=True)
+        return [document for tokens, each in read for document in split(tokens, each - each[0])]
+
+
+def split(values: NDArray[Any], boundaries: IntArray) -> list[NDArray[Any]]:
+    """Views of the parts of `values` between neighbouring boundaries."""
+    return [values[begin:end] for begin, end in pairwise(boundaries.tolist())]

@@ -1,0 +1,128 @@
+"""The lengths of the items of a file, in a file beside it."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .reader import ChunkError
+from .remote import AnyPath, open_whole, read_range, write_file
+
+_SUFFIX = ".lengths.npy"
+_HEADER = 128  #: bytes in front of one dimension of ints, as numpy.save writes it
+MAX_LENGTH = int(np.iinfo(np.uint32).max)
+#: Number of items per file whose lengths are counted again to verify existing lengths.
+_SPOT_CHECKS = 3
+
+
+def lengths_path(chunk_path: AnyPath) -> AnyPath:
+    """The lengths of a chunk file."""
+    return chunk_path.with_name(chunk_path.name.partition(".")[0] + _SUFFIX)
+
+
+def read_lengths(path: AnyPath, items: int) -> NDArray[np.int64]:
+    """Read the lengths of the items of one file.
+
+    Args:
+        path: the file of lengths.
+        items: number of items.
+
+    Returns:
+        (items,) int64.
+
+    Raises:
+        ChunkError: The lengths are missing or invalid.
+    """
+    try:
+        with open_whole(path) as file:
+            lengths = np.load(file)
+    except Exception as error:  # NumPy raises errors of many types for a damaged header
+        raise ChunkError(path, None, f"cannot be read: {error}") from error
+    _check_shape(path, lengths.shape, items)
+    return _checked(path, lengths)
+
+
+def read_some_lengths(path: AnyPath, items: int, begin: int, end: int) -> NDArray[np.int64]:
+    """Read the lengths of the items from `begin` to before `end`, (end - begin,) int64. The others are not read.
+
+    Raises:
+        ChunkError: The lengths are missing or invalid.
+    """
+    try:
+        header = io.BytesIO(read_range(path, 0, _HEADER))
+        np.lib.format.read_magic(header)
+        shape, _, dtype = np.lib.format.read_array_header_1_0(header)
+        places = (header.tell() + dtype.itemsize * index for index in (begin, end))
+        lengths = np.frombuffer(read_range(path, *places), dtype)
+    except Exception as error:  # NumPy raises errors of many types for a damaged header
+        raise ChunkError(path, None, f"cannot be read: {error}") from error
+    _check_shape(path, shape, items)
+    if len(lengths) != end - begin:
+        raise ChunkError(path, None, f"the file ends after {begin + len(lengths)} lengths, expected {items}")
+    return _checked(path, lengths)
+
+
+def _check_shape(path: AnyPath, shape: tuple[int, ...], items: int) -> None:
+    if shape != (items,):
+        raise ChunkError(path, None, f"lengths must have shape ({items},), one for each item, got {shape}")
+
+
+def _checked(path: AnyPath, lengths: NDArray[Any]) -> NDArray[np.int64]:
+    if lengths.dtype.kind not in "iu" or lengths.min(initial=0) < 0:
+        raise ChunkError(path, None, f"lengths must be ints of at least 0, got {lengths.dtype}")
+    return lengths.astype(np.int64)
+
+
+def write_lengths(path: AnyPath, items: Iterable[Any], length_fn: Callable[[Any], int]) -> None:
+    buffer = io.BytesIO()
+    np.save(buffer, np.array([count_length(length_fn, item) for item in items], dtype=np.uint32))
+    write_file(path, buffer.getvalue())
+
+
+def has_lengths(path: AnyPath, items: Sequence[Any], length_fn: Callable[[Any], int]) -> bool:
+    """Whether the file has valid lengths. The lengths of a few items are compared with `length_fn`.
+
+    Raises:
+        ValueError: `length_fn` returns another length than the one stored.
+    """
+    try:
+        check_lengths(path, items, read_lengths(path, len(items)), length_fn)
+    except ChunkError:
+        return False
+    return True
+
+
+def check_lengths(
+    path: AnyPath,
+    items: Sequence[Any],
+    lengths: NDArray[np.int64],
+    length_fn: Callable[[Any], int],
+    advice: str = "write these items into another folder",
+) -> None:
+    """Count a few items of a file again.
+
+    Args:
+        advice: what to do if `length_fn` is right.
+
+    Raises:
+        ValueError: `length_fn` returns another length than the one stored.
+    """
+    for index in sorted({(len(items) - 1) * part // (_SPOT_CHECKS - 1) for part in range(_SPOT_CHECKS)}):
+        stored, counted = int(lengths[index]), count_length(length_fn, items[index])
+        if stored != counted:
+            raise ValueError(
+                f"length_fn must count as the function that wrote {path}: got {counted} tokens instead of {stored} for "
+                f"{items[index]!r:.60}; {advice}"
+            )
+
+
+def count_length(length_fn: Callable[[Any], int], item: Any, name: str = "length_fn") -> int:
+    """Call `length_fn`, and check what it returns. `name` is that of the argument, for errors."""
+    length = length_fn(item)
+    if isinstance(length, bool) or not isinstance(length, (int, np.integer)) or not 0 <= length <= MAX_LENGTH:
+        raise ValueError(f"{name} must return an int from 0 to {MAX_LENGTH}, got {length!r} for {item!r:.60}")
+    return int(length)

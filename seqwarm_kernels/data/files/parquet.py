@@ -1,0 +1,200 @@
+"""Columns of Parquet files: texts or lists of tokens, and their lengths. Needs pyarrow. Errors name the row group."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .lengths import MAX_LENGTH
+from .reader import ChunkError
+from .remote import AnyPath, RemotePath, open_file
+from .transfers import with_retries
+
+T = TypeVar("T")
+
+SUFFIX = ".parquet"
+
+#: Names of the columns that `write_chunks` writes.
+TEXT_COLUMN, TOKENS_COLUMN, LENGTH_COLUMN = "text", "input_ids", "length"
+
+
+class Footer(NamedTuple):
+    rows: tuple[int, ...]  #: number of rows of each row group
+    bytes: tuple[int, ...]  #: size of the column of items in each row group, as a change of its items is likely to show
+    column: str  #: the column of items
+    holds_tokens: bool  #: the items are lists of tokens, not texts
+
+
+def check_pyarrow() -> None:
+    """Raise an ImportError that says what to install, if Parquet files cannot be read."""
+    try:
+        import pyarrow.parquet  # noqa: F401
+    except ImportError as error:
+        raise ImportError("Parquet files need the package pyarrow: pip install seqwarm_kernels[parquet]") from error
+
+
+def read_footer(path: AnyPath, column: str | None, length_column: str | None) -> Footer:
+    """Read what the file's end says about its row groups, and check the columns.
+
+    Args:
+        column: the column of items. None: the only column besides "length" and `length_column`.
+
+    Raises:
+        ChunkError: The file is missing, damaged, truncated or not Parquet, or has other columns.
+    """
+
+    schema, metadata = _read(path, "the footer", lambda opened: (opened.schema_arrow, opened.metadata))
+    found = _column_of(path, schema, column, length_column)
+    kind = schema.field(found).type
+    if length_column is not None:
+        _check_column(path, schema, "length_column", length_column)
+        if not _is_int(schema.field(length_column).type):
+            raise ChunkError(
+                path, None, f"column {length_column!r} must hold ints, got {schema.field(length_column).type}"
+            )
+    if not (_is_text(kind) or _is_tokens(kind)):
+        raise ChunkError(path, None, f"column {found!r} must hold text or lists of ints, got {kind}")
+    groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+    parts = [part for part in range(metadata.num_columns) if _is_part_of(metadata.schema.column(part).path, found)]
+    sizes = [sum(group.column(part).total_compressed_size for part in parts) for group in groups]
+    return Footer(tuple(group.num_rows for group in groups), tuple(sizes), found, not _is_text(kind))
+
+
+def _is_part_of(path: str, column: str) -> bool:
+    """Whether a column of the file, such as "input_ids.list.element", belongs to a column of Arrow."""
+    return f"{path}.".startswith(f"{column}.")
+
+
+def read_items(
+    path: AnyPath, footer: Footer, group: int, length_column: str | None = None
+) -> tuple[list[Any], NDArray[np.int64] | None]:
+    """Read the items of a row group, strings or NumPy arrays of tokens, and their lengths.
+
+    Returns:
+        The items, and the lengths of `length_column` or of the arrays, (items,) int64. None for text without a column.
+
+    Raises:
+        ChunkError: The row group cannot be read, has other rows than `footer` says, or an item or length is invalid.
+    """
+    names = [footer.column] if length_column is None else [footer.column, length_column]
+    values, *lengths = _read_columns(path, footer, group, names)
+    stored = _checked_lengths(path, group, lengths[0]) if lengths else None
+    if not footer.holds_tokens:
+        with _naming(path, f"row group {group}"):
+            return values.to_pylist(), stored
+    tokens = values.flatten()
+    if tokens.null_count:
+        raise ChunkError(path, None, f"row group {group}: a token of column {footer.column!r} is null")
+    counts, flat = _list_lengths(values), tokens.to_numpy()
+    ends = np.cumsum(counts).tolist()
+    items = [flat[end - count : end].copy() for end, count in zip(ends, counts.tolist(), strict=True)]
+    return items, counts if stored is None else stored
+
+
+def read_stored_lengths(path: AnyPath, footer: Footer, group: int, length_column: str | None) -> NDArray[np.int64]:
+    """Read the lengths of a row group from a column, or those of its lists of tokens, (items,) int64.
+
+    Raises:
+        ChunkError: The row group cannot be read, or a length is invalid.
+    """
+    (values,) = _read_columns(path, footer, group, [length_column or footer.column])
+    return _list_lengths(values) if length_column is None else _checked_lengths(path, group, values)
+
+
+def _checked_lengths(path: AnyPath, group: int, values: Any) -> NDArray[np.int64]:
+    lengths = values.to_numpy()
+    for length in (lengths.min(initial=0), lengths.max(initial=0)):
+        if not 0 <= length <= MAX_LENGTH:
+            raise ChunkError(path, None, f"row group {group}: lengths must be from 0 to {MAX_LENGTH}, got {length}")
+    return np.asarray(lengths, dtype=np.int64)
+
+
+def _read_columns(path: AnyPath, footer: Footer, group: int, columns: list[str]) -> list[Any]:
+    def read(opened: Any) -> list[Any]:
+        table = opened.read_row_group(group, columns=columns)
+        table.validate(full=True)
+        return [table.column(name).combine_chunks() for name in columns]
+
+    found = _read(path, f"row group {group}", read)
+    for name, values in zip(columns, found, strict=True):
+        if len(values) != footer.rows[group]:
+            problem = f"row group {group}: {len(values)} rows, its footer said {footer.rows[group]}"
+            raise ChunkError(path, None, problem)
+        if values.null_count:
+            row = int(np.flatnonzero(values.is_null().to_numpy(zero_copy_only=False))[0])
+            raise ChunkError(path, None, f"row group {group}, row {row}: column {name!r} is null")
+    return found
+
+
+def _read(path: AnyPath, place: str, read: Callable[[Any], T]) -> T:
+    """Call `read` with the opened file. A file at a URL is opened again after an error that may pass."""
+    import pyarrow.parquet as pq
+
+    def opened() -> T:
+        with open_file(path) as file:
+            return read(pq.ParquetFile(file, pre_buffer=True, page_checksum_verification=True))
+
+    with _naming(path, place):
+        return with_retries(opened) if isinstance(path, RemotePath) else opened()
+
+
+def _list_lengths(values: Any) -> NDArray[np.int64]:
+    import pyarrow.compute as pc
+
+    return np.asarray(pc.list_value_length(values).to_numpy(zero_copy_only=False), dtype=np.int64)
+
+
+@contextmanager
+def _naming(path: AnyPath, place: str) -> Iterator[None]:
+    """Errors of reading name the file and the place."""
+    import pyarrow
+
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise ChunkError(path, None, f"cannot be read: {error.strerror}") from error
+    except (OSError, ValueError, OverflowError, MemoryError, pyarrow.ArrowException) as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise ChunkError(path, None, f"{place}: cannot be read: {reason}") from error
+
+
+def _column_of(path: AnyPath, schema: Any, column: str | None, length_column: str | None) -> str:
+    if column is not None:
+        _check_column(path, schema, "column", column)
+        return column
+    candidates = [name for name in schema.names if name not in (LENGTH_COLUMN, length_column)]
+    if len(candidates) != 1:
+        raise ChunkError(
+            path, None, f"column must name the column of items, one of {', '.join(schema.names) or 'none'}"
+        )
+    return str(candidates[0])
+
+
+def _check_column(path: AnyPath, schema: Any, argument: str, name: str) -> None:
+    if schema.names.count(name) != 1:
+        raise ChunkError(path, None, f"{argument} must be one of the file's {', '.join(schema.names)}, got {name!r}")
+
+
+def _is_text(kind: Any) -> bool:
+    from pyarrow import types
+
+    if types.is_dictionary(kind):
+        kind = kind.value_type
+    return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind))
+
+
+def _is_tokens(kind: Any) -> bool:
+    from pyarrow import types
+
+    is_list = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
+    return bool(is_list and _is_int(kind.value_type))
+
+
+def _is_int(kind: Any) -> bool:
+    from pyarrow import types
+
+    return bool(types.is_integer(kind))

@@ -1,0 +1,94 @@
+"""Write chunks as Parquet files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from .lengths import check_lengths, count_length
+from .parquet import LENGTH_COLUMN, TEXT_COLUMN, TOKENS_COLUMN, read_footer, read_items
+from .reader import ChunkError
+from .remote import AnyPath, write_file
+
+_CODECS = {"none": "none", "gz": "gzip", "zst": "zstd"}
+_LEVEL = 6  #: of compression, as for other chunk files
+
+
+def write_parquet_chunk(
+    path: AnyPath, items: Sequence[Any], compression: str, length_fn: Callable[[Any], int] | None
+) -> None:
+    """Write a file of one row group, unless it exists with these items. A damaged file is written again.
+
+    Raises:
+        TypeError: The items are not all texts or all lists of ints.
+        ValueError: The file holds other items, or `length_fn` counts otherwise.
+    """
+    if not _exists(path, items, length_fn):
+        write_file(path, as_parquet(items, _CODECS[compression], length_fn))
+
+
+def _exists(path: AnyPath, items: Sequence[Any], length_fn: Callable[[Any], int] | None) -> bool:
+    """Whether the file exists with these items."""
+    if not path.exists():
+        return False
+    length_column = None if length_fn is None else LENGTH_COLUMN
+    try:
+        found, lengths = read_items(path, read_footer(path, None, length_column), 0, length_column)
+    except ChunkError:
+        return False
+    if len(found) != len(items) or not all(map(_same, found, items)):
+        raise ValueError(f"{path} holds other items than these; write them into another folder")
+    if length_fn is not None and lengths is not None:
+        check_lengths(path, items, lengths, length_fn)
+    return True
+
+
+def _same(stored: Any, item: Any) -> bool:
+    return stored == item if isinstance(stored, str) or isinstance(item, str) else np.array_equal(stored, item)
+
+
+def as_parquet(items: Sequence[Any], codec: str, length_fn: Callable[[Any], int] | None) -> bytes:
+    """The content of a file of one row group: the items, and their lengths in a column "length".
+
+    Raises:
+        TypeError: The items are not all texts or all lists of ints.
+        ValueError: A text cannot be encoded as UTF-8, or `length_fn` returns something else than a length.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    is_text = all(isinstance(item, str) for item in items)
+    try:
+        columns = {TEXT_COLUMN: pa.array(items, pa.string())} if is_text else {TOKENS_COLUMN: _token_lists(items)}
+    except UnicodeEncodeError as error:
+        raise ValueError(f"items must be text that UTF-8 can encode, an item is not: {error.reason}") from error
+    if length_fn is not None:
+        columns[LENGTH_COLUMN] = pa.array([count_length(length_fn, item) for item in items], pa.uint32())
+    sink = pa.BufferOutputStream()
+    pq.write_table(
+        pa.table(columns),
+        sink,
+        row_group_size=len(items),
+        compression=codec,
+        compression_level=None if codec == "none" else _LEVEL,
+        write_page_checksum=True,
+    )
+    return bytes(sink.getvalue())
+
+
+def _token_lists(items: Sequence[Any]) -> Any:
+    import pyarrow as pa
+
+    arrays = [np.asarray(item) for item in items]
+    for number, array in enumerate(arrays):
+        if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
+            raise TypeError(
+                f"items must be all strings or all one-dimensional arrays or lists of ints for format 'parquet', got "
+                f"{items[number]!r:.60} as item {number} of a chunk"
+            )
+    flat = np.concatenate([array.astype(np.int64, copy=False) for array in arrays])
+    fits = not flat.size or (np.iinfo(np.int32).min <= flat.min() and flat.max() <= np.iinfo(np.int32).max)
+    offsets = np.cumsum([0, *map(len, arrays)])
+    return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), pa.array(flat.astype(np.int32) if fits else flat))

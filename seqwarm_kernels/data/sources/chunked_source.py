@@ -1,0 +1,103 @@
+"""The base class of sources that read their items in chunks: files, row groups or shards."""
+
+from __future__ import annotations
+
+import warnings
+from abc import abstractmethod
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ...utils.checks import check_bool, check_int
+from ..batch_planning.plan import IntArray
+from ..files.reader import ChunkError
+from ..files.transfers import read_ahead
+from .base import BlockSource
+from .permutation import ORDER, permutation
+
+ON_ERROR = ("raise", "skip")
+
+NO_LENGTHS = np.empty(0, np.int64)
+
+
+class LoadedChunk(NamedTuple):
+    items: list[Any]
+    lengths: IntArray  #: (items,) int64 with `with_lengths`, else (0,)
+
+
+class ChunkedSource(BlockSource):
+    """Chunks in random order, and the items of each buffer of `buffer_chunks` chunks in random order.
+
+    The ranks read different chunks. Their numbers differ by at most one. A subclass says how many chunks there are, how
+    one is read, and whether they are read ahead. Chunks are read ahead in threads, one buffer at most.
+    """
+
+    def __init__(
+        self, *, buffer_chunks: int, with_lengths: bool, on_error: str, num_chunks: int, reads_ahead: bool, **order: Any
+    ) -> None:
+        super().__init__(**order)
+        self.buffer_chunks, self.with_lengths, self.on_error = buffer_chunks, with_lengths, on_error
+        self.skipped: dict[str, str] = {}  #: chunk -> reason, for the chunks skipped so far
+        self._num_chunks, self._reads_ahead = num_chunks, reads_ahead
+
+    @abstractmethod
+    def _load(self, chunk: int) -> LoadedChunk:
+        """Read a chunk. Several threads may call it.
+
+        Raises:
+            ChunkError: The chunk is missing, damaged or has unexpected contents.
+        """
+
+    @abstractmethod
+    def _name_of(self, chunk: int) -> str:
+        """The chunk's key in `skipped`."""
+
+    def _blocks(self) -> Iterator[list[Any]]:
+        order = permutation(self._num_chunks, self.seed, self.epoch) if self.shuffle else np.arange(self._num_chunks)
+        chunks = order[self.rank :: self.world_size][self._block * self.buffer_chunks :].tolist()
+        outcomes = (
+            read_ahead(self._try_load, chunks, self.buffer_chunks) if self._reads_ahead else map(self._try_load, chunks)
+        )
+        loaded = map(self._loaded_or_skipped, chunks, outcomes)
+        while read := list(islice(loaded, self.buffer_chunks)):
+            items = read[0].items if len(read) == 1 else [item for each in read for item in each.items]
+            lengths = np.concatenate([each.lengths for each in read])
+            if self.shuffle:
+                order = permutation(len(items), self.seed, self.epoch, self.rank, self._block + 1)
+                items = [items[index] for index in order.tolist()]
+                lengths = lengths[order] if self.with_lengths else lengths
+            yield list(zip(items, lengths.tolist(), strict=True)) if self.with_lengths else items
+
+    def _num_blocks(self) -> int:
+        chunks = len(range(self.rank, self._num_chunks, self.world_size))
+        return -(-chunks // self.buffer_chunks)
+
+    def _try_load(self, chunk: int) -> LoadedChunk | ChunkError:
+        try:
+            return self._load(chunk)
+        except ChunkError as error:
+            return error
+
+    def _loaded_or_skipped(self, chunk: int, outcome: LoadedChunk | ChunkError) -> LoadedChunk:
+        if isinstance(outcome, LoadedChunk):
+            return outcome
+        if self.on_error == "raise":
+            raise outcome
+        name = self._name_of(chunk)
+        if name not in self.skipped:
+            warnings.warn(f"skipped: {outcome}", stacklevel=2)
+        self.skipped[name] = str(outcome)
+        return LoadedChunk([], NO_LENGTHS)
+
+    def _configuration(self) -> dict[str, Any]:
+        return {"order": ORDER, "buffer_chunks": self.buffer_chunks}
+
+
+def check_settings(buffer_chunks: object, with_lengths: object, on_error: object) -> int:
+    """Check the settings that `ChunkedSource` adds to those of `BlockSource`, and return `buffer_chunks`."""
+    if on_error not in ON_ERROR:
+        raise ValueError(f"on_error must be one of {', '.join(ON_ERROR)}, got {on_error!r}")
+    check_bool("with_lengths", with_lengths)
+    return check_int("buffer_chunks", buffer_chunks, minimum=1)

@@ -1,0 +1,48 @@
+"""A source over indexed data sets of Megatron."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ..files.megatron import open_megatron
+from ..files.remote import PathLike
+from .document_source import DocumentSource, check_locations
+
+
+class MegatronSource(DocumentSource):
+    """The documents of Megatron's indexed data sets, pairs of a .bin and an .idx file. Megatron is not needed.
+
+    Items are arrays of tokens, (tokens,) of the file's dtype. The sequences of a document are joined. Order, restoring
+    and ranks are as in `TokenSource`.
+
+    Args:
+        prefixes: a path without .bin and .idx, or paths, in order, or URLs of fsspec, which are copied to this machine
+            first. The path of the .bin or the .idx file is accepted too.
+        seed: determines the order, together with the epoch.
+        shuffle: False: keep the order of the files.
+        buffer_size: number of documents that are in memory together and mixed.
+        infinite: repeat epochs forever, each in its own order.
+        rank, world_size: this process reads every world_size-th run of the epoch's order.
+
+    Raises:
+        TypeError: `prefixes` is neither a path nor a list of paths, or a setting has the wrong type.
+        ValueError: a setting is out of range.
+        ChunkError: A file is missing, damaged, truncated or of another format. Tokens are checked for number only.
+    """
+
+    def __init__(
+        self,
+        prefixes: PathLike | Iterable[PathLike],
+        *,
+        seed: int = 0,
+        shuffle: bool = True,
+        buffer_size: int = 10_000,
+        infinite: bool = False,
+        rank: int = 0,
+        world_size: int = 1,
+    ) -> None:
+        super().__init__(
+            seed=seed, shuffle=shuffle, buffer_size=buffer_size, infinite=infinite, rank=rank, world_size=world_size
+        )
+        paths = check_locations("prefixes", prefixes, "the path of a data set without .bin and .idx, or a list of them")
+        self._set_files([open_megatron(path) for path in paths])

@@ -1,0 +1,391 @@
+"""Parquet files: order, states, ranks, lengths and errors as for chunk files; local and at URLs."""
+
+import itertools
+import uuid
+
+import numpy as np
+import pytest
+
+from seqwarm_kernels.data import ChunkError, ChunkSource, ParquetSource, count_lengths, write_chunks
+from seqwarm_kernels.data.files import lengths, transfers
+from seqwarm_kernels.data.files.remote import check_location, read_range, write_file
+
+from .made import TEXTS, through_json
+
+pa = pytest.importorskip("pyarrow")
+pq = pytest.importorskip("pyarrow.parquet")
+
+TOKENS = [np.arange(number % 13, dtype=np.int32) + number for number in range(1003)]
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch, tmp_path):
+    monkeypatch.setattr(transfers, "_WAITS", (0.0,))
+
+
+@pytest.fixture(params=["local", "s3"])
+def place(request, tmp_path):
+    """An empty folder, or the name of one."""
+    if request.param == "local":
+        return check_location("folder", tmp_path / "folder")
+    request.getfixturevalue("s3")
+    return check_location("folder", f"s3://bucket/{uuid.uuid4().hex}")
+
+
+def parquet(place, name, columns, rows=100):
+    """Write a file in row groups of `rows` rows."""
+    sink = pa.BufferOutputStream()
+    pq.write_table(pa.table(columns), sink, row_group_size=rows, write_page_checksum=True)
+    place.mkdir(parents=True, exist_ok=True)
+    write_file(place / name, bytes(sink.getvalue()))
+    return place / name
+
+
+@pytest.fixture
+def texts(place):
+    """Two files of 6 and 5 row groups, with lengths."""
+    for name, items in (("a.parquet", TEXTS[:550]), ("b.parquet", TEXTS[550:])):
+        parquet(place, name, {"text": items, "length": [len(item) for item in items], "more": [0] * len(items)})
+    return place
+
+
+def same(found, expected):
+    return len(found) == len(expected) and all(map(np.array_equal, found, expected))
+
+
+def test_the_items_in_order(texts):
+    source = ParquetSource(texts, "text", length_column="length", with_lengths=True, shuffle=False)
+    assert list(source) == [(item, len(item)) for item in TEXTS]
+    assert source.lengths().tolist() == list(map(len, TEXTS))
+    assert list(ParquetSource(str(texts / "b.parquet"), "text", shuffle=False)) == TEXTS[550:]
+    assert list(ParquetSource([texts], "text", shuffle=False)) == TEXTS
+    assert list(ParquetSource([texts / "b.parquet", texts / "a.parquet"], "text", shuffle=False))[:453] == TEXTS[550:]
+
+
+def test_the_order_is_that_of_chunk_files(tmp_path):
+    """Row groups take the place of files."""
+    write_chunks(TEXTS, tmp_path / "chunks", 100)
+    write_chunks(TEXTS, tmp_path / "parquet", 100, format="parquet")
+    for options in ({}, {"buffer_chunks": 3, "seed": 5}, {"rank": 1, "world_size": 2}):
+        assert list(ParquetSource(tmp_path / "parquet", **options)) == list(ChunkSource(tmp_path / "chunks", **options))
+
+
+@pytest.mark.parametrize("make", [list, pa.array], ids=["list", "large_list"])
+def test_lists_of_tokens(place, make):
+    column = make(TOKENS) if make is list else pa.array([each.tolist() for each in TOKENS], pa.large_list(pa.uint16()))
+    parquet(place, "tokens.parquet", {"input_ids": column})
+    source = ParquetSource(place, with_lengths=True, shuffle=False)
+    items, found = zip(*source, strict=True)
+    assert same(items, TOKENS)
+    assert list(found) == source.lengths().tolist() == list(map(len, TOKENS))
+    items[0].setflags(write=True)
+    assert all(item.base is None for item in items)  # an item keeps no other item in memory
+
+
+def test_fixed_size_lists(tmp_path):
+    column = pa.FixedSizeListArray.from_arrays(pa.array(range(40)), 4)
+    parquet(tmp_path, "tokens.parquet", {"input_ids": column}, rows=3)
+    assert same(list(ParquetSource(tmp_path, shuffle=False)), np.arange(40).reshape(10, 4))
+
+
+@pytest.mark.parametrize("read", [0, 1, 150, 700, 1003])
+def test_resuming(texts, read):
+    options = {"column": "text", "buffer_chunks": 2, "seed": 3}
+    whole = [*(source := ParquetSource(texts, **options)), *source]
+    source = ParquetSource(texts, **options)
+    head = list(itertools.islice(source, read))
+    resumed = ParquetSource(texts, **options)
+    resumed.load_state_dict(through_json(source.state_dict()))
+    assert [*head, *resumed, *resumed] == whole
+
+
+def test_ranks_share_the_row_groups(texts):
+    for world_size in (2, 3, 11):
+        ranks = [list(ParquetSource(texts, "text", rank=rank, world_size=world_size)) for rank in range(world_size)]
+        assert sorted(item for rank in ranks for item in rank) == sorted(TEXTS)
+    with pytest.raises(ValueError, match="a row group for each of 12 ranks, got 11"):
+        ParquetSource(texts, "text", world_size=12)
+
+
+def test_lengths_that_are_counted_once(texts):
+    calls = []
+
+    def length(item):
+        calls.append(item)
+        return 2 * len(item)
+
+    with pytest.raises(ValueError, match=r"with_lengths needs lengths, .*a.parquet has none: name their column"):
+        ParquetSource(texts, "text", with_lengths=True)
+    count_lengths(texts, length, "text")
+    assert calls == TEXTS
+    count_lengths(texts, length, "text")
+    again = calls[len(TEXTS) :]
+    assert again == [TEXTS[index] for index in (0, 49, 99, 550, 599, 649)]  # of the first row group of each file
+    source = ParquetSource(texts, "text", with_lengths=True)
+    assert all(length == 2 * len(item) for item, length in source)
+    assert source.lengths().tolist() == [2 * len(item) for item in TEXTS]
+    kept = lengths_of(texts / "a.parquet")
+    write_file(kept, b"junk")
+    with pytest.raises(ChunkError, match=f"{kept}: cannot be read"):
+        list(source)
+    count_lengths(texts, length, "text")
+    assert source.lengths().tolist() == [2 * len(item) for item in TEXTS]
+
+
+def lengths_of(path):
+    """Where the lengths of a file are kept."""
+    name = path.name.partition(".")[0]
+    (found,) = (
+        each for each in path.parent.iterdir() if each.name.startswith(f"{name}.") and each.name.endswith(".npy")
+    )
+    return found
+
+
+def test_lengths_are_read_where_they_are_needed(texts, monkeypatch):
+    count_lengths(texts, len, "text")
+    read = []
+    monkeypatch.setattr(lengths, "read_range", lambda *where: read.append(where) or read_range(*where))
+    source = ParquetSource(texts, "text", with_lengths=True, shuffle=False)
+    assert list(source) == [(item, len(item)) for item in TEXTS]
+    assert sum(end - start for _, start, end in read) == 11 * 128 + 4 * len(TEXTS)
+
+
+@pytest.mark.parametrize("damage", [lambda content: content[:-9], lambda content: content[:100]], ids=["cut", "header"])
+def test_lengths_that_are_cut(tmp_path, damage):
+    path = parquet(tmp_path, "a.parquet", {"text": TEXTS})
+    count_lengths(path, len)
+    kept = lengths_of(path)
+    kept.write_bytes(damage(kept.read_bytes()))
+    for use in (list, lambda source: source.lengths()):
+        with pytest.raises(ChunkError, match=f"{kept}: .*"):
+            use(ParquetSource(path, with_lengths=True))
+
+
+def test_lengths_of_other_items_are_not_used(tmp_path):
+    path = parquet(tmp_path, "a.parquet", {"text": TEXTS})
+    count_lengths(path, len)
+    with pytest.raises(ValueError, match=r"length_fn must count as the function that .* delete .* to count again"):
+        count_lengths(path, lambda item: len(item) + 1)
+    parquet(tmp_path, "a.parquet", {"text": [f"{item}." for item in TEXTS]})
+    with pytest.raises(ValueError, match="with_lengths needs lengths"):
+        ParquetSource(path, with_lengths=True)
+    count_lengths(path, len)
+    assert all(len(item) == length for item, length in ParquetSource(path, with_lengths=True))
+
+
+def test_lengths_of_tokens_that_are_counted(tmp_path):
+    path = parquet(tmp_path, "a.parquet", {"ids/1": TOKENS})
+    assert ParquetSource(path).lengths().tolist() == list(map(len, TOKENS))
+    count_lengths(path, lambda tokens: len(tokens) + 2)
+    source = ParquetSource(path, with_lengths=True)
+    assert source.lengths().tolist() == [len(tokens) + 2 for tokens in TOKENS]
+    assert all(len(tokens) + 2 == length for tokens, length in source)
+
+
+def test_a_file_may_be_named_twice(tmp_path):
+    paths = [parquet(tmp_path, f"{name}.parquet", {"text": [name]}) for name in "ab"]
+    assert list(ParquetSource([paths[0], *paths], shuffle=False)) == ["a", "a", "b"]
+    count_lengths([paths[0], *paths], len)
+    assert ParquetSource([paths[0], *paths]).lengths().tolist() == [1, 1, 1]
+
+
+def test_folders_with_the_suffix(tmp_path):
+    paths = [parquet(tmp_path / f"{name}.parquet", "part.parquet", {"text": [name]}).parent for name in "ab"]
+    assert list(ParquetSource(paths, shuffle=False)) == ["a", "b"]
+
+
+def test_text_in_a_dictionary(tmp_path):
+    path = parquet(tmp_path, "a.parquet", {"text": pa.array(["a", "b", "a"]).dictionary_encode()})
+    assert list(ParquetSource(path, shuffle=False)) == ["a", "b", "a"]
+
+
+def test_files_without_rows(tmp_path):
+    empty = parquet(tmp_path, "a.parquet", {"text": pa.array([], pa.string())})
+    with pytest.raises(ValueError, match=r"paths must hold items, the files have none, such as .*a.parquet"):
+        ParquetSource(tmp_path)
+    parquet(tmp_path, "b.parquet", {"text": ["b"]})
+    count_lengths(tmp_path, len)
+    source = ParquetSource([empty, tmp_path / "b.parquet", empty], with_lengths=True)
+    assert list(source) == [("b", 1)]
+    assert source.lengths().tolist() == [1]
+
+
+def test_a_state_of_other_files_or_columns_is_rejected(texts):
+    state = ParquetSource(texts, "text").state_dict()
+    parquet(texts, "b.parquet", {"text": TEXTS[:10], "other": TEXTS[:10]})
+    with pytest.raises(ValueError, match=r"files is '2 files, .*' in the state"):
+        ParquetSource(texts, "text").load_state_dict(state)
+    (texts / "a.parquet").unlink()
+    state = ParquetSource(texts, "text").state_dict()
+    parquet(texts, "b.parquet", {"text": [item.upper() * 2 for item in TEXTS[:10]], "other": TEXTS[:10]})
+    with pytest.raises(ValueError, match=r"files is '1 files, .*' in the state"):
+        ParquetSource(texts, "text").load_state_dict(state)
+    state = ParquetSource(texts, "text").state_dict()
+    with pytest.raises(ValueError, match="column is 'text' in the state, 'other' here"):
+        ParquetSource(texts, "other").load_state_dict(state)
+
+
+def cut(content):
+    return content[:-20]
+
+
+def flip(content):
+    """Change a byte of the last row group's data, which its checksum notices."""
+    place = content.rindex(b"item 549")
+    return content[:place] + b"ITEM" + content[place + 4 :]
+
+
+@pytest.mark.parametrize(
+    "damage", [cut, lambda content: b"", lambda content: b"text\n" * 100], ids=["cut", "empty", "text"]
+)
+def test_a_file_that_is_not_parquet(texts, damage):
+    path = texts / "a.parquet"
+    write_file(path, damage(path.read_bytes()))
+    with pytest.raises(ChunkError, match=f"{path}: the footer: cannot be read: Parquet"):
+        ParquetSource(texts, "text")
+    with pytest.warns(UserWarning, match=f"skipped: {path}: the footer"):
+        source = ParquetSource(texts, "text", shuffle=False, on_error="skip")
+    assert list(source) == TEXTS[550:]
+    assert list(source.skipped) == [str(path)]
+
+
+def test_a_damaged_row_group(tmp_path):
+    sink = pa.BufferOutputStream()
+    plain = {"compression": "none", "use_dictionary": False, "write_statistics": False, "write_page_checksum": True}
+    pq.write_table(pa.table({"text": TEXTS[:550]}), sink, row_group_size=100, **plain)
+    path = tmp_path / "a.parquet"
+    path.write_bytes(flip(bytes(sink.getvalue())))
+    with pytest.raises(ChunkError, match=f"{path}: row group 5: cannot be read: "):
+        list(ParquetSource(path, "text"))
+    source = ParquetSource(path, "text", shuffle=False, on_error="skip")
+    with pytest.warns(UserWarning, match="skipped: .*row group 5"):
+        assert list(source) == TEXTS[:500]
+    assert list(source.skipped) == [f"{path}, row group 5"]
+
+
+def test_a_file_that_vanishes_or_changes(texts):
+    source = ParquetSource(texts, "text")
+    parquet(texts, "a.parquet", {"text": TEXTS[:300]}, rows=50)
+    with pytest.raises(ChunkError, match=r"a.parquet: row group \d: 50 rows, its footer said 100"):
+        list(source)
+    (texts / "a.parquet").unlink()
+    with pytest.raises(ChunkError, match=r"a.parquet: cannot be read: No such file"):
+        list(source)
+
+
+@pytest.mark.parametrize(
+    ("columns", "column", "message"),
+    [
+        ({"a": ["x"], "b": ["y"]}, None, "column must name the column of items, one of a, b"),
+        ({"a": ["x"], "b": ["y"]}, "c", "column must be one of the file's a, b, got 'c'"),
+        ({"a": [1.5]}, None, "column 'a' must hold text or lists of ints, got double"),
+        ({"a": [[1.5]]}, None, "column 'a' must hold text or lists of ints, got list<.*: double>"),
+        ({"a": ["x", None]}, None, "row group 0, row 1: column 'a' is null"),
+        ({"a": [[1], [2, None]]}, None, "row group 0: a token of column 'a' is null"),
+        ({"a": ["x"], "length": [-1]}, "a", "row group 0: lengths must be from 0 to 4294967295, got -1"),
+        (
+            {"a": ["x"], "length": pa.array([2**63], pa.uint64())},
+            "a",
+            "row group 0: lengths must be .*, got 92233720",
+        ),
+        ({"a": ["x"], "length": [None]}, "a", "'length' must hold ints, got null"),
+        ({"a": ["x"], "length": ["1"]}, "a", "column 'length' must hold ints, got string"),
+    ],
+)
+def test_invalid_columns(tmp_path, columns, column, message):
+    path = parquet(tmp_path, "a.parquet", columns)
+    options = {"length_column": "length", "with_lengths": True} if "length" in columns else {}
+    with pytest.raises(ChunkError, match=f"{path}.*{message}"):
+        list(ParquetSource(tmp_path, column, **options))
+
+
+def test_files_of_different_kinds(tmp_path):
+    parquet(tmp_path, "a.parquet", {"a": ["x"]})
+    parquet(tmp_path, "b.parquet", {"a": [[1]]})
+    with pytest.raises(ChunkError, match=r"b.parquet: column 'a' differs from that of the files before"):
+        ParquetSource(tmp_path)
+    with pytest.warns(UserWarning, match=r"skipped: .*b.parquet: column 'a' differs"):
+        assert list(ParquetSource(tmp_path, on_error="skip")) == ["x"]
+
+
+@pytest.mark.parametrize(
+    ("paths", "error", "message"),
+    [
+        (None, TypeError, "paths must be folders or .parquet files, got NoneType"),
+        (["a.txt"], ValueError, "paths must be folders or end in .parquet, got a.txt"),
+        ([], ValueError, "paths must name at least one file, got none"),
+        ("missing.parquet", ChunkError, "missing.parquet: cannot be read: No such file"),
+        (__file__.rpartition("/")[0], ValueError, "paths must hold .parquet files, the folder .* has none"),
+    ],
+)
+def test_invalid_paths(paths, error, message):
+    with pytest.raises(error, match=message):
+        ParquetSource(paths)
+
+
+def test_write_chunks_of_text(place):
+    manifest = write_chunks(TEXTS, place, 100, format="parquet", compression="zst", length_fn=len)
+    assert [chunk.file for chunk in manifest.chunks][-1] == "chunk-000010.parquet"
+    source = ParquetSource(place, length_column="length", with_lengths=True, shuffle=False)
+    assert list(source) == [(item, len(item)) for item in TEXTS]
+    with pytest.raises(ValueError, match="holds Parquet files: use ParquetSource"):
+        ChunkSource(place)
+
+
+@pytest.mark.parametrize("make", [list, np.asarray])
+def test_write_chunks_of_tokens(tmp_path, make):
+    write_chunks(map(make, TOKENS), tmp_path, 100, format="parquet")
+    assert same(list(ParquetSource(tmp_path, shuffle=False)), TOKENS)
+    write_chunks([[2**40], []], tmp_path / "large", format="parquet")
+    assert same(list(ParquetSource(tmp_path / "large", shuffle=False)), [[2**40], []])
+
+
+def test_write_chunks_goes_on_where_it_stopped(tmp_path):
+    def broken():
+        yield from TEXTS[:350]
+        raise KeyboardInterrupt
+
+    write = {"items_per_chunk": 100, "format": "parquet", "length_fn": len}
+    with pytest.raises(KeyboardInterrupt):
+        write_chunks(broken(), tmp_path, **write)
+    with pytest.raises(ValueError, match="write_chunks has not finished"):
+        ParquetSource(tmp_path)
+    kept, damaged = tmp_path / "chunk-000001.parquet", tmp_path / "chunk-000002.parquet"
+    damaged.write_bytes(damaged.read_bytes()[:-9])
+    before = kept.stat().st_mtime_ns
+    write_chunks(TEXTS, tmp_path, **write)
+    assert kept.stat().st_mtime_ns == before
+    assert list(ParquetSource(tmp_path, shuffle=False)) == TEXTS
+    with pytest.raises(ValueError, match="holds other items than these"):
+        write_chunks(TEXTS[1:], tmp_path, **write)
+    with pytest.raises(ValueError, match="length_fn must count as the function that wrote"):
+        write_chunks(TEXTS, tmp_path, **{**write, "length_fn": _other_len})
+
+
+def _other_len(item):
+    return len(item) + 1
+
+
+_other_len.__qualname__ = "len"
+
+
+@pytest.mark.parametrize("items", [["a", 5], [[1.5]], [[[1]]], [5]])
+@pytest.mark.parametrize("items_per_chunk", [1, 10])
+def test_items_that_parquet_does_not_hold(tmp_path, items, items_per_chunk):
+    with pytest.raises(TypeError, match="items must be all strings or all one-dimensional arrays or lists of ints"):
+        write_chunks(items, tmp_path, items_per_chunk, format="parquet")
+
+
+def test_text_that_parquet_does_not_hold(tmp_path):
+    with pytest.raises(ValueError, match="items must be text that UTF-8 can encode, an item is not: surrogates"):
+        write_chunks(["\ud800"], tmp_path, format="parquet")
+
+
+@pytest.mark.parametrize("kind", ["500", "cut", "slow"])
+def test_faults_that_pass(s3, kind):
+    place = check_location("folder", f"s3://bucket/parquet-{kind}")
+    write_chunks(TEXTS, place, 100, format="parquet")
+    source = ParquetSource(place, shuffle=False)
+    with s3.fail(kind, "chunk-000004", times=2):  # more than the client's own attempts
+        assert list(source) == TEXTS
+        assert s3.faults_left == 0

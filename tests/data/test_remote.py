@@ -1,0 +1,227 @@
+"""Files at URLs: the same calls on a local folder, in memory and on an S3 server, and with faults of the server."""
+
+import multiprocessing
+import pickle
+import uuid
+from pathlib import Path
+
+import pytest
+
+from seqwarm_kernels.data.files import remote, transfers
+from seqwarm_kernels.data.files.remote import (
+    RemotePath,
+    check_location,
+    file_size,
+    local_file,
+    open_file,
+    read_range,
+    visible_files,
+    write_file,
+)
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch, tmp_path):
+    monkeypatch.setattr(transfers, "_WAITS", (0.0, 0.0))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.fixture(params=["local", "memory", "s3"])
+def folder(request, tmp_path):
+    """An empty folder, or the name of one."""
+    if request.param == "local":
+        return check_location("folder", tmp_path / "folder")
+    if request.param == "s3":
+        request.getfixturevalue("s3")
+    return check_location("folder", f"{request.param}://bucket/{uuid.uuid4().hex}")
+
+
+def test_the_methods_of_a_folder(folder):
+    assert not folder.is_dir()
+    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
+    assert list(folder.iterdir()) == []
+    write_file(folder / "b.txt", b"second")
+    write_file(folder / "a.txt", b"first")
+    assert sorted(path.name for path in folder.iterdir()) == ["a.txt", "b.txt"]
+    assert folder.is_dir()
+    assert not (folder / "a.txt").is_dir()
+    assert (folder / "a.txt").exists()
+    assert not (folder / "c.txt").exists()
+    assert (folder / "a.txt").parent == folder
+    (folder / "a.txt").unlink()
+    (folder / "a.txt").unlink(missing_ok=True)
+    assert not (folder / "a.txt").exists()
+
+
+@pytest.mark.parametrize("root", ["memory://", "memory:///"])
+def test_files_at_the_root_of_a_store(monkeypatch, tmp_path, root):
+    monkeypatch.chdir(tmp_path)
+    name = f"{uuid.uuid4().hex}.bin"
+    path = check_location("path", root) / name
+    write_file(path, b"content")
+    for each in (path, check_location("path", f"{root}{name}"), path.with_name(name), path.parent / name):
+        assert (each.name, each.read_bytes()) == (name, b"content")
+    assert path in list(path.parent.iterdir())
+    path.unlink()
+    assert not list(tmp_path.iterdir())  # a path such as memory:/name would be that of a local file
+
+
+def test_the_content_of_a_file(folder):
+    folder.mkdir()
+    path = folder / "file.bin"
+    content = bytes(range(256)) * 100
+    write_file(path, content)
+    assert file_size(path) == len(content)
+    assert path.read_bytes() == local_file(path).read_bytes() == content
+    with open_file(path) as file:
+        file.seek(-10, 2)
+        assert file.read() == content[-10:]
+    write_file(path, b"new")
+    assert path.read_bytes() == local_file(path).read_bytes() == b"new"
+    with pytest.raises(FileNotFoundError):
+        path.with_name("other").read_bytes()
+
+
+def test_ranges_of_a_file(folder):
+    folder.mkdir()
+    write_file(folder / "ranges", b"0123456789")
+    cached = (
+        check_location("path", f"filecache::{folder}/ranges") if isinstance(folder, RemotePath) else folder / "ranges"
+    )
+    for path in (folder / "ranges", cached):
+        assert [read_range(path, *places) for places in ((2, 5), (0, 10), (7, 12))] == [b"234", b"0123456789", b"789"]
+
+
+def test_visible_files_a_folder(folder):
+    for name in ("b.txt", "a/c.txt", ".hidden", "a/.d/e.txt", "f.txt.0.partial"):
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_file(path, b"content")
+    assert visible_files(folder) == [folder / "a/c.txt", folder / "b.txt"]
+
+
+def test_a_pickled_path(s3):
+    path = check_location("path", "s3://bucket/pickled")
+    write_file(path, b"content")
+    assert pickle.loads(pickle.dumps(path)).read_bytes() == b"content"
+
+
+@pytest.mark.parametrize("context", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
+def test_a_path_in_another_process(s3, context):
+    path = check_location("path", "s3://bucket/shared")
+    write_file(path, b"content")
+    here = local_file(path)
+    with multiprocessing.get_context(context).Pool(1) as pool:
+        assert pool.apply(_read, (path,)) == (b"content", here)
+
+
+def _read(path):
+    return path.read_bytes(), local_file(path)
+
+
+def test_a_copy_is_downloaded_once_and_kept(s3):
+    path = check_location("path", "filecache::s3://bucket/copied")
+    write_file(path, b"old")
+    old = local_file(path)
+    requests = len(s3.requests)
+    assert path.read_bytes() == b"old"
+    assert ("GET", "/bucket/copied") not in s3.requests[requests:]
+    write_file(path, b"new")
+    assert (path.read_bytes(), old.read_bytes()) == (b"new", b"old")
+
+
+def test_the_folder_of_copies(monkeypatch, tmp_path):
+    from fsspec.config import conf
+
+    assert remote.cache_folder() == tmp_path / "cache" / "seqwarm_kernels" / "files"
+    monkeypatch.setitem(conf, "filecache", {"cache_storage": str(tmp_path / "elsewhere")})
+    path = check_location("path", "memory://bucket/elsewhere")
+    write_file(path, b"content")
+    assert tmp_path / "elsewhere" in local_file(path).parents
+
+
+@pytest.mark.parametrize("kind", ["500", "cut", "slow"])
+def test_faults_that_pass(s3, kind):
+    path = check_location("path", f"s3://bucket/fault-{kind}")
+    content = bytes(range(256)) * 400
+    write_file(path, content)
+    for use in (path.read_bytes, lambda: local_file(path).read_bytes(), lambda: open_file(path).read()):
+        with s3.fail(kind, path.name):
+            assert use() == content
+            assert s3.faults_left == 0
+
+
+@pytest.mark.parametrize("kind", ["500", "cut"])
+def test_faults_that_stay(s3, kind, monkeypatch):
+    path = check_location("path", "s3://bucket/broken")
+    write_file(path, b"content" * 100)
+    monkeypatch.setattr("s3fs.S3FileSystem.retries", 1)
+    monkeypatch.setattr(transfers, "_WAITS", (0.0,))
+    for use in (path.read_bytes, lambda: local_file(path)):
+        with s3.fail(kind, "broken", times=1000), pytest.raises(OSError, match="2 attempts failed, the last with"):
+            use()
+    assert local_file(path).read_bytes() == b"content" * 100
+
+
+def test_a_failed_write_leaves_the_old_file(s3, monkeypatch):
+    path = check_location("path", "s3://bucket/written")
+    write_file(path, b"old")
+    with s3.fail("500", "written", method="PUT", times=1000), pytest.raises(OSError, match="3 attempts failed"):
+        write_file(path, b"new")
+    assert path.read_bytes() == b"old"
+    with s3.fail("500", "written", method="PUT"):
+        write_file(path, b"new")
+    assert path.read_bytes() == b"new"
+
+
+def test_stores_that_are_not_atomic_rename(monkeypatch):
+    monkeypatch.setattr(remote, "_ATOMIC", set())
+    folder = check_location("folder", f"memory://bucket/{uuid.uuid4().hex}")
+    write_file(folder / "file", b"content")
+    assert [(path.name, path.read_bytes()) for path in folder.iterdir()] == [("file", b"content")]
+    monkeypatch.setattr("fsspec.implementations.memory.MemoryFileSystem.mv", lambda *arguments: 1 / 0)
+    with pytest.raises(OSError, match="ZeroDivisionError"):
+        write_file(folder / "file", b"new")
+    assert [(path.name, path.read_bytes()) for path in folder.iterdir()] == [("file", b"content")]
+
+
+def test_a_bucket_is_not_created(s3):
+    with pytest.raises(FileNotFoundError):
+        check_location("folder", "s3://another-bucket/a/b").mkdir(parents=True, exist_ok=True)
+
+
+@pytest.mark.parametrize(
+    ("value", "error", "message"),
+    [
+        ("nothing://a/b", ValueError, "paths must be a path or a URL that fsspec knows, got 'nothing://a/b'"),
+        ("zip://a::s3://b/c.zip", ValueError, "paths must be a path, a URL, or filecache:: and a URL, got 'zip://a"),
+        ("a b://c", ValueError, "paths must be a path, a URL, or filecache:: and a URL, got 'a b://c'"),
+        (5, TypeError, "paths must be a path, got int"),
+        (b"s3://a/b", TypeError, "paths must be a path, got bytes"),
+    ],
+)
+def test_invalid_locations(value, error, message):
+    with pytest.raises(error, match=message):
+        check_location("paths", value)
+
+
+def test_a_missing_package(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "gcsfs", None)
+    with pytest.raises(ImportError, match="paths gs://a/b needs another package: Please install gcsfs"):
+        check_location("paths", "gs://a/b")
+
+
+def test_local_paths():
+    for value in ("/a/b", "file:///a/b", "local:///a/b", Path("/a/b")):
+        assert check_location("path", value) == Path("/a/b")
+
+
+def test_a_path_of_another_library():
+    class UPath:
+        storage_options = {"anon": True}  # noqa: RUF012
+
+        def __str__(self):
+            return "memory://bucket/file/"
+
+    assert check_location("path", UPath()) == RemotePath("memory://bucket/file", {"anon": True})

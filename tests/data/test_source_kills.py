@@ -1,0 +1,110 @@
+"""Processes that read a source are killed at random moments: they go on with the item after the last saved state."""
+
+import functools
+import json
+import os
+import uuid
+
+import numpy as np
+import pytest
+
+from seqwarm_kernels.data import visible_files, write_chunks
+from seqwarm_kernels.data.files.remote import check_location
+from seqwarm_kernels.utils.files import write_atomically
+
+from ..support.kills import KILLS, assert_kills_change_nothing
+from .data_sets import FORMATS
+from .token_files import documents, need_mds, numbers
+
+EPOCHS = 2
+DOCUMENTS = documents(600, longest=10)
+
+
+def read(name, folder):
+    """Read the epochs of a source, or the rest of them. The state is saved after every third item."""
+    place = json.loads((folder.parent / "place.json").read_text())
+    os.environ |= place["environment"]
+    source = FORMATS[name][1](place["path"], seed=3)
+    path, seen = folder / "progress.json", []
+    if path.exists():
+        saved = json.loads(path.read_bytes())
+        source.load_state_dict(saved["state"])
+        seen = saved["seen"]
+    while source.epoch < EPOCHS:
+        for item in source:
+            seen.append(np.asarray(item).tolist())
+            if len(seen) % 3 == 0:
+                write_atomically(path, json.dumps({"seen": seen, "state": source.state_dict()}).encode())
+    write_atomically(folder / "seen.json", json.dumps(seen).encode())
+
+
+def assert_same_items(one, other):
+    seen = [json.loads((folder / "seen.json").read_bytes()) for folder in (one, other)]
+    assert seen[0] == seen[1]
+    first, second = seen[0][: len(seen[0]) // 2], seen[0][len(seen[0]) // 2 :]
+    assert sorted(first) == sorted(second) != first != second
+    assert sorted(numbers(first)) == list(range(len(DOCUMENTS)))
+
+
+@pytest.mark.parametrize("kills", KILLS)
+@pytest.mark.parametrize("where", ["local", pytest.param("s3", marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("name", FORMATS)
+def test_kills(request, tmp_path, name, where, kills):
+    if name == "mds":
+        need_mds()
+    path, environment = FORMATS[name][0](tmp_path, DOCUMENTS), {}
+    if where == "s3":
+        if name in ("sequence", "stream"):
+            pytest.skip("takes no path")
+        server = request.getfixturevalue("s3")
+        environment = {**server.environment, "XDG_CACHE_HOME": str(tmp_path / "cache")}
+        path = uploaded(tmp_path, path)
+    (tmp_path / "place.json").write_text(json.dumps({"path": str(path), "environment": environment}))
+    assert_kills_change_nothing(tmp_path, functools.partial(read, name), assert_same_items, kills=kills)
+
+
+def uploaded(folder, path):
+    """Copy a folder to S3. Returns the URL of `path`, which is below the folder."""
+    import s3fs
+
+    name = uuid.uuid4().hex
+    s3fs.S3FileSystem(skip_instance_cache=True).put(f"{folder}/", f"bucket/{name}/", recursive=True)
+    return f"s3://bucket/{name}/{path.relative_to(folder)}"
+
+
+TEXTS = [f"text {number} " * (number % 9) + "." for number in range(2000)]
+
+
+def write(settings, folder):
+    """Write chunks, or go on with it."""
+    place = json.loads((folder.parent / "place.json").read_text())
+    os.environ |= place["environment"]
+    if not (folder / "target.json").exists():
+        target = f"{place['url']}/{uuid.uuid4().hex}" if place["url"] else str(folder / "new")
+        write_atomically(folder / "target.json", json.dumps(target).encode())
+    write_chunks(TEXTS, written(folder), 50, length_fn=len, progress=False, **settings)
+
+
+def written(folder):
+    return check_location("folder", json.loads((folder / "target.json").read_bytes()))
+
+
+def assert_same_files(one, other):
+    first, second = written(one), written(other)
+    names = [path.name for path in visible_files(first)]
+    assert names == [path.name for path in visible_files(second)]
+    assert all((first / name).read_bytes() == (second / name).read_bytes() for name in names)
+
+
+@pytest.mark.parametrize("kills", KILLS)
+@pytest.mark.parametrize("where", ["local", "s3"])
+@pytest.mark.parametrize("settings", [{}, {"format": "parquet"}], ids=["text", "parquet"])
+def test_kills_of_writers(request, tmp_path, settings, where, kills):
+    """A killed process leaves no file that is not whole, and the next one ends with the same files."""
+    if settings:
+        pytest.importorskip("pyarrow")
+    environment, url = {}, None
+    if where == "s3":
+        environment, url = request.getfixturevalue("s3").environment, f"s3://bucket/{uuid.uuid4().hex}"
+    (tmp_path / "place.json").write_text(json.dumps({"url": url, "environment": environment}))
+    assert_kills_change_nothing(tmp_path, functools.partial(write, settings), assert_same_files, kills=kills)

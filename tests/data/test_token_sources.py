@@ -1,0 +1,439 @@
+"""Sources of tokens: documents of every format, their lengths, and end to end through planner, collator and loader."""
+
+import itertools
+import os
+import pickle
+from collections import Counter
+
+import numpy as np
+import pytest
+from torch.utils.data import DataLoader
+
+from seqwarm_kernels.data import (
+    BatchPlanner,
+    ItemDataset,
+    LengthBatchStream,
+    MDSSource,
+    MegatronSource,
+    PackedCollator,
+    PaddedCollator,
+    Prepare,
+    ResumableLoader,
+    TokenSource,
+)
+from seqwarm_kernels.data.files import document_ends
+from seqwarm_kernels.data.files.remote import check_location, write_file
+
+from ..support.tiers import first_fast
+from .made import served_with_restarts, through_json
+from .token_files import (
+    END,
+    SOURCES,
+    documents,
+    ends,
+    need_mds,
+    numbers,
+    write_flat,
+    write_llm_c,
+    write_mds,
+    write_megatron,
+    write_npy,
+)
+
+DOCUMENTS = documents(1003)
+
+
+@pytest.fixture(params=SOURCES)
+def make(request, tmp_path):
+    if request.param == "mds":
+        need_mds()
+    return lambda **settings: SOURCES[request.param](tmp_path, DOCUMENTS, **settings)
+
+
+def assert_equal_documents(found, expected):
+    assert len(found) == len(expected)
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_documents_and_lengths(make):
+    source = make(shuffle=False)
+    assert_equal_documents(list(source), DOCUMENTS)
+    np.testing.assert_array_equal(source.lengths(), [len(document) for document in DOCUMENTS])
+    assert source.lengths().dtype == np.int64
+
+
+def test_the_order_mixes_runs_and_documents(make):
+    order = numbers(make(buffer_size=256))
+    assert sorted(order) == list(range(1003))
+    first_buffer = order[:256]
+    assert max(first_buffer) - min(first_buffer) > 500  # runs from all over the file
+    neighbours = sum(after == before + 1 for before, after in itertools.pairwise(order))
+    assert neighbours < 20
+
+
+def test_each_buffer_has_its_own_order(tmp_path):
+    """A document's place in its buffer says its place before the shuffle, if runs are buffers."""
+    order = numbers(TokenSource(write_flat(tmp_path, DOCUMENTS[:960]), end_token=END, buffer_size=64))
+    buffers = {tuple(number % 64 for number in order[begin : begin + 64]) for begin in range(0, 960, 64)}
+    assert len(buffers) == 15
+
+
+@pytest.mark.parametrize("world_size", [2, 7])
+def test_ranks_never_see_a_document_twice(make, world_size):
+    for epoch in range(2):
+        sources = [make(rank=rank, world_size=world_size, seed=epoch) for rank in range(world_size)]
+        seen = [numbers(source) for source in sources]
+        assert Counter(itertools.chain(*seen)) == Counter(range(1003))
+        assert min(map(len, seen)) > 0
+
+
+def test_few_documents_are_divided_among_the_ranks(tmp_path):
+    path = write_flat(tmp_path, documents(5))
+    parts = [numbers(TokenSource(path, end_token=END, rank=rank, world_size=4)) for rank in range(4)]
+    assert sorted(map(len, parts)) == [1, 1, 1, 2]
+
+
+def test_a_run_may_span_files(tmp_path):
+    paths = [write_llm_c(tmp_path, DOCUMENTS[begin : begin + 10], name=f"{begin}.bin") for begin in range(0, 1000, 10)]
+    source = TokenSource(paths, end_token=END, shuffle=False)
+    assert_equal_documents(list(source), DOCUMENTS[:1000])
+    assert sorted(numbers(TokenSource(paths, end_token=END))) == list(range(1000))
+
+
+# ---- flat arrays
+
+
+@pytest.mark.parametrize(
+    ("magic", "version", "dtype"), [(20240520, 1, np.uint16), (20240801, 7, np.uint32)], ids=["gpt2", "llama3"]
+)
+def test_the_header_of_llm_c(tmp_path, magic, version, dtype):
+    path = write_llm_c(tmp_path, DOCUMENTS, magic=magic, version=version, dtype=dtype)
+    source = TokenSource(path, end_token=END, shuffle=False)
+    assert_equal_documents(list(source), DOCUMENTS)
+    assert next(iter(source)).dtype == dtype
+    with pytest.raises(ValueError, match=f"dtype must be {np.dtype(dtype)}, as the header of {path} says, got int64"):
+        TokenSource(path, end_token=END, dtype=np.int64)
+
+
+def test_documents_that_begin_with_a_token(tmp_path):
+    """The last document of a file may go on in the next one, so a file may begin in the middle of one."""
+    moved = [np.roll(document, 1) for document in DOCUMENTS]
+    tokens = [np.array([300, 301], np.uint16), *moved]
+    source = TokenSource(write_llm_c(tmp_path, tokens), start_token=END, shuffle=False)
+    assert_equal_documents(list(source), tokens)
+
+
+def test_tokens_after_the_last_end_are_a_document(tmp_path):
+    made = [*DOCUMENTS, np.array([300, 301], np.uint16)]
+    source = TokenSource(write_flat(tmp_path, made), end_token=END, shuffle=False)
+    assert_equal_documents(list(source), made)
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "uint16", "int32", ">u4", "uint64"])
+def test_dtypes(tmp_path, dtype):
+    made = [np.array([2 + number % 100, 200, 1], dtype) for number in range(300)]
+    source = TokenSource(write_flat(tmp_path, made), end_token=1, dtype=dtype, shuffle=False)
+    assert_equal_documents(list(source), made)
+    assert PackedCollator()(list(source))["input_ids"].shape == (1, 900)
+
+
+@pytest.mark.parametrize("as_file", [True, False])
+def test_given_ends(tmp_path, as_file):
+    made = [DOCUMENTS[0], DOCUMENTS[0][:0], *DOCUMENTS[1:]]  # a document may be empty
+    np.save(tmp_path / "ends.npy", ends(made).astype(np.uint32))
+    given = tmp_path / "ends.npy" if as_file else ends(made).tolist()
+    source = TokenSource(write_npy(tmp_path, made), document_ends=given, shuffle=False)
+    assert_equal_documents(list(source), made)
+    two = TokenSource([write_npy(tmp_path, made)] * 2, document_ends=[given, given])
+    assert len(two.lengths()) == 2 * len(made)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ([3, 2, 30], "document_ends must not decrease, got 2 after 3 at index 1"),
+        ([-1, 30], "document_ends must not decrease, got -1 after 0 at index 0"),
+        ([3, 29], "document_ends must end with the number of tokens, 30 in "),
+        ([3, 31], "document_ends must end with the number of tokens, 30 in "),
+        ([], "document_ends must "),
+        ([3.5, 30], "document_ends must be ints, or a .npy file of ints, got float64"),
+        ([[3, 30]], r"document_ends must be ints, or a .npy file of ints, got int64 of shape \(1, 2\)"),
+    ],
+)
+def test_ends_that_do_not_fit(tmp_path, given, message):
+    np.arange(30, dtype=np.uint16).tofile(tmp_path / "a.bin")
+    with pytest.raises((TypeError, ValueError), match=message):
+        TokenSource(tmp_path / "a.bin", document_ends=given)
+
+
+def test_a_list_of_files_needs_a_list_of_ends(tmp_path):
+    path = write_flat(tmp_path, DOCUMENTS)
+    with pytest.raises(ValueError, match="document_ends must be a list with the ends of each of 2 files, got 1"):
+        TokenSource([path, path], document_ends=[ends(DOCUMENTS)])
+
+
+@pytest.mark.parametrize(
+    ("settings", "got"),
+    [({}, "none"), ({"end_token": 1, "start_token": 1}, "end_token and start_token")],
+)
+def test_one_way_to_find_documents(tmp_path, settings, got):
+    wanted = "end_token or start_token or document_ends must be given, one of them"
+    with pytest.raises(ValueError, match=f"{wanted}, got {got}"):
+        TokenSource(write_flat(tmp_path, DOCUMENTS), **settings)
+
+
+# ---- the places of documents are kept
+
+
+@pytest.fixture
+def searches(monkeypatch):
+    found = []
+    search = document_ends._search
+
+    def counted(array, separator):
+        found.append(array.file.path.name)
+        return search(array, separator)
+
+    monkeypatch.setattr(document_ends, "_search", counted)
+    return found
+
+
+@pytest.mark.parametrize("beside", [True, False])
+def test_documents_are_searched_once(tmp_path, searches, beside):
+    path, folder = write_flat(tmp_path, DOCUMENTS), None if beside else tmp_path / "index"
+    for _ in range(2):
+        source = TokenSource(path, end_token=END, index_folder=folder)
+        assert len(source.lengths()) == 1003
+    assert searches == ["train.bin"]
+    names = {file.name.partition("train")[1] for file in (tmp_path if beside else folder).glob("*.npz")}
+    assert names == {"train"}
+    TokenSource(path, end_token=DOCUMENTS[0][0], index_folder=folder)
+    assert len(searches) == 2
+
+
+def test_documents_are_searched_again_in_a_changed_file(tmp_path, searches):
+    path = write_flat(tmp_path, DOCUMENTS)
+    TokenSource(path, end_token=END)
+    write_flat(tmp_path, DOCUMENTS[:500])
+    assert len(TokenSource(path, end_token=END).lengths()) == 500
+    assert len(searches) == 2
+
+
+def test_documents_are_searched_again_in_a_changed_file_of_the_same_size(tmp_path, searches):
+    path = write_flat(tmp_path, DOCUMENTS)
+    TokenSource(path, end_token=END)
+    write_flat(tmp_path, DOCUMENTS[::-1])
+    os.utime(path, ns=(1, 1))
+    assert_equal_documents(list(TokenSource(path, end_token=END, shuffle=False)), DOCUMENTS[::-1])
+    assert len(searches) == 2
+
+
+def with_another_compression(content):
+    place = content.index(b"PK\x01\x02") + 10
+    return content[:place] + b"\x63" + content[place + 1 :]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [lambda content: content[:-30], lambda content: b"", lambda content: b"junk", with_another_compression],
+    ids=["cut", "empty", "foreign", "unknown compression"],
+)
+def test_a_damaged_index_is_made_again(tmp_path, searches, damage):
+    path = write_flat(tmp_path, DOCUMENTS)
+    TokenSource(path, end_token=END)
+    (index,) = tmp_path.glob("*.npz")
+    index.write_bytes(damage(index.read_bytes()))
+    assert_equal_documents(list(TokenSource(path, end_token=END, shuffle=False)), DOCUMENTS)
+    assert len(searches) == 2
+
+
+def test_an_index_and_ends_at_urls(monkeypatch, tmp_path, searches):
+    path, place = write_flat(tmp_path, DOCUMENTS), check_location("place", f"memory://{tmp_path.name}")
+    monkeypatch.chdir(tmp_path)
+    for _ in range(2):
+        TokenSource(path, end_token=END, index_folder=str(place / "index"))
+    assert searches == ["train.bin"]
+    assert [index.name.partition("-")[2] for index in (place / "index").iterdir()] == ["train.bin.end_token-7.npz"]
+    np.save(tmp_path / "ends.npy", ends(DOCUMENTS))
+    write_file(place / "ends.npy", (tmp_path / "ends.npy").read_bytes())
+    for given, files in ((str(place / "ends.npy"), path), ([place / "ends.npy"], [path])):
+        assert len(TokenSource(files, document_ends=given).lengths()) == len(DOCUMENTS)
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["ends.npy", "train.bin"]
+
+
+def test_files_of_one_name_share_a_folder_of_indices(tmp_path, searches):
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        path = write_flat(tmp_path / name, DOCUMENTS)
+        for _ in range(2):
+            TokenSource(path, end_token=END, index_folder=tmp_path / "index")
+    assert len(searches) == 2
+
+
+def test_a_folder_that_cannot_be_written(tmp_path):
+    path = write_flat(tmp_path, DOCUMENTS)
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match=r"index_folder must be a folder that can be written, got .*file"):
+        TokenSource(path, end_token=END, index_folder=tmp_path / "file")
+
+
+def test_a_search_in_several_reads(tmp_path, monkeypatch):
+    monkeypatch.setattr(document_ends, "_TOKENS_PER_READ", 101)
+    source = TokenSource(write_flat(tmp_path, DOCUMENTS), end_token=END, shuffle=False)
+    assert_equal_documents(list(source), DOCUMENTS)
+
+
+# ---- Megatron
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int32", "int64"])
+def test_dtypes_of_megatron(tmp_path, dtype):
+    made = [np.arange(1 + number % 30).astype(dtype) for number in range(200)]
+    source = MegatronSource(write_megatron(tmp_path, made), shuffle=False)
+    assert_equal_documents(list(source), made)
+    assert next(iter(source)).dtype == dtype
+
+
+@pytest.mark.parametrize("prefix", [".", "/", ".bin", "memory://"])
+def test_a_prefix_without_a_name(prefix):
+    with pytest.raises(ValueError, match=r"prefixes must name a data set without .bin and .idx, got"):
+        MegatronSource(prefix)
+
+
+def test_documents_of_several_sequences(tmp_path):
+    prefix = write_megatron(tmp_path, DOCUMENTS, sequences=3)
+    for path in (prefix, prefix.with_suffix(".bin"), str(prefix.with_suffix(".idx"))):
+        source = MegatronSource(path, shuffle=False)
+        assert_equal_documents(list(source), DOCUMENTS)
+        np.testing.assert_array_equal(source.lengths(), [len(document) for document in DOCUMENTS])
+
+
+def test_a_multimodal_index(tmp_path):
+    prefix = write_megatron(tmp_path, DOCUMENTS)
+    with prefix.with_suffix(".idx").open("ab") as file:
+        file.write(bytes(len(DOCUMENTS)))
+    assert_equal_documents(list(MegatronSource(prefix, shuffle=False)), DOCUMENTS)
+
+
+# ---- MDS
+
+
+OTHERS = {"a": "str", "id": "int", "z": "bytes"}, lambda number: {"a": "é" * (number % 5), "id": number, "z": b"\x01"}
+
+
+@pytest.mark.parametrize("compression", [None, "zstd"])
+@pytest.mark.parametrize("others", [None, OTHERS], ids=["alone", "other columns"])
+@pytest.mark.parametrize("encoding", ["bytes", "ndarray:uint16"])
+def test_columns_of_mds(tmp_path, encoding, others, compression):
+    folder = write_mds(tmp_path, DOCUMENTS, encoding=encoding, others=others, compression=compression)
+    source = MDSSource(folder, dtype="uint16", shuffle=False)
+    np.testing.assert_array_equal(source.lengths(), [len(document) for document in DOCUMENTS])
+    assert_equal_documents(list(source), DOCUMENTS)
+    assert next(iter(source)).dtype == np.uint16
+
+
+def test_rows_of_one_length_and_long_rows(tmp_path):
+    """The length of an ndarray takes 0, 1, 2 or 4 bytes."""
+    need_mds()
+    rows = [np.full(64, number, np.int32) for number in range(100)]
+    source = MDSSource(write_mds(tmp_path, rows, encoding="ndarray:int32:64"), shuffle=False)
+    assert set(source.lengths()) == {64}
+    assert_equal_documents(list(source), rows)
+    lengths = [1, 127, 128, 255, 256, 257, 65_535, 65_536, 70_000]
+    rows = [np.zeros(length, np.int64) for length in lengths]
+    (tmp_path / "long").mkdir()
+    source = MDSSource(write_mds(tmp_path / "long", rows, encoding="ndarray:int64", size_limit=None), shuffle=False)
+    assert source.lengths().tolist() == lengths
+    assert_equal_documents(list(source), rows)
+
+
+def test_texts_of_mds(tmp_path):
+    need_mds()
+    texts = ["é" * length for length in range(1, 50)]
+    folder = write_mds(tmp_path, texts, encoding="str")
+    source = MDSSource(folder, shuffle=False)
+    assert list(source) == texts
+    assert source.lengths().tolist() == [2 * len(text) for text in texts]
+
+
+@pytest.mark.parametrize(
+    ("encoding", "settings", "message"),
+    [
+        ("bytes", {}, "dtype must be that of the tokens in column 'tokens' of .*, which holds bytes, got None"),
+        ("ndarray:uint16", {"column": "text"}, "column must be one of tokens of .*, got 'text'"),
+        ("ndarray:uint16", {"dtype": "int32"}, "dtype must be None or that of column 'tokens' of .* got int32"),
+        ("ndarray:uint16", {"column": 3}, "column must be a str, got int"),
+        ("ndarray", {}, "column must have the encoding bytes, .* got 'ndarray' for 'tokens' of"),
+        ("json", {}, "column must have the encoding bytes, .* got 'json' for 'tokens' of"),
+        ("ndarray:float32", {}, "column must have the encoding .* got 'ndarray:float32' for 'tokens' of"),
+    ],
+)
+def test_columns_that_do_not_fit(tmp_path, encoding, settings, message):
+    need_mds()
+    made = [document.astype(np.float32) for document in DOCUMENTS] if "float" in encoding else DOCUMENTS
+    made = [document.tolist() for document in made] if encoding == "json" else made
+    folder = write_mds(tmp_path, made[:10], encoding=encoding)
+    with pytest.raises((TypeError, ValueError), match=message):
+        MDSSource(folder, **settings)
+
+
+# ---- end to end
+
+
+@pytest.mark.parametrize("num_workers", first_fast([0, 2]))
+@pytest.mark.parametrize("packed", first_fast([True, False]))
+def test_batches_resume_and_count_every_document_once(make, packed, num_workers):
+    collate = PackedCollator() if packed else PaddedCollator()
+
+    def loader(rank):
+        stream = LengthBatchStream(
+            make(buffer_size=200), BatchPlanner(256, packed=packed), window=100, rank=rank, world_size=2
+        )
+        plain = DataLoader(ItemDataset(), batch_sampler=stream, collate_fn=Prepare(collate), num_workers=num_workers)
+        return ResumableLoader(plain)
+
+    served = served_with_restarts(loader, 2, stops=[1, 20])
+    tokens = [batch["input_ids"].flatten() for rank in served for batch in rank]
+    ends = sum(int((each == END).sum()) for each in tokens)
+    assert 0.95 * 1003 < ends <= 1003  # a last step without a batch for each rank is dropped
+    seen = [start for rank in served for batch in rank for start in starts(batch, packed)]
+    assert Counter(seen) == Counter(set(seen))
+
+
+def starts(batch, packed):
+    """The first two tokens of each document."""
+    ids = batch["input_ids"]
+    if packed:
+        return [tuple(ids[0, begin : begin + 2].tolist()) for begin in batch["cu_seq_lens_q"][:-1].tolist()]
+    return [tuple(row[:2].tolist()) for row in ids]
+
+
+def test_a_pickled_source_continues(make):
+    source = make(buffer_size=128)
+    iterator = iter(source)
+    head = [next(iterator) for _ in range(300)]
+    restored = pickle.loads(pickle.dumps(source))
+    assert restored.state_dict() == source.state_dict()
+    assert sorted(numbers(head + list(restored))) == list(range(1003))
+
+
+def test_a_state_of_other_documents_is_refused(tmp_path):
+    path = write_flat(tmp_path, DOCUMENTS)
+    state = through_json(TokenSource(path, end_token=END).state_dict())
+    for other in (
+        TokenSource(path, start_token=END),
+        TokenSource(write_flat(tmp_path, documents(1003, seed=1)), end_token=END),
+    ):
+        with pytest.raises(ValueError, match="state_dict is of another configuration: files is"):
+            other.load_state_dict(state)
+    with pytest.raises(ValueError, match="buffer_size is 10000 in the state, 64 here"):
+        TokenSource(path, end_token=END, buffer_size=64).load_state_dict(state)
+
+
+def test_a_state_of_a_block_that_does_not_exist(tmp_path):
+    source = TokenSource(write_flat(tmp_path, DOCUMENTS), end_token=END, buffer_size=192)  # 16 runs, 3 in a block
+    state = source.state_dict()
+    source.load_state_dict({**state, "block": 6})
+    with pytest.raises(ValueError, match="block of state_dict must be at most 6, got 7"):
+        source.load_state_dict({**state, "block": 7})

@@ -1,0 +1,97 @@
+"""An S3 server in a thread of the tests, moto's, that can be told to fail."""
+
+import os
+import threading
+import time
+from contextlib import contextmanager
+
+BUCKET = "bucket"
+
+
+class FaultyServer:
+    """Answers as S3. `fail` makes the next answers fail."""
+
+    def __init__(self):
+        from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
+        from werkzeug.serving import WSGIRequestHandler, make_server
+
+        class Silent(WSGIRequestHandler):
+            def log(self, *args):
+                pass
+
+        self._moto = DomainDispatcherApplication(create_backend_app)
+        self._faults = []
+        self.requests = []  #: method and path of each request
+        self._server = make_server("127.0.0.1", 0, self._answer, threaded=True, request_handler=Silent)
+        self._server.daemon_threads, self._server.block_on_close = True, False  # clients keep their connections
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+    @property
+    def environment(self):
+        """The environment variables of a client."""
+        return {
+            "AWS_ACCESS_KEY_ID": "key",
+            "AWS_SECRET_ACCESS_KEY": "secret",
+            "AWS_DEFAULT_REGION": "us-east-1",
+            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{self._server.port}",
+            "AWS_MAX_ATTEMPTS": "2",
+        }
+
+    def close(self):
+        self._server.shutdown()
+        self._server.server_close()
+
+    @contextmanager
+    def fail(self, kind, part="", *, method="GET", times=1):
+        """Let `times` answers to requests for a path with `part` fail.
+
+        Args:
+            kind: "500", "cut" in the middle of the answer, or "slow".
+        """
+        self._faults = [(kind, method, part)] * times
+        yield
+        self._faults = []
+
+    @property
+    def faults_left(self):
+        return len(self._faults)
+
+    def _answer(self, environ, start_response):
+        path, method = environ["PATH_INFO"], environ["REQUEST_METHOD"]
+        self.requests.append((method, path))
+        kind = None
+        if self._faults and self._faults[0][1] == method and self._faults[0][2] in path:
+            kind = self._faults.pop(0)[0]
+        if kind == "500":
+            environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
+            start_response("500 Internal Server Error", [("Content-Type", "application/xml"), ("Content-Length", "0")])
+            return [b""]
+        answer = self._moto(environ, start_response)
+        return answer if kind is None else _disturbed(b"".join(answer), kind)
+
+
+def _disturbed(content, kind):
+    half = len(content) // 2
+    yield content[:half]
+    if kind == "cut":
+        raise ConnectionResetError("cut by the test")
+    for begin in range(half, len(content), max(1, half // 4)):
+        time.sleep(0.05)
+        yield content[begin : begin + max(1, half // 4)]
+
+
+@contextmanager
+def served_bucket():
+    """A server with an empty bucket. The environment variables of this process lead to it."""
+    server = FaultyServer()
+    before = dict(os.environ)
+    os.environ |= server.environment
+    try:
+        import s3fs
+
+        s3fs.S3FileSystem().mkdir(BUCKET)
+        yield server
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+        server.close()
