@@ -2,7 +2,6 @@
 
 import argparse
 import asyncio
-import gc
 import itertools
 import json
 import os
@@ -22,6 +21,7 @@ pytest.importorskip("tokenizers", reason="tokenizers is not installed")
 
 from bench.training.running import ROOT, SCRIPT, load_script
 
+from .support.ranks import leave_group
 from .support.tiers import first_fast
 
 pytestmark = pytest.mark.xdist_group("train_gpt2")  # one worker loads the script and trains what tests share
@@ -256,9 +256,7 @@ def one_of_two_ranks(folder, cache):
     patch.undo()
     train(folder / "shared-heads-resumed", cache, "--resume", **shared)
     train(folder / "context", cache, **{**BOTH_LENGTHS, "context_parallel": 2, "micro_batch_size": 1})
-    gc.collect()
-    torch.distributed.barrier()
-    torch.distributed.destroy_process_group()
+    leave_group()
 
 
 def test_train_loss_is_the_mean_over_all_labels(tmp_path, cache):

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from ..attention.context_parallel import refuse_context_parallel_style
 from ..attention.functional import alibi_attention, alibi_attention_varlen
 from ..utils.checks import check_bool, check_dense, check_iterable, check_real, is_dtensor
 
@@ -51,7 +52,8 @@ class AlibiHeads(nn.Module):
         device: Device of the slopes.
 
     Attributes:
-        context: What attends instead of `alibi_attention`, as `parallel.ContextParallel` sets it, or None.
+        context: What attends instead of `alibi_attention` to rows that are sharded over ranks, as
+            `parallel.ContextParallel` sets it, or None.
 
     Raises:
         TypeError: An argument has the wrong type.
@@ -201,17 +203,16 @@ def alibi_layer_attention(
 
     Raises:
         ValueError: The query has another number of heads than the slopes, as under tensor parallelism without
-            `parallel.ShardSlopes`.
+            `parallel.ShardSlopes`. The layer has the hooks of torch's context parallelism.
     """
+    refuse_context_parallel_style(layer)
     heads: AlibiHeads = layer.alibi  # type: ignore[assignment]
     slopes = _slopes_for(query, heads)
     causal = heads.causal if causal is None else causal
     options: dict[str, Any] = {"causal": causal, "scale": scale, "window": window}
-    if heads.context is not None:
+    if has_shards(heads):
         visible = {"packing": packing, "query_start": query_start, "key_padding_mask": key_padding_mask}
-        return heads.context(
-            query, key, value, slopes, training=heads.training, dropout_p=dropout_p, **visible, **options
-        )
+        return heads.context(query, key, value, slopes, dropout_p=dropout_p, **visible, **options)
     if packing is None:
         options |= {"query_start": query_start, "key_padding_mask": key_padding_mask}
         out = alibi_attention(query, key, value, slopes, dropout_p=dropout_p, **options)
@@ -221,6 +222,11 @@ def alibi_layer_attention(
         reference = _reference(query, key, value, packing, options)
         observer(AttentionCall(layer, query, key, value, slopes, out, reference))
     return out
+
+
+def has_shards(heads: Any) -> bool:
+    """Whether the rows of a layer's inputs are sharded, so that the `context` of its `AlibiHeads` must attend."""
+    return heads.context is not None and bool(heads.context.shards_tokens(training=heads.training))
 
 
 def _slopes_for(query: Tensor, heads: AlibiHeads) -> Tensor:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ..utils.modules import forward_parameters
-from .alibi_layer import AlibiHeads, Packing, alibi_layer_attention
+from .alibi_layer import AlibiHeads, Packing, alibi_layer_attention, has_shards
 from .transformers_masks import Visible, boundaries, decode, encode
 
 NAME = "seqwarm_alibi"
@@ -191,7 +191,7 @@ def pass_packed(decoder: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
     packed = _packed_indices(decoder, args, kwargs)
     if packed is None:
         return None
-    if any(isinstance(part, AlibiHeads) and part.context is not None for part in decoder.modules()):
+    if any(isinstance(part, AlibiHeads) and has_shards(part) for part in decoder.modules()):
         raise _local_packing()
     cu_seq_lens, length = boundaries(packed), packed.shape[1]
     names = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
@@ -253,10 +253,11 @@ def _check_whole_rows(module: nn.Module, kwargs: dict[str, Any], visible: Visibl
         raise ValueError(
             f"parallelism_config must have cp_size=1, got a {type(module).__name__} with Accelerate's hooks for "
             "context parallelism, which exchange keys for scaled_dot_product_attention alone and drop the mask: apply "
-            "seqwarm_kernels.parallel.ContextParallel instead, which calls context_attention"
+            "seqwarm_kernels.parallel.ContextParallel instead, which calls context_attention. In the Trainer, "
+            "SequenceLengthWarmup.add_to(trainer) before training does so for any cp_size"
         )
-    is_sharded = getattr(module.alibi, "context", None) is not None
-    if is_sharded and visible.packing is not None and kwargs.get("cu_seq_lens_q") is None:
+    is_local = visible.packing is not None and kwargs.get("cu_seq_lens_q") is None
+    if is_local and has_shards(module.alibi):
         raise _local_packing()
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn import functional
 
+from ..attention.context_parallel import refuse_unordered_shards
 from ..attention.functional import DEFAULT_SKIP_TOLERANCE, dense_call, varlen_call
 from ..ops.alibi_attention.dropout import dropout_origins
 from ..ops.alibi_attention.schema import DenseOptions
@@ -81,6 +82,7 @@ def context_attention(
 
     Source of the bound: docs/kernels/skipping.md. The halo has half of skip_tolerance, the kernels have the other half.
     """
+    refuse_unordered_shards()
     check_bool("return_lse", return_lse)
     check_mesh(mesh)
     check_local("query", query)
@@ -154,6 +156,7 @@ def context_attention_varlen(
     Returns:
         out (c, Hq, D); with return_lse also lse (Hq, c).
     """
+    refuse_unordered_shards()
     check_bool("return_lse", return_lse)
     check_mesh(mesh)
     check_local("query", query)

@@ -23,7 +23,7 @@ class ContextParallel(ParallelStyle):
         apply_alibi(model, 131_072)
         parallelize_module(model, mesh["context"], ContextParallel())
         ...
-        loss = model(**shard_sequence(batch, mesh["context"])).loss
+        loss = model(**shard_sequence(batch, mesh["context"])).loss  # or, for short rows, `ContextBatches`
 
     It acts on every ALiBi layer of the module that it is applied to, and no weight changes. In training mode the layers
     take their inputs for shards of rows, as `shard_sequence` returns them. In evaluation mode, and for whole rows,
@@ -65,7 +65,22 @@ class LayerContext:
 
     mesh: DeviceMesh
     halo: int | Sequence[int] | None
-    in_evaluation: bool = False  #: whether the caller said that inputs in evaluation mode are shards
+    by: str = "tokens"  #: what each rank has: a part of the tokens of all rows, or whole "rows"
+    in_evaluation: bool = False  #: whether the caller said that this is so in evaluation mode, too
+
+    def shards_tokens(self, *, training: bool) -> bool:
+        """Whether the inputs of a layer are parts of rows, which need the keys of other ranks.
+
+        Raises:
+            ValueError: The layer is in evaluation mode, and nobody said what its inputs are.
+        """
+        if not (training or self.in_evaluation):
+            raise ValueError(
+                "model must be in training mode under ContextParallel, or its inputs be described, got a call in "
+                'evaluation mode: use `with sharded_by(model, "rows"):` if each rank has rows of its own, as in '
+                '`generate`, or `with sharded_by(model, "tokens"):` for batches of shard_sequence'
+            )
+        return self.by == "tokens"
 
     def __call__(
         self,
@@ -74,19 +89,12 @@ class LayerContext:
         value: Tensor,
         slopes: Tensor,
         *,
-        training: bool,
         packing: Packing | None,
         query_start: Tensor | None,
         key_padding_mask: Tensor | None,
         **options: Any,
     ) -> Tensor:
         """Arguments and result are those of `alibi_layer_attention`. Boundaries are those of all ranks' tokens."""
-        if not (training or self.in_evaluation):
-            raise ValueError(
-                "model must be in training mode under ContextParallel, or its inputs be described, got a call in "
-                'evaluation mode: use `with sharded_by(model, "rows"):` if each rank has rows of its own, as in '
-                '`generate`, or `with sharded_by(model, "tokens"):` for batches of shard_sequence'
-            )
         if query_start is not None or query.shape[2] != key.shape[2]:
             raise ValueError(
                 f"past_key_values must be None under ContextParallel, got {query.shape[2]} queries and {key.shape[2]} "
@@ -108,6 +116,8 @@ class LayerContext:
 def sharded_by(model: nn.Module, by: str) -> Iterator[None]:
     """Say what the inputs of a model with `ContextParallel` are in this block. Forward and backward belong into it.
 
+    Blocks may be nested: the innermost counts.
+
     Args:
         model: Holds the layers. It may be wrapped or compiled.
         by: "tokens": each rank has a part of the tokens of all rows. That is the default in training mode.
@@ -117,24 +127,35 @@ def sharded_by(model: nn.Module, by: str) -> Iterator[None]:
         ValueError: `by` is neither, or the model has no layer with `ContextParallel`.
     """
     check_parts(by)
-    before = {layer: layer.context for layer in _heads(model) if layer.context is not None}
-    if not before:
-        raise ValueError(
-            "model must have layers with ContextParallel, got none: call parallelize_module first, and leave other "
-            'blocks of sharded_by(model, "rows")'
-        )
+    before = {layer: layer.context for layer in _layers(model)}
+    expect(model, by, in_evaluation=True)
     try:
-        for layer, context in before.items():
-            layer.context = replace(context, in_evaluation=True) if by == "tokens" else None
         yield
     finally:
         for layer, context in before.items():
             layer.context = context
 
 
+def expect(model: nn.Module, by: str, *, in_evaluation: bool = False) -> None:
+    """Let the layers of a model with `ContextParallel` take their inputs for shards by "tokens" or whole "rows".
+
+    Raises:
+        ValueError: The model has no layer with `ContextParallel`.
+    """
+    layers = _layers(model)
+    if not layers:
+        raise ValueError("model must have layers with ContextParallel, got none: call parallelize_module first")
+    for layer in layers:
+        layer.context = replace(layer.context, by=by, in_evaluation=in_evaluation)
+
+
 def context_mesh(model: nn.Module) -> DeviceMesh | None:
     """The mesh over which `ContextParallel` shards the rows of a model, or None without it."""
-    return next((layer.context.mesh for layer in _heads(model) if layer.context is not None), None)
+    return next((layer.context.mesh for layer in _layers(model)), None)
+
+
+def _layers(model: nn.Module) -> list[Any]:
+    return [layer for layer in _heads(model) if layer.context is not None]
 
 
 def _heads(model: nn.Module) -> list[Any]:

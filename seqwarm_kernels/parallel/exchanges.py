@@ -42,8 +42,9 @@ class Exchanges:
         size, volumes = self.size, self.volumes()
         ring = size.ring()
         lines = [
-            f"A rank receives in each layer: {size.heads} heads, {size.key_heads} key heads of {size.head_dim}, "
-            f"{size.length:,} tokens on {size.ranks} ranks, {size.batch_size} rows, {8 * size.bytes_per_element} bits",
+            f"A rank receives in each layer: {counted(size.heads, 'head')}, {counted(size.key_heads, 'key head')} of "
+            f"{size.head_dim}, {counted(size.length, 'token')} on {counted(size.ranks, 'rank')}, "
+            f"{counted(size.batch_size, 'row')}, {8 * size.bytes_per_element} bits",
             f"{'':12}{'forward':>14}{'backward':>14}{'times fewer than a ring':>26}",
         ]
         for name, volume in volumes.items():
@@ -55,6 +56,10 @@ class Exchanges:
         widths = f"{min(self.widths):,} to {max(self.widths):,}"
         lines.append(f"The halo is {widths} tokens wide by key head, for random normal queries and keys.")
         return "\n".join(lines)
+
+
+def counted(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def megabytes(count: int) -> str:

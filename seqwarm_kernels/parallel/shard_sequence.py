@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.nn import functional
 
 from ..ops.resize_batch.schema import IGNORED_LABEL, Kind
-from ..ops.resize_batch.validation import batch_layout, is_label, own_name, row_lists
+from ..ops.resize_batch.validation import Layout, batch_layout, is_label, own_name, row_lists, row_mask_name
 from ..resizing.containers import flatten_batch, unflatten_batch
 from ..resizing.functional import resize_batch
 from ..resizing.packing import BOUNDARIES, INDICES, LONGEST, POSITIONS, packed_bounds
@@ -23,7 +23,7 @@ from .checks import check_mesh, check_parts
 
 _LABELS, _SHIFTED = "labels", "shift_labels"
 _MULTIPLIER = 0x1E3779B97F4A7C15  #: spreads the bits of a checksum
-_PACKED_MULTIPLE = 4  #: of the tokens of a rank, for dropout
+_PADDED_MULTIPLE = 4  #: of the tokens of a rank where a batch is padded, for dropout
 
 
 def shard_sequence(
@@ -47,9 +47,9 @@ def shard_sequence(
     A loss of your own sums over its tokens and divides by "num_items_in_batch". Pass shift_labels=False, and count the
     labels before, if labels are shifted already or belong to their own token, as for masked language models.
 
-    Packed batches are padded to a multiple of 4 · P tokens, with tokens of no sequence: zeros with label −100. They
-    keep the boundaries of all ranks' tokens. If only position ids or indices tell them, "cu_seq_lens_q" and so on are
-    added.
+    Rows whose length P does not divide are padded to a multiple of 4 · P tokens: zeros, which the "attention_mask"
+    leaves out, with label −100. So are packed batches, with tokens of no sequence. They keep the boundaries of all
+    ranks' tokens. If only position ids or indices tell them, "cu_seq_lens_q" and so on are added.
 
     Args:
         batch: As for `resize_batch`, the same on all P ranks of the mesh. It is not changed.
@@ -66,8 +66,8 @@ def shard_sequence(
 
     Raises:
         TypeError: An argument has the wrong type.
-        ValueError: P does not divide the rows or their length, an entry has several sequence dimensions, labels are
-            those of rows, or a packed batch is sharded by rows.
+        ValueError: P does not divide the rows, or the length of rows without an "attention_mask"; an entry has several
+            sequence dimensions, labels are those of rows, or a packed batch is sharded by rows.
         RuntimeError: The ranks hold different batches.
     """
     check_mesh(mesh)
@@ -164,15 +164,29 @@ def _parts_of_rows(
     entries: Mapping[Any, Any], mesh: DeviceMesh, by: str, keys: Collection[str] | None
 ) -> Iterator[tuple[str, Any]]:
     layout = batch_layout(entries, mode="truncate", seq_dim=1, keys=keys, mask_keys=None)
-    rank, size = mesh.get_local_rank(), mesh.size()
-    if by == "rows":
-        rows = _share("rows", layout.batch_size, size)
-        lists = row_lists(entries, keys, layout.batch_size)
-        for name, value in entries.items():
-            if name in lists or (isinstance(value, Tensor) and value.shape[:1] == (layout.batch_size,)):
-                yield name, value[rank * rows : (rank + 1) * rows]
+    if by == "tokens":
+        yield from _tokens_of_rows(entries, layout, mesh)
         return
-    tokens = _share("tokens in a row", layout.source_length, size)
+    rank, size, count = mesh.get_local_rank(), mesh.size(), layout.batch_size
+    if count % size:
+        raise ValueError(f"batch must have a multiple of {size} rows, one part for each rank of mesh, got {count}")
+    rows = count // size
+    lists = row_lists(entries, keys, count)
+    for name, value in entries.items():
+        if isinstance(value, Tensor) and value.shape[:1] == (count,):
+            yield name, value[rank * rows : (rank + 1) * rows].contiguous()
+        elif name in lists:
+            yield name, value[rank * rows : (rank + 1) * rows]
+
+
+def _tokens_of_rows(entries: Mapping[Any, Any], layout: Layout, mesh: DeviceMesh) -> Iterator[tuple[str, Tensor]]:
+    length, size = layout.source_length, mesh.size()
+    if length % size and row_mask_name({name: entries[name] for name in layout.kinds}, layout, 1) is None:
+        raise ValueError(
+            f"batch must have a multiple of {size} tokens in a row, one part for each rank of mesh, or an "
+            f"'attention_mask' to be padded, got {length} tokens"
+        )
+    tokens = _tokens_with_padding(length, size) if length % size else length // size
     for name, kind in layout.kinds.items():
         if kind == Kind.SQUARE:
             raise ValueError(
@@ -180,26 +194,29 @@ def _parts_of_rows(
                 "(rows, tokens)"
             )
         if kind != Kind.ROW:
-            yield name, entries[name][:, rank * tokens : (rank + 1) * tokens].contiguous()
+            yield name, _tokens_of_rank(name, entries[name], 1, tokens, mesh)
 
 
-def _share(what: str, count: int, size: int) -> int:
-    if count % size:
-        raise ValueError(
-            f"batch must have a multiple of {size} {what}, one part for each rank of mesh, got {count}: choose lengths "
-            "of the schedule (min_seq_length, step_size) and of the collator (pad_to_multiple_of) that it divides"
-        )
-    return count // size
+def _tokens_with_padding(length: int, size: int) -> int:
+    """The tokens of each rank, if the ranks' tokens are padded."""
+    return -(-length // (_PADDED_MULTIPLE * size)) * _PADDED_MULTIPLE
+
+
+def _tokens_of_rank(name: str, value: Tensor, dim: int, tokens: int, mesh: DeviceMesh) -> Tensor:
+    """This rank's `tokens` of a tensor, which is padded at its end."""
+    padding = [0, 0] * (value.dim() - dim - 1) + [0, tokens * mesh.size() - value.shape[dim]]
+    padded = functional.pad(value, padding, value=IGNORED_LABEL if is_label(name) else 0)
+    return padded.narrow(dim, mesh.get_local_rank() * tokens, tokens).contiguous()
 
 
 def _parts_of_packed(
     entries: Mapping[Any, Any], bounds: Tensor, mesh: DeviceMesh, keys: Collection[str] | None
 ) -> Iterator[tuple[str, Any]]:
-    total, rank, size = int(bounds[-1]), mesh.get_local_rank(), mesh.size()
+    total = int(bounds[-1])
     names = {name: value for name, value in entries.items() if own_name(name) not in BOUNDARIES | LONGEST}
     if not any(isinstance(value, Tensor) and total in value.shape[:2] for value in names.values()):
         raise ValueError(f"batch must hold the {total} tokens up to the last boundary, and no others")
-    tokens = -(-total // (_PACKED_MULTIPLE * size)) * _PACKED_MULTIPLE
+    tokens = _tokens_with_padding(total, mesh.size())
     for name, value in names.items():
         if not isinstance(value, Tensor):
             continue
@@ -207,9 +224,7 @@ def _parts_of_packed(
             continue
         dim = 0 if value.shape[:1] == (total,) else 1 if value.shape[:2] == (1, total) else None
         if dim is not None:
-            padding = [0, 0] * (value.dim() - dim - 1) + [0, tokens * size - total]
-            fill = IGNORED_LABEL if is_label(name) else 0
-            yield name, functional.pad(value, padding, value=fill).narrow(dim, rank * tokens, tokens).contiguous()
+            yield name, _tokens_of_rank(name, value, dim, tokens, mesh)
 
 
 def _device(entries: Mapping[Any, Any]) -> torch.device:

@@ -14,6 +14,7 @@ from ..ops import backends
 from ..ops.library import overload
 from ..ops.resize_batch import validation
 from ..ops.resize_batch.schema import INFO_DTYPES, LACKING, SEQUENCE_DIMS, Kind, new_rows, output_shapes
+from ..utils.checks import check_no_tangent
 from .buffers import BatchBuffers
 from .packing import check_mask_values
 
@@ -75,6 +76,8 @@ class CheckedCall:
         else:
             if self.needs_gradient is not None and torch.is_grad_enabled():
                 validation.check_no_gradient(self.needs_gradient, entries[self.needs_gradient])
+            for name in self.names:
+                check_no_tangent(f"batch[{name!r}]", entries[name])
             results = self._copy(tensors, mask, rows, length, out, return_info)
             info = results[len(tensors) :]
 
@@ -83,7 +86,7 @@ class CheckedCall:
             for name, kind in zip(self.names, self.kinds, strict=True):
                 new_entries[name] = self._batch_shape(new_entries[name], kind, entries[name].dim())
         for name in self.row_lists:
-            new_entries[name] = _repeated(entries[name], rows // max(self.batch_size, 1))
+            new_entries[name] = repeated(entries[name], rows // max(self.batch_size, 1))
         return new_entries, (rows, length) if self.seq_dim == 1 else (length, rows), info
 
     def direct(self, copy: bool) -> DirectCall | None:
@@ -186,7 +189,7 @@ class CheckedCall:
         return result if kind == Kind.ROW or self.seq_dim == 1 else result.transpose(0, 1)
 
 
-def _repeated(entries: list[Any] | tuple[Any, ...], times: int) -> Any:
+def repeated(entries: list[Any] | tuple[Any, ...], times: int) -> Any:
     return type(entries)(entry for entry in entries for _ in range(times))
 
 
@@ -210,15 +213,15 @@ def cached_call(
     """
     arguments = (entries, options, pad_values, keys, mask_keys)
     if torch.compiler.is_compiling():  # traced once, and shapes may be symbols
-        return _check_call(*arguments)
+        return check_call(*arguments)
     try:
         signatures = tuple([_signature(name, entry) for name, entry in entries.items()])
         key = signatures, options, _hashable(pad_values, keys, mask_keys)
         call = _calls.get(key)
     except (TypeError, RuntimeError):  # a name or an option is not hashable, sizes are symbols, a tensor has no shape
-        return _check_call(*arguments)
+        return check_call(*arguments)
     if call is None:
-        call = _check_call(*arguments)
+        call = check_call(*arguments)
         if len(_calls) >= _MAX_CALLS:
             _calls.clear()
         _calls[key] = call
@@ -243,19 +246,22 @@ def _hashable(
     return values, *[None if names is None else tuple(names) for names in (keys, mask_keys)]
 
 
-def _check_call(
+def check_call(
     entries: Mapping[str, Any],
     options: Options,
     pad_values: Mapping[str, float] | None,
     keys: Collection[str] | None,
     mask_keys: Collection[str] | None,
+    *,
+    dtensors: bool = False,
 ) -> CheckedCall:
+    """The checked call for a batch with these entries, not remembered. `dtensors`: whether tensors may be DTensors."""
     rule = validation.resizing_rule(options.mode, options.remainder, options.keep_last_token)
     backends.check_backend(options.backend)  # views use none
     validation.check_name_arguments(pad_values, keys, mask_keys)
     validation.check_names("pad_values", pad_values, entries)
     layout = validation.batch_layout(
-        entries, mode=options.mode, seq_dim=options.seq_dim, keys=keys, mask_keys=mask_keys
+        entries, mode=options.mode, seq_dim=options.seq_dim, keys=keys, mask_keys=mask_keys, dtensors=dtensors
     )
     check_mask_values(entries)
     mask_name = validation.row_mask_name(entries, layout, options.seq_dim)

@@ -15,6 +15,7 @@ from .checked_call import CheckedCall, DirectCall, Options, cached_call
 from .containers import flatten_batch, unflatten_batch
 from .packed import PackedCall, packed_call
 from .packing import PACKED_NAMES, packed_bounds
+from .sharded import ShardedCall, holds_dtensors, sharded_call
 
 
 class ResizeInfo(NamedTuple):
@@ -62,6 +63,10 @@ def resize_batch(
     the number of new tokens depends on them. In host memory, the first attention mask of each shape is read, too:
     numbers above 1 are refused.
 
+    A batch of DTensors, all replicated or all sharded by rows (`Shard(0)`) over one mesh, is resized by each rank
+    without an exchange, and its new tensors are placed alike. To be cut into further rows, it needs a multiple of as
+    many rows as ranks. The fields of its `ResizeInfo` are DTensors, `num_valid_tokens` a `Partial()` sum.
+
     Args:
         batch: A mutable mapping of names to tensors (dict, OrderedDict, transformers' BatchEncoding and ModelOutput,
             a TensorDict, ...) or a dataclass. Containers can be nested: `keys`, `mask_keys`, `pad_values` and `out`
@@ -89,7 +94,7 @@ def resize_batch(
             the attention mask, which waits for the device, and raises if a row begins with padding.
         out: `BatchBuffers`, or contiguous tensors to write to, by name, each with the source's dtype and device and
             large enough. The results are views of their first elements, so addresses stay the same. None for a packed
-            batch.
+            batch, and for DTensors.
         return_info: Also return a `ResizeInfo`.
         backend: None (best available), "reference", "native" or "triton".
 
@@ -121,9 +126,12 @@ def resize_batch(
     entries = flatten_batch(batch)
     options = Options(mode=mode, remainder=remainder, seq_dim=seq_dim, keep_last_token=keep_last_token, backend=backend)
     is_plain = not any(own_name(name) in PACKED_NAMES for name in entries)
-    bounds = None if is_plain else packed_bounds(entries, seq_dim)
-    call: CheckedCall | PackedCall
-    if bounds is None:
+    is_distributed = holds_dtensors(entries, keys)
+    bounds = None if is_plain or is_distributed else packed_bounds(entries, seq_dim)
+    call: CheckedCall | PackedCall | ShardedCall
+    if is_distributed:
+        call = sharded_call(entries, options, pad_values, keys, mask_keys)
+    elif bounds is None:
         call = cached_call(entries, options, pad_values, keys, mask_keys)
     else:
         call = packed_call(entries, bounds, options, pad_values, keys, mask_keys)

@@ -15,7 +15,7 @@ from ..ops.resize_batch import validation
 from ..ops.resize_batch.schema import Kind
 from ..ops.resize_packed.reference import new_tokens_of, resize
 from ..ops.resize_packed.schema import LACKING, PackedKind, Pieces, cut_sequences
-from ..utils.checks import check_dense
+from ..utils.checks import check_dense, has_tangent
 from .checked_call import Options, rare_dtype
 from .packing import BOUNDARIES, INDICES, INTEGERS, LONGEST, POSITIONS, check_mask_values, packed_mask
 
@@ -41,6 +41,7 @@ class PackedCall:
             raise ValueError("out must be None for a packed batch, whose number of tokens depends on its sequences")
         pieces, new_bounds = cut_sequences(self.bounds, seq_len, self.rule)
         new_tokens = int(new_bounds[-1])
+        _check_fits(entries, new_tokens)
         unchanged = not copy and new_bounds.equal(self.bounds)
         tensors = [] if unchanged else [*self.tensors.values()]
         results: list[Tensor] = []
@@ -67,7 +68,8 @@ class PackedCall:
         operator = overload("resize_packed", backends.choose("resize_packed", device.type, self.backend, dtype))
         results: list[Tensor] = operator(tensors, self.mask, pieces, new_tokens, kinds, fill_values, return_info)
         for index, tensor in enumerate(tensors):
-            if tensor.requires_grad and torch.is_grad_enabled():  # the operator carries none, its definition does
+            # The operator carries no gradient and no tangent, its definition does.
+            if has_tangent(tensor) or (tensor.requires_grad and torch.is_grad_enabled()):
                 tokens = new_tokens_of(pieces, new_tokens)
                 results[index] = resize(tensor, pieces, tokens, kinds[index], fill_values[index])
         return results
@@ -163,6 +165,17 @@ def _kind_of(name: str, tensor: Tensor) -> PackedKind:
             raise TypeError(f"batch[{name!r}] must hold integers, the numbers of sequences, got {tensor.dtype}")
         return PackedKind.INDEX
     return PackedKind.LABEL if validation.is_label(name) else PackedKind.TOKEN
+
+
+def _check_fits(entries: Mapping[str, Any], new_tokens: int) -> None:
+    """`remainder="overlap"` repeats tokens, so there may be more of them than the dtype of boundaries holds."""
+    for name, value in entries.items():
+        is_boundaries = value is not None and validation.own_name(name) in BOUNDARIES
+        if is_boundaries and new_tokens > torch.iinfo(value.dtype).max:
+            raise ValueError(
+                f"batch[{name!r}] must be of a dtype that holds the {new_tokens} new tokens, such as torch.int32, got "
+                f"{value.dtype}"
+            )
 
 
 def _new_boundaries(entries: Mapping[str, Any], new_bounds: Tensor) -> dict[str, Any]:

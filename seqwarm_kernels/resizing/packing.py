@@ -24,6 +24,7 @@ POSITIONS = frozenset({"position_ids", "decoder_position_ids"})
 INDICES = frozenset({"seq_idx", "sequence_id", "document_id", "document_ids", "doc_ids"})
 _LENGTHS = "doc_lens"
 INTEGERS = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
+_BOUNDARY_DTYPES = (*INTEGERS, torch.uint16, torch.uint32, torch.uint64)
 
 #: Names that may tell a packed batch.
 PACKED_NAMES = BOUNDARIES | POSITIONS | INDICES | {_LENGTHS}
@@ -88,7 +89,7 @@ def _checked_boundaries(boundaries: Mapping[str, Any]) -> dict[str, Tensor]:
     """One of the boundaries, which all are equal."""
     found: dict[str, Tensor] = {}
     for name, value in boundaries.items():
-        if not isinstance(value, Tensor) or value.is_floating_point() or value.is_complex():
+        if not isinstance(value, Tensor) or value.dtype not in _BOUNDARY_DTYPES:
             kind = value.dtype if isinstance(value, Tensor) else type(value).__name__
             raise TypeError(f"batch[{name!r}] must be a tensor of integers, the boundaries of sequences, got {kind}")
         if value.dim() != 1 or not len(value):
@@ -168,7 +169,10 @@ def _tells_nothing(bounds: Tensor) -> bool:
 
 
 def _check_agreement(found: Mapping[str, Tensor], entries: Mapping[Any, Any]) -> None:
-    """All boundaries must tell the same sequences of valid tokens. Sequences without tokens do not count."""
+    """All boundaries must tell the same sequences of valid tokens. Sequences without tokens do not count.
+
+    Between masked tokens, position ids do not tell all sequences: they may rise from one to the next.
+    """
     name = max(found, key=lambda name: len(found[name]), default="")
     others = {other: bounds for other, bounds in found.items() if not bounds.equal(found[name])}
     if not others:
@@ -181,7 +185,10 @@ def _check_agreement(found: Mapping[str, Tensor], entries: Mapping[Any, Any]) ->
         has_other_tokens = values[-1] != bounds[-1]
         if has_other_tokens and len(values) == 2:  # one sequence, as of an encoder beside a packed decoder
             continue
-        if has_other_tokens or not starts.equal(torch.repeat_interleave(values.diff())[kept].diff() != 0):
+        is_start = None if has_other_tokens else torch.repeat_interleave(values.diff())[kept].diff() != 0
+        if is_start is not None and own_name(other) in POSITIONS and len(starts) + 1 < int(bounds[-1]):
+            is_start = is_start | starts
+        if is_start is None or not starts.equal(is_start):
             raise ValueError(
                 f"batch[{other!r}] must tell the same sequences as batch[{name!r}], got the boundaries "
                 f"{values.tolist()} and {bounds.tolist()}"

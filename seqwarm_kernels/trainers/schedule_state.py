@@ -70,6 +70,7 @@ class ScheduleState:
         self._options = dict(resize_options)
         self._device = torch.device("cpu")
         self._ranks_of_batch = 1
+        self._parts: Any = None  # a PartResizer, for models with ContextParallel
         self._first_progress: int | None = None
         self._seen = Seen(0, 0)  # counted since the last call of `step`
         self._is_up_to_date = False  # whether everything before this point was counted
@@ -84,13 +85,14 @@ class ScheduleState:
 
         Args:
             entrance: the module to attach to: the model, or another module that all batches pass.
-            model: the model. With `ContextParallel`, each rank gets its part of the tokens of a batch that all ranks
-                of the mesh hold, and the batch counts once.
+            model: the model. With `ContextParallel`, each rank gets its part of a batch that all ranks of the mesh
+                hold, and the batch counts once. See `last_part`.
             device: the device on which the ranks exchange their counts.
             ranks_of_batch: number of ranks to which the trainer gives the same batches, as under tensor parallelism.
 
         Raises:
-            ValueError: ranks share the tokens of the model with ContextParallel, and others share its heads.
+            ValueError: ranks share the tokens of the model with ContextParallel, and others share its heads, or
+                batches are (tokens, rows).
         """
         self.detach()
         sharded = context_mesh_of(model)
@@ -98,16 +100,36 @@ class ScheduleState:
         resizer: Resizer = self.scheduler
         self._ranks_of_batch = max(ranks_of_batch, 1 if sharded is None else sharded.size())
         if sharded is not None:
-            resizer = _ShardingResizer(self.scheduler, sharded, shifts_labels(model))
+            resizer = self._parts = self._part_resizer(model)
         self.attachment = Attachment(entrance, resizer, self._options)
         self._device, self._seen = device, Seen(0, 0)
         self._is_up_to_date = False
         return self.attachment
 
+    def _part_resizer(self, model: nn.Module) -> Any:
+        from .context_parts import PartResizer  # loads torch.distributed.tensor
+
+        if self._options.get("seq_dim", 1) != 1:
+            raise ValueError(f"seq_dim must be 1 under ContextParallel, got {self._options['seq_dim']}")
+        return PartResizer(self.scheduler, model, shifts_labels(model), self._options.get("keys"))
+
+    @property
+    def last_part(self) -> str | None:
+        """What the last batch has under `ContextParallel`: whole "rows", or "tokens" of all rows. None without it."""
+        return None if self._parts is None else self._parts.by
+
+    def expect_last_part(self) -> None:
+        """Lets a model with `ContextParallel` know what the last batch has, until the next call or `detach`."""
+        if self._parts is not None:
+            self._parts.batches.expect(self._parts.by)
+
     def detach(self) -> None:
         if self.attachment is not None:
             self.attachment.remove()
         self.attachment = None
+        if self._parts is not None:
+            self._parts.batches.close()
+        self._parts = None
 
     def start(self) -> None:
         """Resets the schedule to its progress before the first training, for a training that does not resume."""
@@ -241,24 +263,6 @@ class ScheduleState:
         return self._first_progress
 
 
-class _ShardingResizer:
-    """A `Resizer` that then takes this rank's part of the tokens. The facts it returns are those of whole rows."""
-
-    def __init__(self, scheduler: SequenceLengthScheduler, mesh: Any, shift_labels: bool) -> None:
-        self._scheduler, self._mesh, self._shift_labels = scheduler, mesh, shift_labels
-
-    @property
-    def seq_length(self) -> int:
-        return self._scheduler.seq_length
-
-    def resize(self, batch: Any, **options: Any) -> Any:
-        from ..parallel.shard_sequence import shard_sequence
-
-        resized, info = self._scheduler.resize(batch, **options)
-        keys = options.get("keys")
-        return shard_sequence(resized, self._mesh, shift_labels=self._shift_labels, keys=keys), info
-
-
 def context_mesh_of(model: nn.Module) -> Any:
     """The mesh of a model with `ContextParallel`, or None."""
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
@@ -286,13 +290,18 @@ def _ranks_of_heads(model: nn.Module) -> int:
     return max((slopes.device_mesh.size() for slopes in shared), default=1)
 
 
-def with_whole_rows(model: nn.Module) -> AbstractContextManager[None]:
-    """Evaluates in this block on rows of each rank's own, also under `ContextParallel`."""
-    if context_mesh_of(model) is None:
+def with_parts(model: nn.Module, by: str | None) -> AbstractContextManager[None]:
+    """Lets a model with `ContextParallel` know in this block what its inputs have: whole "rows", or "tokens"."""
+    if by is None or context_mesh_of(model) is None:
         return nullcontext()
     from ..parallel.context_parallel import sharded_by
 
-    return sharded_by(model, "rows")
+    return sharded_by(model, by)
+
+
+def with_whole_rows(model: nn.Module) -> AbstractContextManager[None]:
+    """Evaluates in this block on rows of each rank's own, also under `ContextParallel`."""
+    return with_parts(model, "rows")
 
 
 def _check_resize_options(options: Mapping[str, Any]) -> None:

@@ -1,13 +1,21 @@
-"""Inside torch's context_parallel, attention to a part of the tokens is refused."""
+"""Inside torch's context parallelism, attention to a part of the tokens is refused."""
 
 import pytest
 import torch
+from torch import nn
+from torch._dynamo.exc import Unsupported
+from torch._dynamo.testing import CompileCounter
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.experimental import context_parallel
+from torch.distributed.tensor.experimental._context_parallel import _attention as of_torch
+from torch.distributed.tensor.parallel import parallelize_module
 
-from seqwarm_kernels import alibi_attention, alibi_attention_varlen
+from seqwarm_kernels import alibi_attention, alibi_attention_varlen, apply_alibi
+from seqwarm_kernels.parallel import context_attention
 
 from ..support.ranks import free_port, join_group
+
+MESSAGE = "query must hold the tokens of whole rows, got a call inside torch's"
 
 
 @pytest.fixture
@@ -17,24 +25,108 @@ def mesh():
     torch.distributed.destroy_process_group()
 
 
+@pytest.fixture(params=["context_parallel", "dispatcher"])
+def active(request, mesh):
+    """A context in which torch's context parallelism is active."""
+    if request.param == "context_parallel":
+        return lambda: context_parallel(mesh, buffers=[torch.zeros(1, 16)], buffer_seq_dims=[1])
+    return Dispatcher
+
+
+class Dispatcher:
+    def __enter__(self):
+        of_torch._enable_context_parallel_dispatcher()
+
+    def __exit__(self, *error):
+        of_torch._disable_context_parallel_dispatcher()
+
+
+def attend(rows):
+    return alibi_attention(rows, rows, rows)
+
+
+def attend_packed(rows):
+    packed, ends = rows[0, :, :12].transpose(0, 1), torch.tensor([0, 12], dtype=torch.int32)
+    return alibi_attention_varlen(packed, packed, packed, ends, ends, 12, 12)
+
+
 @pytest.mark.parametrize("is_known", [False, True])
-def test_calls_are_refused(mesh, is_known):
+@pytest.mark.parametrize("call", [attend, attend_packed])
+def test_calls_are_refused(active, call, is_known):
     """Also calls of a kind that was checked before."""
-    rows, ends = torch.randn(1, 2, 12 + is_known, 8), torch.tensor([0, 12], dtype=torch.int32)
-
-    def attend():
-        return alibi_attention(rows, rows, rows)
-
-    def attend_packed():
-        packed = rows[0, :, :12].transpose(0, 1)
-        return alibi_attention_varlen(packed, packed, packed, ends, ends, 12, 12)
-
-    before = [attend(), attend_packed()] if is_known else []
-    buffer = torch.zeros(1, 16)
-    with context_parallel(mesh, buffers=[buffer], buffer_seq_dims=[1]):
-        for call in (attend, attend_packed):
-            with pytest.raises(ValueError, match="query must hold the tokens of whole rows, got a call inside torch's"):
-                call()
+    rows = torch.randn(1, 2, 12 + is_known, 8)
+    before = call(rows) if is_known else None
+    with active(), pytest.raises(ValueError, match=MESSAGE):
+        call(rows)
     if is_known:
-        assert torch.equal(attend(), before[0])
-        assert torch.equal(attend_packed(), before[1])
+        assert torch.equal(call(rows), before)
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+@pytest.mark.parametrize("call", [attend, attend_packed])
+@pytest.mark.parametrize("fullgraph", [False, True])
+def test_compiled_calls_are_refused(active, call, is_known, fullgraph):
+    """Also if the graph was compiled before. Afterwards a full graph runs again."""
+    torch.compiler.reset()
+    rows, counter = torch.randn(1, 2, 12, 8), CompileCounter()
+    compiled = torch.compile(call, backend=counter, fullgraph=fullgraph)
+    if is_known:
+        compiled(rows)
+        assert counter.frame_count == 1
+    with active(), pytest.raises(Unsupported if fullgraph else ValueError, match=MESSAGE):
+        compiled(rows)
+    count = counter.frame_count
+    torch.testing.assert_close(compiled(rows), call(rows))
+    assert not (is_known and fullgraph) or counter.frame_count == count
+
+
+def test_a_converted_model_is_refused_in_its_compiled_form(active):
+    layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
+    apply_alibi(layer, 16)
+    torch.compiler.reset()
+    compiled, rows = torch.compile(layer, backend="aot_eager"), torch.randn(2, 12, 16)
+    compiled(rows).sum().backward()
+    with active(), pytest.raises(ValueError, match=MESSAGE):
+        compiled(rows)
+
+
+def test_context_attention_needs_contiguous_parts(mesh):
+    """It serves inside of torch's context if torch's shards are contiguous."""
+    rows = torch.randn(1, 2, 16, 8)
+    buffers = {"buffers": [torch.zeros(1, 16)], "buffer_seq_dims": [1]}
+    with (
+        context_parallel(mesh, **buffers),
+        pytest.raises(ValueError, match="query must hold a contiguous part of the tokens, got a call inside torch's"),
+    ):
+        context_attention(rows, rows, rows, mesh=mesh)
+    of_torch._context_parallel_shard(mesh, *buffers.values(), load_balancer=None)
+    with Dispatcher():
+        out = context_attention(rows, rows, rows, mesh=mesh)
+    torch.testing.assert_close(out, alibi_attention(rows, rows, rows))
+
+
+class Attention(nn.Module):
+    def forward(self, query, key, value):
+        return alibi_attention(query, key, value)
+
+
+def test_a_module_with_the_style_for_dot_products_is_refused(mesh):
+    """Its inputs become DTensors of shards, whether or not the dispatcher knows of them."""
+    style = of_torch._ContextParallel(seq_dim=2, attention_type=of_torch._ContextParallel.AttentionType.SDPA)
+    module, rows = parallelize_module(Attention(), mesh, style), torch.randn(1, 2, 12, 8)
+    with pytest.raises(ValueError, match="query must hold all tokens on each rank, got the placements"):
+        module(rows, rows, rows)
+    torch.compiler.reset()
+    module.forward = torch.compile(module.forward, backend="eager")  # without the hooks, which Dynamo cannot trace
+    with pytest.raises(ValueError, match="query must hold all tokens on each rank, got the placements"):
+        module(rows, rows, rows)
+
+
+def test_a_converted_layer_with_the_style_for_flex_attention_is_refused(mesh):
+    """The style gathers keys, after which self-attention would look like cross-attention."""
+    layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+    apply_alibi(layer, 16)
+    style = of_torch._ContextParallel(seq_dim=1, attention_type=of_torch._ContextParallel.AttentionType.FLEX)
+    parallelize_module(layer, mesh, {"self_attn": style})
+    with pytest.raises(ValueError, match="AlibiMultiheadAttention must have no _ContextParallel of torch, which"):
+        layer(torch.randn(2, 12, 16))

@@ -1,17 +1,17 @@
 """Models whose rows are sharded over two ranks train as on one."""
 
 import copy
-import traceback
 
 import pytest
 import torch
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.parallel import parallelize_module
 
-from seqwarm_kernels import SequenceLengthScheduler, apply_alibi, warmup_allocator
-from seqwarm_kernels.parallel import ContextParallel, shard_sequence, sharded_by
+from seqwarm_kernels import SequenceLengthScheduler, apply_alibi, resize_batch, warmup_allocator
+from seqwarm_kernels.parallel import ContextBatches, ContextParallel, shard_sequence, sharded_by
 
-from ..support.ranks import join_group, leave_group, run_ranks
+from ..support.exchanges import Exchanges
+from ..support.ranks import assert_no_errors, join_group, leave_group, run_checks, run_ranks
 
 pytest.importorskip("transformers")
 
@@ -99,6 +99,82 @@ def assert_trains_as_one(mesh, name, make_batch=causal_batch, *, by="tokens", sh
         torch.testing.assert_close(two, one, rtol=0, atol=1e-4, msg=lambda text, at=parameter: f"{at}: {text}")
 
 
+def ramp_batch(name, step):
+    """24 rows of 2 tokens, 3 rows of 16, and one row of several sequences."""
+    if step == 2:
+        return packed_batch(name, step)
+    return resize_batch(causal_batch(name, step), (2, 16)[step], mode="flatten")
+
+
+def check_batches(mesh):
+    """Whole rows, tokens, and packed sequences, one after another."""
+    whole = converted("llama")
+    sharded, counts = copy.deepcopy(whole), []
+    parallelize_module(sharded, mesh, ContextParallel())
+    expected = trained("llama", whole, ramp_batch, dict, False)
+    forward = sharded.forward
+
+    def counted(**batch):
+        with Exchanges() as exchanges:
+            outputs = forward(**batch)
+        counts.append(exchanges.count)
+        return outputs
+
+    sharded.forward = counted
+    with ContextBatches(sharded) as shard:
+        found = trained("llama", sharded, ramp_batch, shard, True)
+        shard(ramp_batch("llama", 0))
+        check_evaluation(sharded)
+        shard(ramp_batch("llama", 1))
+        check_evaluation(sharded)
+        shard(ramp_batch("llama", 0))
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
+    assert [count > 0 for count in counts[:3]] == [False, True, True]
+    with pytest.raises(ValueError, match="past_key_values must be None"):  # rows are expected to be shards again
+        sharded.train()(input_ids=tokens(1, 2), past_key_values=sharded(input_ids=tokens(1, 2)).past_key_values)
+
+
+def check_evaluation(model):
+    """Say what the ranks hold also in between."""
+    model.eval()
+    with pytest.raises(ValueError, match="model must be in training mode under ContextParallel, or its inputs be"):
+        model(input_ids=tokens(1, 8))
+    rows = tokens(1, 8)
+    with sharded_by(model, "rows"), torch.no_grad(), Exchanges() as exchanges:
+        model(input_ids=rows)
+        model(input_ids=rows, position_ids=torch.tensor([[0, 1, 2, 0, 1, 2, 3, 4]]), use_cache=False)
+        with sharded_by(model, "tokens"):
+            assert exchanges.count == 0
+            model(input_ids=rows)
+    assert exchanges.count > 0
+    model.train()
+
+
+def check_batches_of_the_allocator(mesh):
+    model, seen = converted("gpt2"), []
+    parallelize_module(model, mesh, ContextParallel())
+    forward = model.forward
+
+    def counted(**batch):
+        with Exchanges() as exchanges:
+            outputs = forward(**batch)
+        seen.append((tuple(batch["input_ids"].shape), exchanges.count > 0))
+        return outputs
+
+    model.forward = counted
+    with ContextBatches(model) as shard:
+        warmup_allocator(
+            model,
+            24,
+            batch_size=1,
+            example_batch=causal_batch("gpt2", 2),
+            scheduler=SequenceLengthScheduler(4, 24, duration=4, step_size=8),
+            resize_options={"mode": "reshape"},
+            shard_batch=shard,
+        )
+    assert set(seen) == {((3, 4), False), ((1, 12), False), ((1, 12), True)}  # of 6, 2 and 1 rows
+
+
 def check_refusals(mesh):
     model = converted("llama")
     with (
@@ -106,9 +182,15 @@ def check_refusals(mesh):
         sharded_by(model, "rows"),
     ):
         pass
+    with pytest.raises(ValueError, match="model must have layers with ContextParallel, got none"):
+        ContextBatches(model)
+    with pytest.raises(TypeError, match=r"model must be an nn\.Module, got str"):
+        ContextBatches("llama")
     with pytest.raises(ValueError, match="ContextParallel must be applied to a module with ALiBi layers, got Linear"):
         parallelize_module(torch.nn.Linear(2, 2), mesh, ContextParallel())
     parallelize_module(model, mesh, {"model.layers.*": ContextParallel()})
+    with pytest.raises(TypeError, match="shift_labels must be True or False, got 'yes'"):
+        ContextBatches(model, shift_labels="yes")
     with pytest.raises(ValueError, match="by must be 'tokens' or 'rows', got 'batch'"), sharded_by(model, "batch"):
         pass
     with pytest.raises(ValueError, match="model has ContextParallel: call apply_alibi before parallelize_module"):
@@ -151,6 +233,8 @@ def cases():
         yield f"masked {name}", lambda mesh, name=name: assert_trains_as_one(mesh, name, masked_batch, shift=False)
     yield "rows", lambda mesh: assert_trains_as_one(mesh, "llama", by="rows")
     yield "halo", lambda mesh: assert_trains_as_one(mesh, "mistral", halo=8)
+    yield "batches", check_batches
+    yield "batches of the allocator", check_batches_of_the_allocator
     yield "checkpoints", check_checkpoints
     yield "dropout", check_dropout
     yield "allocator", check_allocator
@@ -209,12 +293,7 @@ def check_allocator(mesh):
 def one_rank(rank, port, folder):
     join_group(rank, port)
     mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("context",))
-    for name, check in cases():
-        torch.manual_seed(0)
-        try:
-            check(mesh)
-        except BaseException:  # also pytest's own
-            (folder / f"{name}-{rank}").write_text(traceback.format_exc())
+    run_checks(cases(), mesh, rank, folder)
     leave_group()
 
 
@@ -227,5 +306,4 @@ def errors(tmp_path_factory):
 
 @pytest.mark.parametrize("name", [name for name, _ in cases()])
 def test_two_ranks(errors, name):
-    found = [path.read_text() for path in errors.glob(f"{name}-*")]
-    assert not found, "\n".join(found)
+    assert_no_errors(errors, name)

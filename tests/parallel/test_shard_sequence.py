@@ -78,6 +78,12 @@ def test_rows(parts):
     assert torch.equal(joined(found, "shift_labels", 0)[:, :-1], whole["labels"][:, 1:])
 
 
+def test_rows_are_contiguous(parts):
+    """Models of transformers take views of their labels."""
+    for part in parts(batch(rows=8) | {"ids": list("abcdefgh")}, by="rows"):
+        assert all(value.is_contiguous() for value in part.values() if isinstance(value, torch.Tensor))
+
+
 def test_rows_are_resized_before_labels_are_shifted(parts):
     whole = batch()
     found = parts(whole, seq_len=8)
@@ -85,6 +91,18 @@ def test_rows_are_resized_before_labels_are_shifted(parts):
     assert (joined(found, "shift_labels")[:, -1] == -100).all()
     reshaped = parts(resize_batch({"labels": whole["labels"]}, 8, mode="reshape"), by="rows")
     assert torch.equal(joined(reshaped, "labels", 0), whole["labels"].view(8, 8))
+
+
+def test_lengths_that_the_ranks_do_not_divide_are_padded(parts):
+    whole = batch(rows=3, length=18)
+    found = parts(whole)
+    assert [part["input_ids"].shape for part in found] == [(3, 8)] * RANKS  # a multiple of 4 on each rank
+    expected = whole | {"shift_labels": torch.nn.functional.pad(whole["labels"], (0, 1), value=-100)[:, 1:]}
+    for name, padding in (("input_ids", 0), ("attention_mask", 0), ("labels", -100), ("shift_labels", -100)):
+        tokens = joined(found, name)
+        assert torch.equal(tokens[:, :18], expected[name])
+        assert (tokens[:, 18:] == padding).all()
+    assert found[0]["num_items_in_batch"] == (whole["labels"][:, 1:] != -100).sum() / RANKS
 
 
 @pytest.mark.parametrize("told_by", ["position_ids", "cu_seq_lens_q"])
@@ -126,7 +144,12 @@ def test_keys_leave_others_whole(parts):
     ("changes", "options", "message"),
     [
         ({"input_ids": torch.zeros(4, 16)}, {"by": "heads"}, "by must be 'tokens' or 'rows', got 'heads'"),
-        ({}, {"seq_len": 6}, "batch must have a multiple of 4 tokens in a row, one part for each rank of mesh, got 6"),
+        (
+            {"attention_mask": None},
+            {"seq_len": 6},
+            "batch must have a multiple of 4 tokens in a row, one part for each rank of mesh, or an 'attention_mask' "
+            "to be padded, got 6 tokens",
+        ),
         ({"attention_mask": torch.ones(4, 1, 16, 16)}, {}, "'attention_mask'. must have one sequence dimension"),
         (
             {"labels": torch.zeros(4, dtype=torch.long)},

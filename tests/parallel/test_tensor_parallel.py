@@ -106,7 +106,6 @@ def two_ranks(rank, port):
     check_compiled(mesh, slopes)
     check_dropout(mesh, slopes)
     check_share(mesh, slopes)
-    check_resizing(mesh)
     check_refused(mesh, slopes)
     for kind_of in (call_kind._call_kind, call_kind.call_kind):  # a known call would take the local tensors for all
         assert kind_of(slopes) is not None
@@ -189,13 +188,6 @@ def _seed_after(seed):
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return torch.randint(2**63 - 1, ()).item()
-
-
-def check_resizing(mesh):
-    """No rule: a sharded batch has other rows on each rank after some modes. It must not be taken for a plain one."""
-    tokens = distribute_tensor(torch.zeros(2, 8, dtype=torch.int64), mesh, [BY_ROWS])
-    with pytest.raises(TypeError, match=r"batch\['input_ids'\] must be the plain tensor of this rank, got a DTensor"):
-        sw.resize_batch({"input_ids": tokens}, 4)
 
 
 def check_share(mesh, slopes):

@@ -20,10 +20,10 @@ OPTIONS = [
 @pytest.fixture
 def checks(monkeypatch):
     """The arguments of each check, with nothing cached before."""
-    seen, check = [], checked_call._check_call
+    seen, check = [], checked_call.check_call
     monkeypatch.setattr(checked_call, "_calls", {})
     monkeypatch.setattr(functional, "_direct_calls", CallCache())
-    monkeypatch.setattr(checked_call, "_check_call", lambda *arguments: (seen.append(arguments), check(*arguments))[1])
+    monkeypatch.setattr(checked_call, "check_call", lambda *arguments: (seen.append(arguments), check(*arguments))[1])
     return seen
 
 

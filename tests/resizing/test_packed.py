@@ -385,6 +385,7 @@ NO_BOUNDS = {"cu_seq_lens_q": None, "cu_seq_lens_k": None}
 IDS, TWO_ROWS = row(range(9)), torch.arange(18).view(2, 9)
 REFUSED = [
     ({"cu_seq_lens_q": torch.tensor([0.0, 9.0])}, {}, TypeError, "'cu_seq_lens_q'.* a tensor of integers.*got torch.f"),
+    ({"cu_seq_lens_q": torch.tensor([False, True])}, {}, TypeError, "must be a tensor of integers.* got torch.bool"),
     ({"cu_seq_lens_q": [0, 9]}, {}, TypeError, "'cu_seq_lens_q'.* must be a tensor of integers.* got list"),
     ({"cu_seq_lens_q": torch.tensor([[0, 5, 9]])}, {}, ValueError, r"boundaries of sequences in one row.*got \(1, 3\)"),
     ({"cu_seqlens": torch.tensor([1, 5, 9])} | NO_BOUNDS, {}, ValueError, r"with 0 and not fall, got \[1, 5, 9\]"),
@@ -421,6 +422,29 @@ def test_what_is_not_recognized_is_refused(more, options, error, message):
     batch = {"input_ids": IDS, "labels": IDS, "cu_seq_lens_q": bounds, "cu_seq_lens_k": bounds, **more}
     with pytest.raises(error, match=message):
         resize_batch(batch, 4, **options)
+
+
+@pytest.mark.parametrize("mask", [[1, 0, 0, 0, 1, 1], [0, 0, 1, 0, 0, 1], [1, 1, 0, 0, 1, 1]])
+def test_boundaries_count_where_masked_tokens_hide_that_positions_start_anew(mask):
+    """Refused before: 0 and then 1, or 2 and then 2, with masked tokens in between."""
+    told = {"position_ids": row([0, 1, 2, 0, 1, 2]), "cu_seqlens": torch.tensor([0, 3, 6])}
+    batch = {"input_ids": row(range(6)), "attention_mask": row(mask), **told}
+    resized = resize_batch(batch, 2)
+    assert resized["input_ids"].tolist() == [[0, 1, 3, 4]]
+    assert resized["cu_seqlens"].tolist() == [0, 2, 4]
+    with pytest.raises(ValueError, match="must tell the same sequences as batch"):
+        resize_batch({**batch, "position_ids": row([3, 2, 1, 2, 1, 0]), "attention_mask": row([1, 1, 0, 0, 1, 1])}, 2)
+
+
+def test_boundaries_hold_the_tokens_that_overlap_repeats():
+    """Boundaries of int8 were negative from 128 tokens on."""
+    batch = {"input_ids": row(range(120)), "cu_seqlens": torch.tensor([0, 61, 120])}
+    options = {"mode": "reshape", "remainder": "overlap"}
+    assert resize_batch(batch, 60, **options)["cu_seqlens"].tolist() == [0, 60, 120, 179]
+    narrow = {**batch, "cu_seqlens": batch["cu_seqlens"].to(torch.int8)}
+    with pytest.raises(ValueError, match=r"'cu_seqlens'\] must be of a dtype that holds the 179 new tokens, such as"):
+        resize_batch(narrow, 60, **options)
+    assert resize_batch(narrow, 60)["cu_seqlens"].dtype == torch.int8
 
 
 def test_boundaries_without_tokens_are_refused():

@@ -1,9 +1,12 @@
 """Processes that train together. They fork from a server that has imported the packages, instead of importing torch."""
 
+import contextlib
 import gc
 import multiprocessing
 import os
+import secrets
 import socket
+import traceback
 
 import torch
 import torch.multiprocessing
@@ -24,9 +27,12 @@ SERVER.set_forkserver_preload(  # those that are not installed are left out
 
 
 def free_port():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
+    """A free port below those that systems hand out, so that no other socket gets it before it is used."""
+    while True:
+        port = secrets.choice(range(20_000, 32_768))
+        with contextlib.suppress(OSError), socket.socket() as free:
+            free.bind(("127.0.0.1", port))
+            return port
 
 
 def run_ranks(function, *arguments, world_size=2):
@@ -36,9 +42,9 @@ def run_ranks(function, *arguments, world_size=2):
     )
 
 
-def set_environment(rank, port):
-    """Sets what torchrun tells the processes of a world of two."""
-    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
+def set_environment(rank, port, world_size=2):
+    """Sets what torchrun tells the processes of a world."""
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world_size)}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
 
 
@@ -49,9 +55,26 @@ def join_group(rank, port, world_size=2, timeout=None):
 
 
 def leave_group():
+    """Destroys the process group when all ranks are done: the end of rank 0 closes the store of the others."""
     gc.collect()  # a wrapped model that outlives its process group would abort the process
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()
+
+
+def run_checks(checks, mesh, rank, folder):
+    """Call each check(mesh) of (name, check) with the same seed. Its error becomes a file, and the others still run."""
+    for name, check in checks:
+        torch.manual_seed(0)
+        try:
+            check(mesh)
+        except BaseException:  # also pytest's own
+            (folder / f"{name}-{rank}").write_text(traceback.format_exc())
+
+
+def assert_no_errors(folder, name):
+    """No rank has written an error of this check."""
+    found = [path.read_text() for path in folder.glob(f"{name}-*")]
+    assert not found, "\n".join(found)
 
 
 def mean_of_two_ranks(train, *arguments):

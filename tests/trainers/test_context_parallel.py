@@ -20,13 +20,19 @@ from seqwarm_kernels import SequenceLengthScheduler, apply_alibi, load_alibi_mod
 from seqwarm_kernels.parallel import ContextParallel, ShardSlopes
 from seqwarm_kernels.trainers import huggingface
 from seqwarm_kernels.trainers import lightning as of_lightning
+from seqwarm_kernels.trainers.schedule_state import ScheduleState
 
 from ..support.huggingface import logged
-from ..support.ranks import run_ranks, set_environment
+from ..support.ranks import leave_group, run_ranks, set_environment
 from . import test_packed
+from .shards import part_of, watch
 from .test_huggingface import model, trainer
 
 LENGTH, ROWS = 16, 12
+
+#: Rows of a batch, batches of a step, options of resize_batch. Two ranks get whole rows, tokens, or first one, then
+#: the other: rows of 4 and 8 tokens are even in number.
+CASES = {"rows": (2, 1, {}), "tokens": (3, 1, {}), "switch": (1, 2, {"mode": "reshape"})}
 
 
 def rows():
@@ -53,23 +59,27 @@ def shard(made, ranks):
         parallelize_module(made, init_device_mesh("cpu", (ranks,)), ContextParallel())
 
 
-def huggingface_report(folder, ranks, unit="token"):
-    made, warmup = converted(), huggingface.SequenceLengthWarmup(schedule(unit))
-    arguments = {"eval_strategy": "epoch", "ddp_backend": "gloo" if ranks > 1 else None}
-    training = trainer(folder, made, [], rows(), **arguments)
-    training.get_train_dataloader = lambda: DataLoader(rows(), batch_size=2)
+def huggingface_report(folder, ranks, case, resume=False):
+    size, accumulate, options = CASES[case]
+    made, warmup = converted(), huggingface.SequenceLengthWarmup(schedule("token"), **options)
+    settings = {"eval_strategy": "epoch", "ddp_backend": "gloo" if ranks > 1 else None}
+    settings |= {"gradient_accumulation_steps": accumulate, "save_strategy": "steps", "save_steps": 2}
+    training = trainer(folder, made, [], rows(), **settings)
+    training.get_train_dataloader = lambda: DataLoader(rows(), batch_size=size)
     warmup.add_to(training)
     shard(made, ranks)
-    training.train()
+    seen = watch(made)
+    training.train(resume_from_checkpoint=str(folder / "checkpoint-2") if resume else None)
     evaluated = [record["eval_loss"] for record in training.state.log_history if "eval_loss" in record]
     counts = [logged(training, "seq_length"), logged(training, "train_tokens"), warmup.progress]
-    return [[*logged(training), *evaluated], counts]
+    return [[*logged(training), *evaluated], counts, seen]
 
 
 class Module(lightning.LightningModule):
     def __init__(self, ranks, inner=None, shard=shard):
         super().__init__()
         self.inner, self.ranks, self.losses, self.shard = inner or converted(), ranks, [], shard
+        self.seen = watch(self.inner) if inner is None else []  # of ContextParallel
 
     def configure_model(self):
         self.shard(self.inner, self.ranks)
@@ -82,17 +92,27 @@ class Module(lightning.LightningModule):
     def validation_step(self, batch, batch_idx):
         self.losses.append(self.inner(**batch).loss.item())
 
+    test_step = validation_step
+
+    def predict_step(self, batch, batch_idx):
+        self.losses.append(self.inner(**batch).logits.abs().mean().item())
+
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), lr=0.5)
 
 
-def lightning_report(ranks, unit="token", module=None, **settings):
-    module, warmup = module or Module(ranks), of_lightning.SequenceLengthWarmup(schedule(unit))
+def lightning_report(ranks, unit="token", module=None, case="rows", **settings):
+    size, accumulate, options = CASES[case]
+    module, warmup = module or Module(ranks), of_lightning.SequenceLengthWarmup(schedule(unit), **options)
     quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
-    options = {"accelerator": "cpu", "max_epochs": 1, "use_distributed_sampler": False, "callbacks": [warmup]}
-    training = lightning.Trainer(**quiet, **options, **settings)
-    training.fit(module, DataLoader(rows(), batch_size=2), DataLoader(rows()[:4], batch_size=2))
-    return [module.losses, warmup.state_dict()]
+    settings |= {"accelerator": "cpu", "max_epochs": 1, "use_distributed_sampler": False, "callbacks": [warmup]}
+    training = lightning.Trainer(**quiet, **settings, accumulate_grad_batches=accumulate)
+    evaluated = DataLoader(rows()[:4], batch_size=2)
+    training.fit(module, DataLoader(rows(), batch_size=size), evaluated)
+    if case == "tokens":
+        training.test(module, evaluated, verbose=False)
+        training.predict(module, evaluated)
+    return [module.losses, warmup.state_dict(), module.seen]
 
 
 ATTENTION = "model.layers.*.self_attn"
@@ -131,24 +151,27 @@ def check_huggingface_of_heads(folder):
 
 def one_of_two(rank, port, folder):
     set_environment(rank, port)
-    reports = [huggingface_report(folder, 2)]
+    reports = [huggingface_report(folder / case, 2, case) for case in CASES]
+    reports.append(huggingface_report(folder / "switch", 2, "switch", resume=True))
     without_add_to = trainer(folder, made := converted(), [huggingface.SequenceLengthWarmup(schedule("token"))])
     shard(made, 2)
     with pytest.raises(ValueError, match=r"callbacks must not hold the warmup of a model with ContextParallel: call"):
         without_add_to.train()
+    with pytest.raises(ValueError, match="seq_dim must be 1 under ContextParallel, got 0"):
+        ScheduleState(schedule("token"), {"seq_dim": 0}).attach(made, made, torch.device("cpu"))
     training = trainer(folder, made, [])
     huggingface.SequenceLengthWarmup(schedule("token")).add_to(training)
     with pytest.raises(RuntimeError, match="batch must be the same on all ranks of mesh"):
         training.train()  # with the Trainer's own loader
-    for unit in ("token", "sample"):
-        reports.append(lightning_report(2, unit, devices=2, strategy="ddp"))
+    reports += [lightning_report(2, case=case, devices=2, strategy="ddp") for case in CASES]
+    reports.append(lightning_report(2, "sample", devices=2, strategy="ddp"))
     reports.append(lightning_of_heads(2, devices=2, strategy=ModelParallelStrategy()))
     module = Module(2, test_packed.model(), shard_both)
     with pytest.raises(ValueError, match="ranks must share either the tokens or the heads of a model, got ContextPar"):
         lightning_report(2, module=module, devices=2, strategy=ModelParallelStrategy())
     check_huggingface_of_heads(folder)
     (folder / f"{rank}.json").write_text(json.dumps(reports))
-    torch.distributed.destroy_process_group()
+    leave_group()
 
 
 @pytest.mark.slow
@@ -157,9 +180,17 @@ def test_two_ranks_train_as_one(tmp_path):
     test_packed.model().save_pretrained(tmp_path / "llama")
     run_ranks(one_of_two, tmp_path)
     first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1))
-    alone = [huggingface_report(tmp_path, 1), lightning_report(1), lightning_report(1, "sample"), lightning_of_heads(1)]
-    for own, other, (losses, counts) in zip(first, second, alone, strict=True):
+    alone = [huggingface_report(tmp_path / f"{case} alone", 1, case) for case in CASES]
+    alone.append(huggingface_report(tmp_path / "switch alone", 1, "switch", resume=True))
+    alone += [lightning_report(1, case=case) for case in CASES]
+    alone += [lightning_report(1, "sample"), lightning_of_heads(1)]
+    for own, other, (losses, counts, whole) in zip(first, second, alone, strict=True):
         assert own[1] == other[1] == json.loads(json.dumps(counts))
         mean = torch.tensor([own[0], other[0]]).mean(0)
         torch.testing.assert_close(mean, torch.tensor(losses), rtol=2e-5, atol=1e-5)
-    assert len(set(alone[0][1][0])) > 2
+        assert own[2] == other[2] == [part_of(*shape) for *shape, _ in whole]
+    lengths = alone[2][1][0]
+    assert lengths == [4, 4, 12, 12, 16, 16]  # resumed after the second step
+    resumed = alone[3]
+    assert resumed[1][0] == lengths
+    torch.testing.assert_close(resumed[0], alone[2][0])

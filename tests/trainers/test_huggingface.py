@@ -19,7 +19,7 @@ import transformers
 from seqwarm_kernels.trainers.huggingface import SequenceLengthWarmup
 
 from ..support.huggingface import PLAIN_SGD, logged
-from ..support.ranks import run_ranks, set_environment
+from ..support.ranks import leave_group, run_ranks, set_environment
 from ..support.tiers import first_fast
 
 WORDS, LENGTH, LEARNING_RATE = 50, 16, 0.5
@@ -294,7 +294,7 @@ def in_parts(folder, batch_size, **arguments):
 def one_of_two(rank, port, folder):
     set_environment(rank, port)
     (folder / f"{rank}.json").write_text(json.dumps([*in_parts(folder, 2, ddp_backend="gloo")]))
-    torch.distributed.destroy_process_group()
+    leave_group()
 
 
 @pytest.mark.slow
@@ -363,8 +363,10 @@ def test_bad_input_raises(tmp_path):
     arguments = SimpleNamespace(label_smoothing_factor=0.0, n_gpu=2)
     with pytest.raises(ValueError, match="one process must train on one GPU, got 2 in DataParallel; start"):
         begin(arguments, None, None)
-    arguments = SimpleNamespace(
-        label_smoothing_factor=0.0, n_gpu=1, parallelism_config=SimpleNamespace(non_data_parallel_size=2)
-    )
-    with pytest.raises(ValueError, match="parallelism_config must give each rank batches of its own, got 2 ranks"):
-        begin(arguments, None, None)
+    for sizes, message in (
+        ({"cp_size": 2}, "parallelism_config must have cp_size=1 with the warmup in callbacks, got 2: call warmup.add"),
+        ({"cp_size": 1, "sp_size": 2}, "parallelism_config must have sp_size=1, got 2: DeepSpeed exchanges tokens"),
+    ):
+        arguments = SimpleNamespace(label_smoothing_factor=0.0, n_gpu=1, parallelism_config=SimpleNamespace(**sizes))
+        with pytest.raises(ValueError, match=message):
+            begin(arguments, None, None)

@@ -17,7 +17,7 @@ import lightning.pytorch as lightning
 
 from seqwarm_kernels.trainers.lightning import SequenceLengthWarmup
 
-from ..support.ranks import run_ranks
+from ..support.ranks import leave_group, run_ranks
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Lightning's hints on workers, loggers and intervals
 WORDS, WIDTH, LENGTH, LEARNING_RATE = 11, 8, 16, 0.05
@@ -313,7 +313,7 @@ def reports(size, **settings):
 def one_of_two(rank, port, folder):
     os.environ |= {"LOCAL_RANK": str(rank), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     (folder / f"{rank}.json").write_text(json.dumps([*reports(2, devices=2, strategy="ddp")]))
-    torch.distributed.destroy_process_group()
+    leave_group()
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ import lightning.pytorch as lightning
 
 from seqwarm_kernels.trainers.lightning import SequenceLengthWarmup
 
-from ..support.ranks import run_ranks
+from ..support.ranks import leave_group, run_ranks
 from .test_lightning import Records
 from .test_packed import COLLATORS, LEARNING_RATE, LENGTH, SEQUENCES, count_tokens, model, schedule, sequences
 
@@ -88,7 +88,7 @@ def one_of_two(rank, port, folder):
     os.environ |= {"LOCAL_RANK": str(rank), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     found = [trained(collator, method, devices=2, strategy="ddp") for _, collator, method in CASES]
     (folder / f"{rank}.json").write_text(json.dumps(found))
-    torch.distributed.destroy_process_group()
+    leave_group()
 
 
 METHODS = [{}, {"mode": "reshape", "remainder": "pad"}]

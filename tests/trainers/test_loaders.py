@@ -29,7 +29,7 @@ from seqwarm_kernels.trainers.huggingface import LoaderState
 
 from ..docs import markdown
 from ..docs.test_code_blocks import ON_TWO_RANKS
-from ..support.ranks import join_group, run_ranks
+from ..support.ranks import join_group, leave_group, run_ranks
 from ..support.tiers import first_fast
 
 #: 1,000 items, six batches padded or packed. The tokens of item i are i + 1. Padding is 0.
@@ -123,7 +123,7 @@ def one_of_two(rank, port, folder):
             exec(training, namespace)
             counts.append(model.counts.tolist())
     (folder / f"{rank}.json").write_text(json.dumps(counts))
-    distributed.destroy_process_group()
+    leave_group()
 
 
 @pytest.mark.slow

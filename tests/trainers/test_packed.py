@@ -17,7 +17,7 @@ import transformers
 from seqwarm_kernels.trainers.huggingface import SequenceLengthWarmup
 
 from ..support.huggingface import PLAIN_SGD, logged
-from ..support.ranks import run_ranks, set_environment
+from ..support.ranks import leave_group, run_ranks, set_environment
 from ..support.tiers import first_fast
 
 WORDS, LENGTH, SEQUENCES, LEARNING_RATE = 50, 40, 8, 0.5
@@ -136,7 +136,7 @@ def one_of_two(rank, port, folder):
     set_environment(rank, port)
     found = all_trained(folder, ddp_backend="gloo", per_device_train_batch_size=SEQUENCES // 2)
     (folder / f"{rank}.json").write_text(json.dumps(found))
-    torch.distributed.destroy_process_group()
+    leave_group()
 
 
 @pytest.mark.slow

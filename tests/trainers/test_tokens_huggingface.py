@@ -14,7 +14,7 @@ import transformers
 
 from seqwarm_kernels.trainers.huggingface import SequenceLengthWarmup
 
-from ..support.ranks import run_ranks, set_environment
+from ..support.ranks import leave_group, run_ranks, set_environment
 from ..support.tiers import first_fast
 from ..support.token_rates import PEAK, SCHEDULERS, token_lr, token_lr_at
 from .test_huggingface import model, padded_dataset, schedule, trainer
@@ -189,7 +189,7 @@ def in_parts(folder, batch_size, **arguments):
 def one_of_two(rank, port, folder):
     set_environment(rank, port)
     (folder / f"{rank}.json").write_text(json.dumps([*in_parts(folder, 2, ddp_backend="gloo")]))
-    torch.distributed.destroy_process_group()
+    leave_group()
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ pytest.importorskip("lightning.pytorch")
 
 from seqwarm_kernels.trainers.lightning import SequenceLengthWarmup
 
-from ..support.ranks import run_ranks
+from ..support.ranks import leave_group, run_ranks
 from ..support.tiers import first_fast
 from ..support.token_rates import PEAK, SCHEDULERS, token_lr, token_lr_at
 from .test_lightning import InOrder, Model, Records, checkpoints, loader, padded_rows, rows, schedule, trainer
@@ -136,7 +136,7 @@ def reports(size, **settings):
 def one_of_two(rank, port, folder):
     os.environ |= {"LOCAL_RANK": str(rank), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     (folder / f"{rank}.json").write_text(json.dumps([*reports(2, devices=2, strategy="ddp")]))
-    torch.distributed.destroy_process_group()
+    leave_group()
 
 
 @pytest.mark.slow

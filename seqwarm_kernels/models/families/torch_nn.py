@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from ...attention.context_parallel import refuse_context_parallel_style
 from ..alibi_layer import alibi_layer_attention
 from ..surgery import Surgery, register_alibi
 
@@ -30,8 +31,10 @@ class AlibiMultiheadAttention(nn.MultiheadAttention):
             attn_mask: For self-attention: None, or a causal mask together with `is_causal`.
 
         Raises:
-            ValueError: `attn_mask` is given without `is_causal` for self-attention.
+            ValueError: `attn_mask` is given without `is_causal` for self-attention. The module has the hooks of torch's
+                context parallelism, after which self-attention would look like cross-attention.
         """
+        refuse_context_parallel_style(self)
         if key is not query or value is not query:
             return super().forward(
                 query, key, value, key_padding_mask, need_weights, attn_mask, average_attn_weights, is_causal

@@ -101,8 +101,9 @@ def batch_layout(
     seq_dim: int,
     keys: Collection[str] | None,
     mask_keys: Collection[str] | None,
+    dtensors: bool = False,
 ) -> Layout:
-    """Which tensors are resized and how, and their common batch size and sequence length."""
+    """Which tensors are resized and how, and their common batch size and sequence length. DTensors only on request."""
     check_seq_dim(seq_dim)
     check_name_arguments(None, keys, mask_keys)
     check_keys(keys, batch)
@@ -114,7 +115,7 @@ def batch_layout(
     }
     for name, tensor in taking_part.items():
         check_dense(f"batch[{name!r}]", tensor)
-        if is_dtensor(tensor):
+        if is_dtensor(tensor) and not dtensors:
             raise TypeError(
                 f"batch[{name!r}] must be the plain tensor of this rank, got a DTensor: resize its to_local(), or the "
                 "batch before it is distributed"

@@ -28,6 +28,9 @@ from .functional import apply_alibi, is_packed, rows_and_length, set_batch_seque
 #: Checkpoints name `Alibi` by this path, which does not change if the file moves.
 _PUBLIC_MODULE = "seqwarm_kernels.trainers.composer"
 
+_EVALUATION_STARTS = (Event.EVAL_START, Event.PREDICT_START)
+_EVALUATION_ENDS = (Event.EVAL_END, Event.PREDICT_END)
+
 _AUTOCAST_DTYPES = {
     Precision.AMP_FP16: torch.float16,
     Precision.AMP_BF16: torch.bfloat16,
@@ -51,9 +54,9 @@ class SeqLengthWarmup(Algorithm):
     their length is min(the scheduled length, train_sequence_length_scaling · S). For a ramp to full rows, set
     `max_seq_length` to that product.
 
-    Microbatches of a model with `parallel.ContextParallel` are sharded before the forward. The dataloader must give the
-    ranks of the mesh the same batches. Composer's timestamp counts their samples and tokens once. The model is
-    evaluated on whole rows.
+    The dataloader must give the ranks of `parallel.ContextParallel` the same batches. These share the rows of a
+    microbatch if they divide them, else the tokens. Composer's timestamp counts samples and tokens once. The model is
+    evaluated, and predicts, on whole rows.
 
     Args:
         duration: share of the training after which the full length is reached, in [0, 1].
@@ -96,9 +99,9 @@ class SeqLengthWarmup(Algorithm):
         self._evaluation = ExitStack()
 
     def match(self, event: Event, state: State) -> bool:
-        if event in (Event.BEFORE_FORWARD, Event.BATCH_END):
+        if event in (Event.BEFORE_FORWARD, Event.BATCH_END, Event.FIT_END):
             return self._shards is not None
-        return event in (Event.INIT, Event.FIT_START, Event.AFTER_DATALOADER, Event.EVAL_START, Event.EVAL_END)
+        return event in (Event.INIT, Event.FIT_START, Event.AFTER_DATALOADER, *_EVALUATION_STARTS, *_EVALUATION_ENDS)
 
     def apply(self, event: Event, state: State, logger: Logger) -> None:
         if event == Event.INIT:
@@ -109,16 +112,18 @@ class SeqLengthWarmup(Algorithm):
             self._shards = context_shards(state)
         elif event == Event.AFTER_DATALOADER:
             self._resize(state, logger)
-        elif event == Event.EVAL_START:
+        elif event in _EVALUATION_STARTS:
             self._evaluation.close()
             self._evaluation.enter_context(with_whole_rows(state.model))
-        elif event == Event.EVAL_END:
+        elif event in _EVALUATION_ENDS:
             self._evaluation.close()
         elif self._shards is not None:
             if event == Event.BEFORE_FORWARD:
                 state.batch = self._shards.shard(state.batch)
-            else:
+            elif event == Event.BATCH_END:
                 self._shards.count_once(state)
+            else:
+                self._shards.shard.close()
 
     def _resize(self, state: State, logger: Logger) -> None:
         if not self._memory_is_claimed:

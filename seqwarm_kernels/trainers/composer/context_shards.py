@@ -1,4 +1,4 @@
-"""Composer's training of a model with `ContextParallel`: each rank gets its part of the tokens of every row."""
+"""Composer's training of a model with `ContextParallel`: each rank gets its part of every microbatch."""
 
 from __future__ import annotations
 
@@ -19,11 +19,16 @@ _COUNTS = ("sample", "token", "token_in_iteration", "sample_in_epoch", "token_in
 class ContextShards:
     """Shards what the ranks of a mesh train on together.
 
+    Attributes:
+        shard: takes this rank's part of a batch, and lets the model know what it has.
+
     Raises:
         ValueError: the trainer has training metrics, or finds the microbatch size itself.
     """
 
-    def __init__(self, state: State, mesh: Any) -> None:
+    def __init__(self, state: State) -> None:
+        from ...parallel.context_batches import ContextBatches  # loads torch.distributed.tensor
+
         if state.train_metrics:
             raise ValueError(
                 f"the model must have no training metrics under ContextParallel, got {', '.join(state.train_metrics)}: "
@@ -34,24 +39,18 @@ class ContextShards:
                 "device_train_microbatch_size must be a number under ContextParallel, got 'auto': a rank that is out "
                 "of memory would leave the others waiting for its keys"
             )
-        self._mesh = mesh
+        self.shard = ContextBatches(state.model)
         model: Any = unwrapped(state.model)
         if hasattr(model, "model_forward_args"):  # Composer's HuggingFaceModel drops every other entry
             model.model_forward_args.update(_ADDED)
 
-    def shard(self, batch: Any) -> Any:
-        from ...parallel.shard_sequence import shard_sequence
-
-        return shard_sequence(batch, self._mesh)
-
     def count_once(self, state: State) -> None:
         """Corrects the timestamp after a batch, to which Composer adds the batch of every rank."""
-        before, now, ranks = state.previous_timestamp, state.timestamp, self._mesh.size()
+        before, now, ranks = state.previous_timestamp, state.timestamp, self.shard.mesh.size()
         counts = {name: (getattr(before, name).value, getattr(now, name).value) for name in _COUNTS}
         state.timestamp = now.copy(**{name: old + (new - old) // ranks for name, (old, new) in counts.items()})
 
 
 def context_shards(state: State) -> ContextShards | None:
     """Returns None for a model without `ContextParallel`."""
-    mesh = context_mesh_of(state.model)
-    return None if mesh is None else ContextShards(state, mesh)
+    return None if context_mesh_of(state.model) is None else ContextShards(state)

@@ -7,12 +7,14 @@ from collections.abc import Iterator
 from typing import Any
 
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 from transformers import Trainer, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 
 from ...schedule.scheduler import SequenceLengthScheduler
-from ..schedule_state import ScheduleState, context_mesh_of, with_whole_rows
+from ..schedule_state import ScheduleState, context_mesh_of, with_parts, with_whole_rows
 from .logs import LoggingCallback
+from .parallelism import check_loss_of_parts, gather_each_batch_once, share_tokens, take_over
 
 
 class SequenceLengthWarmup(LoggingCallback):
@@ -36,9 +38,12 @@ class SequenceLengthWarmup(LoggingCallback):
     ranks, keep different shares of their labels, each batch is weighted by its number of labels before cutting, and a
     warning says so once. `warmup.add_to(trainer)` has neither limit. TRL's trainers need it.
 
-    A model with `parallel.ContextParallel` needs `add_to`, too. Its training batches are sharded after cutting, and
-    count once for the ranks of the mesh, to which `get_train_dataloader` must give the same batches. It is evaluated on
-    whole rows. Batches of a model that was loaded with `DistributedConfig(tp_size=...)` count once for its ranks.
+    A model with `parallel.ContextParallel` needs `add_to`, too, and must compute the loss. `get_train_dataloader` must
+    give the ranks of its mesh the same batches. These share the rows of a batch after cutting if they divide them, else
+    the tokens, and the batch counts once. The model is evaluated on whole rows. With `ParallelismConfig(cp_size=...)`
+    the Trainer's loaders give such batches, also in evaluation, whose metrics get each row once. Training begins with
+    applying `ContextParallel` to a converted model, in place of Accelerate's context parallelism. Batches of a model
+    that was loaded with `DistributedConfig(tp_size=...)` count once for its ranks, with `add_to` in metrics, too.
 
     Args:
         scheduler: the schedule of sequence lengths.
@@ -63,6 +68,7 @@ class SequenceLengthWarmup(LoggingCallback):
         super().__init__()
         self._schedule_state = ScheduleState(scheduler, resize_options, total_tokens)
         self._batches: nn.Module | None = None  # through which batches pass after `add_to`
+        self._mesh: DeviceMesh | None = None  # of the ranks that share rows by the Trainer's parallelism_config
 
     def add_to(self, trainer: Trainer) -> None:
         """Adds the callback to a Trainer whose loss may be computed outside of the model, such as TRL's `SFTTrainer`.
@@ -76,17 +82,36 @@ class SequenceLengthWarmup(LoggingCallback):
             ValueError: the trainer has this callback already, or the callback was added before.
         """
         super().add_to(trainer)
+        self._mesh = take_over(trainer)
+        gather_each_batch_once(trainer)
         batches = self._batches = nn.Identity()
-        take = trainer.get_batch_samples
+        take, train = trainer.get_batch_samples, trainer.training_step
+        parts: list[tuple[Any, str | None]] = []  # of the current step
+
+        def resized(epoch_iterator: Iterator[Any]) -> Iterator[Any]:
+            for batch in epoch_iterator:
+                parts.append((batches(batch), self._schedule_state.last_part))
+                yield parts[-1][0]
 
         def take_resized(epoch_iterator: Iterator[Any], *args: Any, **kwargs: Any) -> Any:
+            parts.clear()
             is_added = self in trainer.callback_handler.callbacks  # until `trainer.remove_callback`
-            return take(map(batches, epoch_iterator) if is_added else epoch_iterator, *args, **kwargs)
+            return take(resized(epoch_iterator) if is_added else epoch_iterator, *args, **kwargs)
+
+        def train_part(model: nn.Module, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+            by = next((by for part, by in parts if part is inputs), None)
+            if by is not None:
+                check_loss_of_parts(trainer, model)
+            with with_parts(model, by):
+                return train(model, inputs, *args, **kwargs)
 
         trainer.__dict__["get_batch_samples"] = take_resized
+        trainer.__dict__["training_step"] = train_part
         predict = trainer.prediction_step
 
         def predict_whole_rows(model: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            if not trainer.is_in_train:  # else a training afterwards would not wrap the model in DDP
+                vars(model).pop("_is_accelerate_prepared", None)
             with with_whole_rows(model):
                 return predict(model, *args, **kwargs)
 
@@ -101,16 +126,15 @@ class SequenceLengthWarmup(LoggingCallback):
         **kwargs: Any,
     ) -> None:
         _check_arguments(args, cuts_batches=self._batches is not None)
+        assert model is not None
+        if self._mesh is not None:
+            share_tokens(model, self._mesh)
         if state.global_step == 0:
             self._schedule_state.start()
         else:  # the Trainer sets `progress` only with restore_callback_states_from_checkpoint
             self._schedule_state.resume(self.saved_progress(state))
-        assert model is not None
-        if self._batches is None and context_mesh_of(model) is not None:
-            raise ValueError(
-                "callbacks must not hold the warmup of a model with ContextParallel: call warmup.add_to(trainer) "
-                "instead, so that the labels of each rank's part are counted"
-            )
+        if context_mesh_of(model) is not None:
+            _check_counts_of_parts(args, cuts_batches=self._batches is not None)
         # Attaches to the inner model, which its wrapper in distributed or compiled training calls.
         ranks_of_batch = getattr(model, "tp_size", None) or 1  # as the Trainer finds it
         attachment = self._schedule_state.attach(self._batches or model, model, args.device, ranks_of_batch)
@@ -186,10 +210,27 @@ def _check_arguments(args: TrainingArguments, cuts_batches: bool) -> None:
             f"one process must train on one GPU, got {args.n_gpu} in DataParallel; start the training with torchrun or "
             "accelerate launch, or set CUDA_VISIBLE_DEVICES to one GPU"
         )
-    split = getattr(getattr(args, "parallelism_config", None), "non_data_parallel_size", 1)
-    if split > 1:
+    config: Any = getattr(args, "parallelism_config", None)
+    if getattr(config, "cp_size", 1) > 1 and not cuts_batches:
         raise ValueError(
-            f"parallelism_config must give each rank batches of its own, got {split} ranks that share one; leave "
-            "tp_size, cp_size and sp_size at 1. For context parallelism, apply parallel.ContextParallel to the model, "
-            "call warmup.add_to(trainer), and give the ranks of a group the same batches in get_train_dataloader"
+            f"parallelism_config must have cp_size=1 with the warmup in callbacks, got {config.cp_size}: call "
+            "warmup.add_to(trainer) instead before training, which applies parallel.ContextParallel to the model"
+        )
+    if getattr(config, "sp_size", 1) > 1:
+        raise ValueError(
+            f"parallelism_config must have sp_size=1, got {config.sp_size}: DeepSpeed exchanges tokens for heads "
+            "around attention without slopes. Use cp_size with warmup.add_to(trainer)"
+        )
+
+
+def _check_counts_of_parts(args: TrainingArguments, cuts_batches: bool) -> None:
+    if not cuts_batches:
+        raise ValueError(
+            "callbacks must not hold the warmup of a model with ContextParallel: call warmup.add_to(trainer) "
+            "instead, so that the labels of each rank's part are counted"
+        )
+    if not args.average_tokens_across_devices:
+        raise ValueError(
+            "average_tokens_across_devices must be True for a model with ContextParallel, got False: the parts of a "
+            "row hold different numbers of labels, and each label must weigh the same"
         )

@@ -31,9 +31,10 @@ class SequenceLengthWarmup(Callback):
     tokens that all ranks have trained on, after cutting and without padding. Batches that the module skips,
     because `training_step` returns None or `on_train_batch_start` returns -1, count, too.
 
-    Training batches of a module with `parallel.ContextParallel` are sharded after cutting, and count once for the ranks
-    of the mesh, to which the DataLoader must give the same batches (`use_distributed_sampler=False`). Validation is on
-    whole rows. Batches that the ranks of tensor parallelism share (`ModelParallelStrategy`) count once.
+    The DataLoader must give the ranks of `parallel.ContextParallel` the same batches (`use_distributed_sampler=False`).
+    These share the rows of a training batch after cutting if they divide them, else the tokens, and the batch counts
+    once. Validation, testing and prediction are on whole rows. Batches that the ranks of tensor parallelism share
+    (`ModelParallelStrategy`) count once.
 
     Args:
         scheduler: the schedule of sequence lengths.
@@ -55,7 +56,7 @@ class SequenceLengthWarmup(Callback):
         self._schedule_state = ScheduleState(scheduler, resize_options, total_tokens)
         self._steps = 0
         self._unhook: Callable[[], None] | None = None
-        self._validation = ExitStack()
+        self._evaluation = ExitStack()
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if "dataloader_iter" in inspect.signature(pl_module.training_step).parameters:
@@ -82,19 +83,27 @@ class SequenceLengthWarmup(Callback):
 
         def resized_to_device(batch: Any, *args: Any, **kwargs: Any) -> Any:
             batch = to_device(batch, *args, **kwargs)
-            return resize.resized(batch) if trainer.training and batch is not None else batch
+            if not trainer.training or batch is None:
+                return batch
+            batch = resize.resized(batch)
+            self._schedule_state.expect_last_part()  # it is trained on before the next one is moved
+            return batch
 
         strategy.__dict__["batch_to_device"] = resized_to_device
         self._unhook = lambda: strategy.__dict__.pop("batch_to_device")
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._validation.enter_context(with_whole_rows(pl_module))
+        self._evaluation.enter_context(with_whole_rows(pl_module))
+
+    on_test_start = on_predict_start = on_validation_start
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._validation.close()
+        self._evaluation.close()
+
+    on_test_end = on_predict_end = on_validation_end
 
     def _detach(self) -> None:
-        self._validation.close()
+        self._evaluation.close()
         if self._unhook is not None:
             self._unhook()
         self._unhook = None

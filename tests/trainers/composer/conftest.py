@@ -1,47 +1,9 @@
 """Composer imports torchvision and its platform's client, mcli. These tests need neither, so both can be missing."""
 
-import sys
-from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
-from types import ModuleType
 
-
-class _Empty(ModuleType):
-    """A module that has a class for every name."""
-
-    def __getattr__(self, name):
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return type(name, (), {})
-
-
-class _Finder:
-    """Finds empty modules for packages that are not installed."""
-
-    def __init__(self, packages):
-        self.packages = [name for name in packages if find_spec(name) is None]
-
-    def replaces(self, name):
-        return name.partition(".")[0] in self.packages
-
-    def find_spec(self, name, path=None, target=None):
-        return ModuleSpec(name, self, is_package=True) if self.replaces(name) else None
-
-    def create_module(self, spec):
-        return _Empty(spec.name)
-
-    def exec_module(self, module):
-        pass
-
+from ...support.stand_ins import stand_ins
 
 if find_spec("composer") is not None:
-    from transformers.utils import is_torchvision_available
-
-    is_torchvision_available()  # caches the answer before the stand-in is found
-    finder = _Finder(["torchvision", "mcli"])
-    sys.meta_path.append(finder)
-    import composer.functional  # noqa: F401  # all of it
-
-    sys.meta_path.remove(finder)
-    for module in [name for name in sys.modules if finder.replaces(name)]:
-        del sys.modules[module]
+    with stand_ins("torchvision", "mcli"):
+        import composer.functional  # noqa: F401  # all of it

@@ -25,17 +25,21 @@ from seqwarm_kernels.parallel import ContextParallel, shard_sequence
 from seqwarm_kernels.trainers.composer import SeqLengthWarmup, TokenCounter
 from seqwarm_kernels.trainers.composer.algorithms import claim_memory
 
-from ...support.ranks import run_ranks
+from ...support.ranks import leave_group, run_ranks
+from ..shards import part_of, watch
 from ..test_lightning_tokens import padded
 from ..test_packed import COLLATORS, model, sequences
 
 ROWS = 12
 CASES = {
     "padded": {"max_duration": "6ba"},
-    "microbatches": {"max_duration": "96sp", "device_train_microbatch_size": 2},
+    "microbatches": {"max_duration": "96sp", "device_train_microbatch_size": 1},  # of one row, so tokens are shared
     "by tokens": {"max_duration": "3500tok"},
     "packed": {"max_duration": "6ba"},
+    "reshaped": {"max_duration": "6ba"},
 }
+#: Batches of one row: a reshaped one has 5 rows of 8 tokens, 2 of 16, and 1 of 24.
+ROWS_OF_BATCH = {"reshaped": 1}
 
 
 class Record(Callback):
@@ -58,13 +62,15 @@ class Record(Callback):
 def loader(kind):
     rows = sequences()[:ROWS]
     sampler = DistributedSampler(rows, num_replicas=1, rank=0, shuffle=False)  # the ranks share rows
-    return DataLoader(rows, 4, sampler=sampler, collate_fn=COLLATORS[0] if kind == "packed" else padded)
+    return DataLoader(
+        rows, ROWS_OF_BATCH.get(kind, 4), sampler=sampler, collate_fn=COLLATORS[0] if kind == "packed" else padded
+    )
 
 
 def trainer(made, kind, ranks, *callbacks, algorithms=None, metrics=None, **settings):
     if ranks > 1:
         parallelize_module(made, init_device_mesh("cpu", (ranks,)), ContextParallel())
-    warmup = SeqLengthWarmup(duration=1, min_seq_length=8, max_seq_length=40, step_size=8)
+    warmup = SeqLengthWarmup(duration=1, min_seq_length=8, max_seq_length=40, step_size=8, truncate=kind != "reshaped")
     return Trainer(
         model=HuggingFaceModel(made, metrics=metrics),
         train_dataloader=loader(kind),
@@ -83,10 +89,12 @@ def trainer(made, kind, ranks, *callbacks, algorithms=None, metrics=None, **sett
 def reports(ranks):
     found = []
     for kind, settings in CASES.items():
-        record, counter = Record(), TokenCounter()
-        training = trainer(model(), kind, ranks, counter, record, **settings)
+        record, counter, made = Record(), TokenCounter(), model()
+        seen = watch(made)
+        training = trainer(made, kind, ranks, counter, record, **settings)
         training.fit()
-        found.append([[*record.losses, *record.evaluated], [*record.counts, counter.train_tokens]])
+        predicted = [each["logits"].abs().mean().item() for each in training.predict(loader("padded"))]
+        found.append([[*record.losses, *record.evaluated, *predicted], [*record.counts, counter.train_tokens], seen])
         training.close()
     return found
 
@@ -101,7 +109,7 @@ def one_of_two(rank, port, folder):
     with pytest.raises(ValueError, match="must have no training metrics under ContextParallel, got MeanMetric: Comp"):
         trainer(model(), "padded", 2, metrics=[MeanMetric()], max_duration="1ba").fit()
     check_claim()
-    torch.distributed.destroy_process_group()
+    leave_group()
 
 
 def check_claim():
@@ -120,8 +128,10 @@ def check_claim():
 def test_two_ranks_train_as_one(tmp_path):
     run_ranks(one_of_two, tmp_path)
     first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1))
-    for kind, own, other, (losses, counts) in zip(CASES, first, second, reports(1), strict=True):
+    for kind, own, other, (losses, counts, whole) in zip(CASES, first, second, reports(1), strict=True):
         assert own[1] == other[1] == counts, kind
+        if kind != "packed":  # which are padded
+            assert own[2] == other[2] == [part_of(*shape) for *shape, _ in whole], kind
         mean = torch.tensor([own[0], other[0]]).mean(0)
         torch.testing.assert_close(mean, torch.tensor(losses), rtol=2e-5, atol=1e-5)
         assert len({count[-1] for count in counts[:-1]}) > 2

@@ -14,7 +14,7 @@ pytest.importorskip("composer")
 from composer.models import ComposerModel
 
 from ...docs import markdown
-from ...support.ranks import run_ranks
+from ...support.ranks import leave_group, run_ranks
 from ..test_loaders import LENGTHS, CountingModel, blocks, data_names, write_texts
 
 (RECIPE,) = (
@@ -49,7 +49,7 @@ def one_of_two(rank, port, folder):
         exec(RECIPE, namespace)
         counts.append(model.model.counts.tolist())
     (folder / f"{rank}.json").write_text(json.dumps(counts))
-    torch.distributed.destroy_process_group()
+    leave_group()
 
 
 def test_two_ranks_train_on_every_item_once(tmp_path):

@@ -18,7 +18,7 @@ from composer.models import HuggingFaceModel
 
 from seqwarm_kernels.trainers.composer import SeqLengthWarmup, TokenCounter
 
-from ...support.ranks import run_ranks
+from ...support.ranks import leave_group, run_ranks
 from ..test_lightning_tokens import LENGTHS, STEPS, padded, valid_tokens
 from ..test_packed import COLLATORS, LEARNING_RATE, LENGTH, SEQUENCES, model, sequences
 
@@ -53,7 +53,7 @@ def one_of_two(rank, port, folder):
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "NODE_RANK": "0", "WORLD_SIZE": "2"}
     os.environ |= {"LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     (folder / f"{rank}.json").write_text(json.dumps([trained(*case, rank) for case in CASES]))
-    torch.distributed.destroy_process_group()
+    leave_group()
 
 
 def test_two_ranks_train_on_what_is_logged(tmp_path):
