@@ -104,7 +104,7 @@ bool is_plain_state() {
 }
 
 bool is_plain(const at::Tensor& tensor) {
-  return plain_keys.isSupersetOf(tensor.key_set());
+  return plain_keys.isSupersetOf(tensor.key_set()) && !tensor._fw_grad(/*level=*/0).defined();
 }
 
 std::optional<py::bytes> call_kind(const py::args& arguments) {

@@ -11,14 +11,14 @@ namespace seqwarm {
 
 // Of tensors: shape, strides, dtype, device and alignment. Of None, bool, int, float and str: type and value. Of a dict of
 // tensors: the same of its names and tensors, in order. Nothing if another argument is among them, a tensor is not a plain
-// one (a subclass, or inside of a functorch transform), or a mode of PyTorch could change what the call does.
+// one (a subclass, a dual tensor, or inside of a functorch transform), or a mode of PyTorch could change what the call does.
 std::optional<pybind11::bytes> call_kind(const pybind11::args& arguments);
 
 // Whether no dispatch or torch-function mode, tracing or functorch transform is active. Autocast may be, and autograd may
 // be excluded.
 bool is_plain_state();
 
-// Whether the tensor is dense, on a CPU or a GPU, and not of a subclass.
+// Whether the tensor is dense, on a CPU or a GPU, not of a subclass, and without a tangent.
 bool is_plain(const at::Tensor& tensor);
 
 }  // namespace seqwarm

@@ -14,10 +14,11 @@ namespace seqwarm {
 inline namespace CPU_CAPABILITY {
 namespace {
 
-// T is the dtype of the inputs, P the dtype of the products.
-template <typename T, typename P>
+// T is the dtype of the inputs.
+template <typename T, typename Products>
 class ShortBackward {
-  static constexpr int64_t width = piece_width<P>;
+  using P = typename Products::Element;
+  static constexpr int64_t width = Products::width, most = Products::most;
 
  public:
   ShortBackward(const Problem& problem, Arena& arena)
@@ -36,9 +37,9 @@ class ShortBackward {
         grad_score_scores_(arena),
         weights_(weight_scores_.data()),
         grad_scores_(grad_score_scores_.data()),
-        keep_(arena.take<float>(problem.dropout.active ? most_tokens<P> * width : 0)),
-        grad_key_(arena.take<float>(most_tokens<P> * dims_)),
-        grad_value_(arena.take<float>(most_tokens<P> * dims_)) {}
+        keep_(arena.take<float>(problem.dropout.active ? most * width : 0)),
+        grad_key_(arena.take<float>(most * dims_)),
+        grad_value_(arena.take<float>(most * dims_)) {}
 
   void run(const BackwardInputs& inputs, const BackwardOutputs& outputs, const Group& group, int64_t key_head) {
     tile_.place(group);
@@ -171,23 +172,23 @@ class ShortBackward {
         store(outputs.grad_key, grad_key_);
         store(outputs.grad_value, grad_value_);
       }
-      first += round_up(sequence->num_keys, sequence_step<P>);
+      first += round_up(sequence->num_keys, Products::step);
     }
   }
 
   const Problem& problem_;
   const int64_t dims_;
-  ShortTile<P> tile_;
-  ShortRows<T, P> query_rows_;
-  ShortRows<T, P> grad_out_rows_;
-  ShortRows<T, P> key_rows_;
-  ShortRows<T, P> value_rows_;
+  ShortTile<Products> tile_;
+  ShortRows<T, Products> query_rows_;
+  ShortRows<T, Products> grad_out_rows_;
+  ShortRows<T, Products> key_rows_;
+  ShortRows<T, Products> value_rows_;
   P* query_;  // (dims, queries)
   P* grad_out_;
   P* spare_;
   float* rows_;
-  ShortScores<P> weight_scores_;
-  ShortScores<P> grad_score_scores_;
+  ShortScores<Products> weight_scores_;
+  ShortScores<Products> grad_score_scores_;
   float* weights_;  // (keys, queries), the scores' own
   float* grad_scores_;
   float* keep_;
@@ -202,8 +203,8 @@ class ShortBackward {
 
 int64_t short_backward_bytes(const Problem& problem) {
   Arena arena(nullptr);
-  with_types(problem, [&](auto input, auto product) {
-    ShortBackward<decltype(input), decltype(product)>(problem, arena);
+  with_short_types(problem, [&](auto input, auto products) {
+    ShortBackward<decltype(input), decltype(products)>(problem, arena);
   });
   return arena.used();
 }
@@ -211,9 +212,9 @@ int64_t short_backward_bytes(const Problem& problem) {
 void short_backward(
     const Problem& problem, const BackwardInputs& inputs, const BackwardOutputs& outputs, NextShortItem next,
     char* scratch) {
-  with_types(problem, [&](auto input, auto product) {
+  with_short_types(problem, [&](auto input, auto products) {
     Arena arena(scratch);
-    ShortBackward<decltype(input), decltype(product)> backward(problem, arena);
+    ShortBackward<decltype(input), decltype(products)> backward(problem, arena);
     for (ShortItem item; next(item);) {
       backward.run(inputs, outputs, item.group, item.key_head);
     }

@@ -13,10 +13,11 @@ namespace seqwarm {
 inline namespace CPU_CAPABILITY {
 namespace {
 
-// T is the dtype of the inputs, P the dtype of the products.
-template <typename T, typename P>
+// T is the dtype of the inputs.
+template <typename T, typename Products>
 class ShortForward {
-  static constexpr int64_t width = piece_width<P>;
+  using P = typename Products::Element;
+  static constexpr int64_t width = Products::width, most = Products::most;
 
  public:
   ShortForward(const Problem& problem, Arena& arena)
@@ -31,7 +32,7 @@ class ShortForward {
         rows_(arena.take<float>(width * dims_)),
         scores_(arena),
         weights_(scores_.data()),
-        keep_(arena.take<float>(problem.dropout.active ? most_tokens<P> * width : 0)) {}
+        keep_(arena.take<float>(problem.dropout.active ? most * width : 0)) {}
 
   void run(const ForwardOutputs& outputs, const Group& group, int64_t key_head) {
     tile_.place(group);
@@ -126,14 +127,14 @@ class ShortForward {
 
   const Problem& problem_;
   const int64_t dims_;
-  ShortTile<P> tile_;
-  ShortRows<T, P> query_rows_;
-  ShortRows<T, P> key_rows_;
-  ShortRows<T, P> value_rows_;
+  ShortTile<Products> tile_;
+  ShortRows<T, Products> query_rows_;
+  ShortRows<T, Products> key_rows_;
+  ShortRows<T, Products> value_rows_;
   P* query_;  // (dims, queries)
   P* spare_;
   float* rows_;
-  ShortScores<P> scores_;
+  ShortScores<Products> scores_;
   float* weights_;  // (keys, queries), the scores' own
   float* keep_;
   float largest_[width];
@@ -144,16 +145,16 @@ class ShortForward {
 
 int64_t short_forward_bytes(const Problem& problem) {
   Arena arena(nullptr);
-  with_types(problem, [&](auto input, auto product) {
-    ShortForward<decltype(input), decltype(product)>(problem, arena);
+  with_short_types(problem, [&](auto input, auto products) {
+    ShortForward<decltype(input), decltype(products)>(problem, arena);
   });
   return arena.used();
 }
 
 void short_forward(const Problem& problem, const ForwardOutputs& outputs, NextShortItem next, char* scratch) {
-  with_types(problem, [&](auto input, auto product) {
+  with_short_types(problem, [&](auto input, auto products) {
     Arena arena(scratch);
-    ShortForward<decltype(input), decltype(product)> forward(problem, arena);
+    ShortForward<decltype(input), decltype(products)> forward(problem, arena);
     for (ShortItem item; next(item);) {
       forward.run(outputs, item.group, item.key_head);
     }

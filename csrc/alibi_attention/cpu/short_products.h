@@ -2,7 +2,9 @@
 
 #pragma once
 
+#include "pair_products.h"
 #include "problem.h"
+#include "short_sequences.h"
 #include "simd.h"
 #include "tile_products.h"
 
@@ -77,12 +79,23 @@ inline void multiply_short(
   });
 }
 
-// The same on AMX, with B in pairs. m and k are rounded up to multiples of 32, for which all operands have room.
+// The same with B in pairs. k is rounded up to pairs, for which all operands have room.
+inline void multiply_short(
+    int64_t m, int64_t n, int64_t k, PairMatrix a, Rows<c10::BFloat16> b, float* c, int64_t ldc, bool accumulate) {
+  multiply_pairs(m, n, round_up(k, 2), a, b.data, b.ld, c, ldc, accumulate);
+}
+
+// The same on AMX. m and k are rounded up to multiples of 32, for which all operands have room.
 inline void multiply_short(
     int64_t m, int64_t n, int64_t k, Rows<c10::BFloat16> a, Rows<c10::BFloat16> b, float* c, int64_t ldc,
     bool accumulate) {
   multiply_tiles(round_up(m, 32), n, round_up(k, 32), a.data, a.ld, b.data, b.ld, c, ldc, accumulate);
 }
+
+// Rows as the left side of products.
+inline Matrix left_of_rows(FloatProducts, Rows<float> rows) { return {rows.data, rows.ld, 1}; }
+inline PairMatrix left_of_rows(PairProducts, Rows<c10::BFloat16> rows) { return {rows.data, rows.ld / 2, 1}; }
+inline Rows<c10::BFloat16> left_of_rows(TileProducts, Rows<c10::BFloat16> rows) { return rows; }
 
 }  // namespace CPU_CAPABILITY
 }  // namespace seqwarm

@@ -11,26 +11,27 @@ namespace seqwarm {
 inline namespace CPU_CAPABILITY {
 
 // The tokens of one head as rows of padded_dims elements: their own memory where that is possible, else a copy with
-// zeros in the gaps. T is the dtype of the tensor, P the dtype of the products.
-template <typename T, typename P>
+// zeros in the gaps. T is the dtype of the tensor.
+template <typename T, typename Products>
 class ShortRows {
-  using Tile = ShortTile<P>;
-  static constexpr int64_t width = piece_width<P>;
+  using P = typename Products::Element;
+  using Tile = ShortTile<Products>;
+  static constexpr int64_t width = Products::width, most = Products::most, step = Products::step;
 
  public:
   ShortRows(Arena& arena, const Problem& problem)
       : problem_(problem),
         dims_(padded_dims(problem)),
         fits_(std::is_same_v<T, P> && dims_ == problem.head_dim),
-        copy_(arena.take<P>(most_tokens<P> * dims_)),
-        pairs_(arena.take<P>(pair_of<P> == 1 ? 0 : most_tokens<P> * dims_)) {}
+        copy_(arena.take<P>(most * dims_)),
+        pairs_(arena.take<P>(pair_of<P> == 1 ? 0 : most * dims_)) {}
 
   // The keys of a tile. Masked keys become zeros: they may hold NaN, and 0 · NaN is not 0.
   void open_keys(const Strided& tensor, const Tile& tile, int64_t key_head) {
     open(tensor, key_head, tile.has_no_gap() && problem_.key_padding_mask == nullptr);
     P* row = copy_;
     for (const Sequence* sequence = tile.group().begin; !in_place_ && sequence != tile.group().end; ++sequence) {
-      for (int64_t key = 0; key < round_up(sequence->num_keys, sequence_step<P>); ++key, row += dims_) {
+      for (int64_t key = 0; key < round_up(sequence->num_keys, step); ++key, row += dims_) {
         const int64_t token = sequence->first_key + key;
         copy_row(sequence->batch, token, key >= sequence->num_keys || is_hidden(problem_, *sequence, token), row);
       }
@@ -42,7 +43,7 @@ class ShortRows {
     open(tensor, tile.head(), tile.has_no_gap() && (tile.all_see() || !clear));
     tile.for_each_piece([&](const ShortPiece& piece) {
       tile.for_each_span(piece, [&](const Span& span) {
-        for (int64_t index = 0; !in_place_ && index < round_up(span.width, sequence_step<P>); ++index) {
+        for (int64_t index = 0; !in_place_ && index < round_up(span.width, step); ++index) {
           const bool skip = index >= span.width || (clear && !tile.sees(span.column + index));
           copy_row(span.sequence->batch, span.query + index, skip, copy_ + (span.column + index) * dims_);
         }
@@ -60,18 +61,13 @@ class ShortRows {
 
   // The same as the right side of products, until the next call.
   Rows<P> right_keys(const Span& span) const { return to_right(keys(span), span.num_keys); }
-  Rows<P> right_queries(const Span& span) const { return to_right(queries(span), width); }
+  Rows<P> right_queries(const Span& span) const { return to_right(queries(span), round_up(span.width, step)); }
 
   // products (keys, width) = the keys of a span · columns (padded_dims, width), at the span's rows.
   void multiply_keys(const Span& span, const P* columns, float* products) const {
-    float* target = products + span.score_row * width;
-    const Rows<P> rows = keys(span);
-    if constexpr (std::is_same_v<P, float>) {
-      multiply_short(
-          span.num_keys, width, dims_, Matrix{rows.data, rows.ld, 1}, Rows<float>{columns, width}, target, width, false);
-    } else {
-      multiply_short(span.num_keys, width, dims_, rows, {columns, width}, target, width, false);
-    }
+    multiply_short(
+        span.num_keys, width, dims_, left_of_rows(Products(), keys(span)), Rows<P>{columns, width},
+        products + span.score_row * width, width, false);
   }
 
   // (padded_dims, width): the queries of a piece as columns. `spare` has room for as many elements.
@@ -80,12 +76,13 @@ class ShortRows {
     int64_t present = 0;
     tile.for_each_span(piece, [&](const Span& span) {
       const Rows<P> found = queries(span);
-      if (span.width == width || pair_of<P> == 2) {  // a copy has zeros after the span
+      const int64_t count = round_up(span.width, step);  // a copy has zeros after the span
+      if (count == width) {
         rows = found;
         return;
       }
-      for (int64_t index = 0; index < span.width; ++index, ++present) {
-        std::memcpy(spare + present * dims_, found.data + index * found.ld, dims_ * sizeof(P));
+      for (int64_t index = 0; index < count; ++index, ++present) {
+        copy_row_of(found.data + index * found.ld, spare + present * dims_);
       }
     });
     if (rows.data == spare) {
@@ -104,6 +101,14 @@ class ShortRows {
   void copy_row(int64_t batch, int64_t token, bool skip, P* row) const {
     load_row(
         tensor_->row<const T>(batch, head_, skip ? 0 : token), row, skip ? 0 : problem_.head_dim, dims_);
+  }
+
+  // In pieces of a size that needs no call: padded_dims is a multiple of it.
+  void copy_row_of(const P* from, P* to) const {
+    constexpr int64_t at_once = 64 / sizeof(P);
+    for (int64_t dim = 0; dim < dims_; dim += at_once) {
+      std::memcpy(to + dim, from + dim, sizeof(P) * at_once);
+    }
   }
 
   Rows<P> own(int64_t batch, int64_t token) const {

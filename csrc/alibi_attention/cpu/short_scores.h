@@ -9,15 +9,15 @@ namespace seqwarm {
 inline namespace CPU_CAPABILITY {
 
 // `column` of by_key and by_query is the span's first column in the piece.
-template <typename P>
+template <typename Products>
 class ShortScores;
 
 template <>
-class ShortScores<float> {
-  static constexpr int64_t width = piece_width<float>;
+class ShortScores<FloatProducts> {
+  static constexpr int64_t width = FloatProducts::width;
 
  public:
-  explicit ShortScores(Arena& arena) : scores_(arena.take<float>(most_tokens<float> * width)) {}
+  explicit ShortScores(Arena& arena) : scores_(arena.take<float>(FloatProducts::most * width)) {}
 
   float* data() const { return scores_; }
   void set(const ShortPiece&) {}
@@ -34,17 +34,48 @@ class ShortScores<float> {
   float* scores_;
 };
 
-// A piece has one span, which starts at row 0 and column 0.
 template <>
-class ShortScores<c10::BFloat16> {
-  static constexpr int64_t width = piece_width<c10::BFloat16>;
+class ShortScores<PairProducts> {
+  static constexpr int64_t width = PairProducts::width, most = PairProducts::most;
 
  public:
   explicit ShortScores(Arena& arena)
-      : scores_(arena.take<float>(most_tokens<c10::BFloat16> * width)),
-        by_key_(arena.take<c10::BFloat16>(most_tokens<c10::BFloat16> * width)),
-        pairs_(arena.take<c10::BFloat16>(most_tokens<c10::BFloat16> * width)),
-        by_query_(arena.take<c10::BFloat16>(most_tokens<c10::BFloat16> * width)) {}
+      : scores_(arena.take<float>(most * width)),
+        pairs_of_queries_(arena.take<c10::BFloat16>(most * width)),
+        pairs_of_keys_(arena.take<c10::BFloat16>(most * width)) {}
+
+  float* data() const { return scores_; }
+
+  // Rounds the scores, which may change until then.
+  void set(const ShortPiece& piece) {
+    round_to_pairs(scores_, piece.num_keys, pairs_of_queries_, pairs_of_keys_);
+  }
+
+  PairMatrix by_key(const Span& span, int64_t column) const {
+    return {pairs_of_queries_ + span.score_row * width + column, width / 2, 1};
+  }
+
+  PairMatrix by_query(const Span& span, int64_t column) const {
+    return {pairs_of_keys_ + span.score_row * width + 2 * column, 1, width};
+  }
+
+ private:
+  float* scores_;
+  c10::BFloat16* pairs_of_queries_;  // (keys, queries / 2, 2)
+  c10::BFloat16* pairs_of_keys_;     // (keys / 2, queries, 2)
+};
+
+// A piece has one span, which starts at row 0 and column 0.
+template <>
+class ShortScores<TileProducts> {
+  static constexpr int64_t width = TileProducts::width, most = TileProducts::most;
+
+ public:
+  explicit ShortScores(Arena& arena)
+      : scores_(arena.take<float>(most * width)),
+        by_key_(arena.take<c10::BFloat16>(most * width)),
+        pairs_(arena.take<c10::BFloat16>(most * width)),
+        by_query_(arena.take<c10::BFloat16>(most * width)) {}
 
   float* data() const { return scores_; }
 

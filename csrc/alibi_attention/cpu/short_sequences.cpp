@@ -1,17 +1,14 @@
 #include "short_sequences.h"
 
+#include "pair_products.h"
 #include "tile_products.h"
-
-#include <c10/util/BFloat16.h>
 
 #include <algorithm>
 
 namespace seqwarm {
 namespace {
 
-// Products of libtorch's in 16 bits take longer than those of short tiles in float32, up to this length. So do tiles of
-// AMX, up to a shorter one: most of their rows are empty.
-constexpr int64_t longest_before_native_products = 32;
+// Up to this length, tiles of AMX take longer than products in float32: most of their rows are empty.
 constexpr int64_t longest_before_tiles = 16;
 
 // Tokens after the last packed sequence are cut to sequences of this length.
@@ -74,11 +71,14 @@ int64_t longest_of(const Problem& problem) {
 ShortSequences short_sequences_of(const Problem& problem) {
   ShortSequences found;
   const int64_t longest = longest_of(problem);
-  const bool in_tiles = problem.native_products && multiplies_tiles();
-  found.native_products = in_tiles && longest > longest_before_tiles;
-  const int64_t step = found.native_products ? sequence_step<c10::BFloat16> : sequence_step<float>;
-  const int64_t most = found.native_products ? most_tokens<c10::BFloat16> : most_tokens<float>;
-  if (longest > (problem.native_products && !in_tiles ? longest_before_native_products : most)) {
+  found.native_products =
+      problem.native_products && (multiplies_tiles() ? longest > longest_before_tiles : multiplies_pairs());
+  int64_t step = 0, most = 0;
+  with_products(found.native_products, [&](auto products) {
+    step = products.step;
+    most = products.most;
+  });
+  if (longest > most) {
     return found;
   }
   found.sequences = problem.cu_seqlens_q == nullptr ? segments_of_rows(problem) : packed_sequences(problem);

@@ -1,11 +1,13 @@
-// Short sequences: rows of a batch, segments of rows, or packed sequences, of at most most_tokens queries and as many keys.
-// Groups of them share a tile.
+// Short sequences: rows of a batch, segments of rows, or packed sequences, of at most as many queries and
+// keys as a tile has. Groups of them share a tile.
 
 #pragma once
 
 #include "problem.h"
+#include "tile_products.h"
 
-#include <type_traits>
+#include <c10/util/BFloat16.h>
+
 #include <vector>
 
 namespace seqwarm {
@@ -18,7 +20,7 @@ struct Sequence {
   int64_t position;  // of the first query; the first key is at position 0
 };
 
-// Neighboring sequences, with at most most_tokens queries and as many keys in total, gaps included.
+// Neighboring sequences, with at most as many queries and keys in total as a tile has, gaps included.
 struct Group {
   const Sequence* begin;
   const Sequence* end;
@@ -30,13 +32,35 @@ struct ShortSequences {
   bool native_products = false;  // as in Problem
 };
 
-// Queries, and keys, of a tile. P is the dtype of the products, float or BFloat16.
-template <typename P>
-constexpr int64_t most_tokens = std::is_same_v<P, float> ? 64 : 128;
+// How a short tile is multiplied, and what follows for it. `Element` is the dtype of operands. Sequences start at
+// multiples of `step`, as products need, so that none sums over tokens of two sequences. `width` is that of a piece of
+// queries, and `most` the number of queries, and of keys, of a tile.
+struct FloatProducts {
+  using Element = float;
+  static constexpr int64_t step = 1, width = 16, most = 64;
+};
 
-// Sequences start at multiples of this in a tile, as products need.
-template <typename P>
-constexpr int64_t sequence_step = std::is_same_v<P, float> ? 1 : 32;
+struct PairProducts {  // AVX512-BF16
+  using Element = c10::BFloat16;
+  static constexpr int64_t step = 2, width = 16, most = 128;
+};
+
+struct TileProducts {  // AMX
+  using Element = c10::BFloat16;
+  static constexpr int64_t step = 32, width = 32, most = 128;
+};
+
+// Calls function(products) with one of the three.
+template <typename Function>
+inline void with_products(bool native_products, const Function& function) {
+  if (!native_products) {
+    function(FloatProducts());
+  } else if (multiplies_tiles()) {
+    function(TileProducts());
+  } else {
+    function(PairProducts());
+  }
+}
 
 ShortSequences short_sequences_of(const Problem& problem);
 

@@ -15,10 +15,6 @@
 namespace seqwarm {
 inline namespace CPU_CAPABILITY {
 
-// Columns: a whole number of vectors, and what products of P need.
-template <typename P>
-constexpr int64_t piece_width = std::is_same_v<P, float> ? 16 : 32;
-
 // Neighboring columns of one sequence in one piece, and the keys that any of them sees.
 struct Span {
   const Sequence* sequence;
@@ -26,12 +22,12 @@ struct Span {
   int64_t width;
   int64_t query;      // token of the first column
   int64_t key;        // token of the first key
-  int64_t num_keys;   // a multiple of sequence_step, which may end after the sequence
+  int64_t num_keys;   // a multiple of the step, which may end after the sequence
   int64_t place;      // of that key among the keys of the tile
   int64_t score_row;  // of that key in the piece
 };
 
-// `piece_width` columns and the keys that any of them sees, sequence by sequence.
+// A piece: neighboring columns and the keys that any of them sees, sequence by sequence.
 struct ShortPiece {
   int64_t column;
   int64_t first_span, last_span;
@@ -45,12 +41,12 @@ inline bool is_hidden(const Problem& problem, const Sequence& sequence, int64_t 
   return mask != nullptr && !mask[sequence.batch * problem.mask_batch + token * problem.mask_key];
 }
 
-template <typename P>
+template <typename Products>
 class ShortTile {
-  static constexpr int64_t step = sequence_step<P>;
+  static constexpr int64_t step = Products::step;
 
  public:
-  static constexpr int64_t width = piece_width<P>;
+  static constexpr int64_t width = Products::width, most = Products::most;
 
   explicit ShortTile(const Problem& problem) : problem_(problem) {}
 
@@ -181,17 +177,17 @@ class ShortTile {
   int64_t head_ = 0;
   int64_t num_columns_ = 0, num_keys_ = 0, num_spans_ = 0, num_pieces_ = 0;
   bool all_see_ = true, has_no_gap_ = true;
-  Span spans_[most_tokens<P> + most_tokens<P> / width];
-  ShortPiece pieces_[most_tokens<P> / width];
+  Span spans_[most + most / width];
+  ShortPiece pieces_[most / width];
   // Of the keys of the query's sequence:
-  int64_t low_[most_tokens<P>], high_[most_tokens<P>], center_[most_tokens<P>];
-  float beyond_[most_tokens<P>];
+  int64_t low_[most], high_[most], center_[most];
+  float beyond_[most];
 };
 
-// (keys, piece_width): `kept_value` where dropout keeps a weight, else 0.
-template <typename P>
+// (keys, width): `kept_value` where dropout keeps a weight, else 0.
+template <typename Products>
 inline void keep_short(
-    const Problem& problem, const ShortTile<P>& tile, const ShortPiece& piece, float kept_value, float* keep) {
+    const Problem& problem, const ShortTile<Products>& tile, const ShortPiece& piece, float kept_value, float* keep) {
   if (!tile.has_no_gap()) {
     std::fill_n(keep, piece.num_keys * tile.width, 0.f);
   }

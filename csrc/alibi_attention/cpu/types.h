@@ -3,6 +3,7 @@
 #pragma once
 
 #include "problem.h"
+#include "short_sequences.h"
 
 #include <c10/util/BFloat16.h>
 #include <c10/util/Half.h>
@@ -30,6 +31,18 @@ inline void with_types(const Problem& problem, const Function& function) {
   } else {
     with_input_type(problem, [&](auto input) { function(input, float()); });
   }
+}
+
+// Calls function(T(), products) with the dtype of the inputs and how short tiles are multiplied.
+template <typename Function>
+inline void with_short_types(const Problem& problem, const Function& function) {
+  with_products(problem.native_products, [&](auto products) {
+    if constexpr (std::is_same_v<decltype(products), FloatProducts>) {
+      with_input_type(problem, [&](auto input) { function(input, products); });
+    } else {
+      function(c10::BFloat16(), products);
+    }
+  });
 }
 
 }  // namespace CPU_CAPABILITY

@@ -1,0 +1,119 @@
+#include "pair_products.h"
+
+#ifdef SEQWARM_AVX512_BF16
+
+#include <immintrin.h>
+
+#include <cstring>
+
+namespace seqwarm {
+namespace {
+
+constexpr int64_t lanes = 16;
+
+// Every lane has the same pair.
+inline __m512bh broadcast(const c10::BFloat16* pair) {
+  int32_t bits;
+  std::memcpy(&bits, pair, sizeof(bits));
+  return reinterpret_cast<__m512bh>(_mm512_set1_epi32(bits));
+}
+
+// C (rows, vectors), in registers, of `pairs` pairs of columns of A.
+template <int rows, int vectors>
+inline void multiply_block(
+    int64_t pairs, PairMatrix a, const c10::BFloat16* b, int64_t ldb, float* c, int64_t ldc, bool accumulate) {
+  __m512 sum[rows][vectors];
+#pragma GCC unroll 8
+  for (int i = 0; i < rows; ++i) {
+#pragma GCC unroll 4
+    for (int v = 0; v < vectors; ++v) {
+      sum[i][v] = accumulate ? _mm512_loadu_ps(c + i * ldc + v * lanes) : _mm512_setzero_ps();
+    }
+  }
+  for (int64_t p = 0; p < pairs; ++p) {
+    __m512bh right[vectors];
+#pragma GCC unroll 4
+    for (int v = 0; v < vectors; ++v) {
+      right[v] = reinterpret_cast<__m512bh>(_mm512_loadu_si512(b + 2 * (p * ldb + v * lanes)));
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < rows; ++i) {
+      const __m512bh left = broadcast(a.data + 2 * (i * a.row + p * a.column));
+#pragma GCC unroll 4
+      for (int v = 0; v < vectors; ++v) {
+        sum[i][v] = _mm512_dpbf16_ps(sum[i][v], left, right[v]);
+      }
+    }
+  }
+#pragma GCC unroll 8
+  for (int i = 0; i < rows; ++i) {
+#pragma GCC unroll 4
+    for (int v = 0; v < vectors; ++v) {
+      _mm512_storeu_ps(c + i * ldc + v * lanes, sum[i][v]);
+    }
+  }
+}
+
+template <int rows, int vectors>
+inline void multiply_rows(
+    int64_t m, int64_t pairs, PairMatrix a, const c10::BFloat16* b, int64_t ldb, float* c, int64_t ldc,
+    bool accumulate) {
+  for (; m >= rows; m -= rows, a.data += 2 * rows * a.row, c += rows * ldc) {
+    multiply_block<rows, vectors>(pairs, a, b, ldb, c, ldc, accumulate);
+  }
+  if constexpr (rows > 1) {
+    if (m > 0) {
+      multiply_rows<rows / 2, vectors>(m, pairs, a, b, ldb, c, ldc, accumulate);
+    }
+  }
+}
+
+}  // namespace
+
+bool multiplies_pairs() {
+  return true;
+}
+
+void multiply_pairs(
+    int64_t m, int64_t n, int64_t k, PairMatrix a, const c10::BFloat16* b, int64_t ldb, float* c, int64_t ldc,
+    bool accumulate) {
+  for (; n >= 4 * lanes; n -= 4 * lanes, b += 8 * lanes, c += 4 * lanes) {
+    multiply_rows<4, 4>(m, k / 2, a, b, ldb, c, ldc, accumulate);
+  }
+  for (; n >= 2 * lanes; n -= 2 * lanes, b += 4 * lanes, c += 2 * lanes) {
+    multiply_rows<8, 2>(m, k / 2, a, b, ldb, c, ldc, accumulate);
+  }
+  if (n > 0) {
+    multiply_rows<8, 1>(m, k / 2, a, b, ldb, c, ldc, accumulate);
+  }
+}
+
+void round_to_pairs(const float* values, int64_t rows, c10::BFloat16* row_pairs, c10::BFloat16* column_pairs) {
+  alignas(64) static constexpr int16_t alternating[32] = {0,  16, 1,  17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
+                                                          8,  24, 9,  25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+  const __m512i order = _mm512_load_si512(alternating);
+  for (int64_t row = 0; row < rows; row += 2) {
+    const __m512 even = _mm512_loadu_ps(values + row * lanes), odd = _mm512_loadu_ps(values + (row + 1) * lanes);
+    const __m512i both = reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(odd, even));
+    _mm512_storeu_si512(row_pairs + row * lanes, both);
+    _mm512_storeu_si512(column_pairs + row * lanes, _mm512_permutexvar_epi16(order, both));
+  }
+}
+
+}  // namespace seqwarm
+
+#else
+
+namespace seqwarm {
+
+bool multiplies_pairs() {
+  return false;
+}
+
+void multiply_pairs(int64_t, int64_t, int64_t, PairMatrix, const c10::BFloat16*, int64_t, float*, int64_t, bool) {}
+
+void round_to_pairs(const float*, int64_t, c10::BFloat16*, c10::BFloat16*) {}
+
+}  // namespace seqwarm
+
+#endif

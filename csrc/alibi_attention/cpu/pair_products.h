@@ -1,0 +1,31 @@
+// Products of bfloat16 on AVX512-BF16: small ones, for which a call of libtorch's costs as much as the product.
+
+#pragma once
+
+#include <c10/util/BFloat16.h>
+
+#include <cstdint>
+
+namespace seqwarm {
+
+// Whether the compiler knew the instructions. Callers make sure that the CPU has them.
+bool multiplies_pairs();
+
+// A matrix of bfloat16 whose pair p of row i, of columns 2 p and 2 p + 1, is at data + 2 (i * row + p * column).
+struct PairMatrix {
+  const c10::BFloat16* data;
+  int64_t row;
+  int64_t column;
+};
+
+// C (m, n) = A (m, k) · B (k, n), or C += with `accumulate`. n is a multiple of 16 and k of 2. B is in pairs: (k / 2, n, 2),
+// where ldb counts pairs.
+void multiply_pairs(
+    int64_t m, int64_t n, int64_t k, PairMatrix a, const c10::BFloat16* b, int64_t ldb, float* c, int64_t ldc,
+    bool accumulate);
+
+// Rounds rows of 16 floats, an even number of them: as pairs of neighbors in a row, (rows, 8, 2), and as pairs of
+// neighbors in a column, (rows / 2, 16, 2).
+void round_to_pairs(const float* values, int64_t rows, c10::BFloat16* row_pairs, c10::BFloat16* column_pairs);
+
+}  // namespace seqwarm
