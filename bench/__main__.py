@@ -16,6 +16,9 @@ COMMANDS = {
     "calls": ("bench.alibi_attention.calls", "what a call of attention costs beside its arithmetic, GPUs pretended"),
     "batching": ("bench.batching.cpu", "batches by length: padding, planning beside infinibatch, resuming"),
     "files": ("bench.batching.files", "from compressed files to tensors, beside infinibatch: time and shares of it"),
+    "readers": ("bench.batching.readers", "formats of tokens, each read beside the format's own library"),
+    "large_corpus": ("bench.batching.large_corpus", "a billion tokens: first batch, resuming, memory"),
+    "text_files": ("bench.batching.text_files", "text in chunk files, Parquet and Arrow: size, and time of reading"),
     "diagnostics": (
         "bench.moment_statistics.cpu",
         "cost of monitoring an optimizer on the CPU, beside a training step",
@@ -30,7 +33,7 @@ COMMANDS = {
         "everything that needs a GPU, in four parts: tests, attention, memory, tuning",
     ),
     "training": ("bench.training.command", "does warmup train better: time to a loss, stability, extrapolation, speed"),
-    "page": ("bench.page", "the tables of the pages on benchmarks and on many devices, from the records"),
+    "page": ("bench.page", "the tables of the pages on benchmarks, stability and many devices, from the records"),
     "show": ("bench.shown", "copy a finished demo or search to the records, for its figure"),
     "pictures": ("bench.pictures", "figures that need no records: reach, a plan, a replay of the allocator"),
     "report": ("bench.report", "figures and tables from the records"),

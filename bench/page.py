@@ -12,10 +12,20 @@ from .alibi_attention.decoding import OURS_BOUND
 from .alibi_attention.peers import EAGER, FLASH, FLEX, MASK, OURS, OURS_NO_SKIP
 from .alibi_attention.report import DECODING, SHORT
 from .batching.report import PADDING
+from .batching.sources_report import (
+    LARGE_RECORDS,
+    READERS_RECORDS,
+    LargeCorpusRecord,
+    ReaderRecord,
+    large_corpus_rows,
+    readers_page,
+)
 from .common.records import RESULTS, CpuRecord, is_implementation, markdown, read
 from .parallel import report as many_devices
 from .resize_batch.implementations import BY_HAND, OURS_OUT
 from .resize_batch.implementations import OURS as RESIZE
+from .training.stability import tables as stability
+from .training.stability.command import RECORDS as STABILITY
 
 _DOCS = Path(__file__).parents[1] / "docs"
 LENGTHS = (64, 256, 1024, 4096, 8192, 16384)
@@ -203,11 +213,36 @@ def _demo_row(line: dict[str, Any]) -> list[str]:
     return [*settings, baseline, f"{line['warmup_loss']:.3f}", f"{seconds:.2f}", f"{tokens:.2f}"]
 
 
+# ---- sources
+
+
+def _large_corpus() -> str:
+    environment, lines = read(RESULTS / f"{LARGE_RECORDS}.jsonl")
+    return _with_environment(environment, lines, large_corpus_rows([LargeCorpusRecord(**line) for line in lines]))
+
+
+def _readers() -> str:
+    environment, lines = read(RESULTS / f"{READERS_RECORDS}.jsonl")
+    return _with_environment(environment, lines, readers_page([ReaderRecord(**line) for line in lines]))
+
+
+def _with_environment(environment: dict[str, Any], lines: list[dict[str, Any]], table: str) -> str:
+    facts = f"{environment['cpu']}, {lines[0]['conditions']}, Python {environment['python']}"
+    return f"{table}\n\n{facts}."
+
+
 # ---- many devices
 
 
 def _of_many_devices(table: Callable[[Sequence[dict[str, Any]]], str]) -> Callable[[], str]:
     return lambda: table(many_devices.records_of_file())
+
+
+# ---- stability
+
+
+def _of_stability(table: Callable[[Sequence[dict[str, Any]]], str]) -> Callable[[], str]:
+    return lambda: table(read(RESULTS / f"{STABILITY}.jsonl")[1])
 
 
 #: The tables of each page, by the names of their markers.
@@ -221,6 +256,8 @@ PAGES = {
         "padding": _padding,
         "demo": _demo,
     },
+    _DOCS / "benchmarks" / "stability.md": {name: _of_stability(table) for name, table in stability.TABLES.items()},
+    _DOCS / "guides" / "data_sources.md": {"large corpus": _large_corpus, "readers": _readers},
     _DOCS / "guides" / "many_devices.md": {
         "exchanges": _of_many_devices(many_devices.exchange_table),
         "widths": _of_many_devices(many_devices.width_table),

@@ -15,6 +15,7 @@ from typing import Any
 from . import shown
 from .alibi_attention import report as attention
 from .batching import report as batching
+from .batching import sources_report as sources
 from .common.goals import goals_table
 from .common.records import RESULTS, CpuRecord, read, table
 from .gpu.predictions import predictions_table
@@ -26,6 +27,9 @@ from .resize_batch import report as resizing
 from .training.figures import draw_all as draw_trainings
 from .training.results import Result
 from .training.scales import H200, TOY, Scale
+from .training.stability import figures as stability_figures
+from .training.stability import tables as stability_tables
+from .training.stability.command import RECORDS as STABILITY
 from .training.tables import report as training_tables
 
 FIGURES = Path(__file__).parent.parent / "docs" / "figures"
@@ -48,16 +52,25 @@ def _training_report(lines: list[dict[str, Any]], figures: Path, scale: Scale) -
     return f"{len(lines)} results.\n\n{training_tables(results, scale)}"
 
 
+def _stability_report(lines: list[dict[str, Any]], figures: Path) -> str:
+    stability_figures.draw_all(lines, figures)
+    return f"{len(lines)} runs.\n\n{stability_tables.report(lines)}"
+
+
 #: For each records file: a function of its records and of the folder for figures, which returns Markdown.
 REPORTS: dict[str, Callable[[list[dict[str, Any]], Path], str]] = {
     attention.RECORDS: attention.report,
     batching.RECORDS: batching.report,
     batching.FIGURE_RECORDS: batching.figure_report,
     batching.FILES_RECORDS: batching.files_report,
+    batching.TEXT_FILES_RECORDS: batching.text_files_report,
     "cpu_demo": _demo_report,
     many_devices.RECORDS: many_devices.report,
     moments.RECORDS: moments.report,
     resizing.RECORDS: resizing.report,
+    STABILITY: _stability_report,
+    sources.LARGE_RECORDS: sources.large_corpus_report,
+    sources.READERS_RECORDS: sources.readers_report,
     shown.DEMO: shown.demo_report,
     shown.TUNING: shown.tuning_report,
 }

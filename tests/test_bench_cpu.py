@@ -13,9 +13,11 @@ from bench.alibi_attention.cases import BOTH, FORWARD, RESULT_NAMES, Case
 from bench.alibi_attention.problems import Problem
 from bench.alibi_attention.report import report as report_attention
 from bench.batching import cpu as batching
-from bench.batching import files
+from bench.batching import files, large_corpus, readers
 from bench.batching.corpora import BenchCorpus
 from bench.batching.report import files_report, report_records
+from bench.batching.sources_report import large_corpus_report, readers_page, readers_report
+from bench.batching.token_corpus import document_lengths, write_flat
 from bench.moment_statistics import cpu as moments
 from bench.resize_batch import cpu as resizing
 from bench.resize_batch.implementations import BY_HAND, METHODS, OURS, Resizing, implementations
@@ -143,6 +145,35 @@ def test_batching_is_measured(monkeypatch, tmp_path):
     for what in ("padding", "planned", "resumed"):
         assert f"| {what} | a corpus |" in text
     assert "| resumed after a million items, LengthBatchStream |" in text
+
+
+def test_a_large_corpus_is_measured(monkeypatch, tmp_path):
+    monkeypatch.setattr(
+        large_corpus, "in_process", lambda function, *arguments: large_corpus._measured(function, arguments)
+    )
+    monkeypatch.setattr(large_corpus, "BUDGET", 4096)
+    tokens = 2_000_000
+    path = write_flat(tmp_path / "train.bin", document_lengths(tokens))
+    assert path.stat().st_size == 2 * tokens
+    records = list(large_corpus.measure(path, tokens, repeats=2))
+    assert [record.what for record in records if record.cache == "warm"] == [
+        *("first batch, documents not searched yet", "first batch", "plan of an epoch", "half an epoch", "resume"),
+    ]
+    assert records[0].documents == len(document_lengths(tokens))
+    text = large_corpus_report([asdict(record) for record in records], tmp_path)
+    assert "| time to resume | " in text
+    assert "| ≤ 100 ms | " in text
+
+
+def test_readers_of_formats_are_measured(monkeypatch, tmp_path):
+    with_libraries = [each for each in readers.FORMATS if each.needs is not None]
+    monkeypatch.setattr(readers, "FORMATS", [each for each in readers.FORMATS if each not in with_libraries])
+    records = list(readers.measure(20_000, repeats=2))
+    assert {record.reader for record in records} == {"TokenSource", "numpy.memmap", "ChunkSource", "gzip and json"}
+    assert len(records) == 4 * 4
+    assert all(record.seconds > 0 and record.tokens == 20_000 for record in records)
+    assert readers_report([asdict(record) for record in records], tmp_path).count("\n") == 1 + 16
+    assert readers_page(records).count("\n") == 1 + 4
 
 
 def test_files_to_tensors_are_measured(monkeypatch, tmp_path):

@@ -26,6 +26,7 @@ from bench.gpu.records import DeviceRecord, DeviceRecords, read_device_records
 from bench.gpu.stage import STAGES
 from bench.gpu.summary import summary
 from bench.report import FIGURES
+from bench.training.stability.command import RECORDS as STABILITY
 from seqwarm_kernels.utils.figures import LIGHT, style
 
 from .support.figures import check_looks, check_readable
@@ -75,10 +76,14 @@ def test_every_committed_records_file_has_a_section(run_bench, monkeypatch, tmp_
         if path.stem.endswith("_training"):
             assert f"{len(lines)} results." in section
             assert "## (d) Speed" in section
+        elif path.stem == STABILITY:  # a cell has several runs
+            assert f"{len(lines)} runs." in section
         else:
             assert section.count("\n|") >= len(lines)
     trainings = {f"training_{name}" for name in ("time", "stability", "extrapolation", "speed")}
     names = trainings | {
+        "stability_rates",
+        "stability_runs",
         "cpu_attention",
         "cpu_resize_batch",
         "demo_validation_loss",

@@ -27,9 +27,11 @@ from .plan import EXPERIMENTS, SWEEP
 from .results import Result
 from .running import ROOT, OtherRun, OutOfTime, RunFailed, Runner, environment_of_runs
 from .scales import SCALES, Scale
+from .stability import command as stability
 from .tables import report
 
 FIGURES = ROOT / "docs" / "figures"
+UNSTABLE = "stability"  #: the experiment of bench/training/stability, which has runs and records of its own
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,15 +40,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, required=True, help="folder for all runs, records and figures")
     letters = [letter for letter in EXPERIMENTS if letter != SWEEP]
     meanings = "; ".join(f"{letter}: {EXPERIMENTS[letter]}" for letter in letters)
-    parser.add_argument("--only", nargs="+", choices=letters, default=letters, help=f"{meanings} (default: all)")
+    only_help = f"{meanings}; {UNSTABLE}: warmup where the baseline is unstable (default: all letters)"
+    parser.add_argument("--only", nargs="+", choices=[*letters, UNSTABLE], default=letters, help=only_help)
     parser.add_argument("--seeds", type=int, default=3, help="seeds of the baseline and the best duration, and of (c)")
     parser.add_argument("--minutes", type=float, help="stop after this time; the next call continues")
     parser.add_argument(
         "--publish", action="store_true", help="also write records and figures to bench/results and docs/figures"
     )
+    stability.add_arguments(parser)
 
 
 def main(arguments: argparse.Namespace) -> None:
+    letters = [experiment for experiment in arguments.only if experiment != UNSTABLE]
+    if UNSTABLE in arguments.only:
+        stability.main(arguments, FIGURES)
+    if letters:
+        _main(arguments, letters)
+
+
+def _main(arguments: argparse.Namespace, letters: list[str]) -> None:
     scale, out = SCALES[arguments.scale], arguments.out.resolve()
     if arguments.seeds < 1:
         sys.exit(f"--seeds must be at least 1, got {arguments.seeds}")
@@ -56,7 +68,7 @@ def main(arguments: argparse.Namespace) -> None:
     text = [path.resolve() for path in arguments.text] if arguments.text else [standard_library_folder(out)]
     experiments = Experiments(Runner(scale, text, out, arguments.minutes), arguments.seeds)
     try:
-        failure = _train(experiments, arguments.only)
+        failure = _train(experiments, letters)
         results, environment = experiments.all_results(), _merged(experiments.environments())
     except OtherRun as error:
         sys.exit(str(error))

@@ -19,7 +19,7 @@ EXPERIMENTS = {
     SPEED: "speed and memory by attention",
     SWEEP: "the baseline's learning rate",
     TIME: "time and tokens to the baseline's final loss",
-    STABILITY: "stability",
+    STABILITY: "larger learning rates and batches, with clipped gradients",
     EXTRAPOLATION: "extrapolation and last words",
     TOKENS: "constant tokens in a step",
 }
