@@ -16,7 +16,7 @@ from ..ops.alibi_attention.schema import DenseOptions, VarlenOptions
 from ..ops.call_kind import CallCache, call_kind
 from ..ops.library import overload, short
 from ..utils.checks import check_bool, check_int, is_dtensor
-from .context_parallel import refuse_context_parallel
+from .context_parallel import refuse_context_parallel, refuse_context_parallel_in_graph
 from .slopes import default_slopes
 
 DEFAULT_SKIP_TOLERANCE = 2**-24
@@ -106,7 +106,9 @@ def alibi_attention(
         TypeError, ValueError: An argument does not fit. The message names it. Raised before any kernel runs.
     """
     kind = known = None
-    if not torch.compiler.is_compiling():
+    if torch.compiler.is_compiling():
+        refuse_context_parallel_in_graph()
+    else:
         refuse_context_parallel()
         if torch._C._is_any_autocast_enabled():
             query, key, value = _autocast(query), _autocast(key), _autocast(value)
@@ -207,7 +209,9 @@ def alibi_attention_varlen(
         TypeError, ValueError: An argument does not fit. The message names it. Raised before any kernel runs.
     """
     kind = known = None
-    if not torch.compiler.is_compiling():
+    if torch.compiler.is_compiling():
+        refuse_context_parallel_in_graph()
+    else:
         refuse_context_parallel()
         if torch._C._is_any_autocast_enabled():
             query, key, value = _autocast(query), _autocast(key), _autocast(value)

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from ..utils.checks import has_tangent
 from . import backends
 
 _ALIGNMENT = 16  # bytes: of blocks that kernels may load at once
@@ -31,8 +32,9 @@ def _call_kind(*arguments: Any) -> Hashable | None:
     """The kind of a call with these arguments, as one value that can be compared; without the extension.
 
     Of tensors: shape, strides, dtype, device and alignment. Of None, bool, int, float and str: type and value. None if
-    another argument is among them, a tensor is not a plain one (a subclass, or inside of a functorch transform), or a
-    mode of PyTorch could change what the call does. The extension also knows dicts of tensors, for calls that it runs.
+    another argument is among them, a tensor is not a plain one (a subclass, a dual tensor, or inside of a functorch
+    transform), or a mode of PyTorch could change what the call does. The extension also knows dicts of tensors, for
+    calls that it runs.
     """
     if not _is_plain_state():
         return None
@@ -41,7 +43,7 @@ def _call_kind(*arguments: Any) -> Hashable | None:
         if type(argument) in (Tensor, torch.nn.Parameter):
             if argument.layout != torch.strided or argument.is_nested or argument.device.type not in ("cpu", "cuda"):
                 return None
-            if argument.is_conj() or argument.is_neg():
+            if argument.is_conj() or argument.is_neg() or has_tangent(argument):
                 return None
             aligned = argument.data_ptr() % _ALIGNMENT == 0
             kind += argument.shape, argument.stride(), argument.dtype, argument.device, aligned

@@ -113,7 +113,8 @@ class grow_p2:
     In a cycle each length is drawn `draws` times, each time for the same number of units. A length has twice the odds
     of the next longer one, as long as it has draws left. The order depends on `seed` alone, so it is the same on all
     ranks and after a restart. Lengths are exact as for `doubling`. Source: Grow-P2 of H. Pouransari et al., "Dataset
-    Decomposition", NeurIPS 2024, arXiv 2405.13226.
+    Decomposition", NeurIPS 2024, arXiv 2405.13226, for buckets with as many tokens each; the authors' code multiplies
+    the odds of a length by the number of its tokens.
 
     Args:
         times, cycles, draws: At least 1.

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 
 def check_int(name: str, value: object, *, minimum: int | None = None) -> int:
@@ -87,6 +88,20 @@ def check_dense(name: str, tensor: Tensor) -> None:
         raise TypeError(f"{name} must be a dense tensor, got a nested tensor")
     if tensor.layout != torch.strided:
         raise TypeError(f"{name} must be a dense tensor, got layout {tensor.layout}")
+
+
+def has_tangent(tensor: Tensor) -> bool:
+    """Whether forward-mode differentiation passes through `tensor`."""
+    return forward_ad.unpack_dual(tensor).tangent is not None
+
+
+def check_no_tangent(name: str, tensor: Tensor) -> None:
+    """Operators return results without tangents, which would count as zero."""
+    if has_tangent(tensor):
+        raise ValueError(
+            f"{name} must have no tangent, got a dual tensor of torch.func.jvp or torch.autograd.forward_ad: only "
+            "reverse mode is supported"
+        )
 
 
 def is_dtensor(value: object) -> bool:

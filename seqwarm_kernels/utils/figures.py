@@ -61,6 +61,10 @@ LOOKS = {
     "full length throughout": Look(_BLUE, "o", "--"),
     "sequence-length warmup": Look(_ORANGE, "s", width=2.0),
     "half the batch, full length": Look(_GRAY, "D", ":"),
+    "the same, rate warmed up in 6 steps": Look(_AMBER, "X", "--"),
+    "batch-size warmup": Look(_GRAY, "D", ":"),
+    "longer learning-rate warmup": Look(_GREEN, "v", "-."),
+    "clipped gradients": Look(_PINK, "P", ":"),
     "this package": Look(_ORANGE, "o", width=2.4),
     "eager, slicing": Look(_GRAY, "X", "-."),
     # allocator

@@ -11,6 +11,8 @@ from seqwarm_kernels import warmup_allocator
 from seqwarm_kernels.allocator import snapshot
 from seqwarm_kernels.allocator.snapshot import restore_afterwards
 
+from ..support.defaults import other_defaults
+
 
 def model_and_optimizer():
     """With gradients and state. The optimizer has a parameter of its own, and no state for the last one."""
@@ -245,6 +247,13 @@ def test_a_change_of_a_frozen_parameter_is_an_error(monkeypatch, piece, change, 
     with pytest.raises(RuntimeError, match=r"forward or a hook has changed 0\.bias\. Load them"):
         change_both()
     assert model[1].weight.any(), "the rest was not restored"
+
+
+def test_sums_do_not_depend_on_the_default_device():
+    tensor = torch.randn(9)
+    with other_defaults():
+        got = snapshot._sum_of_bits(tensor)
+    assert torch.equal(got, snapshot._sum_of_bits(tensor))
 
 
 def test_signs_that_cancel_in_a_regular_sum():

@@ -2,6 +2,7 @@
 
 import warnings
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -141,6 +142,17 @@ def batching():
     }
 
 
+def data_sources():
+    """The file of tokens of the page."""
+    from ..data.token_files import documents
+
+    made = documents(500, longest=58)
+    for document in made:
+        document[-1] = 50_256
+    np.concatenate(made).tofile("train.bin")
+    return {}
+
+
 def diagnostics():
     model = OfBatch()
     return {
@@ -183,6 +195,7 @@ NAMES = {
     "docs/guides/models.md": models,
     "docs/guides/many_devices.md": many_devices,
     "docs/guides/batching.md": batching,
+    "docs/guides/data_sources.md": data_sources,
     "docs/guides/diagnostics.md": diagnostics,
     "docs/guides/tuning.md": tuning,
     "docs/concepts/allocator.md": allocator,

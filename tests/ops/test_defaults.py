@@ -1,7 +1,5 @@
 """No call depends on torch's default device and dtype."""
 
-from contextlib import contextmanager
-
 import pytest
 import torch
 from torch.utils._pytree import tree_leaves
@@ -10,15 +8,7 @@ from seqwarm_kernels import alibi_attention, alibi_attention_varlen, alibi_slope
 from seqwarm_kernels.ops import backends
 from seqwarm_kernels.ops.library import overload
 
-
-@contextmanager
-def other_defaults():
-    torch.set_default_dtype(torch.float64)
-    try:
-        with torch.device("meta"):
-            yield
-    finally:
-        torch.set_default_dtype(torch.float32)
+from ..support.defaults import other_defaults
 
 
 def attend(backend):

@@ -137,13 +137,13 @@ def test_any_pieces_of_any_tensors(backend, data, problem):
 
 
 def every_kind(lengths, features=(3,)):
-    """A tensor of each kind, one with strides, and one of wide tokens."""
+    """A tensor without items, one of each kind, one of wide tokens, and one with strides."""
     tokens = sum(lengths)
-    tensors = [some_values((len(lengths),), torch.float32)]
+    tensors = [some_values((tokens, 0), torch.float32), some_values((len(lengths),), torch.float32)]
     tensors += [some_values((tokens,), dtype) for dtype in (torch.int64, torch.int64, torch.int32, torch.int16)]
     tensors += [some_values((tokens, *features), torch.bfloat16), some_values((tokens, 2), torch.bool, stride=2)]
-    kinds = [0, 1, 2, 3, 4, 1, 1]
-    return tensors, kinds, [0, 0, -100, 0, 0, 0, 0]
+    kinds = [1, 0, 1, 2, 3, 4, 1, 1]
+    return tensors, kinds, [0, 0, 0, -100, 0, 0, 0, 0]
 
 
 RULES = ["truncate", "reshape_drop", "reshape_pad", "reshape_overlap", "flatten"]
@@ -220,7 +220,7 @@ def test_rows_of_another_tensor(backend):
 
 
 def test_a_mask_with_other_strides(backend):
-    mask = torch.tensor([1, 0, 0, 1, 1, 0, 0, 1, 0, 1])[::2]
+    mask = torch.tensor([1, 0, 1, 0, 0, 1, 1, 0, 0, 1])[::2]
     check(backend, [], [], [], mask, [5], [(0, 0, 2, 0), (0, 2, 3, 0)])
 
 
@@ -260,6 +260,21 @@ def test_arguments_of_the_native_operator_that_do_not_fit(change, message):
     operator(*arguments.values(), [0, 0], True)
     with pytest.raises(ValueError, match=message):
         operator(*(arguments | change).values(), [0, 0], True)
+
+
+def test_numbers_that_do_not_fit_into_the_kernel():
+    if backends.why_not("resize_packed", "triton", "cpu") is not None:
+        pytest.skip("Triton's interpreter does not serve here")
+    from seqwarm_kernels.ops.resize_packed import triton as host
+
+    widest = torch.empty(2, 2**30, device="meta")
+    assert host.make_entry(widest, widest).units == 2**30
+    wider = torch.empty(2, 2**30 + 1, device="meta")
+    with pytest.raises(ValueError, match=r"tokens of at most 1073741824 items, got \(2, 1073741825\)"):
+        host.make_entry(wider, wider)
+    pieces = torch.empty(5, 0, dtype=torch.int64, device="meta")
+    with pytest.raises(ValueError, match="counts fewer than"):
+        host.resize_packed([], None, pieces, host.TICKET.value, [], [], True)
 
 
 @pytest.mark.parametrize("return_info", [False, True])

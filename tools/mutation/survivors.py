@@ -632,6 +632,62 @@ REASONS = [
         "(torch.empty(0, device='meta'))",
         "Equivalent: strides that fit 2 bytes also fit 4, and only the shape is read.",
     ),
+    Reason(
+        "seqwarm_kernels/ops/resize_packed/triton.py",
+        "_WIDEST = 16  # bytes",
+        "16",
+        "(17)",
+        "Changes speed only: narrower groups.",
+    ),
+    Reason(
+        "seqwarm_kernels/ops/resize_packed/triton_kernel.py",
+        "begins = tl.load(table.first + later, mask=exists, other=0)",
+        "tl.load(table.first + later, mask=exists, other=0)",
+        "(tl.load(table.first + later, mask=exists))",
+        "Equivalent: `exists` hides the value as well.",
+    ),
+    Reason(
+        "seqwarm_kernels/ops/resize_packed/triton_kernel.py",
+        "begins = tl.load(table.first + later, mask=exists, other=0)",
+        "0",
+        "(1)",
+        "Equivalent: `exists` hides the value as well.",
+    ),
+    Reason(
+        "seqwarm_kernels/ops/resize_packed/triton_kernel.py",
+        "begin = tl.load((table.start if KIND == POSITION else table.source) + piece, mask=written, other=0)",
+        "0",
+        "(1)",
+        "Equivalent: `written` hides the item as well.",
+    ),
+    Reason(
+        "seqwarm_kernels/ops/resize_packed/triton_kernel.py",
+        "slot = token - tl.load(table.first + piece, mask=written, other=0)",
+        "0",
+        "(1)",
+        "Equivalent: `written` hides the item as well.",
+    ),
+    Reason(
+        "seqwarm_kernels/ops/resize_packed/triton_kernel.py",
+        "out_offset = tl.multiple_of((token * entry.units + unit)[:, None], [1, WIDTH]) + lanes",
+        "1",
+        "(2)",
+        "Runs on a GPU only: a hint to the compiler, which the interpreter does not read.",
+    ),
+    Reason(
+        "seqwarm_kernels/ops/resize_packed/triton_kernel.py",
+        "items = (piece[:, None] + lanes * 0).to(out.dtype.element_ty)",
+        "piece[:, None] + lanes * 0",
+        "(piece[:, None] - lanes * 0)",
+        "Equivalent: 0 is added.",
+    ),
+    Reason(
+        "seqwarm_kernels/ops/resize_packed/triton_kernel.py",
+        "items = (piece[:, None] + lanes * 0).to(out.dtype.element_ty)",
+        "0",
+        "(1)",
+        "Equivalent: a number has one lane.",
+    ),
 ]
 
 

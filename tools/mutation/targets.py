@@ -71,7 +71,9 @@ TARGETS = [
         ),
         *("-k", "triton or launch"),
     ),
-    *_in_folder("seqwarm_kernels/ops/resize_packed", "triton_kernel.py triton.py", _RESIZE_PACKED, "-k", "triton"),
+    *_in_folder(
+        "seqwarm_kernels/ops/resize_packed", "triton_kernel.py triton.py", _RESIZE_PACKED, "-k", "triton or kernel"
+    ),
     *_in_folder(
         "seqwarm_kernels/ops/alibi_attention",
         "triton_tiles.py triton_reach.py triton_forward.py triton_backward_ranges.py triton_backward_key.py "
@@ -106,7 +108,7 @@ TARGETS = [
     *_in_folder(
         "csrc/alibi_attention/cpu",
         "short_tile.h short_scores.h short_products.h short_rows.h short_forward.cpp short_backward.cpp "
-        "short_sequences.cpp tile_products.cpp",
+        "short_sequences.cpp tile_products.cpp pair_products.cpp",
         "tests/ops/test_attention_native_short.py",
         wider=("tests/ops/test_attention_native.py", *_ATTENTION_GRID, "native"),
     ),

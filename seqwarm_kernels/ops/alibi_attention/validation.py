@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ...utils.checks import check_dense, check_int, check_real, check_share
+from ...utils.checks import check_dense, check_int, check_no_tangent, check_real, check_share
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 MAX_HEAD_DIM = 256
@@ -18,6 +18,7 @@ def check_query_key_value(query: Tensor, key: Tensor, value: Tensor, layout: str
         if not isinstance(tensor, Tensor):
             raise TypeError(f"{name} must be a tensor, got {type(tensor).__name__}")
         check_dense(name, tensor)
+        check_no_tangent(name, tensor)
         if tensor.dim() != rank:
             raise ValueError(f"{name} must be {layout}, got shape {tuple(tensor.shape)}")
         if tensor.dtype not in DTYPES:
@@ -61,6 +62,7 @@ def check_slopes(slopes: Tensor, query: Tensor, batch_size: int, num_heads: int)
         got = slopes.dtype if isinstance(slopes, Tensor) else type(slopes).__name__
         raise TypeError(f"slopes must be a floating-point tensor, got {got}")
     check_dense("slopes", slopes)
+    check_no_tangent("slopes", slopes)
     # Size by size: torch.compile does not find a symbolic size in a tuple.
     by_row = slopes.dim() == 2 and slopes.shape[0] == batch_size
     if not (slopes.dim() == 1 or by_row) or slopes.shape[-1] != num_heads:

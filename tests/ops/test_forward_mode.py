@@ -1,0 +1,80 @@
+"""Forward-mode differentiation: operators lack it, and refuse what would otherwise get tangents of zero."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.autograd import forward_ad
+
+from seqwarm_kernels import alibi_attention, alibi_attention_varlen, alibi_slopes, resize_batch
+
+
+def dense_inputs():
+    return {name: torch.randn(1, 2, 8, 16) for name in ("query", "key", "value")} | {"slopes": alibi_slopes(2)}
+
+
+def attend(inputs):
+    return alibi_attention(**inputs)
+
+
+def attend_packed(inputs):
+    tensors = [inputs[name][0].transpose(0, 1) for name in ("query", "key", "value")]
+    cu_seqlens = torch.tensor([0, 5, 8], dtype=torch.int32)
+    return alibi_attention_varlen(*tensors, cu_seqlens, cu_seqlens, 5, 5, inputs["slopes"])
+
+
+def by_dual_tensor(function, tensor):
+    with forward_ad.dual_level():
+        return forward_ad.unpack_dual(function(forward_ad.make_dual(tensor, torch.ones_like(tensor)))).tangent
+
+
+def by_jvp(function, tensor):
+    return torch.func.jvp(function, (tensor,), (torch.ones_like(tensor),))[1]
+
+
+@pytest.mark.parametrize("name", ["query", "key", "value", "slopes"])
+@pytest.mark.parametrize("tangent", [by_dual_tensor, by_jvp])
+@pytest.mark.parametrize("call", [attend, attend_packed])
+def test_attention_refuses_tangents(call, tangent, name):
+    inputs = dense_inputs()
+    call(inputs)  # a known call is not checked again
+    with pytest.raises(ValueError, match=f"{name} must have no tangent"):
+        tangent(lambda tensor: call(inputs | {name: tensor}), inputs[name])
+    call(inputs)
+
+
+def test_compiled_attention_refuses_tangents():
+    inputs = dense_inputs()
+    compiled = torch.compile(
+        lambda query: by_jvp(lambda dual: attend(inputs | {"query": dual}), query), backend="eager"
+    )
+    with pytest.raises((ValueError, torch._dynamo.exc.Unsupported), match=r"Observed exception|must have no tangent"):
+        compiled(inputs["query"])
+
+
+def make_batch(tensor):
+    return {"input_ids": torch.arange(16).view(2, 8), "embeddings": tensor}
+
+
+@pytest.mark.parametrize("tangent", [by_dual_tensor, by_jvp])
+@pytest.mark.parametrize("mode", ["truncate", "reshape"])
+def test_copies_of_a_batch_refuse_tangents(tangent, mode):
+    embeddings = torch.randn(2, 8, 3)
+    resize_batch(make_batch(embeddings), 4, mode=mode)
+    with pytest.raises(ValueError, match=r"batch\['embeddings'\] must have no tangent"):
+        tangent(lambda tensor: resize_batch(make_batch(tensor), 4, mode=mode)["embeddings"], embeddings)
+
+
+@pytest.mark.parametrize("tangent", [by_dual_tensor, by_jvp])
+def test_views_of_a_batch_carry_tangents(tangent):
+    result = tangent(lambda tensor: resize_batch(make_batch(tensor), 4, copy=False)["embeddings"], torch.randn(2, 8, 3))
+    assert torch.equal(result, torch.ones(2, 4, 3))
+
+
+@pytest.mark.parametrize("tangent", [by_dual_tensor, by_jvp])
+def test_packed_batches_carry_tangents(tangent):
+    def resized(tensor):
+        batch = {"input_ids": torch.arange(8)[None], "embeddings": tensor}
+        return resize_batch(batch | {"cu_seqlens": torch.tensor([0, 5, 8], dtype=torch.int32)}, 4)["embeddings"]
+
+    assert torch.equal(tangent(resized, torch.randn(1, 8, 3)), torch.ones(1, 7, 3))
