@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from torch import distributed, nn
+from torch import nn
 from torch.utils.data import DataLoader
 
 pytest.importorskip("accelerate")
