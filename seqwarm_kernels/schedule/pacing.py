@@ -12,7 +12,7 @@ from typing import Any
 from ..utils.checks import check_int, check_iterable, check_real
 
 #: Maps x in [0, 1), an exact fraction of the warmup's duration, to the share of the growth to the full length, 0 to 1.
-Pacing = Callable[[Fraction], "float | Fraction"]
+Pacing = Callable[[Fraction], float | Fraction]
 
 
 def linear(x: Fraction) -> Fraction:

@@ -11,6 +11,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from seqwarm_kernels.allocator import pinned_buffers, snapshot
 from seqwarm_kernels.allocator.snapshot import restore_afterwards
 
+from ..support.defaults import other_defaults
+
 SIZES = (3, 16, 17, 100, 1, 0)  # a buffer holds 16 numbers
 
 
@@ -42,6 +44,8 @@ class LateCopies(TorchDispatchMode):
 @pytest.fixture
 def device(monkeypatch):
     """Tensors with numbers are on the device; a buffer holds 16 numbers of 32 bits."""
+    with torch.device("cpu"):
+        torch.empty(0)  # torch keeps the functions that take a default device, before this one is replaced
     copies, empty = LateCopies(), torch.empty
     monkeypatch.setattr(torch, "empty", lambda *size, pin_memory=False, **options: empty(*size, **options))
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: copies)
@@ -99,6 +103,22 @@ def test_graphs_from_before_stay_valid(device):
     snapshot._Values([weight]).restore()
     loss.backward()
     assert weight.grad.tolist() == [2, 2]
+
+
+def test_another_default_device(device):
+    tensor = torch.arange(40.0)
+    with other_defaults():
+        values = snapshot._Values([tensor])
+        tensor.zero_()
+        values.restore()
+    assert tensor.equal(torch.arange(40.0))
+
+
+def test_two_buffers_of_16_mib_are_pinned(monkeypatch):
+    sizes = []
+    monkeypatch.setattr(torch, "empty", lambda size, pin_memory, **options: sizes.append(size * pin_memory))
+    pinned_buffers.PinnedBuffers()
+    assert sizes == [16 * 2**20] * 2
 
 
 def test_a_driver_that_does_not_pin(device, monkeypatch):

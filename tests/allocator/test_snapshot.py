@@ -6,6 +6,7 @@ import numpy
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from seqwarm_kernels import warmup_allocator
 from seqwarm_kernels.allocator import snapshot
@@ -254,6 +255,27 @@ def test_sums_do_not_depend_on_the_default_device():
     with other_defaults():
         got = snapshot._sum_of_bits(tensor)
     assert torch.equal(got, snapshot._sum_of_bits(tensor))
+
+
+class LargestResult(TorchDispatchMode):
+    """The most bytes that a result takes. Views of the parameter have another dtype."""
+
+    def __init__(self):
+        super().__init__()
+        self.bytes = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor) and result.dtype == torch.int64:
+            self.bytes = max(self.bytes, result.nbytes)
+        return result
+
+
+def test_a_sum_over_many_elements_takes_little_memory():
+    parameter = torch.ones(2**22 + 1, dtype=torch.int8)
+    with LargestResult() as largest:
+        snapshot._sum_of_bits(parameter)
+    assert largest.bytes == 32 * 2**20
 
 
 def test_signs_that_cancel_in_a_regular_sum():

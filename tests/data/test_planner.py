@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 
 from seqwarm_kernels import SequenceLengthScheduler
 from seqwarm_kernels.data import BatchPlanner
+from seqwarm_kernels.data.batch_planning.padded import greedy_boundaries, reduce_padding
+from seqwarm_kernels.data.batch_planning.plan import as_lengths
 
 from .made import lengths_lists
 
@@ -133,6 +135,17 @@ def test_the_last_boundaries_of_many_batches_are_moved():
     assert plan.padded_tokens.sum() < sum(len(rows) * rows[0] for rows in greedy)
 
 
+@pytest.mark.parametrize(("batches", "moved"), [(23, 15), (100, 1)])
+def test_how_many_boundaries_are_moved(batches, moved):
+    """Those between the last 16 of few batches, and between the last 2 of many: the search takes time."""
+    widths = np.sort(np.random.default_rng(0).lognormal(5, 0.8, 20_000).astype(np.int64).clip(1, 4096))[::-1]
+    widths = widths[greedy_boundaries(widths, 4096, None)[-1 - batches] :]
+    greedy = greedy_boundaries(widths, 4096, None)
+    reduced = reduce_padding(widths, greedy, 4096, None)
+    changed = [place for place in range(batches + 1) if reduced[place] != greedy[place]]
+    assert changed == list(range(batches - moved, batches))
+
+
 def test_items_of_more_than_65535_tokens():
     assert BatchPlanner(batch_size=2).plan([1, 70_000, 2, 65_537, 65_536]).items.tolist() == [1, 3, 4, 2, 0]
     assert BatchPlanner(batch_size=2).plan([1, 65_537, 2]).items.tolist() == [1, 2, 0]  # as far apart as 2**16
@@ -220,6 +233,11 @@ def test_lengths_of_many_kinds(lengths):
     plan = BatchPlanner(6).plan(lengths)
     assert plan.lengths.tolist() == [3, 1]
     assert plan.tokens().dtype == plan.whole_items().dtype == plan.padded_tokens.dtype == np.int64
+
+
+def test_lengths_of_64_bits_are_not_copied():
+    lengths = np.arange(9)
+    assert as_lengths(lengths) is lengths
 
 
 def test_the_longest_length():

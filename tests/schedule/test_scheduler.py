@@ -247,6 +247,7 @@ def test_resize():
     ("settings", "error", "message"),
     [
         ({"min_seq_length": 0}, ValueError, "min_seq_length must be at least 1, got 0"),
+        ({"max_seq_length": 0}, ValueError, "max_seq_length must be at least 1, got 0"),
         (
             {"min_seq_length": 9, "max_seq_length": 8},
             ValueError,
