@@ -277,6 +277,16 @@ def test_numbers_that_do_not_fit_into_the_kernel():
         host.resize_packed([], None, pieces, host.TICKET.value, [], [], True)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "units", "width"),
+    [(torch.uint8, 48, 16), (torch.int64, 48, 2), (torch.uint8, 12, 4), (torch.int64, 1, 1)],
+)
+def test_items_of_a_group_are_at_most_16_bytes(dtype, units, width):
+    host = pytest.importorskip("seqwarm_kernels.ops.resize_packed.triton")
+    tokens = torch.empty(3, units, dtype=dtype)
+    assert host.make_layout(host.make_entry(tokens, tokens), PackedKind.TOKEN, 0, dtype)[2] == width
+
+
 @pytest.mark.parametrize("return_info", [False, True])
 def test_one_launch_whatever_the_number_of_tensors(monkeypatch, return_info):
     if backends.why_not("resize_packed", "triton", "cpu") is not None:

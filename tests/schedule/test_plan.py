@@ -134,7 +134,7 @@ def test_figure(unit):
         "sequence-length warmup": list(zip([*starts, end], [8, 16, 24, 24], strict=True)),
     }
     assert {line.get_drawstyle() for line in lengths.lines} == {"steps-post"}
-    assert {line.get_marker() for axes in figure.axes for line in axes.lines} == {"none"}, "a stage is no measured point"
+    assert {line.get_marker() for axes in figure.axes for line in axes.lines} == {"none"}, "stages are no points"
     of_stages = [stage.steps if unit == "token" else stage.tokens for stage in plan.stages]
     (origin, (last, full)) = support.drawn(amounts)["full length throughout"]
     assert (origin, last) == ((0, 0), end)

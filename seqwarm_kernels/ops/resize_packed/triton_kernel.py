@@ -53,7 +53,7 @@ def piece_of(token, table, widest_step):
     while step > 0:
         later = piece + step
         exists = later < table.count
-        begins = tl.load(table.first + later, mask=exists, other=0)
+        begins = tl.load(table.first + later, mask=exists)
         piece = tl.where(exists & (begins <= token), later, piece)
         step = step // 2
     return piece
@@ -71,23 +71,23 @@ def copy_tile(
     token = first // token_groups + within // token_groups
     written = token < tokens
     if KIND == SEQUENCE:
-        source = tl.load(table.sequence + token, mask=written, other=0)
+        source = tl.load(table.sequence + token, mask=written)
         filled = token < 0
     else:
         piece = piece_of(token, table, widest_step)
-        begin = tl.load((table.start if KIND == POSITION else table.source) + piece, mask=written, other=0)
-        slot = token - tl.load(table.first + piece, mask=written, other=0)
+        begin = tl.load((table.start if KIND == POSITION else table.source) + piece, mask=written)
+        slot = token - tl.load(table.first + piece, mask=written)
         source = begin + slot
         filled = token < 0
         if KIND == LABEL:
-            filled = slot < tl.load(table.repeated + piece, mask=written, other=0)
+            filled = slot < tl.load(table.repeated + piece, mask=written)
 
     lanes = tl.arange(0, WIDTH)[None, :]
     unit = within % token_groups * WIDTH
     out_offset = tl.multiple_of((token * entry.units + unit)[:, None], [1, WIDTH]) + lanes
     out = as_bits(entry.out, ITEM_BYTES) + out_offset
     if KIND == INDEX:
-        items = (piece[:, None] + lanes * 0).to(out.dtype.element_ty)
+        items = piece[:, None].to(out.dtype.element_ty)  # a group is one number
     else:
         source_offset = tl.multiple_of((source * entry.units + unit)[:, None], [1, WIDTH]) + lanes
         has_token = written & ~filled
@@ -100,10 +100,10 @@ def write_info(tile, info, mask, mask_stride, table, tokens, ROWS: tl.constexpr,
     """Write lengths and position ids of `ROWS` pieces, and add their valid tokens to the total."""
     piece = tile * ROWS + tl.arange(0, ROWS)
     exists = piece < table.count
-    first = tl.load(table.first + piece, mask=exists, other=0)
+    first = tl.load(table.first + piece, mask=exists)
     end = tl.load(table.first + piece + 1, mask=piece + 1 < table.count, other=tokens)
     length = tl.where(exists, end - first, 0)[:, None]
-    source = tl.load(table.source + piece, mask=exists, other=0)[:, None]
+    source = tl.load(table.source + piece, mask=exists)[:, None]
     count = tl.zeros((ROWS,), tl.int32)
     for start in range(0, tl.max(tl.max(length, 1), 0), COLUMNS):
         slot = start + tl.arange(0, COLUMNS)[None, :]
