@@ -6,6 +6,7 @@ import numpy
 import pytest
 import torch
 from torch import nn
+from torch._subclasses import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from seqwarm_kernels import warmup_allocator
@@ -255,6 +256,12 @@ def test_sums_do_not_depend_on_the_default_device():
     with other_defaults():
         got = snapshot._sum_of_bits(tensor)
     assert torch.equal(got, snapshot._sum_of_bits(tensor))
+
+
+@pytest.mark.parametrize(("device", "through_buffers"), [("cuda", True), ("cpu", False)])
+def test_tensors_of_gpus_are_copied_through_buffers(device, through_buffers):
+    with FakeTensorMode():
+        assert snapshot._is_on_gpu(torch.empty(1, device=device)) is through_buffers
 
 
 class LargestResult(TorchDispatchMode):

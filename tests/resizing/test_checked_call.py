@@ -61,3 +61,12 @@ def test_few_checked_calls_are_kept(checks, monkeypatch):
         kept.append(len(checked_call._calls))
     assert kept == [1, 2, 3, 1, 2, 3, 1, 2]
     assert len(checks) == 8
+
+
+def test_as_many_calls_are_kept_as_a_ramp_has_lengths(checks):
+    batches = [{"input_ids": IDS[:, :1].expand(2, length)} for length in range(1, 258)]
+    for batch in [*batches[:256], batches[0]]:
+        resize_batch(batch, 1, copy=False)
+    assert len(checks) == len(checked_call._calls) == 256
+    resize_batch(batches[256], 1, copy=False)
+    assert len(checked_call._calls) == 1, "memory grows with each shape"

@@ -297,6 +297,13 @@ def test_bad_storage(out, message):
         resize_batch({"input_ids": IDS}, 4, out=out)
 
 
+def test_one_tensor_with_its_own_storage_and_the_info():
+    storage = torch.empty(8, dtype=torch.int64)
+    resized, info = resize_batch({"input_ids": IDS}, 4, out={"input_ids": storage}, return_info=True)
+    assert resized["input_ids"].equal(IDS[:, :4])
+    assert info.valid_lengths.tolist() == [4, 4]
+
+
 def test_outputs_may_not_overlap_and_nothing_is_written():
     storage = torch.full((40,), 7)
     with pytest.raises(ValueError, match=r"out\['labels'\] must not share memory with out\['input_ids'\]"):

@@ -245,6 +245,16 @@ def test_learning_rates_in_tensors_stay_the_same_tensors(make):
         torch.testing.assert_close(rate.item(), plain.param_groups[0]["lr"])
 
 
+def test_a_count_of_steps_for_accelerate():
+    """While gradients accumulate, Accelerate adds to the attribute and makes no step."""
+    schedule = cosine_lr(made_optimizer())
+    before = schedule.get_last_lr()
+    for _ in range(3):
+        schedule._step_count += 1
+    assert schedule._step_count == 3
+    assert schedule.get_last_lr() == before
+
+
 @pytest.mark.parametrize("make", [token_lr, cosine_lr])
 def test_accelerate_prepares_it(make):
     accelerate = pytest.importorskip("accelerate")
