@@ -11,12 +11,7 @@
 
 namespace seqwarm {
 
-// Short sequences that share a tile, and the key head. The call writes the next item of the calling thread, or returns
-// false.
-struct ShortItem {
-  Group group;
-  int64_t key_head;
-};
+// Writes the next item of the calling thread, or returns false.
 using NextShortItem = c10::function_ref<bool(ShortItem&)>;
 using NextDecodeItem = c10::function_ref<bool(DecodeItem&)>;  // likewise
 

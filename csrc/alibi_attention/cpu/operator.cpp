@@ -239,29 +239,26 @@ class Scratch {
   Tensor memory_;
 };
 
-// Calls run(next, scratch) on every thread, for all heads of all groups: neighboring heads are neighbors in memory.
+// Calls run(next, scratch) on every thread. An item has all heads of a group, as long as threads have several groups:
+// neighboring heads are neighbors in memory.
 template <typename Run>
 void for_each_short_item(
     const Problem& problem, const ShortSequences& sequences, int64_t threads, int64_t scratch_bytes, const Run& run) {
   const auto num_groups = static_cast<int64_t>(sequences.groups.size()), num_heads = problem.num_key_heads;
-  const int64_t at_once = num_groups >= 2 * threads ? num_heads : 1;
+  const int64_t parts = num_groups >= 2 * threads ? 1 : num_heads, heads_each = num_heads / parts;
   std::atomic<int64_t> start{0};
-  at::parallel_for(0, std::min(threads, num_groups * num_heads / at_once), 1, [&](int64_t, int64_t) {
+  at::parallel_for(0, std::min(threads, num_groups * parts), 1, [&](int64_t, int64_t) {
     const Scratch scratch(scratch_bytes);
     if (problem.native_products) {
       start_multiplying();
     }
-    int64_t index = 0, end = 0;
     const auto next = [&](ShortItem& item) {
-      if (index == end) {
-        index = start.fetch_add(at_once);
-        end = index + at_once;
-      }
-      if (index >= num_groups * num_heads) {
+      const int64_t index = start++;
+      if (index >= num_groups * parts) {
         return false;
       }
-      item = {sequences.groups[index / num_heads], index % num_heads};
-      ++index;
+      const int64_t first_head = index % parts * heads_each;
+      item = {sequences.groups[index / parts], first_head, first_head + heads_each};
       return true;
     };
     run(next, scratch.data());

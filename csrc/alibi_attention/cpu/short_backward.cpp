@@ -41,8 +41,19 @@ class ShortBackward {
         grad_key_(arena.take<float>(most * dims_)),
         grad_value_(arena.take<float>(most * dims_)) {}
 
-  void run(const BackwardInputs& inputs, const BackwardOutputs& outputs, const Group& group, int64_t key_head) {
-    tile_.place(group);
+  void run(const BackwardInputs& inputs, const BackwardOutputs& outputs, const ShortItem& item) {
+    fetch_queries<T>(problem_, problem_.query, item);
+    fetch_keys<T>(problem_, problem_.key, item);
+    fetch_keys<T>(problem_, problem_.value, item);
+    fetch_queries<T>(problem_, inputs.grad_out, item);
+    tile_.place(item.group);
+    for (int64_t key_head = item.first_head; key_head < item.last_head; ++key_head) {
+      run_head(inputs, outputs, key_head);
+    }
+  }
+
+ private:
+  void run_head(const BackwardInputs& inputs, const BackwardOutputs& outputs, int64_t key_head) {
     key_rows_.open_keys(problem_.key, tile_, key_head);
     value_rows_.open_keys(problem_.value, tile_, key_head);
     std::fill_n(grad_key_, tile_.num_keys() * dims_, 0.f);
@@ -57,7 +68,6 @@ class ShortBackward {
     store_key_gradients(outputs, key_head);
   }
 
- private:
   void differentiate(const BackwardInputs& inputs, const BackwardOutputs& outputs, const ShortPiece& piece) {
     load_sums(inputs, piece);
     query_rows_.transpose_piece(tile_, piece, query_, spare_);
@@ -216,7 +226,7 @@ void short_backward(
     Arena arena(scratch);
     ShortBackward<decltype(input), decltype(products)> backward(problem, arena);
     for (ShortItem item; next(item);) {
-      backward.run(inputs, outputs, item.group, item.key_head);
+      backward.run(inputs, outputs, item);
     }
   });
 }

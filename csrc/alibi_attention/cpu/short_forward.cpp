@@ -34,8 +34,18 @@ class ShortForward {
         weights_(scores_.data()),
         keep_(arena.take<float>(problem.dropout.active ? most * width : 0)) {}
 
-  void run(const ForwardOutputs& outputs, const Group& group, int64_t key_head) {
-    tile_.place(group);
+  void run(const ForwardOutputs& outputs, const ShortItem& item) {
+    fetch_queries<T>(problem_, problem_.query, item);
+    fetch_keys<T>(problem_, problem_.key, item);
+    fetch_keys<T>(problem_, problem_.value, item);
+    tile_.place(item.group);
+    for (int64_t key_head = item.first_head; key_head < item.last_head; ++key_head) {
+      run_head(outputs, key_head);
+    }
+  }
+
+ private:
+  void run_head(const ForwardOutputs& outputs, int64_t key_head) {
     key_rows_.open_keys(problem_.key, tile_, key_head);
     value_rows_.open_keys(problem_.value, tile_, key_head);
     const int64_t group_size = problem_.num_heads / problem_.num_key_heads;
@@ -46,7 +56,6 @@ class ShortForward {
     }
   }
 
- private:
   void attend(const ForwardOutputs& outputs, const ShortPiece& piece) {
     query_rows_.transpose_piece(tile_, piece, query_, spare_);
     tile_.for_each_span(piece, [&](const Span& span) { key_rows_.multiply_keys(span, query_, weights_); });
@@ -156,7 +165,7 @@ void short_forward(const Problem& problem, const ForwardOutputs& outputs, NextSh
     Arena arena(scratch);
     ShortForward<decltype(input), decltype(products)> forward(problem, arena);
     for (ShortItem item; next(item);) {
-      forward.run(outputs, item.group, item.key_head);
+      forward.run(outputs, item);
     }
   });
 }

@@ -138,6 +138,45 @@ class ShortRows {
   bool in_place_ = false;
 };
 
+struct Dim {
+  int64_t start, size, stride;
+};
+
+// Reads rows in the order of memory, in which CPUs read ahead, to have them in caches. Products take the first elements
+// of many rows at a time.
+template <typename T>
+inline void fetch_rows(const T* first, Dim heads, Dim tokens, int64_t head_dim) {
+  const bool tokens_first = tokens.stride > heads.stride;
+  const Dim outer = tokens_first ? tokens : heads, inner = tokens_first ? heads : tokens;
+  for (int64_t index = outer.start; index < outer.start + outer.size; ++index) {
+    for (int64_t other = inner.start; other < inner.start + inner.size; ++other) {
+      const T* row = first + index * outer.stride + other * inner.stride;
+      for (int64_t dim = 0; dim < head_dim; dim += 64 / sizeof(T)) {
+        static_cast<void>(*reinterpret_cast<const volatile char*>(row + dim));
+      }
+    }
+  }
+}
+
+template <typename T>
+inline void fetch_queries(const Problem& problem, const Strided& tensor, const ShortItem& item) {
+  const int64_t group_size = problem.num_heads / problem.num_key_heads;
+  const Dim heads{item.first_head * group_size, (item.last_head - item.first_head) * group_size, tensor.head};
+  for (const Sequence* sequence = item.group.begin; sequence != item.group.end; ++sequence) {
+    const Dim tokens{sequence->first_query, sequence->num_queries, tensor.token};
+    fetch_rows(tensor.row<const T>(sequence->batch, 0, 0), heads, tokens, problem.head_dim);
+  }
+}
+
+template <typename T>
+inline void fetch_keys(const Problem& problem, const Strided& tensor, const ShortItem& item) {
+  const Dim heads{item.first_head, item.last_head - item.first_head, tensor.head};
+  for (const Sequence* sequence = item.group.begin; sequence != item.group.end; ++sequence) {
+    const Dim tokens{sequence->first_key, sequence->num_keys, tensor.token};
+    fetch_rows(tensor.row<const T>(sequence->batch, 0, 0), heads, tokens, problem.head_dim);
+  }
+}
+
 // Rows of results: the memory of the tensor itself where that is possible, else `copy`, from which `finish` writes.
 template <typename T>
 class ShortResult {

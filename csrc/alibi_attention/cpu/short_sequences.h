@@ -26,6 +26,12 @@ struct Group {
   const Sequence* end;
 };
 
+// The sequences of a tile, and neighboring key heads.
+struct ShortItem {
+  Group group;
+  int64_t first_head, last_head;
+};
+
 struct ShortSequences {
   std::vector<Sequence> sequences;
   std::vector<Group> groups;  // empty if a sequence is too long
