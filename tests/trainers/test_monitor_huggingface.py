@@ -13,10 +13,11 @@ from seqwarm_kernels.diagnostics import JsonLines
 pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
 
-from transformers import TrainerCallback
+from transformers import TrainerCallback, TrainerState
 from transformers.trainer_callback import ExportableState
 
 from seqwarm_kernels.trainers.huggingface import Monitor, SequenceLengthWarmup
+from seqwarm_kernels.trainers.huggingface.logs import LoggingCallback
 from tests.support.tiers import first_fast
 
 from ..diagnostics.plain import statistics_of
@@ -334,6 +335,12 @@ def test_figures_that_are_passed_are_in_the_history_and_reach_reporters_behind_t
     training.train()
     assert [log["monitor/step"] for log in last.logs[:-1]] == logged(training, "monitor/step") == list(range(1, 9))
     assert "monitor/step" not in first.logs[0]
+
+
+def test_a_callback_without_figures_leaves_logs_as_they_are():
+    logs, state = {"loss": 2.0}, TrainerState(log_history=[{"loss": 2.0, "step": 1}])
+    LoggingCallback().on_log(None, state, None, logs)
+    assert (logs, state.log_history) == ({"loss": 2.0}, [{"loss": 2.0, "step": 1}])
 
 
 def test_a_removed_monitor_logs_nothing(tmp_path):
