@@ -262,13 +262,6 @@ REASONS = [
         "Another sum that shows changes as well.",
     ),
     Reason(
-        "seqwarm_kernels/allocator/snapshot.py",
-        "return tensor.is_cuda",
-        "return tensor.is_cuda",
-        "return None",
-        "Runs on a GPU only.",
-    ),
-    Reason(
         "seqwarm_kernels/ops/alibi_attention/triton_reach.py",
         "_RELATIVE_MARGIN = tl.constexpr(1 + 2**-9)",
         "9",
@@ -295,27 +288,6 @@ REASONS = [
         "0",
         "(0 + 1)",
         "Equivalent: Python's function sets it.",
-    ),
-    Reason(
-        "seqwarm_kernels/schedule/token_lr.py",
-        "self._step_count = 0  # Accelerate adds to it while gradients accumulate",
-        "0",
-        "(1)",
-        "Equivalent: nobody reads the number, Accelerate only adds to it.",
-    ),
-    Reason(
-        "seqwarm_kernels/schedule/pacing.py",
-        'check_iterable("stages", stages, "pairs (units, length)")',
-        '"pairs (units, length)"',
-        "('pairs (units, length)X')",
-        "The end of a message.",
-    ),
-    Reason(
-        "seqwarm_kernels/trainers/huggingface/logs.py",
-        "return {}",
-        "return {}",
-        "return None",
-        "Equivalent: all callbacks have figures of their own.",
     ),
     Reason(
         "seqwarm_kernels/trainers/composer/token_counter.py",
@@ -430,13 +402,6 @@ REASONS = [
         "Equivalent: any positive number divides the loss of 0.",
     ),
     Reason(
-        "seqwarm_kernels/schedule/pacing.py",
-        "return 1 if pacing in (linear, sine) or isinstance(pacing, (root, exponential, doubling, discrete)) else None",
-        "1",
-        "(2)",
-        "Equivalent: both halves of a pacing that rises do.",
-    ),
-    Reason(
         "seqwarm_kernels/ops/alibi_attention/triton_decode.py",
         "stride_bound_b=0 if bound is None else bound.stride(0),",
         "0",
@@ -463,20 +428,6 @@ REASONS = [
         "true",
         "false",
         "Changes speed only: rows are then copied where they could be read in place.",
-    ),
-    Reason(
-        "seqwarm_kernels/schedule/pacing.py",
-        'Pacing = Callable[[Fraction], "float | Fraction"]',
-        '"float | Fraction"',
-        "('float | FractionX')",
-        "A type, which nothing reads when the program runs.",
-    ),
-    Reason(
-        "seqwarm_kernels/schedule/token_lr.py",
-        "self._step_count = 0  # Accelerate adds to it while gradients accumulate",
-        "self._step_count = 0",
-        "pass",
-        "Other versions of Accelerate read it; the one of the tests does not.",
     ),
     Reason(
         "seqwarm_kernels/allocator/snapshot.py",
