@@ -17,13 +17,14 @@ from .data_sets import FORMATS
 from .token_files import documents, need_mds, numbers
 
 EPOCHS = 2
+SAVED_AFTER = 17  #: items; few states are saved, so that most kills hit the reading. No size of a chunk is a multiple.
 DOCUMENTS = documents(600, longest=10)
 
 
 def read(name, folder):
-    """Read the epochs of a source, or the rest of them. The state is saved after every third item."""
+    """Read the epochs of a source, or the rest of them. The state is saved now and then."""
     place = json.loads((folder.parent / "place.json").read_text())
-    os.environ |= place["environment"]
+    os.environ |= {**place["environment"], "XDG_CACHE_HOME": str(folder / "cache")}  # a kill may hit a download
     source = FORMATS[name][1](place["path"], seed=3)
     path, seen = folder / "progress.json", []
     if path.exists():
@@ -33,7 +34,7 @@ def read(name, folder):
     while source.epoch < EPOCHS:
         for item in source:
             seen.append(np.asarray(item).tolist())
-            if len(seen) % 3 == 0:
+            if len(seen) % SAVED_AFTER == 0:
                 write_atomically(path, json.dumps({"seen": seen, "state": source.state_dict()}).encode())
     write_atomically(folder / "seen.json", json.dumps(seen).encode())
 
@@ -56,8 +57,7 @@ def test_kills(request, tmp_path, name, where, kills):
     if where == "s3":
         if name in ("sequence", "stream"):
             pytest.skip("takes no path")
-        server = request.getfixturevalue("s3")
-        environment = {**server.environment, "XDG_CACHE_HOME": str(tmp_path / "cache")}
+        environment = request.getfixturevalue("s3").environment
         path = uploaded(tmp_path, path)
     (tmp_path / "place.json").write_text(json.dumps({"path": str(path), "environment": environment}))
     assert_kills_change_nothing(tmp_path, functools.partial(read, name), assert_same_items, kills=kills)

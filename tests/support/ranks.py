@@ -22,6 +22,9 @@ SERVER.set_forkserver_preload(  # those that are not installed are left out
         "transformers.trainer",
         "transformers.models.gpt2.modeling_gpt2",
         "seqwarm_kernels.diagnostics",
+        "pytest",
+        "hypothesis",
+        "s3fs",
     ]
 )
 
