@@ -6,6 +6,7 @@ import hashlib
 import io
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +19,7 @@ from .remote import AnyPath, check_location, is_path, open_whole, write_file
 from .token_arrays import TokenArray
 
 _TOKENS_PER_READ = 2**21  #: few enough to stay in a processor's cache while they are searched
+_THREADS = 2  #: one reads while the other searches
 
 
 class Separator(NamedTuple):
@@ -106,13 +108,17 @@ def _search(array: TokenArray, separator: Separator) -> IntArray:
 
 def _positions(array: TokenArray, separator: Separator) -> Iterator[IntArray]:
     """The first tokens of documents, except that at 0, or the number of all tokens."""
-    with tqdm(total=array.tokens, desc=f"find documents in {array.file.path.name}", unit=" tokens", **_BAR) as bar:
-        for first in range(0, array.tokens, _TOKENS_PER_READ):
-            count = min(_TOKENS_PER_READ, array.tokens - first)
-            tokens = array.file.read(array.dtype, array.first_byte + first * array.dtype.itemsize, count)
-            found = np.flatnonzero(tokens == separator.token)
-            if len(found):
-                yield found + (first + int(separator.at_end))
+
+    def found(first: int) -> tuple[int, IntArray]:
+        count = min(_TOKENS_PER_READ, array.tokens - first)
+        tokens = array.file.read(array.dtype, array.first_byte + first * array.dtype.itemsize, count)
+        return count, np.flatnonzero(tokens == separator.token) + (first + int(separator.at_end))
+
+    bar = tqdm(total=array.tokens, desc=f"find documents in {array.file.path.name}", unit=" tokens", **_BAR)
+    with bar, ThreadPoolExecutor(_THREADS) as pool:
+        for count, positions in pool.map(found, range(0, array.tokens, _TOKENS_PER_READ)):
+            if len(positions):
+                yield positions
             bar.update(count)
 
 
