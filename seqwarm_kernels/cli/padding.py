@@ -19,7 +19,7 @@ examples:
   seqwarm padding --data s3://bucket/folder/ --column input_ids
 """
 
-_DATA_OPTIONS = ("end_token", "start_token", "document_ends", "dtype", "column", "length_column")
+_DATA_OPTIONS = ("end_token", "start_token", "document_ends", "dtype", "index_folder", "column", "length_column")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,6 +49,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     data("--document-ends", nargs="+", metavar="FILE", help=ends_help)
     dtype_help = "dtype of a token; columns of bytes require it; default for files of tokens: the header's, else uint16"
     data("--dtype", metavar="NAME", help=dtype_help)
+    index_help = "where the places of documents are kept, default: beside each file of tokens"
+    data("--index-folder", metavar="FOLDER", help=index_help)
     column_help = "column of MDS shards (default: tokens) or of Parquet files (default: the only one)"
     data("--column", metavar="NAME", help=column_help)
     length_help = "column of lengths in Parquet files, default: the lengths of count_lengths, or of lists of tokens"

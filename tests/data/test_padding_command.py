@@ -392,6 +392,32 @@ def test_options_of_data_sets_for_text(text, capsys):
     assert "--dtype needs --data, got --text" in capsys.readouterr().err
 
 
-def test_a_data_set_that_is_missing(tmp_path, capsys):
-    assert run("--data", tmp_path / "nothing.bin", "--end-token", "3") == 2
-    assert f"{tmp_path / 'nothing.bin'}: cannot be read: No such file or directory" in capsys.readouterr().err
+@pytest.mark.parametrize("name", ["nothing.bin", "nothing"])
+def test_a_data_set_that_is_missing(tmp_path, capsys, name):
+    assert run("--data", tmp_path / name) == 2
+    assert f"no such file or folder: {tmp_path / name}" in capsys.readouterr().err
+
+
+def test_a_folder_that_is_no_data_set(tmp_path, capsys):
+    write_flat(tmp_path, documents(3))
+    assert run("--data", tmp_path) == 2
+    assert "or folders with manifest.json of write_chunks, index.json of MDS shards or Parq" in capsys.readouterr().err
+
+
+def test_parquet_files_of_text_without_lengths(tmp_path, capsys):
+    pytest.importorskip("pyarrow")
+    write_chunks(["a"], tmp_path, format="parquet", progress=False)
+    assert run("--data", tmp_path) == 2
+    message = (
+        f"{tmp_path / 'chunk-000000.parquet'} has none: call count_lengths, or name their column with --length-column"
+    )
+    assert message in capsys.readouterr().err
+
+
+def test_a_file_of_tokens_in_a_folder_that_cannot_be_written(tmp_path, capsys):
+    path, options = write_flat(tmp_path, documents(3)), ["--end-token", END]
+    index = tmp_path / f"train.bin.end_token-{END}.npz"
+    index.mkdir()
+    assert run("--data", path, *options) == 2
+    assert f"--index-folder must be a folder that can be written, got {tmp_path}" in capsys.readouterr().err
+    assert as_json(capsys, "--data", path, *options, "--index-folder", tmp_path / "indices")["items"] == 3

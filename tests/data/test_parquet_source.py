@@ -114,7 +114,7 @@ def test_lengths_that_are_counted_once(texts):
         calls.append(item)
         return 2 * len(item)
 
-    with pytest.raises(ValueError, match=r"with_lengths needs lengths, .*a.parquet has none: name their column"):
+    with pytest.raises(ValueError, match=r"with_lengths needs lengths, .*a.parquet has none: call count_lengths"):
         ParquetSource(texts, "text", with_lengths=True)
     count_lengths(texts, length, "text")
     assert calls == TEXTS

@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader
 
 from seqwarm_kernels.data import (
     BatchPlanner,
+    ChunkError,
     ItemDataset,
     LengthBatchStream,
     MDSSource,
@@ -331,6 +332,20 @@ def test_columns_of_mds(tmp_path, encoding, others, compression):
     np.testing.assert_array_equal(source.lengths(), [len(document) for document in DOCUMENTS])
     assert_equal_documents(list(source), DOCUMENTS)
     assert next(iter(source)).dtype == np.uint16
+
+
+def test_compressed_shards_in_a_folder_that_cannot_be_written(tmp_path, monkeypatch):
+    need_mds()
+    folder = write_mds(tmp_path, DOCUMENTS, compression="gz")
+    files = sorted(folder.iterdir())
+    monkeypatch.setattr(os, "access", lambda path, mode: path != folder)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    assert_equal_documents(list(MDSSource(folder, shuffle=False)), DOCUMENTS)
+    assert sorted(folder.iterdir()) == files
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with pytest.raises(ChunkError, match=r"shard\.00000\.mds\.gz: cannot be decompressed: .*Not a directory"):
+        MDSSource(folder).lengths()
 
 
 def test_rows_of_one_length_and_long_rows(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterator, Sequence
 from functools import cached_property
@@ -17,7 +18,7 @@ from ..batch_planning.plan import IntArray
 from .data_file import DataFile
 from .documents import DocumentFile, split
 from .reader import ChunkError
-from .remote import AnyPath
+from .remote import AnyPath, folder_of_copy
 
 INDEX = "index.json"  #: name of the file that lists the shards of a folder
 _BYTE, _UINT32 = np.dtype(np.uint8), np.dtype("<u4")
@@ -184,14 +185,23 @@ class _ShardFile(DataFile):
 
     @cached_property
     def local(self) -> Path:
-        """The shard. A compressed one is written beside its local file, as mosaicml-streaming does."""
+        """The shard. A compressed one is written beside its local file, as mosaicml-streaming does.
+
+        If that folder cannot be written, the shard is kept among the copies of files at URLs.
+        """
         if self._compressed is None:
             return super().local
         if isinstance(self.path, Path) and self.path.exists():
             return self.path
-        path = self._compressed.local.with_name(self.path.name)
-        if not path.exists():
-            write_atomically(path, self._decompressed(self._compressed))
+        compressed = self._compressed.local
+        path = compressed.with_name(self.path.name)
+        try:
+            if not os.access(path.parent, os.W_OK):
+                path = folder_of_copy(compressed.resolve(), compressed.stat().st_mtime_ns) / path.name
+            if not path.exists():
+                write_atomically(path, self._decompressed(self._compressed))
+        except OSError as error:
+            raise self._compressed.error(f"cannot be decompressed: {error}") from error
         return path
 
     def _decompressed(self, file: DataFile) -> bytes:

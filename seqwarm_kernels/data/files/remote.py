@@ -260,8 +260,7 @@ def local_file(path: AnyPath) -> Path:
 
     fs, place = path.file_system()
     version = path._call(lambda fs, place: fs.ukey(place), fresh=True)
-    folder = cache_folder() / hashlib.sha256(f"{path.url}\n{version}".encode()).hexdigest()[:32]
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = folder_of_copy(path, version)
 
     def copied() -> Path:
         # A new one each time: it takes a file for complete as soon as it begins to download it.
@@ -275,8 +274,15 @@ def local_file(path: AnyPath) -> Path:
         return with_retries(copied)
 
 
+def folder_of_copy(path: AnyPath, version: object) -> Path:
+    """A folder in `cache_folder()` for the copies of one version of a file."""
+    folder = cache_folder() / hashlib.sha256(f"{path}\n{version}".encode()).hexdigest()[:32]
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
 def cache_folder() -> Path:
-    """Where `local_file` keeps copies: cache_storage of filecache in fsspec's configuration, else ~/.cache."""
+    """Where copies of files are kept: cache_storage of filecache in fsspec's configuration, else ~/.cache."""
     from fsspec.config import conf
 
     configured = conf.get("filecache", {}).get("cache_storage")

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from ..batch_planning.plan import IntArray
 from ..files.manifest import MANIFEST, Manifest
+from ..files.mds import INDEX
 from ..files.parquet import LENGTH_COLUMN
 from ..files.parquet import SUFFIX as PARQUET_SUFFIX
 from ..files.remote import AnyPath, PathLike, visible_files
@@ -34,7 +35,12 @@ _PARQUET = _Kind(
     ("column", "length_column"),
     "those of the lists or of the column of lengths",
 )
-_TOKENS = _Kind(TokenSource, True, ("end_token", "start_token", "document_ends", "dtype"), "those of the files")
+_TOKENS = _Kind(
+    TokenSource,
+    True,
+    ("end_token", "start_token", "document_ends", "dtype", "index_folder"),
+    "those of the files",
+)
 
 
 class DataSet:
@@ -44,7 +50,7 @@ class DataSet:
         paths: a folder of `write_chunks` with lengths, folders of MDS shards, data sets of Megatron without or with
             their suffix, Parquet files or a folder of them, or files for `TokenSource`. All are of one kind.
         options: options of the source: `column`, `length_column`, `dtype`, `end_token`, `start_token`,
-            `document_ends`. None: default.
+            `document_ends`, `index_folder`. None: default.
 
     Raises:
         TypeError: `paths` are not paths.
@@ -87,7 +93,11 @@ def _kind_of(path: AnyPath) -> tuple[_Kind, dict[str, Any]]:
     if path.name.lower().endswith(PARQUET_SUFFIX):
         return _PARQUET, {}
     name = path.name.removesuffix(".bin").removesuffix(".idx")
-    return (_MEGATRON if path.with_name(f"{name}.idx").exists() else _TOKENS), {}
+    if path.with_name(f"{name}.idx").exists():
+        return _MEGATRON, {}
+    if not path.exists():
+        raise ValueError(f"no such file or folder: {path}")
+    return _TOKENS, {}
 
 
 def _kind_of_folder(folder: AnyPath) -> tuple[_Kind, dict[str, Any]]:
@@ -96,5 +106,11 @@ def _kind_of_folder(folder: AnyPath) -> tuple[_Kind, dict[str, Any]]:
         if manifest.format != "parquet":
             return _CHUNKS, {}
         return _PARQUET, {} if manifest.length_fn is None else {"length_column": LENGTH_COLUMN}
-    is_parquet = any(path.name.lower().endswith(PARQUET_SUFFIX) for path in visible_files(folder))
-    return (_PARQUET if is_parquet else _MDS), {}
+    if any(path.name.lower().endswith(PARQUET_SUFFIX) for path in visible_files(folder)):
+        return _PARQUET, {}
+    if (folder / INDEX).exists():
+        return _MDS, {}
+    raise ValueError(
+        f"paths must name files of tokens, data sets of Megatron, or folders with {MANIFEST} of write_chunks, {INDEX} "
+        f"of MDS shards or Parquet files, got {folder}"
+    )

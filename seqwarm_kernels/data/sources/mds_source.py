@@ -15,7 +15,8 @@ class MDSSource(DocumentSource):
     """A column of tokens or text in MosaicML's MDS shards. Needs the package mosaicml-streaming.
 
     Items are arrays of tokens, (tokens,), or texts. A compressed shard is decompressed beside the compressed file when
-    it is first read, as mosaicml-streaming does. Order, restoring and ranks are as in `TokenSource`.
+    it is first read, as mosaicml-streaming does, or in ~/.cache if that folder cannot be written. Order, restoring and
+    ranks are as in `TokenSource`.
 
     Args:
         folders: a folder with an index.json and its shards, or folders, in order, or URLs of fsspec. A shard is copied

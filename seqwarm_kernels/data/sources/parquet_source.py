@@ -95,11 +95,8 @@ class ParquetSource(ChunkedSource):
                 f"paths must hold a row group for each of {world_size} ranks, got {len(self._groups)}: write smaller "
                 "row groups"
             )
-        if with_lengths and self._lengths_are_beside and not self._files[0].lengths_path.exists():
-            raise ValueError(
-                f"with_lengths needs lengths, {self._files[0].path} has none: name their column with length_column, "
-                "or call count_lengths"
-            )
+        if with_lengths:
+            self._check_has_lengths("with_lengths")
         self._fingerprint = fingerprint([(file.path.name, file.footer.rows, file.footer.bytes) for file in files])
 
     @cached_property
@@ -108,14 +105,24 @@ class ParquetSource(ChunkedSource):
         first = self._files[0]
         return self._length_column is None and (not first.footer.holds_tokens or first.lengths_path.exists())
 
+    def _check_has_lengths(self, user: str) -> None:
+        first = self._files[0]
+        if self._lengths_are_beside and not first.lengths_path.exists():
+            raise ValueError(
+                f"{user} needs lengths, {first.path} has none: call count_lengths, or name their column with "
+                "length_column"
+            )
+
     def lengths(self) -> IntArray:
         """The number of tokens of each item of all ranks, in the order of the files, (items,) int64.
 
         The items are not read if a column or `count_lengths` has the lengths.
 
         Raises:
-            ChunkError: Lengths are missing or cannot be read.
+            ValueError: There are no lengths.
+            ChunkError: Lengths of a file are missing or cannot be read.
         """
+        self._check_has_lengths("lengths()")
         if self._lengths_are_beside:
             found = read_ahead(lambda file: read_lengths(file.lengths_path, file.rows), self._files, _THREADS)
         else:
