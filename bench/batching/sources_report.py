@@ -79,7 +79,7 @@ def _large_goals(records: list[LargeCorpusRecord]) -> Iterator[Goal]:
         where = f"{record.what}, {record.cache}"
         peak = record.figures["peak_megabytes"]
         yield Goal("memory of the process", 500, peak, "MB", where, at_most=True)
-        if record.what == FIRST_BATCH:
+        if record.what.startswith(FIRST_BATCH):
             yield Goal("time to the first batch", 2, record.seconds, "s", where, at_most=True)
         if record.what == RESUME:
             yield Goal("time to resume", 100, 1000 * record.seconds, "ms", where, at_most=True)
