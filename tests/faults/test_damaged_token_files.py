@@ -264,8 +264,17 @@ def test_a_sample_that_is_damaged(tmp_path):
     content = path.read_bytes()
     (begin,) = struct.unpack("<I", content[4:8])
     path.write_bytes(patched(content, begin, "<I", 10**6))
-    with pytest.raises(ChunkError, match=f"{path}: at byte {begin:,}, sample 0 is damaged: its columns have 1,000,000"):
+    message = f"{path}: at byte {begin:,}, sample 0 is damaged: its columns and their sizes need 1,000,004 bytes"
+    with pytest.raises(ChunkError, match=message):
         list(mds(path))
+
+
+def test_ends_in_a_file_of_another_format(tmp_path):
+    """The error says what the file must begin with, and nothing about loading pickles."""
+    path, found = write_flat(tmp_path, DOCUMENTS), tmp_path / "ends.npy"
+    found.write_bytes(b"PAR1 and more")
+    with pytest.raises(ChunkError, match=f"{found}: document_ends cannot be read: the magic string is not correct"):
+        TokenSource(path, document_ends=found)
 
 
 def test_a_compressed_shard_that_is_damaged(tmp_path):

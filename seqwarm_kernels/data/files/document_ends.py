@@ -90,7 +90,7 @@ def given_boundaries(array: TokenArray, ends: object) -> IntArray:
 def _load_ends(path: AnyPath) -> Any:
     try:
         with open_whole(path) as file:
-            return np.load(file)
+            return np.lib.format.read_array(file)
     except Exception as error:  # NumPy raises errors of many types for a damaged header
         raise ChunkError(path, None, f"document_ends cannot be read: {error}") from error
 

@@ -39,7 +39,7 @@ def read_lengths(path: AnyPath, items: int) -> NDArray[np.int64]:
     """
     try:
         with open_whole(path) as file:
-            lengths = np.load(file)
+            lengths = np.lib.format.read_array(file)
     except Exception as error:  # NumPy raises errors of many types for a damaged header
         raise ChunkError(path, None, f"cannot be read: {error}") from error
     _check_shape(path, lengths.shape, items)

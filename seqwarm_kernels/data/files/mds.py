@@ -142,8 +142,9 @@ class MDSShard(DocumentFile):
 
         given = iter(sample[: 4 * self._num_sizes].view(_UINT32).tolist())
         sizes = [size or next(given) for size in self._sizes]
-        if 4 * self._num_sizes + sum(sizes) != len(sample):
-            raise ValueError(f"its columns have {sum(sizes):,} bytes, the sample has {len(sample):,}")
+        needed = 4 * self._num_sizes + sum(sizes)
+        if needed != len(sample):
+            raise ValueError(f"its columns and their sizes need {needed:,} bytes, the sample has {len(sample):,}")
         first = 4 * self._num_sizes + sum(sizes[: self._column])
         item = mds_decode(self._encoding, sample[first : first + sizes[self._column]].tobytes())
         return np.frombuffer(item, self._dtype) if isinstance(item, bytes) else item
