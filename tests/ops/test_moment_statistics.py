@@ -12,6 +12,7 @@ import torch
 from seqwarm_kernels.ops import backends
 from seqwarm_kernels.ops.library import overload
 
+from ..support.defaults import other_defaults
 from ..support.kernels import CountedKernel
 from ..support.tiers import first_fast
 
@@ -238,13 +239,26 @@ def test_one_launch_and_the_same_bits_each_time(monkeypatch):
 
 
 @interpreted
+def test_results_of_the_host_side_do_not_depend_on_defaults():
+    """Called without the dispatcher, within which a default device has no effect."""
+    from seqwarm_kernels.ops.moment_statistics import triton as host
+
+    tensors = [torch.rand(5, dtype=torch.float32), torch.rand(3, dtype=torch.float32)]
+    expected = plain(tensors, tensors, tensors)
+    host.make_table.cache_clear()
+    with other_defaults(torch.float16):
+        got = host.moment_statistics(tensors, tensors, tensors)
+    assert got.tolist() == pytest.approx(expected, rel=1e-6, abs=0)
+
+
+@interpreted
 def test_the_tickets_of_triton_lie_on_the_device_of_the_launch():
     from seqwarm_kernels.ops.moment_statistics.triton import Span, make_table
 
     spans = (Span(16, 3, torch.float32),), (), ()
     with torch.device("meta"):
         table = make_table.__wrapped__(spans, torch.device("cpu"), 0)
-    assert table.tickets.equal(torch.zeros(2, dtype=torch.int32))
+    assert (table.tickets.dtype, table.tickets.tolist()) == (torch.int32, [0, 0])
     assert table.entries.tolist() == [[16], [0], [3], [0], [0]]
 
 

@@ -70,3 +70,10 @@ def test_as_many_calls_are_kept_as_a_ramp_has_lengths(checks):
     assert len(checks) == len(checked_call._calls) == 256
     resize_batch(batches[256], 1, copy=False)
     assert len(checked_call._calls) == 1, "memory grows with each shape"
+
+
+def test_calls_with_another_mask_are_checked_again(checks):
+    batch = {"first": torch.tensor([[1, 1, 0]]), "second": torch.tensor([[1, 0, 0]])}
+    for name in batch:
+        resize_batch(batch, 2, mask_keys=[name])
+    assert len(checks) == 2

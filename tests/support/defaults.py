@@ -7,8 +7,8 @@ import torch
 
 
 @contextmanager
-def other_defaults() -> Iterator[None]:
-    torch.set_default_dtype(torch.float64)
+def other_defaults(dtype: torch.dtype = torch.float64) -> Iterator[None]:
+    torch.set_default_dtype(dtype)
     try:
         with torch.device("meta"):
             yield
