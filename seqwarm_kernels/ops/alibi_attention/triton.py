@@ -196,13 +196,14 @@ class Forward:
         rows = (tiles.block_m, tiles.block_n, tiles.block_n)
         self._tiles = tuple(reader.tiles(count) for reader, count in zip(self._readers, rows, strict=True))
         self._key_norms = KeyNorms(self._readers[1], mask) if skipping else None
-        self._outputs = allocate_outputs(shell_of(query))
+        outputs = allocate_outputs(shell_of(query))
+        self._shells = [*outputs, self._key_norms.shell] if self._key_norms else outputs
         self._launch = Launch(
             forward_kernel,
             _programs(self._readers[0].sizes, tiles.block_m),
             log2_tolerance=math.log2(tolerance) if skipping else -math.inf,
             **_constant(*self._readers, slopes.float(), options),
-            **strides_named("o", strides_of(self._outputs[0])),
+            **strides_named("o", strides_of(outputs[0])),
             **_tiled(tiles),
             ACCESS=access,
             PRECISION=precision_of(query.dtype),
@@ -212,18 +213,20 @@ class Forward:
     def __call__(
         self, query: Tensor, key: Tensor, value: Tensor, slopes: Tensor, options: _Options
     ) -> tuple[Tensor, ...]:
-        out, lse, log2_sum, ranges = allocate(self._outputs, query.device)
+        out, lse, log2_sum, ranges, *key_norms = allocate(self._shells, query.device)
         read_query, read_key, read_value = self._readers
         query, key, value = read_query(query), read_key(key), read_value(value)
         of_query, of_key, of_value = self._tiles
         with on(query.device):
+            if self._key_norms:
+                self._key_norms(key, _as_dense(options).key_padding_mask, *key_norms)
             self._launch(
                 of_query(query),
                 of_key(key),
                 of_value(value),
                 value if isinstance(options, VarlenOptions) else None,
                 *_options_read(slopes, options, merged=self._merged),
-                lse if self._key_norms is None else self._key_norms(key, _as_dense(options).key_padding_mask),
+                *(key_norms or [lse]),
                 out,
                 lse,
                 log2_sum,
@@ -238,10 +241,11 @@ class KeyNorms:
 
     def __init__(self, key: Reader, mask: Tensor | None) -> None:
         _, num_heads, length, head_dim = key.sizes
-        self._programs = _programs(key.sizes, NORM_BLOCK)
+        programs = _programs(key.sizes, NORM_BLOCK)
+        self.shell = torch.empty(programs, dtype=torch.float32, device="meta")
         self._launch = Launch(
             key_norms_kernel,
-            self._programs,
+            programs,
             num_heads=num_heads,
             key_length=length,
             **strides_named("k", key.strides),
@@ -254,10 +258,8 @@ class KeyNorms:
             num_warps=4,
         )
 
-    def __call__(self, key: Tensor, mask: Tensor | None) -> Tensor:
-        norms = key.new_empty(self._programs, dtype=torch.float32)
+    def __call__(self, key: Tensor, mask: Tensor | None, norms: Tensor) -> None:
         self._launch(key, mask, norms)
-        return norms
 
 
 class KeyRanges:
@@ -267,7 +269,7 @@ class KeyRanges:
         batch_size, num_heads, query_length, _ = query.sizes
         key_length = key.sizes[2]
         num_tiles = triton.cdiv(key_length, rows)
-        self._shape = batch_size * num_heads, num_tiles, 2
+        self.shell = torch.empty(batch_size * num_heads, num_tiles, 2, dtype=torch.int32, device="meta")
         self._launch = Launch(
             backward_ranges_kernel,
             batch_size * num_heads * triton.cdiv(num_tiles, RANGE_TILES),
@@ -279,10 +281,8 @@ class KeyRanges:
             num_warps=4,
         )
 
-    def __call__(self, ranges: Tensor) -> Tensor:
-        key_ranges = ranges.new_empty(self._shape)
+    def __call__(self, ranges: Tensor, key_ranges: Tensor) -> None:
         self._launch(ranges, key_ranges)
-        return key_ranges
 
 
 class Backward:
@@ -333,6 +333,8 @@ class Backward:
         tiles = configuration.backward_key
         self._key_tiles = _tiles_of_all(readers, tiles)
         self._key_ranges = KeyRanges(readers[1], readers[2], tiles.block_n) if skipping else None
+        if self._key_ranges:
+            self._shells.append(self._key_ranges.shell)
         self._key_launch = Launch(
             backward_key_kernel,
             _programs(readers[2].sizes, tiles.block_n),
@@ -345,7 +347,7 @@ class Backward:
 
     def __call__(self, tensors: tuple[Any, ...], options: _Options) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         grad_out, grad_lse, out, _, log2_sum, ranges, slopes_need_grad, query, key, value, slopes = tensors
-        grad_query, grad_key, grad_value, lse2, delta, grad_slopes = allocate(self._shells, query.device)
+        grad_query, grad_key, grad_value, lse2, delta, grad_slopes, *key_ranges = allocate(self._shells, query.device)
         if self._copies_out:
             out = allocate_like(query).copy_(out)
         rows = [reader(tensor) for reader, tensor in zip(self._readers, (grad_out, query, key, value), strict=True)]
@@ -369,8 +371,10 @@ class Backward:
                 )
             if key.numel():
                 grad_out, *inputs = [tiles(tensor) for tiles, tensor in zip(self._key_tiles, rows, strict=True)]
-                key_ranges = ranges if self._key_ranges is None else self._key_ranges(ranges)
-                self._key_launch(grad_out, lse2, delta, key_ranges, *inputs, *read, grad_key, grad_value, offset)
+                if self._key_ranges:
+                    self._key_ranges(ranges, *key_ranges)
+                ranges = key_ranges[0] if key_ranges else ranges
+                self._key_launch(grad_out, lse2, delta, ranges, *inputs, *read, grad_key, grad_value, offset)
         if slopes_need_grad:
             grad_slopes = _sum_slopes(grad_slopes, slopes, options)
         return grad_query, grad_key, grad_value, grad_slopes
