@@ -6,7 +6,6 @@ import hashlib
 import io
 import json
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,6 +16,7 @@ from ..batch_planning.plan import IntArray
 from .reader import ChunkError
 from .remote import AnyPath, check_location, is_path, open_whole, write_file
 from .token_arrays import TokenArray
+from .transfers import read_ahead
 
 _TOKENS_PER_READ = 2**21  #: few enough to stay in a processor's cache while they are searched
 _THREADS = 2  #: one reads while the other searches
@@ -115,8 +115,8 @@ def _positions(array: TokenArray, separator: Separator) -> Iterator[IntArray]:
         return count, np.flatnonzero(tokens == separator.token) + (first + int(separator.at_end))
 
     bar = tqdm(total=array.tokens, desc=f"find documents in {array.file.path.name}", unit=" tokens", **_BAR)
-    with bar, ThreadPoolExecutor(_THREADS) as pool:
-        for count, positions in pool.map(found, range(0, array.tokens, _TOKENS_PER_READ)):
+    with bar:
+        for count, positions in read_ahead(found, range(0, array.tokens, _TOKENS_PER_READ), _THREADS):
             if len(positions):
                 yield positions
             bar.update(count)
