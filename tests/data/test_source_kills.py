@@ -72,7 +72,7 @@ def uploaded(folder, path):
     return f"s3://bucket/{name}/{path.relative_to(folder)}"
 
 
-TEXTS = [f"text {number} " * (number % 9) + "." for number in range(2000)]
+TEXTS = [f"text {number} " * (number % 9) + "." for number in range(600)]
 
 
 def write(settings, folder):
