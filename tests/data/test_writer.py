@@ -376,6 +376,9 @@ def test_invalid_lengths(tmp_path):
     (tmp_path / "chunk-000000.lengths.npy").write_bytes(b"PAR1 and more")
     with pytest.raises(ChunkError, match=r"lengths\.npy: cannot be read: the magic string is not correct"):
         manifest.lengths(tmp_path)
+    (tmp_path / "chunk-000000.lengths.npy").unlink()
+    with pytest.raises(ChunkError, match=r"lengths\.npy: cannot be read: No such file or directory$"):
+        manifest.lengths(tmp_path)
 
 
 def test_a_manifest_is_small_json(tmp_path):

@@ -13,7 +13,7 @@ import numpy as np
 from tqdm import tqdm
 
 from ..batch_planning.plan import IntArray
-from .reader import ChunkError
+from .reader import ChunkError, reason_of
 from .remote import AnyPath, check_location, is_path, open_whole, write_file
 from .token_arrays import TokenArray
 from .transfers import read_ahead
@@ -92,7 +92,7 @@ def _load_ends(path: AnyPath) -> Any:
         with open_whole(path) as file:
             return np.lib.format.read_array(file)
     except Exception as error:  # NumPy raises errors of many types for a damaged header
-        raise ChunkError(path, None, f"document_ends cannot be read: {error}") from error
+        raise ChunkError(path, None, f"document_ends cannot be read: {reason_of(error)}") from error
 
 
 def _search(array: TokenArray, separator: Separator) -> IntArray:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .reader import ChunkError
+from .reader import ChunkError, reason_of
 from .remote import AnyPath, open_whole, read_range, write_file
 
 _SUFFIX = ".lengths.npy"
@@ -41,7 +41,7 @@ def read_lengths(path: AnyPath, items: int) -> NDArray[np.int64]:
         with open_whole(path) as file:
             lengths = np.lib.format.read_array(file)
     except Exception as error:  # NumPy raises errors of many types for a damaged header
-        raise ChunkError(path, None, f"cannot be read: {error}") from error
+        raise ChunkError(path, None, f"cannot be read: {reason_of(error)}") from error
     _check_shape(path, lengths.shape, items)
     return _checked(path, lengths)
 
@@ -59,7 +59,7 @@ def read_some_lengths(path: AnyPath, items: int, begin: int, end: int) -> NDArra
         places = (header.tell() + dtype.itemsize * index for index in (begin, end))
         lengths = np.frombuffer(read_range(path, *places), dtype)
     except Exception as error:  # NumPy raises errors of many types for a damaged header
-        raise ChunkError(path, None, f"cannot be read: {error}") from error
+        raise ChunkError(path, None, f"cannot be read: {reason_of(error)}") from error
     _check_shape(path, shape, items)
     if len(lengths) != end - begin:
         raise ChunkError(path, None, f"the file ends after {begin + len(lengths)} lengths, expected {items}")

@@ -126,7 +126,12 @@ def _unreadable(path: AnyPath, line: int, error: Exception) -> ChunkError:
         return ChunkError(path, line, "the compressed file is truncated")
     if isinstance(error, DAMAGE):
         return ChunkError(path, line, f"the compressed file is damaged: {error}")
-    return ChunkError(path, None, f"cannot be read: {getattr(error, 'strerror', None) or error}")
+    return ChunkError(path, None, f"cannot be read: {reason_of(error)}")
+
+
+def reason_of(error: Exception) -> str:
+    """What went wrong, without the name of the file."""
+    return getattr(error, "strerror", None) or str(error)
 
 
 def as_line(item: Any, item_format: str, number: int) -> bytes:
