@@ -9,7 +9,7 @@ import numpy as np
 
 from .plan import IntArray
 
-#: Number of batches whose boundaries are moved, those of the shortest items: 16 of 25 batches, 2 of 70 or more.
+#: Number of batches whose boundaries are moved, those of the shortest items: 16 of 24 batches, 2 of 57 or more.
 #: The more batches a window has, the less there is to gain. So planning stays as fast as sorting.
 _MAX_MOVED, _MIN_MOVED, _MOVED_SCALE = 16, 2, 10_000
 #: Candidates of each kind that are tried for one boundary.
