@@ -90,6 +90,21 @@ def test_parquet(tmp_path, examples):
     explore(examples, damaged(content), check)
 
 
+def test_parquet_whose_columns_are_of_another_kind(tmp_path):
+    """A column that is said to have no nulls, with statistics of nulls, must not abort the process."""
+    pytest.importorskip("pyarrow")
+    write_chunks(lines(20), tmp_path, 10, format="parquet", length_fn=len, progress=False)
+    path = tmp_path / "chunk-000000.parquet"
+    content = path.read_bytes()
+    footer = int.from_bytes(content[-8:-4], "little")
+    optional, required = 2, 0  # also other numbers of the footer
+    for position in range(len(content) - 8 - footer, len(content) - 8):
+        if content[position] == optional:
+            path.write_bytes(content[:position] + bytes([required]) + content[position + 1 :])
+            refusal = refusal_of(lambda: list(ParquetSource(tmp_path, length_column="length", with_lengths=True)))
+            assert refusal is None or str(path) in refusal
+
+
 def record(step):
     return StepRecord(step, 1.0, 1.0, False, 1.0, 1.0, 1.0, 1.0, None)
 

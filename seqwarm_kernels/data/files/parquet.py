@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from .lengths import MAX_LENGTH
 from .reader import ChunkError
-from .remote import AnyPath, RemotePath, open_file
+from .remote import AnyPath, RemotePath, file_size, open_file
 from .transfers import with_retries
 
 T = TypeVar("T")
@@ -24,7 +24,7 @@ TEXT_COLUMN, TOKENS_COLUMN, LENGTH_COLUMN = "text", "input_ids", "length"
 
 class Footer(NamedTuple):
     rows: tuple[int, ...]  #: number of rows of each row group
-    bytes: tuple[int, ...]  #: size of the column of items in each row group, as a change of its items is likely to show
+    bytes: int  #: size of the file, as a change of its items is likely to show
     column: str  #: the column of items
     holds_tokens: bool  #: the items are lists of tokens, not texts
 
@@ -47,7 +47,10 @@ def read_footer(path: AnyPath, column: str | None, length_column: str | None) ->
         ChunkError: The file is missing, damaged, truncated or not Parquet, or has other columns.
     """
 
-    schema, metadata = _read(path, "the footer", lambda opened: (opened.schema_arrow, opened.metadata))
+    def read(opened: Any) -> tuple[Any, Any, int]:
+        return opened.schema_arrow, opened.metadata, file_size(path)
+
+    schema, metadata, size = _read(path, "the footer", read)
     found = _column_of(path, schema, column, length_column)
     kind = schema.field(found).type
     if length_column is not None:
@@ -58,15 +61,9 @@ def read_footer(path: AnyPath, column: str | None, length_column: str | None) ->
             )
     if not (_is_text(kind) or _is_tokens(kind)):
         raise ChunkError(path, None, f"column {found!r} must hold text or lists of ints, got {kind}")
-    groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
-    parts = [part for part in range(metadata.num_columns) if _is_part_of(metadata.schema.column(part).path, found)]
-    sizes = [sum(group.column(part).total_compressed_size for part in parts) for group in groups]
-    return Footer(tuple(group.num_rows for group in groups), tuple(sizes), found, not _is_text(kind))
-
-
-def _is_part_of(path: str, column: str) -> bool:
-    """Whether a column of the file, such as "input_ids.list.element", belongs to a column of Arrow."""
-    return f"{path}.".startswith(f"{column}.")
+    # In a damaged file a column of a row group may abort the process, so none is asked for its size.
+    rows = tuple(metadata.row_group(number).num_rows for number in range(metadata.num_row_groups))
+    return Footer(rows, size, found, not _is_text(kind))
 
 
 def read_items(
