@@ -41,6 +41,10 @@ def check(attend, leaves):
     exact.check(RESULTS, results, (dtype, torch.float32, dtype, dtype, dtype, dtype))
 
 
+def alibi_attention_with_lse(tensors, backend, **options):
+    return alibi_attention(*tensors, return_lse=True, skip_tolerance=0, backend=backend, **options)
+
+
 @settings(max_examples=40)
 @given(data=st.data(), seed=st.integers(0, 2**16))
 def test_rows(data, seed):
@@ -67,9 +71,17 @@ def test_rows(data, seed):
 
     def attend(tensors, backend):
         torch.manual_seed(5)
-        return alibi_attention(*tensors, return_lse=True, skip_tolerance=0, backend=backend, **options)
+        return alibi_attention_with_lse(tensors, backend, **options)
 
     check(attend, [query, key, value, slopes])
+
+
+@pytest.mark.parametrize("head_dim", [80, 128, 200])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rows_of_large_heads(dtype, head_dim):
+    """Products of rows that are wider than a block of registers."""
+    query, key, value = (draw_tensor("tokens first", 3, heads, 24, head_dim, dtype) for heads in (2, 1, 1))
+    check(partial(alibi_attention_with_lse, causal=True), [query, key, value, torch.rand(2)])
 
 
 @settings(max_examples=25)
