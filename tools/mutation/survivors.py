@@ -17,6 +17,34 @@ class Reason(NamedTuple):
 
 REASONS = [
     Reason(
+        "csrc/alibi_attention/cpu/pair_products.cpp",
+        "if constexpr (rows > 1) {",
+        ">",
+        ">=",
+        "Equivalent: after rows of 1 none is left.",
+    ),
+    Reason(
+        "csrc/alibi_attention/cpu/pair_products.cpp",
+        "for (; n >= 4 * lanes; n -= 4 * lanes, b += 8 * lanes, c += 4 * lanes) {",
+        ">=",
+        ">",
+        "Equivalent: 64 columns are two blocks of 32.",
+    ),
+    Reason(
+        "csrc/alibi_attention/cpu/pair_products.cpp",
+        "for (; n >= 2 * lanes; n -= 2 * lanes, b += 4 * lanes, c += 2 * lanes) {",
+        "2",
+        "(2 + 1)",
+        "Equivalent: 16 or 32 columns are left, so the loop runs at most once.",
+    ),
+    Reason(
+        "csrc/alibi_attention/cpu/pair_products.cpp",
+        "for (; n >= 2 * lanes; n -= 2 * lanes, b += 4 * lanes, c += 2 * lanes) {",
+        "*",
+        "+",
+        "Equivalent: 16 or 32 columns are left, so the loop runs at most once.",
+    ),
+    Reason(
         "csrc/resize_batch/call.cpp",
         "const bool readable = input.device() == device || (device.is_cuda() && input.is_cpu() && input.is_pinned());",
         "&&",
