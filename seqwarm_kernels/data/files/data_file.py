@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .reader import ChunkError
+from .reader import ChunkError, reason_of
 from .remote import AnyPath, local_file
 
 
@@ -101,7 +101,7 @@ class DataFile:
         return ChunkError(self.path, None, f"at byte {byte:,}, {problem}")
 
     def unreadable(self, error: OSError) -> ChunkError:
-        return self.error(f"cannot be read: {error.strerror or error}")
+        return self.error(f"cannot be read: {reason_of(error)}")
 
 
 def _announce(descriptor: int, parts: Sequence[tuple[int, int]], itemsize: int) -> None:

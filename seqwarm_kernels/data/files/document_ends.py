@@ -163,5 +163,5 @@ def _keep(path: AnyPath, made_from: str, boundaries: IntArray) -> None:
         write_file(path, buffer.getvalue())
     except OSError as error:
         raise ValueError(
-            f"index_folder must be a folder that can be written, got {path.parent} ({error.strerror or error})"
+            f"index_folder must be a folder that can be written, got {path.parent} ({reason_of(error)})"
         ) from error

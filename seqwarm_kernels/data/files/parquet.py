@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .lengths import MAX_LENGTH
-from .reader import ChunkError
+from .reader import ChunkError, reason_of
 from .remote import AnyPath, RemotePath, file_size, open_file
 from .transfers import with_retries
 
@@ -153,7 +153,7 @@ def _naming(path: AnyPath, place: str) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError as error:
-        raise ChunkError(path, None, f"cannot be read: {error.strerror}") from error
+        raise ChunkError(path, None, f"cannot be read: {reason_of(error)}") from error
     except (OSError, ValueError, OverflowError, MemoryError, pyarrow.ArrowException) as error:
         reason = str(error).strip().partition("\n")[0]
         raise ChunkError(path, None, f"{place}: cannot be read: {reason}") from error
