@@ -9,7 +9,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from seqwarm_kernels.data.files.manifest import read_lengths
+from seqwarm_kernels.data.files.lengths import lengths_path, read_lengths
 from seqwarm_kernels.data.files.reader import read_chunk
 
 from .corpora import count_bytes
@@ -42,7 +42,9 @@ def over_chunks(folder: Path, max_tokens: int, window: int, *, stored_lengths: b
 
     def read(path: str) -> Iterator[Any]:
         items = read_chunk(Path(path))
-        return zip(items, read_lengths(Path(path), len(items)).tolist(), strict=True) if stored_lengths else iter(items)
+        if not stored_lengths:
+            return iter(items)
+        return zip(items, read_lengths(lengths_path(Path(path)), len(items)).tolist(), strict=True)
 
     paths = sorted(map(str, folder.glob("*.txt.gz")))
     items = chunked_dataset_iterator(paths, read, buffer_size=window, train=True, seed=0, shuffle=True)
