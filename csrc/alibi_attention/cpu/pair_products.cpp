@@ -18,9 +18,9 @@ inline __m512bh broadcast(const c10::BFloat16* pair) {
   return reinterpret_cast<__m512bh>(_mm512_set1_epi32(bits));
 }
 
-// C (rows, vectors), in registers, of `pairs` pairs of columns of A.
+// C (rows, vectors), in registers, of `pairs` pairs of columns of A. In place, since a call would pass A through memory.
 template <int rows, int vectors>
-inline void multiply_block(
+C10_ALWAYS_INLINE void multiply_block(
     int64_t pairs, PairMatrix a, const c10::BFloat16* b, int64_t ldb, float* c, int64_t ldc, bool accumulate) {
   __m512 sum[rows][vectors];
 #pragma GCC unroll 8
@@ -88,6 +88,20 @@ void multiply_pairs(
   }
 }
 
+void pair_rows(const c10::BFloat16* rows, int64_t ld, c10::BFloat16* pairs, int64_t k, int64_t n) {
+  alignas(64) static constexpr int16_t lower[32] = {0, 32, 1, 33, 2,  34, 3,  35, 4,  36, 5,  37, 6,  38, 7,  39,
+                                                    8, 40, 9, 41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47};
+  const __m512i first = _mm512_load_si512(lower), second = _mm512_add_epi16(first, _mm512_set1_epi16(16));
+  for (int64_t row = 0; row < k; row += 2) {
+    const c10::BFloat16 *even = rows + row * ld, *odd = even + ld;
+    for (int64_t column = 0; column < n; column += 32, pairs += 64) {
+      const __m512i low = _mm512_loadu_si512(even + column), high = _mm512_loadu_si512(odd + column);
+      _mm512_storeu_si512(pairs, _mm512_permutex2var_epi16(low, first, high));
+      _mm512_storeu_si512(pairs + 32, _mm512_permutex2var_epi16(low, second, high));
+    }
+  }
+}
+
 void round_to_pairs(const float* values, int64_t rows, c10::BFloat16* row_pairs, c10::BFloat16* column_pairs) {
   alignas(64) static constexpr int16_t alternating[32] = {0,  16, 1,  17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
                                                           8,  24, 9,  25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
@@ -97,6 +111,18 @@ void round_to_pairs(const float* values, int64_t rows, c10::BFloat16* row_pairs,
     const __m512i both = reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(odd, even));
     _mm512_storeu_si512(row_pairs + row * lanes, both);
     _mm512_storeu_si512(column_pairs + row * lanes, _mm512_permutexvar_epi16(order, both));
+  }
+}
+
+void round_row(const float* values, int64_t count, c10::BFloat16* rounded) {
+  const auto block = [&] {
+    return reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(_mm512_loadu_ps(values + lanes), _mm512_loadu_ps(values)));
+  };
+  for (; count >= 2 * lanes; count -= 2 * lanes, values += 2 * lanes, rounded += 2 * lanes) {
+    _mm512_storeu_si512(rounded, block());
+  }
+  if (count > 0) {
+    _mm512_mask_storeu_epi16(rounded, (__mmask32{1} << count) - 1, block());
   }
 }
 
@@ -112,7 +138,11 @@ bool multiplies_pairs() {
 
 void multiply_pairs(int64_t, int64_t, int64_t, PairMatrix, const c10::BFloat16*, int64_t, float*, int64_t, bool) {}
 
+void pair_rows(const c10::BFloat16*, int64_t, c10::BFloat16*, int64_t, int64_t) {}
+
 void round_to_pairs(const float*, int64_t, c10::BFloat16*, c10::BFloat16*) {}
+
+void round_row(const float*, int64_t, c10::BFloat16*) {}
 
 }  // namespace seqwarm
 

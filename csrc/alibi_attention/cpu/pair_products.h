@@ -24,8 +24,14 @@ void multiply_pairs(
     int64_t m, int64_t n, int64_t k, PairMatrix a, const c10::BFloat16* b, int64_t ldb, float* c, int64_t ldc,
     bool accumulate);
 
+// The right side (k, n) from its rows, k a multiple of 2 and n of 32.
+void pair_rows(const c10::BFloat16* rows, int64_t ld, c10::BFloat16* pairs, int64_t k, int64_t n);
+
 // Rounds rows of 16 floats, an even number of them: as pairs of neighbors in a row, (rows, 8, 2), and as pairs of
 // neighbors in a column, (rows / 2, 16, 2).
 void round_to_pairs(const float* values, int64_t rows, c10::BFloat16* row_pairs, c10::BFloat16* column_pairs);
+
+// Rounds the first `count` floats of a row, which has room for a multiple of 32. Subnormal numbers become 0.
+void round_row(const float* values, int64_t count, c10::BFloat16* rounded);
 
 }  // namespace seqwarm

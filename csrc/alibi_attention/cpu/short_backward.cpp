@@ -55,11 +55,11 @@ class ShortBackward {
  private:
   void run_head(const BackwardInputs& inputs, const BackwardOutputs& outputs, int64_t key_head) {
     key_rows_.open_keys(problem_.key, tile_, key_head);
+    key_rows_.make_right_keys(tile_);
     value_rows_.open_keys(problem_.value, tile_, key_head);
-    std::fill_n(grad_key_, tile_.num_keys() * dims_, 0.f);
-    std::fill_n(grad_value_, tile_.num_keys() * dims_, 0.f);
     const int64_t group_size = problem_.num_heads / problem_.num_key_heads;
     for (int64_t head = key_head * group_size; head < (key_head + 1) * group_size; ++head) {
+      is_first_head_ = head == key_head * group_size;
       tile_.set_head(head);
       query_rows_.open_queries(problem_.query, tile_, true);
       grad_out_rows_.open_queries(inputs.grad_out, tile_, true);
@@ -146,13 +146,17 @@ class ShortBackward {
 
   void add_up(const BackwardOutputs& outputs, const ShortPiece& piece, const Span& span) {
     const int64_t first = span.column - piece.column;
+    const bool starts = is_first_head_ && span.query == span.sequence->first_query;
+    if (starts) {
+      clear_other_keys(span);
+    }
     multiply_short(
         span.num_keys, dims_, span.width, weight_scores_.by_key(span, first), grad_out_rows_.right_queries(span),
-        grad_value_ + span.place * dims_, dims_, true);
+        grad_value_ + span.place * dims_, dims_, !starts);
     multiply_short(
         span.num_keys, dims_, span.width, grad_score_scores_.by_key(span, first), query_rows_.right_queries(span),
-        grad_key_ + span.place * dims_, dims_, true);
-    const ShortResult<T> grad_query(
+        grad_key_ + span.place * dims_, dims_, !starts);
+    const ShortResult<T, Products> grad_query(
         problem_, outputs.grad_query, span.sequence->batch, tile_.head(), span.query, rows_);
     multiply_short(
         span.width, dims_, span.num_keys, grad_score_scores_.by_query(span, first), key_rows_.right_keys(span),
@@ -171,13 +175,27 @@ class ShortBackward {
     grad_query.finish(span.width);
   }
 
+  // Zeros for the keys of a sequence outside its first span, with which the sums start.
+  void clear_other_keys(const Span& span) {
+    const int64_t begin = span.place - (span.key - span.sequence->first_key), end = span.place + span.num_keys;
+    const int64_t last = begin + round_up(span.sequence->num_keys, Products::step);
+    for (float* sums : {grad_key_, grad_value_}) {
+      std::fill(sums + begin * dims_, sums + span.place * dims_, 0.f);
+      std::fill(sums + end * dims_, sums + last * dims_, 0.f);
+    }
+  }
+
   void store_key_gradients(const BackwardOutputs& outputs, int64_t key_head) const {
     int64_t first = 0;
     for (const Sequence* sequence = tile_.group().begin; sequence != tile_.group().end; ++sequence) {
       for (int64_t key = 0; key < sequence->num_keys; ++key) {
         const auto store = [&](const Strided& tensor, const float* sums) {
           T* row = tensor.row<T>(sequence->batch, key_head, sequence->first_key + key);
-          load_row(sums + (first + key) * dims_, row, problem_.head_dim, problem_.head_dim);
+          if (sequence->num_queries > 0) {
+            store_row<Products>(sums + (first + key) * dims_, row, problem_.head_dim);
+          } else {
+            std::fill_n(row, problem_.head_dim, T(0));
+          }
         };
         store(outputs.grad_key, grad_key_);
         store(outputs.grad_value, grad_value_);
@@ -204,6 +222,7 @@ class ShortBackward {
   float* keep_;
   float* grad_key_;  // (keys, dims)
   float* grad_value_;
+  bool is_first_head_;  // of those that share keys
   float log2_sum_[width];
   float grad_lse_[width];
   float grad_slope_[width];

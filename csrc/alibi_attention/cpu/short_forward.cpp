@@ -48,6 +48,7 @@ class ShortForward {
   void run_head(const ForwardOutputs& outputs, int64_t key_head) {
     key_rows_.open_keys(problem_.key, tile_, key_head);
     value_rows_.open_keys(problem_.value, tile_, key_head);
+    value_rows_.make_right_keys(tile_);
     const int64_t group_size = problem_.num_heads / problem_.num_key_heads;
     for (int64_t head = key_head * group_size; head < (key_head + 1) * group_size; ++head) {
       tile_.set_head(head);
@@ -114,7 +115,7 @@ class ShortForward {
   }
 
   void store(const ForwardOutputs& outputs, const ShortPiece& piece, const Span& span) {
-    const ShortResult<T> out(problem_, outputs.out, span.sequence->batch, tile_.head(), span.query, rows_);
+    const ShortResult<T, Products> out(problem_, outputs.out, span.sequence->batch, tile_.head(), span.query, rows_);
     const int64_t first = span.column - piece.column;
     multiply_short(
         span.width, dims_, span.num_keys, scores_.by_query(span, first), value_rows_.right_keys(span), out.data(),

@@ -20,9 +20,9 @@ struct Matrix {
 
 namespace detail {
 
-// C (rows, vectors) of A (rows, k) · B (k, vectors), in registers.
+// C (rows, vectors) of A (rows, k) · B (k, vectors), in registers. In place, since a call would pass A through memory.
 template <int rows, int vectors, typename T>
-inline void multiply_block(int64_t k, Matrix a, Rows<T> b, float* c, int64_t ldc, bool accumulate) {
+C10_ALWAYS_INLINE void multiply_block(int64_t k, Matrix a, Rows<T> b, float* c, int64_t ldc, bool accumulate) {
   Vec sum[rows][vectors];
 #pragma GCC unroll 8
   for (int i = 0; i < rows; ++i) {
@@ -96,6 +96,19 @@ inline void multiply_short(
 inline Matrix left_of_rows(FloatProducts, Rows<float> rows) { return {rows.data, rows.ld, 1}; }
 inline PairMatrix left_of_rows(PairProducts, Rows<c10::BFloat16> rows) { return {rows.data, rows.ld / 2, 1}; }
 inline Rows<c10::BFloat16> left_of_rows(TileProducts, Rows<c10::BFloat16> rows) { return rows; }
+
+// `k` rows of `n` elements as the right side of products, in `pairs` unless the rows serve.
+inline Rows<float> right_of_rows(FloatProducts, Rows<float> rows, int64_t, int64_t, float*) { return rows; }
+inline Rows<c10::BFloat16> right_of_rows(
+    PairProducts, Rows<c10::BFloat16> rows, int64_t k, int64_t n, c10::BFloat16* pairs) {
+  pair_rows(rows.data, rows.ld, pairs, k, n);
+  return {pairs, n};
+}
+inline Rows<c10::BFloat16> right_of_rows(
+    TileProducts, Rows<c10::BFloat16> rows, int64_t k, int64_t n, c10::BFloat16* pairs) {
+  right_from_rows(rows, pairs, k, n);
+  return {pairs, n};
+}
 
 }  // namespace CPU_CAPABILITY
 }  // namespace seqwarm

@@ -59,9 +59,26 @@ class ShortRows {
     return in_place_ ? own(span.sequence->batch, span.query) : Rows<P>{copy_ + span.column * dims_, dims_};
   }
 
-  // The same as the right side of products, until the next call.
-  Rows<P> right_keys(const Span& span) const { return to_right(keys(span), span.num_keys); }
-  Rows<P> right_queries(const Span& span) const { return to_right(queries(span), round_up(span.width, step)); }
+  // The queries of a span as the right side of products, until the next call.
+  Rows<P> right_queries(const Span& span) const {
+    return right_of_rows(Products(), queries(span), round_up(span.width, step), dims_, pairs_);
+  }
+
+  // Once for the pieces and heads that read the same keys with `right_keys`.
+  void make_right_keys(const Tile& tile) const {
+    int64_t place = 0;
+    for (const Sequence* sequence = tile.group().begin; pair_of<P> > 1 && sequence != tile.group().end; ++sequence) {
+      const Rows<P> copied{copy_ + place * dims_, dims_};
+      const Rows<P> rows = in_place_ ? own(sequence->batch, sequence->first_key) : copied;
+      const int64_t count = round_up(sequence->num_keys, step);
+      right_of_rows(Products(), rows, count, dims_, pairs_ + place * dims_);
+      place += count;
+    }
+  }
+
+  Rows<P> right_keys(const Span& span) const {
+    return pair_of<P> == 1 ? keys(span) : Rows<P>{pairs_ + span.place * dims_, dims_};
+  }
 
   // products (keys, width) = the keys of a span · columns (padded_dims, width), at the span's rows.
   void multiply_keys(const Span& span, const P* columns, float* products) const {
@@ -119,15 +136,6 @@ class ShortRows {
     }
   }
 
-  Rows<P> to_right(Rows<P> rows, int64_t count) const {
-    if constexpr (std::is_same_v<P, float>) {
-      return rows;
-    } else {
-      right_from_rows(rows, pairs_, count, dims_);
-      return {pairs_, dims_};
-    }
-  }
-
   const Problem& problem_;
   const int64_t dims_;
   const bool fits_;
@@ -177,8 +185,18 @@ inline void fetch_keys(const Problem& problem, const Strided& tensor, const Shor
   }
 }
 
+// Writes padded_dims floats as a row of a result, in the dtype of the tensor.
+template <typename Products, typename T>
+inline void store_row(const float* sums, T* row, int64_t head_dim) {
+  if constexpr (std::is_same_v<Products, PairProducts>) {
+    round_row(sums, head_dim, row);
+  } else {
+    load_row(sums, row, head_dim, head_dim);
+  }
+}
+
 // Rows of results: the memory of the tensor itself where that is possible, else `copy`, from which `finish` writes.
-template <typename T>
+template <typename T, typename Products>
 class ShortResult {
  public:
   ShortResult(const Problem& problem, const Strided& tensor, int64_t batch, int64_t head, int64_t token, float* copy)
@@ -196,7 +214,7 @@ class ShortResult {
 
   void finish(int64_t count) const {
     for (int64_t row = 0; !in_place() && row < count; ++row) {
-      load_row(copy_ + row * padded_dims(problem_), first_ + row * step_, problem_.head_dim, problem_.head_dim);
+      store_row<Products>(copy_ + row * padded_dims(problem_), first_ + row * step_, problem_.head_dim);
     }
   }
 

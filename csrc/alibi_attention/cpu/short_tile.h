@@ -108,7 +108,6 @@ class ShortTile {
   bool has_no_gap() const { return has_no_gap_; }
   float beyond(int64_t column) const { return beyond_[column]; }
   int64_t head() const { return head_; }
-  int64_t num_keys() const { return num_keys_; }
   const Group& group() const { return group_; }
 
  private:
