@@ -198,13 +198,13 @@ def _padding() -> str:
 
 
 def _demo() -> str:
-    header = ["seed", "attention", "learning rate", "loss, full length", "loss, warmup"]
+    header = ["seed", "version", "attention", "learning rate", "loss, full length", "loss, warmup"]
     rows = [_demo_row(line) for line in read(RESULTS / "cpu_demo.jsonl")[1]]
     return markdown([*header, "sooner in seconds", "sooner in tokens"], rows)
 
 
 def _demo_row(line: dict[str, Any]) -> list[str]:
-    settings = [str(line["seed"]), line.get("attention", "not recorded"), str(line["learning_rate"])]
+    settings = [str(line["seed"]), line["version"], line.get("attention", "not recorded"), str(line["learning_rate"])]
     baseline = f"{line['baseline_loss']:.3f}"
     if "warmup_loss" not in line:
         return [*settings, baseline, "not run", "", ""]
