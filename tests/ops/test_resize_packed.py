@@ -246,6 +246,7 @@ def test_a_mask_with_other_strides(backend):
         ({"kinds": [1, 5]}, "unknown kind 5"),
         ({"kinds": [1]}, "a kind and a fill value for each of the 2 inputs"),
         ({"inputs": [torch.ones(4), torch.ones(2, 2)]}, "an input must be"),
+        ({"inputs": [torch.ones(4), torch.ones(())]}, "pieces must be parts of 4 tokens and 0 sequences"),
     ],
 )
 def test_arguments_of_the_native_operator_that_do_not_fit(change, message):
