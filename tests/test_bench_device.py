@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 import time
@@ -254,8 +255,14 @@ def test_tests_in_the_summary():
 
 def dry_run(part, folder):
     arguments = ["device", "--part", part, "--dry-run", "--out", str(folder)]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTEST_XDIST_WORKER"}
     run = subprocess.run(
-        [sys.executable, "-m", "bench", *arguments], cwd=ROOT, capture_output=True, text=True, check=False
+        [sys.executable, "-m", "bench", *arguments],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert run.returncode == 0, run.stdout + run.stderr
     assert {path.name for path in folder.iterdir()} == {f"device_{part}.jsonl", f"device_{part}.log"}

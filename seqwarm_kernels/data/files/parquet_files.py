@@ -122,7 +122,11 @@ def read_footers(
 def _of_one_kind(path: AnyPath, footer: Footer | ChunkError, before: list[ParquetFile]) -> Footer | ChunkError:
     if isinstance(footer, ChunkError) or not before:
         return footer
-    first = before[0].footer
-    if (footer.column, footer.holds_tokens) == (first.column, first.holds_tokens):
+    first = before[0]
+    if (footer.column, footer.holds_tokens) == (first.footer.column, first.footer.holds_tokens):
         return footer
-    return ChunkError(path, None, f"column {footer.column!r} differs from that of the files before: {first.column!r}")
+    return ChunkError(path, None, f"holds {_kind(footer)}, expected {_kind(first.footer)} as in {first.path}")
+
+
+def _kind(footer: Footer) -> str:
+    return f"column {footer.column!r} of {'tokens' if footer.holds_tokens else 'text'}"
