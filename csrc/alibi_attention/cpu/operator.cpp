@@ -239,6 +239,11 @@ class Scratch {
   Tensor memory_;
 };
 
+void use_products(ShortProducts products, Problem& problem) {
+  problem.short_products = products;
+  problem.native_products = products != ShortProducts::Float;
+}
+
 // Calls run(next, scratch) on every thread. An item has all heads of a group, as long as threads have several groups:
 // neighboring heads are neighbors in memory.
 template <typename Run>
@@ -249,9 +254,6 @@ void for_each_short_item(
   std::atomic<int64_t> start{0};
   at::parallel_for(0, std::min(threads, num_groups * parts), 1, [&](int64_t, int64_t) {
     const Scratch scratch(scratch_bytes);
-    if (problem.native_products) {
-      start_multiplying();
-    }
     const auto next = [&](ShortItem& item) {
       const int64_t index = start++;
       if (index >= num_groups * parts) {
@@ -262,9 +264,6 @@ void for_each_short_item(
       return true;
     };
     run(next, scratch.data());
-    if (problem.native_products) {
-      finish_multiplying();
-    }
   });
 }
 
@@ -339,7 +338,7 @@ FourTensors forward(
         strided(out), lse.data_ptr<float>(), log2_sum.data_ptr<float>(), ranges.data_ptr<int32_t>()};
     const int64_t threads = usable_threads(problem);
     if (const ShortSequences sequences = short_sequences_of(problem); !sequences.groups.empty()) {
-      problem.native_products = sequences.native_products;
+      use_products(sequences.products, problem);
       fill_ranges(ranges, problem.key_length);
       for_each_short_item(
           problem, sequences, threads, kernels().short_forward_bytes(problem),
@@ -408,7 +407,7 @@ FourTensors backward(
       strided(grad_query), strided(grad_key), strided(grad_value),
       slopes_need_grad ? slope_rows.data_ptr<float>() : nullptr, partial.data_ptr<float>()};
   if (is_short) {
-    problem.native_products = sequences.native_products;
+    use_products(sequences.products, problem);
     for_each_short_item(
         problem, sequences, threads, kernels().short_backward_bytes(problem),
         [&](NextShortItem next, char* scratch) { kernels().short_backward(problem, inputs, outputs, next, scratch); });

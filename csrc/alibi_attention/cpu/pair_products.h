@@ -27,9 +27,10 @@ void multiply_pairs(
 // The right side (k, n) from its rows, k a multiple of 2 and n of 32.
 void pair_rows(const c10::BFloat16* rows, int64_t ld, c10::BFloat16* pairs, int64_t k, int64_t n);
 
-// Rounds rows of 16 floats, an even number of them: as pairs of neighbors in a row, (rows, 8, 2), and as pairs of
-// neighbors in a column, (rows / 2, 16, 2).
-void round_to_pairs(const float* values, int64_t rows, c10::BFloat16* row_pairs, c10::BFloat16* column_pairs);
+// Rounds (rows, width) floats, and the same in pairs of neighbors in a column, (rows / 2, width, 2). `rows` is a multiple
+// of 2 and `width` of 16.
+void round_to_pairs(
+    const float* values, int64_t rows, int64_t width, c10::BFloat16* rounded, c10::BFloat16* pairs);
 
 // Rounds the first `count` floats of a row, which has room for a multiple of 32. Subnormal numbers become 0.
 void round_row(const float* values, int64_t count, c10::BFloat16* rounded);

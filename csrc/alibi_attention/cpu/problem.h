@@ -9,6 +9,10 @@ namespace seqwarm {
 
 enum class InputType { Float, BFloat16, Half };
 
+// How short sequences are multiplied: in float32, in pairs of bfloat16 on AVX512-BF16, or on AMX in tiles of 8, 16 or 32
+// tokens.
+enum class ShortProducts { Float, Pairs, Tiles8, Tiles16, Tiles32 };
+
 // (batch, head, token, dim): strides in elements, the last dimension is dense. Packed sequences are a batch of one.
 struct Strided {
   void* data;
@@ -33,6 +37,7 @@ struct Dropout {
 struct Problem {
   InputType input_type;
   bool native_products;  // whether products take 16-bit operands; otherwise operands are converted to float32
+  ShortProducts short_products;
   Strided query;
   Strided key;
   Strided value;

@@ -65,7 +65,7 @@ bool multiplies_bfloat16() {
 
 void start_multiplying() {
   if (multiplies_tiles()) {
-    configure_tiles();
+    configure_tiles(32);
   }
 }
 

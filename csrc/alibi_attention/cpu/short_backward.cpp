@@ -243,6 +243,7 @@ void short_backward(
     char* scratch) {
   with_short_types(problem, [&](auto input, auto products) {
     Arena arena(scratch);
+    [[maybe_unused]] const Registers<decltype(products)> registers;
     ShortBackward<decltype(input), decltype(products)> backward(problem, arena);
     for (ShortItem item; next(item);) {
       backward.run(inputs, outputs, item);

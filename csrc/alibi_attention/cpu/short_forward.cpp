@@ -164,6 +164,7 @@ int64_t short_forward_bytes(const Problem& problem) {
 void short_forward(const Problem& problem, const ForwardOutputs& outputs, NextShortItem next, char* scratch) {
   with_short_types(problem, [&](auto input, auto products) {
     Arena arena(scratch);
+    [[maybe_unused]] const Registers<decltype(products)> registers;
     ShortForward<decltype(input), decltype(products)> forward(problem, arena);
     for (ShortItem item; next(item);) {
       forward.run(outputs, item);

@@ -85,28 +85,46 @@ inline void multiply_short(
   multiply_pairs(m, n, round_up(k, 2), a, b.data, b.ld, c, ldc, accumulate);
 }
 
-// The same on AMX. m and k are rounded up to multiples of 32, for which all operands have room.
+// Rows as the left side of products on AMX, of which `step` are multiplied at a time.
+template <int64_t step>
+struct TileMatrix {
+  const c10::BFloat16* data;
+  int64_t ld;
+};
+
+// The same on AMX. m and k are rounded up to multiples of `step`, for which all operands have room.
+template <int64_t step>
 inline void multiply_short(
-    int64_t m, int64_t n, int64_t k, Rows<c10::BFloat16> a, Rows<c10::BFloat16> b, float* c, int64_t ldc,
+    int64_t m, int64_t n, int64_t k, TileMatrix<step> a, Rows<c10::BFloat16> b, float* c, int64_t ldc,
     bool accumulate) {
-  multiply_tiles(round_up(m, 32), n, round_up(k, 32), a.data, a.ld, b.data, b.ld, c, ldc, accumulate);
+  const auto multiply = step == 32 ? multiply_tiles : multiply_small_tiles;
+  multiply(round_up(m, step), n, round_up(k, step), a.data, a.ld, b.data, b.ld, c, ldc, accumulate);
 }
+
+// The tile registers of this thread, configured for products where those are on AMX.
+template <typename Products>
+struct Registers {};
+
+template <int64_t size>
+struct Registers<TileProducts<size>> {
+  Registers() { configure_tiles(size); }
+  ~Registers() { release_tiles(); }
+};
 
 // Rows as the left side of products.
 inline Matrix left_of_rows(FloatProducts, Rows<float> rows) { return {rows.data, rows.ld, 1}; }
 inline PairMatrix left_of_rows(PairProducts, Rows<c10::BFloat16> rows) { return {rows.data, rows.ld / 2, 1}; }
-inline Rows<c10::BFloat16> left_of_rows(TileProducts, Rows<c10::BFloat16> rows) { return rows; }
+template <typename Products>
+inline TileMatrix<Products::step> left_of_rows(Products, Rows<c10::BFloat16> rows) {
+  return {rows.data, rows.ld};
+}
 
 // `k` rows of `n` elements as the right side of products, in `pairs` unless the rows serve.
 inline Rows<float> right_of_rows(FloatProducts, Rows<float> rows, int64_t, int64_t, float*) { return rows; }
+template <typename Products>
 inline Rows<c10::BFloat16> right_of_rows(
-    PairProducts, Rows<c10::BFloat16> rows, int64_t k, int64_t n, c10::BFloat16* pairs) {
+    Products, Rows<c10::BFloat16> rows, int64_t k, int64_t n, c10::BFloat16* pairs) {
   pair_rows(rows.data, rows.ld, pairs, k, n);
-  return {pairs, n};
-}
-inline Rows<c10::BFloat16> right_of_rows(
-    TileProducts, Rows<c10::BFloat16> rows, int64_t k, int64_t n, c10::BFloat16* pairs) {
-  right_from_rows(rows, pairs, k, n);
   return {pairs, n};
 }
 

@@ -188,10 +188,10 @@ inline void fetch_keys(const Problem& problem, const Strided& tensor, const Shor
 // Writes padded_dims floats as a row of a result, in the dtype of the tensor.
 template <typename Products, typename T>
 inline void store_row(const float* sums, T* row, int64_t head_dim) {
-  if constexpr (std::is_same_v<Products, PairProducts>) {
-    round_row(sums, head_dim, row);
-  } else {
+  if constexpr (std::is_same_v<Products, FloatProducts>) {
     load_row(sums, row, head_dim, head_dim);
+  } else {
+    round_row(sums, head_dim, row);
   }
 }
 

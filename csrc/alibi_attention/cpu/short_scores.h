@@ -41,61 +41,62 @@ class ShortScores<PairProducts> {
  public:
   explicit ShortScores(Arena& arena)
       : scores_(arena.take<float>(most * width)),
-        pairs_of_queries_(arena.take<c10::BFloat16>(most * width)),
-        pairs_of_keys_(arena.take<c10::BFloat16>(most * width)) {}
+        rounded_(arena.take<c10::BFloat16>(most * width)),
+        pairs_(arena.take<c10::BFloat16>(most * width)) {}
 
   float* data() const { return scores_; }
 
   // Rounds the scores, which may change until then.
-  void set(const ShortPiece& piece) {
-    round_to_pairs(scores_, piece.num_keys, pairs_of_queries_, pairs_of_keys_);
-  }
+  void set(const ShortPiece& piece) { round_to_pairs(scores_, piece.num_keys, width, rounded_, pairs_); }
 
   PairMatrix by_key(const Span& span, int64_t column) const {
-    return {pairs_of_queries_ + span.score_row * width + column, width / 2, 1};
+    return {rounded_ + span.score_row * width + column, width / 2, 1};
   }
 
   PairMatrix by_query(const Span& span, int64_t column) const {
-    return {pairs_of_keys_ + span.score_row * width + 2 * column, 1, width};
+    return {pairs_ + span.score_row * width + 2 * column, 1, width};
   }
 
  private:
   float* scores_;
-  c10::BFloat16* pairs_of_queries_;  // (keys, queries / 2, 2)
-  c10::BFloat16* pairs_of_keys_;     // (keys / 2, queries, 2)
+  c10::BFloat16* rounded_;
+  c10::BFloat16* pairs_;  // (keys / 2, queries, 2)
 };
 
-// A piece has one span, which starts at row 0 and column 0.
-template <>
-class ShortScores<TileProducts> {
-  static constexpr int64_t width = TileProducts::width, most = TileProducts::most;
+template <int64_t size>
+class ShortScores<TileProducts<size>> {
+  static constexpr int64_t width = TileProducts<size>::width, most = TileProducts<size>::most;
 
  public:
   explicit ShortScores(Arena& arena)
       : scores_(arena.take<float>(most * width)),
-        by_key_(arena.take<c10::BFloat16>(most * width)),
-        pairs_(arena.take<c10::BFloat16>(most * width)),
-        by_query_(arena.take<c10::BFloat16>(most * width)) {}
+        rounded_(arena.take<c10::BFloat16>(most * width)),
+        pairs_(arena.take<c10::BFloat16>(round_up(most, 32) * width)),
+        by_query_(arena.take<c10::BFloat16>(round_up(most, 32) * width)) {}
 
   float* data() const { return scores_; }
 
   // Rounds the scores, which may change until then.
   void set(const ShortPiece& piece) {
-    num_keys_ = piece.num_keys;
-    round_to_right(scores_, pairs_, num_keys_, 0, width, width);
-    transpose(pairs_, width, by_query_, num_keys_ / 2, num_keys_ / 2, width);
-    at::vec::convert(scores_, by_key_, num_keys_ * width);
+    round_to_pairs(scores_, piece.num_keys, width, rounded_, pairs_);
+    ld_ = round_up(piece.num_keys, 32);
+    transpose(pairs_, width, by_query_, ld_ / 2, ld_ / 2, width);
   }
 
-  Rows<c10::BFloat16> by_key(const Span&, int64_t) const { return {by_key_, width}; }
-  Rows<c10::BFloat16> by_query(const Span&, int64_t) const { return {by_query_, num_keys_}; }
+  TileMatrix<size> by_key(const Span& span, int64_t column) const {
+    return {rounded_ + span.score_row * width + column, width};
+  }
+
+  TileMatrix<size> by_query(const Span& span, int64_t column) const {
+    return {by_query_ + column * ld_ + span.score_row, ld_};
+  }
 
  private:
   float* scores_;
-  c10::BFloat16* by_key_;
-  c10::BFloat16* pairs_;
-  c10::BFloat16* by_query_;
-  int64_t num_keys_ = 0;
+  c10::BFloat16* rounded_;
+  c10::BFloat16* pairs_;     // (keys / 2, queries, 2)
+  c10::BFloat16* by_query_;  // (queries, keys), whose rows are multiples of 32, as transposes write them
+  int64_t ld_ = 0;
 };
 
 }  // namespace CPU_CAPABILITY

@@ -8,11 +8,8 @@
 namespace seqwarm {
 namespace {
 
-// Up to this length, tiles of AMX take longer than products in float32: most of their rows are empty.
-constexpr int64_t longest_before_tiles = 16;
-
-// Tokens after the last packed sequence are cut to sequences of this length.
-constexpr int64_t longest_rest = 64;
+// Up to this length, tiles of AMX take longer than pairs: most of their rows are empty.
+constexpr int64_t longest_in_pairs = 6;
 
 std::vector<Sequence> segments_of_rows(const Problem& problem) {
   std::vector<Sequence> sequences;
@@ -31,8 +28,8 @@ std::vector<Sequence> segments_of_rows(const Problem& problem) {
   return sequences;
 }
 
-// Tokens that belong to no sequence become sequences without keys or without queries.
-std::vector<Sequence> packed_sequences(const Problem& problem) {
+// Tokens that belong to no sequence become sequences without keys or without queries, of at most `most` tokens.
+std::vector<Sequence> packed_sequences(const Problem& problem, int64_t most) {
   std::vector<Sequence> sequences;
   int64_t query = 0, key = 0;
   for (int64_t index = 1; index <= problem.num_sequences; ++index) {
@@ -43,11 +40,11 @@ std::vector<Sequence> packed_sequences(const Problem& problem) {
     query = last_query;
     key = last_key;
   }
-  for (; query < problem.query_length; query += longest_rest) {
-    sequences.push_back({0, 0, query, std::min(longest_rest, problem.query_length - query), 0, 0, 0});
+  for (; query < problem.query_length; query += most) {
+    sequences.push_back({0, 0, query, std::min(most, problem.query_length - query), 0, 0, 0});
   }
-  for (; key < problem.key_length; key += longest_rest) {
-    sequences.push_back({0, 0, 0, 0, key, std::min(longest_rest, problem.key_length - key), 0});
+  for (; key < problem.key_length; key += most) {
+    sequences.push_back({0, 0, 0, 0, key, std::min(most, problem.key_length - key), 0});
   }
   return sequences;
 }
@@ -66,27 +63,37 @@ int64_t longest_of(const Problem& problem) {
   return longest;
 }
 
+ShortProducts products_for(int64_t longest, const Problem& problem) {
+  if (!problem.native_products || !multiplies_pairs()) {
+    return ShortProducts::Float;
+  }
+  if (longest <= longest_in_pairs || !multiplies_tiles()) {
+    return ShortProducts::Pairs;
+  }
+  return longest <= 8 ? ShortProducts::Tiles8 : longest <= 16 ? ShortProducts::Tiles16 : ShortProducts::Tiles32;
+}
+
 }  // namespace
 
 ShortSequences short_sequences_of(const Problem& problem) {
   ShortSequences found;
   const int64_t longest = longest_of(problem);
-  found.native_products =
-      problem.native_products && (multiplies_tiles() ? longest > longest_before_tiles : multiplies_pairs());
-  int64_t step = 0, most = 0;
-  with_products(found.native_products, [&](auto products) {
+  found.products = products_for(longest, problem);
+  int64_t step = 0, width = 0, most = 0;
+  with_products(found.products, [&](auto products) {
     step = products.step;
+    width = products.width;
     most = products.most;
   });
   if (longest > most) {
     return found;
   }
-  found.sequences = problem.cu_seqlens_q == nullptr ? segments_of_rows(problem) : packed_sequences(problem);
+  found.sequences = problem.cu_seqlens_q == nullptr ? segments_of_rows(problem) : packed_sequences(problem, most);
   int64_t queries = 0, keys = 0;
   for (const Sequence& sequence : found.sequences) {
     queries += round_up(sequence.num_queries, step);
     keys += round_up(sequence.num_keys, step);
-    if (found.groups.empty() || std::max(queries, keys) > most) {
+    if (found.groups.empty() || queries > width || keys > most) {
       found.groups.push_back({&sequence, &sequence});
       queries = round_up(sequence.num_queries, step);
       keys = round_up(sequence.num_keys, step);

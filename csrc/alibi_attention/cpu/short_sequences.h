@@ -4,7 +4,6 @@
 #pragma once
 
 #include "problem.h"
-#include "tile_products.h"
 
 #include <c10/util/BFloat16.h>
 
@@ -20,7 +19,8 @@ struct Sequence {
   int64_t position;  // of the first query; the first key is at position 0
 };
 
-// Neighboring sequences, with at most as many queries and keys in total as a tile has, gaps included.
+// Neighboring sequences whose queries fill a piece and whose keys fit into a tile, gaps included; or one that is longer.
+// Larger groups would be processed head by head in memory that is too far apart.
 struct Group {
   const Sequence* begin;
   const Sequence* end;
@@ -35,7 +35,7 @@ struct ShortItem {
 struct ShortSequences {
   std::vector<Sequence> sequences;
   std::vector<Group> groups;  // empty if a sequence is too long
-  bool native_products = false;  // as in Problem
+  ShortProducts products = ShortProducts::Float;
 };
 
 // How a short tile is multiplied, and what follows for it. `Element` is the dtype of operands. Sequences start at
@@ -51,20 +51,26 @@ struct PairProducts {  // AVX512-BF16
   static constexpr int64_t step = 2, width = 16, most = 128;
 };
 
+template <int64_t size>
 struct TileProducts {  // AMX
   using Element = c10::BFloat16;
-  static constexpr int64_t step = 32, width = 32, most = 128;
+  static constexpr int64_t step = size, width = size == 32 ? 32 : 16, most = size == 32 ? 128 : 16;
 };
 
-// Calls function(products) with one of the three.
+// Calls function(products) with one of these.
 template <typename Function>
-inline void with_products(bool native_products, const Function& function) {
-  if (!native_products) {
-    function(FloatProducts());
-  } else if (multiplies_tiles()) {
-    function(TileProducts());
-  } else {
-    function(PairProducts());
+inline void with_products(ShortProducts products, const Function& function) {
+  switch (products) {
+    case ShortProducts::Float:
+      return function(FloatProducts());
+    case ShortProducts::Pairs:
+      return function(PairProducts());
+    case ShortProducts::Tiles8:
+      return function(TileProducts<8>());
+    case ShortProducts::Tiles16:
+      return function(TileProducts<16>());
+    case ShortProducts::Tiles32:
+      return function(TileProducts<32>());
   }
 }
 

@@ -1,5 +1,7 @@
 #include "tile_products.h"
 
+#include "pair_products.h"
+
 #ifdef SEQWARM_AMX
 
 #include <ATen/core/ivalue.h>
@@ -24,9 +26,19 @@ struct alignas(64) Configuration {
   uint8_t palette = 1;
   uint8_t start_row = 0;
   uint8_t reserved[14] = {};
-  uint16_t bytes_of_rows[16] = {64, 64, 64, 64, 64, 64, 64, 64};
-  uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+  uint16_t bytes_of_rows[16];
+  uint8_t rows[16];
 };
+
+constexpr Configuration tiles_of_32 = {
+    .bytes_of_rows = {64, 64, 64, 64, 64, 64, 64, 64}, .rows = {16, 16, 16, 16, 16, 16, 16, 16}};
+
+// C in register 0, and 32 columns of A in 1 with as many rows of B in 2, or `size` of them in 3 and 4.
+constexpr Configuration small_tiles(uint8_t size) {
+  const uint16_t bytes = 2 * size;
+  const uint8_t pairs = size / 2;
+  return {.bytes_of_rows = {64, 64, 64, bytes, 64}, .rows = {size, size, 16, size, pairs}};
+}
 
 // ONEDNN_MAX_CPU_ISA limits the instructions of libtorch's products. It limits these, too.
 bool is_allowed() {
@@ -55,15 +67,19 @@ inline void check_rows(
 bool multiplies_tiles() {
   static const bool found = [] {
     const auto has = at::cpu::get_cpu_capabilities();
-    const auto bfloat16 = has.find("amx_bf16");
-    return bfloat16 != has.end() && bfloat16->second.toBool() && is_allowed() && at::cpu::init_amx();
+    const auto is_there = [&](const char* instructions) {
+      const auto found = has.find(instructions);
+      return found != has.end() && found->second.toBool();
+    };
+    return multiplies_pairs() && is_there("avx512_bf16") && is_there("amx_bf16") && is_allowed() &&
+        at::cpu::init_amx();
   }();
   return found;
 }
 
-void configure_tiles() {
-  static constexpr Configuration configuration;
-  _tile_loadconfig(&configuration);
+void configure_tiles(int64_t size) {
+  static constexpr Configuration of_8 = small_tiles(8), of_16 = small_tiles(16);
+  _tile_loadconfig(size == 8 ? &of_8 : size == 16 ? &of_16 : &tiles_of_32);
 }
 
 void release_tiles() {
@@ -112,6 +128,35 @@ void multiply_tiles(
   }
 }
 
+void multiply_small_tiles(
+    [[maybe_unused]] int64_t m, int64_t n, int64_t k, const c10::BFloat16* a, int64_t lda, const c10::BFloat16* b,
+    int64_t ldb, float* c, int64_t ldc, bool accumulate) {
+  const int64_t a_bytes = lda * 2, b_bytes = ldb * 4, c_bytes = ldc * 4;
+  check_rows(a, m, k * 2, a_bytes);
+  check_rows(b, k / 2, n * 4, b_bytes);
+  check_rows(c, m, n * 4, c_bytes);
+  for (int64_t column = 0; column < n; column += 16) {
+    if (accumulate) {
+      _tile_loadd(0, c + column, c_bytes);
+    } else {
+      _tile_zero(0);
+    }
+    const c10::BFloat16* right = b + column * 2;
+    int64_t p = 0;
+    for (; p + 32 <= k; p += 32) {
+      _tile_loadd(1, a + p, a_bytes);
+      _tile_loadd(2, right + p * ldb, b_bytes);
+      _tile_dpbf16ps(0, 1, 2);
+    }
+    if (p < k) {
+      _tile_loadd(3, a + p, a_bytes);
+      _tile_loadd(4, right + p * ldb, b_bytes);
+      _tile_dpbf16ps(0, 3, 4);
+    }
+    _tile_stored(0, c + column, c_bytes);
+  }
+}
+
 }  // namespace seqwarm
 
 #else
@@ -122,11 +167,14 @@ bool multiplies_tiles() {
   return false;
 }
 
-void configure_tiles() {}
+void configure_tiles(int64_t) {}
 
 void release_tiles() {}
 
 void multiply_tiles(
+    int64_t, int64_t, int64_t, const c10::BFloat16*, int64_t, const c10::BFloat16*, int64_t, float*, int64_t, bool) {}
+
+void multiply_small_tiles(
     int64_t, int64_t, int64_t, const c10::BFloat16*, int64_t, const c10::BFloat16*, int64_t, float*, int64_t, bool) {}
 
 }  // namespace seqwarm

@@ -36,7 +36,7 @@ inline void with_types(const Problem& problem, const Function& function) {
 // Calls function(T(), products) with the dtype of the inputs and how short tiles are multiplied.
 template <typename Function>
 inline void with_short_types(const Problem& problem, const Function& function) {
-  with_products(problem.native_products, [&](auto products) {
+  with_products(problem.short_products, [&](auto products) {
     if constexpr (std::is_same_v<decltype(products), FloatProducts>) {
       with_input_type(problem, [&](auto input) { function(input, products); });
     } else {
