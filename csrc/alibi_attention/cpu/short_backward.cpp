@@ -65,7 +65,8 @@ class ShortBackward {
       grad_out_rows_.open_queries(inputs.grad_out, tile_, true);
       tile_.for_each_piece([&](const ShortPiece& piece) { differentiate(inputs, outputs, piece); });
     }
-    store_key_gradients(outputs, key_head);
+    store_key_gradient(outputs.grad_key, grad_key_, key_head);
+    store_key_gradient(outputs.grad_value, grad_value_, key_head);
   }
 
   void differentiate(const BackwardInputs& inputs, const BackwardOutputs& outputs, const ShortPiece& piece) {
@@ -185,22 +186,22 @@ class ShortBackward {
     }
   }
 
-  void store_key_gradients(const BackwardOutputs& outputs, int64_t key_head) const {
-    int64_t first = 0;
+  void store_key_gradient(const Strided& tensor, const float* sums, int64_t key_head) const {
     for (const Sequence* sequence = tile_.group().begin; sequence != tile_.group().end; ++sequence) {
+      const auto row = [&](int64_t key) {
+        return tensor.row<T>(sequence->batch, key_head, sequence->first_key + key);
+      };
       for (int64_t key = 0; key < sequence->num_keys; ++key) {
-        const auto store = [&](const Strided& tensor, const float* sums) {
-          T* row = tensor.row<T>(sequence->batch, key_head, sequence->first_key + key);
-          if (sequence->num_queries > 0) {
-            store_row<Products>(sums + (first + key) * dims_, row, problem_.head_dim);
-          } else {
-            std::fill_n(row, problem_.head_dim, T(0));
-          }
-        };
-        store(outputs.grad_key, grad_key_);
-        store(outputs.grad_value, grad_value_);
+        prefetch_to_write(row(key), problem_.head_dim);
       }
-      first += round_up(sequence->num_keys, Products::step);
+      for (int64_t key = 0; key < sequence->num_keys; ++key) {
+        if (sequence->num_queries > 0) {
+          store_row<Products>(sums + key * dims_, row(key), problem_.head_dim);
+        } else {
+          std::fill_n(row(key), problem_.head_dim, T(0));
+        }
+      }
+      sums += round_up(sequence->num_keys, Products::step) * dims_;
     }
   }
 

@@ -185,6 +185,14 @@ inline void fetch_keys(const Problem& problem, const Strided& tensor, const Shor
   }
 }
 
+// For several rows before they are written: stores alone wait for one cache line after the other.
+template <typename T>
+inline void prefetch_to_write(const T* row, int64_t head_dim) {
+  for (int64_t dim = 0; dim < head_dim; dim += 64 / sizeof(T)) {
+    __builtin_prefetch(row + dim, 1);
+  }
+}
+
 // Writes padded_dims floats as a row of a result, in the dtype of the tensor.
 template <typename Products, typename T>
 inline void store_row(const float* sums, T* row, int64_t head_dim) {
