@@ -1,5 +1,9 @@
 """The parts specific to the native backend: threads, chunks, replaced blocks of keys, products in float32."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -95,6 +99,17 @@ def test_without_onednn(dtype):
     """Products fall back to BLAS, and bfloat16 is converted to float32."""
     with torch.backends.mkldnn.flags(enabled=False):
         check(tensors_of(150, dtype=dtype))
+
+
+@pytest.mark.parametrize("instructions", first_fast(["AVX512_CORE", "AVX2", "AVX512_CORE_BF16"]))
+def test_onednn_with_fewer_instructions(instructions):
+    """The variable is read when a process starts to multiply."""
+    lengths = (5, 8, 12, 40, 150)  # pairs, tiles of each size, and longer rows, where the CPU has them
+    code = "import torch\nfrom tests.ops.test_attention_native import check, tensors_of\n"
+    code += f"for length in {lengths}: check(tensors_of(length, dtype=torch.bfloat16))"
+    environment = {**os.environ, "ONEDNN_MAX_CPU_ISA": instructions}
+    run = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
 
 
 def test_nan_reaches_only_the_queries_that_see_it():

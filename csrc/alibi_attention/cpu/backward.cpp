@@ -185,7 +185,7 @@ class Backward {
     operand.rows = rows_of_tile(tensor, operand.copy);
     right_from_transpose(operand.rows, operand.transposed, width_, dims_);
     if constexpr (!std::is_same_v<P, float>) {
-      right_from_rows(operand.rows, operand.pairs, width_, dims_);
+      pair_rows(operand.rows.data, operand.rows.ld, operand.pairs, width_, dims_);
       operand.rows = {operand.pairs, dims_};
     }
   }
@@ -269,9 +269,8 @@ class Backward {
     if constexpr (std::is_same_v<P, float>) {
       return {weights_, grad_scores_, grad_scores_};
     } else {
-      at::vec::convert(weights_, left_weights_, num_keys * width_);
-      at::vec::convert(grad_scores_, left_grad_scores_, num_keys * width_);
-      right_from_rows({left_grad_scores_, width_}, right_grad_scores_, num_keys, width_);
+      round_row(weights_, num_keys * width_, left_weights_);
+      round_to_pairs(grad_scores_, num_keys, width_, width_, left_grad_scores_, right_grad_scores_);
       return {left_weights_, left_grad_scores_, right_grad_scores_};
     }
   }

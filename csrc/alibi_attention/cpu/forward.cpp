@@ -152,7 +152,8 @@ class Forward {
     if constexpr (std::is_same_v<P, float>) {
       weights = scores_;
     } else {
-      round_to_right(scores_, weights_, num_keys, piece.column, last_column, width_);
+      round_to_pairs(
+          scores_ + piece.column, num_keys, piece.width, width_, nullptr, weights_ + 2 * piece.column);
       weights = weights_;
     }
     const Rows<P> values = values_.from(piece.begin);

@@ -2,6 +2,9 @@
 
 #ifdef SEQWARM_AVX512_BF16
 
+#include <ATen/core/ivalue.h>
+#include <ATen/cpu/Utils.h>
+
 #include <immintrin.h>
 
 #include <cstring>
@@ -71,7 +74,12 @@ inline void multiply_rows(
 }  // namespace
 
 bool multiplies_pairs() {
-  return true;
+  static const bool found = [] {
+    const auto has = at::cpu::get_cpu_capabilities();
+    const auto bfloat16 = has.find("avx512_bf16");
+    return bfloat16 != has.end() && bfloat16->second.toBool();
+  }();
+  return found;
 }
 
 void multiply_pairs(
@@ -103,20 +111,23 @@ void pair_rows(const c10::BFloat16* rows, int64_t ld, c10::BFloat16* pairs, int6
 }
 
 void round_to_pairs(
-    const float* values, int64_t rows, int64_t width, c10::BFloat16* rounded, c10::BFloat16* pairs) {
+    const float* values, int64_t rows, int64_t columns, int64_t ld, c10::BFloat16* rounded, c10::BFloat16* pairs) {
   alignas(64) static constexpr int16_t alternating[32] = {0,  16, 1,  17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
                                                           8,  24, 9,  25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
   const __m512i order = _mm512_load_si512(alternating);
   const auto store_half = [](c10::BFloat16* to, __m256i half) {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), half);
   };
-  for (int64_t row = 0; row < rows; row += 2, values += 2 * width, rounded += 2 * width) {
-    for (int64_t column = 0; column < width; column += lanes, pairs += 2 * lanes) {
-      const __m512 even = _mm512_loadu_ps(values + column), odd = _mm512_loadu_ps(values + width + column);
-      const __m512i both = reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(odd, even));
-      store_half(rounded + column, _mm512_castsi512_si256(both));
-      store_half(rounded + width + column, _mm512_extracti64x4_epi64(both, 1));
-      _mm512_storeu_si512(pairs, _mm512_permutexvar_epi16(order, both));
+  for (int64_t row = 0; row < rows; row += 2) {
+    for (int64_t column = 0; column < columns; column += lanes) {
+      const float* even = values + row * ld + column;
+      const __m512i both =
+          reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(_mm512_loadu_ps(even + ld), _mm512_loadu_ps(even)));
+      _mm512_storeu_si512(pairs + row * ld + 2 * column, _mm512_permutexvar_epi16(order, both));
+      if (rounded != nullptr) {
+        store_half(rounded + row * ld + column, _mm512_castsi512_si256(both));
+        store_half(rounded + (row + 1) * ld + column, _mm512_extracti64x4_epi64(both, 1));
+      }
     }
   }
 }
@@ -147,7 +158,7 @@ void multiply_pairs(int64_t, int64_t, int64_t, PairMatrix, const c10::BFloat16*,
 
 void pair_rows(const c10::BFloat16*, int64_t, c10::BFloat16*, int64_t, int64_t) {}
 
-void round_to_pairs(const float*, int64_t, int64_t, c10::BFloat16*, c10::BFloat16*) {}
+void round_to_pairs(const float*, int64_t, int64_t, int64_t, c10::BFloat16*, c10::BFloat16*) {}
 
 void round_row(const float*, int64_t, c10::BFloat16*) {}
 

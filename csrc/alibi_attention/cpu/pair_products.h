@@ -1,4 +1,5 @@
-// Products of bfloat16 on AVX512-BF16: small ones, for which a call of libtorch's costs as much as the product.
+// bfloat16 on AVX512-BF16: rounding, pairs, and products, which are for small matrices: there a call of libtorch's costs as
+// much as the product.
 
 #pragma once
 
@@ -8,7 +9,7 @@
 
 namespace seqwarm {
 
-// Whether the compiler knew the instructions. Callers make sure that the CPU has them.
+// Whether this CPU has the instructions, and the compiler knew them.
 bool multiplies_pairs();
 
 // A matrix of bfloat16 whose pair p of row i, of columns 2 p and 2 p + 1, is at data + 2 (i * row + p * column).
@@ -27,10 +28,10 @@ void multiply_pairs(
 // The right side (k, n) from its rows, k a multiple of 2 and n of 32.
 void pair_rows(const c10::BFloat16* rows, int64_t ld, c10::BFloat16* pairs, int64_t k, int64_t n);
 
-// Rounds (rows, width) floats, and the same in pairs of neighbors in a column, (rows / 2, width, 2). `rows` is a multiple
-// of 2 and `width` of 16.
+// Rounds (rows, columns) floats in rows of `ld`, and stores them in pairs of neighbors in a column, (rows / 2, ld, 2), and
+// as they are if `rounded` is not null. `rows` is a multiple of 2 and `columns` of 16. Subnormal numbers become 0.
 void round_to_pairs(
-    const float* values, int64_t rows, int64_t width, c10::BFloat16* rounded, c10::BFloat16* pairs);
+    const float* values, int64_t rows, int64_t columns, int64_t ld, c10::BFloat16* rounded, c10::BFloat16* pairs);
 
 // Rounds the first `count` floats of a row, which has room for a multiple of 32. Subnormal numbers become 0.
 void round_row(const float* values, int64_t count, c10::BFloat16* rounded);

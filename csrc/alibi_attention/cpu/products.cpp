@@ -1,14 +1,12 @@
 #include "products.h"
 
+#include "pair_products.h"
 #include "tile_products.h"
 
 #include <ATen/Context.h>
-#include <ATen/core/ivalue.h>
-#include <ATen/cpu/Utils.h>
 #include <ATen/native/CPUBlas.h>
-#include <c10/util/Exception.h>
 
-#include <algorithm>
+#include <exception>
 
 namespace seqwarm {
 
@@ -39,7 +37,7 @@ bool try_bfloat16() {
   float c[2 * 2];
   try {
     brgemm(2, 2, 2, 2, 2, 2, false, a, b, c, /*is_vnni=*/true);
-  } catch (const c10::Error&) {
+  } catch (const std::exception&) {  // of libtorch or of oneDNN
     return false;
   }
   return true;
@@ -49,13 +47,7 @@ bool try_bfloat16() {
 
 bool multiplies_bfloat16() {
   // Without native instructions bfloat16 is emulated, which is slower than float32.
-  static const bool fast = [] {
-    const auto has = at::cpu::get_cpu_capabilities();
-    const auto instructions = {has.find("avx512_bf16"), has.find("amx_bf16")};
-    return std::any_of(instructions.begin(), instructions.end(), [&](const auto& found) {
-      return found != has.end() && found->second.toBool();
-    });
-  }();
+  static const bool fast = multiplies_pairs();
   if (!fast || !at::globalContext().userEnabledMkldnn()) {
     return false;
   }

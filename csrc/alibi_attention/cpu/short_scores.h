@@ -47,7 +47,7 @@ class ShortScores<PairProducts> {
   float* data() const { return scores_; }
 
   // Rounds the scores, which may change until then.
-  void set(const ShortPiece& piece) { round_to_pairs(scores_, piece.num_keys, width, rounded_, pairs_); }
+  void set(const ShortPiece& piece) { round_to_pairs(scores_, piece.num_keys, width, width, rounded_, pairs_); }
 
   PairMatrix by_key(const Span& span, int64_t column) const {
     return {rounded_ + span.score_row * width + column, width / 2, 1};
@@ -78,7 +78,7 @@ class ShortScores<TileProducts<size>> {
 
   // Rounds the scores, which may change until then.
   void set(const ShortPiece& piece) {
-    round_to_pairs(scores_, piece.num_keys, width, rounded_, pairs_);
+    round_to_pairs(scores_, piece.num_keys, width, width, rounded_, pairs_);
     ld_ = round_up(piece.num_keys, 32);
     transpose(pairs_, width, by_query_, ld_ / 2, ld_ / 2, width);
   }

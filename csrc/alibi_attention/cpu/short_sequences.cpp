@@ -1,6 +1,5 @@
 #include "short_sequences.h"
 
-#include "pair_products.h"
 #include "tile_products.h"
 
 #include <algorithm>
@@ -64,7 +63,7 @@ int64_t longest_of(const Problem& problem) {
 }
 
 ShortProducts products_for(int64_t longest, const Problem& problem) {
-  if (!problem.native_products || !multiplies_pairs()) {
+  if (!problem.native_products) {
     return ShortProducts::Float;
   }
   if (longest <= longest_in_pairs || !multiplies_tiles()) {

@@ -2,6 +2,8 @@
 
 #pragma once
 
+#include "pair_products.h"
+
 #include <ATen/cpu/vec/functional.h>
 #include <ATen/cpu/vec/vec.h>
 
@@ -110,16 +112,6 @@ inline void transpose(const void* from, int64_t ld_from, void* to, int64_t ld_to
   }
 }
 
-// Two rows of bfloat16 as pairs, (columns, 2), as products need their right side.
-inline void interleave(const c10::BFloat16* even, const c10::BFloat16* odd, c10::BFloat16* pairs, int64_t columns) {
-  const auto* low = reinterpret_cast<const uint16_t*>(even);
-  const auto* high = reinterpret_cast<const uint16_t*>(odd);
-  auto* words = reinterpret_cast<uint32_t*>(pairs);
-  for (int64_t column = 0; column < columns; ++column) {
-    words[column] = static_cast<uint32_t>(low[column]) | static_cast<uint32_t>(high[column]) << 16;
-  }
-}
-
 // Rows of a matrix.
 template <typename P>
 struct Rows {
@@ -137,20 +129,13 @@ inline void right_from_transpose(Rows<P> rows, P* right, int64_t n, int64_t k) {
   transpose(rows.data, rows.ld / pair_of<P>, right, n, n, k / pair_of<P>);
 }
 
-// The right side (k, n) from rows (k, n). Float needs no other order, so its callers use the rows.
-inline void right_from_rows(Rows<c10::BFloat16> rows, c10::BFloat16* right, int64_t k, int64_t n) {
-  for (int64_t row = 0; row < k; row += 2) {
-    interleave(rows.data + row * rows.ld, rows.data + (row + 1) * rows.ld, right + row * n, n);
-  }
-}
-
 // The left side (m, k) from its transpose, rows (k, m). `pairs` has room for as many; float does not use it.
 template <typename P>
 inline void left_from_transpose(Rows<P> rows, P* left, int64_t ld_left, int64_t m, int64_t k, P* pairs) {
   if constexpr (std::is_same_v<P, float>) {
     transpose(rows.data, rows.ld, left, ld_left, k, m);
   } else {
-    right_from_rows(rows, pairs, k, m);
+    pair_rows(rows.data, rows.ld, pairs, k, m);
     transpose(pairs, m, left, ld_left / 2, k / 2, m);
   }
 }
@@ -195,29 +180,6 @@ inline float dot(const T* a, const T* b, int64_t count) {
     }
   }
   return at::vec::vec_reduce_all<float>([](const Vec& left, const Vec& right) { return left + right; }, sum);
-}
-
-// Two floats as the bfloat16 pair (low, high) of a word, rounded to nearest even. The values come from bfloat16 inputs
-// through float arithmetic, whose NaNs keep a zero low half, so rounding cannot turn a NaN into a number.
-inline uint32_t round_pair(float low, float high) {
-  uint32_t low_bits, high_bits;
-  std::memcpy(&low_bits, &low, sizeof(float));
-  std::memcpy(&high_bits, &high, sizeof(float));
-  low_bits += 0x7fff + (low_bits >> 16 & 1);
-  high_bits += 0x7fff + (high_bits >> 16 & 1);
-  return low_bits >> 16 | (high_bits & 0xffff0000);
-}
-
-// Scores as the right side of a product: columns [first, last) of (rows, ld) -> (rows / 2, ld, 2).
-inline void round_to_right(
-    const float* scores, c10::BFloat16* right, int64_t rows, int64_t first, int64_t last, int64_t ld) {
-  auto* words = reinterpret_cast<uint32_t*>(right);
-  for (int64_t row = 0; row < rows; row += 2) {
-    const float* even = scores + row * ld;
-    for (int64_t column = first; column < last; ++column) {
-      words[row / 2 * ld + column] = round_pair(even[column], even[ld + column]);
-    }
-  }
 }
 
 // Hands out memory in pieces aligned to a cache line. With a null pointer it only counts bytes.

@@ -67,11 +67,8 @@ inline void check_rows(
 bool multiplies_tiles() {
   static const bool found = [] {
     const auto has = at::cpu::get_cpu_capabilities();
-    const auto is_there = [&](const char* instructions) {
-      const auto found = has.find(instructions);
-      return found != has.end() && found->second.toBool();
-    };
-    return multiplies_pairs() && is_there("avx512_bf16") && is_there("amx_bf16") && is_allowed() &&
+    const auto bfloat16 = has.find("amx_bf16");
+    return multiplies_pairs() && bfloat16 != has.end() && bfloat16->second.toBool() && is_allowed() &&
         at::cpu::init_amx();
   }();
   return found;
