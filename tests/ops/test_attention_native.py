@@ -149,3 +149,45 @@ def test_strides_of_gradients(function):
     want = torch.autograd.grad(out, [query, key, value], grad_out.contiguous())
     for first, second in zip(got, want, strict=True):
         assert torch.equal(first, second)
+
+
+@pytest.mark.parametrize("hides_some", [False, True])
+def test_a_far_key_of_large_norm_is_in_reach(hides_some):
+    """Also in a batch with a mask: only the norms of hidden keys do not count."""
+    length, far = 600, 130
+    query, key, value = tensors_of(length, heads=(1, 1))
+    key[0, 0, far] *= 40
+    query[0, 0, -1] = key[0, 0, far]
+    mask = torch.ones(1, length, dtype=torch.bool)
+    mask[0, 400] = not hides_some
+    leaves = [query, key, value, torch.tensor([0.5])]
+    out = differentiate(leaves, "native", causal=True, key_padding_mask=mask)[0]
+    assert torch.allclose(out[0, 0, -1], value[0, 0, far], atol=1e-5)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_negative_slopes_reach_all_keys(causal):
+    check(tensors_of(300), slopes=torch.tensor([-0.01, -0.03]), causal=causal)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_hidden_keys_that_hold_nan(dtype):
+    """The first ones, too, whose memory stands in for keys that are left out."""
+    query, key, value = tensors_of(300, dtype=dtype)
+    mask = torch.ones(1, 300, dtype=torch.bool)
+    mask[0, :40] = mask[0, 200:] = False
+    key, value = (tensor.masked_fill(~mask[:, None, :, None], float("nan")) for tensor in (key, value))
+    check([query, key, value], key_padding_mask=mask, skip_tolerance=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_one_head_whose_dims_are_not_dense(dtype):
+    tensors = tensors_of(150, heads=(1, 1), head_dim=64, dtype=dtype)
+    check([tensor[..., ::2] for tensor in tensors])
+
+
+def test_ranges_of_short_rows_are_all_keys():
+    query, key, value = tensors_of(40)
+    options = (None, None, None, 0, True, 0.2, None, None, 0.0, 0.0, None)
+    *_, ranges = torch.ops.seqwarm.alibi_attention.native(query, key, value, alibi_slopes(2), *options)
+    assert ranges.reshape(-1, 2).tolist() == [[0, 40]] * 4  # two of 32 queries for each head
