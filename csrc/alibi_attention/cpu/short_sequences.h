@@ -19,8 +19,8 @@ struct Sequence {
   int64_t position;  // of the first query; the first key is at position 0
 };
 
-// Neighboring sequences whose queries fill a piece and whose keys fit into a tile, gaps included; or one that is longer.
-// Larger groups would be processed head by head in memory that is too far apart.
+// Neighboring sequences whose queries fit into a piece and whose keys fit into a tile, gaps included; or a longer one.
+// Larger groups are slower: docs/kernels/attention_cpu.md.
 struct Group {
   const Sequence* begin;
   const Sequence* end;
