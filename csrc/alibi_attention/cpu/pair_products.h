@@ -1,4 +1,4 @@
-// bfloat16 on AVX512-BF16: rounding, pairs, and products, which are for small matrices: there a call of libtorch's costs as
+// bfloat16 on AVX512-BF16: rounding, pairs, and products of small matrices, for which a call of libtorch's costs as
 // much as the product.
 
 #pragma once
@@ -28,8 +28,8 @@ void multiply_pairs(
 // The right side (k, n) from its rows, k a multiple of 2 and n of 32.
 void pair_rows(const c10::BFloat16* rows, int64_t ld, c10::BFloat16* pairs, int64_t k, int64_t n);
 
-// Rounds (rows, columns) floats in rows of `ld`, and stores them in pairs of neighbors in a column, (rows / 2, ld, 2), and
-// as they are if `rounded` is not null. `rows` is a multiple of 2 and `columns` of 16. Subnormal numbers become 0.
+// Rounds (rows, columns) floats in rows of `ld`. Stores them in pairs of neighbors in a column, (rows / 2, ld, 2), and
+// in their own order if `rounded` is not null. `rows` is a multiple of 2, `columns` of 16. Subnormal numbers become 0.
 void round_to_pairs(
     const float* values, int64_t rows, int64_t columns, int64_t ld, c10::BFloat16* rounded, c10::BFloat16* pairs);
 

@@ -9,8 +9,8 @@ namespace seqwarm {
 
 enum class InputType { Float, BFloat16, Half };
 
-// How short sequences are multiplied: in float32, in pairs of bfloat16 on AVX512-BF16, or on AMX in tiles of 8, 16 or 32
-// tokens.
+// How short sequences are multiplied: in float32, in pairs of bfloat16 on AVX512-BF16, or in tiles of 8, 16 or 32
+// tokens on AMX.
 enum class ShortProducts { Float, Pairs, Tiles8, Tiles16, Tiles32 };
 
 // (batch, head, token, dim): strides in elements, the last dimension is dense. Packed sequences are a batch of one.

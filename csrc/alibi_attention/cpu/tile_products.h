@@ -12,7 +12,7 @@ namespace seqwarm {
 // Whether this CPU has AMX and AVX512-BF16, and the system lets this process use them.
 bool multiplies_tiles();
 
-// Configures the tile registers of the calling thread for tiles of `size` rows: 8, 16 or 32. No other library may use them
+// Configures the tile registers of the calling thread for tiles of 8, 16 or 32 rows. No other library may use them
 // until release_tiles.
 void configure_tiles(int64_t size);
 void release_tiles();
@@ -23,7 +23,7 @@ void multiply_tiles(
     int64_t m, int64_t n, int64_t k, const c10::BFloat16* a, int64_t lda, const c10::BFloat16* b, int64_t ldb, float* c,
     int64_t ldc, bool accumulate);
 
-// The same for tiles of size m, 8 or 16. n is a multiple of 16 and k of m.
+// The same for tiles of m rows, 8 or 16. n is a multiple of 16, and k is m or a multiple of 32.
 void multiply_small_tiles(
     int64_t m, int64_t n, int64_t k, const c10::BFloat16* a, int64_t lda, const c10::BFloat16* b, int64_t ldb, float* c,
     int64_t ldc, bool accumulate);
