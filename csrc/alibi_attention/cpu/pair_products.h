@@ -9,7 +9,7 @@
 
 namespace seqwarm {
 
-// Whether this CPU has the instructions, and the compiler knew them.
+// Whether the compiler knew the instructions. Callers make sure that the CPU has them: this file is compiled with them.
 bool multiplies_pairs();
 
 // A matrix of bfloat16 whose pair p of row i, of columns 2 p and 2 p + 1, is at data + 2 (i * row + p * column).

@@ -4,6 +4,8 @@
 #include "tile_products.h"
 
 #include <ATen/Context.h>
+#include <ATen/core/ivalue.h>
+#include <ATen/cpu/Utils.h>
 #include <ATen/native/CPUBlas.h>
 
 #include <exception>
@@ -47,7 +49,11 @@ bool try_bfloat16() {
 
 bool multiplies_bfloat16() {
   // Without native instructions bfloat16 is emulated, which is slower than float32.
-  static const bool fast = multiplies_pairs();
+  static const bool fast = [] {
+    const auto has = at::cpu::get_cpu_capabilities();
+    const auto found = has.find("avx512_bf16");
+    return multiplies_pairs() && found != has.end() && found->second.toBool();
+  }();
   if (!fast || !at::globalContext().userEnabledMkldnn()) {
     return false;
   }

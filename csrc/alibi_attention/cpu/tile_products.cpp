@@ -1,7 +1,5 @@
 #include "tile_products.h"
 
-#include "pair_products.h"
-
 #ifdef SEQWARM_AMX
 
 #include <ATen/core/ivalue.h>
@@ -68,8 +66,7 @@ bool multiplies_tiles() {
   static const bool found = [] {
     const auto has = at::cpu::get_cpu_capabilities();
     const auto bfloat16 = has.find("amx_bf16");
-    return multiplies_pairs() && bfloat16 != has.end() && bfloat16->second.toBool() && is_allowed() &&
-        at::cpu::init_amx();
+    return bfloat16 != has.end() && bfloat16->second.toBool() && is_allowed() && at::cpu::init_amx();
   }();
   return found;
 }

@@ -9,7 +9,7 @@
 
 namespace seqwarm {
 
-// Whether this CPU has AMX and AVX512-BF16, and the system lets this process use them.
+// Whether this CPU has AMX, and the system lets this process use it.
 bool multiplies_tiles();
 
 // Configures the tile registers of the calling thread for tiles of 8, 16 or 32 rows. No other library may use them
