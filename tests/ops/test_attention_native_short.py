@@ -84,6 +84,20 @@ def test_rows_of_large_heads(dtype, head_dim):
     check(partial(alibi_attention_with_lse, causal=True), [query, key, value, torch.rand(2)])
 
 
+@pytest.mark.parametrize("dropout_p", [0.0, 0.3])
+def test_the_only_key_of_a_query(dropout_p):
+    """Its weight is 1, so only the gradient of lse moves its score."""
+    leaves = [torch.randn(300, 1, 1, 16, requires_grad=True) for _ in range(3)]
+    query, key, _ = leaves
+    grad_lse = torch.randn(300, 1, 1)
+    torch.manual_seed(5)
+    results = alibi_attention_with_lse([*leaves, torch.rand(1)], "native", dropout_p=dropout_p)
+    torch.autograd.backward(results, [torch.randn(query.shape), grad_lse])
+    grad_score = grad_lse[..., None] / 4  # of the scale
+    torch.testing.assert_close(query.grad, grad_score * key, rtol=1e-6, atol=0)
+    torch.testing.assert_close(key.grad, grad_score * query, rtol=1e-6, atol=0)
+
+
 @settings(max_examples=25)
 @given(
     lengths=st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20)), max_size=60),

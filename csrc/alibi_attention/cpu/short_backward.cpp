@@ -1,6 +1,6 @@
 // Backward of short sequences, with rows of gradients as in short_forward.cpp:
 //
-//     S = K · Qᵀ     P = exp(S − lse)     dP = V · dOᵀ     dS = P ∘ (dP − delta)     delta = Σ P ∘ dP − dlse
+//     S = K · Qᵀ     P = exp(S − lse)     dP = V · dOᵀ     dS = P ∘ (dP − delta + dlse)     delta = Σ P ∘ dP
 //     dV += P · dO        dK += scale · dS · Q        dQ = scale · dSᵀ · K        dslope = −Σ dS ∘ distance
 
 #include "kernels.h"
@@ -125,11 +125,11 @@ class ShortBackward {
         weight.store(weights_ + place);
         grad_weight.store(grad_scores_ + place);
       }
-      delta = delta - grad_lse;
       for (int64_t key = 0; key < piece.num_keys; ++key) {
         const int64_t place = key * width + first;
         const Vec weight = Vec::loadu(weights_ + place);
-        const Vec grad_score = weight * (Vec::loadu(grad_scores_ + place) - delta);
+        // In this order, a query's only key leaves exactly the gradient of lse.
+        const Vec grad_score = weight * (Vec::loadu(grad_scores_ + place) - delta + grad_lse);
         if (with_slopes) {
           const Vec distance = (center - Vec(static_cast<float>(key))).abs();
           sum = sum + grad_score;
