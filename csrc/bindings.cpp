@@ -2,6 +2,7 @@
 // Python (seqwarm_kernels/ops). The module itself reports what it was built with, and has a shorter way to a kernel for
 // calls that were checked.
 
+#include "alibi_attention/cpu/products.h"
 #include "alibi_attention/direct.h"
 #include "calls/kind.h"
 #include "resize_batch/direct.h"
@@ -51,6 +52,9 @@ std::vector<at::Tensor> allocate(const std::vector<at::Tensor>& shells, at::Devi
 
 PYBIND11_MODULE(_C, module) {
   module.def("build_info", &build_info, "The torch, CUDA toolkit and compiler that this extension was built with.");
+  module.def(
+      "bfloat16_instructions", &seqwarm::bfloat16_instructions,
+      "The CPU's instructions that multiply bfloat16, AMX or AVX512-BF16, or None where float32's do.");
   module.def("call_kind", &seqwarm::call_kind, "The kind of a call with these arguments, or None.");
   module.def(
       "allocate", torch::wrap_pybind_function(&allocate),

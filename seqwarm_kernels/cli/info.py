@@ -44,7 +44,7 @@ def collect_info() -> dict[str, Any]:
 
     triton, triton_problem = _triton_version()
     extension_problem = backends.problem("native")
-    extension = None if extension_problem else importlib.import_module("seqwarm_kernels._C").build_info()
+    extension = None if extension_problem else importlib.import_module("seqwarm_kernels._C")
     return {
         "python": platform.python_version(),
         "seqwarm_kernels": __version__,
@@ -55,8 +55,9 @@ def collect_info() -> dict[str, Any]:
         "triton": triton,
         "triton_problem": triton_problem or (launcher_problem() if torch.cuda.device_count() else None),
         "gpus": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
-        "extension": extension,
+        "extension": extension and extension.build_info(),
         "extension_problem": extension_problem,
+        "bfloat16_instructions": extension and extension.bfloat16_instructions(),
         "switches": switches(),
         "backends": {
             operator: {
@@ -108,6 +109,7 @@ def _lines(info: dict[str, Any]) -> Iterator[str]:
     else:
         versions = f"torch {extension['torch']}, CUDA {extension['cuda'] or 'none'}, {extension['compiler']}"
         yield line("extension", versions)
+        yield line("bfloat16", f"multiplied by {info['bfloat16_instructions'] or 'float32 instructions'} on CPUs")
     for name, choice in info["switches"].items():
         yield f"{name} {choice} ({SWITCHES[name].purpose})"
     for operator, device_types in info["backends"].items():

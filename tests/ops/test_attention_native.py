@@ -112,6 +112,22 @@ def test_onednn_with_fewer_instructions(instructions):
     assert run.returncode == 0, run.stderr
 
 
+@pytest.mark.parametrize(
+    "limits", first_fast([{}, {"ATEN_CPU_CAPABILITY": "default"}, {"ONEDNN_MAX_CPU_ISA": "AVX2"}]), ids=str
+)
+def test_instructions_that_multiply_bfloat16(limits):
+    expected = "None"
+    if limits == {} and torch.cpu._is_avx512_bf16_supported():
+        expected = "AMX" if torch.cpu._is_amx_tile_supported() else "AVX512-BF16"
+    code = "import torch; from seqwarm_kernels import _C\n"
+    code += "with torch.backends.mkldnn.flags(enabled=False): print(_C.bfloat16_instructions())\n"
+    code += "print(_C.bfloat16_instructions())"
+    removed = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA")
+    environment = {name: value for name, value in os.environ.items() if name not in removed} | limits
+    printed = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert printed.stdout.split() == ["None", expected]
+
+
 def test_nan_reaches_only_the_queries_that_see_it():
     query, key, value = tensors_of(100)
     key[0, 0, 40, 3] = float("nan")
@@ -133,6 +149,27 @@ def test_memory_grows_with_the_length():
         alibi_attention(*leaves, backend="native").sum().backward()
     allocated = sum(event.self_cpu_memory_usage for event in profile.events() if event.self_cpu_memory_usage > 0)
     assert 0 < allocated < length * length * 4 / 4
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_memory_for_keys_holds_those_in_sight(causal):
+    query, _, _ = tensors_of(64, heads=(1, 1), head_dim=72)
+    _, key, value = tensors_of(8192, heads=(1, 1), head_dim=72)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        alibi_attention(query, key, value, backend="native", window=16, causal=causal)
+    sizes = [event.nbytes() for event in profile.profiler.kineto_results.events() if event.name() == "[memory]"]
+    assert max(sizes) < key.nbytes / 4
+
+
+@pytest.mark.parametrize("tokens_first", [False, True])
+def test_results_have_the_layout_of_the_inputs(tokens_first):
+    tensors = tensors_of(70, heads=(2, 2))
+    if tokens_first:
+        tensors = [tensor.transpose(1, 2).contiguous().transpose(1, 2) for tensor in tensors]
+    leaves = [tensor.requires_grad_() for tensor in tensors]
+    out = alibi_attention(*leaves, backend="native")
+    for result in (out, *torch.autograd.grad(out.sum(), leaves)):
+        assert result.transpose(1, 2).is_contiguous() == tokens_first
 
 
 @pytest.mark.parametrize("function", ["expand", "transpose", "slice"])

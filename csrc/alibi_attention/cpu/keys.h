@@ -25,9 +25,12 @@ inline Rows<P> rows_of(
     }
   }
   for (int64_t row = 0; row < count; ++row) {
-    const bool skip = missing(first + row);
-    const T* source = tensor.row<const T>(batch, head, skip ? 0 : first + row);
-    load_row(source, copy + row * dims, skip ? 0 : problem.head_dim, dims);
+    P* to = copy + row * dims;
+    if (missing(first + row)) {
+      std::fill_n(to, dims, P(0));
+    } else {
+      load_row(tensor.row<const T>(batch, head, first + row), to, problem.head_dim, dims);
+    }
   }
   return {copy, dims};
 }
@@ -46,7 +49,9 @@ class PackedBlocks {
     held_ = arena.take<Held>(num_slots_);
     if (order == Order::Columns) {
       rows_ = arena.take<P>(most_keys * dims_);
-      pairs_ = arena.take<P>(pair_of<P> == 1 ? 0 : most_keys * dims_);
+      if constexpr (!std::is_same_v<P, float>) {
+        pairs_ = arena.take<P>(most_keys * dims_);
+      }
     }
   }
 
@@ -104,8 +109,8 @@ class PackedBlocks {
   P* rows_ = nullptr;
   P* pairs_ = nullptr;
   const Strided* tensor_ = nullptr;
-  int64_t batch_ = 0;
-  int64_t key_head_ = 0;
+  int64_t batch_;
+  int64_t key_head_;
   const float* hidden_ = nullptr;
 };
 

@@ -28,7 +28,6 @@ namespace {
 using at::Tensor;
 using FourTensors = std::tuple<Tensor, Tensor, Tensor, Tensor>;
 
-constexpr int64_t unbounded = int64_t{1} << 40;
 constexpr int64_t longest_segment = (int64_t{1} << 31) - 1;
 // With fewer visible keys, finding keys to skip costs more than it saves.
 constexpr int64_t min_keys_to_skip = 128;
@@ -66,10 +65,6 @@ const Kernels& kernels() {
   }
 #endif
   return kernels_DEFAULT;
-}
-
-bool has_native_products(at::ScalarType dtype) {
-  return dtype == at::kBFloat16 && &kernels() != &kernels_DEFAULT && multiplies_bfloat16();
 }
 
 InputType input_type(at::ScalarType dtype) {
@@ -119,7 +114,7 @@ void set_common(
   const bool packed = inputs.query.dim() == 3;
   const int64_t heads = 1, tokens = packed ? 0 : 2;
   problem.input_type = input_type(inputs.query.scalar_type());
-  problem.native_products = has_native_products(inputs.query.scalar_type());
+  problem.native_products = inputs.query.scalar_type() == at::kBFloat16 && multiplies_bfloat16();
   problem.query = strided(inputs.query);
   problem.key = strided(inputs.key);
   problem.value = strided(inputs.value);

@@ -105,6 +105,7 @@ struct Item {
   int64_t num_chunks;
 };
 
+constexpr int64_t unbounded = int64_t{1} << 40;  // tokens, more than any tensor has
 constexpr int64_t most_queries = 64;  // in a tile: columns of its scores
 constexpr int64_t most_keys = 128;    // in a tile: rows of its scores
 constexpr int64_t key_step = 32;      // tiles start and end at multiples of this, which limits the shapes of products

@@ -4,6 +4,7 @@
 #include "tile_products.h"
 
 #include <ATen/Context.h>
+#include <ATen/Version.h>
 #include <ATen/core/ivalue.h>
 #include <ATen/cpu/Utils.h>
 #include <ATen/native/CPUBlas.h>
@@ -34,11 +35,11 @@ namespace {
 
 // Only a call shows what is available: ONEDNN_MAX_CPU_ISA, for example, may limit oneDNN to less than the CPU has.
 bool try_bfloat16() {
-  c10::BFloat16 a[2 * 2] = {};
-  c10::BFloat16 b[2 * 2] = {};
-  float c[2 * 2];
+  constexpr int64_t size = 2;
+  c10::BFloat16 inputs[size * size] = {};
+  float outputs[size * size];
   try {
-    brgemm(2, 2, 2, 2, 2, 2, false, a, b, c, /*is_vnni=*/true);
+    multiply(size, size, size, inputs, size, inputs, size, outputs, size, /*accumulate=*/false);
   } catch (const std::exception&) {  // of libtorch or of oneDNN
     return false;
   }
@@ -52,13 +53,17 @@ bool multiplies_bfloat16() {
   static const bool fast = [] {
     const auto has = at::cpu::get_cpu_capabilities();
     const auto found = has.find("avx512_bf16");
-    return multiplies_pairs() && found != has.end() && found->second.toBool();
+    return multiplies_pairs() && at::get_cpu_capability() != "DEFAULT" && found != has.end() && found->second.toBool();
   }();
   if (!fast || !at::globalContext().userEnabledMkldnn()) {
     return false;
   }
   static const bool works = multiplies_tiles() || try_bfloat16();
   return works;
+}
+
+const char* bfloat16_instructions() {
+  return !multiplies_bfloat16() ? nullptr : multiplies_tiles() ? "AMX" : "AVX512-BF16";
 }
 
 void start_multiplying() {

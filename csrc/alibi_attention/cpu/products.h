@@ -21,6 +21,9 @@ void multiply(
 // Whether this CPU has a fast product for bfloat16.
 bool multiplies_bfloat16();
 
+// Those that multiply bfloat16: "AMX" or "AVX512-BF16", or null where bfloat16 is multiplied as float32.
+const char* bfloat16_instructions();
+
 // Prepare and release the CPU's matrix registers, if any. Every thread calls them before and after its products.
 void start_multiplying();
 void finish_multiplying();

@@ -11,8 +11,6 @@
 namespace seqwarm {
 inline namespace CPU_CAPABILITY {
 
-constexpr int64_t out_of_reach = int64_t{1} << 40;
-
 // The largest squared norm of the keys in each block of most_keys.
 template <typename T>
 class KeyNorms {
@@ -58,25 +56,22 @@ class Reach {
   Reach(const Problem& problem, float key_norm, float log2_tolerance)
       : most_(key_norm * std::abs(problem.scale * log2_e) * relative_margin), log2_tolerance_(log2_tolerance) {}
 
-  // The reach of one query, or out_of_reach where no finite bound holds. `known` is L.
+  // The reach of one query, or `unbounded` where no finite bound holds. `known` is L.
   int64_t distance(float query_norm, float slope2, float known) const {
     if (slope2 != slope2_) {  // most queries share one slope
       slope2_ = slope2;
-      log2_tail_ = std::log2(1 - std::exp2(-slope2));
+      log2_tail_ = std::log2(-std::expm1(-slope2 * std::log(2.f)));
     }
     const float most = query_norm * most_ + absolute_margin;
     const float distance = (most - known - log2_tail_ - log2_tolerance_) / slope2;
-    if (!(slope2 > flattest) || !(distance < 1e9f)) {  // NaN compares false
-      return out_of_reach;
-    }
-    return static_cast<int64_t>(std::max(std::ceil(distance), 0.f));
+    // A NaN compares false.
+    return slope2 > 0 && distance < 1e9f ? static_cast<int64_t>(std::max(std::ceil(distance), 0.f)) : unbounded;
   }
 
  private:
   // Margins for rounding: relative for norms and products, absolute for sums in base 2.
   static constexpr float relative_margin = 1 + 0x1p-9f;
   static constexpr float absolute_margin = 0x1p-4f;
-  static constexpr float flattest = 0x1p-16f;  // flatter slopes reach beyond any length, and rounding destroys 1 - 2^-m
 
   const float most_;
   const float log2_tolerance_;
