@@ -85,7 +85,7 @@ def alibi_attention(
         query_start: Position of query 0: any int, or an int tensor () or (B,). Default: Sk − Sq.
         window: Hide keys at a distance |position − j| larger than this.
         key_padding_mask: (B, Sk) bool, True where a key is attended; `nn.MultiheadAttention`'s is True where it is
-            not. Masked keys and values may hold NaN.
+            not. Masked keys and values may hold NaN, as may queries that see no other keys.
         dropout_p: Share of the attention weights to drop, in [0, 1). The remaining weights are divided by
             1 − dropout_p.
         skip_tolerance: ε in [0, 1). At most this share of a query's softmax sum may be left out, so that apart from

@@ -90,3 +90,25 @@ def check_case(backend, device, dtype, case):
     again = differentiate(partial(attend, backend=backend), leaves, weights)
     for what, first, second in zip(RESULTS, results, again, strict=True):
         assert torch.equal(first, second), f"the same inputs gave other bits of {what}"
+
+
+@pytest.mark.parametrize("length", [6, 100])
+@pytest.mark.parametrize(
+    ("backend", "device", "dtype"), [("reference", "cpu", torch.float64), *implementations()], ids=str
+)
+def test_queries_that_see_masked_keys_only_may_hold_nan(backend, device, dtype, length):
+    """And so may the gradients of their outputs: they add nothing to the gradient of any key."""
+    leaves = [torch.randn(2, heads, length, 16).to(device, dtype) for heads in (2, 1, 1)]
+    leaves.append(torch.tensor([0.5, 0.1], device=device))
+    weights = torch.randn_like(leaves[0]), torch.randn(2, 2, length, device=device)
+    mask = torch.arange(length) >= torch.tensor([[3], [0]])
+
+    def attend(tensors):
+        return alibi_attention(*tensors, key_padding_mask=mask.to(device), return_lse=True, backend=backend)
+
+    results = []
+    for filler in (0, float("nan")):
+        leaves[0][0, :, :3] = weights[0][0, :, :3] = filler
+        results.append(differentiate(attend, [leaf.clone().requires_grad_() for leaf in leaves], weights))
+    for what, with_zeros, with_nan in zip(RESULTS, *results, strict=True):
+        assert torch.equal(with_zeros, with_nan), what

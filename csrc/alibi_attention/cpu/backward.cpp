@@ -130,15 +130,18 @@ class Backward {
   }
 
   void load_rows(const BackwardInputs& inputs) {
+    const int64_t first = tile_.row * problem_.query_length + tile_.start;
+    for (int64_t column = 0; column < width_; ++column) {
+      tile_.sees[column] = tile_.sees[column] && inputs.lse[first + column] != -infinity;  // or all its keys are masked
+    }
     load(query_, problem_.query);
     load(grad_out_, inputs.grad_out);
     set_delta(inputs);
     for (int64_t column = 0; column < width_; ++column) {
-      const int64_t token = tile_.start + column;
-      const int64_t place = tile_.row * problem_.query_length + token;
+      const int64_t place = first + column;
       log2_sum_[column] = infinity;  // gives weights of 0
       grad_lse_[column] = 0;
-      if (tile_.sees[column] && inputs.lse[place] != -infinity) {
+      if (tile_.sees[column]) {
         log2_sum_[column] = inputs.log2_sum[place];
         grad_lse_[column] = inputs.grad_lse == nullptr ? 0 : inputs.grad_lse[place];
         delta_[column] -= grad_lse_[column];

@@ -128,6 +128,9 @@ class ShortTile {
     const auto inside = [&](int64_t key) { return std::clamp<int64_t>(key, 0, sequence.num_keys); };
     low_[column] = inside(position - problem_.window);
     high_[column] = inside(position + (problem_.causal ? 1 : problem_.window + 1));
+    while (sees(column) && is_hidden(problem_, sequence, sequence.first_key + low_[column])) {
+      ++low_[column];
+    }
     center_[column] = std::clamp<int64_t>(position, 0, std::max<int64_t>(sequence.num_keys - 1, 0));
     beyond_[column] = static_cast<float>(std::abs(position - center_[column]));
     Span& span = spans_[num_spans_ - 1];

@@ -241,7 +241,7 @@ def backward_query_kernel(
         out, batch, head, start, query_length, merged, stride_ob, stride_oh, stride_os, BLOCK_M, HEAD_DIM, BLOCK_D
     )
     out_tile = tl.load(pointers, mask=present, other=0.0)
-    row_delta = tl.sum(out_tile.to(tl.float32) * grad_tile.to(tl.float32), 1)  # Σ P ∘ dP
+    row_delta = tl.where(seen, tl.sum(out_tile.to(tl.float32) * grad_tile.to(tl.float32), 1), 0.0)  # Σ P ∘ dP
     grad_slope = tl.zeros((BLOCK_M,), tl.float32)
     if grad_lse is not None:
         grad_lse += batch.to(tl.int64) * stride_lb + head.to(tl.int64) * stride_lh
