@@ -134,3 +134,84 @@ def test_a_batch_padded_on_the_left_trains_on_its_tokens(attached):
             attachment.remove()
     torch.testing.assert_close(losses["left"], losses["right"])
     assert torch.stack(losses["left"]).isfinite().all()
+
+
+IDS = torch.arange(101, 109).repeat(2, 1)
+LEFT, RIGHT = torch.tensor([[0, 0, 0, 0, 0, 1, 1, 1], [1] * 8]), torch.tensor([[1, 1, 1, 0, 0, 0, 0, 0], [1] * 8])
+
+
+@pytest.mark.parametrize("copy", [True, False])
+@pytest.mark.parametrize(
+    ("batch", "begins_masked"),
+    [
+        (
+            {"input_ids": IDS, "attention_mask": LEFT, "decoder_input_ids": IDS, "decoder_attention_mask": RIGHT},
+            "attention_mask",
+        ),
+        (
+            {
+                "encoder": {"input_ids": IDS, "attention_mask": RIGHT},
+                "decoder": {"input_ids": IDS, "attention_mask": LEFT},
+            },
+            "decoder.attention_mask",
+        ),
+        ({"prompt_input_ids": IDS, "prompt_attention_mask": LEFT}, "prompt_attention_mask"),
+    ],
+    ids=["two masks", "nested", "another name"],
+)
+def test_one_mask_does_not_move_the_tokens_of_another(batch, begins_masked, copy):
+    for _ in range(2):  # the second call is a known one
+        with pytest.raises(ValueError, match=rf"batch\['{begins_masked}'\] must begin with a valid token in each row"):
+            resize_batch(batch, 3, copy=copy)
+    assert resize_batch(batch, 8, copy=copy).keys() == batch.keys()  # nothing is cut
+
+
+def test_batches_of_two_masks_that_begin_with_tokens():
+    batch = {"input_ids": IDS, "attention_mask": RIGHT, "decoder_input_ids": IDS, "decoder_attention_mask": RIGHT}
+    for tensor in (resized := resize_batch(batch, 3)).values():
+        assert tensor.shape == (2, 3)
+    assert torch.equal(resized["decoder_input_ids"], IDS[:, :3])
+
+
+def test_a_mask_to_be_added_is_not_read_as_its_opposite():
+    first = {"input_ids": IDS, "attention_mask": torch.zeros(2, 8)}
+    resize_batch(first, 3)
+    with pytest.raises(ValueError, match=r"must be 0 where a token is hidden, got torch\.float32 with -inf"):
+        resize_batch({**first, "attention_mask": torch.where(RIGHT == 1, 0.0, -torch.inf)}, 3)
+
+
+@pytest.mark.parametrize("as_mapping", [False, True])
+def test_a_batch_without_a_label_left(as_mapping):
+    class Model(nn.Module):
+        def forward(self, input_ids, labels=None):
+            return input_ids
+
+    scheduler, model = SequenceLengthScheduler(8, 32, duration=10), Model()
+    attachment = scheduler.attach(model)
+    ids = torch.arange(64).view(2, 32)
+    some, none, late = ids.clone(), torch.full_like(ids, -100), ids.clone()
+    late[:, :16] = -100
+
+    def forward(labels):
+        batch = {"input_ids": ids, "labels": labels}
+        model(batch) if as_mapping else model(**batch)
+        attachment.take_seen()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for labels in (some, none):  # a batch that had none lost none
+            forward(labels)
+    with pytest.warns(UserWarning, match="no label of a batch is left after resizing to 8 tokens"):
+        forward(late)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        forward(late)  # it was said
+
+
+def test_options_of_an_attachment_are_checked_before_a_batch():
+    scheduler, model = SequenceLengthScheduler(8, 32, duration=10), Identity()
+    with pytest.raises(ValueError, match="mode must be one of"):
+        scheduler.attach(model, mode="junk")
+    with pytest.raises(TypeError, match="truncat"):
+        scheduler.attach(model, truncat=True)
+    scheduler.attach(model).remove()  # nothing was attached

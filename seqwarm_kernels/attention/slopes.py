@@ -11,6 +11,7 @@ import functools
 import torch
 from torch import Tensor
 
+from ..ops.call_kind import is_plain_state
 from ..utils.checks import check_bool, check_dense, check_device, check_int
 
 
@@ -82,6 +83,10 @@ def alibi_bias(
 
     Returns:
         (H, Q, K) of the slopes' dtype and device; (B, H, Q, K) for slopes (B, H). A row may hide every key.
+
+    Raises:
+        TypeError: An argument has the wrong type.
+        ValueError: `slopes` have another shape or, in host memory, are not finite; or a length is negative.
     """
     if not isinstance(slopes, Tensor) or not slopes.is_floating_point():
         raise TypeError(
@@ -90,6 +95,9 @@ def alibi_bias(
     check_dense("slopes", slopes)
     if slopes.dim() not in (1, 2):
         raise ValueError(f"slopes must be (num_heads,) or (batch, num_heads), got {tuple(slopes.shape)}")
+    is_plain = type(slopes) in (Tensor, torch.nn.Parameter) and is_plain_state()
+    if is_plain and slopes.is_cpu and not torch.compiler.is_compiling() and not slopes.isfinite().all():
+        raise ValueError(f"slopes must be finite, got {slopes.tolist()}")
     query_length = check_int("query_length", query_length, minimum=0)
     key_length = check_int("key_length", key_length, minimum=0)
     check_bool("causal", causal)

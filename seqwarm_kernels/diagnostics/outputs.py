@@ -46,7 +46,7 @@ class JsonLines:
         self._last_step = 0
 
     def __call__(self, record: StepRecord) -> None:
-        if self._file is None or record.step <= self._last_step:
+        if self._file is None or record.step <= self._last_step or self._was_replaced(self._file):
             self.close()
             self._remove_from(record.step)
             self._file = self.path.open("a", encoding="utf-8", buffering=1)  # line buffering
@@ -54,15 +54,20 @@ class JsonLines:
             self._file.write(record.to_json() + "\n")
         self._last_step = record.step
 
+    def _was_replaced(self, file: IO[str]) -> bool:
+        """Whether the path is no longer that of the open file, as after another object wrote to the path."""
+        return not (self.path.exists() and os.path.samestat(os.fstat(file.fileno()), self.path.stat()))
+
     def _remove_from(self, step: int) -> None:
         """Move the lines of `step` and of later steps to the file beside. A kill in between repeats lines there."""
-        kept, replaced, incomplete = _split_at(self.path, step)
+        before = self.path.read_bytes() if self.path.exists() else b""
+        kept, replaced = _split_at(self.path, step)
         if replaced:
             with self.path.with_name(self.path.name + _REPLACED_SUFFIX).open("ab") as beside:
                 beside.write(replaced)
                 beside.flush()
                 os.fsync(beside.fileno())
-        if replaced or incomplete:
+        if kept != before:
             write_atomically(self.path, kept)
 
     def close(self) -> None:
@@ -75,18 +80,20 @@ class JsonLines:
         return {**vars(self), "_file": None}
 
 
-def _split_at(path: Path, step: int) -> tuple[bytes, bytes, bytes]:
-    """The lines of steps before `step`, those of `step` and later steps, and the last line if it is incomplete."""
-    lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
-    incomplete = lines.pop() if lines and _is_incomplete(lines[-1]) else b""
+def _split_at(path: Path, step: int) -> tuple[bytes, bytes]:
+    """The lines of steps before `step`, and those of `step` and later steps, without a last line that is incomplete."""
+    lines = path.read_bytes().splitlines() if path.exists() else []
+    if lines and _is_incomplete(lines[-1]):
+        lines.pop()
     steps = [_step_of(line, path) for line in lines]
-    kept = [line for line, found in zip(lines, steps, strict=True) if found < step]
-    replaced = [line for line, found in zip(lines, steps, strict=True) if found >= step]
-    return b"".join(kept), b"".join(replaced), incomplete
+    kept = [line + b"\n" for line, found in zip(lines, steps, strict=True) if found < step]
+    replaced = [line + b"\n" for line, found in zip(lines, steps, strict=True) if found >= step]
+    return b"".join(kept), b"".join(replaced)
 
 
 def _is_incomplete(line: bytes) -> bool:
-    return not line.endswith(b"\n") and (line.startswith(_LINE_START) or _LINE_START.startswith(line))
+    """Whether the line is the beginning of a record."""
+    return not line.endswith(b"}") and (line.startswith(_LINE_START) or _LINE_START.startswith(line))
 
 
 def _step_of(line: bytes, path: Path) -> int:

@@ -36,7 +36,7 @@ def _call_kind(*arguments: Any) -> Hashable | None:
     transform), or a mode of PyTorch could change what the call does. The extension also knows dicts of tensors, for
     calls that it runs.
     """
-    if not _is_plain_state():
+    if not is_plain_state():
         return None
     kind: list[Any] = []
     for argument in arguments:
@@ -58,7 +58,7 @@ def _call_kind(*arguments: Any) -> Hashable | None:
     return tuple(kind)
 
 
-def _is_plain_state() -> bool:
+def is_plain_state() -> bool:
     """Whether no dispatch or torch-function mode, tracing or functorch transform is active. Autocast may be."""
     return not (
         torch._C._len_torch_dispatch_stack()

@@ -44,6 +44,8 @@ class CheckedCall:
     kinds: list[int]  #: a `Kind` for each tensor; plain numbers cost the operator less
     fill_values: list[float]  #: for each tensor, the value of a slot without a token
     mask_name: str | None
+    masks_of_one_cut: list[str]  #: masks that must begin with a valid token, because all tensors are cut at one place
+    real_masks: list[str]  #: masks of floating point
     row_lists: list[str]  #: names of lists and tuples with one entry for each row
     rearranged: bool  #: whether the operator takes a tensor in another shape than the batch holds it
     needs_gradient: str | None  #: name of a tensor that requires a gradient
@@ -61,12 +63,17 @@ class CheckedCall:
             list without `return_info`.
         """
         length = min(seq_len, self.source_length)
+        for name in self.real_masks:
+            validation.check_not_additive(name, entries[name])
+        if self.masks_of_one_cut and length < self.source_length:
+            masks = {name: self._rows_first(entries[name]) for name in self.masks_of_one_cut}
+            validation.check_masks_begin_together(masks)
         rows = new_rows(self.batch_size, self.source_length, length, self.rule)
         tensors = [entries[name] for name in self.names]
         mask = None if self.mask_name is None else entries[self.mask_name]
         if self.rearranged:
             tensors = [self._operator_shape(tensor, kind) for tensor, kind in zip(tensors, self.kinds, strict=True)]
-            mask = mask if mask is None or self.seq_dim == 1 else mask.transpose(0, 1)
+            mask = mask if mask is None else self._rows_first(mask)
 
         if not copy and self._views_suffice(length):
             if mask is not None and self.rule == "truncate_valid" and length < self.source_length:
@@ -94,7 +101,7 @@ class CheckedCall:
         serves = self.rule in ("truncate", "truncate_valid")
         if copy:
             serves = backends.choose("resize_batch", self.device_type, self.backend, self.dtype) == "native"
-        if not serves or self.rearranged or backends.extension is None:
+        if not serves or self.rearranged or self.masks_of_one_cut or self.real_masks or backends.extension is None:
             return None
         sizes = (self.batch_size, self.source_length)
         call: DirectCall = backends.extension.resize_call(
@@ -175,6 +182,9 @@ class CheckedCall:
             stream = tensor.reshape(self.batch_size * self.source_length, *features)
             return stream[: rows * length].reshape(rows, length, *features)
         return tensor[:, : rows_of_each * length].reshape(rows, length, *features)
+
+    def _rows_first(self, mask: Tensor) -> Tensor:
+        return mask if self.seq_dim == 1 else mask.transpose(0, 1)
 
     def _operator_shape(self, tensor: Tensor, kind: int) -> Tensor:
         """The tensor as the operator takes it: (B,), (B, S, features...), or (B, S, S) for a mask over token pairs."""
@@ -269,6 +279,8 @@ def check_call(
     if rule == "truncate" and mask_name in layout.kinds:
         rule = "truncate_valid"
     tensors = {name: entries[name] for name in layout.kinds}
+    masks = validation.mask_names(layout.kinds, tensors)
+    moves_all = masks in ([], [mask_name])  # the one mask of the batch
     kinds = [int(kind) for kind in layout.kinds.values()]
     return CheckedCall(
         rule=rule,
@@ -282,6 +294,8 @@ def check_call(
             for name, kind in layout.kinds.items()
         ],
         mask_name=mask_name,
+        masks_of_one_cut=[] if moves_all or not rule.startswith("truncate") else masks,
+        real_masks=[name for name in masks if tensors[name].is_floating_point()],
         row_lists=layout.row_lists,
         rearranged=options.seq_dim != 1 or Kind.SQUARE in kinds,
         needs_gradient=next((name for name, tensor in tensors.items() if tensor.requires_grad), None),

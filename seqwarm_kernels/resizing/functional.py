@@ -74,9 +74,10 @@ def resize_batch(
         seq_len: Number of tokens in a new row, at least 1.
         mode: "truncate" keeps the first `seq_len` tokens of each row. If a (B, S) "attention_mask" is resized with
             them, it keeps `seq_len` tokens from the first valid one on, so rows may be padded on either side: a row in
-            which fewer follow keeps its last `seq_len`, a row without a valid token its first. "reshape" cuts each row
-            into rows of `seq_len`, in order. "flatten" reads the whole batch as one stream, cuts the stream into rows
-            of `seq_len`, and drops the tail.
+            which fewer follow keeps its last `seq_len`, a row without a valid token its first. With several masks, as
+            of an encoder and a decoder, or one of another name ("prompt_attention_mask"), rows must begin with valid
+            tokens, because all tensors are cut at one place. "reshape" cuts each row into rows of `seq_len`, in order.
+            "flatten" reads the whole batch as one stream, cuts the stream into rows of `seq_len`, and drops the tail.
         remainder: What "reshape" does with the S % seq_len tokens at the end of a row. "drop" drops them. "pad" pads
             them to a full row. "overlap" makes a last new row of the row's last `seq_len` tokens, in which the labels
             of duplicated tokens are filled.
@@ -103,8 +104,9 @@ def resize_batch(
 
     Raises:
         TypeError: `batch` is not a mutable mapping or dataclass, or an argument has the wrong type.
-        ValueError: The tensors disagree, an argument does not fit them, `copy` is False and a row begins with padding,
-            several rows hold several sequences, or two entries tell different sequences. Nothing was written.
+        ValueError: The tensors disagree, an argument does not fit them, a row begins with padding and `copy` is False
+            or there are several masks, a mask has negative numbers, several rows hold several sequences, or two
+            entries tell different sequences. Nothing was written.
     """
     kind = None
     if out is None and return_info is False and not torch.compiler.is_compiling():

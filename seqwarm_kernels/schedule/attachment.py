@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import warnings
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
 
@@ -10,6 +12,8 @@ from torch import Tensor, nn
 
 from ..ops.resize_batch.schema import IGNORED_LABEL
 from ..resizing.containers import is_container
+from ..resizing.functional import resize_batch
+from ..utils.checks import is_dtensor
 from ..utils.modules import forward_parameters, unwrapped
 
 #: Argument in which Hugging Face's Trainer passes the number of labels in all batches of a step, counted before
@@ -21,6 +25,8 @@ FUSED_LM_HEAD = "fused_lm_head"
 
 #: Attribute in which a model keeps its attachment.
 _ATTRIBUTE = "_seqwarm_attachment"
+
+_OPTIONS_OF_ANY_BATCH = ("mode", "remainder", "seq_dim", "keep_last_token", "copy")
 
 
 class Resizer(Protocol):
@@ -52,6 +58,7 @@ class Attachment:
             raise TypeError(f"model must be an nn.Module, got {type(model).__name__}")
         if "return_info" in resize_options:
             raise TypeError("resize_options must not hold return_info: the attachment uses it to count tokens")
+        check_resize_options(resize_options)
         if _ATTRIBUTE in model.__dict__:
             raise ValueError("model has a scheduler attached already; call remove() of that attachment first")
         self.seq_length: int | None = None
@@ -62,6 +69,8 @@ class Attachment:
         self._tokens: list[Tensor] = []
         self._samples = 0
         self._shares: list[Tensor] = []
+        self._lost_labels: list[Tensor] = []
+        self._has_warned_of_labels = False
         self._compiled: Any = model._compiled_call_impl
         if self._compiled is None:
             self._handle = model.register_forward_pre_hook(self, with_kwargs=True)
@@ -85,9 +94,16 @@ class Attachment:
         return bool(self._tokens)
 
     def take_seen(self) -> Seen:
-        """Data since the last call of `take_seen`. Waits for the device, so call it once in an optimizer step."""
+        """Data since the last call of `take_seen`. Waits for the device, so call it once in an optimizer step.
+
+        Warns once if a batch lost all its labels.
+        """
         seen = Seen(int(torch.stack(self._tokens).sum()) if self._tokens else 0, self._samples)
-        self._tokens, self._samples = [], 0
+        lost = bool(self._lost_labels) and not self._has_warned_of_labels and bool(torch.stack(self._lost_labels).any())
+        self._tokens, self._samples, self._lost_labels = [], 0, []
+        if lost:
+            self._has_warned_of_labels = True
+            warn_of_labels(seq_length=self.seq_length)
         return seen
 
     def take_shares(self) -> list[Tensor]:
@@ -134,6 +150,8 @@ class Attachment:
         seq_length = self._scheduler.seq_length
         result, info = self._scheduler.resize(batch, **self._options, return_info=True)
         self._tokens.append(info.num_valid_tokens)
+        if (lost := lost_labels(batch, result)) is not None:
+            self._lost_labels.append(lost)
         self._samples += len(info.valid_lengths)  # a packed batch has one row of several sequences
         self.seq_length = min(seq_length, info.position_ids.shape[1])
         return result
@@ -145,7 +163,39 @@ def shifts_labels(model: nn.Module) -> bool:
     return loss_type is None or "CausalLM" in str(loss_type)
 
 
+def lost_labels(batch: Any, resized: Any) -> Tensor | None:
+    """A bool: whether resizing cut off all labels of a batch. None without labels of tokens."""
+    labels, kept = (_labels_of(container) for container in (batch, resized))
+    if labels is None or kept is None or labels.shape == kept.shape:
+        return None
+    return (labels != IGNORED_LABEL).any() & ~(kept != IGNORED_LABEL).any()
+
+
+def warn_of_labels(seq_length: int | None) -> None:
+    warnings.warn(
+        f"no label of a batch is left after resizing to {seq_length} tokens, so its loss is 0 or NaN, and the model "
+        "learns nothing from it: all labels of these tokens are -100, as those of a long prompt. Begin with a larger "
+        "min_seq_length, or resize with mode='reshape'",
+        stacklevel=4,
+    )
+
+
+def _labels_of(batch: Any) -> Tensor | None:
+    labels = batch.get("labels") if isinstance(batch, Mapping) else getattr(batch, "labels", None)
+    if not isinstance(labels, Tensor) or is_dtensor(labels) or labels.is_floating_point():
+        return None
+    return labels
+
+
 def _kept_share(labels: Tensor, kept: Tensor, first: int) -> Tensor:
     """The share of the counted labels, from position `first` on, that resizing keeps. 1 if no labels are counted."""
     count, count_kept = ((tensor[..., first:] != IGNORED_LABEL).sum() for tensor in (labels, kept))
     return torch.where(count > 0, count_kept / count, 1.0)
+
+
+def check_resize_options(options: Mapping[str, Any]) -> None:
+    """Check the options that do not depend on the batch, on a batch of one token."""
+    inspect.signature(resize_batch).bind(None, 1, **options)
+    token = torch.zeros(1, 1, dtype=torch.long)
+    values = {name: value for name, value in options.items() if name in _OPTIONS_OF_ANY_BATCH}
+    resize_batch({"input_ids": token, "attention_mask": token}, 1, **values)

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from fractions import Fraction
 from itertools import pairwise
+from numbers import Real
 from typing import Any, NamedTuple
 
 import torch
@@ -131,6 +132,8 @@ class SequenceLengthScheduler:
         if isinstance(self.pacing, discrete):
             return self.pacing.length_at(progress) or self.max_seq_length
         share = self.pacing(Fraction(progress) / Fraction(self.duration))
+        if not isinstance(share, Real):
+            raise TypeError(f"pacing must return a number, got {type(share).__name__} at progress {progress}")
         if not math.isfinite(share):
             raise ValueError(f"pacing must return a finite number, got {share} at progress {progress}")
         steps = math.floor((self.max_seq_length - self.min_seq_length) * share / self.step_size)
@@ -215,8 +218,8 @@ class SequenceLengthScheduler:
             The attachment, with `seq_length`, `take_seen()` for the number of tokens and samples, and `remove()`.
 
         Raises:
-            TypeError: `model` is not an nn.Module, or `return_info` is an option.
-            ValueError: `model` has an attachment already.
+            TypeError: `model` is not an nn.Module, or `resize_batch` does not have an option, or `return_info` is one.
+            ValueError: `model` has an attachment already, or an option has a value that no batch can have.
         """
         return Attachment(model, self, resize_options)
 

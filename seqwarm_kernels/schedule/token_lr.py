@@ -138,12 +138,15 @@ class TokenLR(LRScheduler):
         check_state_entries(state_dict, self.state_dict())
         configuration = self._configuration()
         check_same_configuration({name: state_dict[name] for name in configuration}, configuration)
-        peaks = state_dict["base_lrs"]
+        tokens, peaks = check_int("tokens", state_dict["tokens"], minimum=0), state_dict["base_lrs"]
         if not isinstance(peaks, list) or len(peaks) != len(self.base_lrs):
             raise ValueError(
                 f"base_lrs must be a list of {len(self.base_lrs)} learning rates, one for each group, got {peaks!r}"
             )
-        self.last_epoch = check_int("tokens", state_dict["tokens"], minimum=0)
+        for index, peak in enumerate(peaks):
+            if not isinstance(peak, Tensor):  # as an optimizer with capturable=True has
+                check_real(f"base_lrs[{index}]", peak)
+        self.last_epoch = tokens
         self.base_lrs = list(peaks)
         self._last_lr = self.get_lr()
 
@@ -224,7 +227,7 @@ class StepByTokens(LRScheduler):
         """Load a state of the same `tokens_per_step`.
 
         Raises:
-            TypeError: `state_dict` is not a mapping, or its tokens are not an int.
+            TypeError: `state_dict` or that of `scheduler` is not a mapping, or its tokens are not an int.
             ValueError: Entries are missing, unknown, or of another configuration. Nothing was changed.
         """
         check_state_entries(state_dict, self.state_dict())
@@ -232,7 +235,12 @@ class StepByTokens(LRScheduler):
             {"tokens_per_step": state_dict["tokens_per_step"]}, {"tokens_per_step": self.tokens_per_step}
         )
         tokens = check_int("tokens", state_dict["tokens"], minimum=0)
-        self.scheduler.load_state_dict(state_dict["scheduler"])
+        inner = state_dict["scheduler"]
+        if not isinstance(inner, Mapping):
+            raise TypeError(f"the state of scheduler must be a mapping, got {type(inner).__name__}")
+        if "last_epoch" in self.scheduler.state_dict():
+            check_int("last_epoch of scheduler", inner.get("last_epoch"))
+        self.scheduler.load_state_dict(dict(inner))
         self.tokens = tokens
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import warnings
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -12,8 +11,7 @@ import torch
 from torch import nn
 
 from ..models.alibi_layer import AlibiHeads
-from ..resizing.functional import resize_batch
-from ..schedule.attachment import Attachment, Resizer, Seen, shifts_labels
+from ..schedule.attachment import Attachment, Resizer, Seen, check_resize_options, shifts_labels
 from ..schedule.scheduler import SequenceLengthScheduler
 from ..utils.checks import check_int, is_dtensor
 
@@ -32,8 +30,6 @@ _OTHER_SHARES = (
 
 #: Shares of labels that count as different, relative to each other.
 _SHARE_TOLERANCE = 1e-3
-
-_OPTIONS_OF_ANY_BATCH = ("mode", "remainder", "seq_dim", "keep_last_token", "copy")
 
 
 class ScheduleState:
@@ -62,7 +58,7 @@ class ScheduleState:
     ) -> None:
         if not isinstance(scheduler, SequenceLengthScheduler):
             raise TypeError(f"scheduler must be a SequenceLengthScheduler, got {type(scheduler).__name__}")
-        _check_resize_options(resize_options)
+        check_resize_options(resize_options)
         self.scheduler = scheduler
         self.attachment: Attachment | None = None
         self.train_tokens = 0
@@ -302,11 +298,3 @@ def with_parts(model: nn.Module, by: str | None) -> AbstractContextManager[None]
 def with_whole_rows(model: nn.Module) -> AbstractContextManager[None]:
     """Evaluates in this block on rows of each rank's own, also under `ContextParallel`."""
     return with_parts(model, "rows")
-
-
-def _check_resize_options(options: Mapping[str, Any]) -> None:
-    """Check the options that do not depend on the batch, on a batch of one token."""
-    inspect.signature(resize_batch).bind(None, 1, **options)
-    token = torch.zeros(1, 1, dtype=torch.long)
-    values = {name: value for name, value in options.items() if name in _OPTIONS_OF_ANY_BATCH}
-    resize_batch({"input_ids": token, "attention_mask": token}, 1, **values)

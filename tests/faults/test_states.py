@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from seqwarm_kernels import SequenceLengthScheduler
+from seqwarm_kernels import SequenceLengthScheduler, TokenLR
 from seqwarm_kernels.data import (
     BatchPlanner,
     ChunkSource,
@@ -74,6 +74,10 @@ def monitor():
     return made
 
 
+def optimizer():
+    return torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.5)
+
+
 ITERABLES = {
     "LengthBatchSampler": sampler,
     "LengthBatchSampler with a schedule": warmed_sampler,
@@ -83,7 +87,11 @@ ITERABLES = {
     "StreamSource": lambda: StreamSource(Stream(ITEMS), buffer_size=50),
 }
 NOT_STATES = [None, 0, 2**70, "junk", [], {}, [[0, 0]], {"junk": 1}, b"junk"]
-OTHERS = {"SequenceLengthScheduler": scheduler_on_the_way, "TrainingMonitor": monitor}
+OTHERS = {
+    "SequenceLengthScheduler": scheduler_on_the_way,
+    "TrainingMonitor": monitor,
+    "TokenLR": lambda: TokenLR(optimizer(), warmup_tokens=10, decay_tokens=100),
+}
 
 
 def assert_works_or_refuses(target, state):

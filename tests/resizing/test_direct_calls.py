@@ -106,14 +106,14 @@ def test_known_calls_equal_new_ones(batch, lengths, copy, options, backend):
 
 @pytest.mark.parametrize("copy", [True, False])
 def test_a_dict_of_tensors_is_known_after_one_call(refuse_new, copy):
-    batch = {"input_ids": IDS, "attention_mask": torch.ones(2, 10), "step": torch.tensor(1)}
+    batch = {"input_ids": IDS, "attention_mask": torch.ones_like(IDS), "step": torch.tensor(1)}
     first = resize_batch(batch, 4, copy=copy)
     refuse_new()
     for length in (1, 3, 10, 50):
         resized = resize_batch({name: tensor.clone() for name, tensor in batch.items()}, length, copy=copy)
         assert list(resized) == list(first)
         assert torch.equal(resized["input_ids"], IDS[:, :length])
-    begins_masked = {**batch, "attention_mask": (IDS % 10 > 2).float()}
+    begins_masked = {**batch, "attention_mask": (IDS % 10 > 2).long()}
     assert torch.equal(resize_batch(begins_masked, 10, copy=copy)["input_ids"], IDS)  # nothing is cut
     for mode in ("reshape", "flatten"):
         with pytest.raises(pytest.fail.Exception):

@@ -112,6 +112,9 @@ def test_a_state_of_another_configuration_raises_and_changes_nothing():
         schedule.load_state_dict({**before, "tokens": -1})
     with pytest.raises(ValueError, match="must have the entries"):
         schedule.load_state_dict({"tokens": 7})
+    for peaks, error in ([["x", 1.0], TypeError], [[1.0, True], TypeError], [[1.0, float("nan")], ValueError]):
+        with pytest.raises(error, match=r"base_lrs\[\d\] must be"):
+            schedule.load_state_dict({**before, "tokens": 7, "base_lrs": peaks})
     assert schedule.state_dict() == before
     stepped = cosine_lr(made_optimizer())
     with pytest.raises(ValueError, match="tokens_per_step is 16 in the state, 17 here"):
@@ -123,6 +126,9 @@ def test_a_state_of_another_configuration_raises_and_changes_nothing():
         stepped.load_state_dict({"tokens": 7})
     with pytest.raises(ValueError, match="tokens must be at least 0, got -1"):
         stepped.load_state_dict({**before, "tokens": -1})
+    for state in ([], {}, {"junk": 1}, {"last_epoch": 10**400}, {"last_epoch": 1.0}):
+        with pytest.raises((TypeError, ValueError), match=r"(state|last_epoch) of scheduler must"):
+            stepped.load_state_dict({**before, "tokens": 7, "scheduler": state})
     assert stepped.state_dict() == before
 
 

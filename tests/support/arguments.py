@@ -5,7 +5,8 @@ from __future__ import annotations
 import inspect
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -78,10 +79,14 @@ def must_fail(valid, junk, default):
     if isinstance(valid, str):
         return not isinstance(junk, str)
     if isinstance(valid, Tensor):
-        return not isinstance(junk, Tensor)
+        return not isinstance(junk, Tensor) or junk.is_sparse
     if isinstance(valid, Mapping):
         return not isinstance(junk, Mapping)
-    return callable(valid)
+    if isinstance(valid, Sequence):
+        return not isinstance(junk, Iterable)
+    if isinstance(valid, Path):
+        return not isinstance(junk, str | bytes)
+    return valid is not None
 
 
 def _default(call, name):

@@ -101,9 +101,12 @@ TARGETS = [
     Target("csrc/moment_statistics/cpu.cpp", (*_MOMENTS, "not triton")),
     *_in_folder(
         "csrc/alibi_attention/cpu",
-        "problem.h queries.h keys.h reach.h scores.h dropout.h simd.h products.cpp forward.cpp backward.cpp "
-        "operator.cpp",
+        "problem.h queries.h keys.h reach.h scores.h simd.h products.cpp forward.cpp backward.cpp operator.cpp",
         *("tests/ops/test_attention_native.py", _SKIPPING, *_ATTENTION_GRID, "native"),
+    ),
+    Target(
+        "csrc/alibi_attention/cpu/dropout.h",
+        ("tests/ops/test_dropout_origins.py", "tests/ops/test_attention_native.py", *_ATTENTION_GRID, "native"),
     ),
     *_in_folder(
         "csrc/alibi_attention/cpu",

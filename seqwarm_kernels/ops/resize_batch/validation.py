@@ -1,9 +1,10 @@
-"""Checks of the inputs of `resize_batch`. They read names, shapes, dtypes and devices, never values."""
+"""Checks of the inputs of `resize_batch`. Apart from masks they read names, shapes, dtypes and devices, not values."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Mapping
+from collections.abc import Callable, Collection, Hashable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from numbers import Integral, Real
 from typing import Any
 
@@ -250,6 +251,15 @@ def row_mask_name(batch: Mapping[str, object], layout: Layout, seq_dim: int) -> 
     return outermost[0] if outermost else None
 
 
+def mask_names(kinds: Mapping[str, Kind], tensors: Mapping[str, Tensor]) -> list[str]:
+    """Names of attention masks (B, S), such as "decoder_attention_mask"."""
+    return [
+        name
+        for name, kind in kinds.items()
+        if kind == Kind.SEQUENCE and own_name(name).endswith("attention_mask") and tensors[name].dim() == 2
+    ]
+
+
 def check_keep_last(rule: str, mask_name: str | None) -> None:
     if rule == "truncate_keep_last" and mask_name is None:
         raise ValueError(
@@ -258,19 +268,38 @@ def check_keep_last(rule: str, mask_name: str | None) -> None:
 
 
 def check_no_row_begins_masked(mask_name: str | None, attention_mask: Tensor) -> None:
-    """Reads the (B, S) mask, and waits for its device: views of all rows begin at the same position.
+    """Reads the (B, S) mask, and waits for its device: views of all rows begin at the same position."""
+    _check_first_tokens(attention_mask, partial(_no_views, mask_name))
 
-    Rows without a valid token may begin anywhere.
-    """
+
+def check_masks_begin_together(masks: Mapping[str, Tensor]) -> None:
+    """Reads (B, S) masks, and waits for their device: a row of all tensors is cut at one position."""
+    for name, mask in masks.items():
+        _check_first_tokens(mask, partial(_no_common_cut, name, list(masks)))
+
+
+def check_not_additive(name: str, attention_mask: Tensor) -> None:
+    """Reads a mask of floating point, and waits for its device: 0 hides a token, in a mask to add it keeps one."""
+    if torch.compiler.is_compiling() or attention_mask.is_meta or not attention_mask.numel():
+        return
+    if (least := float(attention_mask.min())) < 0:
+        raise ValueError(
+            f"batch[{name!r}] must be 0 where a token is hidden, got {attention_mask.dtype} with {least}: of a mask to "
+            f"be added to scores pass {own_name(name)} == 0"
+        )
+
+
+def _check_first_tokens(attention_mask: Tensor, message: Callable[[str], str]) -> None:
+    """Rows without a valid token may begin anywhere."""
     if torch.compiler.is_compiling():  # a traced graph cannot branch on values
         hidden = (attention_mask[:, 0] == 0) & (attention_mask != 0).any(dim=1)
-        torch._assert_async(~hidden.any(), _no_views(mask_name, "a row"))
+        torch._assert_async(~hidden.any(), message("a row"))
         return
     if attention_mask.is_meta or _all_nonzero(attention_mask.select(1, 0)):  # the usual batch
         return
     rows = ((attention_mask[:, 0] == 0) & (attention_mask != 0).any(dim=1)).nonzero().flatten().tolist()
     if rows:
-        raise ValueError(_no_views(mask_name, f"row {rows[0]}"))
+        raise ValueError(message(f"row {rows[0]}"))
 
 
 def _all_nonzero(vector: Tensor) -> bool:
@@ -283,6 +312,17 @@ def _no_views(mask_name: str | None, row: str) -> str:
     return (
         f"copy must be True where a row begins with padding: batch[{mask_name!r}] masks the first token of {row}, "
         "which is cut from its first valid token on, and views of all rows begin at the same position"
+    )
+
+
+def _no_common_cut(mask_name: str, mask_names: list[str], row: str) -> str:
+    others = "which is not called 'attention_mask'"
+    if len(mask_names) > 1:
+        others = f"one of {len(mask_names)} masks, {', '.join(mask_names)}"
+    return (
+        f"batch[{mask_name!r}] must begin with a valid token in each row, but masks the first token of {row}: it is "
+        f"{others}, and a row of all tensors is cut at one place. Pad on the right, or resize the tensors of each mask "
+        "by themselves, with keys= and the name 'attention_mask'"
     )
 
 
