@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd import forward_ad
 
 
@@ -106,6 +106,8 @@ def check_no_tangent(name: str, tensor: Tensor) -> None:
 
 def is_dtensor(value: object) -> bool:
     """Whether `value` is a DTensor. Does not load torch.distributed.tensor: without it there are none."""
+    if not isinstance(value, Tensor) or type(value) in (Tensor, nn.Parameter):
+        return False  # before sys.modules, which torch.compile could not trace while another thread imports
     loaded = sys.modules.get("torch.distributed.tensor")
     return loaded is not None and isinstance(value, loaded.DTensor)
 
