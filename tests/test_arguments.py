@@ -1,5 +1,6 @@
 """Each argument of each top-level name replaced by values that make no sense: taken, or refused by its name."""
 
+import inspect
 from contextlib import suppress
 
 import pytest
@@ -93,6 +94,10 @@ def outputs_of_monitor(outputs, spike_threshold, read_every):
     return trainers.huggingface.Monitor(outputs, spike_threshold=spike_threshold, read_every=read_every)
 
 
+def attach(model, mode, copy):
+    return scheduler().attach(model, mode=mode, copy=copy)
+
+
 #: What is called, and a function that makes valid arguments.
 CALLS = {
     "BatchBuffers": (
@@ -115,7 +120,7 @@ CALLS = {
         lambda: {"progress": 1.0},
     ),
     "SequenceLengthScheduler.resize": (lambda batch: scheduler().resize(batch), lambda: {"batch": batch()}),
-    "SequenceLengthScheduler.attach": (lambda model: scheduler().attach(model), lambda: {"model": Model()}),
+    "SequenceLengthScheduler.attach": (attach, lambda: {"model": Model(), "mode": "truncate", "copy": True}),
     "SequenceLengthScheduler.load_state_dict": (
         lambda state_dict: scheduler().load_state_dict(state_dict),
         lambda: {"state_dict": scheduler().state_dict()},
@@ -133,7 +138,15 @@ CALLS = {
         lambda: {"scheduler": constant_rate(), "tokens_per_step": 8, "source": None},
     ),
     "StepByTokens.step": (lambda n: sw.StepByTokens(constant_rate(), 8).step(n), lambda: {"n": 1}),
+    "StepByTokens.load_state_dict": (
+        lambda state_dict: sw.StepByTokens(constant_rate(), 8).load_state_dict(state_dict),
+        lambda: {"state_dict": sw.StepByTokens(constant_rate(), 8).state_dict()},
+    ),
     "TokenLR": (sw.TokenLR, token_rates),
+    "TokenLR.load_state_dict": (
+        lambda state_dict: sw.TokenLR(**token_rates()).load_state_dict(state_dict),
+        lambda: {"state_dict": sw.TokenLR(**token_rates()).state_dict()},
+    ),
     "TokenLR.step": (lambda n: sw.TokenLR(**token_rates()).step(n), lambda: {"n": 1}),
     "alibi_slopes": (sw.alibi_slopes, lambda: {"num_heads": 2, "device": "cpu"}),
     "apply_alibi": (
@@ -196,6 +209,7 @@ CALLS = {
             accumulation_steps=1,
             scheduler=scheduler(),
             resize_options={"mode": "truncate"},
+            shard_batch=None,
             find_batch_size=False,
             raise_out_of_memory=False,
         ),
@@ -212,6 +226,13 @@ ARGUMENTS = [
 
 def test_every_public_name_is_called():
     assert {name.partition(".")[0] for name in CALLS} - {"trainers"} == set(sw.__all__) - RECORDS
+
+
+def test_every_parameter_of_a_public_name_is_replaced():
+    for name, (call, make) in CALLS.items():
+        if getattr(sw, name, None) is call:
+            parameters = inspect.signature(call).parameters.values()
+            assert {p.name for p in parameters if p.kind != inspect.Parameter.VAR_KEYWORD} == make().keys(), name
 
 
 @pytest.mark.parametrize(("name", "argument"), ARGUMENTS)

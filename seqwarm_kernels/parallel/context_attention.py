@@ -16,7 +16,8 @@ from ..attention.context_parallel import refuse_unordered_shards
 from ..attention.functional import DEFAULT_SKIP_TOLERANCE, dense_call, varlen_call
 from ..ops.alibi_attention.dropout import dropout_origins
 from ..ops.alibi_attention.schema import DenseOptions
-from ..utils.checks import check_bool
+from ..ops.alibi_attention.validation import check_cu_seqlens, check_query_key_value
+from ..utils.checks import check_bool, check_int
 from .checks import check_dropout, check_halo_of_heads, check_local, check_mesh, check_same_length
 from .halo import Halo, Shared, exchange
 from .halo_width import choose_widths
@@ -160,6 +161,9 @@ def context_attention_varlen(
     check_bool("return_lse", return_lse)
     check_mesh(mesh)
     check_local("query", query)
+    check_query_key_value(query, key, value, "(tokens, heads, head_dim)")
+    check_cu_seqlens("cu_seqlens", cu_seqlens, query)
+    check_int("max_seqlen", max_seqlen, minimum=0)
     operator, (query, key, value, slopes), options = varlen_call(
         query,
         key,

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.distributed._functional_collectives import all_to_all_single_autograd
 from torch.distributed.device_mesh import DeviceMesh
 
+from ..utils.checks import check_dense
 from .checks import check_local, check_mesh
 
 
@@ -85,6 +86,7 @@ def local_heads(slopes: Tensor, mesh: DeviceMesh) -> Tensor:
     """
     if not isinstance(slopes, Tensor):
         raise TypeError(f"slopes must be a tensor, got {type(slopes).__name__}")
+    check_dense("slopes", slopes)
     if slopes.dim() not in (1, 2):
         raise ValueError(f"slopes must be (heads,) or (batch, heads), got shape {tuple(slopes.shape)}")
     check_mesh(mesh)

@@ -1,0 +1,82 @@
+"""Each argument of each public name of `parallel` replaced by values that make no sense, on one rank."""
+
+import pytest
+import torch
+from torch import distributed
+from torch.distributed.device_mesh import DeviceMesh
+
+from seqwarm_kernels import parallel
+
+from ..support.arguments import complaints
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_rank():
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    yield
+    distributed.destroy_process_group()
+
+
+def mesh():
+    return DeviceMesh("cpu", [0])
+
+
+def tensors(**more):
+    made = dict(zip(("query", "key", "value"), torch.randn(3, 1, 2, 4, 8).unbind(), strict=True))
+    return made | {"slopes": torch.tensor([0.5, 0.25]), "mesh": mesh(), "causal": True, "scale": 1.0} | more
+
+
+def dense(**more):
+    mask = torch.ones(1, 4, dtype=torch.bool)
+    return tensors(segment_length=None, window=2, key_padding_mask=mask, skip_tolerance=0.0, **more)
+
+
+def packed(**more):
+    made = tensors(window=2, skip_tolerance=0.0, cu_seqlens=torch.tensor([0, 1, 4], dtype=torch.int32), max_seqlen=3)
+    for name in ("query", "key", "value"):
+        made[name] = made[name][0].transpose(0, 1)
+    return made | more
+
+
+ATTENTION = {"halo": None, "dropout_p": 0.0, "return_lse": False, "backend": "reference"}
+
+CALLS = {
+    "ContextParallel": (parallel.ContextParallel, lambda: {"halo": [4, 4]}),
+    "balanced_slopes": (parallel.balanced_slopes, lambda: {"num_heads": 4, "num_ranks": 2, "device": "cpu"}),
+    "context_attention": (parallel.context_attention, lambda: dense(**ATTENTION)),
+    "context_attention_varlen": (parallel.context_attention_varlen, lambda: packed(**ATTENTION)),
+    "halo_widths": (
+        parallel.halo_widths,
+        lambda: {name: value for name, value in dense().items() if name != "value"},
+    ),
+    "heads_to_tokens": (parallel.heads_to_tokens, lambda: {"tensor": torch.randn(1, 2, 4, 8), "mesh": mesh()}),
+    "local_heads": (parallel.local_heads, lambda: {"slopes": torch.tensor([0.5, 0.25]), "mesh": mesh()}),
+    "rank_work": (parallel.rank_work, lambda: {"attended_share": torch.rand(2, 4), "num_ranks": 2}),
+    "shard_sequence": (
+        parallel.shard_sequence,
+        lambda: {
+            "batch": {"input_ids": torch.ones(2, 8, dtype=torch.int64)},
+            "mesh": mesh(),
+            "seq_len": 4,
+            "by": "tokens",
+            "shift_labels": True,
+            "keys": ["input_ids"],
+        },
+    ),
+    "tokens_to_heads": (parallel.tokens_to_heads, lambda: {"tensor": torch.randn(1, 2, 4, 8), "mesh": mesh()}),
+}
+
+#: Without arguments, plain records, or in need of a model that was made parallel.
+OTHERS = {"ContextBatches", "RankWork", "ShardSlopes", "sharded_by"}
+
+
+def test_every_public_name_is_called():
+    assert CALLS.keys() | OTHERS == set(parallel.__all__)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_junk(name):
+    call, make = CALLS[name]
+    call(**make())
+    found = [text for argument in make() for text in complaints(call, make, argument)]
+    assert not found, "\n".join(found)
