@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from seqwarm_kernels import SequenceLengthScheduler, resize_batch
+from seqwarm_kernels import BatchBuffers, SequenceLengthScheduler, resize_batch
 
 BATCH = {"input_ids": torch.arange(64).view(2, 32)}
 
@@ -215,3 +215,20 @@ def test_options_of_an_attachment_are_checked_before_a_batch():
     with pytest.raises(TypeError, match="truncat"):
         scheduler.attach(model, truncat=True)
     scheduler.attach(model).remove()  # nothing was attached
+
+
+def test_tokens_of_batches_in_buffers():
+    """A batch is counted before the next one is written to the same memory."""
+    batches = [
+        {"input_ids": IDS, "attention_mask": (torch.arange(8) < length).long().repeat(2, 1)} for length in (3, 5)
+    ]
+
+    class Model(nn.Module):
+        def forward(self, input_ids, attention_mask):
+            return input_ids
+
+    model = Model()
+    attachment = SequenceLengthScheduler(6, 8, duration=10).attach(model, out=BatchBuffers(batches[0], 8))
+    for batch in batches:
+        model(**batch)
+    assert attachment.take_seen().tokens == 2 * 3 + 2 * 5

@@ -61,7 +61,7 @@ def resize_batch(
     Boundaries, the longest length ("max_length_q", ...) and position ids are those of the new sequences. A list with N
     entries holds one for each sequence. Boundaries, position ids and indices are read, which waits for their device:
     the number of new tokens depends on them. In host memory, the first attention mask of each shape is read, too:
-    numbers above 1 are refused.
+    numbers above 1 are refused. Attention masks of floating point are always read: negative numbers are refused.
 
     A batch of DTensors, all replicated or all sharded by rows (`Shard(0)`) over one mesh, is resized by each rank
     without an exchange, and its new tensors are placed alike. To be cut into further rows, it needs a multiple of as

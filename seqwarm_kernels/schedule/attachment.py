@@ -26,6 +26,12 @@ FUSED_LM_HEAD = "fused_lm_head"
 #: Attribute in which a model keeps its attachment.
 _ATTRIBUTE = "_seqwarm_attachment"
 
+_NO_LABEL = (
+    "no label of a batch is left after resizing to {} tokens, so its loss is 0 or NaN, and the model learns nothing "
+    "from it: all labels of these tokens are -100, as those of a long prompt. Begin with a larger min_seq_length, or "
+    "resize with mode='reshape'"
+)
+
 _OPTIONS_OF_ANY_BATCH = ("mode", "remainder", "seq_dim", "keep_last_token", "copy")
 
 
@@ -66,10 +72,10 @@ class Attachment:
         self._scheduler = scheduler
         self._options = dict(resize_options)
         self._names = list(forward_parameters(model))
-        self._tokens: list[Tensor] = []
+        self._tokens: Tensor | None = None
         self._samples = 0
         self._shares: list[Tensor] = []
-        self._lost_labels: list[Tensor] = []
+        self._lost_labels: Tensor | None = None
         self._has_warned_of_labels = False
         self._compiled: Any = model._compiled_call_impl
         if self._compiled is None:
@@ -91,19 +97,19 @@ class Attachment:
     @property
     def has_unseen(self) -> bool:
         """Whether batches went through the model since the last call of `take_seen`."""
-        return bool(self._tokens)
+        return self._tokens is not None
 
     def take_seen(self) -> Seen:
         """Data since the last call of `take_seen`. Waits for the device, so call it once in an optimizer step.
 
         Warns once if a batch lost all its labels.
         """
-        seen = Seen(int(torch.stack(self._tokens).sum()) if self._tokens else 0, self._samples)
-        lost = bool(self._lost_labels) and not self._has_warned_of_labels and bool(torch.stack(self._lost_labels).any())
-        self._tokens, self._samples, self._lost_labels = [], 0, []
-        if lost:
+        seen = Seen(0 if self._tokens is None else int(self._tokens), self._samples)
+        lost, self._lost_labels = self._lost_labels, None
+        self._tokens, self._samples = None, 0
+        if lost is not None and not self._has_warned_of_labels and lost:
             self._has_warned_of_labels = True
-            warn_of_labels(seq_length=self.seq_length)
+            warnings.warn(_NO_LABEL.format(self.seq_length), stacklevel=3)
         return seen
 
     def take_shares(self) -> list[Tensor]:
@@ -149,9 +155,10 @@ class Attachment:
     def _resized(self, batch: Any) -> Any:
         seq_length = self._scheduler.seq_length
         result, info = self._scheduler.resize(batch, **self._options, return_info=True)
-        self._tokens.append(info.num_valid_tokens)
-        if (lost := lost_labels(batch, result)) is not None:
-            self._lost_labels.append(lost)
+        tokens, lost = info.num_valid_tokens, _lost_labels(batch, result)
+        self._tokens = tokens.clone() if self._tokens is None else self._tokens + tokens  # buffers are written again
+        if lost is not None:
+            self._lost_labels = lost if self._lost_labels is None else self._lost_labels | lost
         self._samples += len(info.valid_lengths)  # a packed batch has one row of several sequences
         self.seq_length = min(seq_length, info.position_ids.shape[1])
         return result
@@ -163,21 +170,12 @@ def shifts_labels(model: nn.Module) -> bool:
     return loss_type is None or "CausalLM" in str(loss_type)
 
 
-def lost_labels(batch: Any, resized: Any) -> Tensor | None:
+def _lost_labels(batch: Any, resized: Any) -> Tensor | None:
     """A bool: whether resizing cut off all labels of a batch. None without labels of tokens."""
     labels, kept = (_labels_of(container) for container in (batch, resized))
     if labels is None or kept is None or labels.shape == kept.shape:
         return None
     return (labels != IGNORED_LABEL).any() & ~(kept != IGNORED_LABEL).any()
-
-
-def warn_of_labels(seq_length: int | None) -> None:
-    warnings.warn(
-        f"no label of a batch is left after resizing to {seq_length} tokens, so its loss is 0 or NaN, and the model "
-        "learns nothing from it: all labels of these tokens are -100, as those of a long prompt. Begin with a larger "
-        "min_seq_length, or resize with mode='reshape'",
-        stacklevel=4,
-    )
 
 
 def _labels_of(batch: Any) -> Tensor | None:
