@@ -98,6 +98,19 @@ def test_the_only_key_of_a_query(dropout_p):
     torch.testing.assert_close(key.grad, grad_score * query, rtol=1e-6, atol=0)
 
 
+@pytest.mark.parametrize("length", [5, 8, 16, 32])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("by_position", [False, True])
+def test_rows_that_see_no_key(by_position, dtype, length):
+    """Between rows that do. No product has their keys as rows, and none may write past the last sum of a group."""
+    tensors = [draw_tensor("heads first", 3, 2, length, 64, dtype) for _ in range(3)]
+    mask = torch.ones(3, length, dtype=torch.bool)
+    mask[1:] = by_position
+    start = torch.tensor([0, -length, -length]) if by_position else None
+    attend = partial(alibi_attention_with_lse, key_padding_mask=mask, query_start=start)
+    check(attend, [*tensors, torch.rand(2)])
+
+
 @settings(max_examples=25)
 @given(
     lengths=st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20)), max_size=60),

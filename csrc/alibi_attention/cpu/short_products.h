@@ -92,13 +92,15 @@ struct TileMatrix {
   int64_t ld;
 };
 
-// The same on AMX. m and k are rounded up to multiples of `step`, for which all operands have room.
+// The same on AMX. m and k are rounded up to multiples of `step`, for which all operands have room. m may be 0.
 template <int64_t step>
 inline void multiply_short(
     int64_t m, int64_t n, int64_t k, TileMatrix<step> a, Rows<c10::BFloat16> b, float* c, int64_t ldc,
     bool accumulate) {
   const auto multiply = step == 32 ? multiply_tiles : multiply_small_tiles;
-  multiply(round_up(m, step), n, round_up(k, step), a.data, a.ld, b.data, b.ld, c, ldc, accumulate);
+  for (int64_t row = 0; row < m; row += step) {
+    multiply(step, n, round_up(k, step), a.data + row * a.ld, a.ld, b.data, b.ld, c + row * ldc, ldc, accumulate);
+  }
 }
 
 // The tile registers of this thread, configured for products where those are on AMX.
