@@ -41,7 +41,7 @@ class JsonLines:
             raise ValueError(f"path must be in a folder that exists, got {self.path}")
         if self.path.is_dir():
             raise ValueError(f"path must be a file, got the folder {self.path}")
-        _split_at(self.path, 1)  # raises if the file has other lines
+        _split_at(_content(self.path), 1, self.path)  # raises if the file has other lines
         self._file: IO[str] | None = None
         self._last_step = 0
 
@@ -55,19 +55,19 @@ class JsonLines:
         self._last_step = record.step
 
     def _was_replaced(self, file: IO[str]) -> bool:
-        """Whether the path is no longer that of the open file, as after another object wrote to the path."""
+        """Whether the path names another file than the open one, or none."""
         return not (self.path.exists() and os.path.samestat(os.fstat(file.fileno()), self.path.stat()))
 
     def _remove_from(self, step: int) -> None:
         """Move the lines of `step` and of later steps to the file beside. A kill in between repeats lines there."""
-        before = self.path.read_bytes() if self.path.exists() else b""
-        kept, replaced = _split_at(self.path, step)
+        content = _content(self.path)
+        kept, replaced = _split_at(content, step, self.path)
         if replaced:
             with self.path.with_name(self.path.name + _REPLACED_SUFFIX).open("ab") as beside:
                 beside.write(replaced)
                 beside.flush()
                 os.fsync(beside.fileno())
-        if kept != before:
+        if kept != content:
             write_atomically(self.path, kept)
 
     def close(self) -> None:
@@ -80,9 +80,13 @@ class JsonLines:
         return {**vars(self), "_file": None}
 
 
-def _split_at(path: Path, step: int) -> tuple[bytes, bytes]:
+def _content(path: Path) -> bytes:
+    return path.read_bytes() if path.exists() else b""
+
+
+def _split_at(content: bytes, step: int, path: Path) -> tuple[bytes, bytes]:
     """The lines of steps before `step`, and those of `step` and later steps, without a last line that is incomplete."""
-    lines = path.read_bytes().splitlines() if path.exists() else []
+    lines = content.splitlines()
     if lines and _is_incomplete(lines[-1]):
         lines.pop()
     steps = [_step_of(line, path) for line in lines]

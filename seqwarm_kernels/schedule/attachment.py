@@ -107,7 +107,7 @@ class Attachment:
         seen = Seen(0 if self._tokens is None else int(self._tokens), self._samples)
         lost, self._lost_labels = self._lost_labels, None
         self._tokens, self._samples = None, 0
-        if lost is not None and not self._has_warned_of_labels and lost:
+        if lost is not None and lost:
             self._has_warned_of_labels = True
             warnings.warn(_NO_LABEL.format(self.seq_length), stacklevel=3)
         return seen
@@ -155,7 +155,8 @@ class Attachment:
     def _resized(self, batch: Any) -> Any:
         seq_length = self._scheduler.seq_length
         result, info = self._scheduler.resize(batch, **self._options, return_info=True)
-        tokens, lost = info.num_valid_tokens, _lost_labels(batch, result)
+        tokens = info.num_valid_tokens
+        lost = None if self._has_warned_of_labels else _lost_labels(batch, result)
         self._tokens = tokens.clone() if self._tokens is None else self._tokens + tokens  # buffers are written again
         if lost is not None:
             self._lost_labels = lost if self._lost_labels is None else self._lost_labels | lost

@@ -25,7 +25,7 @@ struct QueryTile {
   int64_t center[most_queries];
   float beyond[most_queries];  // distance from position to center; all keys are that much farther away
   float slope2[most_queries];  // in base 2
-  bool sees[most_queries];
+  bool sees[most_queries];     // in backward not if all keys of the query are masked
   // Over the queries that see a key:
   bool any;
   int64_t first_low, last_low, first_high, last_high, first_center, last_center;

@@ -60,7 +60,7 @@ class Reach {
   int64_t distance(float query_norm, float slope2, float known) const {
     if (slope2 != slope2_) {  // most queries share one slope
       slope2_ = slope2;
-      log2_tail_ = std::log2(-std::expm1(-slope2 * std::log(2.f)));
+      log2_tail_ = std::log2(-std::expm1(-slope2 * ln_2));
     }
     const float most = query_norm * most_ + absolute_margin;
     const float distance = (most - known - log2_tail_ - log2_tolerance_) / slope2;

@@ -116,8 +116,11 @@ class ShortRows {
   }
 
   void copy_row(int64_t batch, int64_t token, bool skip, P* row) const {
-    load_row(
-        tensor_->row<const T>(batch, head_, skip ? 0 : token), row, skip ? 0 : problem_.head_dim, dims_);
+    if (skip) {
+      std::fill_n(row, dims_, P(0));
+    } else {
+      load_row(tensor_->row<const T>(batch, head_, token), row, problem_.head_dim, dims_);
+    }
   }
 
   // In pieces of a size that needs no call: padded_dims is a multiple of it.

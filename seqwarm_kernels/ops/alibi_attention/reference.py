@@ -57,8 +57,8 @@ def backward(
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of query, key, value, and of slopes for each leading index of query: (..., Hq)"""
-    blind = (lse == float("-inf"))[..., None]  # queries that see no key
-    query, grad_out = query.masked_fill(blind, 0), grad_out.masked_fill(blind, 0)  # they may hold NaN
+    blind = lse == float("-inf")  # queries that see no key, which may hold NaN
+    query, grad_out = (tensor.masked_fill(blind[..., None], 0) for tensor in (query, grad_out))
     num_kv_heads = key.shape[-3]
     key, value = _repeat_heads(key, query), _repeat_heads(value, query)
     weights = _weights(_scores(query, key, slopes, pairs, scale), lse)
@@ -68,7 +68,7 @@ def backward(
         grad_weights, kept_weights = grad_weights * pairs.keep, weights * pairs.keep
     row_term = (weights * grad_weights).sum(-1)
     if grad_lse is not None:
-        row_term = row_term - grad_lse.masked_fill(blind[..., 0], 0)
+        row_term = row_term - grad_lse.masked_fill(blind, 0)
     grad_scores = weights * (grad_weights - row_term[..., None])
     grad_query = scale * grad_scores @ key
     grad_key = scale * grad_scores.mT @ query
