@@ -107,7 +107,7 @@ class Attachment:
         seen = Seen(0 if self._tokens is None else int(self._tokens), self._samples)
         lost, self._lost_labels = self._lost_labels, None
         self._tokens, self._samples = None, 0
-        if lost is not None and lost:
+        if lost:
             self._has_warned_of_labels = True
             warnings.warn(_NO_LABEL.format(self.seq_length), stacklevel=3)
         return seen

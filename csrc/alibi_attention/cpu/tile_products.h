@@ -23,8 +23,7 @@ void multiply_tiles(
     int64_t m, int64_t n, int64_t k, const c10::BFloat16* a, int64_t lda, const c10::BFloat16* b, int64_t ldb, float* c,
     int64_t ldc, bool accumulate);
 
-// The same for one tile of m rows, 8 or 16, of which the configuration is. n is a multiple of 16, and k is m or a multiple
-// of 32.
+// The same for one tile of m rows: 8 or 16, as configured. n is a multiple of 16, and k is m or a multiple of 32.
 void multiply_small_tiles(
     int64_t m, int64_t n, int64_t k, const c10::BFloat16* a, int64_t lda, const c10::BFloat16* b, int64_t ldb, float* c,
     int64_t ldc, bool accumulate);
