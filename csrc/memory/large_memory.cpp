@@ -3,6 +3,7 @@
 #include <c10/core/CPUAllocator.h>
 
 #ifdef __linux__
+#include <pthread.h>
 #include <sys/mman.h>
 #endif
 
@@ -33,6 +34,14 @@ size_t rounded(size_t bytes) {
 
 class LargeMemory final : public c10::Allocator {
  public:
+  // A child of a fork has no thread that would unlock the mutex.
+  LargeMemory() {
+    pthread_atfork(
+        [] { instance().mutex_.lock(); }, [] { instance().mutex_.unlock(); }, [] { instance().mutex_.unlock(); });
+  }
+
+  static LargeMemory& instance() { return static_cast<LargeMemory&>(large_memory()); }
+
   c10::DataPtr allocate(size_t bytes) override {
     if (bytes < smallest) {
       return c10::GetCPUAllocator()->allocate(bytes);
@@ -46,7 +55,7 @@ class LargeMemory final : public c10::Allocator {
  private:
   static void release(void* context) {
     auto* block = static_cast<Block*>(context);
-    static_cast<LargeMemory&>(large_memory()).keep(*block);
+    instance().keep(*block);
     delete block;
   }
 
@@ -66,12 +75,13 @@ class LargeMemory final : public c10::Allocator {
       kept_.erase(best);
       bytes_kept_ -= block.size;
     }
-    bytes_used_ += block.size;
-    most_used_ = std::max(most_used_, bytes_used_);
-    release_surplus();
+    const size_t used = bytes_used_ + block.size;
+    release_surplus(used);
     if (block.data == nullptr) {
       block.data = map(block.size);
     }
+    bytes_used_ = used;
+    most_used_ = std::max(most_used_, used);
     return block;
   }
 
@@ -80,13 +90,14 @@ class LargeMemory final : public c10::Allocator {
     bytes_used_ -= block.size;
     bytes_kept_ += block.size;
     kept_.push_back(block);
-    release_surplus();
+    release_surplus(bytes_used_);
   }
 
-  // The oldest blocks go first.
-  void release_surplus() {
+  // Keeps no more than was once used, with `used` bytes in use. The oldest blocks go first.
+  void release_surplus(size_t used) {
+    const size_t most = std::max(most_used_, used);
     auto end = kept_.begin();
-    for (; bytes_kept_ + bytes_used_ > most_used_; ++end) {
+    for (; bytes_kept_ + used > most; ++end) {
       munmap(end->data, end->size);
       bytes_kept_ -= end->size;
     }
@@ -96,7 +107,7 @@ class LargeMemory final : public c10::Allocator {
   static char* map(size_t size) {
     // One more large page, to start at a multiple of its size.
     void* mapped = mmap(nullptr, size + large_page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    TORCH_CHECK_WITH(OutOfMemoryError, mapped != MAP_FAILED, "resize_batch: cannot allocate ", size, " bytes");
+    TORCH_CHECK_WITH(OutOfMemoryError, mapped != MAP_FAILED, "cannot allocate ", size, " bytes");
     auto* begin = static_cast<char*>(mapped);
     const size_t before = (large_page - reinterpret_cast<uintptr_t>(begin) % large_page) % large_page;
     if (before > 0) {

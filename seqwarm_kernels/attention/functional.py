@@ -12,7 +12,7 @@ from torch._ops import OpOverload
 
 from ..ops import backends
 from ..ops.alibi_attention import validation
-from ..ops.alibi_attention.schema import DenseOptions, VarlenOptions
+from ..ops.alibi_attention.schema import FARTHEST_POSITION, DenseOptions, VarlenOptions
 from ..ops.call_kind import CallCache, call_kind
 from ..ops.library import overload, short
 from ..utils.checks import check_bool, check_int, is_dtensor
@@ -82,10 +82,11 @@ def alibi_attention(
         scale: Default: 1 / √D.
         segment_length: L. Token t belongs to segment t // L and attends only inside it, as if rows were cut into rows
             of L. Needs Sq = Sk and no query_start.
-        query_start: Position of query 0: any int, or an int tensor () or (B,). Default: Sk − Sq.
+        query_start: Position of query 0: an int from -2**60 to 2**60, or a tensor () or (B,) of such ints. Default:
+            Sk − Sq.
         window: Hide keys at a distance |position − j| larger than this.
         key_padding_mask: (B, Sk) bool, True where a key is attended; `nn.MultiheadAttention`'s is True where it is
-            not. Masked keys and values may hold NaN, as may queries that see no other keys.
+            not. Masked keys and values may hold NaN, as may queries that see no key.
         dropout_p: Share of the attention weights to drop, in [0, 1). The remaining weights are divided by
             1 − dropout_p.
         skip_tolerance: ε in [0, 1). At most this share of a query's softmax sum may be left out, so that apart from
@@ -413,8 +414,8 @@ def _run(
 
 
 def _is_position(query_start: object) -> TypeGuard[int]:
-    """Whether the checks of any int serve this one: larger ones are refused."""
-    return type(query_start) is int and -(2**63) <= query_start < 2**63
+    """Whether the checks of any int serve this one."""
+    return type(query_start) is int and abs(query_start) <= FARTHEST_POSITION
 
 
 def _operator(name: str, query: Tensor, backend: str | None) -> OpOverload:

@@ -92,19 +92,32 @@ def check_case(backend, device, dtype, case):
         assert torch.equal(first, second), f"the same inputs gave other bits of {what}"
 
 
-@pytest.mark.parametrize("length", [6, 100])
+#: Options with which the first three queries of the first row see no key.
+BLIND_QUERIES = {
+    "offset": lambda length: {"query_start": -3},
+    "tensor": lambda length: {"query_start": torch.tensor([-3, 0])},
+    "window": lambda length: {"query_start": -5, "window": 2, "causal": False},
+    "mask": lambda length: {"key_padding_mask": torch.arange(length) >= torch.tensor([[3], [0]])},
+}
+
+
+@pytest.mark.parametrize("length", [100, 6])
+@pytest.mark.parametrize("name", BLIND_QUERIES)
 @pytest.mark.parametrize(
     ("backend", "device", "dtype"), [("reference", "cpu", torch.float64), *implementations()], ids=str
 )
-def test_queries_that_see_masked_keys_only_may_hold_nan(backend, device, dtype, length):
+def test_queries_that_see_no_key_may_hold_nan(backend, device, dtype, name, length):
     """And so may the gradients of their outputs: they add nothing to the gradient of any key."""
+    options = {
+        option: value.to(device) if isinstance(value, torch.Tensor) else value
+        for option, value in BLIND_QUERIES[name](length).items()
+    }
     leaves = [torch.randn(2, heads, length, 16).to(device, dtype) for heads in (2, 1, 1)]
     leaves.append(torch.tensor([0.5, 0.1], device=device))
     weights = torch.randn_like(leaves[0]), torch.randn(2, 2, length, device=device)
-    mask = torch.arange(length) >= torch.tensor([[3], [0]])
 
     def attend(tensors):
-        return alibi_attention(*tensors, key_padding_mask=mask.to(device), return_lse=True, backend=backend)
+        return alibi_attention(*tensors, **options, return_lse=True, backend=backend)
 
     results = []
     for filler in (0, float("nan")):
@@ -112,3 +125,30 @@ def test_queries_that_see_masked_keys_only_may_hold_nan(backend, device, dtype, 
         results.append(differentiate(attend, [leaf.clone().requires_grad_() for leaf in leaves], weights))
     for what, with_zeros, with_nan in zip(RESULTS, *results, strict=True):
         assert torch.equal(with_zeros, with_nan), what
+
+
+@pytest.mark.parametrize("length", [100, 6])
+@pytest.mark.parametrize(
+    ("backend", "device", "dtype"), [("reference", "cpu", torch.float64), *implementations()], ids=str
+)
+def test_queries_that_see_no_key_have_no_gradient_beside_values_that_are_nan(backend, device, dtype, length):
+    query, key, value = (torch.randn(1, 2, length, 16).to(device, dtype) for _ in range(3))
+    value[:, :, 1] = float("nan")
+    out = alibi_attention(query.requires_grad_(), key, value, query_start=-3, backend=backend)
+    gradient = torch.autograd.grad(out.sum(), query)[0]
+    assert (gradient[:, :, :3] == 0).all()
+
+
+@pytest.mark.parametrize("length", [100, 6])
+@pytest.mark.parametrize("start", [2**60, 2**45 + 1, -(2**60)])
+@pytest.mark.parametrize(("backend", "device", "dtype"), list(implementations()))
+def test_positions_far_from_all_keys(backend, device, dtype, start, length):
+    query, key, value = (torch.randn(1, 2, length, 16).to(device, dtype) for _ in range(3))
+    slopes = torch.tensor([3 / abs(start), 0.0], device=device)
+    for query_start in (start, torch.tensor(start, device=device)):
+        for causal in (True, False):
+            options = {"causal": causal, "query_start": query_start, "return_lse": True}
+            results = alibi_attention(query, key, value, slopes, backend=backend, **options)
+            exact = alibi_attention(*(tensor.double() for tensor in (query, key, value, slopes)), **options)
+            for result, expected in zip(results, exact, strict=True):
+                torch.testing.assert_close(result.double(), expected, rtol=2**-6, atol=2**-6)

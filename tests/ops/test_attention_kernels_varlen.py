@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from seqwarm_kernels import alibi_attention_varlen
+from seqwarm_kernels.self_check.calls import RESULTS
 from tests.ops.test_attention_kernels import check_results, differentiate, exact_results, implementations
 
 on_everything = pytest.mark.parametrize(("backend", "device", "dtype"), list(implementations("alibi_attention_varlen")))
@@ -27,6 +28,29 @@ CASES = {
 
 def packed(lengths, heads, unused, device, dtype):
     return torch.randn(sum(lengths) + unused, heads, 16, device=device).to(dtype)
+
+
+@on_everything
+def test_queries_of_sequences_without_enough_keys_may_hold_nan(backend, device, dtype):
+    """The second sequence has no key, and the first two queries of the third are before its keys."""
+    ends_q = torch.tensor([0, 5, 9, 20], dtype=torch.int32, device=device)
+    ends_k = torch.tensor([0, 5, 5, 14], dtype=torch.int32, device=device)
+    leaves = [torch.randn(tokens, 2, 16).to(device, dtype) for tokens in (20, 14, 14)]
+    leaves.append(torch.tensor([0.5, 0.1], device=device))
+    weights = torch.randn_like(leaves[0]), torch.randn(2, 20, device=device)
+
+    def attend(leaves):
+        *tensors, slopes = leaves
+        return alibi_attention_varlen(
+            *tensors, ends_q, ends_k, 11, 9, slopes, return_lse=True, backend=backend, causal=True
+        )
+
+    results = []
+    for filler in (0, float("nan")):
+        leaves[0][5:11] = weights[0][5:11] = filler
+        results.append(differentiate(attend, [leaf.clone().requires_grad_() for leaf in leaves], weights))
+    for what, with_zeros, with_nan in zip(RESULTS, *results, strict=True):
+        assert torch.equal(with_zeros, with_nan), what
 
 
 @pytest.mark.parametrize("by_sequence", [False, True])

@@ -1,5 +1,6 @@
 """Short rows, segments and packed sequences, which share tiles in the native backend."""
 
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import pytest
@@ -238,3 +239,35 @@ def test_ends_of_keys_that_decrease_read_nothing_past_the_end(dtype):
     out = alibi_attention_varlen(*leaves, ends_q, ends_k, 290, 290, causal=False, backend="native")
     for result in (out, *torch.autograd.grad(out.sum(), leaves)):
         assert result.isfinite().all()
+
+
+def in_new_thread(function):
+    """Its kept memory is new, and filled with NaN."""
+    with ThreadPoolExecutor(1) as executor:
+        return executor.submit(function).result()
+
+
+@pytest.mark.parametrize("dropout_p", [0.0, 0.3])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("length", [3, 7, 13, 21])
+def test_memory_of_calls_before_changes_nothing(length, dtype, dropout_p):
+    leaves = [torch.randn(5, heads, length, 20).to(dtype).requires_grad_() for heads in (4, 2, 2)]
+    weights = torch.randn(leaves[0].shape), torch.randn(leaves[0].shape[:-1])
+
+    def attend(tensors):
+        torch.manual_seed(5)
+        return alibi_attention_with_lse(tensors, "native", dropout_p=dropout_p)
+
+    first = differentiate(attend, leaves, weights)
+    for result, again in zip(first, in_new_thread(lambda: differentiate(attend, leaves, weights)), strict=True):
+        assert result.isfinite().all()
+        assert torch.equal(result, again)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("length", [4, 100])
+def test_keys_that_are_minus_infinity_have_no_weight(length, dtype):
+    query, value = torch.ones(1, 2, length, 16, dtype=dtype), torch.randn(1, 2, length, 16).to(dtype)
+    out, lse = alibi_attention_with_lse((query, torch.full_like(query, float("-inf")), value), "native")
+    assert (out == 0).all()
+    assert (lse == float("-inf")).all()

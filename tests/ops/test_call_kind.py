@@ -231,7 +231,7 @@ def test_wrong_arguments_of_a_known_kind(backend):
     tensor = torch.randn(1, 1, 2, 8)
     alibi_attention(tensor, tensor, tensor, backend=backend, query_start=1)
     junk = {"causal": 1, "return_lse": 0, "window": True, "backend": "\ud800"}.items()
-    for name, value in [*junk, *(("query_start", value) for value in (True, "int", int, 2**63, -(2**70)))]:
+    for name, value in [*junk, *(("query_start", value) for value in (True, "int", int, 2**60 + 1, 2**63, -(2**70)))]:
         with pytest.raises((TypeError, ValueError), match=f"^{name} must"):
             alibi_attention(tensor, tensor, tensor, **{"backend": backend, "query_start": 1, name: value})
     mask = torch.ones(1, 3, dtype=torch.bool)

@@ -1,6 +1,8 @@
 import pytest
 import torch
 
+from seqwarm_kernels import alibi_attention
+from seqwarm_kernels.ops import backends
 from seqwarm_kernels.ops.alibi_attention.dropout import dropout_origins, keep_mask, philox
 
 #: Known answers of Philox-4x32-10, from the Random123 distribution: counter, key, output.
@@ -30,6 +32,20 @@ def test_four_neighboring_keys_share_a_counter():
         for lane, word in enumerate(words):
             kept = keep_mask(0.5, seed, head, query, torch.tensor(4 * group + lane))
             assert bool(kept) == (int(word) >= 2**31)
+
+
+@pytest.mark.parametrize("length", [4, 100])
+@pytest.mark.parametrize("backend", ["reference", "native", "triton"])
+def test_a_number_equal_to_the_threshold_keeps_its_weight(backend, length):
+    if (reason := backends.why_not("alibi_attention", backend, "cpu", torch.float32)) is not None:
+        pytest.skip(reason)
+    torch.manual_seed(3)
+    seed = torch.randint(2**63 - 1, ())  # as the call draws it
+    drawn = int(philox(seed, *map(torch.tensor, (0, 0, 0, 0)))[0])
+    torch.manual_seed(3)
+    ones = torch.ones(1, 1, length, 16)
+    out = alibi_attention(ones, ones, ones, dropout_p=drawn / 2**32, backend=backend)
+    assert out[0, 0, 0, 0] > 0
 
 
 @pytest.mark.parametrize("dropout_p", [0.0, 0.1, 0.5, 0.999])

@@ -1,6 +1,10 @@
 """The memory of large results on the CPU, which is kept for later results."""
 
+import multiprocessing
+import os
 import random
+import signal
+import threading
 from pathlib import Path
 
 import pytest
@@ -58,3 +62,34 @@ def test_kept_memory_never_exceeds_the_most_in_use():
     for rows in range(4000, 8000, 100):  # 32 to 64 MB: larger than any kept block
         resized(1, rows)
     assert resident_bytes() - before < 64 * MEGABYTE
+
+
+def _resize_beside_forks() -> None:
+    """Processes are forked while another thread allocates. Each of them must be able to allocate, too."""
+    torch.set_num_threads(1)
+    stopped = threading.Event()
+
+    def allocate():
+        rows = 100
+        while not stopped.is_set():
+            resized(1, rows := rows % 4000 + 37)
+
+    thread = threading.Thread(target=allocate)
+    thread.start()
+    try:
+        for _ in range(60):
+            if (child := os.fork()) == 0:
+                signal.alarm(10)
+                resized(1, 1000)
+                os._exit(0)
+            assert os.waitpid(child, 0)[1] == 0
+    finally:
+        stopped.set()
+        thread.join()
+
+
+def test_forks_while_another_thread_allocates():
+    process = multiprocessing.get_context("spawn").Process(target=_resize_beside_forks)
+    process.start()
+    process.join(120)
+    assert process.exitcode == 0

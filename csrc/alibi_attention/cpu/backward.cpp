@@ -299,6 +299,11 @@ class Backward {
       (Vec::loadu(grad_query_ + index) * Vec(problem_.scale)).store(grad_query_ + index);
     }
     const int64_t present = std::min(width_, problem_.query_length - tile_.start);
+    for (int64_t column = 0; column < present; ++column) {
+      for (int64_t dim = 0; !tile_.sees[column] && dim < dims_; ++dim) {
+        grad_query_[dim * width_ + column] = 0;  // a value that is NaN makes it NaN
+      }
+    }
     store_transposed<T>(problem_, grad_query_, outputs.grad_query, tile_, present, grad_query_rows_);
     for (int64_t column = 0; with_slopes_ && column < present; ++column) {
       outputs.slope_rows[tile_.row * problem_.query_length + tile_.start + column] =

@@ -150,7 +150,7 @@ Problem describe(Inputs& inputs, const DenseOptions& options) {
   set_common(
       problem, inputs, options.dropout_seed, options.causal, options.scale, options.window, options.dropout_p,
       options.skip_tolerance);
-  problem.query_offset = std::clamp(options.query_offset, -unbounded, unbounded);
+  problem.query_offset = options.query_offset;
   if (options.query_start) {
     inputs.query_start = options.query_start->to(at::kLong);
     problem.query_start = inputs.query_start->const_data_ptr<int64_t>();
@@ -285,6 +285,12 @@ void decode(Problem& problem, const ForwardOutputs& outputs, int64_t threads) {
   });
 }
 
+// Products of this thread are configured while it lives.
+struct Multiplying {
+  Multiplying() { start_multiplying(); }
+  ~Multiplying() { finish_multiplying(); }
+};
+
 // Calls run(item, scratch) for every item. The last heads have the flattest slopes, take longest, and come first.
 template <typename Run>
 void for_each_item(const Problem& problem, int64_t threads, int64_t num_chunks, int64_t scratch_bytes, const Run& run) {
@@ -293,7 +299,7 @@ void for_each_item(const Problem& problem, int64_t threads, int64_t num_chunks, 
   std::atomic<int64_t> next{0};
   at::parallel_for(0, num_workers, 1, [&](int64_t, int64_t) {
     const Scratch scratch(scratch_bytes);
-    start_multiplying();
+    const Multiplying multiplying;
     for (int64_t index = next++; index < num_items; index = next++) {
       const int64_t head = index / num_chunks / problem.batch_size;
       run(Item{
@@ -301,7 +307,6 @@ void for_each_item(const Problem& problem, int64_t threads, int64_t num_chunks, 
               num_chunks},
           scratch.data());
     }
-    finish_multiplying();
   });
 }
 

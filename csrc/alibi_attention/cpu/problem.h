@@ -3,6 +3,7 @@
 
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 namespace seqwarm {
@@ -105,11 +106,18 @@ struct Item {
   int64_t num_chunks;
 };
 
-constexpr int64_t unbounded = int64_t{1} << 40;  // tokens, more than any tensor has
+constexpr int64_t farthest_position = int64_t{1} << 60;  // schema.py: FARTHEST_POSITION
+constexpr int64_t unbounded = 2 * farthest_position;      // a window that no distance exceeds
 constexpr int64_t most_queries = 64;  // in a tile: columns of its scores
 constexpr int64_t most_keys = 128;    // in a tile: rows of its scores
 constexpr int64_t key_step = 32;      // tiles start and end at multiples of this, which limits the shapes of products
 constexpr int64_t range_block = 32;   // schema.py: RANGE_BLOCK
+
+// The position of the first query of a row of the batch. Values of query_start are not checked.
+inline int64_t first_position(const Problem& problem, int64_t batch) {
+  const int64_t start = problem.query_start == nullptr ? 0 : problem.query_start[batch * problem.query_start_stride];
+  return problem.query_offset + std::clamp(start, -farthest_position, farthest_position);
+}
 
 constexpr int64_t round_up(int64_t count, int64_t step) {
   return (count + step - 1) / step * step;

@@ -56,11 +56,8 @@ inline Place place_in_pack(const Problem& problem, int64_t token) {
 
 inline Place place_in_row(const Problem& problem, int64_t batch, int64_t token) {
   const int64_t first = token / problem.segment_length * problem.segment_length;
-  int64_t position = token + problem.query_offset;
-  if (problem.query_start != nullptr) {
-    position += problem.query_start[batch * problem.query_start_stride];
-  }
-  return {batch, first, std::min(first + problem.segment_length, problem.key_length), position};
+  const int64_t end = std::min(first + problem.segment_length, problem.key_length);
+  return {batch, first, end, token + first_position(problem, batch)};
 }
 
 }  // namespace detail

@@ -15,13 +15,11 @@ std::vector<Sequence> segments_of_rows(const Problem& problem) {
   const int64_t length = std::max(problem.query_length, problem.key_length);
   const int64_t step = std::clamp<int64_t>(problem.segment_length, 1, std::max<int64_t>(length, 1));
   for (int64_t row = 0; row < problem.batch_size; ++row) {
-    const int64_t start =
-        problem.query_start == nullptr ? 0 : problem.query_start[row * problem.query_start_stride];
     for (int64_t first = 0; first < length; first += step) {
       const auto count = [&](int64_t all) { return std::clamp<int64_t>(all - first, 0, step); };
       sequences.push_back(
           {row, row, first, count(problem.query_length), first, count(problem.key_length),
-           problem.query_offset + start});
+           first_position(problem, row)});
     }
   }
   return sequences;

@@ -1,5 +1,5 @@
-// A group of short sequences: its queries are the columns of a tile. Every query sees all its keys in one piece, so no
-// softmax runs. Sequences share the vectors of the tile, but products over keys or over queries stay within one
+// A group of short sequences: its queries are the columns of a tile. All keys of a query are in one piece, so the
+// softmax needs no running sums. Sequences share the vectors of the tile, but products over keys or over queries stay within one
 // sequence: NaN in one must not reach another.
 
 #pragma once
@@ -177,9 +177,9 @@ class ShortTile {
   const Problem& problem_;
   Group group_{};
   int64_t head_ = 0;
-  int64_t num_columns_ = 0, num_keys_ = 0, num_spans_ = 0, num_pieces_ = 0;
-  bool all_see_ = true, has_no_gap_ = true;
-  Span spans_[most + most / width];
+  int64_t num_columns_, num_keys_, num_spans_, num_pieces_;
+  bool all_see_, has_no_gap_;
+  Span spans_[most];
   ShortPiece pieces_[most / width];
   // Of the keys of the query's sequence:
   int64_t low_[most], high_[most], center_[most];

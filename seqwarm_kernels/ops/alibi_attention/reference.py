@@ -70,7 +70,7 @@ def backward(
     if grad_lse is not None:
         row_term = row_term - grad_lse.masked_fill(blind, 0)
     grad_scores = weights * (grad_weights - row_term[..., None])
-    grad_query = scale * grad_scores @ key
+    grad_query = (scale * grad_scores @ key).masked_fill(blind[..., None], 0)  # 0 · NaN is not 0
     grad_key = scale * grad_scores.mT @ query
     grad_value = kept_weights.mT @ grad_out
     grad_slopes = -(grad_scores * pairs.distance).sum((-1, -2))

@@ -18,6 +18,8 @@ BACKENDS = ("triton", "native", "reference")
 
 #: Dtypes of the public functions for which a backend has no kernel.
 LACKING: dict[str, tuple[torch.dtype, ...]] = {"triton": (torch.float64,), "native": (torch.float64,)}
+#: The position of the first query is at most this far from the first key, so that sums of positions fit into 64 bits.
+FARTHEST_POSITION = 2**60
 #: Number of neighboring queries that share an entry of `ranges`.
 RANGE_BLOCK = 32
 

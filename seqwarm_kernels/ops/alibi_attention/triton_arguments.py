@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from .. import backends
-from .schema import DenseOptions, VarlenOptions
+from .schema import FARTHEST_POSITION, DenseOptions, VarlenOptions
 from .triton_readers import Four
 
-UNBOUNDED = 2**40
+UNBOUNDED = 2 * FARTHEST_POSITION  # a window that no distance exceeds
 LONGEST_SEGMENT = 2**31 - 1
 
 
@@ -39,7 +39,7 @@ def mask_strides(mask: Tensor | None) -> dict[str, int]:
 
 
 def query_offset_of(options: DenseOptions | VarlenOptions) -> int:
-    return max(-UNBOUNDED, min(UNBOUNDED, options.query_offset)) if isinstance(options, DenseOptions) else 0
+    return options.query_offset if isinstance(options, DenseOptions) else 0
 
 
 def contiguous(tensor: Tensor | None) -> Tensor | None:

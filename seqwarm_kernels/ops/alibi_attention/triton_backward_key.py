@@ -67,7 +67,6 @@ def _over_queries(
     scale2,
     SIDE: tl.constexpr,
     PACKED: tl.constexpr,
-    MASKS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -81,14 +80,12 @@ def _over_queries(
         columns = start + tl.arange(0, BLOCK_M)
         inside = columns < queries.query.length
         offsets = token_offsets(columns, queries.query.row_length, queries.stride_row, 1)
+        lse2 = tl.load(queries.lse2 + offsets, mask=inside, other=float("inf"))
         kept = None
-        if PACKED and SIDE == MASKED:  # tokens outside of the sequences may hold NaN
-            kept = (columns >= tl.min(rows.low, 0)) & (columns < tl.max(rows.high, 0))
-        if MASKS and SIDE == MASKED:  # queries whose keys are all masked may hold NaN
-            kept = tl.load(queries.lse2 + offsets, mask=inside, other=float("inf")) != float("inf")
+        if SIDE == MASKED:  # queries that see no key may hold NaN
+            kept = lse2 != float("inf")
         query = load_tile(queries.query, start, kept, BLOCK_M, HEAD_DIM, BLOCK_D, ACCESS)
         scores = tl.dot(rows.key, tl.trans(query), input_precision=PRECISION) * scale2
-        lse2 = tl.load(queries.lse2 + offsets, mask=inside, other=float("inf"))
         delta = tl.load(queries.delta + offsets, mask=inside, other=0.0)
         if SIDE == MASKED:
             distance = tl.abs(columns[None, :] - rows.center[:, None]).to(tl.float32)
@@ -194,7 +191,6 @@ def backward_key_kernel(
     batch = program // num_blocks // num_key_heads
     merged = row_length if MERGED else None
     PACKED: tl.constexpr = cu_seqlens_q is not None
-    MASKS: tl.constexpr = key_padding_mask is not None
 
     start = block * BLOCK_N
     index = start + tl.arange(0, BLOCK_N)
@@ -253,17 +249,17 @@ def backward_key_kernel(
                 piece_begin, piece_end = full_end, end
             to_key, to_value = _over_queries(
                 to_key, to_value, tl.maximum(piece_begin, begin), tl.minimum(piece_end, end), 0, 0.0, rows, queries,
-                dropout, scale2, MASKED, PACKED, MASKS, HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_N, ACCESS, PRECISION,
+                dropout, scale2, MASKED, PACKED, HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_N, ACCESS, PRECISION,
             )  # fmt: skip
         to_key, to_value = _over_queries(
             to_key, to_value, tl.maximum(near_end, begin), tl.minimum(full_end, end), near_begin, slope2_full, rows,
-            queries, dropout, scale2, RIGHT, PACKED, MASKS, HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_N, ACCESS, PRECISION,
+            queries, dropout, scale2, RIGHT, PACKED, HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_N, ACCESS, PRECISION,
         )  # fmt: skip
         if not CAUSAL:
             to_key, to_value = _over_queries(
                 to_key, to_value, tl.maximum(begin, full_begin), tl.minimum(near_begin, end), near_begin, slope2_full,
                 rows, queries, dropout, scale2,
-                LEFT, PACKED, MASKS, HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_N, ACCESS, PRECISION,
+                LEFT, PACKED, HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_N, ACCESS, PRECISION,
             )  # fmt: skip
 
     to_key = tl.where(seen[:, None], to_key * scale, 0.0)

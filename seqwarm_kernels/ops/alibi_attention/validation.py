@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from ...utils.checks import check_dense, check_int, check_no_tangent, check_real, check_share
+from .schema import FARTHEST_POSITION
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 MAX_HEAD_DIM = 256
@@ -104,7 +105,8 @@ def check_key_norm_bound(bound: Tensor, query: Tensor, key: Tensor) -> None:
 
 def check_query_start(query_start: int | Tensor, query: Tensor) -> None:
     if not isinstance(query_start, Tensor):
-        check_int("query_start", query_start)
+        if abs(check_int("query_start", query_start)) > FARTHEST_POSITION:
+            raise ValueError(f"query_start must be from -2**60 to 2**60, got {query_start}")
         return
     check_dense("query_start", query_start)
     if query_start.dtype not in (torch.int32, torch.int64):
