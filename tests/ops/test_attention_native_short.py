@@ -271,3 +271,9 @@ def test_keys_that_are_minus_infinity_have_no_weight(length, dtype):
     out, lse = alibi_attention_with_lse((query, torch.full_like(query, float("-inf")), value), "native")
     assert (out == 0).all()
     assert (lse == float("-inf")).all()
+
+
+def test_tokens_an_odd_number_of_elements_apart():
+    """Pairs of bfloat16 are not read in place there."""
+    leaves = [torch.randn(3, 2, 16, 65).bfloat16()[..., :64] for _ in range(3)]
+    check(alibi_attention_with_lse, [*leaves, torch.rand(2)])

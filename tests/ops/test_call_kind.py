@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from seqwarm_kernels import alibi_attention, alibi_attention_varlen
+from seqwarm_kernels import alibi_attention, alibi_attention_varlen, alibi_bias, alibi_slopes
 from seqwarm_kernels.attention import functional
 from seqwarm_kernels.ops import backends, call_kind
 from seqwarm_kernels.ops.library import short
@@ -224,6 +224,15 @@ def test_known_calls_equal_new_ones(backend, calls):
 @given(calls=calls_of_two_kinds())
 def test_known_calls_of_triton_equal_new_ones(calls):
     compare_known_and_new("triton", calls)
+
+
+@each_backend
+def test_lse_of_a_known_kind_without_gradients(backend):
+    query = torch.randn(1, 2, 5, 8)
+    scores = 8**-0.5 * query @ query.mT + alibi_bias(alibi_slopes(2), 5, 5)
+    for _ in range(2):
+        lse = alibi_attention(query, query, query, return_lse=True, backend=backend)[1]
+        torch.testing.assert_close(lse, scores.logsumexp(-1))
 
 
 @each_backend

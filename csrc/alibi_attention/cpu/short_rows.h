@@ -87,7 +87,8 @@ class ShortRows {
         products + span.score_row * width, width, false);
   }
 
-  // (padded_dims, width): the queries of a piece as columns. `spare` has room for as many elements.
+  // (padded_dims, width): the queries of a piece as columns. Those after the last span may hold anything: products over
+  // queries stay inside a span. `spare` has room for as many elements.
   void transpose_piece(const Tile& tile, const ShortPiece& piece, P* columns, P* spare) const {
     Rows<P> rows{spare, dims_};
     int64_t present = 0;
@@ -102,9 +103,6 @@ class ShortRows {
         copy_row_of(found.data + index * found.ld, spare + present * dims_);
       }
     });
-    if (rows.data == spare) {
-      std::memset(spare + present * dims_, 0, (width - present) * dims_ * sizeof(P));
-    }
     right_from_transpose(rows, columns, width, dims_);
   }
 
@@ -144,9 +142,9 @@ class ShortRows {
   const bool fits_;
   P* copy_;
   P* pairs_;
-  const Strided* tensor_ = nullptr;
-  int64_t head_ = 0;
-  bool in_place_ = false;
+  const Strided* tensor_;
+  int64_t head_;
+  bool in_place_;
 };
 
 struct Dim {
