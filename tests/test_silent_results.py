@@ -192,9 +192,10 @@ def test_a_batch_without_a_label_left(as_mapping):
     some, none, late = ids.clone(), torch.full_like(ids, -100), ids.clone()
     late[:, :16] = -100
 
-    def forward(labels):
-        batch = {"input_ids": ids, "labels": labels}
-        model(batch) if as_mapping else model(**batch)
+    def forward(*micro_batches):
+        for labels in micro_batches:
+            batch = {"input_ids": ids, "labels": labels}
+            model(batch) if as_mapping else model(**batch)
         attachment.take_seen()
 
     with warnings.catch_warnings():
@@ -202,7 +203,7 @@ def test_a_batch_without_a_label_left(as_mapping):
         for labels in (some, none):  # a batch that had none lost none
             forward(labels)
     with pytest.warns(UserWarning, match="no label of a batch is left after resizing to 8 tokens"):
-        forward(late)
+        forward(late, some)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         forward(late)  # it was said
@@ -212,6 +213,9 @@ def test_options_of_an_attachment_are_checked_before_a_batch():
     scheduler, model = SequenceLengthScheduler(8, 32, duration=10), Identity()
     with pytest.raises(ValueError, match="mode must be one of"):
         scheduler.attach(model, mode="junk")
+    for name in ("remainder", "seq_dim", "keep_last_token", "copy"):
+        with pytest.raises((TypeError, ValueError), match=f"^{name} must"):
+            scheduler.attach(model, **{name: "junk"})
     with pytest.raises(TypeError, match="truncat"):
         scheduler.attach(model, truncat=True)
     scheduler.attach(model).remove()  # nothing was attached

@@ -86,3 +86,16 @@ def test_bulk_copies(name):
 def test_one_number():
     query, key, value = torch.randn(3, 1, 1, 1, 1)
     assert torch.equal(alibi_attention(query, key, value, backend="triton"), value)
+
+
+def test_no_key_is_skipped_because_another_row_masks_it(monkeypatch):
+    from seqwarm_kernels.ops.alibi_attention import triton as host
+
+    monkeypatch.setattr(host, "MIN_KEYS_TO_SKIP", 16)
+    monkeypatch.setattr(host, "MIN_QUERIES_TO_SKIP", 1)
+    query, key, value = torch.ones(2, 1, 128, 16), torch.randn(2, 1, 128, 16) / 100, torch.randn(2, 1, 128, 16)
+    key[:, :, 0] = 20  # a score of 80, less 63 at the far end
+    mask = torch.ones(2, 128, dtype=torch.bool)
+    mask[0, 0] = False
+    out = alibi_attention(query, key, value, torch.tensor([0.5]), key_padding_mask=mask, backend="triton")
+    torch.testing.assert_close(out[1, 0], value[1, 0, :1].expand(128, 16), rtol=1e-4, atol=1e-4)

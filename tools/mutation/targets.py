@@ -15,6 +15,7 @@ def _in_folder(folder: str, names: str, *tests: str, wider: tuple[str, ...] = ()
     return [Target(f"{folder}/{name}", tests, wider) for name in names.split()]
 
 
+_SILENT_RESULTS = "tests/test_silent_results.py"
 _RESIZE_BATCH = "tests/ops/test_resize_batch.py"
 _RESIZE_PACKED = "tests/ops/test_resize_packed.py"
 _RESIZING = ("tests/resizing", _RESIZE_BATCH)
@@ -31,10 +32,13 @@ TARGETS = [
         "scheduler.py pacing.py plan.py",
         "tests/schedule/test_scheduler.py",
         "tests/schedule/test_plan.py",
-        "tests/test_silent_results.py",
+        _SILENT_RESULTS,
     ),
     Target("seqwarm_kernels/schedule/token_lr.py", ("tests/schedule/test_token_lr.py",)),
-    Target("seqwarm_kernels/schedule/attachment.py", ("tests/schedule/test_attachment.py", "-k", "not processes")),
+    Target(
+        "seqwarm_kernels/schedule/attachment.py",
+        ("tests/schedule/test_attachment.py", _SILENT_RESULTS, "-k", "not processes"),
+    ),
     Target(
         "seqwarm_kernels/trainers/huggingface/logs.py",
         ("tests/trainers/test_tokens_huggingface.py", "tests/trainers/test_monitor_huggingface.py"),
@@ -49,7 +53,10 @@ TARGETS = [
         "planner.py plan.py packed.py padded.py",
         *("tests/data/test_planner.py", "tests/data/test_packed.py", "tests/data/test_arguments.py"),
     ),
-    Target("seqwarm_kernels/resizing/checked_call.py", (*_RESIZING, "-k", "(not triton or serve) and not two_ranks")),
+    Target(
+        "seqwarm_kernels/resizing/checked_call.py",
+        (*_RESIZING, _SILENT_RESULTS, "-k", "(not triton or serve) and not two_ranks"),
+    ),
     *_in_folder(
         "seqwarm_kernels/allocator",
         "snapshot.py pinned_buffers.py",
@@ -70,6 +77,7 @@ TARGETS = [
             "tests/ops/test_defaults.py",
         ),
         *("-k", "triton or launch"),
+        wider=(_RESIZE_BATCH, "-k", "triton and padding", "-m", "not gpu"),
     ),
     *_in_folder(
         "seqwarm_kernels/ops/resize_packed", "triton_kernel.py triton.py", _RESIZE_PACKED, "-k", "triton or kernel"
@@ -79,7 +87,7 @@ TARGETS = [
         "triton_tiles.py triton_reach.py triton_forward.py triton_backward_ranges.py triton_backward_key.py "
         "triton_backward_query.py",
         *("tests/ops/test_attention_triton.py", _SHORT_ROWS, _SKIPPING, "-k", "triton and not native"),
-        wider=(*_ATTENTION_GRID, "triton"),
+        wider=(*_ATTENTION_GRID[:2], "tests/ops/test_dropout_origins.py", "-k", "triton"),
     ),
     *_in_folder(
         "seqwarm_kernels/ops/alibi_attention",
