@@ -304,3 +304,14 @@ def test_the_promise_on_random_inputs(backend, data):
     slopes = torch.tensor([draw(st.sampled_from([-0.1, 0.0, 0.01, 0.3, 2.0, 50.0])) for _ in range(heads[0])])
     options = {"causal": draw(st.booleans()), "query_start": draw(st.none() | st.integers(-50, 300))}
     check_error_bounds(backend, [query, key, value], slopes, 2.0 ** -draw(st.integers(1, 24)), **options)
+
+
+@pytest.mark.parametrize("length", [5, 40])
+def test_short_rows_attend_all_keys(backend, length):
+    tensors = inputs((length, length), batch_size=3)
+    assert (attended_share(*tensors, STEEP, skip_tolerance=0, backend=backend) == 1).all()
+    operator = overload("alibi_attention", backend)
+    options = DenseOptions(None, None, None, 0, True, 0.25, None, None, 0.0, 0.0)
+    ranges = operator(*tensors, STEEP, *options)[3]
+    assert (ranges[..., 0::2] == 0).all()
+    assert (ranges[..., 1::2] == length).all()

@@ -88,14 +88,38 @@ def test_one_number():
     assert torch.equal(alibi_attention(query, key, value, backend="triton"), value)
 
 
-def test_no_key_is_skipped_because_another_row_masks_it(monkeypatch):
+@pytest.fixture
+def skipping(monkeypatch):
     from seqwarm_kernels.ops.alibi_attention import triton as host
 
     monkeypatch.setattr(host, "MIN_KEYS_TO_SKIP", 16)
     monkeypatch.setattr(host, "MIN_QUERIES_TO_SKIP", 1)
-    query, key, value = torch.ones(2, 1, 128, 16), torch.randn(2, 1, 128, 16) / 100, torch.randn(2, 1, 128, 16)
+
+
+def check_within_reach(key, slope, causal, **options):
+    query, value = torch.ones_like(key), torch.randn_like(key)
+    slopes = torch.tensor([slope])
+    out = alibi_attention(query, key, value, slopes, causal=causal, backend="triton", **options)
+    exact = alibi_attention(query, key, value, slopes, causal=causal, backend="reference", **options)
+    torch.testing.assert_close(out, exact, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_no_key_is_skipped_because_another_row_masks_it(skipping, causal):
+    key = torch.randn(2, 1, 128, 16) / 100
     key[:, :, 0] = 20  # a score of 80, less 63 at the far end
     mask = torch.ones(2, 128, dtype=torch.bool)
     mask[0, 0] = False
-    out = alibi_attention(query, key, value, torch.tensor([0.5]), key_padding_mask=mask, backend="triton")
-    torch.testing.assert_close(out[1, 0], value[1, 0, :1].expand(128, 16), rtol=1e-4, atol=1e-4)
+    check_within_reach(key, 0.5, causal, key_padding_mask=mask)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_keys_that_weigh_as_much_as_near_ones_are_in_reach(skipping, causal):
+    check_within_reach(torch.zeros(1, 1, 128, 16), 0.1, causal)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_keys_whose_scores_exceed_negative_ones_are_in_reach(skipping, causal):
+    key = torch.full((1, 1, 128, 16), -5.0)  # scores of -20
+    key[:, :, 40] = 5.0
+    check_within_reach(key, 0.5, causal)
