@@ -114,7 +114,13 @@ TARGETS = [
     ),
     Target(
         "csrc/alibi_attention/cpu/dropout.h",
-        ("tests/ops/test_dropout_origins.py", "tests/ops/test_attention_native.py", *_ATTENTION_GRID, "native"),
+        (
+            "tests/ops/test_dropout.py",
+            "tests/ops/test_dropout_origins.py",
+            "tests/ops/test_attention_native.py",
+            *_ATTENTION_GRID,
+            "native",
+        ),
     ),
     *_in_folder(
         "csrc/alibi_attention/cpu",
