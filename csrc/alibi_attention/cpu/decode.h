@@ -33,7 +33,7 @@ struct DecodeItems {
         group_size(problem.num_heads / problem.num_key_heads),
         heads_at_once(std::clamp<int64_t>(most_decode_rows / problem.query_length, 1, group_size)),
         num_parts((group_size + heads_at_once - 1) / heads_at_once),
-        num_chunks(std::max<int64_t>((problem.key_length + decode_chunk - 1) / decode_chunk, 1)),
+        num_chunks((problem.key_length + decode_chunk - 1) / decode_chunk),
         heads_inside(problem.key.head < problem.key.token) {}
 
   int64_t count() const { return batch_size * num_key_heads * num_parts * num_chunks; }

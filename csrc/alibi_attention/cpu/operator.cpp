@@ -28,7 +28,6 @@ namespace {
 using at::Tensor;
 using FourTensors = std::tuple<Tensor, Tensor, Tensor, Tensor>;
 
-constexpr int64_t longest_segment = (int64_t{1} << 31) - 1;
 // With fewer visible keys, finding keys to skip costs more than it saves.
 constexpr int64_t min_keys_to_skip = 128;
 // With fewer multiplications per thread, waking the threads costs more than they save.
@@ -128,7 +127,7 @@ void set_common(
   problem.key_length = inputs.key.size(tokens);
   problem.used_keys = problem.key_length;
   problem.head_dim = inputs.query.size(-1);
-  problem.segment_length = longest_segment;
+  problem.segment_length = unbounded;
   problem.window = std::min(window.value_or(unbounded), unbounded);
   problem.causal = causal;
   problem.scale = static_cast<float>(scale);
@@ -168,7 +167,7 @@ Problem describe(Inputs& inputs, const DenseOptions& options) {
     problem.bound_batch = inputs.key_norm_bound->stride(0);
     problem.bound_head = inputs.key_norm_bound->stride(1);
   }
-  problem.segment_length = std::min(options.segment_length.value_or(longest_segment), longest_segment);
+  problem.segment_length = std::min(options.segment_length.value_or(unbounded), unbounded);
   problem.widest_view = std::min(problem.widest_view, problem.segment_length);
   problem.reach = options.skip_tolerance > 0 && problem.widest_view >= min_keys_to_skip;
   return problem;
@@ -217,11 +216,13 @@ class Scratch {
  public:
   explicit Scratch(int64_t bytes) {
     thread_local Tensor kept;
-    if (kept.defined() && kept.numel() == bytes + 64) {
+    if (kept.defined() && kept.numel() >= bytes + 64) {
       memory_ = kept;
-    } else {
-      memory_ = at::empty({bytes + 64}, at::kByte);
-      kept = bytes <= most_kept_bytes ? memory_ : Tensor();
+      return;
+    }
+    memory_ = at::empty({bytes + 64}, at::kByte);
+    if (bytes <= most_kept_bytes) {
+      kept = memory_;
     }
   }
 
