@@ -96,12 +96,17 @@ def skipping(monkeypatch):
     monkeypatch.setattr(host, "MIN_QUERIES_TO_SKIP", 1)
 
 
-def check_within_reach(key, slope, causal, **options):
-    query, value = torch.ones_like(key), torch.randn_like(key)
-    slopes = torch.tensor([slope])
-    out = alibi_attention(query, key, value, slopes, causal=causal, backend="triton", **options)
-    exact = alibi_attention(query, key, value, slopes, causal=causal, backend="reference", **options)
-    torch.testing.assert_close(out, exact, rtol=1e-4, atol=1e-4)
+def check_within_reach(key, slope, **options):
+    """With a head before that reaches less far."""
+    query = torch.ones_like(key).repeat(1, 2, 1, 1)
+    leaves = [tensor.requires_grad_() for tensor in (query, key, torch.randn_like(key))]
+    weights = torch.randn_like(query)
+    results = []
+    for backend in ("triton", "reference"):
+        out = alibi_attention(*leaves, torch.tensor([8.0, slope]), backend=backend, **options)
+        results.append([out, *torch.autograd.grad((out * weights).sum(), leaves)])
+    for result, exact in zip(*results, strict=True):
+        torch.testing.assert_close(result, exact, rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize("causal", [True, False])
@@ -110,16 +115,16 @@ def test_no_key_is_skipped_because_another_row_masks_it(skipping, causal):
     key[:, :, 0] = 20  # a score of 80, less 63 at the far end
     mask = torch.ones(2, 128, dtype=torch.bool)
     mask[0, 0] = False
-    check_within_reach(key, 0.5, causal, key_padding_mask=mask)
+    check_within_reach(key, 0.5, causal=causal, key_padding_mask=mask)
 
 
 @pytest.mark.parametrize("causal", [True, False])
 def test_keys_that_weigh_as_much_as_near_ones_are_in_reach(skipping, causal):
-    check_within_reach(torch.zeros(1, 1, 128, 16), 0.1, causal)
+    check_within_reach(torch.zeros(1, 1, 128, 16), 0.1, causal=causal)
 
 
 @pytest.mark.parametrize("causal", [True, False])
 def test_keys_whose_scores_exceed_negative_ones_are_in_reach(skipping, causal):
     key = torch.full((1, 1, 128, 16), -5.0)  # scores of -20
     key[:, :, 40] = 5.0
-    check_within_reach(key, 0.5, causal)
+    check_within_reach(key, 0.5, causal=causal)
