@@ -184,3 +184,16 @@ def test_which_calls_decode():
     assert not of(17, 512)
     assert not of(1, 511)
     assert not of(1, 512, VarlenOptions)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_keys_in_reach_of_large_scores(device):
+    """All keys score 25, and the slope is flat: none is out of reach."""
+    query, key = torch.full((1, 1, 1, 16), 2.5, device=device), torch.full((1, 1, 900, 16), 2.5, device=device)
+    value, slopes = torch.randn(1, 1, 900, 16, device=device), torch.tensor([0.01], device=device)
+    bound = key.norm(dim=-1).amax(-1)
+    out, exact = (
+        alibi_attention(query, key, value, slopes, key_norm_bound=bound, backend=backend)
+        for backend in ("triton", "reference")
+    )
+    torch.testing.assert_close(out, exact, rtol=1e-4, atol=1e-4)
