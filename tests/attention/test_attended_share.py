@@ -307,8 +307,8 @@ def test_the_promise_on_random_inputs(backend, data):
 
 
 def test_ranges_where_no_key_is_out_of_reach(backend):
-    for length, tolerance in ((5, 0.0), (40, 2**-24), (150, 2**-24)):
-        tensors = inputs((length, length), batch_size=2)
+    for queries, length, tolerance in ((5, 5, 0.0), (40, 40, 2**-24), (150, 150, 2**-24), (1, 600, 2**-24)):
+        tensors = inputs((queries, length), batch_size=2)
         options = DenseOptions(None, None, None, 0, False, 0.25, None, None, 0.0, tolerance)
         ranges = overload("alibi_attention", backend)(*tensors, STEEP / 100, *options)[3]
         assert (ranges[..., 0::2] == 0).all()
