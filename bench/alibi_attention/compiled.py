@@ -140,6 +140,7 @@ def _signature(kernel: str, tiles: Tiles, head_dim: int, dtype: str, access: int
         "LIMITED": variant.get("limited", False),
         "MERGED": variant.get("merged", False),
         "ORIGINS": variant.get("origins", False),
+        "BLIND": variant.get("limited", False) or "key_padding_mask" in variant.get("present", ()),
         "HEAD_DIM": head_dim,
         "BLOCK_D": block_d(head_dim),
         "BLOCK_M": tiles.block_m,

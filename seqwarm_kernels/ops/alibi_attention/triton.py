@@ -339,6 +339,7 @@ class Backward:
             backward_key_kernel,
             _programs(readers[2].sizes, tiles.block_n),
             skips=int(skipping),
+            BLIND=shared["LIMITED"] or _hides_keys(_as_dense(options)),
             **shared,
             **strides_named("o", of_grad_key),
             **strides_named("w", of_grad_value),
@@ -380,6 +381,12 @@ class Backward:
         return grad_query, grad_key, grad_value, grad_slopes
 
 
+def _hides_keys(options: DenseOptions) -> bool:
+    """Whether a query may see no key, apart from windows and segments."""
+    begins_before = options.query_start is not None or options.query_offset < 0
+    return options.key_padding_mask is not None or (options.causal and begins_before)
+
+
 def _tiles_of_all(readers: tuple[Reader, ...], tiles: Tiles) -> list[Callable[[Tensor], Any]]:
     """What kernels take for grad_out, query, key and value."""
     rows = (tiles.block_m, tiles.block_m, tiles.block_n, tiles.block_n)
@@ -391,7 +398,9 @@ _known: CallCache[Any] = CallCache()
 
 def _known_call(make: Callable[..., Any], arguments: tuple[Any, ...], options: _Options, *more: Any) -> Any:
     """`make(*arguments, options)`, once for each kind of call. `more` decides the kind, too."""
-    fixed = options[:3] + options[4:] if isinstance(options, DenseOptions) else options  # without query_offset
+    fixed: tuple[Any, ...] = options
+    if isinstance(options, DenseOptions):  # of query_offset only whether some queries are before all keys
+        fixed = *options[:3], options.query_offset < 0, *options[4:]
     kind = call_kind(make.__name__, type(options).__name__, precision_of(arguments[0].dtype), *arguments, *fixed, *more)
     call = _known.get(kind)
     if call is None:

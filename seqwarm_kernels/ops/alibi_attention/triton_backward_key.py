@@ -67,6 +67,7 @@ def _over_queries(
     scale2,
     SIDE: tl.constexpr,
     PACKED: tl.constexpr,
+    BLIND: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -80,12 +81,12 @@ def _over_queries(
         columns = start + tl.arange(0, BLOCK_M)
         inside = columns < queries.query.length
         offsets = token_offsets(columns, queries.query.row_length, queries.stride_row, 1)
-        lse2 = tl.load(queries.lse2 + offsets, mask=inside, other=float("inf"))
         kept = None
-        if SIDE == MASKED:  # queries that see no key may hold NaN
-            kept = lse2 != float("inf")
+        if BLIND and SIDE == MASKED:
+            kept = tl.load(queries.lse2 + offsets, mask=inside, other=float("inf")) != float("inf")
         query = load_tile(queries.query, start, kept, BLOCK_M, HEAD_DIM, BLOCK_D, ACCESS)
         scores = tl.dot(rows.key, tl.trans(query), input_precision=PRECISION) * scale2
+        lse2 = tl.load(queries.lse2 + offsets, mask=inside, other=float("inf"))
         delta = tl.load(queries.delta + offsets, mask=inside, other=0.0)
         if SIDE == MASKED:
             distance = tl.abs(columns[None, :] - rows.center[:, None]).to(tl.float32)
@@ -174,6 +175,7 @@ def backward_key_kernel(
     LIMITED: tl.constexpr,  # a window, segments, packed sequences or merged rows limit the keys of a query
     MERGED: tl.constexpr,  # the tokens of all rows of the batch count as one row, so that short rows share tiles
     ORIGINS: tl.constexpr,  # dropout_seed is (batch, heads, 4)
+    BLIND: tl.constexpr,  # some query may see no key, and hold NaN
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -249,17 +251,17 @@ def backward_key_kernel(
                 piece_begin, piece_end = full_end, end
             to_key, to_value = _over_queries(
                 to_key, to_value, tl.maximum(piece_begin, begin), tl.minimum(piece_end, end), 0, 0.0, rows, queries,
-                dropout, scale2, MASKED, PACKED, HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_N, ACCESS, PRECISION,
+                dropout, scale2, MASKED, PACKED, BLIND, HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_N, ACCESS, PRECISION,
             )  # fmt: skip
         to_key, to_value = _over_queries(
             to_key, to_value, tl.maximum(near_end, begin), tl.minimum(full_end, end), near_begin, slope2_full, rows,
-            queries, dropout, scale2, RIGHT, PACKED, HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_N, ACCESS, PRECISION,
+            queries, dropout, scale2, RIGHT, PACKED, BLIND, HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_N, ACCESS, PRECISION,
         )  # fmt: skip
         if not CAUSAL:
             to_key, to_value = _over_queries(
                 to_key, to_value, tl.maximum(begin, full_begin), tl.minimum(near_begin, end), near_begin, slope2_full,
                 rows, queries, dropout, scale2,
-                LEFT, PACKED, HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_N, ACCESS, PRECISION,
+                LEFT, PACKED, BLIND, HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_N, ACCESS, PRECISION,
             )  # fmt: skip
 
     to_key = tl.where(seen[:, None], to_key * scale, 0.0)
