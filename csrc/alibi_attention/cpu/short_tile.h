@@ -121,7 +121,6 @@ class ShortTile {
       spans_[num_spans_++] = {&sequence, column, 0, sequence.first_query + query, sequence.num_keys, 0, num_keys_, 0};
     }
     if (query >= sequence.num_queries) {  // a gap
-      low_[column] = high_[column] = 0;
       return;
     }
     const int64_t position = sequence.position + query;
@@ -176,7 +175,7 @@ class ShortTile {
 
   const Problem& problem_;
   Group group_{};
-  int64_t head_ = 0;
+  int64_t head_;
   int64_t num_columns_, num_keys_, num_spans_, num_pieces_;
   bool all_see_, has_no_gap_;
   Span spans_[most];
