@@ -236,3 +236,34 @@ def test_tokens_of_batches_in_buffers():
     for batch in batches:
         model(**batch)
     assert attachment.take_seen().tokens == 2 * 3 + 2 * 5
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("name", ["targets", "target", "label", "label_ids", "decoder_targets", "token_labels"])
+def test_labels_of_other_names_are_neither_padding_nor_trained_twice(name, packed):
+    """An entry of another name than "labels" was padded with 0, and repeated tokens kept their labels."""
+    tokens = torch.arange(10, 20)[None]
+    batch = {"idx": tokens, name: tokens}
+    if packed:
+        batch["cu_seqlens"] = torch.tensor([0, 10])
+    overlapping = resize_batch(batch, 4, mode="reshape", remainder="overlap")[name].flatten()
+    assert overlapping.tolist() == [10, 11, 12, 13, 14, 15, 16, 17, -100, -100, 18, 19]
+    if not packed:  # a packed batch is not padded
+        padded = resize_batch(batch, 4, mode="reshape", remainder="pad")[name]
+        assert padded[2].tolist() == [18, 19, -100, -100]
+
+
+@pytest.mark.parametrize("remainder", ["pad", "overlap"])
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [("y", torch.int64), ("target_ids", torch.int64), ("targets", torch.float32), ("label", torch.float16)],
+)
+def test_padding_of_what_may_be_labels_is_asked_for(name, dtype, remainder):
+    batch = {"idx": torch.arange(10)[None], name: torch.arange(10, dtype=dtype)[None]}
+    options = {"mode": "reshape", "remainder": remainder}
+    message = rf"^pad_values must have a value for '{name}' \({dtype}\), which may hold labels: .* with -100; rename"
+    with pytest.raises(ValueError, match=message):
+        resize_batch(batch, 4, **options)
+    filled = resize_batch(batch, 4, **options, pad_values={name: -1})[name]
+    assert (filled[2] == -1).sum() == 2
+    resize_batch(batch, 4, mode="reshape")  # nothing is filled

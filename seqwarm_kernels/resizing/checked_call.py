@@ -282,6 +282,7 @@ def check_call(
     masks = validation.mask_names(layout.kinds, tensors)
     moves_all = masks in ([], [mask_name])  # the one mask of the batch
     kinds = [int(kind) for kind in layout.kinds.values()]
+    fills_labels = rule in ("reshape_pad", "reshape_overlap")
     return CheckedCall(
         rule=rule,
         batch_size=layout.batch_size,
@@ -290,7 +291,7 @@ def check_call(
         names=tuple(layout.kinds),
         kinds=kinds,
         fill_values=[
-            validation.fill_value(name, kind, tensors[name].dtype, pad_values, rule)
+            validation.fill_value(name, kind, tensors[name].dtype, pad_values, fills_labels)
             for name, kind in layout.kinds.items()
         ],
         mask_name=mask_name,

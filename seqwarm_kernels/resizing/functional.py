@@ -63,6 +63,13 @@ def resize_batch(
     the number of new tokens depends on them. In host memory, the first attention mask of each shape is read, too:
     numbers above 1 are refused. Attention masks of floating point are always read: negative numbers are refused.
 
+    Labels are the entries of two or more dimensions called "labels", "label", "label_ids", "targets" or "target", or
+    whose names end in one of these after an underscore ("decoder_labels"). "pad" fills padded slots of labels with
+    −100, and "overlap" the labels of duplicated tokens, so that padding is not trained on, and no token twice. If the
+    loss leaves out another value, as nanoGPT's leaves out −1, pass it: `pad_values={"targets": -1}`. Entries that are
+    called "y" or "target_ids", and entries of floating point that are called "targets" or "label", may hold labels or
+    not: "pad" and "overlap" need their value in `pad_values`.
+
     A batch of DTensors, all replicated or all sharded by rows (`Shard(0)`) over one mesh, is resized by each rank
     without an exchange, and its new tensors are placed alike. To be cut into further rows, it needs a multiple of as
     many rows as ranks. The fields of its `ResizeInfo` are DTensors, `num_valid_tokens` a `Partial()` sum.
@@ -83,8 +90,8 @@ def resize_batch(
             of duplicated tokens are filled.
         seq_dim: 1 for (batch, sequence, ...), 0 for (sequence, batch, ...). The results for 0 are transposed views of
             (rows, seq_len, ...) storage.
-        pad_values: Value of a padded slot, by name. Default: −100 for "labels" and names that end in "_labels", 0 for
-            all others.
+        pad_values: Value of a padded slot, and of the labels of duplicated tokens, by name. Default: −100 for labels, 0
+            for all others.
         keep_last_token: With "truncate", a row whose last valid token was cut holds that token in its last slot, in
             every tensor. Needs a (B, S) "attention_mask", and rows of one sequence.
         keys: Names of the tensors to resize; all other entries pass through. Default: all tensors.
@@ -105,8 +112,9 @@ def resize_batch(
     Raises:
         TypeError: `batch` is not a mutable mapping or dataclass, or an argument has the wrong type.
         ValueError: The tensors disagree, an argument does not fit them, a row begins with padding and `copy` is False
-            or there are several masks, a mask has negative numbers, several rows hold several sequences, or two
-            entries tell different sequences. Nothing was written.
+            or there are several masks, a mask has negative numbers, several rows hold several sequences, two entries
+            tell different sequences, or an entry that may hold labels needs a value in `pad_values`. Nothing was
+            written.
     """
     kind = None
     if out is None and return_info is False and not torch.compiler.is_compiling():

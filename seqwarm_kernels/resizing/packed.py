@@ -109,7 +109,7 @@ def packed_call(
         tensors=tensors,
         kinds=[int(kind) for _, kind in found.values()],
         fill_values=[
-            validation.fill_value(name, Kind.LABEL, tensor.dtype, pad_values, "reshape_overlap")
+            validation.fill_value(name, Kind.LABEL, tensor.dtype, pad_values, rule == "reshape_overlap")
             if kind == PackedKind.LABEL
             else 0
             for name, (tensor, kind) in found.items()
@@ -164,7 +164,7 @@ def _kind_of(name: str, tensor: Tensor) -> PackedKind:
         if tensor.dtype not in INTEGERS:
             raise TypeError(f"batch[{name!r}] must hold integers, the numbers of sequences, got {tensor.dtype}")
         return PackedKind.INDEX
-    return PackedKind.LABEL if validation.is_label(name) else PackedKind.TOKEN
+    return PackedKind.LABEL if validation.counts_as_label(name) else PackedKind.TOKEN
 
 
 def _check_fits(entries: Mapping[str, Any], new_tokens: int) -> None:

@@ -17,6 +17,8 @@ from .schema import IGNORED_LABEL, Kind
 MODES = ("truncate", "reshape", "flatten")
 REMAINDERS = ("drop", "pad", "overlap")
 _USUAL_COLLECTIONS = (list, tuple, set, frozenset)
+#: Names of labels, which may have a prefix, as in "decoder_labels".
+_LABEL_NAMES = ("_labels", "_label", "_label_ids", "_targets", "_target")
 
 
 @dataclass(frozen=True)
@@ -158,7 +160,7 @@ def _kind(name: str, tensor: Tensor, seq_dim: int, mask_keys: Collection[str] | 
         return Kind.ROW
     if is_square_mask(tensor) and is_mask(name, mask_keys):
         return Kind.SQUARE
-    return Kind.LABEL if is_label(name) else Kind.SEQUENCE
+    return Kind.LABEL if counts_as_label(name) else Kind.SEQUENCE
 
 
 def own_name(path: object) -> str:
@@ -167,7 +169,13 @@ def own_name(path: object) -> str:
 
 
 def is_label(name: str) -> bool:
-    return f"_{own_name(name)}".endswith("_labels")
+    return f"_{own_name(name)}".endswith(_LABEL_NAMES)
+
+
+def counts_as_label(name: str) -> bool:
+    """Also of "y" and "target_ids", which are labels in some batches and other tokens in others."""
+    own = own_name(name)
+    return is_label(name) or own == "y" or f"_{own}".endswith("_target_ids")
 
 
 def is_mask(name: str, mask_keys: Collection[str] | None) -> bool:
@@ -334,10 +342,14 @@ def check_no_gradient(name: str, tensor: Tensor) -> None:
         )
 
 
-def fill_value(name: str, kind: Kind, dtype: torch.dtype, pad_values: Mapping[str, float] | None, rule: str) -> float:
+def fill_value(
+    name: str, kind: Kind, dtype: torch.dtype, pad_values: Mapping[str, float] | None, fills_labels: bool
+) -> float:
     """The value of a slot without a source token: the caller's, else −100 for labels and 0 for other tensors."""
-    fills_labels = kind == Kind.LABEL and rule in ("reshape_pad", "reshape_overlap")
-    given = (pad_values or {}).get(name, IGNORED_LABEL if fills_labels else 0)
+    if pad_values is not None and name in pad_values:
+        given = pad_values[name]
+    else:
+        given = _default_label(name, dtype) if kind == Kind.LABEL and fills_labels else 0
     if isinstance(given, Real) and not isinstance(given, (int, float)):
         given = int(given) if isinstance(given, Integral) else float(given)  # of NumPy
     if not isinstance(given, (bool, int, float)):
@@ -352,6 +364,17 @@ def fill_value(name: str, kind: Kind, dtype: torch.dtype, pad_values: Mapping[st
     if not fits:
         raise ValueError(f"pad_values[{name!r}] must fit {dtype}, got {given}")
     return given
+
+
+def _default_label(name: str, dtype: torch.dtype) -> int:
+    """−100, unless the name or the dtype leaves open what the entry holds."""
+    is_real = dtype.is_floating_point or dtype.is_complex
+    if not is_label(name) or (is_real and not f"_{own_name(name)}".endswith("_labels")):
+        raise ValueError(
+            f"pad_values must have a value for {name!r} ({dtype}), which may hold labels: the value that the loss "
+            f"leaves out, as cross_entropy does with {IGNORED_LABEL}; rename the entry if it holds no labels"
+        )
+    return IGNORED_LABEL
 
 
 def check_storage(
