@@ -1,4 +1,4 @@
-"""Misuse that once gave wrong results without a word."""
+"""Misuse that once gave wrong results without a word. More is in `tests/data/test_silent_results.py`."""
 
 import copy
 import linecache

@@ -48,6 +48,11 @@ def test_own_labels():
     assert items[0]["labels"] == [-100, 7, 8]
 
 
+def test_masks_that_hide_nothing():
+    masks = {"attention_mask": torch.ones(2, dtype=torch.bfloat16), "completion_mask": [True, 2], "loss_mask": None}
+    assert PaddedCollator()([{"input_ids": [1, 2], **masks}])["labels"].tolist() == [[1, 2]]
+
+
 def test_items_are_not_modified():
     item = torch.tensor([1, 2, 3])
     PackedCollator()([item])

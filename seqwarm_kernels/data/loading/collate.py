@@ -18,6 +18,8 @@ from ..batch_planning.plan import IntArray, Piece, check_size
 _UNTOKENIZED = "which is not tokenized: pass a transform to Prepare"
 #: The usual types of ids. They are checked first, because a check for a Mapping or an Integral takes long.
 _ARRAYS = (np.ndarray, Tensor, list)
+#: Entries of items that are 0 at tokens which are not trained on: of TRL, of transformers' chat templates, of Megatron.
+_LOSS_MASKS = ("completion_mask", "assistant_masks", "loss_mask")
 
 
 class PaddedCollator:
@@ -30,8 +32,12 @@ class PaddedCollator:
         labels (B, S) int64, −100 at padding
 
     An item is a sequence or tensor of ids, or a mapping with "input_ids" and optionally "labels" (default: the ids).
-    Other entries of a mapping are left out. An empty batch has B = 0 and S = `multiple_of`. An empty batch has no
-    labels, so it contributes nothing to a sum over labels, but a mean over its labels is NaN.
+    Other entries of a mapping are left out. Two kinds of them must not say otherwise than the batch, or a ValueError is
+    raised: an "attention_mask" must not hide a token, and where a "completion_mask", "assistant_masks" or "loss_mask"
+    is 0, the labels must be −100.
+
+    An empty batch has B = 0 and S = `multiple_of`. An empty batch has no labels, so it contributes nothing to a sum
+    over labels, but a mean over its labels is NaN.
 
     Args:
         pad_token_id: the id at padding.
@@ -140,13 +146,45 @@ def _ids_and_labels(item: Any) -> tuple[NDArray[Any], NDArray[Any]]:
         return ids, ids
     if "input_ids" not in item:
         raise ValueError(f"an item must have input_ids, got {list(item)}")
-    ids = _tokens("input_ids", item["input_ids"])
-    if item.get("labels") is None:
-        return ids, ids
-    labels = _tokens("labels", item["labels"])
-    if len(labels) != len(ids):
-        raise ValueError(f"labels must be as long as the {len(ids)} input_ids of their item, got {len(labels)}")
+    ids = labels = _tokens("input_ids", item["input_ids"])
+    if item.get("labels") is not None:
+        labels = _tokens("labels", item["labels"])
+        if len(labels) != len(ids):
+            raise ValueError(f"labels must be as long as the {len(ids)} input_ids of their item, got {len(labels)}")
+    if "attention_mask" in item and _has_zero(item["attention_mask"]):
+        raise ValueError(
+            "attention_mask of an item must be 1 at each token, got 0: its padding would be trained on; tokenize "
+            "without padding (padding=False), since the collator pads"
+        )
+    for name in _LOSS_MASKS:
+        if name in item and _has_zero(item[name]):
+            _check_ignored(name, item[name], labels)
     return ids, labels
+
+
+def _has_zero(mask: Any) -> bool:
+    """Called for each item, so it takes the fastest way for each type: 0.2 to 1.3 µs for 200 tokens."""
+    if mask is None:
+        return False
+    if isinstance(mask, list):
+        return mask.count(1) < len(mask) and not all(mask)
+    if isinstance(mask, Tensor):
+        return int(mask.count_nonzero()) < mask.numel()
+    return int(np.count_nonzero(mask)) < np.size(mask)
+
+
+def _check_ignored(name: str, mask: Any, labels: NDArray[Any]) -> None:
+    """The labels must be −100 where the mask is 0."""
+    is_ignored = (mask.numpy(force=True) if isinstance(mask, Tensor) else np.asarray(mask)) == 0
+    if is_ignored.shape != labels.shape:
+        raise ValueError(f"{name} must be as long as the {len(labels)} tokens of its item, got {is_ignored.shape}")
+    trained = np.flatnonzero(is_ignored & (labels != IGNORED_LABEL))
+    if len(trained):
+        raise ValueError(
+            f"labels of an item must be {IGNORED_LABEL} where its {name} is 0, got {labels[trained[0]]} at token "
+            f"{trained[0]}: write {IGNORED_LABEL} into labels there, or leave {name} out of the item to train on all "
+            "tokens"
+        )
 
 
 def _tokens(name: str, values: Any) -> NDArray[Any]:
