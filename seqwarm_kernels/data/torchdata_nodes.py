@@ -14,7 +14,7 @@ import torch
 from torchdata import nodes
 
 from ..utils.checks import check_bool, check_int
-from .loading.budget import check_budget, check_collator
+from .loading.budget import check_budget, check_collator, check_prepared_items
 from .samplers.planned_batches import BatchingProgress, BatchIterator, PlannedBatches
 from .samplers.state import batch_state
 from .sources.base import Source
@@ -192,8 +192,8 @@ def batch_loader(
 
     Raises:
         TypeError: an argument has the wrong type.
-        ValueError: an argument has an invalid value, or the planner packs and the collator pads, or the other way
-            round.
+        ValueError: an argument has an invalid value; or the planner packs and the collator pads, or the other way
+            round; or the dataset of `prepare` has more or fewer items than a `LengthBatchSampler` has lengths.
     """
     if not callable(prepare):
         raise TypeError(f"prepare must be a function, got {type(prepare).__name__}")
@@ -206,6 +206,7 @@ def batch_loader(
         raise ValueError(f"method must be one of {', '.join(METHODS)}, got {method!r}")
     batch_node = BatchNode(batches)
     check_collator("prepare", prepare, batches.planner)
+    check_prepared_items("prepare", prepare, batches)
     node: nodes.BaseNode[Any] = nodes.ParallelMapper(batch_node, prepare, num_workers, method=method)
     node = nodes.Mapper(node, partial(check_budget, planner=batches.planner))
     if pin_memory:

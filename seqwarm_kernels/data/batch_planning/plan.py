@@ -30,6 +30,12 @@ class Piece(NamedTuple):
         raise TypeError("a Piece is part of an item, not an index: wrap the dataset in PieceDataset, or use Prepare")
 
 
+class LastPiece(Piece):
+    """A piece up to the end of its item: no token may follow."""
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True)
 class Plan:
     """The batches of one window. Piece p holds `lengths[p]` tokens of item `items[p]`, starting at token `starts[p]`.

@@ -136,6 +136,13 @@ class BatchPlanner:
         bound = self._bound(max_length)
         return lengths if bound is None or self.too_long == "split" else np.minimum(lengths, bound)
 
+    def ends(self, lengths: IntArray, max_length: int | None = None) -> IntArray:
+        """(items,) int64: where each item has to end. −1 where it may be longer, because it is truncated."""
+        bound = self.longest if self.by_bucket else self._bound(max_length)
+        if bound is None or self.too_long == "split":
+            return lengths
+        return np.where(lengths < bound, lengths, -1)
+
     def widths(self, lengths: IntArray) -> IntArray:
         """(items,) int64: lengths rounded up to a positive multiple of `multiple_of`."""
         multiple = self.multiple_of

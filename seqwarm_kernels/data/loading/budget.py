@@ -1,4 +1,4 @@
-"""Planner and collator must fit together, and no collated batch may be over the planner's budget of tokens."""
+"""Planner, collator and dataset must fit together, and no collated batch may be over the planner's budget of tokens."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Any
 from torch import Tensor
 
 from ..batch_planning.planner import BatchPlanner
+from ..samplers.planned_batches import PlannedBatches
+from ..samplers.sampler import LengthBatchSampler
 from .collate import PackedCollator, PaddedCollator, check_tokens
 from .prepare import Prepare
 
@@ -27,6 +29,28 @@ def check_collator(name: str, collate: Any, planner: BatchPlanner) -> None:
             f"{name} must be a PaddedCollator for a planner with packed=False, got a PackedCollator: "
             "pass packed=True to BatchPlanner"
         )
+
+
+def check_num_items(name: str, dataset: Any, batches: PlannedBatches) -> None:
+    """A dataset that knows its size must have as many items as a `LengthBatchSampler` has lengths."""
+    if not isinstance(batches, LengthBatchSampler):
+        return
+    try:
+        num_items = len(dataset)
+    except (TypeError, NotImplementedError):  # also from the dataset inside a PieceDataset
+        return
+    if num_items != batches.num_items:
+        raise ValueError(
+            f"{name} must have as many items as the sampler has lengths, {batches.num_items}, got {num_items}: items "
+            "without a length would never be served; for a part of a dataset, pass torch.utils.data.Subset(dataset, "
+            "indices) and the lengths of its items"
+        )
+
+
+def check_prepared_items(name: str, prepare: Any, batches: PlannedBatches) -> None:
+    """The same for the dataset of a `Prepare`."""
+    if isinstance(prepare, Prepare) and prepare.dataset is not None:
+        check_num_items(f"dataset of {name}", prepare.dataset, batches)
 
 
 def check_budget(batch: Any, planner: BatchPlanner) -> Any:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from numbers import Integral
 from typing import Any
 
 from torch.utils.data import Dataset
 
 from ...utils.checks import check_int
-from ..batch_planning.plan import Piece
+from ..batch_planning.plan import LastPiece, Piece
 
 
 def cut_item(item: Any, start: int, length: int) -> Any:
@@ -21,16 +22,18 @@ def cut_item(item: Any, start: int, length: int) -> Any:
         length: number of tokens.
 
     Raises:
-        TypeError: `item` is neither a mapping nor a sequence, or another argument is not an int.
+        TypeError: `item` is neither a mapping nor a sequence, or it is text, or another argument is not an int.
         ValueError: `item` is a mapping without "input_ids", or `start` or `length` is negative.
     """
     start, length = check_int("start", start, minimum=0), check_int("length", length, minimum=0)
     if not isinstance(item, Mapping):
         if not hasattr(item, "__getitem__") or getattr(item, "ndim", 1) == 0 or getattr(item, "is_sparse", False):
             raise TypeError(f"an item to cut must be a mapping or a sequence of tokens, got {type(item).__name__}")
+        _check_tokenized("an item", item)
         return item[start : start + length]
     if "input_ids" not in item:
         raise ValueError(f"an item to cut must have input_ids, got {list(item)}")
+    _check_tokenized("input_ids of an item", item["input_ids"])
     tokens = len(item["input_ids"])
 
     def cut(value: Any) -> Any:
@@ -40,8 +43,19 @@ def cut_item(item: Any, start: int, length: int) -> Any:
     return {name: cut(value) for name, value in item.items()}
 
 
+def _check_tokenized(name: str, tokens: Any) -> None:
+    if isinstance(tokens, (str, bytes)):
+        raise TypeError(
+            f"{name} to cut must hold tokens, got {tokens!r:.60}, whose characters would be cut: tokenize it first, "
+            "with the transform of Prepare or in the dataset"
+        )
+
+
 class PieceDataset(Dataset[Any]):
     """A map-style dataset that can be indexed with a `Piece` as well as with an index.
+
+    A batch raises a ValueError if an item has more tokens than its length says, and the plan serves all of it: the
+    tokens at its end would be lost. Items of a `cut` of your own are not checked.
 
     Args:
         dataset: the map-style dataset to wrap.
@@ -85,6 +99,8 @@ class ItemDataset(Dataset[Any]):
 class Prepare:
     """Turn a list of indices, items or pieces into a batch. Picklable if its parts are.
 
+    A batch raises a ValueError if an item has more tokens after `transform` than its length says, as `PieceDataset`.
+
     Args:
         collate: turns a list of items into a batch: `PaddedCollator` or `PackedCollator`.
         dataset: the map-style dataset that a `LengthBatchSampler` indexes. None: the list holds the items themselves.
@@ -110,14 +126,14 @@ class Prepare:
         if dataset is not None:
             _check_dataset(dataset)
         self.collate = collate
-        self._dataset = dataset
+        self.dataset = dataset
         self._transform = transform
         self._cut = cut
 
     def __call__(self, batch: Sequence[Any]) -> Any:
         items = _without_pieces(batch)
-        if self._dataset is not None:
-            items = _fetch(self._dataset, items)
+        if self.dataset is not None:
+            items = _fetch(self.dataset, items)
         if self._transform is not None:
             items = list(map(self._transform, items))
         return self.collate(_cut_pieces(items, batch, self._cut))
@@ -137,10 +153,28 @@ def _fetch(dataset: Any, indices: list[Any]) -> list[Any]:
 
 def _cut_pieces(items: Sequence[Any], entries: Sequence[Any], cut: Callable[[Any, int, int], Any]) -> list[Any]:
     """Cut the items whose entry is a piece. The other items stay."""
-    return [
+    pieces = [
         cut(item, entry.start, entry.length) if isinstance(entry, Piece) else item
         for item, entry in zip(items, entries, strict=True)
     ]
+    if cut is cut_item:
+        _check_ends(items, entries)
+    return pieces
+
+
+def _check_ends(items: Sequence[Any], entries: Sequence[Any]) -> None:
+    """No token may follow the last piece of an item."""
+    for number, (item, entry) in enumerate(zip(items, entries, strict=True)):
+        if not isinstance(entry, LastPiece):
+            continue
+        end = entry.start + entry.length
+        tokens = _length(item["input_ids"] if isinstance(item, Mapping) else item)
+        if tokens is not None and tokens > end:
+            name = f"item {entry.item}" if isinstance(entry.item, Integral) else f"item {number} of the batch"
+            raise ValueError(
+                f"{name} must have the {end} tokens that its length says, got {tokens}, whose end would be lost: count "
+                "the lengths of items as they are cut, with tokens that are added later, such as an end of text"
+            )
 
 
 def _check_dataset(dataset: Any) -> None:

@@ -14,7 +14,7 @@ from ...utils.checks import check_int
 from ..samplers.planned_batches import BatchingProgress, PlannedBatches
 from ..samplers.rank_batches import Position
 from ..samplers.stream import LengthBatchStream
-from .budget import check_budget, check_collator
+from .budget import check_budget, check_collator, check_num_items, check_prepared_items
 from .prepare import ItemDataset
 
 
@@ -40,7 +40,7 @@ class ResumableLoader:
             cut items.
         ValueError: `fetched_ahead` is negative; `loader` has another batch sampler, or `in_order=False`, or a stream
             and another dataset; or its `collate_fn` is a `PaddedCollator` and the planner packs, or the other way
-            round.
+            round; or the dataset has more or fewer items than a `LengthBatchSampler` has lengths.
     """
 
     def __init__(self, loader: DataLoader[Any], *, fetched_ahead: int = 0) -> None:
@@ -67,6 +67,8 @@ class ResumableLoader:
                 f"pass PieceDataset(dataset), got {type(loader.dataset).__name__}"
             )
         check_collator("collate_fn of loader", loader.collate_fn, loader.batch_sampler.planner)
+        check_num_items("dataset of loader", loader.dataset, loader.batch_sampler)
+        check_prepared_items("collate_fn of loader", loader.collate_fn, loader.batch_sampler)
         self._loader = loader
         self._sampler = loader.batch_sampler
         self._fetched_ahead = check_int("fetched_ahead", fetched_ahead, minimum=0)

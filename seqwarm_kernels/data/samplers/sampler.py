@@ -39,8 +39,9 @@ class LengthBatchSampler(PlannedBatches, Sampler[list[Any]]):
     The state counts the batches that this sampler has yielded. A DataLoader with workers fetches batches ahead of
     training: take the state of `ResumableLoader`, or of torchdata's StatefulDataLoader.
 
-    The budget is that of `lengths`. `ResumableLoader` checks the collated batches too. A DataLoader alone does not:
-    pass the planner's `max_tokens` to the collator.
+    The budget is that of `lengths`. `ResumableLoader` checks the collated batches too, and that the dataset has as many
+    items as there are lengths. A DataLoader alone checks neither: pass the planner's `max_tokens` to the collator, and
+    compare `len(dataset)` with `len(lengths)`, since items without a length are never served.
 
     Args:
         lengths: (items,) ints, tokens of each item.
@@ -78,7 +79,7 @@ class LengthBatchSampler(PlannedBatches, Sampler[list[Any]]):
         # The reader keeps these before the base class checks them.
         check_bool("shuffle", shuffle)
         seed = check_int("seed", seed, minimum=0)
-        self._num_items = len(lengths)
+        self.num_items = len(lengths)  #: number of lengths
         self._start_is_set = False  # whether the next iterator starts at the current position
         self._planned_length: tuple[int, Counts, int] | None = None  # an epoch, its start, and its number of batches
         super().__init__(
@@ -157,4 +158,4 @@ class LengthBatchSampler(PlannedBatches, Sampler[list[Any]]):
 
     def _epochs(self, position: Position) -> float:
         items = position.counts.items - position.start.epoch_start_counts.items
-        return position.start.epoch + (items / self._num_items if self._num_items else 0)
+        return position.start.epoch + (items / self.num_items if self.num_items else 0)

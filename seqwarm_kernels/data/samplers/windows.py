@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..batch_planning.plan import IntArray, Piece, Plan
+from ..batch_planning.plan import IntArray, LastPiece, Piece, Plan
 from ..batch_planning.planner import BatchPlanner
 from .readers import Reader, select_items
 from .schedule_progress import Counts, ScheduleProgress
@@ -26,10 +26,20 @@ class Start(NamedTuple):
 
 
 class Window:
-    """The batches of some items, and where the next window begins."""
+    """The batches of some items, and where the next window begins.
+
+    Args:
+        ends: (items,) int64, `BatchPlanner.ends`. None: batches hold whole items, not pieces.
+    """
 
     def __init__(
-        self, start: Start, items: Sequence[Any], plan: Plan, max_length: int | None, next_start: Start, in_pieces: bool
+        self,
+        start: Start,
+        items: Sequence[Any],
+        plan: Plan,
+        max_length: int | None,
+        next_start: Start,
+        ends: IntArray | None,
     ) -> None:
         self.start = start
         self.plan = plan
@@ -37,7 +47,7 @@ class Window:
         self.next_start = next_start
         self.num_items = len(items)
         self._items = items
-        self._in_pieces = in_pieces
+        self._ends = ends
 
     def __len__(self) -> int:
         """Number of batches."""
@@ -48,7 +58,11 @@ class Window:
         indices, starts, lengths = self.plan.batch(index)
         selected = select_items(self._items, indices)
         items = selected.tolist() if isinstance(selected, np.ndarray) else selected
-        return list(map(Piece, items, starts.tolist(), lengths.tolist())) if self._in_pieces else items
+        if self._ends is None:
+            return items
+        is_last = (starts + lengths == self._ends[indices]).tolist()
+        pieces = zip(is_last, items, starts.tolist(), lengths.tolist(), strict=True)
+        return [(LastPiece if last else Piece)(item, start, length) for last, item, start, length in pieces]
 
     def counts(self, batches: int) -> Counts:
         """The counts after the first `batches` batches."""
@@ -125,4 +139,5 @@ class WindowMaker:
             start.counts.batches + len(plan),
         )
         next_start = start._replace(served_up_to=served_up_to, counts=counts)
-        return Window(start, items, plan, max_length, next_start, in_pieces=self._planner.cuts_items)
+        ends = self._planner.ends(unserved.lengths[:count], max_length) if self._planner.cuts_items else None
+        return Window(start, items, plan, max_length, next_start, ends)
