@@ -61,7 +61,8 @@ def resize_batch(
     Boundaries, the longest length ("max_length_q", ...) and position ids are those of the new sequences. A list with N
     entries holds one for each sequence. Boundaries, position ids and indices are read, which waits for their device:
     the number of new tokens depends on them. In host memory, the first attention mask of each shape is read, too:
-    numbers above 1 are refused. Attention masks of floating point are always read: negative numbers are refused.
+    numbers above 1 are refused. Later masks of that shape are not read for this. Attention masks of floating point are
+    always read: negative numbers are refused.
 
     Labels are the entries of two or more dimensions called "labels", "label", "label_ids", "targets" or "target", or
     whose names end in one of these after an underscore ("decoder_labels"). "pad" fills padded slots of labels with
