@@ -8,8 +8,10 @@ import warnings
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
 
-from seqwarm_kernels import BatchBuffers, SequenceLengthScheduler, resize_batch
+from seqwarm_kernels import BatchBuffers, SequenceLengthScheduler, cyclic, resize_batch
+from seqwarm_kernels.schedule import lost_labels
 
 BATCH = {"input_ids": torch.arange(64).view(2, 32)}
 
@@ -180,8 +182,12 @@ def test_a_mask_to_be_added_is_not_read_as_its_opposite():
         resize_batch({**first, "attention_mask": torch.where(RIGHT == 1, 0.0, -torch.inf)}, 3)
 
 
+@pytest.mark.parametrize("on_host", [True, False])
 @pytest.mark.parametrize("as_mapping", [False, True])
-def test_a_batch_without_a_label_left(as_mapping):
+def test_a_batch_without_a_label_left(as_mapping, on_host, monkeypatch):
+    if not on_host:
+        monkeypatch.setattr(lost_labels, "_is_on_host", lambda labels: False)
+
     class Model(nn.Module):
         def forward(self, input_ids, labels=None):
             return input_ids
@@ -267,3 +273,156 @@ def test_padding_of_what_may_be_labels_is_asked_for(name, dtype, remainder):
     filled = resize_batch(batch, 4, **options, pad_values={name: -1})[name]
     assert (filled[2] == -1).sum() == 2
     resize_batch(batch, 4, mode="reshape")  # nothing is filled
+
+
+class LengthOfInput(nn.Module):
+    def forward(self, input_ids):
+        return input_ids.shape[1]
+
+
+def test_a_copied_or_saved_model_has_no_frozen_schedule(tmp_path):
+    """tests/schedule/test_attachment.py has all kinds of copies."""
+    model, scheduler = LengthOfInput(), SequenceLengthScheduler(8, 32, duration=3)
+    attachment = scheduler.attach(model)
+    average = torch.optim.swa_utils.AveragedModel(model)
+    torch.save(model, tmp_path / "model.pt")
+    loaded = torch.load(tmp_path / "model.pt", weights_only=False)
+    for length in (8, 16, 24, 32):
+        assert model(BATCH["input_ids"]) == average(BATCH["input_ids"]) == length
+        scheduler.step()
+    scheduler.progress = 0
+    with pytest.warns(UserWarning, match="the model was pickled while a SequenceLengthScheduler was attached"):
+        assert loaded(BATCH["input_ids"]) == 32
+    attachment.remove()
+    assert model(BATCH["input_ids"]) == average(BATCH["input_ids"]) == 32
+
+
+class ResizingCollator:
+    """Resizes in a worker, after the preparation of the scheduler there."""
+
+    def __init__(self, scheduler, prepare=None):
+        self.scheduler, self.prepare = scheduler, prepare
+
+    def __call__(self, items):
+        if self.prepare is not None:
+            self.prepare(self)
+        return self.scheduler.resize({"input_ids": torch.stack(items)})["input_ids"].shape[1]
+
+
+def step(collator):
+    collator.scheduler.step()
+
+
+def load(collator):
+    collator.scheduler.load_state_dict({**collator.scheduler.state_dict(), "progress": 2})
+
+
+def assign(collator):
+    collator.scheduler.progress = 1
+
+
+def make(collator):
+    collator.scheduler = SequenceLengthScheduler(4, 32, duration=3)
+
+
+def lengths_in_a_worker(scheduler, prepare=None, context="fork"):
+    loader = DataLoader(
+        BATCH["input_ids"],
+        num_workers=1,
+        collate_fn=ResizingCollator(scheduler, prepare),
+        multiprocessing_context=context,
+    )
+    return list(loader)
+
+
+@pytest.mark.parametrize("context", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("copied", [False, True])
+def test_a_worker_does_not_resize_to_the_length_of_its_start(copied, context):
+    scheduler = SequenceLengthScheduler(8, 32, duration=3)
+    scheduler.step()
+    scheduler = copy.deepcopy(scheduler) if copied else scheduler
+    with pytest.raises(RuntimeError, match=r"seq_length is not known in a worker .* Call scheduler.resize\(batch\) in"):
+        lengths_in_a_worker(scheduler, context=context)
+    assert scheduler.seq_length == 16
+
+
+@pytest.mark.parametrize(
+    ("prepare", "lengths"), [(step, [16, 24]), (load, [24, 24]), (assign, [16, 16]), (make, [4, 4])]
+)
+def test_a_worker_with_a_schedule_of_its_own(prepare, lengths):
+    assert lengths_in_a_worker(SequenceLengthScheduler(8, 32, duration=3), prepare) == lengths
+
+
+def test_a_worker_resizes_after_the_warmup():
+    scheduler = SequenceLengthScheduler(8, 16, duration=3)
+    scheduler.step(3)
+    assert lengths_in_a_worker(scheduler) == [16, 16]
+
+
+def functions_of_one_name():
+    def of(exponent):
+        def growth(x):
+            return float(x) ** exponent
+
+        return growth
+
+    return of(1), of(2)
+
+
+@pytest.mark.parametrize("wrap", [lambda pacing: pacing, lambda pacing: cyclic(pacing, 2)])
+def test_two_pacings_of_one_name(wrap):
+    first, second = (
+        SequenceLengthScheduler(8, 1024, duration=100, pacing=wrap(pacing)) for pacing in functions_of_one_name()
+    )
+    first.step(30)
+    second.step(20)
+    state = first.state_dict()
+    with pytest.raises(ValueError, match="pacing_lengths is"):
+        second.load_state_dict(state)
+    assert second.progress == 20
+
+
+def late_labels():
+    ids = torch.arange(64).view(2, 32)
+    late = ids.clone()
+    late[:, :16] = -100
+    return {"input_ids": ids, "labels": late}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"return_info": True}, {"copy": False}, {"mode": "reshape", "keys": ["input_ids", "labels"]}],
+    ids=["plain", "info", "views", "reshape"],
+)
+def test_a_plain_loop_says_that_no_label_is_left(options):
+    batch, scheduler = late_labels(), SequenceLengthScheduler(12, 32, duration=10)
+    if options.get("mode") == "reshape":  # only the dropped end of each row has labels
+        batch["labels"][:, :24] = -100
+    none = {**batch, "labels": torch.full_like(batch["labels"], -100)}
+    first = {**batch, "labels": none["labels"].clone()}
+    first["labels"][0, 0] = 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for harmless in (none, first, {**batch, "labels": batch["labels"].float()}):
+            scheduler.resize(harmless, **options)
+    with pytest.warns(UserWarning, match="no label of a batch is left after resizing to 12 tokens") as caught:
+        scheduler.resize(batch, **options)
+    assert "scheduler.resize(" in linecache.getline(caught[0].filename, caught[0].lineno)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        scheduler.resize(batch, **options)
+
+
+@pytest.mark.parametrize("rows", [0, 2, 64])
+def test_labels_of_one_row_are_enough(rows):
+    labels = torch.full((rows, 128), -100)
+    labels[:1, 3] = 1
+    labels[:, 100:] = 1
+    scheduler = SequenceLengthScheduler(64, 128, duration=10)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        scheduler.resize({"labels": labels})
+    labels[:1, 3] = -100
+    if rows:
+        with pytest.warns(UserWarning, match="no label of a batch is left"):
+            scheduler.resize({"labels": labels})

@@ -102,7 +102,7 @@ def warmup_allocator(
             from their config, and for models whose first layer is an embedding.
         loss_fn: Called as loss_fn(output, batch), with a batch like `example_batch`, and returns a scalar. Default:
             `loss` of the output if there is one, else the mean of the output's floating-point tensors.
-        optimizer: Makes steps, so that its state exists during the passes.
+        optimizer: Makes steps, so that its state exists during the passes. Its `step` must not need a closure.
         autocast_dtype: Run forward and loss under torch.autocast with this dtype.
         grad_scaler: Scales the loss, as in training.
         max_grad_norm: Clip gradients by this positive norm before a step, as in training.
@@ -216,6 +216,7 @@ def _check_types(
             raise TypeError(f"{name} must be callable or None, got {type(function).__name__}")
     if optimizer is not None and not isinstance(optimizer, Optimizer):
         raise TypeError(f"optimizer must be a torch optimizer or None, got {type(optimizer).__name__}")
+    _check_step(optimizer)
     if autocast_dtype is not None and not isinstance(autocast_dtype, torch.dtype):
         raise TypeError(f"autocast_dtype must be a torch.dtype or None, got {type(autocast_dtype).__name__}")
     if isinstance(autocast_dtype, torch.dtype) and not autocast_dtype.is_floating_point:
@@ -226,6 +227,16 @@ def _check_types(
         raise TypeError(f"scheduler must be a SequenceLengthScheduler or None, got {type(scheduler).__name__}")
     for name, flag in flags.items():
         check_bool(name, flag)
+
+
+def _check_step(optimizer: Optimizer | None) -> None:
+    """The passes call `optimizer.step()`. Optimizers such as LBFGS need a closure that computes the loss."""
+    closure = None if optimizer is None else inspect.signature(optimizer.step).parameters.get("closure")
+    if closure is not None and closure.default is closure.empty:
+        raise ValueError(
+            f"optimizer must have a step without a closure, got {type(optimizer).__name__}, which needs one: leave "
+            "optimizer out, then the memory of its state is not allocated"
+        )
 
 
 def _check_batch_size(batch_size: Any) -> int | Literal["auto"] | None:

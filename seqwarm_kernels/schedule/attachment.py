@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import warnings
+import weakref
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from ..ops.resize_batch.schema import IGNORED_LABEL
 from ..resizing.containers import is_container
 from ..resizing.functional import resize_batch
-from ..utils.checks import is_dtensor
 from ..utils.modules import forward_parameters, unwrapped
+from .lost_labels import NO_LABEL, lost_labels_on_device
 
 #: Argument in which Hugging Face's Trainer passes the number of labels in all batches of a step, counted before
 #: resizing. A model that gets it divides its sum of losses by it.
@@ -26,10 +29,9 @@ FUSED_LM_HEAD = "fused_lm_head"
 #: Attribute in which a model keeps its attachment.
 _ATTRIBUTE = "_seqwarm_attachment"
 
-_NO_LABEL = (
-    "no label of a batch is left after resizing to {} tokens, so its loss is 0 or NaN, and the model learns nothing "
-    "from it: all labels of these tokens are -100, as those of a long prompt. Begin with a larger min_seq_length, or "
-    "resize with mode='reshape'"
+_PICKLED = (
+    "the model was pickled while a SequenceLengthScheduler was attached, and pickling does not keep an attachment: its "
+    "inputs are not resized. Call scheduler.attach(model) to resize them"
 )
 
 _OPTIONS_OF_ANY_BATCH = ("mode", "remainder", "seq_dim", "keep_last_token", "copy")
@@ -59,37 +61,78 @@ class Attachment:
             of a packed batch may all be shorter.
     """
 
+    _is_copy = False
+    _compiled: Any = None  # what a call of a model calls that was compiled in place
+    _handle: RemovableHandle | None = None  # of the hook of any other model
+
     def __init__(self, model: nn.Module, scheduler: Resizer, resize_options: Mapping[str, Any]) -> None:
         if not isinstance(model, nn.Module):
             raise TypeError(f"model must be an nn.Module, got {type(model).__name__}")
         if "return_info" in resize_options:
             raise TypeError("resize_options must not hold return_info: the attachment uses it to count tokens")
         check_resize_options(resize_options)
-        if _ATTRIBUTE in model.__dict__:
+        present = model.__dict__.get(_ATTRIBUTE)
+        if isinstance(present, Attachment) and not present._is_copy:
             raise ValueError("model has a scheduler attached already; call remove() of that attachment first")
-        self.seq_length: int | None = None
-        self._model = model
-        self._scheduler = scheduler
-        self._options = dict(resize_options)
-        self._names = list(forward_parameters(model))
-        self._tokens: Tensor | None = None
-        self._samples = 0
-        self._shares: list[Tensor] = []
-        self._lost_labels: Tensor | None = None
-        self._has_warned_of_labels = False
-        self._compiled: Any = model._compiled_call_impl
+        self._initialize(model, scheduler, dict(resize_options), list(forward_parameters(model)))
+        if isinstance(present, Attachment):
+            present.remove()
+        _remove_pickled(model)
+        self._compiled = model._compiled_call_impl
         if self._compiled is None:
             self._handle = model.register_forward_pre_hook(self, with_kwargs=True)
         else:  # before the graph of `model.compile()`, which would include a hook
             model._compiled_call_impl = self._resize_and_call
         model.__dict__[_ATTRIBUTE] = self
 
+    def _initialize(
+        self, model: nn.Module, scheduler: Resizer, resize_options: dict[str, Any], names: list[str]
+    ) -> None:
+        self.seq_length: int | None = None
+        self._model = model
+        self._scheduler = scheduler
+        self._options = resize_options
+        self._names = names
+        self._tokens: Tensor | None = None
+        self._samples = 0
+        self._shares: list[Tensor] = []
+        self._lost_labels: Tensor | None = None
+        self._has_warned_of_labels = False
+        self._copies: weakref.WeakSet[Attachment] = weakref.WeakSet()  # also of copies, which share this set
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Attachment:
+        """Attach the copy of the model to the same scheduler. The copy counts its own batches."""
+        copied = Attachment.__new__(Attachment)
+        memo[id(self)] = copied
+        model = copy.deepcopy(self._model, memo)  # it may not have its attributes yet
+        copied._initialize(model, self._scheduler, copy.deepcopy(self._options, memo), self._names)
+        copied._handle = copied._copy_of_hook(self, memo)
+        copied._is_copy, copied._copies = True, self._copies
+        self._copies.add(copied)
+        return copied
+
+    def _copy_of_hook(self, source: Attachment, memo: dict[int, Any]) -> RemovableHandle:
+        """The handle of this attachment's hook, in the copied hooks of the model of `source`."""
+        if source._handle is not None:
+            return copy.deepcopy(source._handle, memo)
+        # The model of `source` was compiled in place. Its copy is not compiled, so the copy needs a hook.
+        hooks: dict[int, Any] = copy.deepcopy(source._model._forward_pre_hooks, memo)
+        with_kwargs = copy.deepcopy(source._model._forward_pre_hooks_with_kwargs, memo)
+        handle = RemovableHandle(hooks, extra_dict=with_kwargs)
+        hooks[handle.id], with_kwargs[handle.id] = self, True
+        return handle
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _PickledAttachment, ()
+
     def remove(self) -> None:
-        """Restore the model. A second call does nothing."""
+        """Restore the model and its deep copies. A second call does nothing."""
+        for copied in [] if self._is_copy else list(self._copies):
+            copied.remove()
         if self._model.__dict__.get(_ATTRIBUTE) is not self:  # the model may have a newer attachment
             return
         del self._model.__dict__[_ATTRIBUTE]
-        if self._compiled is None:
+        if self._handle is not None:
             self._handle.remove()
         else:
             self._model._compiled_call_impl = self._compiled
@@ -102,14 +145,14 @@ class Attachment:
     def take_seen(self) -> Seen:
         """Data since the last call of `take_seen`. Waits for the device, so call it once in an optimizer step.
 
-        Warns once if a batch lost all its labels.
+        Warns once if a batch on a device lost all its labels. The scheduler's `resize` warns of those in host memory.
         """
         seen = Seen(0 if self._tokens is None else int(self._tokens), self._samples)
         lost, self._lost_labels = self._lost_labels, None
         self._tokens, self._samples = None, 0
         if lost:
             self._has_warned_of_labels = True
-            warnings.warn(_NO_LABEL.format(self.seq_length), stacklevel=3)
+            warnings.warn(NO_LABEL.format(self.seq_length), stacklevel=3)
         return seen
 
     def take_shares(self) -> list[Tensor]:
@@ -156,7 +199,7 @@ class Attachment:
         seq_length = self._scheduler.seq_length
         result, info = self._scheduler.resize(batch, **self._options, return_info=True)
         tokens = info.num_valid_tokens
-        lost = None if self._has_warned_of_labels else _lost_labels(batch, result)
+        lost = None if self._has_warned_of_labels else lost_labels_on_device(batch, result)
         self._tokens = tokens.clone() if self._tokens is None else self._tokens + tokens  # buffers are written again
         if lost is not None:
             self._lost_labels = lost if self._lost_labels is None else self._lost_labels | lost
@@ -165,25 +208,33 @@ class Attachment:
         return result
 
 
+class _PickledAttachment:
+    """Stands for an attachment in a model that was pickled. It does not resize, and warns of this once."""
+
+    def __init__(self) -> None:
+        self._has_warned = False
+
+    def __call__(self, model: nn.Module, args: Any, kwargs: Any) -> None:
+        if model.training and not self._has_warned and not torch.compiler.is_compiling():
+            self._has_warned = True
+            warnings.warn(_PICKLED, stacklevel=5)
+
+    def remove(self) -> None:
+        """Do nothing, as `Attachment.remove` of a model without the attachment."""
+
+
+def _remove_pickled(model: nn.Module) -> None:
+    """Remove what the attachment of a pickled model has left."""
+    model.__dict__.pop(_ATTRIBUTE, None)
+    for number, hook in list(model._forward_pre_hooks.items()):
+        if isinstance(hook, _PickledAttachment):
+            del model._forward_pre_hooks[number], model._forward_pre_hooks_with_kwargs[number]
+
+
 def shifts_labels(model: nn.Module) -> bool:
     """Whether a Hugging Face model's loss leaves out the first label of each row, as in causal language models."""
     loss_type = getattr(unwrapped(model), "loss_type", None)
     return loss_type is None or "CausalLM" in str(loss_type)
-
-
-def _lost_labels(batch: Any, resized: Any) -> Tensor | None:
-    """A bool: whether resizing cut off all labels of a batch. None without labels of tokens."""
-    labels, kept = (_labels_of(container) for container in (batch, resized))
-    if labels is None or kept is None or labels.shape == kept.shape:
-        return None
-    return (labels != IGNORED_LABEL).any() & ~(kept != IGNORED_LABEL).any()
-
-
-def _labels_of(batch: Any) -> Tensor | None:
-    labels = batch.get("labels") if isinstance(batch, Mapping) else getattr(batch, "labels", None)
-    if not isinstance(labels, Tensor) or is_dtensor(labels) or labels.is_floating_point():
-        return None
-    return labels
 
 
 def _kept_share(labels: Tensor, kept: Tensor, first: int) -> Tensor:

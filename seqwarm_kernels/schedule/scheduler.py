@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import warnings
 from collections.abc import Iterator, Mapping
 from fractions import Fraction
@@ -12,10 +13,12 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+from torch.utils.data import get_worker_info
 
 from ..resizing.functional import resize_batch
 from ..utils.checks import check_int, check_real, check_same_configuration, check_state_entries
 from .attachment import Attachment
+from .lost_labels import NO_LABEL, has_lost_labels_on_host
 from .pacing import Pacing, as_pacing, describe, discrete, plain, rises
 
 UNITS = ("step", "token", "sample")
@@ -25,6 +28,19 @@ _CALLABLE_GRID = 65536
 
 #: Batches resized at the first length before a warning says that nobody calls `step`. More than a step accumulates.
 _BATCHES_BEFORE_WARNING = 500
+
+#: Batches whose labels are checked, in 4 to 10 µs each. Later batches are longer, and keep more labels.
+_LABEL_CHECKS = 500
+
+#: Entry of the state of a user's own pacing: the lengths after 1/17, 2/17, ... 16/17 of the duration.
+_PACING_LENGTHS, _PACING_PARTS = "pacing_lengths", 17
+
+_STALE_LENGTH = (
+    "seq_length is not known in a worker process of a DataLoader: the worker has a copy of the scheduler, which step() "
+    "in the training loop does not change. Call scheduler.resize(batch) in the training loop, or "
+    "scheduler.attach(model), or let a sampler plan the batches with BatchPlanner(max_length=scheduler). A scheduler "
+    "that the worker steps itself must be made, or load its state, in the worker"
+)
 
 
 class Milestone(NamedTuple):
@@ -54,9 +70,6 @@ class SequenceLengthScheduler:
             from x in [0, 1) to [0, 1]. Other results are clamped to [0, 1].
         unit: Unit of duration and progress: "step", "token" or "sample". The scheduler does not count units itself:
             the caller of `step` does. A warning says so after 500 batches without a call.
-
-    Attributes:
-        progress: Number of units so far.
 
     Raises:
         TypeError: An argument has the wrong type.
@@ -98,11 +111,34 @@ class SequenceLengthScheduler:
             self.pacing.check_fits(min_seq_length, max_seq_length, duration)
         self.progress = 0
         self._batches_before_step: int | None = 0  # None as soon as somebody steps or loads, or after the warning
+        self._label_checks = _LABEL_CHECKS
+
+    @property
+    def progress(self) -> int:
+        """Number of units so far. It can be assigned."""
+        return self._progress
+
+    @progress.setter
+    def progress(self, progress: int) -> None:
+        self._progress = progress
+        self._process = os.getpid()
 
     @property
     def seq_length(self) -> int:
-        """Current number of tokens in a sequence."""
+        """Current number of tokens in a sequence.
+
+        Raises:
+            RuntimeError: In a worker process of a DataLoader, before the end of the warmup. The worker has a copy of
+                the scheduler, which the training loop does not step. There is no error if the scheduler was made,
+                stepped or loaded in the worker, or `progress` was assigned there.
+        """
+        if not torch.compiler.is_compiling() and self._is_stale():  # torch.compile does not trace get_worker_info
+            raise RuntimeError(_STALE_LENGTH)
         return self.seq_length_at(self.progress)
+
+    def _is_stale(self) -> bool:
+        """Whether this is a copy in a worker process, which the training loop does not step."""
+        return get_worker_info() is not None and self._process != os.getpid() and self.progress < self.duration
 
     def step(self, n: int | None = None) -> int:
         """Count `n` more units (steps, tokens or samples: `unit`) and return the new sequence length.
@@ -174,11 +210,28 @@ class SequenceLengthScheduler:
         yield from self._changes(middle, stop, length_at_middle, length_at_stop)
 
     def resize(self, batch: Any, **resize_options: Any) -> Any:
-        """Call `resize_batch` with the current length."""
+        """Call `resize_batch` with the current length.
+
+        Warns once if one of the first 500 batches has "labels" in host memory and loses all of them. On another device
+        the check would wait for the device. There an attachment makes the check, in `take_seen()`.
+
+        Raises:
+            RuntimeError: The current length is not known, see `seq_length`.
+        """
         result = resize_batch(batch, self.seq_length, **resize_options)
         if not torch.compiler.is_compiling():  # a graph would be traced again for each count
             self._count_batch()
+            if self._label_checks:
+                self._check_labels(batch, result[0] if resize_options.get("return_info") else result)
         return result
+
+    def _check_labels(self, batch: Any, resized: Any) -> None:
+        if torch.compiler.is_compiling():  # after a graph break in `resize`
+            return
+        self._label_checks -= 1
+        if has_lost_labels_on_host(batch, resized):
+            self._label_checks = 0
+            warnings.warn(NO_LABEL.format(self.seq_length), stacklevel=3)
 
     def _count_batch(self) -> None:
         """Count a resized batch, to warn once if nobody steps."""
@@ -210,6 +263,12 @@ class SequenceLengthScheduler:
         by the share of the labels that are kept. This is exact if all batches of a step keep the same share. In
         training mode the calls of `generate` are resized too. The caller must still call `step`.
 
+        A deep copy of the model, as `torch.optim.swa_utils.AveragedModel` makes, follows this scheduler too, and counts
+        its own batches. That ends with `remove()` of this attachment, or if a scheduler is attached to the copy. Do so
+        if the scheduler was copied as well. A pickled model, also by `torch.save`, does not keep the attachment: attach
+        a scheduler to the loaded model. Without one its inputs keep their length, and a warning says so once in
+        training mode.
+
         Args:
             model: The module that the training loop calls.
             resize_options: For `resize_batch`. `keys` names the tensors to resize if other inputs must pass through.
@@ -219,23 +278,36 @@ class SequenceLengthScheduler:
 
         Raises:
             TypeError: `model` is not an nn.Module, or `resize_batch` does not have an option, or `return_info` is one.
-            ValueError: `model` has an attachment already, or an option has a value that no batch can have.
+            ValueError: `model` itself has an attachment already, or an option has a value that no batch can have.
         """
         return Attachment(model, self, resize_options)
 
-    def state_dict(self) -> dict[str, int | float | str]:
-        """The progress and the configuration, as plain numbers and strings."""
-        return {"progress": self.progress, **self._configuration()}
+    def state_dict(self) -> dict[str, Any]:
+        """The progress and the configuration, as plain numbers and strings.
+
+        A pacing of your own is saved as its name and 16 of its lengths: "pacing_lengths", a list of ints.
+        """
+        state: dict[str, Any] = {"progress": self.progress, **self._configuration()}
+        if rises(self.pacing) is None:  # then the name alone does not say which function it is
+            shares = range(1, _PACING_PARTS)
+            state[_PACING_LENGTHS] = [self.seq_length_at(self.duration * share / _PACING_PARTS) for share in shares]
+        return state
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Load the progress of a scheduler with the same configuration.
+
+        A pacing of your own must have the name and the lengths of the saved one. In a state without "pacing_lengths"
+        only the name is compared.
 
         Raises:
             TypeError: `state_dict` is not a mapping, or its progress is not an int.
             ValueError: Entries are missing, unknown, or of another configuration. Nothing was changed.
         """
-        check_state_entries(state_dict, self.state_dict())
-        configuration = self._configuration()
+        configuration = self.state_dict()
+        if isinstance(state_dict, Mapping) and _PACING_LENGTHS not in state_dict:
+            configuration.pop(_PACING_LENGTHS, None)
+        check_state_entries(state_dict, configuration)
+        del configuration["progress"]
         check_same_configuration({name: state_dict[name] for name in configuration}, configuration)
         self.progress = check_int("progress", state_dict["progress"], minimum=0)
         self._batches_before_step = None

@@ -1,5 +1,7 @@
 """Arguments of warmup_allocator that are refused, each with its message."""
 
+from contextlib import nullcontext
+
 import numpy
 import pytest
 import torch
@@ -25,6 +27,11 @@ BAD_ARGUMENTS = [
     ({"batch_size": True}, TypeError, "batch_size must be an int, got bool"),
     ({"scheduler": b"x"}, TypeError, "scheduler must be a SequenceLengthScheduler or None, got bytes"),
     ({"optimizer": b"x"}, TypeError, "optimizer must be a torch optimizer or None, got bytes"),
+    (
+        {"optimizer": torch.optim.LBFGS([torch.ones(1, requires_grad=True)])},
+        ValueError,
+        "optimizer must have a step without a closure, got LBFGS, which needs one: leave optimizer out",
+    ),
     ({"loss_fn": 3}, TypeError, "loss_fn must be callable or None, got int"),
     ({"autocast_dtype": "bfloat16"}, TypeError, "autocast_dtype must be a torch.dtype or None, got str"),
     ({"autocast_dtype": torch.int8}, ValueError, "autocast_dtype must be a floating-point dtype, got torch.int8"),
@@ -47,6 +54,15 @@ BAD_ARGUMENTS = [
 def test_bad_arguments(arguments, error, message):
     with pytest.raises(error, match=message):
         warmup_allocator(**{"model": Tied(), "max_len": 16, **arguments})
+
+
+def test_a_closure_is_found_behind_a_learning_rate_scheduler():
+    for make, wanted in ((torch.optim.SGD, None), (torch.optim.LBFGS, "optimizer must have a step without a closure")):
+        model = Tied()
+        optimizer = make(model.parameters())
+        torch.optim.lr_scheduler.StepLR(optimizer, 1)
+        with nullcontext() if wanted is None else pytest.raises(ValueError, match=wanted):
+            warmup_allocator(model, 16, optimizer=optimizer)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 import copy
 import gc
+import pickle
+import warnings
 
 import pytest
 import torch
@@ -9,7 +11,7 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from seqwarm_kernels import SequenceLengthScheduler
+from seqwarm_kernels import BatchBuffers, SequenceLengthScheduler
 
 from ..support.ranks import mean_of_two_ranks
 
@@ -259,19 +261,113 @@ def test_bad_input():
         schedule.attach(model)
 
 
-def test_a_copied_model_has_a_separate_attachment(tmp_path):
+def deep_copy(model):
+    return copy.deepcopy(model)
+
+
+def averaged(model):
+    return torch.optim.swa_utils.AveragedModel(model).module
+
+
+def compiled_in_place(model):
+    model.compile(backend="aot_eager")
+    return model
+
+
+@pytest.mark.parametrize("copied", [deep_copy, averaged, lambda model: copy.deepcopy({"m": copy.deepcopy(model)})["m"]])
+@pytest.mark.parametrize("prepared", [lambda model: model, compiled_in_place, DistributedDataParallel])
+def test_a_copied_model_follows_the_live_schedule(copied, prepared):
+    if prepared is DistributedDataParallel:
+        torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        model, schedule = prepared(Model()), scheduler()
+        attachment = schedule.attach(model)
+        other = copied(model)
+        model(tokens(), attention_mask=torch.ones(2, 16))
+        for length in (4, 8):
+            assert other(tokens(), attention_mask=torch.ones(2, 16)).shape[1] == length
+            schedule.step()
+        assert attachment.take_seen() == (8, 2)
+        assert other._seqwarm_attachment.take_seen() == (8 + 16, 4)
+        other._seqwarm_attachment.remove()
+        assert other(tokens()).shape[1] == 16
+        assert model(tokens()).shape[1] == 12
+        del model, other
+    finally:
+        gc.collect()
+        if prepared is DistributedDataParallel:
+            torch.distributed.destroy_process_group()
+
+
+def test_the_copies_of_a_model_are_detached_with_it():
+    model, schedule = Model(), scheduler()
+    attachment = schedule.attach(model)
+    first, compiled = copy.deepcopy(model), compiled_in_place(copy.deepcopy(model))
+    second, third = copy.deepcopy(first), copy.deepcopy(copy.deepcopy(model))
+    gc.collect()
+    second._seqwarm_attachment.remove()
+    assert [module(tokens()).shape[1] for module in (model, first, second, third)] == [4, 4, 16, 4]
+    attachment.remove()
+    for module in (model, first, second, third, compiled, copy.deepcopy(first)):
+        assert module(tokens()).shape[1] == 16
+        schedule.attach(module)
+        assert module(tokens()).shape[1] == 4
+
+
+def test_a_copied_model_with_a_schedule_of_its_own():
+    model, schedule = Model(), scheduler()
+    schedule.attach(model)
+    other, others = copy.deepcopy((model, schedule))
+    attachment = others.attach(other)
+    others.step()
+    assert other(tokens()).shape[1] == 8
+    assert model(tokens()).shape[1] == 4
+    attachment.remove()
+    assert other(tokens()).shape[1] == 16
+    assert model(tokens()).shape[1] == 4
+
+
+def test_a_copy_has_no_buffers_of_the_original():
+    model = Model()
+    scheduler().attach(model, out=BatchBuffers({"input_ids": tokens()}, 16))
+    model.forward = lambda input_ids: input_ids
+    other = copy.deepcopy(model)
+    kept = model(input_ids=(first := tokens()))
+    other(input_ids=tokens())
+    assert kept.equal(first[:, :4])
+
+
+@pytest.mark.parametrize("fullgraph", [False, True])
+def test_a_pickled_model_is_not_attached(tmp_path, fullgraph):
     model, schedule = Model(), scheduler()
     attachment = schedule.attach(model)
     torch.save(model, tmp_path / "model.pt")
-    for other in (copy.deepcopy(model), torch.load(tmp_path / "model.pt", weights_only=False)):
+    loaded = torch.load(tmp_path / "model.pt", weights_only=False)
+    again = pickle.loads(pickle.dumps(loaded))
+    assert model(tokens()).shape[1] == 4
+    assert attachment.take_seen() == (8, 2)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "the model was pickled")
+        assert loaded.eval()(tokens()).shape[1] == 16
+        compiled = torch.compile(copy.deepcopy(loaded).train(), backend="aot_eager", fullgraph=fullgraph)
+        assert compiled(tokens()).shape[1] == 16
+    for other in (loaded.train(), again):
+        with pytest.warns(UserWarning, match=r"its inputs are not resized. Call scheduler.attach\(model\)") as caught:
+            assert other(tokens()).shape[1] == 16
+        assert caught[0].filename == __file__
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert other(tokens()).shape[1] == 16
+        attachment = schedule.attach(other)
         assert other(tokens()).shape[1] == 4
-        assert attachment.take_seen() == (0, 0)
-        others = other._seqwarm_attachment
-        assert others.take_seen() == (8, 2)
-        others.remove()
+        attachment.remove()
+        assert not other._forward_pre_hooks
         assert other(tokens()).shape[1] == 16
-        assert model(tokens()).shape[1] == 4
-        assert attachment.take_seen() == (8, 2)
+
+
+def test_a_pickled_attachment_can_be_removed():
+    attachment = scheduler().attach(Model())
+    pickle.loads(pickle.dumps(attachment)).remove()
 
 
 def test_the_length_of_a_batch_shorter_than_scheduled():
