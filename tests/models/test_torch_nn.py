@@ -131,8 +131,38 @@ def test_masks_that_are_not_known_to_be_causal_are_refused():
     x = torch.randn(LENGTH, ROWS, WIDTH)
     with pytest.raises(ValueError, match="attn_mask must be None, or a causal mask with is_causal=True, got one of sh"):
         layer(x, x, x, attn_mask=torch.zeros(LENGTH, LENGTH))
-    with pytest.raises(RuntimeError, match="key_padding_mask must be bool, or hold only 0 and -inf"):
-        layer(x, x, x, key_padding_mask=torch.full((ROWS, LENGTH), -2.0))
+
+
+@pytest.mark.parametrize("hidden", [-1e4, -65504.0, -1e9, torch.finfo(torch.float32).min, -torch.inf])
+@pytest.mark.parametrize(
+    ("compiled", "dtype"), [(False, torch.float32), (False, torch.bfloat16), (True, torch.float32)]
+)
+def test_numbers_that_hide_keys(hidden, compiled, dtype):
+    torch.manual_seed(0)
+    layer = nn.MultiheadAttention(WIDTH, HEADS, batch_first=True)
+    twin = copy.deepcopy(layer).double()
+    apply_alibi(layer, 64)
+    x, mask = torch.randn(ROWS, LENGTH, WIDTH), torch.zeros(ROWS, LENGTH).masked_fill(padded(), hidden)
+    attend = torch.compile(layer, backend="aot_eager") if compiled else layer
+    out = attend(x, x, x, key_padding_mask=mask.to(dtype))[0]
+    added = dense_bias(False).unflatten(0, (ROWS, HEADS)) + mask.double()[:, None, None]
+    exact = twin(x.double(), x.double(), x.double(), attn_mask=added.flatten(0, 1))[0]  # all queries see a key
+    torch.testing.assert_close(out, exact.float())
+
+
+@pytest.mark.parametrize("number", [-2.0, -9999.0, 1.0, torch.inf, torch.nan])
+def test_numbers_that_do_not_hide_keys_are_refused(number):
+    layer = nn.MultiheadAttention(WIDTH, HEADS)
+    apply_alibi(layer, 64)
+    x, mask = torch.randn(LENGTH, ROWS, WIDTH), torch.zeros(ROWS, LENGTH)
+    mask[1, 3], mask[2, 4] = number, -torch.inf
+    with pytest.raises(ValueError, match=rf"key_padding_mask must be bool, or hold 0 at .*, got {number}"):
+        layer(x, x, x, key_padding_mask=mask)
+    compiled = torch.compile(layer, backend="aot_eager")
+    with pytest.raises(RuntimeError, match="key_padding_mask must be bool, or hold 0"):
+        compiled(x, x, x, key_padding_mask=mask)
+    with pytest.raises(TypeError, match=r"key_padding_mask must be bool or floating point, got torch\.int64"):
+        layer(x, x, x, key_padding_mask=padded().long())
 
 
 def test_a_second_call_keeps_the_slopes():

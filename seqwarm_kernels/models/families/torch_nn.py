@@ -10,6 +10,9 @@ from ...attention.context_parallel import refuse_context_parallel_style
 from ..alibi_layer import alibi_layer_attention
 from ..surgery import Surgery, register_alibi
 
+#: Largest number that hides a key. Added to a score, it makes the weight 0 beside any key that is not hidden.
+_HIDDEN = -1e4
+
 
 class AlibiMultiheadAttention(nn.MultiheadAttention):
     """nn.MultiheadAttention whose self-attention has ALiBi. Cross-attention is computed as before."""
@@ -28,11 +31,17 @@ class AlibiMultiheadAttention(nn.MultiheadAttention):
         """See nn.MultiheadAttention. Self-attention returns None for the weights, which are never computed.
 
         Args:
+            key_padding_mask: For self-attention: bool, True at a key to hide. Or floating point, 0 at a key to attend,
+                and -inf or any number of at most -1e4 at a key to hide, such as -1e9. A query that sees no key gives
+                zeros, plus the bias of `out_proj`.
             attn_mask: For self-attention: None, or a causal mask together with `is_causal`.
 
         Raises:
-            ValueError: `attn_mask` is given without `is_causal` for self-attention. The module has the hooks of torch's
-                context parallelism, after which self-attention would look like cross-attention.
+            TypeError: `key_padding_mask` is neither bool nor floating point, for self-attention.
+            ValueError: For self-attention, `attn_mask` is given without `is_causal`, or `key_padding_mask` holds other
+                numbers. On another device than the CPU, and in compiled code, such numbers are an error of the device.
+                The module has the hooks of torch's context parallelism, after which self-attention would look like
+                cross-attention.
         """
         refuse_context_parallel_style(self)
         if key is not query or value is not query:
@@ -61,14 +70,24 @@ class AlibiMultiheadAttention(nn.MultiheadAttention):
 
 
 def _visible(key_padding_mask: Tensor | None, x: Tensor) -> Tensor | None:
-    """Return (B, S), True where a key is attended. In PyTorch's masks True hides a key, or −∞ is added to its score."""
+    """Return (B, S), True where a key is attended. In PyTorch's masks True or a large negative number hides a key."""
     if key_padding_mask is None:
         return None
     if key_padding_mask.dtype == torch.bool:
         return ~key_padding_mask.view(x.shape[:2])
+    if not key_padding_mask.is_floating_point():
+        raise TypeError(f"key_padding_mask must be bool or floating point, got {key_padding_mask.dtype}")
     visible = key_padding_mask == 0
-    hidden = torch.isneginf(key_padding_mask)
-    torch._assert_async((visible | hidden).all(), "key_padding_mask must be bool, or hold only 0 and -inf")
+    is_known = visible | (key_padding_mask <= _HIDDEN)
+    if key_padding_mask.is_cpu and not torch.compiler.is_compiling():
+        if not is_known.all():
+            number = key_padding_mask[~is_known][0].item()
+            raise ValueError(
+                "key_padding_mask must be bool, or hold 0 at keys to attend and -inf or at most -1e4 at keys to hide, "
+                f"got {number}"
+            )
+    else:  # without waiting for the device
+        torch._assert_async(is_known.all(), "key_padding_mask must be bool, or hold 0, -inf or numbers of at most -1e4")
     return visible.view(x.shape[:2])
 
 
