@@ -159,6 +159,27 @@ def test_functions_are_told_apart_in_the_state():
         SequenceLengthScheduler(duration=10, pacing="sine").load_state_dict(states[0])
 
 
+def test_the_state_of_a_function_has_some_of_its_lengths():
+    def settled(x):
+        return min(float(x) * 2, 1)
+
+    scheduler = SequenceLengthScheduler(1, 171, duration=34, step_size=1, pacing=settled)
+    scheduler.step(3)
+    state = json.loads(json.dumps(scheduler.state_dict()))
+    assert state["pacing_lengths"] == [21, 41, 61, 81, 101, 121, 141, 161, *[171] * 8]
+    earlier = {name: value for name, value in state.items() if name != "pacing_lengths"}
+    for saved in (state, earlier):
+        scheduler.progress = 0
+        scheduler.load_state_dict(saved)
+        assert scheduler.progress == 3
+    with pytest.raises(ValueError, match="state_dict must have the entries"):
+        SequenceLengthScheduler(duration=10).load_state_dict(
+            {**SequenceLengthScheduler(duration=10).state_dict(), **state}
+        )
+    with pytest.raises(ValueError, match=r"state_dict is of another configuration: pacing_lengths is \[8, "):
+        scheduler.load_state_dict({**state, "pacing_lengths": [8, *state["pacing_lengths"][1:]]})
+
+
 def test_a_user_defined_pacing_is_clamped():
     scheduler = SequenceLengthScheduler(8, 64, duration=10, pacing=lambda x: 3 * float(x) - 1)
     assert [scheduler.seq_length_at(n) for n in range(11)] == [8, 8, 8, 8, 16, 32, 48, 64, 64, 64, 64]
