@@ -12,7 +12,7 @@ BUILD_INPUTS := pyproject.toml constraints.txt setup.py CMakeLists.txt $(shell f
 
 export SEQWARM_TEST_DATA ?= $(abspath ../shared/data)
 
-.PHONY: help install demo experiments test test-slow test-exhaustive test-all test-cpus test-asan test-shim \
+.PHONY: help install demo experiments test test-slow test-exhaustive test-all test-cpus test-amx test-asan test-shim \
 	test-composer test-mds test-transformers-oldest test-torch-oldest mutate wheels gpu-build docs lint format clean
 
 help:  ## list the targets
@@ -49,7 +49,7 @@ test-exhaustive: $(STAMP) build/composer/installed  ## run the exhaustive tests:
 	$(PYTEST) -m "exhaustive or (hypothesis and not slow)" --hypothesis-profile exhaustive $(ARGS)
 	PYTHONPATH=build/composer $(PYTEST) -m exhaustive tests/trainers/composer $(ARGS)
 
-test-all: test test-slow test-exhaustive test-cpus test-asan test-composer test-mds test-transformers-oldest  ## run all tests
+test-all: test test-slow test-exhaustive test-cpus test-amx test-asan test-composer test-mds test-transformers-oldest  ## run all tests
 
 # An older CPU is asked of libtorch, whose answer picks our kernels, and of oneDNN, which multiplies for them.
 test-cpus: $(STAMP)  ## run the native kernels' tests as on CPUs with AVX2 only, and with neither
@@ -59,20 +59,37 @@ test-cpus: $(STAMP)  ## run the native kernels' tests as on CPUs with AVX2 only,
 			$(RUN) -m pytest --numprocesses $(WORKERS) -k native tests/ops $(ARGS) || exit 1; \
 	done
 
-# In a copy of the project, so that the extension in use stays as it is.
-ASAN := build/asan
-test-asan: $(STAMP)  ## run the native kernels' tests with AddressSanitizer and UBSan watching
-	PATH="$(abspath $(VENV))/bin:$$PATH" cmake -G Ninja -S . -B $(ASAN) -D SEQWARM_SANITIZE=ON -D CMAKE_BUILD_TYPE=RelWithDebInfo \
-		-D Python_EXECUTABLE=$(abspath $(RUN)) -D SEQWARM_TORCH_VERSION=$$($(RUN) -c "import torch; print(torch.__version__)") \
+# An extension with other options in a copy of the project, $(1)/tree, so that the one in use stays as it is.
+define build_copy
+	PATH="$(abspath $(VENV))/bin:$$PATH" cmake -G Ninja -S . -B $(1) -D SEQWARM_EMULATE_AMX=ON $(2) \
+		-D CMAKE_BUILD_TYPE=Checks -D Python_EXECUTABLE=$(abspath $(RUN)) \
+		-D SEQWARM_TORCH_VERSION=$$($(RUN) -c "import torch; print(torch.__version__)") \
 		-D TORCH_INSTALL_PREFIX=$$($(RUN) -c "import os, torch; print(os.path.dirname(torch.__file__))") \
 		-D pybind11_DIR=$$($(RUN) -m pybind11 --cmakedir)
-	PATH="$(abspath $(VENV))/bin:$$PATH" cmake --build $(ASAN)
-	rm -rf $(ASAN)/tree && mkdir -p $(ASAN)/tree
-	cp -r seqwarm_kernels tests pyproject.toml $(ASAN)/tree
-	rm -f $(ASAN)/tree/seqwarm_kernels/_C.* && cp $(ASAN)/_C.*.so $(ASAN)/tree/seqwarm_kernels
-	cd $(ASAN)/tree && OMP_NUM_THREADS=2 ASAN_OPTIONS=detect_leaks=0 \
-		LD_PRELOAD="$$($${CXX:-c++} -print-file-name=libasan.so) $$($${CXX:-c++} -print-file-name=libstdc++.so)" \
-		$(abspath $(RUN)) -m pytest --numprocesses $(WORKERS) -k native tests/ops $(ARGS)
+	PATH="$(abspath $(VENV))/bin:$$PATH" cmake --build $(1)
+	rm -rf $(1)/tree && mkdir -p $(1)/tree
+	cp -r seqwarm_kernels tests pyproject.toml $(1)/tree
+	rm -f $(1)/tree/seqwarm_kernels/_C.* && cp $(1)/_C.*.so $(1)/tree/seqwarm_kernels
+endef
+
+# On CPUs without AVX512-BF16 these products are not used, and the tests run without them.
+AMX := build/amx
+test-amx: $(STAMP)  ## run the native kernels' tests in bfloat16 with AMX, emulated on CPUs with AVX512-BF16
+	$(call build_copy,$(AMX),-D CMAKE_CXX_FLAGS_CHECKS=-O1)
+	cd $(AMX)/tree && SEQWARM_EMULATED_AMX=1 OMP_NUM_THREADS=1 $(abspath $(RUN)) -m pytest --numprocesses $(WORKERS) \
+		-k native tests/ops/test_attention_native.py tests/ops/test_attention_native_short.py \
+		tests/ops/test_attention_kernels.py tests/ops/test_attention_kernels_varlen.py $(ARGS)
+
+# First with AMX, whose products are our own in C++, then those in bfloat16 without it.
+ASAN := build/asan
+RUN_ASAN = cd $(ASAN)/tree && OMP_NUM_THREADS=1 ASAN_OPTIONS=detect_leaks=0 SEQWARM_EMULATED_AMX=1 \
+	LD_PRELOAD="$$($${CXX:-c++} -print-file-name=libasan.so) $$($${CXX:-c++} -print-file-name=libstdc++.so)" \
+	$(abspath $(RUN)) -m pytest --numprocesses $(WORKERS) $(ARGS)
+test-asan: $(STAMP)  ## run the native kernels' tests with AddressSanitizer and UBSan watching, with AMX emulated and without
+	$(call build_copy,$(ASAN),-D SEQWARM_SANITIZE=ON -D CMAKE_CXX_FLAGS_CHECKS="-O1 -g1")
+	$(RUN_ASAN) -k native tests/ops
+	export ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16; $(RUN_ASAN) -k native \
+		tests/ops/test_attention_native_short.py tests/ops/test_attention_kernels.py tests/ops/test_attention_kernels_varlen.py
 
 # The tests themselves are slow or exhaustive, so `make test-all` runs them without this target.
 test-shim: $(STAMP)  ## run resize_batch's CUDA kernel on CPU threads with AddressSanitizer, UBSan and ThreadSanitizer
