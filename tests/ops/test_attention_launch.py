@@ -255,20 +255,6 @@ def test_an_output_that_is_not_used_has_no_gradient(backend):
             assert [name for name in names if "zeros" in name] == []
 
 
-def test_tensors_that_repeat_memory_are_copied_for_bulk_copies():
-    """Bulk copies read no row twice. Pointers do, and then nothing is copied."""
-    from seqwarm_kernels.ops.alibi_attention.triton_readers import Reader, is_aligned
-    from seqwarm_kernels.ops.alibi_attention.triton_tiles import ALIGNED, BULK
-
-    expanded = torch.randn(1, 1, 6, 8, dtype=torch.float16).expand(2, 3, 6, 8)
-    for gradient in (expanded, torch.ones(()).half().expand(2, 3, 6, 8)):
-        copied = Reader(gradient, BULK.value)(gradient)
-        assert is_aligned(copied)
-        assert 0 not in copied.stride()
-        torch.testing.assert_close(copied, gradient, rtol=0, atol=0)
-    assert Reader(expanded, ALIGNED.value)(expanded) is expanded
-
-
 def test_a_kernel_is_looked_up_once_and_then_gets_the_same_arguments():
     from seqwarm_kernels.ops.triton_launch import Launch
 

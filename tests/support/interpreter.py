@@ -1,6 +1,8 @@
-"""Makes Triton's interpreter twice as fast."""
+"""Makes Triton's interpreter twice as fast, and stricter."""
 
 import inspect
+
+import numpy as np
 
 import triton.language as tl
 from triton.runtime import interpreter
@@ -23,3 +25,22 @@ def patch_the_language_once():
             patch_builtin(package, *rest)
 
     interpreter._patch_builtin = patch_builtin_once
+
+
+def poison_masked_loads():
+    """A load without `other` gives NaN or a large number where its mask is False. A GPU may give anything.
+
+    Not so a load of one element: the interpreter takes its `other=0` for none.
+    """
+    builder = interpreter.InterpreterBuilder
+    load = builder.create_masked_load
+
+    def load_poisoned(self, pointers, mask, other, *rest, **options):
+        if other is None and pointers.data.size > 1:
+            dtype = pointers.get_element_ty()
+            numbers = interpreter._get_np_dtype(dtype)  # uint16 for bfloat16, in which 0x7FFF is NaN
+            poison = np.iinfo(numbers).max // 2 if numbers.kind in "iu" else np.nan
+            other = interpreter.TensorHandle(np.full_like(pointers.data, poison, dtype=numbers), dtype)
+        return load(self, pointers, mask, other, *rest, **options)
+
+    builder.create_masked_load = load_poisoned
