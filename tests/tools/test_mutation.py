@@ -11,7 +11,7 @@ from tools.mutation.cpp_edits import cpp_edits
 from tools.mutation.mutants import Mutant, shuffled_mutants
 from tools.mutation.python_edits import python_edits
 from tools.mutation.records import FAILED, NOT_BUILT, SURVIVED, TIMED_OUT, Outcome
-from tools.mutation.targets import TARGETS
+from tools.mutation.targets import TARGETS, Run
 
 MUTANT = Mutant("file.py", "0123", 4, 1, "arithmetic", "x = a + b", "a + b", "(a - b)")
 
@@ -119,7 +119,12 @@ def test_mutants_of_a_target_can_be_told_apart_and_keep_their_order(target):
     mutants = shuffled_mutants(ROOT, target.file)
     assert mutants == shuffled_mutants(ROOT, target.file)
     assert len({(mutant, mutant.apply(source)) for mutant in mutants}) == len(mutants) >= 10
-    files = [argument.partition("::")[0] for argument in target.tests if argument.startswith("tests/")]
+    files = [
+        argument.partition("::")[0]
+        for run in (target.tests, *target.wider)
+        for argument in run.tests
+        if argument.startswith("tests/")
+    ]
     assert all((ROOT / file).exists() for file in files)
 
 
@@ -155,7 +160,7 @@ def test_try_mutant(project, monkeypatch, operator, tests, result, test):
     monkeypatch.setattr(trial, "_SLACK", 2.0)
     source = (project / "counting.py").read_text()
     mutant = next(mutant for mutant in shuffled_mutants(project, "counting.py") if mutant.operator == operator)
-    outcome = trial.try_mutant(mutant, [tests])
+    outcome = trial.try_mutant(mutant, [Run(tests)])
     assert (outcome.result, outcome.test) == (result, test)
     assert (project / "counting.py").read_text() == source
 
@@ -164,12 +169,12 @@ def test_tests_that_fail_without_a_mutant_are_an_error(project):
     (project / "test_ok.py").write_text("def test_ok(): assert False\n")
     mutant = shuffled_mutants(project, "counting.py")[0]
     with pytest.raises(RuntimeError, match="failed without a mutant: test_ok"):
-        trial.try_mutant(mutant, [("test_ok.py",)])
+        trial.try_mutant(mutant, [Run(("test_ok.py",))])
 
 
 def test_wider_tests_run_on_a_survivor(project):
     mutant = next(mutant for mutant in shuffled_mutants(project, "counting.py") if mutant.operator == "comparison")
-    outcome = trial.try_mutant(mutant, [("test_ok.py",), ("test_all.py",)])
+    outcome = trial.try_mutant(mutant, [Run(("test_ok.py",)), Run(("test_all.py",))])
     assert outcome.test == "test_all.py::test_count"
 
 
@@ -178,9 +183,9 @@ def test_quick_tests_run_first(project):
         "import time\n\ndef test_slow(): time.sleep(0.3); assert 0\n\ndef test_quick(): assert 0\n"
     )
     trial._seconds.update({"test_ok.py::test_slow": 0.3, "test_ok.py::test_quick": 0.1})
-    assert trial._run(("test_ok.py",), 60) == (FAILED, "test_ok.py::test_quick")
+    assert trial._run(Run(("test_ok.py",)), 60, False) == (FAILED, "test_ok.py::test_quick")
     trial._kills["test_ok.py::test_slow"] = 5
-    assert trial._run(("test_ok.py",), 60) == (FAILED, "test_ok.py::test_slow")
+    assert trial._run(Run(("test_ok.py",)), 60, False) == (FAILED, "test_ok.py::test_slow")
 
 
 def test_what_is_known_is_not_tried_again():

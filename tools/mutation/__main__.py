@@ -15,7 +15,6 @@ from tqdm import tqdm
 from . import records, report
 from .mutants import Mutant, shuffled_mutants
 from .records import NOT_BUILT, SURVIVED, Outcome
-from .survivors import reason_of
 from .targets import TARGETS, Target
 from .trial import start_worker, try_mutant
 
@@ -27,9 +26,7 @@ def main() -> None:
     parser.add_argument("--only", metavar="REGEX", default="", help="files whose path matches this in a part")
     parser.add_argument("--limit", type=int, default=40, help="number of mutants of each file (default: %(default)s)")
     parser.add_argument("--workers", type=int, default=2, help="number of processes (default: %(default)s)")
-    parser.add_argument(
-        "--again", action="store_true", help="try survivors without a reason again, also with the wider tests"
-    )
+    parser.add_argument("--again", action="store_true", help="try survivors again, also with the wider tests")
     parser.add_argument("--report", action="store_true", help="only write the report")
     arguments = parser.parse_args()
     if not arguments.report:
@@ -45,11 +42,11 @@ def main() -> None:
 def try_file(executor: ProcessPoolExecutor, target: Target, limit: int, again: bool) -> None:
     """Try the mutants of a file that have no outcome yet. Each outcome is written as soon as it is known."""
     mutants = shuffled_mutants(ROOT, target.file)
-    runs = [target.tests, target.wider] if again and target.wider else [target.tests]
+    runs = [target.tests, *target.wider] if again else [target.tests]
     known = {
         mutant: outcome
         for mutant, outcome in records.read().items()
-        if mutant.file == target.file and not (again and outcome.result == SURVIVED and reason_of(mutant) is None)
+        if mutant.file == target.file and not (again and outcome.result == SURVIVED)
     }
     with tqdm(desc=target.file, total=0, unit=" mutants", dynamic_ncols=True) as bar:
         while waiting := pending(mutants, known, limit):

@@ -23,6 +23,10 @@ class Mutant(NamedTuple):
     before: str
     after: str
 
+    @property
+    def is_compiled(self) -> bool:
+        return not self.file.endswith(".py")
+
     def apply(self, source: str) -> str:
         return source[: self.start] + self.after + source[self.start + len(self.before) :]
 

@@ -5,14 +5,28 @@ from __future__ import annotations
 from typing import NamedTuple
 
 
+class Run(NamedTuple):
+    tests: tuple[str, ...]  #: arguments of pytest
+    environment: tuple[tuple[str, str], ...] = ()
+    build: str = "this CPU"  #: the extension's, for mutants of C++ files
+
+
 class Target(NamedTuple):
     file: str
-    tests: tuple[str, ...]  #: arguments of pytest
-    wider: tuple[str, ...] = ()  #: those of tests that take longer, for mutants that survive the others
+    tests: Run
+    wider: tuple[Run, ...] = ()  #: what takes longer, for mutants that survive
 
 
-def _in_folder(folder: str, names: str, *tests: str, wider: tuple[str, ...] = ()) -> list[Target]:
-    return [Target(f"{folder}/{name}", tests, wider) for name in names.split()]
+def _in_folder(folder: str, names: str, *tests: str, wider: tuple[Run, ...] = ()) -> list[Target]:
+    return [Target(f"{folder}/{name}", Run(tests), wider) for name in names.split()]
+
+
+def _native(names: str, *tests: str, wider: tuple[str, ...]) -> list[Target]:
+    """Files of native attention. All builds emulate AMX, so the tests run without it first, and with it afterwards."""
+    without_amx = (("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16"),)
+    older = (("ATEN_CPU_CAPABILITY", "avx2"), ("ONEDNN_MAX_CPU_ISA", "AVX2"))
+    runs = (Run(tests), Run(tests, older, "AVX2"), Run(wider, without_amx), Run(wider), Run(tests, build="sanitizers"))
+    return [Target(f"csrc/alibi_attention/cpu/{name}", Run(tests, without_amx), runs) for name in names.split()]
 
 
 _SILENT_RESULTS = "tests/test_silent_results.py"
@@ -26,6 +40,9 @@ _SHORT_ROWS = "tests/ops/test_attention_triton_short.py"
 _CALL_KIND = "tests/ops/test_call_kind.py"
 _SKIPPING = "tests/attention/test_attended_share.py"
 
+#: Compiles kernels for two chips, and looks at their loops and copies.
+_COMPILED = Run(("tests/test_bench_compiled.py", "-k", "causal_kernels"))
+
 TARGETS = [
     *_in_folder(
         "seqwarm_kernels/schedule",
@@ -34,28 +51,32 @@ TARGETS = [
         "tests/schedule/test_plan.py",
         _SILENT_RESULTS,
     ),
-    Target("seqwarm_kernels/schedule/token_lr.py", ("tests/schedule/test_token_lr.py",)),
-    Target(
-        "seqwarm_kernels/schedule/attachment.py",
-        ("tests/schedule/test_attachment.py", _SILENT_RESULTS, "-k", "not processes"),
+    *_in_folder("seqwarm_kernels/schedule", "token_lr.py", "tests/schedule/test_token_lr.py"),
+    *_in_folder(
+        "seqwarm_kernels/schedule",
+        "attachment.py",
+        *("tests/schedule/test_attachment.py", _SILENT_RESULTS, "-k", "not processes"),
     ),
-    Target(
-        "seqwarm_kernels/trainers/huggingface/logs.py",
-        ("tests/trainers/test_tokens_huggingface.py", "tests/trainers/test_monitor_huggingface.py"),
+    *_in_folder(
+        "seqwarm_kernels/trainers/huggingface",
+        "logs.py",
+        *("tests/trainers/test_tokens_huggingface.py", "tests/trainers/test_monitor_huggingface.py"),
     ),
-    Target(
-        "seqwarm_kernels/trainers/composer/token_counter.py",
-        ("tests/trainers/composer/test_token_counter.py",),
-        wider=("tests/trainers/composer/test_two_ranks.py",),
+    *_in_folder(
+        "seqwarm_kernels/trainers/composer",
+        "token_counter.py",
+        "tests/trainers/composer/test_token_counter.py",
+        wider=(Run(("tests/trainers/composer/test_two_ranks.py",)),),
     ),
     *_in_folder(
         "seqwarm_kernels/data/batch_planning",
         "planner.py plan.py packed.py padded.py",
         *("tests/data/test_planner.py", "tests/data/test_packed.py", "tests/data/test_arguments.py"),
     ),
-    Target(
-        "seqwarm_kernels/resizing/checked_call.py",
-        (*_RESIZING, _SILENT_RESULTS, "-k", "(not triton or serve) and not two_ranks"),
+    *_in_folder(
+        "seqwarm_kernels/resizing",
+        "checked_call.py",
+        *(*_RESIZING, _SILENT_RESULTS, "-k", "(not triton or serve) and not two_ranks"),
     ),
     *_in_folder(
         "seqwarm_kernels/allocator",
@@ -77,7 +98,7 @@ TARGETS = [
             "tests/ops/test_defaults.py",
         ),
         *("-k", "triton or launch"),
-        wider=(_RESIZE_BATCH, "-k", "triton and padding", "-m", "not gpu"),
+        wider=(Run((_RESIZE_BATCH, "-k", "triton and padding", "-m", "not gpu")),),
     ),
     *_in_folder(
         "seqwarm_kernels/ops/resize_packed", "triton_kernel.py triton.py", _RESIZE_PACKED, "-k", "triton or kernel"
@@ -87,53 +108,48 @@ TARGETS = [
         "triton_tiles.py triton_reach.py triton_forward.py triton_backward_ranges.py triton_backward_key.py "
         "triton_backward_query.py",
         *("tests/ops/test_attention_triton.py", _SHORT_ROWS, _SKIPPING, "-k", "triton and not native"),
-        wider=(*_ATTENTION_GRID[:2], "tests/ops/test_dropout_origins.py", "-k", "triton"),
+        wider=(Run((*_ATTENTION_GRID[:2], "tests/ops/test_dropout_origins.py", "-k", "triton")), _COMPILED),
     ),
     *_in_folder(
         "seqwarm_kernels/ops/alibi_attention",
         "triton.py triton_readers.py",
-        *(_SERVED, "tests/ops/test_attention_triton.py", "tests/ops/test_attention_launch.py", "-k", "not pretended"),
-        wider=(_SHORT_ROWS, _SKIPPING, *_ATTENTION_GRID, "triton"),
+        *(_SERVED, "tests/ops/test_attention_readers.py", "tests/ops/test_attention_triton.py"),
+        *("tests/ops/test_attention_launch.py", "-k", "not pretended"),
+        wider=(Run((_SHORT_ROWS, _SKIPPING, *_ATTENTION_GRID, "triton")),),
     ),
     *_in_folder(
         "seqwarm_kernels/ops/alibi_attention",
         "triton_decode.py triton_decode_kernel.py",
         "tests/ops/test_attention_triton_decoding.py",
-        wider=(_SKIPPING, "tests/ops/test_attention_launch.py", "-k", "not pretended"),
+        wider=(Run((_SKIPPING, "tests/ops/test_attention_launch.py", "-k", "not pretended")),),
     ),
-    Target("csrc/resize_batch/call.cpp", (_SERVED, _RESIZE_BATCH, "tests/cuda_shim", "-k", "native")),
-    Target("csrc/resize_batch/direct.cpp", _RESIZING),
-    Target("csrc/resize_batch/cpu.cpp", (_SERVED, _RESIZE_BATCH, "-k", "native")),
-    Target("csrc/resize_packed/cpu.cpp", (_SERVED, _RESIZE_PACKED, "-k", "native or serves")),
-    Target("csrc/resize_batch/cuda.cu", ("tests/cuda_shim", "-k", "native")),
-    Target("csrc/moment_statistics/cpu.cpp", (*_MOMENTS, "not triton")),
-    *_in_folder(
-        "csrc/alibi_attention/cpu",
+    *_in_folder("csrc/resize_batch", "call.cpp", *(_SERVED, _RESIZE_BATCH, "tests/cuda_shim", "-k", "native")),
+    *_in_folder("csrc/resize_batch", "direct.cpp", *_RESIZING),
+    *_in_folder("csrc/resize_batch", "cpu.cpp", *(_SERVED, _RESIZE_BATCH, "-k", "native")),
+    *_in_folder("csrc/resize_packed", "cpu.cpp", *(_SERVED, _RESIZE_PACKED, "-k", "native or serves")),
+    *_in_folder("csrc/resize_batch", "cuda.cu", "tests/cuda_shim", "-k", "native"),
+    *_in_folder("csrc/moment_statistics", "cpu.cpp", *_MOMENTS, "not triton"),
+    *_native(
         "problem.h queries.h keys.h reach.h scores.h simd.h products.cpp forward.cpp backward.cpp operator.cpp",
         *("tests/ops/test_attention_native.py", _SKIPPING, *_ATTENTION_GRID, "native"),
+        wider=("tests/ops/test_attention_native_short.py", "tests/ops/test_attention_native_decoding.py"),
     ),
-    Target(
-        "csrc/alibi_attention/cpu/dropout.h",
-        (
-            "tests/ops/test_dropout.py",
-            "tests/ops/test_dropout_origins.py",
-            "tests/ops/test_attention_native.py",
-            *_ATTENTION_GRID,
-            "native",
-        ),
+    *_native(
+        "dropout.h",
+        *("tests/ops/test_dropout.py", "tests/ops/test_dropout_origins.py", "-k", "native"),
+        wider=("tests/ops/test_attention_native.py", *_ATTENTION_GRID, "native"),
     ),
-    *_in_folder(
-        "csrc/alibi_attention/cpu",
+    *_native(
         "short_tile.h short_scores.h short_products.h short_rows.h short_forward.cpp short_backward.cpp "
         "short_sequences.cpp tile_products.cpp pair_products.cpp",
         "tests/ops/test_attention_native_short.py",
         wider=("tests/ops/test_attention_native.py", *_ATTENTION_GRID, "native"),
     ),
-    Target(
-        "csrc/alibi_attention/cpu/decode_forward.cpp",
-        ("tests/ops/test_attention_native_decoding.py",),
+    *_native(
+        "decode_forward.cpp",
+        "tests/ops/test_attention_native_decoding.py",
         wider=("tests/ops/test_attention_native.py", *_ATTENTION_GRID, "native"),
     ),
-    Target("csrc/alibi_attention/direct.cpp", (_CALL_KIND,)),
-    Target("csrc/calls/kind.cpp", (_CALL_KIND, "-k", "not triton")),
+    *_in_folder("csrc/alibi_attention", "direct.cpp", _CALL_KIND),
+    *_in_folder("csrc/calls", "kind.cpp", *(_CALL_KIND, "-k", "not triton")),
 ]

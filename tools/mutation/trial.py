@@ -14,9 +14,7 @@ import re
 import resource
 import shutil
 import signal
-import subprocess
 import sys
-import sysconfig
 import tempfile
 import time
 from collections import Counter
@@ -25,21 +23,22 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
+from . import builds
+from .builds import NotBuilt
 from .mutants import Mutant, digest
+from .pytest_run import run_pytest
 from .records import FAILED, NOT_BUILT, SURVIVED, TIMED_OUT, Outcome
+from .targets import Run
 
 _NOT_COPIED = (".git", ".venv", "build", "reports", "__pycache__", ".*_cache", ".hypothesis", ".benchmarks")
 _ENVIRONMENT = {
     "CMAKE_BUILD_PARALLEL_LEVEL": "1",
     "OMP_NUM_THREADS": "1",
+    "SEQWARM_EMULATED_AMX": "1",
     "PYTHONDONTWRITEBYTECODE": "1",  # a mutant written in the same second with the same size would not be compiled
     "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1",
     "TRITON_INTERPRET": "1",
 }
-_PYTEST = (
-    *("-x", "-q", "--tb=no", "-rfE", "-p", "no:cacheprovider", "--hypothesis-profile", "mutation"),
-    *("-m", "not exhaustive and not gpu"),
-)
 
 #: Seconds that all tests, and CPU seconds that one test may take besides four times those of the unchanged code.
 _SLACK, _SLACK_OF_A_TEST = 30.0, 5.0
@@ -50,10 +49,6 @@ _MEMORY = 16 * 2**30  # bytes
 _tree: Path  # this worker's copy
 _seconds: dict[str, float] = {}  # of each test without a mutant; tests that were never run are not in it
 _kills: Counter[str | None] = Counter()  # mutants that failed each test
-
-
-class NotBuilt(Exception):
-    """The compiler refuses the mutant."""
 
 
 def start_worker(root: Path, scratch: Path) -> None:
@@ -70,14 +65,14 @@ def start_worker(root: Path, scratch: Path) -> None:
         importlib.import_module(module)
 
 
-def try_mutant(mutant: Mutant, runs: list[tuple[str, ...]]) -> Outcome:
-    """Run pytest with each of the arguments `runs` on the mutant, until a test fails."""
-    limits = [_limit(tests) for tests in runs]
+def try_mutant(mutant: Mutant, runs: list[Run]) -> Outcome:
+    """Run pytest on the mutant until a test fails."""
+    limits = [_limit(run, mutant.is_compiled) for run in runs]
     started = time.monotonic()
     result, test = NOT_BUILT, None
     with suppress(NotBuilt), _applied(mutant):
-        for tests, limit in zip(runs, limits, strict=True):
-            result, test = _run(tests, limit)
+        for run, limit in zip(runs, limits, strict=True):
+            result, test = _run(run, limit, mutant.is_compiled)
             if result != SURVIVED:
                 _kills[test] += 1
                 break
@@ -85,21 +80,27 @@ def try_mutant(mutant: Mutant, runs: list[tuple[str, ...]]) -> Outcome:
 
 
 @functools.cache
-def _limit(tests: tuple[str, ...]) -> float:
+def _limit(run: Run, is_compiled: bool) -> float:
     """Seconds after which a mutant counts as hanging. The tests must pass on the unchanged tree."""
+    if is_compiled:
+        builds.install(run.build)
     started = time.monotonic()
-    result, test = _run(tests, 3600)
-    _seconds.update(json.loads(_durations().read_text()))
+    result, test = _run(run, 3600, is_compiled)
+    for name, seconds in json.loads(_durations().read_text()).items():
+        _seconds[name] = max(seconds, _seconds.get(name, 0.0))
     if result != SURVIVED:
-        raise RuntimeError(f"pytest {' '.join(tests)} {result} without a mutant: {test or _log().read_text()}")
+        command = f"pytest {' '.join(run.tests)}"
+        raise RuntimeError(f"{command} {result} without a mutant: {test or _log().read_text()}")
     return _SLACK + 4 * (time.monotonic() - started)
 
 
-def _run(tests: tuple[str, ...], limit: float) -> tuple[str, str | None]:
+def _run(run: Run, limit: float, is_compiled: bool) -> tuple[str, str | None]:
     """Run pytest in a fork. The result, and the test that failed."""
+    if is_compiled:
+        builds.install(run.build)
     pid = os.fork()
     if pid == 0:
-        _become_pytest(tests)
+        _become_pytest(run)
     deadline = time.monotonic() + limit
     ended, status = os.waitpid(pid, os.WNOHANG)
     while not ended and time.monotonic() < deadline:
@@ -117,21 +118,19 @@ def _run(tests: tuple[str, ...], limit: float) -> tuple[str, str | None]:
     return FAILED, failed[1] if failed else None
 
 
-def _become_pytest(tests: tuple[str, ...]) -> NoReturn:
+def _become_pytest(run: Run) -> NoReturn:
     status = 1
     try:
         os.setsid()
         sys.stdout = sys.stderr = log = _log().open("w")
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
+        os.environ.update(run.environment)
+        if run.build == "sanitizers":  # whose library must be loaded before Python
+            command = [sys.executable, "-m", "tools.mutation.pytest_run", *run.tests]
+            os.execve(sys.executable, command, {**os.environ, **builds.sanitizers()})
         resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
-        import pytest
-        from hypothesis import Phase, settings
-
-        # The same examples in each run. No smaller one is searched for one that fails.
-        phases = (Phase.explicit, Phase.generate)
-        settings.register_profile("mutation", deadline=None, derandomize=True, phases=phases, database=None)
-        status = int(pytest.main([*_PYTEST, *tests], [_LikeliestFirst()]))
+        status = run_pytest(run.tests, [_LikeliestFirst()])
     finally:
         sys.stdout.flush()
         os._exit(status)
@@ -170,50 +169,11 @@ def _applied(mutant: Mutant) -> Iterator[None]:
     path = _tree / mutant.file
     source = path.read_text()
     assert digest(source) == mutant.source, f"{mutant.file} changed while mutants were tried"
-    compiled = path.suffix != ".py"
-    unchanged = _built() if compiled else None
+    unchanged = builds.extension().read_bytes() if mutant.is_compiled else None
     path.write_text(mutant.apply(source))
     try:
-        if compiled:
-            _build()
         yield
     finally:
         path.write_text(source)
         if unchanged is not None:
-            _extension().write_bytes(unchanged)
-
-
-@functools.cache
-def _built() -> bytes:
-    """Build the unchanged extension, and return it. The tests of C++ files run on this one, with few optimizations."""
-    import pybind11
-    import torch
-
-    options = {
-        "CMAKE_BUILD_TYPE": "Mutation",
-        "CMAKE_CXX_COMPILER_LAUNCHER": Path(__file__).with_name("compile_for_this_cpu.sh"),
-        "CMAKE_CXX_FLAGS_MUTATION": "-O1",
-        "Python_EXECUTABLE": sys.executable,
-        "pybind11_DIR": pybind11.get_cmake_dir(),
-        "SEQWARM_TORCH_VERSION": torch.__version__,
-        "TORCH_INSTALL_PREFIX": os.path.dirname(torch.__file__),
-    }
-    os.environ["PATH"] = os.pathsep.join([sysconfig.get_path("scripts"), os.environ["PATH"]])
-    subprocess.run(
-        ["cmake", "-G", "Ninja", "-S", ".", "-B", "build", *(f"-D{name}={value}" for name, value in options.items())],
-        check=True,
-        capture_output=True,
-    )
-    _build()
-    os.environ["SEQWARM_ONLY_CAPABILITY"] = torch.backends.cpu.get_cpu_capability()
-    return _extension().read_bytes()
-
-
-def _build() -> None:
-    if subprocess.run(["cmake", "--build", "build"], capture_output=True).returncode:
-        raise NotBuilt
-    shutil.copyfile(next(Path("build").glob("_C.*")), _extension())
-
-
-def _extension() -> Path:
-    return next((_tree / "seqwarm_kernels").glob("_C.*"))
+            builds.extension().write_bytes(unchanged)
