@@ -18,6 +18,7 @@ from .families import converter_by_structure
 from .probe import probe
 from .report import SurgeryReport
 from .surgery import Surgery, converter_for, registered_families
+from .unpassed_optimizers import warn_of_unpassed_optimizers
 
 #: Keyword arguments of from_pretrained that say where a checkpoint is.
 _LOCATION = {"subfolder", "revision", "cache_dir"}
@@ -56,7 +57,7 @@ def apply_alibi(
         max_seq_length: Longest sequence that the model must take. It may be larger or smaller than before. It is no
             limit at run time: most decoders also run on longer sequences.
         optimizers: Optimizers of the model's parameters. Removed parameters are removed from their groups and states.
-            An optimizer that was made earlier and is not passed keeps the removed parameters.
+            An optimizer that was made earlier and is not passed keeps the removed parameters; a warning says so.
             Learned slopes are added to the first optimizer, in a group of their own without weight decay; its other
             options are those of the optimizer's first group.
         learn_slopes: Make the slopes parameters, one for each head and layer. They begin at `slopes`.
@@ -111,6 +112,7 @@ def _apply(
     except BaseException:
         surgery.edits.undo()
         raise
+    warn_of_unpassed_optimizers(parameters_before, dict(model.named_parameters()))
     return SurgeryReport(
         max_seq_length, learn_slopes, tuple(surgery.replaced), tuple(surgery.removed), dropped, verification
     )

@@ -1,6 +1,7 @@
 """Changes and report of apply_alibi, and the undo after an error."""
 
 import copy
+import warnings
 
 import pytest
 import torch
@@ -136,6 +137,38 @@ def test_a_position_table_that_is_tied_to_another_weight_is_not_dropped():
     model.extra.weight = model.transformer.wpe.weight
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     assert apply_alibi(model, 64, optimizers=optimizer).dropped_from_optimizers == 0
+
+
+@pytest.mark.parametrize(("name", "learn_slopes"), [("gpt2", False), ("gpt2", True), ("llama", True)])
+def test_an_optimizer_that_is_not_passed(name, learn_slopes):
+    """It would keep the position table, or not train the slopes."""
+    model = make(name)
+    groups = [{"params": [p]} for p in model.parameters()]
+    optimizer = torch.optim.SGD(groups, lr=0.1)
+    problem = r"keeps transformer\.wpe\.weight, which" if name == "gpt2" else "does not train the learned slopes"
+    with pytest.warns(UserWarning, match=rf"\(SGD\) was made before apply_alibi and {problem}") as caught:
+        apply_alibi(model, 64, learn_slopes=learn_slopes)
+    assert [warning.filename for warning in caught] == [__file__]
+    assert sum(len(group["params"]) for group in optimizer.param_groups) == len(groups)
+
+
+@pytest.mark.parametrize("learn_slopes", [False, True])
+def test_no_warning_of_other_optimizers(learn_slopes):
+    model, other, listed = make("gpt2"), make("gpt2"), make("gpt2")
+    optimizer, _ = (torch.optim.SGD(module.parameters(), lr=0.1) for module in (model, other))
+    accelerate = pytest.importorskip("accelerate")
+    wrapped = accelerate.Accelerator(cpu=True).prepare_optimizer(torch.optim.SGD(listed.parameters(), lr=0.1))
+    kept = [*listed.parameters(), *make("gpt2").parameters()]
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "an optimizer of the model")
+        apply_alibi(model, 64, optimizers=optimizer, learn_slopes=learn_slopes)
+        apply_alibi(model, 32, learn_slopes=learn_slopes)
+        apply_alibi(listed, 64, optimizers=wrapped, learn_slopes=learn_slopes)
+        apply_alibi(alone := make("gpt2"), 64, learn_slopes=learn_slopes)
+        later = torch.optim.SGD(alone.parameters(), lr=0.1)
+        apply_alibi(alone, 32, learn_slopes=learn_slopes)
+    assert kept
+    assert later
 
 
 def test_slopes_can_be_learned():
