@@ -107,7 +107,8 @@ TARGETS = [
         "seqwarm_kernels/ops/alibi_attention",
         "triton_tiles.py triton_reach.py triton_forward.py triton_backward_ranges.py triton_backward_key.py "
         "triton_backward_query.py",
-        *("tests/ops/test_attention_triton.py", _SHORT_ROWS, _SKIPPING, "-k", "triton and not native"),
+        *("tests/ops/test_attention_triton.py", "tests/ops/test_attention_triton_parts.py", _SHORT_ROWS, _SKIPPING),
+        *("-k", "triton and not native"),
         wider=(Run((*_ATTENTION_GRID[:2], "tests/ops/test_dropout_origins.py", "-k", "triton")), _COMPILED),
     ),
     *_in_folder(
@@ -131,7 +132,8 @@ TARGETS = [
     *_in_folder("csrc/moment_statistics", "cpu.cpp", *_MOMENTS, "not triton"),
     *_native(
         "problem.h queries.h keys.h reach.h scores.h simd.h products.cpp forward.cpp backward.cpp operator.cpp",
-        *("tests/ops/test_attention_native.py", _SKIPPING, *_ATTENTION_GRID, "native"),
+        *("tests/ops/test_attention_native.py", "tests/ops/test_attention_native_ranges.py", _SKIPPING),
+        *(*_ATTENTION_GRID, "native"),
         wider=("tests/ops/test_attention_native_short.py", "tests/ops/test_attention_native_decoding.py"),
     ),
     *_native(

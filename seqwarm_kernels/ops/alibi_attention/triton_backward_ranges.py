@@ -38,9 +38,9 @@ def backward_ranges_kernel(
     for first in range(0, num_ranges, CHUNK):
         blocks = first + tl.arange(0, CHUNK)
         present = blocks < num_ranges
-        attended_begin = tl.load(ranges + blocks * 2, mask=present, other=FAR)
-        attended_end = tl.load(ranges + blocks * 2 + 1, mask=present, other=0)
-        hit = (attended_begin[:, None] < end[None, :]) & (attended_end[:, None] > begin[None, :])
+        attended_begin = tl.load(ranges + blocks * 2, mask=present)[:, None]
+        attended_end = tl.load(ranges + blocks * 2 + 1, mask=present)[:, None]
+        hit = present[:, None] & (attended_begin < end[None, :]) & (attended_end > begin[None, :])
         lowest = tl.minimum(lowest, tl.min(tl.where(hit, (blocks * _RANGE_BLOCK)[:, None], FAR), 0))
         highest = tl.maximum(highest, tl.max(tl.where(hit, ((blocks + 1) * _RANGE_BLOCK)[:, None], 0), 0))
     entries = key_ranges + (row.to(tl.int64) * num_tiles + tile) * 2
