@@ -3,7 +3,6 @@
 import inspect
 
 import numpy as np
-
 import triton.language as tl
 from triton.runtime import interpreter
 

@@ -32,8 +32,9 @@ def install(build: str) -> None:
         _configure(folder, build)
     # At first for each kind of CPU: the extension needs them all. Later, the others keep their objects.
     capability = "" if is_first else "AVX2" if build == "AVX2" else _capability()
-    command = ["cmake", "--build", folder]
-    run = subprocess.run(command, env={**os.environ, "SEQWARM_ONLY_CAPABILITY": capability}, capture_output=True)
+    run = subprocess.run(
+        ("cmake", "--build", folder), env={**os.environ, "SEQWARM_ONLY_CAPABILITY": capability}, capture_output=True
+    )
     if run.returncode:
         raise NotBuilt
     shutil.copyfile(next(folder.glob("_C.*")), extension())
