@@ -10,7 +10,14 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from seqwarm_kernels import BatchBuffers, SequenceLengthScheduler, cyclic, resize_batch
+from seqwarm_kernels import (
+    BatchBuffers,
+    SequenceLengthScheduler,
+    alibi_attention,
+    alibi_attention_varlen,
+    cyclic,
+    resize_batch,
+)
 from seqwarm_kernels.schedule import lost_labels
 
 BATCH = {"input_ids": torch.arange(64).view(2, 32)}
@@ -426,3 +433,29 @@ def test_labels_of_one_row_are_enough(rows):
     if rows:
         with pytest.warns(UserWarning, match="no label of a batch is left"):
             scheduler.resize({"labels": labels})
+
+
+@pytest.mark.parametrize(
+    ("ends", "longest", "message"),
+    [
+        ([0, 8, 20], 12, "cu_seqlens_q must end within the 12 tokens of query, got 20"),
+        ([0, 12, 8], 12, "cu_seqlens_q must not decrease, got 8 after 12"),
+        ([4, 8, 12], 12, "cu_seqlens_q must start with 0, got 4"),
+        ([0, 8, 12], 4, "max_seqlen_q must be at least 8, the length of the longest sequence, got 4"),
+    ],
+)
+def test_boundaries_of_no_packed_sequences(ends, longest, message):
+    """Those of another batch, lengths in place of boundaries, or the length of another batch's longest sequence."""
+    query = torch.randn(12, 2, 8, requires_grad=True)
+    good, bad = (torch.tensor(values, dtype=torch.int32) for values in ([0, 2, 4], ends))
+    alibi_attention_varlen(query, query, query, good, good, longest, longest).sum().backward()
+    with pytest.raises(ValueError, match=message):  # a known call
+        alibi_attention_varlen(query, query, query, bad, bad, longest, longest)
+
+
+def test_positions_in_a_tensor_have_the_bounds_of_an_int():
+    """A position of 2**62 was taken for 2**60."""
+    query = torch.randn(1, 2, 3, 8)
+    for start in (torch.tensor(2**62), 2**62):
+        with pytest.raises(ValueError, match=r"query_start must be from -2\*\*60 to 2\*\*60, got 4611686018427387904"):
+            alibi_attention(query, query, query, query_start=start)

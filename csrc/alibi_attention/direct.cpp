@@ -1,6 +1,7 @@
 #include "direct.h"
 
 #include "../calls/kind.h"
+#include "cpu/options.h"
 
 #include <ATen/ATen.h>
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -211,6 +212,7 @@ void define_direct_calls(py::module_& module) {
   module.def(
       "alibi_attention_varlen_in_python", &with_python_kernels<VarlenAttention<Triton>>,
       "Likewise, of packed sequences.");
+  module.def("check_packing", torch::wrap_pybind_function(&check_packing), "Checks of values: validation.py");
 }
 
 }  // namespace seqwarm

@@ -13,7 +13,7 @@ from torch._ops import OpOverload
 from ..ops import backends
 from ..ops.alibi_attention import validation
 from ..ops.alibi_attention.schema import FARTHEST_POSITION, DenseOptions, VarlenOptions
-from ..ops.call_kind import CallCache, call_kind
+from ..ops.call_kind import CallCache, call_kind, is_readable
 from ..ops.library import overload, short
 from ..utils.checks import check_bool, check_int, is_dtensor
 from .context_parallel import refuse_context_parallel, refuse_context_parallel_in_graph
@@ -82,8 +82,8 @@ def alibi_attention(
         scale: Default: 1 / √D.
         segment_length: L. Token t belongs to segment t // L and attends only inside it, as if rows were cut into rows
             of L. Needs Sq = Sk and no query_start.
-        query_start: Position of query 0: an int from -2**60 to 2**60, or a tensor () or (B,) of such ints. Default:
-            Sk − Sq.
+        query_start: Position of query 0: an int from -2**60 to 2**60, or a tensor () or (B,) of such ints, whose values
+            are checked on a CPU. Default: Sk − Sq.
         window: Hide keys at a distance |position − j| larger than this.
         key_padding_mask: (B, Sk) bool, True where a key is attended; `nn.MultiheadAttention`'s is True where it is
             not. Masked keys and values may hold NaN, as may queries that see no key.
@@ -153,6 +153,8 @@ def alibi_attention(
         )
         out, lse, *_ = _run(kind, *call)
     else:
+        if dropout_p > 0:  # before a seed is drawn
+            validation.check_positions(query_start)
         out, lse, *_ = known.run(
             query,
             key,
@@ -196,9 +198,9 @@ def alibi_attention_varlen(
         query: (Tq, Hq, D), all sequences one after another.
         key: (Tk, Hkv, D).
         value: (Tk, Hkv, D).
-        cu_seqlens_q: (B + 1,) int32, starting with 0, not decreasing. The outputs of tokens past the last entry are
-            zero.
-        cu_seqlens_k: (B + 1,) int32.
+        cu_seqlens_q: (B + 1,) int32, starting with 0, not decreasing, at most Tq. The outputs of tokens past the last
+            entry are zero. Values are checked on a CPU. On another device they are not read, as the host would wait.
+        cu_seqlens_k: (B + 1,) int32, likewise, at most Tk.
         max_seqlen_q: At least the length of the longest sequence of queries. Kernels size their grid by it.
         max_seqlen_k: At least the length of the longest sequence of keys.
         slopes: (Hq,), or (B, Hq) by sequence. Default: `alibi_slopes(Hq)`.
@@ -255,6 +257,8 @@ def alibi_attention_varlen(
         )
         out, lse, *_ = _run(kind, *call)
     else:
+        if dropout_p > 0:  # before a seed is drawn
+            validation.check_packing(query, key, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
         out, lse, *_ = known.run(
             query,
             key,
@@ -366,6 +370,8 @@ def varlen_call(
     scale = 1 / math.sqrt(head_dim) if scale is None else scale
     check_bool("causal", causal)
     validation.check_options(scale, window, dropout_p, skip_tolerance)
+    if dropout_p > 0 and is_readable(cu_seqlens_q, cu_seqlens_k):  # before a seed is drawn
+        validation.check_packing(query, key, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
 
     options = VarlenOptions(
         cu_seqlens_q=cu_seqlens_q,

@@ -36,6 +36,7 @@ _EXPECTED = (
     "alibi_attention_varlen_in_python",
     "allocate",
     "call_kind",
+    "check_packing",
     "resize_call",
 )
 

@@ -58,6 +58,13 @@ def _call_kind(*arguments: Any) -> Hashable | None:
     return tuple(kind)
 
 
+def is_readable(*tensors: Tensor) -> bool:
+    """Whether the host can read values without waiting: of plain tensors on a CPU, outside of traces and modes."""
+    if torch.compiler.is_compiling() or any(tensor.device.type != "cpu" for tensor in tensors):
+        return False
+    return call_kind(*tensors) is not None
+
+
 def is_plain_state() -> bool:
     """Whether no dispatch or torch-function mode, tracing or functorch transform is active. Autocast may be."""
     return not (

@@ -216,31 +216,6 @@ def test_scores_far_from_zero(sign):
         torch.testing.assert_close(result.double(), exact.double(), rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize(
-    "ends",
-    [[100, 101], [-(2**31), 101], [0, 2**31 - 1], [-900_000_000, 10], [50, 20, 101], [0, 90, 3, 101], [-5, 2, 2]],
-)
-def test_ends_that_describe_no_pack_crash_nothing(ends):
-    """Values are not checked: that would wait for a GPU."""
-    query, key, value = (torch.randn(101, 2, 16, requires_grad=True) for _ in range(3))
-    slopes = torch.rand(len(ends) - 1, 2, requires_grad=True)
-    ends = torch.tensor(ends, dtype=torch.int32)
-    out = alibi_attention_varlen(query, key, value, ends, ends, 101, 101, slopes, backend="native")
-    out.sum().backward()
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_ends_of_keys_that_decrease_read_nothing_past_the_end(dtype):
-    """The first sequence has all keys, although the last entry is 3."""
-    memory = torch.full((3, 400, 2, 32), float("nan")).to(dtype)
-    memory[:, :290] = torch.randn(3, 290, 2, 32).to(dtype)
-    leaves = [tensor[:290].requires_grad_() for tensor in memory]
-    ends_q, ends_k = (torch.tensor([0, 290, last], dtype=torch.int32) for last in (290, 3))
-    out = alibi_attention_varlen(*leaves, ends_q, ends_k, 290, 290, causal=False, backend="native")
-    for result in (out, *torch.autograd.grad(out.sum(), leaves)):
-        assert result.isfinite().all()
-
-
 def in_new_thread(function):
     """Its kept memory is new, and filled with NaN."""
     with ThreadPoolExecutor(1) as executor:

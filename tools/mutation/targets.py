@@ -152,6 +152,7 @@ TARGETS = [
         "tests/ops/test_attention_native_decoding.py",
         wider=("tests/ops/test_attention_native.py", *_ATTENTION_GRID, "native"),
     ),
+    *_in_folder("csrc/alibi_attention/cpu", "options.cpp", *("tests/ops/test_host_values.py", "-k", "native")),
     *_in_folder("csrc/alibi_attention", "direct.cpp", _CALL_KIND),
     *_in_folder("csrc/calls", "kind.cpp", *(_CALL_KIND, "-k", "not triton")),
 ]

@@ -7,6 +7,7 @@
 
 #include "../../memory/large_memory.h"
 #include "kernels.h"
+#include "options.h"
 #include "problem.h"
 #include "products.h"
 #include "short_sequences.h"
@@ -32,26 +33,6 @@ using FourTensors = std::tuple<Tensor, Tensor, Tensor, Tensor>;
 constexpr int64_t min_keys_to_skip = 128;
 // With fewer multiplications per thread, waking the threads costs more than they save.
 constexpr double least_work = 1 << 18;
-
-struct DenseOptions {
-  std::optional<Tensor> query_start, key_padding_mask, dropout_seed;
-  int64_t query_offset;
-  bool causal;
-  double scale;
-  std::optional<int64_t> segment_length, window;
-  double dropout_p, skip_tolerance;
-  std::optional<Tensor> key_norm_bound;
-};
-
-struct VarlenOptions {
-  Tensor cu_seqlens_q, cu_seqlens_k;
-  std::optional<Tensor> dropout_seed;
-  int64_t max_seqlen_q, max_seqlen_k;
-  bool causal;
-  double scale;
-  std::optional<int64_t> window;
-  double dropout_p, skip_tolerance;
-};
 
 const Kernels& kernels() {
 #ifdef SEQWARM_X86
@@ -183,9 +164,7 @@ Problem describe(Inputs& inputs, const VarlenOptions& options) {
   problem.cu_seqlens_q = inputs.cu_seqlens_q.const_data_ptr<int32_t>();
   problem.cu_seqlens_k = inputs.cu_seqlens_k.const_data_ptr<int32_t>();
   problem.num_sequences = inputs.cu_seqlens_q.numel() - 1;
-  // The last entry, unless the entries decrease: values are not checked, but no read may pass the end of a tensor.
-  const int64_t last = *std::max_element(problem.cu_seqlens_k, problem.cu_seqlens_k + problem.num_sequences + 1);
-  problem.used_keys = std::clamp<int64_t>(last, 0, problem.key_length);
+  problem.used_keys = problem.cu_seqlens_k[problem.num_sequences];
   problem.widest_view = std::min(problem.widest_view, options.max_seqlen_k);
   problem.reach = options.skip_tolerance > 0 && problem.widest_view >= min_keys_to_skip;
   return problem;
@@ -323,6 +302,7 @@ void fill_ranges(const Tensor& ranges, int64_t key_length) {
 template <typename Options>
 FourTensors forward(
     const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& slopes, const Options& options) {
+  check_values(options, query, key);
   std::vector<int64_t> rows(query.sizes().begin(), query.sizes().end() - 1);
   if (query.dim() == 3) {
     std::swap(rows[0], rows[1]);
@@ -368,8 +348,8 @@ Tensor sum_slopes(const Tensor& slope_rows, const Problem& problem, const Tensor
     for (int64_t head = first; head < last; ++head) {
       for (int64_t batch = 0; batch < batches; ++batch) {
         const bool by_sequence = packed && slopes.dim() == 2;
-        const auto place = [&](int64_t index) { return std::clamp<int64_t>(problem.cu_seqlens_q[index], 0, length); };
-        const int64_t begin = by_sequence ? place(batch) : 0, end = by_sequence ? place(batch + 1) : length;
+        const int64_t begin = by_sequence ? problem.cu_seqlens_q[batch] : 0;
+        const int64_t end = by_sequence ? problem.cu_seqlens_q[batch + 1] : length;
         const float* row = parts + ((packed ? 0 : batch) * num_heads + head) * length;
         double& total = sum[(num_sums == 1 ? 0 : batch) * num_heads + head];
         for (int64_t token = begin; token < end; ++token) {
@@ -386,6 +366,7 @@ FourTensors backward(
     const Tensor& grad_out_, const std::optional<Tensor>& grad_lse_, const Tensor& out_, const Tensor& lse_,
     const Tensor& log2_sum_, const Tensor& ranges_, bool slopes_need_grad, const Tensor& query, const Tensor& key,
     const Tensor& value, const Tensor& slopes, const Options& options) {
+  check_values(options, query, key);
   const Tensor grad_query = allocate_like(query), grad_key = allocate_like(key), grad_value = allocate_like(value);
   const Tensor grad_out = with_dense_rows(grad_out_), out = with_dense_rows(out_);
   const Tensor grad_lse = grad_lse_.has_value() ? grad_lse_->contiguous() : Tensor();

@@ -113,10 +113,10 @@ constexpr int64_t most_keys = 128;    // in a tile: rows of its scores
 constexpr int64_t key_step = 32;      // tiles start and end at multiples of this, which limits the shapes of products
 constexpr int64_t range_block = 32;   // schema.py: RANGE_BLOCK
 
-// The position of the first query of a row of the batch. Values of query_start are not checked.
+// The position of the first query of a row of the batch.
 inline int64_t first_position(const Problem& problem, int64_t batch) {
   const int64_t start = problem.query_start == nullptr ? 0 : problem.query_start[batch * problem.query_start_stride];
-  return problem.query_offset + std::clamp(start, -farthest_position, farthest_position);
+  return problem.query_offset + start;
 }
 
 constexpr int64_t round_up(int64_t count, int64_t step) {

@@ -47,11 +47,8 @@ inline Place place_in_pack(const Problem& problem, int64_t token) {
   if (sequence == problem.num_sequences) {
     return {0, 0, 0, 0};
   }
-  const auto key_at = [&](int64_t index) {
-    return std::clamp<int64_t>(problem.cu_seqlens_k[index], 0, problem.key_length);
-  };
-  const int64_t end = key_at(sequence + 1);
-  return {sequence, std::min(key_at(sequence), end), end, token - ends[sequence] + end};
+  const int64_t end = problem.cu_seqlens_k[sequence + 1];
+  return {sequence, problem.cu_seqlens_k[sequence], end, token - ends[sequence] + end};
 }
 
 inline Place place_in_row(const Problem& problem, int64_t batch, int64_t token) {

@@ -30,8 +30,7 @@ std::vector<Sequence> packed_sequences(const Problem& problem, int64_t most) {
   std::vector<Sequence> sequences;
   int64_t query = 0, key = 0;
   for (int64_t index = 1; index <= problem.num_sequences; ++index) {
-    const int64_t last_query = std::clamp<int64_t>(problem.cu_seqlens_q[index], query, problem.query_length);
-    const int64_t last_key = std::clamp<int64_t>(problem.cu_seqlens_k[index], key, problem.key_length);
+    const int64_t last_query = problem.cu_seqlens_q[index], last_key = problem.cu_seqlens_k[index];
     const int64_t num_queries = last_query - query, num_keys = last_key - key;
     sequences.push_back({0, index - 1, query, num_queries, key, num_keys, num_keys - num_queries});
     query = last_query;
@@ -53,8 +52,7 @@ int64_t longest_of(const Problem& problem) {
   int64_t longest = 0;
   for (int64_t index = 0; index < problem.num_sequences; ++index) {
     for (const int32_t* ends : {problem.cu_seqlens_q, problem.cu_seqlens_k}) {
-      const int64_t start = index == 0 ? 0 : ends[index];  // as in packed_sequences, which takes all tokens
-      longest = std::max(longest, ends[index + 1] - start);
+      longest = std::max<int64_t>(longest, ends[index + 1] - ends[index]);
     }
   }
   return longest;

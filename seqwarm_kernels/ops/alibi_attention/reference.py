@@ -23,6 +23,7 @@ from torch import Tensor
 from ..library import implement
 from .dropout import dropout_origins, keep_mask
 from .schema import DenseOptions, VarlenOptions, accumulation_dtype, allocate_like, allocate_outputs
+from .validation import check_values
 
 
 @dataclass(frozen=True)
@@ -195,6 +196,7 @@ def _without_autocast(function: Callable[..., Any]) -> Callable[..., Any]:
 @_without_autocast
 def alibi_attention(query: Tensor, key: Tensor, value: Tensor, slopes: Tensor, *rest: Any) -> tuple[Tensor, ...]:
     options = DenseOptions(*rest)
+    check_values(query, key, options)
     hidden = options.key_padding_mask
     q, k, v, m = _upcast(query, _hide(key, hidden), _hide(value, hidden), slopes)
     out, lse = forward(q, k, v, m, _dense_pairs(q, k, options), options.scale)
@@ -230,6 +232,7 @@ def alibi_attention_backward(
 @_without_autocast
 def alibi_attention_varlen(query: Tensor, key: Tensor, value: Tensor, slopes: Tensor, *rest: Any) -> tuple[Tensor, ...]:
     options = VarlenOptions(*rest)
+    check_values(query, key, options)
     q, k, v, m = _upcast(query, key, value, slopes)
     out = torch.zeros_like(q)
     lse = q.new_full((q.shape[1], q.shape[0]), float("-inf"))

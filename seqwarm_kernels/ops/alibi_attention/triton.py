@@ -42,6 +42,7 @@ from .triton_forward import forward_kernel
 from .triton_reach import NORM_BLOCK, NORM_ROWS, key_norms_kernel
 from .triton_readers import Four, Reader, sizes_of, strides_of
 from .triton_tiles import ALIGNED, BULK
+from .validation import check_values
 
 #: With fewer visible keys, finding keys to skip costs more than it saves.
 MIN_KEYS_TO_SKIP = 512
@@ -102,11 +103,8 @@ def skips(options: _Options, query: Tensor, key: Tensor) -> bool:
 def _packing(options: _Options) -> dict[str, int]:
     if not isinstance(options, VarlenOptions):
         return {"num_sequences": 0, "SEARCH_STEPS": 0}
-    num_sequences = options.cu_seqlens_q.numel() - 1
-    return {
-        "num_sequences": num_sequences,
-        "SEARCH_STEPS": next(steps for steps in _SEARCH_STEPS if num_sequences < 2**steps),
-    }
+    count = options.cu_seqlens_q.numel() - 1
+    return {"num_sequences": count, "SEARCH_STEPS": next(steps for steps in _SEARCH_STEPS if count < 2**steps)}
 
 
 def _constant(query: Reader, key: Reader, value: Reader, slopes: Tensor, options: _Options) -> dict[str, Any]:
@@ -410,6 +408,7 @@ def _known_call(make: Callable[..., Any], arguments: tuple[Any, ...], options: _
 
 
 def forward(query: Tensor, key: Tensor, value: Tensor, slopes: Tensor, options: _Options) -> tuple[Tensor, ...]:
+    check_values(query, key, options)
     if query.numel() == 0:
         return allocate_outputs(query)
     tensors = query, key, value, slopes

@@ -1,12 +1,20 @@
-"""Checks of the inputs of `alibi_attention` and `alibi_attention_varlen`: shapes, dtypes and devices, never values."""
+"""Checks of the inputs of `alibi_attention` and `alibi_attention_varlen`.
+
+The public functions check shapes, dtypes and devices. The operators check the values of `query_start`, `cu_seqlens_q`
+and `cu_seqlens_k` in each call, on a CPU. Values on other devices are not read: the host would wait for the device.
+"""
 
 from __future__ import annotations
+
+from itertools import pairwise
 
 import torch
 from torch import Tensor
 
 from ...utils.checks import check_dense, check_int, check_no_tangent, check_real, check_share
-from .schema import FARTHEST_POSITION
+from .. import backends
+from ..call_kind import is_readable
+from .schema import FARTHEST_POSITION, DenseOptions, VarlenOptions
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 MAX_HEAD_DIM = 256
@@ -118,6 +126,8 @@ def check_query_start(query_start: int | Tensor, query: Tensor) -> None:
             f"got shape {tuple(query_start.shape)}"
         )
     check_device("query_start", query_start, query)
+    if is_readable(query_start):
+        check_positions(query_start)
 
 
 def check_segment_length(segment_length: int, query_start: int | Tensor | None, query: Tensor, key: Tensor) -> None:
@@ -146,3 +156,49 @@ def check_same_batch(cu_seqlens_q: Tensor, cu_seqlens_k: Tensor) -> None:
             f"cu_seqlens_k must describe as many sequences as cu_seqlens_q, {cu_seqlens_q.numel() - 1}, "
             f"got {cu_seqlens_k.numel() - 1}"
         )
+
+
+def check_values(query: Tensor, key: Tensor, options: DenseOptions | VarlenOptions) -> None:
+    """The operators' checks of values. Native operators have the same in C++."""
+    if isinstance(options, DenseOptions):
+        check_positions(options.query_start)
+    else:
+        cu_seqlens_q, cu_seqlens_k, _, max_seqlen_q, max_seqlen_k, *_ = options
+        check_packing(query, key, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+
+
+def check_positions(query_start: Tensor | int | None) -> None:
+    """Check the values of a tensor on a CPU."""
+    if isinstance(query_start, Tensor) and query_start.device.type == "cpu":
+        for start in query_start.view(-1).tolist():
+            if abs(start) > FARTHEST_POSITION:
+                raise ValueError(f"query_start must be from -2**60 to 2**60, got {start}")
+
+
+def _check_packing(
+    query: Tensor, key: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int, max_seqlen_k: int
+) -> None:
+    """Check the values of `cu_seqlens_q` and `cu_seqlens_k` on a CPU; without the extension."""
+    if query.device.type == "cpu":
+        check_sequences("cu_seqlens_q", cu_seqlens_q, query.shape[0], "query", max_seqlen_q)
+        check_sequences("cu_seqlens_k", cu_seqlens_k, key.shape[0], "key", max_seqlen_k)
+
+
+check_packing = _check_packing if backends.extension is None else backends.extension.check_packing
+
+
+def check_sequences(name: str, cu_seqlens: Tensor, num_tokens: int, owner: str, max_seqlen: int) -> None:
+    """Check the values of `cu_seqlens`, called `name`, for the `num_tokens` tokens of `owner`. The host reads them."""
+    ends = cu_seqlens.tolist()
+    if ends[0] != 0:
+        raise ValueError(f"{name} must start with 0, got {ends[0]}")
+    longest = 0
+    for start, end in pairwise(ends):
+        if end < start:
+            raise ValueError(f"{name} must not decrease, got {end} after {start}")
+        longest = max(longest, end - start)
+    if ends[-1] > num_tokens:
+        raise ValueError(f"{name} must end within the {num_tokens} tokens of {owner}, got {ends[-1]}")
+    if longest > max_seqlen:
+        name = name.replace("cu_seqlens", "max_seqlen")
+        raise ValueError(f"{name} must be at least {longest}, the length of the longest sequence, got {max_seqlen}")
