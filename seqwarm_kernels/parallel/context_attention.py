@@ -16,7 +16,8 @@ from ..attention.context_parallel import refuse_unordered_shards
 from ..attention.functional import DEFAULT_SKIP_TOLERANCE, dense_call, varlen_call
 from ..ops.alibi_attention.dropout import dropout_origins
 from ..ops.alibi_attention.schema import DenseOptions
-from ..ops.alibi_attention.validation import check_cu_seqlens, check_query_key_value
+from ..ops.alibi_attention.validation import check_cu_seqlens, check_query_key_value, check_sequences
+from ..ops.call_kind import is_readable
 from ..utils.checks import check_bool, check_int
 from .checks import check_dropout, check_halo_of_heads, check_local, check_mesh, check_same_length
 from .halo import Halo, Shared, exchange
@@ -150,7 +151,7 @@ def context_attention_varlen(
         key: (c, Hkv, D).
         value: (c, Hkv, D).
         cu_seqlens: (B + 1,) int32, the boundaries of the sequences in the tokens of all ranks, starting with 0, not
-            decreasing. The outputs of tokens past the last entry are zero.
+            decreasing. The outputs of tokens past the last entry are zero. Values are checked on a CPU.
         max_seqlen: At least the length of the longest sequence.
         slopes: (Hq,), or (B, Hq) by sequence. Default: `alibi_slopes(Hq)`.
 
@@ -164,12 +165,17 @@ def context_attention_varlen(
     check_query_key_value(query, key, value, "(tokens, heads, head_dim)")
     check_cu_seqlens("cu_seqlens", cu_seqlens, query)
     check_int("max_seqlen", max_seqlen, minimum=0)
+    check_same_length(query, key, 0)
+    shard = Shard(key.shape[0], mesh.get_local_rank(), mesh.size(), causal)
+    if is_readable(cu_seqlens):
+        check_sequences("cu_seqlens", cu_seqlens, shard.length * shard.size, "all ranks", max_seqlen)
+    local = _boundaries(cu_seqlens, shard.start, shard.length)
     operator, (query, key, value, slopes), options = varlen_call(
         query,
         key,
         value,
-        cu_seqlens,
-        cu_seqlens,
+        local,
+        local,
         max_seqlen,
         max_seqlen,
         slopes,
@@ -180,8 +186,6 @@ def context_attention_varlen(
         skip_tolerance=skip_tolerance,
         backend=backend,
     )
-    check_same_length(query, key, 0)
-    shard = Shard(key.shape[0], mesh.get_local_rank(), mesh.size(), causal)
     check_dropout(shard, dropout_p)
     query, key, value = (tensor.transpose(0, 1)[None] for tensor in (query, key, value))  # one row, heads first
     is_token = torch.arange(shard.start, shard.end, device=query.device) < cu_seqlens[-1]

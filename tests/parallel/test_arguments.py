@@ -80,3 +80,19 @@ def test_junk(name):
     call(**make())
     found = [text for argument in make() for text in complaints(call, make, argument)]
     assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize(
+    ("ends", "max_seqlen", "message"),
+    [
+        ([0, 1, 5], 4, "cu_seqlens must end within the 4 tokens of all ranks, got 5"),
+        ([0, 3, 1], 3, "cu_seqlens must not decrease, got 1 after 3"),
+        ([1, 4], 3, "cu_seqlens must start with 0, got 1"),
+        ([0, 1, 4], 2, "max_seqlen must be at least 3, the length of the longest sequence, got 2"),
+    ],
+)
+def test_boundaries_of_no_packed_sequences(ends, max_seqlen, message):
+    call, make = CALLS["context_attention_varlen"]
+    ends = torch.tensor(ends, dtype=torch.int32)
+    with pytest.raises(ValueError, match=message):
+        call(**make() | {"cu_seqlens": ends, "max_seqlen": max_seqlen, "slopes": None})
