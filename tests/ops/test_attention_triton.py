@@ -128,3 +128,21 @@ def test_keys_whose_scores_exceed_negative_ones_are_in_reach(skipping, causal):
     key = torch.full((1, 1, 128, 16), -5.0)  # scores of -20
     key[:, :, 40] = 5.0
     check_within_reach(key, 0.5, causal=causal)
+
+
+@pytest.mark.parametrize("start", [2**20, 2**45, -(2**45)])
+@pytest.mark.parametrize("merged", [False, True])
+def test_queries_far_from_all_keys_have_the_gradients_of_near_ones(merged, start):
+    """To move all queries changes no weight, so positions of 2**45 cost no precision. Short rows share tiles."""
+    query_length, key_length = (20, 20) if merged else (50, 40)
+    leaves = [torch.randn(2, 2, length, 16, requires_grad=True) for length in (query_length, key_length, key_length)]
+    leaves.append(torch.tensor([0.5, 0.1], requires_grad=True))
+    weights = torch.randn(2, 2, query_length, 16)
+
+    def gradients(start):
+        out = alibi_attention(*leaves, query_start=torch.tensor([start, start]), causal=start > 0, backend="triton")
+        return torch.autograd.grad(out, leaves, weights)
+
+    near = gradients(key_length if start > 0 else -query_length)
+    for got, expected in zip(gradients(start), near, strict=True):
+        torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)

@@ -17,6 +17,7 @@ from .triton_tiles import (
     MASKED,
     RIGHT,
     dropout_of,
+    far_of,
     finite,
     head_of,
     kept_keys,
@@ -201,7 +202,8 @@ def backward_key_kernel(
         index, batch, cu_seqlens_k, cu_seqlens_q, num_sequences, query_length, -query_offset, segment_length,
         LIMITED, SEARCH_STEPS,
     )  # fmt: skip
-    low, high, center = visible_queries(first, last, zero, window, CAUSAL, LIMITED)
+    far = far_of(query_offset, query_length, key_length, merged)
+    low, high, center = visible_queries(first, last, zero, far, window, CAUSAL, LIMITED)
     inside = index < key_length
     if key_padding_mask is not None:
         key_padding_mask += batch * stride_mb

@@ -24,6 +24,7 @@ from .triton_tiles import (
     RIGHT,
     Keys,
     dropout_of,
+    far_of,
     finite,
     head_of,
     kept_keys,
@@ -195,8 +196,8 @@ def backward_query_kernel(
     ACCESS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Computes grad_query, the contribution of each query to grad_slopes (unless None), delta, and lse2: lse in base 2,
-    +∞ for queries without a key."""
+    """Computes grad_query, the contribution of each query to grad_slopes (unless None), delta, and lse2: lse in base 2
+    of queries that are nearer by `far_of`, +∞ for queries without a key."""
     num_blocks = tl.cdiv(query_length, BLOCK_M)
     program = tl.program_id(0)
     # Longest first: late queries see most keys, and the last heads have the flattest slopes.
@@ -236,7 +237,9 @@ def backward_query_kernel(
     row_log2 = tl.load(log2_sum + row_offset, mask=inside, other=float("-inf"))
     seen = sees_some & (row_log2 != float("-inf"))
     row_log2 = tl.where(seen, row_log2, float("inf"))
-    tl.store(lse2 + row_offset, row_log2 - tl.where(seen, slope2 * beyond, 0.0), mask=inside)
+    far = far_of(query_offset, query_length, key_length, merged)
+    nearer = tl.abs(position - far - center).to(tl.float32)
+    tl.store(lse2 + row_offset, row_log2 - tl.where(seen, slope2 * nearer, 0.0), mask=inside)
     pointers, present = tile_pointers(
         out, batch, head, start, query_length, merged, stride_ob, stride_oh, stride_os, BLOCK_M, HEAD_DIM, BLOCK_D
     )

@@ -182,6 +182,16 @@ def offset_of(tokens, length, query_start, query_offset, batch, row_length, stri
 
 
 @triton.jit
+def far_of(query_offset, query_length, key_length, row_length):
+    """How far all queries of a row can be moved toward its keys without meeting one: changes no weight, and keeps the
+    precision of distances. Positive if the queries come after the keys, negative if before."""
+    if row_length is not None:
+        query_length = row_length
+        key_length = row_length
+    return tl.maximum(query_offset - key_length, 0) + tl.minimum(query_offset + query_length, 0)
+
+
+@triton.jit
 def find_sequence(tokens, cu_seqlens, num_sequences, SEARCH_STEPS: tl.constexpr):
     """The sequence index of each token: the number of sequence ends at or before it. `num_sequences` for tokens past
     the last sequence.
@@ -268,15 +278,16 @@ def visible_keys(first, end, position, window, CAUSAL: tl.constexpr, LIMITED: tl
 
 
 @triton.jit
-def visible_queries(first, end, zero, window, CAUSAL: tl.constexpr, LIMITED: tl.constexpr):
-    """The queries [low, high) that see the keys whose query at distance zero is `zero`, and that query."""
+def visible_queries(first, end, zero, far, window, CAUSAL: tl.constexpr, LIMITED: tl.constexpr):
+    """The queries [low, high) that see the keys whose query at distance zero is `zero`, and that query if all queries
+    were nearer by `far`."""
     low = first.to(tl.int64)
     if CAUSAL:
         low = tl.maximum(zero, first)
     elif LIMITED:
         low = tl.maximum(zero - window, first)
     high = tl.minimum(zero + window + 1, end) if LIMITED else end.to(tl.int64)
-    center = tl.maximum(tl.minimum(zero, FAR), -FAR)
+    center = tl.maximum(tl.minimum(zero + far, FAR), -FAR)
     return _inside(low, first, end), _inside(high, first, end), center.to(tl.int32)
 
 
