@@ -19,6 +19,7 @@ from seqwarm_kernels import (
     resize_batch,
 )
 from seqwarm_kernels.schedule import lost_labels
+from seqwarm_kernels.schedule import scheduler as scheduler_module
 
 BATCH = {"input_ids": torch.arange(64).view(2, 32)}
 
@@ -215,11 +216,25 @@ def test_a_batch_without_a_label_left(as_mapping, on_host, monkeypatch):
         warnings.simplefilter("error")
         for labels in (some, none):  # a batch that had none lost none
             forward(labels)
-    with pytest.warns(UserWarning, match="no label of a batch is left after resizing to 8 tokens"):
+    with pytest.warns(UserWarning, match="no label of a batch is left after resizing to 8 tokens") as caught:
         forward(late, some)
+    if not on_host:
+        assert caught[0].filename == __file__  # the caller's line
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         forward(late)  # it was said
+
+
+def test_labels_are_looked_at_in_the_first_batches_only(monkeypatch):
+    """Since each look takes time."""
+    monkeypatch.setattr(scheduler_module, "_LABEL_CHECKS", 3)
+    scheduler = SequenceLengthScheduler(4, 8, duration=10)
+    lost = {"input_ids": IDS, "labels": torch.cat([torch.full((2, 4), -100), IDS[:, 4:]], 1)}
+    for _ in range(3):
+        scheduler.resize({"input_ids": IDS, "labels": IDS})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        scheduler.resize(lost)
 
 
 def test_options_of_an_attachment_are_checked_before_a_batch():
@@ -231,7 +246,7 @@ def test_options_of_an_attachment_are_checked_before_a_batch():
             scheduler.attach(model, **{name: "junk"})
     with pytest.raises(TypeError, match="truncat"):
         scheduler.attach(model, truncat=True)
-    scheduler.attach(model).remove()  # nothing was attached
+    scheduler.attach(model, keep_last_token=True).remove()  # nothing was attached before
 
 
 def test_tokens_of_batches_in_buffers():

@@ -224,8 +224,7 @@ class _PickledAttachment:
 
 
 def _remove_pickled(model: nn.Module) -> None:
-    """Remove what the attachment of a pickled model has left."""
-    model.__dict__.pop(_ATTRIBUTE, None)
+    """Remove the hook that the attachment of a pickled model has left."""
     for number, hook in list(model._forward_pre_hooks.items()):
         if isinstance(hook, _PickledAttachment):
             del model._forward_pre_hooks[number], model._forward_pre_hooks_with_kwargs[number]

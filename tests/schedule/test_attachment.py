@@ -310,6 +310,8 @@ def test_the_copies_of_a_model_are_detached_with_it():
     attachment.remove()
     for module in (model, first, second, third, compiled, copy.deepcopy(first)):
         assert module(tokens()).shape[1] == 16
+        assert not module._forward_pre_hooks
+        assert not module._forward_pre_hooks_with_kwargs
         schedule.attach(module)
         assert module(tokens()).shape[1] == 4
 
