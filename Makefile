@@ -12,7 +12,7 @@ BUILD_INPUTS := pyproject.toml constraints.txt setup.py CMakeLists.txt $(shell f
 
 export SEQWARM_TEST_DATA ?= $(abspath ../shared/data)
 
-.PHONY: help install demo experiments test test-slow test-exhaustive test-all test-cpus test-amx test-asan test-shim \
+.PHONY: help install demo experiments test test-slow test-exhaustive test-all test-cpus test-amx test-work record-work test-asan test-shim \
 	test-composer test-mds test-transformers-oldest test-torch-oldest mutate wheels gpu-build docs lint format clean
 
 help:  ## list the targets
@@ -49,7 +49,7 @@ test-exhaustive: $(STAMP) build/composer/installed  ## run the exhaustive tests:
 	$(PYTEST) -m "exhaustive or (hypothesis and not slow)" --hypothesis-profile exhaustive $(ARGS)
 	PYTHONPATH=build/composer $(PYTEST) -m exhaustive tests/trainers/composer $(ARGS)
 
-test-all: test test-slow test-exhaustive test-cpus test-amx test-asan test-composer test-mds test-transformers-oldest  ## run all tests
+test-all: test test-slow test-exhaustive test-cpus test-amx test-work test-asan test-composer test-mds test-transformers-oldest  ## run all tests
 
 # An older CPU is asked of libtorch, whose answer picks our kernels, and of oneDNN, which multiplies for them.
 test-cpus: $(STAMP)  ## run the native kernels' tests as on CPUs with AVX2 only, and with neither
@@ -79,6 +79,18 @@ test-amx: $(STAMP)  ## run the native kernels' tests in bfloat16 with AMX, emula
 	cd $(AMX)/tree && SEQWARM_EMULATED_AMX=1 OMP_NUM_THREADS=1 $(abspath $(RUN)) -m pytest --numprocesses $(WORKERS) \
 		-k native tests/ops/test_attention_native.py tests/ops/test_attention_native_short.py \
 		tests/ops/test_attention_kernels.py tests/ops/test_attention_kernels_varlen.py $(ARGS)
+
+# The records are of a compiler and a CPU; on others the tests are skipped, until `python -m tests.work` records them.
+WORK := build/work
+RUN_WORK = cd $(WORK)/tree && OMP_NUM_THREADS=1 ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16 $(abspath $(RUN)) -m
+test-work: $(STAMP)  ## count the basic blocks that native kernels execute: no more work than recorded
+	$(call build_copy,$(WORK),-D SEQWARM_COUNT_WORK=ON -D CMAKE_CXX_FLAGS_CHECKS=-O1)
+	$(RUN_WORK) pytest tests/work $(ARGS)
+
+record-work: $(STAMP)  ## record these counts, after a change that is meant to do other work
+	$(call build_copy,$(WORK),-D SEQWARM_COUNT_WORK=ON -D CMAKE_CXX_FLAGS_CHECKS=-O1)
+	$(RUN_WORK) tests.work
+	cp $(WORK)/tree/tests/work/records.json tests/work
 
 # First with AMX, whose products are our own in C++, then those in bfloat16 without it.
 ASAN := build/asan

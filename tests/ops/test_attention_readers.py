@@ -19,6 +19,7 @@ ALIGNED = {
     "one dim": halves(2, 3, 5, 8)[..., :1],
     "one dim of any stride": halves(2, 3, 5, 16)[..., ::8][..., :1],
     "odd stride of one row": halves(1, 1, 1, 16).as_strided((1, 1, 1, 16), (7, 7, 7, 1)),
+    "one row of stride 0": halves(1, 3, 5, 16).as_strided((1, 3, 5, 16), (0, 80, 16, 1)),
     "repeated": halves(1, 3, 5, 16).expand(2, 3, 5, 16),
     "packed": halves(7, 3, 16),
 }
@@ -50,6 +51,11 @@ def test_which_tensors_are_copied(name, access):
     assert is_aligned(read)
     assert reader.strides == strides_of(read)
     torch.testing.assert_close(read, tensor, rtol=0, atol=0)
+
+
+def test_rows_of_copies_begin_at_blocks_of_16_bytes():
+    assert Reader(halves(2, 3, 5, 15), tiles.ALIGNED.value).strides == (240, 80, 16, 1)
+    assert Reader(torch.zeros(2, 3, 5, 6), tiles.ALIGNED.value).strides == (120, 40, 8, 1)
 
 
 def test_descriptors_of_tiles():

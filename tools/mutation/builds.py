@@ -16,6 +16,7 @@ _LAUNCHER = Path(__file__).with_name("compile_for_this_cpu.sh")
 _OPTIONS = {
     "this CPU": {"CMAKE_CXX_FLAGS_MUTATION": "-O1"},
     "AVX2": {"CMAKE_CXX_FLAGS_MUTATION": "-O1"},
+    "work": {"CMAKE_CXX_FLAGS_MUTATION": "-O1", "SEQWARM_COUNT_WORK": "ON"},
     "sanitizers": {"CMAKE_CXX_FLAGS_MUTATION": "-O1 -g1", "SEQWARM_SANITIZE": "ON"},
 }
 

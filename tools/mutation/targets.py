@@ -25,7 +25,14 @@ def _native(names: str, *tests: str, wider: tuple[str, ...]) -> list[Target]:
     """Files of native attention. All builds emulate AMX, so the tests run without it first, and with it afterwards."""
     without_amx = (("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16"),)
     older = (("ATEN_CPU_CAPABILITY", "avx2"), ("ONEDNN_MAX_CPU_ISA", "AVX2"))
-    runs = (Run(tests), Run(tests, older, "AVX2"), Run(wider, without_amx), Run(wider), Run(tests, build="sanitizers"))
+    runs = (
+        Run(tests),
+        Run(("tests/work",), without_amx, "work"),
+        Run(tests, older, "AVX2"),
+        Run(tests, build="sanitizers"),
+        Run(wider, without_amx),
+        Run(wider),
+    )
     return [Target(f"csrc/alibi_attention/cpu/{name}", Run(tests, without_amx), runs) for name in names.split()]
 
 

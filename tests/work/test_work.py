@@ -1,0 +1,21 @@
+"""The kernels do no more work than recorded. Counts of basic blocks do not depend on other processes, as times do.
+
+After a change that is meant to do another amount of work, `make record-work` writes new counts.
+"""
+
+import pytest
+
+from tests.work import cases
+
+pytestmark = pytest.mark.skipif(cases.counter() is None, reason="the extension was not built with SEQWARM_COUNT_WORK")
+
+#: Relative. A change that matters to anyone is larger.
+TOLERANCE = 0.01
+
+
+@pytest.mark.parametrize("name", cases.CASES)
+def test_work_is_as_recorded(name):
+    known = cases.records().get(cases.machine())
+    if known is None:
+        pytest.skip(f"no records of {cases.machine()}")
+    assert cases.measure(cases.CASES[name], cases.counter()) == pytest.approx(known[name], rel=TOLERANCE)
