@@ -143,6 +143,40 @@ def test_native_backward_reads_no_token_that_is_not_there(tokens):
         )
 
 
+@pytest.mark.skipif(backends.extension is None, reason="the extension is not built")
+@pytest.mark.parametrize("backward", [False, True])
+@pytest.mark.parametrize(
+    ("changes", "slopes", "message"),
+    [
+        ({"cu_seqlens_q": 0, "cu_seqlens_k": 0}, (2,), r"same shape \(sequences \+ 1,\), got \[0\] and \[0\]"),
+        ({"cu_seqlens_k": 2}, (2,), r"same shape \(sequences \+ 1,\), got \[3\] and \[2\]"),
+        ({}, (3, 2), r"slopes must be \(2,\) or \(2, 2\), got \[3, 2\]"),
+        ({}, (1,), r"slopes must be \(2,\) or \(2, 2\), got \[1\]"),
+    ],
+)
+def test_native_operators_check_shapes_on_which_reads_depend(changes, slopes, message, backward):
+    """Public functions check them, too. An operator may be called without one."""
+    query, ends = torch.randn(6, 2, 8), torch.tensor([0, 2, 6], dtype=torch.int32)
+    options = VarlenOptions(ends, ends, None, 6, 6, True, 0.5, None, 0.0, 0.0)
+    outputs = overload("alibi_attention_varlen", "native")(query, query, query, torch.rand(2), *options)
+    options = options._replace(**{name: ends[:count] for name, count in changes.items()})
+    inputs = query, query, query, torch.rand(slopes), *options
+    with pytest.raises(ValueError, match=message):
+        if backward:
+            overload("alibi_attention_varlen_backward", "native")(query, None, *outputs, True, *inputs)
+        else:
+            overload("alibi_attention_varlen", "native")(*inputs)
+
+
+@pytest.mark.skipif(backends.extension is None, reason="the extension is not built")
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_native_operators_check_the_number_of_positions(dtype):
+    query, starts = torch.randn(3, 2, 4, 8), torch.zeros(2, dtype=dtype)
+    options = (starts, None, None, 0, True, 0.5, None, None, 0.0, 0.0)
+    with pytest.raises(ValueError, match="query_start must have one entry, or one for each of the 3 rows, got 2"):
+        overload("alibi_attention", "native")(query, query, query, torch.rand(2), *options)
+
+
 def test_nothing_is_read_without_values():
     meta = {name: value.to("meta") for name, value in arguments().items() if isinstance(value, torch.Tensor)}
     assert alibi_attention_varlen(**arguments() | meta, dropout_p=0.5).is_meta

@@ -302,7 +302,7 @@ void fill_ranges(const Tensor& ranges, int64_t key_length) {
 template <typename Options>
 FourTensors forward(
     const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& slopes, const Options& options) {
-  check_values(options, query, key);
+  check_values(options, query, key, slopes);
   std::vector<int64_t> rows(query.sizes().begin(), query.sizes().end() - 1);
   if (query.dim() == 3) {
     std::swap(rows[0], rows[1]);
@@ -366,7 +366,7 @@ FourTensors backward(
     const Tensor& grad_out_, const std::optional<Tensor>& grad_lse_, const Tensor& out_, const Tensor& lse_,
     const Tensor& log2_sum_, const Tensor& ranges_, bool slopes_need_grad, const Tensor& query, const Tensor& key,
     const Tensor& value, const Tensor& slopes, const Options& options) {
-  check_values(options, query, key);
+  check_values(options, query, key, slopes);
   const Tensor grad_query = allocate_like(query), grad_key = allocate_like(key), grad_value = allocate_like(value);
   const Tensor grad_out = with_dense_rows(grad_out_), out = with_dense_rows(out_);
   const Tensor grad_lse = grad_lse_.has_value() ? grad_lse_->contiguous() : Tensor();

@@ -29,19 +29,39 @@ void check_sequences(
       ", the length of the longest sequence, got ", max_seqlen);
 }
 
+void check_slopes(const at::Tensor& slopes, int64_t rows, int64_t num_heads) {
+  const bool fits = slopes.dim() == 1 || (slopes.dim() == 2 && slopes.size(0) == rows);
+  TORCH_CHECK_VALUE(
+      fits && slopes.size(-1) == num_heads, "slopes must be (", num_heads, ",) or (", rows, ", ", num_heads, "), got ",
+      slopes.sizes());
+}
+
 }  // namespace
 
 void check_packing(
     const at::Tensor& query, const at::Tensor& key, const at::Tensor& cu_seqlens_q, const at::Tensor& cu_seqlens_k,
     int64_t max_seqlen_q, int64_t max_seqlen_k) {
   if (query.is_cpu()) {
+    TORCH_CHECK_VALUE(
+        cu_seqlens_q.dim() == 1 && cu_seqlens_q.numel() > 0 && cu_seqlens_k.sizes() == cu_seqlens_q.sizes(),
+        "cu_seqlens_q and cu_seqlens_k must have the same shape (sequences + 1,), got ", cu_seqlens_q.sizes(), " and ",
+        cu_seqlens_k.sizes());
     check_sequences('q', cu_seqlens_q, query, "query", max_seqlen_q);
     check_sequences('k', cu_seqlens_k, key, "key", max_seqlen_k);
   }
 }
 
-void check_values(const DenseOptions& options, const at::Tensor&, const at::Tensor&) {
-  if (!options.query_start || options.query_start->scalar_type() != at::kLong) {
+void check_values(
+    const DenseOptions& options, const at::Tensor& query, const at::Tensor& /*key*/, const at::Tensor& slopes) {
+  check_slopes(slopes, query.size(0), query.size(1));
+  if (!options.query_start) {
+    return;
+  }
+  const int64_t count = options.query_start->numel();
+  TORCH_CHECK_VALUE(
+      count == 1 || count == query.size(0), "query_start must have one entry, or one for each of the ", query.size(0),
+      " rows, got ", count);
+  if (options.query_start->scalar_type() != at::kLong) {
     return;
   }
   const auto starts = options.query_start->accessor<int64_t, 1>();
@@ -52,9 +72,11 @@ void check_values(const DenseOptions& options, const at::Tensor&, const at::Tens
   }
 }
 
-void check_values(const VarlenOptions& options, const at::Tensor& query, const at::Tensor& key) {
+void check_values(
+    const VarlenOptions& options, const at::Tensor& query, const at::Tensor& key, const at::Tensor& slopes) {
   check_packing(
       query, key, options.cu_seqlens_q, options.cu_seqlens_k, options.max_seqlen_q, options.max_seqlen_k);
+  check_slopes(slopes, options.cu_seqlens_q.numel() - 1, query.size(1));
 }
 
 }  // namespace seqwarm

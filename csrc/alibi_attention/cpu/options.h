@@ -34,8 +34,10 @@ void check_packing(
     const at::Tensor& query, const at::Tensor& key, const at::Tensor& cu_seqlens_q, const at::Tensor& cu_seqlens_k,
     int64_t max_seqlen_q, int64_t max_seqlen_k);
 
-// validation.py: check_values
-void check_values(const DenseOptions& options, const at::Tensor& query, const at::Tensor& key);
-void check_values(const VarlenOptions& options, const at::Tensor& query, const at::Tensor& key);
+// validation.py: check_values, and the shapes on which reads depend, for operators that are called without its checks.
+void check_values(
+    const DenseOptions& options, const at::Tensor& query, const at::Tensor& key, const at::Tensor& slopes);
+void check_values(
+    const VarlenOptions& options, const at::Tensor& query, const at::Tensor& key, const at::Tensor& slopes);
 
 }  // namespace seqwarm

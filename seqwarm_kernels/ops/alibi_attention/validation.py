@@ -180,6 +180,11 @@ def _check_packing(
 ) -> None:
     """Check the values of `cu_seqlens_q` and `cu_seqlens_k` on a CPU; without the extension."""
     if query.device.type == "cpu":
+        if cu_seqlens_q.dim() != 1 or cu_seqlens_q.numel() == 0 or cu_seqlens_k.shape != cu_seqlens_q.shape:
+            raise ValueError(
+                "cu_seqlens_q and cu_seqlens_k must have the same shape (sequences + 1,), got "
+                f"{list(cu_seqlens_q.shape)} and {list(cu_seqlens_k.shape)}"
+            )
         check_sequences("cu_seqlens_q", cu_seqlens_q, query.shape[0], "query", max_seqlen_q)
         check_sequences("cu_seqlens_k", cu_seqlens_k, key.shape[0], "key", max_seqlen_k)
 
