@@ -161,11 +161,12 @@ def test_native_operators_check_shapes_on_which_reads_depend(changes, slopes, me
     outputs = overload("alibi_attention_varlen", "native")(query, query, query, torch.rand(2), *options)
     options = options._replace(**{name: ends[:count] for name, count in changes.items()})
     inputs = query, query, query, torch.rand(slopes), *options
+    if backward:
+        operator, inputs = "alibi_attention_varlen_backward", (query, None, *outputs, True, *inputs)
+    else:
+        operator = "alibi_attention_varlen"
     with pytest.raises(ValueError, match=message):
-        if backward:
-            overload("alibi_attention_varlen_backward", "native")(query, None, *outputs, True, *inputs)
-        else:
-            overload("alibi_attention_varlen", "native")(*inputs)
+        overload(operator, "native")(*inputs)
 
 
 @pytest.mark.skipif(backends.extension is None, reason="the extension is not built")
