@@ -109,10 +109,10 @@ def _apply(
             restore_slopes(model, record, location)
         on_meta = any(parameter.is_meta for parameter in model.parameters())
         verification = None if on_meta else probe(model, max_seq_length, example_batch)
+        warn_of_unpassed_optimizers(parameters_before, dict(model.named_parameters()))  # an error, if filters say so
     except BaseException:
         surgery.edits.undo()
         raise
-    warn_of_unpassed_optimizers(parameters_before, dict(model.named_parameters()))
     return SurgeryReport(
         max_seq_length, learn_slopes, tuple(surgery.replaced), tuple(surgery.removed), dropped, verification
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-import warnings
 import weakref
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
@@ -17,6 +16,7 @@ from ..ops.resize_batch.schema import IGNORED_LABEL
 from ..resizing.containers import is_container
 from ..resizing.functional import resize_batch
 from ..utils.modules import forward_parameters, unwrapped
+from .caller_warnings import warn_caller
 from .lost_labels import NO_LABEL, lost_labels_on_device
 
 #: Argument in which Hugging Face's Trainer passes the number of labels in all batches of a step, counted before
@@ -152,7 +152,7 @@ class Attachment:
         self._tokens, self._samples = None, 0
         if lost:
             self._has_warned_of_labels = True
-            warnings.warn(NO_LABEL.format(self.seq_length), stacklevel=3)
+            warn_caller(NO_LABEL.format(self.seq_length))
         return seen
 
     def take_shares(self) -> list[Tensor]:
@@ -211,13 +211,15 @@ class Attachment:
 class _PickledAttachment:
     """Stands for an attachment in a model that was pickled. It does not resize, and warns of this once."""
 
-    def __init__(self) -> None:
-        self._has_warned = False
+    _has_warned = False
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _PickledAttachment, ()  # without `_has_warned`: another process warns again
 
     def __call__(self, model: nn.Module, args: Any, kwargs: Any) -> None:
         if model.training and not self._has_warned and not torch.compiler.is_compiling():
             self._has_warned = True
-            warnings.warn(_PICKLED, stacklevel=5)
+            warn_caller(_PICKLED)
 
     def remove(self) -> None:
         """Do nothing, as `Attachment.remove` of a model without the attachment."""

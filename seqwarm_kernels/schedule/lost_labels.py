@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from ..ops.call_kind import is_plain_state
 from ..ops.resize_batch.schema import IGNORED_LABEL
 from ..utils.checks import is_dtensor
 
@@ -21,9 +22,15 @@ _FEW = 2048
 
 
 def has_lost_labels_on_host(batch: Any, resized: Any) -> bool:
-    """Whether resizing cut off all labels of a batch. False if they are not plain tensors in host memory."""
+    """Whether resizing cut off all labels of a batch.
+
+    False if the labels are not plain tensors in host memory. False while PyTorch traces or one of its modes is active,
+    since the values may not be readable.
+    """
     labels, kept = _labels_of(batch), _labels_of(resized)
     if kept is None or not _is_on_host(kept) or labels is None or labels.shape == kept.shape:
+        return False
+    if not is_plain_state():
         return False
     return not _has_some(kept) and bool(_all_lost(labels, kept))
 

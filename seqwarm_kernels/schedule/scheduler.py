@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import warnings
 from collections.abc import Iterator, Mapping
 from fractions import Fraction
 from itertools import pairwise
@@ -18,6 +17,7 @@ from torch.utils.data import get_worker_info
 from ..resizing.functional import resize_batch
 from ..utils.checks import check_int, check_real, check_same_configuration, check_state_entries
 from .attachment import Attachment
+from .caller_warnings import warn_caller
 from .lost_labels import NO_LABEL, has_lost_labels_on_host
 from .pacing import Pacing, as_pacing, describe, discrete, plain, rises
 
@@ -39,7 +39,8 @@ _STALE_LENGTH = (
     "seq_length is not known in a worker process of a DataLoader: the worker has a copy of the scheduler, which step() "
     "in the training loop does not change. Call scheduler.resize(batch) in the training loop, or "
     "scheduler.attach(model), or let a sampler plan the batches with BatchPlanner(max_length=scheduler). A scheduler "
-    "that the worker steps itself must be made, or load its state, in the worker"
+    "that the worker steps itself must be made, or load its state, in the worker. "
+    "scheduler.seq_length_at(scheduler.progress) gives the length at the start of the workers"
 )
 
 
@@ -123,6 +124,12 @@ class SequenceLengthScheduler:
         self._progress = progress
         self._process = os.getpid()
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Also take the state of a scheduler that an earlier version pickled, which has `progress` itself."""
+        vars(self).update({"_batches_before_step": None, "_label_checks": _LABEL_CHECKS} | state)
+        if "progress" in state:
+            self.progress = vars(self).pop("progress")
+
     @property
     def seq_length(self) -> int:
         """Current number of tokens in a sequence.
@@ -131,6 +138,7 @@ class SequenceLengthScheduler:
             RuntimeError: In a worker process of a DataLoader, before the end of the warmup. The worker has a copy of
                 the scheduler, which the training loop does not step. There is no error if the scheduler was made,
                 stepped or loaded in the worker, or `progress` was assigned there.
+                `scheduler.seq_length_at(scheduler.progress)` gives the length at the start of the workers.
         """
         if not torch.compiler.is_compiling() and self._is_stale():  # torch.compile does not trace get_worker_info
             raise RuntimeError(_STALE_LENGTH)
@@ -213,7 +221,8 @@ class SequenceLengthScheduler:
         """Call `resize_batch` with the current length.
 
         Warns once if one of the first 500 batches has "labels" in host memory and loses all of them. On another device
-        the check would wait for the device. There an attachment makes the check, in `take_seen()`.
+        the check would wait for the device. There an attachment makes the check, in `take_seen()`. There is no check
+        while PyTorch traces or one of its modes is active, such as that of `torch.set_default_device`.
 
         Raises:
             RuntimeError: The current length is not known, see `seq_length`.
@@ -231,7 +240,7 @@ class SequenceLengthScheduler:
         self._label_checks -= 1
         if has_lost_labels_on_host(batch, resized):
             self._label_checks = 0
-            warnings.warn(NO_LABEL.format(self.seq_length), stacklevel=3)
+            warn_caller(NO_LABEL.format(self.seq_length))
 
     def _count_batch(self) -> None:
         """Count a resized batch, to warn once if nobody steps."""
@@ -242,10 +251,9 @@ class SequenceLengthScheduler:
             count, self._batches_before_step = self._batches_before_step, None
             if self.seq_length < self.max_seq_length:
                 number = "" if self.unit == "step" else f"number of {self.unit}s"
-                warnings.warn(
+                warn_caller(
                     f"the length is still {self.seq_length} after {count} batches: call scheduler.step({number}) after "
-                    "each optimizer step",
-                    stacklevel=3,
+                    "each optimizer step"
                 )
 
     def attach(self, model: nn.Module, **resize_options: Any) -> Attachment:
@@ -264,10 +272,14 @@ class SequenceLengthScheduler:
         training mode the calls of `generate` are resized too. The caller must still call `step`.
 
         A deep copy of the model, as `torch.optim.swa_utils.AveragedModel` makes, follows this scheduler too, and counts
-        its own batches. That ends with `remove()` of this attachment, or if a scheduler is attached to the copy. Do so
-        if the scheduler was copied as well. A pickled model, also by `torch.save`, does not keep the attachment: attach
-        a scheduler to the loaded model. Without one its inputs keep their length, and a warning says so once in
-        training mode.
+        its own batches. `remove()` of this attachment also detaches the copy. If you copied the scheduler too, attach
+        the copied scheduler to the copied model. It takes the place of this one. A deep copy of the wrapper that
+        `torch.compile(model)` returns does not follow if the wrapper itself was attached. If you need copies, attach
+        before `torch.compile`, or attach to the module inside.
+
+        A pickled model, also by `torch.save`, does not keep the attachment: attach a scheduler to the loaded model.
+        Without one the inputs keep their length. A warning says so once in training mode, except for a model that was
+        attached after `model.compile()`.
 
         Args:
             model: The module that the training loop calls.

@@ -153,6 +153,26 @@ def test_an_optimizer_that_is_not_passed(name, learn_slopes):
 
 
 @pytest.mark.parametrize("learn_slopes", [False, True])
+def test_a_warning_that_is_an_error_leaves_the_model_as_before(learn_slopes):
+    model = make("gpt2")
+    twin = copy.deepcopy(model)
+    before, config = dict(model.named_parameters()), model.config.to_dict()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(UserWarning, match="an optimizer of the model"):
+            apply_alibi(model, 64, learn_slopes=learn_slopes)
+    after = dict(model.named_parameters())
+    assert after.keys() == before.keys()
+    assert all(after[name] is before[name] for name in before)
+    assert model.config.to_dict() == config
+    assert not any(isinstance(module, AlibiHeads) for module in model.modules())
+    ids = tokens()
+    torch.testing.assert_close(model(ids).logits, twin(ids).logits, rtol=0, atol=0)
+    apply_alibi(model, 64, learn_slopes=learn_slopes, optimizers=optimizer)
+
+
+@pytest.mark.parametrize("learn_slopes", [False, True])
 def test_no_warning_of_other_optimizers(learn_slopes):
     model, other, listed = make("gpt2"), make("gpt2"), make("gpt2")
     optimizer, _ = (torch.optim.SGD(module.parameters(), lr=0.1) for module in (model, other))

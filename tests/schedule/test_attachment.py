@@ -360,11 +360,24 @@ def test_a_pickled_model_is_not_attached(tmp_path, fullgraph):
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             assert other(tokens()).shape[1] == 16
+        once_more = pickle.loads(pickle.dumps(other))  # after the warning
+        with pytest.warns(UserWarning, match="the model was pickled"):
+            once_more(tokens())
         attachment = schedule.attach(other)
         assert other(tokens()).shape[1] == 4
         attachment.remove()
         assert not other._forward_pre_hooks
         assert other(tokens()).shape[1] == 16
+
+
+@pytest.mark.parametrize("prepared", [lambda model: model, compiled_in_place])
+def test_a_warning_names_the_line_of_the_caller(prepared):
+    model, labels = prepared(Model()), torch.full((2, 16), -100)
+    labels[:, 10:] = 1
+    scheduler().attach(model)
+    with pytest.warns(UserWarning, match="no label of a batch is left") as caught:
+        model(tokens(), labels)
+    assert caught[0].filename == __file__
 
 
 def test_a_pickled_attachment_can_be_removed():

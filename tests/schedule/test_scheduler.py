@@ -1,5 +1,6 @@
 import json
 import math
+import pickle
 import random
 from fractions import Fraction
 
@@ -262,6 +263,39 @@ def test_resize():
     batch = {"input_ids": torch.arange(64).view(2, 32)}
     assert scheduler.resize(batch)["input_ids"].tolist() == batch["input_ids"][:, :8].tolist()
     assert scheduler.resize(batch, mode="reshape")["input_ids"].shape == (8, 8)
+
+
+@pytest.mark.parametrize("pre_dispatch", [False, True])
+@pytest.mark.parametrize("tracing_mode", ["real", "fake"])
+def test_resize_in_a_trace(tracing_mode, pre_dispatch):
+    import torch
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    scheduler, ids = SequenceLengthScheduler(8, 32, duration=100), torch.arange(64).view(2, 32)
+    trace = make_fx(
+        lambda x: scheduler.resize({"input_ids": x, "labels": x})["labels"],
+        tracing_mode=tracing_mode,
+        pre_dispatch=pre_dispatch,
+    )
+    assert trace(ids)(ids + 1).equal(ids[:, :8] + 1)
+
+
+def test_a_scheduler_that_an_earlier_version_pickled():
+    """Its `progress` was an attribute, and there were no checks of labels or processes."""
+    import torch
+
+    batch = {"input_ids": torch.arange(128).view(2, 64), "labels": torch.arange(128).view(2, 64)}
+    scheduler = SequenceLengthScheduler(8, 64, duration=10)
+    later = {"_progress", "_process", "_label_checks", "_batches_before_step"}
+    state = {name: value for name, value in vars(scheduler).items() if name not in later} | {"progress": 3}
+    earlier = SequenceLengthScheduler.__new__(SequenceLengthScheduler)
+    earlier.__setstate__(state)
+    for loaded in (earlier, pickle.loads(pickle.dumps(earlier))):
+        assert loaded.progress == 3
+        assert loaded.step(4) == scheduler.seq_length_at(7)
+        assert vars(loaded).keys() == vars(scheduler).keys()
+        assert loaded.resize(batch)["labels"].shape == (2, loaded.seq_length)
+    assert state["progress"] == 3
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ class AlibiMultiheadAttention(nn.MultiheadAttention):
 
         Args:
             key_padding_mask: For self-attention: bool, True at a key to hide. Or floating point, 0 at a key to attend,
-                and -inf or any number of at most -1e4 at a key to hide, such as -1e9. A query that sees no key gives
+                and -inf or any number of -1e4 or less at a key to hide, such as -1e9. A query that sees no key gives
                 zeros, plus the bias of `out_proj`.
             attn_mask: For self-attention: None, or a causal mask together with `is_causal`.
 
@@ -83,11 +83,11 @@ def _visible(key_padding_mask: Tensor | None, x: Tensor) -> Tensor | None:
         if not is_known.all():
             number = key_padding_mask[~is_known][0].item()
             raise ValueError(
-                "key_padding_mask must be bool, or hold 0 at keys to attend and -inf or at most -1e4 at keys to hide, "
+                "key_padding_mask must be bool, or hold 0 at keys to attend and -1e4 or less at keys to hide, "
                 f"got {number}"
             )
     else:  # without waiting for the device
-        torch._assert_async(is_known.all(), "key_padding_mask must be bool, or hold 0, -inf or numbers of at most -1e4")
+        torch._assert_async(is_known.all(), "key_padding_mask must be bool, or hold 0 and numbers of -1e4 or less")
     return visible.view(x.shape[:2])
 
 
