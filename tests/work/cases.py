@@ -1,6 +1,5 @@
 """Calls whose work is counted: the basic blocks that the extension executes, without the libraries that it calls."""
 
-import contextlib
 import ctypes
 import json
 import platform
@@ -38,25 +37,20 @@ def records():
 
 
 def measure(case, read):
-    """The work of one call. Calls before it fill caches and keep memory."""
+    """The work of one call on one thread. Calls before it fill caches and keep memory."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
     call = case()
     for _ in range(3):
         before = read()
         call()
+    torch.set_num_threads(threads)
     return read() - before
-
-
-@contextlib.contextmanager
-def threads(number):
-    before = torch.get_num_threads()
-    torch.set_num_threads(number)
-    yield
-    torch.set_num_threads(before)
 
 
 def attention(
     length, *, batch_size=2, heads=(4, 4), head_dim=64, dtype=torch.float32, layout="heads first", backward=True,
-    keys=None, mask=False, num_threads=1, slopes=None, **options
+    keys=None, mask=False, slopes=None, **options
 ):  # fmt: skip
     generator = torch.Generator().manual_seed(0)
 
@@ -75,11 +69,10 @@ def attention(
         )
 
     def call():
-        with threads(num_threads):
-            torch.manual_seed(0)
-            out = alibi_attention(*tensors, slopes, backend="native", **options)
-            if backward:
-                torch.autograd.grad(out.sum(), tensors)
+        torch.manual_seed(0)
+        out = alibi_attention(*tensors, slopes, backend="native", **options)
+        if backward:
+            torch.autograd.grad(out.sum(), tensors)
 
     return call
 
@@ -93,10 +86,10 @@ def packed_attention(lengths, *, dtype=torch.float32):
         out = alibi_attention_varlen(*tensors, ends, ends, max(lengths), max(lengths), backend="native")
         torch.autograd.grad(out.sum(), tensors)
 
-    return partial(_with_one_thread, call)
+    return call
 
 
-def resize(seq_len, *, rows=300, length=64, square=False, num_threads=1, **options):
+def resize(seq_len, *, rows=300, length=64, square=False, **options):
     mask = (torch.arange(length) < torch.arange(rows)[:, None] % length + 1).long()
     ids = torch.arange(rows * length).view(rows, length)
     batch = {"input_ids": ids, "labels": ids.clone(), "attention_mask": mask, "weights": ids.float(), "row": ids[:, 0]}
@@ -104,8 +97,7 @@ def resize(seq_len, *, rows=300, length=64, square=False, num_threads=1, **optio
         batch["pairs_mask"] = torch.ones(rows, length, length, dtype=torch.bool)
 
     def call():
-        with threads(num_threads):
-            resize_batch(batch, seq_len, backend="native", **options)
+        resize_batch(batch, seq_len, backend="native", **options)
 
     return call
 
@@ -116,18 +108,13 @@ def resize_packed(seq_len, *, sequences=400, **options):
     ids = torch.arange(int(ends[-1]))[None]
     batch = {"input_ids": ids, "labels": ids.clone(), "cu_seq_lens_q": ends, "cu_seq_lens_k": ends,
              "max_length_q": 50, "max_length_k": 50}  # fmt: skip
-    return partial(_with_one_thread, partial(resize_batch, batch, seq_len, backend="native", **options))
+    return partial(resize_batch, batch, seq_len, backend="native", **options)
 
 
 def moments(dtype=torch.float32):
     tensors = [torch.ones(size, dtype=dtype) for size in (5, 70, 3000, 40_000)]
     operator = overload("moment_statistics", "native")
-    return partial(_with_one_thread, partial(operator, tensors, tensors, tensors))
-
-
-def _with_one_thread(call):
-    with threads(1):
-        call()
+    return partial(operator, tensors, tensors, tensors)
 
 
 HALF = torch.bfloat16
@@ -161,12 +148,10 @@ CASES = {
     "1,000 tokens, no skipping": partial(attention, 1000, batch_size=1, skip_tolerance=0.0),
     "1,000 tokens, both sides": partial(attention, 1000, batch_size=1, causal=False),
     "1,000 tokens, flat slopes": partial(attention, 1000, batch_size=1, slopes=torch.full((4,), 1e-5)),
-    "1,000 tokens, two threads": partial(attention, 1000, batch_size=1, num_threads=2),
-    "20 tokens, two threads": partial(attention, 20, num_threads=2),
     "1 token, 600 keys": partial(attention, 1, keys=600, backward=False),
     "1 token, 600 keys, bfloat16": partial(attention, 1, keys=600, backward=False, dtype=HALF),
     "1 token, 3,000 keys, flat slopes": partial(attention, 1, keys=3000, backward=False, slopes=torch.full((4,), 1e-3)),
-    "1 token, 3,000 keys, one row": partial(attention, 1, keys=3000, backward=False, batch_size=1, num_threads=2),
+    "1 token, 3,000 keys, one row": partial(attention, 1, keys=3000, backward=False, batch_size=1),
     "3 tokens, 600 keys, groups of heads": partial(attention, 3, keys=600, backward=False, heads=(8, 2)),
     "1 token, 600 keys, mask": partial(attention, 1, keys=600, backward=False, mask=True),
     "1 token, 600 keys, window": partial(attention, 1, keys=600, backward=False, window=100),
@@ -182,7 +167,7 @@ CASES = {
     "reshape, padded": partial(resize, 24, mode="reshape", remainder="pad", return_info=True),
     "reshape, overlap": partial(resize, 24, mode="reshape", remainder="overlap", return_info=True),
     "flatten": partial(resize, 24, mode="flatten", keys=["input_ids", "labels", "attention_mask"]),
-    "reshape, two threads": partial(resize, 24, rows=3000, mode="reshape", return_info=True, num_threads=2),
+    "reshape, many rows": partial(resize, 24, rows=3000, mode="reshape", return_info=True),
     "packed, truncate": partial(resize_packed, 24),
     "packed, reshape, info": partial(resize_packed, 24, mode="reshape", remainder="pad", return_info=True),
     "moments": moments,

@@ -9,8 +9,8 @@ from tests.work import cases
 
 pytestmark = pytest.mark.skipif(cases.counter() is None, reason="the extension was not built with SEQWARM_COUNT_WORK")
 
-#: Relative. A change that matters to anyone is larger.
-TOLERANCE = 0.01
+#: Relative. Counts are exact, but any edit changes some of them a little.
+TOLERANCE = 0.002
 
 
 @pytest.mark.parametrize("name", cases.CASES)
