@@ -45,8 +45,32 @@ class TestMasksOfItems:
         with pytest.raises(ValueError, match="got 6 at token 1"):
             collator([{**item, "labels": [-100, 6, 7]}])
         assert collator([{**item, "labels": [-100, -100, 7]}])["labels"].tolist() == [[-100, -100, 7]]
-        with pytest.raises(ValueError, match=rf"{name} must be as long as the 3 tokens of its item, got \(2,\)"):
+        with pytest.raises(ValueError, match=rf"{name} must be as long as the 3 tokens of its item, got 2$"):
             collator([{**item, name: make([0, 1])}])
+
+
+@pytest.mark.parametrize("collator", [PaddedCollator(), PackedCollator()])
+@pytest.mark.parametrize("name", ["attention_mask", "completion_mask", "assistant_masks", "loss_mask"])
+@pytest.mark.parametrize(
+    "mask",
+    [
+        torch.ones(3, 3).tril().bool(),
+        torch.ones(3, 3).tril().long().numpy(),
+        [torch.tensor([1, 0, 0]), torch.tensor([1, 1, 0])],
+        [[1, 0, 0], [1, 1]],
+        torch.tensor([0.0, 0.0, -1e9]),
+        torch.tensor([0.0, 0.5, 1.0], dtype=torch.bfloat16),
+        np.array([0.0, 0.0, -np.inf]),
+        [0.0, 0.0, -1e9],
+    ],
+    ids=["causal", "causal ints", "tensors", "rows", "additive", "weights", "array", "floats"],
+)
+def test_masks_of_pairs_and_of_floating_point_are_left_out(mask, name, collator):
+    """They are not 0 where a token is hidden or not trained on."""
+    item = {"input_ids": [5, 6, 7]}
+    batch, expected = collator([{**item, name: mask}]), collator([item])
+    for entry in ("input_ids", "labels"):
+        assert torch.equal(batch[entry], expected[entry])
 
 
 def batches_of(items, lengths, planner, as_mapping=False):
@@ -143,6 +167,11 @@ class Unsized(Dataset):
         return [index + 1] * 3
 
 
+class NotCountedYet(Unsized):
+    def __len__(self):
+        raise RuntimeError("call setup() first")
+
+
 class TestNumberOfLengths:
     """Items without a length were never served."""
 
@@ -162,7 +191,9 @@ class TestNumberOfLengths:
             self.load(Sized(size), planner)
 
     @pytest.mark.parametrize("planner", PLANNERS)
-    @pytest.mark.parametrize("dataset", [Sized(3), Subset(Sized(5), [0, 3, 4]), Unsized(), [[1] * 3] * 3])
+    @pytest.mark.parametrize(
+        "dataset", [Sized(3), Subset(Sized(5), [0, 3, 4]), Unsized(), NotCountedYet(), [[1] * 3] * 3]
+    )
     def test_as_many_items_or_an_unknown_number(self, dataset, planner):
         assert sum(len(batch["input_ids"]) for batch in self.load(dataset, planner)) == 3
 

@@ -100,6 +100,7 @@ class Prepare:
     """Turn a list of indices, items or pieces into a batch. Picklable if its parts are.
 
     A batch raises a ValueError if an item has more tokens after `transform` than its length says, as `PieceDataset`.
+    Items of a `cut` of your own are not checked.
 
     Args:
         collate: turns a list of items into a batch: `PaddedCollator` or `PackedCollator`.

@@ -24,6 +24,9 @@ _ENTRIES = (
     "configuration",
 )
 
+#: In the state of a scheduler with an own pacing.
+_PACING_LENGTHS = "pacing_lengths"
+
 #: Entries in which torchdata counts the batches since it took a state.
 _STEPS_SINCE = ("steps_since_snapshot", "_steps_since_snapshot")
 
@@ -55,7 +58,7 @@ def unpack_state(state: Mapping[str, Any], configuration: Mapping[str, Any]) -> 
     check_state_entries(state, _ENTRIES)
     if not isinstance(state["configuration"], Mapping):
         raise TypeError(f"configuration of state_dict must be a mapping, got {type(state['configuration']).__name__}")
-    check_same_configuration(state["configuration"], configuration)
+    check_same_configuration(state["configuration"], _as_saved(configuration, state["configuration"]))
     epoch, min_length, batches_served = (
         check_int(name, state[name], minimum=0) for name in ("epoch", "min_length", "batches_served")
     )
@@ -94,6 +97,15 @@ def batch_state(state_dict: Mapping[str, Any]) -> dict[str, Any]:
     if found is None:
         raise ValueError(f"state_dict must hold a state of batches, got {list(state_dict)}")
     return found
+
+
+def _as_saved(configuration: Mapping[str, Any], saved: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Earlier versions saved only the name of a scheduler's own pacing. Then only the name is compared."""
+    was, now = saved.get("max_length"), configuration.get("max_length")
+    if not isinstance(was, Mapping) or not isinstance(now, Mapping) or _PACING_LENGTHS in was:
+        return configuration
+    max_length = {name: setting for name, setting in now.items() if name != _PACING_LENGTHS}
+    return {**configuration, "max_length": max_length}
 
 
 def _counts(name: str, entry: Any) -> Counts:
