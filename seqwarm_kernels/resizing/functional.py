@@ -65,11 +65,12 @@ def resize_batch(
     always read: negative numbers are refused.
 
     Labels are the entries of two or more dimensions called "labels", "label", "label_ids", "targets" or "target", or
-    whose names end in one of these after an underscore ("decoder_labels"). "pad" fills padded slots of labels with
+    whose names end in "_labels", "_label_ids" or "_targets" ("decoder_labels"). "pad" fills padded slots of labels with
     −100, and "overlap" the labels of duplicated tokens, so that padding is not trained on, and no token twice. If the
     loss leaves out another value, as nanoGPT's leaves out −1, pass it: `pad_values={"targets": -1}`. Entries that are
     called "y" or "target_ids", and entries of floating point that are called "targets" or "label", may hold labels or
-    not: "pad" and "overlap" need their value in `pad_values`.
+    not: "pad" and "overlap" need their value in `pad_values`. Entries of bool or unsigned integers, which cannot hold
+    −100, are labels only if they are called "labels" or their names end in "_labels".
 
     A batch of DTensors, all replicated or all sharded by rows (`Shard(0)`) over one mesh, is resized by each rank
     without an exchange, and its new tensors are placed alike. To be cut into further rows, it needs a multiple of as

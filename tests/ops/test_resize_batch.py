@@ -295,6 +295,42 @@ def test_pad_values(backend):
     assert lapped["labels"].tolist() == [[1, 1, 1], [-1, 1, 1]]
 
 
+NO_LABELS = [
+    *[(name, dtype) for name in ("label", "target", "edge_targets", "y") for dtype in (torch.bool, torch.uint8)],
+    *[(name, dtype) for name in ("is_target", "has_label") for dtype in (torch.bool, torch.int64, torch.float32)],
+    ("segment_label", torch.int64),
+    ("position_target", torch.int64),
+    ("mylabels", torch.int64),
+]
+
+
+@pytest.mark.parametrize("remainder", ["pad", "overlap"])
+@pytest.mark.parametrize(("name", "dtype"), NO_LABELS, ids=str)
+def test_entries_that_are_not_labels(name, dtype, remainder):
+    """By their names, or because their dtype cannot hold -100. Repeated tokens keep their values."""
+    batch = {"input_ids": torch.ones(1, 5, dtype=torch.int64), name: torch.ones(1, 5, dtype=dtype)}
+    resized = resize_batch(batch, 3, mode="reshape", remainder=remainder)[name]
+    assert resized.dtype == dtype
+    assert resized.tolist() == [[1, 1, 1], [1, 1, 0] if remainder == "pad" else [1, 1, 1]]
+
+
+@pytest.mark.parametrize(
+    "name", ["labels", "lm_labels", "label", "label_ids", "span_label_ids", "target", "lm_targets"]
+)
+def test_labels_of_small_ints(name):
+    batch = {"input_ids": torch.ones(1, 5, dtype=torch.int64), name: torch.ones(1, 5, dtype=torch.int8)}
+    for remainder, last in {"pad": [1, 1, -100], "overlap": [-100, 1, 1]}.items():
+        assert resize_batch(batch, 3, mode="reshape", remainder=remainder)[name].tolist() == [[1, 1, 1], last]
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8], ids=str)
+@pytest.mark.parametrize("name", ["labels", "lm_labels"])
+def test_labels_need_a_value_that_fits(name, dtype):
+    batch = {"input_ids": torch.ones(1, 5, dtype=torch.int64), name: torch.ones(1, 5, dtype=dtype)}
+    with pytest.raises(ValueError, match=rf"pad_values\['{name}'\] must fit {dtype}, got -100"):
+        resize_batch(batch, 3, mode="reshape", remainder="pad")
+
+
 @pytest.mark.exhaustive_in_interpreter
 @pytest.mark.parametrize("method", METHODS, ids=str)
 def test_sequence_first(backend, method):

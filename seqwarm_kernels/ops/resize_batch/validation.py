@@ -17,8 +17,11 @@ from .schema import IGNORED_LABEL, Kind
 MODES = ("truncate", "reshape", "flatten")
 REMAINDERS = ("drop", "pad", "overlap")
 _USUAL_COLLECTIONS = (list, tuple, set, frozenset)
-#: Names of labels, which may have a prefix, as in "decoder_labels".
-_LABEL_NAMES = ("_labels", "_label", "_label_ids", "_targets", "_target")
+_LABEL_NAMES = frozenset(("labels", "label", "label_ids", "targets", "target"))
+#: Of these, the names that may have a prefix, as in "decoder_labels". "is_target" and "segment_label" are other things.
+_LABEL_ENDINGS = ("_labels", "_label_ids", "_targets")
+#: Dtypes that cannot hold −100.
+_UNSIGNED = (torch.bool, torch.uint8, torch.uint16, torch.uint32, torch.uint64)
 
 
 @dataclass(frozen=True)
@@ -160,7 +163,7 @@ def _kind(name: str, tensor: Tensor, seq_dim: int, mask_keys: Collection[str] | 
         return Kind.ROW
     if is_square_mask(tensor) and is_mask(name, mask_keys):
         return Kind.SQUARE
-    return Kind.LABEL if counts_as_label(name) else Kind.SEQUENCE
+    return Kind.LABEL if holds_labels(name, tensor.dtype) else Kind.SEQUENCE
 
 
 def own_name(path: object) -> str:
@@ -169,13 +172,23 @@ def own_name(path: object) -> str:
 
 
 def is_label(name: str) -> bool:
-    return f"_{own_name(name)}".endswith(_LABEL_NAMES)
+    own = own_name(name)
+    return own in _LABEL_NAMES or own.endswith(_LABEL_ENDINGS)
 
 
 def counts_as_label(name: str) -> bool:
     """Also of "y" and "target_ids", which are labels in some batches and other tokens in others."""
     own = own_name(name)
     return is_label(name) or own == "y" or f"_{own}".endswith("_target_ids")
+
+
+def holds_labels(name: str, dtype: torch.dtype) -> bool:
+    """Whether the name counts as a label's, and the dtype can hold −100. "labels" hold labels in any dtype."""
+    return counts_as_label(name) and (dtype not in _UNSIGNED or _is_called_labels(name))
+
+
+def _is_called_labels(name: str) -> bool:
+    return f"_{own_name(name)}".endswith("_labels")
 
 
 def is_mask(name: str, mask_keys: Collection[str] | None) -> bool:
@@ -369,7 +382,7 @@ def fill_value(
 def _default_label(name: str, dtype: torch.dtype) -> int:
     """−100, unless the name or the dtype leaves open what the entry holds."""
     is_real = dtype.is_floating_point or dtype.is_complex
-    if not is_label(name) or (is_real and not f"_{own_name(name)}".endswith("_labels")):
+    if not is_label(name) or (is_real and not _is_called_labels(name)):
         raise ValueError(
             f"pad_values must have a value for {name!r} ({dtype}), which may hold labels: the value that the loss "
             f"leaves out, as cross_entropy does with {IGNORED_LABEL}; rename the entry if it holds no labels"
