@@ -281,6 +281,18 @@ def test_labels_of_other_names_are_neither_padding_nor_trained_twice(name, packe
         assert padded[2].tolist() == [18, 19, -100, -100]
 
 
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize(("name", "dtype"), [("target", torch.bool), ("label", torch.uint8), ("y", torch.bool)])
+def test_entries_that_cannot_hold_ignored_labels_are_repeated_as_others(name, dtype, packed):
+    tokens = torch.arange(10)[None]
+    batch = {"idx": tokens, name: tokens % 2 == 0 if dtype is torch.bool else tokens.to(dtype)}
+    if packed:
+        batch["cu_seqlens"] = torch.tensor([0, 10])
+    resized = resize_batch(batch, 4, mode="reshape", remainder="overlap")
+    expected = batch[name][0][resized["idx"]]
+    assert resized[name].equal(expected)
+
+
 @pytest.mark.parametrize("remainder", ["pad", "overlap"])
 @pytest.mark.parametrize(
     ("name", "dtype"),

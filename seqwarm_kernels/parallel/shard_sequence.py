@@ -205,7 +205,7 @@ def _tokens_with_padding(length: int, size: int) -> int:
 def _tokens_of_rank(name: str, value: Tensor, dim: int, tokens: int, mesh: DeviceMesh) -> Tensor:
     """This rank's `tokens` of a tensor, which is padded at its end."""
     padding = [0, 0] * (value.dim() - dim - 1) + [0, tokens * mesh.size() - value.shape[dim]]
-    padded = functional.pad(value, padding, value=IGNORED_LABEL if is_label(name) else 0)
+    padded = functional.pad(value, padding, value=IGNORED_LABEL if is_label(name) and value.dtype.is_signed else 0)
     return padded.narrow(dim, mesh.get_local_rank() * tokens, tokens).contiguous()
 
 

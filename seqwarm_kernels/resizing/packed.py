@@ -164,7 +164,7 @@ def _kind_of(name: str, tensor: Tensor) -> PackedKind:
         if tensor.dtype not in INTEGERS:
             raise TypeError(f"batch[{name!r}] must hold integers, the numbers of sequences, got {tensor.dtype}")
         return PackedKind.INDEX
-    return PackedKind.LABEL if validation.counts_as_label(name) else PackedKind.TOKEN
+    return PackedKind.LABEL if validation.holds_labels(name, tensor.dtype) else PackedKind.TOKEN
 
 
 def _check_fits(entries: Mapping[str, Any], new_tokens: int) -> None:
