@@ -316,6 +316,17 @@ def test_the_copies_of_a_model_are_detached_with_it():
         assert module(tokens()).shape[1] == 4
 
 
+def test_the_copy_of_a_model_that_is_compiled_in_place_loses_its_hook():
+    model = compiled_in_place(Model())
+    attachment = scheduler().attach(model)
+    copied = copy.deepcopy(model)
+    assert copied(tokens()).shape[1] == 4
+    attachment.remove()
+    assert copied(tokens()).shape[1] == 16
+    assert not copied._forward_pre_hooks
+    assert not copied._forward_pre_hooks_with_kwargs
+
+
 def test_a_copied_model_with_a_schedule_of_its_own():
     model, schedule = Model(), scheduler()
     schedule.attach(model)

@@ -79,11 +79,13 @@ TARGETS = [
         "seqwarm_kernels/data/batch_planning",
         "planner.py plan.py packed.py padded.py",
         *("tests/data/test_planner.py", "tests/data/test_packed.py", "tests/data/test_arguments.py"),
+        "tests/data/test_silent_results.py",
     ),
     *_in_folder(
         "seqwarm_kernels/resizing",
         "checked_call.py",
-        *(*_RESIZING, _SILENT_RESULTS, "-k", "(not triton or serve) and not two_ranks"),
+        *(*_RESIZING, "tests/ops/test_forward_mode.py", _SILENT_RESULTS),
+        *("-k", "(not triton or serve) and not two_ranks"),
     ),
     *_in_folder(
         "seqwarm_kernels/allocator",
