@@ -27,7 +27,7 @@ def _native(names: str, *tests: str, wider: tuple[str, ...]) -> list[Target]:
     older = (("ATEN_CPU_CAPABILITY", "avx2"), ("ONEDNN_MAX_CPU_ISA", "AVX2"))
     runs = (
         Run(tests),
-        Run(("tests/work",), without_amx, "work"),
+        Run(("tests/block_counts",), without_amx, "work"),
         Run(tests, older, "AVX2"),
         Run(tests, build="sanitizers"),
         Run(wider, without_amx),

@@ -2,7 +2,7 @@
 
 import json
 
-from tests.work import cases
+from tests.block_counts import cases
 
 if __name__ == "__main__":
     read = cases.counter()

@@ -5,7 +5,7 @@ After a change that is meant to do another amount of work, `make record-work` wr
 
 import pytest
 
-from tests.work import cases
+from tests.block_counts import cases
 
 pytestmark = pytest.mark.skipif(cases.counter() is None, reason="the extension was not built with SEQWARM_COUNT_WORK")
 
