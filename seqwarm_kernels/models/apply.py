@@ -18,7 +18,7 @@ from .families import converter_by_structure
 from .probe import probe
 from .report import SurgeryReport
 from .surgery import Surgery, converter_for, registered_families
-from .unpassed_optimizers import warn_of_unpassed_optimizers
+from .unpassed_optimizers import are_held_elsewhere, warn_of_unpassed_optimizers
 
 #: Keyword arguments of from_pretrained that say where a checkpoint is.
 _LOCATION = {"subfolder", "revision", "cache_dir"}
@@ -95,6 +95,7 @@ def _apply(
     max_seq_length = check_int("max_seq_length", max_seq_length, minimum=2)
     optimizers = _check(model, optimizers, learn_slopes, example_batch)
     slopes = None if slopes is None else check_slopes(slopes)
+    may_have_optimizers = are_held_elsewhere(model)
     parameters_before = dict(model.named_parameters())
     record = record_of(model)
     is_first_call = not any(isinstance(module, AlibiHeads) for module in model.modules())
@@ -109,7 +110,10 @@ def _apply(
             restore_slopes(model, record, location)
         on_meta = any(parameter.is_meta for parameter in model.parameters())
         verification = None if on_meta else probe(model, max_seq_length, example_batch)
-        warn_of_unpassed_optimizers(parameters_before, dict(model.named_parameters()))  # an error, if filters say so
+        if may_have_optimizers:
+            warn_of_unpassed_optimizers(
+                parameters_before, dict(model.named_parameters())
+            )  # an error, if filters say so
     except BaseException:
         surgery.edits.undo()
         raise

@@ -3,11 +3,28 @@
 from __future__ import annotations
 
 import gc
+import sys
 import warnings
+from collections import Counter
 from collections.abc import Mapping
 
 from torch import nn
 from torch.optim import Optimizer
+
+
+def are_held_elsewhere(model: nn.Module) -> bool:
+    """Whether something besides the model may hold one of its parameters, as optimizers do.
+
+    Takes microseconds, where the search for optimizers takes a tenth of a second.
+    """
+    (alone,) = _references_outside(nn.Linear(1, 1, bias=False))
+    return any(count > alone for count in _references_outside(model))
+
+
+def _references_outside(model: nn.Module) -> list[int]:
+    """For each parameter, the references besides those of the modules that it is in."""
+    uses = Counter(id(parameter) for _, parameter in model.named_parameters(remove_duplicate=False))
+    return [sys.getrefcount(parameter) - uses[id(parameter)] for parameter in model.parameters()]
 
 
 def warn_of_unpassed_optimizers(before: Mapping[str, nn.Parameter], after: Mapping[str, nn.Parameter]) -> None:
@@ -18,7 +35,7 @@ def warn_of_unpassed_optimizers(before: Mapping[str, nn.Parameter], after: Mappi
         after: Its parameters after the conversion and the update of the optimizers that were passed.
     """
     removed, new = _not_in(before, after), _not_in(after, before)
-    if not new and not _may_be_in_optimizers(removed):
+    if not removed and not new:
         return
     optimizers = _optimizers_of(before)
     holders = [optimizer for optimizer in optimizers if _holds(optimizer, removed)]
@@ -39,11 +56,6 @@ def _warn(optimizer: Optimizer, problem: str) -> None:
 def _not_in(parameters: Mapping[str, nn.Parameter], others: Mapping[str, nn.Parameter]) -> dict[str, nn.Parameter]:
     known = {id(parameter) for parameter in others.values()}
     return {name: parameter for name, parameter in parameters.items() if id(parameter) not in known}
-
-
-def _may_be_in_optimizers(parameters: Mapping[str, nn.Parameter]) -> bool:
-    """Whether a list holds one of the parameters, as groups of optimizers do. Three times as fast as the search."""
-    return bool(parameters) and any(type(holder) is list for holder in gc.get_referrers(*parameters.values()))
 
 
 def _optimizers_of(parameters: Mapping[str, nn.Parameter]) -> list[Optimizer]:
