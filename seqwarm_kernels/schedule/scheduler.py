@@ -33,7 +33,7 @@ _BATCHES_BEFORE_WARNING = 500
 _LABEL_CHECKS = 500
 
 #: Entry of the state of a user's own pacing: the lengths after 1/17, 2/17, ... 16/17 of the duration.
-_PACING_LENGTHS, _PACING_PARTS = "pacing_lengths", 17
+PACING_LENGTHS, _PACING_PARTS = "pacing_lengths", 17
 
 _STALE_LENGTH = (
     "seq_length is not known in a worker process of a DataLoader: the worker has a copy of the scheduler, which step() "
@@ -302,7 +302,7 @@ class SequenceLengthScheduler:
         state: dict[str, Any] = {"progress": self.progress, **self._configuration()}
         if rises(self.pacing) is None:  # then the name alone does not say which function it is
             shares = range(1, _PACING_PARTS)
-            state[_PACING_LENGTHS] = [self.seq_length_at(self.duration * share / _PACING_PARTS) for share in shares]
+            state[PACING_LENGTHS] = [self.seq_length_at(self.duration * share / _PACING_PARTS) for share in shares]
         return state
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -316,8 +316,8 @@ class SequenceLengthScheduler:
             ValueError: Entries are missing, unknown, or of another configuration. Nothing was changed.
         """
         configuration = self.state_dict()
-        if isinstance(state_dict, Mapping) and _PACING_LENGTHS not in state_dict:
-            configuration.pop(_PACING_LENGTHS, None)
+        if isinstance(state_dict, Mapping) and PACING_LENGTHS not in state_dict:
+            configuration.pop(PACING_LENGTHS, None)
         check_state_entries(state_dict, configuration)
         del configuration["progress"]
         check_same_configuration({name: state_dict[name] for name in configuration}, configuration)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from ...schedule.scheduler import PACING_LENGTHS
 from ...utils.checks import check_int, check_same_configuration, check_state_entries
 from .rank_batches import Position
 from .schedule_progress import Counts
@@ -23,9 +24,6 @@ _ENTRIES = (
     "batches_served",
     "configuration",
 )
-
-#: In the state of a scheduler with an own pacing.
-_PACING_LENGTHS = "pacing_lengths"
 
 #: Entries in which torchdata counts the batches since it took a state.
 _STEPS_SINCE = ("steps_since_snapshot", "_steps_since_snapshot")
@@ -102,9 +100,9 @@ def batch_state(state_dict: Mapping[str, Any]) -> dict[str, Any]:
 def _as_saved(configuration: Mapping[str, Any], saved: Mapping[str, Any]) -> Mapping[str, Any]:
     """Earlier versions saved only the name of a scheduler's own pacing. Then only the name is compared."""
     was, now = saved.get("max_length"), configuration.get("max_length")
-    if not isinstance(was, Mapping) or not isinstance(now, Mapping) or _PACING_LENGTHS in was:
+    if not isinstance(was, Mapping) or not isinstance(now, Mapping) or PACING_LENGTHS in was:
         return configuration
-    max_length = {name: setting for name, setting in now.items() if name != _PACING_LENGTHS}
+    max_length = {name: setting for name, setting in now.items() if name != PACING_LENGTHS}
     return {**configuration, "max_length": max_length}
 
 

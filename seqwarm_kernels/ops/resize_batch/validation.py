@@ -20,8 +20,6 @@ _USUAL_COLLECTIONS = (list, tuple, set, frozenset)
 _LABEL_NAMES = frozenset(("labels", "label", "label_ids", "targets", "target"))
 #: Of these, the names that may have a prefix, as in "decoder_labels". "is_target" and "segment_label" are other things.
 _LABEL_ENDINGS = ("_labels", "_label_ids", "_targets")
-#: Dtypes that cannot hold −100.
-_UNSIGNED = (torch.bool, torch.uint8, torch.uint16, torch.uint32, torch.uint64)
 
 
 @dataclass(frozen=True)
@@ -184,7 +182,7 @@ def counts_as_label(name: str) -> bool:
 
 def holds_labels(name: str, dtype: torch.dtype) -> bool:
     """Whether the name counts as a label's, and the dtype can hold −100. "labels" hold labels in any dtype."""
-    return counts_as_label(name) and (dtype not in _UNSIGNED or _is_called_labels(name))
+    return counts_as_label(name) and (dtype.is_signed or _is_called_labels(name))
 
 
 def _is_called_labels(name: str) -> bool:
