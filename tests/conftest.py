@@ -16,10 +16,11 @@ HAS_GPU = torch.cuda.is_available()
 if not HAS_GPU:
     os.environ["TRITON_INTERPRET"] = "1"
     with suppress(ImportError):
-        from .support.interpreter import patch_the_language_once, poison_masked_loads
+        from .support.interpreter import check_accesses, patch_the_language_once, poison_masked_loads
 
         patch_the_language_once()
         poison_masked_loads()
+        check_accesses()
 
 settings.register_profile("default", deadline=None, derandomize=bool(os.environ.get("CI")), print_blob=True)
 settings.register_profile("exhaustive", settings.get_profile("default"), derandomize=False, max_examples=1000)
