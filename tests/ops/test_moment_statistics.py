@@ -284,6 +284,8 @@ def test_the_kernel_compiles_once_and_to_wide_loads(chip):
     assert report["kernels"] == 1
     assert report["spilled"] == 0
     assert report["wide_loads"] == 16  # 2048 items by 128 threads: 4 loads of float32, 2 and 2 of halves, 8 of float64
+    assert report["late_loads"] > 0  # of results of other programs
+    assert report["cached"] == 0
 
 
 def large(device="cuda"):

@@ -1,6 +1,7 @@
 """Compiles moment_statistics' Triton kernel as for a GPU; for sm_90: `python -m tests.support.pretend_moments 90`.
 
-Prints JSON: registers, spills and wide loads of the kernel, and the number of kernels for all sizes and dtypes.
+Prints JSON: registers, spills and wide loads of the kernel, the number of kernels for all sizes and dtypes, and of the
+loads that follow the first ticket, how many there are, and how many may find old values in a cache.
 """
 
 import json
@@ -27,7 +28,10 @@ def main():
     registers, spilled, assembly = disassemble(launched[-1].asm["cubin"])
     loads = Counter(re.findall(r"\bLDG(?:\.\w+)*\.128\b", assembly))
     kernels = len({id(kernel) for kernel in launched})
-    print(json.dumps({"registers": registers, "spilled": spilled, "wide_loads": loads.total(), "kernels": kernels}))
+    report = {"registers": registers, "spilled": spilled, "wide_loads": loads.total(), "kernels": kernels}
+    _, after_ticket = launched[-1].asm["ptx"].split("atom.global", 1)
+    late = re.findall(r"\bld\.global[.\w]*", after_ticket)
+    print(json.dumps(report | {"late_loads": len(late), "cached": sum(".cg" not in load for load in late)}))
 
 
 if __name__ == "__main__":

@@ -84,7 +84,7 @@ def moment_statistics(momentum: list[Tensor], second_moment: list[Tensor], gradi
     out = torch.zeros(len(Statistic), dtype=torch.float64, device=device)
     if table.chunks == 0:
         return out
-    results = table.chunks + 3 * table.groups
+    results = table.chunks + len(lists) * table.groups
     totals = torch.empty(results, dtype=torch.float64, device=device)
     maxima = torch.empty(results, dtype=torch.float32, device=device)
     with on(device):

@@ -40,10 +40,8 @@ def make_entry(source: Tensor, out: Tensor, kind: int) -> Entry:
         return Entry(source, out, row_stride, 0, 1, 1)
     if kind == Kind.SQUARE:
         return Entry(source, out, row_stride, inner[0], inner[1], out.shape[2])
-    if source.dim() == 2:
-        return Entry(source, out, row_stride, inner[0], 1, 1)
     features = [(size, stride) for size, stride in zip(source.shape[2:], inner[1:], strict=True) if size != 1]
-    units, unit_stride = 1, 1
+    units = unit_stride = 1
     for size, stride in reversed(features):
         if units == 1:
             unit_stride = stride

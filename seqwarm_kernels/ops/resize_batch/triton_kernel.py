@@ -111,7 +111,7 @@ def copy_tile(
     written = group < plan.tokens.to(tl.int64) * entry.units // WIDTH
     position, repeated = source_position(position, plan, MOVES and KIND != ROW)
     has_token = written
-    if PADS and KIND != ROW:
+    if PADS:
         has_token &= position < plan.source_length
     if KIND == LABEL:
         has_token &= ~repeated
@@ -128,8 +128,13 @@ def copy_tile(
     out_offset = (group * WIDTH)[:, None] + lanes
     items = tl.load(as_bits(entry.source, ITEM_BYTES) + source_offset, mask=has_token[:, None], other=FILL)
     if SKIPS_PADDING and KIND != ROW:  # after the items, which need not wait for it
-        written &= is_valid(mask, row, row * 0, written, stride_row, 0)
+        written &= nonzero(mask + row * stride_row, written)
     tl.store(as_bits(entry.out, ITEM_BYTES) + out_offset, items, mask=written[:, None])
+
+
+@triton.jit
+def nonzero(pointers, within):
+    return (tl.load(pointers, mask=within) != 0) & within
 
 
 @triton.jit
@@ -137,27 +142,21 @@ def is_valid(mask, row, position, within, stride_row, stride_position):
     """The attention mask where `within`. Without a mask every token is valid."""
     valid = within
     if mask is not None:
-        pointers = mask + row.to(tl.int64) * stride_row + position.to(tl.int64) * stride_position
-        valid = (tl.load(pointers, mask=within, other=0) != 0) & within
+        valid = nonzero(mask + row.to(tl.int64) * stride_row + position.to(tl.int64) * stride_position, within)
     return valid
 
 
 @triton.jit
-def first_kept_position(
-    row, is_row, mask, stride_row, stride_position, plan, ROWS: tl.constexpr, COLUMNS: tl.constexpr
-):
-    """(ROWS,): the first valid position, or an earlier one where fewer than new_length tokens follow. 0 without one.
-
-    `row` and `is_row` are (ROWS, 1).
-    """
-    begins_masked = is_row & ~is_valid(mask, row, row * 0, is_row, stride_row, 0)
+def first_kept_position(row, is_row, mask, stride_row, stride_position, plan, COLUMNS: tl.constexpr):
+    """Of rows: the first valid position, or an earlier one where fewer than new_length tokens follow. 0 without one."""
+    begins_masked = is_row & ~nonzero(mask + row * stride_row, is_row)
     unknown = plan.source_length
-    first = tl.max(tl.where(begins_masked, unknown, 0), 1)
+    first = tl.where(begins_masked, unknown, 0)
     start = 0
     while (start < plan.source_length) & (tl.max(first, 0) == unknown):
         position = start + tl.arange(0, COLUMNS)[None, :]
-        within = begins_masked & (position < plan.source_length)
-        valid = is_valid(mask, row, position, within, stride_row, stride_position)
+        within = begins_masked[:, None] & (position < plan.source_length)
+        valid = is_valid(mask, row[:, None], position, within, stride_row, stride_position)
         first = tl.minimum(first, tl.min(tl.where(valid, position, unknown), 1))
         start += COLUMNS
     return tl.minimum(tl.where(first == unknown, 0, first), plan.source_length - plan.new_length)
@@ -171,15 +170,15 @@ def write_info(
     """Write lengths and position ids of `ROWS` new rows, and add their valid tokens to the total."""
     new_row = tile * ROWS + tl.arange(0, ROWS)
     first = new_row.to(tl.int64) * plan.new_length
-    row = (first // plan.line)[:, None]
+    row = first // plan.line
     first_position = (first % plan.line).to(tl.int32)[:, None]
-    is_row = (new_row < new_rows)[:, None]
+    is_row = new_row < new_rows
     last_slot = plan.new_length - 1
     if SKIPS_PADDING:
         # a narrower tile, since the wide one would take 128 registers instead of 72
-        kept_from = first_kept_position(row, is_row, mask, stride_row, stride_position, plan, ROWS, COLUMNS // 4)
-        kept_from = kept_from[:, None]
+        kept_from = first_kept_position(row, is_row, mask, stride_row, stride_position, plan, COLUMNS // 4)[:, None]
 
+    row, is_row = row[:, None], is_row[:, None]
     count = tl.zeros((ROWS,), tl.int32)
     for start in range(0, plan.new_length, COLUMNS):
         slot = start + tl.arange(0, COLUMNS)[None, :]
@@ -310,8 +309,8 @@ def resize_kernel(
         tile -= tiles
     if SKIPS_PADDING and tile >= 0:
         row = tile.to(tl.int64)
-        rows = tl.full((1, 1), row, tl.int64)
-        first = tl.max(first_kept_position(rows, rows >= 0, mask, stride_row, stride_position, plan, 1, GROUPS), 0)
+        rows = row + tl.arange(0, 1)
+        first = tl.max(first_kept_position(rows, rows >= 0, mask, stride_row, stride_position, plan, GROUPS), 0)
         last = first + plan.new_length - 1
         if KEEPS_LAST:
             last = last_kept_position(row, first, mask, stride_row, stride_position, plan, GROUPS)

@@ -52,9 +52,8 @@ def piece_of(token, table, widest_step):
     step = widest_step
     while step > 0:
         later = piece + step
-        exists = later < table.count
-        begins = tl.load(table.first + later, mask=exists)
-        piece = tl.where(exists & (begins <= token), later, piece)
+        begins = tl.load(table.first + later)  # beyond the first row of the table lie others
+        piece = tl.where((later < table.count) & (begins <= token), later, piece)
         step = step // 2
     return piece
 
