@@ -8,6 +8,8 @@ import sys
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from seqwarm_kernels.ops import backends
 from seqwarm_kernels.ops.library import overload
@@ -260,6 +262,33 @@ def test_the_tickets_of_triton_lie_on_the_device_of_the_launch():
         table = make_table.__wrapped__(spans, torch.device("cpu"), 0)
     assert (table.tickets.dtype, table.tickets.tolist()) == (torch.int32, [0, 0])
     assert table.entries.tolist() == [[16], [0], [3], [0], [0]]
+
+
+class Copies(TorchDispatchMode):
+    """Notes of each copy between devices whether its source is pinned, and whether the host may go on."""
+
+    def __init__(self):
+        super().__init__()
+        self.pinned, self.noted = [], []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func is torch.ops.aten._pin_memory.default:  # pretended tensors have no such memory
+            self.pinned.append(args[0])
+            return args[0]
+        if func is torch.ops.aten._to_copy.default:
+            self.noted.append((any(args[0] is tensor for tensor in self.pinned), kwargs.get("non_blocking")))
+        return func(*args, **(kwargs or {}))
+
+
+@interpreted
+def test_the_host_does_not_wait_for_the_table_of_a_pretended_gpu():
+    from seqwarm_kernels.ops.moment_statistics.triton import Span, make_table
+
+    with FakeTensorMode(), Copies() as copies:
+        table = make_table.__wrapped__(((Span(16, 3, torch.float32),), (), ()), torch.device("cuda:0"), 0)
+    assert table.entries.is_cuda
+    assert table.tickets.is_cuda
+    assert copies.noted == [(True, True)]
 
 
 @interpreted

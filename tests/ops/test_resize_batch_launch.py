@@ -55,6 +55,28 @@ def test_programs_for_all_groups_of_all_rows(monkeypatch):
 
 
 @interpreted
+def test_launches_of_a_stream_share_a_running_total(monkeypatch):
+    """Other streams have their own, and so has each launch of a graph, which may be replayed on any stream."""
+    from seqwarm_kernels.ops.resize_batch import triton as host
+
+    current = SimpleNamespace(cuda_stream=1, captures=False)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: current.captures)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: current)
+
+    def next_total(stream, captures=False):
+        current.cuda_stream, current.captures = stream, captures
+        total = host.running_total(torch.device("meta"))
+        assert (total.dtype, total.shape, total.is_meta) == (torch.int64, (), True)
+        return total
+
+    first = next_total(1)
+    assert next_total(1) is first
+    assert next_total(2) is not first
+    assert next_total(1, captures=True) is not first
+    assert next_total(1, captures=True) is not next_total(1, captures=True)
+
+
+@interpreted
 @pytest.mark.parametrize("mask", [[[2, 1j, 0]], [[1, 1, 0]]])
 def test_complex_masks_hide_zeros(mask):
     batch = {"ids": torch.tensor([[5, 6, 7]]), "attention_mask": torch.tensor(mask, dtype=torch.complex64)}
