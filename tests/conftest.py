@@ -74,8 +74,11 @@ def pytest_collection_modifyitems(items):
                 item.add_marker(pytest.mark.slow if case % 3 == 1 else pytest.mark.exhaustive)
 
 
-def pytest_collection_finish():
-    """Without this, each collection of garbage goes through all imported modules, and takes half a second."""
+def pytest_collection_finish(session):
+    # With pytest 9.2, pytest-xdist 3.8 loses the groups, and each worker starts a server of its own.
+    if session.config.getoption("loadgroup", False):
+        assert all("@" in item.nodeid for item in session.items if item.get_closest_marker("xdist_group"))
+    # Without this, each collection of garbage goes through all imported modules, and takes half a second.
     gc.collect()
     gc.freeze()
 

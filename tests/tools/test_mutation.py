@@ -165,6 +165,7 @@ def test_try_mutant(project, monkeypatch, operator, tests, result, test):
     assert (project / "counting.py").read_text() == source
 
 
+@pytest.mark.slow
 def test_tests_that_fail_without_a_mutant_are_an_error(project):
     (project / "test_ok.py").write_text("def test_ok(): assert False\n")
     mutant = shuffled_mutants(project, "counting.py")[0]
@@ -172,12 +173,14 @@ def test_tests_that_fail_without_a_mutant_are_an_error(project):
         trial.try_mutant(mutant, [Run(("test_ok.py",))])
 
 
+@pytest.mark.slow
 def test_wider_tests_run_on_a_survivor(project):
     mutant = next(mutant for mutant in shuffled_mutants(project, "counting.py") if mutant.operator == "comparison")
     outcome = trial.try_mutant(mutant, [Run(("test_ok.py",)), Run(("test_all.py",))])
     assert outcome.test == "test_all.py::test_count"
 
 
+@pytest.mark.slow
 def test_quick_tests_run_first(project):
     (project / "test_ok.py").write_text(
         "import time\n\ndef test_slow(): time.sleep(0.3); assert 0\n\ndef test_quick(): assert 0\n"
