@@ -86,8 +86,10 @@ def _limit(run: Run, is_compiled: bool) -> float:
         builds.install(run.build)
     started = time.monotonic()
     result, test = _run(run, 3600, is_compiled)
-    for name, seconds in json.loads(_durations().read_text()).items():
-        _seconds[name] = max(seconds, _seconds.get(name, 0.0))
+    if _durations().exists():  # a run with sanitizers writes none
+        for name, seconds in json.loads(_durations().read_text()).items():
+            _seconds[name] = max(seconds, _seconds.get(name, 0.0))
+        _durations().unlink()
     if result != SURVIVED:
         command = f"pytest {' '.join(run.tests)}"
         raise RuntimeError(f"{command} {result} without a mutant: {test or _log().read_text()}")
