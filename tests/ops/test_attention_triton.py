@@ -1,5 +1,7 @@
 """Triton's attention kernels with small tiles: short rows of one head reach every loop, in a second each."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -31,6 +33,24 @@ def small_tiles(monkeypatch):
     host._known.clear()
 
 
+@pytest.mark.parametrize("allowed", ["ieee", "tf32"])
+def test_products_of_float32_take_tf32_only_if_torch_allows_it(monkeypatch, allowed):
+    from triton.runtime.interpreter import InterpreterBuilder
+
+    dot, precisions = InterpreterBuilder.create_dot, set()
+
+    def noted(self, left, right, total, precision, *rest):
+        precisions.add(precision.name.lower())
+        return dot(self, left, right, total, precision, *rest)
+
+    monkeypatch.setattr(InterpreterBuilder, "create_dot", noted)
+    monkeypatch.setattr(torch.backends.cuda, "matmul", SimpleNamespace(fp32_precision=allowed))
+    for queries, keys in ((33, 33), (1, 512)):  # the second is decoding
+        tensors = [torch.randn(1, 1, length, 16, requires_grad=True) for length in (queries, keys, keys)]
+        alibi_attention(*tensors, causal=False, backend="triton").sum().backward()
+    assert precisions == {allowed}
+
+
 def small(options=None, lengths=(50, 70), heads=(2, 1), batch_size=1, **more):
     return Case(options or {}, lengths=lengths, heads=heads, batch_size=batch_size, **more)
 
@@ -52,7 +72,7 @@ CASES = {
     "dropout": small({"dropout_p": 0.3}),
     "starts in a tensor": small({"query_start": torch.tensor([-40, 60]), "causal": False}, batch_size=2),
     "more queries than keys": small(lengths=(90, 40)),
-    "head_dim 5": small({"causal": False}, head_dim=5),
+    "head_dim 3": small({"causal": False}, head_dim=3),
     "huge slopes": small(slopes=1e4),
     "strided dims": small(layout="strided", heads=(4, 2)),
 }

@@ -215,6 +215,7 @@ class Forward:
         read_query, read_key, read_value = self._readers
         query, key, value = read_query(query), read_key(key), read_value(value)
         of_query, of_key, of_value = self._tiles
+        read = _options_read(slopes, options, merged=self._merged)
         with on(query.device):
             if self._key_norms:
                 self._key_norms(key, _as_dense(options).key_padding_mask, *key_norms)
@@ -223,8 +224,8 @@ class Forward:
                 of_key(key),
                 of_value(value),
                 value if isinstance(options, VarlenOptions) else None,
-                *_options_read(slopes, options, merged=self._merged),
-                *(key_norms or [lse]),
+                *read,
+                *(key_norms or read[:1]),
                 out,
                 lse,
                 log2_sum,
@@ -253,7 +254,6 @@ class KeyNorms:
             ACCESS=ALIGNED.value,
             NORM_BLOCK=NORM_BLOCK,
             ROWS=NORM_ROWS,
-            num_warps=4,
         )
 
     def __call__(self, key: Tensor, mask: Tensor | None, norms: Tensor) -> None:
@@ -276,7 +276,6 @@ class KeyRanges:
             BLOCK_N=rows,
             TILES=RANGE_TILES,
             CHUNK=RANGE_CHUNK,
-            num_warps=4,
         )
 
     def __call__(self, ranges: Tensor, key_ranges: Tensor) -> None:
@@ -304,7 +303,7 @@ class Backward:
         configuration = _configuration(query, options, merged=self._merged)
         skipping = skips(options, query, key)
         read = functools.partial(Reader, access=access, merged=self._merged)
-        readers = read(grad_out), read(query), read(key), read(value)
+        readers = _, of_query, of_key, _ = read(grad_out), read(query), read(key), read(value)
         rows = torch.empty_like(shell_of(lse))
         results = [allocate_like(shell_of(tensor)) for tensor in (query, key, value)]
         last = rows if slopes_need_grad else slopes.new_empty(0, device="meta")
@@ -322,7 +321,7 @@ class Backward:
         self._query_tiles = _tiles_of_all(readers, tiles)
         self._query_launch = Launch(
             backward_query_kernel,
-            _programs(readers[1].sizes, tiles.block_m),
+            _programs(of_query.sizes, tiles.block_m),
             **shared,
             **_row_strides(grad_lse),
             **strides_named("o", of_grad_query),
@@ -330,12 +329,12 @@ class Backward:
         )
         tiles = configuration.backward_key
         self._key_tiles = _tiles_of_all(readers, tiles)
-        self._key_ranges = KeyRanges(readers[1], readers[2], tiles.block_n) if skipping else None
+        self._key_ranges = KeyRanges(of_query, of_key, tiles.block_n) if skipping else None
         if self._key_ranges:
             self._shells.append(self._key_ranges.shell)
         self._key_launch = Launch(
             backward_key_kernel,
-            _programs(readers[2].sizes, tiles.block_n),
+            _programs(of_key.sizes, tiles.block_n),
             skips=int(skipping),
             BLIND=shared["LIMITED"] or _hides_keys(_as_dense(options)),
             **shared,

@@ -13,7 +13,6 @@ from torch import Tensor
 from ..triton_launch import Launch, on
 from .schema import DenseOptions, VarlenOptions, allocate_outputs
 from .triton_arguments import (
-    LONGEST_SEGMENT,
     UNBOUNDED,
     allocate,
     contiguous,
@@ -37,7 +36,7 @@ MERGED_CHUNKS = 16  # at a time
 
 
 def decodes(query: Tensor, key: Tensor, options: DenseOptions | VarlenOptions) -> bool:
-    """Whether the keys of a call are split over programs."""
+    """Whether the keys of a call are split over programs. Never with segments, which have as many queries as keys."""
     if isinstance(options, VarlenOptions):
         return False
     return query.shape[2] <= MOST_QUERIES and key.shape[2] >= 2 * CHUNK
@@ -67,11 +66,9 @@ class Decode:
         sums = lse.new_empty((num_rows, num_chunks, 2))
         self._shells = [*self._outputs, lse.new_empty((num_rows, num_chunks, block_d(head_dim))), sums]
         tolerance = options.skip_tolerance * (0.5 if options.causal else 0.25)
-        bound = options.key_norm_bound
         start = options.query_start
         shared = {
             "window": UNBOUNDED if options.window is None else min(options.window, UNBOUNDED),
-            "segment_length": min(options.segment_length or LONGEST_SEGMENT, LONGEST_SEGMENT),
             "num_heads": num_heads,
             "query_length": query_length,
             "key_length": key_length,
@@ -79,7 +76,7 @@ class Decode:
             "stride_slope_b": 0 if slopes.dim() == 1 else slopes.float().stride(0),
             "stride_slope_h": slopes.float().stride(-1),
             "CAUSAL": options.causal,
-            "LIMITED": options.window is not None or options.segment_length is not None,
+            "LIMITED": options.window is not None,
             "HEAD_DIM": head_dim,
             "BLOCK_D": block_d(head_dim),
         }
@@ -97,8 +94,6 @@ class Decode:
             **strides_named("k", of_key),
             **strides_named("v", of_value),
             **mask_strides(options.key_padding_mask),
-            stride_bound_b=0 if bound is None else bound.stride(0),
-            stride_bound_h=0 if bound is None else bound.stride(1),
             ORIGINS=has_origins(options.dropout_seed),
             BLOCK_M=tiles.block_m,
             BLOCK_N=tiles.block_n,
@@ -115,7 +110,6 @@ class Decode:
             num_chunks=num_chunks,
             **strides_named("o", strides_of(like_query)),
             CHUNKS=MERGED_CHUNKS,
-            num_warps=4,
         )
 
     def __call__(
@@ -133,7 +127,7 @@ class Decode:
                 options.query_start,
                 options.key_padding_mask,
                 contiguous(options.dropout_seed),
-                options.key_norm_bound,
+                contiguous(options.key_norm_bound),
                 partial_out,
                 partial_sums,
                 ranges,

@@ -21,7 +21,6 @@ from .triton_tiles import (
     kept_keys,
     kept_weights,
     load_tile,
-    opposite,
     visible_keys,
 )
 
@@ -52,7 +51,7 @@ def decode_kernel(
     query_start,
     key_padding_mask,
     dropout_seed,
-    key_norm_bound,
+    key_norm_bound,  # (batch, key heads)
     partial_out,  # (rows, chunks, BLOCK_D) float32: weighted sums of values; rows are (batch, head, query)
     partial_sums,  # (rows, chunks, 2) float32: largest score, sum of weights relative to it
     ranges,
@@ -62,7 +61,6 @@ def decode_kernel(
     log2_tolerance: tl.float32,  # half of the tolerance, for each side; −∞: nothing is skipped
     log2_keys: tl.float32,  # of the largest number of keys that a query sees
     dropout_threshold: tl.uint32,
-    segment_length: tl.int32,
     num_heads: tl.int32,
     group_size: tl.int32,
     query_length: tl.int32,
@@ -81,8 +79,6 @@ def decode_kernel(
     stride_ms: tl.int64,
     stride_slope_b: tl.int64,
     stride_slope_h: tl.int64,
-    stride_bound_b: tl.int64,
-    stride_bound_h: tl.int64,
     CAUSAL: tl.constexpr,
     LIMITED: tl.constexpr,
     ORIGINS: tl.constexpr,  # dropout_seed is (batch, heads, 4)
@@ -112,10 +108,8 @@ def decode_kernel(
     row = (batch * num_heads + head) * query_length + token
     if query_start is not None:
         query_offset += tl.load(query_start + batch * stride_start)
-    first, last, position, _ = opposite(
-        token, batch, None, None, 0, key_length, query_offset, segment_length, LIMITED, 0
-    )
-    low, high, center, _ = visible_keys(first, last, position, window, CAUSAL, LIMITED)
+    position = token.to(tl.int64) + query_offset
+    low, high, center, _ = visible_keys(token * 0, key_length, position, window, CAUSAL, LIMITED)
     high = tl.where(exists, high, low)
     sees_some = low < high
     slope2 = LOG2_E * tl.load(slopes + batch * stride_slope_b + head * stride_slope_h).to(tl.float32)
@@ -136,7 +130,7 @@ def decode_kernel(
     known = tl.full((BLOCK_M,), float("-inf"), tl.float32)
     if skips:
         nearest = tl.maximum(tl.minimum(center, high - 1), low)
-        near = tl.maximum(tl.max(tl.where(sees_some, nearest, 0), 0) + 1 - BLOCK_N, 0)
+        near = tl.maximum(tl.max(nearest, 0) + 1 - BLOCK_N, 0)
         kept = kept_keys(key_padding_mask, near, key_length, stride_ms, BLOCK_N)
         scores = _scores(
             tile, keys, near, kept, low, high, center, slope2, scale2, BLOCK_N, HEAD_DIM, BLOCK_D, PRECISION
@@ -145,7 +139,7 @@ def decode_kernel(
         zero = tl.where(largest == float("-inf"), 0.0, largest)
         known = largest + tl.log2(tl.sum(tl.exp2(scores - zero[:, None]), 1))
         if key_norm_bound is not None:
-            bound = tl.load(key_norm_bound + batch * stride_bound_b + key_head * stride_bound_h)
+            bound = tl.load(key_norm_bound + batch * num_key_heads + key_head)
             norm = tl.sqrt(tl.sum(tile.to(tl.float32) * tile.to(tl.float32), 1))
             distance = reach(norm, bound, scale2, slope2, known, log2_tolerance)
             # Queries of one head share a range, since backward reads one. The tile next to the queries stays.
@@ -167,7 +161,7 @@ def decode_kernel(
         tl.store(of_head + 1, end, mask=exists & (token == 0))
 
     begin = tl.maximum(tl.min(tl.where(sees_some, low, FAR), 0), chunk * CHUNK)
-    end = tl.minimum(tl.max(tl.where(sees_some, high, 0), 0), (chunk + 1) * CHUNK)
+    end = tl.minimum(tl.max(high, 0), (chunk + 1) * CHUNK)
     largest = tl.full((BLOCK_M,), float("-inf"), tl.float32)
     total = tl.zeros((BLOCK_M,), tl.float32)
     out = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
@@ -218,7 +212,6 @@ def merge_kernel(
     query_offset: tl.int64,
     window: tl.int64,
     inverse_keep: tl.float32,
-    segment_length: tl.int32,
     num_heads: tl.int32,
     query_length: tl.int32,
     key_length: tl.int32,
@@ -253,22 +246,20 @@ def merge_kernel(
         new_largest = tl.maximum(largest, tl.max(own, 0))
         factor = tl.where(own == new_largest, 1.0, tl.exp2(own - new_largest))
         decay = tl.where(largest == new_largest, 1.0, tl.exp2(largest - new_largest))
-        total = total * decay + tl.sum(tl.where(matters, weight * factor, 0.0), 0)
+        total = total * decay + tl.sum(weight * factor, 0)
         pointers = partial_out + results[:, None] * BLOCK_D + columns[None, :]
         parts = tl.load(pointers, mask=matters[:, None], other=0.0)
-        sums = sums * decay + tl.sum(tl.where(matters, factor, 0.0)[:, None] * parts, 0)
+        sums = sums * decay + tl.sum(factor[:, None] * parts, 0)
         largest = new_largest
     if query_start is not None:
         query_offset += tl.load(query_start + batch * stride_start)
-    first, last, position, _ = opposite(
-        token, batch, None, None, 0, key_length, query_offset, segment_length, LIMITED, 0
-    )
-    _, _, _, beyond = visible_keys(first, last, position, window, CAUSAL, LIMITED)
+    position = token.to(tl.int64) + query_offset
+    _, _, _, beyond = visible_keys(token * 0, key_length, position, window, CAUSAL, LIMITED)
     slope2 = LOG2_E * tl.load(slopes + batch * stride_slope_b + head * stride_slope_h).to(tl.float32)
     empty = total == 0
     sums = tl.where(empty, 0.0, sums * (inverse_keep / tl.where(empty, 1.0, total)))
     pointers = out + batch.to(tl.int64) * stride_ob + head.to(tl.int64) * stride_oh + token * stride_os + columns
     tl.store(pointers, sums.to(out.dtype.element_ty), mask=columns < HEAD_DIM)
-    row_log2 = tl.where(empty, float("-inf"), largest + tl.log2(tl.where(empty, 1.0, total)))
+    row_log2 = largest + tl.log2(total)
     tl.store(log2_sum + row, row_log2)
     tl.store(lse + row, tl.where(empty, float("-inf"), (row_log2 - slope2 * beyond) * LN_2))

@@ -144,8 +144,8 @@ def _store_whole_range(ranges, index, head, num_heads, length, row_length):
     row, token = index // row_length * num_heads + head, index % row_length
     pointers = ranges + (row.to(tl.int64) * num_ranges + token // _RANGE_BLOCK) * 2
     first = (index < length) & (token % _RANGE_BLOCK == 0)
-    tl.store(pointers, token * 0, mask=first)
-    tl.store(pointers + 1, token * 0 + row_length, mask=first)
+    tl.store(pointers, 0, mask=first)
+    tl.store(pointers + 1, row_length, mask=first)
 
 
 @triton.jit
@@ -153,8 +153,8 @@ def _store_range(ranges, block, row, begin, end, query_length, BLOCK_M: tl.const
     num_ranges = tl.cdiv(query_length, _RANGE_BLOCK)
     entries = block * (BLOCK_M // _RANGE_BLOCK) + tl.arange(0, BLOCK_M // _RANGE_BLOCK)
     pointers = ranges + (row.to(tl.int64) * num_ranges + entries) * 2
-    tl.store(pointers, entries * 0 + begin, mask=entries < num_ranges)
-    tl.store(pointers + 1, entries * 0 + end, mask=entries < num_ranges)
+    tl.store(pointers, begin, mask=entries < num_ranges)
+    tl.store(pointers + 1, end, mask=entries < num_ranges)
 
 
 @kernel
@@ -247,7 +247,7 @@ def forward_kernel(
     query_norm = tl.sqrt(tl.sum(tile.to(tl.float32) * tile.to(tl.float32), 1))
     key_row = batch * (num_heads // group_size) + key_head
     skips = log2_tolerance > float("-inf")
-    key_norm = largest_norm(norms, key_row, begin, tl.where(skips, near_begin, begin), key_length, NORM_BLOCK)
+    key_norm = largest_norm(norms, key_row, begin, tl.where(skips, near_begin, 0), key_length, NORM_BLOCK)
     if key_padding_mask is not None:
         key_padding_mask += batch * stride_mb
     keys = Keys(
@@ -272,7 +272,7 @@ def forward_kernel(
     )
     count = tl.cdiv(tl.minimum(near_end, end) - near_begin, BLOCK_N)
     softmax = _attend(
-        softmax, near_begin, 1, count, 0, 0.0, rows, keys, packed_value, dropout,
+        softmax, near_begin, 1, count, near_begin, slope2_full, rows, keys, packed_value, dropout,
         scale2, MASKED, PACKED, HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_N, ACCESS, PRECISION,
     )  # fmt: skip
     known = softmax.largest + tl.log2(softmax.total)
@@ -280,7 +280,7 @@ def forward_kernel(
     first_reached = tl.min(tl.where(sees_some, center - distance, near_begin), 0)
     begin = tl.minimum(tl.maximum(begin, first_reached), near_begin)
     if not CAUSAL:
-        key_norm = largest_norm(norms, key_row, near_end, tl.where(skips, end, near_end), key_length, NORM_BLOCK)
+        key_norm = largest_norm(norms, key_row, near_end, tl.where(skips, end, 0), key_length, NORM_BLOCK)
         distance = reach(query_norm, key_norm, scale2, slope2, known, log2_tolerance)
         last_reached = tl.max(tl.where(sees_some, center + distance, 0), 0)
         end = tl.minimum(end, tl.maximum(last_reached + 1, near_end))
@@ -303,7 +303,7 @@ def forward_kernel(
         if edge == 1:
             first_tile, direction, count = full_end, 1, tl.cdiv(end - full_end, BLOCK_N)
         softmax = _attend(
-            softmax, first_tile, direction, count, 0, 0.0, rows, keys, packed_value, dropout, scale2,
+            softmax, first_tile, direction, count, near_begin, slope2_full, rows, keys, packed_value, dropout, scale2,
             MASKED, PACKED, HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_N, ACCESS, PRECISION,
         )  # fmt: skip
     if not CAUSAL:
@@ -317,7 +317,7 @@ def forward_kernel(
         out, attended, batch, head, block * BLOCK_M, query_length, merged, stride_ob, stride_oh, stride_os,
         BLOCK_M, HEAD_DIM, BLOCK_D,
     )  # fmt: skip
-    row_log2 = tl.where(empty, float("-inf"), largest + tl.log2(tl.where(empty, 1.0, total)))
+    row_log2 = tl.where(empty, float("-inf"), largest + tl.log2(total))
     row_offset = row.to(tl.int64) * row_length + token_offsets(index, merged, num_heads * row_length, 1)
     tl.store(log2_sum + row_offset, row_log2, mask=index < query_length)
     row_lse = tl.where(empty, float("-inf"), (row_log2 - slope2 * beyond) * LN_2)

@@ -62,14 +62,13 @@ class Reader:
             return _itself
         step = _ALIGNMENT // self._dtype.itemsize
         strides = [stride if size > 1 else step for stride, size in zip(self.strides, self.sizes, strict=True)]
-        block_shape = [1, 1, rows, block_d(self.sizes[3])]
-        any_tensor = torch.empty(0, dtype=self._dtype, device="meta")
-        checked = TensorDescriptor(any_tensor, list(self.sizes), [*strides[:3], 1], block_shape)
+        strides[-1] = 1
+        shape, block_shape = list(self.sizes), [1, 1, rows, block_d(self.sizes[3])]
 
         def describe(tensor: Tensor) -> TensorDescriptor:
             descriptor = object.__new__(TensorDescriptor)  # without its checks
-            descriptor.base, descriptor.shape = tensor, checked.shape
-            descriptor.strides, descriptor.block_shape = checked.strides, checked.block_shape
+            descriptor.base, descriptor.shape = tensor, shape
+            descriptor.strides, descriptor.block_shape = strides, block_shape
             return descriptor
 
         return describe

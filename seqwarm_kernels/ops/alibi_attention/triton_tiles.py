@@ -203,7 +203,7 @@ def find_sequence(tokens, cu_seqlens, num_sequences, SEARCH_STEPS: tl.constexpr)
     for step in tl.static_range(SEARCH_STEPS):
         candidate = count + (1 << (SEARCH_STEPS - 1 - step))
         inside = candidate <= num_sequences
-        ends = tl.load(cu_seqlens + candidate, mask=inside, other=2**31 - 1)
+        ends = tl.load(cu_seqlens + candidate, mask=inside)
         count = tl.where(inside & (ends <= tokens), candidate, count)
     return count
 
@@ -225,11 +225,10 @@ def opposite(
     distance zero (int64, may lie outside), and the sequence of the token."""
     if own_cu_seqlens is not None:
         sequence = find_sequence(tokens, own_cu_seqlens, num_sequences, SEARCH_STEPS)
-        inside = sequence < num_sequences
-        first = tl.load(other_cu_seqlens + sequence, mask=inside, other=0)
-        end = tl.load(other_cu_seqlens + sequence + 1, mask=inside, other=0)
-        own_end = tl.load(own_cu_seqlens + sequence + 1, mask=inside, other=0)
-        zero = (tokens - own_end + end).to(tl.int64)
+        next_sequence = tl.minimum(sequence + 1, num_sequences)  # tokens past the last sequence: an empty interval
+        first = tl.load(other_cu_seqlens + sequence)
+        end = tl.load(other_cu_seqlens + next_sequence)
+        zero = (tokens - tl.load(own_cu_seqlens + next_sequence) + end).to(tl.int64)
     else:
         sequence = tokens * 0 + batch
         first = tokens // segment_length * segment_length if LIMITED else tokens * 0
@@ -358,15 +357,14 @@ def kept_weights(dropout, queries, start, ROWS: tl.constexpr, COLUMNS: tl.conste
         keys = keys % dropout.row_length
         head += queries // dropout.row_length * dropout.num_heads
         queries = queries % dropout.row_length
-    zeros = tl.zeros((ROWS, COLUMNS // 4), tl.uint32)
-    key = (keys // 4)[None, :].to(tl.uint32) + dropout.first_block + zeros
-    query = queries[:, None].to(tl.uint32) + dropout.first_query + zeros
+    key = (keys // 4)[None, :].to(tl.uint32) + dropout.first_block
+    query = queries[:, None].to(tl.uint32) + dropout.first_query
     seed = dropout.seed
     if dropout.origins is not None:
         seed, head, first_query, first_block = _origin(dropout.origins + head.to(tl.int64) * 4, inside)
         seed = seed[:, None]
         query += first_query[:, None]
         key += first_block[:, None]
-    bits0, bits1, bits2, bits3 = tl.philox(seed, key, query, head[:, None].to(tl.uint32) + zeros, zeros)
+    bits0, bits1, bits2, bits3 = tl.philox(seed, key, query, head[:, None].to(tl.uint32), 0)
     even, odd = tl.join(bits0, bits2), tl.join(bits1, bits3)  # (..., 4 keys as 2 x 2)
     return tl.join(even, odd).reshape([ROWS, COLUMNS]) >= dropout.threshold

@@ -41,7 +41,7 @@ class Span(NamedTuple):
 
 
 @functools.lru_cache(maxsize=8)
-def make_table(lists: tuple[tuple[Span, ...], ...], device: torch.device, stream: int) -> Table:
+def make_table(lists: tuple[tuple[Span, ...], ...], device: torch.device, stream: int | None) -> Table:
     """The table of these tensors. Cached for each stream: tensors mostly keep their addresses between steps."""
     rows, ends, chunks = [], [], 0
     for spans in lists:
@@ -68,7 +68,7 @@ def as_read(tensor: Tensor) -> Tensor:
 
 def moment_statistics(momentum: list[Tensor], second_moment: list[Tensor], gradients: list[Tensor]) -> Tensor:
     device = any_tensor(momentum, second_moment, gradients).device
-    stream = 0
+    stream = None
     if device.type == "cuda":
         if torch.cuda.is_current_stream_capturing():
             raise RuntimeError(
