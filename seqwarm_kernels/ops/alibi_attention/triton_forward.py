@@ -247,7 +247,7 @@ def forward_kernel(
     query_norm = tl.sqrt(tl.sum(tile.to(tl.float32) * tile.to(tl.float32), 1))
     key_row = batch * (num_heads // group_size) + key_head
     skips = log2_tolerance > float("-inf")
-    key_norm = largest_norm(norms, key_row, begin, tl.where(skips, near_begin, 0), key_length, NORM_BLOCK)
+    key_norm = largest_norm(norms, key_row, begin, tl.where(skips, near_begin, begin), key_length, NORM_BLOCK)
     if key_padding_mask is not None:
         key_padding_mask += batch * stride_mb
     keys = Keys(
@@ -280,7 +280,7 @@ def forward_kernel(
     first_reached = tl.min(tl.where(sees_some, center - distance, near_begin), 0)
     begin = tl.minimum(tl.maximum(begin, first_reached), near_begin)
     if not CAUSAL:
-        key_norm = largest_norm(norms, key_row, near_end, tl.where(skips, end, 0), key_length, NORM_BLOCK)
+        key_norm = largest_norm(norms, key_row, near_end, tl.where(skips, end, near_end), key_length, NORM_BLOCK)
         distance = reach(query_norm, key_norm, scale2, slope2, known, log2_tolerance)
         last_reached = tl.max(tl.where(sees_some, center + distance, 0), 0)
         end = tl.minimum(end, tl.maximum(last_reached + 1, near_end))

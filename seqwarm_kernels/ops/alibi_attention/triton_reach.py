@@ -70,9 +70,10 @@ def largest_norm(norms, row, begin, end, length, NORM_BLOCK: tl.constexpr):
     num_blocks = tl.cdiv(length, NORM_BLOCK)
     base = norms + row.to(tl.int64) * num_blocks
     largest = 0.0
-    for first in range(begin // NORM_BLOCK, tl.cdiv(end, NORM_BLOCK), CHUNK):
+    end_block = tl.where(begin < end, tl.cdiv(end, NORM_BLOCK), 0)
+    for first in range(begin // NORM_BLOCK, end_block, CHUNK):
         blocks = first + tl.arange(0, CHUNK)
-        squares = tl.load(base + blocks, mask=blocks < tl.cdiv(end, NORM_BLOCK), other=0.0)
+        squares = tl.load(base + blocks, mask=blocks < end_block, other=0.0)
         largest = tl.maximum(largest, tl.max(squares, 0))
     return tl.sqrt(largest)
 
