@@ -3,9 +3,9 @@
 #include "call.h"
 
 #include "../memory/large_memory.h"
+#include "../parallel.h"
 
 #include <ATen/EmptyTensor.h>
-#include <ATen/Parallel.h>
 #include <torch/library.h>
 
 #include <cstring>
@@ -13,11 +13,6 @@
 
 namespace seqwarm {
 namespace {
-
-// With fewer bytes per thread, waking the threads costs more than they save.
-constexpr int64_t bytes_per_task = 512 * 1024;
-// The same for a search for the first or the last valid token, in positions to read.
-constexpr int64_t positions_per_task = 16 * 1024;
 
 // Consecutive tokens of a source row, and the index of the first one in the new batch.
 struct Run {
@@ -50,8 +45,7 @@ std::vector<int64_t> first_positions(const ResizeCall& call) {
     return {};
   }
   std::vector<int64_t> positions(rows);
-  const int64_t rows_per_task = positions_per_task / plan.source_length + 1;
-  at::parallel_for(begin_valid, rows, rows_per_task, [&](int64_t begin, int64_t end) {
+  for_each_part(begin_valid, rows, bytes_per_position * plan.source_length, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
       int64_t position = 0;
       while (position < plan.source_length && !call.mask.valid(row, position)) {
@@ -67,8 +61,8 @@ std::vector<int64_t> first_positions(const ResizeCall& call) {
 std::vector<int64_t> last_positions(const ResizeCall& call, const Cuts& cuts) {
   const ResizePlan& plan = call.plan;
   std::vector<int64_t> positions(plan.keeps_last ? plan.batch_size : 0);
-  const int64_t rows_per_task = positions_per_task / (plan.source_length - plan.new_length + 1) + 1;
-  at::parallel_for(0, static_cast<int64_t>(positions.size()), rows_per_task, [&](int64_t begin, int64_t end) {
+  const int64_t bytes = bytes_per_position * (plan.source_length - plan.new_length);
+  for_each_part(0, static_cast<int64_t>(positions.size()), bytes, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
       const int64_t end_of_row = cuts.first_of(row) + plan.new_length;
       int64_t position = plan.source_length - 1;
@@ -225,7 +219,7 @@ void run(const ResizeCall& call) {
   Cuts cuts{first_positions(call), {}};
   cuts.last = last_positions(call, cuts);
   std::vector<const ResizeEntry*> entries;
-  int64_t bytes_per_token = 1;
+  int64_t bytes_per_token = 0;
   for (const ResizeEntry& entry : call.entries) {
     if (entry.kind == Kind::Row) {
       copy_rows(call, entry);
@@ -234,14 +228,13 @@ void run(const ResizeCall& call) {
       bytes_per_token += entry.token_items * entry.item_size;
     }
   }
-  at::parallel_for(0, plan.tokens, bytes_per_task / bytes_per_token + 1, [&](int64_t begin, int64_t end) {
+  for_each_part(0, plan.tokens, bytes_per_token, [&](int64_t begin, int64_t end) {
     for (const ResizeEntry* entry : entries) {
       copy_range(call, *entry, cuts, begin, end);
     }
   });
   if (call.info.num_valid_tokens != nullptr) {
-    const int64_t rows_per_task = bytes_per_task / (2 * static_cast<int64_t>(sizeof(int64_t)) * plan.new_length) + 1;
-    at::parallel_for(0, plan.new_rows, rows_per_task, [&](int64_t begin, int64_t end) {
+    for_each_part(0, plan.new_rows, bytes_per_position * plan.new_length, [&](int64_t begin, int64_t end) {
       for (int64_t new_row = begin; new_row < end; ++new_row) {
         write_info(call, cuts, new_row);
       }

@@ -2,10 +2,10 @@
 // the arguments, ops/resize_packed/reference.py defines the results.
 
 #include "../memory/large_memory.h"
+#include "../parallel.h"
 
 #include <ATen/Dispatch.h>
 #include <ATen/EmptyTensor.h>
-#include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/scalar_tensor.h>
 #include <c10/core/Scalar.h>
@@ -22,9 +22,6 @@
 
 namespace seqwarm {
 namespace {
-
-// With fewer bytes per thread, waking the threads costs more than they save.
-constexpr int64_t bytes_per_task = 512 * 1024;
 
 enum class PackedKind : int64_t { Sequence, Token, Label, Position, Index };  // the numbers of schema.py
 
@@ -161,8 +158,8 @@ std::vector<at::Tensor> info_of(const Pieces& pieces, const std::optional<at::Te
   const bool* is_valid = valid.defined() ? valid.const_data_ptr<bool>() : nullptr;
   auto* lengths = info[0].mutable_data_ptr<int32_t>();
   auto* positions = info[1].mutable_data_ptr<int64_t>();
-  const int64_t pieces_per_task = bytes_per_task / 8 * pieces.count / (pieces.tokens + 1) + 1;
-  at::parallel_for(0, pieces.count, pieces_per_task, [&](int64_t begin, int64_t end) {
+  const int64_t bytes = bytes_per_position * pieces.tokens / std::max<int64_t>(pieces.count, 1);
+  for_each_part(0, pieces.count, bytes, [&](int64_t begin, int64_t end) {
     for (int64_t piece = begin; piece < end; ++piece) {
       const int64_t moved_by = pieces.source[piece] - pieces.first[piece];
       int64_t valid_before = 0;
@@ -209,7 +206,7 @@ std::vector<at::Tensor> resize_packed(
 
   std::vector<Entry> entries;
   std::vector<at::Tensor> outputs;
-  int64_t bytes_per_token = 1;
+  int64_t bytes_per_token = 0;
   for (size_t index = 0; index < inputs.size(); ++index) {
     entries.push_back(describe_entry(pieces, inputs[index], kinds[index], fill_values[index]));
     outputs.push_back(entries.back().output);
@@ -218,7 +215,7 @@ std::vector<at::Tensor> resize_packed(
       copy_sequences(pieces, entries.back());
     }
   }
-  at::parallel_for(0, new_tokens, bytes_per_task / bytes_per_token + 1, [&](int64_t begin, int64_t end) {
+  for_each_part(0, new_tokens, bytes_per_token, [&](int64_t begin, int64_t end) {
     copy_range(pieces, entries, begin, end);
   });
   if (return_info) {

@@ -246,7 +246,7 @@ def _kept_share(labels: Tensor, kept: Tensor, first: int) -> Tensor:
 
 def check_resize_options(options: Mapping[str, Any]) -> None:
     """Check the options that do not depend on the batch, on a batch of one token."""
-    inspect.signature(resize_batch).bind(None, 1, **options)
-    token = torch.zeros(1, 1, dtype=torch.long)
+    inspect.signature(resize_batch).bind(None, None, **options)
+    token = torch.zeros(1, 1)
     values = {name: value for name, value in options.items() if name in _OPTIONS_OF_ANY_BATCH}
     resize_batch({"input_ids": token, "attention_mask": token}, 1, **values)

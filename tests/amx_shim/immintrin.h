@@ -1,4 +1,4 @@
-// The tile instructions of AMX, in plain C++. A wrong use of the registers, which faults on a CPU, ends the process.
+// The tile instructions of AMX, in plain C++. A wrong use of the registers ends the process, as on a CPU if it faults.
 
 #pragma once
 
@@ -18,6 +18,7 @@ struct Tile {
 };
 
 inline thread_local std::array<Tile, 8> tiles;
+inline thread_local bool is_configured = false;
 
 inline void require(bool holds, const char* what) {
   if (!holds) {
@@ -33,6 +34,8 @@ inline Tile& configured(int index) {
 }
 
 inline void load_configuration(const void* operand) {
+  require(!is_configured, "the tiles are configured, and were not released");
+  is_configured = true;
   const uint8_t* bytes = static_cast<const uint8_t*>(operand);
   require(bytes[0] == 1 && bytes[1] == 0, "the palette is not 1, or the first row is not 0");
   for (int index = 0; index < 8; ++index) {
@@ -45,6 +48,7 @@ inline void load_configuration(const void* operand) {
 }
 
 inline void release() {
+  is_configured = false;
   tiles = {};
 }
 
