@@ -16,10 +16,10 @@ from .triton_tiles import (
     LOG2_E,
     MASKED,
     RIGHT,
-    dropout_of,
+    Dropout,
+    TileSource,
     far_of,
     finite,
-    head_of,
     kept_keys,
     kept_weights,
     load_tile,
@@ -215,13 +215,14 @@ def backward_key_kernel(
     seen = low < high
     all_begin, full_begin, near_begin, near_end, full_end, all_end = split(low, high, center, BLOCK_M)
 
-    source = head_of(key, batch, key_head, key_length, merged, stride_kb, stride_kh, stride_ks, ACCESS)
+    source = TileSource(key, batch, key_head, key_length, merged, stride_kb, stride_kh, stride_ks)
     key_tile = load_tile(source, start, kept, BLOCK_N, HEAD_DIM, BLOCK_D, ACCESS)
-    source = head_of(value, batch, key_head, key_length, merged, stride_vb, stride_vh, stride_vs, ACCESS)
+    source = TileSource(value, batch, key_head, key_length, merged, stride_vb, stride_vh, stride_vs)
     value_tile = load_tile(source, start, kept, BLOCK_N, HEAD_DIM, BLOCK_D, ACCESS)
     scale2 = scale * LOG2_E
 
     seed = None if dropout_seed is None else tl.load(dropout_seed)
+    origins = dropout_seed if ORIGINS else None
     to_key = tl.zeros((BLOCK_N, BLOCK_D), tl.float32)
     to_value = tl.zeros((BLOCK_N, BLOCK_D), tl.float32)
     for member in range(group_size):
@@ -235,15 +236,13 @@ def backward_key_kernel(
         begin = begin // BLOCK_M * BLOCK_M
         rows = KeyRows(key_tile, value_tile, low, high, center, slope2, start)
         queries = Queries(
-            head_of(query, batch, head, query_length, merged, stride_qb, stride_qh, stride_qs, ACCESS),
-            head_of(grad_out, batch, head, query_length, merged, stride_gb, stride_gh, stride_gs, ACCESS),
+            TileSource(query, batch, head, query_length, merged, stride_qb, stride_qh, stride_qs),
+            TileSource(grad_out, batch, head, query_length, merged, stride_gb, stride_gh, stride_gs),
             lse2 + row.to(tl.int64) * row_length,
             delta + row.to(tl.int64) * row_length,
             num_heads * row_length,
         )
-        dropout = dropout_of(
-            seed, dropout_seed, dropout_threshold, row, inverse_keep, merged, num_heads, query_length, ORIGINS
-        )
+        dropout = Dropout(seed, origins, row, dropout_threshold, inverse_keep, merged, num_heads, query_length)
         # Queries at the left end, the nearest, at the right end.
         for piece in range(0 if LIMITED and not CAUSAL else 1, 3):
             piece_begin, piece_end = begin, full_begin

@@ -22,11 +22,11 @@ from .triton_tiles import (
     LOG2_E,
     MASKED,
     RIGHT,
+    Dropout,
     Keys,
-    dropout_of,
+    TileSource,
     far_of,
     finite,
-    head_of,
     kept_keys,
     kept_weights,
     load_tile,
@@ -229,9 +229,9 @@ def backward_query_kernel(
     scale2 = scale * LOG2_E
 
     start = block * BLOCK_M
-    source = head_of(query, batch, head, query_length, merged, stride_qb, stride_qh, stride_qs, ACCESS)
+    source = TileSource(query, batch, head, query_length, merged, stride_qb, stride_qh, stride_qs)
     query_tile = load_tile(source, start, None, BLOCK_M, HEAD_DIM, BLOCK_D, ACCESS)
-    source = head_of(grad_out, batch, head, query_length, merged, stride_gb, stride_gh, stride_gs, ACCESS)
+    source = TileSource(grad_out, batch, head, query_length, merged, stride_gb, stride_gh, stride_gs)
     grad_tile = load_tile(source, start, None, BLOCK_M, HEAD_DIM, BLOCK_D, ACCESS)
     row_offset = row.to(tl.int64) * row_length + token_offsets(index, merged, num_heads * row_length, 1)
     row_log2 = tl.load(log2_sum + row_offset, mask=inside, other=float("-inf"))
@@ -257,15 +257,14 @@ def backward_query_kernel(
     if key_padding_mask is not None:
         key_padding_mask += batch * stride_mb
     keys = Keys(
-        head_of(key, batch, key_head, key_length, merged, stride_kb, stride_kh, stride_ks, ACCESS),
-        head_of(value, batch, key_head, key_length, merged, stride_vb, stride_vh, stride_vs, ACCESS),
+        TileSource(key, batch, key_head, key_length, merged, stride_kb, stride_kh, stride_ks),
+        TileSource(value, batch, key_head, key_length, merged, stride_vb, stride_vh, stride_vs),
         key_padding_mask,
         stride_ms,
     )
     seed = None if dropout_seed is None else tl.load(dropout_seed)
-    dropout = dropout_of(
-        seed, dropout_seed, dropout_threshold, row, inverse_keep, merged, num_heads, query_length, ORIGINS
-    )
+    origins = dropout_seed if ORIGINS else None
+    dropout = Dropout(seed, origins, row, dropout_threshold, inverse_keep, merged, num_heads, query_length)
 
     gradient = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
     for piece in range(0 if LIMITED else 1, 2 if CAUSAL else 3):  # keys at the left end, the nearest, at the right end

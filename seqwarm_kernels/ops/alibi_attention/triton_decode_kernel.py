@@ -17,7 +17,7 @@ from .triton_tiles import (
     LN_2,
     LOG2_E,
     Dropout,
-    head_of,
+    TileSource,
     kept_keys,
     kept_weights,
     load_tile,
@@ -122,8 +122,8 @@ def decode_kernel(
     tile = tl.load(pointers, mask=exists[:, None] & (columns < HEAD_DIM)[None, :], other=0.0)
     if key_padding_mask is not None:
         key_padding_mask += batch * stride_mb
-    keys = head_of(key, batch, key_head, key_length, None, stride_kb, stride_kh, stride_ks, ALIGNED)
-    values = head_of(value, batch, key_head, key_length, None, stride_vb, stride_vh, stride_vs, ALIGNED)
+    keys = TileSource(key, batch, key_head, key_length, None, stride_kb, stride_kh, stride_ks)
+    values = TileSource(value, batch, key_head, key_length, None, stride_vb, stride_vh, stride_vs)
 
     # The tile of keys next to the queries bounds all sums of weights from below.
     skips = log2_tolerance > float("-inf")
@@ -183,7 +183,7 @@ def decode_kernel(
         out = out * decay[:, None]
         if dropout_seed is not None:
             dropout = Dropout(
-                seed, batch * num_heads + head, 0, 0, origins, dropout_threshold, 1.0, None, num_heads, query_length
+                seed, origins, batch * num_heads + head, dropout_threshold, 1.0, None, num_heads, query_length
             )
             weights = tl.where(kept_weights(dropout, token, start, BLOCK_M, BLOCK_N), weights, 0.0)
         # All keys with scores up to `least` weigh at most half of the tolerance together. NaN compares false.

@@ -17,10 +17,10 @@ from .triton_tiles import (
     LOG2_E,
     MASKED,
     RIGHT,
+    Dropout,
     Keys,
-    dropout_of,
+    TileSource,
     finite,
-    head_of,
     kept_keys,
     kept_weights,
     load_tile,
@@ -241,7 +241,7 @@ def forward_kernel(
     begin, full_begin, near_begin, near_end, full_end, end = split(low, high, center, BLOCK_N)
     scale2 = scale * LOG2_E
 
-    source = head_of(query, batch, head, query_length, merged, stride_qb, stride_qh, stride_qs, ACCESS)
+    source = TileSource(query, batch, head, query_length, merged, stride_qb, stride_qh, stride_qs)
     tile = load_tile(source, block * BLOCK_M, None, BLOCK_M, HEAD_DIM, BLOCK_D, ACCESS)
     rows = Rows(tile, index, low, high, center, slope2)
     query_norm = tl.sqrt(tl.sum(tile.to(tl.float32) * tile.to(tl.float32), 1))
@@ -251,19 +251,16 @@ def forward_kernel(
     if key_padding_mask is not None:
         key_padding_mask += batch * stride_mb
     keys = Keys(
-        head_of(key, batch, key_head, key_length, merged, stride_kb, stride_kh, stride_ks, ACCESS),
-        head_of(value, batch, key_head, key_length, merged, stride_vb, stride_vh, stride_vs, ACCESS),
+        TileSource(key, batch, key_head, key_length, merged, stride_kb, stride_kh, stride_ks),
+        TileSource(value, batch, key_head, key_length, merged, stride_vb, stride_vh, stride_vs),
         key_padding_mask,
         stride_ms,
     )
     if PACKED:
-        packed_value = head_of(
-            packed_value, batch, key_head, key_length, None, stride_vb, stride_vh, stride_vs, ALIGNED
-        )
+        packed_value = TileSource(packed_value, batch, key_head, key_length, None, stride_vb, stride_vh, stride_vs)
     seed = None if dropout_seed is None else tl.load(dropout_seed)
-    dropout = dropout_of(
-        seed, dropout_seed, dropout_threshold, row, inverse_keep, merged, num_heads, query_length, ORIGINS
-    )
+    origins = dropout_seed if ORIGINS else None
+    dropout = Dropout(seed, origins, row, dropout_threshold, inverse_keep, merged, num_heads, query_length)
 
     softmax = Softmax(
         tl.zeros((BLOCK_M,), tl.float32),

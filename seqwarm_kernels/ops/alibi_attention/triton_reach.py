@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from ..triton_launch import kernel
-from .triton_tiles import FAR, head_of, kept_keys, load_tile
+from .triton_tiles import FAR, TileSource, kept_keys, load_tile
 
 #: Number of keys that share an entry of the norms.
 NORM_BLOCK = 256
@@ -50,7 +50,7 @@ def key_norms_kernel(
     head = program // num_blocks % num_heads
     batch = program // num_blocks // num_heads
     largest = 0.0
-    source = head_of(key, batch, head, key_length, None, stride_kb, stride_kh, stride_ks, ACCESS)
+    source = TileSource(key, batch, head, key_length, None, stride_kb, stride_kh, stride_ks)
     if key_padding_mask is not None:
         key_padding_mask += batch.to(tl.int64) * stride_mb
     for step in tl.static_range(NORM_BLOCK // ROWS):

@@ -31,12 +31,13 @@ LN_2 = tl.constexpr(0.6931471805599453)
 class TileSource(NamedTuple):
     """One head of query, key, value or a gradient, from which tiles are loaded."""
 
-    pointer: Any  # to the head's first element; BULK: descriptor of the whole tensor
+    tensor: Any  # BULK: its descriptor
     batch: Any
     head: Any
     length: Any
     row_length: Any  # None: `length` counts the tokens of one row
     stride_batch: Any
+    stride_head: Any
     stride_token: Any
 
 
@@ -53,13 +54,11 @@ class Dropout(NamedTuple):
     """Arguments of dropout.py's mask, and 1 / (1 − dropout_p)."""
 
     seed: Any  # None: no dropout
-    head: Any
-    first_query: Any
-    first_block: Any  # first key // 4
-    origins: Any  # (rows of the batch, heads, 4), to be read for each query, with `head` counted through both; or None
+    origins: Any  # (batch, heads, 4), or None
+    head: Any  # counted through batch and heads; one, or one of each query
     threshold: Any
     inverse_keep: Any
-    row_length: Any  # None: all queries are of the same row
+    row_length: Any  # None: all queries are of the same row; else of this head of all rows
     num_heads: Any
     query_length: Any
 
@@ -76,18 +75,6 @@ def token_offsets(tokens, row_length, stride_batch, stride_token):
 
 
 @triton.jit
-def head_of(tensor, batch, head, length, row_length, stride_batch, stride_head, stride_token, ACCESS: tl.constexpr):
-    if ACCESS == BULK:
-        pointer = tensor
-    else:  # the hint is on a result, since inlining loses a hint on an argument
-        STEP: tl.constexpr = 128 // tensor.dtype.element_ty.primitive_bitwidth
-        pointer = tl.multiple_of(tensor + (batch.to(tl.int64) * stride_batch + head.to(tl.int64) * stride_head), 16)
-        stride_batch = stride_batch // STEP * STEP
-        stride_token = stride_token // STEP * STEP
-    return TileSource(pointer, batch, head, length, row_length, stride_batch, stride_token)
-
-
-@triton.jit
 def load_tile(
     source,
     start,
@@ -99,14 +86,19 @@ def load_tile(
 ):
     """(ROWS, BLOCK_D) from row `start` on. Zeros beyond the tensor, and where `kept` (None or (ROWS,)) is False."""
     if ACCESS == BULK:
-        tile = source.pointer.load([source.batch, source.head, start, 0]).reshape([ROWS, BLOCK_D])
+        tile = source.tensor.load([source.batch, source.head, start, 0]).reshape([ROWS, BLOCK_D])
         if kept is not None:
             tile = tl.where(kept[:, None], tile, 0.0)
     else:
         rows = start + tl.arange(0, ROWS)
         columns = tl.arange(0, BLOCK_D)
-        offsets = token_offsets(rows, source.row_length, source.stride_batch, source.stride_token)
-        pointers = source.pointer + (offsets[:, None] + columns[None, :])
+        # These hints are on results, since inlining loses those on arguments.
+        STEP: tl.constexpr = 128 // source.tensor.dtype.element_ty.primitive_bitwidth
+        stride_batch = source.stride_batch // STEP * STEP
+        stride_token = source.stride_token // STEP * STEP
+        head = source.batch.to(tl.int64) * source.stride_batch + source.head.to(tl.int64) * source.stride_head
+        offsets = token_offsets(rows, source.row_length, stride_batch, stride_token)
+        pointers = tl.multiple_of(source.tensor + head, 16) + (offsets[:, None] + columns[None, :])
         inside = rows < source.length
         if kept is not None:
             inside = inside & kept
@@ -319,52 +311,26 @@ def split(low, high, center, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def dropout_of(
-    seed, dropout_seed, threshold, head, inverse_keep, row_length, num_heads, query_length, ORIGINS: tl.constexpr
-):
-    """The dropout of one `head`, counted through batch and heads. With a `row_length`, of the same head of all rows.
-    `seed` is the first value of `dropout_seed`, which kernels read once for all heads."""
-    first_query, first_block, origins = 0, 0, None
-    if ORIGINS:
-        if row_length is None:
-            seed, head, first_query, first_block = _origin(dropout_seed + head.to(tl.int64) * 4, None)
-        else:
-            origins = dropout_seed
-    return Dropout(
-        seed, head, first_query, first_block, origins, threshold, inverse_keep, row_length, num_heads, query_length
-    )
-
-
-@triton.jit
-def _origin(origin, mask):
-    """Seed, head, first query, first key // 4"""
-    return (
-        tl.load(origin, mask=mask),
-        tl.load(origin + 1, mask=mask).to(tl.uint32),
-        tl.load(origin + 2, mask=mask).to(tl.uint32),
-        (tl.load(origin + 3, mask=mask) // 4).to(tl.uint32),
-    )
-
-
-@triton.jit
 def kept_weights(dropout, queries, start, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     """(ROWS, COLUMNS) bool: the weights that dropout keeps, of `queries` and the keys from `start` on. `start` and
     row_length are multiples of 4."""
     keys = start + 4 * tl.arange(0, COLUMNS // 4)
-    head = dropout.head + queries * 0
-    inside = queries < dropout.query_length
+    head = dropout.head
     if dropout.row_length is not None:
+        queries = tl.minimum(queries, dropout.query_length - 1)  # what comes after has no weights
         keys = keys % dropout.row_length
         head += queries // dropout.row_length * dropout.num_heads
         queries = queries % dropout.row_length
-    key = (keys // 4)[None, :].to(tl.uint32) + dropout.first_block
-    query = queries[:, None].to(tl.uint32) + dropout.first_query
+    key = (keys // 4)[None, :].to(tl.uint32)
+    query = queries.to(tl.uint32)
     seed = dropout.seed
     if dropout.origins is not None:
-        seed, head, first_query, first_block = _origin(dropout.origins + head.to(tl.int64) * 4, inside)
-        seed = seed[:, None]
-        query += first_query[:, None]
-        key += first_block[:, None]
-    bits0, bits1, bits2, bits3 = tl.philox(seed, key, query, head[:, None].to(tl.uint32), 0)
+        origin = dropout.origins + head.to(tl.int64) * 4
+        seed = tl.broadcast_to(tl.load(origin), [ROWS])[:, None]
+        head = tl.load(origin + 1)
+        query += tl.load(origin + 2).to(tl.uint32)
+        key += tl.broadcast_to(tl.load(origin + 3) // 4, [ROWS])[:, None].to(tl.uint32)
+    head = tl.broadcast_to(head, [ROWS])[:, None].to(tl.uint32)
+    bits0, bits1, bits2, bits3 = tl.philox(seed, key, query[:, None], head, 0)
     even, odd = tl.join(bits0, bits2), tl.join(bits1, bits3)  # (..., 4 keys as 2 x 2)
     return tl.join(even, odd).reshape([ROWS, COLUMNS]) >= dropout.threshold
