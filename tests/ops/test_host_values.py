@@ -170,6 +170,21 @@ def test_native_operators_check_shapes_on_which_reads_depend(changes, slopes, me
 
 
 @pytest.mark.skipif(backends.extension is None, reason="the extension is not built")
+def test_native_operators_check_the_shape_of_slopes():
+    query = torch.randn(3, 2, 4, 8)
+    options = (None, None, None, 0, True, 0.5, None, None, 0.0, 0.0)
+
+    def attend(slopes):
+        return overload("alibi_attention", "native")(query, query, query, slopes, *options)[0]
+
+    slopes = torch.rand(2)
+    assert torch.equal(attend(slopes), attend(slopes.repeat(3, 1)))
+    for shape in ((), (3,), (2, 2), (3, 3), (3, 3, 2)):
+        with pytest.raises(ValueError, match=r"slopes must be \(2,\) or \(3, 2\), got"):
+            attend(torch.rand(shape))
+
+
+@pytest.mark.skipif(backends.extension is None, reason="the extension is not built")
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
 def test_native_operators_check_the_number_of_positions(dtype):
     query, starts = torch.randn(3, 2, 4, 8), torch.zeros(2, dtype=dtype)
