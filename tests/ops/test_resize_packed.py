@@ -186,7 +186,7 @@ def test_pieces_of_several_tiles(backend, rule):
 
 
 @pytest.mark.skipif(backends.problem("native") is not None, reason="the extension does not serve here")
-def test_threads_begin_inside_pieces():
+def test_native_threads_begin_inside_pieces():
     """The native kernel shares 2.4 MB among its threads."""
     lengths = [50] * 20
     pieces = [(sequence, 0, 50, 40) for sequence in range(20)]

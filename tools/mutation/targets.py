@@ -143,7 +143,10 @@ TARGETS = [
         "problem.h queries.h keys.h reach.h scores.h simd.h products.cpp forward.cpp backward.cpp operator.cpp",
         *("tests/ops/test_attention_native.py", "tests/ops/test_attention_native_ranges.py", _SKIPPING),
         *(*_ATTENTION_GRID, "native"),
-        wider=("tests/ops/test_attention_native_short.py", "tests/ops/test_attention_native_decoding.py"),
+        wider=(
+            *("tests/ops/test_attention_native_short.py", "tests/ops/test_attention_native_decoding.py"),
+            "tests/ops/test_host_values.py",
+        ),
     ),
     *_native(
         "dropout.h",
