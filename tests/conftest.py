@@ -75,9 +75,9 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_collection_finish(session):
-    # With pytest 9.2, pytest-xdist 3.8 loses the groups, and each worker starts a server of its own.
     if session.config.getoption("loadgroup", False):
-        assert all("@" in item.nodeid for item in session.items if item.get_closest_marker("xdist_group"))
+        grouped = [item.nodeid for item in session.items if item.get_closest_marker("xdist_group")]
+        assert all("@" in name for name in grouped), "pytest-xdist lost its groups, as 3.8 does with pytest 9.2"
     # Without this, each collection of garbage goes through all imported modules, and takes half a second.
     gc.collect()
     gc.freeze()

@@ -225,7 +225,7 @@ class Forward:
                 of_value(value),
                 value if isinstance(options, VarlenOptions) else None,
                 *read,
-                *(key_norms or read[:1]),
+                *(key_norms or read[:1]),  # any tensor in place of norms, of which nothing is read
                 out,
                 lse,
                 log2_sum,

@@ -96,9 +96,11 @@ def load_tile(
         STEP: tl.constexpr = 128 // source.tensor.dtype.element_ty.primitive_bitwidth
         stride_batch = source.stride_batch // STEP * STEP
         stride_token = source.stride_token // STEP * STEP
-        head = source.batch.to(tl.int64) * source.stride_batch + source.head.to(tl.int64) * source.stride_head
+        base = source.tensor + (
+            source.batch.to(tl.int64) * source.stride_batch + source.head.to(tl.int64) * source.stride_head
+        )
         offsets = token_offsets(rows, source.row_length, stride_batch, stride_token)
-        pointers = tl.multiple_of(source.tensor + head, 16) + (offsets[:, None] + columns[None, :])
+        pointers = tl.multiple_of(base, 16) + (offsets[:, None] + columns[None, :])
         inside = rows < source.length
         if kept is not None:
             inside = inside & kept
