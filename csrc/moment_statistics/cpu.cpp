@@ -78,7 +78,7 @@ Partial reduce(const Item* items, int64_t count) {
     }
     std::fill(sizes + here, sizes + block, Wide(0));
     for (int index = 0; index < block; ++index) {
-      largest[index] = sizes[index] > largest[index] ? sizes[index] : largest[index];  // not NaN; the sum keeps it
+      largest[index] = std::max(largest[index], sizes[index]);  // not NaN; the sum keeps it
     }
     fold<block>(sizes);
     for (int lane = 0; lane < lanes; ++lane) {

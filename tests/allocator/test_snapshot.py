@@ -301,6 +301,27 @@ def test_a_sum_shows_changes_in_the_first_and_the_last_of_many_pieces(monkeypatc
         assert not torch.equal(snapshot._sum_of_bits(changed), before)
 
 
+def test_weights_are_numbers_of_splitmix(monkeypatch):
+    """Against integers of Python: the finalizer of 1, 2, ..., for each piece anew."""
+    monkeypatch.setattr(snapshot, "_PIECE", 3)
+    bits = torch.tensor([5, -7, 2**30, 11, -(2**31)], dtype=torch.int32)
+
+    def signed(number):
+        return (number + 2**63) % 2**64 - 2**63
+
+    def weight(number):
+        for factor in (0xBF58476D1CE4E5B9, 0x94D049BB133111EB):
+            number = signed(number * factor)
+            number ^= number >> 29
+        return number
+
+    def sum_of(piece):
+        return sum(number * weight(place) for place, number in enumerate(piece, 1))
+
+    expected = 3 * sum_of(bits[:3].tolist()) + sum_of(bits[3:].tolist())
+    assert snapshot._sum_of_bits(bits).item() == signed(expected)
+
+
 def test_three_elements_of_one_byte():
     model = nn.Sequential(nn.Linear(2, 2))
     model.register_parameter("frozen", nn.Parameter(torch.tensor([1, 2, 3], dtype=torch.int8), requires_grad=False))

@@ -148,8 +148,17 @@ CASES = {
     "1,000 tokens, no skipping": partial(attention, 1000, batch_size=1, skip_tolerance=0.0),
     "1,000 tokens, both sides": partial(attention, 1000, batch_size=1, causal=False),
     "1,000 tokens, flat slopes": partial(attention, 1000, batch_size=1, slopes=torch.full((4,), 1e-5)),
+    **{
+        f"{length} tokens, 300 keys, {str(dtype)[6:]}": partial(attention, length, keys=300, dtype=dtype)
+        for length in (16, 17, 32, 33)
+        for dtype in (torch.float32, HALF)
+    },
     "1 token, 600 keys": partial(attention, 1, keys=600, backward=False),
     "1 token, 600 keys, bfloat16": partial(attention, 1, keys=600, backward=False, dtype=HALF),
+    "1 token, 600 keys, head_dim 40, bfloat16": partial(
+        attention, 1, keys=600, head_dim=40, backward=False, dtype=HALF
+    ),
+    "3 tokens, 64 keys, both sides": partial(attention, 3, keys=64, backward=False, heads=(8, 2), causal=False),
     "1 token, 3,000 keys, flat slopes": partial(attention, 1, keys=3000, backward=False, slopes=torch.full((4,), 1e-3)),
     "1 token, 3,000 keys, one row": partial(attention, 1, keys=3000, backward=False, batch_size=1),
     "3 tokens, 600 keys, groups of heads": partial(attention, 3, keys=600, backward=False, heads=(8, 2)),

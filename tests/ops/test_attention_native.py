@@ -112,14 +112,19 @@ def test_onednn_with_fewer_instructions(instructions):
     assert run.returncode == 0, run.stderr
 
 
+WITHOUT_AMX = {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16"}
+
+
 @pytest.mark.parametrize(
-    "limits", first_fast([{}, {"ATEN_CPU_CAPABILITY": "default"}, {"ONEDNN_MAX_CPU_ISA": "AVX2"}]), ids=str
+    "limits",
+    [{}, *first_fast([WITHOUT_AMX, {"ATEN_CPU_CAPABILITY": "default"}, {"ONEDNN_MAX_CPU_ISA": "AVX2"}])],
+    ids=str,
 )
 def test_instructions_that_multiply_bfloat16(limits):
     expected = "None"
-    if limits == {} and torch.cpu._is_avx512_bf16_supported():
+    if limits in ({}, WITHOUT_AMX) and torch.cpu._is_avx512_bf16_supported():
         has_amx = torch.cpu._is_amx_tile_supported() or "SEQWARM_EMULATED_AMX" in os.environ
-        expected = "AMX" if has_amx else "AVX512-BF16"
+        expected = "AMX" if has_amx and limits == {} else "AVX512-BF16"
     code = "import torch; from seqwarm_kernels import _C\n"
     code += "with torch.backends.mkldnn.flags(enabled=False): print(_C.bfloat16_instructions())\n"
     code += "print(_C.bfloat16_instructions())"
@@ -140,6 +145,34 @@ def test_nan_reaches_only_the_queries_that_see_it():
     out = alibi_attention(query, key, value, backend="native")
     assert out[0, 1, 7].isnan().all()
     assert out.isnan().sum() == out.shape[-1]
+
+
+def chunks_of_backward(length, *, num_heads=1, num_keys=None, head_dim=64):
+    """The number of chunks of a key head, from the memory for their gradients of its keys and values."""
+    query = torch.randn(1, num_heads, length, head_dim)
+    key = torch.randn(1, num_heads, num_keys or length, head_dim)
+    inputs = (query, key, key, torch.ones(num_heads))
+    options = (None, None, None, 0, True, 1.0, None, None, 0.0, 0.0, None)
+    saved = torch.ops.seqwarm.alibi_attention.native(*inputs, *options)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True) as profile:
+        torch.ops.seqwarm.alibi_attention_backward.native(query, None, *saved, False, *inputs, *options)
+    allocated = [event.concrete_inputs[:2] for event in profile.events() if event.name == "aten::empty"]
+    float32 = 6  # of c10::ScalarType
+    elements = max(shape[0] for shape, dtype in allocated if len(shape) == 1 and dtype == float32)
+    return max(1, elements // (num_heads * 2 * key.shape[2] * head_dim))
+
+
+def test_chunks_of_queries_keep_all_threads_busy(threads):
+    """Two for each thread, unless there are fewer tiles, enough heads, or little work."""
+    threads(2)
+    assert chunks_of_backward(512) == 4
+    assert chunks_of_backward(129) == 3  # tiles
+    assert chunks_of_backward(33, num_keys=512) == 1
+    assert chunks_of_backward(256, num_heads=3) == 2
+    assert chunks_of_backward(256, num_heads=8) == 1
+    assert chunks_of_backward(96, head_dim=16) == 1
+    threads(1)
+    assert chunks_of_backward(512) == 1
 
 
 def test_memory_grows_with_the_length():

@@ -18,17 +18,37 @@ def up(number, step):
     return -(-number // step) * step
 
 
-@pytest.mark.parametrize("causal", [True, False])
-def test_ranges_are_those_of_the_proof(causal):
-    """With the margins that docs/kernels/skipping.md derives, in float64. Ranges hide rounding: they end at steps."""
-    length, heads, tolerance, scale = 700, 24, 2**-20, 0.4
-    query, key, value = torch.randn(1, heads, length, 32), torch.randn(1, 1, length, 32), torch.randn(1, 1, length, 32)
-    key *= torch.linspace(0.2, 3, length)[:, None]  # norms differ from block to block
-    slopes = torch.logspace(-3.5, 0.5, heads, base=10)
-    options = (None, None, None, 0, causal, scale, None, None, 0.0, tolerance, None)
-    *_, ranges = torch.ops.seqwarm.alibi_attention.native(query, key, value, slopes, *options)
+def ranges_of(query, key, slopes, *, causal=True, scale=0.4, window=None, segment_length=None, tolerance=2**-20):
+    options = (None, None, None, 0, causal, scale, segment_length, window, 0.0, tolerance, None)
+    *_, ranges = torch.ops.seqwarm.alibi_attention.native(query, key, key, slopes, *options)
+    return ranges.reshape(-1, 2).tolist()
 
+
+def random_inputs(length, heads):
+    query, key = torch.randn(1, heads, length, 32), torch.randn(1, 1, length, 32)
+    return query, key * torch.linspace(0.2, 3, length)[:, None]  # norms differ from block to block
+
+
+def keys_that_outweigh_others(length, heads):
+    """In the second block of keys. The next ones are farther away than the reach of some queries, which is 0."""
+    key = torch.full((1, 1, length, 32), 0.01)
+    key[:, :, NORM_BLOCK : 2 * NORM_BLOCK] = 2
+    return torch.ones(1, heads, length, 32), key
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize(
+    ("inputs", "length"), [(random_inputs, 700), (random_inputs, 641), (keys_that_outweigh_others, 400)]
+)
+def test_ranges_are_those_of_the_proof(inputs, length, causal):
+    """With the margins that docs/kernels/skipping.md derives, in float64. Ranges hide rounding: they end at steps."""
     log2_e = math.log2(math.e)
+    tolerance, scale = 2**-20, 0.4
+    slopes = torch.cat([torch.logspace(-3.5, 0.5, 23, base=10), torch.tensor([1.008 / log2_e])])  # a flat one ends at 1
+    heads = len(slopes)
+    query, key = inputs(length, heads)
+    ranges = ranges_of(query, key, slopes, causal=causal, scale=scale, tolerance=tolerance)
+
     scores = query[0].double() @ key[0, 0].double().T * scale * log2_e
     query_norms = query[0].double().norm(dim=-1) * scale * log2_e
     key_norms = key[0, 0].double().norm(dim=-1)
@@ -41,7 +61,7 @@ def test_ranges_are_those_of_the_proof(causal):
             start, slope, scores[head], query_norms[head], key_norms, log2_tolerance, causal=causal
         )
     ]
-    assert ranges.reshape(-1, 2).tolist() == wanted
+    assert ranges == wanted
 
 
 def ranges_of_tile(start, slope, scores, query_norms, key_norms, log2_tolerance, *, causal):
@@ -69,3 +89,36 @@ def ranges_of_tile(start, slope, scores, query_norms, key_norms, log2_tolerance,
         lowest = max(0, min(begin, low[block].min().item() // STEP * STEP)) if begin > 0 else 0
         highest = min(last, max(end, up(high[block].max().item(), STEP))) if end < last else last
         yield [lowest, min(highest, length)]
+
+
+@pytest.mark.parametrize("slope", [0.0, -0.0])
+def test_without_a_slope_all_keys_are_in_reach(slope):
+    query, key = random_inputs(300, 1)
+    assert ranges_of(query, key, torch.tensor([slope]), causal=False) == [[0, 300]] * 10
+
+
+@pytest.mark.parametrize(("limit", "narrow", "wide"), [("window", 63, 64), ("segment_length", 127, 128)])
+def test_few_visible_keys_are_not_worth_a_search(limit, narrow, wide):
+    """127 in place of 128."""
+    query, key = random_inputs(600, 1)
+
+    def searches(number):
+        found, without = (
+            ranges_of(query, key, torch.ones(1), causal=False, tolerance=tolerance, **{limit: number})
+            for tolerance in (2**-8, 0.0)
+        )
+        return found != without
+
+    assert (searches(narrow), searches(wide)) == (False, True)
+
+
+@pytest.mark.parametrize(("length", "searches"), [(127, False), (128, True)])
+def test_short_packed_sequences_are_not_worth_a_search(length, searches):
+    query, key = (tensor[0].transpose(0, 1) for tensor in random_inputs(4 * length, 1))
+    cu_seqlens = torch.arange(0, 4 * length + 1, length, dtype=torch.int32)
+
+    def ranges(tolerance):
+        options = (cu_seqlens, cu_seqlens, None, length, length, False, 0.4, None, 0.0, tolerance)
+        return torch.ops.seqwarm.alibi_attention_varlen.native(query, key, key, torch.ones(1), *options)[3].tolist()
+
+    assert (ranges(2**-8) != ranges(0.0)) is searches

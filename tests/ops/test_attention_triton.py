@@ -82,6 +82,7 @@ CASES = {
 PACKED_CASES = {
     "causal": ([30, 0, 20], [40, 5, 10], 9, {}),
     "full": ([50, 20], [30, 45], 9, {"causal": False, "window": 25, "dropout_p": 0.3}),
+    "rows without keys in a tile": ([3, 29], [0, 90], 9, {}),
 }
 
 

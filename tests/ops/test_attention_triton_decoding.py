@@ -1,5 +1,6 @@
 """Few queries over many keys in the Triton kernels: chunks of keys, merged, and what they skip."""
 
+import math
 from functools import partial
 
 import pytest
@@ -8,7 +9,7 @@ import torch
 from seqwarm_kernels import alibi_attention
 from seqwarm_kernels.ops import backends
 from seqwarm_kernels.self_check.calls import RESULTS, differentiate
-from tests.support.kernels import Exact
+from tests.support.kernels import Exact, record_launches
 from tests.support.skipping import check_the_promise
 from tests.support.tiers import first_fast
 
@@ -164,23 +165,28 @@ def test_tiles_of_decoding(bytes_per_element, head_dim):
         tiles = triton_decode.decode_tiles(rows, head_dim, bytes_per_element)
         assert tiles.block_m in (16, 32)
         assert (tiles.block_n, tiles.num_stages) == TILES[bytes_per_element, head_dim]
+        assert tiles.num_warps == 4
         assert triton_decode.CHUNK % tiles.block_n == 0
 
 
 def test_a_launch_gets_its_tiles(monkeypatch):
     from seqwarm_kernels.ops.alibi_attention import triton_decode
 
-    class Recorded(triton_decode.Launch):
-        def __init__(self, kernel, programs, **arguments):
-            launches.append(arguments)
-            super().__init__(kernel, programs, **arguments)
-
-    launches = []
-    monkeypatch.setattr(triton_decode, "Launch", Recorded)
+    launches = record_launches(monkeypatch, triton_decode)
     alibi_attention(*tensors_of("cpu", keys=513), backend="triton")
     tiles = triton_decode.decode_tiles(2, 16, 4)
-    found = [launches[0].get(name) for name in ("BLOCK_M", "BLOCK_N", "num_warps", "num_stages")]
+    found = [launches["decode_kernel"][name] for name in ("BLOCK_M", "BLOCK_N", "num_warps", "num_stages")]
     assert found == list(tiles)
+
+
+@pytest.mark.parametrize(("causal", "parts"), [(True, 2), (False, 4)])
+def test_half_of_the_tolerance_is_for_keys_and_half_for_values(monkeypatch, causal, parts):
+    """On each side."""
+    from seqwarm_kernels.ops.alibi_attention import triton_decode
+
+    launches = record_launches(monkeypatch, triton_decode)
+    alibi_attention(*tensors_of("cpu", keys=514), causal=causal, skip_tolerance=2**-10, backend="triton")
+    assert launches["decode_kernel"]["log2_tolerance"] == math.log2(2**-10 / parts)
 
 
 def test_which_calls_decode():

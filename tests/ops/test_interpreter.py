@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 triton = pytest.importorskip("triton")
 tl = triton.language
@@ -49,6 +50,16 @@ def test_addresses_in_a_table_lead_to_tensors():
 @triton.jit
 def store_kernel(out, step):
     tl.store(out + tl.program_id(0) * step, 1)
+
+
+def test_tensors_without_memory_that_are_still_alive():
+    """Traces leave them behind."""
+    left, numbers = [], torch.arange(3.0)
+    with FakeTensorMode() as mode:
+        torch.func.grad(lambda number: left.append(number) or number)(mode.from_tensor(torch.ones(())))
+    out = torch.zeros(1)
+    follow_kernel[(1,)](torch.tensor([numbers.data_ptr()]), out, 2)
+    assert (out.item(), len(left)) == (2, 1)
 
 
 def test_two_programs_do_not_store_the_same_item():

@@ -396,6 +396,14 @@ def test_info_counts_left_padding(backend):
     assert info.num_valid_tokens.item() == 5
 
 
+def test_info_of_a_row_that_is_padded_on_both_sides_and_keeps_its_last_token(backend):
+    """No token follows those that are kept."""
+    batch = {"attention_mask": torch.tensor([[0, 0, 1, 1, 1, 0, 0, 0, 0, 0]])}
+    _, info = resize_batch(batch, 4, keep_last_token=True, return_info=True, backend=backend)
+    assert info.position_ids.tolist() == [[0, 1, 2, 0]]
+    assert info.valid_lengths.tolist() == [3]
+
+
 DTYPES = [torch.int64, torch.int32, torch.int8, torch.bool, torch.bfloat16, torch.float32, torch.complex64]
 
 

@@ -122,6 +122,7 @@ WIDTHS = [
     (BYTES[:, :40], 32, "truncate", 8),  # rows are 64 bytes apart, but hold 40 bytes
     (torch.zeros(4, 65, dtype=torch.uint8)[:, :64], 32, "truncate", 1),  # rows start at any address
     (torch.zeros(4, 128, dtype=torch.uint8)[:, ::2], 32, "truncate", 1),  # tokens are strided
+    (torch.zeros(4, 64, 3, dtype=torch.uint8), 32, "truncate", 16),  # across tokens
     (INTS, 32, "truncate_keep_last", 1),
     (torch.zeros(4, 64, 24, dtype=torch.bfloat16), 33, "truncate_keep_last", 8),  # within tokens
     (torch.zeros(4, 64, 24, dtype=torch.bfloat16)[..., :20], 32, "truncate", 4),

@@ -110,7 +110,7 @@ def _tensors_in(arguments):
 
 def _live_tensors():
     tensors = (thing for thing in gc.get_objects() if type(thing) in (torch.Tensor, torch.nn.Parameter))
-    return [tensor for tensor in tensors if tensor.device.type == "cpu" and tensor.layout == torch.strided]
+    return [tensor for tensor in tensors if tensor.device.type == "cpu" and torch._C._has_storage(tensor)]
 
 
 def _memory_of(tensor):

@@ -10,6 +10,19 @@ class Exact(exact.Exact):
             assert comparison.within(), str(comparison)
 
 
+def record_launches(monkeypatch, host):
+    """The programs and arguments of each launch that `host`, a module, prepares from now on, by its kernel's name."""
+    launches = {}
+
+    class Recorded(host.Launch):
+        def __init__(self, kernel, programs, **arguments):
+            launches[kernel.fn.__name__] = {"programs": programs, **arguments}
+            super().__init__(kernel, programs, **arguments)
+
+    monkeypatch.setattr(host, "Launch", Recorded)
+    return launches
+
+
 class CountedKernel:
     """A Triton kernel that records its launches."""
 

@@ -124,7 +124,7 @@ TARGETS = [
         "seqwarm_kernels/ops/alibi_attention",
         "triton.py triton_readers.py",
         *(_SERVED, "tests/ops/test_attention_readers.py", "tests/ops/test_attention_triton.py"),
-        *("tests/ops/test_attention_launch.py", "-k", "not pretended"),
+        *("tests/ops/test_attention_launch.py", "tests/ops/test_attention_launch_arguments.py", "-k", "not pretended"),
         wider=(Run((_SHORT_ROWS, _SKIPPING, *_ATTENTION_GRID, "triton")),),
     ),
     *_in_folder(

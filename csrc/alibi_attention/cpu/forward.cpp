@@ -63,7 +63,6 @@ class Forward {
     std::fill(largest_, largest_ + width_, -infinity);
     std::fill(total_, total_ + width_, 0.f);
     std::fill(out_, out_ + dims_ * width_, 0.f);
-    begin_ = end_ = 0;
     if (!tile_.any) {
       return;
     }
@@ -283,7 +282,7 @@ class Forward {
   const float* hidden_ = nullptr;
   QueryTile tile_;
   Biases biases_;
-  int64_t begin_ = 0, end_ = 0;     // the keys visited
+  int64_t begin_, end_;  // the keys visited
   int64_t first_reached_[2], last_reached_[2];  // the keys to visit, for each range_block of queries
   float largest_[most_queries];     // largest score of each query, with distances from its center
   float total_[most_queries];       // sum of weights, relative to the largest score

@@ -15,6 +15,7 @@
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <ATen/Version.h>
+#include <c10/core/alignment.h>
 #include <torch/library.h>
 
 #include <algorithm>
@@ -195,22 +196,21 @@ class Scratch {
  public:
   explicit Scratch(int64_t bytes) {
     thread_local Tensor kept;
-    if (kept.defined() && kept.numel() >= bytes + 64) {
+    if (kept.defined() && kept.numel() >= bytes) {
       memory_ = kept;
       return;
     }
-    memory_ = at::empty({bytes + 64}, at::kByte);
+    memory_ = at::empty({bytes}, at::kByte);
     if (bytes <= most_kept_bytes) {
       kept = memory_;
     }
   }
 
-  char* data() const {
-    char* memory = static_cast<char*>(memory_.data_ptr());
-    return memory + (64 - reinterpret_cast<uintptr_t>(memory) % 64) % 64;
-  }
+  char* data() const { return static_cast<char*>(memory_.data_ptr()); }
 
  private:
+  static_assert(c10::gAlignment >= 64);  // of at::empty
+
   Tensor memory_;
 };
 

@@ -16,7 +16,7 @@ template <typename T>
 class KeyNorms {
  public:
   KeyNorms(Arena& arena, const Problem& problem)
-      : problem_(problem), norms_(arena.take<float>(problem.reach ? padded_keys(problem.key_length) / most_keys : 0)) {}
+      : problem_(problem), norms_(arena.take<float>(padded_keys(problem.key_length) / most_keys)) {}
 
   void open(int64_t batch, int64_t key_head, const float* hidden) {
     for (int64_t start = 0; problem_.reach && start < problem_.used_keys; start += most_keys) {
@@ -44,7 +44,7 @@ class KeyNorms {
  private:
   // NaN counts as infinite, so that its block is visited.
   static float larger(float largest, float norm) {
-    return norm <= largest ? largest : std::isnan(norm) ? infinity : norm;
+    return std::isnan(norm) ? infinity : std::max(largest, norm);
   }
 
   const Problem& problem_;
@@ -75,8 +75,8 @@ class Reach {
 
   const float most_;
   const float log2_tolerance_;
-  mutable float slope2_ = 0;
-  mutable float log2_tail_ = 0;
+  mutable float slope2_ = std::numeric_limits<float>::quiet_NaN();  // no slope equals it
+  mutable float log2_tail_;
 };
 
 }  // namespace CPU_CAPABILITY

@@ -109,7 +109,7 @@ def write_info(tile, info, mask, mask_stride, table, tokens, ROWS: tl.constexpr,
         within = slot < length
         valid = within
         if mask is not None:
-            valid &= tl.load(mask + (source + slot) * mask_stride, mask=within, other=0) != 0
+            valid &= tl.load(mask + (source + slot) * mask_stride, mask=within) != 0
         valid = valid.to(tl.int32)
         before = count[:, None] + tl.cumsum(valid, 1) - valid
         tl.store(info.position_ids + first[:, None] + slot, tl.where(valid != 0, before, 0).to(tl.int64), mask=within)

@@ -1,0 +1,106 @@
+"""What the host side of attention's Triton kernels decides: rows that share tiles, copies, tiles and tolerances."""
+
+import math
+
+import pytest
+import torch
+
+from seqwarm_kernels.ops.alibi_attention.schema import DenseOptions
+from tests.support.kernels import record_launches
+
+pytest.importorskip("triton")
+host = pytest.importorskip("seqwarm_kernels.ops.alibi_attention.triton")
+
+PLAIN = DenseOptions(None, None, None, 0, True, 1.0, None, None, 0.0, 2**-20)
+MASK = torch.ones(1, 40, dtype=torch.bool)
+SLOPES = torch.ones(1)
+
+
+def rows_of(length, batch_size=1, dtype=torch.float16):
+    return torch.empty(batch_size, 1, length, 16, dtype=dtype)
+
+
+def launches_of(monkeypatch, query, key, options=PLAIN):
+    """Of forward and backward. Nothing is launched."""
+    launches = record_launches(monkeypatch, host)
+    host.Forward(query, key, key, SLOPES, options)
+    host.Backward(query, None, query, query[..., 0].float(), False, query, key, key, SLOPES, options)
+    return launches
+
+
+@pytest.mark.parametrize(("batch_size", "merged"), [(1, False), (2, True), (2**23, True), (2**23 + 1, False)])
+def test_how_many_rows_share_tiles(batch_size, merged):
+    query = rows_of(8).expand(batch_size, 1, 8, 16)
+    assert host.merges(query, query, SLOPES, PLAIN) is merged
+
+
+@pytest.mark.parametrize(
+    ("query", "key", "mask", "in_bulk"),
+    [
+        (rows_of(70), rows_of(70), None, True),
+        (rows_of(70), rows_of(40), MASK, False),
+        (rows_of(70, dtype=torch.float32), rows_of(70, dtype=torch.float32), None, False),
+        (rows_of(8, batch_size=2), rows_of(8, batch_size=2), None, False),  # share tiles
+        (rows_of(70), rows_of(0), None, False),
+        (rows_of(0), rows_of(70), None, False),
+    ],
+)
+def test_which_calls_load_tiles_by_bulk_copies(monkeypatch, query, key, mask, in_bulk):
+    monkeypatch.setattr(host, "BULK_COPIES", range(90, 120))
+    launches = launches_of(monkeypatch, query, key, PLAIN._replace(key_padding_mask=mask))
+    kernels = "forward_kernel", "backward_query_kernel", "backward_key_kernel"
+    expected = (host.BULK if in_bulk else host.ALIGNED).value
+    assert [launches[kernel]["ACCESS"] for kernel in kernels] == [expected] * 3
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "changes"),
+    [(1, {"key_padding_mask": MASK}), (1, {"dropout_seed": torch.tensor(1), "dropout_p": 0.5}), (2, {})],
+    ids=["mask", "dropout", "rows that share tiles"],
+)
+def test_what_needs_registers_has_smaller_tiles(monkeypatch, batch_size, changes):
+    def keys_of_a_tile(batch_size, options):
+        query = rows_of(40, batch_size)
+        return launches_of(monkeypatch, query, query, options)["forward_kernel"]["BLOCK_N"]
+
+    assert 2 * keys_of_a_tile(batch_size, PLAIN._replace(**changes)) == keys_of_a_tile(1, PLAIN)
+
+
+def test_tiles_are_those_of_the_chip(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    assert host._capability(torch.device("cuda")) == 90
+
+
+@pytest.mark.parametrize(("causal", "sides"), [(True, 1), (False, 2)])
+def test_the_tolerance_is_shared_by_both_sides(monkeypatch, causal, sides):
+    def log2_of(tolerance):
+        options = PLAIN._replace(causal=causal, skip_tolerance=tolerance)
+        return launches_of(monkeypatch, rows_of(256), rows_of(512), options)["forward_kernel"]["log2_tolerance"]
+
+    assert log2_of(2**-20) == math.log2(2**-20 / sides)
+    assert log2_of(0.0) == -math.inf
+
+
+@pytest.mark.parametrize(
+    ("changes", "blind"),
+    [
+        ({}, False),
+        ({"query_offset": 1}, False),
+        ({"query_offset": -1}, True),
+        ({"query_offset": -1, "causal": False}, False),
+        ({"query_start": torch.tensor([0])}, True),
+        ({"key_padding_mask": MASK}, True),
+        ({"window": 7}, True),
+    ],
+    ids=str,
+)
+def test_whether_a_query_may_see_no_key(monkeypatch, changes, blind):
+    launches = launches_of(monkeypatch, rows_of(40), rows_of(40), PLAIN._replace(**changes))
+    assert launches["backward_key_kernel"]["BLIND"] is blind
+
+
+def test_no_query_has_empty_results():
+    """Other layers answer such calls before, save in traced graphs."""
+    query = rows_of(5, batch_size=0)
+    out, lse, log2_sum, ranges = host.forward(query, query, query, SLOPES, PLAIN)
+    assert (out.shape, lse.shape, log2_sum.shape, ranges.shape) == (query.shape, (0, 1, 5), (0, 1, 5), (0, 1, 2))
