@@ -155,10 +155,6 @@ CASES = {
     },
     "1 token, 600 keys": partial(attention, 1, keys=600, backward=False),
     "1 token, 600 keys, bfloat16": partial(attention, 1, keys=600, backward=False, dtype=HALF),
-    "1 token, 600 keys, head_dim 40, bfloat16": partial(
-        attention, 1, keys=600, head_dim=40, backward=False, dtype=HALF
-    ),
-    "3 tokens, 64 keys, both sides": partial(attention, 3, keys=64, backward=False, heads=(8, 2), causal=False),
     "1 token, 3,000 keys, flat slopes": partial(attention, 1, keys=3000, backward=False, slopes=torch.full((4,), 1e-3)),
     "1 token, 3,000 keys, one row": partial(attention, 1, keys=3000, backward=False, batch_size=1),
     "3 tokens, 600 keys, groups of heads": partial(attention, 3, keys=600, backward=False, heads=(8, 2)),

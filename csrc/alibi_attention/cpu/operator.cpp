@@ -242,8 +242,7 @@ void for_each_short_item(
   });
 }
 
-void decode(Problem& problem, const ForwardOutputs& outputs, int64_t threads) {
-  problem.native_products = false;
+void decode(const Problem& problem, const ForwardOutputs& outputs, int64_t threads) {
   const DecodeItems items(problem);
   const Tensor memory = at::empty({Partials::count(problem)}, at::kFloat);
   const Partials partials(problem, memory.data_ptr<float>());
