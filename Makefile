@@ -82,14 +82,16 @@ test-amx: $(STAMP)  ## run the native kernels' tests in bfloat16 with AMX, emula
 
 # The records are of a compiler and a CPU; on others the tests are skipped, until `python -m tests.block_counts` records them.
 WORK := build/work
-RUN_WORK = cd $(WORK)/tree && OMP_NUM_THREADS=1 ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16 $(abspath $(RUN)) -m
-test-work: $(STAMP)  ## count the basic blocks that native kernels execute: no more work than recorded
+RUN_WORK = cd $(WORK)/tree && OMP_NUM_THREADS=1 $(abspath $(RUN)) -m
+test-work: $(STAMP)  ## count the basic blocks that native kernels execute, with AMX emulated and without: no more than recorded
 	$(call build_copy,$(WORK),-D SEQWARM_COUNT_WORK=ON -D CMAKE_CXX_FLAGS_CHECKS=-O1)
 	$(RUN_WORK) pytest tests/block_counts $(ARGS)
+	export ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16; $(RUN_WORK) pytest tests/block_counts $(ARGS)
 
 record-work: $(STAMP)  ## record these counts, after a change that is meant to do other work
 	$(call build_copy,$(WORK),-D SEQWARM_COUNT_WORK=ON -D CMAKE_CXX_FLAGS_CHECKS=-O1)
 	$(RUN_WORK) tests.block_counts
+	export ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16; $(RUN_WORK) tests.block_counts
 	cp $(WORK)/tree/tests/block_counts/records.json tests/block_counts
 
 # First with AMX, whose products are our own in C++, then those in bfloat16 without it.

@@ -28,6 +28,7 @@ def _native(names: str, *tests: str, wider: tuple[str, ...]) -> list[Target]:
     runs = (
         Run(tests),
         Run(("tests/block_counts",), without_amx, "work"),
+        Run(("tests/block_counts",), build="work"),
         Run(tests, older, "AVX2"),
         Run(tests, build="sanitizers"),
         Run(wider, without_amx),

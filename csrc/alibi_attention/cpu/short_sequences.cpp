@@ -3,6 +3,7 @@
 #include "tile_products.h"
 
 #include <algorithm>
+#include <array>
 
 namespace seqwarm {
 namespace {
@@ -13,7 +14,7 @@ constexpr int64_t longest_in_pairs = 6;
 std::vector<Sequence> segments_of_rows(const Problem& problem) {
   std::vector<Sequence> sequences;
   const int64_t length = std::max(problem.query_length, problem.key_length);
-  const int64_t step = std::clamp<int64_t>(problem.segment_length, 1, std::max<int64_t>(length, 1));
+  const int64_t step = std::min(length, problem.segment_length);
   for (int64_t row = 0; row < problem.batch_size; ++row) {
     for (int64_t first = 0; first < length; first += step) {
       const auto count = [&](int64_t all) { return std::clamp<int64_t>(all - first, 0, step); };
@@ -74,25 +75,21 @@ ShortSequences short_sequences_of(const Problem& problem) {
   ShortSequences found;
   const int64_t longest = longest_of(problem);
   found.products = products_for(longest, problem);
-  int64_t step = 0, width = 0, most = 0;
-  with_products(found.products, [&](auto products) {
-    step = products.step;
-    width = products.width;
-    most = products.most;
-  });
+  const auto [step, width, most] = with_products(
+      found.products, [](auto products) { return std::array{products.step, products.width, products.most}; });
   if (longest > most) {
     return found;
   }
   found.sequences = problem.cu_seqlens_q == nullptr ? segments_of_rows(problem) : packed_sequences(problem, most);
   int64_t queries = 0, keys = 0;
   for (const Sequence& sequence : found.sequences) {
-    queries += round_up(sequence.num_queries, step);
-    keys += round_up(sequence.num_keys, step);
-    if (found.groups.empty() || queries > width || keys > most) {
+    const int64_t more_queries = round_up(sequence.num_queries, step), more_keys = round_up(sequence.num_keys, step);
+    if (found.groups.empty() || queries + more_queries > width || keys + more_keys > most) {
       found.groups.push_back({&sequence, &sequence});
-      queries = round_up(sequence.num_queries, step);
-      keys = round_up(sequence.num_keys, step);
+      queries = keys = 0;
     }
+    queries += more_queries;
+    keys += more_keys;
     found.groups.back().end = &sequence + 1;
   }
   return found;

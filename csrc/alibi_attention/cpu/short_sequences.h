@@ -57,9 +57,9 @@ struct TileProducts {  // AMX
   static constexpr int64_t step = size, width = size == 32 ? 32 : 16, most = size == 32 ? 128 : 16;
 };
 
-// Calls function(products) with one of these.
+// Returns function(products) for one of these.
 template <typename Function>
-inline void with_products(ShortProducts products, const Function& function) {
+inline auto with_products(ShortProducts products, const Function& function) {
   switch (products) {
     case ShortProducts::Float:
       return function(FloatProducts());
@@ -70,8 +70,9 @@ inline void with_products(ShortProducts products, const Function& function) {
     case ShortProducts::Tiles16:
       return function(TileProducts<16>());
     case ShortProducts::Tiles32:
-      return function(TileProducts<32>());
+      break;
   }
+  return function(TileProducts<32>());
 }
 
 ShortSequences short_sequences_of(const Problem& problem);
