@@ -78,7 +78,7 @@ def test_many_packed_sequences(causal, own_slopes):
 @pytest.mark.parametrize("heads", first_fast([[4, 2], [1, 1]]))
 @pytest.mark.parametrize("dropout_p", first_fast([0.2, 0.0]))
 def test_the_number_of_threads_changes_only_sums_over_chunks(threads, heads, dropout_p):
-    tensors = tensors_of(700, heads)
+    tensors = tensors_of(700, heads, batch_size=2)
     leaves, results = [*tensors, alibi_slopes(heads[0])], {}
     for number in (1, 3, 8):
         threads(number)
