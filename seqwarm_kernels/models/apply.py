@@ -9,10 +9,10 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ..utils.checks import check_bool, check_int, check_iterable, check_path
+from ..utils.checks import check_iterable, check_path
 from ..utils.modules import ExampleBatch, as_mapping, is_compiled, unwrapped
 from .alibi_layer import AlibiHeads, check_slopes
-from .checkpoints import restore_slopes
+from .checkpoints import naming_damaged_weights, restore_slopes
 from .configs import RECORD, prepare_configs, record_of
 from .families import converter_by_structure
 from .probe import probe
@@ -21,7 +21,7 @@ from .surgery import Surgery, converter_for, registered_families
 from .unpassed_optimizers import are_held_elsewhere, warn_of_unpassed_optimizers
 
 #: Keyword arguments of from_pretrained that say where a checkpoint is.
-_LOCATION = {"subfolder", "revision", "cache_dir"}
+_LOCATION = {"subfolder", "revision", "cache_dir", "variant", "use_safetensors"}
 
 
 def apply_alibi(
@@ -92,14 +92,14 @@ def _apply(
     location: Mapping[str, Any],
 ) -> SurgeryReport:
     """Do the work of `apply_alibi`. `location` says where in the model's checkpoint its slopes are."""
-    max_seq_length = check_int("max_seq_length", max_seq_length, minimum=2)
+    surgery = Surgery(model, max_seq_length, learn_slopes)
+    max_seq_length = surgery.max_seq_length
     optimizers = _check(model, optimizers, learn_slopes, example_batch)
     slopes = None if slopes is None else check_slopes(slopes)
     may_have_optimizers = are_held_elsewhere(model)
     parameters_before = dict(model.named_parameters())
     record = record_of(model)
     is_first_call = not any(isinstance(module, AlibiHeads) for module in model.modules())
-    surgery = Surgery(model, max_seq_length, learn_slopes)
     try:
         _convert(surgery)
         if slopes is not None:
@@ -144,29 +144,29 @@ def load_alibi_model(
 
     Raises:
         TypeError: An argument has the wrong type.
-        ValueError: The config has no arguments of `apply_alibi`.
+        ValueError: The config has no arguments of `apply_alibi`, or not those that this version writes. A file of
+            weights is damaged. The checkpoint does not have the slopes of a layer, or they do not fit.
     """
     if not isinstance(model_class, type) or not hasattr(model_class, "from_pretrained"):
         raise TypeError(f"model_class must be a Hugging Face model class or an Auto class, got {model_class!r}")
     check_path("name_or_path", name_or_path)
     if example_batch is not None:
         as_mapping(example_batch)
-    model = model_class.from_pretrained(name_or_path, **{"experts_implementation": None, **kwargs})  # configs.REFUSED
+    location = {name: value for name, value in kwargs.items() if name in _LOCATION}
+    options = {"experts_implementation": None, **kwargs}  # configs.REFUSED
+    with naming_damaged_weights(name_or_path, location):
+        model = model_class.from_pretrained(name_or_path, **options)
     record = record_of(model)
     if record is None:
         raise ValueError(
             f"name_or_path must be a checkpoint of a model with ALiBi, got {name_or_path!r}, whose config has no "
             f"{RECORD}: use from_pretrained and apply_alibi(model, max_seq_length)"
         )
-    location = {name: value for name, value in kwargs.items() if name in _LOCATION}
     _apply(model, record["max_seq_length"], None, record["learn_slopes"], None, example_batch, location)
     return model
 
 
-def _check(model: Any, optimizers: Any, learn_slopes: Any, example_batch: Any) -> list[Optimizer]:
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"model must be an nn.Module, got {type(model).__name__}")
-    check_bool("learn_slopes", learn_slopes)
+def _check(model: nn.Module, optimizers: Any, learn_slopes: bool, example_batch: Any) -> list[Optimizer]:
     if example_batch is not None:
         as_mapping(example_batch)
     optimizers = () if optimizers is None else (optimizers,) if isinstance(optimizers, Optimizer) else optimizers

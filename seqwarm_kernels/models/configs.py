@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from torch import nn
 
+from ..utils.checks import check_bool
 from .alibi_layer import AlibiHeads
 from .families.learned import first_position
 from .families.torch_nn import AlibiMultiheadAttention
-from .surgery import Surgery
+from .surgery import Surgery, check_max_seq_length
 from .transformers_attention import NAME, check_call, drops_keywords, pass_packed, refuse_packed
 
 #: Config entry with the arguments of apply_alibi, and whether the slopes were ever learned or the user's own.
@@ -73,16 +75,28 @@ def record_of(model: Any) -> dict[str, Any] | None:
     """Return the arguments of `apply_alibi` that a config of the model holds, or None if the model is not converted.
 
     Raises:
-        ValueError: The record has other entries: another version wrote it.
+        ValueError: The record is not one that this version writes.
     """
     records = (getattr(module.config, RECORD, None) for module in _with_configs(model))
     record: dict[str, Any] | None = next((record for record in records if record is not None), None)
-    if record is not None and record.keys() != _ENTRIES:
-        raise ValueError(
-            f"{RECORD} in the model's config must hold {', '.join(sorted(_ENTRIES))}, got {', '.join(sorted(record))}: "
-            "another version of seqwarm_kernels wrote the checkpoint"
-        )
+    if record is not None:
+        _check_record(record)
     return record
+
+
+def _check_record(record: Any) -> None:
+    if not isinstance(record, Mapping) or record.keys() != _ENTRIES:
+        got = ", ".join(sorted(map(str, record))) if isinstance(record, Mapping) else repr(record)
+        raise ValueError(
+            f"{RECORD} in the model's config must hold {', '.join(sorted(_ENTRIES))}, got {got}: another version of "
+            "seqwarm_kernels wrote the checkpoint, or the config was edited"
+        )
+    try:
+        check_max_seq_length(f"{RECORD}.max_seq_length in the model's config", record["max_seq_length"])
+        for name in ("learn_slopes", "own_slopes"):
+            check_bool(f"{RECORD}.{name} in the model's config", record[name])
+    except TypeError as error:  # of the file, not of an argument
+        raise ValueError(str(error)) from None
 
 
 def _pretrained_models(model: nn.Module) -> list[Any]:

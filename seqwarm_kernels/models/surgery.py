@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..attention.slopes import alibi_slopes
-from ..utils.checks import check_int, is_dtensor
+from ..utils.checks import check_bool, check_int, is_dtensor
 from .alibi_layer import AlibiHeads, Slopes, fill_slopes
 from .report import Removed, Replaced
 from .transformers_sharding import mesh_of_heads
@@ -71,6 +71,14 @@ def _full_name(module_class: type) -> str:
     return f"{module_class.__module__}.{module_class.__qualname__}"
 
 
+def check_max_seq_length(name: str, value: object) -> int:
+    """Return `value` as an int. It must be at least 2 and fit into 32 bits, as positions do."""
+    length = check_int(name, value, minimum=2)
+    if length >= 2**31:
+        raise ValueError(f"{name} must be below 2**31, got {length}")
+    return length
+
+
 class Surgery:
     """The conversion of one model. Converters make every change through this object, so that it can be undone.
 
@@ -79,11 +87,18 @@ class Surgery:
         max_seq_length: Longest sequence that the model must take.
         learn_slopes: Whether slopes are parameters.
         path: Name of the current module in the model.
+
+    Raises:
+        TypeError: An argument has the wrong type.
+        ValueError: `max_seq_length` is less than 2 or does not fit into 32 bits.
     """
 
     def __init__(self, model: nn.Module, max_seq_length: int, learn_slopes: bool) -> None:
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"model must be an nn.Module, got {type(model).__name__}")
+        check_bool("learn_slopes", learn_slopes)
         self.model = model
-        self.max_seq_length = max_seq_length
+        self.max_seq_length = check_max_seq_length("max_seq_length", max_seq_length)
         self.learn_slopes = learn_slopes
         self.path = ""
         self.replaced: list[Replaced] = []

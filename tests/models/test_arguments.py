@@ -8,6 +8,7 @@ from torch import nn
 from seqwarm_kernels import alibi_slopes, apply_alibi, register_alibi
 from seqwarm_kernels.models import AlibiHeads, surgery
 
+from ..support.arguments import complaints
 from .zoo import make
 
 
@@ -15,6 +16,7 @@ from .zoo import make
     ("arguments", "error", "message"),
     [
         ({"max_seq_length": 1}, ValueError, "max_seq_length must be at least 2, got 1"),
+        ({"max_seq_length": 2**31}, ValueError, r"max_seq_length must be below 2\*\*31, got 2147483648"),
         ({"max_seq_length": 64.0}, TypeError, "max_seq_length must be an int, got float"),
         ({"learn_slopes": 1}, TypeError, "learn_slopes must be True or False, got 1"),
         ({"optimizers": b"x"}, TypeError, "optimizers must be torch optimizers, got bytes"),
@@ -42,6 +44,10 @@ def test_a_length_of_numpy_is_taken():
         ("0.5", {}, TypeError, "slopes must be a sequence of numbers, got str"),
         (["a"], {}, TypeError, "slopes must be a real number, got str"),
         ([float("nan")], {}, ValueError, "slopes must be finite, got nan"),
+        ([0.5, -1e39], {}, ValueError, r"slopes must be finite in float32, got -1e\+39"),
+        ([0.5], {"device": "x"}, ValueError, "device must be a device such as .*, got 'x'"),
+        ([0.5], {"device": 0}, TypeError, "device must be a torch.device or a str, got int"),
+        ([0.5], {"device": "hpu"}, ValueError, "device must be a device of this machine, got 'hpu'"),
         ([0.5], {"causal": 1}, TypeError, "causal must be True or False, got 1"),
         ([0.5], {"learned": "yes"}, TypeError, "learned must be True or False, got 'yes'"),
     ],
@@ -49,6 +55,24 @@ def test_a_length_of_numpy_is_taken():
 def test_bad_arguments_of_alibi_heads(slopes, options, error, message):
     with pytest.raises(error, match=message):
         AlibiHeads(slopes, **{"causal": True, **options})
+
+
+@pytest.mark.parametrize("device", ["xpu:7", "mps:7", "cuda:77", "privateuseone"])
+def test_devices_that_are_not_there(device):
+    with pytest.raises(ValueError, match=f"device must be a device of this machine, got '{device}'"):
+        alibi_slopes(4, device=device)
+
+
+@pytest.mark.parametrize("argument", ["model", "max_seq_length", "learn_slopes"])
+def test_junk_arguments_of_surgery(argument):
+    valid = {"model": nn.Linear(1, 1), "max_seq_length": 8, "learn_slopes": False}
+    assert not complaints(surgery.Surgery, lambda: dict(valid), argument)
+
+
+@pytest.mark.parametrize("argument", ["slopes", "causal", "learned", "device"])
+def test_junk_arguments_of_alibi_heads(argument):
+    valid = {"slopes": [0.5], "causal": None, "learned": False, "device": "cpu"}
+    assert not complaints(AlibiHeads, lambda: dict(valid), argument)
 
 
 @pytest.mark.parametrize("convert", [torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.clone])

@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+import safetensors.torch
 import torch
 
 from seqwarm_kernels import apply_alibi, load_alibi_model
@@ -13,6 +14,8 @@ from seqwarm_kernels.models.configs import REFUSED
 
 from ..support.tiers import first_fast
 from .zoo import CONVERTED, FAMILIES, HEADS, make, tokens, transformers
+
+SLOPES = "transformer.h.0.attn.alibi.slopes"
 
 
 def save(name, folder, learn_slopes=False):
@@ -80,6 +83,98 @@ def test_learned_slopes_of_a_subfolder_are_restored(tmp_path):
     assert model(ids).logits.equal(expected)
 
 
+def save_gpt2(folder, slopes, **options):
+    """Save a converted model with these slopes in every layer, and return them as a model holds them."""
+    model = make("gpt2")
+    apply_alibi(model, 96, slopes=slopes)
+    model.save_pretrained(folder, **options)
+    return slopes_of(model)
+
+
+def slopes_of(model):
+    return [module.slopes.tolist() for module in model.modules() if isinstance(module, AlibiHeads)]
+
+
+def edit_weights(file, change):
+    """Replace the tensors of a file by `change` of them."""
+    tensors = safetensors.torch.load_file(file)
+    change(tensors)
+    safetensors.torch.save_file(tensors, file, {"format": "pt"})
+
+
+def test_slopes_are_those_of_the_variant(tmp_path):
+    default = save_gpt2(tmp_path, [0.3, 0.7, 0.2, 0.4])
+    ema = save_gpt2(tmp_path, [0.1, 0.2, 0.3, 0.4], variant="ema")
+    assert slopes_of(load_alibi_model(transformers.GPT2LMHeadModel, tmp_path, variant="ema")) == ema
+    assert slopes_of(load_alibi_model(transformers.GPT2LMHeadModel, tmp_path)) == default
+
+
+def test_slopes_of_a_file_that_is_not_loaded_are_ignored(tmp_path):
+    save_gpt2(tmp_path, [0.5, 0.6, 0.7, 0.8])
+    (tmp_path / "model.safetensors").rename(tmp_path / "old.safetensors")
+    expected = save_gpt2(tmp_path, [0.3, 0.7, 0.2, 0.4])
+    assert slopes_of(load_alibi_model(transformers.GPT2LMHeadModel, tmp_path)) == expected
+
+
+def test_slopes_of_many_files_are_restored(tmp_path):
+    expected = save_gpt2(tmp_path, [0.3, 0.7, 0.2, 0.4], max_shard_size="20KB")
+    assert len(list(tmp_path.glob("model-*.safetensors"))) > 2
+    assert slopes_of(load_alibi_model(transformers.GPT2LMHeadModel, tmp_path)) == expected
+
+
+def test_slopes_of_a_file_of_torch_are_restored(tmp_path):
+    """Also if a file of safetensors lies beside it that the call does not load."""
+    expected = save_gpt2(tmp_path, [0.3, 0.7, 0.2, 0.4])
+    torch.save(safetensors.torch.load_file(tmp_path / "model.safetensors"), tmp_path / "pytorch_model.bin")
+    edit_weights(tmp_path / "model.safetensors", lambda tensors: [tensors[key].zero_() for key in tensors])
+    loaded = load_alibi_model(transformers.GPT2LMHeadModel, tmp_path, use_safetensors=False)
+    assert slopes_of(loaded) == expected
+
+
+def test_slopes_in_the_cache_of_the_hub_are_restored(tmp_path):
+    commit = "0" * 40
+    repository = tmp_path / "models--someone--model"
+    expected = save_gpt2(repository / "snapshots" / commit, [0.3, 0.7, 0.2, 0.4])
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text(commit)
+    options = {"cache_dir": tmp_path, "local_files_only": True}
+    assert slopes_of(load_alibi_model(transformers.GPT2LMHeadModel, "someone/model", **options)) == expected
+
+
+def test_learned_slopes_below_zero_are_restored(tmp_path):
+    """Training may bring them there."""
+    save_gpt2(tmp_path, [0.3, 0.7, 0.2, 0.4])
+    edit_weights(tmp_path / "model.safetensors", lambda tensors: tensors[SLOPES].neg_())
+    loaded = load_alibi_model(transformers.GPT2LMHeadModel, tmp_path)
+    assert slopes_of(loaded)[0] == torch.tensor([-0.3, -0.7, -0.2, -0.4]).tolist()
+
+
+@pytest.mark.parametrize(
+    ("slopes", "got"),
+    [
+        (torch.ones(3), r"\[1.0, 1.0, 1.0\]"),
+        (torch.ones(1), r"\[1.0\]"),
+        (torch.ones(2, 2), r"\[\[1.0, 1.0\], \[1.0, 1.0\]\]"),
+        (torch.tensor([1.0, float("nan"), 1.0, 1.0]), r"\[1.0, nan, 1.0, 1.0\]"),
+    ],
+)
+def test_slopes_that_do_not_fit_are_refused(slopes, got, tmp_path):
+    save_gpt2(tmp_path, [0.3, 0.7, 0.2, 0.4])
+    edit_weights(tmp_path / "model.safetensors", lambda tensors: tensors.update({SLOPES: slopes}))
+    message = f"{SLOPES} in '.*model.safetensors' must be 4 finite numbers, one for each head, got {got}"
+    with pytest.raises(ValueError, match=message):
+        load_alibi_model(transformers.GPT2LMHeadModel, tmp_path)
+
+
+@pytest.mark.parametrize("size", [0, 100, -1])
+def test_a_damaged_file_of_weights_is_named(size, tmp_path):
+    save_gpt2(tmp_path, [0.3, 0.7, 0.2, 0.4], max_shard_size="20KB")
+    file = sorted(tmp_path.glob("model-*.safetensors"))[1]
+    file.write_bytes(file.read_bytes()[:size])
+    with pytest.raises(ValueError, match=f"name_or_path must be .* can be read, got '{file}': .*header"):
+        load_alibi_model(transformers.GPT2LMHeadModel, tmp_path)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -98,6 +193,27 @@ def test_a_record_of_another_version_is_refused(tmp_path):
     del config["seqwarm_alibi"]["own_slopes"]
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(ValueError, match=r"must hold .*own_slopes, got .*another version of seqwarm_kernels wrote the"):
+        load_alibi_model(transformers.GPT2LMHeadModel, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda record: 5, r"seqwarm_alibi in the model's config must hold learn_slopes, .*, got 5: another version"),
+        (lambda record: [], r"seqwarm_alibi in the model's config must hold learn_slopes, .*, got \[\]: another"),
+        (lambda record: record | {"own_slopes": "no"}, r"seqwarm_alibi.own_slopes in .* be True or False, got 'no'"),
+        (lambda record: record | {"learn_slopes": 1}, r"seqwarm_alibi.learn_slopes in .* be True or False, got 1"),
+        (lambda record: record | {"max_seq_length": "x"}, r"seqwarm_alibi.max_seq_length in .* be an int, got str"),
+        (lambda record: record | {"max_seq_length": 1}, r"seqwarm_alibi.max_seq_length in .* at least 2, got 1"),
+        (lambda record: record | {"max_seq_length": 2**62}, r"seqwarm_alibi.max_seq_length in .* below 2\*\*31, got"),
+    ],
+)
+def test_a_damaged_record_is_refused(change, message, tmp_path):
+    save("gpt2", tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["seqwarm_alibi"] = change(config["seqwarm_alibi"])
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match=message):
         load_alibi_model(transformers.GPT2LMHeadModel, tmp_path)
 
 

@@ -2,15 +2,18 @@
 
 import pytest
 import torch
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from seqwarm_kernels import SequenceLengthScheduler, apply_alibi
+from seqwarm_kernels.models import AlibiHeads
+from seqwarm_kernels.models.alibi_layer import observe_calls
 
 from ..support.ranks import mean_of_two_ranks
 from .zoo import VOCABULARY, make
 
 STEPS, ROWS, LENGTH = 4, 4, 24
+BFLOAT16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
 
 
 def train(model, call, share):
@@ -46,10 +49,18 @@ def wrapped(model, wrapping):
 
         return Accelerator(cpu=True).prepare(model)
     mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (2,))
+    if wrapping == "fsdp, slopes first":
+        shard_slopes(model, mesh)
     for module in model.modules():
         if type(module).__name__.endswith(("Block", "DecoderLayer")):
             fully_shard(module, mesh=mesh)
     return fully_shard(model, mesh=mesh)
+
+
+def shard_slopes(model, mesh):
+    for module in model.modules():
+        if isinstance(module, AlibiHeads):
+            fully_shard(module, mesh=mesh)
 
 
 def train_one_of_two(rank, name, wrapping):
@@ -58,11 +69,47 @@ def train_one_of_two(rank, name, wrapping):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "wrapping"), [("gpt2", "ddp"), ("gpt2", "fsdp"), ("llama", "fsdp")])
+@pytest.mark.parametrize(
+    ("name", "wrapping"), [("gpt2", "ddp"), ("gpt2", "fsdp"), ("llama", "fsdp"), ("gpt2", "fsdp, slopes first")]
+)
 def test_two_ranks_train_as_one(name, wrapping):
     together = mean_of_two_ranks(train_one_of_two, name, wrapping)
     model = converted(name)
     torch.testing.assert_close(together, train(model, model, lambda ids: ids), rtol=1e-5, atol=1e-6)
+
+
+@pytest.fixture
+def mesh(tmp_path):
+    torch.distributed.init_process_group("gloo", f"file://{tmp_path}/store", rank=0, world_size=1)
+    yield torch.distributed.device_mesh.init_device_mesh("cpu", (1,))
+    torch.distributed.destroy_process_group()
+
+
+def slopes_after_a_step(model):
+    """The dtypes of the slopes that attention used, and the learned slopes."""
+    calls, ids = [], torch.randint(3, VOCABULARY, (2, LENGTH))
+    with observe_calls(calls.append):
+        model(input_ids=ids, labels=ids).loss.backward()
+    torch.optim.SGD(model.parameters(), lr=0.1).step()
+    learned = [module.slopes for module in model.modules() if isinstance(module, AlibiHeads)]
+    return {call.slopes.dtype for call in calls}, torch.stack([slopes.full_tensor().detach() for slopes in learned])
+
+
+def test_a_policy_that_rounds_learned_slopes_warns(mesh):
+    model = fully_shard(converted("gpt2"), mesh=mesh, mp_policy=BFLOAT16)
+    with pytest.warns(UserWarning, match=r"slopes are used in torch.bfloat16.*first call fully_shard\(layer.alibi\)"):
+        assert slopes_after_a_step(model)[0] == {torch.bfloat16}
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_slopes_that_are_sharded_first_stay_float32(dtype, mesh):
+    model = converted("gpt2").to(dtype)
+    before = torch.stack([module.slopes.detach() for module in model.modules() if isinstance(module, AlibiHeads)])
+    shard_slopes(model, mesh)
+    dtypes, after = slopes_after_a_step(fully_shard(model, mesh=mesh, mp_policy=BFLOAT16))
+    assert dtypes == {torch.float32}
+    assert (before != after).all()
 
 
 def test_accelerate_trains_as_without():
