@@ -86,12 +86,29 @@ def register_alibi(module_classes):
     return sw.register_alibi(module_classes)
 
 
-def resize_options(keep_last_token):
-    return trainers.huggingface.SequenceLengthWarmup(scheduler(), keep_last_token=keep_last_token)
+def warmup_in(trainer):
+    def make(scheduler, total_tokens=None, **resize_options):
+        warmup = getattr(trainers, trainer).SequenceLengthWarmup
+        return warmup(scheduler, total_tokens=total_tokens, **resize_options)
+
+    return make
 
 
-def outputs_of_monitor(outputs, spike_threshold, read_every):
-    return trainers.huggingface.Monitor(outputs, spike_threshold=spike_threshold, read_every=read_every)
+def monitor_in(trainer):
+    def make(outputs, spike_threshold, read_every):
+        return getattr(trainers, trainer).Monitor(outputs, spike_threshold=spike_threshold, read_every=read_every)
+
+    return make
+
+
+def resize_options():
+    names = {"keys": ["input_ids"], "mask_keys": ["attention_mask"], "pad_values": {"input_ids": 0}, "out": None}
+    plain = {"mode": "truncate", "remainder": "drop", "seq_dim": 1, "copy": True, "backend": "reference"}
+    return {"scheduler": scheduler(), "total_tokens": 8, "keep_last_token": True, **names, **plain}
+
+
+def monitor_options():
+    return {"outputs": print, "spike_threshold": 1.2, "read_every": 20}
 
 
 def attach(model, mode, copy):
@@ -188,14 +205,17 @@ CALLS = {
         ),
     ),
     "root": (sw.root, lambda: {"degree": 2.0}),
-    "trainers.huggingface.SequenceLengthWarmup": (
-        lambda scheduler: trainers.huggingface.SequenceLengthWarmup(scheduler),
-        lambda: {"scheduler": scheduler()},
+    "trainers.huggingface.SequenceLengthWarmup": (warmup_in("huggingface"), resize_options),
+    "trainers.huggingface.Monitor": (monitor_in("huggingface"), monitor_options),
+    "trainers.lightning.SequenceLengthWarmup": (warmup_in("lightning"), resize_options),
+    "trainers.lightning.Monitor": (monitor_in("lightning"), monitor_options),
+    "trainers.composer.apply_alibi": (
+        trainers.composer.apply_alibi,
+        lambda: {"model": nn.MultiheadAttention(8, 2), "max_sequence_length": 8, "optimizers": []},
     ),
-    "trainers.huggingface.SequenceLengthWarmup, resizing": (resize_options, lambda: {"keep_last_token": True}),
-    "trainers.huggingface.Monitor": (
-        outputs_of_monitor,
-        lambda: {"outputs": print, "spike_threshold": 1.2, "read_every": 20},
+    "trainers.composer.set_batch_sequence_length": (
+        trainers.composer.set_batch_sequence_length,
+        lambda: {"batch": batch(), "curr_seq_len": 4, "truncate": True, "preserve_end_of_sequence": False},
     ),
     "warmup_allocator": (
         sw.warmup_allocator,
@@ -219,6 +239,8 @@ CALLS = {
 #: Plain records that the package makes.
 RECORDS = {"AllocatorReport", "Milestone", "ResizeInfo", "SurgeryReport"}
 
+TRAINER_PACKAGES = {"trainers.huggingface": "transformers", "trainers.lightning": "lightning"}
+
 ARGUMENTS = [
     pytest.param(name, argument, id=f"{name}-{argument}") for name, (_, make) in CALLS.items() for argument in make()
 ]
@@ -237,8 +259,9 @@ def test_every_parameter_of_a_public_name_is_replaced():
 
 @pytest.mark.parametrize(("name", "argument"), ARGUMENTS)
 def test_junk(name, argument):
-    if name.startswith("trainers.huggingface"):
-        pytest.importorskip("transformers")
+    package = TRAINER_PACKAGES.get(name.rpartition(".")[0])
+    if package is not None:
+        pytest.importorskip(package)
     call, make = CALLS[name]
     call(**make())
     found = complaints(call, make, argument)

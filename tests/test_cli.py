@@ -126,7 +126,8 @@ def test_completion_needs_shtab(capsys, monkeypatch):
         (["nothing"], "invalid choice: 'nothing'"),
         (["info", "--bad"], "unrecognized arguments: --bad"),
         (["plan"], "the following arguments are required: --duration"),
-        (["plan", "--duration", "many"], "argument --duration: invalid int value: 'many'"),
+        (["plan", "--duration", "many"], "argument --duration: must be a whole number of units"),
+        (["plan", "--duration", 0.3], "got '0.3'; for a share of the training, as in Composer, multiply it by the"),
         (["plan", "--duration", 10, "--unit", "epoch"], "argument --unit: invalid choice: 'epoch'"),
         (
             ["plan", "--duration", 10, "--min-seq-length", 2000],

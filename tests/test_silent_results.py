@@ -1,13 +1,16 @@
 """Misuse that once gave wrong results without a word. More is in `tests/data/test_silent_results.py`."""
 
 import copy
+import inspect
 import linecache
 import pickle
 import warnings
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch._subclasses import FakeTensorMode
 from torch.utils.data import DataLoader
 
 from seqwarm_kernels import (
@@ -20,6 +23,8 @@ from seqwarm_kernels import (
 )
 from seqwarm_kernels.schedule import lost_labels
 from seqwarm_kernels.schedule import scheduler as scheduler_module
+
+from .support.arguments import check_accepted_or_named
 
 BATCH = {"input_ids": torch.arange(64).view(2, 32)}
 
@@ -47,6 +52,12 @@ class Identity(nn.Module):
 def resize_often(scheduler, batches):
     for _ in range(batches):
         scheduler.resize(BATCH, copy=False)
+
+
+def resize_and_count_nothing(scheduler, batches):
+    for _ in range(batches):
+        scheduler.resize(BATCH, copy=False)
+        scheduler.step(0)
 
 
 def forward_often(scheduler, batches):
@@ -84,14 +95,63 @@ def test_no_warning_of_a_scheduler_that_somebody_steps():
         for longest, duration in ((32, 1000), (32, 1000), (32, 1000), (16, 1000), (32, 0))
     )
     state = loaded.state_dict()
-    stepped.step(0)
-    loaded.load_state_dict(state)
+    stepped.step(1)
+    loaded.load_state_dict({**state, "progress": 1000})  # the ramp is over
     moved.progress = 1
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for scheduler in (stepped, loaded, moved, without_ramp, full):
             resize_often(scheduler, 600)
-    assert loaded.state_dict() == state
+
+
+@pytest.mark.parametrize("use", [resize_often, resize_and_count_nothing])
+def test_a_resumed_scheduler_that_nobody_steps(use):
+    saved, scheduler = (SequenceLengthScheduler(16, 32, duration=1000) for _ in range(2))
+    saved.step(500)
+    scheduler.step(1)
+    scheduler.load_state_dict(saved.state_dict())
+    with pytest.warns(UserWarning, match="the length is still 24 after 500 batches: call scheduler.step"):
+        use(scheduler, 600)
+    scheduler.load_state_dict(saved.state_dict())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        resize_often(scheduler, 499)
+        scheduler.step()
+        resize_often(scheduler, 600)
+
+
+@pytest.mark.parametrize(
+    ("value", "error", "message"),
+    [
+        ("x", TypeError, "progress must be an int, got str"),
+        (2.5, TypeError, "progress must be an int, got float"),
+        (True, TypeError, "progress must be an int, got bool"),
+        (-5, ValueError, "progress must be at least 0, got -5"),
+        (2**63, ValueError, "progress must fit into 64 bits, got an int of 64 bits"),
+    ],
+)
+def test_progress_that_is_assigned_is_checked(value, error, message):
+    scheduler = SequenceLengthScheduler(8, 32, duration=10)
+    scheduler.step(3)
+    with pytest.raises(error, match=message):
+        scheduler.progress = value
+    assert scheduler.progress == 3
+
+
+def test_progress_of_numpy_is_saved_as_a_plain_int(tmp_path):
+    scheduler = SequenceLengthScheduler(8, 32, duration=10)
+    scheduler.progress = np.int64(3)
+    torch.save(scheduler.state_dict(), tmp_path / "state.pt")
+    assert torch.load(tmp_path / "state.pt", weights_only=True)["progress"] == 3
+
+
+def test_a_step_beyond_what_a_state_may_hold_counts_nothing():
+    scheduler, loaded = (SequenceLengthScheduler(8, 32, duration=10, unit="token") for _ in range(2))
+    scheduler.step(2**62)
+    with pytest.raises(ValueError, match="progress must fit into 64 bits"):
+        scheduler.step(2**62)
+    loaded.load_state_dict(scheduler.state_dict())
+    assert loaded.progress == scheduler.progress == 2**62
 
 
 def test_an_iterator_of_names_is_not_used_up_in_silence():
@@ -148,6 +208,7 @@ def test_a_batch_padded_on_the_left_trains_on_its_tokens(attached):
 
 
 IDS = torch.arange(101, 109).repeat(2, 1)
+LATE = torch.cat([torch.full((2, 4), -100), IDS[:, 4:]], 1)
 LEFT, RIGHT = torch.tensor([[0, 0, 0, 0, 0, 1, 1, 1], [1] * 8]), torch.tensor([[1, 1, 1, 0, 0, 0, 0, 0], [1] * 8])
 
 
@@ -225,11 +286,69 @@ def test_a_batch_without_a_label_left(as_mapping, on_host, monkeypatch):
         forward(late)  # it was said
 
 
+class TakesTargets(nn.Module):
+    def forward(self, idx, targets):
+        return idx
+
+
+@pytest.mark.parametrize("on_host", [True, False])
+def test_positional_targets_without_one_left(on_host, monkeypatch):
+    if not on_host:
+        monkeypatch.setattr(lost_labels, "_is_on_host", lambda labels: False)
+    model = TakesTargets()
+    attachment = SequenceLengthScheduler(4, 8, duration=10).attach(model)
+
+    def forward():
+        model(IDS, LATE)
+        attachment.take_seen()
+
+    with pytest.warns(UserWarning, match="no label of a batch is left after resizing to 4 tokens"):
+        forward()
+
+
+@pytest.mark.parametrize("name", ["labels", "targets", "target", "label", "label_ids", "decoder_labels", "lm_labels"])
+@pytest.mark.parametrize("nested", [False, True])
+def test_labels_of_other_names_without_one_left(name, nested):
+    batch = {"input_ids": IDS, name: LATE}
+    with pytest.warns(UserWarning, match="no label of a batch is left after resizing to 4 tokens"):
+        SequenceLengthScheduler(4, 8, duration=10).resize({"a": batch} if nested else batch)
+
+
+@pytest.mark.parametrize("late", ["chosen", "rejected"])
+def test_one_of_two_entries_without_a_label_left(late):
+    batch = {name: {"input_ids": IDS, "labels": LATE if name == late else IDS} for name in ("chosen", "rejected")}
+    with pytest.warns(UserWarning, match="no label of a batch is left"):
+        SequenceLengthScheduler(4, 8, duration=10).resize(batch)
+
+
+@pytest.mark.parametrize(
+    "other", [{"is_target": LATE}, {"targets": LATE.float()}, {"labels": LATE.to(torch.complex64)}, {"labels": None}]
+)
+def test_entries_that_are_no_labels_are_not_looked_at(other):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        SequenceLengthScheduler(4, 8, duration=10).resize({"input_ids": IDS, **other})
+
+
+@pytest.mark.parametrize("on_host", [True, False])
+def test_a_warning_for_trainers(on_host, monkeypatch):
+    if not on_host:
+        monkeypatch.setattr(lost_labels, "_is_on_host", lambda labels: False)
+    for labels in (IDS, LATE, torch.full_like(IDS, -100)):
+        batch = {"input_ids": IDS, "targets": labels}
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            assert lost_labels.warn_of_lost_labels(batch, resize_batch(batch, 4), 4) is (labels is LATE)
+        assert [str(warning.message)[:28] for warning in caught] == ["no label of a batch is left "] * (labels is LATE)
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            assert lost_labels.warn_of_lost_labels(batch, resize_batch(batch, 4), 4) is False
+
+
 def test_labels_are_looked_at_in_the_first_batches_only(monkeypatch):
     """Since each look takes time."""
-    monkeypatch.setattr(scheduler_module, "_LABEL_CHECKS", 3)
+    monkeypatch.setattr(scheduler_module, "LABEL_CHECKS", 3)
     scheduler = SequenceLengthScheduler(4, 8, duration=10)
-    lost = {"input_ids": IDS, "labels": torch.cat([torch.full((2, 4), -100), IDS[:, 4:]], 1)}
+    lost = {"input_ids": IDS, "labels": LATE}
     for _ in range(3):
         scheduler.resize({"input_ids": IDS, "labels": IDS})
     with warnings.catch_warnings():
@@ -247,6 +366,48 @@ def test_options_of_an_attachment_are_checked_before_a_batch():
     with pytest.raises(TypeError, match="truncat"):
         scheduler.attach(model, truncat=True)
     scheduler.attach(model, keep_last_token=True).remove()  # nothing was attached before
+
+
+#: Options of `attach`: a value that some batch can have, and values that none can.
+ATTACHED = {
+    "mode": ("reshape", ["junk", 5]),
+    "remainder": ("drop", ["junk", 5]),
+    "seq_dim": (0, ["junk", 2]),
+    "keep_last_token": (True, ["junk", 5]),
+    "copy": (False, ["junk", 5]),
+    "backend": ("triton", ["nope", 5]),
+    "keys": (["idx", "a.position_ids", "cu_seqlens"], [5, [], "idx", [["idx"]]]),
+    "mask_keys": (["bias"], [2.5, "bias", [["bias"]]]),
+    "pad_values": ({"y": np.float32(-1)}, [3, {"y": "0"}, {"y": None}]),
+    "out": ({"idx": torch.zeros(8)}, [5, [torch.zeros(8)]]),
+}
+
+
+def test_every_option_of_an_attachment_is_checked():
+    options = set(inspect.signature(resize_batch).parameters) - {"batch", "seq_len", "return_info"}
+    assert options == ATTACHED.keys()
+
+
+@pytest.mark.parametrize("name", ATTACHED)
+def test_an_option_of_an_attachment_that_no_batch_can_have(name):
+    scheduler, model, (valid, junk) = SequenceLengthScheduler(8, 32, duration=10), Identity(), ATTACHED[name]
+    for value in junk:
+        with pytest.raises((TypeError, ValueError), match=f"^{name}"):
+            scheduler.attach(model, **{name: value})
+    assert not model._forward_pre_hooks
+    scheduler.attach(model, **{name: valid})
+
+
+@pytest.mark.parametrize("name", ATTACHED)
+def test_junk_options_of_an_attachment(name):
+    check_accepted_or_named(
+        name, lambda value: SequenceLengthScheduler(8, 32, duration=10).attach(Identity(), **{name: value})
+    )
+
+
+def test_buffers_of_an_attachment_need_copies():
+    with pytest.raises(ValueError, match="out must be None with copy=False"):
+        SequenceLengthScheduler(8, 32, duration=10).attach(Identity(), copy=False, out={})
 
 
 def test_tokens_of_batches_in_buffers():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import random
+from collections import OrderedDict, defaultdict
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -27,6 +28,8 @@ _PIECE = 2**22
 _MIXERS = (0xBF58476D1CE4E5B9 - 2**64, 0x94D049BB133111EB - 2**64)
 #: By bytes of an element. Larger ones are read as several integers.
 _INTEGERS = {1: torch.int8, 2: torch.int16}
+#: Dicts in attributes of an optimizer that are restored. Others may do more than to hold entries.
+_DICTS = (dict, OrderedDict, defaultdict)
 
 
 @contextmanager
@@ -36,8 +39,10 @@ def restore_afterwards(
     """Restore everything bit for bit at the end of the block, also after an exception.
 
     Restored are parameters, buffers, gradients (None inside the block), train/eval flags, state and settings of the
-    optimizer, the gradient scaler, and the random streams of torch (CPU and every CUDA device), Python and NumPy.
+    optimizer, the gradient scaler, and the random streams of torch (CPU and every CUDA device), Python and NumPy. Of an
+    optimizer, attributes are restored with the tensors, lists and dicts in them, and so are optimizers among them.
     Copies are kept in host memory. Tensors stay the same objects. Hooks run, and their other changes are not restored.
+    Nor are changes inside of other objects that are attributes of an optimizer.
 
     Parameters that are frozen and not in the optimizer are not copied.
 
@@ -82,7 +87,7 @@ def _changing(
     """Return the tensors that a training step may change, each once."""
     state: list[Any] = [] if grad_scaler is None else [vars(grad_scaler)]
     for each in optimizers_in(optimizer):
-        state += [*each.state.values(), *each.param_groups]
+        state += [*each.state.values(), *each.param_groups, vars(each)]
     tensors = [*_parameters(model, optimizer), *model.buffers(), *tree_leaves(state)]
     frozen = {id(parameter) for parameter in _frozen(model, optimizer).values()}
     unique = {id(tensor): tensor for tensor in tensors if isinstance(tensor, Tensor)}
@@ -100,7 +105,7 @@ def _frozen(model: nn.Module, optimizer: Optimizer | None) -> dict[str, Tensor]:
 
 
 def _groups(optimizer: Optimizer | None) -> list[dict[str, Any]]:
-    return [] if optimizer is None else optimizer.param_groups
+    return [group for each in optimizers_in(optimizer) for group in each.param_groups]
 
 
 def _parameters(model: nn.Module, optimizer: Optimizer | None) -> list[Tensor]:
@@ -109,14 +114,24 @@ def _parameters(model: nn.Module, optimizer: Optimizer | None) -> list[Tensor]:
     return list({id(tensor): tensor for tensor in tensors}.values())
 
 
-def optimizers_in(optimizer: Optimizer | None) -> Iterator[Optimizer]:
-    """Yield the optimizer, and one inside with a state of its own, as in ZeroRedundancyOptimizer."""
-    if optimizer is None:
-        return
-    yield optimizer
-    inner = getattr(optimizer, "optim", None)
-    if isinstance(inner, Optimizer):
-        yield from optimizers_in(inner)
+def optimizers_in(optimizer: Optimizer | None) -> list[Optimizer]:
+    """Return the optimizer and those in its attributes, each once, as in wrappers and ZeroRedundancyOptimizer."""
+    found: list[Optimizer] = []
+    waiting = [] if optimizer is None else [optimizer]
+    while waiting:
+        each = waiting.pop()
+        if each not in found:
+            found.append(each)
+            waiting += [value for value in _contents(vars(each)) if isinstance(value, Optimizer)]
+    return found
+
+
+def _contents(container: Any) -> Iterator[Any]:
+    """Yield a list, tuple or dict and everything in it, also in further ones."""
+    yield container
+    if isinstance(container, (list, tuple, dict)):
+        for value in container.values() if isinstance(container, dict) else container:
+            yield from _contents(value)
 
 
 class _Values:
@@ -236,9 +251,17 @@ class _OptimizerState:
         self.optimizer = optimizer
         self.states = {parameter: _Entries(state) for parameter, state in optimizer.state.items()}
         self.groups = [_Entries(group) for group in optimizer.param_groups]
+        restored_above = ("state", "param_groups")  # with copies of objects in them that are not tensors
+        attributes = {name: value for name, value in vars(optimizer).items() if name not in restored_above}
+        self.lists = [(value, list(value)) for value in _contents(attributes) if type(value) is list]
+        self.dicts = [(value, dict(value)) for value in _contents(attributes) if type(value) in _DICTS]
         self.attributes = dict(vars(optimizer))
 
     def restore(self) -> None:
+        for values, saved_values in self.lists:
+            values[:] = saved_values
+        for mapping, saved in self.dicts:
+            _replace_entries(mapping, saved)
         for entries in [*self.states.values(), *self.groups]:
             entries.restore()
         for parameter in self.optimizer.state.keys() - self.states.keys():

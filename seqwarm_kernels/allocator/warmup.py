@@ -19,6 +19,7 @@ from tqdm import tqdm
 
 from ..ops.resize_batch.validation import resizing_rule
 from ..resizing.functional import resize_batch
+from ..schedule.attachment import paused_attachments
 from ..schedule.scheduler import SequenceLengthScheduler
 from ..utils.checks import check_bool, check_int, check_real
 from ..utils.modules import ExampleBatch, as_mapping, is_compiled
@@ -82,7 +83,8 @@ def warmup_allocator(
     Afterwards parameters, buffers, gradients (None stays None), random streams, train/eval flags, the optimizer, the
     scaler and the scheduler are bit for bit as before, also after an exception. Copies are kept in host memory during
     the call, but not of parameters that are frozen and not in `optimizer`: sums over their bits show that they have not
-    changed. Hooks of the model and the optimizer run: a counter in your hook counts these passes, too.
+    changed. Hooks of the model and the optimizer run: a counter in your hook counts these passes, too. A scheduler that
+    is attached to the model or a submodule does not resize these passes, and does not count them.
 
     Under DistributedDataParallel gradients are not exchanged; under fully_shard they are. Every rank must call this
     function. Under DistributedDataParallel all ranks stop if one is out of memory or fails. Under fully_shard ranks
@@ -151,6 +153,7 @@ def warmup_allocator(
         _limited(memory, consensus, are_waiting, batch_size == "auto"),
         _restored(consensus, model, optimizer, grad_scaler),
         without_gradient_exchange(model),
+        paused_attachments(model),
         torch.enable_grad(),
     ):
         if not model.training:

@@ -27,6 +27,10 @@ def alibi_slopes(num_heads: int, *, device: torch.device | str | None = None) ->
 
     Returns:
         (H,) float32, in (0, 1).
+
+    Raises:
+        TypeError: An argument has the wrong type.
+        ValueError: `num_heads` is less than 1, or `device` is not a device of this machine.
     """
     num_heads = check_int("num_heads", num_heads, minimum=1)
     device = None if device is None else check_device("device", device)

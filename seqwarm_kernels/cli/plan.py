@@ -30,7 +30,7 @@ _DEFAULT_SHARE = 0.3
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     schedule = parser.add_argument_group("the schedule")
     add = schedule.add_argument
-    add("--duration", type=int, required=True, metavar="UNITS", help="units until the full length; required")
+    add("--duration", type=_units, required=True, metavar="UNITS", help="units until the full length; required")
     total_help = f"units of the whole run, the ramp included (default: duration / {_DEFAULT_SHARE})"
     add("--total", type=int, metavar="UNITS", help=total_help)
     add("--unit", choices=UNITS, default="step", help="what is counted")
@@ -50,6 +50,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     score_help = "standard deviation of the scores before the bias, which decides the halo; larger scores reach farther"
     add("--score-std", type=float, default=1.0, metavar="STD", help=score_help)
     add_figure(parser, "the lengths and the tokens")
+
+
+def _units(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"must be a whole number of units (steps, tokens or samples), got {text!r}; for a share of the training, "
+            "as in Composer, multiply it by the units of the whole run"
+        ) from None
 
 
 def run(arguments: argparse.Namespace) -> Result:

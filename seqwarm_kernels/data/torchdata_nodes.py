@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torchdata import nodes
 
-from ..utils.checks import check_bool, check_int
+from ..utils.checks import check_bool, check_choice, check_int
 from .loading.budget import check_budget, check_collator, check_prepared_items
 from .samplers.planned_batches import BatchingProgress, BatchIterator, PlannedBatches
 from .samplers.state import batch_state
@@ -179,8 +179,8 @@ def batch_loader(
 ) -> BatchLoader:
     """A loader that plans batches in this process, prepares them in workers, and fetches them ahead of training.
 
-    The state of the loader is exact to the batch. A batch whose "input_ids" have more tokens than the planner's
-    `max_tokens` raises a ValueError.
+    The state of the loader is exact to the batch. A batch with more tokens than the planner's `max_tokens` raises a
+    ValueError, as in `ResumableLoader`.
 
     Args:
         batches: a `LengthBatchStream` or `LengthBatchSampler`.
@@ -202,8 +202,7 @@ def batch_loader(
     check_bool("pin_memory", pin_memory)
     if pin_memory and not torch.cuda.is_available():
         raise ValueError("pin_memory must be False without a CUDA device, got True")
-    if method not in METHODS:
-        raise ValueError(f"method must be one of {', '.join(METHODS)}, got {method!r}")
+    check_choice("method", method, METHODS)
     batch_node = BatchNode(batches)
     check_collator("prepare", prepare, batches.planner)
     check_prepared_items("prepare", prepare, batches)

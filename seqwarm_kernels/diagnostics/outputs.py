@@ -32,7 +32,8 @@ class JsonLines:
 
     Raises:
         TypeError: `path` is not a path.
-        ValueError: the folder does not exist, `path` is a folder, or the file has lines that are not StepRecords.
+        ValueError: the folder does not exist, `path` is a folder, a pipe or a device, or the file has lines that are
+            not StepRecords.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -41,6 +42,8 @@ class JsonLines:
             raise ValueError(f"path must be in a folder that exists, got {self.path}")
         if self.path.is_dir():
             raise ValueError(f"path must be a file, got the folder {self.path}")
+        if self.path.exists() and not self.path.is_file():  # reading a pipe would wait for its end
+            raise ValueError(f"path must be a regular file, got {self.path}, a pipe or device")
         _split_at(_content(self.path), 1, self.path)  # raises if the file has other lines
         self._file: IO[str] | None = None
         self._last_step = 0

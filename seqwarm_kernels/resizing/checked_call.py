@@ -276,10 +276,12 @@ def check_call(
     check_mask_values(entries)
     mask_name = validation.row_mask_name(entries, layout, options.seq_dim)
     validation.check_keep_last(rule, mask_name)
-    if rule == "truncate" and mask_name in layout.kinds:
+    masks = validation.mask_names(entries, layout, options.seq_dim)
+    if rule == "truncate" and mask_name in masks:
         rule = "truncate_valid"
+    if rule == "truncate" and not masks and not torch.compiler.is_compiling():
+        validation.warn_of_unread_masks(entries, layout.source_length)
     tensors = {name: entries[name] for name in layout.kinds}
-    masks = validation.mask_names(layout.kinds, tensors)
     moves_all = masks in ([], [mask_name])  # the one mask of the batch
     kinds = [int(kind) for kind in layout.kinds.values()]
     fills_labels = rule in ("reshape_pad", "reshape_overlap")
@@ -296,7 +298,7 @@ def check_call(
         ],
         mask_name=mask_name,
         masks_of_one_cut=[] if moves_all or not rule.startswith("truncate") else masks,
-        real_masks=[name for name in masks if tensors[name].is_floating_point()],
+        real_masks=[name for name in masks if entries[name].is_floating_point()],
         row_lists=layout.row_lists,
         rearranged=options.seq_dim != 1 or Kind.SQUARE in kinds,
         needs_gradient=next((name for name, tensor in tensors.items() if tensor.requires_grad), None),

@@ -51,18 +51,18 @@ def resize_batch(
     """Cut every tensor of `batch` to rows of `seq_len` tokens. The input is not changed.
 
     Tensors with two or more dimensions are (B, S) or (B, S, features...) and agree on B and S. A (B, S, S) or
-    (B, 1, S, S) tensor whose name marks it as a mask is cut in both sequence dimensions. A 1-D tensor holds one entry
-    for each row, and so does a list or tuple with B entries. All other entries pass through. `seq_len >= S` changes
-    nothing.
+    (B, 1, S, S) tensor whose name marks it as a mask or a bias is cut in both sequence dimensions. A 1-D tensor holds
+    one entry for each row, and so does a list or tuple with B entries. All other entries pass through. `seq_len >= S`
+    changes nothing.
 
     A packed batch is one row (1, T) of several sequences, or flat tensors (T,), with boundaries ("cu_seq_lens_q",
     "cu_seqlens", ...), "position_ids" that start anew, or "seq_idx" or "document_ids" that change. Each sequence is cut
     as a row of its own without padding would be: an attention mask does not move the cut, and nothing is padded.
     Boundaries, the longest length ("max_length_q", ...) and position ids are those of the new sequences. A list with N
     entries holds one for each sequence. Boundaries, position ids and indices are read, which waits for their device:
-    the number of new tokens depends on them. In host memory, the first attention mask of each shape is read, too:
-    numbers above 1 are refused. Later masks of that shape are not read for this. Attention masks of floating point are
-    always read: negative numbers are refused.
+    the number of new tokens depends on them. In host memory, the first attention mask of integers of each shape is
+    read, too: numbers other than 0 and 1 are refused. Later masks of that shape are not read for this, nor are masks on
+    a device. Attention masks of floating point are always read: negative numbers are refused.
 
     Labels are the entries of two or more dimensions called "labels", "label", "label_ids", "targets" or "target", or
     whose names end in "_labels", "_label_ids" or "_targets" ("decoder_labels"). "pad" fills padded slots of labels with
@@ -85,8 +85,10 @@ def resize_batch(
             them, it keeps `seq_len` tokens from the first valid one on, so rows may be padded on either side: a row in
             which fewer follow keeps its last `seq_len`, a row without a valid token its first. With several masks, as
             of an encoder and a decoder, or one of another name ("prompt_attention_mask"), rows must begin with valid
-            tokens, because all tensors are cut at one place. "reshape" cuts each row into rows of `seq_len`, in order.
-            "flatten" reads the whole batch as one stream, cuts the stream into rows of `seq_len`, and drops the tail.
+            tokens, because all tensors are cut at one place. Padding is not looked for in masks of other shapes,
+            (B, 1, S, S) or (B, S, 1), or of other names ("mask", "key_padding_mask"): a warning says so once for each
+            name. "reshape" cuts each row into rows of `seq_len`, in order. "flatten" reads the whole batch as one
+            stream, cuts the stream into rows of `seq_len`, and drops the tail.
         remainder: What "reshape" does with the S % seq_len tokens at the end of a row. "drop" drops them. "pad" pads
             them to a full row. "overlap" makes a last new row of the row's last `seq_len` tokens, in which the labels
             of duplicated tokens are filled.
@@ -96,10 +98,11 @@ def resize_batch(
             for all others.
         keep_last_token: With "truncate", a row whose last valid token was cut holds that token in its last slot, in
             every tensor. Needs a (B, S) "attention_mask", and rows of one sequence.
-        keys: Names of the tensors to resize; all other entries pass through. Default: all tensors.
-        mask_keys: Names of the (B, S, S) and (B, 1, S, S) tensors that are masks over pairs of tokens. Default: names
-            that end in "_mask". A (B, S, S) tensor of another name has S features for each token and keeps them all:
-            name a "bias" over pairs of tokens here, together with the masks.
+        keys: Names of the tensors to resize; all other entries pass through. If no attention mask is among the names,
+            the mask beside the named "input_ids" or "inputs_embeds" still tells where rows begin. Default: all tensors.
+        mask_keys: Names of the (B, S, S) and (B, 1, S, S) tensors that are masks or biases over pairs of tokens.
+            Default: "mask", "bias", and names that end in "_mask" or "_bias". A (B, S, S) tensor of another name has S
+            features for each token and keeps them all.
         copy: With False, the results are views of the input wherever a view can express them. "truncate" then reads
             the attention mask, which waits for the device, and raises if a row begins with padding.
         out: `BatchBuffers`, or contiguous tensors to write to, by name, each with the source's dtype and device and

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..ops.resize_batch.validation import own_name
+from ..ops.resize_batch.validation import check_not_additive, own_name
 
 #: Names of boundaries, (N + 1,) from 0 to the number of tokens: in transformers, flash-attention, torch, OLMo.
 BOUNDARIES = frozenset(
@@ -65,12 +65,18 @@ def packed_bounds(entries: Mapping[Any, Any], seq_dim: int) -> Tensor | None:
 
 
 def check_mask_values(entries: Mapping[Any, Any]) -> None:
-    """An attention mask in host memory must be 0 or 1: greater numbers would tell packed sequences."""
+    """An attention mask of integers in host memory must be 0 or 1.
+
+    Greater numbers would tell packed sequences, and negative ones hide tokens that 0 keeps.
+    """
     for name, mask in entries.items():
         if not own_name(name).endswith("attention_mask") or not isinstance(mask, Tensor) or not mask.numel():
             continue
         is_readable = type(mask) is Tensor and mask.is_cpu and not torch.compiler.is_compiling()
-        if is_readable and mask.dtype in INTEGERS and mask.max() > 1:
+        if not is_readable or mask.dtype not in INTEGERS:
+            continue
+        check_not_additive(name, mask)
+        if mask.max() > 1:
             raise ValueError(
                 f"batch[{name!r}] must hold 0 and 1, got {int(mask.max())}: pass the numbers of packed sequences as "
                 "'seq_idx'"

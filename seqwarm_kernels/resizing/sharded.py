@@ -39,7 +39,8 @@ class ShardedCall:
             raise ValueError("out must be None for a batch of DTensors: their storage is that of each rank")
         length = min(seq_len, call.source_length)
         sharding.check_new_rows(call.rule, call.batch_size, call.source_length, length)
-        local = {name: entry.to_local() if name in self._names() else entry for name, entry in entries.items()}
+        names = _tensors_of(call)
+        local = {name: entry.to_local() if name in names else entry for name, entry in entries.items()}
         first, kind = local[call.names[0]], call.kinds[0]
         rows_of_rank = first.shape[0 if kind == Kind.SQUARE else sharding.row_dim(first.dim())]
         of_rank = replace(call, batch_size=rows_of_rank, row_lists=[])
@@ -55,8 +56,11 @@ class ShardedCall:
             info.append(sharding.distributed_sum(num_valid_tokens))
         return resized, (rows, length) if call.seq_dim == 1 else (length, rows), info
 
-    def _names(self) -> set[str | None]:
-        return {*self.call.names, self.call.mask_name}
+
+def _tensors_of(call: CheckedCall) -> list[str]:
+    """Names of the tensors that the call resizes, then of other masks that it reads."""
+    read = [call.mask_name, *call.masks_of_one_cut, *call.real_masks]
+    return list(dict.fromkeys([*call.names, *(name for name in read if name is not None)]))
 
 
 def sharded_call(
@@ -81,5 +85,4 @@ def sharded_call(
             "it is distributed"
         )
     call = check_call(entries, options, pad_values, keys, mask_keys, dtensors=True)
-    names = [*call.names, *([] if call.mask_name in (None, *call.names) else [call.mask_name])]
-    return ShardedCall(call, RowSharding({str(name): entries[str(name)] for name in names}, options.seq_dim))
+    return ShardedCall(call, RowSharding({name: entries[name] for name in _tensors_of(call)}, options.seq_dim))

@@ -5,14 +5,17 @@ from __future__ import annotations
 import copy
 import inspect
 import weakref
-from collections.abc import Mapping
+from collections.abc import Hashable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from ..ops.resize_batch.schema import IGNORED_LABEL
+from ..ops.backends import check_backend
+from ..ops.resize_batch.schema import IGNORED_LABEL, Kind
+from ..ops.resize_batch.validation import check_keys, check_name_arguments, check_names, fill_value
 from ..resizing.containers import is_container
 from ..resizing.functional import resize_batch
 from ..utils.modules import forward_parameters, unwrapped
@@ -34,7 +37,7 @@ _PICKLED = (
     "inputs are not resized. Call scheduler.attach(model) to resize them"
 )
 
-_OPTIONS_OF_ANY_BATCH = ("mode", "remainder", "seq_dim", "keep_last_token", "copy")
+_OPTIONS_OF_ANY_BATCH = ("mode", "remainder", "seq_dim", "keep_last_token", "copy", "out")
 
 
 class Resizer(Protocol):
@@ -62,6 +65,7 @@ class Attachment:
     """
 
     _is_copy = False
+    _is_paused = False
     _compiled: Any = None  # what a call of a model calls that was compiled in place
     _handle: RemovableHandle | None = None  # of the hook of any other model
 
@@ -167,7 +171,7 @@ class Attachment:
     @torch._disable_dynamo  # keeps the hook out of a graph that is made later; the public name imports all of dynamo
     def __call__(self, model: nn.Module, args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The forward pre-hook: returns the resized arguments."""
-        if not model.training:
+        if self._is_paused or not model.training:
             return args, kwargs
         if len(args) == 1 and is_container(args[0]):  # the batch is one argument
             return (self._resized(args[0]),), kwargs
@@ -208,6 +212,20 @@ class Attachment:
         return result
 
 
+@contextmanager
+def paused_attachments(model: nn.Module) -> Iterator[None]:
+    """Let the attachments of a model and its submodules resize and count nothing in the block."""
+    present = [module.__dict__.get(_ATTRIBUTE) for module in model.modules()]
+    attachments = [attachment for attachment in present if isinstance(attachment, Attachment)]
+    try:
+        for attachment in attachments:
+            attachment._is_paused = True
+        yield
+    finally:
+        for attachment in attachments:
+            attachment._is_paused = False
+
+
 class _PickledAttachment:
     """Stands for an attachment in a model that was pickled. It does not resize, and warns of this once."""
 
@@ -245,8 +263,23 @@ def _kept_share(labels: Tensor, kept: Tensor, first: int) -> Tensor:
 
 
 def check_resize_options(options: Mapping[str, Any]) -> None:
-    """Check the options that do not depend on the batch, on a batch of one token."""
+    """Check everything about the options that does not depend on the batch and its device."""
     inspect.signature(resize_batch).bind(None, None, **options)
-    token = torch.zeros(1, 1)
+    check_backend(options.get("backend"))
+    _check_names(options.get("pad_values"), options.get("keys"), options.get("mask_keys"))
+    batch = dict.fromkeys(("input_ids", "attention_mask"), torch.zeros(1, 1))
     values = {name: value for name, value in options.items() if name in _OPTIONS_OF_ANY_BATCH}
-    resize_batch({"input_ids": token, "attention_mask": token}, 1, **values)
+    if isinstance(values.get("out"), Mapping):
+        values["out"] = {name: torch.empty_like(token) for name, token in batch.items()}
+    resize_batch(batch, 1, **values)
+
+
+def _check_names(pad_values: Any, keys: Any, mask_keys: Any) -> None:
+    """Check the options that name tensors, as for a batch that has all of the tensors."""
+    check_name_arguments(pad_values, keys, mask_keys)
+    names = [*(pad_values or ()), *(keys or ()), *(mask_keys or ())]
+    batch: dict[Any, Tensor] = {name: torch.zeros(1, 1) for name in names if isinstance(name, Hashable)}
+    check_keys(keys, batch)
+    check_names("mask_keys", mask_keys, batch)
+    for name in pad_values or ():
+        fill_value(name, Kind.SEQUENCE, torch.float64, pad_values, fills_labels=False)

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+import operator
+from collections.abc import Iterator
 from typing import Any
 
 from torch import Tensor
 
 from ..ops.call_kind import is_plain_state
 from ..ops.resize_batch.schema import IGNORED_LABEL
+from ..ops.resize_batch.validation import holds_labels
+from ..resizing.containers import flatten_batch
 from ..utils.checks import is_dtensor
+from .caller_warnings import warn_caller
+
+#: Batches whose labels are checked, in 4 to 10 µs each. Later batches are longer, and keep more labels.
+LABEL_CHECKS = 500
 
 NO_LABEL = (
     "no label of a batch is left after resizing to {} tokens, so its loss is 0 or NaN, and the model learns nothing "
@@ -21,26 +29,41 @@ NO_LABEL = (
 _FEW = 2048
 
 
+def warn_of_lost_labels(batch: Any, resized: Any, seq_length: int) -> bool:
+    """Warn if resizing cut off all labels of a batch. Waits for the device of the labels.
+
+    Returns:
+        Whether it warned. False while PyTorch traces or one of its modes is active.
+    """
+    is_lost = has_lost_labels_on_host(batch, resized)
+    if not is_lost and is_plain_state():
+        is_lost = bool(lost_labels_on_device(batch, resized))
+    if is_lost:
+        warn_caller(NO_LABEL.format(seq_length))
+    return is_lost
+
+
 def has_lost_labels_on_host(batch: Any, resized: Any) -> bool:
-    """Whether resizing cut off all labels of a batch.
+    """Whether resizing cut off all labels of an entry of a batch.
 
     False if the labels are not plain tensors in host memory. False while PyTorch traces or one of its modes is active,
     since the values may not be readable.
     """
-    labels, kept = _labels_of(batch), _labels_of(resized)
-    if kept is None or not _is_on_host(kept) or labels is None or labels.shape == kept.shape:
-        return False
-    if not is_plain_state():
-        return False
-    return not _has_some(kept) and bool(_all_lost(labels, kept))
+    return any(
+        not _has_some(kept) and bool(_all_lost(labels, kept))
+        for labels, kept in _cut_labels(batch, resized)
+        if _is_on_host(kept) and is_plain_state()
+    )
 
 
 def lost_labels_on_device(batch: Any, resized: Any) -> Tensor | None:
-    """A bool: whether resizing cut off all labels of a batch. None without labels, or with labels in host memory."""
-    labels, kept = _labels_of(batch), _labels_of(resized)
-    if labels is None or kept is None or _is_on_host(kept) or labels.shape == kept.shape or is_dtensor(kept):
-        return None
-    return _all_lost(labels, kept)
+    """A bool: whether resizing cut off all labels of an entry. None without labels, or with labels in host memory."""
+    lost = [
+        _all_lost(labels, kept)
+        for labels, kept in _cut_labels(batch, resized)
+        if not _is_on_host(kept) and not is_dtensor(kept)
+    ]
+    return functools.reduce(operator.or_, lost) if lost else None
 
 
 def _is_on_host(labels: Tensor) -> bool:
@@ -58,6 +81,17 @@ def _all_lost(labels: Tensor, kept: Tensor) -> Tensor:
     return (labels != IGNORED_LABEL).any() & ~(kept != IGNORED_LABEL).any()
 
 
-def _labels_of(batch: Any) -> Tensor | None:
-    labels = batch.get("labels") if isinstance(batch, Mapping) else getattr(batch, "labels", None)
-    return None if not isinstance(labels, Tensor) or labels.is_floating_point() else labels
+def _cut_labels(batch: Any, resized: Any) -> Iterator[tuple[Tensor, Tensor]]:
+    """The entries that hold labels for `resize_batch` and were cut: before and after."""
+    entries = flatten_batch(batch)
+    for name, kept in flatten_batch(resized).items():
+        labels = entries.get(name)
+        if _are_labels(name, kept) and isinstance(labels, Tensor) and labels.shape != kept.shape:
+            yield labels, kept
+
+
+def _are_labels(name: Any, value: Any) -> bool:
+    """Whether an entry of a batch holds labels that may be −100."""
+    if not isinstance(value, Tensor) or value.is_floating_point() or value.is_complex():
+        return False
+    return holds_labels(name, value.dtype)

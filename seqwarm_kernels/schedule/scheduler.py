@@ -18,7 +18,7 @@ from ..resizing.functional import resize_batch
 from ..utils.checks import check_int, check_real, check_same_configuration, check_state_entries
 from .attachment import Attachment
 from .caller_warnings import warn_caller
-from .lost_labels import NO_LABEL, has_lost_labels_on_host
+from .lost_labels import LABEL_CHECKS, NO_LABEL, has_lost_labels_on_host
 from .pacing import Pacing, as_pacing, describe, discrete, plain, rises
 
 UNITS = ("step", "token", "sample")
@@ -28,9 +28,6 @@ _CALLABLE_GRID = 65536
 
 #: Batches resized at the first length before a warning says that nobody calls `step`. More than a step accumulates.
 _BATCHES_BEFORE_WARNING = 500
-
-#: Batches whose labels are checked, in 4 to 10 µs each. Later batches are longer, and keep more labels.
-_LABEL_CHECKS = 500
 
 #: Entry of the state of a user's own pacing: the lengths after 1/17, 2/17, ... 16/17 of the duration.
 PACING_LENGTHS, _PACING_PARTS = "pacing_lengths", 17
@@ -70,7 +67,8 @@ class SequenceLengthScheduler:
         pacing: g. "linear", "sine", `root`, `exponential`, `doubling`, `cyclic`, `grow_p2`, `discrete`, or a function
             from x in [0, 1) to [0, 1]. Other results are clamped to [0, 1].
         unit: Unit of duration and progress: "step", "token" or "sample". The scheduler does not count units itself:
-            the caller of `step` does. A warning says so after 500 batches without a call.
+            the caller of `step` does. A warning says so if nothing is counted in the first 500 batches, also of those
+            after `load_state_dict`.
 
     Raises:
         TypeError: An argument has the wrong type.
@@ -111,22 +109,25 @@ class SequenceLengthScheduler:
         if isinstance(self.pacing, discrete):
             self.pacing.check_fits(min_seq_length, max_seq_length, duration)
         self.progress = 0
-        self._batches_before_step: int | None = 0  # None as soon as somebody steps or loads, or after the warning
-        self._label_checks = _LABEL_CHECKS
+        self._batches_before_step: int | None = 0  # None as soon as the progress changes, or after the warning
+        self._label_checks = LABEL_CHECKS
 
     @property
     def progress(self) -> int:
-        """Number of units so far. It can be assigned."""
+        """Number of units so far. It can be assigned: an int of 64 bits, at least 0."""
         return self._progress
 
     @progress.setter
     def progress(self, progress: int) -> None:
+        progress = check_int("progress", progress, minimum=0)
+        if progress != vars(self).get("_progress"):
+            self._batches_before_step = None
         self._progress = progress
         self._process = os.getpid()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Also take the state of a scheduler that an earlier version pickled, which has `progress` itself."""
-        vars(self).update({"_batches_before_step": None, "_label_checks": _LABEL_CHECKS} | state)
+        vars(self).update({"_batches_before_step": None, "_label_checks": LABEL_CHECKS} | state)
         if "progress" in state:
             self.progress = vars(self).pop("progress")
 
@@ -156,19 +157,22 @@ class SequenceLengthScheduler:
 
         Raises:
             TypeError: `n` is not an int.
-            ValueError: `n` is negative, or missing with unit "token" or "sample". Nothing was counted.
+            ValueError: `n` is negative, or missing with unit "token" or "sample", or the progress would no longer fit
+                into 64 bits. Nothing was counted.
         """
         if n is None and self.unit != "step":
             raise ValueError(
                 f"n must be the number of {self.unit}s of the step, because unit is {self.unit!r}, got None"
             )
-        self.progress += 1 if n is None else check_int("n", n, minimum=0)
-        self._batches_before_step = None
-        return self.seq_length
+        units = 1 if n is None else check_int("n", n, minimum=0)
+        progress = check_int("progress", self.progress + units)
+        seq_length = self.seq_length_at(progress)  # before anything is counted: a pacing of your own may raise
+        self.progress = progress
+        return seq_length
 
     def seq_length_at(self, progress: float) -> int:
         """Number of tokens in a sequence after `progress` units. `progress` is at least 0."""
-        check_real("progress", progress)
+        progress = check_real("progress", progress)
         if progress < 0:
             raise ValueError(f"progress must not be negative, got {progress}")
         if progress >= self.duration:
@@ -220,9 +224,10 @@ class SequenceLengthScheduler:
     def resize(self, batch: Any, **resize_options: Any) -> Any:
         """Call `resize_batch` with the current length.
 
-        Warns once if one of the first 500 batches has "labels" in host memory and loses all of them. On another device
-        the check would wait for the device. There an attachment makes the check, in `take_seen()`. There is no check
-        while PyTorch traces or one of its modes is active, such as that of `torch.set_default_device`.
+        Warns once if one of the first 500 batches has labels in host memory, by the names of `resize_batch`, and loses
+        all labels of an entry. On another device the check would wait for the device. There an attachment makes the
+        check, in `take_seen()`. There is no check while PyTorch traces or one of its modes is active, such as that of
+        `torch.set_default_device`.
 
         Raises:
             RuntimeError: The current length is not known, see `seq_length`.
@@ -244,7 +249,7 @@ class SequenceLengthScheduler:
 
     def _count_batch(self) -> None:
         """Count a resized batch, to warn once if nobody steps."""
-        if self._batches_before_step is None or self.progress:
+        if self._batches_before_step is None:
             return
         self._batches_before_step += 1
         if self._batches_before_step >= _BATCHES_BEFORE_WARNING:
@@ -313,7 +318,8 @@ class SequenceLengthScheduler:
 
         Raises:
             TypeError: `state_dict` is not a mapping, or its progress is not an int.
-            ValueError: Entries are missing, unknown, or of another configuration. Nothing was changed.
+            ValueError: Entries are missing, unknown, or of another configuration, or the progress is negative or does
+                not fit into 64 bits. Nothing was changed.
         """
         configuration = self.state_dict()
         if isinstance(state_dict, Mapping) and PACING_LENGTHS not in state_dict:
@@ -321,8 +327,8 @@ class SequenceLengthScheduler:
         check_state_entries(state_dict, configuration)
         del configuration["progress"]
         check_same_configuration({name: state_dict[name] for name in configuration}, configuration)
-        self.progress = check_int("progress", state_dict["progress"], minimum=0)
-        self._batches_before_step = None
+        self.progress = state_dict["progress"]
+        self._batches_before_step = 0
 
     def _configuration(self) -> dict[str, int | float | str]:
         return {

@@ -16,6 +16,9 @@ from .pacing import plain
 #: Returns the number of tokens that all ranks have trained on so far.
 TokenSource = Callable[[], int]
 
+#: Most steps that `StepByTokens` makes in one call, in about 10 s. More are a number of tokens that was mistaken.
+_MOST_STEPS = 2**20
+
 #: From 1 at x = 0 to 0 at x = 1.
 _DECAYS: dict[str, Callable[[float], float]] = {
     "cosine": lambda x: (1 + math.cos(math.pi * x)) / 2,
@@ -104,7 +107,8 @@ class TokenLR(LRScheduler):
 
         Raises:
             TypeError: `n` is not an int.
-            ValueError: `n` is negative, missing, or given beside a `source`. Nothing was counted.
+            ValueError: `n` is negative, missing, or given beside a `source`, or the tokens would no longer fit into 64
+                bits. Nothing was counted.
         """
         is_initial = self.last_epoch < 0  # torch's constructor sets the first learning rates in this way
         tokens = 0 if is_initial else _counted(self.tokens, n, self._source)
@@ -198,8 +202,9 @@ class StepByTokens(LRScheduler):
 
         Raises:
             TypeError: `n` is not an int.
-            ValueError: `n` is negative, missing, or given beside a `source`; or `source` counts fewer tokens than
-                before, as in a new training, for which the scheduler must be made anew. Nothing was counted.
+            ValueError: `n` is negative, missing, or given beside a `source`, or the tokens would no longer fit into 64
+                bits, or complete more than a million steps; or `source` counts fewer tokens than before, as in a new
+                training, for which the scheduler must be made anew. Nothing was counted.
         """
         tokens = _counted(self.tokens, n, self._source)
         if tokens < self.tokens:
@@ -207,7 +212,13 @@ class StepByTokens(LRScheduler):
                 f"source must not count backwards, got {tokens} tokens after {self.tokens}: make a new scheduler for "
                 "each training, since it cannot step back"
             )
-        for _ in range(tokens // self.tokens_per_step - self.tokens // self.tokens_per_step):
+        steps = tokens // self.tokens_per_step - self.tokens // self.tokens_per_step
+        if steps > _MOST_STEPS:
+            raise ValueError(
+                f"{'n' if self._source is None else 'source'} must count tokens of at most {_MOST_STEPS} steps of "
+                f"{self.tokens_per_step} tokens at once, got {tokens - self.tokens} tokens, {steps} steps"
+            )
+        for _ in range(steps):
             self.scheduler.step()
         self.tokens = tokens
 
@@ -274,4 +285,4 @@ def _counted(tokens: int, n: int | None, source: TokenSource | None) -> int:
             "n must be the number of tokens of the step, got None; where a trainer calls step(), pass "
             "source=warmup.count_tokens of its SequenceLengthWarmup"
         )
-    return tokens + check_int("n", n, minimum=0)
+    return check_int("the number of tokens so far", tokens + check_int("n", n, minimum=0))

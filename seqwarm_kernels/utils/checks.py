@@ -14,6 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 
+#: All ints up to this are exact in JSON and as floats.
+MAX_COUNT = 2**53
+
 
 def check_int(name: str, value: object, *, minimum: int | None = None) -> int:
     """Return `value` as an int. It must be an int of Python or NumPy (not a bool) of 64 bits, at least `minimum`."""
@@ -30,6 +33,20 @@ def check_int(name: str, value: object, *, minimum: int | None = None) -> int:
     if minimum is not None and value < minimum:
         raise ValueError(f"{name} must be at least {minimum}, got {value}")
     return value
+
+
+def check_count(name: str, value: object, *, minimum: int = 0) -> int:
+    """Return `value` as an int. It must be an int from `minimum` to `MAX_COUNT`."""
+    value = check_int(name, value, minimum=minimum)
+    if value > MAX_COUNT:
+        raise ValueError(f"{name} must be at most {MAX_COUNT}, got {value}")
+    return value
+
+
+def check_choice(name: str, value: object, choices: Collection[str]) -> None:
+    """`value` must be one of `choices`. What is not a str is not compared: arrays compare item by item."""
+    if not isinstance(value, str) or value not in choices:
+        raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
 
 
 def check_real(name: str, value: object) -> float:
@@ -73,13 +90,20 @@ def check_iterable(name: str, value: object, wanted: str) -> None:
 
 
 def check_device(name: str, value: object) -> torch.device:
-    """Return `value` as a device. It must be a torch.device or a str such as "cuda:0"."""
+    """Return `value` as a device. It must be a torch.device or a str such as "cuda:0", of a device of this machine."""
     if not isinstance(value, (torch.device, str)):
         raise TypeError(f"{name} must be a torch.device or a str, got {type(value).__name__}")
     try:
-        return torch.device(value)
+        device = torch.device(value)
     except RuntimeError as error:
         raise ValueError(f"{name} must be a device such as 'cpu' or 'cuda:0', got {value!r}") from error
+    if torch.compiler.is_compiling():  # cannot trace the errors below
+        return device
+    try:
+        torch.empty(0, device=device)
+    except (AssertionError, ImportError, RuntimeError) as error:  # of backends that torch was built without
+        raise ValueError(f"{name} must be a device of this machine, got {str(device)!r}") from error
+    return device
 
 
 def check_dense(name: str, tensor: Tensor) -> None:
@@ -133,7 +157,9 @@ def check_same_configuration(
 ) -> None:
     """All settings saved in `source` must equal the current ones. The error names the first that differs."""
     for name in {**current, **saved}:
-        if name not in saved or name not in current or saved[name] != current[name]:
+        # No setting is an array or a tensor, which compare item by item.
+        is_array = getattr(saved.get(name), "ndim", 0) > 0
+        if name not in saved or name not in current or is_array or saved[name] != current[name]:
             was, now = (repr(settings[name]) if name in settings else "unknown" for settings in (saved, current))
             raise ValueError(f"{source} is of another configuration: {name} is {was} in the state, {now} here")
 

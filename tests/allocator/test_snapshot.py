@@ -1,5 +1,7 @@
 """restore_afterwards: each thing that a block may change is as before, and the same object."""
 
+import collections
+import copy
 import random
 
 import numpy
@@ -8,6 +10,7 @@ import torch
 from torch import nn
 from torch._subclasses import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from seqwarm_kernels import warmup_allocator
 from seqwarm_kernels.allocator import snapshot
@@ -70,6 +73,101 @@ def test_values_of_an_optimizer_inside_are_restored():
         outer.optim.param_groups[0]["lr"] = 0.5
     assert outer.optim.param_groups[0]["lr"] == 0.1
     assert [int(state["step"]) for state in outer.optim.state.values()] == [1, 1]
+
+
+class Sharpness(torch.optim.Optimizer):
+    """As in SAM: shares its groups with the optimizer inside."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, {})
+        self.base_optimizer = torch.optim.AdamW(self.param_groups, lr=0.1)
+        self.param_groups = self.base_optimizer.param_groups
+
+    def step(self, closure=None):
+        self.base_optimizer.step()
+
+
+class Several(torch.optim.Optimizer):
+    """Steps two optimizers, one of them over a parameter that the groups here lack."""
+
+    def __init__(self, parameters, contained, other):
+        super().__init__(parameters, {})
+        inner = [torch.optim.AdamW([*group], lr=0.1) for group in (parameters, other)]
+        self.contained = contained(*inner, self)
+
+    def step(self, closure=None):
+        for optimizer in tree_leaves(self.contained):
+            if optimizer is not self:
+                optimizer.step()
+
+
+OPTIMIZERS_INSIDE = {
+    "shared groups": lambda model, own: Sharpness(model.parameters()),
+    "list": lambda model, own: Several([*model.parameters()], lambda *each: [*each], [own]),
+    "tuple": lambda model, own: Several([*model.parameters()], lambda *each: each, [own]),
+    "dict": lambda model, own: Several([*model.parameters()], lambda *each: {"a": [each[0]], "b": each[1]}, [own]),
+    "inside of an inner one": lambda model, own: Several(
+        [*model.parameters()], lambda first, second, _: Sharpness(model.parameters()), [own]
+    ),
+}
+
+
+@pytest.mark.parametrize("has_state", [True, False])
+@pytest.mark.parametrize("name", OPTIMIZERS_INSIDE)
+def test_training_with_optimizers_inside_continues_as_without_the_call(name, has_state):
+    def train(with_warmup):
+        torch.manual_seed(0)
+        model, own = nn.Linear(3, 2), nn.Parameter(torch.ones(2))
+        optimizer = OPTIMIZERS_INSIDE[name](model, own)
+
+        def steps(number):
+            for _ in range(number):
+                (model(torch.ones(1, 3)) * own).square().sum().backward()
+                optimizer.step()
+
+        steps(2 if has_state else 0)
+        if with_warmup:
+            warmup_allocator(model, 4, optimizer=optimizer, example_batch=torch.ones(1, 4, 3))
+        steps(2)
+        return [*model.parameters(), own]
+
+    for warmed, expected in zip(train(True), train(False), strict=True):
+        assert warmed.equal(expected)
+
+
+class Averaging(torch.optim.SGD):
+    """Keeps tensors and numbers in attributes."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, lr=0.1)
+        parameters = self.param_groups[0]["params"]
+        self.scale = torch.ones(())
+        self.ema = [parameter.detach().clone() for parameter in parameters]
+        self.by_name = {"first": (self.ema[0].clone(),), "counts": [0], "seen": collections.OrderedDict()}
+        self.same_parameters = parameters
+
+    def step(self, closure=None):
+        super().step()
+        self.scale.mul_(0.9)
+        for average, parameter in zip(self.ema, self.same_parameters, strict=True):
+            average.lerp_(parameter.detach(), 0.5)
+        self.by_name["first"][0].add_(self.scale)
+        self.by_name["counts"].append(1)
+        self.by_name["seen"][len(self.by_name["counts"])] = self.ema[0].sum()
+        self.by_name["new"] = torch.ones(())
+
+
+def test_tensors_lists_and_dicts_in_attributes_of_an_optimizer():
+    model = nn.Linear(3, 2)
+    optimizer = Averaging(model.parameters())
+    objects = [optimizer.scale, optimizer.ema, *optimizer.ema, optimizer.by_name, *optimizer.by_name.values()]
+    before = copy.deepcopy((optimizer.scale, optimizer.ema, optimizer.by_name))
+    warmup_allocator(model, 4, optimizer=optimizer, example_batch=torch.ones(1, 4, 3))
+    after = optimizer.scale, optimizer.ema, optimizer.by_name
+    torch.testing.assert_close(after, before, rtol=0, atol=0)
+    assert optimizer.by_name.keys() == before[2].keys()
+    now = [optimizer.scale, optimizer.ema, *optimizer.ema, optimizer.by_name, *optimizer.by_name.values()]
+    assert all(one is other for one, other in zip(objects, now, strict=True))
 
 
 def test_values_are_restored_without_an_optimizer():

@@ -1,5 +1,7 @@
 """warmup_allocator restores all state bit for bit, also if the model or the optimizer fails."""
 
+import contextlib
+import copy
 import random
 import weakref
 
@@ -56,6 +58,71 @@ def test_state_is_restored(name, has_state):
     assert model.head.weight is model.embedding.weight
     assert scheduler.state_dict() == schedule_before
     assert model.lengths == [32, 32, 8, 16, 24, 32]  # twice at full length: without and with optimizer state
+
+
+class Recorded(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.lengths = nn.Embedding(4, 2), []
+
+    def forward(self, input_ids):
+        self.lengths.append(input_ids.shape[1])
+        return self.embedding(input_ids)
+
+
+class Outer(nn.Module):
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, input_ids):
+        return self.inner(input_ids)
+
+
+def compiled_in_place(model):
+    model.compile(backend="eager")
+    return model
+
+
+#: Attaches to a model, and returns the model to warm up. `attach` returns the model that it is called with.
+ATTACHED = {
+    "model": lambda model, attach: attach(model),
+    "submodule": lambda model, attach: Outer(attach(model)),
+    "copy": lambda model, attach: copy.deepcopy(attach(model)),
+    "compiled": lambda model, attach: attach(torch.compile(model, backend="eager")),
+    "compiled in place": lambda model, attach: attach(compiled_in_place(model)),
+    "compiled in place later": lambda model, attach: compiled_in_place(attach(model)),
+    "copy of compiled in place": lambda model, attach: copy.deepcopy(attach(compiled_in_place(model))),
+}
+
+
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("name", ATTACHED)
+def test_an_attached_scheduler_neither_resizes_nor_counts_the_passes(name, fails):
+    scheduler = SequenceLengthScheduler(8, 32, duration=30, unit="token")
+
+    def attach(module):
+        scheduler.attach(module)
+        return module
+
+    def loss_fn(output, batch):
+        if fails and output.shape[1] == 16:
+            raise RuntimeError("interrupted")
+        return output.sum()
+
+    model = ATTACHED[name](Recorded(), attach)
+    lengths = next(module.lengths for module in model.modules() if isinstance(module, Recorded))
+    (attachment,) = [attachment for m in model.modules() if (attachment := vars(m).get("_seqwarm_attachment"))]
+    arguments = {"batch_size": 2, "scheduler": scheduler, "example_batch": {"input_ids": torch.ones(1, 8).long()}}
+    with pytest.raises(RuntimeError, match="interrupted") if fails else contextlib.nullcontext():
+        warmup_allocator(model, 32, loss_fn=loss_fn, **arguments)
+    assert lengths == [32, 8, 16, 24, 32][: 3 if fails else None]
+    assert not attachment.has_unseen
+    assert attachment.seq_length is None
+    model(torch.ones(2, 32).long())
+    assert lengths[-1] == 8
+    assert attachment.take_seen() == (16, 2)
+    assert scheduler.progress == 0
 
 
 @pytest.mark.parametrize("fail_at", [1, 2, 3])

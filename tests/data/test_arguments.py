@@ -5,6 +5,7 @@ import json
 
 import numpy as np
 import pytest
+import torch
 from torch.utils.data import DataLoader
 
 from seqwarm_kernels import data
@@ -13,6 +14,16 @@ from seqwarm_kernels.data import padding
 from ..support.arguments import JUNK, complaints
 from .made import ListSource, Stream
 from .token_files import END, documents, need_mds, write_flat, write_mds, write_megatron
+
+#: More junk: `in` compares an array item by item, and NumPy reads bytes and refuses gradients.
+MORE_JUNK = [
+    np.array([1, 2]),
+    np.float64(1.5),
+    bytearray(b"x"),
+    torch.ones(3, requires_grad=True),
+    torch.ones(3, dtype=torch.bfloat16),
+    torch.ones(3, dtype=torch.int64, device="meta"),
+]
 
 ITEMS = [[1] * length for length in (1, 2, 3, 4)]
 LENGTHS = [len(item) for item in ITEMS]
@@ -228,7 +239,9 @@ def test_junk(name, tmp_path, monkeypatch):
 
     found = []
     for argument in make():
-        junk_values = [junk for junk in JUNK if (name, argument) not in VALID or not isinstance(junk, str)]
+        junk_values = [
+            junk for junk in [*JUNK, *MORE_JUNK] if (name, argument) not in VALID or not isinstance(junk, str)
+        ]
         found += complaints(call, make, argument, junk_values)
     assert not found, "\n".join(found)
 
@@ -270,3 +283,78 @@ def test_a_cut_of_numpy_ints():
 def test_the_configuration_of_a_state():
     with pytest.raises(TypeError, match="configuration of state_dict must be a mapping, got int"):
         sampler().load_state_dict({**sampler().state_dict(), "configuration": 3})
+
+
+def batch_node():
+    made = node("BatchNode")(stream())
+    made.reset()
+    return made
+
+
+def source_node():
+    made = node("SourceNode")(data.SequenceSource(ITEMS))
+    made.reset()
+    return made
+
+
+def loaders():
+    return batch_loader(batches=sampler(), prepare=data.Prepare(data.PaddedCollator(), dataset=ITEMS))
+
+
+#: By name: makes what has a state, takes the state, and loads one.
+STATES = {
+    "LengthBatchSampler": (sampler, "state_dict", "load_state_dict"),
+    "LengthBatchStream": (stream, "state_dict", "load_state_dict"),
+    "ResumableLoader": (
+        lambda: data.ResumableLoader(DataLoader(ITEMS, batch_sampler=sampler())),
+        *("state_dict", "load_state_dict"),
+    ),
+    "SequenceSource": (lambda: data.SequenceSource(ITEMS), "state_dict", "load_state_dict"),
+    "StreamSource": (lambda: data.StreamSource(Stream(ITEMS)), "state_dict", "load_state_dict"),
+    "batch_loader": (loaders, "state_dict", "load_state_dict"),
+    "BatchNode": (batch_node, "get_state", "reset"),
+    "SourceNode": (source_node, "get_state", "reset"),
+}
+
+
+@pytest.mark.parametrize("name", STATES)
+def test_junk_in_states(name):
+    make, take, load = STATES[name]
+    state = getattr(make(), take)()
+    found = []
+    for entry in state:
+        made = make()
+
+        def loaded(made=made, **entries):
+            before = getattr(made, take)()
+            try:
+                getattr(made, load)(entries)
+            except (TypeError, ValueError):
+                assert getattr(made, take)() == before
+                raise
+
+        junk_values = [junk for junk in [*JUNK, *MORE_JUNK] if junk is not True]  # which is 1
+        found += complaints(loaded, lambda: dict(state), entry, junk_values)
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize("name", STATES)
+@pytest.mark.parametrize("number", [2**53 + 1, 2**62])
+def test_huge_numbers_in_states(name, number):
+    make, take, load = STATES[name]
+    made = make()
+    before = getattr(made, take)()
+    for entry in before.keys() & {"epoch", "block", "position", "items", "min_length", "batches_served"}:
+        with pytest.raises(ValueError, match=f"{entry} must be at most {2**53}, got {number}"):
+            getattr(made, load)({**before, entry: number})
+        assert getattr(made, take)() == before
+
+
+@pytest.mark.parametrize("entry", ["position", "skip"])
+def test_huge_numbers_in_the_cursor_of_a_stream(entry):
+    made = stream()
+    before = made.state_dict()
+    ((bound, cursor),) = before["served_up_to"]
+    with pytest.raises(ValueError, match=f"{entry} of a cursor must be at most {2**53}, got {2**62}"):
+        made.load_state_dict({**before, "served_up_to": [[bound, {**cursor, entry: 2**62}]]})
+    assert made.state_dict() == before

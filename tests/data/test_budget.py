@@ -79,6 +79,33 @@ def test_a_collator_that_pads_further_than_the_planner():
         list(batches)
 
 
+@pytest.mark.parametrize(
+    "collate",
+    [torch.stack, lambda items: {"idx": torch.stack(items)}, lambda items: (torch.stack(items), torch.ones(4))],
+)
+def test_batches_without_input_ids(collate):
+    """Only a mapping with input_ids was checked."""
+    items = [torch.ones(30, dtype=torch.int64)] * 4
+    with pytest.raises(ValueError, match=OVER):
+        list(ResumableLoader(loader({"max_tokens": 30}, collate, [15] * 4, items)))
+    assert len(list(ResumableLoader(loader({"max_tokens": 60}, collate, [30] * 4, items)))) == 2
+
+
+@pytest.mark.parametrize(
+    "collate",
+    [
+        lambda items: (torch.ones(1, 30, dtype=torch.int64), torch.ones(2, 30, dtype=torch.int64)),
+        lambda items: {"input_ids": torch.ones(1, 30), "labels": torch.ones(2, 30, dtype=torch.int64)},
+        lambda items: {"pixels": torch.ones(3, 30, 30), "idx": torch.ones(1, 30, dtype=torch.int64)},
+        lambda items: items,
+        lambda items: None,
+    ],
+)
+def test_longer_targets_and_other_tensors_are_not_counted(collate):
+    items = [torch.ones(31, 8, dtype=torch.int64)] * 4
+    assert len(list(ResumableLoader(loader({"max_tokens": 30}, collate, [30] * 4, items)))) == 4
+
+
 class Wrapped(Dataset):
     def __len__(self):
         return len(ITEMS)
@@ -97,7 +124,10 @@ def test_pieces_need_a_piece_dataset(dataset, num_workers):
         list(loader(CUTS, PaddedCollator(), dataset=dataset, num_workers=num_workers))
 
 
-@pytest.mark.parametrize("dataset", [ITEMS, tuple(ITEMS), torch.ones(6, 30), TensorDataset(torch.ones(6, 30))])
+@pytest.mark.parametrize(
+    "dataset",
+    [ITEMS, tuple(ITEMS), dict(enumerate(ITEMS)), torch.ones(6, 30), TensorDataset(torch.ones(6, 30))],
+)
 def test_a_resumable_loader_notices_at_once(dataset):
     with pytest.raises(TypeError, match="dataset of loader must be a PieceDataset, because the planner may cut items"):
         ResumableLoader(loader(CUTS, PaddedCollator(), dataset=dataset))

@@ -154,7 +154,7 @@ def test_length():
 
 def test_items_that_may_be_cut_are_pieces():
     batches = LengthBatchSampler([5, 3], BatchPlanner(4, too_long="split"), shuffle=False)
-    assert list(batches) == [[(0, 0, 4)], [(1, 0, 3)], [(0, 4, 1)]]
+    assert list(batches) == [[Piece(0, 0, 4)], [Piece(1, 0, 3)], [Piece(0, 4, 1)]]
     assert isinstance(next(iter(batches))[0], Piece)
     assert list(LengthBatchSampler([4, 3], BatchPlanner(8), shuffle=False)) == [[0, 1]]
 

@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils.data import DataLoader
 
-from seqwarm_kernels.data import BatchPlanner, LengthBatchSampler
+from seqwarm_kernels import SequenceLengthScheduler
+from seqwarm_kernels.data import BatchPlanner, LengthBatchSampler, ResumableLoader
 
 from ..support.tiers import examples
 from .made import first_batches, lengths_lists, served_with_restart, served_with_restarts, through_json
@@ -247,6 +249,96 @@ def test_invalid_states():
     unknown = {**state, "configuration": {**state["configuration"], "color": "red"}}
     with pytest.raises(ValueError, match="of another configuration: color is 'red' in the state, unknown here"):
         batches.load_state_dict(unknown)
-    batches.load_state_dict({**state, "num_items": 10, "batches_served": 10_000})
+    served = {**state["progress"], "batches": 10_000}
+    batches.load_state_dict({**state, "progress": served, "num_items": 10, "batches_served": 10_000})
     with pytest.raises(ValueError, match="state_dict must be of the same items"):
         next(iter(batches))
+
+
+HUGE, LARGE = 2**62, 2**40
+AT_MOST = f"must be at most {2**53}, got {HUGE}"
+
+
+def changed(state, change):
+    """`state` with other values at some paths, such as "counts.items"."""
+    state = through_json(state)
+    for path, value in change.items():
+        entry = state
+        *outer, name = path.split(".")
+        for each in outer:
+            entry = entry[each]
+        entry[name] = value
+    return state
+
+
+def scheduled(unit="sample"):
+    scheduler = SequenceLengthScheduler(8, 256, duration=600, step_size=8, unit=unit)
+    return sampler(rule={"max_tokens": 512, "max_length": scheduler}, window=50)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"epoch": HUGE}, f"epoch {AT_MOST}"),
+        ({"min_length": HUGE}, f"min_length {AT_MOST}"),
+        ({"min_length": LARGE}, f"min_length of state_dict must be at most 256, got {LARGE}"),
+        ({"counts.items": HUGE}, f"items in counts of state_dict {AT_MOST}"),
+        (
+            {"counts.tokens": LARGE},
+            "tokens of state_dict must increase from epoch_start_counts to counts to progress, got",
+        ),
+        ({"epoch_start_counts.items": HUGE}, f"items in epoch_start_counts of state_dict {AT_MOST}"),
+        ({"epoch_start_counts.items": LARGE}, "items of state_dict must increase from epoch_start_counts to counts"),
+        ({"progress.items": LARGE}, "progress of state_dict must be counts and what was served of the window, "),
+        ({"progress.batches": LARGE}, "progress of state_dict must be counts and what was served of the window, "),
+        ({"batches_served": LARGE}, "progress of state_dict must be counts and what was served of the window, "),
+        ({"progress.items": LARGE, "counts.items": LARGE}, "state_dict must have at most 700 items in an epoch, got "),
+        ({"num_items": LARGE}, "state_dict must have at most 700 items in an epoch, got "),
+        ({"max_length": LARGE}, f"max_length of state_dict must be at most 256, got {LARGE}"),
+        ({"max_length": None}, "max_length of state_dict must be at most 256, got None"),
+        (
+            {"served_up_to": [[LARGE, 0]]},
+            f"bounds in served_up_to of state_dict must increase up to 256, got [{LARGE}]",
+        ),
+        ({"served_up_to": [[256, 0], [8, 0]]}, "bounds in served_up_to of state_dict must increase up to 256, got "),
+        ({"served_up_to": [[256, LARGE]]}, f"a cursor of state_dict must be at most 700, got {LARGE}"),
+    ],
+)
+def test_numbers_that_cannot_be(change, message):
+    """They were loaded. The next batch was of another length, or its error named no entry."""
+    batches = scheduled()
+    first_batches(batches, 8)
+    state = batches.state_dict()
+    assert state["batches_served"] == 1  # inside a window
+    for other in (scheduled(), ResumableLoader(DataLoader(range(700), batch_sampler=scheduled()))):
+        before = other.state_dict()
+        with pytest.raises(ValueError, match=re.escape(message)):
+            other.load_state_dict(changed(state, change))
+        assert other.state_dict() == before
+        other.load_state_dict(state)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"min_length": 1}, "min_length of state_dict must be at most 0, got 1"),
+        ({"max_length": 5}, "max_length of state_dict must be None without a schedule or outside of a window, got 5"),
+    ],
+)
+def test_lengths_of_a_schedule_that_is_not_there(change, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        sampler().load_state_dict(changed(sampler().state_dict(), change))
+
+
+@pytest.mark.parametrize("make", [sampler, lambda: ResumableLoader(DataLoader(range(700), batch_sampler=sampler()))])
+def test_an_epoch_that_no_state_could_hold(make):
+    with pytest.raises(ValueError, match=f"epoch {AT_MOST}"):
+        make().set_epoch(HUGE)
+
+
+@pytest.mark.parametrize("unit", ["step", "token", "sample"])
+def test_states_at_every_batch_of_two_epochs_are_loaded(unit):
+    batches, other = scheduled(unit), scheduled(unit)
+    for _ in range(2):
+        for _ in batches:
+            other.load_state_dict(through_json(batches.state_dict()))

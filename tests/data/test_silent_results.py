@@ -210,3 +210,142 @@ class TestNumberOfLengths:
         with pytest.raises(ValueError, match="dataset of prepare " + self.MESSAGE.format(4)):
             batch_loader(sampler, Prepare(PaddedCollator(), dataset=Sized(4)))
         assert len(list(batch_loader(sampler, Prepare(PaddedCollator(), dataset=Sized(3))))) == 2
+
+
+class IgnoresIndex(Dataset):
+    def __len__(self):
+        return 20
+
+    def __getitem__(self, index):
+        return torch.ones(9, dtype=torch.int64)
+
+
+class Mapped(IgnoresIndex):
+    def __getitem__(self, index):
+        return {"input_ids": torch.ones(9, dtype=torch.int64)}
+
+
+class KnowsPieces(IgnoresIndex):
+    def __getitem__(self, index):
+        return torch.ones(index.length, dtype=torch.int64)
+
+
+def cut_planner(**options):
+    scheduler = SequenceLengthScheduler(2, 9, duration=100, step_size=1)
+    return BatchPlanner(batch_size=2, max_length=scheduler, warmup="cut", **options)
+
+
+class TestPiecesAreNoIndices:
+    """A Piece was a tuple, which tensors and arrays took for three indices."""
+
+    @pytest.mark.parametrize("make", [torch.arange, np.arange])
+    def test_tensors_and_arrays_in_a_dataset(self, make):
+        class Dense(IgnoresIndex):
+            items = make(4 * 9 * 4).reshape(4, 9, 4)
+
+            def __getitem__(self, index):
+                return self.items[index]
+
+        sampler = LengthBatchSampler([9] * 4, BatchPlanner(16, max_length=3, too_long="split"))
+        with pytest.raises(TypeError, match="a Piece is part of an item, not an index: wrap the dataset in PieceData"):
+            list(DataLoader(Dense(), batch_sampler=sampler))
+
+    def test_what_remains_of_a_tuple(self):
+        piece = Piece(3, 1, 2)
+        assert not isinstance(piece, tuple)
+        assert piece == Piece(3, 1, 2, item_end=3)
+        assert len({piece, Piece(3, 1, 2, item_end=3)}) == 1
+        assert Piece(2, 5, 5) < piece < Piece(3, 2, 0)
+        assert pickle.loads(pickle.dumps(Piece(3, 1, 2, 3))).item_end == 3
+
+    @pytest.mark.parametrize(
+        ("dataset", "collate"),
+        [(IgnoresIndex(), PaddedCollator(multiple_of=4)), (IgnoresIndex(), None), (Mapped(), None)],
+    )
+    @pytest.mark.parametrize("num_workers", [0, 1])
+    def test_a_dataset_that_does_not_cut(self, dataset, collate, num_workers):
+        loader = self.loader(dataset, collate, cut_planner(), num_workers)
+        with pytest.raises(
+            ValueError, match=r"dataset of loader must cut .* of at most 2 tokens .* got an item of 9: "
+        ):
+            next(iter(loader))
+        assert loader.progress.batches == 0
+
+    def test_a_dataset_that_does_not_cut_packed(self):
+        planner = BatchPlanner(8, max_length=2, too_long="split", packed=True)
+        with pytest.raises(ValueError, match="must cut items"):
+            next(iter(self.loader(IgnoresIndex(), PackedCollator(), planner)))
+
+    @pytest.mark.parametrize("dataset", [KnowsPieces(), PieceDataset(IgnoresIndex())])
+    @pytest.mark.parametrize("collate", [PaddedCollator(multiple_of=4), PaddedCollator()])
+    def test_a_dataset_that_cuts(self, dataset, collate):
+        batch = next(iter(self.loader(dataset, collate, cut_planner())))
+        assert batch["attention_mask"].sum(1).tolist() == [2, 2]
+
+    @pytest.mark.parametrize("dataset", [IgnoresIndex(), PieceDataset(IgnoresIndex(), cut=lambda item, *_: item)])
+    def test_own_padding_and_own_cuts_are_not_checked(self, dataset):
+        collate = torch.stack if type(dataset) is IgnoresIndex else PaddedCollator()
+        batch = next(iter(self.loader(dataset, collate, cut_planner())))
+        assert (batch if isinstance(batch, torch.Tensor) else batch["input_ids"]).shape == (2, 9)
+
+    @staticmethod
+    def loader(dataset, collate, planner, num_workers=0):
+        sampler = LengthBatchSampler([9] * 20, planner)
+        return ResumableLoader(DataLoader(dataset, batch_sampler=sampler, collate_fn=collate, num_workers=num_workers))
+
+
+class TestLabelsBehindTheCut:
+    """Each item is cut by itself. One whose labels were all behind the cut was trained on nothing, without a word."""
+
+    MESSAGE = "no label of an item is left after its cut to 2 tokens, so the model learns nothing from it"
+
+    @staticmethod
+    def item(prompt, make):
+        return {"input_ids": make([1] * 6), "labels": make([-100] * prompt + [1] * (6 - prompt))}
+
+    def batches(self, items, planner, with_prepare=False):
+        sampler = LengthBatchSampler([6] * len(items), planner, shuffle=False)
+        prepare = Prepare(PaddedCollator(), dataset=items)
+        dataset, collate = (ItemDataset(), prepare) if with_prepare else (PieceDataset(items), PaddedCollator())
+        return DataLoader(dataset, batch_sampler=sampler, collate_fn=collate)
+
+    @pytest.mark.parametrize("make", [list, tuple, np.array, torch.tensor])
+    @pytest.mark.parametrize("with_prepare", [False, True])
+    @pytest.mark.parametrize("planner", [cut_planner(), BatchPlanner(8, max_length=2, too_long="truncate")])
+    def test_a_warning_once(self, planner, with_prepare, make):
+        batches = self.batches([self.item(3, make)] * 8, planner, with_prepare)
+        with pytest.warns(UserWarning, match=self.MESSAGE) as caught:
+            list(batches)
+        assert len(caught) == 1
+        assert caught[0].filename == __file__
+
+    def test_one_item_of_a_batch(self):
+        items = [self.item(1, list)] * 3 + [self.item(3, list)]
+        with pytest.warns(UserWarning, match=self.MESSAGE):
+            list(self.batches(items, BatchPlanner(8, max_length=2, too_long="truncate")))
+
+    @pytest.mark.parametrize(
+        "planner", [cut_planner(too_long="split"), BatchPlanner(8, max_length=2, too_long="split"), BatchPlanner(12)]
+    )
+    @pytest.mark.filterwarnings("error")
+    def test_split_and_whole_items_lose_nothing(self, planner):
+        list(self.batches([self.item(3, list)] * 8, planner))
+
+    @pytest.mark.parametrize(
+        "item",
+        [
+            {"input_ids": [1] * 6, "labels": [-100] + [1] * 5},
+            {"input_ids": [1] * 6, "labels": [-100] * 6},
+            {"input_ids": [1] * 6, "labels": None},
+            {"input_ids": [1] * 6},
+            [1] * 6,
+        ],
+    )
+    @pytest.mark.filterwarnings("error")
+    def test_items_that_lose_no_or_not_all_labels(self, item):
+        list(self.batches([item] * 8, BatchPlanner(8, max_length=2, too_long="truncate")))
+
+    @pytest.mark.filterwarnings("error")
+    def test_only_the_first_items_are_looked_at(self):
+        items = [self.item(1, list)] * 500 + [self.item(3, list)]
+        list(self.batches(items, BatchPlanner(8, max_length=2, too_long="truncate")))

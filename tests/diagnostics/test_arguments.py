@@ -1,5 +1,7 @@
 """Each argument of the diagnostics replaced by values that make no sense: accepted, or refused by its name."""
 
+import os
+
 import numpy as np
 import pytest
 import torch
@@ -57,6 +59,18 @@ def test_an_argument_is_accepted_or_named(call, arguments, name, tmp_path, monke
 def test_a_folder_is_no_file_of_records(tmp_path):
     with pytest.raises(ValueError, match="path must be a file, got the folder"):
         JsonLines(tmp_path)
+
+
+def test_a_pipe_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    reader, writer = os.pipe()  # a path as that of standard output in a pipeline
+    try:
+        for path in (os.devnull, tmp_path / "pipe", f"/dev/fd/{reader}"):
+            with pytest.raises(ValueError, match="path must be a regular file, got"):
+                JsonLines(path)
+    finally:
+        os.close(reader)
+        os.close(writer)
 
 
 def test_counts_of_numpy_are_kept_as_plain_numbers():

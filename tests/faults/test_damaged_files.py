@@ -105,6 +105,18 @@ def test_parquet_whose_columns_are_of_another_kind(tmp_path):
             assert refusal is None or str(path) in refusal
 
 
+def test_parquet_whose_column_has_another_name(tmp_path):
+    """Checksums do not cover names."""
+    pytest.importorskip("pyarrow")
+    write = {"items_per_chunk": 10, "format": "parquet", "length_fn": len, "progress": False}
+    write_chunks(lines(20), tmp_path, **write)
+    path = tmp_path / "chunk-000000.parquet"
+    content = path.read_bytes()
+    path.write_bytes(content.replace(b"text", b"next"))
+    write_chunks(lines(20), tmp_path, **write)
+    assert path.read_bytes() == content
+
+
 def record(step):
     return StepRecord(step, 1.0, 1.0, False, 1.0, 1.0, 1.0, 1.0, None)
 

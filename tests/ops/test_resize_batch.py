@@ -271,9 +271,9 @@ def test_square_masks_of_bytes_that_fit_into_larger_groups(backend):
 
 
 def test_mask_keys_name_other_square_masks(backend):
-    batch = {"ids": torch.zeros(2, 5), "bias": torch.arange(50).view(2, 5, 5)}
-    assert resize_batch(batch, 2, backend=backend)["bias"].shape == (2, 2, 5)
-    assert torch.equal(resize_batch(batch, 2, mask_keys=["bias"], backend=backend)["bias"], batch["bias"][:, :2, :2])
+    batch = {"ids": torch.zeros(2, 5), "pairs": torch.arange(50).view(2, 5, 5)}
+    assert resize_batch(batch, 2, backend=backend)["pairs"].shape == (2, 2, 5)
+    assert torch.equal(resize_batch(batch, 2, mask_keys=["pairs"], backend=backend)["pairs"], batch["pairs"][:, :2, :2])
 
 
 def test_pad_values(backend):

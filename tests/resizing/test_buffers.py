@@ -1,5 +1,6 @@
 """BatchBuffers: its sizes and errors. The written values are tested by backend in tests/ops."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -128,3 +129,9 @@ def test_bad_arguments():
     ):
         with pytest.raises(TypeError, match=f"{argument} must be"):
             BatchBuffers({"input_ids": torch.ones(4, 10)}, 5, **{argument: value})
+    for argument in ("keys", "mask_keys"):  # an array has no truth value, and compares each of its entries with a name
+        with pytest.raises(TypeError, match=f"{argument} must be a collection of names, such as a list, got ndarray"):
+            BatchBuffers({"input_ids": torch.ones(4, 10)}, 5, **{argument: np.array(["input_ids", "labels"])})
+    for device in ("x", "cuda:99", "xla"):
+        with pytest.raises(ValueError, match="device must be a device"):
+            BatchBuffers({"input_ids": torch.ones(4, 10)}, 5, device=device)

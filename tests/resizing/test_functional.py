@@ -109,13 +109,6 @@ def test_compiled_views_of_rows_that_begin_with_padding_are_refused():
         cut({**LEFT_PADDED, "attention_mask": LEFT_PADDED["attention_mask"].float()})
 
 
-@pytest.mark.parametrize("copy", [True, False])
-def test_a_mask_that_keys_does_not_name_moves_no_row(copy):
-    resized = resize_batch(LEFT_PADDED, 4, keys=["input_ids"], copy=copy)
-    assert torch.equal(resized["input_ids"], LEFT_PADDED["input_ids"][:, :4])
-    assert resized["attention_mask"] is LEFT_PADDED["attention_mask"]
-
-
 def test_views_carry_gradients():
     embeddings = torch.randn(2, 10, 3, requires_grad=True)
     view = resize_batch({"inputs_embeds": embeddings}, 4, copy=False)["inputs_embeds"]

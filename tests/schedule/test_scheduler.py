@@ -192,6 +192,21 @@ def test_a_pacing_that_returns_nan():
         scheduler.seq_length_at(3)
 
 
+def test_a_step_to_where_the_pacing_fails_counts_nothing():
+    scheduler = SequenceLengthScheduler(8, 64, duration=10, pacing=lambda x: x / (1 if x < 0.5 else 0))
+    assert scheduler.step(3) == 24
+    with pytest.raises(ZeroDivisionError):
+        scheduler.step(3)
+    assert scheduler.progress == 3
+
+
+@pytest.mark.parametrize("number", [np.float32(2.5), np.float64(2.5), np.float16(2.5), np.int64(2), Fraction(5, 2)])
+def test_progress_of_other_types(number):
+    for pacing in ("linear", discrete([(2, 8), (1, 16)])):
+        scheduler = SequenceLengthScheduler(8, 64, duration=10, step_size=1, pacing=pacing)
+        assert scheduler.seq_length_at(number) == scheduler.seq_length_at(float(number))
+
+
 def test_duration_zero_is_full_length_at_once():
     scheduler = SequenceLengthScheduler(8, 1024, duration=0)
     assert scheduler.seq_length == 1024

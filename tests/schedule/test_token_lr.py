@@ -224,6 +224,27 @@ def test_a_number_out_of_range_raises(settings, message):
     assert [group["lr"] for group in optimizer.param_groups] == list(PEAKS)
 
 
+@pytest.mark.parametrize("make", [token_lr, cosine_lr])
+def test_more_tokens_than_a_state_may_hold_are_not_counted(make):
+    schedule = make(made_optimizer())
+    schedule.step(16)
+    with pytest.raises(ValueError, match="the number of tokens so far must fit into 64 bits"):
+        schedule.step(2**63 - 1)
+    assert schedule.tokens == 16
+
+
+@pytest.mark.parametrize("counted", ["n", "source"])
+def test_too_many_steps_at_once_are_refused(counted):
+    counts = [17, 2**62]
+    schedule = cosine_lr(made_optimizer(), source=(lambda: counts[0]) if counted == "source" else None)
+    schedule.step(None if counted == "source" else 17)
+    before = schedule.state_dict()
+    counts.pop(0)
+    with pytest.raises(ValueError, match=f"^{counted} must count tokens of at most 1048576 steps of 16 tokens at once"):
+        schedule.step(None if counted == "source" else 2**62)
+    assert schedule.state_dict() == before
+
+
 def test_no_tokens_for_each_step_raise():
     with pytest.raises(ValueError, match="tokens_per_step must be at least 1, got 0"):
         cosine_lr(made_optimizer(), 0)

@@ -272,6 +272,13 @@ def test_options_are_checked_at_once():
         Monitor("monitor.jsonl")
 
 
+@pytest.mark.parametrize("saved", [{}, None, 5, [], {"options": {}}])
+def test_a_progress_of_something_else_is_refused(saved):
+    monitor = Monitor()
+    with pytest.raises(ValueError, match="progress must be that of a Monitor, with the entries options and counts"):
+        monitor.progress = saved
+
+
 def test_a_loss_that_is_not_finite_is_a_spike(tmp_path):
     made, records = model(), []
     with torch.no_grad():

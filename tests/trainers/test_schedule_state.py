@@ -22,6 +22,15 @@ def scheduler(**options):
     return SequenceLengthScheduler(4, 16, duration=1000, step_size=4, **options)
 
 
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("backend", "nope"), ("keys", 5), ("keys", []), ("mask_keys", 2.5), ("pad_values", 3), ("out", 5)],
+)
+def test_options_that_fit_no_batch_are_refused_at_once(option, value):
+    with pytest.raises((TypeError, ValueError), match=rf"{option} must"):
+        ScheduleState(scheduler(), {option: value})
+
+
 @pytest.mark.parametrize("unit", ["step", "token", "sample"])
 def test_a_step_that_has_no_token_left_is_reported_once(unit):
     state, model = ScheduleState(scheduler(unit=unit), {}), Model()

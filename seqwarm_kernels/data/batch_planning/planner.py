@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...schedule.scheduler import SequenceLengthScheduler
-from ...utils.checks import check_bool, check_int, check_iterable
+from ...utils.checks import check_bool, check_choice, check_int, check_iterable
 from .packed import pack
 from .padded import greedy_boundaries, reduce_padding
-from .plan import IntArray, Plan, as_lengths, check_size
+from .plan import TRUNCATED, IntArray, Plan, as_lengths, check_size
 
 TOO_LONG = ("reject", "truncate", "split")
 WARMUPS = ("bucket", "cut")
@@ -64,8 +64,7 @@ class BatchPlanner:
         max_tokens = None if max_tokens is None else check_size("max_tokens", max_tokens)
         batch_size = None if batch_size is None else check_size("batch_size", batch_size)
         multiple_of = check_size("multiple_of", multiple_of)
-        if too_long not in TOO_LONG:
-            raise ValueError(f"too_long must be one of {', '.join(TOO_LONG)}, got {too_long!r}")
+        check_choice("too_long", too_long, TOO_LONG)
         if warmup is not None:
             _check_warmup(warmup, max_length)
         check_bool("packed", packed)
@@ -137,11 +136,11 @@ class BatchPlanner:
         return lengths if bound is None or self.too_long == "split" else np.minimum(lengths, bound)
 
     def ends(self, lengths: IntArray, max_length: int | None = None) -> IntArray:
-        """(items,) int64: where each item has to end. −1 where it may be longer, because it is truncated."""
+        """(items,) int64: where each item has to end. `TRUNCATED` where it may be longer."""
         bound = self.longest if self.by_bucket else self._bound(max_length)
         if bound is None or self.too_long == "split":
             return lengths
-        return np.where(lengths < bound, lengths, -1)
+        return np.where(lengths < bound, lengths, TRUNCATED)
 
     def widths(self, lengths: IntArray) -> IntArray:
         """(items,) int64: lengths rounded up to a positive multiple of `multiple_of`."""
@@ -235,8 +234,7 @@ class BatchPlanner:
 
 
 def _check_warmup(warmup: str, max_length: int | SequenceLengthScheduler | None) -> None:
-    if warmup not in WARMUPS:
-        raise ValueError(f"warmup must be one of {', '.join(WARMUPS)}, got {warmup!r}")
+    check_choice("warmup", warmup, WARMUPS)
     if not isinstance(max_length, SequenceLengthScheduler):
         raise ValueError(
             f"warmup needs a SequenceLengthScheduler as max_length, got warmup {warmup!r} and max_length {max_length!r}"

@@ -8,7 +8,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from ...utils.checks import check_bool, check_int, check_iterable
+from ...utils.checks import check_bool, check_choice, check_int, check_iterable
 from ...utils.files import PARTIAL_SUFFIX
 from .compression import COMPRESSIONS, READ_ERRORS, check_zstd, compress, read_uncompressed
 from .lengths import has_lengths, lengths_path, write_lengths
@@ -60,12 +60,8 @@ def write_chunks(
     folder = check_location("folder", folder)
     items_per_chunk = check_int("items_per_chunk", items_per_chunk, minimum=1)
     check_bool("progress", progress)
-    for name, value, known in (
-        ("format", format, tuple(CHUNK_FORMATS)),
-        ("compression", compression, tuple(COMPRESSIONS)),
-    ):
-        if value not in known:
-            raise ValueError(f"{name} must be one of {', '.join(known)}, got {value!r}")
+    check_choice("format", format, CHUNK_FORMATS)
+    check_choice("compression", compression, COMPRESSIONS)
     if length_fn is not None and not callable(length_fn):
         raise TypeError(f"length_fn must be a function of an item, got {type(length_fn).__name__}")
     if format == "parquet":

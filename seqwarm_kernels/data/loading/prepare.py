@@ -6,10 +6,23 @@ from collections.abc import Callable, Mapping, Sequence
 from numbers import Integral
 from typing import Any
 
+import numpy as np
+from torch import Tensor
 from torch.utils.data import Dataset
 
+from ...ops.resize_batch.schema import IGNORED_LABEL
+from ...schedule.caller_warnings import warn_caller
 from ...utils.checks import check_int
-from ..batch_planning.plan import LastPiece, Piece
+from ..batch_planning.plan import TRUNCATED, Piece
+
+_NO_LABEL = (
+    "no label of an item is left after its cut to {} tokens, so the model learns nothing from it: all labels of these "
+    "tokens are -100, as those of a long prompt. Begin with a larger min_seq_length, use a larger max_length, or split "
+    "items with too_long='split'"
+)
+
+#: Number of truncated items whose labels are looked at.
+_CHECKED_FOR_LABELS = 500
 
 
 def cut_item(item: Any, start: int, length: int) -> Any:
@@ -57,6 +70,9 @@ class PieceDataset(Dataset[Any]):
     A batch raises a ValueError if an item has more tokens than its length says, and the plan serves all of it: the
     tokens at its end would be lost. Items of a `cut` of your own are not checked.
 
+    Warns once if all labels of an item are in its end, which the plan leaves out (`too_long="truncate"`,
+    `warmup="cut"`). The first 500 truncated items are looked at, in each worker.
+
     Args:
         dataset: the map-style dataset to wrap.
         cut: returns a part of an item: cut(item, start, length).
@@ -69,7 +85,7 @@ class PieceDataset(Dataset[Any]):
         _check_dataset(dataset)
         _check_function("cut", cut)
         self._dataset = dataset
-        self._cut = cut
+        self._cut = _PieceCutter(cut)
 
     def __len__(self) -> int:
         return len(self._dataset)
@@ -79,7 +95,7 @@ class PieceDataset(Dataset[Any]):
 
     def __getitems__(self, indices: Sequence[Any]) -> list[Any]:
         """Fetch a batch at once if the dataset can, which is faster with datasets of Hugging Face."""
-        return _cut_pieces(_fetch(self._dataset, _without_pieces(indices)), indices, self._cut)
+        return self._cut(_fetch(self._dataset, _without_pieces(indices)), indices)
 
 
 class ItemDataset(Dataset[Any]):
@@ -100,7 +116,7 @@ class Prepare:
     """Turn a list of indices, items or pieces into a batch. Picklable if its parts are.
 
     A batch raises a ValueError if an item has more tokens after `transform` than its length says, as `PieceDataset`.
-    Items of a `cut` of your own are not checked.
+    Items of a `cut` of your own are not checked. Warns of items that lose all their labels, as `PieceDataset`.
 
     Args:
         collate: turns a list of items into a batch: `PaddedCollator` or `PackedCollator`.
@@ -129,7 +145,7 @@ class Prepare:
         self.collate = collate
         self.dataset = dataset
         self._transform = transform
-        self._cut = cut
+        self._cut = _PieceCutter(cut)
 
     def __call__(self, batch: Sequence[Any]) -> Any:
         items = _without_pieces(batch)
@@ -137,7 +153,7 @@ class Prepare:
             items = _fetch(self.dataset, items)
         if self._transform is not None:
             items = list(map(self._transform, items))
-        return self.collate(_cut_pieces(items, batch, self._cut))
+        return self.collate(self._cut(items, batch))
 
 
 def _without_pieces(entries: Sequence[Any]) -> list[Any]:
@@ -152,23 +168,54 @@ def _fetch(dataset: Any, indices: list[Any]) -> list[Any]:
     return get_many(indices)
 
 
-def _cut_pieces(items: Sequence[Any], entries: Sequence[Any], cut: Callable[[Any, int, int], Any]) -> list[Any]:
-    """Cut the items whose entry is a piece. The other items stay."""
-    pieces = [
-        cut(item, entry.start, entry.length) if isinstance(entry, Piece) else item
-        for item, entry in zip(items, entries, strict=True)
-    ]
-    if cut is cut_item:
-        _check_ends(items, entries)
-    return pieces
+class _PieceCutter:
+    """Cuts the items whose entry is a piece. The other items stay.
+
+    Warns once if an item loses all its labels. Only the first truncated items are looked at, because it takes time.
+    """
+
+    def __init__(self, cut: Callable[[Any, int, int], Any]) -> None:
+        self._cut = cut
+        self._unchecked = _CHECKED_FOR_LABELS
+
+    def __call__(self, items: Sequence[Any], entries: Sequence[Any]) -> list[Any]:
+        cut = self._cut
+        pieces = [
+            cut(item, entry.start, entry.length) if isinstance(entry, Piece) else item
+            for item, entry in zip(items, entries, strict=True)
+        ]
+        if cut is cut_item:
+            _check_ends(items, entries)
+        if self._unchecked > 0:
+            self._check_labels(items, pieces, entries)
+        return pieces
+
+    def _check_labels(self, items: Sequence[Any], pieces: Sequence[Any], entries: Sequence[Any]) -> None:
+        """The tail of a truncated item is left out. That of a split one is in another piece."""
+        truncated = [
+            number for number, entry in enumerate(entries) if isinstance(entry, Piece) and entry.item_end == TRUNCATED
+        ]
+        for number in truncated[: self._unchecked]:
+            self._unchecked -= 1
+            if _has_labels(items[number]) and not _has_labels(pieces[number]):
+                self._unchecked = 0
+                warn_caller(_NO_LABEL.format(entries[number].length))
+                return
+
+
+def _has_labels(item: Any) -> bool:
+    """Whether an item has labels of its own, and not all are ignored."""
+    labels = item.get("labels") if isinstance(item, Mapping) else None
+    if isinstance(labels, (Tensor, np.ndarray)):
+        return bool((labels != IGNORED_LABEL).any())
+    return isinstance(labels, (list, tuple)) and labels.count(IGNORED_LABEL) < len(labels)
 
 
 def _check_ends(items: Sequence[Any], entries: Sequence[Any]) -> None:
     """No token may follow the last piece of an item."""
     for number, (item, entry) in enumerate(zip(items, entries, strict=True)):
-        if not isinstance(entry, LastPiece):
+        if not isinstance(entry, Piece) or (end := entry.start + entry.length) != entry.item_end:
             continue
-        end = entry.start + entry.length
         tokens = _length(item["input_ids"] if isinstance(item, Mapping) else item)
         if tokens is not None and tokens > end:
             name = f"item {entry.item}" if isinstance(entry.item, Integral) else f"item {number} of the batch"
@@ -180,7 +227,8 @@ def _check_ends(items: Sequence[Any], entries: Sequence[Any]) -> None:
 
 def _check_dataset(dataset: Any) -> None:
     has_items = hasattr(dataset, "__getitem__") or hasattr(dataset, "__getitems__")
-    if not has_items or isinstance(dataset, (str, bytes, type)):
+    is_scalar = getattr(dataset, "ndim", 1) == 0  # NumPy's numbers and such tensors have a __getitem__, too
+    if not has_items or is_scalar or isinstance(dataset, (str, bytes, type)):
         raise TypeError(f"dataset must be a map-style dataset or a list, got {_kind(dataset)}")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Protocol
 
-from ...utils.checks import check_int
+from ...utils.checks import check_choice, check_int
 from ..samplers.planned_batches import BatchingProgress
 
 UNITS = ("token", "item", "batch")
@@ -45,8 +45,7 @@ def progress_bar(
             "batches must be a ResumableLoader, LengthBatchStream, LengthBatchSampler or the result of batch_loader, "
             f"got {type(batches).__name__}"
         )
-    if unit not in UNITS:
-        raise ValueError(f"unit must be one of {', '.join(UNITS)}, got {unit!r}")
+    check_choice("unit", unit, UNITS)
     total = None if total is None else check_int("total", total, minimum=0)
     return _with_bar(batches, unit, total, options)
 

@@ -10,12 +10,12 @@ import numpy as np
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
-from ...utils.checks import check_int
+from ...utils.checks import check_count, check_int
 from ..samplers.planned_batches import BatchingProgress, PlannedBatches
 from ..samplers.rank_batches import Position
 from ..samplers.stream import LengthBatchStream
-from .budget import check_budget, check_collator, check_num_items, check_prepared_items
-from .prepare import ItemDataset
+from .budget import check_budget, check_collator, check_num_items, check_pieces, check_prepared_items, longest_of
+from .prepare import ItemDataset, PieceDataset
 
 
 class ResumableLoader:
@@ -27,7 +27,10 @@ class ResumableLoader:
 
     Trainers take this loader as it is. It is not a DataLoader, so they do not shard it a second time.
 
-    A batch whose "input_ids" have more tokens than the planner's `max_tokens` raises a ValueError.
+    A batch with more tokens than the planner's `max_tokens` raises a ValueError. The tokens are those of "input_ids" in
+    a mapping, else of the first int32 or int64 tensor of at least two dimensions in a mapping or tuple. Other batches
+    are not checked. A dataset that is not a `PieceDataset` must cut items to their pieces: with `PaddedCollator`,
+    `PackedCollator` or torch's own collate_fn, a longer item raises a ValueError.
 
     Args:
         loader: a DataLoader with a `LengthBatchSampler` or a `LengthBatchStream` as its `batch_sampler` and
@@ -36,8 +39,8 @@ class ResumableLoader:
             before the last yielded one. Lightning fetches one batch ahead of a loader without a length.
 
     Raises:
-        TypeError: an argument has the wrong type; or the dataset of `loader` is a list or an array and the planner may
-            cut items.
+        TypeError: an argument has the wrong type; or the dataset of `loader` is a list, dict or array and the planner
+            may cut items.
         ValueError: `fetched_ahead` is negative; `loader` has another batch sampler, or `in_order=False`, or a stream
             and another dataset; or its `collate_fn` is a `PaddedCollator` and the planner packs, or the other way
             round; or the dataset has more or fewer items than a `LengthBatchSampler` has lengths.
@@ -58,9 +61,9 @@ class ResumableLoader:
             )
         if not loader.in_order:
             raise ValueError("loader must have in_order=True: a state counts the batches that were yielded, in order")
-        # Other datasets may know pieces. Arrays would take a Piece for three indices.
+        # Other datasets may know pieces.
         if loader.batch_sampler.planner.cuts_items and isinstance(
-            loader.dataset, (Sequence, Tensor, np.ndarray, TensorDataset)
+            loader.dataset, (Sequence, Mapping, Tensor, np.ndarray, TensorDataset)
         ):
             raise TypeError(
                 "dataset of loader must be a PieceDataset, because the planner may cut items (too_long, warmup): "
@@ -69,6 +72,8 @@ class ResumableLoader:
         check_collator("collate_fn of loader", loader.collate_fn, loader.batch_sampler.planner)
         check_num_items("dataset of loader", loader.dataset, loader.batch_sampler)
         check_prepared_items("collate_fn of loader", loader.collate_fn, loader.batch_sampler)
+        may_be_uncut = loader.batch_sampler.planner.cuts_items and not isinstance(loader.dataset, PieceDataset)
+        self._longest_of = longest_of(loader.collate_fn) if may_be_uncut else None
         self._loader = loader
         self._sampler = loader.batch_sampler
         self._fetched_ahead = check_int("fetched_ahead", fetched_ahead, minimum=0)
@@ -89,26 +94,29 @@ class ResumableLoader:
         iterator = self._latest_iterator
         self._discard_prefetched()
         self._last, self._any_yielded = self._sampler.prepare_start(), False
-        with self._sampler.recorded_positions() as positions:
+        with self._sampler.recorded_batches() as recorded:
             batches = iter(self._loader)
         latest = deque([self._last], maxlen=1 + self._fetched_ahead)
         for batch in batches:
+            planned = recorded.popleft()
+            if self._longest_of is not None:
+                check_pieces(planned.batch, self._longest_of(batch))
             check_budget(batch, self._sampler.planner)
-            latest.append(positions.popleft())
+            latest.append(planned.position)
             self._last, self._any_yielded = latest[0], True
             yield batch
             if iterator != self._latest_iterator:
                 raise RuntimeError(
                     "this iterator is invalid: the loader was iterated again or restored in the meantime"
                 )
-        if positions:
+        if recorded:
             raise RuntimeError(
-                f"the data set or collate_fn raised StopIteration: {len(positions)} batches of the epoch are missing"
+                f"the data set or collate_fn raised StopIteration: {len(recorded)} batches of the epoch are missing"
             )
         self._last = None
 
     def set_epoch(self, epoch: int) -> None:
-        epoch = check_int("epoch", epoch, minimum=0)
+        epoch = check_count("epoch", epoch)
         self._discard_prefetched()
         self._sampler.set_epoch(epoch)
 

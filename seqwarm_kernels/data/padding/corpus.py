@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from ...utils.checks import check_iterable
+from ...utils.checks import check_choice, check_iterable
 from ..batch_planning.plan import IntArray, as_lengths
 from ..files.compression import COMPRESSIONS, READ_ERRORS, compression_of
 from ..files.reader import ChunkError, iter_lines
@@ -37,8 +37,7 @@ class TextCorpus:
     """
 
     def __init__(self, paths: Iterable[PathLike], unit: str = "line") -> None:
-        if unit not in UNITS:
-            raise ValueError(f"unit must be one of {', '.join(UNITS)}, got {unit!r}")
+        check_choice("unit", unit, UNITS)
         self.unit = unit
         self.paths = _checked_paths(paths)
         self.files = self.json_files = self.not_text = 0

@@ -10,12 +10,12 @@ from typing import Any, NamedTuple, NoReturn
 
 from torch import distributed
 
-from ...utils.checks import check_bool, check_int, check_rank
+from ...utils.checks import check_bool, check_choice, check_int, check_rank
 from ..batch_planning.planner import BatchPlanner
 from .rank_batches import REMAINDERS, Position, RankBatches
 from .readers import Reader
 from .schedule_progress import Counts
-from .state import pack_state, unpack_state
+from .state import check_planned, pack_state, unpack_state
 from .windows import WindowMaker
 
 
@@ -28,10 +28,17 @@ class BatchingProgress(NamedTuple):
     epochs: float  #: complete epochs, plus the served share of the current one if its size is known
 
 
+class Recorded(NamedTuple):
+    """A batch that an iterator has yielded."""
+
+    batch: list[Any]
+    position: Position  #: after the batch
+
+
 class PlannedBatches(ABC):
     """Batches that are the same for every rank and after every restart.
 
-    Loaders that fetch batches ahead of training use `position`, `state_at`, `progress_at` and `recorded_positions`.
+    Loaders that fetch batches ahead of training use `position`, `state_at`, `progress_at` and `recorded_batches`.
 
     Attributes:
         planner: the `BatchPlanner`.
@@ -57,8 +64,7 @@ class PlannedBatches(ABC):
         window = None if window is None else check_int("window", window, minimum=1)
         check_bool("shuffle", shuffle)
         seed = check_int("seed", seed, minimum=0)
-        if remainder not in REMAINDERS:
-            raise ValueError(f"remainder must be one of {', '.join(REMAINDERS)}, got {remainder!r}")
+        check_choice("remainder", remainder, REMAINDERS)
         check_bool("infinite", infinite)
         self.planner = planner
         self.rank, self.world_size = _rank_of(rank, world_size)
@@ -77,7 +83,7 @@ class PlannedBatches(ABC):
         self._reader = reader
         self._maker = WindowMaker(reader, planner, window, seed if shuffle else None, self.world_size)
         self._current = self._start_epoch(0, Counts())
-        self._recorded: deque[Position] | None = None
+        self._recorded: deque[Recorded] | None = None
 
     def __iter__(self) -> BatchIterator:
         if self._rank_is_default and _rank_of(None, None)[1] > self.world_size:
@@ -157,16 +163,17 @@ class PlannedBatches(ABC):
         self._current = self._rank_batches(position)
 
     @contextmanager
-    def recorded_positions(self) -> Iterator[deque[Position]]:
-        """Iterators that are created in this context append their position after each batch."""
-        self._recorded = positions = deque[Position]()
+    def recorded_batches(self) -> Iterator[deque[Recorded]]:
+        """Iterators that are created in this context append each batch with the position after it."""
+        self._recorded = recorded = deque[Recorded]()
         try:
-            yield positions
+            yield recorded
         finally:
             self._recorded = None
 
     def _unpacked(self, state_dict: Mapping[str, Any]) -> Position:
         position = unpack_state(state_dict, self._configuration)
+        check_planned(position, self.planner)
         for entry in position.start.served_up_to:
             self._reader.check(entry.cursor)
         return position
@@ -205,10 +212,10 @@ class BatchIterator(Iterator[list[Any]]):
     """Iterates over the rest of the epoch. It starts with its first batch, or once its state is taken.
 
     Args:
-        recorded: takes the position after each batch.
+        recorded: takes each batch and the position after it.
     """
 
-    def __init__(self, batches: PlannedBatches, recorded: deque[Position] | None) -> None:
+    def __init__(self, batches: PlannedBatches, recorded: deque[Recorded] | None) -> None:
         self._batches = batches
         self._recorded = recorded
         self._rank_batches: RankBatches | None = None
@@ -223,7 +230,7 @@ class BatchIterator(Iterator[list[Any]]):
             self._ended = True
             raise StopIteration
         if self._recorded is not None:
-            self._recorded.append(self._ensure_started().position)
+            self._recorded.append(Recorded(batch, self._ensure_started().position))
         return batch
 
     def state_dict(self) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from ...utils.checks import check_bool, check_int
+from ...utils.checks import check_bool, check_count, check_int
 from ..batch_planning.plan import IntArray
 from ..sources.base import BlockSource, Source
 from ..sources.permutation import permutation, permuted
@@ -166,8 +166,8 @@ class SourceReader:
     def check(self, cursor: Any) -> None:
         if not isinstance(cursor, Mapping) or sorted(cursor) != _CURSOR_ENTRIES:
             raise ValueError(f"a cursor of state_dict must have the entries {_CURSOR_ENTRIES}, got {cursor!r}")
-        check_int("position of a cursor", cursor["position"], minimum=0)
-        check_int("skip of a cursor", cursor["skip"], minimum=0)
+        check_count("position of a cursor", cursor["position"])
+        check_count("skip of a cursor", cursor["skip"])
         check_bool("starts_epoch of a cursor", cursor["starts_epoch"])
         if isinstance(self._source, BlockSource):  # other sources check their state when they load it
             self._source.check_state_dict(cursor["source"])

@@ -9,7 +9,7 @@ from typing import Any
 from numpy.typing import NDArray
 from torch.utils.data import Sampler
 
-from ...utils.checks import check_bool, check_int
+from ...utils.checks import check_bool, check_count, check_int
 from ..batch_planning.plan import as_lengths
 from ..batch_planning.planner import BatchPlanner
 from .planned_batches import PlannedBatches
@@ -120,7 +120,7 @@ class LengthBatchSampler(PlannedBatches, Sampler[list[Any]]):
 
         An infinite sampler continues from any state that was just loaded: a trainer counts its epochs otherwise.
         """
-        epoch = check_int("epoch", epoch, minimum=0)
+        epoch = check_count("epoch", epoch)
         position = self.position
         is_same_epoch = epoch == position.start.epoch
         if self._start_is_set and (is_same_epoch or (self._infinite and position.counts.batches)):
@@ -129,6 +129,14 @@ class LengthBatchSampler(PlannedBatches, Sampler[list[Any]]):
         self._current = self._start_epoch(
             epoch, position.start.epoch_start_counts if is_same_epoch else position.counts
         )
+
+    def _unpacked(self, state_dict: Mapping[str, Any]) -> Position:
+        position = super()._unpacked(state_dict)
+        start = position.start
+        items = start.counts.items - start.epoch_start_counts.items + (position.num_items or 0)
+        if items > self.num_items:
+            raise ValueError(f"state_dict must have at most {self.num_items} items in an epoch, got {items}")
+        return position
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         super().load_state_dict(state_dict)

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import numpy as np
+
 from ...schedule.scheduler import PACING_LENGTHS
-from ...utils.checks import check_int, check_same_configuration, check_state_entries
+from ...utils.checks import check_count, check_same_configuration, check_state_entries
+from ..batch_planning.planner import BatchPlanner
 from .rank_batches import Position
 from .schedule_progress import Counts
 from .served import ServedUpTo
@@ -58,10 +61,11 @@ def unpack_state(state: Mapping[str, Any], configuration: Mapping[str, Any]) -> 
         raise TypeError(f"configuration of state_dict must be a mapping, got {type(state['configuration']).__name__}")
     check_same_configuration(state["configuration"], _as_saved(configuration, state["configuration"]))
     epoch, min_length, batches_served = (
-        check_int(name, state[name], minimum=0) for name in ("epoch", "min_length", "batches_served")
+        check_count(name, state[name]) for name in ("epoch", "min_length", "batches_served")
     )
     num_items, max_length = (
-        None if state[name] is None else check_int(name, state[name], minimum=1) for name in ("num_items", "max_length")
+        None if state[name] is None else check_count(name, state[name], minimum=1)
+        for name in ("num_items", "max_length")
     )
     if num_items is None and batches_served:
         raise ValueError(
@@ -74,8 +78,25 @@ def unpack_state(state: Mapping[str, Any], configuration: Mapping[str, Any]) -> 
         epoch_start_counts=_counts("epoch_start_counts", state["epoch_start_counts"]),
         min_length=min_length,
     )
-    progress = _counts("progress", state["progress"])
-    return Position(start, progress, num_items, max_length, batches_served)
+    position = Position(start, _counts("progress", state["progress"]), num_items, max_length, batches_served)
+    _check_counts(position)
+    return position
+
+
+def check_planned(position: Position, planner: BatchPlanner) -> None:
+    """The lengths in a position must be those that `planner` can plan."""
+    longest = planner.longest or 0
+    bounds = [entry.bound for entry in position.start.served_up_to]
+    if bounds[-1] != longest or sorted(set(bounds)) != bounds:
+        raise ValueError(f"bounds in served_up_to of state_dict must increase up to {longest}, got {bounds}")
+    limit = 0 if planner.scheduler is None else longest
+    if position.start.min_length > limit:
+        raise ValueError(f"min_length of state_dict must be at most {limit}, got {position.start.min_length}")
+    max_length = position.max_length
+    is_scheduled = planner.scheduler is not None and position.num_items is not None
+    if (max_length is not None) != is_scheduled or (max_length is not None and max_length > limit):
+        wanted = f"at most {limit}" if is_scheduled else "None without a schedule or outside of a window"
+        raise ValueError(f"max_length of state_dict must be {wanted}, got {max_length}")
 
 
 def batch_state(state_dict: Mapping[str, Any]) -> dict[str, Any]:
@@ -106,14 +127,29 @@ def _as_saved(configuration: Mapping[str, Any], saved: Mapping[str, Any]) -> Map
     return {**configuration, "max_length": max_length}
 
 
+def _check_counts(position: Position) -> None:
+    """Counts increase from the start of the epoch to that of the window and on, by what a window can hold."""
+    start = position.start
+    for name in Counts._fields:
+        numbers = [getattr(counts, name) for counts in (start.epoch_start_counts, start.counts, position.counts)]
+        if sorted(numbers) != numbers:
+            raise ValueError(
+                f"{name} of state_dict must increase from epoch_start_counts to counts to progress, got "
+                f"{', '.join(map(str, numbers))}"
+            )
+    items, _, batches = np.subtract(position.counts, start.counts).tolist()
+    if batches != position.batches_served or items > (position.num_items or 0):
+        raise ValueError(
+            "progress of state_dict must be counts and what was served of the window, "
+            f"{position.batches_served} batches and at most {position.num_items or 0} items, got {batches} and {items}"
+        )
+
+
 def _counts(name: str, entry: Any) -> Counts:
     if not isinstance(entry, Mapping) or sorted(entry) != sorted(Counts._fields):
         raise ValueError(f"{name} of state_dict must have the entries {list(Counts._fields)}, got {entry!r}")
     return Counts(
-        **{
-            counted: check_int(f"{counted} in {name} of state_dict", number, minimum=0)
-            for counted, number in entry.items()
-        }
+        **{counted: check_count(f"{counted} in {name} of state_dict", number) for counted, number in entry.items()}
     )
 
 
@@ -124,8 +160,7 @@ def _served_up_to(entries: Any) -> tuple[ServedUpTo, ...]:
             f"served_up_to of state_dict must be pairs of a bound and a cursor, at least one, got {entries!r}"
         )
     return tuple(
-        ServedUpTo(check_int("a bound in served_up_to of state_dict", bound, minimum=0), cursor)
-        for bound, cursor in entries
+        ServedUpTo(check_count("a bound in served_up_to of state_dict", bound), cursor) for bound, cursor in entries
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..batch_planning.plan import IntArray, LastPiece, Piece, Plan
+from ..batch_planning.plan import IntArray, Piece, Plan
 from ..batch_planning.planner import BatchPlanner
 from .readers import Reader, select_items
 from .schedule_progress import Counts, ScheduleProgress
@@ -60,9 +60,7 @@ class Window:
         items = selected.tolist() if isinstance(selected, np.ndarray) else selected
         if self._ends is None:
             return items
-        is_last = (starts + lengths == self._ends[indices]).tolist()
-        pieces = zip(is_last, items, starts.tolist(), lengths.tolist(), strict=True)
-        return [(LastPiece if last else Piece)(item, start, length) for last, item, start, length in pieces]
+        return list(map(Piece, items, starts.tolist(), lengths.tolist(), self._ends[indices].tolist()))
 
     def counts(self, batches: int) -> Counts:
         """The counts after the first `batches` batches."""

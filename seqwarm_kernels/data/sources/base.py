@@ -10,7 +10,14 @@ from itertools import chain, islice
 from operator import length_hint
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
-from ...utils.checks import check_bool, check_int, check_rank, check_same_configuration, check_state_entries
+from ...utils.checks import (
+    check_bool,
+    check_count,
+    check_int,
+    check_rank,
+    check_same_configuration,
+    check_state_entries,
+)
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -155,7 +162,7 @@ class BlockSource(ABC):
         configuration = self._shared_configuration()
         check_same_configuration({name: state_dict[name] for name in configuration}, configuration)
         for name in _CURSOR:
-            check_int(name, state_dict[name], minimum=0)
+            check_count(name, state_dict[name])
         num_blocks = self._num_blocks()
         if num_blocks is not None and state_dict["block"] > num_blocks:
             raise ValueError(f"block of state_dict must be at most {num_blocks}, got {state_dict['block']}")

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...utils.checks import check_bool, check_int
+from ...utils.checks import check_bool, check_choice, check_int
 from ..batch_planning.plan import IntArray
 from ..files.reader import ChunkError
 from ..files.transfers import read_ahead
@@ -97,7 +97,6 @@ class ChunkedSource(BlockSource):
 
 def check_settings(buffer_chunks: object, with_lengths: object, on_error: object) -> int:
     """Check the settings that `ChunkedSource` adds to those of `BlockSource`, and return `buffer_chunks`."""
-    if on_error not in ON_ERROR:
-        raise ValueError(f"on_error must be one of {', '.join(ON_ERROR)}, got {on_error!r}")
+    check_choice("on_error", on_error, ON_ERROR)
     check_bool("with_lengths", with_lengths)
     return check_int("buffer_chunks", buffer_chunks, minimum=1)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Collection, Hashable, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from numbers import Integral, Real
 from typing import Any
 
@@ -20,6 +21,10 @@ _USUAL_COLLECTIONS = (list, tuple, set, frozenset)
 _LABEL_NAMES = frozenset(("labels", "label", "label_ids", "targets", "target"))
 #: Of these, the names that may have a prefix, as in "decoder_labels". "is_target" and "segment_label" are other things.
 _LABEL_ENDINGS = ("_labels", "_label_ids", "_targets")
+#: The mask of the tokens in the entries beside it. "decoder_attention_mask" is that of "decoder_input_ids".
+_MASK, _MASKED_INPUTS = "attention_mask", ("input_ids", "inputs_embeds")
+#: Endings of masks that may hide padding. "special_tokens_mask" and "loss_mask" are other things.
+_MASKS_OF_PADDING = ("_padding_mask", "_attention_mask")
 
 
 @dataclass(frozen=True)
@@ -71,7 +76,7 @@ def check_name_arguments(pad_values: object, keys: object, mask_keys: object) ->
             continue
         if isinstance(names, str):
             raise TypeError(f"{argument} must be a collection of names, got the string {names!r}")
-        if not isinstance(names, Collection) or isinstance(names, (bytes, Tensor)):
+        if not isinstance(names, Collection) or isinstance(names, bytes) or hasattr(names, "__array__"):
             raise TypeError(f"{argument} must be a collection of names, such as a list, got {type(names).__name__}")
 
 
@@ -190,7 +195,7 @@ def _is_called_labels(name: str) -> bool:
 
 
 def is_mask(name: str, mask_keys: Collection[str] | None) -> bool:
-    return own_name(name).endswith("_mask") if mask_keys is None else name in mask_keys
+    return f"_{own_name(name)}".endswith(("_mask", "_bias")) if mask_keys is None else name in mask_keys
 
 
 def is_square_mask(tensor: Tensor) -> bool:
@@ -258,25 +263,49 @@ def _describe(tensors: dict[str, Tensor]) -> str:
 
 def row_mask_name(batch: Mapping[str, object], layout: Layout, seq_dim: int) -> str | None:
     """The name of the (B, S) attention mask of the batch, or None without one."""
-    shape = (layout.batch_size, layout.source_length)
-    fitting = [
-        name
-        for name, value in batch.items()
-        if own_name(name) == "attention_mask"
-        and isinstance(value, Tensor)
-        and tuple(value.shape) == (shape if seq_dim == 1 else shape[::-1])
-    ]
+    fitting = [name for name in _row_masks(batch, layout, seq_dim) if own_name(name) == _MASK]
     outermost = sorted(fitting, key=lambda name: str(name).count("."))
     return outermost[0] if outermost else None
 
 
-def mask_names(kinds: Mapping[str, Kind], tensors: Mapping[str, Tensor]) -> list[str]:
-    """Names of attention masks (B, S), such as "decoder_attention_mask"."""
+def mask_names(batch: Mapping[str, object], layout: Layout, seq_dim: int) -> list[str]:
+    """Names of the (B, S) attention masks of the tokens that are resized, such as "decoder_attention_mask".
+
+    They are those that are resized. If none is, those that pass through beside input ids that are resized.
+    """
+    masks = _row_masks(batch, layout, seq_dim)
+    beside = {f"{str(name).removesuffix(own)}{_MASK}" for name in layout.kinds for own in _MASKED_INPUTS}
+    return [name for name in masks if name in layout.kinds] or [name for name in masks if name in beside]
+
+
+def _row_masks(batch: Mapping[str, object], layout: Layout, seq_dim: int) -> list[str]:
+    shape = (layout.batch_size, layout.source_length)
     return [
         name
-        for name, kind in kinds.items()
-        if kind == Kind.SEQUENCE and own_name(name).endswith("attention_mask") and tensors[name].dim() == 2
+        for name, value in batch.items()
+        if own_name(name).endswith(_MASK)
+        and isinstance(value, Tensor)
+        and tuple(value.shape) == (shape if seq_dim == 1 else shape[::-1])
     ]
+
+
+def warn_of_unread_masks(batch: Mapping[str, object], source_length: int) -> None:
+    """Warn of entries that are masks by their names, for tokens without a known (B, S) attention mask."""
+    for name, value in batch.items():
+        own = own_name(name)
+        is_called_mask = own == "mask" or f"_{own}".endswith(_MASKS_OF_PADDING)
+        if is_called_mask and isinstance(value, Tensor) and value.dim() > 1 and source_length in value.shape:
+            _warn_of_unread_mask(name)
+
+
+@cache  # once in a process
+def _warn_of_unread_mask(name: str) -> None:
+    warnings.warn(
+        "rows are cut from their first token on, also if they begin with padding, which is not looked for in "
+        f"batch[{name!r}]. To cut each row from its first valid token on, resize a (batch, sequence) 'attention_mask', "
+        "0 where a token is hidden, with the tokens. Or pad on the right",
+        stacklevel=6,  # the caller of `resize_batch`
+    )
 
 
 def check_keep_last(rule: str, mask_name: str | None) -> None:
@@ -298,10 +327,10 @@ def check_masks_begin_together(masks: Mapping[str, Tensor]) -> None:
 
 
 def check_not_additive(name: str, attention_mask: Tensor) -> None:
-    """Reads a mask of floating point, and waits for its device: 0 hides a token, in a mask to add it keeps one."""
+    """Reads a mask of numbers, and waits for its device: 0 hides a token, in a mask to add it keeps one."""
     if torch.compiler.is_compiling() or attention_mask.is_meta or not attention_mask.numel():
         return
-    if (least := float(attention_mask.min())) < 0:
+    if (least := attention_mask.min().item()) < 0:
         raise ValueError(
             f"batch[{name!r}] must be 0 where a token is hidden, got {attention_mask.dtype} with {least}: of a mask to "
             f"be added to scores pass {own_name(name)} == 0"
@@ -335,7 +364,7 @@ def _no_views(mask_name: str | None, row: str) -> str:
 
 
 def _no_common_cut(mask_name: str, mask_names: list[str], row: str) -> str:
-    others = "which is not called 'attention_mask'"
+    others = "a mask that is not called 'attention_mask'"
     if len(mask_names) > 1:
         others = f"one of {len(mask_names)} masks, {', '.join(mask_names)}"
     return (

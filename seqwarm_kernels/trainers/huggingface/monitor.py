@@ -125,6 +125,8 @@ class Monitor(LoggingCallback):
     @progress.setter
     def progress(self, saved: dict[str, Any]) -> None:
         """Checks the options; `on_train_begin` takes the counts."""
+        if not _is_progress(saved):
+            raise ValueError(f"progress must be that of a Monitor, with the entries options and counts, got {saved!r}")
         if saved["options"] != self._options:
             raise ValueError(
                 f"the checkpoint's Monitor has other options than this training's: {saved['options']}; pass Monitors "
@@ -141,4 +143,8 @@ def _entries(saved: Any) -> list[Mapping[str, Any]]:
 def _progress_of(entry: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """Returns the `progress` in a Monitor's entry, or None for the entry of another class with the same name."""
     progress = (entry.get("attributes") or {}).get("progress")
-    return progress if isinstance(progress, Mapping) and progress.keys() == {"options", "counts"} else None
+    return progress if _is_progress(progress) else None
+
+
+def _is_progress(value: object) -> bool:
+    return isinstance(value, Mapping) and value.keys() == {"options", "counts"}

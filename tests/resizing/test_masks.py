@@ -1,0 +1,126 @@
+"""Masks and biases by their names: what is known to hide padding, and what is cut in both sequence dimensions."""
+
+import warnings
+
+import pytest
+import torch
+
+from seqwarm_kernels import resize_batch
+from seqwarm_kernels.ops.resize_batch import validation
+
+IDS = torch.arange(16).view(2, 8)
+MASK = torch.tensor([[0, 0, 0, 1, 1, 1, 1, 1], [1] * 8])
+#: From the first valid token on.
+CUT = [[3, 4, 5, 6], [8, 9, 10, 11]]
+
+
+@pytest.fixture(autouse=True)
+def _warn_anew():
+    validation._warn_of_unread_mask.cache_clear()
+
+
+@pytest.mark.parametrize("seq_dim", [0, 1])
+@pytest.mark.parametrize("name", ["input_ids", "inputs_embeds"])
+def test_a_mask_that_keys_leaves_out_tells_where_rows_begin(name, seq_dim):
+    batch = {name: IDS, "attention_mask": MASK}
+    batch = batch if seq_dim else {name: tensor.T for name, tensor in batch.items()}
+    resized = resize_batch(batch, 4, keys=[name], seq_dim=seq_dim)
+    assert (resized[name] if seq_dim else resized[name].T).tolist() == CUT
+    assert resized["attention_mask"] is batch["attention_mask"]
+    with pytest.raises(ValueError, match=r"copy must be True where a row begins with padding: batch\['attention_mask'"):
+        resize_batch(batch, 4, keys=[name], seq_dim=seq_dim, copy=False)
+
+
+def test_a_nested_mask_that_keys_leaves_out():
+    batch = {"encoder": {"input_ids": IDS, "attention_mask": MASK}, "decoder": {"input_ids": IDS}}
+    resized = resize_batch(batch, 4, keys=["encoder.input_ids"])
+    assert resized["encoder"]["input_ids"].tolist() == CUT
+
+
+def test_a_mask_of_tokens_that_pass_through_moves_no_row():
+    batch = {"input_ids": IDS, "attention_mask": MASK, "decoder_input_ids": IDS}
+    with pytest.warns(UserWarning, match=r"which is not looked for in batch\['attention_mask'\]"):
+        resized = resize_batch(batch, 4, keys=["decoder_input_ids"])
+    assert resized["decoder_input_ids"].tolist() == IDS[:, :4].tolist()
+
+
+def test_a_float_mask_that_keys_leaves_out_must_not_be_additive():
+    batch = {"input_ids": IDS, "attention_mask": (1.0 - MASK) * -1e4}
+    with pytest.raises(ValueError, match=r"batch\['attention_mask'\] must be 0 where a token is hidden"):
+        resize_batch(batch, 4, keys=["input_ids"])
+
+
+def test_of_two_masks_the_one_that_keys_names_counts():
+    batch = {"input_ids": IDS, "attention_mask": MASK, "decoder_attention_mask": torch.ones_like(MASK)}
+    assert resize_batch(batch, 4, keys=["input_ids", "attention_mask"])["input_ids"].tolist() == CUT
+    decoder = resize_batch(batch, 4, keys=["input_ids", "decoder_attention_mask"])
+    assert decoder["input_ids"].tolist() == IDS[:, :4].tolist()
+    assert resize_batch(batch, 4, keys=["input_ids"])["input_ids"].tolist() == CUT
+    batch = {"decoder_input_ids": IDS, "decoder_attention_mask": MASK, "attention_mask": torch.ones_like(MASK)}
+    with pytest.raises(ValueError, match=r"batch\['decoder_attention_mask'\] must begin with a valid token"):
+        resize_batch(batch, 4, keys=["decoder_input_ids"])
+
+
+@pytest.mark.parametrize(
+    ("name", "mask"),
+    [
+        ("key_padding_mask", MASK == 0),
+        ("padding_mask", MASK),
+        ("mask", MASK),
+        ("encoder.mask", MASK),
+        ("attention_mask", MASK[:, None, None, :].expand(2, 1, 8, 8)),
+        ("attention_mask", MASK[:, :, None]),
+    ],
+)
+def test_a_mask_that_is_not_read_is_told_once(name, mask):
+    nested, _, own = name.rpartition(".")
+    batch = {nested: {"input_ids": IDS, own: mask}} if nested else {"input_ids": IDS, own: mask}
+    with pytest.warns(UserWarning, match=rf"padding, which is not looked for in batch\['{name}'\]") as caught:
+        resize_batch(batch, 4)
+    assert [warning.filename for warning in caught] == [__file__]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        resize_batch(batch, 4)
+        resize_batch(batch, 4, return_info=True)
+
+
+@pytest.mark.parametrize(
+    ("more", "options"),
+    [
+        ({"loss_mask": MASK, "special_tokens_mask": MASK}, {}),
+        ({"attention_mask": MASK, "key_padding_mask": MASK, "mask": MASK[:, None, None].expand(2, 1, 8, 8)}, {}),
+        ({"mask": torch.ones(2)}, {}),
+        ({"padding_mask": None}, {}),
+        ({"padding_mask": MASK}, {"mode": "reshape"}),
+    ],
+)
+def test_no_warning_where_nothing_is_left_to_find(more, options):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        resize_batch({"input_ids": IDS, **more}, 4, **options)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int8])
+def test_an_additive_mask_of_integers_is_refused(dtype):
+    batch = {"input_ids": IDS, "attention_mask": (MASK - 1) * 100}
+    with pytest.raises(ValueError, match=rf"must be 0 where a token is hidden, got {dtype} with -100: of a mask"):
+        resize_batch({**batch, "attention_mask": batch["attention_mask"].to(dtype)}, 2)
+
+
+@pytest.mark.parametrize("name", ["bias", "attn_bias", "alibi_bias", "decoder.position_bias", "mask", "causal_mask"])
+@pytest.mark.parametrize("heads", [(), (1,)])
+@pytest.mark.filterwarnings("ignore:rows are cut from their first token")
+def test_masks_and_biases_over_pairs_of_tokens_are_cut_on_both_sides(name, heads):
+    pairs = torch.randn(2, *heads, 8, 8)
+    resized = resize_batch({"input_ids": IDS, name: pairs}, 4)[name]
+    assert torch.equal(resized, pairs[..., :4, :4])
+    with pytest.raises(ValueError, match=rf"mode='reshape' cannot resize '{name}'"):
+        resize_batch({"input_ids": IDS, name: pairs}, 4, mode="reshape")
+
+
+def test_features_of_the_size_of_a_row_are_kept():
+    batch = {"inputs_embeds": torch.randn(2, 8, 8), "biased": torch.randn(2, 8, 8), "bias": torch.randn(2, 8)}
+    resized = resize_batch(batch, 4)
+    assert [tensor.shape for tensor in resized.values()] == [(2, 4, 8), (2, 4, 8), (2, 4)]
+    kept = resize_batch({"input_ids": IDS, "bias": batch["inputs_embeds"]}, 4, mask_keys=[])
+    assert kept["bias"].shape == (2, 4, 8)
