@@ -16,14 +16,15 @@ _INTRODUCTION = """\
 
 `make mutate` changes one place of a file at a time: a comparison, a sign, a number, a deleted statement, and so on.
 Each mutant runs through tests of its file, without those marked `exhaustive`. With `ARGS=--again`, survivors also run
-through what takes longer: wider tests, and for native attention builds with AMX (emulated), for AVX2, and with
-sanitizers. Not all have done so yet, and two died in the exhaustive test that their record names, which was run by
-hand. A mutant dies if a test fails or does not end in time. All others count as survivors, also those that no test can
-tell from the code. Mutants are drawn with a fixed seed; annotations, docstrings, messages and raise statements have
-none.
+through what takes longer: wider tests, and for native attention builds with AMX (emulated), for AVX2, that count work,
+and with sanitizers. Not all have done so yet, and two died in the exhaustive test that their record names, which was
+run by hand. A mutant dies if a test fails or does not end in time. All others count as survivors, also those that no
+test can tell from the code. Mutants are drawn with a fixed seed; annotations, docstrings, messages and raise statements
+have none.
 
 `python -m tools.mutation --report` writes this page from `tools/mutation/records.jsonl`. A file that changed after its
-mutants were tried keeps its row until `make mutate` runs again.
+mutants were tried keeps its row until `make mutate` runs again. So do the outcomes of lines that a small change left as
+they were.
 """
 
 
