@@ -7,6 +7,7 @@ import torch
 
 from seqwarm_kernels import resize_batch
 from seqwarm_kernels.ops.resize_batch import validation
+from seqwarm_kernels.resizing import checked_call, functional
 
 IDS = torch.arange(16).view(2, 8)
 MASK = torch.tensor([[0, 0, 0, 1, 1, 1, 1, 1], [1] * 8])
@@ -15,8 +16,11 @@ CUT = [[3, 4, 5, 6], [8, 9, 10, 11]]
 
 
 @pytest.fixture(autouse=True)
-def _warn_anew():
+def _no_call_is_known():
+    """Masks of known kinds are not looked at again."""
     validation._warn_of_unread_mask.cache_clear()
+    checked_call._calls.clear()
+    functional._direct_calls.clear()
 
 
 @pytest.mark.parametrize("seq_dim", [0, 1])
