@@ -1,7 +1,6 @@
 """Misuse that once gave wrong results without a word. More is in `tests/data/test_silent_results.py`."""
 
 import copy
-import inspect
 import linecache
 import pickle
 import warnings
@@ -23,8 +22,6 @@ from seqwarm_kernels import (
 )
 from seqwarm_kernels.schedule import lost_labels
 from seqwarm_kernels.schedule import scheduler as scheduler_module
-
-from .support.arguments import check_accepted_or_named
 
 BATCH = {"input_ids": torch.arange(64).view(2, 32)}
 
@@ -354,60 +351,6 @@ def test_labels_are_looked_at_in_the_first_batches_only(monkeypatch):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         scheduler.resize(lost)
-
-
-def test_options_of_an_attachment_are_checked_before_a_batch():
-    scheduler, model = SequenceLengthScheduler(8, 32, duration=10), Identity()
-    with pytest.raises(ValueError, match="mode must be one of"):
-        scheduler.attach(model, mode="junk")
-    for name in ("remainder", "seq_dim", "keep_last_token", "copy"):
-        with pytest.raises((TypeError, ValueError), match=f"^{name} must"):
-            scheduler.attach(model, **{name: "junk"})
-    with pytest.raises(TypeError, match="truncat"):
-        scheduler.attach(model, truncat=True)
-    scheduler.attach(model, keep_last_token=True).remove()  # nothing was attached before
-
-
-#: Options of `attach`: a value that some batch can have, and values that none can.
-ATTACHED = {
-    "mode": ("reshape", ["junk", 5]),
-    "remainder": ("drop", ["junk", 5]),
-    "seq_dim": (0, ["junk", 2]),
-    "keep_last_token": (True, ["junk", 5]),
-    "copy": (False, ["junk", 5]),
-    "backend": ("triton", ["nope", 5]),
-    "keys": (["idx", "a.position_ids", "cu_seqlens"], [5, [], "idx", [["idx"]]]),
-    "mask_keys": (["bias"], [2.5, "bias", [["bias"]]]),
-    "pad_values": ({"y": np.float32(-1)}, [3, {"y": "0"}, {"y": None}]),
-    "out": ({"idx": torch.zeros(8)}, [5, [torch.zeros(8)]]),
-}
-
-
-def test_every_option_of_an_attachment_is_checked():
-    options = set(inspect.signature(resize_batch).parameters) - {"batch", "seq_len", "return_info"}
-    assert options == ATTACHED.keys()
-
-
-@pytest.mark.parametrize("name", ATTACHED)
-def test_an_option_of_an_attachment_that_no_batch_can_have(name):
-    scheduler, model, (valid, junk) = SequenceLengthScheduler(8, 32, duration=10), Identity(), ATTACHED[name]
-    for value in junk:
-        with pytest.raises((TypeError, ValueError), match=f"^{name}"):
-            scheduler.attach(model, **{name: value})
-    assert not model._forward_pre_hooks
-    scheduler.attach(model, **{name: valid})
-
-
-@pytest.mark.parametrize("name", ATTACHED)
-def test_junk_options_of_an_attachment(name):
-    check_accepted_or_named(
-        name, lambda value: SequenceLengthScheduler(8, 32, duration=10).attach(Identity(), **{name: value})
-    )
-
-
-def test_buffers_of_an_attachment_need_copies():
-    with pytest.raises(ValueError, match="out must be None with copy=False"):
-        SequenceLengthScheduler(8, 32, duration=10).attach(Identity(), copy=False, out={})
 
 
 def test_tokens_of_batches_in_buffers():

@@ -253,8 +253,9 @@ class _OptimizerState:
         self.groups = [_Entries(group) for group in optimizer.param_groups]
         restored_above = ("state", "param_groups")  # with copies of objects in them that are not tensors
         attributes = {name: value for name, value in vars(optimizer).items() if name not in restored_above}
-        self.lists = [(value, list(value)) for value in _contents(attributes) if type(value) is list]
-        self.dicts = [(value, dict(value)) for value in _contents(attributes) if type(value) in _DICTS]
+        contents = list(_contents(attributes))
+        self.lists = [(value, list(value)) for value in contents if type(value) is list]
+        self.dicts = [(value, dict(value)) for value in contents if type(value) in _DICTS]
         self.attributes = dict(vars(optimizer))
 
     def restore(self) -> None:

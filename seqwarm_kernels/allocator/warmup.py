@@ -17,9 +17,8 @@ from torch.amp import GradScaler
 from torch.optim import Optimizer
 from tqdm import tqdm
 
-from ..ops.resize_batch.validation import resizing_rule
 from ..resizing.functional import resize_batch
-from ..schedule.attachment import paused_attachments
+from ..schedule.attachment import check_resize_options, paused_attachments
 from ..schedule.scheduler import SequenceLengthScheduler
 from ..utils.checks import check_bool, check_int, check_real
 from ..utils.modules import ExampleBatch, as_mapping, is_compiled
@@ -268,11 +267,7 @@ def _check_resize_options(resize_options: object) -> None:
     unknown = [name for name in resize_options if name not in known]
     if unknown:
         raise ValueError(f"resize_options must hold options of resize_batch, {sorted(known)}, got {unknown}")
-    resizing_rule(
-        resize_options.get("mode", "truncate"),
-        resize_options.get("remainder", "drop"),
-        resize_options.get("keep_last_token", False),
-    )
+    check_resize_options(resize_options)
 
 
 def _device_of(model: nn.Module) -> torch.device:

@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils.data import get_worker_info
 
 from ..resizing.functional import resize_batch
-from ..utils.checks import check_int, check_real, check_same_configuration, check_state_entries
+from ..utils.checks import check_choice, check_int, check_real, check_same_configuration, check_state_entries
 from .attachment import Attachment
 from .caller_warnings import warn_caller
 from .lost_labels import LABEL_CHECKS, NO_LABEL, has_lost_labels_on_host
@@ -89,8 +89,7 @@ class SequenceLengthScheduler:
         max_seq_length = check_int("max_seq_length", max_seq_length, minimum=1)
         if max_seq_length < min_seq_length:
             raise ValueError(f"max_seq_length must be at least min_seq_length {min_seq_length}, got {max_seq_length}")
-        if not isinstance(unit, str) or unit not in UNITS:
-            raise ValueError(f"unit must be one of {', '.join(UNITS)}, got {unit!r}")
+        check_choice("unit", unit, UNITS)
         duration = plain(check_real("duration", duration))
         if duration < 0:
             raise ValueError(f"duration must not be negative, got {duration}")
@@ -226,7 +225,7 @@ class SequenceLengthScheduler:
 
         Warns once if one of the first 500 batches has labels in host memory, by the names of `resize_batch`, and loses
         all labels of an entry. On another device the check would wait for the device. There an attachment makes the
-        check, in `take_seen()`. There is no check while PyTorch traces or one of its modes is active, such as that of
+        check, in `take_seen()`. Nothing is checked while PyTorch traces, or under a dispatch mode such as
         `torch.set_default_device`.
 
         Raises:

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from ..utils.checks import check_int, check_real, check_same_configuration, check_state_entries
+from ..utils.checks import check_choice, check_int, check_real, check_same_configuration, check_state_entries
 from .pacing import plain
 
 #: Returns the number of tokens that all ranks have trained on so far.
@@ -89,8 +89,7 @@ class TokenLR(LRScheduler):
         self.final = plain(check_real("final", final))
         if not 0 <= self.final <= 1:
             raise ValueError(f"final must be a share of the peak, from 0 to 1, got {final}")
-        if not isinstance(decay, str) or decay not in _DECAYS:
-            raise ValueError(f"decay must be one of {', '.join(_DECAYS)}, got {decay!r}")
+        check_choice("decay", decay, _DECAYS)
         self.decay = decay
         self._source = _checked_source(source)
         super().__init__(optimizer)  # calls step() once

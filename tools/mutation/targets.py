@@ -63,7 +63,8 @@ TARGETS = [
     *_in_folder(
         "seqwarm_kernels/schedule",
         "attachment.py",
-        *("tests/schedule/test_attachment.py", _SILENT_RESULTS, "-k", "not processes"),
+        *("tests/schedule/test_attachment.py", "tests/schedule/test_attachment_options.py", _SILENT_RESULTS),
+        *("-k", "not processes"),
     ),
     *_in_folder(
         "seqwarm_kernels/trainers/huggingface",

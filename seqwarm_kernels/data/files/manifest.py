@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ...utils.checks import check_int
+from ...utils.checks import check_choice, check_int
 from .compression import COMPRESSIONS
 from .lengths import lengths_path, read_lengths
 from .reader import FORMATS, ChunkError
@@ -78,12 +78,8 @@ class Manifest:
 
     def _check(self) -> None:
         """Check every entry, of a file that may have been damaged."""
-        for name, value, known in (
-            ("format", self.format, CHUNK_FORMATS),
-            ("compression", self.compression, COMPRESSIONS),
-        ):
-            if value not in known:
-                raise ValueError(f"{name} must be one of {', '.join(known)}, got {value!r}")
+        check_choice("format", self.format, CHUNK_FORMATS)
+        check_choice("compression", self.compression, COMPRESSIONS)
         check_int("items_per_chunk", self.items_per_chunk, minimum=1)
         check_int("blank_items", self.blank_items, minimum=0)
         if not isinstance(self.length_fn, (str, type(None))):

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...utils.checks import check_dense, check_int, is_dtensor
+from ...utils.checks import check_choice, check_dense, check_int, is_dtensor
 from .schema import IGNORED_LABEL, Kind
 
 MODES = ("truncate", "reshape", "flatten")
@@ -41,10 +41,8 @@ def resizing_rule(mode: str, remainder: str, keep_last_token: bool) -> str:
     """The operator's rule for the caller's mode, remainder and keep_last_token."""
     check_string("mode", mode)
     check_string("remainder", remainder)
-    if mode not in MODES:
-        raise ValueError(f"mode must be one of {', '.join(MODES)}, got {mode!r}")
-    if remainder not in REMAINDERS:
-        raise ValueError(f"remainder must be one of {', '.join(REMAINDERS)}, got {remainder!r}")
+    check_choice("mode", mode, MODES)
+    check_choice("remainder", remainder, REMAINDERS)
     if remainder != "drop" and mode != "reshape":
         raise ValueError(f"remainder={remainder!r} needs mode='reshape', got mode={mode!r}")
     if keep_last_token and mode != "truncate":
