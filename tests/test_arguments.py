@@ -1,14 +1,16 @@
 """Each argument of each top-level name replaced by values that make no sense: taken, or refused by its name."""
 
+import importlib
 import inspect
 from contextlib import suppress
 
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
 
 import seqwarm_kernels as sw
-from seqwarm_kernels import trainers
+from seqwarm_kernels import data, trainers
 
 from .support.arguments import complaints
 
@@ -99,6 +101,15 @@ def monitor_in(trainer):
         return getattr(trainers, trainer).Monitor(outputs, spike_threshold=spike_threshold, read_every=read_every)
 
     return make
+
+
+def loader_state(loader):
+    return trainers.huggingface.LoaderState(loader)
+
+
+def loader():
+    sampler = data.LengthBatchSampler([2] * 8, data.BatchPlanner(4))
+    return {"loader": data.ResumableLoader(DataLoader(data.ItemDataset(), batch_sampler=sampler))}
 
 
 def resize_options():
@@ -205,6 +216,7 @@ CALLS = {
         ),
     ),
     "root": (sw.root, lambda: {"degree": 2.0}),
+    "trainers.huggingface.LoaderState": (loader_state, loader),
     "trainers.huggingface.SequenceLengthWarmup": (warmup_in("huggingface"), resize_options),
     "trainers.huggingface.Monitor": (monitor_in("huggingface"), monitor_options),
     "trainers.lightning.SequenceLengthWarmup": (warmup_in("lightning"), resize_options),
@@ -248,6 +260,13 @@ ARGUMENTS = [
 
 def test_every_public_name_is_called():
     assert {name.partition(".")[0] for name in CALLS} - {"trainers"} == set(sw.__all__) - RECORDS
+
+
+@pytest.mark.parametrize("package", TRAINER_PACKAGES)
+def test_every_name_of_a_trainer_is_called(package):
+    names = {name.rpartition(".")[2] for name in CALLS if name.startswith(f"{package}.")}
+    pytest.importorskip(TRAINER_PACKAGES[package])
+    assert names == set(importlib.import_module(f"seqwarm_kernels.{package}").__all__)
 
 
 def test_every_parameter_of_a_public_name_is_replaced():

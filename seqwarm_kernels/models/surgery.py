@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..attention.slopes import alibi_slopes
-from ..utils.checks import check_bool, check_int, is_dtensor
+from ..utils.checks import check_bool, check_int, check_module, is_dtensor
 from .alibi_layer import AlibiHeads, Slopes, fill_slopes
 from .report import Removed, Replaced
 from .transformers_sharding import mesh_of_heads
@@ -94,8 +94,7 @@ class Surgery:
     """
 
     def __init__(self, model: nn.Module, max_seq_length: int, learn_slopes: bool) -> None:
-        if not isinstance(model, nn.Module):
-            raise TypeError(f"model must be an nn.Module, got {type(model).__name__}")
+        check_module("model", model)
         check_bool("learn_slopes", learn_slopes)
         self.model = model
         self.max_seq_length = check_max_seq_length("max_seq_length", max_seq_length)

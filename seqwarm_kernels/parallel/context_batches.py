@@ -7,10 +7,10 @@ from typing import Any
 
 from torch import nn
 
-from ..ops.resize_batch.validation import batch_layout
+from ..ops.resize_batch.validation import batch_layout, check_name_arguments
 from ..resizing.containers import flatten_batch
 from ..resizing.packing import packed_bounds
-from ..utils.checks import check_bool
+from ..utils.checks import check_bool, check_module
 from .context_parallel import context_mesh, expect
 from .shard_sequence import shard_sequence
 
@@ -41,12 +41,12 @@ class ContextBatches:
     """
 
     def __init__(self, model: nn.Module, *, shift_labels: bool = True, keys: Collection[str] | None = None) -> None:
-        if not isinstance(model, nn.Module):
-            raise TypeError(f"model must be an nn.Module, got {type(model).__name__}")
+        check_module("model", model)
         mesh = context_mesh(model)
         if mesh is None:
             raise ValueError("model must have layers with ContextParallel, got none: call parallelize_module first")
         check_bool("shift_labels", shift_labels)
+        check_name_arguments(None, keys, None)
         self.mesh = mesh
         self._model, self._shift_labels, self._keys = model, shift_labels, keys
 

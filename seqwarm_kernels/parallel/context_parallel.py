@@ -13,6 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.parallel import ParallelStyle
 
 from ..models.alibi_layer import AlibiHeads, Packing
+from ..utils.checks import check_module
 from .checks import check_halo, check_mesh, check_parts
 from .context_attention import context_attention, context_attention_varlen
 
@@ -124,8 +125,10 @@ def sharded_by(model: nn.Module, by: str) -> Iterator[None]:
             "rows": each rank has whole rows, and nothing is exchanged.
 
     Raises:
+        TypeError: `model` is not a module.
         ValueError: `by` is neither, or the model has no layer with `ContextParallel`.
     """
+    check_module("model", model)
     check_parts(by)
     before = {layer: layer.context for layer in _layers(model)}
     expect(model, by, in_evaluation=True)

@@ -13,7 +13,16 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.nn import functional
 
 from ..ops.resize_batch.schema import IGNORED_LABEL, Kind
-from ..ops.resize_batch.validation import Layout, batch_layout, is_label, own_name, row_lists, row_mask_name
+from ..ops.resize_batch.validation import (
+    Layout,
+    batch_layout,
+    check_keys,
+    check_name_arguments,
+    is_label,
+    own_name,
+    row_lists,
+    row_mask_name,
+)
 from ..resizing.containers import flatten_batch, unflatten_batch
 from ..resizing.functional import resize_batch
 from ..resizing.packing import BOUNDARIES, INDICES, LONGEST, POSITIONS, packed_bounds
@@ -73,9 +82,11 @@ def shard_sequence(
     check_mesh(mesh)
     check_parts(by)
     check_bool("shift_labels", shift_labels)
+    check_name_arguments(None, keys, None)
     if seq_len is not None:
         batch = resize_batch(batch, seq_len, keys=keys, copy=False)
     entries = flatten_batch(batch)
+    check_keys(keys, entries)
     bounds = packed_bounds(entries, 1)
     added = dict(_added(batch, entries, bounds, mesh.size(), shift_labels))
     entries = {**entries, **added}

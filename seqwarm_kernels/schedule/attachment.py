@@ -18,6 +18,7 @@ from ..ops.resize_batch.schema import IGNORED_LABEL, Kind
 from ..ops.resize_batch.validation import check_keys, check_name_arguments, check_names, fill_value
 from ..resizing.containers import is_container
 from ..resizing.functional import resize_batch
+from ..utils.checks import check_module
 from ..utils.modules import forward_parameters, unwrapped
 from .caller_warnings import warn_caller
 from .lost_labels import NO_LABEL, lost_labels_on_device
@@ -70,8 +71,7 @@ class Attachment:
     _handle: RemovableHandle | None = None  # of the hook of any other model
 
     def __init__(self, model: nn.Module, scheduler: Resizer, resize_options: Mapping[str, Any]) -> None:
-        if not isinstance(model, nn.Module):
-            raise TypeError(f"model must be an nn.Module, got {type(model).__name__}")
+        check_module("model", model)
         if "return_info" in resize_options:
             raise TypeError("resize_options must not hold return_info: the attachment uses it to count tokens")
         check_resize_options(resize_options)

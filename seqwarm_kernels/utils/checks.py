@@ -73,6 +73,11 @@ def check_bool(name: str, value: object) -> None:
         raise TypeError(f"{name} must be True or False, got {value!r}")
 
 
+def check_module(name: str, value: object) -> None:
+    if not isinstance(value, nn.Module):
+        raise TypeError(f"{name} must be an nn.Module, got {type(value).__name__}")
+
+
 def check_path(name: str, value: object) -> Path:
     """Return `value` as a Path. It must be a str or a path object, not bytes."""
     path = os.fspath(value) if isinstance(value, os.PathLike) else value

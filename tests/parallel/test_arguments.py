@@ -2,10 +2,11 @@
 
 import pytest
 import torch
-from torch import distributed
+from torch import distributed, nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor.parallel import parallelize_module
 
-from seqwarm_kernels import parallel
+from seqwarm_kernels import apply_alibi, parallel
 
 from ..support.arguments import complaints
 
@@ -26,6 +27,30 @@ def tensors(**more):
     return made | {"slopes": torch.tensor([0.5, 0.25]), "mesh": mesh(), "causal": True, "scale": 1.0} | more
 
 
+def model():
+    """Its attention layer expects shards."""
+    model = nn.MultiheadAttention(8, 2, batch_first=True)
+    apply_alibi(model, 8)
+    return parallelize_module(model, mesh(), parallel.ContextParallel())
+
+
+def batch():
+    return {"input_ids": torch.ones(2, 8, dtype=torch.int64)}
+
+
+def packed_batch():
+    return {"input_ids": torch.ones(1, 8, dtype=torch.int64), "position_ids": torch.tensor([[0, 1, 2, 0, 1, 2, 3, 4]])}
+
+
+def sharded_by(model, by):
+    with parallel.sharded_by(model, by):
+        pass
+
+
+def shard_packed(keys=None):
+    return parallel.shard_sequence(packed_batch(), mesh(), keys=keys)
+
+
 def dense(**more):
     mask = torch.ones(1, 4, dtype=torch.bool)
     return tensors(segment_length=None, window=2, key_padding_mask=mask, skip_tolerance=0.0, **more)
@@ -41,6 +66,11 @@ def packed(**more):
 ATTENTION = {"halo": None, "dropout_p": 0.0, "return_lse": False, "backend": "reference"}
 
 CALLS = {
+    "ContextBatches": (
+        parallel.ContextBatches,
+        lambda: {"model": model(), "shift_labels": True, "keys": ["input_ids"]},
+    ),
+    "ContextBatches.call": (lambda batch: parallel.ContextBatches(model())(batch), lambda: {"batch": batch()}),
     "ContextParallel": (parallel.ContextParallel, lambda: {"halo": [4, 4]}),
     "balanced_slopes": (parallel.balanced_slopes, lambda: {"num_heads": 4, "num_ranks": 2, "device": "cpu"}),
     "context_attention": (parallel.context_attention, lambda: dense(**ATTENTION)),
@@ -55,7 +85,7 @@ CALLS = {
     "shard_sequence": (
         parallel.shard_sequence,
         lambda: {
-            "batch": {"input_ids": torch.ones(2, 8, dtype=torch.int64)},
+            "batch": batch(),
             "mesh": mesh(),
             "seq_len": 4,
             "by": "tokens",
@@ -63,15 +93,17 @@ CALLS = {
             "keys": ["input_ids"],
         },
     ),
+    "shard_sequence.packed": (shard_packed, lambda: {"keys": ["input_ids"]}),
+    "sharded_by": (sharded_by, lambda: {"model": model(), "by": "rows"}),
     "tokens_to_heads": (parallel.tokens_to_heads, lambda: {"tensor": torch.randn(1, 2, 4, 8), "mesh": mesh()}),
 }
 
-#: Without arguments, plain records, or in need of a model that was made parallel.
-OTHERS = {"ContextBatches", "RankWork", "ShardSlopes", "sharded_by"}
+#: Without arguments, or a plain record.
+OTHERS = {"RankWork", "ShardSlopes"}
 
 
 def test_every_public_name_is_called():
-    assert CALLS.keys() | OTHERS == set(parallel.__all__)
+    assert {name.partition(".")[0] for name in CALLS} | OTHERS == set(parallel.__all__)
 
 
 @pytest.mark.parametrize("name", CALLS)
