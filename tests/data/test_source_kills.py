@@ -13,6 +13,7 @@ from seqwarm_kernels.data.files.remote import check_location
 from seqwarm_kernels.utils.files import write_atomically
 
 from ..support.kills import KILLS, assert_kills_change_nothing
+from ..support.tiers import first_fast
 from .data_sets import FORMATS
 from .token_files import documents, need_mds, numbers
 
@@ -49,7 +50,7 @@ def assert_same_items(one, other):
 
 @pytest.mark.parametrize("kills", KILLS)
 @pytest.mark.parametrize("where", ["local", pytest.param("s3", marks=pytest.mark.exhaustive)])
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", first_fast(FORMATS))
 def test_kills(request, tmp_path, name, where, kills):
     if name == "mds":
         need_mds()
@@ -97,8 +98,8 @@ def assert_same_files(one, other):
 
 
 @pytest.mark.parametrize("kills", KILLS)
-@pytest.mark.parametrize("where", ["local", "s3"])
-@pytest.mark.parametrize("settings", [{}, {"format": "parquet"}], ids=["text", "parquet"])
+@pytest.mark.parametrize("where", first_fast(["local", "s3"]))
+@pytest.mark.parametrize("settings", first_fast([{}, {"format": "parquet"}]), ids=["text", "parquet"])
 def test_kills_of_writers(request, tmp_path, settings, where, kills):
     """A killed process leaves no file that is not whole, and the next one ends with the same files."""
     if settings:

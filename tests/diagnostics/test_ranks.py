@@ -11,8 +11,6 @@ from seqwarm_kernels.diagnostics import TrainingMonitor, moment_statistics
 from ..support.ranks import mean_of_two_ranks
 from .plain import model_of, statistics_of
 
-pytestmark = pytest.mark.slow  # two processes train
-
 
 def step(model, optimizer, index):
     optimizer.zero_grad()

@@ -13,6 +13,8 @@ from torch.utils.data import DataLoader
 from seqwarm_kernels.data import BatchPlanner, ChunkSource, LengthBatchSampler, PaddedCollator, write_chunks
 from seqwarm_kernels.diagnostics import JsonLines, TrainingMonitor
 
+from ..support.tiers import first_fast
+
 ITEMS = [f"line {number} " + "word " * (number % 7) for number in range(300)]
 
 
@@ -113,7 +115,6 @@ assert torch.compile(sw.alibi_attention, backend="aot_eager")(query, query, quer
 """
 
 
-@pytest.mark.slow
 def test_a_home_and_caches_that_cannot_be_written(tmp_path):
     nowhere = dict.fromkeys(("HOME", "XDG_CACHE_HOME", "TRITON_CACHE_DIR", "MPLCONFIGDIR"), "/proc/nowhere")
     run(UNWRITABLE, **nowhere)
@@ -127,8 +128,7 @@ def collated(context):
     return list(DataLoader(dataset, batch_sampler=sampler, collate_fn=PaddedCollator(), **workers))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("context", ["fork", "spawn", "forkserver"])
+@pytest.mark.parametrize("context", first_fast(["spawn", "fork", "forkserver"]))
 def test_worker_processes(context):
     for batch, expected in zip(collated(context), collated(None), strict=True):
         assert all(torch.equal(batch[name], tensor) for name, tensor in expected.items())

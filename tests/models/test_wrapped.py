@@ -10,6 +10,7 @@ from seqwarm_kernels.models import AlibiHeads
 from seqwarm_kernels.models.alibi_layer import observe_calls
 
 from ..support.ranks import mean_of_two_ranks
+from ..support.tiers import first_fast
 from .zoo import VOCABULARY, make
 
 STEPS, ROWS, LENGTH = 4, 4, 24
@@ -68,9 +69,9 @@ def train_one_of_two(rank, name, wrapping):
     return train(model, wrapped(model, wrapping), lambda ids: ids.chunk(2)[rank])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "wrapping"), [("gpt2", "ddp"), ("gpt2", "fsdp"), ("llama", "fsdp"), ("gpt2", "fsdp, slopes first")]
+    ("name", "wrapping"),
+    first_fast([("gpt2", "fsdp"), ("gpt2", "ddp"), ("llama", "fsdp"), ("gpt2", "fsdp, slopes first")]),
 )
 def test_two_ranks_train_as_one(name, wrapping):
     together = mean_of_two_ranks(train_one_of_two, name, wrapping)

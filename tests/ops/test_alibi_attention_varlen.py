@@ -74,7 +74,6 @@ def test_equals_the_sequences_one_by_one(backend, data):
         torch.testing.assert_close(gradient, torch.zeros_like(leaf) if want is None else want, rtol=1e-11, atol=1e-11)
 
 
-@pytest.mark.slow
 def test_gradcheck(backend):
     lengths_q, lengths_k = [3, 0, 4], [5, 1, 4]
     inputs = packed_inputs(lengths_q, lengths_k, head_dim=3)

@@ -117,7 +117,6 @@ class Allocations(TorchDispatchMode):
         return result
 
 
-@pytest.mark.slow
 def test_memory_grows_with_the_length_not_its_square():
     def allocated(length):
         with Allocations() as allocations:

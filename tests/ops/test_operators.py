@@ -26,8 +26,8 @@ def on_every_backend(operator):
     return pytest.mark.parametrize("backend", serving(operator))
 
 
-def compiled_on_every_backend(operator):
-    """In `make test` one backend stands for all: a graph holds the overload as it is. Triton's would be interpreted."""
+def native_first(operator):
+    """On every backend, but in `make test` on one: a graph holds the overload as it is, and Triton's is interpreted."""
     names = [name for name in ("native", "reference", "triton") if name in serving(operator)]
     return pytest.mark.parametrize("backend", first_fast(names))
 
@@ -60,8 +60,7 @@ def test_opcheck_attention(backend, options, slopes_shape):
     torch.library.opcheck(overload("alibi_attention", backend), (query, key, value, slopes, *DENSE_OPTIONS[options]))
 
 
-@pytest.mark.slow
-@on_every_backend("alibi_attention_varlen")
+@native_first("alibi_attention_varlen")
 def test_opcheck_varlen(backend):
     query = torch.randn(7, 4, 5, requires_grad=True)
     key, value = (torch.randn(7, 2, 5, requires_grad=True) for _ in range(2))
@@ -70,9 +69,8 @@ def test_opcheck_varlen(backend):
     torch.library.opcheck(overload("alibi_attention_varlen", backend), (query, key, value, slopes, *options))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("slopes_need_grad", [True, False])
-@on_every_backend("alibi_attention")
+@pytest.mark.parametrize("slopes_need_grad", first_fast([True, False]))
+@native_first("alibi_attention")
 def test_opcheck_backward(backend, slopes_need_grad):
     query, key, value, slopes = torch.randn(2, 2, 6, 5), torch.randn(2, 1, 6, 5), torch.randn(2, 1, 6, 5), torch.rand(2)
     arguments = (query, key, value, slopes, *DENSE_OPTIONS["all"])
@@ -83,9 +81,8 @@ def test_opcheck_backward(backend, slopes_need_grad):
     )
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("slopes_need_grad", [True, False])
-@on_every_backend("alibi_attention_varlen")
+@pytest.mark.parametrize("slopes_need_grad", first_fast([True, False]))
+@native_first("alibi_attention_varlen")
 def test_opcheck_varlen_backward(backend, slopes_need_grad):
     query, key, value, slopes = torch.randn(7, 4, 5), torch.randn(7, 2, 5), torch.randn(7, 2, 5), torch.rand(4)
     options = VarlenOptions(CU_SEQLENS, CU_SEQLENS, None, 4, 4, True, 0.5, 2, 0.0, 0.0)
@@ -143,7 +140,7 @@ TEN_LENGTHS = range(8, 88, 8)
 
 @pytest.mark.exhaustive_in_interpreter
 @with_compilers
-@compiled_on_every_backend("alibi_attention")
+@native_first("alibi_attention")
 def test_attention_compiles_once_for_a_ramp(backend, compiler):
     def attend_and_differentiate(query, key, value, slopes):
         out = alibi_attention(query, key, value, slopes, return_lse=True, backend=backend)
@@ -157,7 +154,7 @@ def test_attention_compiles_once_for_a_ramp(backend, compiler):
 
 @pytest.mark.exhaustive_in_interpreter
 @with_compilers
-@compiled_on_every_backend("alibi_attention")
+@native_first("alibi_attention")
 def test_attention_in_a_compiled_training_step(backend, compiler):
     """Forward and backward through the compiled graph, with every option that is a tensor or a number."""
 
@@ -180,7 +177,7 @@ def test_attention_in_a_compiled_training_step(backend, compiler):
 
 @pytest.mark.exhaustive_in_interpreter
 @with_compilers
-@compiled_on_every_backend("alibi_attention")
+@native_first("alibi_attention")
 def test_defaults_and_dropout_compile(backend, compiler):
     def attend(query, key, value):
         return alibi_attention(query, key, value, dropout_p=0.2, causal=False, backend=backend)
@@ -198,7 +195,7 @@ def test_defaults_and_dropout_compile(backend, compiler):
 
 @pytest.mark.exhaustive_in_interpreter
 @with_compilers
-@compiled_on_every_backend("alibi_attention_varlen")
+@native_first("alibi_attention_varlen")
 def test_varlen_compiles_once_for_a_ramp(backend, compiler):
     def attend(query, key, value, cu_seqlens, longest):
         return alibi_attention_varlen(
@@ -227,7 +224,7 @@ RESIZE_OPTIONS = [
     first_fast([*((options, "aot_eager") for options in RESIZE_OPTIONS), (RESIZE_OPTIONS[0], "inductor")]),
     ids=str,
 )
-@compiled_on_every_backend("resize_batch")
+@native_first("resize_batch")
 def test_resize_compiles_once_for_a_ramp(backend, options, compiler):
     """Lengths up to and beyond the full length."""
 

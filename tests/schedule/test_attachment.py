@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from seqwarm_kernels import BatchBuffers, SequenceLengthScheduler
 
 from ..support.ranks import mean_of_two_ranks
+from ..support.tiers import first_fast
 
 WORDS, WIDTH = 11, 8
 
@@ -244,8 +245,7 @@ def test_a_wrapped_model_trains_as_without(wrapping):
         torch.distributed.destroy_process_group()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("wrapping", WRAPPINGS)
+@pytest.mark.parametrize("wrapping", first_fast(WRAPPINGS))
 def test_two_processes_train_as_one(wrapping):
     torch.testing.assert_close(mean_of_two_ranks(train_rank, wrapping), train_plain())
 

@@ -11,7 +11,7 @@ import pytest
 from .ranks import SERVER, free_port
 
 #: One kill in the tests of every change, many in the longest tests.
-KILLS = [pytest.param(1, marks=pytest.mark.slow), pytest.param(20, marks=pytest.mark.exhaustive)]
+KILLS = [1, pytest.param(20, marks=pytest.mark.exhaustive)]
 
 
 def assert_kills_change_nothing(folder, train, assert_same_end, *, kills, ranks=1):
