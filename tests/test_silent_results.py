@@ -17,6 +17,7 @@ from seqwarm_kernels import (
     SequenceLengthScheduler,
     alibi_attention,
     alibi_attention_varlen,
+    alibi_slopes,
     cyclic,
     resize_batch,
 )
@@ -591,3 +592,17 @@ def test_positions_in_a_tensor_have_the_bounds_of_an_int():
     for start in (torch.tensor(2**62), 2**62):
         with pytest.raises(ValueError, match=r"query_start must be from -2\*\*60 to 2\*\*60, got 4611686018427387904"):
             alibi_attention(query, query, query, query_start=start)
+
+
+@pytest.mark.parametrize(("shape", "warns"), [((1, 129, 2, 8), True), ((1, 128, 2, 8), False), ((1, 2, 129, 8), False)])
+def test_tokens_before_heads(shape, warns):
+    query = torch.randn(shape)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        alibi_attention(query, query, query)
+        alibi_attention(query, query, query, alibi_slopes(shape[1]))
+    assert [str(warning.message) for warning in caught] == warns * [
+        "query (1, 129, 2, 8) has 129 heads of 2 tokens; if it is (batch, length, heads, head_dim), transpose query, "
+        "key and value, else pass slopes"
+    ]
+    assert all(warning.filename == __file__ for warning in caught)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple, TypeGuard, TypeVar
 
@@ -20,6 +21,8 @@ from .context_parallel import refuse_context_parallel, refuse_context_parallel_i
 from .slopes import default_slopes
 
 DEFAULT_SKIP_TOLERANCE = 2**-24
+
+_MOST_HEADS = 128  #: of published models
 
 _Options = TypeVar("_Options", DenseOptions, VarlenOptions)
 
@@ -73,7 +76,7 @@ def alibi_attention(
     Args:
         query: (B, Hq, Sq, D) float32, float16, bfloat16 or float64, any strides, D from 1 to 256. Tensors that are
             (B, S, H, D), as in FlashAttention, must be transposed: without `slopes` they may pass the checks, and
-            heads then attend to heads.
+            heads then attend to heads. A warning says so where S is more than 128.
         key: (B, Hkv, Sk, D), with Hq a multiple of Hkv: query head h attends to key head h // (Hq / Hkv).
         value: (B, Hkv, Sk, D).
         slopes: (Hq,) or (B, Hq), any real values. Default: `alibi_slopes(Hq)`.
@@ -305,6 +308,12 @@ def dense_call(
     batch_size, num_heads, query_length, head_dim = query.shape
     validation.check_heads(num_heads, key.shape[1])
     if slopes is None:
+        if num_heads > max(_MOST_HEADS, query_length) and not torch.compiler.is_compiling():
+            warnings.warn(
+                f"query {tuple(query.shape)} has {num_heads} heads of {query_length} tokens; if it is "
+                "(batch, length, heads, head_dim), transpose query, key and value, else pass slopes",
+                stacklevel=3,
+            )
         slopes = default_slopes(num_heads, query.device)
     validation.check_slopes(slopes, query, batch_size, num_heads)
     scale = 1 / math.sqrt(head_dim) if scale is None else scale
