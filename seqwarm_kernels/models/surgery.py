@@ -321,11 +321,17 @@ class NoPositions(nn.Module):
 
 
 class NoRotation(nn.Module):
-    """Replaces rotary embeddings. Returns the cosine and sine of an angle of 0."""
+    """Replaces rotary embeddings. Returns the cosine and sine of an angle of 0, each one element in memory."""
 
     def __init__(self, rotary_dim: int) -> None:
         super().__init__()
         self.rotary_dim = rotary_dim
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        return x.new_ones(1, 1, self.rotary_dim), x.new_zeros(1, 1, self.rotary_dim)
+        shape = (1, 1, self.rotary_dim)
+        return x.new_ones(1).expand(shape), x.new_zeros(1).expand(shape)
+
+
+def is_no_rotation(cosine: Tensor) -> bool:
+    """Whether the cosine is that of `NoRotation`. A copy of it may look like any other."""
+    return cosine.stride(-1) == 0

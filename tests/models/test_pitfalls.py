@@ -1,5 +1,8 @@
 """Cases in which the conversion could fail silently: each works, or raises an error that names a way out."""
 
+import inspect
+import sys
+
 import pytest
 import torch
 from torch import nn
@@ -66,6 +69,30 @@ def test_rotary_embeddings_of_other_parts_are_unchanged():
     ids = torch.randint(6, VOCABULARY, (1, 8))
     report = apply_alibi(model, 64, example_batch={"input_ids": ids})
     assert [source.path for source in report.removed] == ["model.language_model.rotary_emb"]
+
+
+@pytest.mark.parametrize("name", ["gpt_neox", "llama", "modernbert", "olmo2", "phi3"])
+def test_no_rotation_is_skipped(name, monkeypatch):
+    model, other, ids = make(name), make(name), tokens()
+    expected = other(ids).logits
+    apply_alibi(model, 64)
+    torch.testing.assert_close(other(ids).logits, expected, rtol=0, atol=0)
+    monkeypatch.setattr(sys.modules[type(model).__module__], "rotate_half", None)
+    model(ids)
+    with pytest.raises(TypeError, match="not callable"):
+        other(ids)
+
+
+def test_a_rotation_of_another_signature_is_computed(monkeypatch):
+    """As another library may put it in place of the model's own."""
+    module = sys.modules[type(make("llama")).__module__]
+    calls, real = [], inspect.unwrap(module.apply_rotary_pos_emb)
+    monkeypatch.setattr(module, "apply_rotary_pos_emb", lambda *args: calls.append(args) or real(*args))
+    model = make("llama")
+    apply_alibi(model, 64)
+    calls.clear()
+    model(tokens())
+    assert len(calls) == len(model.model.layers)
 
 
 def test_rotary_embeddings_shared_with_layers_without_alibi_are_refused():
