@@ -18,9 +18,9 @@ from ..ops.resize_batch.schema import IGNORED_LABEL, Kind
 from ..ops.resize_batch.validation import check_keys, check_name_arguments, check_names, fill_value
 from ..resizing.containers import is_container
 from ..resizing.functional import resize_batch
+from ..utils.caller_warnings import warn_caller
 from ..utils.checks import check_module
 from ..utils.modules import forward_parameters, unwrapped
-from .caller_warnings import warn_caller
 from .lost_labels import NO_LABEL, lost_labels_on_device
 
 #: Argument in which Hugging Face's Trainer passes the number of labels in all batches of a step, counted before

@@ -13,8 +13,8 @@ from ..ops.call_kind import is_plain_state
 from ..ops.resize_batch.schema import IGNORED_LABEL
 from ..ops.resize_batch.validation import holds_labels
 from ..resizing.containers import flatten_batch
+from ..utils.caller_warnings import warn_caller
 from ..utils.checks import is_dtensor
-from .caller_warnings import warn_caller
 
 #: Batches whose labels are checked, in 4 to 10 µs each. Later batches are longer, and keep more labels.
 LABEL_CHECKS = 500

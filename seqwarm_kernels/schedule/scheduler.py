@@ -15,9 +15,9 @@ from torch import nn
 from torch.utils.data import get_worker_info
 
 from ..resizing.functional import resize_batch
+from ..utils.caller_warnings import warn_caller
 from ..utils.checks import check_choice, check_int, check_real, check_same_configuration, check_state_entries
 from .attachment import Attachment
-from .caller_warnings import warn_caller
 from .lost_labels import LABEL_CHECKS, NO_LABEL, has_lost_labels_on_host
 from .pacing import Pacing, as_pacing, describe, discrete, plain, rises
 

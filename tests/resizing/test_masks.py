@@ -5,7 +5,7 @@ import warnings
 import pytest
 import torch
 
-from seqwarm_kernels import resize_batch
+from seqwarm_kernels import SequenceLengthScheduler, resize_batch
 from seqwarm_kernels.ops.resize_batch import validation
 from seqwarm_kernels.resizing import checked_call, functional
 
@@ -86,6 +86,22 @@ def test_a_mask_that_is_not_read_is_told_once(name, mask):
         warnings.simplefilter("error")
         resize_batch(batch, 4)
         resize_batch(batch, 4, return_info=True)
+
+
+class Called(torch.nn.Module):
+    def forward(self, input_ids, padding_mask):
+        return input_ids
+
+
+@pytest.mark.parametrize("attached", [False, True])
+def test_the_warning_names_the_line_of_the_user(attached):
+    scheduler, model = SequenceLengthScheduler(4, 8, duration=10, step_size=4), Called()
+    if attached:
+        scheduler.attach(model)
+    batch = {"input_ids": IDS, "padding_mask": MASK}
+    with pytest.warns(UserWarning, match="not looked for in") as caught:
+        _ = model(**batch) if attached else scheduler.resize(batch)
+    assert [warning.filename for warning in caught] == [__file__]
 
 
 @pytest.mark.parametrize(

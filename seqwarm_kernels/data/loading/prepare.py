@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from ...ops.resize_batch.schema import IGNORED_LABEL
-from ...schedule.caller_warnings import warn_caller
+from ...utils.caller_warnings import warn_caller
 from ...utils.checks import check_int
 from ..batch_planning.plan import TRUNCATED, Piece
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Collection, Hashable, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
@@ -12,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...utils.caller_warnings import warn_caller
 from ...utils.checks import check_choice, check_dense, check_int, is_dtensor
 from .schema import IGNORED_LABEL, Kind
 
@@ -298,11 +298,10 @@ def warn_of_unread_masks(batch: Mapping[str, object], source_length: int) -> Non
 
 @cache  # once in a process
 def _warn_of_unread_mask(name: str) -> None:
-    warnings.warn(
+    warn_caller(
         "rows are cut from their first token on, also if they begin with padding, which is not looked for in "
         f"batch[{name!r}]. To cut each row from its first valid token on, resize a (batch, sequence) 'attention_mask', "
-        "0 where a token is hidden, with the tokens. Or pad on the right",
-        stacklevel=6,  # the caller of `resize_batch`
+        "0 where a token is hidden, with the tokens. Or pad on the right"
     )
 
 

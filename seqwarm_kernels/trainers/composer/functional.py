@@ -16,8 +16,8 @@ from ... import models
 from ...resizing.containers import flatten_batch
 from ...resizing.functional import resize_batch
 from ...resizing.packing import packed_bounds
-from ...schedule.caller_warnings import warn_caller
 from ...schedule.lost_labels import NO_LABEL, has_lost_labels_on_host
+from ...utils.caller_warnings import warn_caller
 from ...utils.checks import check_bool, check_int
 from ...utils.modules import forward_parameters, guess_batch
 
