@@ -20,7 +20,8 @@ from tqdm import tqdm
 from ..resizing.functional import resize_batch
 from ..schedule.attachment import check_resize_options, paused_attachments
 from ..schedule.scheduler import SequenceLengthScheduler
-from ..utils.checks import check_bool, check_int, check_real
+from ..utils.caller_warnings import warn_caller
+from ..utils.checks import check_bool, check_int, check_module, check_real
 from ..utils.modules import ExampleBatch, as_mapping, is_compiled
 from .compilation import compilations
 from .distributed import Outcome, RankConsensus, is_sharded, rank_consensus, without_gradient_exchange
@@ -127,7 +128,8 @@ def warmup_allocator(
         MemoryError: The copies do not fit into the available host memory.
         RuntimeError: The model has changed a frozen parameter, which is not copied, the driver does not pin two buffers
             of 16 MiB in host memory, or another rank has failed.
-        ValueError: The inputs of the model cannot be guessed, or an argument has an invalid value.
+        ValueError: The inputs of the model cannot be guessed, an argument has an invalid value, or the loss has more
+            than one element, or no graph although parameters require gradients.
         torch.OutOfMemoryError: The requested batch size does not fit, and `raise_out_of_memory` is True.
     """
     flags = {"find_batch_size": find_batch_size, "raise_out_of_memory": raise_out_of_memory}
@@ -139,6 +141,7 @@ def warmup_allocator(
     _check_resize_options(resize_options)
     if scheduler is not None and scheduler.max_seq_length > max_len:
         raise ValueError(f"max_len must reach the scheduler's max_seq_length {scheduler.max_seq_length}, got {max_len}")
+    _warn_of_foreign_optimizer(model, optimizer)
     are_waiting = shard_batch is not None or is_sharded(model)  # ranks, for each other
     started = time.perf_counter()
     device = _device_of(model)
@@ -209,8 +212,7 @@ def _check_types(
     scheduler: object,
     flags: Mapping[str, object],
 ) -> None:
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    check_module("model", model)
     if example_batch is not None:
         as_mapping(example_batch)
     for name, function in (("loss_fn", loss_fn), ("shard_batch", shard_batch)):
@@ -239,6 +241,15 @@ def _check_step(optimizer: Optimizer | None) -> None:
             f"optimizer must have a step without a closure, got {type(optimizer).__name__}, which needs one: leave "
             "optimizer out, then the memory of its state is not allocated"
         )
+
+
+def _warn_of_foreign_optimizer(model: nn.Module, optimizer: Optimizer | None) -> None:
+    """A warning only: the optimizer may hold copies of the model's parameters."""
+    if optimizer is None:
+        return
+    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    if held.isdisjoint(map(id, model.parameters())):
+        warn_caller("optimizer holds no parameter of model: the memory of its state may not be allocated")
 
 
 def _check_batch_size(batch_size: Any) -> int | Literal["auto"] | None:

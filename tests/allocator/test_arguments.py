@@ -21,7 +21,7 @@ BAD_ARGUMENTS = [
         "example_batch must be a mapping, a tensor, or a tuple or list of tensors, got int",
     ),
     ({"example_batch": {"input_ids": torch.ones(0, 4)}}, ValueError, "example_batch must have at least one row"),
-    ({"model": None}, TypeError, "model must be a torch.nn.Module, got NoneType"),
+    ({"model": None}, TypeError, r"model must be an nn\.Module, got NoneType"),
     ({"batch_size": "big"}, ValueError, "batch_size must be an int or 'auto', got 'big'"),
     ({"batch_size": b"x"}, TypeError, "batch_size must be an int, got bytes"),
     ({"batch_size": True}, TypeError, "batch_size must be an int, got bool"),
@@ -83,6 +83,38 @@ def test_ints_of_numpy_are_taken():
     )
     assert (report.batch_size, report.lengths) == (3, (16,))
     assert type(report.batch_size) is type(report.lengths[0]) is int
+
+
+@pytest.mark.parametrize(
+    ("loss_fn", "error", "message"),
+    [
+        (
+            lambda output, batch: None,
+            TypeError,
+            "the result of loss_fn must be a tensor with one .*, got NoneType",
+        ),
+        (lambda output, batch: {"loss": output}, TypeError, "the result of loss_fn must be a tensor .*, got dict"),
+        (lambda output, batch: torch.ones(3), ValueError, r"the result of loss_fn must have one element, got \(3,\)"),
+        (lambda output, batch: torch.ones(()), ValueError, "the result of loss_fn must depend on the parameters"),
+    ],
+)
+def test_a_result_of_loss_fn_that_is_no_loss(loss_fn, error, message):
+    model = Tied()
+    optimizer = torch.optim.AdamW(model.parameters())
+    with pytest.raises(error, match=message):
+        warmup_allocator(model, 16, loss_fn=loss_fn, optimizer=optimizer)
+    assert not optimizer.state
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_a_frozen_model_needs_no_graph():
+    assert warmup_allocator(Tied().requires_grad_(False), 16).lengths == (16,)
+
+
+def test_an_optimizer_of_another_model():
+    with pytest.warns(UserWarning, match="optimizer holds no parameter of model") as caught:
+        warmup_allocator(Tied(), 16, optimizer=torch.optim.AdamW(Tied().parameters()))
+    assert [warning.filename for warning in caught] == [__file__]
 
 
 def test_a_model_without_a_float_output():

@@ -19,6 +19,7 @@ CUT = [[3, 4, 5, 6], [8, 9, 10, 11]]
 def _no_call_is_known():
     """Masks of known kinds are not looked at again."""
     validation._warn_of_unread_mask.cache_clear()
+    validation._warn_of_one_dimension.cache_clear()
     checked_call._calls.clear()
     functional._direct_calls.clear()
 
@@ -72,6 +73,7 @@ def test_of_two_masks_the_one_that_keys_names_counts():
         ("padding_mask", MASK),
         ("mask", MASK),
         ("encoder.mask", MASK),
+        *((f"{name}_mask", MASK) for name in ("att", "attn", "decoder_attn", "input", "pad", "src", "token", "valid")),
         ("attention_mask", MASK[:, None, None, :].expand(2, 1, 8, 8)),
         ("attention_mask", MASK[:, :, None]),
     ],
@@ -138,9 +140,29 @@ def test_masks_and_biases_over_pairs_of_tokens_are_cut_on_both_sides(name, heads
         resize_batch({"input_ids": IDS, name: pairs}, 4, mode="reshape")
 
 
+@pytest.mark.filterwarnings("ignore:.* has as many features as tokens")
 def test_features_of_the_size_of_a_row_are_kept():
     batch = {"inputs_embeds": torch.randn(2, 8, 8), "biased": torch.randn(2, 8, 8), "bias": torch.randn(2, 8)}
     resized = resize_batch(batch, 4)
     assert [tensor.shape for tensor in resized.values()] == [(2, 4, 8), (2, 4, 8), (2, 4)]
     kept = resize_batch({"input_ids": IDS, "bias": batch["inputs_embeds"]}, 4, mask_keys=[])
     assert kept["bias"].shape == (2, 4, 8)
+
+
+def test_pairs_of_tokens_of_another_name_are_told_once():
+    batch = {"input_ids": IDS, "distances": torch.ones(2, 8, 8)}
+    with pytest.warns(UserWarning, match=r"batch\['distances'\] has as many features as tokens") as caught:
+        assert resize_batch(batch, 4)["distances"].shape == (2, 4, 8)
+    assert [warning.filename for warning in caught] == [__file__]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        resize_batch(batch, 4)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"), [("distances", {"mask_keys": ["distances"]}), ("x", {"mask_keys": []}), ("inputs_embeds", {})]
+)
+def test_no_warning_of_pairs_or_features_that_are_known(name, options):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        resize_batch({"input_ids": IDS, name: torch.ones(2, 8, 8)}, 4, **options)

@@ -24,7 +24,10 @@ _LABEL_ENDINGS = ("_labels", "_label_ids", "_targets")
 #: The mask of the tokens in the entries beside it. "decoder_attention_mask" is that of "decoder_input_ids".
 _MASK, _MASKED_INPUTS = "attention_mask", ("input_ids", "inputs_embeds")
 #: Endings of masks that may hide padding. "special_tokens_mask" and "loss_mask" are other things.
-_MASKS_OF_PADDING = ("_padding_mask", "_attention_mask")
+_MASKS_OF_PADDING = (
+    *("_padding_mask", "_pad_mask", "_attention_mask", "_attn_mask", "_att_mask"),
+    *("_input_mask", "_src_mask", "_token_mask", "_valid_mask"),
+)
 
 
 @dataclass(frozen=True)
@@ -128,6 +131,8 @@ def batch_layout(
                 "batch before it is distributed"
             )
     kinds = {name: _kind(name, tensor, seq_dim, mask_keys) for name, tensor in taking_part.items()}
+    if mask_keys is None and seq_dim == 1 and not torch.compiler.is_compiling():
+        _warn_of_pairs(taking_part, kinds)
     _check_supported(taking_part, kinds, mode, seq_dim)
     batch_size, source_length = _common_sizes(taking_part, kinds, seq_dim)
     if mode == "truncate":  # the number of rows does not change, so a vector of any length is kept
@@ -165,6 +170,21 @@ def _kind(name: str, tensor: Tensor, seq_dim: int, mask_keys: Collection[str] | 
     if is_square_mask(tensor) and is_mask(name, mask_keys):
         return Kind.SQUARE
     return Kind.LABEL if holds_labels(name, tensor.dtype) else Kind.SEQUENCE
+
+
+def _warn_of_pairs(tensors: Mapping[str, Tensor], kinds: Mapping[str, Kind]) -> None:
+    """Warn of entries that have the shape of pairs of tokens and not the name of a mask."""
+    for name, tensor in tensors.items():
+        if kinds[name] != Kind.SQUARE and is_square_mask(tensor) and not own_name(name).endswith("embeds"):
+            _warn_of_one_dimension(name)
+
+
+@cache  # once in a process
+def _warn_of_one_dimension(name: str) -> None:
+    warn_caller(
+        f"batch[{name!r}] has as many features as tokens, and only its tokens are resized. If it holds pairs of "
+        "tokens, name it in mask_keys, with the masks over pairs of tokens. Name only those there if it holds features"
+    )
 
 
 def own_name(path: object) -> str:
