@@ -316,6 +316,7 @@ def dense_call(
             )
         slopes = default_slopes(num_heads, query.device)
     validation.check_slopes(slopes, query, batch_size, num_heads)
+    validation.check_no_transform(query, key, value, slopes)
     scale = 1 / math.sqrt(head_dim) if scale is None else scale
     check_bool("causal", causal)
     validation.check_options(scale, window, dropout_p, skip_tolerance)
@@ -376,6 +377,7 @@ def varlen_call(
     if slopes is None:
         slopes = default_slopes(num_heads, query.device)
     validation.check_slopes(slopes, query, cu_seqlens_q.numel() - 1, num_heads)
+    validation.check_no_transform(query, key, value, slopes)
     scale = 1 / math.sqrt(head_dim) if scale is None else scale
     check_bool("causal", causal)
     validation.check_options(scale, window, dropout_p, skip_tolerance)

@@ -140,7 +140,7 @@ def load_alibi_model(
         model_class: A Hugging Face model class, or an Auto class.
         name_or_path: Checkpoint that `save_pretrained` wrote after `apply_alibi`.
         example_batch: See `apply_alibi`.
-        kwargs: Keyword arguments of `from_pretrained`.
+        kwargs: Keyword arguments of `from_pretrained`. Not `output_loading_info`.
 
     Raises:
         TypeError: An argument has the wrong type.
@@ -152,10 +152,16 @@ def load_alibi_model(
     check_path("name_or_path", name_or_path)
     if example_batch is not None:
         as_mapping(example_batch)
+    if kwargs.get("output_loading_info"):
+        raise ValueError("output_loading_info must be False, got True: load_alibi_model returns the model only")
     location = {name: value for name, value in kwargs.items() if name in _LOCATION}
     options = {"experts_implementation": None, **kwargs}  # configs.REFUSED
     with naming_damaged_weights(name_or_path, location):
         model = model_class.from_pretrained(name_or_path, **options)
+    if not isinstance(model, nn.Module):
+        raise TypeError(
+            f"model_class must load a model, got {model_class.__name__}, which loads {type(model).__name__}"
+        )
     record = record_of(model)
     if record is None:
         raise ValueError(

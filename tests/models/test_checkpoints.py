@@ -149,6 +149,16 @@ def test_learned_slopes_below_zero_are_restored(tmp_path):
     assert slopes_of(loaded)[0] == torch.tensor([-0.3, -0.7, -0.2, -0.4]).tolist()
 
 
+def test_what_is_no_model_is_refused(tmp_path):
+    model = make("gpt2")
+    apply_alibi(model, 64)
+    model.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="output_loading_info must be False, got True"):
+        load_alibi_model(transformers.GPT2LMHeadModel, tmp_path, output_loading_info=True)
+    with pytest.raises(TypeError, match="model_class must load a model, got GPT2Config, which loads GPT2Config"):
+        load_alibi_model(transformers.GPT2Config, tmp_path)
+
+
 @pytest.mark.parametrize(
     ("slopes", "got"),
     [

@@ -1,4 +1,4 @@
-"""Forward-mode differentiation: operators lack it, and refuse what would otherwise get tangents of zero."""
+"""Transforms that differentiate: operators lack forward mode and torch.func, and refuse them by name."""
 
 from __future__ import annotations
 
@@ -41,6 +41,23 @@ def test_attention_refuses_tangents(call, tangent, name):
     with pytest.raises(ValueError, match=f"{name} must have no tangent"):
         tangent(lambda tensor: call(inputs | {name: tensor}), inputs[name])
     call(inputs)
+
+
+@pytest.mark.parametrize("name", ["query", "key", "value", "slopes"])
+@pytest.mark.parametrize("transform", [torch.func.grad, torch.func.jacrev, torch.func.hessian])
+@pytest.mark.parametrize("call", [attend, attend_packed])
+def test_attention_refuses_transforms(call, transform, name):
+    inputs = dense_inputs()
+    with pytest.raises(
+        ValueError, match=rf"({name} must have no tangent|slopes must not be differentiated by torch\.func)"
+    ):
+        transform(lambda tensor: call(inputs | {name: tensor}).sum())(inputs[name])
+
+
+def test_attention_in_vmap():
+    inputs = dense_inputs()
+    out = torch.func.vmap(lambda query: attend(inputs | {"query": query}))(inputs["query"][None])
+    torch.testing.assert_close(out[0], attend(inputs), rtol=0, atol=0)
 
 
 def test_compiled_attention_refuses_tangents():

@@ -305,3 +305,18 @@ def test_outputs_may_not_overlap_and_nothing_is_written():
     with pytest.raises(ValueError, match=r"out\['labels'\] must not share memory with out\['input_ids'\]"):
         resize_batch({"input_ids": IDS, "labels": IDS}, 4, out={"input_ids": storage, "labels": storage[4:]})
     assert (storage == 7).all()
+
+
+@pytest.mark.parametrize(
+    ("array", "mode"), [(np.ones(2), "reshape"), (np.ones((2, 3)), "flatten"), (np.ones((2, 8)), "truncate")]
+)
+def test_arrays_whose_size_would_change_are_refused(array, mode):
+    batch = {"input_ids": torch.ones(2, 8), "weights": array}
+    with pytest.raises(TypeError, match=r"batch\['weights'\] must be a tensor to be resized, got an array of NumPy"):
+        resize_batch(batch, 4, mode=mode)
+    assert resize_batch(batch, 4, mode=mode, keys=["input_ids"])["weights"] is array
+
+
+def test_arrays_that_keep_their_size_pass_through():
+    batch = {"input_ids": torch.ones(2, 8), "weights": np.ones(2)}
+    assert resize_batch(batch, 4)["weights"] is batch["weights"]

@@ -82,6 +82,15 @@ def check_slopes(slopes: Tensor, query: Tensor, batch_size: int, num_heads: int)
     check_device("slopes", slopes, query)
 
 
+def check_no_transform(*tensors: Tensor) -> None:
+    """torch.library's operators have no gradients in torch.func's transforms, whose error names none of this."""
+    if not torch.compiler.is_compiling() and any(map(torch._C._functorch.is_gradtrackingtensor, tensors)):
+        raise ValueError(
+            "query, key, value and slopes must not be differentiated by torch.func.grad, vjp, jacrev or hessian, which "
+            "operators of torch.library lack: call torch.autograd.grad"
+        )
+
+
 def check_options(scale: float, window: int | None, dropout_p: float, skip_tolerance: float) -> None:
     check_real("scale", scale)
     if window is not None:

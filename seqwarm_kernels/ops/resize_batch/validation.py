@@ -8,6 +8,7 @@ from functools import cache, partial
 from numbers import Integral, Real
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -139,10 +140,18 @@ def batch_layout(
         kinds = {n: kind for n, kind in kinds.items() if kind != Kind.ROW or len(taking_part[n]) == batch_size}
     _check_rows(taking_part, kinds, batch_size)
     check_one_device(taking_part)
+    _check_arrays(batch, (batch_size, source_length)[: 2 if mode == "truncate" else 1], keys)
     lists = [] if mode == "truncate" else row_lists(batch, keys, batch_size)
     if lists and mode == "flatten":
         raise _no_place(lists[0], f"of {batch_size} entries")
     return Layout(batch_size, source_length, kinds, lists)
+
+
+def _check_arrays(batch: Mapping[str, Any], sizes: tuple[int, ...], keys: Collection[str] | None) -> None:
+    """Arrays of NumPy pass through, so none may have sizes that change."""
+    for name, value in batch.items():
+        if isinstance(value, np.ndarray) and value.shape[: len(sizes)] == sizes and (keys is None or name in keys):
+            raise TypeError(f"batch[{name!r}] must be a tensor to be resized, got an array of NumPy: torch.from_numpy")
 
 
 def row_lists(batch: Mapping[str, Any], keys: Collection[str] | None, batch_size: int) -> list[str]:
