@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..ops.moment_statistics.schema import Statistic
-from ..utils.checks import check_int, check_real
+from ..utils.checks import check_has_values, check_int, check_real
 from .device_to_host import DelayedReader, Row
 from .moments import existing, raw_statistics
 from .optimizer_state import inner_optimizer, rank_sharding_of
@@ -248,6 +248,7 @@ def _check_number(name: str, value: object) -> None:
     if isinstance(value, Tensor):
         if value.numel() != 1 or value.is_complex():
             raise ValueError(f"{name} must have one real element, got {value.dtype} {tuple(value.shape)}")
+        check_has_values(name, value)
     elif isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{name} must be a number or a tensor with one element, got {type(value).__name__}")
     else:

@@ -12,7 +12,15 @@ from torch import Tensor, nn
 
 from ..attention.context_parallel import refuse_context_parallel_style
 from ..attention.functional import alibi_attention, alibi_attention_varlen
-from ..utils.checks import check_bool, check_dense, check_device, check_iterable, check_real, is_dtensor
+from ..utils.checks import (
+    check_bool,
+    check_dense,
+    check_device,
+    check_has_values,
+    check_iterable,
+    check_real,
+    is_dtensor,
+)
 
 _ROUNDED = (
     "slopes are used in {}, because a mixed-precision policy of fully_shard casts learned slopes with their layer: at "
@@ -45,6 +53,7 @@ def _elements(slopes: Any) -> list[Any]:
     check_iterable("slopes", slopes, "a sequence of numbers")
     if isinstance(slopes, Tensor):
         check_dense("slopes", slopes)
+        check_has_values("slopes", slopes)
         return slopes.tolist()
     return list(slopes)
 

@@ -119,6 +119,11 @@ def check_dense(name: str, tensor: Tensor) -> None:
         raise TypeError(f"{name} must be a dense tensor, got layout {tensor.layout}")
 
 
+def check_has_values(name: str, tensor: Tensor) -> None:
+    if tensor.is_meta:
+        raise ValueError(f"{name} must have values, got a tensor on the meta device")
+
+
 def has_tangent(tensor: Tensor) -> bool:
     """Whether forward-mode differentiation passes through `tensor`."""
     return forward_ad.unpack_dual(tensor).tangent is not None

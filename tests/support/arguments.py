@@ -31,6 +31,7 @@ JUNK = [
     torch.tensor(5),
     torch.tensor([1.0, math.nan]),
     torch.eye(2).to_sparse(),
+    torch.ones(1, device="meta"),
 ]
 
 
