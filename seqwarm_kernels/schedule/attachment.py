@@ -22,6 +22,7 @@ from ..utils.caller_warnings import warn_caller
 from ..utils.checks import check_module
 from ..utils.modules import forward_parameters, unwrapped
 from .lost_labels import NO_LABEL, lost_labels_on_device
+from .outside_labels import OutputCheck, has_labels, is_cut, warn_of_outside_labels
 
 #: Argument in which Hugging Face's Trainer passes the number of labels in all batches of a step, counted before
 #: resizing. A model that gets it divides its sum of losses by it.
@@ -36,6 +37,16 @@ _ATTRIBUTE = "_seqwarm_attachment"
 _PICKLED = (
     "the model was pickled while a SequenceLengthScheduler was attached, and pickling does not keep an attachment: its "
     "inputs are not resized. Call scheduler.attach(model) to resize them"
+)
+
+#: Modules of torch whose tensors are (sequence, batch, ...) without `batch_first=True`.
+_TOKENS_FIRST = (
+    nn.MultiheadAttention,
+    nn.Transformer,
+    nn.TransformerDecoder,
+    nn.TransformerDecoderLayer,
+    nn.TransformerEncoder,
+    nn.TransformerEncoderLayer,
 )
 
 _OPTIONS_OF_ANY_BATCH = ("mode", "remainder", "seq_dim", "keep_last_token", "copy", "out")
@@ -75,10 +86,11 @@ class Attachment:
         if "return_info" in resize_options:
             raise TypeError("resize_options must not hold return_info: the attachment uses it to count tokens")
         check_resize_options(resize_options)
-        present = model.__dict__.get(_ATTRIBUTE)
+        present = attachment_of(model)
         if isinstance(present, Attachment) and not present._is_copy:
             raise ValueError("model has a scheduler attached already; call remove() of that attachment first")
-        self._initialize(model, scheduler, dict(resize_options), list(forward_parameters(model)))
+        _check_layout(model, resize_options)
+        self._initialize(model, scheduler, dict(resize_options), _positional_names(model))
         if isinstance(present, Attachment):
             present.remove()
         _remove_pickled(model)
@@ -102,6 +114,8 @@ class Attachment:
         self._shares: list[Tensor] = []
         self._lost_labels: Tensor | None = None
         self._has_warned_of_labels = False
+        self._may_lack_labels = True  # until the first batch that is cut
+        self._looks_at_output = False  # of the current call
         self._copies: weakref.WeakSet[Attachment] = weakref.WeakSet()  # also of copies, which share this set
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Attachment:
@@ -165,8 +179,12 @@ class Attachment:
         return shares
 
     def _resize_and_call(self, *args: Any, **kwargs: Any) -> Any:
+        self._looks_at_output = False  # the call before may have raised
         args, kwargs = self(self._model, args, kwargs)
-        return self._compiled(*args, **kwargs)
+        output = self._compiled(*args, **kwargs)
+        if self._looks_at_output:
+            warn_of_outside_labels(output, self.seq_length)
+        return output
 
     @torch._disable_dynamo  # keeps the hook out of a graph that is made later; the public name imports all of dynamo
     def __call__(self, model: nn.Module, args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -177,7 +195,9 @@ class Attachment:
             return (self._resized(args[0]),), kwargs
         names = [name for name, _ in zip(self._names, args, strict=False)]
         named = len(names) == len(args) and not set(names) & kwargs.keys()
-        names = names if named else [str(index) for index in range(len(args))]
+        if not named:
+            names = [str(index) for index in range(len(args))]
+            _check_numbered(dict(zip(names, args, strict=True)), self._options)
         inputs = dict(zip(names, args, strict=True)) | kwargs
         num_items = inputs.pop(NUM_ITEMS_IN_BATCH, None)
         if num_items is not None and inputs.get("labels") is None:
@@ -209,13 +229,71 @@ class Attachment:
             self._lost_labels = lost if self._lost_labels is None else self._lost_labels | lost
         self._samples += len(info.valid_lengths)  # a packed batch has one row of several sequences
         self.seq_length = min(seq_length, info.position_ids.shape[1])
+        if self._may_lack_labels and torch.is_grad_enabled() and is_cut(batch, result):
+            self._may_lack_labels = False
+            if not has_labels(batch):
+                self._look_at_output()
         return result
+
+    def _look_at_output(self) -> None:
+        """Warn after this call if a loss seems to be computed outside of the model."""
+        if self._handle is None:
+            self._looks_at_output = True
+        elif self._model._compiled_call_impl is None:  # else the hook would become part of a graph
+            OutputCheck.of_next_output(self._model, self.seq_length)
+
+
+def _check_layout(model: nn.Module, options: Mapping[str, Any]) -> None:
+    """Check that a module of torch takes (batch, sequence) tensors, which are resized without `seq_dim`."""
+    inner = unwrapped(model)
+    if type(inner) not in _TOKENS_FIRST or options.get("seq_dim", 1) != 1:
+        return
+    if any(isinstance(module, nn.MultiheadAttention) and not module.batch_first for module in inner.modules()):
+        raise ValueError(
+            f"batch_first must be True in {type(inner).__name__}, or seq_dim=0 be passed to attach: its tensors are "
+            "(sequence, batch, ...) by torch's default, and rows would be cut instead of tokens"
+        )
+
+
+def _positional_names(model: nn.Module) -> list[str]:
+    """Names of the forward's parameters that take one positional argument each."""
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return [name for name, parameter in forward_parameters(model).items() if parameter.kind in kinds]
+
+
+def _check_numbered(entries: Mapping[str, Any], options: Mapping[str, Any]) -> None:
+    """Numbers do not tell labels, which must neither be padded with 0 nor count twice."""
+    remainder, keys, values = options.get("remainder"), options.get("keys"), options.get("pad_values") or {}
+    if remainder not in ("pad", "overlap"):
+        return
+    resized = [name for name, value in entries.items() if _is_integer_sequence(value) and (not keys or name in keys)]
+    if remainder == "overlap" and len(resized) > 1:
+        raise ValueError(
+            "remainder must be 'drop' or 'pad' with arguments or tuples whose entries have no names, got 'overlap': "
+            "the labels of tokens that stand twice would count twice; pass a mapping or a named tuple with 'labels'"
+        )
+    missing = [name for name in resized if name not in values]
+    if remainder == "pad" and missing:
+        raise ValueError(
+            f"pad_values must have a value for {missing[0]!r} ({entries[missing[0]].dtype}), which may hold labels: "
+            f"{IGNORED_LABEL}, which cross_entropy leaves out, if it does, and 0 or the padding token if it holds "
+            "tokens; or pass a mapping or a named tuple with 'labels'"
+        )
+
+
+def _is_integer_sequence(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.dim() > 1 and not value.is_floating_point() and value.dtype.is_signed
+
+
+def attachment_of(model: nn.Module) -> Attachment | None:
+    """The attachment of `model` itself."""
+    return model.__dict__.get(_ATTRIBUTE)
 
 
 @contextmanager
 def paused_attachments(model: nn.Module) -> Iterator[None]:
     """Let the attachments of a model and its submodules resize and count nothing in the block."""
-    present = [module.__dict__.get(_ATTRIBUTE) for module in model.modules()]
+    present = [attachment_of(module) for module in model.modules()]
     attachments = [attachment for attachment in present if isinstance(attachment, Attachment)]
     try:
         for attachment in attachments:

@@ -196,6 +196,9 @@ def as_pacing(pacing: str | Pacing | discrete) -> Pacing | discrete:
 def _as_function(pacing: str | Pacing) -> Pacing:
     if isinstance(pacing, str) and pacing in _BY_NAME:
         return _BY_NAME[pacing]
+    if isinstance(pacing, type):  # callable, but its calls make pacings
+        name = pacing.__name__
+        raise TypeError(f"pacing must be a function or an object such as {name}(...), got the class {name} itself")
     if callable(pacing):
         return pacing
     raise ValueError(

@@ -14,11 +14,20 @@ import torch
 from torch import nn
 from torch.utils.data import get_worker_info
 
+from ..ops.call_kind import is_plain_state
 from ..resizing.functional import resize_batch
 from ..utils.caller_warnings import warn_caller
-from ..utils.checks import check_choice, check_int, check_real, check_same_configuration, check_state_entries
+from ..utils.checks import (
+    MAX_COUNT,
+    check_choice,
+    check_int,
+    check_real,
+    check_same_configuration,
+    check_state_entries,
+)
 from .attachment import Attachment
 from .lost_labels import LABEL_CHECKS, NO_LABEL, has_lost_labels_on_host
+from .outside_labels import is_cut
 from .pacing import Pacing, as_pacing, describe, discrete, plain, rises
 
 UNITS = ("step", "token", "sample")
@@ -26,7 +35,8 @@ UNITS = ("step", "token", "sample")
 #: Number of intervals in which `milestones` searches for changes: a user's own pacing may rise and fall anywhere.
 _CALLABLE_GRID = 65536
 
-#: Batches resized at the first length before a warning says that nobody calls `step`. More than a step accumulates.
+#: Batches resized at the first length before a warning says that nobody calls `step`, or that none was cut. More than a
+#: step accumulates.
 _BATCHES_BEFORE_WARNING = 500
 
 #: Entry of the state of a user's own pacing: the lengths after 1/17, 2/17, ... 16/17 of the duration.
@@ -38,6 +48,17 @@ _STALE_LENGTH = (
     "scheduler.attach(model), or let a sampler plan the batches with BatchPlanner(max_length=scheduler). A scheduler "
     "that the worker steps itself must be made, or load its state, in the worker. "
     "scheduler.seq_length_at(scheduler.progress) gives the length at the start of the workers"
+)
+
+_COPIED = (
+    "the length is still {} after {} batches in a process that has a copy of the scheduler: step() in another process "
+    "does not change it. Call scheduler.resize(batch) in the process of the training loop, or scheduler.attach(model), "
+    "or call scheduler.step({}) in this process"
+)
+
+_NOTHING_CUT = (
+    "none of {} batches was cut: their rows or packed sequences are not longer than the current length of {} tokens, "
+    "so the schedule changes nothing. Set max_seq_length to the length of the rows, and min_seq_length below it"
 )
 
 
@@ -68,7 +89,7 @@ class SequenceLengthScheduler:
             from x in [0, 1) to [0, 1]. Other results are clamped to [0, 1].
         unit: Unit of duration and progress: "step", "token" or "sample". The scheduler does not count units itself:
             the caller of `step` does. A warning says so if nothing is counted in the first 500 batches, also of those
-            after `load_state_dict`.
+            after `load_state_dict`, and of those in a process that has a copy of the scheduler.
 
     Raises:
         TypeError: An argument has the wrong type.
@@ -93,6 +114,8 @@ class SequenceLengthScheduler:
         duration = plain(check_real("duration", duration))
         if duration < 0:
             raise ValueError(f"duration must not be negative, got {duration}")
+        if duration > MAX_COUNT:
+            raise ValueError(f"duration must be at most {MAX_COUNT}, got {duration}")
         if 0 < duration < 1:
             raise ValueError(
                 f"duration must be 0 or at least 1, because it counts units (steps, tokens or samples), got {duration}"
@@ -109,6 +132,7 @@ class SequenceLengthScheduler:
             self.pacing.check_fits(min_seq_length, max_seq_length, duration)
         self.progress = 0
         self._batches_before_step: int | None = 0  # None as soon as the progress changes, or after the warning
+        self._batches_uncut: int | None = 0  # None as soon as a batch is cut, or at the full length
         self._label_checks = LABEL_CHECKS
 
     @property
@@ -122,11 +146,12 @@ class SequenceLengthScheduler:
         if progress != vars(self).get("_progress"):
             self._batches_before_step = None
         self._progress = progress
-        self._process = os.getpid()
+        self._process = self._counting_process = os.getpid()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Also take the state of a scheduler that an earlier version pickled, which has `progress` itself."""
-        vars(self).update({"_batches_before_step": None, "_label_checks": LABEL_CHECKS} | state)
+        later = dict.fromkeys(("_batches_before_step", "_batches_uncut", "_counting_process"))
+        vars(self).update({**later, "_label_checks": LABEL_CHECKS, **state})
         if "progress" in state:
             self.progress = vars(self).pop("progress")
 
@@ -226,7 +251,7 @@ class SequenceLengthScheduler:
         Warns once if one of the first 500 batches has labels in host memory, by the names of `resize_batch`, and loses
         all labels of an entry. On another device the check would wait for the device. There an attachment makes the
         check, in `take_seen()`. Nothing is checked while PyTorch traces, or under a dispatch mode such as
-        `torch.set_default_device`.
+        `torch.set_default_device`. Also warns once if none of the first 500 batches was cut before the full length.
 
         Raises:
             RuntimeError: The current length is not known, see `seq_length`.
@@ -234,13 +259,31 @@ class SequenceLengthScheduler:
         result = resize_batch(batch, self.seq_length, **resize_options)
         if not torch.compiler.is_compiling():  # a graph would be traced again for each count
             self._count_batch()
-            if self._label_checks:
-                self._check_labels(batch, result[0] if resize_options.get("return_info") else result)
+            if self._label_checks or self._batches_uncut is not None:
+                self._check_cut(batch, result[0] if resize_options.get("return_info") else result)
         return result
 
-    def _check_labels(self, batch: Any, resized: Any) -> None:
+    def _check_cut(self, batch: Any, resized: Any) -> None:
+        """Warn once of lost labels, and once of batches that are not cut."""
         if torch.compiler.is_compiling():  # after a graph break in `resize`
             return
+        if self._batches_uncut is not None and is_plain_state():
+            self._count_uncut(batch, resized)
+        if self._label_checks:
+            self._check_labels(batch, resized)
+
+    def _count_uncut(self, batch: Any, resized: Any) -> None:
+        """Count a batch, to warn once if none is cut."""
+        assert self._batches_uncut is not None
+        count, self._batches_uncut = self._batches_uncut + 1, None
+        if self.seq_length >= self.max_seq_length or is_cut(batch, resized):
+            return
+        if count >= _BATCHES_BEFORE_WARNING:
+            warn_caller(_NOTHING_CUT.format(count, self.seq_length))
+        else:
+            self._batches_uncut = count
+
+    def _check_labels(self, batch: Any, resized: Any) -> None:
         self._label_checks -= 1
         if has_lost_labels_on_host(batch, resized):
             self._label_checks = 0
@@ -248,27 +291,40 @@ class SequenceLengthScheduler:
 
     def _count_batch(self) -> None:
         """Count a resized batch, to warn once if nobody steps."""
+        if self._counting_process != os.getpid():  # a copy, which nobody has stepped yet
+            self._counting_process, self._batches_before_step = os.getpid(), 0
         if self._batches_before_step is None:
             return
         self._batches_before_step += 1
         if self._batches_before_step >= _BATCHES_BEFORE_WARNING:
             count, self._batches_before_step = self._batches_before_step, None
             if self.seq_length < self.max_seq_length:
-                number = "" if self.unit == "step" else f"number of {self.unit}s"
-                warn_caller(
-                    f"the length is still {self.seq_length} after {count} batches: call scheduler.step({number}) after "
-                    "each optimizer step"
-                )
+                self._warn_of_no_step(count)
+
+    def _warn_of_no_step(self, count: int) -> None:
+        number = "" if self.unit == "step" else f"number of {self.unit}s"
+        if self._process != os.getpid():
+            warn_caller(_COPIED.format(self.seq_length, count, number))
+        else:
+            warn_caller(
+                f"the length is still {self.seq_length} after {count} batches: call scheduler.step({number}) after "
+                "each optimizer step"
+            )
 
     def attach(self, model: nn.Module, **resize_options: Any) -> Attachment:
         """Resize the arguments of `model` to the current length before its forward, in training mode only.
 
         Tensor arguments are resized under the names of the forward's parameters. A batch in one mapping is resized as
         a whole. The sequences of a packed batch are cut one by one, and each is a sample. Set `keys` if the model takes
-        other tensors of two dimensions, such as the source of an encoder-decoder or labels of rows. The loss must be
-        computed in the forward or from its outputs, because labels outside the model are not resized: a loss of every
-        token then fails, but a loss of the last token, or one that broadcasts, silently gets the labels of other
-        tokens. Pass the labels to the model, or call `resize` on the whole batch instead of attaching.
+        other tensors of two dimensions, such as the source of an encoder-decoder or labels of rows. Arguments of a
+        forward `(*args)` are named "0", "1", ...; `remainder="pad"` asks for their `pad_values`, since each may hold
+        labels.
+
+        The loss must be computed in the forward or from its outputs, because labels outside the model are not resized:
+        a loss of every token then fails, but a loss of the last token, or one that broadcasts, gets the labels of other
+        tokens. Pass the labels to the model, or call `resize` on the whole batch instead of attaching. A warning says
+        so if the first call that is cut gets no labels, by the names of `resize_batch`, and returns no loss, except in
+        a model that was compiled in place after attaching.
 
         Works on DistributedDataParallel, fully_shard, Accelerate and compiled models. Attach last, so that compiling
         does not include the resizing in its graph. `num_items_in_batch`, which Hugging Face's Trainer passes, is scaled
@@ -294,7 +350,8 @@ class SequenceLengthScheduler:
 
         Raises:
             TypeError: `model` is not an nn.Module, or `resize_batch` does not have an option, or `return_info` is one.
-            ValueError: `model` itself has an attachment already, or an option has a value that no batch can have.
+            ValueError: `model` itself has an attachment already, or an option has a value that no batch can have, or
+                `model` is one of torch's Transformer modules without `batch_first` and `seq_dim` is not 0.
         """
         return Attachment(model, self, resize_options)
 

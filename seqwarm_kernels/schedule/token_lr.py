@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from numbers import Real
 from typing import Any
 
 from torch import Tensor
@@ -237,7 +238,8 @@ class StepByTokens(LRScheduler):
         """Load a state of the same `tokens_per_step`.
 
         Raises:
-            TypeError: `state_dict` or that of `scheduler` is not a mapping, or its tokens are not an int.
+            TypeError: `state_dict` or that of `scheduler` is not a mapping, its tokens are not an int, or an entry of
+                the state of `scheduler` is of another kind than now.
             ValueError: Entries are missing, unknown, or of another configuration. Nothing was changed.
         """
         check_state_entries(state_dict, self.state_dict())
@@ -246,12 +248,36 @@ class StepByTokens(LRScheduler):
         )
         tokens = check_int("tokens", state_dict["tokens"], minimum=0)
         inner = state_dict["scheduler"]
-        if not isinstance(inner, Mapping):
-            raise TypeError(f"the state of scheduler must be a mapping, got {type(inner).__name__}")
-        if "last_epoch" in self.scheduler.state_dict():
-            check_int("last_epoch of scheduler", inner.get("last_epoch"))
+        _check_inner_state(inner, self.scheduler.state_dict())
         self.scheduler.load_state_dict(dict(inner))
         self.tokens = tokens
+
+
+def _check_inner_state(saved: object, current: Mapping[str, Any]) -> None:
+    """A scheduler of torch takes any entries as its attributes."""
+    if not isinstance(saved, Mapping):
+        raise TypeError(f"the state of scheduler must be a mapping, got {type(saved).__name__}")
+    if saved.keys() != current.keys():
+        raise ValueError(f"the state of scheduler must have the entries {list(current)}, got {list(saved)}")
+    for name, now in current.items():
+        if not _is_of_kind(saved[name], now):
+            raise TypeError(f"{name} of scheduler must be of the kind of {now!r}, got {saved[name]!r}")
+    if "last_epoch" in current:
+        check_int("last_epoch of scheduler", saved["last_epoch"])
+
+
+def _is_of_kind(value: object, now: object) -> bool:
+    """Whether `value` may be a later state of what is `now`. What is None now may become anything."""
+    if isinstance(value, list) and isinstance(now, list):
+        return all(any(_is_of_kind(entry, other) for other in now) for entry in value) if now else True
+    return now is None or _kind(value) == _kind(now)
+
+
+def _kind(value: object) -> type:
+    """Numbers are of one kind, also those that optimizers keep in tensors, and so are mappings."""
+    if isinstance(value, (Real, Tensor)):
+        return Real
+    return Mapping if isinstance(value, Mapping) else type(value)
 
 
 def _tokens(name: str, value: float) -> float:

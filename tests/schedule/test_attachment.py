@@ -16,6 +16,7 @@ from seqwarm_kernels import BatchBuffers, SequenceLengthScheduler
 from ..support.ranks import mean_of_two_ranks
 from ..support.tiers import first_fast
 
+pytestmark = pytest.mark.filterwarnings("ignore:the inputs of the model were cut")  # losses are not what is tested
 WORDS, WIDTH = 11, 8
 
 
@@ -100,6 +101,26 @@ def test_positional_arguments_without_names():
     scheduler().attach(model)
     assert model(tokens()) == [4]
     assert model(tokens(), tokens(), tokens(), scale=2) == [8, 8, 8]
+
+
+def test_positional_arguments_without_names_are_not_padded_with_labels():
+    """Labels were padded with 0."""
+
+    class Any(nn.Module):
+        def forward(self, *batch):
+            return batch
+
+    ids, options = tokens(1, 10), {"mode": "reshape", "remainder": "pad"}
+    for arguments in ((ids,), (ids, ids)):
+        scheduler().attach(model := Any(), **options)
+        with pytest.raises(ValueError, match=r"pad_values must have a value for '0' \(torch.int64\), which may hold"):
+            model(*arguments)
+        scheduler().attach(model := Any(), **options, pad_values={str(place): -100 for place in range(len(arguments))})
+        assert model(*arguments)[-1][2].tolist() == [*ids[0, 8:].tolist(), -100, -100]
+    scheduler().attach(model := Any(), mode="reshape", remainder="overlap")
+    assert model(ids)[0].shape == (3, 4)
+    with pytest.raises(ValueError, match=r"remainder must be 'drop' or 'pad' with .* entries have no names"):
+        model(ids, ids)
 
 
 def test_an_argument_that_is_given_twice():

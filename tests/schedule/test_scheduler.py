@@ -271,6 +271,11 @@ def test_milestones_of_a_billion_tokens_are_found_quickly():
     assert [length for _, length in milestones] == list(range(8, 1025, 8))
 
 
+def test_milestones_of_the_longest_duration():
+    milestones = SequenceLengthScheduler(8, 24, duration=2**53, unit="token").milestones()
+    assert milestones == [(0, 8), (2**52, 16), (2**53, 24)]
+
+
 def test_resize():
     import torch
 
@@ -301,7 +306,7 @@ def test_a_scheduler_that_an_earlier_version_pickled():
 
     batch = {"input_ids": torch.arange(128).view(2, 64), "labels": torch.arange(128).view(2, 64)}
     scheduler = SequenceLengthScheduler(8, 64, duration=10)
-    later = {"_progress", "_process", "_label_checks", "_batches_before_step"}
+    later = {"_progress", "_process", "_label_checks", "_batches_before_step", "_batches_uncut"}
     state = {name: value for name, value in vars(scheduler).items() if name not in later} | {"progress": 3}
     earlier = SequenceLengthScheduler.__new__(SequenceLengthScheduler)
     earlier.__setstate__(state)
@@ -343,6 +348,14 @@ def test_a_scheduler_that_an_earlier_version_pickled():
             "duration must cover the stages of pacing, 120 units, got 100",
         ),
         ({"pacing": discrete([(10, 4)])}, ValueError, "got a stage of 4"),
+        (
+            {"pacing": root},
+            TypeError,
+            r"pacing must be a function or an object such as root\(...\), got the class root",
+        ),
+        ({"pacing": discrete}, TypeError, r"pacing must be .* discrete\(...\), got the class discrete"),
+        ({"duration": 1e300}, ValueError, r"duration must be at most 9007199254740992, got 1e\+300"),
+        ({"duration": 2**53 + 1}, ValueError, "duration must be at most 9007199254740992, got 9007199254740993"),
     ],
 )
 def test_bad_settings(settings, error, message):
@@ -370,6 +383,8 @@ def test_bad_pacings():
             grow_p2(**{"times": 1, "cycles": 1, "draws": 1, name: 0})
     with pytest.raises(ValueError, match=r"pacing must be 'linear', 'sine', .* got 'quadratic'"):
         cyclic("quadratic", 2)
+    with pytest.raises(TypeError, match=r"pacing must be a function .* got the class doubling itself"):
+        cyclic(doubling, 2)
     with pytest.raises(ValueError, match="pacing must scale with the cycle, got discrete"):
         cyclic(discrete([(8, 8)]), 2)
     with pytest.raises(ValueError, match="units of stages must be at least 1, got 0"):

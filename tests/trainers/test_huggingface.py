@@ -370,3 +370,60 @@ def test_bad_input_raises(tmp_path):
         arguments = SimpleNamespace(label_smoothing_factor=0.0, n_gpu=1, parallelism_config=SimpleNamespace(**sizes))
         with pytest.raises(ValueError, match=message):
             begin(arguments, None, None)
+
+
+@pytest.mark.parametrize("copied", [False, True])
+def test_a_new_callback_takes_over_what_an_interrupted_training_has_left(tmp_path, copied):
+    """A notebook keeps the traceback of Ctrl-C, and so the state of the training and its attachment."""
+
+    class Interrupt(transformers.TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            raise KeyboardInterrupt
+
+    warmed = model()
+    with pytest.raises(KeyboardInterrupt) as kept:
+        trainer(tmp_path, warmed, [SequenceLengthWarmup(schedule()), Interrupt()]).train()
+    assert kept.tb is not None
+    warmed = copy.deepcopy(warmed) if copied else warmed
+    again = trainer(tmp_path, warmed, [SequenceLengthWarmup(schedule())])
+    again.train()
+    assert logged(again, "seq_length") == [4, 4, 8, 12, 16, 16, 16, 16]
+    assert not warmed._forward_pre_hooks
+
+
+def test_an_attachment_of_the_same_training_or_of_another_maker_is_not_taken_over(tmp_path):
+    warmed = model()
+    twice = trainer(tmp_path, warmed, [SequenceLengthWarmup(schedule()), SequenceLengthWarmup(schedule())])
+    with pytest.raises(ValueError, match="model has a scheduler attached already"):
+        twice.train()
+    del twice
+    warmed = model()
+    attachment = schedule().attach(warmed)
+    with pytest.raises(ValueError, match="model has a scheduler attached already"):
+        trainer(tmp_path, warmed, [SequenceLengthWarmup(schedule())]).train()
+    attachment.remove()
+
+
+@pytest.mark.parametrize("adds", [False, True])
+def test_a_loss_outside_of_the_model_is_noticed(tmp_path, adds):
+    """The labels of the last token of whole rows were compared with the last token after cutting."""
+
+    class OfLastToken(transformers.Trainer):
+        def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+            labels = inputs.pop("labels")
+            logits = model(**inputs).logits
+            return torch.nn.functional.cross_entropy(logits[:, -1], labels[:, -1])
+
+    warmup = SequenceLengthWarmup(schedule())
+    arguments = transformers.TrainingArguments(output_dir=str(tmp_path), **PLAIN_SGD, per_device_train_batch_size=2)
+    training = OfLastToken(model(), arguments, train_dataset=dataset(), callbacks=None if adds else [warmup])
+    if adds:
+        warmup.add_to(training)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        training.train()
+    messages = [
+        str(warning.message) for warning in caught if "the inputs of the model were cut" in str(warning.message)
+    ]
+    assert len(messages) == (0 if adds else 1)
+    assert adds or "warmup.add_to(trainer)" in messages[0]

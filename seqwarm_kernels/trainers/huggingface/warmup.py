@@ -11,10 +11,14 @@ from torch.distributed.device_mesh import DeviceMesh
 from transformers import Trainer, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 
+from ...schedule.attachment import Attachment, attachment_of
 from ...schedule.scheduler import SequenceLengthScheduler
 from ..schedule_state import ScheduleState, context_mesh_of, with_parts, with_whole_rows
 from .logs import LoggingCallback
 from .parallelism import check_loss_of_parts, gather_each_batch_once, share_tokens, take_over
+
+#: The state of the training of which each attachment is.
+_states: weakref.WeakKeyDictionary[Attachment, weakref.ref[TrainerState]] = weakref.WeakKeyDictionary()
 
 
 class SequenceLengthWarmup(LoggingCallback):
@@ -34,9 +38,10 @@ class SequenceLengthWarmup(LoggingCallback):
     instead of passing the callback.
 
     With `callbacks=[warmup]` the model must compute the loss: a `compute_loss_func` would get cut logits and whole
-    labels. If the Trainer counts the labels of a step, such a function is an error. If the batches of one step, on all
-    ranks, keep different shares of their labels, each batch is weighted by its number of labels before cutting, and a
-    warning says so once. `warmup.add_to(trainer)` has neither limit. TRL's trainers need it.
+    labels. If the Trainer counts the labels of a step, such a function is an error, else a warning says so once. If the
+    batches of one step, on all ranks, keep different shares of their labels, each batch is weighted by its number of
+    labels before cutting, and a warning says so once. `warmup.add_to(trainer)` has neither limit. TRL's trainers need
+    it.
 
     A model with `parallel.ContextParallel` needs `add_to`, too, and must compute the loss. `get_train_dataloader` must
     give the ranks of its mesh the same batches. These share the rows of a batch after cutting if they divide them, else
@@ -137,7 +142,10 @@ class SequenceLengthWarmup(LoggingCallback):
             _check_counts_of_parts(args, cuts_batches=self._batches is not None)
         # Attaches to the inner model, which its wrapper in distributed or compiled training calls.
         ranks_of_batch = getattr(model, "tp_size", None) or 1  # as the Trainer finds it
-        attachment = self._schedule_state.attach(self._batches or model, model, args.device, ranks_of_batch)
+        entrance = self._batches or model
+        _remove_of_other_training(entrance, state)
+        attachment = self._schedule_state.attach(entrance, model, args.device, ranks_of_batch)
+        _states[attachment] = weakref.ref(state)
         # No event follows an error. But the next training replaces the state, even if this callback was removed.
         weakref.finalize(state, attachment.remove)
 
@@ -185,8 +193,9 @@ class SequenceLengthWarmup(LoggingCallback):
     def detach(self) -> None:
         """Stops cutting: removes the hook from the model, or after `add_to` from what the Trainer's batches go through.
 
-        A training that ends by an error leaves the hook until the Trainer's next training begins. If a callback raised
-        the error and its traceback is kept, as interactive sessions do, the hook stays: call this method then.
+        A training that ends by an error leaves the hook until the next training of the Trainer or of the model with
+        this class begins. If a callback raised the error and its traceback is kept, as interactive sessions do, the
+        hook stays in a training without this class: call this method then.
         """
         self._schedule_state.detach()
 
@@ -197,6 +206,13 @@ class SequenceLengthWarmup(LoggingCallback):
     @progress.setter
     def progress(self, saved: dict[str, Any]) -> None:
         self._schedule_state.resume(saved)
+
+
+def _remove_of_other_training(model: nn.Module, state: TrainerState) -> None:
+    """Remove the attachment that an interrupted training has left, whose callback may be out of reach."""
+    attachment = attachment_of(model)
+    if attachment is not None and attachment in _states and _states[attachment]() is not state:
+        attachment.remove()
 
 
 def _check_arguments(args: TrainingArguments, cuts_batches: bool) -> None:

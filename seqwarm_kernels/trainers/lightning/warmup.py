@@ -40,8 +40,8 @@ class SequenceLengthWarmup(Callback):
         scheduler: the schedule of sequence lengths.
         total_tokens: end the training after the step that reaches this number of tokens, counted as `train_tokens`. It
             still ends before at `max_steps` or `max_epochs`. None: it ends only there.
-        resize_options: options for `resize_batch`: `mode`, `keys`, ... The tensors of a tuple or list are named "0",
-            "1", ...; a single tensor is named "0".
+        resize_options: options for `resize_batch`: `mode`, `keys`, ... The tensors of a named tuple have the names of
+            its fields. Those of another tuple or list are named "0", "1", ...; a single tensor is named "0".
 
     Raises:
         TypeError: `scheduler` is not a SequenceLengthScheduler, `total_tokens` is not an int, `resize_batch` does not
@@ -170,20 +170,19 @@ def _ranks_of_batch(trainer: Trainer) -> int:
 
 
 class _ResizeModule(nn.Module):
-    """Returns each batch as it is, unless a scheduler is attached to this module."""
+    """Returns the entries of a batch as they are, unless a scheduler is attached to this module."""
 
-    def forward(self, batch: Any) -> Any:
-        return batch
+    def forward(self, *entries: Any) -> tuple[Any, ...]:
+        return entries
 
     def resized(self, batch: Any) -> Any:
-        if isinstance(batch, Tensor):
-            return self({"0": batch})["0"]
-        if is_container(batch):
-            return self(batch)
+        if isinstance(batch, Tensor) or is_container(batch):
+            return self(batch)[0]
         if not isinstance(batch, (tuple, list)):
             raise TypeError(
                 "a training batch must be a tensor, or a mapping, dataclass, tuple or list of tensors, got "
                 f"{type(batch).__name__}"
             )
-        entries = self({str(index): entry for index, entry in enumerate(batch)}).values()
-        return type(batch)(*entries) if hasattr(batch, "_fields") else type(batch)(entries)
+        if hasattr(batch, "_fields"):
+            return type(batch)(*self(dict(zip(batch._fields, batch, strict=True)))[0].values())
+        return type(batch)(self(*batch))
