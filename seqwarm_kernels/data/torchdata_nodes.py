@@ -14,7 +14,7 @@ import torch
 from torchdata import nodes
 
 from ..utils.checks import check_bool, check_choice, check_int
-from .loading.budget import check_budget, check_collator, check_prepared_items
+from .loading.budget import BatchCheck, check_collator, check_prepared_items
 from .samplers.planned_batches import BatchingProgress, BatchIterator, PlannedBatches
 from .samplers.state import batch_state
 from .sources.base import Source
@@ -116,6 +116,20 @@ class BatchNode(nodes.BaseNode[Any]):
         return self._iterator.state_dict()
 
 
+class _PlannedNode(BatchNode):
+    """Yields each batch with the tokens of the longest piece that was planned for it."""
+
+    def next(self) -> tuple[Any, int]:
+        batch = super().next()
+        assert self._iterator is not None
+        return batch, self._iterator.longest
+
+
+def _prepared(planned: tuple[Any, int], prepare: Callable[[list[Any]], Any]) -> tuple[Any, int]:
+    batch, longest = planned
+    return prepare(batch), longest
+
+
 class BatchLoader(nodes.Loader[Any]):
     """torchdata's Loader, with the state of the batches only, whatever the other nodes are. Made by `batch_loader`.
 
@@ -180,7 +194,7 @@ def batch_loader(
     """A loader that plans batches in this process, prepares them in workers, and fetches them ahead of training.
 
     The state of the loader is exact to the batch. A batch with more tokens than the planner's `max_tokens` raises a
-    ValueError, as in `ResumableLoader`.
+    ValueError, and so does an item that is longer than planned, as in `ResumableLoader`.
 
     Args:
         batches: a `LengthBatchStream` or `LengthBatchSampler`.
@@ -203,11 +217,13 @@ def batch_loader(
     if pin_memory and not torch.cuda.is_available():
         raise ValueError("pin_memory must be False without a CUDA device, got True")
     check_choice("method", method, METHODS)
-    batch_node = BatchNode(batches)
+    batch_node = _PlannedNode(batches)
     check_collator("prepare", prepare, batches.planner)
     check_prepared_items("prepare", prepare, batches)
-    node: nodes.BaseNode[Any] = nodes.ParallelMapper(batch_node, prepare, num_workers, method=method)
-    node = nodes.Mapper(node, partial(check_budget, planner=batches.planner))
+    check = BatchCheck(batches, prepare)
+    prepared = partial(_prepared, prepare=prepare)  # picklable, for processes
+    node: nodes.BaseNode[Any] = nodes.ParallelMapper(batch_node, prepared, num_workers, method=method)
+    node = nodes.Mapper(node, lambda planned: check(*planned))
     if pin_memory:
         node = nodes.PinMemory(node)
     if prefetch:

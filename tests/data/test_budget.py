@@ -4,7 +4,7 @@ import re
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
 
 from seqwarm_kernels.data import (
     BatchPlanner,
@@ -51,6 +51,9 @@ def test_packed_batches_of_some_items_need_no_budget():
     assert sum(batch["input_ids"].numel() for batch in batches) == sum(LENGTHS)
 
 
+LONGER = re.escape(
+    "lengths must count the tokens of items as they are collated, at most 15 in this batch, got an item of 30"
+)
 OVER = re.escape("max_tokens is 30, got a batch of 60 tokens: items are longer than planned, so their lengths were")
 
 
@@ -62,14 +65,14 @@ def test_lengths_that_were_counted_too_short(packed, num_workers):
     plain = loader({"max_tokens": 30, "packed": packed}, collator, [15] * 4, items, num_workers)
     batches = ResumableLoader(plain)
     before = batches.state_dict()
-    with pytest.raises(ValueError, match=OVER):
+    with pytest.raises(ValueError, match=LONGER):
         next(iter(batches))
     assert batches.state_dict() == before
 
 
 def test_lengths_that_were_counted_too_short_with_torchdata():
     prepare = Prepare(PaddedCollator(), dataset=[[1] * 30] * 4)
-    with pytest.raises(ValueError, match=OVER):
+    with pytest.raises(ValueError, match=LONGER):
         list(torchdata_loader({"max_tokens": 30}, prepare, [15] * 4))
 
 
@@ -81,10 +84,17 @@ def test_a_collator_that_pads_further_than_the_planner():
 
 @pytest.mark.parametrize(
     "collate",
-    [torch.stack, lambda items: {"idx": torch.stack(items)}, lambda items: (torch.stack(items), torch.ones(4))],
+    [
+        torch.stack,
+        lambda items: {"idx": torch.stack(items)},
+        lambda items: (torch.stack(items), torch.ones(4)),
+        lambda items: [torch.stack(items), torch.ones(4)],
+        lambda items: {"x": {"idx": torch.stack(items)}},
+        lambda items: [torch.ones(2, 2, dtype=torch.int64), {"x": {"input_ids": torch.stack(items)}}],
+    ],
 )
 def test_batches_without_input_ids(collate):
-    """Only a mapping with input_ids was checked."""
+    """Only a mapping with input_ids was checked, then no list, which torch's collate_fn makes of a tuple."""
     items = [torch.ones(30, dtype=torch.int64)] * 4
     with pytest.raises(ValueError, match=OVER):
         list(ResumableLoader(loader({"max_tokens": 30}, collate, [15] * 4, items)))
@@ -97,13 +107,73 @@ def test_batches_without_input_ids(collate):
         lambda items: (torch.ones(1, 30, dtype=torch.int64), torch.ones(2, 30, dtype=torch.int64)),
         lambda items: {"input_ids": torch.ones(1, 30), "labels": torch.ones(2, 30, dtype=torch.int64)},
         lambda items: {"pixels": torch.ones(3, 30, 30), "idx": torch.ones(1, 30, dtype=torch.int64)},
-        lambda items: items,
+        lambda items: [item[:, 0] for item in items],
+        lambda items: [item[:, 0].tolist() for item in items],
+        lambda items: [["text"] * 4, 3, None],
         lambda items: None,
     ],
 )
 def test_longer_targets_and_other_tensors_are_not_counted(collate):
     items = [torch.ones(31, 8, dtype=torch.int64)] * 4
     assert len(list(ResumableLoader(loader({"max_tokens": 30}, collate, [30] * 4, items)))) == 4
+
+
+IDS = torch.ones(16, 64, dtype=torch.int64)
+
+
+@pytest.mark.parametrize("make", [lambda ids: (ids, ids), lambda ids: {"pair": (ids, ids)}, lambda ids: {"ids": ids}])
+def test_what_torch_collates(make):
+    """Its collate_fn makes a list of a tuple. A list was not checked: 512 tokens came of a budget of 64."""
+    items = [make(ids) for ids in IDS]
+    rule = {"max_tokens": 64}
+    with pytest.raises(
+        ValueError, match=r"lengths must count .* at most 8 in this batch, got an item of 64: count its inp"
+    ):
+        next(iter(ResumableLoader(loader(rule, None, [8] * 16, items))))
+    assert len(list(ResumableLoader(loader(rule, None, [64] * 16, items)))) == 16
+    assert len(list(torchdata_loader(rule, Prepare(default_collate, dataset=items), [64] * 16))) == 16
+    with pytest.raises(ValueError, match=r"lengths must count .* got an item of 64"):
+        next(iter(torchdata_loader(rule, Prepare(default_collate, dataset=items), [8] * 16)))
+    with pytest.raises(ValueError, match="max_tokens is 64, got a batch of 512 tokens"):
+        next(iter(torchdata_loader(rule, lambda indices: default_collate([items[i] for i in indices]), [8] * 16)))
+
+
+@pytest.mark.parametrize(
+    ("collate", "rule"),
+    [
+        (None, {"batch_size": 2}),
+        (None, {"batch_size": 2, "multiple_of": 4}),
+        (PaddedCollator(), {"batch_size": 2}),
+        (PaddedCollator(multiple_of=4), {"batch_size": 2, "multiple_of": 4}),
+        (PackedCollator(), {"max_tokens": 64, "packed": True}),
+    ],
+)
+def test_items_that_are_longer_than_planned(collate, rule):
+    """Without max_tokens, and within it, no error said so. Shorter items may have been counted with an upper bound."""
+    items = [{"input_ids": [1] * 9} if collate else {"input_ids": torch.ones(9, dtype=torch.int64)}] * 4
+    with pytest.raises(
+        ValueError, match=r"lengths must count .* got an item of 9: count its input_ids, with tokens that"
+    ):
+        next(iter(ResumableLoader(loader(rule, collate, [1] * 4, items))))
+    for length in (9, 11):
+        assert len(list(ResumableLoader(loader(rule, collate, [length] * 4, items)))) == (1 if "packed" in rule else 2)
+
+
+def test_a_dataset_may_pad_whole_items_to_the_planned_width():
+    items = torch.ones(4, 12, dtype=torch.int64)
+    rule = {"batch_size": 2, "multiple_of": 4}
+    assert len(list(ResumableLoader(loader(rule, None, [9] * 4, items)))) == 2
+    with pytest.raises(ValueError, match="at most 8 in this batch, got an item of 12"):
+        next(iter(ResumableLoader(loader(rule, None, [8] * 4, items))))
+
+
+@pytest.mark.parametrize("remainder", ["repeat", "empty"])
+def test_the_last_batches_of_an_epoch_are_planned_ones(remainder):
+    """Repeated batches have a length of their own, and empty ones have none."""
+    for rank in range(2):
+        sampler = LengthBatchSampler(LENGTHS, BatchPlanner(batch_size=2), rank=rank, world_size=2, remainder=remainder)
+        plain = DataLoader(ITEMS, batch_sampler=sampler, collate_fn=PaddedCollator())
+        assert len(list(ResumableLoader(plain))) == 2
 
 
 class Wrapped(Dataset):

@@ -165,11 +165,11 @@ def test_invalid_settings_of_chunks(folder, settings, message):
 def test_folders_that_are_not_ready(tmp_path):
     with pytest.raises(ValueError, match=r"has no manifest\.json: .* Pass its \.txt or \.jsonl files as a list"):
         ChunkSource(tmp_path)
-    with pytest.raises(ValueError, match="items must hold at least one"):
-        write_chunks([], tmp_path)
+    with pytest.raises(ValueError, match="item 1 has several"):
+        write_chunks(["a", "b\nc"], tmp_path, 1)
     with pytest.raises(ValueError, match="write_chunks has not finished"):
         ChunkSource(tmp_path)
-    write_chunks(["a"], tmp_path)
+    write_chunks(["a"], tmp_path, 1)
     with pytest.raises(ValueError, match="with_lengths needs lengths"):
         ChunkSource(tmp_path, with_lengths=True)
 

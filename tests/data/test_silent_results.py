@@ -118,7 +118,8 @@ class TestLengthsThatWereCountedTooShort:
 
     def test_a_transform_that_adds_a_token(self):
         def loader(transform):
-            stream = LengthBatchStream(ListSource(["abc", "de"]), BatchPlanner(8, too_long="truncate"), shuffle=False)
+            planner = BatchPlanner(8, too_long="truncate")
+            stream = LengthBatchStream(ListSource(["abc", "de"]), planner, length=len, shuffle=False)
             prepare = Prepare(PaddedCollator(), transform=transform)
             return DataLoader(ItemDataset(), batch_sampler=stream, collate_fn=prepare)
 
@@ -225,6 +226,11 @@ class Mapped(IgnoresIndex):
         return {"input_ids": torch.ones(9, dtype=torch.int64)}
 
 
+class Tupled(IgnoresIndex):
+    def __getitem__(self, index):
+        return torch.ones(9, dtype=torch.int64), 3
+
+
 class KnowsPieces(IgnoresIndex):
     def __getitem__(self, index):
         return torch.ones(index.length, dtype=torch.int64)
@@ -260,7 +266,10 @@ class TestPiecesAreNoIndices:
 
     @pytest.mark.parametrize(
         ("dataset", "collate"),
-        [(IgnoresIndex(), PaddedCollator(multiple_of=4)), (IgnoresIndex(), None), (Mapped(), None)],
+        [
+            (IgnoresIndex(), PaddedCollator(multiple_of=4)),
+            *((IgnoresIndex(), None), (Mapped(), None), (Tupled(), None)),
+        ],
     )
     @pytest.mark.parametrize("num_workers", [0, 1])
     def test_a_dataset_that_does_not_cut(self, dataset, collate, num_workers):

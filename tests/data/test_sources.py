@@ -238,7 +238,7 @@ def test_invalid_sequences(sequence):
 
 def test_lengths_of_a_sequence():
     source = SequenceSource(ITEMS, rank=1, world_size=2)
-    assert source.lengths().tolist() == list(map(len, ITEMS))
+    assert source.lengths(len).tolist() == list(map(len, ITEMS))
     assert source.lengths(lambda item: np.int32(2 * len(item))).tolist() == [2 * len(item) for item in ITEMS]
     assert SequenceSource([]).lengths().dtype == np.int64
     with pytest.raises(TypeError, match="length must be a function of an item, got int"):

@@ -13,7 +13,15 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 from seqwarm_kernels import SequenceLengthScheduler
-from seqwarm_kernels.data import BatchPlanner, LengthBatchStream, Piece
+from seqwarm_kernels.data import (
+    BatchPlanner,
+    ItemDataset,
+    LengthBatchStream,
+    PaddedCollator,
+    Piece,
+    Prepare,
+    ResumableLoader,
+)
 from seqwarm_kernels.data.sources.sequence_source import SequenceSource
 
 from .made import (
@@ -257,6 +265,77 @@ def test_a_source_that_lost_items():
     shorter.load_state_dict(batches.state_dict())
     with pytest.raises(ValueError, match=r"must yield the same items again|state_dict must be of the same items"):
         next(iter(shorter))
+
+
+class TestDefaultLength:
+    """It was `len`, which counts the entries of a mapping or tuple, and the characters of a text."""
+
+    @staticmethod
+    def lengths(items):
+        (batch,) = LengthBatchStream(ListSource(items), BatchPlanner(99, too_long="truncate"), shuffle=False)
+        assert sorted(SequenceSource(items).lengths()) == sorted(piece.length for piece in batch)
+        return [piece.length for piece in batch]
+
+    @pytest.mark.parametrize(
+        "make",
+        [
+            lambda ids: ids,
+            tuple,
+            np.array,
+            torch.tensor,
+            lambda ids: {"input_ids": ids},
+            lambda ids: {"name": "a", "input_ids": torch.tensor(ids), "labels": ids},
+            lambda ids: (ids, 7),
+            lambda ids: (np.array(ids), np.array(ids)),
+            lambda ids: [torch.tensor(ids), "a label"],
+            lambda ids: ({"input_ids": ids}, 7),
+            lambda ids: ["word"] * len(ids),
+        ],
+    )
+    def test_the_tokens_of_an_item(self, make):
+        assert self.lengths([make([1] * 5), make([]), make([1] * 9)]) == [9, 5, 0]
+
+    @pytest.mark.parametrize("item", ["abc", b"abc", ("abc", 3), {"input_ids": "abc"}])
+    def test_text(self, item):
+        message = r"length must be given for items of text, got b?'abc': a character is not a token; pass length=lambda"
+        with pytest.raises(TypeError, match=message):
+            next(iter(LengthBatchStream(ListSource([item]), BatchPlanner(9))))
+        with pytest.raises(TypeError, match=message):
+            SequenceSource([item]).lengths()
+
+    @pytest.mark.parametrize(
+        ("item", "message"),
+        [
+            ({"text": "abc"}, r"length must be given, or an item must have input_ids, got \['text'\]"),
+            (
+                {"input_ids": torch.ones(1, 3)},
+                r"input_ids of an item must have one dimension, got shape \(1, 3\): squee",
+            ),
+            ({"input_ids": [[1, 2, 3]]}, "input_ids of an item must have one dimension, got a list of rows: squeeze"),
+        ],
+    )
+    def test_mappings_whose_tokens_are_not_known(self, item, message):
+        with pytest.raises(ValueError, match=message):
+            next(iter(LengthBatchStream(ListSource([item]), BatchPlanner(9))))
+
+
+@pytest.mark.parametrize("rule", [{"max_tokens": 99}, {"batch_size": 4}, {"batch_size": 4, "multiple_of": 4}])
+def test_a_length_that_counts_entries(rule):
+    """Batches of items of 30 came at once in a schedule that began with 4."""
+    items = [{"input_ids": torch.ones(length, dtype=torch.int64), "name": "a"} for length in [30] * 8 + [4] * 8]
+
+    def loader(**options):
+        planner = BatchPlanner(**rule, max_length=SequenceLengthScheduler(4, 32, duration=100, step_size=4))
+        stream = LengthBatchStream(ListSource(items), planner, **options)
+        prepare = Prepare(PaddedCollator(multiple_of=4))
+        return ResumableLoader(DataLoader(ItemDataset(), batch_sampler=stream, collate_fn=prepare))
+
+    with pytest.raises(
+        ValueError, match=r"length must count the tokens of items as they are collated, at most . in this"
+    ):
+        list(loader(length=len))
+    assert next(iter(loader()))["input_ids"].shape[1] == 4
+    assert sum(len(batch["input_ids"]) for batch in loader()) == 16
 
 
 def test_it_is_not_a_dataset():

@@ -293,6 +293,71 @@ def test_other_settings_are_rejected(tmp_path, settings, name):
 
 
 @pytest.mark.parametrize(
+    ("refused", "settings", "repaired"),
+    [
+        (["a\nb"], {}, {"format": "jsonl"}),
+        (["a\nb"], {"length_fn": lambda _: -1}, {"format": "jsonl", "length_fn": len}),
+        (["a"], {"length_fn": lambda _: -1}, {"length_fn": len, "items_per_chunk": 3}),
+        ([1.5], {"format": "parquet"}, {"format": "jsonl"}),
+        ([], {}, {"compression": "none"}),
+    ],
+)
+def test_a_refused_call_does_not_bind_the_repaired_one(tmp_path, refused, settings, repaired):
+    """Its manifest was left, and the next call was told of chunks that were not there."""
+    if "parquet" in settings.values():
+        pytest.importorskip("pyarrow")
+    with pytest.raises((ValueError, TypeError)):
+        write_chunks(refused, tmp_path, **settings)
+    assert {path.name for path in tmp_path.iterdir()} <= {"manifest.json"}
+    items = refused or ["a"]
+    assert write_chunks(items, tmp_path, **repaired) == Manifest.read(tmp_path)
+    assert read_all(tmp_path) == items
+
+
+def test_a_run_that_was_killed_before_its_first_chunk_does_not_bind(tmp_path):
+    Manifest("text", "gz", 10, "len").write(tmp_path)
+    (tmp_path / "chunk-000000.lengths.npy").write_bytes(b"of a chunk that was not written")
+    (tmp_path / "chunk-000000.txt.gz.12.partial").write_bytes(b"")
+    write_chunks(["a\nb"], tmp_path, format="jsonl", compression="none", length_fn=str.__len__)
+    assert read_all(tmp_path) == ["a\nb"]
+    assert Manifest.read(tmp_path).lengths(tmp_path).tolist() == [3]
+
+
+def test_chunks_bind_without_a_finished_manifest(tmp_path):
+    with pytest.raises(ValueError, match="item 1 has several"):
+        write_chunks(["a", "b\nc"], tmp_path, 1)
+    with pytest.raises(
+        ValueError, match="another format: 'text' there, 'jsonl' here; write these items into another folder"
+    ):
+        write_chunks(["a", "b\nc"], tmp_path, 1, format="jsonl")
+    assert write_chunks(["a", "bc"], tmp_path, 1).items == 2
+
+
+def test_two_runs_of_other_settings_at_once(tmp_path):
+    """One of them raises, although neither had a chunk when the other one began."""
+
+    def length(text):
+        if not list(tmp_path.glob("chunk-*")):
+            write_chunks(["b"], tmp_path, format="jsonl", progress=False)
+        return len(text)
+
+    with pytest.raises(ValueError, match="holds chunks of another format: 'jsonl' there, 'text' here"):
+        write_chunks(["a"], tmp_path, length_fn=length)
+    assert read_all(tmp_path) == ["b"]
+
+
+def test_a_run_that_ends_in_the_meantime_keeps_its_manifest(tmp_path):
+    def items():
+        write_chunks(["a", "b"], tmp_path, 1)
+        yield "a"
+        raise OSError("the network is gone")
+
+    with pytest.raises(OSError, match="the network is gone"):
+        write_chunks(items(), tmp_path, 1)
+    assert read_all(tmp_path) == ["a", "b"]
+
+
+@pytest.mark.parametrize(
     ("items", "settings", "error", "message"),
     [
         (["a"], {"items_per_chunk": 0}, ValueError, "items_per_chunk must be at least 1, got 0"),

@@ -58,7 +58,8 @@ def warmed_sampler():
 
 
 def stream(source=None):
-    return LengthBatchStream(SequenceSource(ITEMS) if source is None else source, BatchPlanner(200), window=100)
+    source = SequenceSource(ITEMS) if source is None else source
+    return LengthBatchStream(source, BatchPlanner(200), length=len, window=100)
 
 
 def loader():

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from .reader import ChunkError, reason_of
 from .remote import AnyPath, open_whole, read_range, write_file
 
-_SUFFIX = ".lengths.npy"
+LENGTHS_SUFFIX = ".lengths.npy"
 _HEADER = 128  #: bytes in front of one dimension of ints, as numpy.save writes it
 MAX_LENGTH = int(np.iinfo(np.uint32).max)
 #: Number of items per file whose lengths are counted again to verify existing lengths.
@@ -21,7 +21,7 @@ _SPOT_CHECKS = 3
 
 def lengths_path(chunk_path: AnyPath) -> AnyPath:
     """The lengths of a chunk file."""
-    return chunk_path.with_name(chunk_path.name.partition(".")[0] + _SUFFIX)
+    return chunk_path.with_name(chunk_path.name.partition(".")[0] + LENGTHS_SUFFIX)
 
 
 def read_lengths(path: AnyPath, items: int) -> NDArray[np.int64]:

@@ -16,6 +16,7 @@ from .remote import AnyPath, write_file
 from .transfers import read_ahead
 
 MANIFEST = "manifest.json"
+CHUNK_PREFIX = "chunk-"
 _THREADS = 16
 
 #: Formats of `write_chunks`, and the suffixes of their files.
@@ -33,7 +34,7 @@ class Chunk:
 class Manifest:
     """Contents of a folder of chunk files.
 
-    The manifest is written twice: without chunks before the first chunk file, and again once all chunks are written.
+    The manifest is written twice: without chunks just before the first chunk file, and again once all are written.
     """
 
     format: str
@@ -49,7 +50,7 @@ class Manifest:
 
     def file_name(self, number: int) -> str:
         suffix = "" if self.format == "parquet" else COMPRESSIONS[self.compression]  # Parquet compresses its pages
-        return f"chunk-{number:06d}{CHUNK_FORMATS[self.format]}{suffix}"
+        return f"{CHUNK_PREFIX}{number:06d}{CHUNK_FORMATS[self.format]}{suffix}"
 
     def write(self, folder: AnyPath) -> None:
         write_file(folder / MANIFEST, (json.dumps(asdict(self), indent=1) + "\n").encode())

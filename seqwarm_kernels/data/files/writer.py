@@ -11,8 +11,8 @@ from tqdm import tqdm
 from ...utils.checks import check_bool, check_choice, check_int, check_iterable
 from ...utils.files import PARTIAL_SUFFIX
 from .compression import COMPRESSIONS, READ_ERRORS, check_zstd, compress, read_uncompressed
-from .lengths import has_lengths, lengths_path, write_lengths
-from .manifest import CHUNK_FORMATS, MANIFEST, Chunk, Manifest
+from .lengths import LENGTHS_SUFFIX, has_lengths, lengths_path, write_lengths
+from .manifest import CHUNK_FORMATS, CHUNK_PREFIX, MANIFEST, Chunk, Manifest
 from .parquet import check_pyarrow
 from .parquet_writer import write_parquet_chunk
 from .reader import as_content, as_line
@@ -33,7 +33,8 @@ def write_chunks(
 
     After an interruption, call the function again with the same items. Existing files are compared and not written
     again, and the lengths of a few of their items are counted again and compared. Damaged files are written again.
-    Several processes may write the same items into one folder at once. One chunk at a time is in memory.
+    Several processes may write the same items into one folder at once. One chunk at a time is in memory. A call that
+    raises an error before its first chunk may be repeated with other settings.
 
     Args:
         items: strings of one line for "text", JSON-serializable values for "jsonl", strings or lists or arrays of ints
@@ -69,8 +70,8 @@ def write_chunks(
     elif compression == "zst":
         check_zstd()
     manifest = Manifest(format, compression, items_per_chunk, _name_of(length_fn))
-    existing = _open_folder(folder, manifest)
-    writer = _Writer(folder, manifest, length_fn, existing)
+    folder.mkdir(parents=True, exist_ok=True)
+    writer = _Writer(folder, manifest, length_fn, _earlier_manifest(folder, manifest))
     with tqdm(items, desc="write_chunks", unit=" items", disable=None if progress else True) as bar:
         for item in bar:
             writer.add(item)
@@ -81,27 +82,40 @@ def _name_of(length_fn: Callable[[Any], int] | None) -> str | None:
     return None if length_fn is None else getattr(length_fn, "__qualname__", type(length_fn).__qualname__)
 
 
-def _open_folder(folder: AnyPath, manifest: Manifest) -> Manifest | None:
-    """Create the folder, or check its settings. The settings are written first, so no other run can use different ones.
-
-    Returns:
-        The manifest of an earlier run, None if there was none.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    entries = [path for path in folder.iterdir() if not path.name.endswith(PARTIAL_SUFFIX)]
-    if (folder / MANIFEST).exists():  # checked after the listing: a concurrent writer creates the manifest first
-        existing = Manifest.read(folder)
-        for name in ("format", "compression", "items_per_chunk", "length_fn"):
-            if getattr(existing, name) != getattr(manifest, name):
-                raise ValueError(
-                    f"folder {folder} holds chunks of another {name}: {getattr(existing, name)!r} there, "
-                    f"{getattr(manifest, name)!r} here"
-                )
+def _earlier_manifest(folder: AnyPath, manifest: Manifest) -> Manifest | None:
+    """The manifest of an earlier run. It must have the same settings, unless that run wrote no chunk: then None."""
+    any_files = any(not path.name.endswith(PARTIAL_SUFFIX) for path in folder.iterdir())
+    if not (folder / MANIFEST).exists():  # checked after the listing: a concurrent writer creates the manifest first
+        if any_files:
+            raise ValueError(f"folder must be empty or written by write_chunks, {folder} holds other files")
+        return None
+    existing = Manifest.read(folder)
+    if existing == manifest:
         return existing
-    if entries:
-        raise ValueError(f"folder must be empty or written by write_chunks, {folder} holds other files")
-    manifest.write(folder)
-    return None
+    if existing.chunks is None and not _has_chunks(folder):  # left over from a run that ended before its first chunk
+        return None
+    _check_settings(folder, existing, manifest)
+    return existing
+
+
+def _has_chunks(folder: AnyPath) -> bool:
+    names = (path.name for path in folder.iterdir())
+    return any(name.startswith(CHUNK_PREFIX) and not name.endswith((PARTIAL_SUFFIX, LENGTHS_SUFFIX)) for name in names)
+
+
+def _check_settings(folder: AnyPath, existing: Manifest, manifest: Manifest) -> None:
+    for name in ("format", "compression", "items_per_chunk", "length_fn"):
+        if getattr(existing, name) != getattr(manifest, name):
+            raise ValueError(
+                f"folder {folder} holds chunks of another {name}: {getattr(existing, name)!r} there, "
+                f"{getattr(manifest, name)!r} here; write these items into another folder"
+            )
+
+
+def _claim(folder: AnyPath, manifest: Manifest) -> None:
+    """Write the settings before the first chunk, so that no other run can use different ones."""
+    if _earlier_manifest(folder, manifest) is None:
+        manifest.write(folder)
 
 
 class _Writer:
@@ -151,6 +165,8 @@ class _Writer:
             )
 
     def _write_chunk(self) -> None:
+        if not self._chunks:
+            _claim(self._folder, self._manifest)
         path = self._folder / self._manifest.file_name(len(self._chunks))
         if self._manifest.format == "parquet":
             write_parquet_chunk(path, self._pending_items, self._manifest.compression, self._length_fn)
@@ -178,6 +194,8 @@ class _Writer:
         surplus = self._folder / self._manifest.file_name(len(self._chunks))
         if surplus.exists():
             raise ValueError(f"{surplus} comes after the last of these items: the folder holds chunks of other items")
+        # Another run may have claimed the folder before the first chunk of this one was there.
+        _check_settings(self._folder, Manifest.read(self._folder), self._manifest)
         manifest = replace(self._manifest, chunks=tuple(self._chunks), blank_items=self._blank_count)
         manifest.write(self._folder)
         return manifest

@@ -14,6 +14,7 @@ from ...ops.resize_batch.schema import IGNORED_LABEL
 from ...utils.caller_warnings import warn_caller
 from ...utils.checks import check_int
 from ..batch_planning.plan import TRUNCATED, Piece
+from ..sources.item_tokens import tokens_of
 
 _NO_LABEL = (
     "no label of an item is left after its cut to {} tokens, so the model learns nothing from it: all labels of these "
@@ -29,39 +30,46 @@ def cut_item(item: Any, start: int, length: int) -> Any:
     """Return tokens `start` to `start + length` of an item.
 
     Args:
-        item: a sequence, array or tensor of tokens, or a mapping with "input_ids". In a mapping, every entry as long as
-            "input_ids" is cut. The other entries stay.
+        item: a sequence, array or tensor of tokens, or a mapping with "input_ids", or a tuple or list of entries whose
+            first one has the tokens. In a mapping or tuple, every entry as long as the tokens is cut. The other entries
+            stay.
         start: the first token.
         length: number of tokens.
 
     Raises:
         TypeError: `item` is neither a mapping nor a sequence, or it is text, or another argument is not an int.
-        ValueError: `item` is a mapping without "input_ids", or `start` or `length` is negative.
+        ValueError: `item` is a mapping without "input_ids", or these have several dimensions, or `start` or `length` is
+            negative.
     """
     start, length = check_int("start", start, minimum=0), check_int("length", length, minimum=0)
-    if not isinstance(item, Mapping):
-        if not hasattr(item, "__getitem__") or getattr(item, "ndim", 1) == 0 or getattr(item, "is_sparse", False):
-            raise TypeError(f"an item to cut must be a mapping or a sequence of tokens, got {type(item).__name__}")
-        _check_tokenized("an item", item)
+    tokens = tokens_of(item, "an item to cut")
+    _check_tokenized(tokens)
+    if tokens is item:
         return item[start : start + length]
-    if "input_ids" not in item:
-        raise ValueError(f"an item to cut must have input_ids, got {list(item)}")
-    _check_tokenized("input_ids of an item", item["input_ids"])
-    tokens = len(item["input_ids"])
+    num_tokens = len(tokens)
 
     def cut(value: Any) -> Any:
         has_tokens = hasattr(value, "__getitem__") and not isinstance(value, (str, bytes, Mapping))
-        return value[start : start + length] if has_tokens and _length(value) == tokens else value
+        return value[start : start + length] if has_tokens and _length(value) == num_tokens else value
 
-    return {name: cut(value) for name, value in item.items()}
+    if isinstance(item, (dict, Mapping)):  # the check for a Mapping takes long
+        return {name: cut(value) for name, value in item.items()}
+    return _like(item, [cut_item(item[0], start, length), *map(cut, item[1:])])
 
 
-def _check_tokenized(name: str, tokens: Any) -> None:
+def _like(item: Any, entries: list[Any]) -> Any:
+    """A tuple or list of the type of `item`. A namedtuple takes its entries one by one."""
+    return type(item)(*entries) if hasattr(item, "_fields") else type(item)(entries)
+
+
+def _check_tokenized(tokens: Any) -> None:
     if isinstance(tokens, (str, bytes)):
         raise TypeError(
-            f"{name} to cut must hold tokens, got {tokens!r:.60}, whose characters would be cut: tokenize it first, "
+            f"an item to cut must hold tokens, got {tokens!r:.60}, whose characters would be cut: tokenize it first, "
             "with the transform of Prepare or in the dataset"
         )
+    if not hasattr(tokens, "__getitem__") or getattr(tokens, "ndim", 1) == 0 or getattr(tokens, "is_sparse", False):
+        raise TypeError(f"an item to cut must be a mapping or a sequence of tokens, got {type(tokens).__name__}")
 
 
 class PieceDataset(Dataset[Any]):
@@ -216,7 +224,7 @@ def _check_ends(items: Sequence[Any], entries: Sequence[Any]) -> None:
     for number, (item, entry) in enumerate(zip(items, entries, strict=True)):
         if not isinstance(entry, Piece) or (end := entry.start + entry.length) != entry.item_end:
             continue
-        tokens = _length(item["input_ids"] if isinstance(item, Mapping) else item)
+        tokens = _length(tokens_of(item))
         if tokens is not None and tokens > end:
             name = f"item {entry.item}" if isinstance(entry.item, Integral) else f"item {number} of the batch"
             raise ValueError(

@@ -14,8 +14,8 @@ from ...utils.checks import check_count, check_int
 from ..samplers.planned_batches import BatchingProgress, PlannedBatches
 from ..samplers.rank_batches import Position
 from ..samplers.stream import LengthBatchStream
-from .budget import check_budget, check_collator, check_num_items, check_pieces, check_prepared_items, longest_of
-from .prepare import ItemDataset, PieceDataset
+from .budget import BatchCheck, check_collator, check_num_items, check_prepared_items
+from .prepare import ItemDataset
 
 
 class ResumableLoader:
@@ -28,9 +28,10 @@ class ResumableLoader:
     Trainers take this loader as it is. It is not a DataLoader, so they do not shard it a second time.
 
     A batch with more tokens than the planner's `max_tokens` raises a ValueError. The tokens are those of "input_ids" in
-    a mapping, else of the first int32 or int64 tensor of at least two dimensions in a mapping or tuple. Other batches
-    are not checked. A dataset that is not a `PieceDataset` must cut items to their pieces: with `PaddedCollator`,
-    `PackedCollator` or torch's own collate_fn, a longer item raises a ValueError.
+    a mapping, else of the first int32 or int64 tensor of at least two dimensions in a mapping, tuple or list, which may
+    be nested. Other batches are not checked. With `PaddedCollator`, `PackedCollator` or torch's own collate_fn, an item
+    longer than the longest one that was planned for its batch raises a ValueError, too: its length was counted too
+    short, or a dataset that is not a `PieceDataset` does not cut it to its piece.
 
     Args:
         loader: a DataLoader with a `LengthBatchSampler` or a `LengthBatchStream` as its `batch_sampler` and
@@ -72,8 +73,7 @@ class ResumableLoader:
         check_collator("collate_fn of loader", loader.collate_fn, loader.batch_sampler.planner)
         check_num_items("dataset of loader", loader.dataset, loader.batch_sampler)
         check_prepared_items("collate_fn of loader", loader.collate_fn, loader.batch_sampler)
-        may_be_uncut = loader.batch_sampler.planner.cuts_items and not isinstance(loader.dataset, PieceDataset)
-        self._longest_of = longest_of(loader.collate_fn) if may_be_uncut else None
+        self._check = BatchCheck(loader.batch_sampler, loader.collate_fn, loader.dataset)
         self._loader = loader
         self._sampler = loader.batch_sampler
         self._fetched_ahead = check_int("fetched_ahead", fetched_ahead, minimum=0)
@@ -99,9 +99,7 @@ class ResumableLoader:
         latest = deque([self._last], maxlen=1 + self._fetched_ahead)
         for batch in batches:
             planned = recorded.popleft()
-            if self._longest_of is not None:
-                check_pieces(planned.batch, self._longest_of(batch))
-            check_budget(batch, self._sampler.planner)
+            self._check(batch, planned.longest)
             latest.append(planned.position)
             self._last, self._any_yielded = latest[0], True
             yield batch

@@ -29,10 +29,10 @@ class BatchingProgress(NamedTuple):
 
 
 class Recorded(NamedTuple):
-    """A batch that an iterator has yielded."""
+    """What loaders keep of a batch that an iterator has yielded."""
 
-    batch: list[Any]
     position: Position  #: after the batch
+    longest: int  #: tokens of the longest piece that was planned for the batch
 
 
 class PlannedBatches(ABC):
@@ -164,7 +164,7 @@ class PlannedBatches(ABC):
 
     @contextmanager
     def recorded_batches(self) -> Iterator[deque[Recorded]]:
-        """Iterators that are created in this context append each batch with the position after it."""
+        """Iterators that are created in this context append a record of each batch."""
         self._recorded = recorded = deque[Recorded]()
         try:
             yield recorded
@@ -212,7 +212,7 @@ class BatchIterator(Iterator[list[Any]]):
     """Iterates over the rest of the epoch. It starts with its first batch, or once its state is taken.
 
     Args:
-        recorded: takes each batch and the position after it.
+        recorded: takes a record of each batch.
     """
 
     def __init__(self, batches: PlannedBatches, recorded: deque[Recorded] | None) -> None:
@@ -230,8 +230,13 @@ class BatchIterator(Iterator[list[Any]]):
             self._ended = True
             raise StopIteration
         if self._recorded is not None:
-            self._recorded.append(Recorded(batch, self._ensure_started().position))
+            self._recorded.append(Recorded(self._ensure_started().position, self.longest))
         return batch
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest piece that was planned for this iterator's last batch."""
+        return self._ensure_started().longest
 
     def state_dict(self) -> dict[str, Any]:
         """The state of the batches after this iterator's last batch."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Any, NamedTuple
 
+from ..batch_planning.plan import Plan
 from .schedule_progress import Counts
 from .windows import Start, Window, WindowMaker
 
@@ -41,6 +42,7 @@ class RankBatches:
         self._next_start: Start = position.start
         self._ended = False
         self._not_restored: Position | None = position
+        self._latest: tuple[Plan, int] | None = None  # of the batch of the last step; None: it was empty
 
     @property
     def position(self) -> Position:
@@ -51,6 +53,14 @@ class RankBatches:
         window = self._windows[0]
         counts = window.counts(self._batches_served)
         return Position(window.start, counts, window.num_items, window.max_length, self._batches_served)
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest piece in the batch of the last step."""
+        if self._latest is None:
+            return 0
+        plan, index = self._latest
+        return int(plan.batch(index)[2].max(initial=0))
 
     def has_step(self) -> bool:
         """Whether the epoch has another step for this rank."""
@@ -65,11 +75,12 @@ class RankBatches:
             return None
         available = self._num_available()
         batch: list[Any] = []
+        self._latest = None
         if self._rank < available:
             batch = self._batch(self._batches_served + self._rank)
         elif self._remainder == "repeat":
             last = self._windows[-1]
-            batch = last.batch((self._rank - available) % len(last))
+            batch = self._batch_of(last, (self._rank - available) % len(last))
         self._batches_served += min(self._world_size, available)
         while self._windows and self._batches_served >= len(self._windows[0]):
             self._batches_served -= len(self._windows.popleft())
@@ -78,9 +89,13 @@ class RankBatches:
     def _batch(self, index: int) -> list[Any]:
         for window in self._windows:
             if index < len(window):
-                return window.batch(index)
+                return self._batch_of(window, index)
             index -= len(window)
         raise AssertionError(index)
+
+    def _batch_of(self, window: Window, index: int) -> list[Any]:
+        self._latest = window.plan, index
+        return window.batch(index)
 
     def _num_available(self) -> int:
         return sum(map(len, self._windows)) - self._batches_served

@@ -8,6 +8,7 @@ from typing import Any
 from ...utils.checks import check_int
 from ..batch_planning.planner import BatchPlanner
 from ..sources.base import Source
+from ..sources.item_tokens import count_tokens
 from .planned_batches import PlannedBatches
 from .rank_batches import Position, RankBatches
 from .readers import SourceReader
@@ -37,7 +38,8 @@ class LengthBatchStream(PlannedBatches):
     Args:
         source: yields items. Do not use it elsewhere: this stream takes and loads its state.
         planner: divides the items of a window into batches.
-        length: returns the number of tokens of an item.
+        length: returns the number of tokens of an item. Default: the `len` of a mapping's "input_ids", of the first
+            entry of a tuple such as (ids, labels), or else of the item. Items of text need a function.
         window: maximum number of items that are planned together. These items are in memory.
         shuffle: shuffle the batches of each window. The order of items is that of the source.
         seed: seed of that order.
@@ -45,7 +47,7 @@ class LengthBatchStream(PlannedBatches):
         remainder: as in `LengthBatchSampler`, at the end of each epoch of the source.
 
     Raises:
-        TypeError: an argument has the wrong type.
+        TypeError: an argument has the wrong type, or items are text and have no `length`.
         ValueError: an argument has an invalid value, or an item is too long; the message names it.
     """
 
@@ -54,7 +56,7 @@ class LengthBatchStream(PlannedBatches):
         source: Source[Any],
         planner: BatchPlanner,
         *,
-        length: Callable[[Any], int] = len,
+        length: Callable[[Any], int] = count_tokens,
         window: int = 10_000,
         shuffle: bool = True,
         seed: int = 0,

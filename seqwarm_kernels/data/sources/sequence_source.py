@@ -10,6 +10,7 @@ import numpy as np
 from ..batch_planning.plan import IntArray
 from ..files.lengths import count_length
 from .base import BlockSource
+from .item_tokens import count_tokens
 from .permutation import permuted
 
 #: Items read at a time. Datasets on disk are faster in blocks. Restoring reads at most this many.
@@ -52,16 +53,16 @@ class SequenceSource(BlockSource):
             )
         self._sequence = sequence
 
-    def lengths(self, length: Callable[[Any], int] = len) -> IntArray:
+    def lengths(self, length: Callable[[Any], int] = count_tokens) -> IntArray:
         """The length of each item of all ranks, in the order of the sequence, (items,) int64.
 
         Every item is read. A column of lengths, if the sequence has one, is faster.
 
         Args:
-            length: returns the number of tokens of an item.
+            length: returns the number of tokens of an item. Default: as in `LengthBatchStream`.
 
         Raises:
-            TypeError: `length` is not a function.
+            TypeError: `length` is not a function, or items are text and have no `length`.
             ValueError: `length` returns something else than a length.
         """
         if not callable(length):
