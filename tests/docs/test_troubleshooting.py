@@ -23,7 +23,7 @@ def messages():
             constants = [part.value if isinstance(part, ast.Constant) else None for part in parts]
             if sum(len(text) for text in constants if isinstance(text, str)) >= SHORTEST:
                 pattern = "".join(re.escape(text) if isinstance(text, str) else ".*" for text in constants)
-                patterns.append(re.compile(pattern, re.DOTALL))
+                patterns.append(re.compile(pattern.replace(r"\{\}", ".*"), re.DOTALL))  # of str.format
     return patterns
 
 
