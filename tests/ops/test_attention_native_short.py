@@ -167,6 +167,31 @@ def test_a_row_does_not_depend_on_its_neighbors(layout, length, dtype):
                 assert torch.equal(of_all[row], alone[0])
 
 
+#: Results of at least as many bytes are stored past the caches.
+STREAMED = 2**19
+
+
+@pytest.mark.parametrize("head_dim", [64, 32, 16, 40])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_large_results_have_the_bits_of_small_ones(layout, dtype, head_dim):
+    length, heads = 9, 4
+    batch_size = -(-STREAMED // (length * heads * head_dim * dtype.itemsize))
+    leaves = [draw_tensor(layout, batch_size, heads, length, head_dim, dtype).requires_grad_() for _ in range(3)]
+    grad_out = draw_tensor(layout, batch_size, heads, length, head_dim, dtype)
+
+    def results(rows):
+        tensors = [leaf[rows] for leaf in leaves]
+        out = alibi_attention(*tensors, backend="native")
+        return out, *torch.autograd.grad(out, tensors, grad_out[rows])
+
+    large = results(slice(None))
+    assert large[0].nbytes >= STREAMED
+    small = [results(slice(start, start + 8)) for start in range(0, batch_size, 8)]
+    for result, parts in zip(large, zip(*small, strict=True), strict=True):
+        assert torch.equal(result, torch.cat(parts))
+
+
 def test_packed_sequences_equal_rows():
     """To the last bit, and a batch of rows equals one row of segments."""
     batch_size, length = 37, 9

@@ -89,6 +89,9 @@ struct Inputs {
         slopes(slopes_.to(at::kFloat)) {}
 };
 
+// Smaller results stay in caches, where what comes next finds them.
+constexpr int64_t least_streamed_bytes = 1 << 19;
+
 void set_common(
     Problem& problem, Inputs& inputs, const std::optional<Tensor>& dropout_seed, bool causal, double scale,
     std::optional<int64_t> window, double dropout_p, double skip_tolerance) {
@@ -115,6 +118,7 @@ void set_common(
   problem.scale = static_cast<float>(scale);
   problem.widest_view = std::min(problem.key_length, causal ? problem.window + 1 : 2 * problem.window + 1);
   problem.log2_tolerance = static_cast<float>(std::log2(skip_tolerance * (causal ? 1.0 : 0.5)));
+  problem.streams = static_cast<int64_t>(inputs.query.nbytes()) >= least_streamed_bytes;
   problem.dropout.active = dropout_seed.has_value();
   if (dropout_seed && dropout_seed->dim() > 0) {
     inputs.dropout_origins = dropout_seed->contiguous();

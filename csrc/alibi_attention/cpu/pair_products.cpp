@@ -68,6 +68,11 @@ inline void multiply_rows(
   }
 }
 
+// 32 floats in their order.
+inline __m512i rounded_block(const float* values) {
+  return reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(_mm512_loadu_ps(values + lanes), _mm512_loadu_ps(values)));
+}
+
 }  // namespace
 
 bool multiplies_pairs() {
@@ -125,14 +130,17 @@ void round_to_pairs(
 }
 
 void round_row(const float* values, int64_t count, c10::BFloat16* rounded) {
-  const auto block = [&] {
-    return reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(_mm512_loadu_ps(values + lanes), _mm512_loadu_ps(values)));
-  };
   for (; count >= 2 * lanes; count -= 2 * lanes, values += 2 * lanes, rounded += 2 * lanes) {
-    _mm512_storeu_si512(rounded, block());
+    _mm512_storeu_si512(rounded, rounded_block(values));
   }
   if (count > 0) {
-    _mm512_mask_storeu_epi16(rounded, (__mmask32{1} << count) - 1, block());
+    _mm512_mask_storeu_epi16(rounded, (__mmask32{1} << count) - 1, rounded_block(values));
+  }
+}
+
+void stream_rounded_row(const float* values, int64_t count, c10::BFloat16* rounded) {
+  for (int64_t index = 0; index < count; index += 2 * lanes) {
+    _mm512_stream_si512(reinterpret_cast<__m512i*>(rounded + index), rounded_block(values + index));
   }
 }
 
@@ -153,6 +161,8 @@ void pair_rows(const c10::BFloat16*, int64_t, c10::BFloat16*, int64_t, int64_t) 
 void round_to_pairs(const float*, int64_t, int64_t, int64_t, c10::BFloat16*, c10::BFloat16*) {}
 
 void round_row(const float*, int64_t, c10::BFloat16*) {}
+
+void stream_rounded_row(const float*, int64_t, c10::BFloat16*) {}
 
 }  // namespace seqwarm
 

@@ -36,4 +36,7 @@ void round_to_pairs(
 // Rounds the first `count` floats of a row, which has room for a multiple of 32. Subnormal numbers become 0.
 void round_row(const float* values, int64_t count, c10::BFloat16* rounded);
 
+// The same for whole cache lines, past the caches.
+void stream_rounded_row(const float* values, int64_t count, c10::BFloat16* rounded);
+
 }  // namespace seqwarm

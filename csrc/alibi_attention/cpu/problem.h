@@ -71,6 +71,7 @@ struct Problem {
   float scale;
   bool reach;  // look for keys to skip
   float log2_tolerance;  // for each side
+  bool streams;  // whether results of short sequences are stored past the caches, which are too small for them
   Dropout dropout;
 };
 

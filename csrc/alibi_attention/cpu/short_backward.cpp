@@ -157,15 +157,13 @@ class ShortBackward {
     multiply_short(
         span.num_keys, dims_, span.width, grad_score_scores_.by_key(span, first), query_rows_.right_queries(span),
         grad_key_ + span.place * dims_, dims_, !starts);
-    const ShortResult<T, Products> grad_query(
-        problem_, outputs.grad_query, span.sequence->batch, tile_.head(), span.query, rows_);
     multiply_short(
-        span.width, dims_, span.num_keys, grad_score_scores_.by_query(span, first), key_rows_.right_keys(span),
-        grad_query.data(), grad_query.ld(), false);
+        span.width, dims_, span.num_keys, grad_score_scores_.by_query(span, first), key_rows_.right_keys(span), rows_,
+        dims_, false);
     for (int64_t index = 0; index < span.width; ++index) {
       const int64_t column = span.column + index;
       if (!tile_.sees(column)) {
-        std::fill_n(grad_query.data() + index * grad_query.ld(), dims_, 0.f);
+        std::fill_n(rows_ + index * dims_, dims_, 0.f);
       }
       if (outputs.slope_rows != nullptr) {
         const float from_beyond = tile_.beyond(column) * grad_lse_[first + index];
@@ -173,7 +171,8 @@ class ShortBackward {
             tile_.sees(column) ? -grad_slope_[first + index] - from_beyond : 0.f;
       }
     }
-    grad_query.finish(span.width);
+    store_rows<T, Products>(
+        problem_, rows_, outputs.grad_query, span.sequence->batch, tile_.head(), span.query, span.width);
   }
 
   // Zeros for the keys of a sequence outside its first span, with which the sums start.
@@ -188,18 +187,12 @@ class ShortBackward {
 
   void store_key_gradient(const Strided& tensor, const float* sums, int64_t key_head) const {
     for (const Sequence* sequence = tile_.group().begin; sequence != tile_.group().end; ++sequence) {
-      const auto row = [&](int64_t key) {
-        return tensor.row<T>(sequence->batch, key_head, sequence->first_key + key);
-      };
-      for (int64_t key = 0; key < sequence->num_keys; ++key) {
-        prefetch_to_write(row(key), problem_.head_dim);
+      if (sequence->num_queries > 0) {
+        store_rows<T, Products>(
+            problem_, sums, tensor, sequence->batch, key_head, sequence->first_key, sequence->num_keys);
       }
-      for (int64_t key = 0; key < sequence->num_keys; ++key) {
-        if (sequence->num_queries > 0) {
-          store_row<Products>(sums + key * dims_, row(key), problem_.head_dim);
-        } else {
-          std::fill_n(row(key), problem_.head_dim, T(0));
-        }
+      for (int64_t key = 0; sequence->num_queries == 0 && key < sequence->num_keys; ++key) {
+        std::fill_n(tensor.row<T>(sequence->batch, key_head, sequence->first_key + key), problem_.head_dim, T(0));
       }
       sums += round_up(sequence->num_keys, Products::step) * dims_;
     }
@@ -249,6 +242,7 @@ void short_backward(
     for (ShortItem item; next(item);) {
       backward.run(inputs, outputs, item);
     }
+    finish_streams();
   });
 }
 

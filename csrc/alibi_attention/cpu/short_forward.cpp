@@ -115,16 +115,15 @@ class ShortForward {
   }
 
   void store(const ForwardOutputs& outputs, const ShortPiece& piece, const Span& span) {
-    const ShortResult<T, Products> out(problem_, outputs.out, span.sequence->batch, tile_.head(), span.query, rows_);
     const int64_t first = span.column - piece.column;
     multiply_short(
-        span.width, dims_, span.num_keys, scores_.by_query(span, first), value_rows_.right_keys(span), out.data(),
-        out.ld(), false);
+        span.width, dims_, span.num_keys, scores_.by_query(span, first), value_rows_.right_keys(span), rows_, dims_,
+        false);
     for (int64_t index = 0; index < span.width; ++index) {
       const float largest = largest_[first + index], total = total_[first + index];
       const bool empty = !tile_.sees(span.column + index) || total == 0;  // false for NaN, which must reach the output
       if (empty) {
-        std::fill_n(out.data() + index * out.ld(), dims_, 0.f);
+        std::fill_n(rows_ + index * dims_, dims_, 0.f);
       }
       const float log2_sum = empty ? -infinity : largest + std::log2(total);
       const float slope2 = piece.biases.slope2[first + index];
@@ -132,7 +131,8 @@ class ShortForward {
       outputs.log2_sum[place] = log2_sum;
       outputs.lse[place] = empty ? -infinity : (log2_sum - slope2 * tile_.beyond(span.column + index)) * ln_2;
     }
-    out.finish(span.width);
+    store_rows<T, Products>(
+        problem_, rows_, outputs.out, span.sequence->batch, tile_.head(), span.query, span.width);
   }
 
   const Problem& problem_;
@@ -169,6 +169,7 @@ void short_forward(const Problem& problem, const ForwardOutputs& outputs, NextSh
     for (ShortItem item; next(item);) {
       forward.run(outputs, item);
     }
+    finish_streams();
   });
 }
 

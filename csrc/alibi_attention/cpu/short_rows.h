@@ -186,55 +186,31 @@ inline void fetch_keys(const Problem& problem, const Strided& tensor, const Shor
   }
 }
 
-// For several rows before they are written: stores alone wait for one cache line after the other.
-template <typename T>
-inline void prefetch_to_write(const T* row, int64_t head_dim) {
-  for (int64_t dim = 0; dim < head_dim; dim += 64 / sizeof(T)) {
-    __builtin_prefetch(row + dim, 1);
-  }
-}
-
-// Writes padded_dims floats as a row of a result, in the dtype of the tensor.
+// Writes the first floats of padded_dims as a row of a result, in the dtype of the tensor. Streams whole cache lines: a
+// store into a cache would read the line from memory first.
 template <typename Products, typename T>
-inline void store_row(const float* sums, T* row, int64_t head_dim) {
-  if constexpr (std::is_same_v<Products, FloatProducts>) {
-    load_row(sums, row, head_dim, head_dim);
+inline void store_row(const Problem& problem, const float* sums, T* row) {
+  const int64_t head_dim = problem.head_dim;
+  [[maybe_unused]] const bool streams = problem.streams && head_dim % (64 / static_cast<int64_t>(sizeof(T))) == 0 &&
+      reinterpret_cast<uintptr_t>(row) % 64 == 0;
+  if constexpr (!std::is_same_v<Products, FloatProducts>) {
+    streams ? stream_rounded_row(sums, head_dim, row) : round_row(sums, head_dim, row);
+  } else if constexpr (std::is_same_v<T, float>) {
+    streams ? stream_row(sums, row, head_dim) : copy_row(sums, row, head_dim);
   } else {
-    round_row(sums, head_dim, row);
+    load_row(sums, row, head_dim, head_dim);
   }
 }
 
-// Rows of results: the memory of the tensor itself where that is possible, else `copy`, from which `finish` writes.
+// Writes `count` rows of padded_dims floats to neighboring tokens.
 template <typename T, typename Products>
-class ShortResult {
- public:
-  ShortResult(const Problem& problem, const Strided& tensor, int64_t batch, int64_t head, int64_t token, float* copy)
-      : problem_(problem), first_(tensor.row<T>(batch, head, token)), step_(tensor.token), copy_(copy) {}
-
-  float* data() const {
-    if constexpr (std::is_same_v<T, float>) {
-      return in_place() ? first_ : copy_;
-    } else {
-      return copy_;
-    }
+inline void store_rows(
+    const Problem& problem, const float* sums, const Strided& tensor, int64_t batch, int64_t head, int64_t token,
+    int64_t count) {
+  for (int64_t row = 0; row < count; ++row) {
+    store_row<Products>(problem, sums + row * padded_dims(problem), tensor.row<T>(batch, head, token + row));
   }
-
-  int64_t ld() const { return in_place() ? step_ : padded_dims(problem_); }
-
-  void finish(int64_t count) const {
-    for (int64_t row = 0; !in_place() && row < count; ++row) {
-      store_row<Products>(copy_ + row * padded_dims(problem_), first_ + row * step_, problem_.head_dim);
-    }
-  }
-
- private:
-  bool in_place() const { return std::is_same_v<T, float> && padded_dims(problem_) == problem_.head_dim; }
-
-  const Problem& problem_;
-  T* first_;
-  int64_t step_;
-  float* copy_;
-};
+}
 
 }  // namespace CPU_CAPABILITY
 }  // namespace seqwarm

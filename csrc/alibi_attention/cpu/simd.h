@@ -151,6 +151,38 @@ inline void load_row(const From* from, To* to, int64_t count, int64_t padded) {
   std::memset(to + count, 0, (padded - count) * sizeof(To));
 }
 
+// `from` has whole vectors.
+inline void copy_row(const float* from, float* to, int64_t count) {
+  for (; count >= lanes; count -= lanes, from += lanes, to += lanes) {
+    Vec::loadu(from).store(to);
+  }
+  if (count > 0) {
+    Vec::loadu(from).store(to, count);
+  }
+}
+
+// Copies whole cache lines of floats to memory, past the caches.
+inline void stream_row(const float* from, float* to, int64_t count) {
+#if defined(CPU_CAPABILITY_AVX512)
+  for (int64_t index = 0; index < count; index += lanes) {
+    _mm512_stream_ps(to + index, _mm512_loadu_ps(from + index));
+  }
+#elif defined(CPU_CAPABILITY_AVX2)
+  for (int64_t index = 0; index < count; index += lanes) {
+    _mm256_stream_ps(to + index, _mm256_loadu_ps(from + index));
+  }
+#else
+  std::memcpy(to, from, count * sizeof(float));
+#endif
+}
+
+// Other threads see streamed rows after this.
+inline void finish_streams() {
+#if defined(CPU_CAPABILITY_AVX512) || defined(CPU_CAPABILITY_AVX2)
+  _mm_sfence();
+#endif
+}
+
 // `lanes` elements as floats.
 template <typename T>
 inline Vec load_floats(const T* from) {
