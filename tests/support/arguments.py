@@ -61,6 +61,13 @@ def complaints(call, make, argument, junk_values=JUNK):
     return found
 
 
+def check_all_arguments(call, make):
+    """`call` takes the valid arguments that `make` returns, and refuses junk in each by its name."""
+    call(**make())
+    found = [text for argument in make() for text in complaints(call, make, argument)]
+    assert not found, "\n".join(found)
+
+
 def check_accepted_or_named(name, call):
     """`call` accepts each value, or raises a TypeError or ValueError that names the argument."""
     found = complaints(lambda **arguments: call(arguments[name]), lambda: {name: None}, name)
