@@ -218,6 +218,7 @@ def test_known_calls_equal_new_ones(backend, calls):
     compare_known_and_new(backend, calls)
 
 
+@pytest.mark.slow  # the others are in make test
 @pytest.mark.skipif("triton" not in BACKENDS, reason="Triton does not serve its interpreter here")
 @settings(max_examples=10, deadline=None)
 @given(calls=calls_of_two_kinds())
