@@ -312,6 +312,7 @@ def test_accelerate_accumulates_over_the_end_of_an_epoch():
     from accelerate import Accelerator
     from accelerate.state import GradientState
 
+    GradientState._reset_state()  # an interrupted training may have left its loader there
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=5)
     model = accelerator.prepare(CountingModel())
     loader = ResumableLoader(DataLoader(ItemDataset(), batch_sampler=sampler(1), collate_fn=list))
