@@ -242,7 +242,9 @@ def _signature(name: str, entry: object) -> tuple[object, ...]:
     """Everything about an entry that the checks read."""
     if isinstance(entry, Tensor):
         return name, entry.shape, entry.dtype, entry.device, entry.requires_grad, entry.layout
-    return (name, len(entry)) if validation.is_list(entry) else (name,)  # type: ignore[arg-type]
+    if validation.is_list(entry):
+        return name, len(entry)  # type: ignore[arg-type]
+    return name, getattr(entry, "shape", None)  # of an array
 
 
 def _hashable(
