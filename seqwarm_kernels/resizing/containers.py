@@ -67,6 +67,15 @@ def _items(container: Any, prefix: str) -> list[tuple[Any, Any]]:
     return [(field.name, getattr(container, field.name)) for field in dataclasses.fields(container)]
 
 
+def cut_entries(batch: Any, resized: Any) -> Iterator[tuple[Any, Tensor, Tensor]]:
+    """The tensors of a batch whose shape resizing has changed: path, before and after."""
+    entries = flatten_batch(batch)
+    for path, after in flatten_batch(resized).items():
+        before = entries.get(path)
+        if isinstance(after, Tensor) and isinstance(before, Tensor) and before.shape != after.shape:
+            yield path, before, after
+
+
 def unflatten_batch(batch: Any, new_entries: Mapping[Any, Any], sizes: tuple[int, int]) -> Any:
     """A batch of the same types in which `new_entries` replace the entries of the same paths.
 

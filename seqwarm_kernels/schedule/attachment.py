@@ -16,13 +16,13 @@ from torch.utils.hooks import RemovableHandle
 from ..ops.backends import check_backend
 from ..ops.resize_batch.schema import IGNORED_LABEL, Kind
 from ..ops.resize_batch.validation import check_keys, check_name_arguments, check_names, fill_value
-from ..resizing.containers import is_container
+from ..resizing.containers import cut_entries, is_container
 from ..resizing.functional import resize_batch
 from ..utils.caller_warnings import warn_caller
 from ..utils.checks import check_module
 from ..utils.modules import forward_parameters, unwrapped
 from .lost_labels import NO_LABEL, lost_labels_on_device
-from .outside_labels import OutputCheck, has_labels, is_cut, warn_of_outside_labels
+from .outside_labels import OutputCheck, has_labels, warn_of_outside_labels
 
 #: Argument in which Hugging Face's Trainer passes the number of labels in all batches of a step, counted before
 #: resizing. A model that gets it divides its sum of losses by it.
@@ -87,11 +87,11 @@ class Attachment:
             raise TypeError("resize_options must not hold return_info: the attachment uses it to count tokens")
         check_resize_options(resize_options)
         present = attachment_of(model)
-        if isinstance(present, Attachment) and not present._is_copy:
+        if present is not None and not present._is_copy:
             raise ValueError("model has a scheduler attached already; call remove() of that attachment first")
         _check_layout(model, resize_options)
         self._initialize(model, scheduler, dict(resize_options), _positional_names(model))
-        if isinstance(present, Attachment):
+        if present is not None:
             present.remove()
         _remove_pickled(model)
         self._compiled = model._compiled_call_impl
@@ -229,7 +229,7 @@ class Attachment:
             self._lost_labels = lost if self._lost_labels is None else self._lost_labels | lost
         self._samples += len(info.valid_lengths)  # a packed batch has one row of several sequences
         self.seq_length = min(seq_length, info.position_ids.shape[1])
-        if self._may_lack_labels and torch.is_grad_enabled() and is_cut(batch, result):
+        if self._may_lack_labels and torch.is_grad_enabled() and any(cut_entries(batch, result)):
             self._may_lack_labels = False
             if not has_labels(batch):
                 self._look_at_output()
@@ -286,15 +286,15 @@ def _is_integer_sequence(value: Any) -> bool:
 
 
 def attachment_of(model: nn.Module) -> Attachment | None:
-    """The attachment of `model` itself."""
-    return model.__dict__.get(_ATTRIBUTE)
+    """The attachment of `model` itself. A model that was pickled with one has none."""
+    present = model.__dict__.get(_ATTRIBUTE)
+    return present if isinstance(present, Attachment) else None
 
 
 @contextmanager
 def paused_attachments(model: nn.Module) -> Iterator[None]:
     """Let the attachments of a model and its submodules resize and count nothing in the block."""
-    present = [attachment_of(module) for module in model.modules()]
-    attachments = [attachment for attachment in present if isinstance(attachment, Attachment)]
+    attachments = [attachment for module in model.modules() if (attachment := attachment_of(module)) is not None]
     try:
         for attachment in attachments:
             attachment._is_paused = True

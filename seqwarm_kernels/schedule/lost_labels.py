@@ -12,7 +12,7 @@ from torch import Tensor
 from ..ops.call_kind import is_plain_state
 from ..ops.resize_batch.schema import IGNORED_LABEL
 from ..ops.resize_batch.validation import holds_labels
-from ..resizing.containers import flatten_batch
+from ..resizing.containers import cut_entries
 from ..utils.caller_warnings import warn_caller
 from ..utils.checks import is_dtensor
 
@@ -83,15 +83,6 @@ def _all_lost(labels: Tensor, kept: Tensor) -> Tensor:
 
 def _cut_labels(batch: Any, resized: Any) -> Iterator[tuple[Tensor, Tensor]]:
     """The entries that hold labels for `resize_batch` and were cut: before and after."""
-    entries = flatten_batch(batch)
-    for name, kept in flatten_batch(resized).items():
-        labels = entries.get(name)
-        if _are_labels(name, kept) and isinstance(labels, Tensor) and labels.shape != kept.shape:
+    for name, labels, kept in cut_entries(batch, resized):
+        if not (kept.is_floating_point() or kept.is_complex()) and holds_labels(name, kept.dtype):
             yield labels, kept
-
-
-def _are_labels(name: Any, value: Any) -> bool:
-    """Whether an entry of a batch holds labels that may be −100."""
-    if not isinstance(value, Tensor) or value.is_floating_point() or value.is_complex():
-        return False
-    return holds_labels(name, value.dtype)

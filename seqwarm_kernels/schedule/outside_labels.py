@@ -22,16 +22,6 @@ _OUTSIDE = (
 )
 
 
-def is_cut(batch: Any, resized: Any) -> bool:
-    """Whether resizing changed the shape of an entry of a batch."""
-    entries = flatten_batch(batch)
-    pairs = [(entries.get(name), kept) for name, kept in flatten_batch(resized).items()]
-    return any(
-        isinstance(kept, Tensor) and isinstance(source, Tensor) and source is not kept and source.shape != kept.shape
-        for source, kept in pairs
-    )
-
-
 def has_labels(batch: Any) -> bool:
     """Whether a tensor of a batch is called as labels are."""
     return any(isinstance(value, Tensor) and counts_as_label(name) for name, value in flatten_batch(batch).items())

@@ -15,6 +15,7 @@ from torch import nn
 from torch.utils.data import get_worker_info
 
 from ..ops.call_kind import is_plain_state
+from ..resizing.containers import cut_entries
 from ..resizing.functional import resize_batch
 from ..utils.caller_warnings import warn_caller
 from ..utils.checks import (
@@ -27,7 +28,6 @@ from ..utils.checks import (
 )
 from .attachment import Attachment
 from .lost_labels import LABEL_CHECKS, NO_LABEL, has_lost_labels_on_host
-from .outside_labels import is_cut
 from .pacing import Pacing, as_pacing, describe, discrete, plain, rises
 
 UNITS = ("step", "token", "sample")
@@ -276,7 +276,7 @@ class SequenceLengthScheduler:
         """Count a batch, to warn once if none is cut."""
         assert self._batches_uncut is not None
         count, self._batches_uncut = self._batches_uncut + 1, None
-        if self.seq_length >= self.max_seq_length or is_cut(batch, resized):
+        if self.seq_length >= self.max_seq_length or any(cut_entries(batch, resized)):
             return
         if count >= _BATCHES_BEFORE_WARNING:
             warn_caller(_NOTHING_CUT.format(count, self.seq_length))

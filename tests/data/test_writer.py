@@ -303,7 +303,7 @@ def test_other_settings_are_rejected(tmp_path, settings, name):
     ],
 )
 def test_a_refused_call_does_not_bind_the_repaired_one(tmp_path, refused, settings, repaired):
-    """Its manifest was left, and the next call was told of chunks that were not there."""
+    """The refused call wrote a manifest, so the next one failed although the folder held no chunks."""
     if "parquet" in settings.values():
         pytest.importorskip("pyarrow")
     with pytest.raises((ValueError, TypeError)):

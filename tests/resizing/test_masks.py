@@ -18,8 +18,7 @@ CUT = [[3, 4, 5, 6], [8, 9, 10, 11]]
 @pytest.fixture(autouse=True)
 def _no_call_is_known():
     """Masks of known kinds are not looked at again."""
-    validation._warn_of_unread_mask.cache_clear()
-    validation._warn_of_one_dimension.cache_clear()
+    validation._warn_once.cache_clear()
     checked_call._calls.clear()
     functional._direct_calls.clear()
 

@@ -25,10 +25,10 @@ _LABEL_ENDINGS = ("_labels", "_label_ids", "_targets")
 #: The mask of the tokens in the entries beside it. "decoder_attention_mask" is that of "decoder_input_ids".
 _MASK, _MASKED_INPUTS = "attention_mask", ("input_ids", "inputs_embeds")
 #: Endings of masks that may hide padding. "special_tokens_mask" and "loss_mask" are other things.
-_MASKS_OF_PADDING = (
-    *("_padding_mask", "_pad_mask", "_attention_mask", "_attn_mask", "_att_mask"),
-    *("_input_mask", "_src_mask", "_token_mask", "_valid_mask"),
+_MASKS_OF_PADDING = tuple(
+    f"_{kind}_mask" for kind in ("padding", "pad", "attention", "attn", "att", "input", "src", "token", "valid")
 )
+_warn_once = cache(warn_caller)  #: of each text, in a process
 
 
 @dataclass(frozen=True)
@@ -185,15 +185,11 @@ def _warn_of_pairs(tensors: Mapping[str, Tensor], kinds: Mapping[str, Kind]) -> 
     """Warn of entries that have the shape of pairs of tokens and not the name of a mask."""
     for name, tensor in tensors.items():
         if kinds[name] != Kind.SQUARE and is_square_mask(tensor) and not own_name(name).endswith("embeds"):
-            _warn_of_one_dimension(name)
-
-
-@cache  # once in a process
-def _warn_of_one_dimension(name: str) -> None:
-    warn_caller(
-        f"batch[{name!r}] has as many features as tokens, and only its tokens are resized. If it holds pairs of "
-        "tokens, name it in mask_keys, with the masks over pairs of tokens. Name only those there if it holds features"
-    )
+            _warn_once(
+                f"batch[{name!r}] has as many features as tokens, and only its tokens are resized. If it holds pairs "
+                "of tokens, name it in mask_keys, with the masks over pairs of tokens. Name only those there if it "
+                "holds features"
+            )
 
 
 def own_name(path: object) -> str:
@@ -322,16 +318,11 @@ def warn_of_unread_masks(batch: Mapping[str, object], source_length: int) -> Non
         own = own_name(name)
         is_called_mask = own == "mask" or f"_{own}".endswith(_MASKS_OF_PADDING)
         if is_called_mask and isinstance(value, Tensor) and value.dim() > 1 and source_length in value.shape:
-            _warn_of_unread_mask(name)
-
-
-@cache  # once in a process
-def _warn_of_unread_mask(name: str) -> None:
-    warn_caller(
-        "rows are cut from their first token on, also if they begin with padding, which is not looked for in "
-        f"batch[{name!r}]. To cut each row from its first valid token on, resize a (batch, sequence) 'attention_mask', "
-        "0 where a token is hidden, with the tokens. Or pad on the right"
-    )
+            _warn_once(
+                "rows are cut from their first token on, also if they begin with padding, which is not looked for in "
+                f"batch[{name!r}]. To cut each row from its first valid token on, resize a (batch, sequence) "
+                "'attention_mask', 0 where a token is hidden, with the tokens. Or pad on the right"
+            )
 
 
 def check_keep_last(rule: str, mask_name: str | None) -> None:
