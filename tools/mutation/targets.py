@@ -57,13 +57,15 @@ TARGETS = [
         "scheduler.py pacing.py plan.py",
         "tests/schedule/test_scheduler.py",
         "tests/schedule/test_plan.py",
+        "tests/schedule/test_copies_in_processes.py",
         _SILENT_RESULTS,
     ),
     *_in_folder("seqwarm_kernels/schedule", "token_lr.py", "tests/schedule/test_token_lr.py"),
     *_in_folder(
         "seqwarm_kernels/schedule",
         "attachment.py",
-        *("tests/schedule/test_attachment.py", "tests/schedule/test_attachment_options.py", _SILENT_RESULTS),
+        *("tests/schedule/test_attachment.py", "tests/schedule/test_attachment_options.py"),
+        *("tests/schedule/test_outside_labels.py", _SILENT_RESULTS),
         *("-k", "not processes"),
     ),
     *_in_folder(
