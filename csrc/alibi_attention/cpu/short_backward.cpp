@@ -190,9 +190,10 @@ class ShortBackward {
       if (sequence->num_queries > 0) {
         store_rows<T, Products>(
             problem_, sums, tensor, sequence->batch, key_head, sequence->first_key, sequence->num_keys);
-      }
-      for (int64_t key = 0; sequence->num_queries == 0 && key < sequence->num_keys; ++key) {
-        std::fill_n(tensor.row<T>(sequence->batch, key_head, sequence->first_key + key), problem_.head_dim, T(0));
+      } else {
+        for (int64_t key = 0; key < sequence->num_keys; ++key) {
+          std::fill_n(tensor.row<T>(sequence->batch, key_head, sequence->first_key + key), problem_.head_dim, T(0));
+        }
       }
       sums += round_up(sequence->num_keys, Products::step) * dims_;
     }

@@ -151,7 +151,7 @@ inline void load_row(const From* from, To* to, int64_t count, int64_t padded) {
   std::memset(to + count, 0, (padded - count) * sizeof(To));
 }
 
-// `from` has whole vectors.
+// For short rows, for which a call of memcpy takes longer. `from` has whole vectors.
 inline void copy_row(const float* from, float* to, int64_t count) {
   for (; count >= lanes; count -= lanes, from += lanes, to += lanes) {
     Vec::loadu(from).store(to);
