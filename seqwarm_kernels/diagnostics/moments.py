@@ -13,7 +13,7 @@ from ..ops import backends
 from ..ops.library import overload
 from ..ops.moment_statistics.schema import Statistic, accumulation_dtype
 from .device_to_host import gather_device
-from .optimizer_state import optimizer_tensors, parameters_of
+from .optimizer_state import OptimizerTensor, optimizer_tensors, parameters_of
 from .sharding import ShardLocation, gather_over_ranks, local_part
 
 _OPERATOR = "moment_statistics"
@@ -67,9 +67,15 @@ def moment_statistics(optimizer: Any, *, backend: str | None = None) -> MomentSt
         TypeError: `optimizer` is not an optimizer.
         ValueError: `optimizer` holds only this rank's part of the states, or `backend` does not support its tensors.
     """
-    numbers, kinds = raw_statistics(optimizer, with_gradients=True, backend=backend)
+    numbers, kinds = raw_statistics(optimizer, backend=backend)
     found = MomentStatistics(*existing(numbers.unbind(), kinds))
     return found if found.grad_norm is None else found._replace(grad_norm=found.grad_norm.sqrt())
+
+
+def gradient_norm(optimizer: Any) -> Tensor | None:
+    """The l2 norm of the gradients in `.grad`, as in `moment_statistics`. None without gradients."""
+    numbers, kinds = raw_statistics(optimizer, with_moments=False)
+    return numbers[Statistic.GRADIENT_SQUARES].sqrt() if kinds else None
 
 
 T = TypeVar("T")
@@ -81,11 +87,14 @@ def existing(numbers: Iterable[T], kinds: Collection[str]) -> list[T | None]:
 
 
 @torch.no_grad()
-def raw_statistics(optimizer: Any, *, with_gradients: bool, backend: str | None = None) -> tuple[Tensor, set[str]]:
+def raw_statistics(
+    optimizer: Any, *, with_moments: bool = True, with_gradients: bool = True, backend: str | None = None
+) -> tuple[Tensor, set[str]]:
     """The operator's five numbers (5,) over all devices and ranks, and the kinds of tensors that parameters have."""
     found: dict[ShardLocation, list[Tensor]] = {}
     kinds: set[str] = set()
-    for location, batch in _batches(optimizer, with_gradients):
+    tensors = optimizer_tensors(optimizer, with_moments=with_moments, with_gradients=with_gradients)
+    for location, batch in _batches(tensors):
         kinds.update(kind for kind in _KINDS if getattr(batch, kind))
         operator = overload(_OPERATOR, backends.choose(_OPERATOR, location.device.type, backend))
         found.setdefault(location, []).append(operator(batch.momentum, batch.second_moment, batch.gradients))
@@ -98,10 +107,10 @@ def raw_statistics(optimizer: Any, *, with_gradients: bool, backend: str | None 
     return _combined(torch.cat([part.to(device, non_blocking=True) for part in parts])), kinds
 
 
-def _batches(optimizer: Any, with_gradients: bool) -> Iterator[tuple[ShardLocation, _Batch]]:
+def _batches(tensors: Iterable[OptimizerTensor]) -> Iterator[tuple[ShardLocation, _Batch]]:
     """All tensors, grouped by location. A location with many temporary copies yields several batches."""
     batches: dict[ShardLocation, _Batch] = {}
-    for kind, tensor, is_copy in optimizer_tensors(optimizer, with_gradients=with_gradients):
+    for kind, tensor, is_copy in tensors:
         part = local_part(tensor, is_copy=is_copy)
         batch = batches.setdefault(part.location, _Batch())
         getattr(batch, kind).append(part.tensor)

@@ -36,15 +36,16 @@ def rank_sharding_of(optimizer: Any) -> str | None:
     return None
 
 
-def optimizer_tensors(optimizer: Any, *, with_gradients: bool) -> Iterator[OptimizerTensor]:
-    """The moments that the state of each parameter has, and, if `with_gradients`, each gradient.
+def optimizer_tensors(optimizer: Any, *, with_moments: bool, with_gradients: bool) -> Iterator[OptimizerTensor]:
+    """If `with_moments`, those that the state of each parameter has, and, if `with_gradients`, each gradient.
 
     Raises:
         TypeError, ValueError: as `inner_optimizer`.
     """
     inner = inner_optimizer(optimizer)
     for parameter in parameters_of(inner):
-        yield from _moments(inner.state.get(parameter) or {})
+        if with_moments:
+            yield from _moments(inner.state.get(parameter) or {})
         if with_gradients and parameter.grad is not None:
             yield OptimizerTensor("gradients", parameter.grad, is_copy=False)
 

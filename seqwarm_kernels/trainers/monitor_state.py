@@ -24,6 +24,7 @@ class MonitorState:
     Attributes:
         monitor: the monitor of the current training, or of the last one; None before the first.
         saved: counts from a checkpoint, for the training that starts next.
+        grad_norm: the norm of the gradients of the next step, before clipping. None takes it from `.grad` after it.
 
     Raises:
         TypeError: an argument has the wrong type.
@@ -35,6 +36,7 @@ class MonitorState:
         self.outputs = tuple(outputs)
         self.monitor: TrainingMonitor | None = None
         self.saved: Mapping[str, Any] | None = None
+        self.grad_norm: Tensor | float | None = None
         self._losses: list[Tensor] = []
         self._had_loss = self._skipped = False
 
@@ -61,7 +63,7 @@ class MonitorState:
             read_every=self.read_every,
         )
         monitor.load_state_dict(self._counts_after(steps) or {**monitor.state_dict(), "steps": steps})
-        self.monitor, self.saved, self._losses = monitor, None, []
+        self.monitor, self.saved, self.grad_norm, self._losses = monitor, None, None, []
         self._had_loss = self._skipped = False
 
     def _counts_after(self, steps: int) -> Mapping[str, Any]:
@@ -88,9 +90,10 @@ class MonitorState:
             ValueError: no loss was added since the training began.
         """
         assert self.monitor is not None
+        grad_norm, self.grad_norm = self.grad_norm, None
         if self._losses:
             losses, self._losses = _on_one_device(self._losses), []
-            self.monitor.observe(losses.sum() if losses_are_parts else losses.mean())
+            self.monitor.observe(losses.sum() if losses_are_parts else losses.mean(), grad_norm)
         elif self._had_loss or may_begin_without:
             self._skipped = True
             counts, newest = self.monitor.state_dict(), self.monitor.last_record

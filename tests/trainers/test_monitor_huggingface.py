@@ -70,6 +70,17 @@ def test_gradients_are_those_that_the_optimizer_gets(tmp_path):
     assert [record.grad_norm for record in records] == pytest.approx([0.01] * 8, rel=1e-3)
 
 
+@pytest.mark.parametrize("max_grad_norm", [0.01, 0.0])
+def test_norms_are_those_before_clipping_in_a_trainer_that_knows_the_monitor(tmp_path, max_grad_norm):
+    records = []
+    training = trainer(tmp_path, model(), [], **ADAM, max_grad_norm=max_grad_norm)
+    Monitor(records.append).add_to(training)
+    training.train()
+    norms = [entry["grad_norm"] for entry in training.state.log_history if "grad_norm" in entry]
+    assert [record.grad_norm for record in records] == pytest.approx(norms, rel=1e-6)
+    assert min(norms) > 0.1
+
+
 @pytest.mark.parametrize("first", [True, False])
 def test_with_a_warmup_the_loss_is_that_of_the_cut_batch(tmp_path, first):
     records = []

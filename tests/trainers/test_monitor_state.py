@@ -13,7 +13,7 @@ from ..support.arguments import check_accepted_or_named
 def test_losses_on_several_devices_meet_on_the_first():
     """As with the replicas of nn.DataParallel. The meta device stands for a second GPU."""
     state, seen = MonitorState([], 1.2, 20), []
-    state.monitor = SimpleNamespace(observe=seen.append)
+    state.monitor = SimpleNamespace(observe=lambda loss, grad_norm: seen.append(loss))
     for device in ("meta", "cpu"):
         state.add_loss(torch.ones(1, device=device))
     state.step(losses_are_parts=False)

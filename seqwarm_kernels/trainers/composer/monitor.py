@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from composer.algorithms import GradientClipping
 from composer.core import Callback, State
 from composer.loggers import Logger
 from composer.utils import dist
+from torch import Tensor
 
 from ...diagnostics import TrainingMonitor
+from ...diagnostics.moments import gradient_norm
 from ...diagnostics.monitor import Output
 from ..monitor_state import MonitorState
 
@@ -22,9 +25,9 @@ class Monitor(Callback):
 
         Trainer(..., callbacks=Monitor(JsonLines("monitor.jsonl")))
 
-    The loss is Composer's loss of the batch, over all microbatches and ranks. The gradient norm is taken after
-    clipping. Rank zero writes. Checkpoints keep the counts. If a checkpoint has no counts, a training that resumes from
-    it starts to count there.
+    The loss is Composer's loss of the batch, over all microbatches and ranks. The gradient norm is taken before
+    Composer's `GradientClipping`, and after other algorithms that change gradients. Rank zero writes. Checkpoints keep
+    the counts. If a checkpoint has no counts, a training that resumes from it starts to count there.
 
     Loggers get the figures of the newest record that was read, "monitor/loss_ratio" and so on, which is up to
     2 · `read_every` steps old: "monitor/step" says of which step. "monitor/spikes" is the number of spikes up to it.
@@ -39,6 +42,7 @@ class Monitor(Callback):
 
     def __init__(self, *outputs: Output, spike_threshold: float = 1.2, read_every: int = 20) -> None:
         self._monitor_state = MonitorState(outputs, spike_threshold, read_every)
+        self._grad_norm: Tensor | None = None
 
     @property
     def monitor(self) -> TrainingMonitor | None:
@@ -49,9 +53,17 @@ class Monitor(Callback):
         steps = state.timestamp.batch.value
         self._monitor_state.start(state.optimizers, steps=steps, writes=dist.get_global_rank() == 0)
 
+    def after_backward(self, state: State, logger: Logger) -> None:
+        """Takes the norm after each microbatch: algorithms run before callbacks when all of them are done."""
+        self._grad_norm = None
+        if any(isinstance(algorithm, GradientClipping) for algorithm in state.algorithms):
+            norm = gradient_norm(state.optimizers[0])
+            is_scaled = norm is not None and state.scaler is not None and state.scaler.is_enabled()
+            self._grad_norm = norm / state.scaler.get_scale() if is_scaled else norm
+
     def batch_end(self, state: State, logger: Logger) -> None:
         assert self.monitor is not None
-        self.monitor.observe(state.total_loss_dict[_LOSS])
+        self.monitor.observe(state.total_loss_dict[_LOSS], self._grad_norm)
         logger.log_metrics(self._monitor_state.figures())
 
     def fit_end(self, state: State, logger: Logger) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import TrainerControl, TrainerState, TrainingArguments
+from transformers import Trainer, TrainerControl, TrainerState, TrainingArguments
 
 from ...diagnostics import TrainingMonitor
 from ...diagnostics.monitor import Output
@@ -25,9 +25,9 @@ class Monitor(LoggingCallback):
 
     The loss is that of the optimizer step, as this rank's model returns it: the mean over all forwards of the step,
     even if `compute_loss` adds up two of them, or their sum if the forwards get `num_items_in_batch`. The gradient norm
-    is taken after clipping, since the Trainer calls no callback between backward and clipping; the Trainer itself logs
-    the norm before clipping. The process that logs writes. Checkpoints keep the counts. If a checkpoint has no counts,
-    a training that resumes from it starts to count there.
+    is that before clipping if the Monitor was added by `add_to`. It is that after clipping for a Monitor in
+    `callbacks`, since the Trainer calls no callback between backward and clipping. The process that logs writes.
+    Checkpoints keep the counts. If a checkpoint has no counts, a training that resumes from it starts to count there.
 
     Every log gets the figures of the newest record that was read, "monitor/loss_ratio" and so on, which is up to
     2 · `read_every` steps old: "monitor/step" says of which step. "monitor/spikes" is the number of spikes up to it.
@@ -58,6 +58,21 @@ class Monitor(LoggingCallback):
     def monitor(self) -> TrainingMonitor | None:
         """The monitor of the current training, or of the last one; None before the first."""
         return self._monitor_state.monitor
+
+    def add_to(self, trainer: Trainer) -> None:
+        """Adds the callback to a Trainer, and its figures to what reporters get. Takes norms before clipping.
+
+        Raises:
+            TypeError, ValueError: as for `SequenceLengthWarmup.add_to`.
+        """
+        super().add_to(trainer)
+        norm_of = trainer._get_grad_norm  # computes it, unless clipping has
+
+        def keep_norm(*args: Any, **kwargs: Any) -> Any:
+            norm = self._monitor_state.grad_norm = norm_of(*args, **kwargs)
+            return norm
+
+        trainer.__dict__["_get_grad_norm"] = keep_norm
 
     def on_train_begin(
         self,

@@ -8,8 +8,10 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
+from torch.optim import Optimizer
 
 from ...diagnostics import TrainingMonitor
+from ...diagnostics.moments import gradient_norm
 from ...diagnostics.monitor import Output
 from ..monitor_state import MonitorState
 
@@ -22,9 +24,9 @@ class Monitor(Callback):
         Trainer(..., callbacks=[Monitor(JsonLines("monitor.jsonl"))])
 
     The loss is the mean of the losses that `training_step` returned for the batches of an optimizer step, on this rank.
-    A step whose `training_step` returned None is counted, and has no record. The gradient norm is taken after clipping.
-    Rank zero writes. Checkpoints keep the counts. If a checkpoint has no counts, a training that resumes from it starts
-    to count there.
+    A step whose `training_step` returned None is counted, and has no record. The gradient norm is taken before
+    Lightning clips; in manual optimization it is that of the gradients that the optimizer gets. Rank zero writes.
+    Checkpoints keep the counts. If a checkpoint has no counts, a training that resumes from it starts to count there.
 
     Loggers get the figures of the newest record that was read, "monitor/loss_ratio" and so on, which is up to
     2 · `read_every` steps old: "monitor/step" says of which step. "monitor/spikes" is the number of spikes up to it.
@@ -51,6 +53,9 @@ class Monitor(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._steps = trainer.global_step
         self._monitor_state.start(trainer.optimizers, steps=self._steps, writes=trainer.is_global_zero)
+
+    def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
+        self._monitor_state.grad_norm = gradient_norm(optimizer)
 
     def on_train_batch_end(
         self,

@@ -7,6 +7,7 @@ import pytest
 pytest.importorskip("composer", reason="needs Composer: make test-composer")
 
 from composer import Callback
+from composer.algorithms import GradientClipping
 
 from seqwarm_kernels.diagnostics import JsonLines
 from seqwarm_kernels.trainers.composer import Monitor
@@ -38,6 +39,20 @@ def test_records_are_the_losses_and_the_optimizers_statistics(microbatch):
     assert [record.loss for record in records] == run.seen.losses
     for record, expected in zip(records, plain.rows, strict=True):
         assert numbers(record) == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("microbatch", [4, 2])
+def test_norms_are_those_before_clipping(microbatch):
+    def norms(threshold):
+        """The recorded norm of a step, and the norm of what the optimizer got."""
+        records, plain = [], Plain()
+        clipping, callbacks = GradientClipping("norm", threshold), [Monitor(records.append), plain]
+        Run("1ba", clipping, callbacks=callbacks, device_train_microbatch_size=microbatch).fit()
+        return records[0].grad_norm, plain.rows[0][-1]
+
+    unclipped, got = norms(1e9)
+    assert unclipped == pytest.approx(got, rel=1e-6)
+    assert norms(0.01) == (unclipped, pytest.approx(0.01, rel=1e-3))
 
 
 def lines(path):
