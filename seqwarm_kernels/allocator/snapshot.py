@@ -28,8 +28,10 @@ _PIECE = 2**22
 _MIXERS = (0xBF58476D1CE4E5B9 - 2**64, 0x94D049BB133111EB - 2**64)
 #: By bytes of an element. Larger ones are read as several integers.
 _INTEGERS = {1: torch.int8, 2: torch.int16}
-#: Dicts in attributes of an optimizer that are restored. Others may do more than to hold entries.
+#: Dicts in attributes that are restored. Others may do more than to hold entries.
 _DICTS = (dict, OrderedDict, defaultdict)
+#: Packages whose modules count what they do in attributes that belong to more than the model.
+_WRAPPERS = {"torch", "deepspeed", "builtins"}
 
 
 @contextmanager
@@ -40,9 +42,10 @@ def restore_afterwards(
 
     Restored are parameters, buffers, gradients (None inside the block), train/eval flags, state and settings of the
     optimizer, the gradient scaler, and the random streams of torch (CPU and every CUDA device), Python and NumPy. Of an
-    optimizer, attributes are restored with the tensors, lists and dicts in them, and so are optimizers among them.
-    Copies are kept in host memory. Tensors stay the same objects. Hooks run, and their other changes are not restored.
-    Nor are changes inside of other objects that are attributes of an optimizer.
+    optimizer and of modules whose classes are not torch's or DeepSpeed's, attributes are restored with the tensors,
+    lists, dicts, sets and torch.Generators in them, and so are optimizers among them. Copies are kept in host memory.
+    Tensors stay the same objects. Hooks run, and their other changes are not restored. Nor are changes inside of other
+    objects that are attributes.
 
     Parameters that are frozen and not in the optimizer are not copied.
 
@@ -88,7 +91,8 @@ def _changing(
     state: list[Any] = [] if grad_scaler is None else [vars(grad_scaler)]
     for each in optimizers_in(optimizer):
         state += [*each.state.values(), *each.param_groups, vars(each)]
-    tensors = [*_parameters(model, optimizer), *model.buffers(), *tree_leaves(state)]
+    attributes = [value for module in _own_modules(model) for value in _contents(vars(module)) if _has_memory(value)]
+    tensors = [*_parameters(model, optimizer), *model.buffers(), *tree_leaves(state), *attributes]
     frozen = {id(parameter) for parameter in _frozen(model, optimizer).values()}
     unique = {id(tensor): tensor for tensor in tensors if isinstance(tensor, Tensor)}
     return [tensor for key, tensor in unique.items() if key not in frozen]
@@ -127,11 +131,32 @@ def optimizers_in(optimizer: Optimizer | None) -> list[Optimizer]:
 
 
 def _contents(container: Any) -> Iterator[Any]:
-    """Yield a list, tuple or dict and everything in it, also in further ones."""
-    yield container
-    if isinstance(container, (list, tuple, dict)):
-        for value in container.values() if isinstance(container, dict) else container:
-            yield from _contents(value)
+    """Yield a list, tuple or dict and everything in it, also in further ones, each object once."""
+    found: dict[int, Any] = {}
+    waiting = [container]
+    while waiting:
+        value = waiting.pop()
+        if id(value) not in found:
+            found[id(value)] = value
+            if isinstance(value, (list, tuple, dict)):
+                waiting += value.values() if isinstance(value, dict) else value
+    yield from found.values()
+
+
+def _own_modules(model: nn.Module) -> list[nn.Module]:
+    """Return the modules of classes from outside of torch, whose attributes a forward may change."""
+    return [
+        module
+        for module in model.modules()
+        if any(kind.__module__.partition(".")[0] not in _WRAPPERS for kind in type(module).__mro__)
+    ]
+
+
+def _has_memory(value: object) -> bool:
+    """Return False for what is no tensor, is on the meta device, or is a view of parameters that are not gathered."""
+    if not isinstance(value, Tensor) or value.is_meta:
+        return False
+    return value.layout != torch.strided or value.numel() == 0 or value.untyped_storage().nbytes() > 0
 
 
 class _Values:
@@ -217,18 +242,21 @@ def _is_plain(tensor: Tensor) -> bool:
 
 
 class _Modules:
-    """Train/eval flags, and the names of the tensors in each module."""
+    """Train/eval flags, the names of the tensors in each module, and attributes."""
 
     def __init__(self, model: nn.Module) -> None:
         self.modules = [
             (module, module.training, dict(module._parameters), dict(module._buffers)) for module in model.modules()
         ]
+        self.attributes = [_Attributes(module) for module in _own_modules(model)]
 
     def restore(self) -> None:
         for module, training, parameters, buffers in self.modules:
             module.training = training
             _replace_entries(module._parameters, parameters)
             _replace_entries(module._buffers, buffers)
+        for attributes in self.attributes:
+            attributes.restore()
 
 
 class _Gradients:
@@ -251,25 +279,45 @@ class _OptimizerState:
         self.optimizer = optimizer
         self.states = {parameter: _Entries(state) for parameter, state in optimizer.state.items()}
         self.groups = [_Entries(group) for group in optimizer.param_groups]
-        restored_above = ("state", "param_groups")  # with copies of objects in them that are not tensors
-        attributes = {name: value for name, value in vars(optimizer).items() if name not in restored_above}
-        contents = list(_contents(attributes))
-        self.lists = [(value, list(value)) for value in contents if type(value) is list]
-        self.dicts = [(value, dict(value)) for value in contents if type(value) in _DICTS]
-        self.attributes = dict(vars(optimizer))
+        # In these, objects that are not tensors are restored above, from copies.
+        self.attributes = _Attributes(optimizer, without=("state", "param_groups"))
 
     def restore(self) -> None:
-        for values, saved_values in self.lists:
-            values[:] = saved_values
-        for mapping, saved in self.dicts:
-            _replace_entries(mapping, saved)
+        self.attributes.restore()
         for entries in [*self.states.values(), *self.groups]:
             entries.restore()
         for parameter in self.optimizer.state.keys() - self.states.keys():
             del self.optimizer.state[parameter]
         for parameter, entries in self.states.items():  # the optimizer may have replaced the dict
             self.optimizer.state[parameter] = entries.entries
-        _replace_entries(vars(self.optimizer), self.attributes)
+
+
+class _Attributes:
+    """Attributes of an object, and what lists, dicts, sets and generators in them hold.
+
+    The contents of tensors are restored with those of the model.
+    """
+
+    def __init__(self, owner: Any, without: tuple[str, ...] = ()) -> None:
+        self.owner = owner
+        self.attributes = dict(vars(owner))
+        contents = list(_contents([value for name, value in self.attributes.items() if name not in without]))
+        self.lists = [(value, list(value)) for value in contents if type(value) is list]
+        self.dicts = [(value, dict(value)) for value in contents if type(value) in _DICTS]
+        self.sets = [(value, set(value)) for value in contents if type(value) is set]
+        self.generators = [(value, value.get_state()) for value in contents if isinstance(value, torch.Generator)]
+
+    def restore(self) -> None:
+        _replace_entries(vars(self.owner), self.attributes)
+        for values, saved_values in self.lists:
+            values[:] = saved_values
+        for mapping, saved in self.dicts:
+            _replace_entries(mapping, saved)
+        for elements, saved_elements in self.sets:
+            elements.clear()
+            elements.update(saved_elements)
+        for generator, state in self.generators:
+            generator.set_state(state)
 
 
 class _Entries:

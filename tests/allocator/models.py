@@ -1,6 +1,7 @@
 """Models that the tests warm up."""
 
 import random
+from collections import UserList
 
 import numpy
 import torch
@@ -21,7 +22,7 @@ class Tied(nn.Module):
         self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
         self.register_buffer("overlapping", torch.ones(1).expand(3))
         self.fail_at = fail_at
-        self.lengths = []
+        self.lengths = UserList()  # not restored, as a list would be
 
     def forward(self, input_ids):
         self.calls += 1
@@ -41,5 +42,5 @@ class Recorder(nn.Module):
     def __init__(self, forward):
         super().__init__()
         self.weight = nn.Parameter(torch.ones(()))
-        self.calls = []
+        self.calls = UserList()
         self.forward = forward.__get__(self)

@@ -1,5 +1,7 @@
 """What warmup_allocator passes to the model: the example batch at each length, or one that it guesses."""
 
+from collections import UserList
+
 import pytest
 import torch
 from torch import nn
@@ -157,7 +159,7 @@ class HuggingFaceLike(nn.Module):
         super().__init__()
         self.config = Config()
         self.project = nn.Linear(1, 30)
-        self.seen = []
+        self.seen = UserList()
 
     def get_output_embeddings(self):
         return self.project

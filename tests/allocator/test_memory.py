@@ -1,6 +1,7 @@
 """warmup_allocator on a fake device that runs out of memory, and on the host."""
 
 import json
+from collections import UserList
 from contextlib import contextmanager
 from types import SimpleNamespace
 
@@ -80,7 +81,7 @@ class Model(nn.Module):
     def __init__(self, device):
         super().__init__()
         self.embedding = nn.Embedding(7, 4)
-        self.device, self.shapes = device, []
+        self.device, self.shapes = device, UserList()
 
     def forward(self, input_ids):
         self.shapes.append(tuple(input_ids.shape))

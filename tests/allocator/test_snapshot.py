@@ -3,6 +3,7 @@
 import collections
 import copy
 import random
+from contextlib import nullcontext
 
 import numpy
 import pytest
@@ -168,6 +169,58 @@ def test_tensors_lists_and_dicts_in_attributes_of_an_optimizer():
     assert optimizer.by_name.keys() == before[2].keys()
     now = [optimizer.scale, optimizer.ema, *optimizer.ema, optimizer.by_name, *optimizer.by_name.values()]
     assert all(one is other for one, other in zip(objects, now, strict=True))
+
+
+class Remembering(nn.Module):
+    """Keeps what it has done in attributes of Python."""
+
+    def __init__(self):
+        super().__init__()
+        self.shift, self.scale = nn.Parameter(torch.zeros(3)), torch.ones(3)
+        self.is_initialized, self.longest, self.cache = False, 0, None
+        self.lengths, self.seen, self.by_name = [], {0}, {"same": (self.scale,), "calls": [0]}
+        self.by_name["itself"] = self.by_name
+        self.noise = torch.Generator().manual_seed(5)
+        self.on_meta, self.empty = torch.empty(3, device="meta"), torch.empty(0)
+
+    def forward(self, x):
+        if not self.is_initialized:
+            self.is_initialized = True
+            self.shift.data.copy_(-x.detach().mean((0, 1)))
+        self.longest = max(self.longest, x.shape[1])
+        self.cache = x.detach()
+        self.lengths.append(x.shape[1])
+        self.seen.add(x.shape[1])
+        self.by_name["calls"][0] += 1
+        self.by_name["new"] = self.scale.mul_(2)
+        return x + self.shift + torch.rand(3, generator=self.noise)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_attributes_of_modules(fails):
+    """A layer that initializes itself in its first forward kept its flag and lost its values."""
+
+    def loss(output, batch):
+        if fails:
+            raise RuntimeError("in the loss")
+        return output.sum()
+
+    model = nn.Sequential(Remembering())
+    layer = model[0]
+    names, objects = set(vars(layer)), [layer.scale, layer.lengths, layer.seen, layer.by_name, layer.by_name["calls"]]
+    noise = torch.rand(3, generator=layer.noise.clone_state())
+    with pytest.raises(RuntimeError, match="in the loss") if fails else nullcontext():
+        warmup_allocator(model, 4, example_batch=torch.ones(1, 4, 3), loss_fn=loss)
+    assert set(vars(layer)) == names
+    assert (layer.is_initialized, layer.longest, layer.cache) == (False, 0, None)
+    now = [layer.scale, layer.lengths, layer.seen, layer.by_name, layer.by_name["calls"]]
+    assert all(one is other for one, other in zip(objects, now, strict=True))
+    assert (layer.lengths, layer.seen, layer.by_name["calls"]) == ([], {0}, [0])
+    assert layer.by_name.keys() == {"same", "calls", "itself"}
+    assert layer.scale.tolist() == [1, 1, 1]
+    assert torch.rand(3, generator=layer.noise).equal(noise)
+    model(torch.ones(1, 2, 3))
+    assert layer.shift.tolist() == [-1, -1, -1]
 
 
 def test_values_are_restored_without_an_optimizer():

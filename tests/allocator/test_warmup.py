@@ -4,6 +4,7 @@ import contextlib
 import copy
 import random
 import weakref
+from collections import UserList
 
 import numpy
 import pytest
@@ -63,7 +64,7 @@ def test_state_is_restored(name, has_state):
 class Recorded(nn.Module):
     def __init__(self):
         super().__init__()
-        self.embedding, self.lengths = nn.Embedding(4, 2), []
+        self.embedding, self.lengths = nn.Embedding(4, 2), UserList()
 
     def forward(self, input_ids):
         self.lengths.append(input_ids.shape[1])
