@@ -5,6 +5,7 @@ from __future__ import annotations
 import dis
 import inspect
 import sys
+from collections.abc import Mapping
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
@@ -17,7 +18,7 @@ from torch.nn import functional
 
 from ..utils.modules import forward_parameters
 from .alibi_layer import AlibiHeads, Packing, alibi_layer_attention, has_shards
-from .transformers_masks import Visible, boundaries, decode, encode
+from .transformers_masks import Visible, boundaries, check_not_dense, decode, encode
 
 NAME = "seqwarm_alibi"
 
@@ -133,7 +134,7 @@ def check_call(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Non
     `output_attentions` is checked here, because a model may return None for the weights without passing it on.
 
     Raises:
-        ValueError: The model's attention was changed, or output_attentions is True.
+        ValueError: The model's attention was changed, output_attentions is True, or attention_mask is dense.
     """
     if model.config._attn_implementation != NAME:
         raise ValueError(
@@ -142,6 +143,9 @@ def check_call(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Non
         )
     if kwargs.get("output_attentions"):
         raise ValueError("output_attentions must be False: the kernels never compute the attention weights")
+    masks = _by_name(model, args, kwargs).get("attention_mask")
+    for mask in masks.values() if isinstance(masks, Mapping) else (masks,):
+        check_not_dense(mask)
 
 
 def drops_keywords(model: nn.Module) -> bool:
@@ -202,7 +206,7 @@ def _packed_indices(decoder: nn.Module, args: tuple[Any, ...], kwargs: dict[str,
     """The number of each token's sequence, (B, S), if position_ids start anew. A compiled model asserts that not."""
     from transformers.masking_utils import find_packed_sequence_indices
 
-    given = dict(zip(forward_parameters(decoder), args, strict=False)) | kwargs if args else kwargs
+    given = _by_name(decoder, args, kwargs)
     position_ids = given.get("position_ids")
     others = ("attention_mask", "past_key_values", "cu_seq_lens_q")
     if not isinstance(position_ids, Tensor) or position_ids.dim() > 2:  # of images and videos
@@ -214,6 +218,10 @@ def _packed_indices(decoder: nn.Module, args: tuple[Any, ...], kwargs: dict[str,
         return None
     tokens = given["inputs_embeds"] if given.get("input_ids") is None else given["input_ids"]
     return find_packed_sequence_indices(position_ids.expand(tokens.shape[0], -1))
+
+
+def _by_name(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    return dict(zip(forward_parameters(model), args, strict=False)) | kwargs if args else kwargs
 
 
 def _check_not_packed(position_ids: Tensor | None, query: Tensor, key: Tensor) -> None:

@@ -118,12 +118,27 @@ def decode(mask: Tensor | None, query: Tensor, key: Tensor) -> Visible:
             return Visible((row[:, :key_length] != 0).expand(len(query), -1), window=window)
         if mask.dtype == torch.int32:
             return Visible(row[:, 1:] != 0, row[:, 0], window=window)
-        if mask.dtype == torch.int64:
+        if mask.dtype == torch.int64 and shape[0] == 1:
             cu_seqlens = row[0].to(torch.int32)
             return Visible(packing=Packing(cu_seqlens, cu_seqlens, query.shape[2], key_length), window=window)
-    raise ValueError(
-        f"attention_mask must be (batch, length) of 0 and 1, got {shape} of {mask.dtype}: a dense mask of queries and "
-        "keys is not supported; for packed sequences pass cu_seq_lens_q, cu_seq_lens_k, max_length_q and max_length_k"
+    raise _dense(mask)
+
+
+def check_not_dense(mask: object) -> None:
+    """Refuse a mask of integers for queries and keys. `encode` repeats one row, but copies of its masks may not.
+
+    Raises:
+        ValueError: A model is called with a 4-D mask whose rows may differ.
+    """
+    if isinstance(mask, Tensor) and mask.dim() == 4 and mask.shape[2] > 1 and mask.stride(2) != 0:
+        raise _dense(mask)
+
+
+def _dense(mask: Tensor) -> ValueError:
+    return ValueError(
+        f"attention_mask must be (batch, length) of 0 and 1, got {tuple(mask.shape)} of {mask.dtype}: a dense mask of "
+        "queries and keys is not supported; for packed sequences pass cu_seq_lens_q, cu_seq_lens_k, max_length_q and "
+        "max_length_k"
     )
 
 

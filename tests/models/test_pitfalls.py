@@ -160,7 +160,7 @@ def test_self_attention_in_the_shape_of_cross_attention_is_found():
             x = self.words(input_ids)
             return self.attention(self.norm(x), self.norm(x), self.norm(x))[0]
 
-    with pytest.raises(ValueError, match="ALiBi attention is never called in attention"):
+    with pytest.raises(ValueError, match="could not run Normed: key and value must be the query itself"):
         apply_alibi(Normed(), 64)
 
 
@@ -177,6 +177,24 @@ def test_padded_example_batches_are_attended_as_they_are():
     for name in ("bert", "gpt2"):
         report = apply_alibi(make(name), 64, example_batch={"input_ids": tokens(2, 9), "attention_mask": mask})
         assert report.verification.largest_error < 1e-5
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "bert", "mistral"])
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int32, torch.int64, torch.bool, torch.float32])
+def test_dense_masks_are_refused(name, dtype):
+    """Those of integers were read as masks of our own: their first row alone, as padding or as packed sequences."""
+    model, ids = make(name).eval(), tokens(2, 9)
+    apply_alibi(model, 64)
+    causal_and_padded = torch.ones(2, 1, 9, 9).tril() * (torch.arange(9) >= 2)
+    mask = causal_and_padded.to(dtype)
+    if dtype.is_floating_point:
+        mask = torch.zeros_like(mask).masked_fill(mask == 0, -torch.inf)
+    inner = next(part for part in model.children() if isinstance(part, transformers.PreTrainedModel))
+    for call in (lambda: model(ids, attention_mask=mask), lambda: inner(ids, attention_mask=mask)):
+        with pytest.raises(
+            ValueError, match=r"attention_mask must be \(batch, length\) of 0 and 1, got \(2, 1, 9, 9\)"
+        ):
+            call()
 
 
 def test_undo_works_with_groups_of_any_size():

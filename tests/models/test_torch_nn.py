@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from seqwarm_kernels import alibi_slopes, apply_alibi
 
@@ -107,12 +108,40 @@ def test_cross_attention_of_a_decoder_is_unchanged():
     torch.testing.assert_close(out, twin(x, memory, tgt_mask=dense_bias(True)), rtol=1e-9, atol=1e-9)
 
 
-def test_cross_attention_is_unchanged():
+@pytest.mark.parametrize("compiled", [False, True])
+def test_other_keys_are_refused(compiled):
+    """They were attended without ALiBi: also those of a copied input, and all keys by the last query."""
     layer = nn.MultiheadAttention(WIDTH, HEADS, batch_first=True)
-    twin = copy.deepcopy(layer)
     apply_alibi(layer, 64)
+    attend = torch.compile(layer, backend="aot_eager") if compiled else layer
     x, y = torch.randn(2, ROWS, LENGTH, WIDTH).unbind()
-    assert layer(x, y, y)[0].equal(twin(x, y, y)[0])
+    for inputs in [(x, y, y), (x, x.clone(), x), (x, x, x.clone()), (x[:, -1:], x, x), (x, x.mT.contiguous().mT, x)]:
+        with pytest.raises(ValueError, match="key and value must be the query itself, because the layer was converted"):
+            attend(*inputs)
+
+
+def test_views_of_one_tensor():
+    """The recomputation of reentrant checkpointing gets a view for each argument."""
+    layer = nn.MultiheadAttention(WIDTH, HEADS, batch_first=True)
+    apply_alibi(layer, 64)
+    x, valid = torch.randn(ROWS, LENGTH, WIDTH), torch.ones(ROWS, LENGTH, dtype=torch.bool)
+
+    def call(x):
+        return checkpoint(lambda *inputs: layer(*inputs)[0], x, x, x, use_reentrant=True)
+
+    plain = SelfAttention()
+    plain.attention = layer
+    call.zero_grad, call.parameters = plain.zero_grad, plain.parameters
+    for checkpointed, expected in zip(run(call, x, valid), run(plain, x, valid), strict=True):
+        assert checkpointed.equal(expected)
+
+
+def test_nested_tensors_are_refused():
+    layer = nn.MultiheadAttention(WIDTH, HEADS, batch_first=True)
+    apply_alibi(layer, 64)
+    nested = torch.nested.nested_tensor([torch.randn(9, WIDTH), torch.randn(5, WIDTH)], layout=torch.jagged)
+    with pytest.raises(ValueError, match="query must not be a nested tensor: pad the rows, and pass key_padding_mask"):
+        layer(nested, nested, nested)
 
 
 def test_rows_of_one_sequence_and_weights():

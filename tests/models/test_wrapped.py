@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
@@ -84,6 +85,22 @@ def mesh(tmp_path):
     torch.distributed.init_process_group("gloo", f"file://{tmp_path}/store", rank=0, world_size=1)
     yield torch.distributed.device_mesh.init_device_mesh("cpu", (1,))
     torch.distributed.destroy_process_group()
+
+
+def test_multihead_attention_that_is_sharded_itself(mesh):
+    """The hooks of fully_shard pass views of its arguments, which were taken for cross-attention."""
+    x, layer = torch.randn(2, 9, 16), nn.TransformerEncoderLayer(16, 4, 32, batch_first=True, dropout=0.0)
+    apply_alibi(layer, 64)
+    expected = layer(x).detach()
+    fully_shard(layer.self_attn, mesh=mesh)
+    calls = []
+    with observe_calls(calls.append):
+        torch.testing.assert_close(fully_shard(layer, mesh=mesh)(x), expected)
+    assert len(calls) == 1
+    copies = nn.MultiheadAttention(16, 4, batch_first=True)
+    apply_alibi(copies, 64)
+    with pytest.raises(ValueError, match="If a mixed-precision policy of fully_shard copies the inputs"):
+        fully_shard(copies, mesh=mesh, mp_policy=BFLOAT16)(x, x, x)
 
 
 def slopes_after_a_step(model):

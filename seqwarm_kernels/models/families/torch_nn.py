@@ -15,7 +15,7 @@ _HIDDEN = -1e4
 
 
 class AlibiMultiheadAttention(nn.MultiheadAttention):
-    """nn.MultiheadAttention whose self-attention has ALiBi. Cross-attention is computed as before."""
+    """nn.MultiheadAttention of self-attention, with ALiBi."""
 
     def forward(
         self,
@@ -28,25 +28,32 @@ class AlibiMultiheadAttention(nn.MultiheadAttention):
         average_attn_weights: bool = True,
         is_causal: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """See nn.MultiheadAttention. Self-attention returns None for the weights, which are never computed.
+        """See nn.MultiheadAttention. Returns None for the weights, which are never computed.
 
         Args:
-            key_padding_mask: For self-attention: bool, True at a key to hide. Or floating point, 0 at a key to attend,
-                and -inf or any number of -1e4 or less at a key to hide, such as -1e9. A query that sees no key gives
-                zeros, plus the bias of `out_proj`.
-            attn_mask: For self-attention: None, or a causal mask together with `is_causal`.
+            key: `query`, or a tensor of the same memory.
+            value: As `key`.
+            key_padding_mask: Bool, True at a key to hide. Or floating point, 0 at a key to attend, and -inf or any
+                number of -1e4 or less at a key to hide, such as -1e9. A query that sees no key gives zeros, plus the
+                bias of `out_proj`.
+            attn_mask: None, or a causal mask together with `is_causal`.
 
         Raises:
-            TypeError: `key_padding_mask` is neither bool nor floating point, for self-attention.
-            ValueError: For self-attention, `attn_mask` is given without `is_causal`, or `key_padding_mask` holds other
-                numbers. On another device than the CPU, and in compiled code, such numbers are an error of the device.
-                The module has the hooks of torch's context parallelism, after which self-attention would look like
-                cross-attention.
+            TypeError: `key_padding_mask` is neither bool nor floating point.
+            ValueError: `key` or `value` is another tensor, `attn_mask` is given without `is_causal`, or
+                `key_padding_mask` holds other numbers. On another device than the CPU, and in compiled code, such
+                numbers are an error of the device. The query is a nested tensor. The module has the hooks of torch's
+                context parallelism.
         """
         refuse_context_parallel_style(self)
-        if key is not query or value is not query:
-            return super().forward(
-                query, key, value, key_padding_mask, need_weights, attn_mask, average_attn_weights, is_causal
+        if query.is_nested:
+            raise ValueError("query must not be a nested tensor: pad the rows, and pass key_padding_mask")
+        if not (_are_one(query, key) and _are_one(query, value)):
+            raise ValueError(
+                "key and value must be the query itself, because the layer was converted as self-attention, got other "
+                f"tensors, key {tuple(key.shape)} for query {tuple(query.shape)}: other keys have no known distance. "
+                "If a mixed-precision policy of fully_shard copies the inputs of the nn.MultiheadAttention, shard the "
+                "layer around it instead"
             )
         if attn_mask is not None and not is_causal:
             raise ValueError(
@@ -67,6 +74,14 @@ class AlibiMultiheadAttention(nn.MultiheadAttention):
         out = self.out_proj(out.transpose(1, 2).flatten(2))
         out = out if self.batch_first else out.transpose(0, 1)
         return (out if query.dim() == 3 else out.squeeze(0 if self.batch_first else 1)), None
+
+
+def _are_one(query: Tensor, other: Tensor) -> bool:
+    """Whether two arguments are one tensor, or views of it: the hooks of fully_shard and torch's reentrant checkpoint
+    make views of all arguments."""
+    if query is other:
+        return True
+    return not torch.compiler.is_compiling() and query.shape == other.shape and query.is_set_to(other)
 
 
 def _visible(key_padding_mask: Tensor | None, x: Tensor) -> Tensor | None:
