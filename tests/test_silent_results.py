@@ -342,6 +342,12 @@ def test_a_warning_for_trainers(on_host, monkeypatch):
             assert lost_labels.warn_of_lost_labels(batch, resize_batch(batch, 4), 4) is False
 
 
+def test_labels_are_looked_at_where_they_are():
+    batch, on_meta = ({"labels": LATE.to(device)} for device in ("cpu", "meta"))
+    assert lost_labels.lost_labels_on_device(batch, resize_batch(batch, 4)) is None
+    assert not lost_labels.has_lost_labels_on_host(on_meta, {"labels": on_meta["labels"][:, :4]})
+
+
 def test_labels_are_looked_at_in_the_first_batches_only(monkeypatch):
     """Since each look takes time."""
     monkeypatch.setattr(scheduler_module, "LABEL_CHECKS", 3)
@@ -482,7 +488,7 @@ def test_a_plain_loop_says_that_no_label_is_left(options):
         warnings.simplefilter("error")
         for harmless in (none, first, {**batch, "labels": batch["labels"].float()}):
             scheduler.resize(harmless, **options)
-    with pytest.warns(UserWarning, match="no label of a batch is left after resizing to 12 tokens") as caught:
+    with pytest.warns(UserWarning, match="^no label of a batch .* to 12 tokens, .* with mode='reshape'$") as caught:
         scheduler.resize(batch, **options)
     assert "scheduler.resize(" in linecache.getline(caught[0].filename, caught[0].lineno)
     with warnings.catch_warnings():

@@ -3,6 +3,8 @@
 import copy
 import pickle
 import warnings
+from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -25,11 +27,18 @@ class Predictor(nn.Module):
         return self.wrap(logits if labels is None else logits.mean())
 
 
+@dataclass
+class Output:
+    logits: Any
+
+
 WRAPS = {
     "tensor": lambda output: output,
     "mapping": lambda output: {"logits": output, "cache": object()},
     "tuple": lambda output: (output, None),
     "nested": lambda output: [{"logits": output}],
+    "dataclass": Output,
+    "beside a constant": lambda output: (torch.ones(3), output),
 }
 
 
@@ -51,7 +60,7 @@ def test_labels_outside_of_an_attached_model(wrap, compiled):
         model.eval()(BATCH["input_ids"])
     model.train()
     with pytest.warns(
-        UserWarning, match="the inputs of the model were cut to 8 tokens, and it got no labels"
+        UserWarning, match="^the inputs of the model were cut to 8 tokens, .* without labels needs no change$"
     ) as caught:
         model(BATCH["input_ids"])
     assert caught[0].filename == __file__
@@ -85,6 +94,14 @@ def test_a_loss_of_an_attached_model_without_labels(wrap):
             return super().forward(tokens, tokens)
 
     model = Loss(wrap)
+    SequenceLengthScheduler(8, 32, duration=10).attach(model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model(BATCH["input_ids"])
+
+
+def test_a_loss_beside_predictions():
+    model = Predictor(lambda logits: {"loss": logits.mean(), "logits": logits})
     SequenceLengthScheduler(8, 32, duration=10).attach(model)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

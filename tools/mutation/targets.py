@@ -63,6 +63,12 @@ TARGETS = [
     *_in_folder("seqwarm_kernels/schedule", "token_lr.py", "tests/schedule/test_token_lr.py"),
     *_in_folder(
         "seqwarm_kernels/schedule",
+        "lost_labels.py outside_labels.py",
+        *("tests/schedule/test_outside_labels.py", "tests/schedule/test_scheduler.py"),
+        *("tests/schedule/test_attachment.py", _SILENT_RESULTS, "-k", "not processes"),
+    ),
+    *_in_folder(
+        "seqwarm_kernels/schedule",
         "attachment.py",
         *("tests/schedule/test_attachment.py", "tests/schedule/test_attachment_options.py"),
         *("tests/schedule/test_outside_labels.py", _SILENT_RESULTS),
