@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from ..utils.modules import forward_parameters
 from .alibi_layer import AlibiHeads, Packing, alibi_layer_attention, has_shards
-from .transformers_masks import Visible, boundaries, check_not_dense, decode, encode
+from .transformers_masks import Visible, boundaries, check_encoded, decode, encode
 
 NAME = "seqwarm_alibi"
 
@@ -145,7 +145,7 @@ def check_call(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Non
         raise ValueError("output_attentions must be False: the kernels never compute the attention weights")
     masks = _by_name(model, args, kwargs).get("attention_mask")
     for mask in masks.values() if isinstance(masks, Mapping) else (masks,):
-        check_not_dense(mask)
+        check_encoded(mask)
 
 
 def drops_keywords(model: nn.Module) -> bool:

@@ -11,7 +11,8 @@ the kernels need into such a tensor, and `decode` reads it:
     (B, 1, 1, K) bool        as int8, for MPT, which converts every mask to bool
 
 n is 1 without a window. With a window, n is the largest distance + 2: the size of a dimension can be read without
-waiting for the device, and expanding a tensor along a dimension takes no memory.
+waiting for the device, and expanding a tensor along a dimension takes no memory. Integers x are stored as ~x, which is
+negative, so that dense masks of 0 and 1 can be told apart.
 """
 
 from __future__ import annotations
@@ -36,6 +37,9 @@ _CAUSAL_WINDOW, _BIDIRECTIONAL_WINDOW = "sliding_window_overlay", "sliding_windo
 _PACKED, _REMAPPED, _AND = "packed_sequence_mask_function", "remap_positions_for_packed_sequence", "and_masks"
 #: An argument of bidirectional masks only.
 _ONLY_BIDIRECTIONAL = "allow_is_bidirectional_skip"
+
+
+_STORED_AS_COMPLEMENTS = (torch.int8, torch.int32, torch.int64)
 
 
 class Visible(NamedTuple):
@@ -72,7 +76,7 @@ def encode(
     else:
         pattern = _pattern_of_closures(mask_function)
     if pattern.packed is not None:
-        return _with_window(boundaries(pattern.packed)[None, None, None, :], pattern.window)
+        return _with_window(~boundaries(pattern.packed)[None, None, None, :], pattern.window)
     visible = _visible_keys(attention_mask, kv_length, kv_offset)
     start = q_offset - kv_offset
     at_the_end = isinstance(start, int) and start == kv_length - q_length
@@ -85,9 +89,9 @@ def encode(
         if visible is None:
             visible = torch.ones(batch_size, kv_length, dtype=torch.bool, device=device)
         first = torch.zeros(len(visible), 1, dtype=torch.int32, device=device) + start
-        mask = torch.cat([first.to(torch.int32), visible.to(torch.int32)], 1)[:, None, None, :]
+        mask = ~torch.cat([first.to(torch.int32), visible.to(torch.int32)], 1)[:, None, None, :]
     elif visible is not None:
-        mask = visible.to(torch.int8)[:, None, None, :]
+        mask = ~visible.to(torch.int8)[:, None, None, :]
     elif pattern.window is not None:
         mask = torch.empty(1, 1, 1, 0, dtype=torch.int8, device=device)
     else:
@@ -111,26 +115,31 @@ def decode(mask: Tensor | None, query: Tensor, key: Tensor) -> Visible:
     shape, key_length = tuple(mask.shape), key.shape[2]
     if len(shape) == 4 and shape[1] == 1:
         window = None if shape[2] == 1 else shape[2] - 2
-        row = mask[:, 0, 0]
+        row = ~mask[:, 0, 0] if mask.dtype in _STORED_AS_COMPLEMENTS else mask[:, 0, 0]
         if mask.dtype == torch.int8 and shape[3] == 0:
             return Visible(window=window)
         if mask.dtype == torch.int8 or (mask.dtype == torch.bool and shape[2] == 1):
             return Visible((row[:, :key_length] != 0).expand(len(query), -1), window=window)
         if mask.dtype == torch.int32:
             return Visible(row[:, 1:] != 0, row[:, 0], window=window)
-        if mask.dtype == torch.int64 and shape[0] == 1:
+        if mask.dtype == torch.int64:
             cu_seqlens = row[0].to(torch.int32)
             return Visible(packing=Packing(cu_seqlens, cu_seqlens, query.shape[2], key_length), window=window)
     raise _dense(mask)
 
 
-def check_not_dense(mask: object) -> None:
-    """Refuse a mask of integers for queries and keys. `encode` repeats one row, but copies of its masks may not.
+def check_encoded(mask: object) -> None:
+    """Check that a 4-D mask of integers, with which a model is called, was made by `encode`, as in generation.
 
     Raises:
-        ValueError: A model is called with a 4-D mask whose rows may differ.
+        ValueError: It was not. On another device than the CPU, and in compiled code, this is an error of the device.
     """
-    if isinstance(mask, Tensor) and mask.dim() == 4 and mask.shape[2] > 1 and mask.stride(2) != 0:
+    if not isinstance(mask, Tensor) or mask.dim() != 4 or mask.dtype not in _STORED_AS_COMPLEMENTS:
+        return
+    is_encoded = (mask < 0).all()
+    if not mask.is_cpu or torch.compiler.is_compiling():  # without waiting for the device
+        torch._assert_async(is_encoded, "attention_mask must be (batch, length) of 0 and 1, got a dense mask")
+    elif not is_encoded:
         raise _dense(mask)
 
 
