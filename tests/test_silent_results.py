@@ -342,6 +342,25 @@ def test_a_warning_for_trainers(on_host, monkeypatch):
             assert lost_labels.warn_of_lost_labels(batch, resize_batch(batch, 4), 4) is False
 
 
+@pytest.mark.parametrize("name", ["loss_mask", "completion_mask", "assistant_masks"])
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int64, torch.float32])
+def test_a_loss_mask_that_leaves_out_all_tokens(name, dtype):
+    """The sum of the mask, by which the loss is divided, was 0."""
+    mask = (torch.arange(8) >= 4).to(dtype).repeat(2, 1)
+    with pytest.warns(UserWarning, match="no label of a batch is left after resizing to 4 tokens, .* loss mask is 0"):
+        SequenceLengthScheduler(4, 8, duration=10).resize({"tokens": IDS, name: mask})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        SequenceLengthScheduler(5, 8, duration=10).resize({"tokens": IDS, name: mask})
+        SequenceLengthScheduler(4, 8, duration=10).resize({"tokens": IDS, name: torch.zeros_like(mask)})
+
+
+def test_other_negative_labels():
+    """Such as the -1 of nanoGPT."""
+    with pytest.warns(UserWarning, match="no label of a batch is left"):
+        SequenceLengthScheduler(4, 8, duration=10).resize({"x": IDS, "targets": LATE.clamp(min=-1)})
+
+
 def test_labels_are_looked_at_where_they_are():
     batch, on_meta = ({"labels": LATE.to(device)} for device in ("cpu", "meta"))
     assert lost_labels.lost_labels_on_device(batch, resize_batch(batch, 4)) is None

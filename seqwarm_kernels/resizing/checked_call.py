@@ -283,6 +283,8 @@ def check_call(
         rule = "truncate_valid"
     if rule == "truncate" and not masks and not torch.compiler.is_compiling():
         validation.warn_of_unread_masks(entries, layout.source_length)
+    if not torch.compiler.is_compiling():
+        validation.warn_of_counts(name for name, kind in layout.kinds.items() if kind == Kind.ROW)
     tensors = {name: entries[name] for name in layout.kinds}
     moves_all = masks in ([], [mask_name])  # the one mask of the batch
     kinds = [int(kind) for kind in layout.kinds.values()]

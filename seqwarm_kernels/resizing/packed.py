@@ -103,6 +103,8 @@ def packed_call(
     found = _resized_tensors(entries, bounds, keys, mask_keys)
     tensors = {name: tensor for name, (tensor, _) in found.items()}
     validation.check_one_device(tensors)
+    if not torch.compiler.is_compiling():
+        validation.warn_of_counts(name for name, (_, kind) in found.items() if kind == PackedKind.SEQUENCE)
     return PackedCall(
         bounds=bounds,
         rule=rule,
@@ -164,7 +166,7 @@ def _kind_of(name: str, tensor: Tensor) -> PackedKind:
         if tensor.dtype not in INTEGERS:
             raise TypeError(f"batch[{name!r}] must hold integers, the numbers of sequences, got {tensor.dtype}")
         return PackedKind.INDEX
-    return PackedKind.LABEL if validation.holds_labels(name, tensor.dtype) else PackedKind.TOKEN
+    return PackedKind.LABEL if validation.is_filled(name, tensor.dtype) else PackedKind.TOKEN
 
 
 def _check_fits(entries: Mapping[str, Any], new_tokens: int) -> None:

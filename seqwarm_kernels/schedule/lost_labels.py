@@ -10,8 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from ..ops.call_kind import is_plain_state
-from ..ops.resize_batch.schema import IGNORED_LABEL
-from ..ops.resize_batch.validation import holds_labels
+from ..ops.resize_batch.validation import holds_labels, is_loss_mask
 from ..resizing.containers import cut_entries
 from ..utils.caller_warnings import warn_caller
 from ..utils.checks import is_dtensor
@@ -21,8 +20,8 @@ LABEL_CHECKS = 500
 
 NO_LABEL = (
     "no label of a batch is left after resizing to {} tokens, so its loss is 0 or NaN, and the model learns nothing "
-    "from it: all labels of these tokens are -100, as those of a long prompt. Begin with a larger min_seq_length, or "
-    "resize with mode='reshape'"
+    "from it: all labels of these tokens are negative, or their loss mask is 0, as for a long prompt. Begin with a "
+    "larger min_seq_length, or resize with mode='reshape'"
 )
 
 #: Number of labels whose maximum takes less time than a view of some of them and its maximum.
@@ -50,8 +49,8 @@ def has_lost_labels_on_host(batch: Any, resized: Any) -> bool:
     since the values may not be readable.
     """
     return any(
-        not _has_some(kept) and bool(_all_lost(labels, kept))
-        for labels, kept in _cut_labels(batch, resized)
+        not _has_some(kept, ignored) and bool(_all_lost(labels, kept, ignored))
+        for labels, kept, ignored in _cut_labels(batch, resized)
         if _is_on_host(kept) and is_plain_state()
     )
 
@@ -59,8 +58,8 @@ def has_lost_labels_on_host(batch: Any, resized: Any) -> bool:
 def lost_labels_on_device(batch: Any, resized: Any) -> Tensor | None:
     """A bool: whether resizing cut off all labels of an entry. None without labels, or with labels in host memory."""
     lost = [
-        _all_lost(labels, kept)
-        for labels, kept in _cut_labels(batch, resized)
+        _all_lost(labels, kept, ignored)
+        for labels, kept, ignored in _cut_labels(batch, resized)
         if not _is_on_host(kept) and not is_dtensor(kept)
     ]
     return functools.reduce(operator.or_, lost) if lost else None
@@ -70,19 +69,28 @@ def _is_on_host(labels: Tensor) -> bool:
     return type(labels) is Tensor and labels.is_cpu
 
 
-def _has_some(kept: Tensor) -> bool:
-    """Whether a quick look finds a label, as in most batches. Labels below -100 do not exist."""
+def _has_some(kept: Tensor, ignored: int) -> bool:
+    """Whether a quick look finds a label, as in most batches."""
     few = kept if kept.numel() <= _FEW else kept.select(0, -1)
-    return kept.numel() > 0 and few.amax().item() > IGNORED_LABEL
+    return kept.numel() > 0 and few.amax().item() > ignored
 
 
-def _all_lost(labels: Tensor, kept: Tensor) -> Tensor:
+def _all_lost(labels: Tensor, kept: Tensor, ignored: int) -> Tensor:
     """A bool: whether there are labels, and none of them is kept."""
-    return (labels != IGNORED_LABEL).any() & ~(kept != IGNORED_LABEL).any()
+    return (labels > ignored).any() & ~(kept > ignored).any()
 
 
-def _cut_labels(batch: Any, resized: Any) -> Iterator[tuple[Tensor, Tensor]]:
-    """The entries that hold labels for `resize_batch` and were cut: before and after."""
+def _holds_signed_integers(tensor: Tensor) -> bool:
+    return tensor.dtype.is_signed and not (tensor.is_floating_point() or tensor.is_complex())
+
+
+def _cut_labels(batch: Any, resized: Any) -> Iterator[tuple[Tensor, Tensor, int]]:
+    """The entries that hold labels for `resize_batch`, or the loss mask, and were cut: before and after.
+
+    The number and those below it are what the loss leaves out: of labels the negative ones, such as -100 and -1.
+    """
     for name, labels, kept in cut_entries(batch, resized):
-        if not (kept.is_floating_point() or kept.is_complex()) and holds_labels(name, kept.dtype):
-            yield labels, kept
+        if is_loss_mask(name) and not kept.is_complex():
+            yield labels, kept, 0
+        elif _holds_signed_integers(kept) and holds_labels(name, kept.dtype):
+            yield labels, kept, -1

@@ -18,7 +18,8 @@ _OUTSIDE = (
     "the inputs of the model were cut to {} tokens, and it got no labels and returned no loss: labels outside of the "
     "model are not cut, so a loss of its outputs may compare tokens with labels of other tokens. Pass the labels to "
     "the model, or resize the whole batch with scheduler.resize(batch) instead of attaching, or with "
-    "warmup.add_to(trainer) in Hugging Face's Trainer. A loss without labels needs no change"
+    "warmup.add_to(trainer) in Hugging Face's Trainer. A loss without labels, or with one label for each row, needs "
+    "no change"
 )
 
 

@@ -107,9 +107,14 @@ class TokenLR(LRScheduler):
 
         Raises:
             TypeError: `n` is not an int.
-            ValueError: `n` is negative, missing, or given beside a `source`, or the tokens would no longer fit into 64
-                bits. Nothing was counted.
+            ValueError: `n` is negative, missing, or given beside a `source`, the tokens would no longer fit into 64
+                bits, or the optimizer has got another parameter group. Nothing was counted.
         """
+        if len(self.base_lrs) != len(self.optimizer.param_groups):
+            raise ValueError(
+                f"optimizer must have the {len(self.base_lrs)} parameter groups that it had before, got "
+                f"{len(self.optimizer.param_groups)}: make the TokenLR after add_param_group"
+            )
         is_initial = self.last_epoch < 0  # torch's constructor sets the first learning rates in this way
         tokens = 0 if is_initial else _counted(self.tokens, n, self._source)
         self.last_epoch = tokens - 1
@@ -148,8 +153,10 @@ class TokenLR(LRScheduler):
                 f"base_lrs must be a list of {len(self.base_lrs)} learning rates, one for each group, got {peaks!r}"
             )
         for index, peak in enumerate(peaks):
-            if not isinstance(peak, Tensor):  # as an optimizer with capturable=True has
+            if not isinstance(peak, Tensor):
                 check_real(f"base_lrs[{index}]", peak)
+            elif peak.numel() != 1:  # one element is what an optimizer with capturable=True has
+                raise ValueError(f"base_lrs[{index}] must be a number, got a tensor of shape {tuple(peak.shape)}")
         self.last_epoch = tokens
         self.base_lrs = list(peaks)
         self._last_lr = self.get_lr()

@@ -1,5 +1,6 @@
 """Nested batches of all types: the entries that resize_batch reads, and the types that it returns."""
 
+import collections
 import dataclasses
 from collections import OrderedDict
 from types import MappingProxyType
@@ -75,6 +76,57 @@ def test_lists_with_an_entry_for_each_row():
     assert padded["images"] is images
     assert resize_batch(batch, 3)["names"] is names
     assert batch["names"] == ["a", "b"]
+
+
+class Attributes(dict):
+    """A dict whose entries are its attributes."""
+
+    def __init__(self, *args, **entries):
+        super().__init__(*args, **entries)
+        self.__dict__ = self
+
+
+@pytest.mark.parametrize("options", [{}, {"mode": "reshape"}, {"copy": False}])
+def test_a_dict_whose_entries_are_its_attributes(options):
+    """Its attributes kept the whole rows."""
+    batch = Attributes(input_ids=ids(), names=["a", "b"])
+    resized = resize_batch(batch, 3, **options)
+    assert type(resized) is Attributes
+    assert resized.input_ids is resized["input_ids"]
+    assert resized.input_ids.shape[1] == 3
+    assert batch.input_ids.shape == (2, 6)
+    resized.names = "new"
+    assert resized["names"] == "new"
+    assert batch.names == ["a", "b"]
+
+
+class Named(collections.abc.MutableMapping):
+    """A mapping whose class takes its entries one by one."""
+
+    def __init__(self, input_ids, labels):
+        self.entries = {"input_ids": input_ids, "labels": labels}
+
+    def __getitem__(self, name):
+        return self.entries[name]
+
+    def __setitem__(self, name, value):
+        self.entries[name] = value
+
+    def __delitem__(self, name):
+        del self.entries[name]
+
+    def __iter__(self):
+        return iter(self.entries)
+
+    def __len__(self):
+        return len(self.entries)
+
+
+def test_a_mapping_that_cannot_be_made_again():
+    with pytest.raises(
+        TypeError, match=r"batch must be a mapping whose class takes a mapping of its entries, .* a Named"
+    ):
+        resize_batch(Named(ids(), ids()), 3)
 
 
 @dataclasses.dataclass

@@ -60,7 +60,7 @@ def test_labels_outside_of_an_attached_model(wrap, compiled):
         model.eval()(BATCH["input_ids"])
     model.train()
     with pytest.warns(
-        UserWarning, match="^the inputs of the model were cut to 8 tokens, .* without labels needs no change$"
+        UserWarning, match="^the inputs of the model were cut to 8 tokens, .* one label for each row, needs no change$"
     ) as caught:
         model(BATCH["input_ids"])
     assert caught[0].filename == __file__

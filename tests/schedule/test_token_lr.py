@@ -97,6 +97,17 @@ def test_a_resumed_training_has_the_same_learning_rates_to_the_bit(make, tmp_pat
         assert trained(second, resumed, COUNTS[stop:]) == expected[stop:]
 
 
+def test_a_new_parameter_group_is_refused_before_anything_is_counted():
+    optimizer = made_optimizer()
+    schedule = token_lr(optimizer)
+    rates = [group["lr"] for group in optimizer.param_groups]
+    optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(1))], "lr": 0.5})
+    with pytest.raises(ValueError, match="optimizer must have the 2 parameter groups that it had before, got 3: make"):
+        schedule.step(16)
+    assert schedule.tokens == 0
+    assert [group["lr"] for group in optimizer.param_groups] == [*rates, 0.5]
+
+
 def test_a_state_of_another_configuration_raises_and_changes_nothing():
     schedule = token_lr(made_optimizer())
     before = schedule.state_dict()
@@ -112,7 +123,12 @@ def test_a_state_of_another_configuration_raises_and_changes_nothing():
         schedule.load_state_dict({**before, "tokens": -1})
     with pytest.raises(ValueError, match="must have the entries"):
         schedule.load_state_dict({"tokens": 7})
-    for peaks, error in ([["x", 1.0], TypeError], [[1.0, True], TypeError], [[1.0, float("nan")], ValueError]):
+    for peaks, error in (
+        [["x", 1.0], TypeError],
+        [[1.0, True], TypeError],
+        [[1.0, float("nan")], ValueError],
+        [[1.0, torch.ones(3)], ValueError],
+    ):
         with pytest.raises(error, match=r"base_lrs\[\d\] must be"):
             schedule.load_state_dict({**before, "tokens": 7, "base_lrs": peaks})
     assert schedule.state_dict() == before

@@ -56,6 +56,9 @@ SEQUENCE_DIMS = {Kind.ROW: (), Kind.SEQUENCE: (1,), Kind.LABEL: (1,), Kind.SQUAR
 #: Padding in labels: torch.nn.functional.cross_entropy leaves it out of the loss.
 IGNORED_LABEL = -100
 
+#: Names of masks that are 0 where the loss leaves a token out.
+LOSS_MASKS = ("completion_mask", "assistant_masks", "loss_mask")
+
 ARGUMENTS = (
     "Tensor[] inputs, Tensor? attention_mask, SymInt batch_size, SymInt source_length, SymInt new_length, "
     "str rule, int[] kinds, Scalar[] fill_values, bool return_info"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
 from numbers import Integral, Real
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ...utils.caller_warnings import warn_caller
 from ...utils.checks import check_choice, check_dense, check_int, is_dtensor
-from .schema import IGNORED_LABEL, Kind
+from .schema import IGNORED_LABEL, LOSS_MASKS, Kind
 
 MODES = ("truncate", "reshape", "flatten")
 REMAINDERS = ("drop", "pad", "overlap")
@@ -28,6 +28,9 @@ _MASK, _MASKED_INPUTS = "attention_mask", ("input_ids", "inputs_embeds")
 _MASKS_OF_PADDING = tuple(
     f"_{kind}_mask" for kind in ("padding", "pad", "attention", "attn", "att", "input", "src", "token", "valid")
 )
+#: Names of entries with a number of tokens or a position for each row.
+_COUNT_NAMES = frozenset(("start_positions", "end_positions", "length", "lengths", "seq_len", "seq_lens"))
+_COUNT_ENDINGS = ("_length", "_lengths", "_seq_len", "_seq_lens")
 _warn_once = cache(warn_caller)  #: of each text, in a process
 
 
@@ -178,7 +181,16 @@ def _kind(name: str, tensor: Tensor, seq_dim: int, mask_keys: Collection[str] | 
         return Kind.ROW
     if is_square_mask(tensor) and is_mask(name, mask_keys):
         return Kind.SQUARE
-    return Kind.LABEL if holds_labels(name, tensor.dtype) else Kind.SEQUENCE
+    return Kind.LABEL if is_filled(name, tensor.dtype) else Kind.SEQUENCE
+
+
+def is_filled(name: str, dtype: torch.dtype) -> bool:
+    """Whether a token that is repeated must not count twice in the entry: labels and masks of the loss."""
+    return holds_labels(name, dtype) or is_loss_mask(name)
+
+
+def is_loss_mask(name: str) -> bool:
+    return own_name(name) in LOSS_MASKS
 
 
 def _warn_of_pairs(tensors: Mapping[str, Tensor], kinds: Mapping[str, Kind]) -> None:
@@ -307,6 +319,7 @@ def _row_masks(batch: Mapping[str, object], layout: Layout, seq_dim: int) -> lis
         name
         for name, value in batch.items()
         if own_name(name).endswith(_MASK)
+        and own_name(name) != f"global_{_MASK}"  # says which tokens attend globally, and hides none
         and isinstance(value, Tensor)
         and tuple(value.shape) == (shape if seq_dim == 1 else shape[::-1])
     ]
@@ -322,6 +335,17 @@ def warn_of_unread_masks(batch: Mapping[str, object], source_length: int) -> Non
                 "rows are cut from their first token on, also if they begin with padding, which is not looked for in "
                 f"batch[{name!r}]. To cut each row from its first valid token on, resize a (batch, sequence) "
                 "'attention_mask', 0 where a token is hidden, with the tokens. Or pad on the right"
+            )
+
+
+def warn_of_counts(names: Iterable[str]) -> None:
+    """Warn of entries with one value for each row, or sequence, that count tokens or point at them."""
+    for name in names:
+        own = own_name(name)
+        if own in _COUNT_NAMES or own.endswith(_COUNT_ENDINGS):
+            _warn_once(
+                f"batch[{name!r}] counts tokens of whole rows or points at them, by its name, and does not change when "
+                "rows are cut: compute it from the resized batch, or rename it if it holds something else"
             )
 
 
@@ -406,7 +430,8 @@ def fill_value(
     if pad_values is not None and name in pad_values:
         given = pad_values[name]
     else:
-        given = _default_label(name, dtype) if kind == Kind.LABEL and fills_labels else 0
+        is_ignored_label = kind == Kind.LABEL and fills_labels and not is_loss_mask(name)
+        given = _default_label(name, dtype) if is_ignored_label else 0
     if isinstance(given, Real) and not isinstance(given, (int, float)):
         given = int(given) if isinstance(given, Integral) else float(given)  # of NumPy
     if not isinstance(given, (bool, int, float)):
