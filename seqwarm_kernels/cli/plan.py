@@ -76,7 +76,7 @@ def run(arguments: argparse.Namespace) -> Result:
             unit=arguments.unit,
             pacing=pacing(arguments.root),
         )
-        total = round(arguments.duration / _DEFAULT_SHARE) if arguments.total is None else arguments.total
+        total = _total(arguments)
         model = ModelSize(arguments.layers, arguments.hidden_size, arguments.vocab_size)
         plan = plan_schedule(scheduler, total, arguments.batch_size, model)
         exchanges = None if arguments.ranks is None else _exchanges(arguments)
@@ -91,6 +91,19 @@ def run(arguments: argparse.Namespace) -> Result:
     if exchanges is None:
         return Result(plan.to_json(), table(plan))
     return Result({**plan.to_json(), "exchanges": exchanges.to_json()}, f"{table(plan)}\n\n{exchanges.table()}")
+
+
+def _total(arguments: argparse.Namespace) -> int:
+    """Units of the whole run.
+
+    Raises:
+        ValueError: neither option tells them.
+    """
+    if arguments.total is not None:
+        return int(arguments.total)
+    if arguments.duration < 1:
+        raise ValueError(f"--duration must be at least 1 without --total, got {arguments.duration}")
+    return round(arguments.duration / _DEFAULT_SHARE)
 
 
 def _exchanges(arguments: argparse.Namespace) -> Exchanges:

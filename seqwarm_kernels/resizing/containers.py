@@ -107,7 +107,7 @@ def _copy_with(container: Any, replaced: dict[Any, Any], sizes: tuple[int, int])
     if isinstance(container, (dict, UserDict)):  # their copies keep attributes and share no storage
         new_container = copy.copy(container)
         if getattr(container, "__dict__", None) is container:  # its entries are its attributes
-            new_container.__dict__ = new_container
+            new_container.__dict__ = new_container  # type: ignore[assignment]  # a dict
         for name, value in replaced.items():
             new_container[name] = value
         return new_container
@@ -117,7 +117,7 @@ def _copy_with(container: Any, replaced: dict[Any, Any], sizes: tuple[int, int])
             return type(container)({**container, **replaced}, **options)  # type: ignore[call-arg]
         except TypeError as error:
             raise TypeError(
-                f"batch must be a mapping whose class takes a mapping of its entries, as dict does, got a "
+                "batch must be a mapping whose class takes a mapping of its entries, as dict does, got a "
                 f"{type(container).__name__}: {error}"
             ) from error
     new_container = copy.copy(container)

@@ -97,6 +97,21 @@ def test_a_list_of_files(tmp_path):
     assert list(ChunkSource(tmp_path / "a.txt", shuffle=False)) == ["a", "last, without a newline"]
 
 
+@pytest.mark.parametrize("names", [["{0}", "{0}"], ["{0}", "file://{0}"], ["{0}", "{1}/x/../a.txt"]])
+def test_a_file_that_is_named_twice(tmp_path, names):
+    path = tmp_path / "a.txt"
+    path.write_text("a\n")
+    with pytest.raises(ValueError, match=r"paths must name each file once, got .*a\.txt twice: .* a copy or a link"):
+        ChunkSource([name.format(path, tmp_path) for name in names])
+    (tmp_path / "b.txt").symlink_to(path)
+    assert list(ChunkSource([path, tmp_path / "b.txt"])) == ["a", "a"]
+
+
+def test_a_url_that_is_named_twice():
+    with pytest.raises(ValueError, match=r"paths must name each file once, got memory://a/b\.txt twice"):
+        ChunkSource(["memory://a/b.txt", "filecache::memory://a/b.txt"])
+
+
 def test_json_that_is_nested_too_deeply_can_be_skipped(tmp_path):
     (tmp_path / "a.jsonl").write_text("[" * 100_000 + "\n")
     (tmp_path / "b.jsonl").write_text("1\n")

@@ -22,6 +22,7 @@ from seqwarm_kernels.data import (
     cut_item,
     progress_bar,
 )
+from seqwarm_kernels.data.batch_planning.plan import TRUNCATED
 
 KINDS = [
     [[5, 6, 7], [8]],
@@ -158,6 +159,47 @@ def test_items_longer_than_planned(collator):
 def test_invalid_items(collator, item, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         collator([item])
+
+
+@pytest.mark.parametrize("collator", [PaddedCollator(), PackedCollator()])
+@pytest.mark.parametrize("make", [list, tuple, np.array, torch.tensor])
+class TestItemsThatWerePackedBefore:
+    """Their sequences became one, whose tokens saw those of the sequence before."""
+
+    @pytest.mark.parametrize(
+        ("name", "values"),
+        [
+            ("position_ids", [0, 1, 2, 0, 1]),
+            ("position_ids", [3, 4, 0, 1, 2]),
+            ("position_ids", [0, 0, 0, 0, 0]),
+            ("seq_lengths", [3, 2]),
+            ("seq_idx", [0, 0, 0, 1, 1]),
+            ("document_ids", [7, 7, 7, 4, 4]),
+            ("cu_seq_lens_q", [0, 3, 5]),
+        ],
+    )
+    def test_several_sequences(self, collator, make, name, values):
+        item = {"input_ids": [1, 2, 3, 4, 5], name: make(values)}
+        message = re.escape(f"{name} of an item must tell one sequence, got several: {values}, which the batch would")
+        with pytest.raises(ValueError, match=message):
+            collator([[1, 2], item])
+
+    @pytest.mark.parametrize(
+        ("name", "values"),
+        [
+            ("position_ids", [0, 1, 2]),
+            ("position_ids", [5, 6, 7]),
+            ("position_ids", [0, 1, 1]),  # tokens of an image share a position in some models
+            ("position_ids", [[0, 1, 0]]),
+            ("position_ids", [0.0, 1.0, 0.0]),
+            ("seq_lengths", [3]),
+            ("seq_idx", [4, 4, 4]),
+            ("cu_seq_lens_q", [0, 3]),
+        ],
+    )
+    def test_one_sequence_or_no_ints(self, collator, make, name, values):
+        batch = collator([{"input_ids": [1, 2, 3], name: make(values)}])
+        assert batch["input_ids"].tolist() == [[1, 2, 3]]
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
@@ -321,6 +363,34 @@ class TestPieces:
     def test_a_dataset_that_was_not_wrapped_raises(self):
         with pytest.raises(TypeError):
             [[1, 2, 3]][Piece(0, 0, 2)]
+
+
+class TestLabelsOfTuples:
+    """An item whose labels are all behind its cut was trained on nothing. Only those of mappings were looked at."""
+
+    @staticmethod
+    def cut(item):
+        return PieceDataset([item])[Piece(0, 0, 2, TRUNCATED)]
+
+    @pytest.mark.parametrize("make", [list, tuple, np.array, torch.tensor])
+    @pytest.mark.parametrize(
+        "item_of",
+        [
+            lambda ids, labels: (ids, labels),
+            lambda ids, labels: [ids, labels],
+            lambda ids, labels: (ids, "name", [1] * 6, labels, 7),
+            lambda ids, labels: ({"input_ids": ids, "labels": labels}, 7),
+            lambda ids, labels: ({"input_ids": ids}, labels),
+        ],
+    )
+    def test_a_warning(self, item_of, make):
+        with pytest.warns(UserWarning, match="no label of an item is left after its cut to 2 tokens"):
+            self.cut(item_of(make([1] * 6), make([-100] * 3 + [1] * 3)))
+
+    @pytest.mark.filterwarnings("error")
+    @pytest.mark.parametrize("entry", [[-100] + [1] * 5, [-100] * 6, [np.ones(2)] * 6, [-100, -100, 1], "abcdef", 7])
+    def test_items_that_lose_no_or_not_all_labels(self, entry):
+        assert self.cut(([1] * 6, entry))[0] == [1, 1]
 
 
 def test_prepare():

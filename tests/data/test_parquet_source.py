@@ -1,6 +1,8 @@
 """Parquet files: order, states, ranks, lengths and errors as for chunk files; local and at URLs."""
 
 import itertools
+import os
+import shutil
 import uuid
 
 import numpy as np
@@ -183,11 +185,33 @@ def test_lengths_of_tokens_that_are_counted(tmp_path):
     assert all(len(tokens) + 2 == length for tokens, length in source)
 
 
-def test_a_file_may_be_named_twice(tmp_path):
-    paths = [parquet(tmp_path, f"{name}.parquet", {"text": [name]}) for name in "ab"]
-    assert list(ParquetSource([paths[0], *paths], shuffle=False)) == ["a", "a", "b"]
-    count_lengths([paths[0], *paths], len)
-    assert ParquetSource([paths[0], *paths]).lengths().tolist() == [1, 1, 1]
+@pytest.mark.parametrize("use", [ParquetSource, lambda paths: count_lengths(paths, len)])
+def test_a_file_that_is_named_twice(place, use):
+    """Its items were served twice. A search for files with ** finds a folder and its files."""
+    path = parquet(place, "a.parquet", {"text": ["a"]})
+    for paths in ([path, str(path)], [place, path], [f"{place}/", place]):
+        with pytest.raises(ValueError, match=f"paths must name each file once, got {path} twice: an epoch would serve"):
+            use(paths)
+
+
+def test_lengths_of_rows_in_another_order_are_not_used(tmp_path):
+    """Neither the size of an uncompressed file nor its footer changes with the order of its rows."""
+    path = tmp_path / "a.parquet"
+    for texts in (TEXTS, TEXTS[::-1]):
+        pq.write_table(pa.table({"text": texts}), path, compression="none")
+        with pytest.raises(ValueError, match="with_lengths needs lengths"):
+            ParquetSource(path, with_lengths=True)
+        count_lengths(path, len)
+        assert all(len(item) == length for item, length in ParquetSource(path, with_lengths=True))
+
+
+def test_lengths_of_a_copy(tmp_path):
+    """The time of change of a copy is another one."""
+    path = parquet(tmp_path / "one", "a.parquet", {"text": TEXTS})
+    count_lengths(path, len)
+    shutil.copytree(tmp_path / "one", tmp_path / "other", copy_function=shutil.copyfile)
+    os.utime(tmp_path / "other" / "a.parquet", (0, 0))
+    assert ParquetSource(tmp_path / "other", with_lengths=True).lengths().tolist() == list(map(len, TEXTS))
 
 
 def test_folders_with_the_suffix(tmp_path):
@@ -206,7 +230,7 @@ def test_files_without_rows(tmp_path):
         ParquetSource(tmp_path)
     parquet(tmp_path, "b.parquet", {"text": ["b"]})
     count_lengths(tmp_path, len)
-    source = ParquetSource([empty, tmp_path / "b.parquet", empty], with_lengths=True)
+    source = ParquetSource([empty, tmp_path / "b.parquet"], with_lengths=True)
     assert list(source) == [("b", 1)]
     assert source.lengths().tolist() == [1]
 

@@ -6,6 +6,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from seqwarm_kernels.data import PaddedCollator, PieceDataset, Prepare
 from seqwarm_kernels.data.sources.base import Source
 from seqwarm_kernels.data.sources.chunk_source import ChunkSource
 from seqwarm_kernels.data.sources.sequence_source import SequenceSource
@@ -234,6 +235,26 @@ def test_an_infinite_source_without_items_is_an_error(tmp_path):
 def test_invalid_sequences(sequence):
     with pytest.raises(TypeError, match=rf"sequence must have len\(\) .* got {type(sequence).__name__}"):
         SequenceSource(sequence)
+
+
+class Series(list):
+    """What tells an object of pandas."""
+
+    iloc = None
+
+
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (SequenceSource, "sequence"),
+        (PieceDataset, "dataset"),
+        (lambda dataset: Prepare(PaddedCollator(), dataset=dataset), "dataset"),
+    ],
+)
+def test_objects_that_are_indexed_by_label(make, name):
+    message = rf"{name} must be indexed by position, got a Series of pandas, .* as frame\['text'\]\.tolist\(\)"
+    with pytest.raises(TypeError, match=message):
+        make(Series(["a"]))
 
 
 def test_lengths_of_a_sequence():

@@ -146,7 +146,9 @@ def test_given_ends(tmp_path, as_file):
     given = tmp_path / "ends.npy" if as_file else ends(made).tolist()
     source = TokenSource(write_npy(tmp_path, made), document_ends=given, shuffle=False)
     assert_equal_documents(list(source), made)
-    two = TokenSource([write_npy(tmp_path, made)] * 2, document_ends=[given, given])
+    (tmp_path / "other").mkdir()
+    paths = [write_npy(folder, made) for folder in (tmp_path, tmp_path / "other")]
+    two = TokenSource(paths, document_ends=[given, given])
     assert len(two.lengths()) == 2 * len(made)
 
 
@@ -169,9 +171,9 @@ def test_ends_that_do_not_fit(tmp_path, given, message):
 
 
 def test_a_list_of_files_needs_a_list_of_ends(tmp_path):
-    path = write_flat(tmp_path, DOCUMENTS)
+    paths = [write_flat(tmp_path, DOCUMENTS), write_npy(tmp_path, DOCUMENTS)]
     with pytest.raises(ValueError, match="document_ends must be a list with the ends of each of 2 files, got 1"):
-        TokenSource([path, path], document_ends=[ends(DOCUMENTS)])
+        TokenSource(paths, document_ends=[ends(DOCUMENTS)])
 
 
 @pytest.mark.parametrize(
@@ -285,6 +287,12 @@ def test_a_search_in_several_reads(tmp_path, monkeypatch):
     assert_equal_documents(list(source), DOCUMENTS)
 
 
+def test_a_file_that_is_named_twice(tmp_path):
+    path = write_flat(tmp_path, DOCUMENTS[:3])
+    with pytest.raises(ValueError, match=r"paths must name each file or folder once, got .*train\.bin twice: an epoch"):
+        TokenSource([path, path], end_token=END)
+
+
 # ---- Megatron
 
 
@@ -300,6 +308,15 @@ def test_dtypes_of_megatron(tmp_path, dtype):
 def test_a_prefix_without_a_name(prefix):
     with pytest.raises(ValueError, match=r"prefixes must name a data set without .bin and .idx, got"):
         MegatronSource(prefix)
+
+
+def test_a_data_set_that_is_named_twice(tmp_path):
+    prefix = write_megatron(tmp_path, DOCUMENTS[:3])
+    paths = sorted(prefix.parent.glob(f"{prefix.name}*"))
+    assert [path.suffix for path in paths] == [".bin", ".idx"]
+    with pytest.raises(ValueError, match=rf"prefixes must name each data set \(.bin and .idx\) once, got {prefix} "):
+        MegatronSource(paths)
+    assert len(list(MegatronSource(paths[1:]))) == 3
 
 
 def test_documents_of_several_sequences(tmp_path):

@@ -17,20 +17,25 @@ _DTYPES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}  #: of ints
 _FLOATS = (6, 7)
 
 
+def prefix_of(path: AnyPath) -> AnyPath:
+    """The path of a data set without .bin and .idx.
+
+    Raises:
+        ValueError: `path` has no name, such as ".".
+    """
+    name = path.name.removesuffix(".bin").removesuffix(".idx")
+    if not name:
+        raise ValueError(f"prefixes must name a data set without .bin and .idx, got {str(path)!r}")
+    return path.with_name(name)
+
+
 def open_megatron(prefix: AnyPath) -> TokenFile:
     """The documents of `prefix`.bin, from `prefix`.idx. A document is one or several sequences of the index.
 
-    Args:
-        prefix: the path of both files without their suffix, or with one of them.
-
     Raises:
         ChunkError: A file is missing, truncated, damaged or of another format. The message names the place.
-        ValueError: `prefix` has no name, such as ".".
     """
-    name = prefix.name.removesuffix(".bin").removesuffix(".idx")
-    if not name:
-        raise ValueError(f"prefixes must name a data set without .bin and .idx, got {str(prefix)!r}")
-    tokens, index = (DataFile(prefix.with_name(name + suffix)) for suffix in (".bin", ".idx"))
+    tokens, index = (DataFile(prefix.with_name(prefix.name + suffix)) for suffix in (".bin", ".idx"))
     header = _read_header(index)
     num_sequences, num_indices = int(header["sequences"]), int(header["documents"])
     dtype = np.dtype(_DTYPES[int(header["dtype"])])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeVar
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 
 from .lengths import MAX_LENGTH
 from .reader import ChunkError, reason_of
-from .remote import AnyPath, RemotePath, file_size, open_file
+from .remote import AnyPath, RemotePath, file_size, open_file, read_range
 from .transfers import with_retries
 
 T = TypeVar("T")
@@ -20,6 +21,8 @@ SUFFIX = ".parquet"
 
 #: Names of the columns that `write_chunks` writes.
 TEXT_COLUMN, TOKENS_COLUMN, LENGTH_COLUMN = "text", "input_ids", "length"
+
+_END = 2**16  #: bytes at the end of a file whose checksum tells its versions apart
 
 
 class Footer(NamedTuple):
@@ -64,6 +67,18 @@ def read_footer(path: AnyPath, column: str | None, length_column: str | None) ->
     # In a damaged file a column of a row group may abort the process, so none is asked for its size.
     rows = tuple(metadata.row_group(number).num_rows for number in range(metadata.num_row_groups))
     return Footer(rows, size, found, not _is_text(kind))
+
+
+def checksum_of_end(path: AnyPath, footer: Footer) -> int:
+    """The checksum of the last 64 KiB of a file: its footer, and the last values before it.
+
+    The footer alone does not change if rows of an uncompressed row group change their places.
+
+    Raises:
+        ChunkError: The file cannot be read.
+    """
+    with _naming(path, "the footer"):
+        return zlib.crc32(read_range(path, max(0, footer.bytes - _END), footer.bytes))
 
 
 def read_items(

@@ -5,20 +5,23 @@ from __future__ import annotations
 import hashlib
 import warnings
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from ...utils.checks import check_iterable
 from .manifest import MANIFEST, Manifest
-from .parquet import SUFFIX, Footer, check_pyarrow, read_footer
+from .parquet import SUFFIX, Footer, check_pyarrow, checksum_of_end, read_footer
 from .reader import ChunkError
-from .remote import AnyPath, RemotePath, check_location, is_path, visible_files
+from .remote import AnyPath, RemotePath, check_location, check_named_once, is_path, visible_files
 
 _THREADS = 16
 
 
-class ParquetFile(NamedTuple):
+@dataclass(frozen=True)
+class ParquetFile:
     path: AnyPath
     footer: Footer
 
@@ -32,10 +35,13 @@ class ParquetFile(NamedTuple):
         groups = enumerate(zip(self.footer.rows, ends, strict=True))
         return [RowGroup(self, number, end - rows, end) for number, (rows, end) in groups if rows]
 
-    @property
+    @cached_property
     def lengths_path(self) -> AnyPath:
-        """Where `count_lengths` keeps the lengths. They are not those of a file that was changed afterwards."""
-        version = hashlib.sha256(repr((self.footer.rows, self.footer.bytes)).encode()).hexdigest()[:8]
+        """Where `count_lengths` keeps the lengths. A file with other row groups, of another size or with other last
+        64 KiB has another path. Other changes are not noticed.
+        """
+        facts = (self.footer.rows, self.footer.bytes, checksum_of_end(self.path, self.footer))
+        version = hashlib.sha256(repr(facts).encode()).hexdigest()[:8]
         column = quote(self.footer.column, safe="")
         return self.path.with_name(f"{self.path.name[: -len(SUFFIX)]}.{column}.{version}.lengths.npy")
 
@@ -66,6 +72,7 @@ def find_parquet_files(paths: Any) -> list[AnyPath]:
             raise ValueError(f"paths must be folders or end in {SUFFIX}, got {path}")
     if not files:
         raise ValueError("paths must name at least one file, got none")
+    check_named_once("paths", files, "file")
     return files
 
 

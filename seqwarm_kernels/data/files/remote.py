@@ -11,7 +11,7 @@ import io
 import os
 import posixpath
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -215,6 +215,19 @@ def check_location(name: str, value: object) -> AnyPath:
     _check_protocol(name, protocol, text)
     path = url.partition("://")[2].rstrip("/")
     return RemotePath(f"{protocol}://{path}", dict(options), is_cached=found[1] is not None)
+
+
+def check_named_once(name: str, paths: Iterable[AnyPath], kind: str) -> None:
+    """No path may stand twice among `paths`, each that of a `kind`. Paths are compared without following links."""
+    seen: set[str | RemotePath] = set()
+    for path in paths:
+        place = replace(path, is_cached=False) if isinstance(path, RemotePath) else os.path.abspath(path)
+        if place in seen:
+            raise ValueError(
+                f"{name} must name each {kind} once, got {path} twice: an epoch would serve its items twice; to repeat "
+                "them on purpose, name a copy or a link as well"
+            )
+        seen.add(place)
 
 
 def _check_protocol(name: str, protocol: str, text: str) -> None:

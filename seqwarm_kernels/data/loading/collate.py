@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from numbers import Integral
 from typing import Any, NamedTuple
 
@@ -11,15 +11,21 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ...ops.resize_batch.schema import IGNORED_LABEL
+from ...ops.resize_batch.schema import IGNORED_LABEL, LOSS_MASKS
+from ...resizing.packing import BOUNDARIES, INDICES, POSITIONS
 from ...utils.checks import check_int, check_iterable
 from ..batch_planning.plan import IntArray, Piece, check_size
 
 _UNTOKENIZED = "which is not tokenized: pass a transform to Prepare"
 #: The usual types of ids. They are checked first, because a check for a Mapping or an Integral takes long.
 _ARRAYS = (np.ndarray, Tensor, list)
-#: Entries of items that are 0 at tokens which are not trained on: of TRL, of transformers' chat templates, of Megatron.
-_LOSS_MASKS = ("completion_mask", "assistant_masks", "loss_mask")
+#: Entries of items that were packed before, and whether their ints tell several sequences. TRL writes seq_lengths.
+_TELLS_SEVERAL: dict[str, Callable[[NDArray[Any]], bool]] = {
+    **dict.fromkeys(POSITIONS, lambda row: bool((row[1:] <= row[:1]).any())),
+    **dict.fromkeys(INDICES, lambda row: bool((row != row[:1]).any())),
+    **dict.fromkeys(BOUNDARIES, lambda row: len(row) > 2),
+    **dict.fromkeys(("seq_lengths", "doc_lens"), lambda row: len(row) > 1),
+}
 
 
 class PaddedCollator:
@@ -32,9 +38,11 @@ class PaddedCollator:
         labels (B, S) int64, −100 at padding
 
     An item is a sequence or tensor of ids, or a mapping with "input_ids" and optionally "labels" (default: the ids).
-    Other entries of a mapping are left out. Two kinds of them must not say otherwise than the batch, or a ValueError is
-    raised: an "attention_mask" must not hide a token, and where a "completion_mask", "assistant_masks" or "loss_mask"
-    is 0, the labels must be −100. Masks of several dimensions or of floating point are not read.
+    Other entries of a mapping are left out. Three kinds of them must not say otherwise than the batch, or a ValueError
+    is raised: an "attention_mask" must not hide a token; where a "completion_mask", "assistant_masks" or "loss_mask" is
+    0, the labels must be −100; and "position_ids", "seq_lengths", "seq_idx", "document_ids" or boundaries such as
+    "cu_seq_lens_q" must not tell several sequences, since an item is one. Entries of several dimensions or of floating
+    point are not read.
 
     An empty batch has B = 0 and S = `multiple_of`. An empty batch has no labels, so it contributes nothing to a sum
     over labels, but a mean over its labels is NaN.
@@ -156,9 +164,12 @@ def _ids_and_labels(item: Any) -> tuple[NDArray[Any], NDArray[Any]]:
             "attention_mask of an item must be 1 at each token, got 0: its padding would be trained on; tokenize "
             "without padding (padding=False), since the collator pads"
         )
-    for name in _LOSS_MASKS:
+    for name in LOSS_MASKS:
         if name in item and (is_zero := _zeros(item[name])) is not None:
             _check_ignored(name, is_zero, labels)
+    for name in item:
+        if name in _TELLS_SEVERAL:
+            _check_is_one_sequence(name, item[name])
     return ids, labels
 
 
@@ -166,17 +177,27 @@ def _zeros(mask: Any) -> NDArray[np.bool_] | None:
     """Where a mask of tokens is 0. None: nowhere, or it is a mask of pairs, or one of floating point, such as an
     additive one.
     """
-    if mask is None or getattr(mask, "ndim", 1) != 1:
+    values = None if _is_list_of_ones(mask) else _row(mask)
+    return None if values is None or np.count_nonzero(values) == len(values) else values == 0
+
+
+def _is_list_of_ones(mask: Any) -> bool:
+    """This is faster than an array, for each item."""
+    try:
+        return isinstance(mask, list) and mask.count(1) == len(mask)
+    except (TypeError, ValueError, RuntimeError):  # a list of arrays or tensors
+        return False
+
+
+def _row(values: Any) -> NDArray[Any] | None:
+    """Ints or bools in one dimension as an array. None: other values."""
+    if values is None or getattr(values, "ndim", 1) != 1:
         return None
     try:
-        if isinstance(mask, list) and mask.count(1) == len(mask):  # this is faster than an array, for each item
-            return None
-        values = mask.numpy(force=True) if isinstance(mask, Tensor) else np.asarray(mask)
+        row = values.numpy(force=True) if isinstance(values, Tensor) else np.asarray(values)
     except (TypeError, ValueError, RuntimeError):  # rows of several lengths, bfloat16
         return None
-    if values.ndim != 1 or values.dtype.kind not in "biu" or np.count_nonzero(values) == len(values):
-        return None
-    return values == 0
+    return row if row.ndim == 1 and row.dtype.kind in "biu" else None
 
 
 def _check_ignored(name: str, is_zero: NDArray[np.bool_], labels: NDArray[Any]) -> None:
@@ -189,6 +210,17 @@ def _check_ignored(name: str, is_zero: NDArray[np.bool_], labels: NDArray[Any]) 
             f"labels of an item must be {IGNORED_LABEL} where its {name} is 0, got {labels[trained[0]]} at token "
             f"{trained[0]}: write {IGNORED_LABEL} into labels there, or leave {name} out of the item to train on all "
             "tokens"
+        )
+
+
+def _check_is_one_sequence(name: str, values: Any) -> None:
+    """In a batch, attention would cross the bounds of the sequences of an item that was packed before."""
+    row = _row(values)
+    if row is not None and _TELLS_SEVERAL[name](row):
+        raise ValueError(
+            f"{name} of an item must tell one sequence, got several: {row.tolist()!r:.60}, which the batch would join: "
+            "pass each sequence as an item, since BatchPlanner and PackedCollator pack them, or leave "
+            f"{name} out of the item to join them"
         )
 
 

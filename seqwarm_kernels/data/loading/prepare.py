@@ -14,7 +14,8 @@ from ...ops.resize_batch.schema import IGNORED_LABEL
 from ...utils.caller_warnings import warn_caller
 from ...utils.checks import check_int
 from ..batch_planning.plan import TRUNCATED, Piece
-from ..sources.item_tokens import tokens_of
+from ..sources.item_tokens import has_entries, tokens_of
+from ..sources.sequence_source import check_has_positions
 
 _NO_LABEL = (
     "no label of an item is left after its cut to {} tokens, so the model learns nothing from it: all labels of these "
@@ -205,18 +206,31 @@ class _PieceCutter:
         ]
         for number in truncated[: self._unchecked]:
             self._unchecked -= 1
-            if _has_labels(items[number]) and not _has_labels(pieces[number]):
+            if _loses_labels(items[number], pieces[number]):
                 self._unchecked = 0
                 warn_caller(_NO_LABEL.format(entries[number].length))
                 return
 
 
-def _has_labels(item: Any) -> bool:
-    """Whether an item has labels of its own, and not all are ignored."""
-    labels = item.get("labels") if isinstance(item, Mapping) else None
+def _loses_labels(item: Any, piece: Any) -> bool:
+    """Whether an item has labels of its own, and its piece none that is not ignored."""
+    entries = zip(_possible_labels(item), _possible_labels(piece), strict=False)
+    return any(_has_label(whole) and not _has_label(part) for whole, part in entries if part is not whole)
+
+
+def _possible_labels(item: Any) -> list[Any]:
+    """The "labels" of a mapping, or the entries of a tuple behind the first. Those that are no labels hold no -100."""
+    if isinstance(item, Mapping):
+        return [item.get("labels")]
+    return [*_possible_labels(item[0]), *item[1:]] if has_entries(item) else []
+
+
+def _has_label(labels: Any) -> bool:
+    """Whether ints of tokens are not all ignored."""
     if isinstance(labels, (Tensor, np.ndarray)):
         return bool((labels != IGNORED_LABEL).any())
-    return isinstance(labels, (list, tuple)) and labels.count(IGNORED_LABEL) < len(labels)
+    is_ints = isinstance(labels, (list, tuple)) and len(labels) > 0 and isinstance(labels[0], Integral)
+    return is_ints and labels.count(IGNORED_LABEL) < len(labels)
 
 
 def _check_ends(items: Sequence[Any], entries: Sequence[Any]) -> None:
@@ -234,6 +248,7 @@ def _check_ends(items: Sequence[Any], entries: Sequence[Any]) -> None:
 
 
 def _check_dataset(dataset: Any) -> None:
+    check_has_positions("dataset", dataset)
     has_items = hasattr(dataset, "__getitem__") or hasattr(dataset, "__getitems__")
     is_scalar = getattr(dataset, "ndim", 1) == 0  # NumPy's numbers and such tensors have a __getitem__, too
     if not has_items or is_scalar or isinstance(dataset, (str, bytes, type)):

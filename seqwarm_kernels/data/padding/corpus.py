@@ -12,7 +12,7 @@ from ...utils.checks import check_choice, check_iterable
 from ..batch_planning.plan import IntArray, as_lengths
 from ..files.compression import COMPRESSIONS, READ_ERRORS, compression_of
 from ..files.reader import ChunkError, iter_lines
-from ..files.remote import AnyPath, PathLike, check_location, visible_files
+from ..files.remote import AnyPath, PathLike, check_location, check_named_once, visible_files
 
 UNITS = ("line", "paragraph")
 #: Two tokenizers without a vocabulary, and one that is trained on the text. Other names refer to Hugging Face.
@@ -113,6 +113,7 @@ def _checked_paths(paths: Any) -> list[AnyPath]:
     checked = [check_location("each of paths", path) for path in paths]
     if not checked:
         raise ValueError("paths must name at least one file or folder, got none")
+    check_named_once("paths", checked, "file or folder")
     return checked
 
 

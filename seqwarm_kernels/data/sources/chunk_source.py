@@ -11,7 +11,7 @@ from ..batch_planning.plan import IntArray
 from ..files.lengths import lengths_path, read_lengths
 from ..files.manifest import Chunk, Manifest
 from ..files.reader import format_of, read_chunk
-from ..files.remote import AnyPath, PathLike, RemotePath, check_location, file_size, is_path
+from ..files.remote import AnyPath, PathLike, RemotePath, check_location, check_named_once, file_size, is_path
 from .base import fingerprint
 from .chunked_source import NO_LENGTHS, ChunkedSource, LoadedChunk, check_settings
 
@@ -43,8 +43,9 @@ class ChunkSource(ChunkedSource):
 
     Raises:
         TypeError: `paths` is neither a path nor a list of paths, or a setting has the wrong type.
-        ValueError: `paths` has fewer files than ranks, no files, a file with another suffix, a missing folder, a folder
-            without a finished manifest, or no lengths for `with_lengths`; or a setting is out of range.
+        ValueError: `paths` has fewer files than ranks, no files, a file twice, a file with another suffix, a missing
+            folder, a folder without a finished manifest, or no lengths for `with_lengths`; or a setting is out of
+            range.
     """
 
     def __init__(
@@ -142,6 +143,7 @@ def _checked_paths(paths: Any) -> list[AnyPath]:
         files.append(file)
     if not files:
         raise ValueError("paths must name at least one file, got none")
+    check_named_once("paths", files, "file")
     return files
 
 

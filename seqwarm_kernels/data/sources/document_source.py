@@ -10,7 +10,7 @@ import numpy as np
 from ...utils.checks import check_int, check_iterable
 from ..batch_planning.plan import IntArray
 from ..files.documents import DocumentFile
-from ..files.remote import AnyPath, check_location, is_path
+from ..files.remote import AnyPath, check_location, check_named_once, is_path
 from .base import BlockSource, fingerprint
 from .permutation import ORDER, permutation, permuted
 
@@ -94,11 +94,12 @@ class DocumentSource(BlockSource):
 
 
 def check_locations(name: str, values: object, wanted: str) -> list[AnyPath]:
-    """Return one path or several as a list of at least one."""
+    """Return one path or several as a list of at least one, without duplicates."""
     if is_path(values):
         return [check_location(name, values)]
     check_iterable(name, values, wanted)
     paths = [check_location(f"each of {name}", value) for value in values]  # type: ignore[attr-defined]  # checked
     if not paths:
         raise ValueError(f"{name} must name at least one, got none")
+    check_named_once(name, paths, "file or folder")
     return paths

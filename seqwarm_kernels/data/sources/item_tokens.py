@@ -43,7 +43,7 @@ def count_tokens(item: Any) -> int:
     """The default `length` of a stream.
 
     Raises:
-        TypeError: the item is text.
+        TypeError: the item is text, or has no tokens.
         ValueError: as `tokens_of`.
     """
     tokens = tokens_of(item, "length must be given, or an item")
@@ -51,6 +51,11 @@ def count_tokens(item: Any) -> int:
         raise TypeError(
             f"length must be given for items of text, got {tokens!r:.60}: a character is not a token; pass "
             "length=lambda item: len(tokenizer(item).input_ids), or lengths that write_chunks has stored"
+        )
+    if not hasattr(tokens, "__len__") or getattr(tokens, "ndim", 1) == 0:
+        raise TypeError(
+            "length must be given, or an item must be a sequence of tokens, a mapping with input_ids, or a tuple whose "
+            f"first entry has the tokens, got {item!r:.60}: pass length=, a function of an item"
         )
     return len(tokens)
 

@@ -32,8 +32,8 @@ class MDSSource(DocumentSource):
     Raises:
         ImportError: mosaicml-streaming is not installed.
         TypeError: `folders` is neither a path nor a list of paths, or a setting has the wrong type.
-        ValueError: there is no such column, its encoding is another one, `dtype` is missing or another one, or a
-            setting is out of range.
+        ValueError: a folder is named twice, there is no such column, its encoding is another one, `dtype` is missing or
+            another one, or a setting is out of range.
         ChunkError: An index is missing or damaged. A shard that is missing or damaged raises it when it is read.
     """
 

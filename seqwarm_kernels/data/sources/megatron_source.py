@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ..files.megatron import open_megatron
-from ..files.remote import PathLike
+from ..files.megatron import open_megatron, prefix_of
+from ..files.remote import PathLike, check_named_once
 from .document_source import DocumentSource, check_locations
 
 
@@ -17,7 +17,7 @@ class MegatronSource(DocumentSource):
 
     Args:
         prefixes: a path without .bin and .idx, or paths, in order, or URLs of fsspec, which are copied to this machine
-            first. The path of the .bin or the .idx file is accepted too.
+            first. The path of the .bin or of the .idx file is accepted too, but not both.
         seed: determines the order, together with the epoch.
         shuffle: False: keep the order of the files.
         buffer_size: number of documents that are in memory together and mixed.
@@ -26,7 +26,7 @@ class MegatronSource(DocumentSource):
 
     Raises:
         TypeError: `prefixes` is neither a path nor a list of paths, or a setting has the wrong type.
-        ValueError: a setting is out of range.
+        ValueError: a data set is named twice, or a setting is out of range.
         ChunkError: A file is missing, damaged, truncated or of another format. Tokens are checked for number only.
     """
 
@@ -45,4 +45,6 @@ class MegatronSource(DocumentSource):
             seed=seed, shuffle=shuffle, buffer_size=buffer_size, infinite=infinite, rank=rank, world_size=world_size
         )
         paths = check_locations("prefixes", prefixes, "the path of a data set without .bin and .idx, or a list of them")
-        self._set_files([open_megatron(path) for path in paths])
+        data_sets = [prefix_of(path) for path in paths]
+        check_named_once("prefixes", data_sets, "data set (.bin and .idx)")
+        self._set_files([open_megatron(path) for path in data_sets])

@@ -48,8 +48,9 @@ class ParquetSource(ChunkedSource):
 
     Raises:
         TypeError: `paths` is neither a path nor a list of paths, or a setting has the wrong type.
-        ValueError: `paths` has fewer row groups than ranks, no files, or a file with another suffix; there are no
-            lengths for `with_lengths`; or a setting is out of range. A `ChunkError` names the file.
+        ValueError: `paths` has fewer row groups than ranks, no files, a file twice, also as one of a folder, or a file
+            with another suffix; there are no lengths for `with_lengths`; or a setting is out of range. A `ChunkError`
+            names the file.
         ImportError: pyarrow is missing.
     """
 
@@ -155,8 +156,8 @@ def count_lengths(
     """Count the tokens of each item of Parquet files once, and keep the lengths in a file beside each.
 
     `ParquetSource` with `with_lengths` reads them. After an interruption, call the function again: files with lengths
-    are left as they are, and the lengths of a few of their items are counted again and compared. A file that has
-    changed is counted again. Several processes may count the same files at once.
+    are left as they are, and the lengths of a few of their items are counted again and compared. A file whose row
+    groups, size or last 64 KiB have changed is counted again. Several processes may count the same files at once.
 
     Args:
         paths, column: as for `ParquetSource`.
@@ -164,8 +165,8 @@ def count_lengths(
 
     Raises:
         TypeError: `paths` is neither a path nor a list of paths, or `length_fn` is not a function.
-        ValueError: there are no files, a file cannot be read, or `length_fn` returns something else than a length, or
-            another one than was counted before.
+        ValueError: there are no files, one is named twice or cannot be read, or `length_fn` returns something else than
+            a length, or another one than was counted before.
     """
     if not callable(length_fn):
         raise TypeError(f"length_fn must be a function of an item, got {type(length_fn).__name__}")

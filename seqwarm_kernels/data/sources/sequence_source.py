@@ -23,7 +23,8 @@ class SequenceSource(BlockSource):
     Restoring costs the same at every position and for every size. The sequence must not change.
 
     Args:
-        sequence: has `len()` and integer indexing. `__getitems__(indices)` is used if the sequence has it.
+        sequence: has `len()` and integer indexing. `__getitems__(indices)` is used if the sequence has it. Objects of
+            pandas are refused, because their labels are no positions.
         seed: determines the order, together with the epoch.
         shuffle: False: keep the sequence's own order.
         infinite: repeat epochs forever, each in its own order.
@@ -45,6 +46,7 @@ class SequenceSource(BlockSource):
         world_size: int = 1,
     ) -> None:
         super().__init__(seed=seed, shuffle=shuffle, infinite=infinite, rank=rank, world_size=world_size)
+        check_has_positions("sequence", sequence)
         has_both = hasattr(sequence, "__len__") and hasattr(sequence, "__getitem__")
         if not has_both or isinstance(sequence, (str, bytes, Mapping)):
             raise TypeError(
@@ -93,3 +95,12 @@ class SequenceSource(BlockSource):
 
     def _configuration(self) -> dict[str, Any]:
         return {"length": len(self._sequence)}
+
+
+def check_has_positions(name: str, value: object) -> None:
+    """`value` must be indexed by position. A Series or DataFrame of pandas is indexed by label."""
+    if hasattr(value, "iloc"):
+        raise TypeError(
+            f"{name} must be indexed by position, got a {type(value).__name__} of pandas, which is indexed by label: "
+            "pass a column as a list, as frame['text'].tolist()"
+        )

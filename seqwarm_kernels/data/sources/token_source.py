@@ -48,8 +48,8 @@ class TokenSource(DocumentSource):
 
     Raises:
         TypeError: `paths` is neither a path nor a list of paths, or a setting has the wrong type.
-        ValueError: none or several of `end_token`, `start_token` and `document_ends` are given, `document_ends` do not
-            fit, or a setting is out of range.
+        ValueError: a file is named twice, none or several of `end_token`, `start_token` and `document_ends` are given,
+            `document_ends` do not fit, or a setting is out of range.
         ChunkError: A file is missing, damaged, truncated or of another format, or the token is not in it. A file that
             is damaged later raises it when it is read.
     """

@@ -56,7 +56,7 @@ SEQUENCE_DIMS = {Kind.ROW: (), Kind.SEQUENCE: (1,), Kind.LABEL: (1,), Kind.SQUAR
 #: Padding in labels: torch.nn.functional.cross_entropy leaves it out of the loss.
 IGNORED_LABEL = -100
 
-#: Names of masks that are 0 where the loss leaves a token out.
+#: Masks that are 0 where the loss leaves a token out: of TRL, of transformers' chat templates, of Megatron.
 LOSS_MASKS = ("completion_mask", "assistant_masks", "loss_mask")
 
 ARGUMENTS = (
