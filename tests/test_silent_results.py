@@ -367,6 +367,30 @@ def test_labels_are_looked_at_where_they_are():
     assert not lost_labels.has_lost_labels_on_host(on_meta, {"labels": on_meta["labels"][:, :4]})
 
 
+def test_an_attached_model_that_is_never_called(monkeypatch):
+    """Hooks do not run in other methods than `__call__`."""
+    monkeypatch.setattr(scheduler_module, "_BATCHES_BEFORE_WARNING", 3)
+    model, called = nn.Embedding(64, 2), nn.Embedding(64, 2)
+    scheduler, other = (SequenceLengthScheduler(4, 8, duration=10) for _ in range(2))
+    scheduler.attach(model)
+    other.attach(called)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(2):
+            model.forward(IDS)
+            scheduler.step()
+    with pytest.warns(
+        UserWarning, match=r"^step\(\) was called 3 times, and no batch has gone through the attached model"
+    ):
+        scheduler.step()
+    called(IDS)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(4):
+            scheduler.step()
+            other.step()
+
+
 def test_labels_are_looked_at_in_the_first_batches_only(monkeypatch):
     """Since each look takes time."""
     monkeypatch.setattr(scheduler_module, "LABEL_CHECKS", 3)

@@ -74,7 +74,8 @@ def check_host_memory(
     """Raise MemoryError if the copies of `restore_afterwards` do not fit into the available memory of the host."""
     tensors = _changing(model, optimizer, grad_scaler)
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # set by torchrun; each makes copies
-    needed = processes * sum(_local_part(tensor).nbytes for tensor in tensors)
+    parts = [part for part in map(_local_part, tensors) if part.layout == torch.strided]  # others have no nbytes
+    needed = processes * sum(part.nbytes for part in parts)
     available, total = HostMemory().free()
     if total != 0 and needed > available:
         raise MemoryError(
@@ -153,10 +154,12 @@ def _own_modules(model: nn.Module) -> list[nn.Module]:
 
 
 def _has_memory(value: object) -> bool:
-    """Return False for what is no tensor, is on the meta device, or is a view of parameters that are not gathered."""
-    if not isinstance(value, Tensor) or value.is_meta:
+    """Return False for nested tensors, those on the meta device, views of parameters that are not gathered, and others
+    than tensors.
+    """
+    if not isinstance(value, Tensor) or value.is_meta or value.is_nested:
         return False
-    return value.layout != torch.strided or value.numel() == 0 or value.untyped_storage().nbytes() > 0
+    return value.layout != torch.strided or value.untyped_storage().nbytes() > 0
 
 
 class _Values:
@@ -182,7 +185,9 @@ class _Values:
 
 
 def _are_equal(tensor: Tensor, copied: Tensor) -> bool:
-    """Compare a tensor with its copy in host memory, bit for bit where a tensor shows its bits."""
+    """Compare a tensor with its copy in host memory, bit for bit where a tensor shows its bits. False if sparse."""
+    if tensor.layout != torch.strided:
+        return False
     tensor = tensor.detach().cpu()
     return torch.equal(_bits(tensor), _bits(copied)) if _is_plain(tensor) else torch.equal(tensor, copied)
 
@@ -279,8 +284,7 @@ class _OptimizerState:
         self.optimizer = optimizer
         self.states = {parameter: _Entries(state) for parameter, state in optimizer.state.items()}
         self.groups = [_Entries(group) for group in optimizer.param_groups]
-        # In these, objects that are not tensors are restored above, from copies.
-        self.attributes = _Attributes(optimizer, without=("state", "param_groups"))
+        self.attributes = _Attributes(optimizer)
 
     def restore(self) -> None:
         self.attributes.restore()
@@ -298,10 +302,10 @@ class _Attributes:
     The contents of tensors are restored with those of the model.
     """
 
-    def __init__(self, owner: Any, without: tuple[str, ...] = ()) -> None:
+    def __init__(self, owner: Any) -> None:
         self.owner = owner
         self.attributes = dict(vars(owner))
-        contents = list(_contents([value for name, value in self.attributes.items() if name not in without]))
+        contents = list(_contents(self.attributes))
         self.lists = [(value, list(value)) for value in contents if type(value) is list]
         self.dicts = [(value, dict(value)) for value in contents if type(value) in _DICTS]
         self.sets = [(value, set(value)) for value in contents if type(value) is set]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import sys
 import weakref
 from collections.abc import Hashable, Iterator, Mapping
 from contextlib import contextmanager
@@ -16,7 +17,7 @@ from torch.utils.hooks import RemovableHandle
 from ..ops.backends import check_backend
 from ..ops.resize_batch.schema import IGNORED_LABEL, Kind
 from ..ops.resize_batch.validation import check_keys, check_name_arguments, check_names, fill_value
-from ..resizing.containers import cut_entries, is_container
+from ..resizing.containers import cut_entries, flatten_batch, is_container, unflatten_batch
 from ..resizing.functional import resize_batch
 from ..utils.caller_warnings import warn_caller
 from ..utils.checks import check_module
@@ -27,6 +28,9 @@ from .outside_labels import OutputCheck, has_labels, warn_of_outside_labels
 #: Argument in which Hugging Face's Trainer passes the number of labels in all batches of a step, counted before
 #: resizing. A model that gets it divides its sum of losses by it.
 NUM_ITEMS_IN_BATCH = "num_items_in_batch"
+
+#: Entries with the labels of a loss. Those of the second are shifted already, and are used instead of the first.
+_LABELS, _SHIFT_LABELS = "labels", "shift_labels"
 
 #: Argument with which TRL's trainers ask for losses of tokens, which they sum and divide themselves.
 FUSED_LM_HEAD = "fused_lm_head"
@@ -111,6 +115,7 @@ class Attachment:
         self._names = names
         self._tokens: Tensor | None = None
         self._samples = 0
+        self._counted: list[weakref.ref[Tensor]] | None = None  # main inputs since `begin_batch`
         self._shares: list[Tensor] = []
         self._lost_labels: Tensor | None = None
         self._has_warned_of_labels = False
@@ -173,6 +178,10 @@ class Attachment:
             warn_caller(NO_LABEL.format(self.seq_length))
         return seen
 
+    def begin_batch(self) -> None:
+        """Let calls with the same main input count once, until the next call of this method."""
+        self._counted = []
+
     def take_shares(self) -> list[Tensor]:
         """The share of its labels that each batch with `num_items_in_batch` kept, since the last call."""
         shares, self._shares = self._shares, []
@@ -192,48 +201,76 @@ class Attachment:
         if self._is_paused or not model.training:
             return args, kwargs
         if len(args) == 1 and is_container(args[0]):  # the batch is one argument
-            return (self._resized(args[0]),), kwargs
+            return self._resized_container(args[0], kwargs)
         names = [name for name, _ in zip(self._names, args, strict=False)]
         named = len(names) == len(args) and not set(names) & kwargs.keys()
         if not named:
             names = [str(index) for index in range(len(args))]
             _check_numbered(dict(zip(names, args, strict=True)), self._options)
         inputs = dict(zip(names, args, strict=True)) | kwargs
-        num_items = inputs.pop(NUM_ITEMS_IN_BATCH, None)
-        if num_items is not None and inputs.get("labels") is None:
-            raise ValueError(
-                f"labels must be passed to the model with {NUM_ITEMS_IN_BATCH}, got {', '.join(inputs)}: labels "
-                "outside of the model are not cut to the length of its outputs; compute the loss in its forward, "
-                "without a compute_loss_func"
-            )
         if inputs.get(FUSED_LM_HEAD):
             raise ValueError(
                 f"{FUSED_LM_HEAD} must not be passed to the model: TRL divides its loss by the number of labels before "
                 "they are cut; call add_to(trainer) of SequenceLengthWarmup instead of passing it in callbacks"
             )
         resized = self._resized(inputs)
-        if num_items is not None:
-            first = 1 if shifts_labels(model) else 0
-            share = _kept_share(inputs["labels"], resized["labels"], first)
-            self._shares.append(share)
-            resized[NUM_ITEMS_IN_BATCH] = num_items * torch.where(share > 0, share, 1.0)  # a loss of 0, not 0 / 0
         return tuple(resized.pop(name) for name in names), resized
 
+    def _resized_container(self, batch: Any, kwargs: dict[str, Any]) -> tuple[tuple[Any], dict[str, Any]]:
+        """A batch that is the one positional argument. The count of its labels may be a keyword argument."""
+        num_items = kwargs.get(NUM_ITEMS_IN_BATCH)
+        if num_items is None:
+            return (self._resized(batch),), kwargs
+        entries = flatten_batch(batch)
+        _check_labels(entries, "")
+        resized = self._resized(batch)
+        return (resized,), {**kwargs, NUM_ITEMS_IN_BATCH: self._scaled(num_items, entries, flatten_batch(resized), "")}
+
     def _resized(self, batch: Any) -> Any:
+        prefixes = _prefixes_of_counts(batch)
         seq_length = self._scheduler.seq_length
         result, info = self._scheduler.resize(batch, **self._options, return_info=True)
         tokens = info.num_valid_tokens
         lost = None if self._has_warned_of_labels else lost_labels_on_device(batch, result)
-        self._tokens = tokens.clone() if self._tokens is None else self._tokens + tokens  # buffers are written again
         if lost is not None:
             self._lost_labels = lost if self._lost_labels is None else self._lost_labels | lost
-        self._samples += len(info.valid_lengths)  # a packed batch has one row of several sequences
-        self.seq_length = min(seq_length, info.position_ids.shape[1])
+        if not self._is_counted(batch):
+            # A copy, since buffers are written again.
+            self._tokens = tokens.clone() if self._tokens is None else self._tokens + tokens
+            self._samples += len(info.valid_lengths)  # a packed batch has one row of several sequences
+        rows, length = info.position_ids.shape
+        self.seq_length = min(seq_length, length)
         if self._may_lack_labels and torch.is_grad_enabled() and any(cut_entries(batch, result)):
             self._may_lack_labels = False
             if not has_labels(batch):
                 self._look_at_output()
-        return result
+        return self._with_scaled_counts(batch, result, prefixes, (rows, length)) if prefixes else result
+
+    def _is_counted(self, batch: Any) -> bool:
+        """Whether the main input of a batch was counted since `begin_batch`. Notes it if not."""
+        if self._counted is None:
+            return False
+        name = getattr(unwrapped(self._model), "main_input_name", "input_ids")  # of Hugging Face's models
+        tokens = flatten_batch(batch).get(name)
+        if any(counted() is tokens for counted in self._counted):
+            return True
+        if isinstance(tokens, Tensor):
+            self._counted.append(weakref.ref(tokens))
+        return False
+
+    def _with_scaled_counts(self, batch: Any, resized: Any, prefixes: list[str], sizes: tuple[int, int]) -> Any:
+        entries, kept, scaled = flatten_batch(batch), flatten_batch(resized), {}
+        for prefix in prefixes:
+            name = prefix + NUM_ITEMS_IN_BATCH
+            scaled[name] = self._scaled(entries[name], entries, kept, prefix)
+        return unflatten_batch(resized, scaled, sizes)
+
+    def _scaled(self, num_items: Any, entries: Mapping[str, Any], kept: Mapping[str, Any], prefix: str) -> Tensor:
+        """The number of labels in all batches of a step, if each keeps the share of its labels that this one keeps."""
+        shifts = shifts_labels(self._model)
+        share = kept_share(*(count_loss_labels(batch, shifts, prefix) for batch in (entries, kept)))
+        self._shares.append(share)
+        return scaled_count(num_items, share)
 
     def _look_at_output(self) -> None:
         """Warn after this call if a loss seems to be computed outside of the model."""
@@ -328,16 +365,56 @@ def _remove_pickled(model: nn.Module) -> None:
             del model._forward_pre_hooks[number], model._forward_pre_hooks_with_kwargs[number]
 
 
+def _prefixes_of_counts(batch: Any) -> list[str]:
+    """What stands before the name of each `num_items_in_batch` in a batch: "" or the path of its container."""
+    entries = flatten_batch(batch)
+    paths = [path for path in entries if str(path).rpartition(".")[2] == NUM_ITEMS_IN_BATCH]
+    prefixes = [path.removesuffix(NUM_ITEMS_IN_BATCH) for path in paths if entries[path] is not None]
+    for prefix in prefixes:
+        _check_labels(entries, prefix)
+    return prefixes
+
+
+def _check_labels(entries: Mapping[Any, Any], prefix: str) -> None:
+    if entries.get(prefix + _LABELS) is None:
+        names = [str(name) for name in entries if name != prefix + NUM_ITEMS_IN_BATCH]
+        raise ValueError(
+            f"labels must be passed to the model with {NUM_ITEMS_IN_BATCH}, got {', '.join(names)}: labels outside of "
+            "the model are not cut to the length of its outputs; compute the loss in its forward, without a "
+            "compute_loss_func"
+        )
+
+
 def shifts_labels(model: nn.Module) -> bool:
-    """Whether a Hugging Face model's loss leaves out the first label of each row, as in causal language models."""
-    loss_type = getattr(unwrapped(model), "loss_type", None)
-    return loss_type is None or "CausalLM" in str(loss_type)
+    """Whether a Hugging Face model's loss leaves out the first label of each row, as in causal language models.
+
+    A model without `loss_type`, such as GPT-2, has the loss of causal language models.
+    """
+    inner = unwrapped(model)
+    if getattr(getattr(inner, "config", None), "is_encoder_decoder", False):
+        return False
+    loss_type = getattr(inner, "loss_type", None)
+    losses = sys.modules.get("transformers.loss.loss_utils")  # is imported by all models that have a type of loss
+    return loss_type is None or (
+        losses is not None and losses.LOSS_MAPPING.get(str(loss_type)) is losses.ForCausalLMLoss
+    )
 
 
-def _kept_share(labels: Tensor, kept: Tensor, first: int) -> Tensor:
-    """The share of the counted labels, from position `first` on, that resizing keeps. 1 if no labels are counted."""
-    count, count_kept = ((tensor[..., first:] != IGNORED_LABEL).sum() for tensor in (labels, kept))
-    return torch.where(count > 0, count_kept / count, 1.0)
+def count_loss_labels(entries: Mapping[str, Any], shifts: bool, prefix: str = "") -> Tensor:
+    """The number of labels that a loss counts. A loss that shifts labels leaves out the first of each row."""
+    shifted = entries.get(prefix + _SHIFT_LABELS)
+    labels = entries[prefix + _LABELS][..., 1 if shifts else 0 :] if shifted is None else shifted
+    return (labels != IGNORED_LABEL).sum()
+
+
+def kept_share(count: Tensor, kept: Tensor) -> Tensor:
+    """The share of the labels that resizing keeps. 1 if there are none."""
+    return torch.where(count > 0, kept / count, 1.0)
+
+
+def scaled_count(num_items: Any, share: Tensor) -> Tensor:
+    """The number of labels after resizing. It is not scaled to 0, for a loss of 0 instead of 0 / 0."""
+    return num_items * torch.where(share > 0, share, 1.0)
 
 
 def check_resize_options(options: Mapping[str, Any]) -> None:

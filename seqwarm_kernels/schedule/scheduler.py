@@ -61,6 +61,12 @@ _NOTHING_CUT = (
     "so the schedule changes nothing. Set max_seq_length to the length of the rows, and min_seq_length below it"
 )
 
+_NEVER_RESIZED = (
+    "step() was called {} times, and no batch has gone through the attached model in training mode: the hook runs in "
+    "calls of the attached module, model(batch), and not in model.forward(batch) or other methods, such as the "
+    "training_step of a LightningModule. Attach to the module that is called, or call scheduler.resize(batch)"
+)
+
 
 class Milestone(NamedTuple):
     """A change of length: from `progress` units until the next milestone, sequences have `seq_length` tokens."""
@@ -133,6 +139,7 @@ class SequenceLengthScheduler:
         self.progress = 0
         self._batches_before_step: int | None = 0  # None as soon as the progress changes, or after the warning
         self._batches_uncut: int | None = 0  # None as soon as a batch is cut, or at the full length
+        self._steps_unseen: int | None = None  # of an attachment that has resized nothing yet
         self._label_checks = LABEL_CHECKS
 
     @property
@@ -150,7 +157,7 @@ class SequenceLengthScheduler:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Also take the state of a scheduler that an earlier version pickled, which has `progress` itself."""
-        later = dict.fromkeys(("_batches_before_step", "_batches_uncut", "_counting_process"))
+        later = dict.fromkeys(("_batches_before_step", "_batches_uncut", "_steps_unseen", "_counting_process"))
         vars(self).update({**later, "_label_checks": LABEL_CHECKS, **state})
         if "progress" in state:
             self.progress = vars(self).pop("progress")
@@ -192,7 +199,17 @@ class SequenceLengthScheduler:
         progress = check_int("progress", self.progress + units)
         seq_length = self.seq_length_at(progress)  # before anything is counted: a pacing of your own may raise
         self.progress = progress
+        if self._steps_unseen is not None:
+            self._count_unseen()
         return seq_length
+
+    def _count_unseen(self) -> None:
+        """Count a step, to warn once if no batch goes through an attached model."""
+        assert self._steps_unseen is not None
+        self._steps_unseen += 1
+        if self._steps_unseen >= _BATCHES_BEFORE_WARNING:
+            warn_caller(_NEVER_RESIZED.format(self._steps_unseen))
+            self._steps_unseen = None
 
     def seq_length_at(self, progress: float) -> int:
         """Number of tokens in a sequence after `progress` units. `progress` is at least 0."""
@@ -291,6 +308,7 @@ class SequenceLengthScheduler:
 
     def _count_batch(self) -> None:
         """Count a resized batch, to warn once if nobody steps."""
+        self._steps_unseen = None
         if self._counting_process != os.getpid():  # a copy, which nobody has stepped yet
             self._counting_process, self._batches_before_step = os.getpid(), 0
         if self._batches_before_step is None:
@@ -329,7 +347,8 @@ class SequenceLengthScheduler:
         Works on DistributedDataParallel, fully_shard, Accelerate and compiled models. Attach last, so that compiling
         does not include the resizing in its graph. `num_items_in_batch`, which Hugging Face's Trainer passes, is scaled
         by the share of the labels that are kept. This is exact if all batches of a step keep the same share. In
-        training mode the calls of `generate` are resized too. The caller must still call `step`.
+        training mode the calls of `generate` are resized too. The caller must still call `step`. A warning says so if
+        no batch has gone through the model in the first 500 steps.
 
         A deep copy of the model, as `torch.optim.swa_utils.AveragedModel` makes, follows this scheduler too, and counts
         its own batches. `remove()` of this attachment also detaches the copy. If you copied the scheduler too, attach
@@ -353,7 +372,9 @@ class SequenceLengthScheduler:
             ValueError: `model` itself has an attachment already, or an option has a value that no batch can have, or
                 `model` is one of torch's Transformer modules without `batch_first` and `seq_dim` is not 0.
         """
-        return Attachment(model, self, resize_options)
+        attachment = Attachment(model, self, resize_options)
+        self._steps_unseen = 0
+        return attachment
 
     def state_dict(self) -> dict[str, Any]:
         """The progress and the configuration, as plain numbers and strings.

@@ -181,7 +181,11 @@ class Remembering(nn.Module):
         self.lengths, self.seen, self.by_name = [], {0}, {"same": (self.scale,), "calls": [0]}
         self.by_name["itself"] = self.by_name
         self.noise = torch.Generator().manual_seed(5)
-        self.on_meta, self.empty = torch.empty(3, device="meta"), torch.empty(0)
+        self.on_meta, self.empty, self.freed = torch.empty(3, device="meta"), torch.empty(0), torch.empty(3)
+        self.freed.untyped_storage().resize_(0)
+        self.nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
+        self.sparse = torch.eye(3).to_sparse()
+        self.register_buffer("neighbors", torch.eye(3).to_sparse())
 
     def forward(self, x):
         if not self.is_initialized:
@@ -193,6 +197,8 @@ class Remembering(nn.Module):
         self.seen.add(x.shape[1])
         self.by_name["calls"][0] += 1
         self.by_name["new"] = self.scale.mul_(2)
+        self.sparse.mul_(2)
+        self.neighbors.mul_(2)
         return x + self.shift + torch.rand(3, generator=self.noise)
 
 
@@ -218,9 +224,22 @@ def test_attributes_of_modules(fails):
     assert (layer.lengths, layer.seen, layer.by_name["calls"]) == ([], {0}, [0])
     assert layer.by_name.keys() == {"same", "calls", "itself"}
     assert layer.scale.tolist() == [1, 1, 1]
+    assert layer.sparse.to_dense().equal(torch.eye(3))
+    assert layer.neighbors.to_dense().equal(torch.eye(3))
     assert torch.rand(3, generator=layer.noise).equal(noise)
     model(torch.ones(1, 2, 3))
     assert layer.shift.tolist() == [-1, -1, -1]
+
+
+@pytest.mark.parametrize("package", ["torch", "torch.nn.parallel", "deepspeed.runtime"])
+def test_wrappers_keep_their_attributes(package):
+    """What they count belongs to more than the model, such as the buckets of gradients."""
+    wrapper = type("Wrapper", (nn.Module,), {"__module__": package})()
+    own = type("Own", (type(wrapper),), {"__module__": "trainings"})()  # as fully_shard makes of a module
+    with restore_afterwards(nn.ModuleList([wrapper, own])):
+        wrapper.steps = own.steps = 1
+    assert wrapper.steps == 1
+    assert not hasattr(own, "steps")
 
 
 def test_values_are_restored_without_an_optimizer():

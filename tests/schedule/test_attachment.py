@@ -1,5 +1,6 @@
 """scheduler.attach: a model in training mode gets batches of the scheduled length, inside any wrapper."""
 
+import collections
 import copy
 import gc
 import pickle
@@ -424,13 +425,60 @@ def test_the_length_of_a_batch_shorter_than_scheduled():
     assert attachment.seq_length == 3
 
 
-@pytest.mark.parametrize("loss_type", [None, "ForCausalLM"])
-def test_the_first_label_does_not_count_if_the_loss_shifts_them(loss_type):
+def test_the_first_label_does_not_count_if_the_loss_shifts_them():
     model, schedule = Model(), scheduler()
-    model.loss_type = loss_type
     attachment = schedule.attach(model)
     model(input_ids=tokens(), labels=tokens(), num_items_in_batch=30)
     torch.testing.assert_close(attachment.take_shares(), [torch.tensor(3 / 15)])
+
+
+@pytest.mark.parametrize("by_name", [False, True])
+@pytest.mark.parametrize("container", [dict, collections.UserDict])
+def test_the_count_in_a_batch_of_one_mapping_is_scaled(container, by_name):
+    """The loss was a share of what it is."""
+
+    class Whole(Model):
+        def forward(self, batch, num_items_in_batch=None):
+            return super().forward(**{"num_items_in_batch": num_items_in_batch, **batch})
+
+    model, schedule = Whole(), scheduler()
+    batch = {"input_ids": tokens(), "labels": tokens()}
+    expected = model(schedule.resize(batch))
+    attachment = schedule.attach(model)
+    counted = container({**batch, "num_items_in_batch": torch.tensor(30)})
+    torch.testing.assert_close(model(batch=counted) if by_name else model(counted), expected)
+    torch.testing.assert_close(model(container(batch), num_items_in_batch=30), expected)
+    torch.testing.assert_close(attachment.take_shares(), [torch.tensor(3 / 15)] * 2)
+    assert counted["num_items_in_batch"] == 30
+    with pytest.raises(ValueError, match="labels must be passed to the model with num_items_in_batch, got input_ids"):
+        model({"input_ids": tokens(), "num_items_in_batch": 30})
+    with pytest.raises(ValueError, match="labels must be passed to the model with num_items_in_batch, got input_ids"):
+        model({"input_ids": tokens()}, num_items_in_batch=30)
+
+
+def test_labels_that_are_shifted_already_all_count():
+    model, shifted = Model(), tokens()
+    shifted[:, -1] = -100
+    attachment = scheduler().attach(model)
+    model.forward = lambda input_ids, labels, shift_labels, num_items_in_batch: num_items_in_batch
+    count = model(input_ids=tokens(), labels=tokens(), shift_labels=shifted, num_items_in_batch=30)
+    torch.testing.assert_close(count, torch.tensor(8.0))
+    torch.testing.assert_close(attachment.take_shares(), [torch.tensor(4 / 15)])
+
+
+def test_calls_with_one_main_input_count_once_from_the_beginning_of_a_batch():
+    model, ids = Model(), tokens()
+    attachment = scheduler().attach(model)
+    for _ in range(2):
+        model(ids)
+    assert attachment.take_seen() == (2 * 8, 4)
+    for _ in range(2):
+        attachment.begin_batch()
+        for batch in (ids, other := tokens(), ids, other):
+            model(batch)
+    assert attachment.take_seen() == (2 * 16, 8)
+    model(ids)
+    assert attachment.has_unseen is False
 
 
 def test_all_labels_count_if_the_loss_does_not_shift_them():

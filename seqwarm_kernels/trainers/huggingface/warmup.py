@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from transformers import Trainer, TrainerControl, TrainerState, TrainingArguments
@@ -14,6 +15,7 @@ from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 from ...schedule.attachment import Attachment, attachment_of
 from ...schedule.scheduler import SequenceLengthScheduler
 from ..schedule_state import ScheduleState, context_mesh_of, with_parts, with_whole_rows
+from .label_count import count_as_whole_rows, counts_first_labels
 from .logs import LoggingCallback
 from .parallelism import check_loss_of_parts, gather_each_batch_once, share_tokens, take_over
 
@@ -40,8 +42,9 @@ class SequenceLengthWarmup(LoggingCallback):
     With `callbacks=[warmup]` the model must compute the loss: a `compute_loss_func` would get cut logits and whole
     labels. If the Trainer counts the labels of a step, such a function is an error, else a warning says so once. If the
     batches of one step, on all ranks, keep different shares of their labels, each batch is weighted by its number of
-    labels before cutting, and a warning says so once. `warmup.add_to(trainer)` has neither limit. TRL's trainers need
-    it.
+    labels before cutting, and a warning says so once. Forwards of one batch, as in R-Drop, count as one batch if they
+    get the same tensor as `input_ids`, or what the model's `main_input_name` is. `warmup.add_to(trainer)` has none of
+    these limits, and counts batches. TRL's trainers need it.
 
     A model with `parallel.ContextParallel` needs `add_to`, too, and must compute the loss. `get_train_dataloader` must
     give the ranks of its mesh the same batches. These share the rows of a batch after cutting if they divide them, else
@@ -79,8 +82,10 @@ class SequenceLengthWarmup(LoggingCallback):
         """Adds the callback to a Trainer whose loss may be computed outside of the model, such as TRL's `SFTTrainer`.
 
         Batches are cut when the Trainer takes them for a step, before it counts their labels. So its own counts, a
-        `compute_loss_func` and metrics see what the model is trained on. Reporters get the figures of each log. Do not
-        pass the callback in `callbacks`, too.
+        `compute_loss_func` and metrics see what the model is trained on. If the Trainer counts the first label of each
+        row, which the loss of a causal language model leaves out, the count is that for whole rows, scaled by the share
+        of the other labels that cutting keeps. Reporters get the figures of each log. Do not pass the callback in
+        `callbacks`, too.
 
         Raises:
             TypeError: `trainer` is not a Trainer.
@@ -93,15 +98,21 @@ class SequenceLengthWarmup(LoggingCallback):
         take, train = trainer.get_batch_samples, trainer.training_step
         parts: list[tuple[Any, str | None]] = []  # of the current step
 
-        def resized(epoch_iterator: Iterator[Any]) -> Iterator[Any]:
+        def resized(epoch_iterator: Iterator[Any], whole: list[Any]) -> Iterator[Any]:
             for batch in epoch_iterator:
+                whole.append(batch)
                 parts.append((batches(batch), self._schedule_state.last_part))
                 yield parts[-1][0]
 
-        def take_resized(epoch_iterator: Iterator[Any], *args: Any, **kwargs: Any) -> Any:
+        def take_resized(epoch_iterator: Iterator[Any], num_batches: int, device: torch.device) -> Any:
             parts.clear()
-            is_added = self in trainer.callback_handler.callbacks  # until `trainer.remove_callback`
-            return take(resized(epoch_iterator) if is_added else epoch_iterator, *args, **kwargs)
+            if self not in trainer.callback_handler.callbacks:  # after `trainer.remove_callback`
+                return take(epoch_iterator, num_batches, device)
+            whole: list[Any] = []
+            samples, count = take(resized(epoch_iterator, whole), num_batches, device)
+            if count is not None and self._schedule_state.last_part is None and counts_first_labels(trainer):
+                count = count_as_whole_rows(trainer, whole, samples, device)
+            return samples, count
 
         def train_part(model: nn.Module, inputs: Any, *args: Any, **kwargs: Any) -> Any:
             by = next((by for part, by in parts if part is inputs), None)
@@ -152,6 +163,7 @@ class SequenceLengthWarmup(LoggingCallback):
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
+        self._begin_batch()
         attachment = self._schedule_state.attachment
         if self._batches is not None and attachment is not None and attachment.seq_length is None:
             raise ValueError(
@@ -159,6 +171,11 @@ class SequenceLengthWarmup(LoggingCallback):
                 f"takes: make a new {type(self).__name__} for each Trainer"
             )
         self._schedule_state.begin()
+
+    def on_substep_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        self._begin_batch()
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         if self._schedule_state.is_finished():  # then the Trainer does as after `max_steps`
@@ -169,6 +186,12 @@ class SequenceLengthWarmup(LoggingCallback):
             )
         self._schedule_state.step(1)
         self._schedule_state.warn_of_shares()
+
+    def _begin_batch(self) -> None:
+        """Count the forwards of a batch once. After `add_to` no forward is counted, but the batches are."""
+        attachment = self._schedule_state.attachment
+        if self._batches is None and attachment is not None:
+            attachment.begin_batch()
 
     def figures(self) -> dict[str, int]:
         """The length of the last step and the tokens so far; empty outside of a training."""

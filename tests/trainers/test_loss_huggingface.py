@@ -1,0 +1,239 @@
+"""The loss of cut rows in a Hugging Face Trainer is that of whole rows, by both entrances; batches count once."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import default_collate
+
+from seqwarm_kernels import SequenceLengthScheduler, resize_batch
+
+pytest.importorskip("transformers")
+pytest.importorskip("accelerate")
+
+import transformers
+
+from seqwarm_kernels.schedule.attachment import shifts_labels
+from seqwarm_kernels.trainers.huggingface import SequenceLengthWarmup
+
+from ..support.huggingface import PLAIN_SGD, logged
+from ..support.ranks import leave_group, run_ranks, set_environment
+from .test_huggingface import LENGTH, WORDS, dataset, model
+
+CUT = 2  #: length at which one label of a row has no loss, and one has
+
+
+def gpt2():
+    """As Transformers makes it: without `loss_type`, so that the Trainer counts the first label of each row."""
+    made = model()
+    made.loss_type = None
+    return made
+
+
+def llava():
+    torch.manual_seed(1)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    text = {"model_type": "llama", "vocab_size": WORDS + 1, "max_position_embeddings": LENGTH, **sizes}
+    vision = {"model_type": "clip_vision_model", "image_size": 8, "patch_size": 4, "projection_dim": 16, **sizes}
+    config = transformers.LlavaConfig(text_config=text, vision_config=vision, image_token_index=WORDS)
+    return transformers.LlavaForConditionalGeneration(config)
+
+
+class OwnLoss(nn.Module):
+    """A model whose labels are those of the tokens themselves."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(1)
+        self.logits = nn.Embedding(WORDS, WORDS)
+
+    def forward(self, input_ids, labels, num_items_in_batch=None, **others):
+        loss = nn.functional.cross_entropy(self.logits(input_ids).mT, labels, reduction="sum")
+        return {"loss": loss / (labels.numel() if num_items_in_batch is None else num_items_in_batch)}
+
+
+def with_shifted_labels(rows):
+    batch = default_collate(rows)
+    shifted = nn.functional.pad(batch["labels"], (0, 1), value=-100)[:, 1:]
+    return {**batch, "shift_labels": shifted.contiguous()}
+
+
+class CountsAllLabels(transformers.Trainer):
+    """As older versions of Transformers count, also of models with a `loss_type`."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self._loss_shifts_labels = False
+
+
+def training(
+    folder, made, warmup=None, adds=False, kind=transformers.Trainer, collator=default_collate, function=None, **changes
+):
+    arguments = {**PLAIN_SGD, "learning_rate": 0.0, "per_device_train_batch_size": 2, "max_steps": 2, **changes}
+    arguments = transformers.TrainingArguments(output_dir=str(folder), **arguments)
+    callbacks = [warmup] if warmup is not None and not adds else []
+    trainer = kind(
+        made,
+        arguments,
+        data_collator=collator,
+        train_dataset=dataset(),
+        callbacks=callbacks,
+        compute_loss_func=function,
+    )
+    trainer.remove_callback(transformers.PrinterCallback)
+    if adds:
+        warmup.add_to(trainer)
+    return trainer
+
+
+def fixed(length=CUT, unit="step"):
+    return SequenceLengthScheduler(length, LENGTH, duration=1_000_000, step_size=1, unit=unit)
+
+
+def as_whole_rows(folder, make, step_rows, options, collator=default_collate, **changes):
+    """The mean loss of a step's cut rows, in the ratio of a logged loss to a mean loss that whole rows have."""
+    rows = collator(dataset()[:step_rows])
+    means = [make().train()(**batch)["loss"].item() for batch in (rows, resize_batch(rows, CUT, **options))]
+    plain = training(folder, make(), collator=collator, **changes)
+    plain.train()
+    return means[1] / means[0] * logged(plain)[0]
+
+
+@pytest.mark.parametrize("adds", [False, True])
+@pytest.mark.parametrize(
+    ("make", "collator", "options", "kind"),
+    [
+        (gpt2, default_collate, {}, transformers.Trainer),
+        (gpt2, default_collate, {"mode": "reshape"}, transformers.Trainer),
+        (gpt2, with_shifted_labels, {}, transformers.Trainer),
+        (model, default_collate, {}, CountsAllLabels),
+        (model, with_shifted_labels, {}, CountsAllLabels),
+        (llava, default_collate, {}, transformers.Trainer),
+        (llava, default_collate, {"mode": "reshape"}, transformers.Trainer),
+    ],
+)
+def test_the_factor_of_the_loss_is_that_of_whole_rows(tmp_path, make, collator, options, kind, adds):
+    """The losses of GPT-2 were half as large after `add_to`, and those of Llava in `callbacks`."""
+    changes = {"kind": kind, "collator": collator, "gradient_accumulation_steps": 2}
+    warmup = SequenceLengthWarmup(fixed(), **options)
+    warmed = training(tmp_path, make(), warmup, adds, **changes)
+    warmed.train()
+    expected = as_whole_rows(tmp_path, make, 4, options, **changes)
+    assert logged(warmed)[0] == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_loss_that_counts_all_labels_is_left_as_it_is(tmp_path):
+    """Nobody knows of a class of the user's own without `loss_type` whether its loss shifts labels."""
+    warmed = training(tmp_path, OwnLoss(), SequenceLengthWarmup(fixed()), adds=True)
+    warmed.train()
+    expected = as_whole_rows(tmp_path, OwnLoss, 2, {})
+    assert logged(warmed)[0] == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_function_of_the_loss_gets_the_count_of_cut_labels(tmp_path):
+    counts = []
+
+    def function(outputs, labels, num_items_in_batch):
+        counts.append(int(num_items_in_batch))
+        return outputs.logits.mean()
+
+    training(tmp_path, gpt2(), SequenceLengthWarmup(fixed()), adds=True, function=function).train()
+    assert counts == [2 * CUT] * 2
+
+
+def uneven_rows():
+    """Labels of one row in two are few, so two ranks have different numbers of them."""
+    rows = dataset()
+    for row in rows[1::4] + rows[::4]:
+        row["labels"] = row["labels"].where(torch.arange(LENGTH) < 3, -100)
+    return rows
+
+
+def losses(folder, batch_size, **arguments):
+    warmed = training(
+        folder,
+        gpt2(),
+        SequenceLengthWarmup(fixed(6)),
+        adds=True,
+        per_device_train_batch_size=batch_size,
+        **arguments,
+    )
+    warmed.train_dataset = uneven_rows()
+    warmed.train()
+    return logged(warmed)
+
+
+def one_of_two(rank, port, folder):
+    set_environment(rank, port)
+    (folder / f"{rank}.json").write_text(json.dumps(losses(folder, 2, ddp_backend="gloo")))
+    leave_group()
+
+
+@pytest.mark.slow
+def test_two_processes_have_the_losses_of_one(tmp_path):
+    run_ranks(one_of_two, tmp_path)
+    alone = losses(tmp_path, 4)
+    for rank in (0, 1):
+        assert json.loads((tmp_path / f"{rank}.json").read_text()) == pytest.approx(alone, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("loss_type", "is_encoder_decoder", "shifts"),
+    [
+        (None, False, True),
+        (None, True, False),
+        ("ForCausalLM", False, True),
+        ("ForConditionalGeneration", False, True),
+        ("ForConditionalGeneration", True, False),
+        ("CsmForConditionalGeneration", False, True),
+        ("ForMaskedLM", False, False),
+    ],
+)
+def test_which_models_shift_labels(loss_type, is_encoder_decoder, shifts):
+    made = nn.Module()
+    made.loss_type, made.config = loss_type, SimpleNamespace(is_encoder_decoder=is_encoder_decoder)
+    assert shifts_labels(made) is shifts
+
+
+class Twice(transformers.Trainer):
+    """Two forwards of each batch, as in R-Drop."""
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        return model(**inputs).loss + model(**inputs).loss
+
+
+class OneBuffer:
+    """All batches are in one memory."""
+
+    def __init__(self):
+        self.batch = None
+
+    def __call__(self, rows):
+        self.batch = self.batch or default_collate(rows)
+        return self.batch
+
+
+@pytest.mark.parametrize("adds", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "collator"), [(Twice, default_collate), (transformers.Trainer, OneBuffer()), (Twice, OneBuffer())]
+)
+def test_two_forwards_of_a_batch_count_once(tmp_path, kind, collator, adds):
+    """Tokens were counted twice, so that the schedule ran twice as fast."""
+    warmup = SequenceLengthWarmup(fixed(4, "token"))
+    warmed = training(tmp_path, model(), warmup, adds, kind, collator, gradient_accumulation_steps=2)
+    warmed.train()
+    assert logged(warmed, "train_tokens") == [2 * 2 * 4, 2 * 2 * 2 * 4]
+    assert warmup.progress["scheduler"]["progress"] == 2 * 2 * 2 * 4
+
+
+def test_forwards_of_two_batches_in_a_step_count_both(tmp_path):
+    class Pairs(transformers.Trainer):
+        def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+            halves = [{name: values[row : row + 1] for name, values in inputs.items()} for row in (0, 1)]
+            return sum(model(**half).loss for half in (*halves, halves[0]))
+
+    warmed = training(tmp_path, model(), SequenceLengthWarmup(fixed(4)), kind=Pairs)
+    warmed.train()
+    assert logged(warmed, "train_tokens") == [2 * 4, 2 * 2 * 4]
