@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any
 
 import torch
@@ -52,6 +51,8 @@ class NodeSource:
 
         tokens = NodeSource(nodes.ParallelMapper(SourceNode(source), tokenize, num_workers=4))
         stream = LengthBatchStream(tokens, planner)
+
+    Every rank of a stream reads the same items: give a `MultiNodeWeightedSampler` rank=0 and world_size=1.
     """
 
     def __init__(self, node: nodes.BaseNode[Any]) -> None:
@@ -59,6 +60,16 @@ class NodeSource:
             raise TypeError(f"node must be a torchdata.nodes.BaseNode, got {type(node).__name__}")
         self._node = node
         self._start_is_set = False
+
+    @property
+    def world_size(self) -> int:
+        """Number of processes that share the items, or mix them in other orders, as far as the nodes tell."""
+        return _world_size(self._node)
+
+    @property
+    def infinite(self) -> bool:
+        """Whether the items never end, as far as the nodes tell."""
+        return _is_infinite(self._node)
 
     def __iter__(self) -> Iterator[Any]:
         if not self._start_is_set:
@@ -72,6 +83,26 @@ class NodeSource:
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._node.reset(state_dict)
         self._start_is_set = True
+
+
+def _below(part: Any) -> list[Any]:
+    """The nodes and sources that a node of torchdata or of this package reads from, none for a source."""
+    if not isinstance(part, nodes.BaseNode):
+        return []
+    named = [vars(part)[name] for name in ("source", "_source", "iterable") if name in vars(part)]
+    return [*named, *vars(part).get("source_nodes", {}).values()]
+
+
+def _world_size(part: Any) -> int:
+    return max([getattr(part, "world_size", 1), *map(_world_size, _below(part))])
+
+
+def _is_infinite(part: Any) -> bool:
+    below = [_is_infinite(each) for each in _below(part)]
+    ends_with = getattr(part, "stop_criteria", None)  # of nodes that mix others
+    if ends_with == nodes.StopCriteria.FIRST_DATASET_EXHAUSTED:
+        return all(below)
+    return any(below) or ends_with == nodes.StopCriteria.CYCLE_FOREVER or getattr(part, "infinite", False)
 
 
 class BatchNode(nodes.BaseNode[Any]):
@@ -88,75 +119,62 @@ class BatchNode(nodes.BaseNode[Any]):
             )
         self._batches = batches
         self._iterator: BatchIterator | None = None
-        self.next_state: dict[str, Any] | None = None  #: state for the next `reset` without a state
-        self._is_restored = False  # and has yielded nothing since
 
     def reset(self, initial_state: dict[str, Any] | None = None) -> None:
         super().reset(initial_state)
         self._iterator = iter(self._batches)
-        state, self.next_state = initial_state or self.next_state, None
-        self._is_restored = state is not None
-        if state is not None:
-            self._iterator.load_state_dict(state)
+        if initial_state is not None:
+            self._iterator.load_state_dict(initial_state)
+            # torchdata's Loader cannot do this: if a state has no batches left, it keeps that state forever (0.11).
+            self._iterator.skip_ended_epoch()
 
     def next(self) -> Any:
         assert self._iterator is not None
-        batch = next(self._iterator, None)
-        if batch is None and self._is_restored:
-            # torchdata's Loader cannot do this: if a state has no batches left, it keeps that state forever (0.11).
-            self._iterator = iter(self._batches)
-            batch = next(self._iterator, None)
-        self._is_restored = False
-        if batch is None:
-            raise StopIteration
-        return batch
+        return next(self._iterator)
 
     def get_state(self) -> dict[str, Any]:
         assert self._iterator is not None
         return self._iterator.state_dict()
 
 
-class _PlannedNode(BatchNode):
-    """Yields each batch with the tokens of the longest piece that was planned for it."""
+class _LoaderNode(BatchNode):
+    """Starts the next epoch if no batch of the epoch is left."""
 
-    def next(self) -> tuple[Any, int]:
-        batch = super().next()
+    def reset(self, initial_state: dict[str, Any] | None = None) -> None:
+        super().reset(initial_state)
         assert self._iterator is not None
-        return batch, self._iterator.longest
-
-
-def _prepared(planned: tuple[Any, int], prepare: Callable[[list[Any]], Any]) -> tuple[Any, int]:
-    batch, longest = planned
-    return prepare(batch), longest
+        self._iterator.skip_ended_epoch()
 
 
 class BatchLoader(nodes.Loader[Any]):
     """torchdata's Loader, with the state of the batches only, whatever the other nodes are. Made by `batch_loader`.
 
-    Each `iter()` continues after the last yielded batch, also after an interrupted iteration. After the last batch of
-    an epoch, `iter()` starts the next epoch.
+    Each `iter()` continues after the last yielded batch, also after an interrupted iteration, or where `set_epoch` or
+    `load_state_dict` of the batches has moved to since. After the last batch of an epoch, `iter()` starts the next
+    epoch. An older iterator raises a RuntimeError at its next batch.
     """
 
-    def __init__(self, root: nodes.BaseNode[Any], node: BatchNode, batches: PlannedBatches) -> None:
+    def __init__(self, root: nodes.BaseNode[Any], batches: PlannedBatches, check: BatchCheck) -> None:
         super().__init__(root, restart_on_stop_iteration=False)
-        self._node = node
         self._batches = batches
+        self._check = check
         weakref.finalize(self, _stop_threads, root)  # also when Python ends
 
     def __iter__(self) -> Iterator[Any]:
-        if self._node.next_state is None:
-            self.load_state_dict(self.state_dict())  # discards batches that were fetched and not yielded
+        return self._batches.follow(self._continue, self._check)
+
+    def _continue(self) -> Iterator[Any]:
+        """Discards batches that were fetched and not yielded."""
+        self._batches.move_to(self._batches.position, restart_epoch=False)
         return super().__iter__()
 
     @property
     def progress(self) -> BatchingProgress:
-        return self._batches.progress_of(self.state_dict())
+        return self._batches.progress
 
     def state_dict(self) -> dict[str, Any]:
         """The state of the batches after the last yielded batch. Any number of workers and `batches` may load it."""
-        if self._node.next_state is not None:
-            return self._node.next_state
-        return self._batches.state_dict() if self._it is None else batch_state(super().state_dict())
+        return self._batches.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue from a state with the next `iter()`.
@@ -165,10 +183,7 @@ class BatchLoader(nodes.Loader[Any]):
             TypeError: `state_dict` is not a mapping, or an entry has the wrong type.
             ValueError: `state_dict` has no state of batches, or a state of another configuration.
         """
-        state = batch_state(state_dict)
-        self._batches.progress_of(state)  # checks the state before anything changes
-        self._node.next_state = state
-        super().load_state_dict({"root": None, "num_yielded": 0})
+        self._batches.load_state_dict(batch_state(state_dict))
 
 
 def _stop_threads(root: nodes.BaseNode[Any]) -> None:
@@ -217,15 +232,12 @@ def batch_loader(
     if pin_memory and not torch.cuda.is_available():
         raise ValueError("pin_memory must be False without a CUDA device, got True")
     check_choice("method", method, METHODS)
-    batch_node = _PlannedNode(batches)
+    batch_node = _LoaderNode(batches)
     check_collator("prepare", prepare, batches.planner)
     check_prepared_items("prepare", prepare, batches)
-    check = BatchCheck(batches, prepare)
-    prepared = partial(_prepared, prepare=prepare)  # picklable, for processes
-    node: nodes.BaseNode[Any] = nodes.ParallelMapper(batch_node, prepared, num_workers, method=method)
-    node = nodes.Mapper(node, lambda planned: check(*planned))
+    node: nodes.BaseNode[Any] = nodes.ParallelMapper(batch_node, prepare, num_workers, method=method)
     if pin_memory:
         node = nodes.PinMemory(node)
     if prefetch:
         node = nodes.Prefetcher(node, prefetch)
-    return BatchLoader(node, batch_node, batches)
+    return BatchLoader(node, batches, BatchCheck(batches, prepare))

@@ -1,6 +1,7 @@
 """Misuse of batches by length that once gave wrong batches without a word."""
 
 import pickle
+from itertools import islice
 
 import numpy as np
 import pytest
@@ -22,7 +23,7 @@ from seqwarm_kernels.data import (
     cut_item,
 )
 
-from .made import ListSource
+from .made import ListSource, first_batches
 
 
 @pytest.mark.parametrize("collator", [PaddedCollator(), PackedCollator()])
@@ -358,3 +359,117 @@ class TestLabelsBehindTheCut:
     def test_only_the_first_items_are_looked_at(self):
         items = [self.item(1, list)] * 500 + [self.item(3, list)]
         list(self.batches(items, BatchPlanner(8, max_length=2, too_long="truncate")))
+
+
+class TestMovesOfTheSampler:
+    """`set_epoch` and `load_state_dict` of the sampler were undone if a loader was in the middle of an epoch."""
+
+    LENGTHS = (3, 5, 4, 6) * 10
+
+    def sampler(self, epoch=0):
+        scheduler = SequenceLengthScheduler(3, 6, duration=60, step_size=1)
+        sampler = LengthBatchSampler(self.LENGTHS, BatchPlanner(12, max_length=scheduler, warmup="cut"), window=20)
+        sampler.set_epoch(epoch)
+        return sampler
+
+    def loader(self, num_workers=0, **options):
+        sampler, items = self.sampler(), [[number] * length for number, length in enumerate(self.LENGTHS)]
+        loader = DataLoader(
+            PieceDataset(items), batch_sampler=sampler, collate_fn=PaddedCollator(), num_workers=num_workers
+        )
+        return sampler, ResumableLoader(loader, **options)
+
+    @staticmethod
+    def numbers(batches, count=None):
+        return [batch["input_ids"][:, 0].tolist() for batch in islice(batches, count)]
+
+    @pytest.mark.parametrize("num_workers", [0, 1])
+    def test_set_epoch(self, num_workers):
+        """The batches that were fetched and not yielded count nowhere, also in the schedule."""
+        sampler, loader = self.loader(num_workers)
+        same, of_loader = self.loader()
+        for epoch in (0, 1, 1, 3):
+            sampler.set_epoch(epoch)
+            of_loader.set_epoch(epoch)
+            assert loader.state_dict() == of_loader.state_dict() == sampler.state_dict() == same.state_dict()
+            assert self.numbers(loader, 4) == self.numbers(of_loader, 4)
+            assert loader.progress == of_loader.progress
+            assert int(loader.progress.epochs) == epoch
+
+    @pytest.mark.parametrize("num_workers", [0, 1])
+    def test_load_state_dict(self, num_workers):
+        everything = self.numbers(self.loader()[1])
+        _, saved = self.loader()
+        assert self.numbers(saved, 5) == everything[:5]
+        sampler, loader = self.loader(num_workers)
+        assert self.numbers(loader, 2) == everything[:2]
+        sampler.load_state_dict(saved.state_dict())
+        assert loader.state_dict() == saved.state_dict()
+        assert loader.progress == saved.progress
+        assert self.numbers(loader) == everything[5:]
+
+    def test_a_state_that_is_loaded_during_an_iteration(self):
+        sampler, loader = self.loader()
+        batches = iter(loader)
+        next(batches)
+        sampler.load_state_dict(sampler.state_dict())
+        with pytest.raises(RuntimeError, match="this iterator is invalid: the loader was iterated again or restored"):
+            next(batches)
+
+    def test_set_epoch_during_an_iteration(self):
+        """The iteration goes on, and the state with it."""
+        sampler, loader = self.loader(fetched_ahead=1)
+        batches = iter(loader)
+        next(batches)
+        sampler.set_epoch(4)
+        next(batches)
+        assert loader.progress[2:] == (1, pytest.approx(loader.progress.items / len(self.LENGTHS)))
+        assert len(self.numbers(batches)) > 2
+        assert sampler.epoch == 1
+
+    def test_a_stream(self):
+        def make():
+            stream = LengthBatchStream(ListSource([[number] * 3 for number in range(30)]), BatchPlanner(6), window=10)
+            return stream, ResumableLoader(DataLoader(ItemDataset(), batch_sampler=stream, collate_fn=PaddedCollator()))
+
+        everything = self.numbers(make()[1])
+        _, saved = make()
+        self.numbers(saved, 5)
+        stream, loader = make()
+        self.numbers(loader, 2)
+        stream.load_state_dict(saved.state_dict())
+        assert self.numbers(loader) == everything[5:]
+
+
+class TestStreamOfOtherLengths:
+    """A state was resumed in the middle of another plan if only the number of items was the same."""
+
+    ITEMS = tuple([number] * (1 + number * 7 % 40) for number in range(200))
+
+    def stream(self, length):
+        return LengthBatchStream(ListSource(self.ITEMS), BatchPlanner(200), length=length, window=200)
+
+    def test_it_is_refused(self):
+        first = self.stream(len)
+        first_batches(first, 8)
+        state, other = first.state_dict(), self.stream(lambda item: len(item) + 1)
+        other.load_state_dict(state)
+        for _ in range(2):
+            with pytest.raises(ValueError, match=r"must be of the same items and lengths: .*batches=\d\) here"):
+                next(iter(other))
+        assert other.state_dict() == state
+        other.load_state_dict(self.stream(len).state_dict())
+        assert sum(map(len, other)) == 200
+        again = self.stream(len)
+        again.load_state_dict(state)
+        assert list(again) == list(first)
+
+
+@pytest.mark.parametrize("make", [np.array, torch.tensor])
+def test_lengths_that_change_later(make):
+    """The plan changed with the array of the caller."""
+    lengths = make([5, 1, 4, 2, 3] * 8)
+    sampler, planned = (LengthBatchSampler(lengths, BatchPlanner(10), window=5) for _ in range(2))
+    planned = list(planned)
+    lengths[:] = 1
+    assert list(sampler) == planned

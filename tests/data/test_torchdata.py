@@ -12,6 +12,7 @@ import torch
 nodes = pytest.importorskip("torchdata.nodes")
 from torchdata.stateful_dataloader import StatefulDataLoader  # noqa: E402
 
+from seqwarm_kernels import SequenceLengthScheduler  # noqa: E402
 from seqwarm_kernels.data import (  # noqa: E402
     BatchPlanner,
     LengthBatchSampler,
@@ -19,6 +20,7 @@ from seqwarm_kernels.data import (  # noqa: E402
     PackedCollator,
     PaddedCollator,
     Prepare,
+    SequenceSource,
     batch_state,
 )
 from seqwarm_kernels.data.torchdata_nodes import BatchNode, NodeSource, SourceNode, batch_loader  # noqa: E402
@@ -112,6 +114,11 @@ class TestStatefulDataLoader:
         with pytest.raises(TypeError, match="state_dict must be a mapping, got NoneType"):
             batch_state(None)
 
+    @pytest.mark.parametrize("steps", ["x", None, 1.5])
+    def test_a_number_of_steps_of_another_type(self, steps):
+        with pytest.raises(TypeError, match="steps_since_snapshot of state_dict must be an int, got "):
+            batch_state({"steps_since_snapshot": steps, "state": stateful(0)[1].state_dict()})
+
 
 @pytest.mark.parametrize("kind", ["sampler", "stream"])
 class TestBatchLoader:
@@ -150,8 +157,7 @@ class TestBatchLoader:
         for _ in range(2):
             first_of_items = [[item if kind == "sampler" else item[0] for item in batch] for batch in plain]
             assert numbers(loader) == first_of_items
-        # After the last batch, only a data set is known to be at its end.
-        assert loader.progress.epochs == (2 if kind == "sampler" else 1)
+        assert loader.progress.epochs == 2
         assert loader.progress.items == 600
 
     def test_a_restart_between_epochs(self, kind):
@@ -184,6 +190,34 @@ class TestBatchLoader:
         assert first_batches(plain, 5 + 3)[5:] == first_batches(batches, 3)
         assert len(head) == 5
 
+    def test_a_state_that_the_batches_load(self, kind):
+        """They are where the loader continues, also after it was interrupted."""
+        uninterrupted = numbers(make_loader(kind, prefetch=0))
+        saved = make_loader(kind)
+        head = numbers(islice(saved, 5))
+        batches = make_batches(kind)
+        prepare = Prepare(PaddedCollator(), dataset=ITEMS if kind == "sampler" else None)
+        loader = batch_loader(batches, prepare, num_workers=1)
+        list(islice(loader, 9))
+        batches.load_state_dict(saved.state_dict())
+        assert loader.state_dict() == saved.state_dict()
+        assert head + numbers(loader) == uninterrupted
+
+    def test_an_older_iterator_is_invalid(self, kind):
+        loader = make_loader(kind)
+        older, newer = iter(loader), iter(loader)
+        head = [next(older), next(newer)]
+        with pytest.raises(RuntimeError, match="this iterator is invalid: the loader was iterated again"):
+            next(older)
+        assert numbers([*head, *newer]) == numbers(make_loader(kind, prefetch=0))
+
+    def test_after_the_last_batch_of_an_epoch(self, kind):
+        """The end of the epoch was not requested."""
+        loader, plain = make_loader(kind), make_loader(kind, prefetch=0)
+        epoch = numbers(plain)
+        assert numbers(islice(loader, len(epoch))) == epoch
+        assert numbers(loader) == numbers(plain)
+
     def test_a_node_among_others(self, kind):
         node = nodes.Prefetcher(BatchNode(make_batches(kind)), 3)
         loader = nodes.Loader(node)
@@ -191,6 +225,26 @@ class TestBatchLoader:
         again = nodes.Loader(nodes.Prefetcher(BatchNode(make_batches(kind)), 3))
         again.load_state_dict(loader.state_dict())
         assert head + list(again) == list(make_batches(kind))
+
+
+@pytest.mark.parametrize("stop", [None, 4])
+def test_the_epoch_of_the_sampler(stop):
+    """It is the next one, whatever the loader had fetched."""
+    planned, batches = make_batches("sampler"), make_batches("sampler")
+    loader = batch_loader(batches, Prepare(PaddedCollator(), dataset=ITEMS), num_workers=1, prefetch=4)
+    for epoch in (0, 5, 5, 2):
+        batches.set_epoch(epoch)
+        planned.set_epoch(epoch)
+        assert numbers(islice(loader, stop)) == first_batches(planned, stop)
+        assert loader.progress == planned.progress
+
+
+def test_a_batch_that_stops_the_iteration_is_missing():
+    def stop(batch):
+        raise StopIteration
+
+    with pytest.raises(RuntimeError, match="raised StopIteration: 1 batches of the epoch are missing"):
+        list(batch_loader(make_batches("stream"), stop, prefetch=0))
 
 
 def test_an_error_in_preparing_reaches_the_loop():
@@ -226,6 +280,54 @@ def test_epochs_of_a_node():
     plain = make_batches("stream")
     for _ in range(3):
         assert list(stream) == list(plain)
+
+
+def mixed(criteria, *sources, **options):
+    named = {str(number): SourceNode(source) for number, source in enumerate(sources)}
+    weights = dict.fromkeys(named, 1.0)
+    return nodes.MultiNodeWeightedSampler(named, weights, stop_criteria=criteria, **options)
+
+
+class TestWhatNodesTellOfTheirSources:
+    """A stream took sources that it refuses, if they were inside a NodeSource."""
+
+    def test_a_split_by_rank(self):
+        half = SequenceSource(ITEMS, rank=1, world_size=2)
+        for node in (
+            SourceNode(half),
+            nodes.Prefetcher(nodes.ParallelMapper(SourceNode(half), double, num_workers=0), 2),
+            nodes.IterableWrapper(half),
+            mixed(nodes.StopCriteria.CYCLE_FOREVER, ListSource(ITEMS), half),
+            mixed(nodes.StopCriteria.CYCLE_FOREVER, ListSource(ITEMS), rank=1, world_size=2),  # orders differ
+        ):
+            with pytest.raises(ValueError, match="source must not be split by rank, got world_size 2"):
+                LengthBatchStream(NodeSource(node), BatchPlanner(128), rank=1, world_size=2)
+        assert NodeSource(SourceNode(ListSource(ITEMS))).world_size == 1
+
+    @pytest.mark.parametrize(
+        ("criteria", "infinite"),
+        [
+            ("CYCLE_UNTIL_ALL_DATASETS_EXHAUSTED", (True, False)),
+            ("FIRST_DATASET_EXHAUSTED", (True, True)),
+            ("CYCLE_FOREVER", (False, False)),
+        ],
+    )
+    def test_infinite_mixtures(self, criteria, infinite):
+        sources = [SequenceSource(ITEMS, infinite=each) for each in infinite]
+        self.refuse(mixed(getattr(nodes.StopCriteria, criteria), *sources))
+
+    def test_infinite_sources(self):
+        infinite, finite = SequenceSource(ITEMS, infinite=True), SequenceSource(ITEMS)
+        self.refuse(nodes.Prefetcher(SourceNode(infinite), 2))
+        ending = mixed(nodes.StopCriteria.FIRST_DATASET_EXHAUSTED, infinite, finite)
+        assert not NodeSource(ending).infinite
+        assert not NodeSource(nodes.Prefetcher(SourceNode(finite), 2)).infinite
+
+    @staticmethod
+    def refuse(node):
+        scheduler = SequenceLengthScheduler(8, 64, duration=100)
+        with pytest.raises(ValueError, match="source must end its epochs, got infinite=True with warmup='bucket'"):
+            LengthBatchStream(NodeSource(node), BatchPlanner(128, max_length=scheduler))
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -12,7 +11,6 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from ...utils.checks import check_count, check_int
 from ..samplers.planned_batches import BatchingProgress, PlannedBatches
-from ..samplers.rank_batches import Position
 from ..samplers.stream import LengthBatchStream
 from .budget import BatchCheck, check_collator, check_num_items, check_prepared_items
 from .prepare import ItemDataset
@@ -22,8 +20,8 @@ class ResumableLoader:
     """Yields the batches of a DataLoader over a `LengthBatchSampler` or a `LengthBatchStream`, with the state after the
     last yielded batch.
 
-    Workers fetch batches ahead, so the sampler is ahead of training. This loader keeps the position after each batch
-    that was fetched. The state does not depend on the workers: any number of workers may load it.
+    Workers fetch batches ahead. This loader keeps the position after each batch that was fetched, and moves the sampler
+    with the yielded batches only. The state does not depend on the workers: any number of workers may load it.
 
     Trainers take this loader as it is. It is not a DataLoader, so they do not shard it a second time.
 
@@ -77,9 +75,6 @@ class ResumableLoader:
         self._loader = loader
         self._sampler = loader.batch_sampler
         self._fetched_ahead = check_int("fetched_ahead", fetched_ahead, minimum=0)
-        self._last: Position | None = None  # of the state; None between epochs
-        self._any_yielded = False
-        self._latest_iterator = 0
 
     def __len__(self) -> int:
         return len(self._loader)
@@ -88,52 +83,22 @@ class ResumableLoader:
         """Yields one epoch, as the sampler's `iter()` does, or the rest of an epoch after `load_state_dict`.
 
         After an interrupted iteration, a `LengthBatchSampler` starts its epoch again. A `LengthBatchStream` continues
-        after the last yielded batch. An older iterator raises a RuntimeError at its next batch.
+        after the last yielded batch. `set_epoch` and `load_state_dict` of the sampler or the stream itself have the
+        same effect as those of this loader. An older iterator raises a RuntimeError at its next batch.
         """
-        self._latest_iterator += 1
-        iterator = self._latest_iterator
-        self._discard_prefetched()
-        self._last, self._any_yielded = self._sampler.prepare_start(), False
-        with self._sampler.recorded_batches() as recorded:
-            batches = iter(self._loader)
-        latest = deque([self._last], maxlen=1 + self._fetched_ahead)
-        for batch in batches:
-            planned = recorded.popleft()
-            self._check(batch, planned.longest)
-            latest.append(planned.position)
-            self._last, self._any_yielded = latest[0], True
-            yield batch
-            if iterator != self._latest_iterator:
-                raise RuntimeError(
-                    "this iterator is invalid: the loader was iterated again or restored in the meantime"
-                )
-        if recorded:
-            raise RuntimeError(
-                f"the data set or collate_fn raised StopIteration: {len(recorded)} batches of the epoch are missing"
-            )
-        self._last = None
+        return self._sampler.follow(lambda: iter(self._loader), self._check, fetched_ahead=self._fetched_ahead)
 
     def set_epoch(self, epoch: int) -> None:
-        epoch = check_count("epoch", epoch)
-        self._discard_prefetched()
-        self._sampler.set_epoch(epoch)
+        self._sampler.set_epoch(check_count("epoch", epoch))
 
     @property
     def progress(self) -> BatchingProgress:
-        return self._sampler.progress if self._last is None else self._sampler.progress_at(self._last)
+        return self._sampler.progress
 
     def state_dict(self) -> dict[str, Any]:
         """The sampler's state after the last yielded batch, or `fetched_ahead` batches before."""
-        return self._sampler.state_dict() if self._last is None else self._sampler.state_at(self._last)
+        return self._sampler.state_dict()
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Continue from a state with the next `iter()`. States of the sampler are accepted as well."""
         self._sampler.load_state_dict(state_dict)
-        self._last = None
-        self._latest_iterator += 1
-
-    def _discard_prefetched(self) -> None:
-        """After an interrupted iteration, go back before the batches that were fetched and not yielded."""
-        if self._last is not None:
-            self._sampler.rewind(self._last, restart_epoch=self._any_yielded)
-            self._last = None

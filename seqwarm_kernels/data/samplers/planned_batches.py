@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, NoReturn
 
 from torch import distributed
@@ -29,16 +28,16 @@ class BatchingProgress(NamedTuple):
 
 
 class Recorded(NamedTuple):
-    """What loaders keep of a batch that an iterator has yielded."""
+    """What `PlannedBatches.follow` keeps of a batch that was fetched, or of the end of the epoch."""
 
-    position: Position  #: after the batch
-    longest: int  #: tokens of the longest piece that was planned for the batch
+    position: Position  #: after the batch; at the end of the epoch, the start of the next one
+    longest: int | None  #: tokens of the longest piece that was planned for the batch; None: the end of the epoch
 
 
 class PlannedBatches(ABC):
     """Batches that are the same for every rank and after every restart.
 
-    Loaders that fetch batches ahead of training use `position`, `state_at`, `progress_at` and `recorded_batches`.
+    Loaders that fetch batches ahead of training use `follow`. Then `position` is that of the last yielded batch.
 
     Attributes:
         planner: the `BatchPlanner`.
@@ -83,7 +82,8 @@ class PlannedBatches(ABC):
         self._reader = reader
         self._maker = WindowMaker(reader, planner, window, seed if shuffle else None, self.world_size)
         self._current = self._start_epoch(0, Counts())
-        self._recorded: deque[Recorded] | None = None
+        self._recorded: deque[Recorded] | None = None  # of the iterators that are created now
+        self._followed: deque[Recorded] | None = None  # of the latest `follow`; None: a state was loaded since
 
     def __iter__(self) -> BatchIterator:
         if self._rank_is_default and _rank_of(None, None)[1] > self.world_size:
@@ -147,29 +147,50 @@ class PlannedBatches(ABC):
         """
         position = self._unpacked(state_dict)
         self._reader.forget()
-        self._current = self._rank_batches(position)
+        self._current, self._followed = self._rank_batches(position), None
 
     @abstractmethod
     def set_epoch(self, epoch: int) -> None:
         """Trainers call this before each epoch."""
 
-    def prepare_start(self) -> Position:
-        """Fix where the next iterator starts, before it is created. Returns that position."""
-        self._current = self._begin()
-        return self.position
-
-    def rewind(self, position: Position, *, restart_epoch: bool) -> None:
-        """Go back to `position`. `restart_epoch`: the next iterator may start at the beginning of its epoch instead."""
+    def move_to(self, position: Position, *, restart_epoch: bool) -> None:
+        """Go to `position`. `restart_epoch`: the next iterator may start at the beginning of its epoch instead."""
         self._current = self._rank_batches(position)
 
-    @contextmanager
-    def recorded_batches(self) -> Iterator[deque[Recorded]]:
-        """Iterators that are created in this context append a record of each batch."""
+    def follow(
+        self, start: Callable[[], Iterator[Any]], check: Callable[[Any, int], Any], *, fetched_ahead: int = 0
+    ) -> Iterator[Any]:
+        """Yield what a loader makes of these batches. Move along with the yielded batches, not with the fetched ones.
+
+        Args:
+            start: creates the loader's iterator over the rest of the epoch, and in it `iter()` of these batches.
+            check: called with each batch and its `Recorded.longest`, before the batch is yielded.
+            fetched_ahead: stay this many batches behind the last yielded one.
+        """
         self._recorded = recorded = deque[Recorded]()
         try:
-            yield recorded
+            batches = start()
         finally:
             self._recorded = None
+        self._followed = recorded
+        latest = deque([self.position], maxlen=1 + fetched_ahead)
+        for batch in batches:
+            position, longest = recorded.popleft()
+            assert longest is not None
+            check(batch, longest)
+            latest.append(position)
+            self.move_to(latest[0], restart_epoch=True)
+            yield batch
+            if self._followed is not recorded:
+                raise RuntimeError(
+                    "this iterator is invalid: the loader was iterated again or restored in the meantime"
+                )
+        if missing := sum(record.longest is not None for record in list(recorded)):
+            raise RuntimeError(
+                f"the data set or collate_fn raised StopIteration: {missing} batches of the epoch are missing"
+            )
+        if recorded:
+            self.move_to(recorded[-1].position, restart_epoch=True)
 
     def _unpacked(self, state_dict: Mapping[str, Any]) -> Position:
         position = unpack_state(state_dict, self._configuration)
@@ -199,6 +220,19 @@ class PlannedBatches(ABC):
             self._current = self._rank_batches(rank_batches.position)
         return batch
 
+    def _next_epoch(self, rank_batches: RankBatches) -> RankBatches | None:
+        """The batches of the next epoch if `rank_batches` has no batch left, else None."""
+        if rank_batches.has_step():
+            return None
+        rank_batches.step()
+        return self._rank_batches(rank_batches.position)
+
+    def _begin_apart(self) -> RankBatches:
+        """The batches of a new iterator whose steps do not move `position`. Another one starts at the same batch."""
+        position = self._begin().position
+        self.move_to(position, restart_epoch=False)
+        return self._rank_batches(position)
+
     @abstractmethod
     def _begin(self) -> RankBatches:
         """The batches of a new iterator."""
@@ -212,25 +246,23 @@ class BatchIterator(Iterator[list[Any]]):
     """Iterates over the rest of the epoch. It starts with its first batch, or once its state is taken.
 
     Args:
-        recorded: takes a record of each batch.
+        recorded: takes a record of each batch. Then the iterator starts at once, and does not move `batches`.
     """
 
     def __init__(self, batches: PlannedBatches, recorded: deque[Recorded] | None) -> None:
         self._batches = batches
         self._recorded = recorded
-        self._rank_batches: RankBatches | None = None
+        self._rank_batches = None if recorded is None else self._begin()
         self._ended = False
 
     def __iter__(self) -> BatchIterator:
         return self
 
     def __next__(self) -> list[Any]:
-        batch = None if self._ended else self._batches._step(self._ensure_started())
+        batch = None if self._ended else self._step()
         if batch is None:
             self._ended = True
             raise StopIteration
-        if self._recorded is not None:
-            self._recorded.append(Recorded(self._ensure_started().position, self.longest))
         return batch
 
     @property
@@ -244,12 +276,28 @@ class BatchIterator(Iterator[list[Any]]):
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         self._batches.load_state_dict(state_dict)
-        self._rank_batches = self._batches._begin()
+        self._rank_batches = self._begin()
+
+    def skip_ended_epoch(self) -> None:
+        """Start the next epoch if no batch of this one is left."""
+        rank_batches = self._ensure_started()
+        self._rank_batches = self._batches._next_epoch(rank_batches) or rank_batches
+
+    def _step(self) -> list[Any] | None:
+        rank_batches = self._ensure_started()
+        if self._recorded is None:
+            return self._batches._step(rank_batches)
+        batch = rank_batches.step()
+        self._recorded.append(Recorded(rank_batches.position, None if batch is None else self.longest))
+        return batch
 
     def _ensure_started(self) -> RankBatches:
         if self._rank_batches is None:
-            self._rank_batches = self._batches._begin()
+            self._rank_batches = self._begin()
         return self._rank_batches
+
+    def _begin(self) -> RankBatches:
+        return self._batches._begin() if self._recorded is None else self._batches._begin_apart()
 
 
 def _rank_of(rank: int | None, world_size: int | None) -> tuple[int, int]:

@@ -122,6 +122,12 @@ class RankBatches:
             window = self._maker.form_again(position.start, position.num_items, position.max_length)
             if window is None or position.batches_served >= len(window):
                 raise ValueError("state_dict must be of the same items: its open window is different here")
+            counts = window.counts(position.batches_served)
+            if counts != position.counts:
+                raise ValueError(
+                    "state_dict must be of the same items and lengths: what was served of its open window is "
+                    f"{position.counts} in the state, {counts} here"
+                )
             self._add(window)
         self._not_restored, self._batches_served = None, position.batches_served
 

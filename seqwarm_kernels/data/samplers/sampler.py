@@ -75,15 +75,15 @@ class LengthBatchSampler(PlannedBatches, Sampler[list[Any]]):
         world_size: int | None = None,
         remainder: str = "drop",
     ) -> None:
-        lengths = as_lengths(lengths)
+        own_lengths = as_lengths(lengths).copy()  # the caller may change its array
         # The reader keeps these before the base class checks them.
         check_bool("shuffle", shuffle)
         seed = check_int("seed", seed, minimum=0)
-        self.num_items = len(lengths)  #: number of lengths
+        self.num_items = len(own_lengths)  #: number of lengths
         self._start_is_set = False  # whether the next iterator starts at the current position
         self._planned_length: tuple[int, Counts, int] | None = None  # an epoch, its start, and its number of batches
         super().__init__(
-            IndexReader(lengths, seed if shuffle else None, whole=window is None),
+            IndexReader(own_lengths, seed if shuffle else None, whole=window is None),
             planner,
             window=window,
             shuffle=shuffle,
@@ -92,9 +92,9 @@ class LengthBatchSampler(PlannedBatches, Sampler[list[Any]]):
             world_size=world_size,
             remainder=remainder,
             infinite=infinite,
-            settings={"infinite": infinite, "num_items": len(lengths), "lengths": zlib.crc32(lengths.tobytes())},
+            settings={"infinite": infinite, "num_items": self.num_items, "lengths": zlib.crc32(own_lengths.tobytes())},
         )
-        planner.check(lengths)
+        planner.check(own_lengths)
 
     def __len__(self) -> int:
         """Number of batches of the epoch for this rank.
@@ -142,13 +142,8 @@ class LengthBatchSampler(PlannedBatches, Sampler[list[Any]]):
         super().load_state_dict(state_dict)
         self._start_is_set = True
 
-    def prepare_start(self) -> Position:
-        position = super().prepare_start()
-        self._start_is_set = True
-        return position
-
-    def rewind(self, position: Position, *, restart_epoch: bool) -> None:
-        super().rewind(position, restart_epoch=restart_epoch)
+    def move_to(self, position: Position, *, restart_epoch: bool) -> None:
+        super().move_to(position, restart_epoch=restart_epoch)
         self._start_is_set = not restart_epoch
 
     def _begin(self) -> RankBatches:
@@ -158,10 +153,9 @@ class LengthBatchSampler(PlannedBatches, Sampler[list[Any]]):
         position = self.position
         start = position.start
         if position.batches_served or start.counts != start.epoch_start_counts:
-            last = self._rank_batches(position)
-            if not last.has_step():  # complete, although no batch after the last one was requested
-                last.step()
-                return self._rank_batches(last.position)
+            next_epoch = self._next_epoch(self._rank_batches(position))
+            if next_epoch is not None:  # complete, although no batch after the last one was requested
+                return next_epoch
         return self._start_epoch(start.epoch, start.epoch_start_counts)
 
     def _epochs(self, position: Position) -> float:

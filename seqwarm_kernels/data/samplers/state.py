@@ -106,7 +106,7 @@ def batch_state(state_dict: Mapping[str, Any]) -> dict[str, Any]:
     not depend on that number: call `sampler.load_state_dict(batch_state(state))` and make a new loader.
 
     Raises:
-        TypeError: `state_dict` is not a mapping.
+        TypeError: `state_dict` is not a mapping, or a count of batches in it is not an int.
         ValueError: `state_dict` has no state of batches, or the loader took that state some batches earlier: its
             `snapshot_every_n_steps` must be 1.
     """
@@ -170,7 +170,7 @@ def _search(state: Any) -> Iterator[dict[str, Any]]:
     if sorted(map(str, state)) == sorted(_ENTRIES):
         yield dict(state)
         return
-    steps = sum(int(state.get(name, 0)) for name in _STEPS_SINCE)
+    steps = sum(check_count(f"{name} of state_dict", state.get(name, 0)) for name in _STEPS_SINCE)
     for value in state.values():
         for found in _search(value):
             if steps:

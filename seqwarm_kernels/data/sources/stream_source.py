@@ -23,14 +23,19 @@ class StreamSource(BlockSource):
     with a shuffle buffer is rejected, because its state does not include the buffer. `shuffle` of this class is exact.
 
     Args:
-        dataset: the dataset, not yet iterated. `set_epoch` is called if the dataset has it, so that its files come in
+        dataset: the dataset. An IterableDataset starts at its first item, whatever was read of it before. Another
+            dataset must not have been iterated. `set_epoch` is called if the dataset has it, so that its files come in
             another order in each epoch.
         seed: determines the order inside the buffers, together with the epoch.
         shuffle: shuffle the items of each buffer.
         buffer_size: number of items in a buffer. One buffer is in memory.
         infinite: repeat epochs forever.
-        rank, world_size: this process reads all items and keeps every world_size-th one. For a dataset of many files,
-            `datasets.distributed.split_dataset_by_node` reads less. With it, keep these two at their defaults.
+        rank, world_size: this process reads all items and keeps every world_size-th one. Leave them and
+            `datasets.distributed.split_dataset_by_node` out in a `LengthBatchStream`, whose ranks all read all items.
+            Without one, that split of a dataset of many files reads less: keep these two at their defaults with it.
+
+    Attributes:
+        world_size: number of processes that share the items, with those of `split_dataset_by_node`.
 
     Raises:
         TypeError: `dataset` does not have the three methods, or a setting has the wrong type.
@@ -63,7 +68,12 @@ class StreamSource(BlockSource):
             )
         self.buffer_size = buffer_size
         self._dataset = dataset
-        self._initial_state = self._state_before_block = copy.deepcopy(dataset.state_dict())
+        # An IterableDataset without a state starts at the beginning. Its own state may be that of an earlier iteration.
+        starts_anew = hasattr(dataset, "_starting_state_dict")
+        self._initial_state = None if starts_anew else copy.deepcopy(dataset.state_dict())
+        self._state_before_block = self._initial_state
+        self._own_world_size = self.world_size  # the given one, as in the state
+        self.world_size *= getattr(getattr(dataset, "_distributed", None), "world_size", 1)
 
     def lengths(self) -> NoReturn:
         """A stream does not know the lengths of its items before they are read.
@@ -87,9 +97,9 @@ class StreamSource(BlockSource):
             self._state_before_block = after
 
     def _items_of_rank(self, items: list[Any]) -> list[Any]:
-        """The items of a buffer whose number in the stream, modulo `world_size`, is this rank."""
-        first = (self.rank - self._block * self.buffer_size) % self.world_size
-        indices = np.arange(first, len(items), self.world_size)
+        """The items of a buffer whose number in the stream, modulo the given `world_size`, is this rank."""
+        first = (self.rank - self._block * self.buffer_size) % self._own_world_size
+        indices = np.arange(first, len(items), self._own_world_size)
         if self.shuffle:
             indices = permutation(len(items), self.seed, self.epoch, self._block + 1)[indices]
         return [items[index] for index in indices.tolist()]
@@ -110,7 +120,7 @@ class StreamSource(BlockSource):
             )
 
     def _configuration(self) -> dict[str, Any]:
-        return {"order": ORDER, "buffer_size": self.buffer_size}
+        return {"order": ORDER, "buffer_size": self.buffer_size, "world_size": self._own_world_size}
 
 
 def _has_shuffle_buffer(examples: Any) -> bool:
