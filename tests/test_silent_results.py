@@ -370,7 +370,7 @@ def test_labels_are_looked_at_where_they_are():
 def test_an_attached_model_that_is_never_called(monkeypatch):
     """Hooks do not run in other methods than `__call__`."""
     monkeypatch.setattr(scheduler_module, "_BATCHES_BEFORE_WARNING", 3)
-    model, called = nn.Embedding(64, 2), nn.Embedding(64, 2)
+    model, called = nn.Embedding(128, 2), nn.Embedding(128, 2)
     scheduler, other = (SequenceLengthScheduler(4, 8, duration=10) for _ in range(2))
     scheduler.attach(model)
     other.attach(called)
