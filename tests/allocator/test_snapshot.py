@@ -184,6 +184,7 @@ class Remembering(nn.Module):
         self.on_meta, self.empty, self.freed = torch.empty(3, device="meta"), torch.empty(0), torch.empty(3)
         self.freed.untyped_storage().resize_(0)
         self.nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
+        self.has_run = torch.tensor(False)
         self.sparse = torch.eye(3).to_sparse()
         self.register_buffer("neighbors", torch.eye(3).to_sparse())
 
@@ -197,6 +198,7 @@ class Remembering(nn.Module):
         self.seen.add(x.shape[1])
         self.by_name["calls"][0] += 1
         self.by_name["new"] = self.scale.mul_(2)
+        self.has_run.fill_(True)
         self.sparse.mul_(2)
         self.neighbors.mul_(2)
         return x + self.shift + torch.rand(3, generator=self.noise)
@@ -224,6 +226,7 @@ def test_attributes_of_modules(fails):
     assert (layer.lengths, layer.seen, layer.by_name["calls"]) == ([], {0}, [0])
     assert layer.by_name.keys() == {"same", "calls", "itself"}
     assert layer.scale.tolist() == [1, 1, 1]
+    assert not layer.has_run
     assert layer.sparse.to_dense().equal(torch.eye(3))
     assert layer.neighbors.to_dense().equal(torch.eye(3))
     assert torch.rand(3, generator=layer.noise).equal(noise)

@@ -481,6 +481,22 @@ def test_calls_with_one_main_input_count_once_from_the_beginning_of_a_batch():
     assert attachment.has_unseen is False
 
 
+def test_the_main_input_of_a_model_has_another_name():
+    class Named(Model):
+        main_input_name = "frames"
+
+        def forward(self, frames, input_ids):
+            return super().forward(frames)
+
+    model = Named()
+    attachment = scheduler().attach(model)
+    attachment.begin_batch()
+    frames = tokens()
+    for _ in range(3):
+        model(frames, tokens())
+    assert attachment.take_seen() == (2 * 4, 2)
+
+
 def test_all_labels_count_if_the_loss_does_not_shift_them():
     model = Model()
     model.loss_type = "ForMaskedLM"
