@@ -127,7 +127,7 @@ test-transformers-oldest: build/transformers-oldest/installed  ## run the tests 
 	PYTHONPATH=$(<D) $(PYTEST) \
 		tests/models tests/trainers/test_huggingface.py tests/trainers/test_loaders.py \
 		tests/trainers/test_packed.py tests/trainers/test_tokens_huggingface.py tests/trainers/test_monitor_huggingface.py \
-		tests/allocator/test_transformers.py $(ARGS)
+		tests/trainers/test_loss_huggingface.py tests/allocator/test_transformers.py $(ARGS)
 
 # In a copy of the project, without the extension, which is built for the torch of .venv. With CUDA libraries 5 GB.
 # The interpreter of the oldest Triton needs an older NumPy.

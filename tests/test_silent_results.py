@@ -2,6 +2,7 @@
 `test_copies_in_processes.py` and `test_outside_labels.py` of `tests/schedule`."""
 
 import copy
+import gc
 import linecache
 import pickle
 import warnings
@@ -353,6 +354,7 @@ def test_a_loss_mask_that_leaves_out_all_tokens(name, dtype):
         warnings.simplefilter("error")
         SequenceLengthScheduler(5, 8, duration=10).resize({"tokens": IDS, name: mask})
         SequenceLengthScheduler(4, 8, duration=10).resize({"tokens": IDS, name: torch.zeros_like(mask)})
+        SequenceLengthScheduler(4, 8, duration=10).resize({"tokens": IDS, name: mask.to(torch.uint16)})
 
 
 def test_other_negative_labels():
@@ -384,11 +386,17 @@ def test_an_attached_model_that_is_never_called(monkeypatch):
     ):
         scheduler.step()
     called(IDS)
+    removed, deleted = (SequenceLengthScheduler(4, 8, duration=10) for _ in range(2))
+    removed.attach(nn.Embedding(2, 2)).remove()
+    deleted.attach(nn.Embedding(2, 2))
+    gc.collect()
+    copied = copy.deepcopy(other)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        for _ in range(4):
-            scheduler.step()
-            other.step()
+        for schedule in (scheduler, other, removed, deleted, copied, pickle.loads(pickle.dumps(other))):
+            schedule.step(4)
+            for _ in range(4):
+                schedule.step()
 
 
 def test_labels_are_looked_at_in_the_first_batches_only(monkeypatch):

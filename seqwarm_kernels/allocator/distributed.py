@@ -78,6 +78,16 @@ def _find_wrapper(model: nn.Module) -> nn.parallel.DistributedDataParallel | Non
     return next((m for m in model.modules() if isinstance(m, nn.parallel.DistributedDataParallel)), None)
 
 
+def check_wrapper(model: nn.Module) -> None:
+    """Raise ValueError for DistributedDataParallel that does not run without an exchange of gradients."""
+    wrapper = _find_wrapper(model)
+    if wrapper is not None and wrapper.static_graph:
+        raise ValueError(
+            "model must not be a DistributedDataParallel with static_graph=True, whose first backward must exchange "
+            "gradients: call warmup_allocator on the module before it is wrapped"
+        )
+
+
 def _sharded_modules(model: nn.Module) -> list[Any]:
     """Return the modules that fully_shard was applied to."""
     if not _is_initialized():

@@ -30,8 +30,10 @@ _MIXERS = (0xBF58476D1CE4E5B9 - 2**64, 0x94D049BB133111EB - 2**64)
 _INTEGERS = {1: torch.int8, 2: torch.int16}
 #: Dicts in attributes that are restored. Others may do more than to hold entries.
 _DICTS = (dict, OrderedDict, defaultdict)
-#: Packages whose modules count what they do in attributes that belong to more than the model.
-_WRAPPERS = {"torch", "deepspeed", "builtins"}
+#: Packages whose modules keep their attributes. Wrappers such as DistributedDataParallel count their calls in them.
+_WRAPPERS = {"torch", "deepspeed"}
+#: Types of values that hold nothing to restore.
+_PLAIN = {int, float, complex, bool, str, bytes, type(None)}
 
 
 @contextmanager
@@ -132,7 +134,7 @@ def optimizers_in(optimizer: Optimizer | None) -> list[Optimizer]:
 
 
 def _contents(container: Any) -> Iterator[Any]:
-    """Yield a list, tuple or dict and everything in it, also in further ones, each object once."""
+    """Yield a list, tuple or dict and everything in it but plain values, also in further ones, each object once."""
     found: dict[int, Any] = {}
     waiting = [container]
     while waiting:
@@ -140,7 +142,8 @@ def _contents(container: Any) -> Iterator[Any]:
         if id(value) not in found:
             found[id(value)] = value
             if isinstance(value, (list, tuple, dict)):
-                waiting += value.values() if isinstance(value, dict) else value
+                entries = value.values() if isinstance(value, dict) else value
+                waiting += [entry for entry in entries if type(entry) not in _PLAIN]
     yield from found.values()
 
 
@@ -149,7 +152,10 @@ def _own_modules(model: nn.Module) -> list[nn.Module]:
     return [
         module
         for module in model.modules()
-        if any(kind.__module__.partition(".")[0] not in _WRAPPERS for kind in type(module).__mro__)
+        if any(
+            issubclass(kind, nn.Module) and kind.__module__.partition(".")[0] not in _WRAPPERS
+            for kind in type(module).__mro__
+        )
     ]
 
 

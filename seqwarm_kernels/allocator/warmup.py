@@ -24,7 +24,7 @@ from ..utils.caller_warnings import warn_caller
 from ..utils.checks import check_bool, check_int, check_module, check_real
 from ..utils.modules import ExampleBatch, as_mapping, is_compiled
 from .compilation import compilations
-from .distributed import Outcome, RankConsensus, is_sharded, rank_consensus, without_gradient_exchange
+from .distributed import Outcome, RankConsensus, check_wrapper, is_sharded, rank_consensus, without_gradient_exchange
 from .example_batch import TrainingBatches
 from .memory import Memory, fragmentation_advice, is_out_of_memory, memory_of
 from .report import AllocatorReport, LengthMemory, OutOfMemory
@@ -128,8 +128,9 @@ def warmup_allocator(
         MemoryError: The copies do not fit into the available host memory.
         RuntimeError: The model has changed a frozen parameter, which is not copied, the driver does not pin two buffers
             of 16 MiB in host memory, or another rank has failed.
-        ValueError: The inputs of the model cannot be guessed, an argument has an invalid value, or the loss has more
-            than one element, or no graph although parameters require gradients.
+        ValueError: The inputs of the model cannot be guessed, an argument has an invalid value, the model is a
+            DistributedDataParallel with static_graph=True, or the loss has more than one element, or no graph although
+            parameters require gradients.
         torch.OutOfMemoryError: The requested batch size does not fit, and `raise_out_of_memory` is True.
     """
     flags = {"find_batch_size": find_batch_size, "raise_out_of_memory": raise_out_of_memory}
@@ -139,6 +140,7 @@ def warmup_allocator(
     max_grad_norm = _check_max_grad_norm(max_grad_norm)
     accumulation_steps = check_int("accumulation_steps", accumulation_steps, minimum=1)
     _check_resize_options(resize_options)
+    check_wrapper(model)
     if scheduler is not None and scheduler.max_seq_length > max_len:
         raise ValueError(f"max_len must reach the scheduler's max_seq_length {scheduler.max_seq_length}, got {max_len}")
     _warn_of_foreign_optimizer(model, optimizer)

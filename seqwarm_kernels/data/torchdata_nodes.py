@@ -94,7 +94,7 @@ def _below(part: Any) -> list[Any]:
 
 
 def _world_size(part: Any) -> int:
-    return max([getattr(part, "world_size", 1), *map(_world_size, _below(part))])
+    return max([getattr(part, "world_size", None) or 1, *map(_world_size, _below(part))])
 
 
 def _is_infinite(part: Any) -> bool:
@@ -151,7 +151,8 @@ class BatchLoader(nodes.Loader[Any]):
 
     Each `iter()` continues after the last yielded batch, also after an interrupted iteration, or where `set_epoch` or
     `load_state_dict` of the batches has moved to since. After the last batch of an epoch, `iter()` starts the next
-    epoch. An older iterator raises a RuntimeError at its next batch.
+    epoch. Batches are fetched from the first `next` on. An older iterator raises a RuntimeError at its next batch after
+    a newer `iter()` or `load_state_dict`.
     """
 
     def __init__(self, root: nodes.BaseNode[Any], batches: PlannedBatches, check: BatchCheck) -> None:

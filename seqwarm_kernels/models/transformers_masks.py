@@ -37,8 +37,7 @@ _CAUSAL_WINDOW, _BIDIRECTIONAL_WINDOW = "sliding_window_overlay", "sliding_windo
 _PACKED, _REMAPPED, _AND = "packed_sequence_mask_function", "remap_positions_for_packed_sequence", "and_masks"
 #: An argument of bidirectional masks only.
 _ONLY_BIDIRECTIONAL = "allow_is_bidirectional_skip"
-
-
+#: Dtypes of masks that are stored as complements.
 _STORED_AS_COMPLEMENTS = (torch.int8, torch.int32, torch.int64)
 
 
@@ -115,15 +114,17 @@ def decode(mask: Tensor | None, query: Tensor, key: Tensor) -> Visible:
     shape, key_length = tuple(mask.shape), key.shape[2]
     if len(shape) == 4 and shape[1] == 1:
         window = None if shape[2] == 1 else shape[2] - 2
-        row = ~mask[:, 0, 0] if mask.dtype in _STORED_AS_COMPLEMENTS else mask[:, 0, 0]
+        row = mask[:, 0, 0]
         if mask.dtype == torch.int8 and shape[3] == 0:
             return Visible(window=window)
-        if mask.dtype == torch.int8 or (mask.dtype == torch.bool and shape[2] == 1):
-            return Visible((row[:, :key_length] != 0).expand(len(query), -1), window=window)
+        if mask.dtype == torch.int8:
+            return Visible((row[:, :key_length] != ~0).expand(len(query), -1), window=window)
+        if mask.dtype == torch.bool and shape[2] == 1:
+            return Visible(row[:, :key_length].expand(len(query), -1))
         if mask.dtype == torch.int32:
-            return Visible(row[:, 1:] != 0, row[:, 0], window=window)
+            return Visible(row[:, 1:] != ~0, ~row[:, 0], window=window)
         if mask.dtype == torch.int64:
-            cu_seqlens = row[0].to(torch.int32)
+            cu_seqlens = (~row[0]).to(torch.int32)
             return Visible(packing=Packing(cu_seqlens, cu_seqlens, query.shape[2], key_length), window=window)
     raise _dense(mask)
 

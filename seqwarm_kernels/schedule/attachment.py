@@ -152,13 +152,18 @@ class Attachment:
         """Restore the model and its deep copies. A second call does nothing."""
         for copied in [] if self._is_copy else list(self._copies):
             copied.remove()
-        if self._model.__dict__.get(_ATTRIBUTE) is not self:  # the model may have a newer attachment
+        if not self.is_attached:
             return
         del self._model.__dict__[_ATTRIBUTE]
         if self._handle is not None:
             self._handle.remove()
         else:
             self._model._compiled_call_impl = self._compiled
+
+    @property
+    def is_attached(self) -> bool:
+        """Whether the model has this attachment: it was not removed, and there is no newer one."""
+        return self._model.__dict__.get(_ATTRIBUTE) is self
 
     @property
     def has_unseen(self) -> bool:
@@ -208,12 +213,17 @@ class Attachment:
             names = [str(index) for index in range(len(args))]
             _check_numbered(dict(zip(names, args, strict=True)), self._options)
         inputs = dict(zip(names, args, strict=True)) | kwargs
+        num_items = inputs.pop(NUM_ITEMS_IN_BATCH, None)  # of any shape
+        if num_items is not None:
+            _check_labels(inputs, "")
         if inputs.get(FUSED_LM_HEAD):
             raise ValueError(
                 f"{FUSED_LM_HEAD} must not be passed to the model: TRL divides its loss by the number of labels before "
                 "they are cut; call add_to(trainer) of SequenceLengthWarmup instead of passing it in callbacks"
             )
         resized = self._resized(inputs)
+        if num_items is not None:
+            resized[NUM_ITEMS_IN_BATCH] = self._scaled(num_items, inputs, resized, "")
         return tuple(resized.pop(name) for name in names), resized
 
     def _resized_container(self, batch: Any, kwargs: dict[str, Any]) -> tuple[tuple[Any], dict[str, Any]]:
@@ -252,10 +262,11 @@ class Attachment:
             return False
         name = getattr(unwrapped(self._model), "main_input_name", "input_ids")  # of Hugging Face's models
         tokens = flatten_batch(batch).get(name)
+        if not isinstance(tokens, Tensor):
+            return False
         if any(counted() is tokens for counted in self._counted):
             return True
-        if isinstance(tokens, Tensor):
-            self._counted.append(weakref.ref(tokens))
+        self._counted.append(weakref.ref(tokens))
         return False
 
     def _with_scaled_counts(self, batch: Any, resized: Any, prefixes: list[str], sizes: tuple[int, int]) -> Any:

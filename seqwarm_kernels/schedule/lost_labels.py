@@ -7,6 +7,7 @@ import operator
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ..ops.call_kind import is_plain_state
@@ -23,6 +24,9 @@ NO_LABEL = (
     "from it: all labels of these tokens are negative, or their loss mask is 0, as for a long prompt. Begin with a "
     "larger min_seq_length, or resize with mode='reshape'"
 )
+
+#: Of masks of the loss that are looked at. Torch cannot compare others.
+_MASK_DTYPES = (torch.bool, torch.uint8, torch.int32, torch.int64, torch.float16, torch.bfloat16, torch.float32)
 
 #: Number of labels whose maximum takes less time than a view of some of them and its maximum.
 _FEW = 2048
@@ -90,7 +94,7 @@ def _cut_labels(batch: Any, resized: Any) -> Iterator[tuple[Tensor, Tensor, int]
     The number and those below it are what the loss leaves out: of labels the negative ones, such as -100 and -1.
     """
     for name, labels, kept in cut_entries(batch, resized):
-        if is_loss_mask(name) and not kept.is_complex():
+        if is_loss_mask(name) and kept.dtype in _MASK_DTYPES:
             yield labels, kept, 0
         elif _holds_signed_integers(kept) and holds_labels(name, kept.dtype):
             yield labels, kept, -1

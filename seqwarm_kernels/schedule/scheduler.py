@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import weakref
 from collections.abc import Iterator, Mapping
 from fractions import Fraction
 from itertools import pairwise
@@ -139,7 +140,8 @@ class SequenceLengthScheduler:
         self.progress = 0
         self._batches_before_step: int | None = 0  # None as soon as the progress changes, or after the warning
         self._batches_uncut: int | None = 0  # None as soon as a batch is cut, or at the full length
-        self._steps_unseen: int | None = None  # of an attachment that has resized nothing yet
+        self._unseen: weakref.ref[Attachment] | None = None  # an attachment until it resizes a batch
+        self._steps_unseen = 0
         self._label_checks = LABEL_CHECKS
 
     @property
@@ -155,9 +157,12 @@ class SequenceLengthScheduler:
         self._progress = progress
         self._process = self._counting_process = os.getpid()
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_unseen": None}  # attachments belong to this object
+
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Also take the state of a scheduler that an earlier version pickled, which has `progress` itself."""
-        later = dict.fromkeys(("_batches_before_step", "_batches_uncut", "_steps_unseen", "_counting_process"))
+        later = dict.fromkeys(("_batches_before_step", "_batches_uncut", "_unseen", "_counting_process"))
         vars(self).update({**later, "_label_checks": LABEL_CHECKS, **state})
         if "progress" in state:
             self.progress = vars(self).pop("progress")
@@ -199,17 +204,21 @@ class SequenceLengthScheduler:
         progress = check_int("progress", self.progress + units)
         seq_length = self.seq_length_at(progress)  # before anything is counted: a pacing of your own may raise
         self.progress = progress
-        if self._steps_unseen is not None:
+        if self._unseen is not None:
             self._count_unseen()
         return seq_length
 
     def _count_unseen(self) -> None:
         """Count a step, to warn once if no batch goes through an attached model."""
-        assert self._steps_unseen is not None
+        assert self._unseen is not None
+        attachment = self._unseen()
+        if attachment is None or not attachment.is_attached:
+            self._unseen = None
+            return
         self._steps_unseen += 1
         if self._steps_unseen >= _BATCHES_BEFORE_WARNING:
+            self._unseen = None
             warn_caller(_NEVER_RESIZED.format(self._steps_unseen))
-            self._steps_unseen = None
 
     def seq_length_at(self, progress: float) -> int:
         """Number of tokens in a sequence after `progress` units. `progress` is at least 0."""
@@ -308,7 +317,7 @@ class SequenceLengthScheduler:
 
     def _count_batch(self) -> None:
         """Count a resized batch, to warn once if nobody steps."""
-        self._steps_unseen = None
+        self._unseen = None
         if self._counting_process != os.getpid():  # a copy, which nobody has stepped yet
             self._counting_process, self._batches_before_step = os.getpid(), 0
         if self._batches_before_step is None:
@@ -373,7 +382,7 @@ class SequenceLengthScheduler:
                 `model` is one of torch's Transformer modules without `batch_first` and `seq_dim` is not 0.
         """
         attachment = Attachment(model, self, resize_options)
-        self._steps_unseen = 0
+        self._unseen, self._steps_unseen = weakref.ref(attachment), 0
         return attachment
 
     def state_dict(self) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """restore_afterwards: each thing that a block may change is as before, and the same object."""
 
+import abc
 import collections
 import copy
 import random
@@ -237,7 +238,7 @@ def test_attributes_of_modules(fails):
 @pytest.mark.parametrize("package", ["torch", "torch.nn.parallel", "deepspeed.runtime"])
 def test_wrappers_keep_their_attributes(package):
     """What they count belongs to more than the model, such as the buckets of gradients."""
-    wrapper = type("Wrapper", (nn.Module,), {"__module__": package})()
+    wrapper = type("Wrapper", (nn.Module, abc.ABC), {"__module__": package})()
     own = type("Own", (type(wrapper),), {"__module__": "trainings"})()  # as fully_shard makes of a module
     with restore_afterwards(nn.ModuleList([wrapper, own])):
         wrapper.steps = own.steps = 1

@@ -282,3 +282,11 @@ def test_after_an_evaluation():
         model.train()
         warmup_allocator(model, MAX_LEN, loss_fn=loss_fn, optimizer=optimizer)
         train(model, optimizer, 2)
+
+
+def test_a_static_graph_is_refused():
+    """It failed in an assertion of torch."""
+    model = Body(nn.Linear(WIDTH, WIDTH))
+    wrapper = DistributedDataParallel(model, static_graph=True)
+    with pytest.raises(ValueError, match="model must not be a DistributedDataParallel with static_graph=True"):
+        warmup_allocator(wrapper, 6, loss_fn=loss_fn)

@@ -7,7 +7,8 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from seqwarm_kernels import alibi_slopes, apply_alibi
+from seqwarm_kernels import alibi_slopes, apply_alibi, register_alibi
+from seqwarm_kernels.models import surgery
 
 ROWS, LENGTH, WIDTH, HEADS = 3, 11, 16, 4
 
@@ -106,6 +107,35 @@ def test_cross_attention_of_a_decoder_is_unchanged():
     causal = nn.Transformer.generate_square_subsequent_mask(LENGTH, dtype=torch.float64)
     out = layer(x, memory, tgt_mask=causal, tgt_is_causal=True)
     torch.testing.assert_close(out, twin(x, memory, tgt_mask=dense_bias(True)), rtol=1e-9, atol=1e-9)
+
+
+class CrossAttention(nn.MultiheadAttention):
+    pass
+
+
+class Crossing(nn.Module):
+    def __init__(self, kind):
+        super().__init__()
+        self.attention = SelfAttention(batch_first=True)
+        self.cross = kind(WIDTH, HEADS, batch_first=True)
+
+    def forward(self, x, memory):
+        return self.cross(self.attention(x), memory, memory)[0]
+
+
+def test_cross_attention_of_a_module_of_your_own(monkeypatch):
+    monkeypatch.setattr(surgery, "_converters", dict(surgery._converters))
+    batch = {"x": torch.randn(ROWS, LENGTH, WIDTH), "memory": torch.randn(ROWS, 5, WIDTH)}
+    with pytest.raises(
+        ValueError, match=r"For cross-attention use a subclass of nn.MultiheadAttention, and register_al"
+    ):
+        apply_alibi(Crossing(nn.MultiheadAttention), 64, example_batch=batch)
+    register_alibi(CrossAttention)(lambda module, surgery: None)
+    model = Crossing(CrossAttention)
+    assert [replaced.path for replaced in apply_alibi(model, 64, example_batch=batch).replaced] == [
+        "attention.attention"
+    ]
+    assert type(model.cross) is CrossAttention
 
 
 @pytest.mark.parametrize("compiled", [False, True])

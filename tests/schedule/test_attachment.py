@@ -481,6 +481,30 @@ def test_calls_with_one_main_input_count_once_from_the_beginning_of_a_batch():
     assert attachment.has_unseen is False
 
 
+def test_a_batch_without_the_main_input_counts():
+    class TakesEmbeddings(Model):
+        def forward(self, input_ids=None, inputs_embeds=None):
+            return self.head(self.embedding(input_ids) if inputs_embeds is None else inputs_embeds)
+
+    model = TakesEmbeddings()
+    attachment = scheduler().attach(model)
+    attachment.begin_batch()
+    model(tokens())  # does not live on
+    for _ in range(2):
+        model(inputs_embeds=torch.randn(2, 16, WIDTH))
+    assert attachment.take_seen() == (3 * 8, 6)
+
+
+@pytest.mark.parametrize("count", [torch.tensor([[30]]), torch.tensor([[30], [30]]), torch.tensor([30, 30]), 30])
+def test_counts_of_labels_of_any_shape(count):
+    """Those for several devices of nn.DataParallel have two dimensions."""
+    model, ids = Model(), tokens()
+    scheduler().attach(model)
+    model.forward = lambda input_ids, labels, num_items_in_batch: num_items_in_batch
+    scaled = model(input_ids=ids, labels=ids, num_items_in_batch=count)
+    torch.testing.assert_close(scaled, torch.as_tensor(count) * torch.tensor(3 / 15))
+
+
 def test_the_main_input_of_a_model_has_another_name():
     class Named(Model):
         main_input_name = "frames"

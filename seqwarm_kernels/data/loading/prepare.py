@@ -219,7 +219,7 @@ def _loses_labels(item: Any, piece: Any) -> bool:
 
 
 def _possible_labels(item: Any) -> list[Any]:
-    """The "labels" of a mapping, or the entries of a tuple behind the first. Those that are no labels hold no -100."""
+    """The "labels" of a mapping, or the entries of a tuple behind the first. Other entries never hold -100."""
     if isinstance(item, Mapping):
         return [item.get("labels")]
     return [*_possible_labels(item[0]), *item[1:]] if has_entries(item) else []

@@ -84,7 +84,8 @@ class ResumableLoader:
 
         After an interrupted iteration, a `LengthBatchSampler` starts its epoch again. A `LengthBatchStream` continues
         after the last yielded batch. `set_epoch` and `load_state_dict` of the sampler or the stream itself have the
-        same effect as those of this loader. An older iterator raises a RuntimeError at its next batch.
+        same effect as those of this loader. An older iterator raises a RuntimeError at its next batch after a newer
+        `iter()` or `load_state_dict`.
         """
         return self._sampler.follow(lambda: iter(self._loader), self._check, fetched_ahead=self._fetched_ahead)
 

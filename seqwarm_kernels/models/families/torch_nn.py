@@ -52,8 +52,9 @@ class AlibiMultiheadAttention(nn.MultiheadAttention):
             raise ValueError(
                 "key and value must be the query itself, because the layer was converted as self-attention, got other "
                 f"tensors, key {tuple(key.shape)} for query {tuple(query.shape)}: other keys have no known distance. "
-                "If a mixed-precision policy of fully_shard copies the inputs of the nn.MultiheadAttention, shard the "
-                "layer around it instead"
+                "For cross-attention use a subclass of nn.MultiheadAttention, and register_alibi a function for it "
+                "that does nothing. If a mixed-precision policy of fully_shard copies the inputs of the "
+                "nn.MultiheadAttention, shard the layer around it instead"
             )
         if attn_mask is not None and not is_causal:
             raise ValueError(

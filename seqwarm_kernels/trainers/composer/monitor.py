@@ -25,9 +25,10 @@ class Monitor(Callback):
 
         Trainer(..., callbacks=Monitor(JsonLines("monitor.jsonl")))
 
-    The loss is Composer's loss of the batch, over all microbatches and ranks. The gradient norm is taken before
-    Composer's `GradientClipping`, and after other algorithms that change gradients. Rank zero writes. Checkpoints keep
-    the counts. If a checkpoint has no counts, a training that resumes from it starts to count there.
+    The loss is Composer's loss of the batch, over all microbatches and ranks. The gradient norm is that of the
+    gradients that the optimizer gets. With Composer's `GradientClipping` it is that before clipping, computed after
+    each microbatch. Rank zero writes. Checkpoints keep the counts. If a checkpoint has no counts, a training that
+    resumes from it starts to count there.
 
     Loggers get the figures of the newest record that was read, "monitor/loss_ratio" and so on, which is up to
     2 · `read_every` steps old: "monitor/step" says of which step. "monitor/spikes" is the number of spikes up to it.

@@ -98,9 +98,10 @@ class SequenceLengthWarmup(LoggingCallback):
         take, train = trainer.get_batch_samples, trainer.training_step
         parts: list[tuple[Any, str | None]] = []  # of the current step
 
-        def resized(epoch_iterator: Iterator[Any], whole: list[Any]) -> Iterator[Any]:
+        def resized(epoch_iterator: Iterator[Any], whole: list[Any] | None) -> Iterator[Any]:
             for batch in epoch_iterator:
-                whole.append(batch)
+                if whole is not None:
+                    whole.append(batch)
                 parts.append((batches(batch), self._schedule_state.last_part))
                 yield parts[-1][0]
 
@@ -108,9 +109,9 @@ class SequenceLengthWarmup(LoggingCallback):
             parts.clear()
             if self not in trainer.callback_handler.callbacks:  # after `trainer.remove_callback`
                 return take(epoch_iterator, num_batches, device)
-            whole: list[Any] = []
+            whole: list[Any] | None = [] if counts_first_labels(trainer) else None
             samples, count = take(resized(epoch_iterator, whole), num_batches, device)
-            if count is not None and self._schedule_state.last_part is None and counts_first_labels(trainer):
+            if count is not None and whole is not None and self._schedule_state.last_part is None:
                 count = count_as_whole_rows(trainer, whole, samples, device)
             return samples, count
 
