@@ -103,6 +103,8 @@ class SequenceLengthScheduler:
         ValueError: A number is out of its range, or `unit` or `pacing` is unknown.
     """
 
+    _steps_unseen: int  # since `_unseen` was attached
+
     def __init__(
         self,
         min_seq_length: int = 8,
@@ -141,7 +143,6 @@ class SequenceLengthScheduler:
         self._batches_before_step: int | None = 0  # None as soon as the progress changes, or after the warning
         self._batches_uncut: int | None = 0  # None as soon as a batch is cut, or at the full length
         self._unseen: weakref.ref[Attachment] | None = None  # an attachment until it resizes a batch
-        self._steps_unseen = 0
         self._label_checks = LABEL_CHECKS
 
     @property
@@ -213,7 +214,6 @@ class SequenceLengthScheduler:
         assert self._unseen is not None
         attachment = self._unseen()
         if attachment is None or not attachment.is_attached:
-            self._unseen = None
             return
         self._steps_unseen += 1
         if self._steps_unseen >= _BATCHES_BEFORE_WARNING:
