@@ -1,6 +1,5 @@
 """Nested batches of all types: the entries that resize_batch reads, and the types that it returns."""
 
-import collections
 import dataclasses
 from collections import OrderedDict
 from types import MappingProxyType
@@ -9,6 +8,8 @@ import pytest
 import torch
 
 from seqwarm_kernels import BatchBuffers, resize_batch
+
+from .test_functional import OwnMapping
 
 MASK = torch.tensor([[1, 1, 1, 1, 1, 0], [1, 1, 0, 0, 0, 0]])
 
@@ -100,26 +101,11 @@ def test_a_dict_whose_entries_are_its_attributes(options):
     assert batch.names == ["a", "b"]
 
 
-class Named(collections.abc.MutableMapping):
+class Named(OwnMapping):
     """A mapping whose class takes its entries one by one."""
 
     def __init__(self, input_ids, labels):
-        self.entries = {"input_ids": input_ids, "labels": labels}
-
-    def __getitem__(self, name):
-        return self.entries[name]
-
-    def __setitem__(self, name, value):
-        self.entries[name] = value
-
-    def __delitem__(self, name):
-        del self.entries[name]
-
-    def __iter__(self):
-        return iter(self.entries)
-
-    def __len__(self):
-        return len(self.entries)
+        super().__init__({"input_ids": input_ids, "labels": labels})
 
 
 def test_a_mapping_that_cannot_be_made_again():
