@@ -1,7 +1,9 @@
 """`make mutate`: the mutants it makes, those it tries next, its records and its page."""
 
+import multiprocessing
+import os
 import sys
-from collections import Counter
+from concurrent.futures import ProcessPoolExecutor
 
 import pytest
 
@@ -129,23 +131,41 @@ def test_mutants_of_a_target_can_be_told_apart_and_keep_their_order(target):
 
 
 @pytest.fixture
-def project(tmp_path, monkeypatch):
+def project(tmp_path):
     """A small project in place of a worker's tree."""
-    tree = tmp_path / "tree"
-    tree.mkdir()
-    (tree / "counting.py").write_text(
+    (tmp_path / "counting.py").write_text(
         "def count(stop):\n    n = 0\n    while n < stop:\n        n += 1\n    return n\n"
     )
-    (tree / "test_all.py").write_text("import counting\n\ndef test_count(): assert counting.count(3) == 3\n")
-    (tree / "test_ok.py").write_text("def test_ok(): pass\n")
-    monkeypatch.setattr(trial, "_tree", tree, raising=False)
-    monkeypatch.setattr(trial, "_seconds", {})
-    monkeypatch.setattr(trial, "_kills", Counter())
-    monkeypatch.chdir(tree)
-    monkeypatch.syspath_prepend(tree)
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    yield tree
-    trial._limit.cache_clear()
+    (tmp_path / "test_all.py").write_text("import counting\n\ndef test_count(): assert counting.count(3) == 3\n")
+    (tmp_path / "test_ok.py").write_text("def test_ok(): pass\n")
+    return tmp_path
+
+
+def in_worker(tree, function, *arguments):
+    """Call a function in a new process, as `tools.mutation` does. A fork of this one may hang."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), start_in, (tree,)) as executor:
+        return executor.submit(function, *arguments).result()
+
+
+def start_in(tree):
+    trial._tree = tree
+    os.chdir(tree)
+    sys.path.insert(0, str(tree))
+    sys.dont_write_bytecode = True
+
+
+def tried(operator, *tests):
+    """Try the project's first mutant by an operator."""
+    trial._SLACK = 2.0
+    mutant = next(mutant for mutant in shuffled_mutants(trial._tree, "counting.py") if mutant.operator == operator)
+    return trial.try_mutant(mutant, [Run(each) for each in tests])
+
+
+def run_after(seconds, kills):
+    """Run the tests that are known to take so long, and to have killed so many mutants."""
+    trial._seconds.update(seconds)
+    trial._kills.update(kills)
+    return trial._run(Run(("test_ok.py",)), 60, False)
 
 
 @pytest.mark.parametrize(
@@ -156,11 +176,9 @@ def project(tmp_path, monkeypatch):
         pytest.param("deletion", ("test_all.py", "test_ok.py"), TIMED_OUT, None, marks=pytest.mark.slow),
     ],
 )
-def test_try_mutant(project, monkeypatch, operator, tests, result, test):
-    monkeypatch.setattr(trial, "_SLACK", 2.0)
+def test_try_mutant(project, operator, tests, result, test):
     source = (project / "counting.py").read_text()
-    mutant = next(mutant for mutant in shuffled_mutants(project, "counting.py") if mutant.operator == operator)
-    outcome = trial.try_mutant(mutant, [Run(tests)])
+    outcome = in_worker(project, tried, operator, tests)
     assert (outcome.result, outcome.test) == (result, test)
     assert (project / "counting.py").read_text() == source
 
@@ -168,15 +186,13 @@ def test_try_mutant(project, monkeypatch, operator, tests, result, test):
 @pytest.mark.slow
 def test_tests_that_fail_without_a_mutant_are_an_error(project):
     (project / "test_ok.py").write_text("def test_ok(): assert False\n")
-    mutant = shuffled_mutants(project, "counting.py")[0]
     with pytest.raises(RuntimeError, match="failed without a mutant: test_ok"):
-        trial.try_mutant(mutant, [Run(("test_ok.py",))])
+        in_worker(project, tried, "comparison", ("test_ok.py",))
 
 
 @pytest.mark.slow
 def test_wider_tests_run_on_a_survivor(project):
-    mutant = next(mutant for mutant in shuffled_mutants(project, "counting.py") if mutant.operator == "comparison")
-    outcome = trial.try_mutant(mutant, [Run(("test_ok.py",)), Run(("test_all.py",))])
+    outcome = in_worker(project, tried, "comparison", ("test_ok.py",), ("test_all.py",))
     assert outcome.test == "test_all.py::test_count"
 
 
@@ -185,10 +201,9 @@ def test_quick_tests_run_first(project):
     (project / "test_ok.py").write_text(
         "import time\n\ndef test_slow(): time.sleep(0.3); assert 0\n\ndef test_quick(): assert 0\n"
     )
-    trial._seconds.update({"test_ok.py::test_slow": 0.3, "test_ok.py::test_quick": 0.1})
-    assert trial._run(Run(("test_ok.py",)), 60, False) == (FAILED, "test_ok.py::test_quick")
-    trial._kills["test_ok.py::test_slow"] = 5
-    assert trial._run(Run(("test_ok.py",)), 60, False) == (FAILED, "test_ok.py::test_slow")
+    seconds = {"test_ok.py::test_slow": 0.3, "test_ok.py::test_quick": 0.1}
+    assert in_worker(project, run_after, seconds, {}) == (FAILED, "test_ok.py::test_quick")
+    assert in_worker(project, run_after, seconds, {"test_ok.py::test_slow": 5}) == (FAILED, "test_ok.py::test_slow")
 
 
 def test_what_is_known_is_not_tried_again():
