@@ -12,7 +12,7 @@ the kernels need into such a tensor, and `decode` reads it:
 
 n is 1 without a window. With a window, n is the largest distance + 2: the size of a dimension can be read without
 waiting for the device, and expanding a tensor along a dimension takes no memory. Integers x are stored as ~x, which is
-negative, so that dense masks of 0 and 1 can be told apart.
+negative: dense masks of 0 and 1 are not.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ class SequenceSource(BlockSource):
 
     Args:
         sequence: has `len()` and integer indexing. `__getitems__(indices)` is used if the sequence has it. Objects of
-            pandas are refused, because their labels are no positions.
+            pandas are refused: they are indexed by label.
         seed: determines the order, together with the epoch.
         shuffle: False: keep the sequence's own order.
         infinite: repeat epochs forever, each in its own order.
