@@ -74,8 +74,9 @@ class ShortBackward {
     query_rows_.transpose_piece(tile_, piece, query_, spare_);
     grad_out_rows_.transpose_piece(tile_, piece, grad_out_, spare_);
     tile_.for_each_span(piece, [&](const Span& span) {
-      key_rows_.multiply_keys(span, query_, weights_);
-      value_rows_.multiply_keys(span, grad_out_, grad_scores_);
+      const int64_t first = span.column - piece.column;
+      key_rows_.multiply_keys(span, first, query_, weights_);
+      value_rows_.multiply_keys(span, first, grad_out_, grad_scores_);
     });
     if (problem_.dropout.active) {
       keep_short(problem_, tile_, piece, problem_.dropout.inverse_keep, keep_);

@@ -59,7 +59,9 @@ class ShortForward {
 
   void attend(const ForwardOutputs& outputs, const ShortPiece& piece) {
     query_rows_.transpose_piece(tile_, piece, query_, spare_);
-    tile_.for_each_span(piece, [&](const Span& span) { key_rows_.multiply_keys(span, query_, weights_); });
+    tile_.for_each_span(piece, [&](const Span& span) {
+      key_rows_.multiply_keys(span, span.column - piece.column, query_, weights_);
+    });
     if (problem_.dropout.active) {
       keep_short(problem_, tile_, piece, problem_.dropout.inverse_keep, keep_);
     }
@@ -87,7 +89,6 @@ class ShortForward {
       }
     }
     for (int v = 0; v < vectors; ++v) {
-      largest[v].store(largest_ + lane + v * lanes);
       largest[v] = Vec::blendv(largest[v], Vec(0.f), largest[v] == Vec(-infinity));
     }
     row = weights_ + lane;
@@ -99,7 +100,7 @@ class ShortForward {
       }
     }
     for (int v = 0; v < vectors; ++v) {
-      total[v].store(total_ + lane + v * lanes);
+      (largest[v] + total[v].log2()).store(log2_sum_ + lane + v * lanes);  // -inf without keys
       total[v] = Vec(1.f) / total[v];
     }
     row = weights_ + lane;
@@ -120,12 +121,11 @@ class ShortForward {
         span.width, dims_, span.num_keys, scores_.by_query(span, first), value_rows_.right_keys(span), rows_, dims_,
         false);
     for (int64_t index = 0; index < span.width; ++index) {
-      const float largest = largest_[first + index], total = total_[first + index];
-      const bool empty = !tile_.sees(span.column + index) || total == 0;  // false for NaN, which must reach the output
+      const float log2_sum = tile_.sees(span.column + index) ? log2_sum_[first + index] : -infinity;
+      const bool empty = log2_sum == -infinity;
       if (empty) {
         std::fill_n(rows_ + index * dims_, dims_, 0.f);
       }
-      const float log2_sum = empty ? -infinity : largest + std::log2(total);
       const float slope2 = piece.biases.slope2[first + index];
       const int64_t place = tile_.place_of(span, index);
       outputs.log2_sum[place] = log2_sum;
@@ -147,8 +147,7 @@ class ShortForward {
   ShortScores<Products> scores_;
   float* weights_;  // (keys, queries), the scores' own
   float* keep_;
-  float largest_[width];
-  float total_[width];
+  float log2_sum_[width];
 };
 
 }  // namespace

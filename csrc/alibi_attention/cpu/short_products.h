@@ -73,8 +73,8 @@ inline void multiply_rows_of(int64_t m, int64_t k, Matrix a, Rows<T> b, float* c
 template <typename T>
 inline void multiply_short(
     int64_t m, int64_t n, int64_t k, Matrix a, Rows<T> b, float* c, int64_t ldc, bool accumulate) {
-  for_each_group(0, n, [&](auto vectors, int64_t lane) {
-    constexpr int rows = vectors.value == 4 ? 4 : 8;
+  for_each_group<registers / 8>(0, n, [&](auto vectors, int64_t lane) {
+    constexpr int rows = std::min<int>(8, registers / 2 / vectors.value);  // sums fill half of the registers
     detail::multiply_rows_of<rows, vectors.value>(m, k, a, Rows<T>{b.data + lane, b.ld}, c + lane, ldc, accumulate);
   });
 }

@@ -80,11 +80,14 @@ class ShortRows {
     return pair_of<P> == 1 ? keys(span) : Rows<P>{pairs_ + span.place * dims_, dims_};
   }
 
-  // products (keys, width) = the keys of a span · columns (padded_dims, width), at the span's rows.
-  void multiply_keys(const Span& span, const P* columns, float* products) const {
+  // products (keys, width) = the keys of a span · columns (padded_dims, width), at the span's rows. `first` is the span's
+  // first column in the piece. Float products leave out the vectors without columns of the span.
+  void multiply_keys(const Span& span, int64_t first, const P* columns, float* products) const {
+    constexpr bool all = pair_of<P> == 2 || lanes == width;
+    const int64_t begin = all ? 0 : first / lanes * lanes, end = all ? width : round_up(first + span.width, lanes);
     multiply_short(
-        span.num_keys, width, dims_, left_of_rows(Products(), keys(span)), Rows<P>{columns, width},
-        products + span.score_row * width, width, false);
+        span.num_keys, end - begin, dims_, left_of_rows(Products(), keys(span)), Rows<P>{columns + begin, width},
+        products + span.score_row * width + begin, width, false);
   }
 
   // (padded_dims, width): the queries of a piece as columns. Those after the last span may hold anything: products over

@@ -27,14 +27,16 @@ constexpr float infinity = std::numeric_limits<float>::infinity();
 constexpr float log2_e = 1.4426950408889634f;
 constexpr float ln_2 = 0.6931471805599453f;
 
-// A row of a tile is processed in groups of at most four vectors, which fit into registers with their temporaries.
-constexpr int64_t most_vectors = 4;
+constexpr int64_t registers = lanes == 16 ? 32 : 16;  // of vectors
 
-// Calls visit(std::integral_constant<int, vectors>, first lane) for each group of the floats [lane, end) of a row.
-template <typename Visit>
+// Calls visit(std::integral_constant<int, vectors>, first lane) for each group of the floats [lane, end) of a row: of
+// at most four vectors, which fit into registers with their temporaries.
+template <int most_vectors = 4, typename Visit>
 inline void for_each_group(int64_t lane, int64_t end, const Visit& visit) {
-  for (; end - lane >= 4 * lanes; lane += 4 * lanes) {
-    visit(std::integral_constant<int, 4>(), lane);
+  if constexpr (most_vectors == 4) {
+    for (; end - lane >= 4 * lanes; lane += 4 * lanes) {
+      visit(std::integral_constant<int, 4>(), lane);
+    }
   }
   for (; end - lane >= 2 * lanes; lane += 2 * lanes) {
     visit(std::integral_constant<int, 2>(), lane);
