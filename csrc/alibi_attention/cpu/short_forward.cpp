@@ -122,7 +122,7 @@ class ShortForward {
         false);
     for (int64_t index = 0; index < span.width; ++index) {
       const float log2_sum = tile_.sees(span.column + index) ? log2_sum_[first + index] : -infinity;
-      const bool empty = log2_sum == -infinity;
+      const bool empty = log2_sum == -infinity;  // false for NaN, which must reach the output
       if (empty) {
         std::fill_n(rows_ + index * dims_, dims_, 0.f);
       }
