@@ -53,8 +53,7 @@ def by_slices(batch: PackedBatch, length: int, mode: str) -> PackedBatch:
 
 
 def by_index(batch: PackedBatch, length: int, mode: str) -> PackedBatch:
-    bounds = batch["cu_seq_lens_q"].long()
-    pieces, new_bounds = cut_sequences(bounds, length, _rule(mode))
+    pieces, new_bounds = _cut(batch, length, mode)
     first, source, start, _, _ = pieces
     piece = torch.repeat_interleave(new_bounds.diff())
     slot = torch.arange(len(piece)) - first[piece]
@@ -64,7 +63,7 @@ def by_index(batch: PackedBatch, length: int, mode: str) -> PackedBatch:
 
 
 def by_operator(batch: PackedBatch, length: int, mode: str) -> PackedBatch:
-    pieces, new_bounds = cut_sequences(batch["cu_seq_lens_q"].long(), length, _rule(mode))
+    pieces, new_bounds = _cut(batch, length, mode)
     names, kinds = ("input_ids", "labels", "position_ids"), [PackedKind.TOKEN, PackedKind.TOKEN, PackedKind.POSITION]
     operator = overload("resize_packed", backends.choose("resize_packed", "cpu", None))
     tensors = [batch[name][0] for name in names]
@@ -78,8 +77,10 @@ def ours(batch: PackedBatch, length: int, mode: str) -> PackedBatch:
     return resized
 
 
-def _rule(mode: str) -> str:
-    return "truncate" if mode == "truncate" else "reshape_pad"
+def _cut(batch: PackedBatch, length: int, mode: str) -> tuple[Tensor, Tensor]:
+    rule = "truncate" if mode == "truncate" else "reshape_pad"
+    pieces, new_bounds = cut_sequences(batch["cu_seq_lens_q"].long().numpy(), length, rule)
+    return pieces, torch.from_numpy(new_bounds)
 
 
 def _boundaries(bounds: Tensor) -> PackedBatch:

@@ -6,6 +6,7 @@ import copy
 from collections.abc import Collection, Iterator, Mapping, MutableMapping
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed._functional_collectives as collectives
 from torch import Tensor
@@ -25,7 +26,7 @@ from ..ops.resize_batch.validation import (
 )
 from ..resizing.containers import flatten_batch, unflatten_batch
 from ..resizing.functional import resize_batch
-from ..resizing.packing import BOUNDARIES, INDICES, LONGEST, POSITIONS, packed_bounds
+from ..resizing.packing import BOUNDARIES, INDICES, LONGEST, POSITIONS, Bounds, packed_bounds
 from ..schedule.attachment import NUM_ITEMS_IN_BATCH
 from ..utils.checks import check_bool
 from .checks import check_mesh, check_parts
@@ -107,7 +108,7 @@ def shard_sequence(
 
 
 def _added(
-    batch: Any, entries: Mapping[Any, Any], bounds: Tensor | None, size: int, shift_labels: bool
+    batch: Any, entries: Mapping[Any, Any], bounds: Bounds | None, size: int, shift_labels: bool
 ) -> Iterator[tuple[str, Any]]:
     """The entries that the batch lacks: shifted labels and their number, and boundaries."""
     if shift_labels:
@@ -128,7 +129,10 @@ def _added(
     if shift_labels and isinstance(entries.get(_SHIFTED), Tensor):
         yield NUM_ITEMS_IN_BATCH, (entries[_SHIFTED] != IGNORED_LABEL).sum() / size
     if bounds is not None and not is_told:
-        boundaries, longest = bounds.to(_device(entries), torch.int32), int(bounds.diff().max())
+        boundaries, longest = (
+            torch.tensor(bounds, dtype=torch.int32, device=_device(entries)),
+            int(np.diff(bounds).max()),
+        )
         yield from {"cu_seq_lens_q": boundaries, "cu_seq_lens_k": boundaries}.items()
         yield from {"max_length_q": longest, "max_length_k": longest}.items()
 
@@ -221,7 +225,7 @@ def _tokens_of_rank(name: str, value: Tensor, dim: int, tokens: int, mesh: Devic
 
 
 def _parts_of_packed(
-    entries: Mapping[Any, Any], bounds: Tensor, mesh: DeviceMesh, keys: Collection[str] | None
+    entries: Mapping[Any, Any], bounds: Bounds, mesh: DeviceMesh, keys: Collection[str] | None
 ) -> Iterator[tuple[str, Any]]:
     total = int(bounds[-1])
     names = {name: value for name, value in entries.items() if own_name(name) not in BOUNDARIES | LONGEST}

@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,14 +18,14 @@ from ..ops.resize_packed.reference import new_tokens_of, resize
 from ..ops.resize_packed.schema import LACKING, PackedKind, Pieces, cut_sequences
 from ..utils.checks import check_dense, has_tangent
 from .checked_call import Options, rare_dtype
-from .packing import BOUNDARIES, INDICES, INTEGERS, LONGEST, POSITIONS, check_mask_values, packed_mask
+from .packing import BOUNDARIES, INDICES, INTEGERS, LONGEST, POSITIONS, Bounds, check_mask_values, packed_mask
 
 
 @dataclass(frozen=True, eq=False)
 class PackedCall:
     """Which tensors of a packed batch are resized, and how. Made by `packed_call`, valid for every length."""
 
-    bounds: Tensor  #: (N + 1,) int64 on the host, boundaries of the sequences
+    bounds: Bounds
     rule: str
     tensors: dict[str, Tensor]  #: those that are resized as the operator takes them, (T, features...) or (N,)
     kinds: list[int]  #: a `PackedKind` for each tensor
@@ -41,17 +42,15 @@ class PackedCall:
             raise ValueError("out must be None for a packed batch, whose number of tokens depends on its sequences")
         pieces, new_bounds = cut_sequences(self.bounds, seq_len, self.rule)
         new_tokens = int(new_bounds[-1])
-        _check_fits(entries, new_tokens)
-        unchanged = not copy and new_bounds.equal(self.bounds)
+        unchanged = not copy and np.array_equal(new_bounds, self.bounds)
+        new_entries = {} if unchanged else _new_boundaries(entries, new_bounds)
         tensors = [] if unchanged else [*self.tensors.values()]
         results: list[Tensor] = []
         if tensors or return_info:
             device = next(iter(self.tensors.values())).device
             results = self._resized(tensors, pieces, new_tokens, device, return_info)
         info = [results[-3], results[-2][None], results[-1]] if return_info else []
-        new_entries: dict[str, Any] = {}
         if not unchanged:
-            new_entries |= _new_boundaries(entries, new_bounds)
             for (name, tensor), result in zip(self.tensors.items(), results, strict=False):
                 new_entries[name] = result if entries[name].dim() == tensor.dim() else result[None]
             for name, values in self.lists.items():
@@ -77,7 +76,7 @@ class PackedCall:
 
 def packed_call(
     entries: Mapping[str, Any],
-    bounds: Tensor,
+    bounds: Bounds,
     options: Options,
     pad_values: Mapping[str, float] | None,
     keys: Collection[str] | None,
@@ -123,7 +122,7 @@ def packed_call(
 
 
 def _resized_tensors(
-    entries: Mapping[str, Any], bounds: Tensor, keys: Collection[str] | None, mask_keys: Collection[str] | None
+    entries: Mapping[str, Any], bounds: Bounds, keys: Collection[str] | None, mask_keys: Collection[str] | None
 ) -> dict[str, tuple[Tensor, PackedKind]]:
     """The tensors as the operator takes them. Position ids and sequence indices need no name in `keys`."""
     tokens, sequences = int(bounds[-1]), len(bounds) - 1
@@ -169,25 +168,23 @@ def _kind_of(name: str, tensor: Tensor) -> PackedKind:
     return PackedKind.LABEL if validation.is_filled(name, tensor.dtype) else PackedKind.TOKEN
 
 
-def _check_fits(entries: Mapping[str, Any], new_tokens: int) -> None:
-    """`remainder="overlap"` repeats tokens, so there may be more of them than the dtype of boundaries holds."""
-    for name, value in entries.items():
-        is_boundaries = value is not None and validation.own_name(name) in BOUNDARIES
-        if is_boundaries and new_tokens > torch.iinfo(value.dtype).max:
-            raise ValueError(
-                f"batch[{name!r}] must be of a dtype that holds the {new_tokens} new tokens, such as torch.int32, got "
-                f"{value.dtype}"
-            )
-
-
-def _new_boundaries(entries: Mapping[str, Any], new_bounds: Tensor) -> dict[str, Any]:
+def _new_boundaries(entries: Mapping[str, Any], new_bounds: Bounds) -> dict[str, Any]:
     """The new boundaries and the length of the longest sequence, where the batch holds them."""
-    longest = max(new_bounds.diff().tolist(), default=0)
+    longest = int((new_bounds[1:] - new_bounds[:-1]).max(initial=0))
     new_entries: dict[str, Any] = {}
+    made: dict[Any, Tensor] = {}
     for name, value in entries.items():
         own = validation.own_name(name)
         if value is not None and own in BOUNDARIES:
-            new_entries[name] = _on_device(new_bounds.to(value.dtype), value.device)
+            kind = value.dtype, value.device
+            if new_bounds[-1] > torch.iinfo(value.dtype).max:  # remainder="overlap" repeats tokens
+                raise ValueError(
+                    f"batch[{name!r}] must be of a dtype that holds the {new_bounds[-1]} new tokens, such as "
+                    f"torch.int32, got {value.dtype}"
+                )
+            if kind not in made:
+                made[kind] = _on_device(torch.from_numpy(new_bounds).to(value.dtype), value.device)
+            new_entries[name] = made[kind]
         elif value is not None and own in LONGEST:
             new_entries[name] = torch.full_like(value, longest) if isinstance(value, Tensor) else longest
     return new_entries

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ..ops.resize_batch.validation import check_not_additive, own_name
@@ -29,9 +31,12 @@ _BOUNDARY_DTYPES = (*INTEGERS, torch.uint16, torch.uint32, torch.uint64)
 #: Names that may tell a packed batch.
 PACKED_NAMES = BOUNDARIES | POSITIONS | INDICES | {_LENGTHS}
 
+#: (N + 1,) int64, boundaries of N sequences. Of arrays this small NumPy takes a fraction of torch's time.
+Bounds = NDArray[np.int64]
 
-def packed_bounds(entries: Mapping[Any, Any], seq_dim: int) -> Tensor | None:
-    """The boundaries of the sequences of a packed batch, (N + 1,) int64 in host memory. None for other batches.
+
+def packed_bounds(entries: Mapping[Any, Any], seq_dim: int) -> Bounds | None:
+    """The boundaries of the sequences of a packed batch. None for other batches.
 
     Reads boundaries, position ids and sequence indices, and waits for their device.
 
@@ -40,13 +45,15 @@ def packed_bounds(entries: Mapping[Any, Any], seq_dim: int) -> Tensor | None:
         ValueError: Boundaries are not those of one row, several rows hold packed sequences, or two entries tell
             different sequences.
     """
-    named = {name: value for name, value in entries.items() if own_name(name) in PACKED_NAMES and value is not None}
-    for name in named:
-        if own_name(name) == _LENGTHS:
+    named = {name: own_name(name) for name, value in entries.items() if value is not None}
+    named = {name: own for name, own in named.items() if own in PACKED_NAMES}
+    for name, own in named.items():
+        if own == _LENGTHS:
             raise ValueError(f"batch[{name!r}] must be left out: pass the boundaries of its sequences as 'cu_doc_lens'")
-    boundaries = {name: value for name, value in named.items() if own_name(name) in BOUNDARIES}
+    boundaries = {name: entries[name] for name, own in named.items() if own in BOUNDARIES}
     found = _checked_boundaries(boundaries) if boundaries else {}
-    for name, value in named.items():
+    for name in named:
+        value = entries[name]
         if name not in boundaries and isinstance(value, Tensor) and value.dim() in (1, 2) and value.numel():
             bounds = _bounds_of_numbers(name, value, entries, seq_dim)
             if bounds is not None and not (boundaries and _tells_nothing(bounds)):
@@ -91,9 +98,10 @@ def packed_mask(entries: Mapping[Any, Any], tokens: int) -> Tensor | None:
     return None
 
 
-def _checked_boundaries(boundaries: Mapping[str, Any]) -> dict[str, Tensor]:
+def _checked_boundaries(boundaries: Mapping[str, Any]) -> dict[str, Bounds]:
     """One of the boundaries, which all are equal."""
-    found: dict[str, Tensor] = {}
+    found: dict[str, Bounds] = {}
+    read: dict[int, Bounds] = {}  # collators give one tensor two names
     for name, value in boundaries.items():
         if not isinstance(value, Tensor) or value.dtype not in _BOUNDARY_DTYPES:
             kind = value.dtype if isinstance(value, Tensor) else type(value).__name__
@@ -103,42 +111,53 @@ def _checked_boundaries(boundaries: Mapping[str, Any]) -> dict[str, Tensor]:
                 f"batch[{name!r}] must be the boundaries of sequences in one row, (sequences + 1,), got "
                 f"{tuple(value.shape)}"
             )
-        found[name] = value.to("cpu", torch.int64)
+        if id(value) not in read:
+            read[id(value)] = _host_array(value)
+        found[name] = read[id(value)]
     (name, bounds), *others = found.items()
     for other, values in others:
-        if not values.equal(bounds):
+        if values is not bounds and not np.array_equal(values, bounds):
             raise ValueError(
                 f"batch[{other!r}] must equal batch[{name!r}]: sequences whose queries and keys have other boundaries "
                 "cannot be resized"
             )
-    if bounds[0] != 0 or (bounds.diff() < 0).any():
+    if bounds[0] != 0 or (bounds[1:] < bounds[:-1]).any():
         raise ValueError(f"batch[{name!r}] must begin with 0 and not fall, got {bounds.tolist()}")
     return {name: bounds}
 
 
-def _bounds_of_numbers(name: str, values: Tensor, entries: Mapping[Any, Any], seq_dim: int) -> Tensor | None:
+def _bounds_of_numbers(name: str, values: Tensor, entries: Mapping[Any, Any], seq_dim: int) -> Bounds | None:
     """The boundaries where position ids start anew or sequence indices change. None for several rows."""
     is_of_rows, is_index = values.dim() == 1 and not _is_of_tokens(values, entries), own_name(name) in INDICES
     if values.device.type == "meta" or (is_of_rows and is_index):
         return None
-    rows = _as_rows(values, seq_dim)
-    if is_index:
-        is_start = rows.diff(dim=1) != 0
-    else:
+    rows, mask = _as_rows(values, seq_dim), None
+    if not is_index:
         mask = entries.get(f"{name.removesuffix('position_ids')}attention_mask")
-        if not isinstance(mask, Tensor) or mask.shape != values.shape:
-            mask = None
-        is_start = _starts_anew(rows, None if mask is None else _as_rows(mask, seq_dim))
-    if _is_in_graph(values):
-        torch._assert_async(~is_start.any(), f"{name} holds packed sequences: resize them outside of the graph")
-        return None
-    if len(rows) > 1:
-        _check_one_sequence_each(name, is_start)
-        return None
-    starts = is_start[0].nonzero()[:, 0] + 1
+        mask = _as_rows(mask, seq_dim) if isinstance(mask, Tensor) and mask.shape == values.shape else None
+    if len(rows) == 1 and mask is None and values.dtype in INTEGERS and not _is_in_graph(values):
+        numbers = _host_array(rows[0])
+        changes = numbers[1:] - numbers[:-1]
+        starts = (changes != (0 if is_index else 1)).nonzero()[0] + 1
+    else:
+        is_start = rows.diff(dim=1) != 0 if is_index else _starts_anew(rows, mask)
+        if _is_in_graph(values):
+            torch._assert_async(~is_start.any(), f"{name} holds packed sequences: resize them outside of the graph")
+            return None
+        if len(rows) > 1:
+            _check_one_sequence_each(name, is_start)
+            return None
+        starts = _host_array(is_start[0]).nonzero()[0] + 1
     if is_of_rows and not len(starts):
         return None
-    return torch.tensor([0, *starts.tolist(), rows.numel()], device="cpu")
+    return np.concatenate(([0], starts, [rows.numel()]))
+
+
+def _host_array(numbers: Tensor) -> NDArray[np.int64]:
+    if torch._C._are_functorch_transforms_active():  # tensors made inside of them have no storage
+        return np.array(numbers.tolist(), np.int64)
+    array: NDArray[np.int64] = numbers.numpy(force=True).astype(np.int64, copy=False)
+    return array
 
 
 def _is_of_tokens(numbers: Tensor, entries: Mapping[Any, Any]) -> bool:
@@ -169,36 +188,45 @@ def _check_one_sequence_each(name: str, is_start: Tensor) -> None:
         )
 
 
-def _tells_nothing(bounds: Tensor) -> bool:
+def _tells_nothing(bounds: Bounds) -> bool:
     """Whether each token is a sequence of its own, as with position ids that are all 0."""
     return len(bounds) > 2 and len(bounds) - 1 == int(bounds[-1])
 
 
-def _check_agreement(found: Mapping[str, Tensor], entries: Mapping[Any, Any]) -> None:
+def _check_agreement(found: Mapping[str, Bounds], entries: Mapping[Any, Any]) -> None:
     """All boundaries must tell the same sequences of valid tokens. Sequences without tokens do not count.
 
     Between masked tokens, position ids do not tell all sequences: they may rise from one to the next.
     """
     name = max(found, key=lambda name: len(found[name]), default="")
-    others = {other: bounds for other, bounds in found.items() if not bounds.equal(found[name])}
-    if not others:
+    if not name:
         return
     bounds = found[name]
+    others = {other: values for other, values in found.items() if values is not bounds}
+    others = {other: values for other, values in others.items() if not np.array_equal(values, bounds)}
+    if not others:
+        return
     mask = packed_mask(entries, int(bounds[-1]))
-    kept = slice(None) if mask is None else (mask != 0).cpu()
-    starts = torch.repeat_interleave(bounds.diff())[kept].diff() != 0
+    kept = slice(None) if mask is None else _host_array(mask != 0).astype(bool)
+    starts = _starts(bounds, kept)
     for other, values in others.items():
         has_other_tokens = values[-1] != bounds[-1]
         if has_other_tokens and len(values) == 2:  # one sequence, as of an encoder beside a packed decoder
             continue
-        is_start = None if has_other_tokens else torch.repeat_interleave(values.diff())[kept].diff() != 0
+        is_start = None if has_other_tokens else _starts(values, kept)
         if is_start is not None and own_name(other) in POSITIONS and len(starts) + 1 < int(bounds[-1]):
             is_start = is_start | starts
-        if is_start is None or not starts.equal(is_start):
+        if is_start is None or not np.array_equal(starts, is_start):
             raise ValueError(
                 f"batch[{other!r}] must tell the same sequences as batch[{name!r}], got the boundaries "
                 f"{values.tolist()} and {bounds.tolist()}"
             )
+
+
+def _starts(bounds: Bounds, kept: Any) -> NDArray[np.bool_]:
+    """Of all kept tokens but the first: whether the one before belongs to another sequence."""
+    sequence = np.repeat(np.arange(len(bounds) - 1), np.diff(bounds))[kept]
+    return sequence[1:] != sequence[:-1]
 
 
 def _as_rows(values: Tensor, seq_dim: int) -> Tensor:

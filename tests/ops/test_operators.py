@@ -3,6 +3,7 @@
 import sys
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from torch._dynamo.utils import counters
@@ -109,7 +110,7 @@ def test_opcheck_resize(backend, rule):
 @pytest.mark.parametrize("rule", first_fast(["reshape_overlap", "truncate"]))
 @on_every_backend("resize_packed")
 def test_opcheck_resize_packed(backend, rule):
-    pieces, bounds = cut_sequences(torch.tensor([0, 5, 5, 9]), 3, rule)
+    pieces, bounds = cut_sequences(np.array([0, 5, 5, 9]), 3, rule)
     inputs = [torch.rand(3), torch.rand(9, 2), torch.arange(9), torch.arange(9), torch.arange(9)]
     arguments = (inputs, torch.ones(9), pieces, int(bounds[-1]), [*map(int, PackedKind)], [0, 0, -100, 0, 0], True)
     torch.library.opcheck(overload("resize_packed", backend), arguments)

@@ -1,5 +1,6 @@
 """resize_packed on every available backend and device, against lists cut in plain Python."""
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given
@@ -170,7 +171,7 @@ def cut(lengths, seq_len, rule):
 @examples(100)
 @given(lengths=st.lists(st.integers(0, 20), max_size=6), seq_len=st.integers(1, 25), rule=st.sampled_from(RULES))
 def test_sequences_are_cut_into_pieces(lengths, seq_len, rule):
-    pieces, bounds = cut_sequences(torch.tensor([0, *lengths]).cumsum(0), seq_len, rule)
+    pieces, bounds = cut_sequences(np.cumsum([0, *lengths]), seq_len, rule)
     expected, new_tokens = table_of(lengths, cut(lengths, seq_len, rule))
     assert pieces.tolist() == expected.tolist()
     assert bounds.tolist() == [*expected[0].tolist(), new_tokens]

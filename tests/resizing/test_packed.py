@@ -165,6 +165,24 @@ def collated():
     return PackedCollator()([[1, 2, 3, 4, 5], [6, 7, 8], [9]])
 
 
+@pytest.mark.parametrize("method", METHODS)
+def test_the_largest_length_changes_nothing(method):
+    batch = PackedCollator()([torch.arange(3), torch.arange(5)])
+    check_same(resize_batch(batch, 2**63 - 1, **method), batch)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32], ids=str)
+def test_positions_and_indices_of_other_dtypes(dtype):
+    """In uint8, 0 follows 255, but a position does not."""
+    positions = torch.tensor([[*range(256), 0, 1, 2]]).to(dtype)
+    resized = resize_batch({"input_ids": torch.arange(259)[None], "position_ids": positions}, 200)
+    assert resized["input_ids"].tolist() == [[*range(200), 256, 257, 258]]
+    if not dtype.is_floating_point:
+        indices = torch.tensor([[255, 255, 255, 0, 0, 1]]).to(dtype)
+        resized = resize_batch({"input_ids": torch.arange(6)[None], "seq_idx": indices}, 1)
+        assert resized["input_ids"].tolist() == [[0, 3, 5]]
+
+
 def test_the_batches_of_the_packed_collator():
     resized = resize_batch(collated(), 2, mode="reshape", remainder="pad")
     labels = collated()["labels"]  # a piece's first token is predicted from the token before it

@@ -15,6 +15,7 @@ from collections import Counter
 from tests.support.pretend_gpu import pretend  # must come first: disables Triton's interpreter
 
 # isort: split
+import numpy as np
 import torch
 
 from bench.alibi_attention.compiled import disassemble
@@ -40,8 +41,7 @@ def resized_packed(sequences, length, new_length):
     inputs = [torch.zeros(sequences)] + 4 * [torch.zeros(tokens, dtype=torch.int64)]
     inputs.append(torch.zeros(tokens, 24, dtype=torch.bfloat16))
     mask = torch.zeros(tokens, dtype=torch.bool)
-    bounds = length * torch.arange(sequences + 1)
-    pieces, new_bounds = cut_sequences(bounds, new_length, "reshape_overlap")
+    pieces, new_bounds = cut_sequences(length * np.arange(sequences + 1), new_length, "reshape_overlap")
     kinds = [*map(int, PackedKind), int(PackedKind.TOKEN)]
     resize_packed.resize_packed(inputs, mask, pieces, int(new_bounds[-1]), kinds, [0, 0, -100, 0, 0, 0], True)
 

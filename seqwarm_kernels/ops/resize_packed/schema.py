@@ -20,9 +20,10 @@ from __future__ import annotations
 
 from enum import IntEnum
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn import functional
 
 from ..library import define
 from ..resize_batch.schema import INFO_DTYPES
@@ -52,37 +53,38 @@ BACKENDS = ("native", "triton", "reference")  # best first
 LACKING = {"triton": (torch.complex128,)}  # wider than Triton's integers
 
 
-def cut_sequences(bounds: Tensor, seq_len: int, rule: str) -> tuple[Tensor, Tensor]:
+def cut_sequences(bounds: NDArray[np.int64], seq_len: int, rule: str) -> tuple[Tensor, NDArray[np.int64]]:
     """The pieces of each sequence, in order, and their boundaries.
 
     A sequence of at most `seq_len` tokens is one piece.
 
     Args:
-        bounds: (N + 1,) int64 in host memory, boundaries of the sequences.
+        bounds: (N + 1,) int64, boundaries of the sequences.
         seq_len: largest number of tokens in a piece.
         rule: one of `ops.resize_batch.schema.RULES`. Pieces need no padding, so the last one is shorter under
             "reshape_pad" and "flatten".
 
     Returns:
-        `pieces` (5, P) and boundaries (P + 1,), int64 in host memory.
+        `pieces` (5, P), int64 in host memory, and boundaries (P + 1,), int64.
     """
-    lengths = bounds.diff()
+    lengths = bounds[1:] - bounds[:-1]
     if rule.startswith("truncate"):
-        counts = torch.ones_like(lengths)
+        counts = np.ones_like(lengths)
     elif rule == "reshape_drop":
-        counts = (lengths // seq_len).clamp(min=1)
+        counts = np.maximum(lengths // seq_len, 1)
     else:
-        counts = ((lengths + seq_len - 1) // seq_len).clamp(min=1)
-    sequence = torch.repeat_interleave(counts)
+        counts = np.maximum(-(-lengths // seq_len), 1)
+    sequence = np.arange(len(counts)).repeat(counts)
     start = bounds[sequence]
-    offset = (torch.arange(len(sequence), device="cpu") - (counts.cumsum(0) - counts)[sequence]) * seq_len
+    offset = (np.arange(len(sequence)) - (counts.cumsum() - counts)[sequence]) * seq_len
     left = lengths[sequence] - offset
-    repeated = torch.zeros_like(left)
+    repeated = np.zeros_like(left)
     if rule == "reshape_overlap":
-        repeated = (seq_len - left).clamp(min=0).where(offset > 0, 0)
-    new_lengths = (left + repeated).clamp(max=seq_len)
-    new_bounds = functional.pad(new_lengths.cumsum(0), (1, 0))
-    return torch.stack([new_bounds[:-1], start + offset - repeated, start, sequence, repeated]), new_bounds
+        repeated = np.where(offset > 0, np.maximum(seq_len - left, 0), 0)
+    new_bounds = np.zeros(len(sequence) + 1, np.int64)
+    np.minimum(left + repeated, seq_len).cumsum(out=new_bounds[1:])
+    pieces = np.stack([new_bounds[:-1], start + offset - repeated, start, sequence, repeated])
+    return torch.from_numpy(pieces), new_bounds
 
 
 def allocate(
