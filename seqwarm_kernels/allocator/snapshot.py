@@ -271,15 +271,19 @@ class _Modules:
 
 
 class _Gradients:
-    """Gradients. The parameters have none until `restore`, so that nothing accumulates into the saved gradients."""
+    """Gradients, and which parameters require one.
+
+    The parameters have none until `restore`, so that nothing accumulates into the saved gradients.
+    """
 
     def __init__(self, parameters: list[Tensor]) -> None:
-        self.gradients = [(parameter, parameter.grad) for parameter in parameters]
+        self.gradients = [(parameter, parameter.grad, parameter.requires_grad) for parameter in parameters]
         for parameter in parameters:
             parameter.grad = None
 
     def restore(self) -> None:
-        for parameter, gradient in self.gradients:
+        for parameter, gradient, requires_grad in self.gradients:
+            parameter.requires_grad_(requires_grad)
             parameter.grad = gradient
 
 

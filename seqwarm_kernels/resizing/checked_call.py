@@ -85,7 +85,7 @@ class CheckedCall:
                 validation.check_no_gradient(self.needs_gradient, entries[self.needs_gradient])
             for name in self.names:
                 check_no_tangent(f"batch[{name!r}]", entries[name])
-            results = self._copy(tensors, mask, rows, length, out, return_info)
+            results = self._copy(entries, tensors, mask, rows, length, out, return_info)
             info = results[len(tensors) :]
 
         new_entries = dict(zip(self.names, results, strict=False))
@@ -111,6 +111,7 @@ class CheckedCall:
 
     def _copy(
         self,
+        entries: Mapping[str, Any],
         tensors: list[Tensor],
         mask: Tensor | None,
         rows: int,
@@ -128,7 +129,7 @@ class CheckedCall:
         if isinstance(out, BatchBuffers):
             outputs = out.views((self, length, return_info), self.names, tensors, shapes)
         else:
-            outputs = self._views_of_out(out, tensors, shapes())
+            outputs = self._views_of_out(out, entries, tensors, shapes())
         device_type = outputs[0].device.type
         self._operator("resize_batch_out", device_type)(*arguments, outputs)
         if not torch.compiler.is_compiling():
@@ -141,7 +142,11 @@ class CheckedCall:
         return overload(name, backends.choose(name, device_type, self.backend, self.dtype))
 
     def _views_of_out(
-        self, out: Mapping[str, Tensor], tensors: list[Tensor], shapes: list[tuple[int, ...]]
+        self,
+        out: Mapping[str, Tensor],
+        entries: Mapping[str, Any],
+        tensors: list[Tensor],
+        shapes: list[tuple[int, ...]],
     ) -> list[Tensor]:
         """The first elements of each tensor of `out` in the shape of the result, then new tensors for the info."""
         sources = dict(zip(self.names, tensors, strict=True))
@@ -149,7 +154,7 @@ class CheckedCall:
             name: validation.check_storage(name, out, source, shape, source.device)
             for (name, source), shape in zip(sources.items(), shapes, strict=False)
         }
-        validation.check_no_overlap(views, sources)
+        validation.check_no_overlap(views, entries)
         info = [
             torch.empty(shape, dtype=dtype, device=tensors[0].device)
             for shape, dtype in zip(shapes[len(tensors) :], INFO_DTYPES, strict=False)

@@ -42,6 +42,7 @@ class PackedCall:
             raise ValueError("out must be None for a packed batch, whose number of tokens depends on its sequences")
         pieces, new_bounds = cut_sequences(self.bounds, seq_len, self.rule)
         new_tokens = int(new_bounds[-1])
+        self._check_indices(len(new_bounds) - 1)
         unchanged = not copy and np.array_equal(new_bounds, self.bounds)
         new_entries = {} if unchanged else _new_boundaries(entries, new_bounds)
         tensors = [] if unchanged else [*self.tensors.values()]
@@ -56,6 +57,14 @@ class PackedCall:
             for name, values in self.lists.items():
                 new_entries[name] = type(values)(values[sequence] for sequence in pieces[Pieces.SEQUENCE].tolist())
         return new_entries, (1, new_tokens), info
+
+    def _check_indices(self, pieces: int) -> None:
+        for (name, tensor), kind in zip(self.tensors.items(), self.kinds, strict=True):
+            if kind == PackedKind.INDEX and pieces - 1 > torch.iinfo(tensor.dtype).max:
+                raise ValueError(
+                    f"batch[{name!r}] must be of a dtype that holds the numbers of {pieces} new sequences, such as "
+                    f"torch.int32, got {tensor.dtype}"
+                )
 
     def _resized(
         self, tensors: list[Tensor], pieces: Tensor, new_tokens: int, device: torch.device, return_info: bool
@@ -172,19 +181,18 @@ def _new_boundaries(entries: Mapping[str, Any], new_bounds: Bounds) -> dict[str,
     """The new boundaries and the length of the longest sequence, where the batch holds them."""
     longest = int((new_bounds[1:] - new_bounds[:-1]).max(initial=0))
     new_entries: dict[str, Any] = {}
-    made: dict[Any, Tensor] = {}
+    made: dict[int, Tensor] = {}  # collators give one tensor two names
     for name, value in entries.items():
         own = validation.own_name(name)
         if value is not None and own in BOUNDARIES:
-            kind = value.dtype, value.device
             if new_bounds[-1] > torch.iinfo(value.dtype).max:  # remainder="overlap" repeats tokens
                 raise ValueError(
                     f"batch[{name!r}] must be of a dtype that holds the {new_bounds[-1]} new tokens, such as "
                     f"torch.int32, got {value.dtype}"
                 )
-            if kind not in made:
-                made[kind] = _on_device(torch.from_numpy(new_bounds).to(value.dtype), value.device)
-            new_entries[name] = made[kind]
+            if id(value) not in made:
+                made[id(value)] = _on_device(torch.tensor(new_bounds, dtype=value.dtype, device="cpu"), value.device)
+            new_entries[name] = made[id(value)]
         elif value is not None and own in LONGEST:
             new_entries[name] = torch.full_like(value, longest) if isinstance(value, Tensor) else longest
     return new_entries

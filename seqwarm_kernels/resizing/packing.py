@@ -131,7 +131,8 @@ def _bounds_of_numbers(name: str, values: Tensor, entries: Mapping[Any, Any], se
     is_of_rows, is_index = values.dim() == 1 and not _is_of_tokens(values, entries), own_name(name) in INDICES
     if values.device.type == "meta" or (is_of_rows and is_index):
         return None
-    rows, mask = _as_rows(values, seq_dim), None
+    # in 8 bits numbers that wrap would follow each other
+    rows, mask = _as_rows(values.long() if values.dtype in INTEGERS else values, seq_dim), None
     if not is_index:
         mask = entries.get(f"{name.removesuffix('position_ids')}attention_mask")
         mask = _as_rows(mask, seq_dim) if isinstance(mask, Tensor) and mask.shape == values.shape else None
@@ -154,8 +155,9 @@ def _bounds_of_numbers(name: str, values: Tensor, entries: Mapping[Any, Any], se
 
 
 def _host_array(numbers: Tensor) -> NDArray[np.int64]:
-    if torch._C._are_functorch_transforms_active():  # tensors made inside of them have no storage
-        return np.array(numbers.tolist(), np.int64)
+    if torch._C._len_torch_dispatch_stack() or torch._C._are_functorch_transforms_active():
+        # Tensors may have no values or no storage. A trace refuses `item`, and would not see other ways to read.
+        return np.array([number.item() for number in numbers], np.int64)
     array: NDArray[np.int64] = numbers.numpy(force=True).astype(np.int64, copy=False)
     return array
 

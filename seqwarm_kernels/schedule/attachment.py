@@ -213,6 +213,7 @@ class Attachment:
             names = [str(index) for index in range(len(args))]
             _check_numbered(dict(zip(names, args, strict=True)), self._options)
         inputs = dict(zip(names, args, strict=True)) | kwargs
+        has_num_items = NUM_ITEMS_IN_BATCH in inputs
         num_items = inputs.pop(NUM_ITEMS_IN_BATCH, None)  # of any shape
         if num_items is not None:
             _check_labels(inputs, "")
@@ -223,7 +224,9 @@ class Attachment:
             )
         resized = self._resized(inputs)
         if num_items is not None:
-            resized[NUM_ITEMS_IN_BATCH] = self._scaled(num_items, inputs, resized, "")
+            num_items = self._scaled(num_items, inputs, resized, "")
+        if has_num_items:
+            resized[NUM_ITEMS_IN_BATCH] = num_items
         return tuple(resized.pop(name) for name in names), resized
 
     def _resized_container(self, batch: Any, kwargs: dict[str, Any]) -> tuple[tuple[Any], dict[str, Any]]:

@@ -234,8 +234,10 @@ class SequenceLengthScheduler:
             raise TypeError(f"pacing must return a number, got {type(share).__name__} at progress {progress}")
         if not math.isfinite(share):
             raise ValueError(f"pacing must return a finite number, got {share} at progress {progress}")
-        steps = math.floor((self.max_seq_length - self.min_seq_length) * share / self.step_size)
-        length = self.min_seq_length + self.step_size * steps
+        steps = (self.max_seq_length - self.min_seq_length) * share / self.step_size
+        if isinstance(steps, float):
+            steps *= 1 + 2**-49  # the pacing's rounding must not make a length late
+        length = self.min_seq_length + self.step_size * math.floor(steps)
         return max(self.min_seq_length, min(length, self.max_seq_length))
 
     def milestones(self) -> list[Milestone]:

@@ -262,6 +262,15 @@ def test_an_unchanged_tensor_is_not_written():
     assert model.weight._version == version
 
 
+def test_parameters_require_gradients_as_before():
+    model, _, _ = model_and_optimizer()
+    model[0].weight.requires_grad_(False)
+    with restore_afterwards(model):
+        for parameter in model.parameters():
+            parameter.requires_grad_(parameter is model[0].weight)
+    assert [name for name, each in model.named_parameters() if not each.requires_grad] == ["0.weight"]
+
+
 def test_modes_and_the_names_of_tensors():
     model, _, _ = model_and_optimizer()
     weight, mean = model[0].weight, model[1].running_mean

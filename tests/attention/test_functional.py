@@ -55,6 +55,7 @@ BAD_OPTIONS = [
     ({"causal": 1}, TypeError, "causal must be True or False, got 1"),
     ({"return_lse": "yes"}, TypeError, "return_lse must be True or False, got 'yes'"),
     ({"scale": float("nan")}, ValueError, "scale must be finite, got nan"),
+    ({"scale": 1e39}, ValueError, "scale must fit float32, got 1e[+]39"),
     ({"scale": "auto"}, TypeError, "scale must be a real number, got str"),
     ({"window": -1}, ValueError, "window must be at least 0, got -1"),
     ({"window": 2.5}, TypeError, "window must be an int, got float"),

@@ -304,7 +304,18 @@ def test_outputs_may_not_overlap_and_nothing_is_written():
     storage = torch.full((40,), 7)
     with pytest.raises(ValueError, match=r"out\['labels'\] must not share memory with out\['input_ids'\]"):
         resize_batch({"input_ids": IDS, "labels": IDS}, 4, out={"input_ids": storage, "labels": storage[4:]})
+    mask = torch.ones(IDS.shape, dtype=torch.int64)
+    with pytest.raises(ValueError, match=r"out\['input_ids'\] must not share memory with batch\['attention_mask'\]"):
+        resize_batch({"input_ids": IDS, "attention_mask": mask}, 4, keys=["input_ids"], out={"input_ids": mask})
     assert (storage == 7).all()
+    assert mask.all()
+
+
+@pytest.mark.parametrize("dtype", [torch.uint16, torch.float8_e4m3fn], ids=str)
+def test_the_reference_fills_dtypes_that_masked_fill_lacks(dtype):
+    batch = {"input_ids": torch.ones(1, 4).to(dtype)}
+    resized = resize_batch(batch, 3, mode="reshape", remainder="pad", backend="reference")["input_ids"]
+    assert resized.float().tolist() == [[1, 1, 1], [1, 0, 0]]
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from seqwarm_kernels import resize_batch
 from seqwarm_kernels.data import PackedCollator
@@ -175,12 +177,44 @@ def test_the_largest_length_changes_nothing(method):
 def test_positions_and_indices_of_other_dtypes(dtype):
     """In uint8, 0 follows 255, but a position does not."""
     positions = torch.tensor([[*range(256), 0, 1, 2]]).to(dtype)
-    resized = resize_batch({"input_ids": torch.arange(259)[None], "position_ids": positions}, 200)
-    assert resized["input_ids"].tolist() == [[*range(200), 256, 257, 258]]
+    for more in ({}, {"attention_mask": torch.ones(1, 259)}):
+        resized = resize_batch({"input_ids": torch.arange(259)[None], "position_ids": positions, **more}, 200)
+        assert resized["input_ids"].tolist() == [[*range(200), 256, 257, 258]]
     if not dtype.is_floating_point:
         indices = torch.tensor([[255, 255, 255, 0, 0, 1]]).to(dtype)
         resized = resize_batch({"input_ids": torch.arange(6)[None], "seq_idx": indices}, 1)
         assert resized["input_ids"].tolist() == [[0, 3, 5]]
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [{"cu_seqlens": torch.tensor([0, 5, 15])}, {"position_ids": torch.tensor([[*range(5), *range(10)]])}],
+    ids=["boundaries", "positions"],
+)
+def test_a_trace_refuses_values_that_it_would_keep(entry):
+    def resized(ids, values):
+        return resize_batch({"input_ids": ids, name: values}, 4)["input_ids"]
+
+    ((name, values),) = entry.items()
+    with pytest.raises(RuntimeError, match="get value out of a tracing tensor"):
+        make_fx(resized)(torch.arange(15)[None], values)
+    with FakeTensorMode(allow_non_fake_inputs=True), pytest.raises(DataDependentOutputException):
+        resized(torch.arange(15)[None], values)
+
+
+def test_numbers_of_new_sequences_fit_the_dtype_of_indices():
+    batch = {"input_ids": torch.arange(600)[None], "seq_idx": (torch.arange(600) // 4).to(torch.uint8)[None]}
+    with pytest.raises(ValueError, match=r"batch\['seq_idx'\] must be of a dtype that holds the numbers of 300 new"):
+        resize_batch(batch, 2, mode="reshape")
+    assert resize_batch(batch, 3)["seq_idx"].max() == 149
+
+
+def test_boundaries_of_several_names_share_no_memory():
+    bounds = torch.tensor([0, 5, 15])
+    batch = {"input_ids": torch.arange(15)[None], "cu_seq_lens_q": bounds, "cu_seq_lens_k": bounds.clone()}
+    resized = resize_batch(batch, 4)
+    resized["cu_seq_lens_q"].fill_(-1)
+    assert resized["cu_seq_lens_k"].tolist() == [0, 4, 8]
 
 
 def test_the_batches_of_the_packed_collator():

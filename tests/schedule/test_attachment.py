@@ -171,6 +171,15 @@ def test_a_loss_that_is_divided_outside_is_refused():
         model(tokens(), labels=tokens(), fused_lm_head=True)
 
 
+def test_num_items_in_batch_of_none_is_passed_on():
+    model, schedule = Model(), scheduler()
+    batch = {"input_ids": tokens(), "labels": tokens()}
+    expected = model(**schedule.resize(batch))
+    schedule.attach(model)
+    torch.testing.assert_close(model(batch["input_ids"], batch["labels"], None, None), expected)
+    torch.testing.assert_close(model(**batch, num_items_in_batch=None), expected)
+
+
 def test_num_items_in_batch_is_scaled_by_the_share_of_kept_labels():
     """Two accumulated batches: the sum of their losses is divided by the number of their kept labels."""
     model, schedule = Model(), scheduler()

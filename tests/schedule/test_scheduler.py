@@ -118,6 +118,12 @@ def test_exponential_and_doubling():
     assert lengths_of("sine", 7, step_size=1) == [8, 20, 32, 42, 51, 58, 62, 64]
 
 
+def test_rounding_of_a_pacing_makes_no_length_late():
+    exact = SequenceLengthScheduler(64, 1024, duration=40, step_size=8, pacing=exponential(16))
+    assert exact.seq_length_at(30) == 512  # 64 · 16^(3/4)
+    assert SequenceLengthScheduler(8, 1032, duration=30, pacing="sine").seq_length_at(10) == 520  # sin(30°) = 1/2
+
+
 def test_lengths_fall_at_a_new_cycle():
     assert lengths_of(cyclic(doubling(3), 2), 8) == [8, 16, 32, 64, 8, 16, 32, 64, 64]
     assert lengths_of(cyclic("linear", 3), 6) == [8, 32, 8, 32, 8, 32, 64]

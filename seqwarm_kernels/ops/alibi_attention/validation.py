@@ -92,7 +92,8 @@ def check_no_transform(*tensors: Tensor) -> None:
 
 
 def check_options(scale: float, window: int | None, dropout_p: float, skip_tolerance: float) -> None:
-    check_real("scale", scale)
+    if abs(check_real("scale", scale)) > torch.finfo(torch.float32).max:
+        raise ValueError(f"scale must fit float32, got {scale}")
     if window is not None:
         check_int("window", window, minimum=0)
     check_share("dropout_p", dropout_p)

@@ -71,7 +71,8 @@ def resize(tensor: Tensor, source: SourceMap, kind: int, fill_value: float) -> T
     if kind == Kind.LABEL:
         filled = filled | source.repeated
     taken = tensor[source.row, position]
-    return taken.masked_fill(filled.view(*filled.shape, *[1] * (taken.dim() - 2)), fill_value)
+    filled = filled.view(*filled.shape, *[1] * (taken.dim() - 2))
+    return torch.where(filled, taken.new_full((), fill_value), taken)  # masked_fill lacks dtypes
 
 
 def row_info(source: SourceMap, attention_mask: Tensor | None, source_length: int) -> list[Tensor]:

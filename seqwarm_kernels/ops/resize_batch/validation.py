@@ -485,12 +485,16 @@ def first_elements(name: str, storage: Tensor, shape: tuple[int, ...]) -> Tensor
     return storage.view(-1)[:needed].view(shape)
 
 
-def check_no_overlap(carved: Mapping[str, Tensor], sources: Mapping[str, Tensor]) -> None:
-    """No output may share memory with an input or with another output."""
+def check_no_overlap(carved: Mapping[str, Tensor], batch: Mapping[str, object]) -> None:
+    """No output may share memory with an entry of the batch or with another output."""
     spans = [(f"out[{name!r}]", _span(tensor)) for name, tensor in carved.items()]
+    tensors = {name: value for name, value in batch.items() if isinstance(value, Tensor)}
+    strided = {
+        name: tensor for name, tensor in tensors.items() if tensor.layout == torch.strided and not is_dtensor(tensor)
+    }
+    inputs = [(f"batch[{name!r}]", _span(tensor)) for name, tensor in strided.items()]
     for index, (name, (start, stop)) in enumerate(spans):
-        others = spans[:index] + [(f"batch[{key!r}]", _span(tensor)) for key, tensor in sources.items()]
-        for other, (other_start, other_stop) in others:
+        for other, (other_start, other_stop) in spans[:index] + inputs:
             if start < other_stop and other_start < stop:
                 raise ValueError(f"{name} must not share memory with {other}")
 

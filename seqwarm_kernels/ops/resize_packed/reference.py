@@ -40,7 +40,7 @@ def resize(tensor: Tensor, pieces: Tensor, tokens: NewTokens, kind: int, fill_va
         return tokens.piece.to(tensor.dtype).view(beside).expand_as(taken).contiguous()
     if kind == PackedKind.LABEL:
         repeated = tokens.slot < pieces[Pieces.REPEATED, tokens.piece]
-        return taken.masked_fill(repeated.view(beside), fill_value)
+        return torch.where(repeated.view(beside), taken.new_full((), fill_value), taken)  # masked_fill lacks dtypes
     return taken
 
 
