@@ -110,14 +110,14 @@ def _attention_lengths() -> str:
     for dtype in ("float32", "bfloat16"):
         for length in LENGTHS:
             row = [f"{length:,}", dtype]
-            for work, peers in ((FORWARD, (MASK, FLEX, FLASH)), (BOTH, (MASK, FLASH))):
+            for work, peers in ((FORWARD, (MASK, EAGER, FLEX, FLASH)), (BOTH, (MASK, EAGER, FLASH))):
                 ours = attention.time(OURS, length, dtype, work)
                 row.append(_time_text(ours))
                 row += [_times_as_fast(ours, attention.time(peer.name, length, dtype, work)) for peer in peers]
             if row[2]:
                 rows.append(row)
-    header = ["tokens", "dtype", "forward", "SDPA mask", "Flex", "SDPA, no bias"]
-    return markdown([*header, "with backward", "SDPA mask", "SDPA, no bias"], rows)
+    header = ["tokens", "dtype", "forward", "SDPA mask", "eager", "Flex", "SDPA, no bias"]
+    return markdown([*header, "with backward", "SDPA mask", "eager", "SDPA, no bias"], rows)
 
 
 def _short_attention() -> str:

@@ -40,7 +40,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--batch-size", type=int, default=32, metavar="ROWS", help="rows in a step")
     add = parser.add_argument_group("the model, for FLOPs").add_argument
     add("--layers", type=int, default=12, metavar="N", help="number of layers")
-    add("--hidden-size", type=int, default=768, metavar="N", help="width of the model")
+    hidden_help = "width of the model (default: --heads * --head-dim if the latter is given, else 768)"
+    add("--hidden-size", type=int, metavar="N", help=hidden_help)
     add("--vocab-size", type=int, default=50257, metavar="N", help="size of the vocabulary")
     add = parser.add_argument_group("rows whose tokens are sharded over ranks").add_argument
     add("--ranks", type=int, metavar="N", help="show what N ranks exchange at the full length (default: no table)")
@@ -77,6 +78,8 @@ def run(arguments: argparse.Namespace) -> Result:
             pacing=pacing(arguments.root),
         )
         total = _total(arguments)
+        if arguments.hidden_size is None:
+            arguments.hidden_size = 768 if arguments.head_dim is None else arguments.heads * arguments.head_dim
         model = ModelSize(arguments.layers, arguments.hidden_size, arguments.vocab_size)
         plan = plan_schedule(scheduler, total, arguments.batch_size, model)
         exchanges = None if arguments.ranks is None else _exchanges(arguments)

@@ -63,6 +63,7 @@ def _items(container: Any, prefix: str) -> list[tuple[Any, Any]]:
         where = f"batch[{prefix[:-1]!r}]" if prefix else "batch"
         raise TypeError(
             f"{where} must be a mutable mapping of names to tensors, or a dataclass, got {type(container).__name__}"
+            + (': name its tensors, {"input_ids": ..., "labels": ...}' if isinstance(container, (tuple, list)) else "")
         )
     return [(field.name, getattr(container, field.name)) for field in dataclasses.fields(container)]
 

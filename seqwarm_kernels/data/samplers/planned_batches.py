@@ -124,10 +124,6 @@ class PlannedBatches(ABC):
     def progress_at(self, position: Position) -> BatchingProgress:
         return BatchingProgress(*position.counts, epochs=self._epochs(position))
 
-    def progress_of(self, state_dict: Mapping[str, Any]) -> BatchingProgress:
-        """The progress of a state of these batches."""
-        return self.progress_at(self._unpacked(state_dict))
-
     def state_dict(self) -> dict[str, Any]:
         """The state after the last served batch: JSON-able, without the contents of items.
 

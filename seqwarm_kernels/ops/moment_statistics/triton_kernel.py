@@ -29,7 +29,6 @@ DTYPE = tl.constexpr(4)
 FLOAT32 = tl.constexpr(0)
 BFLOAT16 = tl.constexpr(1)
 FLOAT16 = tl.constexpr(2)
-FLOAT64 = tl.constexpr(3)
 
 # Device functions return once, at their end: Triton compiles unreachable return statements as well.
 

@@ -33,5 +33,7 @@ def __getattr__(name: str) -> Any:
     try:
         module = importlib.import_module(f".{_MODULES[name]}", __package__)
     except ImportError as error:
-        raise ImportError(f"{name} needs Composer (pip install mosaicml), which does not import: {error}") from error
+        raise ImportError(
+            f"{name} needs Composer, which does not import: {error}. docs/guides/composer.md says how to install it"
+        ) from error
     return getattr(module, name)
