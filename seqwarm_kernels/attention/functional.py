@@ -79,8 +79,7 @@ def alibi_attention(
             heads then attend to heads. A warning says so where S is more than 128.
         key: (B, Hkv, Sk, D), with Hq a multiple of Hkv: query head h attends to key head h // (Hq / Hkv).
         value: (B, Hkv, Sk, D).
-        slopes: (Hq,) or (B, Hq), any real values. Far beyond usual ones (−100, 10⁶) kernels lose precision; the
-            reference does not. Default: `alibi_slopes(Hq)`.
+        slopes: (Hq,) or (B, Hq), any real values. Default: `alibi_slopes(Hq)`.
         causal: Hide the keys after a query's position: j > position. On by default, unlike in
             `scaled_dot_product_attention`.
         scale: Default: 1 / √D.

@@ -265,3 +265,22 @@ def test_ranges_of_short_rows_are_all_keys():
     options = (None, None, None, 0, True, 0.2, None, None, 0.0, 0.0, None)
     *_, ranges = torch.ops.seqwarm.alibi_attention.native(query, key, value, alibi_slopes(2), *options)
     assert ranges.reshape(-1, 2).tolist() == [[0, 40]] * 4  # two of 32 queries for each head
+
+
+@pytest.mark.parametrize("queries", first_fast([300, 2, 40]))
+@pytest.mark.parametrize(
+    ("slope", "hides_nearest"), [(-100.0, False), (-1e7, False), (1e4, True), (1e7, True), (3e36, False), (3e38, False)]
+)
+def test_extreme_slopes(queries, slope, hides_nearest):
+    """One key has all the weight of each query, so scores and slopes have no gradient."""
+    keys = max(queries, 300 if queries == 2 else 0)
+    tensors = [torch.randn(1, 1, length, 16) for length in (queries, keys, keys)]
+    mask = torch.ones(1, keys, dtype=torch.bool)
+    mask[:, 10:] = not hides_nearest
+    leaves = [*tensors, torch.tensor([slope])]
+    expected = differentiate([leaf.double() for leaf in leaves], "reference", key_padding_mask=mask)
+    found = differentiate(leaves, "native", key_padding_mask=mask)
+    for name, got, want in zip(NAMES, found, expected, strict=True):
+        most = max(want.abs().max().item(), 1.0)
+        difference = (got - want).abs().max().item()
+        assert difference <= queries * 2**-23 * most, name  # sums of at most `queries` terms

@@ -292,7 +292,7 @@ class DecodeForward {
     partials.total(row.index, chunk) = total;
     const float least = least_score(std::max(largest + std::log2(total), row.known));
     for (int64_t block = 0; block < num_blocks; ++block) {
-      matters_[block][index] = of_block[block] > least;
+      matters_[block][index] = of_block[block] >= least;  // large scores may round to it
     }
     if (problem_.dropout.active) {
       const int64_t head = batch_ * problem_.num_heads + row.head;

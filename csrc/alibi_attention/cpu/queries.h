@@ -80,7 +80,7 @@ inline QueryView view_of(const Problem& problem, int64_t batch, int64_t head, in
   view.center = std::max(std::min(place.position, place.end - 1), place.first);
   view.beyond = static_cast<float>(std::abs(place.position - view.center));
   view.slope2 =
-      view.sees() ? log2_e * problem.slopes[place.sequence * problem.slope_batch + head * problem.slope_head] : 0;
+      view.sees() ? in_base_2(problem.slopes[place.sequence * problem.slope_batch + head * problem.slope_head]) : 0;
   return view;
 }
 

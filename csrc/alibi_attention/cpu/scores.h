@@ -56,8 +56,17 @@ inline bool sees_all(const QueryTile& tile, int64_t begin, int64_t end) {
   return tile.last_low <= begin && tile.first_high >= end;
 }
 
-inline Side side_of(const QueryTile& tile, const Piece& piece) {
-  if (!piece.seen_by_all) {
+// Whether linear biases, which count from the reference, stay precise. Large ones matter where the nearest keys may not
+// have the largest weights. Beyond 1e30 differences of biases may not be finite.
+inline bool is_linear_precise(const Problem& problem, const QueryTile& tile, const Piece& piece) {
+  const int64_t first = std::min(piece.begin, tile.first_center), last = std::max(piece.end, tile.last_center);
+  const auto distance = static_cast<float>(std::max(tile.reference - first, last - tile.reference));
+  const bool large_matter = piece.slope2 < 0 || problem.key_padding_mask != nullptr;
+  return std::abs(piece.slope2) * distance <= (large_matter ? 4096.f : 1e30f);
+}
+
+inline Side side_of(const Problem& problem, const QueryTile& tile, const Piece& piece) {
+  if (!piece.seen_by_all || !is_linear_precise(problem, tile, piece)) {
     return Side::Masked;
   }
   if (piece.end - 1 <= tile.first_center) {
@@ -130,7 +139,7 @@ struct Biases {
 inline void set_biases(
     Biases& biases, const Problem& problem, const QueryTile& tile, const Piece& piece, const float* hidden) {
   const int64_t begin = piece.begin, end = piece.end;
-  biases.side = side_of(tile, piece);
+  biases.side = side_of(problem, tile, piece);
   biases.scale2 = problem.scale * log2_e;
   const float slope2 = biases.side == Side::Masked ? 0.f : biases.side == Side::Left ? piece.slope2 : -piece.slope2;
   for (int64_t key = begin; key < end; ++key) {
@@ -156,7 +165,7 @@ class BiasedScores {
   BiasedScores(const Biases& biases, int64_t lane) : biases_(biases), scale2_(biases.scale2) {
     if constexpr (masked) {
       for (int v = 0; v < vectors; ++v) {
-        slope2_[v] = Vec::loadu(biases.slope2 + lane + v * lanes);
+        minus_slope2_[v] = Vec::loadu(biases.slope2 + lane + v * lanes).neg();
         low_[v] = Vec::loadu(biases.low + lane + v * lanes);
         high_[v] = Vec::loadu(biases.high + lane + v * lanes);
         center_[v] = Vec::loadu(biases.center + lane + v * lanes);
@@ -171,20 +180,18 @@ class BiasedScores {
         return Vec(-infinity);  // also where the query holds NaN
       }
       const Vec index(static_cast<float>(key));
-      const Vec bias = Vec(biases_.of_key[key]) - slope2_[v] * (center_[v] - index).abs();
-      const Vec visible = (index >= low_[v]) & (index < high_[v]);
-      return Vec::blendv(Vec(-infinity), at::vec::fmadd(product, scale2_, bias), visible);
+      const Vec distance = (center_[v] - index).abs(), visible = (index >= low_[v]) & (index < high_[v]);
+      const Vec score = at::vec::fmadd(minus_slope2_[v], distance, product * scale2_);  // as in decoding
+      return Vec::blendv(Vec(-infinity), score, visible);
     } else {
       return at::vec::fmadd(product, scale2_, Vec(biases_.of_key[key]));
     }
   }
 
-
-
  private:
   const Biases& biases_;
   const Vec scale2_;
-  Vec slope2_[vectors], low_[vectors], high_[vectors], center_[vectors];
+  Vec minus_slope2_[vectors], low_[vectors], high_[vectors], center_[vectors];
 };
 
 // Calls visit with std::true_type if masked, else with std::false_type.

@@ -78,7 +78,7 @@ class ShortTile {
         if (span.num_keys > 0) {  // tokens after the last packed sequence have no keys and no slope
           const int64_t row = span.sequence->slope_row;
           const float slope = problem_.slopes[row * problem_.slope_batch + head * problem_.slope_head];
-          std::fill_n(piece.biases.slope2 + span.column - piece.column, span.width, log2_e * slope);
+          std::fill_n(piece.biases.slope2 + span.column - piece.column, span.width, in_base_2(slope));
         }
       });
     }

@@ -29,6 +29,12 @@ constexpr float ln_2 = 0.6931471805599453f;
 
 constexpr int64_t registers = lanes == 16 ? 32 : 16;  // of vectors
 
+// The slope for exponentials of 2, finite as the slope is.
+inline float in_base_2(float slope) {
+  constexpr float largest = std::numeric_limits<float>::max();
+  return std::clamp(log2_e * slope, -largest, largest);
+}
+
 // Calls visit(std::integral_constant<int, vectors>, first lane) for each group of the floats [lane, end) of a row: of
 // at most four vectors, which fit into registers with their temporaries.
 template <int most_vectors = 4, typename Visit>
