@@ -163,6 +163,5 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(arguments: argparse.Namespace) -> None:
-    name = f"{RECORDS}_quick" if arguments.quick else RECORDS  # the pages are made from all cases
-    path, records = write(name, run(arguments.seconds, arguments.quick))
+    path, records = write(RECORDS, run(arguments.seconds, arguments.quick), quick=arguments.quick)
     print(f"{table(records)}\n\n{goals_table(cpu_goals(records))}\n\nwritten to {path}")

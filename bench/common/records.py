@@ -58,16 +58,18 @@ def environment() -> dict[str, str | None]:
     }
 
 
-def write(name: str, records: Iterable[Any]) -> tuple[Path, list[Any]]:
+def write(name: str, records: Iterable[Any], *, quick: bool = False) -> tuple[Path, list[Any]]:
     """Writes bench/results/<name>.jsonl: first a line with the environment, then a line for each dataclass.
 
     Each record is written as soon as it is measured, to <name>.jsonl.partial, which gets its name at the end. After an
-    interruption the partial file holds the records so far, and <name>.jsonl is unchanged.
+    interruption the partial file holds the records so far, and <name>.jsonl is unchanged. With `quick`, which leaves
+    out cases that the pages show, the file is <name>_quick.jsonl.
 
     Returns:
         The path, and the records.
     """
     RESULTS.mkdir(exist_ok=True)
+    name = f"{name}_quick" if quick else name
     path, partial = RESULTS / f"{name}.jsonl", RESULTS / f"{name}.jsonl{PARTIAL_SUFFIX}"
     written = []
     with partial.open("w") as file:

@@ -181,7 +181,6 @@ def _new_boundaries(entries: Mapping[str, Any], new_bounds: Bounds) -> dict[str,
     """The new boundaries and the length of the longest sequence, where the batch holds them."""
     longest = int((new_bounds[1:] - new_bounds[:-1]).max(initial=0))
     new_entries: dict[str, Any] = {}
-    made: dict[int, Tensor] = {}  # collators give one tensor two names
     for name, value in entries.items():
         own = validation.own_name(name)
         if value is not None and own in BOUNDARIES:
@@ -190,9 +189,7 @@ def _new_boundaries(entries: Mapping[str, Any], new_bounds: Bounds) -> dict[str,
                     f"batch[{name!r}] must be of a dtype that holds the {new_bounds[-1]} new tokens, such as "
                     f"torch.int32, got {value.dtype}"
                 )
-            if id(value) not in made:
-                made[id(value)] = _on_device(torch.tensor(new_bounds, dtype=value.dtype, device="cpu"), value.device)
-            new_entries[name] = made[id(value)]
+            new_entries[name] = _on_device(torch.tensor(new_bounds, dtype=value.dtype, device="cpu"), value.device)
         elif value is not None and own in LONGEST:
             new_entries[name] = torch.full_like(value, longest) if isinstance(value, Tensor) else longest
     return new_entries

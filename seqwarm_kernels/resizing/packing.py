@@ -101,7 +101,6 @@ def packed_mask(entries: Mapping[Any, Any], tokens: int) -> Tensor | None:
 def _checked_boundaries(boundaries: Mapping[str, Any]) -> dict[str, Bounds]:
     """One of the boundaries, which all are equal."""
     found: dict[str, Bounds] = {}
-    read: dict[int, Bounds] = {}  # collators give one tensor two names
     for name, value in boundaries.items():
         if not isinstance(value, Tensor) or value.dtype not in _BOUNDARY_DTYPES:
             kind = value.dtype if isinstance(value, Tensor) else type(value).__name__
@@ -111,12 +110,10 @@ def _checked_boundaries(boundaries: Mapping[str, Any]) -> dict[str, Bounds]:
                 f"batch[{name!r}] must be the boundaries of sequences in one row, (sequences + 1,), got "
                 f"{tuple(value.shape)}"
             )
-        if id(value) not in read:
-            read[id(value)] = _host_array(value)
-        found[name] = read[id(value)]
+        found[name] = _host_array(value)
     (name, bounds), *others = found.items()
     for other, values in others:
-        if values is not bounds and not np.array_equal(values, bounds):
+        if not np.array_equal(values, bounds):
             raise ValueError(
                 f"batch[{other!r}] must equal batch[{name!r}]: sequences whose queries and keys have other boundaries "
                 "cannot be resized"
@@ -201,13 +198,10 @@ def _check_agreement(found: Mapping[str, Bounds], entries: Mapping[Any, Any]) ->
     Between masked tokens, position ids do not tell all sequences: they may rise from one to the next.
     """
     name = max(found, key=lambda name: len(found[name]), default="")
-    if not name:
-        return
-    bounds = found[name]
-    others = {other: values for other, values in found.items() if values is not bounds}
-    others = {other: values for other, values in others.items() if not np.array_equal(values, bounds)}
+    others = {other: bounds for other, bounds in found.items() if not np.array_equal(bounds, found[name])}
     if not others:
         return
+    bounds = found[name]
     mask = packed_mask(entries, int(bounds[-1]))
     kept = slice(None) if mask is None else _host_array(mask != 0).astype(bool)
     starts = _starts(bounds, kept)
