@@ -2,7 +2,7 @@
 
 A kernel is compiled for each set of dtypes and strides of the source, for each rule and fill values, and for the number
 of items that a 16-byte access may hold, which depends on the lengths. Lengths and numbers of rows themselves never
-cause another compilation.
+cause another compilation. Tensors that are copied alike share code, so hundreds of them compile in seconds.
 """
 
 from __future__ import annotations
@@ -88,6 +88,24 @@ def make_layout(
     return int(kind), entry.source.element_size(), widths[rule == "truncate_keep_last"], bits, widths[True]
 
 
+def bundle(entries: list[Any], layouts: list[Any]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """The entries that are copied alike, as one entry with tuples of tensors each, and their layouts.
+
+    They have one layout and equal strides. A tensor that is not aligned is with others like it, since the compiler
+    knows only what holds for all.
+    """
+    alike: dict[Any, list[Any]] = {}
+    for entry, layout in zip(entries, layouts, strict=True):
+        source, out, *sizes = entry
+        aligned = [tensor.data_ptr() % _WIDEST == 0 for tensor in (source, out)]
+        alike.setdefault((layout, *sizes, *aligned), []).append(entry)
+    bundles = [
+        same[0]._replace(source=tuple(entry.source for entry in same), out=tuple(entry.out for entry in same))
+        for same in alike.values()
+    ]
+    return tuple(bundles), tuple(layout for layout, *_ in alike)
+
+
 @functools.cache
 def _running_total_of(device: torch.device, stream: int) -> Tensor:
     return torch.zeros((), dtype=torch.int64, device=device)
@@ -158,15 +176,16 @@ def _launch(
     mask = None
     if attention_mask is not None and (skips_padding or info is not None):
         mask = attention_mask.ne(0) if attention_mask.is_complex() else attention_mask
+    bundles, bundle_layouts = bundle(entries, layouts)
     resize_kernel[(programs,)](
-        tuple(entries),
+        bundles,
         info,
         mask,
         *((0, 0) if mask is None else mask.stride()),
         rows,
         plan.line // plan.new_length,
         *plan,
-        LAYOUTS=tuple(layouts),
+        LAYOUTS=bundle_layouts,
         PADS=rule == "reshape_pad",
         MOVES=rule == "reshape_overlap",
         SKIPS_PADDING=skips_padding,

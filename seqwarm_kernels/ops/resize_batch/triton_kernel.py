@@ -9,6 +9,9 @@ bytes where the tensor allows it.
 The details: truncate_valid and truncate_keep_last cut a row from its first valid token on, and the latter may take
 another token last.
 
+Code is compiled once for all tensors that are copied alike: they are one Entry, with tuples of sources and outputs. A
+program takes its pointers from the tuples.
+
 Programs: the tiles of each tensor, then the info of the new rows, then, under these two rules, one program for each
 row, which writes what the tiles leave out: a row that begins with masked tokens, or the last slot.
 """
@@ -36,10 +39,10 @@ class ResizePlan(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """One tensor, with its features as one dimension. Strides are in items."""
+    """One tensor, with its features as one dimension, or several that are copied alike. Strides are in items."""
 
-    source: Any
-    out: Any
+    source: Any  # or a tuple
+    out: Any  # or a tuple
     row_stride: int
     position_stride: int
     unit_stride: int
@@ -80,6 +83,22 @@ def as_bits(pointer, ITEM_BYTES: tl.constexpr):
 
 
 @triton.jit
+def pointer_of(tensors, index, ITEM_BYTES: tl.constexpr):
+    """The pointer to one tensor of a tuple, as bits."""
+    pointer = as_bits(tensors[0], ITEM_BYTES)
+    for i in tl.static_range(1, len(tensors)):
+        pointer = tl.where(index == i, as_bits(tensors[i], ITEM_BYTES), pointer)
+    return pointer
+
+
+@triton.jit
+def entry_of(bundle, index, ITEM_BYTES: tl.constexpr):
+    """One of the tensors that are copied alike."""
+    source, out = pointer_of(bundle.source, index, ITEM_BYTES), pointer_of(bundle.out, index, ITEM_BYTES)
+    return Entry(source, out, bundle.row_stride, bundle.position_stride, bundle.unit_stride, bundle.units)
+
+
+@triton.jit
 def source_position(position, plan, MOVES: tl.constexpr):
     """The source position of the token at `position` of a line, and whether an earlier new row holds the token."""
     if MOVES:
@@ -94,8 +113,8 @@ def source_position(position, plan, MOVES: tl.constexpr):
 
 @triton.jit
 def copy_tile(
-    tile, entry, plan, KIND: tl.constexpr, ITEM_BYTES: tl.constexpr, WIDTH: tl.constexpr, FILL: tl.constexpr,
-    mask, stride_row, PADS: tl.constexpr, MOVES: tl.constexpr, SKIPS_PADDING: tl.constexpr, KEEPS_LAST: tl.constexpr,
+    tile, entry, plan, KIND: tl.constexpr, WIDTH: tl.constexpr, FILL: tl.constexpr, mask, stride_row,
+    PADS: tl.constexpr, MOVES: tl.constexpr, SKIPS_PADDING: tl.constexpr, KEEPS_LAST: tl.constexpr,
     GROUPS: tl.constexpr,
 ):  # fmt: skip
     """Write `GROUPS` groups of `WIDTH` items of one output."""
@@ -126,10 +145,10 @@ def copy_tile(
     lanes = tl.arange(0, WIDTH)[None, :]
     source_offset = tl.multiple_of(offset[:, None], [1, WIDTH]) + lanes
     out_offset = (group * WIDTH)[:, None] + lanes
-    items = tl.load(as_bits(entry.source, ITEM_BYTES) + source_offset, mask=has_token[:, None], other=FILL)
+    items = tl.load(entry.source + source_offset, mask=has_token[:, None], other=FILL)
     if SKIPS_PADDING and KIND != ROW:  # after the items, which need not wait for it
         written &= nonzero(mask + row * stride_row, written)
-    tl.store(as_bits(entry.out, ITEM_BYTES) + out_offset, items, mask=written[:, None])
+    tl.store(entry.out + out_offset, items, mask=written[:, None])
 
 
 @triton.jit
@@ -235,11 +254,11 @@ def last_kept_position(row, first, mask, stride_row, stride_position, plan, COLU
 
 
 @triton.jit
-def copy_last_slot(row, last, entry, plan, KIND: tl.constexpr, ITEM_BYTES: tl.constexpr, GROUPS: tl.constexpr):
+def copy_last_slot(row, last, entry, plan, KIND: tl.constexpr, GROUPS: tl.constexpr):
     """Write the last slot of one row, and the last column of a mask over pairs of tokens."""
     last_slot = plan.new_length - 1
-    source_row = as_bits(entry.source, ITEM_BYTES) + row * entry.row_stride
-    out_row = as_bits(entry.out, ITEM_BYTES) + row * plan.new_length * entry.units
+    source_row = entry.source + row * entry.row_stride
+    out_row = entry.out + row * plan.new_length * entry.units
     for start in range(0, entry.units, GROUPS):
         unit = start + tl.arange(0, GROUPS)
         within = unit < entry.units
@@ -255,10 +274,7 @@ def copy_last_slot(row, last, entry, plan, KIND: tl.constexpr, ITEM_BYTES: tl.co
 
 
 @triton.jit
-def copy_row(
-    row, first, last, entry, plan,
-    KIND: tl.constexpr, ITEM_BYTES: tl.constexpr, WIDTH: tl.constexpr, GROUPS: tl.constexpr,
-):  # fmt: skip
+def copy_row(row, first, last, entry, plan, KIND: tl.constexpr, WIDTH: tl.constexpr, GROUPS: tl.constexpr):
     """Write one row, whose tokens come from `first` on, and from `last` for the last slot."""
     last_slot = plan.new_length - 1
     groups = plan.new_length * entry.units // WIDTH
@@ -274,31 +290,33 @@ def copy_row(
         source_offset = tl.multiple_of(offset[:, None], [1, WIDTH]) + lanes
         out_offset = tl.multiple_of((row * plan.new_length * entry.units + group * WIDTH)[:, None], [1, WIDTH]) + lanes
         within = (group < groups)[:, None]
-        items = tl.load(as_bits(entry.source, ITEM_BYTES) + source_offset, mask=within)
-        tl.store(as_bits(entry.out, ITEM_BYTES) + out_offset, items, mask=within)
+        items = tl.load(entry.source + source_offset, mask=within)
+        tl.store(entry.out + out_offset, items, mask=within)
 
 
 @kernel
 def resize_kernel(
-    entries, info, mask, stride_row: tl.int64, stride_position: tl.int64,
+    bundles, info, mask, stride_row: tl.int64, stride_position: tl.int64,
     new_rows: tl.int32, chunks: tl.int32, tokens: tl.int64, line: tl.int32, source_length: tl.int32,
     new_length: tl.int32, last_start: tl.int32, moved_by: tl.int32,
     LAYOUTS: tl.constexpr, PADS: tl.constexpr, MOVES: tl.constexpr, SKIPS_PADDING: tl.constexpr,
     KEEPS_LAST: tl.constexpr, GROUPS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """`entries` has an Entry for each tensor, `LAYOUTS` what `make_layout` returns for it."""
+    """`bundles` has an Entry for tensors that are copied alike, `LAYOUTS` what `make_layout` returns for it."""
     plan = ResizePlan(tokens, line, source_length, new_length, last_start, moved_by)
     row_plan = ResizePlan(new_rows, chunks, source_length, new_length, last_start, moved_by)
     tile = tl.program_id(0)
     for i in tl.static_range(len(LAYOUTS)):
         entry_plan = row_plan if LAYOUTS[i][0] == ROW else plan
-        tiles = tl.cdiv(entry_plan.tokens.to(tl.int64) * entries[i].units // LAYOUTS[i][2], GROUPS)
-        if tile >= 0 and tile < tiles:
+        tiles = tl.cdiv(entry_plan.tokens.to(tl.int64) * bundles[i].units // LAYOUTS[i][2], GROUPS)
+        programs = tiles * len(bundles[i].source)
+        if tile >= 0 and tile < programs:
             copy_tile(
-                tile, entries[i], entry_plan, LAYOUTS[i][0], LAYOUTS[i][1], LAYOUTS[i][2], LAYOUTS[i][3],
-                mask, stride_row, PADS, MOVES, SKIPS_PADDING, KEEPS_LAST, GROUPS,
+                tile % tiles, entry_of(bundles[i], tile // tiles, LAYOUTS[i][1]), entry_plan,
+                LAYOUTS[i][0], LAYOUTS[i][2], LAYOUTS[i][3], mask, stride_row,
+                PADS, MOVES, SKIPS_PADDING, KEEPS_LAST, GROUPS,
             )  # fmt: skip
-        tile -= tiles
+        tile -= programs
     if info is not None:
         tiles = tl.cdiv(new_rows, ROWS)
         if tile >= 0 and tile < tiles:
@@ -317,7 +335,9 @@ def resize_kernel(
         begins_masked = tl.load(mask + row * stride_row) == 0
         for i in tl.static_range(len(LAYOUTS)):
             if LAYOUTS[i][0] != ROW:
-                if begins_masked:
-                    copy_row(row, first, last, entries[i], plan, LAYOUTS[i][0], LAYOUTS[i][1], LAYOUTS[i][4], GROUPS)
-                elif KEEPS_LAST:
-                    copy_last_slot(row, last.to(tl.int64), entries[i], plan, LAYOUTS[i][0], LAYOUTS[i][1], GROUPS)
+                for j in range(len(bundles[i].source)):
+                    entry = entry_of(bundles[i], j, LAYOUTS[i][1])
+                    if begins_masked:
+                        copy_row(row, first, last, entry, plan, LAYOUTS[i][0], LAYOUTS[i][4], GROUPS)
+                    elif KEEPS_LAST:
+                        copy_last_slot(row, last.to(tl.int64), entry, plan, LAYOUTS[i][0], GROUPS)

@@ -13,7 +13,7 @@ import triton
 from torch import Tensor
 
 from ..library import LIBRARY
-from ..resize_batch.triton import COLUMNS, GROUPS, ROWS, fill_bits, running_total
+from ..resize_batch.triton import COLUMNS, GROUPS, ROWS, bundle, fill_bits, running_total
 from ..resize_batch.triton_kernel import TICKET, Info
 from ..triton_launch import DISPATCH_KEY, on
 from .schema import PackedKind, allocate
@@ -71,8 +71,9 @@ def resize_packed(
         mask = mask.ne(0)
     with on(pieces.device):
         info = Info(outputs[-3], outputs[-2], outputs[-1], running_total(pieces.device)) if return_info else None
+        bundles, bundle_layouts = bundle(entries, layouts)
         resize_packed_kernel[(programs,)](
-            tuple(entries),
+            bundles,
             info,
             mask,
             pieces,
@@ -80,7 +81,7 @@ def resize_packed(
             count,
             1 << count.bit_length() - 1,
             new_tokens,
-            LAYOUTS=tuple(layouts),
+            LAYOUTS=bundle_layouts,
             GROUPS=GROUPS,
             ROWS=ROWS,
             COLUMNS=COLUMNS,

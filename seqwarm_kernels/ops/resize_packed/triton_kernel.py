@@ -10,17 +10,16 @@ from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
-from torch import Tensor
 
-from ..resize_batch.triton_kernel import add_to_total, as_bits
+from ..resize_batch.triton_kernel import add_to_total, pointer_of
 from ..triton_launch import kernel
 
 
 class PackedEntry(NamedTuple):
-    """One contiguous tensor. A token is `units` items."""
+    """One contiguous tensor, or several that are copied alike. A token is `units` items."""
 
-    source: Tensor
-    out: Tensor
+    source: Any  # or a tuple
+    out: Any  # or a tuple
     units: int
 
 
@@ -43,6 +42,13 @@ INDEX = tl.constexpr(4)
 
 
 @triton.jit
+def entry_of(bundle, index, ITEM_BYTES: tl.constexpr):
+    """One of the tensors that are copied alike."""
+    source, out = pointer_of(bundle.source, index, ITEM_BYTES), pointer_of(bundle.out, index, ITEM_BYTES)
+    return PackedEntry(source, out, bundle.units)
+
+
+@triton.jit
 def piece_of(token, table, widest_step):
     """The last piece that begins at the token or before it. Pieces without tokens come before it.
 
@@ -60,8 +66,8 @@ def piece_of(token, table, widest_step):
 
 @triton.jit
 def copy_tile(
-    tile, entry, table, widest_step, tokens, KIND: tl.constexpr, ITEM_BYTES: tl.constexpr, WIDTH: tl.constexpr,
-    FILL: tl.constexpr, GROUPS: tl.constexpr,
+    tile, entry, table, widest_step, tokens,
+    KIND: tl.constexpr, WIDTH: tl.constexpr, FILL: tl.constexpr, GROUPS: tl.constexpr,
 ):  # fmt: skip
     """Write `GROUPS` groups of `WIDTH` items of one output. A group never spans two tokens."""
     token_groups = entry.units // WIDTH
@@ -84,13 +90,13 @@ def copy_tile(
     lanes = tl.arange(0, WIDTH)[None, :]
     unit = within % token_groups * WIDTH
     out_offset = tl.multiple_of((token * entry.units + unit)[:, None], [1, WIDTH]) + lanes
-    out = as_bits(entry.out, ITEM_BYTES) + out_offset
+    out = entry.out + out_offset
     if KIND == INDEX:
         items = piece[:, None].to(out.dtype.element_ty)  # a group is one number
     else:
         source_offset = tl.multiple_of((source * entry.units + unit)[:, None], [1, WIDTH]) + lanes
         has_token = written & ~filled
-        items = tl.load(as_bits(entry.source, ITEM_BYTES) + source_offset, mask=has_token[:, None], other=FILL)
+        items = tl.load(entry.source + source_offset, mask=has_token[:, None], other=FILL)
     tl.store(out, items, mask=written[:, None])
 
 
@@ -120,10 +126,10 @@ def write_info(tile, info, mask, mask_stride, table, tokens, ROWS: tl.constexpr,
 
 @kernel
 def resize_packed_kernel(
-    entries, info, mask, pieces, mask_stride: tl.int64, piece_count: tl.int32, widest_step: tl.int32, tokens: tl.int64,
+    bundles, info, mask, pieces, mask_stride: tl.int64, piece_count: tl.int32, widest_step: tl.int32, tokens: tl.int64,
     LAYOUTS: tl.constexpr, GROUPS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """`entries` has a PackedEntry for each tensor, `LAYOUTS` what `make_layout` returns for it."""
+    """`bundles` has a PackedEntry for tensors that are copied alike, `LAYOUTS` what `make_layout` returns for it."""
     source = pieces + piece_count
     start = source + piece_count
     sequence = start + piece_count
@@ -131,12 +137,13 @@ def resize_packed_kernel(
     tile = tl.program_id(0)
     for i in tl.static_range(len(LAYOUTS)):
         entry_tokens = piece_count.to(tl.int64) if LAYOUTS[i][0] == SEQUENCE else tokens
-        tiles = tl.cdiv(entry_tokens * entries[i].units // LAYOUTS[i][2], GROUPS)
-        if tile >= 0 and tile < tiles:
+        tiles = tl.cdiv(entry_tokens * bundles[i].units // LAYOUTS[i][2], GROUPS)
+        programs = tiles * len(bundles[i].source)
+        if tile >= 0 and tile < programs:
             copy_tile(
-                tile, entries[i], table, widest_step, entry_tokens,
-                LAYOUTS[i][0], LAYOUTS[i][1], LAYOUTS[i][2], LAYOUTS[i][3], GROUPS,
+                tile % tiles, entry_of(bundles[i], tile // tiles, LAYOUTS[i][1]), table, widest_step, entry_tokens,
+                LAYOUTS[i][0], LAYOUTS[i][2], LAYOUTS[i][3], GROUPS,
             )  # fmt: skip
-        tile -= tiles
+        tile -= programs
     if info is not None and tile >= 0:
         write_info(tile, info, mask, mask_stride, table, tokens, ROWS, COLUMNS)
