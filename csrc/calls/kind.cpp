@@ -98,9 +98,11 @@ bool append_argument(std::string& kind, PyObject* argument) {
 bool is_plain_state() {
   const c10::impl::LocalDispatchKeySet local = c10::impl::tls_local_dispatch_key_set();
   const DispatchKeySet expected =
-      c10::default_excluded_set | c10::autocast_dispatch_keyset | c10::autograd_dispatch_keyset_with_ADInplaceOrView;
+      c10::autocast_dispatch_keyset | c10::autograd_dispatch_keyset_with_ADInplaceOrView;
   const DispatchKeySet included = local.included_ - c10::default_included_set - c10::autocast_dispatch_keyset;
-  return included.empty() && (local.excluded_ - expected).empty() && !at::impl::torch_function_mode_enabled();
+  // Which keys that no plain tensor has are excluded does not matter, and differs between versions of PyTorch.
+  const DispatchKeySet excluded = (local.excluded_ & plain_keys) - expected;
+  return included.empty() && excluded.empty() && !at::impl::torch_function_mode_enabled();
 }
 
 bool is_plain(const at::Tensor& tensor) {
