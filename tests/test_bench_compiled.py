@@ -20,6 +20,9 @@ SPILL_LIMIT = {80: 16, 90: 0, 100: 0, 120: 80}
 #: Whether this is the compiler that the tiles were chosen with. Other compilers may need more registers.
 PINNED = triton.__version__.startswith("3.7.")
 PRODUCTS = ("forward", "backward_query", "backward_key")
+SHORT = ("short_forward", "short_backward")
+#: Kernels of which two programs fit on a multiprocessor of chip 90.
+TWO_PROGRAMS = (*PRODUCTS, *SHORT)
 
 
 def compile_all(chips, head_dim, *options):
@@ -61,10 +64,11 @@ def test_every_configuration_compiles_into_the_right_instructions(chip, head_dim
 
 
 def check_reports(reports, chip, head_dim):
-    assert {report["kernel"] for report in reports} == {*PRODUCTS, "decode", "merge", "norms", "backward_ranges"}
+    others = {"decode", "merge", "norms", "backward_ranges", *SHORT}
+    assert {report["kernel"] for report in reports} == {*PRODUCTS, *others}
     for report in reports:
         assert report["shared_bytes"] <= SHARED_LIMIT[chip], report
-        if "two programs" in report["variant"]:
+        if chip == 90 and head_dim in (64, 128) and report["dtype"] != "fp32" and report["kernel"] in TWO_PROGRAMS:
             assert 2 * report["shared_bytes"] <= SHARED_LIMIT[chip] - 1024, report  # 1 KiB belongs to each program
             assert 2 * report["registers"] * 32 * num_warps(report) <= 65536, report
         assert report["registers"] > 16, f"compiled to an empty kernel: {report}"
@@ -76,8 +80,8 @@ def check_reports(reports, chip, head_dim):
         if head_dim <= 128:  # kernels that clear tiles in registers, or are not the default, may spill a little
             plain = report["variant"].startswith(("causal", "full"))
             most = SPILL_LIMIT[chip] if plain and PINNED else 256
-            if report["variant"] == "origins, short rows":  # origins of each query are held while bits are drawn
-                most = 1024
+            if report["kernel"] in SHORT:  # waiting for memory alone would cost more
+                most = 1024 if report["variant"] == "origins" else 512
             assert report["spilled_bytes"] <= most, report
 
 

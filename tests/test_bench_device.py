@@ -43,7 +43,7 @@ class PretendPrograms:
         module, *rest = arguments[2:]
         assert importlib.util.find_spec(module), module
         name = rest[0] if module.startswith("bench.gpu.") else module
-        self.started.append((name, environment.get("SEQWARM_TILES")))
+        self.started.append(name)
         failure, code = self.outcomes.get(name, (None, 0))
         log.write_text(f"output of {name}")
         if module == "bench.gpu.steps" and not code:
@@ -73,15 +73,14 @@ def test_every_stage_runs_in_its_part(run):
     stages = []
     for part in ("attention", "memory", "tuning"):
         started = run(part)[0]
-        assert [name for name, _ in started[:3]] == ESSENTIAL
-        stages += [each for each in started[3:] if each[0] in STAGES]
-    assert {name for name, _ in stages} == set(STAGES)
-    assert [table for name, table in stages if name == "tiles"] == ["one", "two"]
+        assert started[:3] == ESSENTIAL
+        stages += [name for name in started[3:] if name in STAGES]
+    assert set(stages) == set(STAGES)
 
 
 def test_the_part_of_tests(run, capsys, tmp_path):
     started, records = run("tests", dropout_0=(None, -11), window=("AssertionError: out is off", 0), pytest=(None, 1))
-    assert {name for name, _ in started} == {*steps.STEPS, "pytest"} - set(steps.PROFILES)
+    assert set(started) == {*steps.STEPS, "pytest"} - set(steps.PROFILES)
     failures = {record.case: record for record in records if record.failure}
     assert set(failures) == {"window", "gpu tests"}
     text = capsys.readouterr().out
@@ -130,8 +129,8 @@ def test_the_running_measurement_is_recorded(run, tmp_path):
 
 def test_a_stage_that_crashes_is_continued(run):
     started = run("memory", resize=(None, -11))[0]
-    assert [name for name, _ in started].count("resize") == command._ATTEMPTS
-    assert started[-1][0] == "diagnostics"
+    assert started.count("resize") == command._ATTEMPTS
+    assert started[-1] == "diagnostics"
 
 
 def test_processes_of_a_program_end_with_it(tmp_path):
@@ -289,7 +288,5 @@ def test_a_dry_run_of_measurements(tmp_path, part):
     names = {
         "small": {"host", "packed", "decoding"},
         "resize": {"resize_batch"},
-        "tiles one": {"tiles"},
-        "tiles two": {"tiles"},
     }
     assert measured == set().union(*(names.get(stage, {stage}) for stage in command.PARTS[part].stages))

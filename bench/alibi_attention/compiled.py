@@ -34,11 +34,13 @@ from seqwarm_kernels.ops.alibi_attention.triton_configurations import (
     Tiles,
     block_d,
     configuration,
+    short_tile,
 )
 from seqwarm_kernels.ops.alibi_attention.triton_decode import CHUNK, MERGED_CHUNKS, decode_tiles
 from seqwarm_kernels.ops.alibi_attention.triton_decode_kernel import decode_kernel, merge_kernel
 from seqwarm_kernels.ops.alibi_attention.triton_forward import forward_kernel
 from seqwarm_kernels.ops.alibi_attention.triton_reach import NORM_BLOCK, NORM_ROWS, key_norms_kernel
+from seqwarm_kernels.ops.alibi_attention.triton_short_kernel import short_backward_kernel, short_forward_kernel
 from seqwarm_kernels.ops.alibi_attention.triton_tiles import ALIGNED, BULK
 
 from .sass import MATRIX, inner_loops
@@ -53,8 +55,12 @@ KERNELS = {
     "backward_key": backward_key_kernel,
     "decode": decode_kernel,
     "merge": merge_kernel,
+    "short_forward": short_forward_kernel,
+    "short_backward": short_backward_kernel,
 }
 SIMPLE = ("norms", "backward_ranges", "merge")  # without a matrix product
+SHORT = ("short_forward", "short_backward")
+BY_POINTERS = ("decode", *SHORT)  # also on chips with bulk copies
 
 _TILED = {"query", "key", "value", "grad_out"}  # arguments that may be tensor descriptors
 _OPTIONAL = {
@@ -74,23 +80,13 @@ _DENSE = {"out", "grad_query", "grad_key", "grad_value"}
 VARIANTS: dict[str, dict[str, Any]] = {
     "causal": {"causal": True},
     "full": {"causal": False},
-    "causal, two programs": {"causal": True, "programs": 2},
-    "full, two programs": {"causal": False, "programs": 2},
     "slopes": {"causal": True, "present": {"grad_lse", "grad_slope_rows"}},
     "window": {"causal": False, "limited": True},
     "packed": {"causal": True, "limited": True, "present": {"cu_seqlens_q", "cu_seqlens_k", "packed_value"}},
-    "short rows": {"causal": True, "limited": True, "merged": True, "pointers": True},
+    "grouped": {"causal": True, "grouped": True},
     "mask": {"causal": False, "present": {"key_padding_mask"}},
     "dropout": {"causal": True, "present": {"dropout_seed"}},
     "origins": {"causal": True, "origins": True, "present": {"dropout_seed"}},
-    "origins, short rows": {
-        "causal": True,
-        "limited": True,
-        "merged": True,
-        "pointers": True,
-        "origins": True,
-        "present": {"dropout_seed"},
-    },
     "pointers": {"causal": False, "pointers": True},
     "bound": {"causal": True, "present": {"key_norm_bound"}},
     "32 rows": {"causal": False, "rows": 32, "present": {"key_norm_bound"}},
@@ -127,9 +123,17 @@ def _tiles(kernel: str, chip: int, head_dim: int, dtype: str, variant: str) -> T
         return Tiles(0, 64, 4, 1)
     if kernel == "decode":
         return decode_tiles(VARIANTS[variant].get("rows", 4), head_dim, BYTES[dtype])
-    plain = variant not in ("mask", "dropout", "origins", "short rows", "origins, short rows")
-    programs = VARIANTS[variant].get("programs", 1)
-    return getattr(configuration(chip, head_dim, BYTES[dtype], plain=plain, programs=programs), kernel)
+    if kernel in SHORT:
+        tile = short_tile(head_dim, BYTES[dtype])
+        return Tiles(tile.tokens, tile.tokens, tile.num_warps, 1)
+    plain = variant not in ("mask", "dropout", "origins")
+    return getattr(configuration(chip, head_dim, BYTES[dtype], plain=plain), kernel)
+
+
+def _most_registers(kernel: str, head_dim: int, dtype: str, variant: dict[str, Any]) -> int | None:
+    tile = short_tile(head_dim, BYTES[dtype])
+    backward = None if "grouped" in variant else tile.backward_registers
+    return {"short_forward": tile.forward_registers, "short_backward": backward}.get(kernel)
 
 
 def _signature(kernel: str, tiles: Tiles, head_dim: int, dtype: str, access: int, variant: dict[str, Any]) -> Any:
@@ -138,11 +142,12 @@ def _signature(kernel: str, tiles: Tiles, head_dim: int, dtype: str, access: int
         "SEARCH_STEPS": 8,
         "CAUSAL": variant["causal"],
         "LIMITED": variant.get("limited", False),
-        "MERGED": variant.get("merged", False),
+        "GROUPED": variant.get("grouped", False),
         "ORIGINS": variant.get("origins", False),
         "BLIND": variant.get("limited", False) or "key_padding_mask" in variant.get("present", ()),
         "HEAD_DIM": head_dim,
         "BLOCK_D": block_d(head_dim),
+        "BLOCK": tiles.block_m,
         "BLOCK_M": tiles.block_m,
         "BLOCK_N": tiles.block_n,
         "ROWS": NORM_ROWS,
@@ -161,7 +166,7 @@ def _signature(kernel: str, tiles: Tiles, head_dim: int, dtype: str, access: int
             types[name], values[name] = "constexpr", constants.get(name)
         elif parameter.annotation_type:
             types[name] = parameter.annotation_type
-        elif name in _TILED and kernel != "decode" and constants["ACCESS"] == BULK.value:
+        elif name in _TILED and kernel not in BY_POINTERS and constants["ACCESS"] == BULK.value:
             rows = tiles.block_n if name in ("key", "value") else tiles.block_m
             types[name] = f"tensordesc<{dtype}[1, 1, {rows}, {block_d(head_dim)}]>"
         elif name in _TILED | _DENSE:
@@ -178,7 +183,11 @@ def compile_kernel(kernel: str, chip: int, head_dim: int, dtype: str, variant: s
     compiled = triton.compile(
         ASTSource(KERNELS[kernel], types, values),
         target=GPUTarget("cuda", chip, 32),
-        options={"num_warps": tiles.num_warps, "num_stages": tiles.num_stages},
+        options={
+            "num_warps": tiles.num_warps,
+            "num_stages": tiles.num_stages,
+            "maxnreg": _most_registers(kernel, head_dim, dtype, options),
+        },
     )
     registers, stack, assembly = disassemble(compiled.asm["cubin"])
     loops = inner_loops(assembly, chip)
@@ -231,14 +240,16 @@ def configurations(chips: Iterable[int], head_dims: Iterable[int]) -> Iterator[t
 def _differs(variant: str, kernel: str, chip: int, head_dim: int) -> bool:
     """Whether the variant is another kernel than "causal" and "full" are."""
     if variant == "slopes":
-        return kernel == "backward_query"
+        return kernel in ("backward_query", "short_backward")
+    if variant == "grouped":
+        return kernel == "short_backward"
     if variant in ("bound", "32 rows"):
         return kernel == "decode"
-    if kernel == "decode":
-        return variant in ("mask", "dropout", "origins", "window")
+    if kernel in BY_POINTERS:
+        return variant in ("mask", "dropout", "origins") or (kernel == "decode" and variant == "window")
     if variant in ("pointers", "tf32"):  # not the default, so the larger head dim is enough
         return head_dim == 128 and (variant == "tf32" or chip in BULK_COPIES)
-    return chip == 90 or "programs" not in VARIANTS[variant]
+    return True
 
 
 def kernels_table(kernels: list[CompiledKernel]) -> str:

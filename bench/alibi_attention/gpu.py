@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,7 +12,6 @@ from torch.nn.attention.varlen import varlen_attn
 from tqdm import tqdm
 
 from seqwarm_kernels import alibi_attention, alibi_attention_varlen, alibi_slopes, attended_share
-from seqwarm_kernels.utils.switches import switch
 
 from ..common.timing import Call, extra_device_bytes, measure_host
 from ..gpu.records import DeviceRecord, Recorder, explain
@@ -102,17 +100,6 @@ def _sweep(
 def paths(recorder: Recorder, device: torch.device, tiny: bool) -> None:
     """Our kernels without skipping, then with it, without and with a mask."""
     _sweep(recorder, device, "paths", problems.paths(tiny), lambda problem, _: ours(device, problem.dtype)[::-1])
-
-
-def tiles(recorder: Recorder, device: torch.device, tiny: bool) -> None:
-    """Our kernels without skipping, on the table of tiles that SEQWARM_TILES names."""
-    table = switch("SEQWARM_TILES")
-
-    def peers(problem: Problem, _: str) -> list[Peer]:
-        [no_skip] = [peer for peer in ours(device, problem.dtype) if peer.name.endswith(NO_SKIP)]
-        return [replace(no_skip, name=f"{no_skip.name}, tiles {table}")]
-
-    _sweep(recorder, device, "tiles", [each for each in problems.paths(tiny) if not each.masked], peers)
 
 
 def long(recorder: Recorder, device: torch.device, tiny: bool) -> None:

@@ -1,6 +1,6 @@
 """Everything that needs a GPU, in four calls: `--part tests`, then `attention`, `memory` and `tuning`.
 
-Each call ends by itself in less than ten minutes, and all four in less than 24. It begins with a compiler, a trivial
+Each call ends by itself in less than ten minutes, and all four in less than 22. It begins with a compiler, a trivial
 kernel and the extension, which is built if it has no CUDA part; where one of these fails, nothing else runs. Every
 record is written as it is measured, to device_<part>.jsonl, and what the programs print to device_<part>.log.
 """
@@ -40,7 +40,7 @@ PARTS = {
     "tests": Part(8.5, {}),
     "attention": Part(6.25, {"paths": 90, "long": 90, "small": 40, "segments": 60, "lengths": 90}),
     "memory": Part(4.5, {"allocator": 150, "resize": 70, "diagnostics": 40}),
-    "tuning": Part(4.0, {"tiles one": 60, "tiles two": 60, "tuned": 50}),
+    "tuning": Part(2.5, {"tuned": 50}),
 }
 _COMPARED = ("long", "segments", "lengths")  # stages whose peers take long to compile
 _ATTEMPTS = 6  # processes for one stage
@@ -153,16 +153,14 @@ class Run:
 
     def stage(self, name: str, end: float) -> None:
         """After a crash another process continues with the measurements that have no record."""
-        stage, _, tiles = name.partition(" ")
-        environment = {"SEQWARM_TILES": tiles} if tiles else {}
         for _ in range(_ATTEMPTS):
             seconds = end - time.monotonic()
             if seconds < 1:
                 print(f"{name}: no time left", flush=True)
                 return
-            command = [*PYTHON, "bench.gpu.stage", stage, "--out", str(self.records)]
+            command = [*PYTHON, "bench.gpu.stage", name, "--out", str(self.records)]
             command += ["--seconds", f"{max(1.0, seconds - 10):.0f}"]
-            code = self._finish(name, command, end + 5, **environment)[2]
+            code = self._finish(name, command, end + 5)[2]
             if not code:
                 return
 

@@ -73,14 +73,6 @@ def _traffic_of_decoding(records: DeviceRecords) -> float | None:
     return None if rate is None else rate / 1000
 
 
-def _two_programs(records: DeviceRecords) -> float | None:
-    found = records.of_stages("tiles")
-    one, two = (
-        found.find(f"{OURS_NO_SKIP}, tiles {table}", FORWARD, length=16384, head_dim=128) for table in ("one", "two")
-    )
-    return speedup(two, one)
-
-
 def _share_of_copy(records: DeviceRecords) -> float | None:
     """Of the largest batch, truncated."""
     name = with_backend(OURS, "native")
@@ -119,11 +111,6 @@ PREDICTIONS = (
     Prediction("forward D64, in lock-step", _LOCKSTEP, 280, 380, "TFLOP/s", _teraflops(FORWARD, 64)),
     Prediction("backward D128, counted", _COUNTED, 280, 400, "TFLOP/s", _teraflops(BACKWARD, 128)),
     Prediction("backward D128, in lock-step", _LOCKSTEP, 260, 330, "TFLOP/s", _teraflops(BACKWARD, 128)),
-    Prediction(
-        "two programs an SM, forward D128",
-        "a loaded tile serves half the rows: 384 TFLOP/s at 6 TB/s from the L2 cache, softmax or not",
-        0.7, 0.9, "x", _two_programs,
-    ),
     Prediction(
         "time of forward D128 with a mask, relative",
         "half the columns in a tile and pointers for bulk copies: twice the barriers, the same products",

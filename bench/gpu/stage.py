@@ -24,7 +24,6 @@ STAGES: dict[str, tuple[Measure, ...]] = {
     "allocator": (allocator.ramp,),
     "resize": (resizing.copy, resizing.resize),
     "diagnostics": (moments.monitor,),
-    "tiles": (attention.tiles,),
     "tuned": (attention.tuned,),
 }
 

@@ -13,7 +13,6 @@ class Switch(NamedTuple):
 
 SWITCHES = {
     "SEQWARM_BULK_COPIES": Switch(("1", "0"), "attention loads tiles by bulk copies (TMA) on GPUs that have them"),
-    "SEQWARM_TILES": Switch(("one", "two"), "attention programs that share a multiprocessor of an H100 or H200"),
     "SEQWARM_CUDA_RESIZE": Switch(("1", "0"), "resize_batch runs in CUDA on GPUs; 0 takes Triton"),
 }
 

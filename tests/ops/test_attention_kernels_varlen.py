@@ -18,6 +18,7 @@ CASES = {
     "empty sequences": ([0, 70, 0, 0, 9, 0], [0, 70, 0, 5, 9, 0], 0, {"causal": False}),
     "more keys": ([5, 90, 20], [80, 100, 150], 0, {}),
     "fewer keys": ([80, 100], [30, 1], 0, {"causal": False}),
+    "far fewer keys": ([600, 10], [3, 9], 0, {"causal": False}),
     "many short ones": ([3, 8, 1, 5, 2, 7, 4] * 8, [3, 8, 1, 5, 2, 7, 4] * 8, 0, {}),
     "unused tokens": ([40, 70], [40, 70], 30, {}),
     "unused tokens, window": ([140, 20], [140, 20], 9, {"window": 25, "causal": False}),

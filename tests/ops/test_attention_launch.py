@@ -31,9 +31,12 @@ def kernels():
         triton_decode_kernel,
         triton_forward,
         triton_reach,
+        triton_short_kernel,
     )
 
     return [
+        triton_short_kernel.short_forward_kernel,
+        triton_short_kernel.short_backward_kernel,
         triton_forward.forward_kernel,
         triton_decode_kernel.decode_kernel,
         triton_decode_kernel.merge_kernel,
@@ -84,8 +87,8 @@ def test_lengths_and_batch_sizes_compile_nothing_on_a_pretended_gpu():
     assert run.returncode == 0, run.stderr
     counts = json.loads(run.stdout)
     assert (counts.pop("launches"), counts.pop("launched alike")) == (5, True)
-    # Rows that share tiles take three kernels of their own, to skip keys takes two more.
-    assert counts == {"shared": 3, "short": 6, "long": 8, "afterwards": 8}
+    # Rows that share tiles take two kernels of their own, to skip keys takes two more.
+    assert counts == {"shared": 2, "short": 5, "long": 7, "afterwards": 7}
 
 
 @pytest.mark.gpu

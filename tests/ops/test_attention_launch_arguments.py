@@ -28,10 +28,10 @@ def launches_of(monkeypatch, query, key, options=PLAIN):
     return launches
 
 
-@pytest.mark.parametrize(("batch_size", "merged"), [(1, False), (2, True), (2**23, True), (2**23 + 1, False)])
-def test_how_many_rows_share_tiles(batch_size, merged):
+@pytest.mark.parametrize(("batch_size", "short"), [(1, False), (2, True), (2**26, True), (2**26 + 1, False)])
+def test_how_many_rows_share_tiles(batch_size, short):
     query = rows_of(8).expand(batch_size, 1, 8, 16)
-    assert host.merges(query, query, SLOPES, PLAIN) is merged
+    assert host.is_short(query, query, SLOPES, PLAIN) is short
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,6 @@ def test_how_many_rows_share_tiles(batch_size, merged):
         (rows_of(70), rows_of(70), None, True),
         (rows_of(70), rows_of(40), MASK, False),
         (rows_of(70, dtype=torch.float32), rows_of(70, dtype=torch.float32), None, False),
-        (rows_of(8, batch_size=2), rows_of(8, batch_size=2), None, False),  # share tiles
         (rows_of(70), rows_of(0), None, False),
         (rows_of(0), rows_of(70), None, False),
     ],
@@ -54,16 +53,15 @@ def test_which_calls_load_tiles_by_bulk_copies(monkeypatch, query, key, mask, in
 
 
 @pytest.mark.parametrize(
-    ("batch_size", "changes"),
-    [(1, {"key_padding_mask": MASK}), (1, {"dropout_seed": torch.tensor(1), "dropout_p": 0.5}), (2, {})],
-    ids=["mask", "dropout", "rows that share tiles"],
+    "changes",
+    [{"key_padding_mask": MASK}, {"dropout_seed": torch.tensor(1), "dropout_p": 0.5}],
+    ids=["mask", "dropout"],
 )
-def test_what_needs_registers_has_smaller_tiles(monkeypatch, batch_size, changes):
-    def keys_of_a_tile(batch_size, options):
-        query = rows_of(40, batch_size)
-        return launches_of(monkeypatch, query, query, options)["forward_kernel"]["BLOCK_N"]
+def test_what_needs_registers_has_smaller_tiles(monkeypatch, changes):
+    def keys_of_a_tile(options):
+        return launches_of(monkeypatch, rows_of(40), rows_of(40), options)["forward_kernel"]["BLOCK_N"]
 
-    assert 2 * keys_of_a_tile(batch_size, PLAIN._replace(**changes)) == keys_of_a_tile(1, PLAIN)
+    assert 2 * keys_of_a_tile(PLAIN._replace(**changes)) == keys_of_a_tile(PLAIN)
 
 
 def test_tiles_are_those_of_the_chip(monkeypatch):

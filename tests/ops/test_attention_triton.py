@@ -7,6 +7,7 @@ import torch
 
 from seqwarm_kernels import alibi_attention
 from seqwarm_kernels.ops import backends
+from seqwarm_kernels.self_check.calls import RESULTS, differentiate
 from tests.ops import test_attention_kernels as dense
 from tests.ops import test_attention_kernels_varlen as packed
 from tests.support.attention_cases import Case
@@ -72,6 +73,9 @@ CASES = {
     "dropout": small({"dropout_p": 0.3}),
     "starts in a tensor": small({"query_start": torch.tensor([-40, 60]), "causal": False}, batch_size=2),
     "more queries than keys": small(lengths=(90, 40)),
+    # Biases are large, and equal up to that of the nearest key.
+    "queries far before the keys": small({"causal": False}, lengths=(300, 20), slopes=0.9),
+    "queries far beyond the keys": small({"query_start": 0}, lengths=(300, 20), slopes=0.9),
     "head_dim 3": small({"causal": False}, head_dim=3),
     "huge slopes": small(slopes=1e4),
     "strided dims": small(layout="strided", heads=(4, 2)),
@@ -83,6 +87,7 @@ PACKED_CASES = {
     "causal": ([30, 0, 20], [40, 5, 10], 9, {}),
     "full": ([50, 20], [30, 45], 9, {"causal": False, "window": 25, "dropout_p": 0.3}),
     "rows without keys in a tile": ([3, 29], [0, 90], 9, {}),
+    "far fewer keys": ([400, 70], [20, 1], 0, {"causal": False}),
 }
 
 
@@ -94,6 +99,39 @@ def test_rows(name):
 @pytest.mark.parametrize("name", first_fast(PACKED_CASES))
 def test_packed_sequences(name):
     packed.check_case("triton", "cpu", torch.float32, PACKED_CASES[name], by_sequence=name == "full")
+
+
+@pytest.mark.parametrize(
+    ("slope", "hides_nearest", "causal"),
+    first_fast(
+        [
+            (-1e7, False, False),
+            (-100.0, False, True),
+            (1e4, True, True),
+            (1e7, True, False),
+            (3e36, False, False),
+            (3e38, False, True),
+        ]
+    ),
+)
+def test_extreme_slopes(slope, hides_nearest, causal):
+    """One key has all the weight of each query, so scores and slopes have no gradient."""
+    length = 130
+    tensors = [torch.randn(1, 1, length, 16) for _ in range(3)]
+    leaves = [*tensors, torch.tensor([slope])]
+    weights = torch.randn(1, 1, length, 16), torch.zeros(1, 1, length)
+    mask = (torch.arange(length) < 10)[None] if hides_nearest else None
+
+    def results_of(backend, leaves):
+        options = {"causal": causal, "key_padding_mask": mask, "return_lse": True, "backend": backend}
+        return differentiate(lambda given: alibi_attention(*given, **options), leaves, weights)
+
+    expected = results_of("reference", [leaf.double().requires_grad_() for leaf in leaves])
+    found = results_of("triton", [leaf.requires_grad_() for leaf in leaves])
+    for name, got, want in zip(RESULTS, found, expected, strict=True):
+        terms = length * length if name == "grad_slopes" else length  # distances are terms' factors
+        most = max(want.abs().max().item(), 1.0)
+        assert (got - want).abs().max().item() <= terms * 2**-23 * most, name
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Short rows, which share tiles in the Triton kernels."""
+"""Short rows and segments, which share tiles in the Triton kernels."""
 
 from functools import partial
 
@@ -7,6 +7,7 @@ import torch
 
 from seqwarm_kernels import alibi_attention
 from seqwarm_kernels.ops import backends
+from seqwarm_kernels.ops.alibi_attention.triton_configurations import short_tile
 from seqwarm_kernels.self_check.calls import RESULTS, differentiate
 from tests.support.kernels import Exact
 from tests.support.tiers import first_fast
@@ -24,22 +25,35 @@ DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 LAYOUTS = ("heads first", "tokens first", "strided")
 
 
-def draw_tensor(layout, batch_size, heads, length, head_dim, device="cpu"):
+@pytest.fixture(autouse=True)
+def tiles_of_64_tokens(monkeypatch):
+    """In the interpreter, which has no 16-bit products, float32 takes the tiles of 16-bit tensors."""
+    if not torch.cuda.is_available():
+        from seqwarm_kernels.ops.alibi_attention import triton_short
+
+        monkeypatch.setattr(triton_short, "short_tile", lambda head_dim, _: short_tile(head_dim, 2))
+
+
+def dtype_of(device, tokens):
+    return torch.bfloat16 if device == "cuda" and tokens > 32 else torch.float32
+
+
+def draw_tensor(layout, batch_size, heads, length, head_dim, **like):
     if layout == "tokens first":
-        return torch.randn(batch_size, length, heads, head_dim, device=device).transpose(1, 2)
+        return torch.randn(batch_size, length, heads, head_dim, **like).transpose(1, 2)
     if layout == "strided":
-        return torch.randn(batch_size, heads, 2 * length + 1, head_dim + 3, device=device)[:, :, 1::2, 1:-2]
-    return torch.randn(batch_size, heads, length, head_dim, device=device)
+        return torch.randn(batch_size, heads, 2 * length + 1, head_dim + 3, **like)[:, :, 1::2, 1:-2]
+    return torch.randn(batch_size, heads, length, head_dim, **like)
 
 
-def merges(tensors, **options):
-    from seqwarm_kernels.ops.alibi_attention import triton as attention
+def shares_tiles(tensors, **options):
     from seqwarm_kernels.ops.alibi_attention.schema import DenseOptions
+    from seqwarm_kernels.ops.alibi_attention.triton_short import is_short
 
     query, key, _, slopes = tensors
     seed = torch.zeros((), dtype=torch.int64) if options.get("dropout_p") else None
     segment_length = options.get("segment_length")
-    return attention.merges(query, key, slopes, DenseOptions(None, None, seed, 0, True, 1, segment_length, None, 0, 0))
+    return is_short(query, key, slopes, DenseOptions(None, None, seed, 0, True, 1, segment_length, None, 0, 0))
 
 
 #: Rows, tokens, layout, options. Rows with the same remainder by 4 and with another, in one tile and in several.
@@ -53,23 +67,27 @@ CASES = [
     (9, 16, "strided", {"segment_length": 4}),
     (3, 40, "tokens first", {"dropout_p": 0.3, "causal": False}),
     (3, 64, "heads first", {"segment_length": 100, "causal": False, "window": 20}),
+    (2, 120, "tokens first", {"segment_length": 12, "dropout_p": 0.3, "mask": True}),
+    (1, 150, "strided", {"segment_length": 50, "causal": False}),
 ]
 
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(("batch_size", "length", "layout", "options"), first_fast(CASES))
-def test_merged_rows(batch_size, length, layout, options, device):
+def test_rows_that_share_tiles(batch_size, length, layout, options, device):
     of_value = "tokens first" if layout == "heads first" else "heads first"
     layouts_and_heads = zip((layout, layout, of_value), (4, 2, 2), strict=True)
-    tensors = [draw_tensor(each, batch_size, heads, length, 20, device) for each, heads in layouts_and_heads]
+    dtype = dtype_of(device, min(length, options.get("segment_length", length)))
+    like = {"device": device, "dtype": dtype}
+    tensors = [draw_tensor(each, batch_size, heads, length, 20, **like) for each, heads in layouts_and_heads]
     leaves = [*tensors, torch.rand(4, device=device) - 0.2]
-    assert merges(leaves, **options)
+    assert shares_tiles(leaves, **options)
     options = dict(options)
     if options.pop("mask", False):
         options["key_padding_mask"] = torch.rand(batch_size, 2 * length, device=device)[:, ::2] < 0.7
     if options.pop("own positions", False):
         options["query_start"] = torch.randint(-3, length + 3, (batch_size,), device=device)
-    weights = torch.randn(tensors[0].shape, device=device), torch.randn(tensors[0].shape[:-1], device=device)
+    weights = torch.randn(tensors[0].shape, **like), torch.randn(tensors[0].shape[:-1], device=device)
 
     def results_of(leaves, backend):
         def attend(tensors):
@@ -79,15 +97,16 @@ def test_merged_rows(batch_size, length, layout, options, device):
         return differentiate(attend, [leaf.detach().requires_grad_() for leaf in leaves], weights)
 
     exact = Exact(partial(results_of, backend="reference"), leaves)
-    exact.check(RESULTS, results_of(leaves, "triton"), (torch.float32,) * len(RESULTS))
+    exact.check(RESULTS, results_of(leaves, "triton"), (dtype, torch.float32, dtype, dtype, dtype, dtype))
 
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(("layout", "length"), first_fast([("tokens first", 8), ("heads first", 3), ("strided", 40)]))
 def test_nan_stays_in_its_row(layout, length, device):
     batch_size, poisoned, others = 5, 2, [0, 1, 3, 4]
-    tensors = [draw_tensor(layout, batch_size, heads, length, 16, device) for heads in (2, 1, 1)]
-    grad_out = torch.randn(tensors[0].shape, device=device)
+    like = {"device": device, "dtype": dtype_of(device, length)}
+    tensors = [draw_tensor(layout, batch_size, heads, length, 16, **like) for heads in (2, 1, 1)]
+    grad_out = torch.randn(tensors[0].shape, **like)
     weights = grad_out, torch.randn(tensors[0].shape[:-1], device=device)
 
     def results():
@@ -110,14 +129,20 @@ def test_nan_stays_in_its_row(layout, length, device):
     assert want[0].isfinite().all()
 
 
-def test_which_rows_merge():
-    def of(batch_size, length, key_length=None, slopes=None, **options):
-        query, key = torch.empty(batch_size, 2, length, 8), torch.empty(batch_size, 2, key_length or length, 8)
-        return merges((query, key, key, torch.ones(2) if slopes is None else slopes), **options)
+def test_which_rows_share_tiles(monkeypatch):
+    monkeypatch.undo()
+
+    def of(batch_size, length, key_length=None, slopes=None, dtype=torch.bfloat16, **options):
+        query = torch.empty(batch_size, 2, length, 8, dtype=dtype)
+        key = torch.empty(batch_size, 2, key_length or length, 8, dtype=dtype)
+        return shares_tiles((query, key, key, torch.ones(2) if slopes is None else slopes), **options)
 
     assert of(2, 64)
     assert of(2, 6, segment_length=3)
     assert of(2, 6, segment_length=7)
+    assert of(1, 128, segment_length=64)
+    assert of(2, 32, dtype=torch.float32)
+    assert not of(2, 33, dtype=torch.float32)
     assert not of(2, 65)
     assert not of(1, 64)
     assert not of(2, 0, segment_length=4)

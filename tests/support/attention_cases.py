@@ -37,6 +37,7 @@ CASES = {
     "one query, window and dropout": Case({"window": 520, "dropout_p": 0.3}, lengths=(1, 600), slopes=(2, 4)),
     "more queries than keys": Case(lengths=(200, 70)),
     "more queries than keys, full": Case({"causal": False}, lengths=(200, 70)),
+    "far more queries than keys, full": Case({"causal": False}, lengths=(600, 30), slopes=0.9),
     "one token": Case(lengths=(1, 1), head_dim=1),
     "no queries": Case(lengths=(0, 9)),
     "no keys": Case(lengths=(9, 0)),

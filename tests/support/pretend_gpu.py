@@ -17,7 +17,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from bench.alibi_attention import pretended_gpu
 from seqwarm_kernels import alibi_slopes
 from seqwarm_kernels.ops.alibi_attention import triton as attention
-from seqwarm_kernels.ops.alibi_attention import triton_decode_kernel
+from seqwarm_kernels.ops.alibi_attention import triton_decode_kernel, triton_short_kernel
 from seqwarm_kernels.ops.alibi_attention.schema import DenseOptions
 
 KERNELS = (
@@ -28,6 +28,8 @@ KERNELS = (
     attention.backward_query_kernel,
     attention.backward_key_kernel,
     attention.key_norms_kernel,
+    triton_short_kernel.short_forward_kernel,
+    triton_short_kernel.short_backward_kernel,
 )
 
 

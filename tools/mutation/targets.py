@@ -143,6 +143,12 @@ TARGETS = [
         "tests/ops/test_attention_triton_decoding.py",
         wider=(Run((_SKIPPING, "tests/ops/test_attention_launch.py", "-k", "not pretended")),),
     ),
+    *_in_folder(
+        "seqwarm_kernels/ops/alibi_attention",
+        "triton_short.py triton_short_kernel.py",
+        _SHORT_ROWS,
+        wider=(Run(("tests/ops/test_dropout_origins.py", *_ATTENTION_GRID, "triton")), _COMPILED),
+    ),
     *_in_folder("csrc/resize_batch", "call.cpp", *(_SERVED, _RESIZE_BATCH, "tests/cuda_shim", "-k", "native")),
     *_in_folder("csrc/resize_batch", "direct.cpp", *_RESIZING),
     *_in_folder("csrc/resize_batch", "cpu.cpp", *(_SERVED, _RESIZE_BATCH, "-k", "native")),

@@ -30,8 +30,10 @@ from .triton_arguments import (
     mask_strides,
     precision_of,
     query_offset_of,
+    row_strides,
     shell_of,
     strides_named,
+    sum_slopes,
 )
 from .triton_backward_key import backward_key_kernel
 from .triton_backward_query import backward_query_kernel
@@ -41,6 +43,7 @@ from .triton_decode import Decode, decodes
 from .triton_forward import forward_kernel
 from .triton_reach import NORM_BLOCK, NORM_ROWS, key_norms_kernel
 from .triton_readers import Four, Reader, sizes_of, strides_of
+from .triton_short import ShortBackward, ShortForward, is_short
 from .triton_tiles import ALIGNED, BULK
 from .validation import check_values
 
@@ -49,29 +52,14 @@ MIN_KEYS_TO_SKIP = 512
 #: With fewer queries for each key head too: the largest norms are found by reading all keys once.
 MIN_QUERIES_TO_SKIP = 256
 
-#: Rows of more tokens do not share tiles with other rows.
-LONGEST_MERGED_ROW = 64
-_MOST_MERGED_ROWS = 2**23  # the kernels count at most 2**30 tokens in a row
-
 _SEARCH_STEPS = (8, 16, 31)  # few values, since each is another compilation
 
 _Options = DenseOptions | VarlenOptions
 
 
-def merges(query: Tensor, key: Tensor, slopes: Tensor, options: _Options) -> bool:
-    """Whether the rows of the batch are segments of one row for the kernels, so that short rows share tiles."""
-    if isinstance(options, VarlenOptions) or slopes.dim() != 1:
-        return False
-    batch_size, _, length, _ = sizes_of(query)
-    if not (0 < length == sizes_of(key)[2] <= LONGEST_MERGED_ROW and 1 < batch_size <= _MOST_MERGED_ROWS):
-        return False
-    segments_end_with_rows = options.segment_length is None or length % min(options.segment_length, length) == 0
-    return segments_end_with_rows and (options.dropout_seed is None or length % 4 == 0)
-
-
-def _access(query: Tensor, key: Tensor, mask: Tensor | None, *, merged: bool = False) -> int:
+def _access(query: Tensor, key: Tensor, mask: Tensor | None) -> int:
     """How kernels load tiles. Bulk copies need distinct memory for every row, and cannot mask single rows."""
-    if merged or mask is not None or query.element_size() != 2 or _capability(query.device) not in BULK_COPIES:
+    if mask is not None or query.element_size() != 2 or _capability(query.device) not in BULK_COPIES:
         return ALIGNED.value
     return BULK.value if query.numel() and key.numel() else ALIGNED.value
 
@@ -113,7 +101,6 @@ def _constant(query: Reader, key: Reader, value: Reader, slopes: Tensor, options
     _, num_heads, query_length, head_dim = query.sizes
     _, num_key_heads, key_length, _ = key.sizes
     start = dense.query_start
-    longest_segment = query.row_length if query.merged else LONGEST_SEGMENT
     limited = dense.window is not None or dense.segment_length is not None or isinstance(options, VarlenOptions)
     return {
         **_packing(options),
@@ -121,34 +108,32 @@ def _constant(query: Reader, key: Reader, value: Reader, slopes: Tensor, options
         "scale": dense.scale,
         "inverse_keep": 1 / (1 - dense.dropout_p),
         "dropout_threshold": int(dense.dropout_p * 2**32),
-        "segment_length": min(dense.segment_length or longest_segment, longest_segment),
+        "segment_length": min(dense.segment_length or LONGEST_SEGMENT, LONGEST_SEGMENT),
         "num_heads": num_heads,
         "group_size": num_heads // num_key_heads,
         "query_length": query_length,
         "key_length": key_length,
-        "row_length": query.row_length,
         "stride_start": start.stride(0) if start is not None and start.numel() > 1 else 0,
-        **({"stride_mb": 0, "stride_ms": 1} if query.merged else mask_strides(dense.key_padding_mask)),
+        **mask_strides(dense.key_padding_mask),
         "stride_slope_b": 0 if slopes.dim() == 1 else slopes.stride(0),
         "stride_slope_h": slopes.stride(-1),
         **strides_named("q", query.strides),
         **strides_named("k", key.strides),
         **strides_named("v", value.strides),
         "CAUSAL": dense.causal,
-        "LIMITED": limited or query.merged,
-        "MERGED": query.merged,
+        "LIMITED": limited,
         "ORIGINS": has_origins(dense.dropout_seed),
         "HEAD_DIM": head_dim,
         "BLOCK_D": block_d(head_dim),
     }
 
 
-def _options_read(slopes: Tensor, options: _Options, *, merged: bool) -> tuple[Tensor | None, ...]:
+def _options_read(slopes: Tensor, options: _Options) -> tuple[Tensor | None, ...]:
     """The slopes and the tensors among the options, in the order of the kernels' arguments."""
     slopes = slopes.float()
     if isinstance(options, DenseOptions):
         query_start, mask, dropout_seed, *_ = options
-        return slopes, query_start, contiguous(mask) if merged else mask, contiguous(dropout_seed), None, None
+        return slopes, query_start, mask, contiguous(dropout_seed), None, None
     cu_seqlens_q, cu_seqlens_k, dropout_seed, *_ = options
     return slopes, None, None, contiguous(dropout_seed), cu_seqlens_q.contiguous(), cu_seqlens_k.contiguous()
 
@@ -174,8 +159,8 @@ def _capability(device: torch.device) -> int:
     return 10 * major + minor
 
 
-def _configuration(query: Tensor, options: _Options, *, merged: bool) -> Configuration:
-    plain = not merged and _as_dense(options).key_padding_mask is None and options.dropout_seed is None
+def _configuration(query: Tensor, options: _Options) -> Configuration:
+    plain = _as_dense(options).key_padding_mask is None and options.dropout_seed is None
     return configuration(_capability(query.device), query.shape[-1], query.element_size(), plain=plain)
 
 
@@ -184,12 +169,11 @@ class Forward:
 
     def __init__(self, query: Tensor, key: Tensor, value: Tensor, slopes: Tensor, options: _Options) -> None:
         mask = _as_dense(options).key_padding_mask
-        self._merged = merges(query, key, slopes, options)
-        access = _access(query, key, mask, merged=self._merged)
-        tiles = _configuration(query, options, merged=self._merged).forward
+        access = _access(query, key, mask)
+        tiles = _configuration(query, options).forward
         tolerance = options.skip_tolerance * (1.0 if options.causal else 0.5)
         skipping = skips(options, query, key)
-        read = functools.partial(Reader, access=access, merged=self._merged)
+        read = functools.partial(Reader, access=access)
         self._readers = read(query), read(key), read(value)
         rows = (tiles.block_m, tiles.block_n, tiles.block_n)
         self._tiles = tuple(reader.tiles(count) for reader, count in zip(self._readers, rows, strict=True))
@@ -215,7 +199,7 @@ class Forward:
         read_query, read_key, read_value = self._readers
         query, key, value = read_query(query), read_key(key), read_value(value)
         of_query, of_key, of_value = self._tiles
-        read = _options_read(slopes, options, merged=self._merged)
+        read = _options_read(slopes, options)
         with on(query.device):
             if self._key_norms:
                 self._key_norms(key, _as_dense(options).key_padding_mask, *key_norms)
@@ -298,11 +282,10 @@ class Backward:
         slopes: Tensor,
         options: _Options,
     ) -> None:
-        self._merged = merges(query, key, slopes, options)
-        access = _access(query, key, _as_dense(options).key_padding_mask, merged=self._merged)
-        configuration = _configuration(query, options, merged=self._merged)
+        access = _access(query, key, _as_dense(options).key_padding_mask)
+        configuration = _configuration(query, options)
         skipping = skips(options, query, key)
-        read = functools.partial(Reader, access=access, merged=self._merged)
+        read = functools.partial(Reader, access=access)
         readers = _, of_query, of_key, _ = read(grad_out), read(query), read(key), read(value)
         rows = torch.empty_like(shell_of(lse))
         results = [allocate_like(shell_of(tensor)) for tensor in (query, key, value)]
@@ -323,7 +306,7 @@ class Backward:
             backward_query_kernel,
             _programs(of_query.sizes, tiles.block_m),
             **shared,
-            **_row_strides(grad_lse),
+            **row_strides(grad_lse),
             **strides_named("o", of_grad_query),
             **_tiled(tiles),
         )
@@ -349,7 +332,7 @@ class Backward:
         if self._copies_out:
             out = allocate_like(query).copy_(out)
         rows = [reader(tensor) for reader, tensor in zip(self._readers, (grad_out, query, key, value), strict=True)]
-        read, offset = _options_read(slopes, options, merged=self._merged), query_offset_of(options)
+        read, offset = _options_read(slopes, options), query_offset_of(options)
         with on(query.device):
             if query.numel():
                 grad_out, *inputs = [tiles(tensor) for tiles, tensor in zip(self._query_tiles, rows, strict=True)]
@@ -374,7 +357,7 @@ class Backward:
                 ranges = key_ranges[0] if key_ranges else ranges
                 self._key_launch(grad_out, lse2, delta, ranges, *inputs, *read, grad_key, grad_value, offset)
         if slopes_need_grad:
-            grad_slopes = _sum_slopes(grad_slopes, slopes, options)
+            grad_slopes = sum_slopes(grad_slopes, slopes, options)
         return grad_query, grad_key, grad_value, grad_slopes
 
 
@@ -406,35 +389,30 @@ def _known_call(make: Callable[..., Any], arguments: tuple[Any, ...], options: _
     return call
 
 
+def _forward_of(query: Tensor, key: Tensor, value: Tensor, slopes: Tensor, options: Any) -> Any:
+    if decodes(query, key, options):
+        return Decode(query, key, value, slopes, options)
+    make = ShortForward if is_short(query, key, slopes, options) else Forward
+    return make(query, key, value, slopes, options)
+
+
+def _backward_of(*described: Any) -> Any:
+    query, key, _, slopes, options = described[-5:]
+    return (ShortBackward if is_short(query, key, slopes, options) else Backward)(*described)
+
+
 def forward(query: Tensor, key: Tensor, value: Tensor, slopes: Tensor, options: _Options) -> tuple[Tensor, ...]:
     check_values(query, key, options)
     if query.numel() == 0:
         return allocate_outputs(query)
     tensors = query, key, value, slopes
-    make = Decode if decodes(query, key, options) else Forward
-    return _known_call(make, tensors, options)(*tensors, options)
+    return _known_call(_forward_of, tensors, options)(*tensors, options)
 
 
 def backward(tensors: tuple[Any, ...], options: _Options) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     grad_out, grad_lse, out, lse, log2_sum, ranges, slopes_need_grad, *inputs = tensors
     described = grad_out, grad_lse, out, lse, slopes_need_grad, *inputs
-    return _known_call(Backward, described, options, log2_sum, ranges)(tensors, options)
-
-
-def _row_strides(rows: Tensor | None) -> dict[str, int]:
-    strides = (0, 0, 0) if rows is None else (0, *rows.stride())[-3:]
-    return dict(zip(("stride_lb", "stride_lh", "stride_ls"), strides, strict=True))
-
-
-def _sum_slopes(rows: Tensor, slopes: Tensor, options: _Options) -> Tensor:
-    """Sum the contributions of queries, (B, Hq, Sq) or (Hq, Tq), to the slopes' shape, in a fixed order."""
-    if rows.dim() == 3:
-        total = rows.sum(-1)
-        return (total if slopes.dim() == 2 else total.sum(0)).to(slopes.dtype)
-    if slopes.dim() == 1 or not isinstance(options, VarlenOptions):
-        return rows.sum(-1).to(slopes.dtype)
-    by_sequence = torch.segment_reduce(rows.T.contiguous(), "sum", offsets=options.cu_seqlens_q.long(), axis=0)
-    return by_sequence.to(slopes.dtype)
+    return _known_call(_backward_of, described, options, log2_sum, ranges)(tensors, options)
 
 
 def _dense(query: Tensor, key: Tensor, value: Tensor, slopes: Tensor, *rest: Any) -> tuple[Tensor, ...]:

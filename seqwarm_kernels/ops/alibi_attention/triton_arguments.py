@@ -54,3 +54,19 @@ def has_origins(dropout_seed: Tensor | None) -> bool:
 def precision_of(dtype: torch.dtype) -> str:
     """Of products. 16-bit kernels do not depend on it, and are not compiled again when TF32 is allowed."""
     return "tf32" if dtype == torch.float32 and torch.backends.cuda.matmul.fp32_precision == "tf32" else "ieee"
+
+
+def row_strides(rows: Tensor | None) -> dict[str, int]:
+    strides = (0, 0, 0) if rows is None else (0, *rows.stride())[-3:]
+    return dict(zip(("stride_lb", "stride_lh", "stride_ls"), strides, strict=True))
+
+
+def sum_slopes(rows: Tensor, slopes: Tensor, options: DenseOptions | VarlenOptions) -> Tensor:
+    """Sum the contributions of queries, (B, Hq, Sq) or (Hq, Tq), to the slopes' shape, in a fixed order."""
+    if rows.dim() == 3:
+        total = rows.sum(-1)
+        return (total if slopes.dim() == 2 else total.sum(0)).to(slopes.dtype)
+    if slopes.dim() == 1 or not isinstance(options, VarlenOptions):
+        return rows.sum(-1).to(slopes.dtype)
+    by_sequence = torch.segment_reduce(rows.T.contiguous(), "sum", offsets=options.cu_seqlens_q.long(), axis=0)
+    return by_sequence.to(slopes.dtype)

@@ -19,17 +19,19 @@ from .triton_tiles import (
     Dropout,
     TileSource,
     far_of,
-    finite,
+    farthest,
+    is_linear,
     kept_keys,
     kept_weights,
     load_tile,
     offset_of,
     opposite,
-    penalty,
+    scores_of,
     slopes_of,
     split,
     store_tile,
-    token_offsets,
+    turned,
+    turns_of,
     visible_queries,
 )
 
@@ -44,14 +46,15 @@ class KeyRows(NamedTuple):
     center: Any
     slope2: Any
     begin: Any
+    first_turn: Any  # of each key, or one number if not LIMITED
+    last_turn: Any
 
 
 class Queries(NamedTuple):
     query: Any
     grad_out: Any
-    lse2: Any  # +∞ where a query saw no key
+    lse2: Any  # distances count from the nearest key; +∞ where a query saw no key
     delta: Any
-    stride_row: Any  # of lse2 and delta, from one row of the batch to the next
 
 
 @triton.jit
@@ -62,12 +65,16 @@ def _over_queries(
     end,
     reference,
     slope2,
+    first_turn,
+    last_turn,
     rows,
     queries,
     dropout,
     scale2,
     SIDE: tl.constexpr,
+    CAUSAL: tl.constexpr,
     PACKED: tl.constexpr,
+    LIMITED: tl.constexpr,
     BLIND: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
@@ -76,29 +83,31 @@ def _over_queries(
     ACCESS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    MERGED: tl.constexpr = queries.query.row_length is not None and SIDE == MASKED
     own = (-SIDE * slope2) * (rows.center - reference).to(tl.float32)
     for start in tl.range(begin, end, BLOCK_M, num_stages=2 if SIDE == MASKED else None):
         columns = start + tl.arange(0, BLOCK_M)
         inside = columns < queries.query.length
-        offsets = token_offsets(columns, queries.query.row_length, queries.stride_row, 1)
         kept = None
         if BLIND and SIDE == MASKED:
-            kept = tl.load(queries.lse2 + offsets, mask=inside, other=float("inf")) != float("inf")
+            kept = tl.load(queries.lse2 + columns, mask=inside, other=float("inf")) != float("inf")
         query = load_tile(queries.query, start, kept, BLOCK_M, HEAD_DIM, BLOCK_D, ACCESS)
-        scores = tl.dot(rows.key, tl.trans(query), input_precision=PRECISION) * scale2
-        lse2 = tl.load(queries.lse2 + offsets, mask=inside, other=float("inf"))
-        delta = tl.load(queries.delta + offsets, mask=inside, other=0.0)
+        products = tl.dot(rows.key, tl.trans(query), input_precision=PRECISION)
+        lse2 = tl.load(queries.lse2 + columns, mask=inside, other=float("inf"))
+        delta = tl.load(queries.delta + columns, mask=inside, other=0.0)
         if SIDE == MASKED:
-            distance = tl.abs(columns[None, :] - rows.center[:, None]).to(tl.float32)
-            weights = tl.exp2(scores - penalty(rows.slope2, distance, PACKED) - lse2[None, :])
+            if LIMITED:
+                turns = turned(columns[None, :], rows.first_turn[:, None], rows.last_turn[:, None], CAUSAL, PACKED)
+            else:
+                turns = turned(columns, first_turn, last_turn, CAUSAL, PACKED)[None, :]
+            distance = tl.abs(turns - rows.center[:, None]).to(tl.float32)
+            scores = scores_of(products, scale2, rows.slope2, distance, PACKED)
+            weights = tl.exp2(scores - lse2[None, :])
             visible = (columns[None, :] >= rows.low[:, None]) & (columns[None, :] < rows.high[:, None])
-            if MERGED:
-                weights += (delta * 0)[None, :]
             weights = tl.where(visible, weights, 0.0)
         else:
-            theirs = (SIDE * slope2) * (columns - reference).to(tl.float32) - lse2
-            weights = tl.exp2(scores + theirs[None, :] + own[:, None])
+            turns = turned(columns, first_turn, last_turn, CAUSAL, PACKED)
+            theirs = (SIDE * slope2) * (turns - reference).to(tl.float32) - lse2
+            weights = tl.exp2(products * scale2 + theirs[None, :] + own[:, None])
         grad_out = load_tile(queries.grad_out, start, kept, BLOCK_M, HEAD_DIM, BLOCK_D, ACCESS)
         grad_weights = tl.dot(rows.value, tl.trans(grad_out), input_precision=PRECISION)
         kept_part = weights
@@ -107,13 +116,8 @@ def _over_queries(
             keep = tl.trans(keep)
             kept_part = tl.where(keep, weights * dropout.inverse_keep, 0.0)
             grad_weights = tl.where(keep, grad_weights * dropout.inverse_keep, 0.0)
-        if MERGED:
-            grad_out = finite(grad_out)
         grad_value = tl.dot(kept_part.to(grad_out.dtype), grad_out, grad_value, input_precision=PRECISION)
         grad_scores = weights * (grad_weights - delta[None, :])
-        if MERGED:
-            grad_scores = tl.where(visible, grad_scores, 0.0)
-            query = finite(query)
         grad_key = tl.dot(grad_scores.to(query.dtype), query, grad_key, input_precision=PRECISION)
     return grad_key, grad_value
 
@@ -145,7 +149,6 @@ def backward_key_kernel(
     group_size: tl.int32,
     query_length: tl.int32,
     key_length: tl.int32,
-    row_length: tl.int32,  # tokens of a row of the batch
     num_sequences: tl.int32,
     skips: tl.int32,
     stride_start: tl.int64,
@@ -173,8 +176,7 @@ def backward_key_kernel(
     stride_slope_h: tl.int64,
     SEARCH_STEPS: tl.constexpr,
     CAUSAL: tl.constexpr,
-    LIMITED: tl.constexpr,  # a window, segments, packed sequences or merged rows limit the keys of a query
-    MERGED: tl.constexpr,  # the tokens of all rows of the batch count as one row, so that short rows share tiles
+    LIMITED: tl.constexpr,  # a window, segments or packed sequences limit the keys of a query
     ORIGINS: tl.constexpr,  # dropout_seed is (batch, heads, 4)
     BLIND: tl.constexpr,  # some query may see no key, and hold NaN
     HEAD_DIM: tl.constexpr,
@@ -192,17 +194,16 @@ def backward_key_kernel(
     block = program % num_blocks
     key_head = num_key_heads - 1 - program // num_blocks % num_key_heads
     batch = program // num_blocks // num_key_heads
-    merged = row_length if MERGED else None
     PACKED: tl.constexpr = cu_seqlens_q is not None
 
     start = block * BLOCK_N
     index = start + tl.arange(0, BLOCK_N)
-    query_offset = offset_of(index, key_length, query_start, query_offset, batch, merged, stride_start)
+    query_offset = offset_of(index, key_length, query_start, query_offset, batch, None, stride_start)
     first, last, zero, sequence = opposite(
         index, batch, cu_seqlens_k, cu_seqlens_q, num_sequences, query_length, -query_offset, segment_length,
         LIMITED, SEARCH_STEPS,
     )  # fmt: skip
-    far = far_of(query_offset, query_length, key_length, merged)
+    far = far_of(query_offset, query_length, key_length)
     low, high, center = visible_queries(first, last, zero, far, window, CAUSAL, LIMITED)
     inside = index < key_length
     if key_padding_mask is not None:
@@ -213,11 +214,19 @@ def backward_key_kernel(
         attended = attended & kept
     high = tl.where(attended, high, low)
     seen = low < high
-    all_begin, full_begin, near_begin, near_end, full_end, all_end = split(low, high, center, BLOCK_M)
+    all_begin, all_full_begin, near_begin, near_end, all_full_end, all_end = split(low, high, center, BLOCK_M)
+    distance = farthest(seen, center, all_full_begin, all_full_end)
+    first_turn, last_turn = turns_of(
+        index, center, far - query_offset, sequence, cu_seqlens_k, num_sequences, key_length, segment_length, LIMITED
+    )
+    first_turn_full, last_turn_full = first_turn, last_turn
+    if LIMITED:  # in loops that are not masked, all rows have the same
+        first_turn_full = tl.max(tl.where(seen, first_turn, -FAR), 0)
+        last_turn_full = tl.max(tl.where(seen, last_turn, -FAR), 0)
 
-    source = TileSource(key, batch, key_head, key_length, merged, stride_kb, stride_kh, stride_ks)
+    source = TileSource(key, batch, key_head, key_length, None, stride_kb, stride_kh, stride_ks)
     key_tile = load_tile(source, start, kept, BLOCK_N, HEAD_DIM, BLOCK_D, ACCESS)
-    source = TileSource(value, batch, key_head, key_length, merged, stride_vb, stride_vh, stride_vs)
+    source = TileSource(value, batch, key_head, key_length, None, stride_vb, stride_vh, stride_vs)
     value_tile = load_tile(source, start, kept, BLOCK_N, HEAD_DIM, BLOCK_D, ACCESS)
     scale2 = scale * LOG2_E
 
@@ -230,48 +239,54 @@ def backward_key_kernel(
         row = batch * num_heads + head
         slope2, slope2_full = slopes_of(slopes, sequence, batch, head, stride_slope_b, stride_slope_h, seen, PACKED)
         begin, end = all_begin, all_end
+        full_begin, full_end = all_full_begin, all_full_end
+        if not PACKED:  # there it costs registers that spill
+            linear = is_linear(slope2_full, distance, key_padding_mask is not None)
+            full_begin = tl.where(linear, all_full_begin, near_begin)
+            full_end = tl.where(linear, all_full_end, near_end)
         entry = key_ranges + (row.to(tl.int64) * num_blocks + block) * 2
         begin = tl.maximum(begin, tl.load(entry, mask=skips != 0, other=0))
         end = tl.minimum(end, tl.load(entry + 1, mask=skips != 0, other=FAR))
         begin = begin // BLOCK_M * BLOCK_M
-        rows = KeyRows(key_tile, value_tile, low, high, center, slope2, start)
+        rows = KeyRows(key_tile, value_tile, low, high, center, slope2, start, first_turn, last_turn)
         queries = Queries(
-            TileSource(query, batch, head, query_length, merged, stride_qb, stride_qh, stride_qs),
-            TileSource(grad_out, batch, head, query_length, merged, stride_gb, stride_gh, stride_gs),
-            lse2 + row.to(tl.int64) * row_length,
-            delta + row.to(tl.int64) * row_length,
-            num_heads * row_length,
+            TileSource(query, batch, head, query_length, None, stride_qb, stride_qh, stride_qs),
+            TileSource(grad_out, batch, head, query_length, None, stride_gb, stride_gh, stride_gs),
+            lse2 + row.to(tl.int64) * query_length,
+            delta + row.to(tl.int64) * query_length,
         )
-        dropout = Dropout(seed, origins, row, dropout_threshold, inverse_keep, merged, num_heads, query_length)
+        dropout = Dropout(seed, origins, row, dropout_threshold, inverse_keep, None, num_heads, query_length)
         # Queries at the left end, the nearest, at the right end.
-        for piece in range(0 if LIMITED and not CAUSAL else 1, 3):
+        for piece in range(1 if CAUSAL else 0, 3):
             piece_begin, piece_end = begin, full_begin
             if piece == 1:
                 piece_begin, piece_end = near_begin, near_end
             if piece == 2:
                 piece_begin, piece_end = full_end, end
             to_key, to_value = _over_queries(
-                to_key, to_value, tl.maximum(piece_begin, begin), tl.minimum(piece_end, end), 0, 0.0, rows, queries,
-                dropout, scale2, MASKED, PACKED, BLIND, HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_N, ACCESS, PRECISION,
+                to_key, to_value, tl.maximum(piece_begin, begin), tl.minimum(piece_end, end), 0, 0.0,
+                first_turn_full, last_turn_full, rows, queries, dropout, scale2, MASKED, CAUSAL, PACKED, LIMITED,
+                BLIND, HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_N, ACCESS, PRECISION,
             )  # fmt: skip
         to_key, to_value = _over_queries(
-            to_key, to_value, tl.maximum(near_end, begin), tl.minimum(full_end, end), near_begin, slope2_full, rows,
-            queries, dropout, scale2, RIGHT, PACKED, BLIND, HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_N, ACCESS, PRECISION,
+            to_key, to_value, tl.maximum(near_end, begin), tl.minimum(full_end, end), near_begin, slope2_full,
+            first_turn_full, last_turn_full, rows, queries, dropout, scale2, RIGHT, CAUSAL, PACKED, LIMITED,
+            BLIND, HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_N, ACCESS, PRECISION,
         )  # fmt: skip
         if not CAUSAL:
             to_key, to_value = _over_queries(
                 to_key, to_value, tl.maximum(begin, full_begin), tl.minimum(near_begin, end), near_begin, slope2_full,
-                rows, queries, dropout, scale2,
-                LEFT, PACKED, BLIND, HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_N, ACCESS, PRECISION,
+                first_turn_full, last_turn_full, rows, queries, dropout, scale2, LEFT, CAUSAL, PACKED, LIMITED,
+                BLIND, HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_N, ACCESS, PRECISION,
             )  # fmt: skip
 
     to_key = tl.where(seen[:, None], to_key * scale, 0.0)
     store_tile(
-        grad_key, to_key, batch, key_head, start, key_length, merged, stride_ob, stride_oh, stride_os,
+        grad_key, to_key, batch, key_head, start, key_length, None, stride_ob, stride_oh, stride_os,
         BLOCK_N, HEAD_DIM, BLOCK_D,
     )  # fmt: skip
     to_value = tl.where(seen[:, None], to_value, 0.0)
     store_tile(
-        grad_value, to_value, batch, key_head, start, key_length, merged, stride_wb, stride_wh, stride_ws,
+        grad_value, to_value, batch, key_head, start, key_length, None, stride_wb, stride_wh, stride_ws,
         BLOCK_N, HEAD_DIM, BLOCK_D,
     )  # fmt: skip

@@ -25,20 +25,20 @@ from .triton_tiles import (
     Dropout,
     Keys,
     TileSource,
-    far_of,
-    finite,
+    farthest,
+    is_linear,
     kept_keys,
     kept_weights,
     load_tile,
     offset_of,
     opposite,
-    penalty,
+    scores_of,
     slopes_of,
     split,
     store_tile,
     tile_pointers,
-    token_offsets,
     visible_keys,
+    widen,
 )
 
 _RANGE_BLOCK = tl.constexpr(RANGE_BLOCK)
@@ -80,7 +80,6 @@ def _over_keys(
     ACCESS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    MERGED: tl.constexpr = keys.key.row_length is not None and SIDE == MASKED
     zero = rows.log2_sum + (SIDE * slope2) * (rows.center - reference).to(tl.float32)
     for start in tl.range(begin, end, BLOCK_N):
         columns = start + tl.arange(0, BLOCK_N)
@@ -88,10 +87,11 @@ def _over_keys(
         if PACKED and SIDE == MASKED:  # tokens outside of the sequences may hold NaN
             kept = (columns >= tl.min(rows.low, 0)) & (columns < tl.max(rows.high, 0))
         key = load_tile(keys.key, start, kept, BLOCK_N, HEAD_DIM, BLOCK_D, ACCESS)
-        scores = tl.dot(rows.query, tl.trans(key), input_precision=PRECISION) * scale2
+        products = tl.dot(rows.query, tl.trans(key), input_precision=PRECISION)
         if SIDE == MASKED:
             distance = tl.abs(rows.center[:, None] - columns[None, :]).to(tl.float32)
-            weights = tl.exp2(scores - penalty(rows.slope2, distance, PACKED) - zero[:, None])
+            scores = scores_of(products, scale2, rows.slope2, distance, PACKED)
+            weights = tl.exp2(scores - zero[:, None])
             visible = (columns[None, :] >= rows.low[:, None]) & (columns[None, :] < rows.high[:, None])
             if kept is not None:
                 visible = visible & kept[None, :]
@@ -100,16 +100,13 @@ def _over_keys(
             bias = (SIDE * slope2) * (columns - reference).to(tl.float32)
             if kept is not None:
                 bias = tl.where(kept, bias, float("-inf"))
-            weights = tl.exp2(scores + bias[None, :] - zero[:, None])
+            weights = tl.exp2(products * scale2 + bias[None, :] - zero[:, None])
         value = load_tile(keys.value, start, kept, BLOCK_N, HEAD_DIM, BLOCK_D, ACCESS)
         grad_weights = tl.dot(rows.grad_out, tl.trans(value), input_precision=PRECISION)
         if dropout.seed is not None:
             keep = kept_weights(dropout, rows.index, start, BLOCK_M, BLOCK_N)
             grad_weights = tl.where(keep, grad_weights * dropout.inverse_keep, 0.0)
         grad_scores = weights * (grad_weights - rows.delta[:, None])
-        if MERGED:
-            grad_scores = tl.where(visible, grad_scores, 0.0)
-            key = finite(key)
         if SLOPES:
             if SIDE != MASKED:
                 distance = SIDE * (rows.center[:, None] - columns[None, :]).to(tl.float32)
@@ -159,7 +156,6 @@ def backward_query_kernel(
     group_size: tl.int32,
     query_length: tl.int32,
     key_length: tl.int32,
-    row_length: tl.int32,  # tokens of a row of the batch
     num_sequences: tl.int32,
     stride_start: tl.int64,
     stride_gb: tl.int64,
@@ -186,8 +182,7 @@ def backward_query_kernel(
     stride_slope_h: tl.int64,
     SEARCH_STEPS: tl.constexpr,
     CAUSAL: tl.constexpr,
-    LIMITED: tl.constexpr,  # a window, segments, packed sequences or merged rows limit the keys of a query
-    MERGED: tl.constexpr,  # the tokens of all rows of the batch count as one row, so that short rows share tiles
+    LIMITED: tl.constexpr,  # a window, segments or packed sequences limit the keys of a query
     ORIGINS: tl.constexpr,  # dropout_seed is (batch, heads, 4)
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
@@ -196,8 +191,8 @@ def backward_query_kernel(
     ACCESS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Computes grad_query, the contribution of each query to grad_slopes (unless None), delta, and lse2: lse in base 2
-    of queries that are nearer by `far_of`, +∞ for queries without a key."""
+    """Computes grad_query, the contribution of each query to grad_slopes (unless None), delta, and lse2: log2_sum, and
+    +∞ for queries without a key."""
     num_blocks = tl.cdiv(query_length, BLOCK_M)
     program = tl.program_id(0)
     # Longest first: late queries see most keys, and the last heads have the flattest slopes.
@@ -206,12 +201,11 @@ def backward_query_kernel(
     batch = program // num_blocks // num_heads
     key_head = head // group_size
     row = batch * num_heads + head
-    merged = row_length if MERGED else None
     PACKED: tl.constexpr = cu_seqlens_q is not None
     SLOPES: tl.constexpr = grad_slope_rows is not None
 
     index = block * BLOCK_M + tl.arange(0, BLOCK_M)
-    query_offset = offset_of(index, query_length, query_start, query_offset, batch, merged, stride_start)
+    query_offset = offset_of(index, query_length, query_start, query_offset, batch, None, stride_start)
     first, last, position, sequence = opposite(
         index, batch, cu_seqlens_q, cu_seqlens_k, num_sequences, key_length, query_offset, segment_length, LIMITED,
         SEARCH_STEPS,
@@ -222,33 +216,35 @@ def backward_query_kernel(
     sees_some = low < high
     slope2, slope2_full = slopes_of(slopes, sequence, batch, head, stride_slope_b, stride_slope_h, sees_some, PACKED)
     begin, full_begin, near_begin, near_end, full_end, end = split(low, high, center, BLOCK_N)
-    if not MERGED:
-        attended_begin, attended_end = _attended_keys(ranges, block, row, query_length, BLOCK_M)
-        begin, end = tl.maximum(begin, attended_begin), tl.minimum(end, attended_end)
+    distance = farthest(sees_some, center, full_begin, full_end)
+    linear = is_linear(slope2_full, distance, key_padding_mask is not None)
+    full_begin, near_begin, near_end, full_end = widen(
+        linear, begin, full_begin, near_begin, near_end, full_end, end, BLOCK_N
+    )
+    attended_begin, attended_end = _attended_keys(ranges, block, row, query_length, BLOCK_M)
+    begin, end = tl.maximum(begin, attended_begin), tl.minimum(end, attended_end)
     begin = begin // BLOCK_N * BLOCK_N
     scale2 = scale * LOG2_E
 
     start = block * BLOCK_M
-    source = TileSource(query, batch, head, query_length, merged, stride_qb, stride_qh, stride_qs)
+    source = TileSource(query, batch, head, query_length, None, stride_qb, stride_qh, stride_qs)
     query_tile = load_tile(source, start, None, BLOCK_M, HEAD_DIM, BLOCK_D, ACCESS)
-    source = TileSource(grad_out, batch, head, query_length, merged, stride_gb, stride_gh, stride_gs)
+    source = TileSource(grad_out, batch, head, query_length, None, stride_gb, stride_gh, stride_gs)
     grad_tile = load_tile(source, start, None, BLOCK_M, HEAD_DIM, BLOCK_D, ACCESS)
-    row_offset = row.to(tl.int64) * row_length + token_offsets(index, merged, num_heads * row_length, 1)
+    row_offset = row.to(tl.int64) * query_length + index
     row_log2 = tl.load(log2_sum + row_offset, mask=inside, other=float("-inf"))
     seen = sees_some & (row_log2 != float("-inf"))
     row_log2 = tl.where(seen, row_log2, float("inf"))
-    far = far_of(query_offset, query_length, key_length, merged)
-    nearer = tl.abs(position - far - center).to(tl.float32)
-    tl.store(lse2 + row_offset, row_log2 - tl.where(seen, slope2 * nearer, 0.0), mask=inside)
+    tl.store(lse2 + row_offset, row_log2, mask=inside)
     pointers, present = tile_pointers(
-        out, batch, head, start, query_length, merged, stride_ob, stride_oh, stride_os, BLOCK_M, HEAD_DIM, BLOCK_D
+        out, batch, head, start, query_length, None, stride_ob, stride_oh, stride_os, BLOCK_M, HEAD_DIM, BLOCK_D
     )
     out_tile = tl.load(pointers, mask=present, other=0.0)
     row_delta = tl.where(seen, tl.sum(out_tile.to(tl.float32) * grad_tile.to(tl.float32), 1), 0.0)  # Σ P ∘ dP
     grad_slope = tl.zeros((BLOCK_M,), tl.float32)
     if grad_lse is not None:
         grad_lse += batch.to(tl.int64) * stride_lb + head.to(tl.int64) * stride_lh
-        row_grad_lse = tl.load(grad_lse + token_offsets(index, merged, stride_lb, stride_ls), mask=seen, other=0.0)
+        row_grad_lse = tl.load(grad_lse + index.to(tl.int64) * stride_ls, mask=seen, other=0.0)
         row_delta -= row_grad_lse
         grad_slope = -beyond * row_grad_lse
     tl.store(delta + row_offset, row_delta, mask=inside)
@@ -257,14 +253,14 @@ def backward_query_kernel(
     if key_padding_mask is not None:
         key_padding_mask += batch * stride_mb
     keys = Keys(
-        TileSource(key, batch, key_head, key_length, merged, stride_kb, stride_kh, stride_ks),
-        TileSource(value, batch, key_head, key_length, merged, stride_vb, stride_vh, stride_vs),
+        TileSource(key, batch, key_head, key_length, None, stride_kb, stride_kh, stride_ks),
+        TileSource(value, batch, key_head, key_length, None, stride_vb, stride_vh, stride_vs),
         key_padding_mask,
         stride_ms,
     )
     seed = None if dropout_seed is None else tl.load(dropout_seed)
     origins = dropout_seed if ORIGINS else None
-    dropout = Dropout(seed, origins, row, dropout_threshold, inverse_keep, merged, num_heads, query_length)
+    dropout = Dropout(seed, origins, row, dropout_threshold, inverse_keep, None, num_heads, query_length)
 
     gradient = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
     for piece in range(0 if LIMITED else 1, 2 if CAUSAL else 3):  # keys at the left end, the nearest, at the right end
@@ -289,7 +285,7 @@ def backward_query_kernel(
 
     gradient = tl.where(seen[:, None], gradient * scale, 0.0)
     store_tile(
-        grad_query, gradient, batch, head, start, query_length, merged, stride_ob, stride_oh, stride_os,
+        grad_query, gradient, batch, head, start, query_length, None, stride_ob, stride_oh, stride_os,
         BLOCK_M, HEAD_DIM, BLOCK_D,
     )  # fmt: skip
     if SLOPES:

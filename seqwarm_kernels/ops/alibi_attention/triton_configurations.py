@@ -1,8 +1,9 @@
 """The tile sizes of each kernel, by chip, head_dim and dtype. The table replaces tuning at run time.
 
-Not yet measured on a GPU. Each row is the largest tile, with the most tiles in flight, that fits into the chip's shared
-memory and, up to head_dim 128, into its registers without a spill. `python -m bench aot` prints what every row needs.
-Comments mark the rows where that was not the first choice.
+On 9.0 the fastest tiles hold 64 rows, so that two to four programs share a multiprocessor. Other chips are not yet
+measured: each row is the largest tile, with the most tiles in flight, that fits into the chip's shared memory and, up
+to head_dim 128, into its registers without a spill. Comments mark the rows where that was not the first choice.
+`python -m bench aot` prints what every row needs.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ CHIPS = (80, 90, 100, 120)
 #: Chips that load tiles by bulk copies. On 12.0 backward would spill up to 2,792 bytes with them.
 BULK_COPIES = range(90, 120 if switch("SEQWARM_BULK_COPIES") == "1" else 90)
 
-# 16-bit, by chip and head_dim.
+# 16-bit, by chip and head_dim. Those of 9.0 from head_dim 32 on are measured on an H200.
 _HALF = {
     # Chips 8.6, 8.9 and 12.0 take these, too: all rows fit into their 99 KiB of shared memory.
     80: {
@@ -45,11 +46,10 @@ _HALF = {
     },
     90: {
         16: Configuration(Tiles(128, 128, 8, 3), Tiles(128, 64, 8, 3), Tiles(64, 128, 8, 3)),
-        32: Configuration(Tiles(128, 128, 8, 3), Tiles(128, 64, 8, 3), Tiles(64, 128, 8, 3)),
-        64: Configuration(Tiles(128, 128, 8, 3), Tiles(128, 64, 8, 3), Tiles(64, 128, 8, 3)),
-        # backward_key: 64 queries spill 56 bytes, outside of the inner loop. Not yet measured against these 32.
-        128: Configuration(Tiles(128, 128, 8, 3), Tiles(128, 64, 8, 3), Tiles(32, 128, 8, 3)),
-        256: Configuration(Tiles(128, 64, 8, 2), Tiles(64, 32, 8, 2), Tiles(32, 64, 8, 2)),
+        32: Configuration(Tiles(64, 64, 4, 3), Tiles(64, 64, 4, 3), Tiles(64, 128, 4, 2)),
+        64: Configuration(Tiles(64, 64, 4, 2), Tiles(64, 128, 4, 2), Tiles(64, 64, 4, 3)),
+        128: Configuration(Tiles(64, 64, 4, 3), Tiles(64, 64, 4, 2), Tiles(32, 64, 4, 3)),
+        256: Configuration(Tiles(128, 64, 8, 2), Tiles(64, 32, 4, 2), Tiles(32, 64, 8, 2)),
     },
     100: {
         16: Configuration(Tiles(128, 128, 8, 3), Tiles(128, 64, 8, 3), Tiles(64, 128, 8, 2)),
@@ -61,17 +61,8 @@ _HALF = {
     },
 }
 
-# 16-bit, by chip and head_dim, so that two programs fit on a multiprocessor. One computes softmax while the other
-# multiplies, but each tile that is loaded serves fewer rows.
-_HALF_TWO_PROGRAMS = {
-    90: {
-        64: Configuration(Tiles(64, 128, 4, 2), Tiles(64, 64, 4, 3), Tiles(64, 64, 4, 3)),
-        128: Configuration(Tiles(64, 64, 4, 3), Tiles(64, 64, 4, 2), Tiles(32, 64, 4, 3)),
-    },
-}
-
-#: Programs that are to share a multiprocessor: 1 or 2. Not yet measured which is faster.
-PROGRAMS = 2 if switch("SEQWARM_TILES") == "two" else 1
+# The same with a mask or dropout, where other tiles than those of `configuration` are faster on an H200.
+_HALF_NOT_PLAIN = {90: {128: Configuration(Tiles(64, 64, 4, 2), Tiles(64, 64, 4, 2), Tiles(32, 64, 4, 3))}}
 
 # float32 uses no matrix instructions unless torch allows TF32. Small tiles keep compilation quick.
 _FLOAT = {
@@ -88,28 +79,49 @@ def block_d(head_dim: int) -> int:
     return max(16, 1 << (head_dim - 1).bit_length())
 
 
-def configuration(
-    capability: int, head_dim: int, bytes_per_element: int, *, plain: bool, programs: int = PROGRAMS
-) -> Configuration:
+def configuration(capability: int, head_dim: int, bytes_per_element: int, *, plain: bool) -> Configuration:
     """The tiles of all kernels for one kind of call.
 
     Args:
         capability: 90 for compute capability 9.0.
         head_dim: 1 to 256.
         bytes_per_element: 2 or 4.
-        plain: without mask, dropout and rows that share tiles. Each needs registers, so tiles have half the columns
-            with any of them.
-        programs: 1 or 2, on one multiprocessor. 2 counts where there is a row for it.
+        plain: without mask and dropout. Each needs registers, so most tiles have half the columns with any of them.
     """
     chip = 80 if capability >= 120 else max(chip for chip in _HALF if chip <= max(capability, 80))
     row = _FLOAT[block_d(head_dim)] if bytes_per_element == 4 else _HALF[chip][block_d(head_dim)]
-    if programs == 2 and bytes_per_element == 2:
-        row = _HALF_TWO_PROGRAMS.get(chip, {}).get(block_d(head_dim), row)
     if plain:
         return row
+    if bytes_per_element == 2 and block_d(head_dim) in _HALF_NOT_PLAIN.get(chip, {}):
+        return _HALF_NOT_PLAIN[chip][block_d(head_dim)]
     forward, query, key = row
     return Configuration(
         forward._replace(block_n=max(16, forward.block_n // 2)),
         query._replace(block_n=max(16, query.block_n // 2)),
         key._replace(block_m=max(16, key.block_m // 2)),
     )
+
+
+class ShortTile(NamedTuple):
+    """Tokens in a tile of short rows, warps in a program, and the most registers of a thread (None: no limit)."""
+
+    tokens: int
+    num_warps: int
+    forward_registers: int | None
+    backward_registers: int | None
+
+
+# 16-bit, by head_dim. Registers at 64 and 128 are measured on an H200: few spills cost less than waiting alone.
+_SHORT_HALF = {
+    16: ShortTile(64, 4, 128, 128),
+    32: ShortTile(64, 4, 128, 128),
+    64: ShortTile(64, 4, 128, 168),
+    128: ShortTile(64, 4, 128, None),
+    256: ShortTile(64, 8, None, None),
+}
+
+
+def short_tile(head_dim: int, bytes_per_element: int) -> ShortTile:
+    if bytes_per_element == 2:
+        return _SHORT_HALF[block_d(head_dim)]
+    return ShortTile(32 if head_dim <= 64 else 16, 4, None, None)  # without matrix instructions, more would spill

@@ -20,18 +20,19 @@ from .triton_tiles import (
     Dropout,
     Keys,
     TileSource,
-    finite,
+    farthest,
+    is_linear,
     kept_keys,
     kept_weights,
     load_tile,
     offset_of,
     opposite,
-    penalty,
+    scores_of,
     slopes_of,
     split,
     store_tile,
-    token_offsets,
     visible_keys,
+    widen,
 )
 
 _RANGE_BLOCK = tl.constexpr(RANGE_BLOCK)
@@ -83,7 +84,6 @@ def _attend(
     `first` does not depend on data in memory: otherwise the compiler forgets the alignment of addresses, and issues no
     asynchronous copies. In tiles that are not MASKED all rows share one slope, and the bias counts from the column
     `reference` instead of the row's center, which shifts all scores of a row equally."""
-    MERGED: tl.constexpr = keys.key.row_length is not None and SIDE == MASKED
     total, largest, values = softmax
     shift = (SIDE * slope2) * (rows.center - reference).to(tl.float32)
     for tile in tl.range(0, count):
@@ -91,10 +91,10 @@ def _attend(
         columns = start + tl.arange(0, BLOCK_N)
         kept = kept_keys(keys.mask, start, keys.key.length, keys.stride_mask, BLOCK_N)
         key = load_tile(keys.key, start, kept, BLOCK_N, HEAD_DIM, BLOCK_D, ACCESS)
-        scores = tl.dot(rows.query, tl.trans(key), input_precision=PRECISION) * scale2
+        products = tl.dot(rows.query, tl.trans(key), input_precision=PRECISION)
         if SIDE == MASKED:
             distance = tl.abs(rows.center[:, None] - columns[None, :]).to(tl.float32)
-            scores -= penalty(rows.slope2, distance, PACKED)
+            scores = scores_of(products, scale2, rows.slope2, distance, PACKED)
             visible = (columns[None, :] >= rows.low[:, None]) & (columns[None, :] < rows.high[:, None])
             if kept is not None:
                 visible = visible & kept[None, :]
@@ -103,7 +103,7 @@ def _attend(
             bias = (SIDE * slope2) * (columns - reference).to(tl.float32)
             if kept is not None:
                 bias = tl.where(kept, bias, float("-inf"))
-            scores += bias[None, :]
+            scores = products * scale2 + bias[None, :]
         if SIDE == MASKED:
             new_largest = tl.maximum(largest, tl.max(scores, 1))
             zero = new_largest
@@ -128,24 +128,9 @@ def _attend(
             value = load_tile(packed_value, start, kept, BLOCK_N, HEAD_DIM, BLOCK_D, ALIGNED)
         else:
             value = load_tile(keys.value, start, kept, BLOCK_N, HEAD_DIM, BLOCK_D, ACCESS)
-        if MERGED:
-            poison = tl.sum(value.to(tl.float32) * 0, 1)
-            weights = tl.where(visible, weights + poison[None, :], 0.0)
-            value = finite(value)
         values = values * decay[:, None]
         values = tl.dot(weights.to(value.dtype), value, values, input_precision=PRECISION)
     return Softmax(total, largest, values)
-
-
-@triton.jit
-def _store_whole_range(ranges, index, head, num_heads, length, row_length):
-    """Store that every query of merged rows attended its row."""
-    num_ranges = tl.cdiv(row_length, _RANGE_BLOCK)
-    row, token = index // row_length * num_heads + head, index % row_length
-    pointers = ranges + (row.to(tl.int64) * num_ranges + token // _RANGE_BLOCK) * 2
-    first = (index < length) & (token % _RANGE_BLOCK == 0)
-    tl.store(pointers, 0, mask=first)
-    tl.store(pointers + 1, row_length, mask=first)
 
 
 @triton.jit
@@ -185,7 +170,6 @@ def forward_kernel(
     group_size: tl.int32,
     query_length: tl.int32,
     key_length: tl.int32,
-    row_length: tl.int32,  # tokens of a row of the batch
     num_sequences: tl.int32,
     stride_start: tl.int64,
     stride_qb: tl.int64,
@@ -206,8 +190,7 @@ def forward_kernel(
     stride_slope_h: tl.int64,
     SEARCH_STEPS: tl.constexpr,
     CAUSAL: tl.constexpr,
-    LIMITED: tl.constexpr,  # a window, segments, packed sequences or merged rows limit the keys of a query
-    MERGED: tl.constexpr,  # the tokens of all rows of the batch count as one row, so that short rows share tiles
+    LIMITED: tl.constexpr,  # a window, segments or packed sequences limit the keys of a query
     ORIGINS: tl.constexpr,  # dropout_seed is (batch, heads, 4)
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
@@ -225,11 +208,10 @@ def forward_kernel(
     batch = program // num_blocks // num_heads
     key_head = head // group_size
     row = batch * num_heads + head
-    merged = row_length if MERGED else None
     PACKED: tl.constexpr = cu_seqlens_q is not None
 
     index = block * BLOCK_M + tl.arange(0, BLOCK_M)
-    query_offset = offset_of(index, query_length, query_start, query_offset, batch, merged, stride_start)
+    query_offset = offset_of(index, query_length, query_start, query_offset, batch, None, stride_start)
     first, last, position, sequence = opposite(
         index, batch, cu_seqlens_q, cu_seqlens_k, num_sequences, key_length, query_offset, segment_length, LIMITED,
         SEARCH_STEPS,
@@ -239,9 +221,14 @@ def forward_kernel(
     sees_some = low < high
     slope2, slope2_full = slopes_of(slopes, sequence, batch, head, stride_slope_b, stride_slope_h, sees_some, PACKED)
     begin, full_begin, near_begin, near_end, full_end, end = split(low, high, center, BLOCK_N)
+    distance = farthest(sees_some, center, full_begin, full_end)
+    linear = is_linear(slope2_full, distance, key_padding_mask is not None)
+    full_begin, near_begin, near_end, full_end = widen(
+        linear, begin, full_begin, near_begin, near_end, full_end, end, BLOCK_N
+    )
     scale2 = scale * LOG2_E
 
-    source = TileSource(query, batch, head, query_length, merged, stride_qb, stride_qh, stride_qs)
+    source = TileSource(query, batch, head, query_length, None, stride_qb, stride_qh, stride_qs)
     tile = load_tile(source, block * BLOCK_M, None, BLOCK_M, HEAD_DIM, BLOCK_D, ACCESS)
     rows = Rows(tile, index, low, high, center, slope2)
     query_norm = tl.sqrt(tl.sum(tile.to(tl.float32) * tile.to(tl.float32), 1))
@@ -251,8 +238,8 @@ def forward_kernel(
     if key_padding_mask is not None:
         key_padding_mask += batch * stride_mb
     keys = Keys(
-        TileSource(key, batch, key_head, key_length, merged, stride_kb, stride_kh, stride_ks),
-        TileSource(value, batch, key_head, key_length, merged, stride_vb, stride_vh, stride_vs),
+        TileSource(key, batch, key_head, key_length, None, stride_kb, stride_kh, stride_ks),
+        TileSource(value, batch, key_head, key_length, None, stride_vb, stride_vh, stride_vs),
         key_padding_mask,
         stride_ms,
     )
@@ -260,7 +247,7 @@ def forward_kernel(
         packed_value = TileSource(packed_value, batch, key_head, key_length, None, stride_vb, stride_vh, stride_vs)
     seed = None if dropout_seed is None else tl.load(dropout_seed)
     origins = dropout_seed if ORIGINS else None
-    dropout = Dropout(seed, origins, row, dropout_threshold, inverse_keep, merged, num_heads, query_length)
+    dropout = Dropout(seed, origins, row, dropout_threshold, inverse_keep, None, num_heads, query_length)
 
     softmax = Softmax(
         tl.zeros((BLOCK_M,), tl.float32),
@@ -311,15 +298,12 @@ def forward_kernel(
     empty = total == 0  # False for NaN, which must reach the output
     attended = tl.where(empty[:, None], 0.0, values * (inverse_keep / tl.where(empty, 1.0, total))[:, None])
     store_tile(
-        out, attended, batch, head, block * BLOCK_M, query_length, merged, stride_ob, stride_oh, stride_os,
+        out, attended, batch, head, block * BLOCK_M, query_length, None, stride_ob, stride_oh, stride_os,
         BLOCK_M, HEAD_DIM, BLOCK_D,
     )  # fmt: skip
     row_log2 = tl.where(empty, float("-inf"), largest + tl.log2(total))
-    row_offset = row.to(tl.int64) * row_length + token_offsets(index, merged, num_heads * row_length, 1)
+    row_offset = row.to(tl.int64) * query_length + index
     tl.store(log2_sum + row_offset, row_log2, mask=index < query_length)
     row_lse = tl.where(empty, float("-inf"), (row_log2 - slope2 * beyond) * LN_2)
     tl.store(lse + row_offset, row_lse, mask=index < query_length)
-    if MERGED:
-        _store_whole_range(ranges, index, head, num_heads, query_length, row_length)
-    else:
-        _store_range(ranges, block, row, begin, end, query_length, BLOCK_M)
+    _store_range(ranges, block, row, begin, end, query_length, BLOCK_M)

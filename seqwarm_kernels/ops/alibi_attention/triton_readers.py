@@ -43,14 +43,12 @@ def is_aligned(tensor: Tensor) -> bool:
 class Reader:
     """How kernels read the rows of tensors like one: those of a tensor itself, or of a copy padded to 16 bytes."""
 
-    def __init__(self, tensor: Tensor, access: int, *, merged: bool = False) -> None:
+    def __init__(self, tensor: Tensor, access: int) -> None:
         repeats = any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True))
         self._access, self._dtype = access, tensor.dtype
         self._copies = not is_aligned(tensor) or (repeats and access == BULK.value)
         readable = _padded(tensor, "meta") if self._copies else tensor
-        batch_size, heads, self.row_length, head_dim = sizes_of(readable)
-        self.merged = merged
-        self.sizes = (1, heads, batch_size * self.row_length, head_dim) if merged else sizes_of(readable)
+        self.sizes = sizes_of(readable)
         self.strides = strides_of(readable)
 
     def __call__(self, tensor: Tensor) -> Tensor:

@@ -27,6 +27,13 @@ FAR = tl.constexpr(2**30)
 LOG2_E = tl.constexpr(1.4426950408889634)
 LN_2 = tl.constexpr(0.6931471805599453)
 
+# The largest biases, in base 2, that linear tiles compute. Beyond the last, differences of biases may not be finite.
+_LARGEST_PRECISE = tl.constexpr(2.0**12)  # where far keys may have weight
+_LARGEST_SKIPPED = tl.constexpr(2.0**20)  # where a mask may hide near keys, and slopes are such that skipping pays off
+_LARGEST_FINITE = tl.constexpr(1e30)
+_STEEPEST_SKIPPED = tl.constexpr(16.0)
+_LARGEST_FLOAT = tl.constexpr(3.4028234663852886e38)
+
 
 class TileSource(NamedTuple):
     """One head of query, key, value or a gradient, from which tiles are loaded."""
@@ -96,9 +103,9 @@ def load_tile(
         STEP: tl.constexpr = 128 // source.tensor.dtype.element_ty.primitive_bitwidth
         stride_batch = source.stride_batch // STEP * STEP
         stride_token = source.stride_token // STEP * STEP
-        base = source.tensor + (
-            source.batch.to(tl.int64) * source.stride_batch + source.head.to(tl.int64) * source.stride_head
-        )
+        base = source.tensor + source.head.to(tl.int64) * source.stride_head
+        if source.row_length is None:
+            base += source.batch.to(tl.int64) * source.stride_batch
         offsets = token_offsets(rows, source.row_length, stride_batch, stride_token)
         pointers = tl.multiple_of(base, 16) + (offsets[:, None] + columns[None, :])
         inside = rows < source.length
@@ -112,13 +119,6 @@ def load_tile(
 
 
 @triton.jit
-def finite(tile):
-    """The tile with zeros in place of NaN and infinity. In a product with merged rows, a weight of 0 does not keep a
-    NaN of one row out of the others. What a row does see must make its weights NaN instead."""
-    return tl.where(tile - tile == 0, tile, 0.0)
-
-
-@triton.jit
 def tile_pointers(
     tensor, batch, head, start, length, row_length, stride_batch, stride_head, stride_token,
     ROWS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
@@ -127,9 +127,9 @@ def tile_pointers(
     head_dim. Offsets inside the tile of one row fit into 32 bits, which saves registers."""
     rows = tl.arange(0, ROWS)
     columns = tl.arange(0, BLOCK_D)
-    base = tensor + (batch.to(tl.int64) * stride_batch + head.to(tl.int64) * stride_head)
+    base = tensor + head.to(tl.int64) * stride_head
     if row_length is None:
-        base += start.to(tl.int64) * stride_token
+        base += batch.to(tl.int64) * stride_batch + start.to(tl.int64) * stride_token
         offsets = rows * ((stride_token // HEAD_DIM).to(tl.int32) * HEAD_DIM)
     else:
         steps = token_offsets(start + rows, row_length, stride_batch // HEAD_DIM, stride_token // HEAD_DIM)
@@ -176,12 +176,9 @@ def offset_of(tokens, length, query_start, query_offset, batch, row_length, stri
 
 
 @triton.jit
-def far_of(query_offset, query_length, key_length, row_length):
+def far_of(query_offset, query_length, key_length):
     """How far all queries of a row can be moved toward its keys without meeting one: changes no weight, and keeps the
     precision of distances. Positive if the queries come after the keys, negative if before."""
-    if row_length is not None:
-        query_length = row_length
-        key_length = row_length
     return tl.maximum(query_offset - key_length, 0) + tl.minimum(query_offset + query_length, 0)
 
 
@@ -237,22 +234,30 @@ def slopes_of(slopes, sequence, batch, head, stride_batch, stride_head, some, PA
     sequences both are the same number."""
     slopes += head * stride_head
     if PACKED:
-        slope2 = LOG2_E * tl.load(slopes + sequence * stride_batch, mask=some, other=0.0).to(tl.float32)
+        slope2 = in_base_2(tl.load(slopes + sequence * stride_batch, mask=some, other=0.0))
         shared = tl.max(tl.where(some, slope2, float("-inf")), 0)
     else:
-        slope2 = LOG2_E * tl.load(slopes + batch * stride_batch).to(tl.float32)
+        slope2 = in_base_2(tl.load(slopes + batch * stride_batch))
         shared = slope2
     return slope2, shared
 
 
 @triton.jit
-def penalty(slope2, distance, PACKED: tl.constexpr):
-    """slope · distance, (rows, columns)."""
+def in_base_2(slope):
+    """Not infinite, since infinity · 0 is NaN."""
+    slope2 = LOG2_E * slope.to(tl.float32)
+    return tl.where(slope2 == float("inf"), _LARGEST_FLOAT, slope2)
+
+
+@triton.jit
+def scores_of(products, scale2, slope2, distance, PACKED: tl.constexpr):
+    """Scores with their bias, (rows, columns). Rounded once in all kernels: where one large score has all the weight of
+    a query, backward subtracts the very number that forward stored."""
     if PACKED:
-        product = slope2[:, None] * distance
+        bias = -slope2[:, None] * distance
     else:
-        product = slope2 * distance
-    return product
+        bias = -slope2 * distance
+    return tl.fma(products, scale2, bias)
 
 
 @triton.jit
@@ -285,6 +290,37 @@ def visible_queries(first, end, zero, far, window, CAUSAL: tl.constexpr, LIMITED
 
 
 @triton.jit
+def turns_of(index, center, shift, sequence, cu_seqlens, num_sequences, length, segment_length, LIMITED: tl.constexpr):
+    """The queries at distance zero of the first and of the last key in the sequence or segment of each key. Queries
+    beyond these count from that key in `log2_sum`, so biases of backward do, too (`turned`): they stay small.
+
+    `shift` is the first of the two unless LIMITED, where all keys share both."""
+    if cu_seqlens is not None:
+        begin = tl.load(cu_seqlens + sequence)
+        end = tl.load(cu_seqlens + tl.minimum(sequence + 1, num_sequences))
+        first, last = center - (index - begin), center + (end - 1 - index)
+    elif LIMITED:
+        begin = index // segment_length * segment_length
+        end = tl.minimum(begin.to(tl.int64) + segment_length, length).to(tl.int32)
+        first, last = center - (index - begin), center + (end - 1 - index)
+    else:
+        first = shift.to(tl.int32)
+        last = first + length - 1
+    return first, last
+
+
+@triton.jit
+def turned(queries, first, last, CAUSAL: tl.constexpr, PACKED: tl.constexpr):
+    """`queries` between `first` and `last`. With causal, no query before the first key sees a key. In packed sequences,
+    the last query meets the last key."""
+    if not PACKED:
+        queries = tl.minimum(queries, last)
+    if not CAUSAL:
+        queries = tl.maximum(queries, first)
+    return queries
+
+
+@triton.jit
 def _inside(index, first, end):
     return tl.maximum(tl.minimum(index, end), first).to(tl.int32)
 
@@ -310,6 +346,30 @@ def split(low, high, center, BLOCK: tl.constexpr):
     full_end = tl.min(tl.where(some, high, FAR), 0) // BLOCK * BLOCK
     full_end = tl.maximum(full_end, near_end)
     return begin, full_begin, near_begin, near_end, full_end, end
+
+
+@triton.jit
+def farthest(some, center, full_begin, full_end):
+    """The largest distance in the tiles that every row sees."""
+    return tl.max(tl.where(some, tl.maximum(center - full_begin, full_end - center), 0), 0).to(tl.float32)
+
+
+@triton.jit
+def is_linear(slope2, distance, MASK: tl.constexpr):
+    """Whether linear biases are precise up to a distance."""
+    bias = slope2 * distance
+    largest = _LARGEST_FINITE
+    if MASK:
+        largest = tl.where(slope2 <= _STEEPEST_SKIPPED, _LARGEST_SKIPPED, _LARGEST_PRECISE)
+    return (bias >= -_LARGEST_PRECISE) & (bias <= largest)
+
+
+@triton.jit
+def widen(linear, begin, full_begin, near_begin, near_end, full_end, end, BLOCK: tl.constexpr):
+    """The bounds of `split`. Near is everything unless `linear`, so that each score gets its own bias."""
+    near_begin = tl.where(linear, near_begin, tl.minimum(near_begin, begin // BLOCK * BLOCK))
+    near_end = tl.where(linear, near_end, tl.maximum(near_end, tl.cdiv(end, BLOCK) * BLOCK))
+    return tl.minimum(full_begin, near_begin), near_begin, near_end, tl.maximum(full_end, near_end)
 
 
 @triton.jit

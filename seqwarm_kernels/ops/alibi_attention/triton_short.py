@@ -1,0 +1,177 @@
+"""Host side of short rows: which calls have them, and the launches of their two kernels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+from ..triton_launch import Launch, on
+from .schema import DenseOptions, VarlenOptions, allocate_like, allocate_outputs
+from .triton_arguments import (
+    UNBOUNDED,
+    allocate,
+    contiguous,
+    has_origins,
+    precision_of,
+    row_strides,
+    shell_of,
+    strides_named,
+    sum_slopes,
+)
+from .triton_configurations import ShortTile, block_d, short_tile
+from .triton_readers import Reader, strides_of
+from .triton_short_kernel import short_backward_kernel, short_forward_kernel
+from .triton_tiles import ALIGNED
+
+_MOST_TOKENS = 2**29  # that the kernels count
+
+
+def is_short(query: Tensor, key: Tensor, slopes: Tensor, options: DenseOptions | VarlenOptions) -> bool:
+    """Whether several rows, or segments, fit into a tile of queries and keys."""
+    if isinstance(options, VarlenOptions) or slopes.dim() != 1:
+        return False
+    batch_size, _, length, _ = query.shape
+    if not 0 < length == key.shape[2] or batch_size * length > _MOST_TOKENS:
+        return False
+    unit = _unit(length, options)
+    divides = length % unit == 0 and (options.dropout_seed is None or unit % 4 == 0)
+    return divides and unit <= _tile_of(query).tokens and batch_size * length > unit
+
+
+def _tile_of(query: Tensor) -> ShortTile:
+    return short_tile(query.shape[3], query.element_size())
+
+
+def _unit(length: int, options: DenseOptions) -> int:
+    """Tokens of a row or segment."""
+    return min(options.segment_length or length, length)
+
+
+def _constant(query: Tensor, readers: tuple[Reader, ...], slopes: Tensor, options: DenseOptions) -> dict[str, Any]:
+    """The arguments that both kernels share, and that are the same in all calls of a kind."""
+    of_query, of_key, of_value = readers
+    batch_size, num_heads, length, head_dim = query.shape
+    unit, start = _unit(length, options), options.query_start
+    block = _tile_of(query).tokens
+    return {
+        "window": UNBOUNDED if options.window is None else min(options.window, UNBOUNDED),
+        "scale": options.scale,
+        "inverse_keep": 1 / (1 - options.dropout_p),
+        "dropout_threshold": int(options.dropout_p * 2**32),
+        "segment_length": unit,
+        "tile_tokens": block // unit * unit,
+        "num_heads": num_heads,
+        "group_size": num_heads // of_key.sizes[1],
+        "num_tokens": batch_size * length,
+        "row_length": length,
+        "stride_start": start.stride(0) if start is not None and start.numel() > 1 else 0,
+        "stride_slope_h": slopes.float().stride(0),
+        **strides_named("q", of_query.strides),
+        **strides_named("k", of_key.strides),
+        **strides_named("v", of_value.strides),
+        "CAUSAL": options.causal,
+        "ORIGINS": has_origins(options.dropout_seed),
+        "HEAD_DIM": head_dim,
+        "BLOCK_D": block_d(head_dim),
+        "BLOCK": block,
+        "PRECISION": precision_of(query.dtype),
+        "num_warps": _tile_of(query).num_warps,
+        "num_stages": 1,
+    }
+
+
+def _programs(query: Tensor, heads: int, options: DenseOptions) -> int:
+    batch_size, _, length, _ = query.shape
+    unit = _unit(length, options)
+    return heads * triton.cdiv(batch_size * length, _tile_of(query).tokens // unit * unit)
+
+
+def _options_read(slopes: Tensor, options: DenseOptions) -> tuple[Tensor | None, ...]:
+    start, mask, seed, *_ = options
+    return slopes.float(), start, contiguous(mask), contiguous(seed)
+
+
+class ShortForward:
+    """Forward of calls of one kind."""
+
+    def __init__(self, query: Tensor, key: Tensor, value: Tensor, slopes: Tensor, options: DenseOptions) -> None:
+        self._readers = tuple(Reader(tensor, ALIGNED.value) for tensor in (query, key, value))
+        self._shells = allocate_outputs(shell_of(query))
+        self._launch = Launch(
+            short_forward_kernel,
+            _programs(query, query.shape[1], options),
+            **_constant(query, self._readers, slopes, options),
+            **strides_named("o", strides_of(self._shells[0])),
+            maxnreg=_tile_of(query).forward_registers,
+        )
+
+    def __call__(
+        self, query: Tensor, key: Tensor, value: Tensor, slopes: Tensor, options: DenseOptions
+    ) -> tuple[Tensor, ...]:
+        outputs = allocate(self._shells, query.device)
+        inputs = (reader(tensor) for reader, tensor in zip(self._readers, (query, key, value), strict=True))
+        with on(query.device):
+            self._launch(*inputs, *_options_read(slopes, options), *outputs, options.query_offset)
+        return tuple(outputs)
+
+
+class ShortBackward:
+    """Backward of calls of one kind."""
+
+    def __init__(
+        self,
+        grad_out: Tensor,
+        grad_lse: Tensor | None,
+        out: Tensor,
+        lse: Tensor,
+        slopes_need_grad: bool,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        slopes: Tensor,
+        options: DenseOptions,
+    ) -> None:
+        self._readers = tuple(Reader(tensor, ALIGNED.value) for tensor in (grad_out, query, key, value))
+        results = [allocate_like(shell_of(tensor)) for tensor in (query, key, value)]
+        last = torch.empty_like(shell_of(lse)) if slopes_need_grad else slopes.new_empty(0, device="meta")
+        self._shells = [*results, last]
+        of_query, of_key, of_value = map(strides_of, results)
+        self._copies_out = strides_of(out) != of_query
+        grouped = query.shape[1] > key.shape[1]
+        self._launch = Launch(
+            short_backward_kernel,
+            _programs(query, key.shape[1], options),
+            **strides_named("g", self._readers[0].strides),
+            **row_strides(grad_lse),
+            **_constant(query, self._readers[1:], slopes, options),
+            **strides_named("o", of_query),
+            **strides_named("x", of_key),
+            **strides_named("y", of_value),
+            GROUPED=grouped,
+            maxnreg=None if grouped else _tile_of(query).backward_registers,
+        )
+
+    def __call__(self, tensors: tuple[Any, ...], options: DenseOptions) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        grad_out, grad_lse, out, _, log2_sum, _, slopes_need_grad, *inputs, slopes = tensors
+        *results, grad_slopes = allocate(self._shells, out.device)
+        if self._copies_out:
+            out = allocate_like(inputs[0]).copy_(out)
+        grad_out, *inputs = (r(tensor) for r, tensor in zip(self._readers, (grad_out, *inputs), strict=True))
+        with on(out.device):
+            self._launch(
+                grad_out,
+                grad_lse,
+                out,
+                log2_sum,
+                *inputs,
+                *_options_read(slopes, options),
+                *results,
+                grad_slopes if slopes_need_grad else None,
+                options.query_offset,
+            )
+        if slopes_need_grad:
+            grad_slopes = sum_slopes(grad_slopes, slopes, options)
+        return (*results, grad_slopes)
