@@ -9,7 +9,7 @@ from typing import Any
 
 from .alibi_attention.cases import BOTH, FORWARD
 from .alibi_attention.decoding import OURS_BOUND
-from .alibi_attention.peers import EAGER, FLASH, FLEX, MASK, OURS, OURS_NO_SKIP
+from .alibi_attention.peers import EAGER, FLASH, FLEX, MASK, NO_SKIP, OURS, OURS_NO_SKIP
 from .alibi_attention.report import DECODING, SHORT
 from .batching.report import PADDING
 from .batching.sources_report import (
@@ -21,6 +21,7 @@ from .batching.sources_report import (
     readers_page,
 )
 from .common.records import RESULTS, CpuRecord, is_implementation, markdown, read
+from .gpu.records import DeviceRecord, DeviceRecords, read_folder, speedup
 from .parallel import report as many_devices
 from .resize_batch.implementations import BY_HAND, OURS_OUT
 from .resize_batch.implementations import OURS as RESIZE
@@ -174,6 +175,38 @@ def _decoding_table(path: Path) -> str:
     return f"{environment['cpu']}, {path.stem.removeprefix(f'{DECODING}_')}:\n\n{body}"
 
 
+# ---- on a GPU
+
+#: Columns of peers. The last one computes without a bias.
+_GPU_PEERS = (FLEX.name, MASK.name, EAGER.name, FLASH.name)
+
+
+def _gpu_attention() -> str:
+    """A row for each length and pass: ours in milliseconds, and how many times as fast as each peer."""
+    environments, records = read_folder(RESULTS)
+    attention = records.of_stages("long", "lengths")
+    rows = [_gpu_row(attention, record) for work in (FORWARD, BOTH) for record in _gpu_records(attention, work)]
+    header = ["pass", "rows x tokens", "heads, head_dim", "ms", "no skip, ms", "Flex", "SDPA mask", "eager"]
+    gpu = next(environment for name, environment in environments.items() if "attention" in name)
+    facts = f"{gpu['gpu']}, torch {gpu['torch']}, Triton {gpu['triton']}, cuDNN {gpu['nvidia-cudnn-cu13']}"
+    return f"{facts}:\n\n{markdown([*header, 'SDPA, no bias'], rows)}"
+
+
+def _gpu_records(records: DeviceRecords, work: str) -> list[DeviceRecord]:
+    found = [record for record in records.timed(OURS, work) if NO_SKIP not in record.implementation]
+    return sorted(found, key=lambda record: (record.facts["head_dim"], record.facts["length"]))
+
+
+def _gpu_row(records: DeviceRecords, record: DeviceRecord) -> list[str]:
+    names = ("batch_size", "length", "heads", "head_dim")
+    batch_size, length, heads, head_dim = (record.facts[name] for name in names)
+    no_skip = records.beside(record, OURS_NO_SKIP)
+    cells = [record.work, f"{batch_size:,} x {length:,}", f"{heads}, {head_dim}", f"{record.median_ms:.3g}"]
+    cells.append(f"{no_skip.median_ms:.3g}" if no_skip else "")
+    ratios = [speedup(record, records.beside(record, name)) for name in _GPU_PEERS]
+    return [*cells, *("" if ratio is None else f"{ratio:.2f}" for ratio in ratios)]
+
+
 # ---- everything else
 
 
@@ -252,6 +285,7 @@ PAGES = {
         "attention over lengths": _attention_lengths,
         "short attention": _short_attention,
         "decoding": _decoding,
+        "attention on a GPU": _gpu_attention,
         "resize_batch": _resize_batch,
         "padding": _padding,
         "demo": _demo,
