@@ -129,6 +129,31 @@ def test_nan_stays_in_its_row(layout, length, device):
     assert want[0].isfinite().all()
 
 
+@pytest.mark.parametrize("device", DEVICES)
+def test_an_infinite_key_without_weight_reaches_its_queries(device):
+    """Its score is −∞, so outputs are finite. Its product with a gradient of 0 is NaN."""
+    query, key, value = (torch.rand(3, 1, 8, 16, device=device) for _ in range(3))
+    key[1, 0, 2, 0] = float("-inf")
+    leaves = [tensor.requires_grad_() for tensor in (query, key, value)]
+    out = alibi_attention(*leaves, backend="triton")
+    of_query, of_key, of_value = torch.autograd.grad(out.sum(), leaves)
+    assert out.isfinite().all()
+    sees = torch.zeros(3, 8, dtype=torch.bool, device=device)
+    sees[1, 2:] = True
+    assert torch.equal(of_query[:, 0].isnan().all(-1), sees)
+    assert of_query[:, 0][~sees].isfinite().all()
+    assert all(gradient[[0, 2]].isfinite().all() for gradient in (of_key, of_value))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_ranges_of_segments(device):
+    query = torch.randn(2, 1, 96, 16, device=device)
+    slopes = torch.ones(1, device=device)
+    options = (None, None, None, 0, True, 1.0, 12, None, 0.0, 0.0, None)
+    ranges = torch.ops.seqwarm.alibi_attention.triton(query, query, query, slopes, *options)[3]
+    assert ranges.view(2, 3, 2).tolist() == 2 * [[[0, 36], [24, 72], [60, 96]]]
+
+
 def test_which_rows_share_tiles(monkeypatch):
     monkeypatch.undo()
 
