@@ -86,6 +86,9 @@ def test_every_committed_records_file_has_a_section(run_bench, monkeypatch, tmp_
     names = trainings | {
         "stability_rates",
         "stability_runs",
+        "attention_d64_forward",
+        "attention_d64_forward_backward",
+        "attention_speedup",
         "cpu_attention",
         "cpu_resize_batch",
         "demo_validation_loss",

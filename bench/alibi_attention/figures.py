@@ -12,7 +12,7 @@ from seqwarm_kernels.utils.figures import label_lines, log_axis, mark, new_figur
 from ..common.records import CpuRecord
 from ..gpu.records import DeviceRecord, DeviceRecords, gigabytes_per_second, speedup, teraflops
 from .cases import BOTH, FORWARD
-from .peers import FLASH, FLEX, OURS
+from .peers import EAGER, FLASH, FLEX, MASK, OURS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -79,6 +79,8 @@ def _draw_curves(axes: Axes, curves: Curves) -> None:
 
 # ---- on a GPU
 
+_FEWEST_LENGTHS = 3  # of a curve over lengths
+
 
 def draw_device(records: DeviceRecords, folder: Path, copy_rate: float | None) -> list[Path]:
     """Every figure that has records."""
@@ -90,18 +92,21 @@ def draw_device(records: DeviceRecords, folder: Path, copy_rate: float | None) -
             curves = _by_size(found, work, "length", teraflops)
             draw = functools.partial(_device_figure, curves, f"Causal {work}, head dimension {head_dim}")
             path = folder / f"attention_d{head_dim}_{work.replace(' + ', '_')}.png"
-            if curves:
+            if _covers_lengths(curves):
                 drawn.append(save_both(draw, path))
-    speedups = {
-        (work, head_dim): _speedups(records, work, head_dim) for work in (FORWARD, BOTH) for head_dim in (64, 128)
-    }
-    if any(speedups.values()):
-        drawn.append(save_both(functools.partial(_speedup_figure, speedups), folder / "attention_speedup.png"))
+    speedups = {head_dim: [_speedups(records, work, head_dim) for work in (FORWARD, BOTH)] for head_dim in (64, 128)}
+    columns = {head_dim: both for head_dim, both in speedups.items() if any(map(_covers_lengths, both))}
+    if columns:
+        drawn.append(save_both(functools.partial(_speedup_figure, columns), folder / "attention_speedup.png"))
     curves = _by_size(records.of_stages("segments").all, FORWARD, "segment_length", gigabytes_per_second)
     if curves:
         draw = functools.partial(_segments_figure, curves, copy_rate)
         drawn.append(save_both(draw, folder / "attention_segments.png"))
     return drawn
+
+
+def _covers_lengths(curves: Curves) -> bool:
+    return any(len(points) >= _FEWEST_LENGTHS for points in curves.values())
 
 
 def _is_plain(record: DeviceRecord) -> bool:
@@ -124,10 +129,10 @@ def _by_size(
 
 
 def _speedups(records: DeviceRecords, work: str, head_dim: int) -> Curves:
-    """Speedups of alibi_attention over FlexAttention, and over flash attention without a bias."""
+    """Speedups of alibi_attention over its peers; flash attention computes without a bias."""
     curves: Curves = {}
     for record in records.timed(OURS, work, head_dim=head_dim, segment_length=None):
-        for peer in (FLEX, FLASH):
+        for peer in (FLEX, MASK, EAGER, FLASH):
             ratio = speedup(record, records.beside(record, peer.name))
             if ratio is not None and _is_plain(record):
                 curves.setdefault(peer.name, []).append((record.facts["length"], ratio))
@@ -162,15 +167,16 @@ def _segments_figure(curves: Curves, copy_rate: float | None) -> Figure:
     return figure
 
 
-def _speedup_figure(speedups: dict[tuple[str, int], Curves]) -> Figure:
-    figure = new_figure(11, 7)
-    panels = figure.subplots(2, 2, sharex=True, sharey=True)
-    for axes, ((work, head_dim), curves) in zip(panels.flat, speedups.items(), strict=True):
-        _draw_curves(axes, curves)
-        axes.set_title(f"{work}, head dimension {head_dim}")
-        axes.set_ylim(bottom=0)
-        plain_numbers(axes.yaxis)
-        mark(axes, "equally fast", y=1)
+def _speedup_figure(speedups: dict[int, list[Curves]]) -> Figure:
+    """A column for each head_dim, forward above forward and backward."""
+    figure = new_figure(5.5 * len(speedups) + 1.5, 7)
+    panels = figure.subplots(2, len(speedups), sharex=True, sharey=True, squeeze=False)
+    for column, (head_dim, both) in zip(panels.T, speedups.items(), strict=True):
+        for axes, work, curves in zip(column, (FORWARD, BOTH), both, strict=True):
+            _draw_curves(axes, curves)
+            axes.set_title(f"{work}, head dimension {head_dim}")
+            log_axis(axes.yaxis)
+            mark(axes, "equally fast", y=1)
     figure.supxlabel("tokens in a sequence", fontsize=10)
     figure.supylabel("alibi_attention is this many times as fast", fontsize=10)
     label_lines(panels.flat)
