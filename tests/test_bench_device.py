@@ -10,13 +10,16 @@ from argparse import Namespace
 from pathlib import Path
 
 import pytest
+import torch
 
+from bench.alibi_attention import tiles
 from bench.common.processes import Program
 from bench.gpu import command, pytest_records, steps
 from bench.gpu.predictions import Prediction
-from bench.gpu.records import STEPS, TESTS, DeviceRecord, DeviceRecords, append, begin, read_device_records
+from bench.gpu.records import STEPS, TESTS, DeviceRecord, DeviceRecords, Recorder, append, begin, read_device_records
 from bench.gpu.stage import STAGES
 from bench.gpu.summary import summary
+from seqwarm_kernels.ops.backends import why_not
 
 ROOT = Path(__file__).parents[1]
 
@@ -55,7 +58,7 @@ class PretendPrograms:
 def run(monkeypatch, tmp_path):
     monkeypatch.setattr(command.torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(command, "begin", lambda path: path.write_text("{}\n"))
-    monkeypatch.setattr(command, "_COMPILERS", 1)
+    monkeypatch.setattr(command, "_TOGETHER", 1)
 
     def call(part, **outcomes):
         programs = PretendPrograms({name.replace("_", " "): outcome for name, outcome in outcomes.items()})
@@ -278,6 +281,42 @@ def test_a_dry_run_of_the_tests(tmp_path):
     assert {record.stage for record in records} == {STEPS, TESTS}
     assert [record for record in records if record.failure is not None] == []
     assert "tests: 1 passed" in text
+
+
+@pytest.fixture
+def measured_tiles(monkeypatch, tmp_path):
+    """The records of a tiny run."""
+    pytest.importorskip("triton")
+    if why_not("alibi_attention", "triton", "cpu", torch.float32) is not None:
+        pytest.skip("Triton's interpreter does not serve here")
+    monkeypatch.setattr(tiles, "_REPEATS", 2)
+    path = tmp_path / "device_tuning.jsonl"
+    begin(path)
+
+    def measured():
+        tiles.tiles(Recorder(path, 60.0), torch.device("cpu"), tiny=True)
+        return read_device_records(path)[1]
+
+    return measured
+
+
+def test_tiles_are_measured_and_put_back(measured_tiles):
+    host = importlib.import_module("seqwarm_kernels.ops.alibi_attention.triton")
+    before = host.configuration, host.Launch.__call__
+    records = measured_tiles()
+    expected = {"forward": "64x32, 4, 2", "backward_query": "64x32, 4, 2", "backward_key": "32x64, 4, 2"}
+    assert {record.work: record.implementation for record in records} == expected
+    assert all(record.low_ms > 0 for record in records)
+    assert (host.configuration, host.Launch.__call__) == before
+
+
+def test_tiles_that_do_not_fit_are_recorded(measured_tiles, monkeypatch):
+    def refuse(*tensors, **options):
+        raise RuntimeError("out of resource")
+
+    monkeypatch.setattr(tiles, "alibi_attention", refuse)
+    [record] = measured_tiles()
+    assert (record.implementation, record.failure) == ("64 rows, 32 loaded, 4, 2", "RuntimeError: out of resource")
 
 
 @pytest.mark.exhaustive  # FlexAttention compiles for a minute

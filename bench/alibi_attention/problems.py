@@ -68,48 +68,48 @@ def draw(problem: Problem, kind: str, device: torch.device) -> list[Tensor]:
     return [tensor.to(problem.dtype).requires_grad_() for tensor in (query, key, value)]
 
 
-def _of_length(length: int, head_dim: int) -> Problem:
+def of_length(length: int, head_dim: int) -> Problem:
     """16k tokens of 2048 features, or one longer row."""
     heads = 2048 // head_dim
     return Problem(max(1, 16384 // length), heads, heads, length, head_dim)
 
 
-_TINY = Problem(2, 2, 2, 64, 16, dtype=torch.float32)
+TINY = Problem(2, 2, 2, 64, 16, dtype=torch.float32)
 _SEGMENTS = Problem(1, 12, 12, 65536, 64)
-_8K = _of_length(8192, 128)
+_8K = of_length(8192, 128)
 
 
 def paths(tiny: bool) -> list[Problem]:
     """Every path of the kernels at a short and a long length, each without and with a mask."""
-    chosen = [_TINY] if tiny else [_of_length(length, head_dim) for length in (4096, 16384) for head_dim in (128, 64)]
+    chosen = [TINY] if tiny else [of_length(length, head_dim) for length in (4096, 16384) for head_dim in (128, 64)]
     return [replace(problem, masked=masked) for masked in (False, True) for problem in chosen]
 
 
 def long(tiny: bool) -> list[Problem]:
-    return [_TINY] if tiny else [_of_length(length, head_dim) for length in (8192, 16384) for head_dim in (128, 64)]
+    return [TINY] if tiny else [of_length(length, head_dim) for length in (8192, 16384) for head_dim in (128, 64)]
 
 
 def lengths(tiny: bool) -> list[Problem]:
-    """The lengths that `long` leaves out, and other kinds of calls. The most important problems come first."""
+    """The lengths that `long` leaves out, where warmup begins first, and other kinds of calls."""
     if tiny:
-        return [replace(_TINY, length=32), replace(_TINY, key_heads=1, causal=False)]
-    first = [_of_length(length, head_dim) for length in (1024, 4096, 128, 2048, 512, 256) for head_dim in (128, 64)]
-    short = [_of_length(length, 64) for length in (8, 32, 64, 16)]
+        return [replace(TINY, length=32), replace(TINY, key_heads=1, causal=False)]
+    first = [of_length(length, head_dim) for length in (1024, 4096, 128, 2048, 512, 256) for head_dim in (128, 64)]
+    short = [of_length(length, 64) for length in (8, 32, 64, 16)]
     others = [
         replace(_8K, causal=False),
         replace(_8K, key_heads=4),
-        replace(_of_length(8192, 64), causal=False),
-        _of_length(32768, 128),
-        replace(_of_length(16384, 64), batch_size=4),
-        _of_length(32768, 64),
+        replace(of_length(8192, 64), causal=False),
+        of_length(32768, 128),
+        replace(of_length(16384, 64), batch_size=4),
+        of_length(32768, 64),
     ]
-    return first + short + others
+    return short + first + others
 
 
 def decoding(tiny: bool) -> list[Problem]:
     """`length` counts keys."""
     if tiny:
-        return [replace(_TINY, length=600)]
+        return [replace(TINY, length=600)]
     heads = ((12, 12, 64), (32, 8, 128))
     return [
         Problem(batch_size, *of_heads[:2], keys, of_heads[2])
@@ -121,5 +121,5 @@ def decoding(tiny: bool) -> list[Problem]:
 
 def segments(tiny: bool) -> list[Problem]:
     if tiny:
-        return [replace(_TINY, segment_length=8)]
+        return [replace(TINY, segment_length=8)]
     return [replace(_SEGMENTS, segment_length=length) for length in (8, 64, 256, 16, 128, 32)]

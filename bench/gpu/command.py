@@ -1,6 +1,6 @@
 """Everything that needs a GPU, in four calls: `--part tests`, then `attention`, `memory` and `tuning`.
 
-Each call ends by itself in less than ten minutes, and all four in less than 22. It begins with a compiler, a trivial
+Each call ends by itself in less than ten minutes, and all four in less than 24. It begins with a compiler, a trivial
 kernel and the extension, which is built if it has no CUDA part; where one of these fails, nothing else runs. Every
 record is written as it is measured, to device_<part>.jsonl, and what the programs print to device_<part>.log.
 """
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import os
 import sys
 import tempfile
 import threading
@@ -38,16 +39,15 @@ class Part(NamedTuple):
 
 PARTS = {
     "tests": Part(8.5, {}),
-    "attention": Part(6.25, {"paths": 90, "long": 90, "small": 40, "segments": 60, "lengths": 90}),
+    "attention": Part(6.25, {"lengths": 90, "paths": 90, "long": 90, "small": 40, "segments": 60}),
     "memory": Part(4.5, {"allocator": 150, "resize": 70, "diagnostics": 40}),
-    "tuning": Part(2.5, {"tuned": 50}),
+    "tuning": Part(4.0, {"tiles": 120, "tuned": 50}),
 }
 _COMPARED = ("long", "segments", "lengths")  # stages whose peers take long to compile
 _ATTEMPTS = 6  # processes for one stage
-_TOGETHER = 8  # steps at a time
+_TOGETHER = max(2, (os.cpu_count() or 4) - 1)  # processes
 _STEP_SECONDS, _BUILD_SECONDS = 90.0, 240.0  # a process may take
 _START_SECONDS = 15.0  # until a process has imported torch; it then writes its own traceback when the time is over
-_TEST_WORKERS, _COMPILERS = 10, 6
 _NO_POOL = {"TORCHINDUCTOR_COMPILE_THREADS": "1"}  # else each process starts compilers for all cores
 
 
@@ -130,7 +130,7 @@ class Run:
         else:
             command += ["-m", "gpu", "--hypothesis-profile", "gpu", "--continue-on-collection-errors"]
             if importlib.util.find_spec("xdist"):
-                command += ["--numprocesses", str(_TEST_WORKERS)]
+                command += ["--numprocesses", str(_TOGETHER)]
         end = self.end - 15
         environment = _NO_POOL | pytest_records.environment(self.records, end - time.monotonic())
         start = time.monotonic()
@@ -142,7 +142,7 @@ class Run:
 
     def precompile(self) -> None:
         """Compiles slow kernels in several processes, so that the stages find them in the caches on disk."""
-        shares, end = (1, self.end) if self.tiny else (_COMPILERS, time.monotonic() + _STEP_SECONDS)
+        shares, end = (1, self.end) if self.tiny else (_TOGETHER, time.monotonic() + _STEP_SECONDS)
 
         def compile_share(share: int) -> None:
             command = [*PYTHON, "bench.alibi_attention.precompile", str(share), str(shares)]

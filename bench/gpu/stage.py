@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from ..alibi_attention import gpu as attention
+from ..alibi_attention.tiles import tiles
 from ..allocator import gpu as allocator
 from ..moment_statistics import gpu as moments
 from ..resize_batch import gpu as resizing
@@ -24,6 +25,7 @@ STAGES: dict[str, tuple[Measure, ...]] = {
     "allocator": (allocator.ramp,),
     "resize": (resizing.copy, resizing.resize),
     "diagnostics": (moments.monitor,),
+    "tiles": (tiles,),
     "tuned": (attention.tuned,),
 }
 

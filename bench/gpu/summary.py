@@ -23,7 +23,7 @@ def summary(records: DeviceRecords) -> Iterator[str]:
         mark = {True: "ok  ", False: "MISS", None: "    "}[goal.reached()]
         yield f"{mark} {goal.what:<62} {goal.value_text():>16}  {goal.goal_text():<14} {goal.where}"
     yield from attention.summary_lines(records)
-    for stage in ("host", "packed", "decoding", "tuned", "diagnostics"):
+    for stage in ("host", "packed", "decoding", "tiles", "tuned", "diagnostics"):
         yield from _times(records, stage)
     yield from passed_and_failed(records)
     yield from failures(records)

@@ -1,7 +1,4 @@
-"""Host side of decoding: when few queries are split over chunks of keys, and the launches of its two kernels.
-
-Not yet measured on a GPU.
-"""
+"""Host side of decoding: when few queries are split over chunks of keys, and the launches of its two kernels."""
 
 from __future__ import annotations
 
