@@ -9,7 +9,8 @@ from typing import Any
 
 from .alibi_attention.cases import BOTH, FORWARD
 from .alibi_attention.decoding import OURS_BOUND
-from .alibi_attention.peers import EAGER, FLASH, FLEX, MASK, NO_SKIP, OURS, OURS_NO_SKIP
+from .alibi_attention.figures import is_plain
+from .alibi_attention.peers import EAGER, FLASH, FLEX, MASK, OURS, OURS_NO_SKIP
 from .alibi_attention.report import DECODING, SHORT
 from .batching.report import PADDING
 from .batching.sources_report import (
@@ -193,7 +194,7 @@ def _gpu_attention() -> str:
 
 
 def _gpu_records(records: DeviceRecords, work: str) -> list[DeviceRecord]:
-    found = [record for record in records.timed(OURS, work) if NO_SKIP not in record.implementation]
+    found = [record for record in records.timed(OURS, work) if is_plain(record)]
     return sorted(found, key=lambda record: (record.facts["head_dim"], record.facts["length"]))
 
 

@@ -88,7 +88,7 @@ def draw_device(records: DeviceRecords, folder: Path, copy_rate: float | None) -
     for head_dim in (64, 128):
         for work in (FORWARD, BOTH):
             dense = records.of_stages("long", "lengths").all
-            found = [r for r in dense if r.facts.get("head_dim") == head_dim and _is_plain(r)]
+            found = [r for r in dense if r.facts.get("head_dim") == head_dim and is_plain(r)]
             curves = _by_size(found, work, "length", teraflops)
             draw = functools.partial(_device_figure, curves, f"Causal {work}, head dimension {head_dim}")
             path = folder / f"attention_d{head_dim}_{work.replace(' + ', '_')}.png"
@@ -109,7 +109,7 @@ def _covers_lengths(curves: Curves) -> bool:
     return any(len(points) >= _FEWEST_LENGTHS for points in curves.values())
 
 
-def _is_plain(record: DeviceRecord) -> bool:
+def is_plain(record: DeviceRecord) -> bool:
     """Causal, without shared key heads, 16k tokens in a batch or one longer row."""
     facts = record.facts
     if not facts.get("causal") or facts["heads"] != facts["key_heads"]:
@@ -134,7 +134,7 @@ def _speedups(records: DeviceRecords, work: str, head_dim: int) -> Curves:
     for record in records.timed(OURS, work, head_dim=head_dim, segment_length=None):
         for peer in (FLEX, MASK, EAGER, FLASH):
             ratio = speedup(record, records.beside(record, peer.name))
-            if ratio is not None and _is_plain(record):
+            if ratio is not None and is_plain(record):
                 curves.setdefault(peer.name, []).append((record.facts["length"], ratio))
     return {name: sorted(points) for name, points in curves.items()}
 

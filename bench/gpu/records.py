@@ -209,6 +209,10 @@ class Recorder:
             print("out of time: the rest of this stage is not measured", flush=True)
         return over
 
+    def has(self, *key: str) -> bool:
+        """Whether there is a record of this stage, case, work, implementation and kind of inputs."""
+        return key in self._recorded
+
     def add(self, record: DeviceRecord) -> None:
         self._recorded.add(record.key())
         append(self._path, record)
@@ -243,12 +247,12 @@ class Recorder:
             self.add(DeviceRecord(*key, timing.median, timing.low, timing.high, figures=figures, facts=facts or {}))
         except Exception as error:  # one failing implementation must not end the run
             self.add(DeviceRecord(*key, facts=facts or {}, failure=explain(error)))
-            _exit_if_device_is_lost()
+            exit_if_device_is_lost()
         finally:
             faulthandler.cancel_dump_traceback_later()
 
 
-def _exit_if_device_is_lost() -> None:
+def exit_if_device_is_lost() -> None:
     """After an illegal access every CUDA call of this process fails. A new process continues with the next record."""
     if not torch.cuda.is_available():
         return

@@ -82,6 +82,21 @@ def test_outputs_and_gradients(shapes, options, more, skip_tolerance, device):
 
 
 @pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("slope", first_fast([3e38, -1e7]))
+def test_one_key_has_all_the_weight(slope, device):
+    """The nearest one or the farthest: outputs are its value, and only it has a gradient."""
+    query, key, value = (tensor.requires_grad_() for tensor in tensors_of(device, heads=(1, 1), batch_size=1))
+    out = alibi_attention(query, key, value, torch.full((1,), slope, device=device), backend="triton")
+    of_query, _, of_value = torch.autograd.grad(out.sum(), (query, key, value))
+    chosen = -1 if slope > 0 else 0
+    assert torch.equal(out[0, 0, 0], value[0, 0, chosen])
+    assert of_query.abs().max() < 1e-6  # terms of the size of 1 cancel
+    expected = torch.zeros_like(value)
+    expected[0, 0, chosen] = 1
+    assert torch.equal(of_value, expected)
+
+
+@pytest.mark.parametrize("device", DEVICES)
 def test_what_is_read(device):
     query, key, value = tensors_of(device, heads=(1, 1), batch_size=1, keys=1500)
     slopes, bound = torch.tensor([0.3], device=device), bound_of(key)

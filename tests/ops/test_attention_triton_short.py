@@ -146,6 +146,19 @@ def test_an_infinite_key_without_weight_reaches_its_queries(device):
 
 
 @pytest.mark.parametrize("device", DEVICES)
+def test_an_infinite_query_without_weights_reaches_no_gradient(device):
+    """All of its scores are −∞, so it attends nothing."""
+    query, key, value = (torch.rand(2, 1, 8, 16, device=device) for _ in range(3))
+    query[0, 0, 3, 0] = float("-inf")
+    leaves = [tensor.requires_grad_() for tensor in (query, key, value)]
+    out = alibi_attention(*leaves, backend="triton")
+    _, of_key, of_value = torch.autograd.grad(out.sum(), leaves)
+    assert out[0, 0, 3].eq(0).all()
+    assert of_key.isfinite().all()
+    assert of_value.isfinite().all()
+
+
+@pytest.mark.parametrize("device", DEVICES)
 def test_ranges_of_segments(device):
     query = torch.randn(2, 1, 96, 16, device=device)
     slopes = torch.ones(1, device=device)

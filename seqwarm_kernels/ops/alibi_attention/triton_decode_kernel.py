@@ -18,9 +18,11 @@ from .triton_tiles import (
     LOG2_E,
     Dropout,
     TileSource,
+    in_base_2,
     kept_keys,
     kept_weights,
     load_tile,
+    scores_of,
     visible_keys,
 )
 
@@ -34,8 +36,8 @@ def _scores(query, source, start, kept, low, high, center, slope2, scale2, BLOCK
     """Scores in base 2 of a tile of keys, −∞ where a row does not see a key."""
     columns = start + tl.arange(0, BLOCK_N)
     key = load_tile(source, start, kept, BLOCK_N, HEAD_DIM, BLOCK_D, ALIGNED)
-    scores = tl.dot(query, tl.trans(key), input_precision=PRECISION) * scale2
-    scores -= slope2[:, None] * tl.abs(center[:, None] - columns[None, :]).to(tl.float32)
+    distance = tl.abs(center[:, None] - columns[None, :]).to(tl.float32)
+    scores = scores_of(tl.dot(query, tl.trans(key), input_precision=PRECISION), scale2, slope2, distance, True)
     visible = (columns[None, :] >= low[:, None]) & (columns[None, :] < high[:, None])
     if kept is not None:
         visible = visible & kept[None, :]
@@ -112,7 +114,7 @@ def decode_kernel(
     low, high, center, _ = visible_keys(token * 0, key_length, position, window, CAUSAL, LIMITED)
     high = tl.where(exists, high, low)
     sees_some = low < high
-    slope2 = LOG2_E * tl.load(slopes + batch * stride_slope_b + head * stride_slope_h).to(tl.float32)
+    slope2 = in_base_2(tl.load(slopes + batch * stride_slope_b + head * stride_slope_h))
     scale2 = scale * LOG2_E
 
     columns = tl.arange(0, BLOCK_D)
@@ -255,7 +257,7 @@ def merge_kernel(
         query_offset += tl.load(query_start + batch * stride_start)
     position = token.to(tl.int64) + query_offset
     _, _, _, beyond = visible_keys(token * 0, key_length, position, window, CAUSAL, LIMITED)
-    slope2 = LOG2_E * tl.load(slopes + batch * stride_slope_b + head * stride_slope_h).to(tl.float32)
+    slope2 = in_base_2(tl.load(slopes + batch * stride_slope_b + head * stride_slope_h))
     empty = total == 0
     sums = tl.where(empty, 0.0, sums * (inverse_keep / tl.where(empty, 1.0, total)))
     pointers = out + batch.to(tl.int64) * stride_ob + head.to(tl.int64) * stride_oh + token * stride_os + columns

@@ -80,11 +80,18 @@ def _finite(tile):
 
 
 @triton.jit
+def _row_offsets(index, head, num_heads, row_length):
+    """Of tokens in a (batch, heads, tokens) tensor."""
+    length = row_length.to(tl.int64)
+    return head * length + token_offsets(index, row_length, num_heads * length, 1)
+
+
+@triton.jit
 def _store_ranges(ranges, index, end, head, num_heads, unit, row_length):
     """Store that the queries of each block attended all keys of their row, up to the last one of a segment."""
     num_ranges = tl.cdiv(row_length, _RANGE_BLOCK)
-    row, token = index // row_length * num_heads + head, index % row_length
-    pointers = ranges + (row.to(tl.int64) * num_ranges + token // _RANGE_BLOCK) * 2
+    row, token = (index // row_length).to(tl.int64) * num_heads + head, index % row_length
+    pointers = ranges + (row * num_ranges + token // _RANGE_BLOCK) * 2
     first = (index < end) & (token % _RANGE_BLOCK == 0)
     tl.store(pointers, token // unit * unit, mask=first)
     last = tl.minimum(token + _RANGE_BLOCK, row_length) - 1
@@ -171,7 +178,7 @@ def short_forward_kernel(
         out, attended, None, head, start, end, row_length, stride_ob, stride_oh, stride_os, BLOCK, HEAD_DIM, BLOCK_D
     )
     inside = tokens.index < end
-    offsets = head * row_length + token_offsets(tokens.index, row_length, num_heads * row_length, 1)
+    offsets = _row_offsets(tokens.index, head, num_heads, row_length)
     row_log2 = tl.where(empty, float("-inf"), largest + tl.log2(total))
     tl.store(log2_sum + offsets, row_log2, mask=inside)
     row_lse = tl.where(empty, float("-inf"), (row_log2 - slope2 * tokens.beyond) * LN_2)
@@ -269,7 +276,7 @@ def short_backward_kernel(
             out, None, head, start, end, row_length, stride_ob, stride_oh, stride_os, BLOCK, HEAD_DIM, BLOCK_D
         )
         out_tile = tl.load(pointers, mask=present, other=0.0)
-        offsets = head * row_length + token_offsets(tokens.index, row_length, num_heads * row_length, 1)
+        offsets = _row_offsets(tokens.index, head, num_heads, row_length)
         row_log2 = tl.load(log2_sum + offsets, mask=inside, other=float("-inf"))
         seen = row_log2 != float("-inf")
         row_log2 = tl.where(seen, row_log2, float("inf"))
@@ -284,6 +291,7 @@ def short_backward_kernel(
 
         slope2 = in_base_2(tl.load(slopes + head * stride_slope_h))
         scores, distance, visible = _scores(query_tile, key_tile, tokens, slope2, scale * LOG2_E, PRECISION)
+        visible = visible & seen[:, None]
         scores += (query_nan - row_log2)[:, None] + key_nan[None, :]
         weights = tl.exp2(scores) + (delta * 0)[:, None]
         weights = tl.where(visible, weights, 0.0)

@@ -332,7 +332,7 @@ def split(low, high, center, BLOCK: tl.constexpr):
         begin <= full_begin <= near_begin < near_end <= full_end <= end
 
     [near_begin, near_end) holds the nearest column of every row. In [full_begin, near_begin) and [near_end, full_end)
-    every row sees every column. Rows with an empty interval are ignored. If all are empty, all bounds are 0.
+    every row sees every column. Rows with an empty interval are ignored. If all are empty, no loop has a tile.
     """
     some = low < high
     nearest = tl.maximum(tl.minimum(center, high - 1), low)
