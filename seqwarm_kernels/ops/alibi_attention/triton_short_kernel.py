@@ -279,7 +279,7 @@ def short_backward_kernel(
         offsets = _row_offsets(tokens.index, head, num_heads, row_length)
         row_log2 = tl.load(log2_sum + offsets, mask=inside, other=float("-inf"))
         seen = row_log2 != float("-inf")
-        row_log2 = tl.where(seen, row_log2, float("inf"))
+        row_log2 = tl.where(seen, row_log2 - query_nan, float("inf"))
         delta = tl.sum(out_tile.to(tl.float32) * grad_tile.to(tl.float32), 1)  # Σ P ∘ dP
         delta = tl.where(seen, delta + grad_nan, 0.0)
         grad_slope = tl.zeros((BLOCK,), tl.float32)
@@ -291,9 +291,7 @@ def short_backward_kernel(
 
         slope2 = in_base_2(tl.load(slopes + head * stride_slope_h))
         scores, distance, visible = _scores(query_tile, key_tile, tokens, slope2, scale * LOG2_E, PRECISION)
-        visible = visible & seen[:, None]
-        scores += (query_nan - row_log2)[:, None] + key_nan[None, :]
-        weights = tl.exp2(scores) + (delta * 0)[:, None]
+        weights = tl.exp2(scores - row_log2[:, None] + key_nan[None, :]) + (delta * 0)[:, None]
         weights = tl.where(visible, weights, 0.0)
         grad_weights = tl.dot(grad_tile, tl.trans(value_tile), input_precision=PRECISION)
         kept_part = weights
