@@ -124,14 +124,14 @@ def _tiles(kernel: str, chip: int, head_dim: int, dtype: str, variant: str) -> T
     if kernel == "decode":
         return decode_tiles(VARIANTS[variant].get("rows", 4), head_dim, BYTES[dtype])
     if kernel in SHORT:
-        tile = short_tile(head_dim, BYTES[dtype])
+        tile = short_tile(chip, head_dim, BYTES[dtype])
         return Tiles(tile.tokens, tile.tokens, tile.num_warps, 1)
     plain = variant not in ("mask", "dropout", "origins")
     return getattr(configuration(chip, head_dim, BYTES[dtype], plain=plain), kernel)
 
 
-def _most_registers(kernel: str, head_dim: int, dtype: str, variant: dict[str, Any]) -> int | None:
-    tile = short_tile(head_dim, BYTES[dtype])
+def _most_registers(kernel: str, chip: int, head_dim: int, dtype: str, variant: dict[str, Any]) -> int | None:
+    tile = short_tile(chip, head_dim, BYTES[dtype])
     backward = None if "grouped" in variant else tile.backward_registers
     return {"short_forward": tile.forward_registers, "short_backward": backward}.get(kernel)
 
@@ -186,7 +186,7 @@ def compile_kernel(kernel: str, chip: int, head_dim: int, dtype: str, variant: s
         options={
             "num_warps": tiles.num_warps,
             "num_stages": tiles.num_stages,
-            "maxnreg": _most_registers(kernel, head_dim, dtype, options),
+            "maxnreg": _most_registers(kernel, chip, head_dim, dtype, options),
         },
     )
     registers, stack, assembly = disassemble(compiled.asm["cubin"])

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from seqwarm_kernels.ops.alibi_attention.schema import DenseOptions
+from seqwarm_kernels.ops.alibi_attention.triton_configurations import short_tile
 from tests.support.kernels import record_launches
 
 pytest.importorskip("triton")
@@ -66,7 +67,7 @@ def test_what_needs_registers_has_smaller_tiles(monkeypatch, changes):
 
 def test_tiles_are_those_of_the_chip(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    assert host._capability(torch.device("cuda")) == 90
+    assert host.capability_of(torch.device("cuda")) == 90
 
 
 @pytest.mark.parametrize(("causal", "sides"), [(True, 1), (False, 2)])
@@ -102,3 +103,11 @@ def test_no_query_has_empty_results():
     query = rows_of(5, batch_size=0)
     out, lse, log2_sum, ranges = host.forward(query, query, query, SLOPES, PLAIN)
     assert (out.shape, lse.shape, log2_sum.shape, ranges.shape) == (query.shape, (0, 1, 5), (0, 1, 5), (0, 1, 2))
+
+
+@pytest.mark.parametrize(
+    ("capability", "tokens", "limited"), [(86, 32, False), (90, 64, True), (103, 64, False), (120, 32, False)]
+)
+def test_short_tiles_are_those_of_the_chip(capability, tokens, limited):
+    tile = short_tile(capability, 64, 2)
+    assert (tile.tokens, tile.backward_registers is not None) == (tokens, limited)

@@ -31,7 +31,7 @@ def tiles_of_64_tokens(monkeypatch):
     if not torch.cuda.is_available():
         from seqwarm_kernels.ops.alibi_attention import triton_short
 
-        monkeypatch.setattr(triton_short, "short_tile", lambda head_dim, _: short_tile(head_dim, 2))
+        monkeypatch.setattr(triton_short, "short_tile", lambda chip, head_dim, _: short_tile(chip, head_dim, 2))
 
 
 def dtype_of(device, tokens):

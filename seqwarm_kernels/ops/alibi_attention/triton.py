@@ -38,7 +38,7 @@ from .triton_arguments import (
 from .triton_backward_key import backward_key_kernel
 from .triton_backward_query import backward_query_kernel
 from .triton_backward_ranges import RANGE_CHUNK, RANGE_TILES, backward_ranges_kernel
-from .triton_configurations import BULK_COPIES, Configuration, Tiles, block_d, configuration
+from .triton_configurations import BULK_COPIES, Configuration, Tiles, block_d, capability_of, configuration
 from .triton_decode import Decode, decodes
 from .triton_forward import forward_kernel
 from .triton_reach import NORM_BLOCK, NORM_ROWS, key_norms_kernel
@@ -59,7 +59,7 @@ _Options = DenseOptions | VarlenOptions
 
 def _access(query: Tensor, key: Tensor, mask: Tensor | None) -> int:
     """How kernels load tiles. Bulk copies need distinct memory for every row, and cannot mask single rows."""
-    if mask is not None or query.element_size() != 2 or _capability(query.device) not in BULK_COPIES:
+    if mask is not None or query.element_size() != 2 or capability_of(query.device) not in BULK_COPIES:
         return ALIGNED.value
     return BULK.value if query.numel() and key.numel() else ALIGNED.value
 
@@ -152,16 +152,9 @@ def _programs(sizes: Four, rows: int) -> int:
     return batch_size * num_heads * triton.cdiv(length, rows)
 
 
-def _capability(device: torch.device) -> int:
-    if device.type == "cpu":  # the interpreter supports every way to load a tile
-        return BULK_COPIES.start
-    major, minor = torch.cuda.get_device_capability(device)
-    return 10 * major + minor
-
-
 def _configuration(query: Tensor, options: _Options) -> Configuration:
     plain = _as_dense(options).key_padding_mask is None and options.dropout_seed is None
-    return configuration(_capability(query.device), query.shape[-1], query.element_size(), plain=plain)
+    return configuration(capability_of(query.device), query.shape[-1], query.element_size(), plain=plain)
 
 
 class Forward:

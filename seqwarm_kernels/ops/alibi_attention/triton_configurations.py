@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import torch
+
 from ...utils.switches import switch
 
 
@@ -79,6 +81,18 @@ def block_d(head_dim: int) -> int:
     return max(16, 1 << (head_dim - 1).bit_length())
 
 
+def capability_of(device: torch.device) -> int:
+    """90 for compute capability 9.0, and for the interpreter, which supports every way to load a tile."""
+    if device.type == "cpu":
+        return BULK_COPIES.start
+    major, minor = torch.cuda.get_device_capability(device)
+    return 10 * major + minor
+
+
+def _chip_of(capability: int) -> int:
+    return 80 if capability >= 120 else max(chip for chip in _HALF if chip <= max(capability, 80))
+
+
 def configuration(capability: int, head_dim: int, bytes_per_element: int, *, plain: bool) -> Configuration:
     """The tiles of all kernels for one kind of call.
 
@@ -88,7 +102,7 @@ def configuration(capability: int, head_dim: int, bytes_per_element: int, *, pla
         bytes_per_element: 2 or 4.
         plain: without mask and dropout. Each needs registers, so most tiles have half the columns with any of them.
     """
-    chip = 80 if capability >= 120 else max(chip for chip in _HALF if chip <= max(capability, 80))
+    chip = _chip_of(capability)
     row = _FLOAT[block_d(head_dim)] if bytes_per_element == 4 else _HALF[chip][block_d(head_dim)]
     if plain:
         return row
@@ -111,7 +125,7 @@ class ShortTile(NamedTuple):
     backward_registers: int | None
 
 
-# 16-bit, by head_dim. Registers at 64 and 128 are measured on an H200: few spills cost less than waiting alone.
+# 16-bit on 9.0, by head_dim. Registers at 64 and 128 are measured on an H200: few spills cost less than waiting alone.
 _SHORT_HALF = {
     16: ShortTile(64, 4, 128, 128),
     32: ShortTile(64, 4, 128, 128),
@@ -121,7 +135,10 @@ _SHORT_HALF = {
 }
 
 
-def short_tile(head_dim: int, bytes_per_element: int) -> ShortTile:
+def short_tile(capability: int, head_dim: int, bytes_per_element: int) -> ShortTile:
+    """The tile of short rows. Chips other than 9.0 are not yet measured; on 8.0, tiles of 64 tokens would spill."""
+    chip = _chip_of(capability)
     if bytes_per_element == 2:
-        return _SHORT_HALF[block_d(head_dim)]
+        hopper = _SHORT_HALF[block_d(head_dim)]
+        return hopper if chip == 90 else ShortTile(64 if chip > 90 else 32, hopper.num_warps, None, None)
     return ShortTile(32 if head_dim <= 64 else 16, 4, None, None)  # without matrix instructions, more would spill

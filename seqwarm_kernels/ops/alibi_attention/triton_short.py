@@ -21,7 +21,7 @@ from .triton_arguments import (
     strides_named,
     sum_slopes,
 )
-from .triton_configurations import ShortTile, block_d, short_tile
+from .triton_configurations import ShortTile, block_d, capability_of, short_tile
 from .triton_readers import Reader, strides_of
 from .triton_short_kernel import short_backward_kernel, short_forward_kernel
 from .triton_tiles import ALIGNED
@@ -42,7 +42,7 @@ def is_short(query: Tensor, key: Tensor, slopes: Tensor, options: DenseOptions |
 
 
 def _tile_of(query: Tensor) -> ShortTile:
-    return short_tile(query.shape[3], query.element_size())
+    return short_tile(capability_of(query.device), query.shape[3], query.element_size())
 
 
 def _unit(length: int, options: DenseOptions) -> int:
