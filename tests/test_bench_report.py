@@ -128,6 +128,9 @@ class PretendRecorder:
     def seconds_left(self):
         return 1.0
 
+    def has(self, *key):
+        return False
+
     def add(self, record):
         self.records.append(record)
 
