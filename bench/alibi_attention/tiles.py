@@ -8,7 +8,6 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -37,8 +36,8 @@ def tiles(recorder: Recorder, device: torch.device, tiny: bool) -> None:
             for length in LENGTHS[:1] if tiny else LENGTHS:
                 if recorder.out_of_time():
                     return
-                problem = problems.of_length(length, head_dim)
-                _measure(recorder, replace(problems.TINY, head_dim=16) if tiny else problem, candidate, device)
+                problem = problems.TINY if tiny else problems.of_length(length, head_dim)
+                _measure(recorder, problem, candidate, device)
 
 
 def _measure(recorder: Recorder, problem: Problem, candidate: Any, device: torch.device) -> None:

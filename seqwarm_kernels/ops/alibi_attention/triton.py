@@ -32,6 +32,7 @@ from .triton_arguments import (
     query_offset_of,
     row_strides,
     shell_of,
+    start_stride,
     strides_named,
     sum_slopes,
 )
@@ -100,7 +101,6 @@ def _constant(query: Reader, key: Reader, value: Reader, slopes: Tensor, options
     dense = _as_dense(options)
     _, num_heads, query_length, head_dim = query.sizes
     _, num_key_heads, key_length, _ = key.sizes
-    start = dense.query_start
     limited = dense.window is not None or dense.segment_length is not None or isinstance(options, VarlenOptions)
     return {
         **_packing(options),
@@ -113,7 +113,7 @@ def _constant(query: Reader, key: Reader, value: Reader, slopes: Tensor, options
         "group_size": num_heads // num_key_heads,
         "query_length": query_length,
         "key_length": key_length,
-        "stride_start": start.stride(0) if start is not None and start.numel() > 1 else 0,
+        "stride_start": start_stride(dense.query_start),
         **mask_strides(dense.key_padding_mask),
         "stride_slope_b": 0 if slopes.dim() == 1 else slopes.stride(0),
         "stride_slope_h": slopes.stride(-1),

@@ -38,6 +38,11 @@ def mask_strides(mask: Tensor | None) -> dict[str, int]:
     return {"stride_mb": stride_batch, "stride_ms": stride_key}
 
 
+def start_stride(start: Tensor | None) -> int:
+    """Of query_start: 0 if all rows share one start, or have none."""
+    return start.stride(0) if start is not None and start.numel() > 1 else 0
+
+
 def query_offset_of(options: DenseOptions | VarlenOptions) -> int:
     return options.query_offset if isinstance(options, DenseOptions) else 0
 

@@ -18,6 +18,7 @@ from .triton_arguments import (
     precision_of,
     query_offset_of,
     shell_of,
+    start_stride,
     strides_named,
 )
 from .triton_configurations import Tiles, block_d
@@ -63,13 +64,12 @@ class Decode:
         sums = lse.new_empty((num_rows, num_chunks, 2))
         self._shells = [*self._outputs, lse.new_empty((num_rows, num_chunks, block_d(head_dim))), sums]
         tolerance = options.skip_tolerance * (0.5 if options.causal else 0.25)
-        start = options.query_start
         shared = {
             "window": UNBOUNDED if options.window is None else min(options.window, UNBOUNDED),
             "num_heads": num_heads,
             "query_length": query_length,
             "key_length": key_length,
-            "stride_start": start.stride(0) if start is not None and start.numel() > 1 else 0,
+            "stride_start": start_stride(options.query_start),
             "stride_slope_b": 0 if slopes.dim() == 1 else slopes.float().stride(0),
             "stride_slope_h": slopes.float().stride(-1),
             "CAUSAL": options.causal,

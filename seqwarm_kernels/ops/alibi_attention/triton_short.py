@@ -18,6 +18,7 @@ from .triton_arguments import (
     precision_of,
     row_strides,
     shell_of,
+    start_stride,
     strides_named,
     sum_slopes,
 )
@@ -50,24 +51,29 @@ def _unit(length: int, options: DenseOptions) -> int:
     return min(options.segment_length or length, length)
 
 
+def _tokens_of_tile(query: Tensor, options: DenseOptions) -> int:
+    """Those of the whole rows, or segments, that a tile holds."""
+    unit = _unit(query.shape[2], options)
+    return _tile_of(query).tokens // unit * unit
+
+
 def _constant(query: Tensor, readers: tuple[Reader, ...], slopes: Tensor, options: DenseOptions) -> dict[str, Any]:
     """The arguments that both kernels share, and that are the same in all calls of a kind."""
     of_query, of_key, of_value = readers
     batch_size, num_heads, length, head_dim = query.shape
-    unit, start = _unit(length, options), options.query_start
-    block = _tile_of(query).tokens
+    tile = _tile_of(query)
     return {
         "window": UNBOUNDED if options.window is None else min(options.window, UNBOUNDED),
         "scale": options.scale,
         "inverse_keep": 1 / (1 - options.dropout_p),
         "dropout_threshold": int(options.dropout_p * 2**32),
-        "segment_length": unit,
-        "tile_tokens": block // unit * unit,
+        "segment_length": _unit(length, options),
+        "tile_tokens": _tokens_of_tile(query, options),
         "num_heads": num_heads,
         "group_size": num_heads // of_key.sizes[1],
         "num_tokens": batch_size * length,
         "row_length": length,
-        "stride_start": start.stride(0) if start is not None and start.numel() > 1 else 0,
+        "stride_start": start_stride(options.query_start),
         "stride_slope_h": slopes.float().stride(0),
         **strides_named("q", of_query.strides),
         **strides_named("k", of_key.strides),
@@ -76,17 +82,16 @@ def _constant(query: Tensor, readers: tuple[Reader, ...], slopes: Tensor, option
         "ORIGINS": has_origins(options.dropout_seed),
         "HEAD_DIM": head_dim,
         "BLOCK_D": block_d(head_dim),
-        "BLOCK": block,
+        "BLOCK": tile.tokens,
         "PRECISION": precision_of(query.dtype),
-        "num_warps": _tile_of(query).num_warps,
+        "num_warps": tile.num_warps,
         "num_stages": 1,
     }
 
 
 def _programs(query: Tensor, heads: int, options: DenseOptions) -> int:
     batch_size, _, length, _ = query.shape
-    unit = _unit(length, options)
-    return heads * triton.cdiv(batch_size * length, _tile_of(query).tokens // unit * unit)
+    return heads * triton.cdiv(batch_size * length, _tokens_of_tile(query, options))
 
 
 def _options_read(slopes: Tensor, options: DenseOptions) -> tuple[Tensor | None, ...]:
