@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import IO, Any
 
-from ..utils.checks import check_path
+from ..utils.checks import check_path, needs
 from ..utils.files import naming_file, write_atomically
 from .records import StepRecord
 
@@ -124,10 +124,8 @@ class TensorBoard:
     """
 
     def __init__(self, log_dir: Any, prefix: str = "optimizer/") -> None:
-        try:
+        with needs("scalars need tensorboard", "seqwarm_kernels[tensorboard]"):
             from torch.utils.tensorboard import SummaryWriter
-        except ImportError as error:
-            raise ImportError("tensorboard is needed: pip install seqwarm_kernels[tensorboard]") from error
         if not isinstance(prefix, str):
             raise TypeError(f"prefix must be a string, got {type(prefix).__name__}")
         self._prefix = prefix

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..utils.checks import check_int, check_real, check_state_entries
+from ..utils.json_values import without_nan
 
 
 @dataclass(frozen=True)
@@ -38,12 +39,7 @@ class StepRecord:
 
     def to_json(self) -> str:
         """One line of JSON. NaN and infinity, which JSON cannot represent, become null."""
-        finite = {name: _finite_or_none(value) for name, value in self.numbers().items()}
-        return json.dumps(finite, allow_nan=False)
-
-
-def _finite_or_none(value: float | None) -> float | None:
-    return value if value is None or math.isfinite(value) else None
+        return json.dumps(without_nan(self.numbers()), allow_nan=False)
 
 
 #: Names that the caller's own numbers must not have.

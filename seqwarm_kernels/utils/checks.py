@@ -5,7 +5,8 @@ from __future__ import annotations
 import operator
 import os
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from numbers import Real
 from pathlib import Path
 from typing import Any
@@ -176,7 +177,14 @@ def check_same_configuration(
 
 def check_matplotlib() -> None:
     """matplotlib must be installed. The error says how to install it."""
-    try:
+    with needs("figures need matplotlib", "seqwarm_kernels[demo]"):
         import matplotlib  # noqa: F401
+
+
+@contextmanager
+def needs(need: str, package: str) -> Iterator[None]:
+    """An ImportError in the block says what is needed, and that pip installs it with `package`."""
+    try:
+        yield
     except ImportError as error:
-        raise ImportError('figures need matplotlib: pip install "seqwarm_kernels[demo]"') from error
+        raise ImportError(f'{need}: pip install "{package}" (the import failed: {error})') from error

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import html
 import json
-import math
 import platform
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -15,6 +14,8 @@ from typing import Any
 import torch
 
 from .. import __version__
+from .checks import needs
+from .json_values import without_nan
 
 _LAYOUT: dict[str, Any] = {
     "height": 380,
@@ -65,10 +66,8 @@ for (const chart of document.querySelectorAll(".chart")) {{
 
 def check_plotly() -> None:
     """plotly must be installed. The error says how to install it."""
-    try:
+    with needs("interactive pages need plotly", "seqwarm_kernels[demo]"):
         import plotly  # noqa: F401
-    except ImportError as error:
-        raise ImportError('interactive pages need plotly: pip install "seqwarm_kernels[demo]"') from error
 
 
 def page(title: str, parts: Iterable[str]) -> bytes:
@@ -94,7 +93,7 @@ def items(contents: Iterable[str]) -> str:
 def chart(title: str, traces: Sequence[dict[str, Any]], *, x: dict[str, Any], y: dict[str, Any], note: str = "") -> str:
     """A chart with a heading. `x` and `y` are Plotly's settings of the axes, with a title."""
     layout = {**_LAYOUT, "xaxis": _axis(x), "yaxis": _axis(y), "showlegend": True}
-    content = json.dumps({"data": _finite(traces), "layout": layout}, allow_nan=False).replace("<", "\\u003c")
+    content = json.dumps({"data": without_nan(traces), "layout": layout}, allow_nan=False).replace("<", "\\u003c")
     return (
         f'<h2>{html.escape(title)}</h2>\n<div class="chart"></div>\n'
         f'<script type="application/json">{content}</script>\n<p class="note">{html.escape(note)}</p>'
@@ -139,12 +138,3 @@ def _axis(settings: dict[str, Any]) -> dict[str, Any]:
 
 def _row(tag: str, cells: Sequence[str]) -> str:
     return "<tr>" + "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in cells) + "</tr>\n"
-
-
-def _finite(value: Any) -> Any:
-    """The value with None in place of inf and NaN, which JSON does not have."""
-    if isinstance(value, dict):
-        return {name: _finite(each) for name, each in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(each) for each in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

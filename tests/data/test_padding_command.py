@@ -285,8 +285,8 @@ def test_an_unknown_tokenizer(text, capsys):
 @pytest.mark.parametrize(
     ("blocked", "arguments", "message"),
     [
-        ("tokenizers", ["--tokenizer", "bpe"], "pip install tokenizers"),
-        ("transformers", ["--tokenizer", "roberta-base"], "pip install transformers"),
+        ("tokenizers", ["--tokenizer", "bpe"], 'pip install "tokenizers"'),
+        ("transformers", ["--tokenizer", "roberta-base"], 'pip install "transformers"'),
         ("matplotlib", ["--figure", "a.png"], 'pip install "seqwarm_kernels[demo]"'),
         ("plotly", ["--figure", "a.png"], 'pip install "seqwarm_kernels[demo]"'),
     ],

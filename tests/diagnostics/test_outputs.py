@@ -199,7 +199,7 @@ def test_tensorboard_with_a_wrong_log_dir():
 
 def test_tensorboard_without_the_package(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    with pytest.raises(ImportError, match=r"pip install seqwarm_kernels\[tensorboard\]"):
+    with pytest.raises(ImportError, match=r'pip install "seqwarm_kernels\[tensorboard\]"'):
         TensorBoard(tmp_path)
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ...utils.checks import needs
 from ...utils.files import write_atomically
 from ..batch_planning.plan import IntArray
 from .data_file import DataFile
@@ -40,10 +41,8 @@ def open_mds(folder: AnyPath, column: str, dtype: np.dtype[Any] | None) -> list[
         ChunkError: The index is missing or damaged.
         ValueError: There is no such column, its encoding is another one, or it needs or has another dtype.
     """
-    try:
+    with needs("MDS shards need mosaicml-streaming", "seqwarm_kernels[mds]"):
         from streaming.base.format import reader_from_json
-    except ImportError as error:
-        raise ImportError(f'MDS shards need mosaicml-streaming: pip install "seqwarm_kernels[mds]": {error}') from error
     index = DataFile(folder / INDEX)
     content = index.read(_BYTE, 0, index.size).tobytes()
     try:

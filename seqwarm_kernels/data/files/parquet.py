@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from ...utils.checks import needs
 from .lengths import MAX_LENGTH
 from .reader import ChunkError, reason_of
 from .remote import AnyPath, RemotePath, file_size, open_file, read_range
@@ -34,10 +35,8 @@ class Footer(NamedTuple):
 
 def check_pyarrow() -> None:
     """Raise an ImportError that says what to install, if Parquet files cannot be read."""
-    try:
+    with needs("Parquet files need pyarrow", "seqwarm_kernels[parquet]"):
         import pyarrow.parquet  # noqa: F401
-    except ImportError as error:
-        raise ImportError("Parquet files need the package pyarrow: pip install seqwarm_kernels[parquet]") from error
 
 
 def read_footer(path: AnyPath, column: str | None, length_column: str | None) -> Footer:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from ...utils.checks import check_choice, check_iterable
+from ...utils.checks import check_choice, check_iterable, needs
 from ..batch_planning.plan import IntArray, as_lengths
 from ..files.compression import COMPRESSIONS, READ_ERRORS, compression_of
 from ..files.reader import ChunkError, iter_lines
@@ -174,10 +174,8 @@ def _progress_bar(items: list[Any], name: str, unit: str) -> tqdm[Any]:
 
 
 def _train_bpe(items: list[str]) -> Any:
-    try:
+    with needs("tokenizer 'bpe' needs tokenizers", "tokenizers"):
         from tokenizers import Tokenizer, models, pre_tokenizers, trainers
-    except ImportError as error:
-        raise ImportError("tokenizer 'bpe' needs the package tokenizers: pip install tokenizers") from error
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     alphabet = pre_tokenizers.ByteLevel.alphabet()
@@ -190,10 +188,8 @@ def _train_bpe(items: list[str]) -> Any:
 
 
 def _load_encoder(name: str) -> Callable[[list[str]], Iterable[Any]]:
-    try:
+    with needs(f"tokenizer {name!r} needs transformers", "transformers"):
         from transformers import AutoTokenizer
-    except ImportError as error:
-        raise ImportError(f"tokenizer {name!r} needs the package transformers: pip install transformers") from error
     try:
         loaded = AutoTokenizer.from_pretrained(name)
     except (OSError, ValueError) as error:
