@@ -7,7 +7,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from ..ops.alibi_attention.schema import DenseOptions, VarlenOptions
-from .functional import DEFAULT_SKIP_TOLERANCE, dense_call, varlen_call
+from .calls import DEFAULT_SKIP_TOLERANCE, dense_call, varlen_call
 
 
 @torch.no_grad()

@@ -11,7 +11,7 @@ from torch import Tensor
 from ..ops import backends
 from ..ops.alibi_attention.schema import RANGE_BLOCK
 from ..utils.checks import check_int, check_real
-from .functional import DEFAULT_SKIP_TOLERANCE, dense_call
+from .calls import DEFAULT_SKIP_TOLERANCE, dense_call
 from .slopes import alibi_slopes
 
 

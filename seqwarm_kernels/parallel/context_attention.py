@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn import functional
 
+from ..attention.calls import DEFAULT_SKIP_TOLERANCE, dense_call, varlen_call
 from ..attention.context_parallel import refuse_unordered_shards
-from ..attention.functional import DEFAULT_SKIP_TOLERANCE, dense_call, varlen_call
 from ..ops.alibi_attention.dropout import dropout_origins
 from ..ops.alibi_attention.schema import DenseOptions
 from ..ops.alibi_attention.validation import check_cu_seqlens, check_query_key_value, check_sequences

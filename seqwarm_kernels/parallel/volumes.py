@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 import torch
 
-from ..attention.functional import DEFAULT_SKIP_TOLERANCE
+from ..attention.calls import DEFAULT_SKIP_TOLERANCE
 from ..attention.slopes import alibi_slopes
 from ..utils.checks import check_bool, check_int, check_real
 from .halo_width import widths_of_shards

@@ -53,8 +53,8 @@ class TokenLR(LRScheduler):
 
     Args:
         optimizer: Its learning rates are the peaks.
-        warmup_tokens: W, 0 or at least 1. To warm up for k steps, pass k times the tokens of a step at the first
-            sequence length.
+        warmup_tokens: W, 0 or at least 1. Pass as many tokens as without sequence-length warmup: they take more
+            steps, since the first ones hold few tokens.
         decay_tokens: D, at least 1 and at least `warmup_tokens`.
         final: F, from 0 to 1. With 1 the learning rate stays at its peak.
         decay: "cosine" or "linear".

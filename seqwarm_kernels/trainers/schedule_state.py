@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -26,6 +27,11 @@ _OTHER_SHARES = (
     "the batches of one step kept different shares of their labels, from {:.3g} to {:.3g}. Each batch, on each rank, "
     "is weighted by its number of labels before cutting, because the Trainer counts num_items_in_batch before "
     "calling the model. Batches of rows of equal length, or one batch for each step on one rank, are weighted exactly"
+)
+
+_SHORT = (
+    "the training ends at {} of {} tokens: the schedule grows for {:,} {}s, and the training takes {:,}. Pass a "
+    "smaller duration, or train longer"
 )
 
 #: Shares of labels that count as different, relative to each other.
@@ -73,6 +79,7 @@ class ScheduleState:
         self._has_counted_step = True  # of the last call of `step`
         self._has_warned = False
         self._has_warned_of_shares = False
+        self._has_warned_of_short = False  # in this training
 
     def attach(
         self, entrance: nn.Module, model: nn.Module, device: torch.device, ranks_of_batch: int = 1
@@ -98,6 +105,7 @@ class ScheduleState:
         if sharded is not None:
             resizer = self._parts = self._part_resizer(model)
         self.attachment = Attachment(entrance, resizer, self._options)
+        self._has_warned_of_short = False
         self._device, self._seen = device, Seen(0, 0)
         self._is_up_to_date = False
         return self.attachment
@@ -242,6 +250,24 @@ class ScheduleState:
         if least < most * (1 - _SHARE_TOLERANCE):
             self._has_warned_of_shares = True
             warnings.warn(_OTHER_SHARES.format(least, most), stacklevel=2)
+
+    def warn_of_max_steps(self, steps: int) -> None:
+        """Warns at the begin of a training if its schedule needs more optimizer steps than these to the full length."""
+        if self.scheduler.unit == "step":
+            self._warn_of_short(self.scheduler.progress + steps)
+
+    def warn_of_short_training(self) -> None:
+        """Warns at the end of a training that has not reached the full length."""
+        if not self._has_warned_of_short:
+            self._warn_of_short(self.scheduler.progress)
+
+    def _warn_of_short(self, progress: int) -> None:
+        scheduler = self.scheduler
+        length, longest = scheduler.seq_length_at(progress), scheduler.max_seq_length
+        if progress < scheduler.duration and length < longest:
+            self._has_warned_of_short = True
+            text = _SHORT.format(length, longest, math.ceil(scheduler.duration), scheduler.unit, progress)
+            warnings.warn(text, stacklevel=3)
 
     def metrics(self) -> dict[str, int]:
         """Returns the `seq_length` of the last step, and `train_tokens` if the last step was counted."""

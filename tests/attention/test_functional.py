@@ -1,9 +1,11 @@
-"""Errors of alibi_attention and alibi_attention_varlen, and their messages."""
+"""Errors and warnings of alibi_attention and alibi_attention_varlen, and their messages."""
+
+import warnings
 
 import pytest
 import torch
 
-from seqwarm_kernels import alibi_attention, alibi_attention_varlen
+from seqwarm_kernels import alibi_attention, alibi_attention_varlen, alibi_slopes
 from seqwarm_kernels.ops import backends
 
 
@@ -86,6 +88,26 @@ def test_bad_options(options, error, message):
 
 
 @pytest.mark.skipif(backends.problem("native") is not None, reason="the extension is not built")
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("is_causal", r"alibi_attention\(\) got an unexpected keyword argument 'is_causal': use causal, which is True"),
+        ("alibi_slopes", "'alibi_slopes': use slopes$"),
+        ("caussal", "'caussal'$"),
+    ],
+)
+def test_arguments_of_other_libraries(name, message):
+    query = torch.zeros(1, 2, 3, 4)
+    with pytest.raises(TypeError, match=message):
+        alibi_attention(query, query, query, **{name: True})
+
+
+def test_arguments_of_other_libraries_for_packed_sequences():
+    packed, ends = torch.zeros(3, 2, 4), torch.tensor([0, 3], dtype=torch.int32)
+    with pytest.raises(TypeError, match=r"alibi_attention_varlen\(\) .* 'softmax_scale': use scale$"):
+        alibi_attention_varlen(packed, packed, packed, ends, ends, 3, 3, softmax_scale=1.0)
+
+
 def test_a_backend_that_lacks_a_dtype_says_so():
     doubles = [tensor.double() for tensor in tensors()]
     with pytest.raises(ValueError, match=r"backend='native' cannot serve .* no native kernel for torch\.float64"):
@@ -176,3 +198,43 @@ def test_positions_made_in_a_compiled_function():
 
     compiled = torch.compile(attend, fullgraph=True, dynamic=True, backend="aot_eager")
     torch.testing.assert_close(compiled(query), attend(query))
+
+
+@pytest.mark.parametrize(
+    ("ends", "longest", "message"),
+    [
+        ([0, 8, 20], 12, "cu_seqlens_q must end within the 12 tokens of query, got 20"),
+        ([0, 12, 8], 12, "cu_seqlens_q must not decrease, got 8 after 12"),
+        ([4, 8, 12], 12, "cu_seqlens_q must start with 0, got 4"),
+        ([0, 8, 12], 4, "max_seqlen_q must be at least 8, the length of the longest sequence, got 4"),
+    ],
+)
+def test_boundaries_of_no_packed_sequences(ends, longest, message):
+    """Those of another batch, lengths in place of boundaries, or the length of another batch's longest sequence."""
+    query = torch.randn(12, 2, 8, requires_grad=True)
+    good, bad = (torch.tensor(values, dtype=torch.int32) for values in ([0, 2, 4], ends))
+    alibi_attention_varlen(query, query, query, good, good, longest, longest).sum().backward()
+    with pytest.raises(ValueError, match=message):  # a known call
+        alibi_attention_varlen(query, query, query, bad, bad, longest, longest)
+
+
+def test_positions_in_a_tensor_have_the_bounds_of_an_int():
+    """A position of 2**62 was taken for 2**60."""
+    query = torch.randn(1, 2, 3, 8)
+    for start in (torch.tensor(2**62), 2**62):
+        with pytest.raises(ValueError, match=r"query_start must be from -2\*\*60 to 2\*\*60, got 4611686018427387904"):
+            alibi_attention(query, query, query, query_start=start)
+
+
+@pytest.mark.parametrize(("shape", "warns"), [((1, 129, 2, 8), True), ((1, 128, 2, 8), False), ((1, 2, 129, 8), False)])
+def test_tokens_before_heads(shape, warns):
+    query = torch.randn(shape)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        alibi_attention(query, query, query)
+        alibi_attention(query, query, query, alibi_slopes(shape[1]))
+    assert [str(warning.message) for warning in caught] == warns * [
+        "query (1, 129, 2, 8) has 129 heads of 2 tokens; if it is (batch, length, heads, head_dim), transpose query, "
+        "key and value, else pass slopes"
+    ]
+    assert all(warning.filename == __file__ for warning in caught)

@@ -97,6 +97,7 @@ def lightning():
         "module": Module(),
         "loader": DataLoader(dataset(), batch_size=2),
         "max_steps": 2,
+        "max_epochs": 1,
         "other_arguments": {**arguments, "enable_model_summary": False},
     }
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from seqwarm_kernels.attention.functional import dense_call, varlen_call
+from seqwarm_kernels.attention.calls import dense_call, varlen_call
 from seqwarm_kernels.ops import backends
 from seqwarm_kernels.ops.alibi_attention.dropout import dropout_origins, keep_mask
 from seqwarm_kernels.self_check.calls import RESULTS, differentiate

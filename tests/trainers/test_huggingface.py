@@ -131,6 +131,20 @@ def test_batches_that_keep_different_shares_of_their_labels_warn_once(tmp_path, 
     assert len(messages) == number
 
 
+@pytest.mark.parametrize(
+    ("unit", "duration", "steps", "progress"),
+    [("step", 4, 3, 3), ("token", 4 * LENGTH, 2, 2 * 2 * 4), ("step", 4, 4, None)],
+)
+def test_a_training_that_ends_before_the_schedule_warns_once(tmp_path, unit, duration, steps, progress):
+    training = trainer(tmp_path, model(), [SequenceLengthWarmup(schedule(duration, unit))], max_steps=steps)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        training.train()
+    texts = [str(each.message) for each in caught if "the training ends at" in str(each.message)]
+    assert len(texts) == (progress is not None)
+    assert all(f"grows for {duration} {unit}s, and the training takes {progress}. Pass" in text for text in texts)
+
+
 def test_lengths_and_tokens_are_logged(tmp_path):
     seen = []
 

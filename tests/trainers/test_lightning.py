@@ -2,6 +2,7 @@
 
 import json
 import os
+import warnings
 from typing import NamedTuple
 
 import pytest
@@ -324,6 +325,26 @@ def test_two_processes_train_as_one(tmp_path):
         assert own[1:] == other[1:] == alone
         assert len(set(alone[0])) > 2
         torch.testing.assert_close(torch.tensor([own[0], other[0]]).mean(0), torch.tensor(losses))
+
+
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize(
+    ("unit", "duration", "limits", "progress"),
+    [
+        ("step", 4, {"max_steps": 3}, 3),  # known at the begin
+        ("step", 4, {"max_epochs": 1, "limit_train_batches": 2}, 2),
+        ("token", 4 * LENGTH, {"max_steps": 2}, 2 * 2 * 4),
+        ("step", 4, {"max_steps": 4}, None),
+        ("step", 4, {"max_epochs": 1, "limit_train_batches": 4}, None),
+    ],
+)
+def test_a_training_that_ends_before_the_schedule_warns_once(unit, duration, limits, progress):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        trainer(SequenceLengthWarmup(schedule(duration, unit)), **limits).fit(Model(), loader())
+    texts = [str(each.message) for each in caught if "the training ends at" in str(each.message)]
+    assert len(texts) == (progress is not None)
+    assert all(f"grows for {duration} {unit}s, and the training takes {progress}. Pass" in text for text in texts)
 
 
 def test_the_trainer_of_pytorch_lightning():

@@ -160,6 +160,7 @@ class SequenceLengthWarmup(LoggingCallback):
         _states[attachment] = weakref.ref(state)
         # No event follows an error. But the next training replaces the state, even if this callback was removed.
         weakref.finalize(state, attachment.remove)
+        self._schedule_state.warn_of_max_steps(state.max_steps - state.global_step)
 
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -201,6 +202,7 @@ class SequenceLengthWarmup(LoggingCallback):
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
+        self._schedule_state.warn_of_short_training()
         self.detach()
 
     def count_tokens(self) -> int:

@@ -68,6 +68,8 @@ class SequenceLengthWarmup(Callback):
             self._schedule_state.start()
         self._steps = trainer.global_step
         self._attach(trainer, pl_module)
+        if trainer.max_steps >= 0:
+            self._schedule_state.warn_of_max_steps(trainer.max_steps - trainer.global_step)
 
     def _attach(self, trainer: Trainer, module: LightningModule) -> None:
         """Hooks the strategy's `batch_to_device`.
@@ -144,6 +146,7 @@ class SequenceLengthWarmup(Callback):
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._schedule_state.count_remaining()
+        self._schedule_state.warn_of_short_training()
         self._detach()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
