@@ -5,51 +5,77 @@ from __future__ import annotations
 import argparse
 import importlib
 
-#: Each command's module and purpose. Only the module of the chosen command is imported: some need optional packages.
-COMMANDS = {
-    "resize_batch": ("bench.resize_batch.cpu", "resize_batch on the CPU beside the same written by hand"),
-    "resize_calls": ("bench.resize_batch.calls", "what a call of resize_batch costs on a small batch"),
-    "resize_packed": ("bench.resize_batch.packed", "what a call of resize_batch costs on a packed batch"),
-    "alibi_attention": ("bench.alibi_attention.cpu", "attention on the CPU beside torch's own"),
-    "short": ("bench.alibi_attention.short", "attention on the CPU where warmup begins, beside torch's own"),
-    "decoding": ("bench.alibi_attention.decoding", "one query over a long cache on the CPU, beside torch's own"),
-    "calls": ("bench.alibi_attention.calls", "what a call of attention costs beside its arithmetic, GPUs pretended"),
-    "batching": ("bench.batching.cpu", "batches by length: padding, planning beside infinibatch, resuming"),
-    "files": ("bench.batching.files", "from compressed files to tensors, beside infinibatch: time and shares of it"),
-    "readers": ("bench.batching.readers", "formats of tokens, each read beside the format's own library"),
-    "large_corpus": ("bench.batching.large_corpus", "a billion tokens: first batch, resuming, memory"),
-    "text_files": ("bench.batching.text_files", "text in chunk files, Parquet and Arrow: size, and time of reading"),
-    "diagnostics": (
-        "bench.moment_statistics.cpu",
-        "cost of monitoring an optimizer on the CPU, beside a training step",
-    ),
-    "many_devices": ("bench.parallel.cpu", "bytes that ranks exchange for sharded tokens, and the balance of heads"),
-    "aot": (
-        "bench.alibi_attention.compiled",
-        "registers, spills, memory and instructions of the Triton kernels, without a GPU",
-    ),
-    "device": (
-        "bench.gpu.command",
-        "everything that needs a GPU, in four parts: tests, attention, memory, tuning",
-    ),
-    "training": ("bench.training.command", "does warmup train better: time to a loss, stability, extrapolation, speed"),
-    "page": ("bench.page", "the tables of the pages on benchmarks, stability and many devices, from the records"),
-    "show": ("bench.shown", "copy a finished demo or search to the records, for its figure"),
-    "pictures": ("bench.pictures", "figures that need no records: reach, a plan, a replay of the allocator"),
-    "report": ("bench.report", "figures and tables from the records"),
+#: By subject: each command's module and purpose. Only the module of the chosen command is imported: some need optional
+#: packages.
+GROUPS = {
+    "attention": {
+        "alibi_attention": ("bench.alibi_attention.cpu", "on the CPU beside torch's own"),
+        "attention_short": ("bench.alibi_attention.short", "where warmup begins, beside torch's own"),
+        "attention_decoding": ("bench.alibi_attention.decoding", "one query over a long cache, beside torch's own"),
+        "attention_calls": ("bench.alibi_attention.calls", "what a call costs beside its arithmetic, GPUs pretended"),
+        "attention_compiled": (
+            "bench.alibi_attention.compiled",
+            "registers, spills, memory and instructions of the Triton kernels, without a GPU",
+        ),
+    },
+    "resize_batch": {
+        "resize_batch": ("bench.resize_batch.cpu", "on the CPU beside the same written by hand"),
+        "resize_calls": ("bench.resize_batch.calls", "what a call costs on a small batch"),
+        "resize_packed": ("bench.resize_batch.packed", "what a call costs on a packed batch"),
+    },
+    "batches and files": {
+        "batching": ("bench.batching.cpu", "batches by length: padding, planning beside infinibatch, resuming"),
+        "batching_files": ("bench.batching.files", "from compressed files to tensors, beside infinibatch"),
+        "batching_readers": ("bench.batching.readers", "formats of tokens, each beside the format's own library"),
+        "batching_texts": ("bench.batching.text_files", "text in chunk files, Parquet and Arrow: size and time"),
+        "batching_large": ("bench.batching.large_corpus", "a billion tokens: first batch, resuming, memory"),
+    },
+    "diagnostics": {
+        "diagnostics": ("bench.moment_statistics.cpu", "cost of monitoring an optimizer beside a training step"),
+    },
+    "many devices": {
+        "many_devices": ("bench.parallel.cpu", "bytes that ranks exchange for sharded tokens, balance of heads"),
+    },
+    "GPU": {
+        "device": ("bench.gpu.command", "everything that needs a GPU: tests, attention, memory, tuning"),
+    },
+    "training": {
+        "training": ("bench.training.command", "does warmup train better: time, stability, extrapolation, speed"),
+    },
+    "records and pages": {
+        "report": ("bench.report", "figures and tables from the records"),
+        "page": ("bench.page", "write the tables of the pages of docs from the records"),
+        "pictures": ("bench.pictures", "figures that need no records: reach, a plan, a replay of the allocator"),
+        "keep": ("bench.shown", "copy a finished demo or search to the records, for its figure"),
+    },
 }
+COMMANDS = {name: module for commands in GROUPS.values() for name, (module, _) in commands.items()}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
-    commands = parser.add_subparsers(dest="command", required=True)
-    for name, (_, purpose) in COMMANDS.items():
-        commands.add_parser(name, help=purpose, add_help=False)
+    parser = argparse.ArgumentParser(
+        prog="python -m bench",
+        usage="python -m bench COMMAND [ARGUMENTS]",
+        description=__doc__,
+        epilog="\n\n".join(map(_listed, GROUPS)),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", help=argparse.SUPPRESS)
+    for name in COMMANDS:
+        commands.add_parser(name, add_help=False)
     chosen, rest = parser.parse_known_args()
-    module = importlib.import_module(COMMANDS[chosen.command][0])
+    if chosen.command is None:
+        parser.print_help()
+        return
+    module = importlib.import_module(COMMANDS[chosen.command])
     own = argparse.ArgumentParser(prog=f"python -m bench {chosen.command}", description=module.__doc__)
-    module.add_arguments(own)
+    if hasattr(module, "add_arguments"):
+        module.add_arguments(own)
     module.main(own.parse_args(rest))
+
+
+def _listed(group: str) -> str:
+    return "\n".join([f"{group}:", *(f"  {name:<20}{purpose}" for name, (_, purpose) in GROUPS[group].items())])
 
 
 if __name__ == "__main__":

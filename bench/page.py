@@ -21,7 +21,7 @@ from .batching.sources_report import (
     large_corpus_rows,
     readers_page,
 )
-from .common.records import RESULTS, CpuRecord, is_implementation, markdown, read
+from .common.records import RESULTS, ROOT, CpuRecord, is_implementation, markdown, read
 from .gpu.records import DeviceRecord, DeviceRecords, read_folder, speedup
 from .parallel import report as many_devices
 from .resize_batch.implementations import BY_HAND, OURS_OUT
@@ -29,13 +29,9 @@ from .resize_batch.implementations import OURS as RESIZE
 from .training.stability import tables as stability
 from .training.stability.command import RECORDS as STABILITY
 
-_DOCS = Path(__file__).parents[1] / "docs"
+_DOCS = ROOT / "docs"
 LENGTHS = (64, 256, 1024, 4096, 8192, 16384)
 THREADS = 2
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    pass
 
 
 def main(arguments: argparse.Namespace) -> None:
@@ -69,27 +65,22 @@ def _times_as_fast(ours: float | None, theirs: float | None) -> str:
 # ---- attention
 
 
-class _Attention:
-    """Looks up the times of a causal call with 12 heads of 64."""
-
-    def __init__(self) -> None:
-        self.records = _cpu_records("cpu_alibi_attention")
-
-    def time(self, implementation: str, length: int, dtype: str, work: str) -> float | None:
-        wanted: dict[str, Any] = {"length": length, "dtype": f"torch.{dtype}", "work": work, "head_dim": 64}
-        wanted |= {"causal": True, "segment_length": None, "inputs": "a", "heads": 12, "key_heads": 12}
-        found = (
-            record.median_ms
-            for record in self.records
-            if record.threads == THREADS
-            and is_implementation(record.implementation, implementation)
-            and all(record.facts[name] == value for name, value in wanted.items())
-        )
-        return next(found, None)
+def _attention_time(records: list[CpuRecord], implementation: str, length: int, dtype: str, work: str) -> float | None:
+    """The time of a causal call with 12 heads of 64."""
+    wanted: dict[str, Any] = {"length": length, "dtype": f"torch.{dtype}", "work": work, "head_dim": 64}
+    wanted |= {"causal": True, "segment_length": None, "inputs": "a", "heads": 12, "key_heads": 12}
+    found = (
+        record.median_ms
+        for record in records
+        if record.threads == THREADS
+        and is_implementation(record.implementation, implementation)
+        and all(record.facts[name] == value for name, value in wanted.items())
+    )
+    return next(found, None)
 
 
 def _attention_peers() -> str:
-    attention = _Attention()
+    records = _cpu_records("cpu_alibi_attention")
     names = {
         OURS: "**`alibi_attention`**",
         OURS_NO_SKIP: "`alibi_attention`, `skip_tolerance=0`",
@@ -100,22 +91,24 @@ def _attention_peers() -> str:
     }
     columns = [(dtype, work) for dtype in ("float32", "bfloat16") for work in (FORWARD, BOTH)]
     rows = [
-        [label, *(_time_text(attention.time(name, 1024, dtype, work)) for dtype, work in columns)]
+        [label, *(_time_text(_attention_time(records, name, 1024, dtype, work)) for dtype, work in columns)]
         for name, label in names.items()
     ]
     return markdown(["2 rows of 1,024 tokens", *(f"{dtype}, {work}" for dtype, work in columns)], rows)
 
 
 def _attention_lengths() -> str:
-    attention = _Attention()
+    records = _cpu_records("cpu_alibi_attention")
     rows = []
     for dtype in ("float32", "bfloat16"):
         for length in LENGTHS:
             row = [f"{length:,}", dtype]
             for work, peers in ((FORWARD, (MASK, EAGER, FLEX, FLASH)), (BOTH, (MASK, EAGER, FLASH))):
-                ours = attention.time(OURS, length, dtype, work)
+                ours = _attention_time(records, OURS, length, dtype, work)
                 row.append(_time_text(ours))
-                row += [_times_as_fast(ours, attention.time(peer.name, length, dtype, work)) for peer in peers]
+                row += [
+                    _times_as_fast(ours, _attention_time(records, peer.name, length, dtype, work)) for peer in peers
+                ]
             if row[2]:
                 rows.append(row)
     header = ["tokens", "dtype", "forward", "SDPA mask", "eager", "Flex", "SDPA, no bias"]

@@ -13,7 +13,7 @@ from seqwarm_kernels.schedule.plan import ModelSize, plan_figure, plan_schedule
 from seqwarm_kernels.utils.figures import save_both
 
 from .allocator import replay
-from .report import FIGURES
+from .common.records import FIGURES
 
 HEADS, LENGTH, LENGTHS = 12, 8192, [2**power for power in range(7, 15)]
 

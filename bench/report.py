@@ -8,16 +8,17 @@ from __future__ import annotations
 import argparse
 import functools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from . import shown
 from .alibi_attention import report as attention
+from .alibi_attention.figures import draw_cpu as draw_attention
 from .batching import report as batching
 from .batching import sources_report as sources
-from .common.goals import goals_table
-from .common.records import RESULTS, CpuRecord, read, table
+from .common.goals import Goal, goals_table
+from .common.records import FIGURES, RESULTS, CpuRecord, markdown, read, table
 from .gpu.predictions import predictions_table
 from .gpu.records import TESTS, DeviceRecords, read_folder
 from .gpu.summary import device_goals, failures
@@ -32,18 +33,32 @@ from .training.stability import tables as stability_tables
 from .training.stability.command import RECORDS as STABILITY
 from .training.tables import report as training_tables
 
-FIGURES = Path(__file__).parent.parent / "docs" / "figures"
+Report = Callable[[list[dict[str, Any]], Path], str]
+R = TypeVar("R")
+
+
+def _tabulated(record: Callable[..., R], table: Callable[[list[R]], str]) -> Report:
+    """The table of the records, without a figure."""
+    return lambda lines, figures: table([record(**line) for line in lines])
+
+
+def _of_operator(
+    goals: Callable[[list[CpuRecord]], Iterable[Goal]], draw: Callable[[list[CpuRecord], Path], list[Path]]
+) -> Report:
+    """The table, goals and figures of an operator on the CPU."""
+
+    def report(lines: list[dict[str, Any]], figures: Path) -> str:
+        records = [CpuRecord(**line) for line in lines]
+        drawn = [f"![{path.stem}]({path.name})" for path in draw(records, figures)]
+        return "\n\n".join([table(records), goals_table(goals(records)), *drawn])
+
+    return report
 
 
 def _demo_report(lines: list[dict[str, Any]], figures: Path) -> str:
     """A Markdown table of the demo's runs."""
     names = list(dict.fromkeys(name for line in lines for name in line))
-    rows = [names, ["---"] * len(names), *([str(line.get(name, "")) for name in names] for line in lines)]
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
-
-
-def _plain_report(lines: list[dict[str, Any]], figures: Path) -> str:
-    return table([CpuRecord(**line) for line in lines])
+    return markdown(names, ([line.get(name, "") for name in names] for line in lines))
 
 
 def _training_report(lines: list[dict[str, Any]], figures: Path, scale: Scale) -> str:
@@ -58,19 +73,19 @@ def _stability_report(lines: list[dict[str, Any]], figures: Path) -> str:
 
 
 #: For each records file: a function of its records and of the folder for figures, which returns Markdown.
-REPORTS: dict[str, Callable[[list[dict[str, Any]], Path], str]] = {
-    attention.RECORDS: attention.report,
-    batching.RECORDS: batching.report,
+REPORTS: dict[str, Report] = {
+    attention.RECORDS: _of_operator(attention.cpu_goals, draw_attention),
+    batching.RECORDS: _tabulated(batching.BatchingRecord, batching.batching_table),
     batching.FIGURE_RECORDS: batching.figure_report,
-    batching.FILES_RECORDS: batching.files_report,
-    batching.TEXT_FILES_RECORDS: batching.text_files_report,
+    batching.FILES_RECORDS: _tabulated(batching.FilesRecord, batching.files_table),
+    batching.TEXT_FILES_RECORDS: _tabulated(batching.TextFilesRecord, batching.text_files_table),
     "cpu_demo": _demo_report,
     many_devices.RECORDS: many_devices.report,
-    moments.RECORDS: moments.report,
-    resizing.RECORDS: resizing.report,
+    moments.RECORDS: _tabulated(CpuRecord, moments.share_table),
+    resizing.RECORDS: _of_operator(resizing.cpu_goals, resizing.draw_cpu),
     STABILITY: _stability_report,
-    sources.LARGE_RECORDS: sources.large_corpus_report,
-    sources.READERS_RECORDS: sources.readers_report,
+    sources.LARGE_RECORDS: _tabulated(sources.LargeCorpusRecord, sources.large_corpus_table),
+    sources.READERS_RECORDS: _tabulated(sources.ReaderRecord, sources.readers_table),
     shown.DEMO: shown.demo_report,
     shown.TUNING: shown.tuning_report,
 }
@@ -90,12 +105,12 @@ def main(arguments: argparse.Namespace) -> None:
     print(f"## On a GPU\n\n{_device_report(arguments.records, arguments.figures)}")
 
 
-def _report_of(path: Path) -> Callable[[list[dict[str, Any]], Path], str]:
+def _report_of(path: Path) -> Report:
     if path.stem.endswith("_training"):  # a file for each device
         return functools.partial(_training_report, scale=TOY if path.stem.startswith("cpu") else H200)
     by_cpu = (attention.CALLS, attention.SHORT, attention.DECODING, resizing.CALLS, resizing.PACKED)
     if path.stem.startswith(by_cpu):  # a file for each kind of CPU
-        return _plain_report
+        return _tabulated(CpuRecord, table)
     if path.stem not in REPORTS:
         sys.exit(f"{path} has no report; files with a report: {', '.join(REPORTS)}, device*, *_training")
     return REPORTS[path.stem]
@@ -124,8 +139,8 @@ def _stage_table(records: DeviceRecords, stage: str) -> str:
     found = [record for record in records.of_stages(stage).all if record.failure is None]
     if not found:
         return ""
-    rows = [f"| {stage} | work | implementation | ms | figures |", "|---|---|---|---|---|"]
+    rows = []
     for record in found:
         figures = ", ".join(f"{name} {number:.4g}" for name, number in record.figures.items())
-        rows.append(f"| {record.case} | {record.work} | {record.implementation} | {record.time_text()} | {figures} |")
-    return "\n".join(rows)
+        rows.append([record.case, record.work, record.implementation, record.time_text(), figures])
+    return markdown([stage, "work", "implementation", "ms", "figures"], rows)

@@ -21,7 +21,7 @@ from seqwarm_kernels.tuning.trial import Trial, Validation
 from seqwarm_kernels.tuning.trial_folder import RESULT
 from seqwarm_kernels.utils.figures import save_both
 
-from .common.records import write
+from .common.records import markdown, write
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -67,13 +67,13 @@ def main(arguments: argparse.Namespace) -> None:
 
 
 def demo_report(lines: list[dict[str, Any]], figures: Path) -> str:
-    rows = ["| run | tokens | validation loss |", "|---|---|---|"]
+    rows = []
     for line in lines:
         save_both(functools.partial(demo_figure, line), figures / "demo_validation_loss.png")
         comparison = comparison_of(line)
         for last in (comparison.baseline[-1], comparison.warmup[-1]):
-            rows.append(f"| {last.run} | {last.tokens:,} | {last.validation_loss:.4f} |")
-    return "\n".join(rows)
+            rows.append([last.run, f"{last.tokens:,}", f"{last.validation_loss:.4f}"])
+    return markdown(["run", "tokens", "validation loss"], rows)
 
 
 def demo_figure(line: dict[str, Any]) -> Figure:
@@ -90,15 +90,15 @@ def comparison_of(line: dict[str, Any]) -> Comparison:
 
 
 def tuning_report(lines: list[dict[str, Any]], figures: Path) -> str:
-    rows = ["| min length | duration | trained to | largest rise | verdict |", "|---|---|---|---|---|"]
+    rows = []
     for line in lines:
         save_both(functools.partial(tuning_figure, line), figures / "tuning.png")
         _, trials, accepted = search_of(line)
         for trial in trials:
             verdict = "found" if trial is accepted else "fluctuates" if trial.fluctuates else "stable"
-            numbers = f"{trial.min_seq_length} | {trial.duration:,} | {trial.cost:,} | {trial.largest_rise:.2f}"
-            rows.append(f"| {numbers} | {verdict} |")
-    return "\n".join(rows)
+            tokens = f"{trial.duration:,}", f"{trial.cost:,}"
+            rows.append([trial.min_seq_length, *tokens, f"{trial.largest_rise:.2f}", verdict])
+    return markdown(["min length", "duration", "trained to", "largest rise", "verdict"], rows)
 
 
 def tuning_figure(line: dict[str, Any]) -> Figure:

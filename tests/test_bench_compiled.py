@@ -32,7 +32,7 @@ def compile_all(chips, head_dim, *options):
         sys.executable,
         "-m",
         "bench",
-        "aot",
+        "attention_compiled",
         "--json",
         "--chips",
         *map(str, chips),

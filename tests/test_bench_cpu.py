@@ -11,17 +11,18 @@ from bench.alibi_attention import cpu as attention
 from bench.alibi_attention import decoding, peers, short
 from bench.alibi_attention.cases import BOTH, FORWARD, RESULT_NAMES, Case
 from bench.alibi_attention.problems import Problem
-from bench.alibi_attention.report import report as report_attention
+from bench.alibi_attention.report import RECORDS as ATTENTION
 from bench.batching import cpu as batching
 from bench.batching import files, large_corpus, readers
 from bench.batching.corpora import BenchCorpus
-from bench.batching.report import files_report, report_records
-from bench.batching.sources_report import large_corpus_report, readers_page, readers_report
+from bench.batching.report import batching_table, files_table
+from bench.batching.sources_report import large_corpus_table, readers_page, readers_table
 from bench.batching.token_corpus import document_lengths, write_flat
 from bench.moment_statistics import cpu as moments
+from bench.report import REPORTS
 from bench.resize_batch import cpu as resizing
 from bench.resize_batch.implementations import BY_HAND, METHODS, OURS, Resizing, implementations
-from bench.resize_batch.report import report as report_resizing
+from bench.resize_batch.report import RECORDS as RESIZING
 
 CPU = torch.device("cpu")
 
@@ -85,7 +86,7 @@ def test_attention_is_measured(monkeypatch, tmp_path):
     for peer in (*peers.ours(CPU, problem.dtype), peers.MASK):
         found.add(Case(problem, "a", CPU), peer, 1)
     assert [record.facts["work"] for record in found.records] == [FORWARD, BOTH] * 3
-    text = report_attention([asdict(record) for record in found.records], tmp_path)
+    text = REPORTS[ATTENTION]([asdict(record) for record in found.records], tmp_path)
     assert "| forward, causal B2 H2 S32 D64, float32 | SDPA with bias mask | 1 |" in text
     assert (tmp_path / "cpu_attention.png").exists()
 
@@ -114,18 +115,18 @@ def test_resizing_is_measured(tmp_path):
             records += found
     finally:
         torch.set_num_threads(threads)
-    text = report_resizing([asdict(record) for record in records], tmp_path)
+    text = REPORTS[RESIZING]([asdict(record) for record in records], tmp_path)
     assert all(f"| {method}, 3 x 4 x 16 int64 to 6 | {OURS} | 1 |" in text for method in METHODS)
     assert "| under 1 MB" in text
     assert (tmp_path / "cpu_resize_batch.png").exists()
 
 
-def test_the_monitor_is_measured(monkeypatch, tmp_path):
+def test_the_monitor_is_measured(monkeypatch):
     monkeypatch.setattr(moments, "MODEL", (1, 2, 16))
     records = moments.measure_at(8, repeats=2)
     assert [record.implementation for record in records] == [moments.STEP, moments.MONITOR, moments.BY_HAND]
     assert all(record.max_error < 1e-5 for record in records[1:])
-    assert moments.report([asdict(record) for record in records], tmp_path).count("\n") == 4
+    assert moments.share_table(records).count("\n") == 4
 
 
 def test_batching_is_measured(monkeypatch, tmp_path):
@@ -141,7 +142,7 @@ def test_batching_is_measured(monkeypatch, tmp_path):
         record for record in records if (record.implementation, record.counted) == ("random batches", "bytes")
     )
     assert histograms.ways[0].padding == random.figures["padding"]
-    text = report_records(records)
+    text = batching_table(records)
     for what in ("padding", "planned", "resumed"):
         assert f"| {what} | a corpus |" in text
     assert "| resumed after a million items, LengthBatchStream |" in text
@@ -160,19 +161,19 @@ def test_a_large_corpus_is_measured(monkeypatch, tmp_path):
         *("first batch, documents not searched yet", "first batch", "plan of an epoch", "half an epoch", "resume"),
     ]
     assert records[0].documents == len(document_lengths(tokens))
-    text = large_corpus_report([asdict(record) for record in records], tmp_path)
+    text = large_corpus_table(records)
     assert "| time to resume | " in text
     assert "| ≤ 100 ms | " in text
 
 
-def test_readers_of_formats_are_measured(monkeypatch, tmp_path):
+def test_readers_of_formats_are_measured(monkeypatch):
     with_libraries = [each for each in readers.FORMATS if each.needs is not None]
     monkeypatch.setattr(readers, "FORMATS", [each for each in readers.FORMATS if each not in with_libraries])
     records = list(readers.measure(20_000, repeats=2))
     assert {record.reader for record in records} == {"TokenSource", "numpy.memmap", "ChunkSource", "gzip and json"}
     assert len(records) == 4 * 4
     assert all(record.seconds > 0 and record.tokens == 20_000 for record in records)
-    assert readers_report([asdict(record) for record in records], tmp_path).count("\n") == 1 + 16
+    assert readers_table(records).count("\n") == 1 + 16
     assert readers_page(records).count("\n") == 1 + 4
 
 
@@ -187,4 +188,4 @@ def test_files_to_tensors_are_measured(monkeypatch, tmp_path):
     assert (ours.implementation, ours.items, ours.batches, ours.repeats) == ("LengthBatchStream", 300, 3, 2)
     assert set(ours.stages) == {"read", "plan", "encode", "pad"}
     assert all(0 < seconds <= ours.cpu_seconds for seconds in ours.stages.values())
-    assert f"| LengthBatchStream | {ours.cpu_seconds:.3g} |" in files_report([asdict(ours)], tmp_path)
+    assert f"| LengthBatchStream | {ours.cpu_seconds:.3g} |" in files_table([ours])

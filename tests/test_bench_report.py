@@ -230,12 +230,18 @@ def test_a_line_that_was_not_written_completely_is_left_out(tmp_path):
 
 @pytest.mark.parametrize("name", bench.COMMANDS)
 def test_every_command_has_help(run_bench, name, capsys):
-    if name == "aot":
+    if name == "attention_compiled":
         pytest.importorskip("triton", reason="triton is not installed")
     with pytest.raises(SystemExit) as end:
         run_bench(name, "--help")
     assert end.value.code == 0
     assert f"python -m bench {name}" in capsys.readouterr().out
+
+
+def test_the_list_of_commands(run_bench):
+    listed = run_bench()
+    assert re.findall(r"^  (\w+)  +\S", listed, re.MULTILINE) == list(bench.COMMANDS)
+    assert max(map(len, listed.splitlines())) <= 120
 
 
 def test_cpu_benchmarks_need_no_triton():

@@ -1,4 +1,4 @@
-"""bench/training/stability: words on made-up runs, the plan, batches, two tiny runs, tables and the command."""
+"""bench/training/stability: definitions on made-up runs, the plan, batches, two tiny runs, tables and the command."""
 
 import json
 import math
@@ -11,7 +11,8 @@ import pytest
 pytest.importorskip("scipy", reason="scipy is not installed")
 
 from bench.training import command as training_command
-from bench.training.stability import arms, batches, command, outcomes, search, tables, training, tuner, words
+from bench.training import publishing
+from bench.training.stability import arms, batches, command, definitions, outcomes, search, tables, training, tuner
 from bench.training.stability.outcomes import Run
 from bench.training.stability.running import finished, missing, path_of, run_all
 from bench.training.stability.settings import BATCH, CONSTANT, KINDS, POST, SHORT, WARMUP, Setting
@@ -19,12 +20,12 @@ from bench.training.stability.settings import BATCH, CONSTANT, KINDS, POST, SHOR
 TINY = Setting(1e-2, layers=1, width=16, heads=1, seq_length=32, min_seq_length=8, rows=4, tokens=1024)
 
 
-# ---- words
+# ---- definitions
 
 
 def test_a_loss_ratio_is_relative_to_the_smallest_loss_before():
-    assert words.loss_ratios(np.array([4.0, 2.0, 3.0, 1.0, 1.3])).tolist() == [1.0, 0.5, 1.5, 0.5, 1.3]
-    ratios = words.loss_ratios(np.array([2.0, math.nan, 3.0]))
+    assert definitions.loss_ratios(np.array([4.0, 2.0, 3.0, 1.0, 1.3])).tolist() == [1.0, 0.5, 1.5, 0.5, 1.3]
+    ratios = definitions.loss_ratios(np.array([2.0, math.nan, 3.0]))
     assert math.isnan(ratios[1])
     assert ratios[2] == 1.5
 
@@ -41,17 +42,17 @@ def test_a_loss_ratio_is_relative_to_the_smallest_loss_before():
 )
 def test_a_run_diverges(losses, final, expected):
     before = np.array([0.0, 50, 100, 500, 900])
-    assert words.diverges(np.array(losses), before, 1000, final) is expected
+    assert definitions.diverges(np.array(losses), before, 1000, final) is expected
 
 
 def test_intervals_are_those_of_the_textbook():
-    found = words.share(4, 5)
+    found = definitions.share(4, 5)
     assert found == pytest.approx((0.8, 0.2836, 0.9949), abs=1e-4)  # Clopper and Pearson
-    assert words.share(0, 5).low == 0
-    assert words.share(5, 5).high == 1
-    assert words.mean_of_seeds([1.0, 2.0, 3.0]) == pytest.approx((2.0, 2 - 2.4841, 2 + 2.4841), abs=1e-3)
-    assert words.mean_of_seeds([1.0]) is None
-    assert words.mean_correlation([0.5, None, 0.5]).value == pytest.approx(0.5)
+    assert definitions.share(0, 5).low == 0
+    assert definitions.share(5, 5).high == 1
+    assert definitions.mean_of_seeds([1.0, 2.0, 3.0]) == pytest.approx((2.0, 2 - 2.4841, 2 + 2.4841), abs=1e-3)
+    assert definitions.mean_of_seeds([1.0]) is None
+    assert definitions.mean_correlation([0.5, None, 0.5]).value == pytest.approx(0.5)
 
 
 # ---- outcomes
@@ -276,10 +277,10 @@ def test_the_figures_have_both_kinds_of_run():
 
 def test_published_runs_are_not_lost(tmp_path):
     published, made = tmp_path / "published.jsonl", made_records()
-    command._write(published, made)
-    assert command._lost(published, made) == set()
-    assert len(command._lost(published, made[1:])) == 1
-    assert command._lost(tmp_path / "none.jsonl", []) == set()
+    publishing.write(published, {}, made)
+    assert publishing.refusal(published, made, command.KEY) is None
+    assert "holds 1 results that are missing" in publishing.refusal(published, made[1:], command.KEY)
+    assert publishing.refusal(tmp_path / "none.jsonl", [], command.KEY) is None
 
 
 def test_the_estimate_counts_what_is_missing(tmp_path, monkeypatch):
@@ -314,7 +315,7 @@ def test_the_command_trains_and_publishes(tmp_path, monkeypatch, capsys):
     assert json.loads(line)["name"] == arms.FIRST
     (tmp_path / "out" / "stability" / "runs" / f"{TINY.name}.json").unlink()
     monkeypatch.setattr(command, "run_all", lambda *_: None)
-    with pytest.raises(SystemExit, match="1 runs that are missing here"):
+    with pytest.raises(SystemExit, match="1 results that are missing here"):
         training_command.main(arguments)
 
 

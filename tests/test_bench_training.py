@@ -15,7 +15,7 @@ import torch
 pytest.importorskip("tokenizers", reason="tokenizers is not installed")
 pytest.importorskip("matplotlib", reason="matplotlib is not installed")
 
-from bench.training import command, figures, last_words, plan, results, tables
+from bench.training import command, figures, last_words, plan, publishing, results, tables
 from bench.training.experiments import Experiments
 from bench.training.reading import read_validations
 from bench.training.running import FINISHED, ROOT, OtherRun, OutOfTime, RunFailed, Runner, RunOutcome, load_script
@@ -350,11 +350,9 @@ def test_results_of_extrapolation_stay_when_another_duration_is_best(call, monke
 
 
 def test_records_are_json(tmp_path):
-    command._write(
-        tmp_path / "records.jsonl", {}, [results.Result("c", {}, {"loss_by_length": {"256": NAN, "512": 1}})]
-    )
+    publishing.write(tmp_path / "records.jsonl", {}, [{"figures": {"loss_by_length": {"256": NAN, "512": 1}}}])
     assert "NaN" not in (tmp_path / "records.jsonl").read_text()
-    assert read(tmp_path / "records.jsonl")[1][0]["figures"] == {"loss_by_length": {"256": None, "512": 1}}
+    assert read(tmp_path / "records.jsonl")[1] == [{"figures": {"loss_by_length": {"256": None, "512": 1}}}]
 
 
 @pytest.mark.slow

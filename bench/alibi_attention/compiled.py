@@ -43,6 +43,7 @@ from seqwarm_kernels.ops.alibi_attention.triton_reach import NORM_BLOCK, NORM_RO
 from seqwarm_kernels.ops.alibi_attention.triton_short_kernel import short_backward_kernel, short_forward_kernel
 from seqwarm_kernels.ops.alibi_attention.triton_tiles import ALIGNED, BULK
 
+from ..common.records import markdown
 from .sass import MATRIX, inner_loops
 
 HEAD_DIMS = (16, 32, 64, 128, 256)
@@ -254,18 +255,13 @@ def _differs(variant: str, kernel: str, chip: int, head_dim: int) -> bool:
 
 def kernels_table(kernels: list[CompiledKernel]) -> str:
     """A Markdown table."""
-    lines = [
-        "| kernel | chip | D | dtype | variant | tiles, warps, stages | registers | spilled bytes | shared KiB "
-        "| matrix | pipelined loops |",
-        "|---|---|---|---|---|---|---|---|---|---|---|",
-    ]
+    rows = []
     for k in kernels:
-        lines.append(
-            f"| {k.kernel} | sm_{k.chip} | {k.head_dim} | {k.dtype} | {k.variant} | {k.tiles} | {k.registers} "
-            f"| {k.spilled_bytes} | {k.shared_bytes / 1024:.1f} | {k.matrix} {MATRIX[k.chip]} "
-            f"| {f'{k.pipelined} of {k.loops}' if k.loops else ''} |"
-        )
-    return "\n".join(lines)
+        loops = f"{k.pipelined} of {k.loops}" if k.loops else ""
+        compiled = [k.registers, k.spilled_bytes, f"{k.shared_bytes / 1024:.1f}", f"{k.matrix} {MATRIX[k.chip]}", loops]
+        rows.append([k.kernel, f"sm_{k.chip}", k.head_dim, k.dtype, k.variant, k.tiles, *compiled])
+    header = ["kernel", "chip", "D", "dtype", "variant", "tiles, warps, stages", "registers", "spilled bytes"]
+    return markdown([*header, "shared KiB", "matrix", "pipelined loops"], rows)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -279,7 +275,7 @@ def main(arguments: argparse.Namespace) -> None:
     kernels = []
     every = configurations(arguments.chips, arguments.head_dims)
     chosen = [each for each in every if each[-1] in arguments.variants]
-    for each in tqdm(chosen, desc="aot", unit="kernel", disable=arguments.json):
+    for each in tqdm(chosen, desc="compile", unit="kernel", disable=arguments.json):
         kernels.append(compile_kernel(*each))
         if arguments.json:
             print(json.dumps(asdict(kernels[-1])), flush=True)

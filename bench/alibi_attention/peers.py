@@ -12,13 +12,14 @@ import torch
 import torch._functorch.config as functorch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.nn.functional import scaled_dot_product_attention
 
 from seqwarm_kernels import alibi_attention, alibi_bias, alibi_slopes
-from seqwarm_kernels.attention.functional import DEFAULT_SKIP_TOLERANCE
+from seqwarm_kernels.attention.calls import DEFAULT_SKIP_TOLERANCE
 from seqwarm_kernels.ops import backends
 
+from .flex import alibi_score, block_mask
 from .problems import Problem
 
 # Timing a backward alone needs retain_graph. With it, a compiled backward must not reuse the memory of its inputs.
@@ -73,32 +74,11 @@ def _make_flex(problem: Problem, device: torch.device, mode: str | None = None, 
     torch._dynamo.reset()  # otherwise torch runs the ninth problem without compiling it
     return functools.partial(
         torch.compile(flex_attention, dynamic=False, mode=mode),
-        score_mod=_alibi_score(alibi_slopes(problem.heads, device=device), causal=problem.causal),
-        block_mask=_block_mask(problem, device),
+        score_mod=alibi_score(alibi_slopes(problem.heads, device=device), causal=problem.causal),
+        block_mask=block_mask(problem.length, device, causal=problem.causal, segment_length=problem.segment_length),
         enable_gqa=problem.heads != problem.key_heads,
         kernel_options=kernel_options,
     )
-
-
-def _alibi_score(slopes: Tensor, *, causal: bool) -> Callable[..., Tensor]:
-    def score_mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        return score - slopes[h] * (i - j if causal else (i - j).abs())
-
-    return score_mod
-
-
-def _block_mask(problem: Problem, device: torch.device) -> BlockMask | None:
-    length, segment_length, causal = problem.length, problem.segment_length, problem.causal
-
-    def visible(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        if segment_length is None:
-            return i >= j
-        same = i // segment_length == j // segment_length
-        return same & (i >= j) if causal else same
-
-    if segment_length is None and not causal:
-        return None
-    return create_block_mask(visible, None, None, length, length, device=device.type)
 
 
 def flex_documents(cu_seqlens: Tensor, slopes: Tensor, tokens: int) -> Attend:
@@ -112,7 +92,7 @@ def flex_documents(cu_seqlens: Tensor, slopes: Tensor, tokens: int) -> Attend:
 
     mask = create_block_mask(visible, None, None, tokens, tokens, device=cu_seqlens.device.type)
     compiled = torch.compile(flex_attention, dynamic=False)
-    return functools.partial(compiled, score_mod=_alibi_score(slopes, causal=True), block_mask=mask)
+    return functools.partial(compiled, score_mod=alibi_score(slopes, causal=True), block_mask=mask)
 
 
 # ---- scaled_dot_product_attention, and plain matrix products

@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
-from ..common.goals import Goal, goals_table, worst
-from ..common.records import CpuRecord, is_implementation, table
+from ..common.goals import Goal, worst
+from ..common.records import CpuRecord, is_implementation, markdown
 from ..gpu.records import DeviceRecord, DeviceRecords, gigabytes_per_second, speedup, teraflops
 from .cases import BACKWARD, BOTH, FORWARD
-from .figures import draw_cpu, draw_device
+from .figures import draw_device
 from .peers import (
     CUDNN,
     CUDNN_MASK,
@@ -43,13 +43,6 @@ _COLUMNS = {
 
 
 # ---- on a CPU
-
-
-def report(lines: list[dict[str, Any]], figures: Path) -> str:
-    """Table and goals in Markdown. Figures are drawn into the folder `figures`."""
-    records = [CpuRecord(**line) for line in lines]
-    drawn = [f"![{path.stem}]({path.name})" for path in draw_cpu(records, figures)]
-    return "\n\n".join([table(records), goals_table(cpu_goals(records)), *drawn])
 
 
 def cpu_goals(records: list[CpuRecord]) -> Iterator[Goal]:
@@ -227,8 +220,8 @@ def _rows(head: list[str], rows: list[list[str]]) -> str:
     if not rows:
         return ""
     kept = [index for index in range(len(head)) if any(row[index] for row in rows)]
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(line[index] for index in kept)} |" for line in lines)
+    kept_head, *kept_rows = ([line[index] for index in kept] for line in (head, *rows))
+    return markdown(kept_head, kept_rows)
 
 
 def summary_lines(records: DeviceRecords) -> Iterator[str]:

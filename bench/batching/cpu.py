@@ -40,7 +40,7 @@ from .report import (
     SAMPLER,
     STREAM,
     BatchingRecord,
-    report_records,
+    batching_table,
 )
 
 MILLION = 1_000_000
@@ -209,4 +209,4 @@ def main(arguments: argparse.Namespace) -> None:
         print("The package infinibatch is not installed. It is not measured.")
     path, records = write(RECORDS, run(found, arguments.repeats))
     write(FIGURE_RECORDS, [figure_histograms(found[-1])])
-    print(f"{report_records(records)}\n\nwritten to {path}")
+    print(f"{batching_table(records)}\n\nwritten to {path}")

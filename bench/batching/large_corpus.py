@@ -28,9 +28,9 @@ from seqwarm_kernels.data import (
 )
 
 from ..common.records import write
-from ..common.timing import quartiles
+from ..common.timing import memory_bytes, quartiles
 from .sources_report import LARGE_RECORDS, LargeCorpusRecord, large_corpus_table
-from .token_corpus import END_TOKEN, conditions, document_lengths, drop_from_cache, memory_megabytes, write_flat
+from .token_corpus import END_TOKEN, conditions, document_lengths, drop_from_cache, write_flat
 
 BUDGET, WINDOW = 16_384, 10_000
 
@@ -105,13 +105,13 @@ def in_process(function: Callable[..., dict[str, float]], *arguments: Any) -> di
 
 def _measured(function: Callable[..., dict[str, float]], arguments: tuple[Any, ...]) -> dict[str, float]:
     torch.set_num_threads(1)
-    before = memory_megabytes("VmRSS")
+    before = memory_bytes("VmRSS")
     found = function(*arguments)
     return {
         **found,
-        "peak_megabytes": memory_megabytes("VmHWM"),
-        "anonymous_megabytes": memory_megabytes("RssAnon"),
-        "imports_megabytes": before,
+        "peak_megabytes": memory_bytes("VmHWM") / 2**20,
+        "anonymous_megabytes": memory_bytes("RssAnon") / 2**20,
+        "imports_megabytes": before / 2**20,
     }
 
 

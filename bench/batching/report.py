@@ -73,10 +73,6 @@ class TextFilesRecord:
     repeats: int
 
 
-def text_files_report(lines: list[dict[str, Any]], figures: Path) -> str:
-    return text_files_table([TextFilesRecord(**line) for line in lines])
-
-
 def text_files_table(records: list[TextFilesRecord]) -> str:
     """The size of each format beside that of the text, and items a second of CPU time in each order."""
     rows = []
@@ -88,18 +84,15 @@ def text_files_table(records: list[TextFilesRecord]) -> str:
     return markdown(["format", "size / text", "order", "1,000 items/s"], rows)
 
 
-def files_report(lines: list[dict[str, Any]], figures: Path) -> str:
-    return files_table([FilesRecord(**line) for line in lines])
-
-
 def files_table(records: list[FilesRecord]) -> str:
     """A table with the share of each stage in the CPU time, and the goal beside the fastest peer."""
-    rows = [f"| implementation | CPU s | IQR | wall s | IQR | {' | '.join(STAGES)} |", "|---" * (5 + len(STAGES)) + "|"]
+    rows = []
     for record in records:
-        shares = " | ".join(f"{record.stages[stage] / sum(record.stages.values()):.0%}" for stage in STAGES)
+        shares = [f"{record.stages[stage] / sum(record.stages.values()):.0%}" for stage in STAGES]
         times = (record.cpu_seconds, record.cpu_iqr, record.wall_seconds, record.wall_iqr)
-        rows.append(f"| {record.implementation} | {' | '.join(f'{time:.3g}' for time in times)} | {shares} |")
-    return "\n".join([*rows, "", goals_table(_files_goals(records))])
+        rows.append([record.implementation, *(f"{time:.3g}" for time in times), *shares])
+    table = markdown(["implementation", "CPU s", "IQR", "wall s", "IQR", *STAGES], rows)
+    return f"{table}\n\n{goals_table(_files_goals(records))}"
 
 
 def _files_goals(records: list[FilesRecord]) -> Iterator[Goal]:
@@ -109,21 +102,14 @@ def _files_goals(records: list[FilesRecord]) -> Iterator[Goal]:
         yield Goal(f"CPU time from files to tensors, {peer} over {ours}", 1, speed, "x")
 
 
-def report(lines: list[dict[str, Any]], figures: Path) -> str:
-    """Table and goals in Markdown, without a figure."""
-    return report_records([BatchingRecord(**line) for line in lines])
-
-
-def report_records(records: list[BatchingRecord]) -> str:
-    return f"{_table(records)}\n\n{goals_table(_goals(records))}"
-
-
-def _table(records: list[BatchingRecord]) -> str:
-    lines = ["| what | corpus | tokens | implementation | figures |", "|---|---|---|---|---|"]
+def batching_table(records: list[BatchingRecord]) -> str:
+    """A table of all figures, and the goals."""
+    rows = []
     for record in records:
         figures = ", ".join(f"{name} {value:.4g}" for name, value in record.figures.items())
-        lines.append(f"| {record.what} | {record.corpus} | {record.counted} | {record.implementation} | {figures} |")
-    return "\n".join(lines)
+        rows.append([record.what, record.corpus, record.counted, record.implementation, figures])
+    table = markdown(["what", "corpus", "tokens", "implementation", "figures"], rows)
+    return f"{table}\n\n{goals_table(_goals(records))}"
 
 
 def _goals(records: list[BatchingRecord]) -> Iterator[Goal]:
@@ -179,11 +165,11 @@ def _beside(records: list[BatchingRecord], record: BatchingRecord, implementatio
 
 
 def figure_report(lines: list[dict[str, Any]], figures: Path) -> str:
-    rows = ["| batching | batches | padding |", "|---|---|---|"]
+    rows = []
     for line in lines:
         save_both(functools.partial(padding_figure_of, line), figures / "padding.png")
-        rows += [f"| {way['name']} | {way['batches']:,} | {way['padding']:.1%} |" for way in line["ways"]]
-    return "\n".join(rows)
+        rows += [[way["name"], f"{way['batches']:,}", f"{way['padding']:.1%}"] for way in line["ways"]]
+    return markdown(["batching", "batches", "padding"], rows)
 
 
 def padding_figure_of(line: dict[str, Any]) -> Figure:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
 
 from ..common.goals import Goal, goals_table
 from ..common.records import markdown
@@ -46,10 +44,6 @@ class ReaderRecord:
     conditions: str  #: scheduling, and what else ran
 
 
-def large_corpus_report(lines: list[dict[str, Any]], figures: Path) -> str:
-    return large_corpus_table([LargeCorpusRecord(**line) for line in lines])
-
-
 def large_corpus_table(records: list[LargeCorpusRecord]) -> str:
     return f"{large_corpus_rows(records)}\n\n{goals_table(_large_goals(records))}"
 
@@ -83,10 +77,6 @@ def _large_goals(records: list[LargeCorpusRecord]) -> Iterator[Goal]:
             yield Goal("time to the first batch", 2, record.seconds, "s", where, at_most=True)
         if record.what == RESUME:
             yield Goal("time to resume", 100, 1000 * record.seconds, "ms", where, at_most=True)
-
-
-def readers_report(lines: list[dict[str, Any]], figures: Path) -> str:
-    return readers_table([ReaderRecord(**line) for line in lines])
 
 
 def readers_table(records: list[ReaderRecord]) -> str:

@@ -1,4 +1,4 @@
-"""Generated corpora of tokens, and what a process needs of memory."""
+"""Generated corpora of tokens, and the conditions of a measurement."""
 
 from __future__ import annotations
 
@@ -55,13 +55,6 @@ def drop_from_cache(paths: Iterable[Path]) -> None:
         with path.open("rb") as file:
             os.fsync(file.fileno())
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-
-
-def memory_megabytes(name: str) -> float:
-    """An entry of /proc/self/status: VmHWM is the highest resident memory so far, RssAnon what maps no file."""
-    status = Path("/proc/self/status").read_text().splitlines()
-    line = next(line for line in status if line.startswith(f"{name}:"))
-    return int(line.split()[1]) / 1024
 
 
 def conditions() -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from .records import markdown
+
 
 class Goal(NamedTuple):
     what: str
@@ -33,8 +35,6 @@ def worst(values: Iterable[tuple[float | None, str]]) -> tuple[float | None, str
 
 def goals_table(goals: Iterable[Goal]) -> str:
     """A Markdown table with a row for each goal."""
-    rows = ["| what | measured | goal | reached | where |", "|---|---|---|---|---|"]
-    for goal in goals:
-        reached = {True: "yes", False: "no", None: ""}[goal.reached()]
-        rows.append(f"| {goal.what} | {goal.value_text()} | {goal.goal_text()} | {reached} | {goal.where} |")
-    return "\n".join(rows)
+    words = {True: "yes", False: "no", None: ""}
+    rows = ([each.what, each.value_text(), each.goal_text(), words[each.reached()], each.where] for each in goals)
+    return markdown(["what", "measured", "goal", "reached", "where"], rows)

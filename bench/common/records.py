@@ -15,7 +15,9 @@ import seqwarm_kernels
 from seqwarm_kernels.cli.info import cpu_name
 from seqwarm_kernels.utils.files import PARTIAL_SUFFIX
 
-RESULTS = Path(__file__).parents[1] / "results"
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "bench" / "results"
+FIGURES = ROOT / "docs" / "figures"
 
 
 @dataclass(frozen=True)
@@ -87,22 +89,18 @@ def read(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     return json.loads(first), [json.loads(line) for line in lines]
 
 
-def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    return "\n".join(f"| {' | '.join(row)} |" for row in (header, ["---"] * len(header), *rows))
+def markdown(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    return "\n".join(f"| {' | '.join(map(str, row))} |" for row in (header, ["---"] * len(header), *rows))
 
 
 def table(records: list[CpuRecord]) -> str:
     """A Markdown table by case, with the speed of each implementation relative to the first one of its case."""
     records = sorted(records, key=lambda record: record.case)
-    lines = [
-        "| case | implementation | threads | median ms | spread (IQR) ms | speed of the first = 1 | error |",
-        "|---|---|---|---|---|---|---|",
-    ]
+    rows = []
     for record in records:
         first = next(r for r in records if (r.case, r.threads) == (record.case, record.threads))
         error = "" if record.max_error is None else f"{record.max_error:.1e}"
-        lines.append(
-            f"| {record.case} | {record.implementation} | {record.threads} | {record.median_ms:.4g} "
-            f"| {record.iqr_ms:.2g} | {first.median_ms / record.median_ms:.2f} | {error} |"
-        )
-    return "\n".join(lines)
+        times = f"{record.median_ms:.4g}", f"{record.iqr_ms:.2g}", f"{first.median_ms / record.median_ms:.2f}"
+        rows.append([record.case, record.implementation, record.threads, *times, error])
+    header = ["case", "implementation", "threads", "median ms", "spread (IQR) ms", "speed of the first = 1", "error"]
+    return markdown(header, rows)

@@ -14,6 +14,9 @@ from torch.utils.benchmark import Timer
 
 Call = Callable[[], object]
 QUEUED = 20  #: calls launched ahead of the device; more would fill its queue
+ROUNDS = 5  #: of calls that take turns
+DEVICE_MILLISECONDS = 100.0  #: of measuring on the device
+WARM_UP_CALLS = 100  #: before single calls are timed
 
 
 class Timing(NamedTuple):
@@ -35,18 +38,30 @@ def measure_cpu(call: Call, threads: int, seconds: float) -> Timing:
     return quartiles([1e3 * each for each in timer.blocked_autorange(min_run_time=seconds).times])
 
 
-def measure_in_turns(calls: Mapping[str, Call], threads: int, seconds: float, rounds: int = 5) -> dict[str, Timing]:
+def measure_in_turns(calls: Mapping[str, Call], threads: int, seconds: float) -> dict[str, Timing]:
     """Times calls that take turns, each for `seconds` together: all have the machine in the same states."""
     timers = {name: Timer("call()", globals={"call": call}, num_threads=threads) for name, call in calls.items()}
     times: dict[str, list[float]] = {name: [] for name in calls}
-    for _ in range(rounds):
+    for _ in range(ROUNDS):
         for name, timer in timers.items():
-            times[name] += [1e3 * each for each in timer.blocked_autorange(min_run_time=seconds / rounds).times]
+            times[name] += [1e3 * each for each in timer.blocked_autorange(min_run_time=seconds / ROUNDS).times]
     return {name: quartiles(found) for name, found in times.items()}
 
 
-def measure_device(call: Call, milliseconds: float = 100.0) -> Timing:
-    """Times calls on the GPU for about `milliseconds`. Without a GPU, times three calls on the CPU."""
+def measure_single_calls(calls: Mapping[str, Call], rounds: int = 1000) -> dict[str, Timing]:
+    """Times each of `rounds` calls, which take turns, after a warm-up."""
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for number in range(WARM_UP_CALLS + rounds):
+        for name, call in calls.items():
+            start = time.perf_counter()
+            call()
+            if number >= WARM_UP_CALLS:
+                times[name].append((time.perf_counter() - start) * 1e3)
+    return {name: quartiles(found) for name, found in times.items()}
+
+
+def measure_device(call: Call) -> Timing:
+    """Times calls on the GPU for about `DEVICE_MILLISECONDS`. Without a GPU, times three calls on the CPU."""
     if not torch.cuda.is_available():
         return measure_host(call, 3)
     call()
@@ -57,7 +72,7 @@ def measure_device(call: Call, milliseconds: float = 100.0) -> Timing:
     launching = (time.perf_counter() - start) / 3 * 1e3
     torch.cuda.synchronize()
     whole = (time.perf_counter() - start) / 3 * 1e3
-    return _device_timing(call, repeats=int(min(100, max(10, milliseconds / whole))), launching=launching)
+    return _device_timing(call, repeats=int(min(100, max(10, DEVICE_MILLISECONDS / whole))), launching=launching)
 
 
 def _device_timing(call: Call, repeats: int, launching: float) -> Timing:
@@ -127,22 +142,24 @@ def extra_device_bytes(call: Call) -> int | None:
 
 def extra_resident_bytes(call: Call) -> int | None:
     """Peak resident memory of a call beyond the memory in use before it. None on systems without this counter."""
-    status, reset = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+    reset = Path("/proc/self/clear_refs")
     if not reset.exists():
         return None
-
-    def kilobytes(name: str) -> int:
-        line = next(line for line in status.read_text().splitlines() if line.startswith(name))
-        return int(line.split()[1])
-
     call()  # allocates what is kept between calls, compiled code for example
     ctypes.CDLL(None).malloc_trim(0)  # memory that was freed but not returned to the system would hide allocations
     reset.write_text("5")  # resets the peak to the current resident memory
-    before = kilobytes("VmRSS")
+    before = memory_bytes("VmRSS")
     result = call()
-    peak = kilobytes("VmHWM")
+    peak = memory_bytes("VmHWM")
     del result
-    return (peak - before) * 1024
+    return peak - before
+
+
+def memory_bytes(name: str) -> int:
+    """An entry of /proc/self/status: VmHWM is the highest resident memory so far, RssAnon what maps no file."""
+    status = Path("/proc/self/status").read_text().splitlines()
+    line = next(line for line in status if line.startswith(f"{name}:"))
+    return int(line.split()[1]) * 1024
 
 
 def device_allocations() -> int:

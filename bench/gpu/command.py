@@ -22,13 +22,12 @@ from typing import NamedTuple
 import torch
 
 from ..common.processes import Program
-from ..common.records import RESULTS
+from ..common.records import RESULTS, ROOT
 from . import pytest_records
 from .records import STEPS, Recorder, append, begin, read_device_records, read_folder
 from .steps import ESSENTIAL, FIRST, NEED_A_GPU, PROFILES, SANITIZERS, step_record
 from .summary import summary
 
-ROOT = Path(__file__).parents[2]
 PYTHON = [sys.executable, "-m"]
 
 

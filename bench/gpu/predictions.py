@@ -12,6 +12,7 @@ from ..alibi_attention.cases import BACKWARD, FORWARD
 from ..alibi_attention.peers import OURS as OURS_ATTENTION
 from ..alibi_attention.peers import OURS_NO_SKIP
 from ..allocator.gpu import AFTER, FULL_LENGTH
+from ..common.records import markdown
 from ..moment_statistics.gpu import MONITORED
 from ..moment_statistics.gpu import STEP as TRAINING_STEP
 from ..resize_batch.implementations import OURS, with_backend
@@ -151,11 +152,11 @@ PREDICTIONS = (
 
 
 def predictions_table(records: DeviceRecords) -> str:
-    rows = ["| prediction | range | measured | outcome | arithmetic |", "|---|---|---|---|---|"]
-    for each in PREDICTIONS:
-        cells = each.what, each.range_text(), each.value_text(records), each.outcome(records), each.arithmetic
-        rows.append(f"| {' | '.join(cells)} |")
-    return "\n".join(rows)
+    rows = (
+        [each.what, each.range_text(), each.value_text(records), each.outcome(records), each.arithmetic]
+        for each in PREDICTIONS
+    )
+    return markdown(["prediction", "range", "measured", "outcome", "arithmetic"], rows)
 
 
 def prediction_lines(records: DeviceRecords) -> Iterator[str]:

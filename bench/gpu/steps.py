@@ -29,10 +29,10 @@ from seqwarm_kernels.ops import backends
 from seqwarm_kernels.self_check.calls import CALLS, METHODS, Attention, Call, PackedAttention
 from seqwarm_kernels.self_check.exact import Exact
 
+from ..common.records import ROOT
 from . import records
 from .records import DeviceRecord, append, explain
 
-ROOT = Path(__file__).parents[2]
 _MOST_OUTPUT = 4000  # characters in a record
 
 Step = Callable[[torch.device], None]

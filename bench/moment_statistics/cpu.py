@@ -11,14 +11,13 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 from tqdm import tqdm
 
 from seqwarm_kernels.diagnostics import JsonLines, TrainingMonitor, moment_statistics
 
-from ..common.records import CpuRecord, write
+from ..common.records import CpuRecord, markdown, write
 from ..common.timing import quartiles
 from .trainings import Training, exact_statistics, read_by_hand
 
@@ -90,23 +89,14 @@ def _record(
     return CpuRecord("diagnostics", case, name, torch.get_num_threads(), timing.median, timing.iqr, error, facts)
 
 
-def report(lines: list[dict[str, Any]], figures: Path) -> str:
-    """A Markdown table, without a figure."""
-    return share_table([CpuRecord(**line) for line in lines])
-
-
 def share_table(records: list[CpuRecord]) -> str:
-    lines = [
-        "| case | measured | threads | median ms | spread (IQR) ms | share of the step | largest relative error |",
-        "|---|---|---|---|---|---|---|",
-    ]
+    rows = []
     for record in records:
         error = "" if record.max_error is None else f"{record.max_error:.1e}"
-        lines.append(
-            f"| {record.case} | {record.implementation} | {record.threads} | {record.median_ms:.4g} "
-            f"| {record.iqr_ms:.2g} | {record.facts['share_of_step']:.2%} | {error} |"
-        )
-    return "\n".join(lines)
+        times = f"{record.median_ms:.4g}", f"{record.iqr_ms:.2g}", f"{record.facts['share_of_step']:.2%}"
+        rows.append([record.case, record.implementation, record.threads, *times, error])
+    header = ["case", "measured", "threads", "median ms", "spread (IQR) ms", "share of the step"]
+    return markdown([*header, "largest relative error"], rows)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

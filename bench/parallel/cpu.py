@@ -111,10 +111,6 @@ def count_on_rank(mesh: DeviceMesh, size: ContextSize, slopes: str) -> Counted:
     )
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    pass
-
-
 def main(arguments: argparse.Namespace) -> None:
     path, records = write(RECORDS, run_all())
     print(f"{tables([asdict(record) for record in records])}\n\nwritten to {path}")

@@ -152,9 +152,9 @@ def _of(kind: type[_Record], lines: Sequence[dict[str, Any]]) -> list[_Record]:
     return [kind(**line) for line in lines if line["what"] == kind.what]
 
 
-def _widths(lines: Sequence[dict[str, Any]], size: ContextSize, score_std: float = 1.0) -> list[int]:
-    found = (r.widths for r in _of(Widths, lines) if (ContextSize(**r.size), r.score_std) == (size, score_std))
-    return next(found)
+def _widths(lines: Sequence[dict[str, Any]], size: ContextSize) -> list[int]:
+    """The widths of scores with a standard deviation of 1."""
+    return next(r.widths for r in _of(Widths, lines) if (ContextSize(**r.size), r.score_std) == (size, 1.0))
 
 
 def _counted(lines: Sequence[dict[str, Any]]) -> list[tuple[ContextSize, list[Counted]]]:

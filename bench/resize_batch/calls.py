@@ -12,8 +12,7 @@ from seqwarm_kernels import resize_batch
 
 from ..common.goals import Goal, goals_table, worst
 from ..common.records import CpuRecord, cpu_kind, table, write
-from ..common.timing import Call
-from .cpu import measure_by_turns
+from ..common.timing import Call, measure_single_calls
 from .implementations import BY_HAND, OURS, OURS_VIEWS, VIEWS, Batch
 from .report import CALLS
 
@@ -74,7 +73,7 @@ def run() -> Iterator[CpuRecord]:
                 calls: dict[str, Call] = {name: functools.partial(cut, batch, length) for name, cut in cuts.items()}
                 case = f"{made}, {tensors} x {rows} x {tokens} int64 to {length}, padded {side}"
                 facts = {"tensors": tensors, "rows": rows, "tokens": tokens, "length": length, "padded": side}
-                for name, timing in measure_by_turns(calls, ROUNDS).items():
+                for name, timing in measure_single_calls(calls, ROUNDS).items():
                     yield CpuRecord("resize_batch", case, name, 1, timing.median, timing.iqr, None, facts)
 
 
@@ -91,10 +90,6 @@ def goals(records: list[CpuRecord]) -> Iterator[Goal]:
         same = [record for record in records if record.implementation == name]
         ratio, where = worst((by_hand[ours.case].median_ms / ours.median_ms, ours.case) for ours in same)
         yield Goal(f"{name} of a small batch, vs slices by hand, worst", 1 / 1.5, ratio, "x", where)
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    pass
 
 
 def main(arguments: argparse.Namespace) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import multiprocessing
-import time
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -13,7 +12,7 @@ from tqdm import tqdm
 
 from ..common.goals import goals_table
 from ..common.records import CpuRecord, table, write
-from ..common.timing import Call, Timing, measure_cpu, quartiles
+from ..common.timing import measure_cpu, measure_single_calls
 from .implementations import BY_HAND, OURS, Resizing, by_hand, implementations, problems
 from .report import RECORDS, SMALL_MEGABYTES, cpu_goals
 
@@ -77,7 +76,7 @@ def _measure_in_process(work: Work) -> list[CpuRecord]:
     makers = implementations(problem, batch, compiled=True)
     calls = {name: makers[name]() for name in work.names}
     if _is_small(problem):
-        timings = measure_by_turns(calls)
+        timings = measure_single_calls(calls)
     else:
         timings = {name: measure_cpu(call, work.threads, work.seconds) for name, call in calls.items()}
     expected = by_hand(batch, problem.length, problem.method)
@@ -89,18 +88,6 @@ def _measure_in_process(work: Work) -> list[CpuRecord]:
         CpuRecord(OURS, problem.case(), name, work.threads, timing.median, timing.iqr, None, problem.facts())
         for name, timing in timings.items()
     ]
-
-
-def measure_by_turns(calls: dict[str, Call], rounds: int = 1000) -> dict[str, Timing]:
-    """Times `rounds` calls of each implementation, after 100 calls to warm up."""
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    for round_ in range(100 + rounds):
-        for name, call in calls.items():
-            start = time.perf_counter()
-            call()
-            if round_ >= 100:
-                times[name].append((time.perf_counter() - start) * 1e3)
-    return {name: quartiles(found) for name, found in times.items()}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -19,8 +19,7 @@ from seqwarm_kernels.ops.resize_packed.schema import PackedKind, cut_sequences
 
 from ..common.goals import Goal, goals_table, worst
 from ..common.records import CpuRecord, cpu_kind, table, write
-from ..common.timing import Call
-from .cpu import measure_by_turns
+from ..common.timing import Call, measure_single_calls
 from .implementations import OURS
 from .report import PACKED
 
@@ -105,7 +104,7 @@ def run(rounds: int = ROUNDS) -> Iterator[CpuRecord]:
                 torch.testing.assert_close(call(), calls[SLICES](), rtol=0, atol=0)
             case = f"{mode}, 3 x {tokens} int64 in {sequences} sequences to {length}"
             facts = {"sequences": sequences, "tokens": tokens, "length": length, "mode": mode}
-            for name, timing in measure_by_turns(calls, rounds).items():
+            for name, timing in measure_single_calls(calls, rounds).items():
                 yield CpuRecord("resize_packed", case, name, 1, timing.median, timing.iqr, None, facts)
 
 
@@ -118,10 +117,6 @@ def goals(records: list[CpuRecord]) -> Iterator[Goal]:
             if record.implementation == OPERATOR
         )
         yield Goal(f"{OPERATOR} vs {peer}, worst", 1, ratio, "x", where)
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    pass
 
 
 def main(arguments: argparse.Namespace) -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from seqwarm_kernels.utils.figures import ink, log_axis, new_figure, plot, save_both
 
-from ..common.goals import Goal, goals_table, worst
-from ..common.records import CpuRecord, table
+from ..common.goals import Goal, worst
+from ..common.records import CpuRecord
 from ..gpu.records import DeviceRecord, DeviceRecords, speedup
 from .implementations import BY_HAND, COMPILED, FOREACH, METHODS, OURS, OURS_OUT, OURS_VIEWS, VIEWS, with_backend
 
@@ -25,13 +25,6 @@ LARGE_MEGABYTES = 64.0
 
 
 # ---- on a CPU
-
-
-def report(lines: list[dict[str, Any]], figures: Path) -> str:
-    """Table and goals in Markdown. Figures are drawn into the folder `figures`."""
-    records = [CpuRecord(**line) for line in lines]
-    drawn = [f"![{path.stem}]({path.name})" for path in draw_cpu(records, figures)]
-    return "\n\n".join([table(records), goals_table(cpu_goals(records)), *drawn])
 
 
 def _most_threads(records: list[CpuRecord]) -> list[CpuRecord]:

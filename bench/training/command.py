@@ -7,8 +7,6 @@ read, and a stopped run resumes from its last checkpoint. (a) and (d) are timed:
 from __future__ import annotations
 
 import argparse
-import json
-import math
 import re
 import sys
 from dataclasses import asdict
@@ -18,19 +16,17 @@ from typing import Any
 import torch
 
 from seqwarm_kernels.demo.text import standard_library
-from seqwarm_kernels.utils.files import write_atomically
 
-from ..common.records import RESULTS
+from ..common.records import FIGURES, RESULTS
+from . import publishing
 from .experiments import Experiments
 from .figures import draw_all
 from .plan import EXPERIMENTS, SWEEP
-from .results import Result
-from .running import ROOT, OtherRun, OutOfTime, RunFailed, Runner, environment_of_runs
+from .running import OtherRun, OutOfTime, RunFailed, Runner, environment_of_runs
 from .scales import SCALES, Scale
 from .stability import command as stability
 from .tables import report
 
-FIGURES = ROOT / "docs" / "figures"
 UNSTABLE = "stability"  #: the experiment of bench/training/stability, which has runs and records of its own
 
 
@@ -72,15 +68,15 @@ def _main(arguments: argparse.Namespace, letters: list[str]) -> None:
         results, environment = experiments.all_results(), _merged(experiments.environments())
     except OtherRun as error:
         sys.exit(str(error))
-    name = records_name(scale)
-    _write(out / name, environment, results)
+    name, lines = records_name(scale), [asdict(result) for result in results]
+    publishing.write(out / name, environment, lines)
     print(report(results, scale))
-    _draw(results, out / "figures", scale)
+    publishing.draw(draw_all, results, out / "figures", scale)
     if arguments.publish:
-        failure = failure or refusal(RESULTS / name, results)
+        failure = failure or publishing.refusal(RESULTS / name, lines, ("experiment", "case"))
     if arguments.publish and failure is None:
-        _write(RESULTS / name, environment, results)
-        _draw(results, FIGURES, scale)
+        publishing.write(RESULTS / name, environment, lines)
+        publishing.draw(draw_all, results, FIGURES, scale)
     if failure is not None:
         sys.exit(failure)
 
@@ -114,44 +110,8 @@ def _merged(environments: list[dict[str, Any]]) -> dict[str, Any]:
     return {name: kept[0] if len(kept) == 1 else "; ".join(map(str, kept)) for name, kept in values.items()}
 
 
-def refusal(published: Path, results: list[Result]) -> str | None:
-    """The reason not to replace published results: some of them are missing in `results`. None if all are there."""
-    if not published.exists():
-        return None
-    old = {_key(json.loads(line)) for line in published.read_text().splitlines()[1:]}
-    missing = old - {_key(asdict(result)) for result in results}
-    if not missing:
-        return None
-    return f"not published: {published} holds {len(missing)} results that are missing here, such as {min(missing)}"
-
-
-def _key(result: dict[str, Any]) -> str:
-    return json.dumps([result["experiment"], result["case"]])
-
-
-def _draw(results: list[Result], folder: Path, scale: Scale) -> None:
-    try:
-        draw_all(results, folder, scale)
-    except ImportError as error:
-        print(f"no figures: {error}")
-
-
 def records_name(scale: Scale) -> str:
     if scale.device == "cpu":
         return "cpu_training.jsonl"
     slug = re.sub(r"[^a-z0-9]+", "_", torch.cuda.get_device_name().lower()).strip("_")
     return f"{slug}_training.jsonl"
-
-
-def _write(path: Path, environment: dict[str, Any], results: list[Result]) -> None:
-    lines = [json.dumps(environment), *(json.dumps(_plain(asdict(result)), allow_nan=False) for result in results)]
-    write_atomically(path, "".join(line + "\n" for line in lines).encode())
-
-
-def _plain(value: Any) -> Any:
-    """Replace NaN and infinity, which JSON does not have, by None."""
-    if isinstance(value, dict):
-        return {name: _plain(each) for name, each in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(each) for each in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -21,13 +21,12 @@ from tqdm.auto import tqdm
 from seqwarm_kernels.utils.files import write_atomically
 
 from ..common.processes import Program
-from ..common.records import environment
+from ..common.records import ROOT, environment
 from ..gpu.records import device_environment
 from .plan import PACKAGE, SPEED, RunPlan
 from .reading import read_validations
 from .scales import Scale
 
-ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "examples" / "train_gpt2" / "train.py"
 FINISHED = "finished.json"  #: in a run's folder, written last
 

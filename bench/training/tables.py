@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from statistics import mean
 from typing import Any
 
+from ..common.records import markdown
 from .plan import EXTRAPOLATION, LAST_WORDS, MASKED, PACKAGE, SPEED, STABILITY, SWEEP, TIME, TOKENS
 from .results import Result, best_peak, by_attention, shown_lengths
 from .scales import Scale
@@ -33,11 +34,6 @@ def report(results: Sequence[Result], scale: Scale) -> str:
     return "\n\n".join(sections)
 
 
-def _table(names: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    lines = [names, ["---"] * len(names), *rows]
-    return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
-
-
 def _number(value: float | None, form: str = ".3f") -> str:
     return "—" if value is None else format(value, form)
 
@@ -54,10 +50,10 @@ def sweep_table(results: Sequence[Result]) -> str:
         rows.append([f"{share:g}", f"{rate:g}", ", ".join(_number(loss) for loss in losses), _number(whole)])
     names = ["share of tokens to the peak", "learning rate at the peak", "final loss of each seed", "mean"]
     if all(row[-1] == "—" for row in rows):
-        return _table(names, rows)
+        return markdown(names, rows)
     best = best_peak(results)
     assert best is not None
-    return f"{_table(names, rows)}\n\nChosen: {best.rate:g} after {best.share:g} of the tokens"
+    return f"{markdown(names, rows)}\n\nChosen: {best.rate:g} after {best.share:g} of the tokens"
 
 
 def time_table(results: Sequence[Result]) -> str:
@@ -75,7 +71,7 @@ def time_table(results: Sequence[Result]) -> str:
         ]
         for r in ordered
     ]
-    return "\n\n".join([_table(names, rows), *_diverged_baselines(results), *_time_spread(results)])
+    return "\n\n".join([markdown(names, rows), *_diverged_baselines(results), *_time_spread(results)])
 
 
 def token_table(results: Sequence[Result]) -> str:
@@ -98,7 +94,7 @@ def token_table(results: Sequence[Result]) -> str:
             ", ".join(_number(r.figures["sooner_in_tokens"], ".2f") for r in found),
         ]
         rows.append([_kind(duration), -batch, tokens if duration else "—", *each])
-    return "\n\n".join([_table(names, rows), *_diverged_baselines(results)])
+    return "\n\n".join([markdown(names, rows), *_diverged_baselines(results)])
 
 
 def _diverged_baselines(results: Sequence[Result]) -> list[str]:
@@ -138,7 +134,7 @@ def stability_table(results: Sequence[Result]) -> str:
         each = [", ".join(_shown(r.figures[name]) for r in found) for name in ("steps", "spikes", "largest_ratio")]
         counts = [_count([r.figures[name] for r in found]) for name in ("diverged", "trains")]
         rows.append([batch, f"{factor:g}", _kind(duration), len(found), *each, *counts, losses])
-    return _table(names, rows)
+    return markdown(names, rows)
 
 
 def _count(values: Sequence[bool | None]) -> str:
@@ -169,7 +165,7 @@ def correlation_table(results: Sequence[Result]) -> str:
             row += ["—", "—"] if found is None else [f"{found['r']:+.2f}", _number(found["p"], ".1g")]
             lacks_p |= found is not None and found["p"] is None
         rows.append(row)
-    return _table(names, rows) + ("\n\np needs scipy, which was not installed" if lacks_p else "")
+    return markdown(names, rows) + ("\n\np needs scipy, which was not installed" if lacks_p else "")
 
 
 def extrapolation_table(results: Sequence[Result]) -> str:
@@ -183,7 +179,7 @@ def extrapolation_table(results: Sequence[Result]) -> str:
         ]
         for r in sorted(results, key=lambda r: (r.case["objective"] == MASKED, r.case["duration"], r.case["seed"]))
     ]
-    return _table(["objective", "", "seed", *(f"loss at {length}" for length in lengths)], rows)
+    return markdown(["objective", "", "seed", *(f"loss at {length}" for length in lengths)], rows)
 
 
 def last_words_table(results: Sequence[Result]) -> str:
@@ -203,7 +199,7 @@ def last_words_table(results: Sequence[Result]) -> str:
         for r in ordered
     ]
     names = ["", "seed", "items", "right", "perplexity of the word", "p of the difference", "nats per word saved"]
-    return _table(names, rows)
+    return markdown(names, rows)
 
 
 def speed_table(results: Sequence[Result]) -> str:
@@ -226,7 +222,7 @@ def speed_table(results: Sequence[Result]) -> str:
         ratio = spread([o.figures["tokens_per_second"] for o in ours]).median / whole.median if ours else None
         speed = f"{whole.median:,.0f} ({whole.lowest:,.0f} to {whole.highest:,.0f})"
         rows.append([attention, speed, *at, f"{memory:,.0f}", _number(ratio, ".2f")])
-    return _table(names, rows)
+    return markdown(names, rows)
 
 
 def _median_at(stages: Sequence[Sequence[float]], length: int) -> float | None:

@@ -13,10 +13,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
+from torch.nn.attention.flex_attention import flex_attention
 
 import seqwarm_kernels as sw
 
+from ..alibi_attention.flex import alibi_score, block_mask
 from .plan import PACKAGE
 from .running import load_script
 
@@ -41,28 +42,14 @@ class Flex:
     def __init__(self) -> None:
         torch._dynamo.config.recompile_limit = 64  # the default of 8 is less than the lengths of a ramp
         self._attention = torch.compile(flex_attention, dynamic=False)
-        self._mask = functools.cache(_causal_mask)
+        self._mask = functools.cache(block_mask)
         self._penalise: Callable[..., Tensor] | None = None
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, slopes: Tensor, *, causal: bool) -> Tensor:
         if self._penalise is None:  # one function for all layers, since every function is compiled separately
-            self._penalise = _score_mod(slopes)
-        mask = self._mask(query.shape[2], query.device) if causal else None
+            self._penalise = alibi_score(slopes, causal=False)  # right for causal attention too
+        mask = self._mask(query.shape[2], query.device, causal=causal)
         return self._attention(query, key, value, score_mod=self._penalise, block_mask=mask)
-
-
-def _score_mod(slopes: Tensor) -> Callable[..., Tensor]:
-    def penalise(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        return score - slopes[h] * (i - j).abs()
-
-    return penalise
-
-
-def _causal_mask(length: int, device: torch.device) -> BlockMask:
-    def visible(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        return i >= j
-
-    return create_block_mask(visible, None, None, length, length, device=device.type)
 
 
 ATTENTIONS: dict[str, Callable[[], Any]] = {PACKAGE: lambda: None, "eager": Eager, "flex": Flex}

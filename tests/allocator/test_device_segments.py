@@ -6,7 +6,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from bench.allocator.recording import STEPS, Playback, Recording, Steps
 from bench.allocator.replay import CAPACITY, MIB, CachingAllocator
 from seqwarm_kernels import SequenceLengthScheduler, apply_alibi, resize_batch
 from seqwarm_kernels.allocator import warmup
@@ -16,6 +15,7 @@ from seqwarm_kernels.allocator.memory import HostMemory
 from seqwarm_kernels.allocator.training_pass import TrainingPass
 
 from ..models import zoo
+from ..support.recording import STEPS, Playback, Recording, Steps
 
 ROWS, MAX_LEN = 16, 1024
 RAMP = [each.seq_length for each in SequenceLengthScheduler(8, MAX_LEN, duration=127, step_size=8).milestones()]

@@ -42,10 +42,10 @@ def _typical(text: bytes, seq_length: int) -> Tensor:
     return torch.frombuffer(bytearray(kept), dtype=torch.uint8).view(-1, seq_length + 1)
 
 
-def validation_windows(setting: Setting, count: int = VALIDATION_WINDOWS) -> Tensor:
-    """The same held-out windows for every run, evenly spread over the text. (count, seq_length + 1) int64."""
+def validation_windows(setting: Setting) -> Tensor:
+    """The same held-out windows for every run, evenly spread over the text. (N, seq_length + 1) int64."""
     held_out = windows(setting.seq_length)[1]
-    return held_out[torch.linspace(0, len(held_out) - 1, count).long()].long()
+    return held_out[torch.linspace(0, len(held_out) - 1, VALIDATION_WINDOWS).long()].long()
 
 
 class Batches:

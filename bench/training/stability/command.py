@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import argparse
 import functools
-import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from statistics import mean
-from typing import Any
-
-from seqwarm_kernels.utils.files import write_atomically
 
 from ...common.records import RESULTS, environment, read
+from .. import publishing
 from . import arms, search, tuner
 from .figures import draw_all
 from .outcomes import ARMS, SEARCH, TUNER
@@ -23,6 +20,7 @@ from .tables import report
 from .training import train
 
 RECORDS = "cpu_stability"
+KEY = ("part", "comparison", "name", "setting")  #: tells records apart
 SECONDS_PER_TOKEN = 8e-5  #: of runs that the published records do not know
 
 
@@ -45,18 +43,18 @@ def main(arguments: argparse.Namespace, figures: Path) -> None:
     for title, (work, folder, settings) in _stages(size, out).items():
         print(f"{title}: {estimate(folder, settings, arguments.jobs)}")
         run_all(work, folder, settings, arguments.jobs, title)
-    records = all_records(out)
+    records, machine = list(all_records(out)), environment()
     path = out / f"{RECORDS}.jsonl"
-    _write(path, records)
+    publishing.write(path, machine, records)
     print(report(records))
-    _draw(records, out / "figures")
+    publishing.draw(draw_all, records, out / "figures")
     if arguments.publish:
         published = RESULTS / path.name
-        lost = _lost(published, records)
-        if lost:
-            sys.exit(f"not published: {published} holds {len(lost)} runs that are missing here, such as {min(lost)}")
-        _write(published, records)
-        _draw(records, figures)
+        refusal = publishing.refusal(published, records, KEY)
+        if refusal is not None:
+            sys.exit(refusal)
+        publishing.write(published, machine, records)
+        publishing.draw(draw_all, records, figures)
 
 
 _Stage = tuple[Callable[[Setting], Record], Path, Sequence[Setting]]
@@ -95,12 +93,8 @@ def published_seconds() -> dict[str, float]:
     return {Setting(**line["setting"]).name: line["figures"]["seconds"] for line in lines if line["part"] != TUNER}
 
 
-def all_records(out: Path) -> list[Record]:
+def all_records(out: Path) -> Iterator[Record]:
     """The records of all finished runs, also those of earlier calls, each with its part and its name in it."""
-    return list(_all_records(out))
-
-
-def _all_records(out: Path) -> Iterator[Record]:
     runs = out / "runs"
     for regime in search.REGIMES:
         found = map(_without_curve, finished(runs, search.settings_of(regime)))
@@ -117,25 +111,3 @@ def _all_records(out: Path) -> Iterator[Record]:
 def _without_curve(record: Record) -> Record:
     """The record without the curve of losses, which only the figure of the main comparison needs."""
     return {**record, "figures": {name: value for name, value in record["figures"].items() if name != "curve"}}
-
-
-def _key(record: dict[str, Any]) -> str:
-    return json.dumps([record["part"], record.get("comparison"), record["name"], record["setting"]], sort_keys=True)
-
-
-def _lost(published: Path, records: Sequence[Record]) -> set[str]:
-    """Published runs that `records` lack."""
-    old = {_key(line) for line in read(published)[1]} if published.exists() else set()
-    return old - {_key(record) for record in records}
-
-
-def _write(path: Path, records: Sequence[Record]) -> None:
-    lines = [environment(), *records]
-    write_atomically(path, "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines).encode())
-
-
-def _draw(records: Sequence[Record], folder: Path) -> None:
-    try:
-        draw_all(records, folder)
-    except ImportError as error:
-        print(f"no figures: {error}")

@@ -11,10 +11,10 @@ from seqwarm_kernels.utils.figures import log_axis, look_of, mark, new_figure, p
 
 from . import outcomes
 from .arms import BEST, FIRST
+from .definitions import TRAINS
 from .outcomes import Run
 from .running import Record
 from .tables import best_baseline, compared
-from .words import TRAINS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

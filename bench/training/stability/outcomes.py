@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from statistics import mean
 from typing import Any
 
+from .definitions import Interval, mean_correlation, paired, share, trains
 from .running import Record
 from .settings import Setting
-from .words import Interval, mean_correlation, paired, share, trains
 
 SEARCH, ARMS, TUNER = "search", "arms", "tuner"  #: parts of the records
 MOST = 0.5  #: "most seeds" are more than this share
@@ -74,7 +74,7 @@ def share_of(runs: Sequence[Run], holds: Callable[[Run], bool]) -> Interval | No
 
 
 def is_unstable_regime(runs: Sequence[Run]) -> bool:
-    """Whether a baseline is unstable in the sense of `words.py`."""
+    """Whether a baseline is unstable in the sense of `definitions.py`."""
     rates = rates_of(runs)
     unstable = [mean(run.is_unstable for run in runs if run.rate == rate) > MOST for rate in rates]
     training = [mean(run.trains for run in runs if run.rate == rate) > MOST for rate in rates]

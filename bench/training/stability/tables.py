@@ -9,9 +9,9 @@ from typing import Any
 from ...common.records import markdown
 from . import outcomes, search
 from .arms import BEST, FIRST, LARGE, MAIN, PRE_NORM, Comparison
+from .definitions import Interval
 from .outcomes import ARMS, SEARCH, TUNER, Run
 from .running import Record
-from .words import Interval
 
 NOT_YET = "not yet measured"
 
@@ -26,9 +26,9 @@ def compared(records: Sequence[Record], comparison: Comparison = MAIN) -> list[R
     return outcomes.judge(_of_comparison(records, comparison), FIRST)
 
 
-def best_baseline(records: Sequence[Record], comparison: Comparison = MAIN) -> float | None:
-    """The final loss that the runs of a comparison are judged by."""
-    same = _of_comparison(records, comparison)
+def best_baseline(records: Sequence[Record]) -> float | None:
+    """The final loss that the runs of the main comparison are judged by."""
+    same = _of_comparison(records, MAIN)
     return outcomes.best_baseline(record for record in same if record["name"] == FIRST)
 
 

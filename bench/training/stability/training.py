@@ -18,9 +18,9 @@ from seqwarm_kernels.diagnostics import moment_statistics
 
 from ..statistics import correlation, count_spikes
 from .batches import Batches, validation_windows
+from .definitions import diverges, loss_ratios
 from .model import GPT, largest_logits
 from .settings import BF16, Setting
-from .words import diverges, loss_ratios
 
 PROBES = 8  #: looks at the logits, evenly spread over the tokens
 CURVE_POINTS = 40

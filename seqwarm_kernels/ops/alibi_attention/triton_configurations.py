@@ -3,7 +3,7 @@
 On 9.0 the fastest tiles hold 64 rows, so that two to four programs share a multiprocessor. Other chips are not yet
 measured: each row is the largest tile, with the most tiles in flight, that fits into the chip's shared memory and, up
 to head_dim 128, into its registers without a spill. Comments mark the rows where that was not the first choice.
-`python -m bench aot` prints what every row needs.
+`python -m bench attention_compiled` prints what every row needs.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from .replay import Block, CachingAllocator
+from bench.allocator.replay import Block, CachingAllocator
 
 STEPS = 3  #: without optimizer state, with state, and with what a step with state leaves behind
 
