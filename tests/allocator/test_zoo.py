@@ -284,6 +284,15 @@ def test_after_an_evaluation():
         train(model, optimizer, 2)
 
 
+@pytest.mark.parametrize("mark", ["ds_id", "param_idx_in_group"])
+def test_parameters_of_zero_are_refused(mark):
+    """tests/trainers/test_deepspeed.py has the real ones."""
+    model = Body(nn.Linear(WIDTH, WIDTH))
+    setattr(next(model.parameters()), mark, 0)
+    with pytest.raises(ValueError, match="model must not be DeepSpeed's yet, got Body: .* before deepspeed.initialize"):
+        warmup_allocator(model, 6, loss_fn=loss_fn)
+
+
 def test_a_static_graph_is_refused():
     """It failed in an assertion of torch."""
     model = Body(nn.Linear(WIDTH, WIDTH))

@@ -1,11 +1,12 @@
-"""Shared by tests of batches: random lengths, sources, and runs with restarts."""
+"""Shared by tests of batches: random lengths, sources, a planner, and runs with restarts."""
 
 import json
 from itertools import islice
 
 from hypothesis import strategies as st
 
-from seqwarm_kernels.data import Piece
+from seqwarm_kernels import SequenceLengthScheduler
+from seqwarm_kernels.data import BatchPlanner, Piece
 
 #: Lists of lengths: mixed ones, short ones, equal ones, and empty lists.
 lengths_lists = st.one_of(
@@ -17,6 +18,12 @@ lengths_lists = st.one_of(
 
 #: Items of sources. No file size or buffer size divides their number.
 TEXTS = [f"item {number}" for number in range(1003)]
+
+
+def cut_planner(**options):
+    """Cuts items to 2 tokens at first."""
+    scheduler = SequenceLengthScheduler(2, 9, duration=100, step_size=1)
+    return BatchPlanner(batch_size=2, max_length=scheduler, warmup="cut", **options)
 
 
 class ListSource:

@@ -1,19 +1,15 @@
 """Batches as models expect them."""
 
 import re
-from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader, TensorDataset
 
 from seqwarm_kernels import alibi_attention, alibi_attention_varlen, apply_alibi
 from seqwarm_kernels.data import (
-    BatchPlanner,
-    LengthBatchSampler,
     PackedCollator,
     PaddedCollator,
     Piece,
@@ -22,7 +18,6 @@ from seqwarm_kernels.data import (
     cut_item,
     progress_bar,
 )
-from seqwarm_kernels.data.batch_planning.plan import TRUNCATED
 
 KINDS = [
     [[5, 6, 7], [8]],
@@ -64,6 +59,54 @@ def test_own_labels():
 def test_masks_that_hide_nothing():
     masks = {"attention_mask": torch.ones(2, dtype=torch.bfloat16), "completion_mask": [True, 2], "loss_mask": None}
     assert PaddedCollator()([{"input_ids": [1, 2], **masks}])["labels"].tolist() == [[1, 2]]
+
+
+@pytest.mark.parametrize("collator", [PaddedCollator(), PackedCollator()])
+@pytest.mark.parametrize("make", [list, tuple, np.array, torch.tensor])
+class TestMasksOfItems:
+    """Collators left masks out of the batch, so that padding and prompts were trained on."""
+
+    def test_a_tokenizer_that_padded(self, make, collator):
+        whole = {"input_ids": [5, 6, 7], "attention_mask": make([1, 1, 1])}
+        padded = {"input_ids": [8, 0, 0], "attention_mask": make([1, 0, 0])}
+        with pytest.raises(ValueError, match=r"attention_mask of an item must be 1 .* tokenize without padding"):
+            collator([whole, padded])
+        assert collator([whole])["input_ids"].tolist() == [[5, 6, 7]]
+
+    @pytest.mark.parametrize("name", ["completion_mask", "assistant_masks", "loss_mask"])
+    def test_prompts(self, name, make, collator):
+        item = {"input_ids": [5, 6, 7], name: make([0, 0, 1])}
+        with pytest.raises(ValueError, match=rf"must be -100 where its {name} is 0, got 5 at token 0: write -100 into"):
+            collator([item])
+        with pytest.raises(ValueError, match="got 6 at token 1"):
+            collator([{**item, "labels": [-100, 6, 7]}])
+        assert collator([{**item, "labels": [-100, -100, 7]}])["labels"].tolist() == [[-100, -100, 7]]
+        with pytest.raises(ValueError, match=rf"{name} must be as long as the 3 tokens of its item, got 2$"):
+            collator([{**item, name: make([0, 1])}])
+
+
+@pytest.mark.parametrize("collator", [PaddedCollator(), PackedCollator()])
+@pytest.mark.parametrize("name", ["attention_mask", "completion_mask", "assistant_masks", "loss_mask"])
+@pytest.mark.parametrize(
+    "mask",
+    [
+        torch.ones(3, 3).tril().bool(),
+        torch.ones(3, 3).tril().long().numpy(),
+        [torch.tensor([1, 0, 0]), torch.tensor([1, 1, 0])],
+        [[1, 0, 0], [1, 1]],
+        torch.tensor([0.0, 0.0, -1e9]),
+        torch.tensor([0.0, 0.5, 1.0], dtype=torch.bfloat16),
+        np.array([0.0, 0.0, -np.inf]),
+        [0.0, 0.0, -1e9],
+    ],
+    ids=["causal", "causal ints", "tensors", "rows", "additive", "weights", "array", "floats"],
+)
+def test_masks_of_pairs_and_of_floating_point_are_left_out(mask, name, collator):
+    """They are not 0 where a token is hidden or not trained on."""
+    item = {"input_ids": [5, 6, 7]}
+    batch, expected = collator([{**item, name: mask}]), collator([item])
+    for entry in ("input_ids", "labels"):
+        assert torch.equal(batch[entry], expected[entry])
 
 
 def test_items_are_not_modified():
@@ -272,131 +315,3 @@ def test_invalid_batches(collator, batch):
 def test_bad_arguments(make, error, message):
     with pytest.raises(error, match=message):
         make()
-
-
-class Pair(NamedTuple):
-    ids: Any
-    label: Any
-
-
-class TestPieces:
-    def test_every_entry_as_long_as_the_ids_is_cut(self):
-        item = {"input_ids": [1, 2, 3], "labels": torch.tensor([4, 5, 6]), "name": "abc", "weight": 2, "more": [1, 2]}
-        cut = cut_item(item, 1, 2)
-        assert cut["labels"].tolist() == [5, 6]
-        assert {name: cut[name] for name in ("input_ids", "name", "weight", "more")} == {
-            "input_ids": [2, 3],
-            "name": "abc",
-            "weight": 2,
-            "more": [1, 2],
-        }
-
-    def test_sequences(self):
-        assert cut_item([1, 2, 3], 1, 1) == [2]
-        assert cut_item(torch.tensor([1, 2, 3]), 0, 2).tolist() == [1, 2]
-
-    def test_every_entry_of_a_tuple_as_long_as_the_first_one_is_cut(self):
-        """The tuple itself was cut: its first entries were left, each as a whole."""
-        ids, labels = torch.tensor([1, 2, 3]), [4, 5, 6]
-        cut = cut_item((ids, labels, np.array([7, 8]), "abc", 3, torch.tensor(4)), 1, 1)
-        assert [cut[0].tolist(), cut[1], cut[2].tolist(), *cut[3:]] == [[2], [5], [7, 8], "abc", 3, torch.tensor(4)]
-        assert type(cut) is tuple
-        assert cut_item(Pair([1, 2, 3], 9), 0, 2) == Pair([1, 2], 9)
-        assert type(cut_item(Pair([1, 2, 3], 9), 0, 2)) is Pair
-        assert cut_item([[1, 2, 3], [4, 5, 6]], 0, 2) == [[1, 2], [4, 5]]
-        assert cut_item(({"input_ids": [1, 2, 3], "name": "a"}, [4, 5, 6], 7), 2, 5) == (
-            *({"input_ids": [3], "name": "a"}, [6], 7),
-        )
-
-    def test_tuples_of_tokens(self):
-        assert cut_item((1, 2, 3), 1, 2) == (2, 3)
-        assert cut_item(["a", "word"], 0, 1) == ["a"]
-        assert cut_item([torch.tensor(1), torch.tensor(2)], 0, 1) == [torch.tensor(1)]
-        assert cut_item((), 0, 1) == ()
-
-    def test_a_data_set_of_tuples(self):
-        """With too_long="truncate", whole items of 64 tokens were served."""
-        rows = torch.arange(4 * 64).reshape(4, 64)
-        sampler = LengthBatchSampler([64] * 4, BatchPlanner(64, max_length=8, too_long="truncate"), shuffle=False)
-        (batch,) = DataLoader(PieceDataset(TensorDataset(rows, rows)), batch_sampler=sampler)
-        assert torch.equal(torch.stack(batch), torch.stack([rows[:, :8]] * 2))
-        short = LengthBatchSampler([63] * 4, BatchPlanner(64, too_long="truncate"))
-        with pytest.raises(ValueError, match=r"item . must have the 63 tokens that its length says, got 64"):
-            next(iter(DataLoader(PieceDataset(TensorDataset(rows, rows)), batch_sampler=short)))
-
-    @pytest.mark.parametrize(
-        ("make", "got"),
-        [(torch.tensor, r"shape \(1, 3\)"), (np.array, r"shape \(1, 3\)"), (list, "a list of rows")],
-    )
-    def test_ids_of_several_dimensions(self, make, got):
-        """The rows were cut for tokens: an item of tokenizer(text, return_tensors="pt") stayed whole."""
-        item = {"input_ids": make([[1, 2, 3]])}
-        for cut in (cut_item, lambda item, *_: Prepare(PaddedCollator())([Piece(item, 0, 1)])):
-            with pytest.raises(ValueError, match=f"input_ids of an item must have one dimension, got {got}: squeeze"):
-                cut(item, 0, 1)
-
-    def test_a_dataset_accepts_pieces_and_indices(self):
-        dataset = PieceDataset([[1, 2, 3], [4, 5]])
-        assert len(dataset) == 2
-        assert dataset[0] == [1, 2, 3]
-        assert dataset[Piece(0, 1, 2)] == [2, 3]
-        assert dataset.__getitems__([Piece(1, 0, 1), 0]) == [[4], [1, 2, 3]]
-        assert dataset.__getitems__([]) == []
-
-    @pytest.mark.parametrize("wrapped", [PieceDataset, lambda many: Prepare(list, dataset=many)])
-    def test_a_batch_is_fetched_at_once_if_the_dataset_can(self, wrapped):
-        class Many:
-            asked = ()
-
-            def __len__(self):
-                return 9
-
-            def __getitems__(self, indices):
-                self.asked += (indices,)
-                return [[index] * 3 for index in indices]
-
-        many = Many()
-        take = getattr(wrapped(many), "__getitems__", wrapped(many))
-        assert take([Piece(4, 1, 1), 2]) == [[4], [2, 2, 2]]
-        assert many.asked == ([4, 2],)
-
-    def test_a_dataset_that_was_not_wrapped_raises(self):
-        with pytest.raises(TypeError):
-            [[1, 2, 3]][Piece(0, 0, 2)]
-
-
-class TestLabelsOfTuples:
-    """An item whose labels are all behind its cut was trained on nothing. Only those of mappings were looked at."""
-
-    @staticmethod
-    def cut(item):
-        return PieceDataset([item])[Piece(0, 0, 2, TRUNCATED)]
-
-    @pytest.mark.parametrize("make", [list, tuple, np.array, torch.tensor])
-    @pytest.mark.parametrize(
-        "item_of",
-        [
-            lambda ids, labels: (ids, labels),
-            lambda ids, labels: [ids, labels],
-            lambda ids, labels: (ids, "name", [1] * 6, labels, 7),
-            lambda ids, labels: ({"input_ids": ids, "labels": labels}, 7),
-            lambda ids, labels: ({"input_ids": ids}, labels),
-        ],
-    )
-    def test_a_warning(self, item_of, make):
-        with pytest.warns(UserWarning, match="no label of an item is left after its cut to 2 tokens"):
-            self.cut(item_of(make([1] * 6), make([-100] * 3 + [1] * 3)))
-
-    @pytest.mark.filterwarnings("error")
-    @pytest.mark.parametrize("entry", [[-100] + [1] * 5, [-100] * 6, [np.ones(2)] * 6, [-100, -100, 1], "abcdef", 7])
-    def test_items_that_lose_no_or_not_all_labels(self, entry):
-        assert self.cut(([1] * 6, entry))[0] == [1, 1]
-
-
-def test_prepare():
-    prepare = Prepare(PaddedCollator(), transform=lambda text: [ord(letter) for letter in text])
-    assert prepare(["ab", Piece("xyz", 1, 1)])["input_ids"].tolist() == [[97, 98], [121, 0]]
-    prepare = Prepare(PackedCollator(), dataset=[[1, 2, 3], [4]])
-    assert prepare([Piece(0, 2, 1), 1])["input_ids"].tolist() == [[3, 4]]
-    assert prepare([])["input_ids"].shape == (1, 0)
-    assert Prepare(list, cut=lambda item, start, length: (item, start, length))([Piece("a", 1, 2)]) == [("a", 1, 2)]

@@ -3,7 +3,9 @@
 import re
 from itertools import islice, zip_longest
 
+import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -149,6 +151,16 @@ def test_length():
         assert len(batches) == len(list(batches))
     with pytest.raises(TypeError, match="an infinite LengthBatchSampler has no length"):
         len(sampler(infinite=True))
+
+
+@pytest.mark.parametrize("make", [np.array, torch.tensor])
+def test_lengths_that_change_later(make):
+    """The plan changed with the array of the caller."""
+    lengths = make([5, 1, 4, 2, 3] * 8)
+    sampler, planned = (LengthBatchSampler(lengths, BatchPlanner(10), window=5) for _ in range(2))
+    planned = list(planned)
+    lengths[:] = 1
+    assert list(sampler) == planned
 
 
 def test_items_that_may_be_cut_are_pieces():

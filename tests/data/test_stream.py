@@ -364,6 +364,30 @@ def test_a_state_of_another_configuration():
         stream(rule="bucket", rank=0, world_size=2).load_state_dict(state)
 
 
+class TestStreamOfOtherLengths:
+    """A state was resumed in the middle of another plan if only the number of items was the same."""
+
+    ITEMS = tuple([number] * (1 + number * 7 % 40) for number in range(200))
+
+    def stream(self, length):
+        return LengthBatchStream(ListSource(self.ITEMS), BatchPlanner(200), length=length, window=200)
+
+    def test_it_is_refused(self):
+        first = self.stream(len)
+        first_batches(first, 8)
+        state, other = first.state_dict(), self.stream(lambda item: len(item) + 1)
+        other.load_state_dict(state)
+        for _ in range(2):
+            with pytest.raises(ValueError, match=r"must be of the same items and lengths: .*batches=\d\) here"):
+                next(iter(other))
+        assert other.state_dict() == state
+        other.load_state_dict(self.stream(len).state_dict())
+        assert sum(map(len, other)) == 200
+        again = self.stream(len)
+        again.load_state_dict(state)
+        assert list(again) == list(first)
+
+
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [

@@ -13,14 +13,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from seqwarm_kernels import alibi_attention
 from seqwarm_kernels.ops import backends
-from tests.support.kernels import CountedKernel
+from tests.support.kernels import DEVICES, TRITON_RUNS, CountedKernel
 
-triton = pytest.importorskip("triton")
-pytestmark = pytest.mark.skipif(
-    backends.why_not("alibi_attention", "triton", "cpu", torch.float32) is not None and not torch.cuda.is_available(),
-    reason="Triton serves neither a GPU nor its interpreter here",
-)
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+pytest.importorskip("triton")
+pytestmark = TRITON_RUNS
 
 
 def kernels():

@@ -7,22 +7,13 @@ import pytest
 import torch
 
 from seqwarm_kernels import alibi_attention
-from seqwarm_kernels.ops import backends
 from seqwarm_kernels.self_check.calls import RESULTS, differentiate
-from tests.support.kernels import Exact, record_launches
+from tests.support.kernels import DEVICES, TRITON_RUNS, Exact, record_launches
 from tests.support.skipping import check_the_promise
 from tests.support.tiers import first_fast
 
-triton = pytest.importorskip("triton")
-pytestmark = [
-    pytest.mark.skipif(
-        backends.why_not("alibi_attention", "triton", "cpu", torch.float32) is not None
-        and not torch.cuda.is_available(),
-        reason="Triton serves neither a GPU nor its interpreter here",
-    ),
-    pytest.mark.usefixtures("poisoned_memory"),
-]
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+pytest.importorskip("triton")
+pytestmark = [TRITON_RUNS, pytest.mark.usefixtures("poisoned_memory")]
 NAN = float("nan")
 
 

@@ -9,21 +9,13 @@ triton = pytest.importorskip("triton")
 
 import triton.language as tl  # noqa: E402
 
-from seqwarm_kernels.ops import backends  # noqa: E402
 from seqwarm_kernels.ops.alibi_attention.schema import RANGE_BLOCK  # noqa: E402
 from seqwarm_kernels.ops.alibi_attention.triton_backward_ranges import backward_ranges_kernel  # noqa: E402
 from seqwarm_kernels.ops.alibi_attention.triton_reach import reach  # noqa: E402
 from seqwarm_kernels.ops.alibi_attention.triton_tiles import FAR  # noqa: E402
+from tests.support.kernels import DEVICES, TRITON_RUNS  # noqa: E402
 
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
-pytestmark = [
-    pytest.mark.skipif(
-        backends.why_not("alibi_attention", "triton", "cpu", torch.float32) is not None
-        and not torch.cuda.is_available(),
-        reason="Triton serves neither a GPU nor its interpreter here",
-    ),
-    pytest.mark.parametrize("device", DEVICES),
-]
+pytestmark = [TRITON_RUNS, pytest.mark.parametrize("device", DEVICES)]
 
 
 @pytest.mark.parametrize(("query_length", "key_length"), [(500, 300), (RANGE_BLOCK, 17), (4 * RANGE_BLOCK, 64)])

@@ -4,14 +4,13 @@ import copy
 
 import pytest
 import torch
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.parallel import parallelize_module
 
 from seqwarm_kernels import SequenceLengthScheduler, apply_alibi, resize_batch, warmup_allocator
 from seqwarm_kernels.parallel import ContextBatches, ContextParallel, shard_sequence, sharded_by
 
 from ..support.exchanges import Exchanges
-from ..support.ranks import assert_no_errors, join_group, leave_group, run_checks, run_ranks
+from ..support.ranks import assert_no_errors, errors_fixture
 
 pytest.importorskip("transformers")
 
@@ -290,18 +289,7 @@ def check_allocator(mesh):
     torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
 
 
-def one_rank(rank, port, folder):
-    join_group(rank, port)
-    mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("context",))
-    run_checks(cases(), mesh, rank, folder)
-    leave_group()
-
-
-@pytest.fixture(scope="module")
-def errors(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("errors")
-    run_ranks(one_rank, folder)
-    return folder
+errors = errors_fixture(cases, "context")
 
 
 @pytest.mark.parametrize("name", [name for name, _ in cases()])

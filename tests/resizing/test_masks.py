@@ -4,6 +4,7 @@ import warnings
 
 import pytest
 import torch
+from torch import nn
 
 from seqwarm_kernels import SequenceLengthScheduler, resize_batch
 from seqwarm_kernels.ops.resize_batch import validation
@@ -89,7 +90,7 @@ def test_a_mask_that_is_not_read_is_told_once(name, mask):
         resize_batch(batch, 4, return_info=True)
 
 
-class Called(torch.nn.Module):
+class Called(nn.Module):
     def forward(self, input_ids, padding_mask):
         return input_ids
 
@@ -165,3 +166,99 @@ def test_no_warning_of_pairs_or_features_that_are_known(name, options):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         resize_batch({"input_ids": IDS, name: torch.ones(2, 8, 8)}, 4, **options)
+
+
+def test_an_iterator_of_names_is_not_used_up_in_silence():
+    batch = {"input_ids": IDS, "allowed": torch.ones(2, 8, 8, dtype=torch.bool)}
+    with pytest.raises(TypeError, match="mask_keys must be a collection of names, such as a list, got generator"):
+        resize_batch(batch, 4, mask_keys=(name for name in ["allowed"]))
+
+
+class MeanOfPrefix(nn.Module):
+    """Predicts a label from the mean of the valid tokens up to it."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(50, 8), nn.Linear(8, 50)
+
+    def forward(self, input_ids, attention_mask, labels):
+        valid = attention_mask[..., None].float()
+        means = (self.embedding(input_ids) * valid).cumsum(1) / valid.cumsum(1)  # NaN before the first valid token
+        return nn.functional.cross_entropy(self.head(means).flatten(0, 1), labels.flatten())
+
+
+def padded_batch(rows, length, side):
+    batch = {
+        "input_ids": torch.zeros(len(rows), length, dtype=torch.int64),
+        "attention_mask": torch.zeros(len(rows), length, dtype=torch.int64),
+        "labels": torch.full((len(rows), length), -100),
+    }
+    for index, row in enumerate(rows):
+        where = slice(len(row)) if side == "right" else slice(length - len(row), length)
+        for name, value in {"input_ids": row, "attention_mask": 1, "labels": row}.items():
+            batch[name][index, where] = value
+    return batch
+
+
+@pytest.mark.parametrize("attached", [False, True])
+def test_a_batch_padded_on_the_left_trains_on_its_tokens(attached):
+    torch.manual_seed(0)
+    model = MeanOfPrefix()
+    rows = [torch.randint(50, (length,)) for length in (20, 12, 5)]
+    losses = {}
+    for side in ("right", "left"):
+        batch = padded_batch(rows, 24, side)
+        scheduler = SequenceLengthScheduler(8, 24, duration=2)
+        attachment = scheduler.attach(model) if attached else None
+        losses[side] = []
+        for tokens in (8 + 8 + 5, 16 + 12 + 5, 20 + 12 + 5):
+            losses[side].append(model(**batch) if attached else model(**scheduler.resize(batch)))
+            assert attachment is None or attachment.take_seen().tokens == tokens
+            scheduler.step()
+        if attachment is not None:
+            attachment.remove()
+    torch.testing.assert_close(losses["left"], losses["right"])
+    assert torch.stack(losses["left"]).isfinite().all()
+
+
+LEFT, RIGHT = torch.tensor([[0, 0, 0, 0, 0, 1, 1, 1], [1] * 8]), torch.tensor([[1, 1, 1, 0, 0, 0, 0, 0], [1] * 8])
+
+
+@pytest.mark.parametrize("copy", [True, False])
+@pytest.mark.parametrize(
+    ("batch", "begins_masked"),
+    [
+        (
+            {"input_ids": IDS, "attention_mask": LEFT, "decoder_input_ids": IDS, "decoder_attention_mask": RIGHT},
+            "attention_mask",
+        ),
+        (
+            {
+                "encoder": {"input_ids": IDS, "attention_mask": RIGHT},
+                "decoder": {"input_ids": IDS, "attention_mask": LEFT},
+            },
+            "decoder.attention_mask",
+        ),
+        ({"prompt_input_ids": IDS, "prompt_attention_mask": LEFT}, "prompt_attention_mask"),
+    ],
+    ids=["two masks", "nested", "another name"],
+)
+def test_one_mask_does_not_move_the_tokens_of_another(batch, begins_masked, copy):
+    for _ in range(2):  # the second call is a known one
+        with pytest.raises(ValueError, match=rf"batch\['{begins_masked}'\] must begin with a valid token in each row"):
+            resize_batch(batch, 3, copy=copy)
+    assert resize_batch(batch, 8, copy=copy).keys() == batch.keys()  # nothing is cut
+
+
+def test_batches_of_two_masks_that_begin_with_tokens():
+    batch = {"input_ids": IDS, "attention_mask": RIGHT, "decoder_input_ids": IDS, "decoder_attention_mask": RIGHT}
+    for tensor in (resized := resize_batch(batch, 3)).values():
+        assert tensor.shape == (2, 3)
+    assert torch.equal(resized["decoder_input_ids"], IDS[:, :3])
+
+
+def test_a_mask_to_be_added_is_not_read_as_its_opposite():
+    first = {"input_ids": IDS, "attention_mask": torch.zeros(2, 8)}
+    resize_batch(first, 3)
+    with pytest.raises(ValueError, match=r"must be 0 where a token is hidden, got torch\.float32 with -inf"):
+        resize_batch({**first, "attention_mask": torch.where(RIGHT == 1, 0.0, -torch.inf)}, 3)

@@ -7,7 +7,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 
 from seqwarm_kernels import resize_batch
 
-from ..support.ranks import assert_no_errors, join_group, leave_group, run_checks, run_ranks
+from ..support.ranks import assert_no_errors, errors_fixture
 
 ROWS, LENGTH = 6, 10
 REFUSED = {
@@ -142,18 +142,7 @@ def check_refusal(mesh, make, options, refusal):
         resize_batch(make(mesh), 4, **options)
 
 
-def one_rank(rank, port, folder):
-    join_group(rank, port)
-    mesh = init_device_mesh("cpu", (2,))
-    run_checks(checks(), mesh, rank, folder)
-    leave_group()
-
-
-@pytest.fixture(scope="module")
-def errors(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("errors")
-    run_ranks(one_rank, folder)
-    return folder
+errors = errors_fixture(checks)
 
 
 @pytest.mark.parametrize("name", [name for name, _ in checks()])

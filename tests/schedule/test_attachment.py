@@ -3,8 +3,6 @@
 import collections
 import copy
 import gc
-import pickle
-import warnings
 
 import pytest
 import torch
@@ -15,34 +13,10 @@ from torch.nn.parallel import DistributedDataParallel
 from seqwarm_kernels import BatchBuffers, SequenceLengthScheduler
 
 from ..support.ranks import mean_of_two_ranks
+from ..support.schedules import IDS, WIDTH, WORDS, Model, compiled_in_place, scheduler, tokens
 from ..support.tiers import first_fast
 
 pytestmark = pytest.mark.filterwarnings("ignore:the inputs of the model were cut")  # losses are not what is tested
-WORDS, WIDTH = 11, 8
-
-
-class Model(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.embedding = nn.Embedding(WORDS, WIDTH)
-        self.head = nn.Linear(WIDTH, WORDS)
-        self.seen = []
-
-    def forward(self, input_ids, labels=None, attention_mask=None, num_items_in_batch=None):
-        logits = self.head(self.embedding(input_ids))
-        if labels is None:
-            return logits
-        targets = labels[:, 1:].flatten()
-        loss = nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), targets, reduction="sum")
-        return loss / ((targets != -100).sum() if num_items_in_batch is None else num_items_in_batch)
-
-
-def scheduler():
-    return SequenceLengthScheduler(4, 16, duration=3, step_size=4)
-
-
-def tokens(rows=2, length=16):
-    return torch.randint(WORDS, (rows, length))
 
 
 def test_batches_are_resized_in_training_mode_only():
@@ -162,6 +136,23 @@ def test_sequences_of_a_packed_batch_are_cut_and_counted(mode, tokens_and_sample
     torch.testing.assert_close(found, sum(sums) / kept)
     assert attachment.take_seen() == tokens_and_samples
     assert attachment.seq_length == 4
+
+
+def test_tokens_of_batches_in_buffers():
+    """A batch is counted before the next one is written to the same memory."""
+    batches = [
+        {"input_ids": IDS, "attention_mask": (torch.arange(8) < length).long().repeat(2, 1)} for length in (3, 5)
+    ]
+
+    class Model(nn.Module):
+        def forward(self, input_ids, attention_mask):
+            return input_ids
+
+    model = Model()
+    attachment = SequenceLengthScheduler(6, 8, duration=10).attach(model, out=BatchBuffers(batches[0], 8))
+    for batch in batches:
+        model(**batch)
+    assert attachment.take_seen().tokens == 2 * 3 + 2 * 5
 
 
 def test_a_loss_that_is_divided_outside_is_refused():
@@ -292,126 +283,6 @@ def test_bad_input():
         schedule.attach(model)
 
 
-def deep_copy(model):
-    return copy.deepcopy(model)
-
-
-def averaged(model):
-    return torch.optim.swa_utils.AveragedModel(model).module
-
-
-def compiled_in_place(model):
-    model.compile(backend="aot_eager")
-    return model
-
-
-@pytest.mark.parametrize("copied", [deep_copy, averaged, lambda model: copy.deepcopy({"m": copy.deepcopy(model)})["m"]])
-@pytest.mark.parametrize("prepared", [lambda model: model, compiled_in_place, DistributedDataParallel])
-def test_a_copied_model_follows_the_live_schedule(copied, prepared):
-    if prepared is DistributedDataParallel:
-        torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
-    try:
-        model, schedule = prepared(Model()), scheduler()
-        attachment = schedule.attach(model)
-        other = copied(model)
-        model(tokens(), attention_mask=torch.ones(2, 16))
-        for length in (4, 8):
-            assert other(tokens(), attention_mask=torch.ones(2, 16)).shape[1] == length
-            schedule.step()
-        assert attachment.take_seen() == (8, 2)
-        assert other._seqwarm_attachment.take_seen() == (8 + 16, 4)
-        other._seqwarm_attachment.remove()
-        assert other(tokens()).shape[1] == 16
-        assert model(tokens()).shape[1] == 12
-        del model, other
-    finally:
-        gc.collect()
-        if prepared is DistributedDataParallel:
-            torch.distributed.destroy_process_group()
-
-
-def test_the_copies_of_a_model_are_detached_with_it():
-    model, schedule = Model(), scheduler()
-    attachment = schedule.attach(model)
-    first, compiled = copy.deepcopy(model), compiled_in_place(copy.deepcopy(model))
-    second, third = copy.deepcopy(first), copy.deepcopy(copy.deepcopy(model))
-    gc.collect()
-    second._seqwarm_attachment.remove()
-    assert [module(tokens()).shape[1] for module in (model, first, second, third)] == [4, 4, 16, 4]
-    attachment.remove()
-    for module in (model, first, second, third, compiled, copy.deepcopy(first)):
-        assert module(tokens()).shape[1] == 16
-        assert not module._forward_pre_hooks
-        assert not module._forward_pre_hooks_with_kwargs
-        schedule.attach(module)
-        assert module(tokens()).shape[1] == 4
-
-
-def test_the_copy_of_a_model_that_is_compiled_in_place_loses_its_hook():
-    model = compiled_in_place(Model())
-    attachment = scheduler().attach(model)
-    copied = copy.deepcopy(model)
-    assert copied(tokens()).shape[1] == 4
-    attachment.remove()
-    assert copied(tokens()).shape[1] == 16
-    assert not copied._forward_pre_hooks
-    assert not copied._forward_pre_hooks_with_kwargs
-
-
-def test_a_copied_model_with_a_schedule_of_its_own():
-    model, schedule = Model(), scheduler()
-    schedule.attach(model)
-    other, others = copy.deepcopy((model, schedule))
-    attachment = others.attach(other)
-    others.step()
-    assert other(tokens()).shape[1] == 8
-    assert model(tokens()).shape[1] == 4
-    attachment.remove()
-    assert other(tokens()).shape[1] == 16
-    assert model(tokens()).shape[1] == 4
-
-
-def test_a_copy_has_no_buffers_of_the_original():
-    model = Model()
-    scheduler().attach(model, out=BatchBuffers({"input_ids": tokens()}, 16))
-    model.forward = lambda input_ids: input_ids
-    other = copy.deepcopy(model)
-    kept = model(input_ids=(first := tokens()))
-    other(input_ids=tokens())
-    assert kept.equal(first[:, :4])
-
-
-@pytest.mark.parametrize("fullgraph", [False, True])
-def test_a_pickled_model_is_not_attached(tmp_path, fullgraph):
-    model, schedule = Model(), scheduler()
-    attachment = schedule.attach(model)
-    torch.save(model, tmp_path / "model.pt")
-    loaded = torch.load(tmp_path / "model.pt", weights_only=False)
-    again = pickle.loads(pickle.dumps(loaded))
-    assert model(tokens()).shape[1] == 4
-    assert attachment.take_seen() == (8, 2)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", "the model was pickled")
-        assert loaded.eval()(tokens()).shape[1] == 16
-        compiled = torch.compile(copy.deepcopy(loaded).train(), backend="aot_eager", fullgraph=fullgraph)
-        assert compiled(tokens()).shape[1] == 16
-    for other in (loaded.train(), again):
-        with pytest.warns(UserWarning, match=r"its inputs are not resized. Call scheduler.attach\(model\)") as caught:
-            assert other(tokens()).shape[1] == 16
-        assert caught[0].filename == __file__
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            assert other(tokens()).shape[1] == 16
-        once_more = pickle.loads(pickle.dumps(other))  # after the warning
-        with pytest.warns(UserWarning, match="the model was pickled"):
-            once_more(tokens())
-        attachment = schedule.attach(other)
-        assert other(tokens()).shape[1] == 4
-        attachment.remove()
-        assert not other._forward_pre_hooks
-        assert other(tokens()).shape[1] == 16
-
-
 @pytest.mark.parametrize("prepared", [lambda model: model, compiled_in_place])
 def test_a_warning_names_the_line_of_the_caller(prepared):
     model, labels = prepared(Model()), torch.full((2, 16), -100)
@@ -420,11 +291,6 @@ def test_a_warning_names_the_line_of_the_caller(prepared):
     with pytest.warns(UserWarning, match="no label of a batch is left") as caught:
         model(tokens(), labels)
     assert caught[0].filename == __file__
-
-
-def test_a_pickled_attachment_can_be_removed():
-    attachment = scheduler().attach(Model())
-    pickle.loads(pickle.dumps(attachment)).remove()
 
 
 def test_the_length_of_a_batch_shorter_than_scheduled():

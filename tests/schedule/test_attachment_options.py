@@ -10,11 +10,7 @@ from torch import nn
 from seqwarm_kernels import SequenceLengthScheduler, resize_batch
 
 from ..support.arguments import check_accepted_or_named
-
-
-class Identity(nn.Module):
-    def forward(self, input_ids):
-        return input_ids
+from ..support.schedules import Identity
 
 
 def test_options_of_an_attachment_are_checked_before_a_batch():
@@ -69,3 +65,29 @@ def test_junk_options_of_an_attachment(name):
 def test_buffers_of_an_attachment_need_copies():
     with pytest.raises(ValueError, match="out must be None with copy=False"):
         SequenceLengthScheduler(8, 32, duration=10).attach(Identity(), copy=False, out={})
+
+
+LAYER = {"d_model": 8, "nhead": 2, "dim_feedforward": 8}
+OF_TOKENS_FIRST = {
+    "MultiheadAttention": lambda **options: nn.MultiheadAttention(8, 2, **options),
+    "TransformerEncoderLayer": lambda **options: nn.TransformerEncoderLayer(**LAYER, **options),
+    "TransformerDecoderLayer": lambda **options: nn.TransformerDecoderLayer(**LAYER, **options),
+    "TransformerEncoder": lambda **options: nn.TransformerEncoder(
+        nn.TransformerEncoderLayer(**LAYER, **options), 1, enable_nested_tensor=False
+    ),
+    "TransformerDecoder": lambda **options: nn.TransformerDecoder(nn.TransformerDecoderLayer(**LAYER, **options), 1),
+    "Transformer": lambda **options: nn.Transformer(**LAYER, num_encoder_layers=1, num_decoder_layers=1, **options),
+}
+
+
+@pytest.mark.filterwarnings("ignore:enable_nested_tensor")
+@pytest.mark.parametrize("name", OF_TOKENS_FIRST)
+def test_a_model_of_tokens_before_rows(name):
+    """Rows were cut instead of tokens."""
+    scheduler, model = SequenceLengthScheduler(4, 8, duration=10), OF_TOKENS_FIRST[name]()
+    for wrapped in (model, torch.compile(model)):
+        with pytest.raises(ValueError, match=rf"batch_first must be True in {name}, .* seq_dim=0"):
+            scheduler.attach(wrapped)
+    scheduler.attach(model, seq_dim=0)
+    scheduler.attach(OF_TOKENS_FIRST[name](batch_first=True))
+    scheduler.attach(nn.Sequential(OF_TOKENS_FIRST[name]()))  # it may turn its inputs

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 
 from seqwarm_kernels import SequenceLengthScheduler
 
-from ..test_silent_results import BATCH, resize_often
+from ..support.schedules import BATCH, resize_often
 
 
 class ResizingCollator:

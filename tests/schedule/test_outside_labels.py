@@ -12,7 +12,7 @@ from torch import nn
 
 from seqwarm_kernels import SequenceLengthScheduler
 
-from ..test_silent_results import BATCH
+from ..support.schedules import BATCH
 
 
 class Predictor(nn.Module):

@@ -1,6 +1,17 @@
-"""Checks of results in float64, and a kernel that counts its launches."""
+"""Where Triton's kernels run, checks of results in float64, and a kernel that counts its launches."""
 
+import pytest
+import torch
+
+from seqwarm_kernels.ops import backends
 from seqwarm_kernels.self_check import exact
+
+#: Marks tests of Triton's attention kernels on DEVICES.
+TRITON_RUNS = pytest.mark.skipif(
+    backends.why_not("alibi_attention", "triton", "cpu", torch.float32) is not None and not torch.cuda.is_available(),
+    reason="Triton serves neither a GPU nor its interpreter here",
+)
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
 class Exact(exact.Exact):

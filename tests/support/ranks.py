@@ -8,8 +8,10 @@ import secrets
 import socket
 import traceback
 
+import pytest
 import torch
 import torch.multiprocessing
+from torch.distributed.device_mesh import init_device_mesh
 
 SERVER = multiprocessing.get_context("forkserver")
 SERVER.set_forkserver_preload(  # those that are not installed are left out
@@ -78,6 +80,25 @@ def assert_no_errors(folder, name):
     """No rank has written an error of this check."""
     found = [path.read_text() for path in folder.glob(f"{name}-*")]
     assert not found, "\n".join(found)
+
+
+def errors_fixture(checks, dim_name=None):
+    """A fixture: the folder of the errors of `checks()`, a module-level function, on a mesh of two ranks."""
+
+    @pytest.fixture(scope="module")
+    def errors(tmp_path_factory):
+        folder = tmp_path_factory.mktemp("errors")
+        run_ranks(_check, checks, dim_name, folder)
+        return folder
+
+    return errors
+
+
+def _check(rank, port, checks, dim_name, folder):
+    join_group(rank, port)
+    mesh = init_device_mesh("cpu", (2,), mesh_dim_names=dim_name and (dim_name,))
+    run_checks(checks(), mesh, rank, folder)
+    leave_group()
 
 
 def mean_of_two_ranks(train, *arguments):

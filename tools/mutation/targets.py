@@ -37,7 +37,9 @@ def _native(names: str, *tests: str, wider: tuple[str, ...]) -> list[Target]:
     return [Target(f"csrc/alibi_attention/cpu/{name}", Run(tests, without_amx), runs) for name in names.split()]
 
 
-_SILENT_RESULTS = "tests/test_silent_results.py"
+_LOST_LABELS = "tests/schedule/test_lost_labels.py"
+_WITHOUT_EFFECT = "tests/schedule/test_without_effect.py"
+_ATTACHMENT = ("tests/schedule/test_attachment.py", "tests/schedule/test_copies.py")
 _RESIZE_BATCH = "tests/ops/test_resize_batch.py"
 _RESIZE_PACKED = "tests/ops/test_resize_packed.py"
 _RESIZING = ("tests/resizing", _RESIZE_BATCH)
@@ -55,24 +57,21 @@ TARGETS = [
     *_in_folder(
         "seqwarm_kernels/schedule",
         "scheduler.py pacing.py plan.py",
-        "tests/schedule/test_scheduler.py",
-        "tests/schedule/test_plan.py",
-        "tests/schedule/test_copies_in_processes.py",
-        _SILENT_RESULTS,
+        *("tests/schedule/test_scheduler.py", "tests/schedule/test_state.py", "tests/schedule/test_plan.py"),
+        *("tests/schedule/test_copies_in_processes.py", _WITHOUT_EFFECT, _LOST_LABELS),
     ),
     *_in_folder("seqwarm_kernels/schedule", "token_lr.py", "tests/schedule/test_token_lr.py"),
     *_in_folder(
         "seqwarm_kernels/schedule",
         "lost_labels.py outside_labels.py",
-        *("tests/schedule/test_outside_labels.py", "tests/schedule/test_scheduler.py"),
-        *("tests/schedule/test_attachment.py", _SILENT_RESULTS, "-k", "not processes"),
+        *("tests/schedule/test_outside_labels.py", _LOST_LABELS, "tests/schedule/test_scheduler.py"),
+        *(*_ATTACHMENT, "-k", "not processes"),
     ),
     *_in_folder(
         "seqwarm_kernels/schedule",
         "attachment.py",
-        *("tests/schedule/test_attachment.py", "tests/schedule/test_attachment_options.py"),
-        *("tests/schedule/test_outside_labels.py", _SILENT_RESULTS),
-        *("-k", "not processes"),
+        *(*_ATTACHMENT, "tests/schedule/test_attachment_options.py", "tests/schedule/test_outside_labels.py"),
+        *(_LOST_LABELS, _WITHOUT_EFFECT, "tests/resizing/test_masks.py", "-k", "not processes"),
     ),
     *_in_folder(
         "seqwarm_kernels/trainers/huggingface",
@@ -89,12 +88,12 @@ TARGETS = [
         "seqwarm_kernels/data/batch_planning",
         "planner.py plan.py packed.py padded.py",
         *("tests/data/test_planner.py", "tests/data/test_packed.py", "tests/data/test_arguments.py"),
-        "tests/data/test_silent_results.py",
+        *("tests/data/test_counted_lengths.py", "tests/data/test_pieces.py", "tests/data/test_prepare.py"),
     ),
     *_in_folder(
         "seqwarm_kernels/resizing",
         "checked_call.py",
-        *(*_RESIZING, "tests/ops/test_forward_mode.py", _SILENT_RESULTS),
+        *(*_RESIZING, "tests/ops/test_forward_mode.py", _LOST_LABELS),
         *("-k", "(not triton or serve) and not two_ranks"),
     ),
     *_in_folder(

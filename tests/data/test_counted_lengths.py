@@ -1,0 +1,151 @@
+"""Lengths that were counted before training: each is that of its item, and every item has one."""
+
+import pickle
+
+import pytest
+from torch.utils.data import DataLoader, Dataset, Subset
+
+from seqwarm_kernels import SequenceLengthScheduler
+from seqwarm_kernels.data import (
+    BatchPlanner,
+    ItemDataset,
+    LengthBatchSampler,
+    LengthBatchStream,
+    PaddedCollator,
+    Piece,
+    PieceDataset,
+    Prepare,
+    ResumableLoader,
+    cut_item,
+)
+
+from .made import ListSource
+
+
+def batches_of(items, lengths, planner, as_mapping=False):
+    items = [{"input_ids": item} for item in items] if as_mapping else items
+    sampler = LengthBatchSampler(lengths, planner, shuffle=False)
+    return DataLoader(PieceDataset(items), batch_sampler=sampler, collate_fn=PaddedCollator())
+
+
+class TestLengthsThatWereCountedTooShort:
+    """Items whose lengths leave out an end of text, say, were cut without a word, as if they were too long."""
+
+    @pytest.mark.parametrize("as_mapping", [False, True])
+    @pytest.mark.parametrize("too_long", ["truncate", "split"])
+    def test_an_item_that_is_served_whole(self, too_long, as_mapping):
+        items = [[1] * 5, [2] * 8, [3] * 6]
+        planner = BatchPlanner(32, max_length=10, too_long=too_long)
+        assert len(list(batches_of(items, [5, 8, 6], planner, as_mapping))) == 1
+        with pytest.raises(ValueError, match="item 1 must have the 7 tokens that its length says, got 8, whose end"):
+            list(batches_of(items, [5, 7, 6], planner, as_mapping))
+
+    def test_the_last_piece_of_an_item(self):
+        planner = BatchPlanner(batch_size=1, max_length=4, too_long="split")
+        with pytest.raises(ValueError, match="item 0 must have the 10 tokens that its length says, got 11"):
+            list(batches_of([[1] * 11], [10], planner))
+
+    @pytest.mark.parametrize("counted", [4, 5, 6])
+    def test_an_item_that_is_truncated_may_be_longer(self, counted):
+        planner = BatchPlanner(batch_size=1, max_length=4, too_long="truncate")
+        assert next(iter(batches_of([[1] * 6], [counted], planner)))["input_ids"].shape == (1, 4)
+
+    def test_without_a_maximum_length(self):
+        with pytest.raises(ValueError, match="item 0 must have the 3 tokens"):
+            list(batches_of([[1] * 4], [3], BatchPlanner(batch_size=1, too_long="truncate")))
+
+    @pytest.mark.parametrize(("warmup", "raises"), [("bucket", True), ("cut", False)])
+    def test_under_warmup(self, warmup, raises):
+        """Only "cut" takes no more than the current length, 4 here, of an item."""
+        scheduler = SequenceLengthScheduler(4, 8, duration=100, step_size=1)
+        batches = batches_of([[1] * 6], [4], BatchPlanner(8, max_length=scheduler, warmup=warmup, too_long="truncate"))
+        if not raises:
+            assert next(iter(batches))["input_ids"].shape == (1, 4)
+            return
+        with pytest.raises(ValueError, match="item 0 must have the 4 tokens that its length says, got 6"):
+            next(iter(batches))
+
+    def test_a_transform_that_adds_a_token(self):
+        def loader(transform):
+            planner = BatchPlanner(8, too_long="truncate")
+            stream = LengthBatchStream(ListSource(["abc", "de"]), planner, length=len, shuffle=False)
+            prepare = Prepare(PaddedCollator(), transform=transform)
+            return DataLoader(ItemDataset(), batch_sampler=stream, collate_fn=prepare)
+
+        assert next(iter(loader(lambda text: list(text.encode()))))["input_ids"].shape == (2, 3)
+        with pytest.raises(ValueError, match="item 0 of the batch must have the 3 tokens that its length says, got 4"):
+            list(loader(lambda text: [*text.encode(), 0]))
+
+    def test_a_cut_of_your_own_is_not_checked(self):
+        sampler = LengthBatchSampler([3], BatchPlanner(8, too_long="truncate"))
+        dataset = PieceDataset([[1] * 4], cut=lambda item, start, length: cut_item(item, start, length))
+        (batch,) = DataLoader(dataset, batch_sampler=sampler, collate_fn=PaddedCollator())
+        assert batch["input_ids"].shape == (1, 3)
+
+    def test_pieces_are_what_they_were(self):
+        """Three fields, equal to a Piece, and picklable."""
+        (batch,) = LengthBatchSampler([6], BatchPlanner(8, too_long="truncate"))
+        assert pickle.loads(pickle.dumps(batch)) == batch == [Piece(0, 0, 6)]
+        item, start, length = batch[0]
+        assert (item, start, length) == (0, 0, 6)
+
+
+class Sized(Dataset):
+    def __init__(self, size):
+        self.size = size
+
+    def __len__(self):
+        return self.size
+
+    def __getitem__(self, index):
+        return [index + 1] * 3
+
+
+class Unsized(Dataset):
+    def __getitem__(self, index):
+        return [index + 1] * 3
+
+
+class NotCountedYet(Unsized):
+    def __len__(self):
+        raise RuntimeError("call setup() first")
+
+
+class TestNumberOfLengths:
+    """Items without a length were never served."""
+
+    MESSAGE = r"must have as many items as the sampler has lengths, 3, got {}: items .*\.Subset\(dataset, indices\)"
+    PLANNERS = (BatchPlanner(8), BatchPlanner(8, too_long="truncate"))
+
+    @staticmethod
+    def load(dataset, planner, collate=None):
+        sampler = LengthBatchSampler([3] * 3, planner)
+        dataset = PieceDataset(dataset) if planner.cuts_items else dataset
+        return ResumableLoader(DataLoader(dataset, batch_sampler=sampler, collate_fn=collate or PaddedCollator()))
+
+    @pytest.mark.parametrize("planner", PLANNERS)
+    @pytest.mark.parametrize("size", [2, 4])
+    def test_another_number_of_items(self, size, planner):
+        with pytest.raises(ValueError, match="dataset of loader " + self.MESSAGE.format(size)):
+            self.load(Sized(size), planner)
+
+    @pytest.mark.parametrize("planner", PLANNERS)
+    @pytest.mark.parametrize(
+        "dataset", [Sized(3), Subset(Sized(5), [0, 3, 4]), Unsized(), NotCountedYet(), [[1] * 3] * 3]
+    )
+    def test_as_many_items_or_an_unknown_number(self, dataset, planner):
+        assert sum(len(batch["input_ids"]) for batch in self.load(dataset, planner)) == 3
+
+    def test_the_dataset_of_prepare(self):
+        planner = BatchPlanner(8)
+        load = TestNumberOfLengths.load
+        with pytest.raises(ValueError, match="dataset of collate_fn of loader " + self.MESSAGE.format(4)):
+            load(ItemDataset(), planner, Prepare(PaddedCollator(), dataset=Sized(4)))
+        assert len(list(load(ItemDataset(), planner, Prepare(PaddedCollator(), dataset=Sized(3))))) == 2
+        pytest.importorskip("torchdata.nodes")
+        from seqwarm_kernels.data.torchdata_nodes import batch_loader
+
+        sampler = LengthBatchSampler([3] * 3, planner)
+        with pytest.raises(ValueError, match="dataset of prepare " + self.MESSAGE.format(4)):
+            batch_loader(sampler, Prepare(PaddedCollator(), dataset=Sized(4)))
+        assert len(list(batch_loader(sampler, Prepare(PaddedCollator(), dataset=Sized(3))))) == 2

@@ -1,0 +1,209 @@
+"""The progress of a schedule: what counts, and the state that a checkpoint keeps."""
+
+import json
+import pickle
+
+import numpy as np
+import pytest
+import torch
+
+import seqwarm_kernels as sw
+from seqwarm_kernels import SequenceLengthScheduler, cyclic, discrete, doubling, exponential, grow_p2, root
+
+
+def test_step_counts_units():
+    scheduler = SequenceLengthScheduler(8, 16, duration=100, unit="token")
+    assert scheduler.step(99) == 8
+    assert scheduler.step(1) == 16
+    assert scheduler.progress == 100
+    by_step = SequenceLengthScheduler(8, 16, duration=2)
+    assert [by_step.step(), by_step.step()] == [8, 16]
+
+
+@pytest.mark.parametrize("unit", ["token", "sample"])
+def test_a_schedule_of_tokens_is_not_stepped_by_one(unit):
+    scheduler = SequenceLengthScheduler(8, 32, duration=1000, unit=unit)
+    with pytest.raises(ValueError, match=f"n must be the number of {unit}s of the step"):
+        scheduler.step()
+    assert scheduler.progress == 0
+    scheduler.step(1)
+    assert scheduler.progress == 1
+
+
+def test_bad_progress():
+    scheduler = SequenceLengthScheduler(duration=10)
+    with pytest.raises(ValueError, match="n must be at least 0, got -1"):
+        scheduler.step(-1)
+    with pytest.raises(TypeError, match="n must be an int"):
+        scheduler.step(0.5)
+    with pytest.raises(TypeError, match="n must be an int, got bool"):
+        scheduler.step(True)
+    with pytest.raises(ValueError, match="progress must not be negative"):
+        scheduler.seq_length_at(-1)
+    with pytest.raises(TypeError, match="progress must be a real number, got str"):
+        scheduler.seq_length_at("3")
+    assert scheduler.progress == 0
+
+
+def test_a_step_to_where_the_pacing_fails_counts_nothing():
+    scheduler = SequenceLengthScheduler(8, 64, duration=10, pacing=lambda x: x / (1 if x < 0.5 else 0))
+    assert scheduler.step(3) == 24
+    with pytest.raises(ZeroDivisionError):
+        scheduler.step(3)
+    assert scheduler.progress == 3
+
+
+def test_a_step_beyond_what_a_state_may_hold_counts_nothing():
+    scheduler, loaded = (SequenceLengthScheduler(8, 32, duration=10, unit="token") for _ in range(2))
+    scheduler.step(2**62)
+    with pytest.raises(ValueError, match="progress must fit into 64 bits"):
+        scheduler.step(2**62)
+    loaded.load_state_dict(scheduler.state_dict())
+    assert loaded.progress == scheduler.progress == 2**62
+
+
+@pytest.mark.parametrize(
+    ("value", "error", "message"),
+    [
+        ("x", TypeError, "progress must be an int, got str"),
+        (2.5, TypeError, "progress must be an int, got float"),
+        (True, TypeError, "progress must be an int, got bool"),
+        (-5, ValueError, "progress must be at least 0, got -5"),
+        (2**63, ValueError, "progress must fit into 64 bits, got an int of 64 bits"),
+    ],
+)
+def test_progress_that_is_assigned_is_checked(value, error, message):
+    scheduler = SequenceLengthScheduler(8, 32, duration=10)
+    scheduler.step(3)
+    with pytest.raises(error, match=message):
+        scheduler.progress = value
+    assert scheduler.progress == 3
+
+
+def test_the_state_that_checkpoints_keep():
+    scheduler = sw.SequenceLengthScheduler(duration=0.3 * 1000)
+    configuration = {"min_seq_length": 8, "max_seq_length": 1024, "duration": 300.0}
+    configuration |= {"step_size": 8, "pacing": "linear", "unit": "step"}
+    assert scheduler.state_dict() == {"progress": 0, **configuration}
+    copy = eval(repr(scheduler).replace(", progress=0", ""), vars(sw))
+    assert copy.state_dict() == scheduler.state_dict()
+
+
+def test_numbers_of_numpy_become_plain():
+    """torch.load refuses NumPy's types in a checkpoint."""
+    number = np.int64(8)
+    scheduler = SequenceLengthScheduler(
+        number, np.int32(64), duration=np.float64(100), step_size=number, pacing=discrete([(number, number)])
+    )
+    scheduler.step(np.int64(3))
+    state = scheduler.state_dict()
+    assert all(type(value) in (int, float, str) for value in state.values())
+    assert state["pacing"] == "discrete([(8, 8)])"
+    assert repr(root(np.float64(2))) == "root(2.0)"
+    scheduler.load_state_dict({**state, "progress": np.int64(7)})
+    assert type(scheduler.progress) is int
+    assert scheduler.progress == 7
+
+
+def test_progress_of_numpy_is_saved_as_a_plain_int(tmp_path):
+    scheduler = SequenceLengthScheduler(8, 32, duration=10)
+    scheduler.progress = np.int64(3)
+    torch.save(scheduler.state_dict(), tmp_path / "state.pt")
+    assert torch.load(tmp_path / "state.pt", weights_only=True)["progress"] == 3
+
+
+def test_state_of_another_configuration_changes_nothing():
+    scheduler = SequenceLengthScheduler(8, 64, duration=10, pacing=root(2))
+    scheduler.step(3)
+    state = scheduler.state_dict()
+    for name, value in (("duration", 20), ("pacing", "linear"), ("unit", "token"), ("max_seq_length", 128)):
+        with pytest.raises(ValueError, match=f"state_dict is of another configuration: {name} is"):
+            scheduler.load_state_dict({**state, "progress": 7, name: value})
+    with pytest.raises(ValueError, match="state_dict must have the entries"):
+        scheduler.load_state_dict({"progress": 7})
+    with pytest.raises(TypeError, match="progress must be an int"):
+        scheduler.load_state_dict({**state, "progress": "7"})
+    with pytest.raises(ValueError, match="progress must be at least 0, got -1"):
+        scheduler.load_state_dict({**state, "progress": -1})
+    with pytest.raises(TypeError, match="state_dict must be a mapping"):
+        scheduler.load_state_dict(None)
+    assert scheduler.progress == 3
+
+
+@pytest.mark.parametrize("pacing", [cyclic(root(2), 3), exponential(1.5), doubling(3), grow_p2(3, 2, 4)])
+def test_pacings_with_settings_are_part_of_the_state(pacing):
+    state = SequenceLengthScheduler(duration=10, pacing=pacing).state_dict()
+    assert state["pacing"] == repr(pacing)
+    assert repr(eval(repr(pacing), vars(sw))) == repr(pacing)
+    with pytest.raises(ValueError, match="pacing is"):
+        SequenceLengthScheduler(duration=10).load_state_dict(state)
+
+
+def test_functions_are_told_apart_in_the_state():
+    def growth(x):
+        return x
+
+    states = [SequenceLengthScheduler(duration=10, pacing=pacing).state_dict() for pacing in ("linear", "sine", growth)]
+    assert [state["pacing"] for state in states] == ["linear", "sine", growth.__qualname__]
+    with pytest.raises(ValueError, match="pacing is 'linear' in the state, 'sine' here"):
+        SequenceLengthScheduler(duration=10, pacing="sine").load_state_dict(states[0])
+
+
+def test_the_state_of_a_function_has_some_of_its_lengths():
+    def settled(x):
+        return min(float(x) * 2, 1)
+
+    scheduler = SequenceLengthScheduler(1, 171, duration=34, step_size=1, pacing=settled)
+    scheduler.step(3)
+    state = json.loads(json.dumps(scheduler.state_dict()))
+    assert state["pacing_lengths"] == [21, 41, 61, 81, 101, 121, 141, 161, *[171] * 8]
+    earlier = {name: value for name, value in state.items() if name != "pacing_lengths"}
+    for saved in (state, earlier):
+        scheduler.progress = 0
+        scheduler.load_state_dict(saved)
+        assert scheduler.progress == 3
+    with pytest.raises(ValueError, match="state_dict must have the entries"):
+        SequenceLengthScheduler(duration=10).load_state_dict(
+            {**SequenceLengthScheduler(duration=10).state_dict(), **state}
+        )
+    with pytest.raises(ValueError, match=r"state_dict is of another configuration: pacing_lengths is \[8, "):
+        scheduler.load_state_dict({**state, "pacing_lengths": [8, *state["pacing_lengths"][1:]]})
+
+
+def functions_of_one_name():
+    def of(exponent):
+        def growth(x):
+            return float(x) ** exponent
+
+        return growth
+
+    return of(1), of(2)
+
+
+@pytest.mark.parametrize("wrap", [lambda pacing: pacing, lambda pacing: cyclic(pacing, 2)])
+def test_two_pacings_of_one_name(wrap):
+    first, second = (
+        SequenceLengthScheduler(8, 1024, duration=100, pacing=wrap(pacing)) for pacing in functions_of_one_name()
+    )
+    first.step(30)
+    second.step(20)
+    state = first.state_dict()
+    with pytest.raises(ValueError, match="pacing_lengths is"):
+        second.load_state_dict(state)
+    assert second.progress == 20
+
+
+def test_a_scheduler_that_an_earlier_version_pickled():
+    """Its `progress` was an attribute, and there were no checks of labels or processes."""
+    batch = {"input_ids": torch.arange(128).view(2, 64), "labels": torch.arange(128).view(2, 64)}
+    scheduler = SequenceLengthScheduler(8, 64, duration=10)
+    later = {"_progress", "_process", "_label_checks", "_batches_before_step", "_batches_uncut"}
+    state = {name: value for name, value in vars(scheduler).items() if name not in later} | {"progress": 3}
+    earlier = SequenceLengthScheduler.__new__(SequenceLengthScheduler)
+    earlier.__setstate__(state)
+    for loaded in (earlier, pickle.loads(pickle.dumps(earlier))):
+        assert loaded.progress == 3
+        assert loaded.step(4) == scheduler.seq_length_at(7)
+        assert vars(loaded).keys() == vars(scheduler).keys()
+        assert loaded.resize(batch)["labels"].shape == (2, loaded.seq_length)
+    assert state["progress"] == 3
