@@ -13,7 +13,7 @@ BUILD_INPUTS := pyproject.toml constraints.txt setup.py CMakeLists.txt $(shell f
 export SEQWARM_TEST_DATA ?= $(abspath ../shared/data)
 
 .PHONY: help install demo experiments test test-slow test-exhaustive test-all test-cpus test-amx test-work record-work test-asan test-shim \
-	test-composer test-mds test-transformers-oldest test-triton-oldest test-torch-oldest mutate wheels gpu-build docs lint format clean
+	test-composer test-mds test-deepspeed test-transformers-oldest test-triton-oldest test-torch-oldest mutate wheels gpu-build docs lint format clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | while IFS='|' read -r target text; do \
@@ -49,7 +49,7 @@ test-exhaustive: $(STAMP) build/composer/installed  ## run the exhaustive tests:
 	$(PYTEST) -m "exhaustive or (hypothesis and not slow)" --hypothesis-profile exhaustive $(ARGS)
 	PYTHONPATH=build/composer $(PYTEST) -m exhaustive tests/trainers/composer $(ARGS)
 
-test-all: test test-slow test-exhaustive test-cpus test-amx test-work test-asan test-composer test-mds test-transformers-oldest test-triton-oldest  ## run all tests
+test-all: test test-slow test-exhaustive test-cpus test-amx test-work test-asan test-composer test-mds test-deepspeed test-transformers-oldest test-triton-oldest  ## run all tests
 
 # An older CPU is asked of libtorch, whose answer picks our kernels, and of oneDNN, which multiplies for them.
 test-cpus: $(STAMP)  ## run the native kernels' tests as on CPUs with AVX2 only, and with neither
@@ -123,6 +123,9 @@ test-mds: build/mds/installed  ## run the tests of sources of tokens with mosaic
 		tests/data/test_token_sources.py tests/data/test_arguments.py tests/faults/test_damaged_token_files.py \
 		tests/data/test_padding_command.py tests/data/test_ranks_of_sources.py tests/data/test_source_kills.py $(ARGS)
 
+test-deepspeed: build/deepspeed/installed  ## run the tests with DeepSpeed's engine
+	PYTHONPATH=$(<D) $(PYTEST) tests/trainers/test_deepspeed.py $(ARGS)
+
 test-transformers-oldest: build/transformers-oldest/installed  ## run the tests of models with the oldest transformers
 	PYTHONPATH=$(<D) $(PYTEST) \
 		tests/models tests/trainers/test_huggingface.py tests/trainers/test_loaders.py \
@@ -143,7 +146,7 @@ test-torch-oldest: $(STAMP)  ## run the tests of many devices with the oldest to
 TRITON_OLDEST := build/triton-oldest
 test-triton-oldest: $(STAMP)  ## compile the attention kernels with the oldest supported Triton, which refuses more
 	$(RUN) -m pip install --no-deps --target $(TRITON_OLDEST) --upgrade triton==3.6.0
-	PYTHONPATH=$(abspath $(TRITON_OLDEST)) $(RUN) -m bench aot --chips 90 --head-dims 64
+	PYTHONPATH=$(abspath $(TRITON_OLDEST)) $(RUN) -m bench attention_compiled --chips 90 --head-dims 64
 
 # Stopped and called again, it goes on. It works in copies of the project.
 mutate: $(STAMP) build/composer/installed  ## change the code one place at a time: do tests fail? hours; ARGS="--only FILE --limit 10"

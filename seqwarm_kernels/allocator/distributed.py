@@ -79,13 +79,24 @@ def _find_wrapper(model: nn.Module) -> nn.parallel.DistributedDataParallel | Non
 
 
 def check_wrapper(model: nn.Module) -> None:
-    """Raise ValueError for DistributedDataParallel that does not run without an exchange of gradients."""
+    """Raise ValueError for wrappers that do not run without an exchange of gradients."""
+    if _is_deepspeeds(model):
+        raise ValueError(
+            f"model must not be DeepSpeed's yet, got {type(model).__name__}: call warmup_allocator on the model before "
+            "deepspeed.initialize"
+        )
     wrapper = _find_wrapper(model)
     if wrapper is not None and wrapper.static_graph:
         raise ValueError(
             "model must not be a DistributedDataParallel with static_graph=True, whose first backward must exchange "
             "gradients: call warmup_allocator on the module before it is wrapped"
         )
+
+
+def _is_deepspeeds(model: nn.Module) -> bool:
+    """Whether the model is DeepSpeed's engine, or ZeRO has marked its parameters: its hooks keep their gradients."""
+    is_engine = any(base.__name__ == "DeepSpeedEngine" for base in type(model).__mro__)
+    return is_engine or any(hasattr(p, "ds_id") or hasattr(p, "param_idx_in_group") for p in model.parameters())
 
 
 def _sharded_modules(model: nn.Module) -> list[Any]:

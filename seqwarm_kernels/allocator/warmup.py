@@ -129,18 +129,20 @@ def warmup_allocator(
         RuntimeError: The model has changed a frozen parameter, which is not copied, the driver does not pin two buffers
             of 16 MiB in host memory, or another rank has failed.
         ValueError: The inputs of the model cannot be guessed, an argument has an invalid value, the model is a
-            DistributedDataParallel with static_graph=True, or the loss has more than one element, or no graph although
-            parameters require gradients.
+            DistributedDataParallel with static_graph=True or DeepSpeed's (call this function before
+            `deepspeed.initialize`), or the loss has more than one element, or no graph although parameters require
+            gradients.
         torch.OutOfMemoryError: The requested batch size does not fit, and `raise_out_of_memory` is True.
     """
     flags = {"find_batch_size": find_batch_size, "raise_out_of_memory": raise_out_of_memory}
-    _check_types(model, example_batch, loss_fn, shard_batch, optimizer, autocast_dtype, grad_scaler, scheduler, flags)
+    check_module("model", model)
+    check_wrapper(model)
+    _check_types(example_batch, loss_fn, shard_batch, optimizer, autocast_dtype, grad_scaler, scheduler, flags)
     max_len = check_int("max_len", max_len, minimum=1)
     batch_size = _check_batch_size(batch_size)
     max_grad_norm = _check_max_grad_norm(max_grad_norm)
     accumulation_steps = check_int("accumulation_steps", accumulation_steps, minimum=1)
     _check_resize_options(resize_options)
-    check_wrapper(model)
     if scheduler is not None and scheduler.max_seq_length > max_len:
         raise ValueError(f"max_len must reach the scheduler's max_seq_length {scheduler.max_seq_length}, got {max_len}")
     _warn_of_foreign_optimizer(model, optimizer)
@@ -204,7 +206,6 @@ def warmup_allocator(
 
 
 def _check_types(
-    model: object,
     example_batch: ExampleBatch | None,
     loss_fn: object,
     shard_batch: object,
@@ -214,7 +215,6 @@ def _check_types(
     scheduler: object,
     flags: Mapping[str, object],
 ) -> None:
-    check_module("model", model)
     if example_batch is not None:
         as_mapping(example_batch)
     for name, function in (("loss_fn", loss_fn), ("shard_batch", shard_batch)):

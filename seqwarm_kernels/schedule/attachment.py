@@ -395,7 +395,8 @@ def _check_labels(entries: Mapping[Any, Any], prefix: str) -> None:
         raise ValueError(
             f"labels must be passed to the model with {NUM_ITEMS_IN_BATCH}, got {', '.join(names)}: labels outside of "
             "the model are not cut to the length of its outputs; compute the loss in its forward, without a "
-            "compute_loss_func"
+            "compute_loss_func, or in Hugging Face's Trainer call warmup.add_to(trainer) instead of passing it in "
+            "callbacks"
         )
 
 

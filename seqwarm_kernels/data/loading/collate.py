@@ -37,6 +37,9 @@ class PaddedCollator:
         attention_mask (B, S) int64, 1 at tokens, 0 at padding
         labels (B, S) int64, −100 at padding
 
+    Labels are not shifted: the default ones are the ids, as losses of transformers' models expect. In a loop of your
+    own compare `logits[:, :-1]` with `labels[:, 1:]`.
+
     An item is a sequence or tensor of ids, or a mapping with "input_ids" and optionally "labels" (default: the ids).
     Other entries of a mapping are left out. Three kinds of them must not say otherwise than the batch, or a ValueError
     is raised: an "attention_mask" must not hide a token; where a "completion_mask", "assistant_masks" or "loss_mask" is
@@ -83,6 +86,7 @@ class PackedCollator:
         cu_seq_lens_q, cu_seq_lens_k (B + 1,) int32, boundaries of the sequences; the same tensor
         max_length_q, max_length_k int, length of the longest sequence
 
+    Labels are not shifted, as in `PaddedCollator`: compare `logits[0, :-1]` with `labels[0, 1:]`.
     Items are those of `PaddedCollator`. Items without tokens are left out. An empty batch has T = 0 and B = 0.
 
     Args:
