@@ -261,6 +261,8 @@ class Attachment:
 
     def _is_counted(self, batch: Any) -> bool:
         """Whether the main input of a batch was counted since `begin_batch`. Notes it if not."""
+        if torch._C._current_graph_task_id() != -1:  # in backward: activation checkpointing repeats a forward
+            return True
         if self._counted is None:
             return False
         name = getattr(unwrapped(self._model), "main_input_name", "input_ids")  # of Hugging Face's models

@@ -289,7 +289,7 @@ def test_parameters_of_zero_are_refused(mark):
     """tests/trainers/test_deepspeed.py has the real ones."""
     model = Body(nn.Linear(WIDTH, WIDTH))
     setattr(next(model.parameters()), mark, 0)
-    with pytest.raises(ValueError, match="model must not be DeepSpeed's yet, got Body: .* before deepspeed.initialize"):
+    with pytest.raises(ValueError, match=r"model must not be DeepSpeed's yet, got Body: .* before deepspeed\.init"):
         warmup_allocator(model, 6, loss_fn=loss_fn)
 
 

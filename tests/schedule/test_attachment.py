@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
 
 from seqwarm_kernels import BatchBuffers, SequenceLengthScheduler
 
@@ -32,6 +33,18 @@ def test_batches_are_resized_in_training_mode_only():
     attachment.remove()
     attachment.remove()
     assert model(tokens()).shape[1] == 16
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_activation_checkpointing_counts_a_batch_once(use_reentrant):
+    model = Model()
+    attachment = scheduler().attach(model)
+    ids, scale = tokens(), torch.ones((), requires_grad=True)
+    model(ids)
+    once = attachment.take_seen()
+    result = checkpoint(lambda ids, scale: model(ids) * scale, ids, scale, use_reentrant=use_reentrant)
+    result.sum().backward()
+    assert attachment.take_seen() == once
 
 
 def test_only_the_current_attachment_is_removed():

@@ -214,6 +214,27 @@ class TestTrainer:
             resumed = self.train(tmp_path / "again", make, infinite, str(tmp_path / f"checkpoint-{step}"))
             assert resumed == whole[step:]
 
+    @pytest.mark.parametrize("where", ["output_dir", "resume_from_checkpoint"])
+    def test_dropout_continues(self, tmp_path, monkeypatch, where):
+        def forward(model, input_ids):
+            drawn.append(torch.rand(()).item())
+            return original(model, input_ids)
+
+        original, drawn = CountingModel.forward, []
+        monkeypatch.setattr(CountingModel, "forward", forward)
+        self.train(tmp_path, sampler, infinite=True)
+        whole, checkpoint = list(drawn), str(tmp_path / "checkpoint-4")
+        drawn.clear()
+        torch.manual_seed(7)
+        folder, options = (tmp_path, {}) if where == "output_dir" else (tmp_path / "again", {where: checkpoint})
+        self.train(folder, sampler, infinite=True, resume=checkpoint, **options)
+        assert drawn == whole[4:]
+
+    def test_a_checkpoint_elsewhere_warns(self, tmp_path):
+        self.train(tmp_path, sampler, infinite=True)
+        with pytest.warns(UserWarning, match="output_dir has no checkpoint-4; pass resume_from_checkpoint"):
+            self.train(tmp_path / "again", sampler, infinite=True, resume=str(tmp_path / "checkpoint-4"))
+
     def test_the_trainer_must_not_skip_batches(self, tmp_path):
         with pytest.raises(ValueError, match="ignore_data_skip must be True with LoaderState"):
             self.train(tmp_path, sampler, ignore_data_skip=False)

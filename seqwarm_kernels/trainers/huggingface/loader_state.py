@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
-from transformers import TrainerControl, TrainerState, TrainingArguments
-from transformers.trainer_utils import has_length
+from transformers import Trainer, TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, has_length
 
 from ...data.loading.resumable_loader import ResumableLoader
 from .restorable import RestorableCallback
@@ -20,7 +23,9 @@ class LoaderState(RestorableCallback):
         Trainer(..., callbacks=[LoaderState(loader)])
 
     A training that resumes continues with the next batch, with any number of ranks and workers. The Trainer itself
-    would skip batches of a DataLoader, which a `ResumableLoader` is not.
+    would skip batches of a DataLoader, which a `ResumableLoader` is not, and with `ignore_data_skip` it would not load
+    the checkpoint's random streams, which dropout draws from: this callback does so before the first step. It looks
+    for the checkpoint in `resume_from_checkpoint` of the arguments and in `output_dir`.
 
     A loader with a length trains for one epoch at most. For more, make its sampler `infinite=True`, and set
     `max_steps`: the Trainer ends every epoch after as many batches as the first had.
@@ -40,6 +45,7 @@ class LoaderState(RestorableCallback):
 
     def __init__(self, loader: ResumableLoader) -> None:
         super().__init__()
+        self._resumes_from: Path | None = None  # until the first step
         if not isinstance(loader, ResumableLoader):
             raise TypeError(f"loader must be a ResumableLoader, got {type(loader).__name__}")
         self._loader = loader
@@ -68,6 +74,20 @@ class LoaderState(RestorableCallback):
                 "the checkpoint was written without LoaderState; resume without it, or start a new training"
             )
         self.progress = saved
+        self._resumes_from = _checkpoint_of(args, state)
+        if self._resumes_from is None:
+            warnings.warn(
+                "the random streams do not continue, so dropout differs from that of an uninterrupted training: "
+                f"output_dir has no checkpoint-{state.global_step}; pass resume_from_checkpoint to TrainingArguments",
+                stacklevel=2,
+            )
+
+    def on_step_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        if self._resumes_from is not None:  # after the loader has drawn its seed, as in the Trainer
+            Trainer._load_rng_state(SimpleNamespace(args=args), str(self._resumes_from))  # type: ignore[arg-type]
+            self._resumes_from = None
 
     def _check_one_epoch(self, max_steps: int, accumulation: int) -> None:
         """The Trainer neither knows the lengths of later epochs nor, if it resumes, a last step of fewer batches."""
@@ -78,3 +98,12 @@ class LoaderState(RestorableCallback):
                 "after as many batches as the first had, and a training that resumes leaves out a last step of fewer "
                 "batches"
             )
+
+
+def _checkpoint_of(args: TrainingArguments, state: TrainerState) -> Path | None:
+    """The folder of the checkpoint of this step, which no event tells a callback."""
+    name = f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
+    given, output = args.resume_from_checkpoint, args.output_dir
+    folders = [Path(given)] if given and Path(given).name == name else []
+    folders += [Path(output, name)] if output else []
+    return next((folder for folder in folders if folder.is_dir()), None)
