@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ..ops.call_kind import is_plain_state
 from ..utils.checks import check_bool, check_dense, check_device, check_int
+from ..utils.cuda import is_capturing
 
 
 def alibi_slopes(num_heads: int, *, device: torch.device | str | None = None) -> Tensor:
@@ -48,7 +49,7 @@ def default_slopes(num_heads: int, device: torch.device) -> Tensor:
     if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
         return alibi_slopes(num_heads, device=device)  # another tensor than a later call may use
     if device.type == "cuda":
-        if torch.cuda.is_current_stream_capturing():
+        if is_capturing(device):
             return alibi_slopes(num_heads, device=device)
         stream = torch.cuda.current_stream(device).cuda_stream  # another stream would read before they are written
     return _computed_once(num_heads, device, stream)

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from ..utils.cuda import is_capturing
 from .alibi_layer import Packing
 
 #: Functions of transformers.masking_utils that make up a mask, in versions 5.6 to 5.23. The first set hides only keys
@@ -162,7 +163,7 @@ def _visible_keys(attention_mask: Tensor | None, kv_length: int, kv_offset: int)
     visible = attention_mask[:, kv_offset : kv_offset + kv_length].to(torch.bool)
     if visible.shape[1] < kv_length:  # unused slots of a cache
         visible = functional.pad(visible, (0, kv_length - visible.shape[1]))
-    if torch.compiler.is_compiling() or (visible.is_cuda and torch.cuda.is_current_stream_capturing()):
+    if torch.compiler.is_compiling() or is_capturing(visible.device):
         return visible
     return None if bool(visible.all()) else visible
 

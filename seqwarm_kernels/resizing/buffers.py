@@ -12,6 +12,7 @@ from torch import Tensor
 from ..ops.resize_batch import validation
 from ..ops.resize_batch.schema import INFO_DTYPES, Kind, new_rows
 from ..utils.checks import check_device, check_int
+from ..utils.cuda import is_capturing
 from .containers import flatten_batch, is_container
 
 _ALIGNMENT = 256  # bytes, as in the CUDA allocator
@@ -142,7 +143,7 @@ class BatchBuffers(Mapping[str, Tensor]):
         Pinned memory is reused as soon as nothing refers to it. Tensors that a CUDA graph reads are kept as long as
         the buffers.
         """
-        if torch.cuda.is_current_stream_capturing():
+        if is_capturing(self.device):
             self._read_by_graphs += tensors
             return
         while self._being_read and self._being_read[0][0].query():

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..ops.resize_batch.validation import check_not_additive, own_name
+from ..utils.cuda import is_capturing
 
 #: Names of boundaries, (N + 1,) from 0 to the number of tokens: in transformers, flash-attention, torch, OLMo.
 BOUNDARIES = frozenset(
@@ -175,7 +176,7 @@ def _is_of_tokens(numbers: Tensor, entries: Mapping[Any, Any]) -> bool:
 
 def _is_in_graph(tensor: Tensor) -> bool:
     """Whether values cannot be read, because a graph is compiled or captured."""
-    return torch.compiler.is_compiling() or (tensor.is_cuda and torch.cuda.is_current_stream_capturing())
+    return torch.compiler.is_compiling() or is_capturing(tensor.device)
 
 
 def _check_one_sequence_each(name: str, is_start: Tensor) -> None:

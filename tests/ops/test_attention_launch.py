@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from seqwarm_kernels import alibi_attention
+from seqwarm_kernels import alibi_attention, alibi_slopes
 from seqwarm_kernels.ops import backends
 from tests.support.kernels import DEVICES, TRITON_RUNS, CountedKernel
 
@@ -143,6 +143,28 @@ def test_memory_at_16k():
     before = torch.cuda.memory_allocated()
     alibi_attention(query, query, query).sum().backward()
     assert torch.cuda.max_memory_allocated() - before <= 12 * query.numel() * query.element_size()
+
+
+def _elsewhere(tensor):
+    """The tensor in other memory: not aligned to 16 bytes, and with its tokens before its heads."""
+    moved = tensor.new_empty(tensor.numel() + 1)[1:]
+    return moved.view_as(tensor.transpose(1, 2)).copy_(tensor.transpose(1, 2)).transpose(1, 2)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("length", [40, 70])  # a short row, and a longer one
+def test_backward_reads_what_forward_saved_wherever_it_lies(device, length):
+    query, key, value, grad_out = torch.randn(4, 2, 2, length, 16, device=device)
+    slopes = alibi_slopes(2, device=device)
+    options = (None, None, None, 0, True, 0.25, None, None, 0.0, 0.0, None)
+    saved = torch.ops.seqwarm.alibi_attention.triton(query, key, value, slopes, *options)
+    backward = torch.ops.seqwarm.alibi_attention_backward.triton
+    expected = backward(grad_out, None, *saved, True, query, key, value, slopes, *options)
+    for index, tensor in enumerate(saved):
+        if tensor.numel() and tensor.dim() > 2:
+            moved = [_elsewhere(each) if number == index else each for number, each in enumerate(saved)]
+            results = backward(grad_out, None, *moved, True, query, key, value, slopes, *options)
+            torch.testing.assert_close(results, expected, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -43,7 +43,7 @@ from .triton_configurations import BULK_COPIES, Configuration, Tiles, block_d, c
 from .triton_decode import Decode, decodes
 from .triton_forward import forward_kernel
 from .triton_reach import NORM_BLOCK, NORM_ROWS, key_norms_kernel
-from .triton_readers import Four, Reader, sizes_of, strides_of
+from .triton_readers import Four, Reader, is_aligned, sizes_of, strides_of
 from .triton_short import ShortBackward, ShortForward, is_short
 from .triton_tiles import ALIGNED, BULK
 from .validation import check_values
@@ -280,13 +280,13 @@ class Backward:
         skipping = skips(options, query, key)
         read = functools.partial(Reader, access=access)
         readers = _, of_query, of_key, _ = read(grad_out), read(query), read(key), read(value)
-        rows = torch.empty_like(shell_of(lse))
+        rows = torch.empty(lse.shape, dtype=lse.dtype, device="meta")
         results = [allocate_like(shell_of(tensor)) for tensor in (query, key, value)]
         last = rows if slopes_need_grad else slopes.new_empty(0, device="meta")
         self._shells = [*results, rows, rows, last]
         of_grad_query, of_grad_key, of_grad_value = map(strides_of, results)
         self._readers = readers
-        self._copies_out = strides_of(out) != of_grad_query
+        self._copies_out = strides_of(out) != of_grad_query or not is_aligned(out)
         shared = {
             **strides_named("g", readers[0].strides),
             **_constant(*readers[1:], slopes.float(), options),
@@ -321,6 +321,7 @@ class Backward:
 
     def __call__(self, tensors: tuple[Any, ...], options: _Options) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         grad_out, grad_lse, out, _, log2_sum, ranges, slopes_need_grad, query, key, value, slopes = tensors
+        log2_sum, ranges = log2_sum.contiguous(), ranges.contiguous()
         grad_query, grad_key, grad_value, lse2, delta, grad_slopes, *key_ranges = allocate(self._shells, query.device)
         if self._copies_out:
             out = allocate_like(query).copy_(out)

@@ -92,8 +92,12 @@ def _over_queries(
             kept = tl.load(queries.lse2 + columns, mask=inside, other=float("inf")) != float("inf")
         query = load_tile(queries.query, start, kept, BLOCK_M, HEAD_DIM, BLOCK_D, ACCESS)
         products = tl.dot(rows.key, tl.trans(query), input_precision=PRECISION)
-        lse2 = tl.load(queries.lse2 + columns, mask=inside, other=float("inf"))
-        delta = tl.load(queries.delta + columns, mask=inside, other=0.0)
+        if SIDE == MASKED:
+            lse2 = tl.load(queries.lse2 + columns, mask=inside, other=float("inf"))
+            delta = tl.load(queries.delta + columns, mask=inside, other=0.0)
+        else:  # every row sees every column; Triton 3.6 copies masked vectors item by item
+            lse2 = tl.load(queries.lse2 + columns)
+            delta = tl.load(queries.delta + columns)
         if SIDE == MASKED:
             if LIMITED:
                 turns = turned(columns[None, :], rows.first_turn[:, None], rows.last_turn[:, None], CAUSAL, PACKED)

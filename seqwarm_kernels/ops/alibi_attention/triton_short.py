@@ -23,7 +23,7 @@ from .triton_arguments import (
     sum_slopes,
 )
 from .triton_configurations import ShortTile, block_d, capability_of, short_tile
-from .triton_readers import Reader, strides_of
+from .triton_readers import Reader, is_aligned, strides_of
 from .triton_short_kernel import short_backward_kernel, short_forward_kernel
 from .triton_tiles import ALIGNED
 
@@ -141,10 +141,11 @@ class ShortBackward:
     ) -> None:
         self._readers = tuple(Reader(tensor, ALIGNED.value) for tensor in (grad_out, query, key, value))
         results = [allocate_like(shell_of(tensor)) for tensor in (query, key, value)]
-        last = torch.empty_like(shell_of(lse)) if slopes_need_grad else slopes.new_empty(0, device="meta")
+        rows = torch.empty(lse.shape, dtype=lse.dtype, device="meta")
+        last = rows if slopes_need_grad else slopes.new_empty(0, device="meta")
         self._shells = [*results, last]
         of_query, of_key, of_value = map(strides_of, results)
-        self._copies_out = strides_of(out) != of_query
+        self._copies_out = strides_of(out) != of_query or not is_aligned(out)
         grouped = query.shape[1] > key.shape[1]
         self._launch = Launch(
             short_backward_kernel,
@@ -170,7 +171,7 @@ class ShortBackward:
                 grad_out,
                 grad_lse,
                 out,
-                log2_sum,
+                log2_sum.contiguous(),
                 *inputs,
                 *_options_read(slopes, options),
                 *results,

@@ -9,6 +9,7 @@ import torch
 import triton
 from torch import Tensor
 
+from ...utils.cuda import is_capturing
 from ..library import LIBRARY
 from ..triton_launch import DISPATCH_KEY, on
 from .schema import Statistic, any_tensor, real
@@ -54,7 +55,8 @@ def make_table(lists: tuple[tuple[Span, ...], ...], device: torch.device, stream
         ends.append(chunks)
     entries = torch.tensor(rows, device="cpu").view(len(rows), 5).t().contiguous()
     if device.type == "cuda":
-        entries = entries.pin_memory().to(device, non_blocking=True)
+        with on(device):  # pinning makes a context on the current device
+            entries = entries.pin_memory().to(device, non_blocking=True)
     groups = triton.cdiv(chunks, SEARCH)
     tickets = torch.zeros(groups + 1, dtype=torch.int32, device=device)
     return Table(entries, ends[0], ends[1], chunks, groups, tickets)
@@ -69,11 +71,11 @@ def as_read(tensor: Tensor) -> Tensor:
 def moment_statistics(momentum: list[Tensor], second_moment: list[Tensor], gradients: list[Tensor]) -> Tensor:
     device = any_tensor(momentum, second_moment, gradients).device
     stream = None
+    if is_capturing(device):
+        raise RuntimeError(
+            "moment_statistics cannot be captured in a CUDA graph: the host looks up addresses in each call"
+        )
     if device.type == "cuda":
-        if torch.cuda.is_current_stream_capturing():
-            raise RuntimeError(
-                "moment_statistics cannot be captured in a CUDA graph: the host looks up addresses in each call"
-            )
         stream = torch.cuda.current_stream(device).cuda_stream
     lists = [[as_read(tensor) for tensor in tensors] for tensors in (second_moment, momentum, gradients)]
     spans = tuple(
