@@ -55,8 +55,7 @@ def make_table(lists: tuple[tuple[Span, ...], ...], device: torch.device, stream
         ends.append(chunks)
     entries = torch.tensor(rows, device="cpu").view(len(rows), 5).t().contiguous()
     if device.type == "cuda":
-        with on(device):  # pinning makes a context on the current device
-            entries = entries.pin_memory().to(device, non_blocking=True)
+        entries = entries.pin_memory().to(device, non_blocking=True)
     groups = triton.cdiv(chunks, SEARCH)
     tickets = torch.zeros(groups + 1, dtype=torch.int32, device=device)
     return Table(entries, ends[0], ends[1], chunks, groups, tickets)
@@ -82,7 +81,8 @@ def moment_statistics(momentum: list[Tensor], second_moment: list[Tensor], gradi
         tuple(Span(tensor.data_ptr(), size, tensor.dtype) for tensor in tensors if (size := tensor.numel()))
         for tensors in lists
     )
-    table = make_table(spans, device, stream)
+    with on(device):  # pinning memory makes a context on the current device
+        table = make_table(spans, device, stream)
     out = torch.zeros(len(Statistic), dtype=torch.float64, device=device)
     if table.chunks == 0:
         return out
