@@ -12,6 +12,7 @@ from bench.alibi_attention import figures as attention
 from bench.alibi_attention.cases import BOTH, FORWARD
 from bench.batching import report as batching
 from bench.common.records import RESULTS, CpuRecord, read
+from bench.gpu.records import read_folder
 from bench.parallel import report as many_devices
 from bench.resize_batch import implementations as resizing
 from bench.resize_batch import report as resize_report
@@ -70,6 +71,20 @@ def test_a_missing_implementation_does_not_change_the_others():
     figure = attention.cpu_figure([record for record in records if record.implementation != "FlexAttention"])
     names = {"alibi_attention", "alibi_attention, no skip", "SDPA flash, no bias", "SDPA with bias mask"}
     check_looks(figure, {*names, "eager with bias"})
+
+
+def test_speedups_on_a_gpu():
+    records = read_folder(RESULTS)[1].of_stages("long", "lengths")
+    figure = attention._speedup_figure({64: [attention._speedups(records, work, 64) for work in (FORWARD, BOTH)]})
+    check_readable(figure)
+    assert {"8", "16,384"} < set(texts_of(figure))
+    for axes in figure.axes:
+        ends = {name: points[-1][0] for name, points in drawn(axes).items()}
+        assert ends["eager with bias"] == ends["SDPA with bias mask"] == 1024
+        assert ends["FlexAttention"] == ends["SDPA flash, no bias"] == 16384
+        for label in attention._labels(axes):  # no leader line goes on where nothing was measured
+            place = axes.transAxes.transform((label.get_position()[0], 0))
+            assert 1 < axes.transData.inverted().transform(place)[0] / ends[label.get_text()] < 1.5
 
 
 # ---- many devices

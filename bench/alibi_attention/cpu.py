@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -104,6 +105,7 @@ class Measurements:
         name = case_of(case.problem, work, case.kind)
         record = CpuRecord(OURS, name, peer.name, threads, timing.median, timing.iqr, error, facts)
         self.records.append(record)
+        tqdm.write(f"{name}, {peer.name}, {threads} threads: {timing.median:.4g} ms", file=sys.stderr)
         return record
 
     def is_slow(self, problem: Problem, peer: Peer) -> bool:
@@ -158,8 +160,9 @@ def test_attention(benchmark: Any, problem: Problem, peer: Peer, work: str) -> N
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--seconds", type=float, default=1.0, help="measuring time of each row of the table")
-    parser.add_argument("--quick", action="store_true", help="measure only the problems of the goals")
+    parser.add_argument("--seconds", type=float, default=1.0, help="time of a record (default: %(default)s seconds)")
+    quick = "measure only rows of 1,024 and 8,192 tokens, and segments of 16 tokens"
+    parser.add_argument("--quick", action="store_true", help=quick)
 
 
 def main(arguments: argparse.Namespace) -> None:

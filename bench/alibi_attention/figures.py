@@ -1,16 +1,25 @@
-"""Figures of alibi_attention: time over length on a CPU and on a GPU, speedup, and segments."""
+"""Figures of alibi_attention: time over length on a CPU, speedup over length and segments on a GPU."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from seqwarm_kernels.utils.figures import label_lines, log_axis, mark, new_figure, plain_numbers, plot, save_both
+from seqwarm_kernels.utils.figures import (
+    ink,
+    label_lines,
+    log_axis,
+    mark,
+    new_figure,
+    plain_numbers,
+    plot,
+    save_both,
+)
 
 from ..common.records import CpuRecord
-from ..gpu.records import DeviceRecord, DeviceRecords, gigabytes_per_second, speedup, teraflops
+from ..gpu.records import DeviceRecord, DeviceRecords, gigabytes_per_second, speedup
 from .cases import BOTH, FORWARD
 from .peers import EAGER, FLASH, FLEX, MASK, OURS
 
@@ -46,7 +55,7 @@ def cpu_figure(records: list[CpuRecord]) -> Figure:
         axes.set_xlabel("tokens in a sequence")
     for axes in panels[:, 0]:
         axes.set_ylabel("µs per token, 12 heads")
-    label_lines(panels.flat, bold=OURS)
+    _label_lines(panels.flat, bold=OURS)
     figure.suptitle("Causal attention with ALiBi on a CPU: time per token (lower is better)")
     return figure
 
@@ -74,7 +83,21 @@ def _draw_curves(axes: Axes, curves: Curves) -> None:
         plot(axes, name, *zip(*points, strict=True))
     lengths = sorted({length for points in curves.values() for length, _ in points})
     if lengths:
-        log_axis(axes.xaxis, lengths[:: 1 + len(lengths) // 8])
+        log_axis(axes.xaxis, sorted({*lengths[:: 1 + len(lengths) // 8], lengths[-1]}))
+
+
+def _label_lines(panels: Iterable[Axes], bold: str = "") -> None:
+    """Labels whose dotted leaders do not look as if a line went on after its last point."""
+    panels = list(panels)
+    label_lines(panels, bold)
+    for axes in panels:
+        for label in _labels(axes):
+            label.arrow_patch.set(color=ink(), linestyle=(0, (1, 3)))
+
+
+def _labels(axes: Axes) -> list[Any]:
+    """The labels of lines: annotations with leaders."""
+    return [text for text in axes.texts if getattr(text, "arrow_patch", None)]
 
 
 # ---- on a GPU
@@ -85,20 +108,11 @@ _FEWEST_LENGTHS = 3  # of a curve over lengths
 def draw_device(records: DeviceRecords, folder: Path, copy_rate: float | None) -> list[Path]:
     """Every figure that has records."""
     drawn = []
-    for head_dim in (64, 128):
-        for work in (FORWARD, BOTH):
-            dense = records.of_stages("long", "lengths").all
-            found = [r for r in dense if r.facts.get("head_dim") == head_dim and is_plain(r)]
-            curves = _by_size(found, work, "length", teraflops)
-            draw = functools.partial(_device_figure, curves, f"Causal {work}, head dimension {head_dim}")
-            path = folder / f"attention_d{head_dim}_{work.replace(' + ', '_')}.png"
-            if _covers_lengths(curves):
-                drawn.append(save_both(draw, path))
     speedups = {head_dim: [_speedups(records, work, head_dim) for work in (FORWARD, BOTH)] for head_dim in (64, 128)}
     columns = {head_dim: both for head_dim, both in speedups.items() if any(map(_covers_lengths, both))}
     if columns:
         drawn.append(save_both(functools.partial(_speedup_figure, columns), folder / "attention_speedup.png"))
-    curves = _by_size(records.of_stages("segments").all, FORWARD, "segment_length", gigabytes_per_second)
+    curves = _segment_rates(records.of_stages("segments").all)
     if curves:
         draw = functools.partial(_segments_figure, curves, copy_rate)
         drawn.append(save_both(draw, folder / "attention_segments.png"))
@@ -117,14 +131,14 @@ def is_plain(record: DeviceRecord) -> bool:
     return facts["batch_size"] == max(1, 16384 // facts["length"])
 
 
-def _by_size(
-    records: Iterable[DeviceRecord], work: str, size: str, value_of: Callable[[DeviceRecord], float | None]
-) -> Curves:
+def _segment_rates(records: Iterable[DeviceRecord]) -> Curves:
+    """GB/s by the length of a segment."""
     curves: Curves = {}
     for record in records:
-        value = value_of(record)
-        if value is not None and record.work == work and record.inputs == "a":
-            curves.setdefault(_without_backend(record.implementation), []).append((record.facts[size], value))
+        rate = gigabytes_per_second(record)
+        if rate is not None and record.work == FORWARD and record.inputs == "a":
+            name = _without_backend(record.implementation)
+            curves.setdefault(name, []).append((record.facts["segment_length"], rate))
     return {name: sorted(points) for name, points in curves.items()}
 
 
@@ -139,46 +153,37 @@ def _speedups(records: DeviceRecords, work: str, head_dim: int) -> Curves:
     return {name: sorted(points) for name, points in curves.items()}
 
 
-def _one_panel(curves: Curves, title: str, x_label: str, y_label: str) -> tuple[Figure, Axes]:
+def _segments_figure(curves: Curves, copy_rate: float | None) -> Figure:
     figure = new_figure(9, 4.8)
     axes = figure.subplots()
     _draw_curves(axes, curves)
-    axes.set(xlabel=x_label, ylabel=y_label)
+    axes.set(xlabel="tokens in a segment", ylabel="GB/s of queries, keys, values and results")
     axes.set_ylim(bottom=0)
     plain_numbers(axes.yaxis)
-    figure.suptitle(title)
-    return figure, axes
-
-
-def _device_figure(curves: Curves, title: str) -> Figure:
-    rate = "TFLOP/s, counted without skipping"
-    figure, axes = _one_panel(curves, f"{title} (higher is better)", "tokens in a sequence", rate)
-    label_lines([axes], bold=OURS)
-    return figure
-
-
-def _segments_figure(curves: Curves, copy_rate: float | None) -> Figure:
-    title = "Segments in 65,536 tokens, forward (higher is better)"
-    figure, axes = _one_panel(curves, title, "tokens in a segment", "GB/s of queries, keys, values and results")
     if copy_rate is not None:
         axes.set_ylim(top=1.1 * max(copy_rate, axes.get_ylim()[1]))
         mark(axes, "copy", y=copy_rate)
-    label_lines([axes], bold=OURS)
+    _label_lines([axes], bold=OURS)
+    figure.suptitle("Segments in 65,536 tokens, forward (higher is better)")
     return figure
 
 
 def _speedup_figure(speedups: dict[int, list[Curves]]) -> Figure:
     """A column for each head_dim, forward above forward and backward."""
-    figure = new_figure(5.5 * len(speedups) + 1.5, 7)
+    figure = new_figure(6.5 * len(speedups) + 1.5, 7)
     panels = figure.subplots(2, len(speedups), sharex=True, sharey=True, squeeze=False)
     for column, (head_dim, both) in zip(panels.T, speedups.items(), strict=True):
         for axes, work, curves in zip(column, (FORWARD, BOTH), both, strict=True):
             _draw_curves(axes, curves)
             axes.set_title(f"{work}, head dimension {head_dim}")
             log_axis(axes.yaxis)
-            mark(axes, "equally fast", y=1)
+            mark(axes, "equally fast", y=1, at=0.01)
     figure.supxlabel("tokens in a sequence", fontsize=10)
     figure.supylabel("alibi_attention is this many times as fast", fontsize=10)
-    label_lines(panels.flat)
+    _label_lines(panels.flat)
+    for axes in panels.flat:  # there is room for labels right of the last points
+        for label in _labels(axes):
+            place, _ = (axes.transData - axes.transAxes).transform(label.xy)
+            label.set_x(place + 0.03)
     figure.suptitle("Causal alibi_attention beside others on a GPU")
     return figure

@@ -56,7 +56,7 @@ def run(seconds: float) -> Iterator[CpuRecord]:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--seconds", type=float, default=1.0, help="measuring time of each record")
+    parser.add_argument("--seconds", type=float, default=1.0, help="time of a record (default: %(default)s seconds)")
 
 
 def main(arguments: argparse.Namespace) -> None:

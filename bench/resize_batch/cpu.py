@@ -91,7 +91,7 @@ def _measure_in_process(work: Work) -> list[CpuRecord]:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--seconds", type=float, default=0.5, help="measuring time of each row of the table")
+    parser.add_argument("--seconds", type=float, default=0.5, help="time of a record (default: %(default)s seconds)")
     parser.add_argument("--quick", action="store_true", help="two sizes only, without torch.compile")
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from seqwarm_kernels.utils.figures import log_axis, look_of, mark, new_figure, plain_numbers, plot, save_both
+from seqwarm_kernels.utils.figures import look_of, mark, new_figure, plain_numbers, plot, save_both
 
 from . import outcomes
 from .arms import BEST, FIRST
@@ -44,21 +44,25 @@ def draw_all(records: Sequence[Record], folder: Path) -> list[Path]:
 
 
 def rates_figure(runs: Sequence[Run], best: float | None) -> Figure:
-    """Left: the share of seeds that train over the rate. Right: the final loss of each seed."""
+    """A column for each rate. Left: the share of seeds that train. Right: the final loss of each seed."""
     figure = new_figure(12, 4.8)
     shares, losses = figure.subplots(1, 2)
     rates = outcomes.rates_of(runs)
     names = [arm for arm in SHOWN if any(run.arm == arm for run in runs)]
     for place, arm in enumerate(names):
-        shift = 1.05 ** (2 * place - len(names) + 1)  # so that no point hides another
-        own = {rate: outcomes.of(runs, arm, rate) for rate in rates}
-        _draw_shares(shares, SHOWN[arm], {rate * shift: found for rate, found in own.items() if found})
-        points = [(rate * shift, run.figures["final_loss"]) for rate, found in own.items() for run in found]
+        shift = 0.8 * ((place + 0.5) / len(names) - 0.5)  # beside the others in the column of the rate
+        own = {column + shift: outcomes.of(runs, arm, rate) for column, rate in enumerate(rates)}
+        _draw_shares(shares, SHOWN[arm], {x: found for x, found in own.items() if found})
+        points = [(x, run.figures["final_loss"]) for x, found in own.items() for run in found]
         known = [point for point in points if point[1] is not None]
         plot(losses, SHOWN[arm], *zip(*known, strict=True), linestyle="none", markersize=6, alpha=0.8)
     for axes in (shares, losses):
-        log_axis(axes.xaxis, rates)
-        axes.set(xlabel="peak of the learning rate", xlim=(0.75 * rates[0], rates[-1] / 0.75))
+        axes.set_xticks(range(len(rates)), [f"{rate:g}" for rate in rates])
+        axes.set_xticks([column + 0.5 for column in range(len(rates) - 1)], minor=True)
+        axes.grid(visible=False, which="major", axis="x")
+        axes.grid(which="minor", axis="x")  # between the columns
+        axes.tick_params(axis="x", which="both", length=0)
+        axes.set(xlabel="peak of the learning rate", xlim=(-0.5, len(rates) - 0.5))
     shares.set(ylim=(-0.03, 1.03), ylabel="share of seeds that train")
     shares.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
     shares.set_title("Seeds that train, with 95 % intervals")
@@ -71,10 +75,10 @@ def rates_figure(runs: Sequence[Run], best: float | None) -> Figure:
     return figure
 
 
-def _draw_shares(axes: Axes, name: str, runs_by_rate: dict[float, list[Run]]) -> None:
-    found = {rate: outcomes.share_of(runs, lambda run: run.trains) for rate, runs in runs_by_rate.items()}
-    known = {rate: interval for rate, interval in found.items() if interval is not None}
-    plot(axes, name, list(known), [interval.value for interval in known.values()], markersize=6)
+def _draw_shares(axes: Axes, name: str, runs_by_place: dict[float, list[Run]]) -> None:
+    found = {x: outcomes.share_of(runs, lambda run: run.trains) for x, runs in runs_by_place.items()}
+    known = {x: interval for x, interval in found.items() if interval is not None}
+    plot(axes, name, list(known), [interval.value for interval in known.values()], linestyle="none", markersize=6)
     lows, highs = [interval.low for interval in known.values()], [interval.high for interval in known.values()]
     axes.vlines(list(known), lows, highs, color=look_of(name).color, linewidth=1.5, alpha=0.5)
 
