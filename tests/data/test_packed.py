@@ -5,10 +5,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seqwarm_kernels.data import BatchPlanner, LengthBatchSampler
+from seqwarm_kernels import SequenceLengthScheduler
+from seqwarm_kernels.data import BatchPlanner, LengthBatchSampler, LengthBatchStream, SequenceSource
 from seqwarm_kernels.data.batch_planning.packed import pack
 
-from .made import items_of, lengths_lists
+from .made import first_batches, items_of, lengths_lists, served_with_restarts
 
 
 def first_fit_decreasing(lengths, max_tokens):
@@ -77,3 +78,60 @@ def test_no_window_leaves_a_pack_half_empty():
 def test_a_window_smaller_than_a_pack():
     sampler = LengthBatchSampler([10] * 7, BatchPlanner(100, packed=True), window=3)
     assert [len(batch) for batch in sampler] == [3, 3, 1]
+
+
+def without_tokens(lengths, batches):
+    """The numbers of the batches whose items have no tokens."""
+    lengths = np.asarray(lengths)
+    return [number for number, batch in enumerate(batches) if not lengths[batch].any()]
+
+
+class TestItemsWithoutTokens:
+    """A window of nothing else was a batch without tokens, on which models raise an error."""
+
+    def test_they_are_in_a_pack_with_others(self):
+        lengths = [0] * 6 + [4] * 7
+        batches = list(LengthBatchSampler(lengths, BatchPlanner(8, packed=True), window=3, shuffle=False))
+        assert batches[0] == [6, 7, 0, 1, 2, 3, 4, 5]
+        assert not without_tokens(lengths, batches)
+
+    @given(lengths=st.lists(st.sampled_from([0, 0, 0, 0, 3, 9]), min_size=1, max_size=80), window=st.integers(1, 9))
+    def test_only_the_end_of_an_epoch_may_be_a_batch_of_them(self, lengths, window):
+        planner = BatchPlanner(16, packed=True)
+        epochs = LengthBatchSampler(lengths, planner, window=window)
+        for _ in range(2):
+            batches = list(epochs)
+            assert sorted(items_of(batches)) == list(range(len(lengths)))
+            assert set(without_tokens(lengths, batches)) <= {len(batches) - 1}
+
+    @given(lengths=st.lists(st.sampled_from([0, 0, 0, 0, 3, 9]), min_size=1, max_size=80), window=st.integers(1, 9))
+    def test_ranks_and_restarts(self, lengths, window):
+        planner = BatchPlanner(16, packed=True)
+
+        def ranked(rank, world_size=2):
+            options = {"rank": rank, "world_size": world_size, "remainder": "empty"}
+            return LengthBatchSampler(lengths, planner, window=window, **options)
+
+        alone = list(ranked(0, 1))
+        by_rank = served_with_restarts(ranked, 2, list(range(1, -(-len(alone) // 2))))
+        in_order = [batch for step in zip(*by_rank, strict=True) for batch in step]
+        assert in_order == alone + [[]] * (len(alone) % 2)
+
+    @pytest.mark.parametrize("unit", ["step", "token", "sample"])
+    @pytest.mark.parametrize("warmup", ["bucket", "cut"])
+    def test_with_a_schedule(self, unit, warmup):
+        lengths = [0] * 5 + [3] * 2 + [0] * 9 + [1, 6] * 5
+        scheduler = SequenceLengthScheduler(2, 8, duration=12, step_size=2, unit=unit)
+        planner = BatchPlanner(8, packed=True, max_length=scheduler, warmup=warmup)
+        batches = list(LengthBatchSampler(lengths, planner, window=4, shuffle=False))
+        assert sorted(items_of(batches)) == list(range(len(lengths)))
+        assert not without_tokens(lengths, [items_of([batch]) for batch in batches])
+
+    def test_an_epoch_of_nothing_else(self):
+        batches = list(LengthBatchSampler([0] * 9, BatchPlanner(8, packed=True), window=2, shuffle=False))
+        assert batches == [list(range(9))]
+
+    def test_an_infinite_source_of_nothing_else(self):
+        source = SequenceSource([[]] * 60, infinite=True)
+        batches = first_batches(LengthBatchStream(source, BatchPlanner(8, packed=True), window=30_000), 2)
+        assert [len(batch) for batch in batches] == [120_000] * 2

@@ -25,7 +25,7 @@ def test_prepare():
     assert prepare(["ab", Piece("xyz", 1, 1)])["input_ids"].tolist() == [[97, 98], [121, 0]]
     prepare = Prepare(PackedCollator(), dataset=[[1, 2, 3], [4]])
     assert prepare([Piece(0, 2, 1), 1])["input_ids"].tolist() == [[3, 4]]
-    assert prepare([])["input_ids"].shape == (1, 0)
+    assert prepare([])["input_ids"].tolist() == [[0]]
     assert Prepare(list, cut=lambda item, start, length: (item, start, length))([Piece("a", 1, 2)]) == [("a", 1, 2)]
 
 

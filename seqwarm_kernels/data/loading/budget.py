@@ -154,7 +154,12 @@ def _longest_padded(batch: Any, planned: int) -> int:
     return int(batch["attention_mask"].sum(1).amax()) if rows and width > planned else 0
 
 
+def _longest_packed(batch: Any, _: int) -> int:
+    """A batch of one token may be that of no items."""
+    return batch["max_length_q"] if batch["input_ids"].numel() > 1 else 0
+
+
 _LONGEST: dict[Any, Callable[[Any, int], int]] = {
-    PackedCollator: lambda batch, _: batch["max_length_q"],
+    PackedCollator: _longest_packed,
     PaddedCollator: _longest_padded,
 }

@@ -17,6 +17,8 @@ from ...utils.checks import check_int, check_iterable
 from ..batch_planning.plan import IntArray, Piece, check_size
 
 _UNTOKENIZED = "which is not tokenized: pass a transform to Prepare"
+#: The id of a packed batch without tokens. Every vocabulary has it.
+_PACKED_PADDING = 0
 #: The usual types of ids. They are checked first, because a check for a Mapping or an Integral takes long.
 _ARRAYS = (np.ndarray, Tensor, list)
 #: Entries of items that were packed before, and whether their ints tell several sequences. TRL writes seq_lengths.
@@ -47,8 +49,8 @@ class PaddedCollator:
     "cu_seq_lens_q" must not tell several sequences, since an item is one. Entries of several dimensions or of floating
     point are not read.
 
-    An empty batch has B = 0 and S = `multiple_of`. An empty batch has no labels, so it contributes nothing to a sum
-    over labels, but a mean over its labels is NaN.
+    An empty list of items gives one row of `multiple_of` tokens of padding, so that models run on it. It has no labels,
+    so it contributes nothing to a sum over labels, but a mean over its labels is NaN.
 
     Args:
         pad_token_id: the id at padding.
@@ -64,6 +66,8 @@ class PaddedCollator:
 
     def __call__(self, items: Sequence[Any]) -> dict[str, Tensor]:
         tokens = _joined(items)
+        if not len(tokens.lengths):
+            tokens = _joined([[]])
         width = max(-(-int(tokens.lengths.max(initial=0)) // self.multiple_of), 1) * self.multiple_of
         check_tokens(len(tokens.lengths) * width, self.max_tokens)
         is_token = np.arange(width) < tokens.lengths[:, None]
@@ -87,7 +91,9 @@ class PackedCollator:
         max_length_q, max_length_k int, length of the longest sequence
 
     Labels are not shifted, as in `PaddedCollator`: compare `logits[0, :-1]` with `labels[0, 1:]`.
-    Items are those of `PaddedCollator`. Items without tokens are left out. An empty batch has T = 0 and B = 0.
+    Items are those of `PaddedCollator`. Items without tokens are left out. Without other items, the batch is a sequence
+    of one token of padding, with id 0, so that models run on it. It has no labels, as that of `PaddedCollator`. No mask
+    hides the token, so it counts where tokens are counted.
 
     Args:
         max_tokens: raise an error if T is larger, as in `PaddedCollator`.
@@ -98,6 +104,8 @@ class PackedCollator:
 
     def __call__(self, items: Sequence[Any]) -> dict[str, Tensor | int]:
         tokens = _joined(items)
+        if not len(tokens.ids):
+            tokens = _joined([[_PACKED_PADDING]])
         check_tokens(len(tokens.ids), self.max_tokens)
         lengths = tokens.lengths[tokens.lengths > 0]
         bounds = np.append(0, np.cumsum(lengths))

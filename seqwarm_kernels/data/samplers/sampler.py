@@ -47,7 +47,8 @@ class LengthBatchSampler(PlannedBatches, Sampler[list[Any]]):
         lengths: (items,) ints, tokens of each item.
         planner: divides the items of a window into batches.
         window: maximum number of items that are planned together; None: the whole epoch, which saves the most padding
-            and takes one to three seconds for ten million items.
+            and takes one to three seconds for ten million items. A packed window in which no item has tokens is doubled
+            until one has.
         shuffle: shuffle the items in each epoch, and the batches of each window. If False, items keep their order, and
             the batches of a window are yielded longest first.
         seed: seed of both orders.
@@ -55,7 +56,8 @@ class LengthBatchSampler(PlannedBatches, Sampler[list[Any]]):
         rank, world_size: default: those of torch.distributed if it is initialized, else 0 and 1.
         remainder: what happens to the last batches of an epoch that are too few for all ranks. "drop" drops them;
             "repeat" repeats other batches of the last window; "empty", for evaluation, yields every item exactly
-            once, and [] on ranks that run out, which collators turn into a batch without rows.
+            once, and [] on ranks that run out, which `PaddedCollator` and `PackedCollator` turn into a batch of padding
+            without labels.
 
     Raises:
         TypeError: an argument has the wrong type.

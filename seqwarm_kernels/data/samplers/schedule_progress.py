@@ -26,7 +26,8 @@ class ScheduleProgress:
     """Follows the planner's scheduler, if any, by what was planned. The scheduler's own progress is ignored.
 
     Args:
-        window: maximum number of items that are planned together; None: all of an epoch.
+        window: maximum number of items that are planned together, more if they are packed and these have no
+            tokens; None: all of an epoch.
         world_size: number of batches in a step.
     """
 
@@ -54,10 +55,15 @@ class ScheduleProgress:
     def plan(
         self, counts: Counts, lengths: IntArray, max_length: int | None, seeds: Sequence[int] | None
     ) -> tuple[int, Plan]:
-        """How many of the first items are planned now, at least one, and the plan for them."""
+        """How many of the first items are planned now, at least one, and the plan for them.
+
+        If packed, one of them has tokens, unless no item has. So each pack has tokens.
+        """
         count = self._count_until_change(counts, lengths, max_length)
-        if self._planner.packed and count == len(lengths) == self._window:
-            return count_filling_packs(self._planner, lengths, max_length, seeds)
+        if self._planner.packed:
+            count = max(count, int((lengths > 0).argmax()) + 1)
+            if count == len(lengths) == self._window:
+                return count_filling_packs(self._planner, lengths, max_length, seeds)
         return count, self._planner.plan(lengths[:count], max_length=max_length, seeds=seeds)
 
     def _count_until_change(self, counts: Counts, lengths: IntArray, max_length: int | None) -> int:

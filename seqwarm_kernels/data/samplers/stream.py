@@ -40,7 +40,8 @@ class LengthBatchStream(PlannedBatches):
         planner: divides the items of a window into batches.
         length: returns the number of tokens of an item. Default: the `len` of a mapping's "input_ids", of the first
             entry of a tuple such as (ids, labels), or else of the item. Items of text need a function.
-        window: maximum number of items that are planned together. These items are in memory.
+        window: maximum number of items that are planned together. These items are in memory. A packed window in
+            which no item has tokens is doubled until one has.
         shuffle: shuffle the batches of each window. The order of items is that of the source.
         seed: seed of that order.
         rank, world_size: default: those of torch.distributed if it is initialized, else 0 and 1.

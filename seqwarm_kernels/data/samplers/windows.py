@@ -14,6 +14,9 @@ from .readers import Reader, select_items
 from .schedule_progress import Counts, ScheduleProgress
 from .served import ServedUpTo, UnservedItems, UnservedReader
 
+#: A window of at least this many items is not doubled: an infinite source may have no item with tokens.
+_MANY_ITEMS = 100_000
+
 
 class Start(NamedTuple):
     """Where a window begins: enough to form this window and every later one."""
@@ -77,7 +80,8 @@ class WindowMaker:
     """Forms windows of the items of a reader.
 
     Args:
-        window: maximum number of items that are planned together; None: all of an epoch.
+        window: maximum number of items that are planned together, more if they are packed and these have no
+            tokens; None: all of an epoch.
         seed: seed of the order of batches; None: longest first.
         world_size: number of batches in a step, which a scheduler may count.
     """
@@ -98,7 +102,7 @@ class WindowMaker:
     def form(self, start: Start) -> Window | None:
         """The window that begins at `start`, None at the end of the epoch."""
         max_length = self._schedule.length(start.counts, start.min_length)
-        unserved = self._read(start, max_length, self._window)
+        unserved = self._read_window(start, max_length)
         if len(unserved.lengths) > 0:
             count, plan = self._schedule.plan(start.counts, unserved.lengths, max_length, self._seeds(start))
             return self._make_window(start, unserved, count, plan, max_length)
@@ -116,6 +120,19 @@ class WindowMaker:
             return None
         plan = self._planner.plan(unserved.lengths, max_length=max_length, seeds=self._seeds(start))
         return self._make_window(start, unserved, num_items, plan, max_length)
+
+    def _read_window(self, start: Start, max_length: int | None) -> UnservedItems:
+        """The items of the next window. Packed items without tokens are read together with one that has tokens.
+
+        Alone, they would be a batch without tokens.
+        """
+        count, unserved = self._window, self._read(start, max_length, self._window)
+        while self._planner.packed and count is not None and count < _MANY_ITEMS:
+            if len(unserved.lengths) < count or unserved.lengths.any():
+                break
+            count *= 2
+            unserved = self._read(start, max_length, count)
+        return unserved
 
     def _read(self, start: Start, max_length: int | None, count: int | None) -> UnservedItems:
         longest = max_length if self._planner.by_bucket else None
