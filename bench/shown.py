@@ -95,9 +95,8 @@ def tuning_report(lines: list[dict[str, Any]], figures: Path) -> str:
         save_both(functools.partial(tuning_figure, line), figures / "tuning.png")
         _, trials, accepted = search_of(line)
         for trial in trials:
-            verdict = "found" if trial is accepted else "fluctuates" if trial.fluctuates else "stable"
             tokens = f"{trial.duration:,}", f"{trial.cost:,}"
-            rows.append([trial.min_seq_length, *tokens, f"{trial.largest_rise:.2f}", verdict])
+            rows.append([trial.min_seq_length, *tokens, f"{trial.largest_rise:.2f}", trial.verdict(accepted)])
     return markdown(["min length", "duration", "trained to", "largest rise", "verdict"], rows)
 
 

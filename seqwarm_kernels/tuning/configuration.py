@@ -54,7 +54,7 @@ class SearchConfiguration:
         seed: int,
         pacing: str | Pacing,
         settings: Mapping[str, Any] | None,
-        **rest: Any,
+        unit: str,
     ) -> SearchConfiguration:
         """A configuration of checked arguments.
 
@@ -96,7 +96,7 @@ class SearchConfiguration:
             seed=seed,
             pacing=pacing,
             settings=_json_values(settings),
-            **rest,
+            unit=unit,
         )
         configuration.scheduler(lengths[0], configuration.durations[0])  # the scheduler checks the rest
         return configuration
@@ -128,19 +128,9 @@ class SearchConfiguration:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values of all fields that affect the outcome. The pacing is given by its name."""
-        return {
-            "max_seq_length": self.max_seq_length,
-            "min_seq_lengths": list(self.min_seq_lengths),
-            "durations": list(self.durations),
-            "learning_rate_warmup": self.learning_rate_warmup,
-            "multiples": self.multiples,
-            "step_size": self.step_size,
-            "unit": self.unit,
-            "pacing": self.scheduler(self.min_seq_lengths[0], self.durations[0]).state_dict()["pacing"],
-            "max_rise": self.max_rise,
-            "seed": self.seed,
-            "settings": dict(self.settings),
-        }
+        pacing = self.scheduler(self.min_seq_lengths[0], self.durations[0]).state_dict()["pacing"]
+        lists = {"min_seq_lengths": list(self.min_seq_lengths), "durations": list(self.durations)}
+        return {**vars(self), **lists, "pacing": pacing, "settings": dict(self.settings)}
 
 
 def _end(multiples: float, learning_rate_warmup: int) -> int:

@@ -45,7 +45,7 @@ def search_figure(configuration: SearchConfiguration, trials: Sequence[Trial], a
     top_rise = 1 + 1.6 * (configuration.max_rise - 1)
     for index, trial in enumerate(trials):
         look = {**_look(trial, trial is accepted), "marker": _MARKERS[index % len(_MARKERS)]}
-        label = f"from {trial.min_seq_length} over {trial.duration:,}: {_verdict(trial, trial is accepted)}"
+        label = f"{trial.label}: {trial.verdict(accepted)}"
         _draw_trial(perplexities, trial, _finite(trial), top, {**look, "label": label})
         _draw_trial(rises, trial, trial.rises, top_rise, {**look, "label": f"_{label}"})
     log_axis(perplexities.yaxis, _ticks(bottom, top))
@@ -58,10 +58,6 @@ def search_figure(configuration: SearchConfiguration, trials: Sequence[Trial], a
         label_lines([perplexities])
     figure.suptitle("Trials of a search: minimum length, duration, outcome")
     return figure
-
-
-def _verdict(trial: Trial, is_accepted: bool) -> str:
-    return "found" if is_accepted else "fluctuates" if trial.fluctuates else "stable"
 
 
 def _look(trial: Trial, is_accepted: bool) -> dict:

@@ -26,7 +26,7 @@ def write_page(found: TunedSchedule | NoStableSchedule, figure: Path, command_li
     """
     configuration = found.configuration
     accepted = found.accepted if isinstance(found, TunedSchedule) else None
-    styles = [(trial, _style(trial, trial is accepted)) for trial in found.trials]
+    styles = [(trial, _style(trial, accepted)) for trial in found.trials]
     progress = {"title": f"{configuration.unit}s", "tickformat": ",", "rangemode": "tozero"}
     content = report_page.page(
         "Sequence-length warmup: search for a schedule",
@@ -91,10 +91,10 @@ def _lengths(configuration: SearchConfiguration, trial: Trial, style: dict[str, 
     return report_page.line(x=progress, y=lengths, steps=True, **style)
 
 
-def _style(trial: Trial, is_accepted: bool) -> dict[str, Any]:
-    verdict = "found" if is_accepted else "fluctuates" if trial.fluctuates else "stable"
+def _style(trial: Trial, accepted: Trial | None) -> dict[str, Any]:
+    verdict = trial.verdict(accepted)
     return {
-        "name": f"from {trial.min_seq_length} over {trial.duration:,}: {verdict}",
+        "name": f"{trial.label}: {verdict}",
         "color": _COLORS[verdict],
         "dash": "dash" if trial.fluctuates else "solid",
     }

@@ -98,6 +98,15 @@ class Trial:
         """Tokens trained up to the last validation; None if they were not reported."""
         return self.validations[-1].tokens if self.validations else 0
 
+    @property
+    def label(self) -> str:
+        """The candidate in words."""
+        return f"from {self.min_seq_length} over {self.duration:,}"
+
+    def verdict(self, accepted: Trial | None) -> str:
+        """The outcome in a word. `accepted` is the trial that the search chose, if any."""
+        return "found" if self is accepted else "fluctuates" if self.fluctuates else "stable"
+
     def then(self, validation: Validation) -> Trial:
         """The trial with one more validation; the same trial if it is over.
 

@@ -127,7 +127,7 @@ def _finish(
             return recorded
     scheduler = configuration.scheduler(trial.min_seq_length, trial.duration)
     bar = tqdm(
-        desc=f"trial {number}: from {trial.min_seq_length} over {trial.duration:,}",
+        desc=f"trial {number}: {trial.label}",
         total=trial.end,
         unit=f" {scheduler.unit}s",
         unit_scale=True,
