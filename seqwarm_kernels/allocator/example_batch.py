@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from ..ops.resize_batch.schema import SEQUENCE_DIMS, Kind
-from ..ops.resize_batch.validation import Layout, batch_layout
 from ..resizing.containers import flatten_batch, unflatten_batch
 from ..resizing.functional import resize_batch
+from ..resizing.layout import Layout, batch_layout
 from ..utils.modules import ExampleBatch, as_mapping, from_mapping, guess_batch
 
 

@@ -6,8 +6,9 @@ import copy
 import os
 import random
 from collections import OrderedDict, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from itertools import chain
 from typing import Any
 
 import numpy
@@ -20,6 +21,7 @@ from torch.utils._pytree import tree_leaves
 from .distributed import reshard
 from .memory import HostMemory
 from .pinned_buffers import PinnedBuffers
+from .places import Place
 from .report import mebibytes
 
 #: Elements that are summed at a time.
@@ -32,6 +34,8 @@ _INTEGERS = {1: torch.int8, 2: torch.int16}
 _DICTS = (dict, OrderedDict, defaultdict)
 #: Packages whose modules keep their attributes. Wrappers such as DistributedDataParallel count their calls in them.
 _WRAPPERS = {"torch", "deepspeed"}
+#: Of tensors in errors.
+_UNNAMED = "a tensor in an attribute or of the optimizer"
 #: Types of values that hold nothing to restore.
 _PLAIN = {int, float, complex, bool, str, bytes, type(None)}
 
@@ -46,13 +50,14 @@ def restore_afterwards(
     optimizer, the gradient scaler, and the random streams of torch (CPU and every CUDA device), Python and NumPy. Of an
     optimizer and of modules whose classes are not torch's or DeepSpeed's, attributes are restored with the tensors,
     lists, dicts, sets and torch.Generators in them, and so are optimizers among them. Copies are kept in host memory.
-    Tensors stay the same objects. Hooks run, and their other changes are not restored. Nor are changes inside of other
-    objects that are attributes.
+    Tensors stay the same objects, and get their shapes back. Hooks run, and their other changes are not restored. Nor
+    are changes inside of other objects that are attributes.
 
     Parameters that are frozen and not in the optimizer are not copied.
 
     Raises:
-        RuntimeError: At the end, if the block has changed such a parameter.
+        RuntimeError: At the end, if the block has changed such a parameter, or if a tensor cannot be restored. All
+            others are.
     """
     reshard(model)  # parameters stay unsharded after a forward without a backward
     parameters = _parameters(model, optimizer)
@@ -61,7 +66,7 @@ def restore_afterwards(
         stack.callback(_Gradients(parameters).restore)
         stack.callback(_Modules(model).restore)
         stack.callback(_Frozen(model, optimizer).check)
-        stack.callback(_Values(_changing(model, optimizer, grad_scaler)).restore)
+        stack.callback(_Values(_changing(model, optimizer, grad_scaler), _names(model)).restore)
         for each in optimizers_in(optimizer):
             stack.callback(_OptimizerState(each).restore)
         if grad_scaler is not None:
@@ -99,6 +104,11 @@ def _changing(
     frozen = {id(parameter) for parameter in _frozen(model, optimizer).values()}
     unique = {id(tensor): tensor for tensor in tensors if isinstance(tensor, Tensor)}
     return [tensor for key, tensor in unique.items() if key not in frozen]
+
+
+def _names(model: nn.Module) -> dict[int, str]:
+    """Return the names of parameters and buffers, by id."""
+    return {id(tensor): name for name, tensor in chain(model.named_parameters(), model.named_buffers())}
 
 
 def _frozen(model: nn.Module, optimizer: Optimizer | None) -> dict[str, Tensor]:
@@ -169,10 +179,18 @@ def _has_memory(value: object) -> bool:
 
 
 class _Values:
-    """The contents of tensors, in pageable host memory."""
+    """The contents of tensors, in pageable host memory.
 
-    def __init__(self, tensors: list[Tensor]) -> None:
+    Args:
+        tensors: Each once.
+        names: Of tensors, by id, for errors.
+    """
+
+    def __init__(self, tensors: list[Tensor], names: Mapping[int, str] | None = None) -> None:
         local = [_local_part(tensor) for tensor in tensors]
+        names = names or {}
+        self.names = {id(part): names.get(id(each), _UNNAMED) for each, part in zip(tensors, local, strict=True)}
+        self.places = [Place(tensor) for tensor in local if _is_plain(tensor)]
         on_gpu = [tensor for tensor in local if _is_on_gpu(tensor) and _is_plain(tensor) and tensor.is_contiguous()]
         self.on_gpu = [(tensor, torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")) for tensor in on_gpu]
         self.buffers = PinnedBuffers() if on_gpu else None
@@ -181,13 +199,43 @@ class _Values:
         found = set(map(id, on_gpu))
         self.others = [(tensor, tensor.detach().to("cpu", copy=True)) for tensor in local if id(tensor) not in found]
 
+    @torch.no_grad()
     def restore(self) -> None:
-        with torch.no_grad():
-            for tensor, copied in self.others:
+        """Restore every tensor, also after an error.
+
+        Raises:
+            RuntimeError: At the end, with the first error and the names of the tensors that could not be restored.
+        """
+        failures: dict[int, Exception] = {}  # by id of the tensor
+        for place in self.places:
+            with _collected(failures, place.tensor):
+                place.restore()
+        for tensor, copied in _without(failures, self.others):
+            with _collected(failures, tensor):
                 if not _are_equal(tensor, copied):  # an unchanged tensor may overlap itself: no copy into it
                     tensor.copy_(copied)
         if self.buffers is not None:
-            self.buffers.restore(self.on_gpu)
+            self.buffers.restore(_without(failures, self.on_gpu))
+        if failures:
+            first = next(iter(failures.values()))
+            names = ", ".join(dict.fromkeys(self.names[key] for key in failures))
+            raise RuntimeError(
+                f"warmup_allocator could not restore {names}: {first}. Load it again; everything else is as before"
+            ) from first
+
+
+def _without(failures: dict[int, Exception], pairs: list[tuple[Tensor, Tensor]]) -> list[tuple[Tensor, Tensor]]:
+    """Return the pairs whose first tensor has its shape: a copy into another could write beyond its storage."""
+    return [pair for pair in pairs if id(pair[0]) not in failures]
+
+
+@contextmanager
+def _collected(failures: dict[int, Exception], tensor: Tensor) -> Iterator[None]:
+    """Keep the first error of each tensor instead of raising it."""
+    try:
+        yield
+    except Exception as error:
+        failures.setdefault(id(tensor), error)
 
 
 def _are_equal(tensor: Tensor, copied: Tensor) -> bool:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import gc
-import inspect
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any, Literal
 
@@ -15,30 +12,30 @@ import torch
 from torch import nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
-from tqdm import tqdm
 
-from ..resizing.functional import resize_batch
-from ..schedule.attachment import check_resize_options, paused_attachments
+from ..schedule.attachment import paused_attachments
 from ..schedule.scheduler import SequenceLengthScheduler
-from ..utils.caller_warnings import warn_caller
-from ..utils.checks import check_bool, check_int, check_module, check_real
-from ..utils.modules import ExampleBatch, as_mapping, is_compiled
+from ..utils.checks import check_int, check_module
+from ..utils.modules import ExampleBatch, is_compiled
+from .arguments import (
+    check_batch_size,
+    check_max_grad_norm,
+    check_options,
+    check_packed_example,
+    check_types,
+    warn_of_foreign_optimizer,
+)
 from .compilation import compilations
-from .distributed import Outcome, RankConsensus, check_wrapper, is_sharded, rank_consensus, without_gradient_exchange
+from .distributed import RankConsensus, check_wrapper, is_sharded, rank_consensus, without_gradient_exchange
 from .example_batch import TrainingBatches
-from .memory import Memory, fragmentation_advice, is_out_of_memory, memory_of
-from .report import AllocatorReport, LengthMemory, OutOfMemory
+from .memory import Memory, memory_of
+from .rehearsal import Warmup
+from .report import AllocatorReport, LengthMemory
 from .snapshot import check_host_memory, restore_afterwards
 from .training_pass import LossFunction, TrainingPass
 
-#: Largest number of rows that batch_size="auto" tries.
-_MOST_ROWS = 2**16
 #: What batch_size="auto" leaves free, the larger of both.
 _LEFT_BYTES, _LEFT_SHARE = 2**30, 0.03
-#: Where memory is short, every rehearsal allocates, because blocks are given back to the device in between.
-_MOST_REHEARSALS = 5
-#: Parameters of `resize_batch` that are no options of a warmup, which passes the batch and takes back the batch alone.
-_NOT_RESIZE_OPTIONS = {"batch", "seq_len", "return_info"}
 
 
 def warmup_allocator(
@@ -95,7 +92,8 @@ def warmup_allocator(
 
     Args:
         model: Any module. It runs in train mode.
-        max_len: Longest sequence of the training to come. With a packed `example_batch`, its number of tokens.
+        max_len: Longest sequence of the training to come. With a packed `example_batch`, its number of tokens, which
+            should be the most that a batch of the training has.
         batch_size: Rows of a batch. Default: the rows of `example_batch`, or 1 without one. "auto": the largest number
             of rows that fits and leaves 3 % of the device's memory free, at least 1 GiB.
         example_batch: Input of the model: a mapping, whose entries are passed to the parameters of `forward` by name,
@@ -126,8 +124,8 @@ def warmup_allocator(
     Raises:
         TypeError: An argument has the wrong type.
         MemoryError: The copies do not fit into the available host memory.
-        RuntimeError: The model has changed a frozen parameter, which is not copied, the driver does not pin two buffers
-            of 16 MiB in host memory, or another rank has failed.
+        RuntimeError: The model has changed a frozen parameter, which is not copied, a tensor cannot be restored (all
+            others are), the driver does not pin two buffers of 16 MiB in host memory, or another rank has failed.
         ValueError: The inputs of the model cannot be guessed, an argument has an invalid value, the model is a
             DistributedDataParallel with static_graph=True or DeepSpeed's (call this function before
             `deepspeed.initialize`), or the loss has more than one element, or no graph although parameters require
@@ -137,15 +135,16 @@ def warmup_allocator(
     flags = {"find_batch_size": find_batch_size, "raise_out_of_memory": raise_out_of_memory}
     check_module("model", model)
     check_wrapper(model)
-    _check_types(example_batch, loss_fn, shard_batch, optimizer, autocast_dtype, grad_scaler, scheduler, flags)
+    check_types(example_batch, loss_fn, shard_batch, optimizer, autocast_dtype, grad_scaler, scheduler, flags)
     max_len = check_int("max_len", max_len, minimum=1)
-    batch_size = _check_batch_size(batch_size)
-    max_grad_norm = _check_max_grad_norm(max_grad_norm)
+    batch_size = check_batch_size(batch_size)
+    max_grad_norm = check_max_grad_norm(max_grad_norm)
     accumulation_steps = check_int("accumulation_steps", accumulation_steps, minimum=1)
-    _check_resize_options(resize_options)
+    check_options(resize_options)
+    check_packed_example(example_batch, max_len, batch_size, (resize_options or {}).get("seq_dim", 1))
     if scheduler is not None and scheduler.max_seq_length > max_len:
         raise ValueError(f"max_len must reach the scheduler's max_seq_length {scheduler.max_seq_length}, got {max_len}")
-    _warn_of_foreign_optimizer(model, optimizer)
+    warn_of_foreign_optimizer(model, optimizer)
     are_waiting = shard_batch is not None or is_sharded(model)  # ranks, for each other
     started = time.perf_counter()
     device = _device_of(model)
@@ -165,7 +164,7 @@ def warmup_allocator(
         if not model.training:
             model.train()
         lengths = _lengths(max_len, scheduler, model)
-        warmup = _Warmup(
+        warmup = Warmup(
             TrainingPass(
                 model=model,
                 device=device,
@@ -203,84 +202,6 @@ def warmup_allocator(
     if problem is not None and raise_out_of_memory:
         raise torch.OutOfMemoryError(f"warmup_allocator: {problem}")
     return report
-
-
-def _check_types(
-    example_batch: ExampleBatch | None,
-    loss_fn: object,
-    shard_batch: object,
-    optimizer: object,
-    autocast_dtype: object,
-    grad_scaler: object,
-    scheduler: object,
-    flags: Mapping[str, object],
-) -> None:
-    if example_batch is not None:
-        as_mapping(example_batch)
-    for name, function in (("loss_fn", loss_fn), ("shard_batch", shard_batch)):
-        if function is not None and not callable(function):
-            raise TypeError(f"{name} must be callable or None, got {type(function).__name__}")
-    if optimizer is not None and not isinstance(optimizer, Optimizer):
-        raise TypeError(f"optimizer must be a torch optimizer or None, got {type(optimizer).__name__}")
-    _check_step(optimizer)
-    if autocast_dtype is not None and not isinstance(autocast_dtype, torch.dtype):
-        raise TypeError(f"autocast_dtype must be a torch.dtype or None, got {type(autocast_dtype).__name__}")
-    if isinstance(autocast_dtype, torch.dtype) and not autocast_dtype.is_floating_point:
-        raise ValueError(f"autocast_dtype must be a floating-point dtype, got {autocast_dtype}")
-    if grad_scaler is not None and not isinstance(grad_scaler, GradScaler):
-        raise TypeError(f"grad_scaler must be a torch.amp.GradScaler or None, got {type(grad_scaler).__name__}")
-    if scheduler is not None and not isinstance(scheduler, SequenceLengthScheduler):
-        raise TypeError(f"scheduler must be a SequenceLengthScheduler or None, got {type(scheduler).__name__}")
-    for name, flag in flags.items():
-        check_bool(name, flag)
-
-
-def _check_step(optimizer: Optimizer | None) -> None:
-    """The passes call `optimizer.step()`. Optimizers such as LBFGS need a closure that computes the loss."""
-    closure = None if optimizer is None else inspect.signature(optimizer.step).parameters.get("closure")
-    if closure is not None and closure.default is closure.empty:
-        raise ValueError(
-            f"optimizer must have a step without a closure, got {type(optimizer).__name__}, which needs one: leave "
-            "optimizer out, then the memory of its state is not allocated"
-        )
-
-
-def _warn_of_foreign_optimizer(model: nn.Module, optimizer: Optimizer | None) -> None:
-    """A warning only: the optimizer may hold copies of the model's parameters."""
-    if optimizer is None:
-        return
-    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-    if held.isdisjoint(map(id, model.parameters())):
-        warn_caller("optimizer holds no parameter of model: the memory of its state may not be allocated")
-
-
-def _check_batch_size(batch_size: Any) -> int | Literal["auto"] | None:
-    if batch_size is None or (isinstance(batch_size, str) and batch_size == "auto"):
-        return batch_size  # type: ignore[return-value]
-    if isinstance(batch_size, str):
-        raise ValueError(f"batch_size must be an int or 'auto', got {batch_size!r}")
-    return check_int("batch_size", batch_size, minimum=1)
-
-
-def _check_max_grad_norm(max_grad_norm: object) -> float | None:
-    if max_grad_norm is None:
-        return None
-    norm = check_real("max_grad_norm", max_grad_norm)
-    if norm <= 0:
-        raise ValueError(f"max_grad_norm must be positive, got {norm}")
-    return norm
-
-
-def _check_resize_options(resize_options: object) -> None:
-    if resize_options is None:
-        return
-    if not isinstance(resize_options, Mapping):
-        raise TypeError(f"resize_options must be a mapping or None, got {type(resize_options).__name__}")
-    known = set(inspect.signature(resize_batch).parameters) - _NOT_RESIZE_OPTIONS
-    unknown = [name for name in resize_options if name not in known]
-    if unknown:
-        raise ValueError(f"resize_options must hold options of resize_batch, {sorted(known)}, got {unknown}")
-    check_resize_options(resize_options)
 
 
 def _device_of(model: nn.Module) -> torch.device:
@@ -329,108 +250,3 @@ def _restored(
         if consensus.largest(int(failure is not None)):
             raise failure or RuntimeError("warmup_allocator: another rank could not copy its tensors to host memory")
         yield
-
-
-@dataclass
-class _Warmup:
-    """The training passes of one call of `warmup_allocator`."""
-
-    training_pass: TrainingPass
-    batches: TrainingBatches
-    memory: Memory
-    consensus: RankConsensus
-    measured: dict[int, LengthMemory] = field(default_factory=dict)  #: by length, of the last batch size that fits
-    last_allocations: int | None = None  #: of the last rehearsal
-
-    def choose_batch_size(self, batch_size: int | Literal["auto"] | None, find: bool) -> tuple[int, OutOfMemory | None]:
-        """Return the rows to continue with, and a description if the requested rows do not fit."""
-        if batch_size == "auto":
-            return self._largest_batch_size()
-        rows = self.consensus.largest(batch_size or self.batches.example_rows())
-        problem = self._try_rows(rows)
-        if problem is None or not find:
-            return rows, problem
-        return rows, replace(problem, largest_batch_size=self._bisect(0, rows))
-
-    def rehearse(self, rows: int, lengths: list[int]) -> OutOfMemory | None:
-        """Train at each length as training will, until that allocates nothing. Return the first that does not fit."""
-        if not self.measured:  # the last attempt of a search did not fit, and its memory was released
-            problem = self._try_rows(rows)
-            if problem is not None:
-                return problem
-        for _ in range(_MOST_REHEARSALS if lengths else 0):
-            before = self.memory.allocations()
-            self.training_pass.forget()
-            for length in tqdm(lengths, desc="warmup_allocator", unit="length", disable=None, leave=False):
-                problem = self._try_length(rows, length, passes=1)
-                if problem is not None:
-                    return problem
-            after = self.memory.allocations()
-            self.last_allocations = None if before is None or after is None else after - before
-            if self.consensus.largest(self.last_allocations or 0) == 0:
-                break
-        self.training_pass.forget()
-        # Loops differ in the small tensors that they keep: batches, losses, metrics.
-        return self._attempt(self.memory.reserve_spare, rows, self.batches.max_len) if lengths else None
-
-    def _largest_batch_size(self) -> tuple[int, OutOfMemory | None]:
-        fits, rows = 0, 1
-        while rows <= _MOST_ROWS:
-            problem = self._try_rows(rows)
-            if problem is not None:
-                fits = self._bisect(fits, rows)
-                return fits, replace(problem, largest_batch_size=fits)
-            fits, rows = rows, 2 * rows
-        return fits, None
-
-    def _bisect(self, fits: int, too_large: int) -> int:
-        while too_large - fits > 1:
-            rows = (fits + too_large) // 2
-            if self._try_rows(rows) is None:
-                fits = rows
-            else:
-                too_large = rows
-        return fits
-
-    def _try_rows(self, rows: int) -> OutOfMemory | None:
-        """Train at max_len: once without optimizer state, and once with it."""
-        self.measured.clear()
-        return self._try_length(rows, self.batches.max_len, passes=1 if self.training_pass.optimizer is None else 2)
-
-    def _try_length(self, rows: int, length: int, passes: int) -> OutOfMemory | None:
-        def work() -> None:
-            for _ in range(passes):
-                self.training_pass.forward_backward(self.batches.make(rows, length))
-                self.training_pass.step()
-
-        problem = self._attempt(work, rows, length)
-        if problem is None:
-            self.measured[length] = LengthMemory(length, self.memory.peak(), self.memory.reserved())
-        return problem
-
-    def _attempt(self, work: Callable[[], None], rows: int, length: int) -> OutOfMemory | None:
-        """Return a description if any rank is out of memory. Any other error is raised, on every rank."""
-        self.memory.reset_peak()
-        before = self.memory.allocated(), *self.memory.free()
-        own, problem, failure = Outcome.FITS, None, None
-        try:
-            work()
-        except Exception as error:
-            if is_out_of_memory(error):
-                own = Outcome.OUT_OF_MEMORY
-                message = str(error).partition("\n")[0]
-                problem = OutOfMemory(rows, length, message, *before, None, fragmentation_advice(self.memory))
-            else:
-                own, failure = Outcome.FAILED, error
-        worst = self.consensus.worst_outcome(own)
-        if failure is not None:
-            raise failure
-        if worst == Outcome.FAILED:
-            own_problem = "" if problem is None else f"; here {problem}"
-            raise RuntimeError(f"warmup_allocator failed on another rank{own_problem}")
-        if worst == Outcome.FITS:
-            return None
-        self.training_pass.discard()
-        gc.collect()
-        self.memory.release()
-        return problem or OutOfMemory(rows, length, "another rank is out of memory", *before, None, None)

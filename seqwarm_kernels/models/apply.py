@@ -37,8 +37,8 @@ def apply_alibi(
 
     Learned position embeddings are removed from the model and the optimizers. Rotary embeddings are switched off.
     Models pretrained with ALiBi keep their slopes by default. Cross-attention is not changed. Two forward passes then
-    verify that ALiBi acts and that no other positions are left. After any error the model, its config and the
-    optimizers are as before.
+    verify that ALiBi acts and that no other positions are left, and a third one, if the model takes `position_ids`,
+    that none are left near `max_seq_length`. After any error the model, its config and the optimizers are as before.
 
     A model that was pretrained without ALiBi must be trained on, because the positions it has learned are gone.
 

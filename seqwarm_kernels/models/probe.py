@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ..utils.modules import ExampleBatch, call_model, guess_batch, with_same_token
+from ..utils.modules import ExampleBatch, as_mapping, call_model, forward_parameters, guess_batch, with_same_token
 from .alibi_layer import AlibiHeads, AttentionCall, observe_calls
 from .families.torch_nn import AlibiMultiheadAttention
 from .report import Verification
@@ -19,7 +20,8 @@ _TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-3, torch.float16: 1e-2, tor
 
 
 def probe(model: nn.Module, max_seq_length: int, example_batch: ExampleBatch | None) -> Verification:
-    """Run the model twice, in evaluation mode, without gradients: on an example, and on the same token everywhere.
+    """Run the model in evaluation mode, without gradients: on an example, on the same token everywhere, and if its
+    forward takes `position_ids`, on this token at the last positions before `max_seq_length`.
 
     Raises:
         ValueError: A layer is never called, its output is not the output of ALiBi attention, its slopes have no effect,
@@ -27,20 +29,10 @@ def probe(model: nn.Module, max_seq_length: int, example_batch: ExampleBatch | N
     """
     paths = {module: path for path, module in model.named_modules() if hasattr(module, "alibi")}
     layers = [module for module in paths if isinstance(module.alibi, AlibiHeads)]
-    observed: list[list[AttentionCall]] = []
     with _evaluation(model):
         inputs = _inputs(model, min(_LENGTH, max_seq_length), example_batch)
-        for batch in (inputs, with_same_token(inputs)):
-            observed.append([])
-            try:
-                with observe_calls(observed[-1].append):
-                    call_model(model, batch)
-            except Exception as error:
-                raise ValueError(
-                    f"the verification could not run {type(model).__name__}: {error}. If its inputs are the cause, "
-                    "pass example_batch"
-                ) from error
-    calls, same_token_calls = observed
+        same_token = with_same_token(inputs)
+        calls, same_token_calls = _calls(model, inputs), _calls(model, same_token)
     idle = [paths[layer] for layer in layers if not any(call.layer is layer for call in calls)]
     if idle:
         raise ValueError(f"ALiBi attention is never called in {', '.join(idle)}: pass an example_batch that calls it")
@@ -48,7 +40,23 @@ def probe(model: nn.Module, max_seq_length: int, example_batch: ExampleBatch | N
         _position_error(call, paths[call.layer], is_first=number == 0) for number, call in enumerate(same_token_calls)
     ]
     errors, effects = zip(*[_error_and_effect(call, paths[call.layer]) for call in calls], strict=True)
+    # Last: an index beyond a table of positions, which is found above, would end all work on a GPU.
+    position_errors += _errors_far_away(model, same_token, same_token_calls, max_seq_length, paths)
     return Verification(len(calls), max(errors), min(effects), max(position_errors))
+
+
+def _calls(model: nn.Module, batch: ExampleBatch, at: str = "") -> list[AttentionCall]:
+    """Run the model, and return its calls of ALiBi attention."""
+    calls: list[AttentionCall] = []
+    try:
+        with observe_calls(calls.append):
+            call_model(model, batch)
+    except Exception as error:
+        raise ValueError(
+            f"the verification could not run {type(model).__name__}{at}: {error}. If its inputs are the cause, "
+            "pass example_batch"
+        ) from error
+    return calls
 
 
 def _inputs(model: nn.Module, length: int, example_batch: ExampleBatch | None) -> ExampleBatch:
@@ -81,17 +89,68 @@ def _evaluation(model: nn.Module) -> Iterator[None]:
 
 
 def _position_error(call: AttentionCall, path: str, is_first: bool) -> float:
-    """Return the largest difference of equal tokens. Before the first call only matrix products round them."""
+    """Return the largest difference of equal tokens."""
     error = max(
         _relative((tensor - tensor[:, :, :1]).abs().max(), tensor) for tensor in (call.query, call.key, call.value)
     )
-    dtype = call.query.dtype
-    if error > (max(torch.finfo(dtype).eps, 1e-5) if is_first else _TOLERANCE[dtype]):
+    if error > _tolerance(call.query.dtype, is_first):
         raise ValueError(
             f"equal tokens differ by {error:.1e} in {path}: the model has positions besides ALiBi; "
             "register_alibi the class that adds them, and replace it there"
         )
     return error
+
+
+def _errors_far_away(
+    model: nn.Module,
+    same_token: ExampleBatch,
+    near: list[AttentionCall],
+    max_seq_length: int,
+    paths: Mapping[nn.Module, str],
+) -> list[float]:
+    """Return the largest difference of each call to the one at the last positions. None without `position_ids`."""
+    shifted = _at_last_positions(model, same_token, max_seq_length)
+    if shifted is None:
+        return []
+    with _evaluation(model):
+        far = _calls(model, shifted, f" with position_ids up to {max_seq_length - 1}")
+    return [
+        _shift_error(one, other, paths[one.layer], max_seq_length, is_first=number == 0)
+        for number, (one, other) in enumerate(zip(near, far, strict=True))
+    ]
+
+
+def _at_last_positions(model: nn.Module, batch: ExampleBatch, max_seq_length: int) -> dict[str, Any] | None:
+    """Return the batch by name, with `position_ids` that end before `max_seq_length`. None if the model takes none."""
+    names = forward_parameters(model)
+    if "position_ids" not in names:
+        return None
+    named = dict(batch) if isinstance(batch, Mapping) else dict(zip(names, as_mapping(batch).values(), strict=False))
+    positions = named.get("position_ids")
+    if positions is None:
+        tokens = next((named[name] for name in ("input_ids", "inputs_embeds") if named.get(name) is not None), None)
+        if tokens is None:
+            return None
+        positions = torch.arange(tokens.shape[1], device=tokens.device).expand(len(tokens), -1)
+    shift = max_seq_length - 1 - int(positions.max())
+    return named | {"position_ids": positions + shift} if shift > 0 else None
+
+
+def _shift_error(near: AttentionCall, far: AttentionCall, path: str, max_seq_length: int, is_first: bool) -> float:
+    pairs = ((near.query, far.query), (near.key, far.key), (near.value, far.value))
+    error = max(_relative((one - other).abs().max(), one) for one, other in pairs)
+    if error > _tolerance(near.query.dtype, is_first):
+        raise ValueError(
+            f"equal tokens differ by {error:.1e} in {path} if their position_ids end at {max_seq_length - 1}: the "
+            "model has positions besides ALiBi, or scales queries or keys by positions; register_alibi the class that "
+            "does, and replace it there, or turn it off in the config before apply_alibi"
+        )
+    return error
+
+
+def _tolerance(dtype: torch.dtype, is_first: bool) -> float:
+    """Before the first call only matrix products round."""
+    return max(torch.finfo(dtype).eps, 1e-5) if is_first else _TOLERANCE[dtype]
 
 
 def _error_and_effect(call: AttentionCall, path: str) -> tuple[float, float]:

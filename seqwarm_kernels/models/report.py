@@ -23,7 +23,7 @@ class Removed(NamedTuple):
 
 
 class Verification(NamedTuple):
-    """Measurements of two forward passes of the converted model, over all layers."""
+    """Measurements of the forward passes of the converted model, over all layers."""
 
     calls: int  #: number of ALiBi attention calls
     largest_error: float  #: of the outputs against float64, relative to the largest value

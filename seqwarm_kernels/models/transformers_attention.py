@@ -187,7 +187,7 @@ def refuse_packed(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
 
 
 def pass_packed(decoder: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Forward pre-hook of causal models. `position_ids` that start anew become `cu_seq_lens_q`.
+    """Forward pre-hook of causal models. `position_ids` that restart at 0 become `cu_seq_lens_q`.
 
     As in the masks of transformers, position_ids mark packed sequences only without an attention_mask and a cache.
     These masks look for a cache after `use_cache=True` made an empty one, and OPT does not pass position_ids to them.
@@ -203,7 +203,7 @@ def pass_packed(decoder: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
 
 
 def _packed_indices(decoder: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
-    """The number of each token's sequence, (B, S), if position_ids start anew. A compiled model asserts that not."""
+    """The number of each token's sequence, (B, S), if position_ids restart at 0. A compiled model asserts that not."""
     from transformers.masking_utils import find_packed_sequence_indices
 
     given = _by_name(decoder, args, kwargs)

@@ -7,8 +7,9 @@ from typing import Any
 
 from torch import nn
 
-from ..ops.resize_batch.validation import batch_layout, check_name_arguments
 from ..resizing.containers import flatten_batch
+from ..resizing.layout import batch_layout
+from ..resizing.options import check_name_arguments
 from ..resizing.packing import packed_bounds
 from ..utils.checks import check_bool, check_module
 from .context_parallel import context_mesh, expect

@@ -73,7 +73,7 @@ class LayerContext:
         """Whether the inputs of a layer are parts of rows, which need the keys of other ranks.
 
         Raises:
-            ValueError: The layer is in evaluation mode, and nobody said what its inputs are.
+            ValueError: The layer is in evaluation mode, and its inputs were not described.
         """
         if not (training or self.in_evaluation):
             raise ValueError(

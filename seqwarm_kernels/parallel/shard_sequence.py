@@ -14,20 +14,14 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.nn import functional
 
 from ..ops.resize_batch.schema import IGNORED_LABEL, Kind
-from ..ops.resize_batch.validation import (
-    Layout,
-    batch_layout,
-    check_keys,
-    check_name_arguments,
-    is_label,
-    own_name,
-    row_lists,
-    row_mask_name,
-)
 from ..resizing.containers import flatten_batch, unflatten_batch
+from ..resizing.entry_names import is_label, own_name
 from ..resizing.functional import resize_batch
+from ..resizing.layout import Layout, batch_layout, row_lists
+from ..resizing.masks import row_mask_name
+from ..resizing.options import check_keys, check_name_arguments
 from ..resizing.packing import BOUNDARIES, INDICES, LONGEST, POSITIONS, Bounds, packed_bounds
-from ..schedule.attachment import NUM_ITEMS_IN_BATCH
+from ..schedule.label_counts import NUM_ITEMS_IN_BATCH
 from ..utils.checks import check_bool
 from .checks import check_mesh, check_parts
 

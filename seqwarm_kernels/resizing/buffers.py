@@ -9,11 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..ops.resize_batch import validation
 from ..ops.resize_batch.schema import INFO_DTYPES, Kind, new_rows
 from ..utils.checks import check_device, check_int
 from ..utils.cuda import is_capturing
 from .containers import flatten_batch, is_container
+from .layout import Layout, batch_layout
+from .options import resizing_rule
+from .storage import check_storage, first_elements
 
 _ALIGNMENT = 256  # bytes, as in the CUDA allocator
 _INFO_NAMES = ("valid_lengths", "position_ids", "num_valid_tokens")
@@ -63,8 +65,8 @@ class BatchBuffers(Mapping[str, Tensor]):
         if not is_container(example_batch):
             raise TypeError(f"example_batch must be a mapping or a dataclass, got {type(example_batch).__name__}")
         entries = flatten_batch(example_batch)
-        rule = validation.resizing_rule(mode, remainder, keep_last_token=False)
-        layout = validation.batch_layout(entries, mode=mode, seq_dim=seq_dim, keys=keys, mask_keys=mask_keys)
+        rule = resizing_rule(mode, remainder, keep_last_token=False)
+        layout = batch_layout(entries, mode=mode, seq_dim=seq_dim, keys=keys, mask_keys=mask_keys)
         tensors = [entries[name] for name in layout.kinds]
         sizes = _max_sizes(layout, rule, tensors, max_seq_len)
         dtypes = [*(tensor.dtype for tensor in tensors), *INFO_DTYPES]
@@ -130,11 +132,11 @@ class BatchBuffers(Mapping[str, Tensor]):
 
     def _make_views(self, names: Sequence[str], sources: list[Tensor], shapes: list[tuple[int, ...]]) -> list[Tensor]:
         views = [
-            validation.check_storage(name, self, source, shape, self.device)
+            check_storage(name, self, source, shape, self.device)
             for name, source, shape in zip(names, sources, shapes, strict=False)
         ]
         for name, storage, shape in zip(_INFO_NAMES, self._info_storages, shapes[len(sources) :], strict=False):
-            views.append(validation.first_elements(f"the buffer of {name}", storage, shape))
+            views.append(first_elements(f"the buffer of {name}", storage, shape))
         return views
 
     def keep_while_read(self, tensors: list[Tensor]) -> None:
@@ -153,7 +155,7 @@ class BatchBuffers(Mapping[str, Tensor]):
         self._being_read.append((event, tensors))
 
 
-def _max_sizes(layout: validation.Layout, rule: str, tensors: list[Tensor], max_seq_len: int) -> list[int]:
+def _max_sizes(layout: Layout, rule: str, tensors: list[Tensor], max_seq_len: int) -> list[int]:
     """Maximum number of elements over all lengths: of each resized tensor, then of each tensor of the info."""
     longest = min(max_seq_len, layout.source_length)
     rows = {length: new_rows(layout.batch_size, layout.source_length, length, rule) for length in range(1, longest + 1)}

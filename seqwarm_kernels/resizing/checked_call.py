@@ -12,11 +12,23 @@ from torch import Tensor
 
 from ..ops import backends
 from ..ops.library import overload
-from ..ops.resize_batch import validation
 from ..ops.resize_batch.schema import INFO_DTYPES, LACKING, SEQUENCE_DIMS, Kind, new_rows, output_shapes
 from ..utils.checks import check_no_tangent
 from .buffers import BatchBuffers
+from .entry_names import warn_of_counts
+from .layout import batch_layout, check_no_gradient, fill_value
+from .masks import (
+    check_keep_last,
+    check_masks_begin_together,
+    check_no_row_begins_masked,
+    check_not_additive,
+    mask_names,
+    row_mask_name,
+    warn_of_unread_masks,
+)
+from .options import check_name_arguments, check_names, is_list, resizing_rule
 from .packing import check_mask_values
+from .storage import check_no_overlap, check_storage
 
 #: From a batch and a length to the new batch, or None where the call has to take the longer way.
 DirectCall = Callable[[dict[str, Tensor], int], dict[str, Tensor] | None]
@@ -64,10 +76,10 @@ class CheckedCall:
         """
         length = min(seq_len, self.source_length)
         for name in self.real_masks:
-            validation.check_not_additive(name, entries[name])
+            check_not_additive(name, entries[name])
         if self.masks_of_one_cut and length < self.source_length:
             masks = {name: self._rows_first(entries[name]) for name in self.masks_of_one_cut}
-            validation.check_masks_begin_together(masks)
+            check_masks_begin_together(masks)
         rows = new_rows(self.batch_size, self.source_length, length, self.rule)
         tensors = [entries[name] for name in self.names]
         mask = None if self.mask_name is None else entries[self.mask_name]
@@ -77,12 +89,12 @@ class CheckedCall:
 
         if not copy and self._views_suffice(length):
             if mask is not None and self.rule == "truncate_valid" and length < self.source_length:
-                validation.check_no_row_begins_masked(self.mask_name, mask)
+                check_no_row_begins_masked(self.mask_name, mask)
             results = [self._view(tensor, kind, rows, length) for tensor, kind in zip(tensors, self.kinds, strict=True)]
             info = self._info(tensors[0], mask, length) if return_info else []
         else:
             if self.needs_gradient is not None and torch.is_grad_enabled():
-                validation.check_no_gradient(self.needs_gradient, entries[self.needs_gradient])
+                check_no_gradient(self.needs_gradient, entries[self.needs_gradient])
             for name in self.names:
                 check_no_tangent(f"batch[{name!r}]", entries[name])
             results = self._copy(entries, tensors, mask, rows, length, out, return_info)
@@ -151,10 +163,10 @@ class CheckedCall:
         """The first elements of each tensor of `out` in the shape of the result, then new tensors for the info."""
         sources = dict(zip(self.names, tensors, strict=True))
         views = {
-            name: validation.check_storage(name, out, source, shape, source.device)
+            name: check_storage(name, out, source, shape, source.device)
             for (name, source), shape in zip(sources.items(), shapes, strict=False)
         }
-        validation.check_no_overlap(views, entries)
+        check_no_overlap(views, entries)
         info = [
             torch.empty(shape, dtype=dtype, device=tensors[0].device)
             for shape, dtype in zip(shapes[len(tensors) :], INFO_DTYPES, strict=False)
@@ -247,7 +259,7 @@ def _signature(name: str, entry: object) -> tuple[object, ...]:
     """Everything about an entry that the checks read."""
     if isinstance(entry, Tensor):
         return name, entry.shape, entry.dtype, entry.device, entry.requires_grad, entry.layout
-    if validation.is_list(entry):
+    if is_list(entry):
         return name, len(entry)  # type: ignore[arg-type]
     return name, getattr(entry, "shape", None)  # of an array
 
@@ -257,7 +269,7 @@ def _hashable(
 ) -> tuple[object, ...] | None:
     if pad_values is None and keys is None and mask_keys is None:
         return None
-    validation.check_name_arguments(pad_values, keys, mask_keys)  # before an iterator is used up
+    check_name_arguments(pad_values, keys, mask_keys)  # before an iterator is used up
     # the text of a value distinguishes 0.0 from -0.0
     values = None if pad_values is None else tuple([(name, repr(value)) for name, value in pad_values.items()])
     return values, *[None if names is None else tuple(names) for names in (keys, mask_keys)]
@@ -273,23 +285,23 @@ def check_call(
     dtensors: bool = False,
 ) -> CheckedCall:
     """The checked call for a batch with these entries, not remembered. `dtensors`: whether tensors may be DTensors."""
-    rule = validation.resizing_rule(options.mode, options.remainder, options.keep_last_token)
+    rule = resizing_rule(options.mode, options.remainder, options.keep_last_token)
     backends.check_backend(options.backend)  # views use none
-    validation.check_name_arguments(pad_values, keys, mask_keys)
-    validation.check_names("pad_values", pad_values, entries)
-    layout = validation.batch_layout(
+    check_name_arguments(pad_values, keys, mask_keys)
+    check_names("pad_values", pad_values, entries)
+    layout = batch_layout(
         entries, mode=options.mode, seq_dim=options.seq_dim, keys=keys, mask_keys=mask_keys, dtensors=dtensors
     )
     check_mask_values(entries)
-    mask_name = validation.row_mask_name(entries, layout, options.seq_dim)
-    validation.check_keep_last(rule, mask_name)
-    masks = validation.mask_names(entries, layout, options.seq_dim)
+    mask_name = row_mask_name(entries, layout, options.seq_dim)
+    check_keep_last(rule, mask_name)
+    masks = mask_names(entries, layout, options.seq_dim)
     if rule == "truncate" and mask_name in masks:
         rule = "truncate_valid"
     if rule == "truncate" and not masks and not torch.compiler.is_compiling():
-        validation.warn_of_unread_masks(entries, layout.source_length)
+        warn_of_unread_masks(entries, layout.source_length)
     if not torch.compiler.is_compiling():
-        validation.warn_of_counts(name for name, kind in layout.kinds.items() if kind == Kind.ROW)
+        warn_of_counts(name for name, kind in layout.kinds.items() if kind == Kind.ROW)
     tensors = {name: entries[name] for name in layout.kinds}
     moves_all = masks in ([], [mask_name])  # the one mask of the batch
     kinds = [int(kind) for kind in layout.kinds.values()]
@@ -302,8 +314,7 @@ def check_call(
         names=tuple(layout.kinds),
         kinds=kinds,
         fill_values=[
-            validation.fill_value(name, kind, tensors[name].dtype, pad_values, fills_labels)
-            for name, kind in layout.kinds.items()
+            fill_value(name, kind, tensors[name].dtype, pad_values, fills_labels) for name, kind in layout.kinds.items()
         ],
         mask_name=mask_name,
         masks_of_one_cut=[] if moves_all or not rule.startswith("truncate") else masks,

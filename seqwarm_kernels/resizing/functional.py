@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import inspect
+from collections.abc import Collection, Hashable, Mapping
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from ..ops.backends import check_backend
 from ..ops.call_kind import CallCache, call_kind
-from ..ops.resize_batch.validation import own_name
+from ..ops.resize_batch.schema import Kind
 from ..utils.checks import check_bool, check_int
 from .checked_call import CheckedCall, DirectCall, Options, cached_call
 from .containers import flatten_batch, unflatten_batch
+from .entry_names import own_name
+from .layout import fill_value
+from .options import check_keys, check_name_arguments, check_names
 from .packed import PackedCall, packed_call
 from .packing import PACKED_NAMES, packed_bounds
 from .sharded import ShardedCall, holds_dtensors, sharded_call
@@ -30,6 +35,8 @@ class ResizeInfo(NamedTuple):
 
 
 _direct_calls: CallCache[DirectCall | None] = CallCache()
+
+_OPTIONS_OF_ANY_BATCH = ("mode", "remainder", "seq_dim", "keep_last_token", "copy", "out")
 
 
 def resize_batch(
@@ -56,8 +63,8 @@ def resize_batch(
     changes nothing.
 
     A packed batch is one row (1, T) of several sequences, or flat tensors (T,), with boundaries ("cu_seq_lens_q",
-    "cu_seqlens", ...), "position_ids" that start anew, or "seq_idx" or "document_ids" that change. Each sequence is cut
-    as a row of its own without padding would be: an attention mask does not move the cut, and nothing is padded.
+    "cu_seqlens", ...), "position_ids" that restart at 0, or "seq_idx" or "document_ids" that change. Each sequence is
+    cut as a row of its own without padding would be: an attention mask does not move the cut, and nothing is padded.
     Boundaries, the longest length ("max_length_q", ...) and position ids are those of the new sequences. A list with N
     entries holds one for each sequence. Boundaries, position ids and indices are read, which waits for their device:
     the number of new tokens depends on them. In host memory, the first attention mask of integers of each shape is
@@ -155,3 +162,26 @@ def resize_batch(
         _direct_calls.remember(kind, call.direct(copy))
     new_batch = unflatten_batch(batch, new_entries, sizes)
     return (new_batch, ResizeInfo(*info)) if return_info else new_batch
+
+
+def check_resize_options(options: Mapping[str, Any]) -> None:
+    """Check everything about the options that does not depend on the batch and its device."""
+    inspect.signature(resize_batch).bind(None, None, **options)
+    check_backend(options.get("backend"))
+    _check_names(options.get("pad_values"), options.get("keys"), options.get("mask_keys"))
+    batch = dict.fromkeys(("input_ids", "attention_mask"), torch.zeros(1, 1))
+    values = {name: value for name, value in options.items() if name in _OPTIONS_OF_ANY_BATCH}
+    if isinstance(values.get("out"), Mapping):
+        values["out"] = {name: torch.empty_like(token) for name, token in batch.items()}
+    resize_batch(batch, 1, **values)
+
+
+def _check_names(pad_values: Any, keys: Any, mask_keys: Any) -> None:
+    """Check the options that name tensors, as for a batch that has all of the tensors."""
+    check_name_arguments(pad_values, keys, mask_keys)
+    names = [*(pad_values or ()), *(keys or ()), *(mask_keys or ())]
+    batch: dict[Any, Tensor] = {name: torch.zeros(1, 1) for name in names if isinstance(name, Hashable)}
+    check_keys(keys, batch)
+    check_names("mask_keys", mask_keys, batch)
+    for name in pad_values or ():
+        fill_value(name, Kind.SEQUENCE, torch.float64, pad_values, fills_labels=False)

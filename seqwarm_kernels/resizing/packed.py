@@ -12,12 +12,14 @@ from torch import Tensor
 
 from ..ops import backends
 from ..ops.library import overload
-from ..ops.resize_batch import validation
 from ..ops.resize_batch.schema import Kind
 from ..ops.resize_packed.reference import new_tokens_of, resize
 from ..ops.resize_packed.schema import LACKING, PackedKind, Pieces, cut_sequences
 from ..utils.checks import check_dense, has_tangent
 from .checked_call import Options, rare_dtype
+from .entry_names import is_filled, is_mask, own_name, warn_of_counts
+from .layout import check_one_device, fill_value, is_square_mask, row_lists
+from .options import check_keys, check_name_arguments, check_names, check_seq_dim, resizing_rule
 from .packing import BOUNDARIES, INDICES, INTEGERS, LONGEST, POSITIONS, Bounds, check_mask_values, packed_mask
 
 
@@ -97,34 +99,34 @@ def packed_call(
         TypeError: An argument has the wrong type, or a tensor is sparse or nested.
         ValueError: An argument does not fit a packed batch, or a tensor is not one row of its tokens.
     """
-    rule = validation.resizing_rule(options.mode, options.remainder, options.keep_last_token)
+    rule = resizing_rule(options.mode, options.remainder, options.keep_last_token)
     if options.keep_last_token:
         raise ValueError("keep_last_token must be False for a packed batch, got True")
     backends.check_backend(options.backend)
-    validation.check_seq_dim(options.seq_dim)
-    validation.check_name_arguments(pad_values, keys, mask_keys)
-    validation.check_keys(keys, entries)
-    validation.check_names("mask_keys", mask_keys, entries)
-    validation.check_names("pad_values", pad_values, entries)
+    check_seq_dim(options.seq_dim)
+    check_name_arguments(pad_values, keys, mask_keys)
+    check_keys(keys, entries)
+    check_names("mask_keys", mask_keys, entries)
+    check_names("pad_values", pad_values, entries)
     check_mask_values(entries)
 
     found = _resized_tensors(entries, bounds, keys, mask_keys)
     tensors = {name: tensor for name, (tensor, _) in found.items()}
-    validation.check_one_device(tensors)
+    check_one_device(tensors)
     if not torch.compiler.is_compiling():
-        validation.warn_of_counts(name for name, (_, kind) in found.items() if kind == PackedKind.SEQUENCE)
+        warn_of_counts(name for name, (_, kind) in found.items() if kind == PackedKind.SEQUENCE)
     return PackedCall(
         bounds=bounds,
         rule=rule,
         tensors=tensors,
         kinds=[int(kind) for _, kind in found.values()],
         fill_values=[
-            validation.fill_value(name, Kind.LABEL, tensor.dtype, pad_values, rule == "reshape_overlap")
+            fill_value(name, Kind.LABEL, tensor.dtype, pad_values, rule == "reshape_overlap")
             if kind == PackedKind.LABEL
             else 0
             for name, (tensor, kind) in found.items()
         ],
-        lists={name: entries[name] for name in validation.row_lists(entries, keys, len(bounds) - 1)},
+        lists={name: entries[name] for name in row_lists(entries, keys, len(bounds) - 1)},
         mask=packed_mask(entries, int(bounds[-1])),
         backend=options.backend,
     )
@@ -137,14 +139,14 @@ def _resized_tensors(
     tokens, sequences = int(bounds[-1]), len(bounds) - 1
     found: dict[str, tuple[Tensor, PackedKind]] = {}
     for name, value in entries.items():
-        own = validation.own_name(name)
+        own = own_name(name)
         if not isinstance(value, Tensor) or value.dim() == 0 or own in BOUNDARIES or own in LONGEST:
             continue
         is_named = keys is None or name in keys
         if not is_named and own not in POSITIONS | INDICES:
             continue
         check_dense(f"batch[{name!r}]", value)
-        if validation.is_square_mask(value) and validation.is_mask(name, mask_keys):
+        if is_square_mask(value) and is_mask(name, mask_keys):
             raise ValueError(
                 f"batch[{name!r}] must not be a mask over pairs of tokens in a packed batch, got {tuple(value.shape)}: "
                 "leave it out, since boundaries or position ids say which tokens attend each other"
@@ -167,14 +169,14 @@ def _resized_tensors(
 
 def _kind_of(name: str, tensor: Tensor) -> PackedKind:
     """The kind of a tensor of tokens."""
-    own = validation.own_name(name)
+    own = own_name(name)
     if own in POSITIONS:
         return PackedKind.POSITION
     if own in INDICES:
         if tensor.dtype not in INTEGERS:
             raise TypeError(f"batch[{name!r}] must hold integers, the numbers of sequences, got {tensor.dtype}")
         return PackedKind.INDEX
-    return PackedKind.LABEL if validation.is_filled(name, tensor.dtype) else PackedKind.TOKEN
+    return PackedKind.LABEL if is_filled(name, tensor.dtype) else PackedKind.TOKEN
 
 
 def _new_boundaries(entries: Mapping[str, Any], new_bounds: Bounds) -> dict[str, Any]:
@@ -182,7 +184,7 @@ def _new_boundaries(entries: Mapping[str, Any], new_bounds: Bounds) -> dict[str,
     longest = int((new_bounds[1:] - new_bounds[:-1]).max(initial=0))
     new_entries: dict[str, Any] = {}
     for name, value in entries.items():
-        own = validation.own_name(name)
+        own = own_name(name)
         if value is not None and own in BOUNDARIES:
             if new_bounds[-1] > torch.iinfo(value.dtype).max:  # remainder="overlap" repeats tokens
                 raise ValueError(

@@ -10,8 +10,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..ops.resize_batch.validation import check_not_additive, own_name
 from ..utils.cuda import is_capturing
+from .entry_names import own_name
+from .masks import check_not_additive
 
 #: Names of boundaries, (N + 1,) from 0 to the number of tokens: in transformers, flash-attention, torch, OLMo.
 BOUNDARIES = frozenset(
@@ -125,7 +126,7 @@ def _checked_boundaries(boundaries: Mapping[str, Any]) -> dict[str, Bounds]:
 
 
 def _bounds_of_numbers(name: str, values: Tensor, entries: Mapping[Any, Any], seq_dim: int) -> Bounds | None:
-    """The boundaries where position ids start anew or sequence indices change. None for several rows."""
+    """The boundaries where position ids restart at 0 or sequence indices change. None for several rows."""
     is_of_rows, is_index = values.dim() == 1 and not _is_of_tokens(values, entries), own_name(name) in INDICES
     if values.device.type == "meta" or (is_of_rows and is_index):
         return None

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import copy
 import inspect
-import sys
 import weakref
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol
 
@@ -14,23 +13,23 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from ..ops.backends import check_backend
-from ..ops.resize_batch.schema import IGNORED_LABEL, Kind
-from ..ops.resize_batch.validation import check_keys, check_name_arguments, check_names, fill_value
+from ..ops.resize_batch.schema import IGNORED_LABEL
 from ..resizing.containers import cut_entries, flatten_batch, is_container, unflatten_batch
-from ..resizing.functional import resize_batch
+from ..resizing.functional import check_resize_options
 from ..utils.caller_warnings import warn_caller
 from ..utils.checks import check_module
 from ..utils.modules import forward_parameters, unwrapped
+from .label_counts import (
+    NUM_ITEMS_IN_BATCH,
+    check_labels,
+    count_loss_labels,
+    kept_share,
+    prefixes_of_counts,
+    scaled_count,
+    shifts_labels,
+)
 from .lost_labels import NO_LABEL, lost_labels_on_device
 from .outside_labels import OutputCheck, has_labels, warn_of_outside_labels
-
-#: Argument in which Hugging Face's Trainer passes the number of labels in all batches of a step, counted before
-#: resizing. A model that gets it divides its sum of losses by it.
-NUM_ITEMS_IN_BATCH = "num_items_in_batch"
-
-#: Entries with the labels of a loss. Those of the second are shifted already, and are used instead of the first.
-_LABELS, _SHIFT_LABELS = "labels", "shift_labels"
 
 #: Argument with which TRL's trainers ask for losses of tokens, which they sum and divide themselves.
 FUSED_LM_HEAD = "fused_lm_head"
@@ -52,8 +51,6 @@ _TOKENS_FIRST = (
     nn.TransformerEncoder,
     nn.TransformerEncoderLayer,
 )
-
-_OPTIONS_OF_ANY_BATCH = ("mode", "remainder", "seq_dim", "keep_last_token", "copy", "out")
 
 
 class Resizer(Protocol):
@@ -216,7 +213,7 @@ class Attachment:
         has_num_items = NUM_ITEMS_IN_BATCH in inputs
         num_items = inputs.pop(NUM_ITEMS_IN_BATCH, None)  # of any shape
         if num_items is not None:
-            _check_labels(inputs, "")
+            check_labels(inputs, "")
         if inputs.get(FUSED_LM_HEAD):
             raise ValueError(
                 f"{FUSED_LM_HEAD} must not be passed to the model: TRL divides its loss by the number of labels before "
@@ -235,12 +232,12 @@ class Attachment:
         if num_items is None:
             return (self._resized(batch),), kwargs
         entries = flatten_batch(batch)
-        _check_labels(entries, "")
+        check_labels(entries, "")
         resized = self._resized(batch)
         return (resized,), {**kwargs, NUM_ITEMS_IN_BATCH: self._scaled(num_items, entries, flatten_batch(resized), "")}
 
     def _resized(self, batch: Any) -> Any:
-        prefixes = _prefixes_of_counts(batch)
+        prefixes = prefixes_of_counts(batch)
         seq_length = self._scheduler.seq_length
         result, info = self._scheduler.resize(batch, **self._options, return_info=True)
         tokens = info.num_valid_tokens
@@ -379,79 +376,3 @@ def _remove_pickled(model: nn.Module) -> None:
     for number, hook in list(model._forward_pre_hooks.items()):
         if isinstance(hook, _PickledAttachment):
             del model._forward_pre_hooks[number], model._forward_pre_hooks_with_kwargs[number]
-
-
-def _prefixes_of_counts(batch: Any) -> list[str]:
-    """What stands before the name of each `num_items_in_batch` in a batch: "" or the path of its container."""
-    entries = flatten_batch(batch)
-    paths = [path for path in entries if str(path).rpartition(".")[2] == NUM_ITEMS_IN_BATCH]
-    prefixes = [path.removesuffix(NUM_ITEMS_IN_BATCH) for path in paths if entries[path] is not None]
-    for prefix in prefixes:
-        _check_labels(entries, prefix)
-    return prefixes
-
-
-def _check_labels(entries: Mapping[Any, Any], prefix: str) -> None:
-    if entries.get(prefix + _LABELS) is None:
-        names = [str(name) for name in entries if name != prefix + NUM_ITEMS_IN_BATCH]
-        raise ValueError(
-            f"labels must be passed to the model with {NUM_ITEMS_IN_BATCH}, got {', '.join(names)}: labels outside of "
-            "the model are not cut to the length of its outputs; compute the loss in its forward, without a "
-            "compute_loss_func, or in Hugging Face's Trainer call warmup.add_to(trainer) instead of passing it in "
-            "callbacks"
-        )
-
-
-def shifts_labels(model: nn.Module) -> bool:
-    """Whether a Hugging Face model's loss leaves out the first label of each row, as in causal language models.
-
-    A model without `loss_type`, such as GPT-2, has the loss of causal language models.
-    """
-    inner = unwrapped(model)
-    if getattr(getattr(inner, "config", None), "is_encoder_decoder", False):
-        return False
-    loss_type = getattr(inner, "loss_type", None)
-    losses = sys.modules.get("transformers.loss.loss_utils")  # is imported by all models that have a type of loss
-    return loss_type is None or (
-        losses is not None and losses.LOSS_MAPPING.get(str(loss_type)) is losses.ForCausalLMLoss
-    )
-
-
-def count_loss_labels(entries: Mapping[str, Any], shifts: bool, prefix: str = "") -> Tensor:
-    """The number of labels that a loss counts. A loss that shifts labels leaves out the first of each row."""
-    shifted = entries.get(prefix + _SHIFT_LABELS)
-    labels = entries[prefix + _LABELS][..., 1 if shifts else 0 :] if shifted is None else shifted
-    return (labels != IGNORED_LABEL).sum()
-
-
-def kept_share(count: Tensor, kept: Tensor) -> Tensor:
-    """The share of the labels that resizing keeps. 1 if there are none."""
-    return torch.where(count > 0, kept / count, 1.0)
-
-
-def scaled_count(num_items: Any, share: Tensor) -> Tensor:
-    """The number of labels after resizing. It is not scaled to 0, for a loss of 0 instead of 0 / 0."""
-    return num_items * torch.where(share > 0, share, 1.0)
-
-
-def check_resize_options(options: Mapping[str, Any]) -> None:
-    """Check everything about the options that does not depend on the batch and its device."""
-    inspect.signature(resize_batch).bind(None, None, **options)
-    check_backend(options.get("backend"))
-    _check_names(options.get("pad_values"), options.get("keys"), options.get("mask_keys"))
-    batch = dict.fromkeys(("input_ids", "attention_mask"), torch.zeros(1, 1))
-    values = {name: value for name, value in options.items() if name in _OPTIONS_OF_ANY_BATCH}
-    if isinstance(values.get("out"), Mapping):
-        values["out"] = {name: torch.empty_like(token) for name, token in batch.items()}
-    resize_batch(batch, 1, **values)
-
-
-def _check_names(pad_values: Any, keys: Any, mask_keys: Any) -> None:
-    """Check the options that name tensors, as for a batch that has all of the tensors."""
-    check_name_arguments(pad_values, keys, mask_keys)
-    names = [*(pad_values or ()), *(keys or ()), *(mask_keys or ())]
-    batch: dict[Any, Tensor] = {name: torch.zeros(1, 1) for name in names if isinstance(name, Hashable)}
-    check_keys(keys, batch)
-    check_names("mask_keys", mask_keys, batch)
-    for name in pad_values or ():
-        fill_value(name, Kind.SEQUENCE, torch.float64, pad_values, fills_labels=False)

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from ..ops.call_kind import is_plain_state
-from ..ops.resize_batch.validation import holds_labels, is_loss_mask
 from ..resizing.containers import cut_entries
+from ..resizing.entry_names import holds_labels, is_loss_mask
 from ..utils.caller_warnings import warn_caller
 from ..utils.checks import is_dtensor
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from ..ops.resize_batch.validation import counts_as_label
 from ..resizing.containers import flatten_batch
+from ..resizing.entry_names import counts_as_label
 from ..utils.caller_warnings import warn_caller
 
 _OUTSIDE = (

@@ -36,8 +36,8 @@ UNITS = ("step", "token", "sample")
 #: Number of intervals in which `milestones` searches for changes: a user's own pacing may rise and fall anywhere.
 _CALLABLE_GRID = 65536
 
-#: Batches resized at the first length before a warning says that nobody calls `step`, or that none was cut. More than a
-#: step accumulates.
+#: Batches resized at the first length before a warning says that `step` is not called, or that none was cut. More
+#: than a step accumulates.
 _BATCHES_BEFORE_WARNING = 500
 
 #: Entry of the state of a user's own pacing: the lengths after 1/17, 2/17, ... 16/17 of the duration.
@@ -318,9 +318,9 @@ class SequenceLengthScheduler:
             warn_caller(NO_LABEL.format(self.seq_length))
 
     def _count_batch(self) -> None:
-        """Count a resized batch, to warn once if nobody steps."""
+        """Count a resized batch, to warn once if `step` is never called."""
         self._unseen = None
-        if self._counting_process != os.getpid():  # a copy, which nobody has stepped yet
+        if self._counting_process != os.getpid():  # a copy that was not stepped yet
             self._counting_process, self._batches_before_step = os.getpid(), 0
         if self._batches_before_step is None:
             return

@@ -12,7 +12,9 @@ import torch
 from torch import nn
 
 from ..models.alibi_layer import AlibiHeads
-from ..schedule.attachment import Attachment, Resizer, Seen, check_resize_options, shifts_labels
+from ..resizing.functional import check_resize_options
+from ..schedule.attachment import Attachment, Resizer, Seen
+from ..schedule.label_counts import shifts_labels
 from ..schedule.scheduler import SequenceLengthScheduler
 from ..utils.checks import check_int, is_dtensor
 

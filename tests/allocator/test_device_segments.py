@@ -8,10 +8,10 @@ import torch
 
 from bench.allocator.replay import CAPACITY, MIB, CachingAllocator
 from seqwarm_kernels import SequenceLengthScheduler, apply_alibi, resize_batch
-from seqwarm_kernels.allocator import warmup
 from seqwarm_kernels.allocator.distributed import RankConsensus
 from seqwarm_kernels.allocator.example_batch import TrainingBatches
 from seqwarm_kernels.allocator.memory import HostMemory
+from seqwarm_kernels.allocator.rehearsal import Warmup
 from seqwarm_kernels.allocator.training_pass import TrainingPass
 
 from ..models import zoo
@@ -70,7 +70,7 @@ def steps_of_warmup(name):
         optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
         training_pass = TrainingPass(model, CPU, None, None, optimizer, None, None, accumulation_steps=1)
         batches = TrainingBatches(model, longest_batch(), MAX_LEN, CPU, None)
-        warm = warmup._Warmup(training_pass, batches, HostMemory(), RankConsensus(None, CPU))
+        warm = Warmup(training_pass, batches, HostMemory(), RankConsensus(None, CPU))
         with recording:
             for _ in recording.boundaries():
                 assert warm._try_length(ROWS, length, passes=1) is None
@@ -106,7 +106,7 @@ class Device:
         )
         batches = SimpleNamespace(max_len=MAX_LEN, make=lambda rows, length: length)
         consensus = RankConsensus(None, CPU)
-        warm = warmup._Warmup(training_pass, batches, self, consensus)
+        warm = Warmup(training_pass, batches, self, consensus)
         assert warm.choose_batch_size(ROWS, find=False) == (ROWS, None)
         assert warm.rehearse(ROWS, RAMP) is None
         return warm.last_allocations

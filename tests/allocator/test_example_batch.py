@@ -201,5 +201,49 @@ def test_the_sequences_of_a_packed_example_are_cut():
 
     assert bounds(8, 8) == [0, 5, 8]
     assert bounds(8, 4) == [0, 4, 7]
-    with pytest.raises(ValueError, match=r"must tell the same sequences .* \[0, 5, 8\] and \[0, 5, 8, 13, 16\]"):
-        bounds(16, 16)
+
+
+def packed_example(*names):
+    batch = PackedCollator()([[1, 2, 3, 4, 5], [6, 7, 8]])
+    return {name: value for name, value in batch.items() if name not in names}
+
+
+@pytest.mark.parametrize("left_out", ["nothing", "position_ids"])
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"max_len": 64}, "max_len must be 8, the number of tokens of a packed example_batch, got 64"),
+        ({"max_len": 4}, "max_len must be 8, the number of tokens of a packed example_batch, got 4"),
+        (
+            {"max_len": 8, "batch_size": 2},
+            "batch_size must be 1, the one row of a packed example_batch, got 2",
+        ),
+        (
+            {"max_len": 8, "batch_size": "auto"},
+            "batch_size must be 1, the one row of a packed example_batch, got 'auto'",
+        ),
+    ],
+)
+def test_a_packed_example_has_the_size_of_the_batches(arguments, message, left_out):
+    model = Recorder(by_name)
+    with pytest.raises(ValueError, match=message):
+        warmup_allocator(model, **arguments, example_batch=packed_example(left_out))
+    assert not model.calls
+    report = warmup_allocator(model, 8, batch_size=1, example_batch=packed_example(left_out))
+    assert (report.batch_size, model.calls[0][0].tolist()) == (1, [[1, 2, 3, 4, 5, 6, 7, 8]])
+
+
+def test_a_packed_example_of_position_ids_alone_is_repeated():
+    names = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
+    model, example = Recorder(by_keywords), packed_example(*names)
+    warmup_allocator(model, 16, example_batch=example)
+    assert model.calls[0]["position_ids"].tolist() == [[0, 1, 2, 3, 4, 0, 1, 2] * 2]
+    with pytest.raises(ValueError, match="batch_size must be 1, the one row of a packed example_batch, got 2"):
+        warmup_allocator(model, 16, batch_size=2, example_batch=example)
+
+
+def test_position_ids_of_whole_rows_are_not_packed():
+    example = {"input_ids": torch.ones(2, 3), "position_ids": torch.arange(3).expand(2, -1)}
+    with pytest.raises(ValueError, match="must hold one sequence in each of its 4 rows"):
+        warmup_allocator(Recorder(by_keywords), 6, batch_size=4, example_batch=example)
+    assert warmup_allocator(Recorder(by_keywords), 3, batch_size=4, example_batch=example).batch_size == 4

@@ -539,7 +539,7 @@ def test_all_copies_are_counted_before_the_first(monkeypatch):
     copied = []
     values = snapshot._Values.__init__
     monkeypatch.setattr(
-        snapshot._Values, "__init__", lambda self, tensors: copied.extend(tensors) or values(self, tensors)
+        snapshot._Values, "__init__", lambda self, tensors, _: copied.extend(tensors) or values(self, tensors)
     )
     leave(model, optimizer, scaler)
     needed = 3 * sum(tensor.nbytes for tensor in copied)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from seqwarm_kernels import resize_batch
-from seqwarm_kernels.ops.resize_batch import validation
+from seqwarm_kernels.resizing.entry_names import warn_once
 
 IDS = torch.arange(16).view(2, 8)
 
@@ -30,7 +30,7 @@ def test_a_loss_mask_of_repeated_tokens(packed, labels_too):
 @pytest.mark.parametrize("packed", [False, True])
 def test_counts_of_whole_rows(name, options, packed):
     """A mean over the tokens of a row was divided by the length of the whole row."""
-    validation._warn_once.cache_clear()
+    warn_once.cache_clear()
     batch = {"x": IDS.view(1, -1) if packed else IDS, name: torch.tensor([8, 8])}
     if packed:
         batch["cu_seqlens"] = torch.tensor([0, 8, 16])

@@ -318,6 +318,26 @@ def test_the_reference_fills_dtypes_that_masked_fill_lacks(dtype):
     assert resized.float().tolist() == [[1, 1, 1], [1, 0, 0]]
 
 
+@pytest.mark.parametrize("mode", ["truncate", "reshape"])
+def test_lists_of_tokens_are_refused(mode):
+    batch = {"input_ids": torch.ones(2, 8), "labels": [[1] * 8, [1] * 8]}
+    with pytest.raises(
+        TypeError, match=r"batch\['labels'\] must be a tensor to be resized, got a list of 2 lists of 8"
+    ):
+        resize_batch(batch, 4, mode=mode)
+    kept = resize_batch(batch | {"words": [["a"] * 3, ["b"] * 8]}, 4, mode=mode, keys=["input_ids"])
+    assert kept["labels"] is batch["labels"]
+
+
+@pytest.mark.parametrize(
+    ("batch", "got"),
+    [({"input_ids": [[1, 2]]}, "input_ids: list$"), ({"a": torch.tensor(1)}, "a: Tensor$"), ({}, "no entry$")],
+)
+def test_a_batch_without_tensors_says_what_it_holds(batch, got):
+    with pytest.raises(ValueError, match=f"batch must hold a tensor with a sequence dimension to resize, got {got}"):
+        resize_batch(batch, 1)
+
+
 @pytest.mark.parametrize(
     ("array", "mode"), [(np.ones(2), "reshape"), (np.ones((2, 3)), "flatten"), (np.ones((2, 8)), "truncate")]
 )

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from seqwarm_kernels import SequenceLengthScheduler, resize_batch
-from seqwarm_kernels.ops.resize_batch import validation
 from seqwarm_kernels.resizing import checked_call, functional
+from seqwarm_kernels.resizing.entry_names import warn_once
 
 IDS = torch.arange(16).view(2, 8)
 MASK = torch.tensor([[0, 0, 0, 1, 1, 1, 1, 1], [1] * 8])
@@ -19,7 +19,7 @@ CUT = [[3, 4, 5, 6], [8, 9, 10, 11]]
 @pytest.fixture(autouse=True)
 def _no_call_is_known():
     """Masks of known kinds are not looked at again."""
-    validation._warn_once.cache_clear()
+    warn_once.cache_clear()
     checked_call._calls.clear()
     functional._direct_calls.clear()
 

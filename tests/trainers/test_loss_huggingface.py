@@ -15,7 +15,7 @@ pytest.importorskip("accelerate")
 
 import transformers
 
-from seqwarm_kernels.schedule.attachment import shifts_labels
+from seqwarm_kernels.schedule.label_counts import shifts_labels
 from seqwarm_kernels.trainers.huggingface import SequenceLengthWarmup
 
 from ..support.huggingface import PLAIN_SGD, logged

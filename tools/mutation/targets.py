@@ -98,9 +98,10 @@ TARGETS = [
     ),
     *_in_folder(
         "seqwarm_kernels/allocator",
-        "snapshot.py pinned_buffers.py",
+        "snapshot.py places.py pinned_buffers.py",
         *(
             "tests/allocator/test_snapshot.py",
+            "tests/allocator/test_shapes.py",
             "tests/allocator/test_pinned_buffers.py",
             "tests/allocator/test_warmup.py",
         ),

@@ -13,6 +13,7 @@ from ..surgery import Converter, NoRotation, Surgery, is_no_rotation, register_a
 from .learned import is_causal
 
 _MODELS = "transformers.models"
+_QUERY_SCALING = "llama_4_scaling_beta"  #: the entry of rope_parameters with β
 _ROTATE = "apply_rotary_pos_emb"  #: (q, k, cos, sin, ...) -> (q, k), in the modules of transformers' models
 
 
@@ -26,6 +27,7 @@ _ROTATE = "apply_rotary_pos_emb"  #: (q, k, cos, sin, ...) -> (q, k), in the mod
 )
 def convert_attention(module: Any, surgery: Surgery) -> None:
     _check_windows_agree(module, surgery)
+    _check_constant_scale(module, surgery)
     num_heads = getattr(module, "num_heads", module.config.num_attention_heads)
     surgery.give_alibi(module, num_heads, causal=is_causal(module))
 
@@ -121,4 +123,14 @@ def _check_windows_agree(module: Any, surgery: Surgery) -> None:
         raise ValueError(
             f"{surgery.path} must have the window of config.layer_types[{index}] {layer_types[index]!r}, {expected}, "
             f"got sliding_window {module.sliding_window}: make the layers and the config agree before apply_alibi"
+        )
+
+
+def _check_constant_scale(module: Any, surgery: Surgery) -> None:
+    """Ministral 3 and Mistral 4 multiply queries by 1 + β log(1 + ⌊position / original length⌋)."""
+    beta = (getattr(module.config, "rope_parameters", None) or {}).get(_QUERY_SCALING)
+    if beta:
+        raise ValueError(
+            f"{surgery.path} must not scale its queries by their positions, got config.rope_parameters"
+            f"[{_QUERY_SCALING!r}] {beta}: set it to 0 before apply_alibi"
         )

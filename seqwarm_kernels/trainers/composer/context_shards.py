@@ -6,7 +6,7 @@ from typing import Any
 
 from composer.core import State
 
-from ...schedule.attachment import NUM_ITEMS_IN_BATCH
+from ...schedule.label_counts import NUM_ITEMS_IN_BATCH
 from ...utils.modules import unwrapped
 from ..schedule_state import context_mesh_of
 

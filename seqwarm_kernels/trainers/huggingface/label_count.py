@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import Trainer
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from ...schedule.attachment import count_loss_labels, kept_share, scaled_count, shifts_labels
+from ...schedule.label_counts import count_loss_labels, kept_share, scaled_count, shifts_labels
 
 
 def counts_first_labels(trainer: Trainer) -> bool:

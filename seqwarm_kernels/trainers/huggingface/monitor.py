@@ -11,7 +11,7 @@ from transformers import Trainer, TrainerControl, TrainerState, TrainingArgument
 
 from ...diagnostics import TrainingMonitor
 from ...diagnostics.monitor import Output
-from ...schedule.attachment import NUM_ITEMS_IN_BATCH
+from ...schedule.label_counts import NUM_ITEMS_IN_BATCH
 from ..monitor_state import MonitorState
 from .logs import LoggingCallback
 

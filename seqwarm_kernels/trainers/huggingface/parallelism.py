@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from transformers import Trainer
 
-from ...schedule.attachment import shifts_labels
+from ...schedule.label_counts import shifts_labels
 from ..schedule_state import context_mesh_of
 
 

@@ -1,0 +1,142 @@
+"""Positions that make no difference between the first tokens, such as a temperature that grows later."""
+
+import pytest
+import torch
+from torch import nn
+
+from seqwarm_kernels import apply_alibi
+from seqwarm_kernels.models.families import rotary
+
+from .zoo import FAMILIES, HEADS, LAYERS, VOCABULARY, WIDTH, make, tokens, transformers
+
+_EXPERTS = {
+    "q_lora_rank": 16,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 8,
+    "qk_head_dim": 16,
+    "v_head_dim": 16,
+    "n_routed_experts": 2,
+    "num_experts_per_tok": 1,
+    "moe_intermediate_size": 32,
+    "n_group": 1,
+    "topk_group": 1,
+}
+SCALING = {"Ministral3": {"num_key_value_heads": 2, "head_dim": 8}, "Mistral4": _EXPERTS}
+
+
+def scaling(name, beta):
+    """A model that multiplies queries by 1 + beta log(1 + position // 32)."""
+    if not hasattr(transformers, f"{name}Config"):
+        pytest.skip(f"this transformers has no {name}")
+    config = getattr(transformers, f"{name}Config")(**FAMILIES["llama"].options | SCALING[name])
+    config.rope_parameters |= {"original_max_position_embeddings": 32, "llama_4_scaling_beta": beta}
+    torch.manual_seed(0)
+    return getattr(transformers, f"{name}ForCausalLM")(config).eval()
+
+
+@pytest.mark.parametrize("name", SCALING)
+def test_a_temperature_by_position_is_refused(name):
+    model = scaling(name, 0.1)
+    message = (
+        r"model\.layers\.0\.self_attn must not scale its queries by their positions, got "
+        r"config\.rope_parameters\['llama_4_scaling_beta'\] 0\.1: set it to 0 before apply_alibi"
+    )
+    for max_seq_length in (16, 256):
+        with pytest.raises(ValueError, match=message):
+            apply_alibi(model, max_seq_length)
+    assert not any(hasattr(module, "alibi") for module in model.modules())
+    model.config.rope_parameters["llama_4_scaling_beta"] = 0
+    assert len(apply_alibi(model, 256).replaced) == LAYERS
+    ids, positions = tokens(1, 20), torch.arange(20)[None]
+    torch.testing.assert_close(
+        model(ids, position_ids=positions).logits, model(ids, position_ids=positions + 1000).logits
+    )
+
+
+def test_a_temperature_that_no_entry_of_the_config_tells(monkeypatch):
+    monkeypatch.setattr(rotary, "_check_constant_scale", lambda module, surgery: None)
+    model = scaling("Ministral3", 0.1)
+    message = (
+        r"equal tokens differ by 2\.\de-01 in model\.layers\.0\.self_attn if their position_ids end at 255: .* config"
+    )
+    with pytest.raises(ValueError, match=message):
+        apply_alibi(model, 256)
+    assert apply_alibi(model, 32).verification.largest_position_error < 1e-5, "the first 32 positions are equal"
+
+
+class Late(nn.Module):
+    """Adds what `rule` makes of the positions."""
+
+    def __init__(self, rule):
+        super().__init__()
+        self.words, self.rule, self.last = nn.Embedding(VOCABULARY, WIDTH), rule, []
+        self.layers = nn.TransformerEncoder(nn.TransformerEncoderLayer(WIDTH, HEADS, 48, batch_first=True), 1)
+
+    def forward(self, input_ids, position_ids=None):
+        if position_ids is None:
+            position_ids = torch.arange(input_ids.shape[1]).expand(len(input_ids), -1)
+        self.last.append(int(position_ids.max()))
+        return self.layers(self.words(input_ids) + self.rule(position_ids)[..., None])
+
+
+BATCHES = {
+    "guessed": None,
+    "tensor": tokens(2, 9),
+    "tuple": (tokens(2, 9),),
+    "mapping": {"input_ids": tokens(2, 9)},
+    "with positions": {"input_ids": tokens(2, 9), "position_ids": torch.arange(9).expand(2, -1)},
+    "positional": (tokens(2, 9), torch.arange(9).expand(2, -1)),
+}
+
+
+@pytest.mark.parametrize("name", BATCHES)
+def test_late_positions_are_found(name):
+    model = Late(lambda positions: 0.1 * (positions >= 32))
+    with pytest.raises(
+        ValueError, match=r"equal tokens differ by .* in layers\.layers\.0\.self_attn if .* end at 63: "
+    ):
+        apply_alibi(model, 64, example_batch=BATCHES[name])
+    assert (len(model.last), model.last[-1]) == (3, 63)
+
+
+@pytest.mark.parametrize("name", BATCHES)
+def test_late_positions_without_effect(name):
+    assert apply_alibi(Late(torch.zeros_like), 64, example_batch=BATCHES[name]).verification.calls == 1
+
+
+def test_positions_that_are_late_already_are_not_checked_again():
+    model = Late(torch.zeros_like)
+    apply_alibi(model, 64, example_batch={"input_ids": tokens(1, 9), "position_ids": torch.arange(55, 64)[None]})
+    assert model.last == [63, 63]
+
+
+def test_a_table_that_ends_earlier_is_named():
+    table = torch.zeros(32)
+    with pytest.raises(ValueError, match="could not run Late with position_ids up to 63: index 48 is out of bounds"):
+        apply_alibi(Late(lambda positions: table[positions]), 64)
+
+
+def test_other_inputs_than_tokens_are_not_shifted():
+    class Features(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.TransformerEncoderLayer(WIDTH, HEADS, 48, batch_first=True)
+
+        def forward(self, features, position_ids=None):
+            assert position_ids is None
+            return self.layer(features)
+
+    assert apply_alibi(Features(), 64, example_batch=torch.randn(2, 9, WIDTH)).verification.calls == 1
+
+
+@pytest.mark.parametrize("name", ["bert", "roberta", "distilbert", "gpt2", "llama"])
+def test_models_take_positions_up_to_max_seq_length(name):
+    model, seen = make(name), []
+
+    def observe(module, args, kwargs):
+        seen.append(kwargs.get("position_ids"))
+
+    model.register_forward_pre_hook(observe, with_kwargs=True)
+    apply_alibi(model, 4096)
+    assert [None if ids is None else ids[0, [0, -1]].tolist() for ids in seen] == [None, None, [4080, 4095]]
