@@ -25,7 +25,7 @@ class _KnownCall(NamedTuple):
 
     run: Callable[..., tuple[Tensor, ...]]
     num_heads: int
-    slopes: Tensor | None  #: the default; None on a GPU, where they differ from stream to stream
+    slopes: Tensor | None  #: the default; None on a GPU, where a captured graph may own those of the first call
     offset: int | None  #: of a dense call without query_start
     numbers: tuple[Any, ...]  #: the options without tensors, the same in all calls of the kind
 

@@ -6,14 +6,15 @@ Length Extrapolation", ICLR 2022, arXiv 2108.12409.
 
 from __future__ import annotations
 
-import functools
-
 import torch
 from torch import Tensor
 
 from ..ops.call_kind import is_plain_state
 from ..utils.checks import check_bool, check_dense, check_device, check_int
 from ..utils.cuda import is_capturing
+
+#: The default slopes by number of heads and device. They are kept, since CUDA graphs read them in each replay.
+_computed: dict[tuple[int, torch.device], Tensor] = {}
 
 
 def alibi_slopes(num_heads: int, *, device: torch.device | str | None = None) -> Tensor:
@@ -44,21 +45,20 @@ def alibi_slopes(num_heads: int, *, device: torch.device | str | None = None) ->
 
 
 def default_slopes(num_heads: int, device: torch.device) -> Tensor:
-    """`alibi_slopes`, computed once for each device and stream. Not to be changed in place."""
-    stream = 0
+    """`alibi_slopes`, computed once for each device. Not to be changed in place."""
     if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
         return alibi_slopes(num_heads, device=device)  # another tensor than a later call may use
-    if device.type == "cuda":
-        if is_capturing(device):
-            return alibi_slopes(num_heads, device=device)
-        stream = torch.cuda.current_stream(device).cuda_stream  # another stream would read before they are written
-    return _computed_once(num_heads, device, stream)
-
-
-@functools.lru_cache(maxsize=64)
-def _computed_once(num_heads: int, device: torch.device, stream: int) -> Tensor:
-    with torch.inference_mode(False):  # autograd cannot save inference tensors
+    known = _computed.get((num_heads, device))
+    if known is not None:
+        return known
+    if is_capturing(device):  # the graph owns what it computes
         return alibi_slopes(num_heads, device=device)
+    with torch.inference_mode(False):  # autograd cannot save inference tensors
+        slopes = alibi_slopes(num_heads, device=device)
+    if device.type == "cuda":
+        torch.cuda.current_stream(device).synchronize()  # from now on any stream may read them
+    _computed[num_heads, device] = slopes
+    return slopes
 
 
 def _geometric_slopes(power: int, device: torch.device | str | None) -> Tensor:

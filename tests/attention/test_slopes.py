@@ -1,11 +1,13 @@
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from seqwarm_kernels import alibi_attention, alibi_bias, alibi_slopes
-from seqwarm_kernels.attention.slopes import _computed_once, default_slopes
+from seqwarm_kernels.attention import slopes as slopes_module
+from seqwarm_kernels.attention.slopes import default_slopes
 
 
 def slopes_of_the_paper(num_heads):
@@ -92,10 +94,28 @@ def test_default_slopes_are_computed_once():
     assert torch.equal(default_slopes(12, device), alibi_slopes(12))
 
 
+def test_default_slopes_of_a_gpu_are_shared_by_streams_and_graphs(monkeypatch):
+    """They are computed once and waited for, but not kept if a graph is captured, which owns its memory."""
+    device, capturing, waits = torch.device("cuda:0"), [True], []
+    stream = SimpleNamespace(synchronize=lambda: waits.append(1))
+    monkeypatch.setattr(slopes_module, "alibi_slopes", lambda num_heads, device: torch.ones(num_heads))
+    monkeypatch.setattr(slopes_module, "is_capturing", lambda device: capturing[0])
+    monkeypatch.setattr(slopes_module, "_computed", {})
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
+    of_graph = default_slopes(4, device)
+    assert default_slopes(4, device) is not of_graph
+    capturing[0] = False
+    kept = default_slopes(4, device)
+    assert waits == [1]
+    capturing[0] = True
+    assert default_slopes(4, device) is kept
+    assert waits == [1]
+
+
 def test_default_slopes_of_another_context_are_not_kept():
     """Fake tensors, and tensors made in inference mode, do not reach later calls."""
     device = torch.device("cpu")
-    _computed_once.cache_clear()
+    slopes_module._computed.clear()
     with FakeTensorMode():
         assert isinstance(default_slopes(6, device), FakeTensor)
     with torch.inference_mode():
