@@ -137,6 +137,7 @@ def batching():
     folder.mkdir()
     (folder / "text.txt").write_text(TEXT.replace(". ", ".\n"))
     return {
+        "torch": torch,
         "dataset": [{"input_ids": list(range(1, 2 + i % 30))} for i in range(100)],
         "model": lambda **batch: batch["input_ids"].sum(),
         "tokenizer": lambda text: SimpleNamespace(input_ids=list(text.encode())),
