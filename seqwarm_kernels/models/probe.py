@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -9,7 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..utils.modules import ExampleBatch, as_mapping, call_model, forward_parameters, guess_batch, with_same_token
+from ..utils.modules import (
+    ExampleBatch,
+    as_mapping,
+    call_model,
+    forward_parameters,
+    guess_batch,
+    unwrapped,
+    with_same_token,
+)
 from .alibi_layer import AlibiHeads, AttentionCall, observe_calls
 from .families.torch_nn import AlibiMultiheadAttention
 from .report import Verification
@@ -40,7 +49,7 @@ def probe(model: nn.Module, max_seq_length: int, example_batch: ExampleBatch | N
         _position_error(call, paths[call.layer], is_first=number == 0) for number, call in enumerate(same_token_calls)
     ]
     errors, effects = zip(*[_error_and_effect(call, paths[call.layer]) for call in calls], strict=True)
-    # Last: an index beyond a table of positions, which is found above, would end all work on a GPU.
+    # Last: an index beyond a table of positions would end all work on a GPU.
     position_errors += _errors_far_away(model, same_token, same_token_calls, max_seq_length, paths)
     return Verification(len(calls), max(errors), min(effects), max(position_errors))
 
@@ -54,7 +63,7 @@ def _calls(model: nn.Module, batch: ExampleBatch, at: str = "") -> list[Attentio
     except Exception as error:
         raise ValueError(
             f"the verification could not run {type(model).__name__}{at}: {error}. If its inputs are the cause, "
-            "pass example_batch"
+            "pass example_batch, without position_ids if they are no positions of tokens"
         ) from error
     return calls
 
@@ -121,19 +130,29 @@ def _errors_far_away(
 
 
 def _at_last_positions(model: nn.Module, batch: ExampleBatch, max_seq_length: int) -> dict[str, Any] | None:
-    """Return the batch by name, with `position_ids` that end before `max_seq_length`. None if the model takes none."""
+    """Return the batch by name, with `position_ids` that end before `max_seq_length`. None if the model takes none.
+
+    Only models of transformers get them unasked: in other models the name may mean something else.
+    """
     names = forward_parameters(model)
     if "position_ids" not in names:
         return None
     named = dict(batch) if isinstance(batch, Mapping) else dict(zip(names, as_mapping(batch).values(), strict=False))
     positions = named.get("position_ids")
     if positions is None:
+        if not _is_of_transformers(model):
+            return None
         tokens = next((named[name] for name in ("input_ids", "inputs_embeds") if named.get(name) is not None), None)
         if tokens is None:
             return None
         positions = torch.arange(tokens.shape[1], device=tokens.device).expand(len(tokens), -1)
     shift = max_seq_length - 1 - int(positions.max())
     return named | {"position_ids": positions + shift} if shift > 0 else None
+
+
+def _is_of_transformers(model: nn.Module) -> bool:
+    transformers = sys.modules.get("transformers")
+    return transformers is not None and isinstance(unwrapped(model), transformers.PreTrainedModel)
 
 
 def _shift_error(near: AttentionCall, far: AttentionCall, path: str, max_seq_length: int, is_first: bool) -> float:

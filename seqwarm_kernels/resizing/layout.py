@@ -66,7 +66,6 @@ def batch_layout(
     _check_rows(taking_part, kinds, batch_size)
     check_one_device(taking_part)
     _check_no_arrays(batch, (batch_size, source_length)[: 2 if mode == "truncate" else 1], keys)
-    _check_no_lists_of_tokens(batch, batch_size, source_length, keys)
     lists = [] if mode == "truncate" else row_lists(batch, keys, batch_size)
     if lists and mode == "flatten":
         raise _no_place(lists[0], f"of {batch_size} entries")
@@ -78,18 +77,6 @@ def _check_no_arrays(batch: Mapping[str, Any], sizes: tuple[int, ...], keys: Col
     for name, value in batch.items():
         if isinstance(value, np.ndarray) and value.shape[: len(sizes)] == sizes and (keys is None or name in keys):
             raise TypeError(f"batch[{name!r}] must be a tensor to be resized, got an array of NumPy: torch.from_numpy")
-
-
-def _check_no_lists_of_tokens(
-    batch: Mapping[str, Any], batch_size: int, source_length: int, keys: Collection[str] | None
-) -> None:
-    for name, value in batch.items():
-        is_of_rows = is_list(value) and len(value) == batch_size > 0 and (keys is None or name in keys)
-        if is_of_rows and is_list(value[0]) and len(value[0]) == source_length:
-            raise TypeError(
-                f"batch[{name!r}] must be a tensor to be resized, got a list of {batch_size} lists of {source_length}: "
-                "torch.tensor, or leave it out with keys="
-            )
 
 
 def row_lists(batch: Mapping[str, Any], keys: Collection[str] | None, batch_size: int) -> list[str]:

@@ -81,7 +81,7 @@ class ScheduleState:
         self._has_counted_step = True  # of the last call of `step`
         self._has_warned = False
         self._has_warned_of_shares = False
-        self._has_warned_of_short = False  # in this training
+        self._has_warned_of_short = False
 
     def attach(
         self, entrance: nn.Module, model: nn.Module, device: torch.device, ranks_of_batch: int = 1
@@ -107,7 +107,6 @@ class ScheduleState:
         if sharded is not None:
             resizer = self._parts = self._part_resizer(model)
         self.attachment = Attachment(entrance, resizer, self._options)
-        self._has_warned_of_short = False
         self._device, self._seen = device, Seen(0, 0)
         self._is_up_to_date = False
         return self.attachment
@@ -259,17 +258,17 @@ class ScheduleState:
             self._warn_of_short(self.scheduler.progress + steps)
 
     def warn_of_short_training(self) -> None:
-        """Warns at the end of a training that has not reached the full length."""
+        """Warns at the end of a training that has never reached the full length, once."""
         if not self._has_warned_of_short:
             self._warn_of_short(self.scheduler.progress)
 
     def _warn_of_short(self, progress: int) -> None:
         scheduler = self.scheduler
-        length, longest = scheduler.seq_length_at(progress), scheduler.max_seq_length
-        if progress < scheduler.duration and length < longest:
+        longest = scheduler.max_seq_length
+        if not any(length == longest and start <= progress for start, length in scheduler.milestones()):
             self._has_warned_of_short = True
-            text = _SHORT.format(length, longest, math.ceil(scheduler.duration), scheduler.unit, progress)
-            warnings.warn(text, stacklevel=3)
+            length, duration = scheduler.seq_length_at(progress), math.ceil(scheduler.duration)
+            warnings.warn(_SHORT.format(length, longest, duration, scheduler.unit, progress), stacklevel=3)
 
     def metrics(self) -> dict[str, int]:
         """Returns the `seq_length` of the last step, and `train_tokens` if the last step was counted."""

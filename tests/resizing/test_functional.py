@@ -318,17 +318,6 @@ def test_the_reference_fills_dtypes_that_masked_fill_lacks(dtype):
     assert resized.float().tolist() == [[1, 1, 1], [1, 0, 0]]
 
 
-@pytest.mark.parametrize("mode", ["truncate", "reshape"])
-def test_lists_of_tokens_are_refused(mode):
-    batch = {"input_ids": torch.ones(2, 8), "labels": [[1] * 8, [1] * 8]}
-    with pytest.raises(
-        TypeError, match=r"batch\['labels'\] must be a tensor to be resized, got a list of 2 lists of 8"
-    ):
-        resize_batch(batch, 4, mode=mode)
-    kept = resize_batch(batch | {"words": [["a"] * 3, ["b"] * 8]}, 4, mode=mode, keys=["input_ids"])
-    assert kept["labels"] is batch["labels"]
-
-
 @pytest.mark.parametrize(
     ("batch", "got"),
     [({"input_ids": [[1, 2]]}, "input_ids: list$"), ({"a": torch.tensor(1)}, "a: Tensor$"), ({}, "no entry$")],

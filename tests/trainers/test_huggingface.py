@@ -145,6 +145,14 @@ def test_a_training_that_ends_before_the_schedule_warns_once(tmp_path, unit, dur
     assert all(f"grows for {duration} {unit}s, and the training takes {progress}. Pass" in text for text in texts)
 
 
+def test_a_schedule_that_falls_again_has_reached_its_length(tmp_path):
+    falling = SequenceLengthScheduler(4, LENGTH, duration=8, step_size=4, pacing=lambda share: float(share < 0.5))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="the training ends at")
+        trainer(tmp_path, model(), [SequenceLengthWarmup(falling)], max_steps=6).train()
+    assert falling.seq_length < LENGTH
+
+
 def test_lengths_and_tokens_are_logged(tmp_path):
     seen = []
 

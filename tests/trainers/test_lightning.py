@@ -335,6 +335,7 @@ def test_two_processes_train_as_one(tmp_path):
         ("step", 4, {"max_epochs": 1, "limit_train_batches": 2}, 2),
         ("token", 4 * LENGTH, {"max_steps": 2}, 2 * 2 * 4),
         ("step", 4, {"max_steps": 4}, None),
+        ("step", 4, {"fast_dev_run": 2}, None),
         ("step", 4, {"max_epochs": 1, "limit_train_batches": 4}, None),
     ],
 )

@@ -3,6 +3,7 @@
 import json
 import multiprocessing
 import os
+import shutil
 from types import SimpleNamespace
 
 import pytest
@@ -232,8 +233,23 @@ class TestTrainer:
 
     def test_a_checkpoint_elsewhere_warns(self, tmp_path):
         self.train(tmp_path, sampler, infinite=True)
-        with pytest.warns(UserWarning, match="output_dir has no checkpoint-4; pass resume_from_checkpoint"):
+        with pytest.warns(UserWarning, match="output_dir has no checkpoint-4 of this training"):
             self.train(tmp_path / "again", sampler, infinite=True, resume=str(tmp_path / "checkpoint-4"))
+
+    @pytest.mark.parametrize("lacks", ["random streams", "this training"])
+    def test_a_checkpoint_of_this_step_with_other_contents_warns(self, tmp_path, lacks):
+        torch.manual_seed(0)
+        self.train(tmp_path, sampler, infinite=True, logging_steps=1)
+        checkpoint = tmp_path / "checkpoint-4"
+        if lacks == "random streams":
+            (checkpoint / "rng_state.pth").unlink()
+        else:
+            shutil.copytree(checkpoint, tmp_path / "again" / "checkpoint-4")
+            path = tmp_path / "again" / "checkpoint-4" / "trainer_state.json"
+            path.write_text(path.read_text().replace('"loss": ', '"loss": 1'))
+        folder = tmp_path if lacks == "random streams" else tmp_path / "again"
+        with pytest.warns(UserWarning, match="output_dir has no checkpoint-4 of this training with the random streams"):
+            self.train(folder, sampler, infinite=True, resume=str(checkpoint), resume_from_checkpoint=True)
 
     def test_the_trainer_must_not_skip_batches(self, tmp_path):
         with pytest.raises(ValueError, match="ignore_data_skip must be True with LoaderState"):

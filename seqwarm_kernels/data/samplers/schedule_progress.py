@@ -57,7 +57,7 @@ class ScheduleProgress:
     ) -> tuple[int, Plan]:
         """How many of the first items are planned now, at least one, and the plan for them.
 
-        If packed, one of them has tokens, unless no item has. So each pack has tokens.
+        If packed, one of them has tokens, unless no item has.
         """
         count = self._count_until_change(counts, lengths, max_length)
         if self._planner.packed:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from transformers import Trainer, TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, has_length
 
 from ...data.loading.resumable_loader import ResumableLoader
@@ -74,11 +76,12 @@ class LoaderState(RestorableCallback):
                 "the checkpoint was written without LoaderState; resume without it, or start a new training"
             )
         self.progress = saved
-        self._resumes_from = _checkpoint_of(args, state)
+        self._resumes_from = _random_streams_of(args, state)
         if self._resumes_from is None:
             warnings.warn(
                 "the random streams do not continue, so dropout differs from that of an uninterrupted training: "
-                f"output_dir has no checkpoint-{state.global_step}; pass resume_from_checkpoint to TrainingArguments",
+                f"output_dir has no checkpoint-{state.global_step} of this training with the random streams of this "
+                "rank; pass resume_from_checkpoint to TrainingArguments",
                 stacklevel=2,
             )
 
@@ -100,10 +103,19 @@ class LoaderState(RestorableCallback):
             )
 
 
-def _checkpoint_of(args: TrainingArguments, state: TrainerState) -> Path | None:
-    """The folder of the checkpoint of this step, which no event tells a callback."""
-    name = f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
-    given, output = args.resume_from_checkpoint, args.output_dir
-    folders = [Path(given)] if given and Path(given).name == name else []
-    folders += [Path(output, name)] if output else []
-    return next((folder for folder in folders if folder.is_dir()), None)
+def _random_streams_of(args: TrainingArguments, state: TrainerState) -> Path | None:
+    """The checkpoint that holds the random streams of this rank. No event tells a callback its folder."""
+    file = "rng_state.pth" if args.world_size == 1 else f"rng_state_{args.process_index}.pth"
+    given = args.resume_from_checkpoint
+    folders = [Path(given)] if isinstance(given, (str, os.PathLike)) else []
+    folders.append(Path(args.output_dir or ".", f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"))
+    return next((folder for folder in folders if (folder / file).is_file() and _is_of(folder, state)), None)
+
+
+def _is_of(folder: Path, state: TrainerState) -> bool:
+    """Whether a checkpoint is of the training with this state, and not another one's of the same step."""
+    path = folder / TRAINER_STATE_NAME
+    if not path.is_file():
+        return False
+    saved = TrainerState.load_from_json(str(path))
+    return (saved.global_step, saved.log_history) == (state.global_step, state.log_history)

@@ -68,7 +68,7 @@ class SequenceLengthWarmup(Callback):
             self._schedule_state.start()
         self._steps = trainer.global_step
         self._attach(trainer, pl_module)
-        if trainer.max_steps >= 0:
+        if trainer.max_steps >= 0 and not _is_trial(trainer):
             self._schedule_state.warn_of_max_steps(trainer.max_steps - trainer.global_step)
 
     def _attach(self, trainer: Trainer, module: LightningModule) -> None:
@@ -146,7 +146,8 @@ class SequenceLengthWarmup(Callback):
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._schedule_state.count_remaining()
-        self._schedule_state.warn_of_short_training()
+        if not _is_trial(trainer):
+            self._schedule_state.warn_of_short_training()
         self._detach()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
@@ -164,6 +165,10 @@ class SequenceLengthWarmup(Callback):
         """Loads the state here, because Lightning calls load_state_dict also for a checkpoint that is only tested."""
         if trainer.training:
             self._schedule_state.resume(checkpoint["callbacks"].get(self.state_key))
+
+
+def _is_trial(trainer: Any) -> bool:
+    return bool(trainer.fast_dev_run)  # an attribute that Lightning does not declare
 
 
 def _ranks_of_batch(trainer: Trainer) -> int:
