@@ -41,8 +41,8 @@ def test_an_unknown_name_is_an_attribute_error():
 @pytest.mark.parametrize(
     ("package", "trainer", "message"),
     [
-        ("transformers", "huggingface", r"transformers and accelerate are needed .*seqwarm_kernels\[huggingface\]"),
-        ("lightning", "lightning", r"lightning is needed .*seqwarm_kernels\[lightning\]"),
+        ("transformers", "huggingface", r"need transformers and accelerate: .*seqwarm_kernels\[huggingface\]"),
+        ("lightning", "lightning", r"need lightning: .*seqwarm_kernels\[lightning\]"),
     ],
 )
 def test_a_missing_package_is_named(package, trainer, message, monkeypatch):
