@@ -2,48 +2,46 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
 
-class _Layout(NamedTuple):
-    shape: torch.Size
-    strides: tuple[int, ...]
-    offset: int
-    dtype: torch.dtype
-    device: torch.device
-
-
 class Place:
-    """Shape, strides, storage, dtype and device of a strided tensor. `restore` leaves open what the tensor contains."""
+    """Shape, strides, storage and dtype of a strided tensor. `restore` leaves open what the tensor contains.
+
+    The storage is kept until the place is: another could get its address, and other tensors may lie in it.
+    """
 
     def __init__(self, tensor: Tensor) -> None:
         self.tensor = tensor
-        self.layout = _layout_of(tensor)
-        self.storage, self.bytes = _storage_of(tensor)
+        with torch._C.DisableTorchFunctionSubclass():
+            self.before = tensor.detach()
+            self.bytes = self.before.untyped_storage().nbytes()
 
     def restore(self) -> None:
-        """Undo changes of the shape. The storage never shrinks, since other tensors may use the rest of it."""
-        storage, size = _storage_of(self.tensor)
-        if _layout_of(self.tensor) == self.layout and size >= self.bytes:
-            return
-        shape, strides, offset, dtype, device = self.layout
-        if storage != self.storage or self.tensor.dtype != dtype:  # may be that of another tensor
-            self.tensor.data = torch.empty_strided(shape, strides, dtype=dtype, device=device)
-            return
-        held = self.tensor.untyped_storage()
-        if size < self.bytes:
-            held.resize_(self.bytes)
-        self.tensor.set_(held, offset, shape, strides)
+        """Lay the tensor where it was. The storage never shrinks, since other tensors may use the rest of it."""
+        with torch._C.DisableTorchFunctionSubclass():
+            storage = self.before.untyped_storage()
+            if storage.nbytes() < self.bytes:
+                storage.resize_(self.bytes)
+            if not _lie_alike(self.tensor, self.before):
+                self.tensor.data = self.before  # unlike `set_`, also the dtype, and of inference tensors
 
 
-def _layout_of(tensor: Tensor) -> _Layout:
-    return _Layout(tensor.shape, tensor.stride(), int(tensor.storage_offset()), tensor.dtype, tensor.device)
+def has_place(tensor: Tensor) -> bool:
+    """Return False for sparse and nested tensors and for classes that may keep their elements in other tensors."""
+    is_own = type(tensor).__torch_dispatch__ is Tensor.__torch_dispatch__
+    return is_own and tensor.layout == torch.strided and not tensor.is_nested
 
 
-def _storage_of(tensor: Tensor) -> tuple[int, int]:
-    """The address of the storage object, which stays when the storage is resized, and its size in bytes."""
-    storage = tensor.untyped_storage()
-    return storage._cdata, storage.nbytes()
+def _lie_alike(tensor: Tensor, other: Tensor) -> bool:
+    """Whether two tensors have the same elements, in the same memory."""
+    return (
+        tensor.untyped_storage() is other.untyped_storage()
+        and tensor.storage_offset() == other.storage_offset()
+        and tensor.shape == other.shape
+        and tensor.stride() == other.stride()
+        and tensor.dtype == other.dtype
+        and tensor.is_conj() == other.is_conj()
+        and tensor.is_neg() == other.is_neg()
+    )

@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves
 from .distributed import reshard
 from .memory import HostMemory
 from .pinned_buffers import PinnedBuffers
-from .places import Place
+from .places import Place, has_place
 from .report import mebibytes
 
 #: Elements that are summed at a time.
@@ -50,8 +50,8 @@ def restore_afterwards(
     optimizer, the gradient scaler, and the random streams of torch (CPU and every CUDA device), Python and NumPy. Of an
     optimizer and of modules whose classes are not torch's or DeepSpeed's, attributes are restored with the tensors,
     lists, dicts, sets and torch.Generators in them, and so are optimizers among them. Copies are kept in host memory.
-    Tensors stay the same objects, and get their shapes back. Hooks run, and their other changes are not restored. Nor
-    are changes inside of other objects that are attributes.
+    Tensors stay the same objects, and get their shapes and their memory back, also memory that they share. Hooks run,
+    and their other changes are not restored. Nor are changes inside of other objects that are attributes.
 
     Parameters that are frozen and not in the optimizer are not copied.
 
@@ -190,7 +190,7 @@ class _Values:
         local = [_local_part(tensor) for tensor in tensors]
         names = names or {}
         self.names = {id(part): names.get(id(each), _UNNAMED) for each, part in zip(tensors, local, strict=True)}
-        self.places = [Place(tensor) for tensor in local if _is_plain(tensor)]
+        self.places = [Place(tensor) for tensor in local if has_place(tensor)]
         on_gpu = [tensor for tensor in local if _is_on_gpu(tensor) and _is_plain(tensor) and tensor.is_contiguous()]
         self.on_gpu = [(tensor, torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")) for tensor in on_gpu]
         self.buffers = PinnedBuffers() if on_gpu else None
@@ -253,12 +253,16 @@ def _bits(tensor: Tensor) -> Tensor:
 
 
 class _Frozen:
-    """Sums over the bits of frozen parameters, computed on their device."""
+    """The places of frozen parameters, and sums over their bits, computed on their device."""
 
     def __init__(self, model: nn.Module, optimizer: Optimizer | None) -> None:
-        self.sums = [(name, tensor, _sum_of_bits(tensor)) for name, tensor in _frozen(model, optimizer).items()]
+        frozen = _frozen(model, optimizer)
+        self.places = [Place(tensor) for tensor in map(_local_part, frozen.values())]
+        self.sums = [(name, tensor, _sum_of_bits(tensor)) for name, tensor in frozen.items()]
 
     def check(self) -> None:
+        for place in self.places:
+            place.restore()
         changed = [name for name, tensor, before in self.sums if not torch.equal(_sum_of_bits(tensor), before)]
         if changed:
             raise RuntimeError(

@@ -98,8 +98,9 @@ def warmup_allocator(
             of rows that fits and leaves 3 % of the device's memory free, at least 1 GiB.
         example_batch: Input of the model: a mapping, whose entries are passed to the parameters of `forward` by name,
             or a tensor, or a tuple of tensors. Entries without such a parameter are for `loss_fn`. Its tokens are
-            repeated to `max_len`, and its masks are set to ones. Without it, inputs are made for Hugging Face models
-            from their config, and for models whose first layer is an embedding.
+            repeated to `max_len`, its position ids go on counting unless they restart, and its masks are set to ones.
+            Without it, inputs are made for Hugging Face models from their config, and for models whose first layer is
+            an embedding.
         loss_fn: Called as loss_fn(output, batch), with a batch like `example_batch`, and returns a scalar. Default:
             `loss` of the output if there is one, else the mean of the output's floating-point tensors.
         optimizer: Makes steps, so that its state exists during the passes. Its `step` must not need a closure.

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from seqwarm_kernels import SequenceLengthScheduler, warmup_allocator
-from seqwarm_kernels.allocator.example_batch import TrainingBatches
+from seqwarm_kernels.allocator.example_batch import TrainingBatches, repeated_to
 from seqwarm_kernels.data import PackedCollator
 
 from .models import Recorder
@@ -242,8 +242,61 @@ def test_a_packed_example_of_position_ids_alone_is_repeated():
         warmup_allocator(model, 16, batch_size=2, example_batch=example)
 
 
+def test_packed_rows_that_position_ids_continue_stay_packed():
+    """Between masked tokens, position ids need not tell all sequences."""
+    example = packed_example() | {"position_ids": torch.tensor([[0, 1, 2, 3, 4, 0, 0, 1]])}
+    example["attention_mask"] = torch.tensor([[1, 1, 1, 1, 1, 0, 0, 0]])
+    assert repeated_to(example, 1, 8, {})["position_ids"].equal(example["position_ids"])
+
+
+def test_position_ids_of_one_row_are_one_sequence():
+    model = Recorder(by_keywords)
+    example = {"input_ids": torch.arange(8)[None], "position_ids": torch.arange(8)[None]}
+    warmup_allocator(model, 12, example_batch=example)
+    assert [call["position_ids"].tolist() for call in model.calls] == [[list(range(12))]]
+    assert example["position_ids"].tolist() == [list(range(8))]
+
+
 def test_position_ids_of_whole_rows_are_not_packed():
+    model = Recorder(by_keywords)
     example = {"input_ids": torch.ones(2, 3), "position_ids": torch.arange(3).expand(2, -1)}
-    with pytest.raises(ValueError, match="must hold one sequence in each of its 4 rows"):
-        warmup_allocator(Recorder(by_keywords), 6, batch_size=4, example_batch=example)
-    assert warmup_allocator(Recorder(by_keywords), 3, batch_size=4, example_batch=example).batch_size == 4
+    warmup_allocator(model, 6, batch_size=4, example_batch=example)
+    assert model.calls[0]["position_ids"].tolist() == [list(range(6))] * 4
+
+
+def test_every_length_is_rehearsed_with_position_ids():
+    model, scheduler = Recorder(by_keywords), SequenceLengthScheduler(4, 16, duration=10, step_size=4)
+    example = {"input_ids": torch.arange(8)[None], "position_ids": torch.arange(8)[None]}
+    report = warmup_allocator(model, 16, example_batch=example, scheduler=scheduler)
+    assert sorted(report.lengths) == [4, 8, 12, 16]
+    assert [call["input_ids"].shape[1] for call in model.calls] == [16, 4, 8, 12, 16]
+    assert all(call["position_ids"].tolist() == [list(range(call["input_ids"].shape[1]))] for call in model.calls)
+
+
+@pytest.mark.parametrize(
+    ("positions", "mask"),
+    [
+        ([[3, 4, 5, 6], [7, 8, 9, 10]], None),
+        ([[1, 1, 3, 4], [7, 8, 9, 10]], [[0, 0, 1, 1], [1, 1, 1, 1]]),
+        ([[3, 4, 1, 1], [7, 1, 8, 1]], [[1, 1, 0, 0], [1, 0, 1, 0]]),
+        ([[3, 4, 5, 6], [7, 8, 9, 10]], [[0, 0, 1, 1], [0, 0, 0, 0]]),
+    ],
+    ids=["whole", "padded before", "padded after", "padding is counted"],
+)
+@pytest.mark.parametrize("name", ["position_ids", "inner.decoder_position_ids"])
+@pytest.mark.parametrize("seq_dim", [0, 1])
+def test_position_ids_go_on_from_the_first_of_their_row(positions, mask, name, seq_dim):
+    example = {name: torch.tensor(positions, dtype=torch.int32)}
+    if mask is not None:
+        example[name.replace("position_ids", "attention_mask")] = torch.tensor(mask)
+    if seq_dim == 0:
+        example = {key: value.T for key, value in example.items()}
+    found = repeated_to(example, 3, 6, {"seq_dim": seq_dim})[name]
+    assert found.dtype == torch.int32
+    assert (found if seq_dim == 1 else found.T).tolist() == [list(range(first, first + 6)) for first in (3, 7, 3)]
+
+
+@pytest.mark.parametrize("positions", [[[0, 1, 2, 0]], [[0, 2, 4, 6]], [[0, 0, 0, 0]]])
+def test_position_ids_that_do_not_count_are_repeated(positions):
+    found = repeated_to({"position_ids": torch.tensor(positions)}, 1, 6, {})["position_ids"]
+    assert found.tolist() == [positions[0] + positions[0][:2]]

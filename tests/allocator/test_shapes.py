@@ -78,6 +78,139 @@ def test_the_memory_of_another_tensor_is_not_written():
     assert model.weight.equal(weight)
 
 
+class Following(nn.Module):
+    """A buffer of the weight's shape becomes the weight in each forward."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4, bias=False)
+        self.register_buffer("average", torch.zeros(4, 4))
+
+    def forward(self, x):
+        self.average.data = self.linear.weight.data
+        return self.linear(x)
+
+
+def test_a_buffer_of_the_same_shape_becomes_a_weight():
+    model = Following()
+    weight, address = model.linear.weight.detach().clone(), model.average.data_ptr()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    warmup_allocator(model, 3, example_batch={"x": torch.randn(2, 3, 4)}, optimizer=optimizer)
+    assert model.linear.weight.equal(weight)
+    assert not model.average.any()
+    assert model.average.data_ptr() == address
+
+
+def on_one_buffer(model):
+    """Lay all parameters on one flat tensor, as ZeroRedundancyOptimizer does, and return it."""
+    parameters = list(model.parameters())
+    flat = torch.cat([parameter.detach().flatten() for parameter in parameters])
+    pieces = flat.split([parameter.numel() for parameter in parameters])
+    for parameter, piece in zip(parameters, pieces, strict=True):
+        parameter.data = piece.view_as(parameter)
+    return flat
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda tensor: tensor.clamp(-0.01, 0.01),
+        lambda tensor: tensor.clone(),
+        lambda tensor: tensor.double(),
+        lambda tensor: torch.zeros(9),
+    ],
+    ids=["clamped", "cloned", "other dtype", "other shape"],
+)
+def test_parameters_on_a_flat_buffer_stay_there(change, frozen):
+    model = nn.Linear(3, 2).requires_grad_(not frozen)
+    flat = on_one_buffer(model)
+    before = flat.clone()
+    with restore_afterwards(model):
+        for parameter in model.parameters():
+            parameter.data = change(parameter.data)
+    assert flat.equal(before)
+    flat.fill_(5)
+    assert model.weight.eq(5).all()
+    assert model.bias.eq(5).all()
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("is_flat", [False, True])
+def test_swapped_parameters(is_flat, frozen):
+    model = nn.ParameterDict({"a": torch.zeros(2, 2), "b": torch.ones(2, 2)})
+    model["a"].requires_grad_(not frozen)
+    if is_flat:
+        on_one_buffer(model)
+    a, b = model["a"], model["b"]
+    addresses = a.data_ptr(), b.data_ptr()
+    with restore_afterwards(model):
+        a.data, b.data = b.data, a.data
+    assert (a.data_ptr(), b.data_ptr()) == addresses
+    assert a.eq(0).all()
+    assert b.eq(1).all()
+
+
+def test_tied_parameters_that_part_share_their_memory_again():
+    model = nn.ParameterDict({"a": torch.zeros(3), "b": torch.zeros(3)})
+    model["b"].data = model["a"].data
+    with restore_afterwards(model):
+        model["b"].data = model["b"].data.clone().fill_(7)
+    assert model["b"].eq(0).all()
+    model["a"].data.fill_(2)
+    assert model["b"].eq(2).all()
+
+
+def test_memory_that_was_freed_after_it_was_replaced():
+    model = nn.Linear(2, 2, bias=False)
+    before, flat = model.weight.detach().clone(), on_one_buffer(model)
+    with restore_afterwards(model):
+        model.weight.data = torch.zeros(2, 2)
+        flat.untyped_storage().resize_(0)
+    size = flat.untyped_storage().nbytes()
+    assert size == 16  # a failure that prints the tensor would read memory that is not there
+    assert model.weight.equal(before)
+    assert flat.equal(before.flatten())
+
+
+class OwnParameter(nn.Parameter):
+    """Of another class, whose functions refuse."""
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        refused = {"set_", "untyped_storage", "stride"}
+        if getattr(function, "__name__", "") in refused:
+            raise TypeError(f"no {function}")
+        return super().__torch_function__(function, types, args, kwargs or {})
+
+
+def of_inference():
+    with torch.inference_mode():
+        return torch.zeros(3)
+
+
+OTHERS = {
+    "class": lambda: OwnParameter(torch.zeros(3)),
+    "inference": of_inference,
+    "conjugate": lambda: torch.zeros(3, dtype=torch.complex64).conj(),
+    "negative": lambda: torch._neg_view(torch.zeros(3)),
+}
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_other_tensors_that_become_a_weight(kind):
+    model = nn.Module()
+    tensor = OTHERS[kind]()
+    model.weight = nn.Parameter(torch.ones(3, dtype=tensor.dtype))
+    model.register_buffer("other", tensor)
+    views = tensor.is_conj(), tensor.is_neg()
+    with restore_afterwards(model):
+        tensor.data = model.weight.data
+    assert model.weight.eq(1).all()
+    assert tensor.eq(0).all()
+    assert (tensor.is_conj(), tensor.is_neg()) == views
+
+
 def test_a_storage_never_shrinks():
     """What is not in the model may use the rest of it."""
     whole = torch.arange(4.0)
