@@ -22,7 +22,7 @@ from ..utils.caller_warnings import warn_caller
 from ..utils.checks import check_bool, check_int, check_real
 from ..utils.modules import ExampleBatch, as_mapping
 
-#: Parameters of `resize_batch` that are no options of a warmup, which passes the batch and takes back the batch alone.
+#: Parameters of `resize_batch` that a warmup does not take: it passes the batch, and gets nothing but the batch back.
 _NOT_RESIZE_OPTIONS = {"batch", "seq_len", "return_info"}
 
 

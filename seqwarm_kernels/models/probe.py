@@ -63,7 +63,7 @@ def _calls(model: nn.Module, batch: ExampleBatch, at: str = "") -> list[Attentio
     except Exception as error:
         raise ValueError(
             f"the verification could not run {type(model).__name__}{at}: {error}. If its inputs are the cause, "
-            "pass example_batch, without position_ids if they are no positions of tokens"
+            "pass example_batch, without position_ids if these are not positions of tokens"
         ) from error
     return calls
 

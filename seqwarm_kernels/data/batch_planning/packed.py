@@ -19,7 +19,7 @@ def pack(lengths: IntArray, max_tokens: int) -> Packs:
     """First-fit decreasing: add the longest item that fits until none fits, then start the next batch.
 
     Items of equal length are added together, so the time depends on the number of runs, not of items. Items of length 0
-    are all in the first batch, and alone only if there are no others.
+    are all in the first batch, which has no other items only if there are none.
     Source: D. Johnson et al., "Worst-case performance bounds for simple one-dimensional packing algorithms", 1974.
 
     Args:
