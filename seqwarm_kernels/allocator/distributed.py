@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..utils.ranks import has_process_group
+
 
 class Outcome(IntEnum):
     """Outcome of an attempt on one rank. The largest value of all ranks counts."""
@@ -57,7 +59,7 @@ def rank_consensus(model: nn.Module, device: torch.device, *, are_waiting: bool)
         device: Of the model.
         are_waiting: Whether ranks wait for each other inside a pass, as under fully_shard.
     """
-    wrapper = _find_wrapper(model) if _is_initialized() else None
+    wrapper = _find_wrapper(model) if has_process_group() else None
     group = None if wrapper is None else wrapper.process_group
     if are_waiting or (group is not None and group.size() == torch.distributed.get_world_size()):
         own = torch.distributed.new_group(backend="gloo")
@@ -67,10 +69,6 @@ def rank_consensus(model: nn.Module, device: torch.device, *, are_waiting: bool)
             torch.distributed.destroy_process_group(own)
     else:
         yield RankConsensus(group, device)
-
-
-def _is_initialized() -> bool:
-    return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
 def _find_wrapper(model: nn.Module) -> nn.parallel.DistributedDataParallel | None:
@@ -101,7 +99,7 @@ def _is_deepspeeds(model: nn.Module) -> bool:
 
 def _sharded_modules(model: nn.Module) -> list[Any]:
     """Return the modules that fully_shard was applied to."""
-    if not _is_initialized():
+    if not has_process_group():
         return []
     from torch.distributed.fsdp import FSDPModule
 

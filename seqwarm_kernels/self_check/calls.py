@@ -157,8 +157,12 @@ class Resizing:
 
         names = [*batch, "valid_lengths", "position_ids", "num_valid_tokens"]
         both = results(backend, on_device, out), results("reference", batch)
-        for name, found, right in zip(names, *both, strict=True):
-            yield Comparison(name, 0.0 if torch.equal(found, right) else float("inf"), 0.0, float("nan"))
+        yield from _compare_bits(names, *both)
+
+
+def _compare_bits(names: Sequence[str], found: list[Tensor], right: list[Tensor]) -> Iterator[Comparison]:
+    for name, one, other in zip(names, found, right, strict=True):
+        yield Comparison(name, 0.0 if torch.equal(one, other) else float("inf"), 0.0, float("nan"))
 
 
 @dataclass(frozen=True)
@@ -188,8 +192,7 @@ class PackedResizing:
 
         names = [*batch, *bounds, "valid_lengths", "position_ids", "num_valid_tokens"]
         both = results(backend, on_device), results("reference", batch)
-        for name, found, right in zip(names, *both, strict=True):
-            yield Comparison(name, 0.0 if torch.equal(found, right) else float("inf"), 0.0, float("nan"))
+        yield from _compare_bits(names, *both)
 
 
 # ---- moment_statistics

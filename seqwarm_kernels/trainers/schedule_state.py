@@ -17,6 +17,7 @@ from ..schedule.attachment import Attachment, Resizer, Seen
 from ..schedule.label_counts import shifts_labels
 from ..schedule.scheduler import SequenceLengthScheduler
 from ..utils.checks import check_int, is_dtensor
+from ..utils.ranks import has_process_group
 
 _OTHERWISE = "or start a new training from the checkpoint's weights"
 
@@ -228,7 +229,7 @@ class ScheduleState:
         if self.attachment is None:
             return Seen(0, 0)
         seen = self.attachment.take_seen()
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
+        if has_process_group():
             total = torch.tensor(seen, device=self._device)
             torch.distributed.all_reduce(total)
             total //= self._ranks_of_batch
@@ -245,7 +246,7 @@ class ScheduleState:
         if not shares or self._has_warned_of_shares:  # on all ranks
             return
         extremes = torch.stack([torch.stack(shares).min(), -torch.stack(shares).max()]).to(self._device)
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
+        if has_process_group():
             torch.distributed.all_reduce(extremes, torch.distributed.ReduceOp.MIN)
         least, most = extremes[0].item(), -extremes[1].item()
         if least < most * (1 - _SHARE_TOLERANCE):
@@ -288,7 +289,7 @@ class ScheduleState:
 
 def context_mesh_of(model: nn.Module) -> Any:
     """The mesh of a model with `ContextParallel`, or None."""
-    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+    if not has_process_group():
         return None
     from ..parallel.context_parallel import context_mesh  # loads torch.distributed.tensor
 

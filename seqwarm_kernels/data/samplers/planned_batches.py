@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, NoReturn
 from torch import distributed
 
 from ...utils.checks import check_bool, check_choice, check_int, check_rank
+from ...utils.ranks import has_process_group
 from ..batch_planning.planner import BatchPlanner
 from .rank_batches import REMAINDERS, Position, RankBatches
 from .readers import Reader
@@ -300,7 +301,7 @@ def _rank_of(rank: int | None, world_size: int | None) -> tuple[int, int]:
     if (rank is None) != (world_size is None):
         raise ValueError(f"rank and world_size must be given together, got {rank} and {world_size}")
     if rank is None or world_size is None:
-        if not (distributed.is_available() and distributed.is_initialized()):
+        if not has_process_group():
             return 0, 1
         return distributed.get_rank(), distributed.get_world_size()
     check_rank(rank, world_size)
