@@ -17,7 +17,7 @@ from seqwarm_kernels.demo.settings import Settings
 from seqwarm_kernels.demo.training import make_scheduler
 from seqwarm_kernels.tuning.configuration import SearchConfiguration
 from seqwarm_kernels.tuning.figure import search_figure
-from seqwarm_kernels.tuning.trial import Trial, Validation
+from seqwarm_kernels.tuning.trial import Trial
 from seqwarm_kernels.tuning.trial_folder import RESULT
 from seqwarm_kernels.utils.figures import save_both
 
@@ -106,12 +106,10 @@ def tuning_figure(line: dict[str, Any]) -> Figure:
 
 def search_of(line: dict[str, Any]) -> tuple[SearchConfiguration, list[Trial], Trial | None]:
     configuration = SearchConfiguration(**line["configuration"])
-    trials = []
-    for recorded in line["trials"]:
-        trial = configuration.trial(recorded["min_seq_length"], recorded["duration"])
-        for each in recorded["validations"]:
-            trial = trial.then(Validation(each["progress"], float(each["perplexity"]), each["tokens"]))
-        trials.append(trial)
+    trials = [
+        configuration.trial(recorded["min_seq_length"], recorded["duration"]).replayed(recorded["validations"])
+        for recorded in line["trials"]
+    ]
     schedule = line["schedule"] or {}
     candidate = schedule.get("min_seq_length"), schedule.get("duration")
     return configuration, trials, next((t for t in trials if (t.min_seq_length, t.duration) == candidate), None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -118,6 +118,13 @@ class Trial:
             return self
         validation = _checked_validation(validation, self.validations[-1] if self.validations else None)
         return replace(self, validations=(*self.validations, validation))
+
+    def replayed(self, entries: Iterable[Mapping[str, Any]]) -> Trial:
+        """The trial with the validations of an earlier one, as `to_json` has them."""
+        trial = self
+        for entry in entries:
+            trial = trial.then(Validation(entry["progress"], float(entry["perplexity"]), entry["tokens"]))
+        return trial
 
     def to_json(self) -> dict[str, Any]:
         """Plain values. A perplexity that is not finite is a string, because JSON cannot represent it as a number."""

@@ -10,7 +10,7 @@ from typing import Any
 from ..utils.checks import check_same_configuration
 from ..utils.files import PARTIAL_SUFFIX, write_atomically
 from .configuration import SearchConfiguration
-from .trial import Trial, Validation
+from .trial import Trial
 
 CONFIGURATION = "configuration.json"
 RESULT = "result.json"
@@ -52,11 +52,9 @@ class TrialFolder:
         if not file.exists():
             return trial
         try:
-            for entry in _read(file)["validations"]:
-                trial = trial.then(Validation(entry["progress"], float(entry["perplexity"]), entry["tokens"]))
+            return trial.replayed(_read(file)["validations"])
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{file} cannot be read: {error!r}; delete the file to run the trial again") from error
-        return trial
 
     def save(self, trial: Trial) -> None:
         _write(self._file(trial), trial.to_json())
