@@ -106,8 +106,8 @@ SASS = """
 
 def test_each_inner_loop_is_looked_at():
     first, second = inner_loops(SASS, 80)
-    assert first == Loop(products=1, copies=1, waits=0)
-    assert second == Loop(products=1, copies=0, waits=0)
+    assert first == Loop(instructions=3, products=1, copies=1, waits=0)
+    assert second == Loop(instructions=2, products=1, copies=0, waits=0)
     assert first.is_pipelined
     assert not second.is_pipelined
-    assert not Loop(products=12, copies=2, waits=12).is_pipelined
+    assert not Loop(instructions=20, products=12, copies=2, waits=12).is_pipelined

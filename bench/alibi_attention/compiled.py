@@ -111,6 +111,7 @@ class CompiledKernel:
     matrix: int  #: number of matrix instructions, by the names in MATRIX
     loops: int  #: number of innermost loops with matrix instructions
     pipelined: int  #: number of those that are pipelined
+    instructions: int  #: of the shortest of those, which needs no masks
 
 
 def _access(chip: int, dtype: str, variant: dict[str, Any]) -> int:
@@ -205,6 +206,7 @@ def compile_kernel(kernel: str, chip: int, head_dim: int, dtype: str, variant: s
         matrix=len(re.findall(rf"\b{MATRIX[chip]}", assembly)),
         loops=len(loops),
         pipelined=sum(loop.is_pipelined for loop in loops),
+        instructions=min((loop.instructions for loop in loops), default=0),
     )
 
 
@@ -257,11 +259,11 @@ def kernels_table(kernels: list[CompiledKernel]) -> str:
     """A Markdown table."""
     rows = []
     for k in kernels:
-        loops = f"{k.pipelined} of {k.loops}" if k.loops else ""
+        loops = f"{k.pipelined} of {k.loops}, {k.instructions}" if k.loops else ""
         compiled = [k.registers, k.spilled_bytes, f"{k.shared_bytes / 1024:.1f}", f"{k.matrix} {MATRIX[k.chip]}", loops]
         rows.append([k.kernel, f"sm_{k.chip}", k.head_dim, k.dtype, k.variant, k.tiles, *compiled])
     header = ["kernel", "chip", "D", "dtype", "variant", "tiles, warps, stages", "registers", "spilled bytes"]
-    return markdown([*header, "shared KiB", "matrix", "pipelined loops"], rows)
+    return markdown([*header, "shared KiB", "matrix", "pipelined loops, instructions"], rows)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

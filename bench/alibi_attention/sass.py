@@ -16,6 +16,7 @@ _INSTRUCTION = re.compile(r"/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\w+\s+)?(WARPGROUP\.
 class Loop:
     """An innermost loop with matrix products."""
 
+    instructions: int
     products: int
     copies: int  #: asynchronous or bulk
     waits: int  #: for matrix products, on Hopper
@@ -36,7 +37,7 @@ def inner_loops(assembly: str, chip: int) -> list[Loop]:
             counts = Counter(name for place, name, _ in instructions if begin <= place <= at)
             if counts[MATRIX[chip]]:
                 copies = sum(counts[name] for name in COPIES)
-                loops[begin, at] = Loop(counts[MATRIX[chip]], copies, counts["WARPGROUP.DEPBAR"])
+                loops[begin, at] = Loop(counts.total(), counts[MATRIX[chip]], copies, counts["WARPGROUP.DEPBAR"])
     return [loop for span, loop in loops.items() if not any(_holds(span, other) for other in loops)]
 
 
