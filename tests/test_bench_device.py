@@ -25,8 +25,9 @@ ROOT = Path(__file__).parents[1]
 
 
 def test_the_parts_end_in_time():
-    assert all(part.minutes < 10 for part in command.PARTS.values())
-    assert sum(part.minutes for part in command.PARTS.values()) < 23.5  # the rest is for starts and tables
+    assert all(part.minutes < 9 for part in command.PARTS.values())
+    calls = [command.PARTS[name].minutes for name in ("candidates", "memory", "training", "attention")]
+    assert command.SELECTION_MINUTES + sum(calls) <= 29.5
     memory = command.PARTS["memory"].stages
     assert next(iter(memory)) == "allocator"
     left = 60 * command.PARTS["memory"].minutes - 100  # after a build
@@ -60,10 +61,10 @@ def run(monkeypatch, tmp_path):
     monkeypatch.setattr(command, "begin", lambda path: path.write_text("{}\n"))
     monkeypatch.setattr(command, "_TOGETHER", 1)
 
-    def call(part, **outcomes):
+    def call(part, selection=False, **outcomes):
         programs = PretendPrograms({name.replace("_", " "): outcome for name, outcome in outcomes.items()})
         monkeypatch.setattr(command, "Program", programs)
-        command.main(Namespace(part=part, out=tmp_path, dry_run=False))
+        command.main(Namespace(part=part, selection=selection, out=tmp_path, dry_run=False))
         return programs.started, read_device_records(tmp_path / f"device_{part}.jsonl")[1]
 
     return call
@@ -74,7 +75,7 @@ ESSENTIAL = ["compiler", "trivial kernel", "extension"]
 
 def test_every_stage_runs_in_its_part(run):
     stages = []
-    for part in ("attention", "memory", "tuning"):
+    for part in command.PARTS.keys() - {"tests"}:
         started = run(part)[0]
         assert started[:3] == ESSENTIAL
         stages += [name for name in started[3:] if name in STAGES]
@@ -89,6 +90,12 @@ def test_the_part_of_tests(run, capsys, tmp_path):
     text = capsys.readouterr().out
     assert "FAILED window: AssertionError: out is off" in text
     assert "==== window: exit 0: output\noutput of window\n" in (tmp_path / "device_tests.log").read_text()
+
+
+def test_a_selection_of_the_tests(run):
+    started = run("tests", selection=True)[0]
+    assert set(started) == {*steps.ESSENTIAL, *steps.FIRST, "pytest"}
+    assert all((ROOT / path).exists() for path in command.SELECTION)
 
 
 def test_processes_that_run_together_start_no_pool_of_compilers(run, monkeypatch):

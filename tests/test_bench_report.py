@@ -21,18 +21,30 @@ from bench.allocator import gpu as allocator
 from bench.common import records as cpu_records
 from bench.common.records import RESULTS, CpuRecord
 from bench.common.timing import Timing
+from bench.gpu.candidates.compare import STAGE as CANDIDATES
+from bench.gpu.candidates.compare import compare
+from bench.gpu.candidates.patches import read_candidates
 from bench.gpu.predictions import PREDICTIONS
 from bench.gpu.records import DeviceRecord, DeviceRecords, read_device_records
 from bench.gpu.stage import STAGES
+from bench.gpu.steps import step_record
 from bench.gpu.summary import summary
 from bench.report import FIGURES
+from bench.training import gpu as training
 from bench.training.stability.command import RECORDS as STABILITY
 from seqwarm_kernels.utils.figures import LIGHT, style
 
 from .support.figures import check_looks, check_readable
 
 ROOT = Path(__file__).parent.parent
-RAMP = {"device_allocations": 0, "compilations": 0, "stalls": 0, "reserved_megabytes": 1, "warmup_seconds": 1}
+RAMP = {
+    "device_allocations": 0,
+    "compilations": 0,
+    "stalls": 0,
+    "reserved_megabytes": 1,
+    "warmup_seconds": 1,
+    "seconds": 1,
+}
 
 
 @pytest.fixture
@@ -142,10 +154,11 @@ class PretendRecorder:
 @pytest.fixture
 def device_records(monkeypatch):
     """Records of every stage: attention in full size, since its inputs are not drawn, and the rest in tiny sizes."""
-    ramp = SimpleNamespace(returncode=0, stdout=json.dumps({"longest": 32, **RAMP}))
+    ramp = SimpleNamespace(returncode=0, stdout=json.dumps(RAMP))
     monkeypatch.setattr(allocator.subprocess, "run", lambda *_, **__: ramp)
     monkeypatch.setattr(attention, "measure_host", lambda *_: Timing(2.0, 1.0, 3.0))
     monkeypatch.setattr("bench.alibi_attention.peers.backends.choose", lambda *_: "triton")
+    monkeypatch.setattr("bench.alibi_attention.peers._has_flash_4", lambda: True)
     recorder = PretendRecorder()
     full_size = (
         attention.paths,
@@ -155,11 +168,19 @@ def device_records(monkeypatch):
         attention.tuned,
         attention.decoding,
     )
-    for part in dict.fromkeys(part for parts in STAGES.values() for part in parts):
+    of_processes = (compare, training.to_one_loss)
+    for part in dict.fromkeys(part for parts in STAGES.values() for part in parts if part not in of_processes):
         before = len(recorder.records)
         part(recorder, torch.device("cpu"), part not in full_size)
         assert len(recorder.records) > before, part
     recorder.add(DeviceRecord("tuned", "a case", "forward", "FlexAttention", failure="RuntimeError: a reason"))
+    sooner = {"sooner_in_tokens": 1.5, "sooner_in_seconds": 1.2}
+    for arm in (training.WARMUP, training.CONSTANT_TOKENS):
+        recorder.add(DeviceRecord(training.STAGE, "GPT-2", training.WORK, arm, figures=sooner))
+    for candidate in read_candidates():
+        key = CANDIDATES, "a size", candidate.work, candidate.name
+        recorder.add(DeviceRecord(*key, "a", 1.0, 1.0, 1.0, figures={"speed": 1.04}))
+    recorder.add(step_record("compiler", 1.0, None))
     return recorder.records
 
 
@@ -197,9 +218,11 @@ def test_every_stage_of_a_gpu_run_is_in_the_summary(device_records):
     for prediction in PREDICTIONS:
         outcome = prediction.outcome(records)
         assert any(line.startswith(outcome) and prediction.what in line for line in lines)
-    # It needs the large batch.
+    # They need the large batch, or peers that serve on a GPU only.
     unmeasured = [prediction.what for prediction in PREDICTIONS if prediction.measured(records) is None]
-    assert unmeasured == ["resize_batch native, 805 MB, share of a copy"]
+    resizing = [f"resize_batch {name}, 805 MB, share of a copy" for name in ("native", "triton")]
+    peers = [f"{name} without bias, forward D128, 8k" for name in ("SDPA cuDNN", "flash-attn-4")]
+    assert unmeasured == [*resizing, *peers]
     for stage in ("host", "packed", "decoding", "tuned", "diagnostics"):
         assert any(line.startswith(f"{stage} ") for line in lines)
     assert any(line.startswith("D64 S1024 B16 Hkv32: 2 / 4 ms  no skip 1.00/1.00") for line in lines)

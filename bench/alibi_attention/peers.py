@@ -153,6 +153,17 @@ def _make_sdpa(*kernels: SDPBackend, biased: bool) -> Make:
     return make
 
 
+def _make_flash_4(problem: Problem, device: torch.device) -> Attend:
+    from flash_attn.cute import flash_attn_func
+
+    def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        token_major = (tensor.transpose(1, 2) for tensor in (query, key, value))
+        out = flash_attn_func(*token_major, causal=problem.causal)
+        return (out[0] if isinstance(out, tuple) else out).transpose(1, 2)
+
+    return attend
+
+
 EAGER = Peer("eager with bias", _by_segments(_make_eager), most_score_bytes=2**33)
 MASK = Peer(
     "SDPA with bias mask",  # flash takes masks on CPUs only
@@ -170,18 +181,22 @@ FLEX = Peer("FlexAttention", _make_flex)
 FLEX_ROWS = Peer("FlexAttention, rows cut", _by_segments(_make_flex))
 FLEX_TUNED = Peer("FlexAttention, max-autotune", functools.partial(_make_flex, mode="max-autotune-no-cudagraphs"))
 FLEX_FLASH = Peer("FlexAttention on flash-attn-4", functools.partial(_make_flex, kernel_options={"BACKEND": "FLASH"}))
+FLASH_4 = Peer("flash-attn-4, no bias", _by_segments(_make_flash_4), has_bias=False)
 
 
 def flex_peers(problem: Problem) -> list[Peer]:
     """FlexAttention with each set of options. The last one needs flash-attn-4."""
     peers = [FLEX] if problem.segment_length is None else [FLEX, FLEX_ROWS]
-    installed = importlib.util.find_spec("flash_attn") and importlib.util.find_spec("flash_attn.cute")
-    return [*peers, FLEX_FLASH] if installed else peers
+    return [*peers, FLEX_FLASH] if _has_flash_4() else peers
+
+
+def _has_flash_4() -> bool:
+    return bool(importlib.util.find_spec("flash_attn") and importlib.util.find_spec("flash_attn.cute"))
 
 
 def all_peers(problem: Problem, device: torch.device) -> list[Peer]:
     """alibi_attention and every peer whose scores fit into memory."""
     peers = [*ours(device, problem.dtype), *flex_peers(problem), FLASH]
     if device.type == "cuda":
-        peers += [CUDNN, CUDNN_MASK]
+        peers += [CUDNN, CUDNN_MASK, *([FLASH_4] if _has_flash_4() else [])]
     return [peer for peer in [*peers, MASK, EAGER] if problem.score_bytes() <= peer.most_score_bytes]

@@ -18,6 +18,7 @@ from .peers import (
     CUDNN_MASK,
     EAGER,
     FLASH,
+    FLASH_4,
     FLEX,
     FLEX_FLASH,
     FLEX_ROWS,
@@ -38,7 +39,7 @@ _SEGMENTS: dict[str, Any] = {"length": 16384, "segment_length": 16}
 _COLUMNS = {
     "skipping": OURS,
     "no skip": OURS_NO_SKIP,
-    **{peer.name: peer.name for peer in (FLEX, FLEX_FLASH, FLASH, CUDNN, CUDNN_MASK, MASK, EAGER, FLEX_ROWS)},
+    **{peer.name: peer.name for peer in (FLEX, FLEX_FLASH, FLASH, FLASH_4, CUDNN, CUDNN_MASK, MASK, EAGER, FLEX_ROWS)},
 }
 
 

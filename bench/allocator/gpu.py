@@ -1,24 +1,32 @@
-"""A whole ramp of a model of GPT-2 small's size: device allocations, compilations and stalls.
+"""A whole ramp of two models: device allocations, compilations and stalls, eager, compiled and captured.
 
-Each variant runs in a process of its own, because memory and compiled kernels stay in a process.
-`python -m bench.allocator.gpu VARIANT` prints the figures of one variant as JSON.
+Each ramp runs in a process of its own, because memory and compiled kernels stay in a process.
+`python -m bench.allocator.gpu MODEL VARIANT` prints the figures of one ramp as JSON.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from seqwarm_kernels import SequenceLengthScheduler, compilations, warmup_allocator
+from seqwarm_kernels import (
+    BatchBuffers,
+    SequenceLengthScheduler,
+    apply_alibi,
+    compilations,
+    resize_batch,
+    warmup_allocator,
+)
 from seqwarm_kernels.demo.model import GPT
 
 from ..common.goals import Goal
@@ -26,30 +34,64 @@ from ..common.timing import device_allocations
 from ..gpu.records import DeviceRecord, DeviceRecords, Recorder, explain
 
 AFTER = "after warmup_allocator"
+COMPILED = "torch.compile, after warmup_allocator"
+CAPTURED = "a captured graph for each length, after warmup_allocator"
 WITHOUT = "without warmup_allocator"
 FULL_LENGTH = "full length throughout"
-VARIANTS = {"after": AFTER, "without": WITHOUT, "full": FULL_LENGTH}
+VARIANTS = {"after": AFTER, "compiled": COMPILED, "captured": CAPTURED, "without": WITHOUT, "full": FULL_LENGTH}
+GPT2, LLAMA = "GPT-2 small", "Llama of 290M"
+MODELS = {"gpt2": GPT2, "llama": LLAMA}
+#: The first say most, if the time does not suffice for all.
+RAMPS = (
+    *(("gpt2", variant) for variant in ("after", "full", "captured", "compiled", "without")),
+    *(("llama", variant) for variant in ("after", "full", "compiled")),
+)
 STEPS_AT_FULL_LENGTH = 16
 
 
 def ramp(recorder: Recorder, device: torch.device, tiny: bool) -> None:
-    for variant, name in VARIANTS.items():
-        command = [sys.executable, "-m", "bench.allocator.gpu", variant, *(["--tiny"] if tiny else [])]
+    for model, variant in RAMPS:
+        command = [sys.executable, "-m", "bench.allocator.gpu", model, variant, *(["--tiny"] if tiny else [])]
+        key = "allocator", MODELS[model], "ramp", VARIANTS[variant]
+        if recorder.out_of_time() or recorder.has(*key, "a"):
+            continue
         try:
             run = subprocess.run(command, capture_output=True, text=True, timeout=recorder.seconds_left(), check=True)
         except subprocess.CalledProcessError as error:
-            failure = error.stderr.strip().splitlines()[-1]
-            recorder.add(DeviceRecord("allocator", "ramp", "ramp", name, failure=failure))
+            recorder.add(DeviceRecord(*key, failure=error.stderr.strip().splitlines()[-1]))
         except subprocess.TimeoutExpired as error:
-            recorder.add(DeviceRecord("allocator", "ramp", "ramp", name, failure=explain(error)))
+            recorder.add(DeviceRecord(*key, failure=explain(error)))
         else:
-            figures = json.loads(run.stdout.splitlines()[-1])
-            longest = int(figures.pop("longest"))
-            recorder.add(DeviceRecord("allocator", f"8 to {longest} tokens", "ramp", name, figures=figures))
+            recorder.add(DeviceRecord(*key, figures=json.loads(run.stdout.splitlines()[-1])))
 
 
-def build(tiny: bool) -> nn.Module:
-    """GPT-2 small with ALiBi in place of its position embeddings."""
+class Llama(nn.Module):
+    """transformers' Llama with ALiBi in place of rotary embeddings: input_ids (B, S) -> logits (B, S, vocabulary)."""
+
+    def __init__(self, longest: int, tiny: bool) -> None:
+        super().__init__()
+        from transformers import LlamaConfig, LlamaForCausalLM
+
+        width, inner, layers, heads, vocabulary = (32, 64, 2, 4, 100) if tiny else (1024, 2816, 20, 16, 32_000)
+        config = LlamaConfig(
+            hidden_size=width,
+            intermediate_size=inner,
+            num_hidden_layers=layers,
+            num_attention_heads=heads,
+            num_key_value_heads=heads // 4,
+            vocab_size=vocabulary,
+        )
+        self.model = LlamaForCausalLM(config)
+        apply_alibi(self.model, longest)
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        return self.model(input_ids, use_cache=False).logits
+
+
+def build(name: str, longest: int, tiny: bool) -> nn.Module:
+    """GPT-2 small with ALiBi in place of its position embeddings, or a Llama."""
+    if name == "llama":
+        return Llama(longest, tiny)
     model = GPT(2, 2, 32) if tiny else GPT(12, 12, 768)
     model.embedding = nn.Embedding(100 if tiny else 50257, 32 if tiny else 768)
     return model
@@ -60,36 +102,88 @@ def loss_of(logits: Tensor, batch: Any) -> Tensor:
     return nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1).float(), tokens[:, 1:].flatten())
 
 
-def figures_of(variant: str, tiny: bool) -> dict[str, float]:
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    longest, batch_size = (32, 2) if tiny else (1024, 16)
-    model = build(tiny).to(device)
-    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
-    duration = 0 if variant == "full" else longest // 4  # two steps at each sequence length
-    scheduler = SequenceLengthScheduler(8, longest, duration=duration, step_size=8)
-    source = torch.randint(100, (batch_size, longest), device=device)
-    dtype = torch.bfloat16 if device.type == "cuda" else None
-    figures = {"longest": float(longest)}
-    if variant == "after":
+class Ramp:
+    """A training whose sequences grow to `longest` tokens, two steps at each length."""
+
+    def __init__(self, model: str, variant: str, tiny: bool) -> None:
+        self.variant = variant
+        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self.longest, batch_size, step_size = (32, 2, 8) if tiny else (1024, 16, 16)
+        self.model = build(model, self.longest, tiny).to(self.device)
+        if variant == "compiled":
+            self.model.compile(backend="aot_eager" if tiny else "inductor")
+        capturable = variant == "captured" and self.device.type == "cuda"
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), fused=True, capturable=capturable)
+        self.ramp_steps = 2 * self.longest // step_size
+        duration = 0 if variant == "full" else self.ramp_steps
+        self.scheduler = SequenceLengthScheduler(8, self.longest, duration=duration, step_size=step_size)
+        self.source = {"input_ids": torch.randint(100, (batch_size, self.longest), device=self.device)}
+        self.dtype = torch.bfloat16 if self.device.type == "cuda" else None
+
+    def train(self, batch: Any) -> None:
+        with torch.autocast(self.device.type, dtype=self.dtype, enabled=self.dtype is not None):
+            logits = self.model(batch["input_ids"])  # kept in a variable, as warmup_allocator rehearses it
+            loss = loss_of(logits, batch)
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def warm_up(self) -> dict[str, float]:
         report = warmup_allocator(
-            model, longest, example_batch={"input_ids": source}, loss_fn=loss_of, optimizer=optimizer,
-            autocast_dtype=dtype, max_grad_norm=1.0, scheduler=scheduler,
+            self.model, self.longest, example_batch=self.source, loss_fn=loss_of, optimizer=self.optimizer,
+            autocast_dtype=self.dtype, max_grad_norm=1.0, scheduler=self.scheduler,
         )  # fmt: skip
-        figures |= {"warmup_seconds": report.seconds, "warmup_compilations": float(len(report.compiled))}
+        return {"warmup_seconds": report.seconds, "warmup_compilations": float(len(report.compiled))}
+
+    def step_of(self) -> Callable[[], None]:
+        """One step at the current length."""
+        if self.variant != "captured":
+            return lambda: self.train(self.scheduler.resize(self.source))
+        buffers = BatchBuffers(self.source, self.longest)
+        lengths = sorted({milestone.seq_length for milestone in self.scheduler.milestones()})
+        steps = {length: self._captured(length, buffers) for length in lengths}
+
+        def step() -> None:
+            resize_batch(self.source, self.scheduler.seq_length, out=buffers)
+            steps[self.scheduler.seq_length]()
+
+        return step
+
+    def _captured(self, length: int, buffers: BatchBuffers) -> Callable[[], None]:
+        """The step of one length in a graph. All graphs share memory, since they never run together."""
+        batch = resize_batch(self.source, length, out=buffers)
+        if self.device.type != "cuda":
+            return lambda: self.train(batch)
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            self.train(batch)  # libraries choose their kernels outside of a capture
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            self.train(batch)
+        return graph.replay
+
+    @functools.cached_property
+    def _pool(self) -> Any:
+        return torch.cuda.graph_pool_handle()
+
+
+def figures_of(model: str, variant: str, tiny: bool) -> dict[str, float]:
+    ramp = Ramp(model, variant, tiny)
+    figures = ramp.warm_up() if variant in ("after", "compiled", "captured") else {}
+    start = time.perf_counter()
+    step = ramp.step_of()
+    if variant == "captured":
+        figures["capture_seconds"] = time.perf_counter() - start
     before, seconds = device_allocations(), []
     with compilations() as compiled:
-        for _ in range(longest // 4 + STEPS_AT_FULL_LENGTH):
+        for _ in range(ramp.ramp_steps + STEPS_AT_FULL_LENGTH):
             start = time.perf_counter()
-            batch = scheduler.resize({"input_ids": source})
-            with torch.autocast(device.type, dtype=dtype, enabled=dtype is not None):
-                logits = model(batch["input_ids"])  # kept in a variable, as warmup_allocator rehearses it
-                loss = loss_of(logits, batch)
-            loss.backward()
-            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-            optimizer.zero_grad()
-            scheduler.step()
-            if device.type == "cuda":
+            step()
+            ramp.scheduler.step()
+            if ramp.device.type == "cuda":
                 torch.cuda.synchronize()
             seconds.append(time.perf_counter() - start)
     figures |= {
@@ -98,7 +192,7 @@ def figures_of(variant: str, tiny: bool) -> dict[str, float]:
         "stalls": float(stalls(seconds)),
         "seconds": sum(seconds),
     }
-    if device.type == "cuda":
+    if ramp.device.type == "cuda":
         figures["reserved_megabytes"] = torch.cuda.memory_reserved() / 1e6
     return figures
 
@@ -113,24 +207,31 @@ def stalls(seconds: list[float]) -> int:
 
 
 def device_goals(records: DeviceRecords) -> Iterator[Goal]:
-    ramps = {record.implementation: record.figures for record in records.of_stages("allocator").all}
-    warmed, without, full = (ramps.get(name, {}) for name in (AFTER, WITHOUT, FULL_LENGTH))
-    for what in ("device_allocations", "compilations", "stalls"):
-        beside = f"{without[what]:.0f} without" if what in without else ""
-        yield Goal(f"ramp to 1024, {what.replace('_', ' ')}", 0, warmed.get(what), "", beside, at_most=True)
-    reserved, constant = warmed.get("reserved_megabytes"), full.get("reserved_megabytes")
-    surplus = None if reserved is None or not constant else 100 * (reserved / constant - 1)
-    yield Goal("ramp, reserved beyond the full length throughout", 5, surplus, "%", at_most=True)
-    yield Goal("warmup_allocator, seconds, compilation included", 5, warmed.get("warmup_seconds"), "s", at_most=True)
+    for model in MODELS.values():
+        ramps = {r.implementation: r.figures for r in records.of_stages("allocator").all if r.case == model}
+        without = ramps.get(WITHOUT, {})
+        for name in (AFTER, COMPILED, CAPTURED) if model == GPT2 else (AFTER, COMPILED):
+            found = ramps.get(name, {})
+            for what in ("device_allocations", "compilations", "stalls"):
+                beside = f"{without[what]:.0f} without" if what in without and name == AFTER else ""
+                text = f"{model}, ramp to 1024, {name.partition(',')[0]}, {what.replace('_', ' ')}"
+                yield Goal(text, 0, found.get(what), "", beside, at_most=True)
+        warmed, full = ramps.get(AFTER, {}), ramps.get(FULL_LENGTH, {})
+        reserved, constant = warmed.get("reserved_megabytes"), full.get("reserved_megabytes")
+        surplus = None if reserved is None or not constant else 100 * (reserved / constant - 1)
+        yield Goal(f"{model}, ramp, reserved beyond the full length throughout", 5, surplus, "%", at_most=True)
+        seconds = warmed.get("warmup_seconds")
+        yield Goal(f"{model}, warmup_allocator, compilation included", 5, seconds, "s", at_most=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model", choices=MODELS)
     parser.add_argument("variant", choices=VARIANTS)
     parser.add_argument("--tiny", action="store_true")
     arguments = parser.parse_args()
     torch.manual_seed(0)
-    print(json.dumps(figures_of(arguments.variant, arguments.tiny)))
+    print(json.dumps(figures_of(arguments.model, arguments.variant, arguments.tiny)))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
-"""Everything that needs a GPU, in four calls: `--part tests`, then `attention`, `memory` and `tuning`.
+"""Everything that needs a GPU, in parts. With half an hour on a GPU, in this order:
 
-Each call ends by itself in less than ten minutes, and all four in less than 24. It begins with a compiler, a trivial
+    --part tests --selection, then --part candidates; --part memory; --part training; --part attention
+
+Each part ends by itself in less than nine minutes, and these in less than thirty. It begins with a compiler, a trivial
 kernel and the extension, which is built if it has no CUDA part; where one of these fails, nothing else runs. Every
 record is written as it is measured, to device_<part>.jsonl, and what the programs print to device_<part>.log.
 """
@@ -38,10 +40,28 @@ class Part(NamedTuple):
 
 PARTS = {
     "tests": Part(8.5, {}),
-    "attention": Part(6.25, {"lengths": 90, "paths": 90, "long": 90, "small": 40, "segments": 60}),
-    "memory": Part(4.5, {"allocator": 150, "resize": 70, "diagnostics": 40}),
+    "candidates": Part(4.0, {"candidates": 1}),
+    "memory": Part(7.75, {"allocator": 330, "resize": 70, "diagnostics": 35}),
+    "training": Part(8.75, {"training": 1}),
+    "attention": Part(5.0, {"long": 80, "lengths": 80, "paths": 40, "small": 30, "segments": 40}),
     "tuning": Part(4.0, {"tiles": 120, "tuned": 50}),
 }
+SELECTION_MINUTES = 4.0
+#: Of the gpu tests, those of kernels that changed since a GPU ran them, and what else is short.
+SELECTION = (
+    "tests/ops/test_attention_triton_short.py",
+    "tests/ops/test_attention_triton_decoding.py",
+    "tests/ops/test_attention_launch.py",
+    "tests/ops/test_attention_triton_parts.py",
+    "tests/ops/test_resize_batch_launch.py",
+    "tests/ops/test_resize_packed.py",
+    "tests/ops/test_moment_statistics.py",
+    "tests/allocator",
+    "tests/diagnostics",
+    "tests/ops/test_dropout_origins.py",
+    "tests/ops/test_attention_kernels_varlen.py",
+    "tests/ops/test_attention_kernels.py",
+)
 _COMPARED = ("long", "segments", "lengths")  # stages whose peers take long to compile
 _ATTEMPTS = 6  # processes for one stage
 _TOGETHER = max(2, (os.cpu_count() or 4) - 1)  # processes
@@ -52,6 +72,7 @@ _NO_POOL = {"TORCHINDUCTOR_COMPILE_THREADS": "1"}  # else each process starts co
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--part", choices=PARTS, required=True)
+    parser.add_argument("--selection", action="store_true", help="of the tests, those that matter first, in 4 minutes")
     parser.add_argument("--out", type=Path, help="folder for records and logs (default: bench/results)")
     parser.add_argument("--dry-run", action="store_true", help="run the program with tiny sizes on the CPU, to test it")
 
@@ -62,7 +83,7 @@ def main(arguments: argparse.Namespace) -> None:
         sys.exit("no CUDA device found; --dry-run tests the program on the CPU")
     folder = (arguments.out or (Path(tempfile.mkdtemp()) if tiny else RESULTS)).resolve()
     folder.mkdir(parents=True, exist_ok=True)
-    run = Run(folder, arguments.part, tiny)
+    run = Run(folder, arguments.part, tiny, arguments.selection)
     try:
         run.everything()
     finally:
@@ -74,8 +95,10 @@ def main(arguments: argparse.Namespace) -> None:
 class Run:
     """One call: a part with its file of records, its log and its end."""
 
-    def __init__(self, folder: Path, part: str, tiny: bool) -> None:
-        self.part, self.tiny = PARTS[part], tiny
+    def __init__(self, folder: Path, part: str, tiny: bool, selection: bool) -> None:
+        self.part, self.tiny, self.selection = PARTS[part], tiny, selection
+        if selection:
+            self.part = self.part._replace(minutes=SELECTION_MINUTES)
         self.records, self.log = folder / f"device_{part}.jsonl", folder / f"device_{part}.log"
         self.end = time.monotonic() + 60 * self.part.minutes
         self._writing = threading.Lock()
@@ -90,7 +113,7 @@ class Run:
         if not self.part.stages:
             self.steps(FIRST, _STEP_SECONDS)
             with ThreadPoolExecutor(2) as pool:
-                list(pool.map(lambda run: run(), (self.sanitizers, self.tests)))
+                list(pool.map(lambda run: run(), [self.tests] if self.selection else [self.sanitizers, self.tests]))
         if set(_COMPARED) & self.part.stages.keys():
             self.precompile()
         if "tuned" in self.part.stages:
@@ -127,6 +150,7 @@ class Run:
         if self.tiny:
             command += ["tests/ops/test_attention_kernels.py", "-k", "native-float32 and small", "--maxfail", "1"]
         else:
+            command += SELECTION if self.selection else ()
             command += ["-m", "gpu", "--hypothesis-profile", "gpu", "--continue-on-collection-errors"]
             if importlib.util.find_spec("xdist"):
                 command += ["--numprocesses", str(_TOGETHER)]

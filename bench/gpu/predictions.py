@@ -6,17 +6,21 @@ A prediction that fails is a finding: either the arithmetic forgot something, or
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from statistics import median
 from typing import NamedTuple
 
-from ..alibi_attention.cases import BACKWARD, FORWARD
+from ..alibi_attention.cases import BACKWARD, BOTH, FORWARD
+from ..alibi_attention.peers import CUDNN, FLASH_4, FLEX_FLASH, FLEX_TUNED, OURS_NO_SKIP
 from ..alibi_attention.peers import OURS as OURS_ATTENTION
-from ..alibi_attention.peers import OURS_NO_SKIP
-from ..allocator.gpu import AFTER, FULL_LENGTH
+from ..allocator.gpu import AFTER, CAPTURED, COMPILED, FULL_LENGTH, GPT2, LLAMA
 from ..common.records import markdown
 from ..moment_statistics.gpu import MONITORED
 from ..moment_statistics.gpu import STEP as TRAINING_STEP
 from ..resize_batch.implementations import OURS, with_backend
-from .records import DeviceRecords, gigabytes_per_second, speedup, teraflops
+from ..training.gpu import CONSTANT_TOKENS, WARMUP, sooner
+from .candidates.compare import speeds
+from .candidates.patches import Candidate, read_candidates
+from .records import STEPS, TESTS, DeviceRecords, gigabytes_per_second, speedup, teraflops
 
 Measured = Callable[[DeviceRecords], float | None]
 
@@ -74,19 +78,24 @@ def _traffic_of_decoding(records: DeviceRecords) -> float | None:
     return None if rate is None else rate / 1000
 
 
-def _share_of_copy(records: DeviceRecords) -> float | None:
+def _share_of_copy(backend: str) -> Measured:
     """Of the largest batch, truncated."""
-    name = with_backend(OURS, "native")
-    for record in records.of_stages("resize_batch").all:
-        if record.implementation == name and record.facts.get("rows") == 8192 and record.facts["method"] == "truncate":
-            return records.share_of_copy(record)
-    return None
+    name = with_backend(OURS, backend)
 
-
-def _of_ramp(figure: str, implementation: str = AFTER) -> Measured:
     def measured(records: DeviceRecords) -> float | None:
-        ramps = {record.implementation: record.figures for record in records.of_stages("allocator").all}
-        return ramps.get(implementation, {}).get(figure)
+        for record in records.of_stages("resize_batch").all:
+            large = record.facts.get("rows") == 8192 and record.facts["method"] == "truncate"
+            if large and record.implementation == name:
+                return records.share_of_copy(record)
+        return None
+
+    return measured
+
+
+def _of_ramp(figure: str, implementation: str = AFTER, model: str = GPT2) -> Measured:
+    def measured(records: DeviceRecords) -> float | None:
+        ramps = {(record.case, record.implementation): record.figures for record in records.of_stages("allocator").all}
+        return ramps.get((model, implementation), {}).get(figure)
 
     return measured
 
@@ -100,6 +109,45 @@ def _cost_of_monitor(records: DeviceRecords) -> float | None:
     step, monitored = (records.of_stages("diagnostics").find(name, "training") for name in (TRAINING_STEP, MONITORED))
     ratio = speedup(step, monitored)
     return None if ratio is None else 100 * (ratio - 1)
+
+
+def _peer(name: str, head_dim: int = 128) -> Measured:
+    """A peer's causal forward of 8k tokens."""
+
+    def measured(records: DeviceRecords) -> float | None:
+        found = records.of_stages("long", "lengths")
+        return teraflops(found.find(name, FORWARD, length=8192, head_dim=head_dim, causal=True))
+
+    return measured
+
+
+def _beside_tuned(records: DeviceRecords) -> float | None:
+    found = records.of_stages("tuned")
+    ours = found.find(OURS_ATTENTION, BOTH, length=16384, head_dim=128)
+    return None if ours is None else speedup(ours, found.beside(ours, FLEX_TUNED.name))
+
+
+def _captured_speed(records: DeviceRecords) -> float | None:
+    eager, captured = (_of_ramp("seconds", name)(records) for name in (AFTER, CAPTURED))
+    return None if eager is None or not captured else eager / captured
+
+
+def _sooner(arm: str, unit: str) -> Measured:
+    return lambda records: sooner(records, arm, unit)
+
+
+def _failed(records: DeviceRecords) -> float | None:
+    found = records.of_stages(STEPS, TESTS).all
+    ended = [record for record in found if not (record.failure or "").startswith(("skipped", "not run", "running"))]
+    return float(sum(record.failure is not None for record in ended)) if found else None
+
+
+def _speed_of(candidate: Candidate) -> Prediction:
+    def measured(records: DeviceRecords) -> float | None:
+        return median(found) if (found := speeds(records, candidate.name)) else None
+
+    what = f"speed of {candidate.name}, {candidate.work}"
+    return Prediction(what, candidate.because, candidate.low, candidate.high, "x", measured)
 
 
 _COUNTED = "docs/kernels/attention_gpu.md: clocks of products, exponentials and other arithmetic of a tile"
@@ -130,7 +178,12 @@ PREDICTIONS = (
     Prediction(
         "resize_batch native, 805 MB, share of a copy",
         "16 bytes a thread, each byte read and written once; half of each row is skipped",
-        0.8, 1.02, "", _share_of_copy,
+        0.8, 1.02, "", _share_of_copy("native"),
+    ),
+    Prediction(
+        "resize_batch triton, 805 MB, share of a copy",
+        "the same bytes in 16-byte accesses; fewer of them in flight than in the CUDA kernel",
+        0.7, 1.0, "", _share_of_copy("triton"),
     ),
     Prediction(
         "device allocations of a ramp after warmup_allocator",
@@ -138,6 +191,26 @@ PREDICTIONS = (
         0, 0, "", _of_ramp("device_allocations"),
     ),
     Prediction("compilations of that ramp", "no length is part of a kernel", 0, 0, "", _of_ramp("compilations")),
+    Prediction(
+        "device allocations of a Llama's ramp",
+        "GQA and a larger vocabulary change sizes only",
+        0, 0, "", _of_ramp("device_allocations", AFTER, LLAMA),
+    ),
+    Prediction(
+        "compilations of a ramp with torch.compile",
+        "the length is dynamic from the second one on, and warmup_allocator has run two",
+        0, 0, "", _of_ramp("compilations", COMPILED),
+    ),
+    Prediction(
+        "device allocations of a ramp of captured graphs",
+        "graphs share a pool that is full once they are captured",
+        0, 0, "", _of_ramp("device_allocations", CAPTURED),
+    ),
+    Prediction(
+        "speed of that ramp, relative to eager",
+        "an eager step takes the host 20 to 30 ms; a graph waits for the device alone, 2 to 45 ms by length",
+        1.1, 1.7, "x", _captured_speed,
+    ),
     Prediction(
         "memory reserved beyond full length throughout",
         "replay of GPT-2 small, 16 x 1024: 0.1 %",
@@ -148,6 +221,43 @@ PREDICTIONS = (
         "it reads 0.4 GB of moments once, 0.1 ms at 4 TB/s, beside a step of some 20 ms",
         0, 2, "%", _cost_of_monitor,
     ),
+    Prediction("steps and tests that fail", "all pass in the interpreter and compile", 0, 0, "", _failed),
+    Prediction(
+        "GPT-2 52m, warmup, sooner in tokens",
+        "the toy on a CPU: 1.56 to 1.66 with the same share of warmup",
+        1.2, 1.8, "x", _sooner(WARMUP, "tokens"),
+    ),
+    Prediction(
+        "GPT-2 52m, warmup, sooner in seconds",
+        "tokens in short rows cost less attention, but steps of fewer tokens fill the GPU less",
+        0.9, 1.6, "x", _sooner(WARMUP, "seconds"),
+    ),
+    Prediction(
+        "GPT-2 52m, warmup with constant tokens, sooner in tokens",
+        "the toy never reached the baseline's loss; larger models gain little (Li et al., arXiv 2108.06084)",
+        0.8, 1.1, "x", _sooner(CONSTANT_TOKENS, "tokens"),
+    ),
+    Prediction(
+        "SDPA cuDNN without bias, forward D128, 8k",
+        "its own reports on Hopper",
+        550, 680, "TFLOP/s", _peer(CUDNN.name),
+    ),
+    Prediction(
+        "flash-attn-4 without bias, forward D128, 8k",
+        "FlashAttention-3's design in CuTe: 628 to 639 on an H100",
+        560, 680, "TFLOP/s", _peer(FLASH_4.name),
+    ),
+    Prediction(
+        "FlexAttention on flash-attn-4, forward D128, 8k",
+        "the same with a bias computed for each score",
+        400, 600, "TFLOP/s", _peer(FLEX_FLASH.name),
+    ),
+    Prediction(
+        "skipping beside FlexAttention, max-autotune, 16k D128, both",
+        "4.2 times the default's speed; tuning gains at most a third",
+        3.0, 4.5, "x", _beside_tuned,
+    ),
+    *map(_speed_of, read_candidates()),
 )  # fmt: skip
 
 
