@@ -268,6 +268,7 @@ def kernels_table(kernels: list[CompiledKernel]) -> str:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--chips", type=int, nargs="+", choices=CHIPS, default=CHIPS, help="90 for capability 9.0")
+    parser.add_argument("--kernels", nargs="+", choices=KERNELS, default=tuple(KERNELS))
     parser.add_argument("--head-dims", type=int, nargs="+", choices=HEAD_DIMS, default=HEAD_DIMS)
     parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=VARIANTS, help="kinds of calls")
     parser.add_argument("--json", action="store_true", help="print a line of JSON after each kernel")
@@ -276,7 +277,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(arguments: argparse.Namespace) -> None:
     kernels = []
     every = configurations(arguments.chips, arguments.head_dims)
-    chosen = [each for each in every if each[-1] in arguments.variants]
+    chosen = [each for each in every if each[0] in arguments.kernels and each[-1] in arguments.variants]
     for each in tqdm(chosen, desc="compile", unit="kernel", disable=arguments.json):
         kernels.append(compile_kernel(*each))
         if arguments.json:

@@ -47,12 +47,12 @@ def compare(recorder: Recorder, device: torch.device, tiny: bool) -> None:
                     _time(recorder, candidate, main, changed, tiny)
 
 
-def check(groups: Iterable[str], tree: Path) -> str | None:
-    """Why the results of a tree are not right, or None. Without an answer in a minute they are not."""
+def check(groups: Iterable[str], tree: Path, seconds: float = _CHECK_SECONDS) -> str | None:
+    """Why the results of a tree are not right, or None. Without an answer in time they are not."""
     command = [sys.executable, "-m", "bench.gpu.candidates.check", *groups]
     environment = {} if torch.cuda.is_available() else {"TRITON_INTERPRET": "1"}
     program = Program(command, tree / "check.log", tree, **environment)
-    outcome = program.wait_until(time.monotonic() + _CHECK_SECONDS)
+    outcome = program.wait_until(time.monotonic() + seconds)
     return None if program.code == 0 else outcome
 
 
