@@ -1,4 +1,4 @@
-"""Each candidate beside main: first its results, in a process of its own with a time limit, then times in turns."""
+"""Each candidate beside main: first its results, in processes with a time limit, then the times of both in turns."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import tempfile
 import time
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
 
@@ -26,34 +27,57 @@ STAGE, MAIN = "candidates", "main"
 ROUNDS = 3  #: of both trees in turns
 WINS = 1.03  #: a change goes in from this speed on, at every size
 _CHECK_SECONDS = 60.0
+_LAST_CALL = 25.0  # seconds for a start of torch and one call
 _TOGETHER = max(2, (os.cpu_count() or 4) - 1)  # processes
 
 
 def compare(recorder: Recorder, device: torch.device, tiny: bool) -> None:
     candidates = read_candidates()
     environment = {"TRITON_INTERPRET": "1"} if tiny else {}
-    with tempfile.TemporaryDirectory() as name, ThreadPoolExecutor(_TOGETHER) as pool:
-        folder = Path(name)
-        trees = [candidate.write_tree(folder / candidate.name) for candidate in candidates]
-        checks = pool.map(lambda each, tree: check(each.cases[: 1 if tiny else None], tree), candidates, trees)
-        failures = list(checks)
-        with Worker(ROOT, folder / "main.log", environment) as main:
-            for candidate, tree, failure in zip(candidates, trees, tqdm(failures, desc=STAGE), strict=True):
-                if failure is not None:
-                    key = STAGE, "results", candidate.work, candidate.name
-                    recorder.add(DeviceRecord(*key, failure=failure))
-                    continue
-                with Worker(tree, folder / f"{candidate.name}.log", environment) as changed:
-                    _time(recorder, candidate, main, changed, tiny)
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        trees = {MAIN: ROOT} | {each.name: each.write_tree(folder / each.name) for each in candidates}
+        workers = {
+            name: stack.enter_context(Worker(tree, folder / f"{name}.log", environment)) for name, tree in trees.items()
+        }
+        with ThreadPoolExecutor(_TOGETHER) as pool:  # all that compiles
+            prepared = {each.name: pool.submit(_prepare, workers[each.name], [each], tiny) for each in candidates}
+            prepared[MAIN] = pool.submit(_prepare, workers[MAIN], candidates, tiny)
+            checks = {
+                each.name: [
+                    pool.submit(check, [group], trees[each.name]) for group in each.cases[: 1 if tiny else None]
+                ]
+                for each in candidates
+            }
+        for candidate in tqdm(candidates, desc=STAGE, unit="candidate"):
+            name = candidate.name
+            outcomes = [prepared[MAIN].result(), prepared[name].result(), *(each.result() for each in checks[name])]
+            failure = next((outcome for outcome in outcomes if outcome is not None), None)
+            if failure is None:
+                _time(recorder, candidate, workers[MAIN], workers[name], tiny)
+            else:
+                recorder.add(DeviceRecord(STAGE, "results", candidate.work, name, failure=failure))
 
 
 def check(groups: Iterable[str], tree: Path, seconds: float = _CHECK_SECONDS) -> str | None:
     """Why the results of a tree are not right, or None. Without an answer in time they are not."""
-    command = [sys.executable, "-m", "bench.gpu.candidates.check", *groups]
+    groups = list(groups)
+    command = [sys.executable, "-m", "bench.gpu.candidates.check", str(seconds - _LAST_CALL), *groups]
     environment = {} if torch.cuda.is_available() else {"TRITON_INTERPRET": "1"}
-    program = Program(command, tree / "check.log", tree, **environment)
+    program = Program(command, tree / f"{groups[0]}.log", tree, **environment)
     outcome = program.wait_until(time.monotonic() + seconds)
     return None if program.code == 0 else outcome
+
+
+def _prepare(worker: Worker, candidates: Iterable[Candidate], tiny: bool) -> str | None:
+    """Compiles what is timed. Returns why this failed, or None."""
+    try:
+        for candidate in candidates:
+            for number in range(len(timed(candidate.cases, tiny))):
+                worker.time(candidate.work, candidate.cases, number)
+    except RuntimeError as error:
+        return explain(error)
+    return None
 
 
 def _time(recorder: Recorder, candidate: Candidate, main: Worker, changed: Worker, tiny: bool) -> None:
