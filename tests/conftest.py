@@ -64,7 +64,7 @@ def pytest_collection_modifyitems(items):
     interpreted = Counter()
     for item in items:
         if item.get_closest_marker("gpu") is not None:
-            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"), append=False)  # first, as the reason that is told
         elif _is_interpreted(item) and item.get_closest_marker("exhaustive") is None:
             case = interpreted[item.function]
             interpreted[item.function] += 1
@@ -81,6 +81,13 @@ def pytest_collection_finish(session):
     # Without this, each collection of garbage goes through all imported modules, and takes half a second.
     gc.collect()
     gc.freeze()
+
+
+def pytest_terminal_summary(terminalreporter):
+    """How many tests, or files that need a package, were skipped for which reason."""
+    reports = terminalreporter.stats.get("skipped", ())
+    for reason, count in Counter(report.longrepr[2] for report in reports).most_common():
+        terminalreporter.write_line(f"{count} skipped: {reason.removeprefix('Skipped: ')}")
 
 
 def _is_interpreted(item):

@@ -505,14 +505,11 @@ def test_flags_that_are_not_given_are_not_set(tmp_path):
     assert script.model.parse(["--out", str(tmp_path)]) == argparse.Namespace(out=tmp_path, cache=None, resume=False)
 
 
-def test_real_text(tmp_path):
-    if "SEQWARM_TEST_DATA" not in os.environ:
-        pytest.skip("SEQWARM_TEST_DATA does not name a folder of real text")
-    text = Path(os.environ["SEQWARM_TEST_DATA"]) / "wikitext-2" / "valid.txt"
-    records = train(tmp_path / "run", None, text=text, total_tokens=10_000, batch_size=8)
+def test_prose(tmp_path):
+    """On the project's documentation."""
+    records = train(tmp_path / "run", None, text=ROOT / "docs", total_tokens=10_000, batch_size=8)
     losses = [record["validation_loss"]["64"] for record in records]
-    assert losses == sorted(losses, reverse=True)
-    assert losses[-1] < 5.1  # ln(400) is 6.0
+    assert losses[-1] < min(losses[0], 5.2)  # ln(400) is 6.0
 
 
 @pytest.mark.gpu

@@ -59,11 +59,17 @@ def _truncated(text: str, most_bytes: int) -> str:
     return text if len(text) * 4 <= most_bytes else text.encode()[:most_bytes].decode(errors="ignore")
 
 
-def corpora(large: Path | None) -> Iterator[BenchCorpus]:
-    """The validation part of WikiText-2 in the tests' data, and a folder of the user."""
+def wikitext() -> Path | None:
+    """The validation part of WikiText-2 in the folder that SEQWARM_TEST_DATA names, or None."""
     data = os.environ.get("SEQWARM_TEST_DATA")
     path = Path(data, "wikitext-2", "valid.txt") if data else None
-    if path is not None and path.is_file():
+    return path if path is not None and path.is_file() else None
+
+
+def corpora(large: Path | None) -> Iterator[BenchCorpus]:
+    """The validation part of WikiText-2, if there is one, and a folder of the user."""
+    path = wikitext()
+    if path is not None:
         yield BenchCorpus("WikiText-2 validation", [path], "line")
     if large is not None:
         yield BenchCorpus(large.name, [large], "paragraph")

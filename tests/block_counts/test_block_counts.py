@@ -7,7 +7,7 @@ import pytest
 
 from tests.block_counts import cases
 
-pytestmark = pytest.mark.skipif(cases.counter() is None, reason="the extension was not built with SEQWARM_COUNT_WORK")
+pytestmark = pytest.mark.skipif(cases.counter() is None, reason="needs a build that counts work: make test-work")
 
 #: Relative. Counts are exact, but any edit changes some of them a little.
 TOLERANCE = 0.002

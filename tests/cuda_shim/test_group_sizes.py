@@ -9,7 +9,7 @@ from seqwarm_kernels.ops.resize_batch.schema import Kind
 
 from ..ops.test_resize_batch_launch import WIDTHS
 
-pytestmark = pytest.mark.skipif("SEQWARM_CUDA_SHIM" not in os.environ, reason="runs with the CUDA kernel on a CPU")
+pytestmark = pytest.mark.skipif("SEQWARM_CUDA_SHIM" not in os.environ, reason="needs the CUDA shim: make test-shim")
 BYTES = torch.zeros(4, 64, dtype=torch.uint8)
 
 

@@ -1,14 +1,13 @@
 import gzip
 import io
 import json
-import os
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 
+from bench.batching.corpora import wikitext
 from seqwarm_kernels import cli
 from seqwarm_kernels.data import BatchPlanner, write_chunks
 from seqwarm_kernels.data.files.remote import check_location, write_file
@@ -17,7 +16,7 @@ from seqwarm_kernels.data.padding import BatchingSettings, TextCorpus, compare, 
 from ..support.pages import check_page
 from .token_files import END, documents, write_flat, write_llm_c, write_mds, write_megatron, write_npy
 
-WIKITEXT = Path(os.environ.get("SEQWARM_TEST_DATA", "")) / "wikitext-2" / "valid.txt"
+WIKITEXT = wikitext()
 
 
 @pytest.fixture
@@ -302,7 +301,8 @@ def test_an_unknown_unit(text):
         TextCorpus([text], "page")
 
 
-@pytest.mark.skipif(not WIKITEXT.is_file(), reason="SEQWARM_TEST_DATA does not name a folder with wikitext-2/valid.txt")
+@pytest.mark.slow
+@pytest.mark.skipif(WIKITEXT is None, reason="SEQWARM_TEST_DATA does not name a folder with wikitext-2/valid.txt")
 def test_on_wikitext(capsys):
     """The table of the blog post on a small part of its corpus: 67 %, 21 %, and at most 10 % with one window."""
     found = as_json(capsys, "--text", WIKITEXT)

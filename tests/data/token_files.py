@@ -75,7 +75,7 @@ def write_megatron(folder, made, *, sequences=1):
 def need_mds():
     """Skips the test if mosaicml-streaming is not installed. It imports torchvision, which is not needed."""
     if find_spec("streaming") is None:
-        pytest.skip("mosaicml-streaming is not installed: make test-mds")
+        pytest.skip("needs mosaicml-streaming: make test-mds")
     with stand_ins("torchvision"):
         import streaming
 

@@ -1,6 +1,3 @@
-import os
-from pathlib import Path
-
 import pytest
 
 from seqwarm_kernels.demo.text import TextFile, read_corpus, split, standard_library
@@ -101,12 +98,3 @@ def test_the_fingerprint_differs_between_texts(tmp_path):
         prints.add(read_corpus((str(tmp_path / name),), 16).fingerprint())
     assert len(prints) == 2
     assert read_corpus((str(tmp_path / "a"),), 16).fingerprint() in prints
-
-
-def test_wikitext(tmp_path):
-    folder = os.environ.get("SEQWARM_TEST_DATA")
-    path = Path(folder or "") / "wikitext-2" / "valid.txt"
-    if folder is None or not path.is_file():
-        pytest.skip("needs wikitext-2/valid.txt in the folder that SEQWARM_TEST_DATA names")
-    corpus = read_corpus((str(path),), 256)
-    assert as_bytes(corpus.training) + as_bytes(corpus.validation) == path.read_bytes()

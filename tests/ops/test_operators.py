@@ -19,12 +19,19 @@ from tests.support.tiers import first_fast
 CU_SEQLENS = torch.tensor([0, 3, 3, 7], dtype=torch.int32)
 
 
-def serving(operator):
-    return [name for name in backends.BACKENDS if backends.why_not(operator, name, "cpu") is None]
+def serving(operator, dtype=None):
+    return [name for name in backends.BACKENDS if backends.why_not(operator, name, "cpu", dtype) is None]
 
 
-def on_every_backend(operator):
-    return pytest.mark.parametrize("backend", serving(operator))
+def on_every_backend(operator, dtype=None):
+    return pytest.mark.parametrize("backend", serving(operator, dtype))
+
+
+def low_precision(operator):
+    """Every backend with each dtype that it serves; one dtype is in `make test`."""
+    for name in serving(operator):
+        dtypes = [dtype for dtype in (torch.bfloat16, torch.float16) if name in serving(operator, dtype)]
+        yield from first_fast([(name, dtype) for dtype in dtypes])
 
 
 def native_first(operator):
@@ -240,12 +247,9 @@ def test_resize_compiles_once_for_a_ramp(backend, options, compiler):
     check_compiles_like_eager(resize, inputs, compiler)
 
 
-@pytest.mark.parametrize("dtype", first_fast([torch.bfloat16, torch.float16]))
 @pytest.mark.parametrize("compiler", [None, "aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
-@on_every_backend("alibi_attention")
+@pytest.mark.parametrize(("backend", "dtype"), low_precision("alibi_attention"))
 def test_autocast_casts_query_key_value_but_not_slopes(backend, dtype, compiler):
-    if (reason := backends.why_not("alibi_attention", backend, "cpu", dtype)) is not None:
-        pytest.skip(reason)
     query, key, value = (torch.randn(2, 4, 16, 8, requires_grad=True) for _ in range(3))
     slopes = (alibi_slopes(4) * 1.001).requires_grad_()  # 1.001 is not a bfloat16
 
@@ -267,10 +271,8 @@ def test_autocast_casts_query_key_value_but_not_slopes(backend, dtype, compiler)
     torch.testing.assert_close(gradients, torch.autograd.grad(expected.float().sum(), leaves), rtol=0, atol=0)
 
 
-@on_every_backend("alibi_attention")
+@on_every_backend("alibi_attention", torch.float64)
 def test_autocast_does_not_cast_float64(backend):
-    if (reason := backends.why_not("alibi_attention", backend, "cpu", torch.float64)) is not None:
-        pytest.skip(reason)
     query, key, value = (torch.randn(1, 2, 5, 4, dtype=torch.float64) for _ in range(3))
     with torch.autocast("cpu", dtype=torch.bfloat16):
         out = alibi_attention(query, key, value, backend=backend)

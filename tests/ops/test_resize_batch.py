@@ -9,7 +9,7 @@ from seqwarm_kernels import BatchBuffers, resize_batch
 from seqwarm_kernels.ops import backends
 from seqwarm_kernels.ops.library import overload
 from seqwarm_kernels.ops.resize_batch.schema import Kind
-from tests.support.backends import backend_fixture
+from tests.support.backends import backend_fixture, served
 from tests.support.tiers import examples, first_fast
 
 backend = backend_fixture("resize_batch")
@@ -416,12 +416,11 @@ def draw_tensor(data, batch_size, length):
     return large[:, spare::step][:, :length]
 
 
+@pytest.mark.parametrize("backend", served("resize_batch", without="reference"), indirect=True)
 @pytest.mark.exhaustive_in_interpreter
 @examples(200, **named_backend)
 @given(data=st.data())
 def test_no_batch_on_which_backends_disagree(backend, data):
-    if backend == "reference":
-        pytest.skip("it is what the others are compared with")
     batch_size, length = data.draw(st.integers(0, 4)), data.draw(st.integers(1, 33))
     seq_len, method = data.draw(st.integers(1, 35)), data.draw(st.sampled_from(METHODS))
     torch.manual_seed(data.draw(st.integers(0, 1000)))
@@ -512,9 +511,9 @@ def test_masks_of_any_dtype(backend, dtype):
     assert info.position_ids.tolist() == [[0, 0, 1, 2], [0, 0, 0, 0], [0, 0, 0, 1]]
 
 
+@pytest.mark.parametrize("backend", served("resize_batch", without="triton"), indirect=True)
 def test_complex_numbers(backend):
-    if backend == "triton":
-        pytest.skip("has no complex128, and says so: tests/resizing/test_functional.py")
+    """Triton has no complex128, and says so: tests/resizing/test_functional.py."""
     batch = {"ids": torch.randn(2, 5, dtype=torch.complex128), "labels": torch.randn(2, 5, dtype=torch.complex64)}
     padded = resize_batch(batch, 3, mode="reshape", remainder="pad", pad_values={"ids": 0.5}, backend=backend)
     assert padded["ids"][1].tolist() == [*batch["ids"][0, 3:].tolist(), 0.5 + 0j]

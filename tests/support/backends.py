@@ -6,11 +6,12 @@ import torch
 from seqwarm_kernels.ops import backends
 
 
-def served(operator):
-    """Parameters (backend, device): all on the CPU, and on a GPU all but the reference."""
+def served(operator, without=None):
+    """Parameters (backend, device): all on the CPU, and on a GPU all but the reference. `without` names one to omit."""
     for device in backends.DEVICE_TYPES:
+        left_out = {without} if device == "cpu" else {without, "reference"}
         for name in backends.BACKENDS:
-            if backends.why_not(operator, name, device) is None and (device == "cpu" or name != "reference"):
+            if name not in left_out and backends.why_not(operator, name, device) is None:
                 marks = [pytest.mark.gpu] if device == "cuda" else []
                 yield pytest.param((name, device), id=f"{name}-{device}", marks=marks)
 

@@ -10,7 +10,7 @@ import seqwarm_kernels as sw
 
 from ..support.ranks import SERVER, free_port, set_environment
 
-deepspeed = pytest.importorskip("deepspeed", reason="DeepSpeed is not installed: make test-deepspeed")
+deepspeed = pytest.importorskip("deepspeed", reason="needs DeepSpeed: make test-deepspeed")
 pytestmark = pytest.mark.xdist_group("deepspeed")
 WORDS, WIDTH, LENGTH, STEPS = 32, 16, 32, 6
 

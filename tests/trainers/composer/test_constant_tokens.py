@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-pytest.importorskip("composer")
+pytest.importorskip("composer", reason="needs Composer: make test-composer")
 
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.data import DataLoader

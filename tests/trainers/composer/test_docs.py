@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-pytest.importorskip("composer")
+pytest.importorskip("composer", reason="needs Composer: make test-composer")
 
 from torch.utils.data import DataLoader
 

@@ -9,7 +9,7 @@ import torch
 
 from . import conftest  # noqa: F401  # each process imports Composer this way
 
-pytest.importorskip("composer")
+pytest.importorskip("composer", reason="needs Composer: make test-composer")
 
 from composer.models import ComposerModel
 

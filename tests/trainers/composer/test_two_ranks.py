@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 from . import conftest  # noqa: F401  # each process imports Composer this way
 
-pytest.importorskip("composer")
+pytest.importorskip("composer", reason="needs Composer: make test-composer")
 
 from composer import Trainer
 from composer.loggers import InMemoryLogger
