@@ -64,7 +64,9 @@ def pytest_collection_modifyitems(items):
     interpreted = Counter()
     for item in items:
         if item.get_closest_marker("gpu") is not None:
-            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"), append=False)  # first, as the reason that is told
+            item.add_marker(
+                pytest.mark.skip(reason="needs a CUDA device"), append=False
+            )  # its reason is the one that is shown
         elif _is_interpreted(item) and item.get_closest_marker("exhaustive") is None:
             case = interpreted[item.function]
             interpreted[item.function] += 1
