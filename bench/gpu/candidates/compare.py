@@ -81,8 +81,8 @@ def _prepare(worker: Worker, candidates: Iterable[Candidate], tiny: bool) -> str
 
 
 def _time(recorder: Recorder, candidate: Candidate, main: Worker, changed: Worker, tiny: bool) -> None:
-    for number, problem in enumerate(timed(candidate.cases, tiny)):
-        key = STAGE, problem.case(), candidate.work, candidate.name
+    for number, call in enumerate(timed(candidate.cases, tiny)):
+        key = STAGE, call.case(), candidate.work, candidate.name
         if recorder.out_of_time() or recorder.has(*key, "a"):
             continue
         try:
@@ -95,7 +95,9 @@ def _time(recorder: Recorder, candidate: Candidate, main: Worker, changed: Worke
             return
         beside, own = (_of_rounds(timings) for timings in zip(*rounds, strict=True))
         figures = {f"{MAIN}_ms": beside.median, "speed": beside.median / own.median}
-        recorder.add(DeviceRecord(*key, "a", own.median, own.low, own.high, figures=figures, facts=problem.facts()))
+        recorder.add(
+            DeviceRecord(*key, "a", own.median, own.low, own.high, figures=figures, facts=call.problem.facts())
+        )
 
 
 def _of_rounds(timings: Iterable[Timing]) -> Timing:
