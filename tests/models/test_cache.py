@@ -1,4 +1,4 @@
-"""The cache under each of its names."""
+"""The cache under each of its names, and what the verification finds about it."""
 
 import inspect
 
@@ -7,7 +7,7 @@ import torch
 
 from seqwarm_kernels import apply_alibi
 
-from .zoo import WIDTH, make, tokens, transformers
+from .zoo import CACHED, WIDTH, make, tokens, transformers
 
 
 def name_of_cache(model):
@@ -36,6 +36,32 @@ def test_a_keyword_without_a_meaning_is_refused(name):
     apply_alibi(model, 64)
     with pytest.raises(TypeError, match="'renamed'"):
         attention_of(model)(torch.zeros(1, 3, WIDTH), renamed=None)
+
+
+@pytest.mark.parametrize("name", CACHED)
+def test_a_model_that_ignores_its_cache_is_refused(name, monkeypatch):
+    for kind in (transformers.cache_utils.DynamicLayer, transformers.cache_utils.DynamicSlidingWindowLayer):
+        monkeypatch.setattr(kind, "update", lambda self, key, value, *args, **kwargs: (key, value))
+    model = make(name, torch.bfloat16)  # the largest tolerance
+    with pytest.raises(ValueError, match=r"the last token differs by .* with and without a cache"):
+        apply_alibi(model, 64)
+    assert not any(hasattr(module, "alibi") for module in model.modules())
+
+
+@pytest.mark.parametrize("name", ["llama", "mpt", "bert_decoder"])
+def test_the_verification_leaves_the_model_as_it_was(name):
+    model = make(name).train()
+    model.config.use_cache = False
+    assert apply_alibi(model, 64).verification.cache_error < 1e-5
+    assert model.training
+    assert model.config.use_cache is False
+
+
+@pytest.mark.parametrize("name", ["bert", "roberta", "distilbert", "modernbert"])
+def test_an_encoder_keeps_no_cache(name):
+    report = apply_alibi(make(name), 64)
+    assert report.verification.cache_error is None
+    assert "cache" not in str(report)
 
 
 @torch.no_grad()
