@@ -11,7 +11,7 @@ PIP_INSTALL := $(RUN) -m pip install --constraint constraints.txt
 BUILD_INPUTS := pyproject.toml constraints.txt setup.py CMakeLists.txt $(shell find cmake csrc -type f)
 
 .PHONY: help install demo experiments test test-slow test-exhaustive test-all test-cpus test-amx test-work record-work test-asan test-shim \
-	test-composer test-mds test-deepspeed test-transformers-oldest test-triton-oldest test-torch-oldest mutate wheels gpu-build docs lint format clean
+	test-composer test-mds test-deepspeed test-transformers-oldest test-transformers-newest test-triton-oldest test-torch-oldest mutate wheels gpu-build docs lint format clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | while IFS='|' read -r target text; do \
@@ -49,7 +49,7 @@ test-exhaustive: $(STAMP) build/composer/installed  ## run the exhaustive tests:
 	$(PYTEST) -m "exhaustive or (hypothesis and not slow)" --hypothesis-profile exhaustive $(ARGS)
 	PYTHONPATH=build/composer $(PYTEST) -m exhaustive tests/trainers/composer $(ARGS)
 
-test-all: test test-slow test-exhaustive test-cpus test-amx test-work test-asan test-composer test-mds test-deepspeed test-transformers-oldest test-triton-oldest  ## run all tests
+test-all: test test-slow test-exhaustive test-cpus test-amx test-work test-asan test-composer test-mds test-deepspeed test-transformers-oldest test-transformers-newest test-triton-oldest  ## run all tests
 
 # An older CPU is asked of libtorch, whose answer picks our kernels, and of oneDNN, which multiplies for them.
 test-cpus: $(STAMP)  ## run the native kernels' tests as on CPUs with AVX2 only, and with neither
@@ -126,11 +126,11 @@ test-mds: build/mds/installed  ## run the tests of sources of tokens with mosaic
 test-deepspeed: build/deepspeed/installed  ## run the tests with DeepSpeed's engine
 	PYTHONPATH=$(<D) $(PYTEST) tests/trainers/test_deepspeed.py $(ARGS)
 
-test-transformers-oldest: build/transformers-oldest/installed  ## run the tests of models with the oldest transformers
+test-transformers-oldest: build/transformers-oldest/installed  ## run the tests of models and trainers with the oldest transformers
+test-transformers-newest: build/transformers-newest/installed  ## run the tests of models and trainers with the newest transformers
+test-transformers-oldest test-transformers-newest:
 	PYTHONPATH=$(<D) $(PYTEST) \
-		tests/models tests/trainers/test_huggingface.py tests/trainers/test_loaders.py \
-		tests/trainers/test_packed.py tests/trainers/test_tokens_huggingface.py tests/trainers/test_monitor_huggingface.py \
-		tests/trainers/test_loss_huggingface.py tests/allocator/test_transformers.py $(ARGS)
+		tests/models tests/allocator/test_transformers.py $$(grep -lE 'hugging_?face' tests/trainers/test_*.py) $(ARGS)
 
 # In a copy of the project, without the extension, which is built for the torch of .venv. With CUDA libraries 5 GB.
 # The interpreter of the oldest Triton needs an older NumPy.

@@ -36,9 +36,10 @@ def apply_alibi(
     """Replace the position embeddings of `model` by ALiBi in its self-attention, in place.
 
     Learned position embeddings are removed from the model and the optimizers. Rotary embeddings are switched off.
-    Models pretrained with ALiBi keep their slopes by default. Cross-attention is not changed. Two forward passes then
-    verify that ALiBi acts and that no other positions are left, and a third one, if the model takes `position_ids`,
-    that none are left near `max_seq_length`. After any error the model, its config and the optimizers are as before.
+    Models pretrained with ALiBi keep their slopes by default. Cross-attention is not changed. Forward passes then
+    verify that ALiBi acts, that no other positions are left (if the model takes `position_ids`, also near
+    `max_seq_length`), and that the model uses its cache, if it keeps one. After any error the model, its config and the
+    optimizers are as before.
 
     A model that was pretrained without ALiBi must be trained on, because the positions it has learned are gone.
 

@@ -1,4 +1,4 @@
-"""Verify on a converted model that ALiBi acts, and that no other positions are left."""
+"""Verify on a converted model that ALiBi acts, that no other positions are left, and that its cache is used."""
 
 from __future__ import annotations
 
@@ -22,26 +22,31 @@ from ..utils.modules import (
 from .alibi_layer import AlibiHeads, AttentionCall, observe_calls
 from .families.torch_nn import AlibiMultiheadAttention
 from .report import Verification
+from .transformers_attention import CACHE_NAMES
 
 _LENGTH = 16
+#: What a model's tokens are called. An encoder-decoder takes those of its decoder besides the others.
+_TOKENS = ("inputs_embeds", "input_ids", "decoder_input_ids")
 #: Largest rounding error relative to the largest value. Rounding errors accumulate over the layers before.
 _TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-3, torch.float16: 1e-2, torch.bfloat16: 6e-2}
 
 
 def probe(model: nn.Module, max_seq_length: int, example_batch: ExampleBatch | None) -> Verification:
-    """Run the model in evaluation mode, without gradients: on an example, on the same token everywhere, and if its
-    forward takes `position_ids`, on this token at the last positions before `max_seq_length`.
+    """Run the model in evaluation mode, without gradients: on an example, on the same token everywhere, on the last
+    token of the example after a cache of the others, and if its forward takes `position_ids`, on the same token at the
+    last positions before `max_seq_length`.
 
     Raises:
         ValueError: A layer is never called, its output is not the output of ALiBi attention, its slopes have no effect,
-            or equal tokens differ at different positions, because the model has positions besides ALiBi.
+            equal tokens differ at different positions, because the model has positions besides ALiBi, or the model does
+            not use its cache.
     """
     paths = {module: path for path, module in model.named_modules() if hasattr(module, "alibi")}
     layers = [module for module in paths if isinstance(module.alibi, AlibiHeads)]
     with _evaluation(model):
         inputs = _inputs(model, min(_LENGTH, max_seq_length), example_batch)
         same_token = with_same_token(inputs)
-        calls, same_token_calls = _calls(model, inputs), _calls(model, same_token)
+        (_, calls), (_, same_token_calls) = _run(model, inputs), _run(model, same_token)
     idle = [paths[layer] for layer in layers if not any(call.layer is layer for call in calls)]
     if idle:
         raise ValueError(f"ALiBi attention is never called in {', '.join(idle)}: pass an example_batch that calls it")
@@ -49,23 +54,24 @@ def probe(model: nn.Module, max_seq_length: int, example_batch: ExampleBatch | N
         _position_error(call, paths[call.layer], is_first=number == 0) for number, call in enumerate(same_token_calls)
     ]
     errors, effects = zip(*[_error_and_effect(call, paths[call.layer]) for call in calls], strict=True)
+    cache_error = _cache_error(model, inputs, paths)
     # Last: an index beyond a table of positions would end all work on a GPU.
     position_errors += _errors_far_away(model, same_token, same_token_calls, max_seq_length, paths)
-    return Verification(len(calls), max(errors), min(effects), max(position_errors))
+    return Verification(len(calls), max(errors), min(effects), max(position_errors), cache_error)
 
 
-def _calls(model: nn.Module, batch: ExampleBatch, at: str = "") -> list[AttentionCall]:
-    """Run the model, and return its calls of ALiBi attention."""
+def _run(model: nn.Module, batch: ExampleBatch, at: str = "") -> tuple[Any, list[AttentionCall]]:
+    """Run the model, and return its output and its calls of ALiBi attention."""
     calls: list[AttentionCall] = []
     try:
         with observe_calls(calls.append):
-            call_model(model, batch)
+            output = call_model(model, batch)
     except Exception as error:
         raise ValueError(
             f"the verification could not run {type(model).__name__}{at}: {error}. If its inputs are the cause, "
             "pass example_batch, without position_ids if these are not positions of tokens"
         ) from error
-    return calls
+    return output, calls
 
 
 def _inputs(model: nn.Module, length: int, example_batch: ExampleBatch | None) -> ExampleBatch:
@@ -122,7 +128,7 @@ def _errors_far_away(
     if shifted is None:
         return []
     with _evaluation(model):
-        far = _calls(model, shifted, f" with position_ids up to {max_seq_length - 1}")
+        _, far = _run(model, shifted, f" with position_ids up to {max_seq_length - 1}")
     return [
         _shift_error(one, other, paths[one.layer], max_seq_length, is_first=number == 0)
         for number, (one, other) in enumerate(zip(near, far, strict=True))
@@ -137,7 +143,7 @@ def _at_last_positions(model: nn.Module, batch: ExampleBatch, max_seq_length: in
     names = forward_parameters(model)
     if "position_ids" not in names:
         return None
-    named = dict(batch) if isinstance(batch, Mapping) else dict(zip(names, as_mapping(batch).values(), strict=False))
+    named = _by_name(model, batch)
     positions = named.get("position_ids")
     if positions is None:
         if not _is_of_transformers(model):
@@ -148,6 +154,12 @@ def _at_last_positions(model: nn.Module, batch: ExampleBatch, max_seq_length: in
         positions = torch.arange(tokens.shape[1], device=tokens.device).expand(len(tokens), -1)
     shift = max_seq_length - 1 - int(positions.max())
     return named | {"position_ids": positions + shift} if shift > 0 else None
+
+
+def _by_name(model: nn.Module, batch: ExampleBatch) -> dict[str, Any]:
+    if isinstance(batch, Mapping):
+        return dict(batch)
+    return dict(zip(forward_parameters(model), as_mapping(batch).values(), strict=False))
 
 
 def _is_of_transformers(model: nn.Module) -> bool:
@@ -163,6 +175,40 @@ def _shift_error(near: AttentionCall, far: AttentionCall, path: str, max_seq_len
             f"equal tokens differ by {error:.1e} in {path} if their position_ids end at {max_seq_length - 1}: the "
             "model has positions besides ALiBi, or scales queries or keys by positions; register_alibi the class that "
             "does, and replace it there, or turn it off in the config before apply_alibi"
+        )
+    return error
+
+
+def _cache_error(model: nn.Module, batch: ExampleBatch, paths: Mapping[nn.Module, str]) -> float | None:
+    """Return the largest difference of attention to the last token with and without a cache. None if there is none.
+
+    The model gets the tokens of one row alone, as in generation, without padding.
+    """
+    names = forward_parameters(model)
+    name = next((name for name in CACHE_NAMES if name in names), None)
+    given = _by_name(model, batch).items()
+    inputs = {key: value[:1] for key, value in given if key in _TOKENS and value is not None}
+    is_complete = bool(inputs) and ("decoder_input_ids" in names) == ("decoder_input_ids" in inputs)
+    if name is None or not is_complete or not _is_of_transformers(model):
+        return None
+    tokens = max(inputs, key=_TOKENS.index)
+    first, last = inputs[tokens][:, :-1], inputs[tokens][:, -1:]
+    with _evaluation(model):
+        start, _ = _run(model, inputs | {tokens: first, "use_cache": True, "return_dict": True}, " on its tokens alone")
+        cache = getattr(start, name, None)
+        if cache is None:
+            return None
+        _, whole = _run(model, inputs | {"use_cache": False}, " without a cache")
+        _, cached = _run(model, inputs | {tokens: last, "use_cache": True, name: cache}, " with a cache")
+    return max(_difference_by_cache(*calls, paths[calls[0].layer]) for calls in zip(whole, cached, strict=True))
+
+
+def _difference_by_cache(whole: AttentionCall, cached: AttentionCall, path: str) -> float:
+    error = _relative((cached.out[:, :, -1:] - whole.out[:, :, -1:]).abs().max(), whole.value)
+    if not error <= _TOLERANCE[whole.query.dtype]:
+        raise ValueError(
+            f"the last token differs by {error:.1e} in {path} with and without a cache: the model does not use its "
+            "cache as it should, and generate() would be wrong"
         )
     return error
 

@@ -29,6 +29,7 @@ class Verification(NamedTuple):
     largest_error: float  #: of the outputs against float64, relative to the largest value
     smallest_effect: float  #: of the slopes on the outputs of a layer, relative to the largest value
     largest_position_error: float  #: largest difference of equal tokens, relative to the largest query, key or value
+    cache_error: float | None  #: of the last token on a cache, relative to the largest value; None: there is no cache
 
 
 class SurgeryReport(NamedTuple):
@@ -60,4 +61,6 @@ class SurgeryReport(NamedTuple):
                 f"the slopes at least {self.verification.smallest_effect:.1e}, position error "
                 f"{self.verification.largest_position_error:.1e}"
             )
+            if self.verification.cache_error is not None:
+                lines[-1] += f", cache error {self.verification.cache_error:.1e}"
         return "\n".join(lines)

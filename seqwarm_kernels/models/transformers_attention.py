@@ -26,9 +26,16 @@ NAME = "seqwarm_alibi"
 _UNSUPPORTED = {
     "softcap": "capped scores are not supported with ALiBi",
     "s_aux": "attention sinks are not supported with ALiBi",
+    "sinks": "attention sinks are not supported with ALiBi",
     "position_bias": "the model adds its own position bias",
-    "cache": "paged caches are not supported; generate with a DynamicCache or a StaticCache",
+    "indices": "a selection of keys is not supported with ALiBi",
+    "block_indices": "a selection of keys is not supported with ALiBi",
+    # Only a paged cache comes with it. Before transformers 5.24 such a cache was called `cache`, now every cache is.
+    "write_index": "paged caches are not supported; generate with a DynamicCache or a StaticCache",
 }
+
+#: What the forward of a model calls its cache, since transformers 5.24 and before.
+CACHE_NAMES = ("cache", "past_key_values")
 
 #: The hook with which Accelerate prepares attention layers for torch's `context_parallel`.
 _CONTEXT_HOOK = "_self_attn_pre_forward_hook"
@@ -208,7 +215,7 @@ def _packed_indices(decoder: nn.Module, args: tuple[Any, ...], kwargs: dict[str,
 
     given = _by_name(decoder, args, kwargs)
     position_ids = given.get("position_ids")
-    others = ("attention_mask", "past_key_values", "cu_seq_lens_q")
+    others = ("attention_mask", "cu_seq_lens_q", *CACHE_NAMES)
     if not isinstance(position_ids, Tensor) or position_ids.dim() > 2:  # of images and videos
         return None
     if any(given.get(name) is not None for name in others):

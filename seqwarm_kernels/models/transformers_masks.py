@@ -27,7 +27,7 @@ from torch.nn import functional
 from ..utils.cuda import is_capturing
 from .alibi_layer import Packing
 
-#: Functions of transformers.masking_utils that make up a mask, in versions 5.6 to 5.23. The first set hides only keys
+#: Functions of transformers.masking_utils that make up a mask, in versions 5.6 to 5.24. The first set hides only keys
 #: that the kernels hide without a mask.
 _KNOWN = {
     "causal_mask_function",
@@ -82,7 +82,7 @@ def encode(
     at_the_end = isinstance(start, int) and start == kv_length - q_length
     if getattr(config, "model_type", None) == "mpt":
         if not at_the_end:
-            raise ValueError("past_key_values must be a dynamic cache for MPT models, got a cache of a fixed size")
+            raise ValueError("the cache must be dynamic for MPT models, got one of a fixed size")
         everything = torch.ones(batch_size, kv_length, dtype=torch.bool, device=device)
         return (everything if visible is None else visible)[:, None, None, :]
     if not at_the_end:

@@ -98,7 +98,7 @@ class LayerContext:
         """Arguments and result are those of `alibi_layer_attention`. Boundaries are those of all ranks' tokens."""
         if query_start is not None or query.shape[2] != key.shape[2]:
             raise ValueError(
-                f"past_key_values must be None under ContextParallel, got {query.shape[2]} queries and {key.shape[2]} "
+                f"the cache must be None under ContextParallel, got {query.shape[2]} queries and {key.shape[2]} "
                 'keys: generate in `with sharded_by(model, "rows"):`, where each rank has whole rows'
             )
         options |= {"mesh": self.mesh, "halo": self.halo}

@@ -15,9 +15,10 @@ HEADER = ["model type", "converted class", "removed", "attention", "slopes", "ca
 
 def table():
     rows = [HEADER, ["---"] * len(HEADER), *map(row, FAMILIES)]
-    oldest = re.search(r"transformers==(.*)", (ROOT / "requirements-transformers-oldest.txt").read_text())[1]
-    newest = re.search(r"transformers==(.*); python_version >=", (ROOT / "constraints.txt").read_text())[1]
-    lines = [f"Tested with transformers {oldest} and {newest}.", "", *("| " + " | ".join(row) + " |" for row in rows)]
+    files = "requirements-transformers-oldest.txt", "constraints.txt", "requirements-transformers-newest.txt"
+    versions = [re.findall(r"^transformers==([\d.]+)", (ROOT / file).read_text(), re.MULTILINE)[-1] for file in files]
+    tested = "Tested with transformers {}, {} and {}.".format(*versions)
+    lines = [tested, "", *("| " + " | ".join(row) + " |" for row in rows)]
     return "\n".join(lines) + "\n"
 
 

@@ -42,13 +42,23 @@ def test_a_call_may_override_causal(causal):
     [
         ("softcap", 3.0, "softcap must be None: capped scores"),
         ("s_aux", torch.ones(2), "s_aux must be None: attention sinks"),
+        ("sinks", torch.ones(2), "sinks must be None: attention sinks"),
         ("position_bias", torch.ones(2), "position_bias must be None: the model adds its own"),
-        ("cache", object(), "cache must be None: paged caches are not supported; generate with"),
+        ("indices", torch.ones(2, 5, 1), "indices must be None: a selection of keys"),
+        ("block_indices", torch.ones(2, 1, 5, 1), "block_indices must be None: a selection of keys"),
+        ("write_index", [], "write_index must be None: paged caches are not supported; generate with"),
     ],
 )
 def test_unsupported_changes_of_scores_are_refused(name, value, message):
     with pytest.raises(ValueError, match=message):
         attention_forward(layer(), *tensors(), None, **{name: value})
+
+
+def test_what_does_not_change_scores_is_ignored():
+    query, key, value = tensors()
+    harmless = {"num_items_in_batch": 3, "position_ids": torch.arange(5)[None], "use_cache": True, "cache": object()}
+    out, _ = attention_forward(layer(), query, key, value, None, **harmless)
+    torch.testing.assert_close(out.transpose(1, 2), alibi_attention(query, key, value))
 
 
 def test_layers_without_slopes():

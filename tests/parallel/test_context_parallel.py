@@ -129,7 +129,7 @@ def check_batches(mesh):
         shard(ramp_batch("llama", 0))
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
     assert [count > 0 for count in counts[:3]] == [False, True, True]
-    with pytest.raises(ValueError, match="past_key_values must be None"):  # rows are expected to be shards again
+    with pytest.raises(ValueError, match="cache must be None"):  # rows are expected to be shards again
         sharded.train()(input_ids=tokens(1, 2), past_key_values=sharded(input_ids=tokens(1, 2)).past_key_values)
 
 
@@ -198,9 +198,7 @@ def check_refusals(mesh):
     with pytest.raises(ValueError, match="position_ids must not tell packed sequences under ContextParallel"):
         model(input_ids, position_ids=torch.tensor([[0, 1, 2, 0, 1, 2, 3, 4]]), use_cache=False)
     cache = model(input_ids, use_cache=True).past_key_values
-    with pytest.raises(
-        ValueError, match="past_key_values must be None under ContextParallel, got 8 queries and 16 keys"
-    ):
+    with pytest.raises(ValueError, match="cache must be None under ContextParallel, got 8 queries and 16 keys"):
         model(input_ids, past_key_values=cache)
     model.eval()
     with pytest.raises(ValueError, match="model must be in training mode under ContextParallel, or its inputs be"):

@@ -1,4 +1,8 @@
-"""Attention modules of models pretrained with ALiBi. They call the kernels instead of adding a dense bias."""
+"""Attention modules of models pretrained with ALiBi. They call the kernels instead of adding a dense bias.
+
+Their forwards name every argument that transformers passes. Another keyword is a TypeError: in `**kwargs`, an argument
+that a version of transformers renames would be lost without an error.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +20,7 @@ from ..transformers_attention import attention_forward
 class AlibiBloomAttention(BloomAttention):
     """Ignores `alibi`, the dense bias (B · H, 1, K) that the model builds in each forward."""
 
-    def forward(
+    def forward(  # type: ignore[override]
         self,
         hidden_states: Tensor,
         residual: Tensor,
@@ -25,7 +29,6 @@ class AlibiBloomAttention(BloomAttention):
         layer_past: Any = None,
         use_cache: bool = False,
         output_attentions: bool = False,
-        **kwargs: Any,
     ) -> tuple[Tensor, None]:
         query, key, value = self._reshape(self.query_key_value(hidden_states))
         if layer_past is not None:
@@ -44,22 +47,26 @@ class AlibiBloomAttention(BloomAttention):
 
 
 class AlibiMptAttention(MptAttention):
-    """Ignores `position_bias`, the dense bias (H, 1, max_seq_len) that the model builds in each forward."""
+    """Ignores `position_bias`, the dense bias (H, 1, max_seq_len) that the model builds in each forward.
 
-    def forward(
+    `past_key_values` is called `cache` since transformers 5.24.
+    """
+
+    def forward(  # type: ignore[override]
         self,
         hidden_states: Tensor,
         position_bias: Tensor,
         past_key_values: Any = None,
         attention_mask: Tensor | None = None,
-        **kwargs: Any,
+        cache: Any = None,
     ) -> tuple[Tensor, None]:
         mixed = self.Wqkv(hidden_states)
         if self.clip_qkv:
             mixed = mixed.clamp(-self.clip_qkv, self.clip_qkv)
         query, key, value = mixed.unflatten(-1, (3, self.n_heads, self.head_dim)).permute(2, 0, 3, 1, 4)
-        if past_key_values is not None:
-            key, value = past_key_values.update(key, value, self.layer_idx)
+        cache = past_key_values if cache is None else cache
+        if cache is not None:
+            key, value = cache.update(key, value, self.layer_idx)
         dropout = self.attn_dropout_p if self.training else 0.0
         out, _ = attention_forward(self, query, key, value, attention_mask, dropout, self.softmax_scale)
         return self.out_proj(out.flatten(2)), None
@@ -68,7 +75,7 @@ class AlibiMptAttention(MptAttention):
 class AlibiFalconAttention(FalconAttention):
     """Ignores the dense bias `alibi` and the rotation `position_embeddings`."""
 
-    def forward(
+    def forward(  # type: ignore[override]
         self,
         hidden_states: Tensor,
         alibi: Tensor | None,
@@ -78,7 +85,6 @@ class AlibiFalconAttention(FalconAttention):
         use_cache: bool = False,
         output_attentions: bool = False,
         position_embeddings: tuple[Tensor, Tensor] | None = None,
-        **kwargs: Any,
     ) -> tuple[Tensor, None]:
         heads = self._split_heads(self.query_key_value(hidden_states))
         query, key, value = (part.transpose(1, 2) for part in heads)
