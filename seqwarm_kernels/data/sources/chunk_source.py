@@ -35,11 +35,12 @@ class ChunkSource(ChunkedSource):
         infinite: repeat epochs forever, each in its own order.
         rank, world_size: this process reads every world_size-th file of the epoch's order.
         with_lengths: yield (item, length) with the lengths stored by `write_chunks`.
-        on_error: what to do if a file is missing, damaged, truncated, empty or differs from its manifest. "raise"
-            raises a `ChunkError`. "skip" skips the file with a warning and records the reason in `skipped`. A state
-            counts the items that could be read. Do not repair a file that was skipped in the open buffer before the
-            state is restored: the position would shift. For a list of files, a state is rejected if the size of a file
-            has changed. For a folder of `write_chunks`, such a change is not detected.
+        on_error: what to do if a file is missing, damaged, truncated, empty, differs from its manifest, or, in a list
+            of files, has another size than when the source was made. "raise" raises a `ChunkError`. "skip" skips the
+            file with a warning and records the reason in `skipped`. A state counts the items that could be read. Do not
+            repair a file that was skipped in the open buffer before the state is restored: the position would shift.
+            For a list of files, a state is rejected if the size of a file has changed. For a folder of `write_chunks`,
+            such a change is not detected.
 
     Raises:
         TypeError: `paths` is neither a path nor a list of paths, or a setting has the wrong type.
