@@ -85,7 +85,7 @@ def test_a_file_truncated_inside_its_last_line(tmp_path):
     manifest = write_chunks(ITEMS[:20], tmp_path, 10, compression="none")
     path = tmp_path / manifest.chunks[1].file
     path.write_bytes(path.read_bytes()[:-3])
-    with pytest.raises(ChunkError, match=f"{path}, line 10: the file has 77 bytes, its manifest says 80"):
+    with pytest.raises(ChunkError, match=f"{path}, line 10: the file has 77 bytes, expected 80"):
         list(ChunkSource(tmp_path))
 
 

@@ -160,7 +160,7 @@ def test_a_file_that_differs_from_its_manifest(tmp_path):
         read_chunk(path, 4)
     with pytest.raises(ChunkError, match="line 3: the file has 3 items, its manifest says 2"):
         read_chunk(path, 2)
-    with pytest.raises(ChunkError, match="line 3: the file has 11 bytes, its manifest says 14"):
+    with pytest.raises(ChunkError, match="line 3: the file has 11 bytes, expected 14"):
         read_chunk(path, 3, 14)
 
 

@@ -141,7 +141,7 @@ def test_the_folder_of_copies(monkeypatch, tmp_path):
     assert tmp_path / "elsewhere" in local_file(path).parents
 
 
-@pytest.mark.parametrize("kind", ["500", "cut", "slow"])
+@pytest.mark.parametrize("kind", ["500", "cut", "short", "slow"])
 def test_faults_that_pass(s3, kind):
     path = check_location("path", f"s3://bucket/fault-{kind}")
     content = bytes(range(256)) * 400
@@ -152,7 +152,7 @@ def test_faults_that_pass(s3, kind):
             assert s3.faults_left == 0
 
 
-@pytest.mark.parametrize("kind", ["500", "cut"])
+@pytest.mark.parametrize("kind", ["500", "cut", "short"])
 def test_faults_that_stay(s3, kind, monkeypatch):
     path = check_location("path", "s3://bucket/broken")
     write_file(path, b"content" * 100)

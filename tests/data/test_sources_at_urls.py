@@ -73,7 +73,7 @@ def test_a_list_of_files(s3):
     assert list(ChunkSource(str(files[0]))) == ["a"]
 
 
-@pytest.mark.parametrize("kind", ["500", "cut", "slow"])
+@pytest.mark.parametrize("kind", ["500", "cut", "short", "slow"])
 def test_faults_that_pass(s3, url, kind):
     source = ChunkSource(url, shuffle=False)
     with s3.fail(kind, "chunk-000004"):

@@ -46,7 +46,7 @@ class FaultyServer:
         """Let `times` answers to requests for a path with `part` fail.
 
         Args:
-            kind: "500", "cut" in the middle of the answer, or "slow".
+            kind: "500", "cut" in the middle of the answer, "slow", or "short": half of the bytes, as if they were all.
         """
         self._faults = [(kind, method, part)] * times
         yield
@@ -66,8 +66,19 @@ class FaultyServer:
             environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
             start_response("500 Internal Server Error", [("Content-Type", "application/xml"), ("Content-Length", "0")])
             return [b""]
+        if kind == "short":
+            return self._short(environ, start_response)
         answer = self._moto(environ, start_response)
         return answer if kind is None else _disturbed(b"".join(answer), kind)
+
+    def _short(self, environ, start_response):
+        started = []
+        content = b"".join(self._moto(environ, lambda *arguments: started.append(arguments)))
+        ((status, headers, *_),) = started
+        half = content[: len(content) // 2]
+        others = [each for each in headers if not each[0].lower().startswith(("content-length", "x-amz-checksum"))]
+        start_response(status, [*others, ("Content-Length", str(len(half)))])
+        return [half]
 
 
 def _disturbed(content, kind):

@@ -6,9 +6,9 @@ import gzip
 import io
 import sys
 import zlib
-from pathlib import Path
+from typing import Any, BinaryIO
 
-from .remote import AnyPath, PathLike, RemotePath, check_location
+from .remote import AnyPath, PathLike, check_location, read_whole
 
 try:
     if sys.version_info >= (3, 14):
@@ -44,39 +44,36 @@ def read_uncompressed(path: PathLike) -> bytes:
     """
     path = check_location("path", path)
     try:
-        if compression_of(path) == "gz":
-            content = path.read_bytes()
-            _check_not_empty(len(content))
-            return gzip.decompress(content)  # faster than in blocks
-        with open_uncompressed(path) as file:
-            return file.read()
+        return decompress(read_whole(path), compression_of(path))
     except DAMAGE as error:
         raise OSError(f"the compressed file is damaged: {error}") from error
 
 
-def open_uncompressed(path: AnyPath) -> io.BufferedIOBase:
-    """Open a file for reading from its beginning. The file of a URL is in memory as it is, compressed or not."""
-    compression = compression_of(path)
-    file = io.BytesIO(path.read_bytes()) if isinstance(path, RemotePath) else path
+def decompress(content: bytes, compression: str) -> bytes:
+    """Decompress the content of a file. Raises an EOFError if it is truncated, or one of `DAMAGE`."""
+    if compression == "gz" and content:
+        return gzip.decompress(content)  # faster than in blocks
+    with open_uncompressed(io.BytesIO(content), compression) as file:
+        return bytes(file.read())
+
+
+def open_uncompressed(file: BinaryIO, compression: str) -> Any:
+    """Open a compressed file for reading from its beginning, or return the file. Closing may leave `file` open."""
     if compression == "gz":
-        _check_not_empty(file.stat().st_size if isinstance(file, Path) else len(file.getbuffer()))
+        if not file.read(1):  # gzip reads a file of no bytes, which is a truncated one, as if it held nothing
+            raise EOFError("the compressed file is empty")
+        file.seek(0)
         return gzip.open(file)
     if compression == "zst":
         check_zstd()
         return zstd.open(file)
-    return open(file, "rb") if isinstance(file, Path) else file
+    return file
 
 
 def check_zstd() -> None:
     """Raise an ImportError that says what to install, if zstd files cannot be read."""
     if zstd is None:
         raise ImportError(".zst files need Python 3.14 or the package backports.zstd: pip install backports.zstd")
-
-
-def _check_not_empty(size: int) -> None:
-    """gzip reads a file of no bytes, which is a truncated one, as if it held nothing."""
-    if size == 0:
-        raise EOFError("the compressed file is empty")
 
 
 def compress(content: bytes, compression: str) -> bytes:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from ...utils.checks import check_choice, check_int
 from .compression import COMPRESSIONS
 from .lengths import lengths_path, read_lengths
-from .reader import FORMATS, ChunkError
+from .reader import FORMATS, ChunkError, reason_of
 from .remote import AnyPath, write_file
 from .transfers import read_ahead
 
@@ -74,6 +74,8 @@ class Manifest:
                 f"{folder} has no {MANIFEST}: it is not a folder of write_chunks. Pass its .txt or .jsonl files as a "
                 "list, or write their items with write_chunks first"
             ) from error
+        except OSError as error:
+            raise ChunkError(path, None, f"cannot be read: {reason_of(error)}") from error
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise ChunkError(path, None, f"invalid manifest: {error}") from error
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import codecs
+import io
 import json
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, BinaryIO
 
-from .compression import COMPRESSIONS, DAMAGE, READ_ERRORS, compression_of, open_uncompressed, read_uncompressed
-from .remote import AnyPath, file_size
+from .compression import COMPRESSIONS, DAMAGE, READ_ERRORS, compression_of, decompress, open_uncompressed
+from .remote import AnyPath, open_whole, read_whole
 
 FORMATS = {"text": ".txt", "jsonl": ".jsonl"}
 
@@ -46,42 +47,46 @@ def read_chunk(path: AnyPath, expected_items: int | None = None, expected_bytes:
     Args:
         path: a file whose name ends as `format_of` requires.
         expected_items: number of items according to the manifest.
-        expected_bytes: size of the file according to the manifest.
+        expected_bytes: size of the file according to the manifest, or when it was first seen.
 
     Raises:
-        ChunkError: The file is missing, unreadable, damaged, truncated, without items, or differs from its manifest.
+        ChunkError: The file is missing, unreadable, damaged, truncated, without items, or differs from what is
+            expected.
         ValueError: The file name has another suffix.
     """
     is_json = format_of(path) == "jsonl"
     try:
-        lines = _all_lines(path)
+        content = read_whole(path)
+    except OSError as error:
+        raise _unreadable(path, 1, error) from error
+    try:
+        lines = _all_lines(decompress(content, compression_of(path)))
         items: list[Any] = list(filter(str.strip, lines))
         if is_json:
             items = list(map(_from_json, items))
     except (*READ_ERRORS, ValueError, RecursionError):
-        lines, items = _line_by_line(path, is_json)
+        lines, items = _line_by_line(path, io.BytesIO(content), is_json)
     if expected_items is not None and len(items) != expected_items:
         verb = "ends after" if len(items) < expected_items else "has"
         problem = f"the file {verb} {len(items)} items, its manifest says {expected_items}"
         raise ChunkError(path, len(lines), problem)
-    if expected_bytes is not None and (size := file_size(path)) != expected_bytes:
-        problem = f"the file has {size} bytes, its manifest says {expected_bytes}"
-        raise ChunkError(path, len(lines), problem)
+    if expected_bytes is not None and len(content) != expected_bytes:
+        raise ChunkError(path, len(lines), f"the file has {len(content)} bytes, expected {expected_bytes}")
     if not items:
         raise ChunkError(path, len(lines), "the file has only blank lines" if lines else "the file is empty")
     return items
 
 
-def _all_lines(path: AnyPath) -> list[str]:
-    """Read all lines at once, which is faster than line by line."""
-    lines = read_uncompressed(path).removeprefix(codecs.BOM_UTF8).decode().split("\n")
+def _all_lines(content: bytes) -> list[str]:
+    """All lines at once, which is faster than line by line."""
+    lines = content.removeprefix(codecs.BOM_UTF8).decode().split("\n")
     return lines if lines[-1] else lines[:-1]
 
 
-def _line_by_line(path: AnyPath, is_json: bool) -> tuple[list[str], list[Any]]:
-    """Read again to find the invalid line."""
+def _line_by_line(path: AnyPath, content: BinaryIO, is_json: bool) -> tuple[list[str], list[Any]]:
+    """Decode again to find the invalid line."""
     lines, items = [], []
-    for number, text in iter_lines(path):
+    for number, text in _lines_of(path, content):
         lines.append(text)
         try:
             if text.strip():
@@ -109,9 +114,18 @@ def iter_lines(path: AnyPath) -> Iterator[tuple[int, str]]:
     Raises:
         ChunkError: The file is missing, unreadable, damaged, truncated or invalid UTF-8.
     """
+    try:
+        with open_whole(path) as file:
+            yield from _lines_of(path, file)
+    except OSError as error:
+        raise _unreadable(path, 1, error) from error
+
+
+def _lines_of(path: AnyPath, content: BinaryIO) -> Iterator[tuple[int, str]]:
+    """`iter_lines` of the opened file at `path`."""
     number = 0
     try:
-        with open_uncompressed(path) as file:
+        with open_uncompressed(content, compression_of(path)) as file:
             for number, line in enumerate(file, start=1):
                 text = line.decode().removesuffix("\n")
                 yield number, text.removeprefix("\ufeff") if number == 1 else text

@@ -20,12 +20,14 @@ from typing import Any, BinaryIO, TypeVar
 from ...utils import files
 from ...utils.checks import check_path
 from ...utils.files import PARTIAL_SUFFIX, partial_of, write_atomically
-from .transfers import error_code, with_retries
+from .transfers import SizedFile, check_size, error_code, with_retries
 
 T = TypeVar("T")
 
 _URL = re.compile(r"(filecache::)?([a-zA-Z][a-zA-Z0-9+.-]*)://")
 _LOCAL = ("file", "local")
+
+_BLOCK = 2**17  #: bytes that are read at once from a local file
 
 #: Stores in which a file appears under its name only when it was received as a whole. Elsewhere it is renamed.
 _ATOMIC = {"abfs", "abfss", "az", "gcs", "gs", "hf", "memory", "s3", "s3a"}
@@ -35,7 +37,8 @@ _ATOMIC = {"abfs", "abfss", "az", "gcs", "gs", "hf", "memory", "s3", "s3a"}
 class RemotePath:
     """A file or folder at an fsspec URL, such as s3://bucket/folder/file.
 
-    Reading and writing is tried again after errors that may pass. After the last attempt an OSError names the cause.
+    Reading and writing is tried again after errors that may pass. Reading is tried again, too, if the number of bytes
+    that came is not the size that the store told. After the last attempt an OSError names the cause.
     """
 
     url: str
@@ -125,19 +128,44 @@ class RemotePath:
             self.mkdir(exist_ok=exist_ok)
 
     def read_bytes(self) -> bytes:
-        return local_file(self).read_bytes() if self.is_cached else self._call(lambda fs, path: fs.cat_file(path))
+        if self.is_cached:
+            return local_file(self).read_bytes()
+
+        def read(fs: Any, path: str) -> bytes:
+            size = fs.info(path).get("size")
+            content: bytes = fs.cat_file(path)
+            check_size(len(content), size)
+            return content
+
+        return self._call(read, fresh=True)
 
     def read_range(self, start: int, end: int) -> bytes:
         """The bytes from `start` to before `end`, fewer if the file ends."""
         if self.is_cached:
             return read_range(local_file(self), start, end)
-        return self._call(lambda fs, path: fs.cat_file(path, start=start, end=end))
+
+        def read(fs: Any, path: str) -> bytes:
+            content: bytes = fs.cat_file(path, start=start, end=end)
+            if len(content) != end - start:
+                size = fs.info(path).get("size")
+                check_size(len(content), None if size is None else max(0, min(end, size) - start))
+            return content
+
+        return self._call(read, fresh=True)
 
     def open(self) -> BinaryIO:
         """The file for reading in any order. Each read is a request of just these bytes."""
         if self.is_cached:
             return open(local_file(self), "rb")
-        return self._call(lambda fs, path: fs.open(path, "rb", cache_type="none"))
+
+        def opened(fs: Any, path: str) -> Any:
+            from fsspec.spec import AbstractBufferedFile
+
+            file = fs.open(path, "rb", cache_type="none")
+            size = file.size if isinstance(file, AbstractBufferedFile) else fs.info(path).get("size")
+            return file if size is None else io.BufferedReader(SizedFile(file, size), buffer_size=1)
+
+        return self._call(opened, fresh=True)
 
     def unlink(self, missing_ok: bool = False) -> None:
         try:
@@ -242,13 +270,22 @@ def _check_protocol(name: str, protocol: str, text: str) -> None:
 
 
 def open_file(path: AnyPath) -> BinaryIO:
-    """The file for reading in any order."""
-    return path.open() if isinstance(path, RemotePath) else open(path, "rb")
+    """The file for reading in any order. It raises an OSError if it ends before the size that it has when opened."""
+    if isinstance(path, RemotePath):
+        return path.open()
+    file = io.FileIO(path)
+    return io.BufferedReader(SizedFile(file, os.fstat(file.fileno()).st_size), _BLOCK)
 
 
 def open_whole(path: AnyPath) -> BinaryIO:
     """The file for reading as a whole. That of a URL is in memory."""
-    return io.BytesIO(path.read_bytes()) if isinstance(path, RemotePath) else open(path, "rb")
+    return io.BytesIO(path.read_bytes()) if isinstance(path, RemotePath) else open_file(path)
+
+
+def read_whole(path: AnyPath) -> bytes:
+    """The content of a file."""
+    with open_whole(path) as file:
+        return file.read()
 
 
 def read_range(path: AnyPath, start: int, end: int) -> bytes:
@@ -263,28 +300,33 @@ def read_range(path: AnyPath, start: int, end: int) -> bytes:
 def local_file(path: AnyPath) -> Path:
     """The path itself if it is local, else that of a local copy, for formats that are memory-mapped.
 
-    fsspec's filecache keeps the copies in `cache_folder()`, one for each version of a file. A copy is never changed.
-    Processes of one machine download a file once.
+    fsspec's filecache keeps the copies in `cache_folder()`, one for each version of a file. A copy is never changed. It
+    is deleted and made again if its size is not the one that the store tells. Processes of one machine download a file
+    once.
     """
     if not isinstance(path, RemotePath):
         return path
     from filelock import FileLock
     from fsspec.implementations.cached import WholeFileCacheFileSystem
 
-    fs, place = path.file_system()
-    version = path._call(lambda fs, place: fs.ukey(place), fresh=True)
-    folder = folder_of_copy(path, version)
+    def copied(fs: Any, place: str) -> Path:
+        size = fs.info(place).get("size")
+        folder = folder_of_copy(path, (fs.ukey(place), size))
+        with FileLock(folder / "lock"):
+            # A new one each time: it takes a file for complete as soon as it begins to download it.
+            cache = WholeFileCacheFileSystem(
+                fs=fs, cache_storage=str(folder), expiry_time=0, check_files=False, skip_instance_cache=True
+            )
+            with cache.open(place, "rb") as file:
+                copy = Path(file.name)
+            try:
+                check_size(copy.stat().st_size, size)
+            except OSError:
+                copy.unlink()
+                raise
+            return copy
 
-    def copied() -> Path:
-        # A new one each time: it takes a file for complete as soon as it begins to download it.
-        cache = WholeFileCacheFileSystem(
-            fs=fs, cache_storage=str(folder), expiry_time=0, check_files=False, skip_instance_cache=True
-        )
-        with cache.open(place, "rb") as file:
-            return Path(file.name)
-
-    with FileLock(folder / "lock"), path._naming_errors():
-        return with_retries(copied)
+    return path._call(copied, fresh=True)
 
 
 def folder_of_copy(path: AnyPath, version: object) -> Path:
@@ -304,8 +346,17 @@ def cache_folder() -> Path:
 
 
 def file_size(path: AnyPath) -> int:
-    """Size in bytes."""
-    return int(path.info()["size"]) if isinstance(path, RemotePath) else path.stat().st_size
+    """Size in bytes.
+
+    Raises:
+        OSError: the file cannot be reached, or the store does not tell its size.
+    """
+    if not isinstance(path, RemotePath):
+        return path.stat().st_size
+    size = path.info().get("size")
+    if size is None:
+        raise OSError(errno.EIO, "the store does not tell the size", path.url)
+    return int(size)
 
 
 def write_file(path: AnyPath, content: bytes) -> None:

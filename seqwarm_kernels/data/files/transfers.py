@@ -1,13 +1,14 @@
-"""Transfers between this machine and a store: attempts after errors that may pass, and reading ahead."""
+"""Transfers between this machine and a store: attempts after errors that may pass, sizes, and reading ahead."""
 
 from __future__ import annotations
 
 import errno
+import io
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TypeVar
+from typing import Any, TypeVar
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -55,6 +56,61 @@ def with_retries(call: Callable[[], T]) -> T:
     except Exception as error:
         problem = f"{len(_WAITS) + 1} attempts failed, the last with {type(error).__name__}: {error}"
         raise OSError(errno.EIO, problem) from error
+
+
+def check_size(came: int, told: int | None) -> None:
+    """As many bytes must have come as the store told. None: it told no size, so nothing is compared.
+
+    Raises:
+        OSError: more or fewer came. Another attempt may get all.
+    """
+    if told is not None and came != told:
+        raise OSError(f"{came:,} bytes came, expected {told:,}")
+
+
+class SizedFile(io.RawIOBase):
+    """A file for reading in any order that raises an OSError if it ends before its size.
+
+    Args:
+        file: the opened file.
+        size: in bytes.
+    """
+
+    def __init__(self, file: Any, size: int) -> None:
+        self._file, self._size = file, size
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return bool(self._file.seekable())
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        if whence == io.SEEK_END:
+            return int(self._file.seek(self._size + offset))
+        return int(self._file.seek(offset, whence))
+
+    def tell(self) -> int:
+        return int(self._file.tell())
+
+    def readinto(self, buffer: Any) -> int:
+        count = int(self._file.readinto(buffer))
+        if not count and len(buffer):
+            self._check_end()
+        return count
+
+    def readall(self) -> bytes:
+        content = b"".join(iter(self._file.read, b""))
+        self._check_end()
+        return content
+
+    def _check_end(self) -> None:
+        if self._size:  # a pipe has none, and no position
+            check_size(min(self.tell(), self._size), self._size)
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
 
 
 def read_ahead(read: Callable[[S], T], arguments: Iterable[S], count: int) -> Iterator[T]:

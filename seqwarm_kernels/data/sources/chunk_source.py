@@ -35,11 +35,12 @@ class ChunkSource(ChunkedSource):
         infinite: repeat epochs forever, each in its own order.
         rank, world_size: this process reads every world_size-th file of the epoch's order.
         with_lengths: yield (item, length) with the lengths stored by `write_chunks`.
-        on_error: what to do if a file is missing, damaged, truncated, empty or differs from its manifest. "raise"
-            raises a `ChunkError`. "skip" skips the file with a warning and records the reason in `skipped`. A state
-            counts the items that could be read. Do not repair a file that was skipped in the open buffer before the
-            state is restored: the position would shift. For a list of files, a state is rejected if the size of a file
-            has changed. For a folder of `write_chunks`, such a change is not detected.
+        on_error: what to do if a file is missing, damaged, truncated, empty, differs from its manifest, or, in a list
+            of files, has another size than when the source was made. "raise" raises a `ChunkError`. "skip" skips the
+            file with a warning and records the reason in `skipped`. A state counts the items that could be read. Do not
+            repair a file that was skipped in the open buffer before the state is restored: the position would shift.
+            For a list of files, a state is rejected if the size of a file has changed. For a folder of `write_chunks`,
+            such a change is not detected.
 
     Raises:
         TypeError: `paths` is neither a path nor a list of paths, or a setting has the wrong type.
@@ -79,7 +80,14 @@ class ChunkSource(ChunkedSource):
             raise ValueError(
                 f"paths must hold a file for each of {world_size} ranks, got {len(self._paths)}: write smaller chunks"
             )
-        self._fingerprint = _fingerprint(self._paths, self._chunks)
+        self._sizes = _sizes(self._paths, self._chunks)
+        # The names and sizes of the files: the folder may be moved, and no file is read.
+        self._fingerprint = fingerprint(
+            [
+                (path.name, None if chunk is None else chunk.items, size)
+                for path, chunk, size in zip(self._paths, self._chunks, self._sizes, strict=True)
+            ]
+        )
 
     def lengths(self) -> IntArray:
         """The lengths that `write_chunks` stored, of all ranks, in the order of the files, (items,) int64.
@@ -93,8 +101,8 @@ class ChunkSource(ChunkedSource):
         return Manifest.read(folder).lengths(folder)
 
     def _load(self, chunk: int) -> LoadedChunk:
-        path, expected = self._paths[chunk], self._chunks[chunk]
-        items = read_chunk(path) if expected is None else read_chunk(path, expected.items, expected.bytes)
+        path, stored = self._paths[chunk], self._chunks[chunk]
+        items = read_chunk(path, None if stored is None else stored.items, self._sizes[chunk])
         return LoadedChunk(items, read_lengths(lengths_path(path), len(items)) if self.with_lengths else NO_LENGTHS)
 
     def _name_of(self, chunk: int) -> str:
@@ -147,15 +155,11 @@ def _checked_paths(paths: Any) -> list[AnyPath]:
     return files
 
 
-def _fingerprint(paths: list[AnyPath], chunks: list[Chunk | None]) -> str:
-    """Hash the names and sizes of the files. The folder may be moved, and no file is read."""
+def _sizes(paths: list[AnyPath], chunks: list[Chunk | None]) -> list[int | None]:
+    """The size of each file in bytes: of the manifest, else that of now, None if it is not known."""
     with ThreadPoolExecutor(_THREADS) as pool:  # a store answers many questions at once
         unknown = pool.map(_size, [path for path, chunk in zip(paths, chunks, strict=True) if chunk is None])
-        entries = [
-            (path.name, *((None, next(unknown)) if chunk is None else (chunk.items, chunk.bytes)))
-            for path, chunk in zip(paths, chunks, strict=True)
-        ]
-    return fingerprint(entries)
+        return [next(unknown) if chunk is None else chunk.bytes for chunk in chunks]
 
 
 def _size(path: AnyPath) -> int | None:

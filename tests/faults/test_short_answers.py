@@ -1,0 +1,309 @@
+"""A store answers with fewer or more bytes than the size that it tells. Nothing of such an answer is served or kept."""
+
+import io
+import itertools
+import os
+import threading
+import uuid
+
+import fsspec
+import numpy as np
+import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+from fsspec.spec import AbstractBufferedFile
+
+from seqwarm_kernels.data import (
+    ChunkSource,
+    MDSSource,
+    MegatronSource,
+    ParquetSource,
+    TokenSource,
+    count_lengths,
+    visible_files,
+    write_chunks,
+)
+from seqwarm_kernels.data.files import remote, transfers
+from seqwarm_kernels.data.files.remote import (
+    RemotePath,
+    check_location,
+    file_size,
+    local_file,
+    open_file,
+    read_range,
+    write_file,
+)
+
+from ..data.token_files import END, documents, ends, write_flat, write_llm_c, write_mds, write_megatron, write_npy
+from .mutations import refusal_of
+
+TEXTS = [f"item {number}" for number in range(40)]
+
+
+def half(content):
+    return content[: len(content) // 2]
+
+
+def longer(content):
+    return content + b"\n"
+
+
+class Store(MemoryFileSystem):
+    """A store without checksums. `next_answers` tells how its next answers are changed, None is a right one."""
+
+    protocol = "short"
+    store: dict = {}  # noqa: RUF012
+    pseudo_dirs: list = [""]  # noqa: RUF012
+    cachable = False
+    next_answers = iter(())
+    broken_file = None  #: the path of a file that is always answered in half
+    cut_answers = 0  #: number of its answers
+    opens_whole_files = False  #: an opened file has the content of one answer, otherwise each read is an answer
+    tells_size = True
+    lock = threading.Lock()
+
+    @classmethod
+    def _strip_protocol(cls, path):
+        return "/" + path.removeprefix("short://").strip("/")
+
+    @classmethod
+    def answer(cls, path, content):
+        with cls.lock:
+            if path == cls.broken_file:
+                cls.cut_answers += 1
+                return half(content)
+            change = next(cls.next_answers, None)
+        return content if change is None else change(content)
+
+    def info(self, path, **kwargs):
+        return super().info(path, **kwargs) | ({} if self.tells_size else {"size": None})
+
+    def cat_file(self, path, start=None, end=None, **kwargs):
+        return self.answer(path, super().cat_file(path, start, end))
+
+    def get_file(self, rpath, lpath, **kwargs):
+        with open(lpath, "wb") as file:
+            file.write(self.cat_file(rpath))
+
+    def _open(self, path, mode="rb", **kwargs):
+        if mode != "rb" or not self.exists(path):
+            return super()._open(path, mode, **kwargs)
+        if self.opens_whole_files:
+            return io.BytesIO(self.cat_file(path))
+        return Ranges(self, path, size=self.info(path)["size"], cache_type="none")
+
+
+class Ranges(AbstractBufferedFile):
+    """The file that clients of object stores open."""
+
+    def _fetch_range(self, start, end):
+        content = self.fs.store[self.path].getvalue()[start:end]
+        return self.fs.answer(self.path, content)
+
+
+@pytest.fixture(autouse=True)
+def store(monkeypatch, tmp_path):
+    monkeypatch.setattr(transfers, "_WAITS", (0.0, 0.0))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for name in ("next_answers", "broken_file", "cut_answers", "opens_whole_files", "tells_size"):
+        monkeypatch.setattr(Store, name, getattr(Store, name))  # put back at the end
+    fsspec.register_implementation("short", Store, clobber=True)
+    yield Store
+    Store.store.clear()
+
+
+def uploaded(folder):
+    """The URL of a copy of a local folder."""
+    url = f"short://bucket/{uuid.uuid4().hex}"
+    for path in visible_files(folder):
+        write_file(check_location("path", f"{url}/{path.relative_to(folder)}"), path.read_bytes())
+    return url
+
+
+def write_text(folder, **options):
+    write_chunks(TEXTS, folder, 15, length_fn=len, **options)
+
+
+def write_parquet(folder):
+    pytest.importorskip("pyarrow")
+    write_text(folder, format="parquet")
+
+
+def write_counted_parquet(folder):
+    pytest.importorskip("pyarrow")
+    write_chunks(TEXTS, folder, 15, format="parquet")
+    count_lengths(folder, len)
+
+
+def write_tokens(write):
+    def written(folder):
+        made = documents(30)
+        np.save(folder / "ends.npy", ends(made))
+        write(folder, made)
+
+    return written
+
+
+def lines(suffix):
+    """Opens the chunk files as a list, without their manifest."""
+    return lambda url: ChunkSource([f"{url}/chunk-{number:06d}{suffix}" for number in range(3)])
+
+
+#: For each kind of source, functions that write the files into a folder and that open the source there.
+CASES = {
+    "text": (lambda folder: write_text(folder, compression="none"), lines(".txt")),
+    "gzip": (write_text, lines(".txt.gz")),
+    "jsonl": (lambda folder: write_text(folder, compression="none", format="jsonl"), lines(".jsonl")),
+    "chunks": (write_text, lambda url: ChunkSource(url, with_lengths=True)),
+    "parquet": (write_parquet, lambda url: ParquetSource(url, "text", length_column="length", with_lengths=True)),
+    "counted parquet": (write_counted_parquet, lambda url: ParquetSource(url, with_lengths=True)),
+    "flat": (write_tokens(write_flat), lambda url: TokenSource(f"{url}/train.bin", end_token=END)),
+    "llm.c": (write_tokens(write_llm_c), lambda url: TokenSource(f"{url}/train_000.bin", end_token=END)),
+    "npy": (write_tokens(write_npy), lambda url: TokenSource(f"{url}/train.npy", document_ends=f"{url}/ends.npy")),
+    "megatron": (write_tokens(write_megatron), lambda url: MegatronSource(f"{url}/train")),
+    "mds": (write_tokens(write_mds), lambda url: MDSSource(f"{url}/mds")),
+    "gzipped mds": (
+        write_tokens(lambda folder, made: write_mds(folder, made, compression="gz")),
+        lambda url: MDSSource(f"{url}/mds"),
+    ),
+}
+
+
+@pytest.fixture(params=CASES)
+def case(request, tmp_path):
+    """The URL of files, the function that opens their source, and the source's items."""
+    write, open_source = CASES[request.param]
+    folder = tmp_path / "files"
+    folder.mkdir()
+    write(folder)
+    url = uploaded(folder)
+    return url, open_source, items_of(open_source(folder))
+
+
+def items_of(source):
+    return [str(item.tolist() if isinstance(item, np.ndarray) else item) for item in source]
+
+
+def counted():
+    """Right answers, and the list of them."""
+    count = []
+
+    def answers():
+        while True:
+            count.append(None)
+            yield None
+
+    return count, answers()
+
+
+@pytest.mark.parametrize(
+    ("prefix", "opens_whole_files"),
+    [("", False), ("", True), ("filecache::", False)],
+    ids=["ranges", "whole", "cached"],
+)
+def test_each_answer_is_short_once(case, store, monkeypatch, tmp_path, prefix, opens_whole_files):
+    url, open_source, right = case
+    store.opens_whole_files = opens_whole_files
+    count, store.next_answers = counted()
+    assert items_of(open_source(prefix + url)) == right
+    for number in range(len(count)):
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / f"cache {number}"))
+        store.next_answers = iter([None] * number + [half])
+        assert items_of(open_source(prefix + url)) == right
+        assert next(store.next_answers, "none is left") == "none is left"
+        assert items_of(open_source(prefix + url)) == right  # of the copies that were kept
+
+
+@pytest.mark.parametrize("prefix", ["", "filecache::"])
+def test_a_file_that_is_always_short_is_named(case, store, monkeypatch, tmp_path, prefix):
+    url, open_source, right = case
+    refusals = []
+    for number, path in enumerate(visible_files(url)):
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / f"cache {number}"))
+        store.broken_file, store.cut_answers = store._strip_protocol(str(path)), 0
+        refusal = refusal_of(lambda: items_of(open_source(prefix + url)))
+        assert (refusal is None) == (store.cut_answers == 0)  # not all files are read
+        if refusal is not None:
+            assert str(path) in refusal
+            assert "bytes came, expected" in refusal
+            refusals.append(refusal)
+    assert refusals
+    store.broken_file = None
+    assert items_of(open_source(prefix + url)) == right
+
+
+def test_a_short_copy_of_an_earlier_run_is_made_again(case):
+    url, open_source, right = case
+    assert items_of(open_source(f"filecache::{url}")) == right
+    sizes = {file_size(path) for path in visible_files(url)}
+    copies = [path for path in remote.cache_folder().rglob("*") if path.is_file() and path.stat().st_size in sizes]
+    assert copies
+    for copy in copies:
+        os.truncate(copy, copy.stat().st_size // 2)
+    assert items_of(open_source(f"filecache::{url}")) == right
+
+
+@pytest.fixture
+def path():
+    path = check_location("path", f"short://bucket/{uuid.uuid4().hex}")
+    write_file(path, bytes(range(100)))
+    return path
+
+
+#: Ways to read the whole file.
+READS = {
+    "whole": RemotePath.read_bytes,
+    "range": lambda path: read_range(path, 0, 100),
+    "copy": lambda path: local_file(path).read_bytes(),
+}
+
+
+@pytest.mark.parametrize("read", ["whole", "range", "copy"])
+@pytest.mark.parametrize("change", [half, longer, lambda content: b""])
+def test_an_answer_of_another_size_is_dropped(path, store, read, change):
+    store.next_answers = iter([change, change])
+    assert READS[read](path) == bytes(range(100))
+    store.next_answers = itertools.repeat(change)
+    write_file(path, bytes(range(100)))  # has no copy yet
+    with pytest.raises(OSError, match=f"3 attempts failed.*{path}"):
+        READS[read](path)
+    store.next_answers = iter(())
+    assert READS[read](path) == bytes(range(100))
+
+
+@pytest.mark.parametrize("read", ["whole", "copy"])
+@pytest.mark.parametrize("new", [b"new", bytes(200)])
+def test_a_file_that_is_overwritten_while_it_is_read(path, store, read, new):
+    """The size is the one before, the bytes are those after."""
+
+    def overwritten(content):
+        write_file(path, new)
+        return new
+
+    store.next_answers = iter([overwritten])
+    assert READS[read](path) == new
+
+
+@pytest.mark.parametrize("read", ["whole", "range", "copy"])
+def test_a_store_that_tells_no_size(path, store, read):
+    store.tells_size = False
+    assert READS[read](path) == bytes(range(100))
+
+
+def test_a_range_goes_on_after_a_short_answer(path, store):
+    store.next_answers = iter([half, half])
+    with open_file(path) as file:
+        file.seek(-50, io.SEEK_END)
+        assert file.read(40) == bytes(range(50, 90))
+
+
+def test_a_range_beyond_the_end_is_shorter(path):
+    assert read_range(path, 90, 120) == bytes(range(90, 100))
+    assert read_range(path, 110, 120) == b""
+
+
+def test_a_store_that_takes_a_file_for_unchanged(path, monkeypatch):
+    """As fsspec does with those of HTTP: at least those of another size are copied anew."""
+    monkeypatch.setattr(Store, "ukey", lambda self, path: path)
+    old = local_file(path)
+    write_file(path, b"new")
+    assert (local_file(path).read_bytes(), old.read_bytes()) == (b"new", bytes(range(100)))
