@@ -133,3 +133,8 @@ def test_a_candidate_goes_in_if_it_wins_at_every_size():
     assert "goes in wins, speed beside main: size 0 1.030; size 1 1.200" in lines
     assert "no      loses at one size" in lines
     assert "no      wrong, speed beside main: grad_query is off" in lines
+
+
+@each_candidate
+def test_a_candidate_is_on_the_page(candidate):
+    assert f"`{candidate.name}`" in (ROOT / "docs" / "kernels" / "attention_gpu.md").read_text()
