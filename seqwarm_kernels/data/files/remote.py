@@ -307,11 +307,15 @@ def local_file(path: AnyPath) -> Path:
     if not isinstance(path, RemotePath):
         return path
     from filelock import FileLock
+    from fsspec import AbstractFileSystem
     from fsspec.implementations.cached import WholeFileCacheFileSystem
 
     def copied(fs: Any, place: str) -> Path:
-        size = fs.info(place).get("size")
-        folder = folder_of_copy(path, (fs.ukey(place), size))
+        facts = fs.info(place)
+        size = facts.get("size")
+        # Most stores have fsspec's own ukey, which asks for the facts again.
+        version = facts if type(fs).ukey is AbstractFileSystem.ukey else fs.ukey(place)
+        folder = folder_of_copy(path, (version, size))
         with FileLock(folder / "lock"):
             # A new one each time: it takes a file for complete as soon as it begins to download it.
             cache = WholeFileCacheFileSystem(
