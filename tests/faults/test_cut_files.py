@@ -30,7 +30,7 @@ def test_a_local_file_that_is_cut_after_it_was_opened(tmp_path):
     path.write_text("\n".join(LINES))
     with open_file(path) as file:
         os.truncate(path, 1000)
-        with pytest.raises(OSError, match="1,000 bytes came"):
+        with pytest.raises(OSError, match="1,000 bytes received"):
             file.read()
 
 

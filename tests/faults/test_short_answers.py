@@ -224,7 +224,7 @@ def test_a_file_that_is_always_short_is_named(case, store, monkeypatch, tmp_path
         assert (refusal is None) == (store.cut_answers == 0)  # not all files are read
         if refusal is not None:
             assert str(path) in refusal
-            assert "bytes came, expected" in refusal
+            assert "bytes received, expected" in refusal
             refusals.append(refusal)
     assert refusals
     store.broken_file = None

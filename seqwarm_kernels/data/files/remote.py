@@ -38,7 +38,7 @@ class RemotePath:
     """A file or folder at an fsspec URL, such as s3://bucket/folder/file.
 
     Reading and writing is tried again after errors that may pass. Reading is tried again, too, if the number of bytes
-    that came is not the size that the store told. After the last attempt an OSError names the cause.
+    received is not the size that the store reports. After the last attempt an OSError names the cause.
     """
 
     url: str
@@ -301,8 +301,8 @@ def local_file(path: AnyPath) -> Path:
     """The path itself if it is local, else that of a local copy, for formats that are memory-mapped.
 
     fsspec's filecache keeps the copies in `cache_folder()`, one for each version of a file. A copy is never changed. It
-    is deleted and made again if its size is not the one that the store tells. Processes of one machine download a file
-    once.
+    is deleted and made again if its size is not the one that the store reports. Processes of one machine download a
+    file once.
     """
     if not isinstance(path, RemotePath):
         return path
@@ -353,13 +353,13 @@ def file_size(path: AnyPath) -> int:
     """Size in bytes.
 
     Raises:
-        OSError: the file cannot be reached, or the store does not tell its size.
+        OSError: the file cannot be reached, or the store does not report its size.
     """
     if not isinstance(path, RemotePath):
         return path.stat().st_size
     size = path.info().get("size")
     if size is None:
-        raise OSError(errno.EIO, "the store does not tell the size", path.url)
+        raise OSError(errno.EIO, "the store does not report the size", path.url)
     return int(size)
 
 

@@ -58,14 +58,14 @@ def with_retries(call: Callable[[], T]) -> T:
         raise OSError(errno.EIO, problem) from error
 
 
-def check_size(came: int, told: int | None) -> None:
-    """As many bytes must have come as the store told. None: it told no size, so nothing is compared.
+def check_size(received: int, expected: int | None) -> None:
+    """Compare the bytes received with the size that the store reports. None: it reports none.
 
     Raises:
-        OSError: more or fewer came. Another attempt may get all.
+        OSError: They differ. Another attempt may receive all.
     """
-    if told is not None and came != told:
-        raise OSError(f"{came:,} bytes came, expected {told:,}")
+    if expected is not None and received != expected:
+        raise OSError(f"{received:,} bytes received, expected {expected:,}")
 
 
 class SizedFile(io.RawIOBase):
