@@ -29,7 +29,7 @@ class Verification(NamedTuple):
     largest_error: float  #: of the outputs against float64, relative to the largest value
     smallest_effect: float  #: of the slopes on the outputs of a layer, relative to the largest value
     largest_position_error: float  #: largest difference of equal tokens, relative to the largest query, key or value
-    cache_error: float | None  #: of the last token on a cache, relative to the largest value; None: there is no cache
+    cache_error: float | None  #: of the last token with a cache, relative to the largest value; None without one
 
 
 class SurgeryReport(NamedTuple):

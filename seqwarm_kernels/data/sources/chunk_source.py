@@ -156,7 +156,7 @@ def _checked_paths(paths: Any) -> list[AnyPath]:
 
 
 def _sizes(paths: list[AnyPath], chunks: list[Chunk | None]) -> list[int | None]:
-    """The size of each file in bytes: of the manifest, else that of now, None if it is not known."""
+    """The size of each file in bytes: from the manifest, else from the store. None if unknown."""
     with ThreadPoolExecutor(_THREADS) as pool:  # a store answers many questions at once
         unknown = pool.map(_size, [path for path, chunk in zip(paths, chunks, strict=True) if chunk is None])
         return [next(unknown) if chunk is None else chunk.bytes for chunk in chunks]
