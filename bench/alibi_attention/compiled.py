@@ -92,7 +92,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "bound": {"causal": True, "present": {"key_norm_bound"}},
     "32 rows": {"causal": False, "rows": 32, "present": {"key_norm_bound"}},
     "tf32": {"causal": False, "dtype": "fp32", "precision": "tf32"},
+    "128_tokens": {"causal": True, "tokens": 128},
 }
+#: Kinds that only a candidate takes (bench/gpu/candidates). They are compiled if they are named.
+CANDIDATES = ("128_tokens",)
 
 
 @dataclass(frozen=True)
@@ -127,14 +130,15 @@ def _tiles(kernel: str, chip: int, head_dim: int, dtype: str, variant: str) -> T
         return decode_tiles(VARIANTS[variant].get("rows", 4), head_dim, BYTES[dtype])
     if kernel in SHORT:
         tile = short_tile(chip, head_dim, BYTES[dtype])
-        return Tiles(tile.tokens, tile.tokens, tile.num_warps, 1)
+        tokens = VARIANTS[variant].get("tokens", tile.tokens)
+        return Tiles(tokens, tokens, tile.num_warps * tokens // tile.tokens, 1)
     plain = variant not in ("mask", "dropout", "origins")
     return getattr(configuration(chip, head_dim, BYTES[dtype], plain=plain), kernel)
 
 
 def _most_registers(kernel: str, chip: int, head_dim: int, dtype: str, variant: dict[str, Any]) -> int | None:
     tile = short_tile(chip, head_dim, BYTES[dtype])
-    backward = None if "grouped" in variant else tile.backward_registers
+    backward = None if {"grouped", "tokens"} & variant.keys() else tile.backward_registers
     return {"short_forward": tile.forward_registers, "short_backward": backward}.get(kernel)
 
 
@@ -244,7 +248,7 @@ def _differs(variant: str, kernel: str, chip: int, head_dim: int) -> bool:
     """Whether the variant is another kernel than "causal" and "full" are."""
     if variant == "slopes":
         return kernel in ("backward_query", "short_backward")
-    if variant == "grouped":
+    if variant in ("grouped", "128_tokens"):
         return kernel == "short_backward"
     if variant in ("bound", "32 rows"):
         return kernel == "decode"
@@ -267,10 +271,11 @@ def kernels_table(kernels: list[CompiledKernel]) -> str:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    usual = [name for name in VARIANTS if name not in CANDIDATES]
     parser.add_argument("--chips", type=int, nargs="+", choices=CHIPS, default=CHIPS, help="90 for capability 9.0")
     parser.add_argument("--kernels", nargs="+", choices=KERNELS, default=tuple(KERNELS))
     parser.add_argument("--head-dims", type=int, nargs="+", choices=HEAD_DIMS, default=HEAD_DIMS)
-    parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=VARIANTS, help="kinds of calls")
+    parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=usual, help="kinds of calls")
     parser.add_argument("--json", action="store_true", help="print a line of JSON after each kernel")
 
 
