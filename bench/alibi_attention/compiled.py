@@ -74,6 +74,7 @@ _OPTIONAL = {
     "grad_lse": "*fp32",
     "grad_slope_rows": "*fp32",
     "packed_value": "*{dtype}",
+    "counters": "*i32",
 }
 _DENSE = {"out", "grad_query", "grad_key", "grad_value"}
 

@@ -17,10 +17,11 @@ INTERPRETED: bool = triton.knobs.runtime.interpret
 DISPATCH_KEY = "CPU" if INTERPRETED else "CUDA"
 
 
-def kernel(function: Callable[..., None]) -> Any:
+def kernel(function: Callable[..., None], jit: Callable[..., Any] | None = None) -> Any:
     """`triton.jit` without specialization: only constexpr arguments and dtypes cause another compilation."""
     parameters = inspect.signature(function).parameters.values()
-    return triton.jit(function, do_not_specialize=[p.name for p in parameters if "constexpr" not in str(p.annotation)])
+    numbers = [parameter.name for parameter in parameters if "constexpr" not in str(parameter.annotation)]
+    return (jit or triton.jit)(function, do_not_specialize=numbers)
 
 
 class Launch:

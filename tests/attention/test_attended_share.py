@@ -23,9 +23,9 @@ pytestmark = pytest.mark.parametrize("backend", SKIPPING)
 @pytest.fixture(autouse=True)
 def _short_reach(monkeypatch):
     """Makes the kernels look for keys to skip even among few keys."""
-    triton = pytest.importorskip("seqwarm_kernels.ops.alibi_attention.triton")
-    monkeypatch.setattr(triton, "MIN_KEYS_TO_SKIP", 1)
-    monkeypatch.setattr(triton, "MIN_QUERIES_TO_SKIP", 1)
+    ranges = pytest.importorskip("seqwarm_kernels.ops.alibi_attention.triton_ranges")
+    monkeypatch.setattr(ranges, "MIN_KEYS_TO_SKIP", 1)
+    monkeypatch.setattr(ranges, "MIN_QUERIES_TO_SKIP", 1)
 
 
 def inputs(lengths=(300, 300), heads=(2, 1), batch_size=1, head_dim=16, dtype=torch.float32):

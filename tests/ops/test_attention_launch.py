@@ -222,7 +222,7 @@ def test_the_interpreter_is_never_the_default():
 @pytest.mark.parametrize(("queries", "launches"), [pytest.param(1, 0, marks=pytest.mark.slow), (127, 0), (128, 1)])
 def test_few_queries_do_not_read_all_keys_twice(monkeypatch, queries, launches):
     """Two query heads share each key head, so 128 tokens are 256 queries."""
-    from seqwarm_kernels.ops.alibi_attention import triton as host
+    from seqwarm_kernels.ops.alibi_attention import triton_ranges as host
 
     counted = CountedKernel(host.key_norms_kernel)
     monkeypatch.setattr(host, "key_norms_kernel", counted)

@@ -27,7 +27,7 @@ def test_queries_that_attended_each_tile_of_keys(device, query_length, key_lengt
     found = torch.full((rows * num_tiles + 1, 2), -7, dtype=torch.int32, device=device)
     grid = (rows * -(-num_tiles // 2),)
     backward_ranges_kernel[grid](
-        ranges.to(device), found, query_length, key_length, BLOCK_N=block_n, TILES=2, CHUNK=chunk, num_warps=4
+        ranges.to(device), found, None, query_length, key_length, BLOCK_N=block_n, TILES=2, CHUNK=chunk, num_warps=4
     )
     wanted = []
     for row in ranges.tolist():

@@ -12,22 +12,26 @@ os.environ.pop("TRITON_INTERPRET", None)
 
 import torch
 from triton.compiler import CompiledKernel
-from triton.tools.tensor_descriptor import TensorDescriptor
 
 from bench.alibi_attention import pretended_gpu
 from seqwarm_kernels import alibi_slopes
 from seqwarm_kernels.ops.alibi_attention import triton as attention
-from seqwarm_kernels.ops.alibi_attention import triton_decode_kernel, triton_short_kernel
+from seqwarm_kernels.ops.alibi_attention import (
+    triton_backward_ranges,
+    triton_decode_kernel,
+    triton_reach,
+    triton_short_kernel,
+)
 from seqwarm_kernels.ops.alibi_attention.schema import DenseOptions
 
 KERNELS = (
     attention.forward_kernel,
     triton_decode_kernel.decode_kernel,
     triton_decode_kernel.merge_kernel,
-    attention.backward_ranges_kernel,
+    triton_backward_ranges.backward_ranges_kernel,
     attention.backward_query_kernel,
     attention.backward_key_kernel,
-    attention.key_norms_kernel,
+    triton_reach.key_norms_kernel,
     triton_short_kernel.short_forward_kernel,
     triton_short_kernel.short_backward_kernel,
 )
@@ -71,7 +75,7 @@ def launches_of_two_calls(length):
 def described(argument):
     if isinstance(argument, torch.Tensor):
         return argument.shape, argument.stride(), argument.dtype
-    if isinstance(argument, TensorDescriptor):
+    if hasattr(argument, "block_shape"):  # a descriptor
         return argument.shape, argument.strides, argument.block_shape
     return argument
 

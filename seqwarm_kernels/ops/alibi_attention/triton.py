@@ -13,13 +13,13 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import triton
 from torch import Tensor
 
 from .. import backends
 from ..call_kind import CallCache, call_kind
 from ..library import LIBRARY, shorten
 from ..triton_launch import DISPATCH_KEY, Launch, on
+from .gluon import GluonBackward, GluonForward, has_gluon_backward, has_gluon_forward
 from .schema import DenseOptions, VarlenOptions, allocate_like, allocate_outputs
 from .triton_arguments import (
     LONGEST_SEGMENT,
@@ -38,20 +38,15 @@ from .triton_arguments import (
 )
 from .triton_backward_key import backward_key_kernel
 from .triton_backward_query import backward_query_kernel
-from .triton_backward_ranges import RANGE_CHUNK, RANGE_TILES, backward_ranges_kernel
 from .triton_configurations import BULK_COPIES, Configuration, Tiles, block_d, capability_of, configuration
 from .triton_decode import Decode, decodes
 from .triton_forward import forward_kernel
-from .triton_reach import NORM_BLOCK, NORM_ROWS, key_norms_kernel
-from .triton_readers import Four, Reader, is_aligned, sizes_of, strides_of
+from .triton_ranges import KeyNorms, KeyRanges, as_dense, programs_of, skips
+from .triton_reach import NORM_BLOCK
+from .triton_readers import Reader, is_aligned, strides_of
 from .triton_short import ShortBackward, ShortForward, is_short
 from .triton_tiles import ALIGNED, BULK
 from .validation import check_values
-
-#: With fewer visible keys, finding keys to skip costs more than it saves.
-MIN_KEYS_TO_SKIP = 512
-#: With fewer queries for each key head too: the largest norms are found by reading all keys once.
-MIN_QUERIES_TO_SKIP = 256
 
 _SEARCH_STEPS = (8, 16, 31)  # few values, since each is another compilation
 
@@ -65,30 +60,6 @@ def _access(query: Tensor, key: Tensor, mask: Tensor | None) -> int:
     return BULK.value if query.numel() and key.numel() else ALIGNED.value
 
 
-def _as_dense(options: _Options) -> DenseOptions:
-    """The options that dense and packed calls share."""
-    if isinstance(options, DenseOptions):
-        return options
-    _, _, seed, _, _, causal, scale, window, dropout_p, skip_tolerance = options
-    return DenseOptions(None, None, seed, 0, causal, scale, None, window, dropout_p, skip_tolerance)
-
-
-def skips(options: _Options, query: Tensor, key: Tensor) -> bool:
-    """Whether the kernels look for keys to skip."""
-    _, num_heads, query_length, _ = sizes_of(query)
-    _, num_key_heads, key_length, _ = sizes_of(key)
-    dense = _as_dense(options)
-    visible = [key_length]
-    if isinstance(options, VarlenOptions):
-        visible.append(options.max_seqlen_k)
-    if dense.segment_length is not None:
-        visible.append(dense.segment_length)
-    if dense.window is not None:
-        visible.append(dense.window if dense.causal else 2 * dense.window)
-    queries = query_length * (num_heads // num_key_heads)
-    return dense.skip_tolerance > 0 and min(visible) >= MIN_KEYS_TO_SKIP and queries >= MIN_QUERIES_TO_SKIP
-
-
 def _packing(options: _Options) -> dict[str, int]:
     if not isinstance(options, VarlenOptions):
         return {"num_sequences": 0, "SEARCH_STEPS": 0}
@@ -98,7 +69,7 @@ def _packing(options: _Options) -> dict[str, int]:
 
 def _constant(query: Reader, key: Reader, value: Reader, slopes: Tensor, options: _Options) -> dict[str, Any]:
     """The arguments that forward and backward kernels share, and that are the same in all calls of a kind."""
-    dense = _as_dense(options)
+    dense = as_dense(options)
     _, num_heads, query_length, head_dim = query.sizes
     _, num_key_heads, key_length, _ = key.sizes
     limited = dense.window is not None or dense.segment_length is not None or isinstance(options, VarlenOptions)
@@ -147,13 +118,8 @@ def _tiled(tiles: Tiles) -> dict[str, int]:
     }
 
 
-def _programs(sizes: Four, rows: int) -> int:
-    batch_size, num_heads, length, _ = sizes
-    return batch_size * num_heads * triton.cdiv(length, rows)
-
-
 def _configuration(query: Tensor, options: _Options) -> Configuration:
-    plain = _as_dense(options).key_padding_mask is None and options.dropout_seed is None
+    plain = as_dense(options).key_padding_mask is None and options.dropout_seed is None
     return configuration(capability_of(query.device), query.shape[-1], query.element_size(), plain=plain)
 
 
@@ -161,7 +127,7 @@ class Forward:
     """Forward of calls of one kind."""
 
     def __init__(self, query: Tensor, key: Tensor, value: Tensor, slopes: Tensor, options: _Options) -> None:
-        mask = _as_dense(options).key_padding_mask
+        mask = as_dense(options).key_padding_mask
         access = _access(query, key, mask)
         tiles = _configuration(query, options).forward
         tolerance = options.skip_tolerance * (1.0 if options.causal else 0.5)
@@ -175,7 +141,7 @@ class Forward:
         self._shells = [*outputs, self._key_norms.shell] if self._key_norms else outputs
         self._launch = Launch(
             forward_kernel,
-            _programs(self._readers[0].sizes, tiles.block_m),
+            programs_of(self._readers[0].sizes, tiles.block_m),
             log2_tolerance=math.log2(tolerance) if skipping else -math.inf,
             **_constant(*self._readers, slopes.float(), options),
             **strides_named("o", strides_of(outputs[0])),
@@ -195,7 +161,7 @@ class Forward:
         read = _options_read(slopes, options)
         with on(query.device):
             if self._key_norms:
-                self._key_norms(key, _as_dense(options).key_padding_mask, *key_norms)
+                self._key_norms(key, as_dense(options).key_padding_mask, *key_norms)
             self._launch(
                 of_query(query),
                 of_key(key),
@@ -210,53 +176,6 @@ class Forward:
                 query_offset_of(options),
             )
         return out, lse, log2_sum, ranges
-
-
-class KeyNorms:
-    """(batch · heads · blocks) float32: the largest squared norm of the unmasked keys of each block of NORM_BLOCK."""
-
-    def __init__(self, key: Reader, mask: Tensor | None) -> None:
-        _, num_heads, length, head_dim = key.sizes
-        programs = _programs(key.sizes, NORM_BLOCK)
-        self.shell = torch.empty(programs, dtype=torch.float32, device="meta")
-        self._launch = Launch(
-            key_norms_kernel,
-            programs,
-            num_heads=num_heads,
-            key_length=length,
-            **strides_named("k", key.strides),
-            **mask_strides(mask),
-            HEAD_DIM=head_dim,
-            BLOCK_D=block_d(head_dim),
-            ACCESS=ALIGNED.value,
-            NORM_BLOCK=NORM_BLOCK,
-            ROWS=NORM_ROWS,
-        )
-
-    def __call__(self, key: Tensor, mask: Tensor | None, norms: Tensor) -> None:
-        self._launch(key, mask, norms)
-
-
-class KeyRanges:
-    """(batch · heads, tiles of `rows` keys, 2) int32: the range of queries that attended each tile of keys."""
-
-    def __init__(self, query: Reader, key: Reader, rows: int) -> None:
-        batch_size, num_heads, query_length, _ = query.sizes
-        key_length = key.sizes[2]
-        num_tiles = triton.cdiv(key_length, rows)
-        self.shell = torch.empty(batch_size * num_heads, num_tiles, 2, dtype=torch.int32, device="meta")
-        self._launch = Launch(
-            backward_ranges_kernel,
-            batch_size * num_heads * triton.cdiv(num_tiles, RANGE_TILES),
-            query_length=query_length,
-            key_length=key_length,
-            BLOCK_N=rows,
-            TILES=RANGE_TILES,
-            CHUNK=RANGE_CHUNK,
-        )
-
-    def __call__(self, ranges: Tensor, key_ranges: Tensor) -> None:
-        self._launch(ranges, key_ranges)
 
 
 class Backward:
@@ -275,7 +194,7 @@ class Backward:
         slopes: Tensor,
         options: _Options,
     ) -> None:
-        access = _access(query, key, _as_dense(options).key_padding_mask)
+        access = _access(query, key, as_dense(options).key_padding_mask)
         configuration = _configuration(query, options)
         skipping = skips(options, query, key)
         read = functools.partial(Reader, access=access)
@@ -297,7 +216,7 @@ class Backward:
         self._query_tiles = _tiles_of_all(readers, tiles)
         self._query_launch = Launch(
             backward_query_kernel,
-            _programs(of_query.sizes, tiles.block_m),
+            programs_of(of_query.sizes, tiles.block_m),
             **shared,
             **row_strides(grad_lse),
             **strides_named("o", of_grad_query),
@@ -310,9 +229,9 @@ class Backward:
             self._shells.append(self._key_ranges.shell)
         self._key_launch = Launch(
             backward_key_kernel,
-            _programs(of_key.sizes, tiles.block_n),
+            programs_of(of_key.sizes, tiles.block_n),
             skips=int(skipping),
-            BLIND=shared["LIMITED"] or _hides_keys(_as_dense(options)),
+            BLIND=shared["LIMITED"] or _hides_keys(as_dense(options)),
             **shared,
             **strides_named("o", of_grad_key),
             **strides_named("w", of_grad_value),
@@ -384,15 +303,24 @@ def _known_call(make: Callable[..., Any], arguments: tuple[Any, ...], options: _
 
 
 def _forward_of(query: Tensor, key: Tensor, value: Tensor, slopes: Tensor, options: Any) -> Any:
+    make: Any = Forward
     if decodes(query, key, options):
-        return Decode(query, key, value, slopes, options)
-    make = ShortForward if is_short(query, key, slopes, options) else Forward
+        make = Decode
+    elif is_short(query, key, slopes, options):
+        make = ShortForward
+    elif has_gluon_forward(query, key, options):
+        make = GluonForward
     return make(query, key, value, slopes, options)
 
 
 def _backward_of(*described: Any) -> Any:
     query, key, _, slopes, options = described[-5:]
-    return (ShortBackward if is_short(query, key, slopes, options) else Backward)(*described)
+    make: Any = Backward
+    if is_short(query, key, slopes, options):
+        make = ShortBackward
+    elif has_gluon_backward(query, key, options):
+        make = GluonBackward
+    return make(*described)
 
 
 def forward(query: Tensor, key: Tensor, value: Tensor, slopes: Tensor, options: _Options) -> tuple[Tensor, ...]:

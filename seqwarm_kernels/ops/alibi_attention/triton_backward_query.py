@@ -15,9 +15,7 @@ import triton
 import triton.language as tl
 
 from ..triton_launch import kernel
-from .schema import RANGE_BLOCK
 from .triton_tiles import (
-    FAR,
     LEFT,
     LOG2_E,
     MASKED,
@@ -25,6 +23,7 @@ from .triton_tiles import (
     Dropout,
     Keys,
     TileSource,
+    attended_keys,
     farthest,
     is_linear,
     kept_keys,
@@ -40,8 +39,6 @@ from .triton_tiles import (
     visible_keys,
     widen,
 )
-
-_RANGE_BLOCK = tl.constexpr(RANGE_BLOCK)
 
 
 class QueryRows(NamedTuple):
@@ -113,17 +110,6 @@ def _over_keys(
             grad_slope -= tl.sum(grad_scores * distance, 1)
         grad_query = tl.dot(grad_scores.to(key.dtype), key, grad_query, input_precision=PRECISION)
     return grad_query, grad_slope
-
-
-@triton.jit
-def _attended_keys(ranges, block, row, query_length, BLOCK_M: tl.constexpr):
-    num_ranges = tl.cdiv(query_length, _RANGE_BLOCK)
-    ENTRIES: tl.constexpr = (BLOCK_M + _RANGE_BLOCK - 1) // _RANGE_BLOCK
-    entries = block * BLOCK_M // _RANGE_BLOCK + tl.arange(0, ENTRIES)
-    pointers = ranges + (row.to(tl.int64) * num_ranges + entries) * 2
-    begin = tl.min(tl.load(pointers, mask=entries < num_ranges, other=FAR), 0)
-    end = tl.max(tl.load(pointers + 1, mask=entries < num_ranges, other=0), 0)
-    return begin, end
 
 
 @kernel
@@ -221,7 +207,7 @@ def backward_query_kernel(
     full_begin, near_begin, near_end, full_end = widen(
         linear, begin, full_begin, near_begin, near_end, full_end, end, BLOCK_N
     )
-    attended_begin, attended_end = _attended_keys(ranges, block, row, query_length, BLOCK_M)
+    attended_begin, attended_end = attended_keys(ranges, block, row, query_length, BLOCK_M)
     begin, end = tl.maximum(begin, attended_begin), tl.minimum(end, attended_end)
     begin = begin // BLOCK_N * BLOCK_N
     scale2 = scale * LOG2_E

@@ -18,6 +18,7 @@ _RANGE_BLOCK = tl.constexpr(RANGE_BLOCK)
 def backward_ranges_kernel(
     ranges,
     key_ranges,  # (rows, tiles of keys, 2) int32: the first query, and the end of the last block of queries
+    counters,  # None, or two int32, set to 0
     query_length: tl.int32,
     key_length: tl.int32,
     BLOCK_N: tl.constexpr,
@@ -27,6 +28,9 @@ def backward_ranges_kernel(
     num_tiles = tl.cdiv(key_length, BLOCK_N)
     programs_of_row = tl.cdiv(num_tiles, TILES)
     program = tl.program_id(0)
+    if counters is not None:
+        if program == 0:
+            tl.store(counters + tl.arange(0, 2), 0)
     row = program // programs_of_row
     tile = program % programs_of_row * TILES + tl.arange(0, TILES)
     begin = tile * BLOCK_N

@@ -142,3 +142,24 @@ def short_tile(capability: int, head_dim: int, bytes_per_element: int) -> ShortT
         hopper = _SHORT_HALF[block_d(head_dim)]
         return hopper if chip == 90 else ShortTile(64 if chip > 90 else 32, hopper.num_warps, None, None)
     return ShortTile(32 if head_dim <= 64 else 16, 4, None, None)  # without matrix instructions, more would spill
+
+
+class GluonTiles(NamedTuple):
+    """Keys or queries in the tiles that a kernel loops over, and tiles in flight."""
+
+    forward_keys: int
+    forward_stages: int
+    backward_keys: int  # of the gradient of queries
+    backward_queries: int  # of the gradients of keys and values
+    backward_stages: int
+    fewest_queries: int  # from which on these kernels are taken
+
+
+_SPECIALIZED = switch("SEQWARM_SPECIALIZED") == "1"
+_GLUON = {64: GluonTiles(128, 3, 128, 64, 3, 512), 128: GluonTiles(128, 2, 64, 64, 2, 512)}
+
+
+def gluon_tiles(capability: int, head_dim: int, query_length: int) -> GluonTiles | None:
+    """The tiles of the Gluon kernels, or None if others are faster or the chip is not Hopper's."""
+    tiles = _GLUON.get(block_d(head_dim)) if capability == 90 and _SPECIALIZED else None
+    return tiles if tiles and query_length >= tiles.fewest_queries else None

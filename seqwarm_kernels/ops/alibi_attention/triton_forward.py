@@ -8,7 +8,6 @@ import triton
 import triton.language as tl
 
 from ..triton_launch import kernel
-from .schema import RANGE_BLOCK
 from .triton_reach import largest_norm, reach
 from .triton_tiles import (
     ALIGNED,
@@ -30,12 +29,11 @@ from .triton_tiles import (
     scores_of,
     slopes_of,
     split,
+    store_range,
     store_tile,
     visible_keys,
     widen,
 )
-
-_RANGE_BLOCK = tl.constexpr(RANGE_BLOCK)
 
 
 class Softmax(NamedTuple):
@@ -131,15 +129,6 @@ def _attend(
         values = values * decay[:, None]
         values = tl.dot(weights.to(value.dtype), value, values, input_precision=PRECISION)
     return Softmax(total, largest, values)
-
-
-@triton.jit
-def _store_range(ranges, block, row, begin, end, query_length, BLOCK_M: tl.constexpr):
-    num_ranges = tl.cdiv(query_length, _RANGE_BLOCK)
-    entries = block * (BLOCK_M // _RANGE_BLOCK) + tl.arange(0, BLOCK_M // _RANGE_BLOCK)
-    pointers = ranges + (row.to(tl.int64) * num_ranges + entries) * 2
-    tl.store(pointers, begin, mask=entries < num_ranges)
-    tl.store(pointers + 1, end, mask=entries < num_ranges)
 
 
 @kernel
@@ -306,4 +295,4 @@ def forward_kernel(
     tl.store(log2_sum + row_offset, row_log2, mask=index < query_length)
     row_lse = tl.where(empty, float("-inf"), (row_log2 - slope2 * beyond) * LN_2)
     tl.store(lse + row_offset, row_lse, mask=index < query_length)
-    _store_range(ranges, block, row, begin, end, query_length, BLOCK_M)
+    store_range(ranges, block, row, begin, end, query_length, BLOCK_M)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import triton
@@ -45,7 +46,7 @@ class Reader:
 
     def __init__(self, tensor: Tensor, access: int) -> None:
         repeats = any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True))
-        self._access, self._dtype = access, tensor.dtype
+        self._access, self.dtype = access, tensor.dtype
         self._copies = not is_aligned(tensor) or (repeats and access == BULK.value)
         readable = _padded(tensor, "meta") if self._copies else tensor
         self.sizes = sizes_of(readable)
@@ -54,19 +55,21 @@ class Reader:
     def __call__(self, tensor: Tensor) -> Tensor:
         return _padded(tensor, tensor.device).copy_(tensor) if self._copies else tensor
 
-    def tiles(self, rows: int) -> Callable[[Tensor], Tensor | TensorDescriptor]:
-        """What kernels take for a readable tensor: itself, or for bulk copies its descriptor for tiles of `rows`."""
+    def tiles(self, rows: int, kind: type = TensorDescriptor, **more: Any) -> Callable[[Tensor], Any]:
+        """What kernels take for a readable tensor: itself, or for bulk copies its descriptor for tiles of `rows`, with
+        `more` attributes."""
         if self._access != BULK.value:
             return _itself
-        step = _ALIGNMENT // self._dtype.itemsize
+        step = _ALIGNMENT // self.dtype.itemsize
         strides = [stride if size > 1 else step for stride, size in zip(self.strides, self.sizes, strict=True)]
         strides[-1] = 1
         shape, block_shape = list(self.sizes), [1, 1, rows, block_d(self.sizes[3])]
 
-        def describe(tensor: Tensor) -> TensorDescriptor:
-            descriptor = object.__new__(TensorDescriptor)  # without its checks
-            descriptor.base, descriptor.shape = tensor, shape
-            descriptor.strides, descriptor.block_shape = strides, block_shape
+        fixed = {"shape": shape, "strides": strides, "block_shape": block_shape, **more}
+
+        def describe(tensor: Tensor) -> Any:
+            descriptor: Any = object.__new__(kind)  # without its checks
+            descriptor.__dict__.update(fixed, base=tensor)
             return descriptor
 
         return describe

@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
+from .schema import RANGE_BLOCK
+
 # How a tile is loaded: 16-byte vector loads through pointers, or bulk copies (TMA) through a tensor descriptor on GPUs
 # that support it.
 ALIGNED = tl.constexpr(1)
@@ -26,6 +28,7 @@ RIGHT = tl.constexpr(-1)
 FAR = tl.constexpr(2**30)
 LOG2_E = tl.constexpr(1.4426950408889634)
 LN_2 = tl.constexpr(0.6931471805599453)
+_RANGE_BLOCK = tl.constexpr(RANGE_BLOCK)
 
 # The largest biases, in base 2, that linear tiles compute. Beyond the last, differences of biases may not be finite.
 _LARGEST_PRECISE = tl.constexpr(2.0**12)  # where far keys may have weight
@@ -370,6 +373,26 @@ def widen(linear, begin, full_begin, near_begin, near_end, full_end, end, BLOCK:
     near_begin = tl.where(linear, near_begin, tl.minimum(near_begin, begin // BLOCK * BLOCK))
     near_end = tl.where(linear, near_end, tl.maximum(near_end, tl.cdiv(end, BLOCK) * BLOCK))
     return tl.minimum(full_begin, near_begin), near_begin, near_end, tl.maximum(full_end, near_end)
+
+
+@triton.jit
+def store_range(ranges, block, row, begin, end, query_length, BLOCK_M: tl.constexpr):
+    num_ranges = tl.cdiv(query_length, _RANGE_BLOCK)
+    entries = block * (BLOCK_M // _RANGE_BLOCK) + tl.arange(0, BLOCK_M // _RANGE_BLOCK)
+    pointers = ranges + (row.to(tl.int64) * num_ranges + entries) * 2
+    tl.store(pointers, begin, mask=entries < num_ranges)
+    tl.store(pointers + 1, end, mask=entries < num_ranges)
+
+
+@triton.jit
+def attended_keys(ranges, block, row, query_length, BLOCK_M: tl.constexpr):
+    num_ranges = tl.cdiv(query_length, _RANGE_BLOCK)
+    ENTRIES: tl.constexpr = (BLOCK_M + _RANGE_BLOCK - 1) // _RANGE_BLOCK
+    entries = block * BLOCK_M // _RANGE_BLOCK + tl.arange(0, ENTRIES)
+    pointers = ranges + (row.to(tl.int64) * num_ranges + entries) * 2
+    begin = tl.min(tl.load(pointers, mask=entries < num_ranges, other=FAR), 0)
+    end = tl.max(tl.load(pointers + 1, mask=entries < num_ranges, other=0), 0)
+    return begin, end
 
 
 @triton.jit
