@@ -11,7 +11,8 @@ PIP_INSTALL := $(RUN) -m pip install --constraint constraints.txt
 BUILD_INPUTS := pyproject.toml constraints.txt setup.py CMakeLists.txt $(shell find cmake csrc -type f)
 
 .PHONY: help install demo experiments test test-slow test-exhaustive test-all test-cpus test-amx test-work record-work test-asan test-shim \
-	test-composer test-mds test-deepspeed test-transformers-oldest test-transformers-newest test-triton-oldest test-torch-oldest mutate wheels gpu-build docs lint format clean
+	test-composer test-mds test-deepspeed test-transformers-oldest test-transformers-newest test-triton-oldest test-triton-newest \
+	test-torch-oldest mutate wheels gpu-build docs lint format clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | while IFS='|' read -r target text; do \
@@ -49,7 +50,7 @@ test-exhaustive: $(STAMP) build/composer/installed  ## run the exhaustive tests:
 	$(PYTEST) -m "exhaustive or (hypothesis and not slow)" --hypothesis-profile exhaustive $(ARGS)
 	PYTHONPATH=build/composer $(PYTEST) -m exhaustive tests/trainers/composer $(ARGS)
 
-test-all: test test-slow test-exhaustive test-cpus test-amx test-work test-asan test-composer test-mds test-deepspeed test-transformers-oldest test-transformers-newest test-triton-oldest  ## run all tests
+test-all: test test-slow test-exhaustive test-cpus test-amx test-work test-asan test-composer test-mds test-deepspeed test-transformers-oldest test-transformers-newest test-triton-oldest test-triton-newest  ## run all tests
 
 # An older CPU is asked of libtorch, whose answer picks our kernels, and of oneDNN, which multiplies for them.
 test-cpus: $(STAMP)  ## run the native kernels' tests as on CPUs with AVX2 only, and with neither
@@ -144,10 +145,12 @@ test-torch-oldest: $(STAMP)  ## run the tests of many devices with the oldest to
 	rm -f $(TORCH_OLDEST)/tree/seqwarm_kernels/_C.*
 	cd $(TORCH_OLDEST)/tree && OMP_NUM_THREADS=1 ../bin/python -m pytest --numprocesses $(WORKERS) -m "not exhaustive" tests/parallel $(ARGS)
 
-TRITON_OLDEST := build/triton-oldest
-test-triton-oldest: $(STAMP)  ## compile the attention kernels with the oldest supported Triton, which refuses more
-	$(RUN) -m pip install --no-deps --target $(TRITON_OLDEST) --upgrade triton==3.6.0
-	PYTHONPATH=$(abspath $(TRITON_OLDEST)) $(RUN) -m bench attention_compiled --chips 90 --head-dims 64
+# Other versions refuse other code, and order the instructions of the Gluon kernels differently.
+test-triton-oldest: build/triton-oldest/installed  ## compile the attention kernels with the oldest supported Triton, which refuses more
+test-triton-newest: build/triton-newest/installed  ## compile the attention kernels with the newest Triton, which renames what is experimental
+test-triton-oldest test-triton-newest:
+	PYTHONPATH=$(<D) $(RUN) -m bench attention_compiled --chips 90 --head-dims 64
+	PYTHONPATH=$(<D) $(PYTEST) -m "not exhaustive" -k gluon tests/test_bench_compiled.py $(ARGS)
 
 # Stopped and called again, it goes on. It works in copies of the project.
 mutate: $(STAMP) build/composer/installed  ## change the code one place at a time: do tests fail? hours; ARGS="--only FILE --limit 10"

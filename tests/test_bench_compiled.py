@@ -19,8 +19,15 @@ SHARED_LIMIT = {80: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024, 120: 99 * 1024}
 SPILL_LIMIT = {80: 56, 90: 104, 100: 0, 120: 80}
 #: Whether this is the compiler that the tiles were chosen with. Other compilers may need more registers.
 PINNED = triton.__version__.startswith("3.7.")
+NEWER = not triton.__version__.startswith(("3.6.", "3.7."))
 PRODUCTS = ("forward", "backward_query", "backward_key")
 SHORT = ("short_forward", "short_backward")
+GLUON = ("gluon_forward", "gluon_backward_query", "gluon_backward_key")
+#: Instructions for spills in the loops of both consumers, with every Triton that is tested.
+LOOP_SPILL_LIMIT = {"gluon_forward": 0, "gluon_backward_query": 24, "gluon_backward_key": 36}
+#: Kernels, head_dims and variants of which a compiler moves exponentials behind the last wait in one of the loops.
+NOT_OVERLAPPED = {("gluon_backward_query", 128, "window")}
+NOT_OVERLAPPED_BY_NEWER = {("gluon_backward_query", 64, "slopes"), ("gluon_backward_query", 128, "slopes")}
 #: Kernels of which two programs fit on a multiprocessor of chip 90.
 TWO_PROGRAMS = (*PRODUCTS, *SHORT)
 
@@ -65,7 +72,8 @@ def test_every_configuration_compiles_into_the_right_instructions(chip, head_dim
 
 def check_reports(reports, chip, head_dim):
     others = {"decode", "merge", "norms", "backward_ranges", *SHORT}
-    assert {report["kernel"] for report in reports} == {*PRODUCTS, *others}
+    hopper = set(GLUON) if chip == 90 and head_dim in (64, 128) else set()
+    assert {report["kernel"] for report in reports} == {*PRODUCTS, *others, *hopper}
     for report in reports:
         assert report["shared_bytes"] <= SHARED_LIMIT[chip], report
         if chip == 90 and head_dim in (64, 128) and report["dtype"] != "fp32" and report["kernel"] in TWO_PROGRAMS:
@@ -73,6 +81,9 @@ def check_reports(reports, chip, head_dim):
             assert 2 * report["registers"] * 32 * num_warps(report) <= 65536, report
         assert report["registers"] > 16, f"compiled to an empty kernel: {report}"
         if report["dtype"] == "fp32" and report["variant"] != "tf32":
+            continue
+        if report["kernel"] in GLUON:
+            check_gluon(report)
             continue
         if report["kernel"] in PRODUCTS:
             assert report["matrix"] > 0, report
@@ -83,6 +94,44 @@ def check_reports(reports, chip, head_dim):
             if report["kernel"] in SHORT:  # waiting for memory alone would cost more
                 most = {"origins": 1024, "grouped": 2048}.get(report["variant"], 512)
             assert report["spilled_bytes"] <= most, report
+
+
+def check_gluon(report):
+    assert report["shared_bytes"] <= SHARED_LIMIT[90], report
+    assert report["consumers"] == report["loops"] == 2, report
+    call = report["kernel"], report["head_dim"], report["variant"]
+    if call not in NOT_OVERLAPPED and not (NEWER and call in NOT_OVERLAPPED_BY_NEWER):
+        assert report["overlapped"] == 2, report
+    assert report["spilled_in_loops"] <= LOOP_SPILL_LIMIT[report["kernel"]], report
+
+
+def test_gluon_consumers_overlap_exponentials_and_products():
+    reports = compile_all([90], 128, "--kernels", *GLUON, "--variants", "causal")
+    assert [report["kernel"] for report in reports] == [*GLUON]
+    for report in reports:
+        check_gluon(report)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_every_gluon_kernel_compiles_as_the_page_says(head_dim):
+    reports = compile_all([90], head_dim, "--kernels", *GLUON)
+    for report in reports:
+        check_gluon(report)
+    of_call = {(report["kernel"], report["variant"]): report for report in reports if report["dtype"] == "bf16"}
+    page = (ROOT / "docs" / "kernels" / "attention_gpu.md").read_text()
+    for kernel in GLUON:
+        row = page_row(of_call[kernel, "full"], of_call[kernel, "causal"])
+        assert row in page or not PINNED, row
+
+
+def page_row(full, causal):
+    tiles, _, stages = full["tiles"].split(", ")
+    loops = ", ".join(f"{report['overlapped']} of {report['loops']}" for report in (full, causal))
+    spills = [f"{full[name]}, {causal[name]}" for name in ("spilled_bytes", "spilled_in_loops")]
+    shared = f"{full['shared_bytes'] / 1024:.1f}"
+    cells = [full["kernel"], full["head_dim"], f"{tiles}, {stages}", full["consumers"], loops, *spills, shared]
+    return "| " + " | ".join(map(str, cells)) + " |"
 
 
 def num_warps(report):
@@ -111,3 +160,36 @@ def test_each_inner_loop_is_looked_at():
     assert first.is_pipelined
     assert not second.is_pipelined
     assert not Loop(instructions=20, products=12, copies=2, waits=12).is_pipelined
+
+
+PARTITIONS = """
+        /*0000*/                   HGMMA.64x64x16.F32.BF16 R24, gdesc[UR4], R24, gsb0 ; /* 0x1 */
+        /*0010*/                   HGMMA.64x64x16.F32.BF16 R88, R56, gdesc[UR8], R88 ;  /* 0x2 */
+        /*0020*/                   HGMMA.64x64x16.F32.BF16 R88, R60, gdesc[UR8], R88 ;  /* 0x3 */
+        /*0030*/                   WARPGROUP.DEPBAR.LE gsb0, 0x1 ;                      /* 0x4 */
+        /*0040*/                   MUFU.EX2 R24, R24 ;                                  /* 0x5 */
+        /*0050*/              @!P1 MUFU.EX2 R25, R25 ;                                  /* 0x6 */
+        /*0060*/                   WARPGROUP.DEPBAR.LE gsb0, 0x0 ;                      /* 0x7 */
+        /*0070*/                   LDL.LU R2, [R1+0x7c] ;                               /* 0x8 */
+        /*0080*/               @P0 BRA 0x0 ;                                            /* 0x9 */
+        /*0090*/                   EXIT ;                                               /* 0xa */
+        /*00a0*/                   HGMMA.64x64x16.F32.BF16 R24, gdesc[UR4], R24, gsb0 ; /* 0xb */
+        /*00b0*/                   HGMMA.64x64x16.F32.BF16 R88, R56, gdesc[UR8], R88 ;  /* 0xc */
+        /*00c0*/                   HGMMA.64x64x16.F32.BF16 R88, R60, gdesc[UR8], R88 ;  /* 0xd */
+        /*00d0*/                   WARPGROUP.DEPBAR.LE gsb0, 0x1 ;                      /* 0xe */
+        /*00e0*/                   WARPGROUP.DEPBAR.LE gsb0, 0x0 ;                      /* 0xf */
+        /*00f0*/                   MUFU.EX2 R24, R24 ;                                  /* 0x10 */
+        /*0100*/               @P0 BRA 0xa0 ;                                           /* 0x11 */
+        /*0110*/                   EXIT ;                                               /* 0x12 */
+        /*0120*/                   BRA 0x10 ;                                           /* 0x13 */
+"""
+
+
+def test_exponentials_between_waits_are_overlapped():
+    counts = {"products": 3, "copies": 0, "waits": 2}
+    first, second = inner_loops(PARTITIONS, 90)
+    assert first == Loop(instructions=9, **counts, exponentials=2, overlapped=2, spills=1)
+    assert second == Loop(instructions=7, **counts, exponentials=1, overlapped=0)
+    assert first.is_overlapped
+    assert not second.is_overlapped
+    assert not Loop(9, products=3, copies=0, waits=3, exponentials=2, overlapped=2).is_overlapped

@@ -1,4 +1,4 @@
-"""Compiles every configuration of the Triton attention kernels without a GPU, and prints what each kernel needs.
+"""Compiles every configuration of the attention kernels without a GPU, and prints what each kernel needs.
 
 Triton's package contains the assembler and the disassembler, so registers, spills, shared memory and instructions
 are known without a GPU. Needs a process without TRITON_INTERPRET.
@@ -20,6 +20,7 @@ import triton
 from tqdm import tqdm
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from triton.experimental.gluon._runtime import GluonASTSource
 
 from seqwarm_kernels.ops.alibi_attention.triton_backward_key import backward_key_kernel
 from seqwarm_kernels.ops.alibi_attention.triton_backward_query import backward_query_kernel
@@ -31,6 +32,8 @@ from seqwarm_kernels.ops.alibi_attention.triton_backward_ranges import (
 from seqwarm_kernels.ops.alibi_attention.triton_configurations import (
     BULK_COPIES,
     CHIPS,
+    KEY_STAGES,
+    VALUE_STAGES,
     Tiles,
     block_d,
     configuration,
@@ -44,6 +47,7 @@ from seqwarm_kernels.ops.alibi_attention.triton_short_kernel import short_backwa
 from seqwarm_kernels.ops.alibi_attention.triton_tiles import ALIGNED, BULK
 
 from ..common.records import markdown
+from . import compiled_gluon
 from .sass import MATRIX, inner_loops
 
 HEAD_DIMS = (16, 32, 64, 128, 256)
@@ -58,7 +62,9 @@ KERNELS = {
     "merge": merge_kernel,
     "short_forward": short_forward_kernel,
     "short_backward": short_backward_kernel,
+    **compiled_gluon.KERNELS,
 }
+HOPPER = tuple(compiled_gluon.KERNELS)  # 16-bit only
 SIMPLE = ("norms", "backward_ranges", "merge")  # without a matrix product
 SHORT = ("short_forward", "short_backward")
 BY_POINTERS = ("decode", *SHORT)  # also on chips with bulk copies
@@ -73,6 +79,7 @@ _OPTIONAL = {
     "key_norm_bound": "*fp32",
     "grad_lse": "*fp32",
     "grad_slope_rows": "*fp32",
+    "grad_slopes": "*fp32",
     "packed_value": "*{dtype}",
     "counters": "*i32",
 }
@@ -82,7 +89,7 @@ _DENSE = {"out", "grad_query", "grad_key", "grad_value"}
 VARIANTS: dict[str, dict[str, Any]] = {
     "causal": {"causal": True},
     "full": {"causal": False},
-    "slopes": {"causal": True, "present": {"grad_lse", "grad_slope_rows"}},
+    "slopes": {"causal": True, "present": {"grad_lse", "grad_slope_rows", "grad_slopes"}},
     "window": {"causal": False, "limited": True},
     "packed": {"causal": True, "limited": True, "present": {"cu_seqlens_q", "cu_seqlens_k", "packed_value"}},
     "grouped": {"causal": True, "grouped": True},
@@ -108,7 +115,7 @@ class CompiledKernel:
     head_dim: int
     dtype: str
     variant: str
-    tiles: str  #: queries x keys, warps, stages
+    tiles: str  #: queries x keys, warps (of a consumer), stages
     registers: int
     spilled_bytes: int
     shared_bytes: int
@@ -116,6 +123,9 @@ class CompiledKernel:
     loops: int  #: number of innermost loops with matrix instructions
     pipelined: int  #: number of those that are pipelined
     instructions: int  #: of the shortest of those, which needs no masks
+    overlapped: int = 0  #: number of those loops whose exponentials run beside matrix products, on Hopper
+    spilled_in_loops: int = 0  #: number of instructions for spills in those loops
+    consumers: int = 0  #: number of partitions with matrix products
 
 
 def _access(chip: int, dtype: str, variant: dict[str, Any]) -> int:
@@ -133,6 +143,8 @@ def _tiles(kernel: str, chip: int, head_dim: int, dtype: str, variant: str) -> T
         tile = short_tile(chip, head_dim, BYTES[dtype])
         tokens = VARIANTS[variant].get("tokens", tile.tokens)
         return Tiles(tokens, tokens, tile.num_warps * tokens // tile.tokens, 1)
+    if kernel in HOPPER and (table := compiled_gluon.table_of(chip, head_dim)):
+        return compiled_gluon.tiles_of(kernel, table)
     plain = variant not in ("mask", "dropout", "origins")
     return getattr(configuration(chip, head_dim, BYTES[dtype], plain=plain), kernel)
 
@@ -164,7 +176,12 @@ def _signature(kernel: str, tiles: Tiles, head_dim: int, dtype: str, access: int
         "ACCESS": ALIGNED.value if kernel in SIMPLE else access,
         "PRECISION": variant.get("precision", "ieee"),
         "NORM_BLOCK": NORM_BLOCK,
+        "STAGES": tiles.num_stages,
+        "K_STAGES": KEY_STAGES,
+        "V_STAGES": VALUE_STAGES,
+        "TILE": table.forward_keys if (table := compiled_gluon.table_of(90, head_dim)) else None,
     }
+    described = compiled_gluon.descriptors(kernel, tiles, head_dim, dtype)
     present = variant.get("present", ())
     types, values = {}, {}
     for parameter in KERNELS[kernel].params:
@@ -173,13 +190,16 @@ def _signature(kernel: str, tiles: Tiles, head_dim: int, dtype: str, access: int
             types[name], values[name] = "constexpr", constants.get(name)
         elif parameter.annotation_type:
             types[name] = parameter.annotation_type
+        elif name in described:
+            types[name] = described[name]
         elif name in _TILED and kernel not in BY_POINTERS and constants["ACCESS"] == BULK.value:
             rows = tiles.block_n if name in ("key", "value") else tiles.block_m
             types[name] = f"tensordesc<{dtype}[1, 1, {rows}, {block_d(head_dim)}]>"
         elif name in _TILED | _DENSE:
             types[name] = f"*{dtype}"
         else:
-            types[name] = _OPTIONAL.get(name, "*i32" if name.endswith("ranges") else "*fp32").format(dtype=dtype)
+            usual = "*i32" if name.endswith(("ranges", "counter")) else "*fp32"
+            types[name] = _OPTIONAL.get(name, usual).format(dtype=dtype)
     return types, values
 
 
@@ -188,7 +208,7 @@ def compile_kernel(kernel: str, chip: int, head_dim: int, dtype: str, variant: s
     tiles = _tiles(kernel, chip, head_dim, dtype, variant)
     types, values = _signature(kernel, tiles, head_dim, dtype, _access(chip, dtype, options), options)
     compiled = triton.compile(
-        ASTSource(KERNELS[kernel], types, values),
+        (GluonASTSource if kernel in compiled_gluon.KERNELS else ASTSource)(KERNELS[kernel], types, values),
         target=GPUTarget("cuda", chip, 32),
         options={
             "num_warps": tiles.num_warps,
@@ -212,6 +232,9 @@ def compile_kernel(kernel: str, chip: int, head_dim: int, dtype: str, variant: s
         loops=len(loops),
         pipelined=sum(loop.is_pipelined for loop in loops),
         instructions=min((loop.instructions for loop in loops), default=0),
+        overlapped=sum(loop.is_overlapped for loop in loops),
+        spilled_in_loops=sum(loop.spills for loop in loops),
+        consumers=compiled_gluon.count_consumers(compiled.asm["ttgir"]),
     )
 
 
@@ -234,9 +257,12 @@ def configurations(chips: Iterable[int], head_dims: Iterable[int]) -> Iterator[t
     for chip in chips:
         for head_dim in head_dims:
             for kernel in KERNELS:
+                if kernel in HOPPER and not compiled_gluon.table_of(chip, head_dim):
+                    continue
                 variants = ("causal",) if kernel in SIMPLE else ("causal", "full")
                 yield from [(kernel, chip, head_dim, "bf16", variant) for variant in variants]
-                yield kernel, chip, head_dim, "fp32", variants[-1]
+                if kernel not in HOPPER:
+                    yield kernel, chip, head_dim, "fp32", variants[-1]
                 if head_dim == 64:
                     yield kernel, chip, head_dim, "fp16", variants[-1]
                 if head_dim in (64, 128) and kernel not in SIMPLE:
@@ -248,7 +274,9 @@ def configurations(chips: Iterable[int], head_dims: Iterable[int]) -> Iterator[t
 def _differs(variant: str, kernel: str, chip: int, head_dim: int) -> bool:
     """Whether the variant is another kernel than "causal" and "full" are."""
     if variant == "slopes":
-        return kernel in ("backward_query", "short_backward")
+        return kernel in ("backward_query", "short_backward", "gluon_backward_query")
+    if kernel in HOPPER:
+        return variant == "window"
     if variant in ("grouped", "128_tokens"):
         return kernel == "short_backward"
     if variant in ("bound", "32 rows"):
@@ -264,10 +292,13 @@ def kernels_table(kernels: list[CompiledKernel]) -> str:
     """A Markdown table."""
     rows = []
     for k in kernels:
-        loops = f"{k.pipelined} of {k.loops}, {k.instructions}" if k.loops else ""
-        compiled = [k.registers, k.spilled_bytes, f"{k.shared_bytes / 1024:.1f}", f"{k.matrix} {MATRIX[k.chip]}", loops]
+        good = f"{k.overlapped} of {k.loops} overlapped" if k.consumers else f"{k.pipelined} of {k.loops}"
+        loops = f"{good}, {k.instructions}" if k.loops else ""
+        spills = f"{k.spilled_bytes} ({k.spilled_in_loops})" if k.spilled_in_loops else k.spilled_bytes
+        compiled = [k.registers, spills, f"{k.shared_bytes / 1024:.1f}", f"{k.matrix} {MATRIX[k.chip]}", loops]
         rows.append([k.kernel, f"sm_{k.chip}", k.head_dim, k.dtype, k.variant, k.tiles, *compiled])
-    header = ["kernel", "chip", "D", "dtype", "variant", "tiles, warps, stages", "registers", "spilled bytes"]
+    header = ["kernel", "chip", "D", "dtype", "variant", "tiles, warps, stages", "registers"]
+    header.append("spilled bytes (instructions for them in loops)")
     return markdown([*header, "shared KiB", "matrix", "pipelined loops, instructions"], rows)
 
 

@@ -44,11 +44,13 @@ PARTS = {
     "memory": Part(7.75, {"allocator": 330, "resize": 70, "diagnostics": 35}),
     "training": Part(8.75, {"training": 1}),
     "attention": Part(5.0, {"long": 80, "lengths": 80, "paths": 40, "small": 30, "segments": 40}),
+    "hopper": Part(2.0, {"hopper": 1}),
     "tuning": Part(4.0, {"tiles": 120, "tuned": 50}),
 }
 SELECTION_MINUTES = 4.0
 #: Of the gpu tests, those of kernels that changed since a GPU ran them, and what else is short.
 SELECTION = (
+    "tests/ops/test_attention_hopper.py",
     "tests/ops/test_attention_triton_short.py",
     "tests/ops/test_attention_triton_decoding.py",
     "tests/ops/test_attention_launch.py",
@@ -115,7 +117,9 @@ class Run:
             with ThreadPoolExecutor(2) as pool:
                 list(pool.map(lambda run: run(), [self.tests] if self.selection else [self.sanitizers, self.tests]))
         if set(_COMPARED) & self.part.stages.keys():
-            self.precompile()
+            self.precompile("bench.alibi_attention.precompile")
+        if "hopper" in self.part.stages and not self.tiny:
+            self.precompile("bench.alibi_attention.hopper")
         if "tuned" in self.part.stages:
             self.steps(PROFILES, _STEP_SECONDS)
         start, shares = time.monotonic(), sum(self.part.stages.values())
@@ -163,12 +167,12 @@ class Run:
 
     # ---- measurements
 
-    def precompile(self) -> None:
+    def precompile(self, module: str) -> None:
         """Compiles slow kernels in several processes, so that the stages find them in the caches on disk."""
         shares, end = (1, self.end) if self.tiny else (_TOGETHER, time.monotonic() + _STEP_SECONDS)
 
         def compile_share(share: int) -> None:
-            command = [*PYTHON, "bench.alibi_attention.precompile", str(share), str(shares)]
+            command = [*PYTHON, module, str(share), str(shares)]
             self._finish(f"precompile {share}", command, end, **_NO_POOL)
 
         with ThreadPoolExecutor(shares) as pool:

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from ..alibi_attention import gpu as attention
+from ..alibi_attention.hopper import hopper
 from ..alibi_attention.tiles import tiles
 from ..allocator import gpu as allocator
 from ..moment_statistics import gpu as moments
@@ -29,6 +30,7 @@ STAGES: dict[str, tuple[Measure, ...]] = {
     "diagnostics": (moments.monitor,),
     "candidates": (compare,),
     "training": (training.to_one_loss,),
+    "hopper": (hopper,),
     "tiles": (tiles,),
     "tuned": (attention.tuned,),
 }

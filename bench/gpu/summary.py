@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
+from ..alibi_attention import hopper
 from ..alibi_attention import report as attention
 from ..allocator import gpu as allocator
 from ..common.goals import Goal
@@ -28,6 +29,7 @@ def summary(records: DeviceRecords) -> Iterator[str]:
     yield from attention.summary_lines(records)
     for stage in ("host", "packed", "decoding", "tiles", "tuned", "diagnostics"):
         yield from _times(records, stage)
+    yield from hopper.summary_lines(records)
     yield from _candidates(records)
     yield from passed_and_failed(records)
     yield from failures(records)

@@ -67,6 +67,7 @@ class Attention:
     head_dim: int = 64
     token_major: bool = False  #: (B, S, H, D) in memory
     masked: bool = False  #: with padding that holds NaN
+    slopes: tuple[float, ...] | None = None  #: of each head; None: `alibi_slopes`
 
     def compare(self, backend: str, device: str, dtype: torch.dtype) -> Iterator[Comparison]:
         batch_size, (query_heads, key_heads), (queries, keys) = 2, self.heads, self.lengths
@@ -84,7 +85,8 @@ class Attention:
             torch.manual_seed(_SEED)
             return alibi_attention(*leaves, return_lse=True, backend=backend, **options)
 
-        slopes = alibi_slopes(query_heads, device=device)
+        default = self.slopes is None
+        slopes = alibi_slopes(query_heads, device=device) if default else torch.tensor(self.slopes, device=device)
         yield from _compare_attention(attend, [*tensors, slopes], tensors[0].shape[:-1], backend)
 
 

@@ -26,18 +26,14 @@ from .triton_arguments import (
     row_strides,
     shell_of,
     start_stride,
-    strides_named,
     sum_slopes,
 )
-from .triton_attended import attended_keys_kernel
-from .triton_configurations import GluonTiles, block_d, capability_of, gluon_tiles
+from .triton_configurations import KEY_STAGES, VALUE_STAGES, GluonTiles, block_d, capability_of, gluon_tiles
 from .triton_ranges import KeyNorms, KeyRanges, skips
-from .triton_reach import NORM_BLOCK
 from .triton_readers import Reader, sizes_of
 from .triton_tiles import BULK
 
 _BLOCK = 2 * ROWS.value  # rows of a program
-_ATTENDED_ROWS = ROWS.value  # queries of a program that finds the keys they attend
 
 
 def _tiles_of(query: Tensor, key: Tensor, options: Any) -> GluonTiles | None:
@@ -46,16 +42,20 @@ def _tiles_of(query: Tensor, key: Tensor, options: Any) -> GluonTiles | None:
     plain = options.key_padding_mask is None and options.dropout_seed is None
     if not plain or query.element_size() != 2 or query.shape[-1] % 8:
         return None
-    return gluon_tiles(capability_of(query.device), query.shape[-1], query.shape[-2])
+    return gluon_tiles(capability_of(query.device), query.shape[-1])
 
 
 def has_gluon_forward(query: Tensor, key: Tensor, options: Any) -> bool:
-    return _tiles_of(query, key, options) is not None
+    tiles = _tiles_of(query, key, options)
+    if tiles is None:
+        return False
+    return query.shape[2] >= (tiles.skipping_from if skips(options, query, key) else tiles.forward_from)
 
 
 def has_gluon_backward(query: Tensor, key: Tensor, options: Any) -> bool:
-    """Whether also each query sees the key at its own position: then none holds NaN that no key may see."""
-    if _tiles_of(query, key, options) is None or options.query_start is not None:
+    """Also each query must see the key at its own position: then none holds NaN that no key may see."""
+    tiles = _tiles_of(query, key, options)
+    if tiles is None or query.shape[2] < tiles.backward_from or options.query_start is not None:
         return False
     last = key.shape[2] - query.shape[2] if options.segment_length is None else 0
     return 0 <= options.query_offset <= last
@@ -122,27 +122,14 @@ class GluonForward:
         self._shells = [*outputs, torch.empty(1, dtype=torch.int32, device="meta")]
         if self._key_norms:
             self._shells.append(self._key_norms.shell)
-        shared = _constant(query, key, slopes, options) | {"stride_start": start_stride(options.query_start)}
         tolerance = options.skip_tolerance * (1.0 if options.causal else 0.5)
-        self._attended = Launch(
-            attended_keys_kernel,
-            query.shape[0] * query.shape[1] * triton.cdiv(query.shape[2], _ATTENDED_ROWS),
-            log2_tolerance=math.log2(tolerance) if self._key_norms else -math.inf,
-            **shared,
-            **strides_named("q", readers[0].strides),
-            **strides_named("k", readers[1].strides),
-            HEAD_DIM=query.shape[-1],
-            BLOCK_M=_ATTENDED_ROWS,
-            BLOCK_N=64,
-            NORM_BLOCK=NORM_BLOCK,
-            TILE=tiles.forward_keys,
-            num_warps=4,
-        )
         self._launch = _drawn(
             gluon_forward_kernel,
             _blocks(query),
             query.device,
-            **shared,
+            **_constant(query, key, slopes, options),
+            log2_tolerance=math.log2(tolerance) if self._key_norms else -math.inf,
+            stride_start=start_stride(options.query_start),
             BLOCK_N=tiles.forward_keys,
             STAGES=tiles.forward_stages,
         )
@@ -158,9 +145,10 @@ class GluonForward:
         with on(query.device):
             if self._key_norms:
                 self._key_norms(key, None, norms)
-            self._attended(query, key, slopes, options.query_start, norms, ranges, counter, offset)
             *inputs, of_out = described
-            self._launch(*inputs, slopes, options.query_start, ranges, of_out, lse, log2_sum, counter, offset)
+            self._launch(
+                *inputs, slopes, options.query_start, norms, of_out, lse, log2_sum, ranges, counter.zero_(), offset
+            )
         return out, lse, log2_sum, ranges
 
 
@@ -206,8 +194,8 @@ class GluonBackward:
             stride_start=0,
             stride_rows=padded,
             BLOCK_N=columns,
-            K_STAGES=3,
-            V_STAGES=2,
+            K_STAGES=KEY_STAGES,
+            V_STAGES=VALUE_STAGES,
         )
         self._columns = tiles.backward_queries
         rows_of_key = self._columns, self._columns, *[ROWS.value] * 4

@@ -20,7 +20,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from .gluon_blocks import draw_work, make_works, told_work
+from .gluon_blocks import draw_work, make_numbers, told_work
 from .gluon_tiles import (
     CONSUMER_REGISTERS,
     PRODUCER_REGISTERS,
@@ -172,19 +172,26 @@ def _weights(
     products, lse2, low, high, center, columns, block, member, start, scale2,
     CAUSAL: gl.constexpr, LIMITED: gl.constexpr, BLOCK_M: gl.constexpr,
 ):  # fmt: skip
-    theirs = member.slope2 * (start + columns - block.first).to(gl.float32)  # recomputed: in registers it would spill
-    own = member.slope2 * (center - block.first).to(gl.float32)
-    if member.linear & (start >= block.near_end) & (start + BLOCK_M <= block.full_end):
+    queries = start + columns
+    after = start >= block.near_end
+    full = (
+        (start >= block.full_begin)
+        & (after | (start + BLOCK_M <= block.near_begin))
+        & (start + BLOCK_M <= block.full_end)
+    )
+    if member.linear & full:
+        theirs = member.slope2 * (queries - block.first).to(gl.float32)  # recomputed: in registers it would spill
+        shift = member.slope2 * (block.first - center).to(gl.float32)
+        if not (CAUSAL | after):
+            theirs = -theirs
+            shift = -shift
         scores = gl.fma(products, scale2, -(lse2 + theirs)[None, :])
-        shift = -own
-    elif (not CAUSAL) & member.linear & (start >= block.full_begin) & (start + BLOCK_M <= block.near_begin):
-        scores = gl.fma(products, scale2, (theirs - lse2)[None, :])
-        shift = own
     else:
-        queries = (start + columns)[None, :]
-        distance = gl.abs(queries - center[:, None]).to(gl.float32)
-        visible = (queries >= low[:, None]) & (queries < high[:, None])
-        scores = gl.fma(products, scale2, -member.slope2 * distance) - lse2[None, :]
+        visible = (queries[None, :] >= low[:, None]) & (queries[None, :] < high[:, None])
+        distance = queries[None, :] - center[:, None]
+        if not CAUSAL:
+            distance = gl.abs(distance)
+        scores = gl.fma(products, scale2, -member.slope2 * distance.to(gl.float32)) - lse2[None, :]
         scores = gl.where(visible, scores, float("-inf"))
         shift = center.to(gl.float32) * 0
     return gl.exp2(scores - shift[:, None])
@@ -279,7 +286,7 @@ def gluon_backward_key_kernel(
         make_tiles(grad_out, BLOCK_M, BLOCK_D, STAGES),
         gl.allocate_shared_memory(gl.float32, [STAGES, 1, BLOCK_M], lse2.layout),
         gl.allocate_shared_memory(gl.float32, [STAGES, 1, BLOCK_M], delta.layout),
-        make_works(),
+        make_numbers(2),
         make_pipe(2, 1),
         make_pipe(STAGES, 2),
         make_pipe(STAGES, 2),

@@ -8,6 +8,8 @@ the last of the tile before run beside the exponentials:
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -18,7 +20,17 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from .gluon_blocks import Call, Shared, find_block, keys_of, make_works, produce, scores_of_tile, tile_start, told_work
+from .gluon_blocks import (
+    Call,
+    Shared,
+    find_block,
+    keys_of,
+    make_numbers,
+    produce,
+    scores_of_tile,
+    tile_start,
+    told_work,
+)
 from .gluon_tiles import (
     CONSUMER_REGISTERS,
     PRODUCER_REGISTERS,
@@ -36,11 +48,27 @@ from .gluon_tiles import (
 from .triton_tiles import LOG2_E
 
 
+class Terms(NamedTuple):
+    """What a query adds up, and what the gradients of keys read."""
+
+    log2_sum: Any
+    grad_lse: Any  # None: zeros
+    stride_lb: Any
+    stride_lh: Any
+    stride_ls: Any
+    lse2: Any
+    delta: Any
+    stride_rows: Any
+
+
+class Results(NamedTuple):
+    grad_query: Any
+    grad_slopes: Any  # the contribution of each query, or None
+    tiles: Any  # of grad_query, in shared memory
+
+
 @gluon.jit
-def _row_terms(
-    half, grad_lse, log2_sum, lse2, delta, shared, block, call, index, beyond, stride_lb, stride_lh, stride_ls,
-    stride_rows, BLOCK_D: gl.constexpr, BY_ROW: gl.constexpr,
-):  # fmt: skip
+def _row_terms(half, terms, shared, block, call, index, beyond, BLOCK_D: gl.constexpr, BY_ROW: gl.constexpr):
     """lse2, delta and the first part of the gradient of slopes of each query. Stores the first two."""
     LAYOUT: gl.constexpr = row_layout(BLOCK_D)
     grad_out = tile_of(shared.grad_out, half, 2).load(LAYOUT).to(gl.float32)
@@ -48,34 +76,33 @@ def _row_terms(
     row_delta = gl.convert_layout(gl.sum(out * grad_out, 1), BY_ROW)
     inside = index < call.query_length
     offsets = block.row.to(gl.int64) * call.query_length + index
-    row_log2 = gl.load(log2_sum + offsets, mask=inside, other=float("-inf"))
+    row_log2 = gl.load(terms.log2_sum + offsets, mask=inside, other=float("-inf"))
     seen = row_log2 != float("-inf")
     row_log2 = gl.where(seen, row_log2, float("inf"))
     row_delta = gl.where(seen, row_delta, 0.0)
     row_slopes = gl.where(seen, 0.0, 0.0)
-    if grad_lse is not None:
-        start = grad_lse + block.batch.to(gl.int64) * stride_lb + block.head.to(gl.int64) * stride_lh
-        row_grad_lse = gl.load(start + index.to(gl.int64) * stride_ls, mask=seen, other=0.0)
+    if terms.grad_lse is not None:
+        start = terms.grad_lse + block.batch.to(gl.int64) * terms.stride_lb + block.head.to(gl.int64) * terms.stride_lh
+        row_grad_lse = gl.load(start + index.to(gl.int64) * terms.stride_ls, mask=seen, other=0.0)
         row_delta -= row_grad_lse
         row_slopes = -beyond * row_grad_lse
-    offsets = block.row.to(gl.int64) * stride_rows + index
-    gl.store(lse2 + offsets, row_log2)
-    gl.store(delta + offsets, row_delta)
+    offsets = block.row.to(gl.int64) * terms.stride_rows + index
+    gl.store(terms.lse2 + offsets, row_log2)
+    gl.store(terms.delta + offsets, row_delta)
     return row_log2, row_delta, row_slopes
 
 
 @gluon.jit
 def _consume(
-    half, grad_lse, log2_sum, lse2, delta, grad_query, grad_slopes, staging, shared, call, scale,
-    stride_lb, stride_lh, stride_ls, stride_rows, CAUSAL: gl.constexpr, LIMITED: gl.constexpr,
-    BLOCK_D: gl.constexpr, BLOCK_N: gl.constexpr, K_STAGES: gl.constexpr, V_STAGES: gl.constexpr,
+    half, results, terms, shared, call, scale, CAUSAL: gl.constexpr, LIMITED: gl.constexpr, BLOCK_D: gl.constexpr,
+    BLOCK_N: gl.constexpr, K_STAGES: gl.constexpr, V_STAGES: gl.constexpr,
 ):  # fmt: skip
     SCORES: gl.constexpr = product_layout(BLOCK_N)
     OUT: gl.constexpr = product_layout(BLOCK_D)
     BY_ROW: gl.constexpr = gl.SliceLayout(1, SCORES)
     WEIGHTS: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=OUT, k_width=2)
-    SLOPES: gl.constexpr = grad_slopes is not None
-    dtype: gl.constexpr = grad_query.dtype
+    SLOPES: gl.constexpr = results.grad_slopes is not None
+    dtype: gl.constexpr = results.grad_query.dtype
     columns = gl.arange(0, BLOCK_N, layout=gl.SliceLayout(0, SCORES))
     blank = gl.zeros([ROWS, BLOCK_N], gl.float32, layout=SCORES)
     query = tile_of(shared.query, half, 2)
@@ -89,15 +116,12 @@ def _consume(
         low, high, center, beyond = keys_of(index, block.offset, call, CAUSAL, LIMITED)
         column_bias = (block.slope2 * columns.to(gl.float32))[None, :]
         arrival(shared.query_pipe, 2 * blocks + half, 2)
-        row_log2, row_delta, row_slopes = _row_terms(
-            half, grad_lse, log2_sum, lse2, delta, shared, block, call, index, beyond, stride_lb, stride_lh, stride_ls,
-            stride_rows, BLOCK_D, BY_ROW,
-        )  # fmt: skip
+        row_log2, row_delta, row_slopes = _row_terms(half, terms, shared, block, call, index, beyond, BLOCK_D, BY_ROW)
         gradient = gl.zeros([ROWS, BLOCK_D], gl.float32, layout=OUT)
         operand = gl.convert_layout(gl.zeros([ROWS, BLOCK_N], dtype, layout=SCORES), WEIGHTS)
         arrival(shared.key_pipe, tiles, K_STAGES)
         for i in range(tiles, tiles + block.count):
-            start = tile_start(i - tiles, block, BLOCK_N)
+            start = tile_start(i - tiles, block.left, block.top, BLOCK_N)
             key = tile_of(shared.key, i, K_STAGES)
             products = warpgroup_mma(query, key.permute((1, 0)), blank, use_acc=False, is_async=True)
             arrival(shared.value_pipe, i, V_STAGES)
@@ -128,12 +152,13 @@ def _consume(
         release(shared.key_pipe, tiles - 1, K_STAGES)
 
         tma.store_wait(0)  # of the last block
-        tile_of(staging, half, 2).store((gradient * scale).to(dtype))
+        tile_of(results.tiles, half, 2).store((gradient * scale).to(dtype))
         fence_async_shared()
-        copy_out(grad_query, [block.batch, block.head, block.first + half * ROWS, 0], staging.index(half))
+        place = [block.batch, block.head, block.first + half * ROWS, 0]
+        copy_out(results.grad_query, place, results.tiles.index(half))
         if SLOPES:
             offsets = block.row.to(gl.int64) * call.query_length + index
-            gl.store(grad_slopes + offsets, row_slopes, mask=index < call.query_length)
+            gl.store(results.grad_slopes + offsets, row_slopes, mask=index < call.query_length)
         work = told_work(shared.work, shared.work_pipe, blocks)
         blocks += 1
     tma.store_wait(0)
@@ -153,8 +178,9 @@ def gluon_backward_query_kernel(
     """Computes grad_query, the contribution of each query to grad_slopes (unless None), delta, and lse2: log2_sum, and
     +∞ for queries without a key. The last two have `stride_rows` entries for each head, a multiple of 2 · ROWS."""
     call = Call(
-        query_start, slopes, ranges, query_offset, window, scale * LOG2_E, segment_length, num_heads, group_size,
-        query_length, key_length, stride_start, stride_slope_b, stride_slope_h, num_works, counter,
+        query_start, slopes, ranges, None, float("-inf"), query_offset, window, scale * LOG2_E, segment_length,
+        num_heads, group_size, query_length, key_length, stride_start, stride_slope_b, stride_slope_h, num_works,
+        counter,
     )  # fmt: skip
     shared = Shared(
         make_tiles(query, ROWS, BLOCK_D, 2),
@@ -162,18 +188,22 @@ def gluon_backward_query_kernel(
         make_tiles(out, ROWS, BLOCK_D, 2),
         make_tiles(key, BLOCK_N, BLOCK_D, K_STAGES),
         make_tiles(value, BLOCK_N, BLOCK_D, V_STAGES),
-        make_works(),
+        make_numbers(2),
+        None,
+        None,
         make_pipe(2, 1),
         make_pipe(K_STAGES, 2),
         make_pipe(V_STAGES, 2),
         make_pipe(2, 2),
+        None,
     )
     fence_async_shared()
-    staging = make_tiles(grad_query, ROWS, BLOCK_D, 2)
+    terms = Terms(log2_sum, grad_lse, stride_lb, stride_lh, stride_ls, lse2, delta, stride_rows)
+    results = Results(grad_query, grad_slopes, make_tiles(grad_query, ROWS, BLOCK_D, 2))
     gl.warp_specialize(
         [
-            (_consume, (0, grad_lse, log2_sum, lse2, delta, grad_query, grad_slopes, staging, shared, call, scale, stride_lb, stride_lh, stride_ls, stride_rows, CAUSAL, LIMITED, BLOCK_D, BLOCK_N, K_STAGES, V_STAGES)),  # noqa: E501
-            (_consume, (1, grad_lse, log2_sum, lse2, delta, grad_query, grad_slopes, staging, shared, call, scale, stride_lb, stride_lh, stride_ls, stride_rows, CAUSAL, LIMITED, BLOCK_D, BLOCK_N, K_STAGES, V_STAGES)),  # noqa: E501
+            (_consume, (0, results, terms, shared, call, scale, CAUSAL, LIMITED, BLOCK_D, BLOCK_N, K_STAGES, V_STAGES)),
+            (_consume, (1, results, terms, shared, call, scale, CAUSAL, LIMITED, BLOCK_D, BLOCK_N, K_STAGES, V_STAGES)),
             (produce, (query, grad_out, out, key, value, shared, call, CAUSAL, LIMITED, BLOCK_N, K_STAGES, V_STAGES)),
         ],
         [4, 1],

@@ -14,9 +14,11 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from .gluon_tiles import ROWS, arrival, copy_in, expect, release
 from .schema import RANGE_BLOCK
+from .triton_reach import NORM_BLOCK
 from .triton_tiles import FAR, is_linear, opposite, slopes_of, visible_keys
 
 _RANGE_BLOCK = gl.constexpr(RANGE_BLOCK)
+_NORM_BLOCK = gl.constexpr(NORM_BLOCK)
 
 
 class Call(NamedTuple):
@@ -24,7 +26,9 @@ class Call(NamedTuple):
 
     query_start: Any
     slopes: Any
-    ranges: Any
+    ranges: Any  # of the keys that forward attended; None in forward
+    norms: Any  # of blocks of keys; None in backward
+    log2_tolerance: Any  # −∞: no key is skipped
     query_offset: Any
     window: Any
     scale2: Any
@@ -49,10 +53,13 @@ class Shared(NamedTuple):
     key: Any
     value: Any
     work: Any
+    begin: Any  # of the keys within reach of a consumer's queries; None in backward, as end and reach_pipe
+    end: Any
     query_pipe: Any
     key_pipe: Any
     value_pipe: Any
     work_pipe: Any
+    reach_pipe: Any
 
 
 class Block(NamedTuple):
@@ -67,6 +74,9 @@ class Block(NamedTuple):
     top: Any  # tiles are visited from here to the left, then from here to the right
     left: Any
     count: Any  # of tiles, at least 1
+    near: Any  # tiles that are attended before the reach is known
+    begin: Any
+    end: Any
     # Tiles in [full_begin, near_begin) and [near_end, full_end) are seen by every row, and their bias is linear.
     full_begin: Any
     near_begin: Any
@@ -87,21 +97,53 @@ def find_block(work, call, CAUSAL: gl.constexpr, LIMITED: gl.constexpr, BLOCK_N:
     if call.query_start is not None:
         offset += gl.load(call.query_start + batch * call.stride_start)
     slope2, _ = slopes_of(call.slopes, 0, batch, head, call.stride_slope_b, call.stride_slope_h, None, False)
-    _, high, first_center, _ = keys_of(first, offset, call, CAUSAL, LIMITED)
-    low, _, last_center, _ = keys_of(last, offset, call, CAUSAL, LIMITED)
-    begin, end = _attended(call.ranges, row, first, call.query_length)
-    begin = begin // BLOCK_N * BLOCK_N
+    begin, high, first_center, _ = keys_of(first, offset, call, CAUSAL, LIMITED)
+    low, end, last_center, _ = keys_of(last, offset, call, CAUSAL, LIMITED)
+    if call.ranges is not None:
+        begin, end = _attended(call.ranges, row, first, call.query_length)
     near_begin = first_center // BLOCK_N * BLOCK_N
     near_end = gl.cdiv(last_center + 1, BLOCK_N) * BLOCK_N
     top = gl.cdiv(end, BLOCK_N) * BLOCK_N
     if not CAUSAL:
         top = gl.minimum(top, near_end)
-    left = gl.maximum(top - begin, 0) // BLOCK_N
-    count = gl.maximum(left + gl.cdiv(gl.maximum(end - top, 0), BLOCK_N), 1)
+    left, right = tiles_within(begin, end, top, BLOCK_N)
+    count = gl.maximum(left + right, 1)
+    near = gl.maximum((top - near_begin) // BLOCK_N, 1)
+    if call.log2_tolerance == float("-inf"):
+        near = count
     linear = is_linear(slope2, gl.maximum(last_center - low, high - first_center).to(gl.float32), False)
     full_begin = gl.where(linear, low, near_begin)
     full_end = gl.where(linear, high, near_end)
-    return Block(batch, head, row, first, offset, slope2, top, left, count, full_begin, near_begin, near_end, full_end)
+    return Block(
+        batch, head, row, first, offset, slope2, top, left, count, near, begin, end, full_begin, near_begin, near_end,
+        full_end,
+    )  # fmt: skip
+
+
+@gluon.jit
+def tiles_within(begin, end, top, BLOCK_N: gl.constexpr):
+    """The number of tiles of [begin, end) left and right of `top`."""
+    left = gl.maximum(top - begin // BLOCK_N * BLOCK_N, 0) // BLOCK_N
+    return left, gl.cdiv(gl.maximum(end - top, 0), BLOCK_N)
+
+
+@gluon.jit
+def within_reach(told, shared, block, BLOCK_N: gl.constexpr):
+    """The number of tiles left of `top` and of all tiles, once both consumers have told how far they reach. The tile
+    after the near ones counts in any case: it is copied before."""
+    arrival(shared.reach_pipe, told, 2)
+    LAYOUT: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
+    slot = 2 * (told % 2)
+    begin = gl.minimum(scalar_of(shared.begin, slot, LAYOUT), scalar_of(shared.begin, slot + 1, LAYOUT))
+    end = gl.maximum(scalar_of(shared.end, slot, LAYOUT), scalar_of(shared.end, slot + 1, LAYOUT))
+    left, right = tiles_within(begin, end, block.top, BLOCK_N)
+    left = gl.maximum(left, gl.minimum(block.left, block.near + 1))
+    return left, gl.maximum(left + right, block.near + 1)
+
+
+@gluon.jit
+def scalar_of(numbers, slot, LAYOUT: gl.constexpr):
+    return gl.max(numbers.index(slot).load(LAYOUT), 0)
 
 
 @gluon.jit
@@ -114,14 +156,28 @@ def keys_of(index, offset, call, CAUSAL: gl.constexpr, LIMITED: gl.constexpr):
 
 
 @gluon.jit
-def tile_start(i, block, BLOCK_N: gl.constexpr):
-    return gl.where(i < block.left, block.top - (i + 1) * BLOCK_N, block.top + (i - block.left) * BLOCK_N)
+def tile_start(i, left, top, BLOCK_N: gl.constexpr):
+    return gl.where(i < left, top - (i + 1) * BLOCK_N, top + (i - left) * BLOCK_N)
 
 
 @gluon.jit
-def make_works():
-    """Shared memory for works that the producer draws."""
-    return gl.allocate_shared_memory(gl.int32, [2, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+def make_numbers(SLOTS: gl.constexpr):
+    """Shared memory for int32 that partitions tell one another."""
+    return gl.allocate_shared_memory(gl.int32, [SLOTS, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+
+
+@gluon.jit
+def _copy_tiles(
+    begin, end, left, tiles, key, value, block, shared, call, BLOCK_N: gl.constexpr, K_STAGES: gl.constexpr,
+    V_STAGES: gl.constexpr,
+):  # fmt: skip
+    key_head = block.head // call.group_size
+    for i in range(begin, end):
+        place = [block.batch, key_head, tile_start(i, left, block.top, BLOCK_N), 0]
+        barrier = expect(shared.key_pipe, tiles + i, key.block_type.nbytes, K_STAGES)
+        copy_in(key, place, barrier, shared.key.index((tiles + i) % K_STAGES))
+        barrier = expect(shared.value_pipe, tiles + i, value.block_type.nbytes, V_STAGES)
+        copy_in(value, place, barrier, shared.value.index((tiles + i) % V_STAGES))
 
 
 @gluon.jit
@@ -132,6 +188,7 @@ def produce(
     work = gl.program_id(0)
     blocks = 0
     tiles = 0
+    told = 0
     while work < call.num_works:
         block = find_block(work, call, CAUSAL, LIMITED, BLOCK_N)
         for half in gl.static_range(2):
@@ -143,14 +200,16 @@ def produce(
                 copy_in(grad_out, place, barrier, shared.grad_out.index(half))
                 copy_in(out, place, barrier, shared.out.index(half))
             copy_in(query, place, barrier, shared.query.index(half))
-        key_head = block.head // call.group_size
-        for i in range(tiles, tiles + block.count):
-            place = [block.batch, key_head, tile_start(i - tiles, block, BLOCK_N), 0]
-            barrier = expect(shared.key_pipe, i, key.block_type.nbytes, K_STAGES)
-            copy_in(key, place, barrier, shared.key.index(i % K_STAGES))
-            barrier = expect(shared.value_pipe, i, value.block_type.nbytes, V_STAGES)
-            copy_in(value, place, barrier, shared.value.index(i % V_STAGES))
-        tiles += block.count
+        left = block.left
+        count = block.count
+        first_tiles = gl.minimum(count, block.near + 1)
+        _copy_tiles(0, first_tiles, left, tiles, key, value, block, shared, call, BLOCK_N, K_STAGES, V_STAGES)
+        if shared.reach_pipe is not None:
+            if count > block.near:
+                left, count = within_reach(told, shared, block, BLOCK_N)
+                told += 1
+        _copy_tiles(first_tiles, count, left, tiles, key, value, block, shared, call, BLOCK_N, K_STAGES, V_STAGES)
+        tiles += count
         work = draw_work(shared.work, shared.work_pipe, blocks, call.counter)
         blocks += 1
 
@@ -197,12 +256,13 @@ def scores_of_tile(
 
     Where the bias is linear, it counts from the tile's first column, which shifts all scores of a row equally. Then
     each score costs one multiply-add."""
-    if (start >= block.full_begin) & (start + BLOCK_N <= block.near_begin):
-        scores = gl.fma(products, scale2, column_bias)
-        shift = block.slope2 * (center - start).to(gl.float32)
-    elif (not CAUSAL) & (start >= block.near_end) & (start + BLOCK_N <= block.full_end):
-        scores = gl.fma(products, scale2, -column_bias)
-        shift = block.slope2 * (start - center).to(gl.float32)
+    left = (start >= block.full_begin) & (start + BLOCK_N <= block.near_begin)
+    right = (start >= block.near_end) & (start + BLOCK_N <= block.full_end)
+    sign = 1.0 if CAUSAL else gl.where(left, 1.0, -1.0)  # a branch for each side would need more registers
+    linear = left if CAUSAL else left | right
+    if linear:
+        scores = gl.fma(products, scale2, column_bias if CAUSAL else sign * column_bias)
+        shift = sign * block.slope2 * (center - start).to(gl.float32)
     else:
         columns = (start + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(0, SCORES)))[None, :]
         distance = gl.abs(center[:, None] - columns).to(gl.float32)
@@ -212,3 +272,27 @@ def scores_of_tile(
         scores = gl.where(visible, gl.fma(products, scale2, -block.slope2 * distance), float("-inf"))
         shift = center.to(gl.float32) * 0
     return scores, shift
+
+
+@gluon.jit
+def store_attended(ranges, row, first, begin, end, length):
+    for entry in gl.static_range(ROWS // _RANGE_BLOCK):
+        place = ranges + (row.to(gl.int64) * gl.cdiv(length, _RANGE_BLOCK) + first // _RANGE_BLOCK + entry) * 2
+        inside = first + entry * _RANGE_BLOCK < length
+        gl.store(place, begin, mask=inside)
+        gl.store(place + 1, end, mask=inside)
+
+
+@gluon.jit
+def largest_norm(norms, row, begin, end, length):
+    """As in triton_reach.py."""
+    CHUNK: gl.constexpr = 128
+    LAYOUT: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
+    base = norms + row.to(gl.int64) * gl.cdiv(length, _NORM_BLOCK)
+    largest = 0.0
+    end_block = gl.where(begin < end, gl.cdiv(end, _NORM_BLOCK), 0)
+    for first in range(begin // _NORM_BLOCK, end_block, CHUNK):
+        blocks = first + gl.arange(0, CHUNK, layout=LAYOUT)
+        squares = gl.load(base + blocks, mask=blocks < end_block, other=0.0)
+        largest = gl.maximum(largest, gl.max(squares, 0))
+    return gl.sqrt(largest)

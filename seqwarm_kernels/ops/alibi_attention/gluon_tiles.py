@@ -35,11 +35,11 @@ class Pipe(NamedTuple):
 
 
 @gluon.jit
-def make_pipe(SLOTS: gl.constexpr, CONSUMERS: gl.constexpr):
+def make_pipe(SLOTS: gl.constexpr, CONSUMERS: gl.constexpr, PRODUCERS: gl.constexpr = 1):
     full = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], mbarrier.MBarrierLayout())
     for slot in gl.static_range(SLOTS):
-        mbarrier.init(full.index(slot), count=1)
+        mbarrier.init(full.index(slot), count=PRODUCERS)
         mbarrier.init(empty.index(slot), count=CONSUMERS)
     return Pipe(full, empty)
 
@@ -62,6 +62,12 @@ def arrival(pipe, i, SLOTS: gl.constexpr, pred=True):
 @gluon.jit
 def release(pipe, i, SLOTS: gl.constexpr):
     mbarrier.arrive(pipe.empty.index(i % SLOTS), count=1)
+
+
+@gluon.jit
+def release_full(pipe, i, SLOTS: gl.constexpr):
+    """Of what was stored without a copy."""
+    mbarrier.arrive(pipe.full.index(i % SLOTS), count=1)
 
 
 @gluon.jit

@@ -145,21 +145,30 @@ def short_tile(capability: int, head_dim: int, bytes_per_element: int) -> ShortT
 
 
 class GluonTiles(NamedTuple):
-    """Keys or queries in the tiles that a kernel loops over, and tiles in flight."""
+    """Tiles of the Gluon kernels: keys or queries in a tile that a kernel loops over, tiles in flight, and the fewest
+    queries from which on the kernels are faster than the others."""
 
     forward_keys: int
     forward_stages: int
-    backward_keys: int  # of the gradient of queries
-    backward_queries: int  # of the gradients of keys and values
+    forward_from: int
+    skipping_from: int  # forward of calls that skip keys
+    backward_keys: int  # for the gradient of queries
+    backward_queries: int  # for the gradients of keys and values
     backward_stages: int
-    fewest_queries: int  # from which on these kernels are taken
+    backward_from: int
 
 
+#: Tiles in flight in the Gluon kernel of the gradient of queries.
+KEY_STAGES, VALUE_STAGES = 3, 2
 _SPECIALIZED = switch("SEQWARM_SPECIALIZED") == "1"
-_GLUON = {64: GluonTiles(128, 3, 128, 64, 3, 512), 128: GluonTiles(128, 2, 64, 64, 2, 512)}
+_NEVER = 2**31
+# By head_dim, measured on an H200. At 64 and with skipped keys, blocks have few tiles, and their ends cost more.
+_GLUON = {
+    64: GluonTiles(128, 3, 4096, _NEVER, 128, 64, 3, 512),
+    128: GluonTiles(128, 2, 1024, 2048, 64, 64, 2, 512),
+}
 
 
-def gluon_tiles(capability: int, head_dim: int, query_length: int) -> GluonTiles | None:
-    """The tiles of the Gluon kernels, or None if others are faster or the chip is not Hopper's."""
-    tiles = _GLUON.get(block_d(head_dim)) if capability == 90 and _SPECIALIZED else None
-    return tiles if tiles and query_length >= tiles.fewest_queries else None
+def gluon_tiles(capability: int, head_dim: int) -> GluonTiles | None:
+    """The tiles of the Gluon kernels, or None where there are none: they are for Hopper."""
+    return _GLUON.get(block_d(head_dim)) if capability == 90 and _SPECIALIZED else None
