@@ -115,8 +115,11 @@ def test_packed_sequences(name):
     ),
 )
 def test_extreme_slopes(slope, hides_nearest, causal):
+    check_extreme_slopes(slope, hides_nearest, causal, length=130)
+
+
+def check_extreme_slopes(slope, hides_nearest, causal, length):
     """One key has all the weight of each query, so scores and slopes have no gradient."""
-    length = 130
     tensors = [torch.randn(1, 1, length, 16) for _ in range(3)]
     leaves = [*tensors, torch.tensor([slope])]
     weights = torch.randn(1, 1, length, 16), torch.zeros(1, 1, length)

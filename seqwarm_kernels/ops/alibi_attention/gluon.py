@@ -45,14 +45,14 @@ def _tiles_of(query: Tensor, key: Tensor, options: Any) -> GluonTiles | None:
     return gluon_tiles(capability_of(query.device), query.shape[-1])
 
 
-def has_gluon_forward(query: Tensor, key: Tensor, options: Any) -> bool:
+def has_forward(query: Tensor, key: Tensor, options: Any) -> bool:
     tiles = _tiles_of(query, key, options)
     if tiles is None:
         return False
     return query.shape[2] >= (tiles.skipping_from if skips(options, query, key) else tiles.forward_from)
 
 
-def has_gluon_backward(query: Tensor, key: Tensor, options: Any) -> bool:
+def has_backward(query: Tensor, key: Tensor, options: Any) -> bool:
     """Also each query must see the key at its own position: then none holds NaN that no key may see."""
     tiles = _tiles_of(query, key, options)
     if tiles is None or query.shape[2] < tiles.backward_from or options.query_start is not None:

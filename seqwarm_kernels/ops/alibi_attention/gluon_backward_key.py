@@ -275,6 +275,7 @@ def gluon_backward_key_kernel(
     """Computes grad_key and grad_value, summed over the query heads that share a key head.
 
     Bulk copies move tiles of ROWS keys, values and their gradients, and of BLOCK_M queries."""
+    gl.static_assert(STAGES >= 2, "a consumer holds tiles while it waits for the next queries")
     call = Call(
         slopes, key_ranges, query_offset, window, scale * LOG2_E, segment_length, num_heads, group_size,
         query_length, key_length, stride_slope_b, stride_slope_h, num_works, counter,

@@ -177,6 +177,7 @@ def gluon_backward_query_kernel(
 ):  # fmt: skip
     """Computes grad_query, the contribution of each query to grad_slopes (unless None), delta, and lse2: log2_sum, and
     +∞ for queries without a key. The last two have `stride_rows` entries for each head, a multiple of 2 · ROWS."""
+    gl.static_assert((K_STAGES >= 3) & (V_STAGES >= 2), "a consumer holds tiles while it waits for the next keys")
     call = Call(
         query_start, slopes, ranges, None, float("-inf"), query_offset, window, scale * LOG2_E, segment_length,
         num_heads, group_size, query_length, key_length, stride_start, stride_slope_b, stride_slope_h, num_works,

@@ -4,8 +4,7 @@ The order of a consumer's iteration, after FlashAttention-3 (Shah et al., 2024, 
 
     start scores of tile i; start weights · values of tile i − 1; wait for the scores; softmax; wait for the values
 
-The compiler would move the exponentials behind the second wait. The wait for the next keys, which is needed anyway,
-holds them in their place. After the tiles next to the queries each consumer tells how far it reaches (triton_reach.py).
+The compiler would move the exponentials behind the second wait. A wait for the next keys holds them in their place. After the tiles next to the queries each consumer tells how far it reaches (triton_reach.py).
 """
 
 from __future__ import annotations
@@ -173,7 +172,7 @@ def _consume(
                 products, largest, total, low, high, center, column_bias, block,
                 tile_start(i, left, block.top, BLOCK_N), call.scale2, CAUSAL, LIMITED, BLOCK_N, SCORES,
             )  # fmt: skip
-            arrival(shared.key_pipe, tile + 1, STAGES, pred=i + 1 < count)
+            arrival(shared.key_pipe, tile + 1, STAGES, pred=i + 1 < count)  # holds the exponentials in their place
             values, weights = warpgroup_mma_wait(0, deps=(values, weights))
             release(shared.value_pipe, tile - 1, STAGES)
             values = values * gl.convert_layout(decay, gl.SliceLayout(1, OUT))[:, None]
@@ -221,6 +220,7 @@ def gluon_forward_kernel(
     CAUSAL: tl.constexpr, LIMITED: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Bulk copies move tiles of ROWS queries and outputs, and of BLOCK_N keys and values."""
+    gl.static_assert(STAGES >= 2, "a consumer holds tiles while it waits for the next keys")
     call = Call(
         query_start, slopes, None, norms, log2_tolerance, query_offset, window, scale * LOG2_E, segment_length,
         num_heads, group_size, query_length, key_length, stride_start, stride_slope_b, stride_slope_h, num_works,

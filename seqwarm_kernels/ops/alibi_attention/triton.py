@@ -19,7 +19,6 @@ from .. import backends
 from ..call_kind import CallCache, call_kind
 from ..library import LIBRARY, shorten
 from ..triton_launch import DISPATCH_KEY, Launch, on
-from .gluon import GluonBackward, GluonForward, has_gluon_backward, has_gluon_forward
 from .schema import DenseOptions, VarlenOptions, allocate_like, allocate_outputs
 from .triton_arguments import (
     LONGEST_SEGMENT,
@@ -47,6 +46,11 @@ from .triton_readers import Reader, is_aligned, strides_of
 from .triton_short import ShortBackward, ShortForward, is_short
 from .triton_tiles import ALIGNED, BULK
 from .validation import check_values
+
+try:
+    from . import gluon
+except ImportError:  # Gluon is experimental, and versions of Triton that have other names take the other kernels
+    gluon = None  # type: ignore[assignment]
 
 _SEARCH_STEPS = (8, 16, 31)  # few values, since each is another compilation
 
@@ -308,8 +312,8 @@ def _forward_of(query: Tensor, key: Tensor, value: Tensor, slopes: Tensor, optio
         make = Decode
     elif is_short(query, key, slopes, options):
         make = ShortForward
-    elif has_gluon_forward(query, key, options):
-        make = GluonForward
+    elif gluon is not None and gluon.has_forward(query, key, options):
+        make = gluon.GluonForward
     return make(query, key, value, slopes, options)
 
 
@@ -318,8 +322,8 @@ def _backward_of(*described: Any) -> Any:
     make: Any = Backward
     if is_short(query, key, slopes, options):
         make = ShortBackward
-    elif has_gluon_backward(query, key, options):
-        make = GluonBackward
+    elif gluon is not None and gluon.has_backward(query, key, options):
+        make = gluon.GluonBackward
     return make(*described)
 
 

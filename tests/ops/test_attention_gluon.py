@@ -1,0 +1,305 @@
+"""The Gluon kernels of attention on CPU threads: results against float64, and what their barriers are for.
+
+The public function launches them by their own host side. Tiles are small: a program has 32 queries or keys.
+"""
+
+import pytest
+import torch
+
+pytest.importorskip("triton.experimental.gluon.language.nvidia.hopper")
+
+from hypothesis import HealthCheck, given
+from hypothesis import strategies as st
+
+from seqwarm_kernels import alibi_attention
+from seqwarm_kernels.ops import backends
+from seqwarm_kernels.ops.alibi_attention import triton as host
+from seqwarm_kernels.ops.alibi_attention import triton_ranges
+from seqwarm_kernels.ops.alibi_attention.triton_configurations import GluonTiles
+from seqwarm_kernels.self_check.calls import differentiate
+from tests.ops import test_attention_kernels as dense
+from tests.ops import test_attention_triton as others
+from tests.support.attention_cases import Case
+from tests.support.gluon import unnoticed
+from tests.support.gluon_attention import KERNELS, Hopper, Launched
+from tests.support.tiers import examples, first_fast
+
+pytestmark = [
+    pytest.mark.skipif(
+        backends.why_not("alibi_attention", "triton", "cpu", torch.float32) is not None,
+        reason="Triton does not serve its interpreter here",
+    ),
+    pytest.mark.usefixtures("poisoned_memory"),
+]
+
+
+@pytest.fixture
+def hopper(monkeypatch):
+    return Hopper(monkeypatch)
+
+
+def small(options=None, lengths=(53, 53), heads=(2, 1), batch_size=1, **more):
+    return Case(options or {}, lengths=lengths, heads=heads, batch_size=batch_size, **more)
+
+
+#: Calls that take all three kernels.
+CASES = {
+    "causal": small(),
+    "full": small({"causal": False}),
+    "one token": small(lengths=(1, 1)),
+    "one query": small({"causal": False}, lengths=(1, 53)),
+    "31 tokens": small(lengths=(31, 31), heads=(4, 2)),
+    "32 tokens, full": small({"causal": False}, lengths=(32, 32)),
+    "33 tokens, two rows": small(lengths=(33, 33), batch_size=2),
+    "100 tokens": small(lengths=(100, 100)),
+    "100 tokens, full": small({"causal": False}, lengths=(100, 100)),
+    "fewer queries than keys": small(lengths=(40, 75)),
+    "fewer queries than keys, full": small({"causal": False}, lengths=(40, 75)),
+    "queries at the first keys": small({"query_start": 0}, lengths=(40, 75)),
+    "queries in the midst, full": small({"query_start": 20, "causal": False}, lengths=(40, 75)),
+    "window": small({"window": 20}, lengths=(100, 100)),
+    "window, full": small({"window": 20, "causal": False}, lengths=(100, 100)),
+    "window of itself": small({"window": 0, "causal": False}),
+    "segments": small({"segment_length": 16}),
+    "segments that do not divide": small({"segment_length": 20}, lengths=(75, 75)),
+    "segments that do not divide, full": small({"segment_length": 37, "causal": False}, lengths=(75, 75)),
+    "segments with a window, full": small(
+        {"segment_length": 48, "window": 21, "causal": False}, lengths=(90, 90), slopes=(2, 2), batch_size=2
+    ),
+    "a segment longer than the row": small({"segment_length": 1000}),
+    "slopes of zero": small({"causal": False}, slopes=0.0),
+    "tiny slopes": small({"causal": False}, slopes=1e-6),
+    "steep slopes": small({"causal": False}, slopes=50.0),
+    "huge slopes": small(slopes=1e4),
+    "huge slopes, full": small({"causal": False}, slopes=1e4),
+    "negative slopes": small(slopes=-0.3),
+    "negative slopes, full": small({"causal": False}, slopes=-0.3),
+    "a slope for each row": small(slopes=(2, 4), heads=(4, 2), batch_size=2, lengths=(40, 40)),
+    "negative scale": small({"scale": -0.4, "causal": False}),
+    "head_dim 8": small(head_dim=8),
+    "head_dim 32": small(head_dim=32),
+    "tokens outside of heads": small(layout="projection", heads=(2, 2)),
+    "one tensor for all three": small({"causal": False}, layout="fused", heads=(2, 2)),
+    "expanded keys": small(layout="expanded", heads=(4, 2)),
+}
+
+#: Calls in which some queries may see no key, or meet none of their position: only forward takes its kernel.
+FORWARD_CASES = {
+    "queries before the keys": small({"query_start": -20}),
+    "all queries before the keys": small({"query_start": -100}),
+    "queries before the keys, full": small({"query_start": -60, "causal": False}, slopes=0.3),
+    "queries beyond the keys": small({"query_start": 70}, slopes=0.3),
+    "queries beyond a window": small({"query_start": 40, "window": 15}),
+    "more queries than keys": small(lengths=(75, 40)),
+    "more queries than keys, full": small({"causal": False}, lengths=(75, 40)),
+    "starts in a tensor": small({"query_start": torch.tensor([-40, 20])}, batch_size=2),
+    "starts in a tensor, full": small({"query_start": torch.tensor([-300, 60]), "causal": False}, batch_size=2),
+    "one start in a tensor": small({"query_start": torch.tensor(10, dtype=torch.int32)}, batch_size=2),
+    "a start before all keys": small({"query_start": torch.tensor([-(2**40), 0])}, batch_size=2),
+}
+
+#: Keys of forward, its stages, keys of the second kernel, queries of the third, its stages.
+OTHER_TILES = {"8 and 32": GluonTiles(8, 3, 0, 0, 32, 8, 3, 0), "32 and 8": GluonTiles(32, 2, 0, 0, 8, 32, 2, 0)}
+
+
+FAST = [
+    *("causal", "one token", "one query", "31 tokens", "33 tokens, two rows", "fewer queries than keys, full"),
+    *("queries in the midst, full", "window, full", "segments that do not divide", "segments with a window, full"),
+    *("tiny slopes", "huge slopes", "negative slopes, full", "expanded keys"),
+    *("queries before the keys", "queries beyond a window", "starts in a tensor, full", "a start before all keys"),
+    "one start in a tensor",
+]
+
+
+def with_tiers(names):
+    return [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in names]
+
+
+def check(hopper, case, kernels=KERNELS):
+    hopper.launched.clear()
+    dense.check_case("triton", "cpu", torch.float32, case)
+    assert list(hopper.launched) == kernels
+
+
+@pytest.mark.parametrize("name", with_tiers(CASES))
+def test_results(hopper, name):
+    check(hopper, CASES[name])
+
+
+def test_results_of_half_precision(hopper):
+    """Products take float32 here. The host side is that of 16-bit tensors."""
+    dense.check_case("triton", "cpu", torch.float16, CASES["fewer queries than keys, full"])
+    assert list(hopper.launched) == KERNELS
+
+
+@pytest.mark.parametrize("name", with_tiers(FORWARD_CASES))
+def test_results_of_forward(hopper, name):
+    check(hopper, FORWARD_CASES[name], KERNELS[:1])
+
+
+@pytest.mark.parametrize("tiles", OTHER_TILES)
+@pytest.mark.parametrize("name", first_fast(["100 tokens, full", "100 tokens", "segments with a window, full"]))
+def test_results_with_other_tiles(hopper, tiles, name):
+    hopper.use(OTHER_TILES[tiles])
+    check(hopper, CASES[name])
+
+
+@st.composite
+def calls(draw):
+    """A case, tiles, the number of programs, and a seed."""
+    queries = draw(st.integers(1, 80))
+    keys = queries + draw(st.sampled_from([0, 0, 1, 15, 32, 50]))
+    options = {"causal": draw(st.booleans())}
+    if draw(st.booleans()):
+        options["window"] = draw(st.integers(0, keys))
+    if queries == keys and draw(st.booleans()):
+        options["segment_length"] = draw(st.integers(1, keys + 1))
+    if queries < keys and draw(st.booleans()):
+        options["query_start"] = draw(st.integers(0, keys - queries))
+    case = small(
+        options,
+        lengths=(queries, keys),
+        heads=draw(st.sampled_from([(1, 1), (2, 1), (4, 2), (3, 3)])),
+        batch_size=draw(st.integers(1, 2)),
+        slopes=draw(st.sampled_from([None, 0.0, 1e-6, 0.3, -0.1])),
+    )
+    size, stages = st.sampled_from([8, 16, 32]), st.integers(2, 3)
+    tiles = GluonTiles(draw(size), draw(stages), 0, 0, draw(size), draw(size), draw(stages), 0)
+    return case, tiles, draw(st.integers(1, 5)), draw(st.integers(0, 9))
+
+
+@examples(5, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(call=calls())
+def test_results_of_any_call(hopper, call):
+    case, *how = call
+    torch.manual_seed(0)
+    hopper.use(*how)
+    check(hopper, case)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("slope", [3e38, *first_fast([-1e7, -100.0, 1e7, 3e36])])
+def test_extreme_slopes(hopper, slope, causal):
+    """The keys that have all the weight are in tiles that every query sees."""
+    others.check_extreme_slopes(slope, False, causal, length=128)
+
+
+@pytest.mark.parametrize("start", first_fast([2**60, 2**45 + 1, -(2**60)]))
+def test_positions_far_from_all_keys(hopper, start):
+    dense.test_positions_far_from_all_keys("triton", "cpu", torch.float32, start, 40)
+
+
+def test_gradients_of_queries_that_see_no_key(hopper, monkeypatch):
+    """Calls with these take other kernels, which are not needed if no tensor holds NaN."""
+    monkeypatch.setattr(host.gluon, "has_backward", lambda *_: True)
+    check(hopper, FORWARD_CASES["queries before the keys"])
+
+
+@pytest.mark.parametrize("name", first_fast(["offset", "tensor", "window"]))
+def test_queries_that_see_no_key_may_hold_nan(hopper, name):
+    dense.test_queries_that_see_no_key_may_hold_nan("triton", "cpu", torch.float32, name, 40)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_nan_reaches_the_results_of_its_query_alone(hopper, causal):
+    query, key, value = torch.randn(3, 1, 1, 60, 16)
+    query[0, 0, 40, 3] = float("nan")
+    for result in alibi_attention(query, key, value, causal=causal, return_lse=True, backend="triton"):
+        assert result[0, 0, 40].isnan().all()
+        assert result[0, 0, torch.arange(60) != 40].isfinite().all()
+
+
+@pytest.fixture
+def skipping(monkeypatch):
+    monkeypatch.setattr(triton_ranges, "MIN_KEYS_TO_SKIP", 16)
+    monkeypatch.setattr(triton_ranges, "MIN_QUERIES_TO_SKIP", 1)
+
+
+@pytest.mark.filterwarnings("ignore:divide by zero")
+@pytest.mark.parametrize("tiles", first_fast(OTHER_TILES))
+@pytest.mark.parametrize("causal", [True, False])
+def test_tiles_that_are_skipped(hopper, skipping, causal, tiles):
+    hopper.use(OTHER_TILES[tiles])
+    leaves = [torch.randn(1, heads, 150, 16) for heads in (2, 1, 1)]
+    leaves.append(torch.tensor([3.0, 1.0]))
+    weights = torch.randn(1, 2, 150, 16), torch.randn(1, 2, 150)
+
+    def results_of(backend, leaves):
+        options = {"causal": causal, "return_lse": True, "skip_tolerance": 2**-24, "backend": backend}
+        return differentiate(lambda given: alibi_attention(*given, **options), leaves, weights)
+
+    found = results_of("triton", [leaf.clone().requires_grad_() for leaf in leaves])
+    expected = results_of("reference", [leaf.double().requires_grad_() for leaf in leaves])
+    for got, want in zip(found, expected, strict=True):
+        torch.testing.assert_close(got, want, rtol=2e-5, atol=2e-5, check_dtype=False)
+    begin, end = hopper.launched[KERNELS[0]].tensors["ranges"].unflatten(-1, (-1, 2)).unbind(-1)
+    assert begin[..., -1].min() > 80
+    assert causal or end[..., 0].max() < 70
+
+
+def test_keys_in_reach_of_one_consumer(hopper, skipping):
+    """The last 16 queries of each 32 meet one key far away whose score exceeds those of all near ones. So both consumers
+    go as far."""
+    query = torch.zeros(1, 1, 128, 16)
+    query[:, :, torch.arange(128) % 32 >= 16] = 1.0
+    key = torch.full((1, 1, 128, 16), -5.0)
+    key[:, :, 10] = 5.0
+    tensors = query, key, torch.randn(1, 1, 128, 16), torch.tensor([0.3])
+    out = alibi_attention(*tensors, skip_tolerance=2**-24, backend="triton")
+    torch.testing.assert_close(out, alibi_attention(*tensors, backend="reference"), rtol=1e-4, atol=1e-4)
+    assert not hopper.launched[KERNELS[0]].tensors["ranges"][0, 0, ::2].any()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("causal", [True, False])
+def test_keys_in_reach(hopper, skipping, causal):
+    others.test_keys_that_weigh_as_much_as_near_ones_are_in_reach(None, causal)
+    others.test_keys_whose_scores_exceed_negative_ones_are_in_reach(None, causal)
+    assert list(hopper.launched) == KERNELS
+
+
+# ---- schedules and mutations
+
+
+@pytest.fixture
+def launched(hopper, request):
+    """The launch of a kernel with 7 tiles, where one program draws at least 3 works after its own."""
+    hopper.use(multiprocessors=1)
+    dense.check_case("triton", "cpu", torch.float32, CASES["100 tokens, full"])
+    launched = hopper.launched[request.param]
+    assert launched.arguments["num_works"] >= 4
+    return launched
+
+
+def test_the_fewest_stages(hopper):
+    """With fewer, consumers and the producer would wait for each other."""
+    check(hopper, CASES["causal"])
+    forward, query, key = hopper.launched.values()
+    too_few = (forward, "STAGES", 1), (query, "K_STAGES", 2), (query, "V_STAGES", 1), (key, "STAGES", 1)
+    for launched, name, stages in too_few:
+        fewer = Launched(launched.kernel, launched.programs, launched.arguments | {name: stages})
+        with pytest.raises(AssertionError, match="while it waits for the next"):
+            fewer.run(seed=0)
+
+
+#: Of a repeated wait: the next iteration waits for the same tile. The compiler needs its place.
+HARMLESS = "# holds the exponentials in their place"
+
+
+@pytest.mark.parametrize("launched", KERNELS, indirect=True)
+def test_schedules_and_mutations(launched):
+    """No schedule changes a bit of the results. Each change of the protocol is an error, or changes some."""
+    expected = launched.contents()
+
+    def is_same(**how):
+        launched.run(**how)
+        found = launched.contents()
+        return all(torch.equal(found[name].nan_to_num(-7), expected[name].nan_to_num(-7)) for name in expected)
+
+    mutations = {}
+    for seed in range(3):
+        assert is_same(seed=seed)
+        mutations |= dict.fromkeys(launched.run(seed).mutations())
+    mutations = [each for each in mutations if each.change != "left out" or HARMLESS not in each.site.path]
+    assert len(mutations) > 40
+    assert unnoticed(mutations, is_same) == []

@@ -1,0 +1,155 @@
+"""Runs kernels written in Gluon for Hopper on CPU threads, which proves their barriers without a GPU.
+
+    run = launch(kernel, grid, {"query": Descriptor(query, [64, 128], gl.bfloat16), "Out": out, "scale": 0.5, "D": 128})
+    for mutation in run.mutations():
+        launch(kernel, grid, {...}, seed=1, mutation=mutation)  # must raise ProtocolError, or give other results
+
+A kernel's functions run as they are written, with other globals: `gl`, `mbarrier`, `tma` and the like are this
+package's, and so are other jit functions. Programs run one after another. A seed chooses their order, and in which
+order partitions and copies go on. Whatever the order, what touches shared memory must have waited for the accesses
+before it (memory.py). Not looked at: layouts, the order of loads and stores in global memory, and the fence after
+`init`. Floating-point numbers are float32.
+"""
+
+import functools
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import FunctionType, ModuleType
+from typing import Any
+
+import numpy as np
+import triton
+from triton.experimental.gluon import language
+from triton.experimental.gluon.language.nvidia import hopper
+from triton.language.core import constexpr, is_builtin
+from triton.runtime.interpreter import InterpretedFunction
+from triton.runtime.jit import JITFunction
+
+from .machine import Machine
+from .memory import ProtocolError
+from .operations import BARRIERS, COPIES, LANGUAGE, PRODUCTS
+from .sites import EMULATED, Mutation
+from .values import Descriptor, Host, Tensor, scalar
+
+__all__ = ["Descriptor", "Machine", "Mutation", "ProtocolError", "launch", "unnoticed"]
+
+
+def launch(
+    kernel: Any,
+    grid: Sequence[int],
+    arguments: Mapping[str, Any],
+    *,
+    seed: int = 0,
+    mutation: Mutation | None = None,
+) -> Machine:
+    """Run all programs of a grid. The kernel's stores reach the arguments.
+
+    Args:
+        kernel: a function under `gluon.jit`.
+        grid: the programs along each axis.
+        arguments: by name: numpy arrays or CPU tensors for pointers, a Descriptor or Triton's TensorDescriptor,
+            numbers, None, tuples of these, and anything where the kernel says `gl.constexpr`.
+        seed: of the schedule.
+        mutation: a change of the kernel's protocol, of `mutations()` of what an earlier launch returned.
+    """
+    host = Host()
+    given = {name: _argument(value, kernel.fn.__annotations__.get(name), host) for name, value in arguments.items()}
+    _with_other_globals.cache_clear()
+    machine = Machine.current = Machine((*grid, 1, 1)[:3], seed, mutation)
+    programs = list(itertools.product(*map(range, machine.grid)))
+    machine.random.shuffle(programs)
+    with np.errstate(all="ignore"):
+        for program in programs:
+            try:
+                machine.run(program, _emulated(kernel), given)
+            except ProtocolError as error:
+                raise ProtocolError(f"program {program}: {error}") from error
+    host.write_back()
+    return machine
+
+
+def unnoticed(
+    mutations: Iterable[Mutation], is_right: Callable[..., bool], seeds: Iterable[int] = range(3)
+) -> list[str]:
+    """Mutations with which `is_right(seed=seed, mutation=mutation)` is True and raises no error, for all seeds."""
+
+    def passes(mutation: Mutation, seed: int) -> bool:
+        try:
+            return is_right(seed=seed, mutation=mutation)
+        except ProtocolError:
+            return False
+
+    return [str(mutation) for mutation in mutations if all(passes(mutation, seed) for seed in seeds)]
+
+
+def _argument(value: Any, annotation: Any, host: Host) -> Any:
+    """An annotation is a class or a type of the language, or its name."""
+    name = getattr(annotation, "__name__", str(annotation)).rpartition(".")[2]
+    if name == "constexpr":
+        return _emulated(value)
+    value = host.argument(value)
+    return value.to(getattr(language, name)) if hasattr(language, name) and isinstance(value, Tensor) else value
+
+
+# ---- a kernel's functions with other globals
+
+
+class Module:
+    """A module, as a kernel sees it: with emulated functions."""
+
+    def __init__(self, module: Any) -> None:
+        self._module = module
+
+    def __getattr__(self, name: str) -> Any:
+        return _emulated(getattr(self._module, name))
+
+
+def _emulated(value: Any) -> Any:
+    if isinstance(value, constexpr):
+        return value.value
+    if isinstance(value, ModuleType):
+        return Module(value)
+    if type(value) in (tuple, list):
+        return type(value)(map(_emulated, value))
+    if id(value) in _replaced:
+        return _replaced[id(value)]
+    if isinstance(value, (JITFunction, InterpretedFunction)):
+        return _with_other_globals(value.fn)
+    if is_builtin(value):
+        raise NotImplementedError(f"tests/support/gluon does not emulate {value.__name__}")
+    return value
+
+
+@functools.cache
+def _with_other_globals(function: FunctionType) -> FunctionType:
+    variables = _Globals(function.__globals__)
+    emulated = FunctionType(
+        function.__code__, variables, function.__name__, function.__defaults__, function.__closure__
+    )
+    emulated.__kwdefaults__ = function.__kwdefaults__
+    return emulated
+
+
+def _loop(*limits: Any) -> Iterator[Tensor]:
+    """The counter of a loop that is not unrolled is a tensor."""
+    return map(scalar, range(*map(int, limits)))
+
+
+class _Globals(dict):
+    """Global variables, emulated when a kernel looks at them."""
+
+    def __init__(self, variables: dict[str, Any]) -> None:
+        super().__init__({EMULATED: True, "range": _loop, "__builtins__": variables["__builtins__"]})
+        self.variables = variables
+
+    def __missing__(self, name: str) -> Any:
+        return self.setdefault(name, _emulated(self.variables[name]))
+
+
+#: By the address of the real function or class, what kernels call instead.
+_replaced: dict[int, Any] = {}
+for _module, _functions in (
+    *((triton.language, LANGUAGE), (language, LANGUAGE)),
+    *((hopper, PRODUCTS), (hopper.mbarrier, BARRIERS), (hopper.tma, COPIES)),
+):
+    _replaced |= {id(getattr(_module, name)): new for name, new in _functions.items() if hasattr(_module, name)}
