@@ -108,7 +108,7 @@ def test_processes_that_run_together_start_no_pool_of_compilers(run, monkeypatch
     monkeypatch.setattr(PretendPrograms, "__call__", noted)
     for part in command.PARTS:
         run(part)
-    together = ("bench.gpu.steps", "bench.alibi_attention.precompile", "pytest")
+    together = ("bench.gpu.steps", "bench.alibi_attention.precompile", "bench.alibi_attention.hopper", "pytest")
     assert threads == {name: {"1"} for name in together} | {"bench.gpu.stage": {None}}
 
 

@@ -238,7 +238,7 @@ def test_tiles_that_are_skipped(hopper, skipping, causal, tiles):
 
 
 def test_keys_in_reach_of_one_consumer(hopper, skipping):
-    """The last 16 queries of each 32 meet one key far away whose score exceeds those of all near ones. So both consumers
+    """The last 16 queries of each 32 meet one key far away whose score exceeds those of all near ones. Both consumers
     go as far."""
     query = torch.zeros(1, 1, 128, 16)
     query[:, :, torch.arange(128) % 32 >= 16] = 1.0

@@ -4,7 +4,8 @@ The order of a consumer's iteration, after FlashAttention-3 (Shah et al., 2024, 
 
     start scores of tile i; start weights · values of tile i − 1; wait for the scores; softmax; wait for the values
 
-The compiler would move the exponentials behind the second wait. A wait for the next keys holds them in their place. After the tiles next to the queries each consumer tells how far it reaches (triton_reach.py).
+The compiler would move the exponentials behind the second wait. A wait for the next keys holds them in their place.
+After the tiles next to the queries each consumer tells how far it reaches (triton_reach.py).
 """
 
 from __future__ import annotations

@@ -76,7 +76,8 @@ def _same(value: Any, *_: Any) -> Any:
 
 
 FUNCTIONS: dict[str, Any] = {
-    "num_warps": lambda: 4, "constexpr": _same, "convert_layout": _same, "static_range": range, "static_assert": static_assert,
+    "constexpr": _same, "convert_layout": _same, "static_range": range, "static_assert": static_assert,
+    "num_warps": lambda: 4,
     "arange": arange, "full": full, "zeros": lambda shape, dtype, layout=None: full(shape, 0, dtype),
     "expand_dims": np.expand_dims, "where": where, "load": load, "fma": fma, "atomic_add": atomic_add,
     "cdiv": lambda left, right: (left + right - 1) // right,
