@@ -195,6 +195,20 @@ def test_gradients_of_queries_that_see_no_key(hopper, monkeypatch):
     check(hopper, FORWARD_CASES["queries before the keys"])
 
 
+@pytest.mark.parametrize(
+    ("lengths", "options", "taken"),
+    [
+        ((40, 40), {}, True),
+        ((40, 75), {}, True),
+        ((75, 40), {}, False),
+        ((40, 75), {"query_start": 36}, False),
+        ((40, 75), {"query_start": -1}, False),
+    ],
+)
+def test_gradients_are_of_calls_in_which_every_query_sees_a_key(hopper, lengths, options, taken):
+    check(hopper, small(options, lengths=lengths), KERNELS if taken else KERNELS[:1])
+
+
 @pytest.mark.parametrize("name", first_fast(["offset", "tensor", "window"]))
 def test_queries_that_see_no_key_may_hold_nan(hopper, name):
     dense.test_queries_that_see_no_key_may_hold_nan("triton", "cpu", torch.float32, name, 40)

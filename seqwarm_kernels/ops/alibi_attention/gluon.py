@@ -57,8 +57,7 @@ def has_backward(query: Tensor, key: Tensor, options: Any) -> bool:
     tiles = _tiles_of(query, key, options)
     if tiles is None or query.shape[2] < tiles.backward_from or options.query_start is not None:
         return False
-    last = key.shape[2] - query.shape[2] if options.segment_length is None else 0
-    return 0 <= options.query_offset <= last
+    return 0 <= options.query_offset <= key.shape[2] - query.shape[2]
 
 
 def _constant(query: Tensor, key: Tensor, slopes: Tensor, options: DenseOptions) -> dict[str, Any]:

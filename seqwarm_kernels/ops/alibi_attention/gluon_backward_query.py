@@ -68,8 +68,8 @@ class Results(NamedTuple):
 
 
 @gluon.jit
-def _row_terms(half, terms, shared, block, call, index, beyond, BLOCK_D: gl.constexpr, BY_ROW: gl.constexpr):
-    """lse2, delta and the first part of the gradient of slopes of each query. Stores the first two."""
+def _row_terms(half, terms, shared, block, call, index, BLOCK_D: gl.constexpr, BY_ROW: gl.constexpr):
+    """lse2 and delta of each query, which are stored, too."""
     LAYOUT: gl.constexpr = row_layout(BLOCK_D)
     grad_out = tile_of(shared.grad_out, half, 2).load(LAYOUT).to(gl.float32)
     out = tile_of(shared.out, half, 2).load(LAYOUT).to(gl.float32)
@@ -80,16 +80,13 @@ def _row_terms(half, terms, shared, block, call, index, beyond, BLOCK_D: gl.cons
     seen = row_log2 != float("-inf")
     row_log2 = gl.where(seen, row_log2, float("inf"))
     row_delta = gl.where(seen, row_delta, 0.0)
-    row_slopes = gl.where(seen, 0.0, 0.0)
     if terms.grad_lse is not None:
         start = terms.grad_lse + block.batch.to(gl.int64) * terms.stride_lb + block.head.to(gl.int64) * terms.stride_lh
-        row_grad_lse = gl.load(start + index.to(gl.int64) * terms.stride_ls, mask=seen, other=0.0)
-        row_delta -= row_grad_lse
-        row_slopes = -beyond * row_grad_lse
+        row_delta -= gl.load(start + index.to(gl.int64) * terms.stride_ls, mask=seen, other=0.0)
     offsets = block.row.to(gl.int64) * terms.stride_rows + index
     gl.store(terms.lse2 + offsets, row_log2)
     gl.store(terms.delta + offsets, row_delta)
-    return row_log2, row_delta, row_slopes
+    return row_log2, row_delta
 
 
 @gluon.jit
@@ -113,10 +110,11 @@ def _consume(
     while work < call.num_works:
         block = find_block(work, call, CAUSAL, LIMITED, BLOCK_N)
         index = block.first + half * ROWS + gl.arange(0, ROWS, layout=BY_ROW)
-        low, high, center, beyond = keys_of(index, block.offset, call, CAUSAL, LIMITED)
+        low, high, center, _ = keys_of(index, block.offset, call, CAUSAL, LIMITED)
         column_bias = (block.slope2 * columns.to(gl.float32))[None, :]
         arrival(shared.query_pipe, 2 * blocks + half, 2)
-        row_log2, row_delta, row_slopes = _row_terms(half, terms, shared, block, call, index, beyond, BLOCK_D, BY_ROW)
+        row_log2, row_delta = _row_terms(half, terms, shared, block, call, index, BLOCK_D, BY_ROW)
+        row_slopes = gl.zeros([ROWS], gl.float32, layout=BY_ROW)
         gradient = gl.zeros([ROWS, BLOCK_D], gl.float32, layout=OUT)
         operand = gl.convert_layout(gl.zeros([ROWS, BLOCK_N], dtype, layout=SCORES), WEIGHTS)
         arrival(shared.key_pipe, tiles, K_STAGES)

@@ -236,14 +236,14 @@ def told_work(works, pipe, i):
 
 @gluon.jit
 def _attended(ranges, row, first, length):
-    """The keys that the queries of a block attend, from the entries of `ranges` of its two consumers."""
-    NEXT: gl.constexpr = 2 * (ROWS // _RANGE_BLOCK)
+    """The keys that the queries of a block attend."""
     entries = ranges + (row.to(gl.int64) * gl.cdiv(length, _RANGE_BLOCK) + first // _RANGE_BLOCK) * 2
-    both = first + ROWS < length
     begin = gl.load(entries)
     end = gl.load(entries + 1)
-    begin = gl.minimum(begin, gl.load(entries + NEXT, mask=both, other=FAR))
-    end = gl.maximum(end, gl.load(entries + NEXT + 1, mask=both, other=0))
+    for entry in gl.static_range(1, 2 * ROWS // _RANGE_BLOCK):
+        inside = first + entry * _RANGE_BLOCK < length
+        begin = gl.minimum(begin, gl.load(entries + 2 * entry, mask=inside, other=FAR))
+        end = gl.maximum(end, gl.load(entries + 2 * entry + 1, mask=inside, other=0))
     return begin, end
 
 
