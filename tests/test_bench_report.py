@@ -15,6 +15,7 @@ pytest.importorskip("matplotlib", reason="matplotlib is not installed")
 
 from bench import __main__ as bench
 from bench.alibi_attention import gpu as attention
+from bench.alibi_attention import hopper
 from bench.alibi_attention.cases import BOTH
 from bench.alibi_attention.report import device_goals as attention_goals
 from bench.allocator import gpu as allocator
@@ -167,6 +168,7 @@ def device_records(monkeypatch):
         attention.segments,
         attention.tuned,
         attention.decoding,
+        hopper.hopper,
     )
     of_processes = (compare, training.to_one_loss)
     for part in dict.fromkeys(part for parts in STAGES.values() for part in parts if part not in of_processes):

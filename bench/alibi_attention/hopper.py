@@ -9,6 +9,7 @@ import functools
 import importlib
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -21,9 +22,9 @@ from seqwarm_kernels.attention.calls import DEFAULT_SKIP_TOLERANCE
 from ..common.timing import Call
 from ..gpu.records import DeviceRecords, Recorder, speedup, teraflops
 from . import problems
-from .cases import BACKWARD, FORWARD, call_of
+from .cases import BACKWARD, FORWARD, Case, call_of
 from .gpu import FLOPS
-from .peers import CUDNN
+from .peers import CUDNN, Attend
 from .problems import Problem
 
 STAGE = "hopper"
@@ -33,11 +34,10 @@ _HEAD_DIMS, _LENGTHS, _FULL = (128, 64), (8192, 4096, 1024, 16384, 2048, 512), 8
 
 def hopper(recorder: Recorder, device: torch.device, tiny: bool) -> None:
     for problem in tqdm([problems.TINY] if tiny else list(_problems()), desc=STAGE, unit="problem"):
-        inputs = problems.draw(problem, "a", device)
-        grad_out = torch.randn_like(inputs[0])
+        case = Case(problem, "a", device)
         for name in (GLUON, TRITON, CUDNN.name):
             for tolerance in (0.0,) if name == CUDNN.name else (0.0, DEFAULT_SKIP_TOLERANCE):
-                _measure(recorder, problem, name, tolerance, inputs, grad_out, device)
+                _measure(recorder, case, name, tolerance)
 
 
 def _problems() -> Iterator[Problem]:
@@ -48,32 +48,38 @@ def _problems() -> Iterator[Problem]:
                 yield replace(problems.of_length(length, head_dim), causal=False)
 
 
-def _measure(
-    recorder: Recorder, problem: Problem, name: str, tolerance: float, inputs: Any, grad_out: Any, device: torch.device
-) -> None:
-    if name == CUDNN.name:
-        attend = CUDNN.make(problem, device)
-    else:
-        choose_kernels(name)
-        attend = functools.partial(alibi_attention, causal=problem.causal, skip_tolerance=tolerance)
-    for work in (FORWARD, BACKWARD):
+def _measure(recorder: Recorder, case: Case, name: str, tolerance: float) -> None:
+    problem = case.problem
+    facts = problem.facts() | {"skipping": tolerance > 0}
+    title = f"{problem.case()}, skipping" if tolerance else problem.case()
 
-        def make(work: str = work) -> tuple[Call, dict[str, float]]:
-            return call_of(work, attend, inputs, grad_out), {"gflop": problem.flops() * FLOPS[work] / 1e9}
+    def make(work: str) -> tuple[Call, dict[str, float]]:
+        attend: Attend = functools.partial(alibi_attention, causal=problem.causal, skip_tolerance=tolerance)
+        if name == CUDNN.name:
+            attend = CUDNN.make(problem, case.device)
+        figures = {"gflop": problem.flops() * FLOPS[work] / 1e9}
+        return call_of(work, attend, case.inputs, case.grad_out), figures
 
-        facts = problem.facts() | {"skipping": tolerance > 0}
-        case = f"{problem.case()}, skipping" if tolerance else problem.case()
-        recorder.measure(STAGE, case, work, name, make, facts=facts)
+    with served_by(name):
+        for work in (FORWARD, BACKWARD):
+            recorder.measure(STAGE, title, work, name, functools.partial(make, work), facts=facts)
 
 
-def choose_kernels(name: str) -> None:
-    """GLUON or TRITON serves calls of every length."""
+@contextmanager
+def served_by(name: str) -> Iterator[None]:
+    """GLUON serves calls of every length, or none."""
     host: Any = importlib.import_module("seqwarm_kernels.ops.alibi_attention.triton")
     table: Any = importlib.import_module("seqwarm_kernels.ops.alibi_attention.triton_configurations")
     first = 1 if name == GLUON else 2**31
-    for head_dim, tiles in table._GLUON.items():
+    before = dict(table._GLUON)
+    for head_dim, tiles in before.items():
         table._GLUON[head_dim] = tiles._replace(forward_from=first, skipping_from=first, backward_from=first)
     host._known.clear()
+    try:
+        yield
+    finally:
+        table._GLUON.update(before)
+        host._known.clear()
 
 
 def summary_lines(records: DeviceRecords) -> Iterator[str]:
@@ -92,11 +98,11 @@ def main(share: int, shares: int) -> None:
         for name in (GLUON, TRITON)
     ]
     for problem, name in kinds[share::shares]:
-        choose_kernels(name)
-        inputs = problems.draw(problem, "a", torch.device("cuda"))
+        case = Case(problem, "a", torch.device("cuda"))
         attend = functools.partial(alibi_attention, causal=problem.causal)
-        for work in (FORWARD, BACKWARD):
-            call_of(work, attend, inputs, torch.randn_like(inputs[0]))()
+        with served_by(name):
+            for work in (FORWARD, BACKWARD):
+                call_of(work, attend, case.inputs, case.grad_out)()
 
 
 if __name__ == "__main__":

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from statistics import median
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from ..alibi_attention import hopper
 from ..alibi_attention.cases import BACKWARD, BOTH, FORWARD
 from ..alibi_attention.peers import CUDNN, FLASH_4, FLEX_FLASH, FLEX_TUNED, OURS_NO_SKIP
 from ..alibi_attention.peers import OURS as OURS_ATTENTION
@@ -127,6 +128,21 @@ def _beside_tuned(records: DeviceRecords) -> float | None:
     return None if ours is None else speedup(ours, found.beside(ours, FLEX_TUNED.name))
 
 
+def _of_hopper(work: str, beside: str | None = None, **facts: Any) -> Measured:
+    """TFLOP/s of the Gluon kernels, or how many times as fast they are as others."""
+
+    def measured(records: DeviceRecords) -> float | None:
+        found = records.of_stages(hopper.STAGE)
+        ours = found.find(hopper.GLUON, work, **facts)
+        if ours is None or beside is None:
+            return teraflops(ours)
+        return speedup(
+            ours, found.find(beside, work, **{**facts, "skipping": facts["skipping"] and beside != CUDNN.name})
+        )
+
+    return measured
+
+
 def _captured_speed(records: DeviceRecords) -> float | None:
     eager, captured = (_of_ramp("seconds", name)(records) for name in (AFTER, CAPTURED))
     return None if eager is None or not captured else eager / captured
@@ -152,6 +168,7 @@ def _speed_of(candidate: Candidate) -> Prediction:
 
 _COUNTED = "docs/kernels/attention_gpu.md: clocks of products, exponentials and other arithmetic of a tile"
 _LOCKSTEP = "the same, but three barriers a tile and a wait for both products before the softmax: hardly any overlap"
+_CONSUMERS = "as in an earlier run, and fewer registers spilled since"
 
 PREDICTIONS = (
     Prediction("forward D128, counted", _COUNTED, 480, 620, "TFLOP/s", _teraflops(FORWARD, 128)),
@@ -160,6 +177,30 @@ PREDICTIONS = (
     Prediction("forward D64, in lock-step", _LOCKSTEP, 280, 380, "TFLOP/s", _teraflops(FORWARD, 64)),
     Prediction("backward D128, counted", _COUNTED, 280, 400, "TFLOP/s", _teraflops(BACKWARD, 128)),
     Prediction("backward D128, in lock-step", _LOCKSTEP, 260, 330, "TFLOP/s", _teraflops(BACKWARD, 128)),
+    Prediction(
+        "two consumers, forward D128, full, 8k", _CONSUMERS, 570, 630, "TFLOP/s",
+        _of_hopper(FORWARD, length=8192, head_dim=128, causal=False, skipping=False),
+    ),
+    Prediction(
+        "two consumers, backward D128, 16k", _CONSUMERS, 485, 540, "TFLOP/s",
+        _of_hopper(BACKWARD, length=16384, head_dim=128, causal=True, skipping=False),
+    ),
+    Prediction(
+        "two consumers, backward D64, 16k", _CONSUMERS, 370, 410, "TFLOP/s",
+        _of_hopper(BACKWARD, length=16384, head_dim=64, causal=True, skipping=False),
+    ),
+    Prediction(
+        "two consumers beside Triton, forward D128, 16k, skipping",
+        "1.13 in an earlier run; 6 % more pairs in tiles of 128 x 128 than in 64 x 64",
+        1.08, 1.25, "x",
+        _of_hopper(FORWARD, hopper.TRITON, length=16384, head_dim=128, causal=True, skipping=True),
+    ),
+    Prediction(
+        "two consumers beside cuDNN without bias, forward D128, 16k",
+        "1.0 in an earlier run: the bias costs one multiply-add",
+        0.95, 1.05, "x",
+        _of_hopper(FORWARD, CUDNN.name, length=16384, head_dim=128, causal=True, skipping=False),
+    ),
     Prediction(
         "time of forward D128 with a mask, relative",
         "half the columns in a tile and pointers for bulk copies: twice the barriers, the same products",
