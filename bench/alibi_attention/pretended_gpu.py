@@ -9,6 +9,7 @@ import importlib
 from types import SimpleNamespace
 from typing import Any
 
+import torch
 from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 
@@ -43,6 +44,7 @@ class _Driver:
 def pretend(chip: int) -> None:
     """From now on kernels are compiled for `chip`, and `backend="triton"` serves tensors on the CPU."""
     driver.set_active(_Driver(chip))
+    setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(multi_processor_count=132))  # noqa: B010
     host = importlib.import_module("seqwarm_kernels.ops.alibi_attention.triton")
     for name, forward, backward in host.OPERATORS:
         LIBRARY.impl(f"{name}.triton", forward, "CPU")

@@ -75,7 +75,7 @@ def _loop(instructions: list[_Instruction], chip: int) -> Loop:
 
 def _main_part(assembly: str) -> str:
     """Up to the last exit: partitions may have one each. Rarely taken branches follow, which jump back into loops."""
-    return "".join(re.split(r"\*/\s+EXIT ;", assembly)[:-1])
+    return "".join(re.split(r"\*/\s+EXIT ;", assembly)[:-1]) or assembly
 
 
 def _holds(span: tuple[int, int], other: tuple[int, int]) -> bool:

@@ -15,13 +15,16 @@ from triton.compiler import CompiledKernel
 
 from bench.alibi_attention import pretended_gpu
 from seqwarm_kernels import alibi_slopes
-from seqwarm_kernels.ops.alibi_attention import triton as attention
 from seqwarm_kernels.ops.alibi_attention import (
+    gluon_backward_key,
+    gluon_backward_query,
+    gluon_forward,
     triton_backward_ranges,
     triton_decode_kernel,
     triton_reach,
     triton_short_kernel,
 )
+from seqwarm_kernels.ops.alibi_attention import triton as attention
 from seqwarm_kernels.ops.alibi_attention.schema import DenseOptions
 
 KERNELS = (
@@ -34,6 +37,9 @@ KERNELS = (
     triton_reach.key_norms_kernel,
     triton_short_kernel.short_forward_kernel,
     triton_short_kernel.short_backward_kernel,
+    gluon_forward.gluon_forward_kernel,
+    gluon_backward_query.gluon_backward_query_kernel,
+    gluon_backward_key.gluon_backward_key_kernel,
 )
 
 
