@@ -27,13 +27,14 @@ STAGE, MAIN = "candidates", "main"
 ROUNDS = 3  #: of both trees in turns
 WINS = 1.03  #: a change goes in from this speed on, at every size
 _CHECK_SECONDS = 60.0
+_ENVIRONMENT = {"SEQWARM_SPECIALIZED": "0"}  # candidates change kernels in Triton, so these serve every call
 _LAST_CALL = 25.0  # seconds for a start of torch and one call
 _TOGETHER = max(2, (os.cpu_count() or 4) - 1)  # processes
 
 
 def compare(recorder: Recorder, device: torch.device, tiny: bool) -> None:
     candidates = read_candidates()
-    environment = {"TRITON_INTERPRET": "1"} if tiny else {}
+    environment = _ENVIRONMENT | ({"TRITON_INTERPRET": "1"} if tiny else {})
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         trees = {MAIN: ROOT} | {each.name: each.write_tree(folder / each.name) for each in candidates}
@@ -63,7 +64,7 @@ def check(groups: Iterable[str], tree: Path, seconds: float = _CHECK_SECONDS) ->
     """Why the results of a tree are not right, or None. Without an answer in time they are not."""
     groups = list(groups)
     command = [sys.executable, "-m", "bench.gpu.candidates.check", str(seconds - _LAST_CALL), *groups]
-    environment = {} if torch.cuda.is_available() else {"TRITON_INTERPRET": "1"}
+    environment = _ENVIRONMENT | ({} if torch.cuda.is_available() else {"TRITON_INTERPRET": "1"})
     program = Program(command, tree / f"{groups[0]}.log", tree, **environment)
     outcome = program.wait_until(time.monotonic() + seconds)
     return None if program.code == 0 else outcome
