@@ -179,7 +179,6 @@ def _signature(kernel: str, tiles: Tiles, head_dim: int, dtype: str, access: int
         "STAGES": tiles.num_stages,
         "K_STAGES": KEY_STAGES,
         "V_STAGES": VALUE_STAGES,
-        "TILE": table.forward_keys if (table := compiled_gluon.table_of(90, head_dim)) else None,
     }
     described = compiled_gluon.descriptors(kernel, tiles, head_dim, dtype)
     present = variant.get("present", ())

@@ -136,9 +136,7 @@ def _of_hopper(work: str, beside: str | None = None, **facts: Any) -> Measured:
         ours = found.find(hopper.GLUON, work, **facts)
         if ours is None or beside is None:
             return teraflops(ours)
-        return speedup(
-            ours, found.find(beside, work, **{**facts, "skipping": facts["skipping"] and beside != CUDNN.name})
-        )
+        return speedup(ours, found.find(beside, work, **facts))
 
     return measured
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -29,7 +28,7 @@ from .triton_arguments import (
     sum_slopes,
 )
 from .triton_configurations import KEY_STAGES, VALUE_STAGES, GluonTiles, block_d, capability_of, gluon_tiles
-from .triton_ranges import KeyNorms, KeyRanges, skips
+from .triton_ranges import KeyNorms, KeyRanges, log2_tolerance, programs_of, skips
 from .triton_readers import Reader, sizes_of
 from .triton_tiles import BULK
 
@@ -79,11 +78,6 @@ def _constant(query: Tensor, key: Tensor, slopes: Tensor, options: DenseOptions)
     }
 
 
-def _blocks(tensor: Tensor) -> int:
-    batch_size, heads, length, _ = tensor.shape
-    return batch_size * heads * triton.cdiv(length, _BLOCK)
-
-
 def _drawn(kernel: Any, works: int, device: torch.device, **arguments: Any) -> Launch:
     """Programs, one on each multiprocessor, that draw blocks of work."""
     multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
@@ -121,13 +115,12 @@ class GluonForward:
         self._shells = [*outputs, torch.empty(1, dtype=torch.int32, device="meta")]
         if self._key_norms:
             self._shells.append(self._key_norms.shell)
-        tolerance = options.skip_tolerance * (1.0 if options.causal else 0.5)
         self._launch = _drawn(
             gluon_forward_kernel,
-            _blocks(query),
+            programs_of(readers[0].sizes, _BLOCK),
             query.device,
             **_constant(query, key, slopes, options),
-            log2_tolerance=math.log2(tolerance) if self._key_norms else -math.inf,
+            log2_tolerance=log2_tolerance(options, query, key),
             stride_start=start_stride(options.query_start),
             BLOCK_N=tiles.forward_keys,
             STAGES=tiles.forward_stages,
@@ -186,7 +179,7 @@ class GluonBackward:
         self._query_tiles = [_tiles(reader, count) for reader, count in of_all]
         self._query_launch = _drawn(
             gluon_backward_query_kernel,
-            _blocks(query),
+            programs_of(of_query.sizes, _BLOCK),
             query.device,
             **shared,
             **row_strides(grad_lse),
@@ -202,7 +195,7 @@ class GluonBackward:
         self._key_tiles = [_tiles(reader, count) for reader, count in of_all]
         self._key_launch = _drawn(
             gluon_backward_key_kernel,
-            _blocks(key),
+            programs_of(of_key.sizes, _BLOCK),
             query.device,
             **shared,
             BLOCK_M=self._columns,

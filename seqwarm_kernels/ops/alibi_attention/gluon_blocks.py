@@ -229,7 +229,7 @@ def draw_work(works, pipe, i, counter):
 def told_work(works, pipe, i):
     LAYOUT: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
     arrival(pipe, i, 2)
-    work = gl.max(works.index(i % 2).load(LAYOUT), 0)
+    work = scalar_of(works, i % 2, LAYOUT)
     release(pipe, i, 2)
     return work
 

@@ -8,7 +8,6 @@ computed once for each kind of call.
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -40,7 +39,7 @@ from .triton_backward_query import backward_query_kernel
 from .triton_configurations import BULK_COPIES, Configuration, Tiles, block_d, capability_of, configuration
 from .triton_decode import Decode, decodes
 from .triton_forward import forward_kernel
-from .triton_ranges import KeyNorms, KeyRanges, as_dense, programs_of, skips
+from .triton_ranges import KeyNorms, KeyRanges, as_dense, log2_tolerance, programs_of, skips
 from .triton_reach import NORM_BLOCK
 from .triton_readers import Reader, is_aligned, strides_of
 from .triton_short import ShortBackward, ShortForward, is_short
@@ -134,7 +133,6 @@ class Forward:
         mask = as_dense(options).key_padding_mask
         access = _access(query, key, mask)
         tiles = _configuration(query, options).forward
-        tolerance = options.skip_tolerance * (1.0 if options.causal else 0.5)
         skipping = skips(options, query, key)
         read = functools.partial(Reader, access=access)
         self._readers = read(query), read(key), read(value)
@@ -146,7 +144,7 @@ class Forward:
         self._launch = Launch(
             forward_kernel,
             programs_of(self._readers[0].sizes, tiles.block_m),
-            log2_tolerance=math.log2(tolerance) if skipping else -math.inf,
+            log2_tolerance=log2_tolerance(options, query, key),
             **_constant(*self._readers, slopes.float(), options),
             **strides_named("o", strides_of(outputs[0])),
             **_tiled(tiles),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 import triton
 from torch import Tensor
@@ -19,7 +21,6 @@ from .triton_tiles import ALIGNED
 MIN_KEYS_TO_SKIP = 512
 #: With fewer queries for each key head too: the largest norms are found by reading all keys once.
 MIN_QUERIES_TO_SKIP = 256
-
 
 _Options = DenseOptions | VarlenOptions
 
@@ -46,6 +47,12 @@ def skips(options: _Options, query: Tensor, key: Tensor) -> bool:
         visible.append(dense.window if dense.causal else 2 * dense.window)
     queries = query_length * (num_heads // num_key_heads)
     return dense.skip_tolerance > 0 and min(visible) >= MIN_KEYS_TO_SKIP and queries >= MIN_QUERIES_TO_SKIP
+
+
+def log2_tolerance(options: _Options, query: Tensor, key: Tensor) -> float:
+    """The share of the sum that may be left out on each side; −∞: no key is skipped."""
+    sides = 1 if options.causal else 2
+    return math.log2(options.skip_tolerance / sides) if skips(options, query, key) else -math.inf
 
 
 def programs_of(sizes: Four, rows: int) -> int:
