@@ -234,33 +234,6 @@ def half(x):
     return x / 2
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_states_of_versions_that_saved_only_the_name_of_an_own_pacing(stream):
-    def make(pacing=half, duration=100):
-        scheduler = SequenceLengthScheduler(8, 64, duration=duration, pacing=pacing)
-        planner = BatchPlanner(max_tokens=128, max_length=scheduler, too_long="truncate")
-        if stream:
-            return LengthBatchStream(ListSource([[1] * length for length in LENGTHS[:300]]), planner)
-        return LengthBatchSampler(LENGTHS[:300], planner)
-
-    batches, same, restarted = make(), make(), make()
-    first_batches(batches, 5)
-    state = batches.state_dict()
-    same.load_state_dict(state)
-    settings = state["configuration"]["max_length"]
-    earlier = {name: value for name, value in settings.items() if name != "pacing_lengths"}
-    state["configuration"]["max_length"] = earlier
-    restarted.load_state_dict(state)
-    assert first_batches(restarted, 5) == first_batches(same, 5)
-    assert restarted.state_dict()["configuration"]["max_length"] == settings
-    for other in (make("linear"), make(duration=50)):
-        with pytest.raises(ValueError, match="of another configuration: max_length is "):
-            other.load_state_dict(state)
-    state["configuration"]["max_length"] = {**settings, "pacing_lengths": [8] * 16}
-    with pytest.raises(ValueError, match="of another configuration: max_length is "):
-        make().load_state_dict(state)
-
-
 def test_a_restart_may_not_change_the_schedule():
     batches = sampler()
     first_batches(batches, 3)

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from ...schedule.scheduler import PACING_LENGTHS
 from ...utils.checks import check_count, check_same_configuration, check_state_entries
 from ..batch_planning.planner import BatchPlanner
 from .rank_batches import Position
@@ -59,7 +58,7 @@ def unpack_state(state: Mapping[str, Any], configuration: Mapping[str, Any]) -> 
     check_state_entries(state, _ENTRIES)
     if not isinstance(state["configuration"], Mapping):
         raise TypeError(f"configuration of state_dict must be a mapping, got {type(state['configuration']).__name__}")
-    check_same_configuration(state["configuration"], _as_saved(configuration, state["configuration"]))
+    check_same_configuration(state["configuration"], configuration)
     epoch, min_length, batches_served = (
         check_count(name, state[name]) for name in ("epoch", "min_length", "batches_served")
     )
@@ -116,15 +115,6 @@ def batch_state(state_dict: Mapping[str, Any]) -> dict[str, Any]:
     if found is None:
         raise ValueError(f"state_dict must hold a state of batches, got {list(state_dict)}")
     return found
-
-
-def _as_saved(configuration: Mapping[str, Any], saved: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Earlier versions saved only the name of a scheduler's own pacing. Then only the name is compared."""
-    was, now = saved.get("max_length"), configuration.get("max_length")
-    if not isinstance(was, Mapping) or not isinstance(now, Mapping) or PACING_LENGTHS in was:
-        return configuration
-    max_length = {name: setting for name, setting in now.items() if name != PACING_LENGTHS}
-    return {**configuration, "max_length": max_length}
 
 
 def _check_counts(position: Position) -> None:
