@@ -9,7 +9,8 @@ from pathlib import Path
 from seqwarm_kernels import SequenceLengthScheduler
 from seqwarm_kernels.attention.reach import ReachSettings, measure_reach
 from seqwarm_kernels.attention.reach_figures import reach_figure, share_figure
-from seqwarm_kernels.schedule.plan import ModelSize, plan_figure, plan_schedule
+from seqwarm_kernels.cli.plan_report import plan_figure
+from seqwarm_kernels.cli.schedule_plan import ModelSize, plan_schedule
 from seqwarm_kernels.utils.figures import save_both
 
 from .allocator import replay

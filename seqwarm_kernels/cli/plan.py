@@ -66,8 +66,9 @@ def _units(text: str) -> int:
 def run(arguments: argparse.Namespace) -> Result:
     with usage_errors(arguments):
         check_figure(arguments.figure)
-        from ..schedule.plan import ModelSize, draw, plan_schedule, table
         from ..schedule.scheduler import SequenceLengthScheduler
+        from .plan_report import draw, table
+        from .schedule_plan import ModelSize, plan_schedule
 
         scheduler = SequenceLengthScheduler(
             arguments.min_seq_length,

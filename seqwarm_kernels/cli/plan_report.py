@@ -1,0 +1,86 @@
+"""What `seqwarm plan` shows of a plan: a table, and a figure of lengths and tokens."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..utils.checks import check_matplotlib
+from ..utils.figures import label_lines, new_figure, plot, png, short_numbers
+from .schedule_plan import PlannedStage, SchedulePlan
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_FULL, _WARMUP = "full length throughout", "sequence-length warmup"  #: names of the lines
+
+_TABLE_ROWS = 12  #: maximum number of stages in the table
+
+
+def table(plan: SchedulePlan) -> str:
+    """A sample of the stages, and the tokens and FLOPs that the run saves."""
+    shown = plan.stages
+    if len(shown) > _TABLE_ROWS:
+        shown = tuple(shown[round(index * (len(shown) - 1) / (_TABLE_ROWS - 1))] for index in range(_TABLE_ROWS))
+    lines = [f"{plan.unit:>14}  {'length':>8}  {'of all tokens so far':>22}"]
+    before = {stage.progress: sum(s.tokens for s in plan.stages if s.progress < stage.progress) for stage in shown}
+    lines += [
+        f"{stage.progress:>14,}  {stage.seq_length:>8,}  {before[stage.progress] / plan.tokens:>22.1%}"
+        for stage in shown
+    ]
+    steps = sum(stage.steps for stage in plan.stages)
+    lines += [
+        "",
+        f"model      {plan.model}",
+        f"steps      {math.ceil(steps):,}",
+        f"tokens     {plan.tokens:.4g}, {plan.tokens_saved():.1%} fewer than as many steps at full length",
+        f"training   {plan.flops:.4g} FLOPs of this model, {1 - plan.flops / plan.flops_full_length:.1%} fewer",
+        f"attention  {plan.attention_flops:.4g} of these FLOPs, "
+        f"{plan.attention_saved():.1%} fewer than for the same tokens at full length",
+    ]
+    return "\n".join(lines)
+
+
+def draw(plan: SchedulePlan, path: Path) -> None:
+    """Draw the length and the tokens so far over the run, as a PNG.
+
+    Raises:
+        ImportError: matplotlib is not installed. The message says how to install it.
+    """
+    check_matplotlib()
+    path.write_bytes(png(functools.partial(plan_figure, plan)))
+
+
+def plan_figure(plan: SchedulePlan) -> Figure:
+    """Above: the length. Below: tokens so far, or steps if the unit is the token, with and without warmup."""
+    figure = new_figure(8, 5.6)
+    lengths, amounts = figure.subplots(2, 1, sharex=True)
+    end = plan.stages[-1].progress + _units_of(plan.stages[-1], plan.unit)
+    progress = [*(stage.progress for stage in plan.stages), end]
+    longest = plan.stages[-1].seq_length
+    options = {"marker": "none", "drawstyle": "steps-post"}
+    plot(lengths, _FULL, [0, end], [longest, longest], **options)
+    plot(lengths, _WARMUP, progress, [*(stage.seq_length for stage in plan.stages), longest], **options)
+    steps = list(itertools.accumulate((stage.steps for stage in plan.stages), initial=0.0))
+    tokens = list(itertools.accumulate((stage.tokens for stage in plan.stages), initial=0.0))
+    if plan.unit == "token":  # as many tokens
+        so_far, full, amount = steps, steps[-1] * plan.tokens / plan.tokens_full_length, "optimizer steps"
+    else:  # as many steps
+        so_far, full, amount = tokens, plan.tokens_full_length, "tokens"
+    plot(amounts, _FULL, [0, end], [0, full], marker="none")
+    plot(amounts, _WARMUP, progress, so_far, marker="none")
+    lengths.set(ylabel="sequence length (tokens)", ylim=(0, None))
+    amounts.set(xlabel=f"{plan.unit}s", ylabel=f"{amount} so far", xlim=(0, end), ylim=(0, None))
+    for axis in (lengths.yaxis, amounts.xaxis, amounts.yaxis):
+        short_numbers(axis)
+    label_lines([lengths, amounts], bold=_WARMUP)
+    return figure
+
+
+def _units_of(stage: PlannedStage, unit: str) -> float:
+    if unit == "sample":
+        return stage.tokens / stage.seq_length
+    return stage.steps if unit == "step" else stage.tokens
