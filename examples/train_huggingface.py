@@ -48,7 +48,8 @@ def main() -> None:
             dataloader_pin_memory=torch.cuda.is_available(),
             disable_tqdm=True,
         )
-        trainer = Trainer(model, arguments, train_dataset=rows(), callbacks=[warmup])
+        trainer = Trainer(model, arguments, train_dataset=rows())
+        warmup.add_to(trainer)
         trainer.remove_callback(PrinterCallback)
         trainer.train()
     for record in trainer.state.log_history:

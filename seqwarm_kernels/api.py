@@ -9,8 +9,9 @@ from .attention.slopes import alibi_bias, alibi_slopes
 from .models import SurgeryReport, apply_alibi, load_alibi_model, register_alibi
 from .resizing.buffers import BatchBuffers
 from .resizing.functional import ResizeInfo, resize_batch
+from .schedule.milestones import Milestone
 from .schedule.pacing import cyclic, discrete, doubling, exponential, grow_p2, root
-from .schedule.scheduler import Milestone, SequenceLengthScheduler
+from .schedule.scheduler import SequenceLengthScheduler
 from .schedule.token_lr import StepByTokens, TokenLR
 
 __all__ = [

@@ -131,9 +131,9 @@ def test_completion_needs_shtab(capsys, monkeypatch):
         (["plan", "--duration", 10, "--unit", "epoch"], "argument --unit: invalid choice: 'epoch'"),
         (
             ["plan", "--duration", 10, "--min-seq-length", 2000],
-            "seqwarm plan: error: --max-seq-length must be at least --min-seq-length 2000, got 1024",
+            "seqwarm plan: error: --max-seq-length must be at least 2000, got 1024",
         ),
-        (["plan", "--duration", -1], "seqwarm plan: error: --duration must not be negative, got -1"),
+        (["plan", "--duration", -1], "--duration must be 0 or a number of steps from 1 to 2**53, got -1"),
         (["plan", "--duration", 0], "seqwarm plan: error: --duration must be at least 1 without --total, got 0"),
         (["plan", "--duration", 10, "--total", 0], "seqwarm plan: error: --total must be at least 1 step, got 0"),
         (["plan", "--duration", 10, "--layers", 0], "seqwarm plan: error: --layers must be at least 1, got 0"),

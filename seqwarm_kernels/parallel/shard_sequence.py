@@ -21,8 +21,8 @@ from ..resizing.layout import Layout, batch_layout, row_lists
 from ..resizing.masks import row_mask_name
 from ..resizing.options import check_keys, check_name_arguments
 from ..resizing.packing import BOUNDARIES, INDICES, LONGEST, POSITIONS, Bounds, packed_bounds
-from ..schedule.label_counts import NUM_ITEMS_IN_BATCH
 from ..utils.checks import check_bool
+from ..utils.modules import NUM_ITEMS_IN_BATCH
 from .checks import check_mesh, check_parts
 
 _LABELS, _SHIFTED = "labels", "shift_labels"

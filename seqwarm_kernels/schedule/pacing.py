@@ -5,11 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from fractions import Fraction
-from itertools import pairwise
 from random import Random
-from typing import Any
 
-from ..utils.checks import check_int, check_iterable, check_real
+from ..utils.checks import check_int, check_real
 
 #: Maps x in [0, 1), an exact fraction of the warmup's duration, to the share of the growth to the full length, 0 to 1.
 Pacing = Callable[[Fraction], float | Fraction]
@@ -20,7 +18,13 @@ def linear(x: Fraction) -> Fraction:
     return x
 
 
-class root:
+class _Named:
+    """A pacing whose repr identifies it in the state of a schedule."""
+
+    parts: int | None = 1  #: number of equal parts of the duration in each of which no length falls
+
+
+class root(_Named):
     """g(x) = x^(1 / degree), degree > 0. For degrees above 1 lengths grow fast at first; root(1) is linear."""
 
     def __init__(self, degree: float) -> None:
@@ -47,7 +51,7 @@ def sine(x: Fraction) -> float:
 _BY_NAME: dict[str, Pacing] = {"linear": linear, "sine": sine}
 
 
-class exponential:
+class exponential(_Named):
     """g(x) = (ratio^x − 1) / (ratio − 1), ratio > 1. Lengths grow slowly at first.
 
     With `ratio` = max_seq_length / min_seq_length they grow by the same factor in equal times. Source: T. Zhu et al.,
@@ -67,7 +71,7 @@ class exponential:
         return f"exponential({self.ratio})"
 
 
-class doubling:
+class doubling(_Named):
     """Lengths min, 2 · min, 4 · min, ... up to 2^times · min, each for the same number of units; times >= 1.
 
     Exact if max_seq_length is 2^times · min_seq_length and `step_size` divides min_seq_length.
@@ -83,7 +87,7 @@ class doubling:
         return f"doubling({self.times})"
 
 
-class cyclic:
+class cyclic(_Named):
     """The growth of another pacing, `cycles` times one after another. Lengths fall where a cycle begins.
 
     ``cyclic(doubling(5), cycles=8)`` is close to the curriculum Grow-P2, which draws the lengths of a cycle at random
@@ -99,6 +103,8 @@ class cyclic:
             raise ValueError("pacing must scale with the cycle, got discrete, whose stages are fixed")
         self.pacing = _as_function(pacing)
         self.cycles = check_int("cycles", cycles, minimum=1)
+        parts = rises(self.pacing)
+        self.parts = None if parts is None else parts * self.cycles
 
     def __call__(self, x: Fraction) -> float | Fraction:
         return self.pacing(x * self.cycles % 1)
@@ -107,7 +113,7 @@ class cyclic:
         return f"cyclic({describe(self.pacing)}, {self.cycles})"
 
 
-class grow_p2:
+class grow_p2(_Named):
     """Lengths min, 2 · min, ... 2^times · min in random order, in `cycles` cycles.
 
     In a cycle each length is drawn `draws` times, each time for the same number of units. A length has twice the odds
@@ -136,6 +142,7 @@ class grow_p2:
                 (drawn,) = random.choices(range(len(left)), odds)
                 left[drawn] -= 1
                 self.order.append(drawn)
+        self.parts = len(self.order)
 
     def __call__(self, x: Fraction) -> Fraction:
         return self._doubling(Fraction(self.order[math.floor(x * len(self.order))], self.times + 1))
@@ -144,26 +151,20 @@ class grow_p2:
         return f"grow_p2({self.times}, {self.cycles}, {self.draws}, seed={self.seed})"
 
 
-def _checked_stage(stage: Any) -> tuple[int, int]:
-    try:
-        units, length = stage
-    except (TypeError, ValueError):
-        raise TypeError(f"stages must be pairs (units, length), got {stage!r} among them") from None
-    return check_int("units of stages", units, minimum=1), check_int("length of stages", length, minimum=1)
-
-
-class discrete:
+class discrete(_Named):
     """Stages (units, length), one after another. After the last stage comes the full length.
 
     The lengths must not fall. They need not be multiples of a step size.
     """
 
     def __init__(self, stages: Iterable[tuple[int, int]]) -> None:
-        check_iterable("stages", stages, "pairs (units, length)")
-        self.stages = [_checked_stage(stage) for stage in stages]
+        self.stages = [
+            (check_int("units of stages", units, minimum=1), check_int("length of stages", length, minimum=1))
+            for units, length in stages
+        ]
         lengths = [length for _, length in self.stages]
-        if any(before > after for before, after in pairwise(lengths)):
-            raise ValueError(f"the lengths of stages must not fall, got {lengths}; a pacing of your own may")
+        if lengths != sorted(lengths):
+            raise ValueError(f"stage lengths must not decrease, got {lengths}; use a custom pacing function for that")
 
     def length_at(self, progress: float) -> int | None:
         """The length of the stage at `progress`, or None after the last stage."""
@@ -181,8 +182,7 @@ class discrete:
         for _, length in self.stages:
             if not min_seq_length <= length <= max_seq_length:
                 raise ValueError(
-                    f"pacing must keep to lengths from min_seq_length {min_seq_length} to max_seq_length "
-                    f"{max_seq_length}, got a stage of {length}"
+                    f"stages must have lengths from {min_seq_length} to {max_seq_length}, as the schedule, got {length}"
                 )
 
     def __repr__(self) -> str:
@@ -196,32 +196,23 @@ def as_pacing(pacing: str | Pacing | discrete) -> Pacing | discrete:
 def _as_function(pacing: str | Pacing) -> Pacing:
     if isinstance(pacing, str) and pacing in _BY_NAME:
         return _BY_NAME[pacing]
-    if isinstance(pacing, type):  # callable, but its calls make pacings
-        name = pacing.__name__
-        raise TypeError(f"pacing must be a function or an object such as {name}(...), got the class {name} itself")
-    if callable(pacing):
+    if callable(pacing) and not isinstance(pacing, type):  # the call of a class would make a pacing
         return pacing
-    raise ValueError(
-        "pacing must be 'linear', 'sine', one of root, exponential, doubling, cyclic, grow_p2 and discrete, or a "
-        f"function, got {pacing!r}"
-    )
+    raise ValueError(f"pacing must be 'linear', 'sine' or a function from [0, 1) to [0, 1], got {pacing!r}")
 
 
 def describe(pacing: Pacing | discrete) -> str:
     """How a state names a pacing."""
-    if isinstance(pacing, (root, exponential, doubling, cyclic, grow_p2, discrete)):
+    if isinstance(pacing, _Named):
         return repr(pacing)
     return getattr(pacing, "__qualname__", type(pacing).__qualname__)
 
 
 def rises(pacing: Pacing | discrete) -> int | None:
     """The number of equal parts of the duration in each of which no length falls. None if that is not known."""
-    if isinstance(pacing, cyclic):
-        parts = rises(pacing.pacing)
-        return None if parts is None else parts * pacing.cycles
-    if isinstance(pacing, grow_p2):
-        return len(pacing.order)
-    return 1 if pacing in (linear, sine) or isinstance(pacing, (root, exponential, doubling, discrete)) else None
+    if isinstance(pacing, _Named):
+        return pacing.parts
+    return 1 if pacing in (linear, sine) else None
 
 
 def plain(number: float) -> float:

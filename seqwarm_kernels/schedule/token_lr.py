@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Mapping
-from numbers import Real
 from typing import Any
 
 from torch import Tensor
@@ -16,9 +16,6 @@ from .pacing import plain
 
 #: Returns the number of tokens that all ranks have trained on so far.
 TokenSource = Callable[[], int]
-
-#: Most steps that `StepByTokens` makes in one call, in about 10 s. More are a number of tokens that was mistaken.
-_MOST_STEPS = 2**20
 
 #: From 1 at x = 0 to 0 at x = 1.
 _DECAYS: dict[str, Callable[[float], float]] = {
@@ -48,8 +45,8 @@ class TokenLR(LRScheduler):
         optimizer.step()
         schedule.step(tokens_of_all_ranks)
 
-    A trainer calls `step()` without a number. Pass `source=warmup.count_tokens` of its SequenceLengthWarmup. Only the
-    count matters then, not how often `step` is called: Accelerate calls it once for each process.
+    A trainer calls `step()` without a number, and Accelerate once for each process. Pass `source=warmup.count_tokens`
+    of its SequenceLengthWarmup: then only the count matters.
 
     Args:
         optimizer: Its learning rates are the peaks.
@@ -84,15 +81,14 @@ class TokenLR(LRScheduler):
         self.decay_tokens = _tokens("decay_tokens", decay_tokens)
         if self.decay_tokens < max(1, self.warmup_tokens):
             raise ValueError(
-                f"decay_tokens must be at least 1 and at least warmup_tokens {self.warmup_tokens}, because it counts "
-                f"from the start of the training, got {self.decay_tokens}"
+                f"decay_tokens must be at least 1 and at least warmup_tokens {self.warmup_tokens}, got {decay_tokens}"
             )
         self.final = plain(check_real("final", final))
         if not 0 <= self.final <= 1:
             raise ValueError(f"final must be a share of the peak, from 0 to 1, got {final}")
         check_choice("decay", decay, _DECAYS)
         self.decay = decay
-        self._source = _checked_source(source)
+        self.source = source
         super().__init__(optimizer)  # calls step() once
 
     @property
@@ -107,16 +103,11 @@ class TokenLR(LRScheduler):
 
         Raises:
             TypeError: `n` is not an int.
-            ValueError: `n` is negative, missing, or given beside a `source`, the tokens would no longer fit into 64
-                bits, or the optimizer has got another parameter group. Nothing was counted.
+            ValueError: `n` is negative, missing, or given beside a `source`, or the tokens would no longer fit into 64
+                bits. Nothing was counted.
         """
-        if len(self.base_lrs) != len(self.optimizer.param_groups):
-            raise ValueError(
-                f"optimizer must have the {len(self.base_lrs)} parameter groups that it had before, got "
-                f"{len(self.optimizer.param_groups)}: make the TokenLR after add_param_group"
-            )
         is_initial = self.last_epoch < 0  # torch's constructor sets the first learning rates in this way
-        tokens = 0 if is_initial else _counted(self.tokens, n, self._source)
+        tokens = 0 if is_initial else _counted(self.tokens, n, self.source)
         self.last_epoch = tokens - 1
         super().step()  # adds 1
 
@@ -148,18 +139,11 @@ class TokenLR(LRScheduler):
         configuration = self._configuration()
         check_same_configuration({name: state_dict[name] for name in configuration}, configuration)
         tokens, peaks = check_int("tokens", state_dict["tokens"], minimum=0), state_dict["base_lrs"]
-        if not isinstance(peaks, list) or len(peaks) != len(self.base_lrs):
-            raise ValueError(
-                f"base_lrs must be a list of {len(self.base_lrs)} learning rates, one for each group, got {peaks!r}"
-            )
-        for index, peak in enumerate(peaks):
-            if not isinstance(peak, Tensor):
-                check_real(f"base_lrs[{index}]", peak)
-            elif peak.numel() != 1:  # one element is what an optimizer with capturable=True has
-                raise ValueError(f"base_lrs[{index}] must be a number, got a tensor of shape {tuple(peak.shape)}")
-        self.last_epoch = tokens
-        self.base_lrs = list(peaks)
-        self._last_lr = self.get_lr()
+        if len(peaks) != len(self.base_lrs):
+            raise ValueError(f"base_lrs must have {len(self.base_lrs)} learning rates, one for each group, got {peaks}")
+        share = self._share(tokens)
+        self._last_lr = [peak * share for peak in peaks]
+        self.last_epoch, self.base_lrs = tokens, list(peaks)
 
     def _configuration(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in ("warmup_tokens", "decay_tokens", "final", "decay")}
@@ -193,15 +177,12 @@ class StepByTokens(LRScheduler):
 
     def __init__(self, scheduler: LRScheduler, tokens_per_step: int, *, source: TokenSource | None = None) -> None:
         if not isinstance(scheduler, LRScheduler) or isinstance(scheduler, ReduceLROnPlateau):
-            raise TypeError(
-                "scheduler must be a torch.optim.lr_scheduler.LRScheduler that steps without a metric, got "
-                f"{type(scheduler).__name__}"
-            )
+            raise TypeError(f"scheduler must be an LRScheduler that steps without a metric, got {type(scheduler)}")
         self.tokens_per_step = check_int("tokens_per_step", tokens_per_step, minimum=1)
         self.scheduler = scheduler
         self.optimizer = scheduler.optimizer
         self.tokens = 0
-        self._source = _checked_source(source)
+        self.source = source
         self._step_count = 0  # Accelerate adds to it while gradients accumulate
 
     def step(self, n: int | None = None) -> None:
@@ -210,22 +191,13 @@ class StepByTokens(LRScheduler):
         Raises:
             TypeError: `n` is not an int.
             ValueError: `n` is negative, missing, or given beside a `source`, or the tokens would no longer fit into 64
-                bits, or complete more than a million steps; or `source` counts fewer tokens than before, as in a new
-                training, for which the scheduler must be made anew. Nothing was counted.
+                bits, or `source` counts fewer tokens than before, as in a new training, for which the scheduler must
+                be made anew. Nothing was counted.
         """
-        tokens = _counted(self.tokens, n, self._source)
+        tokens = _counted(self.tokens, n, self.source)
         if tokens < self.tokens:
-            raise ValueError(
-                f"source must not count backwards, got {tokens} tokens after {self.tokens}: make a new scheduler for "
-                "each training, since it cannot step back"
-            )
-        steps = tokens // self.tokens_per_step - self.tokens // self.tokens_per_step
-        if steps > _MOST_STEPS:
-            raise ValueError(
-                f"{'n' if self._source is None else 'source'} must count tokens of at most {_MOST_STEPS} steps of "
-                f"{self.tokens_per_step} tokens at once, got {tokens - self.tokens} tokens, {steps} steps"
-            )
-        for _ in range(steps):
+            raise ValueError(f"source must not count backwards, got {tokens} tokens after {self.tokens}")
+        for _ in range(self.tokens // self.tokens_per_step, tokens // self.tokens_per_step):
             self.scheduler.step()
         self.tokens = tokens
 
@@ -245,65 +217,30 @@ class StepByTokens(LRScheduler):
         """Load a state of the same `tokens_per_step`.
 
         Raises:
-            TypeError: `state_dict` or that of `scheduler` is not a mapping, its tokens are not an int, or an entry of
-                the state of `scheduler` is of another kind than now.
-            ValueError: Entries are missing, unknown, or of another configuration. Nothing was changed.
+            TypeError: `state_dict` is not a mapping, or its tokens are not an int.
+            ValueError: Entries are missing, unknown, or of another configuration. Nothing was changed, nor is it by
+                an error that `scheduler` raises.
         """
         check_state_entries(state_dict, self.state_dict())
-        check_same_configuration(
-            {"tokens_per_step": state_dict["tokens_per_step"]}, {"tokens_per_step": self.tokens_per_step}
-        )
+        own = {"tokens_per_step": self.tokens_per_step}
+        check_same_configuration({name: state_dict[name] for name in own}, own)
         tokens = check_int("tokens", state_dict["tokens"], minimum=0)
-        inner = state_dict["scheduler"]
-        _check_inner_state(inner, self.scheduler.state_dict())
-        self.scheduler.load_state_dict(dict(inner))
+        before, inner = copy.deepcopy(self.scheduler.state_dict()), copy.deepcopy(state_dict["scheduler"])
+        if inner.keys() != before.keys():  # torch would set any entries as attributes
+            raise ValueError(f"the state of scheduler must have the entries {list(before)}, got {list(inner)}")
+        try:
+            self.scheduler.load_state_dict(inner)
+        except Exception:
+            self.scheduler.load_state_dict(before)
+            raise
         self.tokens = tokens
-
-
-def _check_inner_state(saved: object, current: Mapping[str, Any]) -> None:
-    """A scheduler of torch takes any entries as its attributes."""
-    if not isinstance(saved, Mapping):
-        raise TypeError(f"the state of scheduler must be a mapping, got {type(saved).__name__}")
-    if saved.keys() != current.keys():
-        raise ValueError(f"the state of scheduler must have the entries {list(current)}, got {list(saved)}")
-    for name, now in current.items():
-        if not _is_of_kind(saved[name], now):
-            raise TypeError(f"{name} of scheduler must be of the kind of {now!r}, got {saved[name]!r}")
-    if "last_epoch" in current:
-        check_int("last_epoch of scheduler", saved["last_epoch"])
-
-
-def _is_of_kind(value: object, now: object) -> bool:
-    """Whether `value` may be a later state of what is `now`. What is None now may become anything."""
-    if isinstance(value, list) and isinstance(now, list):
-        return all(any(_is_of_kind(entry, other) for other in now) for entry in value) if now else True
-    return now is None or _kind(value) == _kind(now)
-
-
-def _kind(value: object) -> type:
-    """Numbers are of one kind, also those that optimizers keep in tensors, and so are mappings."""
-    if isinstance(value, (Real, Tensor)):
-        return Real
-    return Mapping if isinstance(value, Mapping) else type(value)
 
 
 def _tokens(name: str, value: float) -> float:
     number = plain(check_real(name, value))
     if number < 0 or 0 < number < 1:
-        raise ValueError(
-            f"{name} must be 0 or at least 1, because it counts tokens, got {value}; for a share of the training write "
-            f"{name}={value} * total_tokens"
-        )
+        raise ValueError(f"{name} must be 0 or at least 1, because it counts tokens, got {value}")
     return number
-
-
-def _checked_source(source: TokenSource | None) -> TokenSource | None:
-    if source is not None and not callable(source):
-        raise TypeError(
-            "source must be a function that returns the number of tokens so far, such as warmup.count_tokens, got "
-            f"{type(source).__name__}"
-        )
-    return source
 
 
 def _counted(tokens: int, n: int | None, source: TokenSource | None) -> int:
@@ -314,7 +251,6 @@ def _counted(tokens: int, n: int | None, source: TokenSource | None) -> int:
         return check_int("the result of source", source(), minimum=0)
     if n is None:
         raise ValueError(
-            "n must be the number of tokens of the step, got None; where a trainer calls step(), pass "
-            "source=warmup.count_tokens of its SequenceLengthWarmup"
+            "n must be the number of tokens of the step; trainers need source=warmup.count_tokens, got None"
         )
     return check_int("the number of tokens so far", tokens + check_int("n", n, minimum=0))

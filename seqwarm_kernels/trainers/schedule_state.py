@@ -14,10 +14,10 @@ from torch import nn
 from ..models.alibi_layer import AlibiHeads
 from ..resizing.functional import check_resize_options
 from ..schedule.attachment import Attachment, Resizer, Seen
-from ..schedule.label_counts import shifts_labels
 from ..schedule.scheduler import SequenceLengthScheduler
 from ..utils.checks import check_int, is_dtensor
 from ..utils.ranks import has_process_group
+from .shifted_labels import shifts_labels
 
 _OTHERWISE = "or start a new training from the checkpoint's weights"
 
@@ -26,19 +26,10 @@ _NO_TOKEN = (
     "nothing: the attention mask of every row is 0 everywhere, or a mode with remainder='drop' left no row"
 )
 
-_OTHER_SHARES = (
-    "the batches of one step kept different shares of their labels, from {:.3g} to {:.3g}. Each batch, on each rank, "
-    "is weighted by its number of labels before cutting, because the Trainer counts num_items_in_batch before "
-    "calling the model. Batches of rows of equal length, or one batch for each step on one rank, are weighted exactly"
-)
-
 _SHORT = (
     "the training ends at {} of {} tokens: the schedule grows for {:,} {}s, and the training takes {:,}. Pass a "
     "smaller duration, or train longer"
 )
-
-#: Shares of labels that count as different, relative to each other.
-_SHARE_TOLERANCE = 1e-3
 
 
 class ScheduleState:
@@ -81,7 +72,6 @@ class ScheduleState:
         self._is_up_to_date = False  # whether everything before this point was counted
         self._has_counted_step = True  # of the last call of `step`
         self._has_warned = False
-        self._has_warned_of_shares = False
         self._has_warned_of_short = False
 
     def attach(
@@ -239,19 +229,6 @@ class ScheduleState:
             self._has_warned = True
             warnings.warn(_NO_TOKEN, stacklevel=2)
         return seen
-
-    def warn_of_shares(self) -> None:
-        """Warns once if the batches of a step, on any rank, kept different shares of their labels."""
-        shares = [] if self.attachment is None else self.attachment.take_shares()
-        if not shares or self._has_warned_of_shares:  # on all ranks
-            return
-        extremes = torch.stack([torch.stack(shares).min(), -torch.stack(shares).max()]).to(self._device)
-        if has_process_group():
-            torch.distributed.all_reduce(extremes, torch.distributed.ReduceOp.MIN)
-        least, most = extremes[0].item(), -extremes[1].item()
-        if least < most * (1 - _SHARE_TOLERANCE):
-            self._has_warned_of_shares = True
-            warnings.warn(_OTHER_SHARES.format(least, most), stacklevel=2)
 
     def warn_of_max_steps(self, steps: int) -> None:
         """Warns at the begin of a training if its schedule needs more optimizer steps than these to the full length."""

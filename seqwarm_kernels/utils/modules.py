@@ -11,6 +11,10 @@ from torch import Tensor, nn
 
 from .checks import check_dense
 
+#: Argument in which Hugging Face's Trainer passes the number of labels in all batches of a step. A model that gets it
+#: divides its sum of losses by it.
+NUM_ITEMS_IN_BATCH = "num_items_in_batch"
+
 #: A batch that a model is called with: keyword arguments by name, positional arguments, or one tensor.
 ExampleBatch = Mapping[str, Any] | Sequence[Tensor] | Tensor
 

@@ -1,7 +1,6 @@
 """warmup_allocator restores all state bit for bit, also if the model or the optimizer fails."""
 
 import contextlib
-import copy
 import random
 import weakref
 from collections import UserList
@@ -89,11 +88,9 @@ def compiled_in_place(model):
 ATTACHED = {
     "model": lambda model, attach: attach(model),
     "submodule": lambda model, attach: Outer(attach(model)),
-    "copy": lambda model, attach: copy.deepcopy(attach(model)),
     "compiled": lambda model, attach: attach(torch.compile(model, backend="eager")),
     "compiled in place": lambda model, attach: attach(compiled_in_place(model)),
     "compiled in place later": lambda model, attach: compiled_in_place(attach(model)),
-    "copy of compiled in place": lambda model, attach: copy.deepcopy(attach(compiled_in_place(model))),
 }
 
 

@@ -1,8 +1,8 @@
 """scheduler.attach: a model in training mode gets batches of the scheduled length, inside any wrapper."""
 
-import collections
 import copy
 import gc
+import pickle
 
 import pytest
 import torch
@@ -14,10 +14,8 @@ from torch.utils.checkpoint import checkpoint
 from seqwarm_kernels import BatchBuffers, SequenceLengthScheduler
 
 from ..support.ranks import mean_of_two_ranks
-from ..support.schedules import IDS, WIDTH, WORDS, Model, compiled_in_place, scheduler, tokens
+from ..support.schedules import IDS, WORDS, Model, compiled_in_place, scheduler, tokens
 from ..support.tiers import first_fast
-
-pytestmark = pytest.mark.filterwarnings("ignore:the inputs of the model were cut")  # losses are not what is tested
 
 
 def test_batches_are_resized_in_training_mode_only():
@@ -35,14 +33,25 @@ def test_batches_are_resized_in_training_mode_only():
     assert model(tokens()).shape[1] == 16
 
 
-@pytest.mark.parametrize("use_reentrant", [False, True])
-def test_activation_checkpointing_counts_a_batch_once(use_reentrant):
+def test_a_validation_without_gradients_has_the_full_length():
+    """It needs no `model.eval()`, and its tokens are not counted."""
+    model = Model()
+    attachment = scheduler().attach(model)
+    with torch.no_grad():
+        assert model(tokens()).shape[1] == 16
+    with torch.inference_mode():
+        assert model(tokens()).shape[1] == 16
+    assert attachment.take_seen() == (0, 0)
+    assert model(tokens()).shape[1] == 4
+
+
+def test_activation_checkpointing_counts_a_batch_once():
     model = Model()
     attachment = scheduler().attach(model)
     ids, scale = tokens(), torch.ones((), requires_grad=True)
     model(ids)
     once = attachment.take_seen()
-    result = checkpoint(lambda ids, scale: model(ids) * scale, ids, scale, use_reentrant=use_reentrant)
+    result = checkpoint(lambda ids, scale: model(ids) * scale, ids, scale, use_reentrant=False)
     result.sum().backward()
     assert attachment.take_seen() == once
 
@@ -101,13 +110,13 @@ def test_positional_arguments_without_names_are_not_padded_with_labels():
     ids, options = tokens(1, 10), {"mode": "reshape", "remainder": "pad"}
     for arguments in ((ids,), (ids, ids)):
         scheduler().attach(model := Any(), **options)
-        with pytest.raises(ValueError, match=r"pad_values must have a value for '0' \(torch.int64\), which may hold"):
+        with pytest.raises(ValueError, match="pad_values must have a value for the unnamed tensor '0'"):
             model(*arguments)
         scheduler().attach(model := Any(), **options, pad_values={str(place): -100 for place in range(len(arguments))})
         assert model(*arguments)[-1][2].tolist() == [*ids[0, 8:].tolist(), -100, -100]
     scheduler().attach(model := Any(), mode="reshape", remainder="overlap")
     assert model(ids)[0].shape == (3, 4)
-    with pytest.raises(ValueError, match=r"remainder must be 'drop' or 'pad' with .* entries have no names"):
+    with pytest.raises(ValueError, match="remainder must be 'drop' or 'pad' for unnamed"):
         model(ids, ids)
 
 
@@ -145,7 +154,7 @@ def test_sequences_of_a_packed_batch_are_cut_and_counted(mode, tokens_and_sample
     ]
     kept = tokens_and_samples[0] - len(rows)
     model.forward = lambda position_ids, **batch: Model.forward(model, **batch)
-    found = model(input_ids=ids, labels=labels, position_ids=positions, num_items_in_batch=torch.tensor(9.0))
+    found = model(input_ids=ids, labels=labels, position_ids=positions)
     torch.testing.assert_close(found, sum(sums) / kept)
     assert attachment.take_seen() == tokens_and_samples
     assert attachment.seq_length == 4
@@ -168,13 +177,6 @@ def test_tokens_of_batches_in_buffers():
     assert attachment.take_seen().tokens == 2 * 3 + 2 * 5
 
 
-def test_a_loss_that_is_divided_outside_is_refused():
-    model = Model()
-    scheduler().attach(model)
-    with pytest.raises(ValueError, match="fused_lm_head must not be passed to the model: TRL divides its loss"):
-        model(tokens(), labels=tokens(), fused_lm_head=True)
-
-
 def test_num_items_in_batch_of_none_is_passed_on():
     model, schedule = Model(), scheduler()
     batch = {"input_ids": tokens(), "labels": tokens()}
@@ -182,24 +184,6 @@ def test_num_items_in_batch_of_none_is_passed_on():
     schedule.attach(model)
     torch.testing.assert_close(model(batch["input_ids"], batch["labels"], None, None), expected)
     torch.testing.assert_close(model(**batch, num_items_in_batch=None), expected)
-
-
-def test_num_items_in_batch_is_scaled_by_the_share_of_kept_labels():
-    """Two accumulated batches: the sum of their losses is divided by the number of their kept labels."""
-    model, schedule = Model(), scheduler()
-    batches = [{"input_ids": tokens(), "labels": tokens()} for _ in range(2)]
-    cut = [schedule.resize(batch) for batch in batches]
-    expected = sum(model(**batch) for batch in cut) / 2
-    attachment = schedule.attach(model)
-    count = sum((batch["labels"][:, 1:] != -100).sum() for batch in batches)
-    torch.testing.assert_close(sum(model(**batch, num_items_in_batch=count) for batch in batches), expected)
-    torch.testing.assert_close(attachment.take_shares(), [torch.tensor(3 / 15)] * 2)
-    assert attachment.take_shares() == []
-    ignored = torch.full((2, 16), -100)
-    assert model(tokens(), ignored, num_items_in_batch=torch.tensor(3)) == 0
-    ignored[0, 10] = 1  # is cut
-    assert model(tokens(), ignored, num_items_in_batch=torch.tensor(3)) == 0
-    assert attachment.take_shares() == [1, 0]
 
 
 @pytest.mark.parametrize("first", ["attach", "compile"])
@@ -296,16 +280,6 @@ def test_bad_input():
         schedule.attach(model)
 
 
-@pytest.mark.parametrize("prepared", [lambda model: model, compiled_in_place])
-def test_a_warning_names_the_line_of_the_caller(prepared):
-    model, labels = prepared(Model()), torch.full((2, 16), -100)
-    labels[:, 10:] = 1
-    scheduler().attach(model)
-    with pytest.warns(UserWarning, match="no label of a batch is left") as caught:
-        model(tokens(), labels)
-    assert caught[0].filename == __file__
-
-
 def test_the_length_of_a_batch_shorter_than_scheduled():
     schedule = scheduler()
     attachment = schedule.attach(model := Model())
@@ -313,114 +287,56 @@ def test_the_length_of_a_batch_shorter_than_scheduled():
     assert attachment.seq_length == 3
 
 
-def test_the_first_label_does_not_count_if_the_loss_shifts_them():
-    model, schedule = Model(), scheduler()
+@pytest.mark.parametrize("count", [{"num_items_in_batch": 30}, {"fused_lm_head": True}])
+def test_a_count_of_labels_before_cutting_is_refused(count):
+    """The Trainers of Hugging Face and TRL would divide the loss of the cut batch by the labels of the whole one."""
+
+    class Whole(nn.Module):
+        def forward(self, batch, num_items_in_batch=None, fused_lm_head=False):
+            return batch["input_ids"]
+
+    model, whole = Model(), Whole()
+    for each in (model, whole):
+        scheduler().attach(each)
+    for call in (
+        lambda: model(tokens(), labels=tokens(), **count),
+        lambda: whole({"input_ids": tokens()}, **count),
+        lambda: whole(batch={"input_ids": tokens()}, **count),
+    ):
+        with pytest.raises(ValueError, match=rf"^{next(iter(count))} must not .* SequenceLengthWarmup.*add_to"):
+            call()
+    assert whole({"input_ids": tokens()}, fused_lm_head=False).shape[1] == 4
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+@pytest.mark.parametrize("prepared", [lambda model: model, compiled_in_place])
+def test_a_copied_model_keeps_full_lengths_and_can_be_attached(copied, prepared):
+    model, schedule = prepared(Model()), scheduler()
     attachment = schedule.attach(model)
-    model(input_ids=tokens(), labels=tokens(), num_items_in_batch=30)
-    torch.testing.assert_close(attachment.take_shares(), [torch.tensor(3 / 15)])
+    other = copied(model)
+    assert other(tokens()).shape[1] == 16
+    assert model(tokens()).shape[1] == 4
+    assert attachment.take_seen() == (8, 2)
+    again = scheduler().attach(other)
+    assert other(tokens()).shape[1] == 4
+    attachment.remove()
+    assert other(tokens()).shape[1] == 4
+    again.remove()
+    assert [each(tokens()).shape[1] for each in (model, other, copied(other))] == [16] * 3
 
 
-@pytest.mark.parametrize("by_name", [False, True])
-@pytest.mark.parametrize("container", [dict, collections.UserDict])
-def test_the_count_in_a_batch_of_one_mapping_is_scaled(container, by_name):
-    """The loss was a share of what it is."""
-
-    class Whole(Model):
-        def forward(self, batch, num_items_in_batch=None):
-            return super().forward(**{"num_items_in_batch": num_items_in_batch, **batch})
-
-    model, schedule = Whole(), scheduler()
-    batch = {"input_ids": tokens(), "labels": tokens()}
-    expected = model(schedule.resize(batch))
-    attachment = schedule.attach(model)
-    counted = container({**batch, "num_items_in_batch": torch.tensor(30)})
-    torch.testing.assert_close(model(batch=counted) if by_name else model(counted), expected)
-    torch.testing.assert_close(model(container(batch), num_items_in_batch=30), expected)
-    torch.testing.assert_close(attachment.take_shares(), [torch.tensor(3 / 15)] * 2)
-    assert counted["num_items_in_batch"] == 30
-    with pytest.raises(ValueError, match="labels must be passed to the model with num_items_in_batch, got input_ids"):
-        model({"input_ids": tokens(), "num_items_in_batch": 30})
-    with pytest.raises(ValueError, match="labels must be passed to the model with num_items_in_batch, got input_ids"):
-        model({"input_ids": tokens()}, num_items_in_batch=30)
-
-
-def test_labels_that_are_shifted_already_all_count():
-    model, shifted = Model(), tokens()
-    shifted[:, -1] = -100
-    attachment = scheduler().attach(model)
-    model.forward = lambda input_ids, labels, shift_labels, num_items_in_batch: num_items_in_batch
-    count = model(input_ids=tokens(), labels=tokens(), shift_labels=shifted, num_items_in_batch=30)
-    torch.testing.assert_close(count, torch.tensor(8.0))
-    torch.testing.assert_close(attachment.take_shares(), [torch.tensor(4 / 15)])
-
-
-def test_calls_with_one_main_input_count_once_from_the_beginning_of_a_batch():
-    model, ids = Model(), tokens()
-    attachment = scheduler().attach(model)
-    for _ in range(2):
-        model(ids)
-    assert attachment.take_seen() == (2 * 8, 4)
-    for _ in range(2):
-        attachment.begin_batch()
-        for batch in (ids, other := tokens(), ids, other):
-            model(batch)
-    assert attachment.take_seen() == (2 * 16, 8)
-    model(ids)
-    assert attachment.has_unseen is False
-
-
-def test_a_batch_without_the_main_input_counts():
-    class TakesEmbeddings(Model):
-        def forward(self, input_ids=None, inputs_embeds=None):
-            return self.head(self.embedding(input_ids) if inputs_embeds is None else inputs_embeds)
-
-    model = TakesEmbeddings()
-    attachment = scheduler().attach(model)
-    attachment.begin_batch()
-    model(tokens())  # does not live on
-    for _ in range(2):
-        model(inputs_embeds=torch.randn(2, 16, WIDTH))
-    assert attachment.take_seen() == (3 * 8, 6)
-
-
-@pytest.mark.parametrize("count", [torch.tensor([[30]]), torch.tensor([[30], [30]]), torch.tensor([30, 30]), 30])
-def test_counts_of_labels_of_any_shape(count):
-    """Those for several devices of nn.DataParallel have two dimensions."""
-    model, ids = Model(), tokens()
-    scheduler().attach(model)
-    model.forward = lambda input_ids, labels, num_items_in_batch: num_items_in_batch
-    scaled = model(input_ids=ids, labels=ids, num_items_in_batch=count)
-    torch.testing.assert_close(scaled, torch.as_tensor(count) * torch.tensor(3 / 15))
-
-
-def test_the_main_input_of_a_model_has_another_name():
-    class Named(Model):
-        main_input_name = "frames"
-
-        def forward(self, frames, input_ids):
-            return super().forward(frames)
-
-    model = Named()
-    attachment = scheduler().attach(model)
-    attachment.begin_batch()
-    frames = tokens()
-    for _ in range(3):
-        model(frames, tokens())
-    assert attachment.take_seen() == (2 * 4, 2)
-
-
-def test_all_labels_count_if_the_loss_does_not_shift_them():
+def test_an_average_of_an_attached_model_has_its_weights():
     model = Model()
-    model.loss_type = "ForMaskedLM"
     scheduler().attach(model)
-    counts = []
-    model.register_forward_pre_hook(
-        lambda module, args, kwargs: counts.append(kwargs["num_items_in_batch"]), with_kwargs=True
-    )
-    labels = tokens()
-    model(input_ids=labels, labels=labels, num_items_in_batch=32)
-    assert counts == [8]
-    with pytest.raises(ValueError, match=r"labels must be passed to the model with num_items_in_batch, got input_ids"):
-        model(input_ids=labels, num_items_in_batch=32)
-    model(input_ids=labels, labels=torch.full_like(labels, -100), num_items_in_batch=32)
-    assert counts == [8, 32]
+    average = torch.optim.swa_utils.AveragedModel(model)
+    average.update_parameters(model)
+    ids = tokens()
+    model.eval()
+    torch.testing.assert_close(average(ids), model(ids))
+
+
+def test_a_saved_model_needs_no_attachment(tmp_path):
+    model = Model()
+    scheduler().attach(model)
+    torch.save(model, tmp_path / "model.pt")
+    assert torch.load(tmp_path / "model.pt", weights_only=False)(tokens()).shape[1] == 16

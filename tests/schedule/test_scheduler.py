@@ -154,10 +154,22 @@ def test_a_user_defined_pacing_is_clamped():
     assert [scheduler.seq_length_at(n) for n in range(11)] == [8, 8, 8, 8, 16, 32, 48, 64, 64, 64, 64]
 
 
-def test_a_pacing_that_returns_nan():
-    scheduler = SequenceLengthScheduler(8, 64, duration=10, pacing=lambda x: float("nan"))
-    with pytest.raises(ValueError, match="pacing must return a finite number, got nan at progress 3"):
-        scheduler.seq_length_at(3)
+@pytest.mark.parametrize("first_bad", [0, 3])
+def test_a_pacing_that_returns_nan_changes_nothing(first_bad):
+    def pacing(x):
+        return float(x) if x < first_bad / 10 else float("nan")
+
+    message = f"pacing must return a finite number, got nan at progress {first_bad}"
+    if first_bad == 0:
+        with pytest.raises(ValueError, match=message):
+            SequenceLengthScheduler(8, 64, duration=10, pacing=pacing)
+        return
+    scheduler = SequenceLengthScheduler(8, 64, duration=10, pacing=pacing)
+    scheduler.step(2)
+    for change in (scheduler.step, lambda: setattr(scheduler, "progress", 3)):
+        with pytest.raises(ValueError, match=message):
+            change()
+        assert (scheduler.progress, scheduler.seq_length) == (2, 16)
 
 
 @pytest.mark.parametrize("number", [np.float32(2.5), np.float64(2.5), np.float16(2.5), np.int64(2), Fraction(5, 2)])
@@ -250,23 +262,18 @@ def test_resize_in_a_trace(tracing_mode, pre_dispatch):
     ("settings", "error", "message"),
     [
         ({"min_seq_length": 0}, ValueError, "min_seq_length must be at least 1, got 0"),
-        ({"max_seq_length": 0}, ValueError, "max_seq_length must be at least 1, got 0"),
+        ({"max_seq_length": 0}, ValueError, "max_seq_length must be at least 8, got 0"),
         (
             {"min_seq_length": 9, "max_seq_length": 8},
             ValueError,
-            "max_seq_length must be at least min_seq_length 9, got 8",
+            "max_seq_length must be at least 9, got 8",
         ),
         ({"max_seq_length": 10.0}, TypeError, "max_seq_length must be an int, got float"),
-        ({"duration": -1}, ValueError, "duration must not be negative, got -1"),
+        ({"duration": -1}, ValueError, "duration must be 0 or .*, got -1"),
         ({"duration": float("inf")}, ValueError, "duration must be finite"),
         ({"duration": "30%"}, TypeError, "duration must be a real number, got str"),
-        (
-            {"duration": 0.3},
-            ValueError,
-            r"duration must be 0 or at least 1, because it counts units \(steps, tokens or samples\), got 0.3; for a "
-            r"share of the training, as in Composer, write duration=0.3 \* total_steps",
-        ),
-        ({"duration": 0.5, "unit": "token"}, ValueError, r"write duration=0.5 \* total_tokens"),
+        ({"duration": 0.3}, ValueError, "duration must be 0 or a number of steps from 1 to .*, got 0.3"),
+        ({"duration": 0.5, "unit": "token"}, ValueError, "duration must be 0 or a number of tokens"),
         ({"step_size": 0}, ValueError, "step_size must be at least 1, got 0"),
         ({"unit": "epoch"}, ValueError, "unit must be one of step, token, sample, got 'epoch'"),
         ({"pacing": "quadratic"}, ValueError, "pacing must be 'linear', .* got 'quadratic'"),
@@ -275,25 +282,14 @@ def test_resize_in_a_trace(tracing_mode, pre_dispatch):
             ValueError,
             "duration must cover the stages of pacing, 120 units, got 100",
         ),
-        ({"pacing": discrete([(10, 4)])}, ValueError, "got a stage of 4"),
-        (
-            {"pacing": root},
-            TypeError,
-            r"pacing must be a function or an object such as root\(...\), got the class root",
-        ),
-        ({"pacing": discrete}, TypeError, r"pacing must be .* discrete\(...\), got the class discrete"),
-        ({"duration": 1e300}, ValueError, r"duration must be at most 9007199254740992, got 1e\+300"),
-        ({"duration": 2**53 + 1}, ValueError, "duration must be at most 9007199254740992, got 9007199254740993"),
+        ({"pacing": discrete([(10, 4)])}, ValueError, "stages must have lengths from 8 to 1024, .* got 4"),
+        ({"pacing": root}, ValueError, "pacing must be .* got <class"),
+        ({"duration": 2**53 + 1}, ValueError, r"duration must be .* to 2\*\*53, got 9007199254740993"),
     ],
 )
 def test_bad_settings(settings, error, message):
     with pytest.raises(error, match=message):
         SequenceLengthScheduler(**{"duration": 100, **settings})
-
-
-def test_a_duration_is_no_share_of_the_training():
-    with pytest.raises(ValueError, match=r"duration=0.3 \* total_steps"):
-        SequenceLengthScheduler(8, 32, duration=0.3)
 
 
 def test_bad_pacings():
@@ -305,8 +301,6 @@ def test_bad_pacings():
         exponential(1)
     with pytest.raises(TypeError, match="ratio must be a real number"):
         exponential("2")
-    with pytest.raises(TypeError, match=r"stages must be .*pairs \(units, length\), got int"):
-        discrete(5)
     with pytest.raises(ValueError, match="times must be at least 1, got 0"):
         doubling(0)
     with pytest.raises(ValueError, match="cycles must be at least 1, got 0"):
@@ -314,9 +308,9 @@ def test_bad_pacings():
     for name in ("times", "cycles", "draws"):
         with pytest.raises(ValueError, match=f"{name} must be at least 1, got 0"):
             grow_p2(**{"times": 1, "cycles": 1, "draws": 1, name: 0})
-    with pytest.raises(ValueError, match=r"pacing must be 'linear', 'sine', .* got 'quadratic'"):
+    with pytest.raises(ValueError, match=r"pacing must be 'linear', 'sine' .* got 'quadratic'"):
         cyclic("quadratic", 2)
-    with pytest.raises(TypeError, match=r"pacing must be a function .* got the class doubling itself"):
+    with pytest.raises(ValueError, match=r"pacing must be .* got <class"):
         cyclic(doubling, 2)
     with pytest.raises(ValueError, match="pacing must scale with the cycle, got discrete"):
         cyclic(discrete([(8, 8)]), 2)
@@ -324,5 +318,46 @@ def test_bad_pacings():
         discrete([(0, 8)])
     with pytest.raises(ValueError, match="length of stages must be at least 1, got 0"):
         discrete([(8, 0)])
-    with pytest.raises(ValueError, match=r"the lengths of stages must not fall, got \[64, 32\]"):
+    with pytest.raises(ValueError, match=r"stage lengths must not decrease, got \[64, 32\]"):
         discrete([(10, 64), (10, 32)])
+
+
+class Lengths(torch.utils.data.Dataset):
+    """Items that say what a worker knows of a schedule."""
+
+    def __init__(self, scheduler):
+        self.scheduler = scheduler
+
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, index):
+        if torch.utils.data.get_worker_info() is None:
+            length = self.scheduler.seq_length
+        else:
+            with pytest.raises(RuntimeError, match="not known in a DataLoader worker"):
+                self.scheduler.resize({"input_ids": torch.zeros(1, 64)})
+            length = 0
+        return length, self.scheduler.seq_length_at(self.scheduler.progress)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_worker_does_not_know_the_length(workers):
+    """Its copy of the scheduler never advances, so batches would keep the first length without a word."""
+    scheduler = SequenceLengthScheduler(8, 64, duration=10)
+    scheduler.step(5)
+    loader = torch.utils.data.DataLoader(Lengths(scheduler), num_workers=workers, batch_size=None)
+    assert [tuple(item) for item in loader] == [(32 if workers == 0 else 0, 32)] * 2
+
+
+def test_the_length_is_computed_when_the_progress_changes():
+    calls = []
+
+    def pacing(x):
+        calls.append(x)
+        return x
+
+    scheduler = SequenceLengthScheduler(8, 64, duration=10, pacing=pacing)
+    scheduler.step(5)
+    assert [scheduler.seq_length for _ in range(3)] == [32] * 3
+    assert calls == [0, Fraction(1, 2)]

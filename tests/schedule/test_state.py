@@ -1,7 +1,6 @@
 """The progress of a schedule: what counts, and the state that a checkpoint keeps."""
 
 import json
-import pickle
 
 import numpy as np
 import pytest
@@ -157,11 +156,9 @@ def test_the_state_of_a_function_has_some_of_its_lengths():
     scheduler.step(3)
     state = json.loads(json.dumps(scheduler.state_dict()))
     assert state["pacing_lengths"] == [21, 41, 61, 81, 101, 121, 141, 161, *[171] * 8]
-    earlier = {name: value for name, value in state.items() if name != "pacing_lengths"}
-    for saved in (state, earlier):
-        scheduler.progress = 0
-        scheduler.load_state_dict(saved)
-        assert scheduler.progress == 3
+    scheduler.progress = 0
+    scheduler.load_state_dict(state)
+    assert scheduler.progress == 3
     with pytest.raises(ValueError, match="state_dict must have the entries"):
         SequenceLengthScheduler(duration=10).load_state_dict(
             {**SequenceLengthScheduler(duration=10).state_dict(), **state}
@@ -191,19 +188,3 @@ def test_two_pacings_of_one_name(wrap):
     with pytest.raises(ValueError, match="pacing_lengths is"):
         second.load_state_dict(state)
     assert second.progress == 20
-
-
-def test_a_scheduler_that_an_earlier_version_pickled():
-    """Its `progress` was an attribute, and there were no checks of labels or processes."""
-    batch = {"input_ids": torch.arange(128).view(2, 64), "labels": torch.arange(128).view(2, 64)}
-    scheduler = SequenceLengthScheduler(8, 64, duration=10)
-    later = {"_progress", "_process", "_label_checks", "_batches_before_step", "_batches_uncut"}
-    state = {name: value for name, value in vars(scheduler).items() if name not in later} | {"progress": 3}
-    earlier = SequenceLengthScheduler.__new__(SequenceLengthScheduler)
-    earlier.__setstate__(state)
-    for loaded in (earlier, pickle.loads(pickle.dumps(earlier))):
-        assert loaded.progress == 3
-        assert loaded.step(4) == scheduler.seq_length_at(7)
-        assert vars(loaded).keys() == vars(scheduler).keys()
-        assert loaded.resize(batch)["labels"].shape == (2, loaded.seq_length)
-    assert state["progress"] == 3

@@ -1,5 +1,6 @@
 """TokenLR and StepByTokens: learning rates from the tokens of each step, in loops of one's own and under Accelerate."""
 
+import copy
 import math
 
 import numpy as np
@@ -7,8 +8,6 @@ import pytest
 import torch
 
 import seqwarm_kernels as sw
-
-from ..support.arguments import check_accepted_or_named
 
 PEAKS = (0.3, 0.07)
 COUNTS = [5, 0, 17, 1, 40, 37, 0, 200, 3]  # of 100 warmup and 300 decay tokens
@@ -97,17 +96,6 @@ def test_a_resumed_training_has_the_same_learning_rates_to_the_bit(make, tmp_pat
         assert trained(second, resumed, COUNTS[stop:]) == expected[stop:]
 
 
-def test_a_new_parameter_group_is_refused_before_anything_is_counted():
-    optimizer = made_optimizer()
-    schedule = token_lr(optimizer)
-    rates = [group["lr"] for group in optimizer.param_groups]
-    optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(1))], "lr": 0.5})
-    with pytest.raises(ValueError, match="optimizer must have the 2 parameter groups that it had before, got 3: make"):
-        schedule.step(16)
-    assert schedule.tokens == 0
-    assert [group["lr"] for group in optimizer.param_groups] == [*rates, 0.5]
-
-
 def test_a_state_of_another_configuration_raises_and_changes_nothing():
     schedule = token_lr(made_optimizer())
     before = schedule.state_dict()
@@ -115,7 +103,7 @@ def test_a_state_of_another_configuration_raises_and_changes_nothing():
         state = token_lr(made_optimizer(), **{name: value}).state_dict()
         with pytest.raises(ValueError, match=f"another configuration: {name} is {value!r} in the state"):
             schedule.load_state_dict({**state, "tokens": 7})
-    with pytest.raises(ValueError, match="base_lrs must be a list of 2 learning rates"):
+    with pytest.raises(ValueError, match="base_lrs must have 2 learning rates"):
         schedule.load_state_dict({**token_lr(made_optimizer([1.0])).state_dict(), "tokens": 7})
     with pytest.raises(TypeError, match="tokens must be an int, got float"):
         schedule.load_state_dict({**before, "tokens": 7.0})
@@ -123,14 +111,6 @@ def test_a_state_of_another_configuration_raises_and_changes_nothing():
         schedule.load_state_dict({**before, "tokens": -1})
     with pytest.raises(ValueError, match="must have the entries"):
         schedule.load_state_dict({"tokens": 7})
-    for peaks, error in (
-        [["x", 1.0], TypeError],
-        [[1.0, True], TypeError],
-        [[1.0, float("nan")], ValueError],
-        [[1.0, torch.ones(3)], ValueError],
-    ):
-        with pytest.raises(error, match=r"base_lrs\[\d\] must be"):
-            schedule.load_state_dict({**before, "tokens": 7, "base_lrs": peaks})
     assert schedule.state_dict() == before
     stepped = cosine_lr(made_optimizer())
     with pytest.raises(ValueError, match="tokens_per_step is 16 in the state, 17 here"):
@@ -142,33 +122,40 @@ def test_a_state_of_another_configuration_raises_and_changes_nothing():
         stepped.load_state_dict({"tokens": 7})
     with pytest.raises(ValueError, match="tokens must be at least 0, got -1"):
         stepped.load_state_dict({**before, "tokens": -1})
-    for state in ([], {}, {"junk": 1}, {"last_epoch": 10**400}, {"last_epoch": 1.0}):
-        with pytest.raises((TypeError, ValueError), match=r"(state|last_epoch) of scheduler must"):
+    for state in ({}, {"junk": 1}, {**before["scheduler"], "optimizer": 5}):
+        with pytest.raises(ValueError, match="the state of scheduler must have the entries"):
             stepped.load_state_dict({**before, "tokens": 7, "scheduler": state})
     assert stepped.state_dict() == before
-
-
-@pytest.mark.parametrize(
-    ("junk", "error", "message"),
-    [
-        ({"T_max": "x"}, TypeError, "T_max of scheduler must be of the kind of 20, got 'x'"),
-        ({"base_lrs": None}, TypeError, r"base_lrs of scheduler must be of the kind of \[0.3, 0.07\], got None"),
-        ({"base_lrs": ["x", 0.1]}, TypeError, "base_lrs of scheduler must be of the kind"),
-        ({"optimizer": 5}, ValueError, "the state of scheduler must have the entries .*, got .*'optimizer'"),
-    ],
-)
-def test_a_state_of_another_scheduler_inside_changes_nothing(junk, error, message):
-    """Torch takes every entry, and an "optimizer" would replace the optimizer."""
-    stepped = cosine_lr(made_optimizer())
-    stepped.optimizer.step()
-    stepped.step(40)
-    before = stepped.state_dict()
-    with pytest.raises(error, match=message):
-        stepped.load_state_dict({**before, "tokens": 7, "scheduler": {**before["scheduler"], **junk}})
-    with pytest.raises(ValueError, match="the state of scheduler must have the entries"):
-        stepped.load_state_dict({**before, "scheduler": {"last_epoch": 3}})
-    assert stepped.state_dict() == before
     assert stepped.scheduler.optimizer is stepped.optimizer
+
+
+def wrong_states(state):
+    """States of `SequentialLR([LambdaLR, LambdaLR])` that torch refuses when it has loaded a part of them."""
+    first, second = state["_schedulers"]
+    yield {**state, "last_epoch": 99, "_schedulers": [first, second, second]}
+    yield {**state, "last_epoch": 99, "_schedulers": [{**first, "last_epoch": 99}, {**second, "lr_lambdas": 3}]}
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_state_that_the_scheduler_inside_refuses_changes_nothing():
+    def made():
+        optimizer, torch_lr = made_optimizer(), torch.optim.lr_scheduler
+        parts = [torch_lr.LambdaLR(optimizer, [lambda step: 1 / (1 + step)] * 2) for _ in range(2)]
+        return sw.StepByTokens(torch_lr.SequentialLR(optimizer, parts, [3]), 16)
+
+    schedule, other = made(), made()
+    for each in (schedule, other):
+        each.step(16 * 2)
+    for wrong in wrong_states(schedule.state_dict()["scheduler"]):
+        saved = {**schedule.state_dict(), "tokens": 7, "scheduler": wrong}
+        given = copy.deepcopy(saved)
+        with pytest.raises((IndexError, TypeError)):
+            schedule.load_state_dict(saved)
+        assert saved == given
+        assert schedule.state_dict() == other.state_dict()
+    for each in (schedule, other):
+        each.step(16 * 3)
+    assert schedule.get_last_lr() == other.get_last_lr()
 
 
 def schedulers_of_torch(optimizer):
@@ -226,9 +213,7 @@ def test_a_source_that_starts_over_starts_the_learning_rate_over():
     stepped = cosine_lr(made_optimizer(), source=iter([60, 30]).__next__)
     stepped.optimizer.step()
     stepped.step()
-    with pytest.raises(
-        ValueError, match="source must not count backwards, got 30 tokens after 60: make a new scheduler"
-    ):
+    with pytest.raises(ValueError, match="source must not count backwards, got 30 tokens after 60"):
         stepped.step()
     assert stepped.tokens == 60
 
@@ -236,9 +221,7 @@ def test_a_source_that_starts_over_starts_the_learning_rate_over():
 @pytest.mark.parametrize("make", [token_lr, cosine_lr])
 def test_a_step_needs_a_number_or_a_source(make):
     schedule = make(made_optimizer())
-    with pytest.raises(
-        ValueError, match=r"n must be the number of tokens of the step, got None; .*source=warmup\.count"
-    ):
+    with pytest.raises(ValueError, match=r"n must be the number of tokens .*source=warmup.count_tokens, got None"):
         schedule.step()
     with pytest.raises(ValueError, match="n must be at least 0, got -1"):
         schedule.step(-1)
@@ -248,38 +231,15 @@ def test_a_step_needs_a_number_or_a_source(make):
         make(made_optimizer(), source=lambda: None).step()
     with pytest.raises(ValueError, match="the result of source must be at least 0, got -1"):
         make(made_optimizer(), source=lambda: -1).step()
-    with pytest.raises(TypeError, match=r"source must be a function that returns the number of tokens so far.*got int"):
-        make(made_optimizer(), source=3)
     assert schedule.tokens == 0
-
-
-ARGUMENTS = {"optimizer": made_optimizer(), "warmup_tokens": 10, "decay_tokens": 20, "final": 0.1, "decay": "linear"}
-
-
-@pytest.mark.parametrize("name", [*ARGUMENTS, "source"])
-def test_an_argument_is_accepted_or_named(name):
-    def call(value):
-        arguments = {**ARGUMENTS, name: value}
-        sw.TokenLR(arguments.pop("optimizer"), **arguments)
-
-    check_accepted_or_named(name, call)
-
-
-@pytest.mark.parametrize("name", ["scheduler", "tokens_per_step"])
-def test_an_argument_of_step_by_tokens_is_accepted_or_named(name):
-    def call(value):
-        arguments = {"scheduler": torch.optim.lr_scheduler.StepLR(made_optimizer(), 1), "tokens_per_step": 1}
-        sw.StepByTokens(**{**arguments, name: value})
-
-    check_accepted_or_named(name, call)
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"warmup_tokens": 0.1}, r"warmup_tokens must be 0 or at least 1, .*write warmup_tokens=0\.1 \* total_tokens"),
+        ({"warmup_tokens": 0.1}, r"warmup_tokens must be 0 or at least 1, because it counts tokens, got"),
         ({"decay_tokens": 0.5}, "decay_tokens must be 0 or at least 1"),
-        ({"decay_tokens": 99}, "decay_tokens must be at least 1 and at least warmup_tokens 100, .* got 99"),
+        ({"decay_tokens": 99}, "decay_tokens must be at least 1 and at least warmup_tokens 100, got 99"),
         ({"warmup_tokens": 0, "decay_tokens": 0}, "decay_tokens must be at least 1"),
         ({"final": 1.5}, r"final must be a share of the peak, from 0 to 1, got 1\.5"),
         ({"decay": "exponential"}, "decay must be one of cosine, linear, got 'exponential'"),
@@ -301,18 +261,6 @@ def test_more_tokens_than_a_state_may_hold_are_not_counted(make):
     assert schedule.tokens == 16
 
 
-@pytest.mark.parametrize("counted", ["n", "source"])
-def test_too_many_steps_at_once_are_refused(counted):
-    counts = [17, 2**62]
-    schedule = cosine_lr(made_optimizer(), source=(lambda: counts[0]) if counted == "source" else None)
-    schedule.step(None if counted == "source" else 17)
-    before = schedule.state_dict()
-    counts.pop(0)
-    with pytest.raises(ValueError, match=f"^{counted} must count tokens of at most 1048576 steps of 16 tokens at once"):
-        schedule.step(None if counted == "source" else 2**62)
-    assert schedule.state_dict() == before
-
-
 def test_no_tokens_for_each_step_raise():
     with pytest.raises(ValueError, match="tokens_per_step must be at least 1, got 0"):
         cosine_lr(made_optimizer(), 0)
@@ -320,7 +268,7 @@ def test_no_tokens_for_each_step_raise():
 
 def test_a_scheduler_that_follows_a_metric_raises():
     plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(made_optimizer())
-    with pytest.raises(TypeError, match="steps without a metric, got ReduceLROnPlateau"):
+    with pytest.raises(TypeError, match=r"steps without a metric, got .*ReduceLROnPlateau"):
         sw.StepByTokens(plateau, 16)
 
 

@@ -31,9 +31,8 @@ def hugging_face(name, folder, resume=False):
         use_cpu=True,
     )
     rows = training.rows()
-    trainer = transformers.Trainer(
-        model, arguments, train_dataset=rows, eval_dataset=rows[:8], callbacks=[warmup(training.schedule())]
-    )
+    trainer = transformers.Trainer(model, arguments, train_dataset=rows, eval_dataset=rows[:8])
+    warmup(training.schedule()).add_to(trainer)
     trainer.remove_callback(transformers.PrinterCallback)
     trainer.train(resume_from_checkpoint=str(folder / f"checkpoint-{training.SAVED_AT}") if resume else None)
     losses = [record["loss"] for record in trainer.state.log_history if "loss" in record]

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from seqwarm_kernels import SequenceLengthScheduler, resize_batch
+from seqwarm_kernels import SequenceLengthScheduler, TokenLR, resize_batch
 
 pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
@@ -55,8 +55,12 @@ def trainer(folder, model, callbacks, data=None, **arguments):
     settings = {**PLAIN_SGD, "per_device_train_batch_size": 2, "learning_rate": LEARNING_RATE}
     data = dataset() if data is None else data
     arguments = transformers.TrainingArguments(output_dir=str(folder), **{**settings, **arguments})
-    made = transformers.Trainer(model, arguments, train_dataset=data, eval_dataset=data[:2], callbacks=callbacks)
+    warmups = [callback for callback in callbacks if isinstance(callback, SequenceLengthWarmup)]
+    others = [callback for callback in callbacks if callback not in warmups]
+    made = transformers.Trainer(model, arguments, train_dataset=data, eval_dataset=data[:2], callbacks=others)
     made.remove_callback(transformers.PrinterCallback)
+    for warmup in warmups:
+        warmup.add_to(made)
     return made
 
 
@@ -106,31 +110,6 @@ def test_training_equals_a_loop_over_resized_batches(tmp_path, accumulate, optio
     assert not warmed._forward_pre_hooks
 
 
-def test_labels_outside_of_the_model_raise(tmp_path):
-    """A loss of the last token would have a fitting shape, and the label of another token."""
-    last = torch.nn.functional.cross_entropy
-    training = trainer(tmp_path, model(), [SequenceLengthWarmup(schedule())])
-    training.compute_loss_func = lambda outputs, labels, num_items_in_batch: last(outputs.logits[:, -1], labels[:, -1])
-    with pytest.raises(ValueError, match=r"labels must be passed to the model .* without a compute_loss_func"):
-        training.train()
-
-
-@pytest.mark.parametrize(("rows_differ", "accumulate", "number"), [(True, 2, 1), (True, 1, 0), (False, 2, 0)])
-def test_batches_that_keep_different_shares_of_their_labels_warn_once(tmp_path, rows_differ, accumulate, number):
-    data = dataset()
-    for row in data[2::4] + data[3::4] if rows_differ else []:
-        row["labels"] = row["labels"].clone()
-        row["labels"][LENGTH // 2 :] = -100
-    training = trainer(
-        tmp_path, model(), [SequenceLengthWarmup(schedule())], data, gradient_accumulation_steps=accumulate
-    )
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        training.train()
-    messages = [str(warning.message) for warning in caught if "kept different shares" in str(warning.message)]
-    assert len(messages) == number
-
-
 @pytest.mark.parametrize(
     ("unit", "duration", "steps", "progress"),
     [("step", 4, 3, 3), ("token", 4 * LENGTH, 2, 2 * 2 * 4), ("step", 4, 4, None)],
@@ -161,7 +140,6 @@ def test_lengths_and_tokens_are_logged(tmp_path):
             seen.append(logs.get("seq_length"))
 
     training = trainer(tmp_path, model(), [Reporter, SequenceLengthWarmup(schedule())], gradient_accumulation_steps=2)
-    training.callback_handler.callbacks.insert(0, training.pop_callback(SequenceLengthWarmup))
     training.train()
     assert logged(training, "seq_length") == [4, 4, 8, 12]
     assert logged(training, "train_tokens") == [16, 32, 64, 112]
@@ -241,8 +219,7 @@ def test_a_training_that_does_not_resume_starts_over(tmp_path):
         assert shared.progress == 8
 
 
-@pytest.mark.parametrize("adds", [False, True])
-def test_after_an_interruption_a_removed_callback_does_not_cut(tmp_path, adds):
+def test_after_an_interruption_a_removed_callback_does_not_cut(tmp_path):
     warmed, warmup, lengths = model(), SequenceLengthWarmup(schedule(duration=100)), []
 
     def record(embedding, inputs):
@@ -251,9 +228,7 @@ def test_after_an_interruption_a_removed_callback_does_not_cut(tmp_path, adds):
             raise KeyboardInterrupt
 
     warmed.transformer.wte.register_forward_pre_hook(record)
-    training = trainer(tmp_path, warmed, [] if adds else [warmup], max_steps=2)
-    if adds:
-        warmup.add_to(training)
+    training = trainer(tmp_path, warmed, [warmup], max_steps=2)
     with pytest.raises(KeyboardInterrupt):
         training.train()
     training.remove_callback(warmup)
@@ -379,73 +354,53 @@ def test_bad_input_raises(tmp_path):
         SequenceLengthWarmup(8)
     with pytest.raises(TypeError, match="unexpected keyword argument 'sequence_dim'"):
         SequenceLengthWarmup(schedule(), sequence_dim=1)
-    with pytest.raises(ValueError, match=r"label_smoothing_factor must be 0, got 0\.1: .*outside of the model"):
-        trainer(tmp_path, model(), [SequenceLengthWarmup(schedule())], label_smoothing_factor=0.1).train()
+    arguments = transformers.TrainingArguments(output_dir=str(tmp_path), **PLAIN_SGD)
+    with pytest.raises(ValueError, match=r"^callbacks must not hold SequenceLengthWarmup; call .*add_to\(trainer\)"):
+        transformers.Trainer(model(), arguments, callbacks=[SequenceLengthWarmup(schedule())])
+    training = trainer(tmp_path, model(), [SequenceLengthWarmup(schedule())])
+    with pytest.raises(ValueError, match="trainer must have one SequenceLengthWarmup"):
+        SequenceLengthWarmup(schedule()).add_to(training)
     begin = SequenceLengthWarmup(schedule()).on_train_begin
-    arguments = SimpleNamespace(label_smoothing_factor=0.0, n_gpu=2)
-    with pytest.raises(ValueError, match="one process must train on one GPU, got 2 in DataParallel; start"):
-        begin(arguments, None, None)
-    for sizes, message in (
-        ({"cp_size": 2}, "parallelism_config must have cp_size=1 with the warmup in callbacks, got 2: call warmup.add"),
-        ({"cp_size": 1, "sp_size": 2}, "parallelism_config must have sp_size=1, got 2: DeepSpeed exchanges tokens"),
-    ):
-        arguments = SimpleNamespace(label_smoothing_factor=0.0, n_gpu=1, parallelism_config=SimpleNamespace(**sizes))
-        with pytest.raises(ValueError, match=message):
-            begin(arguments, None, None)
+    with pytest.raises(ValueError, match="one process must train on one GPU, got 2 in DataParallel"):
+        begin(SimpleNamespace(n_gpu=2), None, None)
+    config = SimpleNamespace(cp_size=1, sp_size=2)
+    with pytest.raises(ValueError, match="parallelism_config must have sp_size=1, got 2"):
+        begin(SimpleNamespace(n_gpu=1, parallelism_config=config), None, None)
 
 
-@pytest.mark.parametrize("copied", [False, True])
-def test_a_new_callback_takes_over_what_an_interrupted_training_has_left(tmp_path, copied):
-    """A notebook keeps the traceback of Ctrl-C, and so the state of the training and its attachment."""
+def test_label_smoothing_sees_the_cut_batch(tmp_path):
+    """The Trainer smooths labels outside of the model."""
+    warmed = model()
+    smoothed = {"label_smoothing_factor": 0.1, "max_steps": 1}
+    training = trainer(tmp_path, warmed, [SequenceLengthWarmup(schedule())], **smoothed)
+    training.train()
+    cut = [{name: value[:4] for name, value in row.items()} for row in dataset()]
+    plain = trainer(tmp_path, model(), [], cut, **smoothed)
+    plain.train()
+    torch.testing.assert_close(logged(training), logged(plain))
 
-    class Interrupt(transformers.TrainerCallback):
+
+@pytest.mark.parametrize("again", ["train() twice", "out of memory"])
+def test_the_learning_rate_starts_over_with_each_training(tmp_path, again):
+    """The first step had the rate of the last one before, 0.7 of the peak, and not that of 0 tokens."""
+    warmed, warmup, rates = model(), SequenceLengthWarmup(schedule(duration=100)), []
+    optimizer = torch.optim.SGD(warmed.parameters(), lr=1.0)
+    rate = TokenLR(optimizer, warmup_tokens=100, decay_tokens=1000, source=warmup.count_tokens)
+    optimizer.register_step_pre_hook(lambda *_: rates.append(optimizer.param_groups[0]["lr"]))
+
+    class OutOfMemory(transformers.TrainerCallback):
         def on_step_end(self, args, state, control, **kwargs):
-            raise KeyboardInterrupt
+            if again == "out of memory" and state.train_batch_size == 4 and state.global_step == 3:
+                raise RuntimeError("CUDA out of memory.")
 
-    warmed = model()
-    with pytest.raises(KeyboardInterrupt) as kept:
-        trainer(tmp_path, warmed, [SequenceLengthWarmup(schedule()), Interrupt()]).train()
-    assert kept.tb is not None
-    warmed = copy.deepcopy(warmed) if copied else warmed
-    again = trainer(tmp_path, warmed, [SequenceLengthWarmup(schedule())])
-    again.train()
-    assert logged(again, "seq_length") == [4, 4, 8, 12, 16, 16, 16, 16]
-    assert not warmed._forward_pre_hooks
-
-
-def test_an_attachment_of_the_same_training_or_of_another_maker_is_not_taken_over(tmp_path):
-    warmed = model()
-    twice = trainer(tmp_path, warmed, [SequenceLengthWarmup(schedule()), SequenceLengthWarmup(schedule())])
-    with pytest.raises(ValueError, match="model has a scheduler attached already"):
-        twice.train()
-    del twice
-    warmed = model()
-    attachment = schedule().attach(warmed)
-    with pytest.raises(ValueError, match="model has a scheduler attached already"):
-        trainer(tmp_path, warmed, [SequenceLengthWarmup(schedule())]).train()
-    attachment.remove()
-
-
-@pytest.mark.parametrize("adds", [False, True])
-def test_a_loss_outside_of_the_model_is_noticed(tmp_path, adds):
-    """The labels of the last token of whole rows were compared with the last token after cutting."""
-
-    class OfLastToken(transformers.Trainer):
-        def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-            labels = inputs.pop("labels")
-            logits = model(**inputs).logits
-            return torch.nn.functional.cross_entropy(logits[:, -1], labels[:, -1])
-
-    warmup = SequenceLengthWarmup(schedule())
-    arguments = transformers.TrainingArguments(output_dir=str(tmp_path), **PLAIN_SGD, per_device_train_batch_size=2)
-    training = OfLastToken(model(), arguments, train_dataset=dataset(), callbacks=None if adds else [warmup])
-    if adds:
-        warmup.add_to(training)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    size = {"per_device_train_batch_size": 4, "auto_find_batch_size": again == "out of memory"}
+    training = trainer(tmp_path, warmed, [OutOfMemory()], max_steps=4, **size)
+    training.optimizer, training.lr_scheduler = optimizer, rate
+    warmup.add_to(training)
+    training.train()
+    if again == "train() twice":
         training.train()
-    messages = [
-        str(warning.message) for warning in caught if "the inputs of the model were cut" in str(warning.message)
-    ]
-    assert len(messages) == (0 if adds else 1)
-    assert adds or "warmup.add_to(trainer)" in messages[0]
+        assert rates == pytest.approx([0, 0.16, 0.32, 0.48] * 2)
+    else:
+        size = training.state.train_batch_size
+        assert rates == pytest.approx([0, 0.16, 0.32] + [size * 0.04 * step for step in range(4)])

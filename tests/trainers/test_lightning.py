@@ -436,9 +436,7 @@ def test_entries_without_names_are_not_padded_with_labels():
     row = torch.arange(1, 11)[None] % WORDS
     batch = (row, row)
     for options in ({}, {"pad_values": {"0": 0}}):
-        with pytest.raises(
-            ValueError, match=r"pad_values must have a value for '[01]' \(torch.int64\), which may hold"
-        ):
+        with pytest.raises(ValueError, match=r"pad_values must have a value for the unnamed tensor '[01]'"):
             cut_in_training(batch, remainder="pad", **options)
     tokens, labels = cut_in_training(batch, remainder="pad", pad_values={"0": 0, "1": -100})
     assert tokens[2].tolist() == [9, 10, 0, 0]

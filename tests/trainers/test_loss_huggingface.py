@@ -15,8 +15,8 @@ pytest.importorskip("accelerate")
 
 import transformers
 
-from seqwarm_kernels.schedule.label_counts import shifts_labels
 from seqwarm_kernels.trainers.huggingface import SequenceLengthWarmup
+from seqwarm_kernels.trainers.shifted_labels import shifts_labels
 
 from ..support.huggingface import PLAIN_SGD, logged
 from ..support.ranks import leave_group, run_ranks, set_environment
@@ -68,22 +68,18 @@ class CountsAllLabels(transformers.Trainer):
         self._loss_shifts_labels = False
 
 
-def training(
-    folder, made, warmup=None, adds=False, kind=transformers.Trainer, collator=default_collate, function=None, **changes
-):
+def training(folder, made, warmup=None, kind=transformers.Trainer, collator=default_collate, function=None, **changes):
     arguments = {**PLAIN_SGD, "learning_rate": 0.0, "per_device_train_batch_size": 2, "max_steps": 2, **changes}
     arguments = transformers.TrainingArguments(output_dir=str(folder), **arguments)
-    callbacks = [warmup] if warmup is not None and not adds else []
     trainer = kind(
         made,
         arguments,
         data_collator=collator,
         train_dataset=dataset(),
-        callbacks=callbacks,
         compute_loss_func=function,
     )
     trainer.remove_callback(transformers.PrinterCallback)
-    if adds:
+    if warmup is not None:
         warmup.add_to(trainer)
     return trainer
 
@@ -101,7 +97,6 @@ def as_whole_rows(folder, make, step_rows, options, collator=default_collate, **
     return means[1] / means[0] * logged(plain)[0]
 
 
-@pytest.mark.parametrize("adds", [False, True])
 @pytest.mark.parametrize(
     ("make", "collator", "options", "kind"),
     [
@@ -114,11 +109,11 @@ def as_whole_rows(folder, make, step_rows, options, collator=default_collate, **
         (llava, default_collate, {"mode": "reshape"}, transformers.Trainer),
     ],
 )
-def test_the_factor_of_the_loss_is_that_of_whole_rows(tmp_path, make, collator, options, kind, adds):
-    """The losses of GPT-2 were half as large after `add_to`, and those of Llava in `callbacks`."""
+def test_the_factor_of_the_loss_is_that_of_whole_rows(tmp_path, make, collator, options, kind):
+    """The losses of GPT-2 were half as large."""
     changes = {"kind": kind, "collator": collator, "gradient_accumulation_steps": 2}
     warmup = SequenceLengthWarmup(fixed(), **options)
-    warmed = training(tmp_path, make(), warmup, adds, **changes)
+    warmed = training(tmp_path, make(), warmup, **changes)
     warmed.train()
     expected = as_whole_rows(tmp_path, make, 4, options, **changes)
     assert logged(warmed)[0] == pytest.approx(expected, rel=1e-5)
@@ -126,7 +121,7 @@ def test_the_factor_of_the_loss_is_that_of_whole_rows(tmp_path, make, collator, 
 
 def test_a_loss_that_counts_all_labels_is_left_as_it_is(tmp_path):
     """Nobody knows of a class of the user's own without `loss_type` whether its loss shifts labels."""
-    warmed = training(tmp_path, OwnLoss(), SequenceLengthWarmup(fixed()), adds=True)
+    warmed = training(tmp_path, OwnLoss(), SequenceLengthWarmup(fixed()))
     warmed.train()
     expected = as_whole_rows(tmp_path, OwnLoss, 2, {})
     assert logged(warmed)[0] == pytest.approx(expected, rel=1e-5)
@@ -139,7 +134,7 @@ def test_a_function_of_the_loss_gets_the_count_of_cut_labels(tmp_path):
         counts.append(int(num_items_in_batch))
         return outputs.logits.mean()
 
-    training(tmp_path, gpt2(), SequenceLengthWarmup(fixed()), adds=True, function=function).train()
+    training(tmp_path, gpt2(), SequenceLengthWarmup(fixed()), function=function).train()
     assert counts == [2 * CUT] * 2
 
 
@@ -156,7 +151,6 @@ def losses(folder, batch_size, **arguments):
         folder,
         gpt2(),
         SequenceLengthWarmup(fixed(6)),
-        adds=True,
         per_device_train_batch_size=batch_size,
         **arguments,
     )
@@ -215,25 +209,13 @@ class OneBuffer:
         return self.batch
 
 
-@pytest.mark.parametrize("adds", [False, True])
 @pytest.mark.parametrize(
     ("kind", "collator"), [(Twice, default_collate), (transformers.Trainer, OneBuffer()), (Twice, OneBuffer())]
 )
-def test_two_forwards_of_a_batch_count_once(tmp_path, kind, collator, adds):
+def test_two_forwards_of_a_batch_count_once(tmp_path, kind, collator):
     """Tokens were counted twice, so that the schedule ran twice as fast."""
     warmup = SequenceLengthWarmup(fixed(4, "token"))
-    warmed = training(tmp_path, model(), warmup, adds, kind, collator, gradient_accumulation_steps=2)
+    warmed = training(tmp_path, model(), warmup, kind, collator, gradient_accumulation_steps=2)
     warmed.train()
     assert logged(warmed, "train_tokens") == [2 * 2 * 4, 2 * 2 * 2 * 4]
     assert warmup.progress["scheduler"]["progress"] == 2 * 2 * 2 * 4
-
-
-def test_forwards_of_two_batches_in_a_step_count_both(tmp_path):
-    class Pairs(transformers.Trainer):
-        def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-            halves = [{name: values[row : row + 1] for name, values in inputs.items()} for row in (0, 1)]
-            return sum(model(**half).loss for half in (*halves, halves[0]))
-
-    warmed = training(tmp_path, model(), SequenceLengthWarmup(fixed(4)), kind=Pairs)
-    warmed.train()
-    assert logged(warmed, "train_tokens") == [2 * 4, 2 * 2 * 4]

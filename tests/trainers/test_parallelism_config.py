@@ -138,8 +138,6 @@ def two(rank, port, folder):
     reports.append(report(folder, config=config, resume=str(checkpoint), **SOME_ROWS))
     with pytest.raises(ValueError, match="ContextParallel must be applied to a module with ALiBi layers, got GPT2LMHe"):
         report(folder, config=config, build=model)
-    with pytest.raises(ValueError, match="parallelism_config must have cp_size=1 with the warmup in callbacks, got 2"):
-        trainer(folder, converted(), [SequenceLengthWarmup(schedule("token"))], parallelism_config=config).train()
     with pytest.raises(ValueError, match="average_tokens_across_devices must be True for a model with ContextPar"):
         report(folder, config=config, average_tokens_across_devices=False)
     with pytest.raises(ValueError, match="accelerator_config must have dispatch_batches=False or None with cp_size"):

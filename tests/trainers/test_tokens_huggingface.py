@@ -16,7 +16,7 @@ from seqwarm_kernels.trainers.huggingface import SequenceLengthWarmup
 
 from ..support.ranks import leave_group, run_ranks, set_environment
 from ..support.tiers import first_fast
-from ..support.token_rates import PEAK, SCHEDULERS, token_lr, token_lr_at
+from ..support.token_rates import PEAK, SCHEDULERS, token_lr
 from .test_huggingface import model, padded_dataset, schedule, trainer
 
 
@@ -30,14 +30,12 @@ class Rates(transformers.TrainerCallback):
         self.rates.append(optimizer.param_groups[0]["lr"])
 
 
-def made(folder, make, warmup, data=None, adds=False, **arguments):
+def made(folder, make, warmup, data=None, **arguments):
     """A Trainer with learning rates by tokens, and what they are."""
     warmed, rates = model(), Rates()
     optimizer = torch.optim.AdamW(warmed.parameters(), lr=PEAK)
-    training = trainer(folder, warmed, [rates] if adds else [rates, warmup], data, **arguments)
+    training = trainer(folder, warmed, [rates, warmup], data, **arguments)
     training.optimizer, training.lr_scheduler = optimizer, make(optimizer, warmup.count_tokens)
-    if adds:
-        warmup.add_to(training)
     return training, rates.rates
 
 
@@ -51,21 +49,21 @@ def tokens_before_each_step(rows, lengths, per_step):
 
 
 @pytest.mark.parametrize(
-    ("kind", "unit", "accumulate", "adds"),
+    ("kind", "unit", "accumulate"),
     first_fast(
         [
-            ("TokenLR", "step", 2, False),
-            ("StepByTokens", "step", 2, False),
-            ("TokenLR", "token", 1, True),
-            ("TokenLR", "sample", 2, True),
+            ("TokenLR", "step", 2),
+            ("StepByTokens", "step", 2),
+            ("TokenLR", "token", 1),
+            ("TokenLR", "sample", 2),
         ]
     ),
 )
-def test_each_step_has_the_learning_rate_of_its_tokens(tmp_path, kind, unit, accumulate, adds):
+def test_each_step_has_the_learning_rate_of_its_tokens(tmp_path, kind, unit, accumulate):
     make, rate_at = SCHEDULERS[kind]
     warmup = SequenceLengthWarmup(schedule({"step": 3, "token": 60, "sample": 9}[unit], unit))
     arguments = {"gradient_accumulation_steps": accumulate, "logging_steps": 1}
-    training, rates = made(tmp_path, make, warmup, padded_dataset(), adds, **arguments)
+    training, rates = made(tmp_path, make, warmup, padded_dataset(), **arguments)
     training.train()
     logs = [record for record in training.state.log_history if "loss" in record]
     lengths = [record["seq_length"] for record in logs]
@@ -88,21 +86,12 @@ def test_a_resumed_training_has_the_same_learning_rates(tmp_path, kind):
     assert len({*later}) > 3
 
 
-def test_a_second_training_starts_the_learning_rate_over(tmp_path):
-    """From its second step on: schedulers set the learning rate of the next step only."""
-    training, rates = made(tmp_path, token_lr, SequenceLengthWarmup(schedule()), max_steps=4)
-    training.train()
-    training.train()
-    assert rates[1:4] == rates[5:] == [token_lr_at(count) for count in (8, 16, 32)]
-
-
-@pytest.mark.parametrize("adds", [False, True])
-def test_a_training_ends_by_tokens_with_an_evaluation_and_a_checkpoint(tmp_path, adds):
+def test_a_training_ends_by_tokens_with_an_evaluation_and_a_checkpoint(tmp_path):
     """Rows of 16 tokens, cut to 4, 4, 8, 12, 16: a batch of two more has 8, 16, 32, 56, 88 tokens in all."""
     for total, steps in ((56, 4), (57, 5)):
         warmup = SequenceLengthWarmup(schedule(), total_tokens=total)
         arguments = {"max_steps": 1000, "save_strategy": "steps", "save_steps": 500, "eval_strategy": "steps"}
-        training, rates = made(tmp_path / str(total), token_lr, warmup, adds=adds, eval_steps=500, **arguments)
+        training, rates = made(tmp_path / str(total), token_lr, warmup, eval_steps=500, **arguments)
         training.train()
         assert training.state.global_step == len(rates) == steps
         assert [path.name for path in (tmp_path / str(total)).glob("checkpoint-*")] == [f"checkpoint-{steps}"]

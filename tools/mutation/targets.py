@@ -37,9 +37,6 @@ def _native(names: str, *tests: str, wider: tuple[str, ...]) -> list[Target]:
     return [Target(f"csrc/alibi_attention/cpu/{name}", Run(tests, without_amx), runs) for name in names.split()]
 
 
-_LOST_LABELS = "tests/schedule/test_lost_labels.py"
-_WITHOUT_EFFECT = "tests/schedule/test_without_effect.py"
-_ATTACHMENT = ("tests/schedule/test_attachment.py", "tests/schedule/test_copies.py")
 _RESIZE_BATCH = "tests/ops/test_resize_batch.py"
 _RESIZE_PACKED = "tests/ops/test_resize_packed.py"
 _RESIZING = ("tests/resizing", _RESIZE_BATCH)
@@ -56,22 +53,16 @@ _COMPILED = Run(("tests/test_bench_compiled.py", "-k", "causal_kernels"))
 TARGETS = [
     *_in_folder(
         "seqwarm_kernels/schedule",
-        "scheduler.py pacing.py plan.py",
-        *("tests/schedule/test_scheduler.py", "tests/schedule/test_state.py", "tests/schedule/test_plan.py"),
-        *("tests/schedule/test_copies_in_processes.py", _WITHOUT_EFFECT, _LOST_LABELS),
+        "scheduler.py milestones.py pacing.py",
+        *("tests/schedule/test_scheduler.py", "tests/schedule/test_state.py", "tests/schedule/test_watch.py"),
     ),
     *_in_folder("seqwarm_kernels/schedule", "token_lr.py", "tests/schedule/test_token_lr.py"),
-    *_in_folder(
-        "seqwarm_kernels/schedule",
-        "lost_labels.py outside_labels.py",
-        *("tests/schedule/test_outside_labels.py", _LOST_LABELS, "tests/schedule/test_scheduler.py"),
-        *(*_ATTACHMENT, "-k", "not processes"),
-    ),
+    *_in_folder("seqwarm_kernels/schedule", "watch.py", "tests/schedule/test_watch.py"),
     *_in_folder(
         "seqwarm_kernels/schedule",
         "attachment.py",
-        *(*_ATTACHMENT, "tests/schedule/test_attachment_options.py", "tests/schedule/test_outside_labels.py"),
-        *(_LOST_LABELS, _WITHOUT_EFFECT, "tests/resizing/test_masks.py", "-k", "not processes"),
+        *("tests/schedule/test_attachment.py", "tests/schedule/test_attachment_options.py"),
+        *("tests/schedule/test_watch.py", "tests/resizing/test_masks.py", "-k", "not processes"),
     ),
     *_in_folder(
         "seqwarm_kernels/trainers/huggingface",
@@ -93,7 +84,7 @@ TARGETS = [
     *_in_folder(
         "seqwarm_kernels/resizing",
         "checked_call.py",
-        *(*_RESIZING, "tests/ops/test_forward_mode.py", _LOST_LABELS),
+        *(*_RESIZING, "tests/ops/test_forward_mode.py"),
         *("-k", "(not triton or serve) and not two_ranks"),
     ),
     *_in_folder(

@@ -18,13 +18,13 @@ from torch.utils._pytree import tree_leaves
 
 from ...allocator.warmup import warmup_allocator
 from ...resizing.functional import resize_batch
-from ...schedule.lost_labels import LABEL_CHECKS, warn_of_lost_labels
 from ...schedule.scheduler import SequenceLengthScheduler
+from ...schedule.watch import ScheduleListener, ScheduleWatch
 from ...utils.checks import check_bool, check_int, check_real
 from ...utils.modules import unwrapped
 from ..schedule_state import with_whole_rows
 from .context_shards import ContextShards, context_shards
-from .functional import apply_alibi, cut_batch, is_packed, rows_and_length
+from .functional import apply_alibi, is_packed, rows_and_length, set_batch_sequence_length
 
 #: Checkpoints name `Alibi` by this path, which does not change if the file moves.
 _PUBLIC_MODULE = "seqwarm_kernels.trainers.composer"
@@ -51,7 +51,7 @@ class SeqLengthWarmup(Algorithm):
     for bit (see `warmup_allocator`). With automatic microbatching, this run finds the microbatch size. It is skipped
     under FSDP, and for batches that are packed or not mappings.
 
-    A warning says once if cutting leaves one of the first 500 batches without labels, as that of a long prompt.
+    A `ScheduleWatch` warns once if the schedule has no effect, or cutting leaves batches without labels.
 
     `SeqLengthWarmup` runs after `Alibi`, in either order of the trainer's algorithms. Alibi first cuts the rows, and
     their length is min(the scheduled length, train_sequence_length_scaling · S). For a ramp to full rows, set
@@ -98,7 +98,8 @@ class SeqLengthWarmup(Algorithm):
         self.truncate = truncate
         self.preserve_end_of_sequence = preserve_end_of_sequence
         self._memory_is_claimed = False
-        self._label_checks = LABEL_CHECKS
+        self.seq_length = min_seq_length
+        self.listeners: list[ScheduleListener] = [ScheduleWatch()]
         self._shards: ContextShards | None = None
         self._evaluation = ExitStack()
 
@@ -133,14 +134,15 @@ class SeqLengthWarmup(Algorithm):
         if not self._memory_is_claimed:
             self._memory_is_claimed = True
             if state.device.name == "gpu" and not state.fsdp_enabled:
-                longest = cut_batch(state.batch, self.max_seq_length, self.truncate)
+                longest = set_batch_sequence_length(state.batch, self.max_seq_length, self.truncate)
                 claim_memory(state, longest, None if self._shards is None else self._shards.shard)
         length = self._current_length(state)
         whole = state.batch
-        state.batch = cut_batch(whole, length, self.truncate, self.preserve_end_of_sequence)
-        if self._label_checks:  # Composer has waited for the device, to log the loss of the last batch
-            has_warned = warn_of_lost_labels(whole, state.batch, length)
-            self._label_checks = 0 if has_warned else self._label_checks - 1
+        state.batch = set_batch_sequence_length(whole, length, self.truncate, self.preserve_end_of_sequence)
+        self.seq_length = length
+        for listener in [*self.listeners]:
+            listener.on_resize(self, whole, state.batch)
+            listener.on_step(self)
         rows, _ = rows_and_length(state.batch)
         logger.log_metrics({"seq_length_warmup/curr_seq_len": length, "seq_length_warmup/curr_bs": rows})
 

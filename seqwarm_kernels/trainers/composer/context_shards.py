@@ -6,8 +6,7 @@ from typing import Any
 
 from composer.core import State
 
-from ...schedule.label_counts import NUM_ITEMS_IN_BATCH
-from ...utils.modules import unwrapped
+from ...utils.modules import NUM_ITEMS_IN_BATCH, unwrapped
 from ..schedule_state import context_mesh_of
 
 #: What `shard_sequence` adds to a batch. The forward of transformers' models takes it without naming it.

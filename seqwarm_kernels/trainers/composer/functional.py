@@ -16,8 +16,6 @@ from ... import models
 from ...resizing.containers import flatten_batch
 from ...resizing.functional import resize_batch
 from ...resizing.packing import packed_bounds
-from ...schedule.lost_labels import NO_LABEL, has_lost_labels_on_host
-from ...utils.caller_warnings import warn_caller
 from ...utils.checks import check_bool, check_int
 from ...utils.modules import forward_parameters, guess_batch
 
@@ -74,9 +72,6 @@ def set_batch_sequence_length(
     token is found with padding on either side; truncation keeps entries that are not tensors, and vectors with one
     entry per row.
 
-    Warns if a batch with labels in host memory loses all labels of an entry. On another device the check would wait for
-    the device; there `SeqLengthWarmup` makes it.
-
     Args:
         batch: names and tensors, each (B, S) or (B, S, features...).
         curr_seq_len: tokens in a new row. Nothing is cut if this is at least S.
@@ -94,14 +89,6 @@ def set_batch_sequence_length(
         TypeError: `resize_batch` does not support the batch, `curr_seq_len` is not an int, or an option is not a bool.
         ValueError: `curr_seq_len` is smaller than 1, or `resize_batch` cannot resize an entry.
     """
-    cut = cut_batch(batch, curr_seq_len, truncate, preserve_end_of_sequence)
-    if has_lost_labels_on_host(batch, cut):
-        warn_caller(NO_LABEL.format(curr_seq_len))
-    return cut
-
-
-def cut_batch(batch: Any, curr_seq_len: int, truncate: bool = True, preserve_end_of_sequence: bool = False) -> Any:
-    """`set_batch_sequence_length` without a warning."""
     curr_seq_len = check_int("curr_seq_len", curr_seq_len, minimum=1)
     check_bool("truncate", truncate)
     check_bool("preserve_end_of_sequence", preserve_end_of_sequence)

@@ -10,7 +10,8 @@ from torch import Tensor
 from transformers import Trainer
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from ...schedule.label_counts import count_loss_labels, kept_share, scaled_count, shifts_labels
+from ...ops.resize_batch.schema import IGNORED_LABEL
+from ..shifted_labels import shifts_labels
 
 
 def counts_first_labels(trainer: Trainer) -> bool:
@@ -36,10 +37,18 @@ def count_as_whole_rows(
     The count for the cut batches would have a larger share of first labels the shorter their rows are, and the loss
     would grow with their length.
     """
-    counts = torch.stack(
-        [torch.stack([count_loss_labels(batch, True) for batch in step]).sum() for step in (whole, cut)]
-    )
+    counts = torch.stack([torch.stack([_count_shifted_labels(batch) for batch in step]).sum() for step in (whole, cut)])
     counts = counts.to(device)
     if trainer.args.average_tokens_across_devices and trainer.args.world_size > 1:  # as the Trainer's count
         counts = trainer.accelerator.reduce(counts, "sum")
-    return scaled_count(trainer._get_num_items_in_batch([*whole], device), kept_share(counts[0], counts[1]))
+    before, kept = counts
+    share = torch.where(kept > 0, kept / before, 1.0)  # without labels the loss is 0, and not 0 / 0
+    count: Any = trainer._get_num_items_in_batch([*whole], device)
+    return count * share
+
+
+def _count_shifted_labels(batch: Mapping[str, Any]) -> Tensor:
+    """The number of labels that the loss of a causal language model counts."""
+    shifted = batch.get("shift_labels")
+    labels = batch["labels"][..., 1:] if shifted is None else shifted
+    return (labels != IGNORED_LABEL).sum()

@@ -31,11 +31,8 @@ class LoggingCallback(RestorableCallback):
         Do not pass the callback in `callbacks`, too.
 
         Raises:
-            TypeError: `trainer` is not a Trainer.
             ValueError: the trainer has this callback already, or the callback was added before.
         """
-        if not isinstance(trainer, Trainer):
-            raise TypeError(f"trainer must be a transformers.Trainer, got {type(trainer).__name__}")
         if self in trainer.callback_handler.callbacks:
             raise ValueError("trainer must not have this callback yet: leave it out of callbacks, and add it once")
         if self._was_added:

@@ -11,7 +11,7 @@ from transformers import Trainer, TrainerControl, TrainerState, TrainingArgument
 
 from ...diagnostics import TrainingMonitor
 from ...diagnostics.monitor import Output
-from ...schedule.label_counts import NUM_ITEMS_IN_BATCH
+from ...utils.modules import NUM_ITEMS_IN_BATCH
 from ..monitor_state import MonitorState
 from .logs import LoggingCallback
 
@@ -63,7 +63,7 @@ class Monitor(LoggingCallback):
         """Adds the callback to a Trainer, and its figures to what reporters get. Takes norms before clipping.
 
         Raises:
-            TypeError, ValueError: as for `SequenceLengthWarmup.add_to`.
+            ValueError: the trainer has this callback already, or the callback was added before.
         """
         super().add_to(trainer)
         norm_of = trainer._get_grad_norm  # computes it, unless clipping has

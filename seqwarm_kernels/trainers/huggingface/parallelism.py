@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from transformers import Trainer
 
-from ...schedule.label_counts import shifts_labels
 from ..schedule_state import context_mesh_of
+from ..shifted_labels import shifts_labels
 
 
 class _OwnContextParallelism(ParallelismConfig):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,15 +11,12 @@ from torch.distributed.device_mesh import DeviceMesh
 from transformers import Trainer, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 
-from ...schedule.attachment import Attachment, attachment_of
 from ...schedule.scheduler import SequenceLengthScheduler
+from ...schedule.token_lr import TokenLR
 from ..schedule_state import ScheduleState, context_mesh_of, with_parts, with_whole_rows
 from .label_count import count_as_whole_rows, counts_first_labels
 from .logs import LoggingCallback
 from .parallelism import check_loss_of_parts, gather_each_batch_once, share_tokens, take_over
-
-#: The state of the training of which each attachment is.
-_states: weakref.WeakKeyDictionary[Attachment, weakref.ref[TrainerState]] = weakref.WeakKeyDictionary()
 
 
 class SequenceLengthWarmup(LoggingCallback):
@@ -28,30 +24,27 @@ class SequenceLengthWarmup(LoggingCallback):
 
     Example::
 
-        Trainer(..., callbacks=[SequenceLengthWarmup(SequenceLengthScheduler(64, 1024, duration=10_000))])
+        trainer = Trainer(...)
+        SequenceLengthWarmup(SequenceLengthScheduler(64, 1024, duration=10_000)).add_to(trainer)
 
     Each optimizer step advances the schedule by 1, or, if its unit is "token" or "sample", by the number of tokens or
     samples that all ranks trained on. A training that does not resume starts at the progress that the schedule had
     before its first training. A training that resumes loads the schedule's state from the checkpoint.
 
+    Batches are cut when the Trainer takes them for a step, before it counts their labels. So its own counts, a
+    `compute_loss_func`, metrics and TRL's trainers see what the model is trained on. If the Trainer counts the first
+    label of each row, which the loss of a causal language model leaves out, the count is that for whole rows, scaled by
+    the share of the other labels that cutting keeps.
+
     Every log gets `seq_length` and `train_tokens`, the number of tokens that all ranks have trained on, after cutting
-    and without padding. The Trainer's own `num_input_tokens_seen` and `total_flos` count whole batches. The Trainer
-    calls its reporters before the callbacks that are passed to it. To have both reported, call `warmup.add_to(trainer)`
-    instead of passing the callback.
+    and without padding. The Trainer's own `num_input_tokens_seen` and `total_flos` count whole batches.
 
-    With `callbacks=[warmup]` the model must compute the loss: a `compute_loss_func` would get cut logits and whole
-    labels. If the Trainer counts the labels of a step, such a function is an error, else a warning says so once. If the
-    batches of one step, on all ranks, keep different shares of their labels, each batch is weighted by its number of
-    labels before cutting, and a warning says so once. Forwards of one batch, as in R-Drop, count as one batch if they
-    get the same tensor as `input_ids`, or what the model's `main_input_name` is. `warmup.add_to(trainer)` has none of
-    these limits, and counts batches. TRL's trainers need it.
-
-    A model with `parallel.ContextParallel` needs `add_to`, too, and must compute the loss. `get_train_dataloader` must
-    give the ranks of its mesh the same batches. These share the rows of a batch after cutting if they divide them, else
-    the tokens, and the batch counts once. The model is evaluated on whole rows. With `ParallelismConfig(cp_size=...)`
-    the Trainer's loaders give such batches, also in evaluation, whose metrics get each row once. Training begins with
-    applying `ContextParallel` to a converted model, in place of Accelerate's context parallelism. Batches of a model
-    that was loaded with `DistributedConfig(tp_size=...)` count once for its ranks, with `add_to` in metrics, too.
+    A model with `parallel.ContextParallel` must compute the loss. `get_train_dataloader` must give the ranks of its
+    mesh the same batches. These share the rows of a batch after cutting if they divide them, else the tokens, and the
+    batch counts once. The model is evaluated on whole rows. With `ParallelismConfig(cp_size=...)` the Trainer's loaders
+    give such batches, also in evaluation, whose metrics get each row once. Training begins with applying
+    `ContextParallel` to a converted model, in place of Accelerate's context parallelism. Batches of a model that was
+    loaded with `DistributedConfig(tp_size=...)` count once for its ranks, in metrics, too.
 
     Args:
         scheduler: the schedule of sequence lengths.
@@ -65,9 +58,10 @@ class SequenceLengthWarmup(LoggingCallback):
     Raises:
         TypeError: `scheduler` is not a SequenceLengthScheduler, `total_tokens` is not an int, or `resize_batch` does
             not have an option.
-        ValueError: `total_tokens` is smaller than 1; when training begins, the warmup does not support the training's
-            arguments, or the checkpoint has no state of this callback, or a state of another configuration, or has
-            reached `total_tokens`; at the first step, the callback or a copy of it was added to another Trainer.
+        ValueError: `total_tokens` is smaller than 1, or the warmup was passed in `callbacks`; when training begins, it
+            does not support the training's arguments, or the checkpoint has no state of this callback, or a state of
+            another configuration, or has reached `total_tokens`; at the first step, the callback or a copy of it was
+            added to another Trainer.
     """
 
     def __init__(
@@ -75,26 +69,21 @@ class SequenceLengthWarmup(LoggingCallback):
     ) -> None:
         super().__init__()
         self._schedule_state = ScheduleState(scheduler, resize_options, total_tokens)
-        self._batches: nn.Module | None = None  # through which batches pass after `add_to`
+        self._batches = nn.Identity()  # through which batches pass
         self._mesh: DeviceMesh | None = None  # of the ranks that share rows by the Trainer's parallelism_config
 
     def add_to(self, trainer: Trainer) -> None:
-        """Adds the callback to a Trainer whose loss may be computed outside of the model, such as TRL's `SFTTrainer`.
-
-        Batches are cut when the Trainer takes them for a step, before it counts their labels. So its own counts, a
-        `compute_loss_func` and metrics see what the model is trained on. If the Trainer counts the first label of each
-        row, which the loss of a causal language model leaves out, the count is that for whole rows, scaled by the share
-        of the other labels that cutting keeps. Reporters get the figures of each log. Do not pass the callback in
-        `callbacks`, too.
+        """Cuts the training batches of a Trainer. Reporters get the figures of each log.
 
         Raises:
-            TypeError: `trainer` is not a Trainer.
-            ValueError: the trainer has this callback already, or the callback was added before.
+            ValueError: the trainer has a SequenceLengthWarmup already, or this one was added before.
         """
+        if any(isinstance(callback, SequenceLengthWarmup) for callback in trainer.callback_handler.callbacks):
+            raise ValueError("trainer must have one SequenceLengthWarmup, got a second; remove_callback removes it")
         super().add_to(trainer)
         self._mesh = take_over(trainer)
         gather_each_batch_once(trainer)
-        batches = self._batches = nn.Identity()
+        batches = self._batches
         take, train = trainer.get_batch_samples, trainer.training_step
         parts: list[tuple[Any, str | None]] = []  # of the current step
 
@@ -134,15 +123,21 @@ class SequenceLengthWarmup(LoggingCallback):
 
         trainer.__dict__["prediction_step"] = predict_whole_rows
 
+    def on_init_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        raise ValueError(
+            "callbacks must not hold SequenceLengthWarmup; call SequenceLengthWarmup(...).add_to(trainer) instead"
+        )
+
     def on_train_begin(
         self,
         args: TrainingArguments,
         state: TrainerState,
         control: TrainerControl,
         model: nn.Module | None = None,
+        lr_scheduler: Any = None,
         **kwargs: Any,
     ) -> None:
-        _check_arguments(args, cuts_batches=self._batches is not None)
+        _check_arguments(args)
         assert model is not None
         if self._mesh is not None:
             share_tokens(model, self._mesh)
@@ -150,34 +145,22 @@ class SequenceLengthWarmup(LoggingCallback):
             self._schedule_state.start()
         else:  # the Trainer sets `progress` only with restore_callback_states_from_checkpoint
             self._schedule_state.resume(self.saved_progress(state))
-        if context_mesh_of(model) is not None:
-            _check_counts_of_parts(args, cuts_batches=self._batches is not None)
-        # Attaches to the inner model, which its wrapper in distributed or compiled training calls.
+        if context_mesh_of(model) is not None and not args.average_tokens_across_devices:
+            raise ValueError("average_tokens_across_devices must be True for a model with ContextParallel, got False")
         ranks_of_batch = getattr(model, "tp_size", None) or 1  # as the Trainer finds it
-        entrance = self._batches or model
-        _remove_of_other_training(entrance, state)
-        attachment = self._schedule_state.attach(entrance, model, args.device, ranks_of_batch)
-        _states[attachment] = weakref.ref(state)
-        # No event follows an error. But the next training replaces the state, even if this callback was removed.
-        weakref.finalize(state, attachment.remove)
+        self._schedule_state.attach(self._batches, model, args.device, ranks_of_batch)
+        rate = getattr(lr_scheduler, "scheduler", lr_scheduler)  # Accelerate wraps it
+        if state.global_step == 0 and isinstance(rate, TokenLR) and rate.source == self.count_tokens and rate.tokens:
+            rate.step()  # an earlier training has left it at its last token
         self._schedule_state.warn_of_max_steps(state.max_steps - state.global_step)
 
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        self._begin_batch()
         attachment = self._schedule_state.attachment
-        if self._batches is not None and attachment is not None and attachment.seq_length is None:
-            raise ValueError(
-                "add_to must be called with the trainer that trains, got a callback whose batches another Trainer "
-                f"takes: make a new {type(self).__name__} for each Trainer"
-            )
+        if attachment is not None and attachment.seq_length is None:
+            raise ValueError("add_to must be called with the trainer that trains, got another Trainer")
         self._schedule_state.begin()
-
-    def on_substep_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        self._begin_batch()
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         if self._schedule_state.is_finished():  # then the Trainer does as after `max_steps`
@@ -187,13 +170,6 @@ class SequenceLengthWarmup(LoggingCallback):
                 args.eval_strategy == IntervalStrategy.STEPS and args.eval_delay <= state.global_step
             )
         self._schedule_state.step(1)
-        self._schedule_state.warn_of_shares()
-
-    def _begin_batch(self) -> None:
-        """Count the forwards of a batch once. After `add_to` no forward is counted, but the batches are."""
-        attachment = self._schedule_state.attachment
-        if self._batches is None and attachment is not None:
-            attachment.begin_batch()
 
     def figures(self) -> dict[str, int]:
         """The length of the last step and the tokens so far; empty outside of a training."""
@@ -217,12 +193,7 @@ class SequenceLengthWarmup(LoggingCallback):
         return self._schedule_state.count_tokens()
 
     def detach(self) -> None:
-        """Stops cutting: removes the hook from the model, or after `add_to` from what the Trainer's batches go through.
-
-        A training that ends by an error leaves the hook until the next training of the Trainer or of the model with
-        this class begins. If a callback raised the error and its traceback is kept, as interactive sessions do, the
-        hook stays in a training without this class: call this method then.
-        """
+        """Stops cutting, as at the end of a training. The next training of the Trainer begins anew."""
         self._schedule_state.detach()
 
     @property
@@ -234,45 +205,9 @@ class SequenceLengthWarmup(LoggingCallback):
         self._schedule_state.resume(saved)
 
 
-def _remove_of_other_training(model: nn.Module, state: TrainerState) -> None:
-    """Remove the attachment that an interrupted training has left, whose callback may be out of reach."""
-    attachment = attachment_of(model)
-    if attachment is not None and attachment in _states and _states[attachment]() is not state:
-        attachment.remove()
-
-
-def _check_arguments(args: TrainingArguments, cuts_batches: bool) -> None:
-    if args.label_smoothing_factor and not cuts_batches:
-        raise ValueError(
-            f"label_smoothing_factor must be 0, got {args.label_smoothing_factor}: the Trainer smooths the labels of "
-            "the whole batch, outside of the model; call warmup.add_to(trainer) instead of passing it in callbacks"
-        )
+def _check_arguments(args: TrainingArguments) -> None:
     if args.n_gpu > 1:
-        raise ValueError(
-            f"one process must train on one GPU, got {args.n_gpu} in DataParallel; start the training with torchrun or "
-            "accelerate launch, or set CUDA_VISIBLE_DEVICES to one GPU"
-        )
+        raise ValueError(f"one process must train on one GPU, got {args.n_gpu} in DataParallel; use torchrun")
     config: Any = getattr(args, "parallelism_config", None)
-    if getattr(config, "cp_size", 1) > 1 and not cuts_batches:
-        raise ValueError(
-            f"parallelism_config must have cp_size=1 with the warmup in callbacks, got {config.cp_size}: call "
-            "warmup.add_to(trainer) instead before training, which applies parallel.ContextParallel to the model"
-        )
     if getattr(config, "sp_size", 1) > 1:
-        raise ValueError(
-            f"parallelism_config must have sp_size=1, got {config.sp_size}: DeepSpeed exchanges tokens for heads "
-            "around attention without slopes. Use cp_size with warmup.add_to(trainer)"
-        )
-
-
-def _check_counts_of_parts(args: TrainingArguments, cuts_batches: bool) -> None:
-    if not cuts_batches:
-        raise ValueError(
-            "callbacks must not hold the warmup of a model with ContextParallel: call warmup.add_to(trainer) "
-            "instead, so that the labels of each rank's part are counted"
-        )
-    if not args.average_tokens_across_devices:
-        raise ValueError(
-            "average_tokens_across_devices must be True for a model with ContextParallel, got False: the parts of a "
-            "row hold different numbers of labels, and each label must weigh the same"
-        )
+        raise ValueError(f"parallelism_config must have sp_size=1, got {config.sp_size}; use cp_size")

@@ -14,7 +14,7 @@ from composer.functional import set_batch_sequence_length as composers_set_batch
 from composer.loggers import Logger
 from torch.utils.data import DataLoader
 
-from seqwarm_kernels.schedule import lost_labels
+from seqwarm_kernels.schedule import watch
 from seqwarm_kernels.trainers.composer import SeqLengthWarmup, algorithms, set_batch_sequence_length
 
 from .training import BATCH_SIZE, LENGTH, Bigrams, Run, Stream, batches, counting_rows, tiny_gpt2
@@ -69,14 +69,13 @@ def test_the_last_valid_token_can_stay():
     assert state.batch["input_ids"][0].tolist() == [0, 1, 2, 3, 4, 5, 6, 10]
 
 
-@pytest.mark.parametrize("on_host", [True, False])
-def test_a_batch_without_a_label_left(on_host, monkeypatch):
-    monkeypatch.setattr(lost_labels, "_is_on_host", lambda labels: on_host)
+def test_batches_without_a_label_left(monkeypatch):
+    monkeypatch.setattr(watch, "PATIENCE", 3)
     labels = torch.full((2, 12), -100)
     labels[:, -1] = 1
     algorithm, logger = warmup(), SimpleNamespace(log_metrics=lambda metrics: None)
     found = []
-    for _ in range(3):
+    for _ in range(5):
         state = state_at(Timestamp(), "20ba")
         state.batch = {"input_ids": torch.ones(2, 12), "labels": labels}
         with warnings.catch_warnings(record=True) as caught:
@@ -84,7 +83,7 @@ def test_a_batch_without_a_label_left(on_host, monkeypatch):
             algorithm.apply(Event.AFTER_DATALOADER, state, logger)
         found += [str(warning.message) for warning in caught]
     assert len(found) == 1
-    assert "no label of a batch is left after resizing to 8 tokens" in found[0]
+    assert "3 batches were resized to 8 tokens, 3 of them were longer, 0 of 3 with labels kept one" in found[0]
 
 
 def test_microbatches_of_more_rows_than_the_dataloader_has():

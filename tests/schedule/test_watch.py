@@ -1,0 +1,182 @@
+"""A schedule that has no effect says so once, with what was counted."""
+
+import copy
+import linecache
+import pickle
+import warnings
+
+import pytest
+import torch
+
+from seqwarm_kernels import SequenceLengthScheduler, resize_batch
+from seqwarm_kernels.schedule import watch
+
+from ..support.schedules import Model, compiled_in_place, tokens
+
+COUNTS = (
+    "^the schedule may have no effect: {} batches were resized to {} tokens, {} of them were longer, "
+    r"{}and step\(\) was called {} times$"
+)
+
+
+def counts(batches, length, cut, steps, labels=""):
+    return COUNTS.format(batches, length, cut, labels, steps)
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch):
+    monkeypatch.setattr(watch, "PATIENCE", 5)
+
+
+@pytest.fixture
+def schedule():
+    return SequenceLengthScheduler(4, 16, duration=1000)
+
+
+def resize_often(schedule, batches, steps=1, batch=None):
+    for _ in range(batches):
+        schedule.resize({"input_ids": tokens()} if batch is None else batch)
+        if steps:
+            schedule.step(steps)
+
+
+def silent(use, *arguments, **options):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        use(*arguments, **options)
+
+
+def test_nobody_steps(schedule):
+    silent(resize_often, schedule, 4, steps=0)
+    with pytest.warns(UserWarning, match=counts(5, 4, 5, 0)) as caught:
+        resize_often(schedule, 1, steps=0)
+    assert "schedule.resize(" in linecache.getline(caught[0].filename, caught[0].lineno)
+    assert caught[0].filename == __file__
+    silent(resize_often, schedule, 20, steps=0)  # says it once
+
+
+@pytest.mark.parametrize("prepared", [lambda model: model, compiled_in_place])
+def test_nobody_steps_the_schedule_of_an_attached_model(schedule, prepared):
+    model = prepared(Model())
+    schedule.attach(model)
+    for _ in range(4):
+        model(tokens())
+    with pytest.warns(UserWarning, match=counts(5, 4, 5, 0)) as caught:
+        model(tokens())
+    assert [warning.filename for warning in caught if "schedule" in str(warning.message)] == [__file__]
+    silent(model, tokens())
+
+
+def test_nothing_is_cut(schedule):
+    silent(resize_often, schedule, 4, batch={"input_ids": tokens(length=4)})
+    with pytest.warns(UserWarning, match=counts(5, 4, 0, 4)):
+        resize_often(schedule, 1, batch={"input_ids": tokens(length=4)})
+
+
+def test_no_batch_comes_through_the_attached_model(schedule):
+    """Hooks do not run in other methods than `__call__`."""
+    model = Model()
+    schedule.attach(model)
+    for _ in range(4):
+        model.forward(tokens())
+        silent(schedule.step)
+    with pytest.warns(UserWarning, match=counts(0, 4, 0, 5)):
+        schedule.step()
+
+
+@pytest.mark.parametrize(
+    ("name", "ignored"),
+    [("labels", -100), ("decoder_labels", -100), ("targets", -1), ("loss_mask", 0), ("labels", -1.0)],
+)
+def test_all_labels_of_some_batches_are_cut_off(schedule, name, ignored):
+    late = {"input_ids": tokens(), name: torch.full((2, 16), ignored)}
+    late[name][:, 10:] = 3
+    some = {**late, name: torch.full((2, 16), 3)}
+    for batch in (late, late, some):
+        silent(resize_often, schedule, 1, batch=batch)
+    if isinstance(ignored, float):  # targets of a regression
+        silent(resize_often, schedule, 3, batch=late)
+        return
+    with pytest.warns(UserWarning, match=counts(5, 4, 5, 4, "3 of 5 with labels kept one, ")):
+        resize_often(schedule, 2, batch=some)
+
+
+def test_lost_labels_are_reported_at_the_full_length():
+    schedule = SequenceLengthScheduler(4, 16, duration=2)
+    late = {"input_ids": tokens(), "labels": torch.full((2, 16), -100)}
+    silent(resize_often, schedule, 2, batch=late)
+    with pytest.warns(UserWarning, match="2 batches .* 0 of 2 with labels kept one"):
+        resize_often(schedule, 1, batch=late)
+
+
+@pytest.mark.parametrize("labels", [{}, {"labels": torch.ones(2, 16, dtype=torch.int64)}, {"labels": torch.ones(2)}])
+def test_a_schedule_with_an_effect_is_silent(schedule, labels):
+    silent(resize_often, schedule, 20, batch={"input_ids": tokens(), **labels})
+    assert schedule.listeners == []
+
+
+def test_assigning_the_progress_is_a_step(schedule):
+    def assign():
+        for progress in range(20):
+            schedule.resize({"input_ids": tokens()})
+            schedule.progress = progress
+
+    silent(assign)
+
+
+def test_the_full_length_needs_no_watch():
+    for schedule in (SequenceLengthScheduler(16, 16, duration=1000), SequenceLengthScheduler(4, 16, duration=0)):
+        silent(resize_often, schedule, 1, steps=0)
+        assert schedule.listeners == []
+
+
+def test_a_schedule_that_only_tells_lengths_is_silent(schedule):
+    def step():
+        for _ in range(20):
+            schedule.step()
+
+    silent(step)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda schedule: pickle.loads(pickle.dumps(schedule))])
+def test_a_copy_counts_anew(schedule, copied):
+    resize_often(schedule, 4, steps=0)
+    other = copied(schedule)
+    silent(resize_often, other, 4, steps=0)
+    with pytest.warns(UserWarning, match=counts(5, 4, 5, 0)):
+        resize_often(other, 1, steps=0)
+    with pytest.warns(UserWarning, match=counts(5, 4, 5, 0)):
+        resize_often(schedule, 1, steps=0)
+
+
+def test_listeners_can_be_replaced(schedule):
+    class Recorder:
+        def __init__(self):
+            self.seen = []
+
+        def on_step(self, schedule):
+            self.seen.append(schedule.progress)
+
+        def on_attach(self, schedule):
+            self.seen.append("attached")
+
+        def on_resize(self, schedule, batch, resized):
+            self.seen.append((batch["input_ids"].shape[1], resized["input_ids"].shape[1]))
+
+    recorder = Recorder()
+    schedule.listeners = [recorder]
+    schedule.resize({"input_ids": tokens()}, return_info=True)
+    schedule.step(3)
+    model = Model()
+    schedule.attach(model)
+    model(tokens())
+    assert recorder.seen == [(16, 4), 3, "attached", (16, 4)]
+    schedule.listeners = []
+    silent(resize_often, schedule, 20, steps=0)
+
+
+def test_nothing_is_told_while_a_graph_is_traced(schedule):
+    compiled = torch.compile(lambda batch: schedule.resize(batch), backend="eager", fullgraph=True)
+    batch = {"input_ids": tokens()}
+    torch.testing.assert_close(compiled(batch), resize_batch(batch, 4))
+    assert schedule.listeners[0].batches == 0
