@@ -47,7 +47,7 @@ def say(message: str) -> None:
 
 
 def switch(name: str) -> str:
-    value = os.environ.get(name, "auto")
+    value = os.environ.get(name) or "auto"
     if value not in ("0", "1", "auto"):
         raise SystemExit(f"{name} must be 0, 1 or auto, got {value!r}")
     return value

@@ -19,13 +19,13 @@ SWITCHES = {
 
 
 def switch(name: str) -> str:
-    """The choice of the environment, or the default.
+    """The choice of the environment, or the default, also where the variable is empty.
 
     Raises:
         ValueError: the variable holds something else.
     """
     choices = SWITCHES[name].choices
-    choice = os.environ.get(name, choices[0])
+    choice = os.environ.get(name) or choices[0]
     if choice not in choices:
         raise ValueError(f"{name} must be {' or '.join(choices)}, got {choice!r}")
     return choice

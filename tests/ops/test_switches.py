@@ -30,6 +30,12 @@ def test_choices(monkeypatch, capsys, name):
     assert f"seqwarm info: error: {name} must be" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("name", SWITCHES)
+def test_an_empty_variable_is_the_default(monkeypatch, name):
+    monkeypatch.setenv(name, "")
+    assert switch(name) == SWITCHES[name].choices[0]
+
+
 def test_the_cuda_resize_can_be_turned_off(monkeypatch):
     """As on a machine with every kernel, up to the launch."""
     monkeypatch.setattr(backends, "_problems", {})
