@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from seqwarm_kernels import BatchBuffers, SequenceLengthScheduler
+from seqwarm_kernels.schedule.attachment import paused_attachments
 
 from ..support.ranks import mean_of_two_ranks
 from ..support.schedules import IDS, WORDS, Model, compiled_in_place, scheduler, tokens
@@ -114,6 +115,8 @@ def test_positional_arguments_without_names_are_not_padded_with_labels():
             model(*arguments)
         scheduler().attach(model := Any(), **options, pad_values={str(place): -100 for place in range(len(arguments))})
         assert model(*arguments)[-1][2].tolist() == [*ids[0, 8:].tolist(), -100, -100]
+    scheduler().attach(model := Any(), **options, keys=["0"], pad_values={"0": 0})
+    assert [entry.shape[1] for entry in model(ids, ids)] == [4, 10]
     scheduler().attach(model := Any(), mode="reshape", remainder="overlap")
     assert model(ids)[0].shape == (3, 4)
     with pytest.raises(ValueError, match="remainder must be 'drop' or 'pad' for unnamed"):
@@ -340,3 +343,12 @@ def test_a_saved_model_needs_no_attachment(tmp_path):
     scheduler().attach(model)
     torch.save(model, tmp_path / "model.pt")
     assert torch.load(tmp_path / "model.pt", weights_only=False)(tokens()).shape[1] == 16
+
+
+def test_a_paused_attachment_neither_resizes_nor_counts():
+    outer, schedule = nn.Sequential(Model()), scheduler()
+    attachment = schedule.attach(outer[0])
+    with pytest.raises(TypeError), paused_attachments(outer):
+        outer(outer(tokens()).shape[1] == 16)  # an error in the block
+    assert attachment.take_seen() == (0, 0)
+    assert outer(tokens()).shape[1] == 4

@@ -317,3 +317,10 @@ def test_accelerate_prepares_it(make):
     counts = [0, *COUNTS, 0, *COUNTS]
     pairs = [first + second for first, second in zip(counts[::2], counts[1::2], strict=True)]
     assert rates[::2] == rates[1::2] == trained(plain, make(plain), pairs)
+
+
+def test_the_rate_halfway_between_warmup_and_end():
+    optimizer = made_optimizer([2.0])
+    schedule = sw.TokenLR(optimizer, warmup_tokens=100, decay_tokens=300, final=0.1, decay="linear")
+    schedule.step(200)
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(2 * 0.55)

@@ -101,6 +101,14 @@ def test_all_labels_of_some_batches_are_cut_off(schedule, name, ignored):
         resize_often(schedule, 2, batch=some)
 
 
+@pytest.mark.parametrize(("name", "kept"), [("labels", 0), ("loss_mask", 1)])
+def test_one_label_is_enough(schedule, name, kept):
+    """The loss counts a label of 0, and a token whose mask is 1."""
+    batch = {"input_ids": tokens(), name: torch.full((2, 16), kept - 1)}
+    batch[name][1, 2] = kept
+    silent(resize_often, schedule, 20, batch=batch)
+
+
 def test_lost_labels_are_reported_at_the_full_length():
     schedule = SequenceLengthScheduler(4, 16, duration=2)
     late = {"input_ids": tokens(), "labels": torch.full((2, 16), -100)}
