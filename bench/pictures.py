@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import argparse
 import functools
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
 
 from seqwarm_kernels import SequenceLengthScheduler
-from seqwarm_kernels.attention.reach import ReachSettings, measure_reach
-from seqwarm_kernels.attention.reach_figures import reach_figure, share_figure
+from seqwarm_kernels.attention.reach import Reach, ReachSettings, measure_reach
 from seqwarm_kernels.cli.plan_report import plan_figure
+from seqwarm_kernels.cli.reach_figure import head_title, mixed, percent, reach_figure, steepest_first
 from seqwarm_kernels.cli.schedule_plan import ModelSize, plan_schedule
-from seqwarm_kernels.utils.figures import save_both
+from seqwarm_kernels.utils.figures import ACCENT, LABEL_SIZE, ink, new_figure, page, save_both
 
 from .allocator import replay
 from .common.records import FIGURES
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 HEADS, LENGTH, LENGTHS = 12, 8192, [2**power for power in range(7, 15)]
 
@@ -31,3 +38,25 @@ def main(arguments: argparse.Namespace) -> None:
     print(save_both(functools.partial(share_figure, reaches), folder / "attended_share.png"))
     print(save_both(functools.partial(plan_figure, plan), folder / "plan.png"))
     print(replay.draw(folder))
+
+
+def share_figure(reaches: Sequence[Reach]) -> Figure:
+    """The share of the visible keys that each head visits at each length: a map of heads by lengths."""
+    from matplotlib.colors import LinearSegmentedColormap
+
+    first = reaches[0]
+    shares = np.array([reach.shares() for reach in reaches]).T[steepest_first(first)]
+    table = np.vstack([shares, shares.mean(0, keepdims=True)])
+    figure = new_figure(max(1.1 * len(reaches) + 2.2, 6), 0.36 * len(shares) + 1.7)
+    axes = figure.subplots()
+    colors = LinearSegmentedColormap.from_list("shares", [page(), mixed(ACCENT, 0.7)])
+    axes.imshow(table, colors, vmin=0, vmax=1, aspect="auto")
+    for (row, column), share in np.ndenumerate(table):
+        axes.text(column, row, percent(share), ha="center", va="center", fontsize=LABEL_SIZE)
+    axes.axhline(len(shares) - 0.5, color=ink(), linewidth=1)
+    axes.grid(visible=False)
+    axes.set_xticks(range(len(reaches)), [f"{reach.settings.length:,}" for reach in reaches])
+    axes.set_yticks(range(len(table)), [*(head_title(first, head) for head in steepest_first(first)), "all heads"])
+    axes.set_xlabel(f"tokens in a sequence\n(random queries and keys of {first.settings.head_dim} components)")
+    figure.suptitle("Share of the visible keys that causal attention visits")
+    return figure

@@ -47,8 +47,8 @@ def run(arguments: argparse.Namespace) -> Result:
         except RuntimeError as error:
             raise CommandError(str(error)) from error
     if arguments.figure is not None:
-        from ..attention.reach_figures import reach_figure
         from ..utils.figures import png
+        from .reach_figure import reach_figure
 
         arguments.figure.write_bytes(png(lambda: reach_figure(reach)))
     return Result(reach.to_json(), reach.table())

@@ -1,20 +1,19 @@
-"""Figures of what `skip_tolerance` leaves out: the tiles that each head visits, and the share of the keys by length.
+"""A figure of what `skip_tolerance` leaves out: the tiles that each head visits.
 
-They show what the kernels do with random normal queries and keys. The reach of trained heads depends on their queries
-and keys; `attended_share` reports it.
+It shows what the kernels do with random normal queries and keys. The reach of trained heads depends on their own;
+`attended_share` reports it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 from torch import Tensor
 
+from ..attention.reach import Reach
 from ..ops.alibi_attention.schema import RANGE_BLOCK
-from ..utils.figures import ACCENT, LABEL_SIZE, QUIET, ink, new_figure, page, plain_numbers
-from .reach import Reach
+from ..utils.figures import ACCENT, QUIET, ink, new_figure, page, plain_numbers
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -46,14 +45,14 @@ def reach_figure(reach: Reach) -> Figure:
     rows = -(-len(reach.slopes) // columns)
     figure = new_figure(max(2 * columns, 6) + 0.8, 2.35 * rows + 1.4)
     panels = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
-    colors = ListedColormap([page(), _mixed(QUIET, 0.35), ACCENT])
+    colors = ListedColormap([page(), mixed(QUIET, 0.35), ACCENT])
     length, shares = reach.settings.length, reach.shares()
     extent = (0, length, length, 0)
     for axes, head in zip(panels.flat, steepest_first(reach), strict=False):
         axes.imshow(
             visited_tiles(reach, head), colors, vmin=HIDDEN, vmax=VISITED, extent=extent, interpolation="nearest"
         )
-        axes.set_title(f"{_head(reach, head)}\nvisits {_percent(shares[head])}")
+        axes.set_title(f"{head_title(reach, head)}\nvisits {percent(shares[head])}")
         axes.grid(visible=False)
         axes.set_xticks([0, length // 2])
         axes.set_yticks([0, length // 2, length])
@@ -67,45 +66,23 @@ def reach_figure(reach: Reach) -> Figure:
     return figure
 
 
-def _percent(share: float) -> str:
+def percent(share: float) -> str:
     return ">99%" if 0.995 <= share < 1 else f"{share:.0%}"
 
 
-def _head(reach: Reach, head: int) -> str:
+def head_title(reach: Reach, head: int) -> str:
     return f"head {head}, slope {reach.slopes[head]:.3g}"
 
 
 def _tile_legend(figure: Figure) -> None:
     from matplotlib.patches import Patch
 
-    patches = [Patch(color=ACCENT), Patch(color=_mixed(QUIET, 0.35)), Patch(facecolor=page(), edgecolor=ink())]
+    patches = [Patch(color=ACCENT), Patch(color=mixed(QUIET, 0.35)), Patch(facecolor=page(), edgecolor=ink())]
     names = ["visited", "skipped: too far to matter", "hidden from the query"]
     figure.legend(patches, names, loc="outside upper center", ncols=3)
 
 
-def share_figure(reaches: Sequence[Reach]) -> Figure:
-    """The share of the visible keys that each head visits at each length: a map of heads by lengths."""
-    from matplotlib.colors import LinearSegmentedColormap
-
-    first = reaches[0]
-    shares = np.array([reach.shares() for reach in reaches]).T[steepest_first(first)]
-    table = np.vstack([shares, shares.mean(0, keepdims=True)])
-    figure = new_figure(max(1.1 * len(reaches) + 2.2, 6), 0.36 * len(shares) + 1.7)
-    axes = figure.subplots()
-    colors = LinearSegmentedColormap.from_list("shares", [page(), _mixed(ACCENT, 0.7)])
-    axes.imshow(table, colors, vmin=0, vmax=1, aspect="auto")
-    for (row, column), share in np.ndenumerate(table):
-        axes.text(column, row, _percent(share), ha="center", va="center", fontsize=LABEL_SIZE)
-    axes.axhline(len(shares) - 0.5, color=ink(), linewidth=1)
-    axes.grid(visible=False)
-    axes.set_xticks(range(len(reaches)), [f"{reach.settings.length:,}" for reach in reaches])
-    axes.set_yticks(range(len(table)), [*(_head(first, head) for head in steepest_first(first)), "all heads"])
-    axes.set_xlabel(f"tokens in a sequence\n(random queries and keys of {first.settings.head_dim} components)")
-    figure.suptitle("Share of the visible keys that causal attention visits")
-    return figure
-
-
-def _mixed(color: str, share: float) -> str:
+def mixed(color: str, share: float) -> str:
     """A color on the page with this opacity."""
     from matplotlib.colors import to_hex, to_rgb
 

@@ -4,16 +4,9 @@ import numpy as np
 import pytest
 import torch
 
+from bench.pictures import share_figure
 from seqwarm_kernels.attention.reach import Reach, ReachSettings, measure_reach
-from seqwarm_kernels.attention.reach_figures import (
-    HIDDEN,
-    SKIPPED,
-    VISITED,
-    reach_figure,
-    share_figure,
-    steepest_first,
-    visited_tiles,
-)
+from seqwarm_kernels.cli.reach_figure import HIDDEN, SKIPPED, VISITED, reach_figure, steepest_first, visited_tiles
 from seqwarm_kernels.ops import backends
 from seqwarm_kernels.utils.figures import style
 
