@@ -7,7 +7,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from ..ops.alibi_attention.schema import DenseOptions, VarlenOptions
-from .calls import DEFAULT_SKIP_TOLERANCE, dense_call, varlen_call
+from .calls import DEFAULT_SKIP_TOLERANCE, DenseCall, VarlenCall, check_dense, check_varlen
 
 
 @torch.no_grad()
@@ -41,22 +41,21 @@ def attended_share(
     Raises:
         TypeError, ValueError: As for `alibi_attention`.
     """
-    return _attended_share(
-        *dense_call(
-            query,
-            key,
-            value,
-            slopes,
-            causal=causal,
-            scale=scale,
-            segment_length=segment_length,
-            query_start=query_start,
-            window=window,
-            key_padding_mask=key_padding_mask,
-            skip_tolerance=skip_tolerance,
-            backend=backend,
-        )
+    call = DenseCall(
+        query,
+        key,
+        value,
+        slopes,
+        causal=causal,
+        scale=scale,
+        segment_length=segment_length,
+        query_start=query_start,
+        window=window,
+        key_padding_mask=key_padding_mask,
+        skip_tolerance=skip_tolerance,
+        backend=backend,
     )
+    return _attended_share(*check_dense(call))
 
 
 @torch.no_grad()
@@ -81,23 +80,22 @@ def attended_share_varlen(
     Returns:
         (Hq,) float64 in [0, 1].
     """
-    return _attended_share(
-        *varlen_call(
-            query,
-            key,
-            value,
-            cu_seqlens_q,
-            cu_seqlens_k,
-            max_seqlen_q,
-            max_seqlen_k,
-            slopes,
-            causal=causal,
-            scale=scale,
-            window=window,
-            skip_tolerance=skip_tolerance,
-            backend=backend,
-        )
+    call = VarlenCall(
+        query,
+        key,
+        value,
+        slopes,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        max_seqlen_q,
+        max_seqlen_k,
+        causal=causal,
+        scale=scale,
+        window=window,
+        skip_tolerance=skip_tolerance,
+        backend=backend,
     )
+    return _attended_share(*check_varlen(call))
 
 
 def _attended_share(operator: OpOverload, tensors: tuple[Tensor, ...], options: DenseOptions | VarlenOptions) -> Tensor:

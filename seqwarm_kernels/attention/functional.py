@@ -2,38 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
-from typing import Any, NamedTuple, NoReturn, TypeGuard
+from typing import Any
 
-import torch
 from torch import Tensor
-from torch._ops import OpOverload
 
-from ..ops.alibi_attention import validation
-from ..ops.alibi_attention.schema import FARTHEST_POSITION, DenseOptions, VarlenOptions
-from ..ops.call_kind import CallCache, call_kind
-from ..ops.library import short
-from ..utils.checks import check_bool
-from .calls import DEFAULT_SKIP_TOLERANCE, cast_for_autocast, dense_call, dropout_seed_of, varlen_call
-from .context_parallel import refuse_context_parallel, refuse_context_parallel_in_graph
-from .other_names import refuse_other_names
-from .slopes import default_slopes
-
-
-class _KnownCall(NamedTuple):
-    """How calls run of which one was checked."""
-
-    run: Callable[..., tuple[Tensor, ...]]
-    num_heads: int
-    slopes: Tensor | None  #: the default; None on a GPU, where a captured graph may own those of the first call
-    offset: int | None  #: of a dense call without query_start
-    numbers: tuple[Any, ...]  #: the options without tensors, the same in all calls of the kind
-
-    def default_slopes(self, query: Tensor) -> Tensor:
-        return default_slopes(self.num_heads, query.device) if self.slopes is None else self.slopes
-
-
-_known_calls: CallCache[_KnownCall] = CallCache()
+from .calls import DEFAULT_SKIP_TOLERANCE, DenseCall, VarlenCall
+from .fast_path import attend
 
 
 def alibi_attention(
@@ -53,7 +27,6 @@ def alibi_attention(
     key_norm_bound: Tensor | None = None,
     return_lse: bool = False,
     backend: str | None = None,
-    **others: NoReturn,
 ) -> Any:  # one tensor, or two with return_lse; a union would burden every caller
     """Softmax attention with score = scale · q·k − slope · |position − j|.
 
@@ -104,69 +77,24 @@ def alibi_attention(
     Raises:
         TypeError, ValueError: An argument does not fit. The message names it. Raised before any kernel runs.
     """
-    if others:
-        refuse_other_names("alibi_attention", others)
-    kind = known = None
-    if torch.compiler.is_compiling():
-        refuse_context_parallel_in_graph()
-    else:
-        refuse_context_parallel()
-        if torch._C._is_any_autocast_enabled():
-            query, key, value = cast_for_autocast(query), cast_for_autocast(key), cast_for_autocast(value)
-        kind = call_kind(
-            "dense",
-            query,
-            key,
-            value,
-            slopes,
-            key_padding_mask,
-            _is_position(query_start),  # its value is left out: it changes with every decoding step
-            None if _is_position(query_start) else query_start,
-            causal,
-            scale,
-            segment_length,
-            window,
-            dropout_p,
-            skip_tolerance,
-            key_norm_bound,
-            return_lse,
-            backend,
-        )
-        known = _known_calls.get(kind)
-    if known is None:
-        check_bool("return_lse", return_lse)
-        call = dense_call(
-            query,
-            key,
-            value,
-            slopes,
-            causal=causal,
-            scale=scale,
-            segment_length=segment_length,
-            query_start=query_start,
-            window=window,
-            key_padding_mask=key_padding_mask,
-            dropout_p=dropout_p,
-            skip_tolerance=skip_tolerance,
-            key_norm_bound=key_norm_bound,
-            backend=backend,
-        )
-        out, lse, *_ = _run(kind, *call)
-    else:
-        if dropout_p > 0:  # before a seed is drawn
-            validation.check_positions(query_start)
-        out, lse, *_ = known.run(
-            query,
-            key,
-            value,
-            known.default_slopes(query) if slopes is None else slopes,
-            query_start.view(-1) if isinstance(query_start, Tensor) else None,
-            key_padding_mask,
-            None if dropout_p == 0 else dropout_seed_of(dropout_p, query),
-            query_start if _is_position(query_start) else known.offset,
-            *known.numbers,
-            key_norm_bound,
-        )
+    arguments = (
+        query,
+        key,
+        value,
+        slopes,
+        key_padding_mask,
+        causal,
+        scale,
+        segment_length,
+        window,
+        dropout_p,
+        skip_tolerance,
+        key_norm_bound,
+        return_lse,
+        backend,
+        query_start,
+    )
+    out, lse, *_ = attend(DenseCall, arguments)
     return (out, lse) if return_lse else out
 
 
@@ -187,7 +115,6 @@ def alibi_attention_varlen(
     skip_tolerance: float = DEFAULT_SKIP_TOLERANCE,
     return_lse: bool = False,
     backend: str | None = None,
-    **others: NoReturn,
 ) -> Any:  # one tensor, or two with return_lse; a union would burden every caller
     """`alibi_attention` over packed sequences of different lengths, without padding.
 
@@ -212,89 +139,22 @@ def alibi_attention_varlen(
     Raises:
         TypeError, ValueError: An argument does not fit. The message names it. Raised before any kernel runs.
     """
-    if others:
-        refuse_other_names("alibi_attention_varlen", others)
-    kind = known = None
-    if torch.compiler.is_compiling():
-        refuse_context_parallel_in_graph()
-    else:
-        refuse_context_parallel()
-        if torch._C._is_any_autocast_enabled():
-            query, key, value = cast_for_autocast(query), cast_for_autocast(key), cast_for_autocast(value)
-        kind = call_kind(
-            "varlen",
-            query,
-            key,
-            value,
-            cu_seqlens_q,
-            cu_seqlens_k,
-            max_seqlen_q,
-            max_seqlen_k,
-            slopes,
-            causal,
-            scale,
-            window,
-            dropout_p,
-            skip_tolerance,
-            return_lse,
-            backend,
-        )
-        known = _known_calls.get(kind)
-    if known is None:
-        check_bool("return_lse", return_lse)
-        call = varlen_call(
-            query,
-            key,
-            value,
-            cu_seqlens_q,
-            cu_seqlens_k,
-            max_seqlen_q,
-            max_seqlen_k,
-            slopes,
-            causal=causal,
-            scale=scale,
-            window=window,
-            dropout_p=dropout_p,
-            skip_tolerance=skip_tolerance,
-            backend=backend,
-        )
-        out, lse, *_ = _run(kind, *call)
-    else:
-        if dropout_p > 0:  # before a seed is drawn
-            validation.check_packing(query, key, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
-        out, lse, *_ = known.run(
-            query,
-            key,
-            value,
-            known.default_slopes(query) if slopes is None else slopes,
-            cu_seqlens_q,
-            cu_seqlens_k,
-            None if dropout_p == 0 else dropout_seed_of(dropout_p, query),
-            *known.numbers,
-        )
-    return (out, lse) if return_lse else out
-
-
-def _run(
-    kind: Hashable, operator: OpOverload, tensors: tuple[Tensor, ...], options: DenseOptions | VarlenOptions
-) -> tuple[Tensor, ...]:
-    """The first call of its kind, whose arguments were checked."""
-    if kind is None:
-        return operator(*tensors, *options)
-    query = tensors[0]
-    num_heads = query.shape[1]
-    is_dense = isinstance(options, DenseOptions)
-    known = _KnownCall(
-        run=short(operator._schema.name.removeprefix("seqwarm::"), operator._overloadname),
-        num_heads=num_heads,
-        slopes=None if query.is_cuda else default_slopes(num_heads, query.device),
-        offset=options.query_offset if isinstance(options, DenseOptions) else None,
-        numbers=options[4:-1] if is_dense else options[3:],
+    arguments = (
+        query,
+        key,
+        value,
+        slopes,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        max_seqlen_q,
+        max_seqlen_k,
+        causal,
+        scale,
+        window,
+        dropout_p,
+        skip_tolerance,
+        return_lse,
+        backend,
     )
-    _known_calls.remember(kind, known)
-    return known.run(*tensors, *options)
-
-
-def _is_position(query_start: object) -> TypeGuard[int]:
-    """Whether the checks of any int serve this one."""
-    return type(query_start) is int and abs(query_start) <= FARTHEST_POSITION
+    out, lse, *_ = attend(VarlenCall, arguments)
+    return (out, lse) if return_lse else out

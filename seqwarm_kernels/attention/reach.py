@@ -11,7 +11,7 @@ from torch import Tensor
 from ..ops import backends
 from ..ops.alibi_attention.schema import RANGE_BLOCK
 from ..utils.checks import check_int, check_real
-from .calls import DEFAULT_SKIP_TOLERANCE, dense_call
+from .calls import DEFAULT_SKIP_TOLERANCE, DenseCall, check_dense
 from .slopes import alibi_slopes
 
 
@@ -128,7 +128,7 @@ def measure_reach(settings: ReachSettings) -> Reach:
 
 
 def _ranges(settings: ReachSettings, query: Tensor, key: Tensor, slopes: Tensor, skip_tolerance: float) -> Tensor:
-    operator, tensors, options = dense_call(
+    call = DenseCall(
         query,
         key,
         key,  # values do not matter
@@ -137,6 +137,7 @@ def _ranges(settings: ReachSettings, query: Tensor, key: Tensor, slopes: Tensor,
         window=settings.window,
         skip_tolerance=skip_tolerance,
     )
+    operator, tensors, options = check_dense(call)
     *_, ranges = operator(*tensors, *options)
     return ranges[0].unflatten(-1, (-1, 2)).long().cpu()
 

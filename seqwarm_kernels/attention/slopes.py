@@ -9,7 +9,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..ops.call_kind import is_plain_state
 from ..utils.checks import check_bool, check_dense, check_device, check_int
 from ..utils.cuda import is_capturing
 
@@ -91,7 +90,7 @@ def alibi_bias(
 
     Raises:
         TypeError: An argument has the wrong type.
-        ValueError: `slopes` have another shape or, in host memory, are not finite; or a length is negative.
+        ValueError: `slopes` have another shape, or a length is negative.
     """
     if not isinstance(slopes, Tensor) or not slopes.is_floating_point():
         raise TypeError(
@@ -100,9 +99,6 @@ def alibi_bias(
     check_dense("slopes", slopes)
     if slopes.dim() not in (1, 2):
         raise ValueError(f"slopes must be (num_heads,) or (batch, num_heads), got {tuple(slopes.shape)}")
-    is_plain = type(slopes) in (Tensor, torch.nn.Parameter) and is_plain_state()
-    if is_plain and slopes.is_cpu and not torch.compiler.is_compiling() and not slopes.isfinite().all():
-        raise ValueError(f"slopes must be finite, got {slopes.tolist()}")
     query_length = check_int("query_length", query_length, minimum=0)
     key_length = check_int("key_length", key_length, minimum=0)
     check_bool("causal", causal)

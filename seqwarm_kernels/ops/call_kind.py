@@ -1,4 +1,4 @@
-"""The kind of a call: all that decides how it is checked and run. What was found out for one call serves its kind."""
+"""Cache key of a call. Calls with equal keys need the same checks and run the same kernel."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _Call = TypeVar("_Call")
 
 
 class CallCache(dict[Hashable, _Call]):
-    """Calls by their kind. A training run has few kinds. Where lengths grow with each call, old ones are dropped."""
+    """Calls by their key. A training run has few. Where lengths grow with each call, old ones are dropped."""
 
     def remember(self, kind: Hashable, call: _Call) -> None:
         if kind is None:
@@ -29,12 +29,11 @@ class CallCache(dict[Hashable, _Call]):
 
 
 def _call_kind(*arguments: Any) -> Hashable | None:
-    """The kind of a call with these arguments, as one value that can be compared; without the extension.
+    """The key of a call with these arguments, or None; without the extension.
 
-    Of tensors: shape, strides, dtype, device and alignment. Of None, bool, int, float and str: type and value. None if
-    another argument is among them, a tensor is not a plain one (a subclass, a dual tensor, or inside of a functorch
-    transform), or a mode of PyTorch could change what the call does. The extension also knows dicts of tensors, for
-    calls that it runs.
+    Of tensors: shape, strides, dtype, device and alignment. Of None, bool, int, float and str: type and value. There is
+    none for other arguments, for tensors that are not plain (a subclass, a dual tensor, inside of a functorch transform),
+    and while a mode of PyTorch could change what the call does. The extension also knows dicts of tensors.
     """
     if not is_plain_state():
         return None

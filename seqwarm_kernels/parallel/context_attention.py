@@ -12,13 +12,13 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn import functional
 
-from ..attention.calls import DEFAULT_SKIP_TOLERANCE, dense_call, varlen_call
+from ..attention.calls import DEFAULT_SKIP_TOLERANCE, DenseCall, VarlenCall, check_dense, check_varlen
 from ..attention.context_parallel import refuse_unordered_shards
 from ..ops.alibi_attention.dropout import dropout_origins
 from ..ops.alibi_attention.schema import DenseOptions
 from ..ops.alibi_attention.validation import check_cu_seqlens, check_query_key_value, check_sequences
 from ..ops.call_kind import is_readable
-from ..utils.checks import check_bool, check_int
+from ..utils.checks import check_int
 from .checks import check_dropout, check_halo_of_heads, check_local, check_mesh, check_same_length
 from .halo import Halo, Shared, exchange
 from .halo_width import choose_widths
@@ -85,10 +85,9 @@ def context_attention(
     Source of the bound: docs/kernels/skipping.md. The halo has half of skip_tolerance, the kernels have the other half.
     """
     refuse_unordered_shards()
-    check_bool("return_lse", return_lse)
     check_mesh(mesh)
     check_local("query", query)
-    operator, (query, key, value, slopes), options = dense_call(
+    call = DenseCall(
         query,
         key,
         value,
@@ -100,8 +99,10 @@ def context_attention(
         key_padding_mask=key_padding_mask,
         dropout_p=dropout_p,
         skip_tolerance=skip_tolerance,
+        return_lse=return_lse,
         backend=backend,
     )
+    operator, (query, key, value, slopes), options = check_dense(call)
     check_same_length(query, key, 2)
     shard = Shard(key.shape[2], mesh.get_local_rank(), mesh.size(), causal, segment_length)
     check_dropout(shard, dropout_p)
@@ -159,7 +160,6 @@ def context_attention_varlen(
         out (c, Hq, D); with return_lse also lse (Hq, c).
     """
     refuse_unordered_shards()
-    check_bool("return_lse", return_lse)
     check_mesh(mesh)
     check_local("query", query)
     check_query_key_value(query, key, value, "(tokens, heads, head_dim)")
@@ -170,22 +170,24 @@ def context_attention_varlen(
     if is_readable(cu_seqlens):
         check_sequences("cu_seqlens", cu_seqlens, shard.length * shard.size, "all ranks", max_seqlen)
     local = _boundaries(cu_seqlens, shard.start, shard.length)
-    operator, (query, key, value, slopes), options = varlen_call(
+    call = VarlenCall(
         query,
         key,
         value,
-        local,
-        local,
-        max_seqlen,
-        max_seqlen,
         slopes,
+        local,
+        local,
+        max_seqlen,
+        max_seqlen,
         causal=causal,
         scale=scale,
         window=window,
         dropout_p=dropout_p,
         skip_tolerance=skip_tolerance,
+        return_lse=return_lse,
         backend=backend,
     )
+    operator, (query, key, value, slopes), options = check_varlen(call)
     check_dropout(shard, dropout_p)
     query, key, value = (tensor.transpose(0, 1)[None] for tensor in (query, key, value))  # one row, heads first
     is_token = torch.arange(shard.start, shard.end, device=query.device) < cu_seqlens[-1]
@@ -249,7 +251,7 @@ def halo_widths(
     """
     check_mesh(mesh)
     check_local("query", query)
-    _, (query, key, _, slopes), options = dense_call(
+    call = DenseCall(
         query,
         key,
         key,  # values do not matter
@@ -261,6 +263,7 @@ def halo_widths(
         key_padding_mask=key_padding_mask,
         skip_tolerance=skip_tolerance,
     )
+    _, (query, key, _, slopes), options = check_dense(call)
     check_same_length(query, key, 2)
     shard = Shard(key.shape[2], mesh.get_local_rank(), mesh.size(), causal, segment_length)
     return _dense_widths(query, key, slopes, options, shard, None, mesh)

@@ -88,26 +88,6 @@ def test_bad_options(options, error, message):
 
 
 @pytest.mark.skipif(backends.problem("native") is not None, reason="the extension is not built")
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("is_causal", r"alibi_attention\(\) got an unexpected keyword argument 'is_causal': use causal, which is True"),
-        ("alibi_slopes", "'alibi_slopes': use slopes$"),
-        ("caussal", "'caussal'$"),
-    ],
-)
-def test_arguments_of_other_libraries(name, message):
-    query = torch.zeros(1, 2, 3, 4)
-    with pytest.raises(TypeError, match=message):
-        alibi_attention(query, query, query, **{name: True})
-
-
-def test_arguments_of_other_libraries_for_packed_sequences():
-    packed, ends = torch.zeros(3, 2, 4), torch.tensor([0, 3], dtype=torch.int32)
-    with pytest.raises(TypeError, match=r"alibi_attention_varlen\(\) .* 'softmax_scale': use scale$"):
-        alibi_attention_varlen(packed, packed, packed, ends, ends, 3, 3, softmax_scale=1.0)
-
-
 def test_a_backend_that_lacks_a_dtype_says_so():
     doubles = [tensor.double() for tensor in tensors()]
     with pytest.raises(ValueError, match=r"backend='native' cannot serve .* no native kernel for torch\.float64"):
@@ -175,18 +155,6 @@ def test_tensors_are_dense(name):
 def test_bad_varlen(changes, error, message):
     with pytest.raises(error, match=message):
         varlen(**changes)
-
-
-def test_nothing_runs_before_the_checks():
-    """A failing call draws no seed, so the state of the random generator does not change."""
-    before = torch.get_rng_state()
-    with pytest.raises(ValueError, match="window must be"):
-        alibi_attention(*ones(), dropout_p=0.5, window=-1)
-    assert torch.equal(before, torch.get_rng_state())
-
-
-def ones():
-    return torch.ones(1, 1, 2, 4), torch.ones(1, 1, 2, 4), torch.ones(1, 1, 2, 4)
 
 
 def test_positions_made_in_a_compiled_function():

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from seqwarm_kernels import alibi_attention, alibi_attention_varlen, alibi_bias, alibi_slopes
-from seqwarm_kernels.attention import functional
+from seqwarm_kernels.attention import fast_path
 from seqwarm_kernels.ops import backends, call_kind
 from seqwarm_kernels.ops.library import short
 
@@ -197,7 +197,7 @@ def inputs(heads, length, token_major, offset, requires_grad):
 
 
 def forget():
-    functional._known_calls.clear()
+    fast_path._checked_calls.clear()
     if "triton" in BACKENDS:
         importlib.import_module("seqwarm_kernels.ops.alibi_attention.triton")._known.clear()
 
@@ -260,10 +260,10 @@ def test_wrong_arguments_of_a_known_kind(backend):
 @each_backend
 def test_a_growing_query_start_is_one_kind(backend):
     tensor = torch.randn(1, 1, 1, 8)
-    functional._known_calls.clear()
+    fast_path._checked_calls.clear()
     for start in range(5):
         alibi_attention(tensor, tensor, tensor, backend=backend, query_start=start)
-    assert len(functional._known_calls) == 1
+    assert len(fast_path._checked_calls) == 1
 
 
 @each_backend
@@ -296,7 +296,7 @@ def test_dropout_draws_a_seed_for_each_call(backend):
 def test_threads(backend):  # Triton's interpreter runs one kernel at a time
     tensors = [torch.randn(1, 2, 5, 8) for _ in range(3)]
     expected = alibi_attention(*tensors, backend=backend)
-    functional._known_calls.clear()
+    fast_path._checked_calls.clear()
     got = []
 
     def work():
@@ -387,9 +387,9 @@ def test_an_overwritten_input_is_noticed(backend):
 
 def test_the_dispatcher_is_passed_by_only_without_a_mode(monkeypatch):
     """A mode sees the operator."""
-    monkeypatch.setattr(functional, "short", lambda *names: pytest.fail("the operator was to be called"))
+    monkeypatch.setattr(fast_path, "short", lambda *names: pytest.fail("the operator was to be called"))
     tensor = torch.randn(1, 1, 2, 8)
-    functional._known_calls.clear()
+    fast_path._checked_calls.clear()
     with Mode():
         alibi_attention(tensor, tensor, tensor)
     with pytest.raises(pytest.fail.Exception):

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from seqwarm_kernels.attention.calls import dense_call, varlen_call
+from seqwarm_kernels.attention.calls import DenseCall, VarlenCall, check_dense, check_varlen
 from seqwarm_kernels.ops import backends
 from seqwarm_kernels.ops.alibi_attention.dropout import dropout_origins, keep_mask
 from seqwarm_kernels.self_check.calls import RESULTS, differentiate
@@ -144,10 +144,9 @@ def inputs_of(case, device, dtype):
 
 
 def attend_dense(tensors, options, dropout_seed, backend):
-    options = {"causal": True, **options}
-    return run(
-        *dense_call(*tensors, dropout_p=0.3, skip_tolerance=0, dropout_seed=dropout_seed, backend=backend, **options)
-    )
+    call = DenseCall(*tensors, dropout_p=0.3, skip_tolerance=0, backend=backend, **options)
+    operator, tensors, options = check_dense(call)
+    return run(operator, tensors, options._replace(dropout_seed=dropout_seed))
 
 
 def attend_parts(tensors, options, seed, backend, parts):
@@ -229,17 +228,9 @@ PACKED = {
 def attend_packed(tensors, lengths, dropout_seed, backend):
     device = tensors[0].device
     ends = [torch.tensor([0, *accumulate(each)], dtype=torch.int32, device=device) for each in lengths]
-    query, key, value, slopes = tensors
-    return run(
-        *varlen_call(
-            *(query, key, value, *ends, *map(max, lengths), slopes),
-            causal=False,
-            dropout_p=0.3,
-            skip_tolerance=0,
-            dropout_seed=dropout_seed,
-            backend=backend,
-        )
-    )
+    options = {"causal": False, "dropout_p": 0.3, "skip_tolerance": 0, "backend": backend}
+    operator, tensors, checked = check_varlen(VarlenCall(*tensors, *ends, *map(max, lengths), **options))
+    return run(operator, tensors, checked._replace(dropout_seed=dropout_seed))
 
 
 def packed_inputs(lengths, device, dtype):

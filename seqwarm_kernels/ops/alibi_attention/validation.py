@@ -13,7 +13,6 @@ from torch import Tensor
 
 from ...utils.checks import check_dense, check_int, check_no_tangent, check_real, check_share
 from .. import backends
-from ..call_kind import is_readable
 from .schema import FARTHEST_POSITION, DenseOptions, VarlenOptions
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
@@ -82,15 +81,6 @@ def check_slopes(slopes: Tensor, query: Tensor, batch_size: int, num_heads: int)
     check_device("slopes", slopes, query)
 
 
-def check_no_transform(*tensors: Tensor) -> None:
-    """torch.library's operators have no gradients in torch.func's transforms, whose error names none of this."""
-    if not torch.compiler.is_compiling() and any(map(torch._C._functorch.is_gradtrackingtensor, tensors)):
-        raise ValueError(
-            "query, key, value and slopes must not be differentiated by torch.func.grad, vjp, jacrev or hessian, which "
-            "operators of torch.library lack: call torch.autograd.grad"
-        )
-
-
 def check_options(scale: float, window: int | None, dropout_p: float, skip_tolerance: float) -> None:
     if abs(check_real("scale", scale)) > torch.finfo(torch.float32).max:
         raise ValueError(f"scale must fit float32, got {scale}")
@@ -136,8 +126,6 @@ def check_query_start(query_start: int | Tensor, query: Tensor) -> None:
             f"got shape {tuple(query_start.shape)}"
         )
     check_device("query_start", query_start, query)
-    if is_readable(query_start):
-        check_positions(query_start)
 
 
 def check_segment_length(segment_length: int, query_start: int | Tensor | None, query: Tensor, key: Tensor) -> None:

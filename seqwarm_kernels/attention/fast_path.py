@@ -1,0 +1,70 @@
+"""Runs calls of attention. A call whose key is known skips checks, defaults, and the Python parts of the dispatcher.
+
+A model makes the same call in each layer and step. On an AMD EPYC (Zen 4), torch 2.13, one thread, one row of one token
+with 12 heads takes 8.3 µs if its key is known, else 36 µs; scaled_dot_product_attention takes 6.7 µs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Any, NamedTuple
+
+from torch import Tensor
+from torch._C import _is_any_autocast_enabled  # torch.is_autocast_enabled asks for one type of device
+from torch.compiler import is_compiling
+
+from ..ops.alibi_attention.schema import FARTHEST_POSITION, DenseOptions
+from ..ops.call_kind import CallCache, call_kind
+from ..ops.library import short
+from ..utils.cuda import is_capturing
+from . import calls
+from .calls import Defaults, DenseCall, VarlenCall
+from .context_parallel import refuse_context_parallel
+
+
+class _CheckedCall(NamedTuple):
+    """A checked call, reused for every call with the same key."""
+
+    run: Callable[..., tuple[Tensor, ...]]
+    defaults: Defaults
+
+
+_checked_calls: CallCache[_CheckedCall] = CallCache()
+
+
+def attend(call_type: type[DenseCall] | type[VarlenCall], arguments: tuple[Any, ...]) -> tuple[Tensor, ...]:
+    """Check and run a call.
+
+    Args:
+        call_type: `DenseCall` or `VarlenCall`.
+        arguments: Its fields. A plain tuple, since making a NamedTuple takes 5 % of a short call.
+
+    Returns:
+        out, lse, and perhaps more.
+    """
+    refuse_context_parallel()
+    key = None
+    if not is_compiling():
+        if _is_any_autocast_enabled():
+            arguments = calls.cast_for_autocast(arguments)
+        key = _key(arguments)
+        checked = _checked_calls.get(key)
+        if checked is not None:
+            complete = calls.complete_dense if call_type is DenseCall else calls.complete_varlen
+            return checked.run(*complete(arguments, checked.defaults))
+    call = call_type(*arguments)
+    operator, tensors, options = calls.check_dense(call) if isinstance(call, DenseCall) else calls.check_varlen(call)
+    if key is None or is_capturing(call.query.device):  # a graph that is captured owns the default slopes
+        return operator(*tensors, *options)
+    run = short(operator._schema.name.removeprefix("seqwarm::"), operator._overloadname)
+    slopes = tensors[3] if call.slopes is None else None  # no tensor of the caller is kept
+    default_start = options.query_offset if isinstance(options, DenseOptions) else 0
+    _checked_calls.remember(key, _CheckedCall(run, Defaults(slopes, options.scale, default_start)))
+    return run(*tensors, *options)
+
+
+def _key(arguments: tuple[Any, ...]) -> Hashable | None:
+    """What checks and kernels depend on: not the value of an int `query_start`, new with every decoding step."""
+    start = arguments[-1]
+    has_position = type(start) is int and abs(start) <= FARTHEST_POSITION
+    return call_kind(*(arguments[:-1] if has_position else arguments))
