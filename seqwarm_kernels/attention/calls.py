@@ -161,9 +161,7 @@ def complete_dense(call: tuple[Any, ...], defaults: Defaults) -> tuple[Any, ...]
 
 def complete_varlen(call: tuple[Any, ...], defaults: Defaults) -> tuple[Any, ...]:
     """`complete_dense` for a `VarlenCall`."""
-    query, key, value, slopes, ends_q, ends_k, longest_q, longest_k, causal, scale, window, dropout_p, tolerance, *_ = (
-        call
-    )
+    query, key, value, slopes, ends_q, ends_k, max_q, max_k, causal, scale, window, dropout_p, tolerance, _, _ = call
     return (
         query,
         key,
@@ -172,8 +170,8 @@ def complete_varlen(call: tuple[Any, ...], defaults: Defaults) -> tuple[Any, ...
         ends_q,
         ends_k,
         None if dropout_p == 0 else _dropout_seed(query),
-        longest_q,
-        longest_k,
+        max_q,
+        max_k,
         causal,
         defaults.scale if scale is None else scale,
         window,

@@ -31,9 +31,9 @@ class CallCache(dict[Hashable, _Call]):
 def _call_kind(*arguments: Any) -> Hashable | None:
     """The key of a call with these arguments, or None; without the extension.
 
-    Of tensors: shape, strides, dtype, device and alignment. Of None, bool, int, float and str: type and value. There is
-    none for other arguments, for tensors that are not plain (a subclass, a dual tensor, inside of a functorch transform),
-    and while a mode of PyTorch could change what the call does. The extension also knows dicts of tensors.
+    Of tensors: shape, strides, dtype, device and alignment. Of None, bool, int, float and str: type and value. Other
+    arguments have no key, nor have tensors that are not plain (a subclass, a dual tensor, inside of a functorch
+    transform), nor calls while a mode of PyTorch could change what they do. The extension also knows dicts of tensors.
     """
     if not is_plain_state():
         return None

@@ -45,6 +45,7 @@ _MOMENTS = (_SERVED, "tests/ops/test_moment_statistics.py", "tests/ops/test_defa
 _ATTENTION_GRID = ("tests/ops/test_attention_kernels.py", "tests/ops/test_attention_kernels_varlen.py", "-k")
 _SHORT_ROWS = "tests/ops/test_attention_triton_short.py"
 _CALL_KIND = "tests/ops/test_call_kind.py"
+_CALLS = "tests/attention/test_fast_path.py"
 _SKIPPING = "tests/attention/test_attended_share.py"
 
 #: Compiles kernels for two chips, and looks at their loops and copies.
@@ -96,6 +97,12 @@ TARGETS = [
             "tests/allocator/test_pinned_buffers.py",
             "tests/allocator/test_warmup.py",
         ),
+    ),
+    *_in_folder(
+        "seqwarm_kernels/attention",
+        "functional.py calls.py fast_path.py context_parallel.py slopes.py reach.py attended_share.py",
+        *("tests/attention", "tests/ops/test_host_values.py", "tests/ops/test_dropout_origins.py"),
+        *("tests/ops/test_forward_mode.py", "-k", "not triton"),
     ),
     *_in_folder("seqwarm_kernels/ops/moment_statistics", "triton_kernel.py triton.py", *_MOMENTS, "not native"),
     *_in_folder(
@@ -172,6 +179,6 @@ TARGETS = [
         wider=("tests/ops/test_attention_native.py", *_ATTENTION_GRID, "native"),
     ),
     *_in_folder("csrc/alibi_attention/cpu", "options.cpp", *("tests/ops/test_host_values.py", "-k", "native")),
-    *_in_folder("csrc/alibi_attention", "direct.cpp", _CALL_KIND),
-    *_in_folder("csrc/calls", "kind.cpp", *(_CALL_KIND, "-k", "not triton")),
+    *_in_folder("csrc/alibi_attention", "direct.cpp", _CALLS),
+    *_in_folder("csrc/calls", "kind.cpp", *(_CALL_KIND, _CALLS, "-k", "not triton")),
 ]

@@ -1,0 +1,406 @@
+"""Calls whose key is known equal new ones, in results, gradients, errors, and all that PyTorch sees of them."""
+
+import importlib
+import threading
+import weakref
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from seqwarm_kernels import alibi_attention, alibi_attention_varlen, alibi_bias, alibi_slopes
+from seqwarm_kernels.attention import calls, fast_path, functional
+from seqwarm_kernels.ops import backends
+from seqwarm_kernels.ops.alibi_attention.schema import DenseOptions, VarlenOptions
+from seqwarm_kernels.ops.library import short
+
+BACKENDS = [
+    backend
+    for backend in backends.BACKENDS
+    if backends.why_not("alibi_attention", backend, "cpu", torch.float32) is None
+]
+each_backend = pytest.mark.parametrize("backend", BACKENDS)
+
+
+class Mode(TorchDispatchMode):
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        return function(*args, **(kwargs or {}))
+
+
+DENSE = (functional.alibi_attention, calls.DenseCall, calls.complete_dense, DenseOptions)
+VARLEN = (functional.alibi_attention_varlen, calls.VarlenCall, calls.complete_varlen, VarlenOptions)
+
+
+@pytest.mark.parametrize(("function", "call_type", "complete", "options_type"), [DENSE, VARLEN])
+def test_each_argument_keeps_its_name(monkeypatch, function, call_type, complete, options_type):
+    """On its way from the public function to the operator, as one of many in a tuple."""
+    made = []
+    monkeypatch.setattr(functional, "attend", lambda *call: made.append(call) or (1, 2))
+    given = {name: torch.full((1,), index) for index, name in enumerate(call_type._fields)} | {"return_lse": True}
+    function(**given)
+    assert made[0][0] is call_type
+    assert call_type(*made[0][1])._asdict() == given
+    completed = complete(made[0][1], calls.Defaults(None, 0.0))
+    assert completed[:4] == tuple(given[name] for name in ("query", "key", "value", "slopes"))
+    options = options_type(*completed[4:])._asdict()
+    drawn, start = options.pop("dropout_seed"), options.pop("query_start", None)
+    assert drawn.dtype == torch.int64
+    assert start is None or torch.equal(start, given["query_start"])
+    options.pop("query_offset", None)
+    assert options == {name: given[name] for name in options}
+
+
+@st.composite
+def calls_of_two_kinds(draw):
+    """A call, and one that differs in one argument."""
+    heads, length = draw(st.sampled_from([1, 2])), draw(st.sampled_from([1, 3]))
+    choices = {
+        "token_major": [False, True],
+        "offset": [0, 1],  # of the memory, in elements
+        "requires_grad": [False, True],
+        "slopes": [None, torch.full((heads,), 0.5), torch.full((2, heads), 0.25)],
+        "causal": [True, False],
+        "scale": [None, 1, 0.5],
+        "window": [None, 0, 2],
+        "query_start": [None, 0, 2, torch.tensor(1), torch.tensor([0, 2])],
+        "key_padding_mask": [None, torch.arange(length).expand(2, -1) < 1],
+        "return_lse": [False, True],
+    }
+    first = {name: draw(st.sampled_from(values)) for name, values in choices.items()}
+    name = draw(st.sampled_from(sorted(choices)))
+    return [(heads, length, call) for call in (first, {**first, name: draw(st.sampled_from(choices[name]))})]
+
+
+def inputs(heads, length, token_major, offset, requires_grad):
+    tensors = []
+    for index in range(3):
+        shape = (2, length, heads, 4) if token_major else (2, heads, length, 4)
+        memory = torch.randn(offset + 8 * heads * length, generator=torch.Generator().manual_seed(index))
+        tensor = memory[offset:].view(shape)
+        tensors.append((tensor.transpose(1, 2) if token_major else tensor).requires_grad_(requires_grad))
+    return tensors
+
+
+def forget():
+    fast_path._checked_calls.clear()
+    if "triton" in BACKENDS:
+        importlib.import_module("seqwarm_kernels.ops.alibi_attention.triton")._known.clear()
+
+
+def results(backend, heads, length, options):
+    options = dict(options)
+    tensors = inputs(heads, length, *(options.pop(name) for name in ("token_major", "offset", "requires_grad")))
+    outputs = alibi_attention(*tensors, backend=backend, **options)
+    outputs = outputs if options["return_lse"] else (outputs,)
+    if not tensors[0].requires_grad:
+        return outputs
+    return [*outputs, *torch.autograd.grad(sum(output.nan_to_num(neginf=0).sum() for output in outputs), tensors)]
+
+
+def compare_known_and_new(backend, calls):
+    forget()
+    known = [results(backend, *call) for call in (*calls, *calls)]
+    for call, result in zip((*calls, *calls), known, strict=True):
+        forget()
+        torch.testing.assert_close(result, results(backend, *call), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("backend", [backend for backend in BACKENDS if backend != "triton"])
+@settings(max_examples=100, deadline=None)
+@given(calls=calls_of_two_kinds())
+def test_known_calls_equal_new_ones(backend, calls):
+    compare_known_and_new(backend, calls)
+
+
+@pytest.mark.slow  # the others are in make test
+@pytest.mark.skipif("triton" not in BACKENDS, reason="Triton does not serve its interpreter here")
+@settings(max_examples=10, deadline=None)
+@given(calls=calls_of_two_kinds())
+def test_known_calls_of_triton_equal_new_ones(calls):
+    compare_known_and_new("triton", calls)
+
+
+@each_backend
+def test_lse_of_a_known_kind_without_gradients(backend):
+    query = torch.randn(1, 2, 5, 8)
+    scores = 8**-0.5 * query @ query.mT + alibi_bias(alibi_slopes(2), 5, 5)
+    for _ in range(2):
+        lse = alibi_attention(query, query, query, return_lse=True, backend=backend)[1]
+        torch.testing.assert_close(lse, scores.logsumexp(-1))
+
+
+@each_backend
+def test_wrong_arguments_of_a_known_kind(backend):
+    tensor = torch.randn(1, 1, 2, 8)
+    alibi_attention(tensor, tensor, tensor, backend=backend, query_start=1)
+    junk = {"causal": 1, "return_lse": 0, "window": True, "backend": "\ud800"}.items()
+    for name, value in [*junk, *(("query_start", value) for value in (True, "int", int, 2**60 + 1, 2**63, -(2**70)))]:
+        with pytest.raises((TypeError, ValueError), match=f"^{name} must"):
+            alibi_attention(tensor, tensor, tensor, **{"backend": backend, "query_start": 1, name: value})
+    mask = torch.ones(1, 3, dtype=torch.bool)
+    with pytest.raises(ValueError, match="key_padding_mask"):
+        alibi_attention(tensor, tensor, tensor, backend=backend, query_start=1, key_padding_mask=mask)
+
+
+@each_backend
+def test_a_growing_query_start_is_one_kind(backend):
+    tensor = torch.randn(1, 1, 1, 8)
+    fast_path._checked_calls.clear()
+    for start in range(5):
+        alibi_attention(tensor, tensor, tensor, backend=backend, query_start=start)
+    assert len(fast_path._checked_calls) == 1
+
+
+@each_backend
+def test_no_tensor_is_kept(backend):
+    query = torch.randn(1, 1, 2, 8)
+    alibi_attention(query, query, query, backend=backend)
+    gone = weakref.ref(query)
+    del query
+    assert gone() is None
+
+
+@each_backend
+def test_autocast_after_a_call_without(backend):
+    tensors = [torch.randn(1, 1, 2, 8) for _ in range(3)]
+    assert alibi_attention(*tensors, backend=backend).dtype == torch.float32
+    with torch.autocast("cpu", torch.float16):
+        assert alibi_attention(*tensors, backend=backend).dtype == torch.float16
+        assert alibi_attention(*tensors, backend=backend).dtype == torch.float16
+    assert alibi_attention(*tensors, backend=backend).dtype == torch.float32
+
+
+@each_backend
+def test_dropout_draws_a_seed_for_each_call(backend):
+    tensors = [torch.randn(1, 2, 16, 8) for _ in range(3)]
+    first, second = (alibi_attention(*tensors, dropout_p=0.5, backend=backend) for _ in range(2))
+    assert not torch.equal(first, second)
+
+
+@pytest.mark.parametrize("backend", [backend for backend in BACKENDS if backend != "triton"])
+def test_threads(backend):  # Triton's interpreter runs one kernel at a time
+    tensors = [torch.randn(1, 2, 5, 8) for _ in range(3)]
+    expected = alibi_attention(*tensors, backend=backend)
+    fast_path._checked_calls.clear()
+    got = []
+
+    def work():
+        for _ in range(3):
+            got.append(alibi_attention(*tensors, backend=backend))
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(got) == 12
+    torch.testing.assert_close(got, [expected] * 12, rtol=0, atol=0)
+
+
+@each_backend
+@pytest.mark.parametrize("varlen", [False, True])
+def test_autograd_of_a_known_call(backend, varlen):
+    """lse alone, only the slopes, saved-tensor hooks, a second backward, and no second derivative."""
+
+    def call(query, slopes):
+        if varlen:
+            ends = torch.tensor([0, 2, 5], dtype=torch.int32)
+            return alibi_attention_varlen(
+                query, query, query, ends, ends, 3, 3, slopes, return_lse=True, backend=backend
+            )
+        return alibi_attention(query, query, query, slopes, return_lse=True, backend=backend)
+
+    query = torch.randn(5, 2, 8) if varlen else torch.randn(1, 2, 5, 8)
+    query.requires_grad_()
+    slopes = torch.rand(2, requires_grad=True)
+    out, lse = call(query, slopes)
+    expected = torch.autograd.grad(out.sum() + lse.sum(), (query, slopes))
+    out, lse = call(query, slopes)
+    by_parts = [torch.autograd.grad(part.sum(), (query, slopes), retain_graph=True) for part in (out, lse)]
+    for one, *parts in zip(expected, *by_parts, strict=True):
+        torch.testing.assert_close(one, sum(parts))
+    (alone,) = torch.autograd.grad(sum(part.sum() for part in call(query.detach(), slopes)), slopes)
+    torch.testing.assert_close(alone, expected[1])
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor.clone(), lambda tensor: tensor):
+        out, lse = call(query, slopes)
+    torch.testing.assert_close(torch.autograd.grad(out.sum() + lse.sum(), (query, slopes)), expected)
+    with pytest.raises(RuntimeError, match="second time"):
+        out.sum().backward()
+    out, lse = call(query, slopes)
+    (once,) = torch.autograd.grad(out.square().sum(), query, create_graph=True)
+    with pytest.raises(RuntimeError, match="no second derivative"):
+        once.sum().backward()
+    with torch.no_grad():
+        assert not call(query, slopes)[0].requires_grad
+
+
+@each_backend
+@pytest.mark.parametrize("varlen", [False, True])
+def test_gradients_of_a_known_call_beside_the_reference(backend, varlen):
+    """Of all inputs, and of each alone. No two tensors and no two numbers are the same."""
+    shape = (7, 2, 8) if varlen else (2, 2, 7, 8)
+    tensors, weights = [*torch.randn(3, *shape), torch.rand(2)], torch.randn(shape)
+    options = {"scale": 0.4, "window": 4, "dropout_p": 0.25, "return_lse": True}
+    padding = {"key_padding_mask": torch.arange(7).expand(2, -1) != 1, "query_start": torch.tensor([0, 1])}
+
+    def gradients(backend, needed):
+        torch.manual_seed(3)
+        leaves = [tensor.clone().requires_grad_(index in needed) for index, tensor in enumerate(tensors)]
+        if varlen:
+            ends = [torch.tensor(ends, dtype=torch.int32) for ends in ([0, 2, 7], [0, 3, 7])]
+            out, lse = alibi_attention_varlen(*leaves[:3], *ends, 5, 4, leaves[3], backend=backend, **options)
+        else:
+            out, lse = alibi_attention(*leaves, backend=backend, **options, **padding)
+        return [*torch.autograd.grad((out * weights).sum() + lse.sum(), [leaves[index] for index in needed])]
+
+    expected = gradients("reference", range(4))
+    alone = [] if backend == "triton" else [[0], [1], [2], [3]]  # its interpreter is slow
+    for needed in (range(4), range(4), *alone):
+        torch.testing.assert_close(gradients(backend, needed), [expected[index] for index in needed])
+
+
+@each_backend
+def test_an_overwritten_input_is_noticed(backend):
+    query = torch.randn(1, 1, 3, 8, requires_grad=True)
+    for _ in range(2):
+        key = torch.randn(1, 1, 3, 8)
+        out = alibi_attention(query, key, key, backend=backend)
+        key.add_(1)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            out.sum().backward()
+
+
+def test_the_dispatcher_is_passed_by_only_without_a_mode(monkeypatch):
+    """A mode sees the operator."""
+    monkeypatch.setattr(fast_path, "short", lambda *names: pytest.fail("the operator was to be called"))
+    tensor = torch.randn(1, 1, 2, 8)
+    fast_path._checked_calls.clear()
+    with Mode():
+        alibi_attention(tensor, tensor, tensor)
+    with pytest.raises(pytest.fail.Exception):
+        alibi_attention(tensor, tensor, tensor)
+
+
+@each_backend
+def test_compiled_autograd_of_an_eager_forward(backend):
+    leaves = [torch.randn(1, 2, 4, 8, requires_grad=True) for _ in range(3)]
+
+    def gradients():
+        loss = alibi_attention(*leaves, dropout_p=0.2, backend=backend).sum()
+        for leaf in leaves:
+            leaf.grad = None
+        return loss
+
+    torch.manual_seed(0)
+    gradients().backward()
+    want = [leaf.grad.clone() for leaf in leaves]
+    torch.manual_seed(0)
+    loss = gradients()
+    with torch._dynamo.compiled_autograd._enable(torch.compile(backend="eager")):
+        loss.backward()
+    for leaf, grad in zip(leaves, want, strict=True):
+        assert torch.equal(leaf.grad, grad)
+
+
+@each_backend
+def test_a_mode_around_backward_sees_the_operator(backend):
+    seen = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            seen.append(str(function))
+            return function(*args, **(kwargs or {}))
+
+    leaf = torch.randn(1, 2, 4, 8, requires_grad=True)
+    out = alibi_attention(leaf, leaf, leaf, backend=backend)
+    with Watch():
+        out.sum().backward()
+    assert f"seqwarm.alibi_attention_backward.{backend}" in seen
+
+
+@pytest.mark.skipif("triton" not in BACKENDS, reason="Triton does not serve here")
+def test_launches_are_known_behind_the_dispatcher(monkeypatch):
+    from seqwarm_kernels.ops.alibi_attention import triton
+
+    made = []
+
+    class Forward(triton.Forward):
+        def __init__(self, *arguments):
+            made.append(1)
+            super().__init__(*arguments)
+
+    monkeypatch.setattr(triton, "Forward", Forward)
+    triton._known.clear()
+    leaf, slopes = torch.randn(1, 2, 4, 8, requires_grad=True), torch.rand(2)
+    for _ in range(3):
+        torch.ops.seqwarm.alibi_attention.triton(
+            leaf, leaf, leaf, slopes, None, None, None, 0, True, 0.3, None, None, 0.0, 0.0
+        )
+    assert len(made) == 1
+
+
+@each_backend
+def test_below_autograd_no_graph_is_recorded(backend):
+    """In the implementation of an operator with an autograd of its own."""
+    leaf = torch.randn(1, 2, 4, 8, requires_grad=True)
+    for _ in range(2):
+        with torch._C._AutoDispatchBelowAutograd():
+            out = alibi_attention(leaf, leaf, leaf, backend=backend)
+        assert not out.requires_grad
+
+
+@pytest.mark.skipif("triton" not in BACKENDS, reason="Triton does not serve here")
+def test_an_error_in_a_python_kernel(monkeypatch):
+    from seqwarm_kernels.ops.alibi_attention import triton
+
+    def fail(*arguments):
+        raise LookupError("of the kernel")
+
+    leaf = torch.randn(1, 2, 4, 8, requires_grad=True)
+    out = alibi_attention(leaf, leaf, leaf, backend="triton")
+    for name, call in (
+        ("forward", lambda: alibi_attention(leaf, leaf, leaf, backend="triton")),
+        ("backward", out.sum().backward),
+    ):
+        monkeypatch.setattr(triton, name, fail)
+        with pytest.raises(LookupError, match="of the kernel"):
+            call()
+
+
+@each_backend
+def test_the_profiler_sees_a_known_call(backend):
+    leaf = torch.randn(1, 2, 4, 8, requires_grad=True)
+    for _ in range(2):
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+            alibi_attention(leaf, leaf, leaf, backend=backend).sum().backward()
+    names = {event.name for event in profile.events()}
+    assert {"seqwarm::alibi_attention", "seqwarm::alibi_attention_backward"} <= names
+
+
+@each_backend
+def test_a_negative_view_as_gradient_of_lse(backend):
+    query = torch.randn(1, 2, 6, 16, requires_grad=True)
+    _, lse = alibi_attention(query, query, query, return_lse=True, backend=backend)
+    weights = torch.randn(lse.shape)
+    got, want = (
+        torch.autograd.grad(lse, query, weight, retain_graph=True) for weight in (torch._neg_view(weights), -weights)
+    )
+    assert torch.equal(*got, *want)
+
+
+@each_backend
+def test_batched_gradients(backend):
+    leaf = torch.randn(1, 2, 4, 8, requires_grad=True)
+    rows = torch.randn(2, 1, 2, 4, 8)
+    out = alibi_attention(leaf, leaf, leaf, backend=backend)
+    expected = [torch.autograd.grad(out, leaf, row, retain_graph=True)[0] for row in rows]
+    (got,) = torch.autograd.grad(out, leaf, rows, is_grads_batched=True)
+    torch.testing.assert_close(got, torch.stack(expected))
+
+
+@pytest.mark.skipif("triton" not in BACKENDS or backends.extension is None, reason="needs Triton and the extension")
+@pytest.mark.parametrize("operator", ["alibi_attention", "alibi_attention_varlen"])
+def test_known_calls_of_triton_go_through_the_extension(operator):
+    assert type(short(operator, "triton")) is type(backends.extension.call_kind)
