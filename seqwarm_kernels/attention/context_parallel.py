@@ -19,13 +19,13 @@ _MODULE = "torch.distributed.tensor.experimental._context_parallel._attention"
 _STYLE = "_ContextParallel"
 
 
-def refuse_context_parallel() -> None:
+def refuse_context_parallel(is_compiling: bool) -> None:
     """Raise ValueError if torch's context parallelism is active.
 
     DTensors with sharded tokens are refused elsewhere. Plain tensors of a part of the tokens cannot be told from whole
     rows while it is not active.
     """
-    module = _module_of_torch()
+    module = _module_of_torch(is_compiling)
     if module is not None and _is_active(module):
         raise ValueError(
             "alibi_attention does not support torch's context_parallel; use seqwarm_kernels.parallel.context_attention"
@@ -34,7 +34,7 @@ def refuse_context_parallel() -> None:
 
 def refuse_unordered_shards() -> None:
     """Raise ValueError if torch gives each rank some of the first and some of the last tokens, as its default is."""
-    module = _module_of_torch()
+    module = _module_of_torch(torch.compiler.is_compiling())
     if module is not None and _is_active(module) and module._cp_options.enable_load_balance:
         raise ValueError(
             "context_attention does not support the load balancing of torch's context_parallel; "
@@ -52,13 +52,14 @@ def refuse_context_parallel_style(module: nn.Module) -> None:
             raise ValueError(f"{layer} does not support torch's {_STYLE}; use seqwarm_kernels.parallel.ContextParallel")
 
 
-def _module_of_torch() -> ModuleType | None:
+def _module_of_torch(is_compiling: bool) -> ModuleType | None:
     """torch's module, or None where nothing can have switched context parallelism on."""
-    if not torch.compiler.is_compiling():
+    if not is_compiling:
         return sys.modules.get(_MODULE)
     if not torch.distributed.is_available():
         return None
-    # torch.compile guards what is read of the module: it traces again once context parallelism is switched on.
+    # torch.compile cannot trace sys.modules while another thread imports. It guards what is read of the module: once
+    # context parallelism is switched on, it traces again.
     from torch.distributed.tensor.experimental._context_parallel import _attention  # Dynamo has loaded it
 
     return _attention

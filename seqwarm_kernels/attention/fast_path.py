@@ -9,16 +9,24 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 from torch._C import _is_any_autocast_enabled  # torch.is_autocast_enabled asks for one type of device
-from torch.compiler import is_compiling
 
 from ..ops.alibi_attention.schema import FARTHEST_POSITION, DenseOptions
 from ..ops.call_kind import CallCache, call_kind
 from ..ops.library import short
 from ..utils.cuda import is_capturing
-from . import calls
-from .calls import Defaults, DenseCall, VarlenCall
+from .calls import (
+    Defaults,
+    DenseCall,
+    VarlenCall,
+    cast_for_autocast,
+    check_dense,
+    check_varlen,
+    complete_dense,
+    complete_varlen,
+)
 from .context_parallel import refuse_context_parallel
 
 
@@ -42,18 +50,19 @@ def attend(call_type: type[DenseCall] | type[VarlenCall], arguments: tuple[Any, 
     Returns:
         out, lse, and perhaps more.
     """
-    refuse_context_parallel()
+    is_compiling = torch.compiler.is_compiling()
+    refuse_context_parallel(is_compiling)
     key = None
-    if not is_compiling():
+    if not is_compiling:
         if _is_any_autocast_enabled():
-            arguments = calls.cast_for_autocast(arguments)
+            arguments = cast_for_autocast(arguments)
         key = _key(arguments)
         checked = _checked_calls.get(key)
         if checked is not None:
-            complete = calls.complete_dense if call_type is DenseCall else calls.complete_varlen
+            complete = complete_dense if call_type is DenseCall else complete_varlen
             return checked.run(*complete(arguments, checked.defaults))
     call = call_type(*arguments)
-    operator, tensors, options = calls.check_dense(call) if isinstance(call, DenseCall) else calls.check_varlen(call)
+    operator, tensors, options = check_dense(call) if isinstance(call, DenseCall) else check_varlen(call)
     if key is None or is_capturing(call.query.device):  # a graph that is captured owns the default slopes
         return operator(*tensors, *options)
     run = short(operator._schema.name.removeprefix("seqwarm::"), operator._overloadname)

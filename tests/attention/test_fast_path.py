@@ -154,12 +154,29 @@ def test_a_growing_query_start_is_one_kind(backend):
 
 
 @each_backend
+def test_the_last_query_of_a_known_call_is_at_the_last_key(backend):
+    query, key = torch.randn(1, 1, 2, 8), torch.randn(1, 1, 5, 8)
+    expected = alibi_attention(query, key, key, query_start=3, backend=backend)
+    for _ in range(2):
+        assert torch.equal(alibi_attention(query, key, key, backend=backend), expected)
+
+
+@each_backend
 def test_no_tensor_is_kept(backend):
-    query = torch.randn(1, 1, 2, 8)
-    alibi_attention(query, query, query, backend=backend)
-    gone = weakref.ref(query)
-    del query
-    assert gone() is None
+    tensors = [torch.randn(1, 1, 2, 8) for _ in range(3)] + [torch.rand(1)]
+    alibi_attention(*tensors, backend=backend)
+    gone = [weakref.ref(tensor) for tensor in tensors]
+    del tensors
+    assert [tensor() for tensor in gone] == [None] * 4
+
+
+def test_a_call_that_a_graph_captures_is_not_remembered(monkeypatch):
+    """Its default slopes lie in the graph's memory."""
+    monkeypatch.setattr(fast_path, "is_capturing", lambda device: True)
+    tensor = torch.randn(1, 1, 2, 8)
+    fast_path._checked_calls.clear()
+    alibi_attention(tensor, tensor, tensor)
+    assert not fast_path._checked_calls
 
 
 @each_backend

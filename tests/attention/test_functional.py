@@ -194,7 +194,10 @@ def test_positions_in_a_tensor_have_the_bounds_of_an_int():
             alibi_attention(query, query, query, query_start=start)
 
 
-@pytest.mark.parametrize(("shape", "warns"), [((1, 129, 2, 8), True), ((1, 128, 2, 8), False), ((1, 2, 129, 8), False)])
+@pytest.mark.parametrize(
+    ("shape", "warns"),
+    [((1, 129, 2, 8), True), ((1, 128, 2, 8), False), ((1, 2, 129, 8), False), ((1, 129, 129, 8), False)],
+)
 def test_tokens_before_heads(shape, warns):
     query = torch.randn(shape)
     with warnings.catch_warnings(record=True) as caught:
