@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 
 from ..utils.modules import ExampleBatch, call_model
 from .distributed import end_iteration
-from .snapshot import optimizers_in
+from .snapshot import optimizers_of
 
 LossFunction = Callable[[Any, Any], Tensor]
 
@@ -39,7 +39,7 @@ class TrainingPass:
     _loss: Tensor | None = None
 
     def __post_init__(self) -> None:
-        self._states = [(each, set(each.state)) for each in optimizers_in(self.optimizer)]
+        self._states = [(each, set(each.state)) for each in optimizers_of(self.optimizer)]
 
     def forward_backward(self, batch: ExampleBatch) -> None:
         """Compute gradients. With accumulation, run twice: gradients exist in every pass after the first."""

@@ -31,7 +31,7 @@ from .example_batch import TrainingBatches
 from .memory import Memory, memory_of
 from .rehearsal import Warmup
 from .report import AllocatorReport, LengthMemory
-from .snapshot import check_host_memory, restore_afterwards
+from .snapshot import restored
 from .training_pass import LossFunction, TrainingPass
 
 #: What batch_size="auto" leaves free, the larger of both.
@@ -77,11 +77,11 @@ def warmup_allocator(
     `max_len` alone, and more only with attention that materializes its scores. A loop that frees the output before
     backward would reserve less, by up to two outputs.
 
-    Afterwards parameters, buffers, gradients (None stays None), random streams, train/eval flags, the optimizer, the
-    scaler and the scheduler are bit for bit as before, also after an exception. Copies are kept in host memory during
-    the call, but not of parameters that are frozen and not in `optimizer`: sums over their bits show that they have not
-    changed. Hooks of the model and the optimizer run: a counter in your hook counts these passes, too. A scheduler that
-    is attached to the model or a submodule does not resize these passes, and does not count them.
+    Afterwards these are bit for bit as before, also after an exception: parameters, buffers and attributes of modules,
+    their train/eval and requires_grad flags, gradients (None stays None), the optimizer, the scaler, and the random
+    states of torch, NumPy and Python. Copies are kept in host memory during the call. Not restored are containers
+    inside of containers, other objects that are attributes, and what hooks change elsewhere. A scheduler that is
+    attached to the model or a submodule does not resize these passes, and does not count them.
 
     Under DistributedDataParallel gradients are not exchanged; under fully_shard they are. Every rank must call this
     function. Under DistributedDataParallel all ranks stop if one is out of memory or fails. Under fully_shard ranks
@@ -125,8 +125,7 @@ def warmup_allocator(
     Raises:
         TypeError: An argument has the wrong type.
         MemoryError: The copies do not fit into the available host memory.
-        RuntimeError: The model has changed a frozen parameter, which is not copied, a tensor cannot be restored (all
-            others are), the driver does not pin two buffers of 16 MiB in host memory, or another rank has failed.
+        RuntimeError: Another rank has failed.
         ValueError: The inputs of the model cannot be guessed, an argument has an invalid value, the model is a
             DistributedDataParallel with static_graph=True or DeepSpeed's (call this function before
             `deepspeed.initialize`), or the loss has more than one element, or no graph although parameters require
@@ -157,7 +156,7 @@ def warmup_allocator(
         compilations() as compiled,
         rank_consensus(model, device, are_waiting=are_waiting) as consensus,
         _limited(memory, consensus, are_waiting, batch_size == "auto"),
-        _restored(consensus, model, optimizer, grad_scaler),
+        _restored_on_all_ranks(consensus, model, optimizer, grad_scaler),
         without_gradient_exchange(model),
         paused_attachments(model),
         torch.enable_grad(),
@@ -237,15 +236,14 @@ def _limited(memory: Memory, consensus: RankConsensus, are_waiting: bool, auto: 
 
 
 @contextmanager
-def _restored(
+def _restored_on_all_ranks(
     consensus: RankConsensus, model: nn.Module, optimizer: Optimizer | None, grad_scaler: GradScaler | None
 ) -> Iterator[None]:
     """Restore everything afterwards. If one rank cannot copy its tensors, every rank raises."""
     with ExitStack() as stack:
         failure = None
         try:
-            check_host_memory(model, optimizer, grad_scaler)
-            stack.enter_context(restore_afterwards(model, optimizer, grad_scaler))
+            stack.enter_context(restored(model, optimizer, grad_scaler))
         except Exception as error:
             failure = error
         if consensus.largest(int(failure is not None)):

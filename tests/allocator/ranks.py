@@ -155,13 +155,13 @@ def ranks_agree_over_gloo(kind):
 def one_rank_cannot_copy(kind):
     model, _ = wrapped(kind)
     rank = torch.distributed.get_rank()
-    restore = warmup.restore_afterwards
+    restore = warmup.restored
     if rank == 1:
-        warmup.restore_afterwards = Mock(side_effect=RuntimeError("no pinned memory"))
+        warmup.restored = Mock(side_effect=RuntimeError("no pinned memory"))
     gradient = next(model.parameters()).grad = torch.zeros_like(next(model.parameters()))
     with pytest.raises(RuntimeError, match="no pinned memory" if rank == 1 else "another rank could not copy"):
         warmup_allocator(model, MAX_LEN, loss_fn=loss_of)
-    warmup.restore_afterwards = restore
+    warmup.restored = restore
     assert next(model.parameters()).grad is gradient
 
 

@@ -90,13 +90,9 @@ TARGETS = [
     ),
     *_in_folder(
         "seqwarm_kernels/allocator",
-        "snapshot.py places.py pinned_buffers.py",
-        *(
-            "tests/allocator/test_snapshot.py",
-            "tests/allocator/test_shapes.py",
-            "tests/allocator/test_pinned_buffers.py",
-            "tests/allocator/test_warmup.py",
-        ),
+        "warmup.py rehearsal.py training_pass.py snapshot.py example_batch.py memory.py",
+        *("tests/allocator/test_snapshot.py", "tests/allocator/test_warmup.py", "tests/allocator/test_arguments.py"),
+        *("tests/allocator/test_memory.py", "tests/allocator/test_example_batch.py"),
     ),
     *_in_folder(
         "seqwarm_kernels/attention",
