@@ -48,8 +48,9 @@ class TrainingPass:
             with self._autocast():
                 self._output = call_model(self.model, batch)
                 self._loss = _default_loss(self._output) if self.loss_fn is None else self.loss_fn(self._output, batch)
-            self._check_loss()
-            if self._loss.requires_grad:  # False if the whole model is frozen
+            if any(
+                parameter.requires_grad for parameter in self.model.parameters()
+            ):  # not if the whole model is frozen
                 (self._loss if self.grad_scaler is None else self.grad_scaler.scale(self._loss)).backward()
 
     def step(self) -> None:
@@ -77,18 +78,6 @@ class TrainingPass:
         """Free everything that an interrupted pass has left behind."""
         end_iteration(self.model)
         self.forget()
-
-    def _check_loss(self) -> None:
-        name = "loss of the output" if self.loss_fn is None else "result of loss_fn"
-        if not isinstance(self._loss, Tensor):
-            raise TypeError(f"the {name} must be a tensor with one element, got {type(self._loss).__name__}")
-        if self._loss.numel() != 1:
-            raise ValueError(f"the {name} must have one element, got {tuple(self._loss.shape)}: reduce it to its mean")
-        if not self._loss.requires_grad and any(parameter.requires_grad for parameter in self.model.parameters()):
-            raise ValueError(
-                f"the {name} must depend on the parameters of model that require gradients, got one without a graph: "
-                "it was detached, or computed without gradients"
-            )
 
     def _autocast(self) -> AbstractContextManager[Any]:
         if self.autocast_dtype is None:

@@ -9,22 +9,14 @@ from itertools import chain
 from typing import Any, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
 from ..schedule.attachment import paused_attachments
 from ..schedule.scheduler import SequenceLengthScheduler
-from ..utils.checks import check_int, check_module
+from ..utils.checks import check_int
 from ..utils.modules import ExampleBatch, is_compiled
-from .arguments import (
-    check_batch_size,
-    check_max_grad_norm,
-    check_options,
-    check_packed_example,
-    check_types,
-    warn_of_foreign_optimizer,
-)
 from .compilation import compilations
 from .distributed import RankConsensus, check_wrapper, is_sharded, rank_consensus, without_gradient_exchange
 from .example_batch import TrainingBatches
@@ -97,21 +89,21 @@ def warmup_allocator(
         batch_size: Rows of a batch. Default: the rows of `example_batch`, or 1 without one. "auto": the largest number
             of rows that fits and leaves 3 % of the device's memory free, at least 1 GiB.
         example_batch: Input of the model: a mapping, whose entries are passed to the parameters of `forward` by name,
-            or a tensor, or a tuple of tensors. Entries without such a parameter are for `loss_fn`. Its tokens are
-            repeated to `max_len`, its position ids go on counting unless they restart, and its masks are set to ones.
-            Without it, inputs are made for Hugging Face models from their config, and for models whose first layer is
-            an embedding.
+            or a tensor, or a tuple of tensors. Entries without such a parameter are for `loss_fn`. Its rows, of two
+            tokens or more, are repeated to `max_len`, its position ids count anew unless they restart in a row, and
+            its masks are set to ones. Without it, inputs are made for Hugging Face models from their config, and for
+            models whose first layer is an embedding.
         loss_fn: Called as loss_fn(output, batch), with a batch like `example_batch`, and returns a scalar. Default:
             `loss` of the output if there is one, else the mean of the output's floating-point tensors.
         optimizer: Makes steps, so that its state exists during the passes. Its `step` must not need a closure.
         autocast_dtype: Run forward and loss under torch.autocast with this dtype.
         grad_scaler: Scales the loss, as in training.
-        max_grad_norm: Clip gradients by this positive norm before a step, as in training.
+        max_grad_norm: Clip gradients by this norm before a step, as in training.
         accumulation_steps: Batches whose gradients are accumulated for one step. From the second batch on, gradients
             exist during forward.
         scheduler: Also train at every length of this schedule, shortest first and without the optimizer state of
             earlier passes, until nothing new is allocated, five times at most. Kernels are compiled for these lengths.
-        resize_options: Keyword arguments of `resize_batch`, as in training: mode, remainder, keys, ... Not return_info.
+        resize_options: Keyword arguments of `resize_batch`, as in training: mode, remainder, keys, ...
         shard_batch: Called with each resized batch, returns the part of it that this rank trains on, as
             `parallel.shard_sequence` does. Lengths of the report are those of whole rows. Ranks then wait for each
             other inside a pass, as under fully_shard.
@@ -123,28 +115,22 @@ def warmup_allocator(
         AllocatorReport, which prints as a short table.
 
     Raises:
-        TypeError: An argument has the wrong type.
         MemoryError: The copies do not fit into the available host memory.
         RuntimeError: Another rank has failed.
-        ValueError: The inputs of the model cannot be guessed, an argument has an invalid value, the model is a
-            DistributedDataParallel with static_graph=True or DeepSpeed's (call this function before
-            `deepspeed.initialize`), or the loss has more than one element, or no graph although parameters require
-            gradients.
+        ValueError: The inputs of the model cannot be guessed, an argument has an invalid value, `optimizer` holds no
+            parameter of `model`, or the model is a DistributedDataParallel with static_graph=True or DeepSpeed's (call
+            this function before `deepspeed.initialize`).
         torch.OutOfMemoryError: The requested batch size does not fit, and `raise_out_of_memory` is True.
     """
-    flags = {"find_batch_size": find_batch_size, "raise_out_of_memory": raise_out_of_memory}
-    check_module("model", model)
     check_wrapper(model)
-    check_types(example_batch, loss_fn, shard_batch, optimizer, autocast_dtype, grad_scaler, scheduler, flags)
     max_len = check_int("max_len", max_len, minimum=1)
-    batch_size = check_batch_size(batch_size)
-    max_grad_norm = check_max_grad_norm(max_grad_norm)
     accumulation_steps = check_int("accumulation_steps", accumulation_steps, minimum=1)
-    check_options(resize_options)
-    check_packed_example(example_batch, max_len, batch_size, (resize_options or {}).get("seq_dim", 1))
+    if batch_size is not None and batch_size != "auto":
+        batch_size = check_int("batch_size", batch_size, minimum=1)
     if scheduler is not None and scheduler.max_seq_length > max_len:
         raise ValueError(f"max_len must reach the scheduler's max_seq_length {scheduler.max_seq_length}, got {max_len}")
-    warn_of_foreign_optimizer(model, optimizer)
+    if optimizer is not None and _parameters_of(optimizer).isdisjoint(model.parameters()):
+        raise ValueError("optimizer must hold parameters of model, got one that holds none of them")
     are_waiting = shard_batch is not None or is_sharded(model)  # ranks, for each other
     started = time.perf_counter()
     device = _device_of(model)
@@ -207,6 +193,10 @@ def warmup_allocator(
 def _device_of(model: nn.Module) -> torch.device:
     tensor = next(chain(model.parameters(), model.buffers()), None)
     return torch.device("cpu") if tensor is None else tensor.device
+
+
+def _parameters_of(optimizer: Optimizer) -> set[Tensor]:
+    return {parameter for group in optimizer.param_groups for parameter in group["params"]}
 
 
 def _lengths(max_len: int, scheduler: SequenceLengthScheduler | None, model: nn.Module) -> list[int]:
