@@ -8,17 +8,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..ops.resize_batch.schema import SEQUENCE_DIMS, Kind
 from ..resizing.containers import flatten_batch, unflatten_batch
-from ..resizing.entry_names import own_name
 from ..resizing.functional import resize_batch
-from ..resizing.layout import Layout, batch_layout
-from ..resizing.packing import BOUNDARIES, POSITIONS
 from ..utils.modules import ExampleBatch, as_mapping, from_mapping, guess_batch
+
+#: Options of `resize_batch` that say which dimensions of which tensors hold tokens.
+_LAYOUT_OPTIONS = ("seq_dim", "keys", "mask_keys")
 
 
 class TrainingBatches:
-    """Makes batches as in training: the example is repeated to (rows, max_len) on the device, then resized.
+    """Makes batches as in training: of (rows, max_len) on the device, then resized.
 
     Args:
         model: Its inputs are guessed if there is no example.
@@ -29,7 +28,7 @@ class TrainingBatches:
         shard: Takes a resized batch, returns this rank's part; None: all of it.
 
     Raises:
-        ValueError: The inputs of the model cannot be guessed.
+        ValueError: The inputs of the model cannot be guessed, or the example has no row of two tokens.
     """
 
     def __init__(
@@ -41,104 +40,81 @@ class TrainingBatches:
         resize_options: Mapping[str, Any] | None,
         shard: Callable[[Any], Any] | None = None,
     ) -> None:
-        self._shard = shard
-        self.max_len = max_len
-        self.device = device
-        self.resize_options = dict(resize_options or {})
+        self.model, self.example, self.max_len, self.device, self.shard = model, example, max_len, device, shard
+        self.resize_options = {**(resize_options or {}), "return_info": False}
         if example is None:
-            example = guess_batch(model, 1, max_len, device)
-            self.resize_options.setdefault("keys", _sequence_names(example, max_len))
-        self.example = example
+            guessed = guess_batch(model, 1, max_len, device)
+            names = [name for name, value in guessed.items() if value.shape == (1, max_len)]
+            self.resize_options.setdefault("keys", names)  # images are not resized
+            self.layout = None
+        else:
+            options = {name: value for name, value in self.resize_options.items() if name in _LAYOUT_OPTIONS}
+            self.layout = Layout(as_mapping(example), options)
 
     def example_rows(self) -> int:
-        return _layout(flatten_batch(as_mapping(self.example)), self.resize_options).batch_size
+        return 1 if self.layout is None else self.layout.rows
 
     def make(self, rows: int, length: int) -> ExampleBatch:
         """Return a batch of (rows, max_len) after `resize_batch` to `length`, or this rank's part."""
-        example = as_mapping(self.example)
-        longest = repeated_to(flatten_batch(example), rows, self.max_len, self.resize_options)
-        moved = {name: value.to(self.device) if isinstance(value, Tensor) else value for name, value in longest.items()}
-        batch = unflatten_batch(example, moved, (rows, self.max_len))
+        if self.layout is None:
+            batch: Any = guess_batch(self.model, rows, self.max_len, self.device)
+        else:
+            batch = self.layout.repeated_to(rows, self.max_len, self.device)
         resized = resize_batch(batch, length, **self.resize_options)
-        return from_mapping(resized if self._shard is None else self._shard(resized), self.example)
+        parts = resized if self.shard is None else self.shard(resized)
+        return parts if self.example is None else from_mapping(parts, self.example)
 
 
-def repeated_to(batch: Mapping[str, Any], rows: int, length: int, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the rows and tokens of a batch, repeated to (rows, length). Masks become all ones.
+class Layout:
+    """An example, and which of its dimensions hold tokens: those that `resize_batch` cuts.
 
-    Position ids of one sequence in each row go on counting.
+    Attributes:
+        rows: Its number of rows.
+        is_packed: Whether its row holds several sequences. `resize_batch` keeps a token of each.
     """
-    layout, row_dim = _layout(batch, options), 1 - options.get("seq_dim", 1)
-    result = dict(batch)
-    for name, kind in layout.kinds.items():
-        tensor = _repeat(batch[name], 0 if kind in (Kind.ROW, Kind.SQUARE) else row_dim, rows)
-        leading = tensor.dim() - 3 if kind == Kind.SQUARE else 0  # (B, 1, S, S)
-        for dim in SEQUENCE_DIMS[kind]:
-            tensor = _repeat(tensor, dim + leading if kind == Kind.SQUARE else 1 - row_dim, length)
-        is_mask = name.endswith("_mask") and not tensor.is_floating_point()
-        result[name] = torch.ones_like(tensor) if is_mask else tensor
-    for name, starts in _starts_of_positions(batch, layout, row_dim).items():
-        positions = (_repeat(starts, 0, rows) + torch.arange(length, device=starts.device)).to(starts.dtype)
-        result[name] = positions if row_dim == 0 else positions.T.contiguous()
-    for name, value in batch.items():  # entries without a sequence dimension, such as images, need as many rows
-        if name not in layout.kinds and isinstance(value, Tensor) and value.shape[:1] == (layout.batch_size,):
-            result[name] = _repeat(value, 0, rows)
-    return result
+
+    def __init__(self, example: dict[str, Any], options: Mapping[str, Any]) -> None:
+        self.example, self.entries = example, flatten_batch(example)
+        self.token_dims: dict[Any, list[int]] = {}
+        self.rows, self.is_packed = 0, False
+        for name, cut in flatten_batch(resize_batch(example, 1, **options)).items():
+            if isinstance(cut, Tensor):
+                shape = self.entries[name].shape
+                dims = self.token_dims[name] = [dim for dim, kept in enumerate(cut.shape) if kept < shape[dim]]
+                self.is_packed = self.is_packed or any(cut.shape[dim] > 1 for dim in dims)
+                if len(dims) == 1:  # masks over pairs of tokens may be one for all rows
+                    self.rows = max(self.rows, shape[_row_dim(dims)] if cut.dim() > 1 else 1)
+        if self.rows == 0:
+            raise ValueError("example_batch must have a row of at least two tokens")
+
+    def repeated_to(self, rows: int, length: int, device: torch.device) -> Any:
+        """Return the example with its rows and tokens repeated to (rows, length), on the device."""
+        if self.is_packed and rows != 1:
+            raise ValueError(f"batch_size must be 1, the one row of a packed example_batch, got {rows}")
+        entries = {
+            name: self._repeated(name, value, rows, length).to(device) if isinstance(value, Tensor) else value
+            for name, value in self.entries.items()
+        }
+        return unflatten_batch(self.example, entries, (rows, length))
+
+    def _repeated(self, name: Any, tensor: Tensor, rows: int, length: int) -> Tensor:
+        dims = self.token_dims[name]
+        row_dim = _row_dim(dims)
+        if tensor.dim() > row_dim and tensor.shape[row_dim] == self.rows:
+            tensor = _repeat(tensor, row_dim, rows)  # also without tokens, as an image for each row
+        for dim in dims:
+            tensor = _repeat(tensor, dim, length)
+        if dims and str(name).endswith("_mask") and not tensor.is_floating_point():
+            return torch.ones_like(tensor)
+        if dims and str(name).endswith("position_ids") and not self.is_packed:
+            counted = torch.ones_like(tensor).cumsum(dims[0]) - 1
+            return counted.to(tensor.dtype)
+        return tensor
 
 
-def _starts_of_positions(batch: Mapping[str, Any], layout: Layout, row_dim: int) -> dict[str, Tensor]:
-    """Return the first position of each row, (B, 1), by the names of position ids that count one sequence a row."""
-    own_names = {name: own_name(name) for name, value in batch.items() if value is not None}
-    if not BOUNDARIES.isdisjoint(own_names.values()):  # of several sequences, which are not repeated
-        return {}
-    found = {}
-    for name in layout.kinds:
-        positions = batch[name]
-        if own_names[name] in POSITIONS and positions.dim() == 2 and not positions.is_meta:
-            valid = _valid_tokens(batch, name)
-            starts = _starts_of_rows(positions, valid) if row_dim == 0 else _starts_of_rows(positions.T, valid.T)
-            if starts is not None:
-                found[name] = starts
-    return found
-
-
-def _valid_tokens(batch: Mapping[str, Any], name: str) -> Tensor:
-    """Return where the attention mask beside position ids is not 0, or True everywhere without one."""
-    positions, mask = batch[name], batch.get(f"{name.removesuffix('position_ids')}attention_mask")
-    if isinstance(mask, Tensor) and mask.shape == positions.shape:
-        return mask.ne(0)
-    return torch.ones_like(positions, dtype=torch.bool)
-
-
-def _starts_of_rows(positions: Tensor, valid: Tensor) -> Tensor | None:
-    """Return the first position of each row, (B, 1), or None if a row holds several sequences.
-
-    Either all tokens are counted, or the valid ones alone, beside padding.
-    """
-    for counts in (torch.ones_like(valid), valid):
-        starts = positions.gather(1, counts.int().argmax(dim=1, keepdim=True))
-        is_next = positions == starts + counts.cumsum(dim=1) - 1
-        if is_next.where(counts, True).all():
-            return starts
-    return None
-
-
-def _sequence_names(batch: Mapping[str, Any], length: int) -> list[str]:
-    """Return the names of the entries that have a sequence dimension. Images do not."""
-    return [name for name, value in batch.items() if value.dim() == 2 and value.shape[1] == length]
-
-
-def _layout(batch: Mapping[str, Any], options: Mapping[str, Any]) -> Layout:
-    layout = batch_layout(
-        batch,
-        mode="truncate",
-        seq_dim=options.get("seq_dim", 1),
-        keys=options.get("keys"),
-        mask_keys=options.get("mask_keys"),
-    )
-    if layout.batch_size == 0:
-        raise ValueError("example_batch must have at least one row, got 0")
-    return layout
+def _row_dim(token_dims: list[int]) -> int:
+    """Return the dimension of rows: the one before tokens, or behind them with seq_dim=0."""
+    return 1 if token_dims in ([0], [2]) else 0
 
 
 def _repeat(tensor: Tensor, dim: int, size: int) -> Tensor:

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from seqwarm_kernels import SequenceLengthScheduler, warmup_allocator
-from seqwarm_kernels.allocator.example_batch import TrainingBatches, repeated_to
+from seqwarm_kernels.allocator.example_batch import Layout, TrainingBatches
 from seqwarm_kernels.data import PackedCollator
 
 from .models import Recorder
@@ -209,27 +209,14 @@ def packed_example(*names):
 
 
 @pytest.mark.parametrize("left_out", ["nothing", "position_ids"])
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"max_len": 64}, "max_len must be 8, the number of tokens of a packed example_batch, got 64"),
-        ({"max_len": 4}, "max_len must be 8, the number of tokens of a packed example_batch, got 4"),
-        (
-            {"max_len": 8, "batch_size": 2},
-            "batch_size must be 1, the one row of a packed example_batch, got 2",
-        ),
-        (
-            {"max_len": 8, "batch_size": "auto"},
-            "batch_size must be 1, the one row of a packed example_batch, got 'auto'",
-        ),
-    ],
-)
-def test_a_packed_example_has_the_size_of_the_batches(arguments, message, left_out):
-    model = Recorder(by_name)
-    with pytest.raises(ValueError, match=message):
-        warmup_allocator(model, **arguments, example_batch=packed_example(left_out))
+def test_a_packed_example_has_the_size_of_the_batches(left_out):
+    """Its boundaries cannot be repeated."""
+    model, example = Recorder(by_name), packed_example(left_out)
+    for arguments in ({"max_len": 64}, {"max_len": 4}, {"max_len": 8, "batch_size": 2}):
+        with pytest.raises(ValueError, match="batch"):
+            warmup_allocator(model, **arguments, example_batch=example)
     assert not model.calls
-    report = warmup_allocator(model, 8, batch_size=1, example_batch=packed_example(left_out))
+    report = warmup_allocator(model, 8, batch_size=1, example_batch=example)
     assert (report.batch_size, model.calls[0][0].tolist()) == (1, [[1, 2, 3, 4, 5, 6, 7, 8]])
 
 
@@ -240,13 +227,6 @@ def test_a_packed_example_of_position_ids_alone_is_repeated():
     assert model.calls[0]["position_ids"].tolist() == [[0, 1, 2, 3, 4, 0, 1, 2] * 2]
     with pytest.raises(ValueError, match="batch_size must be 1, the one row of a packed example_batch, got 2"):
         warmup_allocator(model, 16, batch_size=2, example_batch=example)
-
-
-def test_packed_rows_that_position_ids_continue_stay_packed():
-    """Between masked tokens, position ids need not tell all sequences."""
-    example = packed_example() | {"position_ids": torch.tensor([[0, 1, 2, 3, 4, 0, 0, 1]])}
-    example["attention_mask"] = torch.tensor([[1, 1, 1, 1, 1, 0, 0, 0]])
-    assert repeated_to(example, 1, 8, {})["position_ids"].equal(example["position_ids"])
 
 
 def test_position_ids_of_one_row_are_one_sequence():
@@ -273,30 +253,35 @@ def test_every_length_is_rehearsed_with_position_ids():
     assert all(call["position_ids"].tolist() == [list(range(call["input_ids"].shape[1]))] for call in model.calls)
 
 
-@pytest.mark.parametrize(
-    ("positions", "mask"),
-    [
-        ([[3, 4, 5, 6], [7, 8, 9, 10]], None),
-        ([[1, 1, 3, 4], [7, 8, 9, 10]], [[0, 0, 1, 1], [1, 1, 1, 1]]),
-        ([[3, 4, 1, 1], [7, 1, 8, 1]], [[1, 1, 0, 0], [1, 0, 1, 0]]),
-        ([[3, 4, 5, 6], [7, 8, 9, 10]], [[0, 0, 1, 1], [0, 0, 0, 0]]),
-    ],
-    ids=["whole", "padded before", "padded after", "padding is counted"],
-)
-@pytest.mark.parametrize("name", ["position_ids", "inner.decoder_position_ids"])
+def repeated_to(example, rows, length, options):
+    return Layout(example, options).repeated_to(rows, length, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("positions", [[[3, 4, 5, 6], [7, 8, 9, 10]], [[0, 1, 1, 1], [0, 1, 2, 3]]])
+@pytest.mark.parametrize("prefix", ["", "decoder_"])
 @pytest.mark.parametrize("seq_dim", [0, 1])
-def test_position_ids_go_on_from_the_first_of_their_row(positions, mask, name, seq_dim):
-    example = {name: torch.tensor(positions, dtype=torch.int32)}
-    if mask is not None:
-        example[name.replace("position_ids", "attention_mask")] = torch.tensor(mask)
+def test_position_ids_of_a_sequence_in_each_row_count_anew(positions, prefix, seq_dim):
+    """Repeated, they would restart in the row, as those of several sequences do."""
+    inner = {f"{prefix}position_ids": torch.tensor(positions, dtype=torch.int32)}
+    inner[f"{prefix}attention_mask"] = torch.tensor([[1, 1, 0, 0], [1, 1, 1, 1]])
     if seq_dim == 0:
-        example = {key: value.T for key, value in example.items()}
-    found = repeated_to(example, 3, 6, {"seq_dim": seq_dim})[name]
+        inner = {name: value.T for name, value in inner.items()}
+    result = repeated_to({"inner": inner}, 3, 6, {"seq_dim": seq_dim})["inner"]
+    found, mask = result[f"{prefix}position_ids"], result[f"{prefix}attention_mask"]
     assert found.dtype == torch.int32
-    assert (found if seq_dim == 1 else found.T).tolist() == [list(range(first, first + 6)) for first in (3, 7, 3)]
+    assert (found if seq_dim == 1 else found.T).tolist() == [list(range(6))] * 3
+    assert mask.all()
 
 
-@pytest.mark.parametrize("positions", [[[0, 1, 2, 0]], [[0, 2, 4, 6]], [[0, 0, 0, 0]]])
-def test_position_ids_that_do_not_count_are_repeated(positions):
-    found = repeated_to({"position_ids": torch.tensor(positions)}, 1, 6, {})["position_ids"]
-    assert found.tolist() == [positions[0] + positions[0][:2]]
+@pytest.mark.parametrize("example", [torch.ones(0, 4), torch.ones(2, 1)])
+def test_an_example_without_tokens_to_repeat(example):
+    model = Recorder(positional)
+    with pytest.raises(ValueError, match="example_batch must have a row of at least two tokens"):
+        warmup_allocator(model, 8, example_batch=example)
+    assert not model.calls
+
+
+def test_options_that_return_more_than_the_batch():
+    model = Recorder(positional)
+    warmup_allocator(model, 8, example_batch=torch.ones(1, 4), resize_options={"return_info": True})
+    assert model.calls[0].shape == (1, 8)
