@@ -111,7 +111,7 @@ def shrink(tensor):
 
 RELAID = {
     "other memory": lambda tensor: setattr(tensor, "data", torch.full((2, 3), 9.0)),
-    "other dtype": lambda tensor: setattr(tensor, "data", tensor.double()),
+    "other dtype": lambda tensor: setattr(tensor, "data", tensor.data.view(torch.int32)),
     "longer": lambda tensor: tensor.resize_(1000).fill_(9),
     "shorter in less memory": shrink,
     "freed": lambda tensor: tensor.untyped_storage().resize_(0),
@@ -358,7 +358,8 @@ def test_values_that_cannot_be_copied_stay():
     read_only.flags.writeable = False
     freed = torch.empty(3)
     freed.untyped_storage().resize_(0)
-    values = [torch.empty(3, device="meta"), torch.eye(2).to_sparse(), freed, read_only]
+    nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.strided)
+    values = [torch.empty(3, device="meta"), torch.eye(2).to_sparse(), nested, freed, read_only]
     model.held = values
     with restored(model):
         model.held = None
