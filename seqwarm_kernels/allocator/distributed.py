@@ -86,8 +86,7 @@ def check_wrapper(model: nn.Module) -> None:
     wrapper = _find_wrapper(model)
     if wrapper is not None and wrapper.static_graph:
         raise ValueError(
-            "model must not be a DistributedDataParallel with static_graph=True, whose first backward must exchange "
-            "gradients: call warmup_allocator on the module before it is wrapped"
+            "model must not be a DistributedDataParallel with static_graph=True: call warmup_allocator before wrapping"
         )
 
 

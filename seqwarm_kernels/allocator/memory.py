@@ -148,6 +148,6 @@ def fragmentation_advice(memory: Memory) -> str | None:
     if "expandable_segments:True" in settings or unused < total / 10:
         return None
     return (
-        f"{unused / 2**20:,.0f} MiB are reserved by the allocator but fragmented into blocks too small for the "
-        "request: set PYTORCH_ALLOC_CONF=expandable_segments:True to let the allocator join them"
+        f"{unused / 2**20:,.0f} MiB are reserved by the allocator but fragmented: set "
+        "PYTORCH_ALLOC_CONF=expandable_segments:True"
     )
