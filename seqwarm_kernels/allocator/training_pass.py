@@ -43,14 +43,13 @@ class TrainingPass:
 
     def forward_backward(self, batch: ExampleBatch) -> None:
         """Compute gradients. With accumulation, run twice: gradients exist in every pass after the first."""
+        is_trained = any(parameter.requires_grad for parameter in self.model.parameters())
         self.model.zero_grad(set_to_none=True)
         for _ in range(min(self.accumulation_steps, 2)):
             with self._autocast():
                 self._output = call_model(self.model, batch)
                 self._loss = _default_loss(self._output) if self.loss_fn is None else self.loss_fn(self._output, batch)
-            if any(
-                parameter.requires_grad for parameter in self.model.parameters()
-            ):  # not if the whole model is frozen
+            if is_trained:
                 (self._loss if self.grad_scaler is None else self.grad_scaler.scale(self._loss)).backward()
 
     def step(self) -> None:

@@ -179,6 +179,7 @@ def test_a_hugging_face_model_without_an_example():
     assert input_ids.max() < 30
     assert attention_mask.all()
     assert labels.equal(input_ids)
+    assert warmup_allocator(model, 12).batch_size == 1
 
 
 @pytest.mark.parametrize(
@@ -279,6 +280,29 @@ def test_an_example_without_tokens_to_repeat(example):
     with pytest.raises(ValueError, match="example_batch must have a row of at least two tokens"):
         warmup_allocator(model, 8, example_batch=example)
     assert not model.calls
+
+
+def test_masks_are_ones_and_other_masks_are_repeated():
+    example = {
+        "input_ids": torch.ones(1, 2),
+        "pairs": torch.zeros(1, 2, 2),
+        "loss_mask": torch.tensor([[0.5, 0.0]]),
+        "image_mask": torch.zeros(1, 5, dtype=torch.int64),
+        "positions": torch.ones(3),
+    }
+    options = {"mask_keys": ["pairs"], "keys": ["input_ids", "pairs", "loss_mask"]}
+    found = TrainingBatches(nn.Identity(), example, 3, torch.device("cpu"), options).make(2, 3)
+    assert found["pairs"].shape == (2, 3, 3)
+    assert found["loss_mask"].tolist() == [[0.5, 0.0, 0.5]] * 2
+    assert found["image_mask"].tolist() == [[0] * 5] * 2
+    assert found["positions"].shape == (3,)
+
+
+def test_a_rank_trains_on_its_part():
+    shards = TrainingBatches(
+        nn.Identity(), torch.ones(2, 4), 8, torch.device("cpu"), None, lambda batch: {"0": batch["0"][:1]}
+    )
+    assert shards.make(2, 6).shape == (1, 6)
 
 
 def test_options_that_return_more_than_the_batch():

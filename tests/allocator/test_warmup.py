@@ -225,6 +225,31 @@ def test_with_accumulation_gradients_exist_during_forward(accumulation_steps, pa
     assert exist == [False, True][:passes]
 
 
+def test_gradients_of_a_step_are_gone_at_the_next_forward():
+    model, exist = Tied(), []
+    model.dropout.register_forward_hook(lambda *_: exist.append(model.embedding.weight.grad is not None))
+    with torch.no_grad():
+        warmup_allocator(model, 32, scheduler=SequenceLengthScheduler(8, 32, duration=100))
+    assert exist == [False] * 5
+
+
+@pytest.mark.parametrize("grad_scaler", [None, torch.amp.GradScaler("cpu", init_scale=1024.0)])
+def test_gradients_are_unscaled_and_clipped_before_the_step(grad_scaler):
+    model, norms = Tied(), []
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def record(*_):
+        gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+        norms.append(torch.cat([gradient.flatten() for gradient in gradients]).norm())
+
+    def loss_fn(output, batch):
+        return output.square().sum()
+
+    optimizer.register_step_pre_hook(record)
+    warmup_allocator(model, 8, loss_fn=loss_fn, optimizer=optimizer, grad_scaler=grad_scaler, max_grad_norm=0.5)
+    torch.testing.assert_close(torch.stack(norms), torch.full((2,), 0.5), rtol=1e-4, atol=0)
+
+
 def test_a_rehearsal_starts_without_the_state_that_the_passes_have_made():
     model, sizes = Tied(), []
     optimizer = torch.optim.AdamW(model.parameters())
