@@ -100,6 +100,12 @@ TARGETS = [
         *("tests/attention", "tests/ops/test_host_values.py", "tests/ops/test_dropout_origins.py"),
         *("tests/ops/test_forward_mode.py", "-k", "not triton"),
     ),
+    *_in_folder(
+        "seqwarm_kernels/allocator",
+        "distributed.py compilation.py report.py",
+        *("tests/allocator/test_zoo.py", "tests/allocator/test_distributed.py", "tests/allocator/test_compilation.py"),
+        *("tests/allocator/test_memory.py", "tests/allocator/test_warmup.py"),
+    ),
     *_in_folder("seqwarm_kernels/ops/moment_statistics", "triton_kernel.py triton.py", *_MOMENTS, "not native"),
     *_in_folder(
         "seqwarm_kernels/ops/resize_batch",
