@@ -5,7 +5,6 @@
 #include "alibi_attention/cpu/products.h"
 #include "alibi_attention/direct.h"
 #include "calls/kind.h"
-#include "resize_batch/direct.h"
 
 #include <ATen/ops/empty_strided.h>
 #include <pybind11/pybind11.h>
@@ -60,5 +59,4 @@ PYBIND11_MODULE(_C, module) {
       "allocate", torch::wrap_pybind_function(&allocate),
       "Uninitialized tensors on a device, of the shapes, strides and dtypes of other tensors.");
   seqwarm::define_direct_calls(module);
-  seqwarm::define_direct_resize(module);
 }

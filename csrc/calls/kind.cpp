@@ -47,29 +47,11 @@ bool append_tensor(std::string& kind, const at::Tensor& tensor) {
   return true;
 }
 
-bool append_argument(std::string& kind, PyObject* argument);
-
-bool append_batch(std::string& kind, PyObject* batch) {
-  append(kind, 'D', PyDict_GET_SIZE(batch));
-  Py_ssize_t position = 0;
-  PyObject* name = nullptr;
-  PyObject* tensor = nullptr;
-  while (PyDict_Next(batch, &position, &name, &tensor)) {
-    const bool has_kind = PyUnicode_CheckExact(name) && THPVariable_CheckExact(tensor);
-    if (!has_kind || !append_argument(kind, name) || !append_argument(kind, tensor)) {
-      return false;
-    }
-  }
-  return true;
-}
-
 bool append_argument(std::string& kind, PyObject* argument) {
   if (argument == Py_None) {
     kind.push_back('N');
   } else if (THPVariable_CheckExact(argument)) {  // a Tensor or a Parameter
     return append_tensor(kind, THPVariable_Unpack(argument));
-  } else if (PyDict_CheckExact(argument)) {
-    return append_batch(kind, argument);
   } else if (PyBool_Check(argument)) {
     append(kind, 'B', argument == Py_True);
   } else if (PyLong_CheckExact(argument)) {

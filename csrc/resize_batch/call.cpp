@@ -248,8 +248,7 @@ InfoOutput describe_info(const ResizePlan& plan, at::TensorList outputs, const c
       outputs[2].mutable_data_ptr<int64_t>()};
 }
 
-}  // namespace
-
+// Replaces `mask` by a comparison with zero if its bits do not show whether an item is zero.
 MaskView describe_mask(at::Tensor& mask, const c10::Device& device) {
   const at::ScalarType dtype = mask.scalar_type();
   const bool bits_suffice = at::isIntegralType(dtype, /*includeBool=*/true) || value_bits_of(dtype) != ~uint64_t{0};
@@ -262,6 +261,8 @@ MaskView describe_mask(at::Tensor& mask, const c10::Device& device) {
       static_cast<const char*>(mask.const_data_ptr()), mask.stride(0) * item_size, mask.stride(1) * item_size,
       static_cast<int32_t>(item_size), value_bits_of(mask.scalar_type())};
 }
+
+}  // namespace
 
 std::vector<at::Tensor> allocate_outputs(const ResizeArguments& arguments, Allocate allocate) {
   const ResizePlan plan = plan_of(arguments);

@@ -137,9 +137,6 @@ struct ResizeArguments {
 // A new tensor on the device of another.
 using Allocate = at::Tensor (*)(at::IntArrayRef shape, at::ScalarType dtype, const at::Tensor& like);
 
-// Replaces `mask` by a comparison with zero if its bits do not show whether an item is zero.
-MaskView describe_mask(at::Tensor& mask, const c10::Device& device);
-
 std::vector<at::Tensor> allocate_outputs(const ResizeArguments& arguments, Allocate allocate);
 ResizeCall describe_call(const ResizeArguments& arguments, at::TensorList outputs);
 

@@ -37,7 +37,6 @@ _EXPECTED = (
     "allocate",
     "call_kind",
     "check_packing",
-    "resize_call",
 )
 
 _Dtypes = tuple[torch.dtype, ...]

@@ -33,7 +33,7 @@ def _call_kind(*arguments: Any) -> Hashable | None:
 
     Of tensors: shape, strides, dtype, device and alignment. Of None, bool, int, float and str: type and value. Other
     arguments have no key, nor have tensors that are not plain (a subclass, a dual tensor, inside of a functorch
-    transform), nor calls while a mode of PyTorch could change what they do. The extension also knows dicts of tensors.
+    transform), nor calls while a mode of PyTorch could change what they do.
     """
     if not is_plain_state():
         return None

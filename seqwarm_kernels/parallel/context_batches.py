@@ -9,7 +9,6 @@ from torch import nn
 
 from ..resizing.containers import flatten_batch
 from ..resizing.layout import batch_layout
-from ..resizing.options import check_name_arguments
 from ..resizing.packing import packed_bounds
 from ..utils.checks import check_bool, check_module
 from .context_parallel import context_mesh, expect
@@ -47,7 +46,6 @@ class ContextBatches:
         if mesh is None:
             raise ValueError("model must have layers with ContextParallel, got none: call parallelize_module first")
         check_bool("shift_labels", shift_labels)
-        check_name_arguments(None, keys, None)
         self.mesh = mesh
         self._model, self._shift_labels, self._keys = model, shift_labels, keys
 

@@ -15,12 +15,11 @@ from torch.nn import functional
 
 from ..ops.resize_batch.schema import IGNORED_LABEL, Kind
 from ..resizing.containers import flatten_batch, unflatten_batch
-from ..resizing.entry_names import is_label, own_name
+from ..resizing.entry_names import BOUNDARIES, INDICES, LONGEST, POSITIONS, is_label, own_name
 from ..resizing.functional import resize_batch
-from ..resizing.layout import Layout, batch_layout, row_lists
+from ..resizing.layout import Layout, batch_layout, check_names, row_lists
 from ..resizing.masks import row_mask_name
-from ..resizing.options import check_keys, check_name_arguments
-from ..resizing.packing import BOUNDARIES, INDICES, LONGEST, POSITIONS, Bounds, packed_bounds
+from ..resizing.packing import Bounds, packed_bounds
 from ..utils.checks import check_bool
 from ..utils.modules import NUM_ITEMS_IN_BATCH
 from .checks import check_mesh, check_parts
@@ -77,11 +76,11 @@ def shard_sequence(
     check_mesh(mesh)
     check_parts(by)
     check_bool("shift_labels", shift_labels)
-    check_name_arguments(None, keys, None)
+    keys = None if keys is None else tuple(keys)
     if seq_len is not None:
         batch = resize_batch(batch, seq_len, keys=keys, copy=False)
     entries = flatten_batch(batch)
-    check_keys(keys, entries)
+    check_names("keys", keys, entries)
     bounds = packed_bounds(entries, 1)
     added = dict(_added(batch, entries, bounds, mesh.size(), shift_labels))
     entries = {**entries, **added}

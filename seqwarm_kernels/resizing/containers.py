@@ -9,11 +9,13 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections import UserDict
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Collection, Iterator, Mapping, MutableMapping
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from .entry_names import own_name
 
 
 def is_container(value: object) -> bool:
@@ -30,42 +32,54 @@ def flatten_batch(batch: Any) -> dict[Any, Any]:
 
     Raises:
         TypeError: A container is neither a mutable mapping nor a dataclass.
-        ValueError: Two entries have the same path.
     """
-    if type(batch) is dict and not any(type(value) is not Tensor and is_container(value) for value in batch.values()):
-        return batch
-    entries: dict[Any, Any] = {}
-    for path, value in _walk(batch, ""):
-        if path in entries:
-            raise ValueError(f"batch holds two entries that are called {path!r}; rename one of them")
-        entries[path] = value
-    return entries
+    return batch if _is_flat(batch) else dict(_walk(batch, ""))
+
+
+def _is_flat(batch: object) -> bool:
+    """Whether `batch` is the usual one. The usual entries are not asked what they are, which takes microseconds."""
+    usual = (Tensor, int, str, list)
+    return type(batch) is dict and not any(type(value) not in usual and is_container(value) for value in batch.values())
 
 
 def _walk(batch: Any, prefix: str) -> Iterator[tuple[Any, Any]]:
-    for name, value in _items(batch, prefix):
-        path = f"{prefix}{name}" if prefix else name
+    for _, path, value in _items(batch, prefix):
         if is_container(value):
             yield from _walk(value, f"{path}.")
         else:
             yield path, value
 
 
-def _items(container: Any, prefix: str) -> list[tuple[Any, Any]]:
-    if hasattr(container, "tensordicts") and hasattr(container, "stack_dim"):  # a lazy stack of TensorDict's package
-        raise TypeError(
-            f"batch must not be or hold a {type(container).__name__}, whose tensors are not in one memory: pass its "
-            ".contiguous()"
-        )
+def _items(container: Any, prefix: str) -> list[tuple[Any, Any, Any]]:
+    """Name, path and value of each entry of a container."""
     if isinstance(container, MutableMapping):
-        return list(container.items())
-    if isinstance(container, Mapping) or not is_container(container):
+        items = list(container.items())
+    elif isinstance(container, Mapping) or not is_container(container):
         where = f"batch[{prefix[:-1]!r}]" if prefix else "batch"
-        raise TypeError(
-            f"{where} must be a mutable mapping of names to tensors, or a dataclass, got {type(container).__name__}"
-            + (': name its tensors, {"input_ids": ..., "labels": ...}' if isinstance(container, (tuple, list)) else "")
-        )
-    return [(field.name, getattr(container, field.name)) for field in dataclasses.fields(container)]
+        raise TypeError(f"{where} must be a mutable mapping or a dataclass, got {type(container).__name__}")
+    else:
+        items = [(field.name, getattr(container, field.name)) for field in dataclasses.fields(container)]
+    return [(name, f"{prefix}{name}" if prefix else name, value) for name, value in items]
+
+
+def flat_batches(batch: Any, keys: Collection[Any] | None, prefix: str = "") -> list[dict[Any, Any]]:
+    """The entries by path of each batch in `batch`: usually one.
+
+    Containers with tensors of the same names, as in {"a": {"input_ids": ...}, "b": {"input_ids": ...}}, are batches of
+    their own, unless a tensor of tokens that is to be resized is beside them. Other entries beside them pass through.
+    """
+    if not prefix and _is_flat(batch):
+        return [batch]
+    entries = dict(_walk(batch, prefix))
+    inner = [(f"{path}.", value) for _, path, value in _items(batch, prefix) if is_container(value)]
+    of_tokens = [path for path, value in entries.items() if isinstance(value, Tensor) and value.dim() > 1]
+    resized = {path for path in of_tokens if keys is None or path in keys}
+    beside = [path for path in resized if not any(str(path).startswith(start) for start, _ in inner)]
+    names = [{own_name(path) for path in of_tokens if str(path).startswith(start)} for start, _ in inner]
+    if beside or sum(map(len, names)) == len(set[str]().union(*names)):
+        return [entries]
+    batches = [each for start, value in inner for each in flat_batches(value, keys, start)]
+    return [each for each in batches if not resized.isdisjoint(each)] or [entries]
 
 
 def cut_entries(batch: Any, resized: Any) -> Iterator[tuple[Any, Tensor, Tensor]]:
@@ -77,61 +91,48 @@ def cut_entries(batch: Any, resized: Any) -> Iterator[tuple[Any, Tensor, Tensor]
             yield path, before, after
 
 
-def unflatten_batch(batch: Any, new_entries: Mapping[Any, Any], sizes: tuple[int, int]) -> Any:
-    """A batch of the same types in which `new_entries` replace the entries of the same paths.
+def unflatten_batch(batch: Any, new_entries: Mapping[Any, Any], sizes: object = None) -> Any:
+    """A batch of the same types in which `new_entries` replace the entries of the same paths. It is not changed.
 
-    Args:
-        batch: The batch that was flattened. It is not changed.
-        new_entries: New values by path.
-        sizes: The first two sizes of the new tensors.
+    `sizes` is not read: the batch size of a TensorDict is that of its new tensors.
     """
     if type(batch) is dict and batch.keys() >= new_entries.keys():  # the usual batch
         return {**batch, **new_entries}
-    return _with_new_entries(batch, new_entries, sizes, "")
+    return _with_new_entries(batch, new_entries, "")
 
 
-def _with_new_entries(container: Any, new_entries: Mapping[Any, Any], sizes: tuple[int, int], prefix: str) -> Any:
+def _with_new_entries(container: Any, new_entries: Mapping[Any, Any], prefix: str) -> Any:
     """A container of the same type, with the new entries whose paths begin with `prefix`."""
     replaced = {}
-    for name, value in _items(container, prefix):
-        path = f"{prefix}{name}" if prefix else name
+    for name, path, value in _items(container, prefix):
         if path in new_entries:
             replaced[name] = new_entries[path]
         elif is_container(value) and any(str(entry).startswith(f"{path}.") for entry in new_entries):
-            replaced[name] = _with_new_entries(value, new_entries, sizes, f"{path}.")
-    return _copy_with(container, replaced, sizes)
+            replaced[name] = _with_new_entries(value, new_entries, f"{path}.")
+    return _copy_with(container, replaced)
 
 
-def _copy_with(container: Any, replaced: dict[Any, Any], sizes: tuple[int, int]) -> Any:
+def _copy_with(container: Any, replaced: dict[Any, Any]) -> Any:
     if type(container) is dict:  # torch.compile traces this, but not copy.copy
         return {**container, **replaced}
-    if isinstance(container, (dict, UserDict)):  # their copies keep attributes and share no storage
-        new_container = copy.copy(container)
-        if getattr(container, "__dict__", None) is container:  # its entries are its attributes
-            new_container.__dict__ = new_container  # type: ignore[assignment]  # a dict
-        for name, value in replaced.items():
-            new_container[name] = value
-        return new_container
-    if isinstance(container, MutableMapping):
-        options = _tensordict_options(container, sizes)
-        try:
-            return type(container)({**container, **replaced}, **options)  # type: ignore[call-arg]
-        except TypeError as error:
-            raise TypeError(
-                "batch must be a mapping whose class takes a mapping of its entries, as dict does, got a "
-                f"{type(container).__name__}: {error}"
-            ) from error
-    new_container = copy.copy(container)
+    if isinstance(container, MutableMapping) and not isinstance(container, (dict, UserDict)):
+        return type(container)({**container, **replaced}, **_tensordict_options(container, replaced))  # type: ignore
+    new_container = copy.copy(container)  # of dicts and dataclasses, keeps attributes
+    if getattr(container, "__dict__", None) is container:  # its entries are its attributes
+        new_container.__dict__ = new_container
     for name, value in replaced.items():
-        object.__setattr__(new_container, name, value)  # a frozen dataclass refuses setattr
+        if isinstance(container, MutableMapping):
+            new_container[name] = value
+        else:
+            object.__setattr__(new_container, name, value)  # a frozen dataclass refuses setattr
     return new_container
 
 
-def _tensordict_options(container: Any, sizes: tuple[int, int]) -> dict[str, Any]:
+def _tensordict_options(container: Any, replaced: Mapping[Any, Any]) -> dict[str, Any]:
     """Arguments of TensorDict besides its entries. Its batch size has the first 0, 1, 2, ... sizes of its tensors."""
     batch_size = getattr(container, "batch_size", None)
     if not isinstance(batch_size, torch.Size):
         return {}
-    new_size = torch.Size([*sizes[: len(batch_size)], *batch_size[len(sizes) :]])
+    sizes = [value.shape[: len(batch_size)] for value in replaced.values() if hasattr(value, "shape")]
     names = container.names if any(container.names) else None
-    return {"batch_size": new_size, "device": container.device, "names": names}
+    return {"batch_size": max(sizes, key=len, default=batch_size), "device": container.device, "names": names}

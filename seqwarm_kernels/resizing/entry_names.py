@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
-from functools import cache
+from collections.abc import Collection, Mapping
+from typing import Any
 
 import torch
 
 from ..ops.resize_batch.schema import LOSS_MASKS
-from ..utils.caller_warnings import warn_caller
 
-_LABEL_NAMES = frozenset(("labels", "label", "label_ids", "targets", "target"))
+_LABEL_NAMES = ("labels", "label", "label_ids", "targets", "target", "target_ids", "y")
 #: Of these, the names that may have a prefix, as in "decoder_labels". "is_target" and "segment_label" are other things.
-_LABEL_ENDINGS = ("_labels", "_label_ids", "_targets")
-#: Names of entries with a number of tokens or a position for each row.
-_COUNT_NAMES = frozenset(("start_positions", "end_positions", "length", "lengths", "seq_len", "seq_lens"))
-_COUNT_ENDINGS = ("_length", "_lengths", "_seq_len", "_seq_lens")
-warn_once = cache(warn_caller)  #: of each text, in a process
+_LABEL_ENDINGS = ("_labels", "_label_ids", "_targets", "_target_ids")
+
+#: Boundaries of packed sequences, (N + 1,) from 0 to the number of tokens, in several libraries.
+BOUNDARIES = frozenset(
+    {"cu_seq_lens", "cu_seq_lens_q", "cu_seq_lens_k", "cu_seqlens", "cu_seqlens_q", "cu_seqlens_k"}
+    | {"cu_seq_q", "cu_seq_k", "cu_doc_lens"}
+)
+#: The number of tokens of the longest packed sequence.
+LONGEST = frozenset(
+    {"max_length_q", "max_length_k", "max_seqlen", "max_seqlen_q", "max_seqlen_k", "max_q", "max_k", "max_doc_len"}
+)
+POSITIONS = frozenset({"position_ids", "decoder_position_ids"})
+#: The number of each token's packed sequence.
+INDICES = frozenset({"seq_idx", "sequence_id", "document_id", "document_ids", "doc_ids"})
+#: Names that may tell a packed batch.
+PACKED_NAMES = BOUNDARIES | POSITIONS | INDICES
 
 
 def own_name(path: object) -> str:
@@ -24,45 +34,48 @@ def own_name(path: object) -> str:
     return str(path).rpartition(".")[2]
 
 
-def is_label(name: str) -> bool:
+_own_names: dict[tuple[Any, ...], dict[Any, str]] = {}  # of the names of a batch
+
+
+def own_names(entries: Mapping[Any, Any]) -> dict[Any, str]:
+    """The own name of each entry. Remembered, since packed batches ask often."""
+    if torch.compiler.is_compiling():
+        return {name: own_name(name) for name in entries}
+    found = _own_names.get(names := tuple(entries))
+    if found is None:
+        found = {name: own_name(name) for name in names}
+        if len(_own_names) < 256:  # of a training run, one or two
+            _own_names[names] = found
+    return found
+
+
+def is_label(name: object) -> bool:
+    """Whether the loss compares predictions with the entry, by its name alone.
+
+    Names are "labels", "label", "label_ids", "targets", "target", "target_ids", "y", and those that end in "_labels",
+    "_label_ids", "_targets" or "_target_ids".
+    """
     own = own_name(name)
     return own in _LABEL_NAMES or own.endswith(_LABEL_ENDINGS)
 
 
-def counts_as_label(name: str) -> bool:
-    """Also of "y" and "target_ids", which are labels in some batches and other tokens in others."""
-    own = own_name(name)
-    return is_label(name) or own == "y" or f"_{own}".endswith("_target_ids")
+def may_be_input(name: object) -> bool:
+    """Whether an entry with the name of labels holds other tokens in some batches."""
+    return own_name(name) == "y" or own_name(name).endswith("target_ids")
 
 
-def holds_labels(name: str, dtype: torch.dtype) -> bool:
-    """Whether the name counts as a label's, and the dtype can hold −100. "labels" hold labels in any dtype."""
-    return counts_as_label(name) and (dtype.is_signed or is_called_labels(name))
-
-
-def is_called_labels(name: str) -> bool:
-    return f"_{own_name(name)}".endswith("_labels")
-
-
-def is_loss_mask(name: str) -> bool:
+def is_loss_mask(name: object) -> bool:
     return own_name(name) in LOSS_MASKS
 
 
-def is_filled(name: str, dtype: torch.dtype) -> bool:
-    """Whether a token that is repeated must not count twice in the entry: labels and masks of the loss."""
-    return holds_labels(name, dtype) or is_loss_mask(name)
-
-
-def is_mask(name: str, mask_keys: Collection[str] | None) -> bool:
+def is_mask(name: object, mask_keys: Collection[str] | None) -> bool:
+    """Whether the entry is a mask or a bias, which may be over pairs of tokens."""
     return f"_{own_name(name)}".endswith(("_mask", "_bias")) if mask_keys is None else name in mask_keys
 
 
-def warn_of_counts(names: Iterable[str]) -> None:
-    """Warn of entries with one value for each row, or sequence, that count tokens or point at them."""
-    for name in names:
-        own = own_name(name)
-        if own in _COUNT_NAMES or own.endswith(_COUNT_ENDINGS):
-            warn_once(
-                f"batch[{name!r}] counts tokens of whole rows or points at them, by its name, and does not change when "
-                "rows are cut: compute it from the resized batch, or rename it if it holds something else"
-            )
+# Until schedule/ asks `is_label`:
+counts_as_label = is_label
+
+
+def holds_labels(name: str, dtype: torch.dtype) -> bool:
+    return is_label(name) and dtype.is_signed

@@ -1,20 +1,25 @@
-"""Which tensors of a batch are resized, and how. Reads names, shapes, dtypes and devices, not values."""
+"""Which tensors of a batch are resized, and along which dimensions: from names, shapes, dtypes and devices."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from numbers import Integral, Real
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from ..ops.resize_batch.schema import IGNORED_LABEL, Kind
+from ..ops.resize_batch.schema import Kind
 from ..utils.checks import check_dense, is_dtensor
-from .entry_names import is_called_labels, is_filled, is_label, is_loss_mask, is_mask, own_name, warn_once
-from .options import check_keys, check_name_arguments, check_names, check_seq_dim, is_list
+from .entry_names import POSITIONS, is_label, is_loss_mask, is_mask, own_name
+
+
+class Axes(NamedTuple):
+    """How a tensor is resized, and which of its dimensions count rows and tokens."""
+
+    kind: Kind
+    rows: int | None  #: None if all rows of the tensor are cut alike, as they share it, or it differs between heads
+    tokens: tuple[int, ...]  #: two in a mask over pairs of tokens, none in a tensor with one entry for each row
 
 
 @dataclass(frozen=True)
@@ -23,8 +28,12 @@ class Layout:
 
     batch_size: int
     source_length: int
-    kinds: dict[str, Kind]
+    axes: dict[str, Axes]
     row_lists: list[str]  #: lists and tuples with an entry for each row
+
+    @property
+    def kinds(self) -> dict[str, Kind]:
+        return {name: axes.kind for name, axes in self.axes.items()}
 
 
 def batch_layout(
@@ -34,189 +43,134 @@ def batch_layout(
     seq_dim: int,
     keys: Collection[str] | None,
     mask_keys: Collection[str] | None,
-    dtensors: bool = False,
 ) -> Layout:
-    """Which tensors are resized and how, and their common batch size and sequence length. DTensors only on request."""
-    check_seq_dim(seq_dim)
-    check_name_arguments(None, keys, mask_keys)
-    check_keys(keys, batch)
-    check_names("mask_keys", mask_keys, batch)
-    taking_part = {
-        name: value
-        for name, value in batch.items()
-        if isinstance(value, Tensor) and value.dim() > 0 and (keys is None or name in keys)
-    }
-    if not taking_part:
-        types = ", ".join(f"{name}: {type(value).__name__}" for name, value in batch.items())
-        raise ValueError(f"batch must hold a tensor with a sequence dimension to resize, got {types or 'no entry'}")
-    for name, tensor in taking_part.items():
-        check_dense(f"batch[{name!r}]", tensor)
-        if is_dtensor(tensor) and not dtensors:
-            raise TypeError(
-                f"batch[{name!r}] must be the plain tensor of this rank, got a DTensor: resize its to_local(), or the "
-                "batch before it is distributed"
-            )
-    kinds = {name: _kind(name, tensor, seq_dim, mask_keys) for name, tensor in taking_part.items()}
-    if mask_keys is None and seq_dim == 1 and not torch.compiler.is_compiling():
-        _warn_of_pairs(taking_part, kinds)
-    _check_supported(taking_part, kinds, mode, seq_dim)
-    batch_size, source_length = _common_sizes(taking_part, kinds, seq_dim)
-    if mode == "truncate":  # the number of rows does not change, so a vector of any length is kept
-        kinds = {n: kind for n, kind in kinds.items() if kind != Kind.ROW or len(taking_part[n]) == batch_size}
-    _check_rows(taking_part, kinds, batch_size)
-    check_one_device(taking_part)
-    _check_no_arrays(batch, (batch_size, source_length)[: 2 if mode == "truncate" else 1], keys)
-    lists = [] if mode == "truncate" else row_lists(batch, keys, batch_size)
-    if lists and mode == "flatten":
-        raise _no_place(lists[0], f"of {batch_size} entries")
-    return Layout(batch_size, source_length, kinds, lists)
+    """Which tensors are resized and how, and their common batch size and sequence length.
 
-
-def _check_no_arrays(batch: Mapping[str, Any], sizes: tuple[int, ...], keys: Collection[str] | None) -> None:
-    """Arrays of NumPy pass through, so none may have sizes that change."""
-    for name, value in batch.items():
-        if isinstance(value, np.ndarray) and value.shape[: len(sizes)] == sizes and (keys is None or name in keys):
-            raise TypeError(f"batch[{name!r}] must be a tensor to be resized, got an array of NumPy: torch.from_numpy")
-
-
-def row_lists(batch: Mapping[str, Any], keys: Collection[str] | None, batch_size: int) -> list[str]:
-    """Names of the lists and tuples that have an entry for each row."""
-    lists = {name: value for name, value in batch.items() if is_list(value)}
-    for name in keys or ():
-        if name in lists and len(lists[name]) != batch_size:
-            raise ValueError(
-                f"keys names the list {name!r}: it must have {batch_size} entries, one for each row, got "
-                f"{len(lists[name])}"
-            )
-    return [name for name, value in lists.items() if len(value) == batch_size and (keys is None or name in keys)]
-
-
-def _no_place(name: str, what: str) -> ValueError:
-    return ValueError(
-        f"mode='flatten' cannot resize {name!r} {what}: it has an entry for each row, and new rows are cut from one "
-        "stream of all rows; leave it out with keys=, or use mode='reshape'"
-    )
-
-
-def _kind(name: str, tensor: Tensor, seq_dim: int, mask_keys: Collection[str] | None) -> Kind:
-    if tensor.dim() == 1:
-        return Kind.ROW
-    if is_square_mask(tensor) and is_mask(name, mask_keys):
-        return Kind.SQUARE
-    return Kind.LABEL if is_filled(name, tensor.dtype) else Kind.SEQUENCE
-
-
-def _warn_of_pairs(tensors: Mapping[str, Tensor], kinds: Mapping[str, Kind]) -> None:
-    """Warn of entries that have the shape of pairs of tokens and not the name of a mask."""
+    Raises:
+        TypeError: A tensor is sparse, nested or a DTensor, or an entry to be resized is an array of NumPy.
+        ValueError: The tensors disagree, or the mode cannot resize one of them.
+    """
+    chosen = {name: value for name, value in batch.items() if keys is None or name in keys}
+    tensors = {name: value for name, value in chosen.items() if isinstance(value, Tensor) and value.dim() > 0}
     for name, tensor in tensors.items():
-        if kinds[name] != Kind.SQUARE and is_square_mask(tensor) and not own_name(name).endswith("embeds"):
-            warn_once(
-                f"batch[{name!r}] has as many features as tokens, and only its tokens are resized. If it holds pairs "
-                "of tokens, name it in mask_keys, with the masks over pairs of tokens. Name only those there if it "
-                "holds features"
-            )
-
-
-def is_square_mask(tensor: Tensor) -> bool:
-    """(B, S, S) or (B, 1, S, S)."""
-    has_right_rank = tensor.dim() == 3 or (tensor.dim() == 4 and tensor.shape[1] == 1)
-    return has_right_rank and tensor.shape[-1] == tensor.shape[-2]
-
-
-def _check_supported(tensors: dict[str, Tensor], kinds: dict[str, Kind], mode: str, seq_dim: int) -> None:
-    for name, kind in kinds.items():
-        shape = tuple(tensors[name].shape)
-        if kind == Kind.SQUARE and mode != "truncate":
+        check_plain(name, tensor)
+    check_one_device(tensors)
+    sizes = _common_sizes(tensors, seq_dim, mask_keys)
+    batch_size, length = sizes
+    axes = {}
+    for name, tensor in tensors.items():
+        found = _axes_of(name, tensor, sizes, seq_dim, mask_keys)
+        if found is None:
+            raise _disagreement(tensors)
+        is_row = found.kind == Kind.ROW
+        if is_row and len(tensor) != batch_size and mode == "truncate":  # the number of rows does not change
+            continue
+        if is_row and len(tensor) != batch_size:
             raise ValueError(
-                f"mode={mode!r} cannot resize {name!r}: a mask {shape} over pairs of tokens would need a mask for "
-                "each new row; drop it from the batch, or pass a (batch, sequence) mask"
+                f"mode={mode!r} needs {batch_size} entries in {name!r}, one for each row, got {len(tensor)}"
             )
-        if kind == Kind.SQUARE and seq_dim != 1:
-            raise ValueError(f"seq_dim must be 1 with the mask {name!r} {shape} over pairs of tokens, got {seq_dim}")
-        if kind == Kind.ROW and mode == "flatten":
-            raise _no_place(name, str(shape))
+        if mode != "truncate" and (found.rows is None or found.kind == Kind.SQUARE):
+            what = f"{name!r} {tuple(tensor.shape)}, which rows share or which holds pairs of tokens"
+            raise ValueError(f"mode={mode!r} cannot resize {what}")
+        axes[name] = found
+    changing = sizes if mode == "truncate" else sizes[:1]
+    for name, value in chosen.items():  # arrays pass through, so none may have sizes that change
+        if isinstance(value, np.ndarray) and value.shape[: len(changing)] == changing:
+            raise TypeError(f"batch[{name!r}] must be a tensor to be resized, got an array of NumPy")
+    lists = [] if mode == "truncate" else row_lists(batch, keys, batch_size)
+    of_rows = [*(name for name, found in axes.items() if found.kind == Kind.ROW), *lists]
+    if of_rows and mode == "flatten":
+        raise ValueError(f"mode='flatten' cannot resize {of_rows[0]!r}, which has one entry for each row")
+    return Layout(batch_size, length, axes, lists)
 
 
-def _common_sizes(tensors: dict[str, Tensor], kinds: dict[str, Kind], seq_dim: int) -> tuple[int, int]:
-    """(B, S) of every tensor with a sequence dimension."""
-    sizes = {}
-    for name, kind in kinds.items():
-        shape = tensors[name].shape
-        if kind == Kind.SQUARE:
-            sizes[name] = (shape[0], shape[-1])
-        elif kind != Kind.ROW:
-            sizes[name] = (shape[1 - seq_dim], shape[seq_dim])
-    if not sizes:
-        raise ValueError(f"batch must hold a tensor with a sequence dimension to resize, got {_describe(tensors)}")
-    first = next(iter(sizes.values()))
-    if any(size != first for size in sizes.values()):
-        raise ValueError(
-            "the tensors of batch must agree on batch size and sequence length, got "
-            f"{_describe({name: tensors[name] for name in sizes})}; name those to resize with keys="
-        )
-    if first[1] == 0:
-        raise ValueError(f"batch must have a sequence length of at least 1, got {_describe(tensors)}")
-    return first
+def check_names(argument: str, names: Collection[str] | None, batch: Mapping[str, object]) -> None:
+    """All `names` must be names of tensors in the batch, or of lists with an entry for each row."""
+    if argument == "keys" and names is not None and not names:
+        raise ValueError("keys must name at least one tensor of the batch, got none")
+    for name in names or ():
+        if not isinstance(batch.get(name), (Tensor, list, tuple)):
+            tensors = [name for name, value in batch.items() if isinstance(value, Tensor)]
+            raise ValueError(f"{argument} names {name!r}, the tensors of the batch are {tensors}")
 
 
-def _check_rows(tensors: dict[str, Tensor], kinds: dict[str, Kind], batch_size: int) -> None:
-    for name, kind in kinds.items():
-        if kind == Kind.ROW and tensors[name].shape[0] != batch_size:
-            raise ValueError(
-                f"mode='reshape' repeats {name!r} for each new row: it must have {batch_size} entries, one for each "
-                f"row, got {tensors[name].shape[0]}; leave it out with keys="
-            )
+def check_plain(name: str, tensor: Tensor) -> None:
+    """`tensor` must be dense, and not distributed."""
+    check_dense(f"batch[{name!r}]", tensor)
+    if is_dtensor(tensor):
+        raise TypeError(f"batch[{name!r}] must be a plain tensor, got a DTensor; resize its to_local()")
 
 
-def check_one_device(tensors: dict[str, Tensor]) -> None:
-    devices = {name: str(tensor.device) for name, tensor in tensors.items()}
-    if len(set(devices.values())) > 1:
+def check_one_device(tensors: Mapping[str, Tensor]) -> None:
+    if len({tensor.device for tensor in tensors.values()}) > 1:
+        devices = {name: str(tensor.device) for name, tensor in tensors.items()}
         raise ValueError(f"the tensors of batch must be on one device, got {devices}")
 
 
-def _describe(tensors: dict[str, Tensor]) -> str:
-    return ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in tensors.items())
+def row_lists(batch: Mapping[str, Any], keys: Collection[str] | None, rows: int) -> list[str]:
+    """Names of the lists and tuples that have an entry for each row."""
+    lists = {name: value for name, value in batch.items() if type(value) in (list, tuple)}
+    for name in keys or ():
+        if name in lists and len(lists[name]) != rows:
+            raise ValueError(f"keys names the list {name!r}: it must have {rows} entries, got {len(lists[name])}")
+    return [name for name, value in lists.items() if len(value) == rows and (keys is None or name in keys)]
 
 
-def check_no_gradient(name: str, tensor: Tensor) -> None:
-    if tensor.requires_grad:
-        raise ValueError(
-            f"batch[{name!r}] requires a gradient, which a copy does not carry: detach it, or use views "
-            "(copy=False with mode 'truncate')"
-        )
+def is_over_pairs(name: str, tensor: Tensor, mask_keys: Collection[str] | None) -> bool:
+    """Whether the tensor is a mask (..., S, S) over pairs of tokens, by its name and shape."""
+    return tensor.dim() > 2 and tensor.shape[-1] == tensor.shape[-2] and is_mask(name, mask_keys)
 
 
-def fill_value(
-    name: str, kind: Kind, dtype: torch.dtype, pad_values: Mapping[str, float] | None, fills_labels: bool
-) -> float:
-    """The value of a slot without a source token: the caller's, else −100 for labels and 0 for other tensors."""
-    if pad_values is not None and name in pad_values:
-        given = pad_values[name]
-    else:
-        is_ignored_label = kind == Kind.LABEL and fills_labels and not is_loss_mask(name)
-        given = _default_label(name, dtype) if is_ignored_label else 0
-    if isinstance(given, Real) and not isinstance(given, (int, float)):
-        given = int(given) if isinstance(given, Integral) else float(given)  # of NumPy
-    if not isinstance(given, (bool, int, float)):
-        raise TypeError(f"pad_values[{name!r}] must be a number, got {type(given).__name__}")
-    if dtype == torch.bool:
-        fits = given in (0, 1)
-    elif dtype.is_floating_point or dtype.is_complex:
-        fits = True
-    else:
-        limits = torch.iinfo(dtype)
-        fits = given == given // 1 and limits.min <= given <= limits.max
-    if not fits:
-        raise ValueError(f"pad_values[{name!r}] must fit {dtype}, got {given}")
-    return given
+def _common_sizes(tensors: dict[str, Tensor], seq_dim: int, mask_keys: Collection[str] | None) -> tuple[int, int]:
+    """(B, S) of the tensors of tokens. Masks and position ids, which rows may share, are asked only without others."""
+    of_tokens: set[tuple[int, int]] = set()
+    others: set[tuple[int, int]] = set()
+    for name, tensor in tensors.items():
+        shape, is_positions = tensor.shape, own_name(name) in POSITIONS
+        if tensor.dim() == 1:
+            continue
+        if is_over_pairs(name, tensor, mask_keys):
+            others.add((shape[0], shape[-1]))
+        elif is_positions and tensor.dim() > 2:
+            others.add((shape[-2], shape[-1]))
+        else:
+            may_be_shared = is_positions or is_mask(name, mask_keys)
+            (others if may_be_shared else of_tokens).add((shape[1 - seq_dim], shape[seq_dim]))
+    sizes = of_tokens or others
+    if len(sizes) > 1:
+        raise _disagreement(tensors)
+    if not sizes:
+        raise ValueError(f"batch must hold a tensor with a sequence dimension to resize, got {list(tensors)}")
+    ((batch_size, length),) = sizes
+    if length == 0:
+        raise ValueError("batch must have a sequence length of at least 1, got 0")
+    return batch_size, length
 
 
-def _default_label(name: str, dtype: torch.dtype) -> int:
-    """−100, unless the name or the dtype leaves open what the entry holds."""
-    is_real = dtype.is_floating_point or dtype.is_complex
-    if not is_label(name) or (is_real and not is_called_labels(name)):
-        raise ValueError(
-            f"pad_values must have a value for {name!r} ({dtype}), which may hold labels: the value that the loss "
-            f"leaves out, as cross_entropy does with {IGNORED_LABEL}; rename the entry if it holds no labels"
-        )
-    return IGNORED_LABEL
+def _disagreement(tensors: Mapping[str, Tensor]) -> ValueError:
+    shapes = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in tensors.items() if tensor.dim() > 1)
+    return ValueError(f"the tensors of batch must agree on batch size and sequence length, got {shapes}")
+
+
+def _axes_of(
+    name: str, tensor: Tensor, sizes: tuple[int, int], seq_dim: int, mask_keys: Collection[str] | None
+) -> Axes | None:
+    """The axes of a tensor in a batch of (B, S), or None if it does not fit."""
+    (batch_size, length), shape, dims = sizes, tensor.shape, tensor.dim()
+    kind = Kind.LABEL if is_label(name) or is_loss_mask(name) else Kind.SEQUENCE
+    is_positions, named_mask = own_name(name) in POSITIONS, is_mask(name, mask_keys)
+    if is_positions and dims == 1 and shape[0] == length:
+        return Axes(kind, None, (0,))
+    if is_positions and dims > 2 and shape[-2:] in ((batch_size, length), (1, length)):  # (3, B, S) of Qwen-VL
+        return Axes(kind, dims - 2 if shape[-2] == batch_size else None, (dims - 1,))
+    if dims == 1:
+        return Axes(Kind.ROW, 0, ())
+    if named_mask and shape[-2:] == (length, length) and (dims > 2 or batch_size != length):
+        of_rows = shape[:-2] in ((batch_size,), (batch_size, 1))
+        return Axes(Kind.SQUARE, 0 if of_rows else None, (dims - 2, dims - 1))
+    rows_and_tokens = (shape[1 - seq_dim], shape[seq_dim])
+    if rows_and_tokens == sizes:
+        return Axes(kind, 1 - seq_dim, (seq_dim,))
+    if rows_and_tokens == (1, length) and (is_positions or named_mask):
+        return Axes(kind, None, (seq_dim,))
+    return None

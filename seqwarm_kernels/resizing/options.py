@@ -1,77 +1,73 @@
-"""Checks of the options of `resize_batch`."""
+"""The options of `resize_batch`."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Mapping
+from collections.abc import Mapping
+from typing import NamedTuple
 
-from torch import Tensor
+import torch
 
+from ..ops.backends import check_backend
+from ..ops.resize_batch.schema import IGNORED_LABEL, Kind
 from ..utils.checks import check_choice, check_int
+from .entry_names import is_loss_mask, may_be_input
 
 MODES = ("truncate", "reshape", "flatten")
 REMAINDERS = ("drop", "pad", "overlap")
-_USUAL_COLLECTIONS = (list, tuple, set, frozenset)
 
 
-def resizing_rule(mode: str, remainder: str, keep_last_token: bool) -> str:
-    """The operator's rule for the caller's mode, remainder and keep_last_token."""
-    check_string("mode", mode)
-    check_string("remainder", remainder)
-    check_choice("mode", mode, MODES)
-    check_choice("remainder", remainder, REMAINDERS)
-    if remainder != "drop" and mode != "reshape":
-        raise ValueError(f"remainder={remainder!r} needs mode='reshape', got mode={mode!r}")
-    if keep_last_token and mode != "truncate":
-        raise ValueError(f"keep_last_token needs mode='truncate', got mode={mode!r}")
-    if mode == "truncate":
-        return "truncate_keep_last" if keep_last_token else "truncate"
-    return "flatten" if mode == "flatten" else f"reshape_{remainder}"
+class Options(NamedTuple):
+    """The options that decide how a batch is resized, whatever its length."""
+
+    mode: str = "truncate"
+    remainder: str = "drop"
+    seq_dim: int = 1
+    keep_last_token: bool = False
+    keys: tuple[str, ...] | None = None
+    mask_keys: tuple[str, ...] | None = None
+    backend: str | None = None
+
+    def rule(self) -> str:
+        """The operator's rule.
+
+        Raises:
+            TypeError, ValueError: An option is wrong for every batch.
+        """
+        if check_int("seq_dim", self.seq_dim) not in (0, 1):
+            raise ValueError(f"seq_dim must be 0 or 1, got {self.seq_dim}")
+        check_backend(self.backend)
+        check_choice("mode", self.mode, MODES)
+        check_choice("remainder", self.remainder, REMAINDERS)
+        if self.remainder != "drop" and self.mode != "reshape":
+            raise ValueError(f"remainder={self.remainder!r} needs mode='reshape', got mode={self.mode!r}")
+        if self.keep_last_token and self.mode != "truncate":
+            raise ValueError(f"keep_last_token needs mode='truncate', got mode={self.mode!r}")
+        if self.mode == "truncate":
+            return "truncate_keep_last" if self.keep_last_token else "truncate"
+        return "flatten" if self.mode == "flatten" else f"reshape_{self.remainder}"
 
 
-def check_seq_dim(seq_dim: int) -> None:
-    if check_int("seq_dim", seq_dim) not in (0, 1):
-        raise ValueError(f"seq_dim must be 1 for (batch, sequence, ...) or 0 for (sequence, batch, ...), got {seq_dim}")
-
-
-def check_string(argument: str, value: object) -> None:
-    if not isinstance(value, str):
-        raise TypeError(f"{argument} must be a string, got {type(value).__name__}")
-
-
-def check_name_arguments(pad_values: object, keys: object, mask_keys: object) -> None:
-    """`pad_values` must be a mapping, `keys` and `mask_keys` collections. Each may be None.
-
-    An iterator is refused: the first of many readers would use it up.
-    """
-    if pad_values is not None and type(pad_values) is not dict and not isinstance(pad_values, Mapping):
-        raise TypeError(f"pad_values must be a mapping of names to numbers, got {type(pad_values).__name__}")
-    for argument, names in (("keys", keys), ("mask_keys", mask_keys)):
-        if names is None or type(names) in _USUAL_COLLECTIONS:  # the check against a protocol takes microseconds
-            continue
-        if isinstance(names, str):
-            raise TypeError(f"{argument} must be a collection of names, got the string {names!r}")
-        if not isinstance(names, Collection) or isinstance(names, bytes) or hasattr(names, "__array__"):
-            raise TypeError(f"{argument} must be a collection of names, such as a list, got {type(names).__name__}")
-
-
-def check_names(argument: str, names: Collection[str] | None, batch: Mapping[str, object]) -> None:
-    """All `names` must be names of tensors in the batch, or of lists with an entry for each row."""
-    for name in () if names is None else names:
-        if not isinstance(name, Hashable):
-            raise TypeError(f"{argument} must be a collection of names, got {name!r} in it")
-        if not isinstance(batch.get(name), Tensor) and not is_list(batch.get(name)):
-            raise ValueError(f"{argument} names {name!r}, the tensors of the batch are {tensor_names(batch)}")
-
-
-def check_keys(keys: Collection[str] | None, batch: Mapping[str, object]) -> None:
-    if keys is not None and not keys:
-        raise ValueError("keys must name at least one tensor of the batch, got none")
-    check_names("keys", keys, batch)
-
-
-def is_list(value: object) -> bool:
-    return type(value) in (list, tuple)
-
-
-def tensor_names(batch: Mapping[str, object]) -> list[str]:
-    return [name for name, value in batch.items() if isinstance(value, Tensor)]
+def fill_value(
+    name: str, kind: Kind, dtype: torch.dtype, pad_values: Mapping[str, float] | None, fills_labels: bool
+) -> float:
+    """The value of a slot without a source token: the caller's, else −100 for labels and 0 for other tensors."""
+    if pad_values is None or name not in pad_values:
+        if kind != Kind.LABEL or not fills_labels or is_loss_mask(name):
+            return 0
+        if may_be_input(name) or not dtype.is_signed or dtype.is_floating_point or dtype.is_complex:
+            raise ValueError(f"pad_values must have a value for {name!r} ({dtype}), which may hold labels")
+        return IGNORED_LABEL
+    given = pad_values[name]
+    given = given.item() if hasattr(given, "item") else given  # of NumPy
+    if not isinstance(given, (bool, int, float)):
+        raise TypeError(f"pad_values[{name!r}] must be a number, got {type(given).__name__}")
+    if dtype == torch.bool:
+        fits = given in (0, 1)
+    elif dtype.is_floating_point or dtype.is_complex:
+        fits = True
+    else:
+        limits = torch.iinfo(dtype)
+        fits = given == given // 1 and limits.min <= given <= limits.max
+    if not fits:
+        raise ValueError(f"pad_values[{name!r}] must fit {dtype}, got {given}")
+    return given

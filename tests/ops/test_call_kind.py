@@ -1,6 +1,5 @@
 """The cache key of a call, with the extension and without."""
 
-from collections import OrderedDict
 
 import pytest
 import torch
@@ -56,27 +55,6 @@ def test_arguments_that_differ_have_different_kinds(kind_of):
     assert None not in kinds
     assert len(set(kinds)) == len(kinds)
     assert len({kind_of(*arguments) for arguments in (("ab", "c"), ("a", "bc"), (None, 1), (1, None), (1,))}) == 5
-
-
-@pytest.mark.skipif("len(ALL) == 1", reason="the extension does not serve here")
-def test_the_kind_of_a_dict_of_tensors():
-    kind_of, tensor = ALL[-1], whole()
-    different = [
-        {},
-        {"a": tensor},
-        {"b": tensor},
-        {"a": tensor.int()},
-        {"a": tensor, "b": tensor},
-        {"b": tensor, "a": tensor},
-        {"ab": tensor},
-    ]
-    kinds = [kind_of(batch) for batch in different]
-    assert None not in kinds
-    assert len(set(kinds)) == len(kinds)
-    assert kind_of({"a": whole() + 1}) == kinds[1]
-    nested, subclass = {"a": {"b": tensor}}, {"a": tensor, "b": tensor.as_subclass(Subclass)}
-    for batch in ({1: tensor}, {"a": 1}, {"a": None}, nested, subclass, {"\ud800": tensor}, OrderedDict(a=tensor)):
-        assert kind_of(batch) is None
 
 
 @both

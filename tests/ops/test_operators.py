@@ -320,5 +320,5 @@ def test_checkpointing_replays_the_dropout(backend):
 def test_an_extension_from_older_sources_is_refused(monkeypatch):
     older = SimpleNamespace(build_info=lambda: {"torch": torch.__version__}, __file__="_C.so")
     monkeypatch.setitem(sys.modules, "seqwarm_kernels._C", older)
-    with pytest.raises(ImportError, match=r"_C.so lacks alibi_attention, .*resize_call: .* rebuild it"):
+    with pytest.raises(ImportError, match=r"_C.so lacks alibi_attention, .*check_packing: .* rebuild it"):
         backends.load_extension()

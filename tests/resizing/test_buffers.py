@@ -1,6 +1,5 @@
 """BatchBuffers: its sizes and errors. The written values are tested by backend in tests/ops."""
 
-import numpy as np
 import pytest
 import torch
 
@@ -51,7 +50,7 @@ def test_pad_values_belong_to_the_call():
     buffers = BatchBuffers(source, 5, **options)
     padded = resize_batch(source, 4, **options, pad_values={"labels": 255}, out=buffers)["labels"]
     assert padded[1].tolist() == [4, 255, 255, 255]
-    with pytest.raises(ValueError, match=r"pad_values\['labels'\] must fit torch.uint8, got -100"):
+    with pytest.raises(ValueError, match="pad_values must have a value for 'labels'"):
         resize_batch(source, 4, **options, out=buffers)
 
 
@@ -96,7 +95,10 @@ BAD_BATCHES = [
     ({"labels": torch.ones(4, 10)}, "out must hold a tensor 'labels' to write to, its names are"),
     ({"input_ids": torch.ones(4, 10)}, r"out\['input_ids'\] must be torch.float32 on cpu, got torch.int64 on cpu"),
     ({"input_ids": torch.ones(9, 10, dtype=torch.int64)}, r"at least 45 elements for \(9, 5\), got 40"),
-    ({"input_ids": torch.ones(4, 10, dtype=torch.int64, device="meta")}, r"batch\['input_ids'\] must be on cpu"),
+    (
+        {"input_ids": torch.ones(4, 10, dtype=torch.int64, device="meta")},
+        r"batch\['input_ids'\] must be on cpu or in pinned memory",
+    ),
 ]
 
 
@@ -112,7 +114,7 @@ def test_another_batch(other, message):
 def test_a_batch_in_its_own_buffers():
     buffers = BatchBuffers({"input_ids": torch.arange(40).view(4, 10)}, 10)
     inside = resize_batch({"input_ids": torch.arange(40).view(4, 10)}, 10, out=buffers)
-    with pytest.raises(ValueError, match=r"batch\['input_ids'\] must not lie in the buffers that out= writes to"):
+    with pytest.raises(ValueError, match=r"out\['input_ids'\] must not share memory with an entry of batch"):
         resize_batch(inside, 5, out=buffers)
 
 
@@ -123,15 +125,6 @@ def test_bad_arguments():
         BatchBuffers({"weight": torch.ones(4)}, 5)
     with pytest.raises(ValueError, match="mode must be one of"):
         BatchBuffers({"input_ids": torch.ones(4, 10)}, 5, mode="cut")
-    for argument, value in (
-        *(("mode", ["cut"]), ("remainder", 1), ("seq_dim", 1.0), ("seq_dim", True)),
-        *(("keys", 5), ("keys", iter(["input_ids"])), ("mask_keys", "input_ids")),
-    ):
-        with pytest.raises(TypeError, match=f"{argument} must be"):
-            BatchBuffers({"input_ids": torch.ones(4, 10)}, 5, **{argument: value})
-    for argument in ("keys", "mask_keys"):  # an array has no truth value, and compares each of its entries with a name
-        with pytest.raises(TypeError, match=f"{argument} must be a collection of names, such as a list, got ndarray"):
-            BatchBuffers({"input_ids": torch.ones(4, 10)}, 5, **{argument: np.array(["input_ids", "labels"])})
     for device in ("x", "cuda:99", "xla"):
         with pytest.raises(ValueError, match="device must be a device"):
             BatchBuffers({"input_ids": torch.ones(4, 10)}, 5, device=device)

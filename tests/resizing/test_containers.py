@@ -9,8 +9,6 @@ import torch
 
 from seqwarm_kernels import BatchBuffers, resize_batch
 
-from .test_functional import OwnMapping
-
 MASK = torch.tensor([[1, 1, 1, 1, 1, 0], [1, 1, 0, 0, 0, 0]])
 
 
@@ -101,20 +99,6 @@ def test_a_dict_whose_entries_are_its_attributes(options):
     assert batch.names == ["a", "b"]
 
 
-class Named(OwnMapping):
-    """A mapping whose class takes its entries one by one."""
-
-    def __init__(self, input_ids, labels):
-        super().__init__({"input_ids": input_ids, "labels": labels})
-
-
-def test_a_mapping_that_cannot_be_made_again():
-    with pytest.raises(
-        TypeError, match=r"batch must be a mapping whose class takes a mapping of its entries, .* a Named"
-    ):
-        resize_batch(Named(ids(), ids()), 3)
-
-
 @dataclasses.dataclass
 class Batch:
     input_ids: torch.Tensor
@@ -202,15 +186,86 @@ def test_bad_batches():
         resize_batch({"inner": MappingProxyType({"input_ids": ids()})}, 2)
     with pytest.raises(TypeError, match=r"batch must be a mutable mapping .*, got type"):
         resize_batch(Batch, 2)
-    with pytest.raises(ValueError, match=r"batch holds two entries that are called 'a\.b'"):
-        resize_batch({"a.b": ids(), "a": {"b": ids()}}, 2)
 
 
-def test_a_lazy_stack_is_refused_with_what_to_pass():
+# ---- batches of batches
+
+
+def rows(count, length, first=0):
+    return {"input_ids": first + torch.arange(count * length).view(count, length)}
+
+
+def left_padded(count, length, first=0):
+    mask = torch.ones(count, length, dtype=torch.int64)
+    mask[-1, :2] = 0
+    return {**rows(count, length, first), "attention_mask": mask}
+
+
+INNER = [
+    (rows(1, 6), rows(1, 6, 100)),
+    (rows(2, 6), rows(1, 6, 100)),
+    (rows(2, 6), rows(2, 5, 100)),
+    (left_padded(2, 6), rows(2, 6, 100)),
+    (left_padded(2, 6), left_padded(3, 5, 100)),
+    ({**rows(1, 9), "position_ids": torch.tensor([[0, 1, 2, 3, 4, 0, 1, 2, 3]])}, rows(1, 9, 100)),
+    ({"x": rows(2, 6), "y": rows(3, 7)}, rows(2, 5)),
+]
+
+
+@pytest.mark.parametrize(("first", "second"), INNER)
+@pytest.mark.parametrize("options", [{}, {"mode": "reshape"}, {"mode": "reshape", "remainder": "pad"}])
+def test_batches_in_one_are_resized_as_each_by_itself(first, second, options):
+    """A plain row was cut at the boundaries of the packed row beside it."""
+    batch = {"a": first, "b": second, "note": "x"}
+    resized, info = resize_batch(batch, 4, return_info=True, **options)
+    alone = {name: resize_batch(batch[name], 4, return_info=True, **options) for name in ("a", "b")}
+    for name, (expected, _) in alone.items():
+        torch.testing.assert_close(resized[name], expected, rtol=0, atol=0)
+    assert resized["note"] == "x"
+    assert info.valid_lengths.tolist() == [n for _, each in alone.values() for n in each.valid_lengths.tolist()]
+    assert info.num_valid_tokens == sum(each.num_valid_tokens for _, each in alone.values())
+
+
+def test_a_row_beside_a_packed_row_stays_whole():
+    packed, plain = INNER[5]
+    resized = resize_batch({"a": packed, "b": plain}, 4)
+    assert resized["a"]["input_ids"].tolist() == [[0, 1, 2, 3, 5, 6, 7, 8]]
+    assert resized["b"]["input_ids"].tolist() == [[100, 101, 102, 103]]
+
+
+def test_keys_and_values_name_entries_of_inner_batches():
+    batch = {"a": rows(2, 6), "b": {**rows(2, 7), "more": ids()}}
+    resized = resize_batch(
+        batch, 4, mode="reshape", remainder="pad", keys=["a.input_ids", "b.input_ids"], pad_values={"b.input_ids": 9}
+    )
+    assert resized["a"]["input_ids"][1].tolist() == [4, 5, 0, 0]
+    assert resized["b"]["input_ids"][1].tolist() == [4, 5, 6, 9]
+    assert resized["b"]["more"] is batch["b"]["more"]
+    only = resize_batch(batch, 4, keys=["b.input_ids"])
+    assert only["a"]["input_ids"] is batch["a"]["input_ids"]
+    with pytest.raises(ValueError, match=r"keys names 'c\.input_ids'"):
+        resize_batch(batch, 4, keys=["c.input_ids"])
+    with pytest.raises(ValueError, match=r"out must be None .* for several batches in one"):
+        resize_batch({"a": rows(2, 6), "b": rows(2, 6)}, 4, out={"a.input_ids": ids()})
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        {"inputs": left_padded(2, 6), "labels": ids()},
+        {"inputs": left_padded(2, 6), "targets": {"labels": ids()}},
+    ],
+)
+def test_containers_of_other_names_are_parts_of_one_batch(batch):
+    """Labels are cut where the mask of the inputs says."""
+    resized = resize_batch(batch, 3)
+    labels = resized["labels"] if "labels" in resized else resized["targets"]["labels"]
+    assert resized["inputs"]["input_ids"].tolist() == labels.tolist() == [[0, 1, 2], [8, 9, 10]]
+
+
+def test_tensordicts_of_batches():
     tensordict = pytest.importorskip("tensordict")
-    rows = [tensordict.TensorDict({"input_ids": torch.arange(6) + row}, []) for row in range(2)]
-    stack = tensordict.lazy_stack(rows)
-    for batch in (stack, {"inner": stack}):
-        with pytest.raises(TypeError, match=r"hold a LazyStackedTensorDict, .* pass its .contiguous\(\)"):
-            resize_batch(batch, 3)
-    assert resize_batch(stack.contiguous(), 3)["input_ids"].tolist() == [[0, 1, 2], [1, 2, 3]]
+    inner = [tensordict.TensorDict(batch, [2]) for batch in (left_padded(2, 6), rows(2, 5))]
+    resized = resize_batch(tensordict.TensorDict({"a": inner[0], "b": inner[1]}, []), 3)
+    assert resized["a", "input_ids"].tolist() == [[0, 1, 2], [8, 9, 10]]
+    assert resized["b", "input_ids"].tolist() == [[0, 1, 2], [5, 6, 7]]

@@ -1,14 +1,11 @@
 """Masks and biases by their names: what is known to hide padding, and what is cut in both sequence dimensions."""
 
-import warnings
-
 import pytest
 import torch
 from torch import nn
 
 from seqwarm_kernels import SequenceLengthScheduler, resize_batch
-from seqwarm_kernels.resizing import checked_call, functional
-from seqwarm_kernels.resizing.entry_names import warn_once
+from seqwarm_kernels.resizing import plan
 
 IDS = torch.arange(16).view(2, 8)
 MASK = torch.tensor([[0, 0, 0, 1, 1, 1, 1, 1], [1] * 8])
@@ -17,11 +14,9 @@ CUT = [[3, 4, 5, 6], [8, 9, 10, 11]]
 
 
 @pytest.fixture(autouse=True)
-def _no_call_is_known():
-    """Masks of known kinds are not looked at again."""
-    warn_once.cache_clear()
-    checked_call._calls.clear()
-    functional._direct_calls.clear()
+def _no_plan_is_known():
+    """Masks of integers are read for the first batch of a signature."""
+    plan._plans.clear()
 
 
 @pytest.mark.parametrize("seq_dim", [0, 1])
@@ -32,7 +27,7 @@ def test_a_mask_that_keys_leaves_out_tells_where_rows_begin(name, seq_dim):
     resized = resize_batch(batch, 4, keys=[name], seq_dim=seq_dim)
     assert (resized[name] if seq_dim else resized[name].T).tolist() == CUT
     assert resized["attention_mask"] is batch["attention_mask"]
-    with pytest.raises(ValueError, match=r"copy must be True where a row begins with padding: batch\['attention_mask'"):
+    with pytest.raises(ValueError, match=r"copy must be True where rows of batch\['attention_mask'\] begin"):
         resize_batch(batch, 4, keys=[name], seq_dim=seq_dim, copy=False)
 
 
@@ -44,8 +39,7 @@ def test_a_nested_mask_that_keys_leaves_out():
 
 def test_a_mask_of_tokens_that_pass_through_moves_no_row():
     batch = {"input_ids": IDS, "attention_mask": MASK, "decoder_input_ids": IDS}
-    with pytest.warns(UserWarning, match=r"which is not looked for in batch\['attention_mask'\]"):
-        resized = resize_batch(batch, 4, keys=["decoder_input_ids"])
+    resized = resize_batch(batch, 4, keys=["decoder_input_ids"])
     assert resized["decoder_input_ids"].tolist() == IDS[:, :4].tolist()
 
 
@@ -66,72 +60,15 @@ def test_of_two_masks_the_one_that_keys_names_counts():
         resize_batch(batch, 4, keys=["decoder_input_ids"])
 
 
-@pytest.mark.parametrize(
-    ("name", "mask"),
-    [
-        ("key_padding_mask", MASK == 0),
-        ("padding_mask", MASK),
-        ("mask", MASK),
-        ("encoder.mask", MASK),
-        *((f"{name}_mask", MASK) for name in ("att", "attn", "decoder_attn", "input", "pad", "src", "token", "valid")),
-        ("attention_mask", MASK[:, None, None, :].expand(2, 1, 8, 8)),
-        ("attention_mask", MASK[:, :, None]),
-    ],
-)
-def test_a_mask_that_is_not_read_is_told_once(name, mask):
-    nested, _, own = name.rpartition(".")
-    batch = {nested: {"input_ids": IDS, own: mask}} if nested else {"input_ids": IDS, own: mask}
-    with pytest.warns(UserWarning, match=rf"padding, which is not looked for in batch\['{name}'\]") as caught:
-        resize_batch(batch, 4)
-    assert [warning.filename for warning in caught] == [__file__]
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        resize_batch(batch, 4)
-        resize_batch(batch, 4, return_info=True)
-
-
-class Called(nn.Module):
-    def forward(self, input_ids, padding_mask):
-        return input_ids
-
-
-@pytest.mark.parametrize("attached", [False, True])
-def test_the_warning_names_the_line_of_the_user(attached):
-    scheduler, model = SequenceLengthScheduler(4, 8, duration=10, step_size=4), Called()
-    if attached:
-        scheduler.attach(model)
-    batch = {"input_ids": IDS, "padding_mask": MASK}
-    with pytest.warns(UserWarning, match="not looked for in") as caught:
-        _ = model(**batch) if attached else scheduler.resize(batch)
-    assert [warning.filename for warning in caught] == [__file__]
-
-
-@pytest.mark.parametrize(
-    ("more", "options"),
-    [
-        ({"loss_mask": MASK, "special_tokens_mask": MASK}, {}),
-        ({"attention_mask": MASK, "key_padding_mask": MASK, "mask": MASK[:, None, None].expand(2, 1, 8, 8)}, {}),
-        ({"mask": torch.ones(2)}, {}),
-        ({"padding_mask": None}, {}),
-        ({"padding_mask": MASK}, {"mode": "reshape"}),
-    ],
-)
-def test_no_warning_where_nothing_is_left_to_find(more, options):
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        resize_batch({"input_ids": IDS, **more}, 4, **options)
-
-
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int8])
 def test_an_additive_mask_of_integers_is_refused(dtype):
     batch = {"input_ids": IDS, "attention_mask": (MASK - 1) * 100}
-    with pytest.raises(ValueError, match=rf"must be 0 where a token is hidden, got {dtype} with -100: of a mask"):
+    with pytest.raises(ValueError, match=rf"batch\['attention_mask'\] must be 0 or 1, got {dtype} with -100"):
         resize_batch({**batch, "attention_mask": batch["attention_mask"].to(dtype)}, 2)
 
 
 @pytest.mark.parametrize("name", ["bias", "attn_bias", "alibi_bias", "decoder.position_bias", "mask", "causal_mask"])
 @pytest.mark.parametrize("heads", [(), (1,)])
-@pytest.mark.filterwarnings("ignore:rows are cut from their first token")
 def test_masks_and_biases_over_pairs_of_tokens_are_cut_on_both_sides(name, heads):
     pairs = torch.randn(2, *heads, 8, 8)
     resized = resize_batch({"input_ids": IDS, name: pairs}, 4)[name]
@@ -140,38 +77,12 @@ def test_masks_and_biases_over_pairs_of_tokens_are_cut_on_both_sides(name, heads
         resize_batch({"input_ids": IDS, name: pairs}, 4, mode="reshape")
 
 
-@pytest.mark.filterwarnings("ignore:.* has as many features as tokens")
 def test_features_of_the_size_of_a_row_are_kept():
     batch = {"inputs_embeds": torch.randn(2, 8, 8), "biased": torch.randn(2, 8, 8), "bias": torch.randn(2, 8)}
     resized = resize_batch(batch, 4)
     assert [tensor.shape for tensor in resized.values()] == [(2, 4, 8), (2, 4, 8), (2, 4)]
     kept = resize_batch({"input_ids": IDS, "bias": batch["inputs_embeds"]}, 4, mask_keys=[])
     assert kept["bias"].shape == (2, 4, 8)
-
-
-def test_pairs_of_tokens_of_another_name_are_told_once():
-    batch = {"input_ids": IDS, "distances": torch.ones(2, 8, 8)}
-    with pytest.warns(UserWarning, match=r"batch\['distances'\] has as many features as tokens") as caught:
-        assert resize_batch(batch, 4)["distances"].shape == (2, 4, 8)
-    assert [warning.filename for warning in caught] == [__file__]
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        resize_batch(batch, 4)
-
-
-@pytest.mark.parametrize(
-    ("name", "options"), [("distances", {"mask_keys": ["distances"]}), ("x", {"mask_keys": []}), ("inputs_embeds", {})]
-)
-def test_no_warning_of_pairs_or_features_that_are_known(name, options):
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        resize_batch({"input_ids": IDS, name: torch.ones(2, 8, 8)}, 4, **options)
-
-
-def test_an_iterator_of_names_is_not_used_up_in_silence():
-    batch = {"input_ids": IDS, "allowed": torch.ones(2, 8, 8, dtype=torch.bool)}
-    with pytest.raises(TypeError, match="mask_keys must be a collection of names, such as a list, got generator"):
-        resize_batch(batch, 4, mask_keys=(name for name in ["allowed"]))
 
 
 class MeanOfPrefix(nn.Module):
@@ -236,6 +147,7 @@ LEFT, RIGHT = torch.tensor([[0, 0, 0, 0, 0, 1, 1, 1], [1] * 8]), torch.tensor([[
             {
                 "encoder": {"input_ids": IDS, "attention_mask": RIGHT},
                 "decoder": {"input_ids": IDS, "attention_mask": LEFT},
+                "labels": IDS,
             },
             "decoder.attention_mask",
         ),
@@ -248,6 +160,34 @@ def test_one_mask_does_not_move_the_tokens_of_another(batch, begins_masked, copy
         with pytest.raises(ValueError, match=rf"batch\['{begins_masked}'\] must begin with a valid token in each row"):
             resize_batch(batch, 3, copy=copy)
     assert resize_batch(batch, 8, copy=copy).keys() == batch.keys()  # nothing is cut
+
+
+def test_an_encoder_and_a_decoder_by_themselves_are_cut_by_their_own_masks():
+    batch = {
+        "encoder": {"input_ids": IDS, "attention_mask": RIGHT},
+        "decoder": {"input_ids": IDS, "attention_mask": LEFT},
+    }
+    resized = resize_batch(batch, 3)
+    assert resized["encoder"]["input_ids"].tolist() == [[0, 1, 2], [8, 9, 10]]
+    assert resized["decoder"]["input_ids"].tolist() == [[5, 6, 7], [8, 9, 10]]
+
+
+def test_global_attention_hides_no_token():
+    """Longformer's mask is 0 where a token attends locally."""
+    attends = torch.zeros(2, 8, dtype=torch.int64)
+    attends[:, 3] = 1
+    batch = {"input_ids": IDS, "attention_mask": torch.ones_like(IDS), "global_attention_mask": attends}
+    resized = resize_batch(batch, 4)
+    assert resized["input_ids"].equal(IDS[:, :4])
+    assert resized["global_attention_mask"].equal(attends[:, :4])
+
+
+@pytest.mark.parametrize("mode", ["truncate", "reshape"])
+def test_numbers_of_sequences_in_an_attention_mask_are_refused(mode):
+    batch = {"input_ids": IDS[:1], "attention_mask": torch.tensor([[1, 1, 2, 2, 2, 3, 3, 3]])}
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"'attention_mask'\] must be 0 or 1, got torch.int64 with 3"):
+            resize_batch(batch, 2, mode=mode)
 
 
 def test_batches_of_two_masks_that_begin_with_tokens():

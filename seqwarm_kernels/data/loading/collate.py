@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ...ops.resize_batch.schema import IGNORED_LABEL, LOSS_MASKS
-from ...resizing.packing import BOUNDARIES, INDICES, POSITIONS
+from ...resizing.entry_names import BOUNDARIES, INDICES, POSITIONS
 from ...utils.checks import check_int, check_iterable
 from ..batch_planning.plan import IntArray, Piece, check_size
 

@@ -1,0 +1,273 @@
+"""How the batches of one signature are resized: made once from names, shapes and options, then run for every batch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..ops import backends
+from ..ops.library import overload
+from ..ops.resize_batch.schema import LACKING, Kind, new_rows, output_shapes
+from ..utils.checks import check_no_tangent
+from .buffers import BatchBuffers, outputs_in
+from .entry_names import own_name
+from .layout import Axes, Layout, batch_layout
+from .masks import check_first_tokens, check_mask, mask_names, row_mask_name
+from .options import Options, fill_value
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """Which tensors are resized, and how. Valid for every length."""
+
+    rule: str
+    layout: Layout
+    options: Options
+    names: list[str]  #: tensors that the operator takes
+    kinds: list[int]  #: of `names`; plain numbers cost the operator less than a `Kind`
+    fill_values: list[float]  #: of `names`: the value of a slot without a token
+    moved: dict[str, tuple[Any, ...]]  #: dimensions of rows and tokens, where the operator takes them in another order
+    cut_alike: list[str]  #: tensors that rows share, whose first tokens are kept
+    mask: str | None  #: the attention mask of the rows
+    even_masks: list[str]  #: masks of rows that must begin with a token, since all are cut at one place
+    real_masks: list[str]  #: masks of floating point
+    real: list[str]  #: tensors of floating point
+    gradient: str | None  #: a tensor that requires a gradient
+    rare_dtype: torch.dtype | None  #: a dtype that not every backend supports
+    device: torch.device
+
+    def run(
+        self, entries: Mapping[str, Any], seq_len: int, copy: bool, out: Mapping[str, Tensor] | None, return_info: bool
+    ) -> tuple[dict[str, Any], list[Any]]:
+        """The new entries by name, and the fields of `ResizeInfo`: an empty list without `return_info`."""
+        length = min(seq_len, self.layout.source_length)
+        as_views = not copy and self._can_be_views(length)
+        self._check_masks(entries, length, as_views)
+        if as_views:
+            resized, info = self._views(entries, length, return_info)
+        elif out is None:
+            resized, info = self._new_tensors(entries, length, return_info)
+        else:
+            resized, info = self._written_tensors(entries, length, return_info, out)
+        if self.layout.row_lists:
+            times = self._new_rows(length) // max(self.layout.batch_size, 1)
+            for name in self.layout.row_lists:
+                resized[name] = type(entries[name])(value for value in entries[name] for _ in range(times))
+        return resized, info
+
+    def _check_masks(self, entries: Mapping[str, Any], length: int, as_views: bool) -> None:
+        for name in self.real_masks:
+            check_mask(name, entries[name])
+        must_begin = {
+            name: f"batch[{name!r}] must begin with a valid token in each row, since tensors are cut at one place"
+            for name in self.even_masks
+        }
+        if as_views and self.rule == "truncate_valid" and not must_begin:
+            must_begin[str(self.mask)] = f"copy must be True where rows of batch[{self.mask!r}] begin with padding"
+        if must_begin and length < self.layout.source_length:  # a comparison would compile each length anew
+            for name, message in must_begin.items():
+                check_first_tokens(self._rows_first(entries[name]), message)
+
+    # ---- views
+
+    def _can_be_views(self, length: int) -> bool:
+        """Whether strides can express the rule: a view cannot fill a slot or move a token."""
+        if self.rule == "truncate_keep_last":
+            return length == self.layout.source_length
+        return self.rule not in ("reshape_pad", "reshape_overlap") or self.layout.source_length % length == 0
+
+    def _views(self, entries: Mapping[str, Any], length: int, return_info: bool) -> tuple[dict[str, Any], list[Tensor]]:
+        """Views of the entries, or copies where strides do not allow a view."""
+        info = []
+        if return_info:
+            operator = self._operator("resize_batch", self.device)
+            info = operator([], self._mask(entries, needed=True), *self._sizes(length), self.rule, [], [], True)
+        if self.rule.startswith("truncate"):
+            return {name: _first_tokens(entries[name], axes, length) for name, axes in self.layout.axes.items()}, info
+        inputs = zip(self._inputs(entries), self.kinds, strict=True)
+        return self._outputs([self._reshaped_view(tensor, kind, length) for tensor, kind in inputs]), info
+
+    def _reshaped_view(self, tensor: Tensor, kind: int, length: int) -> Tensor:
+        rows, rows_of_each, features = self._new_rows(length), self.layout.source_length // length, tensor.shape[2:]
+        if kind == Kind.ROW:
+            return tensor.repeat_interleave(rows_of_each)
+        if self.rule == "flatten":
+            stream = tensor.reshape(self.layout.batch_size * self.layout.source_length, *features)
+            return stream[: rows * length].reshape(rows, length, *features)
+        return tensor[:, : rows_of_each * length].reshape(rows, length, *features)
+
+    # ---- new tensors
+
+    def _new_tensors(
+        self, entries: Mapping[str, Any], length: int, return_info: bool
+    ) -> tuple[dict[str, Any], list[Tensor]]:
+        made = self._operator("resize_batch", self.device)(*self._arguments(entries, length, return_info))
+        resized = self._outputs(made)
+        for name in self.cut_alike:
+            cut = _first_tokens(entries[name], self.layout.axes[name], length)
+            resized[name] = cut.clone(memory_format=torch.contiguous_format)
+        return resized, made[len(self.names) :]
+
+    # ---- tensors of the caller
+
+    def _written_tensors(
+        self, entries: Mapping[str, Any], length: int, return_info: bool, out: Mapping[str, Tensor]
+    ) -> tuple[dict[str, Any], list[Tensor]]:
+        """Views of `out` with the results."""
+        if self.cut_alike:
+            raise ValueError(f"out must be None with {self.cut_alike[0]!r}, which rows share")
+        inputs, mask, *more = self._arguments(entries, length, return_info)
+        shapes = output_shapes(inputs, self.kinds, self._new_rows(length), length, return_info)
+        outputs = outputs_in(out, dict(zip(self.names, inputs, strict=True)), shapes, entries)
+        device = outputs[0].device
+        self._operator("resize_batch_out", device)(inputs, mask, *more, outputs)
+        if not torch.compiler.is_compiling():
+            torch.autograd.graph.increment_version(outputs)  # autograd then notices that a saved tensor was overwritten
+        if device.type != self.device.type and isinstance(out, BatchBuffers):  # the batch is in pinned memory
+            out.keep_while_read(inputs if mask is None else [*inputs, mask])
+        return self._outputs(outputs), outputs[len(self.names) :]
+
+    # ---- the operator
+
+    def _operator(self, name: str, device: torch.device) -> torch._ops.OpOverload:
+        return overload(name, backends.choose(name, device.type, self.options.backend, self.rare_dtype))
+
+    def _arguments(self, entries: Mapping[str, Any], length: int, return_info: bool) -> tuple[Any, ...]:
+        """The operator carries neither a gradient nor a tangent."""
+        if self.gradient is not None and torch.is_grad_enabled():
+            raise ValueError(f"batch[{self.gradient!r}] requires a gradient, which a copy does not carry")
+        for name in self.real:
+            check_no_tangent(f"batch[{name!r}]", entries[name])
+        sizes, inputs = self._sizes(length), self._inputs(entries)
+        return (
+            inputs,
+            self._mask(entries, needed=not inputs),
+            *sizes,
+            self.rule,
+            self.kinds,
+            self.fill_values,
+            return_info,
+        )
+
+    def _sizes(self, length: int) -> tuple[int, int, int]:
+        return self.layout.batch_size, self.layout.source_length, length
+
+    def _new_rows(self, length: int) -> int:
+        return new_rows(*self._sizes(length), self.rule)
+
+    def _mask(self, entries: Mapping[str, Any], needed: bool) -> Tensor | None:
+        if self.mask is not None:
+            return self._rows_first(entries[self.mask])
+        return torch.ones(1, 1, device=self.device).expand(self._sizes(1)[:2]) if needed else None
+
+    def _rows_first(self, mask: Tensor) -> Tensor:
+        return mask if self.options.seq_dim == 1 else mask.transpose(0, 1)
+
+    def _inputs(self, entries: Mapping[str, Any]) -> list[Tensor]:
+        """Tensors as the operator takes them: (B,), (B, S, features...), or (B, S, S) for a mask over token pairs."""
+        tensors = [entries[name] for name in self.names]
+        for name, dims in self.moved.items():
+            index = self.names.index(name)
+            moved = tensors[index].movedim(dims, tuple(range(len(dims))))
+            tensors[index] = moved.squeeze(3) if len(dims) == 3 else moved
+        return tensors
+
+    def _outputs(self, results: list[Tensor]) -> dict[str, Any]:
+        """Reverse of `_inputs`."""
+        resized = dict(zip(self.names, results, strict=False))
+        for name, dims in self.moved.items():
+            result = resized[name].unsqueeze(3) if len(dims) == 3 else resized[name]
+            resized[name] = result.movedim(tuple(range(len(dims))), dims)
+        return resized
+
+
+def _first_tokens(tensor: Tensor, axes: Axes, length: int) -> Tensor:
+    for dim in axes.tokens:
+        tensor = tensor.narrow(dim, 0, length)
+    return tensor
+
+
+#: Plans by the signature of their batch and options. A training run has one or two.
+_plans: dict[Any, Plan] = {}
+_MAX_PLANS = 256  # where the length of batches changes, old plans are dropped
+
+
+def plan_for(entries: Mapping[str, Any], options: Options, pad_values: Mapping[str, float] | None) -> Plan:
+    """The plan for a batch with these entries, made for the first batch of its signature.
+
+    Raises:
+        TypeError: The batch or an argument has the wrong type.
+        ValueError: The tensors disagree, or an argument does not fit them.
+    """
+    if torch.compiler.is_compiling():  # traced once, and shapes may be symbols
+        return make_plan(entries, options, pad_values)
+    try:
+        # the text of a value distinguishes 0.0 from -0.0
+        values = None if pad_values is None else tuple([(name, repr(value)) for name, value in pad_values.items()])
+        key = options, values, tuple([_signature(name, entry) for name, entry in entries.items()])
+        plan = _plans.get(key)
+    except (TypeError, RuntimeError):  # an option cannot be hashed, sizes are symbols, or a tensor is nested
+        return make_plan(entries, options, pad_values)
+    if plan is None:
+        plan = make_plan(entries, options, pad_values)
+        if len(_plans) >= _MAX_PLANS:
+            _plans.clear()
+        _plans[key] = plan
+    return plan
+
+
+def _signature(name: str, entry: Any) -> tuple[object, ...]:
+    """Everything about an entry that a plan depends on."""
+    if isinstance(entry, Tensor):
+        return name, type(entry), entry.shape, entry.dtype, entry.device, entry.requires_grad, entry.layout
+    if type(entry) in (list, tuple):
+        return name, len(entry)
+    return name, getattr(entry, "shape", None)  # of an array
+
+
+def make_plan(entries: Mapping[str, Any], options: Options, pad_values: Mapping[str, float] | None) -> Plan:
+    """The plan for a batch with these entries. Reads attention masks of integers in host memory."""
+    rule, seq_dim = options.rule(), options.seq_dim
+    layout = batch_layout(entries, mode=options.mode, seq_dim=seq_dim, keys=options.keys, mask_keys=options.mask_keys)
+    for name, entry in entries.items():
+        is_mask = own_name(name).endswith("attention_mask") and type(entry) is Tensor
+        if is_mask and entry.is_cpu and not entry.is_floating_point():
+            check_mask(name, entry)
+    mask, masks = row_mask_name(entries, layout, seq_dim), mask_names(entries, layout, seq_dim)
+    cut_alike = [name for name, axes in layout.axes.items() if axes.rows is None]
+    if rule == "truncate_keep_last" and (mask is None or cut_alike):
+        raise ValueError("keep_last_token needs an 'attention_mask' (batch, sequence), and no tensor that rows share")
+    if rule == "truncate" and mask in masks:
+        rule = "truncate_valid"
+    is_even = len(masks) > 1 or masks[:1] not in ([], [mask]) or bool(masks and cut_alike)
+    tensors = {name: entries[name] for name in layout.axes}
+    inputs = {name: axes for name, axes in layout.axes.items() if name not in cut_alike}
+    fills, lacked = rule in ("reshape_pad", "reshape_overlap"), {each for every in LACKING.values() for each in every}
+    return Plan(
+        rule=rule,
+        layout=layout,
+        options=options,
+        names=list(inputs),
+        kinds=[int(axes.kind) for axes in inputs.values()],
+        fill_values=[
+            fill_value(name, axes.kind, tensors[name].dtype, pad_values, fills) for name, axes in inputs.items()
+        ],
+        moved={name: (axes.rows, *axes.tokens) for name, axes in inputs.items() if _is_moved(tensors[name], axes)},
+        cut_alike=cut_alike,
+        mask=mask,
+        even_masks=masks if is_even and rule.startswith("truncate") else [],
+        real_masks=[name for name in masks if entries[name].is_floating_point()],
+        real=[name for name, tensor in tensors.items() if tensor.is_floating_point()],
+        gradient=next((name for name, tensor in tensors.items() if tensor.requires_grad), None),
+        rare_dtype=next((tensor.dtype for tensor in tensors.values() if tensor.dtype in lacked), None),
+        device=next(iter(tensors.values())).device,
+    )
+
+
+def _is_moved(tensor: Tensor, axes: Axes) -> bool:
+    is_usual = (axes.rows, *axes.tokens) == tuple(range(1 + len(axes.tokens)))
+    return not is_usual or (axes.kind == Kind.SQUARE and tensor.dim() == 4)

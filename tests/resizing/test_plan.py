@@ -1,0 +1,204 @@
+"""One plan is made for all batches of a signature, and known plans give the results of new ones."""
+
+import weakref
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch._subclasses import FakeTensorMode
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, distribute_tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from seqwarm_kernels import resize_batch
+from seqwarm_kernels.ops import backends
+from seqwarm_kernels.resizing import plan
+
+IDS = torch.arange(20).view(2, 10)
+OPTIONS = [
+    {},
+    {"mode": "reshape", "remainder": "pad", "pad_values": {"input_ids": 7}},
+    {"keys": ["input_ids"]},
+    {"mask_keys": ["input_ids"]},
+    {"backend": "reference", "seq_dim": 0},
+]
+
+
+@pytest.fixture
+def made(monkeypatch):
+    """The arguments of each plan that is made, with none kept before."""
+    seen, make = [], plan.make_plan
+    monkeypatch.setattr(plan, "_plans", {})
+    monkeypatch.setattr(plan, "make_plan", lambda *arguments: (seen.append(arguments), make(*arguments))[1])
+    return seen
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_a_plan_serves_all_lengths(made, options):
+    for seq_len in (1, 1, 2, 20):
+        for copy in (True, False):
+            resize_batch({"input_ids": IDS.clone(), "names": ["a"]}, seq_len, copy=copy, **options)
+    assert len(made) == 1
+
+
+def test_a_plan_is_made_for_each_signature(made):
+    batches = [
+        {"input_ids": IDS},
+        {"tokens": IDS},
+        {"input_ids": IDS.int()},
+        {"input_ids": IDS[:1]},
+        {"input_ids": IDS[:, :9]},
+        {"input_ids": IDS, "names": ["a", "b"]},
+        {"input_ids": IDS, "names": ["a", "b", "c"]},
+        {"input_ids": IDS, "names": "ab"},
+    ]
+    for batch in batches:
+        resize_batch(batch, 1)
+    for options in OPTIONS[1:]:
+        resize_batch(batches[0], 1, **options)
+    assert len(made) == len(batches) + len(OPTIONS) - 1
+
+
+def test_a_few_hundred_plans_are_kept(made):
+    batches = [{"input_ids": IDS[:, :1].expand(2, length)} for length in range(1, 258)]
+    for batch in [*batches[:256], batches[0]]:
+        resize_batch(batch, 1, copy=False)
+    assert len(made) == len(plan._plans) == 256
+    resize_batch(batches[256], 1, copy=False)
+    assert len(plan._plans) == 1, "memory grows with each shape"
+
+
+def test_calls_that_differ_do_not_share_a_plan():
+    padded = [
+        resize_batch({"x": torch.ones(1, 3)}, 2, mode="reshape", remainder="pad", pad_values={"x": value}, backend=name)
+        for name in (None, "reference")
+        for value in (0.0, -0.0)
+    ]
+    assert [torch.signbit(result["x"][1, 1]).item() for result in padded] == [False, True, False, True]
+    resize_batch({"labels": IDS}, 4, mode="reshape", remainder="pad")
+    with pytest.raises(ValueError, match="pad_values must have a value for 'labels'"):
+        resize_batch({"labels": IDS.byte()}, 4, mode="reshape", remainder="pad")
+
+
+def strided(shape, strides):
+    items = torch.arange(2 * torch.Size(shape).numel())
+    if strides == "gaps":
+        return items.view(*shape[:-1], 2 * shape[-1])[..., ::2]
+    if strides == "transposed":
+        return items[::2].view(shape[1], shape[0], *shape[2:]).transpose(0, 1)
+    return items[::2].view(shape)
+
+
+STRIDES = ["contiguous", "gaps", "transposed"]
+METHODS = [
+    {},
+    {"keep_last_token": True},
+    {"mode": "reshape"},
+    {"mode": "reshape", "remainder": "pad"},
+    {"mode": "reshape", "remainder": "overlap"},
+    {"mode": "flatten"},
+]
+
+
+def outcome(batch, seq_len, options):
+    """The result's items, which of them are the batch's own, and which share its memory; or the error."""
+    try:
+        resized = resize_batch(batch, seq_len, **options)
+    except ValueError as error:
+        return str(error)
+    return [
+        (name, tensor.dtype, tensor.stride(), tensor.tolist(), tensor is batch[name], tensor._is_view())
+        for name, tensor in resized.items()
+    ]
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_known_plans_equal_new_ones(data):
+    """Batches of other strides and values share a plan."""
+    method, copy = data.draw(st.sampled_from(METHODS)), data.draw(st.booleans())
+    options = {**method, "copy": copy, "backend": data.draw(st.sampled_from([None, "native", "reference"]))}
+    masks = [[1, 1, 1, 1, 1, 0], [1, 1, 0, 0, 0, 0]], [[1] * 6, [0, 0, 0, 1, 1, 1]], [[1] * 6, [0] * 6]
+    outcomes = []
+    for _ in range(2):
+        batch = {
+            "input_ids": strided((2, 6), data.draw(st.sampled_from(STRIDES))),
+            "attention_mask": torch.tensor(data.draw(st.sampled_from(masks))),
+            "inputs_embeds": strided((2, 6, 3), data.draw(st.sampled_from(STRIDES))).double(),
+            "class_weights": torch.ones(5 if "mode" not in method else 2),
+        }
+        if method.get("mode") == "flatten":
+            del batch["class_weights"]
+        length = data.draw(st.integers(1, 8))
+        outcomes.append((batch, length, outcome(batch, length, options)))
+    for batch, length, found in outcomes:
+        plan._plans.clear()
+        assert outcome(batch, length, options) == found
+
+
+@pytest.mark.parametrize("row", range(2))
+def test_views_of_a_row_that_begins_with_padding(row):
+    mask = torch.ones(2, 10)
+    for _ in range(2):
+        resize_batch({"input_ids": IDS, "attention_mask": mask}, 4, copy=False)
+    mask[row, 0] = 0
+    with pytest.raises(ValueError, match="copy must be True where rows of batch"):
+        resize_batch({"input_ids": IDS, "attention_mask": mask}, 4, copy=False)
+
+
+def test_gradients():
+    def batch(requires_grad):
+        return {"inputs_embeds": torch.randn(2, 10, 3, requires_grad=requires_grad)}
+
+    for copy in (True, False):
+        resize_batch(batch(False), 4, copy=copy)
+    with pytest.raises(ValueError, match="requires a gradient"):
+        resize_batch(batch(True), 4)
+    with torch.no_grad():
+        assert not resize_batch(batch(True), 4)["inputs_embeds"].requires_grad
+    leaves = batch(True)
+    resize_batch(leaves, 4, copy=False)["inputs_embeds"].sum().backward()
+    assert leaves["inputs_embeds"].grad.sum(1).eq(4).all()
+
+
+@pytest.mark.skipif(backends.extension is None, reason="the extension does not serve here")
+def test_a_mode_or_transform_sees_a_known_call():
+    seen = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            seen.append(str(function))
+            return function(*args, **(kwargs or {}))
+
+    for copy in (True, False):
+        resize_batch({"input_ids": IDS}, 4, copy=copy)
+        with Watch():
+            resize_batch({"input_ids": IDS}, 4, copy=copy)
+    assert seen == ["seqwarm.resize_batch.native", "aten.slice.Tensor"]
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        assert type(resize_batch({"input_ids": IDS}, 4)["input_ids"]).__name__ == "FakeTensor"
+    cut = torch.func.vmap(lambda row: resize_batch({"x": row}, 4, copy=False)["x"])
+    assert torch.equal(cut(IDS.view(2, 1, 10)), IDS.view(2, 1, 10)[..., :4])
+
+
+def test_no_tensor_is_kept():
+    ids = IDS.clone()
+    resize_batch({"input_ids": ids}, 4)
+    gone = weakref.ref(ids)
+    del ids
+    assert gone() is None
+
+
+def test_dtensors_are_refused(tmp_path):
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        mesh = init_device_mesh("cpu", (1,))
+        resize_batch({"input_ids": IDS}, 4)
+        tokens = torch.arange(6)[None]
+        for batch in ({"input_ids": IDS}, {"input_ids": tokens, "position_ids": tokens % 3}):
+            distributed = {name: distribute_tensor(tensor, mesh, [Replicate()]) for name, tensor in batch.items()}
+            with pytest.raises(TypeError, match="must be a plain tensor, got a DTensor; resize its to_local"):
+                resize_batch(distributed, 4)
+    finally:
+        torch.distributed.destroy_process_group()
