@@ -20,7 +20,7 @@ GROUPS = {
     },
     "resize_batch": {
         "resize_batch": ("bench.resize_batch.cpu", "on the CPU beside the same written by hand"),
-        "resize_calls": ("bench.resize_batch.calls", "what a call costs on a small batch"),
+        "resize_calls": ("bench.resize_batch.calls", "what a call costs on a small batch, in each layer"),
         "resize_packed": ("bench.resize_batch.packed", "what a call costs on a packed batch"),
     },
     "batches and files": {

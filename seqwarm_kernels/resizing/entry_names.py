@@ -34,19 +34,27 @@ def own_name(path: object) -> str:
     return str(path).rpartition(".")[2]
 
 
-_own_names: dict[tuple[Any, ...], dict[Any, str]] = {}  # of the names of a batch
+_roles: dict[tuple[Any, ...], dict[Any, str]] = {}  # of the names of a batch
 
 
-def own_names(entries: Mapping[Any, Any]) -> dict[Any, str]:
-    """The own name of each entry. Remembered, since packed batches ask often."""
+def roles_of(entries: Mapping[Any, Any]) -> dict[Any, str]:
+    """What each entry is in a packed batch: "boundaries", "longest", "positions", "indices", "labels", or ""."""
+    names = tuple(entries)
     if torch.compiler.is_compiling():
-        return {name: own_name(name) for name in entries}
-    found = _own_names.get(names := tuple(entries))
-    if found is None:
-        found = {name: own_name(name) for name in names}
-        if len(_own_names) < 256:  # of a training run, one or two
-            _own_names[names] = found
-    return found
+        return {name: _role_of(own_name(name)) for name in names}
+    if names not in _roles:
+        if len(_roles) >= 256:  # a training run has one or two
+            _roles.clear()
+        _roles[names] = {name: _role_of(own_name(name)) for name in names}
+    return _roles[names]
+
+
+def _role_of(own: str) -> str:
+    groups = {"boundaries": BOUNDARIES, "longest": LONGEST, "positions": POSITIONS, "indices": INDICES}
+    for role, names in groups.items():
+        if own in names:
+            return role
+    return "labels" if is_label(own) or is_loss_mask(own) else ""
 
 
 def is_label(name: object) -> bool:

@@ -16,11 +16,12 @@ from ..ops.resize_batch.schema import Kind
 from ..ops.resize_packed.reference import new_tokens_of, resize
 from ..ops.resize_packed.schema import LACKING, PackedKind, Pieces, cut_sequences
 from ..utils.checks import has_tangent
-from .entry_names import BOUNDARIES, INDICES, LONGEST, POSITIONS, is_label, is_loss_mask, own_name, own_names
+from .entry_names import own_name, roles_of
 from .layout import check_one_device, check_plain, is_over_pairs, row_lists
 from .options import Options, fill_value
 from .packing import Bounds
 
+_KINDS = {"positions": PackedKind.POSITION, "indices": PackedKind.INDEX, "labels": PackedKind.LABEL}
 _RARE_DTYPES = {dtype for dtypes in LACKING.values() for dtype in dtypes}  #: which a backend lacks
 
 
@@ -32,7 +33,7 @@ class PackedTensor(NamedTuple):
     is_row: bool = False  #: (1, T, features...) in the batch
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class PackedPlan:
     """How a packed batch is resized. Made anew for each batch, whose sequences have other lengths than the last."""
 
@@ -58,7 +59,7 @@ class PackedPlan:
             return {}, info
         new_entries = _new_boundaries(entries, new_bounds)
         for (name, each), result in zip(tensors.items(), results, strict=False):
-            new_entries[name] = result[None] if each.is_row else result
+            new_entries[name] = result.unsqueeze(0) if each.is_row else result
         for name in lists:
             new_entries[name] = type(entries[name])(entries[name][index] for index in pieces[Pieces.SEQUENCE].tolist())
         return new_entries, info
@@ -71,11 +72,6 @@ class PackedPlan:
             return []
         device = next(iter(self.tensors.values())).tensor.device
         tensors, kinds = [each.tensor for each in packed], [int(each.kind) for each in packed]
-        for tensor, kind in zip(tensors, kinds, strict=True):
-            if kind == PackedKind.INDEX and pieces.shape[1] - 1 > torch.iinfo(tensor.dtype).max:
-                raise ValueError(
-                    f"seq_idx of {tensor.dtype} cannot hold the numbers of {pieces.shape[1]} new sequences"
-                )
         mask = _mask(entries, int(self.bounds[-1])) if return_info else None
         rare = next((tensor.dtype for tensor in tensors if tensor.dtype in _RARE_DTYPES), None)
         operator = overload("resize_packed", backends.choose("resize_packed", device.type, self.options.backend, rare))
@@ -103,45 +99,41 @@ def packed_plan(
     if options.keep_last_token:
         raise ValueError("keep_last_token must be False for a packed batch, got True")
     tensors: dict[str, PackedTensor] = {}
-    for name, own in own_names(entries).items():
+    roles, tokens, sequences = roles_of(entries), int(bounds[-1]), len(bounds) - 1
+    for name, role in roles.items():
         value = entries[name]
-        if not isinstance(value, Tensor) or value.dim() == 0 or own in BOUNDARIES or own in LONGEST:
+        if not isinstance(value, Tensor) or value.dim() == 0 or role in ("boundaries", "longest"):
             continue
         is_named = options.keys is None or name in options.keys
-        if is_named or own in POSITIONS or own in INDICES:  # these need no name in `keys`
+        if is_named or role in ("positions", "indices"):  # these need no name in `keys`
             check_plain(name, value)
             if is_over_pairs(name, value, options.mask_keys):
                 raise ValueError(f"batch[{name!r}] must not be a mask over pairs of tokens in a packed batch")
-            found = _packed_tensor(own, value, bounds)
+            found = _packed_tensor(value, role, tokens, sequences)
             if found is not None:
                 tensors[name] = found
             elif is_named and value.shape != (1,):
-                raise ValueError(f"batch[{name!r}] must have one row of {bounds[-1]} tokens, got {tuple(value.shape)}")
+                raise ValueError(f"batch[{name!r}] must have one row of {tokens} tokens, got {tuple(value.shape)}")
     if all(each.kind == PackedKind.SEQUENCE for each in tensors.values()):
-        raise ValueError(f"batch must hold a tensor of the {bounds[-1]} packed tokens to resize, got {list(entries)}")
+        raise ValueError(f"batch must hold a tensor of the {tokens} packed tokens to resize, got {list(entries)}")
     check_one_device({name: each.tensor for name, each in tensors.items()})
-    fills = rule == "reshape_overlap"
-    fill_values = [
-        fill_value(name, Kind.LABEL, each.tensor.dtype, pad_values, fills) if each.kind == PackedKind.LABEL else 0
-        for name, each in tensors.items()
-    ]
+    fill_values: list[float] = [0] * len(tensors)
+    if rule == "reshape_overlap":  # repeats tokens
+        fill_values = [
+            fill_value(name, Kind.LABEL, each.tensor.dtype, pad_values, True) if each.kind == PackedKind.LABEL else 0
+            for name, each in tensors.items()
+        ]
     return PackedPlan(bounds, rule, options, tensors, fill_values)
 
 
-def _packed_tensor(own: str, value: Tensor, bounds: Bounds) -> PackedTensor | None:
+def _packed_tensor(value: Tensor, role: str, tokens: int, sequences: int) -> PackedTensor | None:
     """None for a tensor of other things than the packed tokens or sequences."""
-    kind = PackedKind.TOKEN
-    if own in POSITIONS:
-        kind = PackedKind.POSITION
-    elif own in INDICES:
-        kind = PackedKind.INDEX
-    elif is_label(own) or is_loss_mask(own):
-        kind = PackedKind.LABEL
-    if value.shape[0] == bounds[-1]:
+    shape, kind = value.shape, _KINDS.get(role, PackedKind.TOKEN)
+    if shape[0] == tokens:
         return PackedTensor(value, kind)
-    if value.shape[:2] == (1, bounds[-1]):
-        return PackedTensor(value[0], kind, is_row=True)
-    return PackedTensor(value, PackedKind.SEQUENCE) if value.shape == (len(bounds) - 1,) else None
+    if shape[:2] == (1, tokens):
+        return PackedTensor(value.squeeze(0), kind, True)
+    return PackedTensor(value, PackedKind.SEQUENCE) if shape == (sequences,) else None
 
 
 def _mask(entries: Mapping[str, Any], tokens: int) -> Tensor | None:
@@ -156,15 +148,15 @@ def _new_boundaries(entries: Mapping[str, Any], new_bounds: Bounds) -> dict[str,
     """The new boundaries and the length of the longest sequence, where the batch holds them."""
     new_entries: dict[str, Any] = {}
     source = made = longest = None
-    for name, own in own_names(entries).items():
+    for name, role in roles_of(entries).items():
         value = entries[name]
         if value is None:
             continue
-        if own in BOUNDARIES:
+        if role == "boundaries":
             if value is not source:  # collators return one tensor for queries and keys
                 source, made = value, _on_device(torch.from_numpy(new_bounds).to(value.dtype, copy=True), value.device)
             new_entries[name] = made
-        elif own in LONGEST:
+        elif role == "longest":
             longest = int((new_bounds[1:] - new_bounds[:-1]).max(initial=0)) if longest is None else longest
             new_entries[name] = torch.full_like(value, longest) if isinstance(value, Tensor) else longest
     return new_entries
@@ -172,4 +164,6 @@ def _new_boundaries(entries: Mapping[str, Any], new_bounds: Bounds) -> dict[str,
 
 def _on_device(tensor: Tensor, device: torch.device) -> Tensor:
     """A tensor of the host on the device of the batch. The copy waits for nothing, since its source is pinned."""
+    if device.type == "cpu":
+        return tensor
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from .entry_names import BOUNDARIES, INDICES, PACKED_NAMES, POSITIONS, own_name, own_names
+from .entry_names import roles_of
 from .layout import check_plain
 from .masks import can_read
 
@@ -28,18 +28,16 @@ def packed_bounds(entries: Mapping[Any, Any], seq_dim: int) -> Bounds | None:
         TypeError: Boundaries are no integers, or what is to be read is a DTensor.
         ValueError: Boundaries differ for queries and keys.
     """
-    names = own_names(entries)
-    if PACKED_NAMES.isdisjoint(names.values()):
-        return None
-    boundaries = {name: entries[name] for name, own in names.items() if own in BOUNDARIES and entries[name] is not None}
-    if boundaries:
+    roles = roles_of(entries)
+    boundaries = {name: entries[name] for name, role in roles.items() if role == "boundaries"}
+    if boundaries and any(value is not None for value in boundaries.values()):
         return _bounds_of(boundaries)
-    for group in (INDICES, POSITIONS):
-        for name in [name for name, own in names.items() if own in group]:
+    for telling in ("indices", "positions"):
+        for name in [name for name, role in roles.items() if role == telling]:
             row = _row_of_tokens(entries[name], entries, seq_dim)
             if row is not None:
                 check_plain(name, row)
-                starts = _starts(name, row, entries)
+                starts = _starts(row, telling, entries.get(f"{name.removesuffix('position_ids')}attention_mask"))
                 is_packed = len(starts) > 0 or entries[name].dim() == 1
                 return np.concatenate(([0], starts, [len(row)])) if is_packed else None
     return None
@@ -49,7 +47,7 @@ def _bounds_of(boundaries: Mapping[Any, Any]) -> Bounds:
     """The first of the boundaries. Others must equal it, since keys are cut where queries are."""
     first, bounds = None, np.zeros(0, np.int64)
     for name, value in boundaries.items():
-        if value is first:
+        if value is None or value is first:
             continue
         if not isinstance(value, Tensor) or value.dtype not in (torch.int32, torch.int64) or value.dim() != 1:
             got = f"{value.dtype} {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
@@ -70,9 +68,9 @@ def _row_of_tokens(numbers: Any, entries: Mapping[Any, Any], seq_dim: int) -> Te
         rows = numbers if seq_dim == 1 else numbers.T
         return rows[0] if len(rows) == 1 else None
     length, is_of_tokens = len(numbers), False
-    for name, own in own_names(entries).items():
+    for name, role in roles_of(entries).items():
         value = entries[name]
-        if isinstance(value, Tensor) and own not in PACKED_NAMES:
+        if isinstance(value, Tensor) and role in ("", "labels"):
             is_of_tokens |= value.shape[:1] == (length,) or value.shape[:2] == (1, length)
             is_rows = value.dim() > 1 and len(value) > 1  # of which each has a number, or all share the numbers
             if is_rows and (not value.is_floating_point() or value.shape[seq_dim] == length):
@@ -80,22 +78,22 @@ def _row_of_tokens(numbers: Any, entries: Mapping[Any, Any], seq_dim: int) -> Te
     return numbers if is_of_tokens else None
 
 
-def _starts(name: Any, row: Tensor, entries: Mapping[Any, Any]) -> NDArray[np.int64]:
+def _starts(row: Tensor, telling: str, mask: object) -> NDArray[np.int64]:
     """The first token of each sequence but the first: where an index changes, or a position does not follow the last.
 
     Beside tokens that an attention mask hides, which may have any position, a position only must not fall.
     """
-    is_index = own_name(name) in INDICES
-    mask = None if is_index else entries.get(f"{name.removesuffix('position_ids')}attention_mask")
     mask = mask.flatten() if isinstance(mask, Tensor) and mask.numel() == len(row) else None
     if not can_read(row):
-        changes = row.diff() != (0 if is_index else 1)
+        changes = row.diff() != (0 if telling == "indices" else 1)
         if mask is not None:
             changes = changes & (mask[1:] != 0) & (mask[:-1] != 0)
-        torch._assert_async(~changes.any(), f"{name} holds packed sequences: resize them outside of the graph")
+        torch._assert_async(
+            ~changes.any(), "position_ids or seq_idx hold packed sequences: resize them outside of the graph"
+        )
         return np.zeros(0, np.int64)
     numbers = _host_numbers(row)
-    if is_index:
+    if telling == "indices":
         return (numbers[1:] != numbers[:-1]).nonzero()[0] + 1
     valid = np.arange(len(row)) if mask is None else _host_numbers(mask != 0).nonzero()[0]
     changed = np.diff(numbers[valid])

@@ -84,7 +84,8 @@ TARGETS = [
     ),
     *_in_folder(
         "seqwarm_kernels/resizing",
-        "checked_call.py",
+        "functional.py containers.py entry_names.py layout.py masks.py options.py plan.py packing.py packed.py "
+        "buffers.py",
         *(*_RESIZING, "tests/ops/test_forward_mode.py"),
         *("-k", "(not triton or serve) and not two_ranks"),
     ),
@@ -150,7 +151,6 @@ TARGETS = [
         wider=(Run(("tests/ops/test_dropout_origins.py", *_ATTENTION_GRID, "triton")), _COMPILED),
     ),
     *_in_folder("csrc/resize_batch", "call.cpp", *(_SERVED, _RESIZE_BATCH, "tests/cuda_shim", "-k", "native")),
-    *_in_folder("csrc/resize_batch", "direct.cpp", *_RESIZING),
     *_in_folder("csrc/resize_batch", "cpu.cpp", *(_SERVED, _RESIZE_BATCH, "-k", "native")),
     *_in_folder("csrc/resize_packed", "cpu.cpp", *(_SERVED, _RESIZE_PACKED, "-k", "native or serves")),
     *_in_folder("csrc/resize_batch", "cuda.cu", "tests/cuda_shim", "-k", "native"),
