@@ -181,28 +181,29 @@ def _parts_of_rows(
     rows = count // size
     lists = row_lists(entries, keys, count)
     for name, value in entries.items():
-        if isinstance(value, Tensor) and value.shape[:1] == (count,):
-            yield name, value[rank * rows : (rank + 1) * rows].contiguous()
+        dim = layout.axes[name].rows if name in layout.axes else 0  # position ids may be (3, B, S)
+        if isinstance(value, Tensor) and dim is not None and value.shape[dim : dim + 1] == (count,):
+            yield name, value.narrow(dim, rank * rows, rows).contiguous()
         elif name in lists:
             yield name, value[rank * rows : (rank + 1) * rows]
 
 
 def _tokens_of_rows(entries: Mapping[Any, Any], layout: Layout, mesh: DeviceMesh) -> Iterator[tuple[str, Tensor]]:
     length, size = layout.source_length, mesh.size()
-    if length % size and row_mask_name({name: entries[name] for name in layout.kinds}, layout, 1) is None:
+    if length % size and row_mask_name({name: entries[name] for name in layout.axes}, layout, 1) is None:
         raise ValueError(
             f"batch must have a multiple of {size} tokens in a row, one part for each rank of mesh, or an "
             f"'attention_mask' to be padded, got {length} tokens"
         )
     tokens = _tokens_with_padding(length, size) if length % size else length // size
-    for name, kind in layout.kinds.items():
-        if kind == Kind.SQUARE:
+    for name, axes in layout.axes.items():
+        if axes.kind == Kind.SQUARE:
             raise ValueError(
                 f"batch[{name!r}] must have one sequence dimension, got {tuple(entries[name].shape)}: pass a mask "
                 "(rows, tokens)"
             )
-        if kind != Kind.ROW:
-            yield name, _tokens_of_rank(name, entries[name], 1, tokens, mesh)
+        if axes.kind != Kind.ROW:
+            yield name, _tokens_of_rank(name, entries[name], axes.tokens[0], tokens, mesh)
 
 
 def _tokens_with_padding(length: int, size: int) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,12 +18,12 @@ from .layout import Layout, batch_layout
 from .options import Options
 
 
-class BatchBuffers(Mapping[str, Tensor]):
+class BatchBuffers(dict[str, Tensor]):
     """Memory for the outputs of `resize_batch(batch, seq_len, out=buffers)`, for every seq_len up to `max_seq_len`.
 
     The results are contiguous and of the exact size, and each name always has the same address, so a training step can
     be captured in one CUDA graph for each length. Each call overwrites the results of the previous call, the
-    `ResizeInfo` included. As a mapping, `BatchBuffers` maps each name to the flat memory of its tensor.
+    `ResizeInfo` included. `BatchBuffers` is a dict of each name to the flat memory of its tensor.
 
     With `device="cuda"` the batches may also lie in pinned host memory. The kernel then reads them there and copies
     only the tokens that it keeps. The buffers keep such a batch alive until the device has read it.
@@ -62,33 +62,21 @@ class BatchBuffers(Mapping[str, Tensor]):
         dtypes = [*(tensor.dtype for tensor in tensors.values()), *INFO_DTYPES]
         device = next(iter(tensors.values())).device if device is None else check_device("device", device)
         storages = [torch.empty(size, dtype=dtype, device=device) for size, dtype in zip(sizes, dtypes, strict=True)]
+        super().__init__(zip(tensors, storages, strict=False))
         self.device = storages[0].device
         self.info_storages = storages[len(tensors) :]
-        self._storages = dict(zip(tensors, storages, strict=False))
         self._being_read: deque[tuple[torch.cuda.Event, list[Tensor]]] = deque()
         self._read_by_graphs: list[Tensor] = []
 
     @property
     def nbytes(self) -> int:
         """Size of all buffers in bytes."""
-        return sum(storage.nbytes for storage in (*self._storages.values(), *self.info_storages))
-
-    def __getitem__(self, name: str) -> Tensor:
-        return self._storages[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._storages)
-
-    def __len__(self) -> int:
-        return len(self._storages)
+        return sum(storage.nbytes for storage in (*self.values(), *self.info_storages))
 
     def keep_while_read(self, tensors: list[Tensor]) -> None:
-        """Keep tensors in pinned memory, which is reused as soon as nothing refers to it, while the device reads them.
-
-        Tensors that a CUDA graph reads are kept as long as the buffers.
-        """
+        """Keep tensors in pinned memory, which is reused when nothing refers to it, while the device reads them."""
         if is_capturing(self.device):
-            self._read_by_graphs += tensors
+            self._read_by_graphs += tensors  # for as long as the buffers
             return
         while self._being_read and self._being_read[0][0].query():
             self._being_read.popleft()
@@ -115,15 +103,11 @@ def outputs_in(
     out: Mapping[str, Tensor],
     sources: Mapping[str, Tensor],
     shapes: Sequence[tuple[int, ...]],
-    batch: Mapping[str, object],
+    batch: Mapping[str, Any],
 ) -> list[Tensor]:
     """The tensors that a call writes: the first elements of the caller's tensors, then the info.
 
-    Args:
-        out: The caller's tensors, or `BatchBuffers`.
-        sources: Tensors to be resized.
-        shapes: Shapes of all outputs: those of the sources, then those of the info.
-        batch: Entries that are not to be overwritten.
+    `shapes` are those of the resized `sources`, then those of the info. Nothing in `batch` is to be overwritten.
     """
     device = out.device if isinstance(out, BatchBuffers) else next(iter(sources.values())).device
     outputs = {}

@@ -13,9 +13,9 @@ from ..utils.checks import check_int
 from .containers import flat_batches, flatten_batch, unflatten_batch
 from .layout import check_names
 from .options import Options
-from .packed import PackedPlan, packed_plan
+from .packed import resize_packed
 from .packing import packed_bounds
-from .plan import Plan, plan_for
+from .plan import plan_for
 
 
 class ResizeInfo(NamedTuple):
@@ -119,7 +119,13 @@ def resize_batch(
     new_entries: dict[Any, Any] = {}
     infos = []
     for entries in batches:
-        resized, info = _plan(entries, options, pad_values).run(entries, seq_len, copy, out, return_info)
+        bounds = packed_bounds(entries, seq_dim)
+        if bounds is None:
+            resized, info = plan_for(entries, options, pad_values).run(entries, seq_len, copy, out, return_info)
+        elif out is None:
+            resized, info = resize_packed(entries, bounds, options, pad_values, seq_len, copy, return_info)
+        else:
+            raise ValueError("out must be None for a packed batch, whose number of tokens depends on its sequences")
         new_entries |= resized
         infos.append(info)
     new_batch = unflatten_batch(batch, new_entries)
@@ -130,13 +136,6 @@ def _names(argument: str, names: Iterable[str] | None) -> tuple[str, ...] | None
     if isinstance(names, str):
         raise TypeError(f"{argument} must be a collection of names, got the string {names!r}")
     return None if names is None else tuple(names)
-
-
-def _plan(entries: Mapping[Any, Any], options: Options, pad_values: Mapping[str, float] | None) -> Plan | PackedPlan:
-    bounds = packed_bounds(entries, options.seq_dim)
-    if bounds is None:
-        return plan_for(entries, options, pad_values)
-    return packed_plan(entries, bounds, options, pad_values)
 
 
 def _info_of(infos: list[list[Any]]) -> ResizeInfo:

@@ -44,12 +44,7 @@ def batch_layout(
     keys: Collection[str] | None,
     mask_keys: Collection[str] | None,
 ) -> Layout:
-    """Which tensors are resized and how, and their common batch size and sequence length.
-
-    Raises:
-        TypeError: A tensor is sparse, nested or a DTensor, or an entry to be resized is an array of NumPy.
-        ValueError: The tensors disagree, or the mode cannot resize one of them.
-    """
+    """Which tensors are resized and how, and their common batch size and sequence length."""
     chosen = {name: value for name, value in batch.items() if keys is None or name in keys}
     tensors = {name: value for name, value in chosen.items() if isinstance(value, Tensor) and value.dim() > 0}
     for name, tensor in tensors.items():

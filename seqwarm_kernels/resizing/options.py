@@ -28,11 +28,7 @@ class Options(NamedTuple):
     backend: str | None = None
 
     def rule(self) -> str:
-        """The operator's rule.
-
-        Raises:
-            TypeError, ValueError: An option is wrong for every batch.
-        """
+        """The operator's rule. Raises if an option is wrong for every batch."""
         if check_int("seq_dim", self.seq_dim) not in (0, 1):
             raise ValueError(f"seq_dim must be 0 or 1, got {self.seq_dim}")
         check_backend(self.backend)

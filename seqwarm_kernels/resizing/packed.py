@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -33,115 +32,113 @@ class PackedTensor(NamedTuple):
     is_row: bool = False  #: (1, T, features...) in the batch
 
 
-@dataclass(eq=False)
-class PackedPlan:
-    """How a packed batch is resized. Made anew for each batch, whose sequences have other lengths than the last."""
+def resize_packed(
+    entries: Mapping[str, Any],
+    bounds: Bounds,
+    options: Options,
+    pad_values: Mapping[str, float] | None,
+    seq_len: int,
+    copy: bool,
+    return_info: bool,
+) -> tuple[dict[str, Any], list[Tensor]]:
+    """As `Plan.run`. Nothing is kept for the next batch, whose sequences have other lengths.
 
-    bounds: Bounds
-    rule: str
-    options: Options
-    tensors: dict[str, PackedTensor]
-    fill_values: list[float]  #: for each tensor, the value of a repeated label
-
-    def run(
-        self, entries: Mapping[str, Any], seq_len: int, copy: bool, out: Mapping[str, Tensor] | None, return_info: bool
-    ) -> tuple[dict[str, Any], list[Tensor]]:
-        """As `Plan.run`. The new rows are the new sequences."""
-        if out is not None:
-            raise ValueError("out must be None for a packed batch, whose number of tokens depends on its sequences")
-        lists = row_lists(entries, self.options.keys, len(self.bounds) - 1)
-        pieces, new_bounds = cut_sequences(self.bounds, seq_len, self.rule)
-        is_changed = copy or not np.array_equal(new_bounds, self.bounds)
-        tensors = self.tensors if is_changed else {}
-        results = self._resized(entries, list(tensors.values()), pieces, int(new_bounds[-1]), return_info)
-        info = [results[-3], results[-2][None], results[-1]] if return_info else []
-        if not is_changed:
-            return {}, info
-        new_entries = _new_boundaries(entries, new_bounds)
-        for (name, each), result in zip(tensors.items(), results, strict=False):
-            new_entries[name] = result.unsqueeze(0) if each.is_row else result
-        for name in lists:
-            new_entries[name] = type(entries[name])(entries[name][index] for index in pieces[Pieces.SEQUENCE].tolist())
-        return new_entries, info
-
-    def _resized(
-        self, entries: Mapping[str, Any], packed: list[PackedTensor], pieces: Tensor, new_tokens: int, return_info: bool
-    ) -> list[Tensor]:
-        """The new tensors, then the info, from one call of the operator."""
-        if not packed and not return_info:
-            return []
-        device = next(iter(self.tensors.values())).tensor.device
-        tensors, kinds = [each.tensor for each in packed], [int(each.kind) for each in packed]
-        mask = _mask(entries, int(self.bounds[-1])) if return_info else None
-        rare = next((tensor.dtype for tensor in tensors if tensor.dtype in _RARE_DTYPES), None)
-        operator = overload("resize_packed", backends.choose("resize_packed", device.type, self.options.backend, rare))
-        pieces, fill_values = _on_device(pieces, device), self.fill_values[: len(tensors)]
-        results: list[Tensor] = operator(tensors, mask, pieces, new_tokens, kinds, fill_values, return_info)
-        for index, tensor in enumerate(tensors):
-            # The operator carries no gradient and no tangent, its definition does.
-            needs_gradient = tensor.requires_grad and torch.is_grad_enabled()
-            if needs_gradient or (tensor.is_floating_point() and has_tangent(tensor)):
-                tokens = new_tokens_of(pieces, new_tokens)
-                results[index] = resize(tensor, pieces, tokens, kinds[index], fill_values[index])
-        return results
-
-
-def packed_plan(
-    entries: Mapping[str, Any], bounds: Bounds, options: Options, pad_values: Mapping[str, float] | None
-) -> PackedPlan:
-    """The plan of a packed batch.
-
-    Raises:
-        TypeError: A tensor is sparse, nested or a DTensor, or sequence indices are no integers.
-        ValueError: An option does not fit a packed batch, or a tensor is not one row of its tokens.
+    `bounds` are the boundaries of the sequences. The new rows are the new sequences.
     """
     rule = options.rule()
     if options.keep_last_token:
         raise ValueError("keep_last_token must be False for a packed batch, got True")
-    tensors: dict[str, PackedTensor] = {}
-    roles, tokens, sequences = roles_of(entries), int(bounds[-1]), len(bounds) - 1
-    for name, role in roles.items():
-        value = entries[name]
-        if not isinstance(value, Tensor) or value.dim() == 0 or role in ("boundaries", "longest"):
-            continue
-        is_named = options.keys is None or name in options.keys
-        if is_named or role in ("positions", "indices"):  # these need no name in `keys`
-            check_plain(name, value)
-            if is_over_pairs(name, value, options.mask_keys):
-                raise ValueError(f"batch[{name!r}] must not be a mask over pairs of tokens in a packed batch")
-            found = _packed_tensor(value, role, tokens, sequences)
-            if found is not None:
-                tensors[name] = found
-            elif is_named and value.shape != (1,):
-                raise ValueError(f"batch[{name!r}] must have one row of {tokens} tokens, got {tuple(value.shape)}")
-    if all(each.kind == PackedKind.SEQUENCE for each in tensors.values()):
-        raise ValueError(f"batch must hold a tensor of the {tokens} packed tokens to resize, got {list(entries)}")
-    check_one_device({name: each.tensor for name, each in tensors.items()})
-    fill_values: list[float] = [0] * len(tensors)
+    packed = _packed_tensors(entries, bounds, options)
+    lists = row_lists(entries, options.keys, len(bounds) - 1)
+    pieces, new_bounds = cut_sequences(bounds, seq_len, rule)
+    is_changed = copy or not np.array_equal(new_bounds, bounds)
+    inputs = packed if is_changed else {}
+    fill_values: list[float] = [0] * len(inputs)
     if rule == "reshape_overlap":  # repeats tokens
         fill_values = [
             fill_value(name, Kind.LABEL, each.tensor.dtype, pad_values, True) if each.kind == PackedKind.LABEL else 0
-            for name, each in tensors.items()
+            for name, each in inputs.items()
         ]
-    return PackedPlan(bounds, rule, options, tensors, fill_values)
+    results: list[Tensor] = []
+    if inputs or return_info:
+        device = next(iter(packed.values())).tensor.device
+        mask = _mask(entries, int(bounds[-1])) if return_info else None
+        results = _run_operator(
+            list(inputs.values()),
+            mask,
+            _on_device(pieces, device),
+            int(new_bounds[-1]),
+            fill_values,
+            options,
+            return_info,
+        )
+    info = [results[-3], results[-2][None], results[-1]] if return_info else []
+    if not is_changed:
+        return {}, info
+    new_entries = _new_boundaries(entries, new_bounds)
+    for (name, each), result in zip(inputs.items(), results, strict=False):
+        new_entries[name] = result.unsqueeze(0) if each.is_row else result
+    for name in lists:
+        new_entries[name] = type(entries[name])(entries[name][index] for index in pieces[Pieces.SEQUENCE].tolist())
+    return new_entries, info
 
 
-def _packed_tensor(value: Tensor, role: str, tokens: int, sequences: int) -> PackedTensor | None:
-    """None for a tensor of other things than the packed tokens or sequences."""
-    shape, kind = value.shape, _KINDS.get(role, PackedKind.TOKEN)
-    if shape[0] == tokens:
-        return PackedTensor(value, kind)
-    if shape[:2] == (1, tokens):
-        return PackedTensor(value.squeeze(0), kind, True)
-    return PackedTensor(value, PackedKind.SEQUENCE) if shape == (sequences,) else None
+def _packed_tensors(entries: Mapping[str, Any], bounds: Bounds, options: Options) -> dict[str, PackedTensor]:
+    """The tensors that are resized. Position ids and sequence indices need no name in `keys`."""
+    packed: dict[str, PackedTensor] = {}
+    roles, tokens, sequences = roles_of(entries), int(bounds[-1]), len(bounds) - 1
+    for name, role in roles.items():
+        value = entries[name]
+        is_named = options.keys is None or name in options.keys
+        is_told = role in ("boundaries", "longest") or not (is_named or role in ("positions", "indices"))
+        if is_told or not isinstance(value, Tensor) or value.dim() == 0:
+            continue
+        check_plain(name, value)
+        if is_over_pairs(name, value, options.mask_keys):
+            raise ValueError(f"batch[{name!r}] must not be a mask over pairs of tokens in a packed batch")
+        kind = _KINDS.get(role, PackedKind.TOKEN)
+        if value.shape[0] == tokens:
+            packed[name] = PackedTensor(value, kind)
+        elif value.shape[:2] == (1, tokens):
+            packed[name] = PackedTensor(value.squeeze(0), kind, is_row=True)
+        elif value.shape == (sequences,):
+            packed[name] = PackedTensor(value, PackedKind.SEQUENCE)
+        elif is_named and value.shape != (1,):
+            raise ValueError(f"batch[{name!r}] must have one row of {tokens} tokens, got {tuple(value.shape)}")
+    if all(each.kind == PackedKind.SEQUENCE for each in packed.values()):
+        raise ValueError(f"batch must hold a tensor of the {tokens} packed tokens to resize, got {list(entries)}")
+    check_one_device({name: each.tensor for name, each in packed.items()})
+    return packed
+
+
+def _run_operator(
+    packed: list[PackedTensor],
+    mask: Tensor | None,
+    pieces: Tensor,
+    new_tokens: int,
+    fill_values: list[float],
+    options: Options,
+    return_info: bool,
+) -> list[Tensor]:
+    """The new tensors, then the info."""
+    tensors, kinds = [each.tensor for each in packed], [int(each.kind) for each in packed]
+    rare = next((tensor.dtype for tensor in tensors if tensor.dtype in _RARE_DTYPES), None)
+    backend = backends.choose("resize_packed", pieces.device.type, options.backend, rare)
+    arguments = tensors, mask, pieces, new_tokens, kinds, fill_values, return_info
+    results: list[Tensor] = overload("resize_packed", backend)(*arguments)
+    for index, tensor in enumerate(tensors):
+        # The operator carries no gradient and no tangent, its definition does.
+        needs_gradient = tensor.requires_grad and torch.is_grad_enabled()
+        if needs_gradient or (tensor.is_floating_point() and has_tangent(tensor)):
+            tokens = new_tokens_of(pieces, new_tokens)
+            results[index] = resize(tensor, pieces, tokens, kinds[index], fill_values[index])
+    return results
 
 
 def _mask(entries: Mapping[str, Any], tokens: int) -> Tensor | None:
     """(tokens,): the attention mask of the packed tokens, if there is one."""
-    for name, value in entries.items():
-        if own_name(name) == "attention_mask" and isinstance(value, Tensor) and value.numel() == tokens:
-            return value.flatten()
-    return None
+    masks = [value for name, value in entries.items() if own_name(name) == "attention_mask"]
+    return next((mask.flatten() for mask in masks if isinstance(mask, Tensor) and mask.numel() == tokens), None)
 
 
 def _new_boundaries(entries: Mapping[str, Any], new_bounds: Bounds) -> dict[str, Any]:

@@ -23,10 +23,6 @@ def packed_bounds(entries: Mapping[Any, Any], seq_dim: int) -> Bounds | None:
 
     The first of these that the batch has is trusted: boundaries, indices of each token's sequence, position ids. It is
     read, which waits for its device.
-
-    Raises:
-        TypeError: Boundaries are no integers, or what is to be read is a DTensor.
-        ValueError: Boundaries differ for queries and keys.
     """
     roles = roles_of(entries)
     boundaries = {name: entries[name] for name, role in roles.items() if role == "boundaries"}
@@ -101,8 +97,5 @@ def _starts(row: Tensor, telling: str, mask: object) -> NDArray[np.int64]:
 
 
 def _host_numbers(numbers: Tensor) -> NDArray[np.int64]:
-    if torch._C._len_torch_dispatch_stack() or torch._C._are_functorch_transforms_active():
-        # Tensors may have no values or no storage. A trace refuses `item`, and would not see other ways to read.
-        return np.array([number.item() for number in numbers], np.int64)
     array: NDArray[np.int64] = numbers.numpy(force=True).astype(np.int64, copy=False)
     return array

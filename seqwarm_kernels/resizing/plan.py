@@ -197,12 +197,7 @@ _MAX_PLANS = 256  # where the length of batches changes, old plans are dropped
 
 
 def plan_for(entries: Mapping[str, Any], options: Options, pad_values: Mapping[str, float] | None) -> Plan:
-    """The plan for a batch with these entries, made for the first batch of its signature.
-
-    Raises:
-        TypeError: The batch or an argument has the wrong type.
-        ValueError: The tensors disagree, or an argument does not fit them.
-    """
+    """The plan for a batch with these entries, made for the first batch of its signature."""
     if torch.compiler.is_compiling():  # traced once, and shapes may be symbols
         return make_plan(entries, options, pad_values)
     try:

@@ -132,6 +132,19 @@ def test_labels_that_are_not_shifted(parts):
     assert found[0].keys() == batch().keys()
 
 
+@pytest.mark.parametrize("shape", [(16,), (1, 16), (3, 4, 16)])
+def test_position_ids_of_other_shapes(parts, shape):
+    """Each rank has the positions of its tokens, or of its rows."""
+    positions = torch.arange(torch.Size(shape).numel()).view(shape)
+    found = parts({"input_ids": torch.zeros(4, 16, dtype=torch.long), "position_ids": positions})
+    assert torch.equal(joined(found, "position_ids", -1), positions)
+    by_rows = parts({"input_ids": torch.zeros(4, 16, dtype=torch.long), "position_ids": positions}, by="rows")
+    if len(shape) == 3:
+        assert torch.equal(joined(by_rows, "position_ids", 1), positions)
+    else:
+        assert all(torch.equal(part["position_ids"], positions) for part in by_rows)
+
+
 def test_keys_leave_others_whole(parts):
     whole = batch() | {"pixels": torch.rand(4, 3, 5, 5)}
     found = parts(whole, keys=["input_ids", "labels"])

@@ -4,8 +4,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
-from torch.fx.experimental.proxy_tensor import make_fx
 
 from seqwarm_kernels import resize_batch
 from seqwarm_kernels.data import PackedCollator
@@ -184,22 +182,6 @@ def test_positions_and_indices_of_other_dtypes(dtype):
         indices = torch.tensor([[255, 255, 255, 0, 0, 1]]).to(dtype)
         resized = resize_batch({"input_ids": torch.arange(6)[None], "seq_idx": indices}, 1)
         assert resized["input_ids"].tolist() == [[0, 3, 5]]
-
-
-@pytest.mark.parametrize(
-    "entry",
-    [{"cu_seqlens": torch.tensor([0, 5, 15])}, {"position_ids": torch.tensor([[*range(5), *range(10)]])}],
-    ids=["boundaries", "positions"],
-)
-def test_a_trace_refuses_values_that_it_would_keep(entry):
-    def resized(ids, values):
-        return resize_batch({"input_ids": ids, name: values}, 4)["input_ids"]
-
-    ((name, values),) = entry.items()
-    with pytest.raises(RuntimeError, match="get value out of a tracing tensor"):
-        make_fx(resized)(torch.arange(15)[None], values)
-    with FakeTensorMode(allow_non_fake_inputs=True), pytest.raises(DataDependentOutputException):
-        resized(torch.arange(15)[None], values)
 
 
 def test_boundaries_of_several_names_share_no_memory():

@@ -50,9 +50,6 @@ class Kind(IntEnum):
     SQUARE = 3  # a mask over pairs of tokens: both of its sequence dimensions are cut
 
 
-#: The sequence dimensions of each kind, rows first.
-SEQUENCE_DIMS = {Kind.ROW: (), Kind.SEQUENCE: (1,), Kind.LABEL: (1,), Kind.SQUARE: (1, 2)}
-
 #: Padding in labels: torch.nn.functional.cross_entropy leaves it out of the loss.
 IGNORED_LABEL = -100
 
