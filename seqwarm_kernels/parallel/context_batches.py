@@ -47,7 +47,8 @@ class ContextBatches:
             raise ValueError("model must have layers with ContextParallel, got none: call parallelize_module first")
         check_bool("shift_labels", shift_labels)
         self.mesh = mesh
-        self._model, self._shift_labels, self._keys = model, shift_labels, keys
+        self._model, self._shift_labels = model, shift_labels
+        self._keys = None if keys is None else tuple(keys)
 
     def __enter__(self) -> ContextBatches:
         return self

@@ -202,3 +202,11 @@ def test_a_mask_to_be_added_is_not_read_as_its_opposite():
     resize_batch(first, 3)
     with pytest.raises(ValueError, match=r"must be 0 where a token is hidden, got torch\.float32 with -inf"):
         resize_batch({**first, "attention_mask": torch.where(RIGHT == 1, 0.0, -torch.inf)}, 3)
+
+
+def test_a_mask_of_as_many_rows_as_tokens_is_one_of_rows():
+    tokens, mask = torch.arange(16).view(4, 4), torch.ones(4, 4, dtype=torch.int64)
+    mask[1, 0] = 0
+    resized = resize_batch({"input_ids": tokens, "attention_mask": mask}, 2)
+    assert resized["input_ids"].tolist() == [[0, 1], [5, 6], [8, 9], [12, 13]]
+    assert resized["attention_mask"].tolist() == [[1, 1]] * 4

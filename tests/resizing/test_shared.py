@@ -154,3 +154,9 @@ def test_position_ids_of_any_shape(rows, length, seq_len, depth):
         resized = resize_batch({"tokens": tokens, "position_ids": positions}, seq_len)
         assert torch.equal(resized["position_ids"], positions[..., :kept])
         assert torch.equal(resized["tokens"], tokens[:, :kept])
+
+
+def test_stacked_position_ids_of_one_row_are_reshaped():
+    stacked = torch.arange(3 * S).view(3, 1, S)
+    resized = resize_batch({"tokens": TOKENS[:1], "position_ids": stacked}, 4, mode="reshape")
+    assert torch.equal(resized["position_ids"], stacked.view(3, 2, 4))
