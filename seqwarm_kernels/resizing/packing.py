@@ -97,5 +97,8 @@ def _starts(row: Tensor, telling: str, mask: object) -> NDArray[np.int64]:
 
 
 def _host_numbers(numbers: Tensor) -> NDArray[np.int64]:
+    if torch._C._len_torch_dispatch_stack() or torch._C._are_functorch_transforms_active():
+        # Tensors may have no storage. A trace refuses `item`, and would not see other ways to read.
+        return np.array([number.item() for number in numbers], np.int64)
     array: NDArray[np.int64] = numbers.numpy(force=True).astype(np.int64, copy=False)
     return array

@@ -4,6 +4,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from seqwarm_kernels import resize_batch
 from seqwarm_kernels.data import PackedCollator
@@ -184,6 +186,22 @@ def test_positions_and_indices_of_other_dtypes(dtype):
         assert resized["input_ids"].tolist() == [[0, 3, 5]]
 
 
+@pytest.mark.parametrize(
+    "entry",
+    [{"cu_seqlens": torch.tensor([0, 5, 15])}, {"position_ids": torch.tensor([[*range(5), *range(10)]])}],
+    ids=["boundaries", "positions"],
+)
+def test_a_trace_refuses_values_that_it_would_keep(entry):
+    def resized(ids, values):
+        return resize_batch({"input_ids": ids, name: values}, 4)["input_ids"]
+
+    ((name, values),) = entry.items()
+    with pytest.raises(RuntimeError, match="get value out of a tracing tensor"):
+        make_fx(resized)(torch.arange(15)[None], values)
+    with FakeTensorMode(allow_non_fake_inputs=True), pytest.raises(DataDependentOutputException):
+        resized(torch.arange(15)[None], values)
+
+
 def test_boundaries_of_several_names_share_no_memory():
     bounds = torch.tensor([0, 5, 15])
     batch = {"input_ids": torch.arange(15)[None], "cu_seq_lens_q": bounds, "cu_seq_lens_k": bounds.clone()}
@@ -279,6 +297,7 @@ NOT_PACKED = [
     {"input_ids": torch.rand(6, 6), "position_ids": torch.arange(6)},
     {"input_ids": torch.arange(12).view(2, 6), "position_ids": torch.arange(5)},
     {"input_ids": row(range(6)), "position_ids": row(range(6)), "attention_mask": row([0, 0, 1, 1, 1, 1])},
+    {"input_ids": row(range(6)), "position_ids": row(range(6)), "attention_mask": row([1, 1, 0, 1, 1, 1])},
 ]
 
 
