@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from typing import Any
+from collections.abc import Collection
 
 import torch
 
@@ -32,29 +31,6 @@ PACKED_NAMES = BOUNDARIES | POSITIONS | INDICES
 def own_name(path: object) -> str:
     """The last part of a path: "input_ids" of "encoder.input_ids"."""
     return str(path).rpartition(".")[2]
-
-
-_roles: dict[tuple[Any, ...], dict[Any, str]] = {}  # of the names of a batch
-
-
-def roles_of(entries: Mapping[Any, Any]) -> dict[Any, str]:
-    """What each entry is in a packed batch: "boundaries", "longest", "positions", "indices", "labels", or ""."""
-    names = tuple(entries)
-    if torch.compiler.is_compiling():
-        return {name: _role_of(own_name(name)) for name in names}
-    if names not in _roles:
-        if len(_roles) >= 256:  # a training run has one or two
-            _roles.clear()
-        _roles[names] = {name: _role_of(own_name(name)) for name in names}
-    return _roles[names]
-
-
-def _role_of(own: str) -> str:
-    groups = {"boundaries": BOUNDARIES, "longest": LONGEST, "positions": POSITIONS, "indices": INDICES}
-    for role, names in groups.items():
-        if own in names:
-            return role
-    return "labels" if is_label(own) or is_loss_mask(own) else ""
 
 
 def is_label(name: object) -> bool:

@@ -15,10 +15,10 @@ from ..ops.resize_batch.schema import Kind
 from ..ops.resize_packed.reference import new_tokens_of, resize
 from ..ops.resize_packed.schema import LACKING, PackedKind, Pieces, cut_sequences
 from ..utils.checks import has_tangent
-from .entry_names import own_name, roles_of
+from .entry_names import own_name
 from .layout import check_one_device, check_plain, is_over_pairs, row_lists
 from .options import Options, fill_value
-from .packing import Bounds
+from .packing import Bounds, roles_of
 
 _KINDS = {"positions": PackedKind.POSITION, "indices": PackedKind.INDEX, "labels": PackedKind.LABEL}
 _RARE_DTYPES = {dtype for dtypes in LACKING.values() for dtype in dtypes}  #: which a backend lacks

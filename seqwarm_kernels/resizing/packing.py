@@ -10,12 +10,35 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from .entry_names import roles_of
+from .entry_names import BOUNDARIES, INDICES, LONGEST, POSITIONS, is_label, is_loss_mask, own_name
 from .layout import check_plain
 from .masks import can_read
 
 #: (N + 1,) int64, boundaries of N sequences. Of arrays this small NumPy takes a fraction of torch's time.
 Bounds = NDArray[np.int64]
+
+
+_roles: dict[tuple[Any, ...], dict[Any, str]] = {}  # of the names of a batch
+
+
+def roles_of(entries: Mapping[Any, Any]) -> dict[Any, str]:
+    """What each entry is in a packed batch: "boundaries", "longest", "positions", "indices", "labels", or ""."""
+    names = tuple(entries)
+    if torch.compiler.is_compiling():
+        return {name: _role_of(own_name(name)) for name in names}
+    if names not in _roles:
+        if len(_roles) >= 256:  # a training run has one or two
+            _roles.clear()
+        _roles[names] = {name: _role_of(own_name(name)) for name in names}
+    return _roles[names]
+
+
+def _role_of(own: str) -> str:
+    groups = {"boundaries": BOUNDARIES, "longest": LONGEST, "positions": POSITIONS, "indices": INDICES}
+    for role, names in groups.items():
+        if own in names:
+            return role
+    return "labels" if is_label(own) or is_loss_mask(own) else ""
 
 
 def packed_bounds(entries: Mapping[Any, Any], seq_dim: int) -> Bounds | None:

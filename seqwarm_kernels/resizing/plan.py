@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -39,6 +39,7 @@ class Plan:
     gradient: str | None  #: a tensor that requires a gradient
     rare_dtype: torch.dtype | None  #: a dtype that not every backend supports
     device: torch.device
+    operators: dict[tuple[str, str], torch._ops.OpOverload] = field(default_factory=dict)  #: those that ran
 
     def run(
         self, entries: Mapping[str, Any], seq_len: int, copy: bool, out: Mapping[str, Tensor] | None, return_info: bool
@@ -134,7 +135,11 @@ class Plan:
     # ---- the operator
 
     def _operator(self, name: str, device: torch.device) -> torch._ops.OpOverload:
-        return overload(name, backends.choose(name, device.type, self.options.backend, self.rare_dtype))
+        operator = self.operators.get((name, device.type))
+        if operator is None:
+            operator = overload(name, backends.choose(name, device.type, self.options.backend, self.rare_dtype))
+            self.operators[name, device.type] = operator
+        return operator
 
     def _arguments(self, entries: Mapping[str, Any], length: int, return_info: bool) -> tuple[Any, ...]:
         """The operator carries neither a gradient nor a tangent."""
@@ -237,7 +242,7 @@ def make_plan(entries: Mapping[str, Any], options: Options, pad_values: Mapping[
     if rule == "truncate_keep_last" and (mask is None or cut_alike):
         raise ValueError("keep_last_token needs an 'attention_mask' (batch, sequence), and no tensor that rows share")
     if rule == "truncate" and mask in masks:
-        rule = "truncate_valid"
+        rule = "truncate_valid"  # a row that begins with padding is cut from its first valid token on
     is_even = len(masks) > 1 or masks[:1] not in ([], [mask]) or bool(masks and cut_alike)
     tensors = {name: entries[name] for name in layout.axes}
     inputs = {name: axes for name, axes in layout.axes.items() if name not in cut_alike}
