@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -49,7 +49,7 @@ def batch_layout(
     tensors = {name: value for name, value in chosen.items() if isinstance(value, Tensor) and value.dim() > 0}
     for name, tensor in tensors.items():
         check_plain(name, tensor)
-    check_one_device(tensors)
+    check_one_device(tensors.values())
     sizes = _common_sizes(tensors, seq_dim, mask_keys)
     batch_size, length = sizes
     axes = {}
@@ -96,10 +96,10 @@ def check_plain(name: str, tensor: Tensor) -> None:
         raise TypeError(f"batch[{name!r}] must be a plain tensor, got a DTensor; resize its to_local()")
 
 
-def check_one_device(tensors: Mapping[str, Tensor]) -> None:
-    if len({tensor.device for tensor in tensors.values()}) > 1:
-        devices = {name: str(tensor.device) for name, tensor in tensors.items()}
-        raise ValueError(f"the tensors of batch must be on one device, got {devices}")
+def check_one_device(tensors: Iterable[Tensor]) -> None:
+    devices = {tensor.device for tensor in tensors}
+    if len(devices) > 1:
+        raise ValueError(f"the tensors of batch must be on one device, got {sorted(map(str, devices))}")
 
 
 def row_lists(batch: Mapping[str, Any], keys: Collection[str] | None, rows: int) -> list[str]:

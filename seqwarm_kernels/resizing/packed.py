@@ -107,7 +107,7 @@ def _packed_tensors(entries: Mapping[str, Any], bounds: Bounds, options: Options
             raise ValueError(f"batch[{name!r}] must have one row of {tokens} tokens, got {tuple(value.shape)}")
     if all(each.kind == PackedKind.SEQUENCE for each in packed.values()):
         raise ValueError(f"batch must hold a tensor of the {tokens} packed tokens to resize, got {list(entries)}")
-    check_one_device({name: each.tensor for name, each in packed.items()})
+    check_one_device(each.tensor for each in packed.values())
     return packed
 
 

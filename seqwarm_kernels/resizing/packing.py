@@ -48,9 +48,9 @@ def packed_bounds(entries: Mapping[Any, Any], seq_dim: int) -> Bounds | None:
     read, which waits for its device.
     """
     roles = roles_of(entries)
-    boundaries = {name: entries[name] for name, role in roles.items() if role == "boundaries"}
-    if boundaries and any(value is not None for value in boundaries.values()):
-        return _bounds_of(boundaries)
+    boundaries = [name for name, role in roles.items() if role == "boundaries" and entries[name] is not None]
+    if boundaries:
+        return _bounds_of(entries, boundaries)
     for telling in ("indices", "positions"):
         for name in [name for name, role in roles.items() if role == telling]:
             row = _row_of_tokens(entries[name], entries, seq_dim)
@@ -62,20 +62,22 @@ def packed_bounds(entries: Mapping[Any, Any], seq_dim: int) -> Bounds | None:
     return None
 
 
-def _bounds_of(boundaries: Mapping[Any, Any]) -> Bounds:
+def _bounds_of(entries: Mapping[Any, Any], names: list[Any]) -> Bounds:
     """The first of the boundaries. Others must equal it, since keys are cut where queries are."""
-    first, bounds = None, np.zeros(0, np.int64)
-    for name, value in boundaries.items():
-        if value is None or value is first:
+    source = bounds = None
+    for name in names:
+        value = entries[name]
+        if value is source:
             continue
         if not isinstance(value, Tensor) or value.dtype not in (torch.int32, torch.int64) or value.dim() != 1:
             got = f"{value.dtype} {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
             raise TypeError(f"batch[{name!r}] must be int32 or int64 boundaries (sequences + 1,) of one row, got {got}")
         check_plain(name, value)
         numbers = _host_numbers(value)
-        if first is not None and not np.array_equal(numbers, bounds):
+        if bounds is not None and not np.array_equal(numbers, bounds):
             raise ValueError(f"batch[{name!r}] must equal the other boundaries, which keys and queries share")
-        first, bounds = value, numbers
+        source, bounds = value, numbers
+    assert bounds is not None
     return bounds
 
 

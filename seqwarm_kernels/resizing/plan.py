@@ -246,6 +246,7 @@ def make_plan(entries: Mapping[str, Any], options: Options, pad_values: Mapping[
     is_even = len(masks) > 1 or masks[:1] not in ([], [mask]) or bool(masks and cut_alike)
     tensors = {name: entries[name] for name in layout.axes}
     inputs = {name: axes for name, axes in layout.axes.items() if name not in cut_alike}
+    dims_of = {name: (axes.rows, *axes.tokens) for name, axes in inputs.items()}
     fills, lacked = rule in ("reshape_pad", "reshape_overlap"), {each for every in LACKING.values() for each in every}
     return Plan(
         rule=rule,
@@ -256,7 +257,7 @@ def make_plan(entries: Mapping[str, Any], options: Options, pad_values: Mapping[
         fill_values=[
             fill_value(name, axes.kind, tensors[name].dtype, pad_values, fills) for name, axes in inputs.items()
         ],
-        moved={name: (axes.rows, *axes.tokens) for name, axes in inputs.items() if _is_moved(tensors[name], axes)},
+        moved={name: dims for name, dims in dims_of.items() if dims != tuple(range(len(dims)))},
         cut_alike=cut_alike,
         mask=mask,
         even_masks=masks if is_even and rule.startswith("truncate") else [],
@@ -266,8 +267,3 @@ def make_plan(entries: Mapping[str, Any], options: Options, pad_values: Mapping[
         rare_dtype=next((tensor.dtype for tensor in tensors.values() if tensor.dtype in lacked), None),
         device=next(iter(tensors.values())).device,
     )
-
-
-def _is_moved(tensor: Tensor, axes: Axes) -> bool:
-    is_usual = (axes.rows, *axes.tokens) == tuple(range(1 + len(axes.tokens)))
-    return not is_usual or (axes.kind == Kind.SQUARE and tensor.dim() == 4)

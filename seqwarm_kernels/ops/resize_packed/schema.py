@@ -68,7 +68,7 @@ def cut_sequences(bounds: NDArray[np.int64], seq_len: int, rule: str) -> tuple[T
         `pieces` (5, P), int64 in host memory, and boundaries (P + 1,), int64.
     """
     lengths = bounds[1:] - bounds[:-1]
-    if bounds[0] != 0 or (lengths < 0).any():  # addresses are computed from them
+    if bounds[0] != 0 or lengths.min(initial=0) < 0:  # addresses are computed from them
         raise ValueError(f"boundaries of a packed batch must begin with 0 and not fall, got {bounds.tolist()}")
     if rule.startswith("truncate"):
         counts = np.ones_like(lengths)
