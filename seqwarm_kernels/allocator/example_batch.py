@@ -95,7 +95,7 @@ class Layout:
             name: self._repeated(name, value, rows, length).to(device) if isinstance(value, Tensor) else value
             for name, value in self.entries.items()
         }
-        return unflatten_batch(self.example, entries, (rows, length))
+        return unflatten_batch(self.example, entries)
 
     def _repeated(self, name: Any, tensor: Tensor, rows: int, length: int) -> Tensor:
         dims = self.token_dims[name]

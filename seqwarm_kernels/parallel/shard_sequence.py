@@ -96,8 +96,7 @@ def shard_sequence(
         batch = copy.copy(batch)
         for name in added:
             batch[name] = parts.get(name, added[name])
-    sizes = max((part.shape for part in parts.values() if isinstance(part, Tensor)), key=len)
-    return unflatten_batch(batch, parts, (sizes[0], sizes[1]) if len(sizes) > 1 else (1, sizes[0]))
+    return unflatten_batch(batch, parts)
 
 
 def _added(

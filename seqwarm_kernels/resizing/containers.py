@@ -91,11 +91,8 @@ def cut_entries(batch: Any, resized: Any) -> Iterator[tuple[Any, Tensor, Tensor]
             yield path, before, after
 
 
-def unflatten_batch(batch: Any, new_entries: Mapping[Any, Any], sizes: object = None) -> Any:
-    """A batch of the same types in which `new_entries` replace the entries of the same paths. It is not changed.
-
-    `sizes` is not read: the batch size of a TensorDict is that of its new tensors.
-    """
+def unflatten_batch(batch: Any, new_entries: Mapping[Any, Any]) -> Any:
+    """A batch of the same types in which `new_entries` replace the entries of the same paths. It is not changed."""
     if type(batch) is dict and batch.keys() >= new_entries.keys():  # the usual batch
         return {**batch, **new_entries}
     return _with_new_entries(batch, new_entries, "")

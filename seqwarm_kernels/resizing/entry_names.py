@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-import torch
-
 from ..ops.resize_batch.schema import LOSS_MASKS
 
 _LABEL_NAMES = ("labels", "label", "label_ids", "targets", "target", "target_ids", "y")
@@ -55,11 +53,3 @@ def is_loss_mask(name: object) -> bool:
 def is_mask(name: object, mask_keys: Collection[str] | None) -> bool:
     """Whether the entry is a mask or a bias, which may be over pairs of tokens."""
     return f"_{own_name(name)}".endswith(("_mask", "_bias")) if mask_keys is None else name in mask_keys
-
-
-# Until schedule/ asks `is_label`:
-counts_as_label = is_label
-
-
-def holds_labels(name: str, dtype: torch.dtype) -> bool:
-    return is_label(name) and dtype.is_signed

@@ -31,10 +31,6 @@ class Layout:
     axes: dict[str, Axes]
     row_lists: list[str]  #: lists and tuples with an entry for each row
 
-    @property
-    def kinds(self) -> dict[str, Kind]:
-        return {name: axes.kind for name, axes in self.axes.items()}
-
 
 def batch_layout(
     batch: Mapping[str, Any],

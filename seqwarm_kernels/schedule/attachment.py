@@ -126,7 +126,9 @@ class Attachment:
 
     def _resized(self, batch: Any) -> Any:
         resized, info = self._scheduler.resize(batch, **self._options, return_info=True)
-        self.seq_length = min(self._scheduler.seq_length, info.position_ids.shape[1])
+        positions = info.position_ids
+        longest = max(each.shape[1] for each in (positions if isinstance(positions, tuple) else (positions,)))
+        self.seq_length = min(self._scheduler.seq_length, longest)
         # In backward, activation checkpointing repeats a forward. torch has no public way to ask.
         if torch._C._current_graph_task_id() == -1:
             tokens = info.num_valid_tokens  # of which `out=` writes a new value into the same memory

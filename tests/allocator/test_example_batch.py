@@ -315,6 +315,6 @@ def test_options_that_return_more_than_the_batch():
 def test_position_ids_of_other_shapes_get_the_longest_length(shape):
     batch = {"input_ids": torch.zeros(2, 6, dtype=torch.int64), "position_ids": torch.arange(6).expand(shape)}
     repeated = repeated_to(batch, 4, 9, {})
-    rows = shape[:-2] + (4,) if len(shape) == 3 else shape[:-1]
+    rows = (*shape[:-2], 4) if len(shape) == 3 else shape[:-1]
     assert repeated["position_ids"].equal(torch.arange(9).expand(*rows, 9))
     assert repeated["input_ids"].shape == (4, 9)

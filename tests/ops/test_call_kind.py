@@ -1,6 +1,5 @@
 """The cache key of a call, with the extension and without."""
 
-
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
