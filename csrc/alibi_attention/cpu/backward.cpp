@@ -124,6 +124,8 @@ class Backward {
       begin = std::min<int64_t>(begin, range[0]);
       end = std::max<int64_t>(end, range[1]);
     }
+    begin = std::max<int64_t>(begin, 0);  // an operator that is called directly may get any numbers
+    end = std::min(end, problem_.used_keys);
     for_each_piece(
         tile_, hidden_, begin / key_step * key_step, round_up(end, key_step), false,
         [&](const Piece& piece) { differentiate_piece(piece); });

@@ -124,7 +124,7 @@ void set_common(
     inputs.dropout_origins = dropout_seed->contiguous();
     problem.dropout.origins = inputs.dropout_origins.const_data_ptr<int64_t>();
   } else if (dropout_seed) {
-    problem.dropout.seed = static_cast<uint64_t>(dropout_seed->item<int64_t>());
+    problem.dropout.seed = static_cast<uint64_t>(*dropout_seed->const_data_ptr<int64_t>());
   }
   problem.dropout.threshold = static_cast<uint32_t>(dropout_p * 4294967296.0);
   problem.dropout.inverse_keep = static_cast<float>(1 / (1 - dropout_p));
@@ -305,16 +305,11 @@ void fill_ranges(const Tensor& ranges, int64_t key_length) {
 template <typename Options>
 FourTensors forward(
     const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& slopes, const Options& options) {
-  check_values(options, query, key, slopes);
-  std::vector<int64_t> rows(query.sizes().begin(), query.sizes().end() - 1);
-  if (query.dim() == 3) {
-    std::swap(rows[0], rows[1]);
-  }
+  check_inputs(options, query, key, value, slopes);
   const Tensor out = allocate_like(query);
-  const Tensor lse = at::empty(rows, query.options().dtype(at::kFloat));
+  const Tensor lse = at::empty(rows_of(query), query.options().dtype(at::kFloat));
   const Tensor log2_sum = at::empty_like(lse);
-  rows.back() = 2 * ((rows.back() + range_block - 1) / range_block);
-  const Tensor ranges = at::empty(rows, query.options().dtype(at::kInt));
+  const Tensor ranges = at::empty(range_rows_of(query), query.options().dtype(at::kInt));
   if (query.numel() > 0) {
     Inputs inputs(query, key, value, slopes);
     Problem problem = describe(inputs, options);
@@ -369,7 +364,8 @@ FourTensors backward(
     const Tensor& grad_out_, const std::optional<Tensor>& grad_lse_, const Tensor& out_, const Tensor& lse_,
     const Tensor& log2_sum_, const Tensor& ranges_, bool slopes_need_grad, const Tensor& query, const Tensor& key,
     const Tensor& value, const Tensor& slopes, const Options& options) {
-  check_values(options, query, key, slopes);
+  check_inputs(options, query, key, value, slopes);
+  check_saved(query, grad_out_, grad_lse_, out_, lse_, log2_sum_, ranges_);
   const Tensor grad_query = allocate_like(query), grad_key = allocate_like(key), grad_value = allocate_like(value);
   const Tensor grad_out = with_dense_rows(grad_out_), out = with_dense_rows(out_);
   const Tensor grad_lse = grad_lse_.has_value() ? grad_lse_->contiguous() : Tensor();

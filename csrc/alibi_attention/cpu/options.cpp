@@ -29,11 +29,72 @@ void check_sequences(
       ", the length of the longest sequence, got ", max_seqlen);
 }
 
+constexpr int64_t most_dims = 256;  // of a head
+
+void check_tensors(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, int64_t rank) {
+  TORCH_CHECK_VALUE(
+      query.dim() == rank && key.dim() == rank && key.sizes() == value.sizes(), "query, key and value must have ", rank,
+      " dimensions and key the shape of value, got ", query.sizes(), ", ", key.sizes(), " and ", value.sizes());
+  const at::ScalarType dtype = query.scalar_type();
+  TORCH_CHECK_TYPE(
+      (dtype == at::kFloat || dtype == at::kHalf || dtype == at::kBFloat16) && key.scalar_type() == dtype &&
+          value.scalar_type() == dtype,
+      "query, key and value must all be float32, float16 or bfloat16, got ", dtype, ", ", key.scalar_type(), " and ",
+      value.scalar_type());
+  const int64_t dims = query.size(-1), heads = query.size(1), key_heads = key.size(1);
+  TORCH_CHECK_VALUE(
+      1 <= dims && dims <= most_dims && key.size(-1) == dims, "query and key must have one head_dim from 1 to ",
+      most_dims, ", got ", dims, " and ", key.size(-1));
+  TORCH_CHECK_VALUE(
+      key_heads > 0 && heads > 0 && heads % key_heads == 0,
+      "the number of query heads must be a multiple of that of key heads, got ", heads, " and ", key_heads);
+}
+
 void check_slopes(const at::Tensor& slopes, int64_t rows, int64_t num_heads) {
   const bool fits = slopes.dim() == 1 || (slopes.dim() == 2 && slopes.size(0) == rows);
   TORCH_CHECK_VALUE(
       fits && slopes.size(-1) == num_heads, "slopes must be (", num_heads, ",) or (", rows, ", ", num_heads, "), got ",
       slopes.sizes());
+}
+
+void check_shape(const char* name, const at::Tensor& tensor, at::IntArrayRef wanted) {
+  TORCH_CHECK_VALUE(tensor.sizes() == wanted, name, " must have the shape ", wanted, ", got ", tensor.sizes());
+}
+
+void check_shape(const char* name, const std::optional<at::Tensor>& tensor, at::IntArrayRef wanted) {
+  if (tensor) {
+    check_shape(name, *tensor, wanted);
+  }
+}
+
+// A seed has no dimensions, origins have those of `wanted`.
+void check_seed(const std::optional<at::Tensor>& seed, at::IntArrayRef wanted) {
+  if (seed && seed->dim() > 0) {
+    check_shape("dropout_seed", *seed, wanted);
+  }
+}
+
+void check_at_least(const char* name, std::optional<int64_t> number, int64_t least) {
+  TORCH_CHECK_VALUE(number.value_or(least) >= least, name, " must be at least ", least, ", got ", *number);
+}
+
+// `entries`: of query_start, one for each row.
+void check_positions(const std::optional<at::Tensor>& query_start, int64_t entries) {
+  if (!query_start) {
+    return;
+  }
+  TORCH_CHECK_VALUE(
+      query_start->dim() == 1 && (query_start->numel() == 1 || query_start->numel() == entries),
+      "query_start must have one entry, or one for each of the ", entries, " rows, got ", query_start->numel());
+  if (query_start->scalar_type() == at::kInt) {
+    return;
+  }
+  const auto starts = query_start->accessor<int64_t, 1>();
+  for (int64_t row = 0; row < starts.size(0); ++row) {
+    TORCH_CHECK_VALUE(
+        -farthest_position <= starts[row] && starts[row] <= farthest_position,
+        "query_start must be from -2**60 to 2**60, got ", starts[row]);
+  }
 }
 
 }  // namespace
@@ -51,32 +112,58 @@ void check_packing(
   }
 }
 
-void check_values(
-    const DenseOptions& options, const at::Tensor& query, const at::Tensor& /*key*/, const at::Tensor& slopes) {
-  check_slopes(slopes, query.size(0), query.size(1));
-  if (!options.query_start) {
-    return;
-  }
-  const int64_t count = options.query_start->numel();
+void check_inputs(
+    const DenseOptions& options, const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+    const at::Tensor& slopes) {
+  check_tensors(query, key, value, 4);
+  const int64_t batch_size = query.size(0), num_heads = query.size(1);
   TORCH_CHECK_VALUE(
-      count == 1 || count == query.size(0), "query_start must have one entry, or one for each of the ", query.size(0),
-      " rows, got ", count);
-  if (options.query_start->scalar_type() != at::kLong) {
-    return;
-  }
-  const auto starts = options.query_start->accessor<int64_t, 1>();
-  for (int64_t row = 0; row < starts.size(0); ++row) {
-    TORCH_CHECK_VALUE(
-        -farthest_position <= starts[row] && starts[row] <= farthest_position,
-        "query_start must be from -2**60 to 2**60, got ", starts[row]);
-  }
+      key.size(0) == batch_size, "key must have the query's batch size ", batch_size, ", got ", key.size(0));
+  check_slopes(slopes, batch_size, num_heads);
+  check_shape("key_padding_mask", options.key_padding_mask, {batch_size, key.size(2)});
+  check_shape("key_norm_bound", options.key_norm_bound, {batch_size, key.size(1)});
+  check_seed(options.dropout_seed, {batch_size, num_heads, 4});
+  check_at_least("segment_length", options.segment_length, 1);
+  check_at_least("window", options.window, 0);
+  check_positions(options.query_start, batch_size);
 }
 
-void check_values(
-    const VarlenOptions& options, const at::Tensor& query, const at::Tensor& key, const at::Tensor& slopes) {
+void check_inputs(
+    const VarlenOptions& options, const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+    const at::Tensor& slopes) {
+  check_tensors(query, key, value, 3);
   check_packing(
       query, key, options.cu_seqlens_q, options.cu_seqlens_k, options.max_seqlen_q, options.max_seqlen_k);
   check_slopes(slopes, options.cu_seqlens_q.numel() - 1, query.size(1));
+  check_seed(options.dropout_seed, {query.size(1), 4});
+  check_at_least("window", options.window, 0);
+}
+
+std::vector<int64_t> rows_of(const at::Tensor& query) {
+  const auto sizes = query.sizes();
+  return query.dim() == 3 ? std::vector{sizes[1], sizes[0]} : std::vector{sizes[0], sizes[1], sizes[2]};
+}
+
+std::vector<int64_t> range_rows_of(const at::Tensor& query) {
+  std::vector<int64_t> rows = rows_of(query);
+  rows.back() = 2 * ((rows.back() + range_block - 1) / range_block);
+  return rows;
+}
+
+void check_saved(
+    const at::Tensor& query, const at::Tensor& grad_out, const std::optional<at::Tensor>& grad_lse,
+    const at::Tensor& out, const at::Tensor& lse, const at::Tensor& log2_sum, const at::Tensor& ranges) {
+  const at::ScalarType dtype = query.scalar_type();
+  TORCH_CHECK_TYPE(
+      grad_out.scalar_type() == dtype && out.scalar_type() == dtype, "grad_out and out must have the query's dtype ",
+      dtype, ", got ", grad_out.scalar_type(), " and ", out.scalar_type());
+  const std::vector<int64_t> rows = rows_of(query);
+  check_shape("grad_out", grad_out, query.sizes());
+  check_shape("out", out, query.sizes());
+  check_shape("grad_lse", grad_lse, rows);
+  check_shape("lse", lse, rows);
+  check_shape("log2_sum", log2_sum, rows);
+  check_shape("ranges", ranges, range_rows_of(query));
 }
 
 }  // namespace seqwarm

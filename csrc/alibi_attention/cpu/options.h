@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <vector>
 
 namespace seqwarm {
 
@@ -34,10 +35,23 @@ void check_packing(
     const at::Tensor& query, const at::Tensor& key, const at::Tensor& cu_seqlens_q, const at::Tensor& cu_seqlens_k,
     int64_t max_seqlen_q, int64_t max_seqlen_k);
 
-// validation.py: check_values, and the shapes on which reads depend, for operators that are called without its checks.
-void check_values(
-    const DenseOptions& options, const at::Tensor& query, const at::Tensor& key, const at::Tensor& slopes);
-void check_values(
-    const VarlenOptions& options, const at::Tensor& query, const at::Tensor& key, const at::Tensor& slopes);
+// The checks of values of validation.py, and of all else from which the kernels compute addresses: an operator may be
+// called without the checks of the public functions. The dispatcher checks devices.
+void check_inputs(
+    const DenseOptions& options, const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+    const at::Tensor& slopes);
+void check_inputs(
+    const VarlenOptions& options, const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+    const at::Tensor& slopes);
+
+// The shape of lse.
+std::vector<int64_t> rows_of(const at::Tensor& query);
+// The shape of `ranges`.
+std::vector<int64_t> range_rows_of(const at::Tensor& query);
+
+// The same of the tensors that backward gets besides.
+void check_saved(
+    const at::Tensor& query, const at::Tensor& grad_out, const std::optional<at::Tensor>& grad_lse,
+    const at::Tensor& out, const at::Tensor& lse, const at::Tensor& log2_sum, const at::Tensor& ranges);
 
 }  // namespace seqwarm
