@@ -80,7 +80,7 @@ _OPTIONAL = {
     "grad_lse": "*fp32",
     "grad_slope_rows": "*fp32",
     "grad_slopes": "*fp32",
-    "packed_value": "*{dtype}",
+    "edge_value": "*{dtype}",
     "counters": "*i32",
 }
 _DENSE = {"out", "grad_query", "grad_key", "grad_value"}
@@ -91,7 +91,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "full": {"causal": False},
     "slopes": {"causal": True, "present": {"grad_lse", "grad_slope_rows", "grad_slopes"}},
     "window": {"causal": False, "limited": True},
-    "packed": {"causal": True, "limited": True, "present": {"cu_seqlens_q", "cu_seqlens_k", "packed_value"}},
+    "packed": {"causal": True, "limited": True, "present": {"cu_seqlens_q", "cu_seqlens_k", "edge_value"}},
+    "hidden_keys": {"causal": True, "hides": True, "present": {"query_start", "edge_value"}},
     "grouped": {"causal": True, "grouped": True},
     "mask": {"causal": False, "present": {"key_padding_mask"}},
     "dropout": {"causal": True, "present": {"dropout_seed"}},
@@ -163,6 +164,7 @@ def _signature(kernel: str, tiles: Tiles, head_dim: int, dtype: str, access: int
         "LIMITED": variant.get("limited", False),
         "GROUPED": variant.get("grouped", False),
         "ORIGINS": variant.get("origins", False),
+        "HIDES": variant.get("hides", False),
         "BLIND": variant.get("limited", False) or "key_padding_mask" in variant.get("present", ()),
         "HEAD_DIM": head_dim,
         "BLOCK_D": block_d(head_dim),

@@ -8,7 +8,7 @@ import torch
 
 pytest.importorskip("triton.experimental.gluon.language.nvidia.hopper")
 
-from hypothesis import HealthCheck, given
+from hypothesis import HealthCheck, assume, given
 from hypothesis import strategies as st
 
 from seqwarm_kernels import alibi_attention
@@ -20,6 +20,7 @@ from seqwarm_kernels.self_check.calls import differentiate
 from tests.ops import test_attention_kernels as dense
 from tests.ops import test_attention_triton as others
 from tests.support.attention_cases import Case
+from tests.support.dense import distance_and_visibility
 from tests.support.gluon import unnoticed
 from tests.support.gluon_attention import KERNELS, Hopper, Launched
 from tests.support.tiers import examples, first_fast
@@ -55,7 +56,7 @@ CASES = {
     "100 tokens, full": small({"causal": False}, lengths=(100, 100)),
     "fewer queries than keys": small(lengths=(40, 75)),
     "fewer queries than keys, full": small({"causal": False}, lengths=(40, 75)),
-    "queries at the first keys": small({"query_start": 0}, lengths=(40, 75)),
+    "queries at the first keys, full": small({"query_start": 0, "causal": False}, lengths=(40, 75)),
     "queries in the midst, full": small({"query_start": 20, "causal": False}, lengths=(40, 75)),
     "window": small({"window": 20}, lengths=(100, 100)),
     "window, full": small({"window": 20, "causal": False}, lengths=(100, 100)),
@@ -85,17 +86,13 @@ CASES = {
 
 #: Calls in which some queries may see no key, or meet none of their position: only forward takes its kernel.
 FORWARD_CASES = {
-    "queries before the keys": small({"query_start": -20}),
-    "all queries before the keys": small({"query_start": -100}),
     "queries before the keys, full": small({"query_start": -60, "causal": False}, slopes=0.3),
     "queries beyond the keys": small({"query_start": 70}, slopes=0.3),
-    "queries beyond a window": small({"query_start": 40, "window": 15}),
     "more queries than keys": small(lengths=(75, 40)),
     "more queries than keys, full": small({"causal": False}, lengths=(75, 40)),
-    "starts in a tensor": small({"query_start": torch.tensor([-40, 20])}, batch_size=2),
     "starts in a tensor, full": small({"query_start": torch.tensor([-300, 60]), "causal": False}, batch_size=2),
-    "one start in a tensor": small({"query_start": torch.tensor(10, dtype=torch.int32)}, batch_size=2),
-    "a start before all keys": small({"query_start": torch.tensor([-(2**40), 0])}, batch_size=2),
+    "one start in a tensor": small({"query_start": torch.tensor(10, dtype=torch.int32), "causal": False}, batch_size=2),
+    "a start before all keys": small({"query_start": torch.tensor([-(2**40), 0]), "causal": False}, batch_size=2),
 }
 
 #: Keys of forward, its stages, keys of the second kernel, queries of the third, its stages.
@@ -106,8 +103,7 @@ FAST = [
     *("causal", "one token", "one query", "31 tokens", "33 tokens, two rows", "fewer queries than keys, full"),
     *("queries in the midst, full", "window, full", "segments that do not divide", "segments with a window, full"),
     *("tiny slopes", "huge slopes", "negative slopes, full", "expanded keys"),
-    *("queries before the keys", "queries beyond a window", "starts in a tensor, full", "a start before all keys"),
-    "one start in a tensor",
+    *("more queries than keys", "starts in a tensor, full", "a start before all keys", "one start in a tensor"),
 ]
 
 
@@ -164,6 +160,7 @@ def calls(draw):
         slopes=draw(st.sampled_from([None, 0.0, 1e-6, 0.3, -0.1])),
     )
     size, stages = st.sampled_from([8, 16, 32]), st.integers(2, 3)
+    assume(distance_and_visibility(1, queries, keys, **options)[1].any(1).all())  # a query sees each key
     tiles = GluonTiles(draw(size), draw(stages), 0, 0, draw(size), draw(size), draw(stages), 0)
     return case, tiles, draw(st.integers(1, 5)), draw(st.integers(0, 9))
 
@@ -192,21 +189,31 @@ def test_positions_far_from_all_keys(hopper, start):
 def test_gradients_of_queries_that_see_no_key(hopper, monkeypatch):
     """Calls with these take other kernels, which are not needed if no tensor holds NaN."""
     monkeypatch.setattr(host.gluon, "has_backward", lambda *_: True)
-    check(hopper, FORWARD_CASES["queries before the keys"])
+    check(hopper, FORWARD_CASES["more queries than keys"])
 
 
 @pytest.mark.parametrize(
     ("lengths", "options", "taken"),
     [
-        ((40, 40), {}, True),
-        ((40, 75), {}, True),
-        ((75, 40), {}, False),
-        ((40, 75), {"query_start": 36}, False),
-        ((40, 75), {"query_start": -1}, False),
+        ((40, 40), {}, KERNELS),
+        ((40, 75), {}, KERNELS),
+        ((40, 75), {"window": 35}, KERNELS),
+        ((75, 40), {}, KERNELS[:1]),
+        ((40, 75), {"query_start": 36}, KERNELS[:1]),
+        ((40, 75), {"query_start": 34}, []),
+        ((40, 75), {"query_start": -1}, []),
+        ((40, 75), {"query_start": torch.tensor(35)}, []),
+        ((40, 75), {"window": 34}, []),
     ],
 )
-def test_gradients_are_of_calls_in_which_every_query_sees_a_key(hopper, lengths, options, taken):
-    check(hopper, small(options, lengths=lengths), KERNELS if taken else KERNELS[:1])
+def test_kernels_are_of_calls_in_which_tokens_see_one_another(hopper, lengths, options, taken):
+    """Forward where a query sees each key. Gradients also need each query to see a key."""
+    check(hopper, small(options, lengths=lengths), taken)
+
+
+@pytest.mark.parametrize("name", first_fast(["a tile", "another start for each row", "window on both sides"]))
+def test_keys_that_no_query_sees_may_hold_nan(hopper, name):
+    dense.test_keys_that_no_query_sees_may_hold_nan("triton", "cpu", torch.float32, name)
 
 
 @pytest.mark.parametrize("name", first_fast(["offset", "tensor", "window"]))

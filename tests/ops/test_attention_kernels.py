@@ -5,10 +5,11 @@ from functools import partial
 import pytest
 import torch
 
-from seqwarm_kernels import alibi_attention
+from seqwarm_kernels import alibi_attention, alibi_slopes
 from seqwarm_kernels.ops import backends
 from seqwarm_kernels.self_check.calls import RESULTS, differentiate
 from tests.support.attention_cases import CASES, options_of, slopes_of, tensors_of
+from tests.support.dense import distance_and_visibility
 from tests.support.kernels import Exact
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
@@ -147,6 +148,45 @@ def test_queries_that_see_no_key_have_no_gradient_beside_values_that_are_nan(bac
     assert (gradient[:, :, :3] == 0).all()
 
 
+#: Queries, keys, and options with which no query sees some of the keys, as those in the unused slots of a cache.
+HIDDEN_KEYS = {
+    "few tokens": (5, 11, {"query_start": 3}),
+    "queries before the last keys": (6, 6, {"query_start": -2}),
+    "a tile": (70, 200, {"query_start": 45}),
+    "another start for each row": (70, 200, {"query_start": torch.tensor([45, 99])}),
+    "window on both sides": (70, 250, {"query_start": 101, "window": 30, "causal": False}),
+    "no query sees a key": (70, 90, {"query_start": -70}),
+    "one query": (1, 600, {"query_start": 290}),
+    "few queries": (3, 600, {"query_start": torch.tensor([290, 40]), "window": 33}),
+    "mask": (40, 130, {"query_start": 45, "key_padding_mask": torch.arange(130) % 3 > 0}),
+}
+
+
+@pytest.mark.parametrize("name", HIDDEN_KEYS)
+@pytest.mark.parametrize(
+    ("backend", "device", "dtype"), [("reference", "cpu", torch.float64), *implementations()], ids=str
+)
+def test_keys_that_no_query_sees_may_hold_nan(backend, device, dtype, name):
+    query_length, key_length, options = HIDDEN_KEYS[name]
+    if "key_padding_mask" in options:
+        options = options | {"key_padding_mask": options["key_padding_mask"].expand(2, key_length)}
+    unseen = ~distance_and_visibility(2, query_length, key_length, **options)[1].any(1)[:, None, :, None]
+    options = {key: value.to(device) if isinstance(value, torch.Tensor) else value for key, value in options.items()}
+    leaves = [torch.randn(2, heads, length, 16) for heads, length in ((2, query_length), *[(1, key_length)] * 2)]
+    slopes = torch.tensor([0.5, 0.01], device=device)
+    weights = torch.randn_like(leaves[0]).to(device, dtype), torch.randn(2, 2, query_length, device=device)
+    results = []
+    for filler in (0, float("nan")):
+        query, *hiding = leaves[0], *(leaf.masked_fill(unseen, filler) for leaf in leaves[1:])
+        given = [leaf.clone().to(device, dtype).requires_grad_() for leaf in (query, *hiding)]
+        attend = partial(alibi_attention, **options, return_lse=True, backend=backend)
+        results.append(differentiate(lambda tensors: attend(*tensors), [*given, slopes.requires_grad_()], weights))  # noqa: B023
+    for what, with_zeros, with_nan in zip(RESULTS, *results, strict=True):
+        assert torch.equal(with_zeros, with_nan), what
+    for gradient in results[0][3:5]:
+        assert (gradient.cpu()[unseen.expand_as(gradient)] == 0).all()
+
+
 @pytest.mark.parametrize("length", [100, 6])
 @pytest.mark.parametrize("start", [2**60, 2**45 + 1, -(2**60)])
 @pytest.mark.parametrize(("backend", "device", "dtype"), list(implementations()))
@@ -160,3 +200,23 @@ def test_positions_far_from_all_keys(backend, device, dtype, start, length):
             exact = alibi_attention(*(tensor.double() for tensor in (query, key, value, slopes)), **options)
             for result, expected in zip(results, exact, strict=True):
                 torch.testing.assert_close(result.double(), expected, rtol=2**-6, atol=2**-6)
+
+
+@pytest.mark.parametrize(("start", "causal"), [(256, True), (5000, True), (-300, False)])
+@pytest.mark.parametrize("backend", ["reference", "native", "triton"])
+def test_gradients_of_slopes_of_queries_far_from_all_keys(backend, start, causal):
+    """In float32, as precise as those of queries beside their keys."""
+    if (reason := backends.why_not("alibi_attention", backend, "cpu", torch.float32)) is not None:
+        pytest.skip(reason)
+    query, key, value = (torch.randn(2, 4, length, 16) for length in (20, 40, 40))
+    weights = torch.randn_like(query), torch.randn(2, 4, 20)
+
+    def differentiated(dtype, backend):
+        leaves = [tensor.to(dtype).requires_grad_() for tensor in (query, key, value, alibi_slopes(4))]
+        attend = partial(alibi_attention, query_start=start, causal=causal, return_lse=True, backend=backend)
+        return differentiate(lambda tensors: attend(*tensors), leaves, [weights[0], torch.zeros_like(weights[1])])
+
+    found, exact = differentiated(torch.float32, backend), differentiated(torch.float64, "reference")
+    for what, result, expected in zip(RESULTS, found, exact, strict=True):
+        error = (result - expected).abs().max() / expected.abs().max()
+        assert error <= 4e-6, what

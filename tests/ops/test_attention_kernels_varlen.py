@@ -54,6 +54,34 @@ def test_queries_of_sequences_without_enough_keys_may_hold_nan(backend, device, 
         assert torch.equal(with_zeros, with_nan), what
 
 
+@on_everything
+def test_keys_that_no_query_sees_may_hold_nan(backend, device, dtype):
+    """The window hides the first keys of two sequences, and the third has no query."""
+    lengths_q, lengths_k = [3, 70, 0, 5], [100, 130, 6, 30]
+    starts, window = [97, 60, 6, 25], 20
+    position = torch.arange(sum(lengths_k)) - torch.tensor([0, 100, 230, 236]).repeat_interleave(
+        torch.tensor(lengths_k)
+    )
+    unseen = position < torch.tensor(starts).repeat_interleave(torch.tensor(lengths_k)) - window
+    unseen[230:236] = True
+    query, key, value = (torch.randn(sum(lengths), 2, 16) for lengths in (lengths_q, lengths_k, lengths_k))
+    ends = [torch.tensor([0, *lengths], device=device).cumsum(0).int() for lengths in (lengths_q, lengths_k)]
+    slopes = torch.tensor([0.5, 0.01], device=device)
+    weights = torch.randn_like(query).to(device, dtype), torch.randn(2, 78, device=device)
+
+    def attend(leaves):
+        *tensors, slopes = leaves
+        return alibi_attention_varlen(*tensors, *ends, 70, 130, slopes, window=window, return_lse=True, backend=backend)
+
+    results = []
+    for filler in (0, float("nan")):
+        tensors = query, *(tensor.masked_fill(unseen[:, None, None], filler) for tensor in (key, value))
+        leaves = [tensor.clone().to(device, dtype).requires_grad_() for tensor in tensors]
+        results.append(differentiate(attend, [*leaves, slopes.requires_grad_()], weights))
+    for what, with_zeros, with_nan in zip(RESULTS, *results, strict=True):
+        assert torch.equal(with_zeros, with_nan), what
+
+
 @pytest.mark.parametrize("by_sequence", [False, True])
 @pytest.mark.parametrize("name", CASES)
 @on_everything

@@ -36,7 +36,7 @@ inline Rows<P> rows_of(
 }
 
 // Key or value in blocks of most_keys tokens. A block is packed at its first use, unless its memory can be read
-// directly. Holds as many blocks as neighboring queries can see. A new block replaces the old block of its slot. Masked
+// directly. Holds as many blocks as neighboring queries can see. A new block replaces the old block of its slot. Hidden
 // keys and keys past the end are zeros: they may hold NaN, and 0 · NaN is not 0.
 template <typename T, typename P>
 class PackedBlocks {
@@ -114,24 +114,30 @@ class PackedBlocks {
   const float* hidden_ = nullptr;
 };
 
-// For each key 0, or -inf where key_padding_mask hides the key. Null without a mask.
+// For each key 0, or -inf where key_padding_mask hides the key or no query sees it. Null where there are none of these.
 class HiddenKeys {
  public:
   HiddenKeys(Arena& arena, const Problem& problem)
-      : hidden_(arena.take<float>(problem.key_padding_mask == nullptr ? 0 : padded_keys(problem.key_length))) {}
+      : any_(problem.key_padding_mask != nullptr || problem.hides_keys),
+        hidden_(arena.take<float>(any_ ? padded_keys(problem.key_length) : 0)) {}
 
   const float* open(const Problem& problem, int64_t batch) {
-    if (problem.key_padding_mask == nullptr) {
+    if (!any_) {
       return nullptr;
     }
+    std::fill(hidden_, hidden_ + padded_keys(problem.key_length), -infinity);
+    for_each_key_interval(problem, batch, [&](int64_t, int64_t, SeenKeys seen) {
+      std::fill(hidden_ + seen.low, hidden_ + seen.high, 0.f);
+    });
     const bool* mask = problem.key_padding_mask + batch * problem.mask_batch;
-    for (int64_t key = 0; key < padded_keys(problem.key_length); ++key) {
-      hidden_[key] = key < problem.key_length && mask[key * problem.mask_key] ? 0.f : -infinity;
+    for (int64_t key = 0; problem.key_padding_mask != nullptr && key < problem.key_length; ++key) {
+      hidden_[key] = mask[key * problem.mask_key] ? hidden_[key] : -infinity;
     }
     return hidden_;
   }
 
  private:
+  const bool any_;
   float* hidden_;
 };
 

@@ -154,6 +154,7 @@ Problem describe(Inputs& inputs, const DenseOptions& options) {
     problem.bound_head = inputs.key_norm_bound->stride(1);
   }
   problem.segment_length = std::min(options.segment_length.value_or(unbounded), unbounded);
+  problem.hides_keys = hides_keys(problem);
   problem.widest_view = std::min(problem.widest_view, problem.segment_length);
   problem.reach = options.skip_tolerance > 0 && problem.widest_view >= min_keys_to_skip;
   return problem;
@@ -170,6 +171,7 @@ Problem describe(Inputs& inputs, const VarlenOptions& options) {
   problem.cu_seqlens_k = inputs.cu_seqlens_k.const_data_ptr<int32_t>();
   problem.num_sequences = inputs.cu_seqlens_q.numel() - 1;
   problem.used_keys = problem.cu_seqlens_k[problem.num_sequences];
+  problem.hides_keys = hides_keys(problem);
   problem.widest_view = std::min(problem.widest_view, options.max_seqlen_k);
   problem.reach = options.skip_tolerance > 0 && problem.widest_view >= min_keys_to_skip;
   return problem;

@@ -68,6 +68,7 @@ struct Problem {
   int64_t segment_length;
   int64_t widest_view;  // no query sees keys farther apart than this
   bool causal;
+  bool hides_keys;  // no query sees some of the keys of a row or packed sequence, because of their positions
   float scale;
   bool reach;  // look for keys to skip
   float log2_tolerance;  // for each side
@@ -118,6 +119,49 @@ constexpr int64_t range_block = 32;   // schema.py: RANGE_BLOCK
 inline int64_t first_position(const Problem& problem, int64_t batch) {
   const int64_t start = problem.query_start == nullptr ? 0 : problem.query_start[batch * problem.query_start_stride];
   return problem.query_offset + start;
+}
+
+// The keys [low, high) that some query sees.
+struct SeenKeys {
+  int64_t low, high;
+
+  bool contains(int64_t key) const { return low <= key && key < high; }
+};
+
+// Of the keys [first, end), by `count` queries from `position` on. key_padding_mask may hide more.
+inline SeenKeys seen_keys(const Problem& problem, int64_t first, int64_t end, int64_t position, int64_t count) {
+  const auto inside = [&](int64_t key) { return std::max(std::min(key, end), first); };
+  const int64_t low = inside(position - problem.window);
+  return {low, count == 0 ? low : inside(position + count + (problem.causal ? 0 : problem.window))};
+}
+
+// Calls visit(first, end, seen) for the keys of each row of the batch, or of each packed sequence of the only row. All
+// keys of a segment are seen: queries and keys of segments have the same positions.
+template <typename Visit>
+inline void for_each_key_interval(const Problem& problem, int64_t batch, const Visit& visit) {
+  if (problem.cu_seqlens_q == nullptr) {
+    const int64_t end = problem.key_length;
+    const SeenKeys seen = problem.segment_length < end
+        ? SeenKeys{0, end}
+        : seen_keys(problem, 0, end, first_position(problem, batch), problem.query_length);
+    visit(0, end, seen);
+    return;
+  }
+  for (int64_t index = 0; index < problem.num_sequences; ++index) {
+    const int64_t first = problem.cu_seqlens_k[index], end = problem.cu_seqlens_k[index + 1];
+    const int64_t count = problem.cu_seqlens_q[index + 1] - problem.cu_seqlens_q[index];
+    visit(first, end, seen_keys(problem, first, end, end - count, count));
+  }
+}
+
+inline bool hides_keys(const Problem& problem) {
+  bool hides = false;
+  for (int64_t batch = 0; batch < problem.batch_size; ++batch) {
+    for_each_key_interval(problem, batch, [&](int64_t first, int64_t end, SeenKeys seen) {
+      hides |= seen.low > first || seen.high < end;
+    });
+  }
+  return hides;
 }
 
 constexpr int64_t round_up(int64_t count, int64_t step) {

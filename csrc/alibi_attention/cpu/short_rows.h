@@ -26,14 +26,18 @@ class ShortRows {
         copy_(arena.take<P>(most * dims_)),
         pairs_(arena.take<P>(pair_of<P> == 1 ? 0 : most * dims_)) {}
 
-  // The keys of a tile. Masked keys become zeros: they may hold NaN, and 0 · NaN is not 0.
+  // The keys of a tile. Those that no query sees become zeros: they may hold NaN, and 0 · NaN is not 0. Spans end with
+  // keys that are seen, but for steps of several keys.
   void open_keys(const Strided& tensor, const Tile& tile, int64_t key_head) {
-    open(tensor, key_head, tile.has_no_gap() && problem_.key_padding_mask == nullptr);
+    const bool hides = step > 1 && problem_.hides_keys;
+    open(tensor, key_head, tile.has_no_gap() && problem_.key_padding_mask == nullptr && !hides);
     P* row = copy_;
     for (const Sequence* sequence = tile.group().begin; !in_place_ && sequence != tile.group().end; ++sequence) {
       for (int64_t key = 0; key < round_up(sequence->num_keys, step); ++key, row += dims_) {
         const int64_t token = sequence->first_key + key;
-        copy_row(sequence->batch, token, key >= sequence->num_keys || is_hidden(problem_, *sequence, token), row);
+        const bool skip = key >= sequence->num_keys || is_masked(problem_, *sequence, token) ||
+            (hides && !seen_keys(problem_, 0, sequence->num_keys, sequence->position, sequence->num_queries).contains(key));
+        copy_row(sequence->batch, token, skip, row);
       }
     }
   }

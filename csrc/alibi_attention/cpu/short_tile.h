@@ -36,7 +36,7 @@ struct ShortPiece {
 };
 
 // Whether key_padding_mask hides a key.
-inline bool is_hidden(const Problem& problem, const Sequence& sequence, int64_t token) {
+inline bool is_masked(const Problem& problem, const Sequence& sequence, int64_t token) {
   const bool* mask = problem.key_padding_mask;
   return mask != nullptr && !mask[sequence.batch * problem.mask_batch + token * problem.mask_key];
 }
@@ -127,7 +127,7 @@ class ShortTile {
     const auto inside = [&](int64_t key) { return std::clamp<int64_t>(key, 0, sequence.num_keys); };
     low_[column] = inside(position - problem_.window);
     high_[column] = inside(position + (problem_.causal ? 1 : problem_.window + 1));
-    while (sees(column) && is_hidden(problem_, sequence, sequence.first_key + low_[column])) {
+    while (sees(column) && is_masked(problem_, sequence, sequence.first_key + low_[column])) {
       ++low_[column];
     }
     center_[column] = std::clamp<int64_t>(position, 0, std::max<int64_t>(sequence.num_keys - 1, 0));
@@ -167,7 +167,7 @@ class ShortTile {
       span.place += first;
       span.key += span.sequence->first_key;
       for (int64_t key = 0; key < span.num_keys; ++key) {
-        const bool hidden = first + key >= present || is_hidden(problem_, *span.sequence, span.key + key);
+        const bool hidden = first + key >= present || is_masked(problem_, *span.sequence, span.key + key);
         biases.of_key[piece.num_keys++] = hidden ? -infinity : 0.f;
       }
     }

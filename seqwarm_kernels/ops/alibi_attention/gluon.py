@@ -28,7 +28,7 @@ from .triton_arguments import (
     sum_slopes,
 )
 from .triton_configurations import KEY_STAGES, VALUE_STAGES, GluonTiles, block_d, capability_of, gluon_tiles
-from .triton_ranges import KeyNorms, KeyRanges, log2_tolerance, programs_of, skips
+from .triton_ranges import KeyNorms, KeyRanges, hides_keys, log2_tolerance, programs_of, skips
 from .triton_readers import Reader, sizes_of
 from .triton_tiles import BULK
 
@@ -46,7 +46,7 @@ def _tiles_of(query: Tensor, key: Tensor, options: Any) -> GluonTiles | None:
 
 def has_forward(query: Tensor, key: Tensor, options: Any) -> bool:
     tiles = _tiles_of(query, key, options)
-    if tiles is None:
+    if tiles is None or hides_keys(options, query, key):  # bulk copies read keys that may hold NaN
         return False
     return query.shape[2] >= (tiles.skipping_from if skips(options, query, key) else tiles.forward_from)
 
@@ -56,7 +56,8 @@ def has_backward(query: Tensor, key: Tensor, options: Any) -> bool:
     tiles = _tiles_of(query, key, options)
     if tiles is None or query.shape[2] < tiles.backward_from or options.query_start is not None:
         return False
-    return 0 <= options.query_offset <= key.shape[2] - query.shape[2]
+    sees = 0 <= options.query_offset <= key.shape[2] - query.shape[2]
+    return sees and not hides_keys(options, query, key)
 
 
 def _constant(query: Tensor, key: Tensor, slopes: Tensor, options: DenseOptions) -> dict[str, Any]:

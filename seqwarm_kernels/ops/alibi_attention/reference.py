@@ -28,28 +28,33 @@ from .validation import check_values
 
 @dataclass(frozen=True)
 class Pairs:
-    """Distance, visibility and dropout of every (query, key) pair. Each broadcasts to (..., H, Sq, Sk)."""
+    """Distance, visibility and dropout of every (query, key) pair. Each broadcasts to (..., H, Sq, Sk).
+
+    Distances count from the query's position, or from the nearest key if that lies outside of the keys. All keys are
+    `beyond` (..., H, Sq) farther away, which changes no weight, and would cost scores their precision.
+    """
 
     distance: Tensor
+    beyond: Tensor
     visible: Tensor
     keep: Tensor | None  # dropout mask, already divided by 1 − dropout_p
 
 
 def forward(
     query: Tensor, key: Tensor, value: Tensor, slopes: Tensor, pairs: Pairs, scale: float
-) -> tuple[Tensor, Tensor]:
-    """query (..., Hq, Sq, D), key and value (..., Hkv, Sk, D), slopes (..., Hq) -> out, lse"""
-    key, value = _repeat_heads(key, query), _repeat_heads(value, query)
-    scores = _scores(query, key, slopes, pairs, scale)
-    lse = scores.logsumexp(dim=-1)
-    weights = _weights(scores, lse)
-    return (weights if pairs.keep is None else weights * pairs.keep) @ value, lse
+) -> tuple[Tensor, Tensor, Tensor]:
+    """query (..., Hq, Sq, D), key and value (..., Hkv, Sk, D), slopes (..., Hq) -> out, lse, log_sum
+
+    log_sum is the lse with the distances of `pairs`."""
+    key, value = _repeat_heads(_hide(key, pairs), query), _repeat_heads(_hide(value, pairs), query)
+    weights, log_sum = _softmax(query, key, slopes, pairs, scale)
+    out = (weights if pairs.keep is None else weights * pairs.keep) @ value
+    return out, log_sum - slopes[..., None] * pairs.beyond, log_sum
 
 
 def backward(
     grad_out: Tensor,
     grad_lse: Tensor | None,
-    lse: Tensor,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -58,33 +63,40 @@ def backward(
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of query, key, value, and of slopes for each leading index of query: (..., Hq)"""
-    blind = lse == float("-inf")  # queries that see no key, which may hold NaN
-    query, grad_out = (tensor.masked_fill(blind[..., None], 0) for tensor in (query, grad_out))
     num_kv_heads = key.shape[-3]
-    key, value = _repeat_heads(key, query), _repeat_heads(value, query)
-    weights = _weights(_scores(query, key, slopes, pairs, scale), lse)
+    key, value = _repeat_heads(_hide(key, pairs), query), _repeat_heads(_hide(value, pairs), query)
+    weights, log_sum = _softmax(query, key, slopes, pairs, scale)
+    blind = log_sum == float("-inf")  # queries that see no key, which may hold NaN
+    query, grad_out = (tensor.masked_fill(blind[..., None], 0) for tensor in (query, grad_out))
+    grad_lse = torch.zeros_like(log_sum) if grad_lse is None else grad_lse.masked_fill(blind, 0)
     grad_weights = grad_out @ value.mT
     kept_weights = weights
     if pairs.keep is not None:
         grad_weights, kept_weights = grad_weights * pairs.keep, weights * pairs.keep
-    row_term = (weights * grad_weights).sum(-1)
-    if grad_lse is not None:
-        row_term = row_term - grad_lse.masked_fill(blind, 0)
+    row_term = (weights * grad_weights).sum(-1) - grad_lse
     grad_scores = weights * (grad_weights - row_term[..., None])
     grad_query = (scale * grad_scores @ key).masked_fill(blind[..., None], 0)  # 0 · NaN is not 0
     grad_key = scale * grad_scores.mT @ query
     grad_value = kept_weights.mT @ grad_out
-    grad_slopes = -(grad_scores * pairs.distance).sum((-1, -2))
+    # The score gradients of a query sum to grad_lse, so distances may count from anywhere. Counted from their mean, the
+    # rounding errors of that sum do not matter.
+    mean = (weights * pairs.distance).sum(-1)
+    from_mean = (grad_scores * (pairs.distance - mean[..., None])).sum((-1, -2))
+    grad_slopes = -from_mean - (grad_lse * (mean + pairs.beyond)).sum(-1)
     return grad_query, _sum_heads(grad_key, num_kv_heads), _sum_heads(grad_value, num_kv_heads), grad_slopes
 
 
-def _scores(query: Tensor, key: Tensor, slopes: Tensor, pairs: Pairs, scale: float) -> Tensor:
+def _hide(tensor: Tensor, pairs: Pairs) -> Tensor:
+    """Set keys and values that no query sees to zero: they may hold NaN, and 0 · NaN is not 0."""
+    return tensor.masked_fill(~pairs.visible.any(-2)[..., None], 0)
+
+
+def _softmax(query: Tensor, key: Tensor, slopes: Tensor, pairs: Pairs, scale: float) -> tuple[Tensor, Tensor]:
+    """Weights, 0 where a query sees no key, and the log of their sum."""
     scores = (scale * query) @ key.mT - slopes[..., None, None] * pairs.distance
-    return scores.masked_fill(~pairs.visible, float("-inf"))
-
-
-def _weights(scores: Tensor, lse: Tensor) -> Tensor:
-    return (scores - lse.masked_fill(lse == float("-inf"), 0)[..., None]).exp()
+    scores = scores.masked_fill(~pairs.visible, float("-inf"))
+    log_sum = scores.logsumexp(dim=-1)
+    return (scores - log_sum.masked_fill(log_sum == float("-inf"), 0)[..., None]).exp(), log_sum
 
 
 def _repeat_heads(tensor: Tensor, query: Tensor) -> Tensor:
@@ -94,6 +106,12 @@ def _repeat_heads(tensor: Tensor, query: Tensor) -> Tensor:
 
 def _sum_heads(gradient: Tensor, num_kv_heads: int) -> Tensor:
     return gradient.unflatten(-3, (num_kv_heads, -1)).sum(-3)
+
+
+def _distances(position: Tensor, j: Tensor, first: Tensor | int, end: Tensor | int) -> tuple[Tensor, Tensor]:
+    """`distance` and `beyond` of Pairs, for queries at `position` (..., Sq, 1) and the keys from `first` to `end`."""
+    center = position.clamp(max=end - 1).clamp(min=first)
+    return (center - j).abs(), (position - center).abs()[..., 0]
 
 
 def _visible(offset: Tensor, causal: bool, window: int | None) -> Tensor:
@@ -123,18 +141,23 @@ def _origins(dropout_seed: Tensor | None, batch_size: int, num_heads: int) -> Te
 
 def _dense_pairs(query: Tensor, key: Tensor, options: DenseOptions) -> Pairs:
     batch_size, num_heads, query_length, _ = query.shape
+    key_length = key.shape[2]
     i = torch.arange(query_length, device=query.device)
-    j = torch.arange(key.shape[2], device=query.device)
-    offset = i[:, None] + options.query_offset - j
+    j = torch.arange(key_length, device=query.device)
+    position = i[:, None] + options.query_offset
     if options.query_start is not None:
-        offset = offset + options.query_start.view(-1, 1, 1, 1)
-    visible = _visible(offset, options.causal, options.window)
+        position = position + options.query_start.view(-1, 1, 1, 1)
+    first, end = torch.zeros_like(i[:, None]), torch.full_like(i[:, None], key_length)
+    visible = _visible(position - j, options.causal, options.window)
     if options.segment_length is not None:
-        visible = visible & (i[:, None] // options.segment_length == j // options.segment_length)
+        first = i[:, None] // options.segment_length * options.segment_length
+        end = (first + options.segment_length).clamp(max=key_length)
+        visible = visible & (first <= j) & (j < end)
     if options.key_padding_mask is not None:
         visible = visible & options.key_padding_mask[:, None, None, :]
     origins = _origins(options.dropout_seed, batch_size, num_heads)
-    return Pairs(offset.abs(), visible, _keep(options.dropout_p, origins, i, j, query.dtype))
+    keep = _keep(options.dropout_p, origins, i, j, query.dtype)
+    return Pairs(*_distances(position, j, first, end), visible, keep)
 
 
 class _Sequence(NamedTuple):
@@ -154,9 +177,10 @@ def _sequences(num_heads: int, slopes: Tensor, options: VarlenOptions) -> Iterat
     for index, (queries, keys) in enumerate(zip(pairwise(ends_q), pairwise(ends_k), strict=True)):
         i = torch.arange(*queries, device=device)
         j = torch.arange(*keys, device=device)
-        offset = (i[:, None] - queries[1]) - (j - keys[1])  # the last query meets the last key
-        visible = _visible(offset, options.causal, options.window)
-        pairs = Pairs(offset.abs(), visible, _keep(options.dropout_p, origins, i, j, slopes.dtype))
+        position = i[:, None] - queries[1] + keys[1]  # the last query meets the last key
+        visible = _visible(position - j, options.causal, options.window)
+        keep = _keep(options.dropout_p, origins, i, j, slopes.dtype)
+        pairs = Pairs(*_distances(position, j, *keys), visible, keep)
         yield _Sequence(slice(*queries), slice(*keys), slopes if slopes.dim() == 1 else slopes[index], pairs)
 
 
@@ -166,16 +190,11 @@ def _upcast(*tensors: Tensor) -> list[Tensor]:
     return [tensor.to(dtype) for tensor in tensors]
 
 
-def _hide(tensor: Tensor, key_padding_mask: Tensor | None) -> Tensor:
-    """Set masked keys and values to zero: they may hold NaN, and 0 · NaN is not 0."""
-    return tensor if key_padding_mask is None else tensor.masked_fill(~key_padding_mask[:, None, :, None], 0)
-
-
-def _outputs(query: Tensor, out: Tensor, lse: Tensor, num_keys: int) -> tuple[Tensor, ...]:
+def _outputs(query: Tensor, out: Tensor, lse: Tensor, log_sum: Tensor, num_keys: int) -> tuple[Tensor, ...]:
     like_query, _, _, ranges = allocate_outputs(query)
     ranges[..., ::2] = 0  # nothing is skipped
     ranges[..., 1::2] = num_keys
-    return like_query.copy_(out), lse, lse / math.log(2), ranges
+    return like_query.copy_(out), lse, log_sum / math.log(2), ranges
 
 
 def _gradients(gradients: Iterable[Tensor], inputs: Iterable[Tensor]) -> tuple[Tensor, ...]:
@@ -197,10 +216,9 @@ def _without_autocast(function: Callable[..., Any]) -> Callable[..., Any]:
 def alibi_attention(query: Tensor, key: Tensor, value: Tensor, slopes: Tensor, *rest: Any) -> tuple[Tensor, ...]:
     options = DenseOptions(*rest)
     check_values(query, key, options)
-    hidden = options.key_padding_mask
-    q, k, v, m = _upcast(query, _hide(key, hidden), _hide(value, hidden), slopes)
-    out, lse = forward(q, k, v, m, _dense_pairs(q, k, options), options.scale)
-    return _outputs(query, out, lse, key.shape[2])
+    q, k, v, m = _upcast(query, key, value, slopes)
+    out, lse, log_sum = forward(q, k, v, m, _dense_pairs(q, k, options), options.scale)
+    return _outputs(query, out, lse, log_sum, key.shape[2])
 
 
 @_without_autocast
@@ -219,9 +237,8 @@ def alibi_attention_backward(
     *rest: Any,
 ) -> tuple[Tensor, ...]:
     options = DenseOptions(*rest)
-    hidden = options.key_padding_mask
-    g, q, k, v, m = _upcast(grad_out, query, _hide(key, hidden), _hide(value, hidden), slopes)
-    *gradients, grad_slopes = backward(g, grad_lse, lse, q, k, v, m, _dense_pairs(q, k, options), options.scale)
+    g, q, k, v, m = _upcast(grad_out, query, key, value, slopes)
+    *gradients, grad_slopes = backward(g, grad_lse, q, k, v, m, _dense_pairs(q, k, options), options.scale)
     if not slopes_need_grad:
         grad_slopes = grad_slopes.new_empty(0)
     elif slopes.dim() == 1:
@@ -235,13 +252,13 @@ def alibi_attention_varlen(query: Tensor, key: Tensor, value: Tensor, slopes: Te
     check_values(query, key, options)
     q, k, v, m = _upcast(query, key, value, slopes)
     out = torch.zeros_like(q)
-    lse = q.new_full((q.shape[1], q.shape[0]), float("-inf"))
+    lse, log_sum = q.new_full((2, q.shape[1], q.shape[0]), float("-inf"))
     for sequence in _sequences(q.shape[1], m, options):
         q_part, k_part, v_part = _heads_first(sequence, q, k, v)
-        out_part, lse_part = forward(q_part, k_part, v_part, sequence.slopes, sequence.pairs, options.scale)
-        out[sequence.queries] = out_part.transpose(0, 1)
-        lse[:, sequence.queries] = lse_part
-    return _outputs(query, out, lse, key.shape[0])
+        part, *sums = forward(q_part, k_part, v_part, sequence.slopes, sequence.pairs, options.scale)
+        out[sequence.queries] = part.transpose(0, 1)
+        lse[:, sequence.queries], log_sum[:, sequence.queries] = sums
+    return _outputs(query, out, lse, log_sum, key.shape[0])
 
 
 @_without_autocast
@@ -269,7 +286,6 @@ def alibi_attention_varlen_backward(
         *gradients, grad_slopes_part = backward(
             g[queries].transpose(0, 1),
             None if grad_lse is None else grad_lse[:, queries],
-            lse[:, queries],
             *(q_part, k_part, v_part, sequence.slopes, sequence.pairs, options.scale),
         )
         for whole, part, tokens in zip(

@@ -39,7 +39,7 @@ from .triton_backward_query import backward_query_kernel
 from .triton_configurations import BULK_COPIES, Configuration, Tiles, block_d, capability_of, configuration
 from .triton_decode import Decode, decodes
 from .triton_forward import forward_kernel
-from .triton_ranges import KeyNorms, KeyRanges, as_dense, log2_tolerance, programs_of, skips
+from .triton_ranges import KeyNorms, KeyRanges, as_dense, hides_keys, log2_tolerance, programs_of, skips
 from .triton_reach import NORM_BLOCK
 from .triton_readers import Reader, is_aligned, strides_of
 from .triton_short import ShortBackward, ShortForward, is_short
@@ -139,6 +139,8 @@ class Forward:
         rows = (tiles.block_m, tiles.block_n, tiles.block_n)
         self._tiles = tuple(reader.tiles(count) for reader, count in zip(self._readers, rows, strict=True))
         self._key_norms = KeyNorms(self._readers[1], mask) if skipping else None
+        hides = hides_keys(options, query, key)
+        self._clears = hides or isinstance(options, VarlenOptions)
         outputs = allocate_outputs(shell_of(query))
         self._shells = [*outputs, self._key_norms.shell] if self._key_norms else outputs
         self._launch = Launch(
@@ -151,6 +153,7 @@ class Forward:
             ACCESS=access,
             PRECISION=precision_of(query.dtype),
             NORM_BLOCK=NORM_BLOCK,
+            HIDES=hides,
         )
 
     def __call__(
@@ -168,7 +171,7 @@ class Forward:
                 of_query(query),
                 of_key(key),
                 of_value(value),
-                value if isinstance(options, VarlenOptions) else None,
+                value if self._clears else None,
                 *read,
                 *(key_norms or read[:1]),  # any tensor in place of norms, of which nothing is read
                 out,
@@ -223,6 +226,7 @@ class Backward:
             **row_strides(grad_lse),
             **strides_named("o", of_grad_query),
             **_tiled(tiles),
+            HIDES=hides_keys(options, query, key),
         )
         tiles = configuration.backward_key
         self._key_tiles = _tiles_of_all(readers, tiles)
@@ -294,8 +298,9 @@ _known: CallCache[Any] = CallCache()
 def _known_call(make: Callable[..., Any], arguments: tuple[Any, ...], options: _Options, *more: Any) -> Any:
     """`make(*arguments, options)`, once for each kind of call. `more` decides the kind, too."""
     fixed: tuple[Any, ...] = options
-    if isinstance(options, DenseOptions):  # of query_offset only whether some queries are before all keys
-        fixed = *options[:3], options.query_offset < 0, *options[4:]
+    if isinstance(options, DenseOptions):  # of query_offset only whether some queries, or keys, see no other
+        blind = options.query_offset < 0, hides_keys(options, *arguments[-4:-2])
+        fixed = *options[:3], *blind, *options[4:]
     kind = call_kind(make.__name__, type(options).__name__, precision_of(arguments[0].dtype), *arguments, *fixed, *more)
     call = _known.get(kind)
     if call is None:

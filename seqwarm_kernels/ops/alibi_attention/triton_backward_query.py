@@ -32,6 +32,7 @@ from .triton_tiles import (
     offset_of,
     opposite,
     scores_of,
+    seen_columns,
     slopes_of,
     split,
     store_tile,
@@ -70,6 +71,7 @@ def _over_keys(
     SIDE: tl.constexpr,
     PACKED: tl.constexpr,
     SLOPES: tl.constexpr,
+    HIDES: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -81,7 +83,9 @@ def _over_keys(
     for start in tl.range(begin, end, BLOCK_N):
         columns = start + tl.arange(0, BLOCK_N)
         kept = kept_keys(keys.mask, start, keys.key.length, keys.stride_mask, BLOCK_N)
-        if PACKED and SIDE == MASKED:  # tokens outside of the sequences may hold NaN
+        if HIDES and SIDE == MASKED:
+            kept = seen_columns(rows.low, rows.high, columns, kept)
+        elif PACKED and SIDE == MASKED:  # tokens outside of the sequences may hold NaN
             kept = (columns >= tl.min(rows.low, 0)) & (columns < tl.max(rows.high, 0))
         key = load_tile(keys.key, start, kept, BLOCK_N, HEAD_DIM, BLOCK_D, ACCESS)
         products = tl.dot(rows.query, tl.trans(key), input_precision=PRECISION)
@@ -176,6 +180,7 @@ def backward_query_kernel(
     BLOCK_N: tl.constexpr,
     ACCESS: tl.constexpr,
     PRECISION: tl.constexpr,
+    HIDES: tl.constexpr,  # no query may see some keys, which may hold NaN
 ):
     """Computes grad_query, the contribution of each query to grad_slopes (unless None), delta, and lse2: log2_sum, and
     +∞ for queries without a key."""
@@ -257,16 +262,16 @@ def backward_query_kernel(
             piece_begin, piece_end = full_end, end
         gradient, grad_slope = _over_keys(
             gradient, grad_slope, piece_begin, piece_end, 0, 0.0, rows, keys, dropout, scale2,
-            MASKED, PACKED, SLOPES, HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_N, ACCESS, PRECISION,
+            MASKED, PACKED, SLOPES, HIDES, HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_N, ACCESS, PRECISION,
         )  # fmt: skip
     gradient, grad_slope = _over_keys(
         gradient, grad_slope, tl.maximum(begin, full_begin), near_begin, near_begin, slope2_full, rows, keys,
-        dropout, scale2, LEFT, PACKED, SLOPES, HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_N, ACCESS, PRECISION,
+        dropout, scale2, LEFT, PACKED, SLOPES, HIDES, HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_N, ACCESS, PRECISION,
     )  # fmt: skip
     if not CAUSAL:
         gradient, grad_slope = _over_keys(
             gradient, grad_slope, near_end, tl.minimum(full_end, end), near_begin, slope2_full, rows, keys,
-            dropout, scale2, RIGHT, PACKED, SLOPES, HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_N, ACCESS, PRECISION,
+            dropout, scale2, RIGHT, PACKED, SLOPES, HIDES, HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_N, ACCESS, PRECISION,
         )  # fmt: skip
 
     gradient = tl.where(seen[:, None], gradient * scale, 0.0)

@@ -27,6 +27,7 @@ from .triton_tiles import (
     offset_of,
     opposite,
     scores_of,
+    seen_columns,
     slopes_of,
     split,
     store_range,
@@ -65,11 +66,12 @@ def _attend(
     slope2,
     rows,
     keys,
-    packed_value,
+    edge_value,
     dropout,
     scale2,
     SIDE: tl.constexpr,
     PACKED: tl.constexpr,
+    HIDES: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -119,11 +121,14 @@ def _attend(
         if dropout.seed is not None:
             keep = kept_weights(dropout, rows.index, start, BLOCK_M, BLOCK_N)
             weights = tl.where(keep, weights, 0.0)
-        if PACKED and SIDE == MASKED:
-            # Tokens outside of the sequences may hold NaN. Clearing a tile in registers, as after a bulk copy, would
-            # make every matrix product of the kernel wait for the one before.
-            kept = (columns >= tl.min(rows.low, 0)) & (columns < tl.max(rows.high, 0))
-            value = load_tile(packed_value, start, kept, BLOCK_N, HEAD_DIM, BLOCK_D, ALIGNED)
+        if (PACKED or HIDES) and SIDE == MASKED:
+            # Keys that no row sees may hold NaN. Clearing a tile in registers, as after a bulk copy, would make every
+            # matrix product of the kernel wait for the one before.
+            if HIDES:
+                kept = seen_columns(rows.low, rows.high, columns, kept)
+            else:
+                kept = (columns >= tl.min(rows.low, 0)) & (columns < tl.max(rows.high, 0))
+            value = load_tile(edge_value, start, kept, BLOCK_N, HEAD_DIM, BLOCK_D, ALIGNED)
         else:
             value = load_tile(keys.value, start, kept, BLOCK_N, HEAD_DIM, BLOCK_D, ACCESS)
         values = values * decay[:, None]
@@ -136,7 +141,7 @@ def forward_kernel(
     query,
     key,
     value,
-    packed_value,  # value by pointers if there are packed sequences, else None
+    edge_value,  # value, by pointers, if there are packed sequences or HIDES, else None
     slopes,
     query_start,
     key_padding_mask,
@@ -188,6 +193,7 @@ def forward_kernel(
     ACCESS: tl.constexpr,
     PRECISION: tl.constexpr,
     NORM_BLOCK: tl.constexpr,
+    HIDES: tl.constexpr,  # no query may see some keys, which may hold NaN
 ):
     num_blocks = tl.cdiv(query_length, BLOCK_M)
     program = tl.program_id(0)
@@ -232,8 +238,8 @@ def forward_kernel(
         key_padding_mask,
         stride_ms,
     )
-    if PACKED:
-        packed_value = TileSource(packed_value, batch, key_head, key_length, None, stride_vb, stride_vh, stride_vs)
+    if edge_value is not None:
+        edge_value = TileSource(edge_value, batch, key_head, key_length, None, stride_vb, stride_vh, stride_vs)
     seed = None if dropout_seed is None else tl.load(dropout_seed)
     origins = dropout_seed if ORIGINS else None
     dropout = Dropout(seed, origins, row, dropout_threshold, inverse_keep, None, num_heads, query_length)
@@ -245,8 +251,8 @@ def forward_kernel(
     )
     count = tl.cdiv(tl.minimum(near_end, end) - near_begin, BLOCK_N)
     softmax = _attend(
-        softmax, near_begin, 1, count, near_begin, slope2_full, rows, keys, packed_value, dropout,
-        scale2, MASKED, PACKED, HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_N, ACCESS, PRECISION,
+        softmax, near_begin, 1, count, near_begin, slope2_full, rows, keys, edge_value, dropout,
+        scale2, MASKED, PACKED, HIDES, HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_N, ACCESS, PRECISION,
     )  # fmt: skip
     known = softmax.largest + tl.log2(softmax.total)
     distance = reach(query_norm, key_norm, scale2, slope2, known, log2_tolerance)
@@ -262,22 +268,22 @@ def forward_kernel(
     # All tiles that every row sees are left of near_begin or right of near_end, so loops run outward from there.
     count = (near_begin - tl.maximum(begin, full_begin)) // BLOCK_N
     softmax = _attend(
-        softmax, near_begin - BLOCK_N, -1, count, near_begin, slope2_full, rows, keys, packed_value, dropout, scale2,
-        LEFT, PACKED, HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_N, ACCESS, PRECISION,
+        softmax, near_begin - BLOCK_N, -1, count, near_begin, slope2_full, rows, keys, edge_value, dropout, scale2,
+        LEFT, PACKED, HIDES, HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_N, ACCESS, PRECISION,
     )  # fmt: skip
     if not CAUSAL:
         count = tl.cdiv(tl.minimum(full_end, end) - near_end, BLOCK_N)
         softmax = _attend(
-            softmax, near_end, 1, count, near_begin, slope2_full, rows, keys, packed_value, dropout, scale2,
-            RIGHT, PACKED, HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_N, ACCESS, PRECISION,
+            softmax, near_end, 1, count, near_begin, slope2_full, rows, keys, edge_value, dropout, scale2,
+            RIGHT, PACKED, HIDES, HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_N, ACCESS, PRECISION,
         )  # fmt: skip
     for edge in range(0 if LIMITED else 1, 1 if CAUSAL else 2):  # at both ends some rows do not see every key
         first_tile, direction, count = full_begin - BLOCK_N, -1, (full_begin - begin) // BLOCK_N
         if edge == 1:
             first_tile, direction, count = full_end, 1, tl.cdiv(end - full_end, BLOCK_N)
         softmax = _attend(
-            softmax, first_tile, direction, count, near_begin, slope2_full, rows, keys, packed_value, dropout, scale2,
-            MASKED, PACKED, HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_N, ACCESS, PRECISION,
+            softmax, first_tile, direction, count, near_begin, slope2_full, rows, keys, edge_value, dropout, scale2,
+            MASKED, PACKED, HIDES, HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_N, ACCESS, PRECISION,
         )  # fmt: skip
     if not CAUSAL:
         end = tl.minimum(tl.cdiv(end, BLOCK_N) * BLOCK_N, key_length)

@@ -33,6 +33,19 @@ def as_dense(options: _Options) -> DenseOptions:
     return DenseOptions(None, None, seed, 0, causal, scale, None, window, dropout_p, skip_tolerance)
 
 
+def hides_keys(options: _Options, query: Tensor, key: Tensor) -> bool:
+    """Whether there may be keys that no query sees because of their positions. Such keys may hold NaN."""
+    if isinstance(options, VarlenOptions):
+        return options.window is not None
+    if options.segment_length is not None or (not options.causal and options.window is None):
+        return False
+    if options.query_start is not None:
+        return True
+    window, offset = options.window, options.query_offset
+    end = offset + query.shape[2] + (0 if options.causal or window is None else window)
+    return end < key.shape[2] or (window is not None and offset > window)
+
+
 def skips(options: _Options, query: Tensor, key: Tensor) -> bool:
     """Whether the kernels look for keys to skip."""
     _, num_heads, query_length, _ = sizes_of(query)

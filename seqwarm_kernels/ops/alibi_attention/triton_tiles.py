@@ -279,6 +279,14 @@ def visible_keys(first, end, position, window, CAUSAL: tl.constexpr, LIMITED: tl
 
 
 @triton.jit
+def seen_columns(low, high, columns, kept):
+    """The keys of a tile that some row sees, of those that a mask keeps (None: all)."""
+    visible = (columns[None, :] >= low[:, None]) & (columns[None, :] < high[:, None])
+    seen = tl.max(visible.to(tl.int32), 0) > 0
+    return seen if kept is None else seen & kept
+
+
+@triton.jit
 def visible_queries(first, end, zero, far, window, CAUSAL: tl.constexpr, LIMITED: tl.constexpr):
     """The queries [low, high) that see the keys whose query at distance zero is `zero`, and that query if all queries
     were nearer by `far`."""
