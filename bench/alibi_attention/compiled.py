@@ -93,6 +93,12 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "window": {"causal": False, "limited": True},
     "packed": {"causal": True, "limited": True, "present": {"cu_seqlens_q", "cu_seqlens_k", "edge_value"}},
     "hidden_keys": {"causal": True, "hides": True, "present": {"query_start", "edge_value"}},
+    "packed_starts": {
+        "causal": True,
+        "limited": True,
+        "hides": True,
+        "present": {"cu_seqlens_q", "cu_seqlens_k", "edge_value", "query_start"},
+    },
     "grouped": {"causal": True, "grouped": True},
     "mask": {"causal": False, "present": {"key_padding_mask"}},
     "dropout": {"causal": True, "present": {"dropout_seed"}},

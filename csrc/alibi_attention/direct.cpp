@@ -38,10 +38,6 @@ template <>
 struct InSchema<std::optional<int64_t>> {
   using type = std::optional<c10::SymInt>;
 };
-template <>
-struct InSchema<Maybe> {
-  using type = const Maybe&;
-};
 template <typename T>
 using in_schema = typename InSchema<T>::type;
 
@@ -69,8 +65,8 @@ struct Triton {  // Its kernels are in Python.
   static constexpr const char* name = "triton";
 };
 
-// A backend's operator that takes query, key, value and slopes, three tensors of which a `T` each may be None, and
-// `Numbers`, which may end with another tensor.
+// A backend's operator that takes query, key, value and slopes, three tensors of which a `T` each may be None, `Numbers`,
+// and another tensor or None.
 template <typename Operator, typename Backend, typename T, typename... Numbers>
 struct Attention : torch::autograd::Function<Attention<Operator, Backend, T, Numbers...>> {
   static constexpr bool is_traceable = true;
@@ -80,26 +76,26 @@ struct Attention : torch::autograd::Function<Attention<Operator, Backend, T, Num
 
   static std::pair<Tensor, Tensor> call(
       const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& slopes, const T& first,
-      const T& second, const Maybe& seed, Numbers... numbers) {
+      const T& second, const Maybe& seed, Numbers... numbers, const Maybe& last) {
     // Autograd may also be excluded: the caller may be the implementation of an operator that has its own.
     const bool records = at::GradMode::is_enabled() &&
         !c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::AutogradOther) &&
         (query.requires_grad() || key.requires_grad() || value.requires_grad() || slopes.requires_grad());
     if (records) {
-      const variable_list outputs = Attention::apply(query, key, value, slopes, first, second, seed, numbers...);
+      const variable_list outputs = Attention::apply(query, key, value, slopes, first, second, seed, numbers..., last);
       return {outputs[0], outputs[1]};
     }
-    const FourTensors outputs = run(query, key, value, slopes, first, second, seed, numbers...);
+    const FourTensors outputs = run(query, key, value, slopes, first, second, seed, numbers..., last);
     return {std::get<0>(outputs), std::get<1>(outputs)};
   }
 
   static variable_list forward(
       AutogradContext* context, const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& slopes,
-      const T& first, const T& second, const Maybe& seed, Numbers... numbers) {
-    auto [out, lse, log2_sum, ranges] = run(query, key, value, slopes, first, second, seed, numbers...);
+      const T& first, const T& second, const Maybe& seed, Numbers... numbers, const Maybe& last) {
+    auto [out, lse, log2_sum, ranges] = run(query, key, value, slopes, first, second, seed, numbers..., last);
     context->save_for_backward(
         {query, key, value, slopes, Maybe(first).value_or(Tensor()), Maybe(second).value_or(Tensor()),
-         seed.value_or(Tensor()), out, lse, log2_sum, ranges});
+         seed.value_or(Tensor()), out, lse, log2_sum, ranges, last.value_or(Tensor())});
     context->set_materialize_grads(false);  // no zeros for an lse that is not used
     c10::impl::GenericList saved_numbers(c10::AnyType::get());
     saved_numbers.reserve(sizeof...(Numbers));
@@ -118,9 +114,9 @@ struct Attention : torch::autograd::Function<Attention<Operator, Backend, T, Num
       return run_backward(
           grad_out, saved_as<Maybe>(gradients[1]), out, saved[8], saved[9], saved[10], slopes_need_grad, saved[0],
           saved[1], saved[2], saved[3], saved_as<T>(saved[4]), saved_as<T>(saved[5]), saved_as<Maybe>(saved[6]),
-          numbers.get(indices).template to<Numbers>()...);
+          numbers.get(indices).template to<Numbers>()..., saved_as<Maybe>(saved[11]));
     }(std::index_sequence_for<Numbers...>());
-    variable_list inputs(7 + sizeof...(Numbers));
+    variable_list inputs(8 + sizeof...(Numbers));
     std::tie(inputs[0], inputs[1], inputs[2], inputs[3]) = std::move(results);
     if (!slopes_need_grad) {
       inputs[3] = Tensor();
@@ -131,17 +127,17 @@ struct Attention : torch::autograd::Function<Attention<Operator, Backend, T, Num
  private:
   static FourTensors run(
       const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& slopes, const T& first,
-      const T& second, const Maybe& seed, Numbers... numbers) {
+      const T& second, const Maybe& seed, Numbers... numbers, const Maybe& last) {
     using Call = FourTensors(
         const Tensor&, const Tensor&, const Tensor&, const Tensor&, const T&, const T&, const Maybe&,
-        in_schema<Numbers>...);
+        in_schema<Numbers>..., const Maybe&);
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
     if constexpr (in_python) {
       RECORD_FUNCTION(Operator::forward, {});
-      return call_python(python_forward, query, key, value, slopes, first, second, seed, numbers...);
+      return call_python(python_forward, query, key, value, slopes, first, second, seed, numbers..., last);
     } else {
       static const auto handle = find<Call>(Operator::forward);
-      return handle.call(query, key, value, slopes, first, second, seed, numbers...);
+      return handle.call(query, key, value, slopes, first, second, seed, numbers..., last);
     }
   }
 
@@ -150,10 +146,11 @@ struct Attention : torch::autograd::Function<Attention<Operator, Backend, T, Num
   static FourTensors run_backward(
       const Tensor& grad_out, const Maybe& grad_lse, const Tensor& out, const Tensor& lse, const Tensor& log2_sum,
       const Tensor& ranges, bool slopes_need_grad, const Tensor& query, const Tensor& key, const Tensor& value,
-      const Tensor& slopes, const T& first, const T& second, const Maybe& seed, Numbers... numbers) {
+      const Tensor& slopes, const T& first, const T& second, const Maybe& seed, Numbers... numbers, const Maybe& last) {
     using Call = FourTensors(
         const Tensor&, const Maybe&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, bool, const Tensor&,
-        const Tensor&, const Tensor&, const Tensor&, const T&, const T&, const Maybe&, in_schema<Numbers>...);
+        const Tensor&, const Tensor&, const Tensor&, const T&, const T&, const Maybe&, in_schema<Numbers>...,
+        const Maybe&);
     const bool differentiates = at::GradMode::is_enabled();
     const c10::impl::ExcludeDispatchKeyGuard below_autograd(
         differentiates ? c10::DispatchKeySet() : c10::autograd_dispatch_keyset_with_ADInplaceOrView);
@@ -163,13 +160,13 @@ struct Attention : torch::autograd::Function<Attention<Operator, Backend, T, Num
         RECORD_FUNCTION(Operator::backward, {});
         return call_python(
             python_backward, grad_out, grad_lse, out, lse, log2_sum, ranges, slopes_need_grad, query, key, value, slopes,
-            first, second, seed, numbers...);
+            first, second, seed, numbers..., last);
       }
     }
     static const auto handle = find<Call>(Operator::backward);
     return handle.call(
         grad_out, grad_lse, out, lse, log2_sum, ranges, slopes_need_grad, query, key, value, slopes, first, second, seed,
-        numbers...);
+        numbers..., last);
   }
 
   template <typename Call>
@@ -186,7 +183,7 @@ struct Attention : torch::autograd::Function<Attention<Operator, Backend, T, Num
 
 using MaybeInt = std::optional<int64_t>;
 template <typename Backend>
-using DenseAttention = Attention<Dense, Backend, Maybe, int64_t, bool, double, MaybeInt, MaybeInt, double, double, Maybe>;
+using DenseAttention = Attention<Dense, Backend, Maybe, int64_t, bool, double, MaybeInt, MaybeInt, double, double>;
 template <typename Backend>
 using VarlenAttention = Attention<Varlen, Backend, Tensor, int64_t, int64_t, bool, double, MaybeInt, double, double>;
 

@@ -71,6 +71,7 @@ def attended_share_varlen(
     *,
     causal: bool = True,
     scale: float | None = None,
+    query_start: int | Tensor | None = None,
     window: int | None = None,
     skip_tolerance: float = DEFAULT_SKIP_TOLERANCE,
     backend: str | None = None,
@@ -94,6 +95,7 @@ def attended_share_varlen(
         window=window,
         skip_tolerance=skip_tolerance,
         backend=backend,
+        query_start=query_start,
     )
     return _attended_share(*check_varlen(call))
 

@@ -66,6 +66,7 @@ class VarlenCall(NamedTuple):
     skip_tolerance: float = DEFAULT_SKIP_TOLERANCE
     return_lse: bool = False
     backend: str | None = None
+    query_start: int | Tensor | None = None
 
 
 class Defaults(NamedTuple):
@@ -101,7 +102,8 @@ def check_dense(call: DenseCall) -> tuple[OpOverload, tuple[Tensor, ...], DenseO
     if call.segment_length is not None:
         validation.check_segment_length(call.segment_length, call.query_start, query, key)
     defaults = Defaults(slopes, scale, query_start=key.shape[2] - query_length)
-    validation.check_query_start(defaults.query_start if call.query_start is None else call.query_start, query)
+    start = defaults.query_start if call.query_start is None else call.query_start
+    validation.check_query_start(start, query, batch_size)
     arguments = complete_dense(call, defaults)
     operator = _operator("alibi_attention", query, call.backend)
     return _distributed(operator, arguments[:4], DenseOptions(*arguments[4:]))
@@ -117,7 +119,10 @@ def check_varlen(call: VarlenCall) -> tuple[OpOverload, tuple[Tensor, ...], Varl
     validation.check_same_batch(call.cu_seqlens_q, call.cu_seqlens_k)
     check_int("max_seqlen_q", call.max_seqlen_q, minimum=0)
     check_int("max_seqlen_k", call.max_seqlen_k, minimum=0)
-    defaults = Defaults(*_check_common(call, call.cu_seqlens_q.numel() - 1))
+    sequences = call.cu_seqlens_q.numel() - 1
+    defaults = Defaults(*_check_common(call, sequences))
+    if call.query_start is not None:
+        validation.check_query_start(call.query_start, query, sequences, "sequences")
     arguments = complete_varlen(call, defaults)
     operator = _operator("alibi_attention_varlen", query, call.backend)
     return _distributed(operator, arguments[:4], VarlenOptions(*arguments[4:]))
@@ -161,7 +166,10 @@ def complete_dense(call: tuple[Any, ...], defaults: Defaults) -> tuple[Any, ...]
 
 def complete_varlen(call: tuple[Any, ...], defaults: Defaults) -> tuple[Any, ...]:
     """`complete_dense` for a `VarlenCall`."""
-    query, key, value, slopes, ends_q, ends_k, max_q, max_k, causal, scale, window, dropout_p, tolerance, _, _ = call
+    query, key, value, slopes, ends_q, ends_k, max_q, max_k, causal, scale, window, dropout_p, *others = call
+    tolerance, _, _, start = others
+    if start is not None:  # one for each sequence, or one for all
+        start = start.view(-1) if isinstance(start, Tensor) else torch.full((1,), start, device=query.device)
     return (
         query,
         key,
@@ -177,6 +185,7 @@ def complete_varlen(call: tuple[Any, ...], defaults: Defaults) -> tuple[Any, ...
         window,
         dropout_p,
         tolerance,
+        start,
     )
 
 

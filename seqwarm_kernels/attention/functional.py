@@ -57,7 +57,7 @@ def alibi_attention(
             are checked on a CPU. Default: Sk − Sq.
         window: Hide keys at a distance |position − j| larger than this.
         key_padding_mask: (B, Sk) bool, True where a key is attended; `nn.MultiheadAttention`'s is True where it is
-            not. Masked keys and values may hold NaN, as may queries that see no key.
+            not. Masked keys and values may hold NaN, as may those that no query sees, and queries that see no key.
         dropout_p: Share of the attention weights to drop, in [0, 1). The remaining weights are divided by
             1 − dropout_p.
         skip_tolerance: ε in [0, 1). At most this share of a query's softmax sum may be left out, so that apart from
@@ -110,6 +110,7 @@ def alibi_attention_varlen(
     *,
     causal: bool = True,
     scale: float | None = None,
+    query_start: int | Tensor | None = None,
     window: int | None = None,
     dropout_p: float = 0.0,
     skip_tolerance: float = DEFAULT_SKIP_TOLERANCE,
@@ -118,9 +119,9 @@ def alibi_attention_varlen(
 ) -> Any:  # one tensor, or two with return_lse; a union would burden every caller
     """`alibi_attention` over packed sequences of different lengths, without padding.
 
-    Sequence b holds the queries cu_seqlens_q[b] ... cu_seqlens_q[b + 1] − 1, and likewise the keys. The last query of
-    a sequence has the position of its last key: query i has position len_k − len_q + i. Options, dtypes, gradients
-    and the zeros for queries without a key are those of `alibi_attention`. DTensors may be sharded in heads.
+    Sequence b holds the queries cu_seqlens_q[b] ... cu_seqlens_q[b + 1] − 1, and likewise the keys. Its first key has
+    position 0, its query i has position query_start + i. Options, dtypes, gradients and the zeros for queries without a
+    key are those of `alibi_attention`. DTensors may be sharded in heads.
 
     Args:
         query: (Tq, Hq, D), all sequences one after another.
@@ -132,6 +133,8 @@ def alibi_attention_varlen(
         max_seqlen_q: At least the length of the longest sequence of queries. Kernels size their grid by it.
         max_seqlen_k: At least the length of the longest sequence of keys.
         slopes: (Hq,), or (B, Hq) by sequence. Default: `alibi_slopes(Hq)`.
+        query_start: Position of the first query of each sequence: an int, or a tensor () or (B,), as in
+            `alibi_attention`. Default: len_k − len_q, so that the last query has the position of the last key.
 
     Returns:
         out (Tq, Hq, D); with return_lse also lse (Hq, Tq).
@@ -155,6 +158,7 @@ def alibi_attention_varlen(
         skip_tolerance,
         return_lse,
         backend,
+        query_start,
     )
     out, lse, *_ = attend(VarlenCall, arguments)
     return (out, lse) if return_lse else out

@@ -154,6 +154,36 @@ def test_a_growing_query_start_is_one_kind(backend):
 
 
 @each_backend
+def test_a_growing_query_start_of_packed_sequences_is_one_kind(backend):
+    query, ends = torch.randn(2, 2, 8), torch.tensor([0, 1, 2], dtype=torch.int32)
+    key, key_ends = torch.randn(9, 2, 8), torch.tensor([0, 4, 9], dtype=torch.int32)
+    fast_path._checked_calls.clear()
+    inputs = query, key, key, ends, key_ends, 1, 5
+    for start in range(5):
+        out = alibi_attention_varlen(*inputs, backend=backend, query_start=start)
+        torch.testing.assert_close(out, alibi_attention_varlen(*inputs, backend="reference", query_start=start))
+    assert len(fast_path._checked_calls) == (1 if backend == "reference" else 2)
+    for wrong in (True, 2**60 + 1, "int"):
+        with pytest.raises((TypeError, ValueError), match=r"^query_start must"):
+            alibi_attention_varlen(*inputs, backend=backend, query_start=wrong)
+
+
+@each_backend
+@pytest.mark.parametrize("varlen", [False, True])
+def test_a_query_start_that_changes_before_backward_is_an_error(backend, varlen):
+    query, start = torch.randn(1, 2, 3, 8, requires_grad=True), torch.tensor([0])
+    for _ in range(2):  # the second call is a known one
+        if varlen:
+            ends, packed = torch.tensor([0, 3], dtype=torch.int32), query[0].transpose(0, 1)
+            out = alibi_attention_varlen(packed, packed, packed, ends, ends, 3, 3, query_start=start, backend=backend)
+        else:
+            out = alibi_attention(query, query, query, query_start=start, backend=backend)
+        start += 1
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            out.sum().backward()
+
+
+@each_backend
 def test_the_last_query_of_a_known_call_is_at_the_last_key(backend):
     query, key = torch.randn(1, 1, 2, 8), torch.randn(1, 1, 5, 8)
     expected = alibi_attention(query, key, key, query_start=3, backend=backend)

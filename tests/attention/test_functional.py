@@ -132,6 +132,13 @@ BAD_VARLEN = [
     ({"max_seqlen_q": -1}, ValueError, "max_seqlen_q must be at least 0, got -1"),
     ({"max_seqlen_k": None}, TypeError, "max_seqlen_k must be an int, got NoneType"),
     ({"slopes": torch.rand(3, 4)}, ValueError, r"slopes must be \(4,\) or \(2, 4\)"),
+    ({"query_start": 0.5}, TypeError, "query_start must be an int, got float"),
+    ({"query_start": torch.tensor([1, 2, 3])}, ValueError, "one for each of the 2 sequences"),
+    (
+        {"query_start": torch.tensor([1, 2]).float()},
+        TypeError,
+        "query_start must be an int or an int32 or int64 tensor",
+    ),
     ({"window": -2}, ValueError, "window must be at least 0"),
     ({"causal": None}, TypeError, "causal must be True or False"),
 ]

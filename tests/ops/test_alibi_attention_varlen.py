@@ -33,14 +33,15 @@ def attend_packed(inputs, lengths_q, lengths_k, slopes, **options):
     )
 
 
-def attend_one_by_one(inputs, lengths_q, lengths_k, slopes, **options):
+def attend_one_by_one(inputs, lengths_q, lengths_k, slopes, starts=None, **options):
     query, key, value = inputs
     outs, sums = [torch.zeros(0, *query.shape[1:], dtype=query.dtype)], [torch.zeros(query.shape[1], 0)]
     parts = zip(query.split(lengths_q), key.split(lengths_k), value.split(lengths_k), strict=True)
     for index, part in enumerate(parts):
         row = [tensor.transpose(0, 1)[None] for tensor in part]
         own = slopes if slopes.dim() == 1 else slopes[index]
-        out, lse = alibi_attention(*row, own, return_lse=True, backend="reference", **options)
+        start = starts[index] if isinstance(starts, list) else starts
+        out, lse = alibi_attention(*row, own, query_start=start, return_lse=True, backend="reference", **options)
         outs.append(out[0].transpose(0, 1))
         sums.append(lse[0])
     return torch.cat(outs), torch.cat(sums, 1)
@@ -59,9 +60,12 @@ def test_equals_the_sequences_one_by_one(backend, data):
     inputs = packed_inputs(lengths_q, lengths_k)
     slopes = torch.randn(draw(st.sampled_from([(4,), (num_sequences, 4)])), dtype=torch.float64, requires_grad=True)
     options = {"causal": draw(st.booleans()), "window": draw(st.none() | st.integers(0, 4))}
+    start = st.integers(-4, 9)
+    starts = draw(st.none() | start | st.lists(start, min_size=num_sequences, max_size=num_sequences))
+    query_start = torch.tensor(starts, dtype=torch.int64) if isinstance(starts, list) else starts
 
-    out, lse = attend_packed(inputs, lengths_q, lengths_k, slopes, backend=backend, **options)
-    expected, expected_lse = attend_one_by_one(inputs, lengths_q, lengths_k, slopes, **options)
+    out, lse = attend_packed(inputs, lengths_q, lengths_k, slopes, backend=backend, query_start=query_start, **options)
+    expected, expected_lse = attend_one_by_one(inputs, lengths_q, lengths_k, slopes, starts=starts, **options)
     torch.testing.assert_close(out, expected, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(lse, expected_lse.to(lse.dtype), rtol=1e-12, atol=1e-12)
 
@@ -72,6 +76,21 @@ def test_equals_the_sequences_one_by_one(backend, data):
     wanted = torch.autograd.grad(objective, leaves, allow_unused=True) if objective.requires_grad else [None] * 4
     for gradient, want, leaf in zip(got, wanted, leaves, strict=True):
         torch.testing.assert_close(gradient, torch.zeros_like(leaf) if want is None else want, rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_training_on_packed_sequences_and_decoding_one_query_at_a_time_agree(backend, causal):
+    """Cross-attention: each sequence has keys of its own length, and queries that count from its first key."""
+    lengths_q, lengths_k = [6, 4], [9, 5]
+    query, key, value = (tensor.detach() for tensor in packed_inputs(lengths_q, lengths_k))
+    slopes = torch.rand(4, dtype=torch.float64)
+    options = {"causal": causal, "backend": backend}
+    trained, _ = attend_packed((query, key, value), lengths_q, lengths_k, slopes, query_start=0, **options)
+    for step in range(4):
+        now = torch.cat([query[step : step + 1], query[6 + step : 7 + step]])
+        starts = torch.tensor([step, step])
+        decoded, _ = attend_packed((now, key, value), [1, 1], lengths_k, slopes, query_start=starts, **options)
+        torch.testing.assert_close(decoded, trained[[step, 6 + step]], rtol=1e-12, atol=1e-12)
 
 
 def test_gradcheck(backend):

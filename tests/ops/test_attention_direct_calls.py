@@ -58,6 +58,7 @@ CALLS = {
     "decoding, everything": lambda: everything(1, 600),
     "packed, short": lambda: varlen([3, 5], [4, 6]),
     "packed": lambda: varlen([80, 3], [90, 40], dropout_seed=torch.tensor(5), dropout_p=0.3),
+    "packed, starts": lambda: varlen([80, 3], [90, 40], query_start=torch.tensor([4, 60])),
 }
 
 

@@ -30,7 +30,8 @@ def attend_varlen(backend):
 
     def call():
         torch.manual_seed(0)
-        out = alibi_attention_varlen(*tensors, cu_seqlens, cu_seqlens, 4, 4, slopes, dropout_p=0.2, backend=backend)
+        options = {"query_start": 1, "dropout_p": 0.2, "backend": backend}
+        out = alibi_attention_varlen(*tensors, cu_seqlens, cu_seqlens, 4, 4, slopes, **options)
         return [out, *torch.autograd.grad(out.sum(), [*tensors, slopes])]
 
     return call

@@ -73,7 +73,8 @@ def test_opcheck_varlen(backend):
     query = torch.randn(7, 4, 5, requires_grad=True)
     key, value = (torch.randn(7, 2, 5, requires_grad=True) for _ in range(2))
     slopes = torch.rand(3, 4, requires_grad=True)
-    options = VarlenOptions(CU_SEQLENS, CU_SEQLENS, torch.tensor(5), 4, 4, True, 0.5, 2, 0.1, 0.0)
+    starts = torch.tensor([0, 3, -1])
+    options = VarlenOptions(CU_SEQLENS, CU_SEQLENS, torch.tensor(5), 4, 4, True, 0.5, 2, 0.1, 0.0, starts)
     torch.library.opcheck(overload("alibi_attention_varlen", backend), (query, key, value, slopes, *options))
 
 
@@ -207,7 +208,7 @@ def test_defaults_and_dropout_compile(backend, compiler):
 def test_varlen_compiles_once_for_a_ramp(backend, compiler):
     def attend(query, key, value, cu_seqlens, longest):
         return alibi_attention_varlen(
-            query, key, value, cu_seqlens, cu_seqlens, longest, longest, window=30, backend=backend
+            query, key, value, cu_seqlens, cu_seqlens, longest, longest, window=30, query_start=longest, backend=backend
         )
 
     def inputs(length):

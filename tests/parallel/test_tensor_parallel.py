@@ -34,6 +34,7 @@ def attend(tensors, slopes, is_packed, **options):
         return sw.alibi_attention(*tensors, slopes, return_lse=True, **options)
     ends = torch.tensor(STARTS, dtype=torch.int32)
     options = {name: value for name, value in options.items() if name not in ("key_padding_mask", "query_start")}
+    options["query_start"] = options.pop("starts", None)
     return sw.alibi_attention_varlen(*tensors, ends, ends, 27, 27, slopes, return_lse=True, **options)
 
 
@@ -99,7 +100,8 @@ def two_ranks(rank, port):
     for backend, placement in itertools.product(SERVING, (BY_HEADS, WHOLE)):
         for given in (slopes, slopes[None] * torch.tensor([[1.0], [0.5], [2.0]])):
             check(mesh, [placement], given, {"backend": backend}, is_packed=True)
-            check(mesh, [placement], given.clone().requires_grad_(), {"backend": backend}, is_packed=True)
+            options = {"backend": backend, "starts": torch.tensor([0, 9, -3])}
+            check(mesh, [placement], given.clone().requires_grad_(), options, is_packed=True)
     check_triton(mesh)
     check_default_slopes(mesh)
     check_uneven_rows(mesh)

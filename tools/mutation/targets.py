@@ -180,7 +180,11 @@ TARGETS = [
         "tests/ops/test_attention_native_decoding.py",
         wider=("tests/ops/test_attention_native.py", *_ATTENTION_GRID, "native"),
     ),
-    *_in_folder("csrc/alibi_attention/cpu", "options.cpp", *("tests/ops/test_host_values.py", "-k", "native")),
+    *_in_folder(
+        "csrc/alibi_attention/cpu",
+        "options.cpp",
+        *("tests/ops/test_host_values.py", "tests/ops/test_attention_direct_calls.py", "-k", "native or direct_calls"),
+    ),
     *_in_folder("csrc/alibi_attention", "direct.cpp", _CALLS),
     *_in_folder("csrc/calls", "kind.cpp", *(_CALL_KIND, _CALLS, "-k", "not triton")),
 ]

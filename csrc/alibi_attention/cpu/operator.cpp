@@ -130,17 +130,21 @@ void set_common(
   problem.dropout.inverse_keep = static_cast<float>(1 / (1 - dropout_p));
 }
 
+void set_positions(Problem& problem, Inputs& inputs, const std::optional<Tensor>& query_start) {
+  if (query_start) {
+    inputs.query_start = query_start->to(at::kLong);
+    problem.query_start = inputs.query_start->const_data_ptr<int64_t>();
+    problem.query_start_stride = inputs.query_start->numel() > 1 ? inputs.query_start->stride(0) : 0;
+  }
+}
+
 Problem describe(Inputs& inputs, const DenseOptions& options) {
   Problem problem{};
   set_common(
       problem, inputs, options.dropout_seed, options.causal, options.scale, options.window, options.dropout_p,
       options.skip_tolerance);
   problem.query_offset = options.query_offset;
-  if (options.query_start) {
-    inputs.query_start = options.query_start->to(at::kLong);
-    problem.query_start = inputs.query_start->const_data_ptr<int64_t>();
-    problem.query_start_stride = inputs.query_start->numel() > 1 ? inputs.query_start->stride(0) : 0;
-  }
+  set_positions(problem, inputs, options.query_start);
   if (options.key_padding_mask) {
     inputs.key_padding_mask = options.key_padding_mask;
     problem.key_padding_mask = inputs.key_padding_mask->const_data_ptr<bool>();
@@ -170,6 +174,7 @@ Problem describe(Inputs& inputs, const VarlenOptions& options) {
   problem.cu_seqlens_q = inputs.cu_seqlens_q.const_data_ptr<int32_t>();
   problem.cu_seqlens_k = inputs.cu_seqlens_k.const_data_ptr<int32_t>();
   problem.num_sequences = inputs.cu_seqlens_q.numel() - 1;
+  set_positions(problem, inputs, options.query_start);
   problem.used_keys = problem.cu_seqlens_k[problem.num_sequences];
   problem.hides_keys = hides_keys(problem);
   problem.widest_view = std::min(problem.widest_view, options.max_seqlen_k);
@@ -435,7 +440,8 @@ using MaybeInt = std::optional<int64_t>;
 using Dense = Operator<
     DenseOptions, MaybeTensor, MaybeTensor, MaybeTensor, int64_t, bool, double, MaybeInt, MaybeInt, double, double, MaybeTensor>;
 using Varlen = Operator<
-    VarlenOptions, const Tensor&, const Tensor&, MaybeTensor, int64_t, int64_t, bool, double, MaybeInt, double, double>;
+    VarlenOptions, const Tensor&, const Tensor&, MaybeTensor, int64_t, int64_t, bool, double, MaybeInt, double, double,
+    MaybeTensor>;
 
 }  // namespace
 

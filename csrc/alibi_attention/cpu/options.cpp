@@ -78,14 +78,14 @@ void check_at_least(const char* name, std::optional<int64_t> number, int64_t lea
   TORCH_CHECK_VALUE(number.value_or(least) >= least, name, " must be at least ", least, ", got ", *number);
 }
 
-// `entries`: of query_start, one for each row.
-void check_positions(const std::optional<at::Tensor>& query_start, int64_t entries) {
+// `entries`: the number of rows or sequences, `which`.
+void check_positions(const std::optional<at::Tensor>& query_start, int64_t entries, const char* which) {
   if (!query_start) {
     return;
   }
   TORCH_CHECK_VALUE(
       query_start->dim() == 1 && (query_start->numel() == 1 || query_start->numel() == entries),
-      "query_start must have one entry, or one for each of the ", entries, " rows, got ", query_start->numel());
+      "query_start must have one entry, or one for each of the ", entries, " ", which, ", got ", query_start->numel());
   if (query_start->scalar_type() == at::kInt) {
     return;
   }
@@ -125,7 +125,7 @@ void check_inputs(
   check_seed(options.dropout_seed, {batch_size, num_heads, 4});
   check_at_least("segment_length", options.segment_length, 1);
   check_at_least("window", options.window, 0);
-  check_positions(options.query_start, batch_size);
+  check_positions(options.query_start, batch_size, "rows");
 }
 
 void check_inputs(
@@ -134,9 +134,11 @@ void check_inputs(
   check_tensors(query, key, value, 3);
   check_packing(
       query, key, options.cu_seqlens_q, options.cu_seqlens_k, options.max_seqlen_q, options.max_seqlen_k);
-  check_slopes(slopes, options.cu_seqlens_q.numel() - 1, query.size(1));
+  const int64_t num_sequences = options.cu_seqlens_q.numel() - 1;
+  check_slopes(slopes, num_sequences, query.size(1));
   check_seed(options.dropout_seed, {query.size(1), 4});
   check_at_least("window", options.window, 0);
+  check_positions(options.query_start, num_sequences, "sequences");
 }
 
 std::vector<int64_t> rows_of(const at::Tensor& query) {

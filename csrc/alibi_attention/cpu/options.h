@@ -28,6 +28,7 @@ struct VarlenOptions {
   double scale;
   std::optional<int64_t> window;
   double dropout_p, skip_tolerance;
+  std::optional<at::Tensor> query_start;
 };
 
 // validation.py: check_packing. Nothing is read unless the tensors are on a CPU.

@@ -45,7 +45,7 @@ struct Problem {
   const float* slopes;
   int64_t slope_batch;  // strides
   int64_t slope_head;
-  const int64_t* query_start;  // may be null
+  const int64_t* query_start;  // of rows or packed sequences; may be null
   int64_t query_start_stride;
   const bool* key_padding_mask;  // may be null
   int64_t mask_batch;
@@ -121,6 +121,15 @@ inline int64_t first_position(const Problem& problem, int64_t batch) {
   return problem.query_offset + start;
 }
 
+// The same of a packed sequence, whose first key is at position 0. By default the last query meets the last key.
+inline int64_t first_position_in_pack(const Problem& problem, int64_t sequence) {
+  if (problem.query_start != nullptr) {
+    return problem.query_start[sequence * problem.query_start_stride];
+  }
+  const auto length = [&](const int32_t* ends) { return int64_t{ends[sequence + 1]} - ends[sequence]; };
+  return length(problem.cu_seqlens_k) - length(problem.cu_seqlens_q);
+}
+
 // The keys [low, high) that some query sees.
 struct SeenKeys {
   int64_t low, high;
@@ -150,7 +159,7 @@ inline void for_each_key_interval(const Problem& problem, int64_t batch, const V
   for (int64_t index = 0; index < problem.num_sequences; ++index) {
     const int64_t first = problem.cu_seqlens_k[index], end = problem.cu_seqlens_k[index + 1];
     const int64_t count = problem.cu_seqlens_q[index + 1] - problem.cu_seqlens_q[index];
-    visit(first, end, seen_keys(problem, first, end, end - count, count));
+    visit(first, end, seen_keys(problem, first, end, first + first_position_in_pack(problem, index), count));
   }
 }
 

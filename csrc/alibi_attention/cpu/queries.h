@@ -47,8 +47,9 @@ inline Place place_in_pack(const Problem& problem, int64_t token) {
   if (sequence == problem.num_sequences) {
     return {0, 0, 0, 0};
   }
-  const int64_t end = problem.cu_seqlens_k[sequence + 1];
-  return {sequence, problem.cu_seqlens_k[sequence], end, token - ends[sequence] + end};
+  const int64_t first = problem.cu_seqlens_k[sequence], end = problem.cu_seqlens_k[sequence + 1];
+  const int64_t place = token - problem.cu_seqlens_q[sequence];
+  return {sequence, first, end, first + first_position_in_pack(problem, sequence) + place};
 }
 
 inline Place place_in_row(const Problem& problem, int64_t batch, int64_t token) {

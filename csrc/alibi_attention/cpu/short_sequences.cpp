@@ -33,7 +33,8 @@ std::vector<Sequence> packed_sequences(const Problem& problem, int64_t most) {
   for (int64_t index = 1; index <= problem.num_sequences; ++index) {
     const int64_t last_query = problem.cu_seqlens_q[index], last_key = problem.cu_seqlens_k[index];
     const int64_t num_queries = last_query - query, num_keys = last_key - key;
-    sequences.push_back({0, index - 1, query, num_queries, key, num_keys, num_keys - num_queries});
+    const int64_t position = first_position_in_pack(problem, index - 1);
+    sequences.push_back({0, index - 1, query, num_queries, key, num_keys, position});
     query = last_query;
     key = last_key;
   }

@@ -171,6 +171,7 @@ class _Sequence(NamedTuple):
 
 def _sequences(num_heads: int, slopes: Tensor, options: VarlenOptions) -> Iterator[_Sequence]:
     device = slopes.device
+    starts = None if options.query_start is None else options.query_start.expand(options.cu_seqlens_q.numel() - 1)
     origins = _origins(options.dropout_seed, 1, num_heads)
     origins = None if origins is None else origins.view(num_heads, 4)
     ends_q, ends_k = options.cu_seqlens_q.tolist(), options.cu_seqlens_k.tolist()
@@ -178,6 +179,8 @@ def _sequences(num_heads: int, slopes: Tensor, options: VarlenOptions) -> Iterat
         i = torch.arange(*queries, device=device)
         j = torch.arange(*keys, device=device)
         position = i[:, None] - queries[1] + keys[1]  # the last query meets the last key
+        if starts is not None:
+            position = i[:, None] - queries[0] + keys[0] + starts[index]
         visible = _visible(position - j, options.causal, options.window)
         keep = _keep(options.dropout_p, origins, i, j, slopes.dtype)
         pairs = Pairs(*_distances(position, j, *keys), visible, keep)

@@ -1,8 +1,9 @@
 """Schemas and fake implementations of `seqwarm::alibi_attention`, its varlen form, and their backward.
 
 The public functions resolve all defaults. Slopes, scale and positions are explicit: query i of row b is at position
-`query_start[b] + query_offset + i` (query_start None: 0), and key j is at position j. `dropout_seed` is a tensor when
-dropout_p > 0: a seed for all heads, or seeds and origins of each head. dropout.py defines the dropout mask of both.
+`query_start[b] + query_offset + i` (query_start None: 0), and key j is at position j. In packed sequence b, query i is
+at `query_start[b] + i` (None: len_k − len_q + i). `dropout_seed` is a tensor when dropout_p > 0: a seed for all heads,
+or seeds and origins of each head. dropout.py defines the dropout mask of both.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _DENSE = (
 )
 _VARLEN = (
     "Tensor cu_seqlens_q, Tensor cu_seqlens_k, Tensor? dropout_seed, SymInt max_seqlen_q, SymInt max_seqlen_k, "
-    "bool causal, float scale, SymInt? window, float dropout_p, float skip_tolerance"
+    "bool causal, float scale, SymInt? window, float dropout_p, float skip_tolerance, Tensor? query_start=None"
 )
 _BACKWARD = (
     "Tensor grad_out, Tensor? grad_lse, Tensor out, Tensor lse, Tensor log2_sum, Tensor ranges, bool slopes_need_grad"
@@ -69,6 +70,7 @@ class VarlenOptions(NamedTuple):
     window: int | None
     dropout_p: float
     skip_tolerance: float
+    query_start: Tensor | None = None  # (B) or (1)
 
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:

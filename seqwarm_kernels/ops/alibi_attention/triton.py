@@ -109,7 +109,8 @@ def _options_read(slopes: Tensor, options: _Options) -> tuple[Tensor | None, ...
         query_start, mask, dropout_seed, *_ = options
         return slopes, query_start, mask, contiguous(dropout_seed), None, None
     cu_seqlens_q, cu_seqlens_k, dropout_seed, *_ = options
-    return slopes, None, None, contiguous(dropout_seed), cu_seqlens_q.contiguous(), cu_seqlens_k.contiguous()
+    ends = cu_seqlens_q.contiguous(), cu_seqlens_k.contiguous()
+    return slopes, options.query_start, None, contiguous(dropout_seed), *ends
 
 
 def _tiled(tiles: Tiles) -> dict[str, int]:

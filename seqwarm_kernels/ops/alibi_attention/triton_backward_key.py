@@ -27,6 +27,7 @@ from .triton_tiles import (
     offset_of,
     opposite,
     scores_of,
+    sequence_of,
     slopes_of,
     split,
     store_tile,
@@ -74,6 +75,7 @@ def _over_queries(
     SIDE: tl.constexpr,
     CAUSAL: tl.constexpr,
     PACKED: tl.constexpr,
+    MEETS: tl.constexpr,
     LIMITED: tl.constexpr,
     BLIND: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -100,16 +102,16 @@ def _over_queries(
             delta = tl.load(queries.delta + columns)
         if SIDE == MASKED:
             if LIMITED:
-                turns = turned(columns[None, :], rows.first_turn[:, None], rows.last_turn[:, None], CAUSAL, PACKED)
+                turns = turned(columns[None, :], rows.first_turn[:, None], rows.last_turn[:, None], CAUSAL, MEETS)
             else:
-                turns = turned(columns, first_turn, last_turn, CAUSAL, PACKED)[None, :]
+                turns = turned(columns, first_turn, last_turn, CAUSAL, MEETS)[None, :]
             distance = tl.abs(turns - rows.center[:, None]).to(tl.float32)
             scores = scores_of(products, scale2, rows.slope2, distance, PACKED)
             weights = tl.exp2(scores - lse2[None, :])
             visible = (columns[None, :] >= rows.low[:, None]) & (columns[None, :] < rows.high[:, None])
             weights = tl.where(visible, weights, 0.0)
         else:
-            turns = turned(columns, first_turn, last_turn, CAUSAL, PACKED)
+            turns = turned(columns, first_turn, last_turn, CAUSAL, MEETS)
             theirs = (SIDE * slope2) * (turns - reference).to(tl.float32) - lse2
             weights = tl.exp2(products * scale2 + theirs[None, :] + own[:, None])
         grad_out = load_tile(queries.grad_out, start, kept, BLOCK_M, HEAD_DIM, BLOCK_D, ACCESS)
@@ -199,15 +201,23 @@ def backward_key_kernel(
     key_head = num_key_heads - 1 - program // num_blocks % num_key_heads
     batch = program // num_blocks // num_key_heads
     PACKED: tl.constexpr = cu_seqlens_q is not None
+    MEETS: tl.constexpr = PACKED and query_start is None
 
     start = block * BLOCK_N
     index = start + tl.arange(0, BLOCK_N)
-    query_offset = offset_of(index, key_length, query_start, query_offset, batch, None, stride_start)
+    row_start = None if PACKED else query_start
+    query_offset = offset_of(index, key_length, row_start, query_offset, batch, None, stride_start)
     first, last, zero, sequence = opposite(
         index, batch, cu_seqlens_k, cu_seqlens_q, num_sequences, query_length, -query_offset, segment_length,
         LIMITED, SEARCH_STEPS,
     )  # fmt: skip
     far = far_of(query_offset, query_length, key_length)
+    if PACKED and query_start is not None:
+        first_position, queries, keys = sequence_of(
+            sequence, query_start, cu_seqlens_q, cu_seqlens_k, num_sequences, stride_start
+        )
+        zero -= first_position - (keys - queries)
+        far = far_of(first_position, queries, keys)
     low, high, center = visible_queries(first, last, zero, far, window, CAUSAL, LIMITED)
     inside = index < key_length
     if key_padding_mask is not None:
@@ -269,18 +279,18 @@ def backward_key_kernel(
                 piece_begin, piece_end = full_end, end
             to_key, to_value = _over_queries(
                 to_key, to_value, tl.maximum(piece_begin, begin), tl.minimum(piece_end, end), 0, 0.0,
-                first_turn_full, last_turn_full, rows, queries, dropout, scale2, MASKED, CAUSAL, PACKED, LIMITED,
+                first_turn_full, last_turn_full, rows, queries, dropout, scale2, MASKED, CAUSAL, PACKED, MEETS, LIMITED,
                 BLIND, HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_N, ACCESS, PRECISION,
             )  # fmt: skip
         to_key, to_value = _over_queries(
             to_key, to_value, tl.maximum(near_end, begin), tl.minimum(full_end, end), near_begin, slope2_full,
-            first_turn_full, last_turn_full, rows, queries, dropout, scale2, RIGHT, CAUSAL, PACKED, LIMITED,
+            first_turn_full, last_turn_full, rows, queries, dropout, scale2, RIGHT, CAUSAL, PACKED, MEETS, LIMITED,
             BLIND, HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_N, ACCESS, PRECISION,
         )  # fmt: skip
         if not CAUSAL:
             to_key, to_value = _over_queries(
                 to_key, to_value, tl.maximum(begin, full_begin), tl.minimum(near_begin, end), near_begin, slope2_full,
-                first_turn_full, last_turn_full, rows, queries, dropout, scale2, LEFT, CAUSAL, PACKED, LIMITED,
+                first_turn_full, last_turn_full, rows, queries, dropout, scale2, LEFT, CAUSAL, PACKED, MEETS, LIMITED,
                 BLIND, HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_N, ACCESS, PRECISION,
             )  # fmt: skip
 

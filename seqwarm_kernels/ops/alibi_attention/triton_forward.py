@@ -28,6 +28,7 @@ from .triton_tiles import (
     opposite,
     scores_of,
     seen_columns,
+    sequence_of,
     slopes_of,
     split,
     store_range,
@@ -206,11 +207,17 @@ def forward_kernel(
     PACKED: tl.constexpr = cu_seqlens_q is not None
 
     index = block * BLOCK_M + tl.arange(0, BLOCK_M)
-    query_offset = offset_of(index, query_length, query_start, query_offset, batch, None, stride_start)
+    row_start = None if PACKED else query_start
+    query_offset = offset_of(index, query_length, row_start, query_offset, batch, None, stride_start)
     first, last, position, sequence = opposite(
         index, batch, cu_seqlens_q, cu_seqlens_k, num_sequences, key_length, query_offset, segment_length, LIMITED,
         SEARCH_STEPS,
     )  # fmt: skip
+    if PACKED and query_start is not None:
+        start, queries, keys = sequence_of(
+            sequence, query_start, cu_seqlens_q, cu_seqlens_k, num_sequences, stride_start
+        )
+        position += start - (keys - queries)
     low, high, center, beyond = visible_keys(first, last, position, window, CAUSAL, LIMITED)
     high = tl.where(index < query_length, high, low)
     sees_some = low < high

@@ -29,14 +29,14 @@ def as_dense(options: _Options) -> DenseOptions:
     """The options that dense and packed calls share."""
     if isinstance(options, DenseOptions):
         return options
-    _, _, seed, _, _, causal, scale, window, dropout_p, skip_tolerance = options
-    return DenseOptions(None, None, seed, 0, causal, scale, None, window, dropout_p, skip_tolerance)
+    _, _, seed, _, _, causal, scale, window, dropout_p, skip_tolerance, query_start = options
+    return DenseOptions(query_start, None, seed, 0, causal, scale, None, window, dropout_p, skip_tolerance)
 
 
 def hides_keys(options: _Options, query: Tensor, key: Tensor) -> bool:
     """Whether there may be keys that no query sees because of their positions. Such keys may hold NaN."""
     if isinstance(options, VarlenOptions):
-        return options.window is not None
+        return options.window is not None or options.query_start is not None
     if options.segment_length is not None or (not options.causal and options.window is None):
         return False
     if options.query_start is not None:

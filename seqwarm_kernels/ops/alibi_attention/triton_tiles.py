@@ -232,6 +232,16 @@ def opposite(
 
 
 @triton.jit
+def sequence_of(sequence, query_start, cu_seqlens_q, cu_seqlens_k, num_sequences, stride_start):
+    """Of the packed sequence of each token: the position of its first query, and its numbers of queries and keys."""
+    after = tl.minimum(sequence + 1, num_sequences)
+    start = tl.load(query_start + sequence * stride_start, mask=sequence < num_sequences, other=0).to(tl.int64)
+    queries = tl.load(cu_seqlens_q + after) - tl.load(cu_seqlens_q + sequence)
+    keys = tl.load(cu_seqlens_k + after) - tl.load(cu_seqlens_k + sequence)
+    return start, queries, keys
+
+
+@triton.jit
 def slopes_of(slopes, sequence, batch, head, stride_batch, stride_head, some, PACKED: tl.constexpr):
     """Slopes in base 2: of each row, and the one shared by all rows of a tile that lies in one sequence. Without packed
     sequences both are the same number."""
@@ -321,10 +331,10 @@ def turns_of(index, center, shift, sequence, cu_seqlens, num_sequences, length, 
 
 
 @triton.jit
-def turned(queries, first, last, CAUSAL: tl.constexpr, PACKED: tl.constexpr):
-    """`queries` between `first` and `last`. With causal, no query before the first key sees a key. In packed sequences,
-    the last query meets the last key."""
-    if not PACKED:
+def turned(queries, first, last, CAUSAL: tl.constexpr, MEETS: tl.constexpr):
+    """`queries` between `first` and `last`. With causal, no query before the first key sees a key. MEETS: the last
+    query of each packed sequence meets its last key."""
+    if not MEETS:
         queries = tl.minimum(queries, last)
     if not CAUSAL:
         queries = tl.maximum(queries, first)

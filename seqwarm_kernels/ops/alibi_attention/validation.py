@@ -111,7 +111,8 @@ def check_key_norm_bound(bound: Tensor, query: Tensor, key: Tensor) -> None:
     check_device("key_norm_bound", bound, query)
 
 
-def check_query_start(query_start: int | Tensor, query: Tensor) -> None:
+def check_query_start(query_start: int | Tensor, query: Tensor, count: int, which: str = "rows") -> None:
+    """`count`: of rows or sequences, `which`."""
     if not isinstance(query_start, Tensor):
         if abs(check_int("query_start", query_start)) > FARTHEST_POSITION:
             raise ValueError(f"query_start must be from -2**60 to 2**60, got {query_start}")
@@ -119,10 +120,10 @@ def check_query_start(query_start: int | Tensor, query: Tensor) -> None:
     check_dense("query_start", query_start)
     if query_start.dtype not in (torch.int32, torch.int64):
         raise TypeError(f"query_start must be an int or an int32 or int64 tensor, got {query_start.dtype}")
-    fits = query_start.numel() == 1 or query_start.numel() == query.shape[0]  # not `in`, as for slopes
+    fits = query_start.numel() == 1 or query_start.numel() == count  # not `in`, as for slopes
     if query_start.dim() > 1 or not fits:
         raise ValueError(
-            f"query_start must be one position or one for each of the {query.shape[0]} rows, "
+            f"query_start must be one position or one for each of the {count} {which}, "
             f"got shape {tuple(query_start.shape)}"
         )
     check_device("query_start", query_start, query)
@@ -158,9 +159,8 @@ def check_same_batch(cu_seqlens_q: Tensor, cu_seqlens_k: Tensor) -> None:
 
 def check_values(query: Tensor, key: Tensor, options: DenseOptions | VarlenOptions) -> None:
     """The operators' checks of values. Native operators have the same in C++."""
-    if isinstance(options, DenseOptions):
-        check_positions(options.query_start)
-    else:
+    check_positions(options.query_start)
+    if isinstance(options, VarlenOptions):
         cu_seqlens_q, cu_seqlens_k, _, max_seqlen_q, max_seqlen_k, *_ = options
         check_packing(query, key, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
 
