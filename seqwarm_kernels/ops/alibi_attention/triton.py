@@ -122,8 +122,9 @@ def _tiled(tiles: Tiles) -> dict[str, int]:
     }
 
 
-def _configuration(query: Tensor, options: _Options) -> Configuration:
+def _configuration(query: Tensor, key: Tensor, options: _Options) -> Configuration:
     plain = as_dense(options).key_padding_mask is None and options.dropout_seed is None
+    plain = plain and not (isinstance(options, VarlenOptions) and hides_keys(options, query, key))
     return configuration(capability_of(query.device), query.shape[-1], query.element_size(), plain=plain)
 
 
@@ -133,7 +134,7 @@ class Forward:
     def __init__(self, query: Tensor, key: Tensor, value: Tensor, slopes: Tensor, options: _Options) -> None:
         mask = as_dense(options).key_padding_mask
         access = _access(query, key, mask)
-        tiles = _configuration(query, options).forward
+        tiles = _configuration(query, key, options).forward
         skipping = skips(options, query, key)
         read = functools.partial(Reader, access=access)
         self._readers = read(query), read(key), read(value)
@@ -201,7 +202,7 @@ class Backward:
         options: _Options,
     ) -> None:
         access = _access(query, key, as_dense(options).key_padding_mask)
-        configuration = _configuration(query, options)
+        configuration = _configuration(query, key, options)
         skipping = skips(options, query, key)
         read = functools.partial(Reader, access=access)
         readers = _, of_query, of_key, _ = read(grad_out), read(query), read(key), read(value)
@@ -299,9 +300,9 @@ _known: CallCache[Any] = CallCache()
 def _known_call(make: Callable[..., Any], arguments: tuple[Any, ...], options: _Options, *more: Any) -> Any:
     """`make(*arguments, options)`, once for each kind of call. `more` decides the kind, too."""
     fixed: tuple[Any, ...] = options
-    if isinstance(options, DenseOptions):  # of query_offset only whether some queries, or keys, see no other
-        blind = options.query_offset < 0, hides_keys(options, *arguments[-4:-2])
-        fixed = *options[:3], *blind, *options[4:]
+    if isinstance(options, DenseOptions):  # of query_offset only whether some queries are before all keys
+        fixed = *options[:3], options.query_offset < 0, *options[4:]
+    fixed = *fixed, hides_keys(options, *arguments[-4:-2])
     kind = call_kind(make.__name__, type(options).__name__, precision_of(arguments[0].dtype), *arguments, *fixed, *more)
     call = _known.get(kind)
     if call is None:

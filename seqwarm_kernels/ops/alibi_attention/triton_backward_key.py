@@ -24,10 +24,10 @@ from .triton_tiles import (
     kept_keys,
     kept_weights,
     load_tile,
+    moved_queries,
     offset_of,
     opposite,
     scores_of,
-    sequence_of,
     slopes_of,
     split,
     store_tile,
@@ -213,11 +213,8 @@ def backward_key_kernel(
     )  # fmt: skip
     far = far_of(query_offset, query_length, key_length)
     if PACKED and query_start is not None:
-        first_position, queries, keys = sequence_of(
-            sequence, query_start, cu_seqlens_q, cu_seqlens_k, num_sequences, stride_start
-        )
-        zero -= first_position - (keys - queries)
-        far = far_of(first_position, queries, keys)
+        moved, far = moved_queries(sequence, query_start, cu_seqlens_q, cu_seqlens_k, num_sequences, stride_start)
+        zero -= moved
     low, high, center = visible_queries(first, last, zero, far, window, CAUSAL, LIMITED)
     inside = index < key_length
     if key_padding_mask is not None:

@@ -24,11 +24,11 @@ from .triton_tiles import (
     kept_keys,
     kept_weights,
     load_tile,
+    moved_queries,
     offset_of,
     opposite,
     scores_of,
     seen_columns,
-    sequence_of,
     slopes_of,
     split,
     store_range,
@@ -214,10 +214,8 @@ def forward_kernel(
         SEARCH_STEPS,
     )  # fmt: skip
     if PACKED and query_start is not None:
-        start, queries, keys = sequence_of(
-            sequence, query_start, cu_seqlens_q, cu_seqlens_k, num_sequences, stride_start
-        )
-        position += start - (keys - queries)
+        moved, _ = moved_queries(sequence, query_start, cu_seqlens_q, cu_seqlens_k, num_sequences, stride_start)
+        position += moved
     low, high, center, beyond = visible_keys(first, last, position, window, CAUSAL, LIMITED)
     high = tl.where(index < query_length, high, low)
     sees_some = low < high

@@ -36,7 +36,10 @@ def as_dense(options: _Options) -> DenseOptions:
 def hides_keys(options: _Options, query: Tensor, key: Tensor) -> bool:
     """Whether there may be keys that no query sees because of their positions. Such keys may hold NaN."""
     if isinstance(options, VarlenOptions):
-        return options.window is not None or options.query_start is not None
+        if options.query_start is not None:
+            return True
+        # In self-attention each key is seen by the query of its token.
+        return options.window is not None and options.cu_seqlens_q.data_ptr() != options.cu_seqlens_k.data_ptr()
     if options.segment_length is not None or (not options.causal and options.window is None):
         return False
     if options.query_start is not None:

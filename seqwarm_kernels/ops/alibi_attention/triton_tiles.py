@@ -232,13 +232,14 @@ def opposite(
 
 
 @triton.jit
-def sequence_of(sequence, query_start, cu_seqlens_q, cu_seqlens_k, num_sequences, stride_start):
-    """Of the packed sequence of each token: the position of its first query, and its numbers of queries and keys."""
+def moved_queries(sequence, query_start, cu_seqlens_q, cu_seqlens_k, num_sequences, stride_start):
+    """How far query_start moves the queries of each token's packed sequence, whose last query would meet its last key;
+    and `far_of` them."""
     after = tl.minimum(sequence + 1, num_sequences)
     start = tl.load(query_start + sequence * stride_start, mask=sequence < num_sequences, other=0).to(tl.int64)
-    queries = tl.load(cu_seqlens_q + after) - tl.load(cu_seqlens_q + sequence)
-    keys = tl.load(cu_seqlens_k + after) - tl.load(cu_seqlens_k + sequence)
-    return start, queries, keys
+    num_queries = tl.load(cu_seqlens_q + after) - tl.load(cu_seqlens_q + sequence)
+    num_keys = tl.load(cu_seqlens_k + after) - tl.load(cu_seqlens_k + sequence)
+    return start - (num_keys - num_queries), far_of(start, num_queries, num_keys)
 
 
 @triton.jit
