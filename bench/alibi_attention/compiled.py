@@ -152,7 +152,7 @@ def _tiles(kernel: str, chip: int, head_dim: int, dtype: str, variant: str) -> T
         return Tiles(tokens, tokens, tile.num_warps * tokens // tile.tokens, 1)
     if kernel in HOPPER and (table := compiled_gluon.table_of(chip, head_dim)):
         return compiled_gluon.tiles_of(kernel, table)
-    plain = variant not in ("mask", "dropout", "origins", "packed_starts")
+    plain = variant not in ("mask", "dropout", "origins", "packed_starts", "hidden_keys")
     return getattr(configuration(chip, head_dim, BYTES[dtype], plain=plain), kernel)
 
 

@@ -124,7 +124,7 @@ def _tiled(tiles: Tiles) -> dict[str, int]:
 
 def _configuration(query: Tensor, key: Tensor, options: _Options) -> Configuration:
     plain = as_dense(options).key_padding_mask is None and options.dropout_seed is None
-    plain = plain and not (isinstance(options, VarlenOptions) and hides_keys(options, query, key))
+    plain = plain and not hides_keys(options, query, key)
     return configuration(capability_of(query.device), query.shape[-1], query.element_size(), plain=plain)
 
 

@@ -55,6 +55,8 @@ class QueryRows(NamedTuple):
     high: Any
     center: Any
     slope2: Any
+    begin: Any  # of the keys that any row sees
+    end: Any
 
 
 @triton.jit
@@ -85,7 +87,7 @@ def _over_keys(
         columns = start + tl.arange(0, BLOCK_N)
         kept = kept_keys(keys.mask, start, keys.key.length, keys.stride_mask, BLOCK_N)
         if HIDES and SIDE == MASKED:
-            kept = seen_columns(rows.low, rows.high, columns, kept)
+            kept = seen_columns(rows, columns, kept, PACKED)
         elif PACKED and SIDE == MASKED:  # tokens outside of the sequences may hold NaN
             kept = (columns >= tl.min(rows.low, 0)) & (columns < tl.max(rows.high, 0))
         key = load_tile(keys.key, start, kept, BLOCK_N, HEAD_DIM, BLOCK_D, ACCESS)
@@ -212,6 +214,7 @@ def backward_query_kernel(
     sees_some = low < high
     slope2, slope2_full = slopes_of(slopes, sequence, batch, head, stride_slope_b, stride_slope_h, sees_some, PACKED)
     begin, full_begin, near_begin, near_end, full_end, end = split(low, high, center, BLOCK_N)
+    seen_begin, seen_end = begin, end
     distance = farthest(sees_some, center, full_begin, full_end)
     linear = is_linear(slope2_full, distance, key_padding_mask is not None)
     full_begin, near_begin, near_end, full_end = widen(
@@ -245,7 +248,7 @@ def backward_query_kernel(
         grad_slope = -beyond * row_grad_lse
     tl.store(delta + row_offset, row_delta, mask=inside)
 
-    rows = QueryRows(query_tile, grad_tile, row_delta, row_log2, index, low, high, center, slope2)
+    rows = QueryRows(query_tile, grad_tile, row_delta, row_log2, index, low, high, center, slope2, seen_begin, seen_end)
     if key_padding_mask is not None:
         key_padding_mask += batch * stride_mb
     keys = Keys(

@@ -100,8 +100,8 @@ def configuration(capability: int, head_dim: int, bytes_per_element: int, *, pla
         capability: 90 for compute capability 9.0.
         head_dim: 1 to 256.
         bytes_per_element: 2 or 4.
-        plain: without mask and dropout, and without packed sequences that may have keys that no query sees. Each needs
-            registers, so most tiles have half the columns with any of them.
+        plain: without mask, dropout, and keys that no query may see. Each needs registers, so most tiles have half the
+            columns with any of them.
     """
     chip = _chip_of(capability)
     row = _FLOAT[block_d(head_dim)] if bytes_per_element == 4 else _HALF[chip][block_d(head_dim)]

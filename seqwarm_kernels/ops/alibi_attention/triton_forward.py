@@ -55,6 +55,8 @@ class Rows(NamedTuple):
     high: Any
     center: Any
     slope2: Any
+    begin: Any  # of the keys that any row sees
+    end: Any
 
 
 @triton.jit
@@ -126,7 +128,7 @@ def _attend(
             # Keys that no row sees may hold NaN. Clearing a tile in registers, as after a bulk copy, would make every
             # matrix product of the kernel wait for the one before.
             if HIDES:
-                kept = seen_columns(rows.low, rows.high, columns, kept)
+                kept = seen_columns(rows, columns, kept, PACKED)
             else:
                 kept = (columns >= tl.min(rows.low, 0)) & (columns < tl.max(rows.high, 0))
             value = load_tile(edge_value, start, kept, BLOCK_N, HEAD_DIM, BLOCK_D, ALIGNED)
@@ -221,6 +223,7 @@ def forward_kernel(
     sees_some = low < high
     slope2, slope2_full = slopes_of(slopes, sequence, batch, head, stride_slope_b, stride_slope_h, sees_some, PACKED)
     begin, full_begin, near_begin, near_end, full_end, end = split(low, high, center, BLOCK_N)
+    seen_begin, seen_end = begin, end
     distance = farthest(sees_some, center, full_begin, full_end)
     linear = is_linear(slope2_full, distance, key_padding_mask is not None)
     full_begin, near_begin, near_end, full_end = widen(
@@ -230,7 +233,7 @@ def forward_kernel(
 
     source = TileSource(query, batch, head, query_length, None, stride_qb, stride_qh, stride_qs)
     tile = load_tile(source, block * BLOCK_M, None, BLOCK_M, HEAD_DIM, BLOCK_D, ACCESS)
-    rows = Rows(tile, index, low, high, center, slope2)
+    rows = Rows(tile, index, low, high, center, slope2, seen_begin, seen_end)
     query_norm = tl.sqrt(tl.sum(tile.to(tl.float32) * tile.to(tl.float32), 1))
     key_row = batch * (num_heads // group_size) + key_head
     skips = log2_tolerance > float("-inf")

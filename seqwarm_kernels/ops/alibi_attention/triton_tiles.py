@@ -290,10 +290,13 @@ def visible_keys(first, end, position, window, CAUSAL: tl.constexpr, LIMITED: tl
 
 
 @triton.jit
-def seen_columns(low, high, columns, kept):
+def seen_columns(rows, columns, kept, PACKED: tl.constexpr):
     """The keys of a tile that some row sees, of those that a mask keeps (None: all)."""
-    visible = (columns[None, :] >= low[:, None]) & (columns[None, :] < high[:, None])
-    seen = tl.max(visible.to(tl.int32), 0) > 0
+    if PACKED:  # rows of several sequences
+        visible = (columns[None, :] >= rows.low[:, None]) & (columns[None, :] < rows.high[:, None])
+        seen = tl.max(visible.to(tl.int32), 0) > 0
+    else:
+        seen = (columns >= rows.begin) & (columns < rows.end)
     return seen if kept is None else seen & kept
 
 
