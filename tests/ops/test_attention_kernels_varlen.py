@@ -156,11 +156,11 @@ def check_case(backend, device, dtype, case, by_sequence):
 @on_everything
 def test_positions_far_from_all_keys(backend, device, dtype, start, causal):
     """Equal to the rows of a batch, also in gradients."""
-    tensors = [torch.randn(2, 2, 40, 16).to(device, dtype) for _ in range(3)]
+    tensors = [torch.randn(2, 2, 150, 16).to(device, dtype) for _ in range(3)]
     slopes = torch.tensor([3 / abs(start), 0.3], device=device)
     options = {"query_start": torch.tensor([start, 3], device=device), "causal": causal, "return_lse": True}
-    weights = torch.randn(2, 2, 40, 16, device=device), torch.randn(2, 2, 40, device=device)
-    ends = torch.tensor([0, 40, 80], dtype=torch.int32, device=device)
+    weights = torch.randn(2, 2, 150, 16, device=device), torch.randn(2, 2, 150, device=device)
+    ends = torch.tensor([0, 150, 300], dtype=torch.int32, device=device)
 
     def flat(tensor):
         return tensor.transpose(1, 2).flatten(0, 1)
@@ -168,8 +168,8 @@ def test_positions_far_from_all_keys(backend, device, dtype, start, causal):
     def attend_packed(leaves):
         *rows, slopes = leaves
         rows = [flat(row) for row in rows]
-        out, lse = alibi_attention_varlen(*rows, ends, ends, 40, 40, slopes, **options, backend=backend)
-        return out.unflatten(0, (2, 40)).transpose(1, 2), lse.unflatten(1, (2, 40)).transpose(0, 1)
+        out, lse = alibi_attention_varlen(*rows, ends, ends, 150, 150, slopes, **options, backend=backend)
+        return out.unflatten(0, (2, 150)).transpose(1, 2), lse.unflatten(1, (2, 150)).transpose(0, 1)
 
     exact = exact_results(
         lambda leaves: alibi_attention(*leaves, **options, backend="reference"), [*tensors, slopes], weights
