@@ -297,7 +297,10 @@ def test_gradients_of_a_known_call_beside_the_reference(backend, varlen):
         leaves = [tensor.clone().requires_grad_(index in needed) for index, tensor in enumerate(tensors)]
         if varlen:
             ends = [torch.tensor(ends, dtype=torch.int32) for ends in ([0, 2, 7], [0, 3, 7])]
-            out, lse = alibi_attention_varlen(*leaves[:3], *ends, 5, 4, leaves[3], backend=backend, **options)
+            starts = padding["query_start"]
+            out, lse = alibi_attention_varlen(
+                *leaves[:3], *ends, 5, 4, leaves[3], backend=backend, query_start=starts, **options
+            )
         else:
             out, lse = alibi_attention(*leaves, backend=backend, **options, **padding)
         return [*torch.autograd.grad((out * weights).sum() + lse.sum(), [leaves[index] for index in needed])]
