@@ -38,17 +38,9 @@ def batch():
     return {"input_ids": torch.ones(2, 8, dtype=torch.int64)}
 
 
-def packed_batch():
-    return {"input_ids": torch.ones(1, 8, dtype=torch.int64), "position_ids": torch.tensor([[0, 1, 2, 0, 1, 2, 3, 4]])}
-
-
 def sharded_by(model, by):
     with parallel.sharded_by(model, by):
         pass
-
-
-def shard_packed(keys=None):
-    return parallel.shard_sequence(packed_batch(), mesh(), keys=keys)
 
 
 def dense(**more):
@@ -68,7 +60,7 @@ ATTENTION = {"halo": None, "dropout_p": 0.0, "return_lse": False, "backend": "re
 CALLS = {
     "ContextBatches": (
         parallel.ContextBatches,
-        lambda: {"model": model(), "shift_labels": True, "keys": ["input_ids"]},
+        lambda: {"model": model(), "shift_labels": True},
     ),
     "ContextBatches.call": (lambda batch: parallel.ContextBatches(model())(batch), lambda: {"batch": batch()}),
     "ContextParallel": (parallel.ContextParallel, lambda: {"halo": [4, 4]}),
@@ -90,10 +82,8 @@ CALLS = {
             "seq_len": 4,
             "by": "tokens",
             "shift_labels": True,
-            "keys": ["input_ids"],
         },
     ),
-    "shard_sequence.packed": (shard_packed, lambda: {"keys": ["input_ids"]}),
     "sharded_by": (sharded_by, lambda: {"model": model(), "by": "rows"}),
     "tokens_to_heads": (parallel.tokens_to_heads, lambda: {"tensor": torch.randn(1, 2, 4, 8), "mesh": mesh()}),
 }

@@ -1,7 +1,5 @@
 """set_batch_sequence_length, against values worked out by hand from Composer's documentation."""
 
-import warnings
-
 import pytest
 import torch
 
@@ -78,18 +76,6 @@ def test_bad_input():
         set_batch_sequence_length(batch, 3, truncate="yes")
     with pytest.raises(ValueError, match="seq_len must be at least 1, got 0"):
         set_batch_sequence_length(batch, 0)
-
-
-def test_a_batch_without_a_label_left():
-    batch = {"input_ids": torch.arange(12).view(2, 6), "labels": ids([-100] * 4 + [1, 2], [-100] * 5 + [3])}
-    with pytest.warns(UserWarning, match="no label of a batch is left after resizing to 4 tokens") as caught:
-        set_batch_sequence_length(batch, 4)
-    assert [warning.filename for warning in caught] == [__file__]
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        set_batch_sequence_length(batch, 5)
-        set_batch_sequence_length({**batch, "labels": torch.full((2, 6), -100)}, 4)
-        set_batch_sequence_length(batch, 4, truncate=False)
 
 
 @pytest.mark.parametrize(("truncate", "kept"), [(True, [1, 2, 6, 7]), (False, list(range(1, 9)))])

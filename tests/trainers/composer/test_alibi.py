@@ -78,7 +78,7 @@ def test_rows_that_cannot_be_cut():
         cut(Alibi(32), {"input_ids": torch.ones(2, 30)})
     with pytest.raises(ValueError, match=message.format(0)):
         cut(Alibi(32), {"scores": torch.ones(2)})
-    with pytest.raises(TypeError, match="batch must be a mutable mapping of names to tensors, or a dataclass"):
+    with pytest.raises(TypeError, match="batch must be a mutable mapping or a dataclass"):
         cut(Alibi(32), torch.ones(2, 32))
     with pytest.raises(ValueError, match=message.format(30)):
         Run("1ba", Alibi(32), dataloader=batches(1, length=30)).fit()

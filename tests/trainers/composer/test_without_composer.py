@@ -78,5 +78,5 @@ def test_batches_that_are_not_mappings():
     cut = composer.set_batch_sequence_length(batch, 3)
     assert cut.input_ids.tolist() == [[0, 1, 2], [6, 7, 8]]
     assert cut.source == "a book"
-    with pytest.raises(TypeError, match="batch must be a mutable mapping of names to tensors, or a dataclass"):
+    with pytest.raises(TypeError, match="batch must be a mutable mapping or a dataclass"):
         composer.set_batch_sequence_length(torch.arange(12).view(2, 6), 3)
