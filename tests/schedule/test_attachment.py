@@ -117,6 +117,8 @@ def test_positional_arguments_without_names_are_not_padded_with_labels():
         assert model(*arguments)[-1][2].tolist() == [*ids[0, 8:].tolist(), -100, -100]
     scheduler().attach(model := Any(), **options, keys=["0"], pad_values={"0": 0})
     assert [entry.shape[1] for entry in model(ids, ids)] == [4, 10]
+    scheduler().attach(model := Any(), **options, pad_values={"0": 0})
+    assert model(ids, torch.tensor([7]))[1].tolist() == [7, 7, 7]  # one entry for each row
     scheduler().attach(model := Any(), mode="reshape", remainder="overlap")
     assert model(ids)[0].shape == (3, 4)
     with pytest.raises(ValueError, match="remainder must be 'drop' or 'pad' for unnamed"):
