@@ -54,8 +54,8 @@ class SequenceLengthScheduler:
             rows as they are trained on: `mode="reshape"` makes several of one.
 
     Attributes:
-        listeners: Objects that are told of each step and each resized batch, see `ScheduleListener`. At first one
-            `ScheduleWatch`, which warns once if the schedule has no effect.
+        listeners: Objects that are told of each step and each resized batch, with the methods of `ScheduleListener` in
+            `schedule.watch`. At first one `ScheduleWatch`, which warns once if the schedule has no effect.
 
     Raises:
         TypeError, ValueError: An argument has the wrong type or is out of its range.
