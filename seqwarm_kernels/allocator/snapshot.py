@@ -58,7 +58,7 @@ def restored(
         stack.callback(random.setstate, random.getstate())
         stack.callback(numpy.random.set_state, numpy.random.get_state())
         for module in model.modules():
-            stack.callback(setattr, module, "training", module.training)  # also of wrappers
+            stack.callback(setattr, module, "training", module.training)  # of wrappers, too, which `_namespaces` skips
         for parameter in _parameters(model, optimizer):
             stack.callback(_restore_gradient, parameter, parameter.grad, parameter.requires_grad)
             parameter.grad = None
@@ -161,7 +161,7 @@ def _plain_parts(value: Any) -> Iterator[Tensor]:
             yield from _plain_parts(getattr(value, name))
         return
     is_dense = value.layout == torch.strided and not value.is_nested and not value.is_meta
-    if is_dense and value.untyped_storage().nbytes() > 0:  # views of parameters that are not gathered have no memory
+    if is_dense and value.untyped_storage().nbytes() > 0:  # FSDP frees the storage of unsharded parameters
         yield value
 
 

@@ -48,7 +48,7 @@ def warmup_allocator(
     find_batch_size: bool = False,
     raise_out_of_memory: bool = False,
 ) -> AllocatorReport:
-    """Train once at `max_len`, so that memory is allocated and kernels are compiled, then restore everything.
+    """Train once at `max_len`, so that memory is allocated and kernels are compiled, then restore the state.
 
     PyTorch's caching allocator handles growing sequences badly: each new length needs larger blocks than any shorter
     length has left behind. After training passes at the longest length, and with `scheduler` at every other length,
@@ -72,7 +72,8 @@ def warmup_allocator(
     Afterwards these are bit for bit as before, also after an exception: parameters, buffers and attributes of modules,
     their train/eval and requires_grad flags, gradients (None stays None), the optimizer, the scaler, and the random
     states of torch, NumPy and Python. Copies are kept in host memory during the call. Not restored are containers
-    inside of containers, other objects that are attributes, and what hooks change elsewhere. A scheduler that is
+    inside of containers, other objects that are attributes, sparse tensors, attributes of torch's wrappers, and what
+    hooks and `loss_fn` change elsewhere. A scheduler that is
     attached to the model or a submodule does not resize these passes, and does not count them.
 
     Under DistributedDataParallel gradients are not exchanged; under fully_shard they are. Every rank must call this

@@ -23,7 +23,7 @@ from .slopes import default_slopes
 
 DEFAULT_SKIP_TOLERANCE = 2**-24
 
-_MOST_HEADS = 128  #: of published models
+_MOST_HEADS = 128  #: of published models; more suggest tensors (B, S, H, D)
 
 _Options = TypeVar("_Options", DenseOptions, VarlenOptions)
 
@@ -70,7 +70,7 @@ class VarlenCall(NamedTuple):
 
 
 class Defaults(NamedTuple):
-    """What replaces None in the arguments of a call."""
+    """The values of arguments that are None."""
 
     slopes: Tensor | None
     scale: float

@@ -63,17 +63,17 @@ def attend(call_type: type[DenseCall] | type[VarlenCall], arguments: tuple[Any, 
             return checked.run(*complete(arguments, checked.defaults))
     call = call_type(*arguments)
     operator, tensors, options = check_dense(call) if isinstance(call, DenseCall) else check_varlen(call)
-    if key is None or is_capturing(call.query.device):  # a graph that is captured owns the default slopes
+    if key is None or is_capturing(call.query.device):  # a captured graph owns the default slopes
         return operator(*tensors, *options)
     run = short(operator._schema.name.removeprefix("seqwarm::"), operator._overloadname)
-    slopes = tensors[3] if call.slopes is None else None  # no tensor of the caller is kept
+    slopes = tensors[3] if call.slopes is None else None  # the caller's tensors are not kept
     default_start = options.query_offset if isinstance(options, DenseOptions) else 0
     _checked_calls.remember(key, _CheckedCall(run, Defaults(slopes, options.scale, default_start)))
     return run(*tensors, *options)
 
 
 def _key(arguments: tuple[Any, ...]) -> Hashable | None:
-    """What checks and kernels depend on: not the value of an int `query_start`, new with every decoding step."""
+    """The cache key. It leaves out the value of an int `query_start`, which changes with every decoding step."""
     start = arguments[-1]
     has_position = type(start) is int and abs(start) <= FARTHEST_POSITION
     return call_kind(*(arguments[:-1] if has_position else arguments))

@@ -20,7 +20,7 @@ from ..utils.modules import NUM_ITEMS_IN_BATCH, forward_parameters, unwrapped
 #: Attribute in which a model keeps its attachment.
 _ATTRIBUTE = "_seqwarm_attachment"
 
-#: Arguments with which the Trainers of Hugging Face and TRL divide a loss by labels that they counted before cutting.
+#: Arguments with which the Trainers of Hugging Face and TRL divide a loss by the labels before cutting.
 _COUNTS_BEFORE_CUTTING = frozenset({NUM_ITEMS_IN_BATCH, "fused_lm_head"})
 
 #: Modules of torch whose tensors are (sequence, batch, ...) without `batch_first=True`.
@@ -71,6 +71,7 @@ class Attachment:
         self._tokens: Tensor | None = None  # since the last call of `take_seen`
         self._samples = 0
         self._is_paused = False
+        self._had_gradients = True  # in the last call in training mode
         self._handle: RemovableHandle | None = None
         self._compiled_call: Any = model._compiled_call_impl
         if self._compiled_call is None:
@@ -89,7 +90,7 @@ class Attachment:
         del self._model.__dict__[_ATTRIBUTE]
         if self._handle is not None:
             self._handle.remove()
-        else:
+        elif self._model._compiled_call_impl == self._resize_and_call:  # else it was compiled again
             self._model._compiled_call_impl = self._compiled_call
 
     @property
@@ -110,27 +111,33 @@ class Attachment:
     @torch._disable_dynamo  # keeps the hook out of a graph that is made later; the public name imports all of dynamo
     def __call__(self, model: nn.Module, args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The forward pre-hook: returns the resized arguments."""
-        if self._is_paused or not model.training or not torch.is_grad_enabled():
+        if self._is_paused or not model.training:
             return args, kwargs
-        if len(args) == 1 and is_container(args[0]):  # the batch is one argument
+        had_gradients, self._had_gradients = self._had_gradients, torch.is_grad_enabled()
+        if not torch.is_grad_enabled():
+            return args, kwargs
+        # In backward, activation checkpointing repeats a forward. torch has no public way to ask.
+        is_repeated = torch._C._current_graph_task_id() != -1
+        if is_repeated and not had_gradients:
+            raise RuntimeError("use_reentrant must be False in a checkpoint around an attached model, got True")
+        if len(args) == 1 and is_container(args[0]) and not any(isinstance(value, Tensor) for value in kwargs.values()):
             _refuse_counts(kwargs)
-            return (self._resized(args[0]),), kwargs
+            return (self._resized(args[0], is_repeated),), kwargs  # the batch is one argument
         names = self._names[: len(args)]
         if len(names) < len(args) or not kwargs.keys().isdisjoint(names):  # of a forward (*args)
             names = [str(index) for index in range(len(args))]
             _check_numbered(dict(zip(names, args, strict=True)), self._options)
         inputs = dict(zip(names, args, strict=True)) | kwargs
         _refuse_counts(inputs)
-        resized = self._resized(inputs)
+        resized = self._resized(inputs, is_repeated)
         return tuple(resized.pop(name) for name in names), resized
 
-    def _resized(self, batch: Any) -> Any:
+    def _resized(self, batch: Any, is_repeated: bool) -> Any:
         resized, info = self._scheduler.resize(batch, **self._options, return_info=True)
         positions = info.position_ids
         longest = max(each.shape[1] for each in (positions if isinstance(positions, tuple) else (positions,)))
         self.seq_length = min(self._scheduler.seq_length, longest)
-        # In backward, activation checkpointing repeats a forward. torch has no public way to ask.
-        if torch._C._current_graph_task_id() == -1:
+        if not is_repeated:
             tokens = info.num_valid_tokens  # of which `out=` writes a new value into the same memory
             self._tokens = tokens.clone() if self._tokens is None else self._tokens + tokens
             self._samples += len(info.valid_lengths)
@@ -148,7 +155,8 @@ def _refuse_counts(inputs: Mapping[str, Any]) -> None:
     for name in _COUNTS_BEFORE_CUTTING & inputs.keys():
         if inputs[name] is not None and inputs[name] is not False:
             raise ValueError(
-                f"{name} must not be passed to an attached model; use SequenceLengthWarmup(...).add_to(trainer) instead"
+                f"{name} must not be passed to an attached model; remove the attachment, and use "
+                "SequenceLengthWarmup(...).add_to(trainer)"
             )
 
 
@@ -162,7 +170,7 @@ def _check_layout(model: nn.Module, options: Mapping[str, Any]) -> None:
 
 
 def _check_numbered(entries: Mapping[str, Any], options: Mapping[str, Any]) -> None:
-    """Unnamed tensors may be labels, which must neither be padded with token 0 nor be trained on twice."""
+    """Check the options for positional arguments without names, of which any may be labels."""
     remainder, keys, values = options.get("remainder"), options.get("keys"), options.get("pad_values") or {}
     if remainder not in ("pad", "overlap"):
         return

@@ -45,8 +45,8 @@ class SequenceLengthScheduler:
     Args:
         min_seq_length: Tokens in a sequence at the start, at least 1.
         max_seq_length: Tokens in a sequence at the end, at least `min_seq_length`.
-        duration: Number of units until the full length: 0 or at least 1, and not a share of the training. With 0, every
-            sequence has the full length.
+        duration: Number of units until the full length: 0 or at least 1. A fraction of the training is not accepted.
+            With 0, every sequence has the full length.
         step_size: Lengths grow in multiples of this number, at least 1.
         pacing: g. "linear", "sine", `root`, `exponential`, `doubling`, `cyclic`, `grow_p2`, `discrete`, or a function
             from x in [0, 1) to [0, 1]. Other results are clamped to [0, 1].
@@ -74,7 +74,7 @@ class SequenceLengthScheduler:
         self.min_seq_length = check_int("min_seq_length", min_seq_length, minimum=1)
         self.max_seq_length = check_int("max_seq_length", max_seq_length, minimum=self.min_seq_length)
         self.duration = plain(check_real("duration", duration))
-        if not (self.duration == 0 or 1 <= self.duration <= MAX_COUNT):  # a share would end the warmup at once
+        if not (self.duration == 0 or 1 <= self.duration <= MAX_COUNT):  # a fraction would end the warmup at once
             raise ValueError(f"duration must be 0 or a number of {unit}s from 1 to 2**53, got {duration}")
         self.step_size = check_int("step_size", step_size, minimum=1)
         check_choice("unit", unit, UNITS)
@@ -147,7 +147,7 @@ class SequenceLengthScheduler:
             raise ValueError(f"pacing must return a finite number, got {share} at progress {progress}")
         steps = (self.max_seq_length - self.min_seq_length) * share / self.step_size
         if isinstance(steps, float):
-            steps *= 1 + 2**-49  # the pacing's rounding must not make a length late
+            steps *= 1 + 2**-49  # compensates for rounding in the pacing
         length = self.min_seq_length + self.step_size * math.floor(steps)
         return max(self.min_seq_length, min(length, self.max_seq_length))
 
@@ -201,7 +201,7 @@ class SequenceLengthScheduler:
     def state_dict(self) -> dict[str, Any]:
         """The progress and the configuration, as plain numbers and strings.
 
-        A pacing of your own is saved as its name and 16 of its lengths.
+        A pacing of your own is saved as its name and the lengths at 16 points, to detect a changed function.
         """
         state = {"progress": self.progress, **self._configuration()}
         if rises(self.pacing) is None:  # its name does not say which function it is

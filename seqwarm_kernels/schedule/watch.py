@@ -11,9 +11,14 @@ from torch import Tensor
 from ..resizing.containers import cut_entries
 from ..resizing.entry_names import is_label, is_loss_mask
 from ..utils.caller_warnings import warn_caller
+from ..utils.cuda import is_capturing
 
-#: Batches, or steps, after which the watch warns. More than a step accumulates.
+#: Batches, or steps, after which the watch warns. Assumes fewer micro-batches than this in an optimizer step.
 PATIENCE = 500
+
+#: Dtypes of labels that are counted, and of masks of the loss. torch cannot compare all others.
+_OF_LABELS = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+_OF_MASKS = (*_OF_LABELS, torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 class Schedule(Protocol):
@@ -27,7 +32,7 @@ class Schedule(Protocol):
 
 
 class ScheduleListener(Protocol):
-    """An entry of `SequenceLengthScheduler.listeners`. Nothing is called while torch.compile traces."""
+    """An entry of `SequenceLengthScheduler.listeners`."""
 
     def on_step(self, schedule: Schedule) -> None:
         """The progress was changed, by `step` or by assignment."""
@@ -36,31 +41,32 @@ class ScheduleListener(Protocol):
         """The schedule was attached to a model."""
 
     def on_resize(self, schedule: Schedule, batch: Any, resized: Any) -> None:
-        """`resize` has made `resized` of `batch`, also in the forward of an attached model."""
+        """`resize` has made `resized` of `batch`, also in the forward of an attached model. Not called in a trace."""
 
 
 class ScheduleWatch:
     """Counts up to 500 batches, warns once if the schedule had no effect on them, and removes itself.
 
-    It warns if the progress never changed, no batch was cut, all labels of a batch were cut off, or no batch came
-    through an attached model in 500 steps. Values are read at the end alone, so no batch waits for a device. It also
-    removes itself at the full length. A copy, and a pickle, starts anew.
+    It warns if `step` was never called, no batch was cut, all labels of a batch were cut off, or no batch came through
+    an attached model in 500 steps. Values are read at the end alone, so no batch waits for a device. It also removes
+    itself at the full length. A copy, and a pickle, starts anew.
 
     Attributes:
         batches: Batches that were resized.
         cut: Batches that lost tokens.
-        with_labels: Batches of these that have entries with labels, or with a mask of the loss.
-        kept_label: Batches of these in which a label is left that the loss does not ignore.
-        steps: Changes of the progress.
+        with_labels: Cut batches that had a label which the loss does not ignore, or a token that its mask keeps.
+        kept_label: Cut batches in which at least one of these is left.
+        steps: Calls of `step`, and assignments of the progress.
     """
 
     def __init__(self) -> None:
-        self.batches = self.cut = self.with_labels = self.steps = 0
-        self.kept_label: int | Tensor = 0  # on the device of the labels
+        self.batches = self.cut = self.steps = 0
+        self.with_labels: int | Tensor = 0  # on the device of the labels
+        self.kept_label: int | Tensor = 0
         self._is_attached = False
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return ScheduleWatch, ()
+        return type(self), ()
 
     def on_attach(self, schedule: Schedule) -> None:
         self._is_attached = True
@@ -79,27 +85,38 @@ class ScheduleWatch:
 
     def _count(self, batch: Any, resized: Any) -> None:
         self.batches += 1
-        was_cut, kept = False, []
-        for name, _, after in cut_entries(batch, resized):
+        was_cut, had, kept = False, [], []
+        for name, before, after in cut_entries(batch, resized):
             was_cut = True
-            if is_loss_mask(name):
-                kept.append((after > 0).any())
-            elif is_label(name) and not after.is_floating_point():
-                kept.append((after >= 0).any())  # a loss leaves out negative labels, such as -100
+            if (is_loss_mask(name) or is_label(name)) and type(after) is Tensor and not after.is_meta:
+                had.append(_counts(name, before))
+                kept.append(_counts(name, after))
         self.cut += was_cut
         if kept:
-            self.with_labels += 1
+            self.with_labels = self.with_labels + functools.reduce(torch.logical_or, had)
             self.kept_label = self.kept_label + functools.reduce(torch.logical_or, kept)
 
     def _finish(self, schedule: Schedule) -> None:
         """Remove the watch, and warn of what it has counted."""
-        schedule.listeners.remove(self)
-        self.kept_label = int(self.kept_label)
+        if isinstance(self.kept_label, Tensor) and is_capturing(self.kept_label.device):
+            return  # the next batch tries again
+        if self in schedule.listeners:
+            schedule.listeners.remove(self)
+        self.with_labels, self.kept_label = int(self.with_labels), int(self.kept_label)
         has_waited = max(self.batches, self.steps) >= PATIENCE
         has_no_effect = has_waited and not (self.batches and self.cut and self.steps)
         if has_no_effect or self.kept_label < self.with_labels:
+            problem = "the schedule may have no effect" if has_no_effect else "all labels of some batches were cut off"
             labels = f"{self.kept_label} of {self.with_labels} with labels kept one, " if self.with_labels else ""
             warn_caller(
-                f"the schedule may have no effect: {self.batches} batches were resized to {schedule.seq_length} "
-                f"tokens, {self.cut} of them were longer, {labels}and step() was called {self.steps} times"
+                f"{problem}: {self.batches} batches were resized to {schedule.seq_length} tokens, {self.cut} of them "
+                f"were longer, {labels}and step() was called {self.steps} times"
             )
+
+
+def _counts(name: object, tensor: Tensor) -> Tensor:
+    """() bool: whether the loss counts any token. Of dtypes that are not counted, True."""
+    if is_loss_mask(name):
+        return (tensor > 0).any() if tensor.dtype in _OF_MASKS else tensor.new_ones((), dtype=torch.bool)
+    # A loss leaves out negative labels, such as -100.
+    return (tensor >= 0).any() if tensor.dtype in _OF_LABELS else tensor.new_ones((), dtype=torch.bool)

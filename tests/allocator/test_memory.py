@@ -186,6 +186,15 @@ def test_auto_takes_the_largest(monkeypatch, size, max_len, largest):
     assert len(model.shapes) < 30
 
 
+def test_auto_trains_again_with_the_rows_that_it_has_found(monkeypatch):
+    """The last attempt of the search did not fit, and released its memory."""
+    device = FakeDevice(**SMALL)
+    monkeypatch.setattr(warmup, "memory_of", lambda _: device)
+    report = warmup_allocator(Model(device), 25, batch_size="auto")
+    assert report.batch_size == 4
+    assert device.owned == 100 * device.per_token
+
+
 def test_auto_when_nothing_fits(device):
     """The device is smaller than what stays free."""
     report = warmup_allocator(Model(device), 101, batch_size="auto")

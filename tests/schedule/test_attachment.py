@@ -57,6 +57,16 @@ def test_activation_checkpointing_counts_a_batch_once():
     assert attachment.take_seen() == once
 
 
+def test_a_reentrant_checkpoint_around_an_attached_model_is_an_error():
+    """Its first forward has no gradients and is not resized: the loss was that of whole rows, the gradient was not."""
+    model, ids = Model(), tokens()
+    scheduler().attach(model)
+    result = checkpoint(model, ids, ids, torch.ones(2, 16, requires_grad=True), use_reentrant=True)
+    with pytest.raises(RuntimeError, match="^use_reentrant must be False"):
+        result.backward()
+    assert model(ids).shape[1] == 4
+
+
 def test_only_the_current_attachment_is_removed():
     model, schedule = Model(), scheduler()
     older = schedule.attach(model)
@@ -87,7 +97,30 @@ def test_a_batch_in_one_mapping_is_resized_whole():
     scheduler().attach(model)
     assert model(batch).equal(batch["input_ids"][:, :4])
     assert model(batch, 2).equal(batch["input_ids"][:, :4] ** 2)
+    assert model(batch, power=2).equal(batch["input_ids"][:, :4] ** 2)
     assert batch["input_ids"].shape == (2, 16)
+
+
+def test_labels_beside_a_mapping_are_cut_with_it():
+    """As keywords they kept their length."""
+
+    class Whole(nn.Module):
+        def forward(self, batch, labels):
+            return batch["input_ids"].shape, labels.shape
+
+    model, ids = Whole(), tokens()
+    scheduler().attach(model)
+    for call in (model({"input_ids": ids}, labels=ids), model({"input_ids": ids}, ids)):
+        assert call == ((2, 4), (2, 4))
+
+
+def test_a_model_that_is_compiled_again_stays_so():
+    model = compiled_in_place(Model())
+    attachment = scheduler().attach(model)
+    model.compile(backend="eager")
+    compiled_call = model._compiled_call_impl
+    attachment.remove()
+    assert model._compiled_call_impl is compiled_call
 
 
 def test_positional_arguments_without_names():

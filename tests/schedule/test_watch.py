@@ -14,13 +14,16 @@ from seqwarm_kernels.schedule import watch
 from ..support.schedules import Model, compiled_in_place, tokens
 
 COUNTS = (
-    "^the schedule may have no effect: {} batches were resized to {} tokens, {} of them were longer, "
+    "^{}: {} batches were resized to {} tokens, {} of them were longer, "
     r"{}and step\(\) was called {} times$"
 )
 
 
-def counts(batches, length, cut, steps, labels=""):
-    return COUNTS.format(batches, length, cut, labels, steps)
+def counts(batches, length, cut, steps, labels="", problem="the schedule may have no effect"):
+    return COUNTS.format(problem, batches, length, cut, labels, steps)
+
+
+LOST = "all labels of some batches were cut off"
 
 
 @pytest.fixture(autouse=True)
@@ -85,8 +88,7 @@ def test_no_batch_comes_through_the_attached_model(schedule):
 
 
 @pytest.mark.parametrize(
-    ("name", "ignored"),
-    [("labels", -100), ("decoder_labels", -100), ("targets", -1), ("loss_mask", 0), ("labels", -1.0)],
+    ("name", "ignored"), [("labels", -100), ("decoder_labels", -100), ("targets", -1), ("loss_mask", 0)]
 )
 def test_all_labels_of_some_batches_are_cut_off(schedule, name, ignored):
     late = {"input_ids": tokens(), name: torch.full((2, 16), ignored)}
@@ -94,10 +96,7 @@ def test_all_labels_of_some_batches_are_cut_off(schedule, name, ignored):
     some = {**late, name: torch.full((2, 16), 3)}
     for batch in (late, late, some):
         silent(resize_often, schedule, 1, batch=batch)
-    if isinstance(ignored, float):  # targets of a regression
-        silent(resize_often, schedule, 3, batch=late)
-        return
-    with pytest.warns(UserWarning, match=counts(5, 4, 5, 4, "3 of 5 with labels kept one, ")):
+    with pytest.warns(UserWarning, match=counts(5, 4, 5, 4, "3 of 5 with labels kept one, ", LOST)):
         resize_often(schedule, 2, batch=some)
 
 
@@ -112,9 +111,29 @@ def test_one_label_is_enough(schedule, name, kept):
 def test_lost_labels_are_reported_at_the_full_length():
     schedule = SequenceLengthScheduler(4, 16, duration=2)
     late = {"input_ids": tokens(), "labels": torch.full((2, 16), -100)}
+    late["labels"][0, -1] = 1
     silent(resize_often, schedule, 2, batch=late)
-    with pytest.warns(UserWarning, match="2 batches .* 0 of 2 with labels kept one"):
+    with pytest.warns(UserWarning, match=f"{LOST}: 2 batches .* 0 of 2 with labels kept one"):
         resize_often(schedule, 1, batch=late)
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        {"labels": torch.full((2, 16), -100)},  # had none before
+        {"labels": torch.full((2, 16), -100.0)},
+        {"labels": torch.zeros(2, 16, dtype=torch.complex64)},
+        {"loss_mask": torch.zeros(2, 16, dtype=torch.uint16)},
+        {"labels": torch.zeros(2, 16, dtype=torch.int64, device="meta")},
+        {"input_ids": torch.ones(0, 16), "labels": torch.ones(0, 16, dtype=torch.int64)},
+    ],
+    ids=str,
+)
+def test_labels_that_cannot_be_lost(schedule, labels):
+    batch = (
+        labels if "input_ids" in labels else {"input_ids": tokens().to(next(iter(labels.values())).device), **labels}
+    )
+    silent(resize_often, schedule, 20, batch=batch)
 
 
 @pytest.mark.parametrize("labels", [{}, {"labels": torch.ones(2, 16, dtype=torch.int64)}, {"labels": torch.ones(2)}])

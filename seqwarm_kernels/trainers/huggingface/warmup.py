@@ -37,7 +37,7 @@ class SequenceLengthWarmup(LoggingCallback):
     the share of the other labels that cutting keeps.
 
     Every log gets `seq_length` and `train_tokens`, the number of tokens that all ranks have trained on, after cutting
-    and without padding. The Trainer's own `num_input_tokens_seen` and `total_flos` count whole batches.
+    and without padding. The Trainer's own `num_input_tokens_seen` and `total_flos` count cut batches.
 
     A model with `parallel.ContextParallel` must compute the loss. `get_train_dataloader` must give the ranks of its
     mesh the same batches. These share the rows of a batch after cutting if they divide them, else the tokens, and the
