@@ -22,7 +22,7 @@ LONGEST = frozenset(
 POSITIONS = frozenset({"position_ids", "decoder_position_ids"})
 #: The number of each token's packed sequence.
 INDICES = frozenset({"seq_idx", "sequence_id", "document_id", "document_ids", "doc_ids"})
-#: Names that may tell a packed batch.
+#: Names that tell where the sequences of a packed batch begin.
 PACKED_NAMES = BOUNDARIES | POSITIONS | INDICES
 
 
@@ -39,11 +39,6 @@ def is_label(name: object) -> bool:
     """
     own = own_name(name)
     return own in _LABEL_NAMES or own.endswith(_LABEL_ENDINGS)
-
-
-def may_be_input(name: object) -> bool:
-    """Whether an entry with the name of labels holds other tokens in some batches."""
-    return own_name(name) == "y" or own_name(name).endswith("target_ids")
 
 
 def is_loss_mask(name: object) -> bool:

@@ -8,9 +8,9 @@ from typing import NamedTuple
 import torch
 
 from ..ops.backends import check_backend
-from ..ops.resize_batch.schema import IGNORED_LABEL, Kind
+from ..ops.resize_batch.schema import IGNORED_LABEL
 from ..utils.checks import check_choice, check_int
-from .entry_names import is_loss_mask, may_be_input
+from .entry_names import is_loss_mask, own_name
 
 MODES = ("truncate", "reshape", "flatten")
 REMAINDERS = ("drop", "pad", "overlap")
@@ -43,27 +43,22 @@ class Options(NamedTuple):
         return "flatten" if self.mode == "flatten" else f"reshape_{self.remainder}"
 
 
-def fill_value(
-    name: str, kind: Kind, dtype: torch.dtype, pad_values: Mapping[str, float] | None, fills_labels: bool
-) -> float:
+def fill_value(name: str, dtype: torch.dtype, pad_values: Mapping[str, float] | None, fills_label: bool) -> float:
     """The value of a slot without a source token: the caller's, else −100 for labels and 0 for other tensors."""
     if pad_values is None or name not in pad_values:
-        if kind != Kind.LABEL or not fills_labels or is_loss_mask(name):
+        if not fills_label or is_loss_mask(name):
             return 0
-        if may_be_input(name) or not dtype.is_signed or dtype.is_floating_point or dtype.is_complex:
+        may_be_input = own_name(name) == "y" or own_name(name).endswith("target_ids")
+        if may_be_input or not dtype.is_signed or dtype.is_floating_point or dtype.is_complex:
             raise ValueError(f"pad_values must have a value for {name!r} ({dtype}), which may hold labels")
         return IGNORED_LABEL
     given = pad_values[name]
     given = given.item() if hasattr(given, "item") else given  # of NumPy
     if not isinstance(given, (bool, int, float)):
         raise TypeError(f"pad_values[{name!r}] must be a number, got {type(given).__name__}")
-    if dtype == torch.bool:
-        fits = given in (0, 1)
-    elif dtype.is_floating_point or dtype.is_complex:
-        fits = True
-    else:
-        limits = torch.iinfo(dtype)
-        fits = given == given // 1 and limits.min <= given <= limits.max
-    if not fits:
+    if dtype.is_floating_point or dtype.is_complex:
+        return given
+    limits = (0, 1) if dtype == torch.bool else (torch.iinfo(dtype).min, torch.iinfo(dtype).max)
+    if given != given // 1 or not limits[0] <= given <= limits[1]:
         raise ValueError(f"pad_values[{name!r}] must fit {dtype}, got {given}")
     return given

@@ -255,7 +255,8 @@ def make_plan(entries: Mapping[str, Any], options: Options, pad_values: Mapping[
         names=list(inputs),
         kinds=[int(axes.kind) for axes in inputs.values()],
         fill_values=[
-            fill_value(name, axes.kind, tensors[name].dtype, pad_values, fills) for name, axes in inputs.items()
+            fill_value(name, tensors[name].dtype, pad_values, fills and axes.kind == Kind.LABEL)
+            for name, axes in inputs.items()
         ],
         moved={name: dims for name, dims in dims_of.items() if dims != tuple(range(len(dims)))},
         cut_alike=cut_alike,
