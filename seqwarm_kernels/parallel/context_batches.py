@@ -9,6 +9,7 @@ from torch import nn
 
 from ..resizing.containers import flatten_batch
 from ..resizing.layout import batch_layout
+from ..resizing.options import Options
 from ..resizing.packing import packed_bounds
 from ..utils.checks import check_bool, check_module
 from .context_parallel import context_mesh, expect
@@ -80,5 +81,5 @@ def _kind_of_part(batch: Any, ranks: int, keys: Collection[str] | None) -> str:
     entries = flatten_batch(batch)
     if packed_bounds(entries, 1) is not None:
         return "tokens"
-    rows = batch_layout(entries, mode="truncate", seq_dim=1, keys=keys, mask_keys=None).batch_size
+    rows = batch_layout(entries, Options(keys=keys)).batch_size
     return "rows" if rows % ranks == 0 else "tokens"

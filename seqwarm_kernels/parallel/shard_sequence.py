@@ -19,6 +19,7 @@ from ..resizing.entry_names import BOUNDARIES, INDICES, LONGEST, POSITIONS, is_l
 from ..resizing.functional import resize_batch
 from ..resizing.layout import Layout, batch_layout, check_names, row_lists
 from ..resizing.masks import row_mask_name
+from ..resizing.options import Options
 from ..resizing.packing import Bounds, packed_bounds
 from ..utils.checks import check_bool
 from ..utils.modules import NUM_ITEMS_IN_BATCH
@@ -170,7 +171,7 @@ def _tensors(entries: Mapping[Any, Any]) -> Iterator[Tensor]:
 def _parts_of_rows(
     entries: Mapping[Any, Any], mesh: DeviceMesh, by: str, keys: Collection[str] | None
 ) -> Iterator[tuple[str, Any]]:
-    layout = batch_layout(entries, mode="truncate", seq_dim=1, keys=keys, mask_keys=None)
+    layout = batch_layout(entries, Options(keys=keys))
     if by == "tokens":
         yield from _tokens_of_rows(entries, layout, mesh)
         return

@@ -55,8 +55,11 @@ class BatchBuffers(dict[str, Tensor]):
         device: torch.device | str | None = None,
     ) -> None:
         max_seq_len = check_int("max_seq_len", max_seq_len, minimum=1)
-        entries, rule = flatten_batch(example_batch), Options(mode, remainder, seq_dim).rule()
-        layout = batch_layout(entries, mode=mode, seq_dim=seq_dim, keys=keys, mask_keys=mask_keys)
+        entries, options = (
+            flatten_batch(example_batch),
+            Options(mode, remainder, seq_dim, keys=keys, mask_keys=mask_keys),
+        )
+        rule, layout = options.rule(), batch_layout(entries, options)
         tensors = {name: entries[name] for name in layout.axes}
         sizes = _max_sizes(layout, rule, tensors, max_seq_len)
         dtypes = [*(tensor.dtype for tensor in tensors.values()), *INFO_DTYPES]

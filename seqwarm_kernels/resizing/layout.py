@@ -12,6 +12,7 @@ from torch import Tensor
 from ..ops.resize_batch.schema import Kind
 from ..utils.checks import check_dense, is_dtensor
 from .entry_names import POSITIONS, is_label, is_loss_mask, is_mask, own_name
+from .options import Options
 
 
 class Axes(NamedTuple):
@@ -32,34 +33,24 @@ class Layout:
     row_lists: list[str]  #: lists and tuples with an entry for each row
 
 
-def batch_layout(
-    batch: Mapping[str, Any],
-    *,
-    mode: str,
-    seq_dim: int,
-    keys: Collection[str] | None,
-    mask_keys: Collection[str] | None,
-) -> Layout:
+def batch_layout(batch: Mapping[str, Any], options: Options) -> Layout:
     """Which tensors are resized and how, and their common batch size and sequence length."""
+    mode, keys = options.mode, options.keys
     chosen = {name: value for name, value in batch.items() if keys is None or name in keys}
     tensors = {name: value for name, value in chosen.items() if isinstance(value, Tensor) and value.dim() > 0}
     for name, tensor in tensors.items():
         check_plain(name, tensor)
     check_one_device(tensors.values())
-    sizes = _common_sizes(tensors, seq_dim, mask_keys)
-    batch_size, length = sizes
+    batch_size, length = sizes = _common_sizes(tensors, options)
     axes = {}
     for name, tensor in tensors.items():
-        found = _axes_of(name, tensor, sizes, seq_dim, mask_keys)
+        found = _axes_of(name, tensor, sizes, options)
         if found is None:
             raise _disagreement(tensors)
-        is_row = found.kind == Kind.ROW
-        if is_row and len(tensor) != batch_size and mode == "truncate":  # the number of rows does not change
-            continue
-        if is_row and len(tensor) != batch_size:
-            raise ValueError(
-                f"mode={mode!r} needs {batch_size} entries in {name!r}, one for each row, got {len(tensor)}"
-            )
+        if found.kind == Kind.ROW and len(tensor) != batch_size:
+            if mode == "truncate":  # the number of rows does not change
+                continue
+            raise ValueError(f"mode={mode!r} needs {batch_size} entries in {name!r}, got {len(tensor)}")
         if mode != "truncate" and (found.rows is None or found.kind == Kind.SQUARE):
             what = f"{name!r} {tuple(tensor.shape)}, which rows share or which holds pairs of tokens"
             raise ValueError(f"mode={mode!r} cannot resize {what}")
@@ -76,9 +67,7 @@ def batch_layout(
 
 
 def check_names(argument: str, names: Collection[str] | None, batch: Mapping[str, object]) -> None:
-    """All `names` must be names of tensors in the batch, or of lists with an entry for each row."""
-    if argument == "keys" and names is not None and not names:
-        raise ValueError("keys must name at least one tensor of the batch, got none")
+    """All `names` must be names of tensors, lists or tuples in the batch."""
     for name in names or ():
         if not isinstance(batch.get(name), (Tensor, list, tuple)):
             tensors = [name for name, value in batch.items() if isinstance(value, Tensor)]
@@ -112,21 +101,21 @@ def is_over_pairs(name: str, tensor: Tensor, mask_keys: Collection[str] | None) 
     return tensor.dim() > 2 and tensor.shape[-1] == tensor.shape[-2] and is_mask(name, mask_keys)
 
 
-def _common_sizes(tensors: dict[str, Tensor], seq_dim: int, mask_keys: Collection[str] | None) -> tuple[int, int]:
+def _common_sizes(tensors: dict[str, Tensor], options: Options) -> tuple[int, int]:
     """(B, S) of the tensors of tokens. Masks and position ids, which rows may share, are asked only without others."""
     of_tokens: set[tuple[int, int]] = set()
     others: set[tuple[int, int]] = set()
     for name, tensor in tensors.items():
-        shape, is_positions = tensor.shape, own_name(name) in POSITIONS
+        shape, is_positions, named_mask = tensor.shape, own_name(name) in POSITIONS, is_mask(name, options.mask_keys)
         if tensor.dim() == 1:
             continue
-        if is_over_pairs(name, tensor, mask_keys):
-            others.add((shape[0], shape[-1]))
+        if is_over_pairs(name, tensor, options.mask_keys):
+            size = (shape[0], shape[-1])
         elif is_positions and tensor.dim() > 2:
-            others.add((shape[-2], shape[-1]))
+            size = (shape[-2], shape[-1])
         else:
-            may_be_shared = is_positions or is_mask(name, mask_keys)
-            (others if may_be_shared else of_tokens).add((shape[1 - seq_dim], shape[seq_dim]))
+            size = (shape[1 - options.seq_dim], shape[options.seq_dim])
+        (others if is_positions or named_mask else of_tokens).add(size)
     sizes = of_tokens or others
     if len(sizes) > 1:
         raise _disagreement(tensors)
@@ -143,19 +132,17 @@ def _disagreement(tensors: Mapping[str, Tensor]) -> ValueError:
     return ValueError(f"the tensors of batch must agree on batch size and sequence length, got {shapes}")
 
 
-def _axes_of(
-    name: str, tensor: Tensor, sizes: tuple[int, int], seq_dim: int, mask_keys: Collection[str] | None
-) -> Axes | None:
+def _axes_of(name: str, tensor: Tensor, sizes: tuple[int, int], options: Options) -> Axes | None:
     """The axes of a tensor in a batch of (B, S), or None if it does not fit."""
-    (batch_size, length), shape, dims = sizes, tensor.shape, tensor.dim()
+    (batch_size, length), shape, dims, seq_dim = sizes, tensor.shape, tensor.dim(), options.seq_dim
+    is_positions, named_mask = own_name(name) in POSITIONS, is_mask(name, options.mask_keys)
     kind = Kind.LABEL if is_label(name) or is_loss_mask(name) else Kind.SEQUENCE
-    is_positions, named_mask = own_name(name) in POSITIONS, is_mask(name, mask_keys)
-    if is_positions and dims == 1 and shape[0] == length:
+    if is_positions and shape == (length,):
         return Axes(kind, None, (0,))
-    if is_positions and dims > 2 and shape[-2:] in ((batch_size, length), (1, length)):  # (3, B, S) of Qwen-VL
-        return Axes(kind, dims - 2 if shape[-2] == batch_size else None, (dims - 1,))
     if dims == 1:
         return Axes(Kind.ROW, 0, ())
+    if is_positions and dims > 2 and shape[-2:] in ((batch_size, length), (1, length)):  # (3, B, S) of Qwen-VL
+        return Axes(kind, dims - 2 if shape[-2] == batch_size else None, (dims - 1,))
     if named_mask and shape[-2:] == (length, length) and (dims > 2 or batch_size != length):
         of_rows = shape[:-2] in ((batch_size,), (batch_size, 1))
         return Axes(Kind.SQUARE, 0 if of_rows else None, (dims - 2, dims - 1))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 import torch
@@ -23,8 +23,8 @@ class Options(NamedTuple):
     remainder: str = "drop"
     seq_dim: int = 1
     keep_last_token: bool = False
-    keys: tuple[str, ...] | None = None
-    mask_keys: tuple[str, ...] | None = None
+    keys: Collection[str] | None = None
+    mask_keys: Collection[str] | None = None
     backend: str | None = None
 
     def rule(self) -> str:

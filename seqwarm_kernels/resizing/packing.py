@@ -29,8 +29,7 @@ def packed_bounds(entries: Mapping[Any, Any], seq_dim: int) -> Bounds | None:
     if boundaries:
         bounds = _boundaries(boundaries[0], entries)
         for name in boundaries[1:]:  # collators return one tensor for queries and keys
-            is_same = entries[name] is entries[boundaries[0]] or np.array_equal(_boundaries(name, entries), bounds)
-            if not is_same:
+            if entries[name] is not entries[boundaries[0]] and not np.array_equal(_boundaries(name, entries), bounds):
                 raise ValueError(f"batch[{name!r}] must equal the other boundaries, which keys and queries share")
         return bounds
     for name in sorted(telling, key=lambda name: own_name(name) in POSITIONS):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -27,6 +27,7 @@ class Plan:
     rule: str
     layout: Layout
     options: Options
+    operator: torch._ops.OpOverload
     names: list[str]  #: tensors that the operator takes
     kinds: list[int]  #: of `names`; plain numbers cost the operator less than a `Kind`
     fill_values: list[float]  #: of `names`: the value of a slot without a token
@@ -35,11 +36,8 @@ class Plan:
     mask: str | None  #: the attention mask of the rows
     even_masks: list[str]  #: masks of rows that must begin with a token, since all are cut at one place
     real_masks: list[str]  #: masks of floating point
-    real: list[str]  #: tensors of floating point
-    gradient: str | None  #: a tensor that requires a gradient
     rare_dtype: torch.dtype | None  #: a dtype that not every backend supports
     device: torch.device
-    operators: dict[tuple[str, str], torch._ops.OpOverload] = field(default_factory=dict)  #: those that ran
 
     def run(
         self, entries: Mapping[str, Any], seq_len: int, copy: bool, out: Mapping[str, Tensor] | None, return_info: bool
@@ -50,10 +48,8 @@ class Plan:
         self._check_masks(entries, length, as_views)
         if as_views:
             resized, info = self._views(entries, length, return_info)
-        elif out is None:
-            resized, info = self._new_tensors(entries, length, return_info)
         else:
-            resized, info = self._written_tensors(entries, length, return_info, out)
+            resized, info = self._copies(entries, length, return_info, out)
         if self.layout.row_lists:
             times = self._new_rows(length) // max(self.layout.batch_size, 1)
             for name in self.layout.row_lists:
@@ -63,15 +59,13 @@ class Plan:
     def _check_masks(self, entries: Mapping[str, Any], length: int, as_views: bool) -> None:
         for name in self.real_masks:
             check_mask(name, entries[name])
-        must_begin = {
-            name: f"batch[{name!r}] must begin with a valid token in each row, since tensors are cut at one place"
-            for name in self.even_masks
-        }
-        if as_views and self.rule == "truncate_valid" and not must_begin:
-            must_begin[str(self.mask)] = f"copy must be True where rows of batch[{self.mask!r}] begin with padding"
-        if must_begin and length < self.layout.source_length:  # a comparison would compile each length anew
-            for name, message in must_begin.items():
-                check_first_tokens(self._rows_first(entries[name]), message)
+        names = self.even_masks
+        message = "batch[{!r}] must begin with a valid token in each row, since tensors are cut at one place"
+        if as_views and self.rule == "truncate_valid" and not names:
+            names, message = [str(self.mask)], "copy must be True where rows of batch[{!r}] begin with padding"
+        if names and length < self.layout.source_length:  # a comparison would compile each length anew
+            for name in names:
+                check_first_tokens(self._rows_first(entries[name]), message.format(name))
 
     # ---- views
 
@@ -85,8 +79,8 @@ class Plan:
         """Views of the entries, or copies where strides do not allow a view."""
         info = []
         if return_info:
-            operator = self._operator("resize_batch", self.device)
-            info = operator([], self._mask(entries, needed=True), *self._sizes(length), self.rule, [], [], True)
+            mask = self._mask(entries, needed=True)
+            info = self.operator([], mask, *self._sizes(length), self.rule, [], [], True)
         if self.rule.startswith("truncate"):
             return {name: _first_tokens(entries[name], axes, length) for name, axes in self.layout.axes.items()}, info
         inputs = zip(self._inputs(entries), self.kinds, strict=True)
@@ -101,62 +95,46 @@ class Plan:
             return stream[: rows * length].reshape(rows, length, *features)
         return tensor[:, : rows_of_each * length].reshape(rows, length, *features)
 
-    # ---- new tensors
+    # ---- copies
 
-    def _new_tensors(
-        self, entries: Mapping[str, Any], length: int, return_info: bool
+    def _copies(
+        self, entries: Mapping[str, Any], length: int, return_info: bool, out: Mapping[str, Tensor] | None
     ) -> tuple[dict[str, Any], list[Tensor]]:
-        made = self._operator("resize_batch", self.device)(*self._arguments(entries, length, return_info))
-        resized = self._outputs(made)
+        """New tensors, or views of `out`, with the results."""
+        inputs = self._inputs(entries)
+        for name, tensor in zip(self.names, inputs, strict=True):  # the operator carries no gradient and no tangent
+            if tensor.requires_grad and torch.is_grad_enabled():
+                raise ValueError(f"batch[{name!r}] requires a gradient, which a copy does not carry")
+            if tensor.is_floating_point():
+                check_no_tangent(f"batch[{name!r}]", tensor)
+        mask, sizes = self._mask(entries, needed=not inputs), self._sizes(length)
+        arguments = inputs, mask, *sizes, self.rule, self.kinds, self.fill_values, return_info
+        results = self.operator(*arguments) if out is None else self._written(entries, arguments, length, out)
+        resized = self._outputs(results)
         for name in self.cut_alike:
             cut = _first_tokens(entries[name], self.layout.axes[name], length)
             resized[name] = cut.clone(memory_format=torch.contiguous_format)
-        return resized, made[len(self.names) :]
+        return resized, results[len(self.names) :]
 
-    # ---- tensors of the caller
-
-    def _written_tensors(
-        self, entries: Mapping[str, Any], length: int, return_info: bool, out: Mapping[str, Tensor]
-    ) -> tuple[dict[str, Any], list[Tensor]]:
-        """Views of `out` with the results."""
+    def _written(
+        self, entries: Mapping[str, Any], arguments: tuple[Any, ...], length: int, out: Mapping[str, Tensor]
+    ) -> list[Tensor]:
+        """The results of the operator in the memory of `out`."""
         if self.cut_alike:
             raise ValueError(f"out must be None with {self.cut_alike[0]!r}, which rows share")
-        inputs, mask, *more = self._arguments(entries, length, return_info)
+        inputs, mask, *_, return_info = arguments
         shapes = output_shapes(inputs, self.kinds, self._new_rows(length), length, return_info)
         outputs = outputs_in(out, dict(zip(self.names, inputs, strict=True)), shapes, entries)
         device = outputs[0].device
-        self._operator("resize_batch_out", device)(inputs, mask, *more, outputs)
+        backend = backends.choose("resize_batch_out", device.type, self.options.backend, self.rare_dtype)
+        overload("resize_batch_out", backend)(*arguments, outputs)
         if not torch.compiler.is_compiling():
             torch.autograd.graph.increment_version(outputs)  # autograd then notices that a saved tensor was overwritten
         if device.type != self.device.type and isinstance(out, BatchBuffers):  # the batch is in pinned memory
             out.keep_while_read(inputs if mask is None else [*inputs, mask])
-        return self._outputs(outputs), outputs[len(self.names) :]
+        return outputs
 
-    # ---- the operator
-
-    def _operator(self, name: str, device: torch.device) -> torch._ops.OpOverload:
-        operator = self.operators.get((name, device.type))
-        if operator is None:
-            operator = overload(name, backends.choose(name, device.type, self.options.backend, self.rare_dtype))
-            self.operators[name, device.type] = operator
-        return operator
-
-    def _arguments(self, entries: Mapping[str, Any], length: int, return_info: bool) -> tuple[Any, ...]:
-        """The operator carries neither a gradient nor a tangent."""
-        if self.gradient is not None and torch.is_grad_enabled():
-            raise ValueError(f"batch[{self.gradient!r}] requires a gradient, which a copy does not carry")
-        for name in self.real:
-            check_no_tangent(f"batch[{name!r}]", entries[name])
-        sizes, inputs = self._sizes(length), self._inputs(entries)
-        return (
-            inputs,
-            self._mask(entries, needed=not inputs),
-            *sizes,
-            self.rule,
-            self.kinds,
-            self.fill_values,
-            return_info,
-        )
+    # ---- what the operator takes and returns
 
     def _sizes(self, length: int) -> tuple[int, int, int]:
         return self.layout.batch_size, self.layout.source_length, length
@@ -223,21 +201,18 @@ def plan_for(entries: Mapping[str, Any], options: Options, pad_values: Mapping[s
 def _signature(name: str, entry: Any) -> tuple[object, ...]:
     """Everything about an entry that a plan depends on."""
     if isinstance(entry, Tensor):
-        return name, type(entry), entry.shape, entry.dtype, entry.device, entry.requires_grad, entry.layout
-    if type(entry) in (list, tuple):
-        return name, len(entry)
-    return name, getattr(entry, "shape", None)  # of an array
+        return name, type(entry), entry.shape, entry.dtype, entry.device, entry.layout
+    return name, len(entry) if type(entry) in (list, tuple) else getattr(entry, "shape", None)  # of an array
 
 
 def make_plan(entries: Mapping[str, Any], options: Options, pad_values: Mapping[str, float] | None) -> Plan:
     """The plan for a batch with these entries. Reads attention masks of integers in host memory."""
-    rule, seq_dim = options.rule(), options.seq_dim
-    layout = batch_layout(entries, mode=options.mode, seq_dim=seq_dim, keys=options.keys, mask_keys=options.mask_keys)
+    rule, layout = options.rule(), batch_layout(entries, options)
     for name, entry in entries.items():
         is_mask = own_name(name).endswith("attention_mask") and type(entry) is Tensor
         if is_mask and entry.is_cpu and not entry.is_floating_point():
             check_mask(name, entry)
-    mask, masks = row_mask_name(entries, layout, seq_dim), mask_names(entries, layout, seq_dim)
+    mask, masks = row_mask_name(entries, layout, options.seq_dim), mask_names(entries, layout, options.seq_dim)
     cut_alike = [name for name, axes in layout.axes.items() if axes.rows is None]
     if rule == "truncate_keep_last" and (mask is None or cut_alike):
         raise ValueError("keep_last_token needs an 'attention_mask' (batch, sequence), and no tensor that rows share")
@@ -245,17 +220,21 @@ def make_plan(entries: Mapping[str, Any], options: Options, pad_values: Mapping[
         rule = "truncate_valid"  # a row that begins with padding is cut from its first valid token on
     is_even = len(masks) > 1 or masks[:1] not in ([], [mask]) or bool(masks and cut_alike)
     tensors = {name: entries[name] for name in layout.axes}
-    inputs = {name: axes for name, axes in layout.axes.items() if name not in cut_alike}
+    device = next(iter(tensors.values())).device
+    lacked = {dtype for dtypes in LACKING.values() for dtype in dtypes}
+    rare_dtype = next((tensor.dtype for tensor in tensors.values() if tensor.dtype in lacked), None)
+    inputs = {name: axes for name, axes in layout.axes.items() if axes.rows is not None}
     dims_of = {name: (axes.rows, *axes.tokens) for name, axes in inputs.items()}
-    fills, lacked = rule in ("reshape_pad", "reshape_overlap"), {each for every in LACKING.values() for each in every}
+    fills_labels = rule in ("reshape_pad", "reshape_overlap")
     return Plan(
         rule=rule,
         layout=layout,
         options=options,
+        operator=overload("resize_batch", backends.choose("resize_batch", device.type, options.backend, rare_dtype)),
         names=list(inputs),
         kinds=[int(axes.kind) for axes in inputs.values()],
         fill_values=[
-            fill_value(name, tensors[name].dtype, pad_values, fills and axes.kind == Kind.LABEL)
+            fill_value(name, tensors[name].dtype, pad_values, fills_labels and axes.kind == Kind.LABEL)
             for name, axes in inputs.items()
         ],
         moved={name: dims for name, dims in dims_of.items() if dims != tuple(range(len(dims)))},
@@ -263,8 +242,6 @@ def make_plan(entries: Mapping[str, Any], options: Options, pad_values: Mapping[
         mask=mask,
         even_masks=masks if is_even and rule.startswith("truncate") else [],
         real_masks=[name for name in masks if entries[name].is_floating_point()],
-        real=[name for name, tensor in tensors.items() if tensor.is_floating_point()],
-        gradient=next((name for name, tensor in tensors.items() if tensor.requires_grad), None),
-        rare_dtype=next((tensor.dtype for tensor in tensors.values() if tensor.dtype in lacked), None),
-        device=next(iter(tensors.values())).device,
+        rare_dtype=rare_dtype,
+        device=device,
     )

@@ -146,7 +146,7 @@ BAD_CALLS = [
     ({}, {"keep_last_token": True, "mode": "reshape"}, ValueError, "keep_last_token needs mode='truncate'"),
     ({}, {"keys": ["tokens"]}, ValueError, r"keys names 'tokens', the tensors of the batch are \['input_ids'\]"),
     ({}, {"keys": "input_ids"}, TypeError, "keys must be a collection of names, got the string 'input_ids'"),
-    ({}, {"keys": []}, ValueError, "keys must name at least one tensor"),
+    ({}, {"keys": []}, ValueError, "batch must hold a tensor with a sequence dimension to resize"),
     ({}, {"mask_keys": ["m"]}, ValueError, "mask_keys names 'm'"),
     ({}, {"pad_values": {"labels": 1}}, ValueError, "pad_values names 'labels'"),
     ({}, {"pad_values": {"input_ids": "x"}}, TypeError, r"pad_values\['input_ids'\] must be a number, got str"),
