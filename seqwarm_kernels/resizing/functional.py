@@ -48,44 +48,38 @@ def resize_batch(
 ) -> Any:
     """Cut every tensor of `batch` to rows of `seq_len` tokens. The input is not changed.
 
-    Tensors with two or more dimensions are (B, S) or (B, S, features...) and agree on B and S. Masks and biases may be
-    over pairs of tokens, as (B, S, S), (B, 1, S, S) or (1, 1, S, S), and are cut on both sides. Position ids may be
-    (S,), (1, S) or (3, B, S). A 1-D tensor, list or tuple with B entries has one for each row. Other entries pass
-    through. `seq_len >= S` changes nothing.
+    Tensors are (B, S) or (B, S, features...) and agree on B and S. Masks and biases may be over pairs of tokens, as
+    (B, S, S), (B, 1, S, S) or (1, 1, S, S), and are cut on both sides. Position ids may be (S,), (1, S) or (3, B, S). A
+    1-D tensor, list or tuple with B entries has one for each row. Other entries pass through. `seq_len >= S` changes
+    nothing.
 
     A packed batch is one row (1, T) of several sequences, or flat tensors (T,). Each sequence is cut as its own row.
     The first of these tells where sequences begin: boundaries ("cu_seq_lens_q", "cu_seqlens", ...), "seq_idx" or
     "document_ids" that change, "position_ids" that restart. They are read, which waits for their device. The new batch
-    has the boundaries, the longest length ("max_length_q", ...) and the position ids of the new sequences. Several rows
-    are cut as rows, also where position ids restart in them.
+    has the boundaries, the longest length and the position ids of the new sequences.
 
     Labels are called "labels", "label", "label_ids", "targets" or "target", or have names that end in "_labels",
-    "_label_ids" or "_targets". "pad" fills padded slots of labels with −100, and "overlap" the labels of duplicated
-    tokens, so that padding is not trained on, and no token twice. "y", "target_ids" and labels that are no signed
-    integers need their value in `pad_values` for this, and so does a loss that leaves out another value, as nanoGPT's
-    leaves out −1: `pad_values={"targets": -1}`.
+    "_label_ids" or "_targets". Those of padded slots and of duplicated tokens are filled with −100, so that the loss
+    leaves them out. "y", "target_ids" and labels that are no signed integers need their value in `pad_values` for this.
 
     Args:
         batch: A mutable mapping of names to tensors (dict, transformers' BatchEncoding and ModelOutput, a TensorDict,
-            ...) or a dataclass. Containers can be nested: options call batch["encoder"]["input_ids"]
-            "encoder.input_ids". Containers with tensors of the same names, as in {"a": {"input_ids": ...}, "b":
-            {"input_ids": ...}}, are batches of their own, with their own rows, lengths, masks and packing, unless a
-            tensor of tokens is beside them. Else all entries are of one batch.
+            ...) or a dataclass. Options call batch["encoder"]["input_ids"] of nested ones "encoder.input_ids".
+            Containers with tensors of the same names are batches of their own, unless a tensor of tokens is beside
+            them.
         seq_len: Number of tokens in a new row, at least 1.
-        mode: "truncate" keeps the first `seq_len` tokens of each row. If a (B, S) "attention_mask" is resized with
-            them, it keeps `seq_len` tokens from the first valid one on, so rows may be padded on either side: a row in
-            which fewer follow keeps its last `seq_len`, a row without a valid token its first. With several masks, as
-            of an encoder and a decoder, one of another name ("prompt_attention_mask"), or entries that rows share, rows
-            must begin with valid tokens, because all tensors are cut at one place. "reshape" cuts each row into rows of
-            `seq_len`, in order. "flatten" cuts the stream of all rows into rows of `seq_len`, and drops its tail.
+        mode: "truncate" keeps the first `seq_len` tokens of each row, and with a (B, S) "attention_mask" those from the
+            first valid one on, so rows may be padded on either side. With several masks, one of another name, or
+            entries that rows share, rows must begin with valid tokens. "reshape" cuts each row into rows of `seq_len`,
+            in order. "flatten" cuts the stream of all rows into rows of `seq_len`, and drops its tail.
         remainder: What "reshape" does with the S % seq_len tokens at the end of a row. "drop" drops them. "pad" pads
             them to a full row. "overlap" makes a last new row of the row's last `seq_len` tokens.
         seq_dim: 1 for (batch, sequence, ...), 0 for (sequence, batch, ...).
-        pad_values: Value of a padded slot, and of the labels of duplicated tokens, by name.
+        pad_values: Value of a padded slot, and of the labels of duplicated tokens, by name. Default: −100 for labels,
+            0 for other tensors.
         keep_last_token: With "truncate", a row whose last valid token was cut holds that token in its last slot, in
             every tensor. Needs a (B, S) "attention_mask", and rows of one sequence.
-        keys: Names of the tensors to resize; all other entries pass through. If no attention mask is among the names,
-            the mask beside the named "input_ids" or "inputs_embeds" still tells where rows begin. Default: all tensors.
+        keys: Names of the tensors to resize; all other entries pass through. Default: all tensors.
         mask_keys: Names of the masks and biases. Default: "mask", "bias", and names that end in "_mask" or "_bias". A
             (B, S, S) tensor of another name has S features for each token and keeps them all.
         copy: With False, the results are views of the input wherever a view can express them. "truncate" then reads
@@ -111,10 +105,9 @@ def resize_batch(
     batches = flat_batches(batch, keys)
     if out is not None and (not copy or len(batches) > 1):
         raise ValueError("out must be None with copy=False, and for several batches in one")
-    if keys is not None or mask_keys is not None or pad_values is not None:
-        entries = flatten_batch(batch)
-        for argument, names in (("keys", keys), ("mask_keys", mask_keys), ("pad_values", pad_values)):
-            check_names(argument, names, entries)
+    for argument, names in (("keys", keys), ("mask_keys", mask_keys), ("pad_values", pad_values)):
+        if names is not None:
+            check_names(argument, names, flatten_batch(batch))
 
     new_entries: dict[Any, Any] = {}
     infos = []
