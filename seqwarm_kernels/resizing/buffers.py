@@ -21,9 +21,9 @@ from .options import Options
 class BatchBuffers(dict[str, Tensor]):
     """Memory for the outputs of `resize_batch(batch, seq_len, out=buffers)`, for every seq_len up to `max_seq_len`.
 
-    The results are contiguous and of the exact size, and each name always has the same address, so a training step can
-    be captured in one CUDA graph for each length. Each call overwrites the results of the previous call, the
-    `ResizeInfo` included. `BatchBuffers` is a dict of each name to the flat memory of its tensor.
+    A dict of each name to the flat memory of its tensor. Results are contiguous, and each name always has the same
+    address, so a training step can be captured in one CUDA graph for each length. Each call overwrites the results of
+    the previous call, the `ResizeInfo` included.
 
     With `device="cuda"` the batches may also lie in pinned host memory. The kernel then reads them there and copies
     only the tokens that it keeps. The buffers keep such a batch alive until the device has read it.
@@ -55,10 +55,8 @@ class BatchBuffers(dict[str, Tensor]):
         device: torch.device | str | None = None,
     ) -> None:
         max_seq_len = check_int("max_seq_len", max_seq_len, minimum=1)
-        entries, options = (
-            flatten_batch(example_batch),
-            Options(mode, remainder, seq_dim, keys=keys, mask_keys=mask_keys),
-        )
+        entries = flatten_batch(example_batch)
+        options = Options(mode, remainder, seq_dim, keys=keys, mask_keys=mask_keys)
         rule, layout = options.rule(), batch_layout(entries, options)
         tensors = {name: entries[name] for name in layout.axes}
         sizes = _max_sizes(layout, rule, tensors, max_seq_len)

@@ -27,27 +27,24 @@ def is_container(value: object) -> bool:
     )
 
 
-def flatten_batch(batch: Any) -> dict[Any, Any]:
-    """Every entry that is not a container, by path, in the order of the batch.
+def flatten_batch(batch: Any, prefix: str = "") -> dict[Any, Any]:
+    """Every entry that is not a container, by path, in the order of the batch. Paths begin with `prefix`.
 
     Raises:
         TypeError: A container is neither a mutable mapping nor a dataclass.
     """
-    return batch if _is_flat(batch) else dict(_walk(batch, ""))
+    if not prefix and _is_flat(batch):
+        return batch  # type: ignore[no-any-return]
+    entries = {}
+    for _, path, value in _items(batch, prefix):
+        entries |= flatten_batch(value, f"{path}.") if is_container(value) else {path: value}
+    return entries
 
 
 def _is_flat(batch: object) -> bool:
     """Whether `batch` is the usual one. The usual entries are not asked what they are, which takes microseconds."""
     usual = (Tensor, int, str, list)
     return type(batch) is dict and not any(type(value) not in usual and is_container(value) for value in batch.values())
-
-
-def _walk(batch: Any, prefix: str) -> Iterator[tuple[Any, Any]]:
-    for _, path, value in _items(batch, prefix):
-        if is_container(value):
-            yield from _walk(value, f"{path}.")
-        else:
-            yield path, value
 
 
 def _items(container: Any, prefix: str) -> list[tuple[Any, Any, Any]]:
@@ -70,7 +67,7 @@ def flat_batches(batch: Any, keys: Collection[Any] | None, prefix: str = "") -> 
     """
     if not prefix and _is_flat(batch):
         return [batch]
-    entries = dict(_walk(batch, prefix))
+    entries = flatten_batch(batch, prefix)
     inner = [(f"{path}.", value) for _, path, value in _items(batch, prefix) if is_container(value)]
     of_tokens = [path for path, value in entries.items() if isinstance(value, Tensor) and value.dim() > 1]
     resized = {path for path in of_tokens if keys is None or path in keys}
@@ -91,22 +88,17 @@ def cut_entries(batch: Any, resized: Any) -> Iterator[tuple[Any, Tensor, Tensor]
             yield path, before, after
 
 
-def unflatten_batch(batch: Any, new_entries: Mapping[Any, Any]) -> Any:
+def unflatten_batch(batch: Any, new_entries: Mapping[Any, Any], prefix: str = "") -> Any:
     """A batch of the same types in which `new_entries` replace the entries of the same paths. It is not changed."""
-    if type(batch) is dict and batch.keys() >= new_entries.keys():  # the usual batch
+    if type(batch) is dict and not prefix and batch.keys() >= new_entries.keys():  # the usual batch
         return {**batch, **new_entries}
-    return _with_new_entries(batch, new_entries, "")
-
-
-def _with_new_entries(container: Any, new_entries: Mapping[Any, Any], prefix: str) -> Any:
-    """A container of the same type, with the new entries whose paths begin with `prefix`."""
     replaced = {}
-    for name, path, value in _items(container, prefix):
+    for name, path, value in _items(batch, prefix):
         if path in new_entries:
             replaced[name] = new_entries[path]
         elif is_container(value) and any(str(entry).startswith(f"{path}.") for entry in new_entries):
-            replaced[name] = _with_new_entries(value, new_entries, f"{path}.")
-    return _copy_with(container, replaced)
+            replaced[name] = unflatten_batch(value, new_entries, f"{path}.")
+    return _copy_with(batch, replaced)
 
 
 def _copy_with(container: Any, replaced: dict[Any, Any]) -> Any:
