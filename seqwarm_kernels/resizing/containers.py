@@ -34,8 +34,8 @@ def flatten_batch(batch: Any, prefix: str = "") -> dict[Any, Any]:
         TypeError: A container is neither a mutable mapping nor a dataclass.
     """
     if not prefix and _is_flat(batch):
-        return batch  # type: ignore[no-any-return]
-    entries = {}
+        return batch
+    entries: dict[Any, Any] = {}
     for _, path, value in _items(batch, prefix):
         entries |= flatten_batch(value, f"{path}.") if is_container(value) else {path: value}
     return entries

@@ -125,7 +125,8 @@ def _new_boundaries(entries: Mapping[str, Any], new_bounds: Bounds) -> dict[str,
         own = own_name(name)
         if own in BOUNDARIES and value is not None:
             if id(value) not in made:
-                made[id(value)] = _on_device(torch.from_numpy(new_bounds).to(value.dtype, copy=True), value.device)
+                boundaries = new_bounds.astype(np.int32 if value.dtype == torch.int32 else np.int64)
+                made[id(value)] = _on_device(torch.from_numpy(boundaries), value.device)
             new_entries[name] = made[id(value)]
         elif own in LONGEST and value is not None:
             new_entries[name] = torch.full_like(value, longest) if isinstance(value, Tensor) else longest
