@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -100,7 +100,8 @@ def resize_batch(
     """
     if type(seq_len) is not int or seq_len < 1:
         seq_len = check_int("seq_len", seq_len, minimum=1)
-    keys, mask_keys = _names("keys", keys), _names("mask_keys", mask_keys)
+    keys = None if keys is None else tuple(keys)
+    mask_keys = None if mask_keys is None else tuple(mask_keys)
     options = Options(mode, remainder, seq_dim, keep_last_token, keys, mask_keys, backend)
     batches = flat_batches(batch, keys)
     if out is not None and (not copy or len(batches) > 1):
@@ -123,12 +124,6 @@ def resize_batch(
         infos.append(info)
     new_batch = unflatten_batch(batch, new_entries)
     return (new_batch, _info_of(infos)) if return_info else new_batch
-
-
-def _names(argument: str, names: Iterable[str] | None) -> tuple[str, ...] | None:
-    if isinstance(names, str):
-        raise TypeError(f"{argument} must be a collection of names, got the string {names!r}")
-    return None if names is None else tuple(names)
 
 
 def _info_of(infos: list[list[Any]]) -> ResizeInfo:

@@ -47,10 +47,8 @@ def batch_layout(batch: Mapping[str, Any], options: Options) -> Layout:
         found = _axes_of(name, tensor, sizes, options)
         if found is None:
             raise _disagreement(tensors)
-        if found.kind == Kind.ROW and len(tensor) != batch_size:
-            if mode == "truncate":  # the number of rows does not change
-                continue
-            raise ValueError(f"mode={mode!r} needs {batch_size} entries in {name!r}, got {len(tensor)}")
+        if found.kind == Kind.ROW and len(tensor) != batch_size:  # weights of classes, say
+            continue
         if mode != "truncate" and (found.rows is None or found.kind == Kind.SQUARE):
             what = f"{name!r} {tuple(tensor.shape)}, which rows share or which holds pairs of tokens"
             raise ValueError(f"mode={mode!r} cannot resize {what}")
@@ -89,11 +87,8 @@ def check_one_device(tensors: Iterable[Tensor]) -> None:
 
 def row_lists(batch: Mapping[str, Any], keys: Collection[str] | None, rows: int) -> list[str]:
     """Names of the lists and tuples that have an entry for each row."""
-    lists = {name: value for name, value in batch.items() if type(value) in (list, tuple)}
-    for name in keys or ():
-        if name in lists and len(lists[name]) != rows:
-            raise ValueError(f"keys names the list {name!r}: it must have {rows} entries, got {len(lists[name])}")
-    return [name for name, value in lists.items() if len(value) == rows and (keys is None or name in keys)]
+    lists = {name: value for name, value in batch.items() if type(value) in (list, tuple) and len(value) == rows}
+    return [name for name in lists if keys is None or name in keys]
 
 
 def is_over_pairs(name: str, tensor: Tensor, mask_keys: Collection[str] | None) -> bool:

@@ -63,15 +63,11 @@ def check_mask(name: str, mask: Tensor) -> None:
 
 def check_first_tokens(mask: Tensor, message: str) -> None:
     """Rows of a mask (B, S) must begin with a valid token, or have none."""
-    if torch.compiler.is_compiling():  # a traced graph cannot branch on values
-        torch._assert_async(~_begins_masked(mask).any(), message)
+    is_traced = torch.compiler.is_compiling()  # a graph cannot branch on values
+    if not is_traced and (mask.is_meta or all(mask.select(1, 0).tolist())):  # the usual batch
         return
-    if mask.is_meta or all(mask.select(1, 0).tolist()):  # the usual batch
-        return
-    rows = _begins_masked(mask).nonzero().flatten().tolist()
-    if rows:
-        raise ValueError(f"{message}, got padding in row {rows[0]}")
-
-
-def _begins_masked(mask: Tensor) -> Tensor:
-    return (mask[:, 0] == 0) & (mask != 0).any(dim=1)
+    begins_masked = (mask[:, 0] == 0) & (mask != 0).any(dim=1)
+    if is_traced:
+        torch._assert_async(~begins_masked.any(), message)
+    elif begins_masked.any():
+        raise ValueError(f"{message}, got padding in row {begins_masked.int().argmax().item()}")
