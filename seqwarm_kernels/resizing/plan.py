@@ -87,13 +87,12 @@ class Plan:
         return self._outputs([self._reshaped_view(tensor, kind, length) for tensor, kind in inputs]), info
 
     def _reshaped_view(self, tensor: Tensor, kind: int, length: int) -> Tensor:
-        rows, rows_of_each, features = self._new_rows(length), self.layout.source_length // length, tensor.shape[2:]
         if kind == Kind.ROW:
-            return tensor.repeat_interleave(rows_of_each)
+            return tensor.repeat_interleave(self.layout.source_length // length)
         if self.rule == "flatten":
-            stream = tensor.reshape(self.layout.batch_size * self.layout.source_length, *features)
-            return stream[: rows * length].reshape(rows, length, *features)
-        return tensor[:, : rows_of_each * length].reshape(rows, length, *features)
+            tensor = tensor.flatten(0, 1)[None]
+        kept = tensor.shape[1] // length * length
+        return tensor[:, :kept].reshape(self._new_rows(length), length, *tensor.shape[2:])
 
     # ---- copies
 
