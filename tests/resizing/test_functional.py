@@ -151,6 +151,7 @@ BAD_CALLS = [
     ({}, {"pad_values": {"labels": 1}}, ValueError, "pad_values names 'labels'"),
     ({}, {"pad_values": {"input_ids": "x"}}, TypeError, r"pad_values\['input_ids'\] must be a number, got str"),
     ({}, {"pad_values": {"input_ids": 0.5}}, ValueError, r"pad_values\['input_ids'\] must fit torch.int64, got 0.5"),
+    ({"x": IDS > 3}, {"pad_values": {"x": 2}}, ValueError, r"pad_values\['x'\] must fit torch.bool, got 2"),
     ({"x": IDS.to(torch.complex128)}, {"backend": "triton"}, ValueError, "backend='triton' cannot serve this call"),
     ({}, {"backend": "fast"}, ValueError, "backend must be None or one of"),
     ({}, {"backend": "fast", "copy": False}, ValueError, "backend must be None or one of"),

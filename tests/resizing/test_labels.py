@@ -57,4 +57,5 @@ def test_padding_of_what_may_be_labels_is_asked_for(name, dtype, remainder):
     fill = -1 if dtype.is_signed else 1
     filled = resize_batch(batch, 4, **options, pad_values={name: fill})[name]
     assert filled[2].tolist().count(fill) >= 2
-    resize_batch(batch, 4, mode="reshape")  # nothing is filled
+    for bounds in ({}, {"cu_seqlens": torch.tensor([0, 10])}):
+        resize_batch(batch | bounds, 4, mode="reshape")  # nothing is filled

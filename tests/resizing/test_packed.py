@@ -203,11 +203,14 @@ def test_a_trace_refuses_values_that_it_would_keep(entry):
 
 
 def test_boundaries_of_several_names_share_no_memory():
+    """Unless they shared it before."""
     bounds = torch.tensor([0, 5, 15])
     batch = {"input_ids": torch.arange(15)[None], "cu_seq_lens_q": bounds, "cu_seq_lens_k": bounds.clone()}
     resized = resize_batch(batch, 4)
     resized["cu_seq_lens_q"].fill_(-1)
     assert resized["cu_seq_lens_k"].tolist() == [0, 4, 8]
+    resized = resize_batch(batch | {"cu_seq_lens_k": bounds}, 4)
+    assert resized["cu_seq_lens_k"] is resized["cu_seq_lens_q"]
 
 
 def test_the_batches_of_the_packed_collator():

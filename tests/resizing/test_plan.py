@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch._subclasses import FakeTensorMode
+from torch.autograd import forward_ad
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, distribute_tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -160,6 +161,19 @@ def test_gradients():
     leaves = batch(True)
     resize_batch(leaves, 4, copy=False)["inputs_embeds"].sum().backward()
     assert leaves["inputs_embeds"].grad.sum(1).eq(4).all()
+
+
+def test_tangents():
+    """Copies of rows would lose them. Views and packed batches carry them."""
+    values, packed = torch.rand(1, 10), {"cu_seqlens": torch.tensor([0, 5, 10])}
+    with forward_ad.dual_level():
+        batch = {"inputs_embeds": forward_ad.make_dual(values, values + 1)}
+        with pytest.raises(ValueError, match=r"batch\['inputs_embeds'\] must have no tangent"):
+            resize_batch(batch, 4)
+        for each, kept in ((resize_batch(batch, 4, copy=False), 4), (resize_batch(batch | packed, 2), 4)):
+            carried, tangent = forward_ad.unpack_dual(each["inputs_embeds"])
+            assert carried.shape == (1, kept)
+            assert torch.equal(tangent, carried + 1)
 
 
 @pytest.mark.skipif(backends.extension is None, reason="the extension does not serve here")
