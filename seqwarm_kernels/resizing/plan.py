@@ -59,13 +59,15 @@ class Plan:
     def _check_masks(self, entries: Mapping[str, Any], length: int, as_views: bool) -> None:
         for name in self.real_masks:
             check_mask(name, entries[name])
-        names = self.even_masks
-        message = "batch[{!r}] must begin with a valid token in each row, since tensors are cut at one place"
-        if as_views and self.rule == "truncate_valid" and not names:
-            names, message = [str(self.mask)], "copy must be True where rows of batch[{!r}] begin with padding"
-        if names and length < self.layout.source_length:  # a comparison would compile each length anew
-            for name in names:
-                check_first_tokens(self._rows_first(entries[name]), message.format(name))
+        rules = {
+            name: f"batch[{name!r}] must begin with a valid token in each row, since tensors are cut at one place"
+            for name in self.even_masks
+        }
+        if as_views and self.rule == "truncate_valid" and not rules:
+            rules = {str(self.mask): f"copy must be True where rows of batch[{self.mask!r}] begin with padding"}
+        if rules and length < self.layout.source_length:  # a comparison would compile each length anew
+            for name, rule in rules.items():
+                check_first_tokens(self._rows_first(entries[name]), rule)
 
     # ---- views
 
