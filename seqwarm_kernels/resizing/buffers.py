@@ -137,7 +137,7 @@ def _first_elements(name: str, storage: Tensor, shape: tuple[int, ...]) -> Tenso
     if not storage.is_contiguous() or storage.numel() < needed:
         got = f"{storage.numel()}{'' if storage.is_contiguous() else ', not contiguous'}"
         raise ValueError(f"out[{name!r}] must be contiguous with at least {needed} elements for {shape}, got {got}")
-    return (storage if storage.dim() == 1 else storage.view(-1))[:needed].view(shape)
+    return storage.view(-1)[:needed].view(shape)
 
 
 def _check_no_overlap(outputs: Mapping[str, Tensor], batch: Mapping[str, object]) -> None:

@@ -32,11 +32,7 @@ def own_name(path: object) -> str:
 
 
 def is_label(name: object) -> bool:
-    """Whether the loss compares predictions with the entry, by its name alone.
-
-    Names are "labels", "label", "label_ids", "targets", "target", "target_ids", "y", and those that end in "_labels",
-    "_label_ids", "_targets" or "_target_ids".
-    """
+    """Whether the loss compares predictions with the entry, by its name alone."""
     own = own_name(name)
     return own in _LABEL_NAMES or own.endswith(_LABEL_ENDINGS)
 
