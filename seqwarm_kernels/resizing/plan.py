@@ -20,14 +20,13 @@ from .masks import check_first_tokens, check_mask, mask_names, row_mask_name
 from .options import Options, fill_value
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Plan:
     """Which tensors are resized, and how. Valid for every length."""
 
     rule: str
     layout: Layout
     options: Options
-    operator: torch._ops.OpOverload
     names: list[str]  #: tensors that the operator takes
     kinds: list[int]  #: of `names`; plain numbers cost the operator less than a `Kind`
     fill_values: list[float]  #: of `names`: the value of a slot without a token
@@ -38,6 +37,8 @@ class Plan:
     real_masks: list[str]  #: masks of floating point
     rare_dtype: torch.dtype | None  #: a dtype that not every backend supports
     device: torch.device
+    #: Chosen by the first copy, not by each, which takes 2 of 20 µs. Not chosen for `out`, on any device.
+    operator: torch._ops.OpOverload | None = None
 
     def run(
         self, entries: Mapping[str, Any], seq_len: int, copy: bool, out: Mapping[str, Tensor] | None, return_info: bool
@@ -81,8 +82,8 @@ class Plan:
         """Views of the entries, or copies where strides do not allow a view."""
         info = []
         if return_info:
-            mask = self._mask(entries, needed=True)
-            info = self.operator([], mask, *self._sizes(length), self.rule, [], [], True)
+            operator, mask = self._operator("resize_batch", self.device), self._mask(entries, needed=True)
+            info = operator([], mask, *self._sizes(length), self.rule, [], [], True)
         if self.rule.startswith("truncate"):
             return {name: _first_tokens(entries[name], axes, length) for name, axes in self.layout.axes.items()}, info
         inputs = zip(self._inputs(entries), self.kinds, strict=True)
@@ -110,7 +111,11 @@ class Plan:
                 check_no_tangent(f"batch[{name!r}]", tensor)
         mask, sizes = self._mask(entries, needed=not inputs), self._sizes(length)
         arguments = inputs, mask, *sizes, self.rule, self.kinds, self.fill_values, return_info
-        results = self.operator(*arguments) if out is None else self._written(entries, arguments, length, out)
+        if out is None:
+            self.operator = self.operator or self._operator("resize_batch", self.device)
+            results = self.operator(*arguments)
+        else:
+            results = self._written(entries, arguments, length, out)
         resized = self._outputs(results)
         for name in self.cut_alike:
             cut = _first_tokens(entries[name], self.layout.axes[name], length)
@@ -127,8 +132,7 @@ class Plan:
         shapes = output_shapes(inputs, self.kinds, self._new_rows(length), length, return_info)
         outputs = outputs_in(out, dict(zip(self.names, inputs, strict=True)), shapes, entries)
         device = outputs[0].device
-        backend = backends.choose("resize_batch_out", device.type, self.options.backend, self.rare_dtype)
-        overload("resize_batch_out", backend)(*arguments, outputs)
+        self._operator("resize_batch_out", device)(*arguments, outputs)
         if not torch.compiler.is_compiling():
             torch.autograd.graph.increment_version(outputs)  # autograd then notices that a saved tensor was overwritten
         if device.type != self.device.type and isinstance(out, BatchBuffers):  # the batch is in pinned memory
@@ -136,6 +140,9 @@ class Plan:
         return outputs
 
     # ---- what the operator takes and returns
+
+    def _operator(self, name: str, device: torch.device) -> torch._ops.OpOverload:
+        return overload(name, backends.choose(name, device.type, self.options.backend, self.rare_dtype))
 
     def _sizes(self, length: int) -> tuple[int, int, int]:
         return self.layout.batch_size, self.layout.source_length, length
@@ -221,9 +228,7 @@ def make_plan(entries: Mapping[str, Any], options: Options, pad_values: Mapping[
         rule = "truncate_valid"  # a row that begins with padding is cut from its first valid token on
     is_even = len(masks) > 1 or masks[:1] not in ([], [mask]) or bool(masks and cut_alike)
     tensors = {name: entries[name] for name in layout.axes}
-    device = next(iter(tensors.values())).device
     lacked = {dtype for dtypes in LACKING.values() for dtype in dtypes}
-    rare_dtype = next((tensor.dtype for tensor in tensors.values() if tensor.dtype in lacked), None)
     inputs = {name: axes for name, axes in layout.axes.items() if axes.rows is not None}
     dims_of = {name: (axes.rows, *axes.tokens) for name, axes in inputs.items()}
     fills_labels = rule in ("reshape_pad", "reshape_overlap")
@@ -231,7 +236,6 @@ def make_plan(entries: Mapping[str, Any], options: Options, pad_values: Mapping[
         rule=rule,
         layout=layout,
         options=options,
-        operator=overload("resize_batch", backends.choose("resize_batch", device.type, options.backend, rare_dtype)),
         names=list(inputs),
         kinds=[int(axes.kind) for axes in inputs.values()],
         fill_values=[
@@ -243,6 +247,6 @@ def make_plan(entries: Mapping[str, Any], options: Options, pad_values: Mapping[
         mask=mask,
         even_masks=masks if is_even and rule.startswith("truncate") else [],
         real_masks=[name for name in masks if entries[name].is_floating_point()],
-        rare_dtype=rare_dtype,
-        device=device,
+        rare_dtype=next((tensor.dtype for tensor in tensors.values() if tensor.dtype in lacked), None),
+        device=next(iter(tensors.values())).device,
     )

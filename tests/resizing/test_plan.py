@@ -70,6 +70,15 @@ def test_a_few_hundred_plans_are_kept(made):
     assert len(plan._plans) == 1, "memory grows with each shape"
 
 
+def test_only_the_operator_that_runs_is_chosen(made, monkeypatch):
+    """A batch in pinned memory may be written by a backend that has no kernel for the host."""
+    chosen, choose = [], backends.choose
+    monkeypatch.setattr(backends, "choose", lambda *arguments: (chosen.append(arguments[0]), choose(*arguments))[1])
+    resize_batch({"input_ids": IDS}, 4, copy=False, backend="triton")
+    resize_batch({"input_ids": IDS}, 4, out={"input_ids": torch.empty_like(IDS)})
+    assert chosen == ["resize_batch_out"]
+
+
 def test_calls_that_differ_do_not_share_a_plan():
     padded = [
         resize_batch({"x": torch.ones(1, 3)}, 2, mode="reshape", remainder="pad", pad_values={"x": value}, backend=name)
