@@ -54,9 +54,11 @@ def batch_layout(batch: Mapping[str, Any], options: Options) -> Layout:
             raise ValueError(f"mode={mode!r} cannot resize {what}")
         axes[name] = found
     changing = sizes if mode == "truncate" else sizes[:1]
-    for name, value in chosen.items():  # arrays pass through, so none may have sizes that change
-        if isinstance(value, np.ndarray) and value.shape[: len(changing)] == changing:
-            raise TypeError(f"batch[{name!r}] must be a tensor to be resized, got an array of NumPy")
+    for name, value in chosen.items():  # arrays and lists pass through, so none may have sizes that change
+        is_array = isinstance(value, np.ndarray) and value.shape[: len(changing)] == changing
+        parts = value if isinstance(value, (list, tuple)) else ()
+        if is_array or any(isinstance(part, Tensor) and part.shape[:2] == sizes for part in parts):
+            raise TypeError(f"batch[{name!r}] must be a tensor to be resized, got {type(value).__name__}")
     lists = [] if mode == "truncate" else row_lists(batch, keys, batch_size)
     of_rows = [*(name for name, found in axes.items() if found.kind == Kind.ROW), *lists]
     if of_rows and mode == "flatten":

@@ -270,7 +270,7 @@ def test_the_reference_fills_dtypes_that_masked_fill_lacks(dtype):
 )
 def test_arrays_whose_size_would_change_are_refused(array, mode):
     batch = {"input_ids": torch.ones(2, 8), "weights": array}
-    with pytest.raises(TypeError, match=r"batch\['weights'\] must be a tensor to be resized, got an array of NumPy"):
+    with pytest.raises(TypeError, match=r"batch\['weights'\] must be a tensor to be resized, got ndarray"):
         resize_batch(batch, 4, mode=mode)
     assert resize_batch(batch, 4, mode=mode, keys=["input_ids"])["weights"] is array
 

@@ -62,7 +62,7 @@ def test_a_reentrant_checkpoint_around_an_attached_model_is_an_error():
     model, ids = Model(), tokens()
     scheduler().attach(model)
     result = checkpoint(model, ids, ids, torch.ones(2, 16, requires_grad=True), use_reentrant=True)
-    with pytest.raises(RuntimeError, match="^use_reentrant must be False"):
+    with pytest.raises(RuntimeError, match="use_reentrant must be False"):
         result.backward()
     assert model(ids).shape[1] == 4
 
@@ -112,6 +112,21 @@ def test_labels_beside_a_mapping_are_cut_with_it():
     scheduler().attach(model)
     for call in (model({"input_ids": ids}, labels=ids), model({"input_ids": ids}, ids)):
         assert call == ((2, 4), (2, 4))
+
+
+def test_tensors_in_a_tuple_beside_a_tensor_are_refused():
+    """They kept their length, or were repeated as if they were one for each row."""
+
+    class Any(nn.Module):
+        def forward(self, *batch):
+            return batch
+
+    ids = tokens()
+    for options in ({}, {"mode": "reshape"}):
+        scheduler().attach(model := Any(), **options)
+        for pair in ((ids, ids), [ids] * 3):
+            with pytest.raises(TypeError, match=r"batch\['0'\] must be a tensor to be resized, got (tuple|list)"):
+                model(pair, ids)
 
 
 def test_a_model_that_is_compiled_again_stays_so():
