@@ -27,7 +27,7 @@ from torch.amp import GradScaler
 from torch.optim import Optimizer
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass  # no public name; DTensor is one of these
 
-from .distributed import reshard
+from .distributed import is_sharded, reshard
 from .memory import HostMemory
 from .report import mebibytes
 
@@ -49,7 +49,9 @@ def restored(
     """
     reshard(model)  # parameters stay unsharded after a forward without a backward
     namespaces = list(_namespaces(model, optimizer, grad_scaler))
+    hooks = _hooks_of_sharding(model)
     values = list(_unique(value for namespace in namespaces for value in (namespace, *_contents(namespace))))
+    values = [value for value in values if id(value) not in hooks]
     tensors = list(_unique(part for value in values for part in _plain_parts(value)))
     _check_host_memory(tensors)
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
@@ -99,6 +101,14 @@ def _is_wrapper(module: nn.Module) -> bool:
     return bool(classes) and all(
         name.startswith("torch.") and not name.startswith("torch.nn.modules.") for name in classes
     )
+
+
+def _hooks_of_sharding(model: nn.Module) -> set[int]:
+    """Return the ids of the dicts of hooks that fully_shard adds in the first forward, and in no other: they stay."""
+    if not is_sharded(model):
+        return set()
+    names = ("_state_dict_pre_hooks", "_load_state_dict_pre_hooks")
+    return {id(vars(module)[name]) for module in model.modules() for name in names}
 
 
 def _contents(namespace: dict[Any, Any]) -> Iterator[Any]:

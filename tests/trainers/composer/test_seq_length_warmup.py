@@ -235,7 +235,7 @@ def test_memory_is_claimed_once_and_on_a_device_with_an_allocator(device, monkey
         ({"duration": 1.5}, ValueError, "duration must be a share of the training, from 0 to 1, got 1.5"),
         ({"duration": "0.3"}, TypeError, "duration must be a real number, got str"),
         ({"min_seq_length": 0}, ValueError, "min_seq_length must be at least 1, got 0"),
-        ({"max_seq_length": 4}, ValueError, "max_seq_length must be at least min_seq_length 8, got 4"),
+        ({"max_seq_length": 4}, ValueError, "max_seq_length must be at least 8, got 4"),
         ({"step_size": 0}, ValueError, "step_size must be at least 1, got 0"),
         ({"truncate": 1}, TypeError, "truncate must be True or False, got 1"),
         ({"preserve_end_of_sequence": None}, TypeError, "preserve_end_of_sequence must be True or False, got None"),
