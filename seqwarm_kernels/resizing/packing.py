@@ -24,7 +24,8 @@ def packed_bounds(entries: Mapping[Any, Any], seq_dim: int) -> Bounds | None:
     The first of these that the batch has is trusted: boundaries, indices of each token's sequence, position ids. It is
     read, which waits for its device.
     """
-    telling = [name for name in entries if own_name(name) in PACKED_NAMES and entries[name] is not None]
+    names = [name for name in entries if str(name).rpartition(".")[2] in PACKED_NAMES]  # `own_name` of every entry
+    telling = [name for name in names if entries[name] is not None]
     boundaries = [name for name in telling if own_name(name) in BOUNDARIES]
     if boundaries:
         bounds = _boundaries(boundaries[0], entries)
