@@ -35,7 +35,7 @@ def _call_kind(*arguments: Any) -> Hashable | None:
     arguments have no key, nor have tensors that are not plain (a subclass, a dual tensor, inside of a functorch
     transform), nor calls while a mode of PyTorch could change what they do.
     """
-    if not is_plain_state():
+    if not _is_plain_state():
         return None
     kind: list[Any] = []
     for argument in arguments:
@@ -64,7 +64,7 @@ def is_readable(*tensors: Tensor) -> bool:
     return call_kind(*tensors) is not None
 
 
-def is_plain_state() -> bool:
+def _is_plain_state() -> bool:
     """Whether no dispatch or torch-function mode, tracing or functorch transform is active. Autocast may be."""
     return not (
         torch._C._len_torch_dispatch_stack()

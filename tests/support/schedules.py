@@ -1,18 +1,12 @@
-"""Schedules in tests: batches that they resize, and models that they are attached to."""
+"""Schedules in tests, and models that they are attached to."""
 
 import torch
 from torch import nn
 
 from seqwarm_kernels import SequenceLengthScheduler
 
-BATCH = {"input_ids": torch.arange(64).view(2, 32)}
 IDS = torch.arange(101, 109).repeat(2, 1)
 WORDS, WIDTH = 11, 8
-
-
-def resize_often(scheduler, batches):
-    for _ in range(batches):
-        scheduler.resize(BATCH, copy=False)
 
 
 class Identity(nn.Module):
