@@ -60,7 +60,7 @@ def resize_batch(
 
     Labels are called "labels", "label", "label_ids", "targets" or "target", or have names that end in "_labels",
     "_label_ids" or "_targets". Those of padded slots and of duplicated tokens are filled with −100, so that the loss
-    leaves them out. "y", "target_ids" and labels that are no signed integers need their value in `pad_values` for this.
+    leaves them out. "y", "target_ids" and labels of other dtypes than signed integers need a value in `pad_values`.
 
     Args:
         batch: A mutable mapping of names to tensors (dict, transformers' BatchEncoding and ModelOutput, a TensorDict,
