@@ -1,7 +1,7 @@
 """Compiles every configuration of the attention kernels without a GPU, and prints what each kernel needs.
 
-Triton's package contains the assembler and the disassembler, so registers, spills, shared memory and instructions
-are known without a GPU. Needs a process without TRITON_INTERPRET.
+Triton's package contains the assemblers and a disassembler, so registers, spills, shared memory and instructions are
+known without a GPU. Needs a process without TRITON_INTERPRET.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from typing import Any
 
 import triton
 from tqdm import tqdm
-from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.experimental.gluon._runtime import GluonASTSource
 
@@ -30,8 +29,6 @@ from seqwarm_kernels.ops.alibi_attention.triton_backward_ranges import (
     backward_ranges_kernel,
 )
 from seqwarm_kernels.ops.alibi_attention.triton_configurations import (
-    BULK_COPIES,
-    CHIPS,
     KEY_STAGES,
     VALUE_STAGES,
     Tiles,
@@ -47,7 +44,8 @@ from seqwarm_kernels.ops.alibi_attention.triton_short_kernel import short_backwa
 from seqwarm_kernels.ops.alibi_attention.triton_tiles import ALIGNED, BULK
 
 from ..common.records import markdown
-from . import compiled_gluon
+from . import amdgcn, compiled_gluon
+from .chips import CHIPS, described, named, target_of
 from .sass import MATRIX, inner_loops
 
 HEAD_DIMS = (16, 32, 64, 128, 256)
@@ -118,7 +116,7 @@ class CompiledKernel:
     """Registers, memory and instructions of one compiled kernel."""
 
     kernel: str
-    chip: int
+    chip: int | str
     head_dim: int
     dtype: str
     variant: str
@@ -127,37 +125,39 @@ class CompiledKernel:
     spilled_bytes: int
     shared_bytes: int
     matrix: int  #: number of matrix instructions, by the names in MATRIX
-    loops: int  #: number of innermost loops with matrix instructions
-    pipelined: int  #: number of those that are pipelined
-    instructions: int  #: of the shortest of those, which needs no masks
+    loops: int = 0  #: number of innermost loops with matrix instructions. AMD's are not looked at
+    pipelined: int = 0  #: number of those that are pipelined
+    instructions: int = 0  #: of the shortest of those, which needs no masks
     overlapped: int = 0  #: number of those loops whose exponentials run beside matrix products, on Hopper
     spilled_in_loops: int = 0  #: number of instructions for spills in those loops
     consumers: int = 0  #: number of partitions with matrix products
+    wide_loads: int = 0  #: of 16 bytes, through buffers, on AMD's chips
+    other_loads: int = 0  #: of tiles, in other ways, on AMD's chips
 
 
-def _access(chip: int, dtype: str, variant: dict[str, Any]) -> int:
+def _access(chip: int | str, dtype: str, variant: dict[str, Any]) -> int:
     by_pointers = "pointers" in variant or "key_padding_mask" in variant.get("present", ())
-    bulk = chip in BULK_COPIES and BYTES[dtype] == 2 and not by_pointers
+    bulk = described(chip).copies_in_bulk and BYTES[dtype] == 2 and not by_pointers
     return BULK.value if bulk else ALIGNED.value
 
 
-def _tiles(kernel: str, chip: int, head_dim: int, dtype: str, variant: str) -> Tiles:
+def _tiles(kernel: str, chip: int | str, head_dim: int, dtype: str, variant: str) -> Tiles:
     if kernel in SIMPLE:
         return Tiles(0, 64, 4, 1)
     if kernel == "decode":
         return decode_tiles(VARIANTS[variant].get("rows", 4), head_dim, BYTES[dtype])
     if kernel in SHORT:
-        tile = short_tile(chip, head_dim, BYTES[dtype])
+        tile = short_tile(described(chip), head_dim, BYTES[dtype])
         tokens = VARIANTS[variant].get("tokens", tile.tokens)
         return Tiles(tokens, tokens, tile.num_warps * tokens // tile.tokens, 1)
     if kernel in HOPPER and (table := compiled_gluon.table_of(chip, head_dim)):
         return compiled_gluon.tiles_of(kernel, table)
     plain = variant not in ("mask", "dropout", "origins", "packed_starts", "hidden_keys")
-    return getattr(configuration(chip, head_dim, BYTES[dtype], plain=plain), kernel)
+    return getattr(configuration(described(chip), head_dim, BYTES[dtype], plain=plain), kernel)
 
 
-def _most_registers(kernel: str, chip: int, head_dim: int, dtype: str, variant: dict[str, Any]) -> int | None:
-    tile = short_tile(chip, head_dim, BYTES[dtype])
+def _most_registers(kernel: str, chip: int | str, head_dim: int, dtype: str, variant: dict[str, Any]) -> int | None:
+    tile = short_tile(described(chip), head_dim, BYTES[dtype])
     backward = None if {"grouped", "tokens"} & variant.keys() else tile.backward_registers
     return {"short_forward": tile.forward_registers, "short_backward": backward}.get(kernel)
 
@@ -210,31 +210,45 @@ def _signature(kernel: str, tiles: Tiles, head_dim: int, dtype: str, access: int
     return types, values
 
 
-def compile_kernel(kernel: str, chip: int, head_dim: int, dtype: str, variant: str) -> CompiledKernel:
+def _hints(types: dict[str, str], chip: int | str) -> dict[tuple[int, ...], Any]:
+    """What launches tell the compiler of tensors: AMD's alone is told, of those that are aligned and below 2 GiB."""
+    if not described(chip).is_hip:
+        return {}
+    pointers = [index for index, kind in enumerate(types.values()) if kind.startswith("*")]
+    return {(index,): [["tt.divisibility", 16], ["tt.pointer_range", 32]] for index in pointers}
+
+
+def compile_kernel(kernel: str, chip: int | str, head_dim: int, dtype: str, variant: str) -> CompiledKernel:
     options = VARIANTS[variant]
     tiles = _tiles(kernel, chip, head_dim, dtype, variant)
     types, values = _signature(kernel, tiles, head_dim, dtype, _access(chip, dtype, options), options)
+    make_source = GluonASTSource if kernel in compiled_gluon.KERNELS else ASTSource
     compiled = triton.compile(
-        (GluonASTSource if kernel in compiled_gluon.KERNELS else ASTSource)(KERNELS[kernel], types, values),
-        target=GPUTarget("cuda", chip, 32),
+        make_source(KERNELS[kernel], types, values, _hints(types, chip)),
+        target=target_of(chip),
         options={
             "num_warps": tiles.num_warps,
             "num_stages": tiles.num_stages,
             "maxnreg": _most_registers(kernel, chip, head_dim, dtype, options),
         },
     )
+    described_as = {
+        "kernel": kernel,
+        "chip": chip,
+        "head_dim": head_dim,
+        "dtype": dtype,
+        "variant": variant,
+        "tiles": "" if kernel in SIMPLE else "{}x{}, {}, {}".format(*tiles),
+        "shared_bytes": compiled.metadata.shared,
+    }
+    if isinstance(chip, str):
+        return CompiledKernel(**described_as, **asdict(amdgcn.read(compiled.asm["amdgcn"])))
     registers, stack, assembly = disassemble(compiled.asm["cubin"])
     loops = inner_loops(assembly, chip)
     return CompiledKernel(
-        kernel=kernel,
-        chip=chip,
-        head_dim=head_dim,
-        dtype=dtype,
-        variant=variant,
-        tiles="" if kernel in SIMPLE else "{}x{}, {}, {}".format(*tiles),
+        **described_as,
         registers=registers,
         spilled_bytes=stack,
-        shared_bytes=compiled.metadata.shared,
         matrix=len(re.findall(rf"\b{MATRIX[chip]}", assembly)),
         loops=len(loops),
         pipelined=sum(loop.is_pipelined for loop in loops),
@@ -259,7 +273,7 @@ def disassemble(cubin: bytes) -> tuple[int, int, str]:
     return registers, stack, outputs[1]
 
 
-def configurations(chips: Iterable[int], head_dims: Iterable[int]) -> Iterator[tuple[Any, ...]]:
+def configurations(chips: Iterable[int | str], head_dims: Iterable[int]) -> Iterator[tuple[Any, ...]]:
     """Arguments of `compile_kernel`: every configuration, causal and full; other variants for common head dims."""
     for chip in chips:
         for head_dim in head_dims:
@@ -278,7 +292,7 @@ def configurations(chips: Iterable[int], head_dims: Iterable[int]) -> Iterator[t
                         yield kernel, chip, head_dim, VARIANTS[name].get("dtype", "bf16"), name
 
 
-def _differs(variant: str, kernel: str, chip: int, head_dim: int) -> bool:
+def _differs(variant: str, kernel: str, chip: int | str, head_dim: int) -> bool:
     """Whether the variant is another kernel than "causal" and "full" are."""
     if variant == "slopes":
         return kernel in ("backward_query", "short_backward", "gluon_backward_query")
@@ -291,7 +305,8 @@ def _differs(variant: str, kernel: str, chip: int, head_dim: int) -> bool:
     if kernel in BY_POINTERS:
         return variant in ("mask", "dropout", "origins") or (kernel == "decode" and variant == "window")
     if variant in ("pointers", "tf32"):  # not the default, so the larger head dim is enough
-        return head_dim == 128 and (variant == "tf32" or chip in BULK_COPIES)
+        differs = described(chip).copies_in_bulk if variant == "pointers" else not described(chip).is_hip
+        return head_dim == 128 and differs
     return True
 
 
@@ -301,9 +316,10 @@ def kernels_table(kernels: list[CompiledKernel]) -> str:
     for k in kernels:
         good = f"{k.overlapped} of {k.loops} overlapped" if k.consumers else f"{k.pipelined} of {k.loops}"
         loops = f"{good}, {k.instructions}" if k.loops else ""
+        chip, matrix = (k.chip, amdgcn.MATRIX) if isinstance(k.chip, str) else (f"sm_{k.chip}", MATRIX[k.chip])
         spills = f"{k.spilled_bytes} ({k.spilled_in_loops})" if k.spilled_in_loops else k.spilled_bytes
-        compiled = [k.registers, spills, f"{k.shared_bytes / 1024:.1f}", f"{k.matrix} {MATRIX[k.chip]}", loops]
-        rows.append([k.kernel, f"sm_{k.chip}", k.head_dim, k.dtype, k.variant, k.tiles, *compiled])
+        compiled = [k.registers, spills, f"{k.shared_bytes / 1024:.1f}", f"{k.matrix} {matrix}", loops]
+        rows.append([k.kernel, chip, k.head_dim, k.dtype, k.variant, k.tiles, *compiled])
     header = ["kernel", "chip", "D", "dtype", "variant", "tiles, warps, stages", "registers"]
     header.append("spilled bytes (instructions for them in loops)")
     return markdown([*header, "shared KiB", "matrix", "pipelined loops, instructions"], rows)
@@ -311,7 +327,7 @@ def kernels_table(kernels: list[CompiledKernel]) -> str:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     usual = [name for name in VARIANTS if name not in CANDIDATES]
-    parser.add_argument("--chips", type=int, nargs="+", choices=CHIPS, default=CHIPS, help="90 for capability 9.0")
+    parser.add_argument("--chips", type=named, nargs="+", choices=CHIPS, default=CHIPS, help="90 for capability 9.0")
     parser.add_argument("--kernels", nargs="+", choices=KERNELS, default=tuple(KERNELS))
     parser.add_argument("--head-dims", type=int, nargs="+", choices=HEAD_DIMS, default=HEAD_DIMS)
     parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=usual, help="kinds of calls")

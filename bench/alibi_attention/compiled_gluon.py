@@ -18,6 +18,8 @@ from seqwarm_kernels.ops.alibi_attention.triton_configurations import (
     gluon_tiles,
 )
 
+from .chips import described
+
 KERNELS = {
     "gluon_forward": gluon_forward_kernel,
     "gluon_backward_query": gluon_backward_query_kernel,
@@ -29,9 +31,9 @@ _TILED = ("query", "grad_out", "out", "key", "value", "grad_query", "grad_key", 
 _LOOPED = (("key", "value"), ("query", "grad_out"))  # of the other kernels, and of that of keys
 
 
-def table_of(chip: int, head_dim: int) -> GluonTiles | None:
+def table_of(chip: int | str, head_dim: int) -> GluonTiles | None:
     """None where the kernels are never taken."""
-    return gluon_tiles(chip, head_dim)
+    return gluon_tiles(described(chip), head_dim)
 
 
 def tiles_of(kernel: str, table: GluonTiles) -> Tiles:

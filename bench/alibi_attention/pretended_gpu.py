@@ -16,11 +16,13 @@ from triton.runtime.driver import driver
 from seqwarm_kernels.ops import backends
 from seqwarm_kernels.ops.library import LIBRARY
 
+from .chips import described, target_of
+
 
 class _Driver:
     """What Triton asks of a driver before and in a launch."""
 
-    def __init__(self, chip: int) -> None:
+    def __init__(self, chip: int | str) -> None:
         self._chip = chip
 
     utils = SimpleNamespace(
@@ -35,17 +37,20 @@ class _Driver:
         return 0
 
     def get_current_target(self) -> GPUTarget:
-        return GPUTarget("cuda", self._chip, 32)
+        return target_of(self._chip)
 
     def launcher_cls(self, source: Any, metadata: Any) -> Any:
         return lambda *arguments: None
 
 
-def pretend(chip: int) -> None:
+def pretend(chip: int | str) -> None:
     """From now on kernels are compiled for `chip`, and `backend="triton"` serves tensors on the CPU."""
     driver.set_active(_Driver(chip))
     setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(multi_processor_count=132))  # noqa: B010
     host = importlib.import_module("seqwarm_kernels.ops.alibi_attention.triton")
+    for name in ("triton", "triton_short", "gluon"):
+        module = importlib.import_module(f"seqwarm_kernels.ops.alibi_attention.{name}")
+        setattr(module, "chip_of", lambda device: described(chip))  # noqa: B010
     for name, forward, backward in host.OPERATORS:
         LIBRARY.impl(f"{name}.triton", forward, "CPU")
         LIBRARY.impl(f"{name}_backward.triton", backward, "CPU")

@@ -23,6 +23,9 @@ DEVICE_TYPES = ("cuda", "cpu")  # the reference serves every other device as wel
 #: Triton serves the CPU only in its interpreter. The interpreter exists for tests and is never the default.
 _INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
+#: Whether torch is built for AMD's GPUs, whose tensors are of device type "cuda", too.
+IS_HIP = torch.version.hip is not None
+
 _CUDA_RESIZE = switch("SEQWARM_CUDA_RESIZE") == "1"
 
 #: The compiled extension, where it serves.
@@ -97,8 +100,8 @@ def _refuse_older_gpus(oldest: tuple[int, int]) -> None:
 
 def load_triton(*modules: str) -> None:
     """Import the modules that register Triton kernels. On failure, record the reason."""
-    if torch.version.cuda is None and not _INTERPRETED:
-        _problems["triton"] = "Triton's kernels need a CUDA build of torch; its interpreter needs TRITON_INTERPRET=1"
+    if torch.version.cuda is None and not (IS_HIP or _INTERPRETED):
+        _problems["triton"] = "Triton's kernels need torch for CUDA or ROCm; its interpreter needs TRITON_INTERPRET=1"
         return
     try:
         importlib.import_module("triton")

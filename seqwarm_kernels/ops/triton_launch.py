@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -9,6 +10,9 @@ from typing import Any
 
 import torch
 import triton
+
+from ..utils.caller_warnings import warn_caller
+from . import backends
 
 #: Whether kernels run on the CPU, in Triton's interpreter.
 INTERPRETED: bool = triton.knobs.runtime.interpret
@@ -18,10 +22,16 @@ DISPATCH_KEY = "CPU" if INTERPRETED else "CUDA"
 
 
 def kernel(function: Callable[..., None], jit: Callable[..., Any] | None = None) -> Any:
-    """`triton.jit` without specialization: only constexpr arguments and dtypes cause another compilation."""
+    """`triton.jit` without specialization: only constexpr arguments and dtypes cause another compilation.
+
+    Except that AMD's compiler asks tensors whether 32 bits hold their offsets, since its buffer loads need that. A
+    launch that is kept stays right: what a tensor spans, and its alignment, are the same in all calls of a kind.
+    """
     parameters = inspect.signature(function).parameters.values()
-    numbers = [parameter.name for parameter in parameters if "constexpr" not in str(parameter.annotation)]
-    return (jit or triton.jit)(function, do_not_specialize=numbers)
+    fixed = [parameter for parameter in parameters if "constexpr" not in str(parameter.annotation)]
+    if backends.IS_HIP:  # tensors are the parameters without an annotation
+        fixed = [parameter for parameter in fixed if parameter.annotation is not inspect.Parameter.empty]
+    return (jit or triton.jit)(function, do_not_specialize=[parameter.name for parameter in fixed])
 
 
 class Launch:
@@ -53,4 +63,13 @@ class Launch:
 
 def on(device: torch.device) -> AbstractContextManager[Any]:
     """A context in which kernels are launched on `device`."""
-    return nullcontext() if device.type == "cpu" else torch.cuda.device(device)
+    if device.type == "cpu":
+        return nullcontext()
+    if backends.IS_HIP:
+        _warn_not_yet_run()
+    return torch.cuda.device(device)
+
+
+@functools.cache
+def _warn_not_yet_run() -> None:
+    warn_caller("the kernels compile for AMD GPUs, but none has run yet: compare them by `seqwarm check`")

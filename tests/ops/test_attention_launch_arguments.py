@@ -5,8 +5,10 @@ import math
 import pytest
 import torch
 
+from seqwarm_kernels.ops import backends
+from seqwarm_kernels.ops.alibi_attention import triton_configurations
 from seqwarm_kernels.ops.alibi_attention.schema import DenseOptions
-from seqwarm_kernels.ops.alibi_attention.triton_configurations import short_tile
+from seqwarm_kernels.ops.alibi_attention.triton_configurations import Chip, short_tile
 from tests.support.kernels import record_launches
 
 pytest.importorskip("triton")
@@ -46,7 +48,7 @@ def test_how_many_rows_share_tiles(batch_size, short):
     ],
 )
 def test_which_calls_load_tiles_by_bulk_copies(monkeypatch, query, key, mask, in_bulk):
-    monkeypatch.setattr(host, "BULK_COPIES", range(90, 120))
+    monkeypatch.setattr(triton_configurations, "BULK_COPIES", range(90, 120))
     launches = launches_of(monkeypatch, query, key, PLAIN._replace(key_padding_mask=mask))
     kernels = "forward_kernel", "backward_query_kernel", "backward_key_kernel"
     expected = (host.BULK if in_bulk else host.ALIGNED).value
@@ -65,9 +67,14 @@ def test_what_needs_registers_has_smaller_tiles(monkeypatch, changes):
     assert 2 * keys_of_a_tile(PLAIN._replace(**changes)) == keys_of_a_tile(PLAIN)
 
 
-def test_tiles_are_those_of_the_chip(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    assert host.capability_of(torch.device("cuda")) == 90
+@pytest.mark.parametrize(("capability", "is_hip"), [((9, 0), False), ((9, 4), True)])
+def test_tiles_are_those_of_the_chip(monkeypatch, capability, is_hip):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(backends, "IS_HIP", is_hip)
+    chip = host.chip_of(torch.device("cuda"))
+    assert chip == (10 * capability[0] + capability[1], is_hip)
+    assert chip.copies_in_bulk is not is_hip
+    assert (triton_configurations.gluon_tiles(chip, 64) is None) is is_hip
 
 
 @pytest.mark.parametrize(("causal", "sides"), [(True, 1), (False, 2)])
@@ -106,8 +113,15 @@ def test_no_query_has_empty_results():
 
 
 @pytest.mark.parametrize(
-    ("capability", "tokens", "limited"), [(86, 32, False), (90, 64, True), (103, 64, False), (120, 32, False)]
+    ("chip", "tokens", "limited"),
+    [
+        (Chip(86), 32, False),
+        (Chip(90), 64, True),
+        (Chip(103), 64, False),
+        (Chip(120), 32, False),
+        (Chip(90, is_hip=True), 32, False),
+    ],
 )
-def test_short_tiles_are_those_of_the_chip(capability, tokens, limited):
-    tile = short_tile(capability, 64, 2)
+def test_short_tiles_are_those_of_the_chip(chip, tokens, limited):
+    tile = short_tile(chip, 64, 2)
     assert (tile.tokens, tile.backward_registers is not None) == (tokens, limited)

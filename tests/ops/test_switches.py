@@ -60,11 +60,12 @@ def _triton_serves():
 @pytest.mark.skipif(not _triton_serves(), reason="Triton's interpreter is not available")
 def test_attention_without_bulk_copies_in_the_interpreter(monkeypatch):
     from seqwarm_kernels.ops.alibi_attention import triton as attention
+    from seqwarm_kernels.ops.alibi_attention import triton_configurations
 
     tensors = [torch.randn(1, 1, 20, 16, dtype=torch.float16) for _ in range(3)]
     found, access = [], []
     for chips in (range(90, 120), range(90, 90)):
-        monkeypatch.setattr(attention, "BULK_COPIES", chips)
+        monkeypatch.setattr(triton_configurations, "BULK_COPIES", chips)
         access.append(attention._access(*tensors[:2], None))
         found.append(alibi_attention(*tensors, backend="triton"))
     assert access == [attention.BULK.value, attention.ALIGNED.value]

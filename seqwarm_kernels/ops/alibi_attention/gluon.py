@@ -27,7 +27,7 @@ from .triton_arguments import (
     start_stride,
     sum_slopes,
 )
-from .triton_configurations import KEY_STAGES, VALUE_STAGES, GluonTiles, block_d, capability_of, gluon_tiles
+from .triton_configurations import KEY_STAGES, VALUE_STAGES, GluonTiles, block_d, chip_of, gluon_tiles
 from .triton_ranges import KeyNorms, KeyRanges, hides_keys, log2_tolerance, programs_of, skips
 from .triton_readers import Reader, sizes_of
 from .triton_tiles import BULK
@@ -41,7 +41,7 @@ def _tiles_of(query: Tensor, key: Tensor, options: Any) -> GluonTiles | None:
     plain = options.key_padding_mask is None and options.dropout_seed is None
     if not plain or query.element_size() != 2 or query.shape[-1] % 8:
         return None
-    return gluon_tiles(capability_of(query.device), query.shape[-1])
+    return gluon_tiles(chip_of(query.device), query.shape[-1])
 
 
 def has_forward(query: Tensor, key: Tensor, options: Any) -> bool:

@@ -36,7 +36,7 @@ from .triton_arguments import (
 )
 from .triton_backward_key import backward_key_kernel
 from .triton_backward_query import backward_query_kernel
-from .triton_configurations import BULK_COPIES, Configuration, Tiles, block_d, capability_of, configuration
+from .triton_configurations import Configuration, Tiles, block_d, chip_of, configuration
 from .triton_decode import Decode, decodes
 from .triton_forward import forward_kernel
 from .triton_ranges import KeyNorms, KeyRanges, as_dense, hides_keys, log2_tolerance, programs_of, skips
@@ -58,7 +58,7 @@ _Options = DenseOptions | VarlenOptions
 
 def _access(query: Tensor, key: Tensor, mask: Tensor | None) -> int:
     """How kernels load tiles. Bulk copies need distinct memory for every row, and cannot mask single rows."""
-    if mask is not None or query.element_size() != 2 or capability_of(query.device) not in BULK_COPIES:
+    if mask is not None or query.element_size() != 2 or not chip_of(query.device).copies_in_bulk:
         return ALIGNED.value
     return BULK.value if query.numel() and key.numel() else ALIGNED.value
 
@@ -125,7 +125,7 @@ def _tiled(tiles: Tiles) -> dict[str, int]:
 def _configuration(query: Tensor, key: Tensor, options: _Options) -> Configuration:
     plain = as_dense(options).key_padding_mask is None and options.dropout_seed is None
     plain = plain and not hides_keys(options, query, key)
-    return configuration(capability_of(query.device), query.shape[-1], query.element_size(), plain=plain)
+    return configuration(chip_of(query.device), query.shape[-1], query.element_size(), plain=plain)
 
 
 class Forward:

@@ -58,7 +58,9 @@ def has_origins(dropout_seed: Tensor | None) -> bool:
 
 def precision_of(dtype: torch.dtype) -> str:
     """Of products. 16-bit kernels do not depend on it, and are not compiled again when TF32 is allowed."""
-    return "tf32" if dtype == torch.float32 and torch.backends.cuda.matmul.fp32_precision == "tf32" else "ieee"
+    if dtype != torch.float32 or backends.IS_HIP:  # gfx950 has no TF32
+        return "ieee"
+    return "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "ieee"
 
 
 def row_strides(rows: Tensor | None) -> dict[str, int]:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 
 from ...utils.switches import switch
+from .. import backends
 
 
 class Tiles(NamedTuple):
@@ -30,10 +31,22 @@ class Configuration(NamedTuple):
     backward_key: Tiles
 
 
-#: Chips by compute capability. Other chips take the tiles of the next lower entry, and 12.0 those of 8.0.
+#: NVIDIA's chips by compute capability. Others take the tiles of the next lower entry, and 12.0 those of 8.0.
 CHIPS = (80, 90, 100, 120)
-#: Chips that load tiles by bulk copies. On 12.0 backward would spill up to 2,792 bytes with them.
+#: Those that load tiles by bulk copies. On 12.0 backward would spill up to 2,792 bytes with them.
 BULK_COPIES = range(90, 120 if switch("SEQWARM_BULK_COPIES") == "1" else 90)
+
+
+class Chip(NamedTuple):
+    """A GPU, by its compute capability in torch: 90 for NVIDIA's 9.0, and 94 with `is_hip` for AMD's gfx942."""
+
+    capability: int
+    is_hip: bool = False
+
+    @property
+    def copies_in_bulk(self) -> bool:
+        return not self.is_hip and self.capability in BULK_COPIES
+
 
 # 16-bit, by chip and head_dim. Those of 9.0 from head_dim 32 on are measured on an H200.
 _HALF = {
@@ -63,8 +76,18 @@ _HALF = {
     },
 }
 
+# The same for AMD's chips, not yet measured. On gfx942 and gfx950 no vector register spills, a program takes at most 64
+# KiB of shared memory, and nearly all kernels at most 256 registers, so that a compute unit runs eight warps.
+_HALF_HIP = {
+    16: Configuration(Tiles(128, 64, 4, 2), Tiles(128, 64, 4, 2), Tiles(32, 64, 4, 2)),
+    32: Configuration(Tiles(128, 64, 4, 2), Tiles(128, 32, 4, 2), Tiles(32, 64, 4, 2)),
+    64: Configuration(Tiles(128, 64, 4, 2), Tiles(128, 32, 4, 2), Tiles(16, 64, 4, 2)),
+    128: Configuration(Tiles(128, 64, 8, 2), Tiles(128, 32, 8, 1), Tiles(16, 64, 4, 2)),
+    256: Configuration(Tiles(64, 32, 8, 2), Tiles(64, 16, 8, 1), Tiles(16, 64, 8, 2)),
+}
+
 # The same with a mask or dropout, where other tiles than those of `configuration` are faster on an H200.
-_HALF_NOT_PLAIN = {90: {128: Configuration(Tiles(64, 64, 4, 2), Tiles(64, 64, 4, 2), Tiles(32, 64, 4, 3))}}
+_HOPPER_NOT_PLAIN = {128: Configuration(Tiles(64, 64, 4, 2), Tiles(64, 64, 4, 2), Tiles(32, 64, 4, 3))}
 
 # float32 uses no matrix instructions unless torch allows TF32. Small tiles keep compilation quick.
 _FLOAT = {
@@ -81,34 +104,34 @@ def block_d(head_dim: int) -> int:
     return max(16, 1 << (head_dim - 1).bit_length())
 
 
-def capability_of(device: torch.device) -> int:
-    """90 for compute capability 9.0, and for the interpreter, which supports every way to load a tile."""
+def chip_of(device: torch.device) -> Chip:
+    """The chip of a device. For the interpreter 9.0, which supports every way to load a tile."""
     if device.type == "cpu":
-        return BULK_COPIES.start
+        return Chip(BULK_COPIES.start)
     major, minor = torch.cuda.get_device_capability(device)
-    return 10 * major + minor
+    return Chip(10 * major + minor, backends.IS_HIP)
 
 
-def _chip_of(capability: int) -> int:
-    return 80 if capability >= 120 else max(chip for chip in _HALF if chip <= max(capability, 80))
+def _entry_of(capability: int) -> int:
+    return 80 if capability >= 120 else max(entry for entry in _HALF if entry <= max(capability, 80))
 
 
-def configuration(capability: int, head_dim: int, bytes_per_element: int, *, plain: bool) -> Configuration:
+def configuration(chip: Chip, head_dim: int, bytes_per_element: int, *, plain: bool) -> Configuration:
     """The tiles of all kernels for one kind of call.
 
     Args:
-        capability: 90 for compute capability 9.0.
+        chip: that compiles and runs them.
         head_dim: 1 to 256.
         bytes_per_element: 2 or 4.
         plain: without mask, dropout, and keys that no query may see. Each needs registers, so most tiles have half the
             columns with any of them.
     """
-    chip = _chip_of(capability)
-    row = _FLOAT[block_d(head_dim)] if bytes_per_element == 4 else _HALF[chip][block_d(head_dim)]
+    half = _HALF_HIP if chip.is_hip else _HALF[_entry_of(chip.capability)]
+    row = (_FLOAT if bytes_per_element == 4 else half)[block_d(head_dim)]
     if plain:
         return row
-    if bytes_per_element == 2 and block_d(head_dim) in _HALF_NOT_PLAIN.get(chip, {}):
-        return _HALF_NOT_PLAIN[chip][block_d(head_dim)]
+    if half is _HALF[90] and bytes_per_element == 2 and block_d(head_dim) in _HOPPER_NOT_PLAIN:
+        return _HOPPER_NOT_PLAIN[block_d(head_dim)]
     forward, query, key = row
     return Configuration(
         forward._replace(block_n=max(16, forward.block_n // 2)),
@@ -136,12 +159,12 @@ _SHORT_HALF = {
 }
 
 
-def short_tile(capability: int, head_dim: int, bytes_per_element: int) -> ShortTile:
+def short_tile(chip: Chip, head_dim: int, bytes_per_element: int) -> ShortTile:
     """The tile of short rows. Chips other than 9.0 are not yet measured; on 8.0, tiles of 64 tokens would spill."""
-    chip = _chip_of(capability)
+    entry = 80 if chip.is_hip else _entry_of(chip.capability)
     if bytes_per_element == 2:
         hopper = _SHORT_HALF[block_d(head_dim)]
-        return hopper if chip == 90 else ShortTile(64 if chip > 90 else 32, hopper.num_warps, None, None)
+        return hopper if entry == 90 else ShortTile(64 if entry > 90 else 32, hopper.num_warps, None, None)
     return ShortTile(32 if head_dim <= 64 else 16, 4, None, None)  # without matrix instructions, more would spill
 
 
@@ -170,6 +193,6 @@ _GLUON = {
 }
 
 
-def gluon_tiles(capability: int, head_dim: int) -> GluonTiles | None:
+def gluon_tiles(chip: Chip, head_dim: int) -> GluonTiles | None:
     """The tiles of the Gluon kernels, or None where there are none: they are for Hopper."""
-    return _GLUON.get(block_d(head_dim)) if capability == 90 and _SPECIALIZED else None
+    return _GLUON.get(block_d(head_dim)) if chip == Chip(90) and _SPECIALIZED else None

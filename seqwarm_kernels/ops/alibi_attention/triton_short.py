@@ -22,7 +22,7 @@ from .triton_arguments import (
     strides_named,
     sum_slopes,
 )
-from .triton_configurations import ShortTile, block_d, capability_of, short_tile
+from .triton_configurations import ShortTile, block_d, chip_of, short_tile
 from .triton_readers import Reader, is_aligned, strides_of
 from .triton_short_kernel import short_backward_kernel, short_forward_kernel
 from .triton_tiles import ALIGNED
@@ -43,7 +43,7 @@ def is_short(query: Tensor, key: Tensor, slopes: Tensor, options: DenseOptions |
 
 
 def _tile_of(query: Tensor) -> ShortTile:
-    return short_tile(capability_of(query.device), query.shape[3], query.element_size())
+    return short_tile(chip_of(query.device), query.shape[3], query.element_size())
 
 
 def _unit(length: int, options: DenseOptions) -> int:
@@ -89,6 +89,11 @@ def _constant(query: Tensor, readers: tuple[Reader, ...], slopes: Tensor, option
     }
 
 
+def _at_most(registers: int | None) -> dict[str, int]:
+    """An option of the compiler that AMD's does not know."""
+    return {} if registers is None else {"maxnreg": registers}
+
+
 def _programs(query: Tensor, heads: int, options: DenseOptions) -> int:
     batch_size, _, length, _ = query.shape
     return heads * triton.cdiv(batch_size * length, _tokens_of_tile(query, options))
@@ -110,7 +115,7 @@ class ShortForward:
             _programs(query, query.shape[1], options),
             **_constant(query, self._readers, slopes, options),
             **strides_named("o", strides_of(self._shells[0])),
-            maxnreg=_tile_of(query).forward_registers,
+            **_at_most(_tile_of(query).forward_registers),
         )
 
     def __call__(
@@ -157,7 +162,7 @@ class ShortBackward:
             **strides_named("x", of_key),
             **strides_named("y", of_value),
             GROUPED=grouped,
-            maxnreg=None if grouped else _tile_of(query).backward_registers,
+            **_at_most(None if grouped else _tile_of(query).backward_registers),
         )
 
     def __call__(self, tensors: tuple[Any, ...], options: DenseOptions) -> tuple[Tensor, Tensor, Tensor, Tensor]:

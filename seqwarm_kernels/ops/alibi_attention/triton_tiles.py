@@ -85,6 +85,12 @@ def token_offsets(tokens, row_length, stride_batch, stride_token):
 
 
 @triton.jit
+def _steps(count, stride, STEP: tl.constexpr):
+    """count · stride, a multiple of STEP. AMD's buffer loads add it to offsets, where a hint on the address is lost."""
+    return tl.multiple_of(count.to(tl.int64) * stride, STEP)
+
+
+@triton.jit
 def load_tile(
     source,
     start,
@@ -106,9 +112,9 @@ def load_tile(
         STEP: tl.constexpr = 128 // source.tensor.dtype.element_ty.primitive_bitwidth
         stride_batch = source.stride_batch // STEP * STEP
         stride_token = source.stride_token // STEP * STEP
-        base = source.tensor + source.head.to(tl.int64) * source.stride_head
+        base = source.tensor + _steps(source.head, source.stride_head, STEP)
         if source.row_length is None:
-            base += source.batch.to(tl.int64) * source.stride_batch
+            base += _steps(source.batch, source.stride_batch, STEP)
         offsets = token_offsets(rows, source.row_length, stride_batch, stride_token)
         pointers = tl.multiple_of(base, 16) + (offsets[:, None] + columns[None, :])
         inside = rows < source.length
@@ -130,14 +136,16 @@ def tile_pointers(
     head_dim. Offsets inside the tile of one row fit into 32 bits, which saves registers."""
     rows = tl.arange(0, ROWS)
     columns = tl.arange(0, BLOCK_D)
-    base = tensor + head.to(tl.int64) * stride_head
+    DENSE: tl.constexpr = HEAD_DIM * tensor.dtype.element_ty.primitive_bitwidth % 128 == 0
+    STEP: tl.constexpr = 128 // tensor.dtype.element_ty.primitive_bitwidth if DENSE else 1
+    base = tensor + _steps(head, stride_head, STEP)
     if row_length is None:
-        base += batch.to(tl.int64) * stride_batch + start.to(tl.int64) * stride_token
+        base += _steps(batch, stride_batch, STEP) + _steps(start, stride_token, STEP)
         offsets = rows * ((stride_token // HEAD_DIM).to(tl.int32) * HEAD_DIM)
     else:
         steps = token_offsets(start + rows, row_length, stride_batch // HEAD_DIM, stride_token // HEAD_DIM)
         offsets = steps * HEAD_DIM
-    if HEAD_DIM * tensor.dtype.element_ty.primitive_bitwidth % 128 == 0:
+    if DENSE:
         base = tl.multiple_of(base, 16)
     mask = (start + rows < length)[:, None]
     if HEAD_DIM < BLOCK_D:
