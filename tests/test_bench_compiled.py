@@ -134,6 +134,38 @@ def page_row(full, causal):
     return "| " + " | ".join(map(str, cells)) + " |"
 
 
+AMD_LIMIT = 64 * 1024  # bytes of shared memory on gfx942, of which gfx950 has 160 KiB
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_kernels_for_amd_spill_nothing(head_dim):
+    check_amd(compile_all(["gfx942"], head_dim, "--variants", "causal", "full"))
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("chip", ["gfx942", "gfx950"])
+@pytest.mark.parametrize("head_dim", [16, 32, 64, 128, 256])
+def test_every_kernel_for_amd_spills_nothing(head_dim, chip):
+    check_amd(compile_all([chip], head_dim))
+
+
+def test_the_forward_kernel_compiles_for_amd():
+    check_amd(compile_all(["gfx942"], 64, "--kernels", "forward", "--variants", "causal"), {"forward"})
+
+
+def check_amd(reports, kernels=frozenset({*PRODUCTS, *SHORT, "decode", "merge", "norms", "backward_ranges"})):
+    assert {report["kernel"] for report in reports} == kernels
+    for report in reports:
+        assert report["spilled_bytes"] == 0, report
+        assert report["shared_bytes"] <= AMD_LIMIT, report
+        assert report["registers"] > 8, f"compiled to an empty kernel: {report}"
+        assert report["other_loads"] == 0, report  # the compiler knows that tiles are aligned, and below 2 GiB
+        if report["kernel"] in (*PRODUCTS, *SHORT, "decode"):
+            assert report["matrix"] > 0, report
+            assert report["wide_loads"] > 0, report
+
+
 def num_warps(report):
     return int(report["tiles"].split(", ")[1])
 

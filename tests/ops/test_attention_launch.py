@@ -50,10 +50,12 @@ def forward_and_backward(batch_size, length, device="cpu", dtype=torch.float32, 
     (out.sum() + lse.sum()).backward()
 
 
-def test_no_number_causes_a_compilation(monkeypatch):
-    """Triton's specialization ignores every argument that is not a constant."""
+@pytest.mark.parametrize(("is_hip", "ignored"), [(False, ["pointer", "length"]), (True, ["length"])])
+def test_no_number_causes_a_compilation(monkeypatch, is_hip, ignored):
+    """Triton's specialization ignores every argument that is not a constant. AMD's asks what tensors span."""
     from seqwarm_kernels.ops import triton_launch
 
+    monkeypatch.setattr(backends, "IS_HIP", is_hip)
     asked = {}
     monkeypatch.setattr(triton_launch.triton, "jit", lambda function, **options: asked.update(options) or function)
 
@@ -61,7 +63,7 @@ def test_no_number_causes_a_compilation(monkeypatch):
     def some_kernel(pointer, length: "tl.int32", BLOCK: "tl.constexpr"):  # noqa: F821
         pass
 
-    assert asked == {"do_not_specialize": ["pointer", "length"]}
+    assert asked == {"do_not_specialize": ignored}
     for kernel in kernels():
         for parameter in inspect.signature(kernel.fn).parameters.values():
             annotation = str(parameter.annotation)
@@ -231,12 +233,13 @@ def test_few_queries_do_not_read_all_keys_twice(monkeypatch, queries, launches):
     assert counted.launches == launches
 
 
-@pytest.mark.parametrize("allowed", ["tf32", "ieee"])
-def test_tf32_changes_no_16_bit_kernel(monkeypatch, allowed):
+@pytest.mark.parametrize(("allowed", "is_hip"), [("tf32", False), ("ieee", False), ("tf32", True)])
+def test_tf32_changes_no_16_bit_kernel(monkeypatch, allowed, is_hip):
     from seqwarm_kernels.ops.alibi_attention import triton as host
 
     monkeypatch.setattr(torch.backends.cuda, "matmul", SimpleNamespace(fp32_precision=allowed))
-    assert host.precision_of(torch.float32) == allowed
+    monkeypatch.setattr(backends, "IS_HIP", is_hip)
+    assert host.precision_of(torch.float32) == ("ieee" if is_hip else allowed)
     assert host.precision_of(torch.bfloat16) == "ieee"
 
 
