@@ -316,13 +316,16 @@ def kernels_table(kernels: list[CompiledKernel]) -> str:
     for k in kernels:
         good = f"{k.overlapped} of {k.loops} overlapped" if k.consumers else f"{k.pipelined} of {k.loops}"
         loops = f"{good}, {k.instructions}" if k.loops else ""
-        chip, matrix = (k.chip, amdgcn.MATRIX) if isinstance(k.chip, str) else (f"sm_{k.chip}", MATRIX[k.chip])
+        chip, matrix = f"sm_{k.chip}", MATRIX.get(k.chip, "")
+        if isinstance(k.chip, str):
+            chip, matrix, loops = k.chip, amdgcn.MATRIX, f"{k.wide_loads} buffer loads"
         spills = f"{k.spilled_bytes} ({k.spilled_in_loops})" if k.spilled_in_loops else k.spilled_bytes
         compiled = [k.registers, spills, f"{k.shared_bytes / 1024:.1f}", f"{k.matrix} {matrix}", loops]
         rows.append([k.kernel, chip, k.head_dim, k.dtype, k.variant, k.tiles, *compiled])
     header = ["kernel", "chip", "D", "dtype", "variant", "tiles, warps, stages", "registers"]
     header.append("spilled bytes (instructions for them in loops)")
-    return markdown([*header, "shared KiB", "matrix", "pipelined loops, instructions"], rows)
+    last = "pipelined loops, instructions; on AMD loads of 16 bytes"
+    return markdown([*header, "shared KiB", "matrix", last], rows)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

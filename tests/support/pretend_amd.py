@@ -1,3 +1,4 @@
+# ruff: noqa: E402, since torch must be for ROCm before the package is imported
 """The host side of the Triton kernels as with torch for ROCm on an AMD GPU, up to the launch.
 
     python -m tests.support.pretend_amd gfx942
