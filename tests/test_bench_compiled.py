@@ -160,10 +160,11 @@ def check_amd(reports, kernels=frozenset({*PRODUCTS, *SHORT, "decode", "merge", 
         assert report["spilled_bytes"] == 0, report
         assert report["shared_bytes"] <= AMD_LIMIT, report
         assert report["registers"] > 8, f"compiled to an empty kernel: {report}"
-        assert report["other_loads"] == 0, report  # the compiler knows that tiles are aligned, and below 2 GiB
         if report["kernel"] in (*PRODUCTS, *SHORT, "decode"):
             assert report["matrix"] > 0, report
-            assert report["wide_loads"] > 0, report
+            assert report["wide_loads"] > 0 or report["head_dim"] < 64, report
+        if report["kernel"] != "decode":  # which reads its few queries item by item
+            assert report["other_loads"] == 0, report  # the compiler knows that tiles are aligned, and below 2 GiB
 
 
 def num_warps(report):

@@ -97,6 +97,11 @@ _FLOAT = {
     128: Configuration(Tiles(64, 16, 8, 2), Tiles(64, 16, 8, 2), Tiles(16, 64, 8, 2)),
     256: Configuration(Tiles(32, 16, 8, 2), Tiles(32, 16, 8, 2), Tiles(16, 32, 8, 2)),
 }
+# On AMD's chips the tiles of backward_key would spill.
+_FLOAT_HIP = {
+    **{head_dim: _FLOAT[head_dim]._replace(backward_key=Tiles(16, 64, 8, 2)) for head_dim in (16, 32, 64, 128)},
+    256: _FLOAT[256]._replace(backward_key=Tiles(16, 32, 4, 2)),
+}
 
 
 def block_d(head_dim: int) -> int:
@@ -127,7 +132,8 @@ def configuration(chip: Chip, head_dim: int, bytes_per_element: int, *, plain: b
             columns with any of them.
     """
     half = _HALF_HIP if chip.is_hip else _HALF[_entry_of(chip.capability)]
-    row = (_FLOAT if bytes_per_element == 4 else half)[block_d(head_dim)]
+    single = _FLOAT_HIP if chip.is_hip else _FLOAT
+    row = (single if bytes_per_element == 4 else half)[block_d(head_dim)]
     if plain:
         return row
     if half is _HALF[90] and bytes_per_element == 2 and block_d(head_dim) in _HOPPER_NOT_PLAIN:
@@ -161,7 +167,10 @@ _SHORT_HALF = {
 
 def short_tile(chip: Chip, head_dim: int, bytes_per_element: int) -> ShortTile:
     """The tile of short rows. Chips other than 9.0 are not yet measured; on 8.0, tiles of 64 tokens would spill."""
-    entry = 80 if chip.is_hip else _entry_of(chip.capability)
+    if chip.is_hip:
+        row_bytes = bytes_per_element * block_d(head_dim)
+        return ShortTile(32 if row_bytes <= 256 else 16, 4 if row_bytes <= 512 else 8, None, None)  # others would spill
+    entry = _entry_of(chip.capability)
     if bytes_per_element == 2:
         hopper = _SHORT_HALF[block_d(head_dim)]
         return hopper if entry == 90 else ShortTile(64 if entry > 90 else 32, hopper.num_warps, None, None)
