@@ -316,9 +316,10 @@ def kernels_table(kernels: list[CompiledKernel]) -> str:
     for k in kernels:
         good = f"{k.overlapped} of {k.loops} overlapped" if k.consumers else f"{k.pipelined} of {k.loops}"
         loops = f"{good}, {k.instructions}" if k.loops else ""
-        chip, matrix = f"sm_{k.chip}", MATRIX.get(k.chip, "")
         if isinstance(k.chip, str):
             chip, matrix, loops = k.chip, amdgcn.MATRIX, f"{k.wide_loads} buffer loads"
+        else:
+            chip, matrix = f"sm_{k.chip}", MATRIX[k.chip]
         spills = f"{k.spilled_bytes} ({k.spilled_in_loops})" if k.spilled_in_loops else k.spilled_bytes
         compiled = [k.registers, spills, f"{k.shared_bytes / 1024:.1f}", f"{k.matrix} {matrix}", loops]
         rows.append([k.kernel, chip, k.head_dim, k.dtype, k.variant, k.tiles, *compiled])
