@@ -229,6 +229,7 @@ def compile_kernel(kernel: str, chip: int | str, head_dim: int, dtype: str, vari
         options={
             "num_warps": tiles.num_warps,
             "num_stages": tiles.num_stages,
+            "enable_fp_fusion": True,
             "maxnreg": _most_registers(kernel, chip, head_dim, dtype, options),
         },
     )

@@ -89,6 +89,31 @@ def test_lengths_and_batch_sizes_compile_nothing_on_a_pretended_gpu():
     assert counts == {"shared": 2, "short": 5, "long": 9, "afterwards": 9}
 
 
+_FUSIONS = """
+import json
+import torch
+from tests.support import pretend_gpu, pretend_moments, pretend_resize
+
+launched = []
+pretend_gpu.pretend(90, launched)
+pretend_gpu.forward_and_backward(1, 128)
+pretend_resize.resized("truncate", 4, 64, 16)
+pretend_resize.resized_packed(4, 64, 16)
+pretend_moments.measured(1, torch.float32)
+print(json.dumps({kernel.metadata.name: kernel.metadata.enable_fp_fusion for kernel in launched}))
+"""
+
+
+@pytest.mark.slow
+def test_fused_multiply_adds_do_not_depend_on_the_default_of_triton():
+    environment = os.environ | {"TRITON_DEFAULT_FP_FUSION": "0"}
+    run = subprocess.run([sys.executable, "-c", _FUSIONS], env=environment, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    fused = json.loads(run.stdout)
+    assert fused.keys() >= {"forward_kernel", "resize_kernel", "resize_packed_kernel", "moment_kernel"}
+    assert all(fused.values()), fused
+
+
 @pytest.mark.gpu
 def test_lengths_and_batch_sizes_compile_nothing():
     def compiled():

@@ -18,13 +18,17 @@ from bench.alibi_attention.compiled import disassemble
 from seqwarm_kernels.ops.moment_statistics.triton import moment_statistics
 
 
+def measured(count, dtype):
+    tensors = [torch.zeros(31 * count, dtype=dtype) for _ in range(count)]
+    moment_statistics(tensors, tensors[1:], tensors)
+
+
 def main():
     launched = []
     pretend(int(sys.argv[1]), launched)
     for count in (1, 2, 16, 600):
         for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
-            tensors = [torch.zeros(31 * count, dtype=dtype) for _ in range(count)]
-            moment_statistics(tensors, tensors[1:], tensors)
+            measured(count, dtype)
     registers, spilled, assembly = disassemble(launched[-1].asm["cubin"])
     loads = Counter(re.findall(r"\bLDG(?:\.\w+)*\.128\b", assembly))
     kernels = len({id(kernel) for kernel in launched})

@@ -103,6 +103,7 @@ def moment_statistics(momentum: list[Tensor], second_moment: list[Tensor], gradi
             BLOCK=BLOCK,
             STEPS=STEPS,
             SEARCH=SEARCH,
+            enable_fp_fusion=True,
         )
     return out
 

@@ -193,6 +193,7 @@ def _launch(
         GROUPS=GROUPS,
         ROWS=ROWS,
         COLUMNS=COLUMNS,
+        enable_fp_fusion=True,
     )
 
 

@@ -85,6 +85,7 @@ def resize_packed(
             GROUPS=GROUPS,
             ROWS=ROWS,
             COLUMNS=COLUMNS,
+            enable_fp_fusion=True,
         )
     return outputs
 
