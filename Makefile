@@ -4,15 +4,19 @@ PYTHON ?= python3
 WORKERS ?= 2
 ARGS ?=
 
-VENV := .venv
+# TORCH=oldest or newest: with the torch and Triton of these files, not the pinned ones, and in an environment of its own.
+TORCH ?=
+VERSIONS := $(if $(TORCH),requirements-torch-$(TORCH).txt requirements-triton-$(TORCH).txt)
+VENV := $(if $(TORCH),build/torch-$(TORCH),.venv)
 RUN := $(VENV)/bin/python
 STAMP := $(VENV)/installed
-PIP_INSTALL := $(RUN) -m pip install --constraint constraints.txt
+CONSTRAINTS := $(VENV)/constraints.txt
+PIP_INSTALL := $(RUN) -m pip install --constraint $(CONSTRAINTS)
 BUILD_INPUTS := pyproject.toml constraints.txt setup.py CMakeLists.txt $(shell find cmake csrc -type f)
 
 .PHONY: help install demo experiments test test-slow test-exhaustive test-all test-cpus test-amx test-work record-work test-asan test-shim \
 	test-composer test-mds test-deepspeed test-transformers-oldest test-transformers-newest test-triton-oldest test-triton-newest \
-	test-torch-oldest mutate wheels gpu-build docs lint format clean
+	mutate wheels gpu-build docs lint format clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | while IFS='|' read -r target text; do \
@@ -20,8 +24,9 @@ help:  ## list the targets
 
 install: $(STAMP)  ## make .venv with the pinned tools, and build the project into it
 
-$(STAMP): $(BUILD_INPUTS)
+$(STAMP): $(BUILD_INPUTS) $(VERSIONS)
 	$(PYTHON) -m venv $(VENV)
+	$(if $(TORCH),grep -vE "^(torch|triton)==",cat) constraints.txt | cat - $(VERSIONS) > $(CONSTRAINTS)
 	$(PIP_INSTALL) setuptools cmake ninja pybind11 torch
 	$(PIP_INSTALL) --no-build-isolation --editable ".[dev]"
 	$(RUN) -m seqwarm_kernels info
@@ -133,17 +138,6 @@ test-transformers-newest: build/transformers-newest/installed  ## run the tests 
 test-transformers-oldest test-transformers-newest:
 	PYTHONPATH=$(<D) $(PYTEST) \
 		tests/models tests/allocator/test_transformers.py $$(grep -lE 'hugging_?face' tests/trainers/test_*.py) $(ARGS)
-
-# In a copy of the project, without the extension, which is built for the torch of .venv. With CUDA libraries 5 GB.
-# The interpreter of the oldest Triton needs an older NumPy.
-TORCH_OLDEST := build/torch-oldest
-test-torch-oldest: $(STAMP)  ## run the tests of many devices with the oldest torch; 5 GB
-	$(PYTHON) -m venv $(TORCH_OLDEST)
-	$(TORCH_OLDEST)/bin/python -m pip install accelerate==1.15.0 hypothesis "numpy<2.4" pytest pytest-xdist torch==2.11.0 tqdm transformers==5.23.0
-	rm -rf $(TORCH_OLDEST)/tree && mkdir -p $(TORCH_OLDEST)/tree
-	cp -r bench examples seqwarm_kernels tests pyproject.toml $(TORCH_OLDEST)/tree
-	rm -f $(TORCH_OLDEST)/tree/seqwarm_kernels/_C.*
-	cd $(TORCH_OLDEST)/tree && OMP_NUM_THREADS=1 ../bin/python -m pytest --numprocesses $(WORKERS) -m "not exhaustive" tests/parallel $(ARGS)
 
 # Other versions refuse other code, and order the instructions of the Gluon kernels differently.
 test-triton-oldest: build/triton-oldest/installed  ## compile the attention kernels with the oldest supported Triton, which refuses more
