@@ -10,15 +10,21 @@ from __future__ import annotations
 import functools
 import importlib
 import os
+import platform
 from collections.abc import Mapping
 from types import ModuleType
 
 import torch
 
+from ..utils.caller_warnings import warn_caller
 from ..utils.switches import switch
 
 BACKENDS = ("triton", "native", "reference")
 DEVICE_TYPES = ("cuda", "cpu")  # the reference serves every other device as well
+
+#: Where there are kernels, and the backend that then serves each device.
+PLATFORMS = (("Linux", "x86_64"), ("Linux", "aarch64"), ("Darwin", "arm64"))
+EXPECTED = {"cpu": "native", "cuda": "triton"}
 
 #: Triton serves the CPU only in its interpreter. The interpreter exists for tests and is never the default.
 _INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -46,9 +52,12 @@ _Dtypes = tuple[torch.dtype, ...]
 
 _implemented: dict[str, tuple[str, ...]] = {}  # operator -> backends, best first
 _lacking: dict[str, dict[str, _Dtypes]] = {}  # operator -> backend -> dtypes without a kernel
-_serving: dict[tuple[str, str], tuple[str, ...]] = {}  # (operator, device type) -> backends, best first
+_serving: dict[
+    tuple[str, str], tuple[str, ...]
+] = {}  # (operator, device type) -> backends besides the reference, best first
 _problems: dict[str, str] = {}  # backend -> why it is not available
 _gpu_problems: dict[str, str] = {}  # backend -> why it is not available on the GPUs here
+_has_warned = False
 
 
 def load_extension() -> None:
@@ -64,9 +73,13 @@ def load_extension() -> None:
         _problems["native"] = (
             "the extension seqwarm_kernels._C is not built; `pip install cmake ninja pybind11`, then "
             "`pip install --no-build-isolation .` builds it where a C++ compiler is installed"
+            if is_supported_platform()
+            else f"there are no native kernels for {platform.system()} on {platform.machine()}"
         )
     except ImportError as error:
-        _problems["native"] = f"the extension seqwarm_kernels._C does not load: {error}"
+        _problems["native"] = (
+            f"the extension seqwarm_kernels._C does not load; `pip install --no-build-isolation .` rebuilds it: {error}"
+        )
     else:
         built_for = loaded.build_info()["torch"]
         if built_for == torch.__version__:
@@ -79,7 +92,8 @@ def load_extension() -> None:
             extension = loaded
         else:
             _problems["native"] = (
-                f"the extension was built for torch {built_for}, this is torch {torch.__version__}: rebuild it"
+                f"the extension was built for torch {built_for}, this is torch {torch.__version__}; "
+                "`pip install --no-build-isolation .` rebuilds it"
             )
         oldest = loaded.build_info().get("oldest_cuda_capability")
         if oldest is not None:  # runs when CUDA starts, since a question to a GPU would start CUDA
@@ -112,6 +126,11 @@ def load_triton(*modules: str) -> None:
         importlib.import_module(module)
 
 
+def is_supported_platform() -> bool:
+    """Whether there are kernels for this platform. Elsewhere the reference serves, as it should."""
+    return (platform.system(), platform.machine()) in PLATFORMS
+
+
 def problem(backend: str) -> str | None:
     """The reason why `backend` is not available on this machine, or None."""
     return _problems.get(backend)
@@ -133,7 +152,9 @@ def register(operator: str, implemented: tuple[str, ...], lacking: Mapping[str, 
 def _find_serving(operator: str) -> None:
     for device_type in DEVICE_TYPES:
         _serving[operator, device_type] = tuple(
-            backend for backend in _implemented[operator] if why_not(operator, backend, device_type) is None
+            backend
+            for backend in _implemented[operator]
+            if backend != "reference" and why_not(operator, backend, device_type) is None
         )
 
 
@@ -175,9 +196,8 @@ def choose(operator: str, device_type: str, backend: str | None, dtype: torch.dt
     if backend is None:
         return _best(operator, device_type, dtype)
     check_backend(backend)
-    serving = _serving.get((operator, device_type), ("reference",))
     reason = _why_not_dtype(operator, backend, device_type, dtype)
-    if backend not in serving:
+    if backend not in _serving.get((operator, device_type), ()):
         reason = why_not(operator, backend, device_type)
     if reason is not None:
         raise ValueError(f"backend={backend!r} cannot serve this call: {reason}")
@@ -197,7 +217,21 @@ def _best(operator: str, device_type: str, dtype: torch.dtype | None) -> str:
         interpreted = backend == "triton" and device_type == "cpu"
         if not interpreted and dtype not in _lacking[operator].get(backend, ()):
             return backend
+    if device_type == "cpu" and "native" in _problems:
+        _warn_of_reference(operator, dtype)
     return "reference"
 
+
+def _warn_of_reference(operator: str, dtype: torch.dtype | None) -> None:
+    """Say once that calls are slow for want of kernels. Dtypes that have none anyway are slow as documented."""
+    global _has_warned
+    if not _has_warned and is_supported_platform() and dtype not in _lacking[operator].get("native", ()):
+        _has_warned = True
+        warn_caller(f"{operator} runs in plain PyTorch, many times slower than native kernels: {_problems['native']}")
+
+
+#: torch's compiler calls it while it traces. As torch.compiler.assume_constant_result says it, without importing the
+#: compiler here.
+_warn_of_reference._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 load_extension()  # here, since other modules read `extension` when they are imported
