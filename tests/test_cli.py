@@ -3,6 +3,8 @@
 import argparse
 import importlib
 import json
+import os
+import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -70,6 +72,7 @@ def test_defaults_that_help_repeats():
     from seqwarm_kernels.schedule.scheduler import UNITS
 
     assert common.UNITS == UNITS
+    assert cli.check.BACKENDS == backends.BACKENDS
     for name, values in common.DEMO_DEFAULTS.items():
         assert values == (getattr(settings.CPU, name), getattr(settings.GPU, name))
 
@@ -271,6 +274,33 @@ def test_info_on_a_gpu_says_what_triton_needs_to_launch(capsys, monkeypatch, tmp
     assert run("info") == 0
     [line] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("triton ")]
     assert problem in line if problem else "needs" not in line
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("processor : 0\nmodel name : AMD EPYC 9654\n\nprocessor : 1\nmodel name : AMD EPYC 9654\n", "AMD EPYC 9654"),
+        ("processor : 0\nCPU implementer : 0x41\nCPU part : 0xd4f\nCPU revision : 0\n", "Neoverse-V2"),
+        ("CPU implementer\t: 0xc0\nCPU part\t: 0xac3\n", "Arm CPU, implementer 0xc0, part 0xac3"),
+        ("", platform.processor()),
+    ],
+)
+def test_info_names_the_cpu(monkeypatch, tmp_path, text, name):
+    monkeypatch.setattr(platform, "system", lambda: "Linux")
+    monkeypatch.setattr(cli.info, "CPUINFO", tmp_path / "cpuinfo")
+    (tmp_path / "cpuinfo").write_text(text)
+    assert cli.info.cpu_name() == f"{name}, {os.cpu_count()} cores"
+
+
+@pytest.mark.parametrize("openmp", [True, False])
+def test_info_counts_the_threads_of_native_kernels(monkeypatch, capsys, openmp):
+    if backends.extension is None:
+        pytest.skip("the extension is not available")
+    built = backends.extension.build_info() | {"openmp": openmp}
+    monkeypatch.setattr(backends.extension, "build_info", lambda: built)
+    assert run("info") == 0
+    shown = torch.get_num_threads() if openmp else "one thread (built without OpenMP)"
+    assert f"\nthreads          {shown}\n" in capsys.readouterr().out
 
 
 def test_info_without_triton(capsys, monkeypatch):

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from seqwarm_kernels import cli
+from seqwarm_kernels.cli import check
 from seqwarm_kernels.ops import backends
 from seqwarm_kernels.ops.library import overload
 from seqwarm_kernels.self_check import calls, run, speed
@@ -30,7 +31,7 @@ def small(monkeypatch):
 
 @pytest.fixture(autouse=True)
 def _uninterpreted(monkeypatch):
-    monkeypatch.setattr(backends, "BACKENDS", ("native", "reference"))
+    monkeypatch.setattr(check, "BACKENDS", ("native", "reference"))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
 
 
@@ -94,6 +95,30 @@ def test_an_error_is_a_mismatch(small, capsys):
     assert "3 mismatches" in text
 
 
+def test_backends_that_should_serve_and_do_not(small, monkeypatch, capsys):
+    monkeypatch.setattr(backends, "is_supported_platform", lambda: True)
+    monkeypatch.setitem(backends._problems, "native", "the extension is not built")
+    assert cli.main(["check", "--json"]) == 1
+    report = json.loads(capsys.readouterr().out)
+    assert report["missing"] == {"native": "the extension is not built"}
+    assert {row["backend"] for row in report["results"]} == {"reference"}
+    assert report["times"] == []
+    assert cli.main(["check", "--backends", "native"]) == 1
+    assert "\nnative is missing: the extension is not built" in capsys.readouterr().out
+    assert cli.main(["check", "--backends", "reference"]) == 0
+    monkeypatch.setattr(backends, "is_supported_platform", lambda: False)
+    assert cli.main(["check"]) == 0
+
+
+def test_triton_should_serve_on_gpus(monkeypatch):
+    monkeypatch.setattr(backends, "is_supported_platform", lambda: True)
+    assert run.expected_backends() == ["native"]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert run.expected_backends() == ["native", "triton"]
+    monkeypatch.setitem(backends._problems, "triton", "triton is not installed")
+    assert run.missing_backends(["reference", "triton"]) == {"triton": "triton is not installed"}
+
+
 @pytest.mark.slow
 def test_every_call_is_within_its_budget():
-    assert [row for row in run.check_backends() if row.mismatches] == []
+    assert [row for row in run.check_backends(served()) if row.mismatches] == []

@@ -18,38 +18,51 @@ if TYPE_CHECKING:
 HELP = "compare every operator with its reference on this machine, and time it"
 EXAMPLES = """\
 Every backend that serves here runs small calls of every operator, forward and
-backward. The results are compared with the reference in float64. A mismatch
-ends the command with status 1. On a CPU all takes less than a minute; on a
-GPU the first run compiles its kernels.
+backward. The results are compared with the reference in float64. The command
+ends with status 1 after a mismatch, or if a backend is missing. On a CPU all
+takes less than a minute; on a GPU the first run compiles its kernels.
 
 examples:
   seqwarm check
+  seqwarm check --backends reference
   seqwarm check --json
 """
 
+#: As in seqwarm_kernels.ops.backends, whose import takes seconds.
+BACKENDS = ("triton", "native", "reference")
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command has no options of its own."""
+    parser.add_argument(
+        "--backends",
+        nargs="+",
+        choices=BACKENDS,
+        metavar="BACKEND",
+        help=f"what is checked, and must serve: {', '.join(BACKENDS)} (default: all that serve are checked; native "
+        "must serve on Linux and on Apple silicon, triton on GPUs)",
+    )
 
 
 def run(arguments: argparse.Namespace) -> Result:
-    from ..self_check.run import check_backends
+    from ..self_check.run import check_backends, expected_backends, missing_backends
     from ..self_check.speed import time_all
 
     start = time.perf_counter()
-    checked = list(check_backends())
-    wrong = any(row.mismatches for row in checked)
-    timed = [] if wrong else list(time_all())  # a kernel that fails cannot be timed
+    missing = missing_backends(arguments.backends or expected_backends())
+    checked = list(check_backends(arguments.backends or BACKENDS))
+    failed = bool(missing) or any(row.mismatches for row in checked)
+    timed = [] if failed else list(time_all())  # a kernel that fails cannot be timed
     report = {
         "environment": collect_info(),
+        "missing": missing,
         "results": [asdict(row) for row in checked],
         "times": [asdict(row) for row in timed],
         "seconds": time.perf_counter() - start,
     }
-    return Result(report, "\n".join(_lines(checked, timed)), int(wrong))
+    return Result(report, "\n".join(_lines(checked, missing, timed)), int(failed))
 
 
-def _lines(checked: list[CheckedBackend], timed: list[TimedCase]) -> Iterator[str]:
+def _lines(checked: list[CheckedBackend], missing: dict[str, str], timed: list[TimedCase]) -> Iterator[str]:
     from ..self_check.speed import IMPLEMENTATIONS
 
     layout = "{:<23}{:<8}{:<11}{:<10}{:<12}{}"
@@ -60,9 +73,12 @@ def _lines(checked: list[CheckedBackend], timed: list[TimedCase]) -> Iterator[st
         yield layout.format(row.operator, row.device, row.backend, row.dtype, result, worst)
     mismatches = [(row, mismatch) for row in checked for mismatch in row.mismatches]
     yield ""
-    yield f"{len(mismatches)} mismatches" if mismatches else "all results are within their budgets"
+    if checked:
+        yield f"{len(mismatches)} mismatches" if mismatches else "all results are within their budgets"
     for row, mismatch in mismatches:
         yield f"  {row.operator} {row.device} {row.backend} {row.dtype}, {mismatch}"
+    for backend, reason in missing.items():
+        yield f"{backend} is missing: {reason}"
     if not timed:
         return
     yield ""

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 EXIT_STATUS = """\
 exit status:
   0    success
-  1    the command failed: no stable schedule, a mismatch of
-       check, a missing package, a full disk,
-       an error in your own training
+  1    the command failed: no stable schedule, a mismatch or
+       a missing backend in check, a missing package, a full
+       disk, an error in your own training
   2    wrong usage: an option or a file that you named does not fit
   130  stopped by Ctrl-C
 """

@@ -7,6 +7,7 @@ import importlib
 import os
 import platform
 import shutil
+import subprocess
 import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +23,16 @@ examples:
   seqwarm info
   seqwarm info --json
 """
+
+CPUINFO = Path("/proc/cpuinfo")
+
+#: Names of Arm's CPUs for servers, by implementer and part. As in lscpu.
+ARM_PARTS = {
+    ("0x41", "0xd0c"): "Neoverse-N1",  # Graviton2, Ampere Altra
+    ("0x41", "0xd40"): "Neoverse-V1",  # Graviton3
+    ("0x41", "0xd49"): "Neoverse-N2",
+    ("0x41", "0xd4f"): "Neoverse-V2",  # Graviton4, Grace
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -51,6 +62,7 @@ def collect_info() -> dict[str, Any]:
         "torch": torch.__version__,
         "torch_cuda": torch.version.cuda,
         "cpu": cpu_name(),
+        "threads": torch.get_num_threads(),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "triton": triton,
         "triton_problem": triton_problem or (launcher_problem() if torch.cuda.device_count() else None),
@@ -72,9 +84,21 @@ def collect_info() -> dict[str, Any]:
 
 
 def cpu_name() -> str:
-    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return f"{names[0]}, {len(names)} cores" if names else platform.processor()
+    return f"{_cpu_model()}, {os.cpu_count()} cores"
+
+
+def _cpu_model() -> str:
+    if platform.system() == "Darwin":
+        command = ["/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string"]
+        return subprocess.run(command, capture_output=True, text=True).stdout.strip()
+    lines = CPUINFO.read_text().splitlines() if CPUINFO.exists() else []
+    entries = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in reversed(lines))}
+    if "model name" in entries:
+        return entries["model name"]
+    if "CPU part" in entries:  # on Arm
+        part = entries["CPU implementer"], entries["CPU part"]
+        return ARM_PARTS.get(part, "Arm CPU, implementer {}, part {}".format(*part))
+    return platform.processor()
 
 
 def _triton_version() -> tuple[str | None, str | None]:
@@ -109,6 +133,8 @@ def _lines(info: dict[str, Any]) -> Iterator[str]:
     else:
         versions = f"torch {extension['torch']}, CUDA {extension['cuda'] or 'none'}, {extension['compiler']}"
         yield line("extension", versions)
+        if extension.get("openmp") is not None:
+            yield line("threads", str(info["threads"]) if extension["openmp"] else "one thread (built without OpenMP)")
         yield line("bfloat16", f"multiplied by {info['bfloat16_instructions'] or 'float32 instructions'} on CPUs")
     for name, choice in info["switches"].items():
         yield f"{name} {choice} ({SWITCHES[name].purpose})"

@@ -74,7 +74,7 @@ def load_extension() -> None:
             "the extension seqwarm_kernels._C is not built; `pip install cmake ninja pybind11`, then "
             "`pip install --no-build-isolation .` builds it where a C++ compiler is installed"
             if is_supported_platform()
-            else f"there are no native kernels for {platform.system()} on {platform.machine()}"
+            else f"there are no native kernels for {platform.system()} on {platform.machine()}, plain PyTorch serves"
         )
     except ImportError as error:
         _problems["native"] = (

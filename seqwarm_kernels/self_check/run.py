@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -33,15 +33,32 @@ def devices() -> list[str]:
     return ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
 
 
-def check_backends() -> Iterator[CheckedBackend]:
-    for operator, device, backend, dtype in tqdm(list(_served()), desc="comparing", leave=False):
+def check_backends(names: Collection[str]) -> Iterator[CheckedBackend]:
+    """Check the named backends where they serve."""
+    for operator, device, backend, dtype in tqdm(list(_served(names)), desc="comparing", leave=False):
         yield check_backend(operator, device, backend, dtype)
 
 
-def _served() -> Iterator[tuple[str, str, str, torch.dtype]]:
+def expected_backends() -> list[str]:
+    """The backends that this machine should have."""
+    return [backends.EXPECTED[device] for device in devices()] if backends.is_supported_platform() else []
+
+
+def missing_backends(names: Collection[str]) -> dict[str, str]:
+    """The named backends that do not serve every operator on some device here, each with a reason."""
+    missing: dict[str, str] = {}
+    for operator in CALLS:
+        for backend in names:
+            reasons = [backends.why_not(operator, backend, device) for device in devices()]
+            if all(reasons):
+                missing.setdefault(backend, str(reasons[-1]))
+    return missing
+
+
+def _served(names: Collection[str]) -> Iterator[tuple[str, str, str, torch.dtype]]:
     for operator in CALLS:
         for device in devices():
-            for backend in backends.BACKENDS:
+            for backend in names:
                 for dtype in _DTYPES:
                     if backends.why_not(operator, backend, device, dtype) is None:
                         yield operator, device, backend, dtype

@@ -76,6 +76,6 @@ def test_no_warning_where_there_are_no_kernels(monkeypatch, recwarn):
     monkeypatch.setattr(backends, "_serving", {})
     monkeypatch.setitem(sys.modules, "seqwarm_kernels._C", None)
     backends.load_extension()
-    assert backends.problem("native") == f"there are no native kernels for {backends.platform.system()} on s390x"
+    assert "s390x, plain PyTorch serves" in backends.problem("native")
     assert backends.choose("alibi_attention", "cpu", None) == "reference"
     assert not recwarn
