@@ -7,6 +7,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from ..ops.alibi_attention.schema import DenseOptions, VarlenOptions
+from ..utils.devices import to_float64
 from .calls import DEFAULT_SKIP_TOLERANCE, DenseCall, VarlenCall, check_dense, check_varlen
 
 
@@ -36,7 +37,8 @@ def attended_share(
         query, key, value, slopes, ...: As for `alibi_attention`.
 
     Returns:
-        (B, Hq) float64 in [0, 1]; 1 for a head without any visible key.
+        (B, Hq) float64 in [0, 1]; 1 for a head without any visible key. For tensors on MPS, which has no float64, on
+        the CPU.
 
     Raises:
         TypeError, ValueError: As for `alibi_attention`.
@@ -109,4 +111,4 @@ def _attended_share(operator: OpOverload, tensors: tuple[Tensor, ...], options: 
 def _count_keys(outputs: tuple[Tensor, ...]) -> Tensor:
     """For each head, the number of keys in the ranges that the operator visited."""
     *_, ranges = outputs  # pairs of first and end
-    return (ranges[..., 1::2] - ranges[..., ::2]).clamp(min=0).sum(-1).double()
+    return to_float64((ranges[..., 1::2] - ranges[..., ::2]).clamp(min=0).sum(-1))

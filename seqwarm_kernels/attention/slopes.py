@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ..utils.checks import check_bool, check_dense, check_device, check_int
 from ..utils.cuda import is_capturing
+from ..utils.devices import to_float64
 
 #: The default slopes by number of heads and device. They are kept, since CUDA graphs read them in each replay.
 _computed: dict[tuple[int, torch.device], Tensor] = {}
@@ -40,7 +41,7 @@ def alibi_slopes(num_heads: int, *, device: torch.device | str | None = None) ->
     if power < num_heads:
         between = _geometric_slopes(2 * power, device)[::2]
         slopes = torch.cat([slopes, between[: num_heads - power]])
-    return slopes.to(torch.float32)
+    return slopes
 
 
 def default_slopes(num_heads: int, device: torch.device) -> Tensor:
@@ -61,8 +62,12 @@ def default_slopes(num_heads: int, device: torch.device) -> Tensor:
 
 
 def _geometric_slopes(power: int, device: torch.device | str | None) -> Tensor:
-    """2^(−8 i / power) for i = 1 ... power. Computed on the device, because a copy from the host would wait."""
-    return torch.exp2(torch.arange(1, power + 1, dtype=torch.float64, device=device) * (-8 / power))
+    """2^(−8 i / power) for i = 1 ... power, rounded from float64 to float32.
+
+    Computed on the device if it has float64, because a copy from the host would wait.
+    """
+    i = torch.arange(1, power + 1, device=device)
+    return torch.exp2(to_float64(i) * (-8 / power)).float().to(i.device)
 
 
 def alibi_bias(

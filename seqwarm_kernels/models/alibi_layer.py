@@ -21,6 +21,7 @@ from ..utils.checks import (
     check_real,
     is_dtensor,
 )
+from ..utils.devices import to_float64
 
 _ROUNDED = (
     "slopes are used in {}, because a mixed-precision policy of fully_shard casts learned slopes with their layer: at "
@@ -181,7 +182,7 @@ class AttentionCall(NamedTuple):
     value: Tensor
     slopes: Tensor
     out: Tensor
-    reference: Callable[[Tensor], Tensor]  #: takes slopes; returns the output of the reference backend in float64
+    reference: Callable[[Tensor], Tensor]  #: takes slopes; the output of the reference in float64, by `to_float64`
 
 
 _observers: list[Callable[[AttentionCall], None]] = []
@@ -279,12 +280,18 @@ def _packed_attention(query: Tensor, key: Tensor, value: Tensor, packing: Packin
 def _reference(
     query: Tensor, key: Tensor, value: Tensor, packing: Packing | None, options: dict[str, Any]
 ) -> Callable[[Tensor], Tensor]:
-    tensors = query.double(), key.double(), value.double()
-    precise = {**options, "skip_tolerance": 0.0, "backend": "reference"}
+    tensors = to_float64(query), to_float64(key), to_float64(value)
+    device = tensors[0].device
+
+    def moved(value: Any) -> Any:
+        return value.to(device) if isinstance(value, Tensor) else value
+
+    precise = {name: moved(value) for name, value in options.items()}
+    precise |= {"skip_tolerance": 0.0, "backend": "reference"}
 
     def attention(slopes: Tensor) -> Tensor:
         if packing is None:
-            return alibi_attention(*tensors, slopes, **precise)
-        return _packed_attention(*tensors, packing, slopes=slopes, **precise)
+            return alibi_attention(*tensors, moved(slopes), **precise)
+        return _packed_attention(*tensors, Packing(*map(moved, packing)), slopes=moved(slopes), **precise)
 
     return attention

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..utils.devices import to_float64
 from ..utils.modules import (
     ExampleBatch,
     as_mapping,
@@ -221,7 +222,7 @@ def _tolerance(dtype: torch.dtype, is_first: bool) -> float:
 def _error_and_effect(call: AttentionCall, path: str) -> tuple[float, float]:
     slopes = call.slopes
     error, effect = (
-        _relative((call.out - call.reference(other)).abs().max(), call.value)
+        _relative((to_float64(call.out) - call.reference(other)).abs().max(), call.value)
         for other in (slopes, torch.zeros_like(slopes))
     )
     if not error <= _TOLERANCE[call.query.dtype]:
@@ -232,4 +233,4 @@ def _error_and_effect(call: AttentionCall, path: str) -> tuple[float, float]:
 
 
 def _relative(difference: Tensor, to: Tensor) -> float:
-    return (difference / to.abs().max().clamp(min=torch.finfo(to.dtype).tiny)).item()
+    return difference.item() / to.abs().max().clamp(min=torch.finfo(to.dtype).tiny).item()

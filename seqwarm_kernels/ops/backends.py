@@ -73,8 +73,6 @@ def load_extension() -> None:
         _problems["native"] = (
             "the extension seqwarm_kernels._C is not built; `pip install cmake ninja pybind11`, then "
             "`pip install --no-build-isolation .` builds it where a C++ compiler is installed"
-            if is_supported_platform()
-            else f"there are no native kernels for {platform.system()} on {platform.machine()}, plain PyTorch serves"
         )
     except ImportError as error:
         _problems["native"] = (
@@ -235,3 +233,5 @@ def _warn_of_reference(operator: str, dtype: torch.dtype | None) -> None:
 _warn_of_reference._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 load_extension()  # here, since other modules read `extension` when they are imported
+if "native" in _problems and not is_supported_platform():
+    _problems["native"] = f"there are no native kernels for {platform.system()} on {platform.machine()}"

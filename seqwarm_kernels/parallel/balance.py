@@ -92,5 +92,5 @@ def rank_work(attended_share: Tensor, num_ranks: int) -> RankWork:
     if attended_share.shape[-1] % num_ranks:
         heads = attended_share.shape[-1]
         raise ValueError(f"attended_share must be of a multiple of the {num_ranks} ranks, got {heads} heads")
-    of_ranks = attended_share.double().unflatten(-1, (num_ranks, -1)).mean(-1)
+    of_ranks = attended_share.cpu().double().unflatten(-1, (num_ranks, -1)).mean(-1)
     return RankWork(tuple((of_ranks if of_ranks.dim() == 1 else of_ranks.mean(0)).tolist()))

@@ -1,5 +1,6 @@
 """Without native kernels, the first call that they would serve warns, and only that one."""
 
+import platform
 import shutil
 import subprocess
 import sys
@@ -51,31 +52,47 @@ for warning in caught:
 """
 
 
+UNSUPPORTED = """
+import platform
+platform.machine = lambda: "s390x"
+from seqwarm_kernels import alibi_attention
+from seqwarm_kernels.ops import backends
+
+with warnings.catch_warnings(record=True) as caught:
+    alibi_attention(*[torch.zeros(1, 2, 4, 8)] * 3)
+print(backends.problem("native"))
+"""
+
+
+@pytest.fixture
+def printed(tmp_path):
+    """The lines that a script prints, run with a copy of the package without its extension, or with a broken one."""
+
+    def run(code, *, broken=False):
+        package = Path(seqwarm_kernels.__file__).parent
+        copy = tmp_path / package.name
+        shutil.copytree(package, copy, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+        if broken:
+            (copy / f"_C{sysconfig.get_config_var('EXT_SUFFIX')}").write_bytes(b"not a library")
+        script = tmp_path / "script.py"
+        script.write_text(PROLOGUE + code + REPORT)
+        return subprocess.run([sys.executable, script], capture_output=True, text=True, check=True).stdout.splitlines()
+
+    return run
+
+
 @pytest.mark.skipif(not backends.is_supported_platform(), reason="there are no kernels for this platform")
 @pytest.mark.parametrize(
     ("code", "state"), [(EAGER, "is not built"), (COMPILED, "does not load")], ids=["eager", "compiled"]
 )
-def test_one_warning(tmp_path, code, state):
-    package = Path(seqwarm_kernels.__file__).parent
-    copy = tmp_path / package.name
-    shutil.copytree(package, copy, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
-    if state == "does not load":
-        (copy / f"_C{sysconfig.get_config_var('EXT_SUFFIX')}").write_bytes(b"not a library")
-    script = tmp_path / "script.py"
-    script.write_text(PROLOGUE + code + REPORT)
-    finished = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True)
-    (line,) = finished.stdout.splitlines()
-    assert line.startswith(f"{script}: alibi_attention runs in plain PyTorch, many times slower than native kernels: ")
-    assert f"the extension seqwarm_kernels._C {state}" in line
+def test_one_warning(printed, tmp_path, code, state):
+    (line,) = printed(code, broken=state == "does not load")
+    start = "alibi_attention runs in plain PyTorch, many times slower than native kernels: the extension"
+    assert line.startswith(f"{tmp_path / 'script.py'}: {start}")
+    assert f"seqwarm_kernels._C {state}" in line
     assert "`pip install --no-build-isolation .`" in line
 
 
-def test_no_warning_where_there_are_no_kernels(monkeypatch, recwarn):
-    monkeypatch.setattr(backends.platform, "machine", lambda: "s390x")
-    monkeypatch.setattr(backends, "_problems", {})
-    monkeypatch.setattr(backends, "_serving", {})
-    monkeypatch.setitem(sys.modules, "seqwarm_kernels._C", None)
-    backends.load_extension()
-    assert "s390x, plain PyTorch serves" in backends.problem("native")
-    assert backends.choose("alibi_attention", "cpu", None) == "reference"
-    assert not recwarn
+def test_no_warning_where_there_are_no_kernels(printed):
+    (line,) = printed(UNSUPPORTED)
+    assert line == f"there are no native kernels for {platform.system()} on s390x"

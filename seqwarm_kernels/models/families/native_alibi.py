@@ -69,4 +69,4 @@ def convert_falcon_model(module: Any, surgery: Surgery) -> None:
 
 def falcon_slopes(num_heads: int, head_dim: int) -> list[float]:
     """Return the slopes that Falcon was trained with: rounded to bfloat16, and scaled like the scores."""
-    return (alibi_slopes(num_heads).to(torch.bfloat16).double() * head_dim**-0.5).tolist()
+    return (alibi_slopes(num_heads, device="cpu").to(torch.bfloat16).double() * head_dim**-0.5).tolist()

@@ -21,6 +21,7 @@ from enum import IntEnum
 import torch
 from torch import Tensor
 
+from ...utils.devices import has_float64
 from ..library import define
 
 ARGUMENTS = "Tensor[] momentum, Tensor[] second_moment, Tensor[] gradients"
@@ -51,7 +52,7 @@ def real(tensor: Tensor) -> Tensor:
 
 
 def accumulation_dtype(device: torch.device) -> torch.dtype:
-    return torch.float32 if device.type == "mps" else torch.float64
+    return torch.float64 if has_float64(device) else torch.float32
 
 
 def _fake(momentum: list[Tensor], second_moment: list[Tensor], gradients: list[Tensor]) -> Tensor:
