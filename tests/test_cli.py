@@ -292,6 +292,13 @@ def test_info_names_the_cpu(monkeypatch, tmp_path, text, name):
     assert cli.info.cpu_name() == f"{name}, {os.cpu_count()} cores"
 
 
+def test_info_names_the_cpu_of_a_mac(monkeypatch):
+    monkeypatch.setattr(platform, "system", lambda: "Darwin")
+    printed = subprocess.CompletedProcess([], 0, stdout="Apple M2\n")
+    monkeypatch.setattr(subprocess, "run", lambda command, **_: printed)
+    assert cli.info.cpu_name() == f"Apple M2, {os.cpu_count()} cores"
+
+
 @pytest.mark.parametrize("openmp", [True, False])
 def test_info_counts_the_threads_of_native_kernels(monkeypatch, capsys, openmp):
     if backends.extension is None:
