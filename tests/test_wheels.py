@@ -30,8 +30,8 @@ assert resize_batch({"input_ids": torch.ones(2, 33)}, 16)["input_ids"].shape == 
 """
 
 
-def run(*command, **environment):
-    done = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, cwd="/")
+def run(*command, cwd="/", **environment):
+    done = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, cwd=cwd)
     assert done.returncode == 0, f"{' '.join(map(str, command))}\n{done.stdout}\n{done.stderr}"
     return done.stdout
 
@@ -52,6 +52,13 @@ def environment(tmp_path_factory):
     python = folder / "bin" / "python"
     run(python, "-m", "pip", "install", "--constraint", ROOT / "constraints.txt", "torch", "numpy", "tqdm")
     return python
+
+
+def test_the_source_distribution_holds_what_its_tests_import(source_distribution, tmp_path):
+    run("tar", "xf", source_distribution, "-C", tmp_path)
+    (tree,) = tmp_path.iterdir()
+    run(sys.executable, "-m", "pytest", "--collect-only", cwd=tree)
+    run(sys.executable, "-m", "pytest", "tests/docs", "tests/test_structure.py", "tests/test_build.py", cwd=tree)
 
 
 @pytest.mark.parametrize("extension", ["0", "1"])
