@@ -2,7 +2,7 @@
 
     python -m tools.release_metadata https://example.org/owner/name v0.2.0
 
-The workflow that builds releases runs this first. The source itself names no address, so a fork's release names its own.
+The workflow of releases runs this first. The source itself names no address, so the release of a fork names its own.
 """
 
 from __future__ import annotations
