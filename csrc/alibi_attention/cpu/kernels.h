@@ -38,6 +38,9 @@ extern const Kernels kernels_DEFAULT;
 extern const Kernels kernels_AVX2;
 extern const Kernels kernels_AVX512;
 #endif
+#ifdef SEQWARM_SVE256
+extern const Kernels kernels_SVE256;
+#endif
 
 #ifdef CPU_CAPABILITY
 inline namespace CPU_CAPABILITY {

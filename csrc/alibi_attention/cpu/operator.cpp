@@ -36,13 +36,18 @@ constexpr int64_t min_keys_to_skip = 128;
 constexpr double least_work = 1 << 18;
 
 const Kernels& kernels() {
-#ifdef SEQWARM_X86
   static const std::string capability = at::get_cpu_capability();
+#ifdef SEQWARM_X86
   if (capability == "AVX512") {
     return kernels_AVX512;
   }
   if (capability == "AVX2") {
     return kernels_AVX2;
+  }
+#endif
+#ifdef SEQWARM_SVE256
+  if (capability == "SVE256") {
+    return kernels_SVE256;
   }
 #endif
   return kernels_DEFAULT;

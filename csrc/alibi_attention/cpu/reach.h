@@ -76,7 +76,7 @@ class Reach {
   const float most_;
   const float log2_tolerance_;
   mutable float slope2_ = std::numeric_limits<float>::quiet_NaN();  // no slope equals it
-  mutable float log2_tail_;
+  mutable float log2_tail_ = 0;
 };
 
 }  // namespace CPU_CAPABILITY
