@@ -16,7 +16,7 @@ BUILD_INPUTS := pyproject.toml constraints.txt setup.py CMakeLists.txt $(shell f
 
 .PHONY: help install demo experiments test test-slow test-exhaustive test-all test-cpus test-amx test-work record-work test-asan test-shim \
 	test-composer test-mds test-deepspeed test-transformers-oldest test-transformers-newest test-triton-oldest test-triton-newest \
-	mutate wheels gpu-build docs lint format clean
+	mutate wheels gpu-build build-arm build/arm/module docs lint format clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | while IFS='|' read -r target text; do \
@@ -169,6 +169,28 @@ gpu-build: $(STAMP)  ## build and import the extension with its CUDA part, on th
 	cd $(GPU_BUILD) && bin/python -m seqwarm_kernels info | tee info && grep -E "^extension .*CUDA [0-9]" info
 	SEQWARM_CUDA_TORCH=$$($(GPU_BUILD)/bin/python -c "import os, torch; print(os.path.dirname(torch.__file__))") \
 		$(PYTEST) tests/allocator/test_torch_allocator.py
+
+# Linked to empty libraries in the place of libtorch's, which .venv does not have for Arm; its headers are for all CPUs.
+ARM := build/arm
+ARM_CXX := aarch64-linux-gnu-g++
+build-arm: $(STAMP)  ## compile the extension for Arm, on any CPU; root gets the compiler by apt-get
+	@command -v $(ARM_CXX) || { test "$$(id -u)" = 0 && apt-get update -qq && apt-get install -qqy g++-aarch64-linux-gnu; } \
+		|| echo "make build-arm skipped: $(ARM_CXX) is missing, and only root can install it"
+	@! command -v $(ARM_CXX) || $(MAKE) $(ARM)/module
+
+$(ARM)/module:
+	mkdir -p $(ARM)/torch/lib
+	ln -sfn "$$($(RUN) -c "import os, torch; print(os.path.dirname(torch.__file__))")/include" $(ARM)/torch/include
+	for name in c10 torch torch_cpu torch_python; do \
+		$(ARM_CXX) -shared -x c++ /dev/null -o $(ARM)/torch/lib/lib$$name.so || exit 1; \
+	done
+	PATH="$(abspath $(VENV))/bin:$$PATH" cmake -G Ninja -S . -B $(ARM) -D CMAKE_SYSTEM_NAME=Linux \
+		-D CMAKE_SYSTEM_PROCESSOR=aarch64 -D CMAKE_CXX_COMPILER=$(ARM_CXX) \
+		-D Python_EXECUTABLE=$(abspath $(RUN)) -D PYTHON_MODULE_EXTENSION=.so -D PYTHON_IS_DEBUG=OFF \
+		-D Python_INCLUDE_DIR="$$($(RUN) -c "import sysconfig; print(sysconfig.get_path('include'))")" \
+		-D SEQWARM_TORCH_VERSION=$$($(RUN) -c "import torch; print(torch.__version__)") \
+		-D TORCH_INSTALL_PREFIX=$(abspath $(ARM))/torch -D pybind11_DIR=$$($(RUN) -m pybind11 --cmakedir)
+	PATH="$(abspath $(VENV))/bin:$$PATH" cmake --build $(ARM)
 
 docs: $(STAMP)  ## build the site into build/docs; a warning is an error
 	$(RUN) -m sphinx -W --keep-going -n -q -b html docs build/docs $(ARGS)
