@@ -153,7 +153,9 @@ class Plan:
     def _mask(self, entries: Mapping[str, Any], needed: bool) -> Tensor | None:
         if self.mask is not None:
             return self._rows_first(entries[self.mask])
-        return torch.ones(1, 1, device=self.device).expand(self._sizes(1)[:2]) if needed else None
+        if not needed:
+            return None
+        return torch.ones(1, 1, device=self.device).expand(self.layout.batch_size, self.layout.source_length)
 
     def _rows_first(self, mask: Tensor) -> Tensor:
         return mask if self.options.seq_dim == 1 else mask.transpose(0, 1)

@@ -1,5 +1,7 @@
 """BatchBuffers: its sizes and errors. The written values are tested by backend in tests/ops."""
 
+import weakref
+
 import pytest
 import torch
 
@@ -32,6 +34,32 @@ def test_sizes_fit_the_maximum_length():
         ValueError, match=r"out\['input_ids'\] must be contiguous with at least 28 elements for \(4, 7\)"
     ):
         resize_batch(batch(), 7, out=buffers)
+
+
+def test_mask_keys_say_what_is_cut_on_both_sides():
+    source = {"ids": torch.arange(40).view(4, 10), "allowed": torch.randn(4, 10, 10), "bias": torch.randn(4, 10, 10)}
+    options = {"mask_keys": ["allowed"]}
+    buffers = BatchBuffers(source, 6, **options)
+    assert buffers["allowed"].numel() == 4 * 6 * 6
+    assert torch.equal(resize_batch(source, 6, out=buffers, **options)["bias"], source["bias"][:, :6])
+
+
+def test_buffers_on_another_device():
+    buffers = BatchBuffers(batch(), 6, device="meta")
+    assert {buffers.device, *(tensor.device for tensor in buffers.values())} == {torch.device("meta")}
+
+
+def test_a_graph_keeps_what_it_reads(monkeypatch):
+    """A batch in pinned memory that a captured step reads lives as long as the buffers."""
+    monkeypatch.setattr("seqwarm_kernels.resizing.buffers.is_capturing", lambda device: True)
+    buffers = BatchBuffers(batch(), 6)
+    tensor = torch.ones(3)
+    is_kept = weakref.ref(tensor)
+    buffers.keep_while_read([tensor])
+    del tensor
+    assert is_kept() is not None
+    del buffers
+    assert is_kept() is None
 
 
 def test_padding_needs_more_than_the_source():

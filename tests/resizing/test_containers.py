@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from seqwarm_kernels import BatchBuffers, resize_batch
+from seqwarm_kernels.resizing.containers import cut_entries
 
 MASK = torch.tensor([[1, 1, 1, 1, 1, 0], [1, 1, 0, 0, 0, 0]])
 
@@ -49,6 +50,15 @@ def test_paths_name_nested_entries():
     assert list(BatchBuffers(batch, 6)) == ["encoder.input_ids", "encoder.attention_mask", "labels"]
     with pytest.raises(ValueError, match=r"keys names 'input_ids', the tensors of the batch are \['encoder.input_ids'"):
         resize_batch(batch, 4, keys=["input_ids"])
+
+
+def test_cut_entries_are_the_tensors_of_another_shape():
+    batch = nested()
+    resized = resize_batch(batch, 4, keys=["encoder.input_ids"])
+    (cut,) = cut_entries(batch, {**resized, "added": ids()})
+    assert cut[0] == "encoder.input_ids"
+    assert cut[1] is batch["encoder"]["input_ids"]
+    assert cut[2] is resized["encoder"]["input_ids"]
 
 
 def test_the_kind_depends_on_the_last_part_of_the_path():

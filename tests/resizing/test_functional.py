@@ -136,12 +136,13 @@ def test_a_batch_is_a_mutable_mapping(batch):
 
 IDS = torch.arange(20).view(2, 10)
 BAD_CALLS = [
-    ({}, {"seq_len": 0}, ValueError, "seq_len"),
-    ({}, {"seq_len": 4.0}, TypeError, "seq_len"),
+    ({}, {"seq_len": 0}, ValueError, "seq_len must be at least 1, got 0"),
+    ({}, {"seq_len": 4.0}, TypeError, "seq_len must be an int"),
     ({}, {"mode": "cut"}, ValueError, "mode must be one of truncate, reshape, flatten, got 'cut'"),
     ({}, {"mode": "reshape", "remainder": "keep"}, ValueError, "remainder"),
     ({}, {"remainder": "pad"}, ValueError, "remainder='pad' needs mode='reshape', got mode='truncate'"),
-    ({}, {"seq_dim": 2}, ValueError, "seq_dim"),
+    ({}, {"seq_dim": 2}, ValueError, "seq_dim must be 0 or 1, got 2"),
+    ({}, {"seq_dim": "1"}, TypeError, "seq_dim must be an int"),
     ({}, {"keep_last_token": True}, ValueError, "keep_last_token needs an 'attention_mask'"),
     ({}, {"keep_last_token": True, "mode": "reshape"}, ValueError, "keep_last_token needs mode='truncate'"),
     ({}, {"keys": ["tokens"]}, ValueError, r"keys names 'tokens', the tensors of the batch are \['input_ids'\]"),
@@ -256,6 +257,20 @@ def test_outputs_may_not_overlap_and_nothing_is_written():
         resize_batch({"input_ids": IDS, "attention_mask": mask}, 4, keys=["input_ids"], out={"input_ids": mask})
     assert (storage == 7).all()
     assert mask.all()
+
+
+def test_outputs_may_lie_side_by_side():
+    storage = torch.empty(16, dtype=torch.int64)
+    out = {"input_ids": storage[:8], "labels": storage[8:]}
+    resize_batch({"input_ids": IDS, "labels": IDS + 100}, 4, out=out)
+    assert torch.equal(storage.view(2, 2, 4), torch.stack([IDS, IDS + 100])[..., :4])
+
+
+def test_a_batch_without_rows_is_written():
+    """Its outputs have no memory, so they share none."""
+    batch = {"input_ids": IDS[:0], "labels": IDS[:0]}
+    resized = resize_batch(batch, 4, out={name: torch.empty(0, dtype=torch.int64) for name in batch})
+    assert resized["input_ids"].shape == resized["labels"].shape == (0, 4)
 
 
 @pytest.mark.parametrize("dtype", [torch.uint16, torch.float8_e4m3fn], ids=str)

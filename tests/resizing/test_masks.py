@@ -37,6 +37,11 @@ def test_a_nested_mask_that_keys_leaves_out():
     assert resized["encoder"]["input_ids"].tolist() == CUT
 
 
+def test_of_nested_masks_the_outermost_counts_tokens():
+    batch = {"input_ids": IDS, "attention_mask": RIGHT, "adapter": {"attention_mask": torch.ones_like(IDS)}}
+    assert resize_batch(batch, 4, return_info=True)[1].valid_lengths.tolist() == [3, 4]
+
+
 def test_a_mask_of_tokens_that_pass_through_moves_no_row():
     batch = {"input_ids": IDS, "attention_mask": MASK, "decoder_input_ids": IDS}
     resized = resize_batch(batch, 4, keys=["decoder_input_ids"])

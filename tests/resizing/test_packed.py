@@ -264,6 +264,11 @@ def test_tensors_that_keys_does_not_name_pass_through():
     check_same(resized, resize_batch(collated(), 2))
 
 
+def test_a_bias_of_each_token_is_cut_with_the_tokens():
+    bias = torch.randn(1, 9, 3)
+    assert torch.equal(resize_batch(collated() | {"bias": bias}, 2)["bias"], bias[:, [0, 1, 5, 6, 8]])
+
+
 def test_longest_as_a_tensor_and_none():
     batch = collated() | {"max_length_q": torch.tensor(5, dtype=torch.int32), "cu_seq_lens_k": None}
     resized = resize_batch(batch, 2)
@@ -409,6 +414,11 @@ def test_rows_without_tokens():
         resize_batch({"input_ids": empty, "position_ids": empty}, 2)
 
 
+def test_sequences_of_one_token():
+    resized = resize_batch({"input_ids": row([5, 6]), "position_ids": row([0, 0])}, 1)
+    assert resized["input_ids"].tolist() == [[5, 6]]
+
+
 def test_masked_tokens_may_begin_a_sequence():
     """The names agree on the valid tokens."""
     batch = {"input_ids": row(range(8)), "position_ids": HALVES, "attention_mask": row([1, 1, 1, 1, 0, 1, 1, 1])}
@@ -481,8 +491,12 @@ def test_boundaries_without_tokens_are_refused():
 def test_a_compiled_graph_refuses_positions_that_start_anew():
     compiled = torch.compile(lambda batch: resize_batch(batch, 4), fullgraph=True, backend="eager")
     assert compiled(NOT_PACKED[0])["input_ids"].shape == (1, 4)
-    with pytest.raises(RuntimeError, match="hold packed sequences: resize them outside of the graph"):
-        compiled({"input_ids": row(range(6)), "position_ids": row([0, 1, 2, 0, 1, 2])})
+    restarting = {"input_ids": row(range(6)), "position_ids": row([0, 1, 2, 0, 1, 2])}
+    for batch in (restarting, restarting | {"attention_mask": torch.ones(1, 6)}):
+        with pytest.raises(RuntimeError, match="hold packed sequences: resize them outside of the graph"):
+            compiled(batch)
+    for hidden in ([0, 0, 0, 1, 1, 1], [1, 1, 1, 0, 0, 0]):  # whose positions count nothing
+        assert compiled(restarting | {"attention_mask": row(hidden).float()})["input_ids"].shape == (1, 4)
 
 
 def test_dotted_names_of_a_flat_batch():

@@ -156,6 +156,11 @@ def test_position_ids_of_any_shape(rows, length, seq_len, depth):
         assert torch.equal(resized["tokens"], tokens[:, :kept])
 
 
+def test_stacked_position_ids_alone():
+    stacked = TOKENS + torch.arange(3)[:, None, None]
+    assert torch.equal(resize_batch({"position_ids": stacked}, L)["position_ids"], stacked[..., :L])
+
+
 def test_stacked_position_ids_of_one_row_are_reshaped():
     stacked = torch.arange(3 * S).view(3, 1, S)
     resized = resize_batch({"tokens": TOKENS[:1], "position_ids": stacked}, 4, mode="reshape")
