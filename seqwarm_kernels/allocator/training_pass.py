@@ -44,7 +44,7 @@ class TrainingPass:
     def forward_backward(self, batch: ExampleBatch) -> None:
         """Compute gradients. With accumulation, run twice: gradients exist in every pass after the first."""
         is_trained = any(parameter.requires_grad for parameter in self.model.parameters())
-        self.model.zero_grad(set_to_none=True)
+        self.model.zero_grad()
         for _ in range(min(self.accumulation_steps, 2)):
             with self._autocast():
                 self._output = call_model(self.model, batch)
@@ -68,7 +68,7 @@ class TrainingPass:
     def forget(self) -> None:
         """Free the last output, the gradients, and the optimizer state that the passes have made."""
         self._output = self._loss = None
-        self.model.zero_grad(set_to_none=True)
+        self.model.zero_grad()
         for optimizer, known in self._states:
             for parameter in optimizer.state.keys() - known:
                 del optimizer.state[parameter]

@@ -10,12 +10,12 @@ from .models import Recorder, Tied
 from .traces import assert_same, everything
 
 BAD_ARGUMENTS = [
-    ({"max_len": 0}, ValueError, "max_len"),
-    ({"max_len": "1024"}, TypeError, "max_len"),
-    ({"batch_size": 0}, ValueError, "batch_size"),
-    ({"batch_size": "big"}, TypeError, "batch_size"),
+    ({"max_len": 0}, ValueError, "max_len must"),
+    ({"max_len": "1024"}, TypeError, "max_len must"),
+    ({"batch_size": 0}, ValueError, "batch_size must"),
+    ({"batch_size": "big"}, TypeError, "batch_size must"),
     ({"batch_size": "auto"}, ValueError, "batch_size='auto' needs a device that reports .* out of memory, got cpu"),
-    ({"accumulation_steps": 0}, ValueError, "accumulation_steps"),
+    ({"accumulation_steps": 0}, ValueError, "accumulation_steps must"),
     ({"scheduler": SequenceLengthScheduler(8, 64, duration=5)}, ValueError, "max_len must reach .* 64, got 16"),
     (
         {"optimizer": torch.optim.SGD([torch.ones(1, requires_grad=True)])},
@@ -40,6 +40,11 @@ def test_an_optimizer_of_some_parameters_is_taken():
     optimizer.register_step_post_hook(lambda optimizer, *_: steps.append(len(optimizer.state)))
     warmup_allocator(model, 16, optimizer=optimizer)
     assert steps == [2, 2]
+
+
+def test_sequences_of_one_token():
+    report = warmup_allocator(Tied(), 1, batch_size=2)
+    assert (report.batch_size, report.lengths, report.out_of_memory) == (2, (1,), None)
 
 
 def test_ints_of_numpy_are_taken():

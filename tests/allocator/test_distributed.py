@@ -33,21 +33,53 @@ def test_one_rank_fails_inside_fully_shard(where, error, message):
     run_ranks(one_rank_fails_inside_fully_shard, where, error, message)
 
 
-def test_the_state_of_a_sharded_model_can_be_saved_afterwards():
-    """fully_shard adds its hooks of state dicts in the first forward alone."""
+@pytest.fixture
+def one_rank():
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
-    try:
-        mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (1,))
-        model = fully_shard(nn.Sequential(fully_shard(nn.Linear(4, 4), mesh=mesh), nn.Linear(4, 4)), mesh=mesh)
-        optimizer = torch.optim.AdamW(model.parameters())
-        warmup_allocator(model, 4, example_batch=torch.ones(1, 4, 4), optimizer=optimizer)
+    yield
+    gc.collect()  # a model that outlives its process group would abort the process
+    torch.distributed.destroy_process_group()
+
+
+def sharded():
+    torch.manual_seed(0)
+    mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (1,))
+    model = fully_shard(nn.Sequential(fully_shard(nn.Linear(4, 4), mesh=mesh), nn.Linear(4, 4)), mesh=mesh)
+    return model, torch.optim.AdamW(model.parameters())
+
+
+def test_the_state_of_a_sharded_model_can_be_saved_afterwards(one_rank):
+    """fully_shard adds its hooks of state dicts in the first forward alone."""
+    model, optimizer = sharded()
+    warmup_allocator(model, 4, example_batch=torch.ones(1, 4, 4), optimizer=optimizer)
+    model(torch.ones(1, 4, 4)).sum().backward()
+    optimizer.step()
+    with torch.no_grad():
+        model(torch.ones(1, 4, 4))  # leaves parameters that are not sharded
+    weights, state = get_state_dict(model, optimizer)
+    assert state["state"].keys() == weights.keys()
+
+
+class OutOfMemory(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, tensor):
+        return tensor.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+
+def test_a_sharded_model_trains_after_a_backward_that_was_out_of_memory(one_rank):
+    """fully_shard would take the next backward for a part of the interrupted one."""
+    gradients = []
+    for is_warmed in (False, True):
+        model, _ = sharded()
+        if is_warmed:
+            model[0].register_forward_hook(lambda *arguments: OutOfMemory.apply(arguments[-1]))
+            report = warmup_allocator(model, 4, example_batch=torch.ones(1, 4, 4))
+            assert report.out_of_memory.length == 4
+            model[0]._forward_hooks.popitem()
         model(torch.ones(1, 4, 4)).sum().backward()
-        optimizer.step()
-        with torch.no_grad():
-            model(torch.ones(1, 4, 4))  # leaves parameters that are not sharded
-        weights, state = get_state_dict(model, optimizer)
-        assert state["state"].keys() == weights.keys()
-        del model, optimizer
-    finally:
-        gc.collect()  # a model that outlives its process group would abort the process
-        torch.distributed.destroy_process_group()
+        gradients.append([parameter.grad.full_tensor() for parameter in model.parameters()])
+    torch.testing.assert_close(*gradients)

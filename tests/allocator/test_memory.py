@@ -1,8 +1,10 @@
 """warmup_allocator on a fake device that runs out of memory, and on the host."""
 
 import json
+import weakref
 from collections import UserList
 from contextlib import contextmanager
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -11,7 +13,7 @@ from torch import nn
 
 from bench.common import timing
 from seqwarm_kernels import SequenceLengthScheduler, warmup_allocator
-from seqwarm_kernels.allocator import memory, warmup
+from seqwarm_kernels.allocator import memory, rehearsal, warmup
 from seqwarm_kernels.allocator.memory import HostMemory
 from tests.allocator.traces import assert_same, everything
 
@@ -146,6 +148,7 @@ def test_out_of_memory_is_reported(device):
         report
     )
     assert "find_batch_size=True finds the largest that fits" in str(report)
+    assert str(replace(problem, advice="an advice")) == f"{problem}; an advice"
 
 
 def test_out_of_memory_is_raised_where_asked(device):
@@ -195,6 +198,41 @@ def test_auto_trains_again_with_the_rows_that_it_has_found(monkeypatch):
     assert device.owned == 100 * device.per_token
 
 
+def test_what_did_fit_in_the_search_may_not_fit_again(monkeypatch):
+    device = FakeDevice(**SMALL)
+    monkeypatch.setattr(warmup, "memory_of", lambda _: device)
+    fitting = iter([True, True, True, False, False, False, False])  # 1, 2, 4, 8, 6, 5 rows, and 4 again
+    monkeypatch.setattr(device, "take", lambda tokens: None if next(fitting) else FakeDevice.take(device, 1000))
+    report = warmup_allocator(Model(device), 25, batch_size="auto")
+    assert (report.batch_size, report.lengths) == (4, ())
+    assert (report.out_of_memory.batch_size, report.out_of_memory.length) == (4, 25)
+
+
+def test_auto_ends_where_everything_fits(device, monkeypatch):
+    monkeypatch.setattr(rehearsal, "_MOST_ROWS", 8)
+    monkeypatch.setattr(device, "take", lambda tokens: None)
+    report = warmup_allocator(Model(device), 25, batch_size="auto")
+    assert (report.batch_size, report.lengths, report.out_of_memory) == (8, (25,), None)
+
+
+def test_memory_is_released_when_nothing_refers_to_what_the_pass_has_made(device, monkeypatch):
+    model, outputs, found = Model(device), [], []
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def released():
+        found.append(([output() for output in outputs], model.embedding.weight.grad, len(optimizer.state)))
+
+    def fail(*_):
+        if optimizer.state:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    model.register_forward_hook(lambda module, inputs, output: outputs.append(weakref.ref(output)))
+    optimizer.register_step_pre_hook(fail)
+    monkeypatch.setattr(device, "release", released)
+    assert warmup_allocator(model, 20, optimizer=optimizer).out_of_memory.length == 20
+    assert found == [([None, None], None, 0)]
+
+
 def test_auto_when_nothing_fits(device):
     """The device is smaller than what stays free."""
     report = warmup_allocator(Model(device), 101, batch_size="auto")
@@ -223,6 +261,17 @@ def test_advice_for_fragmented_memory(monkeypatch, settings):
     advice = warmup_allocator(Model(fake), 101).out_of_memory.advice
     assert (advice is None) == (settings is not None)
     assert advice is None or "30 MiB are reserved by the allocator but fragmented" in advice
+
+
+@pytest.mark.parametrize(("unused", "is_advised"), [(10, True), (9.9, False)])
+def test_advice_from_a_tenth_of_the_device_on(monkeypatch, unused, is_advised):
+    monkeypatch.delenv("PYTORCH_ALLOC_CONF", raising=False)
+    monkeypatch.delenv("PYTORCH_CUDA_ALLOC_CONF", raising=False)
+    fake = FakeDevice(fragmented=(40 + unused) * MEBIBYTE)
+    fake.allocated = lambda: 40 * MEBIBYTE
+    advice = memory.fragmentation_advice(fake)
+    assert (advice is not None) == is_advised
+    assert advice is None or advice.startswith("10 MiB are reserved")
 
 
 @pytest.mark.parametrize(
@@ -265,6 +314,26 @@ def test_a_limit_of_the_allocator_is_lifted_at_the_end(monkeypatch):
     with device.limited_to(100), device.limited_to(400):
         pass
     assert fractions == [1.0, 0.25, 1.0, 0.5, 0.5, 0.5, 1.0]
+
+
+def test_a_spare_segment_comes_after_the_free_blocks(monkeypatch):
+    sizes = []
+    monkeypatch.setattr(torch, "empty", lambda size, **_: sizes.append(size))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 3 * MEBIBYTE)
+    monkeypatch.setattr(torch.cuda, "memory_stats", lambda device: {"num_device_alloc": max(len(sizes) - 3, 0)})
+    device = memory.DeviceMemory(torch.device("cuda"))
+    device.reserve_spare()
+    assert sizes == [MEBIBYTE] * 4
+    assert device.reserved() == 3 * MEBIBYTE
+
+
+@pytest.mark.parametrize(("platform", "unit"), [("linux", 1024), ("darwin", 1)])
+def test_units_of_the_peak(monkeypatch, platform, unit):
+    """macOS counts bytes."""
+    resource = SimpleNamespace(RUSAGE_SELF=0, getrusage=lambda _: SimpleNamespace(ru_maxrss=7))
+    monkeypatch.setattr(memory.sys, "platform", platform)
+    monkeypatch.setitem(memory.sys.modules, "resource", resource)
+    assert HostMemory().peak() == 7 * unit
 
 
 def test_a_segment_that_grows_counts_as_an_allocation(monkeypatch):

@@ -71,6 +71,7 @@ TENSORS = {
     "half": lambda: torch.tensor([1.0, -2.0], dtype=torch.bfloat16),
     "empty": lambda: torch.empty(0),
     "number": lambda: torch.tensor(3.0),
+    "byte": lambda: torch.tensor(3, dtype=torch.uint8),
     "channels last": lambda: torch.randn(2, 3, 2, 2).contiguous(memory_format=torch.channels_last),
     "every other": lambda: torch.randn(5)[::2],
     "expanded": lambda: torch.ones(1).expand(3),

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from seqwarm_kernels import SequenceLengthScheduler, warmup_allocator
+from seqwarm_kernels.allocator import training_pass
 from seqwarm_kernels.allocator.memory import DeviceMemory
 
 from .models import Tied
@@ -197,6 +198,11 @@ def test_an_eval_model_is_trained_and_restored():
     assert not any(module.training for module in model.modules())
 
 
+def test_the_default_loss_is_the_mean_of_each_output():
+    output = {"complex": torch.tensor([3 + 4j]), "others": [torch.tensor([-2.0, 4.0]), torch.tensor([7])]}
+    assert training_pass._default_loss(output) == 5 + 1
+
+
 def test_a_frozen_model_only_runs_forward():
     model = Tied().requires_grad_(False)
     warmup_allocator(model, 8)
@@ -302,7 +308,7 @@ def test_state_in_lists_and_in_new_dicts():
     assert all(state["kept"][0] is tensor for state, tensor in zip(optimizer.state.values(), kept, strict=True))
 
 
-def test_report():
+def test_report(capsys):
     scheduler = SequenceLengthScheduler(8, 32, duration=100)
     report = warmup_allocator(Tied(), 64, batch_size=2, scheduler=scheduler)
     assert report.lengths == (64, 8, 16, 24, 32)
@@ -311,7 +317,8 @@ def test_report():
     assert report.device_allocations is None
     assert report.peak_bytes > 0
     lines = str(report).splitlines()
-    assert lines[0] == "warmup_allocator"
+    assert [line.split() for line in lines[:3]] == [["warmup_allocator"], ["device", "cpu"], ["batch", "size", "2"]]
+    assert not capsys.readouterr().err, "a bar belongs on a terminal"
     assert "64, then 4 from 8 to 32" in str(report)
     assert "reserved memory" not in str(report)
     assert any("peak memory" in line and "of the whole process, with Python and torch" in line for line in lines)
