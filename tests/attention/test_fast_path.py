@@ -1,6 +1,7 @@
 """Calls whose key is known equal new ones, in results, gradients, errors, and all that PyTorch sees of them."""
 
 import importlib
+import inspect
 import threading
 import weakref
 
@@ -50,6 +51,15 @@ def test_each_argument_keeps_its_name(monkeypatch, function, call_type, complete
     assert start is None or torch.equal(start, given["query_start"])
     options.pop("query_offset", None)
     assert options == {name: given[name] for name in options}
+
+
+@pytest.mark.parametrize(("function", "call_type"), [DENSE[:2], VARLEN[:2]])
+def test_defaults(function, call_type):
+    """Of the public function, and of the calls that other callers make."""
+    parameters = inspect.signature(function).parameters
+    defaults = {name: parameters[name].default for name in call_type._field_defaults}
+    assert defaults == call_type._field_defaults
+    assert (defaults["causal"], defaults["dropout_p"], defaults["skip_tolerance"]) == (True, 0, 2**-24)
 
 
 @st.composite

@@ -44,8 +44,10 @@ BAD_TENSORS = [
 
 @pytest.mark.parametrize(("changes", "error", "message"), BAD_TENSORS)
 def test_bad_tensors(changes, error, message):
-    with pytest.raises(error, match=message):
-        alibi_attention(*tensors(**changes))
+    """Also for the reference, which would broadcast."""
+    for backend in (None, "reference"):
+        with pytest.raises(error, match=message):
+            alibi_attention(*tensors(**changes), backend=backend)
 
 
 BAD_OPTIONS = [
