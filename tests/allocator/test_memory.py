@@ -15,6 +15,7 @@ from bench.common import timing
 from seqwarm_kernels import SequenceLengthScheduler, warmup_allocator
 from seqwarm_kernels.allocator import memory, rehearsal, warmup
 from seqwarm_kernels.allocator.memory import HostMemory
+from seqwarm_kernels.allocator.report import AllocatorReport
 from tests.allocator.traces import assert_same, everything
 
 from ..support.tiers import first_fast
@@ -124,6 +125,36 @@ def test_lengths_are_rehearsed_until_nothing_is_allocated(device, allocating, re
     assert report.last_allocations == last
     assert device.calls.count("reserve_spare") == 1
     assert report.lengths == (16, 4, 8, 12)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "words"), [((), "none"), ((16,), "16"), ((16, 4, 8, 12), "16, then 3 from 4 to 12")]
+)
+def test_the_printed_report_of_a_device(lengths, words):
+    report = AllocatorReport(
+        device="cuda:0",
+        batch_size=2,
+        lengths=lengths,
+        seconds=1.25,
+        peak_bytes=80 * MEBIBYTE,
+        reserved_bytes=2000 * MEBIBYTE,
+        device_allocations=3,
+        last_allocations=0,
+        compiled=("a kernel",),
+        memory=(),
+        out_of_memory=None,
+    )
+    assert str(report).splitlines() == [
+        "warmup_allocator",
+        "  device              cuda:0",
+        "  batch size          2",
+        f"  lengths             {words}",
+        "  peak memory         80 MiB",
+        "  reserved memory     2,000 MiB",
+        "  device allocations  3",
+        "  compiled            1 kernels and graphs",
+        "  time                1.25 s",
+    ]
 
 
 def test_without_a_schedule_nothing_is_rehearsed(device):

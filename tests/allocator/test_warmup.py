@@ -317,7 +317,7 @@ def test_report(capsys):
     assert report.device_allocations is None
     assert report.peak_bytes > 0
     lines = str(report).splitlines()
-    assert [line.split() for line in lines[:3]] == [["warmup_allocator"], ["device", "cpu"], ["batch", "size", "2"]]
+    assert lines[0] == "warmup_allocator"
     assert not capsys.readouterr().err, "a bar belongs on a terminal"
     assert "64, then 4 from 8 to 32" in str(report)
     assert "reserved memory" not in str(report)

@@ -134,6 +134,16 @@ def test_a_far_key_that_matters_is_visited(backend):
     torch.testing.assert_close(out[1, 0, -1], value[1, 0, 0])
 
 
+def test_queries_that_see_no_key_do_not_count(backend):
+    query, key, value = inputs(lengths=(256, 256))
+    blind = torch.cat([torch.randn(1, 2, 128, 16), query], dim=2)
+    share = attended_share(query, key, value, STEEP, backend=backend)
+    assert share.max() < 0.8
+    assert torch.equal(attended_share(blind, key, value, STEEP, query_start=-128, backend=backend), share)
+    alone = attended_share(blind[:, :, :128], key, value, STEEP, query_start=-128, backend=backend)
+    assert torch.equal(alone, torch.ones(1, 2))
+
+
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize("strength", [60, 100, 117, 150])
 def test_the_bound_is_tight(backend, strength, after):

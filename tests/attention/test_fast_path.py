@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from seqwarm_kernels import alibi_attention, alibi_attention_varlen, alibi_bias, alibi_slopes
-from seqwarm_kernels.attention import calls, fast_path, functional
+from seqwarm_kernels.attention import attended_share, calls, fast_path, functional
 from seqwarm_kernels.ops import backends
 from seqwarm_kernels.ops.alibi_attention.schema import DenseOptions, VarlenOptions
 from seqwarm_kernels.ops.library import short
@@ -60,6 +60,19 @@ def test_defaults(function, call_type):
     defaults = {name: parameters[name].default for name in call_type._field_defaults}
     assert defaults == call_type._field_defaults
     assert (defaults["causal"], defaults["dropout_p"], defaults["skip_tolerance"]) == (True, 0, 2**-24)
+
+
+SHARES = [("check_dense", attended_share.attended_share), ("check_varlen", attended_share.attended_share_varlen)]
+
+
+@pytest.mark.parametrize(("check", "function"), SHARES)
+def test_attended_share_has_the_options_of_attention(monkeypatch, check, function):
+    made = []
+    monkeypatch.setattr(attended_share, check, lambda call: made.append(call._asdict()) or ())
+    monkeypatch.setattr(attended_share, "_attended_share", lambda: None)
+    given = {name: index for index, name in enumerate(inspect.signature(function).parameters)}
+    function(**given)
+    assert {name: made[0][name] for name in given} == given
 
 
 @st.composite

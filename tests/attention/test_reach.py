@@ -42,6 +42,23 @@ def test_the_largest_distance(causal, distance):
     assert reach.distances() == [distance]
 
 
+def test_values_and_table():
+    visited = torch.tensor([[[0, 32], [20, 50]], [[0, 32], [0, 50]]])
+    reach = Reach(ReachSettings(2, 50), "native", torch.tensor([0.5, 0.25]), visited, torch.tensor([[0, 32], [0, 50]]))
+    values = reach.to_json()
+    assert values["backend"] == "native"
+    assert values["length"] == 50
+    assert values["attended_share"] == pytest.approx(72 / 82)
+    heads = [list(head.values()) for head in values["per_head"]]
+    assert heads == [[0, 0.5, pytest.approx(62 / 82), 31], [1, 0.25, 1, 49]]
+    assert [line.split() for line in reach.table().splitlines()] == [
+        ["head", "slope", "share", "of", "keys", "visited", "largest", "distance"],
+        ["0", "0.50000", "75.6%", "31"],
+        ["1", "0.25000", "100.0%", "49"],
+        ["all", "87.8%"],
+    ]
+
+
 @needs_kernels
 def test_larger_scores_reach_farther():
     few, many = (measure_reach(ReachSettings(4, 3000, score_std=std)).share() for std in (0.5, 4.0))
@@ -61,6 +78,7 @@ def test_without_kernels(monkeypatch):
         ({"heads": 0}, "heads must be at least 1, got 0"),
         ({"length": 0}, "length must be at least 1, got 0"),
         ({"head_dim": 0}, "head_dim must be at least 1, got 0"),
+        ({"seed": -1}, "seed must be at least 0, got -1"),
         ({"score_std": -1.0}, "score_std must not be negative, got -1.0"),
         ({"score_std": float("nan")}, "score_std must be finite, got nan"),
     ],

@@ -34,6 +34,12 @@ def test_eight_heads_exactly():
     assert alibi_slopes(8).tolist() == [2.0**-i for i in range(1, 9)]
 
 
+def test_slopes_are_made_on_their_device():
+    assert alibi_slopes(3, device="meta").device == torch.device("meta")
+    with pytest.raises(ValueError, match="device must be a device"):
+        alibi_slopes(3, device="cpu:x")
+
+
 @pytest.mark.parametrize("num_heads", [0, -1])
 def test_no_heads(num_heads):
     with pytest.raises(ValueError, match=f"num_heads must be at least 1, got {num_heads}"):
