@@ -228,7 +228,7 @@ def make_plan(entries: Mapping[str, Any], options: Options, pad_values: Mapping[
         raise ValueError("keep_last_token needs an 'attention_mask' (batch, sequence), and no tensor that rows share")
     if rule == "truncate" and mask in masks:
         rule = "truncate_valid"  # a row that begins with padding is cut from its first valid token on
-    is_even = len(masks) > 1 or masks[:1] not in ([], [mask]) or bool(masks and cut_alike)
+    is_even = masks not in ([], [mask]) or bool(masks and cut_alike)
     tensors = {name: entries[name] for name in layout.axes}
     lacked = {dtype for dtypes in LACKING.values() for dtype in dtypes}
     inputs = {name: axes for name, axes in layout.axes.items() if axes.rows is not None}

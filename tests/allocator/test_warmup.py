@@ -4,6 +4,7 @@ import contextlib
 import random
 import weakref
 from collections import UserList
+from types import SimpleNamespace
 
 import numpy
 import pytest
@@ -198,9 +199,11 @@ def test_an_eval_model_is_trained_and_restored():
     assert not any(module.training for module in model.modules())
 
 
-def test_the_default_loss_is_the_mean_of_each_output():
-    output = {"complex": torch.tensor([3 + 4j]), "others": [torch.tensor([-2.0, 4.0]), torch.tensor([7])]}
-    assert training_pass._default_loss(output) == 5 + 1
+def test_the_default_loss_is_that_of_the_output_or_the_mean_of_its_tensors():
+    output = {"complex": torch.tensor([3 + 4j]), "others": [torch.tensor([-6.0, 4.0]), torch.tensor([7])]}
+    assert training_pass._default_loss(output) == 5 - 1
+    assert training_pass._default_loss({**output, "loss": torch.tensor(2.0)}) == 2
+    assert training_pass._default_loss(SimpleNamespace(loss=torch.tensor(2.0), logits=torch.ones(3))) == 2
 
 
 def test_a_frozen_model_only_runs_forward():

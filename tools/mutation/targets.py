@@ -98,9 +98,15 @@ TARGETS = [
     ),
     *_in_folder(
         "seqwarm_kernels/attention",
-        "functional.py calls.py fast_path.py context_parallel.py slopes.py reach.py attended_share.py",
+        "functional.py calls.py fast_path.py context_parallel.py slopes.py",
         *("tests/attention", "tests/ops/test_host_values.py", "tests/ops/test_dropout_origins.py"),
         *("tests/ops/test_forward_mode.py", "-k", "not triton"),
+    ),
+    *_in_folder("seqwarm_kernels/attention", "reach.py", "tests/attention/test_reach.py"),
+    *_in_folder(
+        "seqwarm_kernels/attention",
+        "attended_share.py",
+        *(_SKIPPING, f"{_CALLS}::test_attended_share_has_the_options_of_attention", "-k", "not triton"),
     ),
     *_in_folder(
         "seqwarm_kernels/allocator",
