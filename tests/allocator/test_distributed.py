@@ -33,6 +33,13 @@ def test_one_rank_fails_inside_fully_shard(where, error, message):
     run_ranks(one_rank_fails_inside_fully_shard, where, error, message)
 
 
+def test_an_engine_of_deepspeed_is_refused():
+    """Its hooks keep gradients."""
+    engine = type("DeepSpeedEngine", (nn.Linear,), {})(4, 4)
+    with pytest.raises(ValueError, match="model must not be DeepSpeed's yet, got DeepSpeedEngine"):
+        warmup_allocator(engine, 4, example_batch=torch.ones(1, 4, 4))
+
+
 @pytest.fixture
 def one_rank():
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
@@ -41,10 +48,12 @@ def one_rank():
     torch.distributed.destroy_process_group()
 
 
-def sharded():
+def sharded(has_inner=True):
     torch.manual_seed(0)
     mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (1,))
-    model = fully_shard(nn.Sequential(fully_shard(nn.Linear(4, 4), mesh=mesh), nn.Linear(4, 4)), mesh=mesh)
+    inner = nn.Linear(4, 4)
+    model = nn.Sequential(fully_shard(inner, mesh=mesh) if has_inner else inner, nn.Linear(4, 4))
+    fully_shard(model, mesh=mesh)
     return model, torch.optim.AdamW(model.parameters())
 
 
@@ -70,11 +79,12 @@ class OutOfMemory(torch.autograd.Function):
         raise torch.OutOfMemoryError("CUDA out of memory.")
 
 
-def test_a_sharded_model_trains_after_a_backward_that_was_out_of_memory(one_rank):
+@pytest.mark.parametrize("has_inner", [True, False])
+def test_a_sharded_model_trains_after_a_backward_that_was_out_of_memory(one_rank, has_inner):
     """fully_shard would take the next backward for a part of the interrupted one."""
     gradients = []
     for is_warmed in (False, True):
-        model, _ = sharded()
+        model, _ = sharded(has_inner)
         if is_warmed:
             model[0].register_forward_hook(lambda *arguments: OutOfMemory.apply(arguments[-1]))
             report = warmup_allocator(model, 4, example_batch=torch.ones(1, 4, 4))
