@@ -14,7 +14,7 @@ CONSTRAINTS := $(VENV)/constraints.txt
 PIP_INSTALL := $(RUN) -m pip install --constraint $(CONSTRAINTS)
 BUILD_INPUTS := pyproject.toml constraints.txt setup.py CMakeLists.txt $(shell find cmake csrc -type f)
 
-.PHONY: help install demo experiments test test-slow test-exhaustive test-all test-cpus test-amx test-work record-work test-asan test-shim \
+.PHONY: help install demo experiments test test-slow test-exhaustive test-all test-cpus test-amx test-stable test-work record-work test-asan test-shim \
 	test-composer test-mds test-deepspeed test-transformers-oldest test-transformers-newest test-triton-oldest test-triton-newest \
 	mutate wheels gpu-build build-arm build/arm/module docs lint format clean
 
@@ -55,7 +55,7 @@ test-exhaustive: $(STAMP) build/composer/installed  ## run the exhaustive tests:
 	$(PYTEST) -m "exhaustive or (hypothesis and not slow)" --hypothesis-profile exhaustive $(ARGS)
 	PYTHONPATH=build/composer $(PYTEST) -m exhaustive tests/trainers/composer $(ARGS)
 
-test-all: test test-slow test-exhaustive test-cpus test-amx test-work test-asan test-composer test-mds test-deepspeed test-transformers-oldest test-transformers-newest test-triton-oldest test-triton-newest  ## run all tests
+test-all: test test-slow test-exhaustive test-cpus test-amx test-stable test-work test-asan test-composer test-mds test-deepspeed test-transformers-oldest test-transformers-newest test-triton-oldest test-triton-newest  ## run all tests
 
 # An older CPU is asked of libtorch, whose answer picks our kernels, and of oneDNN, which multiplies for them.
 test-cpus: $(STAMP)  ## run the native kernels' tests as on CPUs with AVX2 only, and with neither
@@ -70,13 +70,23 @@ define build_copy
 	PATH="$(abspath $(VENV))/bin:$$PATH" cmake -G Ninja -S . -B $(1) -D SEQWARM_EMULATE_AMX=ON $(2) \
 		-D CMAKE_BUILD_TYPE=Checks -D Python_EXECUTABLE=$(abspath $(RUN)) \
 		-D SEQWARM_TORCH_VERSION=$$($(RUN) -c "import torch; print(torch.__version__)") \
+		-D SEQWARM_SHORT_CALLS=ON -D SEQWARM_MODULE=$(SHORT_CALLS) \
 		-D TORCH_INSTALL_PREFIX=$$($(RUN) -c "import os, torch; print(os.path.dirname(torch.__file__))") \
 		-D pybind11_DIR=$$($(RUN) -m pybind11 --cmakedir)
 	PATH="$(abspath $(VENV))/bin:$$PATH" cmake --build $(1)
 	rm -rf $(1)/tree && mkdir -p $(1)/tree
 	cp -r seqwarm_kernels tests pyproject.toml $(1)/tree
-	rm -f $(1)/tree/seqwarm_kernels/_C.* && cp $(1)/_C.*.so $(1)/tree/seqwarm_kernels
+	rm -f $(1)/tree/seqwarm_kernels/*.so && cp $(1)/_*.so $(1)/tree/seqwarm_kernels
 endef
+SHORT_CALLS = $$($(RUN) -c "import torch; from seqwarm_kernels.ops.extension import module_name; print(module_name(torch.__version__))")
+
+# A copy of the project with the kernels on PyTorch's stable ABI, as in a wheel, and without the module for this torch.
+STABLE := build/stable/tree
+test-stable: $(STAMP)  ## run the native kernels' tests with the kernels on PyTorch's stable ABI
+	rm -rf $(STABLE) && mkdir -p $(STABLE) && cp -r seqwarm_kernels tests pyproject.toml $(STABLE)
+	rm $(STABLE)/seqwarm_kernels/_C_*
+	cd $(STABLE) && OMP_NUM_THREADS=1 $(abspath $(RUN)) -m pytest --numprocesses $(WORKERS) \
+		-k "native or extension" tests/ops tests/attention tests/resizing $(ARGS)
 
 # On CPUs without AVX512-BF16 these products are not used, and the tests run without them.
 AMX := build/amx
@@ -150,11 +160,10 @@ test-triton-oldest test-triton-newest:
 mutate: $(STAMP) build/composer/installed  ## change the code one place at a time: do tests fail? hours; ARGS="--only FILE --limit 10"
 	PYTHONPATH=$(abspath build/composer) $(RUN) -m tools.mutation --workers $(WORKERS) $(ARGS)
 
-# A wheel with the extension, for the torch of .venv, and one without, for any. The label says for which torch.
-wheels: $(STAMP)  ## build the source distribution and both wheels into dist/
+# The wheel has the kernels on the stable ABI: for any torch from 2.11 on and any Python.
+wheels: $(STAMP)  ## build the source distribution and a wheel into dist/
 	$(RUN) -m build --sdist --no-isolation --outdir dist
-	SEQWARM_EXTENSION=0 $(RUN) -m build --wheel --no-isolation --outdir dist
-	SEQWARM_EXTENSION=1 SEQWARM_VERSION_LABEL=1 $(RUN) -m build --wheel --no-isolation --outdir dist
+	SEQWARM_SHORT_CALLS=0 $(RUN) -m build --wheel --no-isolation --outdir dist
 
 # The oldest supported torch, with its CUDA libraries 5 GB. A GPU is not needed, but nvcc of the same major version is.
 GPU_PYTHON ?= python3.12
@@ -163,7 +172,7 @@ gpu-build: $(STAMP)  ## build and import the extension with its CUDA part, on th
 	$(GPU_PYTHON) -m venv $(GPU_BUILD)
 	$(GPU_BUILD)/bin/python -m pip install cmake ninja numpy pybind11 setuptools torch==2.11.0 tqdm wheel
 	rm -rf $(GPU_BUILD)/wheels
-	SEQWARM_EXTENSION=1 SEQWARM_CUDA=1 SEQWARM_VERSION_LABEL=1 \
+	SEQWARM_CUDA=1 \
 		$(GPU_BUILD)/bin/python -m pip wheel --no-build-isolation --no-deps --wheel-dir $(GPU_BUILD)/wheels .
 	$(GPU_BUILD)/bin/python -m pip install --force-reinstall --no-deps $(GPU_BUILD)/wheels/*.whl
 	cd $(GPU_BUILD) && bin/python -m seqwarm_kernels info | tee info && grep -E "^extension .*CUDA [0-9]" info
@@ -173,7 +182,7 @@ gpu-build: $(STAMP)  ## build and import the extension with its CUDA part, on th
 # Linked to empty libraries in the place of libtorch's, which .venv does not have for Arm; its headers are for all CPUs.
 ARM := build/arm
 ARM_CXX := aarch64-linux-gnu-g++
-build-arm: $(STAMP)  ## compile the extension for Arm, on any CPU; root gets the compiler by apt-get
+build-arm: $(STAMP)  ## compile the kernels for Arm, on any CPU; root gets the compiler by apt-get
 	@command -v $(ARM_CXX) || { test "$$(id -u)" = 0 && apt-get update -qq && apt-get install -qqy g++-aarch64-linux-gnu; } \
 		|| echo "make build-arm skipped: $(ARM_CXX) is missing, and only root can install it"
 	@! command -v $(ARM_CXX) || $(MAKE) $(ARM)/module
@@ -186,10 +195,7 @@ $(ARM)/module:
 	done
 	PATH="$(abspath $(VENV))/bin:$$PATH" cmake -G Ninja -S . -B $(ARM) -D CMAKE_SYSTEM_NAME=Linux \
 		-D CMAKE_SYSTEM_PROCESSOR=aarch64 -D CMAKE_CXX_COMPILER=$(ARM_CXX) \
-		-D Python_EXECUTABLE=$(abspath $(RUN)) -D PYTHON_MODULE_EXTENSION=.so -D PYTHON_IS_DEBUG=OFF \
-		-D Python_INCLUDE_DIR="$$($(RUN) -c "import sysconfig; print(sysconfig.get_path('include'))")" \
-		-D SEQWARM_TORCH_VERSION=$$($(RUN) -c "import torch; print(torch.__version__)") \
-		-D TORCH_INSTALL_PREFIX=$(abspath $(ARM))/torch -D pybind11_DIR=$$($(RUN) -m pybind11 --cmakedir)
+		-D TORCH_INSTALL_PREFIX=$(abspath $(ARM))/torch
 	PATH="$(abspath $(VENV))/bin:$$PATH" cmake --build $(ARM)
 
 docs: $(STAMP)  ## build the site into build/docs; a warning is an error

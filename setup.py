@@ -1,15 +1,14 @@
-"""Builds the extension `seqwarm_kernels._C` with CMake, where that is possible; pyproject.toml says the rest.
+"""Builds the package's libraries with CMake; pyproject.toml says the rest.
 
-Two environment variables decide what is built, each 0, 1 or auto (the default):
+`_kernels` has the operators for CPUs, on PyTorch's stable ABI: for any torch from 2.11 on and any Python. The module
+`_C_torch_<version>` is for one torch and one Python: the same operators, shorter ways to call them, and those for CUDA.
 
-SEQWARM_EXTENSION   0: install without the extension. 1: fail where it cannot be built. auto: build it where
-                    torch, a C++ compiler, cmake, ninja and pybind11 are found, else say what is missing.
-SEQWARM_CUDA        the same for the extension's CUDA part, which needs nvcc and a torch built for CUDA; no GPU.
-                    CMake's own CUDAARCHS replaces the architectures of CMakeLists.txt.
+Environment variables decide what is built:
 
-SEQWARM_VERSION_LABEL   1: name what the extension is built for in the version, 0.2.0+torch2.13 or, with the CUDA part,
-                        0.2.0+cu130torch2.13. For wheels that are handed on. A wheel without the extension is for any
-                        Python and any torch, and has no label.
+SEQWARM_EXTENSION     0: neither. 1 (the default): both, or fail where they cannot be built.
+SEQWARM_SHORT_CALLS   0: not the module for one torch, for wheels that are handed on. 1 (the default): both.
+SEQWARM_CUDA          0, 1 or auto (the default): the module's part for CUDA, which needs nvcc and a torch built for
+                      CUDA; no GPU. CMake's own CUDAARCHS replaces the architectures of CMakeLists.txt.
 """
 
 from __future__ import annotations
@@ -26,6 +25,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from setuptools import Extension, setup
+from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).resolve().parent
@@ -38,18 +38,25 @@ class Torch(NamedTuple):
     cuda: str | None
 
 
+class Plan(NamedTuple):
+    torch: Torch
+    module: str | None  # the name of the module for this torch
+    nvcc: str | None  # for its part for CUDA
+
+
 class Skip(Exception):
-    """Why a part is not built."""
+    """Why a part cannot be built."""
 
 
 def say(message: str) -> None:
     print(f"seqwarm_kernels: {message}", file=sys.stderr, flush=True)
 
 
-def switch(name: str) -> str:
-    value = os.environ.get(name) or "auto"
-    if value not in ("0", "1", "auto"):
-        raise SystemExit(f"{name} must be 0, 1 or auto, got {value!r}")
+def switch(name: str, default: str = "1") -> str:
+    values = ("0", "1", "auto") if default == "auto" else ("0", "1")
+    value = os.environ.get(name) or default
+    if value not in values:
+        raise SystemExit(f"{name} must be {' or '.join(values)}, got {value!r}")
     return value
 
 
@@ -79,10 +86,10 @@ def find_nvcc() -> str | None:
 
 
 def usable_torch() -> Torch:
-    """The torch to build for, where everything that the extension needs is here."""
+    """The torch to build for, where everything that the libraries need is here."""
     torch = find_torch()
     if torch is None:
-        raise Skip(f"torch is not installed for {sys.executable}; with it, use pip install --no-build-isolation")
+        raise Skip(f"torch is not installed for {sys.executable}")
     missing = [name for name in ("cmake", "ninja") if find_tool(name) is None]
     if importlib.util.find_spec("pybind11") is None:
         missing.append("pybind11")
@@ -109,70 +116,86 @@ def usable_nvcc(torch: Torch) -> str:
     return nvcc
 
 
-def decide() -> tuple[Torch, str | None] | None:
-    """The torch and, for the CUDA part, the nvcc to build with; None to build nothing."""
-    extension, cuda = switch("SEQWARM_EXTENSION"), switch("SEQWARM_CUDA")
-    if extension == "0":
-        if cuda == "1":
-            raise SystemExit("SEQWARM_CUDA=1 needs the extension, and SEQWARM_EXTENSION=0 leaves it out")
-        say("installing without the extension, as SEQWARM_EXTENSION=0 says")
+def decide() -> Plan | None:
+    """What to build; None for nothing."""
+    cuda = switch("SEQWARM_CUDA", "auto")
+    if switch("SEQWARM_EXTENSION") == "0":
+        say("installing without kernels, as SEQWARM_EXTENSION=0 says")
+        return None
+    if sys.platform == "win32":
+        say("installing without kernels: they do not build on Windows, where the PyTorch reference serves")
         return None
     try:
         torch = usable_torch()
     except Skip as reason:
-        if "1" in (extension, cuda):
-            raise SystemExit(f"the extension cannot be built: {reason}") from None
-        say(f"installing without the extension: {reason}")
-        return None
+        raise SystemExit(
+            f"seqwarm_kernels: the kernels cannot be built: {reason}; SEQWARM_EXTENSION=0 installs without them"
+        ) from None
+    if switch("SEQWARM_SHORT_CALLS") == "0":
+        return Plan(torch, None, None)
+    module = "_C_torch_" + re.sub(r"\W", "_", torch.version)
     if cuda == "0":
-        return torch, None
+        return Plan(torch, module, None)
     try:
-        return torch, usable_nvcc(torch)
+        return Plan(torch, module, usable_nvcc(torch))
     except Skip as reason:
         if cuda == "1":
             raise SystemExit(f"SEQWARM_CUDA=1, and the CUDA part cannot be built: {reason}") from None
         say(f"building without the CUDA part: {reason}")
-        return torch, None
+        return Plan(torch, module, None)
 
 
 class CMakeBuild(build_ext):
     """Compiles in build/, where an unchanged file is not compiled again."""
 
-    torch: Torch
-    nvcc: str | None
+    plan: Plan
 
-    def build_extension(self, extension: Extension) -> None:
-        part = "cuda" if self.nvcc else "cpu"
-        folder = ROOT / "build" / f"{sysconfig.get_config_var('SOABI')}-torch-{self.torch.version}-{part}"
+    def run(self) -> None:
+        part = "cuda" if self.plan.nvcc else "cpu"
+        folder = ROOT / "build" / f"{sysconfig.get_config_var('SOABI')}-torch-{self.plan.torch.version}-{part}"
         cmake = str(find_tool("cmake"))
         try:
             subprocess.run([cmake, *self.options(folder)], check=True)
             subprocess.run([cmake, "--build", str(folder)], check=True)
         except subprocess.CalledProcessError as error:
             raise SystemExit(
-                f"seqwarm_kernels: the extension does not build (cmake ended with status {error.returncode}, "
-                "see above); SEQWARM_EXTENSION=0 installs without it"
+                f"seqwarm_kernels: the kernels do not build (cmake ended with status {error.returncode}, "
+                "see above); SEQWARM_EXTENSION=0 installs without them"
             ) from None
-        target = Path(self.get_ext_fullpath(extension.name))
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(next(folder.glob("_C.*")), target)
+        self.folder = folder
+        for other in Path(self.build_lib, "seqwarm_kernels").glob("*.so"):  # of a build with other options
+            other.unlink()
+        super().run()
         cache = (folder / "CMakeCache.txt").read_text()
         found = re.search(r"^SEQWARM_CUDA_BUILT:\w+=(.+)$", cache, re.MULTILINE)
-        say(f"built the extension for torch {self.torch.version}: CPU{f' + {found[1]}' if found else ''}")
+        say(f"built the kernels with torch {self.plan.torch.version}: CPU{f' + {found[1]}' if found else ''}")
+
+    def build_extension(self, extension: Extension) -> None:
+        target = Path(self.get_ext_fullpath(extension.name))
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(self.folder / target.name, target)
+
+    def get_ext_filename(self, fullname: str) -> str:
+        """Python's name for the module, and `_kernels.so` for the library, which no Python needs to import."""
+        name = str(super().get_ext_filename(fullname))
+        return str(Path(name).with_name("_kernels.so")) if fullname.endswith("_kernels") else name
 
     def options(self, folder: Path) -> list[str]:
-        import pybind11
-
+        plan = self.plan
         options = {
             "CMAKE_MAKE_PROGRAM": find_tool("ninja"),
             "Python_EXECUTABLE": sys.executable,
-            "pybind11_DIR": pybind11.get_cmake_dir(),
-            "TORCH_INSTALL_PREFIX": self.torch.folder,
-            "SEQWARM_TORCH_VERSION": self.torch.version,
-            "SEQWARM_CUDA": "ON" if self.nvcc else "OFF",
+            "TORCH_INSTALL_PREFIX": plan.torch.folder,
+            "SEQWARM_TORCH_VERSION": plan.torch.version,
+            "SEQWARM_SHORT_CALLS": "ON" if plan.module else "OFF",
+            "SEQWARM_CUDA": "ON" if plan.nvcc else "OFF",
         }
-        if self.nvcc:
-            options["CMAKE_CUDA_COMPILER"] = self.nvcc
+        if plan.module:
+            import pybind11
+
+            options |= {"SEQWARM_MODULE": plan.module, "pybind11_DIR": pybind11.get_cmake_dir()}
+        if plan.nvcc:
+            options["CMAKE_CUDA_COMPILER"] = plan.nvcc
         return [
             "-G",
             "Ninja",
@@ -184,6 +207,13 @@ class CMakeBuild(build_ext):
         ]
 
 
+class StableWheel(bdist_wheel):
+    """A wheel of the library alone, for any Python."""
+
+    def get_tag(self) -> tuple[str, str, str]:
+        return "py3", "none", super().get_tag()[2]
+
+
 def project_version() -> str:
     """`__version__` of the package, without importing it."""
     found = re.search(r'^__version__ = "(.+)"$', (ROOT / "seqwarm_kernels/__init__.py").read_text(), re.MULTILINE)
@@ -191,24 +221,17 @@ def project_version() -> str:
     return found[1]
 
 
-def local_label(torch: Torch, nvcc: str | None) -> str:
-    """What the extension is built for, as the local part of a version."""
-    release = ".".join(torch.version.split("+")[0].split(".")[:2])
-    return (f"cu{torch.cuda.replace('.', '')}" if nvcc and torch.cuda else "") + f"torch{release}"
-
-
 def main() -> None:
-    is_labeled = os.environ.get("SEQWARM_VERSION_LABEL") == "1"
-    commands = BUILDING_COMMANDS | ({"dist_info"} if is_labeled else set())  # metadata and wheel have one version
-    decision = decide() if commands & set(sys.argv) else None
-    if decision is None:
+    plan = decide() if BUILDING_COMMANDS & set(sys.argv) else None
+    if plan is None:
         setup(version=project_version())
         return
-    CMakeBuild.torch, CMakeBuild.nvcc = decision
+    CMakeBuild.plan = plan
+    names = ["_kernels", *filter(None, [plan.module])]
     setup(
-        version=project_version() + (f"+{local_label(*decision)}" if is_labeled else ""),
-        ext_modules=[Extension("seqwarm_kernels._C", sources=[])],
-        cmdclass={"build_ext": CMakeBuild},
+        version=project_version(),
+        ext_modules=[Extension(f"seqwarm_kernels.{name}", sources=[]) for name in names],
+        cmdclass={"build_ext": CMakeBuild, **({} if plan.module else {"bdist_wheel": StableWheel})},
     )
 
 

@@ -1,6 +1,7 @@
 # Finds the libraries of the torch package at TORCH_INSTALL_PREFIX (the folder of torch/__init__.py) and defines
 #
 #   Torch::cpu    what operators for the CPU need
+#   Torch::stable the library that has PyTorch's stable ABI
 #   Torch::python what functions for Python that take tensors need as well
 #   Torch::cuda   what operators for CUDA need as well, where torch was built for CUDA
 #
@@ -28,6 +29,8 @@ if(Torch_FOUND AND NOT TARGET Torch::cpu)
     Torch::cpu INTERFACE "${Torch_torch_LIBRARY}" "${Torch_torch_cpu_LIBRARY}" "${Torch_c10_LIBRARY}")
   # Since torch 2.7 its wheels have the new ABI of libstdc++ only, which is not every compiler's default.
   target_compile_definitions(Torch::cpu INTERFACE _GLIBCXX_USE_CXX11_ABI=1)
+  add_library(Torch::stable INTERFACE IMPORTED)
+  target_link_libraries(Torch::stable INTERFACE "${Torch_torch_cpu_LIBRARY}")
   add_library(Torch::python INTERFACE IMPORTED)
   target_link_libraries(Torch::python INTERFACE Torch::cpu "${Torch_torch_python_LIBRARY}")
 endif()

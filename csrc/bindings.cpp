@@ -1,4 +1,4 @@
-// The Python module seqwarm_kernels._C. Importing it registers the operators' kernels. Their schemas are defined in
+// The Python module for one torch. Importing it registers the operators' kernels. Their schemas are defined in
 // Python (seqwarm_kernels/ops). The module itself reports what it was built with, and has a shorter way to a kernel for
 // calls that were checked.
 
@@ -49,7 +49,7 @@ std::vector<at::Tensor> allocate(const std::vector<at::Tensor>& shells, at::Devi
 
 }  // namespace
 
-PYBIND11_MODULE(_C, module) {
+PYBIND11_MODULE(SEQWARM_MODULE, module) {
   module.def("build_info", &build_info, "The torch, CUDA toolkit and compiler that this extension was built with.");
   module.def(
       "bfloat16_instructions", &seqwarm::bfloat16_instructions,

@@ -2,7 +2,7 @@
 
 #pragma once
 
-#include <ATen/Parallel.h>
+#include "torch.h"
 
 #include <algorithm>
 #include <cstdint>
@@ -17,7 +17,7 @@ constexpr int64_t bytes_per_position = 32;
 template <typename Run>
 void for_each_part(int64_t first, int64_t last, int64_t bytes, const Run& run) {
   constexpr int64_t bytes_per_part = 512 * 1024;
-  at::parallel_for(first, last, bytes_per_part / std::max<int64_t>(bytes, 1) + 1, run);
+  parallel_for(first, last, bytes_per_part / std::max<int64_t>(bytes, 1) + 1, run);
 }
 
 }  // namespace seqwarm

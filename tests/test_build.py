@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import seqwarm_kernels
+from seqwarm_kernels.ops.extension import module_name
 
 ROOT = Path(__file__).parents[1]
 SETUP = ROOT / "setup.py"
@@ -22,7 +23,7 @@ CAPTURED = {"capture_output": True, "text": True, "check": True}
 @pytest.fixture
 def build(monkeypatch):
     """setup.py as a module, with none of its variables set."""
-    for name in ("SEQWARM_EXTENSION", "SEQWARM_CUDA", "CUDA_HOME", "CXX"):
+    for name in ("SEQWARM_EXTENSION", "SEQWARM_SHORT_CALLS", "SEQWARM_CUDA", "CUDA_HOME", "CXX"):
         monkeypatch.delenv(name, raising=False)
     spec = importlib.util.spec_from_file_location("seqwarm_setup", SETUP)
     module = importlib.util.module_from_spec(spec)
@@ -52,10 +53,13 @@ def test_finds_torch_as_it_calls_itself(build):
     assert found.folder == Path(torch.__file__).parent
 
 
-@pytest.mark.parametrize("name", ["SEQWARM_EXTENSION", "SEQWARM_CUDA"])
-def test_other_values_are_errors(build, monkeypatch, name):
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [("SEQWARM_EXTENSION", "0 or 1"), ("SEQWARM_SHORT_CALLS", "0 or 1"), ("SEQWARM_CUDA", "0 or 1 or auto")],
+)
+def test_other_values_are_errors(build, monkeypatch, complete, name, values):
     monkeypatch.setenv(name, "yes")
-    with pytest.raises(SystemExit, match=f"{name} must be 0, 1 or auto, got 'yes'"):
+    with pytest.raises(SystemExit, match=f"{name} must be {values}, got 'yes'"):
         build.decide()
 
 
@@ -69,7 +73,7 @@ def test_error_ends_a_build_without_a_traceback(tmp_path):
         check=False,
     )
     assert finished.returncode != 0
-    assert "SEQWARM_EXTENSION must be 0, 1 or auto, got 'maybe'" in finished.stderr
+    assert "SEQWARM_EXTENSION must be 0 or 1, got 'maybe'" in finished.stderr
     assert "Traceback" not in finished.stderr
 
 
@@ -79,23 +83,22 @@ def test_extension_can_be_left_out(build, monkeypatch, capsys):
     assert "SEQWARM_EXTENSION=0" in capsys.readouterr().err
 
 
-def test_cuda_needs_the_extension(build, monkeypatch):
-    monkeypatch.setenv("SEQWARM_EXTENSION", "0")
-    monkeypatch.setenv("SEQWARM_CUDA", "1")
-    with pytest.raises(SystemExit, match="SEQWARM_CUDA=1 needs the extension"):
+def test_without_torch(build, monkeypatch):
+    monkeypatch.setattr(build, "find_torch", lambda: None)
+    with pytest.raises(SystemExit, match=r"torch is not installed for .*; SEQWARM_EXTENSION=0 installs without them"):
         build.decide()
 
 
-def test_without_torch(build, monkeypatch, capsys):
-    monkeypatch.setattr(build, "find_torch", lambda: None)
-    assert build.decide() is None
-    assert "--no-build-isolation" in capsys.readouterr().err
-
-
-def test_without_a_compiler(build, monkeypatch, capsys, tmp_path):
+def test_without_a_compiler(build, monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(SystemExit, match=r"cannot be built: missing: .*a C\+\+ compiler"):
+        build.decide()
+
+
+def test_on_windows(build, monkeypatch, capsys):
+    monkeypatch.setattr(build.sys, "platform", "win32")
     assert build.decide() is None
-    assert "a C++ compiler" in capsys.readouterr().err
+    assert "they do not build on Windows" in capsys.readouterr().err
 
 
 def test_given_compiler_is_missing(build, monkeypatch):
@@ -103,16 +106,17 @@ def test_given_compiler_is_missing(build, monkeypatch):
     assert build.find_compiler() is None
 
 
-@pytest.mark.parametrize("name", ["SEQWARM_EXTENSION", "SEQWARM_CUDA"])
-def test_required_and_missing(build, monkeypatch, name, tmp_path):
-    monkeypatch.setenv(name, "1")
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(SystemExit, match=r"cannot be built: missing: .*a C\+\+ compiler"):
-        build.decide()
+def test_the_module_is_named_after_its_torch(build, complete):
+    assert build.decide().module == module_name(complete.version) == "_C_torch_2_13_0_cpu"
+
+
+def test_the_library_alone(build, monkeypatch, complete):
+    monkeypatch.setenv("SEQWARM_SHORT_CALLS", "0")
+    assert build.decide() == (complete, None, None)
 
 
 def test_cuda_part_is_left_out_for_a_cpu_torch(build, monkeypatch, complete, capsys):
-    assert build.decide() == (complete, None)
+    assert build.decide() == (complete, "_C_torch_2_13_0_cpu", None)
     assert "torch 2.13.0+cpu is not built for CUDA" in capsys.readouterr().err
     monkeypatch.setenv("SEQWARM_CUDA", "1")
     with pytest.raises(SystemExit, match="not built for CUDA"):
@@ -159,18 +163,6 @@ def check_cuda_kernels(target, chips):
         for body in bodies:
             moves = Counter(re.findall(r"\b(LDG|STG)\.E\.128\b", body))
             assert min(moves["LDG"], moves["STG"]) >= 8, (chip, moves)
-
-
-@pytest.mark.parametrize(
-    ("version", "cuda", "nvcc", "label"),
-    [
-        ("2.13.0+cpu", None, None, "torch2.13"),
-        ("2.11.1+cu130", "13.0", None, "torch2.11"),  # without the CUDA part
-        ("2.11.1+cu130", "13.0", "/usr/bin/nvcc", "cu130torch2.11"),
-    ],
-)
-def test_label_of_a_version(build, version, cuda, nvcc, label):
-    assert build.local_label(build.Torch(Path("torch"), version, cuda), nvcc) == label
 
 
 def test_version_is_that_of_the_package(build):

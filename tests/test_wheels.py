@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import sysconfig
 import zipfile
 from pathlib import Path
 
@@ -10,8 +11,11 @@ import pytest
 import torch
 
 import seqwarm_kernels
+from seqwarm_kernels.ops.extension import module_name
 
 ROOT = Path(__file__).parents[1]
+PYTHON = f"cp{sys.version_info.major}{sys.version_info.minor}"
+PLATFORM = sysconfig.get_platform().replace("-", "_").replace(".", "_")
 
 pytestmark = pytest.mark.exhaustive
 
@@ -61,19 +65,21 @@ def test_the_source_distribution_holds_what_its_tests_import(source_distribution
     run(sys.executable, "-m", "pytest", "tests/docs", "tests/test_structure.py", "tests/test_build.py", cwd=tree)
 
 
-@pytest.mark.parametrize("extension", ["0", "1"])
-def test_wheel_of_the_source_distribution(source_distribution, environment, tmp_path, extension):
+@pytest.mark.parametrize(
+    ("switches", "libraries", "tags"),
+    [
+        ({"SEQWARM_EXTENSION": "0"}, [], ["py3", "none", "any"]),
+        ({"SEQWARM_SHORT_CALLS": "0"}, ["_kernels"], ["py3", "none", PLATFORM]),
+        ({}, [module_name(torch.__version__), "_kernels"], [PYTHON, PYTHON, PLATFORM]),
+    ],
+)
+def test_wheel_of_the_source_distribution(source_distribution, environment, tmp_path, switches, libraries, tags):
     build = ("wheel", "--no-build-isolation", "--no-deps", "--wheel-dir", tmp_path, source_distribution)
-    run(sys.executable, "-m", "pip", *build, SEQWARM_EXTENSION=extension, SEQWARM_VERSION_LABEL="1")
+    run(sys.executable, "-m", "pip", *build, **switches)
     (wheel,) = tmp_path.glob("*.whl")
-    version, *tags = wheel.stem.split("-")[1:]
-    release = ".".join(torch.__version__.split(".")[:2])
-    if extension == "1":
-        assert version == f"{seqwarm_kernels.__version__}+torch{release}"
-    else:
-        assert (version, tags) == (seqwarm_kernels.__version__, ["py3", "none", "any"])
+    assert wheel.stem.split("-")[1:] == [seqwarm_kernels.__version__, *tags]
     names = zipfile.ZipFile(wheel).namelist()
-    assert sum(name.startswith("seqwarm_kernels/_C.") for name in names) == int(extension)
+    assert sorted(Path(name).name.partition(".")[0] for name in names if name.endswith(".so")) == libraries
     folders = {name.partition("/")[0] for name in names}
     assert all(folder.startswith("seqwarm_kernels") for folder in folders), folders
 
@@ -81,7 +87,7 @@ def test_wheel_of_the_source_distribution(source_distribution, environment, tmp_
     run(environment, "-m", "pip", "install", "--constraint", ROOT / "constraints.txt", wheel)
     run(environment, "-c", PROGRAM)
     printed = run(environment.with_name("seqwarm"), "info")
-    assert ("cpu   native     available" in printed) == (extension == "1"), printed
+    assert ("cpu   native     available" in printed) == bool(libraries), printed
     run(environment, "-m", "pip", "uninstall", "--yes", "seqwarm_kernels")
     left = {file for file in installed_files(environment) - before if "seqwarm" in str(file)}
     assert not left

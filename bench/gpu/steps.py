@@ -77,7 +77,7 @@ def _no_cuda_part() -> str | None:
     info = json.loads(subprocess.run(command, cwd=ROOT, check=True, capture_output=True).stdout)
     if info["extension"] is None:
         return str(info["extension_problem"])
-    return None if info["extension"]["cuda"] else "the extension _C is built without its CUDA part"
+    return None if info["extension"]["cuda"] else "the extension is built without its CUDA part"
 
 
 # ---- results

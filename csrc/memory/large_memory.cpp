@@ -1,7 +1,5 @@
 #include "large_memory.h"
 
-#include <c10/core/CPUAllocator.h>
-
 #ifdef __linux__
 #include <pthread.h>
 #include <sys/mman.h>
@@ -9,8 +7,8 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <cstring>
 #include <mutex>
+#include <stdexcept>
 #include <vector>
 
 namespace seqwarm {
@@ -32,7 +30,7 @@ size_t rounded(size_t bytes) {
   return (bytes + unit - 1) / unit * unit;
 }
 
-class LargeMemory final : public c10::Allocator {
+class LargeMemory {
  public:
   // A child of a fork has no thread that would unlock the mutex.
   LargeMemory() {
@@ -40,23 +38,9 @@ class LargeMemory final : public c10::Allocator {
         [] { instance().mutex_.lock(); }, [] { instance().mutex_.unlock(); }, [] { instance().mutex_.unlock(); });
   }
 
-  static LargeMemory& instance() { return static_cast<LargeMemory&>(large_memory()); }
-
-  c10::DataPtr allocate(size_t bytes) override {
-    if (bytes < smallest) {
-      return c10::GetCPUAllocator()->allocate(bytes);
-    }
-    auto* block = new Block(take(rounded(bytes)));
-    return {block->data, block, &release, c10::Device(c10::DeviceType::CPU)};
-  }
-
-  void copy_data(void* to, const void* from, size_t bytes) const override { std::memcpy(to, from, bytes); }
-
- private:
-  static void release(void* context) {
-    auto* block = static_cast<Block*>(context);
-    instance().keep(*block);
-    delete block;
+  static LargeMemory& instance() {
+    static auto* memory = new LargeMemory;  // never freed: tensors may outlive static objects
+    return *memory;
   }
 
   // A kept block that is at most a quarter too large, else a new block.
@@ -93,6 +77,7 @@ class LargeMemory final : public c10::Allocator {
     release_surplus(bytes_used_);
   }
 
+ private:
   // Keeps no more than was once used, with `used` bytes in use. The oldest blocks go first.
   void release_surplus(size_t used) {
     const size_t most = std::max(most_used_, used);
@@ -107,7 +92,9 @@ class LargeMemory final : public c10::Allocator {
   static char* map(size_t size) {
     // One more large page, to start at a multiple of its size.
     void* mapped = mmap(nullptr, size + large_page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    TORCH_CHECK_WITH(OutOfMemoryError, mapped != MAP_FAILED, "cannot allocate ", size, " bytes");
+    if (mapped == MAP_FAILED) {
+      throw std::runtime_error(text("cannot allocate ", size, " bytes"));
+    }
     auto* begin = static_cast<char*>(mapped);
     const size_t before = (large_page - reinterpret_cast<uintptr_t>(begin) % large_page) % large_page;
     if (before > 0) {
@@ -129,13 +116,18 @@ class LargeMemory final : public c10::Allocator {
 
 }  // namespace
 
-c10::Allocator& large_memory() {
+Tensor empty_large(Sizes sizes, ScalarType dtype) {
 #ifdef __linux__
-  static auto* memory = new LargeMemory;  // never freed: tensors may outlive static objects
-  return *memory;
-#else
-  return *c10::GetCPUAllocator();
+  size_t bytes = item_size(dtype);
+  for (const int64_t size : sizes) {
+    bytes *= size;
+  }
+  if (bytes >= smallest) {
+    const Block block = LargeMemory::instance().take(rounded(bytes));
+    return tensor_in(block.data, sizes, row_major_strides(sizes), dtype, [block] { LargeMemory::instance().keep(block); });
+  }
 #endif
+  return empty(sizes, dtype);
 }
 
 void advise_large_pages([[maybe_unused]] void* data, [[maybe_unused]] size_t bytes) {

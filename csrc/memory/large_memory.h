@@ -5,15 +5,15 @@
 
 #pragma once
 
-#include <c10/core/Allocator.h>
+#include "../torch.h"
 
 #include <cstddef>
 
 namespace seqwarm {
 
-// Keeps freed memory for the next result of about that size, on large pages. Kept memory and memory in use together
-// never exceed the most that was in use at once. Small results come from torch's own allocator.
-c10::Allocator& large_memory();
+// An uninitialized contiguous tensor. Freed memory of a large one is kept for the next of about that size, on large pages.
+// Kept memory and memory in use together never exceed the most that was in use at once.
+Tensor empty_large(Sizes sizes, ScalarType dtype);
 
 // Asks the system for large pages in this memory, since its first write is slow with small pages. Large pages remove
 // nearly all of that time: a third of the time of attention over segments of 16 tokens.

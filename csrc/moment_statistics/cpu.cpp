@@ -6,14 +6,10 @@
 // number is negative, so the relative error of a round is at most 2^-24, like that of a root or a square, and the
 // relative error of a total is at most 5 * 2^-24.
 
-#include <ATen/ops/empty.h>
-#include <ATen/Parallel.h>
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/view_as_real.h>
-#include <c10/util/BFloat16.h>
-#include <c10/util/Exception.h>
-#include <c10/util/Half.h>
-#include <torch/library.h>
+#include "../torch.h"
+
+#include <torch/headeronly/util/BFloat16.h>
+#include <torch/headeronly/util/Half.h>
 
 #include <algorithm>
 #include <cmath>
@@ -37,7 +33,7 @@ struct Partial {
 };
 
 struct Chunk {
-  const at::Tensor* tensor;
+  const Tensor* tensor;
   int64_t begin;
   int64_t end;
   Kind kind;
@@ -90,7 +86,7 @@ Partial reduce(const Item* items, int64_t count) {
 
 template <typename Item>
 Partial reduce(const Chunk& chunk) {
-  const Item* items = chunk.tensor->const_data_ptr<Item>() + chunk.begin;
+  const Item* items = static_cast<const Item*>(chunk.tensor->const_data_ptr()) + chunk.begin;
   const int64_t count = chunk.end - chunk.begin;
   switch (chunk.kind) {
     case Kind::Variance:
@@ -104,30 +100,56 @@ Partial reduce(const Chunk& chunk) {
 
 Partial reduce(const Chunk& chunk) {
   switch (chunk.tensor->scalar_type()) {
-    case at::kFloat:
+    case ScalarType::Float:
       return reduce<float>(chunk);
-    case at::kBFloat16:
+    case ScalarType::BFloat16:
       return reduce<c10::BFloat16>(chunk);
-    case at::kHalf:
+    case ScalarType::Half:
       return reduce<c10::Half>(chunk);
     default:
       return reduce<double>(chunk);
   }
 }
 
-// The tensor as real numbers of a supported type, in memory without gaps but in any order.
-at::Tensor as_read(const at::Tensor& tensor) {
-  TORCH_CHECK_VALUE(tensor.device().is_cpu(), "moment_statistics: all tensors must be on cpu, got ", tensor.device());
-  at::Tensor real = tensor.is_complex() ? at::view_as_real(tensor) : tensor;
-  const at::ScalarType type = real.scalar_type();
-  if (type != at::kFloat && type != at::kBFloat16 && type != at::kHalf && type != at::kDouble) {
-    real = real.to(at::kFloat);
-  }
-  return real.is_non_overlapping_and_dense() ? real : real.contiguous();
+bool is_complex(ScalarType dtype) {
+  return dtype == ScalarType::ComplexHalf || dtype == ScalarType::ComplexFloat || dtype == ScalarType::ComplexDouble;
 }
 
-void add_chunks(at::TensorList tensors, Kind kind, std::vector<at::Tensor>& read, std::vector<Chunk>& chunks) {
-  for (const at::Tensor& tensor : tensors) {
+// Whether the elements are memory without gaps, in any order.
+bool is_dense(const Tensor& tensor) {
+  if (tensor.is_contiguous()) {
+    return true;
+  }
+  std::vector<std::pair<int64_t, int64_t>> dims;  // stride, size
+  for (int64_t dim = 0; dim < tensor.dim(); ++dim) {
+    if (tensor.size(dim) != 1) {
+      dims.emplace_back(tensor.stride(dim), tensor.size(dim));
+    }
+  }
+  std::sort(dims.begin(), dims.end());
+  int64_t expected = 1;
+  for (const auto& [stride, size] : dims) {
+    if (stride != expected) {
+      return false;
+    }
+    expected *= size;
+  }
+  return true;
+}
+
+// The tensor as real numbers of a supported type, in memory without gaps but in any order.
+Tensor as_read(const Tensor& tensor) {
+  SEQWARM_CHECK_VALUE(tensor.is_cpu(), "moment_statistics: all tensors must be on cpu, got ", tensor.device());
+  Tensor real = is_complex(tensor.scalar_type()) ? as_real(tensor) : tensor;
+  const ScalarType type = real.scalar_type();
+  if (type != ScalarType::Float && type != ScalarType::BFloat16 && type != ScalarType::Half && type != ScalarType::Double) {
+    real = to_dtype(real, ScalarType::Float);
+  }
+  return is_dense(real) ? real : as_contiguous(real);
+}
+
+void add_chunks(Tensors tensors, Kind kind, std::vector<Tensor>& read, std::vector<Chunk>& chunks) {
+  for (const Tensor& tensor : tensors) {
     read.push_back(as_read(tensor));
     const int64_t count = read.back().numel();
     for (int64_t begin = 0; begin < count; begin += chunk_elements) {
@@ -136,8 +158,8 @@ void add_chunks(at::TensorList tensors, Kind kind, std::vector<at::Tensor>& read
   }
 }
 
-at::Tensor moment_statistics(at::TensorList momentum, at::TensorList second_moment, at::TensorList gradients) {
-  std::vector<at::Tensor> read;
+Tensor moment_statistics(Tensors momentum, Tensors second_moment, Tensors gradients) {
+  std::vector<Tensor> read;
   read.reserve(momentum.size() + second_moment.size() + gradients.size());  // no reallocation: chunks point into `read`
   std::vector<Chunk> chunks;
   add_chunks(second_moment, Kind::Variance, read, chunks);
@@ -145,7 +167,7 @@ at::Tensor moment_statistics(at::TensorList momentum, at::TensorList second_mome
   add_chunks(gradients, Kind::Gradient, read, chunks);
 
   std::vector<Partial> partials(chunks.size());
-  at::parallel_for(0, static_cast<int64_t>(chunks.size()), chunks_per_task, [&](int64_t begin, int64_t end) {
+  parallel_for(0, static_cast<int64_t>(chunks.size()), chunks_per_task, [&](int64_t begin, int64_t end) {
     for (int64_t index = begin; index < end; ++index) {
       partials[index] = reduce(chunks[index]);
     }
@@ -156,7 +178,7 @@ at::Tensor moment_statistics(at::TensorList momentum, at::TensorList second_mome
     of_kind.total += partials[index].total;
     of_kind.largest = std::max(of_kind.largest, partials[index].largest);
   }
-  const at::Tensor result = at::empty({5}, at::TensorOptions().dtype(at::kDouble));
+  const Tensor result = empty(std::array<int64_t, 1>{5}, ScalarType::Double);
   double* numbers = result.mutable_data_ptr<double>();
   for (int kind = 0; kind < 2; ++kind) {
     const Partial& of_kind = whole[kind];
@@ -167,8 +189,8 @@ at::Tensor moment_statistics(at::TensorList momentum, at::TensorList second_mome
   return result;
 }
 
-TORCH_LIBRARY_IMPL(seqwarm, CPU, library) {
-  library.impl("moment_statistics.native", TORCH_FN(moment_statistics));
+SEQWARM_LIBRARY(CPU, library) {
+  library.impl("moment_statistics.native", SEQWARM_KERNEL(moment_statistics));
 }
 
 }  // namespace

@@ -2,9 +2,6 @@
 
 #include "call.h"
 
-#include <ATen/ops/scalar_tensor.h>
-#include <c10/util/Exception.h>
-
 #include <array>
 #include <cstring>
 #include <utility>
@@ -30,7 +27,7 @@ Rule rule_named(std::string_view name) {
       return rule;
     }
   }
-  TORCH_CHECK_VALUE(false, "resize_batch: unknown rule '", name, "'");
+  SEQWARM_CHECK_VALUE(false, "resize_batch: unknown rule '", name, "'");
 }
 
 int64_t line_of(Rule rule, int64_t source_length, int64_t new_length) {
@@ -49,7 +46,7 @@ int64_t line_of(Rule rule, int64_t source_length, int64_t new_length) {
 }
 
 ResizePlan plan_of(const ResizeArguments& arguments) {
-  TORCH_CHECK_VALUE(
+  SEQWARM_CHECK_VALUE(
       arguments.batch_size >= 0 && arguments.source_length >= 1 && arguments.new_length >= 1,
       "resize_batch: batch_size must be at least 0, source_length and new_length at least 1, got ",
       arguments.batch_size, ", ", arguments.source_length, " and ", arguments.new_length);
@@ -71,21 +68,22 @@ ResizePlan plan_of(const ResizeArguments& arguments) {
 }
 
 Kind kind_of(int64_t number) {
-  TORCH_CHECK_VALUE(number >= 0 && number <= 3, "resize_batch: unknown kind ", number);
+  SEQWARM_CHECK_VALUE(number >= 0 && number <= 3, "resize_batch: unknown kind ", number);
   return static_cast<Kind>(number);
 }
 
-const at::Tensor& any_tensor(const ResizeArguments& arguments) {
-  TORCH_CHECK_VALUE(
+const Tensor& any_tensor(const ResizeArguments& arguments) {
+  SEQWARM_CHECK_VALUE(
       !arguments.inputs.empty() || arguments.attention_mask.has_value(), "resize_batch: inputs must not be empty");
   return arguments.inputs.empty() ? *arguments.attention_mask : arguments.inputs[0];
 }
 
-std::vector<int64_t> output_shape(const ResizePlan& plan, const at::Tensor& input, Kind kind) {
+std::vector<int64_t> output_shape(const ResizePlan& plan, const Tensor& input, Kind kind) {
   if (kind == Kind::Row) {
     return {plan.new_rows};
   }
-  std::vector<int64_t> shape = input.sizes().vec();
+  const Sizes sizes = input.sizes();
+  std::vector<int64_t> shape(sizes.begin(), sizes.end());
   shape[0] = plan.new_rows;
   shape[1] = plan.new_length;
   if (kind == Kind::Square) {
@@ -94,8 +92,8 @@ std::vector<int64_t> output_shape(const ResizePlan& plan, const at::Tensor& inpu
   return shape;
 }
 
-void check_input(const ResizePlan& plan, const at::Tensor& input, Kind kind, const c10::Device& device) {
-  const at::IntArrayRef sizes = input.sizes();
+void check_input(const ResizePlan& plan, const Tensor& input, Kind kind, const Device& device) {
+  const Sizes sizes = input.sizes();
   bool fits = !sizes.empty() && sizes[0] == plan.batch_size;
   if (kind == Kind::Row) {
     fits = fits && sizes.size() == 1 && plan.batch_size * plan.line == plan.tokens;
@@ -105,17 +103,15 @@ void check_input(const ResizePlan& plan, const at::Tensor& input, Kind kind, con
   if (kind == Kind::Square) {
     fits = fits && sizes.size() == 3 && sizes[2] == plan.source_length && plan.line == plan.new_length;
   }
-  TORCH_CHECK_VALUE(
+  SEQWARM_CHECK_VALUE(
       fits, "resize_batch: an input of shape ", sizes, " and kind ", static_cast<int>(kind), " does not fit batch_size ",
       plan.batch_size, ", source_length ", plan.source_length, " and the rule");
-  // A device can read pinned host memory directly.
-  const bool readable = input.device() == device || (device.is_cuda() && input.is_cpu() && input.is_pinned());
-  TORCH_CHECK_VALUE(readable, "resize_batch: all tensors must be on ", device, ", got one on ", input.device());
+  SEQWARM_CHECK_VALUE(is_on(input, device), "resize_batch: all tensors must be on ", device, ", got one on ", input.device());
 }
 
-void check_arguments(const ResizePlan& plan, const ResizeArguments& arguments, const c10::Device& device) {
+void check_arguments(const ResizePlan& plan, const ResizeArguments& arguments, const Device& device) {
   const size_t count = arguments.inputs.size();
-  TORCH_CHECK_VALUE(
+  SEQWARM_CHECK_VALUE(
       arguments.kinds.size() == count && arguments.fill_values.size() == count,
       "resize_batch: there must be a kind and a fill value for each of the ", count, " inputs");
   for (size_t index = 0; index < count; ++index) {
@@ -123,16 +119,16 @@ void check_arguments(const ResizePlan& plan, const ResizeArguments& arguments, c
   }
   if (arguments.attention_mask.has_value()) {
     check_input(plan, *arguments.attention_mask, Kind::Sequence, device);
-    TORCH_CHECK_VALUE(arguments.attention_mask->dim() == 2, "resize_batch: attention_mask must have two dimensions");
+    SEQWARM_CHECK_VALUE(arguments.attention_mask->dim() == 2, "resize_batch: attention_mask must have two dimensions");
   }
-  TORCH_CHECK_VALUE(
+  SEQWARM_CHECK_VALUE(
       !plan.skips_padding || arguments.attention_mask.has_value(), "resize_batch: rule '", arguments.rule,
       "' needs an attention_mask");
 }
 
-void check_output(const at::Tensor& output, at::IntArrayRef shape, at::ScalarType dtype, const c10::Device& device) {
-  TORCH_CHECK_VALUE(
-      output.sizes() == shape && output.scalar_type() == dtype && output.device() == device && output.is_contiguous(),
+void check_output(const Tensor& output, Sizes shape, ScalarType dtype, const Device& device) {
+  SEQWARM_CHECK_VALUE(
+      is_equal(output.sizes(), shape) && output.scalar_type() == dtype && output.device() == device && output.is_contiguous(),
       "resize_batch: an output must be a contiguous ", dtype, " tensor of shape ", shape, " on ", device, ", got ",
       output.scalar_type(), " ", output.sizes(), " on ", output.device(),
       output.is_contiguous() ? "" : ", not contiguous");
@@ -144,7 +140,7 @@ struct Features {
 };
 
 // The feature dimensions of (B, S, features...) as one dimension, if they share one stride.
-std::optional<Features> collapse_features(const at::Tensor& input) {
+std::optional<Features> collapse_features(const Tensor& input) {
   Features features{1, 1};
   for (int64_t dim = input.dim() - 1; dim >= 2; --dim) {
     const int64_t size = input.size(dim);
@@ -184,8 +180,8 @@ bool may_fill(const ResizePlan& plan, Kind kind) {
   return (plan.pads && kind != Kind::Row) || (plan.overlaps && kind == Kind::Label);
 }
 
-void set_fill(ResizeEntry& entry, const at::Scalar& fill_value, at::ScalarType dtype) {
-  const at::Tensor item = at::scalar_tensor(fill_value, at::TensorOptions(dtype).device(at::kCPU));
+void set_fill(ResizeEntry& entry, double fill_value, ScalarType dtype) {
+  const Tensor item = item_of(fill_value, dtype);
   for (int32_t offset = 0; offset < 16; offset += entry.item_size) {
     std::memcpy(entry.fill + offset, item.const_data_ptr(), entry.item_size);
   }
@@ -193,17 +189,17 @@ void set_fill(ResizeEntry& entry, const at::Scalar& fill_value, at::ScalarType d
 
 // Replaces `input` by a contiguous copy if its features do not share one stride.
 ResizeEntry describe_entry(
-    const ResizePlan& plan, at::Tensor& input, const at::Tensor& output, Kind kind, const at::Scalar& fill_value) {
+    const ResizePlan& plan, Tensor& input, const Tensor& output, Kind kind, double fill_value) {
   Features features{1, 1};
   if (kind == Kind::Square) {
     features = {plan.new_length, input.stride(2)};
   } else if (kind != Kind::Row) {
     std::optional<Features> collapsed = collapse_features(input);
     if (!collapsed.has_value()) {
-      TORCH_CHECK_VALUE(
+      SEQWARM_CHECK_VALUE(
           input.device() == output.device(), "resize_batch: features of a tensor in pinned memory must be contiguous, ",
           "got strides ", input.strides());
-      input = input.contiguous();
+      input = as_contiguous(input);
       collapsed = collapse_features(input);
     }
     features = *collapsed;
@@ -225,36 +221,38 @@ ResizeEntry describe_entry(
   return entry;
 }
 
-uint64_t value_bits_of(at::ScalarType dtype) {
+uint64_t value_bits_of(ScalarType dtype) {
   switch (dtype) {
-    case at::kHalf:
-    case at::kBFloat16:
+    case ScalarType::Half:
+    case ScalarType::BFloat16:
       return 0x7fff;
-    case at::kFloat:
+    case ScalarType::Float:
       return 0x7fffffff;
-    case at::kDouble:
+    case ScalarType::Double:
       return 0x7fffffffffffffff;
     default:
       return ~uint64_t{0};
   }
 }
 
-InfoOutput describe_info(const ResizePlan& plan, at::TensorList outputs, const c10::Device& device) {
-  check_output(outputs[0], {plan.new_rows}, at::kInt, device);
-  check_output(outputs[1], {plan.new_rows, plan.new_length}, at::kLong, device);
-  check_output(outputs[2], {}, at::kLong, device);
+// The last three outputs.
+InfoOutput describe_info(const ResizePlan& plan, Tensors outputs, const Device& device) {
+  const Tensor &lengths = outputs[outputs.size() - 3], &positions = outputs[outputs.size() - 2];
+  const Tensor& count = outputs[outputs.size() - 1];
+  check_output(lengths, {plan.new_rows}, ScalarType::Int, device);
+  check_output(positions, {plan.new_rows, plan.new_length}, ScalarType::Long, device);
+  check_output(count, {}, ScalarType::Long, device);
   return {
-      outputs[0].mutable_data_ptr<int32_t>(), outputs[1].mutable_data_ptr<int64_t>(),
-      outputs[2].mutable_data_ptr<int64_t>()};
+      lengths.mutable_data_ptr<int32_t>(), positions.mutable_data_ptr<int64_t>(), count.mutable_data_ptr<int64_t>()};
 }
 
 // Replaces `mask` by a comparison with zero if its bits do not show whether an item is zero.
-MaskView describe_mask(at::Tensor& mask, const c10::Device& device) {
-  const at::ScalarType dtype = mask.scalar_type();
-  const bool bits_suffice = at::isIntegralType(dtype, /*includeBool=*/true) || value_bits_of(dtype) != ~uint64_t{0};
+MaskView describe_mask(Tensor& mask, const Device& device) {
+  const ScalarType dtype = mask.scalar_type();
+  const bool bits_suffice = is_integral(dtype) || value_bits_of(dtype) != ~uint64_t{0};
   if (!bits_suffice) {
-    TORCH_CHECK_VALUE(mask.device() == device, "resize_batch: a mask in pinned memory cannot be ", dtype);
-    mask = mask.ne(0);
+    SEQWARM_CHECK_VALUE(mask.device() == device, "resize_batch: a mask in pinned memory cannot be ", dtype);
+    mask = to_dtype(mask, ScalarType::Bool);
   }
   const auto item_size = static_cast<int64_t>(mask.element_size());
   return {
@@ -264,37 +262,37 @@ MaskView describe_mask(at::Tensor& mask, const c10::Device& device) {
 
 }  // namespace
 
-std::vector<at::Tensor> allocate_outputs(const ResizeArguments& arguments, Allocate allocate) {
+std::vector<Tensor> allocate_outputs(const ResizeArguments& arguments, Allocate allocate) {
   const ResizePlan plan = plan_of(arguments);
   check_arguments(plan, arguments, any_tensor(arguments).device());
-  std::vector<at::Tensor> outputs;
+  std::vector<Tensor> outputs;
   for (size_t index = 0; index < arguments.inputs.size(); ++index) {
-    const at::Tensor& input = arguments.inputs[index];
+    const Tensor& input = arguments.inputs[index];
     outputs.push_back(allocate(output_shape(plan, input, kind_of(arguments.kinds[index])), input.scalar_type(), input));
   }
   if (arguments.return_info) {
-    const at::Tensor& like = any_tensor(arguments);
-    outputs.push_back(allocate({plan.new_rows}, at::kInt, like));
-    outputs.push_back(allocate({plan.new_rows, plan.new_length}, at::kLong, like));
-    outputs.push_back(allocate({}, at::kLong, like));
+    const Tensor& like = any_tensor(arguments);
+    outputs.push_back(allocate({plan.new_rows}, ScalarType::Int, like));
+    outputs.push_back(allocate({plan.new_rows, plan.new_length}, ScalarType::Long, like));
+    outputs.push_back(allocate({}, ScalarType::Long, like));
   }
   return outputs;
 }
 
-ResizeCall describe_call(const ResizeArguments& arguments, at::TensorList outputs) {
+ResizeCall describe_call(const ResizeArguments& arguments, Tensors outputs) {
   const ResizePlan plan = plan_of(arguments);
-  const c10::Device device = (outputs.empty() ? any_tensor(arguments) : outputs[0]).device();
+  const Device device = (outputs.empty() ? any_tensor(arguments) : outputs[0]).device();
   check_arguments(plan, arguments, device);
   const size_t count = arguments.inputs.size();
-  TORCH_CHECK_VALUE(
+  SEQWARM_CHECK_VALUE(
       outputs.size() == count + (arguments.return_info ? 3 : 0), "resize_batch: there must be an output for each of the ",
       count, " inputs", arguments.return_info ? " and three for the info" : "", ", got ", outputs.size());
 
   ResizeCall call{plan, {}, {}, {}, device, {}};
   for (size_t index = 0; index < count; ++index) {
-    at::Tensor input = arguments.inputs[index];
+    Tensor input = arguments.inputs[index];
     const Kind kind = kind_of(arguments.kinds[index]);
-    const at::Tensor& output = outputs[index];
+    const Tensor& output = outputs[index];
     check_output(output, output_shape(plan, input, kind), input.scalar_type(), device);
     if (output.numel() == 0) {
       continue;
@@ -303,12 +301,12 @@ ResizeCall describe_call(const ResizeArguments& arguments, at::TensorList output
     call.kept.push_back(std::move(input));
   }
   if (arguments.attention_mask.has_value()) {
-    at::Tensor mask = *arguments.attention_mask;
+    Tensor mask = *arguments.attention_mask;
     call.mask = describe_mask(mask, device);
     call.kept.push_back(std::move(mask));
   }
   if (arguments.return_info) {
-    call.info = describe_info(plan, outputs.slice(count), device);
+    call.info = describe_info(plan, outputs, device);
   }
   return call;
 }

@@ -9,8 +9,7 @@
 
 #pragma once
 
-#include <ATen/core/Tensor.h>
-#include <c10/core/Scalar.h>
+#include "../torch.h"
 
 #include <algorithm>
 #include <cstdint>
@@ -118,46 +117,46 @@ struct ResizeCall {
   MaskView mask;
   InfoOutput info;
   std::vector<ResizeEntry> entries;  // without empty tensors
-  c10::Device device;
-  std::vector<at::Tensor> kept;  // keeps the memory of inputs and of their copies alive
+  Device device;
+  std::vector<Tensor> kept;  // keeps the memory of inputs and of their copies alive
 };
 
 struct ResizeArguments {
-  at::TensorList inputs;
-  const std::optional<at::Tensor>& attention_mask;
+  Tensors inputs;
+  const std::optional<Tensor>& attention_mask;
   int64_t batch_size;
   int64_t source_length;
   int64_t new_length;
   std::string_view rule;
-  at::IntArrayRef kinds;
-  at::ArrayRef<at::Scalar> fill_values;
+  Integers kinds;
+  Numbers fill_values;
   bool return_info;
 };
 
 // A new tensor on the device of another.
-using Allocate = at::Tensor (*)(at::IntArrayRef shape, at::ScalarType dtype, const at::Tensor& like);
+using Allocate = Tensor (*)(Sizes shape, ScalarType dtype, const Tensor& like);
 
-std::vector<at::Tensor> allocate_outputs(const ResizeArguments& arguments, Allocate allocate);
-ResizeCall describe_call(const ResizeArguments& arguments, at::TensorList outputs);
+std::vector<Tensor> allocate_outputs(const ResizeArguments& arguments, Allocate allocate);
+ResizeCall describe_call(const ResizeArguments& arguments, Tensors outputs);
 
 // The two operators of a device, given how to allocate and to run a call there.
 template <void (*run)(const ResizeCall&)>
 void resize_batch_out(
-    at::TensorList inputs, const std::optional<at::Tensor>& attention_mask, int64_t batch_size, int64_t source_length,
-    int64_t new_length, std::string_view rule, at::IntArrayRef kinds, at::ArrayRef<at::Scalar> fill_values,
-    bool return_info, at::TensorList outputs) {
+    Tensors inputs, const std::optional<Tensor>& attention_mask, int64_t batch_size, int64_t source_length,
+    int64_t new_length, std::string_view rule, Integers kinds, Numbers fill_values,
+    bool return_info, Tensors outputs) {
   run(describe_call(
       {inputs, attention_mask, batch_size, source_length, new_length, rule, kinds, fill_values, return_info}, outputs));
 }
 
 template <Allocate allocate, void (*run)(const ResizeCall&)>
-std::vector<at::Tensor> resize_batch(
-    at::TensorList inputs, const std::optional<at::Tensor>& attention_mask, int64_t batch_size, int64_t source_length,
-    int64_t new_length, std::string_view rule, at::IntArrayRef kinds, at::ArrayRef<at::Scalar> fill_values,
+std::vector<Tensor> resize_batch(
+    Tensors inputs, const std::optional<Tensor>& attention_mask, int64_t batch_size, int64_t source_length,
+    int64_t new_length, std::string_view rule, Integers kinds, Numbers fill_values,
     bool return_info) {
   const ResizeArguments arguments{
       inputs, attention_mask, batch_size, source_length, new_length, rule, kinds, fill_values, return_info};
-  const std::vector<at::Tensor> outputs = allocate_outputs(arguments, allocate);
+  const std::vector<Tensor> outputs = allocate_outputs(arguments, allocate);
   run(describe_call(arguments, outputs));
   return outputs;
 }

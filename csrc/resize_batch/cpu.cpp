@@ -5,9 +5,6 @@
 #include "../memory/large_memory.h"
 #include "../parallel.h"
 
-#include <ATen/EmptyTensor.h>
-#include <torch/library.h>
-
 #include <cstring>
 #include <numeric>
 
@@ -244,14 +241,13 @@ void run(const ResizeCall& call) {
   }
 }
 
-at::Tensor allocate(at::IntArrayRef shape, at::ScalarType dtype, const at::Tensor& /*like*/) {
-  constexpr c10::DispatchKeySet cpu(c10::DispatchKey::CPU);
-  return at::detail::empty_generic(shape, &large_memory(), cpu, dtype, std::nullopt);
+Tensor allocate(Sizes shape, ScalarType dtype, const Tensor& /*like*/) {
+  return empty_large(shape, dtype);
 }
 
-TORCH_LIBRARY_IMPL(seqwarm, CPU, library) {
-  library.impl("resize_batch.native", TORCH_FN((resize_batch<allocate, run>)));
-  library.impl("resize_batch_out.native", TORCH_FN(resize_batch_out<run>));
+SEQWARM_LIBRARY(CPU, library) {
+  library.impl("resize_batch.native", SEQWARM_KERNEL((resize_batch<allocate, run>)));
+  library.impl("resize_batch_out.native", SEQWARM_KERNEL(resize_batch_out<run>));
 }
 
 }  // namespace

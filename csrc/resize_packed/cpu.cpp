@@ -4,14 +4,6 @@
 #include "../memory/large_memory.h"
 #include "../parallel.h"
 
-#include <ATen/Dispatch.h>
-#include <ATen/EmptyTensor.h>
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/scalar_tensor.h>
-#include <c10/core/Scalar.h>
-#include <c10/util/Exception.h>
-#include <torch/library.h>
-
 #include <algorithm>
 #include <cstring>
 #include <limits>
@@ -48,15 +40,15 @@ struct Pieces {
 // One tensor of the batch, contiguous.
 struct Entry {
   PackedKind kind;
-  at::Tensor input;
-  at::Tensor output;
-  at::Tensor fill;  // the item of a repeated label
+  Tensor input;
+  Tensor output;
+  Tensor fill;  // the item of a repeated label
   int64_t token_bytes;
 };
 
-Pieces describe_pieces(const at::Tensor& table, int64_t new_tokens) {
-  TORCH_CHECK_VALUE(
-      table.dim() == 2 && table.size(0) == 5 && table.scalar_type() == at::kLong && table.is_contiguous(),
+Pieces describe_pieces(const Tensor& table, int64_t new_tokens) {
+  SEQWARM_CHECK_VALUE(
+      table.dim() == 2 && table.size(0) == 5 && table.scalar_type() == ScalarType::Long && table.is_contiguous(),
       "resize_packed: pieces must be a contiguous int64 tensor (5, pieces), got ", table.scalar_type(), " ",
       table.sizes());
   const int64_t count = table.size(1);
@@ -73,40 +65,58 @@ void check_pieces(const Pieces& pieces, int64_t tokens, int64_t sequences) {
            pieces.start[piece] >= 0 && pieces.start[piece] <= tokens - length && pieces.sequence[piece] >= 0 &&
            pieces.sequence[piece] < sequences && pieces.repeated[piece] >= 0 && pieces.repeated[piece] <= length;
   }
-  TORCH_CHECK_VALUE(
+  SEQWARM_CHECK_VALUE(
       fits, "resize_packed: pieces must be parts of ", tokens, " tokens and ", sequences, " sequences, with ",
       pieces.tokens, " tokens in all");
 }
 
-at::Tensor allocate(at::IntArrayRef shape, at::ScalarType dtype) {
-  constexpr c10::DispatchKeySet cpu(c10::DispatchKey::CPU);
-  return at::detail::empty_generic(shape, &large_memory(), cpu, dtype, std::nullopt);
-}
-
-Entry describe_entry(const Pieces& pieces, const at::Tensor& input, int64_t number, const at::Scalar& fill_value) {
-  TORCH_CHECK_VALUE(number >= 0 && number <= 4, "resize_packed: unknown kind ", number);
+Entry describe_entry(const Pieces& pieces, const Tensor& input, int64_t number, double fill_value) {
+  SEQWARM_CHECK_VALUE(number >= 0 && number <= 4, "resize_packed: unknown kind ", number);
   const auto kind = static_cast<PackedKind>(number);
-  TORCH_CHECK_VALUE(
+  SEQWARM_CHECK_VALUE(
       input.is_cpu() && input.dim() >= 1 && (kind != PackedKind::Sequence || input.dim() == 1),
       "resize_packed: an input must be (sequences,) or (tokens, features...) in host memory, got ", input.sizes(), " on ",
       input.device());
-  std::vector<int64_t> shape = input.sizes().vec();
+  SEQWARM_CHECK_TYPE(
+      kind != PackedKind::Index || is_integral(input.scalar_type()),
+      "resize_packed: an input of sequence numbers must have integers, got ", input.scalar_type());
+  const Sizes sizes = input.sizes();
+  std::vector<int64_t> shape(sizes.begin(), sizes.end());
   shape[0] = kind == PackedKind::Sequence ? pieces.count : pieces.tokens;
-  Entry entry{kind, input.contiguous(), allocate(shape, input.scalar_type()), {}, 0};
+  Entry entry{kind, as_contiguous(input), empty_large(shape, input.scalar_type()), {}, 0};
   entry.token_bytes = static_cast<int64_t>(input.element_size());
-  for (const int64_t size : input.sizes().slice(1)) {
-    entry.token_bytes *= size;
+  for (size_t dim = 1; dim < sizes.size(); ++dim) {
+    entry.token_bytes *= sizes[dim];
   }
   if (kind == PackedKind::Label) {
-    entry.fill = at::scalar_tensor(fill_value, at::TensorOptions(input.scalar_type()).device(at::kCPU));
+    entry.fill = item_of(fill_value, input.scalar_type());
   }
   return entry;
 }
 
-void fill(char* to, const at::Tensor& item, int64_t bytes) {
+void fill(char* to, const Tensor& item, int64_t bytes) {
   const auto size = static_cast<int64_t>(item.element_size());
   for (int64_t offset = 0; offset < bytes; offset += size) {
     std::memcpy(to + offset, item.const_data_ptr(), size);
+  }
+}
+
+template <typename Item>
+void fill_items(char* to, int64_t piece, int64_t bytes) {
+  std::fill_n(reinterpret_cast<Item*>(to), bytes / static_cast<int64_t>(sizeof(Item)), static_cast<Item>(piece));
+}
+
+// Of signed and of unsigned integers.
+void fill_index(char* to, int64_t piece, int64_t bytes, size_t item_size) {
+  switch (item_size) {
+    case 1:
+      return fill_items<int8_t>(to, piece, bytes);
+    case 2:
+      return fill_items<int16_t>(to, piece, bytes);
+    case 4:
+      return fill_items<int32_t>(to, piece, bytes);
+    default:
+      return fill_items<int64_t>(to, piece, bytes);
   }
 }
 
@@ -115,10 +125,7 @@ void copy_run(const Pieces& pieces, const Entry& entry, int64_t piece, int64_t b
   const int64_t slot = begin - pieces.first[piece];
   char* to = static_cast<char*>(entry.output.mutable_data_ptr()) + begin * entry.token_bytes;
   if (entry.kind == PackedKind::Index) {
-    AT_DISPATCH_INTEGRAL_TYPES(entry.output.scalar_type(), "resize_packed", [&] {
-      const int64_t items = (end - begin) * entry.token_bytes / static_cast<int64_t>(sizeof(scalar_t));
-      std::fill_n(reinterpret_cast<scalar_t*>(to), items, static_cast<scalar_t>(piece));
-    });
+    fill_index(to, piece, (end - begin) * entry.token_bytes, entry.output.element_size());
     return;
   }
   const int64_t from = (entry.kind == PackedKind::Position ? pieces.start : pieces.source)[piece] + slot;
@@ -151,11 +158,12 @@ void copy_sequences(const Pieces& pieces, const Entry& entry) {
   }
 }
 
-std::vector<at::Tensor> info_of(const Pieces& pieces, const std::optional<at::Tensor>& attention_mask) {
-  std::vector<at::Tensor> info{
-      allocate({pieces.count}, at::kInt), allocate({pieces.tokens}, at::kLong), allocate({}, at::kLong)};
-  const at::Tensor valid = attention_mask.has_value() ? attention_mask->ne(0).contiguous() : at::Tensor();
-  const bool* is_valid = valid.defined() ? valid.const_data_ptr<bool>() : nullptr;
+std::vector<Tensor> info_of(const Pieces& pieces, const std::optional<Tensor>& attention_mask) {
+  std::vector<Tensor> info{
+      empty_large({pieces.count}, ScalarType::Int), empty_large({pieces.tokens}, ScalarType::Long),
+      empty_large({}, ScalarType::Long)};
+  const Tensor valid = attention_mask.has_value() ? as_contiguous(to_dtype(*attention_mask, ScalarType::Bool)) : Tensor();
+  const bool* is_valid = valid.defined() ? static_cast<const bool*>(valid.const_data_ptr()) : nullptr;
   auto* lengths = info[0].mutable_data_ptr<int32_t>();
   auto* positions = info[1].mutable_data_ptr<int64_t>();
   const int64_t bytes = bytes_per_position * pieces.tokens / std::max<int64_t>(pieces.count, 1);
@@ -177,7 +185,7 @@ std::vector<at::Tensor> info_of(const Pieces& pieces, const std::optional<at::Te
 
 // (N, T): the sizes that the inputs tell. A size that none tells is as large as any piece needs.
 std::pair<int64_t, int64_t> sizes_of(
-    at::TensorList inputs, at::IntArrayRef kinds, const std::optional<at::Tensor>& attention_mask) {
+    Tensors inputs, Integers kinds, const std::optional<Tensor>& attention_mask) {
   int64_t sequences = std::numeric_limits<int64_t>::max();
   int64_t tokens = std::numeric_limits<int64_t>::max();
   for (size_t index = 0; index < inputs.size(); ++index) {
@@ -191,13 +199,13 @@ std::pair<int64_t, int64_t> sizes_of(
   return {sequences, tokens};
 }
 
-std::vector<at::Tensor> resize_packed(
-    at::TensorList inputs, const std::optional<at::Tensor>& attention_mask, const at::Tensor& table, int64_t new_tokens,
-    at::IntArrayRef kinds, at::ArrayRef<at::Scalar> fill_values, bool return_info) {
-  TORCH_CHECK_VALUE(
+std::vector<Tensor> resize_packed(
+    Tensors inputs, const std::optional<Tensor>& attention_mask, const Tensor& table, int64_t new_tokens,
+    Integers kinds, Numbers fill_values, bool return_info) {
+  SEQWARM_CHECK_VALUE(
       kinds.size() == inputs.size() && fill_values.size() == inputs.size(),
       "resize_packed: there must be a kind and a fill value for each of the ", inputs.size(), " inputs");
-  TORCH_CHECK_VALUE(
+  SEQWARM_CHECK_VALUE(
       table.is_cpu() && (!attention_mask.has_value() || attention_mask->is_cpu()),
       "resize_packed: pieces and attention_mask must be in host memory, as the inputs are");
   const Pieces pieces = describe_pieces(table, new_tokens);
@@ -205,7 +213,7 @@ std::vector<at::Tensor> resize_packed(
   check_pieces(pieces, tokens, sequences);
 
   std::vector<Entry> entries;
-  std::vector<at::Tensor> outputs;
+  std::vector<Tensor> outputs;
   int64_t bytes_per_token = 0;
   for (size_t index = 0; index < inputs.size(); ++index) {
     entries.push_back(describe_entry(pieces, inputs[index], kinds[index], fill_values[index]));
@@ -219,14 +227,14 @@ std::vector<at::Tensor> resize_packed(
     copy_range(pieces, entries, begin, end);
   });
   if (return_info) {
-    std::vector<at::Tensor> info = info_of(pieces, attention_mask);
+    std::vector<Tensor> info = info_of(pieces, attention_mask);
     outputs.insert(outputs.end(), info.begin(), info.end());
   }
   return outputs;
 }
 
-TORCH_LIBRARY_IMPL(seqwarm, CPU, library) {
-  library.impl("resize_packed.native", TORCH_FN(resize_packed));
+SEQWARM_LIBRARY(CPU, library) {
+  library.impl("resize_packed.native", SEQWARM_KERNEL(resize_packed));
 }
 
 }  // namespace

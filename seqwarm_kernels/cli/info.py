@@ -54,8 +54,6 @@ def collect_info() -> dict[str, Any]:
     from ..ops import backends
 
     triton, triton_problem = _triton_version()
-    extension_problem = backends.problem("native")
-    extension = None if extension_problem else importlib.import_module("seqwarm_kernels._C")
     return {
         "python": platform.python_version(),
         "seqwarm_kernels": __version__,
@@ -67,9 +65,10 @@ def collect_info() -> dict[str, Any]:
         "triton": triton,
         "triton_problem": triton_problem or (launcher_problem() if torch.cuda.device_count() else None),
         "gpus": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
-        "extension": extension and extension.build_info(),
-        "extension_problem": extension_problem,
-        "bfloat16_instructions": extension and extension.bfloat16_instructions(),
+        "extension": backends.kernels.build_info(),
+        "extension_problem": backends.kernels.problem,
+        "short_calls_problem": backends.kernels.module_problem,
+        "bfloat16_instructions": backends.kernels.bfloat16_instructions(),
         "switches": switches(),
         "backends": {
             operator: {
@@ -132,9 +131,10 @@ def _lines(info: dict[str, Any]) -> Iterator[str]:
         yield line("extension", f"none: {info['extension_problem']}")
     else:
         versions = f"torch {extension['torch']}, CUDA {extension['cuda'] or 'none'}, {extension['compiler']}"
-        yield line("extension", versions)
-        if extension.get("openmp") is not None:
-            yield line("threads", str(info["threads"]) if extension["openmp"] else "one thread (built without OpenMP)")
+        yield line("extension", f"built with {versions}")
+        yield line("threads", str(info["threads"]))
+        problem = info["short_calls_problem"]
+        yield line("short calls", "yes" if problem is None else f"no, calls take some 30 µs longer: {problem}")
         yield line("bfloat16", f"multiplied by {info['bfloat16_instructions'] or 'float32 instructions'} on CPUs")
     for name, choice in info["switches"].items():
         yield f"{name} {choice} ({SWITCHES[name].purpose})"

@@ -12,12 +12,12 @@ import importlib
 import os
 import platform
 from collections.abc import Mapping
-from types import ModuleType
 
 import torch
 
 from ..utils.caller_warnings import warn_caller
 from ..utils.switches import switch
+from .extension import load
 
 BACKENDS = ("triton", "native", "reference")
 DEVICE_TYPES = ("cuda", "cpu")  # the reference serves every other device as well
@@ -34,68 +34,29 @@ IS_HIP = torch.version.hip is not None
 
 _CUDA_RESIZE = switch("SEQWARM_CUDA_RESIZE") == "1"
 
-#: The compiled extension, where it serves.
-extension: ModuleType | None = None
-
-#: What Python calls in the extension.
-_EXPECTED = (
-    "alibi_attention",
-    "alibi_attention_in_python",
-    "alibi_attention_varlen",
-    "alibi_attention_varlen_in_python",
-    "allocate",
-    "call_kind",
-    "check_packing",
-)
-
 _Dtypes = tuple[torch.dtype, ...]
 
 _implemented: dict[str, tuple[str, ...]] = {}  # operator -> backends, best first
 _lacking: dict[str, dict[str, _Dtypes]] = {}  # operator -> backend -> dtypes without a kernel
-_serving: dict[
-    tuple[str, str], tuple[str, ...]
-] = {}  # (operator, device type) -> backends besides the reference, best first
+_serving: dict[tuple[str, str], tuple[str, ...]] = {}  # (operator, device type) -> backends but the reference
 _problems: dict[str, str] = {}  # backend -> why it is not available
 _gpu_problems: dict[str, str] = {}  # backend -> why it is not available on the GPUs here
 _has_warned = False
 
+def is_supported_platform() -> bool:
+    """Whether there are kernels for this platform. Elsewhere the reference serves, as it should."""
+    return (platform.system(), platform.machine()) in PLATFORMS
 
-def load_extension() -> None:
-    """Import the compiled extension, which registers its kernels. On failure, record the reason.
 
-    Raises:
-        ImportError: The extension was built from older sources.
-    """
-    global extension
-    try:
-        loaded = importlib.import_module("seqwarm_kernels._C")
-    except ModuleNotFoundError:
-        _problems["native"] = (
-            "the extension seqwarm_kernels._C is not built; `pip install cmake ninja pybind11`, then "
-            "`pip install --no-build-isolation .` builds it where a C++ compiler is installed"
-        )
-    except ImportError as error:
-        _problems["native"] = (
-            f"the extension seqwarm_kernels._C does not load; `pip install --no-build-isolation .` rebuilds it: {error}"
-        )
-    else:
-        built_for = loaded.build_info()["torch"]
-        if built_for == torch.__version__:
-            missing = [name for name in _EXPECTED if not hasattr(loaded, name)]
-            if missing:
-                raise ImportError(
-                    f"the extension {loaded.__file__} lacks {', '.join(missing)}: it is older than the Python sources, "
-                    "rebuild it"
-                )
-            extension = loaded
-        else:
-            _problems["native"] = (
-                f"the extension was built for torch {built_for}, this is torch {torch.__version__}; "
-                "`pip install --no-build-isolation .` rebuilds it"
-            )
-        oldest = loaded.build_info().get("oldest_cuda_capability")
-        if oldest is not None:  # runs when CUDA starts, since a question to a GPU would start CUDA
-            torch.cuda._lazy_call(functools.partial(_refuse_older_gpus, divmod(oldest, 10)))
+kernels = load()  # here, since other modules read `extension` when they are imported
+
+#: The module for this torch, where it is built: shorter ways to call kernels.
+extension = kernels.module
+
+if not is_supported_platform():
+    _problems["native"] = f"there are no native kernels for {platform.system()} on {platform.machine()}"
+elif kernels.problem is not None:
+    _problems["native"] = kernels.problem
 
 
 def _refuse_older_gpus(oldest: tuple[int, int]) -> None:
@@ -122,11 +83,6 @@ def load_triton(*modules: str) -> None:
         return
     for module in modules:
         importlib.import_module(module)
-
-
-def is_supported_platform() -> bool:
-    """Whether there are kernels for this platform. Elsewhere the reference serves, as it should."""
-    return (platform.system(), platform.machine()) in PLATFORMS
 
 
 def problem(backend: str) -> str | None:
@@ -232,6 +188,11 @@ def _warn_of_reference(operator: str, dtype: torch.dtype | None) -> None:
 #: compiler here.
 _warn_of_reference._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
-load_extension()  # here, since other modules read `extension` when they are imported
-if "native" in _problems and not is_supported_platform():
-    _problems["native"] = f"there are no native kernels for {platform.system()} on {platform.machine()}"
+
+def _watch_for_older_gpus() -> None:
+    oldest = None if extension is None else extension.build_info()["oldest_cuda_capability"]
+    if oldest is not None:  # runs when CUDA starts, since a question to a GPU would start CUDA
+        torch.cuda._lazy_call(functools.partial(_refuse_older_gpus, divmod(oldest, 10)))
+
+
+_watch_for_older_gpus()

@@ -100,6 +100,8 @@ inline void multiply(int c_index, int a_index, int b_index) {
 
 }  // namespace amx_shim
 
+#define SEQWARM_AMX_IS_EMULATED
+
 #undef _tile_loadconfig
 #undef _tile_release
 #undef _tile_zero

@@ -10,7 +10,7 @@ namespace {
 
 std::vector<int64_t> group_sizes(
     at::TensorList inputs, const std::optional<at::Tensor>& attention_mask, int64_t batch_size, int64_t source_length,
-    int64_t new_length, std::string_view rule, at::IntArrayRef kinds, at::ArrayRef<at::Scalar> fill_values,
+    int64_t new_length, std::string_view rule, at::IntArrayRef kinds, Numbers fill_values,
     bool return_info, at::TensorList outputs) {
   std::vector<int64_t> sizes;
   for (const ResizeEntry& entry : describe_call(
@@ -29,7 +29,7 @@ TORCH_LIBRARY_IMPL(seqwarm, CPU, library) {
 TORCH_LIBRARY(seqwarm_cuda_shim, library) {
   library.def(
       "group_sizes(Tensor[] inputs, Tensor? attention_mask, int batch_size, int source_length, int new_length, "
-      "str rule, int[] kinds, Scalar[] fill_values, bool return_info, Tensor[] outputs) -> int[]",
+      "str rule, int[] kinds, float[] fill_values, bool return_info, Tensor[] outputs) -> int[]",
       group_sizes);
 }
 

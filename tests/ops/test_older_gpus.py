@@ -1,6 +1,5 @@
 """The extension's CUDA kernels do not serve GPUs older than what they are compiled for. On a pretended GPU."""
 
-import sys
 from types import SimpleNamespace
 
 import pytest
@@ -16,15 +15,14 @@ def start_cuda(monkeypatch):
     """Loads an extension compiled for 7.5, and starts CUDA with GPUs of the given capabilities."""
     queued = []
     info = {"torch": torch.__version__, "oldest_cuda_capability": 75}
-    loaded = SimpleNamespace(build_info=lambda: info, **dict.fromkeys(backends._EXPECTED))
+    loaded = SimpleNamespace(build_info=lambda: info)
     monkeypatch.setattr(torch.cuda, "_lazy_call", queued.append)
     monkeypatch.setattr(torch._C, "_dispatch_has_kernel_for_dispatch_key", lambda name, key: True)
-    monkeypatch.setitem(sys.modules, "seqwarm_kernels._C", loaded)
     monkeypatch.setattr(backends, "_problems", {})
     monkeypatch.setattr(backends, "_gpu_problems", {})
     monkeypatch.setattr(backends, "_serving", {})
-    monkeypatch.setattr(backends, "extension", None)
-    backends.load_extension()
+    monkeypatch.setattr(backends, "extension", loaded)
+    backends._watch_for_older_gpus()
     for operator in backends.operators():
         backends._find_serving(operator)
     assert backends.choose("resize_batch", "cuda", None) == "native"  # CUDA has not started

@@ -9,7 +9,7 @@ import torch
 from torch._dynamo.utils import counters
 
 from seqwarm_kernels import alibi_attention, alibi_attention_varlen, alibi_slopes, resize_batch
-from seqwarm_kernels.ops import backends
+from seqwarm_kernels.ops import backends, extension
 from seqwarm_kernels.ops.alibi_attention.schema import DenseOptions, VarlenOptions
 from seqwarm_kernels.ops.library import overload
 from seqwarm_kernels.ops.resize_batch.schema import RULES, Kind, allocate
@@ -319,7 +319,7 @@ def test_checkpointing_replays_the_dropout(backend):
 
 
 def test_an_extension_from_older_sources_is_refused(monkeypatch):
-    older = SimpleNamespace(build_info=lambda: {"torch": torch.__version__}, __file__="_C.so")
-    monkeypatch.setitem(sys.modules, "seqwarm_kernels._C", older)
+    name = extension.module_name(torch.__version__)
+    monkeypatch.setitem(sys.modules, f"seqwarm_kernels.{name}", SimpleNamespace(__file__="_C.so"))
     with pytest.raises(ImportError, match=r"_C.so lacks alibi_attention, .*check_packing: .* rebuild it"):
-        backends.load_extension()
+        extension.load()

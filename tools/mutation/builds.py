@@ -38,11 +38,11 @@ def install(build: str) -> None:
     )
     if run.returncode:
         raise NotBuilt
-    shutil.copyfile(next(folder.glob("_C.*")), extension())
+    shutil.copyfile(next(folder.glob("_C_*.so")), extension())
 
 
 def extension() -> Path:
-    return next(Path("seqwarm_kernels").glob("_C.*"))
+    return next(Path("seqwarm_kernels").glob("_C_*.so"))
 
 
 def _configure(folder: Path, build: str) -> None:
@@ -56,6 +56,8 @@ def _configure(folder: Path, build: str) -> None:
         "pybind11_DIR": pybind11.get_cmake_dir(),
         "SEQWARM_EMULATE_AMX": "ON",
         "SEQWARM_TORCH_VERSION": torch.__version__,
+        "SEQWARM_SHORT_CALLS": "ON",
+        "SEQWARM_MODULE": extension().name.partition(".")[0],
         "TORCH_INSTALL_PREFIX": os.path.dirname(torch.__file__),
         **_OPTIONS[build],
     }

@@ -7,13 +7,13 @@
 #include "problem.h"
 #include "short_sequences.h"
 
-#include <c10/util/FunctionRef.h>
+#include <functional>
 
 namespace seqwarm {
 
 // Writes the next item of the calling thread, or returns false.
-using NextShortItem = c10::function_ref<bool(ShortItem&)>;
-using NextDecodeItem = c10::function_ref<bool(DecodeItem&)>;  // likewise
+using NextShortItem = const std::function<bool(ShortItem&)>&;
+using NextDecodeItem = const std::function<bool(DecodeItem&)>&;  // likewise
 
 // `scratch` belongs to the calling thread, is aligned to 64 bytes, and has the size that the _bytes function returns.
 struct Kernels {

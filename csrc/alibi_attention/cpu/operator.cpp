@@ -6,17 +6,12 @@
 // the number of threads.
 
 #include "../../memory/large_memory.h"
+#include "cpu_features.h"
 #include "kernels.h"
 #include "options.h"
 #include "problem.h"
 #include "products.h"
 #include "short_sequences.h"
-
-#include <ATen/ATen.h>
-#include <ATen/Parallel.h>
-#include <ATen/Version.h>
-#include <c10/core/alignment.h>
-#include <torch/library.h>
 
 #include <algorithm>
 #include <atomic>
@@ -27,7 +22,6 @@
 namespace seqwarm {
 namespace {
 
-using at::Tensor;
 using FourTensors = std::tuple<Tensor, Tensor, Tensor, Tensor>;
 
 // With fewer visible keys, finding keys to skip costs more than it saves.
@@ -36,29 +30,28 @@ constexpr int64_t min_keys_to_skip = 128;
 constexpr double least_work = 1 << 18;
 
 const Kernels& kernels() {
-  static const std::string capability = at::get_cpu_capability();
+  switch (cpu_capability()) {
 #ifdef SEQWARM_X86
-  if (capability == "AVX512") {
-    return kernels_AVX512;
-  }
-  if (capability == "AVX2") {
-    return kernels_AVX2;
-  }
+    case CpuCapability::AVX512:
+      return kernels_AVX512;
+    case CpuCapability::AVX2:
+      return kernels_AVX2;
 #endif
 #ifdef SEQWARM_SVE256
-  if (capability == "SVE256") {
-    return kernels_SVE256;
-  }
+    case CpuCapability::SVE256:
+      return kernels_SVE256;
 #endif
-  return kernels_DEFAULT;
+    default:
+      return kernels_DEFAULT;
+  }
 }
 
-InputType input_type(at::ScalarType dtype) {
-  return dtype == at::kFloat ? InputType::Float : dtype == at::kHalf ? InputType::Half : InputType::BFloat16;
+InputType input_type(ScalarType dtype) {
+  return dtype == ScalarType::Float ? InputType::Float : dtype == ScalarType::Half ? InputType::Half : InputType::BFloat16;
 }
 
 Tensor with_dense_rows(const Tensor& tensor) {
-  return tensor.size(-1) <= 1 || tensor.stride(-1) == 1 ? tensor : tensor.contiguous();
+  return tensor.size(-1) <= 1 || tensor.stride(-1) == 1 ? tensor : as_contiguous(tensor);
 }
 
 Strided strided(const Tensor& tensor) {
@@ -72,13 +65,15 @@ Strided strided(const Tensor& tensor) {
 // schema.py: allocate_like
 Tensor allocate_like(const Tensor& tensor) {
   const bool tokens_outside = tensor.dim() == 4 && tensor.stride(1) < tensor.stride(2);
-  std::vector<int64_t> sizes = tensor.sizes().vec();
+  std::vector<int64_t> strides = row_major_strides(tensor.sizes());
   if (tokens_outside) {
-    std::swap(sizes[1], sizes[2]);
+    const int64_t num_heads = std::max<int64_t>(tensor.size(1), 1), head_dim = std::max<int64_t>(tensor.size(3), 1);
+    strides[1] = head_dim;
+    strides[2] = num_heads * head_dim;
   }
-  const Tensor result = at::empty(sizes, tensor.options());
-  advise_large_pages(result.data_ptr(), result.nbytes());
-  return tokens_outside ? result.transpose(1, 2) : result;
+  const Tensor result = empty_strided(tensor.sizes(), strides, tensor.scalar_type());
+  advise_large_pages(result.mutable_data_ptr(), num_bytes(result));
+  return result;
 }
 
 // Owns the tensors that a problem points into.
@@ -91,7 +86,7 @@ struct Inputs {
       : query(with_dense_rows(query_)),
         key(with_dense_rows(key_)),
         value(with_dense_rows(value_)),
-        slopes(slopes_.to(at::kFloat)) {}
+        slopes(to_dtype(slopes_, ScalarType::Float)) {}
 };
 
 // Smaller results stay in caches, where what comes next finds them.
@@ -103,7 +98,7 @@ void set_common(
   const bool packed = inputs.query.dim() == 3;
   const int64_t heads = 1, tokens = packed ? 0 : 2;
   problem.input_type = input_type(inputs.query.scalar_type());
-  problem.native_products = inputs.query.scalar_type() == at::kBFloat16 && multiplies_bfloat16();
+  problem.native_products = inputs.query.scalar_type() == ScalarType::BFloat16 && multiplies_bfloat16();
   problem.query = strided(inputs.query);
   problem.key = strided(inputs.key);
   problem.value = strided(inputs.value);
@@ -123,10 +118,10 @@ void set_common(
   problem.scale = static_cast<float>(scale);
   problem.widest_view = std::min(problem.key_length, causal ? problem.window + 1 : 2 * problem.window + 1);
   problem.log2_tolerance = static_cast<float>(std::log2(skip_tolerance * (causal ? 1.0 : 0.5)));
-  problem.streams = static_cast<int64_t>(inputs.query.nbytes()) >= least_streamed_bytes;
+  problem.streams = num_bytes(inputs.query) >= least_streamed_bytes;
   problem.dropout.active = dropout_seed.has_value();
   if (dropout_seed && dropout_seed->dim() > 0) {
-    inputs.dropout_origins = dropout_seed->contiguous();
+    inputs.dropout_origins = as_contiguous(*dropout_seed);
     problem.dropout.origins = inputs.dropout_origins.const_data_ptr<int64_t>();
   } else if (dropout_seed) {
     problem.dropout.seed = static_cast<uint64_t>(*dropout_seed->const_data_ptr<int64_t>());
@@ -137,7 +132,7 @@ void set_common(
 
 void set_positions(Problem& problem, Inputs& inputs, const std::optional<Tensor>& query_start) {
   if (query_start) {
-    inputs.query_start = query_start->to(at::kLong);
+    inputs.query_start = to_dtype(*query_start, ScalarType::Long);
     problem.query_start = inputs.query_start->const_data_ptr<int64_t>();
     problem.query_start_stride = inputs.query_start->numel() > 1 ? inputs.query_start->stride(0) : 0;
   }
@@ -152,7 +147,7 @@ Problem describe(Inputs& inputs, const DenseOptions& options) {
   set_positions(problem, inputs, options.query_start);
   if (options.key_padding_mask) {
     inputs.key_padding_mask = options.key_padding_mask;
-    problem.key_padding_mask = inputs.key_padding_mask->const_data_ptr<bool>();
+    problem.key_padding_mask = static_cast<const bool*>(inputs.key_padding_mask->const_data_ptr());
     problem.mask_batch = inputs.key_padding_mask->stride(0);
     problem.mask_key = inputs.key_padding_mask->stride(1);
   }
@@ -174,8 +169,8 @@ Problem describe(Inputs& inputs, const VarlenOptions& options) {
   set_common(
       problem, inputs, options.dropout_seed, options.causal, options.scale, options.window, options.dropout_p,
       options.skip_tolerance);
-  inputs.cu_seqlens_q = options.cu_seqlens_q.contiguous();
-  inputs.cu_seqlens_k = options.cu_seqlens_k.contiguous();
+  inputs.cu_seqlens_q = as_contiguous(options.cu_seqlens_q);
+  inputs.cu_seqlens_k = as_contiguous(options.cu_seqlens_k);
   problem.cu_seqlens_q = inputs.cu_seqlens_q.const_data_ptr<int32_t>();
   problem.cu_seqlens_k = inputs.cu_seqlens_k.const_data_ptr<int32_t>();
   problem.num_sequences = inputs.cu_seqlens_q.numel() - 1;
@@ -191,7 +186,7 @@ int64_t usable_threads(const Problem& problem) {
   const double work = static_cast<double>(problem.batch_size * problem.num_heads * problem.query_length) *
       static_cast<double>(problem.widest_view * problem.head_dim);
   const auto worthwhile = static_cast<int64_t>(std::min(work / least_work, 1e6));
-  return at::in_parallel_region() ? 1 : std::clamp<int64_t>(worthwhile, 1, at::get_num_threads());
+  return std::clamp<int64_t>(worthwhile, 1, num_threads());
 }
 
 // The number of parts that the queries of a key head are cut into, so that every thread has items.
@@ -216,17 +211,15 @@ class Scratch {
       memory_ = kept;
       return;
     }
-    memory_ = at::empty({bytes}, at::kByte);
+    memory_ = empty(std::array{bytes}, ScalarType::Byte);  // which torch aligns to 64 bytes
     if (bytes <= most_kept_bytes) {
       kept = memory_;
     }
   }
 
-  char* data() const { return static_cast<char*>(memory_.data_ptr()); }
+  char* data() const { return static_cast<char*>(memory_.mutable_data_ptr()); }
 
  private:
-  static_assert(c10::gAlignment >= 64);  // of at::empty
-
   Tensor memory_;
 };
 
@@ -243,7 +236,7 @@ void for_each_short_item(
   const auto num_groups = static_cast<int64_t>(sequences.groups.size()), num_heads = problem.num_key_heads;
   const int64_t parts = num_groups >= 2 * threads ? 1 : num_heads, heads_each = num_heads / parts;
   std::atomic<int64_t> start{0};
-  at::parallel_for(0, std::min(threads, num_groups * parts), 1, [&](int64_t, int64_t) {
+  parallel_for(0, std::min(threads, num_groups * parts), 1, [&](int64_t, int64_t) {
     const Scratch scratch(scratch_bytes);
     const auto next = [&](ShortItem& item) {
       const int64_t index = start++;
@@ -260,10 +253,10 @@ void for_each_short_item(
 
 void decode(const Problem& problem, const ForwardOutputs& outputs, int64_t threads) {
   const DecodeItems items(problem);
-  const Tensor memory = at::empty({Partials::count(problem)}, at::kFloat);
-  const Partials partials(problem, memory.data_ptr<float>());
+  const Tensor memory = empty(std::array{Partials::count(problem)}, ScalarType::Float);
+  const Partials partials(problem, memory.mutable_data_ptr<float>());
   std::atomic<int64_t> start{0};
-  at::parallel_for(0, std::min(threads, items.count()), 1, [&](int64_t, int64_t) {
+  parallel_for(0, std::min(threads, items.count()), 1, [&](int64_t, int64_t) {
     const Scratch scratch(kernels().decode_forward_bytes(problem));
     const auto next = [&](DecodeItem& item) {
       const int64_t index = start++;
@@ -273,7 +266,7 @@ void decode(const Problem& problem, const ForwardOutputs& outputs, int64_t threa
     kernels().decode_forward(problem, outputs, partials, next, scratch.data());
   });
   const int64_t num_rows = problem.batch_size * problem.num_heads * problem.query_length;
-  at::parallel_for(0, num_rows, at::divup(num_rows, threads), [&](int64_t first, int64_t last) {
+  parallel_for(0, num_rows, (num_rows + threads - 1) / threads, [&](int64_t first, int64_t last) {
     for (int64_t row = first; row < last; ++row) {
       kernels().merge_chunks(problem, outputs, partials, row);
     }
@@ -292,7 +285,7 @@ void for_each_item(const Problem& problem, int64_t threads, int64_t num_chunks, 
   const int64_t num_items = problem.batch_size * problem.num_key_heads * num_chunks;
   const int64_t num_workers = std::min(threads, num_items);
   std::atomic<int64_t> next{0};
-  at::parallel_for(0, num_workers, 1, [&](int64_t, int64_t) {
+  parallel_for(0, num_workers, 1, [&](int64_t, int64_t) {
     const Scratch scratch(scratch_bytes);
     const Multiplying multiplying;
     for (int64_t index = next++; index < num_items; index = next++) {
@@ -307,7 +300,7 @@ void for_each_item(const Problem& problem, int64_t threads, int64_t num_chunks, 
 
 // All keys.
 void fill_ranges(const Tensor& ranges, int64_t key_length) {
-  int32_t* range = ranges.data_ptr<int32_t>();
+  int32_t* range = ranges.mutable_data_ptr<int32_t>();
   for (int64_t index = 0; index < ranges.numel(); index += 2) {
     range[index] = 0;
     range[index + 1] = static_cast<int32_t>(key_length);
@@ -319,14 +312,14 @@ FourTensors forward(
     const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& slopes, const Options& options) {
   check_inputs(options, query, key, value, slopes);
   const Tensor out = allocate_like(query);
-  const Tensor lse = at::empty(rows_of(query), query.options().dtype(at::kFloat));
-  const Tensor log2_sum = at::empty_like(lse);
-  const Tensor ranges = at::empty(range_rows_of(query), query.options().dtype(at::kInt));
+  const Tensor lse = empty(rows_of(query), ScalarType::Float);
+  const Tensor log2_sum = empty(rows_of(query), ScalarType::Float);
+  const Tensor ranges = empty(range_rows_of(query), ScalarType::Int);
   if (query.numel() > 0) {
     Inputs inputs(query, key, value, slopes);
     Problem problem = describe(inputs, options);
     const ForwardOutputs outputs{
-        strided(out), lse.data_ptr<float>(), log2_sum.data_ptr<float>(), ranges.data_ptr<int32_t>()};
+        strided(out), lse.mutable_data_ptr<float>(), log2_sum.mutable_data_ptr<float>(), ranges.mutable_data_ptr<int32_t>()};
     const int64_t threads = usable_threads(problem);
     if (const ShortSequences sequences = short_sequences_of(problem); !sequences.groups.empty()) {
       use_products(sequences.products, problem);
@@ -351,10 +344,11 @@ Tensor sum_slopes(const Tensor& slope_rows, const Problem& problem, const Tensor
   const bool packed = problem.cu_seqlens_q != nullptr;
   const int64_t num_sums = slopes.dim() == 1 ? 1 : slopes.size(0);  // for each head
   const int64_t batches = packed ? num_sums : problem.batch_size;
-  const Tensor sums = at::zeros({num_sums, num_heads}, at::kDouble);
-  double* sum = sums.data_ptr<double>();
+  const Tensor sums = empty(slopes.sizes(), ScalarType::Double);
+  double* sum = sums.mutable_data_ptr<double>();
+  std::fill_n(sum, num_sums * num_heads, 0.0);
   const float* parts = slope_rows.const_data_ptr<float>();
-  at::parallel_for(0, num_heads, 1, [&](int64_t first, int64_t last) {
+  parallel_for(0, num_heads, 1, [&](int64_t first, int64_t last) {
     for (int64_t head = first; head < last; ++head) {
       for (int64_t batch = 0; batch < batches; ++batch) {
         const bool by_sequence = packed && slopes.dim() == 2;
@@ -368,7 +362,7 @@ Tensor sum_slopes(const Tensor& slope_rows, const Problem& problem, const Tensor
       }
     }
   });
-  return sums.view(slopes.sizes()).to(slopes.scalar_type());
+  return to_dtype(sums, slopes.scalar_type());
 }
 
 template <typename Options>
@@ -380,9 +374,9 @@ FourTensors backward(
   check_saved(query, grad_out_, grad_lse_, out_, lse_, log2_sum_, ranges_);
   const Tensor grad_query = allocate_like(query), grad_key = allocate_like(key), grad_value = allocate_like(value);
   const Tensor grad_out = with_dense_rows(grad_out_), out = with_dense_rows(out_);
-  const Tensor grad_lse = grad_lse_.has_value() ? grad_lse_->contiguous() : Tensor();
-  const Tensor lse = lse_.contiguous(), log2_sum = log2_sum_.contiguous(), ranges = ranges_.contiguous();
-  const Tensor slope_rows = slopes_need_grad ? at::empty_like(lse) : Tensor();
+  const Tensor grad_lse = grad_lse_.has_value() ? as_contiguous(*grad_lse_) : Tensor();
+  const Tensor lse = as_contiguous(lse_), log2_sum = as_contiguous(log2_sum_), ranges = as_contiguous(ranges_);
+  const Tensor slope_rows = slopes_need_grad ? empty(lse.sizes(), ScalarType::Float) : Tensor();
   Inputs tensors(query, key, value, slopes);
   Problem problem = describe(tensors, options);
   const int64_t threads = usable_threads(problem);
@@ -391,14 +385,14 @@ FourTensors backward(
   const int64_t num_chunks = count_chunks(problem, threads, 2);  // each chunk has gradients of all keys of its head
   const bool chunked = num_chunks > 1 && !is_short;
   const int64_t num_items = problem.batch_size * problem.num_key_heads * num_chunks;
-  const Tensor partial =
-      at::empty({chunked ? num_items * 2 * round_up(problem.key_length, key_step) * padded_dims(problem) : 0}, lse.options());
+  const int64_t num_partial = num_items * 2 * round_up(problem.key_length, key_step) * padded_dims(problem);
+  const Tensor partial = empty(std::array{chunked ? num_partial : 0}, ScalarType::Float);
   const BackwardInputs inputs{
       strided(grad_out), strided(out), grad_lse.defined() ? grad_lse.const_data_ptr<float>() : nullptr,
       lse.const_data_ptr<float>(), log2_sum.const_data_ptr<float>(), ranges.const_data_ptr<int32_t>()};
   const BackwardOutputs outputs{
       strided(grad_query), strided(grad_key), strided(grad_value),
-      slopes_need_grad ? slope_rows.data_ptr<float>() : nullptr, partial.data_ptr<float>()};
+      slopes_need_grad ? slope_rows.mutable_data_ptr<float>() : nullptr, partial.mutable_data_ptr<float>()};
   if (is_short) {
     use_products(sequences.products, problem);
     for_each_short_item(
@@ -410,7 +404,7 @@ FourTensors backward(
         [&](const Item& item, char* scratch) { kernels().backward(problem, inputs, outputs, item, scratch); });
   }
   if (chunked) {
-    at::parallel_for(0, problem.batch_size * problem.num_key_heads, 1, [&](int64_t first, int64_t last) {
+    parallel_for(0, problem.batch_size * problem.num_key_heads, 1, [&](int64_t first, int64_t last) {
       for (int64_t index = first; index < last; ++index) {
         kernels().sum_chunks(
             problem, outputs, Item{index / problem.num_key_heads, index % problem.num_key_heads, 0, num_chunks});
@@ -418,7 +412,7 @@ FourTensors backward(
     });
   }
   const Tensor grad_slopes =
-      slopes_need_grad ? sum_slopes(slope_rows, problem, slopes) : at::empty({0}, slopes.options());
+      slopes_need_grad ? sum_slopes(slope_rows, problem, slopes) : empty(std::array<int64_t, 1>{0}, slopes.scalar_type());
   return {grad_query, grad_key, grad_value, grad_slopes};
 }
 
@@ -450,11 +444,11 @@ using Varlen = Operator<
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(seqwarm, CPU, library) {
-  library.impl("alibi_attention.native", &Dense::run);
-  library.impl("alibi_attention_varlen.native", &Varlen::run);
-  library.impl("alibi_attention_backward.native", &Dense::run_backward);
-  library.impl("alibi_attention_varlen_backward.native", &Varlen::run_backward);
+SEQWARM_LIBRARY(CPU, library) {
+  library.impl("alibi_attention.native", SEQWARM_KERNEL(Dense::run));
+  library.impl("alibi_attention_varlen.native", SEQWARM_KERNEL(Varlen::run));
+  library.impl("alibi_attention_backward.native", SEQWARM_KERNEL(Dense::run_backward));
+  library.impl("alibi_attention_varlen_backward.native", SEQWARM_KERNEL(Varlen::run_backward));
 }
 
 }  // namespace seqwarm

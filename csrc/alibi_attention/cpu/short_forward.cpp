@@ -13,6 +13,24 @@ namespace seqwarm {
 inline namespace CPU_CAPABILITY {
 namespace {
 
+// Of positive numbers, 0, infinity and NaN. Vec::log2 calls a symbol of libtorch that no stable ABI has.
+inline Vec log2_of(Vec x) {
+  // x = mantissa · 2^exponent, with a mantissa from sqrt(1/2) to sqrt(2)
+  const Ints bits = at::vec::cast<int32_t>(x), shift(23);
+  const Ints exponent = (bits - Ints(0x3f3504f3)) >> shift;
+  const Vec mantissa = at::vec::cast<float>(bits - (exponent << shift));
+  // log(mantissa) = 2 atanh(ratio)
+  const Vec ratio = (mantissa - Vec(1.f)) / (mantissa + Vec(1.f)), square = ratio * ratio;
+  Vec series(1.f / 9);
+  for (const float term : {1.f / 7, 1.f / 5, 1.f / 3, 1.f}) {
+    series = at::vec::fmadd(series, square, Vec(term));
+  }
+  const Vec magic(12582912.f);  // 1.5 · 2^23: its last bits count by ones
+  const Vec whole = at::vec::cast<float>(at::vec::cast<int32_t>(magic) + exponent) - magic;
+  const Vec result = at::vec::fmadd(ratio * series, Vec(2.885390081777927f), whole);  // 2 / log(2)
+  return Vec::blendv(Vec::blendv(x, result, x < Vec(infinity)), Vec(-infinity), x == Vec(0.f));
+}
+
 // T is the dtype of the inputs.
 template <typename T, typename Products>
 class ShortForward {
@@ -100,7 +118,7 @@ class ShortForward {
       }
     }
     for (int v = 0; v < vectors; ++v) {
-      (largest[v] + total[v].log2()).store(log2_sum_ + lane + v * lanes);  // -inf without keys
+      (largest[v] + log2_of(total[v])).store(log2_sum_ + lane + v * lanes);  // -inf without keys
       total[v] = Vec(1.f) / total[v];
     }
     row = weights_ + lane;

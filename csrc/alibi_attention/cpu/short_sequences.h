@@ -5,7 +5,7 @@
 
 #include "problem.h"
 
-#include <c10/util/BFloat16.h>
+#include <torch/headeronly/util/BFloat16.h>
 
 #include <vector>
 

@@ -1,9 +1,8 @@
 #include "tile_products.h"
 
-#ifdef SEQWARM_AMX
+#include "cpu_features.h"
 
-#include <ATen/core/ivalue.h>
-#include <ATen/cpu/Utils.h>
+#ifdef SEQWARM_AMX
 
 #include <immintrin.h>
 
@@ -63,11 +62,11 @@ inline void check_rows(
 }  // namespace
 
 bool multiplies_tiles() {
-  static const bool found = [] {
-    const auto has = at::cpu::get_cpu_capabilities();
-    const auto bfloat16 = has.find("amx_bf16");
-    return bfloat16 != has.end() && bfloat16->second.toBool() && is_allowed() && at::cpu::init_amx();
-  }();
+#ifdef SEQWARM_AMX_IS_EMULATED
+  static const bool found = is_allowed();
+#else
+  static const bool found = is_allowed() && start_amx();
+#endif
   return found;
 }
 

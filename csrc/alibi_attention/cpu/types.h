@@ -5,8 +5,8 @@
 #include "problem.h"
 #include "short_sequences.h"
 
-#include <c10/util/BFloat16.h>
-#include <c10/util/Half.h>
+#include <torch/headeronly/util/BFloat16.h>
+#include <torch/headeronly/util/Half.h>
 
 namespace seqwarm {
 inline namespace CPU_CAPABILITY {

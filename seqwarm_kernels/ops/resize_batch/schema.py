@@ -58,7 +58,7 @@ LOSS_MASKS = ("completion_mask", "assistant_masks", "loss_mask")
 
 ARGUMENTS = (
     "Tensor[] inputs, Tensor? attention_mask, SymInt batch_size, SymInt source_length, SymInt new_length, "
-    "str rule, int[] kinds, Scalar[] fill_values, bool return_info"
+    "str rule, int[] kinds, float[] fill_values, bool return_info"
 )
 BACKENDS = ("native", "triton", "reference")  # best first
 LACKING = {"triton": (torch.complex128,)}  # wider than Triton's integers

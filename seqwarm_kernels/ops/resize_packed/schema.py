@@ -112,7 +112,7 @@ def allocate(
 
 define(
     "resize_packed",
-    "(Tensor[] inputs, Tensor? attention_mask, Tensor pieces, SymInt new_tokens, int[] kinds, Scalar[] fill_values, "
+    "(Tensor[] inputs, Tensor? attention_mask, Tensor pieces, SymInt new_tokens, int[] kinds, float[] fill_values, "
     "bool return_info) -> Tensor[]",
     BACKENDS,
     fake=allocate,
