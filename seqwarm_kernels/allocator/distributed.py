@@ -140,9 +140,14 @@ def end_iteration(model: nn.Module) -> None:
     """Do for an interrupted backward what fully_shard does at the end of a complete one.
 
     Otherwise fully_shard treats the next backward as part of the interrupted one, and never reduces a gradient again.
-    fully_shard has no public API for this.
     """
-    states = [module._get_fsdp_state() for module in _sharded_modules(model)]
+    modules = _sharded_modules(model)
+    if torch.__version__ >= "2.15":  # compared as versions; in 2.13 reset_iter_state leaves gradients behind
+        for module in modules:
+            if module._get_fsdp_state()._is_root:
+                module.reset_iter_state()
+        return
+    states = [module._get_fsdp_state() for module in modules]
     for state in states:
         groups = getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]  # torch before 2.13 has one
         for parameter in [parameter for group in groups if group for parameter in group.fsdp_params]:
