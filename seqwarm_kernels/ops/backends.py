@@ -43,6 +43,7 @@ _problems: dict[str, str] = {}  # backend -> why it is not available
 _gpu_problems: dict[str, str] = {}  # backend -> why it is not available on the GPUs here
 _has_warned = False
 
+
 def is_supported_platform() -> bool:
     """Whether there are kernels for this platform. Elsewhere the reference serves, as it should."""
     return (platform.system(), platform.machine()) in PLATFORMS

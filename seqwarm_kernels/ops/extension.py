@@ -76,7 +76,12 @@ def load() -> Kernels:
     try:
         return Kernels(None, module_problem, ctypes.CDLL(str(_LIBRARY)), None)
     except OSError as error:
-        return Kernels(None, module_problem, None, f"the kernels do not load; `pip install --no-build-isolation .` rebuilds them: {error}")
+        return Kernels(
+            None,
+            module_problem,
+            None,
+            f"the kernels do not load; `pip install --no-build-isolation .` rebuilds them: {error}",
+        )
 
 
 def _load_module() -> tuple[ModuleType | None, str | None]:
