@@ -163,7 +163,8 @@ TARGETS = [
     *_in_folder("csrc/resize_batch", "cuda.cu", "tests/cuda_shim", "-k", "native"),
     *_in_folder("csrc/moment_statistics", "cpu.cpp", *_MOMENTS, "not triton"),
     *_native(
-        "problem.h queries.h keys.h reach.h scores.h simd.h products.cpp forward.cpp backward.cpp operator.cpp",
+        "problem.h queries.h keys.h reach.h scores.h simd.h products.cpp cpu_features.cpp forward.cpp backward.cpp "
+        "operator.cpp",
         *("tests/ops/test_attention_native.py", "tests/ops/test_attention_native_ranges.py", _SKIPPING),
         *(*_ATTENTION_GRID, "native"),
         wider=(
