@@ -54,6 +54,7 @@ def collect_info() -> dict[str, Any]:
     from ..ops import backends
 
     triton, triton_problem = _triton_version()
+    problem = backends.problem("native")
     return {
         "python": platform.python_version(),
         "seqwarm_kernels": __version__,
@@ -65,8 +66,8 @@ def collect_info() -> dict[str, Any]:
         "triton": triton,
         "triton_problem": triton_problem or (launcher_problem() if torch.cuda.device_count() else None),
         "gpus": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
-        "extension": backends.kernels.build_info(),
-        "extension_problem": backends.kernels.problem,
+        "extension": None if problem else backends.kernels.build_info(),
+        "extension_problem": problem,
         "short_calls_problem": backends.kernels.module_problem,
         "bfloat16_instructions": backends.kernels.bfloat16_instructions(),
         "switches": switches(),
