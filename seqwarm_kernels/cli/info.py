@@ -135,7 +135,7 @@ def _lines(info: dict[str, Any]) -> Iterator[str]:
         yield line("extension", f"built with {versions}")
         yield line("threads", str(info["threads"]))
         problem = info["short_calls_problem"]
-        yield line("short calls", "yes" if problem is None else f"no, calls take some 30 µs longer: {problem}")
+        yield line("short calls", "yes" if problem is None else f"no, calls take some 25 µs longer: {problem}")
         yield line("bfloat16", f"multiplied by {info['bfloat16_instructions'] or 'float32 instructions'} on CPUs")
     for name, choice in info["switches"].items():
         yield f"{name} {choice} ({SWITCHES[name].purpose})"

@@ -86,11 +86,11 @@ def load() -> Kernels:
 
 def _load_module() -> tuple[ModuleType | None, str | None]:
     name = module_name(torch.__version__)
+    built = sorted(path.name.partition(".")[0] for path in _PACKAGE.glob(f"{_MODULE}*"))
+    if name not in built:  # an editable installation would find that of another copy of the package
+        return None, f"{name} is not built" + (f", there is {', '.join(built)}" if built else "")
     try:
         module = importlib.import_module(f"seqwarm_kernels.{name}")
-    except ModuleNotFoundError:
-        others = ", ".join(sorted(path.name.partition(".")[0] for path in _PACKAGE.glob(f"{_MODULE}*")))
-        return None, f"{name} is not built" + (f", there is {others}" if others else "")
     except ImportError as error:
         return None, f"{name} does not load: {error}"
     missing = [function for function in _EXPECTED if not hasattr(module, function)]
