@@ -211,6 +211,6 @@ format: $(STAMP)  ## put imports and layout in order
 	$(RUN) -m ruff format .
 
 clean:  ## remove .venv and everything built
-	rm -rf $(VENV) build dist *.egg-info seqwarm_kernels/_C.*
+	rm -rf $(VENV) build dist *.egg-info seqwarm_kernels/*.so
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find seqwarm_kernels tests bench tools examples -name __pycache__ -type d -prune -exec rm -rf {} +

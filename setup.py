@@ -91,7 +91,7 @@ def usable_torch() -> Torch:
     if torch is None:
         raise Skip(f"torch is not installed for {sys.executable}")
     missing = [name for name in ("cmake", "ninja") if find_tool(name) is None]
-    if importlib.util.find_spec("pybind11") is None:
+    if switch("SEQWARM_SHORT_CALLS") == "1" and importlib.util.find_spec("pybind11") is None:
         missing.append("pybind11")
     if find_compiler() is None:
         missing.append("a C++ compiler")
@@ -132,6 +132,8 @@ def decide() -> Plan | None:
             f"seqwarm_kernels: the kernels cannot be built: {reason}; SEQWARM_EXTENSION=0 installs without them"
         ) from None
     if switch("SEQWARM_SHORT_CALLS") == "0":
+        if cuda == "1":
+            raise SystemExit("SEQWARM_CUDA=1 needs the module that SEQWARM_SHORT_CALLS=0 leaves out")
         return Plan(torch, None, None)
     module = "_C_torch_" + re.sub(r"\W", "_", torch.version)
     if cuda == "0":

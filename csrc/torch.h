@@ -1,7 +1,7 @@
 // What the CPU's operators use of PyTorch, in two kinds.
 //
 // With SEQWARM_STABLE it is PyTorch's stable ABI: one library serves every torch from 2.11 on. Without it, it is ATen: the
-// module serves the torch that it was built with, the dispatcher reaches its kernels sooner, and errors have types.
+// module serves the torch that it was built with, and the dispatcher reaches its kernels sooner.
 
 #pragma once
 
@@ -18,12 +18,11 @@
 #include <torch/library.h>
 #endif
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <sstream>
 #include <string>
-#include <string_view>
-#include <utility>
 #include <vector>
 
 namespace seqwarm {
@@ -41,8 +40,9 @@ using Tensors = const std::vector<Tensor>&;
 using Integers = const std::vector<int64_t>&;
 using Numbers = const std::vector<double>&;
 
-[[noreturn]] inline void raise_value(const std::string& message) { throw std::runtime_error(message); }
-[[noreturn]] inline void raise_type(const std::string& message) { throw std::runtime_error(message); }
+// pybind11 makes a ValueError of it, in the functions with which Python calls operators.
+[[noreturn]] inline void raise_value(const std::string& message) { throw std::invalid_argument(message); }
+[[noreturn]] inline void raise_type(const std::string& message) { throw std::invalid_argument(message); }
 
 inline size_t item_size(ScalarType dtype) {
   return aoti_torch_dtype_element_size(stable::detail::to<int32_t>(stable::detail::from(dtype)));
@@ -178,9 +178,9 @@ inline void print(std::ostream& stream, Sizes sizes) {
   stream << ']';
 }
 
-inline void print(std::ostream& stream, const Device& device) {
-  stream << (device.is_cpu() ? "cpu" : device.is_cuda() ? "cuda" : "another device");
-}
+#ifdef SEQWARM_STABLE
+inline void print(std::ostream& stream, const Device& device) { stream << (device.is_cpu() ? "cpu" : "another device"); }
+#endif
 
 template <typename Part>
 void print(std::ostream& stream, const Part& part) {
@@ -195,11 +195,13 @@ std::string text(const Parts&... parts) {
 }
 
 #define SEQWARM_CHECK_VALUE(condition, ...) \
-  if (!(condition)) [[unlikely]]            \
-  ::seqwarm::raise_value(::seqwarm::text(__VA_ARGS__))
+  if (condition) [[likely]] {               \
+  } else                                    \
+    ::seqwarm::raise_value(::seqwarm::text(__VA_ARGS__))
 
 #define SEQWARM_CHECK_TYPE(condition, ...) \
-  if (!(condition)) [[unlikely]]           \
-  ::seqwarm::raise_type(::seqwarm::text(__VA_ARGS__))
+  if (condition) [[likely]] {              \
+  } else                                   \
+    ::seqwarm::raise_type(::seqwarm::text(__VA_ARGS__))
 
 }  // namespace seqwarm

@@ -246,7 +246,7 @@ InfoOutput describe_info(const ResizePlan& plan, Tensors outputs, const Device& 
       lengths.mutable_data_ptr<int32_t>(), positions.mutable_data_ptr<int64_t>(), count.mutable_data_ptr<int64_t>()};
 }
 
-// Replaces `mask` by a comparison with zero if its bits do not show whether an item is zero.
+// Replaces `mask` by booleans if its bits do not show whether an item is zero.
 MaskView describe_mask(Tensor& mask, const Device& device) {
   const ScalarType dtype = mask.scalar_type();
   const bool bits_suffice = is_integral(dtype) || value_bits_of(dtype) != ~uint64_t{0};

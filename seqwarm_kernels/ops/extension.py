@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import importlib
 import re
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -18,6 +19,9 @@ import torch
 _PACKAGE = Path(__file__).parents[1]
 _LIBRARY = _PACKAGE / "_kernels.so"
 _MODULE = "_C_torch_"
+
+#: As in csrc/stable.cpp. Raise both with every change of a schema: the stable ABI does not compare types.
+INTERFACE = "1"
 
 #: What Python calls in the module.
 _EXPECTED = (
@@ -68,27 +72,29 @@ def load() -> Kernels:
     if module is not None:
         return Kernels(module, None, None, None)
     if not _LIBRARY.exists():
+        reason = module_problem if "does not load" in module_problem else "the kernels are not built"
         problem = (
-            "the kernels are not built; `pip install cmake ninja pybind11`, then `pip install --no-build-isolation .` "
+            f"{reason}; `pip install cmake ninja pybind11`, then `pip install --no-build-isolation .` "
             "builds them where a C++ compiler is installed"
         )
         return Kernels(None, module_problem, None, problem)
+    rebuild = "`pip install --no-build-isolation .` rebuilds them"
     try:
-        return Kernels(None, module_problem, ctypes.CDLL(str(_LIBRARY)), None)
+        library = ctypes.CDLL(str(_LIBRARY))
     except OSError as error:
-        return Kernels(
-            None,
-            module_problem,
-            None,
-            f"the kernels do not load; `pip install --no-build-isolation .` rebuilds them: {error}",
-        )
+        return Kernels(None, module_problem, None, f"the kernels do not load; {rebuild}: {error}")
+    kernels = Kernels(None, module_problem, library, None)
+    if not hasattr(library, "seqwarm_interface") or kernels._text("interface") != INTERFACE:
+        return Kernels(None, module_problem, None, f"the kernels are older than the Python sources; {rebuild}")
+    return kernels
 
 
-def _load_module() -> tuple[ModuleType | None, str | None]:
+def _load_module() -> tuple[ModuleType | None, str]:
     name = module_name(torch.__version__)
-    built = sorted(path.name.partition(".")[0] for path in _PACKAGE.glob(f"{_MODULE}*"))
-    if name not in built:  # an editable installation would find that of another copy of the package
-        return None, f"{name} is not built" + (f", there is {', '.join(built)}" if built else "")
+    # An editable installation would find that of another copy of the package.
+    if not any((_PACKAGE / f"{name}{suffix}").exists() for suffix in EXTENSION_SUFFIXES):
+        others = ", ".join(sorted(path.name for path in _PACKAGE.glob(f"{_MODULE}*")))
+        return None, f"{name} is not built" + (f", there is {others}" if others else "")
     try:
         module = importlib.import_module(f"seqwarm_kernels.{name}")
     except ImportError as error:
@@ -99,7 +105,7 @@ def _load_module() -> tuple[ModuleType | None, str | None]:
             f"the extension {module.__file__} lacks {', '.join(missing)}: it is older than the Python sources, "
             "rebuild it"
         )
-    return module, None
+    return module, ""
 
 
 def module_name(torch_version: str) -> str:

@@ -59,6 +59,7 @@ def fill_value(name: str, dtype: torch.dtype, pad_values: Mapping[str, float] | 
     if dtype.is_floating_point or dtype.is_complex:
         return given
     limits = (0, 1) if dtype == torch.bool else (torch.iinfo(dtype).min, torch.iinfo(dtype).max)
-    if given != given // 1 or not limits[0] <= given <= limits[1]:
-        raise ValueError(f"pad_values[{name!r}] must fit {dtype}, got {given}")
+    fits = given == given // 1 and limits[0] <= given <= limits[1] and float(given) == given  # operators take floats
+    if not fits:
+        raise ValueError(f"pad_values[{name!r}] must fit {dtype} and float64, got {given}")
     return given

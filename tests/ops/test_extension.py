@@ -1,9 +1,13 @@
 """Which of the compiled libraries is loaded, and what is said of the others."""
 
+import hashlib
+import subprocess
+
 import pytest
 import torch
 
 from seqwarm_kernels.ops import backends, extension
+from seqwarm_kernels.ops.library import overload
 
 NAME = extension.module_name(torch.__version__)
 
@@ -26,7 +30,26 @@ def test_without_libraries(package):
 
 def test_a_module_for_another_torch_is_named_and_not_loaded(package):
     (package / "_C_torch_2_12_0_cpu.so").write_bytes(b"not a library")
-    assert extension.load().module_problem == f"{NAME} is not built, there is _C_torch_2_12_0_cpu"
+    assert extension.load().module_problem == f"{NAME} is not built, there is _C_torch_2_12_0_cpu.so"
+
+
+def test_a_library_from_older_sources(package, tmp_path):
+    subprocess.run(["cc", "-shared", "-x", "c", "/dev/null", "-o", package / "_kernels.so"], check=True)
+    kernels = extension.load()
+    assert kernels.library is None
+    assert kernels.problem.startswith("the kernels are older than the Python sources; `pip install")
+
+
+def test_the_interface_is_that_of_the_schemas():
+    """The stable ABI compares no types: with another schema, an older library would misread its arguments."""
+    schemas = sorted(
+        str(overload(operator, "native")._schema)
+        for operator in (*backends.operators(), "alibi_attention_backward", "alibi_attention_varlen_backward")
+    )
+    digest = hashlib.sha256("\n".join(schemas).encode()).hexdigest()[:16]
+    assert (extension.INTERFACE, digest) == ("1", "31171d963dea9815"), (
+        "raise INTERFACE here, in extension.py and in csrc/stable.cpp"
+    )
 
 
 def test_libraries_that_do_not_load(package):

@@ -5,9 +5,6 @@ import torch
 
 from seqwarm_kernels.ops import backends
 
-#: Of a native operator that is called directly: PyTorch's stable ABI has no types of errors.
-REFUSAL = ValueError if backends.extension is not None else RuntimeError
-
 
 def served(operator, without=None):
     """Parameters (backend, device): all on the CPU, and on a GPU all but the reference. `without` names one to omit."""

@@ -43,7 +43,10 @@ CpuCapability cpu_capability() {
   return capability;
 }
 
-bool has_avx512_bf16() { return cpu_capability() != CpuCapability::Default && leaf_7_has(1, false, 5); }
+bool has_avx512_bf16() {
+  const bool enabled = __builtin_cpu_supports("avx512f");  // asks the system, too
+  return enabled && cpu_capability() != CpuCapability::Default && leaf_7_has(1, false, 5);
+}
 
 bool start_amx() {
 #ifdef __linux__

@@ -13,7 +13,7 @@ namespace seqwarm {
 inline namespace CPU_CAPABILITY {
 namespace {
 
-// Of positive numbers, 0, infinity and NaN. Vec::log2 calls a symbol of libtorch that no stable ABI has.
+// Of normal positive numbers, 0, infinity and NaN. Vec::log2 calls a symbol of libtorch that no stable ABI has.
 inline Vec log2_of(Vec x) {
   // x = mantissa · 2^exponent, with a mantissa from sqrt(1/2) to sqrt(2)
   const Ints bits = at::vec::cast<int32_t>(x), shift(23);
