@@ -40,7 +40,7 @@ using Tensors = const std::vector<Tensor>&;
 using Integers = const std::vector<int64_t>&;
 using Numbers = const std::vector<double>&;
 
-// pybind11 makes a ValueError of it, in the functions with which Python calls operators.
+// In Python a ValueError, and with torch 2.15 a RuntimeError.
 [[noreturn]] inline void raise_value(const std::string& message) { throw std::invalid_argument(message); }
 [[noreturn]] inline void raise_type(const std::string& message) { throw std::invalid_argument(message); }
 

@@ -4,6 +4,7 @@ from . import backends
 from .alibi_attention import autograd as _autograd  # noqa: F401
 from .alibi_attention import reference as _alibi_attention_reference  # noqa: F401
 from .alibi_attention import schema as alibi_attention_schema
+from .alibi_attention.validation import with_checked_values
 from .library import shorten
 from .moment_statistics import reference as _moment_statistics_reference  # noqa: F401
 from .moment_statistics import schema as moment_statistics_schema
@@ -12,9 +13,11 @@ from .resize_batch import schema as resize_batch_schema
 from .resize_packed import reference as _resize_packed_reference  # noqa: F401
 from .resize_packed import schema as resize_packed_schema
 
-if backends.extension is not None:
-    for _operator in ("alibi_attention", "alibi_attention_varlen"):
+for _operator in ("alibi_attention", "alibi_attention_varlen"):
+    if backends.extension is not None:
         shorten(_operator, "native", getattr(backends.extension, _operator))
+    elif backends.problem("native") is None:
+        shorten(_operator, "native", with_checked_values(_operator))
 backends.load_triton(
     "seqwarm_kernels.ops.alibi_attention.triton",
     "seqwarm_kernels.ops.moment_statistics.triton",

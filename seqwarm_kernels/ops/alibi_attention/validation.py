@@ -6,13 +6,16 @@ and `cu_seqlens_k` in each call, on a CPU. Values on other devices are not read:
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ...utils.checks import check_dense, check_int, check_no_tangent, check_real, check_share
 from .. import backends
+from ..library import overload
 from .schema import FARTHEST_POSITION, DenseOptions, VarlenOptions
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
@@ -163,6 +166,18 @@ def check_values(query: Tensor, key: Tensor, options: DenseOptions | VarlenOptio
     if isinstance(options, VarlenOptions):
         cu_seqlens_q, cu_seqlens_k, _, max_seqlen_q, max_seqlen_k, *_ = options
         check_packing(query, key, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+
+
+def with_checked_values(operator: str) -> Callable[..., tuple[Tensor, ...]]:
+    """A native operator that checks values here: from torch 2.15 on, the stable ABI's errors are RuntimeErrors."""
+    run = overload(operator, "native")
+    options_type = VarlenOptions if "varlen" in operator else DenseOptions
+
+    def checked(query: Tensor, key: Tensor, value: Tensor, slopes: Tensor, *options: Any) -> tuple[Tensor, ...]:
+        check_values(query, key, options_type(*options))
+        return run(query, key, value, slopes, *options)
+
+    return checked
 
 
 def check_positions(query_start: Tensor | int | None) -> None:
