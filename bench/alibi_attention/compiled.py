@@ -211,7 +211,7 @@ def _signature(kernel: str, tiles: Tiles, head_dim: int, dtype: str, access: int
 
 
 def _hints(types: dict[str, str], chip: int | str) -> dict[tuple[int, ...], Any]:
-    """What launches tell the compiler of tensors: AMD's alone is told, of those that are aligned and below 2 GiB."""
+    """The attributes of tensors in a launch. Only AMD's compiler gets some: aligned, and below 2 GiB."""
     if not described(chip).is_hip:
         return {}
     pointers = [index for index, kind in enumerate(types.values()) if kind.startswith("*")]

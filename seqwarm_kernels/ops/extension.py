@@ -68,14 +68,16 @@ def load() -> Kernels:
     Raises:
         ImportError: The module was built from older sources.
     """
-    module, module_problem = _load_module()
+    name = module_name(torch.__version__)
+    # An editable installation would find the module of another copy of the package.
+    is_built = any((_PACKAGE / f"{name}{suffix}").exists() for suffix in EXTENSION_SUFFIXES)
+    module, module_problem = _import_module(name) if is_built else (None, _not_built(name))
     if module is not None:
         return Kernels(module, None, None, None)
     if not _LIBRARY.exists():
-        reason = module_problem if "does not load" in module_problem else "the kernels are not built"
         problem = (
-            f"{reason}; `pip install cmake ninja pybind11`, then `pip install --no-build-isolation .` "
-            "builds them where a C++ compiler is installed"
+            f"{module_problem if is_built else 'the kernels are not built'}; `pip install cmake ninja pybind11`, then "
+            "`pip install --no-build-isolation .` builds them where a C++ compiler is installed"
         )
         return Kernels(None, module_problem, None, problem)
     rebuild = "`pip install --no-build-isolation .` rebuilds them"
@@ -89,12 +91,12 @@ def load() -> Kernels:
     return kernels
 
 
-def _load_module() -> tuple[ModuleType | None, str]:
-    name = module_name(torch.__version__)
-    # An editable installation would find that of another copy of the package.
-    if not any((_PACKAGE / f"{name}{suffix}").exists() for suffix in EXTENSION_SUFFIXES):
-        others = ", ".join(sorted(path.name for path in _PACKAGE.glob(f"{_MODULE}*")))
-        return None, f"{name} is not built" + (f", there is {others}" if others else "")
+def _not_built(name: str) -> str:
+    others = ", ".join(sorted(path.name for path in _PACKAGE.glob(f"{_MODULE}*")))
+    return f"{name} is not built" + (f", there is {others}" if others else "")
+
+
+def _import_module(name: str) -> tuple[ModuleType | None, str | None]:
     try:
         module = importlib.import_module(f"seqwarm_kernels.{name}")
     except ImportError as error:
@@ -105,7 +107,7 @@ def _load_module() -> tuple[ModuleType | None, str]:
             f"the extension {module.__file__} lacks {', '.join(missing)}: it is older than the Python sources, "
             "rebuild it"
         )
-    return module, ""
+    return module, None
 
 
 def module_name(torch_version: str) -> str:
