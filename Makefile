@@ -65,7 +65,7 @@ test-cpus: $(STAMP)  ## run the native kernels' tests as on CPUs with AVX2 only,
 			$(RUN) -m pytest --numprocesses $(WORKERS) -k native tests/ops $(ARGS) || exit 1; \
 	done
 
-# An extension with other options in a copy of the project, $(1)/tree, so that the one in use stays as it is.
+# A build with other options in a copy of the project, $(1)/tree, so that the one in use stays as it is.
 define build_copy
 	PATH="$(abspath $(VENV))/bin:$$PATH" cmake -G Ninja -S . -B $(1) -D SEQWARM_EMULATE_AMX=ON $(2) \
 		-D CMAKE_BUILD_TYPE=Checks -D Python_EXECUTABLE=$(abspath $(RUN)) \
@@ -78,7 +78,7 @@ define build_copy
 	cp -r seqwarm_kernels tests pyproject.toml $(1)/tree
 	rm -f $(1)/tree/seqwarm_kernels/*.so && cp $(1)/_*.so $(1)/tree/seqwarm_kernels
 endef
-SHORT_CALLS = $$($(RUN) -c "import torch; from seqwarm_kernels.ops.extension import module_name; print(module_name(torch.__version__))")
+SHORT_CALLS = $$($(RUN) -c "import torch; from seqwarm_kernels.ops.kernels import module_name; print(module_name(torch.__version__))")
 
 # A copy of the project with the kernels on PyTorch's stable ABI, as in a wheel, and without the module for this torch.
 STABLE := build/stable/tree
@@ -86,7 +86,7 @@ test-stable: $(STAMP)  ## run the native kernels' tests with the kernels on PyTo
 	rm -rf $(STABLE) && mkdir -p $(STABLE) && cp -r seqwarm_kernels tests pyproject.toml $(STABLE)
 	rm $(STABLE)/seqwarm_kernels/_C_*
 	cd $(STABLE) && OMP_NUM_THREADS=1 $(abspath $(RUN)) -m pytest --numprocesses $(WORKERS) \
-		-k "native or extension" tests/ops tests/attention tests/resizing $(ARGS)
+		-k "native or test_kernels" tests/ops tests/attention tests/resizing $(ARGS)
 
 # On CPUs without AVX512-BF16 these products are not used, and the tests run without them.
 AMX := build/amx
@@ -168,14 +168,14 @@ wheels: $(STAMP)  ## build the source distribution and a wheel into dist/
 # The oldest supported torch, with its CUDA libraries 5 GB. A GPU is not needed, but nvcc of the same major version is.
 GPU_PYTHON ?= python3.12
 GPU_BUILD := build/gpu
-gpu-build: $(STAMP)  ## build and import the extension with its CUDA part, on the oldest torch's CUDA build; 5 GB
+gpu-build: $(STAMP)  ## build and import the kernels with their CUDA part, on the oldest torch's CUDA build; 5 GB
 	$(GPU_PYTHON) -m venv $(GPU_BUILD)
 	$(GPU_BUILD)/bin/python -m pip install cmake ninja numpy pybind11 setuptools torch==2.11.0 tqdm wheel
 	rm -rf $(GPU_BUILD)/wheels
 	SEQWARM_CUDA=1 \
 		$(GPU_BUILD)/bin/python -m pip wheel --no-build-isolation --no-deps --wheel-dir $(GPU_BUILD)/wheels .
 	$(GPU_BUILD)/bin/python -m pip install --force-reinstall --no-deps $(GPU_BUILD)/wheels/*.whl
-	cd $(GPU_BUILD) && bin/python -m seqwarm_kernels info | tee info && grep -E "^extension .*CUDA [0-9]" info
+	cd $(GPU_BUILD) && bin/python -m seqwarm_kernels info | tee info && grep -E "^kernels .*CUDA [0-9]" info
 	SEQWARM_CUDA_TORCH=$$($(GPU_BUILD)/bin/python -c "import os, torch; print(os.path.dirname(torch.__file__))") \
 		$(PYTEST) tests/allocator/test_torch_allocator.py
 

@@ -5,7 +5,7 @@
 
 Environment variables decide what is built:
 
-SEQWARM_EXTENSION     0: neither. 1 (the default): both, or fail where they cannot be built.
+SEQWARM_KERNELS       0: neither. 1 (the default): both, or fail where they cannot be built.
 SEQWARM_SHORT_CALLS   0: not the module for one torch, for wheels that are handed on. 1 (the default): both.
 SEQWARM_CUDA          0, 1 or auto (the default): the module's part for CUDA, which needs nvcc and a torch built for
                       CUDA; no GPU. CMake's own CUDAARCHS replaces the architectures of CMakeLists.txt.
@@ -37,10 +37,14 @@ class Torch(NamedTuple):
     version: str
     cuda: str | None
 
+    def module(self) -> str:
+        """The name of the module for this torch, as ops/kernels.py looks for it."""
+        return "_C_torch_" + re.sub(r"\W", "_", self.version)
+
 
 class Plan(NamedTuple):
     torch: Torch
-    module: str | None  # the name of the module for this torch
+    short_calls: bool  # whether to build the module for this torch
     nvcc: str | None  # for its part for CUDA
 
 
@@ -119,8 +123,8 @@ def usable_nvcc(torch: Torch) -> str:
 def decide() -> Plan | None:
     """What to build; None for nothing."""
     cuda = switch("SEQWARM_CUDA", "auto")
-    if switch("SEQWARM_EXTENSION") == "0":
-        say("installing without kernels, as SEQWARM_EXTENSION=0 says")
+    if switch("SEQWARM_KERNELS") == "0":
+        say("installing without kernels, as SEQWARM_KERNELS=0 says")
         return None
     if sys.platform == "win32":
         say("installing without kernels: they do not build on Windows, where the PyTorch reference serves")
@@ -129,22 +133,21 @@ def decide() -> Plan | None:
         torch = usable_torch()
     except Skip as reason:
         raise SystemExit(
-            f"seqwarm_kernels: the kernels cannot be built: {reason}; SEQWARM_EXTENSION=0 installs without them"
+            f"seqwarm_kernels: the kernels cannot be built: {reason}; SEQWARM_KERNELS=0 installs without them"
         ) from None
     if switch("SEQWARM_SHORT_CALLS") == "0":
         if cuda == "1":
             raise SystemExit("SEQWARM_CUDA=1 needs the module that SEQWARM_SHORT_CALLS=0 leaves out")
-        return Plan(torch, None, None)
-    module = "_C_torch_" + re.sub(r"\W", "_", torch.version)
+        return Plan(torch, False, None)
     if cuda == "0":
-        return Plan(torch, module, None)
+        return Plan(torch, True, None)
     try:
-        return Plan(torch, module, usable_nvcc(torch))
+        return Plan(torch, True, usable_nvcc(torch))
     except Skip as reason:
         if cuda == "1":
             raise SystemExit(f"SEQWARM_CUDA=1, and the CUDA part cannot be built: {reason}") from None
         say(f"building without the CUDA part: {reason}")
-        return Plan(torch, module, None)
+        return Plan(torch, True, None)
 
 
 class CMakeBuild(build_ext):
@@ -162,15 +165,21 @@ class CMakeBuild(build_ext):
         except subprocess.CalledProcessError as error:
             raise SystemExit(
                 f"seqwarm_kernels: the kernels do not build (cmake ended with status {error.returncode}, "
-                "see above); SEQWARM_EXTENSION=0 installs without them"
+                "see above); SEQWARM_KERNELS=0 installs without them"
             ) from None
         self.folder = folder
-        for other in Path(self.build_lib, "seqwarm_kernels").glob("*.so"):  # of a build with other options
-            other.unlink()
+        self.remove_others()
         super().run()
         cache = (folder / "CMakeCache.txt").read_text()
         found = re.search(r"^SEQWARM_CUDA_BUILT:\w+=(.+)$", cache, re.MULTILINE)
         say(f"built the kernels with torch {self.plan.torch.version}: CPU{f' + {found[1]}' if found else ''}")
+
+    def remove_others(self) -> None:
+        """Remove what a build with other options has left. In the sources, modules for other torches stay."""
+        for library in Path(self.build_lib, "seqwarm_kernels").glob("*.so"):
+            library.unlink()
+        if self.inplace:
+            (ROOT / self.get_ext_filename(f"seqwarm_kernels.{self.plan.torch.module()}")).unlink(missing_ok=True)
 
     def build_extension(self, extension: Extension) -> None:
         target = Path(self.get_ext_fullpath(extension.name))
@@ -189,13 +198,13 @@ class CMakeBuild(build_ext):
             "Python_EXECUTABLE": sys.executable,
             "TORCH_INSTALL_PREFIX": plan.torch.folder,
             "SEQWARM_TORCH_VERSION": plan.torch.version,
-            "SEQWARM_SHORT_CALLS": "ON" if plan.module else "OFF",
+            "SEQWARM_SHORT_CALLS": "ON" if plan.short_calls else "OFF",
             "SEQWARM_CUDA": "ON" if plan.nvcc else "OFF",
         }
-        if plan.module:
+        if plan.short_calls:
             import pybind11
 
-            options |= {"SEQWARM_MODULE": plan.module, "pybind11_DIR": pybind11.get_cmake_dir()}
+            options |= {"SEQWARM_MODULE": plan.torch.module(), "pybind11_DIR": pybind11.get_cmake_dir()}
         if plan.nvcc:
             options["CMAKE_CUDA_COMPILER"] = plan.nvcc
         return [
@@ -229,11 +238,11 @@ def main() -> None:
         setup(version=project_version())
         return
     CMakeBuild.plan = plan
-    names = ["_kernels", *filter(None, [plan.module])]
+    names = ["_kernels", plan.torch.module()] if plan.short_calls else ["_kernels"]
     setup(
         version=project_version(),
         ext_modules=[Extension(f"seqwarm_kernels.{name}", sources=[]) for name in names],
-        cmdclass={"build_ext": CMakeBuild, **({} if plan.module else {"bdist_wheel": StableWheel})},
+        cmdclass={"build_ext": CMakeBuild, **({} if plan.short_calls else {"bdist_wheel": StableWheel})},
     )
 
 

@@ -50,7 +50,7 @@ std::vector<at::Tensor> allocate(const std::vector<at::Tensor>& shells, at::Devi
 }  // namespace
 
 PYBIND11_MODULE(SEQWARM_MODULE, module) {
-  module.def("build_info", &build_info, "The torch, CUDA toolkit and compiler that this extension was built with.");
+  module.def("build_info", &build_info, "The torch, CUDA toolkit and compiler that this module was built with.");
   module.def(
       "bfloat16_instructions", &seqwarm::bfloat16_instructions,
       "The CPU's instructions that multiply bfloat16, AMX or AVX512-BF16, or None where float32's do.");

@@ -4,7 +4,7 @@
 
 #define SEQWARM_EXPORT extern "C" __attribute__((visibility("default")))
 
-// As in ops/extension.py. Raise both with every change of a schema: the stable ABI does not compare types.
+// As in ops/kernels.py. Raise both with every change of a schema: the stable ABI does not compare types.
 SEQWARM_EXPORT const char* seqwarm_interface() { return "1"; }
 
 SEQWARM_EXPORT const char* seqwarm_torch() { return SEQWARM_TORCH_VERSION; }

@@ -70,7 +70,7 @@ def run(monkeypatch, tmp_path):
     return call
 
 
-ESSENTIAL = ["compiler", "trivial kernel", "extension"]
+ESSENTIAL = ["compiler", "trivial kernel", "kernels"]
 
 
 def test_every_stage_runs_in_its_part(run):
@@ -164,8 +164,8 @@ def test_a_failing_step_has_its_traceback(monkeypatch):
     assert "in fail" in record.facts["output"]
 
 
-def test_the_extension_is_built_where_it_has_no_cuda_part(monkeypatch):
-    found = iter([{"extension": {"cuda": None}}, {"extension": {"cuda": "13.0"}}])
+def test_the_kernels_are_built_where_they_have_no_cuda_part(monkeypatch):
+    found = iter([{"kernels": {"cuda": None}}, {"kernels": {"cuda": "13.0"}}])
     built = []
 
     def pretend(command, **options):
@@ -175,11 +175,11 @@ def test_the_extension_is_built_where_it_has_no_cuda_part(monkeypatch):
 
     monkeypatch.setattr(steps.subprocess, "run", pretend)
     monkeypatch.setattr(steps.torch.cuda, "get_device_capability", lambda device: (9, 0))
-    steps.extension(steps.torch.device("cuda"))
+    steps.kernels(steps.torch.device("cuda"))
     assert built == [{"SEQWARM_CUDA": "1", "CUDAARCHS": "90-real"}]
-    found = iter([{"extension": None, "extension_problem": "it does not load"}] * 2)
+    found = iter([{"kernels": None, "kernels_problem": "it does not load"}] * 2)
     with pytest.raises(AssertionError, match="it does not load"):
-        steps.extension(steps.torch.device("cuda"))
+        steps.kernels(steps.torch.device("cuda"))
 
 
 @pytest.mark.parametrize("name", ["forward", "length 129", "packed", "padding with NaN", "query_start"])

@@ -6,14 +6,16 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 from collections import Counter
 from pathlib import Path
 
 import pytest
 import torch
+from setuptools import Distribution
 
 import seqwarm_kernels
-from seqwarm_kernels.ops.extension import module_name
+from seqwarm_kernels.ops.kernels import module_name
 
 ROOT = Path(__file__).parents[1]
 SETUP = ROOT / "setup.py"
@@ -23,7 +25,7 @@ CAPTURED = {"capture_output": True, "text": True, "check": True}
 @pytest.fixture
 def build(monkeypatch):
     """setup.py as a module, with none of its variables set."""
-    for name in ("SEQWARM_EXTENSION", "SEQWARM_SHORT_CALLS", "SEQWARM_CUDA", "CUDA_HOME", "CXX"):
+    for name in ("SEQWARM_KERNELS", "SEQWARM_SHORT_CALLS", "SEQWARM_CUDA", "CUDA_HOME", "CXX"):
         monkeypatch.delenv(name, raising=False)
     spec = importlib.util.spec_from_file_location("seqwarm_setup", SETUP)
     module = importlib.util.module_from_spec(spec)
@@ -55,7 +57,7 @@ def test_finds_torch_as_it_calls_itself(build):
 
 @pytest.mark.parametrize(
     ("name", "values"),
-    [("SEQWARM_EXTENSION", "0 or 1"), ("SEQWARM_SHORT_CALLS", "0 or 1"), ("SEQWARM_CUDA", "0 or 1 or auto")],
+    [("SEQWARM_KERNELS", "0 or 1"), ("SEQWARM_SHORT_CALLS", "0 or 1"), ("SEQWARM_CUDA", "0 or 1 or auto")],
 )
 def test_other_values_are_errors(build, monkeypatch, complete, name, values):
     monkeypatch.setenv(name, "yes")
@@ -64,7 +66,7 @@ def test_other_values_are_errors(build, monkeypatch, complete, name, values):
 
 
 def test_error_ends_a_build_without_a_traceback(tmp_path):
-    environment = {**os.environ, "SEQWARM_EXTENSION": "maybe"}
+    environment = {**os.environ, "SEQWARM_KERNELS": "maybe"}
     finished = subprocess.run(
         [sys.executable, SETUP, "build_ext", "--build-temp", tmp_path, "--build-lib", tmp_path],
         capture_output=True,
@@ -73,19 +75,19 @@ def test_error_ends_a_build_without_a_traceback(tmp_path):
         check=False,
     )
     assert finished.returncode != 0
-    assert "SEQWARM_EXTENSION must be 0 or 1, got 'maybe'" in finished.stderr
+    assert "SEQWARM_KERNELS must be 0 or 1, got 'maybe'" in finished.stderr
     assert "Traceback" not in finished.stderr
 
 
-def test_extension_can_be_left_out(build, monkeypatch, capsys):
-    monkeypatch.setenv("SEQWARM_EXTENSION", "0")
+def test_kernels_can_be_left_out(build, monkeypatch, capsys):
+    monkeypatch.setenv("SEQWARM_KERNELS", "0")
     assert build.decide() is None
-    assert "SEQWARM_EXTENSION=0" in capsys.readouterr().err
+    assert "SEQWARM_KERNELS=0" in capsys.readouterr().err
 
 
 def test_without_torch(build, monkeypatch):
     monkeypatch.setattr(build, "find_torch", lambda: None)
-    with pytest.raises(SystemExit, match=r"torch is not installed for .*; SEQWARM_EXTENSION=0 installs without them"):
+    with pytest.raises(SystemExit, match=r"torch is not installed for .*; SEQWARM_KERNELS=0 installs without them"):
         build.decide()
 
 
@@ -107,16 +109,31 @@ def test_given_compiler_is_missing(build, monkeypatch):
 
 
 def test_the_module_is_named_after_its_torch(build, complete):
-    assert build.decide().module == module_name(complete.version) == "_C_torch_2_13_0_cpu"
+    assert complete.module() == module_name(complete.version) == "_C_torch_2_13_0_cpu"
 
 
 def test_the_library_alone(build, monkeypatch, complete):
     monkeypatch.setenv("SEQWARM_SHORT_CALLS", "0")
-    assert build.decide() == (complete, None, None)
+    assert build.decide() == (complete, False, None)
+
+
+def test_the_library_alone_replaces_an_older_module_of_an_editable_installation(build, monkeypatch, complete, tmp_path):
+    """It would be loaded in the library's place. Another environment may need the module for its torch."""
+    monkeypatch.setattr(build, "ROOT", tmp_path)
+    suffix = sysconfig.get_config_var("EXT_SUFFIX")
+    package = tmp_path / "seqwarm_kernels"
+    package.mkdir()
+    for name in ("_kernels.so", f"_C_torch_2_13_0_cpu{suffix}", f"_C_torch_2_15_0{suffix}"):
+        (package / name).touch()
+    command = build.CMakeBuild(Distribution())
+    command.plan = build.Plan(complete, False, None)
+    command.build_lib, command.inplace, command.ext_map = str(tmp_path / "lib"), True, {}
+    command.remove_others()
+    assert sorted(path.name for path in package.iterdir()) == [f"_C_torch_2_15_0{suffix}", "_kernels.so"]
 
 
 def test_cuda_part_is_left_out_for_a_cpu_torch(build, monkeypatch, complete, capsys):
-    assert build.decide() == (complete, "_C_torch_2_13_0_cpu", None)
+    assert build.decide() == (complete, True, None)
     assert "torch 2.13.0+cpu is not built for CUDA" in capsys.readouterr().err
     monkeypatch.setenv("SEQWARM_CUDA", "1")
     with pytest.raises(SystemExit, match="not built for CUDA"):

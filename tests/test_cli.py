@@ -231,7 +231,7 @@ def test_info_as_json_says_why_a_backend_is_not_available(capsys):
     assert run("info", "--json") == 0
     info = json.loads(capsys.readouterr().out)
     assert info["torch"] == torch.__version__
-    assert (info["extension"] is None) == (info["extension_problem"] is not None)
+    assert (info["kernels"] is None) == (info["kernels_problem"] is not None)
     assert (info["triton"] is None) == (info["triton_problem"] is not None)
     assert len(info["gpus"]) == torch.cuda.device_count()
     for operator, device_types in info["backends"].items():

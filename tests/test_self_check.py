@@ -69,7 +69,7 @@ def wrong(operator):
     return computed
 
 
-@pytest.mark.skipif(backends.problem("native") is not None, reason="the extension is not available")
+@pytest.mark.skipif(backends.problem("native") is not None, reason="the native kernels do not serve here")
 @pytest.mark.parametrize("operator", [*SMALL, "alibi_attention_backward", "alibi_attention_varlen_backward"])
 def test_a_wrong_kernel_is_a_mismatch(small, monkeypatch, capsys, operator):
     monkeypatch.setattr(run, "_DTYPES", (torch.float32,))
@@ -82,7 +82,7 @@ def test_a_wrong_kernel_is_a_mismatch(small, monkeypatch, capsys, operator):
     assert cli.main(["check"]) == 0
 
 
-@pytest.mark.skipif(backends.problem("native") is not None, reason="the extension is not available")
+@pytest.mark.skipif(backends.problem("native") is not None, reason="the native kernels do not serve here")
 def test_an_error_is_a_mismatch(small, capsys):
     def fail(*arguments):
         raise RuntimeError("no kernel image")
@@ -97,14 +97,14 @@ def test_an_error_is_a_mismatch(small, capsys):
 
 def test_backends_that_should_serve_and_do_not(small, monkeypatch, capsys):
     monkeypatch.setattr(backends, "is_supported_platform", lambda: True)
-    monkeypatch.setitem(backends._problems, "native", "the extension is not built")
+    monkeypatch.setitem(backends._problems, "native", "the kernels are not built")
     assert cli.main(["check", "--json"]) == 1
     report = json.loads(capsys.readouterr().out)
-    assert report["missing"] == {"native": "the extension is not built"}
+    assert report["missing"] == {"native": "the kernels are not built"}
     assert {row["backend"] for row in report["results"]} == {"reference"}
     assert report["times"] == []
     assert cli.main(["check", "--backends", "native"]) == 1
-    assert "\nnative is missing: the extension is not built" in capsys.readouterr().out
+    assert "\nnative is missing: the kernels are not built" in capsys.readouterr().out
     assert cli.main(["check", "--backends", "reference"]) == 0
     monkeypatch.setattr(backends, "is_supported_platform", lambda: False)
     assert cli.main(["check"]) == 0

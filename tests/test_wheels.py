@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import seqwarm_kernels
-from seqwarm_kernels.ops.extension import module_name
+from seqwarm_kernels.ops.kernels import module_name
 
 ROOT = Path(__file__).parents[1]
 PYTHON = f"cp{sys.version_info.major}{sys.version_info.minor}"
@@ -68,7 +68,7 @@ def test_the_source_distribution_holds_what_its_tests_import(source_distribution
 @pytest.mark.parametrize(
     ("switches", "libraries", "tags"),
     [
-        ({"SEQWARM_EXTENSION": "0"}, [], ["py3", "none", "any"]),
+        ({"SEQWARM_KERNELS": "0"}, [], ["py3", "none", "any"]),
         ({"SEQWARM_SHORT_CALLS": "0"}, ["_kernels"], ["py3", "none", PLATFORM]),
         ({}, [module_name(torch.__version__), "_kernels"], [PYTHON, PYTHON, PLATFORM]),
     ],

@@ -57,13 +57,13 @@ def trivial_kernel(device: torch.device) -> None:
     add_one(device)
 
 
-def extension(device: torch.device) -> None:
-    """Builds the extension for this GPU if it has no CUDA part."""
+def kernels(device: torch.device) -> None:
+    """Builds the kernels for this GPU if they have no CUDA part."""
     if (problem := _no_cuda_part()) is None:
         return
     print(f"{problem}; building", flush=True)
     major, minor = torch.cuda.get_device_capability(device)
-    wanted = {"SEQWARM_EXTENSION": "1", "SEQWARM_CUDA": "1", "CUDAARCHS": f"{major}{minor}-real"}
+    wanted = {"SEQWARM_KERNELS": "1", "SEQWARM_CUDA": "1", "CUDAARCHS": f"{major}{minor}-real"}
     path = os.pathsep.join([os.environ.get("PATH", ""), "/usr/local/cuda/bin"])
     command = [sys.executable, "setup.py", "build_ext", "--inplace"]
     subprocess.run(command, cwd=ROOT, check=True, env={**os.environ, **wanted, "PATH": path})
@@ -72,12 +72,12 @@ def extension(device: torch.device) -> None:
 
 
 def _no_cuda_part() -> str | None:
-    """Why the extension does not serve CUDA, in a new process, since an extension is imported once."""
+    """Why the module for this torch does not serve CUDA, in a new process, since it is imported once."""
     command = [sys.executable, "-m", "seqwarm_kernels", "info", "--json"]
     info = json.loads(subprocess.run(command, cwd=ROOT, check=True, capture_output=True).stdout)
-    if info["extension"] is None:
-        return str(info["extension_problem"])
-    return None if info["extension"]["cuda"] else "the extension is built without its CUDA part"
+    if info["kernels"] is None:
+        return str(info["kernels_problem"])
+    return None if info["kernels"]["cuda"] else "the kernels are built without their CUDA part"
 
 
 # ---- results
@@ -219,7 +219,7 @@ def profile(device: torch.device) -> None:
 
 
 #: If one of these fails, nothing else runs.
-ESSENTIAL: dict[str, Step] = {"compiler": compiler, "trivial kernel": trivial_kernel, "extension": extension}
+ESSENTIAL: dict[str, Step] = {"compiler": compiler, "trivial kernel": trivial_kernel, "kernels": kernels}
 FIRST: dict[str, Step] = {
     "packages": packages,
     "forward": forward,
@@ -257,7 +257,7 @@ PROFILES: dict[str, Step] = {"profile of forward, D128": profile}
 STEPS = ESSENTIAL | FIRST | SANITIZERS | PROFILES
 #: Left out of a dry run.
 NEED_A_GPU = {
-    *("trivial kernel", "extension", "resize_batch, triton", "another stream", "captured graph", "no synchronization"),
+    *("trivial kernel", "kernels", "resize_batch, triton", "another stream", "captured graph", "no synchronization"),
     *("torch.compile", "memcheck", "racecheck", "initcheck", *PROFILES),
     *("length 511", "length 512", "length 513", "length 2049"),  # these take long on a CPU
 }

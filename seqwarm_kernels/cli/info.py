@@ -66,8 +66,8 @@ def collect_info() -> dict[str, Any]:
         "triton": triton,
         "triton_problem": triton_problem or (launcher_problem() if torch.cuda.device_count() else None),
         "gpus": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
-        "extension": None if problem else backends.kernels.build_info(),
-        "extension_problem": problem,
+        "kernels": None if problem else backends.kernels.build_info(),
+        "kernels_problem": problem,
         "short_calls_problem": backends.kernels.module_problem,
         "bfloat16_instructions": backends.kernels.bfloat16_instructions(),
         "switches": switches(),
@@ -127,12 +127,12 @@ def _lines(info: dict[str, Any]) -> Iterator[str]:
     yield line("CUDA of torch", info["torch_cuda"] or "none")
     yield line("triton", ": ".join(filter(None, (info["triton"] or "none", info["triton_problem"]))))
     yield line("GPUs", ", ".join(info["gpus"]) or "none")
-    extension = info["extension"]
-    if extension is None:
-        yield line("extension", f"none: {info['extension_problem']}")
+    kernels = info["kernels"]
+    if kernels is None:
+        yield line("kernels", f"none: {info['kernels_problem']}")
     else:
-        versions = f"torch {extension['torch']}, CUDA {extension['cuda'] or 'none'}, {extension['compiler']}"
-        yield line("extension", f"built with {versions}")
+        versions = f"torch {kernels['torch']}, CUDA {kernels['cuda'] or 'none'}, {kernels['compiler']}"
+        yield line("kernels", f"built with {versions}")
         yield line("threads", str(info["threads"]))
         problem = info["short_calls_problem"]
         yield line("short calls", "yes" if problem is None else f"no, calls take some 25 µs longer: {problem}")

@@ -14,8 +14,8 @@ from .resize_packed import reference as _resize_packed_reference  # noqa: F401
 from .resize_packed import schema as resize_packed_schema
 
 for _operator in ("alibi_attention", "alibi_attention_varlen"):
-    if backends.extension is not None:
-        shorten(_operator, "native", getattr(backends.extension, _operator))
+    if backends.module is not None:
+        shorten(_operator, "native", getattr(backends.module, _operator))
     elif backends.problem("native") is None:
         shorten(_operator, "native", with_checked_values(_operator))
 backends.load_triton(

@@ -17,7 +17,7 @@ import torch
 
 from ..utils.caller_warnings import warn_caller
 from ..utils.switches import switch
-from .extension import load
+from .kernels import load
 
 BACKENDS = ("triton", "native", "reference")
 DEVICE_TYPES = ("cuda", "cpu")  # the reference serves every other device as well
@@ -49,10 +49,10 @@ def is_supported_platform() -> bool:
     return (platform.system(), platform.machine()) in PLATFORMS
 
 
-kernels = load()  # here, since other modules read `extension` when they are imported
+kernels = load()  # here, since other modules read `module` when they are imported
 
 #: The module for this torch, where it is built: shorter ways to call kernels.
-extension = kernels.module
+module = kernels.module
 
 if not is_supported_platform():
     _problems["native"] = f"there are no native kernels for {platform.system()} on {platform.machine()}"
@@ -65,7 +65,7 @@ def _refuse_older_gpus(oldest: tuple[int, int]) -> None:
         capability = torch.cuda.get_device_capability(index)
         if capability < oldest:
             _gpu_problems["native"] = (
-                f"the extension is compiled for compute capability {oldest[0]}.{oldest[1]} and newer, "
+                f"the module for this torch is compiled for compute capability {oldest[0]}.{oldest[1]} and newer, "
                 f"{torch.cuda.get_device_name(index)} has {capability[0]}.{capability[1]}"
             )
     for operator in _implemented if _gpu_problems else ():
@@ -191,7 +191,7 @@ _warn_of_reference._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _watch_for_older_gpus() -> None:
-    oldest = None if extension is None else extension.build_info()["oldest_cuda_capability"]
+    oldest = None if module is None else module.build_info()["oldest_cuda_capability"]
     if oldest is not None:  # runs when CUDA starts, since a question to a GPU would start CUDA
         torch.cuda._lazy_call(functools.partial(_refuse_older_gpus, divmod(oldest, 10)))
 

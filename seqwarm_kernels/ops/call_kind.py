@@ -29,7 +29,7 @@ class CallCache(dict[Hashable, _Call]):
 
 
 def _call_kind(*arguments: Any) -> Hashable | None:
-    """The key of a call with these arguments, or None; without the extension.
+    """The key of a call with these arguments, or None; without the module for this torch.
 
     Of tensors: shape, strides, dtype, device and alignment. Of None, bool, int, float and str: type and value. Other
     arguments have no key, nor have tensors that are not plain (a subclass, a dual tensor, inside of a functorch
@@ -74,4 +74,4 @@ def _is_plain_state() -> bool:
     )
 
 
-call_kind = _call_kind if backends.extension is None else backends.extension.call_kind
+call_kind = _call_kind if backends.module is None else backends.module.call_kind

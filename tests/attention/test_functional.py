@@ -89,7 +89,7 @@ def test_bad_options(options, error, message):
         alibi_attention(*tensors(), **options)
 
 
-@pytest.mark.skipif(backends.problem("native") is not None, reason="the extension is not built")
+@pytest.mark.skipif(backends.problem("native") is not None, reason="the kernels are not built")
 def test_a_backend_that_lacks_a_dtype_says_so():
     doubles = [tensor.double() for tensor in tensors()]
     with pytest.raises(ValueError, match=r"backend='native' cannot serve .* no native kernel for torch\.float64"):

@@ -1,4 +1,4 @@
-"""Calls whose work is counted: the basic blocks that the extension executes, without the libraries that it calls."""
+"""Calls whose work is counted: the basic blocks that native kernels execute, without the libraries that they call."""
 
 import ctypes
 import json
@@ -17,9 +17,9 @@ RECORDS = Path(__file__).with_name("records.json")
 
 def counter():
     """The function that reads the count, or None in a build that does not count."""
-    if backends.extension is None:
+    if backends.module is None:
         return None
-    read = getattr(ctypes.CDLL(backends.extension.__file__), "seqwarm_work", None)
+    read = getattr(ctypes.CDLL(backends.module.__file__), "seqwarm_work", None)
     if read is not None:
         read.restype = ctypes.c_int64
     return read
@@ -27,8 +27,8 @@ def counter():
 
 def machine():
     """Other compilers and CPUs execute other blocks."""
-    compiler = backends.extension.build_info()["compiler"]
-    instructions = backends.extension.bfloat16_instructions()
+    compiler = backends.module.build_info()["compiler"]
+    instructions = backends.module.bfloat16_instructions()
     return f"{platform.machine()}, {compiler}, {torch.backends.cpu.get_cpu_capability()}, bfloat16: {instructions}"
 
 

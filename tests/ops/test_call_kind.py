@@ -1,4 +1,4 @@
-"""The cache key of a call, with the extension and without."""
+"""The cache key of a call, with the module for this torch and without."""
 
 import pytest
 import torch
@@ -7,8 +7,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from seqwarm_kernels.ops import backends, call_kind
 
 ALL = [call_kind._call_kind]
-if backends.extension is not None:
-    ALL.append(backends.extension.call_kind)
+if backends.module is not None:
+    ALL.append(backends.module.call_kind)
 both = pytest.mark.parametrize("kind_of", ALL)
 
 
@@ -87,7 +87,7 @@ def test_no_kind_in_a_mode(kind_of, mode):
     assert kind_of(1) is not None
 
 
-@pytest.mark.skipif("len(ALL) == 1", reason="the extension does not serve here")
+@pytest.mark.skipif("len(ALL) == 1", reason="the module for this torch is not built")
 @pytest.mark.parametrize(("excluded", "has_kind"), [("NestedTensor", True), ("CPU", False)])
 def test_excluded_keys_that_no_plain_tensor_has_do_not_matter(excluded, has_kind):
     """Autograd of torch 2.11 excludes one, Named, in each backward."""

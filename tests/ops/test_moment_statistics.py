@@ -128,7 +128,7 @@ def test_sizes_around_blocks_and_chunks_of_the_native_loop(backend):
     check(backend, tensors[::-1], [tensor.square() for tensor in tensors], [tensors[3][1:], tensors[0]])
 
 
-@pytest.mark.skipif("native" not in SERVING, reason="the extension is not built")
+@pytest.mark.skipif("native" not in SERVING, reason="the kernels are not built")
 def test_native_bits_do_not_depend_on_the_threads():
     lists = [[torch.rand(n) for n in (3, 400_000, 17_000)] for _ in range(3)]
     threads, found = torch.get_num_threads(), []

@@ -1,4 +1,4 @@
-"""The extension's CUDA kernels do not serve GPUs older than what they are compiled for. On a pretended GPU."""
+"""The module's CUDA kernels do not serve GPUs older than what they are compiled for. On a pretended GPU."""
 
 from types import SimpleNamespace
 
@@ -7,12 +7,12 @@ import torch
 
 from seqwarm_kernels.ops import backends
 
-REASON = "the extension is compiled for compute capability 7.5 and newer, Tesla V100 has 7.0"
+REASON = "the module for this torch is compiled for compute capability 7.5 and newer, Tesla V100 has 7.0"
 
 
 @pytest.fixture
 def start_cuda(monkeypatch):
-    """Loads an extension compiled for 7.5, and starts CUDA with GPUs of the given capabilities."""
+    """Loads a module compiled for 7.5, and starts CUDA with GPUs of the given capabilities."""
     queued = []
     info = {"torch": torch.__version__, "oldest_cuda_capability": 75}
     loaded = SimpleNamespace(build_info=lambda: info)
@@ -21,7 +21,7 @@ def start_cuda(monkeypatch):
     monkeypatch.setattr(backends, "_problems", {})
     monkeypatch.setattr(backends, "_gpu_problems", {})
     monkeypatch.setattr(backends, "_serving", {})
-    monkeypatch.setattr(backends, "extension", loaded)
+    monkeypatch.setattr(backends, "module", loaded)
     backends._watch_for_older_gpus()
     for operator in backends.operators():
         backends._find_serving(operator)

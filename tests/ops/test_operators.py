@@ -9,7 +9,7 @@ import torch
 from torch._dynamo.utils import counters
 
 from seqwarm_kernels import alibi_attention, alibi_attention_varlen, alibi_slopes, resize_batch
-from seqwarm_kernels.ops import backends, extension
+from seqwarm_kernels.ops import backends, kernels
 from seqwarm_kernels.ops.alibi_attention.schema import DenseOptions, VarlenOptions
 from seqwarm_kernels.ops.library import overload
 from seqwarm_kernels.ops.resize_batch.schema import RULES, Kind, allocate
@@ -29,9 +29,11 @@ def on_every_backend(operator, dtype=None):
 
 def low_precision(operator):
     """Every backend with each dtype that it serves; one dtype is in `make test`."""
+    found = []
     for name in serving(operator):
         dtypes = [dtype for dtype in (torch.bfloat16, torch.float16) if name in serving(operator, dtype)]
-        yield from first_fast([(name, dtype) for dtype in dtypes])
+        found += first_fast([(name, dtype) for dtype in dtypes])
+    return found
 
 
 def native_first(operator):
@@ -318,9 +320,9 @@ def test_checkpointing_replays_the_dropout(backend):
     torch.testing.assert_close(recomputed, gradients(lambda: attend(*inputs)), rtol=0, atol=0)
 
 
-@pytest.mark.skipif(backends.extension is None, reason="the module for this torch is not built")
-def test_an_extension_from_older_sources_is_refused(monkeypatch):
-    name = extension.module_name(torch.__version__)
+@pytest.mark.skipif(backends.module is None, reason="the module for this torch is not built")
+def test_a_module_from_older_sources_is_refused(monkeypatch):
+    name = kernels.module_name(torch.__version__)
     monkeypatch.setitem(sys.modules, f"seqwarm_kernels.{name}", SimpleNamespace(__file__="_C.so"))
     with pytest.raises(ImportError, match=r"_C.so lacks alibi_attention, .*check_packing: .* rebuild it"):
-        extension.load()
+        kernels.load()

@@ -15,7 +15,7 @@ from seqwarm_kernels.ops import backends
 
 pytestmark = pytest.mark.skipif(
     backends.why_not("resize_batch", "native", "cpu") is not None or not Path("/proc/self/statm").exists(),
-    reason="the extension is not built, or this is no Linux",
+    reason="the kernels are not built, or this is no Linux",
 )
 MEGABYTE = 2**20
 

@@ -186,7 +186,7 @@ def test_pieces_of_several_tiles(backend, rule):
     check(backend, tensors, kinds, fill_values, tensors[-1][:, 0], lengths, cut(lengths, 600, rule))
 
 
-@pytest.mark.skipif(backends.problem("native") is not None, reason="the extension does not serve here")
+@pytest.mark.skipif(backends.problem("native") is not None, reason="the native kernels do not serve here")
 def test_native_threads_begin_inside_pieces():
     """The native kernel shares 2.4 MB among its threads."""
     lengths = [50] * 20
@@ -225,7 +225,7 @@ def test_a_mask_with_other_strides(backend):
     check(backend, [], [], [], mask, [5], [(0, 1, 1, 0), (0, 2, 3, 0)])
 
 
-@pytest.mark.skipif(backends.problem("native") is not None, reason="the extension does not serve here")
+@pytest.mark.skipif(backends.problem("native") is not None, reason="the native kernels do not serve here")
 @pytest.mark.parametrize(
     ("change", "message"),
     [

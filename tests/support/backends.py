@@ -8,12 +8,14 @@ from seqwarm_kernels.ops import backends
 
 def served(operator, without=None):
     """Parameters (backend, device): all on the CPU, and on a GPU all but the reference. `without` names one to omit."""
+    found = []
     for device in backends.DEVICE_TYPES:
         left_out = {without} if device == "cpu" else {without, "reference"}
         for name in backends.BACKENDS:
             if name not in left_out and backends.why_not(operator, name, device) is None:
                 marks = [pytest.mark.gpu] if device == "cuda" else []
-                yield pytest.param((name, device), id=f"{name}-{device}", marks=marks)
+                found.append(pytest.param((name, device), id=f"{name}-{device}", marks=marks))
+    return found
 
 
 def backend_fixture(operator):

@@ -1,13 +1,15 @@
-"""Builds of the extension in a worker's tree, for mutants of C++ files. All of them emulate AMX."""
+"""Builds of the kernels in a worker's tree, for mutants of C++ files. All of them emulate AMX."""
 
 from __future__ import annotations
 
 import functools
 import os
+import runpy
 import shutil
 import subprocess
 import sys
 import sysconfig
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 _LAUNCHER = Path(__file__).with_name("compile_for_this_cpu.sh")
@@ -26,23 +28,30 @@ class NotBuilt(Exception):
 
 
 def install(build: str) -> None:
-    """Build the sources of the working directory, and put the extension into the package."""
+    """Build the sources of the working directory, and put the module for this torch into the package."""
     folder = Path("build", build.replace(" ", "_"))
     is_first = not folder.exists()
     if is_first:
         _configure(folder, build)
-    # At first for each kind of CPU: the extension needs them all. Later, the others keep their objects.
+    # At first for each kind of CPU: the module needs them all. Later, the others keep their objects.
     capability = "" if is_first else "AVX2" if build == "AVX2" else _capability()
     run = subprocess.run(
         ("cmake", "--build", folder), env={**os.environ, "SEQWARM_ONLY_CAPABILITY": capability}, capture_output=True
     )
     if run.returncode:
         raise NotBuilt
-    shutil.copyfile(next(folder.glob("_C_*.so")), extension())
+    shutil.copyfile(folder / module().name, module())
 
 
-def extension() -> Path:
-    return next(Path("seqwarm_kernels").glob("_C_*.so"))
+def module() -> Path:
+    """The module for this torch, which the package loads."""
+    return Path("seqwarm_kernels", _name() + EXTENSION_SUFFIXES[0])
+
+
+@functools.cache
+def _name() -> str:
+    """Asked of setup.py, since this process must not import the package."""
+    return str(runpy.run_path("setup.py")["find_torch"]().module())
 
 
 def _configure(folder: Path, build: str) -> None:
@@ -57,7 +66,7 @@ def _configure(folder: Path, build: str) -> None:
         "SEQWARM_EMULATE_AMX": "ON",
         "SEQWARM_TORCH_VERSION": torch.__version__,
         "SEQWARM_SHORT_CALLS": "ON",
-        "SEQWARM_MODULE": extension().name.partition(".")[0],
+        "SEQWARM_MODULE": _name(),
         "TORCH_INSTALL_PREFIX": os.path.dirname(torch.__file__),
         **_OPTIONS[build],
     }

@@ -8,7 +8,7 @@ from typing import NamedTuple
 class Run(NamedTuple):
     tests: tuple[str, ...]  #: arguments of pytest
     environment: tuple[tuple[str, str], ...] = ()
-    build: str = "this CPU"  #: the extension's, for mutants of C++ files
+    build: str = "this CPU"  #: of the kernels, for mutants of C++ files
 
 
 class Target(NamedTuple):

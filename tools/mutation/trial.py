@@ -171,11 +171,11 @@ def _applied(mutant: Mutant) -> Iterator[None]:
     path = _tree / mutant.file
     source = path.read_text()
     assert digest(source) == mutant.source, f"{mutant.file} changed while mutants were tried"
-    unchanged = builds.extension().read_bytes() if mutant.is_compiled else None
+    unchanged = builds.module().read_bytes() if mutant.is_compiled else None
     path.write_text(mutant.apply(source))
     try:
         yield
     finally:
         path.write_text(source)
         if unchanged is not None:
-            builds.extension().write_bytes(unchanged)
+            builds.module().write_bytes(unchanged)

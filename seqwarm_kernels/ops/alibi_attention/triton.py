@@ -374,6 +374,6 @@ OPERATORS = (
 for _name, _forward, _backward in OPERATORS:
     LIBRARY.impl(f"{_name}.triton", _forward, DISPATCH_KEY)
     LIBRARY.impl(f"{_name}_backward.triton", _backward, DISPATCH_KEY)
-    if backends.extension is not None:
-        in_python = getattr(backends.extension, f"{_name}_in_python")
+    if backends.module is not None:
+        in_python = getattr(backends.module, f"{_name}_in_python")
         shorten(_name, "triton", in_python(_forward, _backward))

@@ -21,11 +21,11 @@ def shell_of(tensor: Tensor) -> Tensor:
 
 
 def _allocate(shells: Sequence[Tensor], device: torch.device) -> list[Tensor]:
-    """Uninitialized tensors like `shells`; without the extension."""
+    """Uninitialized tensors like `shells`; without the module for this torch."""
     return [torch.empty_strided(shell.shape, shell.stride(), dtype=shell.dtype, device=device) for shell in shells]
 
 
-allocate = _allocate if backends.extension is None else backends.extension.allocate
+allocate = _allocate if backends.module is None else backends.module.allocate
 
 
 def strides_named(name: str, strides: Four) -> dict[str, int]:

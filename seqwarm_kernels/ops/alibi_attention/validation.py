@@ -191,7 +191,7 @@ def check_positions(query_start: Tensor | int | None) -> None:
 def _check_packing(
     query: Tensor, key: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int, max_seqlen_k: int
 ) -> None:
-    """Check the values of `cu_seqlens_q` and `cu_seqlens_k` on a CPU; without the extension."""
+    """Check the values of `cu_seqlens_q` and `cu_seqlens_k` on a CPU; without the module for this torch."""
     if query.device.type == "cpu":
         if cu_seqlens_q.dim() != 1 or cu_seqlens_q.numel() == 0 or cu_seqlens_k.shape != cu_seqlens_q.shape:
             raise ValueError(
@@ -202,7 +202,7 @@ def _check_packing(
         check_sequences("cu_seqlens_k", cu_seqlens_k, key.shape[0], "key", max_seqlen_k)
 
 
-check_packing = _check_packing if backends.extension is None else backends.extension.check_packing
+check_packing = _check_packing if backends.module is None else backends.module.check_packing
 
 
 def check_sequences(name: str, cu_seqlens: Tensor, num_tokens: int, owner: str, max_seqlen: int) -> None:

@@ -6,38 +6,38 @@ import subprocess
 import pytest
 import torch
 
-from seqwarm_kernels.ops import backends, extension
+from seqwarm_kernels.ops import backends, kernels
 from seqwarm_kernels.ops.library import overload
 
-NAME = extension.module_name(torch.__version__)
+NAME = kernels.module_name(torch.__version__)
 
 
 @pytest.fixture
 def package(monkeypatch, tmp_path):
     """A folder in the place of the package's."""
-    monkeypatch.setattr(extension, "_PACKAGE", tmp_path)
-    monkeypatch.setattr(extension, "_LIBRARY", tmp_path / "_kernels.so")
+    monkeypatch.setattr(kernels, "_PACKAGE", tmp_path)
+    monkeypatch.setattr(kernels, "_LIBRARY", tmp_path / "_kernels.so")
     return tmp_path
 
 
 def test_without_libraries(package):
-    kernels = extension.load()
-    assert kernels[:3] == (None, f"{NAME} is not built", None)
-    assert "are not built" in kernels.problem
-    assert kernels.build_info() is None
-    assert kernels.bfloat16_instructions() is None
+    found = kernels.load()
+    assert found[:3] == (None, f"{NAME} is not built", None)
+    assert "are not built" in found.problem
+    assert found.build_info() is None
+    assert found.bfloat16_instructions() is None
 
 
 def test_a_module_for_another_torch_is_named_and_not_loaded(package):
     (package / "_C_torch_2_12_0_cpu.so").write_bytes(b"not a library")
-    assert extension.load().module_problem == f"{NAME} is not built, there is _C_torch_2_12_0_cpu.so"
+    assert kernels.load().module_problem == f"{NAME} is not built, there is _C_torch_2_12_0_cpu.so"
 
 
 def test_a_library_from_older_sources(package, tmp_path):
     subprocess.run(["cc", "-shared", "-x", "c", "/dev/null", "-o", package / "_kernels.so"], check=True)
-    kernels = extension.load()
-    assert kernels.library is None
-    assert kernels.problem.startswith("the kernels are older than the Python sources; `pip install")
+    found = kernels.load()
+    assert found.library is None
+    assert found.problem.startswith("the kernels are older than the Python sources; `pip install")
 
 
 def test_the_interface_is_that_of_the_schemas():
@@ -47,14 +47,14 @@ def test_the_interface_is_that_of_the_schemas():
         for operator in (*backends.operators(), "alibi_attention_backward", "alibi_attention_varlen_backward")
     )
     digest = hashlib.sha256("\n".join(schemas).encode()).hexdigest()[:16]
-    assert (extension.INTERFACE, digest) == ("1", "31171d963dea9815"), (
-        "raise INTERFACE here, in extension.py and in csrc/stable.cpp"
+    assert (kernels.INTERFACE, digest) == ("1", "31171d963dea9815"), (
+        "raise INTERFACE here, in ops/kernels.py and in csrc/stable.cpp"
     )
 
 
 def test_libraries_that_do_not_load(package):
     (package / "_kernels.so").write_bytes(b"not a library")
-    assert "the kernels do not load; `pip install --no-build-isolation .` rebuilds them: " in extension.load().problem
+    assert "the kernels do not load; `pip install --no-build-isolation .` rebuilds them: " in kernels.load().problem
 
 
 @pytest.mark.skipif(backends.problem("native") is not None, reason=str(backends.problem("native")))

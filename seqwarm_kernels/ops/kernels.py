@@ -104,8 +104,7 @@ def _import_module(name: str) -> tuple[ModuleType | None, str | None]:
     missing = [function for function in _EXPECTED if not hasattr(module, function)]
     if missing:
         raise ImportError(
-            f"the extension {module.__file__} lacks {', '.join(missing)}: it is older than the Python sources, "
-            "rebuild it"
+            f"the module {module.__file__} lacks {', '.join(missing)}: it is older than the Python sources, rebuild it"
         )
     return module, None
 
