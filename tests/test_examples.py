@@ -2,6 +2,7 @@
 
 import re
 import runpy
+import statistics
 import sys
 from pathlib import Path
 
@@ -47,7 +48,8 @@ def test_train_packed(run):
     tokens = sorted(int(words[4]) for words in lines)
     assert tokens[1] > 900  # the last batch of an epoch may have few
     assert tokens[-1] <= 1024
-    assert float(lines[-1][7]) < float(lines[0][7]) - 1
+    first, *losses = (float(words[7]) for words in lines)
+    assert statistics.median(losses) < first - 1  # a batch may be odd: Python's documentation changes
 
 
 def test_dynamic_batching_on_a_small_text(run, tmp_path):

@@ -355,11 +355,13 @@ def test_what_decides_a_launch_decides_its_kind(monkeypatch):
             for outputs in (slice(0, 1), slice(0, 2)):
                 out = alibi_attention(query, query, query, slopes, return_lse=True, backend="triton")
                 torch.autograd.grad(sum(one.sum() for one in out[outputs]), asked)
-    assert len(host._known) == 1 + 4
+    # Without the module for this torch, slopes that require a gradient always get one.
+    known = 1 + 4 if backends.module is not None else 1 + 2
+    assert len(host._known) == known
 
     monkeypatch.setattr(torch.backends.cuda, "matmul", SimpleNamespace(fp32_precision="tf32"))
     alibi_attention(query, query, query, slopes, backend="triton")
-    assert len(host._known) == 6
+    assert len(host._known) == known + 1
     shifted = torch.randn(49)[1:].view(1, 1, 3, 16)
     alibi_attention(shifted, query, query, slopes, backend="triton")
-    assert len(host._known) == 7
+    assert len(host._known) == known + 2

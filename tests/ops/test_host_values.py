@@ -10,6 +10,7 @@ from seqwarm_kernels.ops import backends
 from seqwarm_kernels.ops.alibi_attention import validation
 from seqwarm_kernels.ops.alibi_attention.schema import VarlenOptions
 from seqwarm_kernels.ops.library import overload
+from tests.support.backends import OPERATOR_ERROR
 
 on_each_backend = pytest.mark.parametrize(
     "backend",
@@ -113,7 +114,7 @@ def test_operators_check_what_a_compiled_call_did_not(backend):
     """Values are not known while a call is traced. The operators read them when the compiled call runs."""
     compiled = torch.compile(alibi_attention_varlen, backend="aot_eager", fullgraph=True)
     compiled(**arguments({}, backend))
-    with pytest.raises(ValueError, match="cu_seqlens_k must end within the 5 tokens"):
+    with pytest.raises(OPERATOR_ERROR, match="cu_seqlens_k must end within the 5 tokens"):
         compiled(**arguments({"cu_seqlens_k": [0, 3, 9]}, backend))
 
 
@@ -125,7 +126,7 @@ def test_native_backward_reads_no_token_that_is_not_there(tokens):
     options = VarlenOptions(good, good, None, tokens, tokens, True, 0.5, None, 0.0, 0.0)
     inputs = query, query, query, torch.rand(2)
     outputs = overload("alibi_attention_varlen", "native")(*inputs, *options)
-    with pytest.raises(ValueError, match="cu_seqlens_q must end within"):
+    with pytest.raises(OPERATOR_ERROR, match="cu_seqlens_q must end within"):
         overload("alibi_attention_varlen_backward", "native")(
             query, None, *outputs, True, *inputs, *options._replace(cu_seqlens_q=bad)
         )
@@ -153,7 +154,7 @@ def test_native_operators_check_shapes_on_which_reads_depend(changes, slopes, me
         operator, inputs = "alibi_attention_varlen_backward", (query, None, *outputs, True, *inputs)
     else:
         operator = "alibi_attention_varlen"
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(OPERATOR_ERROR, match=message):
         overload(operator, "native")(*inputs)
 
 
@@ -168,7 +169,7 @@ def test_native_operators_check_the_shape_of_slopes():
     slopes = torch.rand(2)
     assert torch.equal(attend(slopes), attend(slopes.repeat(3, 1)))
     for shape in ((), (3,), (2, 2), (3, 3), (3, 3, 2)):
-        with pytest.raises(ValueError, match=r"slopes must be \(2,\) or \(3, 2\), got"):
+        with pytest.raises(OPERATOR_ERROR, match=r"slopes must be \(2,\) or \(3, 2\), got"):
             attend(torch.rand(shape))
 
 
@@ -177,7 +178,7 @@ def test_native_operators_check_the_shape_of_slopes():
 def test_native_operators_check_the_number_of_positions(dtype):
     query, starts = torch.randn(3, 2, 4, 8), torch.zeros(2, dtype=dtype)
     options = (starts, None, None, 0, True, 0.5, None, None, 0.0, 0.0)
-    with pytest.raises(ValueError, match="query_start must have one entry, or one for each of the 3 rows, got 2"):
+    with pytest.raises(OPERATOR_ERROR, match="query_start must have one entry, or one for each of the 3 rows, got 2"):
         overload("alibi_attention", "native")(query, query, query, torch.rand(2), *options)
 
 
@@ -243,5 +244,5 @@ def test_operators_check_positions_that_a_compiled_call_did_not(backend):
     query = torch.randn(1, 2, 3, 8)
     compiled = torch.compile(alibi_attention, backend="aot_eager", fullgraph=True)
     compiled(query, query, query, query_start=torch.tensor([3]), backend=backend)
-    with pytest.raises(ValueError, match="query_start must be from"):
+    with pytest.raises(OPERATOR_ERROR, match="query_start must be from"):
         compiled(query, query, query, query_start=torch.tensor([2**61]), backend=backend)

@@ -9,7 +9,7 @@ from seqwarm_kernels import BatchBuffers, resize_batch
 from seqwarm_kernels.ops import backends
 from seqwarm_kernels.ops.library import overload
 from seqwarm_kernels.ops.resize_batch.schema import Kind
-from tests.support.backends import backend_fixture, served
+from tests.support.backends import OPERATOR_ERROR, backend_fixture, served
 from tests.support.tiers import examples, first_fast
 
 backend = backend_fixture("resize_batch")
@@ -532,9 +532,9 @@ def test_the_native_operator_never_reads_beyond_an_input(name):
     """The operator can be called without `resize_batch`, which checks its arguments."""
     tensor, kind = MISFITS[name]
     arguments = [tensor], None, 2, 6, 3, "truncate", [kind], [0], False
-    with pytest.raises(ValueError, match=r"an input of shape .* does not fit batch_size 2, source_length 6"):
+    with pytest.raises(OPERATOR_ERROR, match=r"an input of shape .* does not fit batch_size 2, source_length 6"):
         overload("resize_batch", "native")(*arguments)
-    with pytest.raises(ValueError, match="does not fit"):
+    with pytest.raises(OPERATOR_ERROR, match="does not fit"):
         overload("resize_batch_out", "native")(*arguments, [torch.zeros(2, 3)])
 
 

@@ -10,7 +10,7 @@ from seqwarm_kernels import resize_batch
 from seqwarm_kernels.ops import backends
 from seqwarm_kernels.ops.library import overload
 from seqwarm_kernels.ops.resize_packed.schema import LACKING, PackedKind, cut_sequences
-from tests.support.backends import backend_fixture
+from tests.support.backends import OPERATOR_ERROR, backend_fixture
 from tests.support.kernels import CountedKernel
 from tests.support.tiers import examples, first_fast
 
@@ -260,7 +260,7 @@ def test_arguments_of_the_native_operator_that_do_not_fit(change, message):
     }
     operator = overload("resize_packed", "native")
     operator(*arguments.values(), [0, 0], True)
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(OPERATOR_ERROR, match=message):
         operator(*(arguments | change).values(), [0, 0], True)
 
 

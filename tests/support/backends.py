@@ -5,6 +5,9 @@ import torch
 
 from seqwarm_kernels.ops import backends
 
+#: What an operator raises by itself for wrong arguments: RuntimeError with the library alone and torch 2.15.
+OPERATOR_ERROR = (ValueError, RuntimeError) if backends.module is None else ValueError
+
 
 def served(operator, without=None):
     """Parameters (backend, device): all on the CPU, and on a GPU all but the reference. `without` names one to omit."""
