@@ -1,4 +1,4 @@
-"""Builds the package's libraries with CMake; pyproject.toml says the rest.
+"""Builds the native kernels with CMake: a library and a module. pyproject.toml says the rest.
 
 `_kernels` has the operators for CPUs, on PyTorch's stable ABI: for any torch from 2.11 on and any Python. The module
 `_C_torch_<version>` is for one torch and one Python: the same operators, shorter ways to call them, and those for CUDA.
@@ -90,7 +90,7 @@ def find_nvcc() -> str | None:
 
 
 def usable_torch() -> Torch:
-    """The torch to build for, where everything that the libraries need is here."""
+    """The torch to build for, where everything that the build needs is here."""
     torch = find_torch()
     if torch is None:
         raise Skip(f"torch is not installed for {sys.executable}")

@@ -38,7 +38,7 @@ _EXPECTED = (
 class Kernels(NamedTuple):
     module: ModuleType | None  #: the module for this torch
     module_problem: str | None  #: why it is not loaded
-    library: ctypes.CDLL | None  #: loaded where the module is not
+    library: ctypes.CDLL | None  #: `_kernels.so`, loaded where the module is not
     problem: str | None  #: why neither is loaded
 
     def build_info(self) -> dict[str, Any] | None:

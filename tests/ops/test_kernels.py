@@ -1,4 +1,4 @@
-"""Which of the compiled libraries is loaded, and what is said of the others."""
+"""Whether the module or the library is loaded, and what is said of the other."""
 
 import hashlib
 import subprocess
@@ -20,7 +20,7 @@ def package(monkeypatch, tmp_path):
     return tmp_path
 
 
-def test_without_libraries(package):
+def test_without_either(package):
     found = kernels.load()
     assert found[:3] == (None, f"{NAME} is not built", None)
     assert "are not built" in found.problem
