@@ -4,7 +4,7 @@ PYTHON ?= python3
 WORKERS ?= 2
 ARGS ?=
 
-# TORCH=oldest or newest: with the torch and Triton of these files, not the pinned ones, and in an environment of its own.
+# TORCH=oldest or newest: with what these files name, not what is pinned, and in an environment of its own.
 TORCH ?=
 VERSIONS := $(if $(TORCH),requirements-torch-$(TORCH).txt requirements-triton-$(TORCH).txt)
 VENV := $(if $(TORCH),build/torch-$(TORCH),.venv)
@@ -26,7 +26,7 @@ install: $(STAMP)  ## make .venv with the pinned tools, and build the project in
 
 $(STAMP): $(BUILD_INPUTS) $(VERSIONS)
 	$(PYTHON) -m venv $(VENV)
-	$(if $(TORCH),grep -vE "^(torch|triton)==",cat) constraints.txt | cat - $(VERSIONS) > $(CONSTRAINTS)
+	$(if $(TORCH),grep -vE "^(torch|triton|setuptools)==",cat) constraints.txt | cat - $(VERSIONS) > $(CONSTRAINTS)
 	$(PIP_INSTALL) setuptools cmake ninja pybind11 torch
 	$(PIP_INSTALL) --no-build-isolation --editable ".[dev]"
 	$(RUN) -m seqwarm_kernels info

@@ -71,7 +71,8 @@ def run(tmp_path, monkeypatch):
             nn.modules.module.register_module_forward_pre_hook(see_ids),
             register_optimizer_step_pre_hook(lambda optimizer, *_: rates.append(optimizer.param_groups[0]["lr"])),
         ]
-        with warnings.catch_warnings(action="ignore"):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
             exec(blocks[recipe], names)
         for hook in hooks:
             hook.remove()
