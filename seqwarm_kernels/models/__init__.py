@@ -4,9 +4,6 @@ from .alibi_layer import AlibiHeads, Packing, alibi_layer_attention
 from .apply import apply_alibi, load_alibi_model
 from .report import SurgeryReport
 from .surgery import Surgery, register_alibi
-from .transformers_attention import RegisterOnImport
-
-RegisterOnImport.install()
 
 __all__ = [
     "AlibiHeads",

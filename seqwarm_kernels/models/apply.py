@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
+import functools
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ..utils.checks import check_iterable, check_path
+from ..utils.checks import check_bool, check_iterable, check_path
 from ..utils.modules import ExampleBatch, as_mapping, is_compiled, unwrapped
 from .alibi_layer import AlibiHeads, check_slopes
-from .checkpoints import naming_damaged_weights, restore_slopes
-from .configs import RECORD, prepare_configs, record_of
+from .checkpoints import read_config, read_slopes, restore_slopes
+from .configs import part_with_config, prepare_configs
 from .families import converter_by_structure
 from .probe import probe
 from .report import SurgeryReport
 from .surgery import Surgery, converter_for, registered_families
-from .unpassed_optimizers import are_held_elsewhere, warn_of_unpassed_optimizers
-
-#: Keyword arguments of from_pretrained that say where a checkpoint is.
-_LOCATION = {"subfolder", "revision", "cache_dir", "variant", "use_safetensors"}
+from .untrained_slopes import check_second_step
 
 
 def apply_alibi(
@@ -58,14 +56,15 @@ def apply_alibi(
         max_seq_length: Longest sequence that the model must take. It may be larger or smaller than before. It is no
             limit at run time: most decoders also run on longer sequences.
         optimizers: Optimizers of the model's parameters. Removed parameters are removed from their groups and states.
-            An optimizer that was made earlier and is not passed keeps the removed parameters; a warning says so.
+            An optimizer that was made earlier must be passed: otherwise it keeps the removed parameters, and does not
+            train learned slopes, of which its second step warns.
             Learned slopes are added to the first optimizer, in a group of their own without weight decay; its other
             options are those of the optimizer's first group.
         learn_slopes: Make the slopes parameters, one for each head and layer. They begin at `slopes`.
         slopes: (H,) for all layers, or (L, H) for the layers in the order of `model.named_modules()`, which is that of
             `report.replaced`: numbers, lists, an array or a tensor, finite in float32 and not negative. A slope is what
-            the score loses for each token of distance, after the score is scaled. Default: the slopes of the
-            checkpoint, of the model's own pretraining with ALiBi, or `alibi_slopes(H)`.
+            the score loses for each token of distance, after the score is scaled. Default: the slopes of the model's
+            own pretraining with ALiBi, or `alibi_slopes(H)`.
         example_batch: Input of the model for the verification. By default it is made from the config, or from the
             first layer if that layer is an embedding.
 
@@ -80,7 +79,7 @@ def apply_alibi(
 
     Source of the method: Press et al., arXiv 2108.12409.
     """
-    return _apply(model, max_seq_length, optimizers, learn_slopes, slopes, example_batch, location={})
+    return _apply(model, max_seq_length, optimizers, learn_slopes, slopes, example_batch)
 
 
 def _apply(
@@ -90,34 +89,29 @@ def _apply(
     learn_slopes: bool,
     slopes: Any,
     example_batch: ExampleBatch | None,
-    location: Mapping[str, Any],
+    restore: Callable[[], None] | None = None,
 ) -> SurgeryReport:
-    """Do the work of `apply_alibi`. `location` says where in the model's checkpoint its slopes are."""
+    """Do the work of `apply_alibi`. `restore` fills the slopes of a checkpoint."""
     surgery = Surgery(model, max_seq_length, learn_slopes)
     max_seq_length = surgery.max_seq_length
     optimizers = _check(model, optimizers, learn_slopes, example_batch)
     slopes = None if slopes is None else check_slopes(slopes)
-    may_have_optimizers = are_held_elsewhere(model)
     parameters_before = dict(model.named_parameters())
-    record = record_of(model)
-    is_first_call = not any(isinstance(module, AlibiHeads) for module in model.modules())
     try:
         _convert(surgery)
         if slopes is not None:
             surgery.set_slopes(slopes)
-        prepare_configs(surgery, record, own_slopes=learn_slopes or slopes is not None)
+        prepare_configs(surgery)
         dropped = surgery.update_optimizers(optimizers, parameters_before)
-        if is_first_call and slopes is None:
-            restore_slopes(model, record, location)
+        if restore is not None:
+            restore()
         on_meta = any(parameter.is_meta for parameter in model.parameters())
         verification = None if on_meta else probe(model, max_seq_length, example_batch)
-        if may_have_optimizers:
-            warn_of_unpassed_optimizers(
-                parameters_before, dict(model.named_parameters())
-            )  # an error, if filters say so
     except BaseException:
         surgery.edits.undo()
         raise
+    if learn_slopes:
+        check_second_step(model)
     return SurgeryReport(
         max_seq_length, learn_slopes, tuple(surgery.replaced), tuple(surgery.removed), dropped, verification
     )
@@ -127,49 +121,53 @@ def load_alibi_model(
     model_class: Any,
     name_or_path: str | os.PathLike[str],
     *,
+    learn_slopes: bool | None = None,
     example_batch: ExampleBatch | None = None,
     **kwargs: Any,
 ) -> Any:
-    """Call `model_class.from_pretrained`, then `apply_alibi` with the arguments saved in the checkpoint's config.
-
-    transformers warns of missing position embeddings and of unknown slopes. Both warnings are expected: `apply_alibi`
-    removes the position embeddings and restores the slopes.
+    """Load a checkpoint that `save_pretrained` wrote after `apply_alibi`, with its slopes.
 
     A plain `from_pretrained` refuses such a checkpoint, because its model would have no ALiBi.
 
+    Calls `from_pretrained`, then `apply_alibi` with the saved arguments, on the part of the model that had been
+    converted. transformers warns of missing position embeddings and of unknown slopes. Both warnings are expected.
+
     Args:
         model_class: A Hugging Face model class, or an Auto class.
-        name_or_path: Checkpoint that `save_pretrained` wrote after `apply_alibi`.
+        name_or_path: Folder or name of the checkpoint.
+        learn_slopes: Make the slopes parameters, or not. Default: as saved.
         example_batch: See `apply_alibi`.
-        kwargs: Keyword arguments of `from_pretrained`. Not `output_loading_info`.
+        kwargs: Keyword arguments of `from_pretrained`. Not `config`, `output_loading_info`.
 
     Raises:
         TypeError: An argument has the wrong type.
-        ValueError: The config has no arguments of `apply_alibi`, or not those that this version writes. A file of
-            weights is damaged. The checkpoint does not have the slopes of a layer, or they do not fit.
+        ValueError: The config has no arguments of `apply_alibi`. The checkpoint does not have the slopes of a layer, or
+            they do not fit.
     """
     if not isinstance(model_class, type) or not hasattr(model_class, "from_pretrained"):
         raise TypeError(f"model_class must be a Hugging Face model class or an Auto class, got {model_class!r}")
     check_path("name_or_path", name_or_path)
+    if learn_slopes is not None:
+        check_bool("learn_slopes", learn_slopes)
     if example_batch is not None:
         as_mapping(example_batch)
     if kwargs.get("output_loading_info"):
         raise ValueError("output_loading_info must be False, got True: load_alibi_model returns the model only")
-    location = {name: value for name, value in kwargs.items() if name in _LOCATION}
-    options = {"experts_implementation": None, **kwargs}  # configs.REFUSED
-    with naming_damaged_weights(name_or_path, location):
-        model = model_class.from_pretrained(name_or_path, **options)
-    if not isinstance(model, nn.Module):
-        raise TypeError(
-            f"model_class must load a model, got {model_class.__name__}, which loads {type(model).__name__}"
+    config, records, options = read_config(name_or_path, kwargs)
+    model = model_class.from_pretrained(name_or_path, config=config, **options)
+    saved = read_slopes(name_or_path, kwargs)
+    for path, record in records.items():
+        name, part = part_with_config(model, path)
+        learned = record["learn_slopes"] if learn_slopes is None else learn_slopes
+        _apply(
+            part,
+            record["max_seq_length"],
+            None,
+            learned,
+            None,
+            example_batch,
+            restore=functools.partial(restore_slopes, part, saved, name),
         )
-    record = record_of(model)
-    if record is None:
-        raise ValueError(
-            f"name_or_path must be a checkpoint of a model with ALiBi, got {name_or_path!r}, whose config has no "
-            f"{RECORD}: use from_pretrained and apply_alibi(model, max_seq_length)"
-        )
-    _apply(model, record["max_seq_length"], None, record["learn_slopes"], None, example_batch, location)
     return model
 
 

@@ -1,47 +1,86 @@
-"""Slopes that were learned or given, from the checkpoints of converted models."""
+"""Configs and slopes from the checkpoints of converted models."""
 
 from __future__ import annotations
 
+import itertools
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from torch import Tensor, nn
 
 from .alibi_layer import AlibiHeads, fill_slopes
-from .configs import RECORD
+from .configs import RECORD, plain_entries, saved_records
 
 _SLOPES = ".slopes"
 _KEY = f".alibi{_SLOPES}"
+#: Keyword arguments of from_pretrained that say where a checkpoint is.
+_HUB = {"cache_dir", "force_download", "local_files_only", "proxies", "revision", "subfolder", "token"}
+#: Keyword arguments of from_pretrained that a config would keep as its own.
+_NOT_OF_CONFIGS = {"dtype", "torch_dtype", "quantization_config"}
+
+#: The arguments of apply_alibi for the parts of a model. A part is named by the path of its config.
+Records = dict[tuple[str, ...], dict[str, Any]]
 
 
-def restore_slopes(model: nn.Module, record: dict[str, Any] | None, location: Mapping[str, Any]) -> None:
-    """Load the slopes from the model's checkpoint, if they were learned or given.
-
-    `from_pretrained` cannot load them into an unconverted model.
+def read_config(source: str | os.PathLike[str], options: Mapping[str, Any]) -> tuple[Any, Records, dict[str, Any]]:
+    """Read the config of a converted model, which transformers refuses.
 
     Args:
-        record: Arguments of `apply_alibi` saved in the model's config, see `configs.record_of`.
-        location: Keyword arguments of `from_pretrained` that say which files to read: subfolder, variant, ...
+        source: Folder or name of the checkpoint.
+        options: Keyword arguments of `from_pretrained`. Those that name entries of the config replace these.
+
+    Returns:
+        The config without ALiBi, the arguments of `apply_alibi`, and the remaining options.
+
+    Raises:
+        ValueError: The config has no arguments of `apply_alibi`.
+    """
+    from transformers import CONFIG_MAPPING, PreTrainedConfig
+    from transformers.dynamic_module_utils import get_class_from_dynamic_module
+
+    location = {name: value for name, value in options.items() if name in _HUB}
+    saved, _ = PreTrainedConfig.get_config_dict(source, **location)
+    records = saved_records(saved)
+    if not records:
+        raise ValueError(
+            f"name_or_path must be a checkpoint of a model with ALiBi, got {str(source)!r}, whose config has no "
+            f"{RECORD}: use from_pretrained and apply_alibi(model, max_seq_length)"
+        )
+    entries = plain_entries(saved)
+    code = entries.get("auto_map", {}).get("AutoConfig")
+    if code is not None and options.get("trust_remote_code"):
+        config_class: Any = get_class_from_dynamic_module(code, source, **location)
+    else:
+        config_class = CONFIG_MAPPING[entries["model_type"]]
+    kept = {name: value for name, value in options.items() if name in _NOT_OF_CONFIGS}
+    others = {name: value for name, value in options.items() if name not in _NOT_OF_CONFIGS}
+    config, remaining = config_class.from_dict(entries, return_unused_kwargs=True, **others)
+    return config, records, remaining | kept
+
+
+def read_slopes(source: str | os.PathLike[str], options: Mapping[str, Any]) -> dict[str, tuple[Tensor, str]]:
+    """The slopes in a checkpoint, and their files, by the names of the `AlibiHeads` modules.
+
+    `from_pretrained` cannot load them into an unconverted model.
+    """
+    files = _weight_files(source, options)
+    return {layer: (slopes, file) for file in files for layer, slopes in _slopes_in(file)}
+
+
+def restore_slopes(model: nn.Module, saved: Mapping[str, tuple[Tensor, str]], prefix: str) -> None:
+    """Fill the slopes of a model whose name in the saved model is `prefix`.
 
     Raises:
         ValueError: The checkpoint does not have the slopes of a layer, or they do not fit.
     """
-    if record is None or not record["own_slopes"]:
-        return
-    config: Any = model.config
-    source = config._name_or_path
-    files = _weight_files(source, location, getattr(config, "transformers_weights", None)) if source else []
-    saved = {layer: (slopes, file) for file in files for layer, slopes in _slopes_in(file)}
-    for path, module in model.named_modules():
+    for path, module in model.named_modules(prefix=prefix):
         if isinstance(module, AlibiHeads):
-            layer = next((layer for layer in saved if _is_same_layer(layer, path)), None)
+            layer = _same_layer(path, saved)
             if layer is None:
                 raise ValueError(
-                    f"the config says that slopes were learned or given, but the checkpoint {source!r} has none for "
-                    f"{path}: load the model from its checkpoint, pass slopes, or delete config.{RECORD} to start from "
-                    "the default slopes"
+                    f"the checkpoint must hold the slopes of {path}, got none: it is damaged, or was saved by another "
+                    "model that has the config of a converted one"
                 )
             slopes, file = saved[layer]
             num_heads = len(module.initial)
@@ -54,39 +93,18 @@ def restore_slopes(model: nn.Module, record: dict[str, Any] | None, location: Ma
             module.initial = tuple(slopes.tolist())
 
 
-@contextmanager
-def naming_damaged_weights(source: str | os.PathLike[str], location: Mapping[str, Any]) -> Iterator[None]:
-    """Name the file if `from_pretrained` finds it damaged. safetensors' own error does not.
+def _same_layer(path: str, saved: Collection[str]) -> str | None:
+    """The saved name of a layer. Names may begin otherwise: with a head, or as an older version of a model has them."""
 
-    Raises:
-        ValueError: A file of weights cannot be read.
-    """
-    from safetensors import SafetensorError
+    def shared(name: str) -> int:
+        pairs = zip(reversed(path.split(".")), reversed(name.split(".")), strict=False)
+        return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
 
-    try:
-        yield
-    except SafetensorError as error:
-        files = _weight_files(source, location)
-        damaged = [file for file in files if file.endswith(".safetensors") and not _is_readable(file)]
-        raise ValueError(
-            f"name_or_path must be a checkpoint whose weights can be read, got {', '.join(damaged) or str(source)!r}: "
-            f"{error}"
-        ) from error
-
-
-def _is_readable(file: str) -> bool:
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(file, "pt"):
-            return True
-    except SafetensorError:
-        return False
-
-
-def _is_same_layer(saved: str, path: str) -> bool:
-    """Compare names of layers. In a model with a head the names have a prefix."""
-    return saved == path or saved.endswith(f".{path}") or path.endswith(f".{saved}")
+    most = max(map(shared, saved), default=0)
+    candidates = [name for name in saved if shared(name) == most]
+    beginning = path.split(".")[: path.count(".") + 1 - most]
+    has_number = any(part.isdigit() for part in beginning)  # of the layer
+    return candidates[0] if len(candidates) == 1 and not has_number else None
 
 
 def _slopes_in(file: str) -> Iterator[tuple[str, Tensor]]:
@@ -104,31 +122,20 @@ def _slopes_in(file: str) -> Iterator[tuple[str, Tensor]]:
                 yield key.removesuffix(_SLOPES), opened.get_tensor(key)
 
 
-def _weight_files(
-    source: str | os.PathLike[str], location: Mapping[str, Any], explicit_name: str | None = None
-) -> list[str]:
-    """The files that `from_pretrained` has loaded, chosen by transformers' own function. It has no public one.
-
-    Args:
-        source: Folder or name of the checkpoint.
-        location: See `restore_slopes`.
-        explicit_name: `transformers_weights` of the config.
-    """
+def _weight_files(source: str | os.PathLike[str], options: Mapping[str, Any]) -> list[str]:
+    """The files that `from_pretrained` has loaded, chosen by transformers' own function. It has no public one."""
     from transformers.modeling_utils import _get_resolved_checkpoint_files
 
-    download: Any = {name: location.get(name) for name in ("revision", "cache_dir")}
-    download |= {"subfolder": location.get("subfolder") or "", "local_files_only": True}
-    try:
-        files, _ = _get_resolved_checkpoint_files(
-            source,
-            variant=location.get("variant"),
-            gguf_file=None,
-            use_safetensors=location.get("use_safetensors"),
-            user_agent=None,
-            is_remote_code=True,  # no conversion on the hub
-            transformers_explicit_filename=explicit_name,
-            download_kwargs=download,
-        )
-    except OSError:  # the config was not loaded with weights
-        return []
+    download: Any = {name: options.get(name) for name in ("revision", "cache_dir")}
+    download |= {"subfolder": options.get("subfolder") or "", "local_files_only": True}
+    files, _ = _get_resolved_checkpoint_files(
+        source,
+        variant=options.get("variant"),
+        gguf_file=None,
+        use_safetensors=options.get("use_safetensors"),
+        user_agent=None,
+        is_remote_code=True,  # no conversion on the hub
+        transformers_explicit_filename=None,
+        download_kwargs=download,
+    )
     return list(files or [])

@@ -1,27 +1,26 @@
-"""The configs of converted Hugging Face models."""
+"""The configs of converted Hugging Face models: what they select in a forward, and what they save."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import copy
+import functools
+from collections.abc import Iterator
 from typing import Any
 
 from torch import nn
 
-from ..utils.checks import check_bool
 from .alibi_layer import AlibiHeads
 from .families.learned import first_position
 from .families.torch_nn import AlibiMultiheadAttention
-from .surgery import Surgery, check_max_seq_length
-from .transformers_attention import NAME, check_call, drops_keywords, pass_packed, refuse_packed
+from .surgery import Surgery
+from .transformers_attention import DROPS_KEYWORDS, NAME, check_call, pass_packed, refuse_packed, register
 
-#: Config entry with the arguments of apply_alibi, and whether the slopes were ever learned or the user's own.
+#: Config entry with the arguments of apply_alibi.
 RECORD = "seqwarm_alibi"
 
-_ENTRIES = {"max_seq_length", "learn_slopes", "own_slopes"}
-
-#: Saved as `experts_implementation`. transformers refuses values that it does not know, in models without experts too,
-#: and quotes them. A plain reload with another attention, which would be without ALiBi, is therefore an error.
-REFUSED = "needs seqwarm_kernels.load_alibi_model"
+#: How the model type and the hidden size end in a saved config. Auto classes do not know such a type, and no model can
+#: be made with such a size. A Trainer that resumes reads both without use.
+SUFFIX = " with ALiBi"
 
 #: Config entry of the longest sequence, if it is not max_position_embeddings.
 _LENGTHS = {"bloom": "seq_length", "mpt": "max_seq_len"}
@@ -29,104 +28,171 @@ _LENGTHS = {"bloom": "seq_length", "mpt": "max_seq_len"}
 _OWN_ATTENTION = {"bloom", "mpt", "falcon"}
 
 
-def prepare_configs(surgery: Surgery, before: dict[str, Any] | None, *, own_slopes: bool) -> None:
-    """Select our attention and masks in the models that hold ALiBi layers, and save the arguments in their configs.
+def prepare_configs(surgery: Surgery) -> None:
+    """Give the model configs of its own, which select our attention and masks, and which save that it has ALiBi.
 
-    Args:
-        before: `record_of` the model before the conversion.
-        own_slopes: Whether the slopes are learned or the user's own, in this call.
+    Models made from one config share it, so it is copied. The model may also be a part of another, whose config holds
+    the original: the original, too, saves that this part has ALiBi.
 
     Raises:
         ValueError: A config asks for quantization.
     """
-    models = _pretrained_models(surgery.model)
+    models = [module for module in surgery.model.modules() if _is_pretrained(module) and _holds(module, _has_alibi)]
     if not models:
         return
-    own_slopes = own_slopes or (before is not None and before["own_slopes"])
-    record = {
-        "max_seq_length": surgery.max_seq_length,
-        "learn_slopes": surgery.learn_slopes,
-        "own_slopes": own_slopes,
-    }
-    done: list[Any] = []
+    register()
+    record: dict[str, Any] = {}
+    if _saves_alibi(models[0].config):
+        record = getattr(models[0].config, RECORD)
+    elif models[0] is surgery.model:
+        _mark_original(models[0], record, surgery)
+    surgery.edits.set_item(record, "max_seq_length", surgery.max_seq_length)
+    surgery.edits.set_item(record, "learn_slopes", surgery.learn_slopes)
+    _copy_configs(surgery)
     for model in models:
-        config = model.config
-        surgery.add_hook(model, check_call)
-        if config.model_type in _OWN_ATTENTION or drops_keywords(model):
-            surgery.add_hook(model, refuse_packed)
-        elif _is_causal(model):
-            surgery.add_hook(model, pass_packed)
-        if any(config is other for other in done):
-            continue
-        done.append(config)
-        _check_not_quantized(config)
-        surgery.set(config, "_attn_implementation_internal", NAME)
-        surgery.set(config, RECORD, record)
-        if not _is_right_without_conversion(config, own_slopes):  # saved, so that a plain reload is refused
-            surgery.set(config, "experts_implementation", REFUSED)
-            if config.model_type not in _OWN_ATTENTION:
-                surgery.set(config, "attn_implementation", NAME)
-        length = _LENGTHS.get(config.model_type, "max_position_embeddings")
-        first = first_position(model) if config.model_type == "roberta" else 0  # not for a model that holds a RoBERTa
-        surgery.set(config, length, surgery.max_seq_length + first)
+        if _holds(model, _has_named_attention):
+            surgery.add_hook(model, check_call)
+            if model.config.model_type in _OWN_ATTENTION | DROPS_KEYWORDS:
+                surgery.add_hook(model, refuse_packed)
+            elif _is_causal(model):
+                surgery.add_hook(model, pass_packed)
+        first = first_position(model) if model.config.model_type == "roberta" else 0  # not if it only holds a RoBERTa
+        length = _LENGTHS.get(model.config.model_type, "max_position_embeddings")
+        surgery.set(model.config, length, surgery.max_seq_length + first)
+        surgery.set(model.config, RECORD, record)
+        _save_as(_SavesAlibi, model.config, surgery)
+        _check_not_quantized(model.config)
+    for module in surgery.model.modules():  # layers may hold another config than their model
+        if "config" in dict(_configs_of(module)) and _holds(module, _has_named_attention):
+            surgery.set(module.config, "_attn_implementation_internal", NAME)
 
 
-def record_of(model: Any) -> dict[str, Any] | None:
-    """Return the arguments of `apply_alibi` that a config of the model holds, or None if the model is not converted.
+def saved_records(entries: dict[str, Any]) -> dict[tuple[str, ...], dict[str, Any]]:
+    """The arguments of `apply_alibi` in a saved config, by the paths of the configs that hold them.
 
-    Raises:
-        ValueError: The record is not one that this version writes.
+    The path of the model itself is (), that of a converted decoder in an encoder-decoder is ("decoder",).
     """
-    records = (getattr(module.config, RECORD, None) for module in _with_configs(model))
-    record: dict[str, Any] | None = next((record for record in records if record is not None), None)
-    if record is not None:
-        _check_record(record)
-    return record
+    if RECORD in entries:
+        return {(): entries[RECORD]}
+    parts = {name: saved_records(part) for name, part in entries.items() if isinstance(part, dict)}
+    return {(name, *path): record for name, records in parts.items() for path, record in records.items()}
 
 
-def _check_record(record: Any) -> None:
-    if not isinstance(record, Mapping) or record.keys() != _ENTRIES:
-        got = ", ".join(sorted(map(str, record))) if isinstance(record, Mapping) else repr(record)
-        raise ValueError(
-            f"{RECORD} in the model's config must hold {', '.join(sorted(_ENTRIES))}, got {got}: another version of "
-            "seqwarm_kernels wrote the checkpoint, or the config was edited"
-        )
-    try:
-        check_max_seq_length(f"{RECORD}.max_seq_length in the model's config", record["max_seq_length"])
-        for name in ("learn_slopes", "own_slopes"):
-            check_bool(f"{RECORD}.{name} in the model's config", record[name])
-    except TypeError as error:  # of the file, not of an argument
-        raise ValueError(str(error)) from None
+def plain_entries(entry: Any) -> Any:
+    """The entries of a saved config as they were without ALiBi."""
+    if isinstance(entry, dict):
+        return {name: plain_entries(part) for name, part in entry.items() if name != RECORD}
+    if isinstance(entry, str) and entry.endswith(SUFFIX):
+        text = entry.removesuffix(SUFFIX)
+        return int(text) if text.isdigit() else text
+    return entry
 
 
-def _pretrained_models(model: nn.Module) -> list[Any]:
-    """Return every Hugging Face model that holds an ALiBi layer whose attention is looked up by name."""
-    return [module for module in _with_configs(model) if any(_has_named_attention(part) for part in module.modules())]
+def part_with_config(model: nn.Module, path: tuple[str, ...]) -> tuple[str, nn.Module]:
+    """The part of a model, and its name, whose config is at this path in the model's config."""
+    config = functools.reduce(getattr, path, model.config)
+    return next((name, part) for name, part in model.named_modules() if getattr(part, "config", None) is config)
+
+
+class _SavesAlibi:
+    """Config of a converted model. What it saves is marked; `to_dict`, in which PEFT reads the model type, is not."""
+
+    def to_diff_dict(self) -> dict[str, Any]:
+        return _marked(self, super().to_diff_dict())  # type: ignore[misc]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuilt, type(self).__bases__, vars(self)
+
+
+class _SavesAlibiInside(_SavesAlibi):
+    """Config of which a converted model has a copy. It is marked where a config around it saves it, by `to_dict`."""
+
+    def to_dict(self) -> dict[str, Any]:
+        return _marked(self, super().to_dict())  # type: ignore[misc]
+
+    def to_diff_dict(self) -> dict[str, Any]:
+        return plain_entries(super(_SavesAlibi, self).to_diff_dict())  # type: ignore[misc]
+
+
+class _SavesAlibiAnywhere(_SavesAlibiInside):
+    """As `_SavesAlibiInside`, for a model without a head: a model with one around it has the same config."""
+
+    def to_diff_dict(self) -> dict[str, Any]:
+        return super(_SavesAlibi, self).to_diff_dict()  # type: ignore[misc]
+
+
+@functools.cache
+def _saving(kind: type, mixin: type) -> type:
+    """A subclass of a class of configs. It has the same name, by which Auto classes look up models."""
+    return type(kind.__name__, (mixin, kind), {"__module__": kind.__module__, "__doc__": kind.__doc__})
+
+
+def _save_as(mixin: type, config: Any, surgery: Surgery) -> None:
+    kind = type(config)
+    surgery.set(config, "__class__", _saving(kind.__bases__[1] if issubclass(kind, _SavesAlibi) else kind, mixin))
+
+
+def _rebuilt(mixin: type, kind: type) -> Any:
+    return object.__new__(_saving(kind, mixin))
+
+
+def _marked(config: Any, entries: dict[str, Any]) -> dict[str, Any]:
+    names = "model_type", config.attribute_map.get("hidden_size", "hidden_size")
+    marked = {name: f"{entries[name]}{SUFFIX}" for name in names if _is_plain(entries.get(name))}
+    parts = {name: part for name, part in vars(config).items() if isinstance(entries.get(name), dict)}
+    marked |= {name: _marked(part, entries[name]) for name, part in parts.items() if hasattr(part, "attribute_map")}
+    return entries | marked
+
+
+def _is_plain(entry: Any) -> bool:
+    return isinstance(entry, int) or (isinstance(entry, str) and not entry.endswith(SUFFIX))
+
+
+def _mark_original(model: Any, record: dict[str, Any], surgery: Surgery) -> None:
+    mixin = _SavesAlibiAnywhere if model.base_model is model else _SavesAlibiInside
+    surgery.set(model.config, RECORD, record)
+    _save_as(mixin, model.config, surgery)
+
+
+def _copy_configs(surgery: Surgery) -> None:
+    """Copy the configs of a model that is not converted yet, and let all its modules hold the copies."""
+    copies: dict[int, Any] = {}  # of deepcopy: a config inside another is copied once
+    for module in surgery.model.modules():
+        for name, config in _configs_of(module):
+            if not _saves_alibi(config):
+                surgery.set(module, name, copy.deepcopy(config, copies))
+
+
+def _saves_alibi(config: Any) -> bool:
+    """Whether this is the config of a converted model itself."""
+    return isinstance(config, _SavesAlibi) and not isinstance(config, _SavesAlibiInside)
+
+
+def _configs_of(module: nn.Module) -> Iterator[tuple[str, Any]]:
+    values = list(vars(module).items())
+    return ((name, value) for name, value in values if hasattr(value, "_attn_implementation_internal"))
+
+
+def _is_pretrained(module: nn.Module) -> bool:
+    return hasattr(getattr(module, "config", None), "_attn_implementation_internal") and hasattr(
+        module, "save_pretrained"
+    )
+
+
+def _holds(module: nn.Module, kind: Any) -> bool:
+    return any(kind(part) for part in module.modules())
+
+
+def _has_alibi(module: nn.Module) -> bool:
+    return isinstance(getattr(module, "alibi", None), AlibiHeads)
+
+
+def _has_named_attention(module: nn.Module) -> bool:
+    return _has_alibi(module) and not isinstance(module, AlibiMultiheadAttention)
 
 
 def _is_causal(model: nn.Module) -> bool:
     return all(part.causal for part in model.modules() if isinstance(part, AlibiHeads))
-
-
-def _with_configs(model: nn.Module) -> list[Any]:
-    return [
-        module
-        for module in model.modules()
-        if hasattr(getattr(module, "config", None), "_attn_implementation_internal")
-        and hasattr(module, "save_pretrained")
-    ]
-
-
-def _has_named_attention(module: nn.Module) -> bool:
-    heads = getattr(module, "alibi", None)
-    return isinstance(heads, AlibiHeads) and not isinstance(module, AlibiMultiheadAttention)
-
-
-def _is_right_without_conversion(config: Any, own_slopes: bool) -> bool:
-    """Return whether the model has the same slopes by its own code."""
-    if config.model_type not in _OWN_ATTENTION or own_slopes:
-        return False
-    return config.model_type != "falcon" or config.alibi
 
 
 def _check_not_quantized(config: Any) -> None:

@@ -54,7 +54,7 @@ class Edits:
             dropped += len(group["params"]) - len(kept)
             for name in ("params", "param_names"):  # a group of named parameters has a list of names, too
                 if name in group and len(kept) < len(group[name]):
-                    self._set_item(group, name, [group[name][index] for index in kept])
+                    self.set_item(group, name, [group[name][index] for index in kept])
         for parameter in [parameter for parameter in optimizer.state if id(parameter) in gone]:
             self._pop_item(optimizer.state, parameter)
         return dropped
@@ -68,10 +68,11 @@ class Edits:
         optimizer.add_param_group(group | {"params": list(parameters.items() if named else parameters.values())})
         self._log.append(optimizer.param_groups.pop)
 
-    def _set_item(self, mapping: Any, name: Any, value: Any) -> None:
-        old = mapping[name]
+    def set_item(self, mapping: Any, name: Any, value: Any) -> None:
+        """Assign `mapping[name] = value`."""
+        old = mapping.get(name, _MISSING)
         mapping[name] = value
-        self._log.append(lambda: mapping.__setitem__(name, old))
+        self._log.append(lambda: mapping.pop(name) if old is _MISSING else mapping.__setitem__(name, old))
 
     def _pop_item(self, mapping: Any, name: Any) -> None:
         old = mapping.pop(name)

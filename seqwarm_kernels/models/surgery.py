@@ -264,8 +264,3 @@ class NoRotation(nn.Module):
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         shape = (1, 1, self.rotary_dim)
         return x.new_ones(1).expand(shape), x.new_zeros(1).expand(shape)
-
-
-def is_no_rotation(cosine: Tensor) -> bool:
-    """Whether the cosine is that of `NoRotation`. A copy of it may look like any other."""
-    return cosine.stride(-1) == 0

@@ -2,14 +2,7 @@
 
 from __future__ import annotations
 
-import dis
-import inspect
-import sys
 from collections.abc import Mapping
-from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec
-from importlib.util import find_spec
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -37,46 +30,20 @@ _UNSUPPORTED = {
 #: What the forward of a model calls its cache, since transformers 5.24 and before.
 CACHE_NAMES = ("cache", "past_key_values")
 
+#: Models of which a layer takes `**kwargs` and does not pass them on, with the boundaries of packed sequences.
+DROPS_KEYWORDS = {"nemotron", "stablelm"}
+
 #: The hook with which Accelerate prepares attention layers for torch's `context_parallel`.
 _CONTEXT_HOOK = "_self_attn_pre_forward_hook"
 
-#: Registration runs after the import of this module.
-_HOOKED_MODULE = "transformers.modeling_utils"
-
 
 def register() -> None:
-    """Register "seqwarm_alibi" in transformers, so that `from_pretrained` accepts a config with this attention."""
+    """Register "seqwarm_alibi" in transformers, where converted models look their attention and masks up."""
     from transformers.masking_utils import AttentionMaskInterface
     from transformers.modeling_utils import AttentionInterface
 
     AttentionInterface.register(NAME, attention_forward)
     AttentionMaskInterface.register(NAME, encode)
-
-
-class RegisterOnImport(MetaPathFinder):
-    """Registers when transformers is imported. Importing transformers here would take seconds for every user."""
-
-    @classmethod
-    def install(cls) -> None:
-        if _HOOKED_MODULE in sys.modules:
-            register()
-        elif not any(isinstance(finder, cls) for finder in sys.meta_path):
-            sys.meta_path.insert(0, cls())
-
-    def find_spec(self, name: str, path: Any, target: Any = None) -> ModuleSpec | None:
-        if name != _HOOKED_MODULE:
-            return None
-        sys.meta_path.remove(self)
-        spec = find_spec(name)
-        if spec is not None and spec.loader is not None:
-            execute = spec.loader.exec_module
-
-            def execute_and_register(module: ModuleType) -> None:
-                execute(module)
-                register()
-
-            spec.loader.exec_module = execute_and_register  # type: ignore[method-assign]
-        return spec
 
 
 def attention_forward(
@@ -143,6 +110,8 @@ def check_call(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Non
     Raises:
         ValueError: The model's attention was changed, output_attentions is True, or attention_mask is dense.
     """
+    if not torch.compiler.is_compiling():
+        register()  # a model that was unpickled in a new process
     if model.config._attn_implementation != NAME:
         raise ValueError(
             f"the model is converted, but its attention was set to {model.config._attn_implementation!r}, which has no "
@@ -153,30 +122,6 @@ def check_call(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Non
     masks = _by_name(model, args, kwargs).get("attention_mask")
     for mask in masks.values() if isinstance(masks, Mapping) else (masks,):
         check_encoded(mask)
-
-
-def drops_keywords(model: nn.Module) -> bool:
-    """Whether a module around an attention layer takes `**kwargs` and does not read them, as those of StableLM do.
-
-    What tells packed sequences would be lost there without an error.
-    """
-    paths = [name for name, part in model.named_modules() if isinstance(getattr(part, "alibi", None), AlibiHeads)]
-    around = {type(model.get_submodule(path[:end])) for path in paths for end in _dots(path)}
-    return any(_ignores_keywords(inspect.unwrap(kind.forward)) for kind in around if kind.forward is not None)
-
-
-def _dots(path: str) -> list[int]:
-    return [index for index, character in enumerate(path) if character == "."]
-
-
-def _ignores_keywords(forward: Any) -> bool:
-    code = forward.__code__
-    if not code.co_flags & inspect.CO_VARKEYWORDS:
-        return False
-    num_named = code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & inspect.CO_VARARGS)
-    name = code.co_varnames[num_named]
-    read = (instruction for instruction in dis.get_instructions(code) if instruction.opname.startswith("LOAD"))
-    return not any(name in (i.argval if isinstance(i.argval, tuple) else (i.argval,)) for i in read)
 
 
 def refuse_packed(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -1,6 +1,8 @@
-"""A converted model gives the same numbers after saving and loading, or an error says why not."""
+"""A converted model gives the same numbers after saving and loading, and a plain load is refused."""
 
+import copy
 import json
+import pickle
 import subprocess
 import sys
 
@@ -10,10 +12,9 @@ import torch
 
 from seqwarm_kernels import apply_alibi, load_alibi_model
 from seqwarm_kernels.models import AlibiHeads
-from seqwarm_kernels.models.configs import REFUSED
 
 from ..support.tiers import first_fast
-from .zoo import CONVERTED, FAMILIES, HEADS, make, tokens, transformers
+from .zoo import FAMILIES, HEADS, SPECIAL, VOCABULARY, WIDTH, make, tokens, transformers
 
 SLOPES = "transformer.h.0.attn.alibi.slopes"
 
@@ -32,30 +33,26 @@ def save(name, folder, learn_slopes=False):
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_a_reloaded_and_converted_model_gives_the_same_numbers(name, tmp_path):
+def test_a_loaded_model_gives_the_same_numbers(name, tmp_path):
     ids, expected = save(name, tmp_path)
-    record = json.loads((tmp_path / "config.json").read_text())
-    assert record["seqwarm_alibi"]["max_seq_length"] == 96
-    model_class = getattr(transformers, FAMILIES[name].model)
-    model = model_class.from_pretrained(tmp_path, experts_implementation="eager").eval()
-    apply_alibi(model, 96)
-    assert model(ids).logits.equal(expected)
-    assert load_alibi_model(model_class, tmp_path).eval()(ids).logits.equal(expected)
+    assert json.loads((tmp_path / "config.json").read_text())["seqwarm_alibi"]["max_seq_length"] == 96
+    for model_class in (getattr(transformers, FAMILIES[name].model), transformers.AutoModel):
+        loaded = load_alibi_model(model_class, tmp_path).eval()
+        assert hasattr(loaded.config, "seqwarm_alibi")
+        if model_class is not transformers.AutoModel:
+            assert loaded(ids).logits.equal(expected)
 
 
-@pytest.mark.parametrize("learn_again", [False, True])
+@pytest.mark.parametrize("learn_again", [None, False, True])
 def test_learned_slopes_are_restored(learn_again, tmp_path):
     ids, expected = save("llama", tmp_path, learn_slopes=True)
-    model = transformers.LlamaForCausalLM.from_pretrained(tmp_path, experts_implementation="eager").eval()
-    apply_alibi(model, 96, learn_slopes=learn_again)
+    model = load_alibi_model(transformers.AutoModelForCausalLM, tmp_path, learn_slopes=learn_again).eval()
     assert model(ids).logits.equal(expected)
-    assert sum(name.endswith("alibi.slopes") for name, _ in model.named_parameters()) == (2 if learn_again else 0)
-    loaded = load_alibi_model(transformers.AutoModelForCausalLM, tmp_path).eval()
-    assert loaded(ids).logits.equal(expected)
-    assert sum(name.endswith("alibi.slopes") for name, _ in loaded.named_parameters()) == 2
+    assert sum(name.endswith("alibi.slopes") for name, _ in model.named_parameters()) == (learn_again is not False) * 2
     model.save_pretrained(tmp_path / "again")
     again = load_alibi_model(transformers.AutoModelForCausalLM, tmp_path / "again").eval()
     assert again(ids).logits.equal(expected)
+    assert again.config.seqwarm_alibi == {"max_seq_length": 96, "learn_slopes": learn_again is not False}
 
 
 def test_learned_slopes_find_their_layers_in_a_model_without_a_head(tmp_path):
@@ -149,14 +146,9 @@ def test_learned_slopes_below_zero_are_restored(tmp_path):
     assert slopes_of(loaded)[0] == torch.tensor([-0.3, -0.7, -0.2, -0.4]).tolist()
 
 
-def test_what_is_no_model_is_refused(tmp_path):
-    model = make("gpt2")
-    apply_alibi(model, 64)
-    model.save_pretrained(tmp_path)
+def test_loading_info_is_refused(tmp_path):
     with pytest.raises(ValueError, match="output_loading_info must be False, got True"):
         load_alibi_model(transformers.GPT2LMHeadModel, tmp_path, output_loading_info=True)
-    with pytest.raises(TypeError, match="model_class must load a model, got GPT2Config, which loads GPT2Config"):
-        load_alibi_model(transformers.GPT2Config, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -176,15 +168,6 @@ def test_slopes_that_do_not_fit_are_refused(slopes, got, tmp_path):
         load_alibi_model(transformers.GPT2LMHeadModel, tmp_path)
 
 
-@pytest.mark.parametrize("size", [0, 100, -1])
-def test_a_damaged_file_of_weights_is_named(size, tmp_path):
-    save_gpt2(tmp_path, [0.3, 0.7, 0.2, 0.4], max_shard_size="20KB")
-    file = sorted(tmp_path.glob("model-*.safetensors"))[1]
-    file.write_bytes(file.read_bytes()[:size])
-    with pytest.raises(ValueError, match=f"name_or_path must be .* can be read, got '{file}': .*header"):
-        load_alibi_model(transformers.GPT2LMHeadModel, tmp_path)
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -197,145 +180,220 @@ def test_bad_arguments_of_load_alibi_model(arguments, message):
         load_alibi_model(*arguments)
 
 
-def test_a_record_of_another_version_is_refused(tmp_path):
-    save("gpt2", tmp_path)
-    config = json.loads((tmp_path / "config.json").read_text())
-    del config["seqwarm_alibi"]["own_slopes"]
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ValueError, match=r"must hold .*own_slopes, got .*another version of seqwarm_kernels wrote the"):
-        load_alibi_model(transformers.GPT2LMHeadModel, tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda record: 5, r"seqwarm_alibi in the model's config must hold learn_slopes, .*, got 5: another version"),
-        (lambda record: [], r"seqwarm_alibi in the model's config must hold learn_slopes, .*, got \[\]: another"),
-        (lambda record: record | {"own_slopes": "no"}, r"seqwarm_alibi.own_slopes in .* be True or False, got 'no'"),
-        (lambda record: record | {"learn_slopes": 1}, r"seqwarm_alibi.learn_slopes in .* be True or False, got 1"),
-        (lambda record: record | {"max_seq_length": "x"}, r"seqwarm_alibi.max_seq_length in .* be an int, got str"),
-        (lambda record: record | {"max_seq_length": 1}, r"seqwarm_alibi.max_seq_length in .* at least 2, got 1"),
-        (lambda record: record | {"max_seq_length": 2**62}, r"seqwarm_alibi.max_seq_length in .* below 2\*\*31, got"),
-    ],
-)
-def test_a_damaged_record_is_refused(change, message, tmp_path):
-    save("gpt2", tmp_path)
-    config = json.loads((tmp_path / "config.json").read_text())
-    config["seqwarm_alibi"] = change(config["seqwarm_alibi"])
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ValueError, match=message):
-        load_alibi_model(transformers.GPT2LMHeadModel, tmp_path)
-
-
 def test_an_example_batch_is_checked_before_the_checkpoint_is_loaded():
     with pytest.raises(TypeError, match=r"example_batch must be a mapping, a tensor, .*, got int"):
         load_alibi_model(transformers.GPT2LMHeadModel, "no such folder", example_batch=3)
 
 
-def test_lost_learned_slopes_raise(tmp_path):
-    save("llama", tmp_path, learn_slopes=True)
-    config = transformers.AutoConfig.from_pretrained(tmp_path)
-    config._name_or_path, config._experts_implementation = "", None
-    model = transformers.LlamaForCausalLM(config)
-    with pytest.raises(ValueError, match=r"the config says that slopes were learned or given, but .* has none for"):
-        apply_alibi(model, 96)
+def test_a_checkpoint_without_slopes_is_refused(tmp_path):
+    save_gpt2(tmp_path, [0.3, 0.7, 0.2, 0.4])
+    edit_weights(tmp_path / "model.safetensors", lambda tensors: tensors.pop(SLOPES))
+    with pytest.raises(
+        ValueError, match=r"the checkpoint must hold the slopes of transformer.h.0.attn.alibi, got none"
+    ):
+        load_alibi_model(transformers.GPT2LMHeadModel, tmp_path)
 
 
-@pytest.mark.parametrize("attention", [{}, {"attn_implementation": "sdpa"}, {"attn_implementation": "eager"}], ids=str)
-@pytest.mark.parametrize("name", first_fast(CONVERTED))
-def test_a_plain_reload_is_refused(name, attention, tmp_path):
-    """By every class, also if an attention without ALiBi is asked for."""
-    save(name, tmp_path)
-    config = transformers.AutoConfig.from_pretrained(tmp_path)
-    for model_class in (getattr(transformers, FAMILIES[name].model), transformers.AutoModel):
-        for options in (attention, attention | {"config": config}):
-            with pytest.raises(ValueError, match=REFUSED):
-                model_class.from_pretrained(tmp_path, **options)
+OPTIONS = [
+    {},
+    {"attn_implementation": "sdpa"},
+    {"attn_implementation": "eager", "experts_implementation": "eager"},
+    {"ignore_mismatched_sizes": True},
+]
 
 
-@pytest.mark.parametrize("name", ["bloom", "mpt", "falcon"])
-def test_a_plain_reload_with_learned_slopes_is_refused(name, tmp_path):
-    ids, expected = save(name, tmp_path, learn_slopes=True)
-    model_class = getattr(transformers, FAMILIES[name].model)
-    with pytest.raises(ValueError, match=REFUSED):
-        model_class.from_pretrained(tmp_path)
-    assert load_alibi_model(model_class, tmp_path).eval()(ids).logits.equal(expected)
+def assert_refused(model_class, folder):
+    """Whatever a caller replaces, and in every class."""
+    for options in OPTIONS:
+        with pytest.raises(Exception, match="with ALiBi"):
+            model_class.from_pretrained(folder, **options)
 
 
-def test_a_composite_model_is_refused_and_loads(tmp_path):
-    parts = [transformers.BertConfig(**FAMILIES[name].options) for name in ("bert", "bert_decoder")]
-    parts[1].add_cross_attention = True
-    config = transformers.EncoderDecoderConfig.from_encoder_decoder_configs(*parts)
-    config.pad_token_id = config.decoder_start_token_id = 0
-    model = transformers.EncoderDecoderModel(config).eval()
-    batch = {"input_ids": tokens(), "decoder_input_ids": tokens()}
-    apply_alibi(model, 96, example_batch=batch)
+@pytest.mark.parametrize("learn_slopes", first_fast([False, True]))
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_plain_load_is_refused(name, learn_slopes, tmp_path):
+    save(name, tmp_path, learn_slopes)
+    for model_class in (getattr(transformers, FAMILIES[name].model), transformers.AutoModel, transformers.AutoConfig):
+        assert_refused(model_class, tmp_path)
+    transformers.PreTrainedConfig.from_json_file(tmp_path / "config.json")  # as the Trainer does before it resumes
+
+
+def llava():
+    size = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 48}
+    vision = {"model_type": "clip_vision_model", "image_size": 16, "patch_size": 8, **size}
+    text = {"model_type": "llama", **size, **SPECIAL, "vocab_size": VOCABULARY}
+    config = transformers.LlavaConfig(vision_config=vision, text_config=text, image_token_id=VOCABULARY - 1)
+    return transformers.LlavaForConditionalGeneration(config).eval()
+
+
+def qwen2_vl():
+    size = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 48}
+    text = {**size, **SPECIAL, "vocab_size": VOCABULARY, "num_key_value_heads": 2}
+    vision = {"depth": 1, "embed_dim": 32, "num_heads": 4, "hidden_size": 32}
+    return transformers.Qwen2VLForConditionalGeneration(
+        transformers.Qwen2VLConfig(text_config=text, vision_config=vision)
+    ).eval()
+
+
+def encoder_decoder(of_models=True):
+    """A model of two BERTs. Made of models, it gives them other configs than their layers hold."""
+    encoder = transformers.BertConfig(**FAMILIES["bert"].options)
+    decoder = transformers.BertConfig(**FAMILIES["bert_decoder"].options, add_cross_attention=True)
+    if of_models:
+        torch.manual_seed(0)
+        parts = transformers.BertModel(encoder), transformers.BertLMHeadModel(decoder)
+        model = transformers.EncoderDecoderModel(encoder=parts[0], decoder=parts[1])
+    else:
+        config = transformers.EncoderDecoderConfig.from_encoder_decoder_configs(encoder, decoder)
+        model = transformers.EncoderDecoderModel(config)
+    model.config.pad_token_id = model.config.decoder_start_token_id = 0
+    return model.eval()
+
+
+def decoder_batch():
+    states = torch.randn(2, 9, WIDTH, generator=torch.Generator().manual_seed(0))
+    return {"input_ids": tokens(2, 9), "encoder_hidden_states": states}
+
+
+PARTS = {
+    "the language model of LLaVA": (llava, "model.language_model", None),
+    "the language model of Qwen2-VL": (qwen2_vl, "model.language_model", None),
+    "the model below the head of LLaVA": (llava, "model", {"input_ids": torch.arange(3, 12)[None]}),
+    "an encoder": (encoder_decoder, "encoder", None),
+    "a decoder": (encoder_decoder, "decoder", decoder_batch()),
+    "a decoder made of configs": (lambda: encoder_decoder(False), "decoder", decoder_batch()),
+    "GPT-2 below its head": (lambda: make("gpt2"), "transformer", None),
+    "BLOOM below its head": (lambda: make("bloom"), "transformer", None),
+}
+
+
+@pytest.mark.parametrize("case", PARTS)
+def test_a_model_of_which_a_part_is_converted(case, tmp_path):
+    make_model, path, batch = PARTS[case]
+    model = make_model()
+    apply_alibi(model.get_submodule(path), 64, example_batch=batch, slopes=[0.9, 0.5, 0.3, 0.1])
+    apply_alibi(model.get_submodule(path), 96, example_batch=batch)
     model.save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=REFUSED):
-        transformers.EncoderDecoderModel.from_pretrained(tmp_path, attn_implementation="sdpa")
+    assert_refused(type(model), tmp_path)
+    loaded = load_alibi_model(type(model), tmp_path, example_batch=batch).eval()
+    inputs = {"input_ids": tokens(2, 9)}
+    if model.config.is_encoder_decoder:
+        inputs["decoder_input_ids"] = tokens(2, 5)
+    assert loaded(**inputs).logits.equal(model(**inputs).logits)
+    part = loaded.get_submodule(path)
+    assert part.config.seqwarm_alibi == {"max_seq_length": 96, "learn_slopes": False}
+    loaded.save_pretrained(tmp_path / "again")
+    assert_refused(type(model), tmp_path / "again")
+    part.save_pretrained(tmp_path / "part")
+    assert_refused(type(part), tmp_path / "part")
+
+
+@pytest.mark.parametrize("of_models", [True, False])
+def test_an_encoder_decoder_is_refused_and_loads(of_models, tmp_path):
+    model = encoder_decoder(of_models)
+    batch = {"input_ids": tokens(), "decoder_input_ids": tokens()}
+    assert len(apply_alibi(model, 96, example_batch=batch).replaced) == 4
+    model.save_pretrained(tmp_path)
+    assert_refused(transformers.EncoderDecoderModel, tmp_path)
     loaded = load_alibi_model(transformers.EncoderDecoderModel, tmp_path, example_batch=batch).eval()
     assert loaded(**batch).logits.equal(model(**batch).logits)
 
 
-@pytest.mark.parametrize("experts", ["eager", "batched_mm"])
-def test_a_model_of_experts_keeps_its_choice(experts, tmp_path):
-    options = {**FAMILIES["llama"].options, "num_local_experts": 4}
-    model = transformers.MixtralForCausalLM(transformers.MixtralConfig(**options)).eval()
-    apply_alibi(model, 96)
-    model.save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=REFUSED):
-        transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
-    loaded = load_alibi_model(transformers.MixtralForCausalLM, tmp_path, experts_implementation=experts).eval()
-    assert loaded.config._experts_implementation == experts
-    ids = tokens()
-    torch.testing.assert_close(loaded(ids).logits, model(ids).logits)
-
-
-def test_a_reload_that_is_not_converted_raises_at_its_first_forward(tmp_path):
-    ids, _ = save("gpt2", tmp_path)
-    model = transformers.GPT2LMHeadModel.from_pretrained(tmp_path, experts_implementation="eager")
-    with pytest.raises(ValueError, match=r"call seqwarm_kernels.apply_alibi\(model, max_seq_length\) after from_pretr"):
-        model(ids)
+@pytest.mark.parametrize("name", FAMILIES)
+def test_another_model_of_the_same_config_is_as_before(name, tmp_path):
+    """Also one that is made later, by the class and by an Auto class."""
+    model_class, ids = getattr(transformers, FAMILIES[name].model), tokens()
+    model = make(name)
+    other = model_class(model.config).eval()
+    expected = other(ids).logits
+    apply_alibi(model, 64)
+    assert other(ids).logits.equal(expected)
+    assert model_class(other.config).eval()(ids).logits.shape == expected.shape
+    other.save_pretrained(tmp_path)
+    assert "with ALiBi" not in (tmp_path / "config.json").read_text()
+    loaded = model_class.from_pretrained(tmp_path, attn_implementation="eager").eval()
+    assert loaded(ids).logits.equal(expected)
+    apply_alibi(other, 96)
+    assert [each.config.seqwarm_alibi["max_seq_length"] for each in (model, other)] == [64, 96]
+    assert model(ids).logits.shape == other(ids).logits.shape
 
 
 @pytest.mark.slow
-def test_without_this_package_a_reload_is_refused(tmp_path):
-    save("gpt2", tmp_path)
-    code = f"""
-import transformers
-for options in ({{}}, {{"attn_implementation": "sdpa"}}):
-    try:
-        transformers.GPT2LMHeadModel.from_pretrained({str(tmp_path)!r}, **options)
-    except ValueError as error:
-        print(error)
-"""
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert 'attn_implementation="seqwarm_alibi"` is not supported' in result.stdout
-    assert REFUSED in result.stdout
+def test_models_of_one_config_made_by_an_auto_class():
+    config = make("llama").config
+    first = transformers.AutoModelForCausalLM.from_config(config)
+    apply_alibi(first, 64)
+    second = transformers.AutoModelForCausalLM.from_config(config)
+    assert type(second) is type(first)
+    second(tokens())
+    with pytest.raises(ValueError, match="has no slopes: call"):
+        transformers.AutoModelForCausalLM.from_config(first.config)(tokens())
 
 
-@pytest.mark.parametrize("name", ["bloom", "mpt", "falcon"])
-def test_models_pretrained_with_alibi_load_without_this_package(name, tmp_path):
-    ids, expected = save(name, tmp_path)
-    model = getattr(transformers, FAMILIES[name].model).from_pretrained(tmp_path).eval()
-    assert model.config._attn_implementation != "seqwarm_alibi"
-    torch.testing.assert_close(model(ids).logits, expected, rtol=1e-4, atol=1e-5)
+def test_copies_and_pickles_of_a_converted_model(tmp_path):
+    ids, expected = save("bloom", tmp_path)
+    model = load_alibi_model(transformers.BloomForCausalLM, tmp_path).eval()
+    for number, twin in enumerate([copy.deepcopy(model), pickle.loads(pickle.dumps(model))]):
+        assert twin(ids).logits.equal(expected)
+        twin.save_pretrained(tmp_path / str(number))
+        assert_refused(transformers.BloomForCausalLM, tmp_path / str(number))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("imports", ["seqwarm_kernels, transformers", "transformers, seqwarm_kernels"])
-def test_a_fresh_process_loads_and_converts(imports, tmp_path):
+def test_a_fresh_process_loads_a_checkpoint_and_a_pickle(imports, tmp_path):
     """In either order of imports."""
     ids, expected = save("llama", tmp_path)
     torch.save([ids, expected], tmp_path / "expected.pt")
+    torch.save(load_alibi_model(transformers.LlamaForCausalLM, tmp_path), tmp_path / "model.pt")
     code = f"""
 import {imports}, torch
-model = seqwarm_kernels.load_alibi_model(transformers.AutoModelForCausalLM, {str(tmp_path)!r})
 ids, expected = torch.load({str(tmp_path / "expected.pt")!r})
+assert torch.load({str(tmp_path / "model.pt")!r}, weights_only=False)(ids).logits.equal(expected)
+model = seqwarm_kernels.load_alibi_model(transformers.AutoModelForCausalLM, {str(tmp_path)!r})
 assert model(ids).logits.equal(expected)
 """
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
+
+
+REMOTE = """
+from transformers import LlamaConfig, LlamaForCausalLM
+
+class MyConfig(LlamaConfig):
+    model_type = "my_own"
+
+class MyModel(LlamaForCausalLM):
+    config_class = MyConfig
+"""
+
+
+def test_a_model_whose_code_is_in_the_checkpoint(tmp_path):
+    """Without a download, and only if its code is trusted."""
+    (tmp_path / "plain").mkdir()
+    (tmp_path / "plain" / "my_model.py").write_text(REMOTE)
+    make("llama").save_pretrained(tmp_path / "plain")
+    file = tmp_path / "plain" / "config.json"
+    code = {"AutoConfig": "my_model.MyConfig", "AutoModelForCausalLM": "my_model.MyModel"}
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"model_type": "my_own", "auto_map": code}))
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "plain", trust_remote_code=True)
+    apply_alibi(model, 64)
+    model.save_pretrained(tmp_path / "converted")
+    with pytest.raises(Exception, match="with ALiBi"):
+        transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "converted", trust_remote_code=True)
+    options = {"trust_remote_code": True, "local_files_only": True}
+    loaded = load_alibi_model(transformers.AutoModelForCausalLM, tmp_path / "converted", **options)
+    assert type(loaded).__name__ == "MyModel"
+    ids = tokens()
+    assert loaded(ids).logits.equal(model(ids).logits)
+
+
+def test_options_of_from_pretrained_reach_the_config_and_the_model(tmp_path):
+    save("llama", tmp_path)
+    loaded = load_alibi_model(transformers.AutoModelForCausalLM, tmp_path, dtype=torch.bfloat16, use_cache=False)
+    assert loaded.dtype == torch.bfloat16
+    assert loaded.config.use_cache is False
+    assert load_alibi_model(transformers.LlamaForCausalLM, tmp_path, dtype="auto").dtype == torch.float32
 
 
 def test_a_checkpoint_without_alibi_raises(tmp_path):

@@ -103,7 +103,7 @@ def test_every_family_is_verified(name):
     assert all(module.training for module in model.modules())
     assert len(report.replaced) == model.config.num_hidden_layers
     assert {layer.causal for layer in report.replaced} == {FAMILIES[name].causal}
-    record = {"max_seq_length": 96, "learn_slopes": False, "own_slopes": False}
+    record = {"max_seq_length": 96, "learn_slopes": False}
     assert model.config.seqwarm_alibi == record
     if hasattr(model.config, "max_position_embeddings"):
         first = model.config.pad_token_id + 1 if name == "roberta" else 0
@@ -139,56 +139,51 @@ def test_a_position_table_that_is_tied_to_another_weight_is_not_dropped():
     assert apply_alibi(model, 64, optimizers=optimizer).dropped_from_optimizers == 0
 
 
-@pytest.mark.parametrize(("name", "learn_slopes"), [("gpt2", False), ("gpt2", True), ("llama", True)])
-def test_an_optimizer_that_is_not_passed(name, learn_slopes):
-    """It would keep the position table, or not train the slopes."""
-    model = make(name)
-    groups = [{"params": [p]} for p in model.parameters()]
-    optimizer = torch.optim.SGD(groups, lr=0.1)
-    problem = r"keeps transformer\.wpe\.weight, which" if name == "gpt2" else "does not train the learned slopes"
-    with pytest.warns(UserWarning, match=rf"\(SGD\) was made before apply_alibi and {problem}") as caught:
-        apply_alibi(model, 64, learn_slopes=learn_slopes)
-    assert [warning.filename for warning in caught] == [__file__]
-    assert sum(len(group["params"]) for group in optimizer.param_groups) == len(groups)
+def step(optimizer, times=1):
+    for _ in range(times):
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = torch.zeros_like(parameter)
+        optimizer.step()
 
 
-@pytest.mark.parametrize("learn_slopes", [False, True])
-def test_a_warning_that_is_an_error_leaves_the_model_as_before(learn_slopes):
-    model = make("gpt2")
-    twin = copy.deepcopy(model)
-    before, config = dict(model.named_parameters()), model.config.to_dict()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+def test_an_optimizer_without_the_learned_slopes_warns_at_its_second_step():
+    model, other = make("llama"), make("llama")
+    optimizer, foreign = (torch.optim.SGD(module.parameters(), lr=0.1) for module in (model, other))
+    apply_alibi(model, 64, learn_slopes=True)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        with pytest.raises(UserWarning, match="an optimizer of the model"):
-            apply_alibi(model, 64, learn_slopes=learn_slopes)
-    after = dict(model.named_parameters())
-    assert after.keys() == before.keys()
-    assert all(after[name] is before[name] for name in before)
-    assert model.config.to_dict() == config
-    assert not any(isinstance(module, AlibiHeads) for module in model.modules())
-    ids = tokens()
-    torch.testing.assert_close(model(ids).logits, twin(ids).logits, rtol=0, atol=0)
-    apply_alibi(model, 64, learn_slopes=learn_slopes, optimizers=optimizer)
-
-
-@pytest.mark.parametrize("learn_slopes", [False, True])
-def test_no_warning_of_other_optimizers(learn_slopes):
-    model, other, listed = make("gpt2"), make("gpt2"), make("gpt2")
-    optimizer, _ = (torch.optim.SGD(module.parameters(), lr=0.1) for module in (model, other))
-    accelerate = pytest.importorskip("accelerate")
-    wrapped = accelerate.Accelerator(cpu=True).prepare_optimizer(torch.optim.SGD(listed.parameters(), lr=0.1))
-    kept = [*listed.parameters(), *make("gpt2").parameters()]
+        step(foreign, 3)
+        step(optimizer)
+    with pytest.warns(UserWarning, match="2 of 2 learned slopes are in no optimizer that has stepped") as caught:
+        step(optimizer)
+    assert len(caught) == 1
     with warnings.catch_warnings():
-        warnings.filterwarnings("error", "an optimizer of the model")
-        apply_alibi(model, 64, optimizers=optimizer, learn_slopes=learn_slopes)
-        apply_alibi(model, 32, learn_slopes=learn_slopes)
-        apply_alibi(listed, 64, optimizers=wrapped, learn_slopes=learn_slopes)
-        apply_alibi(alone := make("gpt2"), 64, learn_slopes=learn_slopes)
-        later = torch.optim.SGD(alone.parameters(), lr=0.1)
-        apply_alibi(alone, 32, learn_slopes=learn_slopes)
-    assert kept
-    assert later
+        warnings.simplefilter("error")
+        step(optimizer)
+
+
+@pytest.mark.parametrize("case", ["passed", "made later", "a second optimizer", "frozen", "fixed", "deleted"])
+def test_no_warning_of_slopes_that_are_trained_or_need_no_training(case):
+    model = make("gpt2")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    apply_alibi(model, 64, learn_slopes=case != "fixed", optimizers=optimizer if case == "passed" else None)
+    slopes = [parameter for name, parameter in model.named_parameters() if name.endswith("slopes")]
+    optimizers = [optimizer]
+    if case == "made later":
+        optimizers = [torch.optim.SGD(model.parameters(), lr=0.1)]
+    elif case == "a second optimizer":
+        optimizers = [optimizer, torch.optim.SGD(slopes, lr=0.1)]
+    elif case == "frozen":
+        for parameter in slopes:
+            parameter.requires_grad_(False)
+    elif case == "deleted":
+        del model
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(3):
+            for each in optimizers:
+                step(each)
 
 
 def test_slopes_can_be_learned():

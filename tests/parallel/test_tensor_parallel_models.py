@@ -63,8 +63,8 @@ def two_ranks(rank, port, folder):
     torch.distributed.barrier()
     for number, name in enumerate(PLANNED):
         check_planned(name, folder, learn_slopes=number % 2 == 1)
-    check_parallelized(mesh, learn_slopes=False)
-    check_parallelized(mesh, learn_slopes=True)
+    check_parallelized(mesh, folder / "fixed", learn_slopes=False)
+    check_parallelized(mesh, folder / "learned", learn_slopes=True)
     check_refused(mesh, folder)
     leave_group()
 
@@ -90,8 +90,8 @@ def check_planned(name, folder, learn_slopes):
         torch.testing.assert_close(loaded(tokens).logits, again(tokens).logits, rtol=1e-4, atol=1e-5)
 
 
-def check_parallelized(mesh, learn_slopes):
-    """torch's `parallelize_module` after `apply_alibi`."""
+def check_parallelized(mesh, folder, learn_slopes):
+    """torch's `parallelize_module` after `apply_alibi`; saved as the guide says."""
     alone, together = zoo.make("llama"), zoo.make("llama")
     slopes = [[0.9, 0.5, 0.2, 0.1], [0.8, 0.4, 0.3, 0.0]]
     for model in (alone, together):
@@ -106,6 +106,9 @@ def check_parallelized(mesh, learn_slopes):
     if mesh.get_rank() == 0:
         assert state.keys() == expected.keys()
         torch.testing.assert_close(dict(state), dict(expected), rtol=1e-4, atol=1e-5)
+        together.save_pretrained(folder, state_dict=state)
+        saved = sw.load_alibi_model(type(alone), folder).state_dict()
+        torch.testing.assert_close(dict(saved), dict(expected), rtol=1e-4, atol=1e-5)
     heads = next(module for module in together.modules() if isinstance(module, AlibiHeads))
     heads.reset_parameters()
     assert heads.slopes.full_tensor().tolist() == pytest.approx(slopes[0])

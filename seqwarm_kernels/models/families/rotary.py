@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from ..alibi_layer import AlibiHeads
-from ..surgery import Converter, NoRotation, Surgery, is_no_rotation, register_alibi
+from ..surgery import Converter, NoRotation, Surgery, register_alibi
 from .learned import is_causal
 
 _MODELS = "transformers.models"
 _QUERY_SCALING = "llama_4_scaling_beta"  #: the entry of rope_parameters with β
-_ROTATE = "apply_rotary_pos_emb"  #: (q, k, cos, sin, ...) -> (q, k), in the modules of transformers' models
 
 
 @register_alibi(
@@ -61,8 +59,6 @@ def convert_rotary_embedding(module: Any, surgery: Surgery) -> None:
                 f"{path} rotates layers with ALiBi and layers without, such as {parent_path}.{others[0]}: apply_alibi "
                 "to the part of the model that should have ALiBi, or register_alibi the others"
             )
-        for user in users.values():
-            _skip_no_rotation(user)
         frequencies = next(buffer for name, buffer in module.named_buffers() if name.endswith("inv_freq"))
         surgery.replace(module, NoRotation(2 * len(frequencies)))
 
@@ -90,24 +86,6 @@ def _has_named_attention(module: nn.Module) -> bool:
     """Return whether the module looks up its attention function by name, as transformers' attention layers do."""
     forward = inspect.unwrap(type(module).forward)
     return "ALL_ATTENTION_FUNCTIONS" in getattr(getattr(forward, "__code__", None), "co_names", ())
-
-
-def _skip_no_rotation(attention: nn.Module) -> None:
-    """Let the function that rotates the layer's queries and keys return them as they are after `NoRotation`.
-
-    It is looked up in the module of the layer's class, so other models of this class call it, too.
-    """
-    names = inspect.unwrap(type(attention).forward).__globals__
-    rotate = names.get(_ROTATE)
-    if rotate is None or rotate.__module__ == __name__:  # skips already
-        return
-    if [*inspect.signature(rotate).parameters][:3] != ["q", "k", "cos"]:
-        return
-
-    def rotate_or_skip(q: Tensor, k: Tensor, cos: Tensor, *args: Any, **kwargs: Any) -> Any:
-        return (q, k) if is_no_rotation(cos) else rotate(q, k, cos, *args, **kwargs)
-
-    names[_ROTATE] = functools.update_wrapper(rotate_or_skip, rotate, assigned=("__doc__",))
 
 
 def _check_windows_agree(module: Any, surgery: Surgery) -> None:
