@@ -459,8 +459,6 @@ def test_a_registered_attention_is_converted(monkeypatch):
         surgery.give_alibi(module, HEADS, causal=True)
 
     assert apply_alibi(model, 64).replaced == (("1", "CustomAttention", HEADS, True),)
-    with pytest.raises(ValueError, match="module_classes must hold at least one class"):
-        register_alibi()
 
 
 def test_registered_classes_exist_in_transformers():
