@@ -37,7 +37,8 @@ def prepare_configs(surgery: Surgery) -> None:
     Raises:
         ValueError: A config asks for quantization.
     """
-    models = [module for module in surgery.model.modules() if _is_pretrained(module) and _holds(module, _has_alibi)]
+    modules = surgery.model.modules()
+    models: list[Any] = [module for module in modules if _is_pretrained(module) and _holds(module, _has_alibi)]
     if not models:
         return
     register()

@@ -228,7 +228,8 @@ def llava():
 
 def qwen2_vl():
     size = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 48}
-    text = {**size, **SPECIAL, "vocab_size": VOCABULARY, "num_key_value_heads": 2}
+    rotary = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]}
+    text = {**size, **SPECIAL, "vocab_size": VOCABULARY, "num_key_value_heads": 2, "rope_parameters": rotary}
     vision = {"depth": 1, "embed_dim": 32, "num_heads": 4, "hidden_size": 32}
     return transformers.Qwen2VLForConditionalGeneration(
         transformers.Qwen2VLConfig(text_config=text, vision_config=vision)
