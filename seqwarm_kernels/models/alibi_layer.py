@@ -12,22 +12,8 @@ from torch import Tensor, nn
 
 from ..attention.context_parallel import refuse_context_parallel_style
 from ..attention.functional import alibi_attention, alibi_attention_varlen
-from ..utils.checks import (
-    check_bool,
-    check_dense,
-    check_device,
-    check_has_values,
-    check_iterable,
-    check_real,
-    is_dtensor,
-)
+from ..utils.checks import check_iterable, check_real, is_dtensor
 from ..utils.devices import to_float64
-
-_ROUNDED = (
-    "slopes are used in {}, because a mixed-precision policy of fully_shard casts learned slopes with their layer: at "
-    "a distance of 1000 tokens the bias is off by up to 2. For slopes in float32 first call fully_shard(layer.alibi) "
-    "for each layer with ALiBi, without a policy, and shard the layers and the model then"
-)
 
 #: The `slopes` of `apply_alibi`: (H,) for all layers, or a list with the (H,) of each layer.
 Slopes = tuple[float, ...] | list[tuple[float, ...]]
@@ -50,13 +36,8 @@ def _row(slopes: Any) -> tuple[float, ...]:
 
 
 def _elements(slopes: Any) -> list[Any]:
-    """Return the elements of a sequence, array or tensor. Those of a tensor are numbers of Python."""
     check_iterable("slopes", slopes, "a sequence of numbers")
-    if isinstance(slopes, Tensor):
-        check_dense("slopes", slopes)
-        check_has_values("slopes", slopes)
-        return slopes.tolist()
-    return list(slopes)
+    return slopes.tolist() if isinstance(slopes, Tensor) else list(slopes)
 
 
 class AlibiHeads(nn.Module):
@@ -73,8 +54,7 @@ class AlibiHeads(nn.Module):
             `parallel.ContextParallel` sets it, or None.
 
     Raises:
-        TypeError: An argument has the wrong type.
-        ValueError: `slopes` is empty, or a slope is not finite.
+        ValueError: `slopes` is empty, or a slope is not finite in float32.
     """
 
     slopes: Tensor
@@ -88,19 +68,13 @@ class AlibiHeads(nn.Module):
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__()
-        numbers = _elements(slopes)
-        if causal is not None:
-            check_bool("causal", causal)
-        check_bool("learned", learned)
-        device = None if device is None else check_device("device", device)
-        self.initial = tuple(check_real("slopes", slope) for slope in numbers)
-        if not self.initial:
-            raise ValueError("slopes must hold one number for each head, got none")
-        if max(map(abs, self.initial)) > torch.finfo(torch.float32).max:
-            raise ValueError(f"slopes must be finite in float32, got {max(self.initial, key=abs)}")
+        self.initial = tuple(map(float, slopes))
         self.causal = causal
         self.context: Any = None
-        tensor = torch.tensor(self.initial, dtype=torch.float32, device=device)
+        tensor = torch.tensor(self.initial, dtype=torch.float32, device="cpu")
+        if not self.initial or not tensor.isfinite().all():
+            raise ValueError(f"slopes must be finite numbers, one for each head, got {self.initial}")
+        tensor = tensor.to(device)
         if learned:
             self.slopes = nn.Parameter(tensor)
         else:
@@ -111,7 +85,7 @@ class AlibiHeads(nn.Module):
         return isinstance(self.slopes, nn.Parameter)
 
     def reset_parameters(self) -> None:
-        """Set the slopes to their initial values, for models that were created on the meta device."""
+        """Set the slopes to their initial values."""
         fill_slopes(self.slopes, torch.tensor(self.initial, dtype=torch.float32))
 
     def sharded_slopes(self, mesh: Any, src_data_rank: int | None) -> Tensor:
@@ -127,21 +101,21 @@ class AlibiHeads(nn.Module):
         from torch.distributed.tensor import Shard, distribute_tensor  # loads for half a second
 
         if len(self.initial) % mesh.size():
-            raise ValueError(
-                f"slopes must be of a number of heads that the {mesh.size()} ranks of the mesh divide, got "
-                f"{len(self.initial)} heads"
-            )
+            raise ValueError(f"the mesh must divide the {len(self.initial)} heads of a layer, got {mesh.size()} ranks")
         slopes = distribute_tensor(self.slopes.detach(), mesh, [Shard(0)], src_data_rank=src_data_rank)
         return nn.Parameter(slopes, requires_grad=self.slopes.requires_grad) if self.learned else slopes
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> AlibiHeads:
-        """Move slopes to other devices, but not to other dtypes: at distance 1000, bfloat16 slopes are off by 2."""
+        """Move the slopes to other devices, and neither cast nor empty them.
 
-        def move(tensor: Tensor) -> Tensor:
-            moved = fn(tensor)
-            return moved if moved.dtype == tensor.dtype else tensor.to(moved.device)
-
-        return super()._apply(move, recurse)
+        At distance 1000, bfloat16 slopes are off by 2. `to_empty` would leave what was in memory, and no `init_weights`
+        sets slopes. Slopes that come from the meta device are the initial ones.
+        """
+        had_values = not self.slopes.is_meta
+        super()._apply(lambda tensor: tensor.to(fn(tensor).device) if had_values else fn(tensor).float(), recurse)
+        if not had_values and not self.slopes.is_meta:
+            self.reset_parameters()
+        return self
 
     def forward(self) -> Tensor:
         """The slopes. Attention calls it as a module, so that `fully_shard` of this module alone gathers them."""
@@ -232,20 +206,24 @@ def alibi_layer_attention(
     """
     refuse_context_parallel_style(layer)
     heads: AlibiHeads = layer.alibi  # type: ignore[assignment]
-    slopes = _slopes_for(query, heads)
+    slopes = heads()
+    local = slopes.to_local() if is_dtensor(slopes) and not is_dtensor(query) else slopes  # type: ignore[operator]
+    _check_heads(query, local)
     causal = heads.causal if causal is None else causal
     options: dict[str, Any] = {"causal": causal, "scale": scale, "window": window}
     if has_shards(heads):
+        if dropout_p > 0 and local is not slopes:
+            raise ValueError(f"dropout must be 0 if ranks share the heads and the tokens of a layer, got {dropout_p}")
         visible = {"packing": packing, "query_start": query_start, "key_padding_mask": key_padding_mask}
-        return heads.context(query, key, value, slopes, dropout_p=dropout_p, **visible, **options)
+        return heads.context(query, key, value, local, dropout_p=dropout_p, **visible, **options)
     if packing is None:
         options |= {"query_start": query_start, "key_padding_mask": key_padding_mask}
-        out = alibi_attention(query, key, value, slopes, dropout_p=dropout_p, **options)
-    else:
-        out = _packed_attention(query, key, value, packing, slopes=slopes, dropout_p=dropout_p, **options)
+    # The ranks that share the heads draw the dropout masks of one process if they attend as DTensors.
+    over_ranks = slopes if dropout_p > 0 and local is not slopes else None
+    out = _attention(query, key, value, packing, over_ranks, slopes=local, dropout_p=dropout_p, **options)
     for observer in _observers:
         reference = _reference(query, key, value, packing, options)
-        observer(AttentionCall(layer, query, key, value, slopes, out, reference))
+        observer(AttentionCall(layer, query, key, value, local, out, reference))
     return out
 
 
@@ -254,27 +232,37 @@ def has_shards(heads: Any) -> bool:
     return heads.context is not None and bool(heads.context.shards_tokens(training=heads.training))
 
 
-def _slopes_for(query: Tensor, heads: AlibiHeads) -> Tensor:
-    """The slopes of the query's heads: those of this rank if the query is a plain tensor."""
-    slopes: Any = heads()
+def _check_heads(query: Tensor, slopes: Tensor) -> None:
     if slopes.itemsize < 4 and not torch.compiler.is_compiling():  # which cannot trace a warning
-        warnings.warn(_ROUNDED.format(slopes.dtype), stacklevel=2)
-    if is_dtensor(slopes) and not is_dtensor(query):
-        slopes = slopes.to_local()
+        warnings.warn(f"slopes are rounded to {slopes.dtype}: call fully_shard on each AlibiHeads first", stacklevel=3)
     if query.shape[1] != slopes.shape[0]:
         raise ValueError(
-            f"query must have the {slopes.shape[0]} heads that the layer has slopes for, got {query.shape[1]} heads: "
-            "under tensor parallelism, each rank needs the slopes of its heads. Call apply_alibi, then "
-            "parallelize_module with seqwarm_kernels.parallel.ShardSlopes() for each `alibi` module of a layer with "
-            "sharded heads"
+            f"query must have the layer's {slopes.shape[0]} heads, got {query.shape[1]}; for tensor parallelism, apply "
+            "seqwarm_kernels.parallel.ShardSlopes to AlibiHeads"
         )
-    return slopes
 
 
-def _packed_attention(query: Tensor, key: Tensor, value: Tensor, packing: Packing, **options: Any) -> Tensor:
-    q, k, v = (tensor.transpose(1, 2).flatten(0, 1) for tensor in (query, key, value))
-    out = alibi_attention_varlen(q, k, v, *packing, **options)
-    return out.unflatten(0, (query.shape[0], query.shape[2])).transpose(1, 2)
+def _attention(
+    query: Tensor, key: Tensor, value: Tensor, packing: Packing | None, over_ranks: Any | None, **options: Any
+) -> Tensor:
+    """Attend to (B, H, S, D). `over_ranks`: the slopes of all ranks, if these draw dropout masks together."""
+    tensors: Any = query, key, value
+    if packing is not None:
+        tensors = [tensor.transpose(1, 2).flatten(0, 1) for tensor in tensors]
+    if over_ranks is not None:
+        from torch.distributed.tensor import DTensor, Shard
+
+        tensors = [
+            DTensor.from_local(tensor, over_ranks.device_mesh, [Shard(1)], run_check=False) for tensor in tensors
+        ]
+        options["slopes"] = over_ranks
+    if packing is None:
+        out = alibi_attention(*tensors, **options)
+    else:
+        out = alibi_attention_varlen(*tensors, *packing, **options)
+    if over_ranks is not None:
+        out = out.to_local()
+    return out if packing is None else out.unflatten(0, (query.shape[0], query.shape[2])).transpose(1, 2)
 
 
 def _reference(
@@ -290,8 +278,7 @@ def _reference(
     precise |= {"skip_tolerance": 0.0, "backend": "reference"}
 
     def attention(slopes: Tensor) -> Tensor:
-        if packing is None:
-            return alibi_attention(*tensors, moved(slopes), **precise)
-        return _packed_attention(*tensors, Packing(*map(moved, packing)), slopes=moved(slopes), **precise)
+        boundaries = None if packing is None else Packing(*map(moved, packing))
+        return _attention(*tensors, boundaries, None, slopes=moved(slopes), **precise)
 
     return attention

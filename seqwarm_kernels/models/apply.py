@@ -7,18 +7,19 @@ import os
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ..utils.checks import check_bool, check_iterable, check_path
-from ..utils.modules import ExampleBatch, as_mapping, is_compiled, unwrapped
+from ..utils.checks import check_iterable, check_path
+from ..utils.modules import ExampleBatch, is_compiled, unwrapped
 from .alibi_layer import AlibiHeads, check_slopes
 from .checkpoints import read_config, read_slopes, restore_slopes
 from .configs import part_with_config, prepare_configs
 from .families import converter_by_structure
 from .probe import probe
 from .report import SurgeryReport
-from .surgery import Surgery, converter_for, registered_families
+from .surgery import Surgery, converter_for
 from .untrained_slopes import check_second_step
 
 
@@ -94,7 +95,7 @@ def _apply(
     """Do the work of `apply_alibi`. `restore` fills the slopes of a checkpoint."""
     surgery = Surgery(model, max_seq_length, learn_slopes)
     max_seq_length = surgery.max_seq_length
-    optimizers = _check(model, optimizers, learn_slopes, example_batch)
+    optimizers = _check(model, optimizers, learn_slopes)
     slopes = None if slopes is None else check_slopes(slopes)
     parameters_before = dict(model.named_parameters())
     try:
@@ -147,10 +148,6 @@ def load_alibi_model(
     if not isinstance(model_class, type) or not hasattr(model_class, "from_pretrained"):
         raise TypeError(f"model_class must be a Hugging Face model class or an Auto class, got {model_class!r}")
     check_path("name_or_path", name_or_path)
-    if learn_slopes is not None:
-        check_bool("learn_slopes", learn_slopes)
-    if example_batch is not None:
-        as_mapping(example_batch)
     if kwargs.get("output_loading_info"):
         raise ValueError("output_loading_info must be False, got True: load_alibi_model returns the model only")
     config, records, options = read_config(name_or_path, kwargs)
@@ -171,20 +168,14 @@ def load_alibi_model(
     return model
 
 
-def _check(model: nn.Module, optimizers: Any, learn_slopes: bool, example_batch: Any) -> list[Optimizer]:
-    if example_batch is not None:
-        as_mapping(example_batch)
-    optimizers = () if optimizers is None else (optimizers,) if isinstance(optimizers, Optimizer) else optimizers
-    check_iterable("optimizers", optimizers, "torch optimizers")
-    optimizers = list(optimizers)
-    for optimizer in optimizers:
-        if not isinstance(optimizer, Optimizer):
-            raise TypeError(f"optimizers must be torch optimizers, got {type(optimizer).__name__}")
+def _check(model: nn.Module, optimizers: Any, learn_slopes: bool) -> list[Optimizer]:
+    optimizers = [optimizers] if isinstance(optimizers, Optimizer) else list(optimizers or ())
     if learn_slopes and optimizers and any("initial_lr" in group for group in optimizers[0].param_groups):
         raise ValueError(
-            "optimizers must have no learning rate scheduler yet with learn_slopes=True, because a parameter group is "
-            "added: make the scheduler after apply_alibi"
+            "optimizers must have no learning rate scheduler yet with learn_slopes=True, which adds a parameter group"
         )
+    if torch.get_default_device().type == "meta":  # as in `from_pretrained`, which empties what it does not load
+        raise ValueError("apply_alibi must be called outside of torch.device('meta')")
     if unwrapped(model) is not model or is_compiled(model):
         raise ValueError("model is wrapped or compiled: call apply_alibi first, on the model itself")
     if any(hasattr(module, "_hf_hook") for module in model.modules()):
@@ -196,8 +187,7 @@ def _check(model: nn.Module, optimizers: Any, learn_slopes: bool, example_batch:
         raise ValueError("model has ContextParallel: call apply_alibi before parallelize_module")
     if heads is not None and heads.learned != learn_slopes:
         raise ValueError(
-            f"learn_slopes must be {heads.learned}, with which the model was converted, got {learn_slopes}: create the "
-            "model again to change it"
+            f"learn_slopes must be {heads.learned}, with which the model was converted, got {learn_slopes}"
         )
     return optimizers
 
@@ -211,11 +201,8 @@ def _convert(surgery: Surgery) -> None:
             converter(module, surgery)
     surgery.finish()
     if not surgery.replaced:
-        classes = sorted({type(module).__qualname__ for module in modules.values()})
         raise ValueError(
-            f"model must hold attention that apply_alibi knows, got {type(surgery.model).__name__} of "
-            f"{', '.join(classes)}. Known are {', '.join(registered_families())}, and decoders of transformers with "
-            "rotary embeddings; register_alibi adds others"
+            f"model must hold attention that apply_alibi knows, got {type(surgery.model).__name__}; see register_alibi"
         )
     for module in modules.values():  # alibi=None: not converted on purpose, in a converted model
         if "ttention" in type(module).__name__ and not hasattr(module, "alibi"):

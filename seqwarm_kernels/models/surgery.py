@@ -53,12 +53,6 @@ def converter_for(module: nn.Module) -> Converter | None:
     return next((_converters[name] for name in names if name in _converters), None)
 
 
-def registered_families() -> list[str]:
-    """The model types of transformers, as "gpt2", and the names of other classes, that have a converter."""
-    paths = [name.split(".") for name in _converters]
-    return sorted({path[2] if path[:2] == ["transformers", "models"] else path[-1] for path in paths})
-
-
 def _full_name(module_class: type) -> str:
     return f"{module_class.__module__}.{module_class.__qualname__}"
 

@@ -125,6 +125,15 @@ def check_has_values(name: str, tensor: Tensor) -> None:
         raise ValueError(f"{name} must have values, got a tensor on the meta device")
 
 
+def check_values(condition: Tensor, message: str) -> None:
+    """Raise ValueError where the condition is False. Not on a CPU, or in compiled code, the device raises it."""
+    if condition.is_cpu and not torch.compiler.is_compiling():
+        if not condition:
+            raise ValueError(message)
+    else:
+        torch._assert_async(condition, message)  # private, and the only check for which the host does not wait
+
+
 def has_tangent(tensor: Tensor) -> bool:
     """Whether forward-mode differentiation passes through `tensor`."""
     return forward_ad.unpack_dual(tensor).tangent is not None

@@ -19,9 +19,6 @@ from .zoo import make
         ({"max_seq_length": 2**31}, ValueError, r"max_seq_length must be below 2\*\*31, got 2147483648"),
         ({"max_seq_length": 64.0}, TypeError, "max_seq_length must be an int, got float"),
         ({"learn_slopes": 1}, TypeError, "learn_slopes must be True or False, got 1"),
-        ({"optimizers": b"x"}, TypeError, "optimizers must be torch optimizers, got bytes"),
-        ({"optimizers": 3}, TypeError, "optimizers must be torch optimizers, got int"),
-        ({"example_batch": 3}, TypeError, "example_batch must be a mapping, a tensor, .*, got int"),
     ],
 )
 def test_bad_arguments_of_apply_alibi(arguments, error, message, monkeypatch):
@@ -36,25 +33,10 @@ def test_a_length_of_numpy_is_taken():
     assert type(report.max_seq_length) is type(model.config.max_position_embeddings) is int
 
 
-@pytest.mark.parametrize(
-    ("slopes", "options", "error", "message"),
-    [
-        ([], {}, ValueError, "slopes must hold one number for each head, got none"),
-        (0.5, {}, TypeError, "slopes must be a sequence of numbers, got float"),
-        ("0.5", {}, TypeError, "slopes must be a sequence of numbers, got str"),
-        (["a"], {}, TypeError, "slopes must be a real number, got str"),
-        ([float("nan")], {}, ValueError, "slopes must be finite, got nan"),
-        ([0.5, -1e39], {}, ValueError, r"slopes must be finite in float32, got -1e\+39"),
-        ([0.5], {"device": "x"}, ValueError, "device must be a device such as .*, got 'x'"),
-        ([0.5], {"device": 0}, TypeError, "device must be a torch.device or a str, got int"),
-        ([0.5], {"device": "hpu"}, ValueError, "device must be a device of this machine, got 'hpu'"),
-        ([0.5], {"causal": 1}, TypeError, "causal must be True or False, got 1"),
-        ([0.5], {"learned": "yes"}, TypeError, "learned must be True or False, got 'yes'"),
-    ],
-)
-def test_bad_arguments_of_alibi_heads(slopes, options, error, message):
-    with pytest.raises(error, match=message):
-        AlibiHeads(slopes, **{"causal": True, **options})
+@pytest.mark.parametrize("slopes", [[], [float("nan")], [0.5, -1e39]])
+def test_bad_slopes_of_alibi_heads(slopes):
+    with pytest.raises(ValueError, match="slopes must be finite numbers, one for each head, got"):
+        AlibiHeads(slopes, causal=True)
 
 
 @pytest.mark.parametrize("device", ["xpu:7", "mps:7", "cuda:77", "privateuseone"])
@@ -67,12 +49,6 @@ def test_devices_that_are_not_there(device):
 def test_junk_arguments_of_surgery(argument):
     valid = {"model": nn.Linear(1, 1), "max_seq_length": 8, "learn_slopes": False}
     assert not complaints(surgery.Surgery, lambda: dict(valid), argument)
-
-
-@pytest.mark.parametrize("argument", ["slopes", "causal", "learned", "device"])
-def test_junk_arguments_of_alibi_heads(argument):
-    valid = {"slopes": [0.5], "causal": None, "learned": False, "device": "cpu"}
-    assert not complaints(AlibiHeads, lambda: dict(valid), argument)
 
 
 @pytest.mark.parametrize("convert", [torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.clone])

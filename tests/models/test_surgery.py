@@ -240,15 +240,9 @@ def test_slopes_stay_float32(learned):
 def test_models_in_half_precision_and_on_the_meta_device():
     for dtype in (torch.bfloat16, torch.float16):
         assert apply_alibi(make("gpt2", dtype), 64).verification.calls == 2
-    model = make("llama").to("meta")
-    report = apply_alibi(model, 64)
+    report = apply_alibi(make("llama").to("meta"), 64)
     assert report.verification is None
     assert "not verified" in str(report)
-    model.to_empty(device="cpu")
-    for module in model.modules():
-        if isinstance(module, AlibiHeads):
-            module.reset_parameters()
-            assert module.slopes.equal(alibi_slopes(HEADS))
 
 
 def quantized():
@@ -312,16 +306,16 @@ UNSUPPORTED = [
     (windows_disagree, ValueError, r"must have the window of config.layer_types\[1\] 'sliding_attention', 6, got"),
     (unknown_layer_type, ValueError, r"must have the window of config.layer_types\[1\] 'chunked_attention'"),
     (relative_positions, ValueError, "position_embedding_type must be 'absolute', got 'relative_key'.* load the model"),
-    (learning, ValueError, "learn_slopes must be True, with which the model was converted, got False: create"),
+    (learning, ValueError, "learn_slopes must be True, with which the model was converted, got False"),
     (compiled, ValueError, "model is wrapped or compiled: call apply_alibi first"),
     (lambda: torch.compile(make("gpt2")), ValueError, "model is wrapped or compiled: call apply_alibi first"),
     (
         electra,
         ValueError,
-        "that apply_alibi knows, got ElectraModel of .*ElectraAttention.* Known are .*gpt2, .*register_alibi",
+        "model must hold attention that apply_alibi knows, got ElectraModel; see register_alibi$",
     ),
-    (strange_multihead_attention, ValueError, "0 must have keys and values like its queries, got one with kdim"),
-    (lambda: nn.Linear(2, 2), ValueError, "must hold attention that apply_alibi knows, got Linear of Linear"),
+    (strange_multihead_attention, ValueError, "0 must have keys and values like its queries, got kdim"),
+    (lambda: nn.Linear(2, 2), ValueError, "must hold attention that apply_alibi knows, got Linear; see"),
     (lambda: 3, TypeError, "model must be an nn.Module, got int"),
 ]
 
@@ -466,7 +460,6 @@ def test_registered_classes_exist_in_transformers():
         module, _, cls = name.rpartition(".")
         if module.startswith("transformers"):
             assert hasattr(__import__(module, fromlist=[cls]), cls), name
-    assert {"gpt2", "llama", "MultiheadAttention"} <= set(surgery.registered_families())
 
 
 def test_decoders_that_cannot_be_converted_fail_the_verification():

@@ -65,6 +65,7 @@ def two_ranks(rank, port, folder):
         check_planned(name, folder, learn_slopes=number % 2 == 1)
     check_parallelized(mesh, folder / "fixed", learn_slopes=False)
     check_parallelized(mesh, folder / "learned", learn_slopes=True)
+    check_dropout(mesh)
     check_refused(mesh, folder)
     leave_group()
 
@@ -119,6 +120,26 @@ def check_parallelized(mesh, folder, learn_slopes):
     assert heads.slopes.full_tensor().tolist() == pytest.approx(slopes[1])
 
 
+def check_dropout(mesh):
+    """Each head draws the mask that it has in one process, on whatever rank, also packed and in float64."""
+    packed = {"position_ids": torch.tensor([[*range(7), *range(13)]]), "use_cache": False}
+    for learn_slopes, more in ((False, {}), (True, packed)):
+        found = []
+        for shard in (False, True):
+            model = zoo.make("llama", torch.float64, attention_dropout=0.5).train()
+            sw.apply_alibi(model, 64, learn_slopes=learn_slopes)
+            if shard:
+                parallelize_module(model, mesh, PLAN | {f"{ATTENTION}.alibi": ShardSlopes()})
+            tokens = batches()[0]
+            torch.manual_seed(3)
+            loss = model(input_ids=tokens, labels=tokens, **more).loss
+            loss.backward()
+            slopes = slopes_of(model)[0].grad
+            gradient = slopes.full_tensor() if isinstance(slopes, DTensor) else slopes
+            found.append((loss.item(), gradient, model.model.embed_tokens.weight.grad))
+        torch.testing.assert_close(*found, rtol=1e-5, atol=1e-9)
+
+
 def check_refused(mesh, folder):
     for name in ("gpt2", "bloom", "stablelm"):
         with pytest.raises(ValueError, match="has no `tp_plan`"):
@@ -127,7 +148,7 @@ def check_refused(mesh, folder):
         ValueError, match=r"layers\.0\.self_attn must have a number of key heads that tp_size 2 divides"
     ):
         sw.apply_alibi(load("gemma", folder / "gemma", tp_size=2), 64)
-    how = r"query must have the 4 heads that the layer has slopes for, got 2 heads: .*parallel\.ShardSlopes"
+    how = r"query must have the layer's 4 heads, got 2; .*parallel\.ShardSlopes"
     without_slopes = zoo.make("llama")
     sw.apply_alibi(without_slopes, 64)
     parallelize_module(without_slopes, mesh, PLAN)

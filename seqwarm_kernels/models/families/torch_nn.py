@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ...attention.context_parallel import refuse_context_parallel_style
+from ...utils.checks import check_values
 from ..alibi_layer import alibi_layer_attention
 from ..surgery import Surgery, register_alibi
 
@@ -34,33 +35,24 @@ class AlibiMultiheadAttention(nn.MultiheadAttention):
             key: `query`, or a tensor of the same memory.
             value: As `key`.
             key_padding_mask: Bool, True at a key to hide. Or floating point, 0 at a key to attend, and -inf or any
-                number of -1e4 or less at a key to hide, such as -1e9. A query that sees no key gives zeros, plus the
-                bias of `out_proj`.
+                number of -1e4 or less at a key to hide. A query that sees no key gives the bias of `out_proj`.
             attn_mask: None, or a causal mask together with `is_causal`.
 
         Raises:
             TypeError: `key_padding_mask` is neither bool nor floating point.
             ValueError: `key` or `value` is another tensor, `attn_mask` is given without `is_causal`, or
-                `key_padding_mask` holds other numbers. On another device than the CPU, and in compiled code, such
-                numbers are an error of the device. The query is a nested tensor. The module has the hooks of torch's
-                context parallelism.
+                `key_padding_mask` holds other numbers (an error of the device in compiled code and on a GPU).
         """
         refuse_context_parallel_style(self)
         if query.is_nested:
             raise ValueError("query must not be a nested tensor: pad the rows, and pass key_padding_mask")
         if not (_are_one(query, key) and _are_one(query, value)):
             raise ValueError(
-                "key and value must be the query itself, because the layer was converted as self-attention, got other "
-                f"tensors, key {tuple(key.shape)} for query {tuple(query.shape)}: other keys have no known distance. "
-                "For cross-attention use a subclass of nn.MultiheadAttention, and register_alibi a function for it "
-                "that does nothing. If a mixed-precision policy of fully_shard copies the inputs of the "
-                "nn.MultiheadAttention, shard the layer around it instead"
+                f"key and value must be the query, got other tensors, key {tuple(key.shape)}: cross-attention must not "
+                "be converted, and fully_shard must not copy the inputs of nn.MultiheadAttention"
             )
         if attn_mask is not None and not is_causal:
-            raise ValueError(
-                "attn_mask must be None, or a causal mask with is_causal=True, got one of shape "
-                f"{tuple(attn_mask.shape)}"
-            )
+            raise ValueError(f"attn_mask needs is_causal=True, got a mask of {tuple(attn_mask.shape)}")
         x = query if query.dim() == 3 else query.unsqueeze(0 if self.batch_first else 1)
         x = x if self.batch_first else x.transpose(0, 1)
         mixed = functional.linear(x, self.in_proj_weight, self.in_proj_bias)
@@ -95,15 +87,9 @@ def _visible(key_padding_mask: Tensor | None, x: Tensor) -> Tensor | None:
         raise TypeError(f"key_padding_mask must be bool or floating point, got {key_padding_mask.dtype}")
     visible = key_padding_mask == 0
     is_known = visible | (key_padding_mask <= _HIDDEN)
-    if key_padding_mask.is_cpu and not torch.compiler.is_compiling():
-        if not is_known.all():
-            number = key_padding_mask[~is_known][0].item()
-            raise ValueError(
-                "key_padding_mask must be bool, or hold 0 at keys to attend and -1e4 or less at keys to hide, "
-                f"got {number}"
-            )
-    else:  # without waiting for the device
-        torch._assert_async(is_known.all(), "key_padding_mask must be bool, or hold 0 and numbers of -1e4 or less")
+    check_values(
+        is_known.all(), "key_padding_mask must be bool, or hold 0 at keys to attend and -1e4 or less at others"
+    )
     return visible.view(x.shape[:2])
 
 
@@ -115,13 +101,11 @@ def convert_multihead_attention(module: nn.MultiheadAttention, surgery: Surgery)
         return  # cross-attention
     if type(module) not in (nn.MultiheadAttention, AlibiMultiheadAttention):
         raise ValueError(
-            f"{surgery.path} must be an nn.MultiheadAttention itself, got its subclass {type(module).__qualname__}: "
-            "register_alibi a converter for the subclass"
+            f"{surgery.path} must be an nn.MultiheadAttention itself, got its subclass {type(module).__qualname__}"
         )
     if not module._qkv_same_embed_dim or module.bias_k is not None or module.add_zero_attn:
         raise ValueError(
-            f"{surgery.path} must have keys and values like its queries, got one with kdim, vdim, add_bias_kv or "
-            "add_zero_attn, whose keys are outside the sequence and have no distance"
+            f"{surgery.path} must have keys and values like its queries, got kdim, vdim, add_bias_kv or add_zero_attn"
         )
     surgery.give_alibi(module, module.num_heads, causal=None)
     surgery.set(module, "__class__", AlibiMultiheadAttention)

@@ -1,0 +1,147 @@
+"""Slopes of models that are converted on the meta device, and then get memory in some way."""
+
+import pytest
+import torch
+from torch.distributed.fsdp import fully_shard
+
+from seqwarm_kernels import alibi_slopes, apply_alibi
+from seqwarm_kernels.models import AlibiHeads
+
+from .zoo import FAMILIES, HEADS, make, tokens, transformers
+
+OWN = [0.75, 0.1, 0.0, 2.0]
+DEFAULT = alibi_slopes(HEADS).tolist()
+
+
+def on_meta(name="llama", **options):
+    family = FAMILIES[name]
+    with torch.device("meta"):
+        model = getattr(transformers, family.model)(getattr(transformers, family.config)(**family.options))
+    apply_alibi(model, 64, **options)
+    return model
+
+
+def heads_of(model):
+    return [module for module in model.modules() if isinstance(module, AlibiHeads)]
+
+
+def slopes_of(model):
+    found = (heads.slopes.detach() for heads in heads_of(model))
+    return [(slopes.full_tensor() if hasattr(slopes, "full_tensor") else slopes).tolist() for slopes in found]
+
+
+def empty_like_that_is_filled(monkeypatch):
+    """New memory holds what was there before, such as 7."""
+    empty = torch.empty_like
+    monkeypatch.setattr(torch, "empty_like", lambda *args, **kwargs: empty(*args, **kwargs).fill_(7))
+
+
+def emptied(model):
+    return model.to_empty(device="cpu")
+
+
+def emptied_and_initialized(model):
+    model.to_empty(device="cpu").init_weights()
+    return model
+
+
+def emptied_one_by_one(model):
+    """As FSDP1 and torchtitan do."""
+    for module in model.modules():
+        module.to_empty(device="cpu", recurse=False)
+        if hasattr(module, "reset_parameters"):
+            module.reset_parameters()
+    return model
+
+
+def emptied_in_bfloat16(model):
+    return model.to(torch.bfloat16).to_empty(device="cpu")
+
+
+WAYS = [emptied, emptied_and_initialized, emptied_one_by_one, emptied_in_bfloat16]
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    ("name", "options", "expected"),
+    [
+        ("llama", {}, DEFAULT),
+        ("llama", {"learn_slopes": True}, DEFAULT),
+        ("gpt2", {"slopes": OWN}, torch.tensor(OWN).tolist()),
+        ("mpt", {"learn_slopes": True, "slopes": OWN}, torch.tensor(OWN).tolist()),
+    ],
+)
+def test_slopes_have_their_values(way, name, options, expected, monkeypatch):
+    model = on_meta(name, **options)
+    empty_like_that_is_filled(monkeypatch)
+    model = way(model)
+    assert slopes_of(model) == [expected] * 2
+    assert {heads.slopes.dtype for heads in heads_of(model)} == {torch.float32}
+
+
+@pytest.mark.parametrize("learn_slopes", [False, True])
+def test_memory_that_is_emptied_later_keeps_the_slopes(learn_slopes, monkeypatch):
+    model = make("llama")
+    apply_alibi(model, 64, learn_slopes=learn_slopes)
+    for heads in heads_of(model):
+        heads.slopes.data.fill_(0.25)
+    empty_like_that_is_filled(monkeypatch)
+    assert slopes_of(emptied(model)) == [[0.25] * HEADS] * 2
+
+
+@pytest.mark.parametrize("slopes_first", [False, True])
+@pytest.mark.parametrize("learn_slopes", [False, True])
+def test_fully_shard(learn_slopes, slopes_first, tmp_path, monkeypatch):
+    torch.distributed.init_process_group("gloo", f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (1,))
+        model = on_meta(learn_slopes=learn_slopes)
+        for module in [*(heads_of(model) if slopes_first else []), *model.model.layers, model]:
+            fully_shard(module, mesh=mesh)
+        empty_like_that_is_filled(monkeypatch)
+        emptied_and_initialized(model)
+        assert slopes_of(model) == [DEFAULT] * 2
+        ids = tokens()
+        model(input_ids=ids, labels=ids).loss.backward()
+        assert slopes_of(model) == [DEFAULT] * 2
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("learn_slopes", [False, True])
+def test_accelerate_makes_the_model(learn_slopes, monkeypatch):
+    accelerate = pytest.importorskip("accelerate")
+    with accelerate.init_empty_weights():
+        model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**FAMILIES["llama"].options))
+        apply_alibi(model, 64, learn_slopes=learn_slopes)
+    empty_like_that_is_filled(monkeypatch)
+    assert slopes_of(emptied(model)) == [DEFAULT] * 2
+
+
+def test_a_state_dict_gives_its_slopes():
+    model, saved = on_meta(learn_slopes=True), make("llama")
+    apply_alibi(saved, 64, learn_slopes=True, slopes=OWN)
+    model.load_state_dict(saved.state_dict(), assign=True)
+    assert slopes_of(model) == slopes_of(saved)
+    assert model.eval()(tokens()).logits.isfinite().all()
+
+
+def test_slopes_without_memory_are_an_error():
+    model, saved = on_meta(), make("llama")
+    model.load_state_dict(saved.state_dict(), assign=True, strict=False)
+    with pytest.raises(ValueError, match="slopes must be on the query's device cpu, got meta"):
+        model(tokens())
+
+
+@pytest.mark.parametrize("name", ["gpt2", "mpt"])
+def test_a_class_that_converts_itself_cannot_be_loaded(name, tmp_path):
+    """`from_pretrained` would leave the slopes, which the checkpoint lacks, as its memory was."""
+    make(name).save_pretrained(tmp_path)
+
+    class Converted(getattr(transformers, FAMILIES[name].model)):
+        def __init__(self, config):
+            super().__init__(config)
+            apply_alibi(self, 64)
+
+    with pytest.raises(ValueError, match=r"apply_alibi must be called outside of torch\.device\('meta'\)"):
+        Converted.from_pretrained(tmp_path)
