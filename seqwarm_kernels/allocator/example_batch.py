@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ..resizing.containers import flatten_batch, unflatten_batch
 from ..resizing.functional import resize_batch
-from ..utils.modules import ExampleBatch, as_mapping, from_mapping, guess_batch
+from ..utils.modules import ExampleBatch, as_mapping, from_mapping, guess_batch, text_of
 
 #: Options of `resize_batch` that say which dimensions of which tensors hold tokens.
 _LAYOUT_OPTIONS = ("seq_dim", "keys", "mask_keys")
@@ -48,8 +48,12 @@ class TrainingBatches:
             self.resize_options.setdefault("keys", names)  # images are not resized
             self.layout = None
         else:
+            named = as_mapping(example)
+            text = text_of(model, named)
+            if text is not named:
+                self.resize_options.setdefault("keys", [*text])  # images are not resized
             options = {name: value for name, value in self.resize_options.items() if name in _LAYOUT_OPTIONS}
-            self.layout = Layout(as_mapping(example), options)
+            self.layout = Layout(named, options, with_images=text is not named)
 
     def example_rows(self) -> int:
         return 1 if self.layout is None else self.layout.rows
@@ -68,13 +72,18 @@ class TrainingBatches:
 class Layout:
     """An example, and which of its dimensions hold tokens: those that `resize_batch` cuts.
 
+    Args:
+        example: The batch by name.
+        options: Options of `resize_batch`.
+        with_images: Whether tokens stand for images, of which there must not be more than before.
+
     Attributes:
         rows: Its number of rows.
         is_packed: Whether its row holds several sequences. `resize_batch` keeps a token of each.
     """
 
-    def __init__(self, example: dict[str, Any], options: Mapping[str, Any]) -> None:
-        self.example, self.entries = example, flatten_batch(example)
+    def __init__(self, example: dict[str, Any], options: Mapping[str, Any], *, with_images: bool = False) -> None:
+        self.example, self.entries, self.with_images = example, flatten_batch(example), with_images
         self.token_dims: dict[Any, list[int]] = {}
         self.rows, self.is_packed = 0, False
         for name, cut in flatten_batch(resize_batch(example, 1, **options)).items():
@@ -103,7 +112,7 @@ class Layout:
         if tensor.dim() > row_dim and tensor.shape[row_dim] == self.rows:
             tensor = _repeat(tensor, row_dim, rows)  # also without tokens, as an image for each row
         for dim in dims:
-            tensor = _repeat(tensor, dim, length)
+            tensor = _repeat(tensor, dim, length, only_last=self.with_images)
         if dims and str(name).endswith("_mask") and not tensor.is_floating_point():
             return torch.ones_like(tensor)
         if dims and str(name).endswith("position_ids") and not self.is_packed:
@@ -117,6 +126,7 @@ def _row_dim(token_dims: list[int]) -> int:
     return 1 if token_dims in ([0], [2]) else 0
 
 
-def _repeat(tensor: Tensor, dim: int, size: int) -> Tensor:
-    """Repeat the contents of a dimension up to `size`."""
-    return tensor.index_select(dim, torch.arange(size, device=tensor.device) % tensor.shape[dim])
+def _repeat(tensor: Tensor, dim: int, size: int, *, only_last: bool = False) -> Tensor:
+    """Repeat the contents of a dimension, or only its last entry, up to `size`."""
+    index, length = torch.arange(size, device=tensor.device), tensor.shape[dim]
+    return tensor.index_select(dim, index.clamp(max=length - 1) if only_last else index % length)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ..utils.checks import check_iterable, check_path
+from ..utils.checks import check_path
 from ..utils.modules import ExampleBatch, is_compiled, unwrapped
 from .alibi_layer import AlibiHeads, check_slopes
 from .checkpoints import read_config, read_slopes, restore_slopes

@@ -53,10 +53,8 @@ def prepare_configs(surgery: Surgery) -> None:
     for model in models:
         if _holds(model, _has_named_attention):
             surgery.add_hook(model, check_call)
-            if model.config.model_type in _OWN_ATTENTION | DROPS_KEYWORDS:
-                surgery.add_hook(model, refuse_packed)
-            elif _is_causal(model):
-                surgery.add_hook(model, pass_packed)
+            lacks_packing = model.config.model_type in _OWN_ATTENTION | DROPS_KEYWORDS
+            surgery.add_hook(model, refuse_packed if lacks_packing else pass_packed)
         first = first_position(model) if model.config.model_type == "roberta" else 0  # not if it only holds a RoBERTa
         length = _LENGTHS.get(model.config.model_type, "max_position_embeddings")
         surgery.set(model.config, length, surgery.max_seq_length + first)
@@ -190,10 +188,6 @@ def _has_alibi(module: nn.Module) -> bool:
 
 def _has_named_attention(module: nn.Module) -> bool:
     return _has_alibi(module) and not isinstance(module, AlibiMultiheadAttention)
-
-
-def _is_causal(model: nn.Module) -> bool:
-    return all(part.causal for part in model.modules() if isinstance(part, AlibiHeads))
 
 
 def _check_not_quantized(config: Any) -> None:

@@ -17,6 +17,7 @@ from ..utils.modules import (
     call_model,
     forward_parameters,
     guess_batch,
+    text_of,
     unwrapped,
     with_same_token,
 )
@@ -24,6 +25,8 @@ from .alibi_layer import AlibiHeads, AttentionCall, observe_calls
 from .families.torch_nn import AlibiMultiheadAttention
 from .report import Verification
 from .transformers_attention import CACHE_NAMES
+
+_Paths = Mapping[nn.Module, str]  #: of the layers in the model
 
 _LENGTH = 16
 #: What a model's tokens are called. An encoder-decoder takes those of its decoder besides the others.
@@ -46,18 +49,23 @@ def probe(model: nn.Module, max_seq_length: int, example_batch: ExampleBatch | N
     layers = [module for module in paths if isinstance(module.alibi, AlibiHeads)]
     with _evaluation(model):
         inputs = _inputs(model, min(_LENGTH, max_seq_length), example_batch)
-        same_token = with_same_token(inputs)
+        named = _by_name(model, inputs)
+        text = text_of(model, named)
+        same_token = with_same_token(inputs if text is named else text)
         (_, calls), (_, same_token_calls) = _run(model, inputs), _run(model, same_token)
     idle = [paths[layer] for layer in layers if not any(call.layer is layer for call in calls)]
     if idle:
         raise ValueError(f"ALiBi attention is never called in {', '.join(idle)}: pass an example_batch that calls it")
-    position_errors = [
-        _position_error(call, paths[call.layer], is_first=number == 0) for number, call in enumerate(same_token_calls)
-    ]
+    position_errors = _position_errors(same_token_calls, None, paths, "")
     errors, effects = zip(*[_error_and_effect(call, paths[call.layer]) for call in calls], strict=True)
-    cache_error = _cache_error(model, inputs, paths)
+    cache_error = _cache_error(model, text, paths)
     # Last: an index beyond a table of positions would end all work on a GPU.
-    position_errors += _errors_far_away(model, same_token, same_token_calls, max_seq_length, paths)
+    shifted = _at_last_positions(model, same_token, max_seq_length)
+    if shifted is not None:
+        with _evaluation(model):
+            _, far = _run(model, shifted, f" with position_ids up to {max_seq_length - 1}")
+        at = f" if their position_ids end at {max_seq_length - 1}"
+        position_errors += _position_errors(same_token_calls, far, paths, at)
     return Verification(len(calls), max(errors), min(effects), max(position_errors), cache_error)
 
 
@@ -69,8 +77,8 @@ def _run(model: nn.Module, batch: ExampleBatch, at: str = "") -> tuple[Any, list
             output = call_model(model, batch)
     except Exception as error:
         raise ValueError(
-            f"the verification could not run {type(model).__name__}{at}: {error}. If its inputs are the cause, "
-            "pass example_batch, without position_ids if these are not positions of tokens"
+            f"the verification could not run {type(model).__name__}{at}: {error}. If its inputs are the cause, pass "
+            "example_batch"
         ) from error
     return output, calls
 
@@ -104,36 +112,25 @@ def _evaluation(model: nn.Module) -> Iterator[None]:
             module.training = training
 
 
-def _position_error(call: AttentionCall, path: str, is_first: bool) -> float:
-    """Return the largest difference of equal tokens."""
-    error = max(
-        _relative((tensor - tensor[:, :, :1]).abs().max(), tensor) for tensor in (call.query, call.key, call.value)
-    )
-    if error > _tolerance(call.query.dtype, is_first):
-        raise ValueError(
-            f"equal tokens differ by {error:.1e} in {path}: the model has positions besides ALiBi; "
-            "register_alibi the class that adds them, and replace it there"
-        )
-    return error
-
-
-def _errors_far_away(
-    model: nn.Module,
-    same_token: ExampleBatch,
-    near: list[AttentionCall],
-    max_seq_length: int,
-    paths: Mapping[nn.Module, str],
+def _position_errors(
+    calls: list[AttentionCall], others: list[AttentionCall] | None, paths: _Paths, at: str
 ) -> list[float]:
-    """Return the largest difference of each call to the one at the last positions. None without `position_ids`."""
-    shifted = _at_last_positions(model, same_token, max_seq_length)
-    if shifted is None:
-        return []
-    with _evaluation(model):
-        _, far = _run(model, shifted, f" with position_ids up to {max_seq_length - 1}")
-    return [
-        _shift_error(one, other, paths[one.layer], max_seq_length, is_first=number == 0)
-        for number, (one, other) in enumerate(zip(near, far, strict=True))
-    ]
+    """Return the largest difference of equal tokens in each call: from those in `others`, or from the first token."""
+    errors = []
+    for number, (call, other) in enumerate(zip(calls, others or calls, strict=True)):
+        pairs = [(call.query, other.query), (call.key, other.key), (call.value, other.value)]
+        if others is None:
+            pairs = [(tensor, tensor[:, :, :1]) for tensor, _ in pairs]
+        error = max(_relative((one - other).abs().max(), one) for one, other in pairs)
+        # Before the first call only matrix products round.
+        dtype = call.query.dtype
+        if error > (_TOLERANCE[dtype] if number else max(torch.finfo(dtype).eps, 1e-5)):
+            raise ValueError(
+                f"equal tokens differ by {error:.1e} in {paths[call.layer]}{at}: the model has positions besides ALiBi "
+                "or scales by positions"
+            )
+        errors.append(error)
+    return errors
 
 
 def _at_last_positions(model: nn.Module, batch: ExampleBatch, max_seq_length: int) -> dict[str, Any] | None:
@@ -168,27 +165,14 @@ def _is_of_transformers(model: nn.Module) -> bool:
     return transformers is not None and isinstance(unwrapped(model), transformers.PreTrainedModel)
 
 
-def _shift_error(near: AttentionCall, far: AttentionCall, path: str, max_seq_length: int, is_first: bool) -> float:
-    pairs = ((near.query, far.query), (near.key, far.key), (near.value, far.value))
-    error = max(_relative((one - other).abs().max(), one) for one, other in pairs)
-    if error > _tolerance(near.query.dtype, is_first):
-        raise ValueError(
-            f"equal tokens differ by {error:.1e} in {path} if their position_ids end at {max_seq_length - 1}: the "
-            "model has positions besides ALiBi, or scales queries or keys by positions; register_alibi the class that "
-            "does, and replace it there, or turn it off in the config before apply_alibi"
-        )
-    return error
-
-
-def _cache_error(model: nn.Module, batch: ExampleBatch, paths: Mapping[nn.Module, str]) -> float | None:
+def _cache_error(model: nn.Module, batch: Mapping[str, Any], paths: _Paths) -> float | None:
     """Return the largest difference of attention to the last token with and without a cache. None if there is none.
 
     The model gets the tokens of one row alone, as in generation, without padding.
     """
     names = forward_parameters(model)
     name = next((name for name in CACHE_NAMES if name in names), None)
-    given = _by_name(model, batch).items()
-    inputs = {key: value[:1] for key, value in given if key in _TOKENS and value is not None}
+    inputs = {key: value[:1] for key, value in batch.items() if key in _TOKENS and value is not None}
     is_complete = bool(inputs) and ("decoder_input_ids" in names) == ("decoder_input_ids" in inputs)
     if name is None or not is_complete or not _is_of_transformers(model):
         return None
@@ -208,15 +192,9 @@ def _difference_by_cache(whole: AttentionCall, cached: AttentionCall, path: str)
     error = _relative((cached.out[:, :, -1:] - whole.out[:, :, -1:]).abs().max(), whole.value)
     if not error <= _TOLERANCE[whole.query.dtype]:
         raise ValueError(
-            f"the last token differs by {error:.1e} in {path} with and without a cache: the model does not use its "
-            "cache as it should, and generate() would be wrong"
+            f"the last token differs by {error:.1e} in {path} with and without a cache: generate() would be wrong"
         )
     return error
-
-
-def _tolerance(dtype: torch.dtype, is_first: bool) -> float:
-    """Before the first call only matrix products round."""
-    return max(torch.finfo(dtype).eps, 1e-5) if is_first else _TOLERANCE[dtype]
 
 
 def _error_and_effect(call: AttentionCall, path: str) -> tuple[float, float]:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from ..utils.checks import check_values
 from ..utils.modules import forward_parameters
 from .alibi_layer import AlibiHeads, Packing, alibi_layer_attention, has_shards
 from .transformers_masks import Visible, boundaries, check_encoded, decode, encode
@@ -30,8 +31,12 @@ _UNSUPPORTED = {
 #: What the forward of a model calls its cache, since transformers 5.24 and before.
 CACHE_NAMES = ("cache", "past_key_values")
 
-#: Models of which a layer takes `**kwargs` and does not pass them on, with the boundaries of packed sequences.
-DROPS_KEYWORDS = {"nemotron", "stablelm"}
+#: Keyword arguments of packed sequences, as for FlashAttention.
+_PACKING = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
+
+#: Models of transformers 5.6 to 5.24 in which a module takes `**kwargs`, with the boundaries of packed sequences, and
+#: does not pass them on.
+DROPS_KEYWORDS = {"decision_transformer", "falcon_h1", "nemotron", "stablelm"}
 
 #: The hook with which Accelerate prepares attention layers for torch's `context_parallel`.
 _CONTEXT_HOOK = "_self_attn_pre_forward_hook"
@@ -75,8 +80,8 @@ def attention_forward(
     _check_supported(kwargs)
     if not hasattr(module, "alibi"):
         raise ValueError(
-            f"the model's attention is {NAME!r}, but its {type(module).__name__} has no slopes: call "
-            "seqwarm_kernels.apply_alibi(model, max_seq_length) after from_pretrained"
+            f"{type(module).__name__} has no slopes: call seqwarm_kernels.apply_alibi(model, max_seq_length) after "
+            "from_pretrained"
         )
     visible = decode(attention_mask, query, key)
     if not isinstance(module.alibi, AlibiHeads):
@@ -114,8 +119,7 @@ def check_call(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Non
         register()  # a model that was unpickled in a new process
     if model.config._attn_implementation != NAME:
         raise ValueError(
-            f"the model is converted, but its attention was set to {model.config._attn_implementation!r}, which has no "
-            f"ALiBi: set_attn_implementation({NAME!r})"
+            f"the attention of a converted model must be {NAME!r}, got {model.config._attn_implementation!r}"
         )
     if kwargs.get("output_attentions"):
         raise ValueError("output_attentions must be False: the kernels never compute the attention weights")
@@ -128,21 +132,19 @@ def refuse_packed(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
     """Forward pre-hook of models that do not pass packed sequences to their attention.
 
     Raises:
-        ValueError: `cu_seq_lens_q` or `position_ids` tell packed sequences.
+        ValueError: `cu_seq_lens_q` or `position_ids` describe packed sequences.
     """
-    if kwargs.get("cu_seq_lens_q") is not None or _packed_indices(model, args, kwargs) is not None:
-        name = "cu_seq_lens_q" if kwargs.get("cu_seq_lens_q") is not None else "position_ids"
-        raise ValueError(
-            f"{name} must tell no packed sequences for {type(model).__name__}: the model does not pass them to its "
-            "attention; pad them"
-        )
+    for name in ("cu_seq_lens_q", "position_ids"):
+        given = kwargs.get(name) if name == "cu_seq_lens_q" else _packed_indices(model, args, kwargs)
+        if given is not None:
+            raise ValueError(f"{type(model).__name__} does not support packed sequences ({name}); pad the batch")
 
 
 def pass_packed(decoder: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Forward pre-hook of causal models. `position_ids` that restart at 0 become `cu_seq_lens_q`.
+    """Forward pre-hook. `position_ids` that restart become `cu_seq_lens_q`, also for encoders.
 
-    As in the masks of transformers, position_ids mark packed sequences only without an attention_mask and a cache.
-    These masks look for a cache after `use_cache=True` made an empty one, and OPT does not pass position_ids to them.
+    As in the causal masks of transformers, position_ids mark packed sequences only without an attention_mask and a
+    cache. These masks look for a cache after `use_cache=True` made an empty one, and OPT does not pass position_ids.
     """
     packed = _packed_indices(decoder, args, kwargs)
     if packed is None:
@@ -150,12 +152,11 @@ def pass_packed(decoder: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
     if any(isinstance(part, AlibiHeads) and has_shards(part) for part in decoder.modules()):
         raise _local_packing()
     cu_seq_lens, length = boundaries(packed), packed.shape[1]
-    names = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
-    return args, kwargs | dict(zip(names, (cu_seq_lens, cu_seq_lens, length, length), strict=True))
+    return args, kwargs | dict(zip(_PACKING, (cu_seq_lens, cu_seq_lens, length, length), strict=True))
 
 
 def _packed_indices(decoder: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
-    """The number of each token's sequence, (B, S), if position_ids restart at 0. A compiled model asserts that not."""
+    """The number of each token's sequence, (B, S), if position_ids restart. A compiled model asserts that not."""
     from transformers.masking_utils import find_packed_sequence_indices
 
     given = _by_name(decoder, args, kwargs)
@@ -187,11 +188,7 @@ def _check_one_sequence(position_ids: Tensor) -> None:
     Compiled models cannot read the values of position_ids.
     """
     one_sequence = (position_ids.diff(dim=-1) == 1).all()
-    torch._assert_async(
-        one_sequence,
-        "position_ids hold packed sequences: for compiled models pass cu_seq_lens_q, cu_seq_lens_k, max_length_q and "
-        "max_length_k",
-    )
+    check_values(one_sequence, f"position_ids hold packed sequences: compiled models need {', '.join(_PACKING)}")
 
 
 def _window(module: nn.Module, sliding_window: int | None, visible: Visible, mask: Tensor | None) -> int | None:
@@ -202,7 +199,7 @@ def _window(module: nn.Module, sliding_window: int | None, visible: Visible, mas
     if visible.window != of_layer and visible.packing is None:
         raise ValueError(
             f"the window of {type(module).__name__} must be that of its mask, {visible.window}, got {of_layer} as the "
-            "largest distance: make sliding_window and layer_types of the config agree with the layers"
+            "largest distance"
         )
     return of_layer
 
@@ -211,10 +208,8 @@ def _check_whole_rows(module: nn.Module, kwargs: dict[str, Any], visible: Visibl
     """Refuse what other libraries and masks know of rows that are sharded over ranks."""
     if any(getattr(hook, "__name__", None) == _CONTEXT_HOOK for hook in module._forward_pre_hooks.values()):
         raise ValueError(
-            f"parallelism_config must have cp_size=1, got a {type(module).__name__} with Accelerate's hooks for "
-            "context parallelism, which exchange keys for scaled_dot_product_attention alone and drop the mask: apply "
-            "seqwarm_kernels.parallel.ContextParallel instead, which calls context_attention. In the Trainer, "
-            "SequenceLengthWarmup.add_to(trainer) before training does so for any cp_size"
+            f"{type(module).__name__} does not support Accelerate's context parallelism; use cp_size=1 and "
+            "seqwarm_kernels.parallel.ContextParallel, or SequenceLengthWarmup.add_to(trainer)"
         )
     is_local = visible.packing is not None and kwargs.get("cu_seq_lens_q") is None
     if is_local and has_shards(module.alibi):
@@ -223,9 +218,8 @@ def _check_whole_rows(module: nn.Module, kwargs: dict[str, Any], visible: Visibl
 
 def _local_packing() -> ValueError:
     return ValueError(
-        "position_ids must not tell packed sequences under ContextParallel, since a rank has only a part of them: "
-        "pass cu_seq_lens_q, cu_seq_lens_k, max_length_q and max_length_k of the tokens of all ranks, as "
-        "shard_sequence returns them"
+        f"position_ids must hold one sequence under ContextParallel: pass {', '.join(_PACKING)} of all ranks' tokens, "
+        "as shard_sequence returns them"
     )
 
 
@@ -238,11 +232,10 @@ def _check_supported(kwargs: dict[str, Any]) -> None:
 def _packing(kwargs: dict[str, Any]) -> Packing | None:
     if kwargs.get("cu_seq_lens_q") is None:
         return None
-    names = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
-    missing = [name for name in names if kwargs.get(name) is None]
+    missing = [name for name in _PACKING if kwargs.get(name) is None]
     if missing:
         raise ValueError(f"{', '.join(missing)} must be given with cu_seq_lens_q, got None")
-    starts_q, starts_k, longest_q, longest_k = (kwargs[name] for name in names)
+    starts_q, starts_k, longest_q, longest_k = (kwargs[name] for name in _PACKING)
     return Packing(starts_q.to(torch.int32), starts_k.to(torch.int32), int(longest_q), int(longest_k))
 
 

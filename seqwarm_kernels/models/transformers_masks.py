@@ -24,11 +24,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from ..utils.checks import check_values
 from ..utils.cuda import is_capturing
 from .alibi_layer import Packing
 
-#: Functions of transformers.masking_utils that make up a mask, in versions 5.6 to 5.24. The first set hides only keys
-#: that the kernels hide without a mask.
+#: Functions of transformers.masking_utils that make up a mask, in versions 5.6 to 5.24. They are found by names and
+#: closures: `encode` gets one function, and nothing else tells packed sequences, prefixes and blocks apart. The first
+#: set hides only keys that the kernels hide without a mask.
 _KNOWN = {
     "causal_mask_function",
     "bidirectional_mask_function",
@@ -69,7 +71,7 @@ def encode(
     """Mask function for `AttentionMaskInterface`, with the arguments of `transformers.masking_utils.sdpa_mask`.
 
     Raises:
-        ValueError: The kernels do not support the pattern of the mask.
+        ValueError: The kernels do not support the pattern of the mask, or `attention_mask` is not of all tokens so far.
     """
     if torch.compiler.is_compiling():
         pattern = _pattern_of_arguments(mask_function, use_vmap, local_size, config, _ONLY_BIDIRECTIONAL not in more)
@@ -77,12 +79,14 @@ def encode(
         pattern = _pattern_of_closures(mask_function)
     if pattern.packed is not None:
         return _with_window(~boundaries(pattern.packed)[None, None, None, :], pattern.window)
+    if attention_mask is not None:
+        _check_length(attention_mask, q_length, kv_length, q_offset, kv_offset)
     visible = _visible_keys(attention_mask, kv_length, kv_offset)
     start = q_offset - kv_offset
     at_the_end = isinstance(start, int) and start == kv_length - q_length
     if getattr(config, "model_type", None) == "mpt":
         if not at_the_end:
-            raise ValueError("the cache must be dynamic for MPT models, got one of a fixed size")
+            raise ValueError("MPT needs a dynamic cache, and an attention_mask of all tokens so far")
         everything = torch.ones(batch_size, kv_length, dtype=torch.bool, device=device)
         return (everything if visible is None else visible)[:, None, None, :]
     if not at_the_end:
@@ -113,21 +117,24 @@ def decode(mask: Tensor | None, query: Tensor, key: Tensor) -> Visible:
     if mask is None:
         return Visible()
     shape, key_length = tuple(mask.shape), key.shape[2]
-    if len(shape) == 4 and shape[1] == 1:
-        window = None if shape[2] == 1 else shape[2] - 2
-        row = mask[:, 0, 0]
-        if mask.dtype == torch.int8 and shape[3] == 0:
-            return Visible(window=window)
-        if mask.dtype == torch.int8:
-            return Visible((row[:, :key_length] != ~0).expand(len(query), -1), window=window)
-        if mask.dtype == torch.bool and shape[2] == 1:
-            return Visible(row[:, :key_length].expand(len(query), -1))
-        if mask.dtype == torch.int32:
-            return Visible(row[:, 1:] != ~0, ~row[:, 0], window=window)
-        if mask.dtype == torch.int64:
-            cu_seqlens = (~row[0]).to(torch.int32)
-            return Visible(packing=Packing(cu_seqlens, cu_seqlens, query.shape[2], key_length), window=window)
-    raise _dense(mask)
+    if len(shape) != 4 or shape[1] != 1 or mask.dtype not in (torch.bool, *_STORED_AS_COMPLEMENTS):
+        raise _dense(mask)
+    window = None if shape[2] == 1 else shape[2] - 2
+    row = mask[:, 0, 0]
+    if mask.dtype == torch.int64:
+        cu_seqlens = (~row[0]).to(torch.int32)
+        return Visible(packing=Packing(cu_seqlens, cu_seqlens, query.shape[2], key_length), window=window)
+    if mask.dtype == torch.bool and window is not None:
+        raise _dense(mask)
+    if mask.dtype == torch.int8 and shape[3] == 0:
+        return Visible(window=window)
+    start = None
+    if mask.dtype == torch.int32:
+        start, row = ~row[:, 0], row[:, 1:]
+    if row.shape[1] != key_length:
+        raise ValueError(f"attention_mask must have an entry for each of the {key_length} keys, got {row.shape[1]}")
+    visible = row if mask.dtype == torch.bool else row != ~0
+    return Visible(visible.expand(len(query), -1), start, window=window)
 
 
 def check_encoded(mask: object) -> None:
@@ -138,19 +145,29 @@ def check_encoded(mask: object) -> None:
     """
     if not isinstance(mask, Tensor) or mask.dim() != 4 or mask.dtype not in _STORED_AS_COMPLEMENTS:
         return
-    is_encoded = (mask < 0).all()
-    if not mask.is_cpu or torch.compiler.is_compiling():  # without waiting for the device
-        torch._assert_async(is_encoded, "attention_mask must be (batch, length) of 0 and 1, got a dense mask")
-    elif not is_encoded:
-        raise _dense(mask)
+    check_values((mask < 0).all(), str(_dense(mask)))
 
 
 def _dense(mask: Tensor) -> ValueError:
-    return ValueError(
-        f"attention_mask must be (batch, length) of 0 and 1, got {tuple(mask.shape)} of {mask.dtype}: a dense mask of "
-        "queries and keys is not supported; for packed sequences pass cu_seq_lens_q, cu_seq_lens_k, max_length_q and "
-        "max_length_k"
-    )
+    return ValueError(f"attention_mask must be (batch, length) of 0 and 1, got {tuple(mask.shape)} of {mask.dtype}")
+
+
+def _check_length(
+    attention_mask: Tensor, q_length: int, kv_length: int, q_offset: int | Tensor, kv_offset: int
+) -> None:
+    """Check that the mask has an entry for each token so far, or for each key.
+
+    transformers takes the newest tokens for padding where a mask is too short. Only a cache of a fixed size has keys
+    for which there are no tokens yet: its mask may be longer. Without a cache `kv_length` is the length of the mask,
+    which `decode` compares with the keys.
+    """
+    length, end, seen = attention_mask.shape[1], kv_offset + kv_length, q_offset + q_length
+    if length == end:
+        return
+    if isinstance(seen, Tensor):  # of a cache of a fixed size
+        check_values(seen <= length, f"attention_mask must have an entry for each token so far, got {length} entries")
+    elif length < seen or end == seen:
+        raise ValueError(f"attention_mask must have an entry for each of the {seen} tokens so far, got {length}")
 
 
 def _visible_keys(attention_mask: Tensor | None, kv_length: int, kv_offset: int) -> Tensor | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,6 +18,9 @@ NUM_ITEMS_IN_BATCH = "num_items_in_batch"
 
 #: A batch that a model is called with: keyword arguments by name, positional arguments, or one tensor.
 ExampleBatch = Mapping[str, Any] | Sequence[Tensor] | Tensor
+
+#: Entries of the configs of transformers.
+_PLACEHOLDER = re.compile("(image|video|audio)_token_(id|index)")
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
@@ -44,7 +48,8 @@ def is_compiled(model: nn.Module) -> bool:
 def guess_batch(model: nn.Module, batch_size: int, length: int, device: torch.device) -> dict[str, Tensor]:
     """Random inputs for a Hugging Face model with a vocabulary, or for a model whose first layer is an embedding.
 
-    Covers causal, masked and encoder-decoder language models, and models of text and images of a fixed size.
+    Covers causal, masked and encoder-decoder language models, and models of text and images of a fixed size. Models in
+    which tokens stand for images, as in LLaVA, get text alone.
 
     Raises:
         ValueError: The model has no config with a vocabulary, and its first layer is not an embedding.
@@ -61,6 +66,10 @@ def guess_batch(model: nn.Module, batch_size: int, length: int, device: torch.de
             f"layer is {type(first_layer).__name__}, not Embedding; pass example_batch"
         )
     input_ids = torch.randint(vocabulary, (batch_size, length), device=device)
+    placeholders = _placeholders(config)
+    if placeholders:
+        text = next(token for token in range(vocabulary) if token not in placeholders)
+        input_ids[_is_placeholder(input_ids, placeholders)] = text
     batch = {"input_ids": input_ids}
     if "attention_mask" in parameters:
         batch["attention_mask"] = torch.ones_like(input_ids)
@@ -70,7 +79,7 @@ def guess_batch(model: nn.Module, batch_size: int, length: int, device: torch.de
     elif "decoder_input_ids" in parameters:
         batch["decoder_input_ids"] = input_ids
     image_size = _image_size_of(config)
-    if "pixel_values" in parameters and image_size is not None:
+    if "pixel_values" in parameters and image_size is not None and not placeholders:
         batch["pixel_values"] = torch.randn(batch_size, *image_size, device=device)
     return batch
 
@@ -85,6 +94,31 @@ def _image_size_of(config: Any) -> tuple[int, int, int] | None:
     vision = getattr(config, "vision_config", None)
     size, channels = getattr(vision, "image_size", None), getattr(vision, "num_channels", 3)
     return (channels, size, size) if isinstance(size, int) else None
+
+
+def _placeholders(config: Any) -> list[int]:
+    """The tokens that stand for images, videos or audio. The model puts their features in place of them."""
+    entries = vars(config) if config is not None else {}
+    return [token for name, token in entries.items() if _PLACEHOLDER.match(name) and isinstance(token, int)]
+
+
+def _is_placeholder(input_ids: Tensor, placeholders: list[int]) -> Tensor:
+    return torch.isin(input_ids, torch.tensor(placeholders, device=input_ids.device))
+
+
+def text_of(model: nn.Module, batch: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The batch without images, videos and audio: the entries of each token, with text for placeholders.
+
+    It is the batch itself if no token is a placeholder.
+    """
+    input_ids, placeholders = batch.get("input_ids"), _placeholders(getattr(unwrapped(model), "config", None))
+    if not isinstance(input_ids, Tensor) or not placeholders:
+        return batch
+    hidden = _is_placeholder(input_ids, placeholders)
+    if not hidden.any() or hidden.all():
+        return batch
+    of_tokens = {name: value for name, value in batch.items() if getattr(value, "shape", None) == input_ids.shape}
+    return of_tokens | {"input_ids": input_ids.masked_fill(hidden, int(input_ids[~hidden][0]))}
 
 
 def as_mapping(batch: ExampleBatch) -> dict[str, Any]:

@@ -59,6 +59,34 @@ def clip():
     )
 
 
+def llava():
+    vision = {"hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 1, "intermediate_size": 16}
+    vision |= {"model_type": "clip_vision_model", "image_size": 8, "patch_size": 4}
+    text = {"model_type": "llama", "vocab_size": 50, "hidden_size": 16, "num_attention_heads": 2}
+    text |= {"num_hidden_layers": 1, "intermediate_size": 16}
+    config = transformers.LlavaConfig(vision_config=vision, text_config=text, image_token_id=5, image_seq_length=4)
+    return transformers.LlavaForConditionalGeneration(config)
+
+
+def test_images_of_an_example_are_kept():
+    """Tokens that stand for images are not repeated: there must be as many as the images have features."""
+    model, seen = llava(), []
+    model.register_forward_pre_hook(lambda module, args, kwargs: seen.append(kwargs), with_kwargs=True)
+    ids = torch.randint(6, 50, (2, 12))
+    ids[0, :4], ids[1, 3:7] = 5, 5
+    batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}
+    batch["pixel_values"] = torch.randn(2, 3, 8, 8)
+    scheduler = SequenceLengthScheduler(8, 24, duration=10, step_size=8)
+    warmup_allocator(model, 24, batch_size=3, example_batch=batch, scheduler=scheduler)
+    assert [tuple(call["input_ids"].shape) for call in seen] == [(3, 24), (3, 8), (3, 16), (3, 24)]
+    for call in seen:
+        assert call["labels"].shape == call["attention_mask"].shape == call["input_ids"].shape
+        assert call["pixel_values"].equal(batch["pixel_values"][[0, 1, 0]])
+        length = min(call["input_ids"].shape[1], 12)
+        assert call["input_ids"][:, :length].equal(ids[[0, 1, 0], :length])
+        assert (call["input_ids"] == 5).sum(1).tolist() == [4, 4, 4]
+
+
 MODELS = {
     "causal": gpt2,
     "causal, grouped heads": llama,
@@ -67,6 +95,7 @@ MODELS = {
     "encoder-decoder, without a head": lambda: t5(headless=True),
     "encoder-decoder with positions": bart,
     "vision and text": clip,
+    "text with images": llava,
 }
 
 

@@ -43,6 +43,42 @@ def test_token_by_token_equals_all_at_once(name, kind, mask_kind):
     torch.testing.assert_close(torch.cat(logits, 1)[valid], expected[valid], rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize(("name", "kind"), CACHES)
+@torch.no_grad()
+def test_a_mask_that_is_not_of_all_tokens_is_refused(name, kind):
+    """transformers takes the tokens that it lacks for padding, so the newest keys would be hidden."""
+    model, ids = converted(name), tokens(ROWS, LENGTH)
+    for seen in (4, 9):  # shorter and longer than the windows
+        for new in (1, 2):
+            for length in (1, new, seen, seen + new - 1, *([seen + new + 1] if kind == "dynamic" else [])):
+                cache = cache_for(model, kind)
+                model(ids[:, :seen], past_key_values=cache, use_cache=True)
+                mask = torch.ones(ROWS, length, dtype=torch.int64)
+                with pytest.raises(ValueError, match=f"attention_mask.* got {length}"):
+                    model(ids[:, seen : seen + new], attention_mask=mask, past_key_values=cache, use_cache=True)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "opt", "gpt_neox", "llama", "bloom", "falcon"])  # without windows
+@torch.no_grad()
+def test_a_mask_of_all_slots_of_a_static_cache(name):
+    model, ids = converted(name), tokens(ROWS, LENGTH)
+    expected, cache = model(ids, use_cache=False).logits, cache_for(model, "static")
+    mask = torch.ones(ROWS, LENGTH + 5, dtype=torch.int64)
+    for start, end in ((0, 4), (4, 5), (5, LENGTH)):
+        out = model(ids[:, start:end], attention_mask=mask, past_key_values=cache, use_cache=True)
+        torch.testing.assert_close(out.logits, expected[:, start:end], rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("use_cache", [False, None])
+def test_a_mask_of_another_length_without_a_cache_is_refused(name, use_cache):
+    model, ids = converted(name), tokens(ROWS, LENGTH)
+    options = {} if use_cache is None or name not in CACHED else {"use_cache": use_cache}
+    for length in (1, 9, LENGTH - 1, LENGTH + 1):
+        with pytest.raises(ValueError, match=r"attention_?mask|The size of tensor|Attention mask"):
+            model(ids, attention_mask=torch.ones(ROWS, length, dtype=torch.int64), **options)
+
+
 @pytest.mark.parametrize("mask_kind", ["none", "left"])
 @pytest.mark.parametrize(("name", "kind"), CACHES)
 @torch.no_grad()
@@ -79,19 +115,30 @@ def test_packed_sequences_do_not_see_each_other(name):
     torch.testing.assert_close(together, alone, rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["gpt2", "opt", "gpt_neox", "llama", "mistral", "qwen2", "qwen3"])
+@pytest.mark.parametrize("name", [name for name, family in FAMILIES.items() if family.takes_packed])
 def test_packed_sequences_are_recognized_by_their_positions(name):
-    """Also in several rows, as with Hugging Face's own masks of causal models."""
+    """Also in several rows, as with Hugging Face's own masks of causal models, and in encoders."""
     model, lengths = converted(name), (5, 1, 8)
     ids, (positions, _) = tokens(2, sum(lengths)), packed(lengths, rows=2)
     alone = torch.cat([model(part).logits for part in ids.split(lengths, 1)], 1)
-    for given, use_cache in ((positions, False), (positions[:1], False), (positions, True)):
-        together = model(ids, position_ids=given, use_cache=use_cache).logits
+    cache = {"use_cache": True} if name in CACHED else {}
+    for given, more in ((positions, {}), (positions[:1] + 2, {}), (positions, cache)):  # RoBERTa counts from 2
+        together = model(ids, position_ids=given, **more).logits
         torch.testing.assert_close(together, alone, rtol=0, atol=1e-6)
     base = model.base_model
-    inside = base(ids, position_ids=positions, use_cache=True)[0]
+    inside = base(ids, position_ids=positions, **cache)[0]
     expected = torch.cat([base(part)[0] for part in ids.split(lengths, 1)], 1)
     torch.testing.assert_close(inside, expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["bert", "llama"])
+def test_positions_of_one_sequence_or_with_a_mask_are_not_packed(name):
+    model, ids, (positions, _) = converted(name), tokens(2, 14), packed((5, 9), rows=2)
+    expected = model(ids).logits
+    late = torch.arange(30, 44)[None]
+    torch.testing.assert_close(model(ids, position_ids=late).logits, expected, rtol=0, atol=1e-6)
+    masked = model(ids, position_ids=positions, attention_mask=torch.ones_like(ids)).logits
+    torch.testing.assert_close(masked, expected, rtol=0, atol=1e-6)
 
 
 def test_a_decoder_of_opt_takes_positional_arguments():
@@ -117,9 +164,7 @@ def test_packed_sequences_that_a_model_cannot_take_are_refused(name):
     model = converted(name)
     positions, starts = packed((5, 9))
     if "position_ids" in inspect.signature(type(model).forward).parameters:
-        with pytest.raises(ValueError, match=r"position_ids must tell no packed sequences for .*: the model does not"):
+        with pytest.raises(ValueError, match=r"does not support packed sequences \(position_ids\)"):
             model(tokens(1, 14), position_ids=positions)
-    with pytest.raises(
-        ValueError, match=r"cu_seq_lens_q must tell no packed sequences for .*: the model does not pass"
-    ):
+    with pytest.raises(ValueError, match=r"does not support packed sequences \(cu_seq_lens_q\)"):
         model(tokens(1, 14), cu_seq_lens_q=starts, cu_seq_lens_k=starts, max_length_q=9, max_length_k=9)

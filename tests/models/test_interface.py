@@ -63,7 +63,7 @@ def test_what_does_not_change_scores_is_ignored():
 
 def test_layers_without_slopes():
     unconverted, other = nn.Module(), nn.Module()
-    with pytest.raises(ValueError, match=r"its Module has no slopes: call seqwarm_kernels\.apply_alibi"):
+    with pytest.raises(ValueError, match=r"Module has no slopes: call seqwarm_kernels\.apply_alibi"):
         attention_forward(unconverted, *tensors(), None)
     other.alibi, other.is_causal = None, True
     with pytest.raises(ValueError, match="Module is self-attention without slopes: apply_alibi does not know it"):

@@ -48,10 +48,68 @@ def test_another_attention_after_the_conversion_is_refused():
     model = make("llama")
     apply_alibi(model, 64)
     model.set_attn_implementation("sdpa")
-    with pytest.raises(
-        ValueError, match="its attention was set to 'sdpa', which has no ALiBi: set_attn_implementation"
-    ):
+    with pytest.raises(ValueError, match="the attention of a converted model must be 'seqwarm_alibi', got 'sdpa'"):
         model(tokens())
+
+
+def llava():
+    vision = {"hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 1, "image_size": 8, "patch_size": 4}
+    config = transformers.LlavaConfig(
+        vision_config={"model_type": "clip_vision_model", "intermediate_size": 16, **vision},
+        text_config={**small("Llama").to_dict(), "model_type": "llama"},
+        image_token_id=5,
+        image_seq_length=4,
+    )
+    torch.manual_seed(0)
+    return transformers.LlavaForConditionalGeneration(config)
+
+
+def with_an_image():
+    ids = torch.randint(6, VOCABULARY, (2, 12))
+    ids[0, :4], ids[1, 3:7] = 5, 5
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "pixel_values": torch.randn(2, 3, 8, 8)}
+
+
+@pytest.mark.parametrize("make_batch", [lambda: None, with_an_image, lambda: {"input_ids": tokens(2, 9).clamp(min=6)}])
+def test_models_of_images_are_verified(make_batch):
+    """On text without an example, and on an example with its images as they are."""
+    model, seen = llava(), []
+    model.model.get_image_features = record(model.model.get_image_features, seen)
+    batch = make_batch()
+    report = apply_alibi(model, 64, example_batch=batch)
+    assert len(report.replaced) == 2
+    assert report.verification.largest_error < 1e-5
+    assert report.verification.cache_error < 1e-5
+    assert len(seen) == (1 if batch is not None and "pixel_values" in batch else 0)
+    assert not any(hasattr(module, "alibi") and module.alibi for module in model.model.vision_tower.modules())
+
+
+def record(function, calls):
+    def recorded(*args, **kwargs):
+        calls.append(args)
+        return function(*args, **kwargs)
+
+    return recorded
+
+
+def test_positions_of_a_model_of_images_are_found():
+    model = llava()
+    language_model = model.model.language_model
+    language_model.embed_tokens = Numbered(language_model.embed_tokens)
+    for batch in (None, with_an_image()):
+        with pytest.raises(ValueError, match=r"equal tokens differ by .*: the model has positions besides"):
+            apply_alibi(model, 64, example_batch=batch)
+
+
+class Numbered(nn.Module):
+    """Adds the positions to the embeddings."""
+
+    def __init__(self, table):
+        super().__init__()
+        self.table, self.weight = table, table.weight
+
+    def forward(self, input_ids):
+        return self.table(input_ids) + 0.1 * torch.arange(input_ids.shape[1])[:, None]
 
 
 def test_rotary_embeddings_of_other_parts_are_unchanged():
@@ -63,8 +121,7 @@ def test_rotary_embeddings_of_other_parts_are_unchanged():
         image_token_index=5,
     )
     model = transformers.LlavaForConditionalGeneration(config)
-    ids = torch.randint(6, VOCABULARY, (1, 8))
-    report = apply_alibi(model, 64, example_batch={"input_ids": ids})
+    report = apply_alibi(model, 64)
     assert [source.path for source in report.removed] == ["model.language_model.rotary_emb"]
 
 
@@ -133,7 +190,7 @@ def test_self_attention_in_the_shape_of_cross_attention_is_found():
             x = self.words(input_ids)
             return self.attention(self.norm(x), self.norm(x), self.norm(x))[0]
 
-    with pytest.raises(ValueError, match="could not run Normed: key and value must be the query itself"):
+    with pytest.raises(ValueError, match="could not run Normed: key and value must be the query"):
         apply_alibi(Normed(), 64)
 
 
@@ -186,7 +243,7 @@ def test_a_learning_rate_scheduler_that_is_made_too_early_is_refused():
     model = make("gpt2")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
-    with pytest.raises(ValueError, match="make the scheduler after apply_alibi"):
+    with pytest.raises(ValueError, match="which adds a parameter group"):
         apply_alibi(model, 64, optimizers=optimizer, learn_slopes=True)
     apply_alibi(model, 64, optimizers=optimizer)
 
