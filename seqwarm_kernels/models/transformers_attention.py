@@ -169,8 +169,9 @@ def _packed_indices(decoder: nn.Module, args: tuple[Any, ...], kwargs: dict[str,
     if torch.compiler.is_compiling():
         _check_one_sequence(position_ids)
         return None
-    tokens = given["inputs_embeds"] if given.get("input_ids") is None else given["input_ids"]
-    return find_packed_sequence_indices(position_ids.expand(tokens.shape[0], -1))
+    tokens = given.get("inputs_embeds") if given.get("input_ids") is None else given["input_ids"]
+    rows = position_ids.shape[0] if tokens is None else tokens.shape[0]
+    return find_packed_sequence_indices(position_ids.expand(rows, -1))
 
 
 def _by_name(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:

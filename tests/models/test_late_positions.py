@@ -57,9 +57,7 @@ def test_a_temperature_by_position_is_refused(name):
 def test_a_temperature_that_no_entry_of_the_config_tells(monkeypatch):
     monkeypatch.setattr(rotary, "_check_constant_scale", lambda module, surgery: None)
     model = scaling("Ministral3", 0.1)
-    message = (
-        r"equal tokens differ by 2\.\de-01 in model\.layers\.0\.self_attn if their position_ids end at 255: "
-    )
+    message = r"equal tokens differ by 2\.\de-01 in model\.layers\.0\.self_attn if their position_ids end at 255: "
     with pytest.raises(ValueError, match=message):
         apply_alibi(model, 256)
     assert apply_alibi(model, 32).verification.largest_position_error < 1e-5, "the first 32 positions are equal"

@@ -52,10 +52,11 @@ def test_another_attention_after_the_conversion_is_refused():
         model(tokens())
 
 
-def llava():
+def llava(tower="clip_vision_model"):
     vision = {"hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 1, "image_size": 8, "patch_size": 4}
     config = transformers.LlavaConfig(
-        vision_config={"model_type": "clip_vision_model", "intermediate_size": 16, **vision},
+        vision_config={"model_type": tower, "intermediate_size": 16, **vision},
+        vision_feature_select_strategy="default" if tower.startswith("clip") else "full",
         text_config={**small("Llama").to_dict(), "model_type": "llama"},
         image_token_id=5,
         image_seq_length=4,
@@ -71,9 +72,10 @@ def with_an_image():
 
 
 @pytest.mark.parametrize("make_batch", [lambda: None, with_an_image, lambda: {"input_ids": tokens(2, 9).clamp(min=6)}])
-def test_models_of_images_are_verified(make_batch):
+@pytest.mark.parametrize("tower", ["clip_vision_model", "siglip_vision_model"])  # SigLIP has an nn.MultiheadAttention
+def test_models_of_images_are_verified(make_batch, tower):
     """On text without an example, and on an example with its images as they are."""
-    model, seen = llava(), []
+    model, seen = llava(tower), []
     model.model.get_image_features = record(model.model.get_image_features, seen)
     batch = make_batch()
     report = apply_alibi(model, 64, example_batch=batch)

@@ -99,6 +99,8 @@ def convert_multihead_attention(module: nn.MultiheadAttention, surgery: Surgery)
     parent = surgery.model.get_submodule(parent_path)
     if isinstance(parent, nn.TransformerDecoderLayer) and name == "multihead_attn":
         return  # cross-attention
+    if type(parent).__module__.startswith("transformers."):
+        return  # of images and queries that are parameters, as in SigLIP; tokens attend in transformers' own classes
     if type(module) not in (nn.MultiheadAttention, AlibiMultiheadAttention):
         raise ValueError(
             f"{surgery.path} must be an nn.MultiheadAttention itself, got its subclass {type(module).__qualname__}"
