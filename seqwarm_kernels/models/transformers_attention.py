@@ -89,8 +89,6 @@ def attention_forward(
     packing = _packing(kwargs) or visible.packing
     _check_whole_rows(module, kwargs, visible)
     window = _window(module, sliding_window, visible, attention_mask)
-    if packing is None and attention_mask is None and torch.compiler.is_compiling():
-        _check_not_packed(kwargs.get("position_ids"), query, key)
     out = alibi_layer_attention(
         module,
         query,
@@ -162,12 +160,15 @@ def _packed_indices(decoder: nn.Module, args: tuple[Any, ...], kwargs: dict[str,
     given = _by_name(decoder, args, kwargs)
     position_ids = given.get("position_ids")
     others = ("attention_mask", "cu_seq_lens_q", *CACHE_NAMES)
-    if not isinstance(position_ids, Tensor) or position_ids.dim() > 2:  # of images and videos
+    if isinstance(position_ids, Tensor) and position_ids.dim() == 3 and len(position_ids) == 4:
+        position_ids = position_ids[0]  # of text. The others are of images and videos, as in Qwen2-VL
+    if not isinstance(position_ids, Tensor) or position_ids.dim() > 2:
         return None
     if any(given.get(name) is not None for name in others):
         return None
-    if torch.compiler.is_compiling():
-        _check_one_sequence(position_ids)
+    if torch.compiler.is_compiling():  # and cannot read the values
+        is_one = (position_ids.diff(dim=-1) == 1).all()
+        check_values(is_one, f"position_ids hold packed sequences: compiled models need {', '.join(_PACKING)}")
         return None
     tokens = given.get("inputs_embeds") if given.get("input_ids") is None else given["input_ids"]
     rows = position_ids.shape[0] if tokens is None else tokens.shape[0]
@@ -176,20 +177,6 @@ def _packed_indices(decoder: nn.Module, args: tuple[Any, ...], kwargs: dict[str,
 
 def _by_name(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     return dict(zip(forward_parameters(model), args, strict=False)) | kwargs if args else kwargs
-
-
-def _check_not_packed(position_ids: Tensor | None, query: Tensor, key: Tensor) -> None:
-    if position_ids is not None and position_ids.dim() == 2 and query.shape[2] == key.shape[2]:
-        _check_one_sequence(position_ids)
-
-
-def _check_one_sequence(position_ids: Tensor) -> None:
-    """Assert that position_ids hold one sequence. Runs on the device and does not wait for it.
-
-    Compiled models cannot read the values of position_ids.
-    """
-    one_sequence = (position_ids.diff(dim=-1) == 1).all()
-    check_values(one_sequence, f"position_ids hold packed sequences: compiled models need {', '.join(_PACKING)}")
 
 
 def _window(module: nn.Module, sliding_window: int | None, visible: Visible, mask: Tensor | None) -> int | None:

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from seqwarm_kernels import apply_alibi
+from seqwarm_kernels.models.transformers_attention import pass_packed
 
 from .zoo import CACHED, FAMILIES, make, padding, tokens, transformers
 
@@ -129,6 +130,14 @@ def test_packed_sequences_are_recognized_by_their_positions(name):
     inside = base(ids, position_ids=positions, **cache)[0]
     expected = torch.cat([base(part)[0] for part in ids.split(lengths, 1)], 1)
     torch.testing.assert_close(inside, expected, rtol=0, atol=1e-6)
+
+
+def test_packed_text_beside_positions_of_images():
+    """Models such as Qwen2-VL take (4, B, S): the positions of text first."""
+    positions, starts = packed((5, 9))
+    given = {"input_ids": tokens(1, 14), "position_ids": positions.expand(4, 1, -1)}
+    _, kwargs = pass_packed(converted("llama"), (), given)
+    assert kwargs["cu_seq_lens_q"].tolist() == starts.tolist()
 
 
 @pytest.mark.parametrize("name", ["bert", "llama"])

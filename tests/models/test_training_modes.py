@@ -51,6 +51,27 @@ def test_compiled_models_refuse_packed_position_ids(name):
         compiled(tokens(1, 7), position_ids=positions)
 
 
+def test_compiled_models_refuse_masks_of_another_length():
+    model, ids = converted("llama"), tokens(2, 9)
+    compiled = torch.compile(model, backend="aot_eager")
+    with torch.no_grad():
+        expected = model(ids).logits[:, 6:]
+        for length in (6, 12):
+            with pytest.raises(ValueError, match=f"attention_mask must have an entry for each .*, got {length}"):
+                compiled(ids, attention_mask=torch.ones(2, length, dtype=torch.int64))
+        for length in (9, 14, 7):
+            cache = transformers.StaticCache(config=model.config, max_cache_len=14)
+            model(ids[:, :6], past_key_values=cache, use_cache=True)
+            call = {"attention_mask": torch.ones(2, length, dtype=torch.int64), "past_key_values": cache}
+            if length == 7:
+                with pytest.raises(
+                    RuntimeError, match="attention_mask must have an entry for each token so far, got 7"
+                ):
+                    compiled(ids[:, 6:], **call, use_cache=True)
+            else:
+                torch.testing.assert_close(compiled(ids[:, 6:], **call, use_cache=True).logits, expected)
+
+
 @pytest.mark.parametrize("name", ["gpt2", "llama", "bert", "bloom"])
 def test_gradient_checkpointing(name):
     plain = converted(name).train()
