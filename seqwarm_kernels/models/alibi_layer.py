@@ -106,7 +106,7 @@ class AlibiHeads(nn.Module):
         return nn.Parameter(slopes, requires_grad=self.slopes.requires_grad) if self.learned else slopes
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> AlibiHeads:
-        """Move the slopes to other devices, and neither cast nor empty them.
+        """Move the slopes to other devices, and neither cast nor empty them. `to` and `to_empty` have no public hook.
 
         At distance 1000, bfloat16 slopes are off by 2. `to_empty` would leave what was in memory, and no `init_weights`
         sets slopes. Slopes that come from the meta device are the initial ones.
@@ -207,7 +207,7 @@ def alibi_layer_attention(
     refuse_context_parallel_style(layer)
     heads: AlibiHeads = layer.alibi  # type: ignore[assignment]
     slopes = heads()
-    local = slopes.to_local() if is_dtensor(slopes) and not is_dtensor(query) else slopes  # type: ignore[operator]
+    local = slopes.to_local() if is_dtensor(slopes) and not is_dtensor(query) else slopes
     _check_heads(query, local)
     causal = heads.causal if causal is None else causal
     options: dict[str, Any] = {"causal": causal, "scale": scale, "window": window}
@@ -256,10 +256,10 @@ def _attention(
             DTensor.from_local(tensor, over_ranks.device_mesh, [Shard(1)], run_check=False) for tensor in tensors
         ]
         options["slopes"] = over_ranks
-    if packing is None:
-        out = alibi_attention(*tensors, **options)
-    else:
-        out = alibi_attention_varlen(*tensors, *packing, **options)
+    q, k, v = tensors
+    out = (
+        alibi_attention(q, k, v, **options) if packing is None else alibi_attention_varlen(q, k, v, *packing, **options)
+    )
     if over_ranks is not None:
         out = out.to_local()
     return out if packing is None else out.unflatten(0, (query.shape[0], query.shape[2])).transpose(1, 2)

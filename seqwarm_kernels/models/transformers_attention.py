@@ -38,7 +38,8 @@ _PACKING = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
 #: does not pass them on.
 DROPS_KEYWORDS = {"decision_transformer", "falcon_h1", "nemotron", "stablelm"}
 
-#: The hook with which Accelerate prepares attention layers for torch's `context_parallel`.
+#: The hook with which Accelerate prepares attention layers for torch's `context_parallel`. Nothing public tells it, and
+#: with it a layer would lose its mask.
 _CONTEXT_HOOK = "_self_attn_pre_forward_hook"
 
 

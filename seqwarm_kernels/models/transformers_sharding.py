@@ -22,20 +22,16 @@ def mesh_of_heads(model: nn.Module, path: str, attention: nn.Module) -> Any | No
     Raises:
         ValueError: The ranks do not divide the number of key heads.
     """
-    size = getattr(model, "_tp_size", None) or 1
-    plan: dict[str, str] = getattr(model, "_tp_plan", None) or {}
-    mesh: Any = getattr(model, "_device_mesh", None)
+    size = getattr(model, "tp_size", None) or 1
+    mesh: Any = getattr(model, "_device_mesh", None)  # has no public name
     if size == 1 or mesh is None:
         return None
-    rules = [plan.get(_without_numbers(f"{path}.{name}")) for name, _ in attention.named_children()]
+    plan: dict[str, str] = getattr(model, "tp_plan", None) or {}
+    # Plans write layers.*.self_attn for layers.3.self_attn.
+    rules = [plan.get(re.sub(r"\.\d+(?=\.|$)", ".*", f"{path}.{name}")) for name, _ in attention.named_children()]
     if "colwise" not in rules:
         return None
     key_heads = getattr(getattr(attention, "config", None), "num_key_value_heads", None) or size
     if key_heads % size:
         raise ValueError(f"{path} must have a number of key heads that tp_size {size} divides, got {key_heads}")
     return mesh if mesh.ndim == 1 else mesh["tp"]
-
-
-def _without_numbers(path: str) -> str:
-    """The name of a module as plans write it: layers.*.self_attn for layers.3.self_attn."""
-    return re.sub(r"\.\d+(?=\.|$)", ".*", path)

@@ -8,7 +8,6 @@ from torch import nn
 from seqwarm_kernels import alibi_slopes, apply_alibi, register_alibi
 from seqwarm_kernels.models import AlibiHeads, surgery
 
-from ..support.arguments import complaints
 from .zoo import make
 
 
@@ -43,12 +42,6 @@ def test_bad_slopes_of_alibi_heads(slopes):
 def test_devices_that_are_not_there(device):
     with pytest.raises(ValueError, match=f"device must be a device of this machine, got '{device}'"):
         alibi_slopes(4, device=device)
-
-
-@pytest.mark.parametrize("argument", ["model", "max_seq_length", "learn_slopes"])
-def test_junk_arguments_of_surgery(argument):
-    valid = {"model": nn.Linear(1, 1), "max_seq_length": 8, "learn_slopes": False}
-    assert not complaints(surgery.Surgery, lambda: dict(valid), argument)
 
 
 @pytest.mark.parametrize("convert", [torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.clone])

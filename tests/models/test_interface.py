@@ -38,20 +38,11 @@ def test_a_call_may_override_causal(causal):
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "message"),
-    [
-        ("softcap", 3.0, "softcap must be None: capped scores"),
-        ("s_aux", torch.ones(2), "s_aux must be None: attention sinks"),
-        ("sinks", torch.ones(2), "sinks must be None: attention sinks"),
-        ("position_bias", torch.ones(2), "position_bias must be None: the model adds its own"),
-        ("indices", torch.ones(2, 5, 1), "indices must be None: a selection of keys"),
-        ("block_indices", torch.ones(2, 1, 5, 1), "block_indices must be None: a selection of keys"),
-        ("write_index", [], "write_index must be None: paged caches are not supported; generate with"),
-    ],
+    "name", ["softcap", "s_aux", "sinks", "position_bias", "indices", "block_indices", "write_index"]
 )
-def test_unsupported_changes_of_scores_are_refused(name, value, message):
-    with pytest.raises(ValueError, match=message):
-        attention_forward(layer(), *tensors(), None, **{name: value})
+def test_unsupported_changes_of_scores_are_refused(name):
+    with pytest.raises(ValueError, match=f"^{name} must be None: "):
+        attention_forward(layer(), *tensors(), None, **{name: torch.ones(2)})
 
 
 def test_what_does_not_change_scores_is_ignored():

@@ -190,9 +190,14 @@ def test_masks_that_are_not_known_to_be_causal_are_refused():
         layer(x, x, x, attn_mask=torch.zeros(LENGTH, LENGTH))
 
 
-@pytest.mark.parametrize("hidden", [-1e4, -65504.0, -1e9, torch.finfo(torch.float32).min, -torch.inf])
 @pytest.mark.parametrize(
-    ("compiled", "dtype"), [(False, torch.float32), (False, torch.bfloat16), (True, torch.float32)]
+    ("hidden", "compiled", "dtype"),
+    [
+        (-1e4, False, torch.float32),
+        (-65504.0, False, torch.bfloat16),
+        (torch.finfo(torch.float32).min, False, torch.float32),
+        (-torch.inf, True, torch.float32),
+    ],
 )
 def test_numbers_that_hide_keys(hidden, compiled, dtype):
     torch.manual_seed(0)
@@ -207,7 +212,7 @@ def test_numbers_that_hide_keys(hidden, compiled, dtype):
     torch.testing.assert_close(out, exact.float())
 
 
-@pytest.mark.parametrize("number", [-2.0, -9999.0, 1.0, torch.inf, torch.nan])
+@pytest.mark.parametrize("number", [-9999.0, torch.nan])
 def test_numbers_that_do_not_hide_keys_are_refused(number):
     layer = nn.MultiheadAttention(WIDTH, HEADS)
     apply_alibi(layer, 64)

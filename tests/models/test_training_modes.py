@@ -124,11 +124,6 @@ def test_packed_sequences_train_as_padded_rows(name, with_boundaries):
 
 def test_unsupported_arguments_are_refused():
     model, ids = converted("gpt2"), tokens(2, 6)
-    table = torch.ones(2, 1, 6, 6, dtype=torch.bool).tril()
-    with pytest.raises(ValueError, match=r"attention_mask must be \(batch, length\) of 0 and 1, got \(2, 1, 6, 6\)"):
-        model(ids, attention_mask=table)
-    with pytest.raises(ValueError, match="attention_mask must be"):
-        model(ids, attention_mask=torch.zeros(2, 1, 6, 6))
     starts = torch.tensor([0, 6, 12], dtype=torch.int32)
     with pytest.raises(ValueError, match="cu_seq_lens_k, max_length_q, max_length_k must be given with cu_seq_lens_q"):
         model(ids, cu_seq_lens_q=starts)

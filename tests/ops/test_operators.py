@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from torch._dynamo.utils import counters
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from seqwarm_kernels import alibi_attention, alibi_attention_varlen, alibi_slopes, resize_batch
 from seqwarm_kernels.ops import backends, kernels
@@ -318,6 +319,32 @@ def test_checkpointing_replays_the_dropout(backend):
 
     recomputed = gradients(lambda: torch.utils.checkpoint.checkpoint(attend, *inputs, use_reentrant=False))
     torch.testing.assert_close(recomputed, gradients(lambda: attend(*inputs)), rtol=0, atol=0)
+
+
+@on_every_backend("alibi_attention")
+def test_selective_checkpointing_knows_the_operator_by_name(backend):
+    """torch.ops.seqwarm.alibi_attention.<backend> runs once if its outputs are saved, else twice."""
+    inputs = [torch.randn(1, 2, 9, 4, requires_grad=True) for _ in range(3)]
+    operator, calls = getattr(torch.ops.seqwarm.alibi_attention, backend), []
+
+    class Calls(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            calls.append(function)
+            return function(*args, **(kwargs or {}))
+
+    expected = torch.autograd.grad(alibi_attention(*inputs, backend=backend).square().sum(), inputs)
+    for saved, times in (([operator], 1), ([], 2)):
+        calls.clear()
+        with Calls():
+            out = torch.utils.checkpoint.checkpoint(
+                lambda *tensors: alibi_attention(*tensors, backend=backend),
+                *inputs,
+                use_reentrant=False,
+                context_fn=lambda saved=saved: torch.utils.checkpoint.create_selective_checkpoint_contexts(saved),
+            )
+            found = torch.autograd.grad(out.square().sum(), inputs)
+        torch.testing.assert_close(found, expected, rtol=0, atol=0)
+        assert calls.count(operator) == times
 
 
 @pytest.mark.skipif(backends.module is None, reason="the module for this torch is not built")
