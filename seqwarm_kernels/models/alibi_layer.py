@@ -209,17 +209,17 @@ def alibi_layer_attention(
     slopes = heads()
     local = slopes.to_local() if is_dtensor(slopes) and not is_dtensor(query) else slopes
     _check_heads(query, local)
+    # The ranks that share the heads draw the dropout masks of one process if they attend as DTensors.
+    over_ranks = slopes if dropout_p > 0 and len(slopes) != len(local) else None
     causal = heads.causal if causal is None else causal
     options: dict[str, Any] = {"causal": causal, "scale": scale, "window": window}
     if has_shards(heads):
-        if dropout_p > 0 and local is not slopes:
+        if over_ranks is not None:
             raise ValueError(f"dropout must be 0 if ranks share the heads and the tokens of a layer, got {dropout_p}")
         visible = {"packing": packing, "query_start": query_start, "key_padding_mask": key_padding_mask}
         return heads.context(query, key, value, local, dropout_p=dropout_p, **visible, **options)
     if packing is None:
         options |= {"query_start": query_start, "key_padding_mask": key_padding_mask}
-    # The ranks that share the heads draw the dropout masks of one process if they attend as DTensors.
-    over_ranks = slopes if dropout_p > 0 and local is not slopes else None
     out = _attention(query, key, value, packing, over_ranks, slopes=local, dropout_p=dropout_p, **options)
     for observer in _observers:
         reference = _reference(query, key, value, packing, options)
@@ -257,12 +257,12 @@ def _attention(
         ]
         options["slopes"] = over_ranks
     q, k, v = tensors
-    out = (
-        alibi_attention(q, k, v, **options) if packing is None else alibi_attention_varlen(q, k, v, *packing, **options)
-    )
-    if over_ranks is not None:
-        out = out.to_local()
-    return out if packing is None else out.unflatten(0, (query.shape[0], query.shape[2])).transpose(1, 2)
+    if packing is None:
+        out = alibi_attention(q, k, v, **options)
+    else:
+        out = alibi_attention_varlen(q, k, v, *packing, **options)
+        out = out.unflatten(0, (query.shape[0], query.shape[2])).transpose(1, 2)
+    return out if over_ranks is None else out.to_local()
 
 
 def _reference(
