@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from seqwarm_kernels import SequenceLengthScheduler, warmup_allocator
+from seqwarm_kernels.utils.modules import guess_batch
 from tests.allocator.traces import assert_same, everything
 
 transformers = pytest.importorskip("transformers")
@@ -66,6 +67,12 @@ def llava():
     text |= {"num_hidden_layers": 1, "intermediate_size": 16}
     config = transformers.LlavaConfig(vision_config=vision, text_config=text, image_token_id=5, image_seq_length=4)
     return transformers.LlavaForConditionalGeneration(config)
+
+
+def test_guessed_tokens_stand_for_no_images():
+    guessed = guess_batch(llava(), 20, 24, torch.device("cpu"))
+    assert guessed.keys() == {"input_ids", "attention_mask", "labels"}
+    assert not (guessed["input_ids"] == 5).any()
 
 
 def test_images_of_an_example_are_kept():
