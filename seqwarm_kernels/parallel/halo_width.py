@@ -197,7 +197,7 @@ def _gathered(largest: Tensor, length: int, mesh: DeviceMesh) -> Tensor:
     torch._assert_async(
         (gathered[:, -1] == length).all(), "query must hold the same number of tokens on every rank of mesh"
     )
-    return gathered[:, :-1].view(-1, *largest.shape)
+    return gathered[:, :-1].view(len(gathered), *largest.shape)
 
 
 def _queries(

@@ -22,7 +22,7 @@ from ..resizing.masks import row_mask_name
 from ..resizing.options import Options
 from ..resizing.packing import Bounds, packed_bounds
 from ..utils.checks import check_bool
-from ..utils.modules import NUM_ITEMS_IN_BATCH
+from ..utils.modules import CONTEXT_PART, NUM_ITEMS_IN_BATCH
 from .checks import check_mesh, check_parts
 
 _LABELS, _SHIFTED = "labels", "shift_labels"
@@ -93,10 +93,11 @@ def shard_sequence(
         parts = dict(_parts_of_packed(entries, bounds, mesh, keys))
     else:
         raise ValueError("by must be 'tokens' for a packed batch, which is one row, got 'rows'")
-    if added:
+    if isinstance(batch, MutableMapping):
         batch = copy.copy(batch)
         for name in added:
             batch[name] = parts.get(name, added[name])
+        batch[CONTEXT_PART] = by
     return unflatten_batch(batch, parts)
 
 
@@ -190,12 +191,13 @@ def _parts_of_rows(
 
 def _tokens_of_rows(entries: Mapping[Any, Any], layout: Layout, mesh: DeviceMesh) -> Iterator[tuple[str, Tensor]]:
     length, size = layout.source_length, mesh.size()
-    if length % size and row_mask_name({name: entries[name] for name in layout.axes}, layout, 1) is None:
+    mask = row_mask_name({name: entries[name] for name in layout.axes}, layout, 1)
+    if length % size and mask is None:
         raise ValueError(
             f"batch must have a multiple of {size} tokens in a row, one part for each rank of mesh, or an "
             f"'attention_mask' to be padded, got {length} tokens"
         )
-    tokens = _tokens_with_padding(length, size) if length % size else length // size
+    tokens = _tokens_with_padding(length, size) if mask is not None else length // size
     for name, axes in layout.axes.items():
         if axes.kind == Kind.SQUARE:
             raise ValueError(
@@ -231,7 +233,7 @@ def _parts_of_packed(
             continue
         if keys is not None and name not in keys and own_name(name) not in POSITIONS | INDICES:
             continue
-        dim = 0 if value.shape[:1] == (total,) else 1 if value.shape[:2] == (1, total) else None
+        dim = 1 if value.shape[:2] == (1, total) else 0 if value.shape[:1] == (total,) else None
         if dim is not None:
             yield name, _tokens_of_rank(name, value, dim, tokens, mesh)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -17,6 +16,7 @@ from ..schedule.attachment import Attachment, Resizer, Seen
 from ..schedule.scheduler import SequenceLengthScheduler
 from ..utils.checks import check_int, is_dtensor
 from ..utils.ranks import has_process_group
+from .context_parts import PartResizer
 from .shifted_labels import shifts_labels
 
 _OTHERWISE = "or start a new training from the checkpoint's weights"
@@ -66,7 +66,6 @@ class ScheduleState:
         self._options = dict(resize_options)
         self._device = torch.device("cpu")
         self._ranks_of_batch = 1
-        self._parts: Any = None  # a PartResizer, for models with ContextParallel
         self._first_progress: int | None = None
         self._seen = Seen(0, 0)  # counted since the last call of `step`
         self._is_up_to_date = False  # whether everything before this point was counted
@@ -82,7 +81,7 @@ class ScheduleState:
         Args:
             entrance: the module to attach to: the model, or another module that all batches pass.
             model: the model. With `ContextParallel`, each rank gets its part of a batch that all ranks of the mesh
-                hold, and the batch counts once. See `last_part`.
+                hold, and the batch counts once.
             device: the device on which the ranks exchange their counts.
             ranks_of_batch: number of ranks to which the trainer gives the same batches, as under tensor parallelism.
 
@@ -96,36 +95,24 @@ class ScheduleState:
         resizer: Resizer = self.scheduler
         self._ranks_of_batch = max(ranks_of_batch, 1 if sharded is None else sharded.size())
         if sharded is not None:
-            resizer = self._parts = self._part_resizer(model)
+            resizer = self._part_resizer(model)
         self.attachment = Attachment(entrance, resizer, self._options)
         self._device, self._seen = device, Seen(0, 0)
         self._is_up_to_date = False
         return self.attachment
 
-    def _part_resizer(self, model: nn.Module) -> Any:
-        from .context_parts import PartResizer  # loads torch.distributed.tensor
+    def _part_resizer(self, model: nn.Module) -> Resizer:
+        from ..parallel.context_batches import ContextBatches  # loads torch.distributed.tensor
 
         if self._options.get("seq_dim", 1) != 1:
             raise ValueError(f"seq_dim must be 1 under ContextParallel, got {self._options['seq_dim']}")
-        return PartResizer(self.scheduler, model, shifts_labels(model), self._options.get("keys"))
-
-    @property
-    def last_part(self) -> str | None:
-        """What the last batch has under `ContextParallel`: whole "rows", or "tokens" of all rows. None without it."""
-        return None if self._parts is None else self._parts.by
-
-    def expect_last_part(self) -> None:
-        """Lets a model with `ContextParallel` know what the last batch has, until the next call or `detach`."""
-        if self._parts is not None:
-            self._parts.batches.expect(self._parts.by)
+        shard = ContextBatches(model, shift_labels=shifts_labels(model), keys=self._options.get("keys"))
+        return PartResizer(self.scheduler, shard)
 
     def detach(self) -> None:
         if self.attachment is not None:
             self.attachment.remove()
         self.attachment = None
-        if self._parts is not None:
-            self._parts.batches.close()
-        self._parts = None
 
     def start(self) -> None:
         """Resets the schedule to its progress before the first training, for a training that does not resume."""
@@ -289,17 +276,3 @@ def _ranks_of_heads(model: nn.Module) -> int:
     layers = [module for module in model.modules() if isinstance(module, AlibiHeads) and not module.learned]
     shared: list[Any] = [layer.slopes for layer in layers if is_dtensor(layer.slopes)]
     return max((slopes.device_mesh.size() for slopes in shared), default=1)
-
-
-def with_parts(model: nn.Module, by: str | None) -> AbstractContextManager[None]:
-    """Lets a model with `ContextParallel` know in this block what its inputs have: whole "rows", or "tokens"."""
-    if by is None or context_mesh_of(model) is None:
-        return nullcontext()
-    from ..parallel.context_parallel import sharded_by
-
-    return sharded_by(model, by)
-
-
-def with_whole_rows(model: nn.Module) -> AbstractContextManager[None]:
-    """Evaluates in this block on rows of each rank's own, also under `ContextParallel`."""
-    return with_parts(model, "rows")
