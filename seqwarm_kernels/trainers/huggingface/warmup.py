@@ -13,7 +13,8 @@ from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 
 from ...schedule.scheduler import SequenceLengthScheduler
 from ...schedule.token_lr import TokenLR
-from ..schedule_state import ScheduleState, context_mesh_of, with_parts, with_whole_rows
+from ...utils.modules import CONTEXT_PART
+from ..schedule_state import ScheduleState, context_mesh_of
 from .label_count import count_as_whole_rows, counts_first_labels
 from .logs import LoggingCallback
 from .parallelism import check_loss_of_parts, gather_each_batch_once, share_tokens, take_over
@@ -85,31 +86,26 @@ class SequenceLengthWarmup(LoggingCallback):
         gather_each_batch_once(trainer)
         batches = self._batches
         take, train = trainer.get_batch_samples, trainer.training_step
-        parts: list[tuple[Any, str | None]] = []  # of the current step
 
         def resized(epoch_iterator: Iterator[Any], whole: list[Any] | None) -> Iterator[Any]:
             for batch in epoch_iterator:
                 if whole is not None:
                     whole.append(batch)
-                parts.append((batches(batch), self._schedule_state.last_part))
-                yield parts[-1][0]
+                yield batches(batch)
 
         def take_resized(epoch_iterator: Iterator[Any], num_batches: int, device: torch.device) -> Any:
-            parts.clear()
             if self not in trainer.callback_handler.callbacks:  # after `trainer.remove_callback`
                 return take(epoch_iterator, num_batches, device)
             whole: list[Any] | None = [] if counts_first_labels(trainer) else None
             samples, count = take(resized(epoch_iterator, whole), num_batches, device)
-            if count is not None and whole is not None and self._schedule_state.last_part is None:
+            if count is not None and whole is not None and not any(CONTEXT_PART in batch for batch in samples):
                 count = count_as_whole_rows(trainer, whole, samples, device)
             return samples, count
 
         def train_part(model: nn.Module, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-            by = next((by for part, by in parts if part is inputs), None)
-            if by is not None:
+            if CONTEXT_PART in inputs:
                 check_loss_of_parts(trainer, model)
-            with with_parts(model, by):
-                return train(model, inputs, *args, **kwargs)
+            return train(model, inputs, *args, **kwargs)
 
         trainer.__dict__["get_batch_samples"] = take_resized
         trainer.__dict__["training_step"] = train_part
@@ -118,8 +114,7 @@ class SequenceLengthWarmup(LoggingCallback):
         def predict_whole_rows(model: nn.Module, *args: Any, **kwargs: Any) -> Any:
             if not trainer.is_in_train:  # else a training afterwards would not wrap the model in DDP
                 vars(model).pop("_is_accelerate_prepared", None)
-            with with_whole_rows(model):
-                return predict(model, *args, **kwargs)
+            return predict(model, *args, **kwargs)
 
         trainer.__dict__["prediction_step"] = predict_whole_rows
 
