@@ -136,8 +136,9 @@ def _fewer_texts(volumes: dict[str, Volume | str]) -> list[str]:
 
 def _fewer(size: ContextSize, widths: Sequence[int]) -> dict[str, float]:
     """How many times as many bytes the others receive in forward."""
-    halo = size.halo(widths).forward
-    return {RING: size.ring().forward / halo, ULYSSES: size.ulysses().forward / halo}
+    halo, ulysses = size.halo(widths).forward, size.ulysses()
+    assert isinstance(ulysses, Volume)
+    return {RING: size.ring().forward / halo, ULYSSES: ulysses.forward / halo}
 
 
 # ---- records

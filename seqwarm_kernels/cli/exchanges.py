@@ -142,9 +142,16 @@ def normal_widths(
         shards = []
         for _ in range(size.ranks):
             drawn = torch.randn(1, group + 1, length, size.head_dim, generator=generator)
-            tolerance = skip_tolerance / 2  # the kernels have the other half
-            options = {"scale": size.head_dim**-0.5, "skip_tolerance": tolerance, "causal": size.causal}
-            shards.append(key_norms_and_queries(score_std * drawn[:, 1:], drawn[:, :1], slopes, None, **options))
+            shard = key_norms_and_queries(
+                score_std * drawn[:, 1:],
+                drawn[:, :1],
+                slopes,
+                None,
+                scale=size.head_dim**-0.5,
+                skip_tolerance=skip_tolerance / 2,  # the kernels have the other half
+                causal=size.causal,
+            )
+            shards.append(shard)
         largest = torch.stack([norm for norm, _ in shards]).amax(0)
         needed = max(float(width_for(queries.distance(largest)).max()) for _, queries in shards)
         widths.append(rounded_up(min(needed, everything)))

@@ -72,8 +72,9 @@ def choose_widths(
         return [widest] * key.shape[1]
     if given is None and torch.compiler.is_compiling():
         raise ValueError("halo must be an int under torch.compile, got None, which makes the host wait for a width")
-    options = {"scale": scale, "skip_tolerance": skip_tolerance, "causal": causal}
-    largest, queries = key_norms_and_queries(query, key, slopes, key_padding_mask, **options)
+    largest, queries = key_norms_and_queries(
+        query, key, slopes, key_padding_mask, scale=scale, skip_tolerance=skip_tolerance, causal=causal
+    )
     bound = _Bound(_gathered(largest, key.shape[2], mesh), queries, causal, mesh)
     if given is None:
         return [min(width, widest) for width in bound.narrowest()]

@@ -51,17 +51,19 @@ def shard_sequence(
     A loss of your own sums over its tokens and divides by "num_items_in_batch". Pass shift_labels=False, and count the
     labels before, if labels are shifted already or belong to their own token, as for masked language models.
 
-    Rows whose length P does not divide are padded to a multiple of 4 · P tokens: zeros, which the "attention_mask"
+    Rows with an "attention_mask" are padded to a multiple of 4 · P tokens, which dropout needs: zeros, which the mask
     leaves out, with label −100. So are packed batches, with tokens of no sequence. They keep the boundaries of all
     ranks' tokens. If only position ids or indices tell them, "cu_seq_lens_q" and so on are added.
+
+    A mutable mapping also gets "context_part", which is `by`: a model with `ContextParallel` takes it.
 
     Args:
         batch: As for `resize_batch`, the same on all P ranks of the mesh. It is not changed.
         mesh: One dimension, that of `ContextParallel`.
         seq_len: Truncate rows to this length before. Resize in other ways with `resize_batch` or
             `SequenceLengthScheduler.resize` before.
-        by: "tokens", or "rows": each rank gets B / P whole rows, for `sharded_by(model, "rows")`. Choose rows where P
-            divides B, as in a batch that was reshaped to short rows: a rank has as many tokens, and exchanges none.
+        by: "tokens", or "rows": each rank gets B / P whole rows. Choose rows where P divides B, as in a batch that was
+            reshaped to short rows: a rank has as many tokens, and exchanges none.
         shift_labels: Add the two entries.
         keys: As for `resize_batch`: the tensors to shard. Default: all.
 
