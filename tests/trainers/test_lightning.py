@@ -331,7 +331,7 @@ def test_two_processes_train_as_one(tmp_path):
 @pytest.mark.parametrize(
     ("unit", "duration", "limits", "progress"),
     [
-        ("step", 4, {"max_steps": 3}, 3),  # known at the begin
+        ("step", 4, {"max_steps": 3}, 3),
         ("step", 4, {"max_epochs": 1, "limit_train_batches": 2}, 2),
         ("token", 4 * LENGTH, {"max_steps": 2}, 2 * 2 * 4),
         ("step", 4, {"max_steps": 4}, None),
@@ -343,9 +343,9 @@ def test_a_training_that_ends_before_the_schedule_warns_once(unit, duration, lim
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         trainer(SequenceLengthWarmup(schedule(duration, unit)), **limits).fit(Model(), loader())
-    texts = [str(each.message) for each in caught if "the training ends at" in str(each.message)]
+    texts = [str(each.message) for each in caught if "the training ended at" in str(each.message)]
     assert len(texts) == (progress is not None)
-    assert all(f"grows for {duration} {unit}s, and the training takes {progress}. Pass" in text for text in texts)
+    assert all(f"grows for {duration} {unit}s, and the training took {progress}" in text for text in texts)
 
 
 def test_the_trainer_of_pytorch_lightning():
@@ -367,9 +367,9 @@ def test_a_checkpoint_of_another_configuration_raises(tmp_path):
 
     training = train(SequenceLengthWarmup(schedule()))
     train(folder=tmp_path / "without")
-    with pytest.raises(ValueError, match="duration is 4 in the state, 9 here; pass a scheduler of the checkpoint's"):
+    with pytest.raises(ValueError, match="duration is 4 in the state, 9 here"):
         train(SequenceLengthWarmup(schedule(9)), ckpt_path=tmp_path / "epoch=0.ckpt")
-    with pytest.raises(ValueError, match="written without this callback; resume without it, or start a new training"):
+    with pytest.raises(ValueError, match="must have a state of SequenceLengthWarmup, got none"):
         train(SequenceLengthWarmup(schedule()), ckpt_path=tmp_path / "without" / "epoch=0.ckpt")
     before = schedule(9)
     tester = trainer(SequenceLengthWarmup(before))
@@ -383,10 +383,8 @@ def test_bad_input_raises():
         def training_step(self, dataloader_iter):
             pass
 
-    with pytest.raises(TypeError, match="scheduler must be a SequenceLengthScheduler, got int"):
-        SequenceLengthWarmup(8)
     with pytest.raises(TypeError, match="unexpected keyword argument 'sequence_dim'"):
-        SequenceLengthWarmup(schedule(), sequence_dim=1)
+        trainer(SequenceLengthWarmup(schedule(), sequence_dim=1)).fit(Model(), loader())
     with pytest.raises(TypeError, match="training_step must take a batch, got dataloader_iter"):
         trainer(SequenceLengthWarmup(schedule())).fit(Iterating(), loader())
     with pytest.raises(TypeError, match=r"a training batch must be a tensor, or a mapping, .* got str"):

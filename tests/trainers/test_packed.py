@@ -233,19 +233,6 @@ def test_labels_are_smoothed_after_they_are_cut(tmp_path):
     assert logged(trainer, "seq_length") == [8, 16, 24, 32]
 
 
-def test_add_to_is_called_once(tmp_path):
-    warmup = SequenceLengthWarmup(schedule())
-    trainer = transformers.Trainer(model(), arguments(tmp_path))
-    warmup.add_to(trainer)
-    with pytest.raises(ValueError, match="trainer must have one SequenceLengthWarmup"):
-        warmup.add_to(trainer)
-    with pytest.raises(ValueError, match="got a callback that was added to another Trainer"):
-        warmup.add_to(transformers.Trainer(model(), arguments(tmp_path)))
-    trainer.remove_callback(warmup)
-    with pytest.raises(ValueError, match="or was removed from this one: make a new SequenceLengthWarmup"):
-        warmup.add_to(trainer)
-
-
 @pytest.mark.parametrize("is_copy", [False, True])
 def test_a_callback_of_another_trainer_raises_instead_of_cutting_nothing(tmp_path, is_copy):
     warmup = SequenceLengthWarmup(schedule())

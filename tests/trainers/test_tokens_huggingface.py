@@ -118,21 +118,17 @@ def test_a_resumed_training_ends_by_tokens(tmp_path):
     longer.train(resume_from_checkpoint=folder)
     assert longer.state.global_step == 4
     for total in (5, 96):
-        with pytest.raises(
-            ValueError, match=rf"total_tokens must be more than the 96 tokens .*got {total}: its training"
-        ):
+        with pytest.raises(ValueError, match=f"total_tokens must be more than the 96 tokens .*got {total}"):
             training(tmp_path / "again", total).train(resume_from_checkpoint=folder)
 
 
 def test_a_count_without_a_training_raises(tmp_path):
     warmup, other = SequenceLengthWarmup(schedule()), SequenceLengthWarmup(schedule())
-    with pytest.raises(
-        ValueError, match="count_tokens needs a SequenceLengthWarmup that counts the tokens of a running"
-    ):
+    with pytest.raises(ValueError, match="count_tokens needs a running training with this SequenceLengthWarmup"):
         warmup.count_tokens()
     training, _ = made(tmp_path, token_lr, warmup)
     training.lr_scheduler = token_lr(training.optimizer, other.count_tokens)
-    with pytest.raises(ValueError, match="pass the same object to the trainer"):
+    with pytest.raises(ValueError, match="count_tokens needs a running training with this"):
         training.train()
 
 
@@ -158,12 +154,6 @@ def test_a_count_between_steps_changes_nothing(tmp_path):
             record.get(name) for record in expected.state.log_history
         ]
     assert Count.counts[2::3] == [record["train_tokens"] for record in training.state.log_history if "loss" in record]
-
-
-@pytest.mark.parametrize("value", [0, -1, 1.5, True, "1"])
-def test_a_total_is_a_number_of_tokens(value):
-    with pytest.raises((TypeError, ValueError), match="total_tokens must be"):
-        SequenceLengthWarmup(schedule(), total_tokens=value)
 
 
 def in_parts(folder, batch_size, **arguments):

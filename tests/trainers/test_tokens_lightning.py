@@ -118,9 +118,7 @@ def test_a_resumed_training_ends_by_tokens(tmp_path):
     assert train(tmp_path, 300) == 10
     path = tmp_path / "epoch=0.ckpt"  # 256 tokens
     assert train(tmp_path / "again", 257, ckpt_path=path) == 9
-    with pytest.raises(
-        ValueError, match="total_tokens must be more than the 256 tokens of the checkpoint, got 256: its"
-    ):
+    with pytest.raises(ValueError, match="total_tokens must be more than the 256 tokens of the checkpoint, got 256"):
         train(tmp_path / "again", 256, ckpt_path=path)
 
 

@@ -92,6 +92,9 @@ class LoaderState(RestorableCallback):
             Trainer._load_rng_state(SimpleNamespace(args=args), str(self._resumes_from))  # type: ignore[arg-type]
             self._resumes_from = None
 
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        self.save_progress(state)
+
     def _check_one_epoch(self, max_steps: int, accumulation: int) -> None:
         """The Trainer neither knows the lengths of later epochs nor, if it resumes, a last step of fewer batches."""
         if has_length(self._loader) and max_steps * accumulation > len(self._loader):

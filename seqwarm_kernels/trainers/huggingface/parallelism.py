@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from accelerate import ParallelismConfig
+from accelerate import Accelerator, ParallelismConfig
 from accelerate.utils import recursively_apply
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -13,6 +12,7 @@ from transformers import Trainer
 
 from ..schedule_state import context_mesh_of
 from ..shifted_labels import shifts_labels
+from .derived import derived
 
 
 class _OwnContextParallelism(ParallelismConfig):
@@ -61,42 +61,49 @@ def take_over(trainer: Trainer) -> DeviceMesh | None:
         )
     dataloading.dispatch_batches = False  # None would be True for an iterable dataset
     config.__class__ = _OwnContextParallelism
-    _count_each_batch_once(trainer, config.cp_size)
     mesh: DeviceMesh = config.get_device_mesh()["cp"]
     return mesh
 
 
-def _count_each_batch_once(trainer: Trainer, cp_size: int) -> None:
-    """The Trainer divides its count of labels by `cp_size`, for whole rows. What it counts are parts of them."""
-    of_ranks: Callable[..., int] = trainer.get_total_train_batch_size
-    trainer.__dict__["get_cp_size"] = lambda: 1
-    trainer.__dict__["get_total_train_batch_size"] = lambda *args: of_ranks(*args) // cp_size
+def ranks_of_rows(trainer: Trainer) -> int:
+    """The number of ranks that share rows by a configuration that was taken over, or 1."""
+    config: Any = trainer.accelerator.parallelism_config
+    return config.cp_size if isinstance(config, _OwnContextParallelism) else 1
 
 
-def gather_each_batch_once(trainer: Trainer) -> None:
+class _GathersRowsOnce(Accelerator if TYPE_CHECKING else object):  # type: ignore[misc]
     """In evaluation, neighboring ranks that share tokens or heads have the same whole rows. Keeps those of the first.
 
-    The Trainer gathers predictions, labels and losses of all ranks.
+    The Trainer gathers predictions, labels and losses of all ranks by `gather_for_metrics`.
     """
-    accelerator = trainer.accelerator
-    config = accelerator.parallelism_config
-    size = 1 if config is None else config.non_data_parallel_size
-    if size == 1:
-        return
-    gather, gather_for_metrics = accelerator.gather, accelerator.gather_for_metrics
-    groups = accelerator.num_processes // size
 
-    def of_first_ranks(rows: Tensor) -> Tensor:
-        return rows.unflatten(0, (groups, size, -1))[:, 0].flatten(0, 1)
+    _is_for_metrics = False
 
-    def gather_once(rows: Any) -> Any:
-        accelerator.__dict__["gather"] = lambda rows: recursively_apply(of_first_ranks, gather(rows))
+    def gather_for_metrics(self, *args: Any, **kwargs: Any) -> Any:
+        """Drops what the loader repeats to fill up the last batch, too."""
+        self._is_for_metrics = True
         try:
-            return gather_for_metrics(rows)  # drops what the loader repeats to fill up the last batch
+            return super().gather_for_metrics(*args, **kwargs)
         finally:
-            del accelerator.__dict__["gather"]
+            self._is_for_metrics = False
 
-    accelerator.__dict__["gather_for_metrics"] = trainer.__dict__["gather_function"] = gather_once
+    def gather(self, tensor: Any) -> Any:
+        gathered = super().gather(tensor)
+        return recursively_apply(self._of_first_ranks, gathered) if self._is_for_metrics else gathered
+
+    def _of_first_ranks(self, rows: Tensor) -> Tensor:
+        size = self.parallelism_config.non_data_parallel_size
+        return rows.unflatten(0, (self.num_processes // size, size, -1))[:, 0].flatten(0, 1)
+
+
+def gather_each_row_once(trainer: Trainer) -> None:
+    """Lets the Trainer's metrics get each row once, where ranks share tokens or heads."""
+    accelerator: Any = trainer.accelerator
+    config = accelerator.parallelism_config
+    if config is None or config.non_data_parallel_size == 1 or isinstance(accelerator, _GathersRowsOnce):
+        return
+    accelerator.__class__ = derived(_GathersRowsOnce, type(accelerator))
+    trainer.gather_function = accelerator.gather_for_metrics  # as the Trainer sets it after each evaluation
 
 
 def share_tokens(model: nn.Module, mesh: DeviceMesh) -> None:
@@ -119,16 +126,15 @@ def share_tokens(model: nn.Module, mesh: DeviceMesh) -> None:
         )
 
 
-def check_loss_of_parts(trainer: Trainer, model: nn.Module) -> None:
+def check_loss_of_parts(trainer: Trainer) -> None:
     """Check that the loss of a rank's part is the model's own.
 
     Raises:
         ValueError: The Trainer computes it of labels, which it shifts.
     """
     smoothing, function = trainer.args.label_smoothing_factor, trainer.compute_loss_func
-    if (smoothing or function is not None) and shifts_labels(model):
+    if (smoothing or function is not None) and shifts_labels(trainer.model):
         raise ValueError(
             "label_smoothing_factor must be 0 and compute_loss_func None for a causal language model with "
-            f"ContextParallel, got {smoothing} and {function}: both shift labels within a rank's part, and miss the "
-            "first label of the next part; compute the loss in the model's forward, of shift_labels"
+            f"ContextParallel, got {smoothing} and {function}"
         )

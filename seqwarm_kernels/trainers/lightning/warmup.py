@@ -67,8 +67,6 @@ class SequenceLengthWarmup(Callback):
             self._schedule_state.start()
         self._steps = trainer.global_step
         self._attach(trainer, pl_module)
-        if trainer.max_steps >= 0 and not _is_trial(trainer):
-            self._schedule_state.warn_of_max_steps(trainer.max_steps - trainer.global_step)
 
     def _attach(self, trainer: Trainer, module: LightningModule) -> None:
         """Hooks the strategy's `batch_to_device`.

@@ -1,0 +1,118 @@
+"""Callbacks that `add_to` adds to a Hugging Face Trainer, and the methods by which such a Trainer calls them.
+
+Private names of transformers and accelerate that this folder uses, and the test that fails when they change:
+
+- `Trainer._get_grad_norm`, since no event has norms before clipping: `test_norms_are_those_before_clipping`
+- `Trainer._load_rng_state` in loader_state.py: `test_dropout_continues`
+- `_is_accelerate_prepared` in `evaluation_loop`: `test_ranks_agree_after_an_evaluation_before_training`
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from transformers import Trainer, TrainerControl, TrainerState, TrainingArguments
+
+from .derived import derived
+from .label_count import counts_first_labels, with_counted_labels
+from .parallelism import ranks_of_rows
+from .restorable import RestorableCallback
+
+
+class AddedCallback(RestorableCallback):
+    """A callback of a Trainer whose methods call it, beside the Trainer's own events."""
+
+    def add_to(self, trainer: Trainer) -> None:
+        """Adds the callback to a Trainer. `trainer.remove_callback` removes it.
+
+        Raises:
+            ValueError: the Trainer has this callback already.
+        """
+        if self in trainer.callback_handler.callbacks:
+            raise ValueError(f"trainer must not have this {type(self).__name__} yet")
+        if not isinstance(trainer, _Methods):
+            trainer.__class__ = derived(_Methods, type(trainer))
+        trainer.add_callback(self)
+
+    def on_init_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        name = type(self).__name__
+        raise ValueError(f"callbacks must not hold {name}; call {name}(...).add_to(trainer) instead")
+
+    def resized(self, trainer: Trainer, batch: Any) -> Any:
+        """Returns what the Trainer trains on in place of a batch."""
+        return batch
+
+    def take_loss(self, loss: Tensor) -> None:
+        """Gets the loss of a batch, which is the batch's part of the loss of its step."""
+
+    def take_grad_norm(self, norm: Any) -> None:
+        """Gets the norm of a step's gradients before clipping."""
+
+    def figures(self) -> dict[str, Any]:
+        """Figures for the logs of a training, by name."""
+        return {}
+
+
+class _Methods(Trainer if TYPE_CHECKING else object):  # type: ignore[misc]
+    """Methods in front of those of a Trainer's own class. They call the callbacks that the Trainer has at that time."""
+
+    def _added_callbacks(self) -> list[AddedCallback]:
+        return [callback for callback in self.callback_handler.callbacks if isinstance(callback, AddedCallback)]
+
+    def get_batch_samples(
+        self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
+    ) -> tuple[list[Any], Any]:
+        """Resizes the batches of a step before the Trainer counts their labels."""
+        callbacks, counts_first = self._added_callbacks(), counts_first_labels(self)
+        taken: list[tuple[Any, Any]] = []  # what the Trainer counts, and trains on
+
+        def resized() -> Iterator[Any]:
+            for batch in epoch_iterator:
+                for callback in callbacks:
+                    batch = callback.resized(self, batch)
+                taken.append((with_counted_labels(batch) if counts_first else batch, batch))
+                yield taken[-1][0]
+
+        samples, count = super().get_batch_samples(resized(), num_batches, device)
+        return [next((batch for counted, batch in taken if counted is each), each) for each in samples], count
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
+        loss: Tensor = super().training_step(*args, **kwargs)
+        for callback in self._added_callbacks():
+            callback.take_loss(loss)
+        return loss
+
+    def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
+        """Adds figures, before any reporter gets the logs."""
+        for callback in self._added_callbacks() if self.is_in_train else ():
+            logs.update(callback.figures())
+        super().log(logs, *args, **kwargs)
+
+    def save_model(self, *args: Any, **kwargs: Any) -> None:
+        """Puts the callbacks' state into trainer_state.json, which the Trainer writes after the model."""
+        for callback in self._added_callbacks():
+            callback.save_progress(self.state)
+        super().save_model(*args, **kwargs)
+
+    def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:
+        """Accelerate marks a model that is evaluated first, and training then would not wrap it in DDP."""
+        output = super().evaluation_loop(*args, **kwargs)
+        if not self.is_in_train and not self.is_fsdp_enabled:
+            vars(self.model).pop("_is_accelerate_prepared", None)
+        return output
+
+    def get_cp_size(self) -> int:
+        """The number by which the Trainer divides counts of whole rows. Under `ContextParallel` it counts parts."""
+        return 1 if ranks_of_rows(self) > 1 else super().get_cp_size()
+
+    def get_total_train_batch_size(self, args: TrainingArguments) -> int:
+        return super().get_total_train_batch_size(args) // ranks_of_rows(self)
+
+    def _get_grad_norm(self, *args: Any, **kwargs: Any) -> Any:
+        norm = super()._get_grad_norm(*args, **kwargs)
+        for callback in self._added_callbacks():
+            callback.take_grad_norm(norm)
+        return norm
