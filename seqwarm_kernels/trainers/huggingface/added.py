@@ -101,7 +101,7 @@ class _Methods(Trainer if TYPE_CHECKING else object):  # type: ignore[misc]
         """Accelerate marks a model that is evaluated first, and training then would not wrap it in DDP."""
         output = super().evaluation_loop(*args, **kwargs)
         if not self.is_in_train and not self.is_fsdp_enabled:
-            vars(self.model).pop("_is_accelerate_prepared", None)
+            self.model.__dict__.pop("_is_accelerate_prepared", None)
         return output
 
     def get_cp_size(self) -> int:

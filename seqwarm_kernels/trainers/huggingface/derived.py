@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 
 @functools.cache
-def derived(methods: type, kind: type) -> type:
+def derived(methods: Any, kind: Any) -> Any:
     """A class with `methods` in front of those of `kind`, whose name it has. The same one for each call."""
     names = {name: getattr(kind, name) for name in ("__module__", "__qualname__", "__doc__")}
     return type(kind.__name__, (methods, kind), names)

@@ -132,8 +132,9 @@ def check_loss_of_parts(trainer: Trainer) -> None:
     Raises:
         ValueError: The Trainer computes it of labels, which it shifts.
     """
+    model: Any = trainer.model
     smoothing, function = trainer.args.label_smoothing_factor, trainer.compute_loss_func
-    if (smoothing or function is not None) and shifts_labels(trainer.model):
+    if (smoothing or function is not None) and shifts_labels(model):
         raise ValueError(
             "label_smoothing_factor must be 0 and compute_loss_func None for a causal language model with "
             f"ContextParallel, got {smoothing} and {function}"
