@@ -3,7 +3,6 @@
 import json
 import multiprocessing
 import os
-import shutil
 from types import SimpleNamespace
 
 import pytest
@@ -86,7 +85,6 @@ def trainer_names(model):
         "arguments": TrainingArguments(
             "out",
             max_steps=3,
-            ignore_data_skip=True,
             use_cpu=True,
             ddp_backend="gloo",
             save_strategy="no",
@@ -182,15 +180,12 @@ class TestTrainer:
     """Hugging Face's. An epoch has 12 batches."""
 
     @staticmethod
-    def train(folder, make, infinite=False, resume=None, **options):
+    def train(folder, make, infinite=False, resume=None, num_workers=0, **options):
         """Trains on 14 batches, or on one epoch of a loader with a length. Returns the items of each."""
         from transformers import Trainer, TrainingArguments
 
-        loader = ResumableLoader(DataLoader(ItemDataset(), batch_sampler=make(1, infinite), collate_fn=collate))
-
-        class LoaderTrainer(Trainer):
-            def get_train_dataloader(self):
-                return loader
+        plain = DataLoader(ItemDataset(), batch_sampler=make(1, infinite), collate_fn=collate, num_workers=num_workers)
+        loader = ResumableLoader(plain)
 
         class Model(CountingModel):
             def forward(self, input_ids):
@@ -200,8 +195,9 @@ class TestTrainer:
         batches = []
         steps = 12 if make is sampler and not infinite else 14
         settings = {"max_steps": steps, "save_steps": 1, "use_cpu": True, "report_to": [], "disable_tqdm": True}
-        arguments = TrainingArguments(str(folder), **{**settings, "ignore_data_skip": True, **options})
-        trainer = LoaderTrainer(Model(), arguments, callbacks=[LoaderState(loader)])
+        arguments = TrainingArguments(str(folder), **{**settings, **options})
+        trainer = Trainer(Model(), arguments)
+        LoaderState(loader).add_to(trainer)
         trainer.train(resume_from_checkpoint=resume)
         return batches
 
@@ -215,45 +211,22 @@ class TestTrainer:
             resumed = self.train(tmp_path / "again", make, infinite, str(tmp_path / f"checkpoint-{step}"))
             assert resumed == whole[step:]
 
-    @pytest.mark.parametrize("where", ["output_dir", "resume_from_checkpoint"])
-    def test_dropout_continues(self, tmp_path, monkeypatch, where):
+    @pytest.mark.parametrize("num_workers", first_fast([0, 1]))
+    def test_dropout_continues(self, tmp_path, monkeypatch, num_workers):
+        """A loader draws a seed of its workers at the start of a pass, and none where a pass goes on."""
+
         def forward(model, input_ids):
             drawn.append(torch.rand(()).item())
             return original(model, input_ids)
 
         original, drawn = CountingModel.forward, []
         monkeypatch.setattr(CountingModel, "forward", forward)
-        self.train(tmp_path, sampler, infinite=True)
+        self.train(tmp_path, sampler, infinite=True, num_workers=num_workers)
         whole, checkpoint = list(drawn), str(tmp_path / "checkpoint-4")
         drawn.clear()
         torch.manual_seed(7)
-        folder, options = (tmp_path, {}) if where == "output_dir" else (tmp_path / "again", {where: checkpoint})
-        self.train(folder, sampler, infinite=True, resume=checkpoint, **options)
+        self.train(tmp_path / "again", sampler, infinite=True, resume=checkpoint, num_workers=num_workers)
         assert drawn == whole[4:]
-
-    def test_a_checkpoint_elsewhere_warns(self, tmp_path):
-        self.train(tmp_path, sampler, infinite=True)
-        with pytest.warns(UserWarning, match="output_dir has no checkpoint-4 of this training"):
-            self.train(tmp_path / "again", sampler, infinite=True, resume=str(tmp_path / "checkpoint-4"))
-
-    @pytest.mark.parametrize("lacks", ["random streams", "this training"])
-    def test_a_checkpoint_of_this_step_with_other_contents_warns(self, tmp_path, lacks):
-        torch.manual_seed(0)
-        self.train(tmp_path, sampler, infinite=True, logging_steps=1)
-        checkpoint = tmp_path / "checkpoint-4"
-        if lacks == "random streams":
-            (checkpoint / "rng_state.pth").unlink()
-        else:
-            shutil.copytree(checkpoint, tmp_path / "again" / "checkpoint-4")
-            path = tmp_path / "again" / "checkpoint-4" / "trainer_state.json"
-            path.write_text(path.read_text().replace('"loss": ', '"loss": 1'))
-        folder = tmp_path if lacks == "random streams" else tmp_path / "again"
-        with pytest.warns(UserWarning, match="output_dir has no checkpoint-4 of this training with the random streams"):
-            self.train(folder, sampler, infinite=True, resume=str(checkpoint), resume_from_checkpoint=True)
-
-    def test_the_trainer_must_not_skip_batches(self, tmp_path):
-        with pytest.raises(ValueError, match="ignore_data_skip must be True with LoaderState"):
-            self.train(tmp_path, sampler, ignore_data_skip=False)
 
     @pytest.mark.parametrize(
         "options",
@@ -278,7 +251,7 @@ class TestTrainer:
 
     def test_a_checkpoint_without_it(self):
         callback = LoaderState(ResumableLoader(DataLoader(ItemDataset(), batch_sampler=sampler(1))))
-        arguments = SimpleNamespace(ignore_data_skip=True, gradient_accumulation_steps=1)
+        arguments = SimpleNamespace(gradient_accumulation_steps=1)
         state = SimpleNamespace(global_step=0, max_steps=12, stateful_callbacks={})
         callback.on_train_begin(arguments, state, None)
         state.global_step = 1
