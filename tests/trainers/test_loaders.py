@@ -257,6 +257,8 @@ class TestTrainer:
         state.global_step = 1
         with pytest.raises(ValueError, match="the checkpoint was written without LoaderState"):
             callback.on_train_begin(arguments, state, None)
+        with pytest.raises(ValueError, match="callbacks must not hold LoaderState"):
+            callback.on_init_end(arguments, state, None)
         with pytest.raises(TypeError, match="loader must be a ResumableLoader, got DataLoader"):
             LoaderState(DataLoader([1]))
 

@@ -35,7 +35,7 @@ class LoaderState(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._restored is None:
-            self._take_states(trainer)
+            self._states = _states_of(trainer)
             return
         loaders = _loaders_of(trainer)
         if len(loaders) != len(self._restored):
@@ -50,20 +50,21 @@ class LoaderState(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        self._take_states(trainer)
+        if trainer.is_last_batch:
+            self._end_passes(trainer)
+        else:
+            self._states = _states_of(trainer)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if trainer.is_last_batch:  # `on_train_batch_end` is not called if `on_train_batch_start` returns -1
-            self._take_states(trainer)
+        if trainer.is_last_batch:  # `on_train_batch_end` was not called if `on_train_batch_start` has returned -1
+            self._end_passes(trainer)
 
-    def _take_states(self, trainer: Trainer) -> None:
+    def _end_passes(self, trainer: Trainer) -> None:
+        """Lightning does not request the end of an epoch with a known length."""
         loaders = _loaders_of(trainer)
-        if trainer.is_last_batch:
-            for loader in loaders:
-                loader.end_pass()
-        # Lightning has fetched the next batch already if it does not know the number of batches.
-        is_ahead = trainer.num_training_batches == inf
-        self._states = [loader.previous_state_dict() if is_ahead else loader.state_dict() for loader in loaders]
+        for loader in loaders:
+            loader.end_pass()
+        self._states = [loader.state_dict() for loader in loaders]
 
     def state_dict(self) -> dict[str, Any]:
         return {"loaders": self._states}
@@ -81,6 +82,12 @@ def warn_without_loader_state(trainer: Trainer) -> None:
     is_kept = any(isinstance(callback, LoaderState) for callback in trainer.callbacks)  # type: ignore[attr-defined]
     if trainer.checkpoint_callbacks and not is_kept and _loaders_of(trainer):
         warn_caller("callbacks have no LoaderState(), so a training that resumes may repeat or leave out batches")
+
+
+def _states_of(trainer: Trainer) -> list[dict[str, Any]]:
+    """After the last batch that was trained on. Lightning is one ahead if it does not know the number of batches."""
+    is_ahead = trainer.num_training_batches == inf
+    return [loader.previous_state_dict() if is_ahead else loader.state_dict() for loader in _loaders_of(trainer)]
 
 
 def _loaders_of(trainer: Trainer) -> list[ResumableLoader]:
