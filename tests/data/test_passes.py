@@ -179,6 +179,18 @@ def test_passes_that_end_early(kind, num_workers, persistent):
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_the_state_before_the_last_batch(kind):
+    loader = loader_of(kind)
+    for _ in range(2):
+        states = []
+        for _ in islice(loader, 7):
+            states.append(loader.state_dict())
+            assert states[:-1][-1:] in ([], [loader.previous_state_dict()])
+        loader.end_pass()
+        assert loader.previous_state_dict() == loader.state_dict()
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_pass_that_takes_exactly_all_batches_of_an_epoch(kind):
     """The end was not requested. The next pass is not empty."""
     loader, count = loader_of(kind), len(all_batches("sampler"))

@@ -174,7 +174,7 @@ class PlannedBatches(ABC):
             check: called with each batch and its `Recorded.longest`, before the batch is yielded.
         """
         # The seed of a pass that goes on was drawn before its state was taken, so this pass must not draw one.
-        goes_on = self._followed is None and self._is_in_epoch()
+        goes_on = self._followed is None and self.position.counts != self.position.start.epoch_start_counts
         self._recorded = recorded = deque[Recorded]()
         try:
             with fork_rng(devices=[], enabled=goes_on):
@@ -237,11 +237,7 @@ class PlannedBatches(ABC):
 
     def _begin(self) -> RankBatches:
         """The batches of a new iterator."""
-        return self._current if self._start_is_set or not self._is_in_epoch() else self._next_pass()
-
-    def _is_in_epoch(self) -> bool:
-        """Whether a part of the epoch was served."""
-        return self.position.counts != self.position.start.epoch_start_counts
+        return self._current if self._start_is_set else self._next_pass()
 
     @abstractmethod
     def _next_pass(self) -> RankBatches:

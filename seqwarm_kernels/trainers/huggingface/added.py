@@ -3,7 +3,6 @@
 Private names of transformers and accelerate that this folder uses, and the test that fails when they change:
 
 - `Trainer._get_grad_norm`, since no event has norms before clipping: `test_norms_are_those_before_clipping`
-- `Trainer._load_rng_state` in loader_state.py: `test_dropout_continues`
 - `_is_accelerate_prepared` in `evaluation_loop`: `test_ranks_agree_after_an_evaluation_before_training`
 """
 
@@ -24,6 +23,8 @@ from .restorable import RestorableCallback
 
 class AddedCallback(RestorableCallback):
     """A callback of a Trainer whose methods call it, beside the Trainer's own events."""
+
+    loader: Any = None  #: what the Trainer trains on in place of its own loader, if not None
 
     def add_to(self, trainer: Trainer) -> None:
         """Adds the callback to a Trainer. `trainer.remove_callback` removes it.
@@ -61,6 +62,10 @@ class _Methods(Trainer if TYPE_CHECKING else object):  # type: ignore[misc]
 
     def _added_callbacks(self) -> list[AddedCallback]:
         return [callback for callback in self.callback_handler.callbacks if isinstance(callback, AddedCallback)]
+
+    def get_train_dataloader(self) -> Any:
+        loaders = [callback.loader for callback in self._added_callbacks() if callback.loader is not None]
+        return loaders[0] if loaders else super().get_train_dataloader()
 
     def get_batch_samples(
         self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device

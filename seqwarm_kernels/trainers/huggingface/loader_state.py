@@ -9,10 +9,10 @@ from transformers import Trainer, TrainerControl, TrainerState, TrainingArgument
 from transformers.trainer_utils import has_length
 
 from ...data.loading.resumable_loader import ResumableLoader
-from .restorable import RestorableCallback
+from .added import AddedCallback
 
 
-class LoaderState(RestorableCallback):
+class LoaderState(AddedCallback):
     """Trains a Trainer on a `ResumableLoader`, whose state is kept in checkpoints.
 
     Example::
@@ -40,30 +40,28 @@ class LoaderState(RestorableCallback):
     """
 
     def __init__(self, loader: ResumableLoader) -> None:
-        super().__init__()
         if not isinstance(loader, ResumableLoader):
             raise TypeError(f"loader must be a ResumableLoader, got {type(loader).__name__}")
-        self._loader = loader
+        self.loader = loader
 
     def add_to(self, trainer: Trainer) -> None:
-        """Lets a Trainer train on the loader.
+        """Lets a Trainer train on the loader. `trainer.remove_callback` gives it its own loader back.
 
         Sets `ignore_data_skip` of its arguments: a training that resumes would skip batches otherwise.
+
+        Raises:
+            ValueError: the Trainer has this callback already.
         """
+        super().add_to(trainer)
         trainer.args.ignore_data_skip = True
-        trainer.__dict__["get_train_dataloader"] = lambda: self._loader
-        trainer.add_callback(self)
 
     @property
     def progress(self) -> dict[str, Any]:
-        return self._loader.state_dict()
+        return self.loader.state_dict()
 
     @progress.setter
     def progress(self, saved: Mapping[str, Any]) -> None:
-        self._loader.load_state_dict(saved)
-
-    def on_init_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        raise ValueError("callbacks must not hold LoaderState; call LoaderState(loader).add_to(trainer) instead")
+        self.loader.load_state_dict(saved)
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -76,13 +74,10 @@ class LoaderState(RestorableCallback):
             raise ValueError("the checkpoint was written without LoaderState; resume without it")
         self.progress = saved
 
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        self.save_progress(state)
-
     def _check_one_epoch(self, max_steps: int, accumulation: int) -> None:
         """The Trainer neither knows the lengths of later epochs nor, if it resumes, a last step of fewer batches."""
-        if has_length(self._loader) and max_steps * accumulation > len(self._loader):
+        if has_length(self.loader) and max_steps * accumulation > len(self.loader):
             raise ValueError(
                 f"loader must have infinite=True to train for {max_steps} steps of {accumulation} batches, got a "
-                f"loader of {len(self._loader)} batches"
+                f"loader of {len(self.loader)} batches"
             )
