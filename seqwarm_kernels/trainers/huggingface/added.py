@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from transformers import Trainer, TrainerControl, TrainerState, TrainingArguments
 
-from .derived import derived
+from .derived import give_methods
 from .label_count import counts_first_labels, with_counted_labels
 from .parallelism import ranks_of_rows
 from .restorable import RestorableCallback
@@ -33,8 +33,7 @@ class AddedCallback(RestorableCallback):
         """
         if self in trainer.callback_handler.callbacks:
             raise ValueError(f"trainer must not have this {type(self).__name__} yet")
-        if not isinstance(trainer, _Methods):
-            trainer.__class__ = derived(_Methods, type(trainer))
+        give_methods(trainer, _Methods)
         trainer.add_callback(self)
 
     def on_init_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:

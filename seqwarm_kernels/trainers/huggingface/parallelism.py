@@ -12,7 +12,7 @@ from transformers import Trainer
 
 from ..schedule_state import context_mesh_of
 from ..shifted_labels import shifts_labels
-from .derived import derived
+from .derived import give_methods
 
 
 class _OwnContextParallelism(ParallelismConfig if TYPE_CHECKING else object):  # type: ignore[misc]
@@ -53,8 +53,7 @@ def take_over(trainer: Trainer) -> DeviceMesh | None:
     if dataloading.dispatch_batches:  # the first process would deal the rows of a batch to ranks that share them
         raise ValueError("accelerator_config must have dispatch_batches=False or None with cp_size, got True")
     dataloading.dispatch_batches = False  # None would be True for an iterable dataset
-    if not isinstance(config, _OwnContextParallelism):
-        config.__class__ = derived(_OwnContextParallelism, type(config))
+    give_methods(config, _OwnContextParallelism)
     mesh: DeviceMesh = config.get_device_mesh()["cp"]
     return mesh
 
@@ -94,10 +93,9 @@ def gather_each_row_once(trainer: Trainer) -> None:
     """Lets the Trainer's metrics get each row once, where ranks share tokens or heads."""
     accelerator: Any = trainer.accelerator
     config = accelerator.parallelism_config
-    if config is None or config.non_data_parallel_size == 1 or isinstance(accelerator, _GathersRowsOnce):
-        return
-    accelerator.__class__ = derived(_GathersRowsOnce, type(accelerator))
-    trainer.gather_function = accelerator.gather_for_metrics  # as the Trainer sets it after each evaluation
+    if config is not None and config.non_data_parallel_size > 1:
+        give_methods(accelerator, _GathersRowsOnce)
+        trainer.gather_function = accelerator.gather_for_metrics  # as the Trainer sets it after each evaluation
 
 
 def share_tokens(model: nn.Module, mesh: DeviceMesh) -> None:
