@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from ...resizing.containers import is_container
 from ...schedule.scheduler import SequenceLengthScheduler
 from ..schedule_state import ScheduleState, context_mesh_of
+from .loader_state import warn_without_loader_state
 
 
 class SequenceLengthWarmup(Callback):
@@ -63,6 +64,7 @@ class SequenceLengthWarmup(Callback):
                 "training_step must take a batch, got dataloader_iter, whose batches no callback sees; resize them in "
                 "it with scheduler.resize"
             )
+        warn_without_loader_state(trainer)
         if trainer.global_step == 0:
             self._schedule_state.start()
         self._steps = trainer.global_step
