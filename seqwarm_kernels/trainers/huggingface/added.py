@@ -1,9 +1,8 @@
 """Callbacks that `add_to` adds to a Hugging Face Trainer, and the methods by which such a Trainer calls them.
 
-Private names of transformers and accelerate that this folder uses, and the test that fails when they change:
+Private names of transformers and accelerate that this folder uses, and the test that fails when one changes:
 
 - `Trainer._get_grad_norm`, since no event has norms before clipping: `test_norms_are_those_before_clipping`
-- `Trainer._load_rng_state` in loader_state.py: `test_dropout_continues`
 - `_is_accelerate_prepared` in `evaluation_loop`: `test_ranks_agree_after_an_evaluation_before_training`
 """
 
@@ -14,16 +13,31 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from transformers import Trainer, TrainerControl, TrainerState, TrainingArguments
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from .derived import give_methods
 from .label_count import counts_first_labels, with_counted_labels
 from .parallelism import ranks_of_rows
-from .restorable import RestorableCallback
 
 
-class AddedCallback(RestorableCallback):
-    """A callback of a Trainer whose methods call it, beside the Trainer's own events."""
+class AddedCallback(TrainerCallback):
+    """A callback of a Trainer whose methods call it, beside the Trainer's own events.
+
+    Its state is in trainer_state.json, among the `stateful_callbacks`, by a name that no class has. States that have
+    the name of an `ExportableState` are for callbacks which the Trainer can make anew from JSON: with
+    `restore_callback_states_from_checkpoint` it does so, without outputs and pacing functions.
+    """
+
+    progress: Any  #: the state that a checkpoint keeps, as JSON
+
+    @property
+    def name_in_checkpoint(self) -> str:
+        return f"seqwarm_kernels.{type(self).__name__}"
+
+    def saved_progress(self, state: TrainerState) -> Any:
+        """The progress in the checkpoint from which the Trainer resumes, or None if it has none of this callback."""
+        states: Any = state.stateful_callbacks  # a dict, not the list that it is annotated as
+        return states.get(self.name_in_checkpoint)
 
     def add_to(self, trainer: Trainer) -> None:
         """Adds the callback to a Trainer. `trainer.remove_callback` removes it.
@@ -39,6 +53,9 @@ class AddedCallback(RestorableCallback):
     def on_init_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         name = type(self).__name__
         raise ValueError(f"callbacks must not hold {name}; call {name}(...).add_to(trainer) instead")
+
+    def train_loader(self) -> Any:
+        """Returns what the Trainer trains on in place of its own loader, or None."""
 
     def resized(self, trainer: Trainer, batch: Any) -> Any:
         """Returns what the Trainer trains on in place of a batch."""
@@ -60,6 +77,12 @@ class _Methods(Trainer if TYPE_CHECKING else object):  # type: ignore[misc]
 
     def _added_callbacks(self) -> list[AddedCallback]:
         return [callback for callback in self.callback_handler.callbacks if isinstance(callback, AddedCallback)]
+
+    def get_train_dataloader(self) -> Any:
+        for callback in self._added_callbacks():
+            if (loader := callback.train_loader()) is not None:
+                return loader
+        return super().get_train_dataloader()
 
     def get_batch_samples(
         self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
@@ -92,8 +115,9 @@ class _Methods(Trainer if TYPE_CHECKING else object):  # type: ignore[misc]
 
     def save_model(self, *args: Any, **kwargs: Any) -> None:
         """Puts the callbacks' state into trainer_state.json, which the Trainer writes after the model."""
+        states: Any = self.state.stateful_callbacks
         for callback in self._added_callbacks():
-            callback.save_progress(self.state)
+            states[callback.name_in_checkpoint] = callback.progress
         super().save_model(*args, **kwargs)
 
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:

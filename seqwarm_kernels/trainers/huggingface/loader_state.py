@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from transformers import Trainer, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_utils import has_length
 
 from ...data.loading.resumable_loader import ResumableLoader
-from .restorable import RestorableCallback
+from .added import AddedCallback
 
 
-class LoaderState(RestorableCallback):
+class LoaderState(AddedCallback):
     """Trains a Trainer on a `ResumableLoader`, whose state is kept in checkpoints.
 
     Example::
@@ -40,7 +39,6 @@ class LoaderState(RestorableCallback):
     """
 
     def __init__(self, loader: ResumableLoader) -> None:
-        super().__init__()
         if not isinstance(loader, ResumableLoader):
             raise TypeError(f"loader must be a ResumableLoader, got {type(loader).__name__}")
         self._loader = loader
@@ -51,19 +49,14 @@ class LoaderState(RestorableCallback):
         Sets `ignore_data_skip` of its arguments: a training that resumes would skip batches otherwise.
         """
         trainer.args.ignore_data_skip = True
-        trainer.__dict__["get_train_dataloader"] = lambda: self._loader
-        trainer.add_callback(self)
+        super().add_to(trainer)
+
+    def train_loader(self) -> ResumableLoader:
+        return self._loader
 
     @property
     def progress(self) -> dict[str, Any]:
         return self._loader.state_dict()
-
-    @progress.setter
-    def progress(self, saved: Mapping[str, Any]) -> None:
-        self._loader.load_state_dict(saved)
-
-    def on_init_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        raise ValueError("callbacks must not hold LoaderState; call LoaderState(loader).add_to(trainer) instead")
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -74,10 +67,7 @@ class LoaderState(RestorableCallback):
         saved = self.saved_progress(state)
         if saved is None:
             raise ValueError("the checkpoint was written without LoaderState; resume without it")
-        self.progress = saved
-
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        self.save_progress(state)
+        self._loader.load_state_dict(saved)
 
     def _check_one_epoch(self, max_steps: int, accumulation: int) -> None:
         """The Trainer neither knows the lengths of later epochs nor, if it resumes, a last step of fewer batches."""
