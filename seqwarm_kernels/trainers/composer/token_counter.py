@@ -51,7 +51,9 @@ class TokenCounter(Callback):
         self._ranks_of_batch = 1
 
     def fit_start(self, state: State, logger: Logger) -> None:
-        if state.timestamp.batch.value and not self.train_tokens:
+        if not state.timestamp.batch.value:
+            self.train_tokens = 0  # which an earlier training may have left
+        elif not self.train_tokens:
             raise ValueError(
                 "the checkpoint was written without TokenCounter; resume without it, or start a new training from the "
                 "checkpoint's weights"
