@@ -161,6 +161,8 @@ def one_of_two(rank, port, trainer, folder):
     for name, case in ON_TWO_RANKS.items():
         if adapter.supports(case):
             training = adapter(case, Model(), folder / name)
+            if name == "truncate":
+                training.evaluate()  # before any training
             found[name] = (training.run(), training.logged(), training.progress())
     torch.save(found, folder / f"{rank}.pt")
     leave_group()

@@ -74,7 +74,7 @@ TARGETS = [
         "seqwarm_kernels/trainers/composer",
         "token_counter.py",
         "tests/trainers/composer/test_token_counter.py",
-        wider=(Run(("tests/trainers/composer/test_two_ranks.py",)),),
+        wider=(Run(("tests/trainers/test_contract.py", "-k", "composer")),),
     ),
     *_in_folder(
         "seqwarm_kernels/data/batch_planning",

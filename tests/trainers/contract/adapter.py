@@ -12,7 +12,7 @@ import torch
 
 from ...support.ranks import set_environment
 from ...support.token_rates import PEAK, SCHEDULERS
-from .cases import LEARNING_RATE, Case, Model
+from .cases import LEARNING_RATE, Case, Model, loader
 from .oracle import Rule
 from .record import Record, record_of
 
@@ -27,6 +27,8 @@ class Adapter(abc.ABC):
         keeps_schedule: checkpoints have the schedule's state. Else its length follows from the trainer's own count.
     """
 
+    rank: ClassVar[int] = 0  # of this process
+    world_size: ClassVar[int] = 1
     rule: ClassVar[Rule]
     warns_of_short: ClassVar[bool] = True
     ends_by_tokens: ClassVar[bool] = True
@@ -42,6 +44,7 @@ class Adapter(abc.ABC):
     @staticmethod
     def join_ranks(rank: int, port: int) -> None:
         """Makes this process one of two, before any training."""
+        Adapter.rank, Adapter.world_size = rank, 2
         set_environment(rank, port)
         os.environ |= {"NODE_RANK": "0", "LOCAL_WORLD_SIZE": "2"}  # Composer's
 
@@ -72,6 +75,13 @@ class Adapter(abc.ABC):
 
     def record(self, resume: int | None = None) -> Record:
         return record_of(self.model, self.rule.loss, resume or 0)
+
+    def batches(self, **settings: Any) -> Any:
+        """The batches of this rank."""
+        return loader(self.case, rank=self.rank, world_size=self.world_size, **settings)
+
+    def epoch_steps(self) -> int:
+        return self.case.epoch_steps // self.world_size
 
     def optimizer(self) -> tuple[torch.optim.Optimizer, Any]:
         """A new optimizer, and its learning rates."""

@@ -1,7 +1,5 @@
 """Composer's Trainer, whose schedule follows the trainer's own count of batches, samples or tokens."""
 
-import os
-
 from ..composer import conftest  # noqa: F401  # lets Composer be imported
 
 # isort: split
@@ -13,7 +11,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 from seqwarm_kernels.trainers.composer import SeqLengthWarmup, TokenCounter
 
 from .adapter import Adapter
-from .cases import BATCH_SIZE, EPOCHS, ITEMS, LENGTH, LONGEST, SHORTEST, STEP_SIZE, loader
+from .cases import BATCH_SIZE, EPOCHS, ITEMS, LENGTH, LONGEST, SHORTEST, STEP_SIZE
 from .oracle import Rule
 
 OPTIONS = {"mode", "keep_last_token"}
@@ -55,9 +53,6 @@ class Composer(Adapter):
         self.counter = TokenCounter(case.total_tokens)
         self.wrapped, self.logs, self.first = Wrapped(model), InMemoryLogger(), 0
 
-    def epoch_steps(self):
-        return self.case.epoch_steps // int(os.environ.get("WORLD_SIZE", 1))
-
     def trainer(self, resume=None):
         case, saving = self.case, {}
         if case.saves:
@@ -65,8 +60,8 @@ class Composer(Adapter):
         optimizer, rates = self.optimizer()
         return Trainer(
             model=self.wrapped,
-            train_dataloader=self.batches(),
-            eval_dataloader=self.batches(is_evaluation=True) if case.evaluate_every else None,
+            train_dataloader=self.sampled(),
+            eval_dataloader=self.sampled(is_evaluation=True) if case.evaluate_every else None,
             eval_interval=f"{case.evaluate_every}ba" if case.evaluate_every else 1,
             max_duration=self.max_duration,
             device_train_microbatch_size=BATCH_SIZE if case.data != "packed" else None,
@@ -83,10 +78,9 @@ class Composer(Adapter):
             **saving,
         )
 
-    def batches(self, is_evaluation=False):
+    def sampled(self, is_evaluation=False):
         """On several ranks, Composer wants a sampler for them."""
-        ranks = {"rank": int(os.environ.get("RANK", 0)), "world_size": int(os.environ.get("WORLD_SIZE", 1))}
-        own = loader(self.case, **ranks, is_evaluation=is_evaluation)
+        own = self.batches(is_evaluation=is_evaluation)
         size = BATCH_SIZE * (1 if is_evaluation else self.case.accumulate)
         sampler = DistributedSampler(own.dataset, num_replicas=1, rank=0, shuffle=False)
         return DataLoader(own.dataset, size, sampler=sampler, collate_fn=own.collate_fn)
@@ -98,7 +92,7 @@ class Composer(Adapter):
         trainer.fit()
 
     def evaluate(self):
-        self.trainer().eval(self.batches(is_evaluation=True))
+        self.trainer().eval(self.sampled(is_evaluation=True))
 
     def logged(self):
         names = ("seq_length_warmup/curr_seq_len", "train_tokens")

@@ -1,7 +1,5 @@
 """The Trainer of Hugging Face."""
 
-import os
-
 import transformers
 
 from seqwarm_kernels.trainers.huggingface import SequenceLengthWarmup
@@ -32,7 +30,7 @@ class HuggingFace(Adapter):
             "save_strategy": "epoch" if case.saves else "no",
             "prediction_loss_only": True,
             "remove_unused_columns": False,
-            "ddp_backend": "gloo" if "WORLD_SIZE" in os.environ else None,
+            "ddp_backend": "gloo" if self.world_size > 1 else None,
         }
         self.trainer = transformers.Trainer(
             model,

@@ -1,7 +1,5 @@
 """Lightning's Trainer."""
 
-import os
-
 import lightning.pytorch as pl
 
 from seqwarm_kernels.trainers.lightning import SequenceLengthWarmup
@@ -55,7 +53,7 @@ class Lightning(Adapter):
         """A new one, since a second `fit` of the same continues the first."""
         case = self.case
         saving = [pl.callbacks.ModelCheckpoint(self.folder, "{step}", save_top_k=-1)] if case.saves else []
-        ranks = {"devices": 2, "strategy": "ddp"} if "WORLD_SIZE" in os.environ else {}
+        ranks = {"devices": 2, "strategy": "ddp"} if self.world_size > 1 else {}
         every = case.evaluate_every
         return pl.Trainer(
             accelerator="cpu",
@@ -77,10 +75,9 @@ class Lightning(Adapter):
 
     def fit(self, resume=None):
         self.first, self.records = resume or 0, Records()
-        rank, size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
         validation = loader(self.case, is_evaluation=True) if self.case.evaluate_every else None
         path = self.folder / f"step={resume}.ckpt" if resume else None
-        self.trainer().fit(self.module, loader(self.case, rank=rank, world_size=size), validation, ckpt_path=path)
+        self.trainer().fit(self.module, self.batches(), validation, ckpt_path=path)
 
     def evaluate(self):
         self.trainer().validate(self.module, loader(self.case, is_evaluation=True), verbose=False)

@@ -16,10 +16,10 @@ class Plain(Adapter):
     def __init__(self, case, model, folder):
         super().__init__(case, model, folder)
         self.scheduler, self.log, self.train_tokens = case.schedule(), {}, 0
-        self.ranks = torch.distributed.is_initialized()
 
     @staticmethod
     def join_ranks(rank, port):
+        Adapter.rank, Adapter.world_size = rank, 2
         join_group(rank, port)
 
     def fit(self, resume=None):
@@ -31,14 +31,14 @@ class Plain(Adapter):
             self.train_tokens = states.pop("tokens")
             for name, state in states.items():
                 parts[name].load_state_dict(state)
-        model = DistributedDataParallel(self.model) if self.ranks else self.model
+        model = DistributedDataParallel(self.model) if self.world_size > 1 else self.model
         attachment = self.scheduler.attach(model, **case.options)
         try:
             for step in range(resume or 0, EPOCHS * self.epoch_steps()):
                 if step == case.max_steps or (case.total_tokens and self.train_tokens >= case.total_tokens):
                     break
                 if step % self.epoch_steps() == 0:
-                    batches = self.batches()
+                    batches = iter(self.batches())
                 model.train()
                 for _ in range(case.accumulate):
                     (model(**next(batches))["loss"] / case.accumulate).backward()
@@ -55,16 +55,9 @@ class Plain(Adapter):
             attachment.remove()
             optimizer.zero_grad()
 
-    def epoch_steps(self):
-        return self.case.epoch_steps // (2 if self.ranks else 1)
-
-    def batches(self):
-        of_rank = {"rank": torch.distributed.get_rank(), "world_size": 2} if self.ranks else {}
-        return iter(loader(self.case, **of_rank))
-
     def count(self, attachment, step):
         seen = torch.tensor(attachment.take_seen())
-        if self.ranks:
+        if self.world_size > 1:
             torch.distributed.all_reduce(seen)
         tokens, samples = seen.tolist()
         self.train_tokens += tokens
