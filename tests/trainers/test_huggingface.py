@@ -168,6 +168,44 @@ def test_a_search_for_the_batch_size_starts_over(tmp_path):
     assert rates == pytest.approx([0, 0.16, 0.32] + [size * tokens / 100 for tokens in (0, 4, 8, 16)])
 
 
+@pytest.mark.parametrize(("total", "steps"), [(56, 4), (57, 5)])
+def test_an_end_by_tokens_evaluates_and_saves_as_one_by_max_steps(tmp_path, total, steps):
+    """Rows of 16 tokens, cut to 4, 4, 8, 12, 16: a batch of two more has 8, 16, 32, 56, 88 tokens in all."""
+    settings = {"max_steps": 1000, "save_strategy": "steps", "save_steps": 500, "eval_strategy": "steps"}
+    warmup = SequenceLengthWarmup(schedule(), total_tokens=total)
+    training = trainer(tmp_path, model(), [warmup], **settings, eval_steps=500)
+    training.train()
+    assert training.state.global_step == steps
+    assert [path.name for path in tmp_path.glob("checkpoint-*")] == [f"checkpoint-{steps}"]
+    assert sum("eval_loss" in record for record in training.state.log_history) == 1
+
+
+@pytest.mark.parametrize("delay", [3, 4])
+def test_an_end_by_tokens_evaluates_only_by_steps(tmp_path, delay):
+    settings = {"save_strategy": "epoch", "eval_strategy": "steps", "eval_delay": delay, "eval_steps": 500}
+    training = trainer(tmp_path, model(), [SequenceLengthWarmup(schedule(), total_tokens=25)], **settings)
+    training.train()
+    assert training.state.global_step == 3
+    assert any("eval_loss" in record for record in training.state.log_history) == (delay == 3)
+
+
+def test_a_count_without_a_training_raises(tmp_path):
+    warmed, other = model(), SequenceLengthWarmup(schedule())
+    with pytest.raises(ValueError, match=r"count_tokens needs a SequenceLengthWarmup .* of a running training"):
+        other.count_tokens()
+    training = trainer(tmp_path, warmed, [SequenceLengthWarmup(schedule())])
+    training.optimizer = torch.optim.SGD(warmed.parameters(), lr=1.0)
+    training.lr_scheduler = TokenLR(training.optimizer, warmup_tokens=10, decay_tokens=20, source=other.count_tokens)
+    with pytest.raises(ValueError, match="pass the same object to the trainer"):
+        training.train()
+
+
+@pytest.mark.parametrize("value", [0, 1.5, True])
+def test_a_total_is_a_number_of_tokens(value):
+    with pytest.raises((TypeError, ValueError), match="total_tokens must be"):
+        SequenceLengthWarmup(schedule(), total_tokens=value)
+
+
 @pytest.mark.slow
 def test_a_compiled_model_is_warmed_up(tmp_path):
     flags = {"torch_compile": True, "torch_compile_backend": "aot_eager"}

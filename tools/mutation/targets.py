@@ -68,7 +68,7 @@ TARGETS = [
     *_in_folder(
         "seqwarm_kernels/trainers/huggingface",
         "logs.py",
-        *("tests/trainers/test_tokens_huggingface.py", "tests/trainers/test_monitor_huggingface.py"),
+        *("tests/trainers/test_contract.py", "tests/trainers/test_monitor_huggingface.py"),
     ),
     *_in_folder(
         "seqwarm_kernels/trainers/composer",

@@ -70,6 +70,7 @@ class Adapter(abc.ABC):
 
     def run(self, resume: int | None = None) -> Record:
         self.model.calls.clear()
+        self.model.ask = self.source() if self.case.asks else None
         self.fit(resume)
         return self.record(resume)
 

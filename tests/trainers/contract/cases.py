@@ -33,6 +33,7 @@ class Case:
     accumulate: int = 1
     evaluate_every: int | None = 4  #: optimizer steps
     log_every: int = 1
+    asks: bool = False  #: for the count of tokens in each forward
     rates: str | None = None  #: a learning rate by tokens of tests/support/token_rates.py
     total_tokens: int | None = None
     max_steps: int | None = None
@@ -96,6 +97,7 @@ class Model(nn.Module):
     Attributes:
         calls: (is training, rows, length, loss) of each forward, and ("step", learning rate) of each optimizer step.
         fails: raised in the sixth forward in training.
+        ask: called in each forward in training.
     """
 
     accepts_loss_kwargs = True  # for Hugging Face's Trainer: the loss takes num_items_in_batch,
@@ -109,11 +111,13 @@ class Model(nn.Module):
         self.double()
         for parameter in self.parameters():
             nn.init.normal_(parameter, generator=generator)
-        self.calls, self.fails = [], None
+        self.calls, self.fails, self.ask = [], None, None
 
     def forward(self, input_ids, labels, attention_mask=None, position_ids=None, num_items_in_batch=None):
         if self.fails is not None and sum(call[0] is True for call in self.calls) == FAILS_AT:
             raise self.fails
+        if self.ask is not None and self.training:
+            self.ask()
         rows, length = input_ids.shape
         positions = torch.arange(length).expand(rows, length) if position_ids is None else position_ids
         sequence = (positions == 0).cumsum(1)

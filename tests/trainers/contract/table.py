@@ -26,7 +26,7 @@ def reshape(remainder):
 #: In `make test`: of each mode, remainder, unit and kind of batch one.
 CASES = {
     "truncate": Case(),
-    "truncate-padded": Case({}, "token", 80, "padded", 2, rates="TokenLR"),
+    "truncate-padded": Case({}, "token", 80, "padded", 2, asks=True, rates="TokenLR"),
     "last-token": Case({"keep_last_token": True}, "sample", 20, "padded", rates="StepByTokens"),
     "reshape-drop": Case(reshape("drop"), "token", 400, accumulate=2, log_every=3),
     "reshape-pad": Case(reshape("pad"), "sample", 60, rates="TokenLR"),
