@@ -1,6 +1,6 @@
 """What every trainer promises: losses, weights, lengths, counts and learning rates of a loop written by hand.
 
-Trainers are adapters in contract/, and cases rows of contract/table.py.
+Trainers are adapters, contract/huggingface.py and so on, and cases rows of contract/table.py.
 """
 
 import warnings

@@ -28,7 +28,7 @@ class TokenCounter(Callback):
         schedule = TokenLR(optimizer, warmup_tokens=10**7, decay_tokens=10**9, source=counter.count_tokens)
         Trainer(..., optimizers=optimizer, schedulers=schedule, step_schedulers_every_batch=True, callbacks=counter)
 
-    Logs `train_tokens` after each batch. Checkpoints keep it.
+    Logs `train_tokens` after each batch. Checkpoints keep it. A training that does not resume starts at 0.
 
     Args:
         total_tokens: end the training after the batch that reaches this number of tokens. It still ends before at its
