@@ -66,6 +66,12 @@ TARGETS = [
         *("tests/schedule/test_watch.py", "tests/resizing/test_masks.py", "-k", "not processes"),
     ),
     *_in_folder(
+        "seqwarm_kernels/trainers",
+        "schedule_state.py",
+        *("tests/trainers/test_schedule_state.py", "tests/trainers/test_contract.py", "-k", "not composer"),
+        wider=(Run(("tests/trainers/test_contract.py", "-m", "slow", "-k", "two_ranks")),),
+    ),
+    *_in_folder(
         "seqwarm_kernels/trainers/huggingface",
         "logs.py",
         *("tests/trainers/test_contract.py", "tests/trainers/test_monitor_huggingface.py"),
