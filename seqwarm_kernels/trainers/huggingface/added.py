@@ -29,6 +29,7 @@ class AddedCallback(TrainerCallback):
     """
 
     progress: Any  #: the state that a checkpoint keeps, as JSON
+    cuts_batches = False  #: whether `resized` does anything
 
     @property
     def name_in_checkpoint(self) -> str:
@@ -88,7 +89,8 @@ class _Methods(Trainer if TYPE_CHECKING else object):  # type: ignore[misc]
         self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
     ) -> tuple[list[Any], Any]:
         """Resizes the batches of a step before the Trainer counts their labels."""
-        callbacks, counts_first = self._added_callbacks(), counts_first_labels(self)
+        callbacks = [callback for callback in self._added_callbacks() if callback.cuts_batches]
+        counts_first = bool(callbacks) and counts_first_labels(self)
         taken: list[tuple[Any, Any]] = []  # what the Trainer counts, and trains on
 
         def resized() -> Iterator[Any]:
