@@ -73,6 +73,18 @@ def test_norms_are_those_before_clipping(tmp_path, max_grad_norm):
     assert min(norms) > 0.1
 
 
+def test_a_monitor_alone_changes_no_loss(tmp_path):
+    """The warmup counts labels of GPT-2 in another way than the Trainer."""
+    losses = []
+    for callbacks in ([], [Monitor()]):
+        made = model()
+        made.loss_type = None
+        training = trainer(tmp_path, made, callbacks, **ADAM)
+        training.train()
+        losses.append(logged(training))
+    assert losses[0] == losses[1]
+
+
 def test_with_a_warmup_the_loss_is_that_of_the_cut_batch(tmp_path):
     records = []
     training = trainer(tmp_path, model(), [Monitor(records.append), SequenceLengthWarmup(schedule())], **ADAM)

@@ -27,7 +27,7 @@ class TokenCounter(Callback):
         schedule = TokenLR(optimizer, warmup_tokens=10**7, decay_tokens=10**9, source=counter.count_tokens)
         Trainer(..., optimizers=optimizer, schedulers=schedule, step_schedulers_every_batch=True, callbacks=counter)
 
-    Logs `train_tokens` after each batch. Checkpoints keep it.
+    Logs `train_tokens` after each batch. Checkpoints keep it. A training that does not resume starts at 0.
 
     Args:
         total_tokens: end the training after the batch that reaches this number of tokens. It still ends before at its
@@ -50,7 +50,9 @@ class TokenCounter(Callback):
         self._ranks_of_batch = 1
 
     def fit_start(self, state: State, logger: Logger) -> None:
-        if state.timestamp.batch.value and not self.train_tokens:
+        if not state.timestamp.batch.value:
+            self.train_tokens = 0  # which an earlier training may have left
+        elif not self.train_tokens:
             raise ValueError(
                 "the checkpoint was written without TokenCounter; resume without it, or start a new training from the "
                 "checkpoint's weights"

@@ -1,6 +1,6 @@
 """Callbacks that `add_to` adds to a Hugging Face Trainer, and the methods by which such a Trainer calls them.
 
-Private names of transformers and accelerate that this folder uses, and the test that fails when they change:
+Private names of transformers and accelerate that this folder uses, and the test that fails when one changes:
 
 - `Trainer._get_grad_norm`, since no event has norms before clipping: `test_norms_are_those_before_clipping`
 - `_is_accelerate_prepared` in `evaluation_loop`: `test_ranks_agree_after_an_evaluation_before_training`
@@ -13,18 +13,32 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from transformers import Trainer, TrainerControl, TrainerState, TrainingArguments
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from .derived import derived
+from .derived import give_methods
 from .label_count import counts_first_labels, with_counted_labels
 from .parallelism import ranks_of_rows
-from .restorable import RestorableCallback
 
 
-class AddedCallback(RestorableCallback):
-    """A callback of a Trainer whose methods call it, beside the Trainer's own events."""
+class AddedCallback(TrainerCallback):
+    """A callback of a Trainer whose methods call it, beside the Trainer's own events.
 
-    loader: Any = None  #: what the Trainer trains on in place of its own loader, if not None
+    Its state is in trainer_state.json, among the `stateful_callbacks`, by a name that no class has. States that have
+    the name of an `ExportableState` are for callbacks which the Trainer can make anew from JSON: with
+    `restore_callback_states_from_checkpoint` it does so, without outputs and pacing functions.
+    """
+
+    progress: Any  #: the state that a checkpoint keeps, as JSON
+    cuts_batches = False  #: whether `resized` does anything
+
+    @property
+    def name_in_checkpoint(self) -> str:
+        return f"seqwarm_kernels.{type(self).__name__}"
+
+    def saved_progress(self, state: TrainerState) -> Any:
+        """The progress in the checkpoint from which the Trainer resumes, or None if it has none of this callback."""
+        states: Any = state.stateful_callbacks  # a dict, not the list that it is annotated as
+        return states.get(self.name_in_checkpoint)
 
     def add_to(self, trainer: Trainer) -> None:
         """Adds the callback to a Trainer. `trainer.remove_callback` removes it.
@@ -34,13 +48,15 @@ class AddedCallback(RestorableCallback):
         """
         if self in trainer.callback_handler.callbacks:
             raise ValueError(f"trainer must not have this {type(self).__name__} yet")
-        if not isinstance(trainer, _Methods):
-            trainer.__class__ = derived(_Methods, type(trainer))
+        give_methods(trainer, _Methods)
         trainer.add_callback(self)
 
     def on_init_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         name = type(self).__name__
         raise ValueError(f"callbacks must not hold {name}; call {name}(...).add_to(trainer) instead")
+
+    def train_loader(self) -> Any:
+        """Returns what the Trainer trains on in place of its own loader, or None."""
 
     def resized(self, trainer: Trainer, batch: Any) -> Any:
         """Returns what the Trainer trains on in place of a batch."""
@@ -64,14 +80,17 @@ class _Methods(Trainer if TYPE_CHECKING else object):  # type: ignore[misc]
         return [callback for callback in self.callback_handler.callbacks if isinstance(callback, AddedCallback)]
 
     def get_train_dataloader(self) -> Any:
-        loaders = [callback.loader for callback in self._added_callbacks() if callback.loader is not None]
-        return loaders[0] if loaders else super().get_train_dataloader()
+        for callback in self._added_callbacks():
+            if (loader := callback.train_loader()) is not None:
+                return loader
+        return super().get_train_dataloader()
 
     def get_batch_samples(
         self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
     ) -> tuple[list[Any], Any]:
         """Resizes the batches of a step before the Trainer counts their labels."""
-        callbacks, counts_first = self._added_callbacks(), counts_first_labels(self)
+        callbacks = [callback for callback in self._added_callbacks() if callback.cuts_batches]
+        counts_first = bool(callbacks) and counts_first_labels(self)
         taken: list[tuple[Any, Any]] = []  # what the Trainer counts, and trains on
 
         def resized() -> Iterator[Any]:
@@ -98,8 +117,9 @@ class _Methods(Trainer if TYPE_CHECKING else object):  # type: ignore[misc]
 
     def save_model(self, *args: Any, **kwargs: Any) -> None:
         """Puts the callbacks' state into trainer_state.json, which the Trainer writes after the model."""
+        states: Any = self.state.stateful_callbacks
         for callback in self._added_callbacks():
-            callback.save_progress(self.state)
+            states[callback.name_in_checkpoint] = callback.progress
         super().save_model(*args, **kwargs)
 
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:

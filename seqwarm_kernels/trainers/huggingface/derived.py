@@ -6,8 +6,14 @@ import functools
 from typing import Any
 
 
+def give_methods(target: Any, methods: type) -> None:
+    """Puts methods in front of those of an object's own class. Does nothing if they are there."""
+    if not isinstance(target, methods):
+        target.__class__ = _derived(methods, target.__class__)
+
+
 @functools.cache
-def derived(methods: Any, kind: Any) -> Any:
-    """A class with `methods` in front of those of `kind`, whose name it has. The same one for each call."""
+def _derived(methods: type, kind: type) -> type:
+    """A class with the name of `kind`, once for each of them."""
     names = {name: getattr(kind, name) for name in ("__module__", "__qualname__", "__doc__")}
     return type(kind.__name__, (methods, kind), names)

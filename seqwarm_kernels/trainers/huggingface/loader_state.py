@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from transformers import Trainer, TrainerControl, TrainerState, TrainingArguments
@@ -42,26 +41,22 @@ class LoaderState(AddedCallback):
     def __init__(self, loader: ResumableLoader) -> None:
         if not isinstance(loader, ResumableLoader):
             raise TypeError(f"loader must be a ResumableLoader, got {type(loader).__name__}")
-        self.loader = loader
+        self._loader = loader
 
     def add_to(self, trainer: Trainer) -> None:
-        """Lets a Trainer train on the loader. `trainer.remove_callback` gives it its own loader back.
+        """Lets a Trainer train on the loader.
 
         Sets `ignore_data_skip` of its arguments: a training that resumes would skip batches otherwise.
-
-        Raises:
-            ValueError: the Trainer has this callback already.
         """
-        super().add_to(trainer)
         trainer.args.ignore_data_skip = True
+        super().add_to(trainer)
+
+    def train_loader(self) -> ResumableLoader:
+        return self._loader
 
     @property
     def progress(self) -> dict[str, Any]:
-        return self.loader.state_dict()
-
-    @progress.setter
-    def progress(self, saved: Mapping[str, Any]) -> None:
-        self.loader.load_state_dict(saved)
+        return self._loader.state_dict()
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -72,12 +67,12 @@ class LoaderState(AddedCallback):
         saved = self.saved_progress(state)
         if saved is None:
             raise ValueError("the checkpoint was written without LoaderState; resume without it")
-        self.progress = saved
+        self._loader.load_state_dict(saved)
 
     def _check_one_epoch(self, max_steps: int, accumulation: int) -> None:
         """The Trainer neither knows the lengths of later epochs nor, if it resumes, a last step of fewer batches."""
-        if has_length(self.loader) and max_steps * accumulation > len(self.loader):
+        if has_length(self._loader) and max_steps * accumulation > len(self._loader):
             raise ValueError(
                 f"loader must have infinite=True to train for {max_steps} steps of {accumulation} batches, got a "
-                f"loader of {len(self.loader)} batches"
+                f"loader of {len(self._loader)} batches"
             )

@@ -12,10 +12,10 @@ from transformers import Trainer
 
 from ..schedule_state import context_mesh_of
 from ..shifted_labels import shifts_labels
-from .derived import derived
+from .derived import give_methods
 
 
-class _OwnContextParallelism(ParallelismConfig):
+class _OwnContextParallelism(ParallelismConfig if TYPE_CHECKING else object):  # type: ignore[misc]
     """A configuration whose `cp_size` ranks share rows, but not by Accelerate's context parallelism.
 
     Accelerate has built its mesh, of which loaders and FSDP2 learn who shares rows and parameters. `cp_enabled` is what
@@ -28,7 +28,8 @@ class _OwnContextParallelism(ParallelismConfig):
 
     def __reduce__(self) -> tuple[Any, ...]:  # in training_args.bin, without this package and the processes
         fields = {name: value for name, value in vars(self).items() if name != "device_mesh"}
-        return ParallelismConfig.__new__, (ParallelismConfig,), fields
+        kind = type(self).__mro__[2]  # the one that was given
+        return kind.__new__, (kind,), fields
 
 
 def take_over(trainer: Trainer) -> DeviceMesh | None:
@@ -38,29 +39,21 @@ def take_over(trainer: Trainer) -> DeviceMesh | None:
         The mesh of the ranks that share rows, or None if the Trainer's configuration has none.
 
     Raises:
-        ValueError: The configuration is of a class of its own, or has `tp_size`, too, or the first process deals
-            batches. Nothing was changed.
+        ValueError: The configuration has `tp_size`, too, or the first process deals batches. Nothing was changed.
     """
     config = trainer.accelerator.parallelism_config
     if config is None or config.cp_size == 1:
         return None
-    if type(config) not in (ParallelismConfig, _OwnContextParallelism):
-        raise ValueError(
-            f"parallelism_config must be an accelerate.ParallelismConfig itself, got its subclass {type(config)}"
-        )
     if config.tp_size > 1:
         raise ValueError(
-            "parallelism_config must have either cp_size or tp_size of 1, since ranks share either the tokens or the "
-            f"heads of a model, got cp_size={config.cp_size} and tp_size={config.tp_size}"
+            f"parallelism_config must have cp_size or tp_size of 1, got cp_size={config.cp_size} and "
+            f"tp_size={config.tp_size}"
         )
     dataloading = trainer.accelerator.dataloader_config
-    if dataloading.dispatch_batches:
-        raise ValueError(
-            "accelerator_config must have dispatch_batches=False or None with cp_size, got True: the first process "
-            "would deal the rows of a batch to ranks that share them"
-        )
+    if dataloading.dispatch_batches:  # the first process would deal the rows of a batch to ranks that share them
+        raise ValueError("accelerator_config must have dispatch_batches=False or None with cp_size, got True")
     dataloading.dispatch_batches = False  # None would be True for an iterable dataset
-    config.__class__ = _OwnContextParallelism
+    give_methods(config, _OwnContextParallelism)
     mesh: DeviceMesh = config.get_device_mesh()["cp"]
     return mesh
 
@@ -100,10 +93,9 @@ def gather_each_row_once(trainer: Trainer) -> None:
     """Lets the Trainer's metrics get each row once, where ranks share tokens or heads."""
     accelerator: Any = trainer.accelerator
     config = accelerator.parallelism_config
-    if config is None or config.non_data_parallel_size == 1 or isinstance(accelerator, _GathersRowsOnce):
-        return
-    accelerator.__class__ = derived(_GathersRowsOnce, type(accelerator))
-    trainer.gather_function = accelerator.gather_for_metrics  # as the Trainer sets it after each evaluation
+    if config is not None and config.non_data_parallel_size > 1:
+        give_methods(accelerator, _GathersRowsOnce)
+        trainer.gather_function = accelerator.gather_for_metrics  # as the Trainer sets it after each evaluation
 
 
 def share_tokens(model: nn.Module, mesh: DeviceMesh) -> None:
@@ -122,7 +114,7 @@ def share_tokens(model: nn.Module, mesh: DeviceMesh) -> None:
     elif own.mesh.tolist() != mesh.mesh.tolist():
         raise ValueError(
             f"ContextParallel must be on the ranks that share rows by parallelism_config, {mesh.mesh.tolist()}, got "
-            f"{own.mesh.tolist()}: apply it on parallelism_config.get_device_mesh()['cp'], or leave it to the warmup"
+            f"{own.mesh.tolist()}"
         )
 
 

@@ -60,6 +60,8 @@ class SequenceLengthWarmup(AddedCallback):
             called with this Trainer.
     """
 
+    cuts_batches = True
+
     def __init__(
         self, scheduler: SequenceLengthScheduler, *, total_tokens: int | None = None, **resize_options: Any
     ) -> None:

@@ -27,8 +27,7 @@ from seqwarm_kernels.trainers.composer.algorithms import claim_memory
 
 from ...support.ranks import leave_group, run_ranks
 from ..shards import part_of, watch
-from ..test_lightning_tokens import padded
-from ..test_packed import COLLATORS, model, sequences
+from ..test_packed import COLLATORS, model, padded, sequences
 
 ROWS = 12
 CASES = {
