@@ -20,7 +20,7 @@ from bench.training import figures as training
 from bench.training.plan import CAUSAL, EXTRAPOLATION, MASKED, SPEED, STABILITY, TIME
 from bench.training.results import Result
 from bench.training.scales import TOY
-from seqwarm_kernels.parallel.volumes import ContextSize
+from seqwarm_kernels.cli.exchanges import ContextSize
 from seqwarm_kernels.utils.figures import style
 
 from .support.figures import check_looks, check_readable, drawn, texts_of

@@ -7,10 +7,9 @@ import pytest
 
 from seqwarm_kernels import SequenceLengthScheduler, discrete
 from seqwarm_kernels.cli import main
+from seqwarm_kernels.cli.exchanges import ContextSize, Exchanges, normal_widths
 from seqwarm_kernels.cli.plan_report import plan_figure, table
 from seqwarm_kernels.cli.schedule_plan import ModelSize, plan_schedule
-from seqwarm_kernels.parallel.exchanges import Exchanges
-from seqwarm_kernels.parallel.volumes import ContextSize, normal_widths
 from seqwarm_kernels.utils.figures import style
 
 MODEL = ModelSize(layers=2, hidden_size=16, vocab_size=100)

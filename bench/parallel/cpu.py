@@ -18,8 +18,8 @@ from tqdm import tqdm
 
 from seqwarm_kernels.attention.reach import ReachSettings, measure_reach
 from seqwarm_kernels.attention.slopes import alibi_slopes
+from seqwarm_kernels.cli.exchanges import ContextSize, normal_widths
 from seqwarm_kernels.parallel import context_attention, halo_widths
-from seqwarm_kernels.parallel.volumes import ContextSize, normal_widths
 
 from ..common.records import write
 from .counting import ReceivedBytes

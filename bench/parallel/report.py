@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from seqwarm_kernels.attention.slopes import alibi_slopes
+from seqwarm_kernels.cli.exchanges import ALL_GATHER, HALO, RING, ULYSSES, ContextSize, Exchanges, Volume, megabytes
 from seqwarm_kernels.parallel.balance import balanced_slopes, rank_work
-from seqwarm_kernels.parallel.exchanges import ALL_GATHER, HALO, RING, ULYSSES, Exchanges, megabytes
-from seqwarm_kernels.parallel.volumes import ContextSize, Volume
 from seqwarm_kernels.utils.figures import label_lines, log_axis, new_figure, plot, save_both
 
 from ..common.goals import Goal, goals_table
@@ -137,8 +136,9 @@ def _fewer_texts(volumes: dict[str, Volume | str]) -> list[str]:
 
 def _fewer(size: ContextSize, widths: Sequence[int]) -> dict[str, float]:
     """How many times as many bytes the others receive in forward."""
-    halo = size.halo(widths).forward
-    return {RING: size.ring().forward / halo, ULYSSES: size.ulysses().forward / halo}
+    halo, ulysses = size.halo(widths).forward, size.ulysses()
+    assert isinstance(ulysses, Volume)
+    return {RING: size.ring().forward / halo, ULYSSES: ulysses.forward / halo}
 
 
 # ---- records

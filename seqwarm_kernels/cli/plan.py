@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from .common import UNITS, Result, add_figure, add_pacing, check_figure, pacing, usage_errors
 
 if TYPE_CHECKING:
-    from ..parallel.exchanges import Exchanges
+    from .exchanges import Exchanges
 
 HELP = "show the lengths of a schedule, and the tokens and FLOPs that it saves"
 EXAMPLES = """\
@@ -116,8 +116,7 @@ def _exchanges(arguments: argparse.Namespace) -> Exchanges:
     Raises:
         ValueError: an option does not fit.
     """
-    from ..parallel.exchanges import Exchanges
-    from ..parallel.volumes import ContextSize, normal_widths
+    from .exchanges import ContextSize, Exchanges, normal_widths
 
     heads, length, ranks = arguments.heads, arguments.max_seq_length, arguments.ranks
     if heads > 0 and arguments.head_dim is None and arguments.hidden_size % heads:

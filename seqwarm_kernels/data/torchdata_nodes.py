@@ -166,7 +166,7 @@ class BatchLoader(nodes.Loader[Any]):
 
     def _continue(self) -> Iterator[Any]:
         """Discards batches that were fetched and not yielded."""
-        self._batches.move_to(self._batches.position, restart_epoch=False)
+        self._batches.move_to(self._batches.position)
         return super().__iter__()
 
     @property

@@ -65,8 +65,9 @@ def context_attention(
         mesh: One dimension, such as `device_mesh["context"]`, with ranks in ascending order, which is that of their
             tokens.
         halo: Width of the halo in tokens: one for all key heads, or one for each. It may be larger than c. Default: the
-            smallest that serves. The host then waits for it in each call, which torch.compile cannot. A given halo
-            that is too narrow fails an assertion on the device. `halo_widths` finds the widths of an example.
+            narrowest multiples of 64 that serve. The host then waits for them in each call, which torch.compile cannot.
+            A given halo that is too narrow fails an assertion on the device. `halo_widths` finds the widths of an
+            example.
         causal: As for `alibi_attention`, as are scale, window, skip_tolerance, return_lse and backend.
         segment_length: As for `alibi_attention`. If it divides c, nothing is exchanged.
         key_padding_mask: (B, c) bool, True where a key is attended. A query at a masked position is taken for padding:
@@ -240,7 +241,7 @@ def halo_widths(
     key_padding_mask: Tensor | None = None,
     skip_tolerance: float = DEFAULT_SKIP_TOLERANCE,
 ) -> list[int]:
-    """The smallest `halo` with which `context_attention` serves these inputs: tokens for each key head.
+    """The `halo` that `context_attention` chooses for these inputs: tokens for each key head, in multiples of 64.
 
     It is the same on all ranks, which must all call this function. The host waits for the result. Other queries and
     keys may need more: leave a margin, or take the largest of several batches. c, the shard's length, times the number

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -13,7 +12,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.parallel import ParallelStyle
 
 from ..models.alibi_layer import AlibiHeads, Packing
+from ..schedule.attachment import attachment_of
 from ..utils.checks import check_module
+from ..utils.modules import CONTEXT_PART
 from .checks import check_halo, check_mesh, check_parts
 from .context_attention import context_attention, context_attention_varlen
 
@@ -26,10 +27,14 @@ class ContextParallel(ParallelStyle):
         ...
         loss = model(**shard_sequence(batch, mesh["context"])).loss  # or, for short rows, `ContextBatches`
 
-    It acts on every ALiBi layer of the module that it is applied to, and no weight changes. In training mode the layers
-    take their inputs for shards of rows, as `shard_sequence` returns them. In evaluation mode, and for whole rows,
-    `sharded_by` must say what the inputs are. Everything else in the model must treat each token on its own. After
-    `apply_alibi` positions do not matter, and the position ids and masks that transformers makes of a shard serve.
+    It acts on every ALiBi layer of the module that it is applied to, and no weight changes. Batches of `shard_sequence`
+    say in the entry "context_part" whether they hold a part of the tokens of all rows or whole rows. A hook takes this
+    entry from the arguments of the module's call, or reads it in a batch that is the first argument. Other inputs are
+    whole rows in evaluation mode, and an error in training mode: describe them with `sharded_by`.
+
+    Everything else in the model must treat each token on its own. After `apply_alibi` positions do not matter, and the
+    position ids and masks that transformers makes of a shard serve. Call backward before the next forward: activation
+    checkpointing runs the layers again, for the inputs of the last call.
 
     Gradients of all parameters are partial sums over the ranks: average them over all ranks, as
     DistributedDataParallel and `fully_shard` over the flattened mesh do, with the losses of `shard_sequence`.
@@ -39,8 +44,8 @@ class ContextParallel(ParallelStyle):
 
     Raises:
         TypeError: `halo` is not an int or a sequence of ints, or the mesh is not a DeviceMesh.
-        ValueError: The mesh has several dimensions, or the module has no ALiBi layer. In a forward: a cache or a
-            pattern of the mask does not work on shards.
+        ValueError: The mesh has several dimensions, or the module has no ALiBi layer, or a scheduler attached. In a
+            forward: nothing says what the inputs are, or a cache or a pattern of the mask does not work on shards.
     """
 
     def __init__(self, halo: int | Sequence[int] | None = None) -> None:
@@ -49,39 +54,56 @@ class ContextParallel(ParallelStyle):
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         check_mesh(device_mesh)
-        heads = _heads(module)
+        heads = [each for each in module.modules() if isinstance(each, AlibiHeads)]
         if not heads:
             raise ValueError(
                 f"ContextParallel must be applied to a module with ALiBi layers, got {type(module).__name__}: call "
                 "apply_alibi before parallelize_module"
             )
+        if any(attachment_of(each) is not None for each in module.modules()):
+            raise ValueError("module must have no scheduler attached; call shard(scheduler.resize(batch))")
+        context = SharedContext(device_mesh, self.halo)
         for layer in heads:
-            layer.context = LayerContext(device_mesh, self.halo)
+            layer.context = context
+        # Before the hooks of apply_alibi, which ask what the inputs are.
+        module.register_forward_pre_hook(context.take_part, prepend=True, with_kwargs=True)
         return module
 
 
-@dataclass(frozen=True)
-class LayerContext:
-    """The `context` of an `AlibiHeads`: attends rows whose tokens are sharded over the ranks of a mesh."""
+class SharedContext:
+    """What all layers under one `ContextParallel` share, the `context` of their `AlibiHeads`: how and what to attend.
 
-    mesh: DeviceMesh
-    halo: int | Sequence[int] | None
-    by: str = "tokens"  #: what each rank has: a part of the tokens of all rows, or whole "rows"
-    in_evaluation: bool = False  #: whether the caller said that this is so in evaluation mode, too
+    Attributes:
+        part: What the last batch said that it holds: "tokens" of all rows, or whole "rows". None if it said nothing.
+        described: The same, as `sharded_by` says it of batches that say nothing.
+    """
+
+    def __init__(self, mesh: DeviceMesh, halo: int | Sequence[int] | None) -> None:
+        self.mesh, self.halo = mesh, halo
+        self.part: str | None = None
+        self.described: str | None = None
+
+    def take_part(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The forward pre-hook of the module that `ContextParallel` was applied to."""
+        batch = args[0] if args and isinstance(args[0], Mapping) else kwargs
+        self.part = batch.get(CONTEXT_PART)
+        return args, {name: value for name, value in kwargs.items() if name != CONTEXT_PART}
 
     def shards_tokens(self, *, training: bool) -> bool:
         """Whether the inputs of a layer are parts of rows, which need the keys of other ranks.
 
         Raises:
-            ValueError: The layer is in evaluation mode, and its inputs were not described.
+            ValueError: The layer is in training mode, and nothing says what its inputs are.
         """
-        if not (training or self.in_evaluation):
+        part = self.part or self.described
+        if part is None and training:
             raise ValueError(
-                "model must be in training mode under ContextParallel, or its inputs be described, got a call in "
-                'evaluation mode: use `with sharded_by(model, "rows"):` if each rank has rows of its own, as in '
-                '`generate`, or `with sharded_by(model, "tokens"):` for batches of shard_sequence'
+                "inputs under ContextParallel must be a batch of shard_sequence or ContextBatches in training mode, or "
+                "be described by sharded_by"
             )
-        return self.by == "tokens"
+        return part == "tokens"
 
     def __call__(
         self,
@@ -99,7 +121,7 @@ class LayerContext:
         if query_start is not None or query.shape[2] != key.shape[2]:
             raise ValueError(
                 f"the cache must be None under ContextParallel, got {query.shape[2]} queries and {key.shape[2]} "
-                'keys: generate in `with sharded_by(model, "rows"):`, where each rank has whole rows'
+                "keys: generate from whole rows in evaluation mode"
             )
         options |= {"mesh": self.mesh, "halo": self.halo}
         if packing is None:
@@ -115,14 +137,15 @@ class LayerContext:
 
 @contextmanager
 def sharded_by(model: nn.Module, by: str) -> Iterator[None]:
-    """Say what the inputs of a model with `ContextParallel` are in this block. Forward and backward belong into it.
+    """Say what the inputs of a model with `ContextParallel` are in this block, where no batch of `shard_sequence` says.
 
-    Blocks may be nested: the innermost counts.
+    Such inputs are tensors in positional arguments, or those of a model of which only a submodule has
+    `ContextParallel`. Forward and backward belong into the block. Blocks may be nested: the innermost counts.
 
     Args:
         model: Holds the layers. It may be wrapped or compiled.
-        by: "tokens": each rank has a part of the tokens of all rows. That is the default in training mode.
-            "rows": each rank has whole rows, and nothing is exchanged.
+        by: "tokens": each rank has a part of the tokens of all rows. "rows": each rank has whole rows, and nothing is
+            exchanged.
 
     Raises:
         TypeError: `model` is not a module.
@@ -130,36 +153,24 @@ def sharded_by(model: nn.Module, by: str) -> Iterator[None]:
     """
     check_module("model", model)
     check_parts(by)
-    before = {layer: layer.context for layer in _layers(model)}
-    expect(model, by, in_evaluation=True)
+    before = {context: context.described for context in _contexts(model)}
+    if not before:
+        raise ValueError("model must have layers with ContextParallel, got none: call parallelize_module first")
     try:
+        for context in before:
+            context.part, context.described = None, by
         yield
     finally:
-        for layer, context in before.items():
-            layer.context = context
-
-
-def expect(model: nn.Module, by: str, *, in_evaluation: bool = False) -> None:
-    """Let the layers of a model with `ContextParallel` take their inputs for shards by "tokens" or whole "rows".
-
-    Raises:
-        ValueError: The model has no layer with `ContextParallel`.
-    """
-    layers = _layers(model)
-    if not layers:
-        raise ValueError("model must have layers with ContextParallel, got none: call parallelize_module first")
-    for layer in layers:
-        layer.context = replace(layer.context, by=by, in_evaluation=in_evaluation)
+        for context, described in before.items():
+            context.part, context.described = None, described
 
 
 def context_mesh(model: nn.Module) -> DeviceMesh | None:
     """The mesh over which `ContextParallel` shards the rows of a model, or None without it."""
-    return next((layer.context.mesh for layer in _layers(model)), None)
+    return next((context.mesh for context in _contexts(model)), None)
 
 
-def _layers(model: nn.Module) -> list[Any]:
-    return [layer for layer in _heads(model) if layer.context is not None]
-
-
-def _heads(model: nn.Module) -> list[Any]:
-    return [module for module in model.modules() if isinstance(module, AlibiHeads)]
+def _contexts(model: nn.Module) -> list[SharedContext]:
+    """One for each `ContextParallel` that was applied in the model."""
+    heads = (module for module in model.modules() if isinstance(module, AlibiHeads))
+    return list(dict.fromkeys(layer.context for layer in heads if layer.context is not None))

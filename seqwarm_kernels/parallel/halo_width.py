@@ -12,8 +12,6 @@ any attention.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
-from functools import reduce
 from typing import NamedTuple
 
 import torch
@@ -30,7 +28,7 @@ _OWN_SCORE_MARGIN = 2**-10
 _SMALLEST_SLOPE = 2**-16 * math.log(2)  #: flatter heads reach everything
 
 
-class _Queries(NamedTuple):
+class Queries(NamedTuple):
     """A query reaches the distance (norm · K + rest) / slope, if no key's norm exceeds K."""
 
     norm: Tensor  #: (B, Hkv, G, c), times the scale; G query heads share a key head
@@ -74,66 +72,40 @@ def choose_widths(
         return [widest] * key.shape[1]
     if given is None and torch.compiler.is_compiling():
         raise ValueError("halo must be an int under torch.compile, got None, which makes the host wait for a width")
-    largest, queries = _shard(query, key, slopes, key_padding_mask, scale, skip_tolerance, causal)
-    largest = _gathered(largest, key.shape[2], mesh)
-    bound = _Bound(
-        largest, {mesh.get_local_rank(): queries}, causal, lambda widths: collectives.all_reduce(widths, "max", mesh)
+    largest, queries = key_norms_and_queries(
+        query, key, slopes, key_padding_mask, scale=scale, skip_tolerance=skip_tolerance, causal=causal
     )
+    bound = _Bound(_gathered(largest, key.shape[2], mesh), queries, causal, mesh)
     if given is None:
-        return [min(width, widest) for width in bound.smallest()]
+        return [min(width, widest) for width in bound.narrowest()]
     bound.check(given, widest)
     return given
 
 
-@torch.no_grad()
-def widths_of_shards(
-    shards: Iterable[tuple[Tensor, Tensor]], slopes: Tensor, *, scale: float, skip_tolerance: float, causal: bool
-) -> list[int]:
-    """The widths that `choose_widths` finds for rows whose shards are all in this process. Needs no process group.
-
-    Args:
-        shards: The query (B, Hq, c, D) and the key (B, Hkv, c, D) of each rank, in order. Each pair is used once.
-        slopes: (Hq,) or (B, Hq).
-    """
-    found = [_shard(query, key, slopes, None, scale, skip_tolerance, causal) for query, key in shards]
-    largest = torch.stack([norm for norm, _ in found])
-    bound = _Bound(largest, dict(enumerate(queries for _, queries in found)), causal, lambda widths: widths)
-    widest = (len(found) - 1) * bound.length
-    return [min(width, widest) for width in bound.smallest()]
-
-
-class _Bound:
+class _Bound(NamedTuple):
     """The widths that the queries of all ranks need."""
 
-    def __init__(
-        self,
-        largest: Tensor,
-        queries: Mapping[int, _Queries],
-        causal: bool,
-        maximum: Callable[[Tensor], Tensor],
-    ) -> None:
-        """
-        Args:
-            largest: (P, B, Hkv), the largest key norm of each shard.
-            queries: Those of the ranks that are in this process.
-            maximum: Returns the maximum over all processes.
-        """
-        self._largest, self._queries, self._causal, self._maximum = largest, queries, causal, maximum
-        self.size, self.length = len(largest), next(iter(queries.values())).norm.shape[-1]
+    largest: Tensor  #: (P, B, Hkv), the largest key norm of each shard
+    queries: Queries  #: of this rank
+    causal: bool
+    mesh: DeviceMesh
 
-    def smallest(self) -> list[int]:
-        """The smallest widths that serve. Waits for the device."""
-        size, length = self.size, self.length
+    @property
+    def length(self) -> int:
+        return self.queries.norm.shape[-1]
+
+    def narrowest(self) -> list[int]:
+        """The narrowest widths that serve, rounded up. Waits for the device."""
+        size, length = self.mesh.size(), self.length
         widths: dict[int, int] = {}
-        heads = range(self._largest.shape[2])
+        heads = range(self.largest.shape[2])
         for first in range(1, size):
             for head, needed in enumerate(self._needed([first for _ in heads]).tolist()):
                 if head not in widths and needed <= first * length:
-                    widths[head] = max(math.ceil(needed), (first - 1) * length)
+                    widths[head] = rounded_up(max(needed, (first - 1) * length))
             if len(widths) == len(heads):
                 break
-        found = [widths.get(head, (size - 1) * length) for head in heads]
-        return [-(-width // BLOCK) * BLOCK for width in found]
+        return [widths.get(head, rounded_up((size - 1) * length)) for head in heads]
 
     def check(self, given: list[int], widest: int) -> None:
         """Assert, without waiting for the device, that the given widths serve."""
@@ -148,36 +120,45 @@ class _Bound:
 
         The same on all ranks.
         """
-        return self._maximum(reduce(torch.maximum, (self._needed_by(rank, firsts) for rank in self._queries)))
-
-    def _needed_by(self, rank: int, firsts: list[int]) -> Tensor:
-        position = torch.arange(self.length, device=self._largest.device)
-        widths = self._needed_beyond(rank, [range(max(rank - first + 1, 0)) for first in firsts], position)
-        if not self._causal:
-            after = self._needed_beyond(rank, [range(rank + first, self.size) for first in firsts], position.flip(0))
+        rank, size = self.mesh.get_local_rank(), self.mesh.size()
+        widths = self._needed_beyond([range(max(rank - first + 1, 0)) for first in firsts])
+        if not self.causal:
+            after = self._needed_beyond([range(rank + first, size) for first in firsts], is_before=False)
             widths = torch.maximum(widths, after)
-        return widths
+        return collectives.all_reduce(widths, "max", self.mesh)
 
-    def _needed_beyond(self, rank: int, shards: list[range], position: Tensor) -> Tensor:
-        """The widths on one side. `position` (c,) is the distance of the queries from the shard's end on that side."""
-        bounds = [self._largest[there.start : there.stop, :, head] for head, there in enumerate(shards)]
+    def _needed_beyond(self, shards: list[range], *, is_before: bool = True) -> Tensor:
+        """The widths on one side, for the shards of each key head there."""
+        bounds = [self.largest[there.start : there.stop, :, head] for head, there in enumerate(shards)]
         largest = torch.stack([functional.pad(norms, (0, 0, 0, 1)).amax(0) for norms in bounds], -1)
-        distance = self._queries[rank].distance(largest)
-        # Query t needs d − t tokens of the halo. Queries at t >= width attend local keys only, and must need none.
-        width = torch.where(distance <= position, 0, torch.maximum(distance - position, position + 1))
+        width = width_for(self.queries.distance(largest), is_before=is_before)
         width = functional.pad(width.transpose(0, 1).flatten(1), (0, 1)).amax(1)
         return width.masked_fill(torch.tensor([len(there) == 0 for there in shards], device=width.device), 0)
 
 
-def _shard(
+def width_for(distance: Tensor, *, is_before: bool = True) -> Tensor:
+    """The tokens of the halo that the queries (..., c) of a shard need, on one side, to reach as far as `distance`."""
+    position = torch.arange(distance.shape[-1], device=distance.device)  # the distance from the shard's end
+    position = position if is_before else position.flip(0)
+    # Query t needs d − t tokens of the halo. Queries at t >= width attend local keys only, and must need none.
+    return torch.where(distance <= position, 0, torch.maximum(distance - position, position + 1))
+
+
+def rounded_up(width: float) -> int:
+    """A multiple of BLOCK."""
+    return math.ceil(width / BLOCK) * BLOCK
+
+
+def key_norms_and_queries(
     query: Tensor,
     key: Tensor,
     slopes: Tensor,
     key_padding_mask: Tensor | None,
+    *,
     scale: float,
     skip_tolerance: float,
     causal: bool,
-) -> tuple[Tensor, _Queries]:
+) -> tuple[Tensor, Queries]:
     """The largest norm of a shard's keys (B, Hkv), and its queries."""
     key_norm = torch.linalg.vector_norm(key, dim=-1, dtype=_precise(key))
     if key_padding_mask is not None:
@@ -197,7 +178,7 @@ def _gathered(largest: Tensor, length: int, mesh: DeviceMesh) -> Tensor:
     torch._assert_async(
         (gathered[:, -1] == length).all(), "query must hold the same number of tokens on every rank of mesh"
     )
-    return gathered[:, :-1].view(-1, *largest.shape)
+    return gathered[:, :-1].view(len(gathered), *largest.shape)
 
 
 def _queries(
@@ -208,7 +189,7 @@ def _queries(
     key_padding_mask: Tensor | None,
     scale: float,
     share: float,
-) -> _Queries:
+) -> Queries:
     heads = key.shape[1], query.shape[1] // key.shape[1]
     grouped, dtype = query.unflatten(1, heads), key_norm.dtype
     norm = abs(scale) * torch.linalg.vector_norm(grouped, dim=-1, dtype=dtype)
@@ -221,7 +202,7 @@ def _queries(
     slope = slopes.to(dtype).expand(-1 if slopes.dim() == 2 else 1, -1).unflatten(1, heads)[..., None]
     tail = torch.log(-torch.expm1(-slope))
     allowed = math.log(share) if share > 0 else -math.inf
-    return _Queries(norm, _MARGIN - own - tail - allowed, slope)
+    return Queries(norm, _MARGIN - own - tail - allowed, slope)
 
 
 def _precise(tensor: Tensor) -> torch.dtype:

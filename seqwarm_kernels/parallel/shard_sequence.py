@@ -22,7 +22,7 @@ from ..resizing.masks import row_mask_name
 from ..resizing.options import Options
 from ..resizing.packing import Bounds, packed_bounds
 from ..utils.checks import check_bool
-from ..utils.modules import NUM_ITEMS_IN_BATCH
+from ..utils.modules import CONTEXT_PART, NUM_ITEMS_IN_BATCH
 from .checks import check_mesh, check_parts
 
 _LABELS, _SHIFTED = "labels", "shift_labels"
@@ -51,17 +51,19 @@ def shard_sequence(
     A loss of your own sums over its tokens and divides by "num_items_in_batch". Pass shift_labels=False, and count the
     labels before, if labels are shifted already or belong to their own token, as for masked language models.
 
-    Rows whose length P does not divide are padded to a multiple of 4 · P tokens: zeros, which the "attention_mask"
+    Rows with an "attention_mask" are padded to a multiple of 4 · P tokens, which dropout needs: zeros, which the mask
     leaves out, with label −100. So are packed batches, with tokens of no sequence. They keep the boundaries of all
     ranks' tokens. If only position ids or indices tell them, "cu_seq_lens_q" and so on are added.
+
+    A mutable mapping also gets "context_part", which is `by`: a model with `ContextParallel` takes it.
 
     Args:
         batch: As for `resize_batch`, the same on all P ranks of the mesh. It is not changed.
         mesh: One dimension, that of `ContextParallel`.
         seq_len: Truncate rows to this length before. Resize in other ways with `resize_batch` or
             `SequenceLengthScheduler.resize` before.
-        by: "tokens", or "rows": each rank gets B / P whole rows, for `sharded_by(model, "rows")`. Choose rows where P
-            divides B, as in a batch that was reshaped to short rows: a rank has as many tokens, and exchanges none.
+        by: "tokens", or "rows": each rank gets B / P whole rows. Choose rows where P divides B, as in a batch that was
+            reshaped to short rows: a rank has as many tokens, and exchanges none.
         shift_labels: Add the two entries.
         keys: As for `resize_batch`: the tensors to shard. Default: all.
 
@@ -93,10 +95,11 @@ def shard_sequence(
         parts = dict(_parts_of_packed(entries, bounds, mesh, keys))
     else:
         raise ValueError("by must be 'tokens' for a packed batch, which is one row, got 'rows'")
-    if added:
+    if isinstance(batch, MutableMapping):
         batch = copy.copy(batch)
         for name in added:
             batch[name] = parts.get(name, added[name])
+        batch[CONTEXT_PART] = by
     return unflatten_batch(batch, parts)
 
 
@@ -190,12 +193,13 @@ def _parts_of_rows(
 
 def _tokens_of_rows(entries: Mapping[Any, Any], layout: Layout, mesh: DeviceMesh) -> Iterator[tuple[str, Tensor]]:
     length, size = layout.source_length, mesh.size()
-    if length % size and row_mask_name({name: entries[name] for name in layout.axes}, layout, 1) is None:
+    mask = row_mask_name({name: entries[name] for name in layout.axes}, layout, 1)
+    if length % size and mask is None:
         raise ValueError(
             f"batch must have a multiple of {size} tokens in a row, one part for each rank of mesh, or an "
             f"'attention_mask' to be padded, got {length} tokens"
         )
-    tokens = _tokens_with_padding(length, size) if length % size else length // size
+    tokens = _tokens_with_padding(length, size) if mask is not None else length // size
     for name, axes in layout.axes.items():
         if axes.kind == Kind.SQUARE:
             raise ValueError(
@@ -231,7 +235,7 @@ def _parts_of_packed(
             continue
         if keys is not None and name not in keys and own_name(name) not in POSITIONS | INDICES:
             continue
-        dim = 0 if value.shape[:1] == (total,) else 1 if value.shape[:2] == (1, total) else None
+        dim = 1 if value.shape[:2] == (1, total) else 0 if value.shape[:1] == (total,) else None
         if dim is not None:
             yield name, _tokens_of_rank(name, value, dim, tokens, mesh)
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..utils.checks import check_int
+from ..utils.modules import CONTEXT_PART
 from .containers import flat_batches, flatten_batch, unflatten_batch
 from .layout import check_names
 from .options import Options
@@ -95,8 +96,9 @@ def resize_batch(
     Raises:
         TypeError: `batch` is not a mutable mapping or dataclass, or a tensor is sparse or a DTensor.
         ValueError: The tensors disagree, an option does not fit them, rows begin with padding where they must not, an
-            attention mask is not one of 0 and 1 (of integers in host memory, the first of each shape is read), or an
-            entry that may hold labels needs a value in `pad_values`. Nothing was written.
+            attention mask is not one of 0 and 1 (of integers in host memory, the first of each shape is read), an entry
+            that may hold labels needs a value in `pad_values`, or the batch is a part that
+            `parallel.shard_sequence` returned. Nothing was written.
     """
     if type(seq_len) is not int or seq_len < 1:
         seq_len = check_int("seq_len", seq_len, minimum=1)
@@ -104,6 +106,8 @@ def resize_batch(
     mask_keys = None if mask_keys is None else tuple(mask_keys)
     options = Options(mode, remainder, seq_dim, keep_last_token, keys, mask_keys, backend)
     batches = flat_batches(batch, keys)
+    if CONTEXT_PART in (batches[0] if len(batches) == 1 else flatten_batch(batch)):
+        raise ValueError(f"batch must be whole, got {CONTEXT_PART!r} in it; call shard(scheduler.resize(batch))")
     if out is not None and (not copy or len(batches) > 1):
         raise ValueError("out must be None with copy=False, and for several batches in one")
     for argument, names in (("keys", keys), ("mask_keys", mask_keys), ("pad_values", pad_values)):

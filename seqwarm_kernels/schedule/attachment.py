@@ -15,7 +15,7 @@ from ..ops.resize_batch.schema import IGNORED_LABEL
 from ..resizing.containers import is_container
 from ..resizing.functional import check_resize_options
 from ..utils.checks import check_module
-from ..utils.modules import NUM_ITEMS_IN_BATCH, forward_parameters, unwrapped
+from ..utils.modules import NUM_ITEMS_IN_BATCH, forward_parameters, has_context_parallel, unwrapped
 
 #: Attribute in which a model keeps its attachment.
 _ATTRIBUTE = "_seqwarm_attachment"
@@ -61,6 +61,8 @@ class Attachment:
         check_resize_options(resize_options)
         if attachment_of(model) is not None:
             raise ValueError("model has a scheduler attached already; call remove() of that attachment first")
+        if has_context_parallel(model):
+            raise ValueError("model must have no ContextParallel to be attached; call shard(scheduler.resize(batch))")
         _check_layout(model, resize_options)
         self.seq_length: int | None = None
         self._model = model

@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable
 from typing import Any
 
-from torch import nn
-
-from ..parallel.context_batches import ContextBatches
 from ..schedule.attachment import Resizer
 
 
 class PartResizer:
-    """A `Resizer` that returns parts. The facts it returns are those of whole batches.
+    """A `Resizer` that returns parts. The facts it returns are those of whole batches."""
 
-    Attributes:
-        batches: what takes the parts, and lets the model know.
-        by: what the last part has: whole "rows", or "tokens" of all rows.
-    """
-
-    def __init__(self, resizer: Resizer, model: nn.Module, shift_labels: bool, keys: Collection[str] | None) -> None:
-        self._resizer = resizer
-        self.batches = ContextBatches(model, shift_labels=shift_labels, keys=keys)
-        self.by = "tokens"
+    def __init__(self, resizer: Resizer, shard: Callable[[Any], Any]) -> None:
+        self._resizer, self._shard = resizer, shard
 
     @property
     def seq_length(self) -> int:
@@ -30,5 +20,4 @@ class PartResizer:
 
     def resize(self, batch: Any, **options: Any) -> Any:
         resized, info = self._resizer.resize(batch, **options)
-        part, self.by = self.batches.take(resized)
-        return part, info
+        return self._shard(resized), info

@@ -38,7 +38,6 @@ class MonitorState:
         self.saved: Mapping[str, Any] | None = None
         self.grad_norm: Tensor | float | None = None
         self._losses: list[Tensor] = []
-        self._had_loss = self._skipped = False
 
     def start(self, optimizers: Sequence[Any], *, steps: int, writes: bool) -> None:
         """Starts a training with a new monitor.
@@ -52,10 +51,7 @@ class MonitorState:
             ValueError: there is not exactly one optimizer, or the saved counts are invalid.
         """
         if len(optimizers) != 1:
-            raise ValueError(
-                f"a trainer's Monitor takes a training with one optimizer, got {len(optimizers)}; make a "
-                "TrainingMonitor for each of them, and call its observe() after the optimizer's step"
-            )
+            raise ValueError(f"Monitor needs a training with one optimizer, got {len(optimizers)}")
         monitor = TrainingMonitor(
             optimizers[0],
             *(self.outputs if writes else ()),
@@ -64,7 +60,6 @@ class MonitorState:
         )
         monitor.load_state_dict(self._counts_after(steps) or {**monitor.state_dict(), "steps": steps})
         self.monitor, self.saved, self.grad_norm, self._losses = monitor, None, None, []
-        self._had_loss = self._skipped = False
 
     def _counts_after(self, steps: int) -> Mapping[str, Any]:
         """Returns the counts of the checkpoint, or of the training that this process continues, or an empty mapping."""
@@ -75,37 +70,24 @@ class MonitorState:
 
     def add_loss(self, loss: Tensor) -> None:
         """Adds the loss of one batch of the next optimizer step."""
-        self._losses.append(loss.detach())
-        self._had_loss = True
+        self._losses.append(loss.detach().reshape(()))
 
-    def step(self, *, losses_are_parts: bool, may_begin_without: bool = False) -> None:
+    def step(self, *, losses_are_parts: bool) -> None:
         """Records an optimizer step. A step without a loss has no record, but is counted.
 
         Args:
             losses_are_parts: the added losses are parts of the step's loss, which is their sum. If False, the step's
                 loss is their mean.
-            may_begin_without: the first loss may come with a later step. Call `check_losses` when the training ends.
-
-        Raises:
-            ValueError: no loss was added since the training began.
         """
         assert self.monitor is not None
         grad_norm, self.grad_norm = self.grad_norm, None
         if self._losses:
-            losses, self._losses = _on_one_device(self._losses), []
+            losses, self._losses = torch.stack(self._losses), []
             self.monitor.observe(losses.sum() if losses_are_parts else losses.mean(), grad_norm)
-        elif self._had_loss or may_begin_without:
-            self._skipped = True
+        else:
             counts, newest = self.monitor.state_dict(), self.monitor.last_record
             self.monitor.load_state_dict({**counts, "steps": counts["steps"] + 1})
             self.monitor.last_record = newest
-        else:
-            raise _missing_loss()
-
-    def check_losses(self) -> None:
-        """Raises ValueError if steps were made and none of them had a loss."""
-        if self._skipped and not self._had_loss and self.monitor is not None and self.monitor.min_loss is None:
-            raise _missing_loss()
 
     def figures(self) -> dict[str, float]:
         """Returns figures of the newest record that was read, for the trainer's own logs; empty before the first."""
@@ -124,19 +106,3 @@ class MonitorState:
     def close(self) -> None:
         if self.monitor is not None:
             self.monitor.close()
-
-
-def _on_one_device(losses: Sequence[Tensor]) -> Tensor:
-    """Stacks the losses on the device with the lowest index.
-
-    The replicas of nn.DataParallel are threads, and add their losses in any order.
-    """
-    ordered = sorted(losses, key=lambda loss: loss.device.index or 0)
-    return torch.stack([loss.reshape(()).to(ordered[0].device) for loss in ordered])
-
-
-def _missing_loss() -> ValueError:
-    return ValueError(
-        "Monitor needs the loss of a step, got none: the model must return it in training; where the loss is "
-        "computed elsewhere, call the observe() of a TrainingMonitor there"
-    )

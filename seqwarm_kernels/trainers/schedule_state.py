@@ -5,35 +5,22 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import nn
 
 from ..models.alibi_layer import AlibiHeads
-from ..resizing.functional import check_resize_options
 from ..schedule.attachment import Attachment, Resizer, Seen
 from ..schedule.scheduler import SequenceLengthScheduler
-from ..utils.checks import check_int, is_dtensor
+from ..utils.checks import is_dtensor
 from ..utils.ranks import has_process_group
+from .context_parts import PartResizer
 from .shifted_labels import shifts_labels
-
-_OTHERWISE = "or start a new training from the checkpoint's weights"
-
-_NO_TOKEN = (
-    "no token of a step's batches is left after resizing, so the loss of the step is 0 or NaN, and the model learned "
-    "nothing: the attention mask of every row is 0 everywhere, or a mode with remainder='drop' left no row"
-)
-
-_SHORT = (
-    "the training ends at {} of {} tokens: the schedule grows for {:,} {}s, and the training takes {:,}. Pass a "
-    "smaller duration, or train longer"
-)
 
 
 class ScheduleState:
-    """A trainer's schedule, over one training or several.
+    """A trainer's schedule, over one training or several, and the tokens of all ranks.
 
     Args:
         scheduler: the schedule to step.
@@ -43,36 +30,21 @@ class ScheduleState:
     Attributes:
         attachment: the attachment of the current training, or None.
         train_tokens: number of tokens that all ranks have trained on, after resizing and without padding.
-
-    Raises:
-        TypeError: `scheduler` is not a SequenceLengthScheduler, `total_tokens` is not an int, or `resize_batch` does
-            not have an option.
-        ValueError: `total_tokens` is smaller than 1, or an option has a value that no batch can have.
     """
 
     def __init__(
-        self,
-        scheduler: SequenceLengthScheduler,
-        resize_options: Mapping[str, Any],
-        total_tokens: int | None = None,
+        self, scheduler: SequenceLengthScheduler, resize_options: Mapping[str, Any], total_tokens: int | None = None
     ) -> None:
-        if not isinstance(scheduler, SequenceLengthScheduler):
-            raise TypeError(f"scheduler must be a SequenceLengthScheduler, got {type(scheduler).__name__}")
-        check_resize_options(resize_options)
         self.scheduler = scheduler
         self.attachment: Attachment | None = None
         self.train_tokens = 0
-        self._total_tokens = None if total_tokens is None else check_int("total_tokens", total_tokens, minimum=1)
+        self._total_tokens = total_tokens
         self._options = dict(resize_options)
         self._device = torch.device("cpu")
         self._ranks_of_batch = 1
-        self._parts: Any = None  # a PartResizer, for models with ContextParallel
         self._first_progress: int | None = None
         self._seen = Seen(0, 0)  # counted since the last call of `step`
-        self._is_up_to_date = False  # whether everything before this point was counted
-        self._has_counted_step = True  # of the last call of `step`
-        self._has_warned = False
-        self._has_warned_of_short = False
+        self._is_counted = True  # whether all batches are
 
     def attach(
         self, entrance: nn.Module, model: nn.Module, device: torch.device, ranks_of_batch: int = 1
@@ -82,7 +54,7 @@ class ScheduleState:
         Args:
             entrance: the module to attach to: the model, or another module that all batches pass.
             model: the model. With `ContextParallel`, each rank gets its part of a batch that all ranks of the mesh
-                hold, and the batch counts once. See `last_part`.
+                hold, and the batch counts once.
             device: the device on which the ranks exchange their counts.
             ranks_of_batch: number of ranks to which the trainer gives the same batches, as under tensor parallelism.
 
@@ -96,36 +68,23 @@ class ScheduleState:
         resizer: Resizer = self.scheduler
         self._ranks_of_batch = max(ranks_of_batch, 1 if sharded is None else sharded.size())
         if sharded is not None:
-            resizer = self._parts = self._part_resizer(model)
+            resizer = self._part_resizer(model)
         self.attachment = Attachment(entrance, resizer, self._options)
-        self._device, self._seen = device, Seen(0, 0)
-        self._is_up_to_date = False
+        self._device, self._seen, self._is_counted = device, Seen(0, 0), True
         return self.attachment
 
-    def _part_resizer(self, model: nn.Module) -> Any:
-        from .context_parts import PartResizer  # loads torch.distributed.tensor
+    def _part_resizer(self, model: nn.Module) -> Resizer:
+        from ..parallel.context_batches import ContextBatches  # loads torch.distributed.tensor
 
         if self._options.get("seq_dim", 1) != 1:
             raise ValueError(f"seq_dim must be 1 under ContextParallel, got {self._options['seq_dim']}")
-        return PartResizer(self.scheduler, model, shifts_labels(model), self._options.get("keys"))
-
-    @property
-    def last_part(self) -> str | None:
-        """What the last batch has under `ContextParallel`: whole "rows", or "tokens" of all rows. None without it."""
-        return None if self._parts is None else self._parts.by
-
-    def expect_last_part(self) -> None:
-        """Lets a model with `ContextParallel` know what the last batch has, until the next call or `detach`."""
-        if self._parts is not None:
-            self._parts.batches.expect(self._parts.by)
+        shard = ContextBatches(model, shift_labels=shifts_labels(model), keys=self._options.get("keys"))
+        return PartResizer(self.scheduler, shard)
 
     def detach(self) -> None:
         if self.attachment is not None:
             self.attachment.remove()
         self.attachment = None
-        if self._parts is not None:
-            self._parts.batches.close()
-        self._parts = None
 
     def start(self) -> None:
         """Resets the schedule to its progress before the first training, for a training that does not resume."""
@@ -136,132 +95,98 @@ class ScheduleState:
         """Loads a state of `state_dict()` from a checkpoint; None if the checkpoint has no such state.
 
         Raises:
-            ValueError: the state is missing or invalid, has another configuration, or has reached `total_tokens`.
-                Nothing was changed.
+            ValueError: the state is missing, has another configuration, or has reached `total_tokens`. Nothing was
+                changed.
         """
         if state_dict is None:
+            raise ValueError("the checkpoint must have a state of SequenceLengthWarmup, got none")
+        tokens = state_dict["train_tokens"]
+        if self._total_tokens is not None and tokens >= self._total_tokens:
             raise ValueError(
-                "the checkpoint has no state of SequenceLengthWarmup, since it was written without this callback; "
-                f"resume without it, {_OTHERWISE}"
+                f"total_tokens must be more than the {tokens} tokens of the checkpoint, got {self._total_tokens}"
             )
         self._remember_first_progress()
-        try:
-            train_tokens = check_int("train_tokens", state_dict["train_tokens"], minimum=0)
-            if self._total_tokens is None or train_tokens < self._total_tokens:
-                self.scheduler.load_state_dict(state_dict["scheduler"])
-                self.train_tokens = train_tokens
-                return
-        except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(
-                f"the checkpoint's state of SequenceLengthWarmup does not fit: {error}; pass a scheduler of the "
-                f"checkpoint's configuration, {_OTHERWISE}"
-            ) from error
-        raise ValueError(
-            f"total_tokens must be more than the {train_tokens} tokens of the checkpoint, got {self._total_tokens}: "
-            "its training has ended"
-        )
+        self.scheduler.load_state_dict(state_dict["scheduler"])
+        self.train_tokens = tokens
+
+    def _remember_first_progress(self) -> int:
+        if self._first_progress is None:
+            self._first_progress = self.scheduler.progress
+        return self._first_progress
+
+    def begin(self) -> None:
+        """Must be called on all ranks before the batches of a step, or before each of them."""
+        self._is_counted = False
 
     def step(self, steps: int, *, count: bool = True) -> None:
         """Advances the schedule by optimizer steps that every rank has made.
 
         Args:
             steps: number of optimizer steps.
-            count: if False and nothing depends on the tokens of this step, count them later, without waiting for the
-                device and the ranks.
+            count: if False and the schedule goes by steps, count the tokens later, without waiting for the device and
+                the ranks.
         """
         unit = self.scheduler.unit
         if count or unit != "step":
-            self._bring_up_to_date()
+            self._count()
         seen, self._seen = self._seen, Seen(0, 0)
-        self._has_counted_step = self._is_up_to_date
         self.scheduler.step({"step": steps, "token": seen.tokens, "sample": seen.samples}[unit])
-
-    def begin(self) -> None:
-        """Must be called on all ranks before the batches of a step, or before each of them."""
-        self._is_up_to_date = False
 
     def count_tokens(self) -> int:
         """Returns the tokens of all ranks, with those of the current step.
 
-        The first call after a batch exchanges counts, so all ranks must make it.
+        The first call after `begin` exchanges counts, so all ranks must make it.
 
         Raises:
             ValueError: no training is running.
         """
         if self.attachment is None:
-            raise ValueError(
-                "count_tokens needs a SequenceLengthWarmup that counts the tokens of a running training: pass the same "
-                "object to the trainer"
-            )
-        self._bring_up_to_date()
+            raise ValueError("count_tokens needs a running training with this SequenceLengthWarmup, got none")
+        self._count()
         return self.train_tokens
-
-    def is_finished(self) -> bool:
-        """Whether the training has reached `total_tokens`, with the current step."""
-        if self._total_tokens is None or self.attachment is None:
-            return False
-        return self.count_tokens() >= self._total_tokens
-
-    def _bring_up_to_date(self) -> None:
-        is_new = self.attachment is not None and self.attachment.has_unseen
-        if is_new or not self._is_up_to_date:  # the same on all ranks, also if one of them has no batch in a step
-            new = self._count()
-            self._seen = Seen(self._seen.tokens + new.tokens, self._seen.samples + new.samples)
-            self._is_up_to_date = True
 
     def count_remaining(self) -> None:
         """Counts the tokens of steps that were made with `count=False`."""
-        if self.scheduler.unit == "step":
+        if self.attachment is not None:
             self._count()
 
-    def _count(self) -> Seen:
-        """Returns what all ranks have seen since the last call, and adds it to `train_tokens`."""
-        if self.attachment is None:
-            return Seen(0, 0)
-        seen = self.attachment.take_seen()
-        if has_process_group():
-            total = torch.tensor(seen, device=self._device)
-            torch.distributed.all_reduce(total)
-            total //= self._ranks_of_batch
-            seen = Seen(*total.tolist())
-        self.train_tokens += seen.tokens
-        if seen.samples and not seen.tokens and not self._has_warned:
-            self._has_warned = True
-            warnings.warn(_NO_TOKEN, stacklevel=2)
-        return seen
+    def is_finished(self) -> bool:
+        """Whether the training has reached `total_tokens`, with the current step."""
+        return self._total_tokens is not None and self.count_tokens() >= self._total_tokens
 
-    def warn_of_max_steps(self, steps: int) -> None:
-        """Warns at the begin of a training if its schedule needs more optimizer steps than these to the full length."""
-        if self.scheduler.unit == "step":
-            self._warn_of_short(self.scheduler.progress + steps)
+    def _count(self) -> None:
+        """Adds what all ranks have seen, once after each `begin`: also on a rank that has no batch in this step."""
+        if self._is_counted or self.attachment is None:
+            return
+        tokens, samples = self.attachment.take_seen()
+        if has_process_group():
+            total = torch.tensor([tokens, samples], device=self._device)
+            torch.distributed.all_reduce(total)
+            tokens, samples = (total // self._ranks_of_batch).tolist()
+        self.train_tokens += tokens
+        self._seen = Seen(self._seen.tokens + tokens, self._seen.samples + samples)
+        self._is_counted = True
 
     def warn_of_short_training(self) -> None:
-        """Warns at the end of a training that has never reached the full length, once."""
-        if not self._has_warned_of_short:
-            self._warn_of_short(self.scheduler.progress)
-
-    def _warn_of_short(self, progress: int) -> None:
+        """Warns at the end of a training that has never reached the full length."""
         scheduler = self.scheduler
-        longest = scheduler.max_seq_length
+        progress, longest = scheduler.progress, scheduler.max_seq_length
         if not any(length == longest and start <= progress for start, length in scheduler.milestones()):
-            self._has_warned_of_short = True
-            length, duration = scheduler.seq_length_at(progress), math.ceil(scheduler.duration)
-            warnings.warn(_SHORT.format(length, longest, duration, scheduler.unit, progress), stacklevel=3)
+            warnings.warn(
+                f"the training ended at {scheduler.seq_length_at(progress)} of {longest} tokens: the schedule grows "
+                f"for {math.ceil(scheduler.duration):,} {scheduler.unit}s, and the training took {progress:,}",
+                stacklevel=2,
+            )
 
     def metrics(self) -> dict[str, int]:
         """Returns the `seq_length` of the last step, and `train_tokens` if the last step was counted."""
         trained_with = None if self.attachment is None else self.attachment.seq_length
         length = {"seq_length": trained_with or self.scheduler.seq_length}
-        return {**length, "train_tokens": self.train_tokens} if self._has_counted_step else length
+        return {**length, "train_tokens": self.train_tokens} if self._is_counted else length
 
     def state_dict(self) -> dict[str, Any]:
         """Returns plain numbers and strings."""
         return {"scheduler": self.scheduler.state_dict(), "train_tokens": self.train_tokens}
-
-    def _remember_first_progress(self) -> int:
-        if self._first_progress is None:
-            self._first_progress = self.scheduler.progress
-        return self._first_progress
 
 
 def context_mesh_of(model: nn.Module) -> Any:
@@ -289,17 +214,3 @@ def _ranks_of_heads(model: nn.Module) -> int:
     layers = [module for module in model.modules() if isinstance(module, AlibiHeads) and not module.learned]
     shared: list[Any] = [layer.slopes for layer in layers if is_dtensor(layer.slopes)]
     return max((slopes.device_mesh.size() for slopes in shared), default=1)
-
-
-def with_parts(model: nn.Module, by: str | None) -> AbstractContextManager[None]:
-    """Lets a model with `ContextParallel` know in this block what its inputs have: whole "rows", or "tokens"."""
-    if by is None or context_mesh_of(model) is None:
-        return nullcontext()
-    from ..parallel.context_parallel import sharded_by
-
-    return sharded_by(model, by)
-
-
-def with_whole_rows(model: nn.Module) -> AbstractContextManager[None]:
-    """Evaluates in this block on rows of each rank's own, also under `ContextParallel`."""
-    return with_parts(model, "rows")

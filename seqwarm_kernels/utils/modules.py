@@ -16,6 +16,10 @@ from .checks import check_dense
 #: divides its sum of losses by it.
 NUM_ITEMS_IN_BATCH = "num_items_in_batch"
 
+#: Entry of a rank's part of a batch: "tokens" if the rank has some tokens of all rows, "rows" if it has whole rows. A
+#: model with `parallel.ContextParallel` takes it from its arguments.
+CONTEXT_PART = "context_part"
+
 #: A batch that a model is called with: keyword arguments by name, positional arguments, or one tensor.
 ExampleBatch = Mapping[str, Any] | Sequence[Tensor] | Tensor
 
@@ -43,6 +47,11 @@ def is_compiled(model: nn.Module) -> bool:
         hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
         for module in model.modules()
     )
+
+
+def has_context_parallel(model: nn.Module) -> bool:
+    """Whether layers of the model have `parallel.ContextParallel`, whose module is not imported for this."""
+    return any(hasattr(getattr(module, "context", None), "shards_tokens") for module in model.modules())
 
 
 def guess_batch(model: nn.Module, batch_size: int, length: int, device: torch.device) -> dict[str, Tensor]:
@@ -180,6 +189,8 @@ def call_model(model: nn.Module, batch: ExampleBatch) -> Any:
     missing = [name for name in required if name not in named]
     if missing:
         raise TypeError(_names_do_not_fit(model, batch, f"{', '.join(missing)} would be missing"))
+    if CONTEXT_PART in batch and has_context_parallel(model):  # a hook takes it before the forward
+        named[CONTEXT_PART] = batch[CONTEXT_PART]
     return model(**named)
 
 

@@ -118,7 +118,7 @@ CALLS = {
     ),
     "ResumableLoader": (
         data.ResumableLoader,
-        lambda _: {"loader": DataLoader(ITEMS, batch_sampler=sampler()), "fetched_ahead": 0},
+        lambda _: {"loader": DataLoader(ITEMS, batch_sampler=sampler())},
     ),
     "ResumableLoader.set_epoch": (
         data.ResumableLoader(DataLoader(ITEMS, batch_sampler=sampler())).set_epoch,

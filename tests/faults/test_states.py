@@ -158,7 +158,7 @@ def test_states_in_checkpoints_of_trainers(examples):
     def check(state):
         try:
             warmup.resume(state)
-        except ValueError:
+        except (KeyError, TypeError, ValueError):
             assert warmup.state_dict() == before
         warmup.resume(before)
 

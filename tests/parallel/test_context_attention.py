@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.debug import CommDebugMode
 
 from seqwarm_kernels import alibi_attention, alibi_attention_varlen
-from seqwarm_kernels.parallel import context_attention, context_attention_varlen, halo_widths
+from seqwarm_kernels.parallel import context_attention, context_attention_varlen, halo_widths, shard_sequence
 
 from ..support.ranks import join_group, leave_group, run_ranks
 
@@ -326,7 +326,7 @@ def only_the_halo_travels(mesh):
 
 
 def edges_are_served(mesh):
-    """No tokens, no sequences, and junk in tokens that no sequence holds."""
+    """No tokens, no sequences, no rows, and junk in tokens that no sequence holds."""
     none = torch.zeros(1, HEADS, 0, HEAD_DIM)
     assert context_attention(none, none, none, mesh=mesh, segment_length=4).shape == none.shape
     tokens = torch.randn(8, HEADS, HEAD_DIM)
@@ -334,6 +334,15 @@ def edges_are_served(mesh):
     by_sequence = torch.zeros(0, HEADS)
     out = context_attention_varlen(tokens, tokens, tokens, no_sequence, 8, by_sequence, mesh=mesh)
     assert not out.any()
+    for options in ({}, {"causal": False}, {"dropout_p": 0.5}, {"segment_length": 8}, {"halo": 4}):
+        rows = torch.randn(0, HEADS, 12, HEAD_DIM, requires_grad=True)
+        slopes = SLOPES.clone().requires_grad_()
+        mask = torch.ones(0, 12, dtype=torch.bool)
+        out = context_attention(rows, rows, rows, slopes, mesh=mesh, key_padding_mask=mask, **options)
+        assert out.shape == rows.shape
+        out.sum().backward()
+        assert rows.grad.shape == rows.shape
+        assert not slopes.grad.any()
     length, is_last = 200, mesh.get_local_rank() == mesh.size() - 1
     query, key, value = torch.randn(3, length, HEADS, HEAD_DIM)
     if is_last:
@@ -341,6 +350,69 @@ def edges_are_served(mesh):
     ends = torch.tensor([0, mesh.size() * length - 3], dtype=torch.int32)
     out = context_attention_varlen(query, key, value, ends, int(ends[1]), SLOPES, mesh=mesh, halo=[64, 64, 128, 192])
     assert out.isfinite().all()
+
+
+def every_length_is_served(mesh):
+    """Parts of shard_sequence attend as the whole batch, also with dropout, and so do their gradients."""
+    for length, dropout_p in [(1, 0.0), (30, 0.0), (31, 0.0), (1, 0.3), (2, 0.3), (17, 0.3), (30, 0.3), (40, 0.3)]:
+        torch.manual_seed(length)
+        ids, table = torch.randint(50, (2, length)), torch.randn(50, HEADS, HEAD_DIM, dtype=torch.float64)
+        mask = torch.arange(length) < torch.tensor([[length], [max(length - 7, 1)]])
+        starts = torch.randint(4, (length,)).clamp(max=1) == 0  # of packed sequences
+        starts[0] = True
+        positions = torch.arange(length) - torch.where(starts, torch.arange(length), 0).cummax(0).values
+        ends = torch.cat([starts.nonzero()[:, 0], torch.tensor([length])]).int()
+        options = {"dropout_p": dropout_p, "backend": "reference"}
+        batches = [
+            ({"input_ids": ids, "attention_mask": mask}, _attend_rows, {"key_padding_mask": mask, **options}),
+            ({"input_ids": ids[:1], "cu_seq_lens_q": ends}, _attend_packed, {"cu_seqlens": ends, **options}),
+        ]
+        if len(ends) > 2:
+            told = {"input_ids": ids[:1], "position_ids": positions[None]}
+            batches.append((told, _attend_packed, {"cu_seqlens": ends, **options}))
+        if length % mesh.size() == 0 and (dropout_p == 0 or length % (4 * mesh.size()) == 0):
+            batches.append(({"input_ids": ids}, _attend_rows, options))
+        for batch, attend, given in batches:
+            set_largest_seed(mesh)
+            whole = _gradient_of(table, lambda rows, a=attend, g=given, b=batch: a(rows, b, None, **g), batch)
+            torch.manual_seed(mesh.get_local_rank())
+            part = shard_sequence(batch, mesh)
+            own = _gradient_of(table, lambda rows, a=attend, g=given, p=part: a(rows, p, mesh, **g), part)
+            outs = [torch.empty_like(own[0]) for _ in range(mesh.size())]
+            torch.distributed.all_gather(outs, own[0].contiguous())
+            torch.distributed.all_reduce(own[1])
+            valid = batch.get("attention_mask", torch.ones_like(batch["input_ids"])).bool()
+            out = torch.cat(outs, 1)[:, :length]
+            torch.testing.assert_close(out[valid], whole[0][valid], rtol=0, atol=1e-11)
+            torch.testing.assert_close(own[1], whole[1], rtol=0, atol=1e-9)
+
+
+def _attend_rows(rows, batch, mesh, **options):
+    heads = [rows.transpose(1, 2)] * 3
+    if mesh is None:
+        return alibi_attention(*heads, skip_tolerance=0.0, **options).transpose(1, 2)
+    if "key_padding_mask" in options:
+        options |= {"key_padding_mask": batch["attention_mask"].bool()}
+    return context_attention(*heads, mesh=mesh, skip_tolerance=2**-50, **options).transpose(1, 2)
+
+
+def _attend_packed(rows, batch, mesh, cu_seqlens, **options):
+    heads, longest = [rows[0]] * 3, int(cu_seqlens.diff().max())
+    if mesh is None:
+        boundaries = [cu_seqlens, cu_seqlens, longest, longest]
+        return alibi_attention_varlen(*heads, *boundaries, skip_tolerance=0.0, **options)[None]
+    boundaries = [batch["cu_seq_lens_q"], longest]
+    return context_attention_varlen(*heads, *boundaries, mesh=mesh, skip_tolerance=2**-50, **options)[None]
+
+
+def _gradient_of(table, attend, batch):
+    """The output for the embedded tokens of a batch, and the gradient of the table. Padding has no loss."""
+    table = table.clone().requires_grad_()
+    out = attend(table[batch["input_ids"]])
+    mask = batch.get("attention_mask")
+    counted = out if mask is None else out * mask[..., None, None]
+    (counted * counted.detach().cos()).sum().backward()
+    return out.detach(), table.grad
 
 
 def faults_are_named(mesh):
@@ -383,6 +455,7 @@ CHECKS = (
     repeats_are_equal,
     only_the_halo_travels,
     edges_are_served,
+    every_length_is_served,
     faults_are_named,
 )
 

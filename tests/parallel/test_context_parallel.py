@@ -1,10 +1,13 @@
 """Models whose rows are sharded over two ranks train as on one."""
 
 import copy
+import dataclasses
 
 import pytest
 import torch
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import parallelize_module
+from torch.nn.parallel import DistributedDataParallel
 
 from seqwarm_kernels import SequenceLengthScheduler, apply_alibi, resize_batch, warmup_allocator
 from seqwarm_kernels.parallel import ContextBatches, ContextParallel, shard_sequence, sharded_by
@@ -81,18 +84,20 @@ def trained(name, model, make_batch, prepare, is_sharded):
     return torch.tensor(losses, dtype=torch.float64)
 
 
-def assert_trains_as_one(mesh, name, make_batch=causal_batch, *, by="tokens", shift=True, halo=None, **changes):
+def assert_trains_as_one(
+    mesh, name, make_batch=causal_batch, *, by="tokens", shift=True, halo=None, wrap=lambda model: model, **changes
+):
     whole = converted(name, **changes)
     sharded = copy.deepcopy(whole)
     parallelize_module(sharded, mesh, ContextParallel(halo))
+    sharded = wrap(sharded)
 
     def shard(batch):
         counted = {} if shift else {"num_items_in_batch": (batch["labels"] != -100).sum() / mesh.size()}
         return shard_sequence(batch, mesh, by=by, shift_labels=shift) | counted
 
     expected = trained(name, whole, make_batch, dict, False)
-    with sharded_by(sharded, by):
-        found = trained(name, sharded, make_batch, shard, True)
+    found = trained(name, sharded, make_batch, shard, True)
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
     for (parameter, one), two in zip(whole.named_parameters(), sharded.parameters(), strict=True):
         torch.testing.assert_close(two, one, rtol=0, atol=1e-4, msg=lambda text, at=parameter: f"{at}: {text}")
@@ -120,33 +125,24 @@ def check_batches(mesh):
         return outputs
 
     sharded.forward = counted
-    with ContextBatches(sharded) as shard:
-        found = trained("llama", sharded, ramp_batch, shard, True)
-        shard(ramp_batch("llama", 0))
-        check_evaluation(sharded)
-        shard(ramp_batch("llama", 1))
-        check_evaluation(sharded)
-        shard(ramp_batch("llama", 0))
+    shard = ContextBatches(sharded)
+    found = trained("llama", sharded, ramp_batch, shard, True)
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
-    assert [count > 0 for count in counts[:3]] == [False, True, True]
-    with pytest.raises(ValueError, match="cache must be None"):  # rows are expected to be shards again
-        sharded.train()(input_ids=tokens(1, 2), past_key_values=sharded(input_ids=tokens(1, 2)).past_key_values)
-
-
-def check_evaluation(model):
-    """Say what the ranks hold also in between."""
-    model.eval()
-    with pytest.raises(ValueError, match="model must be in training mode under ContextParallel, or its inputs be"):
-        model(input_ids=tokens(1, 8))
-    rows = tokens(1, 8)
-    with sharded_by(model, "rows"), torch.no_grad(), Exchanges() as exchanges:
-        model(input_ids=rows)
-        model(input_ids=rows, position_ids=torch.tensor([[0, 1, 2, 0, 1, 2, 3, 4]]), use_cache=False)
-        with sharded_by(model, "tokens"):
-            assert exchanges.count == 0
-            model(input_ids=rows)
-    assert exchanges.count > 0
-    model.train()
+    assert [count > 0 for count in counts] == [False, True, True]
+    for step in (0, 1):  # evaluation in between, of whole rows and of tokens
+        sharded(**shard(ramp_batch("llama", step)))
+        sharded.eval()
+        rows, counts[:] = tokens(1, 8), []
+        sharded(input_ids=rows)
+        sharded(input_ids=rows, position_ids=torch.tensor([[0, 1, 2, 0, 1, 2, 3, 4]]), use_cache=False)
+        with sharded_by(sharded, "rows"):
+            with sharded_by(sharded, "tokens"):
+                sharded(input_ids=rows)
+            sharded(input_ids=rows)
+        sharded(input_ids=rows, context_part="tokens")
+        assert [count > 0 for count in counts] == [False, False, True, False, True]
+        with pytest.raises(ValueError, match="inputs under ContextParallel must be a batch of shard_sequence or Conte"):
+            sharded.train()(input_ids=rows)  # neither from its last training batch, nor from the evaluation
 
 
 def check_batches_of_the_allocator(mesh):
@@ -161,16 +157,15 @@ def check_batches_of_the_allocator(mesh):
         return outputs
 
     model.forward = counted
-    with ContextBatches(model) as shard:
-        warmup_allocator(
-            model,
-            24,
-            batch_size=1,
-            example_batch=causal_batch("gpt2", 2),
-            scheduler=SequenceLengthScheduler(4, 24, duration=4, step_size=8),
-            resize_options={"mode": "reshape"},
-            shard_batch=shard,
-        )
+    warmup_allocator(
+        model,
+        24,
+        batch_size=1,
+        example_batch=causal_batch("gpt2", 2),
+        scheduler=SequenceLengthScheduler(4, 24, duration=4, step_size=8),
+        resize_options={"mode": "reshape"},
+        shard_batch=ContextBatches(model),
+    )
     assert set(seen) == {((3, 4), False), ((1, 12), False), ((1, 12), True)}  # of 6, 2 and 1 rows
 
 
@@ -187,29 +182,97 @@ def check_refusals(mesh):
         ContextBatches("llama")
     with pytest.raises(ValueError, match="ContextParallel must be applied to a module with ALiBi layers, got Linear"):
         parallelize_module(torch.nn.Linear(2, 2), mesh, ContextParallel())
-    parallelize_module(model, mesh, {"model.layers.*": ContextParallel()})
+    parallelize_module(model, mesh, ContextParallel())
     with pytest.raises(TypeError, match="shift_labels must be True or False, got 'yes'"):
         ContextBatches(model, shift_labels="yes")
     with pytest.raises(ValueError, match="by must be 'tokens' or 'rows', got 'batch'"), sharded_by(model, "batch"):
         pass
     with pytest.raises(ValueError, match="model has ContextParallel: call apply_alibi before parallelize_module"):
         apply_alibi(model, 256, learn_slopes=True)
+    with pytest.raises(TypeError, match="batch must be a mapping, which says what a rank has of it, got Rows"):
+        ContextBatches(model)(Rows(tokens(2, 8)))
+    schedule = SequenceLengthScheduler(8, 16, duration=4)
+    with pytest.raises(
+        ValueError, match=r"have no ContextParallel to be attached; call shard\(scheduler\.resize\(batch"
+    ):
+        schedule.attach(model.model)
+    schedule.attach(attached := converted("gpt2"))
+    with pytest.raises(ValueError, match=r"have no scheduler attached; call shard\(scheduler\.resize\(batch"):
+        parallelize_module(attached, mesh, ContextParallel())
+    for by in ("tokens", "rows"):
+        batch = shard_sequence(causal_batch("llama", 2), mesh, by=by)
+        with pytest.raises(
+            ValueError, match=r"batch must be whole, got 'context_part' in it; call shard\(scheduler\.resi"
+        ):
+            schedule.resize(batch)
     input_ids = tokens(1, 8)
+    part = {"input_ids": input_ids, "context_part": "tokens"}
     with pytest.raises(ValueError, match="position_ids must hold one sequence under ContextParallel"):
-        model(input_ids, position_ids=torch.tensor([[0, 1, 2, 0, 1, 2, 3, 4]]), use_cache=False)
-    cache = model(input_ids, use_cache=True).past_key_values
+        model(**part, position_ids=torch.tensor([[0, 1, 2, 0, 1, 2, 3, 4]]), use_cache=False)
+    cache = model(**part, use_cache=True).past_key_values
     with pytest.raises(ValueError, match="cache must be None under ContextParallel, got 8 queries and 16 keys"):
-        model(input_ids, past_key_values=cache)
+        model(**part, past_key_values=cache)
+    with pytest.raises(ValueError, match="inputs under ContextParallel must be a batch of shard_sequence or Context"):
+        model(input_ids)
     model.eval()
-    with pytest.raises(ValueError, match="model must be in training mode under ContextParallel, or its inputs be"):
-        model(input_ids)
-    with sharded_by(model, "rows"):
-        generated = model.generate(input_ids, max_new_tokens=3, do_sample=False, eos_token_id=None, pad_token_id=0)
+    generated = model.generate(input_ids, max_new_tokens=3, do_sample=False, eos_token_id=None, pad_token_id=0)
     assert generated.shape == (1, 11)
-    with sharded_by(model, "tokens"), torch.no_grad():
-        model(input_ids)
-    with pytest.raises(ValueError, match="model must be in training mode"):  # as before the block
-        model(input_ids)
+
+
+@dataclasses.dataclass
+class Rows:
+    input_ids: torch.Tensor
+
+
+class Attending(torch.nn.Module):
+    """A model of torch's layers, whose forward takes no other entries."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = torch.nn.Embedding(50, 16)
+        self.attention = torch.nn.TransformerEncoderLayer(16, 2, 32, dropout=0, batch_first=True)
+        apply_alibi(self, 32)
+        self.double()
+
+    def forward(self, input_ids):
+        causal = torch.nn.Transformer.generate_square_subsequent_mask(input_ids.shape[1])
+        return self.attention(self.embedding(input_ids), src_mask=causal, is_causal=True)
+
+
+class OfBatches(torch.nn.Module):
+    """A model whose forward takes the batch, as Composer's do."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, batch):
+        return self.inner(batch["input_ids"])
+
+
+def check_models_of_ones_own(mesh):
+    """The entry comes by name or in a batch; where neither is possible, `sharded_by` says what the inputs are."""
+    model, ids = Attending(), tokens(2, 16)
+    torch.distributed.broadcast(ids, 0)
+    whole = model(ids)
+    expected = {"tokens": whole.chunk(2, 1), "rows": whole.chunk(2)}
+    by_batch, by_layer = OfBatches(copy.deepcopy(model)), copy.deepcopy(model)
+    parallelize_module(model, mesh, ContextParallel())
+    parallelize_module(by_batch, mesh, ContextParallel())
+    parallelize_module(by_layer, mesh, {"attention": ContextParallel()})
+    for by, parts in expected.items():
+        part = shard_sequence({"input_ids": ids}, mesh, by=by)
+        found = [model(**part), by_batch(part)]
+        with sharded_by(by_layer, by):
+            found.append(by_layer(part["input_ids"]))
+        for out in found:
+            torch.testing.assert_close(out, parts[mesh.get_local_rank()])
+    with pytest.raises(ValueError, match="inputs under ContextParallel must be a batch of shard_sequence or Context"):
+        by_layer(part["input_ids"])
+    report = warmup_allocator(
+        model, 16, batch_size=3, example_batch={"input_ids": ids}, shard_batch=ContextBatches(model)
+    )
+    assert report.lengths == (16,)
 
 
 def check_accelerate_hooks(mesh):
@@ -235,8 +298,42 @@ def cases():
     yield "checkpoints", check_checkpoints
     yield "dropout", check_dropout
     yield "allocator", check_allocator
+    yield "DistributedDataParallel", lambda mesh: assert_trains_as_one(mesh, "llama", wrap=DistributedDataParallel)
+    yield "FSDP2", check_fully_shard
+    yield "compiled", check_compiled
+    yield "models of one's own", check_models_of_ones_own
     yield "refusals", check_refusals
     yield "Accelerate", check_accelerate_hooks
+
+
+def check_fully_shard(mesh):
+    """Sharded parameters have the gradients of one process: the mean of the ranks."""
+    whole = converted("qwen2")
+    sharded = copy.deepcopy(whole)
+    parallelize_module(sharded, mesh, ContextParallel())
+    for layer in (*sharded.model.layers, sharded):
+        fully_shard(layer, mesh=mesh)
+    for step in range(STEPS):
+        batch = ramp_batch("qwen2", step)
+        whole(**batch).loss.backward()
+        sharded(**ContextBatches(sharded)(batch)).loss.backward()
+    for one, two in zip(whole.parameters(), sharded.parameters(), strict=True):
+        torch.testing.assert_close(two.grad.full_tensor(), one.grad)
+
+
+def check_compiled(mesh):
+    """In one graph for whole rows, and one for tokens."""
+    model, ids = Attending(), tokens(2, 16)
+    torch.distributed.broadcast(ids, 0)
+    whole = model(ids)
+    parallelize_module(model, mesh, ContextParallel(halo=16))
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    with torch._dynamo.config.patch(error_on_recompile=False):
+        for by, parts in {"tokens": whole.chunk(2, 1), "rows": whole.chunk(2)}.items():
+            out = compiled(**shard_sequence({"input_ids": ids}, mesh, by=by))
+            torch.testing.assert_close(out, parts[mesh.get_local_rank()])
+    torch._dynamo.reset()
 
 
 def check_checkpoints(mesh):

@@ -1,7 +1,10 @@
 """Parts of batches: the parts of all ranks make up the batch, with labels that were shifted before."""
 
+import dataclasses
+
 import pytest
 import torch
+import transformers
 from torch.distributed.device_mesh import init_device_mesh
 
 from seqwarm_kernels import resize_batch
@@ -50,6 +53,13 @@ def batch(rows=4, length=16):
     }
 
 
+@dataclasses.dataclass
+class Rows:
+    """Takes no more entries."""
+
+    ids: torch.Tensor
+
+
 def joined(found, name, dim=1):
     return torch.cat([part[name] for part in found], dim)
 
@@ -86,9 +96,9 @@ def test_rows_are_contiguous(parts):
 
 def test_rows_are_resized_before_labels_are_shifted(parts):
     whole = batch()
-    found = parts(whole, seq_len=8)
-    assert torch.equal(joined(found, "input_ids"), whole["input_ids"][:, :8])
-    assert (joined(found, "shift_labels")[:, -1] == -100).all()
+    found = parts(whole, seq_len=8)  # padded to 4 tokens on each rank
+    assert torch.equal(joined(found, "input_ids")[:, :8], whole["input_ids"][:, :8])
+    assert (joined(found, "shift_labels")[:, 7:] == -100).all()
     reshaped = parts(resize_batch({"labels": whole["labels"]}, 8, mode="reshape"), by="rows")
     assert torch.equal(joined(reshaped, "labels", 0), whole["labels"].view(8, 8))
 
@@ -129,7 +139,17 @@ def test_packed(parts, told_by):
 
 def test_labels_that_are_not_shifted(parts):
     found = parts(batch(), shift_labels=False)
-    assert found[0].keys() == batch().keys()
+    assert found[0].keys() == batch().keys() | {"context_part"}
+
+
+def test_the_part_says_what_it_is(parts):
+    """Where the batch can take more entries."""
+    for by in ("tokens", "rows"):
+        assert all(part["context_part"] == by for part in parts(batch(), by=by))
+        (of_encoding, *_) = parts(transformers.BatchEncoding(batch()), by=by)
+        assert of_encoding["context_part"] == by
+        assert type(of_encoding) is transformers.BatchEncoding
+        assert parts(Rows(torch.zeros(4, 16)), by=by)[0].ids.shape == {"tokens": (4, 4), "rows": (1, 16)}[by]
 
 
 @pytest.mark.parametrize("shape", [(16,), (1, 16), (3, 4, 16)])

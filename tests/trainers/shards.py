@@ -22,5 +22,5 @@ def watch(made):
 
 
 def part_of(rows, tokens):
-    """The part of a rank, and whether it needs the keys of the other."""
-    return [rows, tokens // 2, True] if rows % 2 else [rows // 2, tokens, False]
+    """The part of a rank, and whether it needs the keys of the other. Tokens are padded to a multiple of 4."""
+    return [rows, -(-tokens // 8) * 4, True] if rows % 2 else [rows // 2, tokens, False]

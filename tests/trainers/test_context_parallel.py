@@ -144,6 +144,7 @@ def check_huggingface_of_heads(folder):
     given = [transformers.TrainingArguments(folder, use_cpu=True), transformers.TrainerState(), None]
     warmup.on_train_begin(*given, model=made)
     warmup._batches({"input_ids": torch.ones(3, LENGTH, dtype=torch.long)})
+    warmup.on_step_begin(*given)
     assert warmup.count_tokens() == 3 * 4
     warmup.detach()
 

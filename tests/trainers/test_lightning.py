@@ -1,16 +1,14 @@
-"""SequenceLengthWarmup in a real Lightning Trainer, against training loops without a Trainer."""
+"""What SequenceLengthWarmup promises in a Lightning Trainer alone; test_contract.py has the rest."""
 
-import json
-import os
 import warnings
 from typing import NamedTuple
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, DistributedSampler
+from torch.utils.data import DataLoader
 
-from seqwarm_kernels import SequenceLengthScheduler, resize_batch
+from seqwarm_kernels import SequenceLengthScheduler
 
 pytest.importorskip("lightning.pytorch")
 
@@ -18,7 +16,7 @@ import lightning.pytorch as lightning
 
 from seqwarm_kernels.trainers.lightning import SequenceLengthWarmup
 
-from ..support.ranks import leave_group, run_ranks
+from ..support.token_rates import PEAK, token_lr, token_lr_at
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Lightning's hints on workers, loggers and intervals
 WORDS, WIDTH, LENGTH, LEARNING_RATE = 11, 8, 16, 0.05
@@ -69,22 +67,6 @@ class Model(Steps, lightning.LightningModule):
     pass
 
 
-class Records(lightning.loggers.logger.Logger):
-    """Collects the metrics that loggers get, by step."""
-
-    name, version = "records", 0
-
-    def __init__(self):
-        super().__init__()
-        self.records = []
-
-    def log_metrics(self, metrics, step=None):
-        self.records.append(metrics)
-
-    def log_hyperparams(self, *args, **kwargs):
-        pass
-
-
 def schedule(duration=4, unit="step"):
     return SequenceLengthScheduler(4, LENGTH, duration=duration, step_size=4, unit=unit)
 
@@ -109,45 +91,64 @@ def trainer(callback, trainer_class=lightning.Trainer, **settings):
     return trainer_class(**{"accelerator": "cpu", "max_epochs": 1, **quiet, "callbacks": callbacks, **settings})
 
 
-def by_hand(model, schedule, batches, accumulate=1):
-    """Trains without a Trainer. The loss of a step is the mean over its batches, as in Lightning."""
-    optimizer = model.configure_optimizers()
-    model.train()
-    for index, batch in enumerate(batches):
-        loss = model.training_step(resize_batch(batch, schedule.seq_length), index)
-        (loss / accumulate).backward()
-        if (index + 1) % accumulate == 0:
-            optimizer.step()
-            optimizer.zero_grad()
-            schedule.step()
-    return model
-
-
-def assert_same_weights(model, expected):
-    for name, parameter in expected.named_parameters():
-        assert torch.equal(model.get_parameter(name), parameter), name
-
-
 KINDS = {
     dict: None,
     list: lambda batch: [torch.stack([row[name] for row in batch]) for name in ("input_ids", "labels")],
     tuple: lambda batch: tuple(KINDS[list](batch)),
     Pair: lambda batch: Pair(*KINDS[list](batch)),
+    Tensor: lambda batch: KINDS[list](batch)[0],
 }
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
-@pytest.mark.parametrize("accumulate", [1, 2])
-def test_training_equals_a_loop_over_resized_batches(kind, accumulate):
+def test_a_batch_of_any_kind():
+    runs = {}
+    for kind, collate in KINDS.items():
+        runs[kind] = Model()
+        trainer(SequenceLengthWarmup(schedule())).fit(runs[kind], loader(collate_fn=collate))
+        assert runs[kind].lengths[True] == [4, 4, 8, 12, 16, 16, 16, 16]
+        assert runs[kind].types == {kind}
+        assert kind is Tensor or runs[kind].losses == runs[dict].losses
+
+
+def test_a_further_fit_continues_the_schedule():
     model, callback = Model(), SequenceLengthWarmup(schedule())
-    training = trainer(callback, accumulate_grad_batches=accumulate)
-    training.fit(model, loader(collate_fn=KINDS[kind]))
-    expected = by_hand(Model(), schedule(), loader(), accumulate)
-    assert model.losses == expected.losses
-    assert model.lengths == expected.lengths
-    assert model.types == {kind}
-    assert_same_weights(model, expected)
+    training = trainer(callback)
+    training.fit(model, loader())
+    training.fit_loop.max_epochs = 2
+    training.fit(model, loader())
+    assert model.lengths[True][8:] == [LENGTH] * 8
+    assert callback.state_dict()["train_tokens"] == 2 * sum(model.lengths[True])
     assert "batch_to_device" not in vars(training.strategy)
+
+
+class ByTokens(Model):
+    """Steps its learning rate after each batch, and its optimizer after two."""
+
+    def __init__(self, warmup):
+        super().__init__()
+        self.warmup, self.rates, self.automatic_optimization = warmup, [], False
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.AdamW(self.parameters(), lr=PEAK)
+        return {"optimizer": optimizer, "lr_scheduler": token_lr(optimizer, self.warmup.count_tokens)}
+
+    def training_step(self, batch, batch_idx):
+        self.manual_backward(super().training_step(batch, batch_idx))
+        optimizer = self.optimizers()
+        if batch_idx % 2:
+            self.rates.append(optimizer.param_groups[0]["lr"])
+            optimizer.step()
+            optimizer.zero_grad()
+        self.lr_schedulers().step()
+
+
+def test_a_manual_optimization_may_step_the_learning_rate_after_each_batch():
+    warmup = SequenceLengthWarmup(schedule())
+    model = ByTokens(warmup)
+    trainer(warmup).fit(model, loader())
+    tokens = torch.tensor([0, *model.lengths[True]]).cumsum(0)[1:-1:2] * 2  # before each second batch of two rows
+    assert model.rates == pytest.approx([token_lr_at(count) for count in tokens.tolist()])
+    assert len({*model.rates}) > 3
 
 
 def test_every_optimizer_step_of_a_batch_is_a_step():
@@ -170,31 +171,6 @@ def test_every_optimizer_step_of_a_batch_is_a_step():
     assert warmed.progress == 16
 
 
-def test_a_batch_of_one_tensor():
-    model = Model()
-    trainer(SequenceLengthWarmup(schedule())).fit(model, loader([row["input_ids"] for row in rows()]))
-    assert model.lengths[True] == [4, 4, 8, 12, 16, 16, 16, 16]
-    assert model.types == {Tensor}
-
-
-def test_options_reach_resize_batch():
-    model = Model()
-    trainer(SequenceLengthWarmup(schedule(), mode="flatten", keys=["labels", "input_ids"])).fit(model, loader())
-    assert model.lengths[True] == [4, 4, 8, 12, 16, 16, 16, 16]
-    expected = Model()
-    batches = [resize_batch(batch, 4, mode="flatten") for batch in loader()]
-    assert model.losses[0] == expected.training_step(batches[0], 0).item()
-
-
-def test_validation_keeps_the_full_length():
-    model, sets = Model(), [loader(), loader()]
-    training = trainer(SequenceLengthWarmup(schedule()), val_check_interval=2, num_sanity_val_steps=1)
-    training.fit(model, *sets)
-    assert model.lengths == {True: [4, 4, 8, 12, 16, 16, 16, 16], False: [LENGTH] * (1 + 4 * 8)}
-    training.validate(model, sets[1], verbose=False)
-    assert set(model.lengths[False]) == {LENGTH}
-
-
 def test_a_data_module_gets_whole_batches():
     class Data(lightning.LightningDataModule):
         def __init__(self):
@@ -214,124 +190,15 @@ def test_a_data_module_gets_whole_batches():
     assert model.lengths[True] == [4, 4, 8, 12, 16, 16, 16, 16]
 
 
-@pytest.mark.parametrize(("unit", "logged"), [("step", [16, 56, 120, 184]), ("token", [16, 56, 120, 184])])
-def test_lengths_and_tokens_are_logged(unit, logged):
-    records = Records()
-    warmed = schedule(*{"step": (4, "step"), "token": (40, "token")}[unit])
-    trainer(SequenceLengthWarmup(warmed), logger=records, log_every_n_steps=2).fit(Model(), loader())
-    assert [record["seq_length"] for record in records.records] == [4, 12, 16, 16]
-    assert [record["train_tokens"] for record in records.records] == logged
-
-
-@pytest.mark.parametrize("unit", ["token", "sample"])
-def test_units_count_the_tokens_and_samples_trained_on(unit):
-    duration = {"token": 60, "sample": 12}[unit]
-    model, counted, callback_tokens = Model(), schedule(duration, unit), 0
-    callback = SequenceLengthWarmup(counted)
-    trainer(callback, accumulate_grad_batches=2).fit(model, loader(padded_rows()))
-    by_count, lengths = schedule(duration), []
-    batches = list(loader(padded_rows()))
-    for pair in zip(batches[::2], batches[1::2], strict=True):
-        length = by_count.seq_length
-        kept = sum(int(batch["attention_mask"][:, :length].sum()) for batch in pair)
-        by_count.step(kept if unit == "token" else 4)
-        lengths += [length, length]
-        callback_tokens += kept
-    assert model.lengths[True] == lengths
-    assert len(set(lengths)) > 2
-    assert counted.progress == by_count.progress
-    assert callback.state_dict()["train_tokens"] == callback_tokens
-
-
 def checkpoints(folder, **settings):
     return lightning.callbacks.ModelCheckpoint(folder, filename="{epoch}", save_top_k=-1, **settings)
-
-
-@pytest.mark.parametrize("unit", ["step", "token"])
-def test_a_resumed_training_equals_an_uninterrupted_one(tmp_path, unit):
-    def fit(warmed, **resumed):
-        model, callback = Model(), SequenceLengthWarmup(warmed)
-        training = trainer([callback, checkpoints(tmp_path)], enable_checkpointing=True, max_epochs=2)
-        training.fit(model, loader(padded_rows()), **resumed)
-        return model, callback.state_dict()
-
-    def of_unit():
-        return schedule({"step": 12, "token": 150}[unit], unit)
-
-    uninterrupted, state = fit(of_unit())
-    fresh = of_unit()
-    resumed, state_again = fit(fresh, ckpt_path=tmp_path / "epoch=0.ckpt")
-    assert 4 < uninterrupted.lengths[True][8] < LENGTH
-    assert resumed.lengths[True] == uninterrupted.lengths[True][8:]
-    assert resumed.losses == uninterrupted.losses[8:]
-    assert_same_weights(resumed, uninterrupted)
-    assert state_again == state
-    trained = zip(uninterrupted.lengths[True], [*loader(padded_rows())] * 2, strict=True)
-    assert state["train_tokens"] == sum(int(batch["attention_mask"][:, :length].sum()) for length, batch in trained)
-    assert fresh.progress == {"step": 16, "token": state["train_tokens"]}[unit]
-
-
-def test_an_interrupted_training_removes_its_hooks(tmp_path):
-    class Stop(lightning.Callback):
-        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
-            if batch_idx == 2:
-                raise ArithmeticError
-
-    callback = SequenceLengthWarmup(schedule())
-    interrupted = trainer([callback, Stop()])
-    with pytest.raises(ArithmeticError):
-        interrupted.fit(Model(), loader())
-    assert "batch_to_device" not in vars(interrupted.strategy)
-    model, again = Model(), trainer(callback)
-    again.fit(model, loader())
-    assert model.lengths[True] == [4, 4, 8, 12, 16, 16, 16, 16]
-    again.fit_loop.max_epochs = 2
-    again.fit(model, loader())
-    assert model.lengths[True][8:] == [LENGTH] * 8
-    assert callback.state_dict()["train_tokens"] == 2 * sum(model.lengths[True])
-
-
-class InOrder(lightning.LightningDataModule):
-    """Keeps the order of the rows, which Lightning's sampler for several processes would shuffle."""
-
-    def __init__(self, size):
-        super().__init__()
-        self.size = size
-
-    def train_dataloader(self):
-        ranks = {"num_replicas": self.trainer.world_size, "rank": self.trainer.global_rank}
-        return loader(padded_rows(), self.size, sampler=DistributedSampler(padded_rows(), **ranks, shuffle=False))
-
-
-def reports(size, **settings):
-    """Trains on padded rows, of which ranks get different numbers of tokens."""
-    for unit, duration in (("token", 60), ("step", 3)):
-        model, callback = Model(), SequenceLengthWarmup(schedule(duration, unit))
-        trainer(callback, use_distributed_sampler=False, **settings).fit(model, InOrder(size))
-        yield [model.losses, model.lengths[True], callback.state_dict()]
-
-
-def one_of_two(rank, port, folder):
-    os.environ |= {"LOCAL_RANK": str(rank), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    (folder / f"{rank}.json").write_text(json.dumps([*reports(2, devices=2, strategy="ddp")]))
-    leave_group()
-
-
-@pytest.mark.slow
-def test_two_processes_train_as_one(tmp_path):
-    run_ranks(one_of_two, tmp_path)
-    first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1))
-    for own, other, (losses, *alone) in zip(first, second, reports(4), strict=True):
-        assert own[1:] == other[1:] == alone
-        assert len(set(alone[0])) > 2
-        torch.testing.assert_close(torch.tensor([own[0], other[0]]).mean(0), torch.tensor(losses))
 
 
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize(
     ("unit", "duration", "limits", "progress"),
     [
-        ("step", 4, {"max_steps": 3}, 3),  # known at the begin
+        ("step", 4, {"max_steps": 3}, 3),
         ("step", 4, {"max_epochs": 1, "limit_train_batches": 2}, 2),
         ("token", 4 * LENGTH, {"max_steps": 2}, 2 * 2 * 4),
         ("step", 4, {"max_steps": 4}, None),
@@ -343,9 +210,9 @@ def test_a_training_that_ends_before_the_schedule_warns_once(unit, duration, lim
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         trainer(SequenceLengthWarmup(schedule(duration, unit)), **limits).fit(Model(), loader())
-    texts = [str(each.message) for each in caught if "the training ends at" in str(each.message)]
+    texts = [str(each.message) for each in caught if "the training ended at" in str(each.message)]
     assert len(texts) == (progress is not None)
-    assert all(f"grows for {duration} {unit}s, and the training takes {progress}. Pass" in text for text in texts)
+    assert all(f"grows for {duration} {unit}s, and the training took {progress}" in text for text in texts)
 
 
 def test_the_trainer_of_pytorch_lightning():
@@ -367,9 +234,9 @@ def test_a_checkpoint_of_another_configuration_raises(tmp_path):
 
     training = train(SequenceLengthWarmup(schedule()))
     train(folder=tmp_path / "without")
-    with pytest.raises(ValueError, match="duration is 4 in the state, 9 here; pass a scheduler of the checkpoint's"):
+    with pytest.raises(ValueError, match="duration is 4 in the state, 9 here"):
         train(SequenceLengthWarmup(schedule(9)), ckpt_path=tmp_path / "epoch=0.ckpt")
-    with pytest.raises(ValueError, match="written without this callback; resume without it, or start a new training"):
+    with pytest.raises(ValueError, match="must have a state of SequenceLengthWarmup, got none"):
         train(SequenceLengthWarmup(schedule()), ckpt_path=tmp_path / "without" / "epoch=0.ckpt")
     before = schedule(9)
     tester = trainer(SequenceLengthWarmup(before))
@@ -383,10 +250,8 @@ def test_bad_input_raises():
         def training_step(self, dataloader_iter):
             pass
 
-    with pytest.raises(TypeError, match="scheduler must be a SequenceLengthScheduler, got int"):
-        SequenceLengthWarmup(8)
     with pytest.raises(TypeError, match="unexpected keyword argument 'sequence_dim'"):
-        SequenceLengthWarmup(schedule(), sequence_dim=1)
+        trainer(SequenceLengthWarmup(schedule(), sequence_dim=1)).fit(Model(), loader())
     with pytest.raises(TypeError, match="training_step must take a batch, got dataloader_iter"):
         trainer(SequenceLengthWarmup(schedule())).fit(Iterating(), loader())
     with pytest.raises(TypeError, match=r"a training batch must be a tensor, or a mapping, .* got str"):

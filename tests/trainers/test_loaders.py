@@ -3,7 +3,6 @@
 import json
 import multiprocessing
 import os
-import shutil
 from types import SimpleNamespace
 
 import pytest
@@ -86,7 +85,6 @@ def trainer_names(model):
         "arguments": TrainingArguments(
             "out",
             max_steps=3,
-            ignore_data_skip=True,
             use_cpu=True,
             ddp_backend="gloo",
             save_strategy="no",
@@ -182,15 +180,12 @@ class TestTrainer:
     """Hugging Face's. An epoch has 12 batches."""
 
     @staticmethod
-    def train(folder, make, infinite=False, resume=None, **options):
+    def train(folder, make, infinite=False, resume=None, num_workers=0, **options):
         """Trains on 14 batches, or on one epoch of a loader with a length. Returns the items of each."""
         from transformers import Trainer, TrainingArguments
 
-        loader = ResumableLoader(DataLoader(ItemDataset(), batch_sampler=make(1, infinite), collate_fn=collate))
-
-        class LoaderTrainer(Trainer):
-            def get_train_dataloader(self):
-                return loader
+        plain = DataLoader(ItemDataset(), batch_sampler=make(1, infinite), collate_fn=collate, num_workers=num_workers)
+        loader = ResumableLoader(plain)
 
         class Model(CountingModel):
             def forward(self, input_ids):
@@ -200,8 +195,9 @@ class TestTrainer:
         batches = []
         steps = 12 if make is sampler and not infinite else 14
         settings = {"max_steps": steps, "save_steps": 1, "use_cpu": True, "report_to": [], "disable_tqdm": True}
-        arguments = TrainingArguments(str(folder), **{**settings, "ignore_data_skip": True, **options})
-        trainer = LoaderTrainer(Model(), arguments, callbacks=[LoaderState(loader)])
+        arguments = TrainingArguments(str(folder), **{**settings, **options})
+        trainer = Trainer(Model(), arguments)
+        LoaderState(loader).add_to(trainer)
         trainer.train(resume_from_checkpoint=resume)
         return batches
 
@@ -215,45 +211,22 @@ class TestTrainer:
             resumed = self.train(tmp_path / "again", make, infinite, str(tmp_path / f"checkpoint-{step}"))
             assert resumed == whole[step:]
 
-    @pytest.mark.parametrize("where", ["output_dir", "resume_from_checkpoint"])
-    def test_dropout_continues(self, tmp_path, monkeypatch, where):
+    @pytest.mark.parametrize("num_workers", first_fast([0, 1]))
+    def test_dropout_continues(self, tmp_path, monkeypatch, num_workers):
+        """A loader draws a seed of its workers at the start of a pass, and none where a pass goes on."""
+
         def forward(model, input_ids):
             drawn.append(torch.rand(()).item())
             return original(model, input_ids)
 
         original, drawn = CountingModel.forward, []
         monkeypatch.setattr(CountingModel, "forward", forward)
-        self.train(tmp_path, sampler, infinite=True)
+        self.train(tmp_path, sampler, infinite=True, num_workers=num_workers)
         whole, checkpoint = list(drawn), str(tmp_path / "checkpoint-4")
         drawn.clear()
         torch.manual_seed(7)
-        folder, options = (tmp_path, {}) if where == "output_dir" else (tmp_path / "again", {where: checkpoint})
-        self.train(folder, sampler, infinite=True, resume=checkpoint, **options)
+        self.train(tmp_path / "again", sampler, infinite=True, resume=checkpoint, num_workers=num_workers)
         assert drawn == whole[4:]
-
-    def test_a_checkpoint_elsewhere_warns(self, tmp_path):
-        self.train(tmp_path, sampler, infinite=True)
-        with pytest.warns(UserWarning, match="output_dir has no checkpoint-4 of this training"):
-            self.train(tmp_path / "again", sampler, infinite=True, resume=str(tmp_path / "checkpoint-4"))
-
-    @pytest.mark.parametrize("lacks", ["random streams", "this training"])
-    def test_a_checkpoint_of_this_step_with_other_contents_warns(self, tmp_path, lacks):
-        torch.manual_seed(0)
-        self.train(tmp_path, sampler, infinite=True, logging_steps=1)
-        checkpoint = tmp_path / "checkpoint-4"
-        if lacks == "random streams":
-            (checkpoint / "rng_state.pth").unlink()
-        else:
-            shutil.copytree(checkpoint, tmp_path / "again" / "checkpoint-4")
-            path = tmp_path / "again" / "checkpoint-4" / "trainer_state.json"
-            path.write_text(path.read_text().replace('"loss": ', '"loss": 1'))
-        folder = tmp_path if lacks == "random streams" else tmp_path / "again"
-        with pytest.warns(UserWarning, match="output_dir has no checkpoint-4 of this training with the random streams"):
-            self.train(folder, sampler, infinite=True, resume=str(checkpoint), resume_from_checkpoint=True)
-
-    def test_the_trainer_must_not_skip_batches(self, tmp_path):
-        with pytest.raises(ValueError, match="ignore_data_skip must be True with LoaderState"):
-            self.train(tmp_path, sampler, ignore_data_skip=False)
 
     @pytest.mark.parametrize(
         "options",
@@ -278,23 +251,47 @@ class TestTrainer:
 
     def test_a_checkpoint_without_it(self):
         callback = LoaderState(ResumableLoader(DataLoader(ItemDataset(), batch_sampler=sampler(1))))
-        arguments = SimpleNamespace(ignore_data_skip=True, gradient_accumulation_steps=1)
+        arguments = SimpleNamespace(gradient_accumulation_steps=1)
         state = SimpleNamespace(global_step=0, max_steps=12, stateful_callbacks={})
         callback.on_train_begin(arguments, state, None)
         state.global_step = 1
         with pytest.raises(ValueError, match="the checkpoint was written without LoaderState"):
             callback.on_train_begin(arguments, state, None)
+        with pytest.raises(ValueError, match="callbacks must not hold LoaderState"):
+            callback.on_init_end(arguments, state, None)
         with pytest.raises(TypeError, match="loader must be a ResumableLoader, got DataLoader"):
             LoaderState(DataLoader([1]))
 
 
-class TestLightning:
-    @staticmethod
-    def train(folder, make, infinite=False, resume=None, **options):
-        """Trains on 10 batches. Returns the items of each."""
-        import lightning.pytorch as pl
+#: Lightning trainings: a loader, whether it is infinite, and options.
+LIGHTNING = {
+    "a stream of epochs": (stream, False, {"max_epochs": 2}),
+    "a sampler": (sampler, False, {"max_epochs": 2}),
+    "an infinite sampler": (sampler, True, {"max_steps": 14}),
+    "an infinite stream": (stream, True, {"max_steps": 14, "accumulate_grad_batches": 2}),
+    "a part of a sampler": (sampler, False, {"max_epochs": 3, "limit_train_batches": 0.5}),
+    "parts of an infinite sampler": (sampler, True, {"max_epochs": 3, "limit_train_batches": 5}),
+    "parts of an infinite stream": (stream, True, {"max_epochs": 3, "limit_train_batches": 5}),
+    "parts of a stream": (stream, False, {"max_epochs": 3, "limit_train_batches": 5}),
+    "validation in between": (sampler, False, {"max_epochs": 2, "val_check_interval": 5}),
+    "workers": (stream, True, {"max_steps": 6, "num_workers": 2}),
+    "steps of the schedule are asked for": (sampler, False, {"max_epochs": 2, "asks": True}),
+    "and of a stream": (stream, False, {"max_epochs": 2, "asks": True}),
+    "two loaders in a cycle": (stream, True, {"max_steps": 15, "combined": "max_size_cycle"}),
+    "two loaders, the shorter one ends": (stream, True, {"max_epochs": 2, "combined": "min_size"}),
+}
 
-        plain = DataLoader(ItemDataset(), batch_sampler=make(1, infinite), collate_fn=collate)
+
+class TestLightning:
+    """An epoch has 12 batches."""
+
+    @staticmethod
+    def train(folder, make, infinite=False, resume=None, asks=False, combined=None, num_workers=0, **options):
+        """Returns the items of each batch, and the numbers of batches after which a checkpoint was saved."""
+        import lightning.pytorch as pl
+        from lightning.pytorch.utilities import CombinedLoader
+
+        from seqwarm_kernels.trainers.lightning import LoaderState
 
         class Module(pl.LightningModule):
             def __init__(self):
@@ -302,29 +299,114 @@ class TestLightning:
                 self.model = CountingModel()
 
             def training_step(self, batch):
-                batches.append(batch["input_ids"][0].tolist())
-                return self.model(**batch)["loss"]
+                parts = batch if combined else [batch]
+                batches.append([part["input_ids"][0].tolist() for part in parts])
+                return self.model(**parts[0])["loss"]
+
+            def validation_step(self, batch):
+                pass
 
             def configure_optimizers(self):
+                if asks:
+                    _ = self.trainer.estimated_stepping_batches
                 return torch.optim.SGD(self.parameters(), lr=1e-6)
 
-        batches = []
-        save = pl.callbacks.ModelCheckpoint(folder, filename="{step}", every_n_train_steps=4, save_top_k=-1)
-        quiet = dict.fromkeys(("logger", "enable_progress_bar", "enable_model_summary"), False)
-        trainer = pl.Trainer(max_steps=10, accelerator="cpu", callbacks=[save], **quiet)
-        trainer.fit(Module(), ResumableLoader(plain, **options), ckpt_path=resume, weights_only=False)
-        return batches
+        class Save(pl.callbacks.Checkpoint):  # Lightning calls these after other callbacks
+            def save(self, trainer, module, *_):
+                trainer.save_checkpoint(folder / f"{len(saved):02}.ckpt")
+                saved.append(len(batches))
 
-    @pytest.mark.parametrize(
-        ("make", "infinite", "options"),
-        first_fast(
-            [(stream, False, {"fetched_ahead": 1}), (sampler, False, {}), (sampler, True, {"fetched_ahead": 1})]
-        ),
-    )
-    def test_a_resumed_training_continues_with_the_next_batch(self, tmp_path, make, infinite, options):
-        whole = self.train(tmp_path, make, infinite, **options)
-        checkpoint = str(tmp_path / "step=4.ckpt")
-        assert self.train(tmp_path / "again", make, infinite, checkpoint, **options) == whole[4:]
+            on_train_batch_end = on_validation_end = on_train_epoch_end = on_train_end = on_exception = save
+
+        def loader(make, infinite):
+            plain = DataLoader(
+                ItemDataset(), batch_sampler=make(1, infinite), collate_fn=collate, num_workers=num_workers
+            )
+            return ResumableLoader(plain)
+
+        batches, saved = [], []
+        loaders = loader(make, infinite)
+        if combined:
+            loaders = CombinedLoader([loaders, loader(sampler, False)], combined)
+        quiet = dict.fromkeys(("logger", "enable_progress_bar", "enable_model_summary"), False)
+        quiet["num_sanity_val_steps"] = 0
+        trainer = pl.Trainer(accelerator="cpu", callbacks=[LoaderState(), Save()], **quiet, **options)
+        validation = DataLoader([1]) if "val_check_interval" in options else None
+        trainer.fit(Module(), loaders, validation, ckpt_path=resume, weights_only=False)
+        return batches, saved
+
+    @pytest.mark.parametrize("case", first_fast(LIGHTNING))
+    def test_a_resumed_training_trains_on_the_same_batches(self, tmp_path, case):
+        """From each checkpoint: after a batch, the last one of an epoch, a validation, an epoch, and the end."""
+        make, infinite, options = LIGHTNING[case]
+        whole, saved = self.train(tmp_path, make, infinite, **options)
+        assert len({str(batch) for batch in whole[:12]}) == len(whole[:12])
+        again = tmp_path / "again"
+        again.mkdir()
+        for number, batches in enumerate(saved):
+            if case == "workers" and number % 3:
+                continue
+            resumed, _ = self.train(again, make, infinite, str(tmp_path / f"{number:02}.ckpt"), **options)
+            assert resumed == whole[batches:], (number, batches)
+
+    def test_a_training_that_was_ended_by_its_steps_goes_on(self, tmp_path):
+        whole, _ = self.train(tmp_path, stream, True, max_steps=11)
+        _, saved = self.train(tmp_path, stream, True, max_steps=6)
+        last = str(tmp_path / f"{len(saved) - 1:02}.ckpt")
+        assert self.train(tmp_path, stream, True, last, max_steps=11)[0] == whole[6:]
+
+    def test_an_exception_in_a_batch(self, tmp_path, monkeypatch):
+        """The checkpoint counts the batches whose step was made."""
+
+        def fails_at(count):
+            def forward(model, **inputs):
+                calls.append(1)
+                if len(calls) == count:
+                    raise ArithmeticError
+                return original(model, **inputs)
+
+            return forward
+
+        whole, _ = self.train(tmp_path, stream, True, max_steps=9)
+        original, calls = CountingModel.forward, []
+        monkeypatch.setattr(CountingModel, "forward", fails_at(7))
+        with pytest.raises(ArithmeticError):
+            self.train(tmp_path, stream, True, max_steps=9)
+        assert self.train(tmp_path, stream, True, str(tmp_path / "06.ckpt"), max_steps=9)[0] == whole[6:]
+
+    @pytest.mark.parametrize("has_loader_state", [False, True])
+    def test_a_warmup_without_it_warns(self, tmp_path, recwarn, has_loader_state):
+        import lightning.pytorch as pl
+
+        from seqwarm_kernels import SequenceLengthScheduler
+        from seqwarm_kernels.trainers.lightning import LoaderState, SequenceLengthWarmup
+
+        class Module(pl.LightningModule):
+            def training_step(self, batch):
+                pass
+
+            def configure_optimizers(self):
+                pass
+
+        warmup = SequenceLengthWarmup(SequenceLengthScheduler(8, 16, duration=0))
+        callbacks = [warmup, *([LoaderState()] if has_loader_state else [])]
+        trainer = pl.Trainer(
+            default_root_dir=tmp_path, max_epochs=1, limit_train_batches=1, callbacks=callbacks, accelerator="cpu"
+        )
+        trainer.fit(Module(), ResumableLoader(DataLoader(ItemDataset(), batch_sampler=sampler(1), collate_fn=collate)))
+        warned = any("callbacks have no LoaderState()" in str(warning.message) for warning in recwarn)
+        assert warned != has_loader_state
+
+    def test_a_checkpoint_without_it(self, tmp_path):
+        from seqwarm_kernels.trainers.lightning import LoaderState
+
+        self.train(tmp_path, sampler, max_steps=1)
+        path = tmp_path / "00.ckpt"
+        checkpoint = torch.load(path, weights_only=False)
+        del checkpoint["callbacks"][LoaderState().state_key]
+        torch.save(checkpoint, path)
+        with pytest.raises(ValueError, match="the checkpoint was written without LoaderState"):
+            self.train(tmp_path, sampler, resume=str(path), max_steps=2)
 
 
 def test_accelerate_saves_and_loads_a_loader(tmp_path):

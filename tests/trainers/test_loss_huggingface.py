@@ -1,4 +1,4 @@
-"""The loss of cut rows in a Hugging Face Trainer is that of whole rows, by both entrances; batches count once."""
+"""The loss of cut rows in a Hugging Face Trainer is the mean over their labels; batches count once."""
 
 import json
 from types import SimpleNamespace
@@ -88,13 +88,9 @@ def fixed(length=CUT, unit="step"):
     return SequenceLengthScheduler(length, LENGTH, duration=1_000_000, step_size=1, unit=unit)
 
 
-def as_whole_rows(folder, make, step_rows, options, collator=default_collate, **changes):
-    """The mean loss of a step's cut rows, in the ratio of a logged loss to a mean loss that whole rows have."""
-    rows = collator(dataset()[:step_rows])
-    means = [make().train()(**batch)["loss"].item() for batch in (rows, resize_batch(rows, CUT, **options))]
-    plain = training(folder, make(), collator=collator, **changes)
-    plain.train()
-    return means[1] / means[0] * logged(plain)[0]
+def mean_loss(make, step_rows, options, collator=default_collate):
+    """The mean over all labels of a step's cut rows that the model's own loss counts."""
+    return make().train()(**resize_batch(collator(dataset()[:step_rows]), CUT, **options))["loss"].item()
 
 
 @pytest.mark.parametrize(
@@ -107,24 +103,15 @@ def as_whole_rows(folder, make, step_rows, options, collator=default_collate, **
         (model, with_shifted_labels, {}, CountsAllLabels),
         (llava, default_collate, {}, transformers.Trainer),
         (llava, default_collate, {"mode": "reshape"}, transformers.Trainer),
+        (OwnLoss, default_collate, {}, transformers.Trainer),
     ],
 )
-def test_the_factor_of_the_loss_is_that_of_whole_rows(tmp_path, make, collator, options, kind):
-    """The losses of GPT-2 were half as large."""
-    changes = {"kind": kind, "collator": collator, "gradient_accumulation_steps": 2}
+def test_the_loss_is_the_mean_over_the_labels_of_cut_rows(tmp_path, make, collator, options, kind):
+    """The losses of GPT-2 were half as large. A class of the user's own without `loss_type` may count all labels."""
     warmup = SequenceLengthWarmup(fixed(), **options)
-    warmed = training(tmp_path, make(), warmup, **changes)
+    warmed = training(tmp_path, make(), warmup, kind, collator, gradient_accumulation_steps=2)
     warmed.train()
-    expected = as_whole_rows(tmp_path, make, 4, options, **changes)
-    assert logged(warmed)[0] == pytest.approx(expected, rel=1e-5)
-
-
-def test_a_loss_that_counts_all_labels_is_left_as_it_is(tmp_path):
-    """Nobody knows of a class of the user's own without `loss_type` whether its loss shifts labels."""
-    warmed = training(tmp_path, OwnLoss(), SequenceLengthWarmup(fixed()))
-    warmed.train()
-    expected = as_whole_rows(tmp_path, OwnLoss, 2, {})
-    assert logged(warmed)[0] == pytest.approx(expected, rel=1e-5)
+    assert logged(warmed)[0] == pytest.approx(mean_loss(make, 4, options, collator), rel=1e-5)
 
 
 def test_a_function_of_the_loss_gets_the_count_of_cut_labels(tmp_path):
@@ -189,6 +176,66 @@ def test_which_models_shift_labels(loss_type, is_encoder_decoder, shifts):
     made = nn.Module()
     made.loss_type, made.config = loss_type, SimpleNamespace(is_encoder_decoder=is_encoder_decoder)
     assert shifts_labels(made) is shifts
+
+
+class OwnMethods(transformers.Trainer):
+    """A user's class that overrides what `add_to` overrides."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.batches, self.losses, self.logs = [], [], []
+
+    def get_batch_samples(self, epoch_iterator, num_batches, device):
+        samples, count = super().get_batch_samples(epoch_iterator, num_batches, device)
+        self.batches += [(sample["labels"].shape[1], int(count)) for sample in samples]
+        return [dict(sample) for sample in samples], count
+
+    def training_step(self, model, inputs, num_items_in_batch=None):
+        self.losses.append(super().training_step(model, inputs, num_items_in_batch))
+        return self.losses[-1]
+
+    def log(self, logs, *args, **kwargs):
+        self.logs.append(logs.get("seq_length"))
+        super().log(logs, *args, **kwargs)
+
+
+def test_methods_of_a_class_of_your_own_see_cut_batches(tmp_path):
+    warmed = training(tmp_path, gpt2(), SequenceLengthWarmup(fixed()), OwnMethods)
+    warmed.train()
+    assert type(warmed).__name__ == "OwnMethods"
+    assert warmed.batches == [(CUT, 2)] * 2
+    assert warmed.logs == [CUT] * 3
+    assert logged(warmed) == pytest.approx([loss.item() for loss in warmed.losses])
+
+
+def t5():
+    torch.manual_seed(1)
+    sizes = {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 1, "num_heads": 2, "dropout_rate": 0.0}
+    return transformers.T5ForConditionalGeneration(
+        transformers.T5Config(vocab_size=WORDS, decoder_start_token_id=0, **sizes)
+    )
+
+
+def test_an_encoder_and_a_decoder_are_trained_on_cut_rows(tmp_path):
+    arguments = {**PLAIN_SGD, "per_device_train_batch_size": 2, "max_steps": 1}
+    arguments = transformers.Seq2SeqTrainingArguments(output_dir=str(tmp_path), **arguments)
+    warmed = transformers.Seq2SeqTrainer(t5(), arguments, train_dataset=dataset())
+    SequenceLengthWarmup(fixed()).add_to(warmed)
+    warmed.train()
+    assert logged(warmed)[0] == pytest.approx(mean_loss(t5, 2, {}), rel=1e-5)
+
+
+@pytest.mark.parametrize(("include", "seen"), [("all", 2 * 2 * 2 * 4), ("non_padding", 2 * 2 * 2 * 3)])
+def test_the_trainer_counts_the_tokens_of_cut_batches(tmp_path, include, seen):
+    """512 for 112 tokens."""
+    rows = [{**row, "attention_mask": (torch.arange(LENGTH) < 3).long()} for row in dataset()]
+    steps = {"gradient_accumulation_steps": 2, "include_num_input_tokens_seen": include}
+    warmed = training(tmp_path, gpt2(), SequenceLengthWarmup(fixed(4)), **steps)
+    warmed.train_dataset = rows
+    warmed.train()
+    assert warmed.state.num_input_tokens_seen == seen
+    assert logged(warmed, "num_input_tokens_seen") == [seen // 2, seen]
+    assert logged(warmed, "train_tokens")[-1] == 2 * 2 * 2 * 3
 
 
 class Twice(transformers.Trainer):

@@ -1,23 +1,11 @@
 """The state that the monitors of all trainers share."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 
 from seqwarm_kernels.trainers.monitor_state import MonitorState
 
 from ..support.arguments import check_accepted_or_named
-
-
-def test_losses_on_several_devices_meet_on_the_first():
-    """As with the replicas of nn.DataParallel. The meta device stands for a second GPU."""
-    state, seen = MonitorState([], 1.2, 20), []
-    state.monitor = SimpleNamespace(observe=lambda loss, grad_norm: seen.append(loss))
-    for device in ("meta", "cpu"):
-        state.add_loss(torch.ones(1, device=device))
-    state.step(losses_are_parts=False)
-    assert [(loss.device.type, loss.shape) for loss in seen] == [("meta", ())]
 
 
 def test_a_step_without_a_loss_keeps_the_figures_of_the_newest_record():

@@ -160,7 +160,7 @@ def four(rank, port, folder):
     reports = [report(folder, 2, config, **EVEN), report(folder, 2, config, prepare=shard_parameters, **EVEN)]
     with pytest.raises(ValueError, match=r"ContextParallel must be on the ranks that share rows by parallelism_config"):
         report(folder, 2, config, prepare=apply_elsewhere)
-    with pytest.raises(ValueError, match="must have either cp_size or tp_size of 1, since ranks share either the tok"):
+    with pytest.raises(ValueError, match="must have cp_size or tp_size of 1, got cp_size=2 and tp_size=2"):
         report(folder, 2, ParallelismConfig(cp_size=2, tp_size=2))
     (folder / f"{rank}.json").write_text(json.dumps(reports))
     leave_group()

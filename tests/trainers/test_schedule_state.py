@@ -8,8 +8,6 @@ import torch
 from seqwarm_kernels import SequenceLengthScheduler
 from seqwarm_kernels.trainers.schedule_state import ScheduleState
 
-from ..support.arguments import JUNK
-
 CPU = torch.device("cpu")
 
 
@@ -20,32 +18,6 @@ class Model(torch.nn.Module):
 
 def scheduler(**options):
     return SequenceLengthScheduler(4, 16, duration=1000, step_size=4, **options)
-
-
-@pytest.mark.parametrize("options", [{"backend": "nope"}, {"mode": "junk"}, {"seq_dim": 2}, {"truncat": True}])
-def test_options_that_fit_no_batch_are_refused_at_once(options):
-    with pytest.raises((TypeError, ValueError), match=next(iter(options))):
-        ScheduleState(scheduler(), options)
-
-
-@pytest.mark.parametrize("unit", ["step", "token", "sample"])
-def test_a_step_that_has_no_token_left_is_reported_once(unit):
-    state, model = ScheduleState(scheduler(unit=unit), {}), Model()
-    state.attach(model, model, CPU)
-    on_the_right = (torch.arange(16) < 5).long().expand(2, 16)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        state.step(1)  # without a forward, as in a step that was skipped
-        model(torch.ones(2, 16, dtype=torch.long), on_the_right)
-        model(torch.ones(2, 16, dtype=torch.long), on_the_right.flip(1))
-        state.step(1)
-    model(torch.ones(2, 16, dtype=torch.long), on_the_right * 0)
-    with pytest.warns(UserWarning, match="no token of a step's batches is left .*the attention mask of every row is 0"):
-        state.step(1)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        model(torch.ones(2, 16, dtype=torch.long), on_the_right * 0)
-        state.step(1)
 
 
 @pytest.mark.parametrize("has_batch", [True, False])
@@ -73,7 +45,127 @@ def test_ranks_exchange_their_counts_once_in_a_step_also_one_without_a_batch(mon
     assert state.scheduler.progress == tokens
 
 
-def test_a_scheduler_is_accepted_or_named():
-    for value in JUNK:
-        with pytest.raises(TypeError, match="scheduler must be a SequenceLengthScheduler"):
-            ScheduleState(value, {})
+def state_of(**options):
+    """A state that is attached to a model, and the model. A batch is 2 rows of 16 tokens, cut to 4."""
+    state, model = ScheduleState(scheduler(**options), {}), Model()
+    state.attach(model, model, CPU)
+    return state, lambda: model(torch.ones(2, 16, dtype=torch.long))
+
+
+@pytest.mark.parametrize(("unit", "progress"), [("step", 2), ("token", 3 * 8), ("sample", 3 * 2)])
+def test_a_step_of_two_batches_and_one_of_a_single_batch(unit, progress):
+    state, train = state_of(unit=unit)
+    for batches in (2, 1):
+        for _ in range(batches):
+            state.begin()
+            train()
+        state.step(1)
+        assert state.metrics() == {"seq_length": 4, "train_tokens": state.train_tokens}
+    assert (state.train_tokens, state.scheduler.progress) == (3 * 8, progress)
+
+
+def test_a_count_in_the_middle_of_a_step_is_part_of_the_step():
+    state, train = state_of(unit="token")
+    for tokens in (8, 16):
+        state.begin()
+        train()
+        assert state.count_tokens() == tokens
+    state.step(1)
+    assert state.scheduler.progress == 16
+
+
+def test_steps_that_wait_are_counted_later():
+    state, train = state_of()
+    for _ in range(3):
+        state.begin()
+        train()
+        state.step(1, count=False)
+    assert state.metrics() == {"seq_length": 4}
+    assert (state.train_tokens, state.scheduler.progress) == (0, 3)
+    state.count_remaining()
+    assert state.metrics() == {"seq_length": 4, "train_tokens": 3 * 8}
+    state.detach()
+    state.count_remaining()
+    assert state.train_tokens == 3 * 8
+
+
+def test_tokens_decide_the_length_so_they_do_not_wait():
+    state, train = state_of(unit="sample")
+    state.begin()
+    train()
+    state.step(1, count=False)
+    assert (state.train_tokens, state.scheduler.progress) == (8, 2)
+
+
+def test_ranks_of_one_batch_count_it_once(monkeypatch):
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "all_reduce", lambda total: total.mul_(6))
+    state, model = ScheduleState(scheduler(unit="sample"), {}), Model()
+    state.attach(model, model, CPU, ranks_of_batch=2)
+    state.begin()
+    model(torch.ones(2, 16, dtype=torch.long))
+    state.step(1)
+    assert (state.train_tokens, state.scheduler.progress) == (3 * 8, 3 * 2)
+
+
+def test_a_training_starts_over_or_resumes():
+    state, train = state_of(unit="token")
+    state.scheduler.progress = 5
+    state.start()
+    state.begin()
+    train()
+    state.step(1)
+    saved = state.state_dict()
+    assert (saved["train_tokens"], saved["scheduler"]["progress"]) == (8, 13)
+    state.start()
+    assert (state.train_tokens, state.scheduler.progress) == (0, 5)
+    resumed, _ = state_of(unit="token")
+    resumed.resume(saved)
+    assert resumed.state_dict() == saved
+    resumed.start()
+    assert (resumed.train_tokens, resumed.scheduler.progress) == (0, 0)
+
+
+def test_what_was_seen_before_a_training_is_not_of_its_first_step():
+    state, train = state_of(unit="token")
+    state.begin()
+    train()
+    model = Model()
+    state.attach(model, model, CPU)
+    assert state.count_tokens() == 0
+    state.begin()
+    model(torch.ones(1, 16, dtype=torch.long))
+    state.step(1)
+    assert (state.train_tokens, state.scheduler.progress) == (4, 4)
+
+
+def test_a_checkpoint_without_a_state_or_of_a_training_that_has_ended_raises():
+    state = ScheduleState(scheduler(), {}, total_tokens=30)
+    saved = {**state.state_dict(), "train_tokens": 30}
+    with pytest.raises(ValueError, match="must have a state of SequenceLengthWarmup, got none"):
+        state.resume(None)
+    with pytest.raises(ValueError, match="total_tokens must be more than the 30 tokens of the checkpoint, got 30"):
+        state.resume(saved)
+    assert state.train_tokens == 0
+    state.resume({**saved, "train_tokens": 29})
+    assert state.train_tokens == 29
+
+
+def test_without_a_training_there_is_no_count():
+    state, _ = state_of()
+    assert state.is_finished() is False
+    state.detach()
+    with pytest.raises(ValueError, match="count_tokens needs a running training"):
+        state.count_tokens()
+    assert state.metrics()["seq_length"] == 4
+
+
+def test_a_training_that_never_had_the_full_length_warns():
+    state = ScheduleState(SequenceLengthScheduler(4, 16, duration=2500, step_size=4, unit="token"), {})
+    state.scheduler.progress = 2499
+    with pytest.warns(UserWarning, match="ended at 12 of 16 tokens: the schedule grows for 2,500 tokens, and .* 2,499"):
+        state.warn_of_short_training()
+    state.scheduler.progress = 2500
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        state.warn_of_short_training()

@@ -66,15 +66,21 @@ TARGETS = [
         *("tests/schedule/test_watch.py", "tests/resizing/test_masks.py", "-k", "not processes"),
     ),
     *_in_folder(
+        "seqwarm_kernels/trainers",
+        "schedule_state.py",
+        *("tests/trainers/test_schedule_state.py", "tests/trainers/test_contract.py", "-k", "not composer"),
+        wider=(Run(("tests/trainers/test_contract.py", "-m", "slow", "-k", "two_ranks")),),
+    ),
+    *_in_folder(
         "seqwarm_kernels/trainers/huggingface",
-        "logs.py",
-        *("tests/trainers/test_tokens_huggingface.py", "tests/trainers/test_monitor_huggingface.py"),
+        "added.py",
+        *("tests/trainers/test_contract.py", "tests/trainers/test_monitor_huggingface.py"),
     ),
     *_in_folder(
         "seqwarm_kernels/trainers/composer",
         "token_counter.py",
         "tests/trainers/composer/test_token_counter.py",
-        wider=(Run(("tests/trainers/composer/test_two_ranks.py",)),),
+        wider=(Run(("tests/trainers/test_contract.py", "-k", "composer")),),
     ),
     *_in_folder(
         "seqwarm_kernels/data/batch_planning",

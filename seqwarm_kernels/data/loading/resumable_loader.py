@@ -9,7 +9,7 @@ import numpy as np
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
-from ...utils.checks import check_count, check_int
+from ...utils.checks import check_count
 from ..samplers.planned_batches import BatchingProgress, PlannedBatches
 from ..samplers.stream import LengthBatchStream
 from .budget import BatchCheck, check_collator, check_num_items, check_prepared_items
@@ -34,18 +34,16 @@ class ResumableLoader:
     Args:
         loader: a DataLoader with a `LengthBatchSampler` or a `LengthBatchStream` as its `batch_sampler` and
             `in_order=True`. With a stream, its dataset is an `ItemDataset`.
-        fetched_ahead: number of batches that a trainer fetches before it trains on them. The state is that many batches
-            before the last yielded one. Lightning fetches one batch ahead of a loader without a length.
 
     Raises:
         TypeError: an argument has the wrong type; or the dataset of `loader` is a list, dict or array and the planner
             may cut items.
-        ValueError: `fetched_ahead` is negative; `loader` has another batch sampler, or `in_order=False`, or a stream
+        ValueError: `loader` has another batch sampler, or `in_order=False`, or a stream
             and another dataset; or its `collate_fn` is a `PaddedCollator` and the planner packs, or the other way
             round; or the dataset has more or fewer items than a `LengthBatchSampler` has lengths.
     """
 
-    def __init__(self, loader: DataLoader[Any], *, fetched_ahead: int = 0) -> None:
+    def __init__(self, loader: DataLoader[Any]) -> None:
         if not isinstance(loader, DataLoader):
             raise TypeError(f"loader must be a DataLoader, got {type(loader).__name__}")
         if not isinstance(loader.batch_sampler, PlannedBatches):
@@ -74,7 +72,6 @@ class ResumableLoader:
         self._check = BatchCheck(loader.batch_sampler, loader.collate_fn, loader.dataset)
         self._loader = loader
         self._sampler = loader.batch_sampler
-        self._fetched_ahead = check_int("fetched_ahead", fetched_ahead, minimum=0)
 
     def __len__(self) -> int:
         return len(self._loader)
@@ -82,12 +79,12 @@ class ResumableLoader:
     def __iter__(self) -> Iterator[Any]:
         """Yields one epoch, as the sampler's `iter()` does, or the rest of an epoch after `load_state_dict`.
 
-        After an interrupted iteration, a `LengthBatchSampler` starts its epoch again. A `LengthBatchStream` continues
-        after the last yielded batch. `set_epoch` and `load_state_dict` of the sampler or the stream itself have the
-        same effect as those of this loader. An older iterator raises a RuntimeError at its next batch after a newer
-        `iter()` or `load_state_dict`.
+        After an interrupted iteration, a `LengthBatchSampler` starts its next epoch. A `LengthBatchStream` and an
+        infinite sampler continue after the last yielded batch. `set_epoch` and `load_state_dict` of the sampler or the
+        stream itself have the same effect as those of this loader. An older iterator raises a RuntimeError at its next
+        batch after a newer `iter()` or `load_state_dict`.
         """
-        return self._sampler.follow(lambda: iter(self._loader), self._check, fetched_ahead=self._fetched_ahead)
+        return self._sampler.follow(lambda: iter(self._loader), self._check)
 
     def set_epoch(self, epoch: int) -> None:
         self._sampler.set_epoch(check_count("epoch", epoch))
@@ -97,8 +94,20 @@ class ResumableLoader:
         return self._sampler.progress
 
     def state_dict(self) -> dict[str, Any]:
-        """The sampler's state after the last yielded batch, or `fetched_ahead` batches before."""
+        """The sampler's state after the last yielded batch.
+
+        Between two passes over a part of an epoch, it is that of the first one, of which a restart yields the rest.
+        Call `end_pass` or `set_epoch` before, to restart with the second one.
+        """
         return self._sampler.state_dict()
+
+    def previous_state_dict(self) -> dict[str, Any]:
+        """The state before the last yielded batch, for a loop that fetches a batch before it trains on the last one."""
+        return self._sampler.previous_state_dict()
+
+    def end_pass(self) -> None:
+        """Go to the start of the next pass, where the next `iter()` would go, so that `state_dict` is there."""
+        self._sampler.end_pass()
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Continue from a state with the next `iter()`. States of the sampler are accepted as well."""

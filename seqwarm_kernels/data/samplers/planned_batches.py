@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, NoReturn
 
 from torch import distributed
+from torch.random import fork_rng
 
 from ...utils.checks import check_bool, check_choice, check_int, check_rank
 from ...utils.ranks import has_process_group
@@ -83,6 +84,8 @@ class PlannedBatches(ABC):
         self._reader = reader
         self._maker = WindowMaker(reader, planner, window, seed if shuffle else None, self.world_size)
         self._current = self._start_epoch(0, Counts())
+        self._start_is_set = True  # whether the next iterator starts at the current position
+        self._previous = self.position
         self._recorded: deque[Recorded] | None = None  # of the iterators that are created now
         self._followed: deque[Recorded] | None = None  # of the latest `follow`; None: a state was loaded since
 
@@ -132,6 +135,9 @@ class PlannedBatches(ABC):
         """
         return self.state_at(self.position)
 
+    def previous_state_dict(self) -> dict[str, Any]:
+        return self.state_at(self._previous)
+
     def state_at(self, position: Position) -> dict[str, Any]:
         return pack_state(position, self._configuration)
 
@@ -144,39 +150,45 @@ class PlannedBatches(ABC):
         """
         position = self._unpacked(state_dict)
         self._reader.forget()
-        self._current, self._followed = self._rank_batches(position), None
+        self.move_to(position)
+        self._followed = None
 
     @abstractmethod
     def set_epoch(self, epoch: int) -> None:
         """Trainers call this before each epoch."""
 
-    def move_to(self, position: Position, *, restart_epoch: bool) -> None:
-        """Go to `position`. `restart_epoch`: the next iterator may start at the beginning of its epoch instead."""
-        self._current = self._rank_batches(position)
+    def end_pass(self) -> None:
+        """Go to where the next iterator starts."""
+        self.move_to(self._begin().position)
 
-    def follow(
-        self, start: Callable[[], Iterator[Any]], check: Callable[[Any, int], Any], *, fetched_ahead: int = 0
-    ) -> Iterator[Any]:
+    def move_to(self, position: Position) -> None:
+        """Go to `position`, where the next iterator starts."""
+        self._current, self._previous = self._rank_batches(position), position
+        self._start_is_set = True
+
+    def follow(self, start: Callable[[], Iterator[Any]], check: Callable[[Any, int], Any]) -> Iterator[Any]:
         """Yield what a loader makes of these batches. Move along with the yielded batches, not with the fetched ones.
 
         Args:
             start: creates the loader's iterator over the rest of the epoch, and in it `iter()` of these batches.
             check: called with each batch and its `Recorded.longest`, before the batch is yielded.
-            fetched_ahead: stay this many batches behind the last yielded one.
         """
+        # The seed of a pass that goes on was drawn before its state was taken, so this pass must not draw one.
+        goes_on = self._followed is None and self.position.counts != self.position.start.epoch_start_counts
         self._recorded = recorded = deque[Recorded]()
         try:
-            batches = start()
+            with fork_rng(devices=[], enabled=goes_on):
+                batches = start()
         finally:
             self._recorded = None
         self._followed = recorded
-        latest = deque([self.position], maxlen=1 + fetched_ahead)
+        before = self.position
         for batch in batches:
             position, longest = recorded.popleft()
             assert longest is not None
             check(batch, longest)
-            latest.append(position)
-            self.move_to(latest[0], restart_epoch=True)
+            self.move_to(position)
+            self._previous, before, self._start_is_set = before, position, False
             yield batch
             if self._followed is not recorded:
                 raise RuntimeError(
@@ -187,7 +199,7 @@ class PlannedBatches(ABC):
                 f"the data set or collate_fn raised StopIteration: {missing} batches of the epoch are missing"
             )
         if recorded:
-            self.move_to(recorded[-1].position, restart_epoch=True)
+            self.move_to(recorded[-1].position)
 
     def _unpacked(self, state_dict: Mapping[str, Any]) -> Position:
         position = unpack_state(state_dict, self._configuration)
@@ -213,26 +225,23 @@ class PlannedBatches(ABC):
         """The next batch, None at the end of the epoch."""
         self._current = rank_batches
         batch = rank_batches.step()
+        self._start_is_set = False
         if batch is None:
-            self._current = self._rank_batches(rank_batches.position)
+            self.move_to(rank_batches.position)
         return batch
-
-    def _next_epoch(self, rank_batches: RankBatches) -> RankBatches | None:
-        """The batches of the next epoch if `rank_batches` has no batch left, else None."""
-        if rank_batches.has_step():
-            return None
-        rank_batches.step()
-        return self._rank_batches(rank_batches.position)
 
     def _begin_apart(self) -> RankBatches:
         """The batches of a new iterator whose steps do not move `position`. Another one starts at the same batch."""
-        position = self._begin().position
-        self.move_to(position, restart_epoch=False)
-        return self._rank_batches(position)
+        self.end_pass()
+        return self._rank_batches(self.position)
 
-    @abstractmethod
     def _begin(self) -> RankBatches:
         """The batches of a new iterator."""
+        return self._current if self._start_is_set else self._next_pass()
+
+    @abstractmethod
+    def _next_pass(self) -> RankBatches:
+        """The batches of a new iterator after one that has served a part of the epoch, or all of it."""
 
     @abstractmethod
     def _epochs(self, position: Position) -> float:
@@ -278,7 +287,8 @@ class BatchIterator(Iterator[list[Any]]):
     def skip_ended_epoch(self) -> None:
         """Start the next epoch if no batch of this one is left."""
         rank_batches = self._ensure_started()
-        self._rank_batches = self._batches._next_epoch(rank_batches) or rank_batches
+        if not rank_batches.has_step():
+            self._rank_batches = self._batches._rank_batches(rank_batches.next_epoch())
 
     def _step(self) -> list[Any] | None:
         rank_batches = self._ensure_started()

@@ -62,6 +62,16 @@ class RankBatches:
         plan, index = self._latest
         return int(plan.batch(index)[2].max(initial=0))
 
+    def next_epoch(self) -> Position:
+        """The start of the next epoch. What was not served of this one does not count.
+
+        A last step with batches for only some ranks counts as a step.
+        """
+        position = self.position
+        steps = -(-position.counts.batches // self._world_size)
+        counts = position.counts._replace(batches=steps * self._world_size)
+        return Position(self._maker.epoch_start(position.start.epoch + 1, counts), counts)
+
     def has_step(self) -> bool:
         """Whether the epoch has another step for this rank."""
         available = self._form_windows_for_step()
@@ -71,7 +81,8 @@ class RankBatches:
         """This rank's batch of the next step, [] for an empty batch; None at the end of the epoch."""
         if not self.has_step():
             self._check_epoch_large_enough()
-            self._end_epoch()
+            self._next_start, self._batches_served = self.next_epoch().start, 0
+            self._windows.clear()
             return None
         available = self._num_available()
         batch: list[Any] = []
@@ -142,18 +153,6 @@ class RankBatches:
                 "remainder must be 'repeat' or 'empty' where an epoch does not suffice for all ranks, got 'drop' with "
                 f"{self._num_available()} batches for {self._world_size} ranks"
             )
-
-    def _end_epoch(self) -> None:
-        """Discard the remainder, so that the position is the start of the next epoch.
-
-        The remainder was not served and does not count. A last step with batches for only some ranks counts as a step.
-        """
-        counts = self.position.counts
-        steps = -(-counts.batches // self._world_size)
-        self._next_start = self._next_start._replace(counts=counts._replace(batches=steps * self._world_size))
-        self._windows.clear()
-        self._batches_served = 0
-        self._start_next_epoch()
 
     def _start_next_epoch(self) -> None:
         self._next_start = self._maker.epoch_start(self._next_start.epoch + 1, self._next_start.counts)

@@ -30,9 +30,9 @@ class LengthBatchSampler(PlannedBatches, Sampler[list[Any]]):
     The items of an epoch are shuffled, divided into windows, and planned window by window. Each step has `world_size`
     batches, one for each rank.
 
-    Each `iter()` yields one epoch: the next one after a complete epoch, the same one again after an interrupted epoch,
-    or the rest of an epoch after `load_state_dict` (empty if the state was taken after its last batch). `set_epoch`
-    selects another epoch.
+    Each `iter()` yields the next epoch, also if the last one was interrupted, or the rest of an epoch after
+    `load_state_dict` (empty if the state was taken after its last batch). `set_epoch` selects another epoch. An
+    `infinite` sampler goes on after its last batch.
 
     A planner that may cut items yields a `Piece` for each index: wrap the data set in `PieceDataset`.
 
@@ -82,7 +82,6 @@ class LengthBatchSampler(PlannedBatches, Sampler[list[Any]]):
         check_bool("shuffle", shuffle)
         seed = check_int("seed", seed, minimum=0)
         self.num_items = len(own_lengths)  #: number of lengths
-        self._start_is_set = False  # whether the next iterator starts at the current position
         self._planned_length: tuple[int, Counts, int] | None = None  # an epoch, its start, and its number of batches
         super().__init__(
             IndexReader(own_lengths, seed if shuffle else None, whole=window is None),
@@ -127,10 +126,8 @@ class LengthBatchSampler(PlannedBatches, Sampler[list[Any]]):
         is_same_epoch = epoch == position.start.epoch
         if self._start_is_set and (is_same_epoch or (self._infinite and position.counts.batches)):
             return
-        self._start_is_set = True
-        self._current = self._start_epoch(
-            epoch, position.start.epoch_start_counts if is_same_epoch else position.counts
-        )
+        counts = position.start.epoch_start_counts if is_same_epoch else position.counts
+        self.move_to(self._start_epoch(epoch, counts).position)
 
     def _unpacked(self, state_dict: Mapping[str, Any]) -> Position:
         position = super()._unpacked(state_dict)
@@ -140,25 +137,8 @@ class LengthBatchSampler(PlannedBatches, Sampler[list[Any]]):
             raise ValueError(f"state_dict must have at most {self.num_items} items in an epoch, got {items}")
         return position
 
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        super().load_state_dict(state_dict)
-        self._start_is_set = True
-
-    def move_to(self, position: Position, *, restart_epoch: bool) -> None:
-        super().move_to(position, restart_epoch=restart_epoch)
-        self._start_is_set = not restart_epoch
-
-    def _begin(self) -> RankBatches:
-        if self._start_is_set:
-            self._start_is_set = False
-            return self._current
-        position = self.position
-        start = position.start
-        if position.batches_served or start.counts != start.epoch_start_counts:
-            next_epoch = self._next_epoch(self._rank_batches(position))
-            if next_epoch is not None:  # complete, although no batch after the last one was requested
-                return next_epoch
-        return self._start_epoch(start.epoch, start.epoch_start_counts)
+    def _next_pass(self) -> RankBatches:
+        return self._current if self._infinite else self._rank_batches(self._current.next_epoch())
 
     def _epochs(self, position: Position) -> float:
         items = position.counts.items - position.start.epoch_start_counts.items

@@ -104,8 +104,9 @@ class LengthBatchStream(PlannedBatches):
     def set_epoch(self, epoch: int) -> None:
         """Does nothing. The stream continues after its last batch, in the epoch of its source."""
 
-    def _begin(self) -> RankBatches:
-        return self._current
+    def _next_pass(self) -> RankBatches:
+        current = self._current
+        return current if current.has_step() else self._rank_batches(current.next_epoch())
 
     def _epochs(self, position: Position) -> float:
         return position.start.epoch

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
 from fractions import Fraction
 from typing import Any
 from weakref import WeakSet
@@ -22,15 +21,11 @@ from ...schedule.scheduler import SequenceLengthScheduler
 from ...schedule.watch import ScheduleListener, ScheduleWatch
 from ...utils.checks import check_bool, check_int, check_real
 from ...utils.modules import unwrapped
-from ..schedule_state import with_whole_rows
 from .context_shards import ContextShards, context_shards
 from .functional import apply_alibi, is_packed, rows_and_length, set_batch_sequence_length
 
 #: Checkpoints name `Alibi` by this path, which does not change if the file moves.
 _PUBLIC_MODULE = "seqwarm_kernels.trainers.composer"
-
-_EVALUATION_STARTS = (Event.EVAL_START, Event.PREDICT_START)
-_EVALUATION_ENDS = (Event.EVAL_END, Event.PREDICT_END)
 
 _AUTOCAST_DTYPES = {
     Precision.AMP_FP16: torch.float16,
@@ -101,34 +96,25 @@ class SeqLengthWarmup(Algorithm):
         self.seq_length = min_seq_length
         self.listeners: list[ScheduleListener] = [ScheduleWatch()]
         self._shards: ContextShards | None = None
-        self._evaluation = ExitStack()
 
     def match(self, event: Event, state: State) -> bool:
-        if event in (Event.BEFORE_FORWARD, Event.BATCH_END, Event.FIT_END):
+        if event in (Event.BEFORE_FORWARD, Event.BATCH_END):
             return self._shards is not None
-        return event in (Event.INIT, Event.FIT_START, Event.AFTER_DATALOADER, *_EVALUATION_STARTS, *_EVALUATION_ENDS)
+        return event in (Event.INIT, Event.FIT_START, Event.AFTER_DATALOADER)
 
     def apply(self, event: Event, state: State, logger: Logger) -> None:
         if event == Event.INIT:
             self._memory_is_claimed = False
             self._move_before_alibi(state)
         elif event == Event.FIT_START:
-            self._evaluation.close()  # which an error may have left open
             self._shards = context_shards(state)
         elif event == Event.AFTER_DATALOADER:
             self._resize(state, logger)
-        elif event in _EVALUATION_STARTS:
-            self._evaluation.close()
-            self._evaluation.enter_context(with_whole_rows(state.model))
-        elif event in _EVALUATION_ENDS:
-            self._evaluation.close()
         elif self._shards is not None:
             if event == Event.BEFORE_FORWARD:
                 state.batch = self._shards.shard(state.batch)
-            elif event == Event.BATCH_END:
-                self._shards.count_once(state)
             else:
-                self._shards.shard.close()
+                self._shards.count_once(state)
 
     def _resize(self, state: State, logger: Logger) -> None:
         if not self._memory_is_claimed:

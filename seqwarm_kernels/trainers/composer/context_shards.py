@@ -6,11 +6,14 @@ from typing import Any
 
 from composer.core import State
 
-from ...utils.modules import NUM_ITEMS_IN_BATCH, unwrapped
+from ...utils.modules import CONTEXT_PART, NUM_ITEMS_IN_BATCH, unwrapped
 from ..schedule_state import context_mesh_of
 
-#: What `shard_sequence` adds to a batch. The forward of transformers' models takes it without naming it.
-_ADDED = ("shift_labels", NUM_ITEMS_IN_BATCH, "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
+#: What `shard_sequence` adds to a batch. Models of transformers take it without naming it in their forward.
+_ADDED = (
+    *(CONTEXT_PART, NUM_ITEMS_IN_BATCH, "shift_labels"),
+    *("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"),
+)
 
 _COUNTS = ("sample", "token", "token_in_iteration", "sample_in_epoch", "token_in_epoch")
 
@@ -19,7 +22,7 @@ class ContextShards:
     """Shards what the ranks of a mesh train on together.
 
     Attributes:
-        shard: takes this rank's part of a batch, and lets the model know what it has.
+        shard: takes this rank's part of a batch.
 
     Raises:
         ValueError: the trainer has training metrics, or finds the microbatch size itself.

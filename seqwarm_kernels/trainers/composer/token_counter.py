@@ -12,7 +12,6 @@ from torch import Tensor
 from ...resizing.functional import resize_batch
 from ...utils.checks import check_int, check_state_entries
 from ..schedule_state import context_mesh_of
-from .algorithms import SeqLengthWarmup
 from .functional import rows_and_length
 
 
@@ -28,7 +27,7 @@ class TokenCounter(Callback):
         schedule = TokenLR(optimizer, warmup_tokens=10**7, decay_tokens=10**9, source=counter.count_tokens)
         Trainer(..., optimizers=optimizer, schedulers=schedule, step_schedulers_every_batch=True, callbacks=counter)
 
-    Logs `train_tokens` after each batch. Checkpoints keep it.
+    Logs `train_tokens` after each batch. Checkpoints keep it. A training that does not resume starts at 0.
 
     Args:
         total_tokens: end the training after the batch that reaches this number of tokens. It still ends before at its
@@ -40,7 +39,7 @@ class TokenCounter(Callback):
     Raises:
         TypeError: `total_tokens` is not an int; `resize_batch` does not support a batch.
         ValueError: `total_tokens` is smaller than 1; when training begins, it has been reached, the checkpoint was
-            written without this callback, or a model with ContextParallel trains without SeqLengthWarmup.
+            written without this callback.
     """
 
     def __init__(self, total_tokens: int | None = None) -> None:
@@ -51,7 +50,9 @@ class TokenCounter(Callback):
         self._ranks_of_batch = 1
 
     def fit_start(self, state: State, logger: Logger) -> None:
-        if state.timestamp.batch.value and not self.train_tokens:
+        if not state.timestamp.batch.value:
+            self.train_tokens = 0  # which an earlier training may have left
+        elif not self.train_tokens:
             raise ValueError(
                 "the checkpoint was written without TokenCounter; resume without it, or start a new training from the "
                 "checkpoint's weights"
@@ -62,12 +63,6 @@ class TokenCounter(Callback):
                 f"{self.total_tokens}: the training has ended"
             )
         mesh = context_mesh_of(state.model)
-        if mesh is not None and not any(isinstance(each, SeqLengthWarmup) for each in state.algorithms):
-            raise ValueError(
-                "algorithms must hold SeqLengthWarmup for a model with ContextParallel, got none, so whether batches "
-                "hold whole rows or shards is not known: add SeqLengthWarmup, which shards them, with duration=0 for "
-                "full rows"
-            )
         self._ranks_of_batch = 1 if mesh is None else mesh.size()
         self._batch_tokens, self._is_running = None, True
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
-import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from transformers import Trainer, TrainerControl, TrainerState, TrainingArguments
@@ -13,13 +11,13 @@ from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 
 from ...schedule.scheduler import SequenceLengthScheduler
 from ...schedule.token_lr import TokenLR
-from ..schedule_state import ScheduleState, context_mesh_of, with_parts, with_whole_rows
-from .label_count import count_as_whole_rows, counts_first_labels
-from .logs import LoggingCallback
-from .parallelism import check_loss_of_parts, gather_each_batch_once, share_tokens, take_over
+from ...utils.modules import CONTEXT_PART
+from ..schedule_state import ScheduleState, context_mesh_of
+from .added import AddedCallback
+from .parallelism import check_loss_of_parts, gather_each_row_once, share_tokens, take_over
 
 
-class SequenceLengthWarmup(LoggingCallback):
+class SequenceLengthWarmup(AddedCallback):
     """Trains a Trainer's model on sequences of the scheduled length. Evaluation keeps the full length.
 
     Example::
@@ -32,9 +30,8 @@ class SequenceLengthWarmup(LoggingCallback):
     before its first training. A training that resumes loads the schedule's state from the checkpoint.
 
     Batches are cut when the Trainer takes them for a step, before it counts their labels. So its own counts, a
-    `compute_loss_func`, metrics and TRL's trainers see what the model is trained on. If the Trainer counts the first
-    label of each row, which the loss of a causal language model leaves out, the count is that for whole rows, scaled by
-    the share of the other labels that cutting keeps.
+    `compute_loss_func`, metrics and TRL's trainers see what the model is trained on. The first label of each row, which
+    the loss of a causal language model leaves out, is not counted, also where the Trainer alone would count it.
 
     Every log gets `seq_length` and `train_tokens`, the number of tokens that all ranks have trained on, after cutting
     and without padding. The Trainer's own `num_input_tokens_seen` and `total_flos` count cut batches.
@@ -56,77 +53,39 @@ class SequenceLengthWarmup(LoggingCallback):
         progress: the state that a checkpoint keeps.
 
     Raises:
-        TypeError: `scheduler` is not a SequenceLengthScheduler, `total_tokens` is not an int, or `resize_batch` does
-            not have an option.
-        ValueError: `total_tokens` is smaller than 1, or the warmup was passed in `callbacks`; when training begins, it
-            does not support the training's arguments, or the checkpoint has no state of this callback, or a state of
-            another configuration, or has reached `total_tokens`; at the first step, the callback or a copy of it was
-            added to another Trainer.
+        TypeError: when training begins, `resize_batch` does not have an option.
+        ValueError: the warmup was passed in `callbacks`; when training begins, it does not support the training's
+            arguments, or an option has a value that no batch can have, or the checkpoint has no state of this callback,
+            or a state of another configuration, or has reached `total_tokens`; at the first step, `add_to` was not
+            called with this Trainer.
     """
+
+    cuts_batches = True
 
     def __init__(
         self, scheduler: SequenceLengthScheduler, *, total_tokens: int | None = None, **resize_options: Any
     ) -> None:
-        super().__init__()
         self._schedule_state = ScheduleState(scheduler, resize_options, total_tokens)
         self._batches = nn.Identity()  # through which batches pass
         self._mesh: DeviceMesh | None = None  # of the ranks that share rows by the Trainer's parallelism_config
 
     def add_to(self, trainer: Trainer) -> None:
-        """Cuts the training batches of a Trainer. Reporters get the figures of each log.
+        """Cuts the training batches of a Trainer. `trainer.remove_callback` ends it.
 
         Raises:
-            ValueError: the trainer has a SequenceLengthWarmup already, or this one was added before.
+            ValueError: the trainer has a SequenceLengthWarmup already, or a `parallelism_config` that is not supported.
         """
         if any(isinstance(callback, SequenceLengthWarmup) for callback in trainer.callback_handler.callbacks):
             raise ValueError("trainer must have one SequenceLengthWarmup, got a second; remove_callback removes it")
-        super().add_to(trainer)
         self._mesh = take_over(trainer)
-        gather_each_batch_once(trainer)
-        batches = self._batches
-        take, train = trainer.get_batch_samples, trainer.training_step
-        parts: list[tuple[Any, str | None]] = []  # of the current step
+        gather_each_row_once(trainer)
+        super().add_to(trainer)
 
-        def resized(epoch_iterator: Iterator[Any], whole: list[Any] | None) -> Iterator[Any]:
-            for batch in epoch_iterator:
-                if whole is not None:
-                    whole.append(batch)
-                parts.append((batches(batch), self._schedule_state.last_part))
-                yield parts[-1][0]
-
-        def take_resized(epoch_iterator: Iterator[Any], num_batches: int, device: torch.device) -> Any:
-            parts.clear()
-            if self not in trainer.callback_handler.callbacks:  # after `trainer.remove_callback`
-                return take(epoch_iterator, num_batches, device)
-            whole: list[Any] | None = [] if counts_first_labels(trainer) else None
-            samples, count = take(resized(epoch_iterator, whole), num_batches, device)
-            if count is not None and whole is not None and self._schedule_state.last_part is None:
-                count = count_as_whole_rows(trainer, whole, samples, device)
-            return samples, count
-
-        def train_part(model: nn.Module, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-            by = next((by for part, by in parts if part is inputs), None)
-            if by is not None:
-                check_loss_of_parts(trainer, model)
-            with with_parts(model, by):
-                return train(model, inputs, *args, **kwargs)
-
-        trainer.__dict__["get_batch_samples"] = take_resized
-        trainer.__dict__["training_step"] = train_part
-        predict = trainer.prediction_step
-
-        def predict_whole_rows(model: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            if not trainer.is_in_train:  # else a training afterwards would not wrap the model in DDP
-                vars(model).pop("_is_accelerate_prepared", None)
-            with with_whole_rows(model):
-                return predict(model, *args, **kwargs)
-
-        trainer.__dict__["prediction_step"] = predict_whole_rows
-
-    def on_init_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        raise ValueError(
-            "callbacks must not hold SequenceLengthWarmup; call SequenceLengthWarmup(...).add_to(trainer) instead"
-        )
+    def resized(self, trainer: Trainer, batch: Any) -> Any:
+        resized = self._batches(batch)
+        if CONTEXT_PART in resized:
+            check_loss_of_parts(trainer)
+        return resized
 
     def on_train_begin(
         self,
@@ -143,7 +102,7 @@ class SequenceLengthWarmup(LoggingCallback):
             share_tokens(model, self._mesh)
         if state.global_step == 0:
             self._schedule_state.start()
-        else:  # the Trainer sets `progress` only with restore_callback_states_from_checkpoint
+        else:
             self._schedule_state.resume(self.saved_progress(state))
         if context_mesh_of(model) is not None and not args.average_tokens_across_devices:
             raise ValueError("average_tokens_across_devices must be True for a model with ContextParallel, got False")
@@ -152,14 +111,13 @@ class SequenceLengthWarmup(LoggingCallback):
         rate = getattr(lr_scheduler, "scheduler", lr_scheduler)  # Accelerate wraps it
         if state.global_step == 0 and isinstance(rate, TokenLR) and rate.source == self.count_tokens and rate.tokens:
             rate.step()  # an earlier training has left it at its last token
-        self._schedule_state.warn_of_max_steps(state.max_steps - state.global_step)
 
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         attachment = self._schedule_state.attachment
-        if attachment is not None and attachment.seq_length is None:
-            raise ValueError("add_to must be called with the trainer that trains, got another Trainer")
+        if attachment is None or attachment.seq_length is None:  # the Trainer has taken batches, but not cut them
+            raise ValueError("add_to must be called with the trainer that trains, before it trains")
         self._schedule_state.begin()
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
@@ -172,8 +130,8 @@ class SequenceLengthWarmup(LoggingCallback):
         self._schedule_state.step(1)
 
     def figures(self) -> dict[str, int]:
-        """The length of the last step and the tokens so far; empty outside of a training."""
-        return {} if self._schedule_state.attachment is None else self._schedule_state.metrics()
+        """The length of the last step, and the tokens so far."""
+        return self._schedule_state.metrics()
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -200,14 +158,10 @@ class SequenceLengthWarmup(LoggingCallback):
     def progress(self) -> dict[str, Any]:
         return self._schedule_state.state_dict()
 
-    @progress.setter
-    def progress(self, saved: dict[str, Any]) -> None:
-        self._schedule_state.resume(saved)
-
 
 def _check_arguments(args: TrainingArguments) -> None:
-    if args.n_gpu > 1:
-        raise ValueError(f"one process must train on one GPU, got {args.n_gpu} in DataParallel; use torchrun")
+    if getattr(args, "precompute_ref_log_probs", False):  # of TRL's trainers
+        raise ValueError("precompute_ref_log_probs must be False, got True: the log probabilities are of whole rows")
     config: Any = getattr(args, "parallelism_config", None)
     if getattr(config, "sp_size", 1) > 1:
         raise ValueError(f"parallelism_config must have sp_size=1, got {config.sp_size}; use cp_size")

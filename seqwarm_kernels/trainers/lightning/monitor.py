@@ -36,9 +36,7 @@ class Monitor(Callback):
 
     Raises:
         TypeError: an argument has the wrong type.
-        ValueError: an argument is out of range; when training begins, there is more than one optimizer;
-            `training_step` returned no loss: in manual optimization, at the first step, and in automatic optimization,
-            when training ends and no step had a loss.
+        ValueError: an argument is out of range; when training begins, there is more than one optimizer.
     """
 
     def __init__(self, *outputs: Output, spike_threshold: float = 1.2, read_every: int = 20) -> None:
@@ -71,8 +69,7 @@ class Monitor(Callback):
             self._monitor_state.add_loss(loss * divided_by)
         if trainer.global_step > self._steps:  # else gradients are being accumulated
             self._steps = trainer.global_step
-            # In automatic optimization, a step may skip its batch and so have no loss.
-            self._monitor_state.step(losses_are_parts=False, may_begin_without=pl_module.automatic_optimization)
+            self._monitor_state.step(losses_are_parts=False)
             every = trainer.log_every_n_steps
             if every > 0 and trainer.global_step % every == 0:
                 figures = self._monitor_state.figures().items()
@@ -81,7 +78,6 @@ class Monitor(Callback):
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._monitor_state.close()
-        self._monitor_state.check_losses()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         self._monitor_state.close()

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, MutableMapping
 from typing import Any
 
 import torch
@@ -13,7 +12,8 @@ from torch import Tensor, nn
 
 from ...resizing.containers import is_container
 from ...schedule.scheduler import SequenceLengthScheduler
-from ..schedule_state import ScheduleState, with_whole_rows
+from ..schedule_state import ScheduleState, context_mesh_of
+from .loader_state import warn_without_loader_state
 
 
 class SequenceLengthWarmup(Callback):
@@ -33,7 +33,8 @@ class SequenceLengthWarmup(Callback):
 
     The DataLoader must give the ranks of `parallel.ContextParallel` the same batches (`use_distributed_sampler=False`).
     These share the rows of a training batch after cutting if they divide them, else the tokens, and the batch counts
-    once. Validation, testing and prediction are on whole rows. Batches that the ranks of tensor parallelism share
+    once. Pass the module's model all entries of a batch, as in `self.model(**batch)`: "context_part" says which of both
+    it has. Validation, testing and prediction are on whole rows. Batches that the ranks of tensor parallelism share
     (`ModelParallelStrategy`) count once.
 
     Args:
@@ -56,7 +57,6 @@ class SequenceLengthWarmup(Callback):
         self._schedule_state = ScheduleState(scheduler, resize_options, total_tokens)
         self._steps = 0
         self._unhook: Callable[[], None] | None = None
-        self._evaluation = ExitStack()
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if "dataloader_iter" in inspect.signature(pl_module.training_step).parameters:
@@ -64,12 +64,11 @@ class SequenceLengthWarmup(Callback):
                 "training_step must take a batch, got dataloader_iter, whose batches no callback sees; resize them in "
                 "it with scheduler.resize"
             )
+        warn_without_loader_state(trainer)
         if trainer.global_step == 0:
             self._schedule_state.start()
         self._steps = trainer.global_step
         self._attach(trainer, pl_module)
-        if trainer.max_steps >= 0 and not _is_trial(trainer):
-            self._schedule_state.warn_of_max_steps(trainer.max_steps - trainer.global_step)
 
     def _attach(self, trainer: Trainer, module: LightningModule) -> None:
         """Hooks the strategy's `batch_to_device`.
@@ -82,30 +81,22 @@ class SequenceLengthWarmup(Callback):
         strategy, resize = trainer.strategy, _ResizeModule()
         to_device = strategy.batch_to_device
         self._schedule_state.attach(resize, module, module.device, _ranks_of_batch(trainer))
+        is_shared = context_mesh_of(module) is not None
 
         def resized_to_device(batch: Any, *args: Any, **kwargs: Any) -> Any:
             batch = to_device(batch, *args, **kwargs)
             if not trainer.training or batch is None:
                 return batch
-            batch = resize.resized(batch)
-            self._schedule_state.expect_last_part()  # it is trained on before the next one is moved
-            return batch
+            if is_shared and not isinstance(batch, MutableMapping):  # it says what a rank has of it
+                raise TypeError(
+                    f"a training batch must be a mapping for a model with ContextParallel, got {type(batch).__name__}"
+                )
+            return resize.resized(batch)
 
         strategy.__dict__["batch_to_device"] = resized_to_device
         self._unhook = lambda: strategy.__dict__.pop("batch_to_device")
 
-    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._evaluation.enter_context(with_whole_rows(pl_module))
-
-    on_test_start = on_predict_start = on_validation_start
-
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._evaluation.close()
-
-    on_test_end = on_predict_end = on_validation_end
-
     def _detach(self) -> None:
-        self._evaluation.close()
         if self._unhook is not None:
             self._unhook()
         self._unhook = None

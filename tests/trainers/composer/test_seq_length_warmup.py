@@ -61,14 +61,6 @@ def test_without_truncation_the_rest_of_a_row_becomes_further_rows():
     assert run.metric("seq_length_warmup/curr_bs") == [rows for rows, _ in run.seen.shapes]
 
 
-def test_the_last_valid_token_can_stay():
-    state = state_at(Timestamp(), "20ba")
-    state.batch = {"input_ids": torch.arange(24).view(2, 12), "attention_mask": (torch.arange(12) < 11).expand(2, 12)}
-    algorithm, logger = warmup(preserve_end_of_sequence=True), SimpleNamespace(log_metrics=lambda metrics: None)
-    algorithm.apply(Event.AFTER_DATALOADER, state, logger)
-    assert state.batch["input_ids"][0].tolist() == [0, 1, 2, 3, 4, 5, 6, 10]
-
-
 def test_batches_without_a_label_left(monkeypatch):
     monkeypatch.setattr(watch, "PATIENCE", 3)
     labels = torch.full((2, 12), -100)
@@ -86,27 +78,12 @@ def test_batches_without_a_label_left(monkeypatch):
     assert "3 batches were resized to 8 tokens, 3 of them were longer, 0 of 3 with labels kept one" in found[0]
 
 
-def test_microbatches_of_more_rows_than_the_dataloader_has():
-    whole = Run("12ba", warmup(truncate=False)).fit()
-    parts = Run("12ba", warmup(truncate=False), device_train_microbatch_size=2).fit()
-    torch.testing.assert_close(parts.seen.losses, whole.seen.losses, rtol=1e-6, atol=0)  # float32, summed otherwise
-
-
 def test_dataloaders_without_a_length():
     stream = DataLoader(Stream(), batch_size=BATCH_SIZE)
     assert Run("20ba", warmup(), dataloader=stream).fit().seen.lengths == LENGTHS
     assert Run("2ep", warmup(), dataloader=stream, train_subset_num_batches=10).fit().seen.lengths == LENGTHS
     with pytest.raises(ValueError, match="needs a dataloader with a length where max_duration is in epochs, 2ep"):
         length_at(warmup(), Timestamp(), "2ep")
-
-
-def test_training_learns_and_evaluates_at_full_length():
-    run = Run("50ba", warmup(), eval_dataloader=batches(1), eval_interval="10ba").fit()
-    assert run.seen.eval_shapes == [(BATCH_SIZE, LENGTH)] * 5
-    assert run.seen.lengths[0] == 8
-    assert run.seen.lengths[-1] == LENGTH
-    assert run.seen.losses[0] > 2.5
-    assert run.seen.losses[-1] < 2.0
 
 
 def test_the_model_is_called_once_for_each_batch():
@@ -198,15 +175,6 @@ def test_units_of_max_duration_that_are_not_supported(max_duration):
 def test_max_duration_is_required():
     with pytest.raises(ValueError, match="needs the trainer's max_duration"):
         length_at(warmup(), Timestamp(), None)
-
-
-@pytest.mark.parametrize("max_duration", ["20ba", f"{20 * BATCH_SIZE * LENGTH}tok", "2ep"])
-def test_a_resumed_run_equals_an_uninterrupted_one(max_duration, tmp_path):
-    model, other = tiny_gpt2(dropout=0.1), tiny_gpt2(dropout=0.1, seed=1)
-    whole = Run(max_duration, warmup(), model=model, save_folder=str(tmp_path), save_interval="6ba").fit()
-    resumed = Run(max_duration, warmup(), model=other, load_path=str(tmp_path / "ep0-ba6-rank0.pt")).fit()
-    assert resumed.seen.lengths == LENGTHS[6:]
-    assert resumed.seen.losses == whole.seen.losses[6:]
 
 
 def test_models_of_any_kind():

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 
 from seqwarm_kernels.trainers.composer import SeqLengthWarmup, TokenCounter
 
-from ...support.token_rates import PEAK, SCHEDULERS, token_lr
+from ...support.token_rates import PEAK, token_lr
 from .training import BATCH_SIZE, LENGTH, batches, counting_rows, tiny_gpt2
 
 
@@ -54,26 +54,6 @@ def fitted(counter, make, max_duration="8ba", dataloader=None, **options):
     )
     trainer.fit()
     return rates, logs, trainer
-
-
-@pytest.mark.parametrize("kind", SCHEDULERS)
-@pytest.mark.parametrize("microbatch", [4, 2])
-def test_each_batch_has_the_learning_rate_of_its_tokens(kind, microbatch):
-    make, rate_at = SCHEDULERS[kind]
-    rates, logs, _ = fitted(TokenCounter(), make, device_train_microbatch_size=microbatch)
-    assert len({*rates.rates}) > 3
-    expected = [rate_at(tokens) for tokens in rates.tokens[:-1]]
-    torch.testing.assert_close(rates.rates, expected, rtol=1e-12, atol=0)
-    assert [tokens for _, tokens in logs.data["train_tokens"]] == rates.tokens[1:]
-
-
-@pytest.mark.parametrize("kind", SCHEDULERS)
-def test_a_resumed_training_has_the_same_learning_rates(kind, tmp_path):
-    make, folder = SCHEDULERS[kind][0], str(tmp_path)
-    saving = {"save_folder": folder, "save_interval": "3ba", "save_overwrite": True}
-    rates, _, _ = fitted(TokenCounter(), make, **saving)
-    resumed, _, _ = fitted(TokenCounter(), make, load_path=f"{folder}/ep0-ba3-rank0.pt")
-    assert resumed.rates == rates.rates[3:]
 
 
 def test_a_training_ends_by_tokens(tmp_path):

@@ -1,0 +1,94 @@
+"""What a trainer must do to be held to the contract: one subclass each."""
+
+from __future__ import annotations
+
+import abc
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+
+from ...support.ranks import set_environment
+from ...support.token_rates import PEAK, SCHEDULERS
+from .cases import LEARNING_RATE, Case, Model, loader
+from .oracle import Rule
+from .record import Record, record_of
+
+
+class Adapter(abc.ABC):
+    """A warmup in a trainer, for one training or several.
+
+    Attributes:
+        rule: how the trainer makes the loss of a step.
+        warns_of_short: it warns of a training that ends before the schedule.
+        ends_by_tokens: it ends by itself after `total_tokens`.
+        keeps_schedule: checkpoints have the schedule's state. Else its length follows from the trainer's own count.
+    """
+
+    rank: ClassVar[int] = 0  # of this process
+    world_size: ClassVar[int] = 1
+    rule: ClassVar[Rule]
+    warns_of_short: ClassVar[bool] = True
+    ends_by_tokens: ClassVar[bool] = True
+    keeps_schedule: ClassVar[bool] = True
+
+    def __init__(self, case: Case, model: Model, folder: Path) -> None:
+        self.case, self.model, self.folder = case, model, folder
+
+    @classmethod
+    def supports(cls, case: Case) -> bool:
+        return True
+
+    @staticmethod
+    def join_ranks(rank: int, port: int) -> None:
+        """Makes this process one of two, before any training."""
+        Adapter.rank, Adapter.world_size = rank, 2
+        set_environment(rank, port)
+        os.environ |= {"NODE_RANK": "0", "LOCAL_WORLD_SIZE": "2"}  # Composer's
+
+    @abc.abstractmethod
+    def fit(self, resume: int | None = None) -> None:
+        """A training from the start, or from the checkpoint of a step in `folder`. A second call is a new training."""
+
+    @abc.abstractmethod
+    def evaluate(self) -> None:
+        """An evaluation outside of any training."""
+
+    @abc.abstractmethod
+    def logged(self) -> dict[int, tuple[int, int]]:
+        """seq_length and train_tokens in the trainer's own log, by step."""
+
+    @abc.abstractmethod
+    def progress(self) -> int | None:
+        """The schedule's progress, if it has one of its own."""
+
+    @abc.abstractmethod
+    def source(self) -> Callable[[], int]:
+        """The source of a learning rate by tokens."""
+
+    def run(self, resume: int | None = None) -> Record:
+        self.model.calls.clear()
+        self.model.ask = self.source() if self.case.asks else None
+        self.fit(resume)
+        return self.record(resume)
+
+    def record(self, resume: int | None = None) -> Record:
+        return record_of(self.model, self.rule.loss, resume or 0)
+
+    def batches(self, **settings: Any) -> Any:
+        """The batches of this rank."""
+        return loader(self.case, rank=self.rank, world_size=self.world_size, **settings)
+
+    def epoch_steps(self) -> int:
+        return self.case.epoch_steps // self.world_size
+
+    def optimizer(self) -> tuple[torch.optim.Optimizer, Any]:
+        """A new optimizer, and its learning rates."""
+        rates = self.case.rates
+        optimizer = torch.optim.SGD(self.model.parameters(), lr=PEAK if rates else LEARNING_RATE)
+        optimizer.register_step_post_hook(self.model.note_step)
+        if rates:
+            return optimizer, SCHEDULERS[rates][0](optimizer, self.source())
+        return optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 1.0)

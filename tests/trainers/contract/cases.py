@@ -1,0 +1,139 @@
+"""The trainings of the contract: their settings, their data, and a small model that notes what it is called with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from seqwarm_kernels import SequenceLengthScheduler
+
+WORDS, WIDTH, LENGTH = 11, 6, 18  #: rows are longer than the schedule's last length, so every batch is cut
+SHORTEST, LONGEST, STEP_SIZE = 4, 16, 4
+ITEMS, BATCH_SIZE, EPOCHS = 16, 2, 2
+EVALUATED = 4  #: items of an evaluation
+LEARNING_RATE = 0.5
+IGNORED = -100
+FAILS_AT = 5
+PADDING = None  #: an entry of a row that is not a token
+
+
+@dataclass(frozen=True)
+class Case:
+    """A training: 2 epochs of 16 items, in batches of 2 on each rank."""
+
+    options: Mapping[str, Any] = field(default_factory=dict)  #: of resize_batch
+    unit: str = "step"
+    duration: int = 10
+    data: str = "rows"  #: "rows" of one length, "padded" rows, or "packed" sequences
+    accumulate: int = 1
+    evaluate_every: int | None = 4  #: optimizer steps
+    log_every: int = 1
+    asks: bool = False  #: for the count of tokens in each forward
+    rates: str | None = None  #: a learning rate by tokens of tests/support/token_rates.py
+    total_tokens: int | None = None
+    max_steps: int | None = None
+    fails: type[BaseException] | None = None  #: raised in the sixth forward
+    saves: bool = False  #: a checkpoint after the first epoch
+
+    @property
+    def epoch_steps(self) -> int:
+        """On one rank."""
+        return ITEMS // BATCH_SIZE // self.accumulate
+
+    def schedule(self) -> SequenceLengthScheduler:
+        options = {"duration": self.duration, "step_size": STEP_SIZE, "unit": self.unit}
+        return SequenceLengthScheduler(SHORTEST, LONGEST, **options)
+
+
+def items(case: Case) -> list[list[Any]]:
+    """Rows of (token, label). The first label is ignored, and padding is on the right."""
+    generator = torch.Generator().manual_seed(3)
+    rows = torch.randint(1, WORDS, (ITEMS, LENGTH), generator=generator).tolist()
+    made = [[(token, token if index else IGNORED) for index, token in enumerate(row)] for row in rows]
+    if case.data == "rows":
+        return made
+    lengths = [8 + 7 * index % 11 for index in range(ITEMS)]  # from 8 to 18
+    cut = [row[:length] for row, length in zip(made, lengths, strict=True)]
+    return cut if case.data == "packed" else [row + [PADDING] * (LENGTH - len(row)) for row in cut]
+
+
+def collate_rows(rows):
+    filled = [[(0, IGNORED) if entry is PADDING else entry for entry in row] for row in rows]
+    tokens, labels = torch.tensor(filled).unbind(2)
+    return {"input_ids": tokens.contiguous(), "labels": labels.contiguous()}
+
+
+def collate_padded(rows):
+    mask = [[int(entry is not PADDING) for entry in row] for row in rows]
+    return {**collate_rows(rows), "attention_mask": torch.tensor(mask)}
+
+
+def collate_packed(sequences):
+    """All sequences in one row, with positions that start again at each of them."""
+    row = collate_rows([[entry for sequence in sequences for entry in sequence]])
+    positions = [index for sequence in sequences for index in range(len(sequence))]
+    return {**row, "position_ids": torch.tensor([positions])}
+
+
+COLLATE = {"rows": collate_rows, "padded": collate_padded, "packed": collate_packed}
+
+
+def loader(case, size=BATCH_SIZE, *, rank=0, world_size=1, is_evaluation=False, **settings):
+    """Batches in order. Of several ranks, each takes every `world_size`-th batch."""
+    data = items(case)[:EVALUATED] if is_evaluation else items(case)
+    batches = [range(start, start + size) for start in range(0, len(data), size)][rank::world_size]
+    own = [data[index] for batch in batches for index in batch]
+    return DataLoader(own, size, collate_fn=COLLATE[case.data], **settings)
+
+
+class Model(nn.Module):
+    """Predicts a token from the mean of those before it in its sequence. Notes each call, and where it is to fail.
+
+    Attributes:
+        calls: (is training, rows, length, loss) of each forward, and ("step", learning rate) of each optimizer step.
+        fails: raised in the sixth forward in training.
+        ask: called in each forward in training.
+    """
+
+    accepts_loss_kwargs = True  # for Hugging Face's Trainer: the loss takes num_items_in_batch,
+    loss_type = "ForCausalLM"  # and leaves the first label of each row out
+
+    def __init__(self, seed=1):
+        super().__init__()
+        generator = torch.Generator().manual_seed(seed)
+        self.tokens, self.positions = nn.Embedding(WORDS, WIDTH), nn.Embedding(LENGTH, WIDTH)
+        self.head = nn.Linear(WIDTH, WORDS)
+        self.double()
+        for parameter in self.parameters():
+            nn.init.normal_(parameter, generator=generator)
+        self.calls, self.fails, self.ask = [], None, None
+
+    def forward(self, input_ids, labels, attention_mask=None, position_ids=None, num_items_in_batch=None):
+        if self.fails is not None and sum(call[0] is True for call in self.calls) == FAILS_AT:
+            raise self.fails
+        if self.ask is not None and self.training:
+            self.ask()
+        rows, length = input_ids.shape
+        positions = torch.arange(length).expand(rows, length) if position_ids is None else position_ids
+        sequence = (positions == 0).cumsum(1)
+        is_seen = (sequence[:, :, None] == sequence[:, None]) & torch.ones(length, length, dtype=torch.bool).tril()
+        if attention_mask is not None:
+            is_seen = is_seen & attention_mask[:, None].bool()
+        weights = is_seen.double() / is_seen.sum(2, keepdim=True).clamp(min=1)
+        inputs = self.tokens(input_ids) + self.positions(positions)
+        logits = self.head(torch.tanh(inputs + weights @ inputs))
+        targets = labels[:, 1:].flatten()
+        loss = nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), targets, reduction="sum")
+        loss = loss / ((targets != IGNORED).sum().clamp(min=1) if num_items_in_batch is None else num_items_in_batch)
+        longest = length if position_ids is None else int(position_ids.max()) + 1
+        self.calls.append((self.training, rows, longest, loss.item()))
+        return {"loss": loss, "logits": logits}
+
+    def note_step(self, optimizer, args, kwargs):
+        """A hook after each step of an optimizer."""
+        self.calls.append(("step", optimizer.param_groups[0]["lr"]))

@@ -1,0 +1,60 @@
+"""The Trainer of Hugging Face."""
+
+import transformers
+
+from seqwarm_kernels.trainers.huggingface import SequenceLengthWarmup
+
+from ...support.huggingface import PLAIN_SGD
+from .adapter import Adapter
+from .cases import BATCH_SIZE, COLLATE, EPOCHS, EVALUATED, items
+from .oracle import Rule
+
+
+class HuggingFace(Adapter):
+    rule = Rule("labels")
+
+    def __init__(self, case, model, folder):
+        super().__init__(case, model, folder)
+        self.warmup = SequenceLengthWarmup(case.schedule(), total_tokens=case.total_tokens, **case.options)
+        settings = {
+            **PLAIN_SGD,
+            "output_dir": str(folder),
+            "per_device_train_batch_size": BATCH_SIZE,
+            "per_device_eval_batch_size": BATCH_SIZE,
+            "gradient_accumulation_steps": case.accumulate,
+            "num_train_epochs": EPOCHS,
+            "max_steps": case.max_steps or -1,
+            "logging_steps": case.log_every,
+            "eval_strategy": "steps" if case.evaluate_every else "no",
+            "eval_steps": case.evaluate_every,
+            "save_strategy": "epoch" if case.saves else "no",
+            "prediction_loss_only": True,
+            "remove_unused_columns": False,
+            "ddp_backend": "gloo" if self.world_size > 1 else None,
+        }
+        self.trainer = transformers.Trainer(
+            model,
+            transformers.TrainingArguments(**settings),
+            train_dataset=items(case),
+            eval_dataset=items(case)[:EVALUATED],
+            data_collator=COLLATE[case.data],
+            optimizers=self.optimizer(),
+        )
+        self.trainer.remove_callback(transformers.PrinterCallback)
+        self.warmup.add_to(self.trainer)
+
+    def fit(self, resume=None):
+        self.trainer.train(resume_from_checkpoint=str(self.folder / f"checkpoint-{resume}") if resume else None)
+
+    def evaluate(self):
+        self.trainer.evaluate()
+
+    def logged(self):
+        records = [record for record in self.trainer.state.log_history if "loss" in record]
+        return {record["step"]: (record["seq_length"], record["train_tokens"]) for record in records}
+
+    def progress(self):
+        return self.warmup.progress["scheduler"]["progress"]
+
+    def source(self):
+        return self.warmup.count_tokens

@@ -1,0 +1,97 @@
+"""Lightning's Trainer."""
+
+import lightning.pytorch as pl
+
+from seqwarm_kernels.trainers.lightning import SequenceLengthWarmup
+
+from .adapter import Adapter
+from .cases import EPOCHS, loader
+from .oracle import Rule
+
+
+class Module(pl.LightningModule):
+    def __init__(self, adapter):
+        super().__init__()
+        self.model, self.make_optimizer = adapter.model, adapter.optimizer
+
+    def training_step(self, batch, batch_idx):
+        return self.model(**batch)["loss"]
+
+    def validation_step(self, batch, batch_idx):
+        self.model(**batch)
+
+    def configure_optimizers(self):
+        optimizer, rates = self.make_optimizer()
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": rates, "interval": "step"}}
+
+
+class Records(pl.loggers.logger.Logger):
+    """Keeps what loggers get."""
+
+    name, version = "records", 0
+
+    def __init__(self):
+        super().__init__()
+        self.records = []
+
+    def log_metrics(self, metrics, step=None):
+        self.records.append(metrics)
+
+    def log_hyperparams(self, *args, **kwargs):
+        pass
+
+
+class Lightning(Adapter):
+    rule = Rule("batches")
+
+    def __init__(self, case, model, folder):
+        super().__init__(case, model, folder)
+        self.warmup = SequenceLengthWarmup(case.schedule(), total_tokens=case.total_tokens, **case.options)
+        self.module, self.first, self.records = Module(self), 0, Records()
+
+    def trainer(self):
+        """A new one, since a second `fit` of the same continues the first."""
+        case = self.case
+        saving = [pl.callbacks.ModelCheckpoint(self.folder, "{step}", save_top_k=-1)] if case.saves else []
+        ranks = {"devices": 2, "strategy": "ddp"} if self.world_size > 1 else {}
+        every = case.evaluate_every
+        return pl.Trainer(
+            accelerator="cpu",
+            max_epochs=EPOCHS,
+            max_steps=case.max_steps or -1,
+            accumulate_grad_batches=case.accumulate,
+            val_check_interval=every * case.accumulate if every else None,
+            check_val_every_n_epoch=None if every else 1,
+            num_sanity_val_steps=0,
+            log_every_n_steps=case.log_every,
+            logger=self.records,
+            callbacks=[self.warmup, *saving],
+            enable_checkpointing=case.saves,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            use_distributed_sampler=False,
+            **ranks,
+        )
+
+    def fit(self, resume=None):
+        self.first, self.records = resume or 0, Records()
+        validation = loader(self.case, is_evaluation=True) if self.case.evaluate_every else None
+        path = self.folder / f"step={resume}.ckpt" if resume else None
+        self.trainer().fit(self.module, self.batches(), validation, ckpt_path=path)
+
+    def evaluate(self):
+        self.trainer().validate(self.module, loader(self.case, is_evaluation=True), verbose=False)
+
+    def logged(self):
+        every = self.case.log_every
+        records = [record for record in self.records.records if "train_tokens" in record]
+        return {
+            self.first + every * number: (record["seq_length"], record["train_tokens"])
+            for number, record in enumerate(records, 1)
+        }
+
+    def progress(self):
+        return self.warmup.state_dict()["scheduler"]["progress"]
+
+    def source(self):
+        return self.warmup.count_tokens

@@ -1,0 +1,89 @@
+"""The trainers and the trainings of the contract. A trainer is one adapter, and a case one row."""
+
+import importlib
+import itertools
+from importlib.util import find_spec
+
+import pytest
+
+from .cases import Case
+
+#: The adapter of each trainer, and the packages it needs.
+TRAINERS = {
+    "plain": ("Plain", ()),
+    "huggingface": ("HuggingFace", ("transformers", "accelerate")),
+    "lightning": ("Lightning", ("lightning",)),
+    "composer": ("Composer", ("composer",)),
+}
+
+FLATTEN = {"mode": "flatten"}
+
+
+def reshape(remainder):
+    return {"mode": "reshape", "remainder": remainder}
+
+
+#: In `make test`: of each mode, remainder, unit and kind of batch one.
+CASES = {
+    "truncate": Case(),
+    "truncate-padded": Case({}, "token", 80, "padded", 2, asks=True, rates="TokenLR"),
+    "last-token": Case({"keep_last_token": True}, "sample", 20, "padded", rates="StepByTokens"),
+    "reshape-drop": Case(reshape("drop"), "token", 400, accumulate=2, log_every=3),
+    "reshape-pad": Case(reshape("pad"), "sample", 60, rates="TokenLR"),
+    "reshape-overlap": Case(reshape("overlap"), data="padded"),
+    "flatten": Case(FLATTEN, "token", 400, rates="TokenLR"),
+    "flatten-accumulated": Case(FLATTEN, duration=6, accumulate=2),
+    "packed-truncate": Case(data="packed", rates="TokenLR"),
+    "packed-reshape": Case(reshape("pad"), "token", 220, "packed"),
+    "packed-flatten": Case(FLATTEN, data="packed"),
+}
+
+
+def grid():
+    """Every mode and remainder, in every unit, on rows and padded rows, with accumulation and without."""
+    methods = [{}, FLATTEN, *map(reshape, ("drop", "pad", "overlap"))]
+    for options, unit, data, accumulate in itertools.product(
+        methods, ("step", "token", "sample"), ("rows", "padded"), (1, 2)
+    ):
+        tokens = (400 if options else 120) // (1 if data == "rows" else 2)
+        duration = {"step": 10 // accumulate, "token": tokens, "sample": 30 if options else 20}[unit]
+        name = "-".join([*(options.values() or ["truncate"]), unit, data, str(accumulate)])
+        yield name, Case(options, unit, duration, data, accumulate)
+
+
+def adapter_of(trainer):
+    """Imports a trainer's adapter."""
+    return getattr(importlib.import_module(f"{__package__}.{trainer}"), TRAINERS[trainer][0])
+
+
+def _parametrized(names, rows):
+    """Parametrizes a test by `rows(adapter)` of each trainer, and by a skipped one where a package is missing."""
+    found = []
+    for trainer, (_, packages) in TRAINERS.items():
+        missing = [package for package in packages if find_spec(package) is None]
+        if missing:
+            skip = pytest.mark.skip(reason=f"needs {missing[0].capitalize()}: make test-{trainer}")
+            found.append(pytest.param(*(None for _ in names), id=trainer, marks=skip))
+        else:
+            found += rows(trainer, adapter_of(trainer))
+    return pytest.mark.parametrize(names, found)
+
+
+def each_trainer(**attributes):
+    """Parametrizes a test by the adapters with these attributes."""
+
+    def rows(trainer, adapter):
+        fits = all(getattr(adapter, name) == value for name, value in attributes.items())
+        return [pytest.param(adapter, id=trainer)] if fits else []
+
+    return _parametrized(("adapter",), rows)
+
+
+def each_case(cases, *marks):
+    """Parametrizes a test by the adapters and the cases that they support."""
+
+    def rows(trainer, adapter):
+        supported = {name: case for name, case in cases.items() if adapter.supports(case)}
+        return [pytest.param(adapter, case, id=f"{trainer}-{name}", marks=marks) for name, case in supported.items()]
+
+    return _parametrized(("adapter", "case"), rows)

@@ -1,0 +1,192 @@
+"""What every trainer promises: losses, weights, lengths, counts and learning rates of a loop written by hand.
+
+Trainers are adapters, contract/huggingface.py and so on, and cases rows of contract/table.py.
+"""
+
+import warnings
+from dataclasses import replace
+
+import pytest
+import torch
+
+from ..support.ranks import leave_group, run_ranks
+from .contract import oracle
+from .contract.cases import LENGTH, Case, Model
+from .contract.record import combined
+from .contract.table import CASES, adapter_of, each_case, each_trainer, grid
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # hints of the trainers
+
+
+def assert_close(found, expected):
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-7)  # Composer weighs microbatches in float32
+
+
+def assert_equal(record, expected):
+    """A record is the oracle's, from its first step on."""
+    first = record.first
+    assert record.lengths == expected.lengths[first:]
+    assert_close(record.losses, expected.losses[first:])
+    assert_close(record.rates, expected.rates[first:])
+    evaluations = [each for each in expected.evaluations if each[0] > first]
+    assert [each[:2] for each in record.evaluations] == [each[:2] for each in evaluations]
+    assert_close([each[2] for each in record.evaluations], [each[2] for each in evaluations])
+    assert_close(record.weights, expected.weights)
+
+
+def logged_by(case, expected, first=0):
+    """What the log should have of the steps after `first`."""
+    figures = enumerate(zip(expected.scheduled, expected.train_tokens, strict=True), 1)
+    return {step: pair for step, pair in figures if step % case.log_every == 0 and step > first}
+
+
+def assert_logged(training, expected, first=0):
+    """The trainer's log and its schedule agree with the oracle."""
+    logged = {step: pair for step, pair in training.logged().items() if step > first}
+    assert logged == logged_by(training.case, expected, first)
+    assert training.progress() in (None, expected.progress)
+
+
+@each_case(CASES)
+def test_a_training_equals_the_loop(adapter, case, tmp_path):
+    expected = oracle.train(case, adapter.rule)
+    assert len({*expected.lengths}) > 2
+    training = adapter(case, Model(), tmp_path)
+    assert_equal(training.run(), expected)
+    assert_logged(training, expected)
+
+
+@each_case(dict(grid()), pytest.mark.slow)
+def test_a_training_equals_the_loop_in_every_case(adapter, case, tmp_path):
+    expected = oracle.train(case, adapter.rule)
+    training = adapter(case, Model(), tmp_path)
+    assert_equal(training.run(), expected)
+    assert_logged(training, expected)
+
+
+RESUMED = ("truncate", "truncate-padded", "last-token", "flatten", "packed-truncate", "packed-reshape")
+
+
+@each_case({name: replace(CASES[name], saves=True, evaluate_every=None) for name in RESUMED})
+def test_a_resumed_training_goes_on_in_the_middle_of_the_warmup(adapter, case, tmp_path):
+    expected, half = oracle.train(case, adapter.rule), case.epoch_steps
+    adapter(case, Model(), tmp_path).fit()
+    training = adapter(replace(case, saves=False), Model(seed=2), tmp_path)
+    record = training.run(resume=half)
+    assert record.first == half
+    assert_equal(record, expected)
+    assert_logged(training, expected, first=half)
+
+
+ENDS = {
+    "max-steps": {"max_steps": 5},
+    "total-tokens": {"total_tokens": 70},
+    "error": {"fails": ArithmeticError},
+    "interrupt": {"fails": KeyboardInterrupt},
+}
+ENDING = {
+    f"{end}-{unit}": Case({}, unit, duration, evaluate_every=None, rates="TokenLR", **ENDS[end])
+    for end in ENDS
+    for unit, duration in (("step", 10), ("token", 120))
+}
+
+
+@each_case(ENDING)
+def test_after_a_training_that_ends_early_another_one_starts_anew(adapter, case, tmp_path):
+    by_hand, model = Model(), Model()
+    training = adapter(case, model, tmp_path)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        first = first_training(training, model)
+    expected = oracle.train(case, adapter.rule, by_hand)
+    assert 5 <= first.steps < 8
+    assert_equal(first, expected)
+    short = [str(each.message) for each in caught if "the training end" in str(each.message)]
+    assert len(short) == (adapter.warns_of_short and case.fails is None)
+
+    model.calls.clear()
+    training.evaluate()
+    assert_evaluation(training.record(), case, by_hand)
+    again = training.run()
+    case = replace(case, fails=None)
+    expected = oracle.train(case, adapter.rule, by_hand)
+    assert_equal(again, expected)
+    assert_logged(training, expected)
+
+
+def first_training(training, model):
+    if training.case.fails is None:
+        return training.run()
+    model.fails = training.case.fails
+    with pytest.raises((model.fails, SystemExit)):  # Lightning exits on an interrupt
+        training.run()
+    model.fails = None
+    return training.record()
+
+
+def assert_evaluation(record, case, by_hand):
+    expected = oracle.evaluate(case, by_hand, 0)
+    assert [each[:2] for each in record.evaluations] == [(0, LENGTH)] * len(expected)
+    assert_close([each[2] for each in record.evaluations], [each[2] for each in expected])
+
+
+@each_trainer(ends_by_tokens=True)
+def test_a_resumed_training_ends_by_tokens(adapter, tmp_path):
+    case = replace(CASES["truncate"], saves=True, evaluate_every=None)
+    expected = oracle.train(case, adapter.rule)
+    at_half = expected.train_tokens[case.epoch_steps - 1]
+    adapter(case, Model(), tmp_path).fit()
+    ends = replace(case, saves=False, total_tokens=at_half + 1)
+    training = adapter(ends, Model(seed=2), tmp_path)
+    assert training.run(resume=case.epoch_steps).steps == case.epoch_steps + 1
+    with pytest.raises(ValueError, match=f"total_tokens must be more than the {at_half} tokens"):
+        adapter(replace(ends, total_tokens=at_half), Model(), tmp_path).fit(resume=case.epoch_steps)
+
+
+@each_trainer(keeps_schedule=True)
+def test_a_checkpoint_of_another_schedule_raises(adapter, tmp_path):
+    case = replace(CASES["truncate"], saves=True, evaluate_every=None)
+    adapter(case, Model(), tmp_path).fit()
+    with pytest.raises(ValueError, match="duration is 10 in the state, 11 here"):
+        adapter(replace(case, duration=11), Model(), tmp_path).fit(resume=case.epoch_steps)
+
+
+#: Each step has the batches of both ranks, so there are half as many.
+ON_TWO_RANKS = {name: replace(case, duration=4) if case.unit == "step" else case for name, case in CASES.items()}
+
+
+def one_of_two(rank, port, trainer, folder):
+    adapter, found = adapter_of(trainer), {}
+    adapter.join_ranks(rank, port)
+    for name, case in ON_TWO_RANKS.items():
+        if adapter.supports(case):
+            training = adapter(case, Model(), folder / name)
+            if name == "truncate":
+                training.evaluate()  # before any training
+            found[name] = (training.run(), training.logged(), training.progress())
+    torch.save(found, folder / f"{rank}.pt")
+    leave_group()
+
+
+@pytest.mark.slow
+@each_trainer()
+def test_two_ranks_train_as_the_loop(adapter, tmp_path):
+    run_ranks(one_of_two, adapter.__module__.rpartition(".")[2], tmp_path)
+    ranks = [torch.load(tmp_path / f"{rank}.pt", weights_only=False) for rank in (0, 1)]
+    for name, case in ON_TWO_RANKS.items():
+        if not adapter.supports(case):
+            continue
+        expected = oracle.train(case, adapter.rule, world_size=2)
+        records = [rank[name][0] for rank in ranks]
+        losses = [
+            combined([(1, loss) for loss in parts], adapter.rule.loss)
+            for parts in zip(*(record.losses for record in records), strict=True)
+        ]
+        assert_close(losses, expected.losses)
+        for record, logged, progress in (rank[name] for rank in ranks):
+            assert_close(record.rates, expected.rates)
+            assert_close(record.weights, expected.weights)
+            assert {each[:2] for each in record.evaluations} <= {each[:2] for each in expected.evaluations}
+            assert logged == logged_by(case, expected)
+            assert progress in (None, expected.progress)
+        assert [max(pair) for pair in zip(*(record.lengths for record in records), strict=True)] == expected.lengths
