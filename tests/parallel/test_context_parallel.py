@@ -265,6 +265,8 @@ def check_models_of_ones_own(mesh):
         found = [model(**part), by_batch(part)]
         with sharded_by(by_layer, by):
             found.append(by_layer(part["input_ids"]))
+        with sharded_by(model, "rows" if by == "tokens" else "tokens"):  # of batches that say nothing
+            found.append(model(**part))
         for out in found:
             torch.testing.assert_close(out, parts[mesh.get_local_rank()])
     for by, parts in expected.items():  # a call that passes the hook by, as that of PEFT, after one that did not
