@@ -265,10 +265,17 @@ def check_models_of_ones_own(mesh):
         found = [model(**part), by_batch(part)]
         with sharded_by(by_layer, by):
             found.append(by_layer(part["input_ids"]))
+        with sharded_by(model, "rows" if by == "tokens" else "tokens"):  # of batches that say nothing
+            found.append(model(**part))
         for out in found:
             torch.testing.assert_close(out, parts[mesh.get_local_rank()])
-    with pytest.raises(ValueError, match="inputs under ContextParallel must be a batch of shard_sequence or Context"):
-        by_layer(part["input_ids"])
+    for by, parts in expected.items():  # a call that passes the hook by, as that of PEFT, after one that did not
+        with sharded_by(model, by):
+            out = model.forward(shard_sequence({"input_ids": ids}, mesh, by=by)["input_ids"])
+        torch.testing.assert_close(out, parts[mesh.get_local_rank()])
+    for other in (by_layer, model.forward):
+        with pytest.raises(ValueError, match="inputs under ContextParallel must be a batch of shard_sequence or Conte"):
+            other(part["input_ids"])
     report = warmup_allocator(
         model, 16, batch_size=3, example_batch={"input_ids": ids}, shard_batch=ContextBatches(model)
     )

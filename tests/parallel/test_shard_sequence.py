@@ -152,6 +152,13 @@ def test_the_part_says_what_it_is(parts):
         assert parts(Rows(torch.zeros(4, 16)), by=by)[0].ids.shape == {"tokens": (4, 4), "rows": (1, 16)}[by]
 
 
+@pytest.mark.parametrize("make", [batch, lambda: {"a": batch(), "b": batch()}])
+def test_a_part_is_not_resized(parts, make):
+    for by in ("tokens", "rows"):
+        with pytest.raises(ValueError, match=r"got 'context_part' in it; call shard\(scheduler\.resize\(batch\)\)"):
+            resize_batch(parts(make(), by=by, shift_labels=False)[0], 2)
+
+
 @pytest.mark.parametrize("shape", [(16,), (1, 16), (3, 4, 16)])
 def test_position_ids_of_other_shapes(parts, shape):
     """Each rank has the positions of its tokens, or of its rows."""

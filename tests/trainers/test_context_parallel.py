@@ -101,14 +101,14 @@ class Module(lightning.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.5)
 
 
-def lightning_report(ranks, unit="token", module=None, case="rows", **settings):
+def lightning_report(ranks, unit="token", module=None, case="rows", data=rows, **settings):
     size, accumulate, options = CASES[case]
     module, warmup = module or Module(ranks), of_lightning.SequenceLengthWarmup(schedule(unit), **options)
     quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
     settings |= {"accelerator": "cpu", "max_epochs": 1, "use_distributed_sampler": False, "callbacks": [warmup]}
     training = lightning.Trainer(**quiet, **settings, accumulate_grad_batches=accumulate)
     evaluated = DataLoader(rows()[:4], batch_size=2)
-    training.fit(module, DataLoader(rows(), batch_size=size), evaluated)
+    training.fit(module, DataLoader(data(), batch_size=size), evaluated)
     if case == "tokens":
         training.test(module, evaluated, verbose=False)
         training.predict(module, evaluated)
@@ -163,6 +163,8 @@ def one_of_two(rank, port, folder):
     reports += [lightning_report(2, case=case, devices=2, strategy="ddp") for case in CASES]
     reports.append(lightning_report(2, "sample", devices=2, strategy="ddp"))
     reports.append(lightning_of_heads(2, devices=2, strategy=ModelParallelStrategy()))
+    with pytest.raises(TypeError, match="a training batch must be a mapping for a model with ContextParallel, got li"):
+        lightning_report(2, data=lambda: [tuple(row.values()) for row in rows()], devices=2, strategy="ddp")
     module = Module(2, test_packed.model(), shard_both)
     with pytest.raises(ValueError, match="ranks must share either the tokens or the heads of a model, got ContextPar"):
         lightning_report(2, module=module, devices=2, strategy=ModelParallelStrategy())

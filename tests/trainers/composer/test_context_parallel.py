@@ -24,6 +24,7 @@ from torchmetrics import MeanMetric
 from seqwarm_kernels.parallel import ContextParallel, shard_sequence
 from seqwarm_kernels.trainers.composer import SeqLengthWarmup, TokenCounter
 from seqwarm_kernels.trainers.composer.algorithms import claim_memory
+from seqwarm_kernels.trainers.composer.context_shards import context_shards
 
 from ...support.ranks import leave_group, run_ranks
 from ..shards import part_of, watch
@@ -117,8 +118,13 @@ def check_claim():
     parallelize_module(made, mesh, ContextParallel())
     made.model.embed_tokens.register_forward_pre_hook(lambda module, inputs: seen.append(tuple(inputs[0].shape)))
     state = SimpleNamespace(
-        model=HuggingFaceModel(made), device_train_microbatch_size=2, auto_microbatching=False, precision=Precision.FP32
+        model=HuggingFaceModel(made),
+        train_metrics={},
+        device_train_microbatch_size=2,
+        auto_microbatching=False,
+        precision=Precision.FP32,
     )
+    assert context_shards(state) is not None
     ids = torch.ones(4, 32, dtype=torch.long)
     claim_memory(state, {"input_ids": ids, "labels": ids}, lambda batch: shard_sequence(batch, mesh))
     assert set(seen) == {(2, 16)}
