@@ -23,7 +23,7 @@ def reshape(remainder):
     return {"mode": "reshape", "remainder": remainder}
 
 
-#: In `make test`: of each mode, remainder, unit and kind of batch one.
+#: Of each mode, remainder, unit and kind of batch one.
 CASES = {
     "truncate": Case(),
     "truncate-padded": Case({}, "token", 80, "padded", 2, asks=True, rates="TokenLR"),
@@ -79,11 +79,11 @@ def each_trainer(**attributes):
     return _parametrized(("adapter",), rows)
 
 
-def each_case(cases, fast=None):
+def each_case(cases, fast):
     """Parametrizes a test by the adapters and the cases that they support. Those that are not in `fast` are slow."""
 
     def marks_of(name):
-        return [] if fast is None or name in fast else [pytest.mark.slow]
+        return [] if name in fast else [pytest.mark.slow]
 
     def rows(trainer, adapter):
         supported = {name: case for name, case in cases.items() if adapter.supports(case)}
