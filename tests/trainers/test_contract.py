@@ -47,7 +47,7 @@ def assert_logged(training, expected, first=0):
     assert training.progress() in (None, expected.progress)
 
 
-@each_case(CASES)
+@each_case(CASES, fast=CASES.keys() - {"flatten-accumulated", "packed-flatten"})
 def test_a_training_equals_the_loop(adapter, case, tmp_path):
     expected = oracle.train(case, adapter.rule)
     assert len({*expected.lengths}) > 2
@@ -56,7 +56,7 @@ def test_a_training_equals_the_loop(adapter, case, tmp_path):
     assert_logged(training, expected)
 
 
-@each_case(dict(grid()), pytest.mark.slow)
+@each_case(dict(grid()), fast=[])
 def test_a_training_equals_the_loop_in_every_case(adapter, case, tmp_path):
     expected = oracle.train(case, adapter.rule)
     training = adapter(case, Model(), tmp_path)
@@ -64,10 +64,13 @@ def test_a_training_equals_the_loop_in_every_case(adapter, case, tmp_path):
     assert_logged(training, expected)
 
 
-RESUMED = ("truncate", "truncate-padded", "last-token", "flatten", "packed-truncate", "packed-reshape")
+RESUMED = {
+    name: replace(CASES[name], saves=True, evaluate_every=None)
+    for name in ("truncate", "truncate-padded", "last-token", "flatten", "packed-truncate", "packed-reshape")
+}
 
 
-@each_case({name: replace(CASES[name], saves=True, evaluate_every=None) for name in RESUMED})
+@each_case(RESUMED, fast=["truncate-padded"])
 def test_a_resumed_training_goes_on_in_the_middle_of_the_warmup(adapter, case, tmp_path):
     expected, half = oracle.train(case, adapter.rule), case.epoch_steps
     adapter(case, Model(), tmp_path).fit()
@@ -91,7 +94,7 @@ ENDING = {
 }
 
 
-@each_case(ENDING)
+@each_case(ENDING, fast=["total-tokens-token", "interrupt-step"])
 def test_after_a_training_that_ends_early_another_one_starts_anew(adapter, case, tmp_path):
     by_hand, model = Model(), Model()
     training = adapter(case, model, tmp_path)

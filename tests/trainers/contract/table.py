@@ -23,11 +23,11 @@ def reshape(remainder):
     return {"mode": "reshape", "remainder": remainder}
 
 
-#: In `make test`: of each mode, remainder, unit and kind of batch one.
+#: Of each mode, remainder, unit and kind of batch one.
 CASES = {
     "truncate": Case(),
     "truncate-padded": Case({}, "token", 80, "padded", 2, asks=True, rates="TokenLR"),
-    "last-token": Case({"keep_last_token": True}, "sample", 20, "padded", rates="StepByTokens"),
+    "last-token": Case({"keep_last_token": True}, "sample", 20, "padded", 2, rates="StepByTokens"),
     "reshape-drop": Case(reshape("drop"), "token", 400, accumulate=2, log_every=3),
     "reshape-pad": Case(reshape("pad"), "sample", 60, rates="TokenLR"),
     "reshape-overlap": Case(reshape("overlap"), data="padded"),
@@ -79,11 +79,17 @@ def each_trainer(**attributes):
     return _parametrized(("adapter",), rows)
 
 
-def each_case(cases, *marks):
-    """Parametrizes a test by the adapters and the cases that they support."""
+def each_case(cases, fast):
+    """Parametrizes a test by the adapters and the cases that they support. Those that are not in `fast` are slow."""
+
+    def marks_of(name):
+        return [] if name in fast else [pytest.mark.slow]
 
     def rows(trainer, adapter):
         supported = {name: case for name, case in cases.items() if adapter.supports(case)}
-        return [pytest.param(adapter, case, id=f"{trainer}-{name}", marks=marks) for name, case in supported.items()]
+        return [
+            pytest.param(adapter, case, id=f"{trainer}-{name}", marks=marks_of(name))
+            for name, case in supported.items()
+        ]
 
     return _parametrized(("adapter", "case"), rows)
