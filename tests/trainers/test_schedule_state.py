@@ -27,6 +27,7 @@ def test_ranks_exchange_their_counts_once_in_a_step_also_one_without_a_batch(mon
     monkeypatch.setattr(torch.distributed, "all_reduce", lambda total: exchanged.append(total.add_(5).tolist()))
     state, model = ScheduleState(scheduler(unit="token"), {}, total_tokens=30), Model()
     state.attach(model, model, CPU)
+    assert (state.count_tokens(), exchanged) == (0, [])
     for step in (1, 2):
         state.begin()
         if has_batch:
@@ -64,14 +65,49 @@ def test_a_step_of_two_batches_and_one_of_a_single_batch(unit, progress):
     assert (state.train_tokens, state.scheduler.progress) == (3 * 8, progress)
 
 
-def test_a_count_in_the_middle_of_a_step_is_part_of_the_step():
-    state, train = state_of(unit="token")
+@pytest.mark.parametrize(("unit", "progress"), [("token", 16), ("sample", 4)])
+def test_a_count_in_the_middle_of_a_step_is_part_of_the_step(unit, progress):
+    state, train = state_of(unit=unit)
     for tokens in (8, 16):
         state.begin()
         train()
         assert state.count_tokens() == tokens
     state.step(1)
-    assert state.scheduler.progress == 16
+    assert state.scheduler.progress == progress
+
+
+def test_a_training_ends_with_the_step_that_reaches_its_tokens():
+    state, model = ScheduleState(scheduler(), {}, total_tokens=16), Model()
+    state.attach(model, model, CPU)
+    for ends in (False, True):
+        state.begin()
+        model(torch.ones(2, 16, dtype=torch.long))
+        assert state.is_finished() == ends
+        state.step(1)
+
+
+def test_the_length_is_that_of_the_last_step():
+    state, train = state_of()
+    train()
+    state.scheduler.progress = 1000
+    assert state.metrics()["seq_length"] == 4
+
+
+def test_after_a_training_nothing_is_cut():
+    state, train = state_of(unit="token")
+    state.begin()
+    assert train().shape == (2, 4)
+    state.detach()
+    assert train().shape == (2, 16)
+    state.step(1)
+    assert state.scheduler.progress == 0
+
+
+def test_a_training_after_an_interrupted_one_attaches_anew():
+    state, model = ScheduleState(scheduler(), {}), Model()
+    for _ in range(2):
+        state.attach(model, model, CPU)
+        assert model(torch.ones(2, 16, dtype=torch.long)).shape == (2, 4)
 
 
 def test_steps_that_wait_are_counted_later():
@@ -130,8 +166,10 @@ def test_what_was_seen_before_a_training_is_not_of_its_first_step():
     state, train = state_of(unit="token")
     state.begin()
     train()
+    assert state.count_tokens() == 8
     model = Model()
     state.attach(model, model, CPU)
+    state.start()
     assert state.count_tokens() == 0
     state.begin()
     model(torch.ones(1, 16, dtype=torch.long))
