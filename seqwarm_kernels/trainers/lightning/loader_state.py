@@ -13,7 +13,7 @@ from ...utils.caller_warnings import warn_caller
 
 
 class LoaderState(Callback):
-    """Keeps the states of the training's `ResumableLoader`s in checkpoints.
+    """Keeps the state of each `ResumableLoader` of a training in checkpoints.
 
     Example::
 
