@@ -69,7 +69,7 @@ TARGETS = [
         "seqwarm_kernels/trainers",
         "schedule_state.py",
         *("tests/trainers/test_schedule_state.py", "tests/trainers/test_contract.py", "-k", "not composer"),
-        wider=(Run(("tests/trainers/test_contract.py", "-m", "slow", "-k", "two_ranks")),),
+        wider=(Run(("tests/trainers/test_contract.py", "tests/trainers/test_context_parallel.py", "-m", "slow")),),
     ),
     *_in_folder(
         "seqwarm_kernels/trainers/huggingface",
