@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import functools
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ..utils.checks import check_path
 from ..utils.modules import ExampleBatch, is_compiled, unwrapped
 from .alibi_layer import AlibiHeads, check_slopes
 from .checkpoints import read_config, read_slopes, restore_slopes
@@ -80,42 +78,26 @@ def apply_alibi(
 
     Source of the method: Press et al., arXiv 2108.12409.
     """
-    return _apply(model, max_seq_length, optimizers, learn_slopes, slopes, example_batch)
-
-
-def _apply(
-    model: nn.Module,
-    max_seq_length: int,
-    optimizers: Optimizer | Iterable[Optimizer] | None,
-    learn_slopes: bool,
-    slopes: Any,
-    example_batch: ExampleBatch | None,
-    restore: Callable[[], None] | None = None,
-) -> SurgeryReport:
-    """Do the work of `apply_alibi`. `restore` fills the slopes of a checkpoint."""
     surgery = Surgery(model, max_seq_length, learn_slopes)
-    max_seq_length = surgery.max_seq_length
-    optimizers = _check(model, optimizers, learn_slopes)
-    slopes = None if slopes is None else check_slopes(slopes)
+    optimizers = [optimizers] if isinstance(optimizers, Optimizer) else list(optimizers or ())
+    _check(model, optimizers, learn_slopes)
+    rows = None if slopes is None else check_slopes(slopes)
     parameters_before = dict(model.named_parameters())
     try:
         _convert(surgery)
-        if slopes is not None:
-            surgery.set_slopes(slopes)
+        if rows is not None:
+            surgery.set_slopes(rows)
         prepare_configs(surgery)
         dropped = surgery.update_optimizers(optimizers, parameters_before)
-        if restore is not None:
-            restore()
         on_meta = any(parameter.is_meta for parameter in model.parameters())
-        verification = None if on_meta else probe(model, max_seq_length, example_batch)
+        verification = None if on_meta else probe(model, surgery.max_seq_length, example_batch)
     except BaseException:
         surgery.edits.undo()
         raise
     if learn_slopes:
         check_second_step(model)
-    return SurgeryReport(
-        max_seq_length, learn_slopes, tuple(surgery.replaced), tuple(surgery.removed), dropped, verification
-    )
+    replaced, removed = tuple(surgery.replaced), tuple(surgery.removed)
+    return SurgeryReport(surgery.max_seq_length, learn_slopes, replaced, removed, dropped, verification)
 
 
 def load_alibi_model(
@@ -141,35 +123,21 @@ def load_alibi_model(
         kwargs: Keyword arguments of `from_pretrained`. Not `config`, `output_loading_info`.
 
     Raises:
-        TypeError: An argument has the wrong type.
         ValueError: The config has no arguments of `apply_alibi`. The checkpoint does not have the slopes of a layer, or
             they do not fit.
     """
-    if not isinstance(model_class, type) or not hasattr(model_class, "from_pretrained"):
-        raise TypeError(f"model_class must be a Hugging Face model class or an Auto class, got {model_class!r}")
-    check_path("name_or_path", name_or_path)
-    if kwargs.get("output_loading_info"):
-        raise ValueError("output_loading_info must be False, got True: load_alibi_model returns the model only")
     config, records, options = read_config(name_or_path, kwargs)
     model = model_class.from_pretrained(name_or_path, config=config, **options)
     saved = read_slopes(name_or_path, kwargs)
     for path, record in records.items():
         name, part = part_with_config(model, path)
         learned = record["learn_slopes"] if learn_slopes is None else learn_slopes
-        _apply(
-            part,
-            record["max_seq_length"],
-            None,
-            learned,
-            None,
-            example_batch,
-            restore=functools.partial(restore_slopes, part, saved, name),
-        )
+        apply_alibi(part, record["max_seq_length"], learn_slopes=learned, example_batch=example_batch)
+        restore_slopes(part, saved, name)
     return model
 
 
-def _check(model: nn.Module, optimizers: Any, learn_slopes: bool) -> list[Optimizer]:
-    optimizers = [optimizers] if isinstance(optimizers, Optimizer) else list(optimizers or ())
+def _check(model: nn.Module, optimizers: list[Optimizer], learn_slopes: bool) -> None:
     if learn_slopes and optimizers and any("initial_lr" in group for group in optimizers[0].param_groups):
         raise ValueError(
             "optimizers must have no learning rate scheduler yet with learn_slopes=True, which adds a parameter group"
@@ -189,7 +157,6 @@ def _check(model: nn.Module, optimizers: Any, learn_slopes: bool) -> list[Optimi
         raise ValueError(
             f"learn_slopes must be {heads.learned}, with which the model was converted, got {learn_slopes}"
         )
-    return optimizers
 
 
 def _convert(surgery: Surgery) -> None:

@@ -146,11 +146,6 @@ def test_learned_slopes_below_zero_are_restored(tmp_path):
     assert slopes_of(loaded)[0] == torch.tensor([-0.3, -0.7, -0.2, -0.4]).tolist()
 
 
-def test_loading_info_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="output_loading_info must be False, got True"):
-        load_alibi_model(transformers.GPT2LMHeadModel, tmp_path, output_loading_info=True)
-
-
 @pytest.mark.parametrize(
     ("slopes", "got"),
     [
@@ -166,23 +161,6 @@ def test_slopes_that_do_not_fit_are_refused(slopes, got, tmp_path):
     message = f"{SLOPES} in '.*model.safetensors' must be 4 finite numbers, one for each head, got {got}"
     with pytest.raises(ValueError, match=message):
         load_alibi_model(transformers.GPT2LMHeadModel, tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("gpt2", "gpt2"), "model_class must be a Hugging Face model class or an Auto class, got 'gpt2'"),
-        ((transformers.GPT2LMHeadModel, 3), "name_or_path must be a path, got int"),
-    ],
-)
-def test_bad_arguments_of_load_alibi_model(arguments, message):
-    with pytest.raises(TypeError, match=message):
-        load_alibi_model(*arguments)
-
-
-def test_an_example_batch_is_checked_before_the_checkpoint_is_loaded():
-    with pytest.raises(TypeError, match=r"example_batch must be a mapping, a tensor, .*, got int"):
-        load_alibi_model(transformers.GPT2LMHeadModel, "no such folder", example_batch=3)
 
 
 def test_a_checkpoint_without_slopes_is_refused(tmp_path):
