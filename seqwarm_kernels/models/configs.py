@@ -33,9 +33,6 @@ def prepare_configs(surgery: Surgery) -> None:
 
     Models made from one config share it, so it is copied. The model may also be a part of another, whose config holds
     the original: the original, too, saves that this part has ALiBi.
-
-    Raises:
-        ValueError: A config asks for quantization.
     """
     modules = surgery.model.modules()
     models: list[Any] = [module for module in modules if _is_pretrained(module) and _holds(module, _has_alibi)]
@@ -60,7 +57,6 @@ def prepare_configs(surgery: Surgery) -> None:
         surgery.set(model.config, length, surgery.max_seq_length + first)
         surgery.set(model.config, RECORD, record)
         _save_as(_SavesAlibi, model.config, surgery)
-        _check_not_quantized(model.config)
     for module in surgery.model.modules():  # layers may hold another config than their model
         if "config" in dict(_configs_of(module)) and _holds(module, _has_named_attention):
             surgery.set(module.config, "_attn_implementation_internal", NAME)
@@ -188,11 +184,3 @@ def _has_alibi(module: nn.Module) -> bool:
 
 def _has_named_attention(module: nn.Module) -> bool:
     return _has_alibi(module) and not isinstance(module, AlibiMultiheadAttention)
-
-
-def _check_not_quantized(config: Any) -> None:
-    if getattr(config, "quantization_config", None) is not None:
-        raise ValueError(
-            f"config.quantization_config must be None, got {type(config.quantization_config).__name__}: apply_alibi to "
-            "the model in floating point, train it, and quantize then"
-        )

@@ -30,14 +30,7 @@ def register_alibi(*module_classes: type[nn.Module] | str) -> Callable[[Converte
 
     Args:
         module_classes: Classes, or the full names of classes that should not be imported.
-
-    Raises:
-        TypeError: An argument is neither a class of modules nor a name.
     """
-    for module_class in module_classes:
-        is_class = isinstance(module_class, type) and issubclass(module_class, nn.Module)
-        if not is_class and not isinstance(module_class, str):
-            raise TypeError(f"module_classes must be classes of modules, or their full names, got {module_class!r}")
     names = [name if isinstance(name, str) else _full_name(name) for name in module_classes]
 
     def register(converter: Converter) -> Converter:
@@ -55,14 +48,6 @@ def converter_for(module: nn.Module) -> Converter | None:
 
 def _full_name(module_class: type) -> str:
     return f"{module_class.__module__}.{module_class.__qualname__}"
-
-
-def check_max_seq_length(name: str, value: object) -> int:
-    """Return `value` as an int. It must be at least 2 and fit into 32 bits, as positions do."""
-    length = check_int(name, value, minimum=2)
-    if length >= 2**31:
-        raise ValueError(f"{name} must be below 2**31, got {length}")
-    return length
 
 
 class Surgery:
@@ -83,7 +68,9 @@ class Surgery:
         check_module("model", model)
         check_bool("learn_slopes", learn_slopes)
         self.model = model
-        self.max_seq_length = check_max_seq_length("max_seq_length", max_seq_length)
+        self.max_seq_length = check_int("max_seq_length", max_seq_length, minimum=2)
+        if self.max_seq_length >= 2**31:  # positions have 32 bits
+            raise ValueError(f"max_seq_length must be below 2**31, got {max_seq_length}")
         self.learn_slopes = learn_slopes
         self.path = ""
         self.replaced: list[Replaced] = []
@@ -107,10 +94,8 @@ class Surgery:
 
         Raises:
             TypeError: An argument has the wrong type.
-            ValueError: The module is quantized, or the number of slopes is not `num_heads`.
+            ValueError: The number of slopes is not `num_heads`.
         """
-        self._check_unquantized(module)
-        num_heads = check_int("num_heads", num_heads, minimum=1)
         slopes = alibi_slopes(num_heads).tolist() if slopes is None else slopes
         device = next((parameter.device for parameter in module.parameters()), None)
         heads = AlibiHeads(slopes, causal=causal, learned=self.learn_slopes, device=device)
@@ -133,17 +118,12 @@ class Surgery:
         """
         rows = slopes if isinstance(slopes, list) else [slopes] * len(self._heads)
         if len(rows) != len(self._heads):
-            raise ValueError(
-                f"slopes must have a row for each of the {len(self._heads)} layers with ALiBi, or be one row for all, "
-                f"got {len(rows)} rows"
-            )
-        for row, layer in zip(rows, self.replaced, strict=True):
+            raise ValueError(f"slopes must have a row for each of the {len(self._heads)} layers, got {len(rows)} rows")
+        for row, layer, heads in zip(rows, self.replaced, self._heads, strict=True):
             if len(row) != layer.num_heads:
                 raise ValueError(
-                    f"slopes must hold one number for each of the {layer.num_heads} heads of {layer.path}, got "
-                    f"{len(row)}"
+                    f"slopes must be one number for each of the {layer.num_heads} heads of {layer.path}, got {len(row)}"
                 )
-        for row, heads in zip(rows, self._heads, strict=True):
             self.edits.assign(heads, "initial", row)
             self.edits.fill(heads.slopes, torch.tensor(row, dtype=torch.float32))
 
@@ -171,7 +151,7 @@ class Surgery:
 
     def add_hook(self, module: nn.Module, hook: Callable[..., Any]) -> None:
         """Register a forward pre-hook with keyword arguments, unless the module has it from an earlier call."""
-        if hook not in module._forward_pre_hooks.values():
+        if hook not in module._forward_pre_hooks.values():  # torch has no public way to list hooks
             self.edits.on_undo(module.register_forward_pre_hook(hook, with_kwargs=True).remove)
 
     def update_optimizers(self, optimizers: Sequence[Optimizer], before: Mapping[str, nn.Parameter]) -> int:
@@ -193,18 +173,6 @@ class Surgery:
         if new and optimizers:
             self.edits.add_parameters(optimizers[0], new)
         return dropped
-
-    def _check_unquantized(self, module: nn.Module) -> None:
-        kinds = [type(part) for part in module.modules()]
-        packages = {kind.__module__.split(".")[0] for kind in kinds}
-        holds_integers = any(
-            t.dim() > 1 and not t.is_floating_point() for t in (*module.parameters(), *module.buffers())
-        )
-        if holds_integers or "bitsandbytes" in packages or any("quantiz" in kind.__module__ for kind in kinds):
-            raise ValueError(
-                f"{self.path} ({type(module).__name__}) is quantized: apply_alibi to the model in floating point, "
-                "train it, and quantize then"
-            )
 
 
 class NoPositions(nn.Module):

@@ -1,11 +1,11 @@
-"""Arguments of apply_alibi, register_alibi and AlibiHeads are checked before anything is changed."""
+"""Arguments of apply_alibi, give_alibi and AlibiHeads are checked before anything is changed."""
 
 import numpy
 import pytest
 import torch
 from torch import nn
 
-from seqwarm_kernels import alibi_slopes, apply_alibi, register_alibi
+from seqwarm_kernels import alibi_slopes, apply_alibi
 from seqwarm_kernels.models import AlibiHeads, surgery
 
 from .zoo import make
@@ -47,12 +47,6 @@ def test_devices_that_are_not_there(device):
 @pytest.mark.parametrize("convert", [torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.clone])
 def test_alibi_heads_take_sequences_arrays_and_tensors(convert):
     assert AlibiHeads(convert(alibi_slopes(6)), causal=None).slopes.equal(alibi_slopes(6))
-
-
-@pytest.mark.parametrize("module_class", [3, int, nn.Linear(1, 1)])
-def test_bad_classes_of_register_alibi(module_class):
-    with pytest.raises(TypeError, match="module_classes must be classes of modules, or their full names, got"):
-        register_alibi(module_class)
 
 
 @pytest.mark.parametrize(

@@ -107,8 +107,8 @@ def test_lists_arrays_and_tensors(slopes):
         ([], ValueError, r"one number for each of the 4 heads of transformer.h.0.attn, got 0"),
         ([0.5], ValueError, r"one number for each of the 4 heads of transformer.h.0.attn, got 1"),
         ([OWN, OWN[1:]], ValueError, r"one number for each of the 4 heads of transformer.h.1.attn, got 3"),
-        ([OWN], ValueError, r"slopes must have a row for each of the 2 layers with ALiBi, .*, got 1 rows"),
-        (torch.ones(3, HEADS), ValueError, r"slopes must have a row for each of the 2 layers .*, got 3 rows"),
+        ([OWN], ValueError, r"slopes must have a row for each of the 2 layers, got 1 rows"),
+        (torch.ones(3, HEADS), ValueError, "slopes must have a row for each of the 2 layers, got 3 rows"),
     ],
 )
 @pytest.mark.parametrize("converted", [False, True])
@@ -196,7 +196,7 @@ class Twice(nn.Module):
 
 def test_layers_that_share_a_module_have_one_row():
     model = Twice()
-    with pytest.raises(ValueError, match="slopes must have a row for each of the 1 layers with ALiBi"):
+    with pytest.raises(ValueError, match="slopes must have a row for each of the 1 layers, got 2 rows"):
         apply_alibi(model, 64, slopes=[OWN, OWN])
     assert apply_alibi(model, 64, slopes=[OWN]).verification.calls == 2
     assert slopes_of(model) == [torch.tensor(OWN).tolist()]

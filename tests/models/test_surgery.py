@@ -245,21 +245,6 @@ def test_models_in_half_precision_and_on_the_meta_device():
     assert "not verified" in str(report)
 
 
-def quantized():
-    model = make("llama")
-    projection = model.model.layers[1].self_attn.q_proj
-    del projection.weight
-    projection.weight = torch.zeros(32, 32, dtype=torch.int8)
-    projection.register_buffer("weight", projection.__dict__.pop("weight"))
-    return model
-
-
-def quantized_by_config():
-    model = make("llama")
-    model.config.quantization_config = {"quant_method": "any"}
-    return model
-
-
 def windows_disagree():
     model = make("qwen2")
     model.model.layers[1].self_attn.sliding_window = 5
@@ -301,8 +286,6 @@ def strange_multihead_attention():
 
 
 UNSUPPORTED = [
-    (quantized, ValueError, r"model.layers.1.self_attn \(LlamaAttention\) is quantized: apply_alibi to the model in"),
-    (quantized_by_config, ValueError, "config.quantization_config must be None, got dict: apply_alibi to the model in"),
     (windows_disagree, ValueError, r"must have the window of config.layer_types\[1\] 'sliding_attention', 6, got"),
     (unknown_layer_type, ValueError, r"must have the window of config.layer_types\[1\] 'chunked_attention'"),
     (relative_positions, ValueError, "position_embedding_type must be 'absolute', got 'relative_key'.* load the model"),

@@ -164,14 +164,6 @@ def test_views_of_one_tensor():
         assert checkpointed.equal(expected)
 
 
-def test_nested_tensors_are_refused():
-    layer = nn.MultiheadAttention(WIDTH, HEADS, batch_first=True)
-    apply_alibi(layer, 64)
-    nested = torch.nested.nested_tensor([torch.randn(9, WIDTH), torch.randn(5, WIDTH)], layout=torch.jagged)
-    with pytest.raises(ValueError, match="query must not be a nested tensor: pad the rows, and pass key_padding_mask"):
-        layer(nested, nested, nested)
-
-
 def test_rows_of_one_sequence_and_weights():
     layer = nn.MultiheadAttention(WIDTH, HEADS)
     apply_alibi(layer, 64)

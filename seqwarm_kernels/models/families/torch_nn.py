@@ -44,8 +44,6 @@ class AlibiMultiheadAttention(nn.MultiheadAttention):
                 `key_padding_mask` holds other numbers (an error of the device in compiled code and on a GPU).
         """
         refuse_context_parallel_style(self)
-        if query.is_nested:
-            raise ValueError("query must not be a nested tensor: pad the rows, and pass key_padding_mask")
         if not (_are_one(query, key) and _are_one(query, value)):
             raise ValueError(
                 f"key and value must be the query, got other tensors, key {tuple(key.shape)}: cross-attention must not "
