@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from .alibi_layer import AlibiHeads, fill_slopes
-from .configs import RECORD, plain_entries, saved_records
+from .configs import plain_entries, saved_records
 
 _SLOPES = ".slopes"
 _KEY = f".alibi{_SLOPES}"
@@ -32,9 +32,6 @@ def read_config(source: str | os.PathLike[str], options: Mapping[str, Any]) -> t
 
     Returns:
         The config without ALiBi, the arguments of `apply_alibi`, and the remaining options.
-
-    Raises:
-        ValueError: The config has no arguments of `apply_alibi`.
     """
     from transformers import CONFIG_MAPPING, PreTrainedConfig
     from transformers.dynamic_module_utils import get_class_from_dynamic_module
@@ -43,10 +40,7 @@ def read_config(source: str | os.PathLike[str], options: Mapping[str, Any]) -> t
     saved, _ = PreTrainedConfig.get_config_dict(source, **location)
     records = saved_records(saved)
     if not records:
-        raise ValueError(
-            f"name_or_path must be a checkpoint of a model with ALiBi, got {str(source)!r}, whose config has no "
-            f"{RECORD}: use from_pretrained and apply_alibi(model, max_seq_length)"
-        )
+        raise ValueError(f"name_or_path must be a checkpoint of a model with ALiBi, got {str(source)!r}")
     entries = plain_entries(saved)
     code = entries.get("auto_map", {}).get("AutoConfig")
     if code is not None and options.get("trust_remote_code"):
@@ -69,25 +63,17 @@ def read_slopes(source: str | os.PathLike[str], options: Mapping[str, Any]) -> d
 
 
 def restore_slopes(model: nn.Module, saved: Mapping[str, tuple[Tensor, str]], prefix: str) -> None:
-    """Fill the slopes of a model whose name in the saved model is `prefix`.
-
-    Raises:
-        ValueError: The checkpoint does not have the slopes of a layer, or they do not fit.
-    """
+    """Fill the slopes of a model whose name in the saved model is `prefix`."""
     for path, module in model.named_modules(prefix=prefix):
         if isinstance(module, AlibiHeads):
             layer = _same_layer(path, saved)
             if layer is None:
-                raise ValueError(
-                    f"the checkpoint must hold the slopes of {path}, got none: it is damaged, or was saved by another "
-                    "model that has the config of a converted one"
-                )
+                raise ValueError(f"the checkpoint must hold the slopes of {path}, got none")
             slopes, file = saved[layer]
             num_heads = len(module.initial)
             if slopes.shape != (num_heads,) or not slopes.isfinite().all():
                 raise ValueError(
-                    f"{layer}{_SLOPES} in {file!r} must be {num_heads} finite numbers, one for each head, got "
-                    f"{slopes.tolist()}"
+                    f"{layer}{_SLOPES} in {file!r} must be {num_heads} finite numbers, got {slopes.tolist()}"
                 )
             fill_slopes(module.slopes, slopes)
             module.initial = tuple(slopes.tolist())

@@ -39,11 +39,6 @@ def probe(model: nn.Module, max_seq_length: int, example_batch: ExampleBatch | N
     """Run the model in evaluation mode, without gradients: on an example, on the same token everywhere, on the last
     token of the example after a cache of the others, and if its forward takes `position_ids`, on the same token at the
     last positions before `max_seq_length`.
-
-    Raises:
-        ValueError: A layer is never called, its output is not the output of ALiBi attention, its slopes have no effect,
-            equal tokens differ at different positions, because the model has positions besides ALiBi, or the model does
-            not use its cache.
     """
     paths = {module: path for path, module in model.named_modules() if hasattr(module, "alibi")}
     layers = [module for module in paths if isinstance(module.alibi, AlibiHeads)]

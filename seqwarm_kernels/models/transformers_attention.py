@@ -74,15 +74,13 @@ def attention_forward(
 
     Returns:
         out (B, Sq, Hq, D), and None for the weights.
-
-    Raises:
-        ValueError: The model asks for something that the kernels do not support, or it is not converted.
     """
-    _check_supported(kwargs)
+    for name, reason in _UNSUPPORTED.items():
+        if kwargs.get(name) is not None:
+            raise ValueError(f"{name} must be None: {reason}")
     if not hasattr(module, "alibi"):
         raise ValueError(
-            f"{type(module).__name__} has no slopes: call seqwarm_kernels.apply_alibi(model, max_seq_length) after "
-            "from_pretrained"
+            f"{type(module).__name__} has no slopes: call seqwarm_kernels.apply_alibi after from_pretrained"
         )
     visible = decode(attention_mask, query, key)
     if not isinstance(module.alibi, AlibiHeads):
@@ -107,19 +105,15 @@ def attention_forward(
 
 
 def check_call(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Forward pre-hook of converted models.
+    """Forward pre-hook of converted models. It refuses another attention, output_attentions and dense masks.
 
     `output_attentions` is checked here, because a model may return None for the weights without passing it on.
-
-    Raises:
-        ValueError: The model's attention was changed, output_attentions is True, or attention_mask is dense.
     """
     if not torch.compiler.is_compiling():
         register()  # a model that was unpickled in a new process
-    if model.config._attn_implementation != NAME:
-        raise ValueError(
-            f"the attention of a converted model must be {NAME!r}, got {model.config._attn_implementation!r}"
-        )
+    attention = model.config._attn_implementation  # transformers has no public name of it
+    if attention != NAME:
+        raise ValueError(f"the attention of a converted model must be {NAME!r}, got {attention!r}")
     if kwargs.get("output_attentions"):
         raise ValueError("output_attentions must be False: the kernels never compute the attention weights")
     masks = _by_name(model, args, kwargs).get("attention_mask")
@@ -128,14 +122,10 @@ def check_call(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Non
 
 
 def refuse_packed(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Forward pre-hook of models that do not pass packed sequences to their attention.
-
-    Raises:
-        ValueError: `cu_seq_lens_q` or `position_ids` describe packed sequences.
-    """
-    for name in ("cu_seq_lens_q", "position_ids"):
-        given = kwargs.get(name) if name == "cu_seq_lens_q" else _packed_indices(model, args, kwargs)
-        if given is not None:
+    """Forward pre-hook of models that do not pass packed sequences to their attention."""
+    packed = {"cu_seq_lens_q": kwargs.get("cu_seq_lens_q"), "position_ids": _packed_indices(model, args, kwargs)}
+    for name, value in packed.items():
+        if value is not None:
             raise ValueError(f"{type(model).__name__} does not support packed sequences ({name}); pad the batch")
 
 
@@ -187,8 +177,7 @@ def _window(module: nn.Module, sliding_window: int | None, visible: Visible, mas
         return visible.window if of_layer is None else of_layer
     if visible.window != of_layer and visible.packing is None:
         raise ValueError(
-            f"the window of {type(module).__name__} must be that of its mask, {visible.window}, got {of_layer} as the "
-            "largest distance"
+            f"the window of {type(module).__name__} must be that of its mask, {visible.window}, got {of_layer}"
         )
     return of_layer
 
@@ -197,8 +186,8 @@ def _check_whole_rows(module: nn.Module, kwargs: dict[str, Any], visible: Visibl
     """Refuse what other libraries and masks know of rows that are sharded over ranks."""
     if any(getattr(hook, "__name__", None) == _CONTEXT_HOOK for hook in module._forward_pre_hooks.values()):
         raise ValueError(
-            f"{type(module).__name__} does not support Accelerate's context parallelism; use cp_size=1 and "
-            "seqwarm_kernels.parallel.ContextParallel, or SequenceLengthWarmup.add_to(trainer)"
+            f"{type(module).__name__} does not support Accelerate's context parallelism; use "
+            "seqwarm_kernels.parallel.ContextParallel"
         )
     is_local = visible.packing is not None and kwargs.get("cu_seq_lens_q") is None
     if is_local and has_shards(module.alibi):
@@ -206,24 +195,12 @@ def _check_whole_rows(module: nn.Module, kwargs: dict[str, Any], visible: Visibl
 
 
 def _local_packing() -> ValueError:
-    return ValueError(
-        f"position_ids must hold one sequence under ContextParallel: pass {', '.join(_PACKING)} of all ranks' tokens, "
-        "as shard_sequence returns them"
-    )
-
-
-def _check_supported(kwargs: dict[str, Any]) -> None:
-    for name, reason in _UNSUPPORTED.items():
-        if kwargs.get(name) is not None:
-            raise ValueError(f"{name} must be None: {reason}")
+    return ValueError(f"position_ids must hold one sequence under ContextParallel: pass {', '.join(_PACKING)}")
 
 
 def _packing(kwargs: dict[str, Any]) -> Packing | None:
     if kwargs.get("cu_seq_lens_q") is None:
         return None
-    missing = [name for name in _PACKING if kwargs.get(name) is None]
-    if missing:
-        raise ValueError(f"{', '.join(missing)} must be given with cu_seq_lens_q, got None")
     starts_q, starts_k, longest_q, longest_k = (kwargs[name] for name in _PACKING)
     return Packing(starts_q.to(torch.int32), starts_k.to(torch.int32), int(longest_q), int(longest_k))
 

@@ -68,11 +68,7 @@ def encode(
     device: torch.device | str = "cpu",
     **more: Any,
 ) -> Tensor | None:
-    """Mask function for `AttentionMaskInterface`, with the arguments of `transformers.masking_utils.sdpa_mask`.
-
-    Raises:
-        ValueError: The kernels do not support the pattern of the mask, or `attention_mask` is not of all tokens so far.
-    """
+    """Mask function for `AttentionMaskInterface`, with the arguments of `transformers.masking_utils.sdpa_mask`."""
     if torch.compiler.is_compiling():
         pattern = _pattern_of_arguments(mask_function, use_vmap, local_size, config, _ONLY_BIDIRECTIONAL not in more)
     else:
@@ -84,14 +80,14 @@ def encode(
     visible = _visible_keys(attention_mask, kv_length, kv_offset)
     start = q_offset - kv_offset
     at_the_end = isinstance(start, int) and start == kv_length - q_length
-    if getattr(config, "model_type", None) == "mpt":
+    is_mpt = getattr(config, "model_type", None) == "mpt"
+    if visible is None and (is_mpt or not at_the_end):
+        visible = torch.ones(batch_size, kv_length, dtype=torch.bool, device=device)
+    if is_mpt:
         if not at_the_end:
             raise ValueError("MPT needs a dynamic cache, and an attention_mask of all tokens so far")
-        everything = torch.ones(batch_size, kv_length, dtype=torch.bool, device=device)
-        return (everything if visible is None else visible)[:, None, None, :]
+        return visible[:, None, None, :]
     if not at_the_end:
-        if visible is None:
-            visible = torch.ones(batch_size, kv_length, dtype=torch.bool, device=device)
         first = torch.zeros(len(visible), 1, dtype=torch.int32, device=device) + start
         mask = ~torch.cat([first.to(torch.int32), visible.to(torch.int32)], 1)[:, None, None, :]
     elif visible is not None:
@@ -107,12 +103,9 @@ def decode(mask: Tensor | None, query: Tensor, key: Tensor) -> Visible:
     """Read a mask made by `encode`.
 
     Args:
-        mask: Result of `encode`.
+        mask: Result of `encode`. Dense and additive masks are refused.
         query: (B, Hq, Sq, D).
         key: (B, Hkv, Sk, D).
-
-    Raises:
-        ValueError: The mask was not made by `encode`, for example a dense mask or an additive mask.
     """
     if mask is None:
         return Visible()
@@ -138,14 +131,9 @@ def decode(mask: Tensor | None, query: Tensor, key: Tensor) -> Visible:
 
 
 def check_encoded(mask: object) -> None:
-    """Check that a 4-D mask of integers, with which a model is called, was made by `encode`, as in generation.
-
-    Raises:
-        ValueError: It was not. On another device than the CPU, and in compiled code, this is an error of the device.
-    """
-    if not isinstance(mask, Tensor) or mask.dim() != 4 or mask.dtype not in _STORED_AS_COMPLEMENTS:
-        return
-    check_values((mask < 0).all(), str(_dense(mask)))
+    """Check that a 4-D mask of integers, with which a model is called, was made by `encode`, as in generation."""
+    if isinstance(mask, Tensor) and mask.dim() == 4 and mask.dtype in _STORED_AS_COMPLEMENTS:
+        check_values((mask < 0).all(), str(_dense(mask)))
 
 
 def _dense(mask: Tensor) -> ValueError:
@@ -208,10 +196,7 @@ def _pattern_of_closures(mask_function: Callable[..., Any]) -> _Pattern:
 def _pattern_of_arguments(
     mask_function: Callable[..., Any], use_vmap: bool, local_size: int | None, config: Any, is_causal: bool
 ) -> _Pattern:
-    """Recognize the pattern under torch.compile, which cannot read closures.
-
-    `transformers_attention` checks for packed sequences.
-    """
+    """The pattern under torch.compile, which cannot read closures. `pass_packed` refuses packed sequences."""
     name = mask_function.__code__.co_name
     is_chunked = local_size is not None and local_size != getattr(config, "sliding_window", None)
     is_custom = use_vmap and getattr(config, "model_type", None) != "falcon"
@@ -241,19 +226,14 @@ def _captured(function: Any, name: str) -> Any:
 
 def _refuse(name: str) -> None:
     raise ValueError(
-        f"attention_mask must be causal, bidirectional, a sliding window, padding or packed sequences, got the pattern "
-        f"{name}: prefixes, blocks and chunks are not supported with ALiBi"
+        f"attention_mask must be causal, bidirectional, a sliding window, padding or packed sequences, got {name}"
     )
 
 
 def boundaries(packed: Tensor) -> Tensor:
-    """Return the starts of the sequences in the tokens of all rows, and the end.
+    """The starts of the sequences in the tokens of all rows, and the end: (N + 1,) int64.
 
-    Args:
-        packed: (B, S), equal numbers for the tokens of one sequence.
-
-    Returns:
-        (N + 1,) int64.
+    `packed` (B, S) has equal numbers for the tokens of one sequence.
     """
     starts = torch.ones_like(packed, dtype=torch.bool)
     starts[:, 1:] = packed[:, 1:] != packed[:, :-1]

@@ -18,9 +18,6 @@ def mesh_of_heads(model: nn.Module, path: str, attention: nn.Module) -> Any | No
         model: The model that `from_pretrained` gave a plan of tensor parallelism, or any other.
         path: Name of the attention module in the model.
         attention: The attention module.
-
-    Raises:
-        ValueError: The ranks do not divide the number of key heads.
     """
     size = getattr(model, "tp_size", None) or 1
     mesh: Any = getattr(model, "_device_mesh", None)  # has no public name

@@ -158,7 +158,7 @@ def test_learned_slopes_below_zero_are_restored(tmp_path):
 def test_slopes_that_do_not_fit_are_refused(slopes, got, tmp_path):
     save_gpt2(tmp_path, [0.3, 0.7, 0.2, 0.4])
     edit_weights(tmp_path / "model.safetensors", lambda tensors: tensors.update({SLOPES: slopes}))
-    message = f"{SLOPES} in '.*model.safetensors' must be 4 finite numbers, one for each head, got {got}"
+    message = f"{SLOPES} in '.*model.safetensors' must be 4 finite numbers, got {got}"
     with pytest.raises(ValueError, match=message):
         load_alibi_model(transformers.GPT2LMHeadModel, tmp_path)
 

@@ -124,9 +124,6 @@ def test_packed_sequences_train_as_padded_rows(name, with_boundaries):
 
 def test_unsupported_arguments_are_refused():
     model, ids = converted("gpt2"), tokens(2, 6)
-    starts = torch.tensor([0, 6, 12], dtype=torch.int32)
-    with pytest.raises(ValueError, match="cu_seq_lens_k, max_length_q, max_length_k must be given with cu_seq_lens_q"):
-        model(ids, cu_seq_lens_q=starts)
     with pytest.raises(ValueError, match="output_attentions"):
         model(ids, output_attentions=True)
     llama = converted("llama")

@@ -99,7 +99,7 @@ def test_multihead_attention_that_is_sharded_itself(mesh):
     assert len(calls) == 1
     copies = nn.MultiheadAttention(16, 4, batch_first=True)
     apply_alibi(copies, 64)
-    with pytest.raises(ValueError, match="fully_shard must not copy the inputs"):
+    with pytest.raises(ValueError, match="key and value must be the query"):
         fully_shard(copies, mesh=mesh, mp_policy=BFLOAT16)(x, x, x)
 
 

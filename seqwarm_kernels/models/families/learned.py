@@ -26,10 +26,7 @@ def convert_decoder_attention(module: Any, surgery: Surgery) -> None:
 def convert_encoder_attention(module: Any, surgery: Surgery) -> None:
     kind = getattr(module.config, "position_embedding_type", None)
     if kind not in (None, "absolute"):
-        raise ValueError(
-            f"config.position_embedding_type must be 'absolute', got {kind!r}, which adds positions to the scores: "
-            "load the model with position_embedding_type='absolute'"
-        )
+        raise ValueError(f"config.position_embedding_type must be 'absolute', got {kind!r}")
     surgery.give_alibi(module, module.config.num_attention_heads, causal=is_causal(module))
 
 

@@ -24,7 +24,6 @@ _QUERY_SCALING = "llama_4_scaling_beta"  #: the entry of rope_parameters with β
     f"{_MODELS}.qwen3.modeling_qwen3.Qwen3Attention",
 )
 def convert_attention(module: Any, surgery: Surgery) -> None:
-    _check_windows_agree(module, surgery)
     _check_constant_scale(module, surgery)
     num_heads = getattr(module, "num_heads", module.config.num_attention_heads)
     surgery.give_alibi(module, num_heads, causal=is_causal(module))
@@ -48,16 +47,15 @@ def convert_rotary_embedding(module: Any, surgery: Surgery) -> None:
     parent = surgery.model.get_submodule(parent_path)
 
     def replace() -> None:
-        users = {
-            name: part for name, part in parent.named_modules() if hasattr(part, "alibi") or _has_named_attention(part)
-        }
+        parts = parent.named_modules()
+        users = {name: part for name, part in parts if hasattr(part, "alibi") or _looks_up_attention(part)}
         others = [name for name, part in users.items() if not isinstance(getattr(part, "alibi", None), AlibiHeads)]
         if len(others) == len(users):
             return
         if others:
             raise ValueError(
-                f"{path} rotates layers with ALiBi and layers without, such as {parent_path}.{others[0]}: apply_alibi "
-                "to the part of the model that should have ALiBi, or register_alibi the others"
+                f"{path} rotates layers with ALiBi and layers without, such as {parent_path}.{others[0]}; see "
+                "register_alibi"
             )
         frequencies = next(buffer for name, buffer in module.named_buffers() if name.endswith("inv_freq"))
         surgery.replace(module, NoRotation(2 * len(frequencies)))
@@ -77,31 +75,15 @@ def converter_by_structure(module: nn.Module) -> Converter | None:
     has_frequencies = any(name.endswith("inv_freq") for name, _ in module.named_buffers())
     if kind.__name__.endswith("RotaryEmbedding") and has_frequencies:
         return convert_rotary_embedding
-    if _has_named_attention(module) and getattr(module, "is_causal", False) and hasattr(module, "layer_idx"):
+    if _looks_up_attention(module) and getattr(module, "is_causal", False) and hasattr(module, "layer_idx"):
         return convert_attention
     return None
 
 
-def _has_named_attention(module: nn.Module) -> bool:
-    """Return whether the module looks up its attention function by name, as transformers' attention layers do."""
+def _looks_up_attention(module: nn.Module) -> bool:
+    """Whether the module looks up its attention function by name, as transformers' attention layers do."""
     forward = inspect.unwrap(type(module).forward)
     return "ALL_ATTENTION_FUNCTIONS" in getattr(getattr(forward, "__code__", None), "co_names", ())
-
-
-def _check_windows_agree(module: Any, surgery: Surgery) -> None:
-    """The window of a layer must equal the window of its mask, which the model makes by `config.layer_types`."""
-    config, index = module.config, module.layer_idx
-    layer_types = getattr(config, "layer_types", None)
-    if layer_types is None or not hasattr(module, "sliding_window"):
-        return
-    slides = layer_types[index] == "sliding_attention"
-    inclusive = 0 if module.is_causal else 1  # ModernBERT: the config holds the largest distance, the layers one more
-    expected = config.sliding_window + inclusive if slides else None
-    if layer_types[index] not in ("sliding_attention", "full_attention") or module.sliding_window != expected:
-        raise ValueError(
-            f"{surgery.path} must have the window of config.layer_types[{index}] {layer_types[index]!r}, {expected}, "
-            f"got sliding_window {module.sliding_window}: make the layers and the config agree before apply_alibi"
-        )
 
 
 def _check_constant_scale(module: Any, surgery: Surgery) -> None:

@@ -37,18 +37,10 @@ class AlibiMultiheadAttention(nn.MultiheadAttention):
             key_padding_mask: Bool, True at a key to hide. Or floating point, 0 at a key to attend, and -inf or any
                 number of -1e4 or less at a key to hide. A query that sees no key gives the bias of `out_proj`.
             attn_mask: None, or a causal mask together with `is_causal`.
-
-        Raises:
-            TypeError: `key_padding_mask` is neither bool nor floating point.
-            ValueError: `key` or `value` is another tensor, `attn_mask` is given without `is_causal`, or
-                `key_padding_mask` holds other numbers (an error of the device in compiled code and on a GPU).
         """
         refuse_context_parallel_style(self)
         if not (_are_one(query, key) and _are_one(query, value)):
-            raise ValueError(
-                f"key and value must be the query, got other tensors, key {tuple(key.shape)}: cross-attention must not "
-                "be converted, and fully_shard must not copy the inputs of nn.MultiheadAttention"
-            )
+            raise ValueError(f"key and value must be the query in ALiBi self-attention, got key {tuple(key.shape)}")
         if attn_mask is not None and not is_causal:
             raise ValueError(f"attn_mask needs is_causal=True, got a mask of {tuple(attn_mask.shape)}")
         x = query if query.dim() == 3 else query.unsqueeze(0 if self.batch_first else 1)
@@ -85,9 +77,7 @@ def _visible(key_padding_mask: Tensor | None, x: Tensor) -> Tensor | None:
         raise TypeError(f"key_padding_mask must be bool or floating point, got {key_padding_mask.dtype}")
     visible = key_padding_mask == 0
     is_known = visible | (key_padding_mask <= _HIDDEN)
-    check_values(
-        is_known.all(), "key_padding_mask must be bool, or hold 0 at keys to attend and -1e4 or less at others"
-    )
+    check_values(is_known.all(), "key_padding_mask must be bool, or hold 0 at keys to attend, else -1e4 or less")
     return visible.view(x.shape[:2])
 
 
