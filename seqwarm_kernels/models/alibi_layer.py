@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ..attention.context_parallel import refuse_context_parallel_style
 from ..attention.functional import alibi_attention, alibi_attention_varlen
-from ..utils.checks import check_iterable, check_real, is_dtensor
+from ..utils.checks import is_dtensor
 from ..utils.devices import to_float64
 
 #: The `slopes` of `apply_alibi`: (H,) for all layers, or a list with the (H,) of each layer.
@@ -21,23 +21,21 @@ Slopes = tuple[float, ...] | list[tuple[float, ...]]
 
 def check_slopes(slopes: Any) -> Slopes:
     """Return the `slopes` of `apply_alibi` as numbers. Each must be finite in float32 and not negative."""
-    rows = _elements(slopes)
-    if any(isinstance(row, Iterable) for row in rows):
-        return [_row(row) for row in rows]
-    return _row(rows)
+    rows = _listed(slopes)
+    are_layers = any(isinstance(row, Iterable) for row in rows)
+    return [_row(row) for row in rows] if are_layers else _row(rows)
 
 
 def _row(slopes: Any) -> tuple[float, ...]:
-    row = tuple(float(check_real("slopes", slope)) for slope in _elements(slopes))
+    row = tuple(map(float, _listed(slopes)))
     for slope in row:
         if not 0 <= slope <= torch.finfo(torch.float32).max:
             raise ValueError(f"slopes must be finite in float32 and not negative, got {slope}")
     return row
 
 
-def _elements(slopes: Any) -> list[Any]:
-    check_iterable("slopes", slopes, "a sequence of numbers")
-    return slopes.tolist() if isinstance(slopes, Tensor) else list(slopes)
+def _listed(slopes: Any) -> list[Any]:
+    return list(slopes.tolist() if isinstance(slopes, Tensor) else slopes)
 
 
 class AlibiHeads(nn.Module):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -35,7 +36,7 @@ def prepare_configs(surgery: Surgery) -> None:
     the original: the original, too, saves that this part has ALiBi.
     """
     modules = surgery.model.modules()
-    models: list[Any] = [module for module in modules if _is_pretrained(module) and _holds(module, _has_alibi)]
+    models: list[Any] = [module for module in modules if is_pretrained(module) and _holds(module, _has_alibi)]
     if not models:
         return
     register()
@@ -43,7 +44,9 @@ def prepare_configs(surgery: Surgery) -> None:
     if _saves_alibi(models[0].config):
         record = getattr(models[0].config, RECORD)
     elif models[0] is surgery.model:
-        _mark_original(models[0], record, surgery)
+        original = models[0].config
+        surgery.set(original, RECORD, record)
+        _save_as(_SavesAlibiAnywhere if models[0].base_model is models[0] else _SavesAlibiInside, original, surgery)
     surgery.edits.set_item(record, "max_seq_length", surgery.max_seq_length)
     surgery.edits.set_item(record, "learn_slopes", surgery.learn_slopes)
     _copy_configs(surgery)
@@ -59,6 +62,7 @@ def prepare_configs(surgery: Surgery) -> None:
         _save_as(_SavesAlibi, model.config, surgery)
     for module in surgery.model.modules():  # layers may hold another config than their model
         if "config" in dict(_configs_of(module)) and _holds(module, _has_named_attention):
+            # Private: the property `_attn_implementation` also sets the configs of parts, which may have no ALiBi.
             surgery.set(module.config, "_attn_implementation_internal", NAME)
 
 
@@ -140,13 +144,7 @@ def _marked(config: Any, entries: dict[str, Any]) -> dict[str, Any]:
 
 
 def _is_plain(entry: Any) -> bool:
-    return isinstance(entry, int) or (isinstance(entry, str) and not entry.endswith(SUFFIX))
-
-
-def _mark_original(model: Any, record: dict[str, Any], surgery: Surgery) -> None:
-    mixin = _SavesAlibiAnywhere if model.base_model is model else _SavesAlibiInside
-    surgery.set(model.config, RECORD, record)
-    _save_as(mixin, model.config, surgery)
+    return isinstance(entry, (int, str)) and not str(entry).endswith(SUFFIX)
 
 
 def _copy_configs(surgery: Surgery) -> None:
@@ -164,14 +162,16 @@ def _saves_alibi(config: Any) -> bool:
 
 
 def _configs_of(module: nn.Module) -> Iterator[tuple[str, Any]]:
+    from transformers import PreTrainedConfig
+
     values = list(vars(module).items())
-    return ((name, value) for name, value in values if hasattr(value, "_attn_implementation_internal"))
+    return ((name, value) for name, value in values if isinstance(value, PreTrainedConfig))
 
 
-def _is_pretrained(module: nn.Module) -> bool:
-    return hasattr(getattr(module, "config", None), "_attn_implementation_internal") and hasattr(
-        module, "save_pretrained"
-    )
+def is_pretrained(module: nn.Module) -> bool:
+    """Whether this is a model of transformers, which is not imported for this."""
+    transformers = sys.modules.get("transformers")
+    return transformers is not None and isinstance(module, transformers.PreTrainedModel)
 
 
 def _holds(module: nn.Module, kind: Any) -> bool:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -22,12 +22,9 @@ class Edits:
         self._log: list[Callable[[], object]] = []
 
     def undo(self) -> None:
-        """Revert all changes, latest first. If one fails, a warning is issued and the others are still reverted."""
+        """Revert all changes, latest first."""
         while self._log:
-            try:
-                self._log.pop()()
-            except Exception as error:
-                warnings.warn(f"a change could not be undone: {error!r}", stacklevel=2)
+            self._log.pop()()
 
     def on_undo(self, action: Callable[[], object]) -> None:
         """Add the reverse of a change that was made elsewhere."""
@@ -56,7 +53,8 @@ class Edits:
                 if name in group and len(kept) < len(group[name]):
                     self.set_item(group, name, [group[name][index] for index in kept])
         for parameter in [parameter for parameter in optimizer.state if id(parameter) in gone]:
-            self._pop_item(optimizer.state, parameter)
+            state = optimizer.state.pop(parameter)
+            self._log.append(functools.partial(optimizer.state.__setitem__, parameter, state))
         return dropped
 
     def add_parameters(self, optimizer: Optimizer, parameters: dict[str, nn.Parameter]) -> None:
@@ -73,7 +71,3 @@ class Edits:
         old = mapping.get(name, _MISSING)
         mapping[name] = value
         self._log.append(lambda: mapping.pop(name) if old is _MISSING else mapping.__setitem__(name, old))
-
-    def _pop_item(self, mapping: Any, name: Any) -> None:
-        old = mapping.pop(name)
-        self._log.append(lambda: mapping.__setitem__(name, old))

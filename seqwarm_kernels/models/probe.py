@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -18,10 +17,10 @@ from ..utils.modules import (
     forward_parameters,
     guess_batch,
     text_of,
-    unwrapped,
     with_same_token,
 )
 from .alibi_layer import AlibiHeads, AttentionCall, observe_calls
+from .configs import is_pretrained
 from .families.torch_nn import AlibiMultiheadAttention
 from .report import Verification
 from .transformers_attention import CACHE_NAMES
@@ -139,10 +138,8 @@ def _at_last_positions(model: nn.Module, batch: ExampleBatch, max_seq_length: in
     named = _by_name(model, batch)
     positions = named.get("position_ids")
     if positions is None:
-        if not _is_of_transformers(model):
-            return None
         tokens = next((named[name] for name in ("input_ids", "inputs_embeds") if named.get(name) is not None), None)
-        if tokens is None:
+        if tokens is None or not is_pretrained(model):
             return None
         positions = torch.arange(tokens.shape[1], device=tokens.device).expand(len(tokens), -1)
     shift = max_seq_length - 1 - int(positions.max())
@@ -155,11 +152,6 @@ def _by_name(model: nn.Module, batch: ExampleBatch) -> dict[str, Any]:
     return dict(zip(forward_parameters(model), as_mapping(batch).values(), strict=False))
 
 
-def _is_of_transformers(model: nn.Module) -> bool:
-    transformers = sys.modules.get("transformers")
-    return transformers is not None and isinstance(unwrapped(model), transformers.PreTrainedModel)
-
-
 def _cache_error(model: nn.Module, batch: Mapping[str, Any], paths: _Paths) -> float | None:
     """Return the largest difference of attention to the last token with and without a cache. None if there is none.
 
@@ -169,7 +161,7 @@ def _cache_error(model: nn.Module, batch: Mapping[str, Any], paths: _Paths) -> f
     name = next((name for name in CACHE_NAMES if name in names), None)
     inputs = {key: value[:1] for key, value in batch.items() if key in _TOKENS and value is not None}
     is_complete = bool(inputs) and ("decoder_input_ids" in names) == ("decoder_input_ids" in inputs)
-    if name is None or not is_complete or not _is_of_transformers(model):
+    if name is None or not is_complete or not is_pretrained(model):
         return None
     tokens = max(inputs, key=_TOKENS.index)
     first, last = inputs[tokens][:, :-1], inputs[tokens][:, -1:]

@@ -96,14 +96,14 @@ class Surgery:
             TypeError: An argument has the wrong type.
             ValueError: The number of slopes is not `num_heads`.
         """
-        slopes = alibi_slopes(num_heads).tolist() if slopes is None else slopes
-        device = next((parameter.device for parameter in module.parameters()), None)
-        heads = AlibiHeads(slopes, causal=causal, learned=self.learn_slopes, device=device)
-        if len(heads.initial) != num_heads:
-            raise ValueError(f"slopes must be one for each of the {num_heads} heads, got {len(heads.initial)}")
-        if not isinstance(getattr(module, "alibi", None), AlibiHeads):
+        heads = getattr(module, "alibi", None)
+        if not isinstance(heads, AlibiHeads):
+            slopes = alibi_slopes(num_heads).tolist() if slopes is None else slopes
+            device = next((parameter.device for parameter in module.parameters()), None)
+            heads = AlibiHeads(slopes, causal=causal, learned=self.learn_slopes, device=device)
+            if len(heads.initial) != num_heads:
+                raise ValueError(f"slopes must be one for each of the {num_heads} heads, got {len(heads.initial)}")
             self.edits.assign(module, "alibi", heads)
-        heads = module.alibi  # type: ignore[assignment]
         mesh = mesh_of_heads(self.model, self.path, module)
         if mesh is not None and not is_dtensor(heads.slopes):
             self.edits.assign(heads, "slopes", heads.sharded_slopes(mesh, src_data_rank=None))
@@ -111,11 +111,7 @@ class Surgery:
         self.replaced.append(Replaced(self.path, type(module).__name__, num_heads, causal))
 
     def set_slopes(self, slopes: Slopes) -> None:
-        """Replace the slopes of all layers by those of the user.
-
-        Raises:
-            ValueError: The number of layers or of heads is another.
-        """
+        """Replace the slopes of all layers by those of the user."""
         rows = slopes if isinstance(slopes, list) else [slopes] * len(self._heads)
         if len(rows) != len(self._heads):
             raise ValueError(f"slopes must have a row for each of the {len(self._heads)} layers, got {len(rows)} rows")
@@ -157,14 +153,8 @@ class Surgery:
     def update_optimizers(self, optimizers: Sequence[Optimizer], before: Mapping[str, nn.Parameter]) -> int:
         """Remove parameters that left the model from the optimizers, and add new ones to the first optimizer.
 
-        Parameters are compared by identity, so that tied weights stay.
-
-        Args:
-            optimizers: Optimizers of the model.
-            before: Parameters of the model before the conversion.
-
-        Returns:
-            The number of removed parameters.
+        Parameters are compared by identity with those before the conversion, so that tied weights stay. Returns the
+        number of removed parameters.
         """
         after = dict(self.model.named_parameters())
         kept, old = {id(parameter) for parameter in after.values()}, {id(parameter) for parameter in before.values()}
@@ -180,12 +170,6 @@ class NoPositions(nn.Module):
 
     `weight` is zeros (max_seq_length, hidden_size), for code that reads the table. They are no parameter, are not saved
     in checkpoints, follow the module to devices and dtypes, and take the memory of one number.
-
-    Args:
-        max_seq_length: Rows of `weight`.
-        hidden_size: Columns of `weight`.
-        device: Device of `weight`.
-        dtype: Dtype of `weight`.
     """
 
     _like: Tensor

@@ -37,11 +37,10 @@ def _check(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         if held.isdisjoint(map(id, model.parameters())):  # of another model
             continue
-        if id(optimizer) not in held_by:
-            held_by[id(optimizer)] = held
-            continue
-        del _watched[model]
-        _warn(model, set().union(*held_by.values()), optimizer)
+        if id(optimizer) in held_by:
+            del _watched[model]
+            _warn(model, set().union(*held_by.values()), optimizer)
+        held_by[id(optimizer)] = held
 
 
 def _warn(model: nn.Module, held: set[int], optimizer: Optimizer) -> None:
