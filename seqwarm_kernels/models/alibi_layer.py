@@ -92,6 +92,9 @@ class AlibiHeads(nn.Module):
         Args:
             mesh: A DeviceMesh of one dimension.
             src_data_rank: The rank whose slopes all ranks take, or None: each rank takes its own.
+
+        Raises:
+            ValueError: The mesh does not divide the number of heads.
         """
         from torch.distributed.tensor import Shard, distribute_tensor  # loads for half a second
 

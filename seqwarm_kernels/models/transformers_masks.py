@@ -81,15 +81,15 @@ def encode(
     start = q_offset - kv_offset
     at_the_end = isinstance(start, int) and start == kv_length - q_length
     is_mpt = getattr(config, "model_type", None) == "mpt"
-    if visible is None and (is_mpt or not at_the_end):
-        visible = torch.ones(batch_size, kv_length, dtype=torch.bool, device=device)
-    if is_mpt:
-        if not at_the_end:
-            raise ValueError("MPT needs a dynamic cache, and an attention_mask of all tokens so far")
-        return visible[:, None, None, :]
-    if not at_the_end:
-        first = torch.zeros(len(visible), 1, dtype=torch.int32, device=device) + start
-        mask = ~torch.cat([first.to(torch.int32), visible.to(torch.int32)], 1)[:, None, None, :]
+    if is_mpt and not at_the_end:
+        raise ValueError("MPT needs a dynamic cache, and an attention_mask of all tokens so far")
+    if is_mpt or not at_the_end:
+        everything = torch.ones(batch_size, kv_length, dtype=torch.bool, device=device)
+        keys = everything if visible is None else visible
+        if is_mpt:
+            return keys[:, None, None, :]
+        first = torch.zeros(len(keys), 1, dtype=torch.int32, device=device) + start
+        mask = ~torch.cat([first.to(torch.int32), keys.to(torch.int32)], 1)[:, None, None, :]
     elif visible is not None:
         mask = ~visible.to(torch.int8)[:, None, None, :]
     elif pattern.window is not None:
