@@ -23,6 +23,9 @@ _DECAYS: dict[str, Callable[[float], float]] = {
     "linear": lambda x: 1 - x,
 }
 
+#: What schedulers of torch change in a parameter group.
+_SCHEDULED = ("lr", "momentum", "betas")
+
 
 class TokenLR(LRScheduler):
     """A learning rate that rises and falls with the number of tokens trained on, t.
@@ -184,6 +187,8 @@ class StepByTokens(LRScheduler):
         self.tokens = 0
         self.source = source
         self._step_count = 0  # Accelerate adds to it while gradients accumulate
+        groups = [{name: group[name] for name in _SCHEDULED if name in group} for group in self.optimizer.param_groups]
+        self._first = copy.deepcopy((scheduler.state_dict(), groups))
 
     def step(self, n: int | None = None) -> None:
         """Count tokens as `TokenLR.step` does, and make the steps of `scheduler` that they complete.
@@ -191,8 +196,7 @@ class StepByTokens(LRScheduler):
         Raises:
             TypeError: `n` is not an int.
             ValueError: `n` is negative, missing, or given beside a `source`, or the tokens would no longer fit into 64
-                bits, or `source` counts fewer tokens than before, as in a new training, for which the scheduler must
-                be made anew. Nothing was counted.
+                bits, or `source` counts fewer tokens than before. Nothing was counted.
         """
         tokens = _counted(self.tokens, n, self.source)
         if tokens < self.tokens:
@@ -200,6 +204,13 @@ class StepByTokens(LRScheduler):
         for _ in range(self.tokens // self.tokens_per_step, tokens // self.tokens_per_step):
             self.scheduler.step()
         self.tokens = tokens
+
+    def _start_over(self) -> None:
+        state, groups = copy.deepcopy(self._first)
+        self.scheduler.load_state_dict(state)
+        for group, first in zip(self.optimizer.param_groups, groups, strict=True):
+            group.update(first)
+        self.tokens = 0
 
     def get_last_lr(self) -> list[float | Tensor]:
         """The learning rates that `scheduler` has set last."""
@@ -234,6 +245,17 @@ class StepByTokens(LRScheduler):
             self.scheduler.load_state_dict(before)
             raise
         self.tokens = tokens
+
+
+def follow_source(schedule: object) -> None:
+    """Set the learning rates at the start of a training, whose count may be below that of an earlier training."""
+    if not isinstance(schedule, (TokenLR, StepByTokens)) or schedule.source is None:
+        return
+    tokens = schedule.source()
+    if isinstance(schedule, StepByTokens) and tokens < schedule.tokens:
+        schedule._start_over()
+    if tokens != schedule.tokens:
+        schedule.step()
 
 
 def _tokens(name: str, value: float) -> float:

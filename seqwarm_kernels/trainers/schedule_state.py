@@ -45,6 +45,7 @@ class ScheduleState:
         self._first_progress: int | None = None
         self._seen = Seen(0, 0)  # counted since the last call of `step`
         self._is_counted = True  # whether all batches are
+        self._has_warned = False
 
     def attach(
         self, entrance: nn.Module, model: nn.Module, device: torch.device, ranks_of_batch: int = 1
@@ -70,7 +71,7 @@ class ScheduleState:
         if sharded is not None:
             resizer = self._part_resizer(model)
         self.attachment = Attachment(entrance, resizer, self._options)
-        self._device, self._seen, self._is_counted = device, Seen(0, 0), True
+        self._device, self._seen, self._is_counted, self._has_warned = device, Seen(0, 0), True, False
         return self.attachment
 
     def _part_resizer(self, model: nn.Module) -> Resizer:
@@ -167,14 +168,21 @@ class ScheduleState:
         self._seen = Seen(self._seen.tokens + tokens, self._seen.samples + samples)
         self._is_counted = True
 
-    def warn_of_short_training(self) -> None:
-        """Warns at the end of a training that has never reached the full length."""
+    def warn_of_short_training(self, steps: int = 0) -> None:
+        """Warns, once, of a training that never reaches the full length.
+
+        Args:
+            steps: number of optimizer steps to come. What they add to other units than steps is not known.
+        """
         scheduler = self.scheduler
-        progress, longest = scheduler.progress, scheduler.max_seq_length
+        if self._has_warned or (steps and scheduler.unit != "step"):
+            return
+        progress, longest = scheduler.progress + steps, scheduler.max_seq_length
         if not any(length == longest and start <= progress for start, length in scheduler.milestones()):
+            self._has_warned = True
             warnings.warn(
-                f"the training ended at {scheduler.seq_length_at(progress)} of {longest} tokens: the schedule grows "
-                f"for {math.ceil(scheduler.duration):,} {scheduler.unit}s, and the training took {progress:,}",
+                f"the training ends at {scheduler.seq_length_at(progress)} of {longest} tokens: the schedule grows "
+                f"for {math.ceil(scheduler.duration):,} {scheduler.unit}s, and the training takes {progress:,}",
                 stacklevel=2,
             )
 

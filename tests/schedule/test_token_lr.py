@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import seqwarm_kernels as sw
+from seqwarm_kernels.schedule.token_lr import follow_source
 
 PEAKS = (0.3, 0.07)
 COUNTS = [5, 0, 17, 1, 40, 37, 0, 200, 3]  # of 100 warmup and 300 decay tokens
@@ -216,6 +217,52 @@ def test_a_source_that_starts_over_starts_the_learning_rate_over():
     with pytest.raises(ValueError, match="source must not count backwards, got 30 tokens after 60"):
         stepped.step()
     assert stepped.tokens == 60
+
+
+def one_cycle_lr(optimizer, **settings):
+    """Changes the momentum, too, from the rates that it has set last."""
+    inner = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=list(PEAKS), total_steps=40)
+    return sw.StepByTokens(inner, 16, **settings)
+
+
+def exponential_lr(optimizer, **settings):
+    return sw.StepByTokens(torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9), 16, **settings)
+
+
+@pytest.mark.parametrize("make", [token_lr, cosine_lr, one_cycle_lr, exponential_lr])
+@pytest.mark.parametrize("starts_at", [0, 60, 150])
+def test_at_the_start_of_a_training_rates_follow_the_source(make, starts_at):
+    """Of 0 tokens after an earlier training, of as many as a checkpoint has, or of more."""
+
+    def started(counts):
+        groups = [{"params": [torch.nn.Parameter(torch.ones(2))], "lr": peak} for peak in PEAKS]
+        optimizer, tokens = torch.optim.SGD(groups, momentum=0.5), [0]
+        schedule = make(optimizer, source=lambda: tokens[0])
+        for count in counts:
+            tokens[0] = count
+            optimizer.step()
+            schedule.step()
+        tokens[0] = starts_at
+        follow_source(schedule)
+        rates = []
+        for _ in range(4):
+            rates.append([(group["lr"], group["momentum"]) for group in optimizer.param_groups])
+            optimizer.step()
+            tokens[0] += 20
+            schedule.step()
+        return rates
+
+    expected = started([])
+    for earlier in ([60], [5, 100, 333], [60, 60]):
+        assert started(earlier) == expected
+
+
+def test_rates_without_a_source_stay_at_the_start_of_a_training():
+    for schedule in (token_lr(made_optimizer()), cosine_lr(made_optimizer())):
+        schedule.step(150)
+        before = schedule.get_last_lr()
+        follow_source(schedule)
+        assert schedule.get_last_lr() == before
 
 
 @pytest.mark.parametrize("make", [token_lr, cosine_lr])

@@ -27,4 +27,8 @@ def step_lr_at(tokens):
 
 
 #: How to make a scheduler, and its learning rate after a number of tokens.
-SCHEDULERS = {"TokenLR": (token_lr, token_lr_at), "StepByTokens": (step_lr, step_lr_at)}
+SCHEDULERS = {
+    "TokenLR": (token_lr, token_lr_at),
+    "TokenLR by a function": (lambda optimizer, source: token_lr(optimizer, lambda: source()), token_lr_at),
+    "StepByTokens": (step_lr, step_lr_at),
+}

@@ -82,13 +82,13 @@ def test_a_resumed_training_goes_on_in_the_middle_of_the_warmup(adapter, case, t
 
 
 ENDS = {
-    "max-steps": {"max_steps": 5},
-    "total-tokens": {"total_tokens": 70},
-    "error": {"fails": ArithmeticError},
-    "interrupt": {"fails": KeyboardInterrupt},
+    "max-steps": {"rates": "StepByTokens", "max_steps": 5},
+    "total-tokens": {"rates": "TokenLR by a function", "total_tokens": 70},
+    "error": {"rates": "TokenLR", "fails": ArithmeticError},
+    "interrupt": {"rates": "StepByTokens", "fails": KeyboardInterrupt},
 }
 ENDING = {
-    f"{end}-{unit}": Case({}, unit, duration, evaluate_every=None, rates="TokenLR", **ENDS[end])
+    f"{end}-{unit}": Case({}, unit, duration, evaluate_every=None, **ENDS[end])
     for end in ENDS
     for unit, duration in (("step", 10), ("token", 120))
 }

@@ -69,9 +69,26 @@ def assert_same_weights(model, expected, **tolerance):
 def test_a_schedule_that_falls_again_has_reached_its_length(tmp_path):
     falling = SequenceLengthScheduler(4, LENGTH, duration=8, step_size=4, pacing=lambda share: float(share < 0.5))
     with warnings.catch_warnings():
-        warnings.filterwarnings("error", message="the training ended at")
+        warnings.filterwarnings("error", message="the training ends at")
         trainer(tmp_path, model(), [SequenceLengthWarmup(falling)], max_steps=6).train()
     assert falling.seq_length < LENGTH
+
+
+@pytest.mark.parametrize(
+    ("unit", "progress", "warns_at", "limits"),
+    [
+        ("step", 3, 0, {"max_steps": 3}),
+        ("step", 3, 0, {"num_train_epochs": 3, "gradient_accumulation_steps": 8}),
+        ("sample", 6, 3, {"max_steps": 3}),
+    ],
+)
+def test_a_training_that_is_too_short_warns_as_early_as_that_is_known(tmp_path, unit, progress, warns_at, limits):
+    training = trainer(tmp_path, model(), [SequenceLengthWarmup(schedule(10, unit))], **limits)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="the training ends at")
+        with pytest.raises(UserWarning, match=f"grows for 10 {unit}s, and the training takes {progress}"):
+            training.train()
+    assert training.state.global_step == warns_at
 
 
 def test_lengths_and_tokens_are_logged(tmp_path):

@@ -1,6 +1,7 @@
 """What SequenceLengthWarmup promises in a Lightning Trainer alone; test_contract.py has the rest."""
 
 import warnings
+from contextlib import nullcontext
 from typing import NamedTuple
 
 import pytest
@@ -196,23 +197,29 @@ def checkpoints(folder, **settings):
 
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize(
-    ("unit", "duration", "limits", "progress"),
+    ("unit", "duration", "limits", "progress", "warns_at"),
     [
-        ("step", 4, {"max_steps": 3}, 3),
-        ("step", 4, {"max_epochs": 1, "limit_train_batches": 2}, 2),
-        ("token", 4 * LENGTH, {"max_steps": 2}, 2 * 2 * 4),
-        ("step", 4, {"max_steps": 4}, None),
-        ("step", 4, {"fast_dev_run": 2}, None),
-        ("step", 4, {"max_epochs": 1, "limit_train_batches": 4}, None),
+        ("step", 4, {"max_steps": 3}, 3, 0),
+        ("step", 4, {"max_epochs": 1, "limit_train_batches": 2}, 2, 2),
+        ("token", 4 * LENGTH, {"max_steps": 2}, 2 * 2 * 4, 2),
+        ("step", 4, {"max_steps": 4, "max_epochs": 1, "limit_train_batches": 2}, 2, 2),
+        ("step", 4, {"max_steps": 4}, None, None),
+        ("step", 4, {"fast_dev_run": 2}, None, None),
+        ("step", 4, {"max_epochs": 1, "limit_train_batches": 4}, None, None),
     ],
 )
-def test_a_training_that_ends_before_the_schedule_warns_once(unit, duration, limits, progress):
+def test_a_training_that_ends_before_the_schedule_warns_once(unit, duration, limits, progress, warns_at):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         trainer(SequenceLengthWarmup(schedule(duration, unit)), **limits).fit(Model(), loader())
-    texts = [str(each.message) for each in caught if "the training ended at" in str(each.message)]
+    texts = [str(each.message) for each in caught if "the training ends at" in str(each.message)]
     assert len(texts) == (progress is not None)
-    assert all(f"grows for {duration} {unit}s, and the training took {progress}" in text for text in texts)
+    assert all(f"grows for {duration} {unit}s, and the training takes {progress}" in text for text in texts)
+    model = Model()
+    with warnings.catch_warnings(), nullcontext() if progress is None else pytest.raises(UserWarning):
+        warnings.filterwarnings("error", message="the training ends at")
+        trainer(SequenceLengthWarmup(schedule(duration, unit)), **limits).fit(model, loader())
+    assert warns_at in (None, len(model.losses))
 
 
 def test_the_trainer_of_pytorch_lightning():

@@ -10,6 +10,7 @@ from composer.utils import dist
 from torch import Tensor
 
 from ...resizing.functional import resize_batch
+from ...schedule.token_lr import follow_source
 from ...utils.checks import check_int, check_state_entries
 from ..schedule_state import context_mesh_of
 from .functional import rows_and_length
@@ -65,6 +66,8 @@ class TokenCounter(Callback):
         mesh = context_mesh_of(state.model)
         self._ranks_of_batch = 1 if mesh is None else mesh.size()
         self._batch_tokens, self._is_running = None, True
+        for scheduler in state.schedulers:
+            follow_source(scheduler)
 
     def batch_start(self, state: State, logger: Logger) -> None:
         _, length = rows_and_length(state.batch)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from accelerate.scheduler import AcceleratedScheduler
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from transformers import Trainer, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 
 from ...schedule.scheduler import SequenceLengthScheduler
-from ...schedule.token_lr import TokenLR
+from ...schedule.token_lr import follow_source
 from ...utils.modules import CONTEXT_PART
 from ..schedule_state import ScheduleState, context_mesh_of
 from .added import AddedCallback
@@ -108,9 +109,8 @@ class SequenceLengthWarmup(AddedCallback):
             raise ValueError("average_tokens_across_devices must be True for a model with ContextParallel, got False")
         ranks_of_batch = getattr(model, "tp_size", None) or 1  # as the Trainer finds it
         self._schedule_state.attach(self._batches, model, args.device, ranks_of_batch)
-        rate = getattr(lr_scheduler, "scheduler", lr_scheduler)  # Accelerate wraps it
-        if state.global_step == 0 and isinstance(rate, TokenLR) and rate.source == self.count_tokens and rate.tokens:
-            rate.step()  # an earlier training has left it at its last token
+        self._schedule_state.warn_of_short_training(max(0, state.max_steps - state.global_step))
+        follow_source(lr_scheduler.scheduler if isinstance(lr_scheduler, AcceleratedScheduler) else lr_scheduler)
 
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any

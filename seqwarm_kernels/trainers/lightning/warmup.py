@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from ...resizing.containers import is_container
 from ...schedule.scheduler import SequenceLengthScheduler
+from ...schedule.token_lr import follow_source
 from ..schedule_state import ScheduleState, context_mesh_of
 from .loader_state import warn_without_loader_state
 
@@ -69,6 +70,10 @@ class SequenceLengthWarmup(Callback):
             self._schedule_state.start()
         self._steps = trainer.global_step
         self._attach(trainer, pl_module)
+        for config in trainer.lr_scheduler_configs:
+            follow_source(config.scheduler)
+        if trainer.max_steps > 0:  # else epochs or a time end the training
+            self._warn_of_short_training(trainer, trainer.max_steps - self._steps)
 
     def _attach(self, trainer: Trainer, module: LightningModule) -> None:
         """Hooks the strategy's `batch_to_device`.
@@ -137,9 +142,12 @@ class SequenceLengthWarmup(Callback):
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._schedule_state.count_remaining()
-        if not _is_trial(trainer):
-            self._schedule_state.warn_of_short_training()
+        self._warn_of_short_training(trainer)
         self._detach()
+
+    def _warn_of_short_training(self, trainer: Any, steps: int = 0) -> None:
+        if not trainer.fast_dev_run:  # an attribute that Lightning does not declare
+            self._schedule_state.warn_of_short_training(steps)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         self._detach()
@@ -156,10 +164,6 @@ class SequenceLengthWarmup(Callback):
         """Loads the state here, because Lightning calls load_state_dict also for a checkpoint that is only tested."""
         if trainer.training:
             self._schedule_state.resume(checkpoint["callbacks"].get(self.state_key))
-
-
-def _is_trial(trainer: Any) -> bool:
-    return bool(trainer.fast_dev_run)  # an attribute that Lightning does not declare
 
 
 def _ranks_of_batch(trainer: Trainer) -> int:

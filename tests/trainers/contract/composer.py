@@ -52,12 +52,13 @@ class Composer(Adapter):
         )
         self.counter = TokenCounter(case.total_tokens)
         self.wrapped, self.logs, self.first = Wrapped(model), InMemoryLogger(), 0
+        self.optimizer_and_rates = self.optimizer()  # of all trainings
 
     def trainer(self, resume=None):
         case, saving = self.case, {}
         if case.saves:
             saving = {"save_folder": str(self.folder), "save_interval": f"{self.epoch_steps()}ba"}
-        optimizer, rates = self.optimizer()
+        optimizer, rates = self.optimizer_and_rates
         return Trainer(
             model=self.wrapped,
             train_dataloader=self.sampled(),

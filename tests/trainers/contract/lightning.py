@@ -12,7 +12,7 @@ from .oracle import Rule
 class Module(pl.LightningModule):
     def __init__(self, adapter):
         super().__init__()
-        self.model, self.make_optimizer = adapter.model, adapter.optimizer
+        self.model, self.optimizer_and_rates = adapter.model, adapter.optimizer()  # of all trainings
 
     def training_step(self, batch, batch_idx):
         return self.model(**batch)["loss"]
@@ -21,7 +21,7 @@ class Module(pl.LightningModule):
         self.model(**batch)
 
     def configure_optimizers(self):
-        optimizer, rates = self.make_optimizer()
+        optimizer, rates = self.optimizer_and_rates
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": rates, "interval": "step"}}
 
 
